@@ -1,0 +1,30 @@
+/* The CPU backend, as gemm.c and quantize.c see it. Problems have been checked. */
+#ifndef NVFP4_CPU_H
+#define NVFP4_CPU_H
+
+#include "../device/problem.h"
+#include "../nvfp4.h"
+
+typedef enum cpu_isa {
+    CPU_REFERENCE, /* the definition: the loop of reference.c */
+    CPU_PORTABLE,
+    CPU_AVX2,
+    CPU_AVX512VNNI,
+    CPU_ISA_COUNT,
+} cpu_isa;
+
+/* The fastest that this CPU runs; NVFP4_CPU=reference|portable|avx2|avx512vnni in the environment forces one. Fails
+ * with a sentence when the variable names one that is unknown or that this CPU cannot run. Read once. */
+nvfp4_status cpu_isa_detect(cpu_isa *isa);
+/* 1 if this CPU runs it. */
+int cpu_isa_usable(cpu_isa isa);
+const char *cpu_isa_name(cpu_isa isa);
+
+/* threads: 0 means all CPUs that the process may run on. */
+nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads);
+nvfp4_status cpu_quantize(const quantize_problem *problem, int threads);
+nvfp4_status cpu_dequantize(const quantize_problem *problem, int threads);
+void cpu_swizzle(const swizzle_problem *problem);
+void cpu_unswizzle(const swizzle_problem *problem);
+
+#endif

@@ -1,0 +1,188 @@
+/* nvfp4: matrix products of NVFP4 data, C = alpha * (A . B^T) + beta * C + bias.
+ *
+ * The public C interface. It knows no Python and no torch; link the C files of this folder (without
+ * python_module.c and torch_ops.c), libm, libdl and libpthread.
+ *
+ * Format. A value is e2m1 (sign, 2 exponent bits, 1 mantissa bit: 0 .5 1 1.5 2 3 4 6); element 2i of a row is the
+ * low nibble of byte i, element 2i+1 the high one. Every 16 values along K share one e4m3 scale; bit 7 of a scale
+ * byte is not part of the format and is ignored, 0x7F is NaN. (OCP Microscaling formats v1.0, section 5.3.3 for
+ * e2m1; OCP 8-bit floating point v1.0, section 5 for e4m3; PTX ISA 9.0, section 9.7.16.10.5 for the block of 16.)
+ *
+ * Scale layouts, of R rows and S = K/16 scale columns:
+ *   NVFP4_LINEAR  [R, S], row-major.
+ *   NVFP4_128X4   the tensor core's. Row r, column s at byte
+ *                 ((r/128)*ceil(S/4) + s/4)*512 + (r%32)*16 + (r%128/32)*4 + s%4,
+ *                 ceil(R/128)*ceil(S/4)*512 bytes in all. Bytes of padding may hold anything.
+ *
+ * Errors. Every function returns a status; anything but NVFP4_OK leaves a sentence in nvfp4_last_error() of the
+ * calling thread that names the argument, the rule and the value, and nothing has been written.
+ *
+ * Threads. A context may be used by several threads at once.
+ */
+#ifndef NVFP4_H
+#define NVFP4_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NVFP4_VERSION "0.1.0"
+#define NVFP4_MAX_DIMS 6
+
+typedef enum nvfp4_status {
+    NVFP4_OK = 0,
+    NVFP4_INVALID,       /* an argument breaks a rule */
+    NVFP4_UNSUPPORTED,   /* the device or build cannot run this call */
+    NVFP4_DRIVER,        /* libcuda is missing, too old, or refused */
+    NVFP4_OUT_OF_MEMORY, /* host memory for scratch space could not be had */
+} nvfp4_status;
+
+typedef enum nvfp4_dtype {
+    NVFP4_NONE = 0, /* the argument is absent */
+    NVFP4_UINT8,
+    NVFP4_E2M1X2, /* two e2m1 values in a byte */
+    NVFP4_E4M3,
+    NVFP4_FP16,
+    NVFP4_BF16,
+    NVFP4_FP32,
+} nvfp4_dtype;
+
+typedef enum nvfp4_layout {
+    NVFP4_128X4 = 0,
+    NVFP4_LINEAR = 1,
+} nvfp4_layout;
+
+typedef enum nvfp4_backend {
+    NVFP4_AUTO = 0, /* plan.c chooses by rule */
+    NVFP4_BACKEND_CPU,
+    NVFP4_BACKEND_SM80,
+} nvfp4_backend;
+
+#define NVFP4_HOST (-1) /* nvfp4_tensor.device of host memory */
+
+/* A strided tensor. Strides count elements (a packed pair of e2m1 values is one), as DLPack has it. */
+typedef struct nvfp4_tensor {
+    void *data;
+    int32_t dtype;  /* nvfp4_dtype */
+    int32_t device; /* NVFP4_HOST or a CUDA ordinal */
+    int32_t ndim;
+    int64_t shape[NVFP4_MAX_DIMS];
+    int64_t stride[NVFP4_MAX_DIMS];
+} nvfp4_tensor;
+
+typedef struct nvfp4_context nvfp4_context;
+
+/* Makes a context. Opens nothing: the CUDA driver is opened by the first call that needs it. */
+nvfp4_status nvfp4_create(nvfp4_context **context);
+void nvfp4_destroy(nvfp4_context *context);
+
+/* The sentence of the calling thread's last failure, "" if there was none. */
+const char *nvfp4_last_error(void);
+
+/* The arguments of one product. Fill from NVFP4_GEMM_ARGS so that what you leave out has its default.
+ *
+ *   a        [M, K/2] or [L, M, K/2], uint8 or e2m1x2; b the same with N rows. K is a multiple of 16. Rows are dense
+ *            inside; from row to row they are K/2 bytes apart or a multiple of 16; data is aligned to 8 bytes.
+ *   scale_a  e4m3 or uint8. NVFP4_LINEAR: [M, K/16] or [L, M, K/16]. NVFP4_128X4: any shape, contiguous, of
+ *            L * ceil(M/128)*ceil(K/64)*512 bytes. scale_b the same for N.
+ *   out      [M, N] or [L, M, N], fp16, bf16 or fp32; row-major. Overlaps none of the others but c.
+ *   alpha    absent: alpha_value; else fp32 of 1 element or of N, on the device of a.
+ *   bias     absent, or [N] in fp32 or in the dtype of out.
+ *   c, beta  absent, or as out (c may be out itself). beta = 0 means that c is not read, as in BLAS.
+ *   queue    the CUstream to enqueue on; NULL is the default one. Ignored on the CPU.
+ *   workspace, workspace_size   device memory of at least nvfp4_plan.workspace bytes, aligned to 16, that nothing
+ *            else uses until this call has run. Holds anything before and after.
+ *   threads  CPU threads to use, 0: all the process may run on.
+ */
+typedef struct nvfp4_gemm_args {
+    nvfp4_tensor a, b, scale_a, scale_b, out, alpha, bias, c;
+    float alpha_value, beta;
+    int32_t scale_layout; /* nvfp4_layout */
+    int32_t backend;      /* nvfp4_backend */
+    int32_t threads;
+    void *queue;
+    void *workspace;
+    size_t workspace_size;
+} nvfp4_gemm_args;
+#define NVFP4_GEMM_ARGS ((nvfp4_gemm_args){.alpha_value = 1.0f})
+
+/* How a product will be run: the answer of plan.c. Strings are static. */
+typedef struct nvfp4_plan {
+    int32_t backend;    /* nvfp4_backend */
+    int32_t kernel;     /* enum kernel_id (kernels.h) of a GPU kernel; enum cpu_isa (cpu/cpu.h) on the CPU */
+    const char *name;   /* of that kernel */
+    const char *reason; /* why this one, in a sentence */
+    int32_t tile_m, tile_n, tile_k, stages;
+    int32_t split_k;     /* CTAs that share one output tile along K */
+    int64_t grid;        /* CTAs in all; 0 on the CPU */
+    size_t workspace;    /* bytes of device memory the call needs */
+} nvfp4_plan;
+
+/* Checks the arguments (the workspace excepted) and says how the product would be run. Launches nothing. */
+nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan);
+
+/* Runs the product. On a GPU it is enqueued on args->queue: no allocation, no synchronisation. */
+nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args);
+
+/* How a product of this shape would be run on a device (NVFP4_HOST or an ordinal), for dense 16-byte aligned data. */
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int64_t m, int64_t n, int64_t k,
+                              int64_t l, nvfp4_plan *plan);
+
+/* x [R, K] or [L, R, K] (fp16, bf16, fp32) to data [.., R, K/2] and scales.
+ *   scale = e4m3(amax/6 / g), value = e2m1(x / (scale * g)), both to nearest, ties to even, saturating at 448 and 6;
+ *   a block of zeros has scale 0 and values 0; a block with a NaN has scale NaN; g is global_scale. Infinities
+ *   saturate. dequantize multiplies by g.
+ * Padding of the 128x4 layout is written as zeros. */
+typedef struct nvfp4_quantize_args {
+    nvfp4_tensor x, data, scale;
+    nvfp4_tensor global_scale; /* absent: global_value; else fp32 of 1 element */
+    float global_value;
+    int32_t scale_layout;
+    int32_t threads;
+    void *queue;
+} nvfp4_quantize_args;
+#define NVFP4_QUANTIZE_ARGS ((nvfp4_quantize_args){.global_value = 1.0f})
+
+nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
+/* The same struct, with x as the output: x = value * scale * g, in fp32, rounded once to x's dtype. */
+nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args);
+
+/* linear [R, S] or [L, R, S] (row stride free) <-> swizzled, contiguous, L*ceil(R/128)*ceil(S/4)*512 bytes. dtype
+ * e4m3 or uint8. Padding is written as zeros by swizzle and not read by unswizzle. */
+nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_tensor *linear, const nvfp4_tensor *swizzled,
+                           void *queue);
+nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_tensor *swizzled, const nvfp4_tensor *linear,
+                             void *queue);
+
+typedef struct nvfp4_device {
+    char name[256];
+    int32_t compute_capability; /* 10*major + minor: 90 is H100, H200 */
+    int32_t sm_count;
+    int32_t shared_per_block; /* bytes, opt-in limit */
+    int32_t shared_per_sm;
+    int64_t l2_bytes;
+    int64_t memory_bytes;
+    int32_t usable; /* 1: this build has code for it */
+    const char *unusable_reason; /* a sentence, or "" */
+} nvfp4_device;
+
+/* The driver. count is 0 and the status NVFP4_DRIVER where there is none; version is 1000*major + 10*minor. */
+nvfp4_status nvfp4_driver_info(nvfp4_context *context, int32_t *count, int32_t *version);
+nvfp4_status nvfp4_device_info(nvfp4_context *context, int32_t device, nvfp4_device *info);
+/* Loads the code for a device now rather than at the first call. */
+nvfp4_status nvfp4_init_device(nvfp4_context *context, int32_t device);
+/* Name of the CPU kernel in use ("avx512vnni", "avx2", "portable", "reference"), and which the CPU could run. */
+const char *nvfp4_cpu_kernel(void);
+/* GPU architectures whose code is embedded, as "sm_80 sm_86 ..."; "" for a build without CUDA. */
+const char *nvfp4_embedded_archs(void);
+
+const char *nvfp4_dtype_name(int32_t dtype);     /* "float8_e4m3fn", ... */
+const char *nvfp4_backend_name(int32_t backend); /* "cpu", "sm80" */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
