@@ -14,4 +14,6 @@ nvfp4_status fail(nvfp4_status status, const char *format, ...) {
     return status;
 }
 
-const char *nvfp4_last_error(void) { return sentence; }
+const char *nvfp4_last_error(void) {
+    return sentence;
+}

@@ -10,7 +10,7 @@ typedef enum kernel_id {
 #define X(id, ...) KERNEL_##id,
     SM80_GEMM_CONFIGS(X)
 #undef X
-    KERNEL_SM80_SPLIT_REDUCE,
+        KERNEL_SM80_SPLIT_REDUCE,
     KERNEL_QUANTIZE,
     KERNEL_DEQUANTIZE,
     KERNEL_SWIZZLE,

@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-#define NVFP4_VERSION "0.1.0"
+#define NVFP4_VERSION  "0.1.0"
 #define NVFP4_MAX_DIMS 6
 
 typedef enum nvfp4_status {
@@ -116,9 +116,9 @@ typedef struct nvfp4_plan {
     const char *name;   /* of that kernel */
     const char *reason; /* why this one, in a sentence */
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t split_k;     /* CTAs that share one output tile along K */
-    int64_t grid;        /* CTAs in all; 0 on the CPU */
-    size_t workspace;    /* bytes of device memory the call needs */
+    int32_t split_k;  /* CTAs that share one output tile along K */
+    int64_t grid;     /* CTAs in all; 0 on the CPU */
+    size_t workspace; /* bytes of device memory the call needs */
 } nvfp4_plan;
 
 /* Checks the arguments (the workspace excepted) and says how the product would be run. Launches nothing. */
@@ -165,7 +165,7 @@ typedef struct nvfp4_device {
     int32_t shared_per_sm;
     int64_t l2_bytes;
     int64_t memory_bytes;
-    int32_t usable; /* 1: this build has code for it */
+    int32_t usable;              /* 1: this build has code for it */
     const char *unusable_reason; /* a sentence, or "" */
 } nvfp4_device;
 

@@ -13,5 +13,4 @@ typedef struct device_facts {
     int64_t l2_bytes;
 } device_facts;
 
-
 #endif

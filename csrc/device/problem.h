@@ -5,8 +5,8 @@
 
 #include <stdint.h>
 
-enum { SCALES_128X4 = 0, SCALES_LINEAR = 1 };          /* = nvfp4_layout */
-enum { OUT_FP16 = 4, OUT_BF16 = 5, OUT_FP32 = 6 };     /* = nvfp4_dtype */
+enum { SCALES_128X4 = 0, SCALES_LINEAR = 1 };      /* = nvfp4_layout */
+enum { OUT_FP16 = 4, OUT_BF16 = 5, OUT_FP32 = 6 }; /* = nvfp4_dtype */
 
 typedef struct gemm_problem {
     int64_t m, n, k, l;
