@@ -1,7 +1,7 @@
 /* The rules a call must keep. A rule is one function; each failure is a sentence with argument, rule and value. */
 #include "check.h"
 
-#include <limits.h>
+#include <float.h>
 
 #include "error.h"
 
@@ -421,6 +421,15 @@ nvfp4_status check_gemm_data_present(const nvfp4_gemm_args *args) {
     return status;
 }
 
+/* quantize divides by the global scale. A scale in device memory is not read: it has to keep the rule by itself. */
+static nvfp4_status check_divisor(const nvfp4_quantize_args *args) {
+    const nvfp4_tensor *g = &args->global_scale;
+    if (!absent(g) && (g->device != NVFP4_HOST || !g->data)) return NVFP4_OK;
+    float value = absent(g) ? args->global_value : *(const float *)g->data;
+    if (value > 0.0f && value <= FLT_MAX) return NVFP4_OK;
+    return fail(NVFP4_INVALID, "global_scale: is %g; must be positive and finite", (double)value);
+}
+
 nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, quantize_problem *p) {
     const nvfp4_tensor *g = &args->global_scale;
     matrix x, data;
@@ -454,6 +463,7 @@ nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, qu
         if (!status) status = check_device("global_scale", g, "x", &args->x);
         if (!status) status = check_alignment("global_scale", g, 4);
     }
+    if (!status && !output_is_x) status = check_divisor(args);
     if (!status && output_is_x) {
         status = check_apart("x", &args->x, "data", &args->data);
         if (!status) status = check_apart("x", &args->x, "scale", &args->scale);

@@ -1,16 +1,15 @@
-/* The choice of a kernel: shape and device facts in, kernel and settings out. Pure: no driver, no state. */
+/* What a plan may depend on besides the shape: the facts of one device. */
 #ifndef NVFP4_PLAN_H
 #define NVFP4_PLAN_H
 
-#include "device/problem.h"
-#include "nvfp4.h"
+#include <stdint.h>
 
-typedef struct device_facts {
-    int32_t compute_capability; /* 10*major + minor */
-    int32_t sm_count;
-    int32_t shared_per_block; /* bytes a CTA may ask for */
-    int32_t shared_per_sm;
+struct device_facts {
+    int compute_capability; /* 10*major + minor */
+    int sm_count;
+    int shared_per_block; /* bytes, opt-in limit */
+    int shared_per_sm;
     int64_t l2_bytes;
-} device_facts;
+};
 
 #endif

@@ -1,0 +1,72 @@
+/* The context, and what can be asked about the machine. */
+#include "context.h"
+
+#include <stdlib.h>
+
+#include "error.h"
+#include "fatbin.h"
+
+nvfp4_status nvfp4_create(nvfp4_context **context) {
+    nvfp4_context *c = calloc(1, sizeof *c);
+    if (c) c->driver = driver_create();
+    if (!c || !c->driver) {
+        free(c);
+        return fail(NVFP4_OUT_OF_MEMORY, "no memory for a context");
+    }
+    *context = c;
+    return NVFP4_OK;
+}
+
+void nvfp4_destroy(nvfp4_context *context) {
+    if (!context) return;
+    driver_destroy(context->driver);
+    free(context);
+}
+
+const char *nvfp4_backend_name(int32_t backend) {
+    static const char *const names[] = {"auto", "cpu", "sm80"};
+    return backend >= NVFP4_AUTO && backend <= NVFP4_BACKEND_SM80 ? names[backend] : "unknown";
+}
+
+nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device, place *where) {
+    *where = (place){0};
+    if (backend < NVFP4_AUTO || backend > NVFP4_BACKEND_SM80)
+        return fail(NVFP4_INVALID, "backend: is %d; must be auto (%d), cpu (%d) or sm80 (%d)", backend, NVFP4_AUTO,
+                    NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80);
+    if (device == NVFP4_HOST && backend != NVFP4_BACKEND_SM80) return cpu_isa_detect(&where->isa);
+    if (device != NVFP4_HOST && backend == NVFP4_BACKEND_CPU)
+        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80 or None", device);
+    where->on_gpu = 1;
+    where->host_memory = device == NVFP4_HOST;
+    where->device = where->host_memory ? 0 : device;
+    nvfp4_status status = driver_ready(context->driver, where->device, &where->facts);
+    if (!status && where->host_memory && !driver_reads_host_memory(context->driver, 0))
+        return fail(NVFP4_INVALID, "backend: is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
+                    nvfp4_backend_name(backend));
+    return status;
+}
+
+nvfp4_status nvfp4_driver_info(nvfp4_context *context, int32_t *count, int32_t *version) {
+    nvfp4_status status = driver_open(context->driver);
+    *count = driver_device_count(context->driver);
+    *version = driver_version(context->driver);
+    return status;
+}
+
+nvfp4_status nvfp4_device_info(nvfp4_context *context, int32_t device, nvfp4_device *info) {
+    return driver_device(context->driver, device, info);
+}
+
+nvfp4_status nvfp4_init_device(nvfp4_context *context, int32_t device) {
+    const device_facts *facts;
+    return driver_ready(context->driver, device, &facts);
+}
+
+const char *nvfp4_cpu_kernel(void) {
+    cpu_isa isa;
+    return cpu_isa_detect(&isa) ? "none" : cpu_isa_name(isa);
+}
+
+const char *nvfp4_embedded_archs(void) {
+    return nvfp4_fatbin_archs;
+}

@@ -1,0 +1,25 @@
+/* The context, and the one question every call asks of it: where does this run? */
+#ifndef NVFP4_CONTEXT_H
+#define NVFP4_CONTEXT_H
+
+#include "cpu/cpu.h"
+#include "driver.h"
+#include "nvfp4.h"
+
+struct nvfp4_context {
+    driver *driver;
+};
+
+typedef struct place {
+    int on_gpu;
+    int32_t device;  /* ordinal, where on_gpu */
+    int host_memory; /* the GPU works on host memory: the call must wait for it */
+    const device_facts *facts;
+    cpu_isa isa; /* where not on_gpu */
+} place;
+
+/* Resolves backend (nvfp4_backend) for tensors on `device` (NVFP4_HOST or an ordinal). A GPU backend takes host memory
+ * only on a device that reads it. */
+nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device, place *where);
+
+#endif

@@ -1,0 +1,334 @@
+/* The CUDA driver, opened at first use. Types and numbers below are the driver API's (cuda.h of CUDA 13.0), declared
+ * here so that the package builds where no toolkit is; tests/c/cuda_abi.c holds them against the real header. */
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda_abi.h"
+#include "error.h"
+#include "fatbin.h"
+
+#define DRIVER_VERSION_NEEDED 13000 /* a cubin runs on a driver of its own CUDA major or a later one */
+#define MAX_DEVICES           64
+#define DEFAULT_SHARED_BYTES  (48 * 1024) /* more must be asked for (CUDA programming guide, compute capabilities) */
+
+/* result name(arguments): one row an entry point, fetched under this name at DRIVER_VERSION_NEEDED. */
+#define ENTRY_POINTS(X)                                                                                                \
+    X(cuInit, (unsigned flags))                                                                                        \
+    X(cuDriverGetVersion, (int *version))                                                                              \
+    X(cuGetErrorString, (CUresult error, const char **text))                                                           \
+    X(cuDeviceGetCount, (int *count))                                                                                  \
+    X(cuDeviceGet, (CUdevice * device, int ordinal))                                                                   \
+    X(cuDeviceGetName, (char *name, int length, CUdevice device))                                                      \
+    X(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                                              \
+    X(cuDeviceTotalMem, (size_t *bytes, CUdevice device))                                                              \
+    X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                                \
+    X(cuDevicePrimaryCtxRelease, (CUdevice device))                                                                    \
+    X(cuCtxGetCurrent, (CUcontext * context))                                                                          \
+    X(cuCtxPushCurrent, (CUcontext context))                                                                           \
+    X(cuCtxPopCurrent, (CUcontext * context))                                                                          \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                  \
+    X(cuLibraryLoadData, (CUlibrary * library, const void *code, int *jit_options, void **jit_values,                  \
+                          unsigned jit_count, int *options, void **values, unsigned count))                            \
+    X(cuLibraryUnload, (CUlibrary library))                                                                            \
+    X(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char *name))                                    \
+    X(cuKernelGetFunction, (CUfunction * function, CUkernel kernel))                                                   \
+    X(cuKernelSetAttribute, (int attribute, int value, CUkernel kernel, CUdevice device))                              \
+    X(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))           \
+    X(cuStreamSynchronize, (CUstream queue))
+
+typedef struct device_state {
+    atomic_int ready;
+    CUdevice handle;
+    CUcontext primary;
+    device_facts facts;
+    CUfunction functions[KERNEL_COUNT];
+} device_state;
+
+struct driver {
+    pthread_mutex_t lock;
+    atomic_int opened;
+    nvfp4_status open_status;
+    char open_error[512];
+    void *library;
+    int32_t version, device_count;
+    CUlibrary *libraries; /* one a fat binary, loaded with the first device */
+    CUkernel kernels[KERNEL_COUNT];
+    device_state devices[MAX_DEVICES];
+#define X(name, arguments) CUresult(*name) arguments;
+    ENTRY_POINTS(X)
+#undef X
+};
+
+driver *driver_create(void) {
+    driver *d = calloc(1, sizeof *d);
+    if (d) pthread_mutex_init(&d->lock, NULL);
+    return d;
+}
+
+void driver_destroy(driver *d) {
+    if (!d) return;
+    /* At process exit the driver may be gone already; its calls then fail, which is no matter here. */
+    for (int32_t i = 0; i < d->device_count; i++)
+        if (atomic_load(&d->devices[i].ready)) d->cuDevicePrimaryCtxRelease(d->devices[i].handle);
+    for (int i = 0; d->libraries && i < nvfp4_fatbin_count; i++)
+        if (d->libraries[i]) d->cuLibraryUnload(d->libraries[i]);
+    free(d->libraries);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static const char *error_text(driver *d, CUresult error) {
+    const char *text = NULL;
+    return d->cuGetErrorString(error, &text) == CUDA_SUCCESS && text ? text : "unknown error";
+}
+
+static nvfp4_status refused(driver *d, const char *what, CUresult error) {
+    return fail(NVFP4_DRIVER, "the CUDA driver refused %s: %s (%d)", what, error_text(d, error), error);
+}
+
+static nvfp4_status open_library(driver *d) {
+    const char *named = getenv("NVFP4_LIBCUDA"), *name = named && *named ? named : "libcuda.so.1";
+    d->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!d->library)
+        return fail(NVFP4_DRIVER, "no CUDA driver: %s; a GPU needs the NVIDIA driver of release 580 or later",
+                    dlerror());
+    CUresult (*get)(const char *, void **, int, uint64_t, int *);
+    *(void **)&get = dlsym(d->library, "cuGetProcAddress_v2");
+    CUresult (*get_version)(int *);
+    *(void **)&get_version = dlsym(d->library, "cuDriverGetVersion");
+    int version = 0;
+    if (get_version && get_version(&version) == CUDA_SUCCESS) d->version = version;
+    if (!get || version < DRIVER_VERSION_NEEDED)
+        return fail(NVFP4_DRIVER,
+                    "the CUDA driver (%s) supports CUDA %d.%d; nvfp4 needs 13.0 (NVIDIA driver release 580) or later",
+                    name, version / 1000, version % 1000 / 10);
+#define X(entry, arguments)                                                                                            \
+    if (get(#entry, (void **)&d->entry, DRIVER_VERSION_NEEDED, 0, NULL) != CUDA_SUCCESS || !d->entry)                  \
+        return fail(NVFP4_DRIVER, "the CUDA driver (%s) has no entry point %s", name, #entry);
+    ENTRY_POINTS(X)
+#undef X
+    CUresult error = d->cuInit(0);
+    if (error != CUDA_SUCCESS && error != CUDA_ERROR_NO_DEVICE) return refused(d, "to start (cuInit)", error);
+    int count = 0;
+    if (error == CUDA_SUCCESS && (error = d->cuDeviceGetCount(&count))) return refused(d, "cuDeviceGetCount", error);
+    d->device_count = count < MAX_DEVICES ? count : MAX_DEVICES;
+    for (int i = 0; i < d->device_count; i++)
+        if ((error = d->cuDeviceGet(&d->devices[i].handle, i))) return refused(d, "cuDeviceGet", error);
+    return NVFP4_OK;
+}
+
+nvfp4_status driver_open(driver *d) {
+    if (!atomic_load_explicit(&d->opened, memory_order_acquire)) {
+        pthread_mutex_lock(&d->lock);
+        if (!atomic_load(&d->opened)) {
+            d->open_status = open_library(d);
+            if (d->open_status) snprintf(d->open_error, sizeof d->open_error, "%s", nvfp4_last_error());
+            atomic_store_explicit(&d->opened, 1, memory_order_release);
+        }
+        pthread_mutex_unlock(&d->lock);
+    }
+    return d->open_status ? fail(d->open_status, "%s", d->open_error) : NVFP4_OK;
+}
+
+int32_t driver_version(const driver *d) {
+    return d->version;
+}
+int32_t driver_device_count(const driver *d) {
+    return d->device_count;
+}
+
+static nvfp4_status check_ordinal(driver *d, int32_t device) {
+    nvfp4_status status = driver_open(d);
+    if (status) return status;
+    if (device >= 0 && device < d->device_count) return NVFP4_OK;
+    return fail(NVFP4_DRIVER, "device: is cuda:%d; the driver has %d device(s)", device, d->device_count);
+}
+
+static int attribute(driver *d, CUdevice device, int which) {
+    int value = 0;
+    return d->cuDeviceGetAttribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
+}
+
+static device_facts read_facts(driver *d, CUdevice handle) {
+    return (device_facts){
+        .compute_capability = 10 * attribute(d, handle, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+                              attribute(d, handle, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        .sm_count = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        .shared_per_block = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        .shared_per_sm = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        .l2_bytes = attribute(d, handle, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+    };
+}
+
+/* Why this build cannot run on a device of these facts, "" if it can. */
+static const char *unusable_reason(const device_facts *facts) {
+    if (nvfp4_fatbin_count == 0) return "this build of nvfp4 has no GPU code (it was built with NVFP4_CUDA=0)";
+    if (facts->compute_capability < 80)
+        return "its compute capability is below 8.0; nvfp4 needs an Ampere GPU or a later one";
+    return "";
+}
+
+nvfp4_status driver_device(driver *d, int32_t device, nvfp4_device *info) {
+    nvfp4_status status = check_ordinal(d, device);
+    if (status) return status;
+    CUdevice handle = d->devices[device].handle;
+    device_facts facts = read_facts(d, handle);
+    size_t bytes = 0;
+    memset(info, 0, sizeof *info);
+    CUresult error = d->cuDeviceGetName(info->name, sizeof info->name, handle);
+    if (!error) error = d->cuDeviceTotalMem(&bytes, handle);
+    if (error) return refused(d, "to describe the device", error);
+    info->compute_capability = facts.compute_capability;
+    info->sm_count = facts.sm_count;
+    info->shared_per_block = facts.shared_per_block;
+    info->shared_per_sm = facts.shared_per_sm;
+    info->l2_bytes = facts.l2_bytes;
+    info->memory_bytes = (int64_t)bytes;
+    info->unusable_reason = unusable_reason(&facts);
+    info->usable = info->unusable_reason[0] == 0;
+    return NVFP4_OK;
+}
+
+int driver_reads_host_memory(driver *d, int32_t device) {
+    return !check_ordinal(d, device) &&
+           attribute(d, d->devices[device].handle, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
+}
+
+/* Loads the fat binaries, which hold no device's state, and finds every kernel in them. */
+static nvfp4_status load_libraries(driver *d) {
+    if (d->libraries) return NVFP4_OK;
+    CUlibrary *libraries = calloc((size_t)nvfp4_fatbin_count, sizeof *libraries);
+    if (!libraries) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
+    CUresult error = CUDA_SUCCESS;
+    for (int i = 0; i < nvfp4_fatbin_count && !error; i++)
+        error = d->cuLibraryLoadData(&libraries[i], nvfp4_fatbins[i].start, NULL, NULL, 0, NULL, NULL, 0);
+    for (int k = 0; k < KERNEL_COUNT && !error; k++) {
+        error = CUDA_ERROR_NOT_FOUND;
+        for (int i = 0; i < nvfp4_fatbin_count && error == CUDA_ERROR_NOT_FOUND; i++)
+            error = d->cuLibraryGetKernel(&d->kernels[k], libraries[i], kernels[k].name);
+    }
+    if (!error) {
+        d->libraries = libraries;
+        return NVFP4_OK;
+    }
+    for (int i = 0; i < nvfp4_fatbin_count; i++)
+        if (libraries[i]) d->cuLibraryUnload(libraries[i]);
+    free(libraries);
+    return refused(d, "to load the GPU code", error);
+}
+
+/* Kernels that need more shared memory than the device has are left out: plan.c does not choose them there. */
+static nvfp4_status load_functions(driver *d, device_state *state) {
+    for (int k = 0; k < KERNEL_COUNT; k++) {
+        int32_t bytes = kernels[k].shared_bytes;
+        if (bytes > state->facts.shared_per_block) continue;
+        CUresult error = d->cuKernelGetFunction(&state->functions[k], d->kernels[k]);
+        if (!error && bytes > DEFAULT_SHARED_BYTES)
+            error = d->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, d->kernels[k],
+                                            state->handle);
+        if (error) return refused(d, kernels[k].name, error);
+    }
+    return NVFP4_OK;
+}
+
+/* With the primary context current. */
+static nvfp4_status load_in_context(driver *d, device_state *state) {
+    nvfp4_status status = load_libraries(d);
+    return status ? status : load_functions(d, state);
+}
+
+static nvfp4_status load_device(driver *d, int32_t device) {
+    device_state *state = &d->devices[device];
+    state->facts = read_facts(d, state->handle);
+    const char *reason = unusable_reason(&state->facts);
+    if (*reason) {
+        char name[256] = "";
+        d->cuDeviceGetName(name, sizeof name, state->handle);
+        return fail(NVFP4_UNSUPPORTED, "cuda:%d (%s, compute capability %d.%d) cannot run this: %s", device, name,
+                    state->facts.compute_capability / 10, state->facts.compute_capability % 10, reason);
+    }
+    CUresult error = d->cuDevicePrimaryCtxRetain(&state->primary, state->handle);
+    if (error) return refused(d, "a context on the device", error);
+    /* Loading code may allocate, which the global capture mode forbids while any graph is being captured. */
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    d->cuThreadExchangeStreamCaptureMode(&mode);
+    nvfp4_status status;
+    if ((error = d->cuCtxPushCurrent(state->primary))) {
+        status = refused(d, "cuCtxPushCurrent", error);
+    } else {
+        status = load_in_context(d, state);
+        CUcontext popped;
+        d->cuCtxPopCurrent(&popped);
+    }
+    d->cuThreadExchangeStreamCaptureMode(&mode);
+    if (status) d->cuDevicePrimaryCtxRelease(state->handle);
+    return status;
+}
+
+nvfp4_status driver_ready(driver *d, int32_t device, const device_facts **facts) {
+    nvfp4_status status = check_ordinal(d, device);
+    if (status) return status;
+    device_state *state = &d->devices[device];
+    if (!atomic_load_explicit(&state->ready, memory_order_acquire)) {
+        pthread_mutex_lock(&d->lock);
+        if (!atomic_load(&state->ready)) {
+            status = load_device(d, device);
+            if (!status) atomic_store_explicit(&state->ready, 1, memory_order_release);
+        }
+        pthread_mutex_unlock(&d->lock);
+    }
+    *facts = &state->facts;
+    return status;
+}
+
+/* Makes the primary context current where it is not; *pushed says whether to pop it. */
+static CUresult enter(driver *d, const device_state *state, int *pushed) {
+    CUcontext current = NULL;
+    CUresult error = d->cuCtxGetCurrent(&current);
+    *pushed = 0;
+    if (error || current == state->primary) return error;
+    error = d->cuCtxPushCurrent(state->primary);
+    *pushed = !error;
+    return error;
+}
+
+static void leave(driver *d, int pushed) {
+    CUcontext popped;
+    if (pushed) d->cuCtxPopCurrent(&popped);
+}
+
+nvfp4_status driver_launch(driver *d, int32_t device, kernel_id kernel, int64_t grid, void **arguments, void *queue) {
+    const device_state *state = &d->devices[device];
+    if (grid > INT32_MAX)
+        return fail(NVFP4_UNSUPPORTED, "the problem needs %lld CTAs of %s; the GPU takes at most %d", (long long)grid,
+                    kernels[kernel].name, INT32_MAX);
+    CUlaunchConfig config = {
+        .gridDimX = (unsigned)grid,
+        .gridDimY = 1,
+        .gridDimZ = 1,
+        .blockDimX = (unsigned)kernels[kernel].threads,
+        .blockDimY = 1,
+        .blockDimZ = 1,
+        .sharedMemBytes = (unsigned)kernels[kernel].shared_bytes,
+        .hStream = queue,
+    };
+    int pushed;
+    CUresult error = enter(d, state, &pushed);
+    if (!error) error = d->cuLaunchKernelEx(&config, state->functions[kernel], arguments, NULL);
+    leave(d, pushed);
+    return error ? refused(d, kernels[kernel].name, error) : NVFP4_OK;
+}
+
+nvfp4_status driver_wait(driver *d, int32_t device, void *queue) {
+    int pushed;
+    CUresult error = enter(d, &d->devices[device], &pushed);
+    if (!error) error = d->cuStreamSynchronize(queue);
+    leave(d, pushed);
+    return error ? refused(d, "cuStreamSynchronize", error) : NVFP4_OK;
+}

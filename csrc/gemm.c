@@ -1,0 +1,90 @@
+/* One product: check, plan, launch. */
+#include "check.h"
+#include "context.h"
+#include "error.h"
+#include "sm80_plan.h"
+
+/* A call that has passed every check, and how it will be run. */
+typedef struct route {
+    gemm_problem problem;
+    place where;
+    nvfp4_plan plan;
+    sm80_schedule schedule; /* where it runs on the GPU */
+} route;
+
+static int is_empty(const gemm_problem *p) {
+    return p->m == 0 || p->n == 0 || p->l == 0;
+}
+
+static nvfp4_status plan_route(route *r) {
+    if (r->where.on_gpu && !is_empty(&r->problem))
+        return sm80_plan(r->where.facts, &r->problem, &r->plan, &r->schedule);
+    if (r->where.on_gpu)
+        r->plan =
+            (nvfp4_plan){.backend = NVFP4_BACKEND_SM80, .name = "none", .reason = "the result is empty", .split_k = 1};
+    else
+        plan_cpu(r->where.isa, &r->plan);
+    return NVFP4_OK;
+}
+
+static nvfp4_status find_route(nvfp4_context *context, const nvfp4_gemm_args *args, route *r) {
+    nvfp4_status status = check_gemm(args, &r->problem);
+    if (!status) status = find_place(context, args->backend, args->a.device, &r->where);
+    return status ? status : plan_route(r);
+}
+
+static nvfp4_status launch(nvfp4_context *context, route *r, const nvfp4_gemm_args *args) {
+    if (r->plan.workspace > args->workspace_size || (r->plan.workspace && (uintptr_t)args->workspace % 16))
+        return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %zu, aligned to 16 (nvfp4_gemm_plan)",
+                    args->workspace_size, args->workspace, r->plan.workspace);
+    r->schedule.workspace = args->workspace;
+    void *arguments[] = {&r->problem, &r->schedule};
+    driver *d = context->driver;
+    int32_t device = r->where.device;
+    nvfp4_status status = driver_launch(d, device, (kernel_id)r->plan.kernel, r->plan.grid, arguments, args->queue);
+    if (!status && r->plan.split_k > 1)
+        status =
+            driver_launch(d, device, KERNEL_SM80_SPLIT_REDUCE, sm80_reduce_grid(&r->problem), arguments, args->queue);
+    if (!status && r->where.host_memory) status = driver_wait(d, device, args->queue);
+    return status;
+}
+
+nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {
+    route r;
+    nvfp4_status status = find_route(context, args, &r);
+    if (!status) *plan = r.plan;
+    return status;
+}
+
+nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
+    route r;
+    nvfp4_status status = find_route(context, args, &r);
+    if (!status) status = check_gemm_data_present(args);
+    if (status || is_empty(&r.problem)) return status;
+    return r.where.on_gpu ? launch(context, &r, args) : cpu_gemm(&r.problem, r.where.isa, args->threads);
+}
+
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int64_t m, int64_t n, int64_t k,
+                              int64_t l, nvfp4_plan *plan) {
+    if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
+        return fail(NVFP4_INVALID,
+                    "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and %d, and K a "
+                    "multiple of 16",
+                    (long long)m, (long long)n, (long long)k, (long long)l, INT32_MAX);
+    route r = {.problem = {.m = m,
+                           .n = n,
+                           .k = k,
+                           .l = l,
+                           .a_pitch = k / 2,
+                           .b_pitch = k / 2,
+                           .a_batch = m * k / 2,
+                           .b_batch = n * k / 2,
+                           .out_type = NVFP4_FP16,
+                           .out_pitch = n * 2,
+                           .out_batch = m * n * 2,
+                           .aligned16 = k % 32 == 0}};
+    nvfp4_status status = find_place(context, backend, device, &r.where);
+    if (!status) status = plan_route(&r);
+    if (!status) *plan = r.plan;
+    return status;
+}

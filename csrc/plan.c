@@ -1,0 +1,17 @@
+/* The choice of a kernel. */
+#include "plan.h"
+
+#include "cpu/cpu.h"
+#include "sm80_plan.h"
+
+void plan_cpu(cpu_isa isa, nvfp4_plan *plan) {
+    static const char *const reasons[CPU_ISA_COUNT] = {
+        [CPU_REFERENCE] = "NVFP4_CPU asks for the definition",
+        [CPU_PORTABLE] =
+            "the CPU has no vector instructions that a faster kernel needs, or NVFP4_CPU asks for this one",
+        [CPU_AVX2] = "the CPU has AVX2 but not AVX-512 VNNI, or NVFP4_CPU asks for this one",
+        [CPU_AVX512VNNI] = "the CPU has AVX-512 VNNI",
+    };
+    *plan = (nvfp4_plan){
+        .backend = NVFP4_BACKEND_CPU, .kernel = isa, .name = cpu_isa_name(isa), .reason = reasons[isa], .split_k = 1};
+}

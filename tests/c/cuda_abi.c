@@ -1,0 +1,65 @@
+/* csrc/cuda_abi.h against the toolkit's own cuda.h. Compiling is the test. */
+#define CUresult our_CUresult
+#define CUdevice our_CUdevice
+#define CUcontext our_CUcontext
+#define CUlibrary our_CUlibrary
+#define CUkernel our_CUkernel
+#define CUfunction our_CUfunction
+#define CUstream our_CUstream
+#define CUlaunchConfig our_CUlaunchConfig
+#define CUDA_SUCCESS OUR_SUCCESS
+#define CUDA_ERROR_NO_DEVICE OUR_NO_DEVICE
+#define CUDA_ERROR_NOT_FOUND OUR_NOT_FOUND
+#define CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT OUR_SM_COUNT
+#define CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE OUR_L2
+#define CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR OUR_MAJOR
+#define CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR OUR_MINOR
+#define CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR OUR_SHARED_SM
+#define CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS OUR_PAGEABLE
+#define CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN OUR_SHARED_BLOCK
+#define CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES OUR_DYNAMIC
+#define CU_STREAM_CAPTURE_MODE_RELAXED OUR_RELAXED
+#include "cuda_abi.h"
+#undef CUresult
+#undef CUdevice
+#undef CUcontext
+#undef CUlibrary
+#undef CUkernel
+#undef CUfunction
+#undef CUstream
+#undef CUlaunchConfig
+#undef CUDA_SUCCESS
+#undef CUDA_ERROR_NO_DEVICE
+#undef CUDA_ERROR_NOT_FOUND
+#undef CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+#undef CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+#undef CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+#undef CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+#undef CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+#undef CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
+#undef CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+#undef CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+#undef CU_STREAM_CAPTURE_MODE_RELAXED
+#include <cuda.h>
+
+#define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #theirs)
+SAME(OUR_SUCCESS, CUDA_SUCCESS);
+SAME(OUR_NO_DEVICE, CUDA_ERROR_NO_DEVICE);
+SAME(OUR_NOT_FOUND, CUDA_ERROR_NOT_FOUND);
+SAME(OUR_SM_COUNT, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+SAME(OUR_L2, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+SAME(OUR_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+SAME(OUR_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+SAME(OUR_SHARED_SM, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+SAME(OUR_PAGEABLE, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
+SAME(OUR_SHARED_BLOCK, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+SAME(OUR_DYNAMIC, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+SAME(OUR_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
+SAME(sizeof(our_CUresult), sizeof(CUresult));
+SAME(sizeof(our_CUdevice), sizeof(CUdevice));
+SAME(sizeof(our_CUlaunchConfig), sizeof(CUlaunchConfig));
+SAME(offsetof(our_CUlaunchConfig, blockDimX), offsetof(CUlaunchConfig, blockDimX));
+SAME(offsetof(our_CUlaunchConfig, sharedMemBytes), offsetof(CUlaunchConfig, sharedMemBytes));
+SAME(offsetof(our_CUlaunchConfig, hStream), offsetof(CUlaunchConfig, hStream));
+SAME(offsetof(our_CUlaunchConfig, attrs), offsetof(CUlaunchConfig, attrs));
+SAME(offsetof(our_CUlaunchConfig, numAttrs), offsetof(CUlaunchConfig, numAttrs));
