@@ -37,14 +37,13 @@ static nvfp4_status launch(nvfp4_context *context, route *r, const nvfp4_gemm_ar
     if (r->plan.workspace > args->workspace_size || (r->plan.workspace && (uintptr_t)args->workspace % 16))
         return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %zu, aligned to 16 (nvfp4_gemm_plan)",
                     args->workspace_size, args->workspace, r->plan.workspace);
-    r->schedule.workspace = args->workspace;
+    r->schedule.partial = args->workspace;
     void *arguments[] = {&r->problem, &r->schedule};
     driver *d = context->driver;
     int32_t device = r->where.device;
     nvfp4_status status = driver_launch(d, device, (kernel_id)r->plan.kernel, r->plan.grid, arguments, args->queue);
-    if (!status && r->plan.split_k > 1)
-        status =
-            driver_launch(d, device, KERNEL_SM80_SPLIT_REDUCE, sm80_reduce_grid(&r->problem), arguments, args->queue);
+    if (!status && r->schedule.reduce_grid)
+        status = driver_launch(d, device, KERNEL_SM80_SPLIT_REDUCE, r->schedule.reduce_grid, arguments, args->queue);
     if (!status && r->where.host_memory) status = driver_wait(d, device, args->queue);
     return status;
 }
