@@ -1,0 +1,375 @@
+"""The definition of an NVFP4 product, in plain torch: slow, short, and the same on a CPU and a GPU.
+
+An operand is `data` [(L,) rows, K/2], two e2m1 values in a byte with the even element in the low nibble, and `scale`,
+one e4m3 for every 16 values along K, in one of two layouts:
+
+  "linear"  [(L,) rows, K/16]
+  "128x4"   row r, scale column s at byte ((r//128)*ceil(S/4) + s//4)*512 + (r%32)*16 + (r%128//32)*4 + s%4,
+            S = K/16, padded to whole blocks of 512 bytes
+
+`gemm`, `quantize`, `dequantize` and `swizzle` define what the functions of the same names in `nvfp4` return.
+`generate_input`, `ref_kernel` and `check_implementation` do the same for `nvfp4.custom_kernel`, whose views put the
+batch last, and `load_task` reads the shapes of task.yml.
+
+Products of operands are multiples of 2^-20 and at most 6*448*6*448 < 2^22.8, so the fp64 sums here are exact up to
+K = 1184 whatever the scales, and for integer scales at any K that fits in memory; beyond, they are off by 2^-53 a
+step, far below the fp32 that they are rounded to.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BLOCK = 16  # values that share a scale
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+E4M3_NAN = 0x7F
+LAYOUTS = ("128x4", "linear")
+
+# --- the two number formats ---------------------------------------------------------------------------------------
+
+
+def e2m1_table() -> torch.Tensor:
+    """Values of the 16 codes: bit 3 is the sign, then 2 exponent bits of bias 1 and 1 mantissa bit."""
+
+    def magnitude(code: int) -> float:
+        exponent, mantissa = code >> 1, code & 1
+        return mantissa / 2 if exponent == 0 else 2.0 ** (exponent - 1) * (1 + mantissa / 2)
+
+    return torch.tensor([(-1 if code & 8 else 1) * magnitude(code & 7) for code in range(16)])
+
+
+def e4m3_table() -> torch.Tensor:
+    """Values of the 256 scale bytes: 4 exponent bits of bias 7, 3 mantissa bits, 0x7F is NaN; bit 7 is ignored."""
+
+    def value(code: int) -> float:
+        exponent, mantissa = code >> 3, code & 7
+        if code == E4M3_NAN:
+            return math.nan
+        return mantissa / 8 * 2.0**-6 if exponent == 0 else 2.0 ** (exponent - 7) * (1 + mantissa / 8)
+
+    return torch.tensor([value(byte & 0x7F) for byte in range(256)])
+
+
+def decode_e2m1(data: torch.Tensor) -> torch.Tensor:
+    """[..., K/2] bytes to [..., K] fp32."""
+    nibbles = e2m1_table().to(data.device)
+    byte = torch.arange(256, device=data.device)
+    pairs = torch.stack([nibbles[byte & 15], nibbles[byte >> 4]], dim=-1)
+    return pairs[as_bytes(data).int()].flatten(-2)
+
+
+def decode_e4m3(scale: torch.Tensor) -> torch.Tensor:
+    """Scale bytes to fp32, of the same shape."""
+    return e4m3_table().to(scale.device)[as_bytes(scale).int()]
+
+
+def nearest_even(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Codes of the entries of an ascending table that are nearest to x >= 0; a tie goes to the even code."""
+    midpoints = (table[1:] + table[:-1]) / 2
+    below = torch.searchsorted(midpoints, x.contiguous(), right=False)  # midpoints < x
+    up_to = torch.searchsorted(midpoints, x.contiguous(), right=True)  # midpoints <= x
+    return torch.where(below % 2 == 0, below, up_to).to(torch.uint8)
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.uint8 else x.view(torch.uint8)
+
+
+# --- the two scale layouts ----------------------------------------------------------------------------------------
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def swizzled_bytes(rows: int, columns: int) -> int:
+    """Size of the 128x4 layout of one batch."""
+    return ceil_div(rows, 128) * ceil_div(columns, 4) * 512
+
+
+def swizzle(scale: torch.Tensor, padding: int = 0) -> torch.Tensor:
+    """[(L,) rows, columns] to contiguous [L, row blocks, column blocks, 32, 4, 4]; padding is a byte."""
+    rows, columns = scale.shape[-2:]
+    batch = math.prod(scale.shape[:-2])
+    row_blocks, column_blocks = ceil_div(rows, 128), ceil_div(columns, 4)
+    shape = (batch, row_blocks * 128, column_blocks * 4)
+    padded = torch.full(shape, padding, dtype=torch.uint8, device=scale.device)
+    padded[:, :rows, :columns] = as_bytes(scale).reshape(batch, rows, columns)
+    blocks = padded.view(batch, row_blocks, 4, 32, column_blocks, 4).permute(0, 1, 4, 3, 2, 5)
+    return blocks.contiguous().view(scale.dtype)
+
+
+def unswizzle(swizzled: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """The linear [L, rows, columns] scales of any contiguous tensor in the 128x4 layout."""
+    row_blocks, column_blocks = ceil_div(rows, 128), ceil_div(columns, 4)
+    size = swizzled_bytes(rows, columns)
+    batch = swizzled.numel() // size if size else 1
+    blocks = as_bytes(swizzled).reshape(batch, row_blocks, column_blocks, 32, 4, 4).permute(0, 1, 4, 3, 2, 5)
+    linear = blocks.reshape(batch, row_blocks * 128, column_blocks * 4)[:, :rows, :columns]
+    return linear.contiguous().view(swizzled.dtype)
+
+
+def scale_rows(scale: torch.Tensor, rows: int, columns: int, scale_layout: str) -> torch.Tensor:
+    """Either layout to linear [L, rows, columns]."""
+    if scale_layout == "128x4":
+        return unswizzle(scale, rows, columns)
+    if scale_layout == "linear":
+        return scale.reshape(math.prod(scale.shape[:-2]), rows, columns)
+    raise ValueError(f'scale_layout: must be "128x4" or "linear", got {scale_layout!r}')
+
+
+# --- quantize and dequantize --------------------------------------------------------------------------------------
+
+
+def operand(data: torch.Tensor, scale: torch.Tensor, scale_layout: str) -> torch.Tensor:
+    """value * scale, [L, rows, K] fp32: exact, since e2m1 has 2 significant bits and e4m3 has 4."""
+    rows, k = data.shape[-2], data.shape[-1] * 2
+    values = decode_e2m1(data).reshape(math.prod(data.shape[:-2]), rows, k)
+    scales = decode_e4m3(scale_rows(scale, rows, k // BLOCK, scale_layout))
+    return values * scales.repeat_interleave(BLOCK, dim=-1)
+
+
+def dequantize(
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    global_scale: float | torch.Tensor = 1.0,
+    scale_layout: str = "128x4",
+    out_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """value * scale * global_scale in fp32, rounded once more to out_dtype."""
+    x = operand(data, scale, scale_layout) * as_fp32(global_scale, data.device)
+    return x.to(out_dtype).reshape(*data.shape[:-1], data.shape[-1] * 2)
+
+
+def quantize(
+    x: torch.Tensor, *, global_scale: float | torch.Tensor = 1.0, scale_layout: str = "128x4"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[(L,) rows, K] to data [(L,) rows, K/2] and scales, uint8, in fp32 steps:
+
+    scale = e4m3(amax / 6 / g), value = e2m1(x / (scale * g)); both to nearest, ties to even, saturating. A block whose
+    scale is 0 or NaN has values 0.
+    """
+    g = as_fp32(global_scale, x.device)
+    blocks = x.float().unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
+    wanted = blocks.abs().amax(-1) / as_fp32(E2M1_MAX, x.device) / g
+    scale = nearest_even(wanted, e4m3_table()[:E4M3_NAN].to(x.device))
+    scale[wanted.isnan()] = E4M3_NAN
+    divisor = (decode_e4m3(scale) * g).unsqueeze(-1)
+    code = nearest_even((blocks / divisor).abs(), e2m1_table()[:8].to(x.device)) | (blocks.signbit() * 8).byte()
+    code = torch.where((divisor == 0) | divisor.isnan(), 0, code).to(torch.uint8).flatten(-2)
+    data = code[..., 0::2] | code[..., 1::2] << 4
+    return data, swizzle(scale) if scale_layout == "128x4" else scale
+
+
+def as_fp32(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.as_tensor(value, dtype=torch.float32, device=device)
+
+
+# --- the product --------------------------------------------------------------------------------------------------
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    alpha: float | torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+    beta: float = 0.0,
+    out_dtype: torch.dtype = torch.float16,
+    scale_layout: str = "128x4",
+) -> torch.Tensor:
+    """[(L,) M, K/2] and [(L,) N, K/2] to [(L,) M, N]."""
+    sums = operand(a, scale_a, scale_layout).double() @ operand(b, scale_b, scale_layout).double().mT
+    sums = sums.float() + 0.0  # sums start from +0, so that no sum is -0
+    out = epilogue(sums, alpha=alpha, bias=bias, c=c, beta=beta, out_dtype=out_dtype)
+    return out.reshape(*a.shape[:-1], b.shape[-2])
+
+
+def epilogue(
+    sums: torch.Tensor,
+    *,
+    alpha: float | torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+    beta: float = 0.0,
+    out_dtype: torch.dtype = torch.float16,
+) -> torch.Tensor:
+    """fp32 sums [L, M, N] to results: v = alpha * sum, v = fma(beta, c, v), v = v + bias, one rounding to out_dtype."""
+    v = sums if alpha is None else as_fp32(alpha, sums.device) * sums
+    if c is not None and beta != 0.0:
+        v = fma(as_fp32(beta, v.device), c.float().reshape(v.shape), v)
+    if bias is not None:
+        v = v + bias.float()
+    return v.to(out_dtype)
+
+
+def fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """x * y + z of fp32 numbers with one rounding.
+
+    The product is exact in fp64. The sum is rounded to odd, that is, its last bit is set if anything was lost, and so
+    the rounding to fp32 that follows sees on which side of a tie it is.
+    """
+    product, z = x.double() * y.double(), z.double()
+    total = product + z
+    from_z = total - product
+    lost = (product - (total - from_z)) + (z - from_z)
+    to_odd = (lost != 0) & total.isfinite() & (total.view(torch.int64) % 2 == 0)
+    odd = torch.nextafter(total, torch.where(lost > 0, math.inf, -math.inf).double())
+    return torch.where(to_odd, odd, total).float()
+
+
+def sums_are_exact(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether fp32 sums of the operands' products are exact in every order, so that results must be equal bit for bit.
+
+    With integer scales 2*a and 2*b are integers: every partial sum is a multiple of 1/4, and exact while the products'
+    absolute values sum to no more than 2^22. Scales 0..3 give this for all data up to K = 12945.
+    """
+    if a.numel() == 0 or b.numel() == 0:
+        return True
+    if not all(torch.equal(2 * x, (2 * x).round()) for x in (a, b)):
+        return False
+    if a.shape[-1] * float(a.abs().max()) * float(b.abs().max()) <= 2.0**22:
+        return True
+    return float((a.double().abs() @ b.double().abs().mT).max()) <= 2.0**22
+
+
+# --- the competition's form of the problem ------------------------------------------------------------------------
+
+SCALE_SETS = {
+    "contest": (0x00, 0x38, 0x40, 0x44),  # 0, 1, 2, 3
+    "finite": tuple(range(E4M3_NAN)),
+    "extreme": (0x01, 0x7E),  # 2^-9 and 448
+    "zero": (0x00,),
+    "nan": (*range(0, E4M3_NAN, 2), E4M3_NAN),  # one scale in 65
+}
+RTOL = ATOL = 1e-3
+Data = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def generate_input(
+    m: int,
+    n: int,
+    k: int,
+    l: int,  # noqa: E741 (the problem's name for the batch)
+    seed: int,
+    *,
+    scales: str = "contest",
+    padding: int = E4M3_NAN,
+    device: torch.device | str | None = None,
+) -> Data:
+    """(a, b, sfa_ref, sfb_ref, sfa_permuted, sfb_permuted, c) with uniformly random bytes in a and b.
+
+    a             [m, k/2, l] float4_e2m1fn_x2, in memory (l, m, k/2); b the same with n rows
+    sfa_ref       [m, k/16, l] float8_e4m3fn, in memory (l, m, k/16), drawn from SCALE_SETS[scales]
+    sfa_permuted  the same scales in the 128x4 layout: [32, 4, row blocks, 4, column blocks, l], in memory
+                  (l, row blocks, column blocks, 32, 4, 4); bytes of padding are `padding`
+    c             [m, n, l] float16, in memory (l, m, n): where the result goes; holds NaN
+
+    The same arguments give the same bytes on every device; the default is the GPU where there is one.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    generator = torch.Generator().manual_seed(seed)
+
+    def values(rows: int) -> torch.Tensor:
+        byte = torch.randint(0, 256, (l, rows, k // 2), dtype=torch.uint8, generator=generator)
+        return byte.to(device).permute(1, 2, 0).view(torch.float4_e2m1fn_x2)
+
+    def scale_pair(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        choices = torch.tensor(SCALE_SETS[scales], dtype=torch.uint8)
+        linear = choices[torch.randint(0, len(choices), (l, rows, k // BLOCK), generator=generator)].to(device)
+        swizzled = swizzle(linear, padding).permute(3, 4, 1, 5, 2, 0)
+        return linear.permute(1, 2, 0).view(torch.float8_e4m3fn), swizzled.view(torch.float8_e4m3fn)
+
+    a, b = values(m), values(n)
+    (sfa, sfa_permuted), (sfb, sfb_permuted) = scale_pair(m), scale_pair(n)
+    c = torch.full((l, m, n), math.nan, dtype=torch.float16, device=device).permute(1, 2, 0)
+    return a, b, sfa, sfb, sfa_permuted, sfb_permuted, c
+
+
+def batch_first(data: Data) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """a, b and the linear scales as `gemm` takes them: uint8 and [l, rows, ...]."""
+    a, b, sfa, sfb = (as_bytes(x).permute(2, 0, 1) for x in data[:4])
+    return a, b, sfa, sfb
+
+
+def ref_kernel(data: Data) -> torch.Tensor:
+    """The result for the data's seven tensors, in a new tensor laid out as c."""
+    a, b, sfa, sfb = batch_first(data)
+    return gemm(a, b, sfa, sfb, scale_layout="linear").permute(1, 2, 0)
+
+
+def check_implementation(
+    data: Data, output: torch.Tensor, *, exact: bool = False, rtol: float = RTOL, atol: float = ATOL
+) -> tuple[bool, str]:
+    """(whether output is right, a sentence that says why not or how near it is).
+
+    The competition's rule is |output - expected| <= atol + rtol * |expected|. `exact` asks for the same bits instead,
+    and raises ValueError for data whose sums are not exact in fp32, where nobody could promise them.
+    """
+    if exact:
+        a, b, sfa, sfb = batch_first(data)
+        if not sums_are_exact(operand(a, sfa, "linear"), operand(b, sfb, "linear")):
+            raise ValueError("data: fp32 sums of these products depend on their order, so equal bits are not defined")
+    return compare(output, ref_kernel(data), exact=exact, rtol=rtol, atol=atol)
+
+
+def compare(
+    output: torch.Tensor, expected: torch.Tensor, *, exact: bool = False, rtol: float = RTOL, atol: float = ATOL
+) -> tuple[bool, str]:
+    """As check_implementation, for an expected result at hand. A NaN equals a NaN, whatever its payload."""
+    if output.shape != expected.shape or output.dtype != expected.dtype:
+        got, want = (f"{x.dtype} of shape {tuple(x.shape)}" for x in (output, expected))
+        return False, f"output is {got}, expected {want}"
+    output = output.to(expected.device)
+    if exact:
+        wrong = (output != expected) | (output.signbit() != expected.signbit())
+    else:
+        wrong = ~((output.double() - expected.double()).abs() <= atol + rtol * expected.double().abs())
+        wrong &= output != expected  # equal infinities
+    wrong &= ~(output.isnan() & expected.isnan())
+    count = int(wrong.sum())
+    if count == 0:
+        return True, "every bit is equal" if exact else f"within {atol:g} + {rtol:g} * |expected|"
+    at = tuple(wrong.nonzero()[0].tolist())
+    first = f"the first at {list(at)}: {output[at].item()}, expected {expected[at].item()}"
+    return False, f"{count} of {expected.numel()} values are wrong, {first}"
+
+
+# --- task.yml -----------------------------------------------------------------------------------------------------
+
+
+def load_task(path: str | Path | None = None) -> dict[str, Any]:
+    """task.yml as a dict; "tests" and "benchmarks" are lists of arguments for generate_input.
+
+    Reads the part of YAML that the file uses: comments, `key: scalar`, and `key:` followed by `- {key: scalar, ...}`.
+    """
+    task: dict[str, Any] = {}
+    section: list[dict[str, Any]] = []
+    for line in Path(path or Path(__file__).with_name("task.yml")).read_text(encoding="utf-8").splitlines():
+        text = line.partition("#")[0].strip()
+        if text.startswith("- {") and text.endswith("}"):
+            pairs = (pair.partition(":") for pair in text[3:-1].split(","))
+            section.append({key.strip(): scalar(value) for key, _, value in pairs})
+        elif text:
+            key, _, value = text.partition(":")
+            section = []
+            task[key] = scalar(value) if value else section
+    return task
+
+
+def scalar(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text.strip()
