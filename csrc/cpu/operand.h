@@ -1,0 +1,31 @@
+/* One operand of a product at one batch index: packed rows and their scales. */
+#ifndef NVFP4_CPU_OPERAND_H
+#define NVFP4_CPU_OPERAND_H
+
+#include <stddef.h>
+
+#include "../device/problem.h"
+
+typedef struct operand {
+    const uint8_t *data, *scale;
+    int64_t rows, pitch, scale_pitch;
+    int32_t scale_layout;
+} operand;
+
+static inline operand operand_a(const gemm_problem *p, int64_t batch) {
+    return (operand){
+        p->a + batch * p->a_batch, p->sfa + batch * p->sfa_batch, p->m, p->a_pitch, p->sfa_pitch, p->scale_layout};
+}
+
+static inline operand operand_b(const gemm_problem *p, int64_t batch) {
+    return (operand){
+        p->b + batch * p->b_batch, p->sfb + batch * p->sfb_batch, p->n, p->b_pitch, p->sfb_pitch, p->scale_layout};
+}
+
+/* Where the scale of a row's column (block of 16) lies from the first scale. */
+static inline ptrdiff_t scale_offset(int32_t layout, int64_t pitch, int64_t row, int64_t column) {
+    if (layout == SCALES_LINEAR) return (ptrdiff_t)(row * pitch + column);
+    return (ptrdiff_t)(row / 128 * pitch + column / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4);
+}
+
+#endif

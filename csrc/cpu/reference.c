@@ -1,0 +1,32 @@
+/* The definition: out = epilogue(sum over k of a[m][k]*scale_a[m][k/16] * b[n][k]*scale_b[n][k/16]).
+ * Every product is exact in double; so is the sum unless its terms are more than 2^53 apart. One rounding to fp32. */
+#include "epilogue.h"
+#include "gemm.h"
+#include "operand.h"
+#include "threads.h"
+
+/* The value of element k of a row times its scale: exact. */
+static double element(const operand *x, int64_t row, int64_t k) {
+    uint8_t pair = x->data[row * x->pitch + k / 2];
+    int code = k % 2 ? pair >> 4 : pair & 15;
+    uint8_t scale = x->scale[scale_offset(x->scale_layout, x->scale_pitch, row, k / 16)];
+    return 0.5 * e2m1_doubled[code] * e4m3_decode(scale);
+}
+
+static void reference_row(void *context, int64_t task, int thread) {
+    (void)thread;
+    const gemm_problem *p = context;
+    int64_t batch = task / p->m, m = task % p->m;
+    operand a = operand_a(p, batch), b = operand_b(p, batch);
+    for (int64_t n = 0; n < p->n; n++) {
+        double sum = 0.0;
+        for (int64_t k = 0; k < p->k; k++) sum += element(&a, m, k) * element(&b, n, k);
+        float rounded = (float)sum;
+        epilogue(p, batch, (sums_tile){.sums = &rounded, .m0 = m, .n0 = n, .rows = 1, .columns = 1});
+    }
+}
+
+nvfp4_status reference_gemm(const gemm_problem *p, int threads) {
+    parallel_for(threads, p->l * p->m, reference_row, (void *)p);
+    return NVFP4_OK;
+}
