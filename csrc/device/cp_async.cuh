@@ -1,0 +1,38 @@
+/* cp.async: copies from global to shared memory that run behind the thread's back (PTX ISA 9.0, section
+ * 9.7.9.25.3). A thread's copies form groups; waiting for a group orders that thread's own copies alone, so other
+ * threads read the data only after a barrier that follows the wait. Needs sm_80. */
+#ifndef NVFP4_DEVICE_CP_ASYNC_CUH
+#define NVFP4_DEVICE_CP_ASYNC_CUH
+
+#include <stdint.h>
+
+__device__ __forceinline__ uint32_t shared_address(const void *pointer) {
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* 16 bytes between addresses aligned to 16, of which the first `valid` are read and the rest become zero. Goes past
+ * L1, and asks L2 for the whole 128-byte line, which the neighbouring threads want too. */
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, int valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+}
+
+/* 8 and 4 bytes, between addresses aligned to as much. */
+__device__ __forceinline__ void cp_async_8(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_4(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Closes the group of the copies issued since the last call. */
+__device__ __forceinline__ void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until all but the `pending` latest groups of this thread have landed. */
+template <int pending> __device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+#endif

@@ -1,0 +1,81 @@
+/* From e2m1 values and e4m3 scales to fp16: exact, but for a power of two that the epilogue undoes.
+ *
+ * An e2m1 code is s|ee|m. Put into a wider format with s at the sign, ee at the low end of the exponent and m at the
+ * top of the mantissa, it means the same number times 2^(difference of the exponent biases), zero and 0.5 included,
+ * which become subnormals. So a decode is a few masks and shifts:
+ *
+ *   sm_89 on   to e4m3 (bias 7), value * 2^-6, then one cvt a pair to fp16; the scale is one cvt as well
+ *   before     to fp16 (bias 15), value * 2^-14; the scale is put into fp16 alike and multiplied by 2^15: scale * 2^7
+ *
+ * Either product of value and scale has at most 5 significant bits and lies between 2^-17 and 2688 * 2^-6, where
+ * multiples of 2^-24 are exact in fp16. */
+#ifndef NVFP4_DEVICE_DECODE_CUH
+#define NVFP4_DEVICE_DECODE_CUH
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+#define DECODE_HAS_CVT       1
+#define DECODED_PRODUCT_UNIT 4096.0f /* (2^6)^2: undoes the powers of two of both operands */
+#else
+#define DECODE_HAS_CVT       0
+#define DECODED_PRODUCT_UNIT 16384.0f /* (2^7)^2 */
+#endif
+
+/* (x & mask) | y in one instruction, which the compiler does not always find. */
+__device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t y) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(x), "r"(mask), "r"(y));
+    return result;
+}
+
+__device__ __forceinline__ uint32_t half2_multiply(uint32_t x, uint32_t y) {
+    uint32_t result;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+    return result;
+}
+
+#if DECODE_HAS_CVT
+/* Two e4m3 numbers, in the two low bytes, to two fp16. */
+__device__ __forceinline__ uint32_t e4m3x2_to_half2(uint32_t pair) {
+    uint32_t result;
+    asm("{.reg .b16 low; cvt.u16.u32 low, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(result) : "r"(pair));
+    return result;
+}
+#endif
+
+/* The scale in the low byte of `byte`, bit 7 ignored, as a pair of fp16 to multiply by. 0x7F gives NaN. */
+__device__ __forceinline__ uint32_t decode_scale(uint32_t byte) {
+    uint32_t magnitude = byte & 0x7F;
+#if DECODE_HAS_CVT
+    return e4m3x2_to_half2(magnitude * 0x0101);
+#else
+    uint32_t placed = magnitude * (0x00010001u << 7);
+    uint32_t scaled = half2_multiply(placed, 0x78007800); /* 2^15 */
+    return magnitude == 0x7F ? 0x7FFF7FFF : scaled;
+#endif
+}
+
+/* The 8 values of a word times their scale, as 4 pairs. Every word comes out in the same order, which is all that a
+ * product of two decoded words needs. */
+__device__ __forceinline__ void decode_word(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
+#if DECODE_HAS_CVT
+    uint32_t even = and_or(word << 4, 0x80808080, (word << 2) & 0x1C1C1C1C);
+    uint32_t odd = and_or(word, 0x80808080, (word >> 2) & 0x1C1C1C1C);
+    pairs[0] = e4m3x2_to_half2(even);
+    pairs[1] = e4m3x2_to_half2(even >> 16);
+    pairs[2] = e4m3x2_to_half2(odd);
+    pairs[3] = e4m3x2_to_half2(odd >> 16);
+#else
+    uint32_t low = word << 8;
+    pairs[0] = and_or(low << 4, 0x80008000, (low << 1) & 0x0E000E00);
+    pairs[1] = and_or(low, 0x80008000, (low >> 3) & 0x0E000E00);
+    pairs[2] = and_or(word << 4, 0x80008000, (word << 1) & 0x0E000E00);
+    pairs[3] = and_or(word, 0x80008000, (word >> 3) & 0x0E000E00);
+#endif
+#pragma unroll
+    for (int i = 0; i < 4; i++) pairs[i] = half2_multiply(pairs[i], scale);
+}
+
+#endif

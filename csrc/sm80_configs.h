@@ -1,0 +1,44 @@
+/* The instantiations of sm80_gemm.cu and the schedule they run by. Host C and device code both include this, so it is
+ * plain C preprocessor.
+ *
+ * A CTA computes tile_m x tile_n of C with warps_m x warps_n x warps_k warps; those along K share the chunks of 64 of
+ * a stage and add up in shared memory. weights_first = 1 puts the rows of B on the 16-wide side of the mma and those
+ * of A on the 8-wide one, so that a few rows of A waste less. ctas_per_sm is what registers are allotted for. */
+#ifndef NVFP4_SM80_CONFIGS_H
+#define NVFP4_SM80_CONFIGS_H
+
+#include <stdint.h>
+
+/*    id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, weights_first, ctas_per_sm */
+#define SM80_GEMM_CONFIGS(X)                                                                                           \
+    X(sm80_gemm_8x32, 8, 32, 1024, 4, 1, 1, 16, 1, 2)                                                                  \
+    X(sm80_gemm_16x32, 16, 32, 1024, 3, 1, 1, 16, 1, 2)                                                                \
+    X(sm80_gemm_32x64, 32, 64, 512, 3, 1, 2, 4, 1, 2)                                                                  \
+    X(sm80_gemm_64x64, 64, 64, 256, 4, 1, 2, 4, 0, 1)                                                                  \
+    X(sm80_gemm_128x128, 128, 128, 128, 4, 2, 2, 1, 0, 2)
+
+#define SM80_CHUNK 64 /* values along K of one row that a quad of lanes takes at a time */
+
+/* One stage of the ring: for each chunk, 32 bytes a row (and 32 of padding, so that rows of several chunks written
+ * side by side fall into different banks) and 4 scales a row. */
+#define SM80_STAGE_BYTES(tile_m, tile_n, tile_k)                                                                       \
+    ((tile_k) / SM80_CHUNK * (((tile_m) + 1) * 32 + ((tile_n) + 1) * 32 + ((tile_m) + (tile_n)) * 4))
+#define SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages) ((stages) * SM80_STAGE_BYTES(tile_m, tile_n, tile_k))
+#define SM80_THREADS(warps_m, warps_n, warps_k)           (32 * (warps_m) * (warps_n) * (warps_k))
+
+#define SM80_REDUCE_THREADS 256
+#define SM80_REDUCE_COLUMNS 4 /* a thread */
+#define QUANTIZE_THREADS    256
+
+/* Second parameter of the GEMM kernels and of the reduction. The GEMM's grid is
+ * tiles_m * tiles_n * l * split_k CTAs, tile_m fastest, split slowest. */
+typedef struct sm80_schedule {
+    float *partial; /* split_k > 1: fp32 [split_k][l][m][n], the workspace */
+    int64_t tiles_m, tiles_n;
+    int64_t split_tiles; /* stages of tile_k that one CTA runs */
+    int64_t reduce_grid; /* CTAs of nvfp4_sm80_split_reduce to launch afterwards; 0: none */
+    int32_t split_k;
+    int32_t padding_;
+} sm80_schedule;
+
+#endif
