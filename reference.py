@@ -152,17 +152,20 @@ def quantize(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[(L,) rows, K] to data [(L,) rows, K/2] and scales, uint8, in fp32 steps:
 
-    scale = e4m3(amax / 6 / g), value = e2m1(x / (scale * g)); both to nearest, ties to even, saturating. A block whose
-    scale is 0 or NaN has values 0.
+    scale = e4m3(amax / 6 / g), value = e2m1(x / (scale * g)); both to nearest, ties to even, saturating at 448 and 6.
+    A block of zeros has scale 0, one with a NaN has scale NaN; where the scale is 0 or NaN the codes are 0, and so is
+    the code of a quotient that is NaN. Other codes keep the sign of x, that of a zero too.
     """
     g = as_fp32(global_scale, x.device)
     blocks = x.float().unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
-    wanted = blocks.abs().amax(-1) / as_fp32(E2M1_MAX, x.device) / g
+    amax = blocks.abs().amax(-1)
+    wanted = amax / as_fp32(E2M1_MAX, x.device) / g
     scale = nearest_even(wanted, e4m3_table()[:E4M3_NAN].to(x.device))
-    scale[wanted.isnan()] = E4M3_NAN
-    divisor = (decode_e4m3(scale) * g).unsqueeze(-1)
-    code = nearest_even((blocks / divisor).abs(), e2m1_table()[:8].to(x.device)) | (blocks.signbit() * 8).byte()
-    code = torch.where((divisor == 0) | divisor.isnan(), 0, code).to(torch.uint8).flatten(-2)
+    scale = torch.where(wanted.isnan(), E4M3_NAN, scale).where(amax != 0, 0).to(torch.uint8)
+    quotient = blocks / (decode_e4m3(scale) * g).unsqueeze(-1)
+    code = nearest_even(quotient.abs(), e2m1_table()[:8].to(x.device)) | quotient.signbit().byte() << 3
+    no_code = ((scale == 0) | (scale == E4M3_NAN)).unsqueeze(-1) | quotient.isnan()
+    code = code.where(~no_code, 0).flatten(-2)
     data = code[..., 0::2] | code[..., 1::2] << 4
     return data, swizzle(scale) if scale_layout == "128x4" else scale
 
