@@ -1,0 +1,116 @@
+"""Finds nvcc and compiles each .cu file to a fat binary, unless nothing that goes into it has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# 13.0, so that every driver from R580 on loads the result. All five at the same minor version: nvidia-cuda-nvcc alone
+# brings the newest nvvm, whose PTX an older ptxas refuses.
+WHEELS = [
+    f"{name}==13.0.*"
+    for name in ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+]
+OLDEST = (13, 0)
+MISSING = (
+    "nvfp4: no nvcc of CUDA 13 was found (looked at $NVFP4_NVCC, $CUDA_HOME/bin, PATH and NVIDIA's wheels): "
+    "install the CUDA 13 toolkit, or `pip install " + " ".join(WHEELS) + "`, or set NVFP4_NVCC to the nvcc to use, "
+    "or set NVFP4_CUDA=0 to build for the CPU alone."
+)
+
+
+def wanted() -> bool:
+    return os.environ.get("NVFP4_CUDA", "1") != "0"
+
+
+def required_wheels() -> list[str]:
+    """What a build environment needs besides setuptools."""
+    if not wanted() or find_nvcc() is not None:
+        return []
+    print(MISSING.replace("install the CUDA", "asking for NVIDIA's wheels; without a network, install the CUDA"))
+    return WHEELS
+
+
+def nvcc_version(nvcc: Path) -> tuple[int, int]:
+    try:
+        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    except OSError:
+        return (0, 0)
+    found = re.search(r"release (\d+)\.(\d+)", said)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def find_nvcc() -> Path | None:
+    named = os.environ.get("NVFP4_NVCC")
+    if named:
+        path = Path(named)
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            sys.exit(f"nvfp4: NVFP4_NVCC is {named}, which is not a program: name the nvcc of a CUDA 13 toolkit.")
+        if nvcc_version(path) < OLDEST:
+            sys.exit(f"nvfp4: NVFP4_NVCC is {named}, which is not the nvcc of CUDA 13.0 or later.")
+        return path
+    places = []
+    if os.environ.get("CUDA_HOME"):
+        places.append(Path(os.environ["CUDA_HOME"], "bin", "nvcc"))
+    on_path = shutil.which("nvcc")
+    if on_path:
+        places.append(Path(on_path))
+    places += [Path(entry, "nvidia", "cu13", "bin", "nvcc") for entry in sys.path]
+    return next((path for path in places if path.is_file() and nvcc_version(path) >= OLDEST), None)
+
+
+def inputs(source: Path) -> list[Path]:
+    """The file and every file of ours that it includes."""
+    found, queue = {source}, [source]
+    while queue:
+        path = queue.pop()
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M):
+            included = (path.parent / name).resolve()
+            if included.is_file() and included not in found:
+                found.add(included)
+                queue.append(included)
+    return sorted(found)
+
+
+def gencode(arch: str) -> str:
+    """sm_90a: machine code for it; compute_100: PTX, which the driver compiles for any later GPU."""
+    return f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
+
+
+def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str]) -> Path:
+    nvcc = find_nvcc()
+    if nvcc is None:
+        sys.exit(MISSING)
+    source = source.resolve()
+    output = folder / f"{source.stem}.fatbin"
+    command = [str(nvcc), "-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
+    digest = hashlib.sha256("\0".join([*command, str(nvcc_version(nvcc))]).encode())
+    for path in inputs(source):
+        digest.update(path.read_bytes())
+    key = output.with_suffix(".key")
+    if output.is_file() and key.is_file() and key.read_text() == digest.hexdigest():
+        return output
+    key.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    command += [f"--threads={os.cpu_count() or 1}", "-o", str(output), str(source)]
+    print(" ".join(command), flush=True)
+    if subprocess.run(command).returncode != 0:
+        sys.exit(f"nvfp4: nvcc could not compile {source.name}; NVFP4_CUDA=0 builds for the CPU alone.")
+    key.write_text(digest.hexdigest())
+    return output
+
+
+def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str]) -> None:
+    """Compiles every source and writes fatbins.inc, which csrc/fatbin.c includes."""
+    lines, all_archs = [], []
+    for source, archs in archs_of.items():
+        fatbin = compile_fatbin(source, archs, folder, flags)
+        lines.append(f'FATBIN({source.stem}, "{fatbin.resolve()}", "{" ".join(archs)}")\n')
+        all_archs += [arch for arch in archs if arch not in all_archs]
+    lines += ["#undef FATBIN_ARCHS\n", f'#define FATBIN_ARCHS "{" ".join(all_archs)}"\n']
+    (folder / "fatbins.inc").write_text("".join(lines))

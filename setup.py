@@ -1,0 +1,98 @@
+"""Builds nvfp4/_C.abi3.so: the C core, its Python module and the device code. Everything else is in pyproject.toml.
+
+Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings
+errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and compute-sanitizer).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+sys.path.insert(0, str(ROOT / "build_backend"))
+
+import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
+
+# Machine code for every generation that PyTorch's own builds serve; PTX for what has none (sm_110) and what comes
+# after. Code that needs one generation's own instructions is named after it.
+PORTABLE = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_100"]
+ARCHS = {"sm90": ["sm_90a"], "sm100": ["sm_100f"]}
+
+WERROR = os.environ.get("NVFP4_WERROR", "0") == "1"
+CFLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", "-g0"]
+
+
+def version() -> str:
+    return re.search(r'#define NVFP4_VERSION\s+"(.+)"', (ROOT / "csrc/nvfp4.h").read_text())[1]
+
+
+def relative(pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+class Build(build):
+    def run(self) -> None:
+        # What an earlier build left here would be packed too, deleted files included.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class BuildExt(build_ext):
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.force = True  # flags and environment may have changed as well as files
+
+    def build_extension(self, ext: Extension) -> None:
+        if nvfp4_cuda.wanted():
+            folder = ROOT / "build" / "cuda"
+            flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", "")) + ["-Werror=all-warnings"] * WERROR
+            sources = [ROOT / name for name in relative("csrc/*.cu")]
+            folder.mkdir(parents=True, exist_ok=True)
+            nvfp4_cuda.write_fatbins({s: ARCHS.get(s.stem.split("_")[0], PORTABLE) for s in sources}, folder, flags)
+            ext.define_macros.append(("NVFP4_CUDA", "1"))
+            ext.include_dirs.append(str(folder))
+
+        # The module links nothing of Python's, so the interpreter's own search paths have no place in it.
+        self.compiler.linker_so = [a for a in self.compiler.linker_so if not a.startswith(("-L", "-Wl,-rpath"))]
+        compile_one = self.compiler.compile
+
+        def compile_all(sources: list[str], **options: object) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return sum(pool.map(lambda source: compile_one([source], **options), sources), [])
+
+        self.compiler.compile = compile_all
+        super().build_extension(ext)
+
+    def run(self) -> None:
+        super().run()
+        if not self.inplace:
+            # `python -m nvfp4` in a checkout imports the nvfp4 folder it stands in, not the installed package.
+            self.copy_extensions_to_source()
+
+
+setup(
+    version=version(),
+    ext_modules=[
+        Extension(
+            "nvfp4._C",
+            sources=relative("csrc/*.c") + relative("csrc/cpu/*.c"),
+            define_macros=[("Py_LIMITED_API", "0x030A0000")],
+            extra_compile_args=CFLAGS + ["-Werror"] * WERROR,
+            extra_link_args=["-Wl,-s"],
+            libraries=["m", "dl", "pthread"],
+            py_limited_api=True,
+        )
+    ],
+    cmdclass={"build": Build, "build_ext": BuildExt},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
