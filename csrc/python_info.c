@@ -1,0 +1,59 @@
+/* What info() and init() need to know: driver, devices, and how a shape would be run. */
+#include "python_module.h"
+
+/* (backend, kernel, reason, tile_m, tile_n, tile_k, stages, split_k, grid, workspace) of a shape on a device. */
+PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { DEVICE, BACKEND, M, N, K, L, COUNT };
+    (void)module;
+    if (!check_count("plan", count, COUNT)) return NULL;
+    int64_t device, m, n, k, l;
+    int32_t backend;
+    nvfp4_plan plan;
+    if (!read_integer(a[DEVICE], "device", NVFP4_HOST, INT32_MAX, &device) || !read_backend(a[BACKEND], &backend) ||
+        !read_integer(a[M], "m", 0, INT32_MAX, &m) || !read_integer(a[N], "n", 0, INT32_MAX, &n) ||
+        !read_integer(a[K], "k", 0, INT32_MAX, &k) || !read_integer(a[L], "l", 0, INT32_MAX, &l) ||
+        nvfp4_plan_shape(python_context, (int32_t)device, backend, m, n, k, l, &plan) != NVFP4_OK)
+        return raise_error();
+    return Py_BuildValue("{ss,ss,ss,si,si,si,si,si,sL,sn}", "backend", nvfp4_backend_name(plan.backend), "kernel",
+                         plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n, "tile_k",
+                         plan.tile_k, "stages", plan.stages, "split_k", plan.split_k, "grid", (long long)plan.grid,
+                         "workspace", (Py_ssize_t)plan.workspace);
+}
+
+/* {"version": 13000, "devices": 1}, or the reason why there is no driver, as a string. */
+PyObject *python_driver(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    int32_t count, version;
+    if (nvfp4_driver_info(python_context, &count, &version) != NVFP4_OK)
+        return PyUnicode_FromString(nvfp4_last_error());
+    return Py_BuildValue("{si,si}", "version", version, "devices", count);
+}
+
+PyObject *python_device(PyObject *module, PyObject *ordinal) {
+    (void)module;
+    int64_t device;
+    nvfp4_device d;
+    if (!read_integer(ordinal, "device", 0, INT32_MAX, &device) ||
+        nvfp4_device_info(python_context, (int32_t)device, &d) != NVFP4_OK)
+        return raise_error();
+    return Py_BuildValue("{ss,si,si,si,si,sL,sL,sN,ss}", "name", d.name, "compute_capability", d.compute_capability,
+                         "sm_count", d.sm_count, "shared_per_block", d.shared_per_block, "shared_per_sm",
+                         d.shared_per_sm, "l2_bytes", (long long)d.l2_bytes, "memory_bytes", (long long)d.memory_bytes,
+                         "usable", PyBool_FromLong(d.usable), "reason", d.unusable_reason);
+}
+
+PyObject *python_load(PyObject *module, PyObject *ordinal) {
+    (void)module;
+    int64_t device;
+    if (!read_integer(ordinal, "device", 0, INT32_MAX, &device) ||
+        nvfp4_init_device(python_context, (int32_t)device) != NVFP4_OK)
+        return raise_error();
+    Py_RETURN_NONE;
+}
+
+PyObject *python_cpu_kernel(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(nvfp4_cpu_kernel());
+}

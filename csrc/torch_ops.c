@@ -1,0 +1,363 @@
+/* torch.ops.nvfp4.*: boxed kernels over torch's stable C shim.
+ *
+ * Schemas have no optional tensors, which C could not free: a tensor of shape [0] stands for an absent one. torch
+ * allocates results and workspace; nothing waits for the device. A refusal is thrown by libtorch through this file's
+ * frames, which therefore is compiled with -fexceptions and holds nothing when it happens. */
+#include "torch_ops.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include "error.h"
+#include "names.h"
+#include "torch_shim.h"
+
+static struct {
+#define X(result, name, arguments) result(*name) arguments;
+    TORCH_SHIM(X)
+    TORCH_SHIM_OPTIONAL(X)
+#undef X
+} shim;
+
+static nvfp4_context *op_context;
+static int32_t dtype_codes[NVFP4_FP32 + 1]; /* nvfp4_dtype to torch's; -1: torch has none */
+
+/* ---- arguments ---- */
+
+static nvfp4_status read_dtype(int32_t code, const char *name, int32_t *dtype) {
+    for (*dtype = NVFP4_UINT8; *dtype <= NVFP4_FP32; ++*dtype)
+        if (dtype_codes[*dtype] == code) return NVFP4_OK;
+    return fail(NVFP4_INVALID,
+                "%s: dtype is none of uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 and float32", name);
+}
+
+static nvfp4_status read_tensor(torch_value value, const char *name, nvfp4_tensor *t) {
+    torch_tensor tensor = (torch_tensor)(uintptr_t)value;
+    int64_t ndim, *sizes, *strides;
+    int32_t code, type;
+    if (shim.aoti_torch_get_dim(tensor, &ndim) || shim.aoti_torch_get_sizes(tensor, &sizes) ||
+        shim.aoti_torch_get_strides(tensor, &strides) || shim.aoti_torch_get_dtype(tensor, &code) ||
+        shim.aoti_torch_get_device_type(tensor, &type) || shim.aoti_torch_get_device_index(tensor, &t->device) ||
+        shim.aoti_torch_get_data_ptr(tensor, &t->data))
+        return fail(NVFP4_INVALID, "%s: torch gives no access to its memory", name);
+    if (ndim > NVFP4_MAX_DIMS)
+        return fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, (int)ndim, NVFP4_MAX_DIMS);
+    if (type != shim.aoti_torch_device_type_cuda()) t->device = NVFP4_HOST;
+    t->ndim = (int32_t)ndim;
+    memcpy(t->shape, sizes, (size_t)ndim * sizeof *sizes);
+    memcpy(t->stride, strides, (size_t)ndim * sizeof *strides);
+    return read_dtype(code, name, &t->dtype);
+}
+
+/* As read_tensor; a tensor of shape [0] is an absent one. */
+static nvfp4_status read_optional(torch_value value, const char *name, nvfp4_tensor *t) {
+    nvfp4_status status = read_tensor(value, name, t);
+    if (!status && t->ndim == 1 && t->shape[0] == 0) t->dtype = NVFP4_NONE;
+    return status;
+}
+
+static float read_float(torch_value value) {
+    double number;
+    memcpy(&number, &value, sizeof number);
+    return (float)number;
+}
+
+static nvfp4_status read_name(torch_value value, nvfp4_status (*parse)(const char *, int32_t *), int32_t *number) {
+    const char *name;
+    if (shim.torch_string_c_str((torch_string)(uintptr_t)value, &name))
+        return fail(NVFP4_INVALID, "a string argument could not be read");
+    return parse(name, number);
+}
+
+/* ---- results ---- */
+
+static nvfp4_status new_tensor(torch_value like, int ndim, const int64_t *shape, int32_t dtype, nvfp4_tensor *t,
+                               torch_value *result) {
+    torch_tensor source = (torch_tensor)(uintptr_t)like, tensor;
+    int64_t strides[NVFP4_MAX_DIMS], stride = 1;
+    int32_t type, index;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = stride;
+        stride *= shape[i] > 1 ? shape[i] : 1;
+    }
+    if (shim.aoti_torch_get_device_type(source, &type) || shim.aoti_torch_get_device_index(source, &index) ||
+        shim.aoti_torch_empty_strided(ndim, shape, strides, dtype_codes[dtype], type, index, &tensor))
+        return fail(NVFP4_OUT_OF_MEMORY, "torch could not allocate a result of dtype %s", nvfp4_dtype_name(dtype));
+    *result = (torch_value)(uintptr_t)tensor;
+    return read_tensor(*result, "result", t);
+}
+
+static void delete_tensor(torch_value value) {
+    if (value) shim.aoti_torch_delete_tensor_object((torch_tensor)(uintptr_t)value);
+}
+
+/* Ends a kernel: frees its arguments, of which kinds says 't' for a tensor and 's' for a string, and gives torch the
+ * results, or throws the pending sentence. */
+static void finish(nvfp4_status status, torch_value *stack, const char *kinds, torch_value *results, int count) {
+    for (int i = 0; kinds[i]; i++) {
+        if (kinds[i] == 't') delete_tensor(stack[i]);
+        if (kinds[i] == 's') shim.torch_delete_string((torch_string)(uintptr_t)stack[i]);
+    }
+    for (int i = 0; i < count; i++) {
+        if (status) delete_tensor(results[i]);
+        stack[i] = results[i];
+    }
+    if (status) shim.aoti_torch_check(false, "nvfp4", __FILE__, __LINE__, nvfp4_last_error());
+}
+
+static int32_t thread_count(void) {
+    uint32_t count = 0;
+    return shim.torch_get_num_threads(&count) ? 0 : (int32_t)count;
+}
+
+static nvfp4_status current_queue(int32_t device, void **queue) {
+    *queue = NULL;
+    if (device == NVFP4_HOST) return NVFP4_OK;
+    if (!shim.aoti_torch_get_current_cuda_stream || shim.aoti_torch_get_current_cuda_stream(device, queue))
+        return fail(NVFP4_UNSUPPORTED, "torch: this build has no CUDA, but a tensor is on cuda:%d", device);
+    return NVFP4_OK;
+}
+
+/* ---- gemm ---- */
+
+static nvfp4_status read_gemm(const torch_value *stack, nvfp4_gemm_args *args) {
+    nvfp4_status status = read_tensor(stack[0], "a", &args->a);
+    if (!status) status = read_tensor(stack[1], "b", &args->b);
+    if (!status) status = read_tensor(stack[2], "scale_a", &args->scale_a);
+    if (!status) status = read_tensor(stack[3], "scale_b", &args->scale_b);
+    if (!status) status = read_optional(stack[4], "alpha", &args->alpha);
+    if (!status) status = read_optional(stack[5], "bias", &args->bias);
+    if (!status) status = read_optional(stack[6], "c", &args->c);
+    args->alpha_value = read_float(stack[7]);
+    args->beta = read_float(stack[8]);
+    if (!status) status = read_name(stack[9], layout_from_name, &args->scale_layout);
+    if (!status) status = read_name(stack[10], backend_from_name, &args->backend);
+    return status;
+}
+
+static nvfp4_status run_gemm(torch_value a, nvfp4_gemm_args *args) {
+    nvfp4_plan plan;
+    torch_value workspace = 0;
+    args->threads = thread_count();
+    nvfp4_status status = nvfp4_gemm_plan(op_context, args, &plan);
+    if (!status) status = current_queue(args->a.device, &args->queue);
+    if (!status && plan.workspace) {
+        nvfp4_tensor memory;
+        int64_t bytes = (int64_t)plan.workspace;
+        status = new_tensor(a, 1, &bytes, NVFP4_UINT8, &memory, &workspace);
+        args->workspace = memory.data;
+        args->workspace_size = plan.workspace;
+    }
+    if (!status) status = nvfp4_gemm(op_context, args);
+    delete_tensor(workspace);
+    return status;
+}
+
+static void gemm_out(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
+    nvfp4_status status = read_gemm(stack, &args);
+    if (!status) status = read_tensor(stack[11], "out", &args.out);
+    if (!status) status = run_gemm(stack[0], &args);
+    finish(status, stack, "tttttttffsst", NULL, 0);
+}
+
+static void gemm(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
+    torch_value result = 0;
+    int32_t dtype;
+    nvfp4_status status = read_gemm(stack, &args);
+    if (!status) status = read_dtype((int32_t)stack[11], "out_dtype", &dtype);
+    if (!status && (args.a.ndim < 2 || args.a.ndim > 3 || args.b.ndim != args.a.ndim))
+        status = fail(NVFP4_INVALID, "a: has %d dimensions and b has %d; must both have 2 or both 3", args.a.ndim,
+                      args.b.ndim);
+    if (!status) {
+        int64_t shape[3];
+        memcpy(shape, args.a.shape, sizeof shape);
+        shape[args.a.ndim - 1] = args.b.shape[args.b.ndim - 2];
+        status = new_tensor(stack[0], args.a.ndim, shape, dtype, &args.out, &result);
+    }
+    if (!status) status = run_gemm(stack[0], &args);
+    finish(status, stack, "tttttttffssi", &result, 1);
+}
+
+/* ---- conversions ---- */
+
+static int64_t round_up(int64_t x, int64_t multiple) {
+    return (x + multiple - 1) / multiple * multiple;
+}
+
+static nvfp4_status check_rank(const char *name, const nvfp4_tensor *t) {
+    if (t->ndim == 2 || t->ndim == 3) return NVFP4_OK;
+    return fail(NVFP4_INVALID, "%s: has %d dimensions; must have 2 or 3", name, t->ndim);
+}
+
+/* quantize(x, global_scale, global_value, scale_layout) */
+static void quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
+    torch_value results[2] = {0, 0};
+    nvfp4_status status = read_tensor(stack[0], "x", &args.x);
+    if (!status) status = read_optional(stack[1], "global_scale", &args.global_scale);
+    args.global_value = read_float(stack[2]);
+    if (!status) status = read_name(stack[3], layout_from_name, &args.scale_layout);
+    if (!status) status = check_rank("x", &args.x);
+    if (!status) {
+        int ndim = args.x.ndim;
+        int64_t data[3], scale[3];
+        memcpy(data, args.x.shape, sizeof data);
+        memcpy(scale, args.x.shape, sizeof scale);
+        data[ndim - 1] /= 2;
+        scale[ndim - 1] /= 16;
+        if (args.scale_layout == NVFP4_128X4) {
+            scale[ndim - 2] = round_up(scale[ndim - 2], 128);
+            scale[ndim - 1] = round_up(scale[ndim - 1], 4);
+        }
+        status = new_tensor(stack[0], ndim, data, NVFP4_UINT8, &args.data, &results[0]);
+        if (!status) status = new_tensor(stack[0], ndim, scale, NVFP4_E4M3, &args.scale, &results[1]);
+    }
+    args.threads = thread_count();
+    if (!status) status = current_queue(args.x.device, &args.queue);
+    if (!status) status = nvfp4_quantize(op_context, &args);
+    finish(status, stack, "ttfs", results, 2);
+}
+
+/* dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) */
+static void dequantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
+    torch_value result = 0;
+    int32_t dtype;
+    nvfp4_status status = read_tensor(stack[0], "data", &args.data);
+    if (!status) status = read_tensor(stack[1], "scale", &args.scale);
+    if (!status) status = read_optional(stack[2], "global_scale", &args.global_scale);
+    args.global_value = read_float(stack[3]);
+    if (!status) status = read_name(stack[4], layout_from_name, &args.scale_layout);
+    if (!status) status = read_dtype((int32_t)stack[5], "out_dtype", &dtype);
+    if (!status) status = check_rank("data", &args.data);
+    if (!status) {
+        int64_t shape[3];
+        memcpy(shape, args.data.shape, sizeof shape);
+        shape[args.data.ndim - 1] *= 2;
+        status = new_tensor(stack[0], args.data.ndim, shape, dtype, &args.x, &result);
+    }
+    args.threads = thread_count();
+    if (!status) status = current_queue(args.x.device, &args.queue);
+    if (!status) status = nvfp4_dequantize(op_context, &args);
+    finish(status, stack, "tttfsi", &result, 1);
+}
+
+/* swizzle(scale) */
+static void swizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    nvfp4_tensor from, to;
+    torch_value result = 0;
+    void *queue;
+    nvfp4_status status = read_tensor(stack[0], "scale", &from);
+    if (!status) status = check_rank("scale", &from);
+    if (!status) {
+        int64_t shape[3];
+        memcpy(shape, from.shape, sizeof shape);
+        shape[from.ndim - 2] = round_up(shape[from.ndim - 2], 128);
+        shape[from.ndim - 1] = round_up(shape[from.ndim - 1], 4);
+        status = new_tensor(stack[0], from.ndim, shape, from.dtype, &to, &result);
+    }
+    if (!status) status = current_queue(from.device, &queue);
+    if (!status) status = nvfp4_swizzle(op_context, &from, &to, queue);
+    finish(status, stack, "t", &result, 1);
+}
+
+/* unswizzle(scale, rows, columns) */
+static void unswizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    nvfp4_tensor from, to;
+    torch_value result = 0;
+    void *queue;
+    int64_t rows = (int64_t)stack[1], columns = (int64_t)stack[2];
+    nvfp4_status status = read_tensor(stack[0], "scale", &from);
+    if (!status && (rows < 0 || columns < 0 || rows > INT32_MAX || columns > INT32_MAX))
+        status = fail(NVFP4_INVALID, "rows, columns: are %lld, %lld; must be between 0 and %d", (long long)rows,
+                      (long long)columns, INT32_MAX);
+    if (!status) {
+        const int64_t shape[3] = {from.ndim == 3 ? from.shape[0] : 1, rows, columns};
+        int batched = from.ndim == 3;
+        status = new_tensor(stack[0], 2 + batched, shape + !batched, from.dtype, &to, &result);
+    }
+    if (!status) status = current_queue(from.device, &queue);
+    if (!status) status = nvfp4_unswizzle(op_context, &from, &to, queue);
+    finish(status, stack, "tii", &result, 1);
+}
+
+/* ---- registration ---- */
+
+#define GEMM_ARGUMENTS                                                                                                 \
+    "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor alpha, Tensor bias, Tensor c, float alpha_value, "     \
+    "float beta, str scale_layout, str backend, "
+
+static const struct {
+    const char *name, *schema;
+    torch_kernel *kernel;
+} operators[] = {
+    {"gemm", "gemm(" GEMM_ARGUMENTS "ScalarType out_dtype) -> Tensor", gemm},
+    {"gemm_out", "gemm_out(" GEMM_ARGUMENTS "Tensor(a!) out) -> ()", gemm_out},
+    {"quantize", "quantize(Tensor x, Tensor global_scale, float global_value, str scale_layout) -> (Tensor, Tensor)",
+     quantize},
+    {"dequantize",
+     "dequantize(Tensor data, Tensor scale, Tensor global_scale, float global_value, str scale_layout, ScalarType "
+     "out_dtype) -> Tensor",
+     dequantize},
+    {"swizzle", "swizzle(Tensor scale) -> Tensor", swizzle},
+    {"unswizzle", "unswizzle(Tensor scale, SymInt rows, SymInt columns) -> Tensor", unswizzle},
+};
+
+static nvfp4_status open_shim(void) {
+    /* By soname, and only if loaded already. */
+    void *cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+    void *cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    if (!cpu) return fail(NVFP4_UNSUPPORTED, "torch: libtorch_cpu.so is not loaded in this process");
+#define X(result, function, arguments)                                                                                 \
+    *(void **)&shim.function = dlsym(cpu, #function);                                                                  \
+    if (!shim.function && cuda) *(void **)&shim.function = dlsym(cuda, #function);
+    TORCH_SHIM_OPTIONAL(X)
+#undef X
+#define X(result, function, arguments)                                                                                 \
+    *(void **)&shim.function = dlsym(cpu, #function);                                                                  \
+    if (!shim.function) return fail(NVFP4_UNSUPPORTED, "torch: has no %s; torch 2.10 or newer is needed", #function);
+    TORCH_SHIM(X)
+#undef X
+    dtype_codes[NVFP4_NONE] = -1;
+    dtype_codes[NVFP4_UINT8] = shim.aoti_torch_dtype_uint8();
+    dtype_codes[NVFP4_E2M1X2] = shim.torch_dtype_float4_e2m1fn_x2 ? shim.torch_dtype_float4_e2m1fn_x2() : -1;
+    dtype_codes[NVFP4_E4M3] = shim.aoti_torch_dtype_float8_e4m3fn();
+    dtype_codes[NVFP4_FP16] = shim.aoti_torch_dtype_float16();
+    dtype_codes[NVFP4_BF16] = shim.aoti_torch_dtype_bfloat16();
+    dtype_codes[NVFP4_FP32] = shim.aoti_torch_dtype_float32();
+    return NVFP4_OK;
+}
+
+nvfp4_status torch_ops_register(nvfp4_context *context) {
+    static const char *const keys[] = {"CPU", "CUDA"};
+    torch_library library;
+    if (op_context) return NVFP4_OK;
+    nvfp4_status status = open_shim();
+    if (status) return status;
+    /* The libraries are torch's for the life of the process. */
+    int32_t error = shim.aoti_torch_library_init_fragment("nvfp4", __FILE__, __LINE__, &library);
+    for (size_t i = 0; i < sizeof operators / sizeof *operators && !error; i++)
+        error = shim.aoti_torch_library_def(library, operators[i].schema);
+    for (size_t k = 0; k < sizeof keys / sizeof *keys && !error; k++) {
+        error = shim.aoti_torch_library_init_impl("nvfp4", keys[k], __FILE__, __LINE__, &library);
+        for (size_t i = 0; i < sizeof operators / sizeof *operators && !error; i++)
+            error = shim.aoti_torch_library_impl(library, operators[i].name, operators[i].kernel);
+    }
+    if (error) return fail(NVFP4_UNSUPPORTED, "torch: refused the operators of nvfp4");
+    op_context = context;
+    return NVFP4_OK;
+}

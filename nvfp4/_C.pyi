@@ -1,0 +1,63 @@
+"""The C module. Its functions take all arguments of their namesakes in nvfp4/_api.py, by position."""
+
+from typing import Any
+
+from nvfp4._types import Array, DType
+
+class Error(ValueError):
+    """A call that nvfp4 refuses; the message says which argument breaks which rule."""
+
+version: str
+archs: str
+
+# dtype, device (-1: the CPU), shape, strides: a tensor without memory
+_Described = tuple[str, int, tuple[int, ...], tuple[int, ...]]
+
+def gemm(
+    a: Array,
+    b: Array,
+    scale_a: Array,
+    scale_b: Array,
+    alpha: float | Array | None,
+    bias: Array | None,
+    c: Array | None,
+    beta: float,
+    out: Array | None,
+    out_dtype: DType | None,
+    scale_layout: str,
+    backend: str | None,
+    /,
+) -> Array: ...
+def custom_kernel(a: Array, b: Array, sfa_permuted: Array, sfb_permuted: Array, c: Array, /) -> Array: ...
+def quantize(x: Array, global_scale: float | Array | None, scale_layout: str, /) -> tuple[Array, Array]: ...
+def dequantize(
+    data: Array,
+    scale: Array,
+    global_scale: float | Array | None,
+    scale_layout: str,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
+def swizzle(scale: Array, /) -> Array: ...
+def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
+def check_gemm(
+    a: _Described,
+    b: _Described,
+    scale_a: _Described,
+    scale_b: _Described,
+    alpha: _Described | None,
+    bias: _Described | None,
+    c: _Described | None,
+    out: _Described,
+    beta: float,
+    scale_layout: str,
+    backend: str | None,
+    /,
+) -> None: ...
+def plan(device: int, backend: str | None, m: int, n: int, k: int, l: int, /) -> dict[str, Any]: ...
+def driver() -> Any: ...
+def device(ordinal: int, /) -> dict[str, Any]: ...
+def load(ordinal: int, /) -> None: ...
+def cpu_kernel() -> str: ...
+def register_torch_ops() -> None: ...
+def last_error() -> str: ...

@@ -1,0 +1,38 @@
+"""NVFP4 matrix products, exact, on a CPU and on NVIDIA GPUs.
+
+NVFP4 stores a value in 4 bits (e2m1: 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives), two to a byte, with one 8-bit
+scale (e4m3) for every 16 values along K.
+
+    gemm            C = alpha * (A . B^T) + beta * C + bias
+    custom_kernel   the same product for the views of GPU MODE's competition
+    quantize        numbers to NVFP4;  dequantize: back
+    swizzle         scales from the linear to the tensor core's layout;  unswizzle: back
+    info, init      what this machine can run and why; load the GPU code early
+    Error           raised by every refused call, with a sentence
+
+help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they are there once
+both torch and nvfp4 are imported, in whichever order (nvfp4.torch_ops).
+"""
+
+import sys
+
+from nvfp4._api import custom_kernel, dequantize, gemm, quantize, swizzle, unswizzle
+from nvfp4._C import Error
+from nvfp4._C import version as __version__
+from nvfp4._info import info, init
+
+__all__ = [
+    "Error",
+    "__version__",
+    "custom_kernel",
+    "dequantize",
+    "gemm",
+    "info",
+    "init",
+    "quantize",
+    "swizzle",
+    "unswizzle",
+]
+
+if "torch" in sys.modules:
+    from nvfp4 import torch_ops as torch_ops

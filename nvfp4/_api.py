@@ -1,0 +1,219 @@
+"""The functions of the package: defaults and documentation. Arguments are read and checked in C (nvfp4._C).
+
+Each function asks first whether torch.compile is tracing it. Then it becomes an operator of torch.ops.nvfp4; torch is
+never imported for the question, only found.
+"""
+
+from __future__ import annotations
+
+from sys import modules
+
+from nvfp4 import _C
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvfp4._types import Array, DType
+
+
+def gemm(
+    a: Array,
+    b: Array,
+    scale_a: Array,
+    scale_b: Array,
+    *,
+    alpha: float | Array | None = None,
+    bias: Array | None = None,
+    c: Array | None = None,
+    beta: float = 0.0,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+    scale_layout: str = "128x4",
+    backend: str | None = None,
+) -> Array:
+    """C = alpha * (A . B^T) + beta * c + bias, of NVFP4 matrices A (M x K) and B (N x K).
+
+    Tensors are torch tensors on the CPU or on one CUDA device, or NumPy arrays. On a GPU the work is enqueued on
+    torch's current stream: nothing waits, and the call can be captured in a CUDA graph or traced by torch.compile.
+
+    Args:
+        a: [M, K/2], or [L, M, K/2] for L products in one call; uint8 or float4_e2m1fn_x2. Element 2i of a row is the
+            low nibble of byte i, element 2i+1 the high one. K is a multiple of 16; M, N, L may be anything, 0
+            included. Rows are dense inside, and lie K/2 bytes or a multiple of 16 bytes apart; the data begins on a
+            multiple of 8 bytes.
+        b: [N, K/2] or [L, N, K/2], as a.
+        scale_a, scale_b: one float8_e4m3fn (or the same as uint8) for every 16 values along K, in `scale_layout`.
+            Bit 7 is ignored; 0x7F is NaN and makes its row or column NaN.
+        alpha: a number, or float32 on the device of a: a tensor of one element, or a vector of length N that scales
+            each column of C by its own factor. Global scales go here, as multipliers.
+        bias: vector of length N, float32 or of the dtype of the result; added to every row.
+        c: a matrix like the result, same dtype; read only if beta is not 0. May be `out` itself.
+        beta: a number.
+        out: where to write, [M, N] or [L, M, N]; must not overlap other arguments than c. By default a new tensor.
+        out_dtype: torch.float16 (the default), torch.bfloat16 or torch.float32; NumPy's types and names such as
+            "float32" do as well. With `out`, must be its dtype.
+        scale_layout: "128x4", the tensor core's: the scale of row r, column s is at byte
+            ((r//128) * ceil(K/64) + s//4) * 512 + (r%32) * 16 + (r%128)//32 * 4 + s%4
+            of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
+            anything. Or "linear": [rows, K/16] or [L, rows, K/16].
+        backend: None chooses by rule (`info(m, n, k)` says what and why); "cpu" or "sm80" forces one.
+
+    Returns:
+        `out`, or a new tensor of a's library on a's device.
+
+    Sums are accumulated in fp32 from exact products; alpha, beta * c and bias are applied in fp32; the result is
+    rounded once, to nearest even. The same call on the same device gives the same bits every time. No gradient is
+    computed: a bias, c, alpha or out that requires one is refused while gradients are recorded.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, or the device cannot run the call. The sentence names the argument,
+            the rule and the value. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> a, scale_a = nvfp4.quantize(np.full((2, 32), 1.5, np.float32))
+        >>> b, scale_b = nvfp4.quantize(6 * np.eye(3, 32, dtype=np.float32))
+        >>> nvfp4.gemm(a, b, scale_a, scale_b, bias=np.float32([0, 10, 20]), out_dtype="float32")
+        array([[ 9., 19., 29.],
+               [ 9., 19., 29.]], dtype=float32)
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend)
+    return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend)
+
+
+def custom_kernel(a: Array, b: Array, sfa_permuted: Array, sfb_permuted: Array, c: Array) -> Array:
+    """C = A . B^T on the views that GPU MODE's NVFP4 competition passes; writes c and returns it.
+
+    Args:
+        a: [M, K/2, L], b: [N, K/2, L]: float4_e2m1fn_x2 or uint8, in memory (L, rows, K/2).
+        sfa_permuted, sfb_permuted: [32, 4, ceil(rows/128), 4, ceil(K/64), L], float8_e4m3fn or uint8: the view
+            permute(3, 4, 1, 5, 2, 0) of contiguous (L, ceil(rows/128), ceil(K/64), 32, 4, 4), which are the bytes of
+            gemm's "128x4".
+        c: [M, N, L], float16 (or bfloat16, float32), in memory (L, M, N).
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, strides included. Nothing has been written.
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.custom_kernel(a, b, sfa_permuted, sfb_permuted, c)
+    return _C.custom_kernel(a, b, sfa_permuted, sfb_permuted, c)
+
+
+def quantize(
+    x: Array, *, global_scale: float | Array | None = None, scale_layout: str = "128x4"
+) -> tuple[Array, Array]:
+    """Numbers to NVFP4: returns (data, scale) with x ~ value * scale * global_scale.
+
+    Args:
+        x: [R, K] or [L, R, K], float16, bfloat16 or float32; K is a multiple of 16.
+        global_scale: a multiplier that dequantize (or gemm's alpha) applies again: a number or a float32 tensor of one
+            element. amax(|x|) / (448 * 6) uses the whole range of the scales. By default 1.
+        scale_layout: of the scales returned, "128x4" or "linear" (see gemm).
+
+    Returns:
+        data: [.., R, K/2] uint8, two values a byte (data.view(torch.float4_e2m1fn_x2) where the dtype is wanted).
+        scale: float8_e4m3fn (uint8 for NumPy), "128x4": [.., R rounded up to 128, K/16 rounded up to 4], with zeros as
+            padding; "linear": [.., R, K/16].
+
+    A block's scale is amax/6 / global_scale rounded to e4m3, a value is x / (scale * global_scale) rounded to e2m1, both
+    to nearest, ties to even, saturating. A block of zeros has scale 0. Finite input never gives NaN or infinity; a
+    NaN makes the scale of its block NaN.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> data, scale = nvfp4.quantize(np.arange(16, dtype=np.float32)[None], scale_layout="linear")
+        >>> data.shape, scale.shape
+        ((1, 8), (1, 1))
+        >>> nvfp4.dequantize(data, scale, scale_layout="linear")[0, :8]
+        array([0.  , 1.25, 2.5 , 2.5 , 3.75, 5.  , 5.  , 7.5 ], dtype=float32)
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.quantize(x, global_scale, scale_layout)
+    return _C.quantize(x, global_scale, scale_layout)
+
+
+def dequantize(
+    data: Array,
+    scale: Array,
+    *,
+    global_scale: float | Array | None = None,
+    scale_layout: str = "128x4",
+    out_dtype: DType | None = None,
+) -> Array:
+    """NVFP4 to numbers: value * scale * global_scale, in fp32, rounded once to out_dtype.
+
+    Args:
+        data: [R, K/2] or [L, R, K/2], uint8 or float4_e2m1fn_x2.
+        scale: the scales, as quantize returns them (see gemm).
+        global_scale: a number or a float32 tensor of one element; by default 1.
+        scale_layout: "128x4" or "linear".
+        out_dtype: torch.float32 (the default), torch.float16 or torch.bfloat16.
+
+    Returns:
+        [R, K] or [L, R, K].
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.dequantize(data, scale, global_scale, scale_layout, out_dtype)
+    return _C.dequantize(data, scale, global_scale, scale_layout, out_dtype)
+
+
+def swizzle(scale: Array) -> Array:
+    """Scales from the linear to the 128x4 layout (see gemm), with zeros as padding.
+
+    Args:
+        scale: [R, S] or [L, R, S], float8_e4m3fn or uint8; S is K/16.
+
+    Returns:
+        [.., R rounded up to 128, S rounded up to 4], contiguous, of the same dtype: a container of the right size
+        whose bytes are in 128x4 order.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.swizzle(scale)
+    return _C.swizzle(scale)
+
+
+def unswizzle(scale: Array, rows: int, columns: int) -> Array:
+    """Scales from the 128x4 to the linear layout; padding is not read.
+
+    Args:
+        scale: contiguous, float8_e4m3fn or uint8. A three-dimensional one holds L batches, in its first dimension; of
+            any other shape it holds one.
+        rows: R, the rows that the scales belong to.
+        columns: S = K/16, the scales of a row.
+
+    Returns:
+        [R, S], or [L, R, S] for a three-dimensional scale.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.unswizzle(scale, rows, columns)
+    return _C.unswizzle(scale, rows, columns)

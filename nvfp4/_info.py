@@ -1,0 +1,93 @@
+"""What this machine can run, and why."""
+
+from __future__ import annotations
+
+import os
+from sys import modules
+
+from nvfp4 import _C
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def _ordinal(device: Any) -> int:
+    """-1 for the CPU, else the ordinal: of an int, "cpu", "cuda", "cuda:1" or a torch.device."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return device
+    kind, _, index = str(device).partition(":")
+    if kind == "cpu":
+        return -1
+    if kind == "cuda" and index.isdecimal():
+        return int(index)
+    if kind == "cuda" and not index:
+        torch = modules.get("torch")
+        return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
+    raise _C.Error(f"device: is {device!r}; must be an ordinal, 'cpu', 'cuda' or 'cuda:<ordinal>'")
+
+
+def info(
+    m: int | None = None,
+    n: int | None = None,
+    k: int | None = None,
+    l: int = 1,  # noqa: E741  (the batch is L throughout)
+    *,
+    device: Any = None,
+    backend: str | None = None,
+) -> dict[str, Any]:
+    """What nvfp4 is, what this machine can run, and how it would run a product of m x n x k.
+
+    Args:
+        m, n, k, l: a shape; give m, n and k together.
+        device: where the product would run: an ordinal, "cpu", "cuda", "cuda:1" or a torch.device. By default the
+            first usable GPU, else the CPU.
+        backend: as in gemm.
+
+    Returns:
+        A dict of plain values: version; archs, the GPU architectures with code inside; cpu_kernel; cpu_threads;
+        driver (None and driver_reason where there is none); devices, each with name, compute_capability, sm_count,
+        memory_bytes, usable and the reason why not; and, for a shape, plan: backend, kernel, reason, tiles, split_k,
+        workspace.
+
+    Raises:
+        nvfp4.Error: the shape or device cannot be used.
+    """
+    driver = _C.driver()
+    has_driver = not isinstance(driver, str)
+    devices = [_C.device(i) for i in range(driver["devices"])] if has_driver else []
+    torch = modules.get("torch")
+    result: dict[str, Any] = {
+        "version": _C.version,
+        "archs": _C.archs.split(),
+        "cpu_kernel": _C.cpu_kernel(),
+        "cpu_threads": torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0)),
+        "driver": f"{driver['version'] // 1000}.{driver['version'] % 1000 // 10}" if has_driver else None,
+        "driver_reason": "" if has_driver else driver,
+        "devices": devices,
+    }
+    if m is None and n is None and k is None:
+        return result
+    if m is None or n is None or k is None:
+        raise _C.Error("m, n, k: only some are given; a shape needs all three")
+    if device is None:
+        usable = (i for i, d in enumerate(devices) if d["usable"])
+        ordinal = -1 if backend == "cpu" else next(usable, -1)
+    else:
+        ordinal = _ordinal(device)
+    result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(ordinal, backend, m, n, k, l)
+    return result
+
+
+def init(device: Any = "cuda") -> None:
+    """Loads the GPU code for a device now rather than at its first call.
+
+    Args:
+        device: an ordinal, "cuda" (torch's current device), "cuda:1" or a torch.device; "cpu" needs nothing.
+
+    Raises:
+        nvfp4.Error: there is no driver or no such device, or this build has no code for it.
+    """
+    ordinal = _ordinal(device)
+    if ordinal >= 0:
+        _C.load(ordinal)

@@ -1,0 +1,209 @@
+"""torch.ops.nvfp4: nvfp4 as operators, for torch.compile, torch.export and tensor subclasses.
+
+Importing this module registers them; `import nvfp4` does so where torch has been imported before, and so does the
+first traced call. The kernels are C (csrc/torch_ops.c); here are their fakes, which check and shape without memory,
+and the way from a call of nvfp4's functions to an operator.
+
+    gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, out_dtype) -> Tensor
+    gemm_out(..., backend, Tensor(a!) out) -> ()
+    quantize(x, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
+    dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
+    swizzle(scale) -> Tensor
+    unswizzle(scale, rows, columns) -> Tensor
+
+A tensor of shape [0] stands for an absent alpha, bias, c or global_scale; backend "auto" chooses by rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+
+_C.register_torch_ops()
+
+_ops = torch.ops.nvfp4
+
+
+# ---- fakes ----
+
+
+def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] | None:
+    """What _C.check_gemm wants to know; None for an absent tensor."""
+    if t.ndim == 1 and t.shape[0] == 0:
+        return None
+    device = (t.device.index or 0) if t.device.type == "cuda" else -1
+    return str(t.dtype).removeprefix("torch."), device, tuple(t.shape), tuple(t.stride())
+
+
+def _check_gemm(tensors: list[Tensor], beta: float, scale_layout: str, backend: str) -> None:
+    # Sizes that are still symbols are checked when the operator runs: to look at them now would fix them.
+    if all(isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
+        _C.check_gemm(*map(_described, tensors), beta, scale_layout, backend)
+
+
+@torch.library.register_fake("nvfp4::gemm")
+def _(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    c: Tensor,
+    alpha_value: float,
+    beta: float,
+    scale_layout: str,
+    backend: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    out = a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=out_dtype)
+    _check_gemm([a, b, scale_a, scale_b, alpha, bias, c, out], beta, scale_layout, backend)
+    return out
+
+
+@torch.library.register_fake("nvfp4::gemm_out")
+def _(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    c: Tensor,
+    alpha_value: float,
+    beta: float,
+    scale_layout: str,
+    backend: str,
+    out: Tensor,
+) -> None:
+    _check_gemm([a, b, scale_a, scale_b, alpha, bias, c, out], beta, scale_layout, backend)
+
+
+def _round_up(x: int, multiple: int) -> int:
+    return (x + multiple - 1) // multiple * multiple
+
+
+@torch.library.register_fake("nvfp4::quantize")
+def _(x: Tensor, global_scale: Tensor, global_value: float, scale_layout: str) -> tuple[Tensor, Tensor]:
+    *batch, rows, k = x.shape
+    data = x.new_empty((*batch, rows, k // 2), dtype=torch.uint8)
+    scales = (rows, k // 16) if scale_layout == "linear" else (_round_up(rows, 128), _round_up(k // 16, 4))
+    return data, x.new_empty((*batch, *scales), dtype=torch.float8_e4m3fn)
+
+
+@torch.library.register_fake("nvfp4::dequantize")
+def _(
+    data: Tensor, scale: Tensor, global_scale: Tensor, global_value: float, scale_layout: str, out_dtype: torch.dtype
+) -> Tensor:
+    return data.new_empty((*data.shape[:-1], data.shape[-1] * 2), dtype=out_dtype)
+
+
+@torch.library.register_fake("nvfp4::swizzle")
+def _(scale: Tensor) -> Tensor:
+    *batch, rows, columns = scale.shape
+    return scale.new_empty((*batch, _round_up(rows, 128), _round_up(columns, 4)))
+
+
+@torch.library.register_fake("nvfp4::unswizzle")
+def _(scale: Tensor, rows: int, columns: int) -> Tensor:
+    return scale.new_empty((*scale.shape[:1], rows, columns) if scale.ndim == 3 else (rows, columns))
+
+
+# ---- calls: the arguments of nvfp4._api's functions, all of them ----
+
+
+def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs an operator; its refusal, which torch throws as RuntimeError, becomes nvfp4.Error again."""
+    if torch.compiler.is_dynamo_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        if str(error).startswith(_C.last_error()):
+            raise _C.Error(_C.last_error()) from None
+        raise
+
+
+def _check_no_grad(**tensors: Any) -> None:
+    if torch.is_grad_enabled():
+        for name, t in tensors.items():
+            if isinstance(t, Tensor) and t.requires_grad:
+                raise _C.Error(
+                    f"{name}: requires grad; nvfp4 computes no gradients: pass {name}.detach() or use torch.no_grad()"
+                )
+
+
+def _optional(t: Any, like: Tensor) -> Tensor:
+    return like.new_empty(0, dtype=torch.uint8) if t is None else t
+
+
+def _number_or_tensor(x: Any, like: Tensor) -> tuple[Tensor, float]:
+    if isinstance(x, Tensor):
+        return x, 1.0
+    return _optional(None, like), 1.0 if x is None else float(x)
+
+
+def _dtype(out_dtype: Any, default: torch.dtype) -> torch.dtype:
+    if out_dtype is None:
+        return default
+    return getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
+
+
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    alpha: float | Tensor | None,
+    bias: Tensor | None,
+    c: Tensor | None,
+    beta: float,
+    out: Tensor | None,
+    out_dtype: Any,
+    scale_layout: str,
+    backend: str | None,
+) -> Tensor:
+    _check_no_grad(alpha=alpha, bias=bias, c=c, out=out)
+    alpha_tensor, alpha_value = _number_or_tensor(alpha, a)
+    common = (
+        (a, b, scale_a, scale_b, alpha_tensor, _optional(bias, a), _optional(c, a))
+        + (alpha_value, float(beta), scale_layout, "auto" if backend is None else backend)
+    )  # fmt: skip
+    if out is None:
+        return _call(_ops.gemm, *common, _dtype(out_dtype, torch.float16))
+    if _dtype(out_dtype, out.dtype) != out.dtype:
+        raise _C.Error(f"out_dtype: is {out_dtype} but out has {out.dtype}")
+    _call(_ops.gemm_out, *common, out)
+    return out
+
+
+def custom_kernel(a: Tensor, b: Tensor, sfa_permuted: Tensor, sfb_permuted: Tensor, c: Tensor) -> Tensor:
+    batch_first = [t.permute(2, 0, 1) for t in (a, b, c)]
+    blocks = [t.permute(5, 2, 4, 0, 1, 3) for t in (sfa_permuted, sfb_permuted)]
+    gemm(*batch_first[:2], *blocks, None, None, None, 0.0, batch_first[2], None, "128x4", None)
+    return c
+
+
+def quantize(x: Tensor, global_scale: float | Tensor | None, scale_layout: str) -> tuple[Tensor, Tensor]:
+    _check_no_grad(x=x, global_scale=global_scale)
+    return _call(_ops.quantize, x, *_number_or_tensor(global_scale, x), scale_layout)
+
+
+def dequantize(
+    data: Tensor, scale: Tensor, global_scale: float | Tensor | None, scale_layout: str, out_dtype: Any
+) -> Tensor:
+    _check_no_grad(global_scale=global_scale)
+    scales = (scale, *_number_or_tensor(global_scale, data))
+    return _call(_ops.dequantize, data, *scales, scale_layout, _dtype(out_dtype, torch.float32))
+
+
+def swizzle(scale: Tensor) -> Tensor:
+    return _call(_ops.swizzle, scale)
+
+
+def unswizzle(scale: Tensor, rows: int, columns: int) -> Tensor:
+    return _call(_ops.unswizzle, scale, rows, columns)
