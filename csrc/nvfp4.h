@@ -1,7 +1,7 @@
 /* nvfp4: matrix products of NVFP4 data, C = alpha * (A . B^T) + beta * C + bias.
  *
  * The public C interface. It knows no Python and no torch; link the C files of this folder (without
- * python_module.c and torch_ops.c), libm, libdl and libpthread.
+ * python_*.c and torch_ops.c), libm, libdl and libpthread.
  *
  * Format. A value is e2m1 (sign, 2 exponent bits, 1 mantissa bit: 0 .5 1 1.5 2 3 4 6); element 2i of a row is the
  * low nibble of byte i, element 2i+1 the high one. Every 16 values along K share one e4m3 scale; bit 7 of a scale
