@@ -1,9 +1,22 @@
-/* cpu_gemm: the kernel of an instruction set. */
+/* cpu_gemm: which kernel, which driver, how many threads. */
 #include "gemm.h"
 #include "threads.h"
 
-nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads) {
-    (void)isa;
+static const cpu_kernel *const kernels[CPU_ISA_COUNT] = {
+    [CPU_PORTABLE] = &portable_kernel,
+#if defined(__x86_64__)
+    [CPU_AVX512VNNI] = &avx512vnni_kernel,
+#endif
+};
+
+nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads) {
+    if (p->m == 0 || p->n == 0 || p->l == 0) return NVFP4_OK;
     if (threads <= 0) threads = threads_available();
-    return reference_gemm(problem, threads);
+    /* A second thread is worth waking for some 20 us of work. */
+    double products = (double)p->m * (double)p->n * (double)p->k * (double)p->l;
+    if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
+    const cpu_kernel *kernel = kernels[isa];
+    if (!kernel || p->k == 0) return reference_gemm(p, threads);
+    return least(p->m, p->n) <= kernel->max_vectors ? vectors_gemm(p, kernel, threads)
+                                                    : blocked_gemm(p, kernel, threads);
 }

@@ -1,9 +1,71 @@
-/* Inside the CPU backend: the kernels that cpu_gemm chooses from. */
+/* Inside the CPU backend: what a kernel provides and who drives it.
+ *
+ * A product is symmetric up to the epilogue, so the kernels know two roles rather than a and b. The long operand (more
+ * rows; the weights, most often) is streamed; the short one is packed, and reused from cache:
+ *
+ *   short rows > max_vectors   blocked.c: panels of `lanes` short rows, K interleaved, against strips of decoded long
+ *                              rows, CHUNK_BLOCKS blocks of K at a time
+ *   else                       vectors.c: every long row is decoded in registers, once, against all short rows
+ */
 #ifndef NVFP4_CPU_GEMM_H
 #define NVFP4_CPU_GEMM_H
 
 #include "cpu.h"
+#include "epilogue.h"
+#include "operand.h"
+
+enum {
+    CHUNK_BLOCKS = 128, /* K chunk, in blocks of 16: a strip stays in L1, the panels in L2 */
+    SHORT_ROWS = 128,   /* short rows packed at a time; pitch of the sums of a tile */
+    MAX_VECTORS = 8,
+};
+
+typedef struct cpu_kernel {
+    int lanes, strip_rows;
+    size_t panel_bytes, strip_bytes; /* of CHUNK_BLOCKS blocks, a multiple of 64 */
+    /* Rows row .. row+lanes-1 (strip_rows), blocks block .. block+blocks-1; rows past the end are zeros. */
+    void (*pack_panel)(void *panel, const operand *x, int64_t row, int64_t block, int64_t blocks);
+    void (*decode_strip)(void *strip, const operand *x, int64_t row, int64_t block, int64_t blocks);
+    /* sums[r][lane] (+)= strip row r . short row lane, over the blocks packed; the first chunk starts from zero. */
+    void (*tile)(float *sums, const void *strip, const void *panels, int panel_count, int64_t blocks, int first);
+
+    int max_vectors;                        /* at most MAX_VECTORS */
+    size_t (*vector_bytes)(int64_t blocks); /* of one packed short row, a multiple of 64 */
+    void (*pack_vector)(void *vector, const operand *x, int64_t row, int64_t blocks);
+    /* sums[i] = long row `row` . packed short row i */
+    void (*dots)(float *sums, const operand *x, int64_t row, const void *vectors, int count, int64_t blocks);
+
+    void (*epilogue)(const gemm_problem *problem, int64_t batch, sums_tile tile);
+} cpu_kernel;
+
+extern const cpu_kernel portable_kernel;
+#if defined(__x86_64__)
+extern const cpu_kernel avx2_kernel, avx512vnni_kernel;
+#endif
+
+/* The two roles at one batch index. swapped: the long operand is a. */
+typedef struct roles {
+    operand long_side, short_side;
+    int swapped;
+} roles;
+
+static inline roles choose_roles(const gemm_problem *p, int64_t batch) {
+    operand a = operand_a(p, batch), b = operand_b(p, batch);
+    return p->n >= p->m ? (roles){b, a, 0} : (roles){a, b, 1};
+}
 
 nvfp4_status reference_gemm(const gemm_problem *problem, int threads);
+nvfp4_status blocked_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
+nvfp4_status vectors_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
+
+/* At least `bytes` bytes, aligned to 64, that are the calling thread's until it asks again; NULL: out of memory. */
+void *scratch(size_t bytes);
+
+static inline int64_t round_up(int64_t value, int64_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+static inline int64_t least(int64_t x, int64_t y) {
+    return x < y ? x : y;
+}
 
 #endif

@@ -1,0 +1,288 @@
+/* AVX-512 with VNNI. vpdpbusd multiplies unsigned bytes by signed ones and adds four products to an int32 lane.
+ *
+ * Twice an e2m1 value is an integer in -12 .. 12. The long operand is decoded with 12 added, which makes it unsigned;
+ * the short one stays signed, and its block sums, times -12, are where the lane's sum starts, so the shift costs
+ * nothing. A block of 16 is four vpdpbusd, exact; then one conversion, one product with the short scale (exact: 12 bits
+ * by 4) and one fused multiply-add with the long scale: a single rounding a block. */
+#if defined(__x86_64__)
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")
+#include <immintrin.h>
+
+#include "gemm.h"
+
+enum { LANES = 16, STRIP_ROWS = 8, SHIFT = 12 };
+
+/* A panel: 16 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
+typedef struct panel_block {
+    __m512i values[4], start;
+    __m512 scales; /* a quarter of the scale: both sides are doubled */
+} panel_block;
+
+typedef struct strip {
+    uint8_t values[STRIP_ROWS][CHUNK_BLOCKS * 16];
+    float scales[STRIP_ROWS][CHUNK_BLOCKS];
+} strip;
+
+/* Short rows before they are interleaved. */
+typedef struct rows_decoded {
+    int8_t values[LANES][CHUNK_BLOCKS * 16];
+    float scales[LANES][CHUNK_BLOCKS];
+} rows_decoded;
+
+static inline __m512i doubled_table(int shift) {
+    __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)e2m1_doubled), _mm_set1_epi8((char)shift));
+    return _mm512_broadcast_i32x4(table);
+}
+
+/* The low `count` bits, count clipped to 0 .. 32. */
+static inline __mmask32 low_bits(int64_t count) {
+    return count >= 32 ? 0xFFFFFFFF : count <= 0 ? 0 : (1u << count) - 1;
+}
+
+/* 16 scale bytes of a row from a block (a multiple of 4) on; zeros past the last. Never reads past the last scale, or
+ * in the 128x4 layout past the last whole group of 4. */
+static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    const uint8_t *from = x->scale + scale_offset(x->scale_layout, x->scale_pitch, row, block);
+    __mmask16 valid = (__mmask16)low_bits(blocks);
+    if (x->scale_layout == SCALES_LINEAR) return _mm_maskz_loadu_epi8(valid, from);
+    if (blocks >= 16)
+        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(_mm_loadu_si32(from), _mm_loadu_si32(from + 512)),
+                                  _mm_unpacklo_epi32(_mm_loadu_si32(from + 1024), _mm_loadu_si32(from + 1536)));
+    uint32_t groups[4] = {0};
+    for (int64_t i = 0; i < 4 && i * 4 < blocks; i++) memcpy(groups + i, from + i * 512, 4);
+    return _mm_maskz_mov_epi8(valid, _mm_loadu_si128((const __m128i *)groups));
+}
+
+/* e4m3 without its sign, seven bits to the left, is the fp16 of value / 256, subnormals included. */
+static inline __m256i scales_as_fp16(__m128i codes) {
+    return _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 7), _mm256_set1_epi16(0x3F80));
+}
+
+static inline __m512 decode_scales(__m128i codes, float factor) {
+    __m256i half = scales_as_fp16(codes);
+    __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f * factor));
+    __mmask16 nan = _mm256_cmpeq_epi16_mask(half, _mm256_set1_epi16(0x3F80));
+    return _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(NAN));
+}
+
+/* Blocks of one row, in order; writes whole groups of 4 blocks of values and 16 of scales. */
+static inline void decode_row(void *values, float *scales, const operand *x, int64_t row, int64_t block, int64_t blocks,
+                              int shift, float factor) {
+    const uint8_t *from = x->data + row * x->pitch + block * 8;
+    __m512i table = doubled_table(shift);
+    for (int64_t b = 0; b < blocks; b += 4) {
+        __m512i pairs = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(low_bits((blocks - b) * 8), from + b * 8));
+        __m512i codes = _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi16(pairs, 4)), _mm512_set1_epi8(15));
+        _mm512_storeu_si512((char *)values + b * 16, _mm512_shuffle_epi8(table, codes));
+    }
+    for (int64_t b = 0; b < blocks; b += 16)
+        _mm512_storeu_ps(scales + b, decode_scales(load_scales(x, row, block + b, blocks - b), factor));
+}
+
+static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    strip *to = memory;
+    for (int r = 0; r < STRIP_ROWS; r++)
+        if (row + r < x->rows)
+            decode_row(to->values[r], to->scales[r], x, row + r, block, blocks, SHIFT, 1.0f);
+        else
+            memset(to->scales[r], 0, sizeof to->scales[r]);
+}
+
+/* 16 rows of four dwords, `pitch` bytes apart, to four vectors of 16 lanes. */
+static inline void transpose(__m512i to[4], const char *from, size_t pitch) {
+    __m512i rows[4];
+    for (int i = 0; i < 4; i++) {
+        rows[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(from + (size_t)i * pitch)));
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 4) * pitch)), 1);
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 8) * pitch)), 2);
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 12) * pitch)), 3);
+    }
+    __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]), high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
+    __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]), high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+    to[0] = _mm512_unpacklo_epi64(low01, low23);
+    to[1] = _mm512_unpackhi_epi64(low01, low23);
+    to[2] = _mm512_unpacklo_epi64(high01, high23);
+    to[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    panel_block *to = memory;
+    rows_decoded d;
+    for (int lane = 0; lane < LANES; lane++)
+        if (row + lane < x->rows) {
+            decode_row(d.values[lane], d.scales[lane], x, row + lane, block, blocks, 0, 0.25f);
+        } else {
+            memset(d.values[lane], 0, sizeof d.values[lane]);
+            memset(d.scales[lane], 0, sizeof d.scales[lane]);
+        }
+    __m512i twelve = _mm512_set1_epi8(SHIFT);
+    for (int64_t b = 0; b < blocks; b++) {
+        transpose(to[b].values, (const char *)d.values[0] + b * 16, sizeof d.values[0]);
+        __m512i sum = _mm512_setzero_si512();
+        for (int j = 0; j < 4; j++) sum = _mm512_dpbusd_epi32(sum, twelve, to[b].values[j]);
+        to[b].start = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
+    }
+    for (int64_t b = 0; b < blocks; b += 4) {
+        __m512i scales[4];
+        transpose(scales, (const char *)(d.scales[0] + b), sizeof d.scales[0]);
+        for (int64_t i = 0; i < least(4, blocks - b); i++) to[b + i].scales = _mm512_castsi512_ps(scales[i]);
+    }
+}
+
+/* STRIP_ROWS long rows by 16 * panels short rows, in registers. */
+static inline __attribute__((always_inline)) void register_tile(float *sums, const strip *s, const panel_block *p0,
+                                                                const int panels, int64_t blocks, int first) {
+    __m512 sum[STRIP_ROWS][2];
+    for (int r = 0; r < STRIP_ROWS; r++)
+        for (int i = 0; i < panels; i++)
+            sum[r][i] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * SHORT_ROWS + i * LANES);
+    for (int64_t b = 0; b < blocks; b++) {
+#pragma GCC unroll 16
+        for (int r = 0; r < STRIP_ROWS; r++) {
+            __m512i dot[2];
+            for (int i = 0; i < panels; i++) dot[i] = p0[i * CHUNK_BLOCKS + b].start;
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                int quad;
+                memcpy(&quad, s->values[r] + b * 16 + j * 4, 4);
+                __m512i quads = _mm512_set1_epi32(quad);
+                for (int i = 0; i < panels; i++)
+                    dot[i] = _mm512_dpbusd_epi32(dot[i], quads, p0[i * CHUNK_BLOCKS + b].values[j]);
+            }
+            __m512 scale = _mm512_set1_ps(s->scales[r][b]);
+            for (int i = 0; i < panels; i++)
+                sum[r][i] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[i]), p0[i * CHUNK_BLOCKS + b].scales),
+                                            scale, sum[r][i]);
+        }
+    }
+    for (int r = 0; r < STRIP_ROWS; r++)
+        for (int i = 0; i < panels; i++) _mm512_storeu_ps(sums + r * SHORT_ROWS + i * LANES, sum[r][i]);
+}
+
+static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
+                 int first) {
+    const panel_block *p = panels;
+    int i = 0;
+    for (; i + 2 <= panel_count; i += 2)
+        register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 2, blocks, first);
+    if (i < panel_count) register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 1, blocks, first);
+}
+
+/* A packed vector, for 256 elements (128 bytes of the long row) at a time: values[h][0] meet the low nibbles of the
+ * half's 64 bytes, values[h][1] the high ones. A block is then two neighbouring lanes. */
+typedef struct vector_group {
+    __m512i values[2][2], start[2];
+    __m512 scales;
+} vector_group;
+
+static size_t vector_bytes(int64_t blocks) {
+    return (size_t)((blocks + 15) / 16) * sizeof(vector_group);
+}
+
+/* 64 bytes of a row, zeros from byte `valid` on, as low and high nibbles looked up. */
+static inline void load_nibbles(__m512i to[2], const uint8_t *from, int64_t valid, __m512i table) {
+    __mmask64 mask = valid >= 64 ? ~0ull : valid <= 0 ? 0 : (1ull << valid) - 1;
+    __m512i pairs = _mm512_maskz_loadu_epi8(mask, from), low = _mm512_set1_epi8(15);
+    to[0] = _mm512_shuffle_epi8(table, _mm512_and_si512(pairs, low));
+    to[1] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low));
+}
+
+static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+    vector_group *to = vector;
+    const uint8_t *from = x->data + row * x->pitch;
+    __m512i table = doubled_table(0), twelve = _mm512_set1_epi8(SHIFT);
+    for (int64_t b = 0; b < blocks; b += 16, to++) {
+        for (int half = 0; half < 2; half++) {
+            int64_t valid = (blocks - b) * 8 - half * 64;
+            load_nibbles(to->values[half], valid > 0 ? from + b * 8 + half * 64 : from, valid, table);
+            __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), twelve, to->values[half][0]);
+            sum = _mm512_dpbusd_epi32(sum, twelve, to->values[half][1]);
+            to->start[half] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
+        }
+        to->scales = decode_scales(load_scales(x, row, b, blocks - b), 0.25f * 256.0f);
+    }
+}
+
+/* One group of 16 blocks of the long row, of which `blocks` exist, against every vector. */
+static inline __attribute__((always_inline)) void dots_group(__m512 *sum, __m256i *largest, const operand *x,
+                                                             int64_t row, int64_t block, int64_t blocks,
+                                                             const vector_group *v, size_t pitch, const int count) {
+    const uint8_t *from = x->data + row * x->pitch + block * 8;
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1)), table = doubled_table(SHIFT);
+    __m512i w[2][2];
+    load_nibbles(w[0], from, blocks * 8, table);
+    load_nibbles(w[1], blocks > 8 ? from + 64 : from, blocks * 8 - 64, table);
+    __m256i half = scales_as_fp16(load_scales(x, row, block, blocks));
+    *largest = _mm256_max_epu16(*largest, half);
+    __m512 scales = _mm512_cvtph_ps(half); /* of 1/256 of the scales; pack_vector has the 256 */
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) {
+        const vector_group *q = (const vector_group *)((const char *)v + (size_t)i * pitch);
+        __m512i dot[2];
+        for (int h = 0; h < 2; h++)
+            dot[h] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(q->start[h], w[h][0], q->values[h][0]), w[h][1],
+                                         q->values[h][1]);
+        __m512i whole = _mm512_add_epi32(_mm512_permutex2var_epi32(dot[0], even, dot[1]),
+                                         _mm512_permutex2var_epi32(dot[0], odd, dot[1]));
+        sum[i] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(whole), q->scales), scales, sum[i]);
+    }
+}
+
+static inline __attribute__((always_inline)) void dots_count(float *sums, const operand *x, int64_t row,
+                                                             const vector_group *v, int64_t blocks, const int count) {
+    size_t pitch = vector_bytes(blocks);
+    __m512 sum[MAX_VECTORS];
+    for (int i = 0; i < count; i++) sum[i] = _mm512_setzero_ps();
+    __m256i largest = _mm256_setzero_si256();
+    int64_t b = 0;
+    for (; b + 16 <= blocks; b += 16, v++) dots_group(sum, &largest, x, row, b, 16, v, pitch, count);
+    if (b < blocks) dots_group(sum, &largest, x, row, b, blocks - b, v, pitch, count);
+    int nan = _mm256_cmpeq_epi16_mask(largest, _mm256_set1_epi16(0x3F80)) != 0;
+    for (int i = 0; i < count; i++) sums[i] = nan ? NAN : _mm512_reduce_add_ps(sum[i]);
+}
+
+static void dots(float *sums, const operand *x, int64_t row, const void *vectors, int count, int64_t blocks) {
+    switch (count) {
+    case 1:
+        dots_count(sums, x, row, vectors, blocks, 1);
+        break;
+    case 2:
+        dots_count(sums, x, row, vectors, blocks, 2);
+        break;
+    case 3:
+        dots_count(sums, x, row, vectors, blocks, 3);
+        break;
+    case 4:
+        dots_count(sums, x, row, vectors, blocks, 4);
+        break;
+    case 5:
+        dots_count(sums, x, row, vectors, blocks, 5);
+        break;
+    case 6:
+        dots_count(sums, x, row, vectors, blocks, 6);
+        break;
+    case 7:
+        dots_count(sums, x, row, vectors, blocks, 7);
+        break;
+    default:
+        dots_count(sums, x, row, vectors, blocks, 8);
+        break;
+    }
+}
+
+const cpu_kernel avx512vnni_kernel = {
+    .lanes = LANES,
+    .strip_rows = STRIP_ROWS,
+    .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block),
+    .strip_bytes = sizeof(strip),
+    .pack_panel = pack_panel,
+    .decode_strip = decode_strip,
+    .tile = tile,
+    .max_vectors = MAX_VECTORS,
+    .vector_bytes = vector_bytes,
+    .pack_vector = pack_vector,
+    .dots = dots,
+    .epilogue = epilogue,
+};
+#endif

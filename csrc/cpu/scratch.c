@@ -1,0 +1,27 @@
+/* Memory that a thread keeps between calls, so that a call does not pay for fresh pages. Freed when the thread ends. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "gemm.h"
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static int have_key;
+static _Thread_local void *memory;
+static _Thread_local size_t size;
+
+static void make_key(void) {
+    have_key = pthread_key_create(&key, free) == 0;
+}
+
+void *scratch(size_t bytes) {
+    if (bytes <= size) return memory;
+    pthread_once(&once, make_key);
+    if (!have_key) return NULL;
+    free(memory);
+    size = (bytes + 4095) / 4096 * 4096;
+    memory = aligned_alloc(64, size);
+    if (!memory) size = 0;
+    pthread_setspecific(key, memory);
+    return memory;
+}
