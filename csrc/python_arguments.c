@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "error.h"
-#include "names.h"
+#include "frontend.h"
 #include "python_module.h"
 #include "python_tensor.h"
 
@@ -78,7 +78,7 @@ int read_out_dtype(PyObject *object, int32_t if_none, int32_t *dtype) {
     describe(object, PyObject_HasAttrString(object, "__name__") ? "__name__" : NULL, text, sizeof text);
     const char *prefix = "torch.";
     size_t skip = strncmp(text, prefix, strlen(prefix)) == 0 ? strlen(prefix) : 0;
-    if (out_dtype_from_name(text + skip, dtype) != NVFP4_OK) return 0;
+    if (dtype_from_name("out_dtype", text + skip, dtype) != NVFP4_OK) return 0;
     PyObject *previous = latest;
     latest = Py_NewRef(object);
     latest_dtype = *dtype;

@@ -4,9 +4,6 @@
  * them and by position; defaults, keywords and documentation live there. */
 #include "python_module.h"
 
-#include <string.h>
-
-#include "error.h"
 #include "torch_ops.h"
 
 nvfp4_context *python_context;
@@ -21,15 +18,6 @@ int check_count(const char *function, Py_ssize_t count, Py_ssize_t expected) {
     if (count == expected) return 1;
     PyErr_Format(PyExc_TypeError, "_C.%s takes %zd positional arguments but %zd were given", function, expected, count);
     return 0;
-}
-
-void rename_argument(const char *from, const char *to) {
-    char sentence[1024];
-    size_t length = strlen(from);
-    strncpy(sentence, nvfp4_last_error(), sizeof sentence - 1);
-    sentence[sizeof sentence - 1] = 0;
-    if (strncmp(sentence, from, length) == 0 && sentence[length] == ':')
-        fail(NVFP4_INVALID, "%s%s", to, sentence + length);
 }
 
 PyObject *call_torch_op(const char *name, arguments a, Py_ssize_t count) {
@@ -67,6 +55,9 @@ static PyMethodDef methods[] = {
     {"swizzle", python_swizzle, METH_O, NULL},
     {"unswizzle", FASTCALL(python_unswizzle), METH_FASTCALL, NULL},
     {"check_gemm", FASTCALL(python_check_gemm), METH_FASTCALL, NULL},
+    {"check_custom_kernel", FASTCALL(python_check_custom_kernel), METH_FASTCALL, NULL},
+    {"check_quantize", FASTCALL(python_check_quantize), METH_FASTCALL, NULL},
+    {"check_swizzle", FASTCALL(python_check_swizzle), METH_FASTCALL, NULL},
     {"plan", FASTCALL(python_plan), METH_FASTCALL, NULL},
     {"driver", python_driver, METH_NOARGS, NULL},
     {"device", python_device, METH_O, NULL},

@@ -37,11 +37,13 @@ PyObject *python_unswizzle(PyObject *module, arguments a, Py_ssize_t count);
 /* python_gemm.c */
 PyObject *python_gemm(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_custom_kernel(PyObject *module, arguments a, Py_ssize_t count);
+/* python_check.c */
 PyObject *python_check_gemm(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_check_custom_kernel(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_check_quantize(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_check_swizzle(PyObject *module, arguments a, Py_ssize_t count);
 
 /* Calls the function of this name in nvfp4/torch_ops.py with the same arguments. */
 PyObject *call_torch_op(const char *name, arguments a, Py_ssize_t count);
-/* If the pending sentence is about argument `from`, makes it speak of `to`: the name that the caller used. */
-void rename_argument(const char *from, const char *to);
 
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "error.h"
-#include "names.h"
+#include "frontend.h"
 #include "torch_shim.h"
 
 static struct {
@@ -71,18 +71,13 @@ static nvfp4_status read_name(torch_value value, nvfp4_status (*parse)(const cha
 
 /* ---- results ---- */
 
-static nvfp4_status new_tensor(torch_value like, int ndim, const int64_t *shape, int32_t dtype, nvfp4_tensor *t,
-                               torch_value *result) {
+/* Allocates what a tensor describes, beside `like`. */
+static nvfp4_status new_tensor(torch_value like, nvfp4_tensor *t, torch_value *result) {
     torch_tensor source = (torch_tensor)(uintptr_t)like, tensor;
-    int64_t strides[NVFP4_MAX_DIMS], stride = 1;
     int32_t type, index;
-    for (int i = ndim - 1; i >= 0; i--) {
-        strides[i] = stride;
-        stride *= shape[i] > 1 ? shape[i] : 1;
-    }
     if (shim.aoti_torch_get_device_type(source, &type) || shim.aoti_torch_get_device_index(source, &index) ||
-        shim.aoti_torch_empty_strided(ndim, shape, strides, dtype_codes[dtype], type, index, &tensor))
-        return fail(NVFP4_OUT_OF_MEMORY, "torch could not allocate a result of dtype %s", nvfp4_dtype_name(dtype));
+        shim.aoti_torch_empty_strided(t->ndim, t->shape, t->stride, dtype_codes[t->dtype], type, index, &tensor))
+        return fail(NVFP4_OUT_OF_MEMORY, "torch could not allocate a result of dtype %s", nvfp4_dtype_name(t->dtype));
     *result = (torch_value)(uintptr_t)tensor;
     return read_tensor(*result, "result", t);
 }
@@ -142,9 +137,8 @@ static nvfp4_status run_gemm(torch_value a, nvfp4_gemm_args *args) {
     nvfp4_status status = nvfp4_gemm_plan(op_context, args, &plan);
     if (!status) status = current_queue(args->a.device, &args->queue);
     if (!status && plan.workspace) {
-        nvfp4_tensor memory;
-        int64_t bytes = (int64_t)plan.workspace;
-        status = new_tensor(a, 1, &bytes, NVFP4_UINT8, &memory, &workspace);
+        nvfp4_tensor memory = {.dtype = NVFP4_UINT8, .ndim = 1, .shape = {(int64_t)plan.workspace}, .stride = {1}};
+        status = new_tensor(a, &memory, &workspace);
         args->workspace = memory.data;
         args->workspace_size = plan.workspace;
     }
@@ -171,29 +165,29 @@ static void gemm(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     int32_t dtype;
     nvfp4_status status = read_gemm(stack, &args);
     if (!status) status = read_dtype((int32_t)stack[11], "out_dtype", &dtype);
-    if (!status && (args.a.ndim < 2 || args.a.ndim > 3 || args.b.ndim != args.a.ndim))
-        status = fail(NVFP4_INVALID, "a: has %d dimensions and b has %d; must both have 2 or both 3", args.a.ndim,
-                      args.b.ndim);
-    if (!status) {
-        int64_t shape[3];
-        memcpy(shape, args.a.shape, sizeof shape);
-        shape[args.a.ndim - 1] = args.b.shape[args.b.ndim - 2];
-        status = new_tensor(stack[0], args.a.ndim, shape, dtype, &args.out, &result);
-    }
+    if (!status) status = gemm_result(&args, dtype, &args.out);
+    if (!status) status = new_tensor(stack[0], &args.out, &result);
     if (!status) status = run_gemm(stack[0], &args);
     finish(status, stack, "tttttttffssi", &result, 1);
 }
 
+/* custom_kernel(a, b, sfa_permuted, sfb_permuted, c) */
+static void custom_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
+    nvfp4_status status = read_tensor(stack[0], "a", &args.a);
+    if (!status) status = read_tensor(stack[1], "b", &args.b);
+    if (!status) status = read_tensor(stack[2], "sfa_permuted", &args.scale_a);
+    if (!status) status = read_tensor(stack[3], "sfb_permuted", &args.scale_b);
+    if (!status) status = read_tensor(stack[4], "c", &args.out);
+    if (!status) status = gemm_of_views(&args);
+    if (!status) status = run_gemm(stack[0], &args);
+    if (status) rename_views();
+    finish(status, stack, "ttttt", NULL, 0);
+}
+
 /* ---- conversions ---- */
-
-static int64_t round_up(int64_t x, int64_t multiple) {
-    return (x + multiple - 1) / multiple * multiple;
-}
-
-static nvfp4_status check_rank(const char *name, const nvfp4_tensor *t) {
-    if (t->ndim == 2 || t->ndim == 3) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "%s: has %d dimensions; must have 2 or 3", name, t->ndim);
-}
 
 /* quantize(x, global_scale, global_value, scale_layout) */
 static void quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
@@ -205,21 +199,9 @@ static void quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     if (!status) status = read_optional(stack[1], "global_scale", &args.global_scale);
     args.global_value = read_float(stack[2]);
     if (!status) status = read_name(stack[3], layout_from_name, &args.scale_layout);
-    if (!status) status = check_rank("x", &args.x);
-    if (!status) {
-        int ndim = args.x.ndim;
-        int64_t data[3], scale[3];
-        memcpy(data, args.x.shape, sizeof data);
-        memcpy(scale, args.x.shape, sizeof scale);
-        data[ndim - 1] /= 2;
-        scale[ndim - 1] /= 16;
-        if (args.scale_layout == NVFP4_128X4) {
-            scale[ndim - 2] = round_up(scale[ndim - 2], 128);
-            scale[ndim - 1] = round_up(scale[ndim - 1], 4);
-        }
-        status = new_tensor(stack[0], ndim, data, NVFP4_UINT8, &args.data, &results[0]);
-        if (!status) status = new_tensor(stack[0], ndim, scale, NVFP4_E4M3, &args.scale, &results[1]);
-    }
+    if (!status) status = quantize_results(&args.x, args.scale_layout, &args.data, &args.scale);
+    if (!status) status = new_tensor(stack[0], &args.data, &results[0]);
+    if (!status) status = new_tensor(stack[0], &args.scale, &results[1]);
     args.threads = thread_count();
     if (!status) status = current_queue(args.x.device, &args.queue);
     if (!status) status = nvfp4_quantize(op_context, &args);
@@ -239,13 +221,8 @@ static void dequantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     args.global_value = read_float(stack[3]);
     if (!status) status = read_name(stack[4], layout_from_name, &args.scale_layout);
     if (!status) status = read_dtype((int32_t)stack[5], "out_dtype", &dtype);
-    if (!status) status = check_rank("data", &args.data);
-    if (!status) {
-        int64_t shape[3];
-        memcpy(shape, args.data.shape, sizeof shape);
-        shape[args.data.ndim - 1] *= 2;
-        status = new_tensor(stack[0], args.data.ndim, shape, dtype, &args.x, &result);
-    }
+    if (!status) status = dequantize_result(&args.data, dtype, &args.x);
+    if (!status) status = new_tensor(stack[0], &args.x, &result);
     args.threads = thread_count();
     if (!status) status = current_queue(args.x.device, &args.queue);
     if (!status) status = nvfp4_dequantize(op_context, &args);
@@ -260,16 +237,11 @@ static void swizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     torch_value result = 0;
     void *queue;
     nvfp4_status status = read_tensor(stack[0], "scale", &from);
-    if (!status) status = check_rank("scale", &from);
-    if (!status) {
-        int64_t shape[3];
-        memcpy(shape, from.shape, sizeof shape);
-        shape[from.ndim - 2] = round_up(shape[from.ndim - 2], 128);
-        shape[from.ndim - 1] = round_up(shape[from.ndim - 1], 4);
-        status = new_tensor(stack[0], from.ndim, shape, from.dtype, &to, &result);
-    }
+    if (!status) status = swizzle_result(&from, &to);
+    if (!status) status = new_tensor(stack[0], &to, &result);
     if (!status) status = current_queue(from.device, &queue);
     if (!status) status = nvfp4_swizzle(op_context, &from, &to, queue);
+    if (status) rename_argument("swizzled", "scale");
     finish(status, stack, "t", &result, 1);
 }
 
@@ -280,18 +252,12 @@ static void unswizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     nvfp4_tensor from, to;
     torch_value result = 0;
     void *queue;
-    int64_t rows = (int64_t)stack[1], columns = (int64_t)stack[2];
     nvfp4_status status = read_tensor(stack[0], "scale", &from);
-    if (!status && (rows < 0 || columns < 0 || rows > INT32_MAX || columns > INT32_MAX))
-        status = fail(NVFP4_INVALID, "rows, columns: are %lld, %lld; must be between 0 and %d", (long long)rows,
-                      (long long)columns, INT32_MAX);
-    if (!status) {
-        const int64_t shape[3] = {from.ndim == 3 ? from.shape[0] : 1, rows, columns};
-        int batched = from.ndim == 3;
-        status = new_tensor(stack[0], 2 + batched, shape + !batched, from.dtype, &to, &result);
-    }
+    if (!status) status = unswizzle_result(&from, (int64_t)stack[1], (int64_t)stack[2], &to);
+    if (!status) status = new_tensor(stack[0], &to, &result);
     if (!status) status = current_queue(from.device, &queue);
     if (!status) status = nvfp4_unswizzle(op_context, &from, &to, queue);
+    if (status) rename_argument("swizzled", "scale");
     finish(status, stack, "tii", &result, 1);
 }
 
@@ -307,6 +273,8 @@ static const struct {
 } operators[] = {
     {"gemm", "gemm(" GEMM_ARGUMENTS "ScalarType out_dtype) -> Tensor", gemm},
     {"gemm_out", "gemm_out(" GEMM_ARGUMENTS "Tensor(a!) out) -> ()", gemm_out},
+    {"custom_kernel", "custom_kernel(Tensor a, Tensor b, Tensor sfa_permuted, Tensor sfb_permuted, Tensor(a!) c) -> ()",
+     custom_kernel},
     {"quantize", "quantize(Tensor x, Tensor global_scale, float global_value, str scale_layout) -> (Tensor, Tensor)",
      quantize},
     {"dequantize",

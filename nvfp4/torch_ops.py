@@ -6,6 +6,7 @@ and the way from a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, out_dtype) -> Tensor
     gemm_out(..., backend, Tensor(a!) out) -> ()
+    custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
     swizzle(scale) -> Tensor
@@ -28,21 +29,35 @@ _C.register_torch_ops()
 _ops = torch.ops.nvfp4
 
 
-# ---- fakes ----
+# ---- fakes: the C checks without memory, and the shapes of results ----
+
+
+def _check(check: Callable[..., None], *arguments: Any) -> None:
+    """Runs a check of _C with tensors described. Sizes that are still symbols are checked when the operator runs: to
+    look at them now would fix them."""
+    tensors = [t for t in arguments if isinstance(t, Tensor)]
+    if all(isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
+        check(*(_described(t) if isinstance(t, Tensor) else t for t in arguments))
 
 
 def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] | None:
-    """What _C.check_gemm wants to know; None for an absent tensor."""
+    """dtype, device, shape and strides as _C takes them; None for an absent tensor."""
     if t.ndim == 1 and t.shape[0] == 0:
         return None
     device = (t.device.index or 0) if t.device.type == "cuda" else -1
     return str(t.dtype).removeprefix("torch."), device, tuple(t.shape), tuple(t.stride())
 
 
-def _check_gemm(tensors: list[Tensor], beta: float, scale_layout: str, backend: str) -> None:
-    # Sizes that are still symbols are checked when the operator runs: to look at them now would fix them.
-    if all(isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
-        _C.check_gemm(*map(_described, tensors), beta, scale_layout, backend)
+def _rows(name: str, t: Tensor) -> tuple[list[int], int, int]:
+    """(batch, rows, columns) of a tensor of two or three dimensions."""
+    if t.ndim not in (2, 3):
+        raise _C.Error(f"{name}: has {t.ndim} dimensions; must have 2, or 3 with a leading batch")
+    *batch, rows, columns = t.shape
+    return batch, rows, columns
+
+
+def _round_up(x: int, multiple: int) -> int:
+    return (x + multiple - 1) // multiple * multiple
 
 
 @torch.library.register_fake("nvfp4::gemm")
@@ -60,8 +75,10 @@ def _(
     backend: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    out = a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=out_dtype)
-    _check_gemm([a, b, scale_a, scale_b, alpha, bias, c, out], beta, scale_layout, backend)
+    batch, m, _ = _rows("a", a)
+    _, n, _ = _rows("b", b)
+    out = a.new_empty((*batch, m, n), dtype=out_dtype)
+    _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend)
     return out
 
 
@@ -80,37 +97,47 @@ def _(
     backend: str,
     out: Tensor,
 ) -> None:
-    _check_gemm([a, b, scale_a, scale_b, alpha, bias, c, out], beta, scale_layout, backend)
+    _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend)
 
 
-def _round_up(x: int, multiple: int) -> int:
-    return (x + multiple - 1) // multiple * multiple
+@torch.library.register_fake("nvfp4::custom_kernel")
+def _(a: Tensor, b: Tensor, sfa_permuted: Tensor, sfb_permuted: Tensor, c: Tensor) -> None:
+    _check(_C.check_custom_kernel, a, b, sfa_permuted, sfb_permuted, c)
 
 
 @torch.library.register_fake("nvfp4::quantize")
 def _(x: Tensor, global_scale: Tensor, global_value: float, scale_layout: str) -> tuple[Tensor, Tensor]:
-    *batch, rows, k = x.shape
-    data = x.new_empty((*batch, rows, k // 2), dtype=torch.uint8)
+    batch, rows, k = _rows("x", x)
     scales = (rows, k // 16) if scale_layout == "linear" else (_round_up(rows, 128), _round_up(k // 16, 4))
-    return data, x.new_empty((*batch, *scales), dtype=torch.float8_e4m3fn)
+    data = x.new_empty((*batch, rows, k // 2), dtype=torch.uint8)
+    scale = x.new_empty((*batch, *scales), dtype=torch.float8_e4m3fn)
+    _check(_C.check_quantize, x, data, scale, global_scale, scale_layout, False)
+    return data, scale
 
 
 @torch.library.register_fake("nvfp4::dequantize")
 def _(
     data: Tensor, scale: Tensor, global_scale: Tensor, global_value: float, scale_layout: str, out_dtype: torch.dtype
 ) -> Tensor:
-    return data.new_empty((*data.shape[:-1], data.shape[-1] * 2), dtype=out_dtype)
+    batch, rows, columns = _rows("data", data)
+    x = data.new_empty((*batch, rows, columns * 2), dtype=out_dtype)
+    _check(_C.check_quantize, x, data, scale, global_scale, scale_layout, True)
+    return x
 
 
 @torch.library.register_fake("nvfp4::swizzle")
 def _(scale: Tensor) -> Tensor:
-    *batch, rows, columns = scale.shape
-    return scale.new_empty((*batch, _round_up(rows, 128), _round_up(columns, 4)))
+    batch, rows, columns = _rows("scale", scale)
+    swizzled = scale.new_empty((*batch, _round_up(rows, 128), _round_up(columns, 4)))
+    _check(_C.check_swizzle, scale, swizzled, False)
+    return swizzled
 
 
 @torch.library.register_fake("nvfp4::unswizzle")
 def _(scale: Tensor, rows: int, columns: int) -> Tensor:
-    return scale.new_empty((*scale.shape[:1], rows, columns) if scale.ndim == 3 else (rows, columns))
+    linear = scale.new_empty((*scale.shape[:1], rows, columns) if scale.ndim == 3 else (rows, columns))
+    _check(_C.check_swizzle, linear, scale, True)
+    return linear
 
 
 # ---- calls: the arguments of nvfp4._api's functions, all of them ----
@@ -122,6 +149,8 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
         return operator(*arguments)
     try:
         return operator(*arguments)
+    except NotImplementedError as error:  # a sparse tensor, a device of another make
+        raise _C.Error(f"torch: {str(error).partition('. ')[0]}") from error
     except RuntimeError as error:
         if str(error).startswith(_C.last_error()):
             raise _C.Error(_C.last_error()) from None
@@ -147,10 +176,17 @@ def _number_or_tensor(x: Any, like: Tensor) -> tuple[Tensor, float]:
     return _optional(None, like), 1.0 if x is None else float(x)
 
 
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
 def _dtype(out_dtype: Any, default: torch.dtype) -> torch.dtype:
-    if out_dtype is None:
-        return default
-    return getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
+    """A dtype of torch, a name, or a type of NumPy, which has its name as __name__."""
+    if out_dtype is None or isinstance(out_dtype, torch.dtype):
+        return default if out_dtype is None else out_dtype
+    name = out_dtype if isinstance(out_dtype, str) else getattr(out_dtype, "__name__", str(out_dtype))
+    if name not in _DTYPES:
+        raise _C.Error(f"out_dtype: is {name}; must be float16, bfloat16 or float32")
+    return _DTYPES[name]
 
 
 def gemm(
@@ -182,9 +218,8 @@ def gemm(
 
 
 def custom_kernel(a: Tensor, b: Tensor, sfa_permuted: Tensor, sfb_permuted: Tensor, c: Tensor) -> Tensor:
-    batch_first = [t.permute(2, 0, 1) for t in (a, b, c)]
-    blocks = [t.permute(5, 2, 4, 0, 1, 3) for t in (sfa_permuted, sfb_permuted)]
-    gemm(*batch_first[:2], *blocks, None, None, None, 0.0, batch_first[2], None, "128x4", None)
+    _check_no_grad(c=c)
+    _call(_ops.custom_kernel, a, b, sfa_permuted, sfb_permuted, c)
     return c
 
 
