@@ -4,7 +4,7 @@
 const kernel_entry kernels[KERNEL_COUNT] = {
 #define X(id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, ...)                                          \
     [KERNEL_##id] = {"nvfp4_" #id, SM80_THREADS(warps_m, warps_n, warps_k),                                            \
-                     SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages)},
+                     SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps_k)},
     SM80_GEMM_CONFIGS(X)
 #undef X
         [KERNEL_SM80_SPLIT_REDUCE] = {"nvfp4_sm80_split_reduce", SM80_REDUCE_THREADS, 0},

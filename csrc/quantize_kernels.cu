@@ -63,10 +63,9 @@ __device__ uint32_t encode_e2m1(float value) {
 }
 
 __device__ float decode_e2m1(uint32_t code) {
-    uint32_t magnitude = code & 7;
-    float value = magnitude < 2 ? 0.5f * (float)magnitude
-                                : __uint_as_float(((magnitude >> 1) + 126) << 23 | (magnitude & 1) << 22);
-    return code & 8 ? -value : value;
+    int magnitude = code & 7;
+    int doubled = magnitude < 2 ? magnitude : (2 + (magnitude & 1)) << (magnitude / 2 - 1);
+    return 0.5f * (float)(code & 8 ? -doubled : doubled);
 }
 
 __device__ float global_scale(const quantize_problem &p) {

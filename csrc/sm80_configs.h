@@ -23,8 +23,13 @@
  * side by side fall into different banks) and 4 scales a row. */
 #define SM80_STAGE_BYTES(tile_m, tile_n, tile_k)                                                                       \
     ((tile_k) / SM80_CHUNK * (((tile_m) + 1) * 32 + ((tile_n) + 1) * 32 + ((tile_m) + (tile_n)) * 4))
-#define SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages) ((stages) * SM80_STAGE_BYTES(tile_m, tile_n, tile_k))
-#define SM80_THREADS(warps_m, warps_n, warps_k)           (32 * (warps_m) * (warps_n) * (warps_k))
+#define SM80_SUM_PITCH(tile_n)                   ((tile_n) + 4) /* floats from row to row of sums: spreads them over the banks */
+#define SM80_SUMS_BYTES(tile_m, tile_n, warps_k) ((warps_k) * (tile_m) * SM80_SUM_PITCH(tile_n) * 4)
+#define SM80_MAX(a, b)                           ((a) > (b) ? (a) : (b))
+/* The ring, and in the end the sums in its place. */
+#define SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps_k)                                                     \
+    SM80_MAX((stages) * SM80_STAGE_BYTES(tile_m, tile_n, tile_k), SM80_SUMS_BYTES(tile_m, tile_n, warps_k))
+#define SM80_THREADS(warps_m, warps_n, warps_k) (32 * (warps_m) * (warps_n) * (warps_k))
 
 #define SM80_REDUCE_THREADS 256
 #define SM80_REDUCE_COLUMNS 4 /* a thread */
@@ -33,11 +38,10 @@
 /* Second parameter of the GEMM kernels and of the reduction. The GEMM's grid is
  * tiles_m * tiles_n * l * split_k CTAs, tile_m fastest, split slowest. */
 typedef struct sm80_schedule {
-    float *partial; /* split_k > 1: fp32 [split_k][l][m][n], the workspace */
-    int64_t tiles_m, tiles_n;
+    float *partial;      /* split_k > 1: fp32 [split_k][l][m][n], the workspace */
     int64_t split_tiles; /* stages of tile_k that one CTA runs */
     int64_t reduce_grid; /* CTAs of nvfp4_sm80_split_reduce to launch afterwards; 0: none */
-    int32_t split_k;
+    int32_t tiles_m, tiles_n, split_k;
     int32_t padding_;
 } sm80_schedule;
 

@@ -35,20 +35,21 @@ struct config {
     static constexpr int X_WARPS = WEIGHTS_FIRST ? WARPS_N : WARPS_M, Y_WARPS = WEIGHTS_FIRST ? WARPS_M : WARPS_N;
     static constexpr int WARP_X = X / X_WARPS, WARP_Y = Y / Y_WARPS;
     static constexpr int X_MMAS = WARP_X / 16, Y_MMAS = WARP_Y / 8;
-    static constexpr int SUMS = X_MMAS * Y_MMAS * 4; /* a lane */
+    /* Where the parts of a stage begin; x values come first. */
+    static constexpr int Y_VALUES = CHUNKS * (X + 1) * 32, X_SCALES = Y_VALUES + CHUNKS * (Y + 1) * 32;
+    static constexpr int Y_SCALES = X_SCALES + CHUNKS * X * 4;
+    static constexpr int SUM_PITCH = SM80_SUM_PITCH(TILE_N);
     static constexpr int STAGE_BYTES = SM80_STAGE_BYTES(TILE_M, TILE_N, TILE_K);
-    static constexpr int SHARED_BYTES = SM80_SHARED_BYTES(TILE_M, TILE_N, TILE_K, STAGES);
+    static constexpr int SHARED_BYTES = SM80_SHARED_BYTES(TILE_M, TILE_N, TILE_K, STAGES, WARPS_K);
 
     static_assert(TILE_K % (SM80_CHUNK * WARPS_K) == 0, "each warp along K takes as many chunks of a stage");
     static_assert(X % (16 * X_WARPS) == 0 && Y % (8 * Y_WARPS) == 0, "warps hold whole mma tiles");
     static_assert(128 % X == 0 && 128 % Y == 0, "a tile lies in one 128-row block of scales");
-    static_assert((TILE_K & (TILE_K - 1)) == 0 && THREADS % (TILE_K / 32) == 0, "threads load whole rows of a stage");
     static_assert(STAGE_BYTES % 16 == 0, "stages start on 16 bytes");
     static_assert(STAGES >= 2 && SHARED_BYTES <= 99 * 1024, "what sm_86, sm_89 and sm_120 give a CTA");
-    static_assert(WARPS_K == 1 || THREADS * SUMS * 4 <= SHARED_BYTES, "the sums of all warps fit the ring");
 };
 
-/* One operand, at the batch index and the first row of this CTA's tile. */
+/* One operand, from the first row of this CTA's tile on. */
 struct operand {
     const uint8_t *data, *scale;
     int64_t pitch, scale_pitch;
@@ -76,62 +77,86 @@ __device__ operand operand_b(const gemm_problem &p, int64_t l, int64_t n, int ti
             (int)(n % 128)};
 }
 
-/* Starts the copies of one operand's values at K = k.. of a stage; k_left is how many values the rows have there. */
-template <class C, int ROWS>
-__device__ __forceinline__ void load_values(uint32_t to, const operand &x, int64_t k, int64_t k_left, bool aligned16) {
-    constexpr int PIECES = C::TILE_K / 32; /* of 16 bytes, in a row of the stage */
-    constexpr int STEP = C::THREADS / PIECES;
-    int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
-    int valid = (int)max((int64_t)0, min((int64_t)16, k_left / 2 - piece * 16));
-    const uint8_t *from = x.data + first * x.pitch + k / 2 + piece * 16;
-    to += piece / 2 * (ROWS + 1) * 32 + piece % 2 * 16 + first * 32;
-    if (valid == 0) return;
-#pragma unroll
-    for (int row = 0; row < ROWS; row += STEP, from += STEP * x.pitch, to += STEP * 32) {
-        if (first + row >= x.rows) break;
-        if (aligned16) {
-            cp_async_16(to, from, valid);
-        } else {
-            cp_async_8(to, from);
-            if (valid == 16) cp_async_8(to + 8, from + 8);
-        }
-    }
+/* Keeps a value in its register: left alone, the compiler computes it again from the parameters in every stage. */
+template <class T> __device__ __forceinline__ void pin(T &value) {
+    if constexpr (sizeof(T) == 8)
+        asm volatile("" : "+l"(value));
+    else
+        asm volatile("" : "+r"(value));
 }
 
-/* The same for its scales, a word of 4 a row and chunk. Words that end past K, or that memory does not align, are
- * put together by hand. */
-template <class C, int ROWS>
-__device__ __forceinline__ void load_scales(uint8_t *to, const operand &x, int64_t column, int64_t columns_left,
-                                            bool linear) {
-    bool aligned4 = !linear || ((uintptr_t)x.scale | (uintptr_t)x.scale_pitch) % 4 == 0;
-#pragma unroll
-    for (int i = threadIdx.x; i < ROWS * C::CHUNKS; i += C::THREADS) {
-        int row = linear ? i / C::CHUNKS : i % ROWS, chunk = linear ? i % C::CHUNKS : i / ROWS;
-        if (row >= x.rows) continue;
-        uint8_t *word = to + (chunk * ROWS + row) * 4;
-        int block_row = x.row_in_128 + row;
-        const uint8_t *from = linear ? x.scale + row * x.scale_pitch + column + chunk * 4
-                                     : x.scale + (column / 4 + chunk) * 512 + block_row % 32 * 16 + block_row / 32 * 4;
-        int64_t valid = columns_left - chunk * 4;
-        if (valid >= 4 && aligned4) {
-            cp_async_4(shared_address(word), from);
-        } else {
-            for (int j = 0; j < 4; j++) word[j] = j < valid ? from[j] : 0;
-        }
-    }
-}
+/* What one thread copies of one operand in every stage: pieces of 16 bytes of values, neighbours along a row, and
+ * words of 4 scales, neighbours along the rows. Several passes of all threads cover the stage. */
+template <class C, int ROWS> struct loader {
+    static constexpr int PIECES = C::TILE_K / 32;         /* in a row of the stage */
+    static constexpr int PASS_ROWS = C::THREADS / PIECES; /* values: rows a pass */
+    static constexpr int PASS_CHUNKS = C::THREADS / ROWS; /* scales: chunks a pass */
+    static_assert(C::THREADS % PIECES == 0, "a thread keeps its column of values");
+    static_assert(C::THREADS % ROWS == 0, "a thread keeps its row of scales");
 
-template <class C>
-__device__ __forceinline__ void load_stage(uint8_t *stage, const operand &x, const operand &y, const gemm_problem &p,
-                                           int64_t tile) {
-    int64_t k = tile * C::TILE_K, k_left = p.k - k;
-    bool linear = p.scale_layout == SCALES_LINEAR;
-    uint8_t *y_values = stage + C::CHUNKS * (C::X + 1) * 32, *scales = y_values + C::CHUNKS * (C::Y + 1) * 32;
-    load_values<C, C::X>(shared_address(stage), x, k, k_left, p.aligned16);
-    load_values<C, C::Y>(shared_address(y_values), y, k, k_left, p.aligned16);
-    load_scales<C, C::X>(scales, x, k / 16, k_left / 16, linear);
-    load_scales<C, C::Y>(scales + C::CHUNKS * C::X * 4, y, k / 16, k_left / 16, linear);
-}
+    const uint8_t *values, *scales; /* of the first pass, in the next stage */
+    int64_t pass_pitch;             /* between the values of two passes */
+    int chunk_pitch;                /* between two words of a row of scales */
+    uint32_t values_to, scales_to;  /* shared addresses, in a stage at the start of the ring */
+    int rows;                       /* of values that exist, from this thread's first on */
+    int chunks;                     /* of scales from this thread's first on; 0 where its row does not exist */
+
+    __device__ __forceinline__ loader(const operand &x, int64_t k, bool linear, uint32_t values_at,
+                                      uint32_t scales_at) {
+        int piece = threadIdx.x % PIECES, row = threadIdx.x / PIECES;
+        values = x.data + row * x.pitch + k / 2 + piece * 16;
+        pass_pitch = PASS_ROWS * x.pitch;
+        values_to = values_at + piece / 2 * (ROWS + 1) * 32 + piece % 2 * 16 + row * 32;
+        rows = min(x.rows, ROWS) - row;
+
+        int scale_row = threadIdx.x % ROWS, chunk = threadIdx.x / ROWS, in_block = x.row_in_128 + scale_row;
+        chunk_pitch = linear ? 4 : 512;
+        scales = x.scale + (k / SM80_CHUNK + chunk) * chunk_pitch +
+                 (linear ? scale_row * x.scale_pitch : in_block % 32 * 16 + in_block / 32 * 4);
+        scales_to = scales_at + threadIdx.x * 4;
+        chunks = scale_row < x.rows ? C::CHUNKS - chunk : 0;
+        pin(values), pin(scales), pin(pass_pitch), pin(chunk_pitch), pin(values_to), pin(scales_to), pin(rows),
+            pin(chunks);
+    }
+
+    __device__ __forceinline__ void advance() {
+        values += C::TILE_K / 2;
+        scales += C::CHUNKS * chunk_pitch;
+    }
+
+    /* Starts the copies of a stage that K fills, from memory aligned to 16 bytes and scales aligned to 4. */
+    __device__ __forceinline__ void start(uint32_t stage) {
+#pragma unroll
+        for (int i = 0; i * PASS_ROWS < ROWS; i++)
+            if (i * PASS_ROWS < rows) cp_async_16(stage + values_to + i * PASS_ROWS * 32, values + i * pass_pitch);
+#pragma unroll
+        for (int i = 0; i * PASS_CHUNKS < C::CHUNKS; i++)
+            if (i * PASS_CHUNKS < chunks)
+                cp_async_4(stage + scales_to + i * C::THREADS * 4, scales + i * PASS_CHUNKS * chunk_pitch);
+        advance();
+    }
+
+    /* The same for any stage, of which k_left values along K exist: a scale past them becomes zero. */
+    __device__ __forceinline__ void start_ragged(uint32_t stage, int64_t k_left) {
+        int64_t values_left = k_left - threadIdx.x % PIECES * 32;
+        int64_t scales_left = k_left / 16 - threadIdx.x / ROWS * 4;
+#pragma unroll 1
+        for (int i = 0; i * PASS_ROWS < rows; i++) {
+            uint32_t to = stage + values_to + i * PASS_ROWS * 32;
+            if (values_left > 0) cp_async_8(to, values + i * pass_pitch);
+            if (values_left > 16) cp_async_8(to + 8, values + i * pass_pitch + 8);
+        }
+#pragma unroll 1
+        for (int i = 0; i * PASS_CHUNKS < chunks; i++) {
+            const uint8_t *from = scales + i * PASS_CHUNKS * chunk_pitch;
+            uint32_t word = 0;
+            for (int j = 0; j < 4; j++)
+                if (i * PASS_CHUNKS * 4 + j < scales_left) word |= (uint32_t)from[j] << j * 8;
+            store_shared(stage + scales_to + i * C::THREADS * 4, word);
+        }
+        advance();
+    }
+};
 
 /* The block of 16 values of this lane in one row of a chunk, and its scale. */
 struct raw_block {
@@ -148,12 +173,11 @@ __device__ __forceinline__ raw_block load_block(const uint8_t *values, const uin
 template <class C>
 __device__ __forceinline__ void multiply_stage(const uint8_t *stage, int x_row, int y_row, int k_warp,
                                                float (&sums)[C::X_MMAS][C::Y_MMAS][4]) {
-    const uint8_t *y_base = stage + C::CHUNKS * (C::X + 1) * 32, *x_scale_base = y_base + C::CHUNKS * (C::Y + 1) * 32;
-    const uint8_t *y_scale_base = x_scale_base + C::CHUNKS * C::X * 4;
 #pragma unroll(C::CHUNKS / C::WARPS_K <= 2 ? 2 : 1)
     for (int chunk = k_warp; chunk < C::CHUNKS; chunk += C::WARPS_K) {
-        const uint8_t *x_values = stage + chunk * (C::X + 1) * 32, *y_values = y_base + chunk * (C::Y + 1) * 32;
-        const uint8_t *x_scales = x_scale_base + chunk * C::X * 4, *y_scales = y_scale_base + chunk * C::Y * 4;
+        const uint8_t *x_values = stage + chunk * (C::X + 1) * 32, *x_scales = stage + C::X_SCALES + chunk * C::X * 4;
+        const uint8_t *y_values = stage + C::Y_VALUES + chunk * (C::Y + 1) * 32;
+        const uint8_t *y_scales = stage + C::Y_SCALES + chunk * C::Y * 4;
         raw_block x[C::X_MMAS][2], y[C::Y_MMAS];
 #pragma unroll
         for (int i = 0; i < C::X_MMAS; i++) {
@@ -185,105 +209,104 @@ __device__ __forceinline__ void multiply_stage(const uint8_t *stage, int x_row, 
     }
 }
 
-/* Adds up the sums of the warps along K, in their order, through the ring's memory. Afterwards the first of them
- * holds the total. */
-template <class C> __device__ __forceinline__ void add_warps(float *memory, int k_warp, float *sums) {
-    constexpr int LANES = C::THREADS / C::WARPS_K; /* that hold one copy of the tile */
-    int lane = threadIdx.x % LANES;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < C::SUMS; i++) memory[(k_warp * C::SUMS + i) * LANES + lane] = sums[i];
-    __syncthreads();
-    if (k_warp > 0) return;
-    for (int w = 1; w < C::WARPS_K; w++)
-#pragma unroll
-        for (int i = 0; i < C::SUMS; i++) sums[i] += memory[(w * C::SUMS + i) * LANES + lane];
-}
-
-/* Sums of out[l][m][n] and out[l][m][n + 1]: to the epilogue, or to the workspace where others hold the rest. */
-__device__ __forceinline__ void store_sums(const gemm_problem &p, const sm80_schedule &s, int64_t split, int64_t l,
-                                           int64_t m, int64_t n, float sum0, float sum1) {
-    if (m >= p.m || n >= p.n) return;
-    sum0 *= DECODED_PRODUCT_UNIT, sum1 *= DECODED_PRODUCT_UNIT;
-    bool both = n + 1 < p.n;
-    if (s.split_k > 1) {
-        float *partial = s.partial + ((split * p.l + l) * p.m + m) * p.n + n;
-        partial[0] = sum0;
-        if (both) partial[1] = sum1;
-    } else if (both) {
-        store_out_pair(p, l, m, n, sum0, sum1);
-    } else {
-        store_out(p, l, m, n, sum0);
-    }
-}
-
-/* One sum, where the neighbours in a lane are rows of A. */
-__device__ __forceinline__ void store_sum(const gemm_problem &p, const sm80_schedule &s, int64_t split, int64_t l,
-                                          int64_t m, int64_t n, float sum) {
-    if (m >= p.m || n >= p.n) return;
-    sum *= DECODED_PRODUCT_UNIT;
-    if (s.split_k > 1)
-        s.partial[((split * p.l + l) * p.m + m) * p.n + n] = sum;
-    else
-        store_out(p, l, m, n, sum);
-}
-
-template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm80_schedule &s) {
-    extern __shared__ __align__(16) uint8_t ring[];
-
-    int64_t index = blockIdx.x;
-    int64_t m0 = index % s.tiles_m * C::TILE_M;
-    index /= s.tiles_m;
-    int64_t n0 = index % s.tiles_n * C::TILE_N;
-    index /= s.tiles_n;
-    int64_t l = index % p.l, split = index / p.l;
-
-    operand a = operand_a(p, l, m0, C::TILE_M), b = operand_b(p, l, n0, C::TILE_N);
-    const operand &x = C::WEIGHTS_FIRST ? b : a, &y = C::WEIGHTS_FIRST ? a : b;
-
-    int64_t first = split * s.split_tiles;
-    int tiles = (int)min(s.split_tiles, (p.k + C::TILE_K - 1) / C::TILE_K - first);
-
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int x_warp = warp % C::X_WARPS, y_warp = warp / C::X_WARPS % C::Y_WARPS;
-    int k_warp = warp / (C::X_WARPS * C::Y_WARPS);
-    float sums[C::X_MMAS][C::Y_MMAS][4] = {};
-
-    for (int tile = 0; tile < C::STAGES - 1; tile++) {
-        if (tile < tiles) load_stage<C>(ring + tile * C::STAGE_BYTES, x, y, p, first + tile);
-        cp_async_commit();
-    }
-    int stage = 0, ahead = C::STAGES - 1;
-    for (int tile = 0; tile < tiles; tile++) {
-        cp_async_wait<C::STAGES - 2>();
-        __syncthreads();
-        if (tile + C::STAGES - 1 < tiles)
-            load_stage<C>(ring + ahead * C::STAGE_BYTES, x, y, p, first + tile + C::STAGES - 1);
-        cp_async_commit();
-        multiply_stage<C>(ring + stage * C::STAGE_BYTES, x_warp * C::WARP_X + g, y_warp * C::WARP_Y + g, k_warp, sums);
-        stage = stage + 1 == C::STAGES ? 0 : stage + 1;
-        ahead = ahead + 1 == C::STAGES ? 0 : ahead + 1;
-    }
-    if (C::WARPS_K > 1) {
-        add_warps<C>((float *)ring, k_warp, &sums[0][0][0]);
-        if (k_warp > 0) return;
-    }
-
+/* Writes this warp's sums into the tile of its part of K, fp32 [TILE_M][TILE_N + 4]. */
+template <class C>
+__device__ __forceinline__ void put_sums(float *tile, int x_row, int y_row,
+                                         const float (&sums)[C::X_MMAS][C::Y_MMAS][4]) {
 #pragma unroll
     for (int i = 0; i < C::X_MMAS; i++)
 #pragma unroll
         for (int j = 0; j < C::Y_MMAS; j++)
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                int x_row = x_warp * C::WARP_X + i * 16 + h * 8 + g, y_row = y_warp * C::WARP_Y + j * 8 + 2 * t;
-                float sum0 = sums[i][j][2 * h], sum1 = sums[i][j][2 * h + 1];
-                if (C::WEIGHTS_FIRST) {
-                    store_sum(p, s, split, l, m0 + y_row, n0 + x_row, sum0);
-                    store_sum(p, s, split, l, m0 + y_row + 1, n0 + x_row, sum1);
-                } else {
-                    store_sums(p, s, split, l, m0 + x_row, n0 + y_row, sum0, sum1);
-                }
+            for (int r = 0; r < 4; r++) {
+                int x = x_row + i * 16 + r / 2 * 8, y = y_row + j * 8 + r % 2;
+                tile[C::WEIGHTS_FIRST ? y * C::SUM_PITCH + x : x * C::SUM_PITCH + y] = sums[i][j][r];
             }
+}
+
+/* Sums of out[l][m][n] and out[l][m][n + 1]: to the epilogue, or to the workspace where other CTAs hold the rest. */
+__device__ __forceinline__ void store_sums(const gemm_problem &p, const sm80_schedule &s, int64_t split, int64_t l,
+                                           int64_t m, int64_t n, float2 sum) {
+    bool both = n + 1 < p.n;
+    if (s.split_k > 1) {
+        float *partial = s.partial + ((split * p.l + l) * p.m + m) * p.n + n;
+        partial[0] = sum.x;
+        if (both) partial[1] = sum.y;
+    } else if (both) {
+        store_out_pair(p, l, m, n, sum.x, sum.y);
+    } else {
+        store_out(p, l, m, n, sum.x);
+    }
+}
+
+template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm80_schedule &s) {
+    extern __shared__ __align__(16) uint8_t ring[];
+
+    uint32_t index = blockIdx.x;
+    int64_t m0 = (int64_t)(index % s.tiles_m) * C::TILE_M;
+    index /= s.tiles_m;
+    int64_t n0 = (int64_t)(index % s.tiles_n) * C::TILE_N;
+    index /= s.tiles_n;
+    uint32_t l = index % (uint32_t)p.l, split = index / (uint32_t)p.l;
+    int64_t first = split * s.split_tiles;
+    int tiles = (int)min(s.split_tiles, (p.k + C::TILE_K - 1) / C::TILE_K - first);
+
+    operand a = operand_a(p, l, m0, C::TILE_M), b = operand_b(p, l, n0, C::TILE_N);
+    const operand &x = C::WEIGHTS_FIRST ? b : a, &y = C::WEIGHTS_FIRST ? a : b;
+    bool linear = p.scale_layout == SCALES_LINEAR;
+    uint32_t ring_address = shared_address(ring);
+    loader<C, C::X> load_x(x, first * C::TILE_K, linear, ring_address, ring_address + C::X_SCALES);
+    loader<C, C::Y> load_y(y, first * C::TILE_K, linear, ring_address + C::Y_VALUES, ring_address + C::Y_SCALES);
+    bool words = !linear || ((uintptr_t)x.scale | x.scale_pitch | (uintptr_t)y.scale | y.scale_pitch) % 4 == 0;
+    int whole_tiles = p.aligned16 && words ? (int)min((int64_t)tiles, p.k / C::TILE_K - first) : 0;
+    pin(whole_tiles);
+
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    int x_row = warp % C::X_WARPS * C::WARP_X + g, y_row = warp / C::X_WARPS % C::Y_WARPS * C::WARP_Y;
+    int k_warp = warp / (C::X_WARPS * C::Y_WARPS);
+    float sums[C::X_MMAS][C::Y_MMAS][4] = {};
+
+    constexpr uint32_t RING_BYTES = C::STAGES * C::STAGE_BYTES;
+    uint32_t stage = 0, ahead = 0; /* bytes into the ring */
+    for (int tile = 1 - C::STAGES; tile < tiles; tile++) {
+        if (tile >= 0) {
+            cp_async_wait<C::STAGES - 2>();
+            __syncthreads();
+        }
+        int next = tile + C::STAGES - 1;
+        if (next < whole_tiles) {
+            load_x.start(ahead);
+            load_y.start(ahead);
+        } else if (next < tiles) {
+            int64_t k_left = p.k - (first + next) * C::TILE_K;
+            load_x.start_ragged(ahead, k_left);
+            load_y.start_ragged(ahead, k_left);
+        }
+        cp_async_commit();
+        ahead = ahead + C::STAGE_BYTES == RING_BYTES ? 0 : ahead + C::STAGE_BYTES;
+        if (tile >= 0) {
+            multiply_stage<C>(ring + stage, x_row, y_row + g, k_warp, sums);
+            stage = stage + C::STAGE_BYTES == RING_BYTES ? 0 : stage + C::STAGE_BYTES;
+        }
+    }
+
+    /* The ring's memory now holds the sums: one tile for every part of K, which are added in their order. */
+    float *tiles_of_sums = (float *)ring;
+    __syncthreads();
+    put_sums<C>(tiles_of_sums + k_warp * C::TILE_M * C::SUM_PITCH, x_row, y_row + 2 * t, sums);
+    __syncthreads();
+    for (int i = threadIdx.x * 2; i < C::TILE_M * C::TILE_N; i += C::THREADS * 2) {
+        int64_t m = m0 + i / C::TILE_N, n = n0 + i % C::TILE_N;
+        if (m >= p.m || n >= p.n) continue;
+        float2 sum = {0.0f, 0.0f};
+#pragma unroll
+        for (int part = 0; part < C::WARPS_K; part++) {
+            const float *from = tiles_of_sums + (part * C::TILE_M + i / C::TILE_N) * C::SUM_PITCH + i % C::TILE_N;
+            float2 v = *(const float2 *)from;
+            sum.x += v.x, sum.y += v.y;
+        }
+        store_sums(p, s, split, l, m, n, {sum.x * DECODED_PRODUCT_UNIT, sum.y * DECODED_PRODUCT_UNIT});
+    }
 }
 
 #define X(id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, weights_first, ctas_per_sm)                   \

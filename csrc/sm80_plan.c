@@ -82,7 +82,11 @@ nvfp4_status sm80_plan(const device_facts *facts, const gemm_problem *problem, n
             plan->tile_m = c->tile_m, plan->tile_n = c->tile_n, plan->tile_k = c->tile_k, plan->stages = c->stages;
             plan->split_k = (int32_t)split, plan->grid = grid;
             *schedule = (sm80_schedule){
-                .tiles_m = tiles_m, .tiles_n = tiles_n, .split_tiles = split_tiles, .split_k = (int32_t)split};
+
+                .tiles_m = (int32_t)tiles_m,
+                .tiles_n = (int32_t)tiles_n,
+                .split_tiles = split_tiles,
+                .split_k = (int32_t)split};
         }
     }
     if (plan->grid == 0)

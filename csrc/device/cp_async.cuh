@@ -10,10 +10,10 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-/* 16 bytes between addresses aligned to 16, of which the first `valid` are read and the rest become zero. Goes past
- * L1, and asks L2 for the whole 128-byte line, which the neighbouring threads want too. */
-__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, int valid) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+/* 16 bytes between addresses aligned to 16. Goes past L1, and asks L2 for the whole 128-byte line, which the
+ * neighbouring threads want too. */
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 /* 8 and 4 bytes, between addresses aligned to as much. */
@@ -23,6 +23,11 @@ __device__ __forceinline__ void cp_async_8(uint32_t to, const void *from) {
 
 __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* A plain store, where a copy would not do. */
+__device__ __forceinline__ void store_shared(uint32_t to, uint32_t word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
 /* Closes the group of the copies issued since the last call. */

@@ -37,11 +37,11 @@ __device__ __forceinline__ uint32_t half2_multiply(uint32_t x, uint32_t y) {
 }
 
 #if DECODE_HAS_CVT
-/* Two e4m3 numbers, in the two low bytes, to two fp16. */
-__device__ __forceinline__ uint32_t e4m3x2_to_half2(uint32_t pair) {
-    uint32_t result;
-    asm("{.reg .b16 low; cvt.u16.u32 low, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(result) : "r"(pair));
-    return result;
+/* Four e4m3 numbers to fp16: the two low bytes and the two high ones. */
+__device__ __forceinline__ void e4m3x4_to_half2x2(uint32_t four, uint32_t &low, uint32_t &high) {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(low), "=r"(high)
+        : "r"(four));
 }
 #endif
 
@@ -49,7 +49,9 @@ __device__ __forceinline__ uint32_t e4m3x2_to_half2(uint32_t pair) {
 __device__ __forceinline__ uint32_t decode_scale(uint32_t byte) {
     uint32_t magnitude = byte & 0x7F;
 #if DECODE_HAS_CVT
-    return e4m3x2_to_half2(magnitude * 0x0101);
+    uint32_t pair, unused;
+    e4m3x4_to_half2x2(magnitude * 0x0101, pair, unused);
+    return pair;
 #else
     uint32_t placed = magnitude * (0x00010001u << 7);
     uint32_t scaled = half2_multiply(placed, 0x78007800); /* 2^15 */
@@ -63,10 +65,8 @@ __device__ __forceinline__ void decode_word(uint32_t word, uint32_t scale, uint3
 #if DECODE_HAS_CVT
     uint32_t even = and_or(word << 4, 0x80808080, (word << 2) & 0x1C1C1C1C);
     uint32_t odd = and_or(word, 0x80808080, (word >> 2) & 0x1C1C1C1C);
-    pairs[0] = e4m3x2_to_half2(even);
-    pairs[1] = e4m3x2_to_half2(even >> 16);
-    pairs[2] = e4m3x2_to_half2(odd);
-    pairs[3] = e4m3x2_to_half2(odd >> 16);
+    e4m3x4_to_half2x2(even, pairs[0], pairs[1]);
+    e4m3x4_to_half2x2(odd, pairs[2], pairs[3]);
 #else
     uint32_t low = word << 8;
     pairs[0] = and_or(low << 4, 0x80008000, (low << 1) & 0x0E000E00);
