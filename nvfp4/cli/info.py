@@ -1,0 +1,77 @@
+"""Say what this machine can use, and why not the rest.
+
+Needs neither torch nor a driver nor a GPU. With --shape it also says how a product of that shape would run, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from typing import Any
+
+from .. import info
+from . import machine, show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", type=shape, metavar="M,N,K[,L]", help="say how a product of this shape would run")
+    parser.add_argument("--backend", metavar="B", help="with --shape: on this backend (cpu, sm80, ...)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def shape(text: str) -> tuple[int, ...]:
+    sizes = text.replace("x", ",").split(",")
+    if len(sizes) not in (3, 4) or not all(size.isdigit() for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form M,N,K or M,N,K,L")
+    return tuple(map(int, sizes))
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.backend is not None and args.shape is None:
+        raise show.Refusal("--backend: only means something together with --shape M,N,K")
+    software = {"python": platform.python_version(), "torch": torch_version()}
+    facts = software | info(*(args.shape or ()), backend=args.backend) | {"cpu": machine.cpu_name()}
+    if args.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        lines = list(describe(facts))
+        width = max(len(name) for name, _ in lines)
+        print("\n".join(f"{name:<{width}}  {value}" for name, value in lines))
+    return 0
+
+
+def torch_version() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.__version__
+
+
+def describe(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and value of every line."""
+    lines = [
+        ("nvfp4", facts["version"]),
+        ("Python", facts["python"]),
+        ("torch", facts["torch"] or "not installed: NumPy arrays only, and no check or bench"),
+        ("GPU code for", " ".join(facts["archs"]) or "nothing: this build is for the CPU alone"),
+        ("CPU", f"{facts['cpu']}, {facts['cpu_threads']} threads"),
+        ("CPU kernel", facts["cpu_kernel"]),
+        ("CUDA driver", facts["driver"] or facts["driver_reason"]),
+    ]
+    for ordinal, gpu in enumerate(facts["devices"]):
+        major, minor = divmod(gpu["compute_capability"], 10)
+        memory = show.si(gpu["memory_bytes"], "B")
+        state = "usable" if gpu["usable"] else f"NOT usable: {gpu['reason']}"
+        lines.append((f"GPU {ordinal}", f"{gpu['name']}, sm_{major}{minor}, {gpu['sm_count']} SMs, {memory}: {state}"))
+    if facts["driver"] and not facts["devices"]:
+        lines.append(("GPU", "none: the driver reports no device"))
+    if "plan" in facts:
+        plan = facts["plan"]
+        lines.append(("this shape", f"{plan['kernel']} ({plan['backend']}) on {plan['device']}: {plan['reason']}"))
+        if plan["grid"]:
+            tile = "x".join(str(plan[f"tile_{side}"]) for side in "mnk")
+            detail = f"tile {tile}, {plan['stages']} stages, {plan['grid']} CTAs, split-K {plan['split_k']}"
+            lines.append(("", f"{detail}, workspace {plan['workspace']} bytes"))
+    return lines

@@ -1,0 +1,98 @@
+"""Where a command runs: torch, the device that a backend needs, what the machine is called, and its clocks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from .. import info
+from .show import Refusal
+
+if TYPE_CHECKING:
+    import torch
+
+
+def need_torch() -> ModuleType:
+    """torch, or a refusal that says how to get it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise Refusal(f"torch is needed and could not be imported ({error}); pip install torch==2.13.0") from None
+    return torch
+
+
+def pick_device(backend: str | None) -> torch.device:
+    """The device that `backend` computes on; without one, the first GPU that can be used, else the CPU."""
+    torch = need_torch()
+    # The smallest product will do: a backend that is unknown or cannot run here is refused by name.
+    device = torch.device(info(1, 1, 16, backend=backend)["plan"]["device"])
+    if device.type == "cpu" or torch.cuda.is_available():
+        return device
+    if backend is None:
+        return torch.device("cpu")
+    raise Refusal(f"--backend {backend}: there is a GPU, but torch {torch.__version__} cannot use it")
+
+
+def kernel(m: int, n: int, k: int, device: torch.device, backend: str | None, l: int = 1) -> str:  # noqa: E741
+    """The kernel that a product of this shape runs on there."""
+    return info(m, n, k, l, device=device, backend=backend)["plan"]["kernel"]
+
+
+def describe(device: torch.device) -> str:
+    """The hardware in words."""
+    facts = info()
+    if device.type == "cuda":
+        gpu = facts["devices"][device.index]
+        return f"{gpu['name']}, {gpu['sm_count']} SMs, driver {facts['driver']}"
+    threads = facts["cpu_threads"]
+    return f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}, kernel {facts['cpu_kernel']}"
+
+
+def cpu_name() -> str:
+    """The CPU's name from the kernel, as far as it tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def clocks(device: torch.device) -> str:
+    """The GPU's clocks now and the highest it may run at, as nvidia-smi tells them."""
+    fields = "clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit"
+    uuid = f"GPU-{need_torch().cuda.get_device_properties(device).uuid}"
+    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        sm, highest, memory, draw, limit = (field.strip() for field in answer.split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return "clocks unknown (nvidia-smi did not answer)"
+    return f"SM {sm} of {highest} MHz, memory {memory} MHz, {draw} of {limit} W (nvidia-smi), not locked by us"
+
+
+def last_level_cache() -> int | None:
+    """Bytes of the CPU's largest cache, as Linux tells them."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        factor = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1)
+        digits = text.rstrip("KMG")
+        if digits.isdigit():
+            sizes.append(int(digits) * factor)
+    return max(sizes, default=None)
+
+
+def available_memory() -> int:
+    """Bytes of host memory that can be had without swapping."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,121 @@
+"""Tables and progress for the commands: rich where it is installed, plain text where it is not.
+
+Tables go to standard output and progress to standard error, so that `--json` and pipes stay clean.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+try:
+    import rich
+    import rich.box
+    import rich.console
+    import rich.progress
+    import rich.table
+    import rich.text
+except ImportError:
+    rich = None
+
+
+class Refusal(Exception):
+    """A command cannot run: its sentence is printed and becomes the exit status below."""
+
+    status = 2
+
+
+class Failure(Refusal):
+    """A command ran and found something wrong."""
+
+    status = 1
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table. A column whose name starts with "<" is aligned to the left, the others to the right."""
+    left = [column.startswith("<") for column in columns]
+    columns = [column.removeprefix("<") for column in columns]
+    if rich is not None and sys.stdout.isatty():
+        grid = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, title_style="bold")
+        for column, is_left in zip(columns, left):
+            grid.add_column(column, justify="left" if is_left else "right", no_wrap=not is_left)
+        for row in rows:
+            grid.add_row(*(rich.text.Text(cell) for cell in row))
+        rich.console.Console().print(grid)
+        return
+    print(title)
+    print(plain(columns, rows, left))
+
+
+def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool]) -> str:
+    """The table in plain text, columns two blanks apart."""
+    width = [max(map(len, cells)) for cells in zip(columns, *rows)]
+    lines = [columns, ["-" * w for w in width], *rows]
+    return "\n".join(
+        "  ".join(cell.ljust(w) if is_left else cell.rjust(w) for cell, w, is_left in zip(line, width, left)).rstrip()
+        for line in lines
+    )
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table in GitHub's markdown."""
+    rule = [":--" if column.startswith("<") else "--:" for column in columns]
+    columns = [column.removeprefix("<") for column in columns]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [columns, rule, *rows])
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Gives a function that says which of `total` steps begins now.
+
+    A bar on a terminal with rich; otherwise one line a step, which also reads well in a log.
+    """
+    if rich is not None and sys.stderr.isatty():
+        columns = (
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+        )
+        console = rich.console.Console(stderr=True)
+        with rich.progress.Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            started = 0
+
+            def step(what: str) -> None:
+                nonlocal started
+                bar.update(task, description=what, completed=started)
+                started += 1
+
+            yield step
+        return
+
+    started = 0
+
+    def step(what: str) -> None:
+        nonlocal started
+        started += 1
+        print(f"[{started}/{total}] {what}", file=sys.stderr, flush=True)
+
+    yield step
+
+
+def si(value: float, unit: str) -> str:
+    """Three significant digits with a prefix: si(3.2e12, "B/s") is "3.20 TB/s"."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{digits(value / factor)} {prefix}{unit}"
+    return f"{digits(value)} {unit}"
+
+
+def seconds(value: float) -> str:
+    """A time in the unit that suits it, with three significant digits."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= factor:
+            return f"{digits(value / factor)} {unit}"
+    return f"{digits(value / 1e-6)} us"
+
+
+def digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
