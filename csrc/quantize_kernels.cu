@@ -62,10 +62,11 @@ __device__ uint32_t encode_e2m1(float value) {
     return code | __float_as_uint(value) >> 31 << 3;
 }
 
+/* With the sign of a zero. */
 __device__ float decode_e2m1(uint32_t code) {
     int magnitude = code & 7;
-    int doubled = magnitude < 2 ? magnitude : (2 + (magnitude & 1)) << (magnitude / 2 - 1);
-    return 0.5f * (float)(code & 8 ? -doubled : doubled);
+    float value = 0.5f * (float)(magnitude < 2 ? magnitude : (2 + (magnitude & 1)) << (magnitude / 2 - 1));
+    return code & 8 ? -value : value;
 }
 
 __device__ float global_scale(const quantize_problem &p) {

@@ -21,6 +21,12 @@ static inline float bits_float(uint32_t bits) {
     return value;
 }
 
+/* The value itself, with the sign of a zero. */
+static inline float e2m1_decode(int code) {
+    float magnitude = 0.5f * e2m1_doubled[code & 7];
+    return code & 8 ? -magnitude : magnitude;
+}
+
 /* An e4m3 scale; bit 7 is ignored. */
 static inline float e4m3_decode(uint8_t code) {
     uint32_t magnitude = code & 0x7F;

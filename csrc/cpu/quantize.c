@@ -32,7 +32,7 @@ static void quantize_block(const float x[16], float g, uint8_t data[8], uint8_t 
 
 static void dequantize_block(float x[16], float g, const uint8_t data[8], uint8_t scale) {
     float s = e4m3_decode(scale);
-    for (int i = 0; i < 16; i++) x[i] = 0.5f * e2m1_doubled[data[i / 2] >> i % 2 * 4 & 15] * s * g;
+    for (int i = 0; i < 16; i++) x[i] = e2m1_decode(data[i / 2] >> i % 2 * 4 & 15) * s * g;
 }
 
 static float global_scale(const quantize_problem *p) {
