@@ -111,6 +111,7 @@ static int64_t element_count(const nvfp4_tensor *t) {
 
 static int is_contiguous(const nvfp4_tensor *t) {
     int64_t expected = 1;
+    if (element_count(t) == 0) return 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
         if (t->shape[i] > 1 && t->stride[i] != expected) return 0;
         expected *= t->shape[i];
@@ -141,9 +142,11 @@ static nvfp4_status check_matrix(const char *name, const char *shape2, const cha
         return fail(NVFP4_INVALID, "%s: stride of the last dimension is %lld; must be 1 (dense rows)", name,
                     (long long)stride[1]);
     int64_t dense = x->columns * bytes;
-    /* A dimension of one row or batch has no distance: whatever its stride says, the dense one serves. */
-    x->pitch = x->rows > 1 ? stride[0] * bytes : dense;
-    x->batch = x->l > 1 ? t->stride[0] * bytes : x->rows * x->pitch;
+    /* Where there is one row or batch, or nothing at all, there is no distance: whatever the strides say, the dense one
+     * serves. */
+    int empty = element_count(t) == 0;
+    x->pitch = x->rows > 1 && !empty ? stride[0] * bytes : dense;
+    x->batch = x->l > 1 && !empty ? t->stride[0] * bytes : x->rows * x->pitch;
     if (x->pitch != dense && x->pitch % PITCH_BYTES != 0)
         return fail(NVFP4_INVALID, "%s: rows are %lld bytes apart; must be %lld (dense) or a multiple of %d", name,
                     (long long)x->pitch, (long long)dense, PITCH_BYTES);
