@@ -1,0 +1,70 @@
+"""Products whose results are defined to the bit, on every backend and every instruction set of the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ragged
+import torch
+from conftest import Backend
+
+CASES = ragged.cases()
+
+
+def test_enough_cases() -> None:
+    assert len(CASES) >= 300 and len(set(CASES)) == len(CASES)
+    for field, values in {
+        "layout": ("128x4", "linear"),
+        "out_dtype": ragged.DTYPES,
+        "alpha": ragged.ALPHAS,
+        "bias": ragged.BIASES,
+        "c": ragged.CS,
+        "l": (None, 1, 2, 3),
+        "pitched": (False, True),
+        "typed": (False, True),
+    }.items():
+        assert {getattr(case, field) for case in CASES} == set(values)
+    assert all(1 in {getattr(case, field) for case in CASES} for field in "mn")
+    assert {case.k % 64 for case in CASES} == {0, 16, 32, 48}
+    assert max(case.k for case in CASES) <= ragged.LIMIT
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equal_bits(case: ragged.Case, backend: Backend) -> None:
+    assert ragged.run(case, backend.name, backend.device) == ""
+
+
+@pytest.mark.parametrize("isa", ["reference", "portable", "avx2", "avx512vnni"])
+def test_instruction_sets(isa: str) -> None:
+    """Every way to compute on a CPU, each in a process of its own since NVFP4_CPU is read once."""
+    script = Path(ragged.__file__)
+    result = subprocess.run(
+        [sys.executable, str(script), "cpu"], env={**os.environ, "NVFP4_CPU": isa}, capture_output=True, text=True
+    )
+    if "this CPU has not the instructions" in result.stderr:
+        pytest.skip(f"this CPU has not the instructions of {isa}")
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    assert f"{len(CASES)} cases on cpu, 0 wrong" in result.stdout
+
+
+def test_the_judge_sees_one_wrong_bit() -> None:
+    case = ragged.Case(5, 7, 48)
+    call = ragged.Call(case, ragged.generator("judge"), "cpu")
+    assert call.verdict() != ""  # still NaN
+    call.out.tensor.copy_(call.expected)
+    assert call.verdict() == ""
+    call.out.tensor.view(torch.int16)[4, 6] ^= 1
+    assert "1 of 35 values are wrong" in call.verdict()
+
+
+def test_the_judge_sees_a_byte_beside_the_output() -> None:
+    case = ragged.Case(5, 7, 48, pitched=True)
+    call = ragged.Call(case, ragged.generator("judge"), "cpu")
+    call.out.tensor.copy_(call.expected)
+    pitch = call.out.tensor.stride(0)
+    call.out.tensor.as_strided((1,), (1,), call.out.tensor.storage_offset() + pitch - 1).view(torch.int16)[0] ^= 1
+    assert call.verdict() == "bytes around out were written"

@@ -1,0 +1,230 @@
+"""quantize and dequantize, bit for bit against the definition and against one written here in numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from buffers import Guarded
+from conftest import Backend
+
+import nvfp4
+from nvfp4 import reference
+
+LAYOUTS = ["128x4", "linear"]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+NAN = reference.E4M3_NAN
+E2M1_EDGES = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]  # between code i and i + 1
+
+
+def numpy_quantize(x: np.ndarray, g: float) -> tuple[np.ndarray, np.ndarray]:
+    """[rows, K] fp32 to codes [rows, K] and scale bytes [rows, K/16]; rounding by comparing with every neighbour."""
+    g32 = np.float32(g)
+    table = np.array([i / 512 if i < 8 else (8 + i % 8) / 8 * 2.0 ** (i // 8 - 7) for i in range(127)])
+    blocks = x.astype(np.float32).reshape(x.shape[0], -1, 16)
+    with np.errstate(all="ignore"):
+        amax = np.abs(blocks).max(-1)
+        wanted = (amax / np.float32(6) / g32).astype(np.float64)
+        distance = np.abs(np.minimum(wanted, 448)[..., None] - table)
+        distance = np.where(np.isnan(distance), 0, distance)
+        nearest = distance == distance.min(-1, keepdims=True)
+        # of two equally near take the even one
+        scale = np.where(nearest & (np.arange(127) % 2 == 0), np.arange(127), -1).max(-1)
+        scale = np.where(scale < 0, nearest.argmax(-1), scale)
+        scale = np.where(np.isnan(wanted), NAN, scale)
+        scale = np.where(amax == 0, 0, scale).astype(np.uint8)
+        values = np.append(table, np.nan).astype(np.float32)[scale]
+        q = blocks / (values * g32)[..., None]
+        code = np.zeros(q.shape, np.uint8)
+        for i, edge in enumerate(E2M1_EDGES):
+            code += (np.abs(q) > edge) | ((np.abs(q) == edge) & (i % 2 == 1))
+        code |= np.signbit(q).astype(np.uint8) << 3
+        keep = ((scale != 0) & (scale != NAN))[..., None] & ~np.isnan(q)
+    return np.where(keep, code, 0).reshape(x.shape), scale
+
+
+def codes(data: torch.Tensor) -> torch.Tensor:
+    byte = data.cpu().view(torch.uint8)
+    return torch.stack([byte & 15, byte >> 4], dim=-1).flatten(-2)
+
+
+def linear(scale: torch.Tensor, x: torch.Tensor, layout: str) -> torch.Tensor:
+    rows, columns = x.shape[-2], x.shape[-1] // 16
+    byte = scale.cpu().view(torch.uint8)
+    byte = reference.unswizzle(byte, rows, columns) if layout == "128x4" else byte
+    return byte.reshape(*x.shape[:-1], columns)
+
+
+def check(x: torch.Tensor, backend: Backend, layout: str = "linear", g: float | torch.Tensor | None = None) -> None:
+    data, scale = nvfp4.quantize(x.to(backend.device), global_scale=g, scale_layout=layout)
+    assert data.shape == (*x.shape[:-1], x.shape[-1] // 2)
+    expected_data, expected_scale = reference.quantize(x, global_scale=1.0 if g is None else g, scale_layout=layout)
+    assert torch.equal(scale.cpu().view(torch.uint8).flatten(), expected_scale.flatten())  # padding is zeros
+    assert torch.equal(data.cpu().view(torch.uint8), expected_data)
+    numpy_codes, numpy_scale = numpy_quantize(
+        x.float().reshape(-1, x.shape[-1]).numpy(), 1.0 if g is None else float(g)
+    )
+    assert np.array_equal(codes(data).reshape(numpy_codes.shape).numpy(), numpy_codes)
+    assert np.array_equal(linear(scale, x, layout).reshape(numpy_scale.shape).numpy(), numpy_scale)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 16), (3, 48), (129, 80), (5, 464), (2, 130, 144), (3, 1, 16)])
+def test_random(
+    backend: Backend, shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator
+) -> None:
+    x = torch.randn(shape, generator=generator) * 10 ** torch.randn(*shape[:-1], 1, generator=generator)
+    check(x.to(dtype), backend, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_16_bit_pattern(backend: Backend, dtype: torch.dtype) -> None:
+    """In order, so that a block holds neighbours; and each alone in its block beside a 6, where the scale is 1."""
+    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    check(x.view(64, 1024), backend)
+    alone = torch.zeros(65536, 16, dtype=dtype)
+    alone[:, 3], alone[:, 7] = x, 6.0
+    check(alone, backend)
+
+
+def test_every_edge_of_a_value(backend: Backend) -> None:
+    """The seven ties and their fp32 neighbours, of both signs, under a scale of 1."""
+    edges = torch.tensor(E2M1_EDGES)
+    near = torch.cat([edges, torch.nextafter(edges, torch.tensor(9.0)), torch.nextafter(edges, torch.tensor(0.0))])
+    near = torch.cat([near, -near])
+    x = torch.zeros(len(near), 16)
+    x[:, 0], x[:, 9] = near, 6.0
+    check(x, backend)
+    data, _ = nvfp4.quantize(x[:7].to(backend.device), scale_layout="linear")
+    assert codes(data)[:, 0].tolist() == [0, 2, 2, 4, 4, 6, 6]
+
+
+def test_every_edge_of_a_scale(backend: Backend) -> None:
+    """Between each two scales: the tie and its fp32 neighbours. 6 times them divides back exactly or nearly so."""
+    table = reference.e4m3_table()[:NAN]
+    ties = torch.cat([(table[1:] + table[:-1]) / 2, table, torch.tensor([448.0, 464.0, 1e9])]) * 6
+    near = torch.cat([ties, torch.nextafter(ties, torch.tensor(1e10)), torch.nextafter(ties, torch.tensor(0.0))])
+    x = torch.zeros(len(near), 16)
+    x[:, 5] = near
+    check(x, backend)
+    for g in (0.75, 3.0, 2.0**-20):
+        check(x * g, backend, g=g)
+
+
+def test_hardly_anything_and_too_much(backend: Backend) -> None:
+    """Below half of the least scale a block is zeros, in place of a value over nothing; above 448 it saturates."""
+    x = torch.zeros(8, 16)
+    for row, value in enumerate([0.0, -0.0, 1e-45, 6 * 2.0**-11, 6 * 2.0**-10, 6 * 1.01 * 2.0**-10, 1e10, 3e38]):
+        x[row, row] = -value
+    check(x, backend)
+    data, scale = nvfp4.quantize(x.to(backend.device), scale_layout="linear")
+    assert scale.cpu().view(torch.uint8).flatten().tolist() == [0, 0, 0, 0, 0, 1, 126, 126]
+    assert data[:5].cpu().view(torch.uint8).count_nonzero() == 0
+    got = nvfp4.dequantize(data, scale, scale_layout="linear")
+    assert got[6:].min() == -6 * 448
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nan_and_infinity(backend: Backend, dtype: torch.dtype, layout: str, generator: torch.Generator) -> None:
+    x = torch.randn(40, 64, generator=generator)
+    x[torch.rand(x.shape, generator=generator) < 0.03] = math.inf
+    x[torch.rand(x.shape, generator=generator) < 0.03] = -math.inf
+    x[torch.rand(x.shape, generator=generator) < 0.01] = math.nan
+    x = x.to(dtype)
+    check(x, backend, layout)
+    data, scale = nvfp4.quantize(x.to(backend.device), scale_layout=layout)
+    back = nvfp4.dequantize(data, scale, scale_layout=layout).cpu()
+    block_is_nan = x.isnan().view(40, 4, 16).any(-1, keepdim=True).expand(40, 4, 16).reshape(40, 64)
+    assert torch.equal(back.isnan(), block_is_nan) and not back.isinf().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_finite_input_never_gives_nan(backend: Backend, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Random bits as numbers: every exponent."""
+    bits = torch.randint(0, 256, (512, 64 * dtype.itemsize), dtype=torch.uint8, generator=generator)
+    x = bits.view(dtype)
+    x = torch.where(x.isfinite(), x, 0)
+    check(x, backend)
+    for g in (1.0, 1e-3, 77.0):
+        data, scale = nvfp4.quantize(x.to(backend.device), global_scale=g)
+        assert nvfp4.dequantize(data, scale, global_scale=g).isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["float", "tensor"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_global_scale(backend: Backend, layout: str, form: str, generator: torch.Generator) -> None:
+    x = torch.randn(33, 96, generator=generator) * 1000
+    g = float(x.abs().max()) / (448 * 6)
+    check(x, backend, layout, torch.tensor(g) if form == "tensor" and backend.device == "cpu" else g)
+    scale_on_device = torch.tensor([g], device=backend.device) if form == "tensor" else g
+    data, scale = nvfp4.quantize(x.to(backend.device), global_scale=scale_on_device, scale_layout=layout)
+    got = nvfp4.dequantize(data, scale, global_scale=scale_on_device, scale_layout=layout)
+    expected = reference.dequantize(data, scale, global_scale=g, scale_layout=layout)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1, 16), (5, 48), (130, 80), (2, 129, 144)])
+def test_dequantize(
+    backend: Backend, shape: tuple[int, ...], layout: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """All codes, all scale bytes with NaN among them and in the padding, overflow to infinity in fp16."""
+    data = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(0, 256, (*shape[:-1], shape[-1] // 16), dtype=torch.uint8, generator=generator)
+    scale = reference.swizzle(scale, padding=NAN) if layout == "128x4" else scale
+    args = (data.to(backend.device), scale.to(backend.device))
+    for g in (1.0, 0.3, 1000.0):
+        got = nvfp4.dequantize(*args, global_scale=g, scale_layout=layout, out_dtype=dtype)
+        assert got.dtype == dtype and got.shape == shape
+        expected = reference.dequantize(*args, global_scale=g, scale_layout=layout, out_dtype=dtype)
+        assert reference.compare(got, expected, exact=True) == (True, "every bit is equal")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_quantize_of_dequantized_changes_nothing(backend: Backend, layout: str, generator: torch.Generator) -> None:
+    x = torch.randn(131, 208, generator=generator).to(backend.device)
+    data, scale = nvfp4.quantize(x, scale_layout=layout)
+    again = nvfp4.quantize(nvfp4.dequantize(data, scale, scale_layout=layout), scale_layout=layout)
+    assert torch.equal(again[0].view(torch.uint8), data.view(torch.uint8))
+    assert torch.equal(again[1].view(torch.uint8), scale.view(torch.uint8))
+
+
+def test_error_is_within_the_format(backend: Backend, generator: torch.Generator) -> None:
+    """A scale is at most 1/16 off where it is normal, so values reach up to 17/16 of 6: the step below 6 is 2, half of
+    it is 1, and what saturates is off by at most 6/16; in units of the scale as rounded."""
+    x = torch.randn(256, 512, generator=generator)
+    data, scale = nvfp4.quantize(x.to(backend.device), scale_layout="linear")
+    got = nvfp4.dequantize(data, scale, scale_layout="linear").cpu()
+    steps = reference.decode_e4m3(scale.cpu()).repeat_interleave(16, dim=-1)
+    assert ((got - x).abs() <= steps * (1 + 1e-6)).all()
+    small = x.abs() <= 2 * steps
+    assert ((got - x).abs()[small] <= steps[small] / 4 * (1 + 1e-6)).all()
+
+
+def test_input_with_a_pitch(backend: Backend, generator: torch.Generator) -> None:
+    for dtype in DTYPES:
+        values = torch.randn(37, 48, generator=generator).to(dtype)
+        x = Guarded((37, 48), dtype, backend.device, generator=generator, pitch=48 * dtype.itemsize + 16, values=values)
+        for got, expected in zip(nvfp4.quantize(x.tensor), nvfp4.quantize(values.to(backend.device)), strict=True):
+            assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+        assert x.unchanged()
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (5, 0), (0, 3, 16), (2, 0, 16)])
+def test_nothing_to_do(backend: Backend, shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape, device=backend.device)
+    for layout in LAYOUTS:
+        data, scale = nvfp4.quantize(x, scale_layout=layout)
+        assert data.shape == (*shape[:-1], shape[-1] // 2) and scale.numel() == 0
+        assert nvfp4.dequantize(data, scale, scale_layout=layout).shape == shape
+
+
+def test_gpu_and_cpu_agree(cuda: Backend, generator: torch.Generator) -> None:
+    x = torch.randn(300, 1040, generator=generator)
+    for mine, theirs in zip(nvfp4.quantize(x), nvfp4.quantize(x.cuda()), strict=True):
+        assert torch.equal(mine.view(torch.uint8), theirs.cpu().view(torch.uint8))
