@@ -1,0 +1,132 @@
+"""CUDA graphs and torch.compile, from the first call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import Backend
+
+import nvfp4
+from nvfp4 import reference
+
+FIRST_CALL_IS_CAPTURED = """
+import torch, nvfp4
+from nvfp4 import reference
+
+data = reference.generate_input(M, N, K, 1, seed=5, device="cuda")
+a, b, sfa, sfb = (x[0] for x in reference.batch_first(data))
+scales = reference.swizzle(sfa, 127), reference.swizzle(sfb, 127)
+bias = torch.randn(N, device="cuda")
+out = torch.full((M, N), torch.nan, dtype=torch.float16, device="cuda")
+torch.cuda.synchronize()
+
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    nvfp4.gemm(a, b, *scales, bias=bias, out=out)
+    fresh = nvfp4.gemm(a, b, *scales, bias=bias)
+    q, s = nvfp4.quantize(bias.view(1, N))
+torch.cuda.synchronize()
+assert out.isnan().all(), "the capture ran the kernel"
+
+expected = reference.gemm(a, b, *scales, bias=bias)
+for replay in range(3):
+    out.fill_(torch.nan), fresh.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected) and torch.equal(fresh, expected)
+a.copy_(torch.randint_like(a, 256))  # the graph reads what is there when it runs
+bias.normal_()
+graph.replay()
+torch.cuda.synchronize()
+assert torch.equal(out, reference.gemm(a, b, *scales, bias=bias))
+rq, rs = reference.quantize(bias.view(1, N))
+assert torch.equal(q, rq) and torch.equal(s.view(torch.uint8).flatten(), rs.flatten())
+print("equal")
+"""
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 512, 7168), (130, 272, 464)])
+def test_first_call_is_captured(cuda: Backend, m: int, n: int, k: int) -> None:
+    """In a new process, so that nothing has been loaded; one shape that is split along K and one that is not."""
+    code = f"M, N, K = {m}, {n}, {k}\n{FIRST_CALL_IS_CAPTURED}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "equal\n", result.stderr[-3000:]
+
+
+def test_call_does_not_wait(cuda: Backend, generator: torch.Generator) -> None:
+    """torch raises on synchronising calls of its own; that a call returns while the queue is busy shows the rest."""
+    data = reference.generate_input(16, 512, 1024, 1, seed=5, device="cuda")
+    a, b, sfa, sfb = (x[0] for x in reference.batch_first(data))
+    nvfp4.gemm(a, b, sfa, sfb, scale_layout="linear")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    nvfp4.gemm(a, b, sfa, sfb, scale_layout="linear", alpha=torch.ones(1, device="cuda"))
+    nvfp4.quantize(torch.ones(4, 32, device="cuda"))
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+
+
+class Layer(torch.nn.Module):
+    """What a model does: quantise activations, multiply by a quantised weight, add, activate."""
+
+    def __init__(self, inputs: int, outputs: int, device: str) -> None:
+        super().__init__()
+        weight, scale = nvfp4.quantize(torch.randn(outputs, inputs, device=device))
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", torch.randn(outputs, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        data, scale = nvfp4.quantize(x)
+        return torch.relu(nvfp4.gemm(data, self.weight, scale, self.scale, alpha=0.5, bias=self.bias)) + 1
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_compile(compiler: str, backend: Backend) -> None:
+    if compiler == "inductor" and backend.device == "cpu":
+        pytest.skip("inductor builds C++ on a CPU for a minute; on a GPU it is tested")
+    layer = Layer(96, 72, backend.device)
+    compiled = torch.compile(layer, fullgraph=True, backend=compiler, dynamic=False)
+    for rows in (5, 130):
+        x = torch.randn(rows, 96, device=backend.device)
+        assert torch.equal(compiled(x), layer(x))
+
+
+def test_compile_as_a_graph(cuda: Backend) -> None:
+    """mode="reduce-overhead" captures what it compiles."""
+    layer = Layer(512, 256, "cuda")
+    compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(16, 512, device="cuda")
+        assert torch.equal(compiled(x).clone(), layer(x))
+
+
+def test_compiled_into_a_given_output(backend: Backend) -> None:
+    data = reference.generate_input(9, 20, 48, 1, seed=5, device=backend.device)
+    a, b, sfa, sfb = (x[0] for x in reference.batch_first(data))
+
+    def call(out: torch.Tensor) -> torch.Tensor:
+        nvfp4.gemm(a, b, sfa, sfb, scale_layout="linear", out=out)
+        return out * 2
+
+    out = torch.full((9, 20), torch.nan, dtype=torch.float16, device=backend.device)
+    doubled = torch.compile(call, fullgraph=True, backend="aot_eager")(out)
+    expected = reference.gemm(a, b, sfa, sfb, scale_layout="linear")
+    assert torch.equal(out, expected) and torch.equal(doubled, expected * 2)
+
+
+def test_a_compiled_call_is_refused_with_the_same_sentence(backend: Backend) -> None:
+    a, b = (torch.zeros(8, k // 2, dtype=torch.uint8, device=backend.device) for k in (64, 48))
+    scale = torch.zeros(8, 4, dtype=torch.uint8, device=backend.device)
+
+    def call() -> torch.Tensor:
+        return nvfp4.gemm(a, b, scale, scale, scale_layout="linear")
+
+    with pytest.raises(nvfp4.Error) as eager:
+        call()
+    with pytest.raises(Exception, match="b: K is 48 but a has K = 64") as compiled:
+        torch.compile(call, fullgraph=True, backend="aot_eager")()
+    assert str(eager.value) in str(compiled.value)
