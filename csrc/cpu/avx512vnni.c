@@ -10,7 +10,7 @@
 
 #include "gemm.h"
 
-enum { LANES = 16, STRIP_ROWS = 8, SHIFT = 12 };
+enum { LANES = 16, STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512 };
 
 /* A panel: 16 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
 typedef struct panel_block {
@@ -79,8 +79,20 @@ static inline void decode_row(void *values, float *scales, const operand *x, int
         _mm512_storeu_ps(scales + b, decode_scales(load_scales(x, row, block + b, blocks - b), factor));
 }
 
+/* Brings the rows of the next strip close while this one is multiplied. Four neighbouring rows share their lines of
+ * scales in the 128x4 layout; a linear row's are a line or two. */
+static inline void prefetch_strip(const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    int swizzled = x->scale_layout == SCALES_128X4;
+    for (int64_t r = row; r < least(row + STRIP_ROWS, x->rows); r++) {
+        for (int64_t b = 0; b < blocks; b += 8) _mm_prefetch(x->data + r * x->pitch + (block + b) * 8, _MM_HINT_T0);
+        for (int64_t b = 0; b < blocks && (!swizzled || r % 4 == 0); b += swizzled ? 4 : 64)
+            _mm_prefetch(x->scale + scale_offset(x->scale_layout, x->scale_pitch, r, block + b), _MM_HINT_T0);
+    }
+}
+
 static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     strip *to = memory;
+    prefetch_strip(x, row + STRIP_ROWS, block, blocks);
     for (int r = 0; r < STRIP_ROWS; r++)
         if (row + r < x->rows)
             decode_row(to->values[r], to->scales[r], x, row + r, block, blocks, SHIFT, 1.0f);
@@ -135,7 +147,7 @@ static inline __attribute__((always_inline)) void register_tile(float *sums, con
     __m512 sum[STRIP_ROWS][2];
     for (int r = 0; r < STRIP_ROWS; r++)
         for (int i = 0; i < panels; i++)
-            sum[r][i] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * SHORT_ROWS + i * LANES);
+            sum[r][i] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * SUMS_PITCH + i * LANES);
     for (int64_t b = 0; b < blocks; b++) {
 #pragma GCC unroll 16
         for (int r = 0; r < STRIP_ROWS; r++) {
@@ -156,7 +168,7 @@ static inline __attribute__((always_inline)) void register_tile(float *sums, con
         }
     }
     for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++) _mm512_storeu_ps(sums + r * SHORT_ROWS + i * LANES, sum[r][i]);
+        for (int i = 0; i < panels; i++) _mm512_storeu_ps(sums + r * SUMS_PITCH + i * LANES, sum[r][i]);
 }
 
 static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
@@ -203,71 +215,74 @@ static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blo
     }
 }
 
-/* One group of 16 blocks of the long row, of which `blocks` exist, against every vector. */
+/* One group of 16 blocks, of which `blocks` exist, of `rows` long rows against every vector. The hardware's own
+ * prefetching stays too close to reads that are mixed with this much arithmetic. */
 static inline __attribute__((always_inline)) void dots_group(__m512 *sum, __m256i *largest, const operand *x,
-                                                             int64_t row, int64_t block, int64_t blocks,
+                                                             int64_t row, const int rows, int64_t block, int64_t blocks,
                                                              const vector_group *v, size_t pitch, const int count) {
-    const uint8_t *from = x->data + row * x->pitch + block * 8;
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1)), table = doubled_table(SHIFT);
-    __m512i w[2][2];
-    load_nibbles(w[0], from, blocks * 8, table);
-    load_nibbles(w[1], blocks > 8 ? from + 64 : from, blocks * 8 - 64, table);
-    __m256i half = scales_as_fp16(load_scales(x, row, block, blocks));
-    *largest = _mm256_max_epu16(*largest, half);
-    __m512 scales = _mm512_cvtph_ps(half); /* of 1/256 of the scales; pack_vector has the 256 */
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        const uint8_t *from = x->data + (row + r) * x->pitch + block * 8;
+        _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
+        _mm_prefetch(from + PREFETCH + 64, _MM_HINT_T0);
+        __m512i w[2][2];
+        load_nibbles(w[0], from, blocks * 8, table);
+        load_nibbles(w[1], blocks > 8 ? from + 64 : from, blocks * 8 - 64, table);
+        __m256i half = scales_as_fp16(load_scales(x, row + r, block, blocks));
+        largest[r] = _mm256_max_epu16(largest[r], half);
+        __m512 scales = _mm512_cvtph_ps(half); /* of 1/256 of the scales; pack_vector has the 256 */
 #pragma GCC unroll 8
-    for (int i = 0; i < count; i++) {
-        const vector_group *q = (const vector_group *)((const char *)v + (size_t)i * pitch);
-        __m512i dot[2];
-        for (int h = 0; h < 2; h++)
-            dot[h] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(q->start[h], w[h][0], q->values[h][0]), w[h][1],
-                                         q->values[h][1]);
-        __m512i whole = _mm512_add_epi32(_mm512_permutex2var_epi32(dot[0], even, dot[1]),
-                                         _mm512_permutex2var_epi32(dot[0], odd, dot[1]));
-        sum[i] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(whole), q->scales), scales, sum[i]);
+        for (int i = 0; i < count; i++) {
+            const vector_group *q = (const vector_group *)((const char *)v + (size_t)i * pitch);
+            __m512i dot[2];
+            for (int h = 0; h < 2; h++)
+                dot[h] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(q->start[h], w[h][0], q->values[h][0]), w[h][1],
+                                             q->values[h][1]);
+            __m512i whole = _mm512_add_epi32(_mm512_permutex2var_epi32(dot[0], even, dot[1]),
+                                             _mm512_permutex2var_epi32(dot[0], odd, dot[1]));
+            __m512 *s = sum + r * count + i;
+            *s = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(whole), q->scales), scales, *s);
+        }
     }
 }
 
-static inline __attribute__((always_inline)) void dots_count(float *sums, const operand *x, int64_t row,
-                                                             const vector_group *v, int64_t blocks, const int count) {
+static inline __attribute__((always_inline)) void dots_rows(float *sums, const operand *x, int64_t row, const int rows,
+                                                            const vector_group *v, int64_t blocks, const int count) {
     size_t pitch = vector_bytes(blocks);
     __m512 sum[MAX_VECTORS];
-    for (int i = 0; i < count; i++) sum[i] = _mm512_setzero_ps();
-    __m256i largest = _mm256_setzero_si256();
+    __m256i largest[4];
+    for (int i = 0; i < rows * count; i++) sum[i] = _mm512_setzero_ps();
+    for (int r = 0; r < rows; r++) largest[r] = _mm256_setzero_si256();
     int64_t b = 0;
-    for (; b + 16 <= blocks; b += 16, v++) dots_group(sum, &largest, x, row, b, 16, v, pitch, count);
-    if (b < blocks) dots_group(sum, &largest, x, row, b, blocks - b, v, pitch, count);
-    int nan = _mm256_cmpeq_epi16_mask(largest, _mm256_set1_epi16(0x3F80)) != 0;
-    for (int i = 0; i < count; i++) sums[i] = nan ? NAN : _mm512_reduce_add_ps(sum[i]);
+    for (; b + 16 <= blocks; b += 16, v++) dots_group(sum, largest, x, row, rows, b, 16, v, pitch, count);
+    if (b < blocks) dots_group(sum, largest, x, row, rows, b, blocks - b, v, pitch, count);
+    for (int r = 0; r < rows; r++) {
+        int nan = _mm256_cmpeq_epi16_mask(largest[r], _mm256_set1_epi16(0x3F80)) != 0;
+        for (int i = 0; i < count; i++) sums[r * count + i] = nan ? NAN : _mm512_reduce_add_ps(sum[r * count + i]);
+    }
 }
 
-static void dots(float *sums, const operand *x, int64_t row, const void *vectors, int count, int64_t blocks) {
+/* Several rows at a time share the loads of the vectors, and the cache lines of scales in the 128x4 layout. */
+#define DOTS_COUNT(COUNT, ROWS)                                                                                        \
+    case COUNT:                                                                                                        \
+        for (; ROWS > 1 && rows >= ROWS; row += ROWS, rows -= ROWS, sums += ROWS * COUNT)                              \
+            dots_rows(sums, x, row, ROWS, vectors, blocks, COUNT);                                                     \
+        for (; rows > 0; row++, rows--, sums += COUNT) dots_rows(sums, x, row, 1, vectors, blocks, COUNT);             \
+        break
+
+static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks) {
     switch (count) {
-    case 1:
-        dots_count(sums, x, row, vectors, blocks, 1);
-        break;
-    case 2:
-        dots_count(sums, x, row, vectors, blocks, 2);
-        break;
-    case 3:
-        dots_count(sums, x, row, vectors, blocks, 3);
-        break;
-    case 4:
-        dots_count(sums, x, row, vectors, blocks, 4);
-        break;
-    case 5:
-        dots_count(sums, x, row, vectors, blocks, 5);
-        break;
-    case 6:
-        dots_count(sums, x, row, vectors, blocks, 6);
-        break;
-    case 7:
-        dots_count(sums, x, row, vectors, blocks, 7);
-        break;
-    default:
-        dots_count(sums, x, row, vectors, blocks, 8);
-        break;
+        DOTS_COUNT(1, 4);
+        DOTS_COUNT(2, 4);
+        DOTS_COUNT(3, 2);
+        DOTS_COUNT(4, 2);
+        DOTS_COUNT(5, 1);
+        DOTS_COUNT(6, 1);
+        DOTS_COUNT(7, 1);
+        DOTS_COUNT(8, 1);
     }
 }
 

@@ -44,14 +44,14 @@ static void run_task(void *context, int64_t task, int thread) {
                                block, blocks);
         for (int64_t row = 0; row < long_rows; row += kernel->strip_rows) {
             kernel->decode_strip(strip, &r.long_side, long0 + row, block, blocks);
-            kernel->tile(sums + row * SHORT_ROWS, strip, panels, panel_count, blocks, block == 0);
+            kernel->tile(sums + row * SUMS_PITCH, strip, panels, panel_count, blocks, block == 0);
         }
     }
     sums_tile t = {.sums = sums};
     if (r.swapped)
-        t = (sums_tile){sums, long0, short0, long_rows, short_rows, SHORT_ROWS, 1};
+        t = (sums_tile){sums, long0, short0, long_rows, short_rows, SUMS_PITCH, 1};
     else
-        t = (sums_tile){sums, short0, long0, short_rows, long_rows, 1, SHORT_ROWS};
+        t = (sums_tile){sums, short0, long0, short_rows, long_rows, 1, SUMS_PITCH};
     kernel->epilogue(p, batch, t);
 }
 
@@ -65,7 +65,7 @@ nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int t
     g.long_tasks = (r.long_side.rows + g.long_rows - 1) / g.long_rows;
 
     g.panels_bytes = (size_t)((SHORT_ROWS + kernel->lanes - 1) / kernel->lanes) * kernel->panel_bytes;
-    size_t sums_bytes = (MAX_LONG_ROWS + LONG_ROWS_MULTIPLE) * SHORT_ROWS * sizeof(float);
+    size_t sums_bytes = (MAX_LONG_ROWS + LONG_ROWS_MULTIPLE) * SUMS_PITCH * sizeof(float);
     g.scratch_bytes = g.panels_bytes + kernel->strip_bytes + sums_bytes;
     g.scratch = scratch(g.scratch_bytes * (size_t)threads);
     if (!g.scratch)

@@ -5,6 +5,7 @@
 static const cpu_kernel *const kernels[CPU_ISA_COUNT] = {
     [CPU_PORTABLE] = &portable_kernel,
 #if defined(__x86_64__)
+    [CPU_AVX2] = &avx2_kernel,
     [CPU_AVX512VNNI] = &avx512vnni_kernel,
 #endif
 };

@@ -15,8 +15,9 @@
 #include "operand.h"
 
 enum {
-    CHUNK_BLOCKS = 128, /* K chunk, in blocks of 16: a strip stays in L1, the panels in L2 */
-    SHORT_ROWS = 128,   /* short rows packed at a time; pitch of the sums of a tile */
+    CHUNK_BLOCKS = 128,           /* K chunk, in blocks of 16: a strip stays in L1, the panels in L2 */
+    SHORT_ROWS = 128,             /* short rows packed at a time */
+    SUMS_PITCH = SHORT_ROWS + 16, /* not a power of two, or columns of sums would share few cache sets */
     MAX_VECTORS = 8,
 };
 
@@ -32,8 +33,9 @@ typedef struct cpu_kernel {
     int max_vectors;                        /* at most MAX_VECTORS */
     size_t (*vector_bytes)(int64_t blocks); /* of one packed short row, a multiple of 64 */
     void (*pack_vector)(void *vector, const operand *x, int64_t row, int64_t blocks);
-    /* sums[i] = long row `row` . packed short row i */
-    void (*dots)(float *sums, const operand *x, int64_t row, const void *vectors, int count, int64_t blocks);
+    /* sums[r * count + i] = long row `row + r` . packed short row i */
+    void (*dots)(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks);
 
     void (*epilogue)(const gemm_problem *problem, int64_t batch, sums_tile tile);
 } cpu_kernel;

@@ -50,7 +50,7 @@ static void tile(float *sums, const void *strip_memory, const void *panels, int 
     for (int i = 0; i < panel_count; i++) {
         const panel *q = (const panel *)panels + i;
         for (int r = 0; r < STRIP_ROWS; r++) {
-            float *row_sums = sums + r * SHORT_ROWS + i * LANES, sum[LANES];
+            float *row_sums = sums + r * SUMS_PITCH + i * LANES, sum[LANES];
             for (int lane = 0; lane < LANES; lane++) sum[lane] = first ? 0.0f : row_sums[lane];
             for (int64_t b = 0; b < blocks; b++) {
                 int16_t dot[LANES] = {0};
@@ -78,7 +78,7 @@ static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blo
     for (int64_t k = 0; k < blocks * 16; k++) values[k] = e2m1_doubled[from[k / 2] >> k % 2 * 4 & 15];
 }
 
-static void dots(float *sums, const operand *x, int64_t row, const void *vectors, int count, int64_t blocks) {
+static void dots_row(float *sums, const operand *x, int64_t row, const void *vectors, int count, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch;
     for (int i = 0; i < count; i++) sums[i] = 0.0f;
     for (int64_t b = 0; b < blocks; b++) {
@@ -92,6 +92,11 @@ static void dots(float *sums, const operand *x, int64_t row, const void *vectors
             sums[i] += (float)dot * (((const float *)(other + blocks * 16))[b] * scale);
         }
     }
+}
+
+static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks) {
+    for (int64_t r = 0; r < rows; r++) dots_row(sums + r * count, x, row + r, vectors, count, blocks);
 }
 
 const cpu_kernel portable_kernel = {

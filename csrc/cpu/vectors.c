@@ -4,12 +4,12 @@
 #include "gemm.h"
 #include "threads.h"
 
-enum { TASK_ROWS = 32 };
+enum { MAX_TASK_ROWS = 128 }; /* as many as share cache lines of scales in the 128x4 layout */
 
 typedef struct vectors {
     const gemm_problem *problem;
     const cpu_kernel *kernel;
-    int64_t tasks; /* of one batch index */
+    int64_t task_rows, tasks; /* rows of a task; tasks of one batch index */
     char *packed;
     size_t vector_bytes;
     int count;
@@ -26,13 +26,12 @@ static void pack(void *context, int64_t task, int thread) {
 static void run_task(void *context, int64_t task, int thread) {
     (void)thread;
     const vectors *g = context;
-    int64_t batch = task / g->tasks, row0 = task % g->tasks * TASK_ROWS;
+    int64_t batch = task / g->tasks, row0 = task % g->tasks * g->task_rows;
     roles r = choose_roles(g->problem, batch);
-    int64_t rows = least(TASK_ROWS, r.long_side.rows - row0);
+    int64_t rows = least(g->task_rows, r.long_side.rows - row0);
     const char *packed = g->packed + (size_t)(batch * g->count) * g->vector_bytes;
-    float sums[TASK_ROWS * MAX_VECTORS];
-    for (int64_t i = 0; i < rows; i++)
-        g->kernel->dots(sums + i * g->count, &r.long_side, row0 + i, packed, g->count, g->problem->k / 16);
+    float sums[MAX_TASK_ROWS * MAX_VECTORS];
+    g->kernel->dots(sums, &r.long_side, row0, rows, packed, g->count, g->problem->k / 16);
     sums_tile t = {sums, 0, row0, g->count, rows, 1, g->count};
     if (r.swapped) t = (sums_tile){sums, row0, 0, rows, g->count, g->count, 1};
     g->kernel->epilogue(g->problem, batch, t);
@@ -41,7 +40,8 @@ static void run_task(void *context, int64_t task, int thread) {
 nvfp4_status vectors_gemm(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
     roles r = choose_roles(p, 0);
     vectors g = {.problem = p, .kernel = kernel, .count = (int)r.short_side.rows};
-    g.tasks = (r.long_side.rows + TASK_ROWS - 1) / TASK_ROWS;
+    g.task_rows = r.long_side.rows * p->l >= (int64_t)threads * 4 * MAX_TASK_ROWS ? MAX_TASK_ROWS : 16;
+    g.tasks = (r.long_side.rows + g.task_rows - 1) / g.task_rows;
     g.vector_bytes = kernel->vector_bytes(p->k / 16);
     size_t bytes = g.vector_bytes * (size_t)(p->l * g.count);
     g.packed = scratch(bytes);

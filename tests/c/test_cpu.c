@@ -520,9 +520,9 @@ int main(int count, char **arguments) {
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 64, 65, 127, 128, 129, 200};
     static const int64_t depths[] = {0, 16, 32, 48, 64, 80, 240, 256, 272, 512, 528, 1040, 2048, 2064, 4112};
     enum { SIZES = sizeof sizes / sizeof *sizes, DEPTHS = sizeof depths / sizeof *depths };
-    for (int i = 0; i < 300; i++)
+    for (int i = 0; i < 150; i++)
         test_integers(1 + below(3), sizes[below(SIZES)], sizes[below(SIZES)], depths[below(DEPTHS)]);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 24; i++) {
         int64_t k = depths[1 + below(DEPTHS - 1)], m = sizes[below(SIZES)], n = sizes[below(SIZES)];
         test_random(1 + below(2), m, n, k, below(2) ? any_scale : ordinary_scale, i % 2);
     }

@@ -1,0 +1,283 @@
+/* AVX2: the scheme of avx512vnni.c with vpmaddubsw, which multiplies unsigned bytes by signed ones and adds pairs into
+ * int16; four of them add up to at most 2304 there. What the shift by 12 adds to a block is taken off by the first of
+ * two multiply-adds: (dot * scale - 12 * sum * scale), exact, then times the long scale onto the sum. */
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c")
+#include <immintrin.h>
+
+#include "gemm.h"
+
+enum { LANES = 8, STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512 };
+
+/* A panel: 8 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
+typedef struct panel_block {
+    __m256i values[4];
+    __m256 scales, start; /* a quarter of the scale: both sides are doubled; -12 * sum of values * that */
+} panel_block;
+
+typedef struct strip {
+    uint8_t values[STRIP_ROWS][CHUNK_BLOCKS * 16];
+    float scales[STRIP_ROWS][CHUNK_BLOCKS];
+} strip;
+
+/* Short rows before they are interleaved. */
+typedef struct rows_decoded {
+    int8_t values[LANES][CHUNK_BLOCKS * 16];
+    float scales[LANES][CHUNK_BLOCKS];
+} rows_decoded;
+
+static inline __m256i doubled_table(int shift) {
+    __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)e2m1_doubled), _mm_set1_epi8((char)shift));
+    return _mm256_broadcastsi128_si256(table);
+}
+
+/* 8 scale bytes of a row from a block (a multiple of 4) on; zeros past the last. Never reads past the last scale, or
+ * in the 128x4 layout past the last whole group of 4. */
+static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    const uint8_t *from = x->scale + scale_offset(x->scale_layout, x->scale_pitch, row, block);
+    uint8_t codes[8] = {0};
+    if (blocks >= 8) {
+        if (x->scale_layout == SCALES_LINEAR) return _mm_loadu_si64(from);
+        return _mm_unpacklo_epi32(_mm_loadu_si32(from), _mm_loadu_si32(from + 512));
+    }
+    for (int64_t i = 0; i < blocks; i++)
+        codes[i] = x->scale_layout == SCALES_LINEAR ? from[i] : from[i / 4 * 512 + i % 4];
+    return _mm_loadu_si64(codes);
+}
+
+/* e4m3 without its sign, seven bits to the left, is the fp16 of value / 256, subnormals included. */
+static inline __m128i scales_as_fp16(__m128i codes) {
+    return _mm_and_si128(_mm_slli_epi16(_mm_cvtepu8_epi16(codes), 7), _mm_set1_epi16(0x3F80));
+}
+
+static inline __m256 decode_scales(__m128i codes, float factor) {
+    __m128i half = scales_as_fp16(codes);
+    __m256 value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f * factor));
+    __m256i nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(half, _mm_set1_epi16(0x3F80)));
+    return _mm256_or_ps(value, _mm256_castsi256_ps(nan)); /* all ones is a NaN */
+}
+
+/* Blocks of one row, in order; writes whole groups of 2 blocks of values and 8 of scales. */
+static inline void decode_row(void *values, float *scales, const operand *x, int64_t row, int64_t block, int64_t blocks,
+                              int shift, float factor) {
+    const uint8_t *from = x->data + row * x->pitch + block * 8;
+    __m256i table = doubled_table(shift);
+    for (int64_t b = 0; b < blocks; b += 2) {
+        __m128i bytes =
+            b + 2 <= blocks ? _mm_loadu_si128((const __m128i *)(from + b * 8)) : _mm_loadu_si64(from + b * 8);
+        __m256i pairs = _mm256_cvtepu8_epi16(bytes);
+        __m256i codes = _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi16(pairs, 4)), _mm256_set1_epi8(15));
+        _mm256_storeu_si256((__m256i *)((char *)values + b * 16), _mm256_shuffle_epi8(table, codes));
+    }
+    for (int64_t b = 0; b < blocks; b += 8)
+        _mm256_storeu_ps(scales + b, decode_scales(load_scales(x, row, block + b, blocks - b), factor));
+}
+
+static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    strip *to = memory;
+    for (int r = 0; r < STRIP_ROWS; r++)
+        if (row + r < x->rows)
+            decode_row(to->values[r], to->scales[r], x, row + r, block, blocks, SHIFT, 1.0f);
+        else
+            memset(to->scales[r], 0, sizeof to->scales[r]);
+}
+
+/* 8 rows of four dwords, `pitch` bytes apart, to four vectors of 8 lanes. */
+static inline void transpose(__m256i to[4], const char *from, size_t pitch) {
+    __m256i rows[4];
+    for (int i = 0; i < 4; i++)
+        rows[i] = _mm256_loadu2_m128i((const __m128i *)(from + (size_t)(i + 4) * pitch),
+                                      (const __m128i *)(from + (size_t)i * pitch));
+    __m256i low01 = _mm256_unpacklo_epi32(rows[0], rows[1]), high01 = _mm256_unpackhi_epi32(rows[0], rows[1]);
+    __m256i low23 = _mm256_unpacklo_epi32(rows[2], rows[3]), high23 = _mm256_unpackhi_epi32(rows[2], rows[3]);
+    to[0] = _mm256_unpacklo_epi64(low01, low23);
+    to[1] = _mm256_unpackhi_epi64(low01, low23);
+    to[2] = _mm256_unpacklo_epi64(high01, high23);
+    to[3] = _mm256_unpackhi_epi64(high01, high23);
+}
+
+static inline __m256i widen(__m256i pairs) {
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    panel_block *to = memory;
+    rows_decoded d;
+    for (int lane = 0; lane < LANES; lane++)
+        if (row + lane < x->rows) {
+            decode_row(d.values[lane], d.scales[lane], x, row + lane, block, blocks, 0, 0.25f);
+        } else {
+            memset(d.values[lane], 0, sizeof d.values[lane]);
+            memset(d.scales[lane], 0, sizeof d.scales[lane]);
+        }
+    for (int64_t b = 0; b < blocks; b += 4) {
+        __m256i scales[4];
+        transpose(scales, (const char *)(d.scales[0] + b), sizeof d.scales[0]);
+        for (int64_t i = 0; i < least(4, blocks - b); i++) to[b + i].scales = _mm256_castsi256_ps(scales[i]);
+    }
+    __m256i twelve = _mm256_set1_epi8(SHIFT);
+    for (int64_t b = 0; b < blocks; b++) {
+        transpose(to[b].values, (const char *)d.values[0] + b * 16, sizeof d.values[0]);
+        __m256i sum = _mm256_setzero_si256();
+        for (int j = 0; j < 4; j++) sum = _mm256_sub_epi16(sum, _mm256_maddubs_epi16(twelve, to[b].values[j]));
+        to[b].start = _mm256_mul_ps(_mm256_cvtepi32_ps(widen(sum)), to[b].scales);
+    }
+}
+
+/* STRIP_ROWS long rows by 8 * panels short rows, in registers. */
+static inline __attribute__((always_inline)) void register_tile(float *sums, const strip *s, const panel_block *p,
+                                                                const int panels, int64_t blocks, int first) {
+    __m256 sum[STRIP_ROWS][2];
+    for (int r = 0; r < STRIP_ROWS; r++)
+        for (int i = 0; i < panels; i++)
+            sum[r][i] = first ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + r * SUMS_PITCH + i * LANES);
+    for (int64_t b = 0; b < blocks; b++) {
+#pragma GCC unroll 8
+        for (int r = 0; r < STRIP_ROWS; r++) {
+            __m256i dot[2];
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                int quad;
+                memcpy(&quad, s->values[r] + b * 16 + j * 4, 4);
+                for (int i = 0; i < panels; i++) {
+                    __m256i part = _mm256_maddubs_epi16(_mm256_set1_epi32(quad), p[i * CHUNK_BLOCKS + b].values[j]);
+                    dot[i] = j ? _mm256_add_epi16(dot[i], part) : part;
+                }
+            }
+            for (int i = 0; i < panels; i++) {
+                const panel_block *q = p + i * CHUNK_BLOCKS + b;
+                __m256 scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(widen(dot[i])), q->scales, q->start);
+                sum[r][i] = _mm256_fmadd_ps(scaled, _mm256_set1_ps(s->scales[r][b]), sum[r][i]);
+            }
+        }
+    }
+    for (int r = 0; r < STRIP_ROWS; r++)
+        for (int i = 0; i < panels; i++) _mm256_storeu_ps(sums + r * SUMS_PITCH + i * LANES, sum[r][i]);
+}
+
+static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
+                 int first) {
+    const panel_block *p = panels;
+    int i = 0;
+    for (; i + 2 <= panel_count; i += 2)
+        register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 2, blocks, first);
+    if (i < panel_count) register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 1, blocks, first);
+}
+
+/* A packed vector, for 128 elements (64 bytes of the long row) at a time, in the order of load_nibbles. */
+typedef struct vector_group {
+    __m256i values[2][2];
+    __m256 scales, start;
+} vector_group;
+
+static size_t vector_bytes(int64_t blocks) {
+    return (size_t)((blocks + 7) / 8) * sizeof(vector_group);
+}
+
+/* 64 bytes of a row, zeros after `blocks` blocks, looked up: to[h][0] the low nibbles, to[h][1] the high ones. to[0]
+ * has blocks 0 1 4 5, to[1] blocks 2 3 6 7, two lanes each, so that a horizontal addition leaves all 8 in order. */
+static inline void load_nibbles(__m256i to[2][2], const uint8_t *from, int64_t blocks, __m256i table) {
+    uint8_t copy[64];
+    if (blocks < 8) {
+        memset(copy, 0, sizeof copy);
+        memcpy(copy, from, (size_t)blocks * 8);
+        from = copy;
+    }
+    for (int h = 0; h < 2; h++) {
+        __m256i low = _mm256_set1_epi8(15);
+        __m256i pairs = _mm256_loadu2_m128i((const __m128i *)(from + h * 16 + 32), (const __m128i *)(from + h * 16));
+        to[h][0] = _mm256_shuffle_epi8(table, _mm256_and_si256(pairs, low));
+        to[h][1] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low));
+    }
+}
+
+/* The 8 block sums of unsigned x times signed y. */
+static inline __m256i block_dots(const __m256i x[2][2], const __m256i y[2][2]) {
+    __m256i half[2];
+    for (int h = 0; h < 2; h++)
+        half[h] =
+            widen(_mm256_add_epi16(_mm256_maddubs_epi16(x[h][0], y[h][0]), _mm256_maddubs_epi16(x[h][1], y[h][1])));
+    return _mm256_hadd_epi32(half[0], half[1]);
+}
+
+static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+    vector_group *to = vector;
+    const uint8_t *from = x->data + row * x->pitch;
+    const __m256i table = doubled_table(0), twelve = _mm256_set1_epi8(SHIFT);
+    const __m256i twelves[2][2] = {{twelve, twelve}, {twelve, twelve}};
+    for (int64_t b = 0; b < blocks; b += 8, to++) {
+        load_nibbles(to->values, from + b * 8, blocks - b, table);
+        to->scales = decode_scales(load_scales(x, row, b, blocks - b), 0.25f * 256.0f);
+        __m256 sum = _mm256_cvtepi32_ps(block_dots(twelves, (const __m256i(*)[2])to->values));
+        to->start = _mm256_mul_ps(_mm256_sub_ps(_mm256_setzero_ps(), sum), to->scales);
+    }
+}
+
+/* One group of 8 blocks, of which `blocks` exist, of a long row against every vector. */
+static inline __attribute__((always_inline)) void dots_group(__m256 *sum, __m128i *nan, const operand *x, int64_t row,
+                                                             int64_t block, int64_t blocks, const vector_group *v,
+                                                             size_t pitch, const int count) {
+    const uint8_t *from = x->data + row * x->pitch + block * 8;
+    _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
+    __m256i w[2][2];
+    load_nibbles(w, from, blocks, doubled_table(SHIFT));
+    __m128i half = scales_as_fp16(load_scales(x, row, block, blocks));
+    *nan = _mm_or_si128(*nan, _mm_cmpeq_epi16(half, _mm_set1_epi16(0x3F80)));
+    __m256 scales = _mm256_cvtph_ps(half); /* of 1/256 of the scales; pack_vector has the 256 */
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) {
+        const vector_group *q = (const vector_group *)((const char *)v + (size_t)i * pitch);
+        __m256i dot = block_dots((const __m256i(*)[2])w, q->values);
+        __m256 scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), q->scales, q->start);
+        sum[i] = _mm256_fmadd_ps(scaled, scales, sum[i]);
+    }
+}
+
+static inline float add_lanes(__m256 x) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline __attribute__((always_inline)) void dots_row(float *sums, const operand *x, int64_t row,
+                                                           const vector_group *v, int64_t blocks, const int count) {
+    size_t pitch = vector_bytes(blocks);
+    __m256 sum[MAX_VECTORS];
+    for (int i = 0; i < count; i++) sum[i] = _mm256_setzero_ps();
+    __m128i nan = _mm_setzero_si128();
+    int64_t b = 0;
+    for (; b + 8 <= blocks; b += 8, v++) dots_group(sum, &nan, x, row, b, 8, v, pitch, count);
+    if (b < blocks) dots_group(sum, &nan, x, row, b, blocks - b, v, pitch, count);
+    for (int i = 0; i < count; i++) sums[i] = _mm_testz_si128(nan, nan) ? add_lanes(sum[i]) : NAN;
+}
+
+#define DOTS_COUNT(COUNT)                                                                                              \
+    case COUNT:                                                                                                        \
+        for (int64_t r = 0; r < rows; r++) dots_row(sums + r * COUNT, x, row + r, vectors, blocks, COUNT);             \
+        break
+
+static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks) {
+    switch (count) {
+        DOTS_COUNT(1);
+        DOTS_COUNT(2);
+        DOTS_COUNT(3);
+        DOTS_COUNT(4);
+    }
+}
+
+const cpu_kernel avx2_kernel = {
+    .lanes = LANES,
+    .strip_rows = STRIP_ROWS,
+    .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block),
+    .strip_bytes = sizeof(strip),
+    .pack_panel = pack_panel,
+    .decode_strip = decode_strip,
+    .tile = tile,
+    .max_vectors = 4,
+    .vector_bytes = vector_bytes,
+    .pack_vector = pack_vector,
+    .dots = dots,
+    .epilogue = epilogue,
+};
+#endif
