@@ -182,14 +182,13 @@ def run(sentences: tuple[str, ...] = SENTENCES, device: str = "cpu") -> Result:
     return Result(errors, fp32, four_bit, next(iter(inputs.values())).shape[0])
 
 
-def main() -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    result = run(device=device)
-    print(f"{len(SENTENCES)} sentences, {result.tokens} tokens, {len(result.errors)} linear layers on {device}")
+def report(result: Result, device: str) -> None:
+    sentences = len(result.fp32)
+    print(f"{sentences} sentences, {result.tokens} tokens, {len(result.errors)} linear layers on {device}")
     print("relative error of a layer's output, mean of the six blocks")
     print(f"{'layer':<24}{'nvfp4':>10}{'format':>10}{'beyond':>10}")
     for name in LINEARS:
-        rows = [row for layer, row in result.errors.items() if layer.split(".", 3)[3] == name]
+        rows = [errors for layer, errors in result.errors.items() if layer.split(".", 3)[3] == name]
         nvfp4_error, format_error, beyond = (
             sum(getattr(row, field) for row in rows) / len(rows) for field in ("nvfp4", "format", "beyond")
         )
@@ -197,10 +196,11 @@ def main() -> None:
     cosine = (result.fp32 * result.nvfp4).sum(1)
     print(f"cosine of the fp32 and the NVFP4 vector of a sentence: mean {cosine.mean():.4f}, least {cosine.min():.4f}")
     for title, vectors in (("fp32", result.fp32), ("NVFP4", result.nvfp4)):
-        likeness = vectors @ vectors.T - 2 * torch.eye(len(SENTENCES), device=device)
-        right = sum(int(likeness[i].argmax()) == i ^ 1 for i in range(len(SENTENCES)))
-        print(f"{title}: the most alike sentence is the one of like meaning for {right} of {len(SENTENCES)}")
+        likeness = vectors @ vectors.T - 2 * torch.eye(sentences, device=device)
+        right = sum(int(likeness[i].argmax()) == i ^ 1 for i in range(sentences))
+        print(f"{title}: the most alike sentence is the one of like meaning for {right} of {sentences}")
 
 
 if __name__ == "__main__":
-    main()
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    report(run(device=where), where)

@@ -1,0 +1,348 @@
+"""The commands as a user meets them: what they print, their exit status, and how they say no."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_driver import fake_driver  # noqa: F401
+
+import nvfp4
+from nvfp4.__main__ import main
+from nvfp4.cli import bench, check, machine, rivals, show, timing
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+WITHOUT = """
+import sys
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {name!r}:
+            raise ModuleNotFoundError("No module named " + name)
+sys.meta_path.insert(0, NotInstalled())
+from nvfp4.__main__ import main
+sys.exit(main({arguments!r}))
+"""
+
+
+def nvfp4_command(*arguments: str, without: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m nvfp4 ...` in a process of its own, without one package if asked."""
+    program = ["-m", "nvfp4", *arguments]
+    if without is not None:
+        program = ["-c", WITHOUT.format(name=without, arguments=list(arguments))]
+    environment = {**os.environ, **variables}
+    return subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, timeout=600)
+
+
+def says(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
+    """The command ended with this status and one sentence of these words on standard error."""
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+# --- check ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forced", [[], ["--backend", "cpu"]])
+def test_check_passes_and_says_so(forced: list[str]) -> None:
+    done = nvfp4_command("check", "--only", "1", "--seed", "7", "--json", *forced)
+    assert done.returncode == 0, done.stderr
+    assert "[1/1] check 128x256x256" in done.stderr
+    answer = json.loads(done.stdout)
+    (test,) = answer["tests"]
+    assert answer["passed"] == 1 and test["passed"] and test["exact"] and test["repeats"]
+    assert test["seed"] == 7 and test["max_error"] == 0 and test["seconds"] > 0
+    assert test["shape"] == {"m": 128, "n": 256, "k": 256, "l": 1}
+
+
+def test_check_prints_a_table() -> None:
+    done = nvfp4_command("check", "--only", "9")
+    assert done.returncode == 0, done.stderr
+    title, header, _, row, total = done.stdout.splitlines()
+    assert " ".join(header.split()) == "test M x N x K x L kernel max error exact time verdict"
+    assert row.split()[:2] == ["9", "512x4096x512x1"] and row.endswith("pass")
+    assert total == "1 of 1 tests passed"
+
+
+def test_check_runs_all_ten(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = []
+    monkeypatch.setattr(check, "run_test", lambda test, *_: seen.append(test) or {"passed": len(seen) != 4})
+    assert main(["check", "--json", "--backend", "cpu"]) == 1
+    assert len(seen) == 10 and json.loads(capsys.readouterr().out)["passed"] == 9
+
+
+def one_wrong(c: torch.Tensor) -> None:
+    c[5, 7] += 16
+
+
+def one_unwritten(c: torch.Tensor) -> None:
+    c[-1, -1] = float("nan")
+
+
+def one_bit(c: torch.Tensor) -> None:
+    """Less than 1e-3 of the value: right for the competition, not for us."""
+    value = c[0, 0].view(torch.int16)
+    value += 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [(one_wrong, "[5, 7, 0]"), (one_unwritten, "1 of 32768 values are wrong"), (one_bit, "within 0.001")],
+)
+def test_check_sees_a_wrong_kernel(spoil, sentence, monkeypatch, capsys) -> None:
+    def wrong(a, b, sfa, sfb, c):
+        nvfp4.custom_kernel(a, b, sfa, sfb, c)
+        spoil(c)
+        return c
+
+    monkeypatch.setattr(check, "custom_kernel", wrong)
+    assert main(["check", "--only", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL" in out and sentence in out and "0 of 1 tests passed" in out
+
+
+def test_check_sees_bits_that_change(monkeypatch, capsys) -> None:
+    calls = []
+
+    def unsteady(a, b, sfa, sfb, c):
+        calls.append(nvfp4.custom_kernel(a, b, sfa, sfb, c))
+        if len(calls) == 2:
+            one_bit(c)
+        return c
+
+    monkeypatch.setattr(check, "custom_kernel", unsteady)
+    assert main(["check", "--only", "1"]) == 1
+    assert "a second call gave other bits" in capsys.readouterr().out
+
+
+def test_check_poisons_the_output(monkeypatch) -> None:
+    """A kernel that writes nothing at all must fail, whatever an earlier call left in memory."""
+    monkeypatch.setattr(check, "custom_kernel", lambda a, b, sfa, sfb, c: c)
+    assert main(["check", "--only", "1", "--json"]) == 1
+
+
+# --- refusals: one sentence, exit status 2 ---------------------------------------------------------------------------
+
+
+def test_check_refuses_a_test_that_is_not_there() -> None:
+    for number in ("0", "11", "-1"):
+        says(nvfp4_command("check", "--only", number), 2, f"--only {number}", "tests 1 to 10")
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_an_unknown_backend_is_refused(command: str) -> None:
+    says(nvfp4_command(command, "--backend", "abacus"), 2, f"nvfp4 {command}:", "backend", "abacus")
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_a_gpu_backend_without_a_driver_is_refused(command: str) -> None:
+    done = nvfp4_command(command, "--backend", "sm80", NVFP4_LIBCUDA="/nowhere/libcuda.so.1")
+    says(done, 2, "/nowhere/libcuda.so.1")
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_without_torch_a_sentence_says_how_to_get_it(command: str) -> None:
+    says(nvfp4_command(command, without="torch"), 2, "torch is needed", "pip install torch")
+
+
+def test_info_refuses_a_backend_without_a_shape() -> None:
+    says(nvfp4_command("info", "--backend", "cpu"), 2, "--backend", "--shape")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["info", "--shape", "1,2"], "M,N,K"),
+        (["bench", "--shapes", "1x2x40"], "multiple of 16"),
+        (["bench", "--shapes", "1x2"], "MxNxK"),
+        (["bench", "--shapes", "1x0x32"], "positive"),
+        (["bench", "--m", "1,x"], "positive"),
+        (["bench", "--repeat", "0"], "positive"),
+        (["check", "--only", "two"], "two"),
+        (["sing"], "sing"),
+        ([], "command"),
+    ],
+)
+def test_arguments_that_cannot_be_read(arguments: list[str], word: str) -> None:
+    says(nvfp4_command(*arguments), 2, word)
+
+
+@pytest.mark.parametrize("command", ["check", "info", "bench"])
+def test_help(command: str) -> None:
+    done = nvfp4_command(command, "--help")
+    assert done.returncode == 0 and "--json" in done.stdout and len(done.stdout.splitlines()) > 10
+    assert f"  {command} " in nvfp4_command("--help").stdout
+
+
+def test_version_and_console_script() -> None:
+    assert nvfp4_command("--version").stdout == f"nvfp4 {nvfp4.__version__}\n"
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="nvfp4")
+    assert script.load() is main
+
+
+# --- info -----------------------------------------------------------------------------------------------------------
+
+
+def test_info_needs_neither_torch_nor_a_driver() -> None:
+    done = nvfp4_command("info", without="torch", NVFP4_LIBCUDA="/nowhere/libcuda.so.1")
+    assert done.returncode == 0 and done.stderr == ""
+    lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    assert lines["torch"].strip().startswith("not installed")
+    assert "/nowhere/libcuda.so.1" in lines["CUDA driver"]
+    assert lines["nvfp4"].strip() == nvfp4.__version__
+
+
+def test_info_of_a_shape() -> None:
+    done = nvfp4_command("info", "--shape", "3,5,32,2", "--backend", "cpu", NVFP4_CPU="portable")
+    assert "portable (cpu) on cpu: " in done.stdout
+    plan = json.loads(nvfp4_command("info", "--shape", "3x5x32", "--backend", "cpu", "--json").stdout)["plan"]
+    assert plan["backend"] == "cpu" and plan["reason"]
+    says(nvfp4_command("info", "--shape", "3,5,20", "--backend", "cpu"), 2, "20", "16")
+
+
+def test_info_lists_a_gpu(fake_driver: Path) -> None:  # noqa: F811
+    done = nvfp4_command("info", NVFP4_LIBCUDA=str(fake_driver), FAKE_CC="75", FAKE_DEVICES="2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sm_75") == 2 and done.stdout.count("NOT usable: ") == 2
+
+
+def test_info_json_is_plain() -> None:
+    facts = json.loads(nvfp4_command("info", "--json").stdout)
+    assert facts["version"] == nvfp4.__version__ and facts["torch"] == torch.__version__
+    assert facts["cpu_kernel"] in ("avx512vnni", "avx2", "portable", "reference")
+
+
+# --- bench ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few input sets suffice to be cold, so that the test is quick."""
+    monkeypatch.setattr(rivals, "last_level_cache", lambda: 2**20)
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_bench_reports_ratios_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--backend", "cpu", "--shapes", "2x384x1024,17x129x48", "--repeat", "5", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "cold" in answer["conditions"]["caches"] and "clock" in answer["conditions"]
+    assert [tuple(result["shape"].values()) for result in answer["results"]] == [(2, 384, 1024), (17, 129, 48)]
+    for result in answer["results"]:
+        assert result["cold"] and result["input_sets"]["nvfp4"] > 2
+        assert len(result["ratios"]) == 3 and set(result["seconds"]) == {"nvfp4", *result["ratios"]}
+        for summary in (*result["ratios"].values(), *result["seconds"].values()):
+            assert 0 < summary["p10"] <= summary["median"] <= summary["p90"] and summary["samples"] == 5
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_bench_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "--backend", "cpu", "--shapes", "3x64x64", "--repeat", "3"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.index("over torch bf16 matmul") < out.index("nvfp4, us"), "the ratio comes first"
+    assert main([*arguments, "--markdown"]) == 0
+    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert tables[0].startswith("| M x N x K | over torch") and tables[2].startswith("| 3x64x64 | ")
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_bench_does_not_time_a_wrong_product(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(rivals, "gemm", lambda *args, out, **options: out.fill_(1))
+    assert main(["bench", "--backend", "cpu", "--shapes", "4x64x64", "--repeat", "3"]) == 1
+    streams = capsys.readouterr()
+    assert streams.out == "" and "differ by" in streams.err
+
+
+def test_bench_takes_the_shapes_of_the_task() -> None:
+    shapes = bench.task_shapes([1, 128])
+    assert [str(shape) for shape in shapes[:2]] == ["1x7168x16384", "128x7168x16384"] and len(shapes) == 6
+
+
+def test_floor_counts_of_a_shape() -> None:
+    shape = rivals.Shape(2, 3, 32)
+    assert shape.operations == 2 * 2 * 3 * 32
+    assert shape.bytes == (2 + 3) * (16 + 2) + 2 * 2 * 3
+
+
+def test_contestants_take_turns() -> None:
+    """The first one rotates, a slow one sits out, and a ratio pairs only rounds in which both ran."""
+    log = []
+
+    class Clock:
+        def warm_up(self, call):
+            return 4.0 if call(0) == "slow" else 1e-3
+
+        def run(self, calls):
+            return [{"fast": 1.0, "other": 2.0, "slow": 3.0 + len(log)}[call()] for call in calls]
+
+    def contestant(name: str) -> timing.Contestant:
+        return timing.Contestant(name, lambda turn: log.append((turn, name)) or name)
+
+    fast, other, slow = (contestant(name) for name in ("fast", "other", "slow"))
+    timing.compete([fast, other, slow], Clock(), 9)
+    log = log[3:]  # warm-up
+    assert [name for turn, name in log if turn == 1] == ["other", "fast"]
+    assert [name for turn, name in log if turn == 6] == ["fast", "other", "slow"]
+    assert sorted(fast.times) == list(range(9)) and sorted(slow.times) == [0, 3, 6]
+    assert timing.ratio(other, fast) == timing.Spread(2.0, 2.0, 2.0, 9)
+    assert timing.ratio(slow, fast).samples == 3
+
+
+def test_spread() -> None:
+    spread = timing.Spread.of([float(i) for i in range(101)])
+    assert (spread.median, spread.p10, spread.p90, spread.samples) == (50, 10, 90, 101)
+
+
+def test_rotation_exceeds_the_cache_or_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(rivals, "last_level_cache", lambda: 1000)
+    monkeypatch.setattr(rivals, "available_memory", lambda: 10**6)
+    assert rivals.rotation({"x": 300, "y": 2000}, cpu) == ({"x": 5, "y": 2}, True)
+    monkeypatch.setattr(rivals, "available_memory", lambda: 5000)
+    sets, cold = rivals.rotation({"x": 300, "y": 2000}, cpu)
+    assert not cold and sets == {"x": 2, "y": 1}
+
+
+# --- tables, with rich and without ------------------------------------------------------------------------------------
+
+
+def test_tables_do_not_need_rich() -> None:
+    done = nvfp4_command("check", "--only", "1", without="rich")
+    assert done.returncode == 0 and "1 of 1 tests passed" in done.stdout
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_table_shows_every_cell(with_rich: bool, monkeypatch, capsys) -> None:
+    if with_rich:
+        pytest.importorskip("rich")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "100")
+    else:
+        monkeypatch.setattr(show, "rich", None)
+    show.table("A title", ["<name", "value"], [["left [red]", "1.50"], ["x", "12.00"]])
+    out = capsys.readouterr().out
+    assert all(cell in out for cell in ("A title", "name", "value", "left [red]", "1.50", "12.00"))
+
+
+def test_progress_without_a_terminal_is_a_line_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with show.progress(2) as step:
+        step("one")
+        step("two")
+    assert capsys.readouterr().err == "[1/2] one\n[2/2] two\n"
+
+
+def test_units() -> None:
+    assert show.si(4.3e12, "B/s") == "4.30 TB/s" and show.si(512, "B") == "512 B"
+    assert show.seconds(1.5e-6) == "1.50 us" and show.seconds(0.0421) == "42.1 ms" and show.seconds(2) == "2.00 s"
+
+
+def test_machine_facts() -> None:
+    assert machine.cpu_name() and machine.available_memory() > 2**20
+    assert machine.last_level_cache() is None or machine.last_level_cache() >= 2**14
