@@ -6,9 +6,7 @@
  * by 4) and one fused multiply-add with the long scale: a single rounding a block. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")
-#include <immintrin.h>
-
-#include "gemm.h"
+#include "avx512.h"
 
 enum { LANES = 16, STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512 };
 
@@ -32,25 +30,6 @@ typedef struct rows_decoded {
 static inline __m512i doubled_table(int shift) {
     __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)e2m1_doubled), _mm_set1_epi8((char)shift));
     return _mm512_broadcast_i32x4(table);
-}
-
-/* The low `count` bits, count clipped to 0 .. 32. */
-static inline __mmask32 low_bits(int64_t count) {
-    return count >= 32 ? 0xFFFFFFFF : count <= 0 ? 0 : (1u << count) - 1;
-}
-
-/* 16 scale bytes of a row from a block (a multiple of 4) on; zeros past the last. Never reads past the last scale, or
- * in the 128x4 layout past the last whole group of 4. */
-static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    const uint8_t *from = x->scale + scale_offset(x->scale_layout, x->scale_pitch, row, block);
-    __mmask16 valid = (__mmask16)low_bits(blocks);
-    if (x->scale_layout == SCALES_LINEAR) return _mm_maskz_loadu_epi8(valid, from);
-    if (blocks >= 16)
-        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(_mm_loadu_si32(from), _mm_loadu_si32(from + 512)),
-                                  _mm_unpacklo_epi32(_mm_loadu_si32(from + 1024), _mm_loadu_si32(from + 1536)));
-    uint32_t groups[4] = {0};
-    for (int64_t i = 0; i < 4 && i * 4 < blocks; i++) memcpy(groups + i, from + i * 512, 4);
-    return _mm_maskz_mov_epi8(valid, _mm_loadu_si128((const __m128i *)groups));
 }
 
 /* e4m3 without its sign, seven bits to the left, is the fp16 of value / 256, subnormals included. */
@@ -79,42 +58,14 @@ static inline void decode_row(void *values, float *scales, const operand *x, int
         _mm512_storeu_ps(scales + b, decode_scales(load_scales(x, row, block + b, blocks - b), factor));
 }
 
-/* Brings the rows of the next strip close while this one is multiplied. Four neighbouring rows share their lines of
- * scales in the 128x4 layout; a linear row's are a line or two. */
-static inline void prefetch_strip(const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    int swizzled = x->scale_layout == SCALES_128X4;
-    for (int64_t r = row; r < least(row + STRIP_ROWS, x->rows); r++) {
-        for (int64_t b = 0; b < blocks; b += 8) _mm_prefetch(x->data + r * x->pitch + (block + b) * 8, _MM_HINT_T0);
-        for (int64_t b = 0; b < blocks && (!swizzled || r % 4 == 0); b += swizzled ? 4 : 64)
-            _mm_prefetch(x->scale + scale_offset(x->scale_layout, x->scale_pitch, r, block + b), _MM_HINT_T0);
-    }
-}
-
 static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     strip *to = memory;
-    prefetch_strip(x, row + STRIP_ROWS, block, blocks);
+    prefetch_rows(x, row + STRIP_ROWS, STRIP_ROWS, block, blocks);
     for (int r = 0; r < STRIP_ROWS; r++)
         if (row + r < x->rows)
             decode_row(to->values[r], to->scales[r], x, row + r, block, blocks, SHIFT, 1.0f);
         else
             memset(to->scales[r], 0, sizeof to->scales[r]);
-}
-
-/* 16 rows of four dwords, `pitch` bytes apart, to four vectors of 16 lanes. */
-static inline void transpose(__m512i to[4], const char *from, size_t pitch) {
-    __m512i rows[4];
-    for (int i = 0; i < 4; i++) {
-        rows[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(from + (size_t)i * pitch)));
-        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 4) * pitch)), 1);
-        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 8) * pitch)), 2);
-        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 12) * pitch)), 3);
-    }
-    __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]), high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
-    __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]), high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
-    to[0] = _mm512_unpacklo_epi64(low01, low23);
-    to[1] = _mm512_unpackhi_epi64(low01, low23);
-    to[2] = _mm512_unpacklo_epi64(high01, high23);
-    to[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
 static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
@@ -187,7 +138,7 @@ typedef struct vector_group {
     __m512 scales;
 } vector_group;
 
-static size_t vector_bytes(int64_t blocks) {
+size_t avx512vnni_vector_bytes(int64_t blocks) {
     return (size_t)((blocks + 15) / 16) * sizeof(vector_group);
 }
 
@@ -199,7 +150,7 @@ static inline void load_nibbles(__m512i to[2], const uint8_t *from, int64_t vali
     to[1] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low));
 }
 
-static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+void avx512vnni_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
     vector_group *to = vector;
     const uint8_t *from = x->data + row * x->pitch;
     __m512i table = doubled_table(0), twelve = _mm512_set1_epi8(SHIFT);
@@ -250,7 +201,7 @@ static inline __attribute__((always_inline)) void dots_group(__m512 *sum, __m256
 
 static inline __attribute__((always_inline)) void dots_rows(float *sums, const operand *x, int64_t row, const int rows,
                                                             const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = vector_bytes(blocks);
+    size_t pitch = avx512vnni_vector_bytes(blocks);
     __m512 sum[MAX_VECTORS];
     __m256i largest[4];
     for (int i = 0; i < rows * count; i++) sum[i] = _mm512_setzero_ps();
@@ -272,8 +223,8 @@ static inline __attribute__((always_inline)) void dots_rows(float *sums, const o
         for (; rows > 0; row++, rows--, sums += COUNT) dots_rows(sums, x, row, 1, vectors, blocks, COUNT);             \
         break
 
-static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                 int64_t blocks) {
+void avx512vnni_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                     int64_t blocks) {
     switch (count) {
         DOTS_COUNT(1, 4);
         DOTS_COUNT(2, 4);
@@ -295,9 +246,9 @@ const cpu_kernel avx512vnni_kernel = {
     .decode_strip = decode_strip,
     .tile = tile,
     .max_vectors = MAX_VECTORS,
-    .vector_bytes = vector_bytes,
-    .pack_vector = pack_vector,
-    .dots = dots,
+    .vector_bytes = avx512vnni_vector_bytes,
+    .pack_vector = avx512vnni_pack_vector,
+    .dots = avx512vnni_dots,
     .epilogue = epilogue,
 };
 #endif

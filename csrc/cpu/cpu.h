@@ -10,11 +10,12 @@ typedef enum cpu_isa {
     CPU_PORTABLE,
     CPU_AVX2,
     CPU_AVX512VNNI,
+    CPU_AMX,
     CPU_ISA_COUNT,
 } cpu_isa;
 
-/* The fastest that this CPU runs; NVFP4_CPU=reference|portable|avx2|avx512vnni in the environment forces one. Fails
- * with a sentence when the variable names one that is unknown or that this CPU cannot run. Read once. */
+/* The fastest that this CPU runs; NVFP4_CPU=reference|portable|avx2|avx512vnni|amx in the environment forces one.
+ * Fails with a sentence when the variable names one that is unknown or that this CPU cannot run. Read once. */
 nvfp4_status cpu_isa_detect(cpu_isa *isa);
 /* 1 if this CPU runs it. */
 int cpu_isa_usable(cpu_isa isa);

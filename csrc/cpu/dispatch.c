@@ -7,6 +7,7 @@ static const cpu_kernel *const kernels[CPU_ISA_COUNT] = {
 #if defined(__x86_64__)
     [CPU_AVX2] = &avx2_kernel,
     [CPU_AVX512VNNI] = &avx512vnni_kernel,
+    [CPU_AMX] = &amx_kernel,
 #endif
 };
 

@@ -42,7 +42,7 @@ typedef struct cpu_kernel {
 
 extern const cpu_kernel portable_kernel;
 #if defined(__x86_64__)
-extern const cpu_kernel avx2_kernel, avx512vnni_kernel;
+extern const cpu_kernel avx2_kernel, avx512vnni_kernel, amx_kernel;
 #endif
 
 /* The two roles at one batch index. swapped: the long operand is a. */

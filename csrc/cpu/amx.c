@@ -1,0 +1,163 @@
+/* AMX: 16 x 16 tiles of fp32 sums, updated by 16 x 32 by 32 x 16 products of bf16.
+ *
+ * An e2m1 value times an e4m3 scale has at most 6 significant bits and is exact in bf16, so both sides are decoded with
+ * their scales applied, and tdpbf16ps does the rest: exact products, fp32 sums. It flushes denormals, which cannot
+ * occur: products are multiples of 2^-20. Long rows are the rows of the left tile, as decoded; short rows are the
+ * columns of the right one, whose rows hold pairs of elements. Few short rows are the vectors of avx512vnni.c. */
+#if defined(__x86_64__)
+#pragma GCC target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx2,fma,f16c")
+#include "avx512.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { LANES = 16, STRIP_ROWS = 32, STEP = 2 /* blocks a tile */, STEPS = CHUNK_BLOCKS / STEP, TILE_BYTES = 1024 };
+
+/* Decoded rows; the 64 bytes more keep neighbouring rows out of the same cache sets. */
+enum { ROW_BYTES = STEPS * 64 + 64 };
+typedef struct strip {
+    char rows[STRIP_ROWS][ROW_BYTES];
+} strip;
+
+typedef struct panel {
+    char tiles[STEPS][TILE_BYTES];
+} panel;
+
+/* The bf16 products of every scale byte with every e2m1 code. */
+static uint16_t products[256][16];
+static pthread_once_t products_once = PTHREAD_ONCE_INIT;
+
+static void make_products(void) {
+    for (int scale = 0; scale < 256; scale++)
+        for (int code = 0; code < 16; code++)
+            products[scale][code] = bf16_encode(0.5f * e2m1_doubled[code] * e4m3_decode((uint8_t)scale));
+}
+
+/* Blocks of one row, in order; writes whole steps, the missing block as zeros. */
+static inline void decode_row(char *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    const uint8_t *from = x->data + row * x->pitch + block * 8;
+    uint8_t scales[CHUNK_BLOCKS];
+    for (int64_t b = 0; b < blocks; b += 16)
+        _mm_storeu_si128((__m128i *)(scales + b), load_scales(x, row, block + b, blocks - b));
+    const __m512i nibbles = _mm512_set1_epi32(0x000F000F);
+    const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+    for (int64_t b = 0; b < blocks; b += STEP, to += 64) {
+        /* Low nibbles to the low words, high nibbles to the high ones; the second block looks 16 entries on. */
+        __m512i bytes = _mm512_cvtepu8_epi32(b + 1 < blocks ? _mm_loadu_si128((const __m128i *)(from + b * 8))
+                                                            : _mm_loadu_si64(from + b * 8));
+        __m512i codes = _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)), nibbles);
+        __m512i table = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)products[scales[b]]));
+        table = _mm512_inserti64x4(table, _mm256_loadu_si256((const __m256i *)products[scales[b + 1]]), 1);
+        _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_or_si512(codes, second), table));
+    }
+}
+
+static void decode_rows(char *to, int64_t rows, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    pthread_once(&products_once, make_products);
+    for (int64_t r = 0; r < rows; r++, to += ROW_BYTES)
+        if (row + r < x->rows)
+            decode_row(to, x, row + r, block, blocks);
+        else
+            memset(to, 0, ROW_BYTES);
+}
+
+static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    prefetch_rows(x, row + STRIP_ROWS, STRIP_ROWS, block, blocks);
+    decode_rows(memory, STRIP_ROWS, x, row, block, blocks);
+}
+
+static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    panel *to = memory;
+    char rows[LANES * ROW_BYTES];
+    decode_rows(rows, LANES, x, row, block, blocks);
+    for (int64_t step = 0; step * STEP < blocks; step++)
+        for (int quad = 0; quad < 4; quad++)
+            transpose((__m512i *)to->tiles[step] + quad * 4, rows + step * 64 + quad * 16, ROW_BYTES);
+}
+
+/* Tiles 0..3 hold sums, 4 and 5 long rows, 6 and 7 short ones; all are 16 rows of 64 bytes. */
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+
+static void two_panels(float *sums, const strip *s, const panel *p, int64_t steps, int first) {
+    enum { PITCH = SUMS_PITCH * sizeof(float) };
+    float *lower = sums + 16 * SUMS_PITCH;
+    if (first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, sums, PITCH);
+        _tile_loadd(1, sums + LANES, PITCH);
+        _tile_loadd(2, lower, PITCH);
+        _tile_loadd(3, lower + LANES, PITCH);
+    }
+    for (int64_t step = 0; step < steps; step++) {
+        _tile_loadd(4, s->rows[0] + step * 64, ROW_BYTES);
+        _tile_loadd(6, p[0].tiles[step], 64);
+        _tile_loadd(7, p[1].tiles[step], 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, s->rows[16] + step * 64, ROW_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, PITCH);
+    _tile_stored(1, sums + LANES, PITCH);
+    _tile_stored(2, lower, PITCH);
+    _tile_stored(3, lower + LANES, PITCH);
+}
+
+static void one_panel(float *sums, const strip *s, const panel *p, int64_t steps, int first) {
+    enum { PITCH = SUMS_PITCH * sizeof(float) };
+    float *lower = sums + 16 * SUMS_PITCH;
+    if (first) {
+        _tile_zero(0);
+        _tile_zero(2);
+    } else {
+        _tile_loadd(0, sums, PITCH);
+        _tile_loadd(2, lower, PITCH);
+    }
+    for (int64_t step = 0; step < steps; step++) {
+        _tile_loadd(6, p->tiles[step], 64);
+        _tile_loadd(4, s->rows[0] + step * 64, ROW_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, s->rows[16] + step * 64, ROW_BYTES);
+        _tile_dpbf16ps(2, 5, 6);
+    }
+    _tile_stored(0, sums, PITCH);
+    _tile_stored(2, lower, PITCH);
+}
+
+static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
+                 int first) {
+    const panel *p = panels;
+    int64_t steps = (blocks + STEP - 1) / STEP;
+    atomic_signal_fence(memory_order_seq_cst); /* gcc's tile loads and stores do not say what memory they touch */
+    _tile_loadconfig(&tiles);
+    int i = 0;
+    for (; i + 2 <= panel_count; i += 2) two_panels(sums + i * LANES, strip_memory, p + i, steps, first);
+    if (i < panel_count) one_panel(sums + i * LANES, strip_memory, p + i, steps, first);
+    _tile_release();
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+const cpu_kernel amx_kernel = {
+    .lanes = LANES,
+    .strip_rows = STRIP_ROWS,
+    .panel_bytes = sizeof(panel),
+    .strip_bytes = sizeof(strip),
+    .pack_panel = pack_panel,
+    .decode_strip = decode_strip,
+    .tile = tile,
+    .max_vectors = 4,
+    .vector_bytes = avx512vnni_vector_bytes,
+    .pack_vector = avx512vnni_pack_vector,
+    .dots = avx512vnni_dots,
+    .epilogue = epilogue,
+};
+#endif

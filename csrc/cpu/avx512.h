@@ -1,0 +1,62 @@
+/* What the AVX-512 kernels share. */
+#ifndef NVFP4_CPU_AVX512_H
+#define NVFP4_CPU_AVX512_H
+
+#include <immintrin.h>
+
+#include "gemm.h"
+
+/* The low `count` bits, count clipped to 0 .. 32. */
+static inline __mmask32 low_bits(int64_t count) {
+    return count >= 32 ? 0xFFFFFFFF : count <= 0 ? 0 : (1u << count) - 1;
+}
+
+/* 16 scale bytes of a row from a block (a multiple of 4) on; zeros past the last. Never reads past the last scale, or
+ * in the 128x4 layout past the last whole group of 4. */
+static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    const uint8_t *from = x->scale + scale_offset(x->scale_layout, x->scale_pitch, row, block);
+    __mmask16 valid = (__mmask16)low_bits(blocks);
+    if (x->scale_layout == SCALES_LINEAR) return _mm_maskz_loadu_epi8(valid, from);
+    if (blocks >= 16)
+        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(_mm_loadu_si32(from), _mm_loadu_si32(from + 512)),
+                                  _mm_unpacklo_epi32(_mm_loadu_si32(from + 1024), _mm_loadu_si32(from + 1536)));
+    uint32_t groups[4] = {0};
+    for (int64_t i = 0; i < 4 && i * 4 < blocks; i++) memcpy(groups + i, from + i * 512, 4);
+    return _mm_maskz_mov_epi8(valid, _mm_loadu_si128((const __m128i *)groups));
+}
+
+/* 16 rows of four dwords, `pitch` bytes apart, to four vectors of 16 lanes. */
+static inline void transpose(__m512i to[4], const char *from, size_t pitch) {
+    __m512i rows[4];
+    for (int i = 0; i < 4; i++) {
+        rows[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(from + (size_t)i * pitch)));
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 4) * pitch)), 1);
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 8) * pitch)), 2);
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + (size_t)(i + 12) * pitch)), 3);
+    }
+    __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]), high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
+    __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]), high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+    to[0] = _mm512_unpacklo_epi64(low01, low23);
+    to[1] = _mm512_unpackhi_epi64(low01, low23);
+    to[2] = _mm512_unpacklo_epi64(high01, high23);
+    to[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+/* Brings the rows of the next strip close while this one is multiplied. Four neighbouring rows share their lines of
+ * scales in the 128x4 layout; a linear row's are a line or two. */
+static inline void prefetch_rows(const operand *x, int64_t row, int64_t rows, int64_t block, int64_t blocks) {
+    int swizzled = x->scale_layout == SCALES_128X4;
+    for (int64_t r = row; r < least(row + rows, x->rows); r++) {
+        for (int64_t b = 0; b < blocks; b += 8) _mm_prefetch(x->data + r * x->pitch + (block + b) * 8, _MM_HINT_T0);
+        for (int64_t b = 0; b < blocks && (!swizzled || r % 4 == 0); b += swizzled ? 4 : 64)
+            _mm_prefetch(x->scale + scale_offset(x->scale_layout, x->scale_pitch, r, block + b), _MM_HINT_T0);
+    }
+}
+
+/* The product with few vectors, in avx512vnni.c. */
+size_t avx512vnni_vector_bytes(int64_t blocks);
+void avx512vnni_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks);
+void avx512vnni_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                     int64_t blocks);
+
+#endif
