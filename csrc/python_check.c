@@ -66,7 +66,7 @@ PyObject *python_check_custom_kernel(PyObject *module, arguments a, Py_ssize_t c
 }
 
 PyObject *python_check_quantize(PyObject *module, arguments a, Py_ssize_t count) {
-    enum { X, DATA, SCALE, GLOBAL_SCALE, LAYOUT, OUTPUT_IS_X, COUNT };
+    enum { X, DATA, SCALE, GLOBAL_SCALE, GLOBAL_VALUE, LAYOUT, OUTPUT_IS_X, COUNT };
     (void)module;
     if (!check_count("check_quantize", count, COUNT)) return NULL;
     nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
@@ -74,8 +74,10 @@ PyObject *python_check_quantize(PyObject *module, arguments a, Py_ssize_t count)
     if (!read_described(a[X], X, &args.x) || !read_described(a[DATA], DATA, &args.data) ||
         !read_described(a[SCALE], SCALE, &args.scale) ||
         !read_described(a[GLOBAL_SCALE], GLOBAL_SCALE, &args.global_scale) ||
+        !read_number(a[GLOBAL_VALUE], "global_scale", &args.global_value) ||
         !read_layout(a[LAYOUT], &args.scale_layout))
         return raise_error();
+    args.global_scale.data = NULL; /* the one tensor whose value is looked at, if it can be */
     return answer(check_quantize(&args, PyObject_IsTrue(a[OUTPUT_IS_X]), &ignored));
 }
 

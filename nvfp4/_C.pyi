@@ -62,6 +62,7 @@ def check_quantize(
     data: _Described,
     scale: _Described,
     global_scale: _Described | None,
+    global_value: float,
     scale_layout: str,
     output_is_x: bool,
     /,

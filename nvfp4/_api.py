@@ -113,7 +113,7 @@ def quantize(
     Args:
         x: [R, K] or [L, R, K], float16, bfloat16 or float32; K is a multiple of 16.
         global_scale: a multiplier that dequantize (or gemm's alpha) applies again: a number or a float32 tensor of one
-            element. amax(|x|) / (448 * 6) uses the whole range of the scales. By default 1.
+            element, positive and finite. amax(|x|) / (448 * 6) uses the whole range of the scales. By default 1.
         scale_layout: of the scales returned, "128x4" or "linear" (see gemm).
 
     Returns:
@@ -121,9 +121,9 @@ def quantize(
         scale: float8_e4m3fn (uint8 for NumPy), "128x4": [.., R rounded up to 128, K/16 rounded up to 4], with zeros as
             padding; "linear": [.., R, K/16].
 
-    A block's scale is amax/6 / global_scale rounded to e4m3, a value is x / (scale * global_scale) rounded to e2m1, both
-    to nearest, ties to even, saturating. A block of zeros has scale 0. Finite input never gives NaN or infinity; a
-    NaN makes the scale of its block NaN.
+    A block's scale is amax/6 / global_scale rounded to e4m3, a value is x / (scale * global_scale) rounded to e2m1,
+    both to nearest, ties to even, saturating. A block of zeros has scale 0. Finite input never gives NaN or infinity;
+    a NaN makes the scale of its block NaN.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.

@@ -17,7 +17,8 @@ A tensor of shape [0] stands for an absent alpha, bias, c or global_scale; backe
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,7 +112,7 @@ def _(x: Tensor, global_scale: Tensor, global_value: float, scale_layout: str) -
     scales = (rows, k // 16) if scale_layout == "linear" else (_round_up(rows, 128), _round_up(k // 16, 4))
     data = x.new_empty((*batch, rows, k // 2), dtype=torch.uint8)
     scale = x.new_empty((*batch, *scales), dtype=torch.float8_e4m3fn)
-    _check(_C.check_quantize, x, data, scale, global_scale, scale_layout, False)
+    _check(_C.check_quantize, x, data, scale, global_scale, global_value, scale_layout, False)
     return data, scale
 
 
@@ -121,7 +122,7 @@ def _(
 ) -> Tensor:
     batch, rows, columns = _rows("data", data)
     x = data.new_empty((*batch, rows, columns * 2), dtype=out_dtype)
-    _check(_C.check_quantize, x, data, scale, global_scale, scale_layout, True)
+    _check(_C.check_quantize, x, data, scale, global_scale, global_value, scale_layout, True)
     return x
 
 

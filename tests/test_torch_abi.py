@@ -1,0 +1,55 @@
+"""csrc/torch_shim.h and csrc/dlpack.h against the headers of the torch that is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).resolve().parent
+INCLUDE = Path(torch.__file__).parent / "include"
+
+
+def compiles(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-isystem{INCLUDE}", str(folder / "tests" / "torch_abi.cpp")]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """tests/torch_abi.cpp and what it includes of ours, to be changed."""
+    if shutil.which("g++") is None or not (INCLUDE / "torch/csrc/stable/c/shim.h").exists():
+        pytest.skip("needs g++ and torch's headers")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "csrc").mkdir()
+    shutil.copy(TESTS / "torch_abi.cpp", tmp_path / "tests")
+    for name in ("torch_shim.h", "dlpack.h"):
+        shutil.copy(TESTS.parent / "csrc" / name, tmp_path / "csrc")
+    return tmp_path
+
+
+def test_declarations_equal_torchs(copy: Path) -> None:
+    result = compiles(copy)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("torch_shim.h", "(torch_tensor tensor, int64_t *out)", "(torch_tensor tensor, int32_t *out)"),
+        ("torch_shim.h", "int32_t device_index, torch_tensor *out", "torch_tensor *out"),
+        ("dlpack.h", "uint16_t lanes", "uint32_t lanes"),
+        ("dlpack.h", "DL_FLOAT8_E4M3FN = 10", "DL_FLOAT8_E4M3FN = 11"),
+    ],
+)
+def test_a_difference_is_seen(copy: Path, file: str, old: str, new: str) -> None:
+    path = copy / "csrc" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    result = compiles(copy)
+    assert result.returncode != 0
+    assert "static assertion failed" in result.stderr

@@ -1,0 +1,301 @@
+"""torch.ops.nvfp4: opcheck, compiled programs in every form, fakes, and calls that reach the dispatcher."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from conftest import Backend
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import nvfp4
+from nvfp4 import reference
+
+ops = torch.ops.nvfp4
+M, N, K = 5, 7, 64
+AUTO = ("128x4", "auto")
+
+
+@pytest.fixture
+def operands(generator: torch.Generator) -> list[torch.Tensor]:
+    """a, b, scale_a, scale_b (128x4), as uint8; finite."""
+    a, b = (torch.randint(0, 256, (rows, K // 2), dtype=torch.uint8, generator=generator) for rows in (M, N))
+    scales = torch.randint(0, 0x7F, (2, 128, 4), dtype=torch.uint8, generator=generator)
+    return [a, b, *scales]
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.dtype == y.dtype and x.shape == y.shape and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+
+
+# ---- the operators themselves ----
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.FixtureRequest) -> None:
+    """torch's own tests of an operator: schema against behaviour, fake against real, under AOT autograd."""
+    if place == "cuda":
+        request.getfixturevalue("cuda")
+    a, b, scale_a, scale_b = (x.to(place) for x in operands)
+    none, x, bias = torch.empty(0, device=place), torch.randn(2, 33, 48, device=place), torch.randn(N, device=place)
+    out, c = torch.zeros(M, N, device=place), torch.randn(M, N, device=place)
+    views = reference.generate_input(130, 67, 96, 2, 7, device=place)
+    views = [v.view(torch.uint8) for v in views[:6]] + [views[6]]  # opcheck compares inputs, which e4m3 cannot
+    linear = torch.zeros(33, 3, dtype=torch.uint8, device=place)
+    one = torch.ones(1, device=place)
+    checks: list[tuple[Any, tuple[Any, ...]]] = [
+        (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
+        (ops.gemm, (a, b, scale_a, scale_b, bias, bias, c, 1.0, 2.0, *AUTO, torch.float32)),
+        (ops.gemm_out, (a, b, scale_a, scale_b, none, bias, c, 0.5, 2.0, *AUTO, out)),
+        (ops.custom_kernel, (views[0], views[1], views[4], views[5], views[6])),
+        (ops.quantize, (x, none, 0.5, "128x4")),
+        (ops.quantize, (x.bfloat16(), one, 1.0, "linear")),
+        (ops.dequantize, (a, scale_a, none, 0.5, "128x4", torch.float16)),
+        (ops.dequantize, (a, scale_a, one, 1.0, "128x4", torch.float32)),
+        (ops.swizzle, (linear,)),
+        (ops.swizzle, (linear[None],)),
+        (ops.unswizzle, (scale_a, 5, 4)),
+        (ops.unswizzle, (scale_a[None], 5, 4)),
+    ]
+    for operator, arguments in checks:
+        torch.library.opcheck(operator.default, arguments)
+    assert {o.partition("::")[2] for o in torch._C._dispatch_get_all_op_names() if o.startswith("nvfp4::")} == {
+        operator.__name__ for operator, _ in checks
+    }
+
+
+def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
+    a, b, scale_a, scale_b = operands
+    none, x, g = torch.empty(0), torch.randn(2, 33, 48), torch.tensor([0.25])
+    bias = torch.arange(N, dtype=torch.float32)
+    assert same(
+        ops.gemm(*operands, none, bias, none, 0.5, 0.0, *AUTO, torch.float32),
+        nvfp4.gemm(*operands, alpha=0.5, bias=bias, out_dtype="float32"),
+    )
+    if hasattr(torch, "float4_e2m1fn_x2"):
+        typed = (a.view(torch.float4_e2m1fn_x2), b.view(torch.float4_e2m1fn_x2), *(scale_a, scale_b))
+        got = ops.gemm(*typed, none, none, none, 1.0, 0.0, *AUTO, torch.float16)
+        assert same(got, nvfp4.gemm(*operands))
+    for layout in ("128x4", "linear"):
+        data, scale = ops.quantize(x, g, 1.0, layout)
+        expected = nvfp4.quantize(x, global_scale=0.25, scale_layout=layout)
+        assert same(data, expected[0])
+        assert same(scale, expected[1])
+        back = ops.dequantize(data, scale, none, 0.25, layout, torch.bfloat16)
+        assert same(back, nvfp4.dequantize(data, scale, global_scale=g, scale_layout=layout, out_dtype="bfloat16"))
+    assert same(ops.swizzle(scale), nvfp4.swizzle(scale))
+    assert same(ops.unswizzle(ops.swizzle(scale), 33, 3), scale)
+
+
+def test_operators_refuse_in_sentences(operands: list[torch.Tensor]) -> None:
+    a, b, scale_a, scale_b = operands
+    none, out = torch.empty(0), torch.full((M, N), float("nan"))
+    calls: dict[str, Any] = {
+        "b: K is 32 but a has K = 64": lambda: ops.gemm_out(
+            a, b[:, :16], scale_a, scale_b, none, none, none, 1.0, 0.0, *AUTO, out
+        ),
+        "scale_layout: is '4'; must be '128x4' or 'linear'": lambda: ops.gemm_out(
+            *operands, none, none, none, 1.0, 0.0, "4", "auto", out
+        ),
+        "backend: is ''; must be None, 'cpu' or 'sm80'": lambda: ops.gemm_out(
+            *operands, none, none, none, 1.0, 0.0, "128x4", "", out
+        ),
+        "beta: is 1 but c is missing": lambda: ops.gemm_out(*operands, none, none, none, 1.0, 1.0, *AUTO, out),
+        "a: has 2 dimensions; must have 3 ([M, K/2, L])": lambda: ops.custom_kernel(a, b, scale_a, scale_b, out),
+        "x: K is 17; must be a multiple of 16": lambda: ops.quantize(torch.zeros(1, 17), none, 1.0, "linear"),
+        "scale: is not contiguous; the 128x4 layout must be": lambda: ops.unswizzle(
+            torch.zeros(128, 8, dtype=torch.uint8)[:, ::2], 128, 4
+        ),
+        "rows: is -1; must be between 0 and 2147483647": lambda: ops.unswizzle(scale_a, -1, 4),
+    }
+    for sentence, call in calls.items():
+        with pytest.raises(RuntimeError) as refusal:
+            call()
+        assert str(refusal.value).splitlines()[0] == sentence
+    assert out.isnan().all()
+
+
+def test_kernels_keep_no_references(operands: list[torch.Tensor]) -> None:
+    """A boxed kernel owns its arguments: on success and on refusal it must let go of each."""
+    none, out = torch.empty(0), torch.zeros(M, N)
+    tensors = [*operands, none, out]
+    before = [x._use_count() for x in tensors]
+    for _ in range(10):
+        ops.gemm_out(*operands, none, none, none, 1.0, 0.0, *AUTO, out)
+        ops.gemm(*operands, none, none, none, 1.0, 0.0, *AUTO, torch.float16)
+        ops.dequantize(operands[0], operands[2], none, 1.0, "128x4", torch.float16)
+        for layout, backend in (("4", "auto"), ("128x4", "tpu")):
+            with pytest.raises(RuntimeError):
+                ops.gemm_out(*operands, none, none, none, 1.0, 0.0, layout, backend, out)
+    assert [x._use_count() for x in tensors] == before
+
+
+# ---- torch.compile ----
+
+
+def program(
+    x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Every function, and beta * c from a tensor that was written before."""
+    a, scale_a = nvfp4.quantize(x.relu() - 0.5)
+    nvfp4.gemm(a, b, scale_a, scale_b, bias=bias, out=out, alpha=0.5)
+    y = nvfp4.gemm(a, b, scale_a, scale_b, alpha=bias, c=out, beta=2.0, out_dtype=torch.float32)
+    linear = nvfp4.unswizzle(scale_a, x.shape[0], 4)
+    z = nvfp4.dequantize(a, linear, scale_layout="linear", global_scale=bias[:1], out_dtype="bfloat16")
+    return y + 1, z, nvfp4.swizzle(linear).view(torch.uint8)
+
+
+def compare_program(run: Any, m: int, device: str = "cpu") -> None:
+    x = torch.randn(m, K, device=device)
+    b = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8, device=device)
+    scale_b = torch.randint(0, 0x50, (128, 4), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    bias = torch.randn(N, device=device)
+    out, expected_out = (torch.full((m, N), float("nan"), device=device) for _ in range(2))
+    got, expected = run(x, b, scale_b, bias, out), program(x, b, scale_b, bias, expected_out)
+    assert all(same(p, q) for p, q in zip((*got, out), (*expected, expected_out)))
+
+
+@pytest.mark.parametrize(("compiler", "dynamic"), [("aot_eager", False), ("aot_eager", True), ("inductor", None)])
+def test_compile(compiler: str, dynamic: bool | None) -> None:
+    if compiler == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs g++")
+    torch._dynamo.reset()
+    compiled = torch.compile(program, fullgraph=True, backend=compiler, dynamic=dynamic)
+    for m in (5, 9, 130):
+        compare_program(compiled, m)
+
+
+def test_compile_on_the_gpu(cuda: Backend) -> None:
+    torch._dynamo.reset()
+    for options in ({"backend": "aot_eager"}, {"backend": "inductor"}, {"mode": "reduce-overhead"}):
+        compiled = torch.compile(program, fullgraph=True, **options)
+        for m in (5, 5, 5, 130):
+            compare_program(compiled, m, cuda.device)
+
+
+@pytest.mark.parametrize("l", [1, 2])
+def test_compile_custom_kernel(l: int) -> None:  # noqa: E741
+    torch._dynamo.reset()
+    a, b, _, _, sfa, sfb, c = reference.generate_input(130, 67, 96, l, 7)
+    expected = nvfp4.custom_kernel(a, b, sfa, sfb, c).clone()
+    c.fill_(float("nan"))
+    compiled = torch.compile(nvfp4.custom_kernel, fullgraph=True, backend="aot_eager")
+    a, b = a.view(torch.uint8), b.view(torch.uint8)
+    assert compiled(a, b, sfa, sfb, c) is c
+    assert torch.equal(c, expected)
+
+
+IMPORTS = """
+    import {first}
+    import {second}
+    import nvfp4, torch
+    a = torch.full((2, 8), 0x22, dtype=torch.uint8)
+    s = torch.full((512,), 0x38, dtype=torch.uint8)
+    for use in {uses}:
+        print(use(lambda a, s: nvfp4.gemm(a, a, s, s))(a, s).tolist() == [[16.0] * 2] * 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "compiled_first"), [(("torch", "nvfp4"), True), (("nvfp4", "torch"), True), (("nvfp4", "torch"), False)]
+)
+def test_import_orders(order: tuple[str, str], compiled_first: bool) -> None:
+    compiled = "lambda f: torch.compile(f, fullgraph=True, backend='aot_eager')"
+    uses = [compiled, "lambda f: f", compiled] if compiled_first else ["lambda f: f", compiled]
+    text = IMPORTS.format(first=order[0], second=order[1], uses=f"[{', '.join(uses)}]")
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "True\n" * len(uses)
+
+
+def test_refusals_while_tracing(operands: list[torch.Tensor]) -> None:
+    """The sentence is in what torch.compile raises."""
+    a, b, scale_a, scale_b = operands
+    weight = torch.zeros(N, requires_grad=True)
+    calls: dict[str, Any] = {
+        "b: K is 32 but a has K = 64": lambda: nvfp4.gemm(a, b[:, :16].contiguous(), scale_a, scale_b),
+        "out_dtype: is float64; must be float16, bfloat16 or float32": lambda: nvfp4.gemm(
+            *operands, out_dtype="float64"
+        ),
+        "scale_layout: is '4'; must be '128x4' or 'linear'": lambda: nvfp4.gemm(*operands, scale_layout="4"),
+        "bias: requires grad; nvfp4 computes no gradients": lambda: nvfp4.gemm(*operands, bias=weight),
+        "x: K is 17; must be a multiple of 16": lambda: nvfp4.quantize(torch.zeros(1, 17)),
+        "sfb_permuted: has 2 dimensions": lambda: nvfp4.custom_kernel(
+            a[..., None], b[..., None], scale_a.new_zeros(512).view(1, 1, 1, 32, 4, 4).permute(3, 4, 1, 5, 2, 0),
+            scale_b, torch.zeros(M, N, 1),
+        ),
+    }  # fmt: skip
+    for sentence, call in calls.items():
+        torch._dynamo.reset()
+        with pytest.raises(Exception) as refusal:  # noqa: B017, PT011  (torch wraps it in its own types)
+            torch.compile(call, fullgraph=True, backend="aot_eager")()
+        assert sentence.replace("'", "") in str(refusal.value).replace("\\'", "").replace("'", "")
+
+
+def test_export(operands: list[torch.Tensor]) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            return nvfp4.gemm(a, b, s, t, out_dtype=torch.float32)
+
+    exported = torch.export.export(Model(), tuple(operands))
+    assert ops.gemm.default in [node.target for node in exported.graph.nodes]
+    assert same(exported.module()(*operands), nvfp4.gemm(*operands, out_dtype="float32"))
+
+
+# ---- tensors that only the dispatcher can read ----
+
+
+def test_fake_and_meta_tensors(operands: list[torch.Tensor]) -> None:
+    with FakeTensorMode() as mode:  # the GPU that they claim to be on need not exist
+        on_gpu = [torch.empty(x.shape, dtype=x.dtype, device="cuda:0") for x in operands]
+        short = torch.empty(N, 16, dtype=torch.uint8, device="cuda:0")
+    for a, b, *scales in (on_gpu, [mode.from_tensor(x) for x in operands], [x.to("meta") for x in operands]):
+        out = nvfp4.gemm(a, b, *scales, out_dtype=torch.bfloat16)
+        assert (out.shape, out.dtype, out.device) == ((M, N), torch.bfloat16, a.device)
+        with pytest.raises(nvfp4.Error, match=r"^b: K is 32 but a has K = 64$"):
+            nvfp4.gemm(a, short if a is on_gpu[0] else b[:, :16], *scales)
+    x = torch.empty(2, 200, 160, dtype=torch.float16, device="meta")
+    for layout, shape in {"128x4": (2, 256, 12), "linear": (2, 200, 10)}.items():
+        data, scale = nvfp4.quantize(x, scale_layout=layout)
+        assert (data.shape, data.dtype) == ((2, 200, 80), torch.uint8)
+        assert (scale.shape, scale.dtype) == (shape, torch.float8_e4m3fn)
+        assert nvfp4.dequantize(data, scale, scale_layout=layout).shape == x.shape
+        with pytest.raises(nvfp4.Error, match="^scale: "):
+            nvfp4.dequantize(data, scale[:1], scale_layout=layout)
+    assert nvfp4.unswizzle(nvfp4.swizzle(scale), 200, 10).shape == scale.shape
+
+
+def test_subclasses(operands: list[torch.Tensor]) -> None:
+    class Seen(torch.Tensor):
+        names: list[str] = []
+
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            cls.names.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    got = nvfp4.gemm(operands[0].as_subclass(Seen), *operands[1:])
+    assert any("nvfp4.gemm" in name for name in Seen.names)
+    assert same(got.as_subclass(torch.Tensor), nvfp4.gemm(*operands))
+    with pytest.raises(nvfp4.Error, match=r"^b: K is 32 but a has K = 64$"):
+        nvfp4.gemm(operands[0].as_subclass(Seen), operands[1][:, :16], *operands[2:])
+    with pytest.raises(nvfp4.Error, match=r"^alpha: is of type str"):
+        nvfp4.gemm(operands[0].as_subclass(Seen), *operands[1:], alpha="1")
+
+
+def test_transforms_of_torch_func(operands: list[torch.Tensor]) -> None:
+    a, *rest = operands
+    batched = torch.vmap(lambda x: nvfp4.gemm(x, *rest))(torch.stack([a, a]))
+    assert same(batched, torch.stack([nvfp4.gemm(*operands)] * 2))
+    assert same(torch.func.functionalize(lambda x: nvfp4.gemm(x, *rest))(a), nvfp4.gemm(*operands))
+
+
+def test_tensors_that_nothing_can_read() -> None:
+    with pytest.raises(nvfp4.Error, match="Could not run 'nvfp4::quantize'.*SparseCPU"):
+        nvfp4.quantize(torch.eye(16).to_sparse())
