@@ -10,7 +10,8 @@ void plan_cpu(cpu_isa isa, nvfp4_plan *plan) {
         [CPU_PORTABLE] =
             "the CPU has no vector instructions that a faster kernel needs, or NVFP4_CPU asks for this one",
         [CPU_AVX2] = "the CPU has AVX2 but not AVX-512 VNNI, or NVFP4_CPU asks for this one",
-        [CPU_AVX512VNNI] = "the CPU has AVX-512 VNNI",
+        [CPU_AVX512VNNI] = "the CPU has AVX-512 VNNI but not AMX, or NVFP4_CPU asks for this one",
+        [CPU_AMX] = "the CPU has AMX tiles for bf16",
     };
     *plan = (nvfp4_plan){
         .backend = NVFP4_BACKEND_CPU, .kernel = isa, .name = cpu_isa_name(isa), .reason = reasons[isa], .split_k = 1};

@@ -216,7 +216,7 @@ def test_info_lists_a_gpu(fake_driver: Path) -> None:  # noqa: F811
 def test_info_json_is_plain() -> None:
     facts = json.loads(nvfp4_command("info", "--json").stdout)
     assert facts["version"] == nvfp4.__version__ and facts["torch"] == torch.__version__
-    assert facts["cpu_kernel"] in ("avx512vnni", "avx2", "portable", "reference")
+    assert facts["cpu_kernel"] in ("amx", "avx512vnni", "avx2", "portable", "reference")
 
 
 # --- bench ----------------------------------------------------------------------------------------------------------
@@ -286,13 +286,13 @@ def test_contestants_take_turns() -> None:
         return timing.Contestant(name, lambda turn: log.append((turn, name)) or name)
 
     fast, other, slow = (contestant(name) for name in ("fast", "other", "slow"))
-    timing.compete([fast, other, slow], Clock(), 9)
+    timing.compete([fast, other, slow], Clock(), 13)
     log = log[3:]  # warm-up
     assert [name for turn, name in log if turn == 1] == ["other", "fast"]
-    assert [name for turn, name in log if turn == 6] == ["fast", "other", "slow"]
-    assert sorted(fast.times) == list(range(9)) and sorted(slow.times) == [0, 3, 6]
-    assert timing.ratio(other, fast) == timing.Spread(2.0, 2.0, 2.0, 9)
-    assert timing.ratio(slow, fast).samples == 3
+    assert [name for turn, name in log if turn == 8] == ["slow", "fast", "other"]
+    assert sorted(fast.times) == list(range(13)) and sorted(slow.times) == [0, 4, 8, 12]
+    assert timing.ratio(other, fast) == timing.Spread(2.0, 2.0, 2.0, 13)
+    assert timing.ratio(slow, fast).samples == 4
 
 
 def test_spread() -> None:

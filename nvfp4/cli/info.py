@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     if args.backend is not None and args.shape is None:
         raise show.Refusal("--backend: only means something together with --shape M,N,K")
     software = {"python": platform.python_version(), "torch": torch_version()}
-    facts = software | info(*(args.shape or ()), backend=args.backend) | {"cpu": machine.cpu_name()}
+    facts = software | info(*(args.shape or ()), backend=args.backend)
+    facts |= {"cpu": machine.cpu_name(), "cpu_features": machine.cpu_features()}
     if args.json:
         print(json.dumps(facts, indent=1))
     else:
@@ -56,7 +57,7 @@ def describe(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("Python", facts["python"]),
         ("torch", facts["torch"] or "not installed: NumPy arrays only, and no check or bench"),
         ("GPU code for", " ".join(facts["archs"]) or "nothing: this build is for the CPU alone"),
-        ("CPU", f"{facts['cpu']}, {facts['cpu_threads']} threads"),
+        ("CPU", f"{facts['cpu']} ({facts['cpu_features']}), {facts['cpu_threads']} threads"),
         ("CPU kernel", facts["cpu_kernel"]),
         ("CUDA driver", facts["driver"] or facts["driver_reason"]),
     ]

@@ -49,17 +49,27 @@ def describe(device: torch.device) -> str:
         gpu = facts["devices"][device.index]
         return f"{gpu['name']}, {gpu['sm_count']} SMs, driver {facts['driver']}"
     threads = facts["cpu_threads"]
-    return f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}, kernel {facts['cpu_kernel']}"
+    return f"{cpu_name()} ({cpu_features()}), {threads} thread{'s' * (threads != 1)}, kernel {facts['cpu_kernel']}"
 
 
-def cpu_name() -> str:
-    """The CPU's name from the kernel, as far as it tells."""
+def cpu_field(name: str) -> str:
+    """A field of the first CPU in /proc/cpuinfo, or ""."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
+
+
+def cpu_name() -> str:
+    return cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def cpu_features() -> str:
+    """Those of the CPU's instructions that decide how fast small-integer and bf16 products are."""
+    flags = set(cpu_field("flags").split()) | set(cpu_field("Features").split())
+    known = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16")
+    return " ".join(feature for feature in known if feature in flags) or "no vector extension known to us"
 
 
 def clocks(device: torch.device) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FLUSH_BYTES = 512 * 2**20  # several times the L2 of any GPU so far
 MIN_ROUNDS = 3
 BUDGET_S = 8.0  # a contestant that would take longer sits out rounds, evenly
+PAUSE_S = 0.02  # OpenMP's threads spin for milliseconds after a call, on cores that the next contestant needs
 
 
 @dataclass
@@ -38,6 +39,7 @@ class HostClock:
     def run(self, calls: Sequence[Callable[[], object]]) -> list[float]:
         times = []
         for call in calls:
+            time.sleep(PAUSE_S)
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)
@@ -89,8 +91,9 @@ def compete(contestants: Sequence[Contestant], clock: HostClock | DeviceClock, r
     """Runs `repeat` rounds; in each, every contestant that is not sitting out runs once, the first one rotating."""
     for contestant in contestants:
         estimate = clock.warm_up(contestant.call)
-        rounds = min(repeat, max(MIN_ROUNDS, int(BUDGET_S / max(estimate, 1e-9))))
-        contestant.stride = math.ceil(repeat / rounds)
+        affordable = min(repeat, max(MIN_ROUNDS, int(BUDGET_S / max(estimate, 1e-9))))
+        # A power of two, so that the rounds of a slow one are among those of any that is faster.
+        contestant.stride = 2 ** math.floor(math.log2(repeat / affordable))
     for turn in range(repeat):
         first = turn % len(contestants)
         order = [c for c in (*contestants[first:], *contestants[:first]) if turn % c.stride == 0]
