@@ -14,6 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
@@ -27,6 +28,9 @@ import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 # after. Code that needs one generation's own instructions is named after it.
 PORTABLE = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_100"]
 ARCHS = {"sm90": ["sm_90a"], "sm100": ["sm_100f"]}
+
+if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, which a build without isolation ignores
+    sys.exit(f"nvfp4: building needs setuptools 77 or later, this is {setuptools.__version__}.")
 
 WERROR = os.environ.get("NVFP4_WERROR", "0") == "1"
 CFLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", "-g0"]

@@ -36,13 +36,16 @@ def required_wheels() -> list[str]:
     return WHEELS
 
 
-def nvcc_version(nvcc: Path) -> tuple[int, int]:
+def says(nvcc: Path) -> str:
     try:
-        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+        return subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     except OSError:
-        return (0, 0)
-    found = re.search(r"release (\d+)\.(\d+)", said)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+        return ""
+
+
+def new_enough(nvcc: Path) -> bool:
+    release = re.search(r"release (\d+)\.(\d+)", says(nvcc))
+    return release is not None and (int(release[1]), int(release[2])) >= OLDEST
 
 
 def find_nvcc() -> Path | None:
@@ -51,7 +54,7 @@ def find_nvcc() -> Path | None:
         path = Path(named)
         if not (path.is_file() and os.access(path, os.X_OK)):
             sys.exit(f"nvfp4: NVFP4_NVCC is {named}, which is not a program: name the nvcc of a CUDA 13 toolkit.")
-        if nvcc_version(path) < OLDEST:
+        if not new_enough(path):
             sys.exit(f"nvfp4: NVFP4_NVCC is {named}, which is not the nvcc of CUDA 13.0 or later.")
         return path
     places = []
@@ -61,7 +64,7 @@ def find_nvcc() -> Path | None:
     if on_path:
         places.append(Path(on_path))
     places += [Path(entry, "nvidia", "cu13", "bin", "nvcc") for entry in sys.path]
-    return next((path for path in places if path.is_file() and nvcc_version(path) >= OLDEST), None)
+    return next((path for path in places if path.is_file() and new_enough(path)), None)
 
 
 def inputs(source: Path) -> list[Path]:
@@ -88,8 +91,9 @@ def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str
         sys.exit(MISSING)
     source = source.resolve()
     output = folder / f"{source.stem}.fatbin"
-    command = [str(nvcc), "-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
-    digest = hashlib.sha256("\0".join([*command, str(nvcc_version(nvcc))]).encode())
+    options = ["-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
+    # The version and not the path, which in an isolated build is another one each time.
+    digest = hashlib.sha256("\0".join([says(nvcc), *options]).encode())
     for path in inputs(source):
         digest.update(path.read_bytes())
     key = output.with_suffix(".key")
@@ -97,7 +101,7 @@ def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str
         return output
     key.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    command += [f"--threads={os.cpu_count() or 1}", "-o", str(output), str(source)]
+    command = [str(nvcc), *options, f"--threads={os.cpu_count() or 1}", "-o", str(output), str(source)]
     print(" ".join(command), flush=True)
     if subprocess.run(command).returncode != 0:
         sys.exit(f"nvfp4: nvcc could not compile {source.name}; NVFP4_CUDA=0 builds for the CPU alone.")

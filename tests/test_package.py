@@ -1,0 +1,286 @@
+"""The package as installed: what it links, how large it is, how fast it imports; and how it is built."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import nvfp4
+from nvfp4 import _C
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE = Path(_C.__file__)
+
+
+class Elf:
+    """As much of a 64-bit little-endian ELF file as the dynamic linker reads (System V ABI, chapter 5)."""
+
+    NEEDED, STRTAB, SYMTAB, RPATH, RUNPATH = 1, 5, 6, 15, 29
+
+    def __init__(self, data: bytes) -> None:
+        assert data[:6] == b"\x7fELF\x02\x01"
+        self.data = data
+        (offset,) = struct.unpack_from("<Q", data, 32)
+        size, count = struct.unpack_from("<HH", data, 54)
+        headers = [struct.unpack_from("<IIQQQQQQ", data, offset + i * size) for i in range(count)]
+        self.loads = [(address, where, length) for kind, _, where, address, _, length, _, _ in headers if kind == 1]
+        where, length = next((where, length) for kind, _, where, _, _, length, _, _ in headers if kind == 2)
+        self.dynamic = list(struct.iter_unpack("<QQ", data[where : where + length]))
+
+    def entry(self, tag: int) -> list[int]:
+        return [value for key, value in self.dynamic if key == tag]
+
+    def at(self, address: int) -> int:
+        return next(where + address - start for start, where, size in self.loads if start <= address < start + size)
+
+    def string(self, offset: int) -> str:
+        start = self.at(self.entry(self.STRTAB)[0]) + offset
+        return self.data[start : self.data.index(b"\0", start)].decode()
+
+    def symbols(self) -> list[tuple[str, bool]]:
+        """Name and whether it is defined here, of all but local symbols. The string table follows the symbols."""
+        start, end = self.at(self.entry(self.SYMTAB)[0]), self.at(self.entry(self.STRTAB)[0])
+        rows = struct.iter_unpack("<IBBHQQ", self.data[start : start + (end - start) // 24 * 24])
+        return [(self.string(name), section != 0) for name, info, _, section, _, _ in rows if info >> 4]
+
+
+@pytest.fixture(scope="module")
+def elf() -> Elf:
+    return Elf(MODULE.read_bytes())
+
+
+def test_needs_only_the_c_library(elf: Elf) -> None:
+    needed = {elf.string(offset) for offset in elf.entry(Elf.NEEDED)}
+    loader = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    assert "libc.so.6" in needed
+    assert needed <= {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0"} | loader
+
+
+def test_no_path_of_the_building_machine(elf: Elf) -> None:
+    assert not elf.entry(Elf.RPATH) and not elf.entry(Elf.RUNPATH)
+    assert str(ROOT).encode() not in elf.data
+
+
+def test_exports_nothing_but_its_entry(elf: Elf) -> None:
+    symbols = elf.symbols()
+    assert ("PyObject_GetAttrString", False) in symbols or any(not here for name, here in symbols if name[:2] == "Py")
+    assert [name for name, here in symbols if here and name not in ("_init", "_fini")] == ["PyInit__C"]
+    private = [name for name, _ in symbols if name.startswith("_Py") and not name.endswith("_SizeT")]
+    assert set(private) <= STABLE_PRIVATE
+
+
+# Names with an underscore that the limited API of 3.10 expands to, besides PyArg_ParseTuple's and its kin's with
+# _SizeT (CPython, Misc/stable_abi).
+STABLE_PRIVATE = {"_Py_Dealloc", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseStruct", "_Py_NotImplementedStruct"}
+
+
+def test_size() -> None:
+    assert MODULE.stat().st_size < 3_000_000
+
+
+def test_one_module_for_every_python_from_3_10() -> None:
+    assert MODULE.name == "_C.abi3.so"
+    assert ".abi3.so" in importlib.machinery.EXTENSION_SUFFIXES
+    tags = re.findall(r"^Tag: (.+)$", importlib.metadata.distribution("nvfp4").read_text("WHEEL") or "", re.M)
+    assert tags and all(tag.startswith("cp310-abi3-linux_") for tag in tags)
+
+
+def test_import_is_fast_and_light(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; before = set(sys.modules); start = time.perf_counter(); import nvfp4; "
+        "print(time.perf_counter() - start, *({'torch', 'numpy', 'rich'} & set(sys.modules) - before))"
+    )
+    seconds = []
+    for _ in range(7):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        first, *imported = done.stdout.split()
+        assert imported == []
+        seconds.append(float(first))
+    assert statistics.median(seconds) < 0.020, seconds
+
+
+def test_imports_where_there_is_no_torch_or_numpy(tmp_path: Path) -> None:
+    """-S leaves out site-packages, so that the package stands beside the standard library alone."""
+    (tmp_path / "nvfp4").symlink_to(Path(nvfp4.__file__).parent)
+    code = "import nvfp4; print(nvfp4.info()['version'])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == nvfp4.__version__, done.stderr
+
+
+def test_version_is_the_headers() -> None:
+    (header,) = re.findall(r'#define NVFP4_VERSION\s+"(.+)"', (ROOT / "csrc/nvfp4.h").read_text())
+    assert nvfp4.__version__ == importlib.metadata.version("nvfp4") == header
+
+
+def test_requires_nothing() -> None:
+    requirements = importlib.metadata.requires("nvfp4") or []
+    assert requirements and all("extra ==" in requirement for requirement in requirements)
+
+
+def test_definition_and_task_are_in_the_package() -> None:
+    package = Path(nvfp4.__file__).parent
+    for name in ("reference.py", "task.yml"):
+        assert (package / name).read_text() == (ROOT / name).read_text()
+    assert (package / "py.typed").is_file()
+
+
+# The build: which nvcc, what is asked for when there is none, what is compiled again.
+
+
+@pytest.fixture
+def finder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """build_backend/nvfp4_cuda.py on a machine without nvcc."""
+    spec = importlib.util.spec_from_file_location("nvfp4_cuda", ROOT / "build_backend/nvfp4_cuda.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("NVFP4_CUDA", "NVFP4_NVCC", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(sys, "path", [])
+    return module
+
+
+def fake_nvcc(folder: Path, release: str = "13.0") -> Path:
+    """An nvcc that says its release, or writes a line to LOG and an output."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "nvcc"
+    path.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1" = --version ]; then echo "Cuda compilation tools, release {release}, V{release}.1"; exit; fi\n'
+        f'echo "$@" >> {folder}/log\n'
+        'while [ "$1" != -o ]; do shift; done\n'
+        'echo fatbin > "$2"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_no_nvcc_asks_for_the_wheels(finder: ModuleType) -> None:
+    wheels = finder.required_wheels()
+    assert len(wheels) == 5 and all(wheel.endswith("==13.0.*") for wheel in wheels)
+
+
+def test_cpu_build_asks_for_nothing(finder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVFP4_CUDA", "0")
+    assert finder.required_wheels() == []
+
+
+def test_order_of_search(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheel = fake_nvcc(tmp_path / "site/nvidia/cu13/bin")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    assert finder.find_nvcc() == wheel
+    on_path = fake_nvcc(tmp_path / "path")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert finder.find_nvcc() == on_path
+    home = fake_nvcc(tmp_path / "home/bin")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert finder.find_nvcc() == home
+    named = fake_nvcc(tmp_path / "named")
+    monkeypatch.setenv("NVFP4_NVCC", str(named))
+    assert finder.find_nvcc() == named
+    assert finder.required_wheels() == []
+
+
+def test_older_nvcc_is_passed_over(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_nvcc(tmp_path, "12.8")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert finder.find_nvcc() is None
+    assert len(finder.required_wheels()) == 5
+
+
+def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NVFP4_NVCC", "/nonexistent/nvcc")
+    with pytest.raises(SystemExit, match="NVFP4_NVCC is /nonexistent/nvcc, which is not a program"):
+        finder.find_nvcc()
+    old = fake_nvcc(tmp_path, "12.8")
+    monkeypatch.setenv("NVFP4_NVCC", str(old))
+    with pytest.raises(SystemExit, match=r"not the nvcc of CUDA 13\.0"):
+        finder.find_nvcc()
+
+
+def test_only_changed_files_are_compiled(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path / "bin")
+    monkeypatch.setenv("NVFP4_NVCC", str(nvcc))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    one, two, header = tmp_path / "one.cu", tmp_path / "two.cu", tmp_path / "device/header.cuh"
+    header.parent.mkdir()
+    header.write_text("// first\n")
+    one.write_text('#include "device/header.cuh"\n')
+    two.write_text("#include <stdint.h>\n")
+
+    def compiled(archs: list[str], flags: list[str]) -> list[str]:
+        log = nvcc.parent / "log"
+        log.unlink(missing_ok=True)
+        finder.write_fatbins({one: archs, two: archs}, tmp_path / "out", flags)
+        return [line.split()[-1] for line in log.read_text().splitlines()] if log.exists() else []
+
+    both = [str(one), str(two)]
+    assert compiled(["sm_80"], []) == both
+    assert compiled(["sm_80"], []) == []
+    header.write_text("// second\n")
+    assert compiled(["sm_80"], []) == [str(one)]
+    assert compiled(["sm_80"], ["-lineinfo"]) == both
+    assert compiled(["sm_80", "compute_90"], ["-lineinfo"]) == both
+    text = (tmp_path / "out/fatbins.inc").read_text()
+    assert '#define FATBIN_ARCHS "sm_80 compute_90"' in text and text.count("FATBIN(") == 2
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the sources, with nothing built in it."""
+    ignore = shutil.ignore_patterns(".git", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*cache", ".venv*")
+    return Path(shutil.copytree(ROOT, tmp_path / "checkout", symlinks=True, ignore=ignore))
+
+
+def setup_py(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("setuptools", minversion="77")
+    dropped = ("NVFP4_NVCC", "NVFP4_CUDA", "CUDA_HOME")
+    environment = {key: value for key, value in os.environ.items() if key not in dropped} | variables
+    command = [sys.executable, "setup.py", "-q", *arguments]
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+
+
+def test_build_without_nvcc_says_what_is_missing(checkout: Path) -> None:
+    done = setup_py(checkout, "build_ext", PATH="/nonexistent")
+    assert done.returncode != 0
+    assert "no nvcc of CUDA 13 was found" in done.stderr and "NVFP4_CUDA=0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
+    done = setup_py(checkout, "sdist", "--dist-dir", str(tmp_path / "dist"))
+    assert done.returncode == 0, done.stderr
+    (archive,) = (tmp_path / "dist").iterdir()
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data") if hasattr(tarfile, "data_filter") else tar.extractall(tmp_path)
+    (unpacked,) = tmp_path.glob("nvfp4-*")
+    for pattern in (
+        "*.py",
+        "*.md",
+        "task.yml",
+        "LICENSE",
+        "csrc/**/*.*",
+        "nvfp4/**/*.*",
+        "build_backend/*.py",
+        "tests/**/*.*",
+    ):
+        for path in checkout.glob(pattern):
+            name = path.relative_to(checkout)
+            if path.is_file() and path.suffix != ".pyc" and "egg-info" not in str(name):
+                assert (unpacked / name).read_bytes() == path.read_bytes(), name
+    assert not [path for path in unpacked.rglob("*") if path.suffix in (".so", ".pyc", ".fatbin")]
