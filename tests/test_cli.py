@@ -339,7 +339,7 @@ def test_progress_without_a_terminal_is_a_line_a_step(capsys: pytest.CaptureFixt
 
 
 def test_units() -> None:
-    assert show.si(4.3e12, "B/s") == "4.30 TB/s" and show.si(512, "B") == "512 B"
+    assert show.si(4.3e12, "B/s") == "4.30 TB/s" and show.si(512, "B") == "512 B" and show.mebibytes(2**29) == "512 MiB"
     assert show.seconds(1.5e-6) == "1.50 us" and show.seconds(0.0421) == "42.1 ms" and show.seconds(2) == "2.00 s"
 
 

@@ -112,12 +112,12 @@ def conditions(device: torch.device, clock: Any, results: list[dict[str, Any]]) 
         "software": f"nvfp4 {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
     }
     if device.type == "cuda":
-        facts["caches"] = f"cold: {show.si(clock.flush.numel(), 'B')} written before each call; 3 input sets rotate"
+        facts["caches"] = f"cold: {show.mebibytes(clock.flush.numel())} written before each call; 3 input sets rotate"
         facts["clock"] = f"CUDA events; an empty pair takes {show.seconds(clock.empty_pair(200))}, in every figure"
         facts["copy"] = f"{show.si(clock.copy_bandwidth(20), 'B/s')} read and written, in this run"
     else:
         largest = machine.last_level_cache()
-        extent = f"a largest cache of {show.si(largest, 'B')}" if largest else "a largest cache of unknown size"
+        extent = f"a largest cache of {show.mebibytes(largest)}" if largest else "a largest cache of unknown size"
         cold = all(result["cold"] for result in results)
         facts["caches"] = (
             f"cold: the inputs of each contestant rotate through more than {extent}"

@@ -37,7 +37,7 @@ def pick_device(backend: str | None) -> torch.device:
     raise Refusal(f"--backend {backend}: there is a GPU, but torch {torch.__version__} cannot use it")
 
 
-def kernel(m: int, n: int, k: int, device: torch.device, backend: str | None, l: int = 1) -> str:  # noqa: E741
+def kernel(m: int, n: int, k: int, device: torch.device, backend: str | None, l: int = 1) -> str:
     """The kernel that a product of this shape runs on there."""
     return info(m, n, k, l, device=device, backend=backend)["plan"]["kernel"]
 
@@ -47,7 +47,7 @@ def describe(device: torch.device) -> str:
     facts = info()
     if device.type == "cuda":
         gpu = facts["devices"][device.index]
-        return f"{gpu['name']}, {gpu['sm_count']} SMs, driver {facts['driver']}"
+        return f"{gpu['name']}, {gpu['sm_count']} SMs, CUDA driver {facts['driver']}"
     threads = facts["cpu_threads"]
     return f"{cpu_name()} ({cpu_features()}), {threads} thread{'s' * (threads != 1)}, kernel {facts['cpu_kernel']}"
 
@@ -74,15 +74,16 @@ def cpu_features() -> str:
 
 def clocks(device: torch.device) -> str:
     """The GPU's clocks now and the highest it may run at, as nvidia-smi tells them."""
-    fields = "clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit"
+    fields = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit"
     uuid = f"GPU-{need_torch().cuda.get_device_properties(device).uuid}"
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        sm, highest, memory, draw, limit = (field.strip() for field in answer.split(","))
+        driver, sm, highest, memory, draw, limit = (field.strip() for field in answer.split(","))
     except (OSError, subprocess.SubprocessError, ValueError):
         return "clocks unknown (nvidia-smi did not answer)"
-    return f"SM {sm} of {highest} MHz, memory {memory} MHz, {draw} of {limit} W (nvidia-smi), not locked by us"
+    state = f"SM {sm} of {highest} MHz, memory {memory} MHz, {draw} of {limit} W"
+    return f"{state}; not locked (nvidia-smi, driver {driver})"
 
 
 def last_level_cache() -> int | None:

@@ -109,6 +109,10 @@ def si(value: float, unit: str) -> str:
     return f"{digits(value)} {unit}"
 
 
+def mebibytes(value: int) -> str:
+    return f"{value / 2**20:.0f} MiB"
+
+
 def seconds(value: float) -> str:
     """A time in the unit that suits it, with three significant digits."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
