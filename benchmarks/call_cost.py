@@ -73,7 +73,7 @@ def measure() -> dict[str, dict[str, float]]:
                 names["scale_a"].view(1, M // 128, K // 64, 32, 4, 4).permute(3, 4, 1, 5, 2, 0),
                 names["scale_b"].view(1, N // 128, K // 64, 32, 4, 4).permute(3, 4, 1, 5, 2, 0),
                 names["out"].view(1, M, N).permute(1, 2, 0),
-            )
+            ),
         }
         assert nvfp4.info(16, 4096, 7168, device=0)["plan"]["workspace"] > 0
         statements.insert(1, "nvfp4.custom_kernel(*views)")

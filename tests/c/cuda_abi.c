@@ -1,24 +1,24 @@
 /* csrc/cuda_abi.h against the toolkit's own cuda.h. Compiling is the test. */
-#define CUresult our_CUresult
-#define CUdevice our_CUdevice
-#define CUcontext our_CUcontext
-#define CUlibrary our_CUlibrary
-#define CUkernel our_CUkernel
-#define CUfunction our_CUfunction
-#define CUstream our_CUstream
-#define CUlaunchConfig our_CUlaunchConfig
-#define CUDA_SUCCESS OUR_SUCCESS
-#define CUDA_ERROR_NO_DEVICE OUR_NO_DEVICE
-#define CUDA_ERROR_NOT_FOUND OUR_NOT_FOUND
-#define CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT OUR_SM_COUNT
-#define CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE OUR_L2
-#define CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR OUR_MAJOR
-#define CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR OUR_MINOR
+#define CUresult                                                 our_CUresult
+#define CUdevice                                                 our_CUdevice
+#define CUcontext                                                our_CUcontext
+#define CUlibrary                                                our_CUlibrary
+#define CUkernel                                                 our_CUkernel
+#define CUfunction                                               our_CUfunction
+#define CUstream                                                 our_CUstream
+#define CUlaunchConfig                                           our_CUlaunchConfig
+#define CUDA_SUCCESS                                             OUR_SUCCESS
+#define CUDA_ERROR_NO_DEVICE                                     OUR_NO_DEVICE
+#define CUDA_ERROR_NOT_FOUND                                     OUR_NOT_FOUND
+#define CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                 OUR_SM_COUNT
+#define CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE                        OUR_L2
+#define CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR             OUR_MAJOR
+#define CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR             OUR_MINOR
 #define CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR OUR_SHARED_SM
-#define CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS OUR_PAGEABLE
-#define CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN OUR_SHARED_BLOCK
-#define CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES OUR_DYNAMIC
-#define CU_STREAM_CAPTURE_MODE_RELAXED OUR_RELAXED
+#define CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS               OUR_PAGEABLE
+#define CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN    OUR_SHARED_BLOCK
+#define CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES          OUR_DYNAMIC
+#define CU_STREAM_CAPTURE_MODE_RELAXED                           OUR_RELAXED
 #include "cuda_abi.h"
 #undef CUresult
 #undef CUdevice
