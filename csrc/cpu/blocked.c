@@ -64,6 +64,9 @@ nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int t
     g.long_rows = least(round_up(rows_wanted + 1, LONG_ROWS_MULTIPLE), MAX_LONG_ROWS);
     g.long_tasks = (r.long_side.rows + g.long_rows - 1) / g.long_rows;
 
+    int64_t tasks = p->l * g.short_tasks * g.long_tasks;
+    threads = (int)least(threads, tasks);
+
     g.panels_bytes = (size_t)((SHORT_ROWS + kernel->lanes - 1) / kernel->lanes) * kernel->panel_bytes;
     size_t sums_bytes = (MAX_LONG_ROWS + LONG_ROWS_MULTIPLE) * SUMS_PITCH * sizeof(float);
     g.scratch_bytes = g.panels_bytes + kernel->strip_bytes + sums_bytes;
@@ -71,6 +74,6 @@ nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int t
     if (!g.scratch)
         return fail(NVFP4_OUT_OF_MEMORY, "gemm: no %zu bytes of scratch for %d threads",
                     g.scratch_bytes * (size_t)threads, threads);
-    parallel_for(threads, p->l * g.short_tasks * g.long_tasks, run_task, &g);
+    parallel_for(threads, tasks, run_task, &g);
     return NVFP4_OK;
 }
