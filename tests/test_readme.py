@@ -1,4 +1,4 @@
-"""README.md does what it says: its examples print what it prints, its byte is where it says, its links lead to files."""
+"""README.md does what it says: its examples print what it prints, its byte is where it says, links lead to files."""
 
 from __future__ import annotations
 
