@@ -65,6 +65,7 @@ static nvfp4_status check_dtype(const char *name, const nvfp4_tensor *t, int (*a
 
 static const char *device_name(int32_t device, char buffer[24]) {
     if (device == NVFP4_HOST) return "the CPU";
+    if (device < NVFP4_HOST) return "no device";
     char *p = buffer;
     for (const char *s = "cuda:"; *s; s++) *p++ = *s;
     char digits[12];

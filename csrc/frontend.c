@@ -1,5 +1,7 @@
 #include "frontend.h"
 
+#include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "error.h"
@@ -40,8 +42,13 @@ static int64_t round_up(int64_t x, int64_t multiple) {
 
 static nvfp4_status check_rank(const char *name, const nvfp4_tensor *t) {
     if (t->dtype == NVFP4_NONE) return fail(NVFP4_INVALID, "%s: is missing; must be a tensor", name);
-    if (t->ndim == 2 || t->ndim == 3) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "%s: has %d dimensions; must have 2, or 3 with a leading batch", name, t->ndim);
+    if (t->ndim != 2 && t->ndim != 3)
+        return fail(NVFP4_INVALID, "%s: has %d dimensions; must have 2, or 3 with a leading batch", name, t->ndim);
+    for (int i = 0; i < t->ndim; i++) /* before anything of that size is allocated */
+        if (t->shape[i] > INT32_MAX)
+            return fail(NVFP4_INVALID, "%s: dimension %d is %lld; must be between 0 and %d", name, i,
+                        (long long)t->shape[i], INT32_MAX);
+    return NVFP4_OK;
 }
 
 static void dense(nvfp4_tensor *t, int32_t dtype, int32_t device, int ndim, const int64_t *shape) {
@@ -168,13 +175,23 @@ nvfp4_status gemm_of_views(nvfp4_gemm_args *args) {
     return status;
 }
 
+static int is_word(char c) {
+    return c == '_' || isalnum((unsigned char)c);
+}
+
 void rename_argument(const char *from, const char *to) {
-    char sentence[1024];
-    size_t length = strlen(from);
-    strncpy(sentence, nvfp4_last_error(), sizeof sentence - 1);
-    sentence[sizeof sentence - 1] = 0;
-    if (strncmp(sentence, from, length) == 0 && sentence[length] == ':')
-        fail(NVFP4_INVALID, "%s%s", to, sentence + length);
+    char sentence[1024], renamed[1024];
+    size_t length = strlen(from), end = 0;
+    snprintf(sentence, sizeof sentence, "%s", nvfp4_last_error());
+    for (const char *at = sentence; *at && end < sizeof renamed - 1;) {
+        int found = strncmp(at, from, length) == 0 && !is_word(at[length]) && (at == sentence || !is_word(at[-1]));
+        const char *source = found ? to : at;
+        size_t count = found ? strlen(to) : 1;
+        for (size_t i = 0; i < count && end < sizeof renamed - 1; i++) renamed[end++] = source[i];
+        at += found ? length : 1;
+    }
+    renamed[end] = 0;
+    fail(NVFP4_INVALID, "%s", renamed);
 }
 
 void rename_views(void) {

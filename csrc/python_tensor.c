@@ -166,6 +166,24 @@ static int grad_enabled(void) {
     return enabled;
 }
 
+/* Whether the sign of every value is a flag beside the memory, as that of z.conj().imag is. */
+static int is_negated(PyObject *object) {
+    static PyObject *is_neg;
+    if (!is_neg) is_neg = PyUnicode_InternFromString("is_neg");
+    PyObject *answer = is_neg ? PyObject_CallMethodObjArgs(object, is_neg, NULL) : NULL;
+    int negated = answer == Py_True;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return negated;
+}
+
+static int check_strided(PyObject *object, const char *name) {
+    char layout[64];
+    if (strcmp(describe(object, "layout", layout, sizeof layout), "torch.strided") == 0) return 1;
+    fail(NVFP4_INVALID, "%s: layout is %s; must be torch.strided", name, layout);
+    return 0;
+}
+
 /* Nothing here has a gradient; a caller who might expect one is told. */
 static int check_no_grad(PyObject *object, const char *name) {
     static PyObject *requires_grad;
@@ -185,7 +203,7 @@ static reading read_torch(PyObject *object, const char *name, use use, nvfp4_ten
     if (!torch.table) return READ_BY_TORCH;
     if (torch.table->borrow(object, &d) != 0) {
         PyErr_Clear();
-        return READ_BY_TORCH;
+        return check_strided(object, name) ? READ_BY_TORCH : READ_FAILED;
     }
     t->dtype = dtype_of_dlpack(d.dtype);
     if (t->dtype == NVFP4_NONE) return refuse_dtype(object, name);
@@ -212,8 +230,9 @@ static reading read_torch(PyObject *object, const char *name, use use, nvfp4_ten
     }
     t->data = d.data ? (char *)d.data + d.byte_offset : NULL;
     if (!t->data && count != 0) return READ_BY_TORCH; /* as functionalize's and ZeroTensor's are */
-    if (use != FORMAT && t->dtype >= NVFP4_FP16 && !check_no_grad(object, name)) return READ_FAILED;
-    return READ;
+    if (use == FORMAT || t->dtype < NVFP4_FP16) return READ;
+    if (!check_no_grad(object, name)) return READ_FAILED;
+    return is_negated(object) ? READ_BY_TORCH : READ;
 }
 
 /* ---- NumPy ---- */

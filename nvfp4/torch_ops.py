@@ -45,7 +45,7 @@ def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] |
     """dtype, device, shape and strides as _C takes them; None for an absent tensor."""
     if t.ndim == 1 and t.shape[0] == 0:
         return None
-    device = (t.device.index or 0) if t.device.type == "cuda" else -1
+    device = (t.device.index or 0) if t.device.type == "cuda" else -2 if t.device.type == "meta" else -1
     return str(t.dtype).removeprefix("torch."), device, tuple(t.shape), tuple(t.stride())
 
 
