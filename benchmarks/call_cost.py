@@ -65,8 +65,8 @@ def measure() -> dict[str, dict[str, float]]:
     ]
     if on_gpu:  # custom_kernel takes no backend: it runs where its tensors are; CPU memory is slow to allocate
         names |= {
-            "split": (empty(16, 3584), empty(4096, 3584), empty(128, 448), empty(4096, 448)),
-            "split_out": empty(16, 4096, dtype=torch.float16),
+            "split": (empty(128, 3584), empty(4096, 3584), empty(128, 448), empty(4096, 448)),
+            "split_out": empty(128, 4096, dtype=torch.float16),
             "views": (
                 names["a"].view(1, M, K // 2).permute(1, 2, 0),
                 names["b"].view(1, N, K // 2).permute(1, 2, 0),
@@ -75,7 +75,7 @@ def measure() -> dict[str, dict[str, float]]:
                 names["out"].view(1, M, N).permute(1, 2, 0),
             ),
         }
-        assert nvfp4.info(16, 4096, 7168, device=0)["plan"]["workspace"] > 0
+        assert nvfp4.info(128, 4096, 7168, device=0)["plan"]["workspace"] > 0
         statements.insert(1, "nvfp4.custom_kernel(*views)")
         statements.insert(2, "nvfp4.gemm(*split, out=split_out)  # with a workspace, two launches")
     results = {}
