@@ -455,8 +455,11 @@ nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, qu
                     (long long)x.columns / 2, args->x.ndim);
     status = check_scale("scale", &args->scale, args->scale_layout, x.l, x.rows, x.columns / 16,
                          output_is_x ? INPUT : OUTPUT, &p->scale_pitch, &p->scale_batch);
-    if (!status) status = check_device("data", &args->data, "x", &args->x);
-    if (!status) status = check_device("scale", &args->scale, "x", &args->x);
+    const nvfp4_tensor *input = output_is_x ? &args->data : &args->x;
+    const char *input_name = output_is_x ? "data" : "x";
+    if (!status) status = check_device("x", &args->x, input_name, input);
+    if (!status) status = check_device("data", &args->data, input_name, input);
+    if (!status) status = check_device("scale", &args->scale, input_name, input);
     if (!status) status = check_alignment("x", &args->x, dtype_bytes(args->x.dtype));
     if (!status && !absent(g)) {
         if (g->dtype != NVFP4_FP32)
@@ -464,7 +467,7 @@ nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, qu
         status = check_sizes("global_scale", g);
         if (!status && element_count(g) != 1)
             return fail(NVFP4_INVALID, "global_scale: has %lld elements; must have 1", (long long)element_count(g));
-        if (!status) status = check_device("global_scale", g, "x", &args->x);
+        if (!status) status = check_device("global_scale", g, input_name, input);
         if (!status) status = check_alignment("global_scale", g, 4);
     }
     if (!status && !output_is_x) status = check_divisor(args);

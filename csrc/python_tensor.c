@@ -232,7 +232,10 @@ static reading read_torch(PyObject *object, const char *name, use use, nvfp4_ten
     if (!t->data && count != 0) return READ_BY_TORCH; /* as functionalize's and ZeroTensor's are */
     if (use == FORMAT || t->dtype < NVFP4_FP16) return READ;
     if (!check_no_grad(object, name)) return READ_FAILED;
-    return is_negated(object) ? READ_BY_TORCH : READ;
+    if (!is_negated(object)) return READ;
+    if (use != WRITTEN) return READ_BY_TORCH;
+    fail(NVFP4_INVALID, "%s: is a negated view; must be plain memory, it is written", name);
+    return READ_FAILED;
 }
 
 /* ---- NumPy ---- */

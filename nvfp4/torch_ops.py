@@ -158,6 +158,13 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
         raise
 
 
+def _check_tensors(required: dict[str, Any], **optional: Any) -> None:
+    present = {name: t for name, t in optional.items() if t is not None}
+    for name, t in {**required, **present}.items():
+        if not isinstance(t, Tensor):
+            raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor, as other arguments are")
+
+
 def _check_no_grad(**tensors: Any) -> None:
     if torch.is_grad_enabled():
         for name, t in tensors.items():
@@ -171,9 +178,11 @@ def _optional(t: Any, like: Tensor) -> Tensor:
     return like.new_empty(0, dtype=torch.uint8) if t is None else t
 
 
-def _number_or_tensor(x: Any, like: Tensor) -> tuple[Tensor, float]:
+def _number_or_tensor(name: str, x: Any, like: Tensor) -> tuple[Tensor, float]:
     if isinstance(x, Tensor):
         return x, 1.0
+    if hasattr(x, "__array_interface__") and x.shape:
+        raise _C.Error(f"{name}: is of type {type(x).__name__}; must be a number or a torch.Tensor")
     return _optional(None, like), 1.0 if x is None else float(x)
 
 
@@ -204,8 +213,9 @@ def gemm(
     scale_layout: str,
     backend: str | None,
 ) -> Tensor:
+    _check_tensors({"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}, bias=bias, c=c, out=out)
     _check_no_grad(alpha=alpha, bias=bias, c=c, out=out)
-    alpha_tensor, alpha_value = _number_or_tensor(alpha, a)
+    alpha_tensor, alpha_value = _number_or_tensor("alpha", alpha, a)
     common = (
         (a, b, scale_a, scale_b, alpha_tensor, _optional(bias, a), _optional(c, a))
         + (alpha_value, float(beta), scale_layout, "auto" if backend is None else backend)
@@ -219,21 +229,24 @@ def gemm(
 
 
 def custom_kernel(a: Tensor, b: Tensor, sfa_permuted: Tensor, sfb_permuted: Tensor, c: Tensor) -> Tensor:
+    _check_tensors({"a": a, "b": b, "sfa_permuted": sfa_permuted, "sfb_permuted": sfb_permuted, "c": c})
     _check_no_grad(c=c)
     _call(_ops.custom_kernel, a, b, sfa_permuted, sfb_permuted, c)
     return c
 
 
 def quantize(x: Tensor, global_scale: float | Tensor | None, scale_layout: str) -> tuple[Tensor, Tensor]:
+    _check_tensors({"x": x})
     _check_no_grad(x=x, global_scale=global_scale)
-    return _call(_ops.quantize, x, *_number_or_tensor(global_scale, x), scale_layout)
+    return _call(_ops.quantize, x, *_number_or_tensor("global_scale", global_scale, x), scale_layout)
 
 
 def dequantize(
     data: Tensor, scale: Tensor, global_scale: float | Tensor | None, scale_layout: str, out_dtype: Any
 ) -> Tensor:
+    _check_tensors({"data": data, "scale": scale})
     _check_no_grad(global_scale=global_scale)
-    scales = (scale, *_number_or_tensor(global_scale, data))
+    scales = (scale, *_number_or_tensor("global_scale", global_scale, data))
     return _call(_ops.dequantize, data, *scales, scale_layout, _dtype(out_dtype, torch.float32))
 
 
