@@ -11,11 +11,12 @@
 
 /*    id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, weights_first, ctas_per_sm */
 #define SM80_GEMM_CONFIGS(X)                                                                                           \
-    X(sm80_gemm_8x32, 8, 32, 1024, 4, 1, 1, 16, 1, 2)                                                                  \
-    X(sm80_gemm_16x32, 16, 32, 1024, 3, 1, 1, 16, 1, 2)                                                                \
-    X(sm80_gemm_32x64, 32, 64, 512, 3, 1, 2, 4, 1, 2)                                                                  \
-    X(sm80_gemm_64x64, 64, 64, 256, 4, 1, 2, 4, 0, 1)                                                                  \
-    X(sm80_gemm_128x128, 128, 128, 128, 4, 2, 2, 1, 0, 2)
+    X(sm80_gemm_8x32, 8, 32, 1024, 4, 1, 1, 8, 1, 2)                                                                   \
+    X(sm80_gemm_16x32, 16, 32, 1024, 3, 1, 1, 8, 1, 2)                                                                 \
+    X(sm80_gemm_16x56, 16, 56, 512, 4, 1, 1, 8, 0, 1)                                                                  \
+    X(sm80_gemm_32x64, 32, 64, 256, 4, 1, 1, 4, 1, 3)                                                                  \
+    X(sm80_gemm_64x56, 64, 56, 256, 3, 1, 1, 4, 0, 2)                                                                  \
+    X(sm80_gemm_64x64, 64, 64, 256, 3, 1, 1, 4, 0, 2)
 
 #define SM80_CHUNK 64 /* values along K of one row that a quad of lanes takes at a time */
 
@@ -23,7 +24,8 @@
  * side by side fall into different banks) and 4 scales a row. */
 #define SM80_STAGE_BYTES(tile_m, tile_n, tile_k)                                                                       \
     ((tile_k) / SM80_CHUNK * (((tile_m) + 1) * 32 + ((tile_n) + 1) * 32 + ((tile_m) + (tile_n)) * 4))
-#define SM80_SUM_PITCH(tile_n)                   ((tile_n) + 4) /* floats from row to row of sums: spreads them over the banks */
+/* Sums are fp32 in rows that far apart, in floats, which spreads them over the banks. */
+#define SM80_SUM_PITCH(tile_n)                   ((tile_n) + 4)
 #define SM80_SUMS_BYTES(tile_m, tile_n, warps_k) ((warps_k) * (tile_m) * SM80_SUM_PITCH(tile_n) * 4)
 #define SM80_MAX(a, b)                           ((a) > (b) ? (a) : (b))
 /* The ring, and in the end the sums in its place. */
@@ -31,8 +33,7 @@
     SM80_MAX((stages) * SM80_STAGE_BYTES(tile_m, tile_n, tile_k), SM80_SUMS_BYTES(tile_m, tile_n, warps_k))
 #define SM80_THREADS(warps_m, warps_n, warps_k) (32 * (warps_m) * (warps_n) * (warps_k))
 
-#define SM80_REDUCE_THREADS 256
-#define SM80_REDUCE_COLUMNS 4 /* a thread */
+#define SM80_REDUCE_THREADS 256 /* each finishes 4 columns of a row */
 #define QUANTIZE_THREADS    256
 
 /* Second parameter of the GEMM kernels and of the reduction. The GEMM's grid is

@@ -10,9 +10,13 @@
  * a quad takes block t, 16 values under one scale, as its columns 2t, 2t + 1, 2t + 8, 2t + 9 of four mma steps.
  *
  * The side of mma that is 16 rows wide is called x here, the 8-wide one y: x is A and y is B, or the other way round
- * where A has few rows (WEIGHTS_FIRST). Shared memory of a stage, per chunk of 64 along K:
+ * (WEIGHTS_FIRST). A stage in shared memory, of TILE_K / 64 chunks:
  *
- *   x values [X rows][32 bytes] + 32 | ... | y values [Y rows][32 bytes] + 32 | ... | x scales [X rows][4] | y scales
+ *   x values: a chunk [X rows][32 bytes], 32 bytes of padding, the next chunk, ... | y values: the same |
+ *   x scales: a chunk [X rows][4 bytes], the next chunk, ... | y scales: the same
+ *
+ * At the end the warps that share K add up in the ring's memory, and the CTAs that share it through the workspace
+ * (sm80_split_reduce.cu), both in a fixed order.
  *
  * Tails. Rows past the end of a tensor are not loaded: whatever lies in their place reaches only results that are
  * not stored. Along K a scale past the end is replaced by zero, and 4-bit values are finite whatever the byte. */
@@ -44,37 +48,23 @@ struct config {
 
     static_assert(TILE_K % (SM80_CHUNK * WARPS_K) == 0, "each warp along K takes as many chunks of a stage");
     static_assert(X % (16 * X_WARPS) == 0 && Y % (8 * Y_WARPS) == 0, "warps hold whole mma tiles");
-    static_assert(128 % X == 0 && 128 % Y == 0, "a tile lies in one 128-row block of scales");
     static_assert(STAGE_BYTES % 16 == 0, "stages start on 16 bytes");
-    static_assert(STAGES >= 2 && SHARED_BYTES <= 99 * 1024, "what sm_86, sm_89 and sm_120 give a CTA");
+    static_assert(STAGES >= 2 && SHARED_BYTES <= 99 * 1024, "what every GPU since Ampere gives a CTA");
 };
 
-/* One operand, from the first row of this CTA's tile on. */
+/* One operand at one batch index, and where this CTA's tile begins in it. */
 struct operand {
     const uint8_t *data, *scale;
-    int64_t pitch, scale_pitch;
-    int rows;       /* of the tile that exist */
-    int row_in_128; /* of the tile, in its block of scales */
+    int64_t pitch, scale_pitch, row;
+    int rows; /* of the tile that exist */
 };
 
 __device__ operand operand_a(const gemm_problem &p, int64_t l, int64_t m, int tile) {
-    int64_t scale_row = p.scale_layout == SCALES_LINEAR ? m : m / 128;
-    return {p.a + l * p.a_batch + m * p.a_pitch,
-            p.sfa + l * p.sfa_batch + scale_row * p.sfa_pitch,
-            p.a_pitch,
-            p.sfa_pitch,
-            (int)min((int64_t)tile, p.m - m),
-            (int)(m % 128)};
+    return {p.a + l * p.a_batch, p.sfa + l * p.sfa_batch, p.a_pitch, p.sfa_pitch, m, (int)min((int64_t)tile, p.m - m)};
 }
 
 __device__ operand operand_b(const gemm_problem &p, int64_t l, int64_t n, int tile) {
-    int64_t scale_row = p.scale_layout == SCALES_LINEAR ? n : n / 128;
-    return {p.b + l * p.b_batch + n * p.b_pitch,
-            p.sfb + l * p.sfb_batch + scale_row * p.sfb_pitch,
-            p.b_pitch,
-            p.sfb_pitch,
-            (int)min((int64_t)tile, p.n - n),
-            (int)(n % 128)};
+    return {p.b + l * p.b_batch, p.sfb + l * p.sfb_batch, p.b_pitch, p.sfb_pitch, n, (int)min((int64_t)tile, p.n - n)};
 }
 
 /* Keeps a value in its register: left alone, the compiler computes it again from the parameters in every stage. */
@@ -85,14 +75,21 @@ template <class T> __device__ __forceinline__ void pin(T &value) {
         asm volatile("" : "+r"(value));
 }
 
+constexpr int power_of_two_from(int n) {
+    int power = 1;
+    while (power < n) power *= 2;
+    return power;
+}
+
 /* What one thread copies of one operand in every stage: pieces of 16 bytes of values, neighbours along a row, and
  * words of 4 scales, neighbours along the rows. Several passes of all threads cover the stage. */
 template <class C, int ROWS> struct loader {
-    static constexpr int PIECES = C::TILE_K / 32;         /* in a row of the stage */
-    static constexpr int PASS_ROWS = C::THREADS / PIECES; /* values: rows a pass */
-    static constexpr int PASS_CHUNKS = C::THREADS / ROWS; /* scales: chunks a pass */
+    static constexpr int PIECES = C::TILE_K / 32;          /* in a row of the stage */
+    static constexpr int PASS_ROWS = C::THREADS / PIECES;  /* values: rows a pass */
+    static constexpr int LANES = power_of_two_from(ROWS);  /* scales: threads for the words of one chunk */
+    static constexpr int PASS_CHUNKS = C::THREADS / LANES; /* scales: chunks a pass */
     static_assert(C::THREADS % PIECES == 0, "a thread keeps its column of values");
-    static_assert(C::THREADS % ROWS == 0, "a thread keeps its row of scales");
+    static_assert(C::THREADS % LANES == 0, "a thread keeps its row of scales");
 
     const uint8_t *values, *scales; /* of the first pass, in the next stage */
     int64_t pass_pitch;             /* between the values of two passes */
@@ -104,16 +101,17 @@ template <class C, int ROWS> struct loader {
     __device__ __forceinline__ loader(const operand &x, int64_t k, bool linear, uint32_t values_at,
                                       uint32_t scales_at) {
         int piece = threadIdx.x % PIECES, row = threadIdx.x / PIECES;
-        values = x.data + row * x.pitch + k / 2 + piece * 16;
+        values = x.data + (x.row + row) * x.pitch + k / 2 + piece * 16;
         pass_pitch = PASS_ROWS * x.pitch;
         values_to = values_at + piece / 2 * (ROWS + 1) * 32 + piece % 2 * 16 + row * 32;
         rows = min(x.rows, ROWS) - row;
 
-        int scale_row = threadIdx.x % ROWS, chunk = threadIdx.x / ROWS, in_block = x.row_in_128 + scale_row;
+        int scale_row = threadIdx.x % LANES, chunk = threadIdx.x / LANES;
+        int64_t at = x.row + scale_row;
         chunk_pitch = linear ? 4 : 512;
         scales = x.scale + (k / SM80_CHUNK + chunk) * chunk_pitch +
-                 (linear ? scale_row * x.scale_pitch : in_block % 32 * 16 + in_block / 32 * 4);
-        scales_to = scales_at + threadIdx.x * 4;
+                 (linear ? at * x.scale_pitch : at / 128 * x.scale_pitch + at % 32 * 16 + at % 128 / 32 * 4);
+        scales_to = scales_at + (chunk * ROWS + scale_row) * 4;
         chunks = scale_row < x.rows ? C::CHUNKS - chunk : 0;
         pin(values), pin(scales), pin(pass_pitch), pin(chunk_pitch), pin(values_to), pin(scales_to), pin(rows),
             pin(chunks);
@@ -132,14 +130,14 @@ template <class C, int ROWS> struct loader {
 #pragma unroll
         for (int i = 0; i * PASS_CHUNKS < C::CHUNKS; i++)
             if (i * PASS_CHUNKS < chunks)
-                cp_async_4(stage + scales_to + i * C::THREADS * 4, scales + i * PASS_CHUNKS * chunk_pitch);
+                cp_async_4(stage + scales_to + i * PASS_CHUNKS * ROWS * 4, scales + i * PASS_CHUNKS * chunk_pitch);
         advance();
     }
 
     /* The same for any stage, of which k_left values along K exist: a scale past them becomes zero. */
     __device__ __forceinline__ void start_ragged(uint32_t stage, int64_t k_left) {
         int64_t values_left = k_left - threadIdx.x % PIECES * 32;
-        int64_t scales_left = k_left / 16 - threadIdx.x / ROWS * 4;
+        int64_t scales_left = k_left / 16 - threadIdx.x / LANES * 4;
 #pragma unroll 1
         for (int i = 0; i * PASS_ROWS < rows; i++) {
             uint32_t to = stage + values_to + i * PASS_ROWS * 32;
@@ -152,52 +150,51 @@ template <class C, int ROWS> struct loader {
             uint32_t word = 0;
             for (int j = 0; j < 4; j++)
                 if (i * PASS_CHUNKS * 4 + j < scales_left) word |= (uint32_t)from[j] << j * 8;
-            store_shared(stage + scales_to + i * C::THREADS * 4, word);
+            store_shared(stage + scales_to + i * PASS_CHUNKS * ROWS * 4, word);
         }
         advance();
     }
 };
 
-/* The block of 16 values of this lane in one row of a chunk, and its scale. */
-struct raw_block {
-    uint2 values;
-    uint32_t scale;
-};
-
-__device__ __forceinline__ raw_block load_block(const uint8_t *values, const uint8_t *scales, int row) {
-    int t = threadIdx.x % 4;
-    return {*(const uint2 *)(values + row * 32 + t * 8), decode_scale(scales[row * 4 + t])};
-}
-
-/* Adds the products of one stage to this warp's sums. */
+/* Adds the products of one stage to this warp's sums. x_at and y_at are this lane's first row and its block of a
+ * chunk: row * 4 + block. */
 template <class C>
-__device__ __forceinline__ void multiply_stage(const uint8_t *stage, int x_row, int y_row, int k_warp,
+__device__ __forceinline__ void multiply_stage(const uint8_t *stage, int x_at, int y_at, int k_warp,
                                                float (&sums)[C::X_MMAS][C::Y_MMAS][4]) {
 #pragma unroll(C::CHUNKS / C::WARPS_K <= 2 ? 2 : 1)
     for (int chunk = k_warp; chunk < C::CHUNKS; chunk += C::WARPS_K) {
-        const uint8_t *x_values = stage + chunk * (C::X + 1) * 32, *x_scales = stage + C::X_SCALES + chunk * C::X * 4;
-        const uint8_t *y_values = stage + C::Y_VALUES + chunk * (C::Y + 1) * 32;
-        const uint8_t *y_scales = stage + C::Y_SCALES + chunk * C::Y * 4;
-        raw_block x[C::X_MMAS][2], y[C::Y_MMAS];
+        const uint8_t *x_values = stage + chunk * (C::X + 1) * 32 + x_at * 8;
+        const uint8_t *y_values = stage + C::Y_VALUES + chunk * (C::Y + 1) * 32 + y_at * 8;
+        const uint8_t *x_scales = stage + C::X_SCALES + chunk * C::X * 4 + x_at;
+        const uint8_t *y_scales = stage + C::Y_SCALES + chunk * C::Y * 4 + y_at;
+        uint2 x[C::X_MMAS][2], y[C::Y_MMAS];
+        uint32_t x_scale[C::X_MMAS], y_scale[(C::Y_MMAS + 1) / 2]; /* of two rows each */
 #pragma unroll
         for (int i = 0; i < C::X_MMAS; i++) {
-            x[i][0] = load_block(x_values, x_scales, x_row + i * 16);
-            x[i][1] = load_block(x_values, x_scales, x_row + i * 16 + 8);
+            x[i][0] = *(const uint2 *)(x_values + i * 16 * 32);
+            x[i][1] = *(const uint2 *)(x_values + (i * 16 + 8) * 32);
+            x_scale[i] = decode_scales(x_scales[i * 16 * 4], x_scales[(i * 16 + 8) * 4]);
         }
 #pragma unroll
-        for (int j = 0; j < C::Y_MMAS; j++) y[j] = load_block(y_values, y_scales, y_row + j * 8);
+        for (int j = 0; j < C::Y_MMAS; j++) y[j] = *(const uint2 *)(y_values + j * 8 * 32);
+#pragma unroll
+        for (int j = 0; j < C::Y_MMAS; j += 2)
+            y_scale[j / 2] = decode_scales(y_scales[j * 8 * 4], j + 1 < C::Y_MMAS ? y_scales[(j + 1) * 8 * 4] : 0);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t fx[C::X_MMAS][2][4];
 #pragma unroll
-            for (int i = 0; i < C::X_MMAS; i++)
-#pragma unroll
-                for (int h = 0; h < 2; h++)
-                    decode_word(half ? x[i][h].values.y : x[i][h].values.x, x[i][h].scale, fx[i][h]);
+            for (int i = 0; i < C::X_MMAS; i++) {
+                decode_word<0>(half ? x[i][0].y : x[i][0].x, x_scale[i], fx[i][0]);
+                decode_word<1>(half ? x[i][1].y : x[i][1].x, x_scale[i], fx[i][1]);
+            }
 #pragma unroll
             for (int j = 0; j < C::Y_MMAS; j++) {
-                uint32_t fy[4];
-                decode_word(half ? y[j].values.y : y[j].values.x, y[j].scale, fy);
+                uint32_t fy[4], word = half ? y[j].y : y[j].x;
+                if (j % 2 == 0)
+                    decode_word<0>(word, y_scale[j / 2], fy);
+                else
+                    decode_word<1>(word, y_scale[j / 2], fy);
 #pragma unroll
                 for (int step = 0; step < 4; step += 2)
 #pragma unroll
@@ -224,18 +221,30 @@ __device__ __forceinline__ void put_sums(float *tile, int x_row, int y_row,
             }
 }
 
-/* Sums of out[l][m][n] and out[l][m][n + 1]: to the epilogue, or to the workspace where other CTAs hold the rest. */
-__device__ __forceinline__ void store_sums(const gemm_problem &p, const sm80_schedule &s, int64_t split, int64_t l,
-                                           int64_t m, int64_t n, float2 sum) {
-    bool both = n + 1 < p.n;
-    if (s.split_k > 1) {
-        float *partial = s.partial + ((split * p.l + l) * p.m + m) * p.n + n;
-        partial[0] = sum.x;
-        if (both) partial[1] = sum.y;
-    } else if (both) {
-        store_out_pair(p, l, m, n, sum.x, sum.y);
-    } else {
-        store_out(p, l, m, n, sum.x);
+/* Adds the parts of K up, in their order, and hands the sums to the epilogue, or to the workspace where other CTAs
+ * hold the rest of K. A thread keeps 4 columns. */
+template <class C>
+__device__ __forceinline__ void finish(const gemm_problem &p, const sm80_schedule &s, const float *sums, int64_t split,
+                                       int64_t l, int64_t m0, int64_t n0) {
+    constexpr int GROUPS = C::TILE_N / 4, PASS_ROWS = C::THREADS / GROUPS;
+    int column = threadIdx.x % GROUPS * 4, first = threadIdx.x / GROUPS;
+    if (first >= PASS_ROWS || n0 + column >= p.n) return;
+    column_epilogue epilogue(p, n0 + column);
+    float *partial = s.partial + ((split * p.l + l) * p.m + m0) * p.n + n0 + column;
+    int rows = (int)min((int64_t)C::TILE_M, p.m - m0);
+#pragma unroll 2
+    for (int row = first; row < rows; row += PASS_ROWS) {
+        float v[4] = {};
+#pragma unroll
+        for (int part = 0; part < C::WARPS_K; part++) {
+            float4 add = *(const float4 *)(sums + (part * C::TILE_M + row) * C::SUM_PITCH + column);
+            v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
+        }
+        for (int i = 0; i < 4; i++) v[i] *= DECODED_PRODUCT_UNIT;
+        if (s.split_k > 1)
+            store_floats(partial + row * p.n, OUT_FP32, v, epilogue.count);
+        else
+            epilogue.store(p, l, m0 + row, v);
     }
 }
 
@@ -285,7 +294,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
         cp_async_commit();
         ahead = ahead + C::STAGE_BYTES == RING_BYTES ? 0 : ahead + C::STAGE_BYTES;
         if (tile >= 0) {
-            multiply_stage<C>(ring + stage, x_row, y_row + g, k_warp, sums);
+            multiply_stage<C>(ring + stage, x_row * 4 + t, (y_row + g) * 4 + t, k_warp, sums);
             stage = stage + C::STAGE_BYTES == RING_BYTES ? 0 : stage + C::STAGE_BYTES;
         }
     }
@@ -295,18 +304,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     __syncthreads();
     put_sums<C>(tiles_of_sums + k_warp * C::TILE_M * C::SUM_PITCH, x_row, y_row + 2 * t, sums);
     __syncthreads();
-    for (int i = threadIdx.x * 2; i < C::TILE_M * C::TILE_N; i += C::THREADS * 2) {
-        int64_t m = m0 + i / C::TILE_N, n = n0 + i % C::TILE_N;
-        if (m >= p.m || n >= p.n) continue;
-        float2 sum = {0.0f, 0.0f};
-#pragma unroll
-        for (int part = 0; part < C::WARPS_K; part++) {
-            const float *from = tiles_of_sums + (part * C::TILE_M + i / C::TILE_N) * C::SUM_PITCH + i % C::TILE_N;
-            float2 v = *(const float2 *)from;
-            sum.x += v.x, sum.y += v.y;
-        }
-        store_sums(p, s, split, l, m, n, {sum.x * DECODED_PRODUCT_UNIT, sum.y * DECODED_PRODUCT_UNIT});
-    }
+    finish<C>(p, s, tiles_of_sums, split, l, m0, n0);
 }
 
 #define X(id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, weights_first, ctas_per_sm)                   \

@@ -1,8 +1,10 @@
 /* Chooses the sm80 kernel by an estimate of clocks, from the shape and the device alone.
  *
- * An SM decodes some 32 values a clock and multiplies some 1,024 pairs a clock by mma.sync; the longer of the two
- * hides half of the shorter. What is spread unevenly waits for the SM with most CTAs. Cutting K into parts gives more
- * CTAs, and costs a second launch and a trip of the partial sums through L2. */
+ * The estimate was fitted on an H200 to kernels with their copies or their arithmetic left out. A CTA works through
+ * chunks of 64 along K: decoding costs by the row, once for every warp that decodes it, mma by the tile, copying by the
+ * row that exists; the longer of arithmetic and copying hides two thirds of the other. The grid takes as long as the
+ * SM with most CTAs. Cutting K into parts gives more CTAs, and costs a second launch and a trip of the partial sums
+ * through L2. */
 #include "sm80_plan.h"
 
 #include "error.h"
@@ -11,51 +13,59 @@
 typedef struct sm80_config {
     kernel_id kernel;
     int tile_m, tile_n, tile_k, stages;
+    int warps;
     int decoded_rows; /* of both operands, counted once for every warp that decodes them */
     const char *reason, *split_reason;
 } sm80_config;
 
-#define FEW                  "few rows of A: the weights take the wide side of mma and the warps of a CTA share K"
-#define SOME                 "some rows of A: one tile holds them all and each warp decodes little twice"
-#define MANY                 "many rows of A: the largest tile decodes each value the fewest times"
-#define SPLIT                "; K is cut so that every SM has work"
-#define REASON(tile_m)       ((tile_m) <= 16 ? FEW : (tile_m) < 128 ? SOME : MANY)
-#define SPLIT_REASON(tile_m) ((tile_m) <= 16 ? FEW SPLIT : (tile_m) < 128 ? SOME SPLIT : MANY SPLIT)
+#define FEW   "a narrow tile, whose warps share K: copying the weights takes longest"
+#define MANY  "a wide tile, which uses each decoded value often: arithmetic takes longest"
+#define SPLIT "; K is cut so that every SM has work"
 
 static const sm80_config configs[] = {
-#define X(id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, ...)                                                   \
-    {KERNEL_##id,         tile_m, tile_n, tile_k, stages, (tile_m) * (warps_n) + (tile_n) * (warps_m), REASON(tile_m), \
-     SPLIT_REASON(tile_m)},
+#define X(id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, ...)                                          \
+    {KERNEL_##id,                                                                                                      \
+     tile_m,                                                                                                           \
+     tile_n,                                                                                                           \
+     tile_k,                                                                                                           \
+     stages,                                                                                                           \
+     (warps_m) * (warps_n) * (warps_k),                                                                                \
+     (tile_m) * (warps_n) + (tile_n) * (warps_m),                                                                      \
+     (tile_m) <= 16 ? FEW : MANY,                                                                                      \
+     (tile_m) <= 16 ? FEW SPLIT : MANY SPLIT},
     SM80_GEMM_CONFIGS(X)
 #undef X
 };
 
-enum {
-    DECODED_A_CLOCK = 32,
-    MULTIPLIED_A_CLOCK = 1024,
-    FILL_CLOCKS = 1500,        /* until the first stage has arrived */
-    REDUCE_CLOCKS = 4500,      /* of a second launch */
-    REDUCE_BYTES_A_CLOCK = 20, /* and SM: one write and one read of each partial sum */
-    MAX_SPLIT = 64,
-};
+static const double decode_clocks = 1.6;    /* a row of a chunk */
+static const double multiply_clocks = 0.06; /* a row and column of a chunk */
+static const double copy_clocks = 2.4;      /* a row of a chunk: 36 bytes */
+static const double few_warps = 1.2;        /* times as long, where an SM has less than 8 */
+static const double launch_clocks = 4500.0; /* until the first copies have landed, and from the last sum to memory */
+static const double reduce_clocks = 7000.0; /* of the second launch */
+static const double reduce_bytes = 13.0;    /* of partial sums a clock and SM, written or read */
+enum { MAX_SPLIT = 32 };
 
 static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-static double stage_clocks(const sm80_config *c) {
-    double decode = (double)c->decoded_rows * c->tile_k / DECODED_A_CLOCK;
-    double multiply = (double)c->tile_m * c->tile_n * c->tile_k / MULTIPLIED_A_CLOCK;
-    return decode > multiply ? decode + multiply / 2 : multiply + decode / 2;
+static double chunk_clocks(const gemm_problem *p, const sm80_config *c) {
+    double arithmetic = decode_clocks * c->decoded_rows + multiply_clocks * c->tile_m * c->tile_n;
+    double copies =
+        copy_clocks * (double)((p->m < c->tile_m ? p->m : c->tile_m) + (p->n < c->tile_n ? p->n : c->tile_n));
+    return arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3;
 }
 
 static double estimate(const device_facts *facts, const gemm_problem *p, const sm80_config *c, int64_t grid,
                        int64_t split_tiles, int64_t split) {
-    int64_t ctas_an_sm = ceil_div(grid, facts->sm_count);
-    double clocks = (double)ctas_an_sm * (double)split_tiles * stage_clocks(c) + FILL_CLOCKS;
+    int64_t ctas = ceil_div(grid, facts->sm_count);
+    double chunks = (double)(ctas * split_tiles * (c->tile_k / SM80_CHUNK));
+    double idle = ctas * c->warps < 8 ? few_warps : 1.0;
+    double clocks = chunks * chunk_clocks(p, c) * idle + launch_clocks;
     if (split > 1) {
-        double bytes = 8.0 * (double)p->m * (double)p->n * (double)p->l * (double)split;
-        clocks += REDUCE_CLOCKS + bytes / REDUCE_BYTES_A_CLOCK / facts->sm_count;
+        double bytes = 2.0 * sizeof(float) * (double)p->m * (double)p->n * (double)p->l * (double)split;
+        clocks += reduce_clocks + bytes / reduce_bytes / facts->sm_count;
     }
     return clocks;
 }
@@ -96,7 +106,7 @@ nvfp4_status sm80_plan(const device_facts *facts, const gemm_problem *problem, n
                     (long long)p->m, (long long)p->n, (long long)p->l, facts->shared_per_block);
     if (plan->split_k > 1) {
         plan->workspace = (size_t)(p->l * p->m * p->n) * (size_t)plan->split_k * sizeof(float);
-        schedule->reduce_grid = ceil_div(p->l * p->m * ceil_div(p->n, SM80_REDUCE_COLUMNS), SM80_REDUCE_THREADS);
+        schedule->reduce_grid = ceil_div(p->l * p->m * ceil_div(p->n, 4), SM80_REDUCE_THREADS);
     }
     return NVFP4_OK;
 }

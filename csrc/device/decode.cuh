@@ -36,6 +36,16 @@ __device__ __forceinline__ uint32_t half2_multiply(uint32_t x, uint32_t y) {
     return result;
 }
 
+/* One half of a pair, twice. A multiplication selects it for nothing. */
+template <int half> __device__ __forceinline__ uint32_t both_halves(uint32_t pair) {
+    uint32_t result;
+    if (half == 0)
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(result) : "r"(pair));
+    else
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(result) : "r"(pair));
+    return result;
+}
+
 #if DECODE_HAS_CVT
 /* Four e4m3 numbers to fp16: the two low bytes and the two high ones. */
 __device__ __forceinline__ void e4m3x4_to_half2x2(uint32_t four, uint32_t &low, uint32_t &high) {
@@ -45,23 +55,25 @@ __device__ __forceinline__ void e4m3x4_to_half2x2(uint32_t four, uint32_t &low, 
 }
 #endif
 
-/* The scale in the low byte of `byte`, bit 7 ignored, as a pair of fp16 to multiply by. 0x7F gives NaN. */
-__device__ __forceinline__ uint32_t decode_scale(uint32_t byte) {
-    uint32_t magnitude = byte & 0x7F;
+/* The scales in two bytes, bit 7 ignored, as fp16: first in the low half. 0x7F gives NaN. */
+__device__ __forceinline__ uint32_t decode_scales(uint32_t first, uint32_t second) {
+    uint32_t magnitudes = (first | second << 8) & 0x7F7F;
 #if DECODE_HAS_CVT
     uint32_t pair, unused;
-    e4m3x4_to_half2x2(magnitude * 0x0101, pair, unused);
+    e4m3x4_to_half2x2(magnitudes, pair, unused);
     return pair;
 #else
-    uint32_t placed = magnitude * (0x00010001u << 7);
-    uint32_t scaled = half2_multiply(placed, 0x78007800); /* 2^15 */
-    return magnitude == 0x7F ? 0x7FFF7FFF : scaled;
+    uint32_t low = magnitudes & 0x7F, high = magnitudes >> 8;
+    uint32_t scaled = half2_multiply(low << 7 | high << 23, 0x78007800); /* 2^15 */
+    if (low == 0x7F) scaled |= 0x7FFF;
+    if (high == 0x7F) scaled |= 0x7FFF0000;
+    return scaled;
 #endif
 }
 
-/* The 8 values of a word times their scale, as 4 pairs. Every word comes out in the same order, which is all that a
- * product of two decoded words needs. */
-__device__ __forceinline__ void decode_word(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
+/* The 8 values of a word times one half of `scales`, as 4 pairs. Every word comes out in the same order, which is all
+ * that a product of two decoded words needs. */
+template <int half> __device__ __forceinline__ void decode_word(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
 #if DECODE_HAS_CVT
     uint32_t even = and_or(word << 4, 0x80808080, (word << 2) & 0x1C1C1C1C);
     uint32_t odd = and_or(word, 0x80808080, (word >> 2) & 0x1C1C1C1C);
@@ -75,7 +87,7 @@ __device__ __forceinline__ void decode_word(uint32_t word, uint32_t scale, uint3
     pairs[3] = and_or(word, 0x80008000, (word >> 3) & 0x0E000E00);
 #endif
 #pragma unroll
-    for (int i = 0; i < 4; i++) pairs[i] = half2_multiply(pairs[i], scale);
+    for (int i = 0; i < 4; i++) pairs[i] = half2_multiply(pairs[i], both_halves<half>(scales));
 }
 
 #endif

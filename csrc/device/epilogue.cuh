@@ -8,7 +8,7 @@
 
 #include "problem.h"
 
-__device__ __forceinline__ int out_bytes(int32_t type) {
+__device__ __forceinline__ int type_bytes(int32_t type) {
     return type == OUT_FP32 ? 4 : 2;
 }
 
@@ -31,31 +31,48 @@ __device__ __forceinline__ void store_float(void *base, int64_t index, int32_t t
         ((uint16_t *)base)[index] = round_16(value, type);
 }
 
-__device__ __forceinline__ float epilogue_value(const gemm_problem &p, int64_t l, int64_t m, int64_t n, float sum) {
-    float v = __fmul_rn(p.alpha ? p.alpha[n * p.alpha_stride] : p.alpha_value, sum);
-    if (p.c) v = __fmaf_rn(p.beta, load_float((const char *)p.c + l * p.c_batch + m * p.c_pitch, n, p.out_type), v);
-    if (p.bias) v = __fadd_rn(v, load_float(p.bias, n, p.bias_type));
-    return v;
-}
-
-/* Finishes the sum of out[l][m][n]. */
-__device__ __forceinline__ void store_out(const gemm_problem &p, int64_t l, int64_t m, int64_t n, float sum) {
-    store_float((char *)p.out + l * p.out_batch + m * p.out_pitch, n, p.out_type, epilogue_value(p, l, m, n, sum));
-}
-
-/* The same for columns n and n + 1, in one store where the type has 16 bits and the address allows. c may be out
- * itself, so both values are made before either is stored. */
-__device__ __forceinline__ void store_out_pair(const gemm_problem &p, int64_t l, int64_t m, int64_t n, float sum0,
-                                               float sum1) {
-    char *row = (char *)p.out + l * p.out_batch + m * p.out_pitch;
-    float v0 = epilogue_value(p, l, m, n, sum0), v1 = epilogue_value(p, l, m, n + 1, sum1);
-    char *address = row + n * out_bytes(p.out_type);
-    if (p.out_type != OUT_FP32 && (uintptr_t)address % 4 == 0) {
-        *(uint32_t *)address = round_16(v0, p.out_type) | (uint32_t)round_16(v1, p.out_type) << 16;
+/* Stores `count` of 4 neighbours, at once where all exist and the address allows. */
+__device__ __forceinline__ void store_floats(void *base, int32_t type, const float (&v)[4], int count) {
+    if (count < 4 || (uintptr_t)base % (4 * type_bytes(type))) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < count) store_float(base, i, type, v[i]);
+    } else if (type == OUT_FP32) {
+        *(float4 *)base = make_float4(v[0], v[1], v[2], v[3]);
     } else {
-        store_float(row, n, p.out_type, v0);
-        store_float(row, n + 1, p.out_type, v1);
+        *(uint2 *)base = make_uint2(round_16(v[0], type) | (uint32_t)round_16(v[1], type) << 16,
+                                    round_16(v[2], type) | (uint32_t)round_16(v[3], type) << 16);
     }
 }
+
+/* The epilogue of 4 neighbouring columns, n to n + 3 (fewer where the output ends), for any number of rows. */
+struct column_epilogue {
+    int64_t n;
+    int count;
+    float alpha[4], bias[4];
+
+    __device__ __forceinline__ column_epilogue(const gemm_problem &p, int64_t first) : n(first) {
+        count = (int)min((int64_t)4, p.n - n);
+        for (int i = 0; i < 4; i++) {
+            alpha[i] = !p.alpha ? p.alpha_value : i < count ? p.alpha[(n + i) * p.alpha_stride] : 0.0f;
+            bias[i] = p.bias && i < count ? load_float(p.bias, n + i, p.bias_type) : 0.0f;
+        }
+    }
+
+    /* Finishes the sums of out[l][m][n..]. c may be out itself: all is read before anything is written. */
+    __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, const float (&sums)[4]) const {
+        float v[4];
+        for (int i = 0; i < 4; i++) v[i] = __fmul_rn(alpha[i], sums[i]);
+        if (p.c) {
+            const char *c = (const char *)p.c + l * p.c_batch + m * p.c_pitch;
+            for (int i = 0; i < 4; i++)
+                if (i < count) v[i] = __fmaf_rn(p.beta, load_float(c, n + i, p.out_type), v[i]);
+        }
+        if (p.bias)
+            for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], bias[i]);
+        char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch;
+        store_floats(out + n * type_bytes(p.out_type), p.out_type, v, count);
+    }
+};
 
 #endif
