@@ -23,9 +23,10 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "tests" / "fake_driver" / "libcuda.c"
 M, N, K = 128, 32768, 256  # enough tiles for any GPU: one launch, no workspace
 REPEATS, CALLS = 15, 20_000
+QUEUED = 200  # calls between two waits where the GPU works: it must never be the one that is waited for
 
 
-def measure() -> dict[str, dict[str, float]]:
+def measure(calls: int) -> dict[str, dict[str, float]]:
     """Nanoseconds a call, by statement: best and median of REPEATS runs."""
     import torch
 
@@ -84,7 +85,7 @@ def measure() -> dict[str, dict[str, float]]:
         timer.timeit(100)
         times = []
         for _ in range(REPEATS):
-            times.append(timer.timeit(CALLS) / CALLS * 1e9)
+            times.append(timer.timeit(calls) / calls * 1e9)
             if on_gpu:
                 torch.cuda.synchronize()
         results[statement] = {"best_ns": min(times), "median_ns": statistics.median(times)}
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure()))
+        print(json.dumps(measure(QUEUED if args.real else CALLS)))
         return
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
@@ -106,7 +107,7 @@ def main() -> None:
             library = Path(folder) / "libcuda_fake.so"
             subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE)], check=True)
             environment["NVFP4_LIBCUDA"] = str(library)
-        child = [sys.executable, __file__, "--measure"]
+        child = [sys.executable, __file__, "--measure"] + ["--real"] * args.real
         results = json.loads(subprocess.run(child, env=environment, check=True, stdout=subprocess.PIPE).stdout)
     if args.json:
         print(json.dumps(results, indent=2))

@@ -34,13 +34,21 @@ typedef struct dl_tensor {
     uint64_t byte_offset;
 } dl_tensor;
 
+typedef struct dl_managed_tensor {
+    uint32_t major, minor;
+    void *owner;
+    void (*release)(struct dl_managed_tensor *self);
+    uint64_t flags;
+    dl_tensor tensor;
+} dl_managed_tensor;
+
 typedef struct dl_exchange_table {
     uint32_t major, minor;
     struct dl_exchange_table *previous;
-    int (*allocate)(dl_tensor *prototype, void **out, void *error_context,
+    int (*allocate)(dl_tensor *prototype, dl_managed_tensor **out, void *error_context,
                     void (*set_error)(void *error_context, const char *kind, const char *message));
-    int (*own_from_python)(void *object, void **out);
-    int (*own_to_python)(void *managed, void **out);
+    int (*own_from_python)(void *object, dl_managed_tensor **out);
+    int (*own_to_python)(dl_managed_tensor *managed, void **out);
     int (*borrow)(void *object, dl_tensor *out); /* takes no reference: shape and strides stay the object's */
     int (*current_queue)(int32_t device_type, int32_t device, void **out);
 } dl_exchange_table;

@@ -21,15 +21,12 @@ static reading read_global_scale(PyObject *object, nvfp4_quantize_args *args) {
 typedef nvfp4_status conversion(nvfp4_context *context, const nvfp4_quantize_args *args);
 
 static int run(conversion *convert, nvfp4_quantize_args *args) {
-    nvfp4_status status;
+    if (args->x.device != NVFP4_HOST)
+        return current_queue(args->x.device, &args->queue) == 0 && convert(python_context, args) == NVFP4_OK;
     args->threads = current_threads();
-    if (args->x.device == NVFP4_HOST) {
-        Py_BEGIN_ALLOW_THREADS status = convert(python_context, args);
-        Py_END_ALLOW_THREADS
-    } else {
-        if (current_queue(args->x.device, &args->queue) != 0) return 0;
-        status = convert(python_context, args);
-    }
+    PyThreadState *python = PyEval_SaveThread();
+    nvfp4_status status = convert(python_context, args);
+    PyEval_RestoreThread(python);
     return status == NVFP4_OK;
 }
 

@@ -4,50 +4,45 @@
 #include "python_module.h"
 #include "python_tensor.h"
 
+/* Enqueues the product, or on the host computes it. */
+static nvfp4_status launch(nvfp4_gemm_args *args) {
+    if (args->a.device != NVFP4_HOST) return nvfp4_gemm(python_context, args);
+    args->threads = current_threads();
+    PyThreadState *python = PyEval_SaveThread();
+    nvfp4_status status = nvfp4_gemm(python_context, args);
+    PyEval_RestoreThread(python);
+    return status;
+}
+
 /* Checks, allocates what the call lacks (*result if NULL, and workspace) and runs it. */
 static reading run_gemm(nvfp4_gemm_args *args, PyObject *a, PyObject **result) {
-    int on_host = args->a.device == NVFP4_HOST, allocate = *result == NULL;
+    int32_t device = args->a.device;
     nvfp4_plan plan = {.workspace = 0};
-    PyObject *workspace = NULL;
-    nvfp4_tensor memory;
-    nvfp4_status status;
-    reading done = READ_FAILED;
-
-    if (allocate || !on_host || args->backend > NVFP4_BACKEND_CPU) {
+    if (!*result || device != NVFP4_HOST || args->backend > NVFP4_BACKEND_CPU) {
         if (nvfp4_gemm_plan(python_context, args, &plan) != NVFP4_OK) return READ_FAILED;
     }
-    if (allocate) {
-        *result = allocate_like(a, args->out.ndim, args->out.shape, args->out.dtype);
-        done = *result ? read_tensor(*result, "out", FORMAT, &args->out) : READ_FAILED;
-        if (done != READ) goto fail;
+    PyObject *allocated = NULL;
+    if (!*result) {
+        allocated = allocate_like(a, args->out.ndim, args->out.shape, args->out.dtype);
+        reading done = allocated ? read_tensor(allocated, "out", FORMAT, &args->out) : READ_FAILED;
+        if (done != READ) {
+            Py_XDECREF(allocated);
+            return done;
+        }
+        *result = allocated;
     }
-    if (plan.workspace) {
-        int64_t bytes = (int64_t)plan.workspace;
-        workspace = allocate_like(a, 1, &bytes, NVFP4_UINT8);
-        done = workspace ? read_tensor(workspace, "workspace", FORMAT, &memory) : READ_FAILED;
-        if (done != READ) goto fail;
+    workspace memory = {NULL, NULL};
+    int ok = device == NVFP4_HOST || current_queue(device, &args->queue) == 0;
+    if (ok && plan.workspace) {
+        ok = allocate_workspace(device, plan.workspace, &memory);
         args->workspace = memory.data;
         args->workspace_size = plan.workspace;
     }
-    done = READ_FAILED;
-    if (on_host) {
-        args->threads = current_threads();
-        Py_BEGIN_ALLOW_THREADS status = nvfp4_gemm(python_context, args);
-        Py_END_ALLOW_THREADS
-    } else {
-        if (current_queue(args->a.device, &args->queue) != 0) goto fail;
-        status = nvfp4_gemm(python_context, args);
-    }
-    if (status != NVFP4_OK) goto fail;
-    Py_XDECREF(workspace); /* its next user comes after this call on the same queue */
-    return READ;
-fail:
-    Py_XDECREF(workspace);
-    if (allocate) {
-        Py_XDECREF(*result);
-        *result = NULL;
-    }
-    return done;
+    ok = ok && launch(args) == NVFP4_OK;
+    free_workspace(device, &memory);
+    if (ok) return READ;
+    if (allocated) Py_CLEAR(*result);
+    return READ_FAILED;
 }
 
 PyObject *python_gemm(PyObject *module, arguments a, Py_ssize_t count) {

@@ -386,6 +386,36 @@ PyObject *allocate_like(PyObject *like, int ndim, const int64_t *shape, int32_t 
     return result;
 }
 
+/* Called by torch's allocator; the first line of its message says what is missing. */
+static void refuse_workspace(void *bytes, const char *kind, const char *message) {
+    fail(NVFP4_OUT_OF_MEMORY, "workspace: torch could not allocate %zu bytes: %s: %.*s", *(size_t *)bytes, kind,
+         (int)strcspn(message, "\n"), message);
+}
+
+int allocate_workspace(int32_t device, size_t bytes, workspace *w) {
+    if (device == NVFP4_HOST) {
+        w->data = w->owner = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        if (!w->data) fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %zu bytes", bytes);
+        return w->data != NULL;
+    }
+    int64_t shape = (int64_t)bytes, stride = 1;
+    dl_tensor prototype = {
+        .device = {DL_CUDA, device}, .ndim = 1, .dtype = {DL_UINT, 8, 1}, .shape = &shape, .strides = &stride};
+    dl_managed_tensor *managed;
+    if (torch.table->allocate(&prototype, &managed, &bytes, refuse_workspace) != 0) return 0;
+    w->owner = managed;
+    w->data = (char *)managed->tensor.data + managed->tensor.byte_offset;
+    return 1;
+}
+
+void free_workspace(int32_t device, workspace *w) {
+    dl_managed_tensor *managed = w->owner;
+    if (device == NVFP4_HOST)
+        free(w->owner);
+    else if (managed && managed->release)
+        managed->release(managed);
+}
+
 int current_queue(int32_t device, void **queue) {
     *queue = NULL;
     if (!torch.table) return 0;

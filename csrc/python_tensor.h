@@ -41,6 +41,15 @@ int is_tensor(PyObject *object);
 /* A new tensor of the library and on the device of `like`; a new reference. NumPy knows no e4m3: uint8 there. */
 PyObject *allocate_like(PyObject *like, int ndim, const int64_t *shape, int32_t dtype);
 
+/* Memory that only the call sees: torch's on a GPU, where its next user comes later on the same queue, and plain on the
+ * host. 1, or 0 with a sentence. */
+typedef struct workspace {
+    void *data;
+    void *owner;
+} workspace;
+int allocate_workspace(int32_t device, size_t bytes, workspace *w);
+void free_workspace(int32_t device, workspace *w);
+
 /* torch's current queue of a device (NULL: the default one) and its count of CPU threads (0: torch is not loaded). */
 int current_queue(int32_t device, void **queue);
 int32_t current_threads(void);

@@ -469,3 +469,22 @@ def test_current_stream_is_used(cuda: Backend) -> None:
     side.synchronize()
     assert (early == 0).all()
     assert (out == 4096).all()
+
+
+def test_no_memory_for_the_workspace(cuda: Backend) -> None:
+    """Split along K, a product needs device memory; torch's refusal is a sentence and nothing is written."""
+    a = torch.full((128, 8192), 0x22, dtype=torch.uint8, device="cuda")
+    scale = torch.full((128 * 1024,), 0x38, dtype=torch.uint8, device="cuda")
+    out = torch.full((128, 128), 7.0, device="cuda")
+    assert nvfp4.info(128, 128, 16384, device=out.device)["plan"]["workspace"] > 0
+    torch.cuda.empty_cache()
+    held = [torch.empty(1 << n, dtype=torch.uint8, device="cuda") for n in range(9, 25)]  # what the cache still has
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    try:
+        with pytest.raises(nvfp4.Error, match=r"^workspace: torch could not allocate \d+ bytes: .*out of memory"):
+            nvfp4.gemm(a, a, scale, scale, out=out)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        del held
+    assert (out == 7).all()
+    assert (nvfp4.gemm(a, a, scale, scale, out=out) == 16384).all()

@@ -45,6 +45,14 @@ SAME_FIELD(dl_tensor, shape, DLTensor, shape);
 SAME_FIELD(dl_tensor, strides, DLTensor, strides);
 SAME_FIELD(dl_tensor, byte_offset, DLTensor, byte_offset);
 
+SAME_SIZE(dl_managed_tensor, DLManagedTensorVersioned);
+SAME_FIELD(dl_managed_tensor, major, DLManagedTensorVersioned, version.major);
+SAME_FIELD(dl_managed_tensor, minor, DLManagedTensorVersioned, version.minor);
+SAME_FIELD(dl_managed_tensor, owner, DLManagedTensorVersioned, manager_ctx);
+SAME_FIELD(dl_managed_tensor, release, DLManagedTensorVersioned, deleter);
+SAME_FIELD(dl_managed_tensor, flags, DLManagedTensorVersioned, flags);
+SAME_FIELD(dl_managed_tensor, tensor, DLManagedTensorVersioned, dl_tensor);
+
 SAME_SIZE(dl_exchange_table, DLPackExchangeAPI);
 SAME_FIELD(dl_exchange_table, major, DLPackExchangeAPI, header.version.major);
 SAME_FIELD(dl_exchange_table, minor, DLPackExchangeAPI, header.version.minor);
