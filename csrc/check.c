@@ -445,7 +445,9 @@ nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, qu
     if (!status) status = check_dtype("x", &args->x, is_float, "float16, bfloat16 or float32");
     if (!status) status = check_matrix("x", "[R, K]", "[L, R, K]", &args->x, output_is_x ? OUTPUT : INPUT, &x);
     if (status) return status;
-    if (x.columns % 16 != 0) return fail(NVFP4_INVALID, "x: K is %lld; must be a multiple of 16", (long long)x.columns);
+    if (x.columns % 16 != 0)
+        return fail(NVFP4_INVALID, "%s: K is %lld; must be a multiple of 16", output_is_x ? "data" : "x",
+                    (long long)x.columns);
     status = check_data("data", "[R, K/2]", "[L, R, K/2]", &args->data, output_is_x ? INPUT : OUTPUT, &data);
     if (status) return status;
     if (args->data.ndim != args->x.ndim || data.l != x.l || data.rows != x.rows || data.columns * 2 != x.columns)
