@@ -1,6 +1,6 @@
 /* torch.ops.nvfp4.*: boxed kernels over torch's stable C shim.
  *
- * Schemas have no optional tensors, which C could not free: a tensor of shape [0] stands for an absent one. torch
+ * Schemas have no optional tensors, which C could not free: a uint8 tensor of shape [0] stands for an absent one. torch
  * allocates results and workspace; nothing waits for the device. A refusal is thrown by libtorch through this file's
  * frames, which therefore is compiled with -fexceptions and holds nothing when it happens. */
 #include "torch_ops.h"
@@ -49,10 +49,10 @@ static nvfp4_status read_tensor(torch_value value, const char *name, nvfp4_tenso
     return read_dtype(code, name, &t->dtype);
 }
 
-/* As read_tensor; a tensor of shape [0] is an absent one. */
+/* As read_tensor; a uint8 tensor of shape [0] is an absent one. */
 static nvfp4_status read_optional(torch_value value, const char *name, nvfp4_tensor *t) {
     nvfp4_status status = read_tensor(value, name, t);
-    if (!status && t->ndim == 1 && t->shape[0] == 0) t->dtype = NVFP4_NONE;
+    if (!status && t->dtype == NVFP4_UINT8 && t->ndim == 1 && t->shape[0] == 0) t->dtype = NVFP4_NONE;
     return status;
 }
 

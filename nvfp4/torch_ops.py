@@ -12,7 +12,7 @@ and the way from a call of nvfp4's functions to an operator.
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
 
-A tensor of shape [0] stands for an absent alpha, bias, c or global_scale; backend "auto" chooses by rule.
+A uint8 tensor of shape [0] stands for an absent alpha, bias, c or global_scale; backend "auto" chooses by rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _check(check: Callable[..., None], *arguments: Any) -> None:
 
 def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] | None:
     """dtype, device, shape and strides as _C takes them; None for an absent tensor."""
-    if t.ndim == 1 and t.shape[0] == 0:
+    if t.dtype == torch.uint8 and t.shape == (0,):
         return None
     device = (t.device.index or 0) if t.device.type == "cuda" else -2 if t.device.type == "meta" else -1
     return str(t.dtype).removeprefix("torch."), device, tuple(t.shape), tuple(t.stride())
