@@ -15,8 +15,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from . import machine, rivals, show, timing
-from .rivals import Shape
+from . import machine, show, timing
+from .rivals import Shape, line_up
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def task_shapes(rows: list[int]) -> list[Shape]:
 
 
 def time_shape(shape: Shape, device: torch.device, clock: Any, repeat: int, args: argparse.Namespace) -> dict[str, Any]:
-    bench = rivals.line_up(shape, device, args.backend, args.seed)
+    bench = line_up(shape, device, args.backend, args.seed)
     timing.compete(bench.contestants, clock, repeat)
     ours, *others = bench.contestants
     return {
@@ -135,7 +135,9 @@ def spread(values: dict[str, float], scale: float = 1.0) -> str:
 
 def columns_and_rows(results: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list[str], list[list[str]]]:
     """The table of ratios and the table of times."""
-    ratios = [list(result["ratios"]) for result in results][0]
+    ratios = list(results[0]["ratios"])
+    slowest = max(result["seconds"]["nvfp4"]["median"] for result in results)
+    unit, scale = ("ms", 1e3) if slowest > 1e-3 else ("us", 1e6)
     ratio_rows, time_rows = [], []
     for result in results:
         shape = Shape(**result["shape"])
@@ -144,15 +146,16 @@ def columns_and_rows(results: list[dict[str, Any]]) -> tuple[list[str], list[lis
         time_rows.append(
             [
                 str(shape),
-                spread(ours, 1e6),
-                show.digits(shape.operations / ours["median"] / 1e12),
-                show.digits(shape.bytes / ours["median"] / 1e9),
-                *(spread(result["seconds"][rival], 1e6) for rival in ratios),
+                spread(ours, scale),
+                show.si(shape.operations / ours["median"], "FLOP/s"),
+                show.si(shape.bytes / ours["median"], "B/s"),
+                *(spread(result["seconds"][rival], scale) for rival in ratios),
                 result["kernel"],
             ]
         )
     ratio_columns = ["<M x N x K", *(f"over {rival}" for rival in ratios)]
-    time_columns = ["<M x N x K", "nvfp4, us", "TFLOP/s", "GB/s", *(f"{rival}, us" for rival in ratios), "<kernel"]
+    others = (f"{rival}, {unit}" for rival in ratios)
+    time_columns = ["<M x N x K", f"nvfp4, {unit}", "rate", "traffic", *others, "<kernel"]
     return ratio_columns, ratio_rows, time_columns, time_rows
 
 
