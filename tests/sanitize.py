@@ -1,0 +1,104 @@
+"""compute-sanitizer over the GPU kernels: `python tests/sanitize.py` on a machine with a GPU and the CUDA toolkit.
+
+Runs a ragged set of calls under memcheck, racecheck, synccheck and initcheck and prints a table. Every tensor is an
+allocation of its own, of exactly its size, so that memcheck sees one byte too many; the data come from the host, so
+that initcheck knows what was written. Every result is compared with that of the CPU backend.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+# One or more shapes for every tile, with tails along M, N and K, without K, with a batch, and split along K.
+SHAPES = [
+    (1, 1, 16, 1),
+    (1, 300, 2064, 1),
+    (7, 33, 80, 2),
+    (8, 64, 4096, 1),
+    (16, 100, 1040, 1),
+    (17, 65, 528, 2),
+    (33, 129, 272, 1),
+    (64, 48, 0, 1),
+    (65, 130, 4160, 1),
+    (129, 257, 144, 3),
+    (200, 128, 256, 1),
+]
+
+
+def run() -> int:
+    """Runs the set; returns how many calls agreed with the CPU."""
+    import torch
+
+    import nvfp4
+
+    def gpu(x: torch.Tensor) -> torch.Tensor:
+        return x.to("cuda")
+
+    calls = 0
+    dtypes = (torch.float16, torch.float32)
+    for (m, n, k, batch), layout, dtype in itertools.product(SHAPES, ("128x4", "linear"), dtypes):
+        operands = []
+        for rows in (m, n):
+            data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8)
+            scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (batch, rows, k // 16))]
+            operands.append((data, nvfp4.swizzle(scale) if layout == "128x4" else scale))
+        (a, scale_a), (b, scale_b) = operands
+        alpha, bias, c = torch.full((n,), 2.0**-10), torch.randn(n).to(dtype), torch.randn(batch, m, n).to(dtype)
+        options = {"beta": 0.5, "out_dtype": dtype, "scale_layout": layout}
+        expected = nvfp4.gemm(a, b, scale_a, scale_b, alpha=alpha, bias=bias, c=c, **options)
+        tensors = [gpu(x) for x in (a, b, scale_a, scale_b)]
+        out = nvfp4.gemm(*tensors, alpha=gpu(alpha), bias=gpu(bias), c=gpu(c), **options)
+        if not torch.equal(out.cpu(), expected):
+            sys.exit(f"{m}x{n}x{k}x{batch} {layout} {dtype}: differs from the CPU backend")
+        calls += 1
+    x = torch.randn(2, 129, 80)
+    for layout in ("128x4", "linear"):
+        data, scale = nvfp4.quantize(gpu(x), scale_layout=layout)
+        expected = nvfp4.quantize(x, scale_layout=layout)
+        swizzled = nvfp4.swizzle(gpu(nvfp4.quantize(x, scale_layout="linear")[1]))
+        back = nvfp4.dequantize(data, scale, scale_layout=layout)
+        if not torch.equal(data.cpu(), expected[0]) or not torch.equal(scale.cpu(), expected[1]):
+            sys.exit(f"quantize {layout}: differs from the CPU backend")
+        if not torch.equal(back.cpu(), nvfp4.dequantize(*expected, scale_layout=layout)):
+            sys.exit(f"dequantize {layout}: differs from the CPU backend")
+        if not torch.equal(nvfp4.unswizzle(swizzled, 129, 5).cpu(), nvfp4.quantize(x, scale_layout="linear")[1]):
+            sys.exit("swizzle and unswizzle: do not give back the scales")
+        calls += 3
+    return calls
+
+
+def sanitize(tool: str) -> tuple[bool, str]:
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--target-processes", "all"]
+    if tool != "initcheck":  # which must see the writes of every kernel
+        command += ["--kernel-regex", "kns=nvfp4"]
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command += [sys.executable, __file__, "--run"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    output = done.stdout + done.stderr
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", output)
+    clean = done.returncode == 0 and bool(summary) and "agree with the CPU backend" in output
+    if not clean:
+        print(output[-4000:])
+    return clean, summary[-1] if summary else f"no summary, exit status {done.returncode}"
+
+
+def main() -> None:
+    if "--run" in sys.argv:
+        print(f"{run()} calls agree with the CPU backend")
+        return
+    if not shutil.which("compute-sanitizer"):
+        sys.exit("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
+    results = {tool: sanitize(tool) for tool in TOOLS}
+    for tool, (clean, summary) in results.items():
+        print(f"{tool:10}  {'clean' if clean else 'FAILED':6}  {summary}")
+    sys.exit(not all(clean for clean, _ in results.values()))
+
+
+if __name__ == "__main__":
+    main()
