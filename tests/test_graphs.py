@@ -130,3 +130,16 @@ def test_a_compiled_call_is_refused_with_the_same_sentence(backend: Backend) -> 
     with pytest.raises(Exception, match="b: K is 48 but a has K = 64") as compiled:
         torch.compile(call, fullgraph=True, backend="aot_eager")()
     assert str(eager.value) in str(compiled.value)
+
+
+def test_an_empty_argument_is_not_an_absent_one(backend: Backend) -> None:
+    a = torch.zeros(8, 32, dtype=torch.uint8, device=backend.device)
+    scale = torch.zeros(8, 4, dtype=torch.uint8, device=backend.device)
+    empty = torch.zeros(0, device=backend.device)
+
+    def call() -> torch.Tensor:
+        return nvfp4.gemm(a, a, scale, scale, scale_layout="linear", bias=empty)
+
+    for how in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        with pytest.raises(Exception, match="bias: has 0 elements"):
+            how()
