@@ -17,8 +17,8 @@ WHEELS = [
     for name in ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 ]
 OLDEST = (13, 0)
-MISSING = (
-    "nvfp4: no nvcc of CUDA 13 was found (looked at $NVFP4_NVCC, $CUDA_HOME/bin, PATH and NVIDIA's wheels): "
+NOT_FOUND = "nvfp4: no nvcc of CUDA 13 was found (looked at $NVFP4_NVCC, $CUDA_HOME/bin, PATH and NVIDIA's wheels)"
+REMEDY = (
     "install the CUDA 13 toolkit, or `pip install " + " ".join(WHEELS) + "`, or set NVFP4_NVCC to the nvcc to use, "
     "or set NVFP4_CUDA=0 to build for the CPU alone."
 )
@@ -32,7 +32,7 @@ def required_wheels() -> list[str]:
     """What a build environment needs besides setuptools."""
     if not wanted() or find_nvcc() is not None:
         return []
-    print(MISSING.replace("install the CUDA", "asking for NVIDIA's wheels; without a network, install the CUDA"))
+    print(f"{NOT_FOUND}: asking for the wheels. If they cannot be had, {REMEDY}")
     return WHEELS
 
 
@@ -85,10 +85,18 @@ def gencode(arch: str) -> str:
     return f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
 
 
+def preprocesses_cxx() -> bool:
+    """Whether gcc can do for nvcc what nvcc leaves to it."""
+    if not shutil.which("gcc"):
+        return False
+    command = ["gcc", "-E", "-x", "c++", "-"]
+    return subprocess.run(command, input=b"#include <cmath>\n", capture_output=True).returncode == 0
+
+
 def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str]) -> Path:
     nvcc = find_nvcc()
     if nvcc is None:
-        sys.exit(MISSING)
+        sys.exit(f"{NOT_FOUND}: {REMEDY}")
     source = source.resolve()
     output = folder / f"{source.stem}.fatbin"
     options = ["-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
@@ -104,7 +112,8 @@ def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str
     command = [str(nvcc), *options, f"--threads={os.cpu_count() or 1}", "-o", str(output), str(source)]
     print(" ".join(command), flush=True)
     if subprocess.run(command).returncode != 0:
-        sys.exit(f"nvfp4: nvcc could not compile {source.name}; NVFP4_CUDA=0 builds for the CPU alone.")
+        reason = "see above" if preprocesses_cxx() else "it needs a C++ compiler and its headers: install g++"
+        sys.exit(f"nvfp4: nvcc could not compile {source.name}, {reason}; NVFP4_CUDA=0 builds for the CPU alone.")
     key.write_text(digest.hexdigest())
     return output
 

@@ -240,6 +240,17 @@ def test_only_changed_files_are_compiled(finder: ModuleType, monkeypatch: pytest
     assert '#define FATBIN_ARCHS "sm_80 compute_90"' in text and text.count("FATBIN(") == 2
 
 
+def test_nvcc_without_a_cxx_compiler(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path)
+    nvcc.write_text(nvcc.read_text().replace("while", "exit 1; while"))
+    monkeypatch.setenv("NVFP4_NVCC", str(nvcc))
+    source = tmp_path / "one.cu"
+    source.touch()
+    with pytest.raises(SystemExit, match=r"could not compile one\.cu, .*install g\+\+"):
+        finder.compile_fatbin(source, ["sm_80"], tmp_path, [])
+    assert not list(tmp_path.glob("*.key"))
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the sources, with nothing built in it."""
