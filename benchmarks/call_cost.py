@@ -50,7 +50,7 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
         "scale_a": empty(M, K // 16, dtype=torch.float8_e4m3fn),
         "scale_b": empty(N, K // 16, dtype=torch.float8_e4m3fn),
         "bias": empty(N, dtype=torch.float32),
-        "none": empty(0),
+        "none": empty(0),  # absent
         "out": empty(M, N, dtype=torch.float16),
         "c": empty(M, N, dtype=torch.float16),
         "backend": backend,

@@ -166,8 +166,11 @@ static int grad_enabled(void) {
     return enabled;
 }
 
-/* Whether the sign of every value is a flag beside the memory, as that of z.conj().imag is. */
-static int is_negated(PyObject *object) {
+/* Whether the sign of every value is a flag beside the memory. z.conj().imag is the way to such a view: it keeps the
+ * strides of z, whose parts lie two apart, so an odd stride says no. */
+static int is_negated(PyObject *object, const nvfp4_tensor *t) {
+    for (int i = 0; i < t->ndim; i++)
+        if (t->shape[i] > 1 && t->stride[i] % 2 != 0) return 0;
     static PyObject *is_neg;
     if (!is_neg) is_neg = PyUnicode_InternFromString("is_neg");
     PyObject *answer = is_neg ? PyObject_CallMethodObjArgs(object, is_neg, NULL) : NULL;
@@ -232,7 +235,7 @@ static reading read_torch(PyObject *object, const char *name, use use, nvfp4_ten
     if (!t->data && count != 0) return READ_BY_TORCH; /* as functionalize's and ZeroTensor's are */
     if (use == FORMAT || t->dtype < NVFP4_FP16) return READ;
     if (!check_no_grad(object, name)) return READ_FAILED;
-    if (!is_negated(object)) return READ;
+    if (!is_negated(object, t)) return READ;
     if (use != WRITTEN) return READ_BY_TORCH;
     fail(NVFP4_INVALID, "%s: is a negated view; must be plain memory, it is written", name);
     return READ_FAILED;

@@ -279,8 +279,8 @@ def odd_kind(draw: Draw, args: Arguments, name: str) -> str:
     if kind == "sparse" and floating and x.ndim:
         args[name] = x.to_sparse()
         return "refused"
-    if kind == "negated" and floating:
-        args[name] = torch._neg_view(x)
+    if kind == "negated" and x.dtype == torch.float32:
+        args[name] = torch.complex(x, -x).conj().imag
     if kind == "gradient" and floating:
         args[name] = x.detach().clone().requires_grad_()
         return "either" if name == "x" else "refused"

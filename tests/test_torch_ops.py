@@ -42,7 +42,11 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     if place == "cuda":
         request.getfixturevalue("cuda")
     a, b, scale_a, scale_b = (x.to(place) for x in operands)
-    none, x, bias = torch.empty(0, device=place), torch.randn(2, 33, 48, device=place), torch.randn(N, device=place)
+    none, x, bias = (
+        torch.empty(0, dtype=torch.uint8, device=place),
+        torch.randn(2, 33, 48, device=place),
+        torch.randn(N, device=place),
+    )
     out, c = torch.zeros(M, N, device=place), torch.randn(M, N, device=place)
     views = reference.generate_input(130, 67, 96, 2, 7, device=place)
     views = [v.view(torch.uint8) for v in views[:6]] + [views[6]]  # opcheck compares inputs, which e4m3 cannot
@@ -71,7 +75,7 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
 
 def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
     a, b, scale_a, scale_b = operands
-    none, x, g = torch.empty(0), torch.randn(2, 33, 48), torch.tensor([0.25])
+    none, x, g = torch.empty(0, dtype=torch.uint8), torch.randn(2, 33, 48), torch.tensor([0.25])
     bias = torch.arange(N, dtype=torch.float32)
     assert same(
         ops.gemm(*operands, none, bias, none, 0.5, 0.0, *AUTO, torch.float32),
@@ -94,7 +98,7 @@ def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
 
 def test_operators_refuse_in_sentences(operands: list[torch.Tensor]) -> None:
     a, b, scale_a, scale_b = operands
-    none, out = torch.empty(0), torch.full((M, N), float("nan"))
+    none, out = torch.empty(0, dtype=torch.uint8), torch.full((M, N), float("nan"))
     calls: dict[str, Any] = {
         "b: K is 32 but a has K = 64": lambda: ops.gemm_out(
             a, b[:, :16], scale_a, scale_b, none, none, none, 1.0, 0.0, *AUTO, out
@@ -122,7 +126,7 @@ def test_operators_refuse_in_sentences(operands: list[torch.Tensor]) -> None:
 
 def test_kernels_keep_no_references(operands: list[torch.Tensor]) -> None:
     """A boxed kernel owns its arguments: on success and on refusal it must let go of each."""
-    none, out = torch.empty(0), torch.zeros(M, N)
+    none, out = torch.empty(0, dtype=torch.uint8), torch.zeros(M, N)
     tensors = [*operands, none, out]
     before = [x._use_count() for x in tensors]
     for _ in range(10):
@@ -297,5 +301,8 @@ def test_transforms_of_torch_func(operands: list[torch.Tensor]) -> None:
 
 
 def test_tensors_that_nothing_can_read() -> None:
-    with pytest.raises(nvfp4.Error, match="Could not run 'nvfp4::quantize'.*SparseCPU"):
+    with pytest.raises(nvfp4.Error, match=r"^x: layout is torch.sparse_coo; must be torch.strided$"):
         nvfp4.quantize(torch.eye(16).to_sparse())
+    mkldnn = torch.eye(16).to_mkldnn()
+    with pytest.raises(nvfp4.Error, match=r"^x: layout is torch._mkldnn; must be torch.strided$"):
+        nvfp4.quantize(mkldnn)
