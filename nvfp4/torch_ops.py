@@ -53,6 +53,9 @@ def _rows(name: str, t: Tensor) -> tuple[list[int], int, int]:
     """(batch, rows, columns) of a tensor of two or three dimensions."""
     if t.ndim not in (2, 3):
         raise _C.Error(f"{name}: has {t.ndim} dimensions; must have 2, or 3 with a leading batch")
+    for i, size in enumerate(t.shape):  # before anything of that size is allocated
+        if isinstance(size, int) and size >= 2**31:
+            raise _C.Error(f"{name}: dimension {i} is {size}; must be between 0 and {2**31 - 1}")
     *batch, rows, columns = t.shape
     return batch, rows, columns
 

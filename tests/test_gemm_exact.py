@@ -38,7 +38,7 @@ def test_equal_bits(case: ragged.Case, backend: Backend) -> None:
     assert ragged.run(case, backend.name, backend.device) == ""
 
 
-@pytest.mark.parametrize("isa", ["reference", "portable", "avx2", "avx512vnni"])
+@pytest.mark.parametrize("isa", ["reference", "portable", "avx2", "avx512vnni", "amx"])
 def test_instruction_sets(isa: str) -> None:
     """Every way to compute on a CPU, each in a process of its own since NVFP4_CPU is read once."""
     script = Path(ragged.__file__)
