@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,10 +50,10 @@ print("equal")
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 512, 7168), (130, 272, 464)])
-def test_first_call_is_captured(cuda: Backend, m: int, n: int, k: int) -> None:
+def test_first_call_is_captured(cuda: Backend, m: int, n: int, k: int, tmp_path: Path) -> None:
     """In a new process, so that nothing has been loaded; one shape that is split along K and one that is not."""
     code = f"M, N, K = {m}, {n}, {k}\n{FIRST_CALL_IS_CAPTURED}"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert result.stdout == "equal\n", result.stderr[-3000:]
 
 
