@@ -209,9 +209,10 @@ static nvfp4_status load_libraries(driver *d) {
     for (int i = 0; i < nvfp4_fatbin_count && !error; i++)
         error = d->cuLibraryLoadData(&libraries[i], nvfp4_fatbins[i].start, NULL, NULL, 0, NULL, NULL, 0);
     for (int k = 0; k < KERNEL_COUNT && !error; k++) {
-        error = CUDA_ERROR_NOT_FOUND;
-        for (int i = 0; i < nvfp4_fatbin_count && error == CUDA_ERROR_NOT_FOUND; i++)
-            error = d->cuLibraryGetKernel(&d->kernels[k], libraries[i], kernels[k].name);
+        int i = 0;
+        while (i < nvfp4_fatbin_count && strcmp(nvfp4_fatbins[i].name, kernels[k].source) != 0) i++;
+        error = i < nvfp4_fatbin_count ? d->cuLibraryGetKernel(&d->kernels[k], libraries[i], kernels[k].name)
+                                       : CUDA_ERROR_NOT_FOUND;
     }
     if (!error) {
         d->libraries = libraries;

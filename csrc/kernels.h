@@ -1,4 +1,4 @@
-/* The GPU kernels in the embedded fat binary: one row each, in one table (kernels.c). */
+/* The GPU kernels in the embedded fat binaries: one row each, in one table (kernels.c). */
 #ifndef NVFP4_KERNELS_H
 #define NVFP4_KERNELS_H
 
@@ -19,7 +19,8 @@ typedef enum kernel_id {
 } kernel_id;
 
 typedef struct kernel_entry {
-    const char *name;     /* its extern "C" name in the fat binary */
+    const char *name;     /* its extern "C" name */
+    const char *source;   /* the .cu file it is in, which names the fat binary */
     int32_t threads;      /* a CTA */
     int32_t shared_bytes; /* dynamic shared memory a CTA */
 } kernel_entry;
