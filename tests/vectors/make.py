@@ -17,8 +17,8 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 E4M3 = [m / 512 if e == 0 else (8 + m) * 2.0 ** (e - 10) for e in range(16) for m in range(8)][:127]
 
 
-def fp32(x: float | Fraction) -> float:
-    """Nearest fp32 of a number that is not a double rounded in an unlucky way: see `divide`."""
+def fp32(x: float) -> float:
+    """The nearest fp32 number."""
     try:
         return struct.unpack("<f", struct.pack("<f", x))[0]
     except OverflowError:
