@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nvfp4._types import Array, DType
+from nvfp4._types import AnyArray, Array, DType
 
 class Error(ValueError):
     """A call that nvfp4 refuses; the message says which argument breaks which rule."""
@@ -15,12 +15,12 @@ _Described = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 
 def gemm(
     a: Array,
-    b: Array,
-    scale_a: Array,
-    scale_b: Array,
-    alpha: float | Array | None,
-    bias: Array | None,
-    c: Array | None,
+    b: AnyArray,
+    scale_a: AnyArray,
+    scale_b: AnyArray,
+    alpha: float | AnyArray | None,
+    bias: AnyArray | None,
+    c: AnyArray | None,
     beta: float,
     out: Array | None,
     out_dtype: DType | None,
@@ -28,12 +28,12 @@ def gemm(
     backend: str | None,
     /,
 ) -> Array: ...
-def custom_kernel(a: Array, b: Array, sfa_permuted: Array, sfb_permuted: Array, c: Array, /) -> Array: ...
-def quantize(x: Array, global_scale: float | Array | None, scale_layout: str, /) -> tuple[Array, Array]: ...
+def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array, /) -> Array: ...
+def quantize(x: Array, global_scale: float | AnyArray | None, scale_layout: str, /) -> tuple[Array, Array]: ...
 def dequantize(
     data: Array,
-    scale: Array,
-    global_scale: float | Array | None,
+    scale: AnyArray,
+    global_scale: float | AnyArray | None,
     scale_layout: str,
     out_dtype: DType | None,
     /,

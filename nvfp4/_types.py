@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias, TypeVar, Union
 
 import numpy
 import torch
 
-Array: TypeAlias = Union[torch.Tensor, "numpy.ndarray[Any, Any]"]
+# Results are of the library that the first argument is of.
+Array = TypeVar("Array", torch.Tensor, "numpy.ndarray[Any, Any]")
+AnyArray: TypeAlias = Union[torch.Tensor, "numpy.ndarray[Any, Any]"]
 DType: TypeAlias = Union[torch.dtype, str, type, "numpy.dtype[Any]"]

@@ -15,6 +15,8 @@ and the way from a call of nvfp4's functions to an operator.
 A uint8 tensor of shape [0] stands for an absent alpha, bias, c or global_scale; backend "auto" chooses by rule.
 """
 
+# mypy: disable-error-code="untyped-decorator"
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -203,19 +205,19 @@ def _dtype(out_dtype: Any, default: torch.dtype) -> torch.dtype:
 
 
 def gemm(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    alpha: float | Tensor | None,
-    bias: Tensor | None,
-    c: Tensor | None,
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    alpha: Any,
+    bias: Any,
+    c: Any,
     beta: float,
-    out: Tensor | None,
+    out: Any,
     out_dtype: Any,
     scale_layout: str,
     backend: str | None,
-) -> Tensor:
+) -> Any:
     _check_tensors({"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}, bias=bias, c=c, out=out)
     _check_no_grad(alpha=alpha, bias=bias, c=c, out=out)
     alpha_tensor, alpha_value = _number_or_tensor("alpha", alpha, a)
@@ -231,31 +233,29 @@ def gemm(
     return out
 
 
-def custom_kernel(a: Tensor, b: Tensor, sfa_permuted: Tensor, sfb_permuted: Tensor, c: Tensor) -> Tensor:
+def custom_kernel(a: Any, b: Any, sfa_permuted: Any, sfb_permuted: Any, c: Any) -> Any:
     _check_tensors({"a": a, "b": b, "sfa_permuted": sfa_permuted, "sfb_permuted": sfb_permuted, "c": c})
     _check_no_grad(c=c)
     _call(_ops.custom_kernel, a, b, sfa_permuted, sfb_permuted, c)
     return c
 
 
-def quantize(x: Tensor, global_scale: float | Tensor | None, scale_layout: str) -> tuple[Tensor, Tensor]:
+def quantize(x: Any, global_scale: Any, scale_layout: str) -> Any:
     _check_tensors({"x": x})
     _check_no_grad(x=x, global_scale=global_scale)
     return _call(_ops.quantize, x, *_number_or_tensor("global_scale", global_scale, x), scale_layout)
 
 
-def dequantize(
-    data: Tensor, scale: Tensor, global_scale: float | Tensor | None, scale_layout: str, out_dtype: Any
-) -> Tensor:
+def dequantize(data: Any, scale: Any, global_scale: Any, scale_layout: str, out_dtype: Any) -> Any:
     _check_tensors({"data": data, "scale": scale})
     _check_no_grad(global_scale=global_scale)
     scales = (scale, *_number_or_tensor("global_scale", global_scale, data))
     return _call(_ops.dequantize, data, *scales, scale_layout, _dtype(out_dtype, torch.float32))
 
 
-def swizzle(scale: Tensor) -> Tensor:
+def swizzle(scale: Any) -> Any:
     return _call(_ops.swizzle, scale)
 
 
-def unswizzle(scale: Tensor, rows: int, columns: int) -> Tensor:
+def unswizzle(scale: Any, rows: int, columns: int) -> Any:
     return _call(_ops.unswizzle, scale, rows, columns)
