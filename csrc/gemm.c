@@ -33,15 +33,26 @@ static nvfp4_status find_route(nvfp4_context *context, const nvfp4_gemm_args *ar
     return status ? status : plan_route(r);
 }
 
+static nvfp4_status find_workspace(const nvfp4_plan *plan, const nvfp4_gemm_args *args, float **workspace) {
+    *workspace = args->workspace;
+    if (plan->workspace == 0) return NVFP4_OK;
+    if (args->allocate) {
+        *workspace = args->allocate(args->owner, plan->workspace);
+        if (*workspace) return NVFP4_OK;
+        return fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %zu bytes", plan->workspace);
+    }
+    if (plan->workspace <= args->workspace_size && (uintptr_t)args->workspace % 16 == 0) return NVFP4_OK;
+    return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %zu, aligned to 16 (nvfp4_gemm_plan)",
+                args->workspace_size, args->workspace, plan->workspace);
+}
+
 static nvfp4_status launch(nvfp4_context *context, route *r, const nvfp4_gemm_args *args) {
-    if (r->plan.workspace > args->workspace_size || (r->plan.workspace && (uintptr_t)args->workspace % 16))
-        return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %zu, aligned to 16 (nvfp4_gemm_plan)",
-                    args->workspace_size, args->workspace, r->plan.workspace);
-    r->schedule.partial = args->workspace;
+    nvfp4_status status = find_workspace(&r->plan, args, &r->schedule.partial);
+    if (status) return status;
     void *arguments[] = {&r->problem, &r->schedule};
     driver *d = context->driver;
     int32_t device = r->where.device;
-    nvfp4_status status = driver_launch(d, device, (kernel_id)r->plan.kernel, r->plan.grid, arguments, args->queue);
+    status = driver_launch(d, device, (kernel_id)r->plan.kernel, r->plan.grid, arguments, args->queue);
     if (!status && r->schedule.reduce_grid)
         status = driver_launch(d, device, KERNEL_SM80_SPLIT_REDUCE, r->schedule.reduce_grid, arguments, args->queue);
     if (!status && r->where.host_memory) status = driver_wait(d, device, args->queue);

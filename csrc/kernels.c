@@ -2,9 +2,8 @@
 #include "kernels.h"
 
 const kernel_entry kernels[KERNEL_COUNT] = {
-#define X(id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, ...)                                          \
-    [KERNEL_##id] = {"nvfp4_" #id, "sm80_gemm", SM80_THREADS(warps_m, warps_n, warps_k),                               \
-                     SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps_k)},
+#define X(id, tile_m, tile_n, tile_k, stages, warps, ...)                                                              \
+    [KERNEL_##id] = {"nvfp4_" #id, "sm80_gemm", 32 * (warps), SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps)},
     SM80_GEMM_CONFIGS(X)
 #undef X
         [KERNEL_SM80_SPLIT_REDUCE] = {"nvfp4_sm80_split_reduce", "sm80_split_reduce", SM80_REDUCE_THREADS, 0},

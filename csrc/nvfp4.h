@@ -95,6 +95,8 @@ const char *nvfp4_last_error(void);
  *   queue    the CUstream to enqueue on; NULL is the default one. Ignored on the CPU.
  *   workspace, workspace_size   device memory of at least nvfp4_plan.workspace bytes, aligned to 16, that nothing
  *            else uses until this call has run. Holds anything before and after.
+ *   allocate, owner   where set, asked instead when the plan needs a workspace: allocate(owner, bytes) returns such
+ *            memory, or NULL to end the call with NVFP4_OUT_OF_MEMORY.
  *   threads  CPU threads to use, 0: all the process may run on.
  */
 typedef struct nvfp4_gemm_args {
@@ -106,6 +108,8 @@ typedef struct nvfp4_gemm_args {
     void *queue;
     void *workspace;
     size_t workspace_size;
+    void *(*allocate)(void *owner, size_t bytes);
+    void *owner;
 } nvfp4_gemm_args;
 #define NVFP4_GEMM_ARGS ((nvfp4_gemm_args){.alpha_value = 1.0f})
 

@@ -4,6 +4,17 @@
 #include "python_module.h"
 #include "python_tensor.h"
 
+typedef struct workspace_owner {
+    int32_t device;
+    workspace memory;
+} workspace_owner;
+
+/* Of a product on a GPU, where the GIL is held; of one on host memory, which needs none. */
+static void *allocate(void *owner, size_t bytes) {
+    workspace_owner *o = owner;
+    return allocate_workspace(o->device, bytes, &o->memory) ? o->memory.data : NULL;
+}
+
 /* Enqueues the product, or on the host computes it. */
 static nvfp4_status launch(nvfp4_gemm_args *args) {
     if (args->a.device != NVFP4_HOST) return nvfp4_gemm(python_context, args);
@@ -17,12 +28,10 @@ static nvfp4_status launch(nvfp4_gemm_args *args) {
 /* Checks, allocates what the call lacks (*result if NULL, and workspace) and runs it. */
 static reading run_gemm(nvfp4_gemm_args *args, PyObject *a, PyObject **result) {
     int32_t device = args->a.device;
-    nvfp4_plan plan = {.workspace = 0};
-    if (!*result || device != NVFP4_HOST || args->backend > NVFP4_BACKEND_CPU) {
-        if (nvfp4_gemm_plan(python_context, args, &plan) != NVFP4_OK) return READ_FAILED;
-    }
     PyObject *allocated = NULL;
     if (!*result) {
+        nvfp4_plan plan; /* nothing is allocated for a call that will be refused */
+        if (nvfp4_gemm_plan(python_context, args, &plan) != NVFP4_OK) return READ_FAILED;
         allocated = allocate_like(a, args->out.ndim, args->out.shape, args->out.dtype);
         reading done = allocated ? read_tensor(allocated, "out", FORMAT, &args->out) : READ_FAILED;
         if (done != READ) {
@@ -31,15 +40,12 @@ static reading run_gemm(nvfp4_gemm_args *args, PyObject *a, PyObject **result) {
         }
         *result = allocated;
     }
-    workspace memory = {NULL, NULL};
+    workspace_owner owner = {.device = device};
+    args->allocate = allocate;
+    args->owner = &owner;
     int ok = device == NVFP4_HOST || current_queue(device, &args->queue) == 0;
-    if (ok && plan.workspace) {
-        ok = allocate_workspace(device, plan.workspace, &memory);
-        args->workspace = memory.data;
-        args->workspace_size = plan.workspace;
-    }
     ok = ok && launch(args) == NVFP4_OK;
-    free_workspace(device, &memory);
+    free_workspace(device, &owner.memory);
     if (ok) return READ;
     if (allocated) Py_CLEAR(*result);
     return READ_FAILED;

@@ -1,53 +1,60 @@
-/* C = epilogue(A . B^T) of NVFP4 operands on the fp16 tensor cores of every GPU since Ampere.
+/* C = epilogue(A . B^T) of NVFP4 operands on the fp16 tensor cores of every GPU
+ * since Ampere.
  *
- * Both operands travel raw, 4-bit values and scales, through a ring of stages in shared memory that cp.async fills:
+ * The warps of a CTA share an output tile and cut K between them: of every
+ * TILE_K values along K each takes STAGE_K. They meet only at the end, to add
+ * up. Both operands travel raw, 4-bit values and scales, through a ring of
+ * stages in shared memory that each warp has to itself and fills with cp.async:
  *
- *   stage s      wait for its copies | barrier | start the copies of stage s + STAGES - 1 | decode and mma
- *   the barrier also says that every warp has left stage s - 1, whose place those copies take.
+ *   stage s      wait for its copies | warp barrier | start the copies of stage
+ * s + STAGES - 1 | decode and mma the barrier also says that every lane has
+ * left stage s - 1, whose place those copies take.
  *
- * Each lane decodes in registers straight into mma fragments, with no shuffle and no fp16 in memory. That works
- * because a sum over K may be taken in any order as long as A and B agree on it: of a chunk of 64 along K, lane t of
- * a quad takes block t, 16 values under one scale, as its columns 2t, 2t + 1, 2t + 8, 2t + 9 of four mma steps.
+ * Each lane decodes in registers straight into mma fragments, with no shuffle
+ * and no fp16 in memory. That works because a sum over K may be taken in any
+ * order as long as A and B agree on it: of a chunk of 64 along K, lane t of a
+ * quad takes block t, 16 values under one scale, as its columns 2t, 2t + 1, 2t
+ * + 8, 2t + 9 of four mma steps.
  *
- * The side of mma that is 16 rows wide is called x here, the 8-wide one y: x is A and y is B, or the other way round
- * (WEIGHTS_FIRST). A stage in shared memory, of TILE_K / 64 chunks:
+ * The side of mma that is 16 rows wide is called x here, the 8-wide one y: x is
+ * A and y is B, or the other way round (WEIGHTS_FIRST). A stage in shared
+ * memory, of STAGE_K / 64 chunks:
  *
- *   x values: a chunk [X rows][32 bytes], 32 bytes of padding, the next chunk, ... | y values: the same |
- *   x scales: a chunk [X rows][4 bytes], the next chunk, ... | y scales: the same
+ *   x values: a chunk [X rows][32 bytes], 32 bytes of padding, the next chunk,
+ * ... | y values: the same | x scales: a chunk [X rows][4 bytes], the next
+ * chunk, ... | y scales: the same
  *
- * At the end the warps that share K add up in the ring's memory, and the CTAs that share it through the workspace
- * (sm80_split_reduce.cu), both in a fixed order.
+ * At the end the warps that share K add up in the ring's memory, and the CTAs
+ * that share it through the workspace (sm80_split_reduce.cu), both in a fixed
+ * order.
  *
- * Tails. Rows past the end of a tensor are not loaded: whatever lies in their place reaches only results that are
- * not stored. Along K a scale past the end is replaced by zero, and 4-bit values are finite whatever the byte. */
+ * Tails. Rows past the end of a tensor are not loaded: whatever lies in their
+ * place reaches only results that are not stored. Along K a scale past the end
+ * is replaced by zero, and 4-bit values are finite whatever the byte. */
 #include "device/cp_async.cuh"
 #include "device/decode.cuh"
 #include "device/epilogue.cuh"
 #include "device/mma.cuh"
 #include "sm80_configs.h"
 
-template <int TILE_M_, int TILE_N_, int TILE_K_, int STAGES_, int WARPS_M, int WARPS_N, int WARPS_K_,
-          int WEIGHTS_FIRST_, int CTAS_PER_SM_>
+template <int TILE_M_, int TILE_N_, int TILE_K_, int STAGES_, int WARPS_, int WEIGHTS_FIRST_, int CTAS_PER_SM_>
 struct config {
-    static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, TILE_K = TILE_K_, STAGES = STAGES_;
-    static constexpr int WARPS_K = WARPS_K_, CTAS_PER_SM = CTAS_PER_SM_;
+    static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, TILE_K = TILE_K_, STAGES = STAGES_, WARPS = WARPS_;
+    static constexpr int CTAS_PER_SM = CTAS_PER_SM_;
     static constexpr bool WEIGHTS_FIRST = WEIGHTS_FIRST_;
-    static constexpr int THREADS = SM80_THREADS(WARPS_M, WARPS_N, WARPS_K);
-    static constexpr int CHUNKS = TILE_K / SM80_CHUNK;
-    /* Of the sides of mma: rows a CTA, warps, rows a warp. */
+    static constexpr int THREADS = 32 * WARPS, STAGE_K = TILE_K / WARPS, CHUNKS = STAGE_K / SM80_CHUNK;
+    /* Of the sides of mma: rows, and mma tiles. */
     static constexpr int X = WEIGHTS_FIRST ? TILE_N : TILE_M, Y = WEIGHTS_FIRST ? TILE_M : TILE_N;
-    static constexpr int X_WARPS = WEIGHTS_FIRST ? WARPS_N : WARPS_M, Y_WARPS = WEIGHTS_FIRST ? WARPS_M : WARPS_N;
-    static constexpr int WARP_X = X / X_WARPS, WARP_Y = Y / Y_WARPS;
-    static constexpr int X_MMAS = WARP_X / 16, Y_MMAS = WARP_Y / 8;
+    static constexpr int X_MMAS = X / 16, Y_MMAS = Y / 8;
     /* Where the parts of a stage begin; x values come first. */
     static constexpr int Y_VALUES = CHUNKS * (X + 1) * 32, X_SCALES = Y_VALUES + CHUNKS * (Y + 1) * 32;
     static constexpr int Y_SCALES = X_SCALES + CHUNKS * X * 4;
     static constexpr int SUM_PITCH = SM80_SUM_PITCH(TILE_N);
-    static constexpr int STAGE_BYTES = SM80_STAGE_BYTES(TILE_M, TILE_N, TILE_K);
-    static constexpr int SHARED_BYTES = SM80_SHARED_BYTES(TILE_M, TILE_N, TILE_K, STAGES, WARPS_K);
+    static constexpr int STAGE_BYTES = SM80_STAGE_BYTES(TILE_M, TILE_N, STAGE_K), RING_BYTES = STAGES * STAGE_BYTES;
+    static constexpr int SHARED_BYTES = SM80_SHARED_BYTES(TILE_M, TILE_N, TILE_K, STAGES, WARPS);
 
-    static_assert(TILE_K % (SM80_CHUNK * WARPS_K) == 0, "each warp along K takes as many chunks of a stage");
-    static_assert(X % (16 * X_WARPS) == 0 && Y % (8 * Y_WARPS) == 0, "warps hold whole mma tiles");
+    static_assert(TILE_K % (SM80_CHUNK * WARPS) == 0, "each warp takes as many chunks of TILE_K");
+    static_assert(X % 16 == 0 && Y % 8 == 0, "whole mma tiles");
     static_assert(STAGE_BYTES % 16 == 0, "stages start on 16 bytes");
     static_assert(STAGES >= 2 && SHARED_BYTES <= 99 * 1024, "what every GPU since Ampere gives a CTA");
 };
@@ -67,7 +74,8 @@ __device__ operand operand_b(const gemm_problem &p, int64_t l, int64_t n, int ti
     return {p.b + l * p.b_batch, p.sfb + l * p.sfb_batch, p.b_pitch, p.sfb_pitch, n, (int)min((int64_t)tile, p.n - n)};
 }
 
-/* Keeps a value in its register: left alone, the compiler computes it again from the parameters in every stage. */
+/* Keeps a value in its register: left alone, the compiler computes it again
+ * from the parameters in every stage. */
 template <class T> __device__ __forceinline__ void pin(T &value) {
     if constexpr (sizeof(T) == 8)
         asm volatile("" : "+l"(value));
@@ -81,92 +89,103 @@ constexpr int power_of_two_from(int n) {
     return power;
 }
 
-/* What one thread copies of one operand in every stage: pieces of 16 bytes of values, neighbours along a row, and
- * words of 4 scales, neighbours along the rows. Several passes of all threads cover the stage. */
+/* What one lane copies of one operand in every stage of its warp: pieces of 16
+ * bytes of values, neighbours along a row, and words of 4 scales, neighbours
+ * along the rows. Several passes of the warp cover the stage. */
 template <class C, int ROWS> struct loader {
-    static constexpr int PIECES = C::TILE_K / 32;          /* in a row of the stage */
-    static constexpr int PASS_ROWS = C::THREADS / PIECES;  /* values: rows a pass */
-    static constexpr int LANES = power_of_two_from(ROWS);  /* scales: threads for the words of one chunk */
-    static constexpr int PASS_CHUNKS = C::THREADS / LANES; /* scales: chunks a pass */
-    static_assert(C::THREADS % PIECES == 0, "a thread keeps its column of values");
-    static_assert(C::THREADS % LANES == 0, "a thread keeps its row of scales");
+    static constexpr int PIECES = C::STAGE_K / 32;                              /* in a row of the stage */
+    static constexpr int PASS_ROWS = 32 / PIECES;                               /* values: rows a pass */
+    static constexpr int SCALE_ROWS = ROWS > 32 ? 32 : power_of_two_from(ROWS); /* scales: rows a pass */
+    static constexpr int PASS_CHUNKS = 32 / SCALE_ROWS;                         /* scales: chunks a pass */
+    static constexpr int ROW_PASSES = (ROWS + 31) / 32;
+    static_assert(32 % PIECES == 0, "a lane keeps its column of values");
 
-    const uint8_t *values, *scales; /* of the first pass, in the next stage */
-    int64_t pass_pitch;             /* between the values of two passes */
-    int chunk_pitch;                /* between two words of a row of scales */
-    uint32_t values_to, scales_to;  /* shared addresses, in a stage at the start of the ring */
-    int rows;                       /* of values that exist, from this thread's first on */
-    int chunks;                     /* of scales from this thread's first on; 0 where its row does not exist */
+    const uint8_t *values, *scales[ROW_PASSES]; /* of the first pass, in the next stage */
+    int64_t pass_pitch;                         /* between the values of two passes */
+    int chunk_pitch;                            /* between two words of a row of scales */
+    uint32_t values_to, scales_to;              /* shared addresses, in a stage at the start of the ring */
+    int rows;                                   /* of values that exist, from this lane's first on */
+    int scale_rows;                             /* of scales, likewise; 0 where this lane copies none */
+    int chunk;                                  /* of this lane's first word of scales */
 
     __device__ __forceinline__ loader(const operand &x, int64_t k, bool linear, uint32_t values_at,
                                       uint32_t scales_at) {
-        int piece = threadIdx.x % PIECES, row = threadIdx.x / PIECES;
+        int lane = threadIdx.x % 32, piece = lane % PIECES, row = lane / PIECES;
         values = x.data + (x.row + row) * x.pitch + k / 2 + piece * 16;
         pass_pitch = PASS_ROWS * x.pitch;
         values_to = values_at + piece / 2 * (ROWS + 1) * 32 + piece % 2 * 16 + row * 32;
         rows = min(x.rows, ROWS) - row;
 
-        int scale_row = threadIdx.x % LANES, chunk = threadIdx.x / LANES;
-        int64_t at = x.row + scale_row;
+        int scale_row = lane % SCALE_ROWS;
+        chunk = lane / SCALE_ROWS;
         chunk_pitch = linear ? 4 : 512;
-        scales = x.scale + (k / SM80_CHUNK + chunk) * chunk_pitch +
-                 (linear ? at * x.scale_pitch : at / 128 * x.scale_pitch + at % 32 * 16 + at % 128 / 32 * 4);
+#pragma unroll
+        for (int i = 0; i < ROW_PASSES; i++) {
+            int64_t at = x.row + scale_row + i * 32;
+            scales[i] = x.scale + (k / SM80_CHUNK + chunk) * chunk_pitch +
+                        (linear ? at * x.scale_pitch : at / 128 * x.scale_pitch + at % 32 * 16 + at % 128 / 32 * 4);
+            pin(scales[i]);
+        }
         scales_to = scales_at + (chunk * ROWS + scale_row) * 4;
-        chunks = scale_row < x.rows ? C::CHUNKS - chunk : 0;
-        pin(values), pin(scales), pin(pass_pitch), pin(chunk_pitch), pin(values_to), pin(scales_to), pin(rows),
-            pin(chunks);
+        scale_rows = chunk < C::CHUNKS ? min(x.rows, ROWS) - scale_row : 0;
+        pin(values), pin(pass_pitch), pin(chunk_pitch), pin(values_to), pin(scales_to), pin(rows), pin(scale_rows);
     }
 
     __device__ __forceinline__ void advance() {
         values += C::TILE_K / 2;
-        scales += C::CHUNKS * chunk_pitch;
+#pragma unroll
+        for (int i = 0; i < ROW_PASSES; i++) scales[i] += C::TILE_K / SM80_CHUNK * chunk_pitch;
     }
 
-    /* Starts the copies of a stage that K fills, from memory aligned to 16 bytes and scales aligned to 4. */
+    /* Starts the copies of a stage that K fills, from memory aligned to 16 bytes
+     * and scales aligned to 4. */
     __device__ __forceinline__ void start(uint32_t stage) {
 #pragma unroll
         for (int i = 0; i * PASS_ROWS < ROWS; i++)
             if (i * PASS_ROWS < rows) cp_async_16(stage + values_to + i * PASS_ROWS * 32, values + i * pass_pitch);
 #pragma unroll
-        for (int i = 0; i * PASS_CHUNKS < C::CHUNKS; i++)
-            if (i * PASS_CHUNKS < chunks)
-                cp_async_4(stage + scales_to + i * PASS_CHUNKS * ROWS * 4, scales + i * PASS_CHUNKS * chunk_pitch);
+        for (int i = 0; i < ROW_PASSES; i++)
+#pragma unroll
+            for (int j = 0; j < C::CHUNKS; j += PASS_CHUNKS)
+                if (i * 32 < scale_rows && j + chunk < C::CHUNKS)
+                    cp_async_4(stage + scales_to + (j * ROWS + i * 32) * 4, scales[i] + j * chunk_pitch);
         advance();
     }
 
-    /* The same for any stage, of which k_left values along K exist: a scale past them becomes zero. */
+    /* The same for any stage, of which k_left values along K exist: a scale past
+     * them becomes zero. */
     __device__ __forceinline__ void start_ragged(uint32_t stage, int64_t k_left) {
         int64_t values_left = k_left - threadIdx.x % PIECES * 32;
-        int64_t scales_left = k_left / 16 - threadIdx.x / LANES * 4;
+        int64_t scales_left = k_left / 16 - chunk * 4;
 #pragma unroll 1
         for (int i = 0; i * PASS_ROWS < rows; i++) {
             uint32_t to = stage + values_to + i * PASS_ROWS * 32;
             if (values_left > 0) cp_async_8(to, values + i * pass_pitch);
             if (values_left > 16) cp_async_8(to + 8, values + i * pass_pitch + 8);
         }
-#pragma unroll 1
-        for (int i = 0; i * PASS_CHUNKS < chunks; i++) {
-            const uint8_t *from = scales + i * PASS_CHUNKS * chunk_pitch;
-            uint32_t word = 0;
-            for (int j = 0; j < 4; j++)
-                if (i * PASS_CHUNKS * 4 + j < scales_left) word |= (uint32_t)from[j] << j * 8;
-            store_shared(stage + scales_to + i * PASS_CHUNKS * ROWS * 4, word);
-        }
+#pragma unroll
+        for (int i = 0; i < ROW_PASSES; i++)
+            for (int j = 0; i * 32 < scale_rows && j + chunk < C::CHUNKS; j += PASS_CHUNKS) {
+                const uint8_t *from = scales[i] + j * chunk_pitch;
+                uint32_t word = 0;
+                for (int byte = 0; byte < 4; byte++)
+                    if (j * 4 + byte < scales_left) word |= (uint32_t)from[byte] << byte * 8;
+                store_shared(stage + scales_to + (j * ROWS + i * 32) * 4, word);
+            }
         advance();
     }
 };
 
-/* Adds the products of one stage to this warp's sums. x_at and y_at are this lane's first row and its block of a
- * chunk: row * 4 + block. */
+/* Adds the products of one stage to this warp's sums. at is this lane's first
+ * row and its block of a chunk: row * 4 + block. */
 template <class C>
-__device__ __forceinline__ void multiply_stage(const uint8_t *stage, int x_at, int y_at, int k_warp,
-                                               float (&sums)[C::X_MMAS][C::Y_MMAS][4]) {
-#pragma unroll(C::CHUNKS / C::WARPS_K <= 2 ? 2 : 1)
-    for (int chunk = k_warp; chunk < C::CHUNKS; chunk += C::WARPS_K) {
-        const uint8_t *x_values = stage + chunk * (C::X + 1) * 32 + x_at * 8;
-        const uint8_t *y_values = stage + C::Y_VALUES + chunk * (C::Y + 1) * 32 + y_at * 8;
-        const uint8_t *x_scales = stage + C::X_SCALES + chunk * C::X * 4 + x_at;
-        const uint8_t *y_scales = stage + C::Y_SCALES + chunk * C::Y * 4 + y_at;
+__device__ __forceinline__ void multiply_stage(const uint8_t *stage, int at, float (&sums)[C::X_MMAS][C::Y_MMAS][4]) {
+#pragma unroll(C::CHUNKS <= 2 ? 2 : 1)
+    for (int chunk = 0; chunk < C::CHUNKS; chunk++) {
+        const uint8_t *x_values = stage + chunk * (C::X + 1) * 32 + at * 8;
+        const uint8_t *y_values = stage + C::Y_VALUES + chunk * (C::Y + 1) * 32 + at * 8;
+        const uint8_t *x_scales = stage + C::X_SCALES + chunk * C::X * 4 + at;
+        const uint8_t *y_scales = stage + C::Y_SCALES + chunk * C::Y * 4 + at;
         uint2 x[C::X_MMAS][2], y[C::Y_MMAS];
         uint32_t x_scale[C::X_MMAS], y_scale[(C::Y_MMAS + 1) / 2]; /* of two rows each */
 #pragma unroll
@@ -206,7 +225,8 @@ __device__ __forceinline__ void multiply_stage(const uint8_t *stage, int x_at, i
     }
 }
 
-/* Writes this warp's sums into the tile of its part of K, fp32 [TILE_M][TILE_N + 4]. */
+/* Writes this warp's sums into the tile of its part of K, fp32 [TILE_M][TILE_N
+ * + 4]. */
 template <class C>
 __device__ __forceinline__ void put_sums(float *tile, int x_row, int y_row,
                                          const float (&sums)[C::X_MMAS][C::Y_MMAS][4]) {
@@ -221,8 +241,9 @@ __device__ __forceinline__ void put_sums(float *tile, int x_row, int y_row,
             }
 }
 
-/* Adds the parts of K up, in their order, and hands the sums to the epilogue, or to the workspace where other CTAs
- * hold the rest of K. A thread keeps 4 columns. */
+/* Adds the parts of K up, in their order, and hands the sums to the epilogue,
+ * or to the workspace where other CTAs hold the rest of K. A thread keeps 4
+ * columns. */
 template <class C>
 __device__ __forceinline__ void finish(const gemm_problem &p, const sm80_schedule &s, const float *sums, int64_t split,
                                        int64_t l, int64_t m0, int64_t n0) {
@@ -236,7 +257,7 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm80_schedul
     for (int row = first; row < rows; row += PASS_ROWS) {
         float v[4] = {};
 #pragma unroll
-        for (int part = 0; part < C::WARPS_K; part++) {
+        for (int part = 0; part < C::WARPS; part++) {
             float4 add = *(const float4 *)(sums + (part * C::TILE_M + row) * C::SUM_PITCH + column);
             v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
         }
@@ -249,7 +270,9 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm80_schedul
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm80_schedule &s) {
-    extern __shared__ __align__(16) uint8_t ring[];
+    extern __shared__ __align__(16) uint8_t shared[];
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const uint8_t *ring = shared + warp * C::RING_BYTES;
 
     uint32_t index = blockIdx.x;
     int64_t m0 = (int64_t)(index % s.tiles_m) * C::TILE_M;
@@ -264,53 +287,50 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     const operand &x = C::WEIGHTS_FIRST ? b : a, &y = C::WEIGHTS_FIRST ? a : b;
     bool linear = p.scale_layout == SCALES_LINEAR;
     uint32_t ring_address = shared_address(ring);
-    loader<C, C::X> load_x(x, first * C::TILE_K, linear, ring_address, ring_address + C::X_SCALES);
-    loader<C, C::Y> load_y(y, first * C::TILE_K, linear, ring_address + C::Y_VALUES, ring_address + C::Y_SCALES);
+    int64_t k = first * C::TILE_K + warp * C::STAGE_K;
+    loader<C, C::X> load_x(x, k, linear, ring_address, ring_address + C::X_SCALES);
+    loader<C, C::Y> load_y(y, k, linear, ring_address + C::Y_VALUES, ring_address + C::Y_SCALES);
     bool words = !linear || ((uintptr_t)x.scale | x.scale_pitch | (uintptr_t)y.scale | y.scale_pitch) % 4 == 0;
     int whole_tiles = p.aligned16 && words ? (int)min((int64_t)tiles, p.k / C::TILE_K - first) : 0;
     pin(whole_tiles);
 
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int x_row = warp % C::X_WARPS * C::WARP_X + g, y_row = warp / C::X_WARPS % C::Y_WARPS * C::WARP_Y;
-    int k_warp = warp / (C::X_WARPS * C::Y_WARPS);
     float sums[C::X_MMAS][C::Y_MMAS][4] = {};
-
-    constexpr uint32_t RING_BYTES = C::STAGES * C::STAGE_BYTES;
     uint32_t stage = 0, ahead = 0; /* bytes into the ring */
     for (int tile = 1 - C::STAGES; tile < tiles; tile++) {
         if (tile >= 0) {
             cp_async_wait<C::STAGES - 2>();
-            __syncthreads();
+            __syncwarp();
         }
         int next = tile + C::STAGES - 1;
         if (next < whole_tiles) {
             load_x.start(ahead);
             load_y.start(ahead);
         } else if (next < tiles) {
-            int64_t k_left = p.k - (first + next) * C::TILE_K;
+            int64_t k_left = p.k - (first + next) * C::TILE_K - warp * C::STAGE_K;
             load_x.start_ragged(ahead, k_left);
             load_y.start_ragged(ahead, k_left);
         }
         cp_async_commit();
-        ahead = ahead + C::STAGE_BYTES == RING_BYTES ? 0 : ahead + C::STAGE_BYTES;
+        ahead = ahead + C::STAGE_BYTES == C::RING_BYTES ? 0 : ahead + C::STAGE_BYTES;
         if (tile >= 0) {
-            multiply_stage<C>(ring + stage, x_row * 4 + t, (y_row + g) * 4 + t, k_warp, sums);
-            stage = stage + C::STAGE_BYTES == RING_BYTES ? 0 : stage + C::STAGE_BYTES;
+            multiply_stage<C>(ring + stage, g * 4 + t, sums);
+            stage = stage + C::STAGE_BYTES == C::RING_BYTES ? 0 : stage + C::STAGE_BYTES;
         }
     }
 
-    /* The ring's memory now holds the sums: one tile for every part of K, which are added in their order. */
-    float *tiles_of_sums = (float *)ring;
+    /* The rings' memory now holds the sums: one tile for every warp, which are
+     * added in their order. */
+    float *tiles_of_sums = (float *)shared;
     __syncthreads();
-    put_sums<C>(tiles_of_sums + k_warp * C::TILE_M * C::SUM_PITCH, x_row, y_row + 2 * t, sums);
+    put_sums<C>(tiles_of_sums + warp * C::TILE_M * C::SUM_PITCH, g, 2 * t, sums);
     __syncthreads();
     finish<C>(p, s, tiles_of_sums, split, l, m0, n0);
 }
 
-#define X(id, tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, weights_first, ctas_per_sm)                   \
-    extern "C" __global__ void __launch_bounds__(SM80_THREADS(warps_m, warps_n, warps_k), ctas_per_sm)                 \
+#define X(id, tile_m, tile_n, tile_k, stages, warps, weights_first, ctas_per_sm)                                       \
+    extern "C" __global__ void __launch_bounds__(32 * (warps), ctas_per_sm)                                            \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
-        gemm<config<tile_m, tile_n, tile_k, stages, warps_m, warps_n, warps_k, weights_first, ctas_per_sm>>(p, s);     \
+        gemm<config<tile_m, tile_n, tile_k, stages, warps, weights_first, ctas_per_sm>>(p, s);                         \
     }
 SM80_GEMM_CONFIGS(X)
 #undef X
