@@ -13,18 +13,18 @@
 
 enum { LANES = 16, STRIP_ROWS = 32, STEP = 2 /* blocks a tile */, STEPS = CHUNK_BLOCKS / STEP, TILE_BYTES = 1024 };
 
-/* Decoded rows; the 64 bytes more keep neighbouring rows out of the same cache sets. */
-enum { ROW_BYTES = STEPS * 64 + 64 };
-typedef struct strip {
-    char rows[STRIP_ROWS][ROW_BYTES];
-} strip;
+/* Bytes from one decoded row to the next; the 64 more keep neighbouring rows out of the same cache sets. */
+static inline int64_t row_bytes(int64_t blocks) {
+    return (blocks + STEP - 1) / STEP * 64 + 64;
+}
+enum { STRIP_BYTES = STRIP_ROWS * (STEPS * 64 + 64) };
 
 typedef struct panel {
     char tiles[STEPS][TILE_BYTES];
 } panel;
 
 /* The bf16 products of every scale byte with every e2m1 code. */
-static uint16_t products[256][16];
+static _Alignas(64) uint16_t products[256][16];
 static pthread_once_t products_once = PTHREAD_ONCE_INIT;
 
 static void make_products(void) {
@@ -33,32 +33,40 @@ static void make_products(void) {
             products[scale][code] = bf16_encode(0.5f * e2m1_doubled[code] * e4m3_decode((uint8_t)scale));
 }
 
-/* Blocks of one row, in order; writes whole steps, the missing block as zeros. */
+/* 32 codes, of two blocks, times their scales. Lane i of four takes nibble i of every word: K comes out in another
+ * order, the same for both sides. */
+static inline __m512i decode_step(__m128i codes, const uint8_t *scales) {
+    const __m512i nibble = _mm512_set1_epi16(15), second = _mm512_set4_epi32(0x00100010, 0x00100010, 0, 0);
+    const __m512i shifts =
+        _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_setr_m128i(_mm_set1_epi16(0), _mm_set1_epi16(4))),
+                           _mm256_setr_m128i(_mm_set1_epi16(8), _mm_set1_epi16(12)), 1);
+    __m512i index = _mm512_srlv_epi16(_mm512_broadcast_i32x4(codes), shifts);
+    index = _mm512_ternarylogic_epi32(index, nibble, second, 0xEA); /* (index & nibble) | second */
+    __m512i table = _mm512_castsi256_si512(_mm256_load_si256((const __m256i *)products[scales[0]]));
+    table = _mm512_inserti64x4(table, _mm256_load_si256((const __m256i *)products[scales[1]]), 1);
+    return _mm512_permutexvar_epi16(index, table);
+}
+
+/* Blocks of one row; writes whole steps, the missing block as zeros, which its scale makes it. */
 static inline void decode_row(char *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * 8;
     uint8_t scales[CHUNK_BLOCKS];
     for (int64_t b = 0; b < blocks; b += 16)
         _mm_storeu_si128((__m128i *)(scales + b), load_scales(x, row, block + b, blocks - b));
-    const __m512i nibbles = _mm512_set1_epi32(0x000F000F);
-    const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
-    for (int64_t b = 0; b < blocks; b += STEP, to += 64) {
-        /* Low nibbles to the low words, high nibbles to the high ones; the second block looks 16 entries on. */
-        __m512i bytes = _mm512_cvtepu8_epi32(b + 1 < blocks ? _mm_loadu_si128((const __m128i *)(from + b * 8))
-                                                            : _mm_loadu_si64(from + b * 8));
-        __m512i codes = _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)), nibbles);
-        __m512i table = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)products[scales[b]]));
-        table = _mm512_inserti64x4(table, _mm256_loadu_si256((const __m256i *)products[scales[b + 1]]), 1);
-        _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_or_si512(codes, second), table));
-    }
+    int64_t b = 0;
+    for (; b + STEP <= blocks; b += STEP, to += 64)
+        _mm512_storeu_si512(to, decode_step(_mm_loadu_si128((const __m128i *)(from + b * 8)), scales + b));
+    if (b < blocks) _mm512_storeu_si512(to, decode_step(_mm_loadu_si64(from + b * 8), scales + b));
 }
 
 static void decode_rows(char *to, int64_t rows, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     pthread_once(&products_once, make_products);
-    for (int64_t r = 0; r < rows; r++, to += ROW_BYTES)
+    int64_t pitch = row_bytes(blocks);
+    for (int64_t r = 0; r < rows; r++, to += pitch)
         if (row + r < x->rows)
             decode_row(to, x, row + r, block, blocks);
         else
-            memset(to, 0, ROW_BYTES);
+            memset(to, 0, (size_t)pitch);
 }
 
 static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
@@ -68,11 +76,11 @@ static void decode_strip(void *memory, const operand *x, int64_t row, int64_t bl
 
 static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     panel *to = memory;
-    char rows[LANES * ROW_BYTES];
+    char rows[LANES * (STEPS * 64 + 64)];
     decode_rows(rows, LANES, x, row, block, blocks);
     for (int64_t step = 0; step * STEP < blocks; step++)
         for (int quad = 0; quad < 4; quad++)
-            transpose((__m512i *)to->tiles[step] + quad * 4, rows + step * 64 + quad * 16, ROW_BYTES);
+            transpose((__m512i *)to->tiles[step] + quad * 4, rows + step * 64 + quad * 16, (size_t)row_bytes(blocks));
 }
 
 /* Tiles 0..3 hold sums, 4 and 5 long rows, 6 and 7 short ones; all are 16 rows of 64 bytes. */
@@ -82,7 +90,7 @@ static const struct {
     uint8_t rows[16];
 } tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
-static void two_panels(float *sums, const strip *s, const panel *p, int64_t steps, int first) {
+static void two_panels(float *sums, const char *strip, int64_t pitch, const panel *p, int64_t steps, int first) {
     enum { PITCH = SUMS_PITCH * sizeof(float) };
     float *lower = sums + 16 * SUMS_PITCH;
     if (first) {
@@ -97,11 +105,11 @@ static void two_panels(float *sums, const strip *s, const panel *p, int64_t step
         _tile_loadd(3, lower + LANES, PITCH);
     }
     for (int64_t step = 0; step < steps; step++) {
-        _tile_loadd(4, s->rows[0] + step * 64, ROW_BYTES);
+        _tile_loadd(4, strip + step * 64, pitch);
         _tile_loadd(6, p[0].tiles[step], 64);
         _tile_loadd(7, p[1].tiles[step], 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, s->rows[16] + step * 64, ROW_BYTES);
+        _tile_loadd(5, strip + 16 * pitch + step * 64, pitch);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
@@ -112,7 +120,7 @@ static void two_panels(float *sums, const strip *s, const panel *p, int64_t step
     _tile_stored(3, lower + LANES, PITCH);
 }
 
-static void one_panel(float *sums, const strip *s, const panel *p, int64_t steps, int first) {
+static void one_panel(float *sums, const char *strip, int64_t pitch, const panel *p, int64_t steps, int first) {
     enum { PITCH = SUMS_PITCH * sizeof(float) };
     float *lower = sums + 16 * SUMS_PITCH;
     if (first) {
@@ -124,24 +132,23 @@ static void one_panel(float *sums, const strip *s, const panel *p, int64_t steps
     }
     for (int64_t step = 0; step < steps; step++) {
         _tile_loadd(6, p->tiles[step], 64);
-        _tile_loadd(4, s->rows[0] + step * 64, ROW_BYTES);
+        _tile_loadd(4, strip + step * 64, pitch);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, s->rows[16] + step * 64, ROW_BYTES);
+        _tile_loadd(5, strip + 16 * pitch + step * 64, pitch);
         _tile_dpbf16ps(2, 5, 6);
     }
     _tile_stored(0, sums, PITCH);
     _tile_stored(2, lower, PITCH);
 }
 
-static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
-                 int first) {
+static void tile(float *sums, const void *strip, const void *panels, int panel_count, int64_t blocks, int first) {
     const panel *p = panels;
-    int64_t steps = (blocks + STEP - 1) / STEP;
+    int64_t steps = (blocks + STEP - 1) / STEP, pitch = row_bytes(blocks);
     atomic_signal_fence(memory_order_seq_cst); /* gcc's tile loads and stores do not say what memory they touch */
     _tile_loadconfig(&tiles);
     int i = 0;
-    for (; i + 2 <= panel_count; i += 2) two_panels(sums + i * LANES, strip_memory, p + i, steps, first);
-    if (i < panel_count) one_panel(sums + i * LANES, strip_memory, p + i, steps, first);
+    for (; i + 2 <= panel_count; i += 2) two_panels(sums + i * LANES, strip, pitch, p + i, steps, first);
+    if (i < panel_count) one_panel(sums + i * LANES, strip, pitch, p + i, steps, first);
     _tile_release();
     atomic_signal_fence(memory_order_seq_cst);
 }
@@ -150,7 +157,7 @@ const cpu_kernel amx_kernel = {
     .lanes = LANES,
     .strip_rows = STRIP_ROWS,
     .panel_bytes = sizeof(panel),
-    .strip_bytes = sizeof(strip),
+    .strip_bytes = STRIP_BYTES,
     .pack_panel = pack_panel,
     .decode_strip = decode_strip,
     .tile = tile,
