@@ -76,7 +76,7 @@ def run() -> int:
 def sanitize(tool: str) -> tuple[bool, str]:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--target-processes", "all"]
     if tool != "initcheck":  # which must see the writes of every kernel
-        command += ["--kernel-regex", "kns=nvfp4"]
+        command += ["--kernel-name", "kns=nvfp4"]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     command += [sys.executable, __file__, "--run"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
