@@ -17,3 +17,7 @@ nvfp4_status fail(nvfp4_status status, const char *format, ...) {
 const char *nvfp4_last_error(void) {
     return sentence;
 }
+
+void forget_error(void) {
+    sentence[0] = 0;
+}

@@ -7,4 +7,7 @@
 /* Keeps the sentence, returns status: `return fail(NVFP4_INVALID, "b: K is %lld but a has K = %lld", ...)`. */
 __attribute__((format(printf, 2, 3))) nvfp4_status fail(nvfp4_status status, const char *format, ...);
 
+/* Empties the sentence, before a callback that may leave one. */
+void forget_error(void);
+
 #endif

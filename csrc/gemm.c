@@ -37,8 +37,10 @@ static nvfp4_status find_workspace(const nvfp4_plan *plan, const nvfp4_gemm_args
     *workspace = args->workspace;
     if (plan->workspace == 0) return NVFP4_OK;
     if (args->allocate) {
+        forget_error();
         *workspace = args->allocate(args->owner, plan->workspace);
         if (*workspace) return NVFP4_OK;
+        if (*nvfp4_last_error()) return NVFP4_OUT_OF_MEMORY; /* our own front ends say why */
         return fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %zu bytes", plan->workspace);
     }
     if (plan->workspace <= args->workspace_size && (uintptr_t)args->workspace % 16 == 0) return NVFP4_OK;
