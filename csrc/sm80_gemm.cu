@@ -1,36 +1,27 @@
-/* C = epilogue(A . B^T) of NVFP4 operands on the fp16 tensor cores of every GPU
- * since Ampere.
+/* C = epilogue(A . B^T) of NVFP4 operands on the fp16 tensor cores of every GPU since Ampere.
  *
- * The warps of a CTA share an output tile and cut K between them: of every
- * TILE_K values along K each takes STAGE_K. They meet only at the end, to add
- * up. Both operands travel raw, 4-bit values and scales, through a ring of
- * stages in shared memory that each warp has to itself and fills with cp.async:
+ * The warps of a CTA share an output tile and cut K between them: of every TILE_K values along K each takes STAGE_K.
+ * They meet only at the end, to add up. Both operands travel raw, 4-bit values and scales, through a ring of stages in
+ * shared memory that each warp has to itself and fills with cp.async:
  *
- *   stage s      wait for its copies | warp barrier | start the copies of stage
- * s + STAGES - 1 | decode and mma the barrier also says that every lane has
- * left stage s - 1, whose place those copies take.
+ *   stage s      wait for its copies | warp barrier | start the copies of stage s + STAGES - 1 | decode and mma
+ *   the barrier also says that every lane has left stage s - 1, whose place those copies take.
  *
- * Each lane decodes in registers straight into mma fragments, with no shuffle
- * and no fp16 in memory. That works because a sum over K may be taken in any
- * order as long as A and B agree on it: of a chunk of 64 along K, lane t of a
- * quad takes block t, 16 values under one scale, as its columns 2t, 2t + 1, 2t
- * + 8, 2t + 9 of four mma steps.
+ * Each lane decodes in registers straight into mma fragments, with no shuffle and no fp16 in memory. That works
+ * because a sum over K may be taken in any order as long as A and B agree on it: of a chunk of 64 along K, lane t of
+ * a quad takes block t, 16 values under one scale, as its columns 2t, 2t + 1, 2t + 8, 2t + 9 of four mma steps.
  *
- * The side of mma that is 16 rows wide is called x here, the 8-wide one y: x is
- * A and y is B, or the other way round (WEIGHTS_FIRST). A stage in shared
- * memory, of STAGE_K / 64 chunks:
+ * The side of mma that is 16 rows wide is called x here, the 8-wide one y: x is A and y is B, or the other way round
+ * (WEIGHTS_FIRST). A stage in shared memory, of STAGE_K / 64 chunks:
  *
- *   x values: a chunk [X rows][32 bytes], 32 bytes of padding, the next chunk,
- * ... | y values: the same | x scales: a chunk [X rows][4 bytes], the next
- * chunk, ... | y scales: the same
+ *   x values: a chunk [X rows][32 bytes], 32 bytes of padding, the next chunk, ... | y values: the same |
+ *   x scales: a chunk [X rows][4 bytes], the next chunk, ... | y scales: the same
  *
- * At the end the warps that share K add up in the ring's memory, and the CTAs
- * that share it through the workspace (sm80_split_reduce.cu), both in a fixed
- * order.
+ * At the end the warps that share K add up in the ring's memory, and the CTAs that share it through the workspace
+ * (sm80_split_reduce.cu), both in a fixed order.
  *
- * Tails. Rows past the end of a tensor are not loaded: whatever lies in their
- * place reaches only results that are not stored. Along K a scale past the end
- * is replaced by zero, and 4-bit values are finite whatever the byte. */
+ * Tails. Rows past the end of a tensor are not loaded: whatever lies in their place reaches only results that are not
+ * stored. Along K a scale past the end is replaced by zero, and 4-bit values are finite whatever the byte. */
 #include "device/cp_async.cuh"
 #include "device/decode.cuh"
 #include "device/epilogue.cuh"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-# One or more shapes for every tile, with tails along M, N and K, without K, with a batch, and split along K.
+# Every instantiation with K cut and not (test_driver.py checks that), tails along M, N and K, no K, a batch.
 SHAPES = [
     (1, 1, 16, 1),
     (1, 300, 2064, 1),
@@ -28,6 +28,13 @@ SHAPES = [
     (65, 130, 4160, 1),
     (129, 257, 144, 3),
     (200, 128, 256, 1),
+    (5, 1, 8208, 1),
+    (50, 57, 8208, 1),
+    (385, 65, 528, 1),
+    (33, 5000, 16, 1),
+    (33, 5000, 272, 1),
+    (129, 65, 4112, 1),
+    (129, 65, 8208, 1),
 ]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import gc
+import inspect
+import re
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ import pytest
 import torch
 from buffers import Guarded
 from conftest import Backend
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
 import nvfp4._api
@@ -205,6 +210,7 @@ def refusals() -> list[tuple[str, dict[str, Any]]]:
     """Sentence and the arguments, beside good ones, that bring it about."""
     read_only = np.zeros((M, N), np.float16)
     read_only.flags.writeable = False
+    odd_rows = torch.zeros(N, 41, dtype=torch.uint8)[:, :32]
     odd = np.zeros((M, N * 4 + 3), np.uint8)[:, : N * 4].view()
     return [
         ("a: is missing; must be a tensor", {"a": None}),
@@ -217,6 +223,7 @@ def refusals() -> list[tuple[str, dict[str, Any]]]:
         ("a: has 1 dimensions; must have 2 ([M, K/2]) or 3 ([L, M, K/2])", {"a": torch.zeros(32, dtype=torch.uint8)}),
         ("b: has 3 dimensions but a has 2", {"b": torch.zeros(1, N, 32, dtype=torch.uint8)}),
         ("b: K is 48 but a has K = 64", {"b": torch.zeros(N, 24, dtype=torch.uint8)}),
+        ("b: rows are 41 bytes apart; must be 32 (dense) or a multiple of 16", {"b": odd_rows}),
         ("b: stride of the last dimension is -1; must not be", {"b": np.zeros((N, 32), np.uint8)[:, ::-1]}),
         ("alpha: is of type bool; must be a real number", {"alpha": True}),
         ("alpha: is of type str; must be a real number", {"alpha": "1"}),
@@ -295,6 +302,42 @@ def test_refusals_of_conversions() -> None:
         assert str(refusal.value) == sentence
 
 
+def test_signatures_are_those_that_others_write_against() -> None:
+    """Names, order, what is by keyword only, and defaults; out_dtype None stands for the documented one."""
+    signatures = {
+        "gemm": "a, b, scale_a, scale_b, *, alpha=None, bias=None, c=None, beta=0.0, out=None, out_dtype=None, "
+        "scale_layout='128x4', backend=None",
+        "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
+        "quantize": "x, *, global_scale=None, scale_layout='128x4'",
+        "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
+        "swizzle": "scale",
+        "unswizzle": "scale, rows, columns",
+    }
+    for name, expected in signatures.items():
+        signature = inspect.signature(getattr(nvfp4, name))
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        assert str(signature.replace(parameters=bare, return_annotation=signature.empty)) == f"({expected})"
+
+
+def test_help_is_the_reference() -> None:
+    """Every argument has its line, and says what is raised."""
+    for name in ("gemm", "custom_kernel", "quantize", "dequantize", "swizzle", "unswizzle", "info"):
+        text = getattr(nvfp4, name).__doc__
+        told = set(re.findall(r"\w+", " ".join(re.findall(r"(?:^        |, )(\w[\w, ]*):", text, re.M))))
+        assert set(inspect.signature(getattr(nvfp4, name)).parameters) <= told, name
+        assert "Returns:" in text or name == "custom_kernel"
+        assert "Raises:\n        nvfp4.Error: " in text
+
+
+def test_stubs_name_what_the_module_has() -> None:
+    tree = ast.parse(Path(_C.__file__).with_name("_C.pyi").read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    others = {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)}
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert {*functions, *others, *classes} == {name for name in dir(_C) if not name.startswith("__")}
+    assert all(callable(getattr(_C, name)) for name in functions)
+
+
 def test_wrong_signatures_are_type_errors(operands: list[torch.Tensor]) -> None:
     for call in (
         lambda: nvfp4.gemm(*operands, 1.0),
@@ -318,6 +361,31 @@ def test_gradients_are_refused_not_lost(operands: list[torch.Tensor]) -> None:
         nvfp4.gemm(*operands, **{name: value.detach()})
     with pytest.raises(nvfp4.Error, match="x: requires grad"):
         nvfp4.quantize(torch.zeros(1, 16, requires_grad=True))
+
+
+def test_tensors_of_two_devices_are_refused(operands: list[torch.Tensor]) -> None:
+    """Fake tensors claim a GPU that need not exist; the rule is the one that real ones are read by."""
+    names = ("a", "b", "scale_a", "scale_b")
+    more = {"alpha": torch.ones(N), "bias": torch.ones(N), "c": torch.ones(M, N), "out": torch.ones(M, N)}
+    with FakeTensorMode() as mode:
+        good = {name: mode.from_tensor(x).to("cuda:0") for name, x in (dict(zip(names, operands)) | more).items()}
+        nvfp4.gemm(**good, beta=1.0)
+        for name in [*names[1:], *more]:
+            for device, said in (("cpu", "the CPU"), ("cuda:1", "cuda:1")):
+                with pytest.raises(nvfp4.Error, match=f"^{name}: is on {said} but a is on cuda:0$"):
+                    nvfp4.gemm(**(good | {name: good[name].to(device)}), beta=1.0)
+
+
+def test_tensors_of_cpu_and_gpu_are_refused(cuda: Backend, operands: list[torch.Tensor]) -> None:
+    names = ("a", "b", "scale_a", "scale_b")
+    more = {"alpha": torch.ones(N), "bias": torch.ones(N), "c": torch.ones(M, N), "out": torch.ones(M, N)}
+    cpu = dict(zip(names, operands)) | more
+    gpu = {name: x.to(cuda.device) for name, x in cpu.items()}
+    for name in [*names[1:], *more]:
+        for good, bad in ((cpu, gpu), (gpu, cpu)):
+            with pytest.raises(nvfp4.Error, match=f"^{name}: is on .* but a is on "):
+                nvfp4.gemm(**(good | {name: bad[name]}), beta=1.0)
+    assert all((x["out"] == 1).all() for x in (cpu, gpu))
 
 
 # ---- the exchange table ----
@@ -452,6 +520,20 @@ def test_python_runs_while_a_product_is_computed() -> None:
         done.set()
     thread.join()
     assert after > before
+
+
+def test_threads_are_as_many_as_torch_says() -> None:
+    program = """
+        import os, torch
+        torch.set_num_threads({count})
+        import nvfp4
+        a, s = torch.zeros(256, 2048, dtype=torch.uint8), torch.zeros(256, 256, dtype=torch.uint8)
+        before = len(os.listdir("/proc/self/task"))
+        nvfp4.gemm(a, a, s, s)
+        print(len(os.listdir("/proc/self/task")) - before)
+    """
+    for count in (1, 2, 3):
+        assert python(textwrap.dedent(program).format(count=count)) == f"{count - 1}\n"
 
 
 def test_current_stream_is_used(cuda: Backend) -> None:

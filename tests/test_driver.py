@@ -3,12 +3,16 @@ and what is launched. Each case is a process of its own, since the driver is ope
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import ragged
+import sanitize
 
 import nvfp4
 
@@ -109,6 +113,23 @@ def test_every_gpu_gets_a_kernel_that_fits(fake_driver: Path, tmp_path: Path, cc
         log = tmp_path / f"{m}-{n}-{k}"
         rows = launches(f"call({m}, {n}, {k})", fake_driver, log, FAKE_CC=cc)
         assert rows and all(int(row[3]) <= limit for row in rows)
+
+
+RAGGED = {
+    "exact": [(case.m, case.n, case.k, case.l or 1) for case in ragged.cases()],
+    "sanitized": sanitize.SHAPES,
+}
+
+
+@pytest.mark.parametrize("shapes", RAGGED.values(), ids=RAGGED)
+def test_ragged_sets_reach_every_instantiation(fake_driver: Path, shapes: list[tuple[int, ...]]) -> None:
+    """With K cut and not, on an H200's facts: a kernel that no exact test plans would be tested by nobody."""
+    plans = f"[nvfp4.info(*shape, device=0, backend='sm80')['plan'] for shape in {shapes}]"
+    planned = json.loads(run(f"import json; print(json.dumps({plans}))", fake_driver))
+    configs = (HERE.parent / "csrc/sm80_configs.h").read_text()
+    names = [f"nvfp4_{name}" for name in re.findall(r"X\((sm80_gemm_\w+),", configs)]
+    assert len(names) > 1
+    assert {(plan["kernel"], plan["split_k"] > 1) for plan in planned} == {(n, cut) for n in names for cut in (0, 1)}
 
 
 def test_host_memory_stays_on_the_cpu_unless_asked(fake_driver: Path, tmp_path: Path) -> None:

@@ -132,6 +132,14 @@ def test_requires_nothing() -> None:
     assert requirements and all("extra ==" in requirement for requirement in requirements)
 
 
+def test_code_for_every_gpu_since_ampere() -> None:
+    archs = nvfp4.info()["archs"]
+    if not archs:
+        pytest.skip("this build has no GPU code")
+    assert {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= set(archs)
+    assert any(arch.startswith("compute_") for arch in archs), "PTX for what comes after"
+
+
 def test_definition_and_task_are_in_the_package() -> None:
     package = Path(nvfp4.__file__).parent
     for name in ("reference.py", "task.yml"):
