@@ -1,3 +1,4 @@
+/* Reading and making tensors of torch and NumPy, and what of these libraries has been found for it. */
 #include "python_tensor.h"
 
 #include <dlfcn.h>

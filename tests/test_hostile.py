@@ -1,7 +1,7 @@
 """2,000 calls made to go wrong: each is refused with a sentence that names the argument, and nothing has been written,
 or it is taken and the result is right to the bit.
 
-A call starts valid, with every tensor between guard bytes, and has up to three things done to it.
+A call starts valid, with every tensor between guard bytes, and has one to three things done to it.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ def bytes_of(x: Any) -> bytes | None:
 def judge(make: Callable[[Maker], Victim], draw: Draw) -> None:
     victim = make(Maker(draw))
     args = victim.arguments
-    names = draw(st.lists(st.sampled_from(list(args)), max_size=3, unique=True))
+    names = draw(st.lists(st.sampled_from(list(args)), min_size=1, max_size=3, unique=True))
     touched = [trouble(draw, args, name) for name in names]
     before = {name: bytes_of(x) for name, x in args.items()}
     copies = {name: small_copy(x) for name, x in args.items()}
