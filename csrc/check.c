@@ -198,7 +198,8 @@ static nvfp4_status check_scale(const char *name, const nvfp4_tensor *t, int32_t
     }
     status = check_sizes(name, t);
     if (status) return status;
-    int64_t needed = l * swizzled_bytes(rows, columns), have = element_count(t);
+    int64_t needed, have = element_count(t);
+    if (__builtin_mul_overflow(l, swizzled_bytes(rows, columns), &needed)) needed = INT64_MAX; /* no tensor has it */
     if (have != needed)
         return fail(
             NVFP4_INVALID,

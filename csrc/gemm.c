@@ -83,6 +83,10 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t ba
                     "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and %d, and K a "
                     "multiple of 16",
                     (long long)m, (long long)n, (long long)k, (long long)l, INT32_MAX);
+    int64_t count;
+    if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as check.c bounds a tensor */
+        return fail(NVFP4_INVALID, "shape: M, N, L are %lld, %lld, %lld; their product must be at most 2^60",
+                    (long long)m, (long long)n, (long long)l);
     route r = {.problem = {.m = m,
                            .n = n,
                            .k = k,

@@ -90,8 +90,9 @@ nvfp4_status sm80_plan(const device_facts *facts, const gemm_problem *problem, n
             int64_t split_tiles = ceil_div(k_tiles, wanted);
             int64_t split = split_tiles ? ceil_div(k_tiles, split_tiles) : 1; /* no part is empty */
             int64_t grid = tiles * split;
+            if (grid > INT32_MAX) continue;
             double clocks = estimate(facts, p, c, grid, split_tiles, split);
-            if (grid > INT32_MAX || (plan->grid && clocks >= best)) continue;
+            if (plan->grid && clocks >= best) continue;
             best = clocks;
             plan->kernel = c->kernel, plan->name = kernels[c->kernel].name;
             plan->reason = split > 1 ? c->split_reason : c->reason;

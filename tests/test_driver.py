@@ -80,6 +80,12 @@ def test_no_library() -> None:
     assert "/nonexistent/libcuda.so" in said and "580" in said
 
 
+
+def test_shape_of_no_tensor(fake_driver: Path) -> None:
+    said = run("nvfp4.info(2**30, 2**30, 64, 2**30, backend='sm80')", fake_driver)
+    assert said == "shape: M, N, L are 1073741824, 1073741824, 1073741824; their product must be at most 2^60"
+
+
 def test_failure_to_open_is_said_again() -> None:
     code = "\n    ".join(["for _ in range(2):", "    try: call(16, 16, 64)", "    except nvfp4.Error as e: print(e)"])
     first, second = run(code, "/nonexistent/libcuda.so").splitlines()
