@@ -79,7 +79,7 @@ typedef struct nvfp4_context nvfp4_context;
 nvfp4_status nvfp4_create(nvfp4_context **context);
 void nvfp4_destroy(nvfp4_context *context);
 
-/* The sentence of the calling thread's last failure, "" if there was none. */
+/* The sentence of the calling thread's last failure, in UTF-8; "" if there was none. */
 const char *nvfp4_last_error(void);
 
 /* The arguments of one product. Fill from NVFP4_GEMM_ARGS so that what you leave out has its default.

@@ -4,8 +4,6 @@
  * them and by position; defaults, keywords and documentation live there. */
 #include "python_module.h"
 
-#include <string.h>
-
 #include "torch_ops.h"
 
 nvfp4_context *python_context;
@@ -13,10 +11,7 @@ static PyObject *error_type;
 
 PyObject *raise_error(void) {
     if (PyErr_Occurred()) return NULL;
-    const char *sentence = nvfp4_last_error(); /* may quote a text cut inside a character */
-    PyObject *text = PyUnicode_DecodeUTF8(sentence, (Py_ssize_t)strlen(sentence), "replace");
-    if (text) PyErr_SetObject(error_type, text);
-    Py_XDECREF(text);
+    PyErr_SetString(error_type, nvfp4_last_error());
     return NULL;
 }
 

@@ -80,6 +80,10 @@ def test_no_library() -> None:
     assert "/nonexistent/libcuda.so" in said and "580" in said
 
 
+def test_library_named_in_another_encoding() -> None:
+    assert "/nonexistent/?" in run("call(16, 16, 64)", os.fsdecode(b"/nonexistent/\xff"))
+    assert "/nonexistent/?" in run("print(nvfp4.info()['driver_reason'])", os.fsdecode(b"/nonexistent/\xff"))
+
 
 def test_shape_of_no_tensor(fake_driver: Path) -> None:
     said = run("nvfp4.info(2**30, 2**30, 64, 2**30, backend='sm80')", fake_driver)

@@ -124,6 +124,13 @@ def test_operators_refuse_in_sentences(operands: list[torch.Tensor]) -> None:
     assert out.isnan().all()
 
 
+def test_a_cut_text_is_still_text(operands: list[torch.Tensor]) -> None:
+    """A sentence quotes 80 bytes of a word; what is left of a character that they cut in two is no UTF-8."""
+    none = torch.empty(0, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="^scale_layout: is 'xé+\\?'; must be '128x4' or 'linear'"):
+        ops.gemm(*operands, none, none, none, 1.0, 0.0, "x" + "é" * 60, "auto", torch.float16)
+
+
 def test_kernels_keep_no_references(operands: list[torch.Tensor]) -> None:
     """A boxed kernel owns its arguments: on success and on refusal it must let go of each."""
     none, out = torch.empty(0, dtype=torch.uint8), torch.zeros(M, N)
