@@ -179,12 +179,17 @@ static int is_word(char c) {
     return c == '_' || isalnum((unsigned char)c);
 }
 
+/* A sentence about an argument has a mark behind its name: "out of memory" is about none. */
+static int is_mark(char c) {
+    return c == ':' || c == ';';
+}
+
 void rename_argument(const char *from, const char *to) {
     char sentence[1024], renamed[1024];
     size_t length = strlen(from), end = 0;
     snprintf(sentence, sizeof sentence, "%s", nvfp4_last_error());
     for (const char *at = sentence; *at && end < sizeof renamed - 1;) {
-        int found = strncmp(at, from, length) == 0 && !is_word(at[length]) && (at == sentence || !is_word(at[-1]));
+        int found = strncmp(at, from, length) == 0 && is_mark(at[length]) && (at == sentence || !is_word(at[-1]));
         const char *source = found ? to : at;
         size_t count = found ? strlen(to) : 1;
         for (size_t i = 0; i < count && end < sizeof renamed - 1; i++) renamed[end++] = source[i];

@@ -203,6 +203,22 @@ def test_views_that_are_not_what_they_claim() -> None:
     assert c.isnan().all()
 
 
+def test_only_names_are_renamed() -> None:
+    """custom_kernel's c is gemm's out; the word elsewhere, as in a driver's "out of memory", stays."""
+    program = """
+        import os
+        os.environ["NVFP4_CPU"] = "out of order"
+        import nvfp4
+        from nvfp4 import reference
+        a, b, _, _, sfa, sfb, c = reference.generate_input(4, 4, 16, 1, 0)
+        try:
+            nvfp4.custom_kernel(a, b, sfa, sfb, c)
+        except nvfp4.Error as error:
+            print(error)
+    """
+    assert python(program).endswith('is "out of order"\n')
+
+
 # ---- refusals ----
 
 
