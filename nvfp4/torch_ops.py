@@ -158,8 +158,9 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
     except NotImplementedError as error:  # a sparse tensor, a device of another make
         raise _C.Error(f"torch: {str(error).partition('. ')[0]}") from error
     except RuntimeError as error:
-        if str(error).startswith(_C.last_error()):
-            raise _C.Error(_C.last_error()) from None
+        sentence = _C.last_error()
+        if sentence and str(error).startswith(sentence):
+            raise _C.Error(sentence) from None
         raise
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -313,3 +314,16 @@ def test_tensors_that_nothing_can_read() -> None:
     mkldnn = torch.eye(16).to_mkldnn()
     with pytest.raises(nvfp4.Error, match=r"^x: layout is torch._mkldnn; must be torch.strided$"):
         nvfp4.quantize(mkldnn)
+
+
+def test_errors_of_others_keep_their_words() -> None:
+    """Also in a thread where nvfp4 has refused nothing yet, so that there is no sentence of its own."""
+
+    class Broken(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("words of the subclass")
+
+    x = torch.zeros(4, 16).as_subclass(Broken)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="words of the subclass"):
+        pool.submit(nvfp4.quantize, x).result()
