@@ -6,6 +6,7 @@
 #include "torch_ops.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <string.h>
 
 #include "error.h"
@@ -56,10 +57,12 @@ static nvfp4_status read_optional(torch_value value, const char *name, nvfp4_ten
     return status;
 }
 
-static float read_float(torch_value value) {
-    double number;
-    memcpy(&number, &value, sizeof number);
-    return (float)number;
+static nvfp4_status read_float(torch_value value, const char *name, float *number) {
+    double wide;
+    memcpy(&wide, &value, sizeof wide);
+    *number = (float)wide;
+    if (isinf(*number) && !isinf(wide)) return fail(NVFP4_INVALID, "%s: is beyond the largest float32, 3.4e38", name);
+    return NVFP4_OK;
 }
 
 static nvfp4_status read_name(torch_value value, nvfp4_status (*parse)(const char *, int32_t *), int32_t *number) {
@@ -123,8 +126,8 @@ static nvfp4_status read_gemm(const torch_value *stack, nvfp4_gemm_args *args) {
     if (!status) status = read_optional(stack[4], "alpha", &args->alpha);
     if (!status) status = read_optional(stack[5], "bias", &args->bias);
     if (!status) status = read_optional(stack[6], "c", &args->c);
-    args->alpha_value = read_float(stack[7]);
-    args->beta = read_float(stack[8]);
+    if (!status) status = read_float(stack[7], "alpha", &args->alpha_value);
+    if (!status) status = read_float(stack[8], "beta", &args->beta);
     if (!status) status = read_name(stack[9], layout_from_name, &args->scale_layout);
     if (!status) status = read_name(stack[10], backend_from_name, &args->backend);
     return status;
@@ -197,7 +200,7 @@ static void quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     torch_value results[2] = {0, 0};
     nvfp4_status status = read_tensor(stack[0], "x", &args.x);
     if (!status) status = read_optional(stack[1], "global_scale", &args.global_scale);
-    args.global_value = read_float(stack[2]);
+    if (!status) status = read_float(stack[2], "global_scale", &args.global_value);
     if (!status) status = read_name(stack[3], layout_from_name, &args.scale_layout);
     if (!status) status = quantize_results(&args.x, args.scale_layout, &args.data, &args.scale);
     if (!status) status = new_tensor(stack[0], &args.data, &results[0]);
@@ -218,7 +221,7 @@ static void dequantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     nvfp4_status status = read_tensor(stack[0], "data", &args.data);
     if (!status) status = read_tensor(stack[1], "scale", &args.scale);
     if (!status) status = read_optional(stack[2], "global_scale", &args.global_scale);
-    args.global_value = read_float(stack[3]);
+    if (!status) status = read_float(stack[3], "global_scale", &args.global_value);
     if (!status) status = read_name(stack[4], layout_from_name, &args.scale_layout);
     if (!status) status = read_dtype((int32_t)stack[5], "out_dtype", &dtype);
     if (!status) status = dequantize_result(&args.data, dtype, &args.x);

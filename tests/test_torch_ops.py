@@ -132,6 +132,19 @@ def test_a_cut_text_is_still_text(operands: list[torch.Tensor]) -> None:
         ops.gemm(*operands, none, none, none, 1.0, 0.0, "x" + "é" * 60, "auto", torch.float16)
 
 
+def test_numbers_beyond_fp32(operands: list[torch.Tensor]) -> None:
+    """torch's numbers are doubles; the functions refuse such a one, and a compiled call has the operator alone."""
+    none, x = torch.empty(0, dtype=torch.uint8), torch.zeros(4, 16)
+    data, scale = nvfp4.quantize(x)
+    for name, call in {
+        "alpha": lambda: ops.gemm(*operands, none, none, none, 1e39, 0.0, *AUTO, torch.float16),
+        "beta": lambda: ops.gemm(*operands, none, none, none, 1.0, -1e300, *AUTO, torch.float16),
+        "global_scale": lambda: ops.dequantize(data, scale, none, 1e39, "128x4", torch.float32),
+    }.items():
+        with pytest.raises(RuntimeError, match=f"^{name}: is beyond the largest float32"):
+            call()
+
+
 def test_kernels_keep_no_references(operands: list[torch.Tensor]) -> None:
     """A boxed kernel owns its arguments: on success and on refusal it must let go of each."""
     none, out = torch.empty(0, dtype=torch.uint8), torch.zeros(M, N)
