@@ -1,3 +1,4 @@
+/* What the Python module and the torch operators share: words, result shapes, the competition's views. */
 #include "frontend.h"
 
 #include <ctype.h>

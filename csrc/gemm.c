@@ -57,8 +57,9 @@ static nvfp4_status launch(nvfp4_context *context, route *r, const nvfp4_gemm_ar
     status = driver_launch(d, device, (kernel_id)r->plan.kernel, r->plan.grid, arguments, args->queue);
     if (!status && r->schedule.reduce_grid)
         status = driver_launch(d, device, KERNEL_SM80_SPLIT_REDUCE, r->schedule.reduce_grid, arguments, args->queue);
-    if (!status && r->where.host_memory) status = driver_wait(d, device, args->queue);
-    return status;
+    if (!r->where.host_memory) return status;
+    nvfp4_status waited = driver_wait(d, device, args->queue); /* also for what a failed call did launch */
+    return status ? status : waited;
 }
 
 nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {

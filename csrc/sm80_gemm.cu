@@ -20,6 +20,9 @@
  * At the end the warps that share K add up in the ring's memory, and the CTAs that share it through the workspace
  * (sm80_split_reduce.cu), both in a fixed order.
  *
+ * Shared memory a CTA, the rings or the sums, in KiB: 8x32 94, 16x32 84, 16x56 83, 32x64 55, 64x56 69, 64x64 68
+ * (SM80_SHARED_BYTES); 99 is what every GPU since Ampere gives.
+ *
  * Tails. Rows past the end of a tensor are not loaded: whatever lies in their place reaches only results that are not
  * stored. Along K a scale past the end is replaced by zero, and 4-bit values are finite whatever the byte. */
 #include "device/cp_async.cuh"
