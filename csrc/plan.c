@@ -1,8 +1,5 @@
-/* The choice of a kernel. */
+/* Which kernel runs a product on the CPU, and why. A GPU family has a file of its own (sm80_plan.c). */
 #include "plan.h"
-
-#include "cpu/cpu.h"
-#include "sm80_plan.h"
 
 void plan_cpu(cpu_isa isa, nvfp4_plan *plan) {
     static const char *const reasons[CPU_ISA_COUNT] = {

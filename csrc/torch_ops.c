@@ -133,20 +133,24 @@ static nvfp4_status read_gemm(const torch_value *stack, nvfp4_gemm_args *args) {
     return status;
 }
 
+typedef struct workspace {
+    torch_value like, tensor;
+} workspace;
+
+static void *allocate(void *owner, size_t bytes) {
+    workspace *w = owner;
+    nvfp4_tensor memory = {.dtype = NVFP4_UINT8, .ndim = 1, .shape = {(int64_t)bytes}, .stride = {1}};
+    return new_tensor(w->like, &memory, &w->tensor) == NVFP4_OK ? memory.data : NULL;
+}
+
 static nvfp4_status run_gemm(torch_value a, nvfp4_gemm_args *args) {
-    nvfp4_plan plan;
-    torch_value workspace = 0;
+    workspace w = {.like = a};
     args->threads = thread_count();
-    nvfp4_status status = nvfp4_gemm_plan(op_context, args, &plan);
-    if (!status) status = current_queue(args->a.device, &args->queue);
-    if (!status && plan.workspace) {
-        nvfp4_tensor memory = {.dtype = NVFP4_UINT8, .ndim = 1, .shape = {(int64_t)plan.workspace}, .stride = {1}};
-        status = new_tensor(a, &memory, &workspace);
-        args->workspace = memory.data;
-        args->workspace_size = plan.workspace;
-    }
+    args->allocate = allocate;
+    args->owner = &w;
+    nvfp4_status status = current_queue(args->a.device, &args->queue);
     if (!status) status = nvfp4_gemm(op_context, args);
-    delete_tensor(workspace);
+    delete_tensor(w.tensor);
     return status;
 }
 
@@ -232,19 +236,29 @@ static void dequantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     finish(status, stack, "tttfsi", &result, 1);
 }
 
+typedef nvfp4_status layout_change(nvfp4_context *context, const nvfp4_tensor *from, const nvfp4_tensor *to,
+                                   void *queue);
+
+/* Runs `change` from `scale` to a new tensor, which `to` describes. */
+static nvfp4_status change_layout(layout_change *change, torch_value scale, const nvfp4_tensor *from, nvfp4_tensor *to,
+                                  torch_value *result) {
+    void *queue;
+    nvfp4_status status = new_tensor(scale, to, result);
+    if (!status) status = current_queue(from->device, &queue);
+    if (!status) status = change(op_context, from, to, queue);
+    if (status) rename_argument("swizzled", "scale");
+    return status;
+}
+
 /* swizzle(scale) */
 static void swizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     (void)inputs;
     (void)outputs;
     nvfp4_tensor from, to;
     torch_value result = 0;
-    void *queue;
     nvfp4_status status = read_tensor(stack[0], "scale", &from);
     if (!status) status = swizzle_result(&from, &to);
-    if (!status) status = new_tensor(stack[0], &to, &result);
-    if (!status) status = current_queue(from.device, &queue);
-    if (!status) status = nvfp4_swizzle(op_context, &from, &to, queue);
-    if (status) rename_argument("swizzled", "scale");
+    if (!status) status = change_layout(nvfp4_swizzle, stack[0], &from, &to, &result);
     finish(status, stack, "t", &result, 1);
 }
 
@@ -254,13 +268,9 @@ static void unswizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     (void)outputs;
     nvfp4_tensor from, to;
     torch_value result = 0;
-    void *queue;
     nvfp4_status status = read_tensor(stack[0], "scale", &from);
     if (!status) status = unswizzle_result(&from, (int64_t)stack[1], (int64_t)stack[2], &to);
-    if (!status) status = new_tensor(stack[0], &to, &result);
-    if (!status) status = current_queue(from.device, &queue);
-    if (!status) status = nvfp4_unswizzle(op_context, &from, &to, queue);
-    if (status) rename_argument("swizzled", "scale");
+    if (!status) status = change_layout(nvfp4_unswizzle, stack[0], &from, &to, &result);
     finish(status, stack, "tii", &result, 1);
 }
 
