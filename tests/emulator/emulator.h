@@ -1,0 +1,401 @@
+/* The machine: devices, SMs, clusters, CTAs, warps, and what happens in the background.
+ *
+ * One host thread runs everything, in an order drawn from a seed, so that a run repeats itself. The machine takes
+ * turns: a turn runs some instructions of one warp (simt.c), or one piece of one asynchronous operation (async.c).
+ * Which, how many and how late, the `timing` of the seed decides; nothing is ever guaranteed but what the memory model
+ * promises.
+ *
+ * A warp is a set of fragments: lanes that share a place in the program and a call stack. Fragments split at branches
+ * and merge where they meet. An instruction that cannot go on returns RUN_PARK, having changed nothing, and is tried
+ * again when the warp is woken; the machine stops with a report when nothing runs, and nothing is under way. */
+#ifndef EMULATOR_H
+#define EMULATOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ptx.h"
+
+#define WARP_LANES  32
+#define ALL_LANES   UINT32_MAX
+#define SHARED_BASE 0x400 /* the first 1024 bytes of the shared window are the system's */
+/* Generic addresses: global memory, constants and parameters are host pointers; the other windows lie where no host
+ * pointer can. The low 32 bits of a generic shared address are the .shared::cluster address: rank << 24 | offset. */
+#define SHARED_WINDOW ((uint64_t)1 << 56)
+#define LOCAL_WINDOW  ((uint64_t)2 << 56) /* | warp's thread address: see memory.c */
+#define WINDOW_MASK   ((uint64_t)0xff << 56)
+#define RANK_SHIFT    24
+#define POISON_BYTE   0xff /* a NaN in every floating-point format that has one */
+
+typedef struct device device;
+typedef struct sm sm;
+typedef struct grid grid;
+typedef struct cluster cluster;
+typedef struct cta cta;
+typedef struct fragment fragment;
+typedef struct machine machine;
+typedef struct mbarrier mbarrier;
+typedef struct async_op async_op;
+typedef struct tmem tmem; /* tensor memory of an SM: tmem.c */
+
+/* ---- devices (device.c) --------------------------------------------------------------------------------------- */
+
+struct device {
+    const char *key; /* "sm_100" */
+    const char *name;
+    int cc;               /* 100 */
+    int sm_count;         /* as the real one answers */
+    int shared_per_block; /* opt-in maximum */
+    int shared_per_sm, shared_reserved;
+    int threads_per_sm, ctas_per_sm, registers_per_sm;
+    int l2_bytes;
+    int64_t memory_bytes;
+    int cluster_max; /* CTAs of a cluster, without the non-portable opt-in */
+};
+const device *device_by_key(const char *key); /* NULL: unknown. "" or NULL: the default, sm_100 */
+
+/* ---- settings ------------------------------------------------------------------------------------------------- */
+
+typedef enum { ARITHMETIC_SILICON, ARITHMETIC_FP64 } arithmetic;
+typedef enum { FENCES_TEXT, FENCES_SILICON } fences; /* see README: what is not ordered without tcgen05.fence */
+
+/* How hostile time is; drawn from the seed (timing_of_seed, async.c). */
+typedef struct timing {
+    enum { TIMING_EAGER, TIMING_LAZY, TIMING_RANDOM } mode;
+    uint32_t op_chance;   /* of 65536: that a turn goes to an asynchronous operation while warps could run */
+    uint32_t max_quantum; /* instructions that a warp runs in a turn, at most; drawn anew each turn */
+    uint32_t max_delay;   /* turns before an operation may start */
+} timing;
+timing timing_of_seed(uint64_t seed);
+
+/* ---- launches --------------------------------------------------------------------------------------------------- */
+
+typedef struct launch {
+    entry *entry;
+    uint32_t grid[3], block[3], cluster[3]; /* cluster 1,1,1: none was asked for */
+    uint32_t dynamic_shared;
+    int explicit_cluster;
+    int programmatic; /* may start when its predecessor says launch_dependents */
+    uint8_t *parameters;
+} launch;
+
+/* ---- what runs ------------------------------------------------------------------------------------------------ */
+
+struct grid {
+    grid *next; /* in launch order */
+    machine *on;
+    launch launch;
+    uint64_t serial;
+    uint64_t cta_count, next_cta, live_ctas, done_ctas;
+    uint64_t triggered_ctas; /* that called launch_dependents, or have exited */
+    int started, finished;
+};
+
+struct cluster {
+    grid *grid;
+    cta **ctas;              /* by rank */
+    int size, live, started; /* started: all resident, none run before */
+    uint32_t id[3];
+    /* barrier.cluster: */
+    uint32_t barrier_arrived; /* threads, of this phase */
+    uint64_t barrier_phase;
+    uint32_t exited_threads;
+};
+
+typedef struct named_barrier {
+    uint32_t arrived, expected; /* threads */
+    uint64_t phase;
+    uint32_t votes_and, votes_or, votes_sum, result_and, result_or, result_sum; /* bar.red */
+} named_barrier;
+
+/* Bytes moved, for the trace: one row a kind. */
+#define TRAFFIC_KINDS(X)                                                                                               \
+    X(GLOBAL_READ, "global read by threads")                                                                           \
+    X(GLOBAL_WRITE, "global written by threads")                                                                       \
+    X(SHARED_READ, "shared read by threads")                                                                           \
+    X(SHARED_WRITE, "shared written by threads")                                                                       \
+    X(LOCAL, "local")                                                                                                  \
+    X(CP_ASYNC, "cp.async")                                                                                            \
+    X(BULK_READ, "bulk copies from global")                                                                            \
+    X(BULK_WRITE, "bulk copies to global")                                                                             \
+    X(TMA_READ, "tensor copies from global")                                                                           \
+    X(TMA_WRITE, "tensor copies to global")                                                                            \
+    X(CLUSTER_WRITE, "to another CTA's shared memory")                                                                 \
+    X(MMA_SHARED_READ, "shared read by tensor cores")                                                                  \
+    X(TMEM_READ, "tensor memory read by threads")                                                                      \
+    X(TMEM_WRITE, "tensor memory written by threads")                                                                  \
+    X(TMEM_COPY, "shared to tensor memory")
+typedef enum {
+#define X(kind, text) TRAFFIC_##kind,
+    TRAFFIC_KINDS(X)
+#undef X
+        TRAFFIC_COUNT
+} traffic;
+
+struct cta {
+    grid *grid;
+    cluster *cluster;
+    sm *sm;
+    cta *next; /* resident ones, of the machine */
+    uint32_t id[3], rank;
+    uint64_t serial;
+    warp *warps;
+    int warp_count, live_warps, thread_count;
+    /* Shared memory, by offset in the window: [SHARED_BASE, shared_bytes). `shared` is what threads see. `async_view`
+     * is what the async proxy sees, NULL where the kernel has no use for it: bytes that a thread wrote reach it when a
+     * fence.proxy.async orders them (memory.c). */
+    uint8_t *shared, *async_view;
+    uint32_t shared_bytes;
+    struct proxy_shadow *shadow;
+    uint8_t *local;      /* local_bytes a thread */
+    mbarrier *mbarriers; /* live ones: mbarrier.c */
+    named_barrier barriers[16];
+    uint32_t pending_ops;  /* asynchronous operations that can still touch this CTA's memory */
+    int launch_dependents; /* this CTA has triggered */
+    /* tcgen05: tmem.c */
+    int tmem_columns_held, tmem_relinquished, tmem_group; /* cta_group 1 or 2 once used */
+    void *tcgen05;                                        /* FIFO of the CTA or pair */
+    uint64_t traffic[TRAFFIC_COUNT];
+};
+
+typedef struct call_node {
+    struct call_node *parent;
+    const function *function; /* to return into */
+    int32_t pc;
+    int depth;
+    void *saved; /* registers of a recursive callee */
+} call_node;
+
+typedef enum { FRAGMENT_RUNS, FRAGMENT_PARKED, FRAGMENT_ARRIVED } fragment_state;
+
+/* What a parked fragment waits for, for the deadlock's report and for handlers that try again. */
+typedef struct wait_note {
+    enum {
+        WAIT_NOTHING,
+        WAIT_LANES,    /* for other lanes of the warp at the same instruction */
+        WAIT_BARRIER,  /* a = barrier number, b = phase */
+        WAIT_CLUSTER,  /* b = phase */
+        WAIT_MBARRIER, /* a = shared address, b = parity or token */
+        WAIT_ASYNC,    /* own asynchronous operations: a = groups allowed */
+        WAIT_TMEM,     /* columns: a */
+        WAIT_GRID      /* the predecessor's end */
+    } kind;
+    uint64_t a, b;
+} wait_note;
+
+struct fragment {
+    uint32_t lanes;
+    int32_t pc;
+    const function *function;
+    call_node *stack;
+    fragment_state state;
+    wait_note wait; /* kept while the parked instruction is tried again; cleared when it is done */
+};
+
+struct warp {
+    cta *cta;
+    int index;
+    uint32_t live; /* lanes that have not exited */
+    uint8_t *registers;
+    fragment fragments[WARP_LANES];
+    int fragment_count;
+    fragment *current;           /* being run */
+    int in_ready;                /* index in the machine's ready list, -1: not there */
+    uint64_t sync_time;          /* machine->now when it last synchronised with others (acquired something) */
+    uint64_t tcgen05_fence_time; /* of its last tcgen05.fence::after_thread_sync */
+    uint32_t threads;            /* lanes that exist (the last warp of an odd block has fewer) */
+    uint64_t instructions;
+    /* families' own state a warp or thread, made on first use and freed with the warp */
+    void *cp_async, *bulk_groups, *wgmma, *tmem_pending;
+    uint32_t cluster_arrived; /* lanes that have arrived at barrier.cluster and not waited yet */
+    uint64_t cluster_phase[WARP_LANES];
+};
+
+/* ---- asynchronous operations (async.c) ------------------------------------------------------------------------ */
+
+/* An operation under way. The family embeds this as its first member. It is queued by async_start and is run in pieces;
+ * `step` does one piece and returns 1 after the last one. Operations of one queue run in order, one at a time; those
+ * without a queue overlap freely. */
+struct async_op {
+    async_op *next, *previous;
+    int (*step)(async_op *op);
+    void (*release)(async_op *op); /* frees what it holds; the op itself too */
+    struct async_queue *queue;     /* NULL: unordered */
+    uint64_t not_before;
+    const instr *in; /* what issued it, and who: for reports and the trace */
+    warp *by;        /* NULL once the warp is gone */
+    cta *from;
+    cta *touches[2]; /* whose pending_ops count it, while it lives */
+    uint64_t started_at, serial, bytes;
+    const char *what; /* "tensor copy", for the timeline */
+};
+typedef struct async_queue {
+    async_op *first, *last;
+} async_queue;
+
+void async_start(machine *m, async_op *op, warp *by, const instr *in, async_queue *queue);
+/* Runs pieces of this operation (and what its queue puts before it) until it has ended: for a wait that must see it. */
+int async_pending(const machine *m);
+/* One piece of some operation, chosen by the seed; force: of one that may start later too. 0: none could. */
+int async_turn(machine *m, int force);
+
+/* ---- the machine (machine.c) ---------------------------------------------------------------------------------- */
+
+struct sm {
+    int index;
+    int shared_free, threads_free, ctas_free;
+    tmem *tmem;
+};
+
+struct machine {
+    const device *device;
+    uint64_t seed, random[4];
+    timing timing;
+    arithmetic arithmetic;
+    fences fences;
+    int tmem_base; /* first column that is handed out, to find kernels that assume 0 */
+    sm *sms;
+    int sm_count;
+    grid *first_grid, *last_grid; /* queued and running */
+    cta *ctas;                    /* resident */
+    warp **ready;
+    int ready_count, ready_capacity;
+    uint64_t now;      /* turns */
+    uint64_t progress; /* grows whenever something changes that another thread can see */
+    uint64_t op_serial, cta_serial, grid_serial;
+    struct async_pool *pool;
+    struct trace *trace; /* NULL: none is wanted */
+    void *escape;        /* jmp_buf of machine_run, for fault() */
+    char *error;         /* the sentence of the fault that stopped it; sticky, as on hardware */
+    warp *running;       /* whose instruction is being run */
+    const instr *instruction;
+};
+
+machine *machine_create(const device *d);
+void machine_destroy(machine *m);
+/* Queues a launch; parameters are copied. NULL or a sentence that says why it cannot run (malloc'd). */
+char *machine_launch(machine *m, const launch *l);
+/* Runs until every queued grid has finished. 0, or -1 after a fault: m->error says it. */
+int machine_run(machine *m);
+/* Resident CTAs that one SM takes of such a launch. */
+int machine_occupancy(const machine *m, const launch *l);
+
+uint32_t machine_random(machine *m);                /* 32 bits */
+uint32_t machine_below(machine *m, uint32_t bound); /* 0 .. bound-1 */
+void wake_cta(cta *c); /* something that its warps may wait for has changed: all parked ones try again */
+void wake_cluster(cluster *c);
+void wake_all(machine *m);
+static inline void machine_progress(machine *m) {
+    m->progress++;
+}
+static inline machine *machine_of(const warp *w) {
+    return w->cta->grid->on;
+}
+
+/* ---- warps (simt.c) ------------------------------------------------------------------------------------------- */
+
+/* Parks the fragment (the handler returns what this returns). */
+run_result park(warp *w, int kind, uint64_t a, uint64_t b);
+
+/* Warp collectives. `members` are lanes that must be at this instruction together (exited ones do not count). Returns 1
+ * if they are all in the current fragment, or have been merged into it; else notes the wait: return RUN_PARK. A handler
+ * whose lanes name different masks calls it for each group and, if one is incomplete, calls split_off(w, that group)
+ * (these lanes become a parked fragment of their own) and goes on with the rest. */
+int converge(warp *w, const instr *in, uint32_t members);
+/* For `.aligned` instructions: all live lanes of the warp must be here. Faults where they cannot come any more. */
+int converge_aligned(warp *w, const instr *in, uint32_t lanes);
+void split_off(warp *w, uint32_t lanes);
+/* Where `lanes` of the current fragment go on; the rest stay with the next instruction. For RUN_JUMP handlers. */
+void jump(warp *w, uint32_t lanes, int32_t pc);
+void exit_lanes(warp *w, uint32_t lanes);
+const uint32_t *special_fill(const warp *w, const char *name,
+                             uint64_t out[WARP_LANES]); /* %tid.x ... ; NULL: unknown */
+int special_is_dynamic(const char *name);               /* %clock ...: read when executed, by mov */
+uint64_t special_read(warp *w, const char *name, int lane);
+
+/* ---- registers ------------------------------------------------------------------------------------------------ */
+
+static inline uint32_t *r32(const warp *w, uint32_t slot) {
+    return (uint32_t *)(w->registers + slot);
+}
+static inline uint64_t *r64(const warp *w, uint32_t slot) {
+    return (uint64_t *)(w->registers + slot);
+}
+static inline unsigned __int128 *r128(const warp *w, uint32_t slot) {
+    return (unsigned __int128 *)(w->registers + slot);
+}
+static inline uint32_t *predicate(const warp *w, uint32_t slot) {
+    return (uint32_t *)(w->registers + slot);
+}
+/* Writes the lanes of a predicate. */
+static inline void set_predicate(const warp *w, uint32_t slot, uint32_t lanes, uint32_t bits) {
+    if (slot == NO_SLOT) return;
+    uint32_t *p = predicate(w, slot);
+    *p = (*p & ~lanes) | (bits & lanes);
+}
+/* for each lane of a mask: */
+#define FOR_LANES(lane, lanes)                                                                                         \
+    for (uint32_t left_ = (lanes), lane; left_ && (lane = (uint32_t)__builtin_ctz(left_), 1); left_ &= left_ - 1)
+
+/* A register that a pending operation will write (tcgen05.ld, wgmma): it holds poison, and a plain mov carries the
+ * claim along, until the operation delivers (pending.c). */
+
+/* ---- memory (memory.c) ---------------------------------------------------------------------------------------- */
+
+/* Where `bytes` at an address are, for a thread's ordinary access. Checks space, bounds and alignment (of `align`
+ * bytes); faults with a sentence. `lane` is for the sentence. For shared memory of this CTA or, through a cluster
+ * address or a generic one, of another. The pointer is good for this instruction only. */
+uint8_t *thread_read(warp *w, const instr *in, int lane, ptx_space space, uint64_t address, uint32_t bytes,
+                     uint32_t align);
+/* The same for a write of `bytes` from `data`, so that the proxies' views and the shadow can be kept. */
+void thread_write(warp *w, const instr *in, int lane, ptx_space space, uint64_t address, const void *data,
+                  uint32_t bytes, uint32_t align);
+/* Shared memory through the async proxy. `offset` is in the CTA's window (SHARED_BASE ..). */
+void async_read_shared(cta *c, uint32_t offset, void *data, uint32_t bytes);
+void async_write_shared(cta *c, uint32_t offset, const void *data, uint32_t bytes);
+/* Checks that such an access would be inside the CTA's shared memory; faults with `what` in the sentence. */
+void check_shared(warp *w, const instr *in, const cta *c, uint64_t offset, uint64_t bytes, uint32_t align,
+                  const char *what);
+/* fence.proxy.async by these lanes. */
+void publish_to_async_proxy(warp *w, uint32_t lanes);
+/* A global range that an asynchronous operation will touch: faults unless it is all inside one allocation (or is host
+ * memory, where the device reads that). */
+uint8_t *check_global(warp *w, const instr *in, uint64_t address, uint64_t bytes, uint32_t align, const char *what);
+/* A shared address of 32 bits, or a generic one, to a CTA of the cluster and the offset in it; faults if it is none. */
+cta *shared_target(warp *w, const instr *in, uint64_t address, uint32_t *offset);
+int64_t own_shared_address(const cta *c, uint32_t offset); /* rank << 24 | offset */
+
+/* Device allocations: exact bounds, poisoned. */
+void *device_allocate(size_t bytes);
+int device_free(void *p);                                             /* 0 if it was one */
+int device_range(uint64_t address, uint64_t *start, uint64_t *bytes); /* 1: inside an allocation */
+extern int host_memory_allowed;                                       /* the device reads pageable memory */
+
+/* ---- mbarrier (mbarrier.c): also used by bulk, TMA, tcgen05.commit, st.async ------------------------------------- */
+
+/* `offset` in c's window. Each faults, naming w and in (which may be those of an operation issued earlier), on an
+ * address that holds no barrier, and on counts out of range. */
+void mbarrier_arrive(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);
+void mbarrier_expect_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
+void mbarrier_complete_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
+void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset);        /* at issue: there is one */
+void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
+
+/* ---- reports (report.c) --------------------------------------------------------------------------------------- */
+
+/* Stops the machine: "kernel K, block (x,y,z), warp W lane L, file:line `text`: sentence". lane -1: the whole warp. */
+_Noreturn void fault(warp *w, const instr *in, int lane, const char *sentence, ...)
+    __attribute__((format(printf, 4, 5)));
+/* For what an operation finds after its issuer has exited: m, op's issuer. */
+_Noreturn void fault_op(machine *m, const async_op *op, const char *sentence, ...)
+    __attribute__((format(printf, 3, 4)));
+_Noreturn void report_deadlock(machine *m);
+void remark_once(machine *m, const char *key, const char *sentence, ...) __attribute__((format(printf, 3, 4)));
+
+/* ---- trace (trace.c) ------------------------------------------------------------------------------------------ */
+
+void trace_op(machine *m, const async_op *op); /* when it ends */
+void trace_write(machine *m);
+
+#endif
