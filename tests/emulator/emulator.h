@@ -37,6 +37,7 @@ typedef struct fragment fragment;
 typedef struct machine machine;
 typedef struct mbarrier mbarrier;
 typedef struct async_op async_op;
+typedef struct pending pending;
 typedef struct tmem tmem; /* tensor memory of an SM: tmem.c */
 
 /* ---- devices (device.c) --------------------------------------------------------------------------------------- */
@@ -207,7 +208,8 @@ struct warp {
     uint32_t threads;            /* lanes that exist (the last warp of an odd block has fewer) */
     uint64_t instructions;
     /* families' own state a warp or thread, made on first use and freed with the warp */
-    void *cp_async, *bulk_groups, *wgmma, *tmem_pending;
+    void *cp_async, *bulk_groups, *wgmma, *tmem_loads;
+    pending *pending;         /* claims, NULL: none */
     uint32_t cluster_arrived; /* lanes that have arrived at barrier.cluster and not waited yet */
     uint64_t cluster_phase[WARP_LANES];
 };
@@ -235,7 +237,8 @@ typedef struct async_queue {
 } async_queue;
 
 void async_start(machine *m, async_op *op, warp *by, const instr *in, async_queue *queue);
-/* Runs pieces of this operation (and what its queue puts before it) until it has ended: for a wait that must see it. */
+/* The CTA is gone: its operations that touch no CTA's memory any more must not name its warps. */
+void async_forget(machine *m, const cta *c);
 int async_pending(const machine *m);
 /* One piece of some operation, chosen by the seed; force: of one that may start later too. 0: none could. */
 int async_turn(machine *m, int force);
@@ -384,12 +387,10 @@ void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /
 
 /* ---- reports (report.c) --------------------------------------------------------------------------------------- */
 
-/* Stops the machine: "kernel K, block (x,y,z), warp W lane L, file:line `text`: sentence". lane -1: the whole warp. */
+/* Stops the machine: "kernel K, block (x,y,z), warp W lane L, file:line `text`: sentence". lane -1: the whole warp.
+ * w NULL: its CTA has gone (an operation that outlived it). */
 _Noreturn void fault(warp *w, const instr *in, int lane, const char *sentence, ...)
     __attribute__((format(printf, 4, 5)));
-/* For what an operation finds after its issuer has exited: m, op's issuer. */
-_Noreturn void fault_op(machine *m, const async_op *op, const char *sentence, ...)
-    __attribute__((format(printf, 3, 4)));
 _Noreturn void report_deadlock(machine *m);
 void remark_once(machine *m, const char *key, const char *sentence, ...) __attribute__((format(printf, 3, 4)));
 

@@ -290,7 +290,8 @@ typedef struct {
     X(wgmma_opcodes)                                                                                                   \
     X(tmem_opcodes)                                                                                                    \
     X(tcgen05_opcodes)                                                                                                 \
-    X(cluster_opcodes)
+    X(cluster_opcodes)                                                                                                 \
+    X(grid_opcodes)
 
 struct decoder {
     module *module;
