@@ -102,6 +102,7 @@ struct cluster {
     uint32_t barrier_arrived; /* threads, of this phase */
     uint64_t barrier_phase;
     uint32_t exited_threads;
+    uint32_t threads;
 };
 
 typedef struct named_barrier {
@@ -168,7 +169,7 @@ typedef struct call_node {
     void *saved; /* registers of a recursive callee */
 } call_node;
 
-typedef enum { FRAGMENT_RUNS, FRAGMENT_PARKED, FRAGMENT_ARRIVED } fragment_state;
+typedef enum { FRAGMENT_RUNS, FRAGMENT_PARKED } fragment_state;
 
 /* What a parked fragment waits for, for the deadlock's report and for handlers that try again. */
 typedef struct wait_note {
@@ -191,6 +192,7 @@ struct fragment {
     const function *function;
     call_node *stack;
     fragment_state state;
+    int alone;      /* has arrived somewhere: no other fragment may merge with it until it is done */
     wait_note wait; /* kept while the parked instruction is tried again; cleared when it is done */
 };
 
@@ -202,6 +204,7 @@ struct warp {
     fragment fragments[WARP_LANES];
     int fragment_count;
     fragment *current;           /* being run */
+    uint32_t executing;          /* the lanes that its instruction runs for */
     int in_ready;                /* index in the machine's ready list, -1: not there */
     uint64_t sync_time;          /* machine->now when it last synchronised with others (acquired something) */
     uint64_t tcgen05_fence_time; /* of its last tcgen05.fence::after_thread_sync */
@@ -265,8 +268,11 @@ struct machine {
     warp **ready;
     int ready_count, ready_capacity;
     uint64_t now;      /* turns */
+    uint64_t idle;     /* turns in a row in which warps only polled */
+    int resident_goal; /* CTAs beyond this start only when nothing else can run; drawn from the seed */
     uint64_t progress; /* grows whenever something changes that another thread can see */
     uint64_t op_serial, cta_serial, grid_serial;
+    int resident;
     struct async_pool *pool;
     struct trace *trace; /* NULL: none is wanted */
     void *escape;        /* jmp_buf of machine_run, for fault() */
@@ -287,6 +293,7 @@ int machine_occupancy(const machine *m, const launch *l);
 uint32_t machine_random(machine *m);                /* 32 bits */
 uint32_t machine_below(machine *m, uint32_t bound); /* 0 .. bound-1 */
 void wake_cta(cta *c); /* something that its warps may wait for has changed: all parked ones try again */
+void wake_warp(warp *w);
 void wake_cluster(cluster *c);
 void wake_all(machine *m);
 static inline void machine_progress(machine *m) {
@@ -298,7 +305,8 @@ static inline machine *machine_of(const warp *w) {
 
 /* ---- warps (simt.c) ------------------------------------------------------------------------------------------- */
 
-/* Parks the fragment (the handler returns what this returns). */
+/* Parks the fragment (the handler returns what this returns). While it is tried again, w->current->wait still says
+ * this; it is cleared when the instruction is done. */
 run_result park(warp *w, int kind, uint64_t a, uint64_t b);
 
 /* Warp collectives. `members` are lanes that must be at this instruction together (exited ones do not count). Returns 1
@@ -312,12 +320,14 @@ void split_off(warp *w, uint32_t lanes);
 /* Where `lanes` of the current fragment go on; the rest stay with the next instruction. For RUN_JUMP handlers. */
 void jump(warp *w, uint32_t lanes, int32_t pc);
 void exit_lanes(warp *w, uint32_t lanes);
-const uint32_t *special_fill(const warp *w, const char *name,
-                             uint64_t out[WARP_LANES]); /* %tid.x ... ; NULL: unknown */
-int special_is_dynamic(const char *name);               /* %clock ...: read when executed, by mov */
+int special_fill(const warp *w, const char *name, uint64_t out[WARP_LANES]); /* %tid.x ...; 0: there is none */
+int special_exists(const char *name);
+int special_is_dynamic(const char *name); /* %clock ...: read when executed, by mov */
 uint64_t special_read(warp *w, const char *name, int lane);
 
-/* ---- registers ------------------------------------------------------------------------------------------------ */
+/* ---- registers
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static inline uint32_t *r32(const warp *w, uint32_t slot) {
     return (uint32_t *)(w->registers + slot);
@@ -341,31 +351,38 @@ static inline void set_predicate(const warp *w, uint32_t slot, uint32_t lanes, u
 #define FOR_LANES(lane, lanes)                                                                                         \
     for (uint32_t left_ = (lanes), lane; left_ && (lane = (uint32_t)__builtin_ctz(left_), 1); left_ &= left_ - 1)
 
-/* A register that a pending operation will write (tcgen05.ld, wgmma): it holds poison, and a plain mov carries the
- * claim along, until the operation delivers (pending.c). */
+/* A register that a pending operation will write (tcgen05.ld, wgmma): it holds poison, and
+ * a plain mov carries the claim along, until the operation delivers (pending.c). */
 
-/* ---- memory (memory.c) ---------------------------------------------------------------------------------------- */
+/* ---- memory (memory.c)
+ * ----------------------------------------------------------------------------------------
+ */
 
-/* Where `bytes` at an address are, for a thread's ordinary access. Checks space, bounds and alignment (of `align`
- * bytes); faults with a sentence. `lane` is for the sentence. For shared memory of this CTA or, through a cluster
- * address or a generic one, of another. The pointer is good for this instruction only. */
+/* Where `bytes` at an address are, for a thread's ordinary access. Checks space, bounds
+ * and alignment (of `align` bytes); faults with a sentence. `lane` is for the sentence.
+ * For shared memory of this CTA or, through a cluster address or a generic one, of
+ * another. The pointer is good for this instruction only. */
 uint8_t *thread_read(warp *w, const instr *in, int lane, ptx_space space, uint64_t address, uint32_t bytes,
                      uint32_t align);
-/* The same for a write of `bytes` from `data`, so that the proxies' views and the shadow can be kept. */
+/* The same for a write of `bytes` from `data`, so that the proxies' views and the shadow
+ * can be kept. */
 void thread_write(warp *w, const instr *in, int lane, ptx_space space, uint64_t address, const void *data,
                   uint32_t bytes, uint32_t align);
-/* Shared memory through the async proxy. `offset` is in the CTA's window (SHARED_BASE ..). */
+/* Shared memory through the async proxy. `offset` is in the CTA's window (SHARED_BASE ..).
+ */
 void async_read_shared(cta *c, uint32_t offset, void *data, uint32_t bytes);
 void async_write_shared(cta *c, uint32_t offset, const void *data, uint32_t bytes);
-/* Checks that such an access would be inside the CTA's shared memory; faults with `what` in the sentence. */
+/* Checks that such an access would be inside the CTA's shared memory; faults with `what`
+ * in the sentence. */
 void check_shared(warp *w, const instr *in, const cta *c, uint64_t offset, uint64_t bytes, uint32_t align,
                   const char *what);
 /* fence.proxy.async by these lanes. */
 void publish_to_async_proxy(warp *w, uint32_t lanes);
-/* A global range that an asynchronous operation will touch: faults unless it is all inside one allocation (or is host
- * memory, where the device reads that). */
+/* A global range that an asynchronous operation will touch: faults unless it is all inside
+ * one allocation (or is host memory, where the device reads that). */
 uint8_t *check_global(warp *w, const instr *in, uint64_t address, uint64_t bytes, uint32_t align, const char *what);
-/* A shared address of 32 bits, or a generic one, to a CTA of the cluster and the offset in it; faults if it is none. */
+/* A shared address of 32 bits, or a generic one, to a CTA of the cluster and the offset in
+ * it; faults if it is none. */
 cta *shared_target(warp *w, const instr *in, uint64_t address, uint32_t *offset);
 int64_t own_shared_address(const cta *c, uint32_t offset); /* rank << 24 | offset */
 
@@ -375,26 +392,31 @@ int device_free(void *p);                                             /* 0 if it
 int device_range(uint64_t address, uint64_t *start, uint64_t *bytes); /* 1: inside an allocation */
 extern int host_memory_allowed;                                       /* the device reads pageable memory */
 
-/* ---- mbarrier (mbarrier.c): also used by bulk, TMA, tcgen05.commit, st.async ------------------------------------- */
+/* ---- mbarrier (mbarrier.c): also used by bulk, TMA, tcgen05.commit, st.async
+ * ------------------------------------- */
 
-/* `offset` in c's window. Each faults, naming w and in (which may be those of an operation issued earlier), on an
- * address that holds no barrier, and on counts out of range. */
+/* `offset` in c's window. Each faults, naming w and in (which may be those of an operation
+ * issued earlier), on an address that holds no barrier, and on counts out of range. */
 void mbarrier_arrive(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);
 void mbarrier_expect_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
 void mbarrier_complete_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
 void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset);        /* at issue: there is one */
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
 
-/* ---- reports (report.c) --------------------------------------------------------------------------------------- */
+/* ---- reports (report.c)
+ * ---------------------------------------------------------------------------------------
+ */
 
-/* Stops the machine: "kernel K, block (x,y,z), warp W lane L, file:line `text`: sentence". lane -1: the whole warp.
- * w NULL: its CTA has gone (an operation that outlived it). */
+/* Stops the machine: "kernel K, block (x,y,z), warp W lane L, file:line `text`: sentence".
+ * lane -1: the whole warp. w NULL: its CTA has gone (an operation that outlived it). */
 _Noreturn void fault(warp *w, const instr *in, int lane, const char *sentence, ...)
     __attribute__((format(printf, 4, 5)));
 _Noreturn void report_deadlock(machine *m);
 void remark_once(machine *m, const char *key, const char *sentence, ...) __attribute__((format(printf, 3, 4)));
 
-/* ---- trace (trace.c) ------------------------------------------------------------------------------------------ */
+/* ---- trace (trace.c)
+ * ------------------------------------------------------------------------------------------
+ */
 
 void trace_op(machine *m, const async_op *op); /* when it ends */
 void trace_write(machine *m);
