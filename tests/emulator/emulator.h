@@ -351,8 +351,17 @@ static inline void set_predicate(const warp *w, uint32_t slot, uint32_t lanes, u
 #define FOR_LANES(lane, lanes)                                                                                         \
     for (uint32_t left_ = (lanes), lane; left_ && (lane = (uint32_t)__builtin_ctz(left_), 1); left_ &= left_ - 1)
 
-/* A register that a pending operation will write (tcgen05.ld, wgmma): it holds poison, and
- * a plain mov carries the claim along, until the operation delivers (pending.c). */
+/* A register that a pending operation will write (tcgen05.ld, wgmma): it holds poison, and a plain mov carries the
+ * claim along, until the operation delivers (pending.c). Compilers move such registers before the wait and pack them in
+ * pairs, so a place is the offset of its lane 0 in the register file and the stride of lanes: 4 in a 32-bit register, 8
+ * for a half of a 64-bit one (slot, slot + 4). */
+void pending_claim(warp *w, uint32_t place, uint32_t stride, uint32_t lanes, const uint32_t value[WARP_LANES]);
+/* A mov has copied `lanes` of one place to another: the claim on it too; an earlier claim on `to` ends. Call it where
+ * w->pending is not NULL. */
+void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t from_stride, uint32_t lanes);
+/* Writes every place whose value lies in values[0 .. count) and drops these claims. */
+void pending_deliver(warp *w, const uint32_t *values, size_t count);
+void pending_free(warp *w);
 
 /* ---- memory (memory.c)
  * ----------------------------------------------------------------------------------------
