@@ -101,7 +101,7 @@ struct cluster {
     /* barrier.cluster: */
     uint32_t barrier_arrived; /* threads, of this phase */
     uint64_t barrier_phase;
-    uint32_t exited_threads;
+    uint32_t exited_threads, threads;
     uint32_t threads;
 };
 
@@ -283,6 +283,7 @@ struct machine {
 
 machine *machine_create(const device *d);
 void machine_destroy(machine *m);
+void machine_seed(machine *m, uint64_t seed); /* from here on; also sets the timing */
 /* Queues a launch; parameters are copied. NULL or a sentence that says why it cannot run (malloc'd). */
 char *machine_launch(machine *m, const launch *l);
 /* Runs until every queued grid has finished. 0, or -1 after a fault: m->error says it. */
@@ -358,7 +359,7 @@ static inline void set_predicate(const warp *w, uint32_t slot, uint32_t lanes, u
 void pending_claim(warp *w, uint32_t place, uint32_t stride, uint32_t lanes, const uint32_t value[WARP_LANES]);
 /* A mov has copied `lanes` of one place to another: the claim on it too; an earlier claim on `to` ends. Call it where
  * w->pending is not NULL. */
-void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t from_stride, uint32_t lanes);
+void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t lanes);
 /* Writes every place whose value lies in values[0 .. count) and drops these claims. */
 void pending_deliver(warp *w, const uint32_t *values, size_t count);
 void pending_free(warp *w);

@@ -54,9 +54,8 @@ void pending_claim(warp *w, uint32_t place, uint32_t stride, uint32_t lanes, con
     add(w, c);
 }
 
-void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t from_stride, uint32_t lanes) {
+void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t lanes) {
     pending *p = w->pending;
-    (void)from_stride; /* a place has one stride */
     if (to == from) return;
     size_t count = p->count;
     int ended = 0;
