@@ -91,6 +91,7 @@ struct grid {
     uint64_t cta_count, next_cta, live_ctas, done_ctas;
     uint64_t triggered_ctas; /* that called launch_dependents, or have exited */
     int started, finished;
+    struct global_record *unpublished; /* its writes to global memory that the async proxy does not see yet (memory.c) */
 };
 
 struct cluster {
@@ -386,8 +387,16 @@ void async_write_shared(cta *c, uint32_t offset, const void *data, uint32_t byte
  * in the sentence. */
 void check_shared(warp *w, const instr *in, const cta *c, uint64_t offset, uint64_t bytes, uint32_t align,
                   const char *what);
-/* fence.proxy.async by these lanes. */
+/* fence.proxy.async by these lanes: for shared memory (of the whole cluster) and for global memory. */
 void publish_to_async_proxy(warp *w, uint32_t lanes);
+void publish_global_to_async_proxy(warp *w, uint32_t lanes);
+/* The CTA goes: frees c->shadow. The grid has ended: its writes are seen by everything. */
+void shadow_release(cta *c);
+void global_record_release(grid *g);
+/* Global memory through the async proxy, once check_global has allowed it: a read gets the old bytes where threads of
+ * this grid have written and no fence.proxy.async has ordered that. */
+void async_read_global(const grid *g, uint64_t address, void *data, uint32_t bytes);
+void async_write_global(grid *g, uint64_t address, const void *data, uint32_t bytes);
 /* A global range that an asynchronous operation will touch: faults unless it is all inside
  * one allocation (or is host memory, where the device reads that). */
 uint8_t *check_global(warp *w, const instr *in, uint64_t address, uint64_t bytes, uint32_t align, const char *what);
@@ -410,6 +419,8 @@ extern int host_memory_allowed;                                       /* the dev
 void mbarrier_arrive(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);
 void mbarrier_expect_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
 void mbarrier_complete_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
+/* One more arrival is due in this phase (cp.async.mbarrier.arrive without .noinc). */
+void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);
 void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset);        /* at issue: there is one */
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
 
