@@ -85,15 +85,16 @@ typedef enum {
 typedef struct variable variable;
 typedef struct function function;
 typedef struct module module;
+typedef struct entry entry;
 
 typedef enum {
     OPERAND_NONE,
-    OPERAND_REGISTER,  /* reg */
-    OPERAND_IMMEDIATE, /* bits; is_float says that the text was a 0f, 0d or decimal floating literal, kept as double */
+    OPERAND_REGISTER,  /* reg; name: a selector written behind it (%r1.b0: "b0"), else NULL */
+    OPERAND_IMMEDIATE, /* bits; is_float: of a floating literal, 32 (0f...) or 64 (0d... and decimal), and value */
     OPERAND_SPECIAL,   /* name: "%tid.x" */
-    OPERAND_SYMBOL,    /* name of a variable, function or label (+ bits as offset); bound by the decoder */
+    OPERAND_SYMBOL,    /* name of a variable (reg: which one), function or label (+ bits as offset) */
     OPERAND_ADDRESS,   /* [base + offset]: base in items[0]; [a, {c0, c1}, m] keeps a, vector, m in items */
-    OPERAND_VECTOR,    /* {items...} */
+    OPERAND_VECTOR,    /* {items...}; also the lists in parentheses of a call, and targets of brx.idx and call */
     OPERAND_SINK       /* _ */
 } operand_kind;
 
@@ -119,7 +120,8 @@ struct variable {
     int vector; /* 1, 2 or 4 (.v2, .v4) */
     int64_t align, bytes;
     int is_array, is_extern;
-    uint32_t slot; /* registers: offset in the register file */
+    int is_kernel_parameter; /* of an .entry: in the launch's parameters. Those of a .func are in local memory */
+    uint32_t slot;           /* registers: offset in the register file */
     int64_t
         address; /* other spaces: offset in it once laid out (shared: within the window; global, const: host pointer) */
     /* initial bytes of .global and .const, and addresses to be put into them */
@@ -128,7 +130,8 @@ struct variable {
         struct relocation *next;
         int64_t offset, addend;
         const char *symbol;
-        int generic;
+        int generic, bytes;
+        uint64_t mask; /* 0xff00(symbol): these bits of the address, shifted down */
     } *relocations;
     variable *next;
 };
@@ -138,10 +141,10 @@ typedef struct statement {
     int line;
     variable *guard;
     int guard_negated;
-    const char *opcode;        /* before the first dot */
-    const char *modifiers[24]; /* without dots, in order: "async", "bulk", "shared::cluster", "f32" */
+    const char *opcode;     /* before the first dot */
+    const char **modifiers; /* without dots, in order: "async", "bulk", "shared::cluster", "f32"; at most 32 */
     int modifier_count;
-    operand operands[16];
+    operand *operands; /* at most 32 */
     int operand_count;
 } statement;
 
@@ -203,9 +206,15 @@ struct function {
     } *labels;
     /* directives, 0 where absent */
     int maxntid[3], reqntid[3], minnctapersm, maxnreg, reqnctapercluster[3], explicitcluster;
-    /* after decoding */
+    int64_t local_bytes; /* of its .local variables and .param variables; scopes that exclude each other overlap */
+    /* after decoding. An entry decodes its own copies of the functions that it calls (entry->functions), so that each
+     * has its own part of the entry's register file and of the thread's local memory. */
     instr *code;
     int length;
+    const function *original; /* what it is a copy of; the address of a function is that of the original */
+    uint32_t registers_begin, registers_end; /* in the register file */
+    int64_t local_base;
+    int recursive; /* may be called again before it returns: a call saves its registers and local memory */
 };
 
 /* One file of PTX, loaded. Everything in it is allocated from one arena and freed with it. */
@@ -216,6 +225,11 @@ struct module {
     int version;        /* 90 for .version 9.0 */
     function *functions;
     variable *variables; /* .global, .const, .shared of module scope */
+    struct alias {
+        const char *name, *target;
+        struct alias *next;
+    } *aliases;
+    entry *entries;
     struct arena *arena;
 };
 
@@ -229,7 +243,8 @@ variable *module_variable(const module *m, const char *name);
  */
 
 /* Filled once for each .entry: the layout of everything that the entry and the functions it calls can touch. */
-typedef struct entry {
+struct entry {
+    entry *next;
     function *function;
     module *in;
     uint32_t register_bytes; /* of a warp's register file */
@@ -238,9 +253,13 @@ typedef struct entry {
         uint32_t slot;
         ptx_type type;       /* of the slot */
         uint64_t bits[2];    /* the same in every lane ... */
-        const char *special; /* ... or a special register's name, with the .x if it has one: special_fill (simt.c) */
+        const char *special; /* ... or a special register's name, with the .x if it has one: special_fill (simt.c);
+                              * or "param:", bits[0]: launch.parameters + bits[0], as a host pointer;
+                              * or "shared:", bits[0]: own_shared_address(cta, bits[0]), without SHARED_WINDOW */
     } *fills;
     int fill_count;
+    function **functions; /* [0] is the entry's own, then the copies of those that it calls */
+    int function_count;
     int64_t static_shared;  /* bytes of .shared variables, from SHARED_BASE on */
     int64_t dynamic_offset; /* where the extern .shared array begins, in the shared window */
     int64_t local_bytes;    /* a thread */
@@ -248,7 +267,7 @@ typedef struct entry {
     int uses_async_proxy; /* has an instruction that reads or writes shared memory through the async proxy */
     int uses_tcgen05_fence;
     int uses_tcgen05, uses_cluster;
-} entry;
+};
 
 /* NULL and an error sentence if there is no such entry. Owned by the module. */
 entry *module_entry(module *m, const char *name, char **error);
@@ -342,6 +361,12 @@ uint32_t source_address(decoder *d, int index, int64_t *offset, int *bits);
 int64_t constant(decoder *d, int index);
 int is_constant(decoder *d, int index, int64_t *value);
 int32_t label_target(decoder *d, int index); /* index of an instruction of this function */
+/* The slot of a register that the program does not name, one for each entry, made when it is first asked for: state that
+ * instructions keep between them (the carry flag, a predicate). */
+uint32_t hidden_register(decoder *d, const char *name, ptx_type type);
+int32_t label_target_of(decoder *d, const operand *o);
+/* A %clock or another special register that changes is read by an instruction that source() puts in front of this one.
+ */
 
 /* Done with a statement: refuses it if a modifier or an operand was left. decode.c calls it after the family. */
 void decode_finish(decoder *d);
