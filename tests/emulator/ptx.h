@@ -361,8 +361,8 @@ uint32_t source_address(decoder *d, int index, int64_t *offset, int *bits);
 int64_t constant(decoder *d, int index);
 int is_constant(decoder *d, int index, int64_t *value);
 int32_t label_target(decoder *d, int index); /* index of an instruction of this function */
-/* The slot of a register that the program does not name, one for each entry, made when it is first asked for: state that
- * instructions keep between them (the carry flag, a predicate). */
+/* The slot of a register that the program does not name, one for each entry, made when it is first asked for: state
+ * that instructions keep between them (the carry flag, a predicate). */
 uint32_t hidden_register(decoder *d, const char *name, ptx_type type);
 int32_t label_target_of(decoder *d, const operand *o);
 /* A %clock or another special register that changes is read by an instruction that source() puts in front of this one.
