@@ -91,7 +91,8 @@ struct grid {
     uint64_t cta_count, next_cta, live_ctas, done_ctas;
     uint64_t triggered_ctas; /* that called launch_dependents, or have exited */
     int started, finished;
-    struct global_record *unpublished; /* its writes to global memory that the async proxy does not see yet (memory.c) */
+    struct global_record
+        *unpublished; /* its writes to global memory that the async proxy does not see yet (memory.c) */
 };
 
 struct cluster {
@@ -102,8 +103,8 @@ struct cluster {
     /* barrier.cluster: */
     uint32_t barrier_arrived; /* threads, of this phase */
     uint64_t barrier_phase;
-    uint32_t exited_threads, threads;
-    uint32_t threads;
+    uint32_t exited_threads;
+    uint32_t threads; /* of all its CTAs */
 };
 
 typedef struct named_barrier {
@@ -162,13 +163,18 @@ struct cta {
     uint64_t traffic[TRAFFIC_COUNT];
 };
 
-typedef struct call_node {
-    struct call_node *parent;
+/* Where calls return to. A warp's nodes are a tree: fragments that call from the same place of the same stack share a
+ * node, so that they can meet again. control.c makes them and gives them back when no lane is below. */
+typedef struct call_node call_node;
+struct call_node {
+    call_node *parent;
     const function *function; /* to return into */
     int32_t pc;
     int depth;
-    void *saved; /* registers of a recursive callee */
-} call_node;
+    uint32_t lanes;  /* that have called and not returned */
+    void *saved;     /* registers and local memory of a recursive callee */
+    call_node *next; /* of the warp */
+};
 
 typedef enum { FRAGMENT_RUNS, FRAGMENT_PARKED } fragment_state;
 
@@ -213,6 +219,7 @@ struct warp {
     uint64_t instructions;
     /* families' own state a warp or thread, made on first use and freed with the warp */
     void *cp_async, *bulk_groups, *wgmma, *tmem_loads;
+    call_node *calls;         /* control.c: call_nodes_free(w) when the warp ends */
     pending *pending;         /* claims, NULL: none */
     uint32_t cluster_arrived; /* lanes that have arrived at barrier.cluster and not waited yet */
     uint64_t cluster_phase[WARP_LANES];
@@ -321,7 +328,10 @@ int converge_aligned(warp *w, const instr *in, uint32_t lanes);
 void split_off(warp *w, uint32_t lanes);
 /* Where `lanes` of the current fragment go on; the rest stay with the next instruction. For RUN_JUMP handlers. */
 void jump(warp *w, uint32_t lanes, int32_t pc);
+/* The same into another function, or out of one: calls and returns. */
+void jump_function(warp *w, uint32_t lanes, const function *f, int32_t pc, call_node *stack);
 void exit_lanes(warp *w, uint32_t lanes);
+void call_nodes_free(warp *w);                                               /* control.c */
 int special_fill(const warp *w, const char *name, uint64_t out[WARP_LANES]); /* %tid.x ...; 0: there is none */
 int special_exists(const char *name);
 int special_is_dynamic(const char *name); /* %clock ...: read when executed, by mov */

@@ -254,8 +254,8 @@ struct entry {
         ptx_type type;       /* of the slot */
         uint64_t bits[2];    /* the same in every lane ... */
         const char *special; /* ... or a special register's name, with the .x if it has one: special_fill (simt.c);
-                              * or "param:", bits[0]: launch.parameters + bits[0], as a host pointer;
-                              * or "shared:", bits[0]: own_shared_address(cta, bits[0]), without SHARED_WINDOW */
+                              * or "param:OFFSET": launch.parameters + OFFSET, as a host pointer;
+                              * or "shared:OFFSET": own_shared_address(cta, OFFSET), without SHARED_WINDOW */
     } *fills;
     int fill_count;
     function **functions; /* [0] is the entry's own, then the copies of those that it calls */
