@@ -434,6 +434,32 @@ void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uin
 void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset);        /* at issue: there is one */
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
 
+/* ---- beginnings and ends ------------------------------------------------------------------------------------------
+ */
+
+/* A family that keeps state of its own defines those of these that it needs; the core calls the ones that exist. */
+#define LIFECYCLE_HOOKS(X)                                                                                             \
+    X(memory_cta_start, cta *)   /* shared memory is there; no warp has run */                                         \
+    X(cp_async_warp_end, warp *) /* frees w->cp_async */                                                               \
+    X(bulk_warp_end, warp *)     /* w->bulk_groups */                                                                  \
+    X(wgmma_warp_end, warp *)    /* w->wgmma */                                                                        \
+    X(tmem_warp_end, warp *)     /* w->tmem_loads */                                                                   \
+    X(pending_warp_end, warp *)  /* w->pending */                                                                      \
+    X(tmem_cta_exit, warp *)     /* the CTA's last warp has exited: may fault */                                       \
+    X(tcgen05_cta_end, cta *)    /* frees c->tcgen05 */                                                                \
+    X(mbarrier_cta_end, cta *)   /* c->mbarriers */                                                                    \
+    X(memory_cta_end, cta *)     /* c->shadow */                                                                       \
+    X(memory_grid_end, grid *)                                                                                         \
+    X(async_clear, machine *)      /* frees every operation without running it: the machine is being destroyed */      \
+    X(tmem_machine_end, machine *) /* frees the SMs' tensor memories */
+#define X(hook, argument) void hook(argument) __attribute__((weak));
+LIFECYCLE_HOOKS(X)
+#undef X
+#define CALL_HOOK(hook, argument)                                                                                      \
+    do {                                                                                                               \
+        if (hook) hook(argument);                                                                                      \
+    } while (0)
+
 /* ---- reports (report.c)
  * ---------------------------------------------------------------------------------------
  */
@@ -450,6 +476,10 @@ void remark_once(machine *m, const char *key, const char *sentence, ...) __attri
  */
 
 void trace_op(machine *m, const async_op *op); /* when it ends */
+void trace_cta(machine *m, const cta *c);      /* when it is freed */
+void trace_grid(machine *m, const grid *g);    /* when it has finished */
 void trace_write(machine *m);
+void trace_end(machine *m);
+void trace_begin(machine *m, const char *path);
 
 #endif

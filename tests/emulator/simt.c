@@ -103,6 +103,7 @@ void exit_lanes(warp *w, uint32_t lanes) {
     fragment *f = w->current;
     f->lanes &= ~lanes;
     w->live &= ~lanes;
+    cluster_barrier_exit(w, lanes);
     w->cta->cluster->exited_threads += (uint32_t)__builtin_popcount(lanes);
     machine_progress(machine_of(w));
     /* collectives and barriers may have waited for these lanes */

@@ -1,0 +1,130 @@
+/* Faults, deadlocks and remarks, in sentences. */
+#define _GNU_SOURCE /* open_memstream, strdup */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "simt.h"
+
+_Noreturn static void stop(machine *m, char *text) {
+    free(m->error);
+    m->error = text;
+    longjmp(*(jmp_buf *)m->escape, 1);
+}
+
+static void print_place(FILE *out, const warp *w, const instr *in, int lane) {
+    if (w) {
+        const cta *c = w->cta;
+        fprintf(out, "kernel %s, block (%u,%u,%u), warp %d", c->grid->launch.entry->function->name, c->id[0], c->id[1],
+                c->id[2], w->index);
+        if (lane >= 0) fprintf(out, " lane %d (thread %d)", lane, w->index * WARP_LANES + lane);
+    } else {
+        fprintf(out, "a block that has exited");
+    }
+    if (in) {
+        const module *in_module = w ? w->cta->grid->launch.entry->in : NULL;
+        fprintf(out, ", %s:%d `%s`", in_module ? in_module->file : "line", in->line, in->text);
+    }
+    fprintf(out, ": ");
+}
+
+void fault(warp *w, const instr *in, int lane, const char *sentence, ...) {
+    machine *m = w ? machine_of(w) : machine_running;
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out || !m) abort();
+    print_place(out, w, in, lane);
+    va_list arguments;
+    va_start(arguments, sentence);
+    vfprintf(out, sentence, arguments);
+    va_end(arguments);
+    fclose(out);
+    stop(m, text);
+}
+
+static void print_wait(FILE *out, const warp *w, const fragment *f) {
+    const wait_note *n = &f->wait;
+    const cta *c = w->cta;
+    char barrier[512];
+    switch (n->kind) {
+    case WAIT_NOTHING:
+        fprintf(out, "polls");
+        break;
+    case WAIT_LANES:
+        fprintf(out, "waits for lanes %08x of its warp to come here", (uint32_t)n->a & ~f->lanes);
+        break;
+    case WAIT_BARRIER:
+        fprintf(out, "waits at barrier %llu: %u of %u threads have arrived", (unsigned long long)n->a,
+                c->barriers[n->a].arrived, c->barriers[n->a].expected);
+        break;
+    case WAIT_CLUSTER:
+        fprintf(out, "waits at the cluster's barrier: %u of %u threads have arrived, %u have exited",
+                c->cluster->barrier_arrived, c->cluster->threads, c->cluster->exited_threads);
+        break;
+    case WAIT_MBARRIER:
+        mbarrier_describe(c, (uint32_t)n->a & ((1u << RANK_SHIFT) - 1), barrier, sizeof barrier);
+        fprintf(out, "waits for %llu at the mbarrier at 0x%llx: %s", (unsigned long long)n->b, (unsigned long long)n->a,
+                barrier);
+        break;
+    case WAIT_ASYNC:
+        fprintf(out, "waits until at most %llu group(s) of its copies are under way", (unsigned long long)n->a);
+        break;
+    case WAIT_TMEM:
+        fprintf(out, "waits for %llu columns of tensor memory", (unsigned long long)n->a);
+        break;
+    case WAIT_GRID:
+        fprintf(out, "waits for the grid before it to finish");
+        break;
+    }
+}
+
+/* Every block is told until this many lines are written. */
+enum { MOST_LINES = 48 };
+
+void report_deadlock(machine *m) {
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) abort();
+    int lines = 0, left_out = 0;
+    fprintf(out, "deadlock: no warp can go on and nothing is under way");
+    if (!m->ctas)
+        fprintf(out, "; the next cluster of %s does not fit on the device",
+                m->first_grid->launch.entry->function->name);
+    for (const cta *c = m->ctas; c; c = c->next)
+        for (int i = 0; i < c->warp_count; i++) {
+            const warp *w = &c->warps[i];
+            for (int j = 0; w->live && j < w->fragment_count; j++) {
+                const fragment *f = &w->fragments[j];
+                const instr *in = &f->function->code[f->pc];
+                if (lines++ >= MOST_LINES) {
+                    left_out++;
+                    continue;
+                }
+                fprintf(out, "\n  kernel %s, block (%u,%u,%u), warp %d lanes %08x, %s:%d `%s`: ",
+                        c->grid->launch.entry->function->name, c->id[0], c->id[1], c->id[2], w->index, f->lanes,
+                        c->grid->launch.entry->in->file, in->line, in->text);
+                print_wait(out, w, f);
+            }
+        }
+    if (left_out) fprintf(out, "\n  and %d more", left_out);
+    fclose(out);
+    stop(m, text);
+}
+
+void remark_once(machine *m, const char *key, const char *sentence, ...) {
+    static const char *said[64];
+    static int count;
+    (void)m;
+    for (int i = 0; i < count; i++)
+        if (!strcmp(said[i], key)) return;
+    if (count < 64) said[count++] = key;
+    va_list arguments;
+    va_start(arguments, sentence);
+    fprintf(stderr, "emulator: ");
+    vfprintf(stderr, sentence, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+}
