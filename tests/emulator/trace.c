@@ -1,0 +1,162 @@
+/* What ran, as JSON: a timeline of asynchronous operations and of CTAs for a trace viewer (the "traceEvents" of the
+ * Trace Event Format: chrome://tracing, ui.perfetto.dev), the instructions executed and the bytes moved. Time is in
+ * turns. */
+#define _GNU_SOURCE /* open_memstream */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "simt.h"
+
+struct trace {
+    FILE *out;
+    int events;
+    char *kernels; /* JSON of the finished grids */
+    size_t kernels_size;
+    FILE *kernels_out;
+    int kernel_count;
+    uint64_t cta_rows; /* of the grid that is running: see MOST_CTAS */
+    char *ctas;
+    size_t ctas_size;
+    FILE *ctas_out;
+    uint64_t traffic[TRAFFIC_COUNT];
+};
+
+enum { MOST_CTAS = 4096 }; /* rows of bytes by CTA that are kept of a grid */
+
+static const char *const traffic_names[] = {
+#define X(kind, text) text,
+    TRAFFIC_KINDS(X)
+#undef X
+};
+
+void trace_begin(machine *m, const char *path) {
+    struct trace *t = calloc(1, sizeof *t);
+    if (!t) abort();
+    t->out = fopen(path, "w");
+    if (!t->out) {
+        fprintf(stderr, "emulator: EMULATE_TRACE: %s cannot be written\n", path);
+        free(t);
+        return;
+    }
+    t->kernels_out = open_memstream(&t->kernels, &t->kernels_size);
+    t->ctas_out = open_memstream(&t->ctas, &t->ctas_size);
+    if (!t->kernels_out || !t->ctas_out) abort();
+    fprintf(t->out, "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [");
+    m->trace = t;
+}
+
+static void event(struct trace *t, const char *name, uint64_t start, uint64_t end, uint64_t process, int thread,
+                  int line, uint64_t bytes) {
+    fprintf(t->out,
+            "%s\n{\"name\": \"%s\", \"ph\": \"X\", \"ts\": %llu, \"dur\": %llu, \"pid\": %llu, \"tid\": %d, "
+            "\"args\": {\"line\": %d, \"bytes\": %llu}}",
+            t->events++ ? "," : "", name, (unsigned long long)start, (unsigned long long)(end - start),
+            (unsigned long long)process, thread, line, (unsigned long long)bytes);
+}
+
+void trace_op(machine *m, const async_op *op) {
+    if (!m->trace) return;
+    event(m->trace, op->what, op->started_at, m->now, op->from ? op->from->serial : 0, op->by ? op->by->index : -1,
+          op->in ? op->in->line : 0, op->bytes);
+}
+
+static void print_traffic(FILE *out, const uint64_t *traffic) {
+    int first = 1;
+    for (int k = 0; k < TRAFFIC_COUNT; k++) {
+        if (!traffic[k]) continue;
+        fprintf(out, "%s\"%s\": %llu", first ? "" : ", ", traffic_names[k], (unsigned long long)traffic[k]);
+        first = 0;
+    }
+}
+
+void trace_cta(machine *m, const cta *c) {
+    struct trace *t = m->trace;
+    if (!t) return;
+    for (int k = 0; k < TRAFFIC_COUNT; k++) t->traffic[k] += c->traffic[k];
+    if (t->cta_rows++ >= MOST_CTAS) return;
+    fprintf(t->ctas_out, "%s\n  {\"cta\": %llu, \"block\": [%u, %u, %u], \"sm\": %d, \"bytes\": {",
+            t->cta_rows > 1 ? "," : "", (unsigned long long)c->serial, c->id[0], c->id[1], c->id[2], c->sm->index);
+    print_traffic(t->ctas_out, c->traffic);
+    fprintf(t->ctas_out, "}}");
+}
+
+typedef struct {
+    const char *name;
+    uint64_t warps, lanes;
+} row;
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const row *)a)->name, ((const row *)b)->name);
+}
+
+/* The counts of every function of the grid's module, by mnemonic; they start again at 0. */
+static void print_instructions(FILE *out, const grid *g) {
+    size_t length = 0, used = 0;
+    for (const function *f = g->launch.entry->in->functions; f; f = f->next) length += (size_t)f->length;
+    row *rows = calloc(length + 1, sizeof *rows);
+    if (!rows) abort();
+    for (const function *f = g->launch.entry->in->functions; f; f = f->next)
+        for (int i = 0; i < f->length; i++) {
+            instr *in = &f->code[i];
+            if (in->executions) rows[used++] = (row){in->name, in->executions, in->lane_executions};
+            in->executions = in->lane_executions = 0;
+        }
+    qsort(rows, used, sizeof *rows, by_name);
+    int first = 1;
+    for (size_t i = 0; i < used;) {
+        row sum = rows[i++];
+        for (; i < used && !strcmp(rows[i].name, sum.name); i++) {
+            sum.warps += rows[i].warps;
+            sum.lanes += rows[i].lanes;
+        }
+        fprintf(out, "%s\n  \"%s\": [%llu, %llu]", first ? "" : ",", sum.name, (unsigned long long)sum.warps,
+                (unsigned long long)sum.lanes);
+        first = 0;
+    }
+    free(rows);
+}
+
+void trace_grid(machine *m, const grid *g) {
+    struct trace *t = m->trace;
+    if (!t) return;
+    const launch *l = &g->launch;
+    FILE *out = t->kernels_out;
+    fprintf(out, "%s\n{\"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"cluster\": [%u, %u, %u],",
+            t->kernel_count++ ? "," : "", l->entry->function->name, l->grid[0], l->grid[1], l->grid[2], l->block[0],
+            l->block[1], l->block[2], l->cluster[0], l->cluster[1], l->cluster[2]);
+    fprintf(out, "\n \"instructions\": {");
+    print_instructions(out, g);
+    fprintf(out, "},\n \"bytes\": {");
+    print_traffic(out, t->traffic);
+    fflush(t->ctas_out);
+    fprintf(out, "},\n \"ctas\": [%s]}", t->ctas);
+    rewind(t->ctas_out);
+    fputc(0, t->ctas_out);
+    rewind(t->ctas_out);
+    t->cta_rows = 0;
+    memset(t->traffic, 0, sizeof t->traffic);
+}
+
+/* Makes the file whole as it is now; more may follow. */
+void trace_write(machine *m) {
+    struct trace *t = m->trace;
+    if (!t) return;
+    fflush(t->kernels_out);
+    long here = ftell(t->out);
+    fprintf(t->out, "],\n\"kernels\": [%s]}\n", t->kernels);
+    fflush(t->out);
+    fseek(t->out, here, SEEK_SET);
+}
+
+void trace_end(machine *m) {
+    struct trace *t = m->trace;
+    if (!t) return;
+    trace_write(m);
+    fclose(t->out);
+    fclose(t->kernels_out);
+    fclose(t->ctas_out);
+    free(t->kernels);
+    free(t->ctas);
+    free(t);
+    m->trace = NULL;
+}
