@@ -237,7 +237,7 @@ struct async_op {
     struct async_queue *queue;     /* NULL: unordered */
     uint64_t not_before;
     const instr *in; /* what issued it, and who: for reports and the trace */
-    warp *by;        /* NULL once the warp is gone */
+    warp *by;
     cta *from;
     cta *touches[2]; /* whose pending_ops count it, while it lives */
     uint64_t started_at, serial, bytes;
@@ -248,7 +248,7 @@ typedef struct async_queue {
 } async_queue;
 
 void async_start(machine *m, async_op *op, warp *by, const instr *in, async_queue *queue);
-/* The CTA is gone: its operations that touch no CTA's memory any more must not name its warps. */
+/* The CTA goes: what its operations still have to write to global memory is written now. */
 void async_forget(machine *m, const cta *c);
 int async_pending(const machine *m);
 /* One piece of some operation, chosen by the seed; force: of one that may start later too. 0: none could. */
@@ -431,6 +431,9 @@ void mbarrier_expect_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64
 void mbarrier_complete_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
 /* One more arrival is due in this phase (cp.async.mbarrier.arrive without .noinc). */
 void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);
+/* Bytes are written where a barrier may lie: one in use is a fault, an idle one ends with a remark. Cheap where there is
+ * none; memory.c calls it for what threads store. */
+void mbarrier_guard(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t bytes);
 void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset);        /* at issue: there is one */
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
 
