@@ -373,7 +373,6 @@ void pending_claim(warp *w, uint32_t place, uint32_t stride, uint32_t lanes, con
 void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t lanes);
 /* Writes every place whose value lies in values[0 .. count) and drops these claims. */
 void pending_deliver(warp *w, const uint32_t *values, size_t count);
-void pending_free(warp *w);
 
 /* ---- memory (memory.c)
  * ----------------------------------------------------------------------------------------
@@ -400,9 +399,6 @@ void check_shared(warp *w, const instr *in, const cta *c, uint64_t offset, uint6
 /* fence.proxy.async by these lanes: for shared memory (of the whole cluster) and for global memory. */
 void publish_to_async_proxy(warp *w, uint32_t lanes);
 void publish_global_to_async_proxy(warp *w, uint32_t lanes);
-/* The CTA goes: frees c->shadow. The grid has ended: its writes are seen by everything. */
-void shadow_release(cta *c);
-void global_record_release(grid *g);
 /* Global memory through the async proxy, once check_global has allowed it: a read gets the old bytes where threads of
  * this grid have written and no fence.proxy.async has ordered that. */
 void async_read_global(const grid *g, uint64_t address, void *data, uint32_t bytes);

@@ -303,6 +303,7 @@ void thread_write(warp *w, const instr *in, int lane, ptx_space space, uint64_t 
     access a = {w, in, lane, "writes", address, bytes};
     place p = place_of(&a, space, align);
     machine *m = machine_of(w);
+    if (p.kind == MEMORY_SHARED && p.owner->mbarriers) mbarrier_guard(w, in, p.owner, p.offset, bytes);
     if (p.kind == MEMORY_GLOBAL && writes_are_noted(w, p.kind))
         note_global_write(w->cta->grid, address, bytes, global_writer(w, (uint32_t)lane), m->now);
     memcpy(p.bytes, data, bytes);

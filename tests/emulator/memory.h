@@ -47,9 +47,9 @@ int reach_of(const warp *w, ptx_space space, const uint64_t address[WARP_LANES],
  * NULL. */
 uint8_t *global_range(uint64_t address, uint64_t bytes);
 
-/* Whether writes of this warp to memory of that kind must go through note_*_write. */
+/* Whether writes of this warp to memory of that kind concern others: the proxies' record, or mbarriers. */
 static inline int writes_are_noted(const warp *w, memory_kind kind) {
-    return kind == MEMORY_SHARED   ? w->cta->async_view != NULL
+    return kind == MEMORY_SHARED   ? w->cta->async_view != NULL || w->cta->mbarriers != NULL
            : kind == MEMORY_GLOBAL ? w->cta->grid->launch.entry->uses_async_proxy
                                    : 0;
 }

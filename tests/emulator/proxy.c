@@ -38,7 +38,7 @@ static struct proxy_shadow *shadow_of(cta *c) {
     return c->shadow = s;
 }
 
-void shadow_release(cta *c) {
+void memory_cta_end(cta *c) {
     free(c->shadow);
     c->shadow = NULL;
 }
@@ -259,7 +259,8 @@ void publish_global_to_async_proxy(warp *w, uint32_t lanes) {
     }
 }
 
-void global_record_release(grid *g) {
+/* Later grids see everything. */
+void memory_grid_end(grid *g) {
     struct global_record *r = g->unpublished;
     if (!r) return;
     free(r->granules);
