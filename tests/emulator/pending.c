@@ -34,7 +34,7 @@ static void drop_empty(warp *w) {
     for (size_t i = 0; i < p->count; i++)
         if (p->claims[i].lanes) p->claims[kept++] = p->claims[i];
     p->count = kept;
-    if (!kept) pending_free(w);
+    if (!kept) pending_warp_end(w);
 }
 
 /* Ends the claims on a place for these lanes. */
@@ -85,7 +85,7 @@ void pending_deliver(warp *w, const uint32_t *values, size_t count) {
     drop_empty(w);
 }
 
-void pending_free(warp *w) {
+void pending_warp_end(warp *w) {
     if (!w->pending) return;
     free(w->pending->claims);
     free(w->pending);
