@@ -70,8 +70,12 @@ void note_global_write(grid *g, uint64_t address, uint32_t bytes, uint64_t write
 /* load_store.c: takes the modifiers that only advise the caches (eviction priorities, prefetch sizes, cache operators),
  * and with .L2::cache_hint the operand at `policy`. */
 void take_cache_hints(decoder *d, int policy);
-/* Takes .sem and .scope if they are there. */
+/* Takes .cta, .cluster, .gpu or .sys. */
 typedef enum { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL, ORDER_SC } memory_order_kind;
 void take_scope(decoder *d, int needed);
+
+/* fence.c */
+decode_function decode_fence, decode_prefetch, decode_prefetchu, decode_applypriority, decode_discard,
+    decode_createpolicy;
 
 #endif
