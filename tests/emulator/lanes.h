@@ -94,6 +94,35 @@
         return RUN_NEXT;                                                                                               \
     }
 
+/* Floating-point values and their bits. */
+static inline float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static inline double double_of(uint64_t bits) {
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static inline uint64_t bits_of_double(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+/* .ftz: a subnormal becomes the zero of its sign. */
+static inline uint32_t flush_f32(uint32_t x) {
+    return x & 0x7f800000 ? x : x & 0x80000000;
+}
+static inline uint32_t flush_f16(uint32_t x) {
+    return x & 0x7c00 ? x : x & 0x8000;
+}
+
 /* A table of handlers by type, for an operation whose handlers are called op_u16, op_s16 ... */
 #define BY_TYPE_32(op) [TYPE_U32] = op##_u32, [TYPE_S32] = op##_s32
 #define BY_TYPE(op)                                                                                                    \
