@@ -62,6 +62,13 @@ static int set_number(uint64_t *out, const char *value) {
     return *value && !*end;
 }
 
+static void start_machine(void) {
+    driver.machine = machine_create(driver.device);
+    if (!driver.machine) abort();
+    apply(driver.machine);
+    if (driver.trace_path) trace_begin(driver.machine, driver.trace_path);
+}
+
 /* NULL, or what is wrong with the value. */
 const char *driver_wrong_setting(const char *name, const char *value) {
     uint64_t number = 0;
@@ -69,8 +76,12 @@ const char *driver_wrong_setting(const char *name, const char *value) {
     if (!strcmp(name, "device")) {
         const device *d = device_by_key(value);
         if (!d) return "must be sm_80, sm_90, sm_100 or sm_120";
-        if (driver.machine && d != driver.device) return "cannot change after cuInit";
+        int other = d != driver.device;
         driver.device = d;
+        if (driver.machine && other) {
+            machine_destroy(driver.machine);
+            start_machine();
+        }
     } else if (!strcmp(name, "seed")) {
         if (!is_number) return "must be a number";
         driver.seed = number;
@@ -124,13 +135,6 @@ void driver_open(void) {
             exit(2); /* running with another setting than the one asked for would mislead */
         }
     }
-}
-
-static void start_machine(void) {
-    driver.machine = machine_create(driver.device);
-    if (!driver.machine) abort();
-    apply(driver.machine);
-    if (driver.trace_path) trace_begin(driver.machine, driver.trace_path);
 }
 
 /* Sets what EMULATE_<NAME> sets, from now on: "seed", "arithmetic", "fences", "trace" ... 0, or -1 and emulator_error.
