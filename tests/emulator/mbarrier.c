@@ -96,6 +96,11 @@ static void take_away(cta *c, barrier *b) {
     t->places[hole] = (barrier){0};
 }
 
+void mbarrier_cta_end(cta *c) {
+    free(c->mbarriers);
+    c->mbarriers = NULL;
+}
+
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
 static int in_use(const barrier *b) {
