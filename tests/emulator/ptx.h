@@ -120,6 +120,10 @@ struct variable {
     int vector; /* 1, 2 or 4 (.v2, .v4) */
     int64_t align, bytes;
     int is_array, is_extern;
+    int is_open;         /* an array whose first dimension is not written */
+    variable **elements; /* of a vector register: one variable each */
+    variable *replaced;  /* an extern declaration: its definition in the same file */
+    variable *next_parameter;
     int is_kernel_parameter; /* of an .entry: in the launch's parameters. Those of a .func are in local memory */
     uint32_t slot;           /* registers: offset in the register file */
     int64_t
@@ -194,15 +198,18 @@ struct function {
     module *in;
     function *next;
     int is_entry, is_declaration, line;
-    variable *parameters; /* in order */
+    variable *parameters; /* in order, chained by next_parameter */
     variable *results;
     variable *variables; /* every register and variable of every scope in it */
     statement *statements;
     int statement_count;
     struct label {
-        const char *name;
+        const char *name; /* an operand that names this label has this pointer */
         int statement;
         struct label *next;
+        struct scope *scope; /* while it is parsed: where it is, what else has the name */
+        struct label *shadowed;
+        struct name *of;
     } *labels;
     /* directives, 0 where absent */
     int maxntid[3], reqntid[3], minnctapersm, maxnreg, reqnctapercluster[3], explicitcluster;
