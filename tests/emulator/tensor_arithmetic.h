@@ -38,9 +38,9 @@ typedef enum { TENSOR_UNSCALED, TENSOR_UE4M3, TENSOR_UE8M0 } tensor_scale;
 
 typedef enum {
     TENSOR_SM80_MMA,   /* mma.sync of sm_80 .. sm_89 */
-    TENSOR_SM90_MMA,   /* mma.sync of sm_90 */
+    TENSOR_SM90_MMA,   /* mma.sync of sm_90 and of sm_100 .. sm_110; see fp8 in tensor_arithmetic.c */
     TENSOR_SM90_WGMMA, /* wgmma */
-    TENSOR_SM100,      /* tcgen05.mma, and mma.sync of sm_100 and later, block-scaled or not */
+    TENSOR_SM100,      /* tcgen05.mma, and mma.sync of sm_120, block-scaled or not */
 } tensor_architecture;
 
 typedef enum {
