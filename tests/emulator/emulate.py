@@ -8,8 +8,8 @@
     print(x.numpy())
 
 Arguments are bound by the kernel's own parameters: an Array passes its address, bytes pass as they are (a tensor map),
-an int or a float is converted to the parameter's size. There is one emulated device a process: a second Emulator sets it
-up anew.
+an int or a float is converted to the parameter's size. There is one emulated device a process: a second Emulator sets
+it up anew.
 """
 
 from __future__ import annotations
