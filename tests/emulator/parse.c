@@ -302,6 +302,7 @@ static void place_parameters(parser *p, function *f) {
         if (!f->is_entry) continue;
         if (v->space != SPACE_PARAM) syntax_error(p, f->line, "a kernel's parameters must be .param");
         v->is_kernel_parameter = 1;
+        v->next = v->next_parameter;
         v->address = align_up(bytes, v->align);
         bytes = v->address + v->bytes;
         if (bytes > 1 << 20) syntax_error(p, f->line, "the parameters of `%s` are too large", f->name);

@@ -120,6 +120,7 @@ struct variable {
     int vector; /* 1, 2 or 4 (.v2, .v4) */
     int64_t align, bytes;
     int is_array, is_extern;
+    int is_used;         /* by the entry that is being built */
     int is_open;         /* an array whose first dimension is not written */
     variable **elements; /* of a vector register: one variable each */
     variable *replaced;  /* an extern declaration: its definition in the same file */
@@ -185,6 +186,7 @@ struct instr {
     uint32_t vector;         /* elements of a vector operand */
     const uint32_t *vd, *vs; /* their slots */
     void *extra;             /* the family's own struct, from decode_alloc */
+    struct special_reads *special_reads; /* %clock and the like, to be read into slots first: decode.c */
     int32_t target;          /* branches: index of the instruction to go to */
     int32_t line;
     const char *text;
@@ -372,8 +374,7 @@ int32_t label_target(decoder *d, int index); /* index of an instruction of this 
  * that instructions keep between them (the carry flag, a predicate). */
 uint32_t hidden_register(decoder *d, const char *name, ptx_type type);
 int32_t label_target_of(decoder *d, const operand *o);
-/* A %clock or another special register that changes is read by an instruction that source() puts in front of this one.
- */
+/* A %clock or another special register that changes may be a source too: decode.c has it read before the handler runs. */
 
 /* Done with a statement: refuses it if a modifier or an operand was left. decode.c calls it after the family. */
 void decode_finish(decoder *d);
