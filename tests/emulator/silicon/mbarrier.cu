@@ -177,6 +177,8 @@ extern "C" __global__ void mbarrier_dump(u64 *out) {
     expect(b, 1);
     out[k++] = arrive_count(b, 3);
     out[k++] = *word;
+    complete(b, 1);
+    out[k++] = *word;
     out[k++] = arrive_drop(b, 1);
     out[k++] = *word;
     out[k++] = arrive_count(b, 4);
