@@ -331,7 +331,6 @@ void jump(warp *w, uint32_t lanes, int32_t pc);
 /* The same into another function, or out of one: calls and returns. */
 void jump_function(warp *w, uint32_t lanes, const function *f, int32_t pc, call_node *stack);
 void exit_lanes(warp *w, uint32_t lanes);
-void call_nodes_free(warp *w);                                               /* control.c */
 int special_fill(const warp *w, const char *name, uint64_t out[WARP_LANES]); /* %tid.x ...; 0: there is none */
 int special_exists(const char *name);
 int special_is_dynamic(const char *name); /* %clock ...: read when executed, by mov */
@@ -427,8 +426,8 @@ void mbarrier_expect_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64
 void mbarrier_complete_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
 /* One more arrival is due in this phase (cp.async.mbarrier.arrive without .noinc). */
 void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);
-/* Bytes are written where a barrier may lie: one in use is a fault, an idle one ends with a remark. Cheap where there is
- * none; memory.c calls it for what threads store. */
+/* Bytes are written where a barrier may lie: one in use is a fault, an idle one ends with a remark. Cheap where there
+ * is none; memory.c calls it for what threads store. */
 void mbarrier_guard(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t bytes);
 void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset);        /* at issue: there is one */
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
@@ -444,6 +443,7 @@ void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /
     X(wgmma_warp_end, warp *)    /* w->wgmma */                                                                        \
     X(tmem_warp_end, warp *)     /* w->tmem_loads */                                                                   \
     X(pending_warp_end, warp *)  /* w->pending */                                                                      \
+    X(call_nodes_free, warp *)   /* w->calls */                                                                        \
     X(tmem_cta_exit, warp *)     /* the CTA's last warp has exited: may fault */                                       \
     X(tcgen05_cta_end, cta *)    /* frees c->tcgen05 */                                                                \
     X(mbarrier_cta_end, cta *)   /* c->mbarriers */                                                                    \

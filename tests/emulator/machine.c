@@ -315,6 +315,7 @@ static void free_cta(cta *c) {
         CALL_HOOK(wgmma_warp_end, w);
         CALL_HOOK(tmem_warp_end, w);
         CALL_HOOK(pending_warp_end, w);
+        CALL_HOOK(call_nodes_free, w);
         free(w->registers);
     }
     CALL_HOOK(tcgen05_cta_end, c);

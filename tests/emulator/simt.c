@@ -88,15 +88,19 @@ void split_off(warp *w, uint32_t lanes) {
     w->executing &= ~lanes;
 }
 
-void jump(warp *w, uint32_t lanes, int32_t pc) {
+void jump_function(warp *w, uint32_t lanes, const function *to, int32_t pc, call_node *stack) {
     fragment *f = w->current;
-    if (lanes == f->lanes) {
-        f->pc = pc;
-        return;
+    if (lanes != f->lanes) {
+        f->lanes &= ~lanes;
+        f = new_fragment(w, f, lanes);
     }
-    fragment *other = new_fragment(w, f, lanes);
-    other->pc = pc;
-    f->lanes &= ~lanes;
+    f->function = to;
+    f->pc = pc;
+    f->stack = stack;
+}
+
+void jump(warp *w, uint32_t lanes, int32_t pc) {
+    jump_function(w, lanes, w->current->function, pc, w->current->stack);
 }
 
 void exit_lanes(warp *w, uint32_t lanes) {

@@ -66,6 +66,8 @@ static int uniform(const warp *w, const char *name, uint64_t *value) {
     if (!strncmp(name, "%envreg", 7)) return *value = 0, 1;
     if (!strncmp(name, "param:", 6))
         return *value = (uint64_t)(uintptr_t)l->parameters + strtoull(name + 6, NULL, 10), 1;
+    if (!strncmp(name, "shared:", 7))
+        return *value = (uint64_t)own_shared_address(c, (uint32_t)strtoul(name + 7, NULL, 10)), 1;
     return 0;
 }
 
