@@ -284,6 +284,12 @@ static place place_of(const access *a, ptx_space space, uint32_t align) {
     return global_place(a);
 }
 
+uint8_t *thread_check(warp *w, const instr *in, int lane, ptx_space space, uint64_t address, uint32_t bytes,
+                      uint32_t align, const char *verb) {
+    access a = {w, in, lane, verb, address, bytes};
+    return place_of(&a, space, align).bytes;
+}
+
 static void count_read(cta *c, memory_kind kind, uint64_t bytes) {
     c->traffic[kind == MEMORY_GLOBAL   ? TRAFFIC_GLOBAL_READ
                : kind == MEMORY_SHARED ? TRAFFIC_SHARED_READ

@@ -11,14 +11,19 @@ static inline uint64_t lane_address(const warp *w, const instr *in, int wide, ui
     return (uint32_t)(r32(w, in->s[0])[lane] + (uint32_t)in->offset);
 }
 
-static inline void lane_addresses(const warp *w, const instr *in, int wide, uint64_t address[WARP_LANES]) {
+static inline void gather_addresses(const warp *w, uint32_t slot, int64_t offset, int wide,
+                                    uint64_t address[WARP_LANES]) {
     if (wide) {
-        const uint64_t *base = r64(w, in->s[0]);
-        for (int lane = 0; lane < WARP_LANES; lane++) address[lane] = base[lane] + (uint64_t)in->offset;
+        const uint64_t *base = r64(w, slot);
+        for (int lane = 0; lane < WARP_LANES; lane++) address[lane] = base[lane] + (uint64_t)offset;
     } else {
-        const uint32_t *base = r32(w, in->s[0]);
-        for (int lane = 0; lane < WARP_LANES; lane++) address[lane] = (uint32_t)(base[lane] + (uint32_t)in->offset);
+        const uint32_t *base = r32(w, slot);
+        for (int lane = 0; lane < WARP_LANES; lane++) address[lane] = (uint32_t)(base[lane] + (uint32_t)offset);
     }
+}
+
+static inline void lane_addresses(const warp *w, const instr *in, int wide, uint64_t address[WARP_LANES]) {
+    gather_addresses(w, in->s[0], in->offset, wide, address);
 }
 
 typedef enum { MEMORY_GLOBAL, MEMORY_SHARED, MEMORY_LOCAL } memory_kind;
@@ -42,6 +47,10 @@ static inline uint8_t *reach_lane(const reach *r, uint64_t address, uint32_t lan
  * two. */
 int reach_of(const warp *w, ptx_space space, const uint64_t address[WARP_LANES], uint32_t lanes, uint32_t bytes,
              uint32_t align, reach *r);
+
+/* As thread_read, without counting it; `verb` is for the sentence: "copies to". */
+uint8_t *thread_check(warp *w, const instr *in, int lane, ptx_space space, uint64_t address, uint32_t bytes,
+                      uint32_t align, const char *verb);
 
 /* The bytes, if all of them are in one live allocation, or outside the arena where the device reads host memory; else
  * NULL. */
