@@ -1,0 +1,221 @@
+/* f16, f16x2, bf16 and bf16x2 arithmetic (PTX ISA 9.7.4): add sub mul fma neg abs min max tanh ex2.
+ *
+ * a * b + c is rounded once: the product is exact in double, the sum is rounded to odd there (its last bit tells that
+ * something was lost), which leaves enough for the one rounding to f16 or bf16.
+ * NaN is 0x7fff. tanh and ex2 are computed in double and rounded once, better than hardware's. */
+#include <math.h>
+
+#include "formats.h"
+#include "lanes.h"
+
+#define NAN_HALF 0x7fff
+
+enum { FTZ = 1, SAT = 2, RELU = 4, OOB = 8, KEEP_NAN = 16, XOR_SIGN = 32 }; /* in->mode */
+
+/* What TMA writes outside of a tensor, where the map asks for NaN. */
+#define OOB_NAN 0x7fff
+
+static inline uint32_t is_nan(uint32_t x, int brain) {
+    return (x & 0x7fff) > (brain ? 0x7f80 : 0x7c00);
+}
+static inline double value_of(uint32_t x, int brain) {
+    return brain ? float_of(x << 16) : f16_to_float((uint16_t)x);
+}
+static inline uint32_t rounded(double x, int brain) {
+    return brain ? bf16_from_double(x, ROUND_RN, 0) : f16_from_double(x, ROUND_RN, 0);
+}
+static inline uint32_t flush(uint32_t x, int brain) {
+    return x & (brain ? 0x7f80 : 0x7c00) ? x : x & 0x8000;
+}
+static inline uint32_t operand_half(uint32_t x, uint32_t mode, int brain) {
+    return mode & FTZ ? flush(x, brain) : x;
+}
+static inline uint32_t finish(uint32_t x, uint32_t mode, int brain) {
+    const uint32_t one = brain ? 0x3f80 : 0x3c00;
+    if (is_nan(x, brain)) return mode & SAT ? 0 : NAN_HALF;
+    if (mode & FTZ) x = flush(x, brain);
+    if (mode & (SAT | RELU) && x >> 15) x = 0;
+    return mode & SAT && x > one ? one : x;
+}
+
+static double add_to_odd(double p, double c) {
+    double s = p + c;
+    if (!isfinite(s)) return s;
+    volatile double c_held = s - p, p_held = s - c_held; /* exact differences: not to be simplified */
+    double error = (p - p_held) + (c - c_held);
+    uint64_t bits = bits_of_double(s);
+    if (error == 0 || bits & 1) return s;
+    return double_of((error > 0) == (s > 0) ? bits + 1 : bits - 1);
+}
+
+typedef enum { ADD, SUB, MUL, FMA } operation;
+static inline uint32_t arithmetic_half(uint32_t x, uint32_t y, uint32_t z, operation op, uint32_t mode, int brain) {
+    if (mode & OOB && (x == OOB_NAN || y == OOB_NAN || z == OOB_NAN)) return 0;
+    double a = value_of(operand_half(x, mode, brain), brain), b = value_of(operand_half(y, mode, brain), brain);
+    double c = value_of(operand_half(z, mode, brain), brain);
+    double r = op == ADD ? add_to_odd(a, b) : op == SUB ? add_to_odd(a, -b) : op == MUL ? a * b : add_to_odd(a * b, c);
+    return finish(rounded(r, brain), mode, brain);
+}
+
+static inline uint32_t extreme_half(uint32_t x, uint32_t y, int maximum, uint32_t mode, int brain) {
+    uint32_t a = operand_half(x, mode, brain), b = operand_half(y, mode, brain), sign = (a ^ b) & 0x8000, r;
+    if (mode & XOR_SIGN) a &= 0x7fff, b &= 0x7fff;
+    if (is_nan(a, brain) || is_nan(b, brain)) {
+        if (mode & KEEP_NAN || (is_nan(a, brain) && is_nan(b, brain))) return NAN_HALF;
+        r = is_nan(a, brain) ? b : a;
+    } else { /* in the order of signed integers, -0 below +0 */
+        int32_t p = a & 0x8000 ? -(int32_t)(a & 0x7fff) - 1 : (int32_t)a;
+        int32_t q = b & 0x8000 ? -(int32_t)(b & 0x7fff) - 1 : (int32_t)b;
+        r = (p < q) != maximum ? a : b;
+    }
+    return mode & XOR_SIGN ? (r & 0x7fff) | sign : r;
+}
+
+static inline uint32_t sign_half(uint32_t x, uint32_t keep, uint32_t flip, uint32_t mode, int brain) {
+    x = operand_half(x, mode, brain);
+    return is_nan(x, brain) ? NAN_HALF : (x & keep) ^ flip;
+}
+
+/* Handlers of one or two numbers a register; `expression` computes one from x, y, z. Not vector code: the conversions
+ * are calls. */
+#define HALF_HANDLER(name, is_brain, parts, ...)                                                                       \
+    HANDLER(name) {                                                                                                    \
+        enum { brain = is_brain };                                                                                     \
+        const uint32_t mode = in->mode, *pa = r32(w, in->s[0]), *pb = r32(w, in->s[1]), *pc = r32(w, in->s[2]);        \
+        uint32_t *d = r32(w, in->d);                                                                                   \
+        FOR_LANES(i, lanes) {                                                                                          \
+            uint32_t all = 0;                                                                                          \
+            for (int at = 0; at < 16 * parts; at += 16) {                                                              \
+                const uint32_t x = pa[i] >> at & 0xffff, y = pb[i] >> at & 0xffff, z = pc[i] >> at & 0xffff;           \
+                (void)y, (void)z;                                                                                      \
+                all |= (__VA_ARGS__) << at;                                                                            \
+            }                                                                                                          \
+            d[i] = all;                                                                                                \
+        }                                                                                                              \
+        return RUN_NEXT;                                                                                               \
+    }
+#define HALF_HANDLERS(name, ...)                                                                                       \
+    HALF_HANDLER(name##_f16, 0, 1, __VA_ARGS__)                                                                        \
+    HALF_HANDLER(name##_f16x2, 0, 2, __VA_ARGS__)                                                                      \
+    HALF_HANDLER(name##_bf16, 1, 1, __VA_ARGS__)                                                                       \
+    HALF_HANDLER(name##_bf16x2, 1, 2, __VA_ARGS__)                                                                     \
+    static const handler_table name##_table = {[TYPE_F16] = name##_f16,                                                \
+                                               [TYPE_F16X2] = name##_f16x2,                                            \
+                                               [TYPE_BF16] = name##_bf16,                                              \
+                                               [TYPE_BF16X2] = name##_bf16x2};
+HALF_HANDLERS(add, arithmetic_half(x, y, 0, ADD, mode, brain))
+HALF_HANDLERS(sub, arithmetic_half(x, y, 0, SUB, mode, brain))
+HALF_HANDLERS(mul, arithmetic_half(x, y, 0, MUL, mode, brain))
+HALF_HANDLERS(fma, arithmetic_half(x, y, z, FMA, mode, brain))
+HALF_HANDLERS(min, extreme_half(x, y, 0, mode, brain))
+HALF_HANDLERS(max, extreme_half(x, y, 1, mode, brain))
+HALF_HANDLERS(abs, sign_half(x, 0x7fff, 0, mode, brain))
+HALF_HANDLERS(neg, sign_half(x, 0xffff, 0x8000, mode, brain))
+HALF_HANDLERS(tanh, finish(rounded(tanh(value_of(x, brain)), brain), mode, brain))
+HALF_HANDLERS(ex2, finish(rounded(exp2(value_of(operand_half(x, mode, brain), brain)), brain), mode, brain))
+
+/* ---- decoding
+ * --------------------------------------------------------------------------------------------------------- */
+
+static int is_bf16(ptx_type t) {
+    return t == TYPE_BF16 || t == TYPE_BF16X2;
+}
+
+/* `sources` operands; those that are missing are the first one again. */
+static int finish_decode(decoder *d, const handler_table table, int sources) {
+    ptx_type t = need_type(d);
+    choose(d, table, t);
+    operands(d, sources, t);
+    for (int i = sources; i < 3; i++) d->in->s[i] = d->in->s[0];
+    return 1;
+}
+static void take_flag(decoder *d, const char *name, uint32_t flag) {
+    if (take(d, name)) d->in->mode |= flag;
+}
+
+static int decode_arithmetic(decoder *d, const handler_table table, int is_fma) {
+    ptx_type t = peek_type(d);
+    if (!is_half(t)) return 0;
+    if (!take(d, "rn") && is_fma) refuse(d, "fma needs .rn");
+    if (is_fma) {
+        take_flag(d, "oob", OOB);
+        take_flag(d, "relu", RELU);
+    }
+    if (!is_bf16(t) && !(d->in->mode & OOB)) {
+        take_flag(d, "ftz", FTZ);
+        if (!(d->in->mode & RELU)) take_flag(d, "sat", SAT);
+    }
+    return finish_decode(d, table, is_fma ? 3 : 2);
+}
+static int decode_add(decoder *d) {
+    return decode_arithmetic(d, add_table, 0);
+}
+static int decode_sub(decoder *d) {
+    return decode_arithmetic(d, sub_table, 0);
+}
+static int decode_mul(decoder *d) {
+    return decode_arithmetic(d, mul_table, 0);
+}
+static int decode_fma(decoder *d) {
+    return decode_arithmetic(d, fma_table, 1);
+}
+
+static int decode_extreme(decoder *d, const handler_table table) {
+    ptx_type t = peek_type(d);
+    if (!is_half(t)) return 0;
+    if (!is_bf16(t)) take_flag(d, "ftz", FTZ);
+    take_flag(d, "NaN", KEEP_NAN);
+    take_flag(d, "xorsign", XOR_SIGN);
+    if (d->in->mode & XOR_SIGN) need(d, "abs");
+    return finish_decode(d, table, 2);
+}
+static int decode_min(decoder *d) {
+    return decode_extreme(d, min_table);
+}
+static int decode_max(decoder *d) {
+    return decode_extreme(d, max_table);
+}
+
+static int decode_sign(decoder *d, const handler_table table) {
+    ptx_type t = peek_type(d);
+    if (!is_half(t)) return 0;
+    if (!is_bf16(t)) take_flag(d, "ftz", FTZ);
+    return finish_decode(d, table, 1);
+}
+static int decode_abs(decoder *d) {
+    return decode_sign(d, abs_table);
+}
+static int decode_neg(decoder *d) {
+    return decode_sign(d, neg_table);
+}
+
+static int decode_tanh(decoder *d) {
+    if (!is_half(peek_type(d))) return 0;
+    need(d, "approx");
+    return finish_decode(d, tanh_table, 1);
+}
+/* .ftz is part of the bf16 forms and of no other */
+static int decode_ex2(decoder *d) {
+    ptx_type t = peek_type(d);
+    if (!is_half(t)) return 0;
+    need(d, "approx");
+    if (is_bf16(t)) {
+        need(d, "ftz");
+        d->in->mode = FTZ;
+    }
+    return finish_decode(d, ex2_table, 1);
+}
+
+const opcode_entry half_opcodes[] = {
+    {"add", decode_add},
+    {"sub", decode_sub},
+    {"mul", decode_mul},
+    {"fma", decode_fma},
+    {"min", decode_min},
+    {"max", decode_max},
+    {"abs", decode_abs},
+    {"neg", decode_neg},
+    {"tanh", decode_tanh},
+    {"ex2", decode_ex2},
+    {0},
+};
