@@ -80,6 +80,7 @@ typedef struct tensor_core {
     uint32_t under_way[2];                 /* operations that touch the CTA's tensor memory */
     uint64_t published[2][TMEM_MAX_WARPS]; /* of fence::before_thread_sync and commit */
     uint32_t last_columns[2];              /* of the CTA's latest allocation */
+    uint64_t collector[5];                 /* what fill has left in a and b0-b3: the operand, 0: nothing */
     struct tmem_meeting {                  /* group 2: alloc, dealloc and relinquish wait for the peer */
         warp *by;
         const instr *in;
@@ -102,9 +103,8 @@ uint32_t uniform_value(warp *w, const instr *in, uint32_t slot, uint32_t lanes, 
 /* For .sync.aligned instructions of a whole warp: 1: all are here; 0: return RUN_PARK. */
 int whole_warp(warp *w, const instr *in, uint32_t lanes);
 
-int decode_tmem_access(decoder *d);    /* tcgen05_ld_st.c: ld, st, wait */
-int decode_tcgen05_copy(decoder *d);   /* tcgen05_cp.c: cp, shift */
-int decode_tcgen05_mma(decoder *d);    /* tcgen05_mma.c */
-int decode_tcgen05_commit(decoder *d); /* tcgen05_commit.c: commit, fence */
+int decode_tmem_access(decoder *d);  /* tcgen05_ld_st.c: ld, st, wait */
+int decode_tcgen05_copy(decoder *d); /* tcgen05_cp.c: cp, shift */
+int decode_tcgen05_mma(decoder *d);  /* tcgen05_mma.c */
 
 #endif
