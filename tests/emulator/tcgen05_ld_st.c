@@ -39,7 +39,7 @@ typedef struct tmem_access {
     int ended;
     tmem_reader reader;
     tmem_write write;
-    uint32_t values[MAX_REGISTERS][WARP_LANES];
+    uint32_t values[][WARP_LANES]; /* a register each */
 } tmem_access;
 
 /* Where register i of thread t lies, relative to the address; the column counts registers' widths. */
@@ -133,9 +133,8 @@ static run_result run_access(warp *w, const instr *in, uint32_t lanes) {
     if (x->shape == SHAPE_16X32BX2)
         tmem_check(w, in, w->cta, lane, lanes_of(x), column + x->split, x->columns, "the second half's address");
 
-    tmem_access *a = malloc(sizeof *a);
+    tmem_access *a = calloc(1, sizeof *a + x->registers * sizeof a->values[0]);
     if (!a) abort();
-    memset(a, 0, offsetof(tmem_access, values));
     a->op.step = step;
     a->op.release = release;
     a->op.what = x->store ? "tensor memory store" : "tensor memory load";
@@ -174,7 +173,7 @@ static run_result run_wait(warp *w, const instr *in, uint32_t lanes) {
             link = &a->next;
             continue;
         }
-        if (!stores) pending_deliver(w, a->values[0], sizeof a->values / sizeof a->values[0][0]);
+        if (!stores) pending_deliver(w, a->values[0], (size_t)a->what->registers * WARP_LANES);
         *link = a->next;
         free(a);
     }
