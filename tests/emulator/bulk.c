@@ -401,7 +401,6 @@ static int decode_copy(decoder *d) {
         decode_prefetch(d);
         return 1;
     }
-    d->entry->uses_async_proxy = 1;
     copy_operands *o = new_operands(d);
     ptx_space to = take_space(d), from = take_space(d);
     if (reduces) {

@@ -204,7 +204,6 @@ static void decode_try_cancel(decoder *d) {
     o->multicast = take(d, "multicast::cluster::all");
     o->to = take_address(d, 0, space);
     o->barrier = take_address(d, 1, space);
-    d->entry->uses_async_proxy = 1;
     d->in->extra = o;
     d->in->run = run_try_cancel;
 }

@@ -404,7 +404,6 @@ static int decode_tensor_copy(decoder *d) {
         d->in->run = run_tensor_prefetch;
         return 1;
     }
-    d->entry->uses_async_proxy = 1;
     ptx_space to = take_space(d), from = take_space(d);
     if (reduces) {
         o->reduction = take_reduction(d);
