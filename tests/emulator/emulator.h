@@ -370,6 +370,8 @@ void pending_claim(warp *w, uint32_t place, uint32_t stride, uint32_t lanes, con
 /* A mov has copied `lanes` of one place to another: the claim on it too; an earlier claim on `to` ends. Call it where
  * w->pending is not NULL. */
 void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t lanes);
+/* The value that a place will get, NULL if there is no claim on its lane 0. */
+const uint32_t *pending_value(const warp *w, uint32_t place);
 /* Writes every place whose value lies in values[0 .. count) and drops these claims. */
 void pending_deliver(warp *w, const uint32_t *values, size_t count);
 

@@ -73,6 +73,13 @@ void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint3
     if (ended) drop_empty(w);
 }
 
+const uint32_t *pending_value(const warp *w, uint32_t place) {
+    const pending *p = w->pending;
+    for (size_t i = 0; p && i < p->count; i++)
+        if (p->claims[i].place == place && p->claims[i].lanes & 1) return p->claims[i].value;
+    return NULL;
+}
+
 void pending_deliver(warp *w, const uint32_t *values, size_t count) {
     pending *p = w->pending;
     if (!p) return;
