@@ -61,6 +61,13 @@ def box_bytes(spec: dict) -> int:
     return math.prod(counts) * BYTES[spec["dtype"]]
 
 
+def image_bytes(spec: dict) -> int:
+    """Shared memory of a box: under a swizzle its rows lie a whole span apart, however narrow they are."""
+    row = spec["box"][0] * BYTES[spec["dtype"]]
+    pitch = 16 << spec["swizzle"] if spec["swizzle"] else row
+    return box_bytes(spec) // row * pitch
+
+
 def contents(spec: dict) -> np.ndarray:
     """Counters in the elements' size, so that a picture shows where each element went; floats stay finite."""
     size = BYTES[spec["dtype"]]
@@ -78,7 +85,7 @@ def load(
     name: str, spec: dict, at: tuple[int, ...], offset: int = 0, bytes_: int | None = None, **options: object
 ) -> Case:
     total = box_bytes(spec)
-    size = -(-(offset + total + 64) // 128) * 128
+    size = -(-(offset + image_bytes(spec) + 64) // 128) * 128
     return Case(
         name,
         "tma",
@@ -101,7 +108,7 @@ def load(
 
 
 def store(name: str, spec: dict, at: tuple[int, ...], offset: int = 0) -> Case:
-    size = -(-(offset + box_bytes(spec)) // 128) * 128
+    size = -(-(offset + image_bytes(spec)) // 128) * 128
     image = generate.counter(size // 2, 2)
     return Case(
         name,
@@ -139,12 +146,12 @@ def load_cases() -> list[Case]:
         "right": (28, 2),
         "top": (4, -3),
         "bottom": (4, 20),
-        "corner": (-5, -6),
-        "opposite": (30, 21),
+        "corner": (-4, -6),
+        "opposite": (32, 21),
         "outside": (40, 2),
         "before": (-16, 0),
         "below": (0, 24),
-        "far": (2147483647, 5),
+        "far": (2147483644, 5),
         "far_before": (-2147483648, -2147483648),
         "both_far": (1000000, 1000000),
     }
@@ -164,10 +171,10 @@ def load_cases() -> list[Case]:
             made.append(load(f"load_{NAMES[dtype]}_{'nan' if fill else 'zero'}", spec, (2 * inner + inner // 2, -1)))
     # one to five dimensions, inside and across every border
     shapes = {
-        1: ((300,), (64,), [(16,), (-7,), (280,)]),
+        1: ((300,), (64,), [(16,), (-8,), (280,)]),
         3: ((40, 7, 5), (16, 3, 4), [(8, 2, 1), (32, -1, 3), (-8, 5, -2)]),
-        4: ((24, 5, 4, 3), (8, 3, 2, 2), [(8, 1, 1, 1), (20, 4, -1, 2)]),
-        5: ((16, 4, 3, 3, 2), (8, 2, 2, 2, 2), [(8, 1, 1, 1, 0), (-4, 3, 2, -1, 1)]),
+        4: ((24, 5, 4, 3), (16, 3, 2, 2), [(8, 1, 1, 1), (16, 4, -1, 2)]),
+        5: ((16, 4, 3, 3, 2), (16, 2, 2, 2, 2), [(8, 1, 1, 1, 0), (-8, 3, 2, -1, 1)]),
     }
     for rank, (dims, box, places) in shapes.items():
         for i, at in enumerate(places):
@@ -202,10 +209,35 @@ def load_cases() -> list[Case]:
         for swizzle in (NONE, SWIZZLE_32 if dims == (32, 9, 8) else SWIZZLE_64):
             spec = tensor(U16, dims, box, swizzle, steps=steps)
             made.append(load(f"load_steps{i}{'_swizzled' if swizzle else ''}", spec, at))
-    # is the count that of the whole box? One box too little and one byte too much, for the record
+    # what the types that convert do to subnormals, NaNs, ties of tf32
+    values = np.array(
+        generate.F32_SPECIAL + [0x3F801000, 0x3F803000, 0xBF801000, 0x3F801001, 0x3F800FFF, 0x7F7FF000], np.uint32
+    )
+    values = np.concatenate([values, np.array([0x007FF000, 0x7F801000, 0x7FFFFFFF, 0x80001000, 0x00001001], np.uint32)])
+    values = np.concatenate([values, generate.words32(201, 128 - len(values))])
+    for dtype in (F32, F32_FTZ, TF32, TF32_FTZ):
+        case = load(f"load_values_{NAMES[dtype]}", tensor(dtype, (32, 4), (32, 4)), (0, 0))
+        case.buffers["tensor"] = Buffer(values)
+        made.append(case)
+    # one row more than the span: a narrow box needs the room of a wide one, and less is an illegal access
+    for shrink in (0, 1024):
+        case = load(f"load_narrow_in_room_less_{shrink}", tensor(U16, (64, 64), (16, 64), SWIZZLE_128), (0, 0))
+        case.shared, case.args[-1] = 8192 - shrink, Int32(4096)
+        made.append(case)
+    # coordinate 0 counts in elements but must fall on 16 bytes: inside the tensor, and across its border
+    for dtype, at in ((U8, (8, 1)), (U8, (1, 1)), (U16, (4, 3)), (U16, (9, 3)), (F32, (2, 0)), (U64, (1, 0))):
+        made.append(load(f"load_unaligned_{NAMES[dtype]}_{at[0]}", tensor(dtype, (64, 16), (16, 4)), at))
+    made.append(load("load_unaligned_corner", tensor(F32, (40, 24), (16, 8)), (-5, -6)))
+    made.append(load("load_unaligned_swizzled", tensor(U16, (64, 24), (16, 8), SWIZZLE_32), (4, 0)))
+    made.append(load("load_unaligned_rank1", tensor(U16, (300,), (64,)), (-7,)))
+    # the transaction count is the whole box's: with less expected the phase may end early, and the rest is left over
     outside = tensor(F32, (40, 24), (16, 8))
     made.append(
         load("load_tx_clipped", outside, (36, 20), bytes_=4 * 4 * 4, rule=Recorded("expects only what lies inside"))
+    )
+    narrow = tensor(U16, (64, 24), (16, 8), SWIZZLE_128)
+    made.append(
+        load("load_tx_pitch", narrow, (0, 0), bytes_=8 * 128, rule=Recorded("expects the gaps of a narrow box too"))
     )
     return made
 
@@ -220,23 +252,26 @@ def store_cases() -> list[Case]:
             )
     for swizzle in (SWIZZLE_64, SWIZZLE_128):
         made.append(store(f"store_narrow{swizzle}", tensor(U16, (40, 20), (16, 12), swizzle), (8, 3), 128))
-    for where, at in {
-        "left": (-8, 2),
-        "right": (36, 2),
-        "corner": (-5, -6),
-        "opposite": (33, 17),
+    inside_or_behind = {
+        "right": (32, 2),
+        "bottom": (8, 17),
+        "opposite": (32, 17),
         "outside": (40, 2),
+        "below": (0, 20),
         "far": (0, 1 << 30),
-    }.items():
+    }
+    before_or_unaligned = {"left": (-8, 2), "top": (8, -1), "unaligned": (4, 2), "unaligned_right": (36, 2)}
+    for where, at in (inside_or_behind | before_or_unaligned).items():
         made.append(store(f"store_{where}", tensor(U16, (40, 20), (16, 8), NONE), at))
-        made.append(store(f"store_{where}_swizzled", tensor(U16, (40, 20), (16, 8), SWIZZLE_32), at, 128))
+        if where in inside_or_behind:
+            made.append(store(f"store_{where}_swizzled", tensor(U16, (40, 20), (16, 8), SWIZZLE_32), at, 128))
     made += [
-        store("store_rank1", tensor(U16, (300,), (64,)), (270,)),
-        store("store_rank3", tensor(U16, (40, 7, 5), (16, 3, 4), SWIZZLE_32), (32, -1, 3)),
-        store("store_rank4", tensor(U16, (24, 5, 4, 3), (8, 3, 2, 2)), (20, 4, -1, 2)),
-        store("store_rank5", tensor(U16, (16, 4, 3, 3, 2), (8, 2, 2, 2, 2)), (-4, 3, 2, -1, 1)),
+        store("store_rank1", tensor(U16, (300,), (64,)), (264,)),
+        store("store_rank3", tensor(U16, (40, 7, 5), (16, 3, 4), SWIZZLE_32), (32, 5, 3)),
+        store("store_rank4", tensor(U16, (24, 5, 4, 3), (8, 3, 2, 2)), (16, 3, 3, 2)),
+        store("store_rank5", tensor(U16, (16, 4, 3, 3, 2), (8, 2, 2, 2, 2)), (8, 3, 2, 2, 1)),
         store("store_steps", tensor(U16, (64, 30), (32, 9), NONE, steps=(1, 3)), (16, 4)),
-        store("store_steps_before", tensor(U16, (64, 30), (32, 9), SWIZZLE_64, steps=(1, 2)), (40, -3)),
+        store("store_steps_swizzled", tensor(U16, (64, 30), (32, 9), SWIZZLE_64, steps=(1, 2)), (40, 25)),
     ]
     return made
 

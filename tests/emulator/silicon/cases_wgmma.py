@@ -21,8 +21,10 @@ def image(seed: int, size: int, kind: str, what: str) -> np.ndarray:
     count = size // ELEMENT[kind]
     if kind == "s8":
         return generate.words32(seed, size // 4).view(np.uint8)
-    data = generate.small_integers(seed, count, kind) if what == "integers" else generate.noise(seed, count, kind, 4)
-    return data.view(np.uint8)
+    if what == "integers":
+        return generate.small_integers(seed, count, kind).view(np.uint8)
+    spread = 4 if what == "noise" else 6 if kind == "e4m3" else 12
+    return generate.noise(seed, count, kind, spread).view(np.uint8)
 
 
 def chain(
@@ -50,7 +52,7 @@ def chain(
     start = [Int64(b)] if a is None else [Int64(a), Int64(b)]
     advance = [Int32(step_b >> 4)] if a is None else [Int32(step_a >> 4), Int32(step_b >> 4)]
     rule = Exact()
-    if what == "noise":
+    if what != "integers":
         rule = SumOrder(sums, 8, 10 if sums == "f16" else NOISE_BITS[kind])
     return Case(
         name,
@@ -219,23 +221,9 @@ def half_cases() -> list[Case]:
         ("wgmma_bf16_n16_f32_ss_kk", 8, "bf16", "f32"),
         ("wgmma_f16_n8_f16_ss_kk", 2, "f16", "f16"),
     ):
-        for steps in (1, 4):
-            made.append(
-                chain(
-                    f"{kernel}_noise_{steps}",
-                    half,
-                    kernel,
-                    registers,
-                    kind,
-                    a,
-                    b,
-                    32,
-                    32,
-                    steps,
-                    what="noise",
-                    sums=sums,
-                )
-            )
+        for steps, what in ((1, "noise"), (4, "noise"), (1, "wide"), (4, "wide")):
+            name = f"{kernel}_{what}_{steps}"
+            made.append(chain(name, half, kernel, registers, kind, a, b, 32, 32, steps, what=what, sums=sums))
     made.append(
         chain("wgmma_f16_n8_f32_rs_noise", half, "wgmma_f16_n8_f32_rs_k", 4, "f16", None, b, 0, 32, 4, what="noise")
     )
@@ -338,8 +326,8 @@ def other_cases() -> list[Case]:
             b, step_b = k_major(8192, swizzle, int(kernel.split("_n")[1].split("_")[0]))
             a = None if kernel.endswith("rs") else a
             steps = max(swizzle, 64) // 32
-            for what in ("integers", "noise"):
-                if what == "noise" and (swizzle != 128 or registers > 8) or what == "integers" and mixed:
+            for what in ("integers", "noise", "wide"):
+                if what != "integers" and (swizzle != 128 or registers > 8) or what == "integers" and mixed:
                     continue  # the codes of one eight-bit type are no small integers in the other
                 made.append(
                     chain(

@@ -141,7 +141,7 @@ extern "C" __global__ void cluster_st_async(const u32 *in, u32 *out) {
     u32 done = wait_parity(b, 0);
     u32 *row = out + 528 * rank;
     for (u32 i = t; i < 512; i += 32) row[i] = box[i];
-    if (t < 16) row[512 + t] = t == 0 ? done : t == 1 ? test_parity(b, 1) : 0;
+    if (t < 16) row[512 + t] = t == 0 ? done : t == 1 ? balanced(b, 0) : 0;
     cluster_sync();
 }
 
@@ -183,7 +183,9 @@ extern "C" __global__ void cluster_red_async(const u32 *in, u32 *out) {
     __syncthreads();
     u32 *row = out + 16 * rank;
     if (t < 10) row[t] = cell[t];
-    if (t == 10) row[10] = (u32)wide, row[11] = (u32)(wide >> 32), row[12] = done, row[13] = row[14] = row[15] = 0;
+    if (t == 10)
+        row[10] = (u32)wide, row[11] = (u32)(wide >> 32), row[12] = done + 2 * balanced(b, 0),
+        row[13] = row[14] = row[15] = 0;
     cluster_sync();
 }
 
@@ -265,7 +267,7 @@ extern "C" __global__ void cluster_bulk_copy(const u32 *in, u32 *out) {
     u32 done = wait_parity(b, 0);
     u32 *row = out + 264 * rank;
     for (u32 i = t; i < 256; i += 32) row[i] = target[i];
-    if (t < 8) row[256 + t] = t == 0 ? done : 0;
+    if (t < 8) row[256 + t] = t == 0 ? done : t == 1 ? balanced(b, 0) : 0;
     cluster_sync();
 }
 
@@ -291,6 +293,6 @@ extern "C" __global__ void cluster_bulk_multicast(const u32 *in, u32 *out, int m
     u32 done = wait_parity(b, 0);
     u32 *row = out + 264 * rank;
     for (u32 i = t; i < 256; i += 32) row[i] = target[i];
-    if (t < 8) row[256 + t] = t == 0 ? done : 0;
+    if (t < 8) row[256 + t] = t == 0 ? done : t == 1 ? balanced(b, 0) : 0;
     cluster_sync();
 }

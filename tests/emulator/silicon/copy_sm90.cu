@@ -47,7 +47,7 @@ extern "C" __global__ void bulk_load(const u8 *in, u32 *out, int bytes, int firs
     }
     u32 done = wait_parity(shared_address(&bar), 0);
     for (int i = t; i < 4096 / 4; i += blockDim.x) out[i] = ((u32 *)area)[i];
-    if (t == 0) out[1024] = done, out[1025] = test_parity(shared_address(&bar), 1);
+    if (t == 0) out[1024] = done, out[1025] = balanced(shared_address(&bar), 0);
 }
 
 extern "C" __global__ void bulk_store(const u32 *in, u8 *out, int bytes) {

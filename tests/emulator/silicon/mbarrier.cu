@@ -150,39 +150,44 @@ extern "C" __global__ void mbarrier_block(const u32 *in, u32 *out) {
     out[t] = x;
 }
 
+static __device__ __forceinline__ u64 look(u32 bar) {
+    u64 word;
+    asm volatile("ld.volatile.shared.b64 %0, [%1];" : "=l"(word) : "r"(bar) : "memory");
+    return word;
+}
+
 // the eight bytes of a barrier as they lie in memory; only for the record
 extern "C" __global__ void mbarrier_dump(u64 *out) {
     __shared__ u64 bar;
     u32 b = shared_address(&bar), k = 0;
-    volatile u64 *word = &bar;
     if (threadIdx.x) return;
     barrier_init(b, 1);
-    out[k++] = *word;
+    out[k++] = look(b);
     barrier_init(b, 2);
-    out[k++] = *word;
+    out[k++] = look(b);
     barrier_init(b, 5);
-    out[k++] = *word;
+    out[k++] = look(b);
     out[k++] = arrive(b);
-    out[k++] = *word;
+    out[k++] = look(b);
     out[k++] = arrive(b);
-    out[k++] = *word;
+    out[k++] = look(b);
     expect(b, 1);
-    out[k++] = *word;
+    out[k++] = look(b);
     expect(b, 0xff);
-    out[k++] = *word;
+    out[k++] = look(b);
     complete(b, 0x100);
-    out[k++] = *word;
+    out[k++] = look(b);
     complete(b, 1);
-    out[k++] = *word;
+    out[k++] = look(b);
     expect(b, 1);
     out[k++] = arrive_count(b, 3);
-    out[k++] = *word;
+    out[k++] = look(b);
     complete(b, 1);
-    out[k++] = *word;
+    out[k++] = look(b);
     out[k++] = arrive_drop(b, 1);
-    out[k++] = *word;
+    out[k++] = look(b);
     out[k++] = arrive_count(b, 4);
-    out[k++] = *word;
+    out[k++] = look(b);
     barrier_init(b, 0xfffff);
-    out[k++] = *word;
+    out[k++] = look(b);
 }

@@ -177,7 +177,8 @@ def check(library: str | None, sources: list[str], only: str | None, verbose: bo
             continue
         with np.load(VECTORS / f"{source}.npz") as vectors:
             stored = {key: vectors[key] for key in vectors.files}
-        for case in all_cases():
+        # what failed on silicon comes last: after a real fault the context is of no use
+        for case in sorted(all_cases(), key=lambda c: f"{c.name}/error" in stored):
             if case.source != source or (only and not re.search(only, case.name)):
                 continue
             failed_on_silicon = f"{case.name}/error" in stored

@@ -124,6 +124,13 @@ static __device__ __forceinline__ u32 wait_parity(u32 bar, u32 parity) {
         if (test_parity(bar, parity)) return 1;
     return 0;
 }
+// Whether the phase of `parity`, which has completed with one arrival, took exactly the bytes that it expected. Bytes
+// in excess would count against the next phase: after a while, one more arrival completes that only if there are none.
+static __device__ __forceinline__ u32 balanced(u32 bar, u32 parity) {
+    for (int poll = 0; poll < 2000; poll++) test_parity(bar, parity);
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0]; }" ::"r"(bar) : "memory");
+    return test_parity(bar, parity ^ 1);
+}
 static __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");

@@ -31,8 +31,8 @@ static __device__ __forceinline__ void load(int rank, u32 to, const TensorMap *m
                      : "memory");
 }
 
-// One load of `bytes` to `offset` in `size` bytes of 0xee. Behind the image: whether the phase completed with exactly
-// that many bytes expected, and whether a phase more did.
+// One load of `bytes` to `offset` in `size` bytes of 0xee. Behind the image: whether the phase completed with that many
+// bytes expected, and whether no bytes came on top.
 extern "C" __global__ void tma_load(const __grid_constant__ TensorMap map, const __grid_constant__ Coordinates at,
                                     u32 *out, int rank, int offset, int bytes, int size) {
     extern __shared__ __align__(1024) u8 area[];
@@ -52,7 +52,7 @@ extern "C" __global__ void tma_load(const __grid_constant__ TensorMap map, const
     }
     u32 done = wait_parity(b, 0);
     for (int i = t; i < size / 4; i += blockDim.x) out[i] = ((u32 *)area)[i];
-    if (t == 0) out[size / 4] = done, out[size / 4 + 1] = test_parity(b, 1);
+    if (t == 0) out[size / 4] = done, out[size / 4 + 1] = done ? balanced(b, 0) : 0;
     __syncthreads();
 }
 
@@ -140,7 +140,8 @@ extern "C" __global__ void tma_multicast(const __grid_constant__ TensorMap map, 
     u32 done = wait_parity(b, 0);
     u32 *row = out + (size / 4 + 4) * rank;
     for (int i = t; i < size / 4; i += blockDim.x) row[i] = ((u32 *)area)[i];
-    if (t < 4) row[size / 4 + t] = t == 0 ? done : t == 1 ? test_parity(b, 1) : 0;
+    if (t < 4) row[size / 4 + t] = t == 0 ? done : 0;
+    if (t == 0) row[size / 4 + 1] = balanced(b, 0);
     cluster_sync();
 }
 
