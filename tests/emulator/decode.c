@@ -78,12 +78,21 @@ ptx_type need_type(decoder *d) {
 }
 
 ptx_space take_space(decoder *d) {
-    static const char *const names[] = {"global", "shared", "shared::cta",  "shared::cluster", "local",
-                                        "const",  "param",  "param::entry", "param::func",     NULL};
-    static const ptx_space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED_CLUSTER, SPACE_LOCAL,
-                                       SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM,  SPACE_PARAM};
-    int i = take_one_of(d, names);
-    return i < 0 ? SPACE_NONE : spaces[i];
+    static const struct {
+        const char *name;
+        ptx_space space;
+    } spaces[] = {
+        {"global", SPACE_GLOBAL}, {"shared", SPACE_SHARED},      {"shared::cta", SPACE_SHARED},
+        {"local", SPACE_LOCAL},   {"const", SPACE_CONST},        {"shared::cluster", SPACE_SHARED_CLUSTER},
+        {"param", SPACE_PARAM},   {"param::entry", SPACE_PARAM}, {"param::func", SPACE_PARAM},
+    };
+    for (int i = 0; i < d->statement->modifier_count; i++)
+        for (size_t k = 0; k < sizeof spaces / sizeof *spaces && !(d->taken >> i & 1); k++)
+            if (!strcmp(d->statement->modifiers[i], spaces[k].name)) {
+                d->taken |= 1u << i;
+                return spaces[k].space;
+            }
+    return SPACE_NONE;
 }
 
 /* ---- slots ------------------------------------------------------------------------------------------------------ */

@@ -343,8 +343,8 @@ void need(decoder *d, const char *name);               /* refuses if it is not t
 int take_one_of(decoder *d, const char *const *names); /* index in a NULL-ended list, -1: none of them */
 ptx_type take_type(decoder *d);                        /* the first modifier left that names a type; TYPE_NONE: none */
 ptx_type need_type(decoder *d);
-/* .global, .shared, .shared::cta, .shared::cluster, .local, .const, .param, .param::entry, .param::func; none: generic
- */
+/* The first one left of .global, .shared, .shared::cta, .shared::cluster, .local, .const, .param, .param::entry and
+ * .param::func; none: generic. */
 ptx_space take_space(decoder *d);
 
 /* Operands, by index. Reading one takes it. */
