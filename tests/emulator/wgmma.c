@@ -68,7 +68,7 @@ static int column_of(int i, int lane) {
 
 static void multiply(wgmma_op *o, machine *m) {
     const wgmma_instruction *x = o->what;
-    static _Thread_local _Alignas(64) uint32_t d[ROWS][256];
+    static _Alignas(64) uint32_t d[ROWS][256]; /* one host thread runs everything */
     int packed = x->d_type == TENSOR_D_F16, registers = x->d_count;
     for (int i = 0; i < registers && o->accumulate; i++)
         for (int lane = 0; lane < WARP_LANES; lane++) {
