@@ -279,7 +279,7 @@ def store_cases() -> list[Case]:
 def reduce_cases() -> list[Case]:
     made = []
     table = {
-        "add": (U32, S32, U64, F16, BF16, F32),
+        "add": (U32, S32, U64, F16, BF16, F32, F32_FTZ),
         "min": (U32, S32, U64, S64, F16, BF16),
         "max": (U32, S32, U64, S64, F16, BF16),
         "inc": (U32,),
@@ -296,7 +296,7 @@ def reduce_cases() -> list[Case]:
             if dtype in (F16, BF16):
                 bits = 5 if dtype == F16 else 8
                 before, image = (generate.rows_half(s, 128, bits)[:count] for s in (210, 211))
-            elif dtype == F32:
+            elif dtype in (F32, F32_FTZ):
                 before, image = (generate.rows_f32(s, 128)[i : i + count] for s, i in ((212, 0), (213, 128)))
             else:
                 before, image = (generate.words32(s, count) for s in (214 + dtype, 230 + dtype))

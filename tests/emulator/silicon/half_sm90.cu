@@ -14,7 +14,9 @@ extern "C" __global__ void half_sm90_ops(const u32 *in, u32 *out, int n) {
     OP_16("max.xorsign.abs.bf16 d, a, b")
     OP_16_PRED("setp.lt.bf16 p, a, b")
     OP_16_PRED("setp.equ.bf16 p, a, b")
-    OP_16("set.ge.bf16.bf16 d, a, b")
+    // shifted up: ptxas 13.0 leaves other bits in the upper half of this result
+    OP(".reg .b16 a, b, d; cvt.u16.u32 a, %1; cvt.u16.u32 b, %2; set.ge.bf16.bf16 d, a, b; cvt.u32.u16 %0, d; shl.b32 "
+       "%0, %0, 16")
     OP("add.bf16x2 %0, %1, %2")
     OP("sub.rn.bf16x2 %0, %1, %2")
     OP("mul.bf16x2 %0, %1, %2")

@@ -152,7 +152,9 @@ extern "C" __global__ void mbarrier_block(const u32 *in, u32 *out) {
 
 static __device__ __forceinline__ u64 look(u32 bar) {
     u64 word;
-    asm volatile("ld.volatile.shared.b64 %0, [%1];" : "=l"(word) : "r"(bar) : "memory");
+    __threadfence_block();
+    asm volatile("atom.shared::cta.or.b64 %0, [%1], 0;" : "=l"(word) : "r"(bar) : "memory");
+    __threadfence_block();
     return word;
 }
 
