@@ -348,8 +348,10 @@ static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
 static int phase_is_over(warp *w, const instr *in, uint32_t lane, const cta *c, const barrier *b, uint64_t asked) {
     if (in->mode) { /* .parity */
         if (asked > 1)
-            fault(w, in, (int)lane, "waits for phase parity %llu; a parity is 0 or 1", (unsigned long long)asked);
-        return (b->phase & 1) != asked;
+            remark_once(machine_of(w), "phase parity",
+                        "%s, line %d: waits for phase parity %llu; the text allows 0 and 1 (an H200 takes bit 0)",
+                        c->grid->launch.entry->function->name, in->line, (unsigned long long)asked);
+        return (b->phase & 1) != (asked & 1);
     }
     uint32_t phase = (uint32_t)(asked >> 32);
     if (phase == (uint32_t)b->phase) return 0;

@@ -72,6 +72,9 @@ tensor_swizzle tensor_map_swizzle(const tensor_map *map);
 /* Where a byte of the unswizzled layout lies. 16 bytes (8 with the flip) stay together. `mode` is a tensor_swizzle. */
 uint32_t swizzle_address(uint32_t address, int mode);
 
+/* Bytes in which a swizzle moves units: 32, 64, 96 or 128; UINT32_MAX without one. */
+uint32_t swizzle_span(tensor_swizzle swizzle);
+
 /* tensormap.replace, tensormap.cp_fenceproxy: of the table tma_opcodes. */
 decode_function decode_tensormap;
 

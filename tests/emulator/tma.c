@@ -39,6 +39,7 @@ typedef struct {
     uint32_t rows;
     uint32_t row_bytes;    /* in global memory: what an mbarrier is told */
     uint32_t shared_bytes; /* of a row in shared memory */
+    uint32_t pitch;        /* from row to row in shared memory */
     int64_t first, end;    /* the elements of a row that are inside of the tensor, from its start */
 } tensor_box;
 
@@ -91,7 +92,8 @@ static void take_coordinates(warp *w, const instr *in, uint32_t lane, tensor_box
         else
             b->at[i] = at;
     }
-    int64_t unit = b->map.type == TENSOR_B4 ? 2 : b->map.type > TENSOR_B4 ? 128 : 1;
+    /* Elements are counted, but an H200 takes rows from 16-byte boundaries only; padded types, from 128 elements. */
+    int64_t unit = b->map.type > TENSOR_B4 ? 128 : 128 / b->bits;
     if (b->at[0] % unit)
         fault(w, in, (int)lane, "the first coordinate is %lld; with elements of %d bits it must be a multiple of %lld",
               (long long)b->at[0], b->bits, (long long)unit);
@@ -108,7 +110,8 @@ static tensor_box box_of(warp *w, const instr *in, uint32_t lane) {
     b.swizzle = tensor_map_swizzle(&b.map);
     b.bits = tensor_element_bits((tensor_type)b.map.type);
     take_coordinates(w, in, lane, &b);
-    for (int i = 0; i < o->rank; i++)
+    b.count[0] = b.map.box[0]; /* a stride of dimension 0 counts in interleaved layouts only */
+    for (int i = 1; i < o->rank; i++)
         b.count[i] = (b.map.box[i] + b.map.element_strides[i] - 1u) / b.map.element_strides[i];
     if (o->rows_by_name) {
         if (b.map.box[1] != 1)
@@ -118,6 +121,7 @@ static tensor_box box_of(warp *w, const instr *in, uint32_t lane) {
     for (int i = 1; i < o->rank; i++) b.rows *= b.count[i];
     b.row_bytes = b.map.box[0] * (uint32_t)b.bits / 8;
     b.shared_bytes = b.map.type > TENSOR_B4 ? PADDED_ROW : b.row_bytes;
+    b.pitch = b.swizzle == SWIZZLE_NONE ? b.shared_bytes : swizzle_span(b.swizzle);
     b.first = min_of(max_of(0, -b.at[0]), b.map.box[0]);
     b.end = max_of(b.first, min_of(b.map.box[0], (int64_t)b.map.last[0] + 1 - b.at[0]));
     uint64_t low = UINT64_MAX, high = 0;
@@ -133,17 +137,16 @@ static tensor_box box_of(warp *w, const instr *in, uint32_t lane) {
     return b;
 }
 
-/* Bytes of shared memory that the box takes; a swizzle may reach to the end of its last span. */
+/* Bytes of shared memory that the box needs room for. */
 static uint32_t box_bytes(const tensor_box *b) {
-    uint32_t bytes = b->rows * b->shared_bytes;
-    return b->swizzle == SWIZZLE_NONE ? bytes : (bytes + SHARED_ALIGN - 1) / SHARED_ALIGN * SHARED_ALIGN;
+    return b->rows * b->pitch;
 }
 
 /* A row between `data` and shared memory, unit by unit. */
 static void move_row(const tensor_box *b, cta *c, uint32_t at, uint32_t row, uint8_t *data, int write) {
     uint32_t unit = b->swizzle == SWIZZLE_NONE ? b->shared_bytes : b->swizzle == SWIZZLE_128B_ATOM_32B_FLIP_8B ? 8 : 16;
     for (uint32_t i = 0; i < b->shared_bytes; i += unit) {
-        uint32_t where = swizzle_address(at + row * b->shared_bytes + i, b->swizzle);
+        uint32_t where = swizzle_address(at + row * b->pitch + i, b->swizzle);
         if (write)
             async_write_shared(c, where, data + i, unit);
         else
@@ -154,28 +157,18 @@ static void move_row(const tensor_box *b, cta *c, uint32_t at, uint32_t row, uin
 /* ---- elements ------------------------------------------------------------------------------------------------------
  */
 
-/* What elements outside of the tensor become. */
+/* What elements outside of the tensor become. The NaN is 0x7ff7 in every 16 bits, whatever the type (measured). */
 static void fill_row(const tensor_box *b, uint8_t *row) {
-    if (!b->map.fill_nan) {
-        memset(row, 0, b->row_bytes);
-        return;
-    }
-    uint64_t nan = b->bits == 16 ? 0x7fff : b->bits == 32 ? 0x7fffffff : 0x7fffffffffffffff;
-    for (uint32_t i = 0; i < b->row_bytes; i += (uint32_t)b->bits / 8) memcpy(row + i, &nan, (size_t)b->bits / 8);
+    for (uint32_t i = 0; i < b->row_bytes; i++) row[i] = !b->map.fill_nan ? 0 : i & 1 ? 0x7f : 0xf7;
 }
 
-/* The types that change what they load. */
+/* tf32 is rounded to; subnormals stay in both of its types and in f32.ftz (measured). */
 static void convert_row(const tensor_box *b, uint8_t *row) {
-    int flush = b->map.type == TENSOR_F32_FTZ || b->map.type == TENSOR_TF32_FTZ;
-    int to_tf32 = b->map.type == TENSOR_TF32 || b->map.type == TENSOR_TF32_FTZ;
-    if (!flush && !to_tf32) return;
+    if (b->map.type != TENSOR_TF32 && b->map.type != TENSOR_TF32_FTZ) return;
     for (int64_t i = b->first; i < b->end; i++) {
         float x;
         memcpy(&x, row + i * 4, sizeof x);
-        if (flush && fpclassify(x) == FP_SUBNORMAL) x = copysignf(0, x);
-        uint32_t bits;
-        memcpy(&bits, &x, sizeof bits);
-        if (to_tf32) bits = tf32_from_float(x, ROUND_RN, 0);
+        uint32_t bits = isnan(x) ? 0x7fffe000 : tf32_from_float(x, ROUND_RN, 0);
         memcpy(row + i * 4, &bits, sizeof bits);
     }
 }
