@@ -172,7 +172,10 @@ static void explain_global(uint64_t address, uint64_t bytes, char *out, size_t s
     size_t at = first_behind(address);
     const range *before = at ? &allocations[at - 1] : NULL, *after = at < allocation_count ? &allocations[at] : NULL;
     if (before && after && address - before->end > after->start - address) before = NULL;
-    if (before)
+    if (before && address == before->end)
+        snprintf(out, size, "right behind the allocation of %llu bytes at 0x%llx",
+                 (unsigned long long)(before->end - before->start), (unsigned long long)before->start);
+    else if (before)
         snprintf(out, size, "%llu bytes behind the end of the allocation of %llu bytes at 0x%llx",
                  (unsigned long long)(address - before->end), (unsigned long long)(before->end - before->start),
                  (unsigned long long)before->start);

@@ -6,7 +6,7 @@
  *
  * Shared memory has two copies, and a record for each word that differs: when it was written, by whom, which of its
  * bytes. Of two threads that write different bytes of a word, the earlier one's become visible early. Global memory has
- * one copy; the record keeps the old bytes, of granules of 16, until they are published or the grid ends. */
+ * one copy; the record keeps the old bytes, in granules of four words, until they are published or the grid ends. */
 #include "memory.h"
 
 #include <stdlib.h>
@@ -141,9 +141,9 @@ void async_write_shared(cta *c, uint32_t offset, const void *data, uint32_t byte
 #define RECORD_LIMIT (1u << 22)
 
 typedef struct granule {
-    uint64_t index; /* address / GRANULE */
-    uint64_t writer, time;
-    uint16_t mask; /* bytes that are not published */
+    uint64_t index;                                  /* address / GRANULE */
+    uint64_t writer[GRANULE / 4], time[GRANULE / 4]; /* of each word */
+    uint16_t mask;                                   /* bytes that are not published */
     uint8_t old[GRANULE];
 } granule;
 
@@ -230,20 +230,22 @@ void note_global_write(grid *g, uint64_t address, uint32_t bytes, uint64_t write
             if (r->count == r->capacity) grow(r);
             slot = find_slot(r, index);
             granule *new = &r->granules[r->count];
-            *new = (granule){.index = index, .writer = writer, .time = now, .mask = mask};
-            memcpy(new->old, memory, GRANULE);
+            *new = (granule){.index = index};
             *slot = ++r->count;
             if (index < r->low) r->low = index;
             if (index > r->high) r->high = index;
-            continue;
         }
         granule *known = &r->granules[*slot - 1];
-        if (known->writer != writer) known->mask &= mask;
+        for (int word = 0; word < GRANULE / 4; word++) {
+            uint16_t bytes = (uint16_t)(15 << 4 * word);
+            if (!(mask & bytes)) continue;
+            if (known->writer[word] != writer) known->mask &= (uint16_t)(mask | ~bytes);
+            known->writer[word] = writer;
+            known->time[word] = now;
+        }
         for (int i = 0; i < GRANULE; i++)
             if (mask >> i & 1 && !(known->mask >> i & 1)) known->old[i] = memory[i];
         known->mask |= mask;
-        known->writer = writer;
-        known->time = now;
     }
 }
 
@@ -252,9 +254,13 @@ void publish_global_to_async_proxy(warp *w, uint32_t lanes) {
     if (!r) return;
     uint64_t warp_writer = global_writer(w, 0);
     for (uint32_t place = r->count; place-- > 0;) {
-        const granule *known = &r->granules[place];
-        int own = known->writer >> 5 == warp_writer >> 5 && lanes >> (known->writer & 31) & 1;
-        if (own || known->time <= w->sync_time) forget(r, place);
+        granule *known = &r->granules[place];
+        for (int word = 0; word < GRANULE / 4; word++) {
+            uint64_t writer = known->writer[word];
+            int own = writer >> 5 == warp_writer >> 5 && lanes >> (writer & 31) & 1;
+            if (own || known->time[word] <= w->sync_time) known->mask &= (uint16_t)~(15 << 4 * word);
+        }
+        if (!known->mask) forget(r, place);
         if (!r->count) return;
     }
 }
