@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-enum { LANES = 8, MOST_ROWS = 256, MOST_K = 64, MOST_BLOCKS = 4 };
+enum { MANY_BITS = 99, LANES = 8, MOST_ROWS = 256, MOST_K = 64, MOST_BLOCKS = 4 };
 
 typedef float lanes_f32 __attribute__((vector_size(32)));
 typedef int32_t lanes_s32 __attribute__((vector_size(32)));
@@ -19,13 +19,18 @@ typedef int64_t lanes_s64 __attribute__((vector_size(64)));
 /* Rows of A or B in groups of eight, one row a lane, K (in the order of the fused sums) outside. */
 typedef struct {
     lanes_f32 value[MOST_K];      /* relative to the row's largest exponent where sums are fused */
-    lanes_s32 exponent[MOST_K];   /* as the hardware aligns by, relative likewise */
+    lanes_s32 exponent[MOST_K];   /* as the hardware aligns by, relative likewise; see has_exponents */
     lanes_s32 largest[4];         /* per fused sum: the row's largest exponent, the block scale's added */
-    lanes_s32 narrow[4];          /* per fused sum: all ones where the row spans few enough bits for exact fp32 sums */
-    lanes_f32 scale[MOST_BLOCKS]; /* significand of the block scale */
+    lanes_s32 element_largest[4]; /* the same without the block scale */
+    /* Per fused sum: every element is its row's 2^largest times a multiple of 2^-bits; MANY_BITS where that would
+     * take more than 13. */
+    int bits[4];
+    lanes_f32 scale[MOST_BLOCKS];          /* significand of the block scale */
     lanes_s32 scale_exponent[MOST_BLOCKS]; /* and its exponent, -126 for a zero */
     lanes_s32 nan;                         /* all ones where every output of the row is NaN */
     lanes_s32 by_element; /* all ones where the row has infinities or exponents too far apart for fp32 */
+    bool plain;           /* neither nan nor by_element anywhere */
+    bool has_exponents;   /* filled in when a sum first needs them */
 } row_group;
 
 typedef struct {
@@ -43,6 +48,7 @@ typedef struct {
 } operand_source;
 
 void tensor_prepare(prepared_operand *operand, const operand_source *source, const tensor_op *op, const sum_rule *rule);
+void tensor_fill_exponents(row_group *group, tensor_element type, const tensor_op *op, const sum_rule *rule);
 
 static inline lanes_s32 lanes_select(lanes_s32 mask, lanes_s32 yes, lanes_s32 no) {
     return (mask & yes) | (~mask & no);
@@ -98,10 +104,14 @@ static inline lanes_f32 lanes_power(lanes_s32 exponent) {
 }
 
 static inline lanes_f64 lanes_power_f64(lanes_s32 exponent) {
+#ifdef __AVX512F__
+    return (lanes_f64)_mm512_slli_epi64(_mm512_cvtepi32_epi64((__m256i)(exponent + 1023)), 52);
+#else
     return (lanes_f64)((__builtin_convertvector(exponent, lanes_s64) + 1023) << 52);
+#endif
 }
 
-/* fp16 patterns in the low halves to values; `subnormal`'s zero included. */
+/* Magnitudes of a format without specials to values. */
 static inline lanes_f32 lanes_small_float(lanes_u32 magnitude, int mantissa_bits, int bias) {
     lanes_f32 normal = (lanes_f32)((magnitude << (23 - mantissa_bits)) + ((uint32_t)(127 - bias) << 23));
     lanes_s32 mantissa = (lanes_s32)(magnitude & ((1U << mantissa_bits) - 1));
