@@ -103,9 +103,9 @@ EXTREME(max, 1)
         }                                                                                                              \
         return RUN_NEXT;                                                                                               \
     }
-/* a * (1/b), whose reciprocal is flushed beyond 2^126 */
+/* hardware multiplies by a reciprocal, which is flushed beyond 2^126 */
 static double divide_approximately(double a, double b) {
-    return fabs(b) > 0x1p126 && !isnan(b) ? a * copysign(0, b) : a * (1 / b);
+    return fabs(b) > 0x1p126 && !isnan(b) ? a * copysign(0, b) : a / b;
 }
 APPROXIMATION(div_approx, divide_approximately(a, b))
 APPROXIMATION(div_full, a / b)
