@@ -384,7 +384,7 @@ def barrier_cases() -> list[Case]:
         simple("mbarrier", "mbarrier_phases", {}, 128),
         simple("mbarrier", "mbarrier_transactions", {}, 128),
         simple("mbarrier", "mbarrier_block", {"in": generate.words32(80, 128)}, 512, block=(128, 1, 1)),
-        simple("mbarrier", "mbarrier_dump", {}, 192, Recorded("the words are opaque")),
+        simple("mbarrier", "mbarrier_dump", {}, 192, Recorded("the words are opaque"), ["out", Int32(0)]),
     ]
 
 

@@ -114,7 +114,7 @@ def store(name: str, spec: dict, at: tuple[int, ...], offset: int = 0) -> Case:
         name,
         "tma",
         "tma_store",
-        {"tensor": Buffer(np.full(extent(spec), 0xEE, np.uint8), keep=True), "in": Buffer(image)},
+        {"tensor": Buffer(np.full(extent(spec) + 16, 0xEE, np.uint8), keep=True), "in": Buffer(image)},
         [Map("tensor", spec), Coordinates(at), "in", Int32(len(spec["dims"])), Int32(offset), Int32(size)],
         Exact(),
         block=(64, 1, 1),
@@ -267,6 +267,13 @@ def store_cases() -> list[Case]:
             made.append(store(f"store_{where}_swizzled", tensor(U16, (40, 20), (16, 8), SWIZZLE_32), at, 128))
     made += [
         store("store_rank1", tensor(U16, (300,), (64,)), (264,)),
+        # dimension 0 ends inside 16 bytes: what lies behind it in memory
+        store("store_end_u8", tensor(U8, (37, 9), (32, 4)), (16, 2)),
+        store("store_end_u8_swizzled", tensor(U8, (37, 9), (32, 4), SWIZZLE_32), (16, 2)),
+        store("store_end_u16", tensor(U16, (45, 9), (16, 4)), (32, 7)),
+        store("store_end_f32", tensor(F32, (21, 5), (8, 3)), (16, 1)),
+        store("store_end_u64", tensor(U64, (5, 5), (4, 3)), (4, 1)),
+        store("store_end_rank1_u8", tensor(U8, (83,), (64,)), (64,)),
         store("store_rank3", tensor(U16, (40, 7, 5), (16, 3, 4), SWIZZLE_32), (32, 5, 3)),
         store("store_rank4", tensor(U16, (24, 5, 4, 3), (8, 3, 2, 2)), (16, 3, 3, 2)),
         store("store_rank5", tensor(U16, (16, 4, 3, 3, 2), (8, 2, 2, 2, 2)), (8, 3, 2, 2, 1)),
@@ -311,6 +318,33 @@ def reduce_cases() -> list[Case]:
                     shared=256,
                 )
             )
+    return made
+
+
+def end_cases() -> list[Case]:
+    """Reductions where dimension 0 ends inside 16 bytes."""
+    made = []
+    for dtype, inside in ((U32, 21), (U64, 5), (F16, 45)):
+        inner = 32 // BYTES[dtype]
+        spec = tensor(dtype, (inside, 5), (inner, 3))
+        before = np.full(extent(spec) // 4, 0x3C003C00 if dtype == F16 else 1000, np.uint32)
+        image = np.full(24, 0x40003C00 if dtype == F16 else 7, np.uint32)
+        made.append(
+            Case(
+                f"reduce_end_{NAMES[dtype]}",
+                "tma",
+                "tma_reduce_add",
+                {"tensor": Buffer(before, keep=True), "in": Buffer(image)},
+                [
+                    Map("tensor", spec),
+                    Coordinates((inside * BYTES[dtype] // 16 * 16 // BYTES[dtype], 1)),
+                    "in",
+                    Int32(96),
+                ],
+                Exact(BYTES[dtype]),
+                shared=256,
+            )
+        )
     return made
 
 
@@ -372,7 +406,7 @@ def cluster_cases() -> list[Case]:
 
 
 def tma_cases() -> list[Case]:
-    return load_cases() + store_cases() + reduce_cases() + cluster_cases()
+    return load_cases() + store_cases() + reduce_cases() + end_cases() + cluster_cases()
 
 
 def encodings() -> list[tuple[str, dict, int]]:

@@ -150,46 +150,47 @@ extern "C" __global__ void mbarrier_block(const u32 *in, u32 *out) {
     out[t] = x;
 }
 
+// `bar` is an address that the assembler cannot know: it takes readings of a barrier that it knows for one reading
 static __device__ __forceinline__ u64 look(u32 bar) {
     u64 word;
     __threadfence_block();
-    asm volatile("atom.shared::cta.or.b64 %0, [%1], 0;" : "=l"(word) : "r"(bar) : "memory");
+    asm volatile("ld.volatile.shared.b64 %0, [%1];" : "=l"(word) : "r"(bar) : "memory");
     __threadfence_block();
     return word;
 }
 
 // the eight bytes of a barrier as they lie in memory; only for the record
-extern "C" __global__ void mbarrier_dump(u64 *out) {
+extern "C" __global__ void mbarrier_dump(u64 *out, int zero) {
     __shared__ u64 bar;
     u32 b = shared_address(&bar), k = 0;
     if (threadIdx.x) return;
     barrier_init(b, 1);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     barrier_init(b, 2);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     barrier_init(b, 5);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     out[k++] = arrive(b);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     out[k++] = arrive(b);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     expect(b, 1);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     expect(b, 0xff);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     complete(b, 0x100);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     complete(b, 1);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     expect(b, 1);
     out[k++] = arrive_count(b, 3);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     complete(b, 1);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     out[k++] = arrive_drop(b, 1);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     out[k++] = arrive_count(b, 4);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
     barrier_init(b, 0xfffff);
-    out[k++] = look(b);
+    out[k++] = look(b + zero);
 }

@@ -11,6 +11,7 @@ import ctypes
 import datetime
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -18,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -158,59 +161,94 @@ def record(out: Path) -> None:
     print(f"{len(cases)} cases and {len(encodings())} encodings recorded on {provenance['device']}")
 
 
-# ---- checking
+# ---- checking: again in a child, so that a fault or a crash costs one case
+
+
+def judge(
+    case: Case, got: dict[str, np.ndarray], stored: dict[str, np.ndarray], verbose: bool
+) -> tuple[str, list[str]]:
+    """`agrees` or `differs`, and the sentences to print."""
+    if f"{case.name}/error" in stored:
+        return "differs", [f"{case.name}: ran here, but on silicon: {stored[case.name + '/error']}"]
+    complaints, notes = [], []
+    for name, result in got.items():
+        want = stored[f"{case.name}/{name}"]
+        complaint = case.rule(result, want, case.rows)
+        if complaint:
+            complaints.append(f"{case.name}, {name}: {complaint}")
+        elif verbose and isinstance(case.rule, SumOrder):
+            notes.append(f"{case.name}: {case.rule.equal_bits(result, want):.1%} of the sums agree to the bit")
+    return ("differs" if complaints else "agrees"), complaints + notes
+
+
+def check_some(library: str | None, cases: list[Case], stored: dict, verbose: bool, answers: Connection) -> None:
+    """Sends a verdict and sentences for each case, until one fails."""
+    driver = Driver(library)
+    for case in cases:
+        try:
+            got = run(driver, case)
+        except DriverError as error:
+            if case.may_refuse or f"{case.name}/error" in stored:
+                answers.send(("refused", [f"{case.name}: refused: {error}"] if verbose else []))
+            else:
+                answers.send(("differs", [f"{case.name}: {error}"]))
+            return
+        answers.send(judge(case, got, stored, verbose))
+
+
+def check_encodings(library: str | None, answers: Connection) -> None:
+    with np.load(VECTORS / f"{ENCODINGS}.npz") as stored:
+        codes = stored["codes"]
+    for (label, _, _), got, want in zip(encodings(), encoding_codes(Driver(library)), codes, strict=True):
+        text = f"encoding, {label}: {got} here, {want} on silicon"
+        answers.send(("agrees", []) if got == want else ("differs", [text]))
+
+
+def in_child(work: Callable[..., None], *args: object) -> tuple[list[tuple[str, list[str]]], int]:
+    """What `work` sent before it ended, and its exit code."""
+    fork = multiprocessing.get_context("fork")
+    receive, send = fork.Pipe(duplex=False)
+    child = fork.Process(target=work, args=(*args, send))
+    child.start()
+    send.close()
+    answers = []
+    with contextlib.suppress(EOFError):
+        while True:
+            answers.append(receive.recv())
+    child.join()
+    return answers, child.exitcode or 0
 
 
 def check(library: str | None, sources: list[str], only: str | None, verbose: bool) -> int:
-    driver = Driver(library)
-    wrong = refused = agreed = 0
-    if ENCODINGS in sources:
-        with np.load(VECTORS / f"{ENCODINGS}.npz") as stored:
-            codes = stored["codes"]
-        for (label, _, _), got, want in zip(encodings(), encoding_codes(driver), codes, strict=True):
-            agreed += got == want
-            if got != want:
-                wrong += 1
-                print(f"encoding, {label}: {got} here, {want} on silicon")
+    tally = {"agrees": 0, "refused": 0, "differs": 0}
+
+    def count(verdict: str, sentences: list[str]) -> None:
+        tally[verdict] += 1
+        for sentence in sentences:
+            print(sentence, flush=True)
+
     for source in sources:
         if source == ENCODINGS:
+            answers, code = in_child(check_encodings, library)
+            for answer in answers:
+                count(*answer)
+            if code:
+                count("differs", [f"the encodings ended with exit code {code}"])
             continue
         with np.load(VECTORS / f"{source}.npz") as vectors:
             stored = {key: vectors[key] for key in vectors.files}
-        # what failed on silicon comes last: after a real fault the context is of no use
-        for case in sorted(all_cases(), key=lambda c: f"{c.name}/error" in stored):
-            if case.source != source or (only and not re.search(only, case.name)):
-                continue
-            failed_on_silicon = f"{case.name}/error" in stored
-            try:
-                result = run(driver, case)
-            except DriverError as error:
-                if case.may_refuse or failed_on_silicon:
-                    refused += 1
-                    if verbose:
-                        print(f"{case.name}: refused: {error}")
-                else:
-                    wrong += 1
-                    print(f"{case.name}: {error}")
-                    driver = Driver(library)
-                continue
-            if failed_on_silicon:
-                wrong += 1
-                print(f"{case.name}: ran here, but on silicon: {stored[case.name + '/error']}")
-                continue
-            complaints = []
-            for name, got in result.items():
-                want = stored[f"{case.name}/{name}"]
-                complaint = case.rule(got, want, case.rows)
-                if complaint:
-                    complaints.append(f"{case.name}, {name}: {complaint}")
-                elif verbose and isinstance(case.rule, SumOrder):
-                    print(f"{case.name}: {case.rule.equal_bits(got, want):.1%} of the sums agree to the bit")
-            agreed += not complaints
-            wrong += bool(complaints)
-            print(*complaints, sep="\n", end="\n" if complaints else "")
-    print(f"{agreed} agree with silicon, {refused} refused that may be, {wrong} differ")
-    return 1 if wrong else 0
+        compile_ptx(source)
+        cases = [c for c in all_cases() if c.source == source and (not only or re.search(only, c.name))]
+        while cases:
+            answers, code = in_child(check_some, library, cases, stored, verbose)
+            for answer in answers:
+                count(*answer)
+            cases = cases[len(answers) :]
+            if code and cases:
+                count("differs", [f"{cases[0].name}: the process ended with exit code {code}"])
+                cases = cases[1:]
+    print(f"{tally['agrees']} agree with silicon, {tally['refused']} refused as they may be, {tally['differs']} differ")
+    return 1 if tally["differs"] else 0
 
 
 def main() -> int:
