@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -251,3 +252,99 @@ def place_mn_major(
                 at = offset + unit % width * 16 + unit // width * leading
                 at = swizzled(swizzle, at + k % group * width * 16 + k // group * stride)
             image[at + inside * size : at + (inside + 1) * size] = rows[r, k * size : (k + 1) * size]
+
+
+# ---- values of the formats ------------------------------------------------------------------------------
+
+
+def minifloat(code: int, exponent_bits: int, mantissa_bits: int, bias: int) -> float:
+    sign = -1.0 if code >> (exponent_bits + mantissa_bits) & 1 else 1.0
+    exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1)
+    mantissa = code & ((1 << mantissa_bits) - 1)
+    if exponent == 0:
+        return sign * mantissa * 2.0 ** (1 - bias - mantissa_bits)
+    return sign * (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)
+
+
+@dataclass(frozen=True)
+class Format:
+    code: int  # in the instruction descriptor
+    bits: int
+    values: tuple[tuple[int, float], ...]  # codes whose products and sums stay exact in f32
+
+    def draw(self, random: numpy.random.Generator, shape: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
+        at = random.integers(0, len(self.values), shape)
+        codes, values = zip(*self.values)
+        return numpy.array(codes, numpy.uint32)[at], numpy.array(values)[at]
+
+
+def small(exponent_bits: int, mantissa_bits: int, bias: int, bits: int) -> tuple[tuple[int, float], ...]:
+    """All codes of an 8-, 6- or 4-bit format that are at most 8 in magnitude and multiples of 1/8."""
+    table = [(c, minifloat(c, exponent_bits, mantissa_bits, bias)) for c in range(1 << bits)]
+    return tuple((c, v) for c, v in table if abs(v) <= 8 and v * 8 == int(v * 8))
+
+
+def integers_as(kind: str) -> tuple[tuple[int, float], ...]:
+    out = []
+    for v in range(-32, 33):
+        x = numpy.float32(v / 4)
+        bits = int(x.view(numpy.uint32))
+        if kind == "f16":
+            bits = int(numpy.float16(x).view(numpy.uint16))
+        if kind == "bf16":
+            bits >>= 16
+        out.append((bits, float(x)))
+    return tuple(out)
+
+
+FORMATS = {
+    "f16": Format(0, 16, integers_as("f16")),
+    "bf16": Format(1, 16, integers_as("bf16")),
+    "tf32": Format(2, 32, integers_as("tf32")),
+    "e4m3": Format(0, 8, small(4, 3, 7, 8)),
+    "e5m2": Format(1, 8, small(5, 2, 15, 8)),
+    "e2m3": Format(3, 6, small(2, 3, 1, 6)),
+    "e3m2": Format(4, 6, small(3, 2, 3, 6)),
+    "e2m1": Format(5, 4, small(2, 1, 1, 4)),
+    "packed": Format(1, 4, small(2, 1, 1, 4)),
+    "u8": Format(0, 8, tuple((v, v) for v in range(256))),
+    "s8": Format(1, 8, tuple((v & 255, v) for v in range(-128, 128))),
+}
+DEPTH = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
+
+
+def row_bytes(codes: numpy.ndarray, name: str) -> numpy.ndarray:
+    """Rows of K elements as the 32 bytes that shared memory holds."""
+    kind, (rows, k) = FORMATS[name], codes.shape
+    if name == "packed":
+        return (codes[:, ::2] | codes[:, 1::2] << 4).astype(numpy.uint8)
+    if kind.bits >= 8:
+        return codes.astype(f"<u{kind.bits // 8}").view(numpy.uint8).reshape(rows, -1)
+    out = numpy.full((rows, k), 0xEE, numpy.uint8)  # 16 packed elements and padding in 16 bytes
+    for r in range(rows):
+        for unit in range(0, k, 16):
+            packed = sum(int(codes[r, unit + i]) << (kind.bits * i) for i in range(16))
+            out[r, unit : unit + 2 * kind.bits] = list(packed.to_bytes(2 * kind.bits, "little"))
+    return out
+
+
+def tensor_bytes(codes: numpy.ndarray, name: str) -> numpy.ndarray:
+    """The same as A in tensor memory has it: one element a byte, e2m1 in bits 5-2."""
+    if name == "packed" or FORMATS[name].bits >= 8:
+        return row_bytes(codes, name)
+    return (codes << (2 if name == "e2m1" else 0)).astype(numpy.uint8)
+
+
+# ---- where test_tcgen05*.py put operands
+
+# columns of tensor memory, and bytes of the image of shared memory
+D_COLUMN, A_COLUMN, SFA_COLUMN, SFB_COLUMN, TENSOR_COLUMNS = 0, 256, 280, 290, 512
+A_AT, B_AT, IMAGE = 0, 32768, 98304
+
+
+def put_scales(image: numpy.ndarray, column: int, codes: numpy.ndarray, first_byte: int) -> None:
+    """Row i in lane i % 32 of every quarter, column i / 32."""
+    cells = image.view(numpy.uint8).reshape(LANES, -1, 4)
+    for i, row in enumerate(codes):
+        for quarter in range(4):
+            cells[32 * quarter + i % 32, column + i // 32, first_byte : first_byte + len(row)] = row
