@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from emulate import Emulator  # noqa: E402
+from emulate import Emulator, EmulatorError  # noqa: E402, F401
 
 HEADER = """
 .version 9.0
