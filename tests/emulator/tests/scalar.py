@@ -74,6 +74,7 @@ def program(ops: Sequence[Op], guarded: bool) -> str:
   .reg .b16 %h<8>, %u<8>;
   .reg .b32 %r<8>, %s<8>, %t, %i, %n;
   .reg .b64 %d<8>, %e<8>, %in<3>, %out, %step, %at, %where;
+  .reg .b128 %q<4>;
   mov.u32 %i, %ctaid.x;
   mov.u32 %n, %ntid.x;
   mov.u32 %t, %tid.x;
