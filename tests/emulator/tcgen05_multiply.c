@@ -71,9 +71,13 @@ static void gather_scales(const mma_op *o, const tmem *t, uint32_t address, uint
 static void spoil_unordered(const mma_op *o, tmem *t, uint32_t lane, uint32_t lanes, uint32_t column,
                             uint32_t columns) {
     if (!o->base.reader.checked) return;
-    for (uint32_t i = column; i < column + columns; i++)
-        for (uint32_t l = lane; l < lane + lanes; l++)
-            if (!tmem_ordered(t, &o->base.reader, l, i)) t->cells[l][i] = UINT32_MAX;
+    for (uint32_t next, l = lane; l < lane + lanes; l = next) {
+        next = (l / TMEM_GROUP + 1) * TMEM_GROUP; /* lanes of a group share their note */
+        if (next > lane + lanes) next = lane + lanes;
+        for (uint32_t i = column; i < column + columns; i++)
+            if (!tmem_ordered(t, &o->base.reader, l, i))
+                for (uint32_t k = l; k < next; k++) t->cells[k][i] = UINT32_MAX;
+    }
 }
 
 /* Operands of one CTA's rows [first, first + count). */

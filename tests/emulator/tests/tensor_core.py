@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from emulate import Emulator, EmulatorError  # noqa: E402
-
-__all__ = ["Emulator", "EmulatorError"]
+from emulate import Emulator  # noqa: E402
+from emulate import EmulatorError as EmulatorError  # noqa: E402
 
 LANES, COLUMNS = 128, 512
 DATA = 1024  # offset of the image behind the start of dynamic shared memory
