@@ -69,6 +69,8 @@ def chain(
 
 def k_major(start: int, swizzle: int, rows: int = 64) -> tuple[int, int]:
     """The usual layout of `rows` rows: descriptor, and the step in bytes from one 32-byte piece of K to the next."""
+    if swizzle == 32:  # the piece is the whole span; the next one is another block of rows
+        return descriptor(start, 16, 256, 32), rows * 32
     if swizzle:
         return descriptor(start, 16, 8 * swizzle, swizzle), 32
     return descriptor(start, rows * 16, 128, 0), rows * 32

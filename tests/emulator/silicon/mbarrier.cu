@@ -164,33 +164,24 @@ extern "C" __global__ void mbarrier_dump(u64 *out, int zero) {
     __shared__ u64 bar;
     u32 b = shared_address(&bar), k = 0;
     if (threadIdx.x) return;
-    barrier_init(b, 1);
-    out[k++] = look(b + zero);
-    barrier_init(b, 2);
-    out[k++] = look(b + zero);
-    barrier_init(b, 5);
-    out[k++] = look(b + zero);
-    out[k++] = arrive(b);
-    out[k++] = look(b + zero);
+    const u32 counts[4] = {1, 2, 0xfffff, 5};
+    for (int i = 0; i < 4; i++) {
+        if (i) asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(b) : "memory");
+        barrier_init(b, counts[i]);
+        out[k++] = look(b + zero);
+    }
     out[k++] = arrive(b);
     out[k++] = look(b + zero);
     expect(b, 1);
     out[k++] = look(b + zero);
     expect(b, 0xff);
     out[k++] = look(b + zero);
+    out[k++] = arrive_count(b, 4);
+    out[k++] = look(b + zero);
     complete(b, 0x100);
-    out[k++] = look(b + zero);
-    complete(b, 1);
-    out[k++] = look(b + zero);
-    expect(b, 1);
-    out[k++] = arrive_count(b, 3);
-    out[k++] = look(b + zero);
-    complete(b, 1);
     out[k++] = look(b + zero);
     out[k++] = arrive_drop(b, 1);
     out[k++] = look(b + zero);
     out[k++] = arrive_count(b, 4);
-    out[k++] = look(b + zero);
-    barrier_init(b, 0xfffff);
     out[k++] = look(b + zero);
 }
