@@ -190,6 +190,7 @@ nvfp4_status driver_device(driver *d, int32_t device, nvfp4_device *info) {
     info->shared_per_sm = facts.shared_per_sm;
     info->l2_bytes = facts.l2_bytes;
     info->memory_bytes = (int64_t)bytes;
+    info->reads_host_memory = attribute(d, handle, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) != 0;
     info->unusable_reason = unusable_reason(&facts);
     info->usable = info->unusable_reason[0] == 0;
     return NVFP4_OK;

@@ -169,6 +169,7 @@ typedef struct nvfp4_device {
     int32_t shared_per_sm;
     int64_t l2_bytes;
     int64_t memory_bytes;
+    int32_t reads_host_memory;   /* 1: kernels can read ordinary host memory, so that CPU tensors will do */
     int32_t usable;              /* 1: this build has code for it */
     const char *unusable_reason; /* a sentence, or "" */
 } nvfp4_device;

@@ -37,10 +37,11 @@ PyObject *python_device(PyObject *module, PyObject *ordinal) {
     if (!read_integer(ordinal, "device", 0, INT32_MAX, &device) ||
         nvfp4_device_info(python_context, (int32_t)device, &d) != NVFP4_OK)
         return raise_error();
-    return Py_BuildValue("{ss,si,si,si,si,sL,sL,sN,ss}", "name", d.name, "compute_capability", d.compute_capability,
+    return Py_BuildValue("{ss,si,si,si,si,sL,sL,sN,sN,ss}", "name", d.name, "compute_capability", d.compute_capability,
                          "sm_count", d.sm_count, "shared_per_block", d.shared_per_block, "shared_per_sm",
                          d.shared_per_sm, "l2_bytes", (long long)d.l2_bytes, "memory_bytes", (long long)d.memory_bytes,
-                         "usable", PyBool_FromLong(d.usable), "reason", d.unusable_reason);
+                         "reads_host_memory", PyBool_FromLong(d.reads_host_memory), "usable", PyBool_FromLong(d.usable),
+                         "reason", d.unusable_reason);
 }
 
 PyObject *python_load(PyObject *module, PyObject *ordinal) {

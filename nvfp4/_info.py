@@ -47,8 +47,8 @@ def info(
     Returns:
         A dict of plain values: version; archs, the GPU architectures with code inside; cpu_kernel; cpu_threads;
         driver (None and driver_reason where there is none); devices, each with name, compute_capability, sm_count,
-        memory_bytes, usable and the reason why not; and, for a shape, plan: backend, kernel, reason, tiles, split_k,
-        workspace.
+        memory_bytes, reads_host_memory (CPU tensors will do, if backend is given), usable and the reason why not; and,
+        for a shape, plan: backend, kernel, reason, tiles, split_k, workspace.
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.

@@ -57,7 +57,12 @@ def shape_list(text: str) -> list[Shape]:
 
 
 def run(args: argparse.Namespace) -> int:
-    device = machine.pick_device(args.backend)
+    place = machine.pick_place(args.backend)
+    if place.device != place.tensors:
+        raise show.Refusal(
+            f"{machine.describe(place.device)}: timing it needs a torch that can use it; this one cannot"
+        )
+    device = place.device
     shapes = args.shapes or task_shapes(args.m)
     if device.type == "cuda":
         clock, repeat = timing.DeviceClock(device), args.repeat or 200

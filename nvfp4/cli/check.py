@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    device = machine.pick_device(args.backend)
+    place = machine.pick_place(args.backend)
     from ..reference import load_task  # needs torch
 
     tests = list(enumerate(load_task()["tests"], start=1))
@@ -45,32 +45,32 @@ def run(args: argparse.Namespace) -> int:
             if args.seed is not None:
                 test = test | {"seed": args.seed}
             step("check {m}x{n}x{k}, l = {l}".format(**test))
-            results.append({"test": number} | run_test(test, device, args.backend))
+            results.append({"test": number} | run_test(test, place))
 
     passed = sum(result["passed"] for result in results)
     if args.json:
-        print(json.dumps({"hardware": machine.describe(device), "passed": passed, "tests": results}, indent=1))
+        print(json.dumps({"hardware": machine.describe(place.device), "passed": passed, "tests": results}, indent=1))
     else:
-        report(results, device)
+        report(results, place.device)
     return 0 if passed == len(results) else 1
 
 
-def run_test(test: dict[str, int], device: torch.device, backend: str | None) -> dict[str, Any]:
+def run_test(test: dict[str, int], place: machine.Place) -> dict[str, Any]:
     import torch
 
     from .. import reference
 
-    data = reference.generate_input(**test, device=device)
+    data = reference.generate_input(**test, device=place.tensors)
     expected = reference.ref_kernel(data)
-    output = multiply(data, backend)[0].clone()
-    again, seconds = multiply(data, backend)
+    output = multiply(data, place.backend)[0].clone()
+    again, seconds = multiply(data, place.backend)
     close, why = reference.compare(output, expected)
     exact, why_not_exact = reference.compare(output, expected, exact=True)
     repeats = torch.equal(output.view(torch.int16), again.view(torch.int16))
     return {
         "shape": {key: test[key] for key in "mnkl"},
         "seed": test["seed"],
-        "kernel": machine.kernel(test["m"], test["n"], test["k"], device, backend, test["l"]),
+        "kernel": machine.kernel(test["m"], test["n"], test["k"], place.device, place.backend, test["l"]),
         "max_error": (output.double() - expected.double()).abs().max().item(),
         "exact": exact,
         "repeats": repeats,

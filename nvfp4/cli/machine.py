@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -25,15 +26,29 @@ def need_torch() -> ModuleType:
     return torch
 
 
-def pick_device(backend: str | None) -> torch.device:
-    """The device that `backend` computes on; without one, the first GPU that can be used, else the CPU."""
+@dataclass(frozen=True)
+class Place:
+    """Where products are computed, where their tensors are, and the backend to ask for (None: the tensors decide)."""
+
+    device: torch.device
+    tensors: torch.device
+    backend: str | None
+
+
+def pick_place(backend: str | None) -> Place:
+    """The device that `backend` computes on; without one, the first GPU that can be used, else the CPU.
+
+    A GPU that reads host memory can be used without a torch that knows it."""
     torch = need_torch()
     # The smallest product will do: a backend that is unknown or cannot run here is refused by name.
-    device = torch.device(info(1, 1, 16, backend=backend)["plan"]["device"])
+    facts = info(1, 1, 16, backend=backend)
+    device, cpu = torch.device(facts["plan"]["device"]), torch.device("cpu")
     if device.type == "cpu" or torch.cuda.is_available():
-        return device
+        return Place(device, device, backend)
+    if device.index == 0 and facts["devices"][0]["reads_host_memory"]:
+        return Place(device, cpu, facts["plan"]["backend"])
     if backend is None:
-        return torch.device("cpu")
+        return Place(cpu, cpu, None)
     raise Refusal(f"--backend {backend}: there is a GPU, but torch {torch.__version__} cannot use it")
 
 
