@@ -79,24 +79,57 @@ static void apply(warp *w, const instr *in, const atomic *a, uint32_t lane, uint
     }
 }
 
-static void run_lane(warp *w, const instr *in, const atomic *a, uint32_t lane) {
-    uint64_t address = lane_address(w, in, a->wide, lane);
-    uint8_t old[32], value[32];
+/* The lane's operation on bytes that are checked. 1: they have changed in `value`. */
+static int operate(warp *w, const instr *in, const atomic *a, uint32_t lane, uint64_t address, const uint8_t *at,
+                   uint8_t value[32]) {
+    uint8_t old[32];
+    memcpy(old, at, a->bytes);
+    memcpy(value, old, a->bytes);
+    apply(w, in, a, lane, address, value);
+    write_values(w, a, lane, old);
+    return memcmp(value, old, a->bytes) != 0;
+}
+
+static void run_lane(warp *w, const instr *in, const atomic *a, uint32_t lane, uint64_t address) {
+    uint8_t value[32];
     if (in->space == SPACE_NONE && (address & WINDOW_MASK) == LOCAL_WINDOW)
         fault(w, in, (int)lane, "0x%llx is an address of local memory; atomics act on global and shared memory",
               (unsigned long long)address);
-    memcpy(old, thread_read(w, in, (int)lane, in->space, address, a->bytes, a->bytes), a->bytes);
-    memcpy(value, old, a->bytes);
-    apply(w, in, a, lane, address, value);
+    const uint8_t *at = thread_read(w, in, (int)lane, in->space, address, a->bytes, a->bytes);
     /* one that changes nothing is no progress: a loop on a lock that nobody gives back must be seen as such */
-    if (memcmp(value, old, a->bytes) != 0)
+    if (operate(w, in, a, lane, address, at, value))
         thread_write(w, in, (int)lane, in->space, address, value, a->bytes, a->bytes);
-    write_values(w, a, lane, old);
+}
+
+/* All lanes at once where nothing has to be noted. */
+static int run_direct(warp *w, const instr *in, const atomic *a, uint32_t lanes, const uint64_t address[WARP_LANES]) {
+    reach r;
+    uint8_t value[32];
+    int changed = 0;
+    if (!reach_of(w, in->space, address, lanes, a->bytes, a->bytes, &r)) return 0;
+    if (r.kind == MEMORY_LOCAL || writes_are_noted(w, r.kind)) return 0;
+    FOR_LANES(lane, lanes) {
+        uint8_t *at = reach_lane(&r, address[lane], lane);
+        if (!operate(w, in, a, lane, address[lane], at, value)) continue;
+        memcpy(at, value, a->bytes);
+        changed = 1;
+    }
+    uint64_t bytes = (uint64_t)a->bytes * (uint32_t)__builtin_popcount(lanes);
+    w->cta->traffic[r.kind == MEMORY_GLOBAL ? TRAFFIC_GLOBAL_READ : TRAFFIC_SHARED_READ] += bytes;
+    w->cta->traffic[r.kind == MEMORY_GLOBAL ? TRAFFIC_GLOBAL_WRITE : TRAFFIC_SHARED_WRITE] += bytes;
+    if (changed) machine_progress(machine_of(w));
+    return 1;
 }
 
 static run_result run_red(warp *w, const instr *in, uint32_t lanes) {
     const atomic *a = in->extra;
-    FOR_LANES(lane, lanes) run_lane(w, in, a, lane);
+    uint64_t address[WARP_LANES];
+    lane_addresses(w, in, a->wide, address);
+    if (!run_direct(w, in, a, lanes, address)) {
+        FOR_LANES(lane, lanes) {
+            run_lane(w, in, a, lane, address[lane]);
+        }
+    }
     if (a->acquires) w->sync_time = machine_of(w)->now;
     return RUN_NEXT;
 }

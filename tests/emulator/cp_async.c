@@ -36,6 +36,8 @@ typedef struct copies {
     uint32_t committed[WARP_LANES]; /* groups; the open one has this number */
     uint64_t serial;
     copy *live, *spare;
+    const copy *blocker; /* what a wait has found undone, while its serial number is this */
+    uint64_t blocker_serial;
     arrival *arrivals;
 } copies;
 
@@ -137,26 +139,26 @@ static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
 
 static void copy_lane(const copy *c, uint32_t lane) {
     cta *own = c->op.from;
-    warp *w = c->op.by;
-    uint32_t to = c->to[lane], size = c->size, bytes = c->bytes[lane];
-    uint8_t data[16] = {0};
-    memcpy(data, (const void *)(uintptr_t)c->from[lane], bytes);
-    if (own->mbarriers) mbarrier_guard(w, c->op.in, own, to, size);
-    memcpy(own->shared + to, data, size);
-    if (own->async_view) note_shared_write(own, to, size, shared_writer(w, lane), c->m->now);
+    uint8_t *to = own->shared + c->to[lane];
+    const uint8_t *from = (const uint8_t *)(uintptr_t)c->from[lane];
+    if (own->mbarriers) mbarrier_guard(c->op.by, c->op.in, own, c->to[lane], c->size);
+    if (c->bytes[lane] == 16) {
+        memcpy(to, from, 16);
+    } else {
+        uint8_t data[16] = {0};
+        memcpy(data, from, c->bytes[lane]);
+        memcpy(to, data, c->size);
+    }
+    if (own->async_view) note_shared_write(own, c->to[lane], c->size, shared_writer(c->op.by, lane), c->m->now);
 }
 
 static int copy_step(async_op *op) {
     copy *c = (copy *)op;
-    uint32_t piece = async_piece(c->m, (uint32_t)__builtin_popcount(c->left));
-    cta *own = op->from;
-    if (piece == WARP_LANES && c->size == 16 && !own->mbarriers && !own->async_view) {
-        for (uint32_t i = 0; i < WARP_LANES; i++) {
-            if (c->bytes[i] == 16)
-                memcpy(own->shared + c->to[i], (const void *)(uintptr_t)c->from[i], 16);
-            else
-                copy_lane(c, i);
-        }
+    uint32_t left = (uint32_t)__builtin_popcount(c->left);
+    /* mostly in one piece: they are small, and there are many */
+    uint32_t piece = machine_random(c->m) & 3 ? left : async_piece(c->m, left);
+    if (piece == left) {
+        FOR_LANES(lane, c->left) copy_lane(c, lane);
         c->left = 0;
         return 1;
     }
@@ -206,10 +208,16 @@ static void check_lanes(warp *w, const instr *in, uint32_t lanes, const copy_ope
         FOR_LANES(i, lanes & ignored) c->bytes[i] = 0;
     }
     FOR_LANES(i, lanes) reads |= (uint32_t)(c->bytes[i] != 0) << i;
-    if (reads && !reach_of(w, SPACE_GLOBAL, c->from, reads, size, size, &r)) FOR_LANES(i, reads)
-    thread_check(w, in, (int)i, SPACE_GLOBAL, c->from[i], c->bytes[i], size, "copies from");
-    if (!reach_of(w, SPACE_SHARED, to, lanes, size, size, &r)) FOR_LANES(i, lanes)
-    thread_check(w, in, (int)i, SPACE_SHARED, to[i], size, size, "copies to");
+    if (reads && !reach_of(w, SPACE_GLOBAL, c->from, reads, size, size, &r)) {
+        FOR_LANES(i, reads) {
+            thread_check(w, in, (int)i, SPACE_GLOBAL, c->from[i], c->bytes[i], size, "copies from");
+        }
+    }
+    if (!reach_of(w, SPACE_SHARED, to, lanes, size, size, &r)) {
+        FOR_LANES(i, lanes) {
+            thread_check(w, in, (int)i, SPACE_SHARED, to[i], size, size, "copies to");
+        }
+    }
     for (int i = 0; i < WARP_LANES; i++) c->to[i] = (uint32_t)to[i] & ((1u << RANK_SHIFT) - 1);
 }
 
@@ -248,16 +256,28 @@ static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
+/* The same operation is still to be done as when the wait was last tried. */
+static int still_blocked(const copies *all, uint32_t lanes) {
+    const copy *c = all->blocker;
+    return c && c->op.serial == all->blocker_serial && c->left & lanes;
+}
+
+static run_result wait_for(warp *w, copies *all, const copy *c, uint64_t groups) {
+    all->blocker = c;
+    all->blocker_serial = c->op.serial;
+    return park(w, WAIT_ASYNC, groups, 0);
+}
+
 /* All groups but the latest in->imm committed ones. */
 static run_result run_wait_group(warp *w, const instr *in, uint32_t lanes) {
-    const copies *all = copies_of(w);
+    copies *all = copies_of(w);
+    if (w->current->wait.kind == WAIT_ASYNC && still_blocked(all, lanes))
+        return park(w, WAIT_ASYNC, w->current->wait.a, 0);
     for (const copy *c = all->live; c; c = c->next) {
-        uint32_t open = c->left & lanes;
-        if (!open) continue;
-        uint32_t waited = 0;
-        for (int i = 0; i < WARP_LANES; i++)
-            waited |= (uint32_t)((int64_t)c->group[i] + in->imm < (int64_t)all->committed[i]) << i;
-        if (waited & open) return park(w, WAIT_ASYNC, (uint64_t)in->imm, 0);
+        FOR_LANES(i, c->left & lanes) {
+            if ((int64_t)c->group[i] + in->imm < (int64_t)all->committed[i])
+                return wait_for(w, all, c, (uint64_t)in->imm);
+        }
     }
     return RUN_NEXT;
 }
@@ -266,7 +286,7 @@ static run_result run_wait_all(warp *w, const instr *in, uint32_t lanes) {
     (void)in;
     copies *all = copies_of(w);
     for (const copy *c = all->live; c; c = c->next)
-        if (c->left & lanes) return park(w, WAIT_ASYNC, 0, 0);
+        if (c->left & lanes) return wait_for(w, all, c, 0);
     FOR_LANES(i, lanes) all->committed[i]++;
     return RUN_NEXT;
 }

@@ -142,8 +142,9 @@ static void decode_line(decoder *d) {
 }
 
 static run_result run_applypriority(warp *w, const instr *in, uint32_t lanes) {
-    FOR_LANES(i, lanes)
-    check_global(w, in, lane_address(w, in, (int)in->mode, i), CACHE_LINE, CACHE_LINE, "the line of applypriority");
+    FOR_LANES(i, lanes) {
+        check_global(w, in, lane_address(w, in, (int)in->mode, i), CACHE_LINE, CACHE_LINE, "the line of applypriority");
+    }
     return RUN_NEXT;
 }
 
@@ -151,8 +152,10 @@ static run_result run_applypriority(warp *w, const instr *in, uint32_t lanes) {
 static run_result run_discard(warp *w, const instr *in, uint32_t lanes) {
     uint8_t poison[CACHE_LINE];
     memset(poison, POISON_BYTE, sizeof poison);
-    FOR_LANES(i, lanes)
-    thread_write(w, in, (int)i, SPACE_GLOBAL, lane_address(w, in, (int)in->mode, i), poison, CACHE_LINE, CACHE_LINE);
+    FOR_LANES(i, lanes) {
+        thread_write(w, in, (int)i, SPACE_GLOBAL, lane_address(w, in, (int)in->mode, i), poison, CACHE_LINE,
+                     CACHE_LINE);
+    }
     return RUN_NEXT;
 }
 

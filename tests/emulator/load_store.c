@@ -282,23 +282,28 @@ static void gather(const warp *w, const transfer *t, uint32_t lane, uint8_t *out
         memcpy(out + e * t->size, w->registers + t->slot[e] + lane * t->width[e], t->size);
 }
 
+/* Element `e` of all lanes, to where p says: the counterpart of load_elements. */
+static void store_elements(const warp *w, const transfer *t, uint32_t e, uint32_t lanes, uint8_t *const *p) {
+    const uint8_t *s = w->registers + t->slot[e];
+    uint32_t at = e * t->size, step = t->width[e];
+    if (t->size == 4 && step == 4)
+        LANES(i, lanes, { memcpy(p[i] + at, s + i * 4, 4); });
+    else if (t->size == 8 && step == 8)
+        LANES(i, lanes, { memcpy(p[i] + at, s + i * 8, 8); });
+    else if (t->size == 2 && step == 4)
+        LANES(i, lanes, { memcpy(p[i] + at, s + i * 4, 2); });
+    else
+        FOR_LANES(i, lanes) memcpy(p[i] + at, s + i * step, t->size);
+}
+
 static void store_direct(warp *w, const transfer *t, uint32_t lanes, const uint64_t *address, const reach *r) {
     if (lanes == ALL_LANES && !r->stride && is_dense(t, address)) {
         memcpy(r->base, w->registers + t->slot[0], WARP_LANES * (size_t)t->size);
         return;
     }
-    if (t->size == 4) {
-        FOR_LANES(i, lanes) {
-            uint8_t *p = reach_lane(r, address[i], i);
-            for (uint32_t e = 0; e < t->count; e++) memcpy(p + 4 * e, w->registers + t->slot[e] + i * t->width[e], 4);
-        }
-        return;
-    }
-    FOR_LANES(i, lanes) {
-        uint8_t data[32];
-        gather(w, t, i, data);
-        memcpy(reach_lane(r, address[i], i), data, t->bytes);
-    }
+    uint8_t *p[WARP_LANES];
+    LANES(i, lanes, { p[i] = reach_lane(r, address[i], i); });
+    for (uint32_t e = 0; e < t->count; e++) store_elements(w, t, e, lanes, p);
 }
 
 static run_result run_store(warp *w, const instr *in, uint32_t lanes) {

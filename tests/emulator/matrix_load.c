@@ -29,18 +29,25 @@ static void unpack(uint8_t row[ROW], uint32_t bits) {
     for (int i = 0; i < ROW; i++, packed >>= bits) row[i] = (uint8_t)packed & (uint8_t)((1u << bits) - 1);
 }
 
+static uint32_t row_lanes(const matrix_move *m) {
+    return m->rows == WARP_LANES ? ALL_LANES : (1u << m->rows) - 1;
+}
+
+static void check_window(warp *w, const instr *in, uint32_t lane, uint64_t address) {
+    if (in->space == SPACE_NONE && (address & WINDOW_MASK) != SHARED_WINDOW)
+        fault(w, in, (int)lane, "0x%llx is no address of shared memory", (unsigned long long)address);
+}
+
 static void read_rows(warp *w, const instr *in, const matrix_move *m, uint8_t rows[WARP_LANES][ROW]) {
     uint64_t address[WARP_LANES];
-    uint32_t lanes = m->rows == 32 ? ALL_LANES : (1u << m->rows) - 1;
     reach r;
     lane_addresses(w, in, m->wide, address);
-    if (reach_of(w, in->space, address, lanes, ROW, ROW, &r) && r.kind == MEMORY_SHARED) {
+    if (reach_of(w, in->space, address, row_lanes(m), ROW, ROW, &r) && r.kind == MEMORY_SHARED) {
         for (uint32_t i = 0; i < m->rows; i++) memcpy(rows[i], r.base + (address[i] - r.first), ROW);
         w->cta->traffic[TRAFFIC_SHARED_READ] += (uint64_t)m->rows * ROW;
     } else {
         for (uint32_t i = 0; i < m->rows; i++) {
-            if (in->space == SPACE_NONE && (address[i] & WINDOW_MASK) != SHARED_WINDOW)
-                fault(w, in, (int)i, "0x%llx is no address of shared memory", (unsigned long long)address[i]);
+            check_window(w, in, i, address[i]);
             memcpy(rows[i], thread_read(w, in, (int)i, in->space, address[i], ROW, ROW), ROW);
         }
     }
@@ -72,6 +79,23 @@ static run_result run_ldmatrix(warp *w, const instr *in, uint32_t lanes) {
 
 /* ---- stores ------------------------------------------------------------------------------------------------------ */
 
+static void write_rows(warp *w, const instr *in, const matrix_move *m, uint8_t rows[WARP_LANES][ROW]) {
+    uint64_t address[WARP_LANES];
+    reach r;
+    lane_addresses(w, in, m->wide, address);
+    if (reach_of(w, in->space, address, row_lanes(m), ROW, ROW, &r) && r.kind == MEMORY_SHARED &&
+        !writes_are_noted(w, MEMORY_SHARED)) {
+        for (uint32_t i = 0; i < m->rows; i++) memcpy(r.base + (address[i] - r.first), rows[i], ROW);
+        w->cta->traffic[TRAFFIC_SHARED_WRITE] += (uint64_t)m->rows * ROW;
+        machine_progress(machine_of(w));
+        return;
+    }
+    for (uint32_t i = 0; i < m->rows; i++) {
+        check_window(w, in, i, address[i]);
+        thread_write(w, in, (int)i, in->space, address[i], rows[i], ROW, ROW);
+    }
+}
+
 static run_result run_stmatrix(warp *w, const instr *in, uint32_t lanes) {
     const matrix_move *m = in->extra;
     uint8_t rows[WARP_LANES][ROW];
@@ -90,12 +114,7 @@ static run_result run_stmatrix(warp *w, const instr *in, uint32_t lanes) {
         } else
             memcpy(matrix, s, WARP_LANES * sizeof(uint32_t));
     }
-    for (uint32_t i = 0; i < m->rows; i++) {
-        uint64_t address = lane_address(w, in, m->wide, i);
-        if (in->space == SPACE_NONE && (address & WINDOW_MASK) != SHARED_WINDOW)
-            fault(w, in, (int)i, "0x%llx is no address of shared memory", (unsigned long long)address);
-        thread_write(w, in, (int)i, in->space, address, rows[i], ROW, ROW);
-    }
+    write_rows(w, in, m, rows);
     return RUN_NEXT;
 }
 

@@ -327,16 +327,32 @@ void thread_write(warp *w, const instr *in, int lane, ptx_space space, uint64_t 
 
 /* ---- a warp's accesses, in one check ---------------------------------------------------------------------------- */
 
+typedef uint64_t eight __attribute__((vector_size(64)));
+
+static inline void span_of_warp(const uint64_t address[WARP_LANES], uint64_t *low, uint64_t *high, uint64_t *bits) {
+    eight least, most, all;
+    memcpy(&least, address, sizeof least);
+    most = all = least;
+    for (int i = 8; i < WARP_LANES; i += 8) {
+        eight a;
+        memcpy(&a, address + i, sizeof a);
+        eight less = (eight)(a < least), more = (eight)(a > most);
+        least = (a & less) | (least & ~less);
+        most = (a & more) | (most & ~more);
+        all |= a;
+    }
+    for (int i = 0; i < 8; i++) {
+        if (least[i] < *low) *low = least[i];
+        if (most[i] > *high) *high = most[i];
+        *bits |= all[i];
+    }
+}
+
 int reach_of(const warp *w, ptx_space space, const uint64_t address[WARP_LANES], uint32_t lanes, uint32_t bytes,
              uint32_t align, reach *r) {
     uint64_t low = UINT64_MAX, high = 0, bits = 0;
     if (lanes == ALL_LANES) {
-        for (int lane = 0; lane < WARP_LANES; lane++) {
-            uint64_t a = address[lane];
-            low = a < low ? a : low;
-            high = a > high ? a : high;
-            bits |= a;
-        }
+        span_of_warp(address, &low, &high, &bits);
     } else {
         FOR_LANES(lane, lanes) {
             uint64_t a = address[lane];

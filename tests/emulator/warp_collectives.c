@@ -242,8 +242,10 @@ static void redux(warp *w, const instr *in, uint32_t group, uint32_t members) {
     const uint32_t *source = r32(w, c->source);
     uint32_t first = (uint32_t)__builtin_ctz(group), result = source[first];
     if (in->type == TYPE_F32) result = redux_float(c, result, result);
-    FOR_LANES(i, group & (group - 1))
-    result = in->type == TYPE_F32 ? redux_float(c, result, source[i]) : redux_integer(c, in->type, result, source[i]);
+    FOR_LANES(i, group & (group - 1)) {
+        result =
+            in->type == TYPE_F32 ? redux_float(c, result, source[i]) : redux_integer(c, in->type, result, source[i]);
+    }
     if (in->d == NO_SLOT) return;
     uint32_t *d = r32(w, in->d);
     LANES(i, group, { d[i] = result; });
