@@ -43,6 +43,7 @@ typedef enum {
 /* The 128 bytes. NVIDIA's layout of them is not documented; this is our own. */
 typedef struct {
     uint64_t magic;
+    uint64_t left_alone; /* CUTLASS clears bit 21 of the real encoding's second word behind the driver's back */
     uint64_t address;
     uint64_t strides[TENSOR_RANK_MAX - 1]; /* bytes, of dimensions 1 .. */
     uint32_t last[TENSOR_RANK_MAX];        /* size of a dimension - 1: it may be 2^32 */
@@ -50,7 +51,7 @@ typedef struct {
     uint8_t element_strides[TENSOR_RANK_MAX];
     uint8_t type, rank, interleave, fill_nan, l2;
     uint8_t swizzle_mode, swizzle_atom; /* as tensormap.replace numbers them */
-    uint8_t unused[38];
+    uint8_t unused[30];
 } tensor_map;
 _Static_assert(sizeof(tensor_map) == TENSOR_MAP_BYTES, "a tensor map has 128 bytes");
 
