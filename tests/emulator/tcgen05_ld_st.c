@@ -1,9 +1,12 @@
 /* tcgen05.ld, tcgen05.st and tcgen05.wait (PTX ISA 9.7.16.8): between registers and tensor memory.
  *
  * Both are asynchronous. A load reads its cells piece by piece at some time before wait::ld, which puts them into the
- * registers; until then these hold poison. (The text lets a true register dependency wait by itself; programs that rely
- * on it are not known, and those that forgot the wait are.) A store has taken its registers when it is issued, as
- * nothing in the text asks a program to keep them, and writes its cells piece by piece before wait::st. */
+ * registers; until then these hold poison. A store has taken its registers when it is issued, as nothing in the text
+ * asks a program to keep them, and writes its cells piece by piece before wait::st.
+ *
+ * Strictly, a use of a register that a load writes waits for the load by itself (9.7.16.6.4.5), and there are programs
+ * that live on that and never wait. They are told by having no wait::ld at all, and are given it where machine->fences
+ * is that of silicon: the warp stops at each load until the load has ended. */
 #include <stdlib.h>
 
 #include "async.h"
@@ -37,6 +40,7 @@ typedef struct tmem_access {
     uint32_t lane, column;
     uint32_t done; /* registers */
     int ended;
+    int awaited; /* the warp waits in the load itself */
     tmem_reader reader;
     tmem_write write;
     uint32_t values[][WARP_LANES]; /* a register each */
@@ -113,9 +117,29 @@ static void release(async_op *op) {
     a->ended = 1;
 }
 
+/* The load that the warp has stopped at: the link to it, NULL if there is none. */
+static tmem_access **awaited(warp *w) {
+    for (tmem_access **link = (tmem_access **)&w->tmem_loads; *link; link = &(*link)->next)
+        if ((*link)->awaited) return link;
+    return NULL;
+}
+
+static void deliver(warp *w, tmem_access **link) {
+    tmem_access *a = *link;
+    if (!a->what->store) pending_deliver(w, a->values[0], (size_t)a->what->registers * WARP_LANES);
+    *link = a->next;
+    free(a);
+}
+
 static run_result run_access(warp *w, const instr *in, uint32_t lanes) {
     if (!whole_warp(w, in, lanes)) return RUN_PARK;
     const access *x = in->extra;
+    tmem_access **waiting = awaited(w);
+    if (waiting) {
+        if (!(*waiting)->ended) return park(w, WAIT_ASYNC, 0, 0);
+        deliver(w, waiting);
+        return RUN_NEXT;
+    }
     uint32_t address = (uint32_t)address_value(w, &x->address, 0);
     for (uint32_t lane = 1; lane < WARP_LANES; lane++)
         if ((uint32_t)address_value(w, &x->address, lane) != address)
@@ -159,7 +183,8 @@ static run_result run_access(warp *w, const instr *in, uint32_t lanes) {
     ++*a->under_way;
     w->cta->traffic[x->store ? TRAFFIC_TMEM_WRITE : TRAFFIC_TMEM_READ] += a->op.bytes;
     async_start(machine_of(w), &a->op, w, in, NULL);
-    return RUN_NEXT;
+    a->awaited = !x->store && machine_of(w)->fences == FENCES_SILICON && !w->cta->grid->launch.entry->uses_tmem_wait;
+    return a->awaited ? park(w, WAIT_ASYNC, 0, 0) : RUN_NEXT;
 }
 
 static run_result run_wait(warp *w, const instr *in, uint32_t lanes) {
@@ -168,14 +193,10 @@ static run_result run_wait(warp *w, const instr *in, uint32_t lanes) {
     for (const tmem_access *a = w->tmem_loads; a; a = a->next)
         if (a->what->store == stores && !a->ended) return park(w, WAIT_ASYNC, 0, 0);
     for (tmem_access **link = (tmem_access **)&w->tmem_loads; *link;) {
-        tmem_access *a = *link;
-        if (a->what->store != stores) {
-            link = &a->next;
-            continue;
-        }
-        if (!stores) pending_deliver(w, a->values[0], (size_t)a->what->registers * WARP_LANES);
-        *link = a->next;
-        free(a);
+        if ((*link)->what->store == stores)
+            deliver(w, link);
+        else
+            link = &(*link)->next;
     }
     return RUN_NEXT;
 }
@@ -241,7 +262,7 @@ static int decode_access(decoder *d) {
 static int decode_wait(decoder *d) {
     if (!has_modifier(d, "wait::ld") && !has_modifier(d, "wait::st")) return 0;
     d->in->imm = take(d, "wait::st");
-    take(d, "wait::ld");
+    if (take(d, "wait::ld")) d->entry->uses_tmem_wait = 1;
     need(d, "sync");
     need(d, "aligned");
     d->in->run = run_wait;

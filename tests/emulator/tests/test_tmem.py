@@ -298,6 +298,27 @@ def test_pairs_get_the_same_column() -> None:
         numpy.testing.assert_array_equal(got[::2], got[1::2])
 
 
+def test_programs_that_never_wait() -> None:
+    """A use of the register waits for the load by itself, says the text: what silicon does, strict mode does not."""
+    body = (
+        ALLOC
+        + """
+  mov.u32 %r5, 41;
+  tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%r5};
+  tcgen05.wait::st.sync.aligned;
+  tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r6}, [%r1];
+  add.u32 %r6, %r6, 1;
+  mad.wide.u32 %rd1, %r4, 4, %rd0;
+  st.global.u32 [%rd1], %r6;
+"""
+        + DEALLOC
+    )
+    for seed in range(8):
+        assert allocate(body, seed=seed, fences="silicon")[0] == 42
+    with pytest.raises(EmulatorError, match="still under way|can still touch"):
+        allocate(body, seed=1)
+
+
 @pytest.mark.parametrize(
     "body, columns, group, sentence",
     [
