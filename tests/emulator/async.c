@@ -89,6 +89,13 @@ void async_untouch(async_op *op, int which) {
     wake_cta(c);
 }
 
+const async_op *async_touching(const machine *m, const cta *c) {
+    for (uint32_t i = 0; m->pool && i < m->pool->count; i++)
+        for (const async_op *op = candidate_op(&m->pool->candidates[i]); op; op = op->next)
+            if (op->touches[0] == c || op->touches[1] == c) return op;
+    return NULL;
+}
+
 int async_pending(const machine *m) {
     return m->pool ? m->pool->operations : 0;
 }

@@ -250,6 +250,8 @@ typedef struct async_queue {
 void async_start(machine *m, async_op *op, warp *by, const instr *in, async_queue *queue);
 /* The CTA goes: what its operations still have to write to global memory is written now. */
 void async_forget(machine *m, const cta *c);
+/* One that can still touch the CTA's memory, NULL: there is none. */
+const async_op *async_touching(const machine *m, const cta *c);
 int async_pending(const machine *m);
 /* One piece of some operation, chosen by the seed; force: of one that may start later too. 0: none could. */
 int async_turn(machine *m, int force);

@@ -362,10 +362,12 @@ static void end_grid(machine *m, grid *g) {
 static void end_cta(machine *m, warp *last) {
     cta *c = last->cta;
     grid *g = c->grid;
-    if (c->pending_ops)
-        fault(last, NULL, -1,
-              "the block has exited while %u asynchronous operation(s) can still touch its shared memory",
-              c->pending_ops);
+    if (c->pending_ops) {
+        const async_op *op = async_touching(m, c);
+        fault(last, op ? op->in : NULL, -1,
+              "the block has exited while %u asynchronous operation(s) can still touch its shared memory: %s",
+              c->pending_ops, op ? op->what : "");
+    }
     CALL_HOOK(tmem_cta_exit, last);
     occupy(c->sm, &g->launch, m->device, -1);
     if (!c->launch_dependents) g->triggered_ctas++;
