@@ -89,10 +89,13 @@ void async_untouch(async_op *op, int which) {
     wake_cta(c);
 }
 
-const async_op *async_touching(const machine *m, const cta *c) {
+const async_op *async_touching(const machine *m, const cta *c, const async_op *after) {
     for (uint32_t i = 0; m->pool && i < m->pool->count; i++)
         for (const async_op *op = candidate_op(&m->pool->candidates[i]); op; op = op->next)
-            if (op->touches[0] == c || op->touches[1] == c) return op;
+            if (op == after)
+                after = NULL;
+            else if (!after && (op->touches[0] == c || op->touches[1] == c))
+                return op;
     return NULL;
 }
 

@@ -130,6 +130,7 @@ void store_start(global_store *s, warp *w, const instr *in, uint32_t lane, uint3
     s->op.step = store_step;
     s->op.release = store_release;
     s->op.touches[0] = w->cta;
+    s->op.drains = 1;
     async_start(s->m, &s->op, w, in, NULL);
 }
 

@@ -53,6 +53,7 @@ static void apply(machine *m) {
     machine_seed(m, driver.seed);
     m->arithmetic = driver.arithmetic;
     m->fences = driver.fences;
+    m->drain_at_exit = driver.fences == FENCES_SILICON || driver.fences_by_kernel;
     m->tmem_base = driver.tmem_base;
 }
 

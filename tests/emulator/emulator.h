@@ -59,7 +59,9 @@ const device *device_by_key(const char *key); /* NULL: unknown. "" or NULL: the 
 /* ---- settings ------------------------------------------------------------------------------------------------- */
 
 typedef enum { ARITHMETIC_SILICON, ARITHMETIC_FP64 } arithmetic;
-typedef enum { FENCES_TEXT, FENCES_SILICON } fences; /* see README: what is not ordered without tcgen05.fence */
+/* Whether programs are held to the text of the ISA, or may do what NVIDIA's own kernels do and silicon forgives: to
+ * omit tcgen05.fence between an mbarrier's wait and a tcgen05.ld, and to exit with bulk stores under way. */
+typedef enum { FENCES_TEXT, FENCES_SILICON } fences;
 
 /* How hostile time is; drawn from the seed (timing_of_seed, async.c). */
 typedef struct timing {
@@ -242,6 +244,7 @@ struct async_op {
     cta *touches[2]; /* whose pending_ops count it, while it lives */
     uint64_t started_at, serial, bytes;
     const char *what; /* "tensor copy", for the timeline */
+    int drains;       /* only reads shared memory: a block that exits waits for it on silicon (fences) */
 };
 typedef struct async_queue {
     async_op *first, *last;
@@ -250,8 +253,8 @@ typedef struct async_queue {
 void async_start(machine *m, async_op *op, warp *by, const instr *in, async_queue *queue);
 /* The CTA goes: what its operations still have to write to global memory is written now. */
 void async_forget(machine *m, const cta *c);
-/* One that can still touch the CTA's memory, NULL: there is none. */
-const async_op *async_touching(const machine *m, const cta *c);
+/* The next one behind `after` (NULL: the first) that can still touch the CTA's memory, NULL: there is none. */
+const async_op *async_touching(const machine *m, const cta *c, const async_op *after);
 int async_pending(const machine *m);
 /* One piece of some operation, chosen by the seed; force: of one that may start later too. 0: none could. */
 int async_turn(machine *m, int force);
@@ -270,6 +273,7 @@ struct machine {
     timing timing;
     arithmetic arithmetic;
     fences fences;
+    int drain_at_exit; /* a block that exits waits for its bulk stores to have read shared memory */
     int tmem_base; /* first column that is handed out, to find kernels that assume 0 */
     sm *sms;
     int sm_count;

@@ -358,12 +358,20 @@ static void end_grid(machine *m, grid *g) {
     wake_all(m); /* griddepcontrol.wait of the next one */
 }
 
+/* All that can still touch the CTA's memory are bulk stores. */
+static int drains(const machine *m, const cta *c) {
+    uint32_t stores = 0;
+    for (const async_op *op = NULL; (op = async_touching(m, c, op)) != NULL;) stores += op->drains;
+    return stores == c->pending_ops;
+}
+
 /* The last warp of a CTA has exited. Its memory stays until its whole cluster has. */
 static void end_cta(machine *m, warp *last) {
     cta *c = last->cta;
     grid *g = c->grid;
+    while (m->drain_at_exit && c->pending_ops && drains(m, c)) async_turn(m, 1);
     if (c->pending_ops) {
-        const async_op *op = async_touching(m, c);
+        const async_op *op = async_touching(m, c, NULL);
         fault(last, op ? op->in : NULL, -1,
               "the block has exited while %u asynchronous operation(s) can still touch its shared memory: %s",
               c->pending_ops, op ? op->what : "");
