@@ -276,7 +276,6 @@ struct entry {
     int uses_async_proxy; /* has an instruction that reads or writes shared memory through the async proxy */
     int uses_tcgen05_fence;
     int uses_tcgen05, uses_cluster;
-    int uses_tmem_wait; /* tcgen05.wait::ld */
 };
 
 /* NULL and an error sentence if there is no such entry. Owned by the module. */

@@ -5,8 +5,8 @@
  * asks a program to keep them, and writes its cells piece by piece before wait::st.
  *
  * Strictly, a use of a register that a load writes waits for the load by itself (9.7.16.6.4.5), and there are programs
- * that live on that and never wait. They are told by having no wait::ld at all, and are given it where machine->fences
- * is that of silicon: the warp stops at each load until the load has ended. */
+ * that live on that: of many loads, they wait for the last only, before they give the cells back, or for none. Where
+ * machine->fences is that of silicon they are served: the warp stops at each load until the load has ended. */
 #include <stdlib.h>
 
 #include "async.h"
@@ -183,7 +183,7 @@ static run_result run_access(warp *w, const instr *in, uint32_t lanes) {
     ++*a->under_way;
     w->cta->traffic[x->store ? TRAFFIC_TMEM_WRITE : TRAFFIC_TMEM_READ] += a->op.bytes;
     async_start(machine_of(w), &a->op, w, in, NULL);
-    a->awaited = !x->store && machine_of(w)->fences == FENCES_SILICON && !w->cta->grid->launch.entry->uses_tmem_wait;
+    a->awaited = !x->store && machine_of(w)->fences == FENCES_SILICON;
     return a->awaited ? park(w, WAIT_ASYNC, 0, 0) : RUN_NEXT;
 }
 
@@ -262,7 +262,7 @@ static int decode_access(decoder *d) {
 static int decode_wait(decoder *d) {
     if (!has_modifier(d, "wait::ld") && !has_modifier(d, "wait::st")) return 0;
     d->in->imm = take(d, "wait::st");
-    if (take(d, "wait::ld")) d->entry->uses_tmem_wait = 1;
+    take(d, "wait::ld");
     need(d, "sync");
     need(d, "aligned");
     d->in->run = run_wait;
