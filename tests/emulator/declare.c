@@ -315,6 +315,7 @@ static void split_vector(parser *p, variable *v) {
         *element = *v;
         element->vector = 1;
         element->elements = NULL;
+        element->next = NULL;
         *p->last_variable = element;
         p->last_variable = &element->next;
         v->elements[i] = element;

@@ -307,7 +307,6 @@ entry *build_entry(module *m, function *f, char **error) {
     for (variable *v = m->variables; v; v = v->next) v->is_used = 0;
     collect_functions(m, e, f);
     place_memory(m, e);
-    for (int i = 0; i < e->function_count; i++) place_registers(e, e->functions[i]);
     for (int i = 0; i < e->function_count; i++) {
         d->function = e->functions[i];
         if (d->function->is_declaration) {
@@ -316,6 +315,10 @@ entry *build_entry(module *m, function *f, char **error) {
                               m->file, d->function->line, d->function->name);
             return NULL;
         }
+        place_registers(e, d->function);
+    }
+    for (int i = 0; i < e->function_count; i++) {
+        d->function = e->functions[i];
         for (int j = 0; j < d->function->statement_count; j++) note_use(e, &d->function->statements[j]);
         decode_function_body(d);
     }

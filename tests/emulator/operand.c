@@ -1,4 +1,5 @@
 /* Constant expressions (PTX ISA, chapter 4) and the operands of instructions (chapter 6). */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -358,6 +359,12 @@ static void word_operand(parser *p, operand *o) {
     o->bits = address_offset(p);
 }
 
+/* `!` negates a predicate, or a constant. */
+static int is_name_next(const parser *p) {
+    const char *c = p->at + strspn(p->at, " \t");
+    return (isalpha((unsigned char)*c) || strchr("_$%", *c)) && *c && strncmp(c, "WARP_SZ", 7) != 0;
+}
+
 void parse_operand(parser *p, operand *o, int is_call) {
     enter(p);
     if (at_mark(p, '{')) {
@@ -368,7 +375,7 @@ void parse_operand(parser *p, operand *o, int is_call) {
         parse_list(p, o, ')', 0);
     } else if (p->now.kind == TOKEN_WORD) {
         word_operand(p, o);
-    } else if (at_mark(p, '!') && p->at[strspn(p->at, " \t")] != '(' && !strchr("0123456789", *p->at)) {
+    } else if (at_mark(p, '!') && is_name_next(p)) {
         next_token(p);
         if (p->now.kind != TOKEN_WORD) unexpected(p, "a predicate");
         word_operand(p, o);
