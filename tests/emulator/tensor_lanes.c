@@ -10,8 +10,18 @@
 #include <math.h>
 #include <string.h>
 
+/* Toward zero to integers, for magnitudes below 2^51. */
 static lanes_f64 truncated(lanes_f64 x) {
+#ifdef __AVX512DQ__
     return __builtin_convertvector(__builtin_convertvector(x, lanes_s64), lanes_f64);
+#else
+    /* Without a vector instruction for it: to the nearest integer, and back by one where that went too far. */
+    lanes_f64 nearest = x + 0x1.8p52 - 0x1.8p52;
+    lanes_s64 sign = (lanes_s64)x & INT64_MIN;
+    lanes_s64 beyond = ((lanes_s64)nearest & INT64_MAX) > ((lanes_s64)x & INT64_MAX);
+    lanes_s64 one = (lanes_s64)((lanes_f64){0} + 1) | sign;
+    return nearest - (lanes_f64)(beyond & one);
+#endif
 }
 
 /* Exact values to fp32, toward zero at `mantissa_bits`; a zero is +0. */

@@ -8,6 +8,10 @@
 #include <immintrin.h>
 #endif
 
+/* Without AVX-512, or AVX, gcc warns that passing such vectors depends on these options; they never leave this
+ * library's own functions. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 enum { MANY_BITS = 99, LANES = 8, MOST_ROWS = 256, MOST_K = 64, MOST_BLOCKS = 4 };
 
 typedef float lanes_f32 __attribute__((vector_size(32)));
