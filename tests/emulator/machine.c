@@ -395,7 +395,11 @@ static void warp_goes(machine *m) {
     warp *w = m->ready[machine_below(m, (uint32_t)m->ready_count)];
     uint64_t before = m->progress;
     int polled = warp_turn(m, w, 1 + machine_below(m, m->timing.max_quantum));
-    m->idle = polled && m->progress == before ? m->idle + 1 : 0;
+    /* a turn may end between a poll and the branch back to it: that says nothing */
+    if (m->progress != before)
+        m->idle = 0;
+    else if (polled)
+        m->idle++;
     if (w->live && warp_can_run(w)) return;
     not_ready(m, w);
     if (!w->live && --w->cta->live_warps == 0) end_cta(m, w);
