@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "convert.h"
+#include "float.h"
 
 /* ---- integer to integer
  * ------------------------------------------------------------------------------------------------ */
@@ -182,8 +183,29 @@ HANDLER(float_of_integer) {
     return RUN_NEXT;
 }
 
+/* NaN to and from f64 keeps its sign and payload, made quiet, as on an H200; otherwise it is the one of its format. */
+static uint64_t convert_nan(const conversion *c, uint64_t bits) {
+    const float_format *from = format_of(c->from), *to = format_of(c->to);
+    if (c->sat) return 0;
+    if (c->from != TYPE_F64 && c->to != TYPE_F64) return ((uint64_t)1 << (to->exponent_bits + to->mantissa_bits)) - 1;
+    uint64_t payload = bits & (((uint64_t)1 << from->mantissa_bits) - 1);
+    int shift = to->mantissa_bits - from->mantissa_bits, sign_at = from->exponent_bits + from->mantissa_bits;
+    uint64_t high = ((uint64_t)2 << to->exponent_bits) - 1; /* the exponent and the quiet bit */
+    return bits >> sign_at << (to->exponent_bits + to->mantissa_bits) | high << (to->mantissa_bits - 1) |
+           (shift < 0 ? payload >> -shift : payload << shift);
+}
+
+/* .ftz of a result asks whether it would be subnormal if exponents had no end (see float.c). */
+static double flush_tiny(double x, rounding_mode mode) {
+    int away = mode == ROUND_RP ? x > 0 : mode == ROUND_RM ? x < 0 : 0;
+    double m = fabs(x);
+    int tiny = mode == ROUND_RN ? m < TINY_TO_NEAREST : away ? m <= TINY_AWAY : m < 0x1p-126;
+    return tiny ? copysign(0, x) : x;
+}
+
 static uint64_t convert_float(const conversion *c, double x) {
     x = integral(x, c->rounding);
+    if (c->ftz && c->to == TYPE_F32) x = flush_tiny(x, c->mode);
     if (c->sat) x = x > 0 ? (x < 1 ? x : 1) : 0; /* NaN too */
     switch (c->to) {
     case TYPE_F16:
@@ -198,13 +220,25 @@ static uint64_t convert_float(const conversion *c, double x) {
 }
 HANDLER(float_of_float) {
     const conversion *c = in->extra;
-    FOR_LANES(i, lanes) write_float(w, in, i, convert_float(c, read_float(w, in->s[0], c->from, i, c->ftz)));
+    FOR_LANES(i, lanes) {
+        double x = read_float(w, in->s[0], c->from, i, c->ftz);
+        uint64_t bits = c->from == TYPE_F64 ? r64(w, in->s[0])[i] : r32(w, in->s[0])[i];
+        if (c->from == TYPE_F16 || c->from == TYPE_BF16) bits = (uint16_t)bits;
+        write_float(w, in, i, isnan(x) ? convert_nan(c, bits) : convert_float(c, x));
+    }
     return RUN_NEXT;
 }
+/* NaN as on an H200: .rna cuts the payload off by integer arithmetic (and .satfinite takes a unit from what is not
+ * below infinity, NaN too), the others give one NaN. */
+static uint32_t to_tf32(uint32_t x, const conversion *c) {
+    if ((x & 0x7fffffff) <= 0x7f800000) return tf32_from_float(float_of(x), c->mode, c->flags);
+    if (c->mode != ROUND_RNA) return 0x7fffe000;
+    return (x & 0xffffe000) - (c->flags & FORMAT_SATFINITE ? 0x2000 : 0);
+}
 HANDLER(tf32_of_f32) {
-    const conversion *c = in->extra;
-    FOR_LANES(i, lanes)
-    r32(w, in->d)[i] = tf32_from_float(float_of(r32(w, in->s[0])[i]), c->mode, c->flags);
+    const uint32_t *pa = r32(w, in->s[0]);
+    uint32_t *d = r32(w, in->d);
+    FOR_LANES(i, lanes) d[i] = to_tf32(pa[i], in->extra);
     return RUN_NEXT;
 }
 

@@ -32,38 +32,8 @@
     return RUN_NEXT;
 #define B operand_f32(pb[i], mode)
 #define C operand_f32(pc[i], mode)
-/* to nearest */
-#define NEAREST(name, ...)                                                                                             \
-    HANDLER(name##_f32) {                                                                                              \
-        enum { mode = 0 };                                                                                             \
-        F32_LOOP(1, mode, __VA_ARGS__)                                                                                 \
-    }                                                                                                                  \
-    HANDLER(name##_f32_modes) {                                                                                        \
-        const uint32_t mode = in->mode;                                                                                \
-        F32_LOOP(1, mode, __VA_ARGS__)                                                                                 \
-    }
-#define NEAREST_X2(name, ...)                                                                                          \
-    HANDLER(name##_f32x2) {                                                                                            \
-        enum { mode = 0 };                                                                                             \
-        F32_LOOP(2, mode, __VA_ARGS__)                                                                                 \
-    }                                                                                                                  \
-    HANDLER(name##_f32x2_modes) {                                                                                      \
-        const uint32_t mode = in->mode;                                                                                \
-        F32_LOOP(2, mode, __VA_ARGS__)                                                                                 \
-    }
-NEAREST(add, a + B)
-NEAREST(sub, a - B)
-NEAREST(mul, a *B)
-NEAREST(fma, __builtin_fmaf(a, B, C))
-NEAREST(div, a / B)
-NEAREST(rcp, 1.0f / a)
-NEAREST(sqrt, sqrtf(a))
-NEAREST_X2(add, a + B)
-NEAREST_X2(sub, a - B)
-NEAREST_X2(mul, a *B)
-NEAREST_X2(fma, __builtin_fmaf(a, B, C))
 
-/* Other roundings: one element at a time. */
+/* One operation in the host's rounding mode of the moment. */
 typedef enum { ADD, SUB, MUL, FMA, DIV, RCP, SQRT } operation;
 #define OPERATE(t, fma_function, sqrt_function)                                                                        \
     volatile t a = a_, b = b_, c = c_, r = 0;                                                                          \
@@ -98,15 +68,77 @@ static double operate_f64(operation op, double a_, double b_, double c_) {
     OPERATE(double, fma, sqrt)
 }
 
+/* .ftz: what was rounded to +-2^-126 may have been too small for it (float.h). `cells` of r, before d is written. */
+static void flush_tiny(const warp *w, const instr *in, operation op, uint32_t *r, uint32_t cells) {
+    const uint32_t mode = in->mode, *pa = r32(w, in->s[0]), *pb = r32(w, in->s[1]), *pc = r32(w, in->s[2]);
+    uint32_t any = 0;
+    for (uint32_t i = 0; i < cells; i++) any |= (r[i] & 0x7fffffff) == 0x00800000;
+    for (uint32_t i = 0; any && i < cells; i++) {
+        if ((r[i] & 0x7fffffff) != 0x00800000) continue;
+        const uint32_t negative = r[i] >> 31;
+        const int rounding = (int)in->imm;
+        const int away = rounding == (negative ? FE_DOWNWARD : FE_UPWARD);
+        fesetround(away ? rounding : FE_TOWARDZERO); /* the bounds are doubles: comparisons with them stay right */
+        const double m = fabs(operate_f64(op, operand_f32(pa[i], mode), B, C));
+        fesetround(FE_TONEAREST);
+        if (rounding == FE_TONEAREST ? m < TINY_TO_NEAREST : away ? m <= TINY_AWAY : m < 0x1p-126)
+            r[i] = negative << 31;
+    }
+}
+
+static inline run_result store(warp *w, const instr *in, uint32_t lanes, const uint32_t *r, uint32_t per_lane) {
+    uint32_t *d = r32(w, in->d);
+    EACH_CELL(per_lane, { d[i] = r[i]; })
+    return RUN_NEXT;
+}
+
+/* To nearest: plain, and with modes. */
+#define NEAREST_MODES(name, op, per_lane, ...)                                                                         \
+    HANDLER(name) {                                                                                                    \
+        const uint32_t mode = in->mode, *pa = r32(w, in->s[0]), *pb = r32(w, in->s[1]), *pc = r32(w, in->s[2]);        \
+        uint32_t r[(per_lane) * WARP_LANES];                                                                           \
+        (void)pb, (void)pc;                                                                                            \
+        for (uint32_t i = 0; i < (per_lane) * WARP_LANES; i++) {                                                       \
+            const float a = operand_f32(pa[i], mode);                                                                  \
+            r[i] = finish(bits_of(__VA_ARGS__), mode);                                                                 \
+        }                                                                                                              \
+        if (mode & FTZ) flush_tiny(w, in, op, r, (per_lane) * WARP_LANES);                                             \
+        return store(w, in, lanes, r, per_lane);                                                                       \
+    }
+#define NEAREST(name, op, ...)                                                                                         \
+    HANDLER(name##_f32) {                                                                                              \
+        enum { mode = 0 };                                                                                             \
+        F32_LOOP(1, mode, __VA_ARGS__)                                                                                 \
+    }                                                                                                                  \
+    NEAREST_MODES(name##_f32_modes, op, 1, __VA_ARGS__)
+#define NEAREST_X2(name, op, ...)                                                                                      \
+    HANDLER(name##_f32x2) {                                                                                            \
+        enum { mode = 0 };                                                                                             \
+        F32_LOOP(2, mode, __VA_ARGS__)                                                                                 \
+    }                                                                                                                  \
+    NEAREST_MODES(name##_f32x2_modes, op, 2, __VA_ARGS__)
+NEAREST(add, ADD, a + B)
+NEAREST(sub, SUB, a - B)
+NEAREST(mul, MUL, a *B)
+NEAREST(fma, FMA, __builtin_fmaf(a, B, C))
+NEAREST(div, DIV, a / B)
+NEAREST(rcp, RCP, 1.0f / a)
+NEAREST(sqrt, SQRT, sqrtf(a))
+NEAREST_X2(add, ADD, a + B)
+NEAREST_X2(sub, SUB, a - B)
+NEAREST_X2(mul, MUL, a *B)
+NEAREST_X2(fma, FMA, __builtin_fmaf(a, B, C))
+
+/* Other roundings. */
 static inline run_result directed(warp *w, const instr *in, uint32_t lanes, operation op, uint32_t per_lane) {
     const uint32_t mode = in->mode, *pa = r32(w, in->s[0]), *pb = r32(w, in->s[1]), *pc = r32(w, in->s[2]);
-    uint32_t *d = r32(w, in->d);
+    uint32_t r[2 * WARP_LANES];
     fesetround((int)in->imm);
-    FOR_LANES(lane, lanes)
-    for (uint32_t i = per_lane * lane; i < per_lane * (lane + 1); i++)
-        d[i] = finish(bits_of(operate_f32(op, operand_f32(pa[i], mode), B, C)), mode);
+    for (uint32_t i = 0; i < per_lane * WARP_LANES; i++)
+        r[i] = finish(bits_of(operate_f32(op, operand_f32(pa[i], mode), B, C)), mode);
     fesetround(FE_TONEAREST);
-    return RUN_NEXT;
+    if (mode & FTZ) flush_tiny(w, in, op, r, per_lane * WARP_LANES);
+    return store(w, in, lanes, r, per_lane);
 }
 #define DIRECTED(name, op)                                                                                             \
     HANDLER(name##_f32_directed) {                                                                                     \

@@ -9,6 +9,12 @@
 
 enum { FTZ = 1, SAT = 2 }; /* in->mode */
 
+/* .ftz asks whether a result would be subnormal if exponents had no end (so an H200 does it): not what rounds to 2^-126
+ * with 24 bits, but also what only the coarser grid of subnormal numbers rounds to 2^-126. Magnitudes that are flushed:
+ * below the first one when rounded to nearest (the tie goes up), up to the second one when rounded away from zero. */
+#define TINY_TO_NEAREST (0x1p-126 * (1 - 0x1p-25))
+#define TINY_AWAY       (0x1p-126 * (1 - 0x1p-24))
+
 static inline uint32_t is_nan(uint32_t x) {
     return (x & 0x7fffffff) > 0x7f800000;
 }

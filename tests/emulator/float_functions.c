@@ -21,8 +21,8 @@
     }
 F32_UNARY(abs_f32, a & 0x7fffffff)
 F32_UNARY(neg_f32, a ^ 0x80000000)
-UNARY(abs_f64, u64, a &INT64_MAX)
-UNARY(neg_f64, u64, a ^ (uint64_t)INT64_MIN)
+UNARY(abs_f64, u64, is_nan_f64(a) ? quiet(a) : a &INT64_MAX)
+UNARY(neg_f64, u64, is_nan_f64(a) ? quiet(a) : a ^ (uint64_t)INT64_MIN)
 BINARY(copysign_f32, u32, (b & 0x7fffffff) | (a & 0x80000000))
 BINARY(copysign_f64, u64, (b & INT64_MAX) | (a & (uint64_t)INT64_MIN))
 

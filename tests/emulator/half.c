@@ -12,8 +12,9 @@
 
 enum { FTZ = 1, SAT = 2, RELU = 4, OOB = 8, KEEP_NAN = 16, XOR_SIGN = 32 }; /* in->mode */
 
-/* What TMA writes outside of a tensor, where the map asks for NaN. */
-#define OOB_NAN 0x7fff
+/* What TMA writes outside of a tensor where the map asks for NaN; its sign does not matter, and an H200 looks for it in
+ * a and b only. */
+#define OOB_NAN 0x7ff7
 
 static inline uint32_t is_nan(uint32_t x, int brain) {
     return (x & 0x7fff) > (brain ? 0x7f80 : 0x7c00);
@@ -48,12 +49,17 @@ static double add_to_odd(double p, double c) {
     return double_of((error > 0) == (s > 0) ? bits + 1 : bits - 1);
 }
 
+/* .ftz asks whether the result would be subnormal if exponents had no end: below this, 2^-14 is not reached by rounding
+ * to 11 bits, though it may be by rounding to the subnormals' grid. (So on an H200.) Only f16 has .ftz. */
+#define TINY_F16 (0x1p-14 * (1 - 0x1p-12))
+
 typedef enum { ADD, SUB, MUL, FMA } operation;
 static inline uint32_t arithmetic_half(uint32_t x, uint32_t y, uint32_t z, operation op, uint32_t mode, int brain) {
-    if (mode & OOB && (x == OOB_NAN || y == OOB_NAN || z == OOB_NAN)) return 0;
+    if (mode & OOB && ((x & 0x7fff) == OOB_NAN || (y & 0x7fff) == OOB_NAN)) return 0;
     double a = value_of(operand_half(x, mode, brain), brain), b = value_of(operand_half(y, mode, brain), brain);
     double c = value_of(operand_half(z, mode, brain), brain);
     double r = op == ADD ? add_to_odd(a, b) : op == SUB ? add_to_odd(a, -b) : op == MUL ? a * b : add_to_odd(a * b, c);
+    if (mode & FTZ && fabs(r) < TINY_F16) r = copysign(0, r);
     return finish(rounded(r, brain), mode, brain);
 }
 

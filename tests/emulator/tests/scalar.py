@@ -264,5 +264,16 @@ class Format(NamedTuple):
         return bits | sign
 
 
+class Flushing(Format):
+    """With .ftz: a result that would be subnormal if exponents had no end is a zero."""
+
+    def encode(self, x: Fraction, mode: str, negative: bool | None = None) -> int:
+        endless = Format(self.exponent_bits + 4, self.mantissa_bits)
+        rounded = endless.value(endless.encode(x, mode, negative))
+        if abs(rounded) < Fraction(2) ** (1 - self.bias):
+            return self.sign if (x < 0 if x else negative) else 0
+        return super().encode(x, mode, negative)
+
+
 F16, BF16, F32, F64 = Format(5, 10), Format(8, 7), Format(8, 23), Format(11, 52)
 NAN = {F16: 0x7FFF, BF16: 0x7FFF, F32: 0x7FFFFFFF, F64: 0xFFF8000000000000}

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
+import numpy
 import pytest
-from scalar import BF16, F16, F32, F64, NAN, Format, Op, check, floats, random_of, refused
+from scalar import BF16, F16, F32, F64, NAN, Flushing, Format, Op, check, floats, random_of, refused
 
 COUNT = 640
 ROUNDINGS = ("rn", "rz", "rm", "rp")
@@ -89,8 +90,7 @@ def saturate(f: Format, x: int) -> int:
 def wrapped(f: Format, op: str, mode: str, ftz: bool, sat: bool) -> Callable[..., int]:
     def run(*x: int) -> int:
         x = tuple(f.flush(v) for v in x) if ftz else x
-        result = arithmetic(f, op, mode, *x)
-        result = f.flush(result) if ftz else result
+        result = arithmetic(Flushing(*f) if ftz else f, op, mode, *x)
         return saturate(f, result) if sat else result
 
     return run
@@ -101,10 +101,14 @@ def registers(op: str) -> str:
 
 
 def inputs(random, f: Format, count: int = COUNT):
-    """Three arrays; some sums cancel, some products nearly do."""
+    """Three arrays; some sums cancel, some products are about the least normal number."""
     x = [floats(random, count, *f) for _ in range(3)]
     near = random.random(count) < 0.2
     x[1][near] = x[0][near] ^ f.sign ^ random.integers(0, 4, count).astype("u8")[near]
+    least = random.random(count) < 0.1
+    x[0][least] = ((f.bias << f.mantissa_bits) + random.integers(-3, 2, count).astype("u8"))[least]
+    x[1][least] = ((1 << f.mantissa_bits) + random.integers(0, 3, count).astype("u8"))[least]
+    x[2][least] = random.choice(numpy.array([0, f.sign, 1], "u8"), count)[least]
     return x
 
 
@@ -190,13 +194,14 @@ def test_half(name: str, f: Format) -> None:
     ops = []
     for op in ("add", "sub", "mul", "fma"):
         variants = ["", ".ftz", ".sat", ".ftz.sat"] if f is F16 else [""]
-        variants += [".relu", *([".ftz.relu"] if f is F16 else [])] if op == "fma" else []
+        variants += [".relu", ".oob", ".oob.relu", *([".ftz.relu"] if f is F16 else [])] if op == "fma" else []
         for v in variants:
 
             def half(*x: int, op: str = op, v: str = v) -> int:
+                if "oob" in v and any(y & 0x7FFF == 0x7FF7 for y in x[:2]):
+                    return 0
                 x = tuple(f.flush(y) for y in x) if "ftz" in v else x
-                result = arithmetic(f, op, "rn", *x)
-                return half_result(f, f.flush(result) if "ftz" in v else result, v)
+                return half_result(f, arithmetic(Flushing(*f) if "ftz" in v else f, op, "rn", *x), v)
 
             text = f"{op}.rn{v}.{name}"
             ops.append(Op(f"{text} {registers(op)}", (16,) * (NEXT[op] + 1), half))
@@ -209,6 +214,8 @@ def test_half(name: str, f: Format) -> None:
         ops.append(Op(f"{op}.{name} {{d}}, {{a}}", (16, 16), sign))
         ops.append(Op(f"{op}.{name}x2 {{d}}, {{a}}", (32, 32), pairs(sign)))
     low, high = inputs(random, f), inputs(random, f)
+    for x in (*low, *high):
+        x[random.random(COUNT) < 0.05] = random.choice([0x7FF7, 0xFFF7])  # what TMA fills with
     check(ops, [a | b << 16 for a, b in zip(low, high)], random)
 
 
@@ -276,8 +283,8 @@ def test_signs_and_properties(name: str, f: Format) -> None:
     keep = f.sign - 1
     ops += [
         Op(f"copysign.{name} {{d}}, {{a}}, {{b}}", (n, n, n), lambda a, b: a & f.sign | b & keep),
-        Op(f"abs.{name} {{d}}, {{a}}", (n, n), lambda a: NAN[f] if f is F32 and f.is_nan(a) else a & keep),
-        Op(f"neg.{name} {{d}}, {{a}}", (n, n), lambda a: NAN[f] if f is F32 and f.is_nan(a) else a ^ f.sign),
+        Op(f"abs.{name} {{d}}, {{a}}", (n, n), lambda a: nan_of(f, a) if f.is_nan(a) else a & keep),
+        Op(f"neg.{name} {{d}}, {{a}}", (n, n), lambda a: nan_of(f, a) if f.is_nan(a) else a ^ f.sign),
     ]
     if f is F32:
         ops += [
