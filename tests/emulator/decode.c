@@ -224,7 +224,9 @@ static run_result run_special_reads(warp *w, const instr *in, uint32_t lanes) {
 static uint32_t special_slot(decoder *d, const char *name, ptx_type type) {
     int bits = type_bits(type);
     if (!special_exists(name)) refuse(d, "`%s` is neither a declared register nor a special one that is known", name);
-    if (bits != 32 && bits != 64) refuse(d, "`%s` cannot be read as .%s", name, type_name(type));
+    int is_predicate = !strcmp(name, "%is_explicit_cluster");
+    if (is_predicate ? bits != 1 : bits != 32 && bits != 64)
+        refuse(d, "`%s` cannot be read as .%s", name, type_name(type));
     if (!special_is_dynamic(name)) return filled_slot(d, (struct fill){.type = type, .special = name});
     if (!d->in->special_reads) d->in->special_reads = decode_alloc(d, sizeof *d->in->special_reads);
     struct special_read *r = decode_alloc(d, sizeof *r);

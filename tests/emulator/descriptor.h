@@ -21,10 +21,13 @@ typedef struct {
     uint32_t leading; /* LBO, SBO: bytes */
     uint32_t stride;
     matrix_swizzle swizzle;
+    uint32_t base_offset;
+    int any_row; /* may begin in any row of the swizzle's pattern */
 } matrix_descriptor;
 
-/* Take the fields apart, and fault on what the text forbids: bits that must have another value, unknown layouts, a base
- * offset (no kernel is known to use one, so what it does is not known), and the absolute mode of LBO (sm_103a). */
+/* Take the fields apart, and fault on what the text forbids: bits that must have another value, unknown layouts, and
+ * the absolute mode of LBO (sm_103a). A base offset, or a matrix that begins inside the swizzle's pattern, is a fault
+ * with tcgen05, where what they do is not known; with wgmma they do what an H200 was seen to do. */
 matrix_descriptor tcgen05_descriptor(warp *w, const instr *in, uint64_t bits, const char *name);
 matrix_descriptor wgmma_descriptor(warp *w, const instr *in, uint64_t bits, const char *name);
 
@@ -37,23 +40,25 @@ typedef struct {
     uint32_t element_bytes;
 } matrix_view;
 
-/* Faults, at issue, if some byte of the view lies outside the CTA's shared memory, if its first row does not lie at the
- * start of the swizzle's pattern, or if the swizzle does not exist for this order. */
+/* Faults, at issue, if some byte of the view lies outside the CTA's shared memory, if it begins in a row of the
+ * swizzle's pattern where it may not, or if the swizzle does not exist for this order. */
 void check_matrix(warp *w, const instr *in, const cta *c, const matrix_view *v);
 /* Rows [first, first + count) as the async proxy sees them now, K-major: row r of them at out + r * k_bytes. */
 void gather_matrix(const cta *c, const matrix_view *v, uint32_t first, uint32_t count, uint8_t *out);
 
-/* Where an address of the unswizzled layout really lies. */
-static inline uint32_t matrix_swizzled(matrix_swizzle swizzle, uint32_t address) {
-    switch (swizzle) {
+/* Where an address of the unswizzled layout really lies. The base offset turns the pattern back by as many lines of 128
+ * bytes (on an H200: silicon/README.md). */
+static inline uint32_t matrix_swizzled(const matrix_descriptor *d, uint32_t address) {
+    uint32_t line = (address >> 7) - d->base_offset;
+    switch (d->swizzle) {
     case MATRIX_SW32:
-        return address ^ (address >> 7 & 1) << 4;
+        return address ^ (line & 1) << 4;
     case MATRIX_SW64:
-        return address ^ (address >> 7 & 3) << 4;
+        return address ^ (line & 3) << 4;
     case MATRIX_SW128:
-        return address ^ (address >> 7 & 7) << 4;
+        return address ^ (line & 7) << 4;
     case MATRIX_SW128_32:
-        return address ^ (address >> 7 & 3) << 5;
+        return address ^ (line & 3) << 5;
     case MATRIX_PLAIN:
         break;
     }

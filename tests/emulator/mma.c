@@ -18,7 +18,6 @@ typedef struct {
     int m, n, k, bits; /* of an element as it lies in a register */
     tensor_element a_type, b_type;
     tensor_accumulator d_type;
-    tensor_architecture architecture;
     int nibbles, a_signed, b_signed; /* s4, u4: widened to bytes */
     int saturate, is_xor;
     tensor_scale scale_type;
@@ -148,6 +147,11 @@ static run_result run_b1(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
+/* How sums are made is the device's own, whatever target the PTX was written for. */
+static tensor_architecture architecture_of(int capability) {
+    return capability >= 120 ? TENSOR_SM100 : capability >= 90 ? TENSOR_SM90_MMA : TENSOR_SM80_MMA;
+}
+
 static run_result run_mma(warp *w, const instr *in, uint32_t lanes) {
     if (!converge_aligned(w, in, lanes)) return RUN_PARK;
     const mma *x = in->extra;
@@ -163,7 +167,7 @@ static run_result run_mma(warp *w, const instr *in, uint32_t lanes) {
     }
     if (x->blocks) gather_scales(w, in, x, sfa, sfb);
     tensor_op op = {
-        .architecture = x->architecture,
+        .architecture = architecture_of(machine_of(w)->device->cc),
         .rule = machine_of(w)->arithmetic == ARITHMETIC_FP64 ? TENSOR_FP64 : TENSOR_HARDWARE,
         .m = x->m,
         .n = x->n,
@@ -220,11 +224,6 @@ static void set_element(decoder *d, ptx_type type, tensor_element *element, int 
     refuse(d, ".%s is no element of mma.sync", type_name(type));
 }
 
-static tensor_architecture architecture_of(const decoder *d) {
-    int sm = d->module->sm;
-    return sm >= 120 ? TENSOR_SM100 : sm >= 90 ? TENSOR_SM90_MMA : TENSOR_SM80_MMA;
-}
-
 static int take_shape(decoder *d, mma *x) {
     static const char *const shapes[] = {"m8n8k4",   "m8n8k16",  "m8n8k32",  "m8n8k128",  "m16n8k4",   "m16n8k8",
                                          "m16n8k16", "m16n8k32", "m16n8k64", "m16n8k128", "m16n8k256", NULL};
@@ -259,7 +258,6 @@ static int decode_mma(decoder *d) {
     need(d, "row");
     need(d, "col");
     int kind = take_one_of(d, kinds), scaled = take(d, "block_scale");
-    x->architecture = architecture_of(d);
     if (kind >= 0 && d->module->sm < 120) refuse(d, ".%s needs .target sm_120a", kinds[kind]);
     if (scaled) take_scales(d, x, kind);
     x->saturate = take(d, "satfinite");
@@ -303,7 +301,7 @@ static int decode_mma(decoder *d) {
     }
     if (x->m == 8 && x->k == 4 && !f64) refuse(d, "m8n8k4 is emulated for .f64 only");
     if (x->class == CLASS_TENSOR) {
-        tensor_op op = {.architecture = x->architecture,
+        tensor_op op = {.architecture = architecture_of(d->module->sm),
                         .m = x->m,
                         .n = x->n,
                         .k = x->k,
