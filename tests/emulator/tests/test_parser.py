@@ -1,5 +1,5 @@
-"""PTX as text: directives, variables and their initial values, constant expressions, scopes, operands, and the sentences
-for what is not PTX."""
+"""PTX as text: directives, variables and their initial values, constant expressions, scopes, operands, and the
+sentences for what is not PTX."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import re
 import struct
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
-from emulate import EmulatorError, Module
+from scalar import EmulatorError
 from small_kernel import HEADER, Emulator, entry, load_only, module, random_of, run
 
 U64 = (1 << 64) - 1
@@ -30,7 +31,7 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-def global_bytes(emulator: Emulator, loaded: Module, name: str) -> bytes:
+def global_bytes(emulator: Emulator, loaded: Any, name: str) -> bytes:
     address, size = ctypes.c_uint64(), ctypes.c_size_t()
     emulator.call("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), loaded.handle, name.encode())
     return ctypes.string_at(address.value, size.value)
