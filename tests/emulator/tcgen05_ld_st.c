@@ -117,6 +117,27 @@ static void release(async_op *op) {
     a->ended = 1;
 }
 
+/* The first lane. The text wants the address to name one of the warp's own quarter (9.7.16.8.1); silicon evidently
+ * takes the quarter from the warp, as programs that name lane 0 in every warp are right there, and ignores bits beyond
+ * 128. */
+static uint32_t lane_reached(warp *w, const instr *in, const access *x, uint32_t address) {
+    uint32_t lane = tmem_lane(address) % TMEM_LANES, quarter = 32 * (uint32_t)(w->index % 4);
+    if (lane != tmem_lane(address) || (lane < 32 && quarter))
+        remark_once(machine_of(w), "lane of another quarter",
+                    "line %d: warp %d names lane %u of tensor memory and reaches lanes from %u on, as on silicon; the "
+                    "manual wants the address to say so",
+                    in->line, w->index, tmem_lane(address), quarter + lane % 32);
+    if (lane < 32) lane += quarter;
+    if (lane != quarter && !(lanes_of(x) == 16 && lane == quarter + 16))
+        fault(
+            w, in, -1,
+            "the address 0x%x begins at lane %u, but warp %d of the CTA reaches lanes %u to %u only, and .%s begins at "
+            "%s",
+            address, tmem_lane(address), w->index, quarter, quarter + 31, shape_names[x->shape],
+            lanes_of(x) == 16 ? "the first or the 17th of them" : "the first of them");
+    return lane;
+}
+
 /* The load that the warp has stopped at: the link to it, NULL if there is none. */
 static tmem_access **awaited(warp *w) {
     for (tmem_access **link = (tmem_access **)&w->tmem_loads; *link; link = &(*link)->next)
@@ -145,14 +166,7 @@ static run_result run_access(warp *w, const instr *in, uint32_t lanes) {
         if ((uint32_t)address_value(w, &x->address, lane) != address)
             fault(w, in, (int)lane, "the address is 0x%x here and 0x%x in lane 0: all threads of the warp must agree",
                   (uint32_t)address_value(w, &x->address, lane), address);
-    uint32_t lane = tmem_lane(address), column = tmem_column(address), quarter = 32 * (uint32_t)(w->index % 4);
-    if (lane != quarter && !(lanes_of(x) == 16 && lane == quarter + 16))
-        fault(
-            w, in, -1,
-            "the address 0x%x begins at lane %u, but warp %d of the CTA reaches lanes %u to %u only, and .%s begins at "
-            "%s",
-            address, lane, w->index, quarter, quarter + 31, shape_names[x->shape],
-            lanes_of(x) == 16 ? "the first or the 17th of them" : "the first of them");
+    uint32_t lane = lane_reached(w, in, x, address), column = tmem_column(address);
     tmem_check(w, in, w->cta, lane, lanes_of(x), column, x->columns, "the address");
     if (x->shape == SHAPE_16X32BX2)
         tmem_check(w, in, w->cta, lane, lanes_of(x), column + x->split, x->columns, "the second half's address");

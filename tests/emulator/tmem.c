@@ -301,6 +301,8 @@ static run_result run_management(warp *w, const instr *in, uint32_t lanes) {
     machine_progress(machine_of(w));
     if (x->what == TMEM_ALLOC) {
         uint64_t address = address_value(w, &x->destination, 0);
+        /* a 64-bit register may hold a generic address here, and its low half counts: what silicon does */
+        if (x->destination.space == SPACE_SHARED) address = (uint32_t)address;
         thread_write(w, in, 0, x->destination.space, address, &meeting.column, 4, 4);
     }
     return RUN_NEXT;
