@@ -1,16 +1,23 @@
-"""Backends, fresh seeds, and a count of what a machine without a GPU could not run."""
+"""Backends, fresh seeds, an emulated GPU on request, and a count of what a machine without a GPU could not run."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 # torch's threads must not spin while those of nvfp4 work: tests run both in turn, on machines of two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parent / "emulator"))
+
+import emulate  # noqa: E402  (it lies in tests/emulator)
 
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
 
@@ -25,12 +32,35 @@ def gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--emulate",
+        metavar="DEVICE",
+        choices=emulate.DEVICES,
+        help="run what needs a GPU on an emulated one (tests/emulator): " + ", ".join(emulate.DEVICES),
+    )
+    parser.addoption(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --emulate: run each test N times, with asynchronous operations completing at other moments",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("NVFP4_TEST_SEED", str(random.SystemRandom().randrange(2**31)))
+    device = config.getoption("--emulate")
+    if device:
+        # Before anything opens a driver. Its memory is the host's, so tensors on the CPU are the device's too.
+        os.environ["NVFP4_LIBCUDA"] = str(emulate.build())
+        os.environ["EMULATE_DEVICE"] = device
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"NVFP4_TEST_SEED={os.environ['NVFP4_TEST_SEED']} (set it to draw the same data again)"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    device = config.getoption("--emulate")
+    lines = [f"NVFP4_TEST_SEED={os.environ['NVFP4_TEST_SEED']} (set it to draw the same data again)"]
+    return lines + ([f"emulated GPU: {device}, {config.getoption('--seeds')} seed(s) a test"] if device else [])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -40,8 +70,29 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count} tests were skipped: each {NO_GPU}", yellow=True)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.config.getoption("--emulate") and "backend" in metafunc.fixturenames:
+        metafunc.fixturenames.append("timing")
+        metafunc.parametrize("timing", range(metafunc.config.getoption("--seeds")), indirect=True, ids="time{}".format)
+
+
+@pytest.fixture
+def timing(request: pytest.FixtureRequest) -> int:
+    """The emulated GPU's seed. Its lowest two bits choose the kind of timing, so four in a row try them all."""
+    seed = 4 * random.Random(f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}").getrandbits(30) + request.param
+    print(f"EMULATE_SEED={seed}")  # shown with a failure
+    driver = ctypes.CDLL(os.environ["NVFP4_LIBCUDA"])
+    driver.emulator_reset()  # a fault of an earlier test must not stick
+    assert driver.emulator_configure(b"seed", str(seed).encode()) == 0
+    return seed
+
+
 @pytest.fixture(params=["cpu", "sm80"])
 def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.config.getoption("--emulate"):
+        if request.param == "cpu":
+            pytest.skip("is not what --emulate asks for")
+        return Backend(request.param, "cpu")
     if request.param == "cpu":
         return Backend("cpu", "cpu")
     if not gpu():
