@@ -2,7 +2,6 @@
  *
  * A float is added to global memory with subnormals flushed, and to shared memory without, as the text says. After an
  * atom, whose result may be what a loop waits for, others run. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "bulk.h"
@@ -40,19 +39,6 @@ static void write_values(const warp *w, const atomic *a, uint32_t lane, const ui
     }
 }
 
-static float flushed(float x) {
-    return fpclassify(x) == FP_SUBNORMAL ? copysignf(0, x) : x;
-}
-
-static void add_float(uint8_t *into, const uint8_t *with, int flushes) {
-    float x, y;
-    memcpy(&x, into, sizeof x);
-    memcpy(&y, with, sizeof y);
-    x = flushes ? flushed(flushed(x) + flushed(y)) : x + y;
-    uint32_t nan = 0x7fffffff;
-    memcpy(into, isnan(x) ? (void *)&nan : (void *)&x, sizeof x);
-}
-
 static int in_shared(const instr *in, uint64_t address) {
     return in->space == SPACE_SHARED || in->space == SPACE_SHARED_CLUSTER || (address & WINDOW_MASK) == SHARED_WINDOW;
 }
@@ -73,7 +59,7 @@ static void apply(warp *w, const instr *in, const atomic *a, uint32_t lane, uint
     default:
         for (uint32_t at = 0; at < a->bytes; at += a->element_size)
             if (a->type == TYPE_F32)
-                add_float(value + at, b + at, !in_shared(in, address));
+                add_f32(value + at, b + at, !in_shared(in, address));
             else
                 reduce(a->reduction, a->type, value + at, b + at);
     }

@@ -75,5 +75,6 @@ reduction take_reduction(decoder *d);             /* REDUCE_NONE: there is none 
 int reduction_exists(reduction r, ptx_type type); /* in global memory */
 int reduction_exists_in_shared(reduction r, ptx_type type);
 void reduce(reduction r, ptx_type type, void *into, const void *with); /* one element */
+void add_f32(void *into, const void *with, int flushes);               /* as reduce, or flushing subnormals */
 
 #endif

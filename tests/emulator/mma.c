@@ -193,6 +193,8 @@ static run_result run_mma(warp *w, const instr *in, uint32_t lanes) {
         .sfb_stride = 4,
         .saturate = x->saturate,
     };
+    const char *reason = tensor_refusal(&op);
+    if (reason) fault(w, in, -1, "device %s: %s", machine_of(w)->device->key, reason);
     tensor_multiply(&op);
     scatter_d(w, x, d);
     return RUN_NEXT;

@@ -106,6 +106,15 @@ static float flushed(float x) {
     return fpclassify(x) == FP_SUBNORMAL ? copysignf(0, x) : x;
 }
 
+void add_f32(void *into, const void *with, int flushes) {
+    float a, b;
+    memcpy(&a, into, sizeof a);
+    memcpy(&b, with, sizeof b);
+    a = flushes ? flushed(flushed(a) + flushed(b)) : a + b;
+    uint32_t nan = 0x7fffffff;
+    memcpy(into, isnan(a) ? (void *)&nan : (void *)&a, sizeof a);
+}
+
 #define REDUCE_AS(integer, function)                                                                                   \
     {                                                                                                                  \
         integer a, b;                                                                                                  \
@@ -131,14 +140,9 @@ void reduce(reduction r, ptx_type type, void *into, const void *with) {
         REDUCE_AS(int64_t, reduce_signed)
     case TYPE_F64:
         REDUCE_AS(double, reduce_double)
-    case TYPE_F32: { /* flushes subnormals, inputs and result */
-        float a, b;
-        memcpy(&a, into, sizeof a);
-        memcpy(&b, with, sizeof b);
-        a = flushed(flushed(a) + flushed(b));
-        memcpy(into, &a, sizeof a);
+    case TYPE_F32:
+        add_f32(into, with, 0);
         break;
-    }
     case TYPE_F16:
         memcpy(&a16, into, sizeof a16);
         memcpy(&b16, with, sizeof b16);

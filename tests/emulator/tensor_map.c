@@ -144,9 +144,10 @@ static int check_box(const tensor_map *map, const device *d, char *error, size_t
         steps |= map->element_strides[i] != 1;
     }
     /* Not in the text; the driver of an H200 does so, for boxes without element strides only. */
-    if (!steps && bits / 8 > (uint64_t)d->shared_per_block)
+    if (!steps && bits / 8 > (uint64_t)d->shared_per_sm)
         BREAKS("the box has %llu bytes, more than the %d of shared memory", (unsigned long long)bits / 8,
-               d->shared_per_block);
+               d->shared_per_sm);
+    if (map->interleave) return 0; /* the inner dimension is 16 or 32 bytes of channels, whatever the box says */
     uint32_t inner = map->box[0] * (uint32_t)types[map->type].bits;
     if (inner % 128)
         BREAKS("box dimension 0 is %u elements of %d bits; that must be a multiple of 16 bytes", map->box[0],
@@ -156,14 +157,33 @@ static int check_box(const tensor_map *map, const device *d, char *error, size_t
     return 0;
 }
 
+/* NC/8HWC8 and NC/16HWC16. Such maps can be made; tma.c refuses to copy by them. */
+static int check_interleaved(const tensor_map *map, char *error, size_t size) {
+    uint64_t unit = map->interleave == 1 ? 16 : 32;
+    if (map->interleave > 2) BREAKS("the interleave mode is %u; there are 0 to 2", map->interleave);
+    if (map->rank < 3) BREAKS("the rank is %u; an interleaved tensor has 3 at least", map->rank);
+    if (map->type > TENSOR_B4) BREAKS("type %s cannot be interleaved", types[map->type].name);
+    /* 32 asks for the 32-byte swizzle by the text; the driver of an H200 takes none as well. */
+    if (unit == 32 && (map->swizzle_mode > 1 || map->swizzle_atom))
+        BREAKS("32-byte interleave goes with the 32-byte swizzle only");
+    if (map->address % unit)
+        BREAKS("the address 0x%llx must be a multiple of %llu", (unsigned long long)map->address,
+               (unsigned long long)unit);
+    for (int i = 0; i + 1 < map->rank; i++)
+        if (map->strides[i] % unit)
+            BREAKS("stride %d is %llu bytes, which must be a multiple of %llu", i, (unsigned long long)map->strides[i],
+                   (unsigned long long)unit);
+    return 0;
+}
+
 int tensor_map_check(const tensor_map *map, const device *d, char *error, size_t size) {
     if (map->magic != magic) BREAKS("these 128 bytes are no tensor map");
     if (map->type >= TENSOR_TYPE_COUNT) BREAKS("the element type is %d; there are 0 to 15", map->type);
     if (map->rank < 1 || map->rank > TENSOR_RANK_MAX) BREAKS("the rank is %u; it must be 1 to 5", map->rank);
     if (swizzle_of(map->swizzle_mode, map->swizzle_atom) < 0)
         BREAKS("swizzle mode %u does not go with atomicity %u", map->swizzle_mode, map->swizzle_atom);
-    if (map->interleave) BREAKS("interleaved layouts (%u) are not emulated", map->interleave);
     if (check_device(map, d, error, size)) return -1;
+    if (map->interleave && check_interleaved(map, error, size)) return -1;
     if (map->address % 16) BREAKS("the address 0x%llx must be a multiple of 16", (unsigned long long)map->address);
     if (map->type == TENSOR_B4 && !(map->last[0] & 1))
         BREAKS("dimension 0 has %llu elements of 4 bits, which must be even", (unsigned long long)map->last[0] + 1);

@@ -2,7 +2,8 @@
  *
  * A box is moved row by row, a row being its extent in dimension 0, in an order drawn from the seed. Rows follow each
  * other without gaps, then the swizzle moves their 16-byte units. Elements outside of the tensor are filled in a load
- * and dropped in a store; either way the mbarrier is told of the bytes of the full box. The im2col modes are refused.
+ * and dropped in a store (but for those in the same 16 bytes as its end); the mbarrier is told of the bytes of the full
+ * box. The im2col modes and interleaved maps are refused.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -41,6 +42,7 @@ typedef struct {
     uint32_t shared_bytes; /* of a row in shared memory */
     uint32_t pitch;        /* from row to row in shared memory */
     int64_t first, end;    /* the elements of a row that are inside of the tensor, from its start */
+    int64_t stored;        /* the end of those that a store or reduction writes */
 } tensor_box;
 
 /* ---- boxes ---------------------------------------------------------------------------------------------------------
@@ -99,6 +101,15 @@ static void take_coordinates(warp *w, const instr *in, uint32_t lane, tensor_box
               (long long)b->at[0], b->bits, (long long)unit);
 }
 
+static void refuse_negative(warp *w, const instr *in, uint32_t lane, const tensor_box *b) {
+    for (int i = 0; i < (b->rows_by_name ? 1 : b->map.rank); i++)
+        if (b->at[i] < 0)
+            fault(w, in, (int)lane,
+                  "coordinate %d is %lld: loads may start before the tensor, stores and reductions may not (an H200 "
+                  "takes it for an illegal instruction)",
+                  i, (long long)b->at[i]);
+}
+
 /* The box that a lane's instruction names; what it touches of global memory is checked. */
 static tensor_box box_of(warp *w, const instr *in, uint32_t lane) {
     const tensor_operands *o = in->extra;
@@ -107,6 +118,8 @@ static tensor_box box_of(warp *w, const instr *in, uint32_t lane) {
     if (b.map.rank != o->rank)
         fault(w, in, (int)lane, "the instruction has %d dimensions and the tensor map %u", o->rank, b.map.rank);
     if (!b.map.address) fault(w, in, (int)lane, "the tensor map's address is 0");
+    if (b.map.interleave)
+        fault(w, in, (int)lane, "the tensor map is interleaved (%u), which is not emulated", b.map.interleave);
     b.swizzle = tensor_map_swizzle(&b.map);
     b.bits = tensor_element_bits((tensor_type)b.map.type);
     take_coordinates(w, in, lane, &b);
@@ -124,6 +137,9 @@ static tensor_box box_of(warp *w, const instr *in, uint32_t lane) {
     b.pitch = b.swizzle == SWIZZLE_NONE ? b.shared_bytes : swizzle_span(b.swizzle);
     b.first = min_of(max_of(0, -b.at[0]), b.map.box[0]);
     b.end = max_of(b.first, min_of(b.map.box[0], (int64_t)b.map.last[0] + 1 - b.at[0]));
+    /* An H200 clips what it writes by 16 bytes, not by elements. */
+    int64_t unit = b.map.type > TENSOR_B4 ? 1 : 128 / b.bits;
+    b.stored = (b.end + unit - 1) / unit * unit;
     uint64_t low = UINT64_MAX, high = 0;
     for (uint32_t row = 0; b.end > b.first && row < b.rows; row++) {
         uint64_t address = row_address(&b, row);
@@ -252,6 +268,17 @@ static void store_read_row(global_store *s, uint32_t row) {
     move_row(&t->box, s->op.from, t->from, row, t->data + row * t->box.shared_bytes, 0);
 }
 
+/* How much of a row is written. Behind the tensor's end only the allocation's own bytes are, since on a GPU what lies
+ * behind those is padding that nobody sees. */
+static uint32_t stored_bytes(const tensor_box *b, uint64_t address) {
+    uint32_t inside = (uint32_t)(b->end * b->bits / 8), all = (uint32_t)(b->stored * b->bits / 8);
+    uint64_t start, bytes;
+    if (all == inside) return all;
+    if (!device_range(address, &start, &bytes)) return inside;
+    uint64_t left = start + bytes - address, element = b->bits < 8 ? 1 : (uint64_t)b->bits / 8;
+    return left < all ? (uint32_t)(left / element * element) : all;
+}
+
 static void store_write_row(global_store *s, uint32_t row) {
     const tensor_store *t = (tensor_store *)s;
     const tensor_box *b = &t->box;
@@ -264,12 +291,14 @@ static void store_write_row(global_store *s, uint32_t row) {
         pack_row(data, packed);
         data = packed;
     }
-    uint32_t skipped = (uint32_t)(b->first * b->bits / 8), bytes = (uint32_t)((b->end - b->first) * b->bits / 8);
-    address += skipped;
-    data += skipped;
+    uint32_t bytes = stored_bytes(b, address);
     if (t->reduction != REDUCE_NONE) {
         async_read_global(g, address, old, bytes);
-        for (uint32_t i = 0; i < bytes; i += (uint32_t)b->bits / 8) reduce(t->reduction, t->type, old + i, data + i);
+        for (uint32_t i = 0; i < bytes; i += (uint32_t)b->bits / 8)
+            if (b->map.type == TENSOR_F32_FTZ) /* it alone flushes subnormals (so on an H200) */
+                add_f32(old + i, data + i, 1);
+            else
+                reduce(t->reduction, t->type, old + i, data + i);
         data = old;
     }
     async_write_global(g, address, data, bytes);
@@ -293,6 +322,7 @@ static run_result run_tensor_store(warp *w, const instr *in, uint32_t lanes) {
     const tensor_operands *o = in->extra;
     FOR_LANES(lane, lanes) {
         tensor_box box = box_of(w, in, lane);
+        refuse_negative(w, in, lane, &box);
         uint32_t from;
         shared_operand(w, in, lane, &o->shared, &from, "the source");
         check_shared(w, in, w->cta, from, box_bytes(&box), SHARED_ALIGN, "the source");
