@@ -155,7 +155,7 @@ static char *from_container(const uint8_t *at, const device *d, char **error) {
                        c.magic, c.header_bytes, (unsigned long long)c.entries_bytes);
     const uint8_t *entry_at = at + c.header_bytes, *end = entry_at + c.entries_bytes, *best_payload = NULL;
     fat_entry best = {0};
-    int best_fitness = 0, ptx = 0, code = 0;
+    int best_fitness = 0, same = 0, ptx = 0, code = 0;
     char list[256] = "";
     while ((size_t)(end - entry_at) >= sizeof(fat_entry)) {
         fat_entry e;
@@ -170,6 +170,7 @@ static char *from_container(const uint8_t *at, const device *d, char **error) {
         ptx += e.kind == KIND_PTX;
         code += e.kind == KIND_CODE;
         int fits = e.kind == KIND_PTX ? fitness(&e, d) : 0;
+        same = fits > best_fitness ? 1 : same + (fits && fits == best_fitness);
         if (fits > best_fitness) {
             best_fitness = fits;
             best = e;
@@ -177,6 +178,11 @@ static char *from_container(const uint8_t *at, const device *d, char **error) {
         }
         entry_at += e.header_bytes + e.payload_bytes;
     }
+    if (same > 1)
+        return refused(error,
+                       "the fatbin has several parts of PTX for compute_%u, which need a linker; build without "
+                       "-rdc=true",
+                       best.arch);
     if (best_payload) return payload_text(&best, best_payload, error);
     if (!ptx && !code)
         return refused(error, "the fatbin is empty: with -rdc=true the PTX waits for a linker, which the emulator has "
