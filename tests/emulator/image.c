@@ -150,7 +150,7 @@ static void note(char *list, size_t size, const fat_entry *e) {
 static char *from_container(const uint8_t *at, const device *d, char **error) {
     container c;
     memcpy(&c, at, sizeof c);
-    if (c.magic != CONTAINER_MAGIC || c.header_bytes < sizeof c || c.entries_bytes > MAX_IMAGE)
+    if (c.magic != CONTAINER_MAGIC || c.header_bytes != sizeof c || c.entries_bytes > MAX_IMAGE)
         return refused(error, "the fatbin is damaged: its header has magic 0x%x, %u bytes, and %llu bytes of entries",
                        c.magic, c.header_bytes, (unsigned long long)c.entries_bytes);
     const uint8_t *entry_at = at + c.header_bytes, *end = entry_at + c.entries_bytes, *best_payload = NULL;
