@@ -2,6 +2,7 @@
 #include "context.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "error.h"
 #include "fatbin.h"
@@ -28,11 +29,27 @@ const char *nvfp4_backend_name(int32_t backend) {
     return backend >= NVFP4_AUTO && backend <= NVFP4_BACKEND_SM80 ? names[backend] : "unknown";
 }
 
+/* NVFP4_BACKEND names the backend of calls on host memory that leave it to the library. */
+static nvfp4_status named_backend(int32_t *backend) {
+    const char *name = getenv("NVFP4_BACKEND");
+    if (!name || !*name) return NVFP4_OK;
+    for (int32_t i = NVFP4_AUTO; i <= NVFP4_BACKEND_SM80; i++)
+        if (!strcmp(name, nvfp4_backend_name(i))) {
+            *backend = i;
+            return NVFP4_OK;
+        }
+    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be auto, cpu or sm80", name);
+}
+
 nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device, place *where) {
     *where = (place){0};
     if (backend < NVFP4_AUTO || backend > NVFP4_BACKEND_SM80)
         return fail(NVFP4_INVALID, "backend: is %d; must be auto (%d), cpu (%d) or sm80 (%d)", backend, NVFP4_AUTO,
                     NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80);
+    if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
+        nvfp4_status status = named_backend(&backend);
+        if (status) return status;
+    }
     if (device == NVFP4_HOST && backend != NVFP4_BACKEND_SM80) return cpu_isa_detect(&where->isa);
     if (device != NVFP4_HOST && backend == NVFP4_BACKEND_CPU)
         return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80 or None", device);

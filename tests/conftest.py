@@ -88,10 +88,11 @@ def timing(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(params=["cpu", "sm80"])
-def backend(request: pytest.FixtureRequest) -> Backend:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     if request.config.getoption("--emulate"):
         if request.param == "cpu":
             pytest.skip("is not what --emulate asks for")
+        monkeypatch.setenv("NVFP4_BACKEND", request.param)  # of what takes no backend: custom_kernel, quantize
         return Backend(request.param, "cpu")
     if request.param == "cpu":
         return Backend("cpu", "cpu")
