@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
+import os
 import re
 import struct
 import subprocess
@@ -34,11 +36,14 @@ class EmulatorError(RuntimeError):
     """A fault, a deadlock or a refusal: the emulator's sentence."""
 
 
-def build(folder: Path = HERE / "build") -> Path:
-    """Compiles what has changed; returns the path of libcuda.so.1."""
-    done = subprocess.run(
-        ["make", "-s", "-j2", "-C", str(HERE), f"BUILD={folder}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+def build(folder: Path = Path(os.environ.get("EMULATE_BUILD", HERE / "build")).resolve()) -> Path:
+    """Compiles what has changed; returns the path of libcuda.so.1. Processes that want it at once take turns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(
+            ["make", "-s", "-j2", "-C", str(HERE), f"BUILD={folder}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
     if done.returncode != 0:
         raise EmulatorError(f"the emulator does not build:\n{done.stdout.decode()}")
     return folder / "libcuda.so.1"
