@@ -36,8 +36,12 @@ class EmulatorError(RuntimeError):
     """A fault, a deadlock or a refusal: the emulator's sentence."""
 
 
-def build(folder: Path = Path(os.environ.get("EMULATE_BUILD", HERE / "build")).resolve()) -> Path:
-    """Compiles what has changed; returns the path of libcuda.so.1. Processes that want it at once take turns."""
+def build() -> Path:
+    """Compiles what has changed, into EMULATE_BUILD (tests/emulator/build); returns the path of libcuda.so.1.
+
+    Processes that want it at once take turns.
+    """
+    folder = Path(os.environ.get("EMULATE_BUILD", HERE / "build")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
