@@ -82,32 +82,6 @@ class Approximate:
 
 
 @dataclass
-class SumOrder:
-    """Sums whose order of addition is the machine's own: within `ulps` units of the last place of the largest value."""
-
-    kind: str = "f32"
-    ulps: float = 8
-    mantissa: int = 23
-
-    def __call__(self, got: np.ndarray, want: np.ndarray, rows: list[str] | None) -> str | None:
-        g, w = _floats(got, self.kind), _floats(want, self.kind)
-        finite = np.isfinite(w)
-        bound = self.ulps * 2.0**-self.mantissa * float(np.abs(w[finite]).max(initial=0))
-        with np.errstate(invalid="ignore"):
-            wrong = ~((g == w) | (np.isnan(g) & np.isnan(w)) | (np.abs(g - w) <= bound))
-        if not wrong.any():
-            return None
-        i = int(np.flatnonzero(wrong)[0])
-        return _first(wrong, rows, 1, f"{g[i]!r} here, {w[i]!r} on silicon, bound {bound:.3g}")
-
-    def equal_bits(self, got: np.ndarray, want: np.ndarray) -> float:
-        """The part of the values that agree to the bit."""
-        size = 2 if self.kind == "f16" else 4
-        kind = {2: np.uint16, 4: np.uint32}[size]
-        return float((got.view(kind) == want.view(kind)).mean())
-
-
-@dataclass
 class Recorded:
     """Kept for the reader: nothing may depend on it."""
 
