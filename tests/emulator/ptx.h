@@ -176,18 +176,18 @@ struct instr {
     run_function *run;
     uint32_t guard; /* slot of the guard predicate, NO_SLOT: none */
     uint8_t guard_negated;
-    uint8_t type, type2;     /* ptx_type */
-    uint8_t space;           /* ptx_space */
-    uint32_t d, d2;          /* destination slots, NO_SLOT: the sink */
-    uint32_t s[6];           /* source slots */
-    int64_t offset;          /* [s[0] + offset] */
-    int64_t imm;             /* for the family */
-    uint32_t mode;           /* for the family: rounding, comparison, scope ... */
-    uint32_t vector;         /* elements of a vector operand */
-    const uint32_t *vd, *vs; /* their slots */
-    void *extra;             /* the family's own struct, from decode_alloc */
+    uint8_t type, type2;                 /* ptx_type */
+    uint8_t space;                       /* ptx_space */
+    uint32_t d, d2;                      /* destination slots, NO_SLOT: the sink */
+    uint32_t s[6];                       /* source slots */
+    int64_t offset;                      /* [s[0] + offset] */
+    int64_t imm;                         /* for the family */
+    uint32_t mode;                       /* for the family: rounding, comparison, scope ... */
+    uint32_t vector;                     /* elements of a vector operand */
+    const uint32_t *vd, *vs;             /* their slots */
+    void *extra;                         /* the family's own struct, from decode_alloc */
     struct special_reads *special_reads; /* %clock and the like, to be read into slots first: decode.c */
-    int32_t target;          /* branches: index of the instruction to go to */
+    int32_t target;                      /* branches: index of the instruction to go to */
     int32_t line;
     const char *text;
     const char *name; /* full mnemonic, for counts */
@@ -315,6 +315,7 @@ typedef struct {
     X(tma_opcodes)                                                                                                     \
     X(matrix_opcodes)                                                                                                  \
     X(mma_opcodes)                                                                                                     \
+    X(wmma_opcodes)                                                                                                    \
     X(wgmma_opcodes)                                                                                                   \
     X(tmem_opcodes)                                                                                                    \
     X(tcgen05_opcodes)                                                                                                 \
@@ -374,7 +375,8 @@ int32_t label_target(decoder *d, int index); /* index of an instruction of this 
  * that instructions keep between them (the carry flag, a predicate). */
 uint32_t hidden_register(decoder *d, const char *name, ptx_type type);
 int32_t label_target_of(decoder *d, const operand *o);
-/* A %clock or another special register that changes may be a source too: decode.c has it read before the handler runs. */
+/* A %clock or another special register that changes may be a source too: decode.c has it read before the handler runs.
+ */
 
 /* Done with a statement: refuses it if a modifier or an operand was left. decode.c calls it after the family. */
 void decode_finish(decoder *d);
