@@ -192,6 +192,7 @@ typedef struct wait_note {
         WAIT_TMEM,     /* columns: a */
         WAIT_GRID      /* the predecessor's end */
     } kind;
+    int expired; /* WAIT_MBARRIER: the time limit of the try_wait is over */
     uint64_t a, b;
 } wait_note;
 
@@ -283,6 +284,8 @@ struct machine {
     int ready_count, ready_capacity;
     uint64_t now;      /* turns */
     uint64_t idle;     /* turns in a row in which warps only polled */
+    /* how often every try_wait was ended since something last happened, and `progress` then */
+    uint64_t expirations, expired_at;
     int resident_goal; /* CTAs beyond this start only when nothing else can run; drawn from the seed */
     uint64_t progress; /* grows whenever something changes that another thread can see */
     uint64_t op_serial, cta_serial, grid_serial;

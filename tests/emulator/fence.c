@@ -22,7 +22,12 @@ typedef struct ranged_fence {
 
 static run_result run_tensormap_fence(warp *w, const instr *in, uint32_t lanes) {
     const ranged_fence *f = in->extra;
-    FOR_LANES(i, lanes) check_global(w, in, lane_address(w, in, f->wide, i), 128, 128, "the tensor map of the fence");
+    FOR_LANES(i, lanes) {
+        uint64_t address = lane_address(w, in, f->wide, i);
+        /* CUTLASS's grouped kernels fence no map, in the warps that do not write one; silicon drops nothing then */
+        if (!address && machine_of(w)->fences == FENCES_SILICON) continue;
+        check_global(w, in, address, 128, 128, "the tensor map of the fence");
+    }
     w->sync_time = machine_of(w)->now;
     return RUN_NEXT;
 }

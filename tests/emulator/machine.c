@@ -10,7 +10,9 @@
 
 enum {
     POLLS_BEFORE_FORCING = 64,      /* turns of nothing but polls before a late operation is made to go on */
-    POLLS_BEFORE_GIVING_UP = 200000 /* and before polling with nothing under way is called a deadlock */
+    POLLS_BEFORE_EXPIRING = 4096,    /* and before a try_wait that holds another warp up is ended */
+    POLLS_BEFORE_GIVING_UP = 200000, /* and before polling with nothing under way is called a deadlock */
+    EXPIRATIONS_BEFORE_GIVING_UP = 256
 };
 
 /* ---- random numbers: xoshiro128++ (Blackman, Vigna), seeded through splitmix64 ------------------------------------
@@ -405,6 +407,32 @@ static void warp_goes(machine *m) {
     if (!w->live && --w->cta->live_warps == 0) end_cta(m, w);
 }
 
+/* Every try_wait reaches its time limit. 0: there is none. */
+static int expire_waits(machine *m) {
+    int any = 0;
+    for (cta *c = m->ctas; c; c = c->next)
+        for (int i = 0; i < c->warp_count; i++) {
+            warp *w = &c->warps[i];
+            int here = 0;
+            for (int j = 0; j < w->fragment_count; j++) {
+                fragment *f = &w->fragments[j];
+                if (f->state != FRAGMENT_PARKED || f->wait.kind != WAIT_MBARRIER) continue;
+                f->wait.expired = 1;
+                f->state = FRAGMENT_RUNS;
+                here = any = 1;
+            }
+            if (here) machine_ready(w);
+        }
+    return any;
+}
+
+/* Nothing runs. Ending the try_waits may help, but not for ever where nothing comes of it. */
+static int end_stall(machine *m) {
+    if (m->progress != m->expired_at) m->expirations = 0;
+    m->expired_at = m->progress;
+    return m->expirations++ < EXPIRATIONS_BEFORE_GIVING_UP && expire_waits(m);
+}
+
 static void turn(machine *m) {
     m->now++;
     start_some(m, 0);
@@ -416,8 +444,9 @@ static void turn(machine *m) {
     }
     if (m->ready_count && !(polls && start_some(m, 1)))
         warp_goes(m);
-    else if (!m->ready_count && !start_some(m, 1))
+    else if (!m->ready_count && !start_some(m, 1) && !end_stall(m))
         report_deadlock(m);
+    if (m->idle && m->idle % POLLS_BEFORE_EXPIRING == 0 && !async_pending(m)) expire_waits(m);
     if (m->idle > POLLS_BEFORE_GIVING_UP && !async_pending(m)) report_deadlock(m);
 }
 

@@ -388,9 +388,11 @@ static run_result run_test_wait(warp *w, const instr *in, uint32_t lanes) {
     return done == lanes ? RUN_NEXT : RUN_YIELD;
 }
 
-/* The wait may also end early, by its time limit; a program must not take that for the end of the phase. */
+/* The wait may also end early, by its time limit; a program must not take that for the end of the phase, but it may go
+ * on to what the end of the phase depends on. */
 static int ends_early(const warp *w) {
     machine *m = machine_of(w);
+    if (w->current->wait.kind == WAIT_MBARRIER && w->current->wait.expired) return 1;
     return m->timing.mode != TIMING_EAGER && w->current->wait.kind != WAIT_MBARRIER && !machine_below(m, 16);
 }
 

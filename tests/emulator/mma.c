@@ -243,6 +243,14 @@ static void take_ids(decoder *d, int index, uint32_t *byte, uint32_t *thread) {
     *thread = ids[1];
 }
 
+/* The register that holds scales: it may stand in braces. */
+static uint32_t take_scale_data(decoder *d, int index) {
+    int count;
+    const uint32_t *data = source_vector(d, index, TYPE_B32, &count);
+    if (count != 1) refuse(d, "operand %d must be one register of scales", index + 1);
+    return *data;
+}
+
 static void take_scales(decoder *d, mma *x, int kind) {
     static const char *const vectors[] = {"scale_vec::1X", "scale_vec::2X", "scale_vec::4X", NULL};
     int vector = take_one_of(d, vectors);
@@ -329,9 +337,9 @@ static int decode_mma(decoder *d) {
         refuse(d, "%d, %d, %d and %d registers do not hold the matrices of this shape", x->d_count, x->a_count,
                x->b_count, c_count);
     if (scaled) {
-        x->sfa = source(d, 4, TYPE_B32);
+        x->sfa = take_scale_data(d, 4);
         take_ids(d, 5, &x->a_byte, &x->a_thread);
-        x->sfb = source(d, 6, TYPE_B32);
+        x->sfb = take_scale_data(d, 6);
         take_ids(d, 7, &x->b_byte, &x->b_thread);
     }
     d->in->extra = x;

@@ -90,6 +90,13 @@ static uint32_t element_bytes(tensor_element type) {
     return type == TENSOR_TF32 ? 4 : type == TENSOR_F16 || type == TENSOR_BF16 ? 2 : 1;
 }
 
+/* CUTLASS keeps the scale factors' ID in the two upper bits of their address and does not clear them: silicon does not
+ * look at them, though the text knows no such lanes. */
+static uint32_t scales_address(const warp *w, const address_operand *a, uint32_t lane) {
+    uint32_t address = (uint32_t)address_value(w, a, lane);
+    return machine_of(w)->fences == FENCES_SILICON ? address & 0x3fffffff : address;
+}
+
 static void issue(warp *w, const instr *in, uint32_t lane, tensor_core *core) {
     const mma_instruction *x = in->extra;
     mma_op *o = calloc(1, sizeof *o);
@@ -102,8 +109,8 @@ static void issue(warp *w, const instr *in, uint32_t lane, tensor_core *core) {
     choose_layout(o);
     o->d = (uint32_t)address_value(w, &x->d, lane);
     if (x->blocks) {
-        o->sfa = (uint32_t)address_value(w, &x->sfa, lane);
-        o->sfb = (uint32_t)address_value(w, &x->sfb, lane);
+        o->sfa = scales_address(w, &x->sfa, lane);
+        o->sfb = scales_address(w, &x->sfb, lane);
     }
     if (x->a_in_tmem)
         o->a = (uint32_t)address_value(w, &x->a, lane);
