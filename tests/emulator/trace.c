@@ -89,15 +89,16 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const row *)a)->name, ((const row *)b)->name);
 }
 
-/* The counts of every function of the grid's module, by mnemonic; they start again at 0. */
+/* The counts of every function that the kernel reaches, by mnemonic; they start again at 0. */
 static void print_instructions(FILE *out, const grid *g) {
+    const entry *e = g->launch.entry;
     size_t length = 0, used = 0;
-    for (const function *f = g->launch.entry->in->functions; f; f = f->next) length += (size_t)f->length;
+    for (int i = 0; i < e->function_count; i++) length += (size_t)e->functions[i]->length;
     row *rows = calloc(length + 1, sizeof *rows);
     if (!rows) abort();
-    for (const function *f = g->launch.entry->in->functions; f; f = f->next)
-        for (int i = 0; i < f->length; i++) {
-            instr *in = &f->code[i];
+    for (int i = 0; i < e->function_count; i++)
+        for (int j = 0; j < e->functions[i]->length; j++) {
+            instr *in = &e->functions[i]->code[j];
             if (in->executions) rows[used++] = (row){in->name, in->executions, in->lane_executions};
             in->executions = in->lane_executions = 0;
         }
