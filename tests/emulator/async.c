@@ -2,7 +2,7 @@
  * asynchronous operation happens at any time between its issue and the moment that its completion is observed).
  *
  * The seed chooses how hostile time is (timing_of_seed). With seed % 4:
- *   0  eager: an operation is done as a whole before any warp goes on;
+ *   0  eager: an operation is done as a whole when the turn ends in which it was issued;
  *   1  lazy: an operation is done only when no warp can run without it;
  *   2, 3  random: how often operations get a turn, how long a warp runs, and how late an operation may start are drawn
  *      from the seed, each over some orders of magnitude; operations overlap, and go on piece by piece. */
