@@ -227,6 +227,7 @@ static uint32_t special_slot(decoder *d, const char *name, ptx_type type) {
     int is_predicate = !strcmp(name, "%is_explicit_cluster");
     if (is_predicate ? bits != 1 : bits != 32 && bits != 64)
         refuse(d, "`%s` cannot be read as .%s", name, type_name(type));
+    if (!strcmp(name, "%reserved_smem_offset_1")) d->entry->uses_scratch = 1;
     if (!special_is_dynamic(name)) return filled_slot(d, (struct fill){.type = type, .special = name});
     if (!d->in->special_reads) d->in->special_reads = decode_alloc(d, sizeof *d->in->special_reads);
     struct special_read *r = decode_alloc(d, sizeof *r);

@@ -211,12 +211,12 @@ API CUresult cuFuncSetCacheConfig(CUfunction f, int config) {
 
 enum { MOST_QUEUED = 64 }; /* launches that wait before they are run without being waited for */
 
-static CUresult read_attributes(const CUlaunchConfig *config, launch *l, int *cooperative) {
+static CUresult read_attributes(const CUlaunchConfig *config, launch *l) {
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const CUlaunchAttribute *a = &config->attrs[i];
         switch (a->id) {
         case LAUNCH_ATTRIBUTE_COOPERATIVE:
-            *cooperative = a->value.flag;
+            l->cooperative = a->value.flag;
             break;
         case LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
             l->explicit_cluster = 1;
@@ -272,24 +272,16 @@ static CUresult read_parameters(struct kernel *f, void **arguments, void **extra
     return CUDA_SUCCESS;
 }
 
-static CUresult enqueue(struct kernel *f, launch *l, int cooperative) {
+static CUresult enqueue(struct kernel *f, launch *l) {
     if (driver.machine->error) return CUDA_ERROR_LAUNCH_FAILED;
     if (f->attributes[FUNCTION_MAX_DYNAMIC_SHARED] < (int)l->dynamic_shared)
         return driver_refusef(CUDA_ERROR_INVALID_VALUE,
                               "%s: %u bytes of dynamic shared memory; MAX_DYNAMIC_SHARED_SIZE_BYTES is %d",
                               f->entry->function->name, l->dynamic_shared, f->attributes[FUNCTION_MAX_DYNAMIC_SHARED]);
     int64_t resident = (int64_t)machine_occupancy(driver.machine, l) * driver.device->sm_count;
-    if (cooperative && (int64_t)l->grid[0] * l->grid[1] * l->grid[2] > resident)
+    if (l->cooperative && (int64_t)l->grid[0] * l->grid[1] * l->grid[2] > resident)
         return driver_refusef(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "%s: at most %lld blocks are resident at once",
                               f->entry->function->name, (long long)resident);
-    if (driver.fences_by_kernel && f->entry->uses_tcgen05) {
-        fences wanted = f->entry->uses_tcgen05_fence ? FENCES_TEXT : FENCES_SILICON;
-        if (wanted != driver.machine->fences) {
-            CUresult error = driver_flush();
-            if (error) return error;
-            driver.machine->fences = wanted;
-        }
-    }
     char *refusal = machine_launch(driver.machine, l);
     if (refusal) return driver_refuse(CUDA_ERROR_INVALID_VALUE, refusal);
     return ++driver.queued > MOST_QUEUED ? driver_flush() : CUDA_SUCCESS;
@@ -297,7 +289,6 @@ static CUresult enqueue(struct kernel *f, launch *l, int cooperative) {
 
 API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **arguments, void **extra) {
     ENTER;
-    int cooperative = 0;
     launch l = {.entry = f->entry,
                 .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
                 .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
@@ -305,10 +296,10 @@ API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void *
                 .dynamic_shared = config->sharedMemBytes};
     l.parameters = calloc(1, (size_t)f->entry->parameter_bytes + 1);
     if (!l.parameters) abort();
-    result = driver.machine ? read_attributes(config, &l, &cooperative) : CUDA_ERROR_NOT_INITIALIZED;
+    result = driver.machine ? read_attributes(config, &l) : CUDA_ERROR_NOT_INITIALIZED;
     if (!result) result = set_cluster(f, &l);
     if (!result) result = read_parameters(f, arguments, extra, l.parameters);
-    if (!result) result = enqueue(f, &l, cooperative);
+    if (!result) result = enqueue(f, &l);
     free(l.parameters);
     LEAVE;
 }
@@ -349,8 +340,7 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction
 }
 API CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction f, const CUlaunchConfig *config) {
     launch l = shape_of(f, (int)(config->blockDimX * config->blockDimY * config->blockDimZ), config->sharedMemBytes);
-    int cooperative;
-    CUresult result = driver.machine ? read_attributes(config, &l, &cooperative) : CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = driver.machine ? read_attributes(config, &l) : CUDA_ERROR_NOT_INITIALIZED;
     if (result) return result;
     int size = (int)(l.cluster[0] * l.cluster[1] * l.cluster[2]);
     *clusters = machine_occupancy(driver.machine, &l) * (driver.device->sm_count / size);

@@ -20,6 +20,8 @@
 #define WARP_LANES  32
 #define ALL_LANES   UINT32_MAX
 #define SHARED_BASE 0x400 /* the first 1024 bytes of the shared window are the system's */
+/* ... of which 288 are the scratch memory of cooperative groups, at %reserved_smem_offset_1 (SM 8.0 and later). */
+#define SCRATCH_BASE (SHARED_BASE - 288)
 /* Generic addresses: global memory, constants and parameters are host pointers; the other windows lie where no host
  * pointer can. The low 32 bits of a generic shared address are the .shared::cluster address: rank << 24 | offset. */
 #define SHARED_WINDOW ((uint64_t)1 << 56)
@@ -59,8 +61,9 @@ const device *device_by_key(const char *key); /* NULL: unknown. "" or NULL: the 
 /* ---- settings ------------------------------------------------------------------------------------------------- */
 
 typedef enum { ARITHMETIC_SILICON, ARITHMETIC_FP64 } arithmetic;
-/* Whether programs are held to the text of the ISA, or may do what NVIDIA's own kernels do and silicon forgives: to
- * omit tcgen05.fence between an mbarrier's wait and a tcgen05.ld, and to exit with bulk stores under way. */
+/* Whether programs are held to the text of the ISA, or may do what NVIDIA's own kernels do and silicon forgives: omit
+ * tcgen05.fence between an mbarrier's wait and a tcgen05.ld, omit fence.proxy.async, exit with bulk stores under way,
+ * rely on warps that advance at about the same pace. */
 typedef enum { FENCES_TEXT, FENCES_SILICON } fences;
 
 /* How hostile time is; drawn from the seed (timing_of_seed, async.c). */
@@ -80,6 +83,7 @@ typedef struct launch {
     uint32_t dynamic_shared;
     int explicit_cluster;
     int programmatic; /* may start when its predecessor says launch_dependents */
+    int cooperative;  /* all of it is resident at once */
     uint8_t *parameters;
 } launch;
 
@@ -93,6 +97,7 @@ struct grid {
     uint64_t cta_count, next_cta, live_ctas, done_ctas;
     uint64_t triggered_ctas; /* that called launch_dependents, or have exited */
     int started, finished;
+    uint8_t *workspace; /* of a cooperative launch: where its blocks meet (%envreg1 and 2 hold the address) */
     struct global_record
         *unpublished; /* its writes to global memory that the async proxy does not see yet (memory.c) */
 };
@@ -219,7 +224,7 @@ struct warp {
     uint64_t sync_time;          /* machine->now when it last synchronised with others (acquired something) */
     uint64_t tcgen05_fence_time; /* of its last tcgen05.fence::after_thread_sync */
     uint32_t threads;            /* lanes that exist (the last warp of an odd block has fewer) */
-    uint64_t instructions;
+    uint64_t instructions, last_turn;
     /* families' own state a warp or thread, made on first use and freed with the warp */
     void *cp_async, *bulk_groups, *wgmma, *tmem_loads;
     call_node *calls;         /* control.c: call_nodes_free(w) when the warp ends */
@@ -274,7 +279,6 @@ struct machine {
     timing timing;
     arithmetic arithmetic;
     fences fences;
-    int drain_at_exit; /* a block that exits waits for its bulk stores to have read shared memory */
     int tmem_base; /* first column that is handed out, to find kernels that assume 0 */
     sm *sms;
     int sm_count;
@@ -420,6 +424,9 @@ uint8_t *check_global(warp *w, const instr *in, uint64_t address, uint64_t bytes
  * it; faults if it is none. */
 cta *shared_target(warp *w, const instr *in, uint64_t address, uint32_t *offset);
 int64_t own_shared_address(const cta *c, uint32_t offset); /* rank << 24 | offset */
+static inline uint32_t shared_begin(const cta *c) {
+    return c->grid->launch.entry->uses_scratch ? SCRATCH_BASE : SHARED_BASE;
+}
 
 /* Device allocations: exact bounds, poisoned. */
 void *device_allocate(size_t bytes);

@@ -9,6 +9,7 @@
 #include "simt.h"
 
 enum {
+    WORKSPACE_BYTES = 64, /* cooperative groups: a size and a counter */
     POLLS_BEFORE_FORCING = 64,      /* turns of nothing but polls before a late operation is made to go on */
     POLLS_BEFORE_EXPIRING = 4096,    /* and before a try_wait that holds another warp up is ended */
     POLLS_BEFORE_GIVING_UP = 200000, /* and before polling with nothing under way is called a deadlock */
@@ -174,6 +175,11 @@ char *machine_launch(machine *m, const launch *l) {
     g->launch.parameters = device_allocate(bytes); /* a kernel may take the address of a parameter: exact bounds */
     if (!g->launch.parameters) abort();
     memcpy(g->launch.parameters, l->parameters, (size_t)l->entry->parameter_bytes);
+    if (l->cooperative) {
+        g->workspace = device_allocate(WORKSPACE_BYTES);
+        if (!g->workspace) abort();
+        memset(g->workspace, 0, WORKSPACE_BYTES);
+    }
     if (m->last_grid)
         m->last_grid->next = g;
     else
@@ -223,7 +229,7 @@ static cta *make_cta(grid *g, cluster *k, uint32_t rank, sm *s) {
     for (int i = 0; i < 3; i++) c->id[i] = k->id[i] * l->cluster[i] + in[i];
     c->shared_bytes = (uint32_t)shared_of(l);
     c->shared = block_of(c->shared_bytes + 64, POISON_BYTE);
-    if (l->entry->uses_async_proxy) {
+    if (l->entry->uses_async_proxy && g->on->fences == FENCES_TEXT) {
         c->async_view = block_of(c->shared_bytes + 64, POISON_BYTE);
     }
     if (l->entry->local_bytes)
@@ -300,12 +306,12 @@ static grid *startable(const machine *m) {
 
 static int start_some(machine *m, int force) {
     int started = 0;
-    while (m->resident < m->resident_goal || (force && !started)) {
+    for (;;) {
         grid *g = startable(m);
-        if (!g || !start_cluster(m, g)) return started;
+        if (!g || (m->resident >= m->resident_goal && !(force && !started) && !g->workspace)) return started;
+        if (!start_cluster(m, g)) return started;
         started = 1;
     }
-    return started;
 }
 
 static void free_cta(cta *c) {
@@ -355,6 +361,7 @@ static void end_grid(machine *m, grid *g) {
         m->first_grid = gone->next;
         if (!m->first_grid) m->last_grid = NULL;
         device_free(gone->launch.parameters);
+        if (gone->workspace) device_free(gone->workspace);
         free(gone);
     }
     wake_all(m); /* griddepcontrol.wait of the next one */
@@ -371,7 +378,7 @@ static int drains(const machine *m, const cta *c) {
 static void end_cta(machine *m, warp *last) {
     cta *c = last->cta;
     grid *g = c->grid;
-    while (m->drain_at_exit && c->pending_ops && drains(m, c)) async_turn(m, 1);
+    while (m->fences == FENCES_SILICON && c->pending_ops && drains(m, c)) async_turn(m, 1);
     if (c->pending_ops) {
         const async_op *op = async_touching(m, c, NULL);
         fault(last, op ? op->in : NULL, -1,
@@ -393,8 +400,18 @@ static void end_cta(machine *m, warp *last) {
 /* ---- turns --------------------------------------------------------------------------------------------------------
  */
 
+/* Any warp that can run. Where programs may rely on what silicon does, the one that has waited longest: no warp there
+ * is left behind by more than a phase of a barrier. */
+static warp *choose_warp(machine *m) {
+    warp *chosen = m->ready[machine_below(m, (uint32_t)m->ready_count)];
+    for (int i = 0; m->fences == FENCES_SILICON && i < m->ready_count; i++)
+        if (m->ready[i]->last_turn < chosen->last_turn) chosen = m->ready[i];
+    chosen->last_turn = m->now;
+    return chosen;
+}
+
 static void warp_goes(machine *m) {
-    warp *w = m->ready[machine_below(m, (uint32_t)m->ready_count)];
+    warp *w = choose_warp(m);
     uint64_t before = m->progress;
     int polled = warp_turn(m, w, 1 + machine_below(m, m->timing.max_quantum));
     /* a turn may end between a poll and the branch back to it: that says nothing */

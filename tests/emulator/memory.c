@@ -244,7 +244,7 @@ static place shared_place(const access *a, int cluster_wide) {
                          address >> RANK_SHIFT, own->rank, (unsigned long long)own_shared_address(own, SHARED_BASE));
         c = cluster_target(a, address);
     }
-    if (offset < SHARED_BASE || (uint64_t)offset + a->bytes > c->shared_bytes)
+    if (offset < shared_begin(c) || (uint64_t)offset + a->bytes > c->shared_bytes)
         ACCESS_FAULT(a,
                      ", outside of the shared memory of the CTA: it has %u bytes, at offsets 0x%x to 0x%x of the "
                      "window",
@@ -384,7 +384,7 @@ int reach_of(const warp *w, ptx_space space, const uint64_t address[WARP_LANES],
         uint64_t own = (uint64_t)c->rank << RANK_SHIFT;
         low &= ~WINDOW_MASK;
         high &= ~WINDOW_MASK;
-        if (low < own + SHARED_BASE || high + bytes > own + c->shared_bytes) return 0;
+        if (low < own + shared_begin(c) || high + bytes > own + c->shared_bytes) return 0;
         r->kind = MEMORY_SHARED;
         r->offset = (uint32_t)(low - own);
         r->base = c->shared + r->offset;

@@ -178,6 +178,7 @@ static int run_current(machine *m, warp *w, uint32_t *budget) {
             lanes &= in->guard_negated ? ~guard : guard;
         }
         left--;
+        w->instructions++; /* here, so that %clock advances within a turn */
         if (!lanes) continue;
         w->executing = lanes;
         m->instruction = in;
@@ -212,7 +213,6 @@ static int run_current(machine *m, warp *w, uint32_t *budget) {
         diverged = w->fragment_count > 1;
         if (diverged && overtaken(w)) break;
     }
-    w->instructions += *budget - left;
     *budget = left;
     return yielded;
 }

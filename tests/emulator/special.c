@@ -58,11 +58,15 @@ static int uniform(const warp *w, const char *name, uint64_t *value) {
         {"%reserved_smem_offset_begin", 0},
         {"%reserved_smem_offset_end", SHARED_BASE},
         {"%reserved_smem_offset_cap", SHARED_BASE},
+        {"%reserved_smem_offset_0", 0},
+        {"%reserved_smem_offset_1", (uint64_t)own_shared_address(c, SCRATCH_BASE)},
         {"%current_graph_exec", 0},
         {"%gridid_hi", 0},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (!strcmp(name, table[i].name)) return *value = table[i].value, 1;
+    if (!strcmp(name, "%envreg1")) return *value = (uint64_t)(uintptr_t)g->workspace >> 32, 1;
+    if (!strcmp(name, "%envreg2")) return *value = (uint32_t)(uintptr_t)g->workspace, 1;
     if (!strncmp(name, "%envreg", 7)) return *value = 0, 1;
     if (!strncmp(name, "param:", 6))
         return *value = (uint64_t)(uintptr_t)l->parameters + strtoull(name + 6, NULL, 10), 1;
@@ -120,6 +124,8 @@ int special_exists(const char *name) {
                                         "%reserved_smem_offset_begin",
                                         "%reserved_smem_offset_end",
                                         "%reserved_smem_offset_cap",
+                                        "%reserved_smem_offset_0",
+                                        "%reserved_smem_offset_1",
                                         "%current_graph_exec",
                                         "%gridid_hi"};
     static const char *const vectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
