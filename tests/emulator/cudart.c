@@ -2,9 +2,8 @@
  * streams and events. Registration and launches are in cudart_launch.c. What the runtime has and this does not is an
  * unresolved symbol, which the dynamic linker names.
  *
- * Such programs get the settings that a real device would: host memory cannot be read by kernels, and a kernel that
- * uses no tcgen05.fence at all is held to what silicon does (EMULATE_FENCES=auto). Variables EMULATE_... override both.
- */
+ * Such programs get the settings that a real device would: host memory cannot be read by kernels, and they may do what
+ * silicon forgives (EMULATE_FENCES=silicon). Variables EMULATE_... override both. */
 #define _GNU_SOURCE /* dladdr */
 #include "cudart.h"
 
@@ -37,7 +36,7 @@ static void open_driver(void) {
     DRIVER_CALLS(X)
 #undef X
     if (!getenv("EMULATE_HOST_MEMORY")) calls.emulator_configure("host_memory", "0");
-    if (!getenv("EMULATE_FENCES")) calls.emulator_configure("fences", "auto");
+    if (!getenv("EMULATE_FENCES")) calls.emulator_configure("fences", "silicon");
     CUcontext context;
     calls.cuInit(0);
     calls.cuDevicePrimaryCtxRetain(&context, 0);

@@ -53,7 +53,6 @@ static void apply(machine *m) {
     machine_seed(m, driver.seed);
     m->arithmetic = driver.arithmetic;
     m->fences = driver.fences;
-    m->drain_at_exit = driver.fences == FENCES_SILICON || driver.fences_by_kernel;
     m->tmem_base = driver.tmem_base;
 }
 
@@ -90,10 +89,8 @@ const char *driver_wrong_setting(const char *name, const char *value) {
         if (strcmp(value, "silicon") != 0 && strcmp(value, "fp64") != 0) return "must be silicon or fp64";
         driver.arithmetic = strcmp(value, "fp64") ? ARITHMETIC_SILICON : ARITHMETIC_FP64;
     } else if (!strcmp(name, "fences")) {
-        if (strcmp(value, "text") != 0 && strcmp(value, "silicon") != 0 && strcmp(value, "auto") != 0)
-            return "must be text, silicon or auto";
+        if (strcmp(value, "text") != 0 && strcmp(value, "silicon") != 0) return "must be text or silicon";
         driver.fences = strcmp(value, "silicon") ? FENCES_TEXT : FENCES_SILICON;
-        driver.fences_by_kernel = !strcmp(value, "auto");
     } else if (!strcmp(name, "tmem_base")) {
         if (!is_number || number >= 512 || number % 32) return "must be a multiple of 32 below 512";
         driver.tmem_base = (int)number;

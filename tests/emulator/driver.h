@@ -41,7 +41,6 @@ typedef struct {
     uint64_t seed;
     arithmetic arithmetic;
     fences fences;
-    int fences_by_kernel; /* those of a kernel's own making: see fences_of */
     int tmem_base;
     char *trace_path;
     char *error; /* the last sentence: of a fault, or why a call was refused */

@@ -376,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=seeds, default=[0], help="of time: a number, or first..last to compare results")
     parser.add_argument("--data-seed", type=int, default=0, help="of random arguments")
     parser.add_argument("--arithmetic", choices=("silicon", "fp64"), default="silicon")
-    parser.add_argument("--fences", choices=("text", "silicon", "auto"), default="text")
+    parser.add_argument("--fences", choices=("text", "silicon"), default="text")
     parser.add_argument("--tmem-base", type=int, default=0, help="first column of tensor memory that is handed out")
     parser.add_argument("--trace", help="write counts and a timeline to this file, as JSON")
     parser.add_argument("--save", help="write device memory to <SAVE>0.npy ... afterwards")

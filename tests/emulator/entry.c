@@ -284,7 +284,6 @@ static void note_use(entry *e, const statement *s) {
     if (!strcmp(op, "tcgen05")) {
         e->uses_tcgen05 = 1;
         if (!strcmp(first, "mma") || !strcmp(first, "cp")) e->uses_async_proxy = 1;
-        if (!strncmp(first, "fence", 5)) e->uses_tcgen05_fence = 1;
     }
     if (!strcmp(op, "mapa") || !strcmp(op, "getctarank") || is_modified(s, "multicast::cluster") ||
         (!strcmp(op, "barrier") && !strcmp(first, "cluster")))

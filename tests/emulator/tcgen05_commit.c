@@ -151,7 +151,6 @@ static int decode_fence(decoder *d) {
     static const char *const sides[] = {"fence::before_thread_sync", "fence::after_thread_sync", NULL};
     int side = take_one_of(d, sides);
     if (side < 0) return 0;
-    d->entry->uses_tcgen05_fence = 1;
     d->in->run = side ? run_fence_after : run_fence_before;
     return 1;
 }
