@@ -26,6 +26,7 @@ NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
 class Backend:
     name: str
     device: str  # where its tensors are
+    emulated: bool = False  # a call takes about a thousand times as long
 
 
 def gpu() -> bool:
@@ -93,7 +94,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         if request.param == "cpu":
             pytest.skip("is not what --emulate asks for")
         monkeypatch.setenv("NVFP4_BACKEND", request.param)  # of what takes no backend: custom_kernel, quantize
-        return Backend(request.param, "cpu")
+        return Backend(request.param, "cpu", emulated=True)
     if request.param == "cpu":
         return Backend("cpu", "cpu")
     if not gpu():
