@@ -130,26 +130,28 @@ static void end(machine *m, async_op *op) {
     wake_cta(from);
 }
 
-/* One step; all of them where the seed is eager. A step may start other operations: they come behind. */
-static void go_on(machine *m, uint32_t index) {
+/* One step; all of them where the seed is eager. A step may start other operations: they come behind. 0: it was held.
+ */
+static int go_on(machine *m, uint32_t index) {
     async_op *op = candidate_op(&m->pool->candidates[index]);
-    int done;
+    int done, steps = 0;
     do {
-        machine_progress(m);
         done = op->step(op);
+        if (done == STEP_HELD) return steps;
+        machine_progress(m);
+        steps = 1;
     } while (!done && m->timing.mode == TIMING_EAGER);
     if (done) end(m, take_out(m->pool, index));
+    return 1;
 }
 
 int async_turn(machine *m, int force) {
     struct async_pool *pool = m->pool;
     if (!pool || !pool->count || (m->timing.mode == TIMING_LAZY && !force)) return 0;
+    m->forcing = force;
     for (int i = 0; i < TRIES; i++) {
         uint32_t index = machine_below(m, pool->count);
-        if (force || candidate_op(&pool->candidates[index])->not_before <= m->now) {
-            go_on(m, index);
-            return 1;
-        }
+        if ((force || candidate_op(&pool->candidates[index])->not_before <= m->now) && go_on(m, index)) return 1;
     }
     return 0;
 }
@@ -157,6 +159,7 @@ int async_turn(machine *m, int force) {
 void async_forget(machine *m, const cta *c) {
     struct async_pool *pool = m->pool;
     if (!pool) return;
+    m->forcing = 1;
     for (uint32_t i = 0; i < pool->count;) {
         const async_op *op = candidate_op(&pool->candidates[i]);
         if (op->from == c)

@@ -50,6 +50,7 @@ int load_targets(warp *w, const instr *in, uint32_t lane, const address_operand 
 
 static int load_step(async_op *op) {
     shared_load *l = (shared_load *)op;
+    if (mbarrier_held(l->signal, l->barrier)) return STEP_HELD;
     uint32_t left = l->order.count - l->order.done, bytes = 0;
     for (uint32_t n = left ? async_piece(l->m, left) : 0; n; n--) bytes += l->unit(l, piece_order_next(&l->order));
     if (bytes) mbarrier_complete_tx(op->by, op->in, l->signal, l->barrier, bytes);

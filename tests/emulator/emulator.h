@@ -236,8 +236,9 @@ struct warp {
 /* ---- asynchronous operations (async.c) ------------------------------------------------------------------------ */
 
 /* An operation under way. The family embeds this as its first member. It is queued by async_start and is run in pieces;
- * `step` does one piece and returns 1 after the last one. Operations of one queue run in order, one at a time; those
- * without a queue overlap freely. */
+ * `step` does one piece and returns 1 after the last one, or STEP_HELD where it has done nothing and is to be asked
+ * again later. Operations of one queue run in order, one at a time; those without a queue overlap freely. */
+enum { STEP_HELD = -1 };
 struct async_op {
     async_op *next, *previous;
     int (*step)(async_op *op);
@@ -286,8 +287,9 @@ struct machine {
     cta *ctas;                    /* resident */
     warp **ready;
     int ready_count, ready_capacity;
-    uint64_t now;      /* turns */
-    uint64_t idle;     /* turns in a row in which warps only polled */
+    uint64_t now;  /* turns */
+    uint64_t idle; /* turns in a row in which warps only polled */
+    int forcing;   /* an operation has to go on: none may be held */
     /* how often every try_wait was ended since something last happened, and `progress` then */
     uint64_t expirations, expired_at;
     int resident_goal; /* CTAs beyond this start only when nothing else can run; drawn from the seed */
@@ -447,7 +449,8 @@ void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uin
 /* Bytes are written where a barrier may lie: one in use is a fault, an idle one ends with a remark. Cheap where there
  * is none; memory.c calls it for what threads store. */
 void mbarrier_guard(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t bytes);
-void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset);        /* at issue: there is one */
+void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset); /* at issue: there is one */
+int mbarrier_held(const cta *c, uint32_t offset); /* an operation should not signal now: somebody would miss it */
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
 
 /* ---- beginnings and ends ------------------------------------------------------------------------------------------

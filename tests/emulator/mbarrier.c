@@ -22,6 +22,8 @@ typedef struct {
     uint32_t offset; /* in the CTA's window; 0: an empty place of the table */
     uint32_t pending, expected;
     uint64_t phase;
+    uint32_t seen,
+        seen_before; /* warps that know that the last phase is over, and those that knew it of the one before */
     int64_t tx;
     int64_t tx_expected, tx_completed; /* of this phase */
     uint32_t arrivals;
@@ -168,6 +170,8 @@ static void complete_if_due(cta *c, barrier *b) {
     machine_progress(c->grid->on);
     if (b->pending || b->tx) return;
     b->phase++;
+    b->seen_before = b->seen;
+    b->seen = 0;
     b->pending = b->expected;
     b->tx_expected = b->tx_completed = 0;
     wake_cta(c);
@@ -345,6 +349,19 @@ static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
+/* Whether a warp that can run has not seen yet that the last phase is over, though it saw that of the one before: after
+ * one phase more it would wait for ever. Programs in which every warp waits for every phase, and only one issues the
+ * next copy, rely on the time that a copy takes on silicon. */
+int mbarrier_held(const cta *c, uint32_t offset) {
+    const machine *m = c->grid->on;
+    const barrier *b = m->fences == FENCES_SILICON && !m->forcing ? find(c, offset) : NULL;
+    if (!b || !b->phase) return 0;
+    uint32_t behind = ~b->seen & (b->phase == 1 ? ALL_LANES : b->seen_before);
+    for (int i = 0; i < c->warp_count && i < 32; i++)
+        if (behind >> i & 1 && c->warps[i].live && c->warps[i].in_ready >= 0) return 1;
+    return 0;
+}
+
 static int phase_is_over(warp *w, const instr *in, uint32_t lane, const cta *c, const barrier *b, uint64_t asked) {
     if (in->mode) { /* .parity */
         if (asked > 1)
@@ -368,10 +385,11 @@ static uint32_t lanes_done(warp *w, const instr *in, uint32_t lanes, uint64_t *a
     FOR_LANES(lane, lanes) {
         uint32_t offset;
         cta *c = own_barrier_at(w, in, lane, &offset);
-        const barrier *b = need_barrier(w, in, (int)lane, c, offset);
+        barrier *b = need_barrier(w, in, (int)lane, c, offset);
         uint64_t of_lane = in->mode ? r32(w, in->s[0])[lane] : r64(w, in->s[0])[lane];
         if (phase_is_over(w, in, lane, c, b, of_lane)) {
             done |= 1u << lane;
+            b->seen |= 1u << w->index % 32;
         } else {
             *address = shown(c, offset);
             *asked = of_lane;

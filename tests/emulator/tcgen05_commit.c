@@ -70,6 +70,7 @@ static int step_commit(async_op *op) {
     cta *target = c->target->cluster->ctas[rank];
     if (!target->live_warps)
         fault(c->by, op->in, -1, "CTA %u of the cluster has exited before the arrival at its mbarrier", rank);
+    if (mbarrier_held(target, c->offset)) return STEP_HELD;
     mbarrier_arrive(c->by, op->in, target, c->offset, 1);
     c->mask &= c->mask - 1;
     return !c->mask;

@@ -441,8 +441,9 @@ DONE:"""
 
 
 def test_mapa_outside_of_the_cluster() -> None:
-    with pytest.raises(EmulatorError, match="no CTA 4 in a cluster of 2"):
-        run("mapa.shared::cluster.u32 %r0, %smem, 4;", [], device="sm_90", grid=2, cluster=2)
+    with pytest.raises(EmulatorError, match="CTA 4 of a cluster of 2"):
+        body = "mapa.shared::cluster.u32 %r0, %smem, 4; ld.shared::cluster.u32 %r1, [%r0];"
+        run(body, [], device="sm_90", grid=2, cluster=2)
 
 
 def test_trace_of_operations(tmp_path) -> None:
