@@ -168,12 +168,12 @@ enum { PROPERTIES_BYTES = 1008, TOTAL_MEMORY_AT = 288 };
 static const struct {
     short at, bytes, attribute;
 } properties[] = {
-    {296, 8, 8},  {304, 4, 12}, {308, 4, 10}, {312, 8, 11},  {320, 4, 1},   {324, 4, 2},   {328, 4, 3},
-    {332, 4, 4},  {336, 4, 5},  {340, 4, 6},  {344, 4, 7},   {352, 8, 9},   {360, 4, 75},  {364, 4, 76},
-    {368, 8, 14}, {384, 4, 16}, {388, 4, 18}, {392, 4, 19},  {560, 4, 31},  {564, 4, 32},  {568, 4, 33},
-    {572, 4, 34}, {576, 4, 50}, {584, 4, 40}, {588, 4, 41},  {592, 4, 37},  {596, 4, 38},  {604, 4, 39},
-    {608, 4, 78}, {612, 4, 79}, {616, 4, 80}, {624, 8, 81},  {632, 4, 82},  {636, 4, 83},  {652, 4, 88},
-    {656, 4, 89}, {668, 4, 95}, {672, 8, 97}, {688, 4, 106}, {696, 8, 111}, {720, 4, 115}, {748, 4, 120},
+    {296, 8, 8},   {304, 4, 12},  {308, 4, 10},  {312, 8, 11},  {320, 4, 1},  {324, 4, 2},  {328, 4, 3},  {332, 4, 4},
+    {336, 4, 5},   {340, 4, 6},   {344, 4, 7},   {352, 8, 9},   {360, 4, 75}, {364, 4, 76}, {368, 8, 14}, {384, 4, 16},
+    {388, 4, 18},  {392, 4, 19},  {560, 4, 31},  {564, 4, 32},  {568, 4, 33}, {572, 4, 34}, {576, 4, 50}, {584, 4, 40},
+    {588, 4, 41},  {592, 4, 37},  {596, 4, 38},  {600, 4, 108}, {604, 4, 39}, {608, 4, 78}, {612, 4, 79}, {616, 4, 80},
+    {624, 8, 81},  {632, 4, 82},  {636, 4, 83},  {652, 4, 88},  {656, 4, 89}, {668, 4, 95}, {672, 8, 97}, {688, 4, 106},
+    {692, 4, 109}, {696, 8, 111}, {720, 4, 115}, {748, 4, 120},
 };
 
 API cudaError_t cudaGetDeviceProperties(void *out, int device) {
@@ -255,7 +255,7 @@ API cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
     return keep(bytes ? cuda()->cuMemcpy((uintptr_t)to, (uintptr_t)from, bytes) : CUDA_SUCCESS);
 }
 API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, CUstream stream) {
-    (void)stream;
+    if (capture_copy(stream, to, 0, from, 0, bytes, 1)) return CUDA_SUCCESS;
     return cudaMemcpy(to, from, bytes, kind);
 }
 API cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
@@ -267,14 +267,14 @@ API cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t
 }
 API cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                                   size_t height, int kind, CUstream stream) {
-    (void)stream;
+    if (capture_copy(stream, to, to_pitch, from, from_pitch, width, height)) return CUDA_SUCCESS;
     return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
 }
 API cudaError_t cudaMemset(void *to, int value, size_t bytes) {
     return keep(bytes ? cuda()->cuMemsetD8_v2((uintptr_t)to, (uint8_t)value, bytes) : CUDA_SUCCESS);
 }
 API cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, CUstream stream) {
-    (void)stream;
+    if (capture_fill(stream, to, value, bytes)) return CUDA_SUCCESS;
     return cudaMemset(to, value, bytes);
 }
 API cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height) {
@@ -282,27 +282,25 @@ API cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width, si
     for (size_t i = 0; i < height && !error; i++) error = cudaMemset((char *)to + i * pitch, value, width);
     return error;
 }
-API cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
-    size_t size;
-    CUdeviceptr p = symbol_address(symbol, &size);
-    if (!p || offset + bytes > size) return keep(CUDA_ERROR_INVALID_VALUE);
-    return cudaMemcpy((char *)(uintptr_t)p + offset, from, bytes, kind);
-}
-API cudaError_t cudaMemcpyFromSymbol(void *to, const void *symbol, size_t bytes, size_t offset, int kind) {
-    size_t size;
-    CUdeviceptr p = symbol_address(symbol, &size);
-    if (!p || offset + bytes > size) return keep(CUDA_ERROR_INVALID_VALUE);
-    return cudaMemcpy(to, (char *)(uintptr_t)p + offset, bytes, kind);
-}
 API cudaError_t cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t bytes, size_t offset, int kind,
                                         CUstream stream) {
-    (void)stream;
-    return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+    size_t size;
+    CUdeviceptr p = symbol_address(symbol, &size);
+    if (!p || offset + bytes > size) return keep(CUDA_ERROR_INVALID_VALUE);
+    return cudaMemcpyAsync((char *)(uintptr_t)p + offset, from, bytes, kind, stream);
 }
 API cudaError_t cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t bytes, size_t offset, int kind,
                                           CUstream stream) {
-    (void)stream;
-    return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind);
+    size_t size;
+    CUdeviceptr p = symbol_address(symbol, &size);
+    if (!p || offset + bytes > size) return keep(CUDA_ERROR_INVALID_VALUE);
+    return cudaMemcpyAsync(to, (char *)(uintptr_t)p + offset, bytes, kind, stream);
+}
+API cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
+    return cudaMemcpyToSymbolAsync(symbol, from, bytes, offset, kind, NULL);
+}
+API cudaError_t cudaMemcpyFromSymbol(void *to, const void *symbol, size_t bytes, size_t offset, int kind) {
+    return cudaMemcpyFromSymbolAsync(to, symbol, bytes, offset, kind, NULL);
 }
 API cudaError_t cudaGetSymbolAddress(void **pointer, const void *symbol) {
     size_t size;
@@ -370,12 +368,8 @@ API cudaError_t cudaStreamGetPriority(CUstream stream, int *priority) {
     return keep(cuda()->cuStreamGetPriority(stream, priority));
 }
 API cudaError_t cudaStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-    (void)stream, (void)event, (void)flags; /* one queue: see driver.c */
-    return CUDA_SUCCESS;
-}
-API cudaError_t cudaStreamIsCapturing(CUstream stream, int *status) {
-    (void)stream;
-    *status = 0;
+    (void)flags;
+    capture_wait(stream, event); /* else nothing: one queue, see driver.c */
     return CUDA_SUCCESS;
 }
 API cudaError_t cudaStreamSetAttribute(CUstream stream, int attribute, const void *value) {
@@ -383,6 +377,7 @@ API cudaError_t cudaStreamSetAttribute(CUstream stream, int attribute, const voi
     return CUDA_SUCCESS;
 }
 API cudaError_t cudaLaunchHostFunc(CUstream stream, void (*call)(void *), void *argument) {
+    if (capture_call(stream, call, argument)) return CUDA_SUCCESS;
     return keep(cuda()->cuLaunchHostFunc(stream, call, argument));
 }
 API cudaError_t cudaStreamAddCallback(CUstream stream, void (*call)(CUstream, cudaError_t, void *), void *argument,
@@ -402,6 +397,7 @@ API cudaError_t cudaEventDestroy(CUevent event) {
     return keep(cuda()->cuEventDestroy_v2(event));
 }
 API cudaError_t cudaEventRecord(CUevent event, CUstream stream) {
+    if (capture_event(stream, event)) return CUDA_SUCCESS;
     return keep(cuda()->cuEventRecord(event, stream));
 }
 API cudaError_t cudaEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {

@@ -29,6 +29,7 @@ typedef struct {
     X(cuFuncGetAttribute, (int *, int, CUfunction))                                                                    \
     X(cuFuncSetAttribute, (CUfunction, int, int))                                                                      \
     X(cuFuncGetName, (const char **, CUfunction))                                                                      \
+    X(cuFuncGetParamInfo, (CUfunction, size_t, size_t *, size_t *))                                                    \
     X(cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **, void **))                                        \
     X(cuLaunchHostFunc, (CUstream, void (*)(void *), void *))                                                          \
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, CUfunction, int, size_t))                                   \
@@ -41,6 +42,8 @@ typedef struct {
     X(cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr))                                                 \
     X(cuMemcpy, (CUdeviceptr, CUdeviceptr, size_t))                                                                    \
     X(cuMemsetD8_v2, (CUdeviceptr, uint8_t, size_t))                                                                   \
+    X(cuMemsetD16_v2, (CUdeviceptr, uint16_t, size_t))                                                                 \
+    X(cuMemsetD32_v2, (CUdeviceptr, uint32_t, size_t))                                                                 \
     X(cuStreamCreateWithPriority, (CUstream *, unsigned, int))                                                         \
     X(cuStreamDestroy_v2, (CUstream))                                                                                  \
     X(cuStreamGetFlags, (CUstream, unsigned *))                                                                        \
@@ -66,5 +69,17 @@ cudaError_t keep(cudaError_t error);
 CUfunction kernel_of(const void *stub);
 /* The device address of a __device__ or __constant__ variable; 0: unknown. */
 CUdeviceptr symbol_address(const void *host, size_t *bytes);
+
+/* cudart_graph.c. 1: the stream is capturing, and this has been recorded instead of done. */
+int capture_launch(CUstream stream, CUfunction f, const CUlaunchConfig *config, void **arguments);
+int capture_copy(CUstream stream, void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                 size_t height);
+int capture_fill(CUstream stream, void *to, int value, size_t bytes);
+int capture_call(CUstream stream, void (*call)(void *), void *argument);
+int capture_event(CUstream stream, CUevent event);
+void capture_wait(CUstream stream, CUevent event);
+
+API cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                             size_t height, int kind);
 
 #endif

@@ -143,6 +143,7 @@ static cudaError_t launch(CUfunction f, dim3 grid, dim3 block, void **arguments,
                           CUlaunchAttribute *attributes, unsigned count) {
     CUlaunchConfig config = {grid.x,  grid.y,           grid.z, block.x,    block.y,
                              block.z, (unsigned)shared, stream, attributes, count};
+    if (capture_launch(stream, f, &config, arguments)) return CUDA_SUCCESS;
     return keep(cuda()->cuLaunchKernelEx(&config, f, arguments, NULL));
 }
 

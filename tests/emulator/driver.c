@@ -41,9 +41,11 @@ CUresult driver_refusef(CUresult code, const char *sentence, ...) {
 CUresult driver_flush(void) {
     driver.queued = 0;
     if (!driver.machine) return CUDA_SUCCESS;
-    if (driver.machine->error) return CUDA_ERROR_LAUNCH_FAILED; /* sticky */
-    if (machine_run(driver.machine) == 0) return CUDA_SUCCESS;
-    return driver_refuse(CUDA_ERROR_LAUNCH_FAILED, strdup(driver.machine->error));
+    if (!driver.machine->error) {
+        if (machine_run(driver.machine) == 0) return CUDA_SUCCESS;
+        driver_refuse(CUDA_ERROR_LAUNCH_FAILED, strdup(driver.machine->error));
+    }
+    return driver.machine->assertion_failed ? CUDA_ERROR_ASSERT : CUDA_ERROR_LAUNCH_FAILED; /* sticky */
 }
 
 /* ---- settings ------------------------------------------------------------------------------------------------------
@@ -204,10 +206,15 @@ static const struct {
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
      "too many resources requested for launch"},
+    {CUDA_ERROR_ASSERT, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
      "too many blocks in cooperative launch"},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+     "the stream began no capture that it could end"},
+    {CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
+     "the graph update was not performed because it included changes which violated constraints"},
     {CUDA_ERROR_INVALID_CLUSTER_SIZE, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "cluster misconfiguration"},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
@@ -335,6 +342,10 @@ static int device_attribute(int attribute) {
         return host_memory_allowed;
     case 97: /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
         return d->shared_per_block;
+    case 108: /* MAX_PERSISTING_L2_CACHE_SIZE */
+        return d->l2_bytes / 4 * 3;
+    case 109: /* MAX_ACCESS_POLICY_WINDOW_SIZE */
+        return 128 << 20;
     case 106: /* MAX_BLOCKS_PER_MULTIPROCESSOR */
         return d->ctas_per_sm;
     case 111: /* RESERVED_SHARED_MEMORY_PER_BLOCK */

@@ -273,7 +273,7 @@ static CUresult read_parameters(struct kernel *f, void **arguments, void **extra
 }
 
 static CUresult enqueue(struct kernel *f, launch *l) {
-    if (driver.machine->error) return CUDA_ERROR_LAUNCH_FAILED;
+    if (driver.machine->error) return driver_flush();
     if (f->attributes[FUNCTION_MAX_DYNAMIC_SHARED] < (int)l->dynamic_shared)
         return driver_refusef(CUDA_ERROR_INVALID_VALUE,
                               "%s: %u bytes of dynamic shared memory; MAX_DYNAMIC_SHARED_SIZE_BYTES is %d",
@@ -337,6 +337,29 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, C
 }
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
     return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, f, threads, shared, 0);
+}
+/* The block size, a multiple of a warp, with which most threads are resident. */
+API CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *threads, CUfunction f,
+                                                       size_t (*shared_of_block)(int), size_t shared, int limit,
+                                                       unsigned flags) {
+    (void)flags;
+    if (!driver.machine) return CUDA_ERROR_NOT_INITIALIZED;
+    int most = f->attributes[FUNCTION_MAX_THREADS], best = 0;
+    if (limit && limit < most) most = limit;
+    *grid = *threads = 0;
+    for (int n = most / WARP_LANES * WARP_LANES; n > 0; n -= WARP_LANES) {
+        launch l = shape_of(f, n, shared_of_block ? shared_of_block(n) : shared);
+        int blocks = machine_occupancy(driver.machine, &l);
+        if (blocks * n <= best) continue;
+        best = blocks * n;
+        *threads = n;
+        *grid = blocks * driver.device->sm_count;
+    }
+    return CUDA_SUCCESS;
+}
+API CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *threads, CUfunction f, size_t (*shared_of_block)(int),
+                                              size_t shared, int limit) {
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, threads, f, shared_of_block, shared, limit, 0);
 }
 API CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction f, const CUlaunchConfig *config) {
     launch l = shape_of(f, (int)(config->blockDimX * config->blockDimY * config->blockDimZ), config->sharedMemBytes);

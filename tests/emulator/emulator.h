@@ -300,6 +300,7 @@ struct machine {
     struct trace *trace; /* NULL: none is wanted */
     void *escape;        /* jmp_buf of machine_run, for fault() */
     char *error;         /* the sentence of the fault that stopped it; sticky, as on hardware */
+    int assertion_failed; /* that was why */
     warp *running;       /* whose instruction is being run */
     const instr *instruction;
 };

@@ -140,6 +140,7 @@ static run_result run_vprintf(warp *w, const instr *in, uint32_t lanes) {
 
 static run_result run_assertfail(warp *w, const instr *in, uint32_t lanes) {
     uint32_t lane = (uint32_t)__builtin_ctz(lanes);
+    machine_of(w)->assertion_failed = 1;
     fault(w, in, (int)lane, "%s:%u: %s: assertion `%s` failed", string_at(w, in, lane, argument(w, in, lane, 1)),
           (unsigned)argument(w, in, lane, 2), string_at(w, in, lane, argument(w, in, lane, 3)),
           string_at(w, in, lane, argument(w, in, lane, 0)));
