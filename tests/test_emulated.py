@@ -1,0 +1,57 @@
+"""The GPU's kernels on an emulated GPU (tests/emulator), as part of an ordinary run of the tests: each device that it
+can pose as, several timings a test. It is another process, since a process opens one CUDA driver.
+
+`pytest --emulate sm_80` runs everything that needs a GPU there, not only what is chosen here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import emulate
+import pytest
+
+import nvfp4
+
+TESTS = Path(__file__).parent
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+
+def emulated(device: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--emulate={device}", *arguments]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_ragged_products_with_five_timings() -> None:
+    """Every case, on the oldest GPU: 335 ragged shapes, layouts, types and epilogues, equal to the CPU's to the bit."""
+    output = emulated("sm_80", "--seeds=5", "test_gemm_exact.py", "-k", "equal_bits and sm80")
+    assert int(output.split(" passed")[0].split()[-1]) >= 5 * 300
+
+
+@pytest.mark.parametrize("device", [name for name in emulate.DEVICES if name != "sm_80"])
+def test_one_of_each_kind(device: str) -> None:
+    """Later GPUs run other PTX, whose decoding of e2m1 differs."""
+    files = ("test_decode.py", "test_epilogue.py", "test_layouts.py", "test_nan.py", "test_quantize.py")
+    emulated(device, *files, "test_custom_kernel.py", "-k", "sm80")
+
+
+def test_check_runs_on_it() -> None:
+    """NVFP4_LIBCUDA alone is enough."""
+    environment = {**os.environ, "NVFP4_LIBCUDA": str(emulate.build()), "EMULATE_DEVICE": "sm_90"}
+    command = [sys.executable, "-m", "nvfp4", "check", "--only", "1"]
+    done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Emulated H200" in done.stdout and "1 of 1 tests passed" in done.stdout and "sm80" in done.stdout
+
+
+def test_a_gpu_that_is_only_emulated_is_not_timed() -> None:
+    environment = {**os.environ, "NVFP4_LIBCUDA": str(emulate.build())}
+    command = [sys.executable, "-m", "nvfp4", "bench", "--shapes", "1x64x64"]
+    done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
+    assert done.returncode == 2 and "Emulated B200" in done.stderr, done.stdout + done.stderr
