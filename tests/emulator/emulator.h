@@ -251,7 +251,7 @@ struct async_op {
     cta *touches[2]; /* whose pending_ops count it, while it lives */
     uint64_t started_at, serial, bytes;
     const char *what; /* "tensor copy", for the timeline */
-    int drains;       /* only reads shared memory: a block that exits waits for it on silicon (fences) */
+    int drains;       /* a block that exits waits for it on silicon (fences) */
 };
 typedef struct async_queue {
     async_op *first, *last;
