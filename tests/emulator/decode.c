@@ -159,7 +159,10 @@ static uint32_t filled_slot(decoder *d, struct fill fill) {
     for (int i; (i = s->fill_table[at % (uint64_t)s->table_capacity]) != 0; at++)
         if (same_fill(&fill, &e->fills[i - 1])) return e->fills[i - 1].slot;
     fill.slot = new_slot(e, fill.type);
-    if (fill.special) fill.special = arena_text(d->module->arena, fill.special, strlen(fill.special));
+    if (fill.special) {
+        fill.scope = special_scope(fill.special);
+        fill.special = arena_text(d->module->arena, fill.special, strlen(fill.special));
+    }
     e->fills[e->fill_count++] = fill;
     s->fill_table[at % (uint64_t)s->table_capacity] = e->fill_count;
     return fill.slot;

@@ -97,6 +97,7 @@ struct grid {
     uint64_t cta_count, next_cta, live_ctas, done_ctas;
     uint64_t triggered_ctas; /* that called launch_dependents, or have exited */
     int started, finished;
+    uint8_t *image;     /* of a warp's registers, as far as all warps have the same */
     uint8_t *workspace; /* of a cooperative launch: where its blocks meet (%envreg1 and 2 hold the address) */
     struct global_record
         *unpublished; /* its writes to global memory that the async proxy does not see yet (memory.c) */
@@ -297,6 +298,7 @@ struct machine {
     uint64_t op_serial, cta_serial, grid_serial;
     int resident;
     struct async_pool *pool;
+    struct spares *spares; /* memory of CTAs that have gone: start.c */
     struct trace *trace; /* NULL: none is wanted */
     void *escape;        /* jmp_buf of machine_run, for fault() */
     char *error;         /* the sentence of the fault that stopped it; sticky, as on hardware */
@@ -348,6 +350,7 @@ void jump(warp *w, uint32_t lanes, int32_t pc);
 void jump_function(warp *w, uint32_t lanes, const function *f, int32_t pc, call_node *stack);
 void exit_lanes(warp *w, uint32_t lanes);
 int special_fill(const warp *w, const char *name, uint64_t out[WARP_LANES]); /* %tid.x ...; 0: there is none */
+int special_scope(const char *name); /* SAME_IN_GRID ... of struct fill */
 int special_exists(const char *name);
 int special_is_dynamic(const char *name); /* %clock ...: read when executed, by mov */
 uint64_t special_read(warp *w, const char *name, int lane);

@@ -9,8 +9,8 @@
 #include "simt.h"
 
 enum {
-    WORKSPACE_BYTES = 64, /* cooperative groups: a size and a counter */
-    POLLS_BEFORE_FORCING = 64,      /* turns of nothing but polls before a late operation is made to go on */
+    WORKSPACE_BYTES = 64,            /* cooperative groups: a size and a counter */
+    POLLS_BEFORE_FORCING = 64,       /* turns of nothing but polls before a late operation is made to go on */
     POLLS_BEFORE_EXPIRING = 4096,    /* and before a try_wait that holds another warp up is ended */
     POLLS_BEFORE_GIVING_UP = 200000, /* and before polling with nothing under way is called a deadlock */
     EXPIRATIONS_BEFORE_GIVING_UP = 256
@@ -191,29 +191,12 @@ char *machine_launch(machine *m, const launch *l) {
 /* ---- CTAs ---------------------------------------------------------------------------------------------------------
  */
 
-static void *block_of(size_t bytes, int fill) {
-    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (!p) abort();
-    memset(p, fill, bytes);
-    return p;
+static void *poisoned(machine *m, size_t bytes) {
+    return memset(spare_take(m, bytes), POISON_BYTE, bytes);
 }
 
-static void start_warps(cta *c) {
-    const launch *l = &c->grid->launch;
-    const entry *e = l->entry;
-    c->thread_count = block_threads(l);
-    c->warp_count = c->live_warps = (c->thread_count + WARP_LANES - 1) / WARP_LANES;
-    c->warps = block_of((size_t)c->warp_count * sizeof *c->warps, 0);
-    for (int i = 0; i < c->warp_count; i++) {
-        warp *w = &c->warps[i];
-        int threads = c->thread_count - i * WARP_LANES;
-        w->cta = c;
-        w->index = i;
-        w->in_ready = -1;
-        w->threads = threads >= WARP_LANES ? ALL_LANES : (1u << threads) - 1;
-        w->registers = block_of(e->register_bytes, 0);
-        warp_start(w);
-    }
+static size_t local_bytes(const launch *l) {
+    return (size_t)l->entry->local_bytes * (size_t)block_threads(l);
 }
 
 static cta *make_cta(grid *g, cluster *k, uint32_t rank, sm *s) {
@@ -228,14 +211,14 @@ static cta *make_cta(grid *g, cluster *k, uint32_t rank, sm *s) {
     uint32_t in[3] = {rank % l->cluster[0], rank / l->cluster[0] % l->cluster[1], rank / l->cluster[0] / l->cluster[1]};
     for (int i = 0; i < 3; i++) c->id[i] = k->id[i] * l->cluster[i] + in[i];
     c->shared_bytes = (uint32_t)shared_of(l);
-    c->shared = block_of(c->shared_bytes + 64, POISON_BYTE);
+    c->shared = poisoned(g->on, c->shared_bytes + 64);
     if (l->entry->uses_async_proxy && g->on->fences == FENCES_TEXT) {
-        c->async_view = block_of(c->shared_bytes + 64, POISON_BYTE);
+        c->async_view = poisoned(g->on, c->shared_bytes + 64);
     }
-    if (l->entry->local_bytes)
-        c->local = block_of((size_t)l->entry->local_bytes * (size_t)block_threads(l), POISON_BYTE);
+    if (l->entry->local_bytes) c->local = poisoned(g->on, local_bytes(l));
     CALL_HOOK(memory_cta_start, c);
-    start_warps(c);
+    c->thread_count = block_threads(l);
+    warps_start(c);
     c->next = g->on->ctas;
     g->on->ctas = c;
     g->on->resident++;
@@ -324,15 +307,15 @@ static void free_cta(cta *c) {
         CALL_HOOK(tmem_warp_end, w);
         CALL_HOOK(pending_warp_end, w);
         CALL_HOOK(call_nodes_free, w);
-        free(w->registers);
     }
     CALL_HOOK(tcgen05_cta_end, c);
     CALL_HOOK(mbarrier_cta_end, c);
     CALL_HOOK(memory_cta_end, c);
-    free(c->warps);
-    free(c->shared);
-    free(c->async_view);
-    free(c->local);
+    machine *m = c->grid->on;
+    warps_free(c);
+    spare_give(m, c->shared, c->shared_bytes + 64);
+    if (c->async_view) spare_give(m, c->async_view, c->shared_bytes + 64);
+    if (c->local) spare_give(m, c->local, local_bytes(&c->grid->launch));
     free(c);
 }
 
@@ -362,6 +345,7 @@ static void end_grid(machine *m, grid *g) {
         if (!m->first_grid) m->last_grid = NULL;
         device_free(gone->launch.parameters);
         if (gone->workspace) device_free(gone->workspace);
+        forget_image(gone);
         free(gone);
     }
     wake_all(m); /* griddepcontrol.wait of the next one */
@@ -533,8 +517,12 @@ void machine_destroy(machine *m) {
         m->first_grid = g->next;
         CALL_HOOK(memory_grid_end, g);
         device_free(g->launch.parameters);
+        if (g->workspace) device_free(g->workspace);
+        forget_image(g);
         free(g);
     }
+    spare_free(m);
+    free(m->spares);
     CALL_HOOK(tmem_machine_end, m);
     trace_end(m);
     free(m->ready);

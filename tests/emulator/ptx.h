@@ -265,6 +265,7 @@ struct entry {
         const char *special; /* ... or a special register's name, with the .x if it has one: special_fill (simt.c);
                               * or "param:OFFSET": launch.parameters + OFFSET, as a host pointer;
                               * or "shared:OFFSET": own_shared_address(cta, OFFSET), without SHARED_WINDOW */
+        enum { SAME_IN_GRID, SAME_IN_CTA, SAME_IN_WARP } scope;
     } *fills;
     int fill_count;
     function **functions; /* [0] is the entry's own, then the copies of those that it calls */

@@ -232,30 +232,3 @@ int warp_can_run(const warp *w) {
         if (w->fragments[i].state == FRAGMENT_RUNS) return 1;
     return 0;
 }
-
-void warp_start(warp *w) {
-    const entry *e = w->cta->grid->launch.entry;
-    memset(w->registers, POISON_BYTE, e->register_bytes);
-    for (int i = 0; i < e->fill_count; i++) {
-        const struct fill *fill = &e->fills[i];
-        uint64_t lanes[WARP_LANES];
-        if (fill->special) {
-            special_fill(w, fill->special, lanes);
-        } else {
-            for (int lane = 0; lane < WARP_LANES; lane++) lanes[lane] = fill->bits[0];
-        }
-        int bits = type_bits(fill->type);
-        for (int lane = 0; lane < WARP_LANES; lane++) {
-            if (bits == 128)
-                r128(w, fill->slot)[lane] = (unsigned __int128)fill->bits[1] << 64 | lanes[lane];
-            else if (bits == 64)
-                r64(w, fill->slot)[lane] = lanes[lane];
-            else if (bits > 1)
-                r32(w, fill->slot)[lane] = (uint32_t)lanes[lane];
-        }
-        if (bits == 1) *predicate(w, fill->slot) = lanes[0] & 1 ? ALL_LANES : 0;
-    }
-    w->fragment_count = 1;
-    w->fragments[0] = (fragment){.lanes = w->threads, .function = e->function};
-    w->live = w->threads;
-}

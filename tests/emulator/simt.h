@@ -4,7 +4,13 @@
 
 #include "emulator.h"
 
-void warp_start(warp *w);
+void warps_start(cta *c); /* start.c: with registers as they are before the first instruction */
+void warps_free(cta *c);
+void forget_image(grid *g); /* the grid ends */
+/* start.c: memory that CTAs take and give back; not initialised, aligned to 64 bytes. */
+void *spare_take(machine *m, size_t bytes);
+void spare_give(machine *m, void *p, size_t bytes);
+void spare_free(machine *m);
 /* Runs up to `budget` instructions. 1: it ended with a poll that failed. */
 int warp_turn(machine *m, warp *w, uint32_t budget);
 int warp_can_run(const warp *w);

@@ -32,8 +32,8 @@ static int uniform(const warp *w, const char *name, uint64_t *value) {
     const launch *l = &g->launch;
     const machine *m = g->on;
     int axis;
-    if ((axis = axis_of(name, "%ntid")) >= 0) return *value = l->block[axis], 1;
     if ((axis = axis_of(name, "%ctaid")) >= 0) return *value = c->id[axis], 1;
+    if ((axis = axis_of(name, "%ntid")) >= 0) return *value = l->block[axis], 1;
     if ((axis = axis_of(name, "%nctaid")) >= 0) return *value = l->grid[axis], 1;
     if ((axis = axis_of(name, "%clusterid")) >= 0) return *value = c->cluster->id[axis], 1;
     if ((axis = axis_of(name, "%nclusterid")) >= 0) return *value = l->grid[axis] / l->cluster[axis], 1;
@@ -75,9 +75,7 @@ static int uniform(const warp *w, const char *name, uint64_t *value) {
     return 0;
 }
 
-static int of_lane(const warp *w, const char *name, int lane, uint64_t *value) {
-    int axis = axis_of(name, "%tid");
-    if (axis >= 0) return *value = thread_axis(w, lane, axis), 1;
+static int of_lane(const char *name, int lane, uint64_t *value) {
     uint32_t bit = 1u << lane;
     if (!strcmp(name, "%laneid")) return *value = (uint64_t)lane, 1;
     if (!strcmp(name, "%lanemask_eq")) return *value = bit, 1;
@@ -90,13 +88,45 @@ static int of_lane(const warp *w, const char *name, int lane, uint64_t *value) {
 
 int special_fill(const warp *w, const char *name, uint64_t out[WARP_LANES]) {
     uint64_t value;
+    int axis = axis_of(name, "%tid"); /* first: every warp asks for it, and for little else */
+    if (axis >= 0) {
+        for (int lane = 0; lane < WARP_LANES; lane++) out[lane] = thread_axis(w, lane, axis);
+        return 1;
+    }
     if (uniform(w, name, &value)) {
         for (int lane = 0; lane < WARP_LANES; lane++) out[lane] = value;
         return 1;
     }
     for (int lane = 0; lane < WARP_LANES; lane++)
-        if (!of_lane(w, name, lane, &out[lane])) return 0;
+        if (!of_lane(name, lane, &out[lane])) return 0;
     return 1;
+}
+
+/* What is not named here may differ from CTA to CTA. */
+int special_scope(const char *name) {
+    static const char *const of_warp[] = {"%tid.", "%warpid"};
+    static const char *const of_grid[] = {"%laneid",
+                                          "%lanemask_",
+                                          "%ntid.",
+                                          "%nctaid.",
+                                          "%nwarpid",
+                                          "%nsmid",
+                                          "%gridid",
+                                          "%nclusterid.",
+                                          "%cluster_nctaid.",
+                                          "%cluster_nctarank",
+                                          "%is_explicit_cluster",
+                                          "%dynamic_smem_size",
+                                          "%total_smem_size",
+                                          "%aggr_smem_size",
+                                          "%current_graph_exec",
+                                          "%envreg",
+                                          "param:"};
+    for (size_t i = 0; i < sizeof of_warp / sizeof *of_warp; i++)
+        if (!strncmp(name, of_warp[i], strlen(of_warp[i]))) return SAME_IN_WARP;
+    for (size_t i = 0; i < sizeof of_grid / sizeof *of_grid; i++)
+        if (!strncmp(name, of_grid[i], strlen(of_grid[i]))) return SAME_IN_GRID;
+    return SAME_IN_CTA;
 }
 
 int special_is_dynamic(const char *name) {
