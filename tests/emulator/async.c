@@ -149,8 +149,8 @@ int async_turn(machine *m, int force) {
     struct async_pool *pool = m->pool;
     if (!pool || !pool->count || (m->timing.mode == TIMING_LAZY && !force)) return 0;
     m->forcing = force;
-    for (int i = 0; i < TRIES; i++) {
-        uint32_t index = machine_below(m, pool->count);
+    for (uint32_t i = 0, first = machine_below(m, pool->count), tries = force ? pool->count : TRIES; i < tries; i++) {
+        uint32_t index = force || !i ? (first + i) % pool->count : machine_below(m, pool->count);
         if ((force || candidate_op(&pool->candidates[index])->not_before <= m->now) && go_on(m, index)) return 1;
     }
     return 0;

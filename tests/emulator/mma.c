@@ -6,20 +6,21 @@
  *   B register i: column g, k = t p + 4 p i + 0..p-1
  *   C, D value i: row g + 8 (i / 2), column 2 t + i % 2
  * Not here: mma.sp (sparse), and m8n8k4 of fp16, which is Volta's. */
+#include <fenv.h>
 #include <math.h>
 
 #include "emulator.h"
 #include "tensor_arithmetic.h"
 
-typedef enum { CLASS_TENSOR, CLASS_F64, CLASS_B1 } mma_class;
+typedef enum { CLASS_TENSOR, CLASS_F64, CLASS_B1, CLASS_NIBBLES } mma_class;
 
 typedef struct {
     mma_class class;
     int m, n, k, bits; /* of an element as it lies in a register */
     tensor_element a_type, b_type;
     tensor_accumulator d_type;
-    int nibbles, a_signed, b_signed; /* s4, u4: widened to bytes */
-    int saturate, is_xor;
+    int a_signed, b_signed; /* of s4, u4 */
+    int saturate, is_xor, rounding;
     tensor_scale scale_type;
     int blocks;
     const uint32_t *d, *a, *b, *c;
@@ -72,13 +73,6 @@ static void scatter_d(const warp *w, const mma *x, uint32_t in[16][8]) {
         }
 }
 
-static void widen(uint8_t *row, int k, int is_signed) {
-    for (int i = k - 1; i >= 0; i--) {
-        uint8_t nibble = row[i / 2] >> 4 * (i % 2) & 15;
-        row[i] = is_signed && nibble > 7 ? nibble | 0xf0 : nibble;
-    }
-}
-
 /* Scales: of rows g and g + 8 in lanes 4 g + 2 thread-id and the next; of column g in lane 4 g + thread-id; the bytes
  * from byte-id on (PTX ISA 9.7.14.3). */
 static void gather_scales(warp *w, const instr *in, const mma *x, uint8_t sfa[16][4], uint8_t sfb[8][4]) {
@@ -99,7 +93,8 @@ static void gather_scales(warp *w, const instr *in, const mma *x, uint8_t sfa[16
     }
 }
 
-static void multiply_f64(warp *w, const mma *x, uint8_t a[16][MOST_K_BYTES * 2], uint8_t b[8][MOST_K_BYTES * 2]) {
+__attribute__((noinline)) static void multiply_f64(warp *w, const mma *x, uint8_t a[16][MOST_K_BYTES * 2],
+                                                   uint8_t b[8][MOST_K_BYTES * 2]) {
     double result[4][WARP_LANES];
     for (int i = 0; i < x->d_count; i++)
         for (int lane = 0; lane < WARP_LANES; lane++) {
@@ -127,7 +122,10 @@ static run_result run_f64(warp *w, const instr *in, uint32_t lanes) {
     for (int i = 0; i < x->b_count; i++)
         for (int lane = 0; lane < WARP_LANES; lane++)
             memcpy(&b[lane / 4][32 * i + 8 * (lane % 4)], &r64(w, x->b[i])[lane], 8);
+    int before = fegetround();
+    fesetround(x->rounding);
     multiply_f64(w, x, a, b);
+    fesetround(before);
     return RUN_NEXT;
 }
 
@@ -147,6 +145,30 @@ static run_result run_b1(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
+static int nibble(const uint8_t *row, int k, int is_signed) {
+    int value = row[k / 2] >> 4 * (k % 2) & 15;
+    return is_signed && value > 7 ? value - 16 : value;
+}
+
+static run_result run_nibbles(warp *w, const instr *in, uint32_t lanes) {
+    if (!converge_aligned(w, in, lanes)) return RUN_PARK;
+    const mma *x = in->extra;
+    uint8_t a[16][MOST_K_BYTES], b[8][MOST_K_BYTES];
+    uint32_t d[16][8];
+    gather_a(w, x, a);
+    gather_b(w, x, b);
+    gather_c(w, x, d);
+    for (int i = 0; i < x->m; i++)
+        for (int j = 0; j < x->n; j++) {
+            int64_t sum = (int32_t)d[i][j];
+            for (int k = 0; k < x->k; k++) sum += nibble(a[i], k, x->a_signed) * nibble(b[j], k, x->b_signed);
+            if (x->saturate) sum = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
+            d[i][j] = (uint32_t)sum;
+        }
+    scatter_d(w, x, d);
+    return RUN_NEXT;
+}
+
 /* How sums are made is the device's own, whatever target the PTX was written for. */
 static tensor_architecture architecture_of(int capability) {
     return capability >= 120 ? TENSOR_SM100 : capability >= 90 ? TENSOR_SM90_MMA : TENSOR_SM80_MMA;
@@ -161,10 +183,6 @@ static run_result run_mma(warp *w, const instr *in, uint32_t lanes) {
     gather_a(w, x, a);
     gather_b(w, x, b);
     gather_c(w, x, d);
-    if (x->nibbles) {
-        for (int i = 0; i < x->m; i++) widen(a[i], x->k, x->a_signed);
-        for (int i = 0; i < x->n; i++) widen(b[i], x->k, x->b_signed);
-    }
     if (x->blocks) gather_scales(w, in, x, sfa, sfb);
     tensor_op op = {
         .architecture = architecture_of(machine_of(w)->device->cc),
@@ -234,6 +252,9 @@ static int take_shape(decoder *d, mma *x) {
     return 1;
 }
 
+enum { KIND_MXF8F6F4, KIND_MXF4, KIND_MXF4NVF4, KIND_F8F6F4 };
+static const char *const kinds[] = {"kind::mxf8f6f4", "kind::mxf4", "kind::mxf4nvf4", "kind::f8f6f4", NULL};
+
 /* {byte-id, thread-id} */
 static void take_ids(decoder *d, int index, uint32_t *byte, uint32_t *thread) {
     int count;
@@ -254,14 +275,40 @@ static uint32_t take_scale_data(decoder *d, int index) {
 static void take_scales(decoder *d, mma *x, int kind) {
     static const char *const vectors[] = {"scale_vec::1X", "scale_vec::2X", "scale_vec::4X", NULL};
     int vector = take_one_of(d, vectors);
-    if (vector < 0) vector = kind == 0 ? 0 : 1; /* mxf8f6f4: 1X, mxf4: 2X unless it is said */
+    if (vector < 0 && kind == KIND_MXF4NVF4) refuse(d, ".kind::mxf4nvf4 needs a .scale_vec size");
+    if (vector < 0) vector = kind == KIND_MXF8F6F4 ? 0 : 1;
+    if ((kind == KIND_MXF8F6F4) != (vector == 0) || (kind == KIND_MXF4 && vector != 1))
+        refuse(d, ".%s does not exist for .%s", vectors[vector], kinds[kind]);
     x->blocks = 1 << vector;
+}
+
+static void take_scale_type(decoder *d, mma *x, int kind) {
+    ptx_type scale = need_type(d);
+    if (scale != TYPE_UE4M3 && scale != TYPE_UE8M0) refuse(d, "a scale is .ue4m3 or .ue8m0");
+    if (scale == TYPE_UE4M3 && (kind != KIND_MXF4NVF4 || x->blocks != 4))
+        refuse(d, "a scale of .ue4m3 needs .kind::mxf4nvf4 and .scale_vec::4X");
+    if (scale == TYPE_UE8M0 && x->blocks == 4 && d->module->version < 91)
+        refuse(d, ".scale_vec::4X with .ue8m0 needs .version 9.1");
+    x->scale_type = scale == TYPE_UE4M3 ? TENSOR_UE4M3 : TENSOR_UE8M0;
+}
+
+/* What the types ask of the kind and of the target. */
+static void check_types(decoder *d, const mma *x, int kind, ptx_type a_type, ptx_type b_type) {
+    int narrow = 0, fp8 = 0;
+    const ptx_type types[] = {a_type, b_type};
+    for (int i = 0; i < 2; i++) {
+        narrow |= types[i] == TYPE_E2M1 || types[i] == TYPE_E2M3 || types[i] == TYPE_E3M2;
+        fp8 |= types[i] == TYPE_E4M3 || types[i] == TYPE_E5M2;
+    }
+    if (narrow && kind < 0) refuse(d, "6- and 4-bit floating point needs a .kind");
+    if (kind >= 0 && !narrow && !fp8) refuse(d, ".%s does not multiply .%s", kinds[kind], type_name(a_type));
+    if (fp8 && d->module->sm < 89) refuse(d, ".%s needs .target sm_89", type_name(a_type));
+    if (a_type == TYPE_F64 && x->m == 16 && d->module->sm < 90) refuse(d, "this shape of .f64 needs .target sm_90");
 }
 
 static int decode_mma(decoder *d) {
     if (has_modifier(d, "sp") || has_modifier(d, "sp::ordered_metadata")) refuse(d, "sparse mma is not emulated");
     mma *x = decode_alloc(d, sizeof *x);
-    static const char *const kinds[] = {"kind::mxf8f6f4", "kind::mxf4", "kind::mxf4nvf4", "kind::f8f6f4", NULL};
     need(d, "sync");
     need(d, "aligned");
     if (!take_shape(d, x)) refuse(d, "the shape is not one of mma.sync's");
@@ -269,6 +316,8 @@ static int decode_mma(decoder *d) {
     need(d, "col");
     int kind = take_one_of(d, kinds), scaled = take(d, "block_scale");
     if (kind >= 0 && d->module->sm < 120) refuse(d, ".%s needs .target sm_120a", kinds[kind]);
+    if (scaled != (kind >= 0 && kind != KIND_F8F6F4))
+        refuse(d, ".block_scale belongs to .kind::mxf8f6f4, .kind::mxf4 and .kind::mxf4nvf4, and they need it");
     if (scaled) take_scales(d, x, kind);
     x->saturate = take(d, "satfinite");
     ptx_type d_type = need_type(d), a_type = need_type(d), b_type = need_type(d), c_type = need_type(d);
@@ -277,29 +326,31 @@ static int decode_mma(decoder *d) {
     set_element(d, b_type, &x->b_type, &b_bits);
     if (a_bits != b_bits) refuse(d, ".%s and .%s do not go together", type_name(a_type), type_name(b_type));
     x->bits = a_bits;
-    if (scaled) {
-        ptx_type scale = need_type(d);
-        x->scale_type = scale == TYPE_UE4M3 ? TENSOR_UE4M3 : TENSOR_UE8M0;
-        if (scale != TYPE_UE4M3 && scale != TYPE_UE8M0) refuse(d, "a scale is .ue4m3 or .ue8m0");
-    }
-    if (kind == 1 || kind == 2) {
+    if (scaled) take_scale_type(d, x, kind);
+    check_types(d, x, kind, a_type, b_type);
+    if (kind == KIND_MXF4 || kind == KIND_MXF4NVF4) {
         x->a_type = x->b_type = TENSOR_E2M1_PACKED;
         x->bits = 4;
         if (a_type != TYPE_E2M1 || b_type != TYPE_E2M1) refuse(d, ".%s multiplies .e2m1 only", kinds[kind]);
     }
+    if (d_type != TYPE_F16 && d_type != TYPE_F32 && d_type != TYPE_S32 && d_type != TYPE_F64)
+        refuse(d, "the sum cannot be .%s", type_name(d_type));
     if (d_type != c_type) refuse(d, "C of another type than D is not emulated");
     int f64 = a_type == TYPE_F64, b1 = a_type == TYPE_B1;
     if (x->k * x->bits / 8 > (f64 ? 2 : 1) * MOST_K_BYTES)
         refuse(d, "the shape does not go with .%s", type_name(a_type));
     x->d_type = d_type == TYPE_F16 ? TENSOR_D_F16 : d_type == TYPE_S32 ? TENSOR_D_S32 : TENSOR_D_F32;
-    x->nibbles = a_type == TYPE_S4 || a_type == TYPE_U4;
     x->a_signed = a_type == TYPE_S4;
     x->b_signed = b_type == TYPE_S4;
-    x->class = f64 ? CLASS_F64 : b1 ? CLASS_B1 : CLASS_TENSOR;
+    x->class = f64 ? CLASS_F64 : b1 ? CLASS_B1 : x->bits == 4 && kind < 0 ? CLASS_NIBBLES : CLASS_TENSOR;
+    if (x->class == CLASS_NIBBLES && d_type != TYPE_S32) refuse(d, "the sum of integers is .s32");
+    if (b1 && (d_type != TYPE_S32 || x->saturate)) refuse(d, "the sum of .b1 is .s32, which wraps");
     if (f64) {
         static const char *const roundings[] = {"rn", "rz", "rm", "rp", NULL};
+        static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
         int rounding = take_one_of(d, roundings);
-        if (rounding > 0) refuse(d, "fp64 is multiplied with .rn only");
+        x->rounding = modes[rounding < 0 ? 0 : rounding];
+        if (x->saturate) refuse(d, ".satfinite is for integers");
         if (d_type != TYPE_F64) refuse(d, "the sum of .f64 is .f64");
     }
     if (b1) {
@@ -319,7 +370,8 @@ static int decode_mma(decoder *d) {
                         .b_type = x->b_type,
                         .d_type = x->d_type,
                         .scale_type = x->scale_type,
-                        .blocks = x->blocks};
+                        .blocks = x->blocks,
+                        .saturate = x->saturate};
         const char *reason = tensor_refusal(&op);
         if (reason) refuse(d, "%s", reason);
     }
@@ -343,7 +395,8 @@ static int decode_mma(decoder *d) {
         take_ids(d, 7, &x->b_byte, &x->b_thread);
     }
     d->in->extra = x;
-    d->in->run = f64 ? run_f64 : b1 ? run_b1 : run_mma;
+    static run_function *const runs[] = {run_mma, run_f64, run_b1, run_nibbles};
+    d->in->run = runs[x->class];
     return 1;
 }
 

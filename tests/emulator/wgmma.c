@@ -3,10 +3,12 @@
  * Each of the four warps computes its own 16 rows of D and needs nothing of the others, so the unit here is a warp's
  * share of the instruction. It reads shared memory piece by piece at moments that the engine chooses, in the order of
  * issue; the accumulators hold poison until a wait_group delivers them. A chained wgmma takes the accumulator from the
- * one before, wherever its registers have been moved to.
+ * one before, wherever its registers have been moved to. Where silicon is forgiving, an operation begins when all four
+ * warps have issued it, and ends for all four at once.
  *
  * Not here: .sp (sparse) and .b1. Registers of A are read at issue. That all four warps run the same instruction is not
- * checked. */
+ * checked, nor that a fence stands between every access to a register and the wgmma that uses it: only the first one's.
+ */
 #include <stdlib.h>
 
 #include "async.h"
@@ -31,8 +33,8 @@ typedef struct wgmma_op {
     const wgmma_instruction *what;
     struct wgmma_op *next; /* of the warp, in order of issue */
     int accumulate, done, delivered;
-    uint64_t group;
-    uint32_t gathered; /* rows of B */
+    uint64_t group, serial; /* of the warp's operations */
+    uint32_t gathered;      /* rows of B */
     matrix_view a_view, b_view;
     const uint32_t *c[MOST_D]; /* where each accumulator's 32 lanes come from: own copy, or an earlier one's result */
     struct wgmma_op *chained;  /* that one */
@@ -45,7 +47,8 @@ typedef struct wgmma_op {
 typedef struct {
     async_queue queue;
     wgmma_op *first, *last;
-    uint64_t group; /* that ops belong to until the next commit_group; committed ones are smaller */
+    uint64_t group;        /* that ops belong to until the next commit_group; committed ones are smaller */
+    uint64_t issued, read; /* operations, and those of them that have read shared memory */
     int fenced;
 } wgmma_state;
 
@@ -120,10 +123,22 @@ static void let_go(wgmma_op *o) {
     if (o->done && o->delivered && o->users == 0) free(o);
 }
 
+/* Whether all four warps have issued the operation, or have done their share. CUTLASS's simplest example has no other
+ * barrier between a warp's copies and the others' wgmma than the one that the hardware needs to run them together. */
+static int reached_by_all(const warp *w, uint64_t serial, int is_read) {
+    for (int i = w->index / 4 * 4, end = i + 4; i < end; i++) {
+        const warp *other = &w->cta->warps[i];
+        const wgmma_state *s = other->wgmma;
+        if (other->live && (!s || (is_read ? s->read : s->issued) <= serial)) return 0;
+    }
+    return 1;
+}
+
 static int step(async_op *base) {
     wgmma_op *o = (wgmma_op *)base;
     machine *m = base->from->grid->on;
     const wgmma_instruction *x = o->what;
+    if (o->gathered == 0 && m->fences == FENCES_SILICON && !reached_by_all(base->by, o->serial, 0)) return STEP_HELD;
     if (o->gathered == 0 && !x->a_in_registers) {
         uint32_t first = (uint32_t)(base->by->index % 4) * ROWS;
         gather_matrix(base->from, &o->a_view, first, ROWS, o->a);
@@ -133,6 +148,7 @@ static int step(async_op *base) {
     o->gathered += rows;
     if (o->gathered < (uint32_t)x->n) return 0;
     async_untouch(base, 0); /* shared memory has been read */
+    if (base->by->wgmma) ((wgmma_state *)base->by->wgmma)->read++;
     multiply(o, m);
     base->from->traffic[TRAFFIC_MMA_SHARED_READ] += base->bytes;
     o->done = 1;
@@ -185,6 +201,16 @@ static void take_accumulator(warp *w, const instr *in, wgmma_op *o) {
     }
 }
 
+/* The same in every lane, as the text asks of the whole warpgroup. */
+static matrix_descriptor descriptor_of(warp *w, const instr *in, uint32_t slot, const char *name) {
+    const uint64_t *bits = r64(w, slot);
+    for (int lane = 1; lane < WARP_LANES; lane++)
+        if (bits[lane] != bits[0])
+            fault(w, in, lane, "%s is 0x%016llx, and 0x%016llx in lane 0: it must be the same everywhere", name,
+                  (unsigned long long)bits[lane], (unsigned long long)bits[0]);
+    return wgmma_descriptor(w, in, bits[0], name);
+}
+
 static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
     if (!converge_aligned(w, in, lanes)) return RUN_PARK;
     if (lanes != ALL_LANES) fault(w, in, -1, "only lanes %08x of the warp are left; wgmma needs all 32", lanes);
@@ -204,7 +230,7 @@ static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
                 memcpy(&o->a[K_BYTES * (lane / 4 + 8 * (i & 1)) + 4 * (lane % 4) + 16 * (i >> 1)],
                        &r32(w, x->a[i])[lane], 4);
     } else {
-        o->a_view = (matrix_view){.descriptor = wgmma_descriptor(w, in, r64(w, x->a_descriptor)[0], "a-desc"),
+        o->a_view = (matrix_view){.descriptor = descriptor_of(w, in, x->a_descriptor, "a-desc"),
                                   .rows = 64,
                                   .k_bytes = K_BYTES,
                                   .mn_major = x->transpose_a,
@@ -212,7 +238,7 @@ static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
         check_matrix(w, in, w->cta, &o->a_view);
         bytes += ROWS * K_BYTES;
     }
-    o->b_view = (matrix_view){.descriptor = wgmma_descriptor(w, in, r64(w, x->b_descriptor)[0], "b-desc"),
+    o->b_view = (matrix_view){.descriptor = descriptor_of(w, in, x->b_descriptor, "b-desc"),
                               .rows = (uint32_t)x->n,
                               .k_bytes = K_BYTES,
                               .mn_major = x->transpose_b,
@@ -225,6 +251,7 @@ static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
     o->accumulate = scale_d != 0;
     if (o->accumulate) take_accumulator(w, in, o);
     o->group = s->group;
+    o->serial = s->issued++;
     if (s->last)
         s->last->next = o;
     else
@@ -258,7 +285,8 @@ static run_result run_wait(warp *w, const instr *in, uint32_t lanes) {
     wgmma_state *s = state_of(w);
     uint64_t allowed = (uint64_t)in->imm, end = s->group > allowed ? s->group - allowed : 0;
     for (wgmma_op *o = s->first; o && o->group < end; o = o->next)
-        if (!o->done) return park(w, WAIT_ASYNC, allowed, 0);
+        if (!o->done || (machine_of(w)->fences == FENCES_SILICON && !reached_by_all(w, o->serial, 1)))
+            return park(w, WAIT_ASYNC, allowed, 0);
     while (s->first && s->first->group < end) {
         wgmma_op *o = s->first;
         s->first = o->next;
@@ -318,6 +346,7 @@ static void take_elements(decoder *d, wgmma_instruction *x, ptx_type *d_type, pt
     int integer = *a_type == TYPE_S8 || *a_type == TYPE_U8;
     if (integer != (*d_type == TYPE_S32) || (!integer && *d_type != TYPE_F32 && *d_type != TYPE_F16))
         refuse(d, "the sum of .%s products cannot be .%s", type_name(*a_type), type_name(*d_type));
+    if (integer && x->n > 32 && x->n % 16) refuse(d, "N is %d; with integers it is a multiple of 16 from 32 on", x->n);
 }
 
 /* 1 or -1 */
@@ -335,6 +364,7 @@ static int take_bit(decoder *d, int index) {
 
 static int decode_mma_async(decoder *d) {
     if (has_modifier(d, "sp")) refuse(d, "sparse wgmma is not emulated");
+    if (has_modifier(d, "b1")) refuse(d, "wgmma of single bits is not emulated");
     wgmma_instruction *x = decode_alloc(d, sizeof *x);
     need(d, "sync");
     need(d, "aligned");
@@ -347,10 +377,20 @@ static int decode_mma_async(decoder *d) {
         }
         if (x->k) break;
     }
-    if (!x->k) refuse(d, "the shape is not one of wgmma's that are emulated");
+    if (!x->k) refuse(d, "the shape is not one of wgmma's");
     ptx_type d_type, a_type, b_type;
     take_elements(d, x, &d_type, &a_type, &b_type);
     x->saturate = take(d, "satfinite");
+    tensor_op op = {.architecture = TENSOR_SM90_WGMMA,
+                    .m = ROWS,
+                    .n = x->n,
+                    .k = x->k,
+                    .a_type = x->element,
+                    .b_type = x->b_element,
+                    .d_type = x->d_type,
+                    .saturate = x->saturate};
+    const char *reason = tensor_refusal(&op);
+    if (reason) refuse(d, "%s", reason);
     x->d = destination_vector(d, 0, d_type == TYPE_F16 ? TYPE_B32 : d_type, &x->d_count);
     int wanted = d_type == TYPE_F16 ? x->n / 4 : x->n / 2;
     if (x->d_count != wanted) refuse(d, "D has %d registers; it needs %d", x->d_count, wanted);
