@@ -6,11 +6,8 @@
 #include <math.h>
 
 #include "formats.h"
+#include "half.h"
 #include "lanes.h"
-
-#define NAN_HALF 0x7fff
-
-enum { FTZ = 1, SAT = 2, RELU = 4, OOB = 8, KEEP_NAN = 16, XOR_SIGN = 32 }; /* in->mode */
 
 /* What TMA writes outside of a tensor where the map asks for NaN; its sign does not matter, and an H200 looks for it in
  * a and b only. */
@@ -29,14 +26,14 @@ static inline uint32_t flush(uint32_t x, int brain) {
     return x & (brain ? 0x7f80 : 0x7c00) ? x : x & 0x8000;
 }
 static inline uint32_t operand_half(uint32_t x, uint32_t mode, int brain) {
-    return mode & FTZ ? flush(x, brain) : x;
+    return mode & HALF_FTZ ? flush(x, brain) : x;
 }
 static inline uint32_t finish(uint32_t x, uint32_t mode, int brain) {
     const uint32_t one = brain ? 0x3f80 : 0x3c00;
-    if (is_nan(x, brain)) return mode & SAT ? 0 : NAN_HALF;
-    if (mode & FTZ) x = flush(x, brain);
-    if (mode & (SAT | RELU) && x >> 15) x = 0;
-    return mode & SAT && x > one ? one : x;
+    if (is_nan(x, brain)) return mode & HALF_SAT ? 0 : NAN_HALF;
+    if (mode & HALF_FTZ) x = flush(x, brain);
+    if (mode & (HALF_SAT | HALF_RELU) && x >> 15) x = 0;
+    return mode & HALF_SAT && x > one ? one : x;
 }
 
 static double add_to_odd(double p, double c) {
@@ -49,32 +46,31 @@ static double add_to_odd(double p, double c) {
     return double_of((error > 0) == (s > 0) ? bits + 1 : bits - 1);
 }
 
-/* .ftz asks whether the result would be subnormal if exponents had no end: below this, 2^-14 is not reached by rounding
- * to 11 bits, though it may be by rounding to the subnormals' grid. (So on an H200.) Only f16 has .ftz. */
-#define TINY_F16 (0x1p-14 * (1 - 0x1p-12))
-
-typedef enum { ADD, SUB, MUL, FMA } operation;
-static inline uint32_t arithmetic_half(uint32_t x, uint32_t y, uint32_t z, operation op, uint32_t mode, int brain) {
-    if (mode & OOB && ((x & 0x7fff) == OOB_NAN || (y & 0x7fff) == OOB_NAN)) return 0;
+static inline uint32_t arithmetic_half(uint32_t x, uint32_t y, uint32_t z, half_operation op, uint32_t mode,
+                                       int brain) {
+    if (mode & HALF_OOB && ((x & 0x7fff) == OOB_NAN || (y & 0x7fff) == OOB_NAN)) return 0;
     double a = value_of(operand_half(x, mode, brain), brain), b = value_of(operand_half(y, mode, brain), brain);
     double c = value_of(operand_half(z, mode, brain), brain);
-    double r = op == ADD ? add_to_odd(a, b) : op == SUB ? add_to_odd(a, -b) : op == MUL ? a * b : add_to_odd(a * b, c);
-    if (mode & FTZ && fabs(r) < TINY_F16) r = copysign(0, r);
+    double r = op == HALF_ADD   ? add_to_odd(a, b)
+               : op == HALF_SUB ? add_to_odd(a, -b)
+               : op == HALF_MUL ? a * b
+                                : add_to_odd(a * b, c);
+    if (mode & HALF_FTZ && fabs(r) < TINY_F16) r = copysign(0, r);
     return finish(rounded(r, brain), mode, brain);
 }
 
 static inline uint32_t extreme_half(uint32_t x, uint32_t y, int maximum, uint32_t mode, int brain) {
     uint32_t a = operand_half(x, mode, brain), b = operand_half(y, mode, brain), sign = (a ^ b) & 0x8000, r;
-    if (mode & XOR_SIGN) a &= 0x7fff, b &= 0x7fff;
+    if (mode & HALF_XOR_SIGN) a &= 0x7fff, b &= 0x7fff;
     if (is_nan(a, brain) || is_nan(b, brain)) {
-        if (mode & KEEP_NAN || (is_nan(a, brain) && is_nan(b, brain))) return NAN_HALF;
+        if (mode & HALF_KEEP_NAN || (is_nan(a, brain) && is_nan(b, brain))) return NAN_HALF;
         r = is_nan(a, brain) ? b : a;
     } else { /* in the order of signed integers, -0 below +0 */
         int32_t p = a & 0x8000 ? -(int32_t)(a & 0x7fff) - 1 : (int32_t)a;
         int32_t q = b & 0x8000 ? -(int32_t)(b & 0x7fff) - 1 : (int32_t)b;
         r = (p < q) != maximum ? a : b;
     }
-    return mode & XOR_SIGN ? (r & 0x7fff) | sign : r;
+    return mode & HALF_XOR_SIGN ? (r & 0x7fff) | sign : r;
 }
 
 static inline uint32_t sign_half(uint32_t x, uint32_t keep, uint32_t flip, uint32_t mode, int brain) {
@@ -109,10 +105,45 @@ static inline uint32_t sign_half(uint32_t x, uint32_t keep, uint32_t flip, uint3
                                                [TYPE_F16X2] = name##_f16x2,                                            \
                                                [TYPE_BF16] = name##_bf16,                                              \
                                                [TYPE_BF16X2] = name##_bf16x2};
-HALF_HANDLERS(add, arithmetic_half(x, y, 0, ADD, mode, brain))
-HALF_HANDLERS(sub, arithmetic_half(x, y, 0, SUB, mode, brain))
-HALF_HANDLERS(mul, arithmetic_half(x, y, 0, MUL, mode, brain))
-HALF_HANDLERS(fma, arithmetic_half(x, y, z, FMA, mode, brain))
+
+/* The four that matter for speed: all lanes at once, and one by one where that is refused. */
+static run_result run_arithmetic(warp *w, const instr *in, uint32_t lanes, half_operation op, int brain, int parts) {
+    const uint32_t mode = in->mode, *pa = r32(w, in->s[0]), *pb = r32(w, in->s[1]), *pc = r32(w, in->s[2]);
+    uint32_t *d = r32(w, in->d), all[WARP_LANES];
+    if (mode & HALF_OOB || !half_vector(op, mode, brain, (const uint16_t *)pa, (const uint16_t *)pb,
+                                        (const uint16_t *)pc, (uint16_t *)all))
+        FOR_LANES(i, lanes) {
+            all[i] = 0;
+            for (int at = 0; at < 16 * parts; at += 16)
+                all[i] |=
+                    arithmetic_half(pa[i] >> at & 0xffff, pb[i] >> at & 0xffff, pc[i] >> at & 0xffff, op, mode, brain)
+                    << at;
+        }
+    LANES(i, lanes, { d[i] = all[i]; });
+    return RUN_NEXT;
+}
+#define ARITHMETIC_HANDLERS(name, op)                                                                                  \
+    HANDLER(name##_f16) {                                                                                              \
+        return run_arithmetic(w, in, lanes, op, 0, 1);                                                                 \
+    }                                                                                                                  \
+    HANDLER(name##_f16x2) {                                                                                            \
+        return run_arithmetic(w, in, lanes, op, 0, 2);                                                                 \
+    }                                                                                                                  \
+    HANDLER(name##_bf16) {                                                                                             \
+        return run_arithmetic(w, in, lanes, op, 1, 1);                                                                 \
+    }                                                                                                                  \
+    HANDLER(name##_bf16x2) {                                                                                           \
+        return run_arithmetic(w, in, lanes, op, 1, 2);                                                                 \
+    }                                                                                                                  \
+    static const handler_table name##_table = {[TYPE_F16] = name##_f16,                                                \
+                                               [TYPE_F16X2] = name##_f16x2,                                            \
+                                               [TYPE_BF16] = name##_bf16,                                              \
+                                               [TYPE_BF16X2] = name##_bf16x2};
+ARITHMETIC_HANDLERS(add, HALF_ADD)
+ARITHMETIC_HANDLERS(sub, HALF_SUB)
+ARITHMETIC_HANDLERS(mul, HALF_MUL)
+ARITHMETIC_HANDLERS(fma, HALF_FMA)
+
 HALF_HANDLERS(min, extreme_half(x, y, 0, mode, brain))
 HALF_HANDLERS(max, extreme_half(x, y, 1, mode, brain))
 HALF_HANDLERS(abs, sign_half(x, 0x7fff, 0, mode, brain))
@@ -144,12 +175,12 @@ static int decode_arithmetic(decoder *d, const handler_table table, int is_fma) 
     if (!is_half(t)) return 0;
     if (!take(d, "rn") && is_fma) refuse(d, "fma needs .rn");
     if (is_fma) {
-        take_flag(d, "oob", OOB);
-        take_flag(d, "relu", RELU);
+        take_flag(d, "oob", HALF_OOB);
+        take_flag(d, "relu", HALF_RELU);
     }
-    if (!is_bf16(t) && !(d->in->mode & OOB)) {
-        take_flag(d, "ftz", FTZ);
-        if (!(d->in->mode & RELU)) take_flag(d, "sat", SAT);
+    if (!is_bf16(t) && !(d->in->mode & HALF_OOB)) {
+        take_flag(d, "ftz", HALF_FTZ);
+        if (!(d->in->mode & HALF_RELU)) take_flag(d, "sat", HALF_SAT);
     }
     return finish_decode(d, table, is_fma ? 3 : 2);
 }
@@ -169,10 +200,10 @@ static int decode_fma(decoder *d) {
 static int decode_extreme(decoder *d, const handler_table table) {
     ptx_type t = peek_type(d);
     if (!is_half(t)) return 0;
-    if (!is_bf16(t)) take_flag(d, "ftz", FTZ);
-    take_flag(d, "NaN", KEEP_NAN);
-    take_flag(d, "xorsign", XOR_SIGN);
-    if (d->in->mode & XOR_SIGN) need(d, "abs");
+    if (!is_bf16(t)) take_flag(d, "ftz", HALF_FTZ);
+    take_flag(d, "NaN", HALF_KEEP_NAN);
+    take_flag(d, "xorsign", HALF_XOR_SIGN);
+    if (d->in->mode & HALF_XOR_SIGN) need(d, "abs");
     return finish_decode(d, table, 2);
 }
 static int decode_min(decoder *d) {
@@ -185,7 +216,7 @@ static int decode_max(decoder *d) {
 static int decode_sign(decoder *d, const handler_table table) {
     ptx_type t = peek_type(d);
     if (!is_half(t)) return 0;
-    if (!is_bf16(t)) take_flag(d, "ftz", FTZ);
+    if (!is_bf16(t)) take_flag(d, "ftz", HALF_FTZ);
     return finish_decode(d, table, 1);
 }
 static int decode_abs(decoder *d) {
@@ -207,7 +238,7 @@ static int decode_ex2(decoder *d) {
     need(d, "approx");
     if (is_bf16(t)) {
         need(d, "ftz");
-        d->in->mode = FTZ;
+        d->in->mode = HALF_FTZ;
     }
     return finish_decode(d, ex2_table, 1);
 }
