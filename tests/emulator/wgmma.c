@@ -163,7 +163,7 @@ static void release(async_op *base) {
         let_go(o->chained);
         o->chained = NULL;
     }
-    if (!o->done) o->done = o->delivered = 1; /* dropped: the machine is being destroyed */
+    o->done = 1; /* also where it is dropped with the machine: wgmma_warp_end frees it then */
     let_go(o);
 }
 
