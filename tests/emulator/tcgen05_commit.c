@@ -87,7 +87,12 @@ static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
     tensor_core_publish(w);
     FOR_LANES(lane, lanes) {
         uint32_t offset;
-        cta *target = shared_operand(w, in, lane, &x->barrier, &offset, "the mbarrier's address");
+        address_operand barrier = x->barrier;
+        /* ThunderKittens gives a shared address where a generic one is asked for; silicon takes its lower half anyway
+         */
+        if (machine_of(w)->fences == FENCES_SILICON && address_value(w, &barrier, lane) <= UINT32_MAX)
+            barrier.space = SPACE_SHARED_CLUSTER;
+        cta *target = shared_operand(w, in, lane, &barrier, &offset, "the mbarrier's address");
         uint32_t mask = x->multicast ? r32(w, in->s[1])[lane] & 0xffff : 1u << target->rank;
         if (mask >> target->cluster->size)
             fault(w, in, (int)lane, "the mask of CTAs 0x%x names some that the cluster of %d has not", mask,

@@ -156,7 +156,8 @@ def execute(
             load("x", "%a0", len(a), wide),
             load("y", "%a1", len(b), wide),
             load("c", "%a2", len(c), wide),
-            "mul.wide.u32 %d0, %lane, 4; add.u64 %d0, %d0, %a4; ld.global.u32 %r0, [%d0]; ld.global.u32 %r1, [%d0+128];",
+            "mul.wide.u32 %d0, %lane, 4; add.u64 %d0, %d0, %a4;",
+            "ld.global.u32 %r0, [%d0]; ld.global.u32 %r1, [%d0 + 128];",
             f".reg .{kind} %e<{len(c)}>;",
             f"{text} {registers(d, len(c))}, {registers('x', len(a))}, {registers('y', len(b))}, "
             f"{registers('c', len(c))}{tail};",
@@ -447,7 +448,8 @@ SCALE_TAIL = ", %r10, {0, 0}, %r11, {0, 0}"
             "sm_120a",
         ),
         (
-            f"mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.f32.e4m3.e4m3.f32.ue8m0 {C4},{A4},{B2},{C4}{SCALE_TAIL};",
+            "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.f32.e4m3.e4m3.f32.ue8m0 "
+            f"{C4},{A4},{B2},{C4}{SCALE_TAIL};",
             "sm_120",
             "block_scale",
         ),
