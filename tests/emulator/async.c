@@ -136,7 +136,10 @@ static int go_on(machine *m, uint32_t index) {
     async_op *op = candidate_op(&m->pool->candidates[index]);
     int done, steps = 0;
     do {
+        m->running = op->by; /* for the report of an address that is not mapped */
+        m->instruction = op->in;
         done = op->step(op);
+        m->running = NULL;
         if (done == STEP_HELD) return steps;
         machine_progress(m);
         steps = 1;
