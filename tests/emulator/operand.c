@@ -304,7 +304,8 @@ static void register_operand(parser *p, operand *o, variable *v) {
             int element = found && *found ? (int)(found - "xyzwrgba") % 4 : 4;
             if (element >= v->vector) syntax_error(p, line, "`%s` has no such element", v->name);
             o->reg = v->elements[element];
-        } else if (length == 2 && (suffix[0] == 'b' || suffix[0] == 'h') && suffix[1] >= '0' && suffix[1] <= '3') {
+        } else if (length >= 2 && length <= 5 && (suffix[0] == 'b' || suffix[0] == 'h') &&
+                   strspn(suffix + 1, "01234567") + 1 >= length) { /* of a video instruction */
             o->name = arena_text(p->arena, suffix, length);
         } else {
             unexpected(p, "the end of the operand");

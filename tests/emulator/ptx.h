@@ -301,6 +301,7 @@ typedef struct {
     X(move_opcodes)                                                                                                    \
     X(integer_opcodes)                                                                                                 \
     X(bits_opcodes)                                                                                                    \
+    X(video_opcodes)                                                                                                   \
     X(float_opcodes)                                                                                                   \
     X(half_opcodes)                                                                                                    \
     X(convert_opcodes)                                                                                                 \
