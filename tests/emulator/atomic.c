@@ -21,13 +21,26 @@ typedef struct atomic {
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
+/* memcpy and memcmp of the usual sizes, without a call. */
+static inline void copy(void *to, const void *from, uint32_t bytes) {
+    if (bytes == 4)
+        memcpy(to, from, 4);
+    else if (bytes == 8)
+        memcpy(to, from, 8);
+    else
+        memcpy(to, from, bytes);
+}
+static inline int differ(const void *a, const void *b, uint32_t bytes) {
+    return bytes == 4 ? memcmp(a, b, 4) != 0 : bytes == 8 ? memcmp(a, b, 8) != 0 : memcmp(a, b, bytes) != 0;
+}
+
 static uint32_t lane_bytes(uint32_t value_size) {
     return value_size < 4 ? 4 : value_size;
 }
 
 static void read_values(const warp *w, const atomic *a, const uint32_t *slots, uint32_t lane, uint8_t *out) {
     for (uint32_t i = 0; i < a->count; i++)
-        memcpy(out + i * a->value_size, w->registers + slots[i] + lane * lane_bytes(a->value_size), a->value_size);
+        copy(out + i * a->value_size, w->registers + slots[i] + lane * lane_bytes(a->value_size), a->value_size);
 }
 
 static void write_values(const warp *w, const atomic *a, uint32_t lane, const uint8_t *values) {
@@ -35,7 +48,7 @@ static void write_values(const warp *w, const atomic *a, uint32_t lane, const ui
         if (a->d[i] == NO_SLOT) continue;
         uint8_t *d = w->registers + a->d[i] + lane * lane_bytes(a->value_size);
         if (a->value_size < 4) memset(d, 0, 4);
-        memcpy(d, values + i * a->value_size, a->value_size);
+        copy(d, values + i * a->value_size, a->value_size);
     }
 }
 
@@ -49,12 +62,12 @@ static void apply(warp *w, const instr *in, const atomic *a, uint32_t lane, uint
     read_values(w, a, a->b, lane, b);
     switch (a->kind) {
     case ATOMIC_EXCHANGE:
-        memcpy(value, b, a->bytes);
+        copy(value, b, a->bytes);
         break;
     case ATOMIC_COMPARE:
-        if (memcmp(value, b, a->bytes) != 0) break;
+        if (differ(value, b, a->bytes)) break;
         read_values(w, a, &a->c, lane, c);
-        memcpy(value, c, a->bytes);
+        copy(value, c, a->bytes);
         break;
     default:
         for (uint32_t at = 0; at < a->bytes; at += a->element_size)
@@ -69,11 +82,11 @@ static void apply(warp *w, const instr *in, const atomic *a, uint32_t lane, uint
 static int operate(warp *w, const instr *in, const atomic *a, uint32_t lane, uint64_t address, const uint8_t *at,
                    uint8_t value[32]) {
     uint8_t old[32];
-    memcpy(old, at, a->bytes);
-    memcpy(value, old, a->bytes);
+    copy(old, at, a->bytes);
+    copy(value, old, a->bytes);
     apply(w, in, a, lane, address, value);
     write_values(w, a, lane, old);
-    return memcmp(value, old, a->bytes) != 0;
+    return differ(value, old, a->bytes);
 }
 
 static void run_lane(warp *w, const instr *in, const atomic *a, uint32_t lane, uint64_t address) {
@@ -97,7 +110,7 @@ static int run_direct(warp *w, const instr *in, const atomic *a, uint32_t lanes,
     FOR_LANES(lane, lanes) {
         uint8_t *at = reach_lane(&r, address[lane], lane);
         if (!operate(w, in, a, lane, address[lane], at, value)) continue;
-        memcpy(at, value, a->bytes);
+        copy(at, value, a->bytes);
         changed = 1;
     }
     uint64_t bytes = (uint64_t)a->bytes * (uint32_t)__builtin_popcount(lanes);
