@@ -6,7 +6,9 @@ can pose as, several timings a test. It is another process, since a process open
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +41,22 @@ def test_one_of_each_kind(device: str) -> None:
     """Later GPUs run other PTX, whose decoding of e2m1 differs."""
     files = ("test_decode.py", "test_epilogue.py", "test_layouts.py", "test_nan.py", "test_quantize.py")
     emulated(device, *files, "test_custom_kernel.py", "-k", "sm80")
+
+
+def test_bits_of_an_h200() -> None:
+    """Sums that round at every step come out as a real H200 computed them, whatever the timing."""
+    recorded = json.loads((TESTS / "vectors" / "product_bits_sm90.json").read_text())
+    seed = random.SystemRandom().randrange(2**31)
+    environment = {
+        **os.environ,
+        "NVFP4_LIBCUDA": str(emulate.build()),
+        "EMULATE_DEVICE": "sm_90",
+        "EMULATE_SEED": str(seed),
+    }
+    command = [sys.executable, "product_bits.py"]
+    done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sha256"] == recorded["sha256"], f"EMULATE_SEED={seed}"
 
 
 def test_check_runs_on_it() -> None:
