@@ -93,7 +93,7 @@ def test_alone_or_in_a_batch(backend: Backend, generator: torch.Generator) -> No
 
 
 def test_threads_calling_at_once(backend: Backend, generator: torch.Generator) -> None:
-    """Eight threads, each with its own shape and forty calls (two, emulated); refusals in between, each thread its own sentence."""
+    """Eight threads, each with its own shape and forty calls, and refusals in between, each thread its own sentence."""
     work = [arguments(1 + 9 * i, 40 + 11 * i, 16 * (5 + 7 * i), backend.device, generator) for i in range(8)]
     expected = [product(args, backend) for args in work]
     failures: list[str] = []

@@ -168,6 +168,7 @@ class Emulator:
         self.call("cuInit", 0)
 
     def set(self, name: str, value: str | int) -> None:
+        """Changes a setting by the name that its EMULATE_ variable has, in lower case; from the next launch on."""
         if self.library.emulator_configure(name.encode(), str(value).encode()):
             raise EmulatorError(self.error())
 
@@ -183,6 +184,7 @@ class Emulator:
             raise EmulatorError(sentence or f"{name}: error {code}")
 
     def load(self, ptx: str | bytes | Path) -> Module:
+        """PTX as text, a fat binary as bytes, or a file of either; every instruction is checked here."""
         handle = ctypes.c_void_p()
         if isinstance(ptx, Path):
             self.call("cuModuleLoad", ctypes.byref(handle), str(ptx).encode())
@@ -192,6 +194,7 @@ class Emulator:
         return Module(self, handle)
 
     def array(self, data: numpy.ndarray | Sequence[Any]) -> Array:
+        """Device memory of that shape and type with a copy of the data."""
         values = numpy.ascontiguousarray(data)
         made = Array(self, values.shape, values.dtype)
         made.numpy()[...] = values
@@ -212,6 +215,18 @@ class Emulator:
         programmatic: bool = False,
         wait: bool = True,
     ) -> None:
+        """Queues a kernel and, unless told otherwise, runs what is queued.
+
+        Args:
+            grid, block, cluster: x, (x, y) or (x, y, z); the grid and the cluster in blocks, the block in threads.
+            args: one value for each parameter of the kernel (see the top of this file).
+            shared: bytes of dynamic shared memory.
+            programmatic: may begin when the kernel before it says griddepcontrol.launch_dependents.
+            wait: False leaves it queued, so that the next one can overlap with it, until synchronize().
+
+        Raises:
+            EmulatorError: the launch was refused, or something faulted while running.
+        """
         values = list(args)
         if len(values) != len(kernel.sizes):
             raise ValueError(f"{kernel.name} takes {len(kernel.sizes)} arguments, {len(values)} are given")
@@ -238,6 +253,7 @@ class Emulator:
             self.synchronize()
 
     def synchronize(self) -> None:
+        """Runs what is queued to its end; raises EmulatorError with the sentence of a fault."""
         self.call("cuCtxSynchronize")
 
     def tensor_map(
@@ -292,7 +308,14 @@ types: """ + " ".join(DTYPES)
 def parse_argument(text: str, emulator: Emulator, random: numpy.random.Generator) -> Any:
     memory = re.fullmatch(r"(\w+)\[(\d+)\]=(.+)", text)
     if not memory:
-        return float(text) if re.search(r"[.eEn]", text) and not text.startswith("0x") else int(text, 0)
+        try:
+            return int(text, 0)
+        except ValueError:
+            pass
+        try:
+            return float(text)
+        except ValueError:
+            raise EmulatorError(f"--arg {text}: is neither a number nor TYPE[COUNT]=CONTENT") from None
     kind, length, source = memory[1], int(memory[2]), memory[3]
     if kind not in DTYPES:
         raise EmulatorError(f"--arg {text}: {kind} is no type; there are {' '.join(DTYPES)}")
