@@ -115,10 +115,15 @@ struct cluster {
     uint32_t threads; /* of all its CTAs */
 };
 
+/* Counts warps: a warp arrives when all its lanes have that have not exited. */
 typedef struct named_barrier {
-    uint32_t arrived, expected; /* threads */
+    uint32_t arrived, expected; /* of this phase; expected 0: nobody has come yet */
+    uint32_t warps;             /* bit i: warp i is among them */
+    uint32_t partial;           /* bit i: some lanes of warp i are here, the others are not */
+    uint32_t lanes[WARP_LANES]; /* which ones, by warp */
     uint64_t phase;
-    uint32_t votes_and, votes_or, votes_sum, result_and, result_or, result_sum; /* bar.red */
+    int everyone;                            /* for all warps of the CTA, of which exited ones are not waited for */
+    uint32_t votes_no, votes_yes, votes_sum; /* bar.red: some lane said no, some said yes, how many did */
 } named_barrier;
 
 /* Bytes moved, for the trace: one row a kind. */
@@ -191,14 +196,14 @@ typedef struct wait_note {
     enum {
         WAIT_NOTHING,
         WAIT_LANES,    /* for other lanes of the warp at the same instruction */
-        WAIT_BARRIER,  /* a = barrier number, b = phase */
+        WAIT_BARRIER,  /* a = barrier number, b = phase; when it is over, the votes (barrier.c) */
         WAIT_CLUSTER,  /* b = phase */
         WAIT_MBARRIER, /* a = shared address, b = parity or token */
         WAIT_ASYNC,    /* own asynchronous operations: a = groups allowed */
         WAIT_TMEM,     /* columns: a */
         WAIT_GRID      /* the predecessor's end */
     } kind;
-    int expired; /* WAIT_MBARRIER: the time limit of the try_wait is over */
+    int over; /* WAIT_BARRIER: its phase; WAIT_MBARRIER: the time limit of the try_wait */
     uint64_t a, b;
 } wait_note;
 
@@ -294,16 +299,18 @@ struct machine {
     /* how often every try_wait was ended since something last happened, and `progress` then */
     uint64_t expirations, expired_at;
     int resident_goal; /* CTAs beyond this start only when nothing else can run; drawn from the seed */
+    int spread;        /* SMs among which the first place for a CTA is drawn, so that some seeds crowd them */
+    uint64_t slept;    /* nanoseconds that passed while nothing but nanosleep ran */
     uint64_t progress; /* grows whenever something changes that another thread can see */
     uint64_t op_serial, cta_serial, grid_serial;
     int resident;
     struct async_pool *pool;
     struct spares *spares; /* memory of CTAs that have gone: start.c */
-    struct trace *trace; /* NULL: none is wanted */
-    void *escape;        /* jmp_buf of machine_run, for fault() */
-    char *error;         /* the sentence of the fault that stopped it; sticky, as on hardware */
-    int assertion_failed; /* that was why */
-    warp *running;       /* whose instruction is being run */
+    struct trace *trace;   /* NULL: none is wanted */
+    void *escape;          /* jmp_buf of machine_run, for fault() */
+    char *error;           /* the sentence of the fault that stopped it; sticky, as on hardware */
+    int assertion_failed;  /* that was why */
+    warp *running;         /* whose instruction, or operation, is being run */
     const instr *instruction;
 };
 
@@ -336,11 +343,19 @@ static inline machine *machine_of(const warp *w) {
  * this; it is cleared when the instruction is done. */
 run_result park(warp *w, int kind, uint64_t a, uint64_t b);
 
-/* Warp collectives. `members` are lanes that must be at this instruction together (exited ones do not count). Returns 1
- * if they are all in the current fragment, or have been merged into it; else notes the wait: return RUN_PARK. A handler
- * whose lanes name different masks calls it for each group and, if one is incomplete, calls split_off(w, that group)
- * (these lanes become a parked fragment of their own) and goes on with the rest. */
+/* Warp collectives. `members` are lanes that must come together (exited ones do not count). Returns 1 if they are all
+ * in the current fragment, or wait at other instructions of the same name; else notes the wait: return RUN_PARK. A
+ * handler whose lanes name different masks calls it for each group and, if one is incomplete, calls split_off(w, that
+ * group) (these lanes become a parked fragment of their own) and goes on with the rest. */
 int converge(warp *w, const instr *in, uint32_t members);
+/* Those that wait at other instructions: how many such, which, and their lanes. They go on when elsewhere_done says so.
+ */
+typedef struct {
+    const instr *in;
+    uint32_t lanes;
+} meeting;
+int elsewhere(const warp *w, const instr *in, uint32_t members, meeting out[WARP_LANES]);
+void elsewhere_done(warp *w, const instr *in, uint32_t members);
 /* For `.aligned` instructions: all live lanes of the warp must be here. Faults where they cannot come any more. */
 int converge_aligned(warp *w, const instr *in, uint32_t lanes);
 void split_off(warp *w, uint32_t lanes);
@@ -350,7 +365,7 @@ void jump(warp *w, uint32_t lanes, int32_t pc);
 void jump_function(warp *w, uint32_t lanes, const function *f, int32_t pc, call_node *stack);
 void exit_lanes(warp *w, uint32_t lanes);
 int special_fill(const warp *w, const char *name, uint64_t out[WARP_LANES]); /* %tid.x ...; 0: there is none */
-int special_scope(const char *name); /* SAME_IN_GRID ... of struct fill */
+int special_scope(const char *name);                                         /* SAME_IN_GRID ... of struct fill */
 int special_exists(const char *name);
 int special_is_dynamic(const char *name); /* %clock ...: read when executed, by mov */
 uint64_t special_read(warp *w, const char *name, int lane);
@@ -438,6 +453,7 @@ static inline uint32_t shared_begin(const cta *c) {
 void *device_allocate(size_t bytes);
 int device_free(void *p);                                             /* 0 if it was one */
 int device_range(uint64_t address, uint64_t *start, uint64_t *bytes); /* 1: inside an allocation */
+int device_is_reserved(uint64_t address);                             /* 1: nothing but allocations lies there */
 extern int host_memory_allowed;                                       /* the device reads pageable memory */
 
 /* ---- mbarrier (mbarrier.c): also used by bulk, TMA, tcgen05.commit, st.async
@@ -501,6 +517,7 @@ void remark_once(machine *m, const char *key, const char *sentence, ...) __attri
 
 void trace_op(machine *m, const async_op *op); /* when it ends */
 void trace_cta(machine *m, const cta *c);      /* when it is freed */
+void trace_launch(machine *m, const grid *g);  /* when it is queued: what ran before the trace is not counted */
 void trace_grid(machine *m, const grid *g);    /* when it has finished */
 void trace_write(machine *m);
 void trace_end(machine *m);

@@ -2,6 +2,8 @@
  * (9.7.19.5), nanosleep and pmevent (9.7.19). */
 #include "simt.h"
 
+enum { SLEEPS_BEFORE_SKIPPING = 64 };
+
 static run_result launch_dependents(warp *w, const instr *in, uint32_t lanes) {
     (void)in, (void)lanes;
     cta *c = w->cta;
@@ -47,8 +49,10 @@ static int decode_setmaxnreg(decoder *d) {
     return 1;
 }
 
+/* Where nothing else goes on the time passes, so that who sleeps until a moment wakes up. */
 static run_result sleep_turn(warp *w, const instr *in, uint32_t lanes) {
-    (void)w, (void)in, (void)lanes;
+    machine *m = machine_of(w);
+    if (m->idle > SLEEPS_BEFORE_SKIPPING) m->slept += r32(w, in->s[0])[__builtin_ctz(lanes)];
     return RUN_YIELD;
 }
 

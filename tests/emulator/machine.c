@@ -1,11 +1,11 @@
 /* The machine: launches, which CTA runs on which SM, and whose turn it is. */
-#define _GNU_SOURCE /* sigaction, strdup */
+#define _GNU_SOURCE /* strdup */
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "guard.h"
 #include "simt.h"
 
 enum {
@@ -30,6 +30,8 @@ void machine_seed(machine *m, uint64_t seed) {
     }
     m->timing = timing_of_seed(seed);
     m->resident_goal = 1 << machine_below(m, 5);
+    m->spread = 1 << machine_below(m, 8);
+    if (m->spread > m->sm_count) m->spread = m->sm_count;
 }
 
 uint32_t machine_random(machine *m) {
@@ -101,6 +103,7 @@ int machine_occupancy(const machine *m, const launch *l) {
     const device *d = m->device;
     int threads = (block_threads(l) + WARP_LANES - 1) / WARP_LANES * WARP_LANES;
     int64_t shared = shared_of(l) - SHARED_BASE + d->shared_reserved;
+    if (threads > 1024 || shared > d->shared_per_block + d->shared_reserved) return 0;
     int ctas = d->threads_per_sm / threads;
     if (d->ctas_per_sm < ctas) ctas = d->ctas_per_sm;
     if (d->shared_per_sm / shared < ctas) ctas = (int)(d->shared_per_sm / shared);
@@ -150,6 +153,8 @@ static char *cannot_launch(const machine *m, const launch *l) {
         return sentence("%s: a cluster of %u,%u,%u CTAs; its .reqnctapercluster is %d,%d,%d", f->name, l->cluster[0],
                         l->cluster[1], l->cluster[2], f->reqnctapercluster[0], f->reqnctapercluster[1],
                         f->reqnctapercluster[2]);
+    if (f->explicitcluster && !l->explicit_cluster)
+        return sentence("%s: no cluster was asked for, and it is .explicitcluster", f->name);
     if (cluster > 1 && m->device->cc < 90)
         return sentence("%s: a cluster of %llu CTAs; clusters need compute capability 9.0", f->name,
                         (unsigned long long)cluster);
@@ -185,6 +190,7 @@ char *machine_launch(machine *m, const launch *l) {
     else
         m->first_grid = g;
     m->last_grid = g;
+    trace_launch(m, g);
     return NULL;
 }
 
@@ -244,7 +250,7 @@ static int start_cluster(machine *m, grid *g) {
     const launch *l = &g->launch;
     int size = (int)(l->cluster[0] * l->cluster[1] * l->cluster[2]);
     sm *places[16];
-    int first = (int)machine_below(m, (uint32_t)m->sm_count), found = 0;
+    int first = (int)machine_below(m, (uint32_t)m->spread), found = 0;
     for (int i = 0; i < m->sm_count && found < size; i++) {
         sm *s = &m->sms[(first + i) % m->sm_count];
         if (fits(s, l, m->device)) places[found++] = s;
@@ -320,19 +326,26 @@ static void free_cta(cta *c) {
 }
 
 static void end_cluster(machine *m, cluster *k) {
+    for (int i = 0; i < k->size; i++) async_forget(m, k->ctas[i]); /* may fault: nothing is gone yet */
     for (int i = 0; i < k->size; i++) {
         for (cta **link = &m->ctas; *link; link = &(*link)->next)
             if (*link == k->ctas[i]) {
                 *link = k->ctas[i]->next;
                 break;
             }
-        async_forget(m, k->ctas[i]);
         trace_cta(m, k->ctas[i]);
         free_cta(k->ctas[i]);
         m->resident--;
     }
     free(k->ctas);
     free(k);
+}
+
+static void free_grid(grid *g) {
+    device_free(g->launch.parameters);
+    if (g->workspace) device_free(g->workspace);
+    forget_image(g);
+    free(g);
 }
 
 static void end_grid(machine *m, grid *g) {
@@ -343,10 +356,7 @@ static void end_grid(machine *m, grid *g) {
         grid *gone = m->first_grid;
         m->first_grid = gone->next;
         if (!m->first_grid) m->last_grid = NULL;
-        device_free(gone->launch.parameters);
-        if (gone->workspace) device_free(gone->workspace);
-        forget_image(gone);
-        free(gone);
+        free_grid(gone);
     }
     wake_all(m); /* griddepcontrol.wait of the next one */
 }
@@ -418,7 +428,7 @@ static int expire_waits(machine *m) {
             for (int j = 0; j < w->fragment_count; j++) {
                 fragment *f = &w->fragments[j];
                 if (f->state != FRAGMENT_PARKED || f->wait.kind != WAIT_MBARRIER) continue;
-                f->wait.expired = 1;
+                f->wait.over = 1;
                 f->state = FRAGMENT_RUNS;
                 here = any = 1;
             }
@@ -451,22 +461,44 @@ static void turn(machine *m) {
     if (m->idle > POLLS_BEFORE_GIVING_UP && !async_pending(m)) report_deadlock(m);
 }
 
+/* What a fault has left behind: modules that it came from may be unloaded from now on. */
+static void discard(machine *m) {
+    CALL_HOOK(async_clear, m);
+    while (m->ctas) {
+        cta *c = m->ctas;
+        m->ctas = c->next;
+        cluster *k = c->cluster;
+        k->ctas[c->rank] = NULL;
+        free_cta(c);
+        int left = 0;
+        for (int i = 0; i < k->size; i++) left += k->ctas[i] != NULL;
+        if (!left) {
+            free(k->ctas);
+            free(k);
+        }
+    }
+    while (m->first_grid) {
+        grid *g = m->first_grid;
+        m->first_grid = g->next;
+        CALL_HOOK(memory_grid_end, g);
+        free_grid(g);
+    }
+    m->last_grid = NULL;
+    m->resident = 0;
+}
+
 machine *machine_running;
 
-static void on_segv(int number, siginfo_t *info, void *context) {
-    (void)number, (void)context;
-    if (!machine_running || !machine_running->running) abort();
+static void not_mapped(const void *address) {
+    if (!machine_running->running) abort(); /* the emulator's own fault */
     fault(machine_running->running, machine_running->instruction, -1, "address %p is not mapped in this process",
-          info->si_addr);
+          address);
 }
 
 int machine_run(machine *m) {
     if (m->error) return -1;
-    struct sigaction action = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO | SA_NODEFER}, segv, bus;
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGSEGV, &action, &segv);
-    sigaction(SIGBUS, &action, &bus);
     jmp_buf escape;
+    guard_begin(not_mapped);
     m->escape = &escape;
     machine_running = m;
     if (!setjmp(escape))
@@ -474,8 +506,9 @@ int machine_run(machine *m) {
     machine_running = NULL;
     m->escape = NULL;
     m->running = NULL;
-    sigaction(SIGSEGV, &segv, NULL);
-    sigaction(SIGBUS, &bus, NULL);
+    m->instruction = NULL;
+    guard_end();
+    if (m->error) discard(m);
     trace_write(m);
     return m->error ? -1 : 0;
 }
@@ -496,31 +529,8 @@ machine *machine_create(const device *d) {
     return m;
 }
 
-/* Everything that a fault left behind goes too. */
 void machine_destroy(machine *m) {
-    CALL_HOOK(async_clear, m);
-    while (m->ctas) {
-        cta *c = m->ctas;
-        m->ctas = c->next;
-        cluster *k = c->cluster;
-        k->ctas[c->rank] = NULL;
-        free_cta(c);
-        int left = 0;
-        for (int i = 0; i < k->size; i++) left += k->ctas[i] != NULL;
-        if (!left) {
-            free(k->ctas);
-            free(k);
-        }
-    }
-    while (m->first_grid) {
-        grid *g = m->first_grid;
-        m->first_grid = g->next;
-        CALL_HOOK(memory_grid_end, g);
-        device_free(g->launch.parameters);
-        if (g->workspace) device_free(g->workspace);
-        forget_image(g);
-        free(g);
-    }
+    discard(m);
     spare_free(m);
     free(m->spares);
     CALL_HOOK(tmem_machine_end, m);

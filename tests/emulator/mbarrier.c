@@ -410,7 +410,7 @@ static run_result run_test_wait(warp *w, const instr *in, uint32_t lanes) {
  * on to what the end of the phase depends on. */
 static int ends_early(const warp *w) {
     machine *m = machine_of(w);
-    if (w->current->wait.kind == WAIT_MBARRIER && w->current->wait.expired) return 1;
+    if (w->current->wait.kind == WAIT_MBARRIER && w->current->wait.over) return 1;
     return m->timing.mode != TIMING_EAGER && w->current->wait.kind != WAIT_MBARRIER && !machine_below(m, 16);
 }
 

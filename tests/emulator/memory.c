@@ -134,6 +134,10 @@ static inline int in_arena(uint64_t address) {
     return address >= arena_start && address < arena_end;
 }
 
+int device_is_reserved(uint64_t address) {
+    return in_arena(address);
+}
+
 uint8_t *global_range(uint64_t address, uint64_t bytes) {
     for (int i = 0; i < 4; i++)
         if (address >= recent[i].start && address < recent[i].end)

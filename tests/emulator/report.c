@@ -44,6 +44,30 @@ void fault(warp *w, const instr *in, int lane, const char *sentence, ...) {
     stop(m, text);
 }
 
+/* Numbers, by their bits: "0-3, 7". */
+static void print_set(FILE *out, uint32_t set) {
+    const char *between = "";
+    for (int i = 0; i < 32; i++) {
+        if (!(set >> i & 1)) continue;
+        int first = i;
+        while (i < 31 && set >> (i + 1) & 1) i++;
+        fprintf(out, "%s%d", between, first);
+        if (i > first) fprintf(out, "-%d", i);
+        between = ", ";
+    }
+}
+
+static void print_barrier(FILE *out, const cta *c, uint32_t id) {
+    const named_barrier *b = &c->barriers[id];
+    fprintf(out, "waits at barrier %u: phase %llu, %u of %u warps have arrived", id, (unsigned long long)b->phase,
+            b->arrived, b->expected);
+    if (b->warps) fprintf(out, " (");
+    print_set(out, b->warps);
+    if (b->warps) fprintf(out, ")");
+    for (int i = 0; i < c->warp_count; i++)
+        if (b->partial >> i & 1) fprintf(out, ", of warp %d only lanes %08x of %08x", i, b->lanes[i], c->warps[i].live);
+}
+
 static void print_wait(FILE *out, const warp *w, const fragment *f) {
     const wait_note *n = &f->wait;
     const cta *c = w->cta;
@@ -56,12 +80,12 @@ static void print_wait(FILE *out, const warp *w, const fragment *f) {
         fprintf(out, "waits for lanes %08x of its warp to come here", (uint32_t)n->a & ~f->lanes);
         break;
     case WAIT_BARRIER:
-        fprintf(out, "waits at barrier %llu: %u of %u threads have arrived", (unsigned long long)n->a,
-                c->barriers[n->a].arrived, c->barriers[n->a].expected);
+        print_barrier(out, c, (uint32_t)n->a);
         break;
     case WAIT_CLUSTER:
-        fprintf(out, "waits at the cluster's barrier: %u of %u threads have arrived, %u have exited",
-                c->cluster->barrier_arrived, c->cluster->threads, c->cluster->exited_threads);
+        fprintf(out, "waits at the cluster's barrier: phase %llu, %u of %u threads have arrived, %u have exited",
+                (unsigned long long)c->cluster->barrier_phase, c->cluster->barrier_arrived, c->cluster->threads,
+                c->cluster->exited_threads);
         break;
     case WAIT_MBARRIER:
         mbarrier_describe(c, (uint32_t)n->a & ((1u << RANK_SHIFT) - 1), barrier, sizeof barrier);
@@ -89,7 +113,8 @@ void report_deadlock(machine *m) {
     FILE *out = open_memstream(&text, &size);
     if (!out) abort();
     int lines = 0, left_out = 0;
-    fprintf(out, "deadlock: no warp can go on and nothing is under way");
+    fprintf(out, m->ready_count ? "deadlock: warps do nothing but poll, and nothing is under way"
+                                : "deadlock: no warp can go on and nothing is under way");
     if (!m->ctas)
         fprintf(out, "; the next cluster of %s does not fit on the device",
                 m->first_grid->launch.entry->function->name);

@@ -32,29 +32,43 @@ run_result park(warp *w, int kind, uint64_t a, uint64_t b) {
     return RUN_PARK;
 }
 
-/* Different bar.warp.sync instructions may meet each other; every other collective must be the same instruction. */
-static int meets_elsewhere(warp *w, const instr *in, uint32_t members) {
-    uint32_t here = w->executing;
-    for (int i = 0; i < w->fragment_count; i++) {
-        const fragment *f = &w->fragments[i];
-        if (f != w->current && f->wait.kind == WAIT_LANES && f->function->code[f->pc].run == in->run) here |= f->lanes;
-    }
-    if (strncmp(in->name, "bar", 3) != 0 || (here & members) != members) return 0;
-    for (int i = 0; i < w->fragment_count; i++) {
-        fragment *f = &w->fragments[i];
-        if (f == w->current || f->wait.kind != WAIT_LANES || f->function->code[f->pc].run != in->run) continue;
-        f->pc++;
-        f->wait = (wait_note){0};
-        f->state = FRAGMENT_RUNS;
-    }
-    return 1;
+/* Whether a fragment waits for the same members at another instruction of the same name. */
+static int waits_elsewhere(const warp *w, const fragment *f, const instr *in, uint32_t members) {
+    const instr *other = &f->function->code[f->pc];
+    return f != w->current && f->wait.kind == WAIT_LANES && !f->wait.b && ((uint32_t)f->wait.a & w->live) == members &&
+           other->run == in->run && !strcmp(other->name, in->name);
 }
 
 int converge(warp *w, const instr *in, uint32_t members) {
     members &= w->live;
-    if ((w->executing & members) == members || meets_elsewhere(w, in, members)) return 1;
+    uint32_t here = w->executing;
+    for (int i = 0; (here & members) != members && i < w->fragment_count; i++)
+        if (waits_elsewhere(w, &w->fragments[i], in, members)) here |= w->fragments[i].lanes;
+    if ((here & members) == members) return 1;
     park(w, WAIT_LANES, members, 0);
     return 0;
+}
+
+int elsewhere(const warp *w, const instr *in, uint32_t members, meeting out[WARP_LANES]) {
+    int count = 0;
+    members &= w->live;
+    for (int i = 0; i < w->fragment_count; i++) {
+        const fragment *f = &w->fragments[i];
+        if (!(f->lanes & members) || !waits_elsewhere(w, f, in, members)) continue;
+        out[count++] = (meeting){&f->function->code[f->pc], f->lanes & members};
+    }
+    return count;
+}
+
+void elsewhere_done(warp *w, const instr *in, uint32_t members) {
+    members &= w->live;
+    for (int i = 0; i < w->fragment_count; i++) {
+        fragment *f = &w->fragments[i];
+        if (!waits_elsewhere(w, f, in, members)) continue;
+        f->pc++;
+        f->wait = (wait_note){0};
+        f->state = FRAGMENT_RUNS;
+    }
 }
 
 int converge_aligned(warp *w, const instr *in, uint32_t lanes) {
@@ -190,6 +204,7 @@ static int run_current(machine *m, warp *w, uint32_t *budget) {
         }
         if (result == RUN_NEXT && !diverged && w->fragment_count == 1) {
             f->wait.kind = WAIT_NOTHING;
+            f->alone = 0;
             continue;
         }
         if (result == RUN_PARK) {

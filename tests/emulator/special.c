@@ -170,7 +170,7 @@ int special_exists(const char *name) {
 /* A turn counts as 32 clocks and 20 ns: only that they advance matters. */
 uint64_t special_read(warp *w, const char *name, int lane) {
     machine *m = machine_of(w);
-    uint64_t clock = m->now * 32 + w->instructions, nanoseconds = m->now * 20;
+    uint64_t nanoseconds = m->now * 20 + m->slept, clock = m->now * 32 + w->instructions + m->slept * 8 / 5;
     uint64_t value = 0;
     (void)lane;
     if (!strncmp(name, "%clock", 6)) value = clock;

@@ -14,10 +14,17 @@ struct trace {
     size_t kernels_size;
     FILE *kernels_out;
     int kernel_count;
-    uint64_t cta_rows; /* of the grid that is running: see MOST_CTAS */
-    char *ctas;
-    size_t ctas_size;
-    FILE *ctas_out;
+    struct rows *rows; /* of grids that run: they may overlap */
+};
+
+/* What the CTAs of a grid have moved. */
+struct rows {
+    struct rows *next;
+    const grid *of;
+    uint64_t count; /* see MOST_CTAS */
+    char *text;
+    size_t size;
+    FILE *out;
     uint64_t traffic[TRAFFIC_COUNT];
 };
 
@@ -39,8 +46,7 @@ void trace_begin(machine *m, const char *path) {
         return;
     }
     t->kernels_out = open_memstream(&t->kernels, &t->kernels_size);
-    t->ctas_out = open_memstream(&t->ctas, &t->ctas_size);
-    if (!t->kernels_out || !t->ctas_out) abort();
+    if (!t->kernels_out) abort();
     fprintf(t->out, "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [");
     m->trace = t;
 }
@@ -69,15 +75,40 @@ static void print_traffic(FILE *out, const uint64_t *traffic) {
     }
 }
 
+static struct rows *rows_of(struct trace *t, const grid *g) {
+    struct rows *r = t->rows;
+    while (r && r->of != g) r = r->next;
+    if (r) return r;
+    r = calloc(1, sizeof *r);
+    if (!r) abort();
+    r->of = g;
+    r->out = open_memstream(&r->text, &r->size);
+    if (!r->out) abort();
+    r->next = t->rows;
+    return t->rows = r;
+}
+
+static void free_rows(struct trace *t, const struct rows *gone) {
+    for (struct rows **link = &t->rows; *link; link = &(*link)->next) {
+        struct rows *r = *link;
+        if (r != gone) continue;
+        *link = r->next;
+        fclose(r->out);
+        free(r->text);
+        free(r);
+        return;
+    }
+}
+
 void trace_cta(machine *m, const cta *c) {
-    struct trace *t = m->trace;
-    if (!t) return;
-    for (int k = 0; k < TRAFFIC_COUNT; k++) t->traffic[k] += c->traffic[k];
-    if (t->cta_rows++ >= MOST_CTAS) return;
-    fprintf(t->ctas_out, "%s\n  {\"cta\": %llu, \"block\": [%u, %u, %u], \"sm\": %d, \"bytes\": {",
-            t->cta_rows > 1 ? "," : "", (unsigned long long)c->serial, c->id[0], c->id[1], c->id[2], c->sm->index);
-    print_traffic(t->ctas_out, c->traffic);
-    fprintf(t->ctas_out, "}}");
+    if (!m->trace) return;
+    struct rows *r = rows_of(m->trace, c->grid);
+    for (int k = 0; k < TRAFFIC_COUNT; k++) r->traffic[k] += c->traffic[k];
+    if (r->count++ >= MOST_CTAS) return;
+    fprintf(r->out, "%s\n  {\"cta\": %llu, \"block\": [%u, %u, %u], \"sm\": %d, \"bytes\": {", r->count > 1 ? "," : "",
+            (unsigned long long)c->serial, c->id[0], c->id[1], c->id[2], c->sm->index);
+    print_traffic(r->out, c->traffic);
+    fprintf(r->out, "}}");
 }
 
 typedef struct {
@@ -89,7 +120,8 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const row *)a)->name, ((const row *)b)->name);
 }
 
-/* The counts of every function that the kernel reaches, by mnemonic; they start again at 0. */
+/* The counts of every function that the kernel reaches, by mnemonic; they start again at 0. Where grids of one kernel
+ * overlap, the first that ends has the counts of both until then. */
 static void print_instructions(FILE *out, const grid *g) {
     const entry *e = g->launch.entry;
     size_t length = 0, used = 0;
@@ -117,6 +149,16 @@ static void print_instructions(FILE *out, const grid *g) {
     free(rows);
 }
 
+void trace_launch(machine *m, const grid *g) {
+    if (!m->trace) return;
+    for (const grid *other = m->first_grid; other; other = other->next)
+        if (other != g && other->launch.entry == g->launch.entry) return;
+    const entry *e = g->launch.entry;
+    for (int i = 0; i < e->function_count; i++)
+        for (int j = 0; j < e->functions[i]->length; j++)
+            e->functions[i]->code[j].executions = e->functions[i]->code[j].lane_executions = 0;
+}
+
 void trace_grid(machine *m, const grid *g) {
     struct trace *t = m->trace;
     if (!t) return;
@@ -128,14 +170,11 @@ void trace_grid(machine *m, const grid *g) {
     fprintf(out, "\n \"instructions\": {");
     print_instructions(out, g);
     fprintf(out, "},\n \"bytes\": {");
-    print_traffic(out, t->traffic);
-    fflush(t->ctas_out);
-    fprintf(out, "},\n \"ctas\": [%s]}", t->ctas);
-    rewind(t->ctas_out);
-    fputc(0, t->ctas_out);
-    rewind(t->ctas_out);
-    t->cta_rows = 0;
-    memset(t->traffic, 0, sizeof t->traffic);
+    struct rows *r = rows_of(t, g);
+    print_traffic(out, r->traffic);
+    fflush(r->out);
+    fprintf(out, "},\n \"ctas\": [%s]}", r->text);
+    free_rows(t, r);
 }
 
 /* Makes the file whole as it is now; more may follow. */
@@ -155,9 +194,8 @@ void trace_end(machine *m) {
     trace_write(m);
     fclose(t->out);
     fclose(t->kernels_out);
-    fclose(t->ctas_out);
     free(t->kernels);
-    free(t->ctas);
+    while (t->rows) free_rows(t, t->rows);
     free(t);
     m->trace = NULL;
 }

@@ -14,6 +14,7 @@ typedef struct collective {
     int source_negated;
     int mode;
     int absolute, nan;
+    int votes, predicate_result; /* the source, and the result, are predicates */
 } collective;
 
 typedef void group_function(warp *w, const instr *in, uint32_t group, uint32_t members);
@@ -25,6 +26,67 @@ static uint32_t naming(const uint32_t *named, uint32_t members, uint32_t lanes) 
     if (!other) return lanes;
     FOR_LANES(i, lanes) group |= (uint32_t)(named[i] == members) << i;
     return group;
+}
+
+/* The slots of an instruction's operands, as far as it has them. */
+enum { SOURCES = 3, OPERANDS = 5 };
+static int operands_of(const instr *in, uint32_t slots[OPERANDS]) {
+    const collective *c = in->extra;
+    const uint32_t all[OPERANDS] = {c->source, in->s[1], in->s[2], in->d, in->d2};
+    memcpy(slots, all, sizeof all);
+    return in->type == TYPE_B64 ? 8 : 4; /* of a lane of the first */
+}
+
+/* Members that have come to several instructions, which differ in their operands only (text: "the same qualifiers and
+ * the same membermask"; silicon does the same). Each instruction is run with the values of all members, which the
+ * registers of the others' lanes hold for that long. */
+static void work_together(warp *w, const instr *in, uint32_t group, meeting *others, int count, uint32_t members,
+                          group_function *work) {
+    uint64_t values[SOURCES][WARP_LANES] = {{0}};
+    uint8_t kept[OPERANDS][WARP_LANES * 8];
+    uint32_t slots[OPERANDS], all = members & w->live;
+    others[count] = (meeting){in, group}; /* at most 31 others */
+    for (int i = 0; i <= count; i++) {
+        int bytes = operands_of(others[i].in, slots);
+        for (int k = 0; k < SOURCES; k++) {
+            if (slots[k] == NO_SLOT) continue;
+            FOR_LANES(lane, others[i].lanes) {
+                if (((const collective *)others[i].in->extra)->votes)
+                    values[k][lane] = *predicate(w, slots[k]) >> lane & 1;
+                else
+                    memcpy(&values[k][lane], w->registers + slots[k] + lane * (uint32_t)(k ? 4 : bytes),
+                           (size_t)(k ? 4 : bytes));
+            }
+        }
+    }
+    for (int i = 0; i <= count; i++) {
+        const collective *c = others[i].in->extra;
+        uint32_t foreign = ~others[i].lanes;
+        int bytes = operands_of(others[i].in, slots);
+        /* a predicate is a mask: source of a vote, d2, and d of a vote that is no ballot */
+        const int sizes[OPERANDS] = {c->votes ? 0 : bytes, 4, 4, c->predicate_result ? 0 : 4, 0};
+        for (int k = 0; k < OPERANDS; k++)
+            if (slots[k] != NO_SLOT)
+                memcpy(kept[k], w->registers + slots[k], sizes[k] ? (size_t)(WARP_LANES * sizes[k]) : 4);
+        for (int k = 0; k < SOURCES; k++) FOR_LANES(lane, all & foreign) {
+                if (slots[k] == NO_SLOT) continue;
+                if (sizes[k])
+                    memcpy(w->registers + slots[k] + lane * (uint32_t)sizes[k], &values[k][lane], (size_t)sizes[k]);
+                else
+                    set_predicate(w, slots[k], 1u << lane, (uint32_t)values[k][lane] << lane);
+            }
+        work(w, others[i].in, all, members);
+        for (int k = 0; k < OPERANDS; k++) {
+            if (slots[k] == NO_SLOT) continue;
+            uint32_t mask;
+            memcpy(&mask, kept[k], sizeof mask);
+            if (!sizes[k]) set_predicate(w, slots[k], foreign, mask);
+            for (uint32_t lane = 0; sizes[k] && lane < WARP_LANES; lane++)
+                if (foreign >> lane & 1)
+                    memcpy(w->registers + slots[k] + lane * (uint32_t)sizes[k], kept[k] + lane * (uint32_t)sizes[k],
+                           (size_t)sizes[k]);
+        }
+    }
 }
 
 /* Runs `work` for each group of lanes that name the same members. */
@@ -44,10 +106,16 @@ static run_result for_groups(warp *w, const instr *in, uint32_t lanes, group_fun
             split_off(w, group);
             continue;
         }
-        if (work && group != (members & w->live))
-            fault(w, in, (int)first, "lanes 0x%08x name the members 0x%08x, but others of them name another mask",
-                  group, members);
-        if (work) work(w, in, group, members); /* bar.warp.sync has none, and meets other bar.warp.sync */
+        meeting others[WARP_LANES];
+        int count = elsewhere(w, in, members, others);
+        uint32_t all = group;
+        for (int i = 0; i < count; i++) all |= others[i].lanes;
+        if (all != (members & w->live))
+            fault(w, in, (int)first, "lanes 0x%08x name the members 0x%08x, but others of them name another mask", all,
+                  members);
+        if (work && !count) work(w, in, group, members);
+        if (work && count) work_together(w, in, group, others, count, members, work);
+        if (count) elsewhere_done(w, in, members);
         done |= group;
     }
     return RUN_NEXT;
@@ -56,6 +124,7 @@ static run_result for_groups(warp *w, const instr *in, uint32_t lanes, group_fun
 static collective *take_members(decoder *d, int index) {
     collective *c = decode_alloc(d, sizeof *c);
     c->members = source(d, index, TYPE_B32);
+    c->source = NO_SLOT;
     d->in->extra = c;
     return c;
 }
@@ -161,6 +230,8 @@ static int decode_vote(decoder *d) {
     need(d, mode == VOTE_BALLOT ? "b32" : "pred");
     collective *c = take_members(d, 2);
     c->mode = mode;
+    c->votes = 1;
+    c->predicate_result = mode != VOTE_BALLOT;
     d->in->d = destination(d, 0, mode == VOTE_BALLOT ? TYPE_B32 : TYPE_PRED);
     c->source = source_predicate(d, 1, &c->source_negated);
     d->in->run = run_vote;
