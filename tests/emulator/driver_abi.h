@@ -41,6 +41,10 @@ enum {
     CUDA_ERROR_UNKNOWN = 999
 };
 
+typedef struct {
+    int type, id;
+} CUmemLocation;
+
 enum {
     LAUNCH_ATTRIBUTE_COOPERATIVE = 2,
     LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,

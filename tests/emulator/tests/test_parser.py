@@ -315,9 +315,27 @@ def test_special_registers_as_operands() -> None:
     assert value_of(body, lanes=8) == [lane + 8 for lane in range(8)]
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_120a, debug", "sm_52"])
-def test_targets(target: str) -> None:
-    Emulator().load(f".version 8.7\n.target {target}\n.address_size 64\n")
+@pytest.mark.parametrize(
+    ("target", "devices"),
+    [
+        ("sm_52", "sm_80 sm_90 sm_100 sm_120"),
+        ("sm_80", "sm_80 sm_90 sm_100 sm_120"),
+        ("sm_90a", "sm_90"),
+        ("sm_100a", "sm_100"),
+        ("sm_100f", "sm_100"),
+        ("sm_103a", ""),
+        ("sm_120a, debug", "sm_120"),
+        ("sm_120", "sm_120"),
+    ],
+)
+def test_targets(target: str, devices: str) -> None:
+    for device in ("sm_80", "sm_90", "sm_100", "sm_120"):
+        text = f".version 8.7\n.target {target}\n.address_size 64\n"
+        if device in devices.split():
+            Emulator(device).load(text)
+        else:
+            with pytest.raises(EmulatorError, match=rf"its .target is {target.split(',')[0]}, which {device} does not"):
+                Emulator(device).load(text)
 
 
 def test_directives() -> None:
