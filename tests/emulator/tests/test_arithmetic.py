@@ -122,7 +122,7 @@ def interesting(name: str, draw: random.Random) -> list[float]:
                 float(numpy.nextafter(numpy.float32(x), numpy.float32(0))),
                 float(numpy.nextafter(numpy.float32(x), numpy.float32(INF))),
             }
-    return [x for x in points if math.isfinite(x)]
+    return [x for x in points if x <= f32(0x7F7FFFFF)]  # a larger double would be passed as infinity
 
 
 @pytest.mark.parametrize("name", FORMATS)
