@@ -102,6 +102,18 @@ class Module:
     def __getitem__(self, name: str) -> Kernel:
         return Kernel(self._emulator, self, name)
 
+    def names(self) -> list[str]:
+        """The entries, in the order of the text."""
+        library, count, text = self._emulator.library, ctypes.c_uint32(), ctypes.c_char_p()
+        library.cuModuleGetFunctionCount(ctypes.byref(count), self.handle)
+        handles = (ctypes.c_void_p * count.value)()
+        library.cuModuleEnumerateFunctions(handles, count, self.handle)
+        names = []
+        for handle in handles:
+            library.cuFuncGetName(ctypes.byref(text), ctypes.c_void_p(handle))
+            names.append((text.value or b"").decode())
+        return names
+
     def __del__(self) -> None:
         self._emulator.library.cuModuleUnload(self.handle)
 
@@ -344,10 +356,6 @@ def seeds(text: str) -> list[int]:
     return list(range(int(first), int(last or first) + 1))
 
 
-def entries(path: Path) -> list[str]:
-    return re.findall(r"\.entry\s+([\w$]+)", path.read_text())
-
-
 def run(options: argparse.Namespace) -> int:
     outcomes: dict[tuple[bytes, ...], list[int]] = {}
     arrays: list[Array] = []
@@ -360,8 +368,8 @@ def run(options: argparse.Namespace) -> int:
             tmem_base=options.tmem_base,
             trace=options.trace or "",
         )
-        name = options.kernel or entries(options.ptx)[0]
-        kernel = emulator.load(options.ptx)[name]
+        module = emulator.load(options.ptx)
+        kernel = module[options.kernel or module.names()[0]]
         random = numpy.random.default_rng(options.data_seed)
         arguments = [parse_argument(text, emulator, random) for text in options.arg]
         emulator.launch(kernel, options.grid, options.block, arguments, options.shared, options.cluster)
@@ -408,7 +416,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.list:
-            print("\n".join(entries(options.ptx)))
+            print("\n".join(Emulator(options.device).load(options.ptx).names()))
             return 0
         return run(options)
     except (EmulatorError, KeyError, ValueError, OSError) as error:
