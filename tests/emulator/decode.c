@@ -486,6 +486,7 @@ static void decode_statement(decoder *d, const statement *s, instr *in) {
         d->taken = d->operands_taken = d->state->second_taken = 0;
         if (!c->decode(d)) continue;
         decode_finish(d);
+        check_target(d);
         if (in->special_reads) {
             in->special_reads->run = in->run;
             in->run = run_special_reads;

@@ -293,6 +293,10 @@ static run_result run_init(warp *w, const instr *in, uint32_t lanes) {
                   "initialises the mbarrier at shared address 0x%x again while it is in use (phase %" PRIu64
                   ", %u of %u arrivals still due, tx-count %" PRId64 ")",
                   shown(c, offset), b->phase, b->pending, b->expected, b->tx);
+        if (b && machine_of(w)->fences == FENCES_TEXT)
+            fault(w, in, (int)lane,
+                  "initialises the mbarrier at shared address 0x%x again; mbarrier.inval must end the first one before",
+                  shown(c, offset));
         if (b)
             remark_once(machine_of(w), "mbarrier initialised again",
                         "%s, line %d: initialises the mbarrier at shared address 0x%x again without mbarrier.inval",
@@ -479,6 +483,7 @@ static void decode_arrive(decoder *d, int drop) {
     d->in->d = destination(d, 0, TYPE_B64);
     if (o->at.space == SPACE_SHARED_CLUSTER && d->in->d != NO_SLOT)
         refuse(d, "an mbarrier in .shared::cluster gives no state: the destination must be _");
+    if (operand_count(d) > 2 && !no_complete) need_target(d, 90, "", "a count without .noComplete");
     if (operand_count(d) > 2 || expect || no_complete) o->count = source(d, 2, TYPE_U32);
     d->in->run = run_arrive;
 }

@@ -370,12 +370,18 @@ static void parse_function(parser *p, int is_entry) {
 
 /* ---- modules ---------------------------------------------------------------------------------------------------- */
 
+/* Written for 9.0; 9.1 adds little, and what of it is not known is refused as an instruction. */
+enum { NEWEST_VERSION = 91 };
+
 static void parse_version(parser *p) {
     int line = p->now.line;
     constant_value v = number_value(p);
     p->module->version = (int)(v.value * 10 + 0.5);
-    if (v.is_float != 64 || p->module->version < 10 || p->module->version > 99)
-        syntax_error(p, line, "this version of PTX is not known");
+    if (v.is_float != 64 || p->module->version < 10)
+        syntax_error(p, line, "this is no version of PTX: major.minor, from 1.0 on");
+    if (p->module->version > NEWEST_VERSION)
+        syntax_error(p, line, "version %g of PTX is not known: %d.%d is the newest that is", v.value,
+                     NEWEST_VERSION / 10, NEWEST_VERSION % 10);
 }
 
 static void parse_target(parser *p) {

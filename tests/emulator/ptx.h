@@ -380,6 +380,10 @@ int32_t label_target_of(decoder *d, const operand *o);
 /* A %clock or another special register that changes may be a source too: decode.c has it read before the handler runs.
  */
 
+/* Refuses unless the file's .target is sm_`least` or later (0: no number is enough) or one of `specific`, a list like
+ * "90a 100f" (target.c); `what` begins the sentence. For what target.c's own table cannot say by modifiers. */
+void need_target(decoder *d, int least, const char *specific, const char *what);
+
 /* Done with a statement: refuses it if a modifier or an operand was left. decode.c calls it after the family. */
 void decode_finish(decoder *d);
 
