@@ -173,6 +173,7 @@ struct cta {
     /* tcgen05: tmem.c */
     int tmem_columns_held, tmem_relinquished, tmem_group; /* cta_group 1 or 2 once used */
     void *tcgen05;                                        /* FIFO of the CTA or pair */
+    struct warpgroup *warpgroups;                         /* warpgroup.c */
     uint64_t traffic[TRAFFIC_COUNT];
 };
 
@@ -478,17 +479,19 @@ void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /
 
 /* A family that keeps state of its own defines those of these that it needs; the core calls the ones that exist. */
 #define LIFECYCLE_HOOKS(X)                                                                                             \
-    X(memory_cta_start, cta *)   /* shared memory is there; no warp has run */                                         \
-    X(cp_async_warp_end, warp *) /* frees w->cp_async */                                                               \
-    X(bulk_warp_end, warp *)     /* w->bulk_groups */                                                                  \
-    X(wgmma_warp_end, warp *)    /* w->wgmma */                                                                        \
-    X(tmem_warp_end, warp *)     /* w->tmem_loads */                                                                   \
-    X(pending_warp_end, warp *)  /* w->pending */                                                                      \
-    X(call_nodes_free, warp *)   /* w->calls */                                                                        \
-    X(tmem_cta_exit, warp *)     /* the CTA's last warp has exited: may fault */                                       \
-    X(tcgen05_cta_end, cta *)    /* frees c->tcgen05 */                                                                \
-    X(mbarrier_cta_end, cta *)   /* c->mbarriers */                                                                    \
-    X(memory_cta_end, cta *)     /* c->shadow */                                                                       \
+    X(memory_cta_start, cta *)    /* shared memory is there; no warp has run */                                        \
+    X(cp_async_warp_end, warp *)  /* frees w->cp_async */                                                              \
+    X(bulk_warp_end, warp *)      /* w->bulk_groups */                                                                 \
+    X(wgmma_warp_end, warp *)     /* w->wgmma */                                                                       \
+    X(tmem_warp_end, warp *)      /* w->tmem_loads */                                                                  \
+    X(pending_warp_end, warp *)   /* w->pending */                                                                     \
+    X(call_nodes_free, warp *)    /* w->calls */                                                                       \
+    X(tmem_cta_exit, warp *)      /* the CTA's last warp has exited: may fault */                                      \
+    X(warpgroup_cta_exit, warp *) /* the same: may fault */                                                            \
+    X(tcgen05_cta_end, cta *)     /* frees c->tcgen05 */                                                               \
+    X(warpgroup_cta_end, cta *)   /* c->warpgroups */                                                                  \
+    X(mbarrier_cta_end, cta *)    /* c->mbarriers */                                                                   \
+    X(memory_cta_end, cta *)      /* c->shadow */                                                                      \
     X(memory_grid_end, grid *)                                                                                         \
     X(async_clear, machine *)      /* frees every operation without running it: the machine is being destroyed */      \
     X(tmem_machine_end, machine *) /* frees the SMs' tensor memories */

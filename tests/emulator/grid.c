@@ -1,6 +1,7 @@
 /* What concerns grids and SMs as a whole: programmatic dependent launch (griddepcontrol, PTX ISA 9.7.13.13), setmaxnreg
  * (9.7.19.5), nanosleep and pmevent (9.7.19). */
 #include "simt.h"
+#include "warpgroup.h"
 
 enum { SLEEPS_BEFORE_SKIPPING = 64 };
 
@@ -32,7 +33,11 @@ static int decode_griddepcontrol(decoder *d) {
 }
 
 static run_result set_registers(warp *w, const instr *in, uint32_t lanes) {
-    return converge_aligned(w, in, lanes) ? RUN_NEXT : RUN_PARK;
+    if (!converge_aligned(w, in, lanes)) return RUN_PARK;
+    if (lanes != w->threads && machine_of(w)->fences == FENCES_TEXT)
+        fault(w, in, -1, "only lanes %08x of the warp are left; all of a warpgroup must run it (.aligned)", lanes);
+    warpgroup_common(w, in, 0, 0);
+    return RUN_NEXT;
 }
 
 /* PTX has as many registers as it likes: only the rule for the count is checked. */

@@ -315,6 +315,7 @@ static void free_cta(cta *c) {
         CALL_HOOK(call_nodes_free, w);
     }
     CALL_HOOK(tcgen05_cta_end, c);
+    CALL_HOOK(warpgroup_cta_end, c);
     CALL_HOOK(mbarrier_cta_end, c);
     CALL_HOOK(memory_cta_end, c);
     machine *m = c->grid->on;
@@ -380,6 +381,7 @@ static void end_cta(machine *m, warp *last) {
               c->pending_ops, op ? op->what : "");
     }
     CALL_HOOK(tmem_cta_exit, last);
+    CALL_HOOK(warpgroup_cta_exit, last);
     occupy(c->sm, &g->launch, m->device, -1);
     if (!c->launch_dependents) g->triggered_ctas++;
     c->launch_dependents = 1;

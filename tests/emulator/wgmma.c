@@ -6,14 +6,15 @@
  * one before, wherever its registers have been moved to. Where silicon is forgiving, an operation begins when all four
  * warps have issued it, and ends for all four at once.
  *
- * Not here: .sp (sparse) and .b1. Registers of A are read at issue. That all four warps run the same instruction is not
- * checked, nor that a fence stands between every access to a register and the wgmma that uses it: only the first one's.
+ * Not here: .sp (sparse) and .b1. Of registers that a thread reads, no wgmma.fence is asked for before a wgmma writes
+ * them: only of those that it writes.
  */
 #include <stdlib.h>
 
 #include "async.h"
 #include "descriptor.h"
 #include "tensor_arithmetic.h"
+#include "warpgroup.h"
 
 typedef struct {
     int n, k;
@@ -34,6 +35,7 @@ typedef struct wgmma_op {
     struct wgmma_op *next; /* of the warp, in order of issue */
     int accumulate, done, delivered;
     uint64_t group, serial; /* of the warp's operations */
+    int a_read;             /* registers of A */
     uint32_t gathered;      /* rows of B */
     matrix_view a_view, b_view;
     const uint32_t *c[MOST_D]; /* where each accumulator's 32 lanes come from: own copy, or an earlier one's result */
@@ -50,6 +52,7 @@ typedef struct {
     uint64_t group;        /* that ops belong to until the next commit_group; committed ones are smaller */
     uint64_t issued, read; /* operations, and those of them that have read shared memory */
     int fenced;
+    uint8_t *fenced_registers; /* as they were at the last wgmma.fence, for A; NULL where that is not of interest */
 } wgmma_state;
 
 static wgmma_state *state_of(warp *w) {
@@ -134,11 +137,23 @@ static int reached_by_all(const warp *w, uint64_t serial, int is_read) {
     return 1;
 }
 
+/* The next register of A. By the text it may be read until the wait; nobody must have written it by then. */
+static void read_a(wgmma_op *o, const warp *w) {
+    int i = o->a_read++;
+    const uint32_t *a = r32(w, o->what->a[i]);
+    for (int lane = 0; lane < WARP_LANES; lane++)
+        memcpy(&o->a[K_BYTES * (lane / 4 + 8 * (i & 1)) + 4 * (lane % 4) + 16 * (i >> 1)], &a[lane], 4);
+}
+
 static int step(async_op *base) {
     wgmma_op *o = (wgmma_op *)base;
     machine *m = base->from->grid->on;
     const wgmma_instruction *x = o->what;
     if (o->gathered == 0 && m->fences == FENCES_SILICON && !reached_by_all(base->by, o->serial, 0)) return STEP_HELD;
+    if (o->a_read < x->a_count) {
+        read_a(o, base->by);
+        return 0;
+    }
     if (o->gathered == 0 && !x->a_in_registers) {
         uint32_t first = (uint32_t)(base->by->index % 4) * ROWS;
         gather_matrix(base->from, &o->a_view, first, ROWS, o->a);
@@ -201,6 +216,42 @@ static void take_accumulator(warp *w, const instr *in, wgmma_op *o) {
     }
 }
 
+/* A thread's writes to registers of A reach a wgmma only through a wgmma.fence (9.7.15.7.1). Compilers copy registers
+ * between the two, so what counts is that some register had the value at the fence. */
+static void keep_registers(warp *w) {
+    wgmma_state *s = w->wgmma;
+    const entry *e = w->cta->grid->launch.entry;
+    if (!e->uses_wgmma_registers || machine_of(w)->fences != FENCES_TEXT) return;
+    if (!s->fenced_registers) s->fenced_registers = malloc(e->register_bytes);
+    if (!s->fenced_registers) abort();
+    memcpy(s->fenced_registers, w->registers, e->register_bytes);
+}
+
+static int was_fenced(const warp *w, uint32_t slot) {
+    const wgmma_state *s = w->wgmma;
+    const uint32_t *value = r32(w, slot);
+    size_t row = WARP_LANES * sizeof *value, bytes = w->cta->grid->launch.entry->register_bytes;
+    if (!memcmp(s->fenced_registers + slot, value, row)) return 1;
+    for (size_t place = 0; place + row <= bytes; place += sizeof *value)
+        if (!memcmp(s->fenced_registers + place, value, row)) return 1;
+    for (size_t place = 0; place + 2 * row <= bytes; place += sizeof *value) { /* half of a 64-bit register */
+        const uint32_t *wide = (const uint32_t *)(s->fenced_registers + place);
+        int lane = 0;
+        while (lane < WARP_LANES && wide[2 * lane] == value[lane]) lane++;
+        if (lane == WARP_LANES) return 1;
+    }
+    return 0;
+}
+
+static void check_a(warp *w, const instr *in) {
+    const wgmma_instruction *x = in->extra;
+    for (int i = 0; i < x->a_count && machine_of(w)->fences == FENCES_TEXT; i++)
+        if (!was_fenced(w, x->a[i]))
+            fault(w, in, -1,
+                  "register %d of A has been written since the last wgmma.fence: the operation does not see the write",
+                  i);
+}
+
 /* The same in every lane, as the text asks of the whole warpgroup. */
 static matrix_descriptor descriptor_of(warp *w, const instr *in, uint32_t slot, const char *name) {
     const uint64_t *bits = r64(w, slot);
@@ -225,10 +276,8 @@ static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
     o->what = x;
     uint32_t bytes = 0;
     if (x->a_in_registers) {
-        for (int i = 0; i < x->a_count; i++)
-            for (int lane = 0; lane < WARP_LANES; lane++)
-                memcpy(&o->a[K_BYTES * (lane / 4 + 8 * (i & 1)) + 4 * (lane % 4) + 16 * (i >> 1)],
-                       &r32(w, x->a[i])[lane], 4);
+        check_a(w, in);
+        while (machine_of(w)->fences == FENCES_SILICON && o->a_read < x->a_count) read_a(o, w);
     } else {
         o->a_view = (matrix_view){.descriptor = descriptor_of(w, in, x->a_descriptor, "a-desc"),
                                   .rows = 64,
@@ -245,6 +294,7 @@ static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
                               .element_bytes = (uint32_t)x->element_bytes};
     check_matrix(w, in, w->cta, &o->b_view);
     bytes += (uint32_t)x->n * K_BYTES / 4; /* the four warps share one reading of B */
+    warpgroup_common(w, in, x->a_in_registers ? 0 : *r64(w, x->a_descriptor), *r64(w, x->b_descriptor));
     uint32_t scale_d = *predicate(w, x->scale_d);
     if (x->scale_d_negated) scale_d = ~scale_d;
     if (scale_d != 0 && scale_d != ALL_LANES) fault(w, in, -1, "scale-d differs among the lanes: %08x", scale_d);
@@ -269,12 +319,15 @@ static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
 
 static run_result run_fence(warp *w, const instr *in, uint32_t lanes) {
     if (!converge_aligned(w, in, lanes)) return RUN_PARK;
+    warpgroup_common(w, in, 0, 0);
     state_of(w)->fenced = 1;
+    keep_registers(w);
     return RUN_NEXT;
 }
 
 static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
     if (!converge_aligned(w, in, lanes)) return RUN_PARK;
+    warpgroup_common(w, in, 0, 0);
     state_of(w)->group++;
     return RUN_NEXT;
 }
@@ -287,6 +340,7 @@ static run_result run_wait(warp *w, const instr *in, uint32_t lanes) {
     for (wgmma_op *o = s->first; o && o->group < end; o = o->next)
         if (!o->done || (machine_of(w)->fences == FENCES_SILICON && !reached_by_all(w, o->serial, 1)))
             return park(w, WAIT_ASYNC, allowed, 0);
+    warpgroup_common(w, in, 0, 0);
     while (s->first && s->first->group < end) {
         wgmma_op *o = s->first;
         s->first = o->next;
@@ -308,6 +362,7 @@ void wgmma_warp_end(warp *w) {
         o->delivered = 1;
         let_go(o);
     }
+    free(s->fenced_registers);
     free(s);
     w->wgmma = NULL;
 }
@@ -396,6 +451,7 @@ static int decode_mma_async(decoder *d) {
     if (x->d_count != wanted) refuse(d, "D has %d registers; it needs %d", x->d_count, wanted);
     x->a_in_registers = d->statement->operands[1].kind == OPERAND_VECTOR;
     if (x->a_in_registers) {
+        d->entry->uses_wgmma_registers = 1;
         x->a = source_vector(d, 1, TYPE_B32, &x->a_count);
         if (x->a_count != 4) refuse(d, "A has %d registers; it needs 4", x->a_count);
     } else {
