@@ -5,7 +5,8 @@
 API CUresult cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
                                     const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
                                     int interleave, int swizzle, int l2, int fill) {
-    NEED(map && address && dims && box && element_strides && (strides || rank < 2));
+    /* drivers since CUDA 12.6 take no address as one that tensormap.replace will set */
+    NEED(map && dims && box && element_strides && (strides || rank < 2));
     ENTER;
     char error[512];
     if (tensor_map_encode_tiled(map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle, l2,

@@ -15,9 +15,11 @@ static inline void gather_addresses(const warp *w, uint32_t slot, int64_t offset
                                     uint64_t address[WARP_LANES]) {
     if (wide) {
         const uint64_t *base = r64(w, slot);
+#pragma GCC ivdep
         for (int lane = 0; lane < WARP_LANES; lane++) address[lane] = base[lane] + (uint64_t)offset;
     } else {
         const uint32_t *base = r32(w, slot);
+#pragma GCC ivdep
         for (int lane = 0; lane < WARP_LANES; lane++) address[lane] = (uint32_t)(base[lane] + (uint32_t)offset);
     }
 }
