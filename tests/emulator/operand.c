@@ -319,6 +319,15 @@ static void register_operand(parser *p, operand *o, variable *v) {
     }
 }
 
+/* a[3]: the address of an element. */
+static int64_t element_offset(parser *p, const variable *v) {
+    int line = p->now.line;
+    constant_value index = constant_expression(p);
+    if (index.is_float) syntax_error(p, line, "an index must be an integer");
+    need_mark(p, ']');
+    return (int64_t)((uint64_t)index.bits * (uint64_t)(type_bits(v->type) / 8 * v->vector));
+}
+
 static void word_operand(parser *p, operand *o) {
     int line = p->now.line;
     if (p->now.length == 1 && p->now.start[0] == '_') {
@@ -357,7 +366,8 @@ static void word_operand(parser *p, operand *o) {
     o->name = n->text;
     if (s && s->kind == SYMBOL_VARIABLE) o->reg = s->variable;
     if (!s) add_reference(p, o, n, line);
-    o->bits = address_offset(p);
+    o->bits = o->reg && take_mark(p, '[') ? element_offset(p, o->reg) : 0;
+    o->bits = (int64_t)((uint64_t)o->bits + (uint64_t)address_offset(p));
 }
 
 /* `!` negates a predicate, or a constant. */

@@ -489,3 +489,14 @@ def test_large_modules_load_quickly() -> None:
     begin = time.perf_counter()
     emulator.load(text)
     assert time.perf_counter() - begin < 1.0  # 0.04 s; a busy machine is slower
+
+
+def test_elements_of_arrays() -> None:
+    """name[i] is the address of an element, in bytes of its type; more may be added."""
+    variables = ".shared .align 16 .b8 first[64]; .shared .v2 .f32 pairs[8]; .global .u64 table[4] = {5, 6, 7, 8};"
+    body = """
+    mov.u32 %r1, first; mov.u32 %r2, first[3]; mov.u32 %r3, pairs; mov.u32 %r4, pairs[2]+4;
+    sub.u32 %r2, %r2, %r1; sub.u32 %r4, %r4, %r3; mad.lo.u32 %r0, %r2, 100, %r4;
+    mov.u64 %d0, table[2]; ld.global.u32 %r5, [%d0]; mad.lo.u32 %r0, %r0, 100, %r5; cvt.u64.u32 %d0, %r0;
+    """
+    assert value_of(body, variables=variables)[0] == (3 * 100 + 20) * 100 + 7
