@@ -27,7 +27,7 @@ typedef struct {
     int scale_d_negated;
 } wgmma_instruction;
 
-enum { ROWS = 16, K_BYTES = 32, MOST_D = 128, SLAB = 64 /* rows of B in a piece */ };
+enum { ROWS = 16, K_BYTES = 32, MOST_D = 128, SLAB = 64 /* rows of B in a piece */, MOST_RESULTS = 16 };
 
 typedef struct wgmma_op {
     async_op base;
@@ -41,6 +41,8 @@ typedef struct wgmma_op {
     const uint32_t *c[MOST_D]; /* where each accumulator's 32 lanes come from: own copy, or an earlier one's result */
     struct wgmma_op *chained;  /* that one */
     int users;                 /* ops that take their accumulator from here */
+    int taken;                 /* one has: registers never get this result */
+    int kept;                  /* among the warp's results */
     uint32_t d[MOST_D][WARP_LANES];
     _Alignas(64) uint8_t a[ROWS * K_BYTES];
     _Alignas(64) uint8_t b[256 * K_BYTES];
@@ -53,6 +55,8 @@ typedef struct {
     uint64_t issued, read; /* operations, and those of them that have read shared memory */
     int fenced;
     uint8_t *fenced_registers; /* as they were at the last wgmma.fence, for A; NULL where that is not of interest */
+    wgmma_op *results;         /* delivered since the last wgmma.fence; `forgotten`: there were more than are kept */
+    int result_count, forgotten;
 } wgmma_state;
 
 static wgmma_state *state_of(warp *w) {
@@ -123,7 +127,50 @@ static void multiply(wgmma_op *o, machine *m) {
 }
 
 static void let_go(wgmma_op *o) {
-    if (o->done && o->delivered && o->users == 0) free(o);
+    if (o->done && o->delivered && !o->kept && o->users == 0) free(o);
+}
+
+/* ---- accumulators and wgmma.fence -------------------------------------------------------------------------------- */
+
+/* A thread's writes to accumulators reach the next wgmma only through a fence (9.7.15.7.1). Registers have one copy
+ * here, and compilers copy them, so this is seen by values: where an instruction's accumulators got results since the
+ * last fence and hold none of these results now, threads have written them. */
+
+static void keep_result(wgmma_state *s, wgmma_op *o) {
+    o->delivered = 1;
+    if (!o->taken && s->result_count < MOST_RESULTS) {
+        o->kept = 1;
+        o->next = s->results;
+        s->results = o;
+        s->result_count++;
+    } else {
+        s->forgotten |= !o->taken;
+        let_go(o);
+    }
+}
+
+static void forget_results(wgmma_state *s) {
+    while (s->results) {
+        wgmma_op *o = s->results;
+        s->results = o->next;
+        o->kept = 0;
+        let_go(o);
+    }
+    s->result_count = s->forgotten = 0;
+}
+
+static void check_written(warp *w, const instr *in, const wgmma_op *o) {
+    const wgmma_state *s = w->wgmma;
+    size_t bytes = (size_t)o->what->d_count * sizeof o->d[0];
+    int had_result = 0;
+    for (const wgmma_op *r = s->results; r; r = r->next) {
+        if (r->what->d_count == o->what->d_count && !memcmp(r->d, o->d, bytes)) return;
+        had_result |= r->what->d[0] == o->what->d[0];
+    }
+    if (had_result && !s->forgotten && machine_of(w)->fences == FENCES_TEXT)
+        fault(w, in, -1,
+              "the accumulator's registers have been written since a wgmma delivered its result to them, with no "
+              "wgmma.fence since: it does not see what was written");
 }
 
 /* Whether all four warps have issued the operation, or have done their share. CUTLASS's simplest example has no other
@@ -205,6 +252,7 @@ static void take_accumulator(warp *w, const instr *in, wgmma_op *o) {
             if (i) fault(w, in, -1, "accumulator register %d is under way, but the first is not", i);
             o->chained = from;
             from->users++;
+            from->taken = 1;
         }
         if (value) {
             o->c[i] = value;
@@ -214,6 +262,7 @@ static void take_accumulator(warp *w, const instr *in, wgmma_op *o) {
             o->c[i] = o->d[i];
         }
     }
+    if (!o->chained) check_written(w, in, o);
 }
 
 /* A thread's writes to registers of A reach a wgmma only through a wgmma.fence (9.7.15.7.1). Compilers copy registers
@@ -320,7 +369,9 @@ static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
 static run_result run_fence(warp *w, const instr *in, uint32_t lanes) {
     if (!converge_aligned(w, in, lanes)) return RUN_PARK;
     warpgroup_common(w, in, 0, 0);
-    state_of(w)->fenced = 1;
+    wgmma_state *s = state_of(w);
+    s->fenced = 1;
+    forget_results(s);
     keep_registers(w);
     return RUN_NEXT;
 }
@@ -346,8 +397,7 @@ static run_result run_wait(warp *w, const instr *in, uint32_t lanes) {
         s->first = o->next;
         if (!s->first) s->last = NULL;
         pending_deliver(w, o->d[0], (size_t)MOST_D * WARP_LANES);
-        o->delivered = 1;
-        let_go(o);
+        keep_result(s, o);
     }
     return RUN_NEXT;
 }
@@ -356,6 +406,7 @@ static run_result run_wait(warp *w, const instr *in, uint32_t lanes) {
 void wgmma_warp_end(warp *w) {
     wgmma_state *s = w->wgmma;
     if (!s) return;
+    forget_results(s);
     while (s->first) {
         wgmma_op *o = s->first;
         s->first = o->next;
