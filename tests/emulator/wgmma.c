@@ -54,7 +54,7 @@ typedef struct {
     uint64_t group;        /* that ops belong to until the next commit_group; committed ones are smaller */
     uint64_t issued, read; /* operations, and those of them that have read shared memory */
     int fenced;
-    uint8_t *fenced_registers; /* as they were at the last wgmma.fence, for A; NULL where that is not of interest */
+    uint8_t *fenced_registers; /* as they were at the last wgmma.fence; NULL where silicon is forgiving */
     wgmma_op *results;         /* delivered since the last wgmma.fence; `forgotten`: there were more than are kept */
     int result_count, forgotten;
 } wgmma_state;
@@ -159,6 +159,40 @@ static void forget_results(wgmma_state *s) {
     s->result_count = s->forgotten = 0;
 }
 
+/* What registers had at the last wgmma.fence. Compilers copy registers between it and the operation, so what counts is
+ * that some register had the value, or half a 64-bit one. */
+static void keep_registers(warp *w) {
+    wgmma_state *s = w->wgmma;
+    const entry *e = w->cta->grid->launch.entry;
+    if (machine_of(w)->fences != FENCES_TEXT) return;
+    if (!s->fenced_registers) s->fenced_registers = malloc(e->register_bytes);
+    if (!s->fenced_registers) abort();
+    memcpy(s->fenced_registers, w->registers, e->register_bytes);
+}
+
+static int was_fenced(const warp *w, uint32_t slot) {
+    const wgmma_state *s = w->wgmma;
+    const uint32_t *value = r32(w, slot);
+    size_t row = WARP_LANES * sizeof *value, bytes = w->cta->grid->launch.entry->register_bytes;
+    if (!memcmp(s->fenced_registers + slot, value, row)) return 1;
+    for (size_t place = 0; place + row <= bytes; place += sizeof *value)
+        if (!memcmp(s->fenced_registers + place, value, row)) return 1;
+    for (size_t place = 0; place + 2 * row <= bytes; place += sizeof *value) { /* half of a 64-bit register */
+        const uint32_t *wide = (const uint32_t *)(s->fenced_registers + place);
+        int lane = 0;
+        while (lane < WARP_LANES && wide[2 * lane] == value[lane]) lane++;
+        if (lane == WARP_LANES) return 1;
+    }
+    return 0;
+}
+
+static int is_result(const wgmma_state *s, const uint32_t *value) {
+    for (const wgmma_op *r = s->results; r; r = r->next)
+        for (int i = 0; i < r->what->d_count; i++)
+            if (!memcmp(r->d[i], value, sizeof r->d[i])) return 1;
+    return 0;
+}
+
 static void check_written(warp *w, const instr *in, const wgmma_op *o) {
     const wgmma_state *s = w->wgmma;
     size_t bytes = (size_t)o->what->d_count * sizeof o->d[0];
@@ -171,6 +205,12 @@ static void check_written(warp *w, const instr *in, const wgmma_op *o) {
         fault(w, in, -1,
               "the accumulator's registers have been written since a wgmma delivered its result to them, with no "
               "wgmma.fence since: it does not see what was written");
+    if (s->forgotten || machine_of(w)->fences != FENCES_TEXT) return;
+    for (int i = 0; i < o->what->d_count; i++)
+        if (!was_fenced(w, o->what->d[i]) && !is_result(s, o->d[i]))
+            fault(w, in, -1,
+                  "accumulator register %d has been written since the last wgmma.fence: the operation does not see it",
+                  i);
 }
 
 /* Whether all four warps have issued the operation, or have done their share. CUTLASS's simplest example has no other
@@ -265,33 +305,7 @@ static void take_accumulator(warp *w, const instr *in, wgmma_op *o) {
     if (!o->chained) check_written(w, in, o);
 }
 
-/* A thread's writes to registers of A reach a wgmma only through a wgmma.fence (9.7.15.7.1). Compilers copy registers
- * between the two, so what counts is that some register had the value at the fence. */
-static void keep_registers(warp *w) {
-    wgmma_state *s = w->wgmma;
-    const entry *e = w->cta->grid->launch.entry;
-    if (!e->uses_wgmma_registers || machine_of(w)->fences != FENCES_TEXT) return;
-    if (!s->fenced_registers) s->fenced_registers = malloc(e->register_bytes);
-    if (!s->fenced_registers) abort();
-    memcpy(s->fenced_registers, w->registers, e->register_bytes);
-}
-
-static int was_fenced(const warp *w, uint32_t slot) {
-    const wgmma_state *s = w->wgmma;
-    const uint32_t *value = r32(w, slot);
-    size_t row = WARP_LANES * sizeof *value, bytes = w->cta->grid->launch.entry->register_bytes;
-    if (!memcmp(s->fenced_registers + slot, value, row)) return 1;
-    for (size_t place = 0; place + row <= bytes; place += sizeof *value)
-        if (!memcmp(s->fenced_registers + place, value, row)) return 1;
-    for (size_t place = 0; place + 2 * row <= bytes; place += sizeof *value) { /* half of a 64-bit register */
-        const uint32_t *wide = (const uint32_t *)(s->fenced_registers + place);
-        int lane = 0;
-        while (lane < WARP_LANES && wide[2 * lane] == value[lane]) lane++;
-        if (lane == WARP_LANES) return 1;
-    }
-    return 0;
-}
-
+/* Registers of A need the fence too. */
 static void check_a(warp *w, const instr *in) {
     const wgmma_instruction *x = in->extra;
     for (int i = 0; i < x->a_count && machine_of(w)->fences == FENCES_TEXT; i++)
@@ -502,7 +516,6 @@ static int decode_mma_async(decoder *d) {
     if (x->d_count != wanted) refuse(d, "D has %d registers; it needs %d", x->d_count, wanted);
     x->a_in_registers = d->statement->operands[1].kind == OPERAND_VECTOR;
     if (x->a_in_registers) {
-        d->entry->uses_wgmma_registers = 1;
         x->a = source_vector(d, 1, TYPE_B32, &x->a_count);
         if (x->a_count != 4) refuse(d, "A has %d registers; it needs 4", x->a_count);
     } else {

@@ -96,6 +96,31 @@ def test_registers_of_a_need_a_fence(again: bool) -> None:
     s.run([*before, *OVERWRITE, FENCE, *s.multiply(), *DONE], 0)
 
 
+# --- accumulators ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("register", [0, 5])
+def test_accumulators_need_a_fence(again: bool, register: int) -> None:
+    s = small("d needs a fence")
+    before = [FENCE, *(s.multiply(0) + DONE if again else [])]
+    change = f"add.f32 %x{register}, %x{register}, %x{register};"
+    for seed in range(4):
+        with pytest.raises(EmulatorError, match=r"wgmma\.fence"):
+            execute([*before, change, *s.multiply(1), *DONE], s.memory, s.accumulator, seed=seed)
+        execute([*before, change, FENCE, *s.multiply(1), *DONE], s.memory, s.accumulator, seed=seed)
+        execute([*before, change, *s.multiply(1, scale="%zero"), *DONE], s.memory, s.accumulator, seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_accumulators_are_copied_behind_the_fence(seed: int) -> None:
+    s = small(f"d copied {seed}")
+    moves = [f"mov.b32 %y{i}, %x{i};" for i in range(8)]
+    back = [f"mov.b32 %x{i}, %y{i};" for i in range(8)]
+    body = [FENCE, *moves, *s.multiply(0, "y"), *DONE, *back, *s.multiply(1), *DONE]
+    check(execute(body, s.memory, s.accumulator, seed=seed), s.c + s.products[0] + s.products[1])
+
+
 # --- four warps ------------------------------------------------------------------------------------------------------
 
 BY_WARP = "shr.u32 %r4, %t, 5; setp.eq.u32 %p0, %r4, {warp};"
