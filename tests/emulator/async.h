@@ -11,6 +11,8 @@
 uint32_t async_piece(machine *m, uint32_t left);
 /* The operation will not touch the memory of op->touches[which] any more. Wakes who waits for that. */
 void async_untouch(async_op *op, int which);
+/* Arrivals of the CTA's threads at mbarriers of other CTAs (mbarrier.c): a barrier of the cluster comes after them. */
+int mbarrier_arrivals_under_way(const cta *from);
 /* Everything under way is dropped: the machine goes. */
 void async_clear(machine *m);
 

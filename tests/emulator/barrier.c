@@ -3,6 +3,7 @@
  * What the text leaves open is as on an H200: an arrival counts a whole warp, with lanes that do not exist or have
  * exited; a warp that arrives twice counts twice; a warp that has exited is missed where a count is given; uses with
  * and without a count do not mix; and lanes of a warp at two barriers at once are a fault. */
+#include "async.h"
 #include "simt.h"
 
 enum { SYNC, ARRIVE, RED_POPC, RED_AND, RED_OR };
@@ -181,6 +182,7 @@ void cluster_barrier_exit(warp *w, uint32_t lanes) {
 static run_result run_cluster_arrive(warp *w, const instr *in, uint32_t lanes) {
     if (in->type && !converge_aligned(w, in, lanes)) return RUN_PARK;
     cluster *k = w->cta->cluster;
+    if (mbarrier_arrivals_under_way(w->cta)) return park(w, WAIT_ASYNC, 0, 0); /* what it releases is done */
     if (lanes & w->cluster_arrived)
         fault(w, in, __builtin_ctz(lanes & w->cluster_arrived),
               "the thread has arrived at the cluster's barrier already and has not waited since");

@@ -243,6 +243,8 @@ static run_result run_copy(warp *w, const instr *in, uint32_t lanes) {
     c->next = all->live;
     if (c->next) c->next->previous = c;
     all->live = c;
+    c->op.touches[0] = w->cta;
+    c->op.drains = 1; /* silicon lets a block go whose copies nobody has waited for */
     async_start(m, &c->op, w, in, NULL);
     return RUN_NEXT;
 }

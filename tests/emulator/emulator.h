@@ -486,6 +486,7 @@ void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /
     X(tmem_warp_end, warp *)      /* w->tmem_loads */                                                                  \
     X(pending_warp_end, warp *)   /* w->pending */                                                                     \
     X(call_nodes_free, warp *)    /* w->calls */                                                                       \
+    X(mbarrier_cta_exit, warp *)  /* the CTA's last warp has exited: may fault */                                      \
     X(tmem_cta_exit, warp *)      /* the CTA's last warp has exited: may fault */                                      \
     X(warpgroup_cta_exit, warp *) /* the same: may fault */                                                            \
     X(tcgen05_cta_end, cta *)     /* frees c->tcgen05 */                                                               \

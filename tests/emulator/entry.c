@@ -325,6 +325,12 @@ entry *build_entry(module *m, function *f, char **error) {
     return e;
 }
 
+static int is_reached(const module *m, const function *f) {
+    for (const entry *e = m->entries; e; e = e->next)
+        if (index_of(e, f) >= 0) return 1;
+    return 0;
+}
+
 module *module_load(const char *text, const char *file, char **error) {
     module *m = parse_module(text, file, error);
     if (!m) return NULL;
@@ -338,6 +344,9 @@ module *module_load(const char *text, const char *file, char **error) {
         }
         failed = !e;
     }
+    /* what no kernel calls is decoded for its refusals only */
+    for (function *f = m->functions; f && !failed; f = f->next)
+        if (!f->is_entry && !f->is_declaration && !is_reached(m, f)) failed = !build_entry(m, f, error);
     if (failed) {
         module_free(m);
         return NULL;

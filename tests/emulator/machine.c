@@ -380,6 +380,7 @@ static void end_cta(machine *m, warp *last) {
               "the block has exited while %u asynchronous operation(s) can still touch its shared memory: %s",
               c->pending_ops, op ? op->what : "");
     }
+    CALL_HOOK(mbarrier_cta_exit, last);
     CALL_HOOK(tmem_cta_exit, last);
     CALL_HOOK(warpgroup_cta_exit, last);
     occupy(c->sm, &g->launch, m->device, -1);

@@ -34,6 +34,7 @@ typedef struct {
 struct mbarrier {
     uint32_t capacity, used; /* a power of two, at least twice `used` */
     uint32_t low, high;      /* every barrier lies in here */
+    async_queue *remote;     /* arrivals of other CTAs that are under way; NULL: there was none yet */
     barrier places[];
 };
 
@@ -69,6 +70,7 @@ static barrier *add(cta *c, uint32_t offset) {
             t->used = old->used;
             t->low = old->low;
             t->high = old->high;
+            t->remote = old->remote;
             for (uint32_t i = 0; i < old->capacity; i++)
                 if (old->places[i].offset) *place_for(t, old->places[i].offset) = old->places[i];
         }
@@ -99,6 +101,7 @@ static void take_away(cta *c, barrier *b) {
 }
 
 void mbarrier_cta_end(cta *c) {
+    if (c->mbarriers) free(c->mbarriers->remote);
     free(c->mbarriers);
     c->mbarriers = NULL;
 }
@@ -234,6 +237,20 @@ void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uin
     machine_progress(c->grid->on);
 }
 
+/* A phase that waits for bytes which nobody sends. (Silicon takes it: the barrier goes with its block.) */
+void mbarrier_cta_exit(warp *last) {
+    const mbarrier *t = last->cta->mbarriers;
+    if (!t || machine_of(last)->fences != FENCES_TEXT) return;
+    for (uint32_t i = 0; i < t->capacity; i++) {
+        const barrier *b = &t->places[i];
+        if (!b->offset || !b->tx) continue;
+        fault(last, NULL, -1,
+              "the block has exited while phase %" PRIu64 " of the mbarrier at shared address 0x%x has a tx-count of "
+              "%" PRId64 " (%" PRId64 " bytes expected, %" PRId64 " completed)",
+              b->phase, shown(last->cta, b->offset), b->tx, b->tx_expected, b->tx_completed);
+    }
+}
+
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size) {
     const barrier *b = find(c, offset);
     if (!b) {
@@ -332,6 +349,56 @@ static run_result run_tx(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
+/* An arrival at another CTA's barrier travels. All that go to one CTA come in the order of issue: what a thread does
+ * before a release is done before it. */
+typedef struct {
+    async_op op;
+    int lane;
+    uint32_t offset, operand;
+} remote_arrival;
+
+static int remote_step(async_op *op) {
+    const remote_arrival *a = (remote_arrival *)op;
+    const barrier_operands *o = op->in->extra;
+    cta *c = op->touches[0];
+    barrier *b = need_barrier(op->by, op->in, a->lane, c, a->offset);
+    if (o->expect) add_tx(op->by, op->in, a->lane, c, b, a->operand);
+    arrive(op->by, op->in, a->lane, c, b, o->expect ? 1 : a->operand, o->drop);
+    return 1;
+}
+
+static void remote_release(async_op *op) {
+    free(op);
+}
+
+static void arrive_remotely(warp *w, const instr *in, uint32_t lane, cta *c, uint32_t offset, uint32_t operand) {
+    if (!c->live_warps)
+        fault(w, in, (int)lane, "arrives at an mbarrier of CTA %u of the cluster, which has exited", c->rank);
+    need_barrier(w, in, (int)lane, c, offset);
+    mbarrier *t = c->mbarriers;
+    if (!t->remote) t->remote = calloc(1, sizeof *t->remote);
+    remote_arrival *a = calloc(1, sizeof *a);
+    if (!a || !t->remote) abort();
+    a->op.step = remote_step;
+    a->op.release = remote_release;
+    a->op.what = "remote arrival";
+    a->op.touches[0] = c;
+    a->lane = (int)lane;
+    a->offset = offset;
+    a->operand = operand;
+    async_start(machine_of(w), &a->op, w, in, t->remote);
+}
+
+int mbarrier_arrivals_under_way(const cta *from) {
+    const cluster *k = from->cluster;
+    for (int i = 0; i < k->size; i++) {
+        const mbarrier *t = k->ctas[i] ? k->ctas[i]->mbarriers : NULL;
+        for (const async_op *op = t && t->remote ? t->remote->first : NULL; op; op = op->next)
+            if (op->from == from) return 1;
+    }
+    return 0;
+}
+
 static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
     const barrier_operands *o = in->extra;
     FOR_LANES(lane, lanes) {
@@ -340,6 +407,10 @@ static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
         if (c != w->cta && in->d != NO_SLOT)
             fault(w, in, (int)lane, "arrives at an mbarrier of CTA %u of the cluster; that gives no state: use _",
                   c->rank);
+        if (c != w->cta && machine_of(w)->fences == FENCES_TEXT) {
+            arrive_remotely(w, in, lane, c, offset, operand);
+            continue;
+        }
         barrier *b = need_barrier(w, in, (int)lane, c, offset);
         uint64_t state = b->phase << 32 | b->pending;
         if (o->expect) add_tx(w, in, (int)lane, c, b, operand);

@@ -68,6 +68,20 @@ static void print_barrier(FILE *out, const cta *c, uint32_t id) {
         if (b->partial >> i & 1) fprintf(out, ", of warp %d only lanes %08x of %08x", i, b->lanes[i], c->warps[i].live);
 }
 
+static void print_cluster_barrier(FILE *out, const cluster *k) {
+    fprintf(out, "waits at the cluster's barrier: phase %llu, %u of %u threads have arrived, %u have exited",
+            (unsigned long long)k->barrier_phase, k->barrier_arrived, k->threads, k->exited_threads);
+    for (int rank = 0; rank < k->size; rank++) {
+        const cta *c = k->ctas[rank];
+        uint32_t arrived = 0;
+        for (int i = 0; i < c->warp_count; i++) FOR_LANES(lane, c->warps[i].cluster_arrived)
+        arrived |= (uint32_t)(c->warps[i].cluster_phase[lane] == k->barrier_phase) << i;
+        fprintf(out, "%s CTA %d: %s", rank ? ";" : " (arrived, of", rank, arrived ? "warps " : "none");
+        print_set(out, arrived);
+    }
+    fprintf(out, ")");
+}
+
 static void print_wait(FILE *out, const warp *w, const fragment *f) {
     const wait_note *n = &f->wait;
     const cta *c = w->cta;
@@ -83,9 +97,7 @@ static void print_wait(FILE *out, const warp *w, const fragment *f) {
         print_barrier(out, c, (uint32_t)n->a);
         break;
     case WAIT_CLUSTER:
-        fprintf(out, "waits at the cluster's barrier: phase %llu, %u of %u threads have arrived, %u have exited",
-                (unsigned long long)c->cluster->barrier_phase, c->cluster->barrier_arrived, c->cluster->threads,
-                c->cluster->exited_threads);
+        print_cluster_barrier(out, c->cluster);
         break;
     case WAIT_MBARRIER:
         mbarrier_describe(c, (uint32_t)n->a & ((1u << RANK_SHIFT) - 1), barrier, sizeof barrier);

@@ -117,17 +117,19 @@ static void release(async_op *op) {
     a->ended = 1;
 }
 
-/* The first lane. The text wants the address to name one of the warp's own quarter (9.7.16.8.1); silicon evidently
- * takes the quarter from the warp, as programs that name lane 0 in every warp are right there, and ignores bits beyond
- * 128. */
+/* The first lane. Where machine->fences is that of the text, the address says it. The text wants the address to name
+ * one of the warp's own quarter (9.7.16.8.1); silicon evidently takes the quarter from the warp, as programs that name
+ * lane 0 in every warp are right there, and ignores bits beyond 128. */
 static uint32_t lane_reached(warp *w, const instr *in, const access *x, uint32_t address) {
     uint32_t lane = tmem_lane(address) % TMEM_LANES, quarter = 32 * (uint32_t)(w->index % 4);
-    if (lane != tmem_lane(address) || (lane < 32 && quarter))
+    int by_text = machine_of(w)->fences == FENCES_TEXT;
+    if (by_text) lane = tmem_lane(address);
+    if (lane != tmem_lane(address) || (lane < 32 && quarter && !by_text))
         remark_once(machine_of(w), "lane of another quarter",
                     "line %d: warp %d names lane %u of tensor memory and reaches lanes from %u on, as on silicon; the "
                     "manual wants the address to say so",
                     in->line, w->index, tmem_lane(address), quarter + lane % 32);
-    if (lane < 32) lane += quarter;
+    if (lane < 32 && !by_text) lane += quarter;
     if (lane != quarter && !(lanes_of(x) == 16 && lane == quarter + 16))
         fault(
             w, in, -1,

@@ -119,9 +119,9 @@ void tmem_cta_exit(warp *last) {
     const tmem *t = tmem_of(c);
     uint32_t unit = 0;
     while (t->owner[unit] != c) unit++;
-    fault(last, NULL, -1,
-          "the CTA has exited with %d columns of tensor memory still allocated (the first at column %u): every "
-          "tcgen05.alloc needs its dealloc",
+    fault(last, t->allocator[unit], -1,
+          "the CTA has exited with %d columns of tensor memory still allocated (the first at column %u, "
+          "from this line): every tcgen05.alloc needs its dealloc",
           c->tmem_columns_held, unit * TMEM_UNIT);
 }
 
@@ -175,9 +175,10 @@ static int find_columns(const tensor_core *core, const cta *c, uint32_t columns)
     return fit;
 }
 
-static void take_columns(cta *c, uint32_t column, uint32_t columns) {
+static void take_columns(cta *c, const instr *in, uint32_t column, uint32_t columns) {
     tmem *t = tmem_of(c);
     t->allocated[column / TMEM_UNIT] = columns;
+    t->allocator[column / TMEM_UNIT] = in;
     for (uint32_t unit = column / TMEM_UNIT; unit < (column + columns) / TMEM_UNIT; unit++) t->owner[unit] = c;
     for (uint32_t lane = 0; lane < TMEM_LANES; lane++)
         memset(&t->cells[lane][column], POISON_BYTE, columns * sizeof(uint32_t));
@@ -229,7 +230,7 @@ static int manage(warp *w, const instr *in, tensor_core *core, struct tmem_meeti
     for (int i = 0; i < core->group; i++) {
         switch (meeting->what) {
         case TMEM_ALLOC:
-            take_columns(ctas[i], meeting->column, meeting->columns);
+            take_columns(ctas[i], in, meeting->column, meeting->columns);
             break;
         case TMEM_DEALLOC:
             check_dealloc(w, in, ctas[i], meeting->column, meeting->columns);

@@ -24,7 +24,8 @@ typedef struct {
 struct tmem {
     uint32_t cells[TMEM_LANES][TMEM_COLUMNS];
     const cta *owner[TMEM_COLUMNS / TMEM_UNIT];
-    uint32_t allocated[TMEM_COLUMNS / TMEM_UNIT]; /* columns of the allocation that begins here, else 0 */
+    uint32_t allocated[TMEM_COLUMNS / TMEM_UNIT];     /* columns of the allocation that begins here, else 0 */
+    const instr *allocator[TMEM_COLUMNS / TMEM_UNIT]; /* what made it */
     tmem_write last[TMEM_LANES / TMEM_GROUP][TMEM_COLUMNS];
 };
 

@@ -214,7 +214,9 @@ def test_to_another_cta(operation: str, kind: str, dtype: str, seed: int) -> Non
     setp.eq.u32 %p5, %r5, 0;
     selp.b64 %d5, %a0, %a1, %p5;
 {INIT}{fill(512, "%d5")}
-    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%smem], 512;
+    not.pred %p7, %p5;
+    and.pred %p7, %p7, %p0;
+    @%p7 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%smem], 512;
 {CLUSTER}
     mapa.shared::cluster.u32 %r6, %smem, 1;
     add.u32 %r7, %r6, 1024;
