@@ -276,7 +276,7 @@ struct entry {
     int64_t parameter_bytes;
     int uses_async_proxy; /* has an instruction that reads or writes shared memory through the async proxy */
     int uses_tcgen05, uses_cluster;
-    int uses_scratch;         /* %reserved_smem_offset_1: may touch the shared memory that is the system's */
+    int uses_scratch; /* %reserved_smem_offset_1: may touch the shared memory that is the system's */
 };
 
 /* NULL and an error sentence if there is no such entry. Owned by the module. */
