@@ -198,7 +198,7 @@ REMOTE = """
 
 
 def test_remote_arrival_takes_its_time() -> None:
-    """Block 1 arrives at block 0's barrier and tells it so by a relaxed store; the barrier may still be in its phase."""
+    """Block 1 arrives at block 0's barrier and says so by a relaxed store; the phase may still go on."""
     body = REMOTE + """
   add.u32 %r2, %r1, 64;
   @%p1 st.relaxed.cluster.shared::cluster.u32 [%r2], 7;
