@@ -143,6 +143,9 @@ static void sizes(const fields *f, mma_shape *s, int group, int weight_stationar
         if (n != 64 && n != 128 && n != 256) wrong(f, "N (bits 17-22, times 8)", n, "64, 128 and 256 with .ws");
         return;
     }
+    /* With one CTA, M 128 takes every multiple of 8 as M 64 does: the table of shapes in 9.7.16.2.1 has one row for
+     * both.
+     */
     if (!n || n > 256) wrong(f, "N (bits 17-22, times 8)", n, "8 to 256");
     if (group == 2 && n % 16) wrong(f, "N (bits 17-22, times 8)", n, "multiples of 16 with cta_group::2");
     if (f->kind == KIND_I8 && group == 2 && n % 32)
