@@ -68,11 +68,18 @@ static int set_number(uint64_t *out, const char *value) {
     return *value && !*end;
 }
 
+/* The first one, or one that follows another. */
 static void start_machine(void) {
+    machine *before = driver.machine;
     driver.machine = machine_create(driver.device);
     if (!driver.machine) abort();
     apply(driver.machine);
-    if (driver.trace_path) trace_begin(driver.machine, driver.trace_path);
+    if (before) {
+        trace_move(before, driver.machine);
+        machine_destroy(before);
+    } else if (driver.trace_path) {
+        trace_begin(driver.machine, driver.trace_path);
+    }
 }
 
 /* NULL, or what is wrong with the value. */
@@ -84,10 +91,7 @@ const char *driver_wrong_setting(const char *name, const char *value) {
         if (!d) return "must be sm_80, sm_90, sm_100 or sm_120";
         int other = d != driver.device;
         driver.device = d;
-        if (driver.machine && other) {
-            machine_destroy(driver.machine);
-            start_machine();
-        }
+        if (driver.machine && other) start_machine();
     } else if (!strcmp(name, "seed")) {
         if (!is_number) return "must be a number";
         driver.seed = number;
@@ -162,10 +166,7 @@ API const char *emulator_error(void) {
 /* After a fault, which sticks as on hardware: a new machine, with the same settings, modules and memory. */
 API void emulator_reset(void) {
     driver_lock();
-    if (driver.machine) {
-        machine_destroy(driver.machine);
-        start_machine();
-    }
+    if (driver.machine) start_machine();
     driver.queued = 0;
     free(driver.error);
     driver.error = NULL;

@@ -76,10 +76,13 @@ static CUresult enqueue(struct kernel *f, launch *l) {
         return driver_refusef(CUDA_ERROR_INVALID_VALUE,
                               "%s: %u bytes of dynamic shared memory; MAX_DYNAMIC_SHARED_SIZE_BYTES is %d",
                               f->entry->function->name, l->dynamic_shared, f->attributes[FUNCTION_MAX_DYNAMIC_SHARED]);
-    int64_t resident = (int64_t)machine_occupancy(driver.machine, l) * driver.device->sm_count;
-    if (l->cooperative && (int64_t)l->grid[0] * l->grid[1] * l->grid[2] > resident)
-        return driver_refusef(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "%s: at most %lld blocks are resident at once",
-                              f->entry->function->name, (long long)resident);
+    if (l->cooperative && l->block[0] && l->block[1] && l->block[2]) {
+        int64_t resident = (int64_t)machine_occupancy(driver.machine, l) * driver.device->sm_count;
+        if (resident && (int64_t)l->grid[0] * l->grid[1] * l->grid[2] > resident) /* none: machine_launch says why */
+            return driver_refusef(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+                                  "%s: at most %lld blocks are resident at once", f->entry->function->name,
+                                  (long long)resident);
+    }
     char *refusal = machine_launch(driver.machine, l);
     if (refusal) return driver_refuse(CUDA_ERROR_INVALID_VALUE, refusal);
     return ++driver.queued > MOST_QUEUED ? driver_flush() : CUDA_SUCCESS;

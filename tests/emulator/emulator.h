@@ -525,6 +525,7 @@ void trace_launch(machine *m, const grid *g);  /* when it is queued: what ran be
 void trace_grid(machine *m, const grid *g);    /* when it has finished */
 void trace_write(machine *m);
 void trace_end(machine *m);
+void trace_move(machine *from, machine *to); /* goes on in the same file, after a fault */
 void trace_begin(machine *m, const char *path);
 
 #endif

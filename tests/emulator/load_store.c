@@ -207,7 +207,8 @@ static run_result run_load(warp *w, const instr *in, uint32_t lanes) {
         static const traffic kinds[] = {[MEMORY_GLOBAL] = TRAFFIC_GLOBAL_READ,
                                         [MEMORY_SHARED] = TRAFFIC_SHARED_READ,
                                         [MEMORY_LOCAL] = TRAFFIC_LOCAL};
-        w->cta->traffic[kinds[r.kind]] += (uint64_t)t->bytes * (uint32_t)__builtin_popcount(lanes);
+        if (in->space != SPACE_PARAM && in->space != SPACE_CONST) /* of the constant bank */
+            w->cta->traffic[kinds[r.kind]] += (uint64_t)t->bytes * (uint32_t)__builtin_popcount(lanes);
         if (lanes == ALL_LANES && !r.stride) {
             if (is_dense(t, address)) {
                 if (t->slot[0] != NO_SLOT) memcpy(w->registers + t->slot[0], r.base, WARP_LANES * (size_t)t->size);

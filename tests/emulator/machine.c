@@ -282,13 +282,16 @@ static int start_cluster(machine *m, grid *g) {
     return 1;
 }
 
-/* The first grid that has CTAs left to start and may start them: a grid waits for the end of the one before it, unless
- * it was launched as programmatic and every CTA of that one has triggered or exited. */
+/* The first grid that has CTAs left to start and may start them: a grid waits for the end of all before it, unless it
+ * was launched as programmatic and every CTA of the one before it has triggered or exited. */
 static grid *startable(const machine *m) {
+    int running = 0; /* grids before this one that have not finished */
     for (grid *g = m->first_grid; g; g = g->next) {
+        if (running && !g->launch.programmatic) return NULL;
         if (g->next_cta < g->cta_count) return g;
         if (g->finished) continue;
-        if (!g->next || !g->next->launch.programmatic || g->triggered_ctas < g->cta_count) return NULL;
+        running = 1;
+        if (g->triggered_ctas < g->cta_count) return NULL;
     }
     return NULL;
 }

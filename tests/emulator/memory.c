@@ -307,7 +307,8 @@ uint8_t *thread_read(warp *w, const instr *in, int lane, ptx_space space, uint64
                      uint32_t align) {
     access a = {w, in, lane, "reads", address, bytes};
     place p = place_of(&a, space, align);
-    count_read(w->cta, p.kind, bytes);
+    if (space != SPACE_PARAM && space != SPACE_CONST)
+        count_read(w->cta, p.kind, bytes); /* those are of a constant bank */
     return p.bytes;
 }
 

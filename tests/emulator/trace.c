@@ -14,7 +14,8 @@ struct trace {
     size_t kernels_size;
     FILE *kernels_out;
     int kernel_count;
-    struct rows *rows; /* of grids that run: they may overlap */
+    struct rows *rows;            /* of grids that run: they may overlap */
+    uint64_t time_base, cta_base; /* of the machine that writes to it now: see trace_move */
 };
 
 /* What the CTAs of a grid have moved. */
@@ -49,6 +50,7 @@ void trace_begin(machine *m, const char *path) {
     if (!t->kernels_out) abort();
     fprintf(t->out, "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [");
     m->trace = t;
+    trace_write(m);
 }
 
 static void event(struct trace *t, const char *name, uint64_t start, uint64_t end, uint64_t process, int thread,
@@ -56,8 +58,8 @@ static void event(struct trace *t, const char *name, uint64_t start, uint64_t en
     fprintf(t->out,
             "%s\n{\"name\": \"%s\", \"ph\": \"X\", \"ts\": %llu, \"dur\": %llu, \"pid\": %llu, \"tid\": %d, "
             "\"args\": {\"line\": %d, \"bytes\": %llu}}",
-            t->events++ ? "," : "", name, (unsigned long long)start, (unsigned long long)(end - start),
-            (unsigned long long)process, thread, line, (unsigned long long)bytes);
+            t->events++ ? "," : "", name, (unsigned long long)(t->time_base + start), (unsigned long long)(end - start),
+            (unsigned long long)(t->cta_base + process), thread, line, (unsigned long long)bytes);
 }
 
 void trace_op(machine *m, const async_op *op) {
@@ -106,7 +108,7 @@ void trace_cta(machine *m, const cta *c) {
     for (int k = 0; k < TRAFFIC_COUNT; k++) r->traffic[k] += c->traffic[k];
     if (r->count++ >= MOST_CTAS) return;
     fprintf(r->out, "%s\n  {\"cta\": %llu, \"block\": [%u, %u, %u], \"sm\": %d, \"bytes\": {", r->count > 1 ? "," : "",
-            (unsigned long long)c->serial, c->id[0], c->id[1], c->id[2], c->sm->index);
+            (unsigned long long)(m->trace->cta_base + c->serial), c->id[0], c->id[1], c->id[2], c->sm->index);
     print_traffic(r->out, c->traffic);
     fprintf(r->out, "}}");
 }
@@ -186,6 +188,16 @@ void trace_write(machine *m) {
     fprintf(t->out, "],\n\"kernels\": [%s]}\n", t->kernels);
     fflush(t->out);
     fseek(t->out, here, SEEK_SET);
+}
+
+void trace_move(machine *from, machine *to) {
+    struct trace *t = from->trace;
+    from->trace = NULL;
+    to->trace = t;
+    if (!t) return;
+    while (t->rows) free_rows(t, t->rows);
+    t->time_base += from->now;
+    t->cta_base += from->cta_serial;
 }
 
 void trace_end(machine *m) {
