@@ -22,6 +22,9 @@ struct async_pool {
     int operations;
 };
 
+/* An operation that may start at any time, but comes last of all: others that are forced go first. */
+#define WITHHELD UINT64_MAX
+
 enum { TRIES = 4 }; /* candidates looked at in a turn before giving up on those that may not start yet */
 
 timing timing_of_seed(uint64_t seed) {
@@ -66,6 +69,9 @@ void async_start(machine *m, async_op *op, warp *by, const instr *in, async_queu
     op->serial = m->op_serial++;
     op->started_at = m->now;
     op->not_before = m->now + (m->timing.max_delay ? machine_below(m, m->timing.max_delay + 1) : 0);
+    if (m->fences == FENCES_TEXT && m->timing.mode != TIMING_EAGER &&
+        !machine_below(m, (queue ? 32u : 4u) << m->seed / 4 % 4))
+        op->not_before = WITHHELD;
     for (int i = 0; i < 2; i++)
         if (op->touches[i]) op->touches[i]->pending_ops++;
     m->pool->operations++;
@@ -152,9 +158,15 @@ int async_turn(machine *m, int force) {
     struct async_pool *pool = m->pool;
     if (!pool || !pool->count || (m->timing.mode == TIMING_LAZY && !force)) return 0;
     m->forcing = force;
-    for (uint32_t i = 0, first = machine_below(m, pool->count), tries = force ? pool->count : TRIES; i < tries; i++) {
-        uint32_t index = force || !i ? (first + i) % pool->count : machine_below(m, pool->count);
-        if ((force || candidate_op(&pool->candidates[index])->not_before <= m->now) && go_on(m, index)) return 1;
+    for (int i = 0; !force && i < TRIES; i++) {
+        uint32_t index = machine_below(m, pool->count);
+        if (candidate_op(&pool->candidates[index])->not_before <= m->now && go_on(m, index)) return 1;
+    }
+    uint32_t count = pool->count, first = machine_below(m, count);
+    for (uint32_t i = 0; force && i < 2 * count; i++) {
+        uint32_t index = (first + i) % count;
+        int withheld = candidate_op(&pool->candidates[index])->not_before == WITHHELD;
+        if ((i >= count || !withheld) && go_on(m, index)) return 1;
     }
     return 0;
 }

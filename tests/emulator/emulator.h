@@ -232,6 +232,7 @@ struct warp {
     uint64_t tcgen05_fence_time; /* of its last tcgen05.fence::after_thread_sync */
     uint32_t threads;            /* lanes that exist (the last warp of an odd block has fewer) */
     uint64_t instructions, last_turn;
+    uint64_t rests_until; /* turns: others go first until then */
     /* families' own state a warp or thread, made on first use and freed with the warp */
     void *cp_async, *bulk_groups, *wgmma, *tmem_loads;
     call_node *calls;         /* control.c: call_nodes_free(w) when the warp ends */

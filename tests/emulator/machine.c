@@ -13,7 +13,8 @@ enum {
     POLLS_BEFORE_FORCING = 64,       /* turns of nothing but polls before a late operation is made to go on */
     POLLS_BEFORE_EXPIRING = 4096,    /* and before a try_wait that holds another warp up is ended */
     POLLS_BEFORE_GIVING_UP = 200000, /* and before polling with nothing under way is called a deadlock */
-    EXPIRATIONS_BEFORE_GIVING_UP = 256
+    EXPIRATIONS_BEFORE_GIVING_UP = 256,
+    LONGEST_REST = 12 /* of a warp: 1 << .. turns */
 };
 
 /* ---- random numbers: xoshiro128++ (Blackman, Vigna), seeded through splitmix64 ------------------------------------
@@ -400,18 +401,31 @@ static void end_cta(machine *m, warp *last) {
 /* ---- turns --------------------------------------------------------------------------------------------------------
  */
 
-/* Any warp that can run. Where programs may rely on what silicon does, the one that has waited longest: no warp there
- * is left behind by more than a phase of a barrier. */
+/* Any warp that can run, mostly one that does not rest: nothing says how far a warp may fall behind the others. Where
+ * programs may rely on what silicon does, the one that has waited longest: no warp there is left behind by more than a
+ * phase of a barrier. */
 static warp *choose_warp(machine *m) {
     warp *chosen = m->ready[machine_below(m, (uint32_t)m->ready_count)];
+    for (int i = 0; i < 4 && chosen->rests_until > m->now; i++)
+        chosen = m->ready[machine_below(m, (uint32_t)m->ready_count)];
     for (int i = 0; m->fences == FENCES_SILICON && i < m->ready_count; i++)
         if (m->ready[i]->last_turn < chosen->last_turn) chosen = m->ready[i];
     chosen->last_turn = m->now;
     return chosen;
 }
 
+/* Whether a warp rests after its turn: with every other four seeds never, else more or less often. */
+static int is_tired(machine *m) {
+    uint64_t kind = m->seed / 4;
+    return m->fences == FENCES_TEXT && kind % 2 == 0 && !machine_below(m, 8u << kind % 8);
+}
+
 static void warp_goes(machine *m) {
     warp *w = choose_warp(m);
+    if (w->rests_until > m->now && m->timing.mode != TIMING_LAZY && async_turn(m, 1)) {
+        m->idle = 0;
+        return;
+    }
     uint64_t before = m->progress;
     int polled = warp_turn(m, w, 1 + machine_below(m, m->timing.max_quantum));
     /* a turn may end between a poll and the branch back to it: that says nothing */
@@ -419,6 +433,7 @@ static void warp_goes(machine *m) {
         m->idle = 0;
     else if (polled)
         m->idle++;
+    if (is_tired(m)) w->rests_until = m->now + (1u << machine_below(m, LONGEST_REST + 1));
     if (w->live && warp_can_run(w)) return;
     not_ready(m, w);
     if (!w->live && --w->cta->live_warps == 0) end_cta(m, w);

@@ -421,7 +421,8 @@ static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
                   shown(c, offset));
         if (in->d != NO_SLOT) r64(w, in->d)[lane] = state;
     }
-    return RUN_NEXT;
+    /* What a thread does before the arrival, others see; what it does behind, they may be made to miss. */
+    return machine_of(w)->fences == FENCES_TEXT && !machine_below(machine_of(w), 4) ? RUN_YIELD : RUN_NEXT;
 }
 
 /* Whether a warp that can run has not seen yet that the last phase is over, though it saw that of the one before: after
