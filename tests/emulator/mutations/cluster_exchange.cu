@@ -1,6 +1,6 @@
-// sm_90a: four CTAs. Each sends its quarter of a vector to all by a multicast copy, computes a share of everybody's sums
-// and sends it by st.async; the receiver adds the shares and a neighbour's sum, which it reads in the neighbour's
-// shared memory. Several rounds.
+// sm_90a: four CTAs. Each sends its quarter of a vector to all by a multicast copy, computes a share of everybody's
+// sums and sends it by st.async; the receiver adds the shares and a neighbour's sum, which it reads in the neighbour's
+// shared memory. Several rounds; a neighbour says by a remote arrival that it has taken the sum.
 #include "device.cuh"
 
 #define BUGS(X)                                                                                                        \
@@ -11,7 +11,7 @@
     X(mask_without_last_cta)                                                                                           \
     X(mask_with_absent_cta)                                                                                            \
     X(expects_own_quarter_only)                                                                                        \
-    X(expects_no_shares_of_itself)                                                                                     \
+    X(expects_shares_of_itself)                                                                                        \
     X(shares_without_mapa)                                                                                             \
     X(share_signals_other_cta)                                                                                         \
     X(no_wait_for_quarters)                                                                                            \
@@ -70,7 +70,7 @@ template <bug planted> static __device__ __forceinline__ void run(const int *x, 
             const u32 bytes = QUARTER * 4 - (HAS(quarter_size_no_multiple_of_16) ? 8 : 0);
             const u16 mask = HAS(mask_without_last_cta) ? 7 : HAS(mask_with_absent_cta) ? 31 : 15;
             arrive_expect(quarters, HAS(expects_own_quarter_only) ? QUARTER * 4 : LENGTH * 4);
-            arrive_expect(shares, (HAS(expects_no_shares_of_itself) ? CTAS - 1 : CTAS) * THREADS * 4);
+            arrive_expect(shares, (HAS(expects_shares_of_itself) ? CTAS : CTAS - 1) * THREADS * 4);
             multicast(base + rank * QUARTER * 4,
                       x + round * LENGTH + rank * QUARTER + (HAS(quarter_off_by_one_element) ? 1 : 0), bytes, quarters,
                       mask);
@@ -80,15 +80,19 @@ template <bug planted> static __device__ __forceinline__ void run(const int *x, 
             int share = 0;
             for (int i = 0; i < TAPS; i++)
                 share += weights[(rank * CTAS + d) * TAPS + i] * vector[(rank * QUARTER + t * 3 + i) % LENGTH];
+            if (d == rank) {
+                if (round && !HAS(sum_overwritten_early)) wait_cluster(taken, parity ^ 1 ^ HAS(taken_parity_flipped));
+                sum[t] = share;
+                continue;
+            }
             const u32 to = base + AT_INBOX + (rank * THREADS + t) * 4;
             store_async(HAS(shares_without_mapa) ? to : map_to(to, d), share,
-                        HAS(shares_without_mapa) ? shares
-                                                 : map_to(shares, HAS(share_signals_other_cta) ? rank : d));
+                        HAS(shares_without_mapa) ? shares : map_to(shares, HAS(share_signals_other_cta) ? rank : d));
         }
         if (!HAS(no_wait_for_shares)) wait_cluster(shares, HAS(shares_parity_stuck) ? 0 : parity);
-        int mine = 0;
-        for (int r = 0; r < CTAS; r++) mine += inbox[r * THREADS + t];
-        if (round && !HAS(sum_overwritten_early)) wait_cluster(taken, parity ^ 1 ^ HAS(taken_parity_flipped));
+        int mine = sum[t];
+        for (int r = 0; r < CTAS; r++)
+            if (r != rank) mine += inbox[r * THREADS + t];
         sum[t] = mine;
         if (!HAS(no_cluster_sync_before_reading)) {
             if (!HAS(cluster_arrival_of_one_warp_less) || t < 32) cluster_arrive();

@@ -1,13 +1,12 @@
 // sm_100a: C += A B^T of NVFP4 (e2m1, a ue4m3 scale for 16), tile after tile along N, by a CTA (GROUP = 1) or a pair
-// (GROUP = 2). Warp 0 fills a ring of slots by TMA, except the scales of B, which warp 3 writes as a thread does; warp 1
-// copies scales to tensor memory and multiplies; warp 2 allocates; warps 4 to 7 put C into the accumulator before and
+// (GROUP = 2). Warp 0 fills a ring of slots by TMA, except the scales of B, which warp 3 writes as a thread does; warp
+// 1 copies scales to tensor memory and multiplies; warp 2 allocates; warps 4 to 7 put C into the accumulator before and
 // take the result after.
 #include "device.cuh"
 
 #if GROUP == 2
 #define PAIR_BUGS(X)                                                                                                   \
     X(no_cluster_sync_at_start)                                                                                        \
-    X(no_cluster_sync_at_end)                                                                                          \
     X(expects_bytes_of_one_cta)                                                                                        \
     X(slots_released_in_one_cta)                                                                                       \
     X(result_announced_in_one_cta)                                                                                     \
@@ -19,7 +18,7 @@
     X(peer_deallocates_late)                                                                                           \
     X(peer_does_not_allocate)
 #else
-#define PAIR_BUGS(X)
+#define PAIR_BUGS(X) X(arrival_for_commit)
 #endif
 #define BUGS(X)                                                                                                        \
     X(none)                                                                                                            \
@@ -38,9 +37,9 @@
     X(no_fence_after_result)                                                                                           \
     X(no_wait_ld)                                                                                                      \
     X(no_commit_to_slot)                                                                                               \
+    X(commit_to_full_barrier)                                                                                          \
+    X(slot_commit_before_mma)                                                                                          \
     X(no_commit_of_result)                                                                                             \
-    X(commit_to_next_slot)                                                                                             \
-    X(arrival_for_commit)                                                                                              \
     X(result_commit_before_last_mma)                                                                                   \
     X(short_alloc)                                                                                                     \
     X(no_dealloc)                                                                                                      \
@@ -146,8 +145,11 @@ static __device__ __forceinline__ void arrive_at_leader(u32 bar) {
         arrive(bar);
 }
 
-#define D_8(i)      "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]), "=f"(d[i + 7])
-#define S_8(i)      "f"(d[i]), "f"(d[i + 1]), "f"(d[i + 2]), "f"(d[i + 3]), "f"(d[i + 4]), "f"(d[i + 5]), "f"(d[i + 6]), "f"(d[i + 7])
+#define D_8(i)                                                                                                         \
+    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
+        "=f"(d[i + 7])
+#define S_8(i)                                                                                                         \
+    "f"(d[i]), "f"(d[i + 1]), "f"(d[i + 2]), "f"(d[i + 3]), "f"(d[i + 4]), "f"(d[i + 5]), "f"(d[i + 6]), "f"(d[i + 7])
 #define REGISTERS_0 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
 #define REGISTERS_1 "{%1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16}"
 
@@ -191,8 +193,7 @@ static __device__ __forceinline__ void produce(const TensorMap *a, const TensorM
 }
 
 // The scales of B of a tile and step: PIECES atoms.
-template <bug planted>
-static __device__ __forceinline__ void write_scales(const uint4 *sfb, const barriers &bar) {
+template <bug planted> static __device__ __forceinline__ void write_scales(const uint4 *sfb, const barriers &bar) {
     const u32 lane = threadIdx.x % 32;
     for (int fill = 0; fill < TILES * STEPS; fill++) {
         const u32 slot = fill % SLOTS;
@@ -223,8 +224,7 @@ static __device__ __forceinline__ void copy_all_scales(u32 tensor, u32 base, con
     }
 }
 
-template <bug planted>
-static __device__ __forceinline__ void multiply_all(u32 tensor, u32 base, const barriers &bar) {
+template <bug planted> static __device__ __forceinline__ void multiply_all(u32 tensor, u32 base, const barriers &bar) {
     const u64 layout = HAS(descriptor_of_other_swizzle) ? 6 : 4; // 4: a swizzle of 64 bytes
     const u32 stride = HAS(descriptor_stride_doubled) ? 1024 : 512;
     const u32 sfa = tensor + (HAS(scales_over_accumulator) ? COLUMNS - 4 : SFA_COLUMN), sfb = tensor + SFB_COLUMN;
@@ -240,9 +240,14 @@ static __device__ __forceinline__ void multiply_all(u32 tensor, u32 base, const 
 #pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
             const u32 fill = tile * STEPS + step, slot = fill % SLOTS;
-            if (!HAS(no_full_wait))
-                wait_cluster(bar.full + 8 * slot, (fill / SLOTS & 1) ^ HAS(full_parity_flipped));
+            if (!HAS(no_full_wait)) wait_cluster(bar.full + 8 * slot, (fill / SLOTS & 1) ^ HAS(full_parity_flipped));
             if (!HAS(scale_copy_overtakes)) all_scales<planted>(tensor, base, slot);
+#if GROUP == 2
+            const int both = !HAS(slots_released_in_one_cta);
+#else
+            const int both = 1;
+#endif
+            if (HAS(slot_commit_before_mma)) commit(bar.empty + 8 * slot, both);
             for (int i = 0; i < PIECES; i++) {
                 const u64 a = descriptor(base + slot * A_BYTES + i * MMA_K / 2, layout, stride);
                 const u64 b = descriptor(base + AT_B + slot * B_BYTES + i * MMA_K / 2, layout, stride);
@@ -253,13 +258,8 @@ static __device__ __forceinline__ void multiply_all(u32 tensor, u32 base, const 
                          (HAS(scales_swapped) ? sfb : sfa) + scales, (HAS(scales_swapped) ? sfa : sfb) + scales,
                          !HAS(accumulator_overwritten) || step || i);
             }
-#if GROUP == 2
-            const int both = !HAS(slots_released_in_one_cta);
-#else
-            const int both = 1;
-#endif
-            if (!HAS(no_commit_to_slot))
-                commit(bar.empty + 8 * (HAS(commit_to_next_slot) ? (slot + 1) % SLOTS : slot), both);
+            if (!HAS(no_commit_to_slot) && !HAS(slot_commit_before_mma))
+                commit((HAS(commit_to_full_barrier) ? bar.full : bar.empty) + 8 * slot, both);
         }
         if (HAS(no_commit_of_result) || HAS(result_commit_before_last_mma)) continue;
 #if GROUP == 2
@@ -288,8 +288,7 @@ static __device__ __forceinline__ void prepare(float *c, int tile, u32 tensor, c
 }
 
 // A warp's 32 rows; `c` is this thread's.
-template <bug planted>
-static __device__ __forceinline__ void finish(float *c, u32 tensor, const barriers &bar) {
+template <bug planted> static __device__ __forceinline__ void finish(float *c, u32 tensor, const barriers &bar) {
     const u32 quarter = (threadIdx.x / 32 + HAS(lanes_of_next_quarter)) % 4;
     tensor += quarter << 21;
     prepare<planted>(c, 0, tensor, bar);
@@ -302,8 +301,7 @@ static __device__ __forceinline__ void finish(float *c, u32 tensor, const barrie
         float d[16];
         for (int column = 0; column < COLUMNS; column += 16) {
             tensor_load(d, tensor + index * COLUMNS + column);
-            if (!HAS(no_wait_ld))
-                asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+            if (!HAS(no_wait_ld)) asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
             for (int i = 0; i < 16; i++) c[tile * COLUMNS + column + i] = d[i];
         }
     }
@@ -377,8 +375,8 @@ static __device__ __forceinline__ void run(const TensorMap *a, const TensorMap *
     fence_after();
 #if GROUP == 2
     if (HAS(peer_deallocates_late) && warp == 2 && rank == 0) dealloc(tensor, TENSOR_COLUMNS);
-    if (!HAS(no_cluster_sync_at_end)) cluster_arrive();
-    if (!HAS(no_cluster_sync_at_end)) cluster_wait();
+    cluster_arrive();
+    cluster_wait();
     if (HAS(peer_deallocates_late) && rank == 0) return;
 #endif
     if (warp == 2 && !HAS(no_dealloc)) dealloc(tensor, HAS(short_alloc) ? TENSOR_COLUMNS / 2 : TENSOR_COLUMNS);

@@ -58,7 +58,7 @@ static __device__ __forceinline__ void wgmma_commit() {
 }
 
 #define D_8(d, i)                                                                                                      \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),       \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
 
 static __device__ __forceinline__ void wgmma_wait(float (&d)[16]) {
