@@ -308,6 +308,7 @@ API CUresult cuCtxSetCacheConfig(int config) {
     return CUDA_SUCCESS;
 }
 API CUresult cuCtxSynchronize(void) {
+    READY;
     ENTER;
     result = driver_flush();
     LEAVE;

@@ -28,10 +28,42 @@ def test_a_seed_repeats() -> None:
     assert all(order_of(seed) == order for seed, order in orders.items())
 
 
-REGISTERS = """tid.x tid.y tid.z ntid.x ntid.y ntid.z ctaid.x ctaid.y ctaid.z nctaid.x nctaid.y nctaid.z clusterid.x
-clusterid.y clusterid.z nclusterid.x nclusterid.y nclusterid.z cluster_ctaid.x cluster_ctaid.y cluster_ctaid.z
-cluster_nctaid.x cluster_nctaid.y cluster_nctaid.z cluster_ctarank cluster_nctarank laneid warpid smid nsmid
-lanemask_lt lanemask_ge dynamic_smem_size total_smem_size""".split()
+REGISTERS = [
+    "tid.x",
+    "tid.y",
+    "tid.z",
+    "ntid.x",
+    "ntid.y",
+    "ntid.z",
+    "ctaid.x",
+    "ctaid.y",
+    "ctaid.z",
+    "nctaid.x",
+    "nctaid.y",
+    "nctaid.z",
+    "clusterid.x",
+    "clusterid.y",
+    "clusterid.z",
+    "nclusterid.x",
+    "nclusterid.y",
+    "nclusterid.z",
+    "cluster_ctaid.x",
+    "cluster_ctaid.y",
+    "cluster_ctaid.z",
+    "cluster_nctaid.x",
+    "cluster_nctaid.y",
+    "cluster_nctaid.z",
+    "cluster_ctarank",
+    "cluster_nctarank",
+    "laneid",
+    "warpid",
+    "smid",
+    "nsmid",
+    "lanemask_lt",
+    "lanemask_ge",
+    "dynamic_smem_size",
+    "total_smem_size",
+]
 
 
 @pytest.mark.parametrize("case", range(3))
