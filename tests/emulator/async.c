@@ -41,7 +41,7 @@ timing timing_of_seed(uint64_t seed) {
     return (timing){TIMING_RANDOM, 64u << (z & 1023) % 11, 4u << (z >> 10 & 1023) % 8, 1u << (z >> 20 & 1023) % 13};
 }
 
-/* ---- the pool ---------------------------------------------------------------------------------------------------- */
+/* ---- the pool ---- */
 
 static void add_candidate(struct async_pool *pool, candidate c) {
     if (pool->count == pool->capacity) {
@@ -109,7 +109,7 @@ int async_pending(const machine *m) {
     return m->pool ? m->pool->operations : 0;
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------- */
+/* ---- steps ---- */
 
 /* Takes the operation of candidate `index` out of the pool. */
 static async_op *take_out(struct async_pool *pool, uint32_t index) {
@@ -196,7 +196,7 @@ void async_clear(machine *m) {
     m->pool = NULL;
 }
 
-/* ---- pieces ------------------------------------------------------------------------------------------------------ */
+/* ---- pieces ---- */
 
 uint32_t async_piece(machine *m, uint32_t left) {
     if (m->timing.mode == TIMING_EAGER || left == 1) return left;
@@ -230,7 +230,7 @@ uint32_t piece_order_next(piece_order *o) {
     return unit;
 }
 
-/* ---- address operands -------------------------------------------------------------------------------------------- */
+/* ---- address operands ---- */
 
 address_operand take_address(decoder *d, int index, ptx_space space) {
     address_operand a = {.space = space};

@@ -5,7 +5,7 @@
 
 #include "emulator.h"
 
-/* ---- pieces (async.c) ------------------------------------------------------------------------------------------ */
+/* ---- pieces (async.c) ---- */
 
 /* How many of `left` (> 0) units an operation does in this step: all of them where the seed is eager. */
 uint32_t async_piece(machine *m, uint32_t left);
@@ -23,7 +23,7 @@ typedef struct {
 piece_order piece_order_of(machine *m, uint32_t count);
 uint32_t piece_order_next(piece_order *o);
 
-/* ---- address operands (async.c) -------------------------------------------------------------------------------- */
+/* ---- address operands (async.c) ---- */
 
 typedef struct {
     uint32_t slot;

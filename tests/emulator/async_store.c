@@ -4,8 +4,7 @@
 
 #include "bulk.h"
 
-/* ---- st.async, red.async, st.bulk
- * ------------------------------------------------------------------------------------ */
+/* ---- st.async, red.async, st.bulk ---- */
 
 typedef struct {
     address_operand to, barrier;
@@ -122,8 +121,7 @@ static run_result run_st_bulk(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding ------------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---- */
 
 /* What st.async and red.async have in common: [a], b {, [mbar]}; with an mbarrier to the cluster's shared memory, else,
  * as a release, to global memory. */

@@ -19,7 +19,7 @@ typedef struct atomic {
     uint32_t d[MAX_VALUES], b[MAX_VALUES], c;
 } atomic;
 
-/* ---- running ----------------------------------------------------------------------------------------------------- */
+/* ---- running ---- */
 
 /* memcpy and memcmp of the usual sizes, without a call. */
 static inline void copy(void *to, const void *from, uint32_t bytes) {
@@ -138,7 +138,7 @@ static run_result run_atom(warp *w, const instr *in, uint32_t lanes) {
     return RUN_YIELD;
 }
 
-/* ---- decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 static ptx_type element_of(ptx_type type) {
     return type == TYPE_F16X2 ? TYPE_F16 : type == TYPE_BF16X2 ? TYPE_BF16 : type;

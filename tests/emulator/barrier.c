@@ -160,8 +160,7 @@ static int decode_barrier(decoder *d) {
     return 1;
 }
 
-/* ---- barrier.cluster ----------------------------------------------------------------------------------------------
- */
+/* ---- barrier.cluster ---- */
 
 static void cluster_complete(cluster *k) {
     if (!k->barrier_arrived || k->barrier_arrived + k->exited_threads < k->threads) return;

@@ -1,8 +1,7 @@
 /* Bits: popc clz bfind fns brev bfe bfi szext bmsk (PTX ISA 9.7.1), logic and shifts (9.7.8), prmt (9.7.9). */
 #include "lanes.h"
 
-/* ---- logic ---------------------------------------------------------------------------------------------------------
- */
+/* ---- logic ---- */
 
 #define LOGIC(t)                                                                                                       \
     BINARY(and_##t, t, a &b)                                                                                           \
@@ -51,8 +50,7 @@ HANDLER(lop3) {
     return RUN_NEXT;
 }
 
-/* ---- shifts: the amount is 32 bits whatever the type, and what is shifted out is gone
- * -------------------------------- */
+/* ---- shifts: the amount is 32 bits whatever the type, and what is shifted out is gone ---- */
 
 #define SHIFT(name, t, bits, ...)                                                                                      \
     HANDLER(name) {                                                                                                    \
@@ -84,8 +82,7 @@ TERNARY(shf_l_wrap, u32, PAIR << (c & 31) >> 32)
 TERNARY(shf_r_clamp, u32, PAIR >> at_most_32(c))
 TERNARY(shf_r_wrap, u32, PAIR >> (c & 31))
 
-/* ---- counts and searches --------------------------------------------------------------------------------------------
- */
+/* ---- counts and searches ---- */
 
 static inline uint32_t leading_zeros_u32(uint32_t a) {
     return a ? (uint32_t)__builtin_clz(a) : 32;
@@ -150,8 +147,7 @@ static inline uint64_t reverse_u64(uint64_t x) {
 UNARY(brev_u32, u32, reverse_u32(a))
 UNARY(brev_u64, u64, reverse_u64(a))
 
-/* ---- fields: positions and lengths are the low 8 bits of 32-bit operands
- * ----------------------------------------------- */
+/* ---- fields: positions and lengths are the low 8 bits of 32-bit operands ---- */
 
 static inline uint64_t low_bits(uint32_t n) {
     return n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
@@ -212,8 +208,7 @@ static inline uint32_t mask_clamp(uint32_t first, uint32_t width) {
 BINARY(bmsk_clamp, u32, mask_clamp(a, b))
 BINARY(bmsk_wrap, u32, low_bits(b & 31) << (a & 31))
 
-/* ---- prmt
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- prmt ---- */
 
 static inline uint32_t pick(uint64_t pair, uint32_t selector, int at) {
     uint32_t nibble = selector >> 4 * at & 15, byte = (uint8_t)(pair >> 8 * (nibble & 7));
@@ -235,8 +230,7 @@ static const uint16_t prmt_selectors[][4] = {
 };
 TERNARY(prmt_mode, u32, permute(PAIR, prmt_selectors[in->mode][c & 3]))
 
-/* ---- decoding
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 #define BY_BITS(op) [TYPE_B16] = op##_u16, [TYPE_B32] = op##_u32, [TYPE_B64] = op##_u64
 static const handler_table and_table = {BY_BITS(and), [TYPE_PRED] = and_pred};

@@ -8,8 +8,7 @@
 
 enum { BULK_ALIGN = 16 };
 
-/* ---- loads ---------------------------------------------------------------------------------------------------------
- */
+/* ---- loads ---- */
 
 static uint32_t multicast_mask(warp *w, const instr *in, uint32_t lane, uint32_t slot) {
     uint32_t mask = r32(w, slot)[lane] & 0xffff, size = (uint32_t)w->cta->cluster->size;
@@ -75,8 +74,7 @@ void load_start(shared_load *l, const load_target *target, cta *source, warp *w,
     async_start(l->m, &l->op, w, in, NULL);
 }
 
-/* ---- stores and their groups ---------------------------------------------------------------------------------------
- */
+/* ---- stores and their groups ---- */
 
 /* Of a warp, by lane. A store not committed yet has the number of the group that the next commit makes. */
 typedef struct {
@@ -153,8 +151,7 @@ static run_result run_wait_group(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- cp.async.bulk, cp.reduce.async.bulk
- * ----------------------------------------------------------------------------- */
+/* ---- cp.async.bulk, cp.reduce.async.bulk ---- */
 
 typedef struct {
     address_operand to, from, barrier;
@@ -320,8 +317,7 @@ static run_result run_prefetch(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding ------------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---- */
 
 static copy_operands *new_operands(decoder *d) {
     copy_operands *o = decode_alloc(d, sizeof *o);

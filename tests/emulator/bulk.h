@@ -5,7 +5,7 @@
 
 #include "async.h"
 
-/* ---- loads (bulk.c) -------------------------------------------------------------------------------------------- */
+/* ---- loads (bulk.c) ---- */
 
 /* A copy into the shared memory of one CTA, unit by unit in any order. The family embeds it as its first member. */
 typedef struct shared_load shared_load;
@@ -34,7 +34,7 @@ int load_targets(warp *w, const instr *in, uint32_t lane, const address_operand 
 /* l is zeroed but for what the family added. `source` is a CTA whose shared memory is read, or NULL. */
 void load_start(shared_load *l, const load_target *target, cta *source, warp *w, const instr *in, uint32_t units);
 
-/* ---- stores (bulk.c) ------------------------------------------------------------------------------------------- */
+/* ---- stores (bulk.c) ---- */
 
 /* A copy to global memory: first every unit is read from shared memory, then every unit is written. */
 typedef struct global_store global_store;
@@ -57,7 +57,7 @@ void store_start(global_store *s, warp *w, const instr *in, uint32_t lane, uint3
 /* st.async and st.bulk; red.async (async_store.c): of the table bulk_opcodes. */
 decode_function decode_async_store, decode_async_reduction;
 
-/* ---- reductions (reduce.c) ------------------------------------------------------------------------------------- */
+/* ---- reductions (reduce.c) ---- */
 
 typedef enum {
     REDUCE_NONE,

@@ -8,8 +8,7 @@
 
 #include "async.h"
 
-/* ---- mapa, getctarank ----------------------------------------------------------------------------------------------
- */
+/* ---- mapa, getctarank ---- */
 
 /* The 32 bits of a lane's shared or generic address. */
 static uint32_t window_address(warp *w, const instr *in, uint32_t lane) {
@@ -73,8 +72,7 @@ static int decode_getctarank(decoder *d) {
     return 1;
 }
 
-/* ---- clusterlaunchcontrol ------------------------------------------------------------------------------------------
- */
+/* ---- clusterlaunchcontrol ---- */
 
 enum { RESPONSE_BYTES = 16 };
 static const uint32_t response_word = 0xc1a57e0; /* | 1: cancelled */

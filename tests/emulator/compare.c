@@ -2,8 +2,7 @@
 #include "formats.h"
 #include "lanes.h"
 
-/* ---- comparisons give a mask of lanes -------------------------------------------------------------------------------
- */
+/* ---- comparisons give a mask of lanes ---- */
 
 /* `half`: which one of a pair of 16-bit numbers. */
 typedef uint32_t compare_function(const warp *w, const instr *in, int half);
@@ -77,8 +76,7 @@ COMPARE_FLOAT(compare_f16, uint32_t, r32, float, HALF)
 COMPARE_FLOAT(compare_f16_ftz, uint32_t, r32, float, HALF_FLUSHED)
 COMPARE_FLOAT(compare_bf16, uint32_t, r32, float, BRAIN)
 
-/* ---- setp and set
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- setp and set ---- */
 
 typedef struct {
     compare_function *compare;
@@ -124,8 +122,7 @@ HANDLER(set_pair) {
     return RUN_NEXT;
 }
 
-/* ---- selp and slct
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- selp and slct ---- */
 
 HANDLER(selp_32) {
     const uint32_t p = *predicate(w, in->s[2]) ^ in->mode, *pa = r32(w, in->s[0]), *pb = r32(w, in->s[1]);
@@ -159,8 +156,7 @@ SLCT(slct_64_f32, uint64_t, r64, float_of(c) >= 0)
 SLCT(slct_32_f32_ftz, uint32_t, r32, float_of(flush_f32(c)) >= 0)
 SLCT(slct_64_f32_ftz, uint64_t, r64, float_of(flush_f32(c)) >= 0)
 
-/* ---- decoding
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 #define SIX(t) {eq_##t, ne_##t, lt_##t, le_##t, gt_##t, ge_##t}
 static compare_function *const integer_compare[TYPE_COUNT][6] = {

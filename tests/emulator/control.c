@@ -13,7 +13,7 @@
 
 #define MAX_DEPTH 4096
 
-/* ---- branches --------------------------------------------------------------------------------------------------- */
+/* ---- branches ---- */
 
 static run_result run_bra(warp *w, const instr *in, uint32_t lanes) {
     jump(w, lanes, in->target);
@@ -56,7 +56,7 @@ static int decode_brx(decoder *d) {
     return 1;
 }
 
-/* ---- where parameters are --------------------------------------------------------------------------------------- */
+/* ---- where parameters are ---- */
 
 static uint8_t *local_memory(const warp *w, uint32_t lane) {
     uint64_t thread = (uint64_t)w->index * WARP_LANES + lane;
@@ -95,7 +95,7 @@ static call_place place_of_variable(const variable *v, int64_t local_base) {
     return (call_place){.offset = v->address + local_base, .bytes = (uint32_t)v->bytes};
 }
 
-/* ---- recursion -------------------------------------------------------------------------------------------------- */
+/* ---- recursion ---- */
 
 /* Copies the function's registers in these lanes between the register file and a copy of the function's part of it. */
 static void copy_registers(const call_target_places *f, uint8_t *to, const uint8_t *from, uint32_t lanes) {
@@ -133,7 +133,7 @@ static void bring_back(warp *w, const call_node *n, const call_target_places *t,
     memcpy(local_memory(w, lane) + f->local_base, saved + registers + lane * local, local);
 }
 
-/* ---- calls and returns ------------------------------------------------------------------------------------------ */
+/* ---- calls and returns ---- */
 
 static call_node *node_for(warp *w, const instr *in, uint32_t lanes) {
     const fragment *f = w->current;
@@ -257,7 +257,7 @@ static run_result run_ret(warp *w, const instr *in, uint32_t lanes) {
     return RUN_JUMP;
 }
 
-/* ---- decoding calls --------------------------------------------------------------------------------------------- */
+/* ---- decoding calls ---- */
 
 static call_place *places_of(decoder *d, const variable *first, int64_t base, int *count) {
     *count = 0;
@@ -365,7 +365,7 @@ static int decode_ret(decoder *d) {
     return 1;
 }
 
-/* ---- ends ------------------------------------------------------------------------------------------------------- */
+/* ---- ends ---- */
 
 static run_result run_exit(warp *w, const instr *in, uint32_t lanes) {
     (void)in;

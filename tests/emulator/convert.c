@@ -7,8 +7,7 @@
 #include "convert.h"
 #include "float.h"
 
-/* ---- integer to integer
- * ------------------------------------------------------------------------------------------------ */
+/* ---- integer to integer ---- */
 
 /* A result narrower than its register is extended by its own sign: mask has the register's bits. */
 #define RESULT_u8(x)  ((uint32_t)(uint8_t)(x))
@@ -99,8 +98,7 @@ HANDLER(clamp_integer) {
     return RUN_NEXT;
 }
 
-/* ---- floating point
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- floating point ---- */
 
 static double read_float(const warp *w, uint32_t slot, ptx_type t, uint32_t i, int ftz) {
     switch (t) {
@@ -274,8 +272,7 @@ static const struct {
     {TYPE_BF16, TYPE_F32, bf16_of_f32}, {TYPE_F16, TYPE_F32, f16_of_f32},
 };
 
-/* ---- registers wider than the types
- * -------------------------------------------------------------------------------------------- */
+/* ---- registers wider than the types ---- */
 
 /* The source is cut into a register of its own size, or the result comes in one and is extended. */
 HANDLER(through_own_sizes) {
@@ -295,9 +292,7 @@ HANDLER(through_own_sizes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---- */
 
 static int is_integer(ptx_type t) {
     return t >= TYPE_U8 && t <= TYPE_S64;

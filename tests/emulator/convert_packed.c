@@ -70,8 +70,7 @@ typedef struct {
     int flags;
 } packing;
 
-/* ---- handlers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- handlers ---- */
 
 /* d = {s[0], s[1]}, f32 */
 HANDLER(pack_pair) {
@@ -158,8 +157,7 @@ HANDLER(pack_four_randomly) {
     return RUN_NEXT;
 }
 
-/* ---- decoding
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- decoding ---- */
 
 static int is_wide_pair(ptx_type t) {
     return t == TYPE_F16X2 || t == TYPE_BF16X2;
@@ -220,8 +218,7 @@ int decode_packed_conversion(decoder *d, conversion *c) {
     return 1;
 }
 
-/* ---- cvt.pack: two integers, saturated, below the low bits of a third
- * ------------------------------------------------------ */
+/* ---- cvt.pack: two integers, saturated, below the low bits of a third ---- */
 
 HANDLER(pack_integers) {
     const int bits = (int)in->mode;

@@ -69,7 +69,7 @@ void cp_async_warp_end(warp *w) {
     w->cp_async = NULL;
 }
 
-/* ---- arrivals ---------------------------------------------------------------------------------------------------- */
+/* ---- arrivals ---- */
 
 static int arrive_step(async_op *op) {
     arrival *a = (arrival *)op;
@@ -135,7 +135,7 @@ static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- copies ------------------------------------------------------------------------------------------------------ */
+/* ---- copies ---- */
 
 static void copy_lane(const copy *c, uint32_t lane) {
     cta *own = c->op.from;
@@ -249,7 +249,7 @@ static run_result run_copy(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- groups ------------------------------------------------------------------------------------------------------ */
+/* ---- groups ---- */
 
 static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
     (void)in;
@@ -293,7 +293,7 @@ static run_result run_wait_all(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 static void decode_arrive(decoder *d) {
     copy_operands *o = decode_alloc(d, sizeof *o);

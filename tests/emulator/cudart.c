@@ -53,8 +53,7 @@ cudaError_t keep(cudaError_t error) {
     return error;
 }
 
-/* ---- errors and versions --------------------------------------------------------------------------------------------
- */
+/* ---- errors and versions ---- */
 
 API cudaError_t cudaGetLastError(void) {
     cudaError_t error = last;
@@ -93,8 +92,7 @@ API cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsig
     return cudaGetDriverEntryPointByVersion(name, function, 13000, flags, status);
 }
 
-/* ---- devices
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- devices ---- */
 
 API cudaError_t cudaGetDeviceCount(int *count) {
     *count = 1;
@@ -193,8 +191,7 @@ API cudaError_t cudaGetDeviceProperties(void *out, int device) {
     return CUDA_SUCCESS;
 }
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 API cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     CUdeviceptr p = 0;
@@ -339,8 +336,7 @@ API cudaError_t cudaMemPoolSetAttribute(void *pool, int attribute, void *value) 
     return CUDA_SUCCESS;
 }
 
-/* ---- streams and events ---------------------------------------------------------------------------------------------
- */
+/* ---- streams and events ---- */
 
 API cudaError_t cudaStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
     return keep(cuda()->cuStreamCreateWithPriority(stream, flags, priority));

@@ -88,8 +88,7 @@ static int leave(const graph *g) {
     return from_origin;
 }
 
-/* ---- nodes ----------------------------------------------------------------------------------------------------------
- */
+/* ---- nodes ---- */
 
 static graph *new_graph(void) {
     graph *g = calloc(1, sizeof *g);
@@ -188,8 +187,7 @@ static cudaError_t run(const node *n) {
     }
 }
 
-/* ---- what a capturing stream is given (1: it was recorded) ----------------------------------------------------------
- */
+/* ---- what a capturing stream is given (1: it was recorded) ---- */
 
 static int record(CUstream stream, const node *n) {
     graph *g = graph_of(stream);
@@ -238,8 +236,7 @@ API cudaError_t cudaStreamIsCapturing(CUstream stream, int *status) {
     return CUDA_SUCCESS;
 }
 
-/* ---- graphs made by hand: parameters as driver_types.h has them -----------------------------------------------------
- */
+/* ---- graphs made by hand: parameters as driver_types.h has them ---- */
 
 struct kernel_parameters {
     const void *host;
@@ -361,8 +358,7 @@ API cudaError_t cudaGraphGetNodes(const graph *g, node **nodes, size_t *count) {
     return CUDA_SUCCESS;
 }
 
-/* ---- launches: an executable graph is a copy ------------------------------------------------------------------------
- */
+/* ---- launches: an executable graph is a copy ---- */
 
 API cudaError_t cudaGraphInstantiate(graph **out, const graph *from, unsigned long long flags) {
     (void)flags;

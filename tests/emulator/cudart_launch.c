@@ -110,8 +110,7 @@ static cudaError_t missing(const void *host) {
     return keep(s && s->in->error ? s->in->error : CUDA_ERROR_INVALID_HANDLE);
 }
 
-/* ---- launches -------------------------------------------------------------------------------------------------------
- */
+/* ---- launches ---- */
 
 static _Thread_local struct configuration {
     dim3 grid, block;
@@ -182,8 +181,7 @@ API cudaError_t cudaLaunchKernelExC(const struct launch_config *c, const void *h
     return launch(f, c->grid, c->block, arguments, c->shared, c->stream, c->attributes, c->count);
 }
 
-/* ---- what a kernel is
- * ------------------------------------------------------------------------------------------------ */
+/* ---- what a kernel is ---- */
 
 struct function_attributes {
     size_t shared_bytes, const_bytes, local_bytes;

@@ -129,7 +129,7 @@ static int64_t stride(parser *p, const declaration *d, int level) {
     return bytes;
 }
 
-/* ---- initial values --------------------------------------------------------------------------------------------- */
+/* ---- initial values ---- */
 
 typedef struct initializer {
     variable *v;
@@ -257,7 +257,7 @@ static void parse_initializer(parser *p, variable *v, const declaration *d) {
     }
 }
 
-/* ---- declarations ----------------------------------------------------------------------------------------------- */
+/* ---- declarations ---- */
 
 static variable *new_variable(parser *p, const declaration *d, const char *name) {
     variable *v = arena_alloc(p->arena, sizeof *v);

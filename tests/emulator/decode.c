@@ -31,7 +31,7 @@ void *decode_alloc(decoder *d, size_t bytes) {
     return arena_alloc(d->module->arena, bytes);
 }
 
-/* ---- modifiers -------------------------------------------------------------------------------------------------- */
+/* ---- modifiers ---- */
 
 static int find_modifier(const decoder *d, const char *name) {
     for (int i = 0; i < d->statement->modifier_count; i++)
@@ -95,7 +95,7 @@ ptx_space take_space(decoder *d) {
     return SPACE_NONE;
 }
 
-/* ---- slots ------------------------------------------------------------------------------------------------------ */
+/* ---- slots ---- */
 
 static ptx_type slot_type(ptx_type type) {
     int bits = type_bits(type);
@@ -177,7 +177,7 @@ uint32_t hidden_register(decoder *d, const char *name, ptx_type type) {
     return h->slot;
 }
 
-/* ---- values ----------------------------------------------------------------------------------------------------- */
+/* ---- values ---- */
 
 static uint32_t immediate_slot(decoder *d, const operand *o, ptx_type type) {
     int bits = type_bits(type), wants_float = type == TYPE_F32 || type == TYPE_F64;
@@ -281,7 +281,7 @@ static uint32_t symbol_slot(decoder *d, const operand *o, int64_t offset, ptx_ty
     return filled_slot(d, fill);
 }
 
-/* ---- operands --------------------------------------------------------------------------------------------------- */
+/* ---- operands ---- */
 
 int operand_count(const decoder *d) {
     return d->statement->operand_count;
@@ -413,7 +413,7 @@ int32_t label_target(decoder *d, int index) {
     return label_target_of(d, operand_at(d, index));
 }
 
-/* ---- statements ------------------------------------------------------------------------------------------------- */
+/* ---- statements ---- */
 
 void decode_finish(decoder *d) {
     const statement *s = d->statement;

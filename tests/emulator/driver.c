@@ -52,8 +52,7 @@ CUresult driver_flush(void) {
     return driver_sticky();
 }
 
-/* ---- settings ------------------------------------------------------------------------------------------------------
- */
+/* ---- settings ---- */
 
 static void apply(machine *m) {
     machine_seed(m, driver.seed);
@@ -177,8 +176,7 @@ __attribute__((destructor)) static void at_exit(void) {
     if (driver.machine) trace_end(driver.machine);
 }
 
-/* ---- initialisation, errors
- * ------------------------------------------------------------------------------------------ */
+/* ---- initialisation, errors ---- */
 
 API CUresult cuInit(unsigned flags) {
     if (flags) return CUDA_ERROR_INVALID_VALUE;

@@ -4,8 +4,7 @@
 
 #include "driver.h"
 
-/* ---- devices
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- devices ---- */
 
 API CUresult cuDeviceGetCount(int *count) {
     NEED(count);
@@ -160,8 +159,7 @@ API CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
     return strcmp(text, bus_id) ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
-/* ---- contexts: one, which every thread has a stack of, and which is always current enough to work in ----------------
- */
+/* ---- contexts: one, which every thread has a stack of, and which is always current enough to work in ---- */
 
 enum { MOST_PUSHED = 64 };
 static _Thread_local struct {

@@ -123,8 +123,7 @@ API CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned grid_x, unsigned g
     return cuLaunchKernelEx(&config, f, arguments, NULL);
 }
 
-/* ---- occupancy ------------------------------------------------------------------------------------------------------
- */
+/* ---- occupancy ---- */
 
 static launch shape_of(CUfunction f, int threads, size_t shared) {
     return (launch){.entry = f->entry,

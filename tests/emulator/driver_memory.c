@@ -44,8 +44,7 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t widt
     return cuMemAlloc_v2(pointer, *pitch * height);
 }
 
-/* ---- host memory ----------------------------------------------------------------------------------------------------
- */
+/* ---- host memory ---- */
 
 /* Page-locked host memory is readable by kernels, so it is device memory too. */
 API CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) {
@@ -88,8 +87,7 @@ API CUresult cuMemHostUnregister(void *pointer) {
     LEAVE;
 }
 
-/* ---- what is asked about memory, and advised ------------------------------------------------------------------------
- */
+/* ---- what is asked about memory, and advised ---- */
 
 API CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
     NEED(unused && total);

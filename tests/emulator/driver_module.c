@@ -6,8 +6,7 @@
 #include "driver.h"
 #include "image.h"
 
-/* ---- modules -------------------------------------------------------------------------------------------------------
- */
+/* ---- modules ---- */
 
 /* Whether PTX for this target runs on the device: .target sm_90a on 9.0 only, sm_100f on its family from there on,
  * others on what is newer too. */
@@ -129,8 +128,7 @@ API CUresult cuModuleGetLoadingMode(int *mode) {
     return CUDA_SUCCESS;
 }
 
-/* ---- kernels --------------------------------------------------------------------------------------------------------
- */
+/* ---- kernels ---- */
 
 static int threads_allowed(const function *f) {
     const int *n = f->maxntid[0] ? f->maxntid : f->reqntid;

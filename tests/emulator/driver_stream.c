@@ -8,8 +8,7 @@
 
 enum { EVENT_DISABLE_TIMING = 2, CAPTURE_NONE = 0 };
 
-/* ---- streams --------------------------------------------------------------------------------------------------------
- */
+/* ---- streams ---- */
 
 API CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
     NEED(stream && flags <= 1);
@@ -107,8 +106,7 @@ API CUresult cuStreamAddCallback(CUstream stream, void (*call)(CUstream, CUresul
     return CUDA_SUCCESS;
 }
 
-/* ---- capture: there is none, and who asks is told so ----------------------------------------------------------------
- */
+/* ---- capture: there is none, and who asks is told so ---- */
 
 API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
     NEED_STREAM(stream);
@@ -138,8 +136,7 @@ API CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
     return driver_refusef(CUDA_ERROR_NOT_SUPPORTED, "cuStreamBeginCapture: there are no graphs here");
 }
 
-/* ---- events ---------------------------------------------------------------------------------------------------------
- */
+/* ---- events ---- */
 
 API CUresult cuEventCreate(CUevent *event, unsigned flags) {
     NEED(event && flags < 8);

@@ -82,8 +82,8 @@ API CUresult cuGetProcAddress(const char *name, void **function, int version, ui
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* Tables of functions that NVIDIA's own libraries ask for by an unpublished number. There are none: each begins with its
- * size in bytes, by which they see that what they want is not in it (NVRTC does, for its cache). */
+/* Tables of functions that NVIDIA's own libraries ask for by an unpublished number. There are none: each begins with
+ * its size in bytes, by which they see that what they want is not in it (NVRTC does, for its cache). */
 API CUresult cuGetExportTable(const void **table, const void *id) {
     static const size_t empty = sizeof empty;
     if (!table || !id) return CUDA_ERROR_INVALID_VALUE;

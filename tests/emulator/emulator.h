@@ -42,7 +42,7 @@ typedef struct async_op async_op;
 typedef struct pending pending;
 typedef struct tmem tmem; /* tensor memory of an SM: tmem.c */
 
-/* ---- devices (device.c) --------------------------------------------------------------------------------------- */
+/* ---- devices (device.c) ---- */
 
 struct device {
     const char *key; /* "sm_100" */
@@ -58,7 +58,7 @@ struct device {
 };
 const device *device_by_key(const char *key); /* NULL: unknown. "" or NULL: the default, sm_100 */
 
-/* ---- settings ------------------------------------------------------------------------------------------------- */
+/* ---- settings ---- */
 
 typedef enum { ARITHMETIC_SILICON, ARITHMETIC_FP64 } arithmetic;
 /* Whether programs are held to the text of the ISA, or may do what NVIDIA's own kernels do and silicon forgives: omit
@@ -75,7 +75,7 @@ typedef struct timing {
 } timing;
 timing timing_of_seed(uint64_t seed);
 
-/* ---- launches --------------------------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
 typedef struct launch {
     entry *entry;
@@ -87,7 +87,7 @@ typedef struct launch {
     uint8_t *parameters;
 } launch;
 
-/* ---- what runs ------------------------------------------------------------------------------------------------ */
+/* ---- what runs ---- */
 
 struct grid {
     grid *next; /* in launch order */
@@ -241,7 +241,7 @@ struct warp {
     uint64_t cluster_phase[WARP_LANES];
 };
 
-/* ---- asynchronous operations (async.c) ------------------------------------------------------------------------ */
+/* ---- asynchronous operations (async.c) ---- */
 
 /* An operation under way. The family embeds this as its first member. It is queued by async_start and is run in pieces;
  * `step` does one piece and returns 1 after the last one, or STEP_HELD where it has done nothing and is to be asked
@@ -274,7 +274,7 @@ int async_pending(const machine *m);
 /* One piece of some operation, chosen by the seed; force: of one that may start later too. 0: none could. */
 int async_turn(machine *m, int force);
 
-/* ---- the machine (machine.c) ---------------------------------------------------------------------------------- */
+/* ---- the machine (machine.c) ---- */
 
 struct sm {
     int index;
@@ -339,7 +339,7 @@ static inline machine *machine_of(const warp *w) {
     return w->cta->grid->on;
 }
 
-/* ---- warps (simt.c) ------------------------------------------------------------------------------------------- */
+/* ---- warps (simt.c) ---- */
 
 /* Parks the fragment (the handler returns what this returns). While it is tried again, w->current->wait still says
  * this; it is cleared when the instruction is done. */
@@ -372,9 +372,7 @@ int special_exists(const char *name);
 int special_is_dynamic(const char *name); /* %clock ...: read when executed, by mov */
 uint64_t special_read(warp *w, const char *name, int lane);
 
-/* ---- registers
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- registers ---- */
 
 static inline uint32_t *r32(const warp *w, uint32_t slot) {
     return (uint32_t *)(w->registers + slot);
@@ -411,9 +409,7 @@ const uint32_t *pending_value(const warp *w, uint32_t place);
 /* Writes every place whose value lies in values[0 .. count) and drops these claims. */
 void pending_deliver(warp *w, const uint32_t *values, size_t count);
 
-/* ---- memory (memory.c)
- * ----------------------------------------------------------------------------------------
- */
+/* ---- memory (memory.c) ---- */
 
 /* Where `bytes` at an address are, for a thread's ordinary access. Checks space, bounds
  * and alignment (of `align` bytes); faults with a sentence. `lane` is for the sentence.
@@ -458,8 +454,7 @@ int device_range(uint64_t address, uint64_t *start, uint64_t *bytes); /* 1: insi
 int device_is_reserved(uint64_t address);                             /* 1: nothing but allocations lies there */
 extern int host_memory_allowed;                                       /* the device reads pageable memory */
 
-/* ---- mbarrier (mbarrier.c): also used by bulk, TMA, tcgen05.commit, st.async
- * ------------------------------------- */
+/* ---- mbarrier (mbarrier.c): also used by bulk, TMA, tcgen05.commit, st.async ---- */
 
 /* `offset` in c's window. Each faults, naming w and in (which may be those of an operation
  * issued earlier), on an address that holds no barrier, and on counts out of range. */
@@ -475,8 +470,7 @@ void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset); /* at is
 int mbarrier_held(const cta *c, uint32_t offset); /* an operation should not signal now: somebody would miss it */
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
 
-/* ---- beginnings and ends ------------------------------------------------------------------------------------------
- */
+/* ---- beginnings and ends ---- */
 
 /* A family that keeps state of its own defines those of these that it needs; the core calls the ones that exist. */
 #define LIFECYCLE_HOOKS(X)                                                                                             \
@@ -505,9 +499,7 @@ LIFECYCLE_HOOKS(X)
         if (hook) hook(argument);                                                                                      \
     } while (0)
 
-/* ---- reports (report.c)
- * ---------------------------------------------------------------------------------------
- */
+/* ---- reports (report.c) ---- */
 
 /* Stops the machine: "kernel K, block (x,y,z), warp W lane L, file:line `text`: sentence".
  * lane -1: the whole warp. w NULL: its CTA has gone (an operation that outlived it). */
@@ -516,9 +508,7 @@ _Noreturn void fault(warp *w, const instr *in, int lane, const char *sentence, .
 _Noreturn void report_deadlock(machine *m);
 void remark_once(machine *m, const char *key, const char *sentence, ...) __attribute__((format(printf, 3, 4)));
 
-/* ---- trace (trace.c)
- * ------------------------------------------------------------------------------------------
- */
+/* ---- trace (trace.c) ---- */
 
 void trace_op(machine *m, const async_op *op); /* when it ends */
 void trace_cta(machine *m, const cta *c);      /* when it is freed */

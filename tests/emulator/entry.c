@@ -18,7 +18,7 @@ static char *sentence(const char *format, ...) {
     return text;
 }
 
-/* ---- names ------------------------------------------------------------------------------------------------------ */
+/* ---- names ---- */
 
 function *find_function(const module *m, const char *name) {
     for (const struct alias *a = m->aliases; a; a = a->next)
@@ -43,7 +43,7 @@ variable *module_variable(const module *m, const char *name) {
     return NULL;
 }
 
-/* ---- global variables ------------------------------------------------------------------------------------------- */
+/* ---- global variables ---- */
 
 static int in_memory(const variable *v) {
     return (v->space == SPACE_GLOBAL || v->space == SPACE_CONST) && !v->is_extern;
@@ -97,7 +97,7 @@ void free_globals(module *m) {
         if (in_memory(v) && v->address) device_free((void *)(uintptr_t)v->address);
 }
 
-/* ---- which functions an entry reaches --------------------------------------------------------------------------- */
+/* ---- which functions an entry reaches ---- */
 
 const operand *call_target(const statement *s) {
     if (strcmp(s->opcode, "call") || !s->operand_count) return NULL;
@@ -220,7 +220,7 @@ static void collect_functions(module *m, entry *e, function *f) {
     free(r.taken);
 }
 
-/* ---- layout ----------------------------------------------------------------------------------------------------- */
+/* ---- layout ---- */
 
 static void place_registers(entry *e, function *f) {
     static const int sizes[] = {128, 64, 32, 1};
@@ -266,7 +266,7 @@ static void place_memory(module *m, entry *e) {
         e->parameter_bytes = v->address + v->bytes;
 }
 
-/* ---- what a kernel uses ----------------------------------------------------------------------------------------- */
+/* ---- what a kernel uses ---- */
 
 static int is_modified(const statement *s, const char *name) {
     for (int i = 0; i < s->modifier_count; i++)
@@ -290,7 +290,7 @@ static void note_use(entry *e, const statement *s) {
         e->uses_cluster = 1;
 }
 
-/* ---- entries ---------------------------------------------------------------------------------------------------- */
+/* ---- entries ---- */
 
 entry *build_entry(module *m, function *f, char **error) {
     entry *e = arena_alloc(m->arena, sizeof *e);

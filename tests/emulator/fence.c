@@ -5,7 +5,7 @@
  * one the warp may have synchronised with others, and its later fence.proxy.async publishes their writes too. */
 #include "memory.h"
 
-/* ---- fences ------------------------------------------------------------------------------------------------------ */
+/* ---- fences ---- */
 
 enum { FENCE_ACQUIRES = 1, FENCE_PUBLISHES_SHARED = 2, FENCE_PUBLISHES_GLOBAL = 4 };
 
@@ -99,7 +99,7 @@ int decode_fence(decoder *d) {
     return 1;
 }
 
-/* ---- caches ------------------------------------------------------------------------------------------------------ */
+/* ---- caches ---- */
 
 static run_result run_nothing(warp *w, const instr *in, uint32_t lanes) {
     (void)w, (void)in, (void)lanes;

@@ -11,8 +11,7 @@
 #include "float.h"
 #include "formats.h"
 
-/* ---- f32: each operation by a macro for its modes, which are constants in the two that are frequent
- * -------------------- */
+/* ---- f32: each operation by a macro for its modes, which are constants in the two that are frequent ---- */
 
 /* Cells are 32-bit registers, or the 64 halves of 32 f32x2 registers. */
 #define EACH_CELL(per_lane, ...)                                                                                       \
@@ -163,8 +162,7 @@ HANDLER(sqrt_f32_directed) {
     return directed(w, in, lanes, SQRT, 1);
 }
 
-/* ---- f64
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- f64 ---- */
 
 static inline uint64_t finish_f64(double r, uint64_t a, uint64_t b, uint64_t c) {
     uint64_t x = bits_of_double(r);
@@ -205,8 +203,7 @@ HANDLER(sqrt_f64) {
     return run_f64(w, in, lanes, SQRT, 1);
 }
 
-/* ---- f16 or bf16 beside f32: a (and b of fma) are widened, which is exact; in->type2 says from what
- * ------------------------ */
+/* ---- f16 or bf16 beside f32: a (and b of fma) are widened, which is exact; in->type2 says from what ---- */
 
 static float widen(uint32_t x, uint32_t type) {
     return type == TYPE_F16 ? f16_to_float((uint16_t)x) : float_of(x << 16);
@@ -232,8 +229,7 @@ HANDLER(fma_mixed) {
     return mixed(w, in, lanes, FMA);
 }
 
-/* ---- decoding: arithmetic
- * -------------------------------------------------------------------------------------------------- */
+/* ---- decoding: arithmetic ---- */
 
 typedef struct {
     run_function *f32, *f32_modes, *f32_directed, *f32x2, *f32x2_modes, *f32x2_directed, *f64, *mixed;

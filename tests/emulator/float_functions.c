@@ -6,8 +6,7 @@
 
 #include "float.h"
 
-/* ---- sign
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- sign ---- */
 
 #define F32_UNARY(name, ...)                                                                                           \
     HANDLER(name) {                                                                                                    \
@@ -26,8 +25,7 @@ UNARY(neg_f64, u64, is_nan_f64(a) ? quiet(a) : a ^ (uint64_t)INT64_MIN)
 BINARY(copysign_f32, u32, (b & 0x7fffffff) | (a & 0x80000000))
 BINARY(copysign_f64, u64, (b & INT64_MAX) | (a & (uint64_t)INT64_MIN))
 
-/* ---- testp: a set of classes
- * ------------------------------------------------------------------------------------------- */
+/* ---- testp: a set of classes ---- */
 
 enum { CLASS_ZERO = 1, CLASS_SUBNORMAL = 2, CLASS_NORMAL = 4, CLASS_INFINITE = 8, CLASS_NAN = 16 };
 #define CLASSIFY(name, cell, reg, exponent, mantissa)                                                                  \
@@ -48,8 +46,7 @@ enum { CLASS_ZERO = 1, CLASS_SUBNORMAL = 2, CLASS_NORMAL = 4, CLASS_INFINITE = 8
 CLASSIFY(testp_f32, uint32_t, r32, 0x7f800000u, 0x007fffffu)
 CLASSIFY(testp_f64, uint64_t, r64, 0x7ff0000000000000u, 0x000fffffffffffffu)
 
-/* ---- min and max
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- min and max ---- */
 
 enum { KEEP_NAN = 2, ABSOLUTE = 4, XOR_SIGN = 8 }; /* beside FTZ, in->mode */
 
@@ -89,8 +86,7 @@ static inline uint32_t extreme(uint32_t a, uint32_t b, int maximum, uint32_t mod
 EXTREME(min, 0)
 EXTREME(max, 1)
 
-/* ---- approximations
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- approximations ---- */
 
 #define APPROXIMATION(name, ...)                                                                                       \
     HANDLER(name) {                                                                                                    \
@@ -149,8 +145,7 @@ HANDLER(rsqrt_word) {
     return RUN_NEXT;
 }
 
-/* ---- decoding
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- decoding ---- */
 
 static const struct {
     const char *opcode, *kind;

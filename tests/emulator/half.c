@@ -151,8 +151,7 @@ HALF_HANDLERS(neg, sign_half(x, 0xffff, 0x8000, mode, brain))
 HALF_HANDLERS(tanh, finish(rounded(tanh(value_of(x, brain)), brain), mode, brain))
 HALF_HANDLERS(ex2, finish(rounded(exp2(value_of(operand_half(x, mode, brain), brain)), brain), mode, brain))
 
-/* ---- decoding
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 static int is_bf16(ptx_type t) {
     return t == TYPE_BF16 || t == TYPE_BF16X2;

@@ -50,7 +50,7 @@ static char *refused(char **error, const char *format, ...) {
     return NULL;
 }
 
-/* ---- compression ------------------------------------------------------------------------------------------------ */
+/* ---- compression ---- */
 
 /* A length of 15 goes on in bytes, the last of which is not 255. 0: the input ends first. */
 static int lz4_length(const uint8_t **in, const uint8_t *end, size_t *length) {
@@ -129,7 +129,7 @@ static char *payload_text(const fat_entry *e, const uint8_t *payload, char **err
     return text;
 }
 
-/* ---- containers ------------------------------------------------------------------------------------------------- */
+/* ---- containers ---- */
 
 /* How well PTX for this architecture fits: the device's own, its family's, then the newest that it can run. */
 static int fitness(const fat_entry *e, const device *d) {

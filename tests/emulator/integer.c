@@ -4,8 +4,7 @@
  * ptxas writes do; MIN / -1 wraps. */
 #include "lanes.h"
 
-/* ---- one handler for each operation and type ----------------------------------------------------------------------
- */
+/* ---- one handler for each operation and type ---- */
 
 #define WRAPPING(t)                                                                                                    \
     BINARY(add_##t, t, (W)a + (W)b)                                                                                    \
@@ -127,8 +126,7 @@ PACKED(max_s16x2, int16_t, 16, a > b ? a : b)
 PACKED(min_relu_s16x2, int16_t, 16, RELU(a < b ? a : b))
 PACKED(max_relu_s16x2, int16_t, 16, RELU(a > b ? a : b))
 
-/* ---- dot products --------------------------------------------------------------------------------------------------
- */
+/* ---- dot products ---- */
 
 static inline int64_t byte_of(uint32_t x, int i, int is_signed) {
     return is_signed ? (int8_t)(x >> 8 * i) : (uint8_t)(x >> 8 * i);
@@ -159,8 +157,7 @@ TERNARY(dp2a_hi_us, u32, dot2(a, b, c, 2, 0, 1))
 TERNARY(dp2a_hi_su, u32, dot2(a, b, c, 2, 1, 0))
 TERNARY(dp2a_hi_ss, u32, dot2(a, b, c, 2, 1, 1))
 
-/* ---- the carry chain -----------------------------------------------------------------------------------------------
- */
+/* ---- the carry chain ---- */
 
 /* The carry flag of each lane is a bit of a predicate that no program names: d2 where it is written, s[5] where it is
  * read. s[0] + s[1] (or their product's half) + s[2] + carry; subtraction adds the complement, and its flag says that a
@@ -192,8 +189,7 @@ CARRIES(s32)
 CARRIES(u64)
 CARRIES(s64)
 
-/* ---- decoding ------------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---- */
 
 #define BY_SIGNED(op) [TYPE_S16] = op##_s16, [TYPE_S32] = op##_s32, [TYPE_S64] = op##_s64
 #define BY_NARROW(op) [TYPE_U16] = op##_u16, [TYPE_S16] = op##_s16, BY_TYPE_32(op)

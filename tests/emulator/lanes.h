@@ -129,7 +129,7 @@ static inline uint32_t flush_f16(uint32_t x) {
     [TYPE_U16] = op##_u16, [TYPE_S16] = op##_s16, BY_TYPE_32(op), [TYPE_U64] = op##_u64, [TYPE_S64] = op##_s64
 typedef run_function *const handler_table[TYPE_COUNT];
 
-/* ---- decoding (scalar.c) -------------------------------------------------------------------------------------- */
+/* ---- decoding (scalar.c) ---- */
 
 /* The first type among the modifiers, which stays there. */
 ptx_type peek_type(const decoder *d);

@@ -21,7 +21,7 @@ typedef struct transfer {
     uint32_t mask[MAX_ELEMENTS];  /* what a register of 4 bytes keeps: 0xff, 0xffff for those of 8 and 16 bits */
 } transfer;
 
-/* ---- modifiers that loads, stores and atomics share ------------------------------------------------------------- */
+/* ---- modifiers that loads, stores and atomics share ---- */
 
 void take_cache_hints(decoder *d, int policy) {
     static const char *const operators[] = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", NULL};
@@ -107,7 +107,7 @@ static void transfer_registers(decoder *d, transfer *t, int index, ptx_type type
     }
 }
 
-/* ---- loads ------------------------------------------------------------------------------------------------------- */
+/* ---- loads ---- */
 
 static uint64_t element_value(const uint8_t *p, uint32_t size, int is_signed) {
     uint8_t b;
@@ -275,7 +275,7 @@ static int decode_ldu(decoder *d) {
     return 1;
 }
 
-/* ---- stores ------------------------------------------------------------------------------------------------------ */
+/* ---- stores ---- */
 
 /* The low bytes of the registers of a lane, side by side. A register's bytes lie in memory's order. */
 static void gather(const warp *w, const transfer *t, uint32_t lane, uint8_t *out) {

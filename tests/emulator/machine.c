@@ -17,8 +17,7 @@ enum {
     LONGEST_REST = 12 /* of a warp: 1 << .. turns */
 };
 
-/* ---- random numbers: xoshiro128++ (Blackman, Vigna), seeded through splitmix64 ------------------------------------
- */
+/* ---- random numbers: xoshiro128++ (Blackman, Vigna), seeded through splitmix64 ---- */
 
 void machine_seed(machine *m, uint64_t seed) {
     m->seed = seed;
@@ -52,7 +51,7 @@ uint32_t machine_below(machine *m, uint32_t bound) {
     return (uint32_t)((uint64_t)machine_random(m) * bound >> 32);
 }
 
-/* ---- the ready list --------------------------------------------------------------------------------------------- */
+/* ---- the ready list ---- */
 
 void machine_ready(warp *w) {
     machine *m = machine_of(w);
@@ -88,7 +87,7 @@ void wake_all(machine *m) {
     for (cta *c = m->ctas; c; c = c->next) wake_cta(c);
 }
 
-/* ---- launches --------------------------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
 static int block_threads(const launch *l) {
     return (int)(l->block[0] * l->block[1] * l->block[2]);
@@ -195,8 +194,7 @@ char *machine_launch(machine *m, const launch *l) {
     return NULL;
 }
 
-/* ---- CTAs ---------------------------------------------------------------------------------------------------------
- */
+/* ---- CTAs ---- */
 
 static void *poisoned(machine *m, size_t bytes) {
     return memset(spare_take(m, bytes), POISON_BYTE, bytes);
@@ -398,8 +396,7 @@ static void end_cta(machine *m, warp *last) {
     if (g->done_ctas == g->cta_count) end_grid(m, g);
 }
 
-/* ---- turns --------------------------------------------------------------------------------------------------------
- */
+/* ---- turns ---- */
 
 /* Any warp that can run, mostly one that does not rest: nothing says how far a warp may fall behind the others. Where
  * programs may rely on what silicon does, the one that has waited longest: no warp there is left behind by more than a

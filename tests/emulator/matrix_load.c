@@ -21,7 +21,7 @@ typedef struct matrix_move {
 
 static const char *const shapes[] = {"m8n8", "m8n16", "m16n16", "m16n8", NULL};
 
-/* ---- loads ------------------------------------------------------------------------------------------------------- */
+/* ---- loads ---- */
 
 static void unpack(uint8_t row[ROW], uint32_t bits) {
     unsigned __int128 packed;
@@ -77,7 +77,7 @@ static run_result run_ldmatrix(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- stores ------------------------------------------------------------------------------------------------------ */
+/* ---- stores ---- */
 
 static void write_rows(warp *w, const instr *in, const matrix_move *m, uint8_t rows[WARP_LANES][ROW]) {
     uint64_t address[WARP_LANES];
@@ -118,7 +118,7 @@ static run_result run_stmatrix(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- movmatrix --------------------------------------------------------------------------------------------------- */
+/* ---- movmatrix ---- */
 
 static run_result run_movmatrix(warp *w, const instr *in, uint32_t lanes) {
     uint16_t from[8][8], to[8][8];
@@ -131,7 +131,7 @@ static run_result run_movmatrix(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 static void take_registers(decoder *d, matrix_move *m, int index, int loads) {
     const operand *o = operand_at(d, index);

@@ -38,7 +38,7 @@ struct mbarrier {
     barrier places[];
 };
 
-/* ---- the table --------------------------------------------------------------------------------------------------- */
+/* ---- the table ---- */
 
 static uint32_t home_of(const mbarrier *t, uint32_t offset) {
     return offset / BARRIER_BYTES * 2654435761u >> 16 & (t->capacity - 1);
@@ -106,7 +106,7 @@ void mbarrier_cta_end(cta *c) {
     c->mbarriers = NULL;
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------------------ */
+/* ---- checks ---- */
 
 static int in_use(const barrier *b) {
     return b->pending != b->expected || b->tx != 0;
@@ -160,8 +160,7 @@ void mbarrier_guard(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t 
     }
 }
 
-/* ---- what changes a barrier ----------------------------------------------------------------------------------------
- */
+/* ---- what changes a barrier ---- */
 
 static void note(barrier *b, const warp *w, const instr *in, int64_t amount) {
     arrival *s = &b->history[b->arrivals++ % HISTORY];
@@ -272,8 +271,7 @@ void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size) {
     }
 }
 
-/* ---- instructions --------------------------------------------------------------------------------------------------
- */
+/* ---- instructions ---- */
 
 typedef struct {
     address_operand at;
@@ -504,8 +502,7 @@ static run_result run_pending_count(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding ------------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---- */
 
 static const char *const scopes[] = {"cta", "cluster", NULL};
 

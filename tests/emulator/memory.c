@@ -28,7 +28,7 @@ static unsigned recent_next;
 static range freed[FREED_KEPT]; /* for the sentence of a fault */
 static unsigned freed_next;
 
-/* ---- allocations ---------------------------------------------------------------------------------------------- */
+/* ---- allocations ---- */
 
 /* The whole arena is readable at once, and no page of it exists before it is touched: page protection for each
  * allocation would soon reach the kernel's limit on mappings. Bounds are checked access by access. */
@@ -152,7 +152,7 @@ uint8_t *global_range(uint64_t address, uint64_t bytes) {
     return bytes <= r->end - address ? (uint8_t *)(uintptr_t)address : NULL;
 }
 
-/* ---- sentences ------------------------------------------------------------------------------------------------- */
+/* ---- sentences ---- */
 
 /* What is wrong with a range of global memory that global_range refused. */
 static void explain_global(uint64_t address, uint64_t bytes, char *out, size_t size) {
@@ -204,7 +204,7 @@ typedef struct access {
     fault((a)->w, (a)->in, (a)->lane, "%s %u bytes at 0x%llx" format, (a)->verb, (a)->bytes,                           \
           (unsigned long long)(a)->address, __VA_ARGS__)
 
-/* ---- one access ------------------------------------------------------------------------------------------------ */
+/* ---- one access ---- */
 
 typedef struct place {
     uint8_t *bytes;
@@ -330,7 +330,7 @@ void thread_write(warp *w, const instr *in, int lane, ptx_space space, uint64_t 
     machine_progress(m);
 }
 
-/* ---- a warp's accesses, in one check ---------------------------------------------------------------------------- */
+/* ---- a warp's accesses, in one check ---- */
 
 typedef uint64_t eight __attribute__((vector_size(64)));
 
@@ -408,7 +408,7 @@ int reach_of(const warp *w, ptx_space space, const uint64_t address[WARP_LANES],
     }
 }
 
-/* ---- for asynchronous operations -------------------------------------------------------------------------------- */
+/* ---- for asynchronous operations ---- */
 
 void check_shared(warp *w, const instr *in, const cta *c, uint64_t offset, uint64_t bytes, uint32_t align,
                   const char *what) {

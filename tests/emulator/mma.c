@@ -218,7 +218,7 @@ static run_result run_mma(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding --------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 static const struct {
     ptx_type type;

@@ -1,8 +1,7 @@
 /* mov, packing and unpacking (PTX ISA 9.7.9.3, 9.7.9.4), cvta and isspacep (9.7.9.19, 9.7.9.20). */
 #include "lanes.h"
 
-/* ---- mov
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- mov ---- */
 
 /* A register that an operation under way will write may be moved before the wait: the claim moves with it. */
 static void carry_claim(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t lanes) {
@@ -37,8 +36,7 @@ HANDLER(mov_predicate) {
     return RUN_NEXT;
 }
 
-/* ---- packing: vs or vd have in->vector elements of in->mode bits
- * -------------------------------------------------------- */
+/* ---- packing: vs or vd have in->vector elements of in->mode bits ---- */
 
 HANDLER(pack_16x2) {
     uint32_t *d = r32(w, in->d);
@@ -159,8 +157,7 @@ static int decode_mov(decoder *d) {
     return 1;
 }
 
-/* ---- addresses
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- addresses ---- */
 
 /* Generic addresses of global memory, constants and parameters are what they are in their space. Those of shared and
  * local memory are in a window; .shared::cta addresses may have this CTA's rank in them or none. An address that is not

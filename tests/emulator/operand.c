@@ -11,7 +11,7 @@ static void enter(parser *p) {
     if (++p->nesting > MAX_NESTING) syntax_error(p, p->now.line, "this is nested too deeply");
 }
 
-/* ---- constant expressions --------------------------------------------------------------------------------------- */
+/* ---- constant expressions ---- */
 
 static constant_value of_integer(int64_t bits, int is_unsigned) {
     return (constant_value){.bits = bits, .is_unsigned = is_unsigned};
@@ -170,7 +170,7 @@ int64_t integer_expression(parser *p) {
     return v.bits;
 }
 
-/* ---- names ------------------------------------------------------------------------------------------------------ */
+/* ---- names ---- */
 
 void add_symbol(parser *p, symbol *s) {
     s->scope = p->scope;
@@ -226,7 +226,7 @@ void add_reference(parser *p, operand *o, name *n, int line) {
     p->scope->references = r;
 }
 
-/* ---- operands --------------------------------------------------------------------------------------------------- */
+/* ---- operands ---- */
 
 #define MAX_ITEMS 264
 

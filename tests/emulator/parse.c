@@ -12,7 +12,7 @@
 #define MAX_OPERANDS  32
 #define MAX_SCOPES    200
 
-/* ---- scopes ----------------------------------------------------------------------------------------------------- */
+/* ---- scopes ---- */
 
 static void open_scope(parser *p) {
     scope *s = arena_alloc(p->arena, sizeof *s);
@@ -59,7 +59,7 @@ static void add_label(parser *p, name *n, int line) {
     p->function->labels = l;
 }
 
-/* ---- statements ------------------------------------------------------------------------------------------------- */
+/* ---- statements ---- */
 
 /* The text from `start` to `end` on one line, without comments. */
 static const char *one_line(parser *p, const char *start, const char *end) {
@@ -240,7 +240,7 @@ static void parse_body(parser *p) {
     }
 }
 
-/* ---- functions -------------------------------------------------------------------------------------------------- */
+/* ---- functions ---- */
 
 static variable *parse_parameters(parser *p) {
     variable *first = NULL, **last = &first;
@@ -368,7 +368,7 @@ static void parse_function(parser *p, int is_entry) {
     p->function = NULL;
 }
 
-/* ---- modules ---------------------------------------------------------------------------------------------------- */
+/* ---- modules ---- */
 
 /* Written for 9.0; 9.1 adds little, and what of it is not known is refused as an instruction. */
 enum { NEWEST_VERSION = 91 };

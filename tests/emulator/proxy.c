@@ -11,7 +11,7 @@
 
 #include <stdlib.h>
 
-/* ---- shared memory --------------------------------------------------------------------------------------------- */
+/* ---- shared memory ---- */
 
 /* time << 18 | writer << 4 | mask of bytes */
 #define WORD_TIME(record)   ((record) >> 18)
@@ -134,7 +134,7 @@ void async_write_shared(cta *c, uint32_t offset, const void *data, uint32_t byte
     }
 }
 
-/* ---- global memory --------------------------------------------------------------------------------------------- */
+/* ---- global memory ---- */
 
 #define GRANULE 16
 /* More granules than this are taken as published: a kernel that writes so much and reads it back by itself is rare. */

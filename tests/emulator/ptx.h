@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* ---- types ---------------------------------------------------------------------------------------------------- */
+/* ---- types ---- */
 
 typedef enum {
     TYPE_NONE,
@@ -80,7 +80,7 @@ typedef enum {
     SPACE_SHARED_CLUSTER
 } ptx_space;
 
-/* ---- syntax tree ---------------------------------------------------------------------------------------------- */
+/* ---- syntax tree ---- */
 
 typedef struct variable variable;
 typedef struct function function;
@@ -153,7 +153,7 @@ typedef struct statement {
     int operand_count;
 } statement;
 
-/* ---- decoded instructions ------------------------------------------------------------------------------------- */
+/* ---- decoded instructions ---- */
 
 typedef struct warp warp;
 typedef struct instr instr;
@@ -248,8 +248,7 @@ void module_free(module *m);
 function *module_function(const module *m, const char *name);
 variable *module_variable(const module *m, const char *name);
 
-/* ---- entries: what the interpreter needs to run one ---------------------------------------------------------------
- */
+/* ---- entries: what the interpreter needs to run one ---- */
 
 /* Filled once for each .entry: the layout of everything that the entry and the functions it calls can touch. */
 struct entry {
@@ -282,8 +281,7 @@ struct entry {
 /* NULL and an error sentence if there is no such entry. Owned by the module. */
 entry *module_entry(module *m, const char *name, char **error);
 
-/* ---- the decoder, as an instruction family sees it ----------------------------------------------------------------
- */
+/* ---- the decoder, as an instruction family sees it ---- */
 
 typedef struct decoder decoder;
 

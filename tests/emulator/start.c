@@ -3,8 +3,7 @@
 
 #include "simt.h"
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------
- */
+/* ---- memory ---- */
 
 /* The CTAs of a grid need the same sizes, so that blocks of the very size are found again. */
 enum { BUCKETS = 64, GRANULE = 256, MOST_KEPT = 1 << 28 };
@@ -58,8 +57,7 @@ void spare_free(machine *m) {
     if (m->spares) *m->spares = (struct spares){0};
 }
 
-/* ---- warps ----------------------------------------------------------------------------------------------------------
- */
+/* ---- warps ---- */
 
 /* Writes the slots whose values are the same in that scope and in no wider one. */
 static void fill(warp *w, int scope) {

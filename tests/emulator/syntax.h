@@ -8,7 +8,7 @@
 
 #include "ptx.h"
 
-/* ---- arena.c: memory that is freed together --------------------------------------------------------------------- */
+/* ---- arena.c: memory that is freed together ---- */
 
 typedef struct arena arena;
 arena *arena_create(void);
@@ -20,7 +20,7 @@ static inline int64_t align_up(int64_t value, int64_t align) {
     return (value + align - 1) / align * align;
 }
 
-/* ---- lex.c: tokens ---------------------------------------------------------------------------------------------- */
+/* ---- lex.c: tokens ---- */
 
 typedef enum { TOKEN_END, TOKEN_WORD, TOKEN_DOT, TOKEN_NUMBER, TOKEN_STRING, TOKEN_MARK } token_kind;
 
@@ -121,7 +121,7 @@ int at_dot(const parser *p, const char *word);
 int take_dot(parser *p, const char *word);
 const char *token_text(parser *p);
 
-/* ---- operand.c: constant expressions and operands --------------------------------------------------------------- */
+/* ---- operand.c: constant expressions and operands ---- */
 
 constant_value constant_expression(parser *p);
 constant_value constant_term(parser *p); /* sums and products only: where < and > end it */
@@ -131,8 +131,7 @@ symbol *find_symbol(parser *p, name *n);
 void add_symbol(parser *p, symbol *s);
 void add_reference(parser *p, operand *o, name *n, int line);
 
-/* ---- declare.c: variables and their initial values ----------------------------------------------------------------
- */
+/* ---- declare.c: variables and their initial values ---- */
 
 /* One declaration from the state space on, up to and with its semicolon. `linkage`: 'e'xtern, 'v'isible or 0. */
 void parse_variables(parser *p, int linkage);
@@ -141,13 +140,12 @@ variable *parse_parameter(parser *p);
 int at_space(const parser *p);
 void skip_parentheses(parser *p);
 
-/* ---- parse.c ---------------------------------------------------------------------------------------------------- */
+/* ---- parse.c ---- */
 
 /* NULL: *error says why. */
 module *parse_module(const char *text, const char *file, char **error);
 
-/* ---- decode.c: what it has for entry.c ----------------------------------------------------------------------------
- */
+/* ---- decode.c: what it has for entry.c ---- */
 
 typedef struct decoder_state {
     jmp_buf escape;

@@ -35,7 +35,7 @@ static char *string_at(warp *w, const instr *in, uint32_t lane, uint64_t address
     }
 }
 
-/* ---- vprintf ---------------------------------------------------------------------------------------------------- */
+/* ---- vprintf ---- */
 
 /* The arguments are packed in memory, each at a multiple of its size. */
 typedef struct packed {
@@ -136,7 +136,7 @@ static run_result run_vprintf(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- the others ------------------------------------------------------------------------------------------------- */
+/* ---- the others ---- */
 
 static run_result run_assertfail(warp *w, const instr *in, uint32_t lanes) {
     uint32_t lane = (uint32_t)__builtin_ctz(lanes);

@@ -8,7 +8,7 @@
 #include "tensor_arithmetic.h"
 #include "tmem.h"
 
-/* ---- the queue (tcgen05_commit.c) ------------------------------------------------------------------------------- */
+/* ---- the queue (tcgen05_commit.c) ---- */
 
 /* mma, cp and shift run in the order in which they were issued, whichever thread did: the text promises less (it says
  * nothing of cp behind mma), but programs that are right on silicon count on it. A commit tracks the operations of its
@@ -26,7 +26,7 @@ typedef struct core_op {
 void core_start(core_op *op, warp *w, const instr *in, int lane, tensor_core *core, int (*step)(async_op *),
                 const char *what);
 
-/* ---- the instruction descriptor (tcgen05_instruction.c) --------------------------------------------------------- */
+/* ---- the instruction descriptor (tcgen05_instruction.c) ---- */
 
 typedef enum { KIND_F16, KIND_TF32, KIND_F8F6F4, KIND_I8, KIND_MXF8F6F4, KIND_MXF4, KIND_MXF4NVF4 } mma_kind;
 extern const char *const mma_kind_names[]; /* "kind::f16" ..., NULL-ended */
@@ -44,8 +44,7 @@ typedef struct {
 mma_shape mma_shape_of(warp *w, const instr *in, int lane, uint32_t bits, mma_kind kind, int group,
                        int weight_stationary, int blocks);
 
-/* ---- mma: issue in tcgen05_mma.c, execution in tcgen05_multiply.c -------------------------------------------------
- */
+/* ---- mma: issue in tcgen05_mma.c, execution in tcgen05_multiply.c ---- */
 
 /* Where rows and columns of D lie (9.7.16.10.5, table "data path layout"). */
 typedef enum {

@@ -17,8 +17,7 @@ typedef struct core_commit {
     uint32_t mask; /* of ranks still to arrive at */
 } core_commit;
 
-/* ---- the queue ----------------------------------------------------------------------------------------------------
- */
+/* ---- the queue ---- */
 
 static void release_op(async_op *op) {
     core_op *c = (core_op *)op;
@@ -56,8 +55,7 @@ static core_op *last_of_thread(const tensor_core *core, const warp *w, int lane)
     return NULL;
 }
 
-/* ---- commit -------------------------------------------------------------------------------------------------------
- */
+/* ---- commit ---- */
 
 typedef struct {
     int group, multicast;
@@ -140,8 +138,7 @@ static int decode_commit(decoder *d) {
     return 1;
 }
 
-/* ---- fence --------------------------------------------------------------------------------------------------------
- */
+/* ---- fence ---- */
 
 static run_result run_fence_before(warp *w, const instr *in, uint32_t lanes) {
     (void)in, (void)lanes;

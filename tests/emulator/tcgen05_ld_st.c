@@ -225,8 +225,7 @@ void tmem_warp_end(warp *w) {
     }
 }
 
-/* ---- decoding -----------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---- */
 
 static const uint32_t *take_vector(decoder *d, int index, const access *x) {
     int length;

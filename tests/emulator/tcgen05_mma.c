@@ -4,8 +4,7 @@
 
 #include "tcgen05.h"
 
-/* ---- issue --------------------------------------------------------------------------------------------------------
- */
+/* ---- issue ---- */
 
 static void choose_layout(mma_op *o) {
     const mma_instruction *x = o->what;
@@ -145,8 +144,7 @@ static run_result run_mma(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding -----------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---- */
 
 static int scale_blocks(decoder *d, mma_kind kind) {
     static const char *const vectors[] = {"scale_vec::1X", "scale_vec::2X", "scale_vec::4X",

@@ -37,8 +37,7 @@ ptx_type tensor_ptx_type(tensor_type type) {
     return types[type].type;
 }
 
-/* ---- swizzles ------------------------------------------------------------------------------------------------------
- */
+/* ---- swizzles ---- */
 
 uint32_t swizzle_address(uint32_t address, int mode) {
     switch ((tensor_swizzle)mode) {
@@ -89,8 +88,7 @@ uint32_t swizzle_span(tensor_swizzle swizzle) {
     }
 }
 
-/* ---- rules ---------------------------------------------------------------------------------------------------------
- */
+/* ---- rules ---- */
 
 #define BREAKS(...)                                                                                                    \
     do {                                                                                                               \
@@ -198,8 +196,7 @@ int tensor_map_check(const tensor_map *map, const device *d, char *error, size_t
     return check_box(map, d, error, size);
 }
 
-/* ---- the driver API ------------------------------------------------------------------------------------------------
- */
+/* ---- the driver API ---- */
 
 int tensor_map_encode_tiled(void *out, int type, uint32_t rank, void *address, const uint64_t *dims,
                             const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
@@ -253,8 +250,7 @@ int tensor_map_replace_address(void *at, void *address, const device *d, char *e
     return 0;
 }
 
-/* ---- tensormap.replace, tensormap.cp_fenceproxy
- * ------------------------------------------------------------------------ */
+/* ---- tensormap.replace, tensormap.cp_fenceproxy ---- */
 
 typedef enum {
     FIELD_GLOBAL_ADDRESS,

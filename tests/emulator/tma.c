@@ -45,8 +45,7 @@ typedef struct {
     int64_t stored;        /* the end of those that a store or reduction writes */
 } tensor_box;
 
-/* ---- boxes ---------------------------------------------------------------------------------------------------------
- */
+/* ---- boxes ---- */
 
 static void read_map(warp *w, const instr *in, uint32_t lane, tensor_map *map) {
     const tensor_operands *o = in->extra;
@@ -170,8 +169,7 @@ static void move_row(const tensor_box *b, cta *c, uint32_t at, uint32_t row, uin
     }
 }
 
-/* ---- elements ------------------------------------------------------------------------------------------------------
- */
+/* ---- elements ---- */
 
 /* What elements outside of the tensor become. The NaN is 0x7ff7 in every 16 bits, whatever the type (measured). */
 static void fill_row(const tensor_box *b, uint8_t *row) {
@@ -206,8 +204,7 @@ static void pack_row(const uint8_t *bytes, uint8_t *packed) {
     }
 }
 
-/* ---- loads ---------------------------------------------------------------------------------------------------------
- */
+/* ---- loads ---- */
 
 typedef struct {
     shared_load load;
@@ -251,8 +248,7 @@ static run_result run_tensor_load(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- stores --------------------------------------------------------------------------------------------------------
- */
+/* ---- stores ---- */
 
 typedef struct {
     global_store store;
@@ -353,8 +349,7 @@ static run_result run_tensor_prefetch(warp *w, const instr *in, uint32_t lanes) 
     return RUN_NEXT;
 }
 
-/* ---- decoding ------------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---- */
 
 /* [map, {coordinates}] */
 static void take_tensor(decoder *d, tensor_operands *o, int index) {

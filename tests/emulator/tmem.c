@@ -9,7 +9,7 @@
 
 #include "async.h"
 
-/* ---- cells ------------------------------------------------------------------------------------------------------ */
+/* ---- cells ---- */
 
 tmem *tmem_of(const cta *c) {
     if (!c->sm->tmem) {
@@ -38,7 +38,7 @@ void tmem_check(warp *w, const instr *in, const cta *c, uint32_t lane, uint32_t 
                   what, column, column + columns - 1, c->rank, unit * TMEM_UNIT > column ? unit * TMEM_UNIT : column);
 }
 
-/* ---- order ------------------------------------------------------------------------------------------------------ */
+/* ---- order ---- */
 
 static uint64_t *published_by(const warp *w) {
     tensor_core *core = w->cta->tcgen05;
@@ -65,7 +65,7 @@ void tensor_core_publish(warp *w) {
     if (w->cta->tcgen05) *published_by(w) = machine_of(w)->now;
 }
 
-/* ---- the tensor core -------------------------------------------------------------------------------------------- */
+/* ---- the tensor core ---- */
 
 int tensor_core_index(const cta *c) {
     const tensor_core *core = c->tcgen05;
@@ -125,8 +125,7 @@ void tmem_cta_exit(warp *last) {
           c->tmem_columns_held, unit * TMEM_UNIT);
 }
 
-/* ---- alloc, dealloc, relinquish_alloc_permit ----------------------------------------------------------------------
- */
+/* ---- alloc, dealloc, relinquish_alloc_permit ---- */
 
 int whole_warp(warp *w, const instr *in, uint32_t lanes) {
     if (!converge_aligned(w, in, lanes)) return 0;

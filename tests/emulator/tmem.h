@@ -43,7 +43,7 @@ static inline uint32_t tmem_column(uint32_t address) {
 void tmem_check(warp *w, const instr *in, const cta *c, uint32_t lane, uint32_t lanes, uint32_t column,
                 uint32_t columns, const char *what);
 
-/* ---- order ------------------------------------------------------------------------------------------------------ */
+/* ---- order ---- */
 
 /* An operation that reads TMEM, as it was when it was issued. */
 typedef struct {
@@ -69,7 +69,7 @@ static inline int tmem_ordered(const tmem *t, const tmem_reader *r, uint32_t lan
     return last->by == r->by || *last->published >= (last->by_core ? last->issued : last->finished);
 }
 
-/* ---- the tensor core of a CTA or a pair ------------------------------------------------------------------------- */
+/* ---- the tensor core of a CTA or a pair ---- */
 
 typedef enum { TMEM_ALLOC, TMEM_DEALLOC, TMEM_RELINQUISH } tmem_management;
 

@@ -98,7 +98,7 @@ static run_result run_video(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 /* Takes the selector off an operand that may have one; NULL: it has none. */
 static const char *selector(decoder *d, int index, operand *plain) {

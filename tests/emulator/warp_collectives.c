@@ -133,7 +133,7 @@ static void need_sync(decoder *d) {
     if (!take(d, "sync")) refuse(d, "the form without .sync does not exist from sm_70 on");
 }
 
-/* ---- shfl -------------------------------------------------------------------------------------------------------- */
+/* ---- shfl ---- */
 
 enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX };
 
@@ -199,7 +199,7 @@ static int decode_shfl(decoder *d) {
     return 1;
 }
 
-/* ---- vote -------------------------------------------------------------------------------------------------------- */
+/* ---- vote ---- */
 
 enum { VOTE_ALL, VOTE_ANY, VOTE_UNI, VOTE_BALLOT };
 
@@ -238,7 +238,7 @@ static int decode_vote(decoder *d) {
     return 1;
 }
 
-/* ---- match ------------------------------------------------------------------------------------------------------- */
+/* ---- match ---- */
 
 static void match(warp *w, const instr *in, uint32_t group, uint32_t members) {
     const collective *c = in->extra;
@@ -275,7 +275,7 @@ static int decode_match(decoder *d) {
     return 1;
 }
 
-/* ---- redux ------------------------------------------------------------------------------------------------------- */
+/* ---- redux ---- */
 
 enum { REDUX_ADD, REDUX_MIN, REDUX_MAX, REDUX_AND, REDUX_OR, REDUX_XOR };
 
@@ -349,7 +349,7 @@ static int decode_redux(decoder *d) {
     return 1;
 }
 
-/* ---- elect, activemask, bar.warp.sync ---------------------------------------------------------------------------- */
+/* ---- elect, activemask, bar.warp.sync ---- */
 
 /* Any member may be elected, the same one each time for the same mask: the lowest. */
 static void elect(warp *w, const instr *in, uint32_t group, uint32_t members) {

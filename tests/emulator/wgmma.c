@@ -65,8 +65,7 @@ static wgmma_state *state_of(warp *w) {
     return w->wgmma;
 }
 
-/* ---- the multiplication ---------------------------------------------------------------------------------------------
- */
+/* ---- the multiplication ---- */
 
 /* Row and column of accumulator register i in a lane: as mma.sync's D, repeated every 8 columns. */
 static int row_of(int i, int lane) {
@@ -130,7 +129,7 @@ static void let_go(wgmma_op *o) {
     if (o->done && o->delivered && !o->kept && o->users == 0) free(o);
 }
 
-/* ---- accumulators and wgmma.fence -------------------------------------------------------------------------------- */
+/* ---- accumulators and wgmma.fence ---- */
 
 /* A thread's writes to accumulators reach the next wgmma only through a fence (9.7.15.7.1). Registers have one copy
  * here, and compilers copy them, so this is seen by values: where an instruction's accumulators got results since the
@@ -269,8 +268,7 @@ static void release(async_op *base) {
     let_go(o);
 }
 
-/* ---- issue
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- issue ---- */
 
 /* The op under way whose result register i of `o` will be; NULL: the register holds its value. */
 static wgmma_op *producer(const wgmma_state *s, const uint32_t *value) {
@@ -432,8 +430,7 @@ void wgmma_warp_end(warp *w) {
     w->wgmma = NULL;
 }
 
-/* ---- decoding
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 static void take_elements(decoder *d, wgmma_instruction *x, ptx_type *d_type, ptx_type *a_type, ptx_type *b_type) {
     static const struct {

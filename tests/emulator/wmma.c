@@ -72,7 +72,7 @@ static void map_fragment(decoder *d, const wmma *x, fragment_map *f, int matrix,
             }
 }
 
-/* ---- between registers and the dense buffer ---------------------------------------------------------------------- */
+/* ---- between registers and the dense buffer ---- */
 
 #define MOVE_CELLS(type, cells, ...)                                                                                   \
     for (int lane = 0; lane < WARP_LANES; lane++)                                                                      \
@@ -108,7 +108,7 @@ static void from_registers(const warp *w, const fragment_map *f, void *buffer) {
     MOVE_REGISTERS(f->distinct, *dense = *held)
 }
 
-/* ---- load and store ---------------------------------------------------------------------------------------------- */
+/* ---- load and store ---- */
 
 /* The address and the stride are the same in all threads. Returns the stride in bytes. */
 static uint64_t take_address(warp *w, const instr *in, const wmma *x, uint64_t *base) {
@@ -159,7 +159,7 @@ static run_result run_store(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- multiply ---------------------------------------------------------------------------------------------------- */
+/* ---- multiply ---- */
 
 static run_result run_f64(warp *w, const instr *in, uint32_t lanes) {
     const wmma *x = in->extra;
@@ -259,7 +259,7 @@ static run_result run_mma(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* ---- decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 static const struct {
     ptx_type type;

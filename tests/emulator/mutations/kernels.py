@@ -203,9 +203,7 @@ def nvfp4_launch(group: int) -> Callable[[Emulator, Module, str, Arrays], Array]
             emulator.tensor_map(U32, sfa, [128, group * STEPS * PIECES], [512], [128, PIECES]),
         ]
         shared = 3 * (8192 + 4096 // group + 2 * 1024) + 132
-        emulator.launch(
-            module[name], group, 256, [*maps, sfb, c], shared=shared, cluster=group if group == 2 else None
-        )
+        emulator.launch(module[name], group, 256, [*maps, sfb, c], shared=shared, cluster=group if group == 2 else None)
         return c
 
     return launch
@@ -233,7 +231,9 @@ def dependent_launch(emulator: Emulator, module: Module, name: str, x: Arrays) -
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        Kernel("cp_async_ring", "cp_async_ring.cu", "sm_80", "sm_80", cp_async_data, cp_async_expected, cp_async_launch),
+        Kernel(
+            "cp_async_ring", "cp_async_ring.cu", "sm_80", "sm_80", cp_async_data, cp_async_expected, cp_async_launch
+        ),
         Kernel("tma_wgmma_ring", "tma_wgmma_ring.cu", "sm_90", "sm_90a", wgmma_data, wgmma_expected, wgmma_launch),
         Kernel(
             "cluster_exchange", "cluster_exchange.cu", "sm_90", "sm_90a", cluster_data, cluster_expected, cluster_launch
