@@ -63,11 +63,39 @@ API cudaError_t cudaGetLastError(void) {
 API cudaError_t cudaPeekAtLastError(void) {
     return last;
 }
-/* cudaErrorLaunchFailure for CUDA_ERROR_LAUNCH_FAILED, and so on. */
+/* The driver's numbers, with the runtime's names; and those that are the runtime's only. */
 API const char *cudaGetErrorName(cudaError_t error) {
-    const char *text = NULL;
-    cuda()->cuGetErrorName(error, &text);
-    return error == CUDA_SUCCESS ? "cudaSuccess" : text ? text : "cudaErrorUnknown";
+    static const struct {
+        cudaError_t error;
+        const char *name;
+    } names[] = {
+        {CUDA_SUCCESS, "cudaSuccess"},
+        {CUDA_ERROR_INVALID_VALUE, "cudaErrorInvalidValue"},
+        {CUDA_ERROR_OUT_OF_MEMORY, "cudaErrorMemoryAllocation"},
+        {CUDA_ERROR_NOT_INITIALIZED, "cudaErrorInitializationError"},
+        {RUNTIME_ERROR_INVALID_CONFIGURATION, "cudaErrorInvalidConfiguration"},
+        {CUDA_ERROR_NO_DEVICE, "cudaErrorNoDevice"},
+        {CUDA_ERROR_INVALID_DEVICE, "cudaErrorInvalidDevice"},
+        {CUDA_ERROR_INVALID_IMAGE, "cudaErrorInvalidKernelImage"},
+        {CUDA_ERROR_INVALID_CONTEXT, "cudaErrorDeviceUninitialized"},
+        {CUDA_ERROR_NO_BINARY_FOR_GPU, "cudaErrorNoKernelImageForDevice"},
+        {CUDA_ERROR_INVALID_PTX, "cudaErrorInvalidPtx"},
+        {CUDA_ERROR_FILE_NOT_FOUND, "cudaErrorFileNotFound"},
+        {CUDA_ERROR_INVALID_HANDLE, "cudaErrorInvalidResourceHandle"},
+        {CUDA_ERROR_NOT_FOUND, "cudaErrorSymbolNotFound"},
+        {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "cudaErrorLaunchOutOfResources"},
+        {CUDA_ERROR_ASSERT, "cudaErrorAssert"},
+        {CUDA_ERROR_LAUNCH_FAILED, "cudaErrorLaunchFailure"},
+        {CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "cudaErrorCooperativeLaunchTooLarge"},
+        {CUDA_ERROR_NOT_SUPPORTED, "cudaErrorNotSupported"},
+        {CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "cudaErrorStreamCaptureUnmatched"},
+        {CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "cudaErrorGraphExecUpdateFailure"},
+        {CUDA_ERROR_INVALID_CLUSTER_SIZE, "cudaErrorInvalidClusterSize"},
+        {CUDA_ERROR_UNKNOWN, "cudaErrorUnknown"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].error == error) return names[i].name;
+    return "unrecognized error code";
 }
 API const char *cudaGetErrorString(cudaError_t error) {
     const char *text = NULL;

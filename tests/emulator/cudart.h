@@ -7,6 +7,7 @@
 #define API __attribute__((visibility("default")))
 
 typedef int cudaError_t; /* the same numbers as CUresult's */
+enum { RUNTIME_ERROR_INVALID_CONFIGURATION = 9 };
 typedef struct {
     unsigned x, y, z;
 } dim3;

@@ -138,12 +138,21 @@ API cudaError_t __cudaGetKernel(CUfunction *kernel, const void *host) {
     return *kernel ? CUDA_SUCCESS : missing(host);
 }
 
+/* The runtime has an error of its own for shapes that no kernel can have. */
+static int is_shape(dim3 grid, dim3 block) {
+    uint64_t threads = (uint64_t)block.x * block.y * block.z;
+    return grid.x && grid.y && grid.z && grid.x <= INT32_MAX && grid.y <= 65535 && grid.z <= 65535 && threads &&
+           block.x <= 1024 && block.y <= 1024 && block.z <= 64 && threads <= 1024;
+}
+
 static cudaError_t launch(CUfunction f, dim3 grid, dim3 block, void **arguments, size_t shared, CUstream stream,
                           CUlaunchAttribute *attributes, unsigned count) {
     CUlaunchConfig config = {grid.x,  grid.y,           grid.z, block.x,    block.y,
                              block.z, (unsigned)shared, stream, attributes, count};
     if (capture_launch(stream, f, &config, arguments)) return CUDA_SUCCESS;
-    return keep(cuda()->cuLaunchKernelEx(&config, f, arguments, NULL));
+    cudaError_t error = cuda()->cuLaunchKernelEx(&config, f, arguments, NULL);
+    return keep(error == CUDA_ERROR_INVALID_VALUE && !is_shape(grid, block) ? RUNTIME_ERROR_INVALID_CONFIGURATION
+                                                                            : error);
 }
 
 API cudaError_t __cudaLaunchKernel(CUfunction f, dim3 grid, dim3 block, void **arguments, size_t shared,

@@ -248,6 +248,14 @@ API CUresult cuKernelGetParamInfo(CUkernel f, size_t index, size_t *offset, size
     return cuFuncGetParamInfo(f, index, offset, size);
 }
 
+/* Not of the real driver: the type that the text gives a parameter, "f32"; "" for an array. NULL: there is none. */
+API const char *emulator_parameter_type(CUfunction f, size_t index) {
+    if (!handle_known(HANDLE_KERNEL, f)) return NULL;
+    const variable *p = f->entry->function->parameters;
+    while (p && index--) p = p->next;
+    return !p ? NULL : p->is_array ? "" : type_name(p->type);
+}
+
 API CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule m, const char *name) {
     NEED(name);
     NEED_HANDLE(HANDLE_MODULE, m);

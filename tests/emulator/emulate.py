@@ -8,7 +8,7 @@
     print(x.numpy())
 
 Arguments are bound by the kernel's own parameters: an Array passes its address, bytes pass as they are (a tensor map),
-an int or a float is converted to the parameter's size. There is one emulated device a process: a second Emulator sets
+an int or a float is converted to the parameter's type. There is one emulated device a process: a second Emulator sets
 it up anew.
 """
 
@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 
@@ -79,7 +79,7 @@ class Array:
 
 
 class Kernel:
-    """An entry of a module, with the offset and size of each parameter."""
+    """An entry of a module, with the size of each parameter and the type that the text gives it ("" for an array)."""
 
     def __init__(self, emulator: Emulator, module: Module, name: str) -> None:
         self.emulator, self.module, self.name = emulator, module, name
@@ -93,6 +93,11 @@ class Kernel:
             self.handle, ctypes.c_size_t(len(self.sizes)), ctypes.byref(offset), ctypes.byref(size)
         ):
             self.sizes.append(size.value)
+        emulator.library.emulator_parameter_type.restype = ctypes.c_char_p
+        self.types = [
+            emulator.library.emulator_parameter_type(self.handle, ctypes.c_size_t(i)).decode()
+            for i in range(len(self.sizes))
+        ]
 
 
 class Module:
@@ -142,8 +147,8 @@ def three(value: int | Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def pack(value: Any, size: int) -> bytes:
-    """The bytes of one argument of that size."""
+def pack(value: Any, size: int, kind: str = "") -> bytes:
+    """The bytes of one argument of that size, for a parameter of a type of PTX."""
     if isinstance(value, Array):
         return struct.pack("<Q", value.address)
     if isinstance(value, (bytes, bytearray)):
@@ -152,7 +157,9 @@ def pack(value: Any, size: int) -> bytes:
         return bytes(value)
     if isinstance(value, numpy.generic):
         return value.tobytes()
-    if isinstance(value, float):
+    if isinstance(value, float) or kind.startswith("f"):
+        if kind[:1] in ("u", "s") or size not in (2, 4, 8):
+            raise ValueError(f"{value} for a parameter of type .{kind}, which is an integer")
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
     return (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
@@ -242,7 +249,8 @@ class Emulator:
         values = list(args)
         if len(values) != len(kernel.sizes):
             raise ValueError(f"{kernel.name} takes {len(kernel.sizes)} arguments, {len(values)} are given")
-        buffers = [ctypes.create_string_buffer(pack(v, n), n) for v, n in zip(values, kernel.sizes, strict=True)]
+        packed = map(pack, values, kernel.sizes, kernel.types)
+        buffers = [ctypes.create_string_buffer(data, len(data)) for data in packed]
         pointers = (ctypes.c_void_p * max(len(buffers), 1))(*[ctypes.addressof(b) for b in buffers])
         attributes = (LaunchAttribute * 2)()
         count = 0
@@ -311,7 +319,7 @@ DTYPES = {
 }  # fmt: skip
 ARGUMENT = """\
 an argument, in the kernel's order; repeat it:
-  32, -1, 2.5          a number, converted to the parameter's size
+  32, -1, 2.5          a number, converted to the parameter's type
   f32[1024]=random     device memory of that type: random, zeros, poison or a range (0, 1, 2 ...)
   f32[64]=x.npy        device memory with a file's content
 types: """ + " ".join(DTYPES)
@@ -341,22 +349,38 @@ def parse_argument(text: str, emulator: Emulator, random: numpy.random.Generator
     if source == "random":
         values = random.standard_normal(length) if dtype.kind == "f" else random.integers(0, 256, length)
         return emulator.array(values.astype(dtype))
-    loaded = numpy.load(source).astype(dtype, copy=False).reshape(-1)
+    try:
+        loaded = numpy.load(source).astype(dtype, copy=False).reshape(-1)
+    except (OSError, ValueError) as error:
+        raise EmulatorError(f"--arg {text}: {source} is no array of numbers: {error}") from None
     if loaded.size != length:
         raise EmulatorError(f"--arg {text}: {source} has {loaded.size} elements")
     return emulator.array(loaded)
 
 
 def numbers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(,\d+){0,2}", text):
+        raise argparse.ArgumentTypeError(f"{text} is not x, x,y or x,y,z")
     return tuple(int(part) for part in text.split(","))
 
 
 def seeds(text: str) -> list[int]:
-    first, _, last = text.partition("..")
-    return list(range(int(first), int(last or first) + 1))
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    if not found or int(found[2] or found[1]) < int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text} is neither a number nor first..last")
+    return list(range(int(found[1]), int(found[2] or found[1]) + 1))
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"emulate: {message}\n")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.save and not Path(f"{options.save}0.npy").parent.is_dir():
+        raise EmulatorError(f"--save {options.save}: there is no such folder")
     outcomes: dict[tuple[bytes, ...], list[int]] = {}
     arrays: list[Array] = []
     for seed in options.seed:
@@ -369,7 +393,10 @@ def run(options: argparse.Namespace) -> int:
             trace=options.trace or "",
         )
         module = emulator.load(options.ptx)
-        kernel = module[options.kernel or module.names()[0]]
+        names = module.names()
+        if not names:
+            raise EmulatorError(f"{options.ptx} has no entry")
+        kernel = module[options.kernel or names[0]]
         random = numpy.random.default_rng(options.data_seed)
         arguments = [parse_argument(text, emulator, random) for text in options.arg]
         emulator.launch(kernel, options.grid, options.block, arguments, options.shared, options.cluster)
@@ -391,7 +418,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
+        prog="emulate.py",
         description="Runs a kernel from a file of PTX on an emulated GPU.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -419,9 +447,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(Emulator(options.device).load(options.ptx).names()))
             return 0
         return run(options)
-    except (EmulatorError, KeyError, ValueError, OSError) as error:
+    except KeyError as error:  # whose text is in quotes
+        print(f"emulate: {error.args[0]}", file=sys.stderr)
+    except (EmulatorError, ValueError, OSError, OverflowError) as error:
         print(f"emulate: {error}", file=sys.stderr)
-        return 2
+    return 2
 
 
 if __name__ == "__main__":
