@@ -267,9 +267,10 @@ class Runner:
 
     def outcome(self, seed: int) -> str:
         """What is wrong: the emulator's sentence, or how the result differs; empty: nothing."""
+        emulator = Emulator(self.kernel.device, seed, **self.settings)
+        module = emulator.load(self.text)
         try:
-            emulator = Emulator(self.kernel.device, seed, **self.settings)
-            result = self.kernel.launch(emulator, emulator.load(self.text), self.name, self.input)
+            result = self.kernel.launch(emulator, module, self.name, self.input)
             found = result.numpy()
         except EmulatorError as error:
             return str(error)

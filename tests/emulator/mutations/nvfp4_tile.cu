@@ -190,6 +190,9 @@ static __device__ __forceinline__ void produce(const TensorMap *a, const TensorM
         load(base + AT_B + slot * B_BYTES, b, step * DEPTH, tile * COLUMNS + half, full);
         load(base + AT_SFA + slot * SCALE_BYTES, sfa, 0, (rank * STEPS + step) * PIECES, full);
     }
+    // The last releases arrive here too: the block must be there.
+    for (int fill = TILES * STEPS; fill < TILES * STEPS + SLOTS; fill++)
+        wait_cluster(bar.empty + 8 * (fill % SLOTS), (fill / SLOTS & 1) ^ 1);
 }
 
 // The scales of B of a tile and step: PIECES atoms.
