@@ -1,6 +1,6 @@
 """Products of random data, whose sums round at every step, as hashes: what one GPU computed and another must repeat.
 
-    python tests/product_bits.py > tests/vectors/product_bits_sm90.json     on a GPU of compute capability 9.0
+    python tests/product_bits.py > tests/product_bits_sm90.json     on a GPU of compute capability 9.0
 
 With an emulated one (NVFP4_LIBCUDA, EMULATE_DEVICE=sm_90) the same command must print the same hashes: the tensor
 core's own rounding and the order of the sums are emulated, not only exact data. Data come from NumPy's PCG64, whose
