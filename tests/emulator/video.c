@@ -54,7 +54,9 @@ static int64_t combine(const video *v, int64_t a, int64_t b) {
     case VSHL:
     case VSHR:
         b = v->wraps ? b & 31 : b > 32 ? 32 : b;
-        return v->op == VSHL ? (int64_t)((uint64_t)a << b) : a >> b;
+        if (v->op == VSHR) return a >> b;
+        /* 32 bits shifted by 32 may not fit: any number as large, with the same low bits, is clamped alike */
+        return b == 32 && a > INT32_MAX ? INT64_C(1) << 62 : (int64_t)((uint64_t)a << b);
     }
     return 0;
 }
