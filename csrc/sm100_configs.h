@@ -74,13 +74,13 @@ typedef struct sm100_operand {
  * by the number of clusters; y fastest, then x, then the batch. */
 typedef struct sm100_schedule {
     sm100_operand x, y;
-    int64_t tiles;            /* x times y times l */
+    int32_t tiles;            /* x times y times l */
     int32_t tiles_x, tiles_y; /* tiles_x counts units: 128 * group rows */
     int32_t split_k;          /* > 1: the cluster's units add up in its shared memory; one tile a cluster */
     int32_t k_stages;         /* ceil(K/256); part i of K is stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
     int32_t swapped;          /* 1: x is B, so that x counts columns of the output */
     int32_t values_by_tma;    /* gather kernels: 1 if tensor maps reach the values, so that only scales are gathered */
-    int64_t padding_;
+    int32_t padding_;
 } sm100_schedule;
 
 #endif

@@ -4,11 +4,7 @@
 #ifndef NVFP4_DEVICE_CP_ASYNC_CUH
 #define NVFP4_DEVICE_CP_ASYNC_CUH
 
-#include <stdint.h>
-
-__device__ __forceinline__ uint32_t shared_address(const void *pointer) {
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
+#include "shared.cuh"
 
 /* 16 bytes between addresses aligned to 16. Goes past L1, and asks L2 for the whole 128-byte line, which the
  * neighbouring threads want too. */
@@ -25,9 +21,9 @@ __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* A plain store, where a copy would not do. */
-__device__ __forceinline__ void store_shared(uint32_t to, uint32_t word) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+/* The first `bytes` of 4, and zeros for the rest. */
+__device__ __forceinline__ void cp_async_4_or_zeros(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 /* Closes the group of the copies issued since the last call. */

@@ -45,14 +45,15 @@ __device__ __forceinline__ void store_floats(void *base, int32_t type, const flo
     }
 }
 
-/* The epilogue of 4 neighbouring columns, n to n + 3 (fewer where the output ends), for any number of rows. */
+/* The epilogue of 4 neighbouring columns, n to n + 3 (`most`, or fewer where the output ends), for any number of rows.
+ */
 struct column_epilogue {
     int64_t n;
     int count;
     float alpha[4], bias[4];
 
-    __device__ __forceinline__ column_epilogue(const gemm_problem &p, int64_t first) : n(first) {
-        count = (int)min((int64_t)4, p.n - n);
+    __device__ __forceinline__ column_epilogue(const gemm_problem &p, int64_t first, int most = 4) : n(first) {
+        count = (int)min((int64_t)most, p.n - n);
         for (int i = 0; i < 4; i++) {
             alpha[i] = !p.alpha ? p.alpha_value : i < count ? p.alpha[(n + i) * p.alpha_stride] : 0.0f;
             bias[i] = p.bias && i < count ? load_float(p.bias, n + i, p.bias_type) : 0.0f;
@@ -72,6 +73,27 @@ struct column_epilogue {
             for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], bias[i]);
         char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch;
         store_floats(out + n * type_bytes(p.out_type), p.out_type, v, count);
+    }
+};
+
+/* The epilogue of one column that exists, for any number of rows: for threads that are neighbours along a row. */
+struct single_epilogue {
+    int64_t n;
+    float alpha, bias;
+
+    __device__ __forceinline__ single_epilogue(const gemm_problem &p, int64_t column) : n(column) {
+        alpha = p.alpha ? p.alpha[n * p.alpha_stride] : p.alpha_value;
+        bias = p.bias ? load_float(p.bias, n, p.bias_type) : 0.0f;
+    }
+
+    __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, float sum) const {
+        float v = __fmul_rn(alpha, sum);
+        if (p.c) {
+            const char *c = (const char *)p.c + l * p.c_batch + m * p.c_pitch;
+            v = __fmaf_rn(p.beta, load_float(c, n, p.out_type), v);
+        }
+        if (p.bias) v = __fadd_rn(v, bias);
+        store_float((char *)p.out + l * p.out_batch + m * p.out_pitch, n, p.out_type, v);
     }
 };
 

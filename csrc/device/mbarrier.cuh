@@ -1,0 +1,60 @@
+/* mbarrier: barriers in shared memory that count arrivals and bytes (PTX ISA 9.0, section 9.7.13.15). A phase ends when
+ * all arrivals of it have come and as many bytes as were expected have landed. A waiter names the parity of the phase
+ * whose end it waits for; on a fresh barrier parity 1 passes at once, so that a ring's producer begins with it.
+ * Needs sm_90. */
+#ifndef NVFP4_DEVICE_MBARRIER_CUH
+#define NVFP4_DEVICE_MBARRIER_CUH
+
+#include "shared.cuh"
+
+/* One thread, before any other use; count arrivals a phase. */
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+/* By the thread that initialised, before the cluster's barrier that lets others use them: also the async proxy. */
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* At a barrier of any CTA of the cluster (address by map_to_rank); what this thread did before is seen there after the
+ * wait. */
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrives and expects so many bytes of asynchronous copies more in this phase. */
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+/* Waits for the end of the phase of that parity. What arrivers did before is then visible: of this CTA ... */
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;"
+                     " selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+/* ... or of the whole cluster. */
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;"
+                     " selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+#endif

@@ -1,0 +1,35 @@
+/* Shared memory by address: the 32-bit addresses that the asynchronous instructions take. */
+#ifndef NVFP4_DEVICE_SHARED_CUH
+#define NVFP4_DEVICE_SHARED_CUH
+
+#include <stdint.h>
+
+__device__ __forceinline__ uint32_t shared_address(const void *pointer) {
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, uint32_t word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_shared(uint32_t from) {
+    uint32_t word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+
+/* Makes what this thread wrote to shared memory visible to the async proxy, which tensor cores read through; before
+ * the barrier that tells of it (PTX ISA 9.0, section 9.7.13.5). Needs sm_90. */
+__device__ __forceinline__ void fence_proxy_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* True in one thread of a converged warp, always the same. Unlike a test of the lane it tells the compiler that what
+ * follows is one thread's work, whose operands can be uniform registers (section 9.7.14.1). Needs sm_90. */
+__device__ __forceinline__ bool elect_one() {
+    uint32_t elected;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected)::"memory");
+    return elected != 0;
+}
+
+#endif

@@ -1,0 +1,469 @@
+/* C = epilogue(A . B^T) of NVFP4 operands on the tensor cores of Blackwell (tcgen05.mma kind::mxf4nvf4): raw values and
+ * scales go from global memory to the tensor core, nothing is decoded.
+ *
+ * The side of the mma with 128 rows a CTA is called x, the other one y: x is B and y is A where that moves fewer bytes
+ * (swapped), so that weights lie on the side that each CTA reads once. A unit is one CTA or a pair (GROUP = 2) whose
+ * tensor cores multiply together: 256 rows of x, of which each CTA holds half, by TILE_Y of y, of which each holds
+ * half, so that a pair moves three quarters of what two CTAs would.
+ *
+ *   warp 4  producer   one thread   empty[slot] -> values by tensor map, scales as whole atoms -> full[slot]
+ *   warp 5  mma        one thread   full[slot]  -> scales to tensor memory, products           -> empty[slot]
+ *                                   acc_empty   -> ... after the tile's last stage             -> acc_full
+ *   warps 0-3 epilogue              acc_full    -> tensor memory to registers to global memory -> acc_empty
+ *   warps 6-9 gather (GATHER only)  empty[slot] -> cp.async of scales, and values if need be   -> full[slot]
+ *
+ * In a pair the barriers full and acc_empty of the CTA of even rank, the leader, count for both, only the leader's mma
+ * warp works, and its commits arrive in both CTAs. Barriers are one a slot; a slot's phase flips each time round.
+ *
+ * Scales in tensor memory lie in columns of their own for each slot. A copy into them is issued behind the wait on
+ * full[slot], which lies behind the wait on empty[slot], which says that the products that read them have ended: so no
+ * copy overtakes an mma, an order that tcgen05 does not promise by itself.
+ *
+ * Shared memory of a CTA: stages of [x values 16384 | y values 128 a row | x scales 2048 | y scales 2048 or 4096], then
+ * barriers; in KiB 128x8 105, 128x32 96, 128x64 112, 128x128 216, 256x128 112, 256x128_deep 224, 256x256 190
+ * (SM100_SHARED_BYTES). Tensor memory, columns: accumulators, then 32 (256x256: 48) a stage: 168, 160, 192, 448, 256,
+ * 512, 496 used. What takes at most 113 KiB and 256 columns leaves room on its SM for a CTA of the next call, which is
+ * allowed to start early (dependent launch), prepares, and waits for the end of this one before it touches a tensor.
+ *
+ * K may be cut between the units of a cluster (split_k). Each then keeps TILE_Y / split_k columns of the tile and gets
+ * the partial sums of the others for them, written into the memory of its stages, which are free by then:
+ * [unit][column][128 lanes] floats. It adds them in the order of the units.
+ *
+ * Tails. Rows past the end of a tensor arrive as zeros or are left as they are: they reach only results that are not
+ * stored. Along K the last stage multiplies only blocks of 64 that exist. Bulk copies need K % 64 == 0, scale atoms and
+ * rows on 16 bytes; everything else is the gather kernels', which replace scales past K by zero (values are finite
+ * whatever the byte). */
+#include "device/cluster.cuh"
+#include "device/cp_async.cuh"
+#include "device/epilogue.cuh"
+#include "device/mbarrier.cuh"
+#include "device/tcgen05.cuh"
+#include "device/tma.cuh"
+#include "sm100_configs.h"
+
+enum { EPILOGUE_WARPS = 4, PRODUCER_WARP = 4, MMA_WARP = 5, GATHER_WARP = 6, GATHER_THREADS = 128 };
+
+template <int GROUP_, int TILE_Y_, int STAGES_, int ACCUMULATORS_, int GATHER_> struct config {
+    static constexpr int GROUP = GROUP_, TILE_Y = TILE_Y_, STAGES = STAGES_, ACCUMULATORS = ACCUMULATORS_;
+    static constexpr bool GATHER = GATHER_;
+    static constexpr int THREADS = SM100_THREADS(GATHER), TILE_X = SM100_CTA_ROWS * GROUP, CTA_Y = TILE_Y / GROUP;
+    /* Where the parts of a stage begin; x values come first. */
+    static constexpr int STAGE_BYTES = SM100_STAGE_BYTES(GROUP, TILE_Y), Y_AT = SM100_X_BYTES;
+    static constexpr int SFX_AT = Y_AT + SM100_Y_BYTES(GROUP, TILE_Y), SFY_AT = SFX_AT + SM100_SFX_BYTES;
+    static constexpr int ATOMS_Y = SM100_CEIL_DIV(TILE_Y, SM100_ATOM_ROWS); /* for each 64 along K */
+    /* Behind the stages. */
+    static constexpr int FULL_AT = STAGES * STAGE_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;
+    static constexpr int ACC_FULL_AT = EMPTY_AT + 8 * STAGES, ACC_EMPTY_AT = ACC_FULL_AT + 8 * ACCUMULATORS;
+    static constexpr int TMEM_AT = ACC_EMPTY_AT + 8 * ACCUMULATORS;
+    /* Columns of tensor memory. */
+    static constexpr int COLUMNS = SM100_TMEM_COLUMNS(TILE_Y, STAGES, ACCUMULATORS);
+    static constexpr int SCALES_AT = ACCUMULATORS * TILE_Y, SCALE_COLUMNS = SM100_SCALE_COLUMNS(TILE_Y);
+    static constexpr int CHUNK = TILE_Y < 32 ? TILE_Y : 32; /* columns that the epilogue loads at once */
+
+    static_assert(STAGE_BYTES % 1024 == 0 && SFX_AT % 1024 == 0, "the swizzle's pattern begins on 1024 bytes");
+    static_assert(TMEM_AT + 4 <= SM100_SHARED_BYTES(GROUP, TILE_Y, STAGES), "the barriers fit");
+    static_assert(SM100_SHARED_BYTES(GROUP, TILE_Y, STAGES) <= 227 * 1024, "what Blackwell gives a CTA");
+    static_assert(SM100_USED_COLUMNS(TILE_Y, STAGES, ACCUMULATORS) <= COLUMNS, "tensor memory has 512 columns");
+    static_assert(SCALES_AT % 4 == 0, "scales of 128 rows begin on 4 columns");
+    static_assert(TILE_Y * SM100_CTA_ROWS * 4 <= STAGES * STAGE_BYTES, "partial sums fit the stages");
+    static_assert(!GATHER || GROUP == 1, "a thread's copies cannot signal the other CTA of a pair");
+    static_assert(CHUNK == 8 || CHUNK == 32, "what tcgen05_load takes");
+};
+
+/* A place in a ring of slots, and the parity of the phase that ends when the slot is filled this time round. */
+template <int SLOTS> struct ring {
+    uint32_t slot = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        slot++;
+        if (slot == SLOTS) slot = 0, parity ^= 1;
+    }
+};
+
+/* This CTA's share of the work. */
+template <class C> struct share {
+    uint32_t base;           /* shared address of the stages */
+    uint32_t rank;           /* in the pair */
+    uint32_t unit;           /* in the cluster: the part of K */
+    uint32_t first, step;    /* of tiles */
+    int32_t k_first, k_last; /* stages along K */
+    int32_t k_blocks;        /* of 64, of the whole K */
+
+    __device__ __forceinline__ share(const gemm_problem &p, const sm100_schedule &s, uint32_t base) : base(base) {
+        uint32_t in_cluster = C::GROUP * s.split_k, cluster = cluster_rank();
+        rank = cluster % C::GROUP;
+        unit = cluster / C::GROUP;
+        first = blockIdx.x / in_cluster;
+        step = gridDim.x / in_cluster;
+        k_first = (int32_t)((int64_t)unit * s.k_stages / s.split_k);
+        k_last = (int32_t)((int64_t)(unit + 1) * s.k_stages / s.split_k);
+        k_blocks = (int32_t)((p.k + SM100_MMA_K - 1) / SM100_MMA_K);
+    }
+
+    __device__ __forceinline__ uint32_t stage(uint32_t slot) const { return base + slot * C::STAGE_BYTES; }
+    __device__ __forceinline__ uint32_t full(uint32_t slot) const { return base + C::FULL_AT + 8 * slot; }
+    __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return base + C::EMPTY_AT + 8 * slot; }
+    __device__ __forceinline__ uint32_t acc_full(uint32_t index) const { return base + C::ACC_FULL_AT + 8 * index; }
+    __device__ __forceinline__ uint32_t acc_empty(uint32_t index) const { return base + C::ACC_EMPTY_AT + 8 * index; }
+
+    /* The leader's barrier at that address: in a pair the CTA of even rank. */
+    __device__ __forceinline__ uint32_t of_leader(uint32_t barrier) const {
+        return C::GROUP == 1 ? barrier : map_to_rank(barrier, unit * C::GROUP);
+    }
+    /* Blocks of 64 along K that a stage has. */
+    __device__ __forceinline__ int blocks(int32_t k_stage) const {
+        return min(SM100_STAGE_ATOMS, k_blocks - k_stage * SM100_STAGE_ATOMS);
+    }
+    __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) const {
+        if constexpr (C::GROUP == 2)
+            mbarrier_wait_cluster(barrier, parity);
+        else
+            mbarrier_wait(barrier, parity);
+    }
+};
+
+/* Which rows of x and y a tile begins with, and its batch. Of x the rows of this CTA. */
+template <class C> struct tile_place {
+    int32_t x, y, l;
+
+    __device__ __forceinline__ tile_place(const sm100_schedule &s, uint32_t tile, uint32_t rank) {
+        uint32_t rest = tile / s.tiles_y;
+        y = (int32_t)(tile % s.tiles_y) * C::TILE_Y;
+        x = (int32_t)(rest % s.tiles_x) * C::TILE_X + (int32_t)rank * SM100_CTA_ROWS;
+        l = (int32_t)(rest / s.tiles_x);
+    }
+};
+
+/* One thread: fills the slots. In gather kernels only with the values, and only where tensor maps reach them. */
+template <class C> __device__ __forceinline__ void produce(const sm100_schedule &s, const share<C> &w) {
+    ring<C::STAGES> at;
+    for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step) {
+        tile_place<C> place(s, tile, w.rank);
+        int32_t y_values = place.y + (int32_t)w.rank * C::CTA_Y, y_block = place.y / SM100_ATOM_ROWS;
+        const uint8_t *sfx = s.x.scale + place.l * s.x.scale_batch + place.x / SM100_ATOM_ROWS * s.x.scale_pitch;
+        const uint8_t *sfy = s.y.scale + place.l * s.y.scale_batch + y_block * s.y.scale_pitch;
+        for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
+            uint32_t stage = w.stage(at.slot), own = w.full(at.slot), full = w.of_leader(own);
+            w.wait(w.empty(at.slot), at.parity ^ 1);
+            if constexpr (C::GATHER) {
+                mbarrier_arrive_expect(own, s.values_by_tma ? SM100_X_BYTES + C::SFX_AT - C::Y_AT : 0);
+                if (!s.values_by_tma) continue;
+            } else if constexpr (C::GROUP == 1) {
+                uint32_t bytes = w.blocks(k) * SM100_ATOM_BYTES;
+                mbarrier_arrive_expect(own, C::SFX_AT + 2 * bytes);
+                copy_bulk(stage + C::SFX_AT, sfx + (int64_t)k * SM100_SFX_BYTES, bytes, own, s.x.policy);
+                copy_bulk(stage + C::SFY_AT, sfy + (int64_t)k * SM100_SFX_BYTES, bytes, own, s.y.policy);
+            } else {
+                /* Only tensor copies can signal the leader's barrier. What lies out of bounds counts as well. */
+                if (w.rank == 0) mbarrier_arrive_expect(own, 2 * C::STAGE_BYTES);
+                copy_box_4d_pair(stage + C::SFX_AT, &s.x.scales, 0, k * SM100_STAGE_ATOMS, place.x / SM100_ATOM_ROWS,
+                                 place.l, full, s.x.policy);
+                copy_box_4d_pair(stage + C::SFY_AT, &s.y.scales, 0, k * SM100_STAGE_ATOMS, y_block, place.l, full,
+                                 s.y.policy);
+            }
+            copy_box_3d<C::GROUP>(stage, &s.x.values, k * (SM100_STAGE_K / 2), place.x, place.l, full, s.x.policy);
+            copy_box_3d<C::GROUP>(stage + C::Y_AT, &s.y.values, k * (SM100_STAGE_K / 2), y_values, place.l, full,
+                                  s.y.policy);
+        }
+    }
+    /* The last releases arrive in this CTA's memory too: it must be there. */
+    for (int i = 0; i < C::STAGES; i++, at.advance()) w.wait(w.empty(at.slot), at.parity ^ 1);
+}
+
+/* Warps 6-9: thread r copies the scales of row r of both sides, a word an atom, and its pieces of the values. */
+template <class C> struct gatherer {
+    const gemm_problem &p;
+    const sm100_schedule &s;
+    const share<C> &w;
+    int thread;
+    bool linear, words; /* words: all scales of 4 blocks lie on 4 bytes */
+
+    __device__ __forceinline__ gatherer(const gemm_problem &p, const sm100_schedule &s, const share<C> &w)
+        : p(p), s(s), w(w), thread(threadIdx.x - GATHER_WARP * 32), linear(p.scale_layout == SCALES_LINEAR) {
+        uint64_t bits = (uint64_t)s.x.scale | (uint64_t)s.y.scale | s.x.scale_pitch | s.y.scale_pitch;
+        words = (bits | s.x.scale_batch | s.y.scale_batch) % 4 == 0;
+    }
+
+    /* 4 scales of one row for each atom of the stage; those past K become zero. */
+    __device__ __forceinline__ void scales(uint32_t to, const sm100_operand &x, int64_t row, int64_t l,
+                                           int32_t k_stage) const {
+        if (row >= x.rows) return;
+        to += thread % 32 * 16 + thread / 32 * 4;
+        int64_t atom = (int64_t)k_stage * SM100_STAGE_ATOMS;
+        const uint8_t *from =
+            x.scale + l * x.scale_batch +
+            (linear ? row * x.scale_pitch + atom * 4
+                    : row / 128 * x.scale_pitch + atom * SM100_ATOM_BYTES + row % 32 * 16 + row % 128 / 32 * 4);
+        int64_t left = p.k / 16 - atom * 4;
+        for (int i = 0; i < w.blocks(k_stage); i++, left -= 4, from += linear ? 4 : SM100_ATOM_BYTES) {
+            int valid = (int)min((int64_t)4, left);
+            if (words) {
+                cp_async_4_or_zeros(to + i * SM100_ATOM_BYTES, from, valid);
+            } else {
+                uint32_t word = 0;
+                for (int byte = 0; byte < valid; byte++) word |= (uint32_t)from[byte] << byte * 8;
+                store_shared(to + i * SM100_ATOM_BYTES, word);
+            }
+        }
+    }
+
+    /* Rows of 128 bytes under the swizzle, in pieces of 8 bytes: 16 threads a row. */
+    template <int ROWS>
+    __device__ __forceinline__ void values(uint32_t to, const sm100_operand &x, int32_t row, int64_t l,
+                                           int32_t k_stage) const {
+        int piece = thread % 16;
+        int64_t byte = (int64_t)k_stage * (SM100_STAGE_K / 2) + piece * 8;
+        if (byte >= p.k / 2) return;
+        const uint8_t *from = x.data + l * x.batch + byte;
+        for (int i = thread / 16; i < ROWS && row + i < x.rows; i += GATHER_THREADS / 16)
+            cp_async_8(to + i * 128 + ((piece / 2) ^ (i % 8)) * 16 + piece % 2 * 8, from + (row + i) * x.pitch);
+    }
+
+    __device__ __forceinline__ void announce(uint32_t slot) const {
+        fence_proxy_async();
+        mbarrier_arrive(w.full(slot));
+    }
+
+    /* A slot is announced when STAGES - 1 later ones have been started, and the last ones at the end. */
+    __device__ __forceinline__ void run() const {
+        ring<C::STAGES> at, landed;
+        int pending = 0;
+        for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step) {
+            tile_place<C> place(s, tile, 0);
+            for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
+                uint32_t stage = w.stage(at.slot);
+                w.wait(w.empty(at.slot), at.parity ^ 1);
+                scales(stage + C::SFX_AT, s.x, place.x + thread, place.l, k);
+                if (thread < C::TILE_Y) scales(stage + C::SFY_AT, s.y, place.y + thread, place.l, k);
+                if (!s.values_by_tma) {
+                    values<SM100_CTA_ROWS>(stage, s.x, place.x, place.l, k);
+                    values<C::TILE_Y>(stage + C::Y_AT, s.y, place.y, place.l, k);
+                }
+                cp_async_commit();
+                if (++pending < C::STAGES) continue;
+                cp_async_wait<C::STAGES - 1>();
+                announce(landed.slot);
+                landed.advance();
+                pending--;
+            }
+        }
+        cp_async_wait<0>();
+        for (; pending; pending--, landed.advance()) announce(landed.slot);
+    }
+};
+
+/* One thread, of a pair the leader's: scales to tensor memory, then products. */
+template <class C> __device__ __forceinline__ void multiply(const sm100_schedule &s, const share<C> &w, uint32_t tmem) {
+    constexpr uint32_t DESCRIPTOR = mxf4nvf4_descriptor(C::TILE_X, C::TILE_Y);
+    uint16_t pair = (uint16_t)(3u << w.unit * 2);
+    ring<C::STAGES> at;
+    ring<C::ACCUMULATORS> acc;
+    if (w.k_first == w.k_last) return; /* K = 0: the epilogue stores zeros */
+    for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step, acc.advance()) {
+        uint32_t d = tmem + acc.slot * C::TILE_Y;
+        /* Of a 128-row atom a tile of 64 rows takes its half: 2 of the 4 columns. */
+        uint32_t half = C::TILE_Y == 64 ? tile % s.tiles_y % 2 * 2 : 0;
+        w.wait(w.acc_empty(acc.slot), acc.parity ^ 1);
+        tcgen05_fence_after();
+        for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
+            uint32_t stage = w.stage(at.slot), scales = tmem + C::SCALES_AT + at.slot * C::SCALE_COLUMNS;
+            uint32_t sfx = scales, sfy = scales + 4 * SM100_STAGE_ATOMS;
+            int blocks = w.blocks(k);
+            w.wait(w.full(at.slot), at.parity);
+            tcgen05_fence_after();
+#pragma unroll
+            for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
+                if (i >= blocks) break;
+                tcgen05_copy_atom<C::GROUP>(sfx + 4 * i, atom_descriptor(stage + C::SFX_AT + i * SM100_ATOM_BYTES));
+#pragma unroll
+                for (int j = 0; j < C::ATOMS_Y; j++)
+                    tcgen05_copy_atom<C::GROUP>(
+                        sfy + 4 * (i * C::ATOMS_Y + j),
+                        atom_descriptor(stage + C::SFY_AT + j * SM100_SFX_BYTES + i * SM100_ATOM_BYTES));
+            }
+#pragma unroll
+            for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
+                if (i >= blocks) break;
+                tcgen05_mma_mxf4nvf4<C::GROUP>(d, values_descriptor(stage + i * (SM100_MMA_K / 2)),
+                                               values_descriptor(stage + C::Y_AT + i * (SM100_MMA_K / 2)), DESCRIPTOR,
+                                               sfx + 4 * i, sfy + 4 * i * C::ATOMS_Y + half, k > w.k_first || i > 0);
+            }
+            tcgen05_commit<C::GROUP>(w.empty(at.slot), pair);
+        }
+        tcgen05_commit<C::GROUP>(w.acc_full(acc.slot), pair);
+    }
+}
+
+/* Stores sums of one lane, a row of x, and the first `count` of 4 rows of y from y on. */
+__device__ __forceinline__ void store_4(const gemm_problem &p, bool swapped, int64_t l, int64_t x, int64_t y,
+                                        const single_epilogue &column, const float (&v)[4], int count) {
+    if (swapped) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < count && y + i < p.m) column.store(p, l, y + i, v[i]);
+    } else if (y < p.n) {
+        column_epilogue(p, y, count).store(p, l, x, v);
+    }
+}
+
+/* Warps 0-3: each finishes its 32 lanes of every tile. */
+template <class C>
+__device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedule &s, const share<C> &w,
+                                       uint32_t tmem) {
+    int lane = threadIdx.x;
+    uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
+    ring<C::ACCUMULATORS> acc;
+    for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step, acc.advance()) {
+        tile_place<C> place(s, tile, w.rank);
+        int64_t x = place.x + lane, x_rows = s.swapped ? p.n : p.m, y_rows = s.swapped ? p.m : p.n;
+        single_epilogue column(p, s.swapped ? min(x, x_rows - 1) : 0);
+        int columns = (int)min((int64_t)C::TILE_Y, y_rows - place.y);
+        if (w.k_first < w.k_last) {
+            w.wait(w.acc_full(acc.slot), acc.parity);
+            tcgen05_fence_after();
+        }
+#pragma unroll 1
+        for (int chunk = 0; chunk < columns; chunk += C::CHUNK) {
+            float v[C::CHUNK] = {};
+            if (w.k_first < w.k_last) {
+                tcgen05_load(v, lanes + acc.slot * C::TILE_Y + chunk);
+                tcgen05_wait_loads(v);
+            }
+#pragma unroll
+            for (int i = 0; i < C::CHUNK; i += 4) {
+                float four[4] = {v[i], v[i + 1], v[i + 2], v[i + 3]};
+                if (x < x_rows && chunk + i < columns)
+                    store_4(p, s.swapped, place.l, x, place.y + chunk + i, column, four, 4);
+            }
+        }
+        /* The accumulator may be written again. */
+        tcgen05_fence_before();
+        __syncwarp();
+        if (lane % 32 == 0) {
+            if constexpr (C::GROUP == 2)
+                mbarrier_arrive_cluster(w.of_leader(w.acc_empty(acc.slot)));
+            else
+                mbarrier_arrive(w.acc_empty(acc.slot));
+        }
+    }
+}
+
+/* Warps 0-3 where K is cut, first part: partial sums to the units that keep them. Every unit has left its stages. */
+template <class C>
+__device__ __forceinline__ void send_sums(const sm100_schedule &s, const share<C> &w, uint32_t tmem) {
+    int lane = threadIdx.x, kept = C::TILE_Y / s.split_k; /* columns a unit keeps */
+    uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
+#pragma unroll 1
+    for (int chunk = 0; chunk < C::TILE_Y; chunk += C::CHUNK) {
+        float v[C::CHUNK];
+        tcgen05_load(v, lanes + chunk);
+        tcgen05_wait_loads(v);
+#pragma unroll
+        for (int i = 0; i < C::CHUNK; i++) {
+            int unit = (chunk + i) / kept, column = (chunk + i) % kept;
+            store_cluster(
+                map_to_rank(w.base + ((w.unit * kept + column) * SM100_CTA_ROWS + lane) * 4, unit * C::GROUP + w.rank),
+                v[i]);
+        }
+    }
+}
+
+/* Second part, when all have sent: adds up and stores. */
+template <class C>
+__device__ __forceinline__ void finish_split(const gemm_problem &p, const sm100_schedule &s, const share<C> &w,
+                                             const float *sums) {
+    int lane = threadIdx.x, kept = C::TILE_Y / s.split_k;
+    tile_place<C> place(s, w.first, w.rank);
+    int64_t x = place.x + lane, x_rows = s.swapped ? p.n : p.m, y_rows = s.swapped ? p.m : p.n;
+    int64_t y = place.y + (int64_t)w.unit * kept;
+    if (x >= x_rows) return;
+    single_epilogue column(p, s.swapped ? x : 0);
+    int columns = (int)min((int64_t)kept, y_rows - y);
+#pragma unroll 1
+    for (int first = 0; first < columns; first += 4) {
+        float v[4] = {};
+        int count = min(4, columns - first);
+        for (int unit = 0; unit < s.split_k; unit++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (i < count) v[i] += sums[(unit * kept + first + i) * SM100_CTA_ROWS + lane];
+        store_4(p, s.swapped, place.l, x, y + first, column, v, count);
+    }
+}
+
+template <class C> __device__ __forceinline__ void prepare(const sm100_schedule &s, const share<C> &w, int warp) {
+    if (warp == PRODUCER_WARP && elect_one()) {
+        prefetch_tensor_map(&s.x.values);
+        prefetch_tensor_map(&s.y.values);
+        if constexpr (C::GROUP == 2) {
+            prefetch_tensor_map(&s.x.scales);
+            prefetch_tensor_map(&s.y.scales);
+        }
+    }
+    if (warp == 0 && elect_one()) {
+        for (int i = 0; i < C::STAGES; i++) {
+            mbarrier_init(w.full(i), 1 + (C::GATHER ? GATHER_THREADS : 0));
+            mbarrier_init(w.empty(i), 1);
+        }
+        for (int i = 0; i < C::ACCUMULATORS; i++) {
+            mbarrier_init(w.acc_full(i), 1);
+            mbarrier_init(w.acc_empty(i), EPILOGUE_WARPS * C::GROUP);
+        }
+        fence_mbarrier_init();
+    }
+    if (warp == MMA_WARP) {
+        tmem_alloc<C::GROUP, C::COLUMNS>(w.base + C::TMEM_AT);
+        tmem_relinquish<C::GROUP>();
+    }
+    tcgen05_fence_before();
+}
+
+template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm100_schedule &s) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    share<C> w(p, s, shared_address(shared));
+    if (w.base % 1024) __trap(); /* the swizzle is taken of absolute addresses */
+    int warp = threadIdx.x / 32;
+    bool clustered = C::GROUP * s.split_k > 1;
+
+    prepare(s, w, warp);
+    __syncthreads();
+    if (clustered) cluster_arrive(), cluster_wait();
+    tcgen05_fence_after();
+    uint32_t tmem = load_shared(w.base + C::TMEM_AT);
+    /* Not before: a CTA of the next grid on this SM could take the tensor memory that this one still waits for. */
+    launch_dependents();
+    wait_for_prior_grids();
+
+    if (warp == PRODUCER_WARP) {
+        if (elect_one()) produce(s, w);
+    } else if (warp == MMA_WARP) {
+        if (w.rank == 0 && elect_one()) multiply(s, w, tmem);
+    } else if (warp >= GATHER_WARP) {
+        if constexpr (C::GATHER) gatherer<C>(p, s, w).run();
+    } else if (s.split_k == 1) {
+        finish(p, s, w, tmem);
+    } else {
+        w.wait(w.acc_full(0), 0);
+        tcgen05_fence_after();
+    }
+    __syncwarp();
+
+    if (s.split_k > 1) {
+        cluster_arrive(), cluster_wait(); /* every unit has left its stages */
+        if (warp < EPILOGUE_WARPS) send_sums(s, w, tmem);
+    }
+    tcgen05_fence_before();
+    __syncthreads();
+    /* Nothing reaches into another CTA's memory any more, and all partial sums have come. */
+    if (clustered) cluster_arrive(), cluster_wait();
+    tcgen05_fence_after();
+    if (warp == MMA_WARP) tmem_dealloc<C::GROUP, C::COLUMNS>(tmem);
+    if (s.split_k > 1 && warp < EPILOGUE_WARPS) finish_split(p, s, w, (const float *)shared);
+}
+
+#define KERNEL(id, ...)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, 1)                                      \
+        nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm100_schedule s) {                 \
+        gemm<config<__VA_ARGS__>>(p, s);                                                                               \
+    }
+SM100_GEMM_CONFIGS(KERNEL)
