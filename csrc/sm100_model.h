@@ -1,0 +1,149 @@
+/* Modelled time of one sm100 GEMM on a B200, back to back with dependent launch, in microseconds.
+ *
+ * The formula and the constants are those of benchmarks/model_b200.py, where each has its source; tests compare the
+ * two. A call takes the gap between calls, the first byte's latency, a stream as long as the slowest of DRAM, L2,
+ * ingress of an SM, tensor core and loading threads, then the last stage, the sum over the parts of K and the stores.
+ * Nothing in it was measured on a B200. */
+#ifndef NVFP4_SM100_MODEL_H
+#define NVFP4_SM100_MODEL_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "sm100_configs.h"
+
+#define SM100_CLOCK_GHZ          1.95
+#define SM100_DRAM_TB_S          7.25
+#define SM100_FIRST_BYTE_US      0.55
+#define SM100_INGRESS_B_CLK      60.0
+#define SM100_L2_TB_S            13.3
+#define SM100_EGRESS_B_CLK       32.0
+#define SM100_REMOTE_LOAD_B_CLK  21.0
+#define SM100_SHARED_B_CLK       128.0
+#define SM100_MMA_COLUMN_CYCLES  0.5
+#define SM100_MMA_FILL_1         137.0
+#define SM100_MMA_FILL_2         173.0
+#define SM100_COPY_CYCLES        16.0
+#define SM100_COMMIT_CYCLES      30.0
+#define SM100_BARRIER_CYCLES     88.5
+#define SM100_TMEM_LOAD_CYCLES   420.0
+#define SM100_TMEM_COLUMN_CYCLES 1.0
+#define SM100_CLUSTER_BARRIER_US 0.2
+#define SM100_PROLOGUE_US        0.7
+#define SM100_DEPENDENT_GAP_US   1.44
+#define SM100_GATHER_CYCLES      4.0
+#define SM100_GPCS               8
+
+typedef struct sm100_model_input {
+    int64_t x_rows, y_rows, k, l; /* sides as sm100_configs.h has them; at least 1 */
+    int32_t sm_count;
+    int32_t group, tile_y, stages, accumulators;
+    int32_t split_k;       /* at most ceil(k / SM100_STAGE_K) */
+    int32_t gather;        /* scales are loaded by cp.async */
+    int32_t gather_values; /* and so are values */
+    int32_t co_resident;   /* an SM holds two CTAs: shared memory <= 113 KB, tensor memory <= 256 columns */
+    int32_t output_bytes;  /* of an element */
+} sm100_model_input;
+
+static inline double sm100_max(double a, double b) {
+    return a > b ? a : b;
+}
+
+static inline int64_t sm100_least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* Clusters that fit on the device at a time: those of two and more lie in one GPC, over which SMs are spread in pairs.
+ */
+static inline int64_t sm100_clusters_that_fit(int32_t sm_count, int32_t cluster, int32_t per_sm) {
+    int64_t fit = 0, pairs = sm_count / 2;
+    if (cluster == 1) return (int64_t)sm_count * per_sm;
+    for (int i = 0; i < SM100_GPCS; i++) fit += 2 * (pairs / SM100_GPCS + (i < pairs % SM100_GPCS)) * per_sm / cluster;
+    return fit;
+}
+
+/* Bytes a microsecond from DRAM into rings of so many bytes in all, each byte of which lies idle for so long. */
+static inline double sm100_dram_rate(double ring_bytes, double idle_us) {
+    static const double kb[] = {0.5, 1, 2, 4, 8, 16, 32, 64, 128}; /* under way on each of 148 SMs */
+    static const double tb_s[] = {0.17, 0.32, 0.58, 1.15, 2.15, 3.6, 5.65, 7.14, 7.25};
+    double x0 = 0.0, y0 = 0.0;
+    for (size_t i = 0; i < sizeof kb / sizeof *kb; i++) {
+        double y1 = tb_s[i] * 1e6, x1 = kb[i] * 148.0 * 1024.0 + y1 * idle_us;
+        if (ring_bytes < x1) return y0 + (y1 - y0) * (ring_bytes - x0) / (x1 - x0);
+        x0 = x1, y0 = y1;
+    }
+    return SM100_DRAM_TB_S * 1e6;
+}
+
+/* Infinity where a cluster fits nowhere. */
+static inline double sm100_estimate_us(const sm100_model_input *in) {
+    const double clk = 1e-3 / SM100_CLOCK_GHZ;
+    const int32_t cluster = in->group * in->split_k;
+    const int64_t fit = sm100_clusters_that_fit(in->sm_count, cluster, in->co_resident ? 2 : 1);
+    if (fit == 0) return INFINITY;
+
+    /* Counted work: bytes of values and of scales of 128 rows along K, then of one CTA and of the device. */
+    const int64_t tiles_x = SM100_CEIL_DIV(in->x_rows, SM100_CTA_ROWS * in->group);
+    const int64_t tiles_y = SM100_CEIL_DIV(in->y_rows, in->tile_y);
+    const int64_t tiles = tiles_x * tiles_y * in->l;
+    const int64_t k_stages = SM100_CEIL_DIV(SM100_CEIL_DIV(in->k, SM100_STAGE_K), in->split_k);
+    const double tile_atoms = SM100_CEIL_DIV(in->tile_y, SM100_ATOM_ROWS);
+    const double row = (double)in->k / 2, atom = (double)SM100_CEIL_DIV(in->k, SM100_MMA_K) * SM100_ATOM_BYTES;
+    const double atoms_x = (double)SM100_CEIL_DIV(in->x_rows, SM100_ATOM_ROWS);
+    const double atoms_y = (double)SM100_CEIL_DIV(in->y_rows, SM100_ATOM_ROWS);
+    const double x = (double)in->x_rows, y = (double)in->y_rows, l = (double)in->l;
+    const double tile_x_rows = (double)sm100_least(in->x_rows, SM100_CTA_ROWS);
+    const double tile_y_rows = (double)sm100_least(in->y_rows, in->tile_y);
+    const double part = (double)(k_stages * SM100_STAGE_K) / (double)in->k;
+    const double ingress =
+        (part < 1.0 ? part : 1.0) * (tile_x_rows * row + tile_y_rows / in->group * row + (1 + tile_atoms) * atom);
+    const double l2 = l * ((x * row + atoms_x * atom) * (double)tiles_y + y * row * (double)tiles_x +
+                           (double)(tiles_x * in->group * tiles_y) * tile_atoms * atom);
+    const double dram = l * ((x + y) * row + (atoms_x + atoms_y) * atom);
+    const double stores = l * x * y * in->output_bytes;
+    const double store_bytes = tile_x_rows * tile_y_rows * in->output_bytes / in->split_k;
+
+    /* The schedule. */
+    const int64_t active = sm100_least(tiles, fit), ctas = active * cluster;
+    const int64_t rounds = SM100_CEIL_DIV(tiles, active), beside = SM100_CEIL_DIV(ctas, in->sm_count);
+    const double busy = (double)(rounds * beside), again = (double)(rounds - 1);
+    const int persistent = in->split_k == 1;
+
+    const double one = sm100_max(in->tile_y * SM100_MMA_COLUMN_CYCLES,
+                                 (SM100_CTA_ROWS + in->tile_y / in->group) * (SM100_MMA_K / 2) / SM100_SHARED_B_CLK);
+    const double fill = in->group == 2 ? SM100_MMA_FILL_2 : SM100_MMA_FILL_1;
+    const double copies = SM100_STAGE_ATOMS * (1 + tile_atoms) * SM100_COPY_CYCLES;
+    const double products = SM100_STAGE_ATOMS * one, stage = sm100_max(products, copies);
+    const double idle = (stage + fill + SM100_COMMIT_CYCLES + 2 * SM100_BARRIER_CYCLES) * clk;
+    const double last = (2 * SM100_BARRIER_CYCLES + SM100_COMMIT_CYCLES + copies + products + fill) * clk;
+    const double epilogue =
+        (SM100_TMEM_LOAD_CYCLES + in->tile_y * SM100_TMEM_COLUMN_CYCLES + store_bytes / SM100_EGRESS_B_CLK) * clk;
+    const double partial = (double)SM100_CTA_ROWS * in->tile_y * 4;
+    const double reduction =
+        in->split_k == 1
+            ? 0.0
+            : (partial / SM100_SHARED_B_CLK + partial * (in->split_k - 1) / in->split_k / SM100_REMOTE_LOAD_B_CLK) *
+                      clk +
+                  2 * SM100_CLUSTER_BARRIER_US;
+
+    /* The stream: rings fill at the full rate, and behind that as slots are released. */
+    const int64_t ring = sm100_least(in->stages, persistent ? k_stages * rounds : k_stages);
+    const double ring_bytes = (double)(ctas * ring) * SM100_STAGE_BYTES(in->group, in->tile_y) * dram / l2;
+    const double at_once = dram < ring_bytes ? dram : ring_bytes;
+    const double lanes = 4.0 * (SM100_CTA_ROWS + in->tile_y) +
+                         (in->gather_values ? 8.0 * (SM100_CTA_ROWS + in->tile_y / in->group) : 0.0);
+    double stream = (at_once + stores) / (SM100_DRAM_TB_S * 1e6) + (dram - at_once) / sm100_dram_rate(ring_bytes, idle);
+    double mma = busy * (double)k_stages * stage * clk;
+    if (persistent && in->accumulators == 1) mma += again * (last + epilogue);
+    if (persistent && in->accumulators > 1) stream = sm100_max(stream, (busy - 1) * epilogue);
+    stream = sm100_max(stream, sm100_max(l2 / (SM100_L2_TB_S * 1e6), ingress * busy / SM100_INGRESS_B_CLK * clk));
+    stream = sm100_max(stream, mma);
+    if (in->gather) stream = sm100_max(stream, busy * (double)k_stages * lanes / 32 * SM100_GATHER_CYCLES * clk);
+
+    const double tail = last + reduction + epilogue;
+    if (!persistent) stream += again * (SM100_PROLOGUE_US + SM100_FIRST_BYTE_US + tail);
+    return SM100_DEPENDENT_GAP_US + (2 * tiles <= fit ? 0.0 : SM100_PROLOGUE_US) + SM100_FIRST_BYTE_US + stream + tail;
+}
+
+#endif
