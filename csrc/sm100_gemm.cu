@@ -139,31 +139,33 @@ template <class C> __device__ __forceinline__ void produce(const sm100_schedule 
     ring<C::STAGES> at;
     for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step) {
         tile_place<C> place(s, tile, w.rank);
-        int32_t y_values = place.y + (int32_t)w.rank * C::CTA_Y, y_block = place.y / SM100_ATOM_ROWS;
-        const uint8_t *sfx = s.x.scale + place.l * s.x.scale_batch + place.x / SM100_ATOM_ROWS * s.x.scale_pitch;
+        int32_t y_values = place.y + (int32_t)w.rank * C::CTA_Y;
+        int32_t x_block = place.x / SM100_ATOM_ROWS, y_block = place.y / SM100_ATOM_ROWS;
+        const uint8_t *sfx = s.x.scale + place.l * s.x.scale_batch + x_block * s.x.scale_pitch;
         const uint8_t *sfy = s.y.scale + place.l * s.y.scale_batch + y_block * s.y.scale_pitch;
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
             uint32_t stage = w.stage(at.slot), own = w.full(at.slot), full = w.of_leader(own);
             w.wait(w.empty(at.slot), at.parity ^ 1);
-            if constexpr (C::GATHER) {
-                mbarrier_arrive_expect(own, s.values_by_tma ? SM100_X_BYTES + C::SFX_AT - C::Y_AT : 0);
-                if (!s.values_by_tma) continue;
-            } else if constexpr (C::GROUP == 1) {
+            if constexpr (C::GATHER)
+                mbarrier_arrive_expect(own, s.values_by_tma ? C::SFX_AT : 0);
+            else if constexpr (C::GROUP == 1)
+                mbarrier_arrive_expect(own, C::SFX_AT + 2 * w.blocks(k) * SM100_ATOM_BYTES);
+            else if (w.rank == 0) /* of both CTAs; what lies out of bounds counts as well */
+                mbarrier_arrive_expect(own, 2 * C::STAGE_BYTES);
+            if (!C::GATHER || s.values_by_tma) {
+                int32_t byte = k * (SM100_STAGE_K / 2);
+                copy_box_3d<C::GROUP>(stage, &s.x.values, byte, place.x, place.l, full, s.x.policy);
+                copy_box_3d<C::GROUP>(stage + C::Y_AT, &s.y.values, byte, y_values, place.l, full, s.y.policy);
+            }
+            if constexpr (C::GROUP == 2) { /* only tensor copies can signal the leader's barrier */
+                int32_t atom = k * SM100_STAGE_ATOMS;
+                copy_box_4d_pair(stage + C::SFX_AT, &s.x.scales, 0, atom, x_block, place.l, full, s.x.policy);
+                copy_box_4d_pair(stage + C::SFY_AT, &s.y.scales, 0, atom, y_block, place.l, full, s.y.policy);
+            } else if constexpr (!C::GATHER) {
                 uint32_t bytes = w.blocks(k) * SM100_ATOM_BYTES;
-                mbarrier_arrive_expect(own, C::SFX_AT + 2 * bytes);
                 copy_bulk(stage + C::SFX_AT, sfx + (int64_t)k * SM100_SFX_BYTES, bytes, own, s.x.policy);
                 copy_bulk(stage + C::SFY_AT, sfy + (int64_t)k * SM100_SFX_BYTES, bytes, own, s.y.policy);
-            } else {
-                /* Only tensor copies can signal the leader's barrier. What lies out of bounds counts as well. */
-                if (w.rank == 0) mbarrier_arrive_expect(own, 2 * C::STAGE_BYTES);
-                copy_box_4d_pair(stage + C::SFX_AT, &s.x.scales, 0, k * SM100_STAGE_ATOMS, place.x / SM100_ATOM_ROWS,
-                                 place.l, full, s.x.policy);
-                copy_box_4d_pair(stage + C::SFY_AT, &s.y.scales, 0, k * SM100_STAGE_ATOMS, y_block, place.l, full,
-                                 s.y.policy);
             }
-            copy_box_3d<C::GROUP>(stage, &s.x.values, k * (SM100_STAGE_K / 2), place.x, place.l, full, s.x.policy);
-            copy_box_3d<C::GROUP>(stage + C::Y_AT, &s.y.values, k * (SM100_STAGE_K / 2), y_values, place.l, full,
-                                  s.y.policy);
         }
     }
     /* The last releases arrive in this CTA's memory too: it must be there. */
@@ -294,17 +296,27 @@ template <class C> __device__ __forceinline__ void multiply(const sm100_schedule
     }
 }
 
-/* Stores sums of one lane, a row of x, and the first `count` of 4 rows of y from y on. */
-__device__ __forceinline__ void store_4(const gemm_problem &p, bool swapped, int64_t l, int64_t x, int64_t y,
-                                        const single_epilogue &column, const float (&v)[4], int count) {
-    if (swapped) {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (i < count && y + i < p.m) column.store(p, l, y + i, v[i]);
-    } else if (y < p.n) {
-        column_epilogue(p, y, count).store(p, l, x, v);
+/* Which rows of x and y exist, and how sums of a lane, a row of x, reach them. */
+struct output {
+    const gemm_problem &p;
+    bool swapped;
+    int64_t l, x;
+    bool exists;            /* the row of x */
+    single_epilogue column; /* of x, where it counts columns */
+
+    __device__ __forceinline__ output(const gemm_problem &p, const sm100_schedule &s, int64_t l, int64_t x)
+        : p(p), swapped(s.swapped), l(l), x(x), exists(x < s.x.rows),
+          column(p, s.swapped ? min(x, (int64_t)s.x.rows - 1) : 0) {}
+
+    /* The sums of rows of y from y on, of which `count` exist. */
+    template <int COUNT> __device__ __forceinline__ void store(int64_t y, float (&v)[COUNT], int count) const {
+        if (!exists) return;
+        if (swapped)
+            column.store(p, l, y, v, count);
+        else
+            row_epilogue<COUNT>::store(p, l, x, y, v, count);
     }
-}
+};
 
 /* Warps 0-3: each finishes its 32 lanes of every tile. */
 template <class C>
@@ -315,9 +327,8 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
     ring<C::ACCUMULATORS> acc;
     for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step, acc.advance()) {
         tile_place<C> place(s, tile, w.rank);
-        int64_t x = place.x + lane, x_rows = s.swapped ? p.n : p.m, y_rows = s.swapped ? p.m : p.n;
-        single_epilogue column(p, s.swapped ? min(x, x_rows - 1) : 0);
-        int columns = (int)min((int64_t)C::TILE_Y, y_rows - place.y);
+        output out(p, s, place.l, place.x + lane);
+        int columns = min(C::TILE_Y, s.y.rows - place.y);
         if (w.k_first < w.k_last) {
             w.wait(w.acc_full(acc.slot), acc.parity);
             tcgen05_fence_after();
@@ -329,12 +340,7 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
                 tcgen05_load(v, lanes + acc.slot * C::TILE_Y + chunk);
                 tcgen05_wait_loads(v);
             }
-#pragma unroll
-            for (int i = 0; i < C::CHUNK; i += 4) {
-                float four[4] = {v[i], v[i + 1], v[i + 2], v[i + 3]};
-                if (x < x_rows && chunk + i < columns)
-                    store_4(p, s.swapped, place.l, x, place.y + chunk + i, column, four, 4);
-            }
+            out.store(place.y + chunk, v, columns - chunk);
         }
         /* The accumulator may be written again. */
         tcgen05_fence_before();
@@ -351,43 +357,49 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
 /* Warps 0-3 where K is cut, first part: partial sums to the units that keep them. Every unit has left its stages. */
 template <class C>
 __device__ __forceinline__ void send_sums(const sm100_schedule &s, const share<C> &w, uint32_t tmem) {
-    int lane = threadIdx.x, kept = C::TILE_Y / s.split_k; /* columns a unit keeps */
+    int kept = C::TILE_Y / s.split_k, shift = __ffs(kept) - 1; /* columns a unit keeps, a power of two */
     uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
+    uint32_t to = w.base + (w.unit * kept * SM100_CTA_ROWS + threadIdx.x) * 4;
 #pragma unroll 1
     for (int chunk = 0; chunk < C::TILE_Y; chunk += C::CHUNK) {
         float v[C::CHUNK];
         tcgen05_load(v, lanes + chunk);
         tcgen05_wait_loads(v);
+        if (kept >= C::CHUNK) { /* all to one unit */
+            uint32_t remote =
+                map_to_rank(to, (chunk >> shift) * C::GROUP + w.rank) + (chunk & (kept - 1)) * SM100_CTA_ROWS * 4;
 #pragma unroll
-        for (int i = 0; i < C::CHUNK; i++) {
-            int unit = (chunk + i) / kept, column = (chunk + i) % kept;
-            store_cluster(
-                map_to_rank(w.base + ((w.unit * kept + column) * SM100_CTA_ROWS + lane) * 4, unit * C::GROUP + w.rank),
-                v[i]);
+            for (int i = 0; i < C::CHUNK; i++) store_cluster(remote + i * SM100_CTA_ROWS * 4, v[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < C::CHUNK; i++) {
+                uint32_t remote = map_to_rank(to, (chunk + i >> shift) * C::GROUP + w.rank);
+                store_cluster(remote + (chunk + i & (kept - 1)) * SM100_CTA_ROWS * 4, v[i]);
+            }
         }
     }
 }
 
-/* Second part, when all have sent: adds up and stores. */
+/* Second part, when all have sent: adds up in the order of the units and stores. */
 template <class C>
 __device__ __forceinline__ void finish_split(const gemm_problem &p, const sm100_schedule &s, const share<C> &w,
                                              const float *sums) {
-    int lane = threadIdx.x, kept = C::TILE_Y / s.split_k;
+    constexpr int CHUNK = 8;
+    int kept = C::TILE_Y / s.split_k;
     tile_place<C> place(s, w.first, w.rank);
-    int64_t x = place.x + lane, x_rows = s.swapped ? p.n : p.m, y_rows = s.swapped ? p.m : p.n;
-    int64_t y = place.y + (int64_t)w.unit * kept;
-    if (x >= x_rows) return;
-    single_epilogue column(p, s.swapped ? x : 0);
-    int columns = (int)min((int64_t)kept, y_rows - y);
+    output out(p, s, place.l, place.x + (int)threadIdx.x);
+    int32_t y = place.y + (int32_t)w.unit * kept;
+    int columns = min(kept, s.y.rows - y);
 #pragma unroll 1
-    for (int first = 0; first < columns; first += 4) {
-        float v[4] = {};
-        int count = min(4, columns - first);
-        for (int unit = 0; unit < s.split_k; unit++)
+    for (int first = 0; first < columns; first += CHUNK) {
+        float v[CHUNK] = {};
+        const float *part = sums + first * SM100_CTA_ROWS + threadIdx.x;
+#pragma unroll 2
+        for (int unit = 0; unit < s.split_k; unit++, part += kept * SM100_CTA_ROWS)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (i < count) v[i] += sums[(unit * kept + first + i) * SM100_CTA_ROWS + lane];
-        store_4(p, s.swapped, place.l, x, y + first, column, v, count);
+            for (int i = 0; i < CHUNK; i++)
+                if (first + i < kept) v[i] += part[i * SM100_CTA_ROWS];
+        out.store(y + first, v, columns - first);
     }
 }
 

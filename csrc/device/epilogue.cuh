@@ -45,15 +45,15 @@ __device__ __forceinline__ void store_floats(void *base, int32_t type, const flo
     }
 }
 
-/* The epilogue of 4 neighbouring columns, n to n + 3 (`most`, or fewer where the output ends), for any number of rows.
+/* The epilogue of 4 neighbouring columns, n to n + 3 (fewer where the output ends), for any number of rows.
  */
 struct column_epilogue {
     int64_t n;
     int count;
     float alpha[4], bias[4];
 
-    __device__ __forceinline__ column_epilogue(const gemm_problem &p, int64_t first, int most = 4) : n(first) {
-        count = (int)min((int64_t)most, p.n - n);
+    __device__ __forceinline__ column_epilogue(const gemm_problem &p, int64_t first) : n(first) {
+        count = (int)min((int64_t)4, p.n - n);
         for (int i = 0; i < 4; i++) {
             alpha[i] = !p.alpha ? p.alpha_value : i < count ? p.alpha[(n + i) * p.alpha_stride] : 0.0f;
             bias[i] = p.bias && i < count ? load_float(p.bias, n + i, p.bias_type) : 0.0f;
@@ -76,7 +76,10 @@ struct column_epilogue {
     }
 };
 
-/* The epilogue of one column that exists, for any number of rows: for threads that are neighbours along a row. */
+/* The epilogue of one column that exists, n, for any number of rows: for threads that are neighbours along a row. What
+ * depends on the call alone is decided once for all COUNT rows, since a tile is finished when nothing else is left to
+ * do.
+ */
 struct single_epilogue {
     int64_t n;
     float alpha, bias;
@@ -86,14 +89,87 @@ struct single_epilogue {
         bias = p.bias ? load_float(p.bias, n, p.bias_type) : 0.0f;
     }
 
-    __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, float sum) const {
-        float v = __fmul_rn(alpha, sum);
+    /* Finishes the sums of out[l][m..][n], of which the first `rows` exist. c may be out itself. */
+    template <int COUNT>
+    __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT],
+                                          int rows) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha, v[i]);
         if (p.c) {
             const char *c = (const char *)p.c + l * p.c_batch + m * p.c_pitch;
-            v = __fmaf_rn(p.beta, load_float(c, n, p.out_type), v);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                if (i < rows) v[i] = __fmaf_rn(p.beta, load_float(c + i * p.c_pitch, n, p.out_type), v[i]);
         }
-        if (p.bias) v = __fadd_rn(v, bias);
-        store_float((char *)p.out + l * p.out_batch + m * p.out_pitch, n, p.out_type, v);
+        if (p.bias)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) v[i] = __fadd_rn(v[i], bias);
+        char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch + n * type_bytes(p.out_type);
+        if (p.out_type == OUT_FP16)
+            store_rows<OUT_FP16>(out, p.out_pitch, v, rows);
+        else if (p.out_type == OUT_BF16)
+            store_rows<OUT_BF16>(out, p.out_pitch, v, rows);
+        else
+            store_rows<OUT_FP32>(out, p.out_pitch, v, rows);
+    }
+
+  private:
+    template <int TYPE, int COUNT>
+    __device__ __forceinline__ static void store_rows(char *out, int64_t pitch, const float (&v)[COUNT], int rows) {
+        if (rows >= COUNT) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++, out += pitch) store_float(out, 0, TYPE, v[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++, out += pitch)
+                if (i < rows) store_float(out, 0, TYPE, v[i]);
+        }
+    }
+};
+
+/* The epilogue of COUNT neighbouring columns of one row, a multiple of 8: for threads that have a row each. */
+template <int COUNT> struct row_epilogue {
+    static_assert(COUNT % 8 == 0, "16 bytes of a 16-bit type at a time");
+
+    /* Finishes the sums of out[l][m][n..], of which the first `columns` exist. c may be out itself. */
+    __device__ __forceinline__ static void store(const gemm_problem &p, int64_t l, int64_t m, int64_t n,
+                                                 float (&v)[COUNT], int columns) {
+        const char *c = (const char *)p.c + l * p.c_batch + m * p.c_pitch + n * type_bytes(p.out_type);
+        char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch + n * type_bytes(p.out_type);
+        if (p.alpha && p.alpha_stride) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(i < columns ? p.alpha[n + i] : 0.0f, v[i]);
+        } else {
+            float alpha = p.alpha ? *p.alpha : p.alpha_value;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha, v[i]);
+        }
+        if (p.c)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                if (i < columns) v[i] = __fmaf_rn(p.beta, load_float(c, i, p.out_type), v[i]);
+        if (p.bias)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                if (i < columns) v[i] = __fadd_rn(v[i], load_float(p.bias, n + i, p.bias_type));
+        if (columns < COUNT || (uintptr_t)out % 16) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                if (i < columns) store_float(out, i, p.out_type, v[i]);
+        } else if (p.out_type == OUT_FP32) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i += 4) ((float4 *)out)[i / 4] = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < COUNT; i += 8) {
+                uint32_t word[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    word[j] = round_16(v[i + 2 * j], p.out_type) | (uint32_t)round_16(v[i + 2 * j + 1], p.out_type)
+                                                                       << 16;
+                ((uint4 *)out)[i / 8] = make_uint4(word[0], word[1], word[2], word[3]);
+            }
+        }
     }
 };
 
