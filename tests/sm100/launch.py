@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "emulator"))
-from emulate import Array, Emulator, Module  # noqa: E402
+from emulate import Emulator, Module  # noqa: E402
 
 CSRC = ROOT / "csrc"
 UINT8, UINT16 = 0, 1  # CUtensorMapDataType
@@ -200,12 +199,16 @@ class Product:
             self.arrays += [emulator.array(data), emulator.array(placed if placed.size else numpy.zeros(1, "u1"))]
         self.out_pitch = n * self.item + 16 - n * self.item % 16 + 16  # guard bytes behind each row
         self.out = emulator.empty((l, m, self.out_pitch), numpy.uint8)
+        self.add: Product | None = None  # whose result is c, with beta = 1
 
     def problem(self) -> Problem:
         a, sfa, b, sfb = (array.address for array in self.arrays)
         scale_pitch = self.k // 16 if self.linear else -(-self.k // 64) * 512
         rows = (self.m, self.n) if self.linear else (-(-self.m // 128), -(-self.n // 128))
+        add = self.add
         return Problem(
+            c=add.out.address if add else 0, c_pitch=add.out_pitch if add else 0,
+            c_batch=add.m * add.out_pitch if add else 0, beta=1.0,
             m=self.m, n=self.n, k=self.k, l=self.l, a=a, b=b, a_pitch=self.pitch, b_pitch=self.pitch,
             a_batch=self.m * self.pitch, b_batch=self.n * self.pitch, sfa=sfa, sfb=sfb,
             sfa_pitch=scale_pitch, sfb_pitch=scale_pitch, sfa_batch=rows[0] * scale_pitch,
@@ -292,7 +295,3 @@ class Product:
             f"{got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
         )
         assert self.untouched(), "wrote beside the result"
-
-
-def addresses(arrays: Sequence[Array]) -> list[int]:
-    return [array.address for array in arrays]
