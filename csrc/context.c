@@ -25,34 +25,47 @@ void nvfp4_destroy(nvfp4_context *context) {
 }
 
 const char *nvfp4_backend_name(int32_t backend) {
-    static const char *const names[] = {"auto", "cpu", "sm80"};
-    return backend >= NVFP4_AUTO && backend <= NVFP4_BACKEND_SM80 ? names[backend] : "unknown";
+    static const char *const names[] = {"auto", "cpu", "sm80", "sm100"};
+    return backend >= NVFP4_AUTO && backend <= NVFP4_BACKEND_SM100 ? names[backend] : "unknown";
 }
 
 /* NVFP4_BACKEND names the backend of calls on host memory that leave it to the library. */
 static nvfp4_status named_backend(int32_t *backend) {
     const char *name = getenv("NVFP4_BACKEND");
     if (!name || !*name) return NVFP4_OK;
-    for (int32_t i = NVFP4_AUTO; i <= NVFP4_BACKEND_SM80; i++)
+    for (int32_t i = NVFP4_AUTO; i <= NVFP4_BACKEND_SM100; i++)
         if (!strcmp(name, nvfp4_backend_name(i))) {
             *backend = i;
             return NVFP4_OK;
         }
-    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be auto, cpu or sm80", name);
+    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be auto, cpu, sm80 or sm100", name);
+}
+
+static nvfp4_status refuse_family(nvfp4_context *context, const place *where, int32_t backend) {
+    nvfp4_device device;
+    nvfp4_status status = driver_device(context->driver, where->device, &device);
+    if (status) return status;
+    return fail(NVFP4_UNSUPPORTED,
+                "backend: is %s, whose code runs on compute capability 10.0 and 10.3 (B200, B300); cuda:%d is %s, of "
+                "compute capability %d.%d; must be sm80 or None there",
+                nvfp4_backend_name(backend), where->device, device.name, device.compute_capability / 10,
+                device.compute_capability % 10);
 }
 
 nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device, place *where) {
     *where = (place){0};
-    if (backend < NVFP4_AUTO || backend > NVFP4_BACKEND_SM80)
-        return fail(NVFP4_INVALID, "backend: is %d; must be auto (%d), cpu (%d) or sm80 (%d)", backend, NVFP4_AUTO,
-                    NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80);
+    if (backend < NVFP4_AUTO || backend > NVFP4_BACKEND_SM100)
+        return fail(NVFP4_INVALID, "backend: is %d; must be auto (%d), cpu (%d), sm80 (%d) or sm100 (%d)", backend,
+                    NVFP4_AUTO, NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80, NVFP4_BACKEND_SM100);
     if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
         nvfp4_status status = named_backend(&backend);
         if (status) return status;
     }
-    if (device == NVFP4_HOST && backend != NVFP4_BACKEND_SM80) return cpu_isa_detect(&where->isa);
+    int names_gpu = backend == NVFP4_BACKEND_SM80 || backend == NVFP4_BACKEND_SM100;
+    if (device == NVFP4_HOST && !names_gpu) return cpu_isa_detect(&where->isa);
     if (device != NVFP4_HOST && backend == NVFP4_BACKEND_CPU)
-        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80 or None", device);
+        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80, sm100 or None",
+                    device);
     where->on_gpu = 1;
     where->host_memory = device == NVFP4_HOST;
     where->device = where->host_memory ? 0 : device;
@@ -60,7 +73,9 @@ nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device,
     if (!status && where->host_memory && !driver_reads_host_memory(context->driver, 0))
         return fail(NVFP4_INVALID, "backend: is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
                     nvfp4_backend_name(backend));
-    return status;
+    if (status) return status;
+    where->family = plan_family(where->facts, backend);
+    return where->family == NVFP4_AUTO ? refuse_family(context, where, backend) : NVFP4_OK;
 }
 
 nvfp4_status nvfp4_driver_info(nvfp4_context *context, int32_t *count, int32_t *version) {

@@ -39,6 +39,9 @@
     X(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char *name))                                    \
     X(cuKernelGetFunction, (CUfunction * function, CUkernel kernel))                                                   \
     X(cuKernelSetAttribute, (int attribute, int value, CUkernel kernel, CUdevice device))                              \
+    X(cuTensorMapEncodeTiled,                                                                                          \
+      (tensor_map * map, int type, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,        \
+       const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2_promotion, int fill))           \
     X(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))           \
     X(cuStreamSynchronize, (CUstream queue))
 
@@ -57,7 +60,7 @@ struct driver {
     char open_error[512];
     void *library;
     int32_t version, device_count;
-    CUlibrary *libraries; /* one a fat binary, loaded with the first device */
+    CUlibrary *libraries; /* one a fat binary, loaded with the first device that it has code for */
     CUkernel kernels[KERNEL_COUNT];
     device_state devices[MAX_DEVICES];
 #define X(name, arguments) CUresult(*name) arguments;
@@ -201,47 +204,65 @@ int driver_reads_host_memory(driver *d, int32_t device) {
            attribute(d, d->devices[device].handle, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
 }
 
-/* Loads the fat binaries, which hold no device's state, and finds every kernel in them. */
-static nvfp4_status load_libraries(driver *d) {
-    if (d->libraries) return NVFP4_OK;
-    CUlibrary *libraries = calloc((size_t)nvfp4_fatbin_count, sizeof *libraries);
-    if (!libraries) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
-    CUresult error = CUDA_SUCCESS;
-    for (int i = 0; i < nvfp4_fatbin_count && !error; i++)
-        error = d->cuLibraryLoadData(&libraries[i], nvfp4_fatbins[i].start, NULL, NULL, 0, NULL, NULL, 0);
-    for (int k = 0; k < KERNEL_COUNT && !error; k++) {
-        int i = 0;
-        while (i < nvfp4_fatbin_count && strcmp(nvfp4_fatbins[i].name, kernels[k].source) != 0) i++;
-        error = i < nvfp4_fatbin_count ? d->cuLibraryGetKernel(&d->kernels[k], libraries[i], kernels[k].name)
-                                       : CUDA_ERROR_NOT_FOUND;
+static int runs_on(kernel_arch arch, const device_facts *facts) {
+    return arch == ARCH_SM80 || facts->compute_capability / 10 == 10;
+}
+
+/* Whether a refusal only says that the driver has no code for the device in a fat binary of one family's. The kernels
+ * are then left out, and plan.c chooses another family. */
+static int is_absent(kernel_arch arch, CUresult error) {
+    return arch != ARCH_SM80 && error == CUDA_ERROR_NO_BINARY_FOR_GPU;
+}
+
+static CUresult load_kernel(driver *d, const kernel_entry *entry, CUkernel *kernel) {
+    int i = 0;
+    while (i < nvfp4_fatbin_count && strcmp(nvfp4_fatbins[i].name, entry->source) != 0) i++;
+    if (i == nvfp4_fatbin_count) return CUDA_ERROR_NOT_FOUND;
+    if (!d->libraries[i]) {
+        CUlibrary library;
+        CUresult error = d->cuLibraryLoadData(&library, nvfp4_fatbins[i].start, NULL, NULL, 0, NULL, NULL, 0);
+        if (error) return error;
+        d->libraries[i] = library;
     }
-    if (!error) {
-        d->libraries = libraries;
-        return NVFP4_OK;
+    return d->cuLibraryGetKernel(kernel, d->libraries[i], entry->name);
+}
+
+/* Loads the fat binaries, which hold no device's state, and finds the kernels that the device can run. */
+static nvfp4_status load_libraries(driver *d, const device_facts *facts) {
+    if (!d->libraries) d->libraries = calloc((size_t)nvfp4_fatbin_count, sizeof *d->libraries);
+    if (!d->libraries) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
+    for (int k = 0; k < KERNEL_COUNT; k++) {
+        if (d->kernels[k] || !runs_on(kernels[k].arch, facts)) continue;
+        CUkernel kernel = NULL;
+        CUresult error = load_kernel(d, &kernels[k], &kernel);
+        if (error && !is_absent(kernels[k].arch, error)) return refused(d, "to load the GPU code", error);
+        if (!error) d->kernels[k] = kernel;
     }
-    for (int i = 0; i < nvfp4_fatbin_count; i++)
-        if (libraries[i]) d->cuLibraryUnload(libraries[i]);
-    free(libraries);
-    return refused(d, "to load the GPU code", error);
+    return NVFP4_OK;
 }
 
 /* Kernels that need more shared memory than the device has are left out: plan.c does not choose them there. */
 static nvfp4_status load_functions(driver *d, device_state *state) {
     for (int k = 0; k < KERNEL_COUNT; k++) {
         int32_t bytes = kernels[k].shared_bytes;
-        if (bytes > state->facts.shared_per_block) continue;
-        CUresult error = d->cuKernelGetFunction(&state->functions[k], d->kernels[k]);
+        kernel_arch arch = kernels[k].arch;
+        if (!d->kernels[k] || !runs_on(arch, &state->facts) || bytes > state->facts.shared_per_block) continue;
+        CUfunction function = NULL;
+        CUresult error = d->cuKernelGetFunction(&function, d->kernels[k]);
+        if (is_absent(arch, error)) continue;
         if (!error && bytes > DEFAULT_SHARED_BYTES)
             error = d->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, d->kernels[k],
                                             state->handle);
         if (error) return refused(d, kernels[k].name, error);
+        state->functions[k] = function;
+        if (arch == ARCH_SM100) state->facts.has_sm100 = 1;
     }
     return NVFP4_OK;
 }
 
 /* With the primary context current. */
 static nvfp4_status load_in_context(driver *d, device_state *state) {
-    nvfp4_status status = load_libraries(d);
+    nvfp4_status status = load_libraries(d, &state->facts);
     return status ? status : load_functions(d, state);
 }
 
@@ -305,26 +326,48 @@ static void leave(driver *d, int pushed) {
     if (pushed) d->cuCtxPopCurrent(&popped);
 }
 
-nvfp4_status driver_launch(driver *d, int32_t device, kernel_id kernel, int64_t grid, void **arguments, void *queue) {
+nvfp4_status driver_encode(driver *d, const tensor_layout *t, tensor_map *map) {
+    static const uint32_t steps[] = {1, 1, 1, 1, 1};
+    CUresult error = d->cuTensorMapEncodeTiled(
+        map, t->element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16, (uint32_t)t->rank,
+        (void *)t->data, t->dims, t->strides, t->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        t->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (!error) return NVFP4_OK;
+    char what[80];
+    snprintf(what, sizeof what, "a tensor map of %s (cuTensorMapEncodeTiled)", t->name);
+    return refused(d, what, error);
+}
+
+nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launch) {
     const device_state *state = &d->devices[device];
-    if (grid > INT32_MAX)
-        return fail(NVFP4_UNSUPPORTED, "the problem needs %lld CTAs of %s; the GPU takes at most %d", (long long)grid,
-                    kernels[kernel].name, INT32_MAX);
+    const kernel_entry *kernel = &kernels[launch->kernel];
+    if (launch->grid > INT32_MAX)
+        return fail(NVFP4_UNSUPPORTED, "the problem needs %lld CTAs of %s; the GPU takes at most %d",
+                    (long long)launch->grid, kernel->name, INT32_MAX);
+    CUlaunchAttribute attributes[2];
     CUlaunchConfig config = {
-        .gridDimX = (unsigned)grid,
+        .gridDimX = (unsigned)launch->grid,
         .gridDimY = 1,
         .gridDimZ = 1,
-        .blockDimX = (unsigned)kernels[kernel].threads,
+        .blockDimX = (unsigned)kernel->threads,
         .blockDimY = 1,
         .blockDimZ = 1,
-        .sharedMemBytes = (unsigned)kernels[kernel].shared_bytes,
-        .hStream = queue,
+        .sharedMemBytes = (unsigned)kernel->shared_bytes,
+        .hStream = launch->queue,
+        .attrs = attributes,
     };
+    if (launch->cluster)
+        attributes[config.numAttrs++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                                            .value.clusterDim = {(unsigned)launch->cluster, 1, 1}};
+    if (kernel->programmatic)
+        attributes[config.numAttrs++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                                            .value.programmaticStreamSerializationAllowed = 1};
     int pushed;
     CUresult error = enter(d, state, &pushed);
-    if (!error) error = d->cuLaunchKernelEx(&config, state->functions[kernel], arguments, NULL);
+    if (!error) error = d->cuLaunchKernelEx(&config, state->functions[launch->kernel], launch->arguments, NULL);
     leave(d, pushed);
-    return error ? refused(d, kernels[kernel].name, error) : NVFP4_OK;
+    return error ? refused(d, kernel->name, error) : NVFP4_OK;
 }
 
 nvfp4_status driver_wait(driver *d, int32_t device, void *queue) {

@@ -2,6 +2,7 @@
 #ifndef NVFP4_DRIVER_H
 #define NVFP4_DRIVER_H
 
+#include "device/tensor_map.h"
 #include "kernels.h"
 #include "nvfp4.h"
 #include "plan.h"
@@ -26,8 +27,20 @@ nvfp4_status driver_ready(driver *d, int32_t device, const device_facts **facts)
 /* 1 if the device reads and writes ordinary host memory (GH200, GB200; an emulator). */
 int driver_reads_host_memory(driver *d, int32_t device);
 
-/* Enqueues a kernel on a queue (CUstream) of the device's primary context. driver_ready must have succeeded. */
-nvfp4_status driver_launch(driver *d, int32_t device, kernel_id kernel, int64_t grid, void **arguments, void *queue);
+/* Encodes what a kernel's tensor copies will read; asks the device nothing. driver_ready must have succeeded. */
+nvfp4_status driver_encode(driver *d, const tensor_layout *tensor, tensor_map *map);
+
+/* What to enqueue, and on which queue (CUstream) of the device's primary context. */
+typedef struct kernel_launch {
+    kernel_id kernel;
+    int32_t cluster; /* CTAs a cluster; 0: no clusters */
+    int64_t grid;    /* CTAs in all */
+    void **arguments;
+    void *queue;
+} kernel_launch;
+
+/* driver_ready must have succeeded, and plan.c have chosen the kernel for this device. */
+nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launch);
 /* Waits for a queue. Only calls on host memory need it. */
 nvfp4_status driver_wait(driver *d, int32_t device, void *queue);
 

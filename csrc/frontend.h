@@ -6,7 +6,7 @@
 #include "nvfp4.h"
 
 nvfp4_status layout_from_name(const char *name, int32_t *layout);                     /* "128x4", "linear" */
-nvfp4_status backend_from_name(const char *name, int32_t *backend);                   /* "auto", "cpu", "sm80" */
+nvfp4_status backend_from_name(const char *name, int32_t *backend);                   /* "auto", "cpu", ... */
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype); /* of a result */
 
 /* Fills dtype, device, shape and dense strides of a result that is still to be allocated; data is NULL. */

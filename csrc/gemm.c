@@ -2,6 +2,7 @@
 #include "check.h"
 #include "context.h"
 #include "error.h"
+#include "sm100_plan.h"
 #include "sm80_plan.h"
 
 /* A call that has passed every check, and how it will be run. */
@@ -9,7 +10,10 @@ typedef struct route {
     gemm_problem problem;
     place where;
     nvfp4_plan plan;
-    sm80_schedule schedule; /* where it runs on the GPU */
+    union { /* where it runs on the GPU: of plan.backend */
+        sm80_schedule sm80;
+        sm100_schedule sm100;
+    };
 } route;
 
 static int is_empty(const gemm_problem *p) {
@@ -17,14 +21,17 @@ static int is_empty(const gemm_problem *p) {
 }
 
 static nvfp4_status plan_route(route *r) {
-    if (r->where.on_gpu && !is_empty(&r->problem))
-        return sm80_plan(r->where.facts, &r->problem, &r->plan, &r->schedule);
-    if (r->where.on_gpu)
-        r->plan =
-            (nvfp4_plan){.backend = NVFP4_BACKEND_SM80, .name = "none", .reason = "the result is empty", .split_k = 1};
-    else
-        plan_cpu(r->where.isa, &r->plan);
-    return NVFP4_OK;
+    const place *where = &r->where;
+    if (!where->on_gpu) {
+        plan_cpu(where->isa, &r->plan);
+        return NVFP4_OK;
+    }
+    if (is_empty(&r->problem)) {
+        r->plan = (nvfp4_plan){.backend = where->family, .name = "none", .reason = "the result is empty", .split_k = 1};
+        return NVFP4_OK;
+    }
+    return where->family == NVFP4_BACKEND_SM100 ? sm100_plan(where->facts, &r->problem, &r->plan, &r->sm100)
+                                                : sm80_plan(where->facts, &r->problem, &r->plan, &r->sm80);
 }
 
 static nvfp4_status find_route(nvfp4_context *context, const nvfp4_gemm_args *args, route *r) {
@@ -48,17 +55,39 @@ static nvfp4_status find_workspace(const nvfp4_plan *plan, const nvfp4_gemm_args
                 args->workspace_size, args->workspace, plan->workspace);
 }
 
-static nvfp4_status launch(nvfp4_context *context, route *r, const nvfp4_gemm_args *args) {
-    nvfp4_status status = find_workspace(&r->plan, args, &r->schedule.partial);
+static nvfp4_status launch_sm80(driver *d, route *r, const nvfp4_gemm_args *args) {
+    nvfp4_status status = find_workspace(&r->plan, args, &r->sm80.partial);
     if (status) return status;
-    void *arguments[] = {&r->problem, &r->schedule};
+    void *arguments[] = {&r->problem, &r->sm80};
+    kernel_launch launch = {
+        .kernel = (kernel_id)r->plan.kernel, .grid = r->plan.grid, .arguments = arguments, .queue = args->queue};
+    status = driver_launch(d, r->where.device, &launch);
+    launch.kernel = KERNEL_SM80_SPLIT_REDUCE;
+    launch.grid = r->sm80.reduce_grid;
+    return status || launch.grid == 0 ? status : driver_launch(d, r->where.device, &launch);
+}
+
+static nvfp4_status launch_sm100(driver *d, route *r, const nvfp4_gemm_args *args) {
+    sm100_tensor tensors[SM100_TENSORS];
+    int count = sm100_tensors(&r->problem, &r->plan, &r->sm100, tensors);
+    for (int i = 0; i < count; i++) {
+        nvfp4_status status = driver_encode(d, &tensors[i].layout, tensors[i].map);
+        if (status) return status;
+    }
+    void *arguments[] = {&r->problem, &r->sm100};
+    const kernel_launch launch = {.kernel = (kernel_id)r->plan.kernel,
+                                  .cluster = sm100_cluster(&r->plan),
+                                  .grid = r->plan.grid,
+                                  .arguments = arguments,
+                                  .queue = args->queue};
+    return driver_launch(d, r->where.device, &launch);
+}
+
+static nvfp4_status launch(nvfp4_context *context, route *r, const nvfp4_gemm_args *args) {
     driver *d = context->driver;
-    int32_t device = r->where.device;
-    status = driver_launch(d, device, (kernel_id)r->plan.kernel, r->plan.grid, arguments, args->queue);
-    if (!status && r->schedule.reduce_grid)
-        status = driver_launch(d, device, KERNEL_SM80_SPLIT_REDUCE, r->schedule.reduce_grid, arguments, args->queue);
+    nvfp4_status status = r->plan.backend == NVFP4_BACKEND_SM100 ? launch_sm100(d, r, args) : launch_sm80(d, r, args);
     if (!r->where.host_memory) return status;
-    nvfp4_status waited = driver_wait(d, device, args->queue); /* also for what a failed call did launch */
+    nvfp4_status waited = driver_wait(d, r->where.device, args->queue); /* also for what a failed call did launch */
     return status ? status : waited;
 }
 

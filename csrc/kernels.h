@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "sm100_configs.h"
 #include "sm80_configs.h"
 
 typedef enum kernel_id {
@@ -11,14 +12,24 @@ typedef enum kernel_id {
     SM80_GEMM_CONFIGS(X)
 #undef X
         KERNEL_SM80_SPLIT_REDUCE,
-    KERNEL_QUANTIZE,
+#define X(id, ...) KERNEL_##id,
+    SM100_GEMM_CONFIGS(X)
+#undef X
+        KERNEL_QUANTIZE,
     KERNEL_DEQUANTIZE,
     KERNEL_SWIZZLE,
     KERNEL_UNSWIZZLE,
     KERNEL_COUNT,
 } kernel_id;
 
+typedef enum kernel_arch {
+    ARCH_SM80,  /* any GPU of compute capability 8.0 or later */
+    ARCH_SM100, /* the family of 10.0: 10.0 and 10.3 (PTX ISA 9.0, .target sm_100f) */
+} kernel_arch;
+
 typedef struct kernel_entry {
+    kernel_arch arch;
+    int32_t programmatic; /* 1: it waits for the kernel before it by itself (griddepcontrol.wait), so may start early */
     const char *name;     /* its extern "C" name */
     const char *source;   /* the .cu file it is in, which names the fat binary */
     int32_t threads;      /* a CTA */

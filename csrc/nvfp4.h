@@ -58,7 +58,8 @@ typedef enum nvfp4_layout {
 typedef enum nvfp4_backend {
     NVFP4_AUTO = 0, /* plan.c chooses by rule */
     NVFP4_BACKEND_CPU,
-    NVFP4_BACKEND_SM80,
+    NVFP4_BACKEND_SM80,  /* any GPU since Ampere */
+    NVFP4_BACKEND_SM100, /* B200, GB200, B300: compute capability 10.0 and 10.3 */
 } nvfp4_backend;
 
 #define NVFP4_HOST (-1) /* nvfp4_tensor.device of host memory */
@@ -185,7 +186,7 @@ const char *nvfp4_cpu_kernel(void);
 const char *nvfp4_embedded_archs(void);
 
 const char *nvfp4_dtype_name(int32_t dtype);     /* "float8_e4m3fn", ... */
-const char *nvfp4_backend_name(int32_t backend); /* "cpu", "sm80" */
+const char *nvfp4_backend_name(int32_t backend); /* "cpu", "sm80", "sm100" */
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,14 @@
-/* Which kernel runs a product on the CPU, and why. A GPU family has a file of its own (sm80_plan.c). */
+/* Which GPU family runs a product; which kernel runs it on the CPU, and why. Each GPU family has a file of its own
+ * (sm80_plan.c, sm100_plan.c). */
 #include "plan.h"
+
+int32_t plan_family(const device_facts *facts, int32_t asked) {
+    if (asked == NVFP4_BACKEND_SM100 || asked == NVFP4_AUTO) {
+        if (facts->has_sm100) return NVFP4_BACKEND_SM100;
+        return asked == NVFP4_AUTO ? NVFP4_BACKEND_SM80 : NVFP4_AUTO;
+    }
+    return NVFP4_BACKEND_SM80;
+}
 
 void plan_cpu(cpu_isa isa, nvfp4_plan *plan) {
     static const char *const reasons[CPU_ISA_COUNT] = {

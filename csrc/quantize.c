@@ -8,8 +8,9 @@ static nvfp4_status run(nvfp4_context *context, const place *where, kernel_id ke
                         void *queue) {
     void *arguments[] = {problem};
     int64_t threads = kernels[kernel].threads;
-    nvfp4_status status =
-        driver_launch(context->driver, where->device, kernel, (items + threads - 1) / threads, arguments, queue);
+    const kernel_launch launch = {
+        .kernel = kernel, .grid = (items + threads - 1) / threads, .arguments = arguments, .queue = queue};
+    nvfp4_status status = driver_launch(context->driver, where->device, &launch);
     if (!status && where->host_memory) status = driver_wait(context->driver, where->device, queue);
     return status;
 }

@@ -19,7 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent / "emulator"))
 
 import emulate  # noqa: E402  (it lies in tests/emulator)
 
+import nvfp4  # noqa: E402
+
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
+NO_SM100 = "needs a GPU of compute capability 10.0 or 10.3"
 
 
 @dataclass(frozen=True)
@@ -88,17 +91,27 @@ def timing(request: pytest.FixtureRequest) -> int:
     return seed
 
 
-@pytest.fixture(params=["cpu", "sm80"])
+def has_sm100() -> bool:
+    """Whether the GPU that tests use, emulated or not, runs the sm100 kernels."""
+    devices = nvfp4.info()["devices"]
+    return bool(devices) and devices[0]["compute_capability"] // 10 == 10
+
+
+@pytest.fixture(params=["cpu", "sm80", "sm100"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     if request.config.getoption("--emulate"):
         if request.param == "cpu":
             pytest.skip("is not what --emulate asks for")
+        if request.param == "sm100" and not has_sm100():
+            pytest.skip(NO_SM100)
         monkeypatch.setenv("NVFP4_BACKEND", request.param)  # of what takes no backend: custom_kernel, quantize
         return Backend(request.param, "cpu", emulated=True)
     if request.param == "cpu":
         return Backend("cpu", "cpu")
     if not gpu():
         pytest.skip(NO_GPU)
+    if request.param == "sm100" and not has_sm100():
+        pytest.skip(NO_SM100)
     return Backend(request.param, "cuda")
 
 

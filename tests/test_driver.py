@@ -56,8 +56,11 @@ def launches(code: str, library: Path, log: Path, **variables: str) -> list[list
 
 
 def test_one_launch_a_call(fake_driver: Path, tmp_path: Path) -> None:
-    (name, grid, threads, shared, queue), *rest = launches("call(128, 7168, 2048)", fake_driver, tmp_path / "log")
+    (name, grid, threads, shared, queue, *attributes), *rest = launches(
+        "call(128, 7168, 2048)", fake_driver, tmp_path / "log"
+    )
     assert name.startswith("nvfp4_sm80_gemm_") and int(grid) > 0 and int(threads) % 32 == 0
+    assert attributes == ["0", "0"]  # no cluster, no early start
     assert all(row[0] == "nvfp4_sm80_split_reduce" for row in rest) and len(rest) <= 1
 
 
@@ -108,6 +111,7 @@ def test_failure_to_open_is_said_again() -> None:
         ({"FAKE_REFUSE": "cuLibraryLoadData"}, ["load the GPU code", "fake refusal"]),
         ({"FAKE_REFUSE": "cuLaunchKernelEx"}, ["nvfp4_sm80_gemm", "fake refusal"]),
         ({"FAKE_PAGEABLE": "0"}, ["backend: is sm80", "on the CPU"]),
+        ({"FAKE_MISSING": "cuTensorMapEncodeTiled"}, ["cuTensorMapEncodeTiled"]),
     ],
     ids=lambda value: next(iter(value.items())).__str__() if isinstance(value, dict) else "",
 )
@@ -116,13 +120,100 @@ def test_refusals_are_sentences(fake_driver: Path, variables: dict[str, str], wo
     assert said and all(word in said for word in words), said
 
 
+def test_refusals_of_sm100_are_sentences(fake_driver: Path) -> None:
+    code = "call(16, 16, 64, backend='sm100')"
+    said = run(code, fake_driver, FAKE_CC="90")
+    assert all(word in said for word in ["backend: is sm100", "10.0", "B200", "Fake GPU 0", "9.0", "sm80"]), said
+    said = run(code, fake_driver, FAKE_CC="100", FAKE_REFUSE="cuTensorMapEncodeTiled")
+    assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake refusal"]), said
+    said = run(code, fake_driver, FAKE_CC="100", FAKE_REFUSE="cuLaunchKernelEx")
+    assert "nvfp4_sm100_gemm" in said and "fake refusal" in said
+    assert "NVFP4_BACKEND: is 'sm99'; must be auto, cpu, sm80 or sm100" in run(
+        "call(16, 16, 64, backend=None)", fake_driver, NVFP4_BACKEND="sm99"
+    )
+
+
 @pytest.mark.parametrize("cc", ["80", "86", "89", "90", "100", "120"])
 def test_every_gpu_gets_a_kernel_that_fits(fake_driver: Path, tmp_path: Path, cc: str) -> None:
-    limit = 101376 if cc in ("86", "120") else 166912
+    limit = {"80": 166912, "90": 232448, "100": 232448}.get(cc, 101376)
     for m, n, k in [(1, 4096, 7168), (16, 4096, 7168), (64, 512, 256), (128, 7168, 2048), (2304, 4608, 7168)]:
         log = tmp_path / f"{m}-{n}-{k}"
         rows = launches(f"call({m}, {n}, {k})", fake_driver, log, FAKE_CC=cc)
         assert rows and all(int(row[3]) <= limit for row in rows)
+
+
+def test_the_family_of_the_gpu_is_chosen(fake_driver: Path) -> None:
+    code = "print(nvfp4.info(128, 4096, 7168, device=0)['plan']['backend'])"
+    for cc, family in {"90": "sm80", "100": "sm100", "103": "sm100", "110": "sm80", "120": "sm80"}.items():
+        assert run(code, fake_driver, FAKE_CC=cc) == family
+    forced = code.replace("device=0", "device=0, backend='sm80'")
+    assert run(forced, fake_driver, FAKE_CC="100") == "sm80"
+
+
+def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_path: Path) -> None:
+    absent = {"FAKE_CC": "100", "FAKE_ABSENT": "nvfp4_sm100"}
+    rows = launches(
+        "call(128, 4096, 7168, backend=None)", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80", **absent
+    )
+    assert rows[0][0].startswith("nvfp4_sm80")
+    assert run("print(nvfp4.info(1, 1, 64, device=0)['plan']['backend'])", fake_driver, **absent) == "sm80"
+    assert run("call(1, 1, 64, backend='sm100')", fake_driver, **absent).startswith("backend: is sm100, whose code")
+    # The other families' code has to be there.
+    said = run("call(1, 1, 64)", fake_driver, FAKE_ABSENT="nvfp4_sm80")
+    assert "load the GPU code" in said
+
+
+def maps_and_launch(code: str, library: Path, log: Path, cc: str = "100") -> tuple[list[list[str]], list[str]]:
+    *maps, launch = launches(code, library, log, FAKE_CC=cc)
+    assert all(row[0] == "map" for row in maps) and launch[0].startswith("nvfp4_sm100_gemm_")
+    return maps, launch
+
+
+def test_sm100_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
+    """One launch, whose attributes are the plan's: CTAs of a pair times parts of K, and programmatic serialization."""
+    for shape in [(128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048), (1, 4096, 7168), (4096, 4096, 256)]:
+        text = ", ".join(map(str, shape))
+        log = tmp_path / text
+        _, (name, grid, threads, shared, _, cluster, programmatic) = maps_and_launch(
+            f"call({text}, backend='sm100')", fake_driver, log
+        )
+        plan = json.loads(
+            run(f"import json; print(json.dumps(nvfp4.info({text}, device=0)['plan']))", fake_driver, FAKE_CC="100")
+        )
+        group = max(plan["tile_m"], plan["tile_n"], 128) // 128 if "256x" in name else 1
+        assert name == plan["kernel"] and int(grid) == plan["grid"] and plan["workspace"] == 0
+        assert int(cluster) == group * plan["split_k"] and int(grid) % int(cluster) == 0
+        assert programmatic == "1" and threads == "192" and int(shared) <= 232448
+
+
+def test_tensor_maps_of_sm100(fake_driver: Path, tmp_path: Path) -> None:
+    """A pair's four: values in the 128-byte swizzle, and scales by atoms of 256 two-byte elements."""
+    maps, launch = maps_and_launch("call(128, 7168, 16384, backend='sm100')", fake_driver, tmp_path / "log")
+    assert launch[0].startswith("nvfp4_sm100_gemm_256x128")
+    assert maps == [
+        ["map", "8", "3", "8192,7168,1", "8192,16", "128,128,1", "128"],  # the weights, 128 rows a CTA
+        ["map", "8", "3", "8192,128,1", "8192,16", "128,64,1", "128"],  # half of the other side
+        ["map", "16", "4", "256,256,56,1", "512,131072,16", "256,4,1,1", "0"],
+        ["map", "16", "4", "256,256,1,1", "512,16,16", "256,4,1,1", "0"],
+    ]
+    # One CTA takes scales by plain copies. Batches: where the one before ends, the next begins.
+    maps, launch = maps_and_launch("call(1, 4096, 7168, l=3, backend='sm100')", fake_driver, tmp_path / "batch")
+    tile = launch[0].removeprefix("nvfp4_sm100_gemm_128x")
+    assert int(tile) <= 16
+    assert maps == [
+        ["map", "8", "3", "3584,4096,3", "3584,14680064", "128,128,1", "128"],
+        ["map", "8", "3", "3584,1,3", "16,3584", f"128,{tile},1", "128"],
+    ]
+
+
+def test_what_sm100_gathers_needs_no_tensor_map(fake_driver: Path, tmp_path: Path) -> None:
+    for name, code, count in [
+        ("tail", "call(5, 300, 80, backend='sm100')", 0),  # rows of 40 bytes
+        ("scale tail", "call(5, 300, 96, backend='sm100')", 2),  # rows of 48
+        ("no K", "call(5, 300, 0, backend='sm100')", 0),
+    ]:
+        maps, launch = maps_and_launch(code, fake_driver, tmp_path / name)
+        assert len(maps) == count and ("gather" in launch[0]) == (name != "no K"), name
 
 
 RAGGED = {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", metavar="B", help="run on this backend (cpu, sm80, ...), not on the best one")
+    parser.add_argument("--backend", metavar="B", help="run on this backend (cpu, sm80, sm100), not on the best one")
     parser.add_argument("--shapes", type=shape_list, metavar="MxNxK,...", help="time these shapes instead")
     parser.add_argument("--m", type=size_list, default=[1, 16, 128], metavar="M,...", help="rows of A (1,16,128)")
     parser.add_argument("--repeat", type=size, metavar="R", help="rounds a shape (200 on a GPU, 50 on a CPU)")

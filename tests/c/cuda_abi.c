@@ -19,6 +19,18 @@
 #define CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN    OUR_SHARED_BLOCK
 #define CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES          OUR_DYNAMIC
 #define CU_STREAM_CAPTURE_MODE_RELAXED                           OUR_RELAXED
+#define CUlaunchAttributeValue                                   our_CUlaunchAttributeValue
+#define CUlaunchAttribute                                        our_CUlaunchAttribute
+#define CUDA_ERROR_NO_BINARY_FOR_GPU                             OUR_NO_BINARY
+#define CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION                    OUR_CLUSTER
+#define CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION    OUR_PROGRAMMATIC
+#define CU_TENSOR_MAP_DATA_TYPE_UINT8                            OUR_UINT8
+#define CU_TENSOR_MAP_DATA_TYPE_UINT16                           OUR_UINT16
+#define CU_TENSOR_MAP_INTERLEAVE_NONE                            OUR_NO_INTERLEAVE
+#define CU_TENSOR_MAP_SWIZZLE_NONE                               OUR_NO_SWIZZLE
+#define CU_TENSOR_MAP_SWIZZLE_128B                               OUR_SWIZZLE
+#define CU_TENSOR_MAP_L2_PROMOTION_L2_256B                       OUR_PROMOTION
+#define CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE                        OUR_FILL
 #include "cuda_abi.h"
 #undef CUresult
 #undef CUdevice
@@ -40,7 +52,21 @@
 #undef CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 #undef CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 #undef CU_STREAM_CAPTURE_MODE_RELAXED
+#undef CUlaunchAttributeValue
+#undef CUlaunchAttribute
+#undef CUDA_ERROR_NO_BINARY_FOR_GPU
+#undef CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+#undef CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+#undef CU_TENSOR_MAP_DATA_TYPE_UINT8
+#undef CU_TENSOR_MAP_DATA_TYPE_UINT16
+#undef CU_TENSOR_MAP_INTERLEAVE_NONE
+#undef CU_TENSOR_MAP_SWIZZLE_NONE
+#undef CU_TENSOR_MAP_SWIZZLE_128B
+#undef CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+#undef CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
 #include <cuda.h>
+
+#include "device/tensor_map.h"
 
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #theirs)
 SAME(OUR_SUCCESS, CUDA_SUCCESS);
@@ -55,6 +81,24 @@ SAME(OUR_PAGEABLE, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
 SAME(OUR_SHARED_BLOCK, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
 SAME(OUR_DYNAMIC, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 SAME(OUR_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
+SAME(OUR_NO_BINARY, CUDA_ERROR_NO_BINARY_FOR_GPU);
+SAME(OUR_CLUSTER, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+SAME(OUR_PROGRAMMATIC, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+SAME(OUR_UINT8, CU_TENSOR_MAP_DATA_TYPE_UINT8);
+SAME(OUR_UINT16, CU_TENSOR_MAP_DATA_TYPE_UINT16);
+SAME(OUR_NO_INTERLEAVE, CU_TENSOR_MAP_INTERLEAVE_NONE);
+SAME(OUR_NO_SWIZZLE, CU_TENSOR_MAP_SWIZZLE_NONE);
+SAME(OUR_SWIZZLE, CU_TENSOR_MAP_SWIZZLE_128B);
+SAME(OUR_PROMOTION, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+SAME(OUR_FILL, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+SAME(sizeof(our_CUlaunchAttribute), sizeof(CUlaunchAttribute));
+SAME(_Alignof(our_CUlaunchAttribute), _Alignof(CUlaunchAttribute));
+SAME(offsetof(our_CUlaunchAttribute, value), offsetof(CUlaunchAttribute, value));
+SAME(offsetof(our_CUlaunchAttribute, value.clusterDim), offsetof(CUlaunchAttribute, value.clusterDim));
+SAME(offsetof(our_CUlaunchAttribute, value.programmaticStreamSerializationAllowed),
+     offsetof(CUlaunchAttribute, value.programmaticStreamSerializationAllowed));
+SAME(sizeof(tensor_map), sizeof(CUtensorMap));
+SAME(_Alignof(tensor_map), 64); /* all that cuTensorMapEncodeTiled asks for; the header's type has 128 */
 SAME(sizeof(our_CUresult), sizeof(CUresult));
 SAME(sizeof(our_CUdevice), sizeof(CUdevice));
 SAME(sizeof(our_CUlaunchConfig), sizeof(CUlaunchConfig));

@@ -6,14 +6,15 @@
 #include "kernels.h"
 #include "sm80_plan.h"
 
-/* Compute capability, SMs, shared memory a CTA and an SM, L2 (CUDA programming guide, technical specifications). */
+/* Compute capability, has_sm100, SMs, shared memory a CTA and an SM, L2 (CUDA programming guide, technical
+ * specifications). */
 static const struct {
     const char *name;
     device_facts facts;
 } gpus[] = {
-    {"A100", {80, 108, 166912, 167936, 40 << 20}},     {"RTX 3090", {86, 82, 101376, 102400, 6 << 20}},
-    {"RTX 4090", {89, 128, 101376, 102400, 72 << 20}}, {"H200", {90, 132, 232448, 233472, 50 << 20}},
-    {"B200", {100, 148, 232448, 233472, 126 << 20}},   {"RTX 5090", {120, 170, 101376, 102400, 96 << 20}},
+    {"A100", {80, 0, 108, 166912, 167936, 40 << 20}},     {"RTX 3090", {86, 0, 82, 101376, 102400, 6 << 20}},
+    {"RTX 4090", {89, 0, 128, 101376, 102400, 72 << 20}}, {"H200", {90, 0, 132, 232448, 233472, 50 << 20}},
+    {"B200", {100, 1, 148, 232448, 233472, 126 << 20}},   {"RTX 5090", {120, 0, 170, 101376, 102400, 96 << 20}},
 };
 static const int64_t sizes[] = {1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 300, 2304, 7168, 100000};
 static const int64_t depths[] = {0, 16, 48, 464, 2048, 7168, 16384, 1 << 20};

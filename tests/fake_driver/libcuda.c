@@ -7,7 +7,10 @@
  *   FAKE_VERSION  driver version (13000)       FAKE_CC      compute capability (90)
  *   FAKE_DEVICES  number of devices (1)        FAKE_MISSING an entry point to leave out
  *   FAKE_PAGEABLE 1: the device reads host memory (1)       FAKE_REFUSE  an entry point that fails
- *   FAKE_LOG      file to append "kernel grid threads shared queue" to; none: nothing is written
+ *   FAKE_ABSENT   kernels whose names begin so have no code for the device
+ *   FAKE_LOG      file to append "kernel grid threads shared queue cluster programmatic" to for each launch, and
+ *                 "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists; none:
+ *                 nothing is written
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -83,13 +86,13 @@ ENTRY(cuDeviceGetAttribute, int *value, int attribute, CUdevice device) {
         *value = cc % 10;
         break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-        *value = 132;
+        *value = cc / 10 == 10 ? 148 : 132;
         break;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
         *value = 50 << 20;
         break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
-        *value = cc == 86 || cc >= 120 ? 101376 : 166912;
+        *value = cc == 86 || cc == 89 || cc >= 120 ? 101376 : cc >= 90 ? 232448 : 166912;
         break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
         *value = 233472;
@@ -158,6 +161,8 @@ ENTRY(cuLibraryUnload, CUlibrary library) {
 ENTRY(cuLibraryGetKernel, CUkernel *kernel, CUlibrary library, const char *name) {
     MAY_FAIL;
     (void)library;
+    const char *absent = getenv("FAKE_ABSENT");
+    if (absent && !strncmp(name, absent, strlen(absent))) return CUDA_ERROR_NO_BINARY_FOR_GPU;
     if (kernel_count == 256) return FAILED;
     snprintf(kernel_names[kernel_count], sizeof *kernel_names, "%s", name);
     *kernel = (CUkernel)(uintptr_t)++kernel_count;
@@ -176,14 +181,54 @@ ENTRY(cuKernelSetAttribute, int attribute, int value, CUkernel kernel, CUdevice 
     return CUDA_SUCCESS;
 }
 
+static FILE *open_log(void) {
+    const char *path = getenv("FAKE_LOG");
+    return path ? fopen(path, "a") : NULL;
+}
+
+static void write_list(FILE *log, const uint64_t *wide, const uint32_t *narrow, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(log, "%c%llu", i ? ',' : ' ', (unsigned long long)(wide ? wide[i] : narrow[i]));
+}
+
+ENTRY(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
+      const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle,
+      int l2_promotion, int fill) {
+    MAY_FAIL;
+    (void)l2_promotion;
+    if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank < 1 || rank > 5 || interleave || fill) return FAILED;
+    for (uint32_t i = 0; i < rank; i++)
+        if (steps[i] != 1 || !dims[i] || !box[i] || box[i] > 256) return FAILED;
+    memset(map, 0, 128);
+    FILE *log = open_log();
+    if (!log) return CUDA_SUCCESS;
+    fprintf(log, "map %d %u", type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 8 : 16, rank);
+    write_list(log, dims, NULL, rank);
+    write_list(log, strides, NULL, rank - 1);
+    write_list(log, NULL, box, rank);
+    fprintf(log, " %s\n", swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? "128" : swizzle ? "other" : "0");
+    fclose(log);
+    return CUDA_SUCCESS;
+}
+
 ENTRY(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
     MAY_FAIL;
     (void)arguments, (void)extra;
-    const char *path = getenv("FAKE_LOG");
-    FILE *log = path ? fopen(path, "a") : NULL;
+    unsigned cluster = 0;
+    int programmatic = 0;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const CUlaunchAttribute *a = &config->attrs[i];
+        if (a->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && a->value.clusterDim.y == 1 && a->value.clusterDim.z == 1)
+            cluster = a->value.clusterDim.x;
+        else if (a->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            programmatic = a->value.programmaticStreamSerializationAllowed;
+        else
+            return FAILED;
+    }
+    FILE *log = open_log();
     if (!log) return CUDA_SUCCESS;
-    fprintf(log, "%s %u %u %u %p\n", kernel_names[(uintptr_t)function - 1], config->gridDimX, config->blockDimX,
-            config->sharedMemBytes, (void *)config->hStream);
+    fprintf(log, "%s %u %u %u %p %u %d\n", kernel_names[(uintptr_t)function - 1], config->gridDimX, config->blockDimX,
+            config->sharedMemBytes, (void *)config->hStream, cluster, programmatic);
     fclose(log);
     return CUDA_SUCCESS;
 }
@@ -220,6 +265,7 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **entry, int version,
         ROW(cuLibraryGetKernel),
         ROW(cuKernelGetFunction),
         ROW(cuKernelSetAttribute),
+        ROW(cuTensorMapEncodeTiled),
         ROW(cuLaunchKernelEx),
         ROW(cuStreamSynchronize),
     };

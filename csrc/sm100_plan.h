@@ -1,0 +1,29 @@
+/* Which sm100 kernel runs a product, how it is cut up, and what its tensor maps describe. Pure, as plan.h. */
+#ifndef NVFP4_SM100_PLAN_H
+#define NVFP4_SM100_PLAN_H
+
+#include "device/problem.h"
+#include "nvfp4.h"
+#include "plan.h"
+#include "sm100_configs.h"
+
+/* Fills the plan, and the schedule but for its tensor maps. Sizes of the problem are at least 1 (k may be 0). Fails,
+ * with a sentence, only where no configuration fits the device or the tiles cannot be counted. */
+nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *problem, nvfp4_plan *plan,
+                        sm100_schedule *schedule);
+
+/* A tensor map that a planned product needs: what is encoded, and where in the schedule. */
+typedef struct sm100_tensor {
+    tensor_layout layout;
+    tensor_map *map;
+} sm100_tensor;
+enum { SM100_TENSORS = 4 };
+
+/* The tensor maps of a planned product, 0 to SM100_TENSORS of them; returns how many. */
+int sm100_tensors(const gemm_problem *problem, const nvfp4_plan *plan, sm100_schedule *schedule,
+                  sm100_tensor tensors[SM100_TENSORS]);
+
+/* CTAs of a cluster. */
+int32_t sm100_cluster(const nvfp4_plan *plan);
+
+#endif
