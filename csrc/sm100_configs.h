@@ -14,14 +14,15 @@
 
 /*    id, group, tile_y, stages, accumulators, gather */
 #define SM100_GEMM_CONFIGS(X)                                                                                          \
-    X(sm100_gemm_128x8, 1, 8, 5, 1, 0)                                                                                 \
+    X(sm100_gemm_128x16, 1, 16, 5, 1, 0)                                                                               \
     X(sm100_gemm_128x32, 1, 32, 4, 1, 0)                                                                               \
     X(sm100_gemm_128x64, 1, 64, 4, 1, 0)                                                                               \
     X(sm100_gemm_128x128, 1, 128, 6, 2, 0)                                                                             \
+    X(sm100_gemm_256x64, 2, 64, 4, 1, 0)                                                                               \
     X(sm100_gemm_256x128, 2, 128, 4, 1, 0)                                                                             \
     X(sm100_gemm_256x128_deep, 2, 128, 8, 2, 0)                                                                        \
     X(sm100_gemm_256x256, 2, 256, 5, 1, 0)                                                                             \
-    X(sm100_gemm_128x8_gather, 1, 8, 5, 1, 1)                                                                          \
+    X(sm100_gemm_128x16_gather, 1, 16, 5, 1, 1)                                                                        \
     X(sm100_gemm_128x128_gather, 1, 128, 6, 2, 1)
 
 #define SM100_STAGE_K    256 /* values along K of a stage: 128 bytes of a row, one span of the 128-byte swizzle */
@@ -76,10 +77,11 @@ typedef struct sm100_schedule {
     sm100_operand x, y;
     int32_t tiles;            /* x times y times l */
     int32_t tiles_x, tiles_y; /* tiles_x counts units: 128 * group rows */
-    int32_t split_k;          /* > 1: the cluster's units add up in its shared memory; one tile a cluster */
-    int32_t k_stages;         /* ceil(K/256); part i of K is stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
-    int32_t swapped;          /* 1: x is B, so that x counts columns of the output */
-    int32_t values_by_tma;    /* gather kernels: 1 if tensor maps reach the values, so that only scales are gathered */
+    int32_t
+        split_k; /* > 1: the units of a cluster add up, each tile_y/split_k columns, 4 or more; one tile a cluster */
+    int32_t k_stages;      /* ceil(K/256); part i of K is stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
+    int32_t swapped;       /* 1: x is B, so that x counts columns of the output */
+    int32_t values_by_tma; /* gather kernels: 1 if tensor maps reach the values, so that only scales are gathered */
     int32_t padding_;
 } sm100_schedule;
 

@@ -20,14 +20,15 @@
  * copy overtakes an mma, an order that tcgen05 does not promise by itself.
  *
  * Shared memory of a CTA: stages of [x values 16384 | y values 128 a row | x scales 2048 | y scales 2048 or 4096], then
- * barriers; in KiB 128x8 105, 128x32 96, 128x64 112, 128x128 216, 256x128 112, 256x128_deep 224, 256x256 190
- * (SM100_SHARED_BYTES). Tensor memory, columns: accumulators, then 32 (256x256: 48) a stage: 168, 160, 192, 448, 256,
- * 512, 496 used. What takes at most 113 KiB and 256 columns leaves room on its SM for a CTA of the next call, which is
- * allowed to start early (dependent launch), prepares, and waits for the end of this one before it touches a tensor.
+ * barriers; in KiB 128x16 110, 128x32 96, 128x64 112, 128x128 216, 256x64 96, 256x128 112, 256x128_deep 224, 256x256
+ * 190 (SM100_SHARED_BYTES). Tensor memory, columns: accumulators, then 32 (256x256: 48) a stage: 176, 160, 192, 448,
+ * 192, 256, 512, 496 used. What takes at most 113 KiB and 256 columns leaves room on its SM for a CTA of the next call,
+ * which is allowed to start early (dependent launch), prepares, and waits for the end of this one before it touches a
+ * tensor.
  *
  * K may be cut between the units of a cluster (split_k). Each then keeps TILE_Y / split_k columns of the tile and gets
  * the partial sums of the others for them, written into the memory of its stages, which are free by then:
- * [unit][column][128 lanes] floats. It adds them in the order of the units.
+ * [unit][4 columns][128 lanes][4] floats. It adds them in the order of the units.
  *
  * Tails. Rows past the end of a tensor arrive as zeros or are left as they are: they reach only results that are not
  * stored. Along K the last stage multiplies only blocks of 64 that exist. Bulk copies need K % 64 == 0, scale atoms and
@@ -67,7 +68,7 @@ template <int GROUP_, int TILE_Y_, int STAGES_, int ACCUMULATORS_, int GATHER_> 
     static_assert(SCALES_AT % 4 == 0, "scales of 128 rows begin on 4 columns");
     static_assert(TILE_Y * SM100_CTA_ROWS * 4 <= STAGES * STAGE_BYTES, "partial sums fit the stages");
     static_assert(!GATHER || GROUP == 1, "a thread's copies cannot signal the other CTA of a pair");
-    static_assert(CHUNK == 8 || CHUNK == 32, "what tcgen05_load takes");
+    static_assert(CHUNK == 16 || CHUNK == 32, "what tcgen05_load takes");
 };
 
 /* A place in a ring of slots, and the parity of the phase that ends when the slot is filled this time round. */
@@ -114,38 +115,52 @@ template <class C> struct share {
     __device__ __forceinline__ int blocks(int32_t k_stage) const {
         return min(SM100_STAGE_ATOMS, k_blocks - k_stage * SM100_STAGE_ATOMS);
     }
-    __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) const {
-        if constexpr (C::GROUP == 2)
-            mbarrier_wait_cluster(barrier, parity);
-        else
-            mbarrier_wait(barrier, parity);
-    }
 };
 
 /* Which rows of x and y a tile begins with, and its batch. Of x the rows of this CTA. */
-template <class C> struct tile_place {
+struct tile_place {
     int32_t x, y, l;
+};
 
-    __device__ __forceinline__ tile_place(const sm100_schedule &s, uint32_t tile, uint32_t rank) {
+/* The tiles of this CTA, one after the other. */
+template <class C> struct tile_walk {
+    const sm100_schedule &s;
+    uint32_t tile, step, rank;
+    tile_place place;
+
+    __device__ __forceinline__ tile_walk(const sm100_schedule &s, const share<C> &w)
+        : s(s), tile(w.first), step(w.step), rank(w.rank) {
+        locate();
+        pin(place.x), pin(place.y), pin(place.l); /* divisions: before the wait for prior grids */
+    }
+    __device__ __forceinline__ bool more() const { return tile < (uint32_t)s.tiles; }
+    __device__ __forceinline__ void advance() {
+        tile += step;
+        if (more()) locate();
+    }
+
+  private:
+    __device__ __forceinline__ void locate() {
         uint32_t rest = tile / s.tiles_y;
-        y = (int32_t)(tile % s.tiles_y) * C::TILE_Y;
-        x = (int32_t)(rest % s.tiles_x) * C::TILE_X + (int32_t)rank * SM100_CTA_ROWS;
-        l = (int32_t)(rest / s.tiles_x);
+        place.y = (int32_t)(tile % s.tiles_y) * C::TILE_Y;
+        place.x = (int32_t)(rest % s.tiles_x) * C::TILE_X + (int32_t)rank * SM100_CTA_ROWS;
+        place.l = (int32_t)(rest / s.tiles_x);
     }
 };
 
 /* One thread: fills the slots. In gather kernels only with the values, and only where tensor maps reach them. */
-template <class C> __device__ __forceinline__ void produce(const sm100_schedule &s, const share<C> &w) {
+template <class C>
+__device__ __forceinline__ void produce(const sm100_schedule &s, const share<C> &w, tile_walk<C> walk) {
     ring<C::STAGES> at;
-    for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step) {
-        tile_place<C> place(s, tile, w.rank);
+    for (; walk.more(); walk.advance()) {
+        tile_place place = walk.place;
         int32_t y_values = place.y + (int32_t)w.rank * C::CTA_Y;
         int32_t x_block = place.x / SM100_ATOM_ROWS, y_block = place.y / SM100_ATOM_ROWS;
         const uint8_t *sfx = s.x.scale + place.l * s.x.scale_batch + x_block * s.x.scale_pitch;
         const uint8_t *sfy = s.y.scale + place.l * s.y.scale_batch + y_block * s.y.scale_pitch;
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
             uint32_t stage = w.stage(at.slot), own = w.full(at.slot), full = w.of_leader(own);
-            w.wait(w.empty(at.slot), at.parity ^ 1);
+            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
             if constexpr (C::GATHER)
                 mbarrier_arrive_expect(own, s.values_by_tma ? C::SFX_AT : 0);
             else if constexpr (C::GROUP == 1)
@@ -169,7 +184,7 @@ template <class C> __device__ __forceinline__ void produce(const sm100_schedule 
         }
     }
     /* The last releases arrive in this CTA's memory too: it must be there. */
-    for (int i = 0; i < C::STAGES; i++, at.advance()) w.wait(w.empty(at.slot), at.parity ^ 1);
+    for (int i = 0; i < C::STAGES; i++, at.advance()) mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
 }
 
 /* Warps 6-9: thread r copies the scales of row r of both sides, a word an atom, and its pieces of the values. */
@@ -227,14 +242,14 @@ template <class C> struct gatherer {
     }
 
     /* A slot is announced when STAGES - 1 later ones have been started, and the last ones at the end. */
-    __device__ __forceinline__ void run() const {
+    __device__ __forceinline__ void run(tile_walk<C> walk) const {
         ring<C::STAGES> at, landed;
         int pending = 0;
-        for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step) {
-            tile_place<C> place(s, tile, 0);
+        for (; walk.more(); walk.advance()) {
+            tile_place place = walk.place;
             for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
                 uint32_t stage = w.stage(at.slot);
-                w.wait(w.empty(at.slot), at.parity ^ 1);
+                mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
                 scales(stage + C::SFX_AT, s.x, place.x + thread, place.l, k);
                 if (thread < C::TILE_Y) scales(stage + C::SFY_AT, s.y, place.y + thread, place.l, k);
                 if (!s.values_by_tma) {
@@ -254,152 +269,169 @@ template <class C> struct gatherer {
     }
 };
 
+/* The products of one stage, by one thread. */
+template <class C> struct stage_products {
+    uint64_t x, y, atoms_x, atoms_y; /* descriptors of the first */
+    uint32_t d, sfx, sfy;            /* tensor memory */
+    uint32_t half;                   /* of 128-row atoms a tile of 64 rows takes a half: 2 of the 4 columns */
+
+    __device__ __forceinline__ stage_products(uint32_t stage, uint32_t d, uint32_t scales, uint32_t half)
+        : x(values_descriptor(stage)), y(x + C::Y_AT / 16), atoms_x(atom_descriptor(stage) + C::SFX_AT / 16),
+          atoms_y(atoms_x + (C::SFY_AT - C::SFX_AT) / 16), d(d), sfx(scales), sfy(scales + 4 * SM100_STAGE_ATOMS),
+          half(half) {}
+
+    /* add: to what d holds. ALL: every block of 64 is there, and the instructions follow each other without a branch.
+     */
+    template <bool ALL> __device__ __forceinline__ void issue(int blocks, bool add) const {
+#pragma unroll
+        for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
+            if (!ALL && i >= blocks) break;
+            tcgen05_copy_atom<C::GROUP>(sfx + 4 * i, atoms_x + i * SM100_ATOM_BYTES / 16);
+#pragma unroll
+            for (int j = 0; j < C::ATOMS_Y; j++)
+                tcgen05_copy_atom<C::GROUP>(sfy + 4 * (i * C::ATOMS_Y + j),
+                                            atoms_y + (j * SM100_SFX_BYTES + i * SM100_ATOM_BYTES) / 16);
+        }
+#pragma unroll
+        for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
+            if (!ALL && i >= blocks) break;
+            tcgen05_mma_mxf4nvf4<C::GROUP>(d, x + i * (SM100_MMA_K / 32), y + i * (SM100_MMA_K / 32),
+                                           mxf4nvf4_descriptor(C::TILE_X, C::TILE_Y), sfx + 4 * i,
+                                           sfy + 4 * i * C::ATOMS_Y + half, add || i > 0);
+        }
+    }
+};
+
 /* One thread, of a pair the leader's: scales to tensor memory, then products. */
-template <class C> __device__ __forceinline__ void multiply(const sm100_schedule &s, const share<C> &w, uint32_t tmem) {
-    constexpr uint32_t DESCRIPTOR = mxf4nvf4_descriptor(C::TILE_X, C::TILE_Y);
+template <class C> __device__ __forceinline__ void multiply(const share<C> &w, tile_walk<C> walk, uint32_t tmem) {
     uint16_t pair = (uint16_t)(3u << w.unit * 2);
     ring<C::STAGES> at;
     ring<C::ACCUMULATORS> acc;
     if (w.k_first == w.k_last) return; /* K = 0: the epilogue stores zeros */
-    for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step, acc.advance()) {
-        uint32_t d = tmem + acc.slot * C::TILE_Y;
-        /* Of a 128-row atom a tile of 64 rows takes its half: 2 of the 4 columns. */
-        uint32_t half = C::TILE_Y == 64 ? tile % s.tiles_y % 2 * 2 : 0;
-        w.wait(w.acc_empty(acc.slot), acc.parity ^ 1);
+    for (; walk.more(); walk.advance(), acc.advance()) {
+        uint32_t half = C::TILE_Y == 64 ? walk.place.y / 64 % 2 * 2 : 0;
+        mbarrier_wait(w.acc_empty(acc.slot), acc.parity ^ 1);
         tcgen05_fence_after();
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
-            uint32_t stage = w.stage(at.slot), scales = tmem + C::SCALES_AT + at.slot * C::SCALE_COLUMNS;
-            uint32_t sfx = scales, sfy = scales + 4 * SM100_STAGE_ATOMS;
-            int blocks = w.blocks(k);
-            w.wait(w.full(at.slot), at.parity);
+            stage_products<C> products(w.stage(at.slot), tmem + acc.slot * C::TILE_Y,
+                                       tmem + C::SCALES_AT + at.slot * C::SCALE_COLUMNS, half);
+            mbarrier_wait(w.full(at.slot), at.parity);
             tcgen05_fence_after();
-#pragma unroll
-            for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
-                if (i >= blocks) break;
-                tcgen05_copy_atom<C::GROUP>(sfx + 4 * i, atom_descriptor(stage + C::SFX_AT + i * SM100_ATOM_BYTES));
-#pragma unroll
-                for (int j = 0; j < C::ATOMS_Y; j++)
-                    tcgen05_copy_atom<C::GROUP>(
-                        sfy + 4 * (i * C::ATOMS_Y + j),
-                        atom_descriptor(stage + C::SFY_AT + j * SM100_SFX_BYTES + i * SM100_ATOM_BYTES));
-            }
-#pragma unroll
-            for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
-                if (i >= blocks) break;
-                tcgen05_mma_mxf4nvf4<C::GROUP>(d, values_descriptor(stage + i * (SM100_MMA_K / 2)),
-                                               values_descriptor(stage + C::Y_AT + i * (SM100_MMA_K / 2)), DESCRIPTOR,
-                                               sfx + 4 * i, sfy + 4 * i * C::ATOMS_Y + half, k > w.k_first || i > 0);
-            }
+            int blocks = w.blocks(k);
+            if (blocks == SM100_STAGE_ATOMS)
+                products.template issue<true>(blocks, k > w.k_first);
+            else
+                products.template issue<false>(blocks, k > w.k_first);
             tcgen05_commit<C::GROUP>(w.empty(at.slot), pair);
         }
         tcgen05_commit<C::GROUP>(w.acc_full(acc.slot), pair);
     }
 }
 
-/* Which rows of x and y exist, and how sums of a lane, a row of x, reach them. */
+/* How the sums of a lane, a row of x, reach the output. */
 struct output {
     const gemm_problem &p;
-    bool swapped;
+    bool swapped, plain;
+    bool exists; /* the row of x */
     int64_t l, x;
-    bool exists;            /* the row of x */
     single_epilogue column; /* of x, where it counts columns */
 
     __device__ __forceinline__ output(const gemm_problem &p, const sm100_schedule &s, int64_t l, int64_t x)
-        : p(p), swapped(s.swapped), l(l), x(x), exists(x < s.x.rows),
-          column(p, s.swapped ? min(x, (int64_t)s.x.rows - 1) : 0) {}
+        : p(p), swapped(s.swapped), plain(!p.c && !p.bias && (swapped || !p.alpha || p.alpha_stride == 0)),
+          exists(x < s.x.rows), l(l), x(x), column(p, s.swapped ? min(x, (int64_t)s.x.rows - 1) : 0) {}
 
-    /* The sums of rows of y from y on, of which `count` exist. */
-    template <int COUNT> __device__ __forceinline__ void store(int64_t y, float (&v)[COUNT], int count) const {
+    /* The sums of rows of y from y on, of which the first `count` exist. */
+    template <bool PLAIN, int COUNT>
+    __device__ __forceinline__ void store(int64_t y, float (&v)[COUNT], int count) const {
         if (!exists) return;
         if (swapped)
-            column.store(p, l, y, v, count);
+            column.store<PLAIN>(p, l, y, v, count);
         else
-            row_epilogue<COUNT>::store(p, l, x, y, v, count);
+            store_row<PLAIN>(p, l, x, y, v, count);
     }
 };
 
-/* Warps 0-3: each finishes its 32 lanes of every tile. */
-template <class C>
-__device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedule &s, const share<C> &w,
-                                       uint32_t tmem) {
-    int lane = threadIdx.x;
-    uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
-    ring<C::ACCUMULATORS> acc;
-    for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step, acc.advance()) {
-        tile_place<C> place(s, tile, w.rank);
-        output out(p, s, place.l, place.x + lane);
-        int columns = min(C::TILE_Y, s.y.rows - place.y);
-        if (w.k_first < w.k_last) {
-            w.wait(w.acc_full(acc.slot), acc.parity);
-            tcgen05_fence_after();
-        }
+/* The sums of COUNT columns of a tile that this CTA keeps, from `first` on: what the units have sent, added up in their
+ * order. parts: of this lane. */
+template <int COUNT>
+__device__ __forceinline__ void add_parts(float (&v)[COUNT], const float4 *parts, int first, int kept, int units) {
+    parts += first / 4 * SM100_CTA_ROWS;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) v[i] = 0.0f;
 #pragma unroll 1
-        for (int chunk = 0; chunk < columns; chunk += C::CHUNK) {
-            float v[C::CHUNK] = {};
-            if (w.k_first < w.k_last) {
-                tcgen05_load(v, lanes + acc.slot * C::TILE_Y + chunk);
-                tcgen05_wait_loads(v);
+    for (int unit = 0; unit < units; unit++, parts += kept / 4 * SM100_CTA_ROWS)
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4)
+            if (first + i < kept) {
+                float4 add = parts[i / 4 * SM100_CTA_ROWS];
+                v[i] += add.x, v[i + 1] += add.y, v[i + 2] += add.z, v[i + 3] += add.w;
             }
-            out.store(place.y + chunk, v, columns - chunk);
+}
+
+/* Stores a lane's sums, COUNT at a time, to the rows of y from y on: `columns` of an accumulator, or where K is cut of
+ * what this CTA keeps. */
+template <bool PLAIN, int COUNT>
+__device__ __forceinline__ void store_sums(const output &out, uint32_t accumulator, const float4 *parts, int kept,
+                                           int units, int32_t y, int columns) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < columns; chunk += COUNT) {
+        float v[COUNT];
+        if (units == 1) {
+            tcgen05_load(v, accumulator + chunk);
+            tcgen05_wait_loads(v);
+        } else {
+            add_parts(v, parts, chunk, kept, units);
         }
-        /* The accumulator may be written again. */
-        tcgen05_fence_before();
-        __syncwarp();
-        if (lane % 32 == 0) {
-            if constexpr (C::GROUP == 2)
-                mbarrier_arrive_cluster(w.of_leader(w.acc_empty(acc.slot)));
-            else
-                mbarrier_arrive(w.acc_empty(acc.slot));
-        }
+        out.store<PLAIN>(y + chunk, v, columns - chunk);
     }
 }
 
-/* Warps 0-3 where K is cut, first part: partial sums to the units that keep them. Every unit has left its stages. */
+/* Warps 0-3: each finishes its 32 lanes of every tile. Where K is cut, when all units have sent their sums. */
+template <class C>
+__device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedule &s, const share<C> &w,
+                                       tile_walk<C> walk, uint32_t tmem, const float4 *parts) {
+    int kept = C::TILE_Y / s.split_k, units = s.k_stages ? s.split_k : 0; /* K = 0: a sum of nothing */
+    uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
+    parts += threadIdx.x;
+    ring<C::ACCUMULATORS> acc;
+    for (; walk.more(); walk.advance(), acc.advance()) {
+        output out(p, s, walk.place.l, walk.place.x + (int)threadIdx.x);
+        int32_t y = walk.place.y + (int32_t)w.unit * kept;
+        int columns = min(kept, s.y.rows - y);
+        uint32_t accumulator = lanes + acc.slot * C::TILE_Y;
+        if (units == 1) {
+            mbarrier_wait(w.acc_full(acc.slot), acc.parity);
+            tcgen05_fence_after();
+        }
+        if (out.plain)
+            store_sums<true, C::CHUNK>(out, accumulator, parts, kept, units, y, columns);
+        else
+            store_sums<false, 8>(out, accumulator, parts, kept, units, y, columns);
+        if (units != 1) continue;
+        /* The accumulator may be written again. */
+        tcgen05_fence_before();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));
+    }
+}
+
+/* Warps 0-3 where K is cut: partial sums to the units that keep them. Every unit has left its stages. */
 template <class C>
 __device__ __forceinline__ void send_sums(const sm100_schedule &s, const share<C> &w, uint32_t tmem) {
     int kept = C::TILE_Y / s.split_k, shift = __ffs(kept) - 1; /* columns a unit keeps, a power of two */
     uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
-    uint32_t to = w.base + (w.unit * kept * SM100_CTA_ROWS + threadIdx.x) * 4;
+    uint32_t to = w.base + (w.unit * kept * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
 #pragma unroll 1
     for (int chunk = 0; chunk < C::TILE_Y; chunk += C::CHUNK) {
         float v[C::CHUNK];
         tcgen05_load(v, lanes + chunk);
         tcgen05_wait_loads(v);
-        if (kept >= C::CHUNK) { /* all to one unit */
-            uint32_t remote =
-                map_to_rank(to, (chunk >> shift) * C::GROUP + w.rank) + (chunk & (kept - 1)) * SM100_CTA_ROWS * 4;
 #pragma unroll
-            for (int i = 0; i < C::CHUNK; i++) store_cluster(remote + i * SM100_CTA_ROWS * 4, v[i]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < C::CHUNK; i++) {
-                uint32_t remote = map_to_rank(to, (chunk + i >> shift) * C::GROUP + w.rank);
-                store_cluster(remote + (chunk + i & (kept - 1)) * SM100_CTA_ROWS * 4, v[i]);
-            }
+        for (int i = 0; i < C::CHUNK; i += 4) {
+            int column = chunk + i;
+            uint32_t remote = map_to_rank(to, (column >> shift) * C::GROUP + w.rank);
+            store_cluster(remote + (column & (kept - 1)) * SM100_CTA_ROWS * 4, v[i], v[i + 1], v[i + 2], v[i + 3]);
         }
-    }
-}
-
-/* Second part, when all have sent: adds up in the order of the units and stores. */
-template <class C>
-__device__ __forceinline__ void finish_split(const gemm_problem &p, const sm100_schedule &s, const share<C> &w,
-                                             const float *sums) {
-    constexpr int CHUNK = 8;
-    int kept = C::TILE_Y / s.split_k;
-    tile_place<C> place(s, w.first, w.rank);
-    output out(p, s, place.l, place.x + (int)threadIdx.x);
-    int32_t y = place.y + (int32_t)w.unit * kept;
-    int columns = min(kept, s.y.rows - y);
-#pragma unroll 1
-    for (int first = 0; first < columns; first += CHUNK) {
-        float v[CHUNK] = {};
-        const float *part = sums + first * SM100_CTA_ROWS + threadIdx.x;
-#pragma unroll 2
-        for (int unit = 0; unit < s.split_k; unit++, part += kept * SM100_CTA_ROWS)
-#pragma unroll
-            for (int i = 0; i < CHUNK; i++)
-                if (first + i < kept) v[i] += part[i * SM100_CTA_ROWS];
-        out.store(y + first, v, columns - first);
     }
 }
 
@@ -438,39 +470,41 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     bool clustered = C::GROUP * s.split_k > 1;
 
     prepare(s, w, warp);
+    tile_walk<C> walk(s, w);
     __syncthreads();
-    if (clustered) cluster_arrive(), cluster_wait();
+    if (clustered) cluster_arrive_relaxed(), cluster_wait();
     tcgen05_fence_after();
     uint32_t tmem = load_shared(w.base + C::TMEM_AT);
-    /* Not before: a CTA of the next grid on this SM could take the tensor memory that this one still waits for. */
-    launch_dependents();
     wait_for_prior_grids();
+    /* Not before this CTA has its tensor memory, which one of the next grid on this SM could take. And not before the
+     * wait, or the grid after next would come to wait as well (an H200 lost 0.3 us a call to that). */
+    launch_dependents();
 
     if (warp == PRODUCER_WARP) {
-        if (elect_one()) produce(s, w);
+        if (elect_one()) produce(s, w, walk);
     } else if (warp == MMA_WARP) {
-        if (w.rank == 0 && elect_one()) multiply(s, w, tmem);
+        if (w.rank == 0 && elect_one()) multiply(w, walk, tmem);
     } else if (warp >= GATHER_WARP) {
-        if constexpr (C::GATHER) gatherer<C>(p, s, w).run();
-    } else if (s.split_k == 1) {
-        finish(p, s, w, tmem);
-    } else {
-        w.wait(w.acc_full(0), 0);
-        tcgen05_fence_after();
+        if constexpr (C::GATHER) gatherer<C>(p, s, w).run(walk);
     }
     __syncwarp();
 
     if (s.split_k > 1) {
+        if (warp < EPILOGUE_WARPS) {
+            mbarrier_wait(w.acc_full(0), 0);
+            tcgen05_fence_after();
+        }
         cluster_arrive(), cluster_wait(); /* every unit has left its stages */
         if (warp < EPILOGUE_WARPS) send_sums(s, w, tmem);
+        cluster_arrive(), cluster_wait(); /* all partial sums have come */
     }
+    if (warp < EPILOGUE_WARPS) finish(p, s, w, walk, tmem, (const float4 *)shared);
+
     tcgen05_fence_before();
     __syncthreads();
-    /* Nothing reaches into another CTA's memory any more, and all partial sums have come. */
-    if (clustered) cluster_arrive(), cluster_wait();
+    if (C::GROUP == 2) cluster_arrive_relaxed(), cluster_wait(); /* commits and arrivals of the other CTA have come */
     tcgen05_fence_after();
     if (warp == MMA_WARP) tmem_dealloc<C::GROUP, C::COLUMNS>(tmem);
-    if (s.split_k > 1 && warp < EPILOGUE_WARPS) finish_split(p, s, w, (const float *)shared);
 }
 
 #define KERNEL(id, ...)                                                                                                \

@@ -29,6 +29,7 @@
 #include "device/decode.cuh"
 #include "device/epilogue.cuh"
 #include "device/mma.cuh"
+#include "device/shared.cuh"
 #include "sm80_configs.h"
 
 template <int TILE_M_, int TILE_N_, int TILE_K_, int STAGES_, int WARPS_, int WEIGHTS_FIRST_, int CTAS_PER_SM_>
@@ -66,15 +67,6 @@ __device__ operand operand_a(const gemm_problem &p, int64_t l, int64_t m, int ti
 
 __device__ operand operand_b(const gemm_problem &p, int64_t l, int64_t n, int tile) {
     return {p.b + l * p.b_batch, p.sfb + l * p.sfb_batch, p.b_pitch, p.sfb_pitch, n, (int)min((int64_t)tile, p.n - n)};
-}
-
-/* Keeps a value in its register: left alone, the compiler computes it again
- * from the parameters in every stage. */
-template <class T> __device__ __forceinline__ void pin(T &value) {
-    if constexpr (sizeof(T) == 8)
-        asm volatile("" : "+l"(value));
-    else
-        asm volatile("" : "+r"(value));
 }
 
 constexpr int power_of_two_from(int n) {

@@ -46,7 +46,7 @@ def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
 
 
 def splits(config: Config) -> list[int]:
-    return [split for split in (1, 2, 4, 8) if config.group * split <= 8]
+    return [split for split in (1, 2, 4, 8) if config.group * split <= 8 and config.tile_y >= 4 * split]
 
 
 def ragged_sizes(config: Config, random: numpy.random.Generator, tiles: bool) -> tuple[int, int, int]:

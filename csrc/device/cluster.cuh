@@ -28,9 +28,16 @@ __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* Into the shared memory of any CTA of the cluster (address by map_to_rank). */
-__device__ __forceinline__ void store_cluster(uint32_t to, float value) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+/* An arrival that promises nothing about memory: for barriers initialised before, which fence_mbarrier_init publishes,
+ * and where CTAs must only have come so far. The other one waits for all that the thread has stored. */
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+/* Four floats on 16 bytes into the shared memory of any CTA of the cluster (address by map_to_rank). */
+__device__ __forceinline__ void store_cluster(uint32_t to, float x, float y, float z, float w) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x), "f"(y), "f"(z), "f"(w)
+                 : "memory");
 }
 
 /* Lets the next grid of a queue start once every CTA of this one has called it (or ended): it may then prepare. */

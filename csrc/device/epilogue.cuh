@@ -76,10 +76,67 @@ struct column_epilogue {
     }
 };
 
-/* The epilogue of one column that exists, n, for any number of rows: for threads that are neighbours along a row. What
- * depends on the call alone is decided once for all COUNT rows, since a tile is finished when nothing else is left to
- * do.
- */
+/* The two below finish a tile out of registers, when nothing else is left to do: what depends on the call alone is
+ * decided once for all COUNT sums. PLAIN: there is no c and no bias, and alpha is one for the call or the column. */
+
+template <int TYPE, int COUNT>
+__device__ __forceinline__ void load_some_as(float (&v)[COUNT], const char *from, int64_t step, int count) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++, from += step) v[i] = i < count ? load_float(from, 0, TYPE) : 0.0f;
+}
+
+/* The first `count` of COUNT numbers of a type that lie `step` bytes apart; zeros for the others. */
+template <int COUNT>
+__device__ __forceinline__ void load_some(float (&v)[COUNT], const char *from, int64_t step, int32_t type, int count) {
+    if (type == OUT_FP16)
+        load_some_as<OUT_FP16>(v, from, step, count);
+    else if (type == OUT_BF16)
+        load_some_as<OUT_BF16>(v, from, step, count);
+    else
+        load_some_as<OUT_FP32>(v, from, step, count);
+}
+
+template <int TYPE, int COUNT>
+__device__ __forceinline__ void store_some_as(const float (&v)[COUNT], char *to, int64_t step, int count) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++, to += step)
+        if (i < count) store_float(to, 0, TYPE, v[i]);
+}
+
+template <int COUNT>
+__device__ __forceinline__ void store_some(const float (&v)[COUNT], char *to, int64_t step, int32_t type, int count) {
+    if (type == OUT_FP16)
+        store_some_as<OUT_FP16>(v, to, step, count);
+    else if (type == OUT_BF16)
+        store_some_as<OUT_BF16>(v, to, step, count);
+    else
+        store_some_as<OUT_FP32>(v, to, step, count);
+}
+
+/* All COUNT numbers as neighbours, from 16 bytes on. */
+template <int COUNT> __device__ __forceinline__ void store_neighbours(const float (&v)[COUNT], char *to, int32_t type) {
+    static_assert(COUNT % 8 == 0, "16 bytes of a 16-bit type at a time");
+    if (type == OUT_FP32) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4) ((float4 *)to)[i / 4] = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+        return;
+    }
+    uint32_t word[COUNT / 2];
+    if (type == OUT_FP16) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 2)
+            word[i / 2] = round_16(v[i], OUT_FP16) | (uint32_t)round_16(v[i + 1], OUT_FP16) << 16;
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 2)
+            word[i / 2] = round_16(v[i], OUT_BF16) | (uint32_t)round_16(v[i + 1], OUT_BF16) << 16;
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i += 4)
+        ((uint4 *)to)[i / 4] = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
+}
+
+/* Of one column that exists, for any number of rows: for threads that are neighbours along a row. */
 struct single_epilogue {
     int64_t n;
     float alpha, bias;
@@ -90,87 +147,59 @@ struct single_epilogue {
     }
 
     /* Finishes the sums of out[l][m..][n], of which the first `rows` exist. c may be out itself. */
-    template <int COUNT>
+    template <bool PLAIN, int COUNT>
     __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT],
                                           int rows) const {
+        int64_t byte = n * type_bytes(p.out_type);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha, v[i]);
-        if (p.c) {
-            const char *c = (const char *)p.c + l * p.c_batch + m * p.c_pitch;
+        if (!PLAIN && p.c) {
+            float c[COUNT];
+            load_some(c, (const char *)p.c + l * p.c_batch + m * p.c_pitch + byte, p.c_pitch, p.out_type, rows);
 #pragma unroll
-            for (int i = 0; i < COUNT; i++)
-                if (i < rows) v[i] = __fmaf_rn(p.beta, load_float(c + i * p.c_pitch, n, p.out_type), v[i]);
+            for (int i = 0; i < COUNT; i++) v[i] = __fmaf_rn(p.beta, c[i], v[i]);
         }
-        if (p.bias)
+        if (!PLAIN && p.bias)
 #pragma unroll
             for (int i = 0; i < COUNT; i++) v[i] = __fadd_rn(v[i], bias);
-        char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch + n * type_bytes(p.out_type);
-        if (p.out_type == OUT_FP16)
-            store_rows<OUT_FP16>(out, p.out_pitch, v, rows);
-        else if (p.out_type == OUT_BF16)
-            store_rows<OUT_BF16>(out, p.out_pitch, v, rows);
-        else
-            store_rows<OUT_FP32>(out, p.out_pitch, v, rows);
-    }
-
-  private:
-    template <int TYPE, int COUNT>
-    __device__ __forceinline__ static void store_rows(char *out, int64_t pitch, const float (&v)[COUNT], int rows) {
-        if (rows >= COUNT) {
-#pragma unroll
-            for (int i = 0; i < COUNT; i++, out += pitch) store_float(out, 0, TYPE, v[i]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < COUNT; i++, out += pitch)
-                if (i < rows) store_float(out, 0, TYPE, v[i]);
-        }
+        store_some(v, (char *)p.out + l * p.out_batch + m * p.out_pitch + byte, p.out_pitch, p.out_type, rows);
     }
 };
 
-/* The epilogue of COUNT neighbouring columns of one row, a multiple of 8: for threads that have a row each. */
-template <int COUNT> struct row_epilogue {
-    static_assert(COUNT % 8 == 0, "16 bytes of a 16-bit type at a time");
-
-    /* Finishes the sums of out[l][m][n..], of which the first `columns` exist. c may be out itself. */
-    __device__ __forceinline__ static void store(const gemm_problem &p, int64_t l, int64_t m, int64_t n,
-                                                 float (&v)[COUNT], int columns) {
-        const char *c = (const char *)p.c + l * p.c_batch + m * p.c_pitch + n * type_bytes(p.out_type);
-        char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch + n * type_bytes(p.out_type);
-        if (p.alpha && p.alpha_stride) {
+/* Of COUNT neighbouring columns of one row: for threads that have a row each. Finishes the sums of out[l][m][n..], of
+ * which the first `columns` exist. c may be out itself. */
+template <bool PLAIN, int COUNT>
+__device__ __forceinline__ void store_row(const gemm_problem &p, int64_t l, int64_t m, int64_t n, float (&v)[COUNT],
+                                          int columns) {
+    int item = type_bytes(p.out_type);
+    char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch + n * item;
+    if (PLAIN || !p.alpha || p.alpha_stride == 0) {
+        float alpha = p.alpha ? *p.alpha : p.alpha_value;
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(i < columns ? p.alpha[n + i] : 0.0f, v[i]);
-        } else {
-            float alpha = p.alpha ? *p.alpha : p.alpha_value;
+        for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha, v[i]);
+    } else {
+        float alpha[COUNT];
+        load_some_as<OUT_FP32>(alpha, (const char *)(p.alpha + n), 4, columns);
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha, v[i]);
-        }
-        if (p.c)
-#pragma unroll
-            for (int i = 0; i < COUNT; i++)
-                if (i < columns) v[i] = __fmaf_rn(p.beta, load_float(c, i, p.out_type), v[i]);
-        if (p.bias)
-#pragma unroll
-            for (int i = 0; i < COUNT; i++)
-                if (i < columns) v[i] = __fadd_rn(v[i], load_float(p.bias, n + i, p.bias_type));
-        if (columns < COUNT || (uintptr_t)out % 16) {
-#pragma unroll
-            for (int i = 0; i < COUNT; i++)
-                if (i < columns) store_float(out, i, p.out_type, v[i]);
-        } else if (p.out_type == OUT_FP32) {
-#pragma unroll
-            for (int i = 0; i < COUNT; i += 4) ((float4 *)out)[i / 4] = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < COUNT; i += 8) {
-                uint32_t word[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    word[j] = round_16(v[i + 2 * j], p.out_type) | (uint32_t)round_16(v[i + 2 * j + 1], p.out_type)
-                                                                       << 16;
-                ((uint4 *)out)[i / 8] = make_uint4(word[0], word[1], word[2], word[3]);
-            }
-        }
+        for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha[i], v[i]);
     }
-};
+    if (!PLAIN && p.c) {
+        float c[COUNT];
+        load_some(c, (const char *)p.c + l * p.c_batch + m * p.c_pitch + n * item, item, p.out_type, columns);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) v[i] = __fmaf_rn(p.beta, c[i], v[i]);
+    }
+    if (!PLAIN && p.bias) {
+        int bias_item = type_bytes(p.bias_type);
+        float bias[COUNT];
+        load_some(bias, (const char *)p.bias + n * bias_item, bias_item, p.bias_type, columns);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) v[i] = __fadd_rn(v[i], bias[i]);
+    }
+    if (columns < COUNT || (uintptr_t)out % 16)
+        store_some(v, out, item, p.out_type, columns);
+    else
+        store_neighbours(v, out, p.out_type);
+}
 
 #endif

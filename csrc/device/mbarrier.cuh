@@ -21,10 +21,11 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* At a barrier of any CTA of the cluster (address by map_to_rank); what this thread did before is seen there after the
- * wait. */
-__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+/* At a barrier of any CTA of the cluster (address by map_to_rank), without a promise about this thread's memory: what
+ * was read of tensor memory is ordered by tcgen05's own wait and fence. A release here would wait until all that the
+ * thread has stored to global memory has landed. */
+__device__ __forceinline__ void mbarrier_arrive_relaxed(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Arrives and expects so many bytes of asynchronous copies more in this phase. */
@@ -33,23 +34,13 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
                  : "memory");
 }
 
-/* Waits for the end of the phase of that parity. What arrivers did before is then visible: of this CTA ... */
+/* Waits for the end of the phase of that parity. What arrivers of this CTA did before is then visible, and what bulk
+ * copies and tensor cores did that the barrier counts, of the pair's other CTA too. Ordinary stores of other CTAs are
+ * not: that scope would drop the SM's L1 cache behind every wait. */
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
     uint32_t done;
     do {
         asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;"
-                     " selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-
-/* ... or of the whole cluster. */
-__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;"
                      " selp.u32 %0, 1, 0, p; }"
                      : "=r"(done)
                      : "r"(barrier), "r"(parity)

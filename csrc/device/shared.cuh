@@ -28,8 +28,18 @@ __device__ __forceinline__ void fence_proxy_async() {
  * follows is one thread's work, whose operands can be uniform registers (section 9.7.14.1). Needs sm_90. */
 __device__ __forceinline__ bool elect_one() {
     uint32_t elected;
-    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected)::"memory");
+    asm volatile("{ .reg .pred chosen; elect.sync _|chosen, 0xffffffff; selp.u32 %0, 1, 0, chosen; }"
+                 : "=r"(elected)::"memory");
     return elected != 0;
+}
+
+/* Keeps a value in its register: left alone, the compiler computes it where it is used, again and again or behind a
+ * wait that it need not have come after. */
+template <class T> __device__ __forceinline__ void pin(T &value) {
+    if constexpr (sizeof(T) == 8)
+        asm volatile("" : "+l"(value));
+    else
+        asm volatile("" : "+r"(value));
 }
 
 #endif

@@ -117,10 +117,16 @@ template <int GROUP> __device__ __forceinline__ void tcgen05_commit(uint32_t bar
     "=f"(v[i]), "=f"(v[i + 1]), "=f"(v[i + 2]), "=f"(v[i + 3]), "=f"(v[i + 4]), "=f"(v[i + 5]), "=f"(v[i + 6]),        \
         "=f"(v[i + 7])
 
-/* 8 or 32 columns from that of the address on. The values are there after tcgen05_wait_loads. */
+/* 8, 16 or 32 columns from that of the address on. The values are there after tcgen05_wait_loads. */
 __device__ __forceinline__ void tcgen05_load(float (&v)[8], uint32_t address) {
     asm volatile("tcgen05.ld.sync.aligned.32x32b.x8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
                  : TCGEN05_8(v, 0)
+                 : "r"(address));
+}
+__device__ __forceinline__ void tcgen05_load(float (&v)[16], uint32_t address) {
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13,"
+                 " %14, %15}, [%16];"
+                 : TCGEN05_8(v, 0), TCGEN05_8(v, 8)
                  : "r"(address));
 }
 __device__ __forceinline__ void tcgen05_load(float (&v)[32], uint32_t address) {
