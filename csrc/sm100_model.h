@@ -13,33 +13,36 @@
 
 #include "sm100_configs.h"
 
-#define SM100_CLOCK_GHZ          1.95
-#define SM100_DRAM_TB_S          7.25
-#define SM100_FIRST_BYTE_US      0.55
-#define SM100_INGRESS_B_CLK      60.0
-#define SM100_L2_TB_S            13.3
-#define SM100_EGRESS_B_CLK       32.0
-#define SM100_REMOTE_LOAD_B_CLK  21.0
-#define SM100_SHARED_B_CLK       128.0
-#define SM100_MMA_COLUMN_CYCLES  0.5
-#define SM100_MMA_FILL_1         137.0
-#define SM100_MMA_FILL_2         173.0
-#define SM100_COPY_CYCLES        16.0
-#define SM100_COMMIT_CYCLES      30.0
-#define SM100_BARRIER_CYCLES     88.5
-#define SM100_TMEM_LOAD_CYCLES   420.0
-#define SM100_TMEM_COLUMN_CYCLES 1.0
-#define SM100_CLUSTER_BARRIER_US 0.2
-#define SM100_PROLOGUE_US        0.7
-#define SM100_DEPENDENT_GAP_US   1.44
-#define SM100_GATHER_CYCLES      4.0
-#define SM100_GPCS               8
+#define SM100_CLOCK_GHZ              1.95
+#define SM100_DRAM_TB_S              7.25
+#define SM100_FIRST_BYTE_US          0.55
+#define SM100_INGRESS_B_CLK          60.0
+#define SM100_L2_TB_S                13.3
+#define SM100_MMA_COLUMN_CYCLES      0.5
+#define SM100_SHARED_B_CLK           128.0
+#define SM100_MMA_FILL_1             137.0
+#define SM100_MMA_FILL_2             173.0
+#define SM100_COPY_CYCLES            16.0
+#define SM100_COMMIT_CYCLES          30.0
+#define SM100_BARRIER_CYCLES         88.5
+#define SM100_TMEM_LOAD_CYCLES       62.6
+#define SM100_COLUMN_STORE_B_CLK     20.0
+#define SM100_ROW_STORE_B_CLK        7.5
+#define SM100_REMOTE_B_CLK           21.0
+#define SM100_CLUSTER_BARRIER_CYCLES 365.0
+#define SM100_PROLOGUE_US            0.7
+#define SM100_DEPENDENT_GAP_US       0.77
+#define SM100_EXIT_OVERLAP_US        0.35
+#define SM100_GATHER_CYCLES          4.0
+#define SM100_GPCS                   8
+#define SM100_CHUNK                  32 /* columns that the epilogue loads at once */
 
 typedef struct sm100_model_input {
     int64_t x_rows, y_rows, k, l; /* sides as sm100_configs.h has them; at least 1 */
     int32_t sm_count;
     int32_t group, tile_y, stages, accumulators;
-    int32_t split_k;       /* at most ceil(k / SM100_STAGE_K) */
+    int32_t swapped;
+    int32_t split_k;       /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
     int32_t gather;        /* scales are loaded by cp.async */
     int32_t gather_values; /* and so are values */
     int32_t co_resident;   /* an SM holds two CTAs: shared memory <= 113 KB, tensor memory <= 256 columns */
@@ -104,11 +107,15 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     const double stores = l * x * y * in->output_bytes;
     const double store_bytes = tile_x_rows * tile_y_rows * in->output_bytes / in->split_k;
 
-    /* The schedule. */
-    const int64_t active = sm100_least(tiles, fit), ctas = active * cluster;
-    const int64_t rounds = SM100_CEIL_DIV(tiles, active), beside = SM100_CEIL_DIV(ctas, in->sm_count);
-    const double busy = (double)(rounds * beside), again = (double)(rounds - 1);
+    /* The schedule. Uncut, a CTA an SM takes tile after tile; cut, a cluster takes one. */
     const int persistent = in->split_k == 1;
+    int64_t active = sm100_least(tiles, fit), rounds = SM100_CEIL_DIV(tiles, active), launched = tiles;
+    if (persistent) {
+        rounds = SM100_CEIL_DIV(tiles, sm100_least(fit, in->sm_count / cluster));
+        active = launched = SM100_CEIL_DIV(tiles, rounds);
+    }
+    const int64_t ctas = active * cluster, beside = SM100_CEIL_DIV(ctas, in->sm_count);
+    const double busy = (double)(rounds * beside), again = (double)(rounds - 1);
 
     const double one = sm100_max(in->tile_y * SM100_MMA_COLUMN_CYCLES,
                                  (SM100_CTA_ROWS + in->tile_y / in->group) * (SM100_MMA_K / 2) / SM100_SHARED_B_CLK);
@@ -117,22 +124,24 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     const double products = SM100_STAGE_ATOMS * one, stage = sm100_max(products, copies);
     const double idle = (stage + fill + SM100_COMMIT_CYCLES + 2 * SM100_BARRIER_CYCLES) * clk;
     const double last = (2 * SM100_BARRIER_CYCLES + SM100_COMMIT_CYCLES + copies + products + fill) * clk;
-    const double epilogue =
-        (SM100_TMEM_LOAD_CYCLES + in->tile_y * SM100_TMEM_COLUMN_CYCLES + store_bytes / SM100_EGRESS_B_CLK) * clk;
-    const double partial = (double)SM100_CTA_ROWS * in->tile_y * 4;
-    const double reduction =
-        in->split_k == 1
-            ? 0.0
-            : (partial / SM100_SHARED_B_CLK + partial * (in->split_k - 1) / in->split_k / SM100_REMOTE_LOAD_B_CLK) *
-                      clk +
-                  2 * SM100_CLUSTER_BARRIER_US;
+    const double loads = SM100_CEIL_DIV(in->tile_y, SM100_CHUNK) * SM100_TMEM_LOAD_CYCLES;
+    double reduction = 0.0, epilogue = store_bytes / (in->swapped ? SM100_COLUMN_STORE_B_CLK : SM100_ROW_STORE_B_CLK);
+    if (persistent) {
+        epilogue += loads;
+    } else {
+        const double sums = (double)SM100_CTA_ROWS * in->tile_y * 4, kept = sums / in->split_k;
+        const double share = in->split_k == 2 ? 1.0 : in->split_k == 4 ? 0.83 : 0.69; /* of what two exchange */
+        reduction = (2 * SM100_CLUSTER_BARRIER_CYCLES + loads + (kept + sums) / SM100_SHARED_B_CLK +
+                     (sums - kept) / (SM100_REMOTE_B_CLK * share)) *
+                    clk;
+    }
+    epilogue *= clk;
 
     /* The stream: rings fill at the full rate, and behind that as slots are released. */
     const int64_t ring = sm100_least(in->stages, persistent ? k_stages * rounds : k_stages);
     const double ring_bytes = (double)(ctas * ring) * SM100_STAGE_BYTES(in->group, in->tile_y) * dram / l2;
     const double at_once = dram < ring_bytes ? dram : ring_bytes;
-    const double lanes = 4.0 * (SM100_CTA_ROWS + in->tile_y) +
-                         (in->gather_values ? 8.0 * (SM100_CTA_ROWS + in->tile_y / in->group) : 0.0);
+    const double lanes = (in->gather_values ? 20.0 : 4.0) * (SM100_CTA_ROWS + in->tile_y);
     double stream = (at_once + stores) / (SM100_DRAM_TB_S * 1e6) + (dram - at_once) / sm100_dram_rate(ring_bytes, idle);
     double mma = busy * (double)k_stages * stage * clk;
     if (persistent && in->accumulators == 1) mma += again * (last + epilogue);
@@ -143,7 +152,8 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
 
     const double tail = last + reduction + epilogue;
     if (!persistent) stream += again * (SM100_PROLOGUE_US + SM100_FIRST_BYTE_US + tail);
-    return SM100_DEPENDENT_GAP_US + (2 * tiles <= fit ? 0.0 : SM100_PROLOGUE_US) + SM100_FIRST_BYTE_US + stream + tail;
+    const double exposed = 2 * launched <= fit ? 0.0 : SM100_PROLOGUE_US - SM100_EXIT_OVERLAP_US;
+    return SM100_DEPENDENT_GAP_US + exposed + SM100_FIRST_BYTE_US + stream + tail;
 }
 
 #endif

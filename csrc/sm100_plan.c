@@ -149,6 +149,7 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .tile_y = config->tile_y,
         .stages = config->stages,
         .accumulators = config->accumulators,
+        .swapped = c->swapped,
         .split_k = c->split_k,
         .gather = config->gather,
         .gather_values = config->gather && !by_tensor_maps(p),

@@ -1,0 +1,86 @@
+"""What the B200 model takes for given: one number, its unit and where it comes from, for each constant.
+
+The sources are public measurements of B200s, gathered in the project's notes on that GPU, whose sections are named.
+Where they have nothing, an H200 was measured (launches, cluster barriers, stores, exchange of sums between CTAs), and
+where that cannot be, the line says "assumed". Nobody here has run anything on a B200. A constant changes when a better
+source is found, never to reach a result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+
+def constant(value: float, unit: str, source: str) -> float:
+    """A field of Constants that knows its unit and its source."""
+    return field(default=value, metadata={"unit": unit, "source": source})
+
+
+@dataclass(frozen=True)
+class Constants:
+    clock_ghz: float = constant(1.95, "GHz", "SM clock while SemiAnalysis measured, 1.93 to 1.98 (4)")
+    dram_tb_s: float = constant(7.25, "TB/s", "best of the TMA streams, 7.06 to 7.31 (4.1)")
+    first_byte_us: float = constant(
+        0.55, "us", "cold latency: gather4 546 ns, LDGSTS 550 to 620, a small TMA alone 500 (4.1)"
+    )
+    ingress_b_clk: float = constant(
+        60.0, "B/clk", "into one SM's shared memory: 46 seen, 60 inferred, 64 the port (4.2)"
+    )
+    l2_tb_s: float = constant(13.3, "TB/s", "most that all SMs were seen to take in; L2 alone was never measured (4.2)")
+    mma_column_cycles: float = constant(
+        0.5, "clk", "a row of y, 64 along K; no faster than operands leave shared memory (4.4)"
+    )
+    shared_b_clk: float = constant(128.0, "B/clk", "shared memory of one SM (4.5)")
+    mma_fill_1: float = constant(137.0, "clk", "latency of an MMA above N/2, one CTA (4.4)")
+    mma_fill_2: float = constant(173.0, "clk", "the same of a pair, M = 256 (4.4)")
+    copy_cycles: float = constant(
+        16.0, "clk", "assumed: tcgen05.cp writes 2 KB at 128 B/clk, beside the MMAs (4.5: none)"
+    )
+    commit_cycles: float = constant(30.0, "clk", "tcgen05.commit (4.5)")
+    barrier_cycles: float = constant(88.5, "clk", "mbarrier, from arrival to the end of the wait (4.5)")
+    tmem_load_cycles: float = constant(
+        62.6, "clk", "up to 32 columns and the wait: tcgen05.st's 49.8 taken for ld's, 12.8 (4.5; 420 is cited too)"
+    )
+    column_store_b_clk: float = constant(
+        20.0, "B/clk", "H200: fp16 where a lane is a column of C: 64 bytes a warp and row"
+    )
+    row_store_b_clk: float = constant(7.5, "B/clk", "H200: fp16 where a lane is a row of C: 16 bytes a lane")
+    bulk_store_b_clk: float = constant(32.0, "B/clk", "bulk copy out of an SM's shared memory (4.2)")
+    remote_b_clk: float = constant(21.0, "B/clk", "to and from another SM of a cluster of two (4.2); H200 16")
+    cluster_barrier_cycles: float = constant(365.0, "clk", "H200: barrier.cluster, 356 to 374 for 2, 4 and 8 CTAs")
+    prologue_us: float = constant(0.7, "us", "barriers, tensor memory, descriptors (2.9, derived)")
+    plain_gap_us: float = constant(
+        3.04,
+        "us",
+        "tiny CUB kernels back to back, 4.09 (4.6), less the 1.05 that this kernel takes beyond an H200's gap",
+    )
+    dependent_gap_us: float = constant(
+        0.77, "us", "H200, trigger behind the wait, stores' drain included; 1.64 (4.6) less that 1.05 is 0.59"
+    )
+    early_trigger_us: float = constant(0.3, "us", "H200: further gap where the trigger stands before the wait")
+    exit_overlap_us: float = constant(
+        0.35, "us", "H200: of a prologue this much hides behind the drain where CTAs are not co-resident"
+    )
+    gather_cycles: float = constant(
+        4.0, "clk", "assumed: cp.async of 16 bytes a lane at 128 B/clk, and no less for fewer"
+    )
+
+
+# KB in flight on each of 148 SMs against TB/s: TMA streams from DRAM (4.1; where it gives a range, its middle).
+FLIGHT = ((0.5, 0.17), (1, 0.32), (2, 0.58), (4, 1.15), (8, 2.15), (16, 3.6), (32, 5.65), (64, 7.14), (128, 7.25))
+FLIGHT_SMS = 148
+FLIGHT_MEASURED = 7.25 * 0.55  # TB/s and us at which these points hold: they stretch when those constants change
+
+# What is left of remote_b_clk for CTAs of a cluster of 2, 4, 8 that all exchange at once: H200, 16, 13.3 and 11 B/clk.
+REMOTE_SHARE = {2: 1.0, 4: 0.83, 8: 0.69}
+
+GPCS = 8  # 4.1; that SMs are spread over them as evenly as pairs allow is assumed (4.3: 16 to 20 each)
+
+# Two CTAs share an SM: 228 KB less 1 KB of the system's for each; half the tensor memory (2.7).
+HALF_SHARED = 113 * 1024
+HALF_COLUMNS = 256
+
+
+def table() -> list[tuple[str, float, str, str]]:
+    """(name, value, unit, source) of each constant."""
+    return [(f.name, f.default, f.metadata["unit"], f.metadata["source"]) for f in fields(Constants)]

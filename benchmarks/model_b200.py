@@ -1,0 +1,338 @@
+"""Modelled time of the sm100 kernels on a B200, from counted work. Nothing here was measured on one.
+
+A call is taken apart into what its CTAs must do: bytes from DRAM and through L2, bytes into the shared memory of an SM,
+tcgen05.mma and tcgen05.cp, barriers, the ring of stages, the sum over parts of K, the stores, and what stands between
+two calls. The stream of a tile takes as long as the slowest of DRAM, L2, ingress, tensor core and loading threads;
+before it come the gap between calls and the first byte's latency, behind it the last stage, the sum over parts and the
+stores. b200_constants.py has the numbers and their sources, b200_report.py the tables. csrc/sm100_model.h is the same
+formula in C; tests compare them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import b200_constants as given
+from b200_constants import Constants
+
+CONFIGS = Path(__file__).resolve().parent.parent / "csrc" / "sm100_configs.h"
+SMS = 148
+STAGE_K = 256
+MMA_K = 64
+ATOM_BYTES = 512
+CTA_ROWS = 128
+STAGE_ATOMS = STAGE_K // MMA_K
+CHUNK = 32  # columns that the epilogue loads at once
+MOST_CTAS = 8  # of a cluster
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Config:
+    """An instantiation: a row of sm100_configs.h."""
+
+    name: str
+    group: int
+    tile_y: int
+    stages: int
+    accumulators: int
+    gather: int
+
+    @property
+    def scale_atoms(self) -> int:
+        """512-byte atoms of y's scales for 64 along K."""
+        return ceil_div(self.tile_y, 128)
+
+    @property
+    def stage_bytes(self) -> int:
+        values = (CTA_ROWS + self.tile_y // self.group) * STAGE_K // 2
+        return values + STAGE_ATOMS * ATOM_BYTES * (1 + self.scale_atoms)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self.stage_bytes + 16 * self.stages + 48
+
+    @property
+    def columns(self) -> int:
+        return self.accumulators * self.tile_y + self.stages * 4 * STAGE_ATOMS * (1 + self.scale_atoms)
+
+    @property
+    def co_resident(self) -> bool:
+        return self.shared_bytes <= given.HALF_SHARED and self.columns <= given.HALF_COLUMNS
+
+
+def configs(path: Path = CONFIGS) -> list[Config]:
+    """The rows of the X-macro, as the header has them."""
+    rows = re.findall(r"X\(sm100_gemm_(\w+), (\d+), (\d+), (\d+), (\d+), (\d+)\)", path.read_text())
+    return [Config(name, *map(int, numbers)) for name, *numbers in rows]
+
+
+@dataclass(frozen=True)
+class Shape:
+    m: int
+    n: int
+    k: int
+    l: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}" + (f"x{self.l}" if self.l > 1 else "")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call makes the machine do. Of the busiest CTA and one tile, unless it says device."""
+
+    tiles: int  # device; a cluster computes one at a time
+    cluster: int  # CTAs
+    per_sm: int  # CTAs that an SM holds
+    k_stages: int  # of one CTA
+    ring: int  # stages
+    stage_bytes: float
+    ingress: float
+    dram: float  # device; reads
+    l2: float  # device; what a multicast delivers counts once
+    stores: float  # device; of C
+    pair: bool
+    tile_y: int
+    copies: int  # tcgen05.cp a stage
+    store_bytes: float
+    store_b_clk: str  # which constant
+    split: int = 1
+    two_accumulators: bool = False
+    gathers: float = 0.0  # warp-wide cp.async a stage
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of a call, from the moment when it may read its inputs."""
+
+    first_byte: float
+    dram: float
+    l2: float
+    ingress: float
+    mma: float
+    gather: float
+    drain: float  # epilogues that run beside the next tile's products
+    again: float  # what further clusters on the same SMs repeat
+    last_stage: float
+    reduction: float
+    epilogue: float
+    resident: bool  # the next call's CTAs find room beside this one's
+    c: Constants
+
+    @property
+    def binds(self) -> str:
+        return max(("dram", "l2", "ingress", "mma", "gather", "drain"), key=lambda part: getattr(self, part))
+
+    @property
+    def stream(self) -> float:
+        return float(getattr(self, self.binds))
+
+    @property
+    def body(self) -> float:
+        return self.first_byte + self.stream + self.again + self.last_stage + self.reduction + self.epilogue
+
+    @property
+    def exposed(self) -> float:
+        """Of the prologue, with dependent launch."""
+        return 0.0 if self.resident else max(0.0, self.c.prologue_us - self.c.exit_overlap_us)
+
+    @property
+    def dependent(self) -> float:
+        """Back to back, with dependent launch."""
+        return self.c.dependent_gap_us + self.exposed + self.body
+
+    @property
+    def plain(self) -> float:
+        """Back to back, without."""
+        return self.c.plain_gap_us + self.c.prologue_us + self.body
+
+    @property
+    def kernel_only(self) -> float:
+        """As a profiler's time stamps have it: without what lies between kernels."""
+        return self.c.prologue_us + self.body
+
+
+def gpc_sms(sms: int) -> list[int]:
+    """SMs of each GPC: pairs, spread evenly."""
+    pairs = sms // 2
+    return [2 * (pairs // given.GPCS + (i < pairs % given.GPCS)) for i in range(given.GPCS)]
+
+
+def clusters_that_fit(sms: int, cluster: int, per_sm: int) -> int:
+    """At a time. A cluster of two and more lies in one GPC."""
+    if cluster == 1:
+        return sms * per_sm
+    return sum(count * per_sm // cluster for count in gpc_sms(sms))
+
+
+def dram_rate(ring_bytes: float, idle: float, c: Constants) -> float:
+    """Bytes a us at which DRAM fills rings of so many bytes in all, whose slots lie idle for a time between use and
+    the next copy: where flight + rate(flight) * idle = ring_bytes, rate being linear between the measured points."""
+    peak = c.dram_tb_s * 1e6
+    scale = given.FLIGHT_SMS * 1024 * (c.dram_tb_s * c.first_byte_us) / given.FLIGHT_MEASURED
+    x0 = y0 = 0.0
+    for kb, tb_s in given.FLIGHT:
+        y1 = tb_s / given.FLIGHT[-1][1] * peak
+        x1 = kb * scale + y1 * idle
+        if ring_bytes < x1:
+            return y0 + (y1 - y0) * (ring_bytes - x0) / (x1 - x0)
+        x0, y0 = x1, y1
+    return peak
+
+
+def mma_cycles(work: Work, c: Constants) -> tuple[float, float]:
+    """(clocks from one MMA to the next, further clocks until its result is there)."""
+    operands = (CTA_ROWS + work.tile_y / (2 if work.pair else 1)) * MMA_K / 2 / c.shared_b_clk
+    return max(work.tile_y * c.mma_column_cycles, operands), c.mma_fill_2 if work.pair else c.mma_fill_1
+
+
+def times(work: Work, c: Constants, sms: int = SMS) -> Times:
+    clk = 1e-3 / c.clock_ghz  # us
+    fit = clusters_that_fit(sms, work.cluster, work.per_sm)
+    if fit == 0:
+        raise ValueError(f"a cluster of {work.cluster} does not fit")
+    persistent = work.split == 1
+    if persistent:  # a CTA an SM, each as many tiles as the others
+        rounds = ceil_div(work.tiles, min(fit, sms // work.cluster))
+        active = launched = ceil_div(work.tiles, rounds)
+    else:  # a cluster a tile; the hardware starts them as others end
+        active, launched = min(work.tiles, fit), work.tiles
+        rounds = ceil_div(work.tiles, active)
+    ctas = active * work.cluster
+    busy = rounds * ceil_div(ctas, sms)  # tiles on the busiest SM
+
+    one, fill = mma_cycles(work, c)
+    copies = work.copies * c.copy_cycles
+    stage = max(STAGE_ATOMS * one, copies)
+    # A slot is idle from its last byte's arrival until its next copy is issued.
+    idle = (stage + fill + c.commit_cycles + 2 * c.barrier_cycles) * clk
+    last = (2 * c.barrier_cycles + c.commit_cycles + copies + STAGE_ATOMS * one + fill) * clk
+    loads = ceil_div(work.tile_y, CHUNK) * c.tmem_load_cycles
+    stores = work.store_bytes / getattr(c, work.store_b_clk)
+    reduction = 0.0
+    if persistent:  # a pair's last cluster barrier is hidden by the drain of the stores
+        epilogue = (loads + stores) * clk
+    else:
+        # All units leave their stages; sums go out, those kept locally too; barrier; each adds up what it keeps.
+        sums = CTA_ROWS * work.tile_y * 4
+        kept = sums / work.split
+        remote = (sums - kept) / (c.remote_b_clk * given.REMOTE_SHARE[work.split])
+        reduction = (
+            2 * c.cluster_barrier_cycles + loads + kept / c.shared_b_clk + remote + sums / c.shared_b_clk
+        ) * clk
+        epilogue = stores * clk
+
+    # The rings fill at the full rate; behind that a byte is asked for when a slot is released.
+    ring = min(work.ring, work.k_stages * (rounds if persistent else 1))
+    ring_bytes = ctas * ring * work.stage_bytes * (work.dram / work.l2)
+    at_once = min(work.dram, ring_bytes)
+    dram = (at_once + work.stores) / (c.dram_tb_s * 1e6) + (work.dram - at_once) / dram_rate(ring_bytes, idle, c)
+    mma = busy * work.k_stages * stage * clk
+    again = drain = 0.0
+    if not persistent:
+        again = (rounds - 1) * (c.prologue_us + c.first_byte_us + last + reduction + epilogue)
+    elif work.two_accumulators:
+        drain = (busy - 1) * epilogue
+    else:
+        mma += (rounds - 1) * (last + epilogue)
+    return Times(
+        first_byte=c.first_byte_us,
+        dram=dram,
+        l2=work.l2 / (c.l2_tb_s * 1e6),
+        ingress=work.ingress * busy / c.ingress_b_clk * clk,
+        mma=mma,
+        gather=busy * work.k_stages * work.gathers * c.gather_cycles * clk,
+        drain=drain,
+        again=again,
+        last_stage=last,
+        reduction=reduction,
+        epilogue=epilogue,
+        resident=2 * launched <= fit,
+        c=c,
+    )
+
+
+def work_of(shape: Shape, config: Config, split: int = 1, swapped: bool = False, gather_values: bool = False) -> Work:
+    """Counted work of one of our kernels: see the schedule in sm100_configs.h."""
+    x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
+    group, tile_y, atoms = config.group, config.tile_y, config.scale_atoms
+    tiles_x, tiles_y = ceil_div(x, CTA_ROWS * group), ceil_div(y, tile_y)
+    k_stages = ceil_div(ceil_div(shape.k, STAGE_K), split)
+    row = shape.k / 2  # bytes of values
+    scales = ceil_div(shape.k, MMA_K) * ATOM_BYTES  # bytes, of 128 rows
+    part = min(1.0, k_stages * STAGE_K / shape.k)  # of K, in the longest part
+    ingress = (min(x, CTA_ROWS) + min(y, tile_y) / group) * row + (1 + atoms) * scales
+    l2 = (
+        (x * row + ceil_div(x, 128) * scales) * tiles_y + y * row * tiles_x + tiles_x * group * tiles_y * atoms * scales
+    )
+    dram = (x + y) * row + (ceil_div(x, 128) + ceil_div(y, 128)) * scales
+    lanes = 4 * (CTA_ROWS + tile_y) + (16 * (CTA_ROWS + tile_y) if gather_values else 0)
+    return Work(
+        tiles=tiles_x * tiles_y * shape.l,
+        cluster=group * split,
+        per_sm=2 if config.co_resident else 1,
+        k_stages=k_stages,
+        ring=config.stages,
+        stage_bytes=config.stage_bytes,
+        ingress=ingress * part,
+        dram=dram * shape.l,
+        l2=l2 * shape.l,
+        stores=shape.m * shape.n * 2 * shape.l,
+        pair=group == 2,
+        tile_y=tile_y,
+        copies=STAGE_ATOMS * (1 + atoms),
+        store_bytes=min(x, CTA_ROWS) * min(y, tile_y) * 2 / split,
+        store_b_clk="column_store_b_clk" if swapped else "row_store_b_clk",
+        split=split,
+        two_accumulators=config.accumulators > 1,
+        gathers=lanes / 32 if config.gather else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration with its split and side, and what it is modelled to take."""
+
+    shape: Shape
+    config: Config
+    split: int
+    swapped: bool
+    times: Times
+
+    def __str__(self) -> str:
+        split = f" split {self.split}" if self.split > 1 else ""
+        return f"{self.config.name}{split}{' swapped' if self.swapped else ''}"
+
+
+def allowed(shape: Shape, config: Config, split: int, swapped: bool, rows: list[Config]) -> bool:
+    """What sm100_plan.c takes: tiles up to 32 wide hold all of y, no wider one where a narrower does; no part of K is
+    empty, each CTA keeps 4 columns or more of a split tile."""
+    y = shape.m if swapped else shape.n
+    if config.tile_y <= 32 and y > config.tile_y:
+        return False
+    narrower = (other for other in rows if (other.group, other.gather) == (config.group, config.gather))
+    if any(y <= other.tile_y < config.tile_y for other in narrower):
+        return False
+    return split == 1 or (
+        split <= ceil_div(shape.k, STAGE_K) and split * config.group <= MOST_CTAS and config.tile_y >= 4 * split
+    )
+
+
+def plans(shape: Shape, rows: list[Config], c: Constants, sms: int = SMS) -> Iterator[Plan]:
+    """All ways to run a shape, without the gather kernels, which are for what bulk copies cannot load."""
+    for config in rows:
+        for split, swapped in itertools.product((1, 2, 4, 8), (False, True)):
+            if not config.gather and allowed(shape, config, split, swapped, rows):
+                yield Plan(shape, config, split, swapped, times(work_of(shape, config, split, swapped), c, sms))
+
+
+def best(shape: Shape, rows: list[Config], c: Constants, dependent: bool = True) -> Plan:
+    return min(plans(shape, rows, c), key=lambda plan: plan.times.dependent if dependent else plan.times.plain)
