@@ -14,7 +14,7 @@
 
 /*    id, group, tile_y, stages, accumulators, gather */
 #define SM100_GEMM_CONFIGS(X)                                                                                          \
-    X(sm100_gemm_128x16, 1, 16, 5, 1, 0)                                                                               \
+    X(sm100_gemm_128x16, 1, 16, 4, 1, 0)                                                                               \
     X(sm100_gemm_128x32, 1, 32, 4, 1, 0)                                                                               \
     X(sm100_gemm_128x64, 1, 64, 4, 1, 0)                                                                               \
     X(sm100_gemm_128x128, 1, 128, 6, 2, 0)                                                                             \
@@ -22,7 +22,7 @@
     X(sm100_gemm_256x128, 2, 128, 4, 1, 0)                                                                             \
     X(sm100_gemm_256x128_deep, 2, 128, 8, 2, 0)                                                                        \
     X(sm100_gemm_256x256, 2, 256, 5, 1, 0)                                                                             \
-    X(sm100_gemm_128x16_gather, 1, 16, 5, 1, 1)                                                                        \
+    X(sm100_gemm_128x16_gather, 1, 16, 4, 1, 1)                                                                        \
     X(sm100_gemm_128x128_gather, 1, 128, 6, 2, 1)
 
 #define SM100_STAGE_K    256 /* values along K of a stage: 128 bytes of a row, one span of the 128-byte swizzle */
@@ -42,10 +42,12 @@
 #define SM100_STAGE_BYTES(group, tile_y)                                                                               \
     (SM100_X_BYTES + SM100_Y_BYTES(group, tile_y) + SM100_SFX_BYTES + SM100_SFY_BYTES(tile_y))
 /* Behind the stages: full and empty barriers of the stages, full and empty barriers of at most two accumulators, the
- * address of the tensor memory. */
+ * barrier of the partial sums, the address of the tensor memory. */
 #define SM100_BARRIER_BYTES(stages) (16 * (stages) + 48)
 #define SM100_SHARED_BYTES(group, tile_y, stages)                                                                      \
     ((stages) * SM100_STAGE_BYTES(group, tile_y) + SM100_BARRIER_BYTES(stages))
+/* Behind them, where K is cut: what the other units send, fp32. A launch asks for so much more. */
+#define SM100_PARTS_BYTES(tile_y, split_k) (((split_k) - 1) * ((tile_y) / (split_k)) * SM100_CTA_ROWS * 4)
 
 /* Tensor memory: accumulators first, then for each stage 4 columns an atom. Allocations are powers of two. */
 #define SM100_SCALE_COLUMNS(tile_y) (4 * SM100_STAGE_ATOMS * (1 + SM100_CEIL_DIV(tile_y, SM100_ATOM_ROWS)))

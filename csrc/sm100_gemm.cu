@@ -20,15 +20,15 @@
  * copy overtakes an mma, an order that tcgen05 does not promise by itself.
  *
  * Shared memory of a CTA: stages of [x values 16384 | y values 128 a row | x scales 2048 | y scales 2048 or 4096], then
- * barriers; in KiB 128x16 110, 128x32 96, 128x64 112, 128x128 216, 256x64 96, 256x128 112, 256x128_deep 224, 256x256
- * 190 (SM100_SHARED_BYTES). Tensor memory, columns: accumulators, then 32 (256x256: 48) a stage: 176, 160, 192, 448,
- * 192, 256, 512, 496 used. What takes at most 113 KiB and 256 columns leaves room on its SM for a CTA of the next call,
- * which is allowed to start early (dependent launch), prepares, and waits for the end of this one before it touches a
- * tensor.
+ * barriers; in KiB 128x16 88, 128x32 96, 128x64 112, 128x128 216, 256x64 96, 256x128 112, 256x128_deep 224, 256x256
+ * 190 (SM100_SHARED_BYTES; where K is cut SM100_PARTS_BYTES more). Tensor memory, columns: accumulators, then 32
+ * (256x256: 48) a stage: 176, 160, 192, 448, 192, 256, 512, 496 used. What takes at most 113 KiB and 256 columns leaves
+ * room on its SM for a CTA of the next call, which is allowed to start early (dependent launch), prepares, and waits
+ * for the end of this one before it touches a tensor.
  *
- * K may be cut between the units of a cluster (split_k). Each then keeps TILE_Y / split_k columns of the tile and gets
- * the partial sums of the others for them, written into the memory of its stages, which are free by then:
- * [unit][4 columns][128 lanes][4] floats. It adds them in the order of the units.
+ * K may be cut between the units of a cluster (split_k). Each then keeps TILE_Y / split_k columns of the tile; the
+ * others send their sums of these to memory of its own behind the barriers, [unit][4 columns][128 lanes][4] floats, and
+ * it adds them in the order of the units.
  *
  * Tails. Rows past the end of a tensor arrive as zeros or are left as they are: they reach only results that are not
  * stored. Along K the last stage multiplies only blocks of 64 that exist. Bulk copies need K % 64 == 0, scale atoms and
@@ -55,18 +55,20 @@ template <int GROUP_, int TILE_Y_, int STAGES_, int ACCUMULATORS_, int GATHER_> 
     /* Behind the stages. */
     static constexpr int FULL_AT = STAGES * STAGE_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;
     static constexpr int ACC_FULL_AT = EMPTY_AT + 8 * STAGES, ACC_EMPTY_AT = ACC_FULL_AT + 8 * ACCUMULATORS;
-    static constexpr int TMEM_AT = ACC_EMPTY_AT + 8 * ACCUMULATORS;
+    static constexpr int PARTS_FULL_AT = ACC_EMPTY_AT + 8 * ACCUMULATORS, TMEM_AT = PARTS_FULL_AT + 8;
+    static constexpr int PARTS_AT = SM100_SHARED_BYTES(GROUP, TILE_Y, STAGES);
     /* Columns of tensor memory. */
     static constexpr int COLUMNS = SM100_TMEM_COLUMNS(TILE_Y, STAGES, ACCUMULATORS);
     static constexpr int SCALES_AT = ACCUMULATORS * TILE_Y, SCALE_COLUMNS = SM100_SCALE_COLUMNS(TILE_Y);
+    /* This call's and the next one's: what registers are allotted for. */
+    static constexpr int CTAS_PER_SM = COLUMNS <= 256 && PARTS_AT <= 113 * 1024 ? 2 : 1;
     static constexpr int CHUNK = TILE_Y < 32 ? TILE_Y : 32; /* columns that the epilogue loads at once */
 
     static_assert(STAGE_BYTES % 1024 == 0 && SFX_AT % 1024 == 0, "the swizzle's pattern begins on 1024 bytes");
-    static_assert(TMEM_AT + 4 <= SM100_SHARED_BYTES(GROUP, TILE_Y, STAGES), "the barriers fit");
+    static_assert(TMEM_AT + 4 <= PARTS_AT && PARTS_AT % 16 == 0, "the barriers fit");
     static_assert(SM100_SHARED_BYTES(GROUP, TILE_Y, STAGES) <= 227 * 1024, "what Blackwell gives a CTA");
     static_assert(SM100_USED_COLUMNS(TILE_Y, STAGES, ACCUMULATORS) <= COLUMNS, "tensor memory has 512 columns");
     static_assert(SCALES_AT % 4 == 0, "scales of 128 rows begin on 4 columns");
-    static_assert(TILE_Y * SM100_CTA_ROWS * 4 <= STAGES * STAGE_BYTES, "partial sums fit the stages");
     static_assert(!GATHER || GROUP == 1, "a thread's copies cannot signal the other CTA of a pair");
     static_assert(CHUNK == 16 || CHUNK == 32, "what tcgen05_load takes");
 };
@@ -104,6 +106,7 @@ template <class C> struct share {
     __device__ __forceinline__ uint32_t stage(uint32_t slot) const { return base + slot * C::STAGE_BYTES; }
     __device__ __forceinline__ uint32_t full(uint32_t slot) const { return base + C::FULL_AT + 8 * slot; }
     __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return base + C::EMPTY_AT + 8 * slot; }
+    __device__ __forceinline__ uint32_t parts_full() const { return base + C::PARTS_FULL_AT; }
     __device__ __forceinline__ uint32_t acc_full(uint32_t index) const { return base + C::ACC_FULL_AT + 8 * index; }
     __device__ __forceinline__ uint32_t acc_empty(uint32_t index) const { return base + C::ACC_EMPTY_AT + 8 * index; }
 
@@ -351,76 +354,63 @@ struct output {
     }
 };
 
-/* The sums of COUNT columns of a tile that this CTA keeps, from `first` on: what the units have sent, added up in their
- * order. parts: of this lane. */
-template <int COUNT>
-__device__ __forceinline__ void add_parts(float (&v)[COUNT], const float4 *parts, int first, int kept, int units) {
-    parts += first / 4 * SM100_CTA_ROWS;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) v[i] = 0.0f;
-#pragma unroll 1
-    for (int unit = 0; unit < units; unit++, parts += kept / 4 * SM100_CTA_ROWS)
-#pragma unroll
-        for (int i = 0; i < COUNT; i += 4)
-            if (first + i < kept) {
-                float4 add = parts[i / 4 * SM100_CTA_ROWS];
-                v[i] += add.x, v[i + 1] += add.y, v[i + 2] += add.z, v[i + 3] += add.w;
-            }
-}
+/* Where K is cut: the columns of a tile that this unit keeps, the first of them being TILE_Y / split_k * unit, and what
+ * the other units sent of them to this lane. */
+struct kept_columns {
+    int count, unit, units;
+    const float4 *parts;
 
-/* Stores a lane's sums, COUNT at a time, to the rows of y from y on: `columns` of an accumulator, or where K is cut of
- * what this CTA keeps. */
+    /* Adds up columns from `first` on in the order of the units; v is this unit's part. */
+    template <int COUNT> __device__ __forceinline__ void add(float (&v)[COUNT], int first) const {
+        const float4 *part = parts + first / 4 * SM100_CTA_ROWS;
+        float sum[COUNT] = {};
+#pragma unroll 1
+        for (int i = 0; i < units; i++) {
+            if (i == unit) {
+#pragma unroll
+                for (int j = 0; j < COUNT; j++) sum[j] += v[j];
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < COUNT; j += 4)
+                if (first + j < count) {
+                    float4 sent = part[j / 4 * SM100_CTA_ROWS];
+                    sum[j] += sent.x, sum[j + 1] += sent.y, sum[j + 2] += sent.z, sum[j + 3] += sent.w;
+                }
+            part += count / 4 * SM100_CTA_ROWS;
+        }
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) v[j] = sum[j];
+    }
+};
+
+/* Stores the first `columns` of an accumulator's kept columns, COUNT at a time, to the rows of y from y on. The next
+ * load runs while a chunk is stored. */
 template <bool PLAIN, int COUNT>
-__device__ __forceinline__ void store_sums(const output &out, uint32_t accumulator, const float4 *parts, int kept,
-                                           int units, int32_t y, int columns) {
+__device__ __forceinline__ void store_sums(const output &out, uint32_t accumulator, const kept_columns &kept, int32_t y,
+                                           int columns) {
+    float v[COUNT] = {}, next[COUNT];
+    if (kept.units) { /* K = 0: a sum of nothing */
+        tcgen05_load(v, accumulator);
+        tcgen05_wait_loads(v);
+    }
 #pragma unroll 1
     for (int chunk = 0; chunk < columns; chunk += COUNT) {
-        float v[COUNT];
-        if (units == 1) {
-            tcgen05_load(v, accumulator + chunk);
-            tcgen05_wait_loads(v);
-        } else {
-            add_parts(v, parts, chunk, kept, units);
-        }
+        bool more = kept.units && chunk + COUNT < columns;
+        if (more) tcgen05_load(next, accumulator + chunk + COUNT);
+        if (kept.units > 1) kept.add(v, chunk);
         out.store<PLAIN>(y + chunk, v, columns - chunk);
-    }
-}
-
-/* Warps 0-3: each finishes its 32 lanes of every tile. Where K is cut, when all units have sent their sums. */
-template <class C>
-__device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedule &s, const share<C> &w,
-                                       tile_walk<C> walk, uint32_t tmem, const float4 *parts) {
-    int kept = C::TILE_Y / s.split_k, units = s.k_stages ? s.split_k : 0; /* K = 0: a sum of nothing */
-    uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
-    parts += threadIdx.x;
-    ring<C::ACCUMULATORS> acc;
-    for (; walk.more(); walk.advance(), acc.advance()) {
-        output out(p, s, walk.place.l, walk.place.x + (int)threadIdx.x);
-        int32_t y = walk.place.y + (int32_t)w.unit * kept;
-        int columns = min(kept, s.y.rows - y);
-        uint32_t accumulator = lanes + acc.slot * C::TILE_Y;
-        if (units == 1) {
-            mbarrier_wait(w.acc_full(acc.slot), acc.parity);
-            tcgen05_fence_after();
+        if (more) {
+            tcgen05_wait_loads(next);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) v[i] = next[i];
         }
-        if (out.plain)
-            store_sums<true, C::CHUNK>(out, accumulator, parts, kept, units, y, columns);
-        else
-            store_sums<false, 8>(out, accumulator, parts, kept, units, y, columns);
-        if (units != 1) continue;
-        /* The accumulator may be written again. */
-        tcgen05_fence_before();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));
     }
 }
 
-/* Warps 0-3 where K is cut: partial sums to the units that keep them. Every unit has left its stages. */
-template <class C>
-__device__ __forceinline__ void send_sums(const sm100_schedule &s, const share<C> &w, uint32_t tmem) {
-    int kept = C::TILE_Y / s.split_k, shift = __ffs(kept) - 1; /* columns a unit keeps, a power of two */
-    uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
-    uint32_t to = w.base + (w.unit * kept * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
+/* Warps 0-3 where K is cut: this unit's sums to the units that keep them. */
+template <class C> __device__ __forceinline__ void send_sums(const share<C> &w, uint32_t lanes, int kept) {
+    int shift = __ffs(kept) - 1; /* a power of two */
 #pragma unroll 1
     for (int chunk = 0; chunk < C::TILE_Y; chunk += C::CHUNK) {
         float v[C::CHUNK];
@@ -428,10 +418,45 @@ __device__ __forceinline__ void send_sums(const sm100_schedule &s, const share<C
         tcgen05_wait_loads(v);
 #pragma unroll
         for (int i = 0; i < C::CHUNK; i += 4) {
-            int column = chunk + i;
-            uint32_t remote = map_to_rank(to, (column >> shift) * C::GROUP + w.rank);
-            store_cluster(remote + (column & (kept - 1)) * SM100_CTA_ROWS * 4, v[i], v[i + 1], v[i + 2], v[i + 3]);
+            uint32_t column = (chunk + i) & (kept - 1), unit = (chunk + i) >> shift;
+            if (unit == w.unit) continue;
+            uint32_t from = w.unit < unit ? w.unit : w.unit - 1; /* its place among the others */
+            uint32_t to = w.base + C::PARTS_AT + ((from * kept + column) * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
+            uint32_t rank = unit * C::GROUP + w.rank;
+            send_to_cluster(map_to_rank(to, rank), map_to_rank(w.parts_full(), rank), v[i], v[i + 1], v[i + 2],
+                            v[i + 3]);
         }
+    }
+}
+
+/* Warps 0-3: each finishes its 32 lanes of every tile. */
+template <class C>
+__device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedule &s, const share<C> &w,
+                                       tile_walk<C> walk, uint32_t tmem, const float4 *parts) {
+    kept_columns kept{C::TILE_Y / s.split_k, (int)w.unit, s.k_stages ? s.split_k : 0, parts + threadIdx.x};
+    uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
+    ring<C::ACCUMULATORS> acc;
+    for (; walk.more(); walk.advance(), acc.advance()) {
+        output out(p, s, walk.place.l, walk.place.x + (int)threadIdx.x);
+        uint32_t accumulator = lanes + acc.slot * C::TILE_Y + kept.unit * kept.count;
+        int32_t y = walk.place.y + kept.unit * kept.count;
+        int columns = min(kept.count, s.y.rows - y);
+        if (kept.units) {
+            mbarrier_wait(w.acc_full(acc.slot), acc.parity);
+            tcgen05_fence_after();
+        }
+        if (kept.units > 1) {
+            send_sums(w, lanes, kept.count);
+            mbarrier_wait_cluster(w.parts_full(), 0);
+        }
+        if (out.plain)
+            store_sums<true, C::CHUNK>(out, accumulator, kept, y, columns);
+        else
+            store_sums<false, 8>(out, accumulator, kept, y, columns);
+        /* The accumulator may be written again. */
+        tcgen05_fence_before();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));
     }
 }
 
@@ -453,7 +478,9 @@ template <class C> __device__ __forceinline__ void prepare(const sm100_schedule 
             mbarrier_init(w.acc_full(i), 1);
             mbarrier_init(w.acc_empty(i), EPILOGUE_WARPS * C::GROUP);
         }
+        mbarrier_init(w.parts_full(), 1);
         fence_mbarrier_init();
+        if (s.split_k > 1) mbarrier_arrive_expect(w.parts_full(), SM100_PARTS_BYTES(C::TILE_Y, s.split_k));
     }
     if (warp == MMA_WARP) {
         tmem_alloc<C::GROUP, C::COLUMNS>(w.base + C::TMEM_AT);
@@ -486,19 +513,10 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
         if (w.rank == 0 && elect_one()) multiply(w, walk, tmem);
     } else if (warp >= GATHER_WARP) {
         if constexpr (C::GATHER) gatherer<C>(p, s, w).run(walk);
+    } else {
+        finish(p, s, w, walk, tmem, (const float4 *)(shared + C::PARTS_AT));
     }
     __syncwarp();
-
-    if (s.split_k > 1) {
-        if (warp < EPILOGUE_WARPS) {
-            mbarrier_wait(w.acc_full(0), 0);
-            tcgen05_fence_after();
-        }
-        cluster_arrive(), cluster_wait(); /* every unit has left its stages */
-        if (warp < EPILOGUE_WARPS) send_sums(s, w, tmem);
-        cluster_arrive(), cluster_wait(); /* all partial sums have come */
-    }
-    if (warp < EPILOGUE_WARPS) finish(p, s, w, walk, tmem, (const float4 *)shared);
 
     tcgen05_fence_before();
     __syncthreads();
@@ -508,7 +526,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 }
 
 #define KERNEL(id, ...)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, 1)                                      \
+    extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, config<__VA_ARGS__>::CTAS_PER_SM)       \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm100_schedule s) {                 \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \
     }

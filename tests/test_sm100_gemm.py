@@ -46,7 +46,11 @@ def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
 
 
 def splits(config: Config) -> list[int]:
-    return [split for split in (1, 2, 4, 8) if config.group * split <= 8 and config.tile_y >= 4 * split]
+    def possible(split: int) -> bool:
+        shared = config.shared_bytes + config.parts_bytes(split)
+        return config.group * split <= 8 and config.tile_y >= 4 * split and shared <= 227 * 1024
+
+    return list(filter(possible, (1, 2, 4, 8)))
 
 
 def ragged_sizes(config: Config, random: numpy.random.Generator, tiles: bool) -> tuple[int, int, int]:

@@ -34,10 +34,13 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-/* Four floats on 16 bytes into the shared memory of any CTA of the cluster (address by map_to_rank). */
-__device__ __forceinline__ void store_cluster(uint32_t to, float x, float y, float z, float w) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x), "f"(y), "f"(z), "f"(w)
-                 : "memory");
+/* Sends four floats to 16 bytes of the shared memory of any CTA of the cluster; its mbarrier counts the bytes when they
+ * are there (section 9.7.9.12 st.async). Both addresses by map_to_rank. */
+__device__ __forceinline__ void send_to_cluster(uint32_t to, uint32_t barrier, float x, float y, float z, float w) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+        "f"(x), "f"(y), "f"(z), "f"(w), "r"(barrier)
+        : "memory");
 }
 
 /* Lets the next grid of a queue start once every CTA of this one has called it (or ended): it may then prepare. */

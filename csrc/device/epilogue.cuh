@@ -113,27 +113,43 @@ __device__ __forceinline__ void store_some(const float (&v)[COUNT], char *to, in
         store_some_as<OUT_FP32>(v, to, step, count);
 }
 
-/* All COUNT numbers as neighbours, from 16 bytes on. */
-template <int COUNT> __device__ __forceinline__ void store_neighbours(const float (&v)[COUNT], char *to, int32_t type) {
-    static_assert(COUNT % 8 == 0, "16 bytes of a 16-bit type at a time");
-    if (type == OUT_FP32) {
+/* 32 bytes on 32: a thread that has a row to itself so fills whole sectors. Needs sm_100. */
+__device__ __forceinline__ void store_global_256(void *to, const uint32_t *w) {
+    asm volatile("st.global.v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]),
+                 "r"(w[3]), "r"(w[4]), "r"(w[5]), "r"(w[6]), "r"(w[7])
+                 : "memory");
+}
+
+template <int WORDS> __device__ __forceinline__ void store_words(char *to, const uint32_t (&w)[WORDS]) {
+    if (WORDS % 8 == 0 && (uintptr_t)to % 32 == 0) {
 #pragma unroll
-        for (int i = 0; i < COUNT; i += 4) ((float4 *)to)[i / 4] = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+        for (int i = 0; i < WORDS; i += 8) store_global_256(to + i * 4, w + i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < WORDS; i += 4) *(uint4 *)(to + i * 4) = make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]);
+    }
+}
+
+/* All COUNT numbers, a multiple of 8, as neighbours from 16 bytes on. */
+template <int COUNT> __device__ __forceinline__ void store_neighbours(const float (&v)[COUNT], char *to, int32_t type) {
+    if (type == OUT_FP32) {
+        uint32_t w[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) w[i] = __float_as_uint(v[i]);
+        store_words(to, w);
         return;
     }
-    uint32_t word[COUNT / 2];
+    uint32_t w[COUNT / 2];
     if (type == OUT_FP16) {
 #pragma unroll
         for (int i = 0; i < COUNT; i += 2)
-            word[i / 2] = round_16(v[i], OUT_FP16) | (uint32_t)round_16(v[i + 1], OUT_FP16) << 16;
+            w[i / 2] = round_16(v[i], OUT_FP16) | (uint32_t)round_16(v[i + 1], OUT_FP16) << 16;
     } else {
 #pragma unroll
         for (int i = 0; i < COUNT; i += 2)
-            word[i / 2] = round_16(v[i], OUT_BF16) | (uint32_t)round_16(v[i + 1], OUT_BF16) << 16;
+            w[i / 2] = round_16(v[i], OUT_BF16) | (uint32_t)round_16(v[i + 1], OUT_BF16) << 16;
     }
-#pragma unroll
-    for (int i = 0; i < COUNT / 2; i += 4)
-        ((uint4 *)to)[i / 4] = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
+    store_words(to, w);
 }
 
 /* Of one column that exists, for any number of rows: for threads that are neighbours along a row. */

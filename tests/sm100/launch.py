@@ -59,6 +59,10 @@ class Config:
         stage = 16384 + self.tile_y // self.group * 128 + 2048 * (1 + -(-self.tile_y // 128))
         return self.stages * stage + 16 * self.stages + 48
 
+    def parts_bytes(self, split_k: int) -> int:
+        """More shared memory that a launch asks for where K is cut."""
+        return (split_k - 1) * (self.tile_y // split_k) * 512
+
 
 def configs() -> dict[str, Config]:
     rows = re.findall(r"X\((sm100_gemm_\w+), ([\d, ]+)\)", (CSRC / "sm100_configs.h").read_text())
@@ -268,7 +272,7 @@ class Product:
             grid=(clusters or schedule.tiles) * cluster,
             block=config.threads,
             args=[bytes(self.problem()), bytes(schedule)],
-            shared=config.shared_bytes,
+            shared=config.shared_bytes + config.parts_bytes(split_k),
             cluster=cluster,
             programmatic=True,
             wait=wait,
