@@ -81,10 +81,10 @@ typedef struct sm100_schedule {
     int32_t tiles_x, tiles_y; /* tiles_x counts units: 128 * group rows */
     int32_t
         split_k; /* > 1: the units of a cluster add up, each tile_y/split_k columns, 4 or more; one tile a cluster */
-    int32_t k_stages;      /* ceil(K/256); part i of K is stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
-    int32_t swapped;       /* 1: x is B, so that x counts columns of the output */
-    int32_t values_by_tma; /* gather kernels: 1 if tensor maps reach the values, so that only scales are gathered */
-    int32_t padding_;
+    int32_t k_stages;        /* ceil(K/256); part i of K is stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
+    int32_t swapped;         /* 1: x is B, so that x counts columns of the output */
+    int32_t values_by_tma;   /* gather kernels: 1 if tensor maps reach the values, so that only scales are gathered */
+    int32_t prefetch_stages; /* of x that each CTA brings into L2 while it waits for the grids before; 0: none */
 } sm100_schedule;
 
 #endif

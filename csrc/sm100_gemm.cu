@@ -460,7 +460,22 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
     }
 }
 
-template <class C> __device__ __forceinline__ void prepare(const sm100_schedule &s, const share<C> &w, int warp) {
+/* One thread, before the wait for prior grids: the first stages of x, of the first tile, into L2. DRAM has little to do
+ * while the call before ends. */
+template <class C>
+__device__ __forceinline__ void prefetch(const sm100_schedule &s, const share<C> &w, const tile_place &place) {
+    int32_t stages = min(s.prefetch_stages, w.k_last - w.k_first);
+    if (stages <= 0 || place.x >= s.x.rows) return;
+    int32_t atoms = min(stages * SM100_STAGE_ATOMS, w.k_blocks - w.k_first * SM100_STAGE_ATOMS);
+    prefetch_bulk(s.x.scale + place.l * s.x.scale_batch + place.x / SM100_ATOM_ROWS * s.x.scale_pitch +
+                      (int64_t)w.k_first * SM100_SFX_BYTES,
+                  atoms * SM100_ATOM_BYTES);
+    for (int32_t k = w.k_first; k < w.k_first + stages; k++)
+        prefetch_box_3d(&s.x.values, k * (SM100_STAGE_K / 2), place.x, place.l);
+}
+
+template <class C>
+__device__ __forceinline__ void prepare(const sm100_schedule &s, const share<C> &w, const tile_place &first, int warp) {
     if (warp == PRODUCER_WARP && elect_one()) {
         prefetch_tensor_map(&s.x.values);
         prefetch_tensor_map(&s.y.values);
@@ -468,6 +483,7 @@ template <class C> __device__ __forceinline__ void prepare(const sm100_schedule 
             prefetch_tensor_map(&s.x.scales);
             prefetch_tensor_map(&s.y.scales);
         }
+        if constexpr (!C::GATHER) prefetch(s, w, first);
     }
     if (warp == 0 && elect_one()) {
         for (int i = 0; i < C::STAGES; i++) {
@@ -496,8 +512,8 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     int warp = threadIdx.x / 32;
     bool clustered = C::GROUP * s.split_k > 1;
 
-    prepare(s, w, warp);
     tile_walk<C> walk(s, w);
+    prepare(s, w, walk.place, warp);
     __syncthreads();
     if (clustered) cluster_arrive_relaxed(), cluster_wait();
     tcgen05_fence_after();

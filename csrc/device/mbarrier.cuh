@@ -38,26 +38,18 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
  * copies and tensor cores did that the barrier counts, of the pair's other CTA too. Ordinary stores of other CTAs are
  * not: that scope would drop the SM's L1 cache behind every wait. */
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;"
-                     " selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
+    asm volatile("{ .reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;"
+                 " @!done bra WAIT; }" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
 }
 
 /* The same where other CTAs of the cluster have sent data by their threads. */
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;"
-                     " selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
+    asm volatile("{ .reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;"
+                 " @!done bra WAIT; }" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
 }
 
 #endif

@@ -12,6 +12,19 @@ __device__ __forceinline__ void prefetch_tensor_map(const tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+/* Brings memory into L2, where later writes of others still reach it: nothing is read yet, so it may stand before
+ * wait_for_prior_grids. bytes: a multiple of 16, as the address is. */
+__device__ __forceinline__ void prefetch_bulk(const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+/* The same with a box. */
+__device__ __forceinline__ void prefetch_box_3d(const tensor_map *map, int32_t x, int32_t y, int32_t z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z)
+                 : "memory");
+}
+
 /* bytes: a multiple of 16, as both addresses are. */
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
                                           uint64_t policy) {

@@ -72,7 +72,7 @@ def configs() -> dict[str, Config]:
 @functools.cache
 def compile_ptx(source: Path, *options: str) -> str:
     """What nvcc writes for compute_100f; kept in the temporary folder, by the content of all device code."""
-    files = [source, *sorted(CSRC.glob("device/*")), CSRC / "sm100_configs.h"]
+    files = [source, *sorted(CSRC.glob("device/*")), CSRC / "sm100_configs.h", CSRC / "sm100_gemm.cu"]
     content = b"\0".join(path.read_bytes() for path in files)
     key = hashlib.sha256(" ".join(options).encode() + content).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"nvfp4-sm100-{os.getuid()}"
@@ -136,7 +136,7 @@ class Schedule(ctypes.Structure):
     _fields_ = (
         [("x", Operand), ("y", Operand)]
         + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "k_stages", "swapped")]
-        + [(name, ctypes.c_int32) for name in ("values_by_tma", "padding")]
+        + [(name, ctypes.c_int32) for name in ("values_by_tma", "prefetch_stages")]
         + [("tail", ctypes.c_uint8 * 32)]  # the struct is aligned to 64
     )
 
@@ -253,6 +253,7 @@ class Product:
             y=self.operand(config, y, config.tile_y // config.group, -(-config.tile_y // 128), EVICT_LAST),
             tiles=tiles_x * tiles_y * self.l, tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k,
             k_stages=-(-self.k // 256), swapped=int(swapped), values_by_tma=int(self.pitch % 16 == 0),
+            prefetch_stages=3,
         )  # fmt: skip
 
     def launch(
