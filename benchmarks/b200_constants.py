@@ -46,8 +46,10 @@ class Constants:
     )
     row_store_b_clk: float = constant(7.5, "B/clk", "H200: fp16 where a lane is a row of C: 16 bytes a lane")
     bulk_store_b_clk: float = constant(32.0, "B/clk", "bulk copy out of an SM's shared memory (4.2)")
-    remote_b_clk: float = constant(21.0, "B/clk", "to and from another SM of a cluster of two (4.2); H200 16")
-    cluster_barrier_cycles: float = constant(365.0, "clk", "H200: barrier.cluster, 356 to 374 for 2, 4 and 8 CTAs")
+    remote_b_clk: float = constant(21.0, "B/clk", "to another SM of the cluster (4.2); an H200 has 17")
+    remote_latency_cycles: float = constant(
+        200.0, "clk", "H200: st.async to another CTA, until its mbarrier's wait ends"
+    )
     prologue_us: float = constant(0.7, "us", "barriers, tensor memory, descriptors (2.9, derived)")
     plain_gap_us: float = constant(
         3.04,
@@ -71,12 +73,13 @@ FLIGHT = ((0.5, 0.17), (1, 0.32), (2, 0.58), (4, 1.15), (8, 2.15), (16, 3.6), (3
 FLIGHT_SMS = 148
 FLIGHT_MEASURED = 7.25 * 0.55  # TB/s and us at which these points hold: they stretch when those constants change
 
-# What is left of remote_b_clk for CTAs of a cluster of 2, 4, 8 that all exchange at once: H200, 16, 13.3 and 11 B/clk.
-REMOTE_SHARE = {2: 1.0, 4: 0.83, 8: 0.69}
+# What is left of remote_b_clk where clusters of 2, 4, 8 all exchange by st.async at once: H200, 17, 17 and 14 B/clk.
+REMOTE_SHARE = {2: 1.0, 4: 1.0, 8: 0.85}
 
 GPCS = 8  # 4.1; that SMs are spread over them as evenly as pairs allow is assumed (4.3: 16 to 20 each)
 
 # Two CTAs share an SM: 228 KB less 1 KB of the system's for each; half the tensor memory (2.7).
+SHARED = 227 * 1024
 HALF_SHARED = 113 * 1024
 HALF_COLUMNS = 256
 

@@ -55,17 +55,17 @@ class Config:
         values = (CTA_ROWS + self.tile_y // self.group) * STAGE_K // 2
         return values + STAGE_ATOMS * ATOM_BYTES * (1 + self.scale_atoms)
 
-    @property
-    def shared_bytes(self) -> int:
-        return self.stages * self.stage_bytes + 16 * self.stages + 48
+    def shared_bytes(self, split: int = 1) -> int:
+        """With what the other units of a cluster send, where K is cut."""
+        parts = (split - 1) * (self.tile_y // split) * CTA_ROWS * 4
+        return self.stages * self.stage_bytes + 16 * self.stages + 48 + parts
 
     @property
     def columns(self) -> int:
         return self.accumulators * self.tile_y + self.stages * 4 * STAGE_ATOMS * (1 + self.scale_atoms)
 
-    @property
-    def co_resident(self) -> bool:
-        return self.shared_bytes <= given.HALF_SHARED and self.columns <= given.HALF_COLUMNS
+    def co_resident(self, split: int = 1) -> bool:
+        return self.shared_bytes(split) <= given.HALF_SHARED and self.columns <= given.HALF_COLUMNS
 
 
 def configs(path: Path = CONFIGS) -> list[Config]:
@@ -106,6 +106,7 @@ class Work:
     store_b_clk: str  # which constant
     split: int = 1
     two_accumulators: bool = False
+    prefetched: float = 0.0  # device; into L2 before the call may read
     gathers: float = 0.0  # warp-wide cp.async a stage
 
 
@@ -125,6 +126,7 @@ class Times:
     reduction: float
     epilogue: float
     resident: bool  # the next call's CTAs find room beside this one's
+    floor: float  # of DRAM
     c: Constants
 
     @property
@@ -147,7 +149,7 @@ class Times:
     @property
     def dependent(self) -> float:
         """Back to back, with dependent launch."""
-        return self.c.dependent_gap_us + self.exposed + self.body
+        return max(self.floor, self.c.dependent_gap_us + self.exposed + self.body)
 
     @property
     def plain(self) -> float:
@@ -215,26 +217,28 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
     # A slot is idle from its last byte's arrival until its next copy is issued.
     idle = (stage + fill + c.commit_cycles + 2 * c.barrier_cycles) * clk
     last = (2 * c.barrier_cycles + c.commit_cycles + copies + STAGE_ATOMS * one + fill) * clk
-    loads = ceil_div(work.tile_y, CHUNK) * c.tmem_load_cycles
     stores = work.store_bytes / getattr(c, work.store_b_clk)
+    # Of loads from tensor memory the first is seen; a pair's last cluster barrier is hidden by the drain of the stores.
+    epilogue = (c.tmem_load_cycles + stores) * clk
     reduction = 0.0
-    if persistent:  # a pair's last cluster barrier is hidden by the drain of the stores
-        epilogue = (loads + stores) * clk
-    else:
-        # All units leave their stages; sums go out, those kept locally too; barrier; each adds up what it keeps.
+    if work.split > 1:  # each unit sends what it does not keep, and adds up what the others send
         sums = CTA_ROWS * work.tile_y * 4
-        kept = sums / work.split
-        remote = (sums - kept) / (c.remote_b_clk * given.REMOTE_SHARE[work.split])
-        reduction = (
-            2 * c.cluster_barrier_cycles + loads + kept / c.shared_b_clk + remote + sums / c.shared_b_clk
-        ) * clk
-        epilogue = stores * clk
+        others = sums - sums / work.split
+        sending = (
+            c.tmem_load_cycles + c.remote_latency_cycles + others / (c.remote_b_clk * given.REMOTE_SHARE[work.split])
+        )
+        reduction = (sending + others / c.shared_b_clk) * clk
+    resident = 2 * launched <= fit
 
+    # DRAM is idle from a call's last stage to the next one's first byte: that long it may bring x into L2.
+    window = c.dependent_gap_us + c.first_byte_us + last + reduction + epilogue
+    prefetched = min(work.prefetched / rounds, window * c.dram_tb_s * 1e6) if resident else 0.0
     # The rings fill at the full rate; behind that a byte is asked for when a slot is released.
     ring = min(work.ring, work.k_stages * (rounds if persistent else 1))
     ring_bytes = ctas * ring * work.stage_bytes * (work.dram / work.l2)
-    at_once = min(work.dram, ring_bytes)
-    dram = (at_once + work.stores) / (c.dram_tb_s * 1e6) + (work.dram - at_once) / dram_rate(ring_bytes, idle, c)
+    left = work.dram - prefetched
+    at_once = min(left, ring_bytes)
+    dram = (at_once + work.stores) / (c.dram_tb_s * 1e6) + (left - at_once) / dram_rate(ring_bytes, idle, c)
     mma = busy * work.k_stages * stage * clk
     again = drain = 0.0
     if not persistent:
@@ -255,13 +259,16 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
         last_stage=last,
         reduction=reduction,
         epilogue=epilogue,
-        resident=2 * launched <= fit,
+        resident=resident,
+        floor=(work.dram + work.stores) / (c.dram_tb_s * 1e6),
         c=c,
     )
 
 
-def work_of(shape: Shape, config: Config, split: int = 1, swapped: bool = False, gather_values: bool = False) -> Work:
-    """Counted work of one of our kernels: see the schedule in sm100_configs.h."""
+def work_of(
+    shape: Shape, config: Config, split: int = 1, swapped: bool = False, gather_values: bool = False, prefetch: int = 0
+) -> Work:
+    """Counted work of one of our kernels: see the schedule in sm100_configs.h. prefetch: stages."""
     x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
     group, tile_y, atoms = config.group, config.tile_y, config.scale_atoms
     tiles_x, tiles_y = ceil_div(x, CTA_ROWS * group), ceil_div(y, tile_y)
@@ -278,7 +285,7 @@ def work_of(shape: Shape, config: Config, split: int = 1, swapped: bool = False,
     return Work(
         tiles=tiles_x * tiles_y * shape.l,
         cluster=group * split,
-        per_sm=2 if config.co_resident else 1,
+        per_sm=2 if config.co_resident(split) else 1,
         k_stages=k_stages,
         ring=config.stages,
         stage_bytes=config.stage_bytes,
@@ -286,6 +293,7 @@ def work_of(shape: Shape, config: Config, split: int = 1, swapped: bool = False,
         dram=dram * shape.l,
         l2=l2 * shape.l,
         stores=shape.m * shape.n * 2 * shape.l,
+        prefetched=min(1.0, prefetch / k_stages) * (x * row + ceil_div(x, 128) * scales) * shape.l,
         pair=group == 2,
         tile_y=tile_y,
         copies=STAGE_ATOMS * (1 + atoms),
@@ -322,17 +330,21 @@ def allowed(shape: Shape, config: Config, split: int, swapped: bool, rows: list[
     if any(y <= other.tile_y < config.tile_y for other in narrower):
         return False
     return split == 1 or (
-        split <= ceil_div(shape.k, STAGE_K) and split * config.group <= MOST_CTAS and config.tile_y >= 4 * split
+        split <= ceil_div(shape.k, STAGE_K)
+        and split * config.group <= MOST_CTAS
+        and config.tile_y >= 4 * split
+        and config.shared_bytes(split) <= given.SHARED
     )
 
 
-def plans(shape: Shape, rows: list[Config], c: Constants, sms: int = SMS) -> Iterator[Plan]:
+def plans(shape: Shape, rows: list[Config], c: Constants, prefetch: int = 0) -> Iterator[Plan]:
     """All ways to run a shape, without the gather kernels, which are for what bulk copies cannot load."""
     for config in rows:
         for split, swapped in itertools.product((1, 2, 4, 8), (False, True)):
             if not config.gather and allowed(shape, config, split, swapped, rows):
-                yield Plan(shape, config, split, swapped, times(work_of(shape, config, split, swapped), c, sms))
+                work = work_of(shape, config, split, swapped, prefetch=prefetch)
+                yield Plan(shape, config, split, swapped, times(work, c))
 
 
-def best(shape: Shape, rows: list[Config], c: Constants, dependent: bool = True) -> Plan:
-    return min(plans(shape, rows, c), key=lambda plan: plan.times.dependent if dependent else plan.times.plain)
+def best(shape: Shape, rows: list[Config], c: Constants, prefetch: int = 0) -> Plan:
+    return min(plans(shape, rows, c, prefetch), key=lambda plan: plan.times.dependent)

@@ -13,29 +13,28 @@
 
 #include "sm100_configs.h"
 
-#define SM100_CLOCK_GHZ              1.95
-#define SM100_DRAM_TB_S              7.25
-#define SM100_FIRST_BYTE_US          0.55
-#define SM100_INGRESS_B_CLK          60.0
-#define SM100_L2_TB_S                13.3
-#define SM100_MMA_COLUMN_CYCLES      0.5
-#define SM100_SHARED_B_CLK           128.0
-#define SM100_MMA_FILL_1             137.0
-#define SM100_MMA_FILL_2             173.0
-#define SM100_COPY_CYCLES            16.0
-#define SM100_COMMIT_CYCLES          30.0
-#define SM100_BARRIER_CYCLES         88.5
-#define SM100_TMEM_LOAD_CYCLES       62.6
-#define SM100_COLUMN_STORE_B_CLK     20.0
-#define SM100_ROW_STORE_B_CLK        7.5
-#define SM100_REMOTE_B_CLK           21.0
-#define SM100_CLUSTER_BARRIER_CYCLES 365.0
-#define SM100_PROLOGUE_US            0.7
-#define SM100_DEPENDENT_GAP_US       0.77
-#define SM100_EXIT_OVERLAP_US        0.35
-#define SM100_GATHER_CYCLES          4.0
-#define SM100_GPCS                   8
-#define SM100_CHUNK                  32 /* columns that the epilogue loads at once */
+#define SM100_CLOCK_GHZ             1.95
+#define SM100_DRAM_TB_S             7.25
+#define SM100_FIRST_BYTE_US         0.55
+#define SM100_INGRESS_B_CLK         60.0
+#define SM100_L2_TB_S               13.3
+#define SM100_MMA_COLUMN_CYCLES     0.5
+#define SM100_SHARED_B_CLK          128.0
+#define SM100_MMA_FILL_1            137.0
+#define SM100_MMA_FILL_2            173.0
+#define SM100_COPY_CYCLES           16.0
+#define SM100_COMMIT_CYCLES         30.0
+#define SM100_BARRIER_CYCLES        88.5
+#define SM100_TMEM_LOAD_CYCLES      62.6
+#define SM100_COLUMN_STORE_B_CLK    20.0
+#define SM100_ROW_STORE_B_CLK       7.5
+#define SM100_REMOTE_B_CLK          21.0
+#define SM100_REMOTE_LATENCY_CYCLES 200.0
+#define SM100_PROLOGUE_US           0.7
+#define SM100_DEPENDENT_GAP_US      0.77
+#define SM100_EXIT_OVERLAP_US       0.35
+#define SM100_GATHER_CYCLES         4.0
+#define SM100_GPCS                  8
 
 typedef struct sm100_model_input {
     int64_t x_rows, y_rows, k, l; /* sides as sm100_configs.h has them; at least 1 */
@@ -45,8 +44,9 @@ typedef struct sm100_model_input {
     int32_t split_k;       /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
     int32_t gather;        /* scales are loaded by cp.async */
     int32_t gather_values; /* and so are values */
-    int32_t co_resident;   /* an SM holds two CTAs: shared memory <= 113 KB, tensor memory <= 256 columns */
-    int32_t output_bytes;  /* of an element */
+    int32_t co_resident;   /* an SM holds two CTAs: shared memory, with parts, <= 113 KB; at most 256 columns */
+    int32_t prefetch_stages;
+    int32_t output_bytes; /* of an element */
 } sm100_model_input;
 
 static inline double sm100_max(double a, double b) {
@@ -124,25 +124,31 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     const double products = SM100_STAGE_ATOMS * one, stage = sm100_max(products, copies);
     const double idle = (stage + fill + SM100_COMMIT_CYCLES + 2 * SM100_BARRIER_CYCLES) * clk;
     const double last = (2 * SM100_BARRIER_CYCLES + SM100_COMMIT_CYCLES + copies + products + fill) * clk;
-    const double loads = SM100_CEIL_DIV(in->tile_y, SM100_CHUNK) * SM100_TMEM_LOAD_CYCLES;
-    double reduction = 0.0, epilogue = store_bytes / (in->swapped ? SM100_COLUMN_STORE_B_CLK : SM100_ROW_STORE_B_CLK);
-    if (persistent) {
-        epilogue += loads;
-    } else {
-        const double sums = (double)SM100_CTA_ROWS * in->tile_y * 4, kept = sums / in->split_k;
-        const double share = in->split_k == 2 ? 1.0 : in->split_k == 4 ? 0.83 : 0.69; /* of what two exchange */
-        reduction = (2 * SM100_CLUSTER_BARRIER_CYCLES + loads + (kept + sums) / SM100_SHARED_B_CLK +
-                     (sums - kept) / (SM100_REMOTE_B_CLK * share)) *
-                    clk;
-    }
-    epilogue *= clk;
+    /* Of loads from tensor memory the first is seen. A unit sends what it does not keep, and adds up what it gets. */
+    const double stored = store_bytes / (in->swapped ? SM100_COLUMN_STORE_B_CLK : SM100_ROW_STORE_B_CLK);
+    const double epilogue = (SM100_TMEM_LOAD_CYCLES + stored) * clk;
+    const double others = (double)SM100_CTA_ROWS * in->tile_y * 4 * (in->split_k - 1) / in->split_k;
+    const double exchanged = SM100_REMOTE_B_CLK * (in->split_k == 8 ? 0.85 : 1.0);
+    const double reduction = persistent ? 0.0
+                                        : (SM100_TMEM_LOAD_CYCLES + SM100_REMOTE_LATENCY_CYCLES + others / exchanged +
+                                           others / SM100_SHARED_B_CLK) *
+                                              clk;
+    const double tail = last + reduction + epilogue;
+
+    /* DRAM is idle from a call's last stage to the next one's first byte: that long it may bring x into L2. */
+    const int resident = 2 * launched <= fit;
+    const double peak = SM100_DRAM_TB_S * 1e6;
+    const double asked = in->prefetch_stages < k_stages ? (double)in->prefetch_stages / (double)k_stages : 1.0;
+    const double window = (SM100_DEPENDENT_GAP_US + SM100_FIRST_BYTE_US + tail) * peak;
+    const double prefetch = asked * l * (x * row + atoms_x * atom) / (double)rounds;
+    const double prefetched = !resident ? 0.0 : prefetch < window ? prefetch : window;
 
     /* The stream: rings fill at the full rate, and behind that as slots are released. */
     const int64_t ring = sm100_least(in->stages, persistent ? k_stages * rounds : k_stages);
     const double ring_bytes = (double)(ctas * ring) * SM100_STAGE_BYTES(in->group, in->tile_y) * dram / l2;
-    const double at_once = dram < ring_bytes ? dram : ring_bytes;
+    const double left = dram - prefetched, at_once = left < ring_bytes ? left : ring_bytes;
     const double lanes = (in->gather_values ? 20.0 : 4.0) * (SM100_CTA_ROWS + in->tile_y);
-    double stream = (at_once + stores) / (SM100_DRAM_TB_S * 1e6) + (dram - at_once) / sm100_dram_rate(ring_bytes, idle);
+    double stream = (at_once + stores) / peak + (left - at_once) / sm100_dram_rate(ring_bytes, idle);
     double mma = busy * (double)k_stages * stage * clk;
     if (persistent && in->accumulators == 1) mma += again * (last + epilogue);
     if (persistent && in->accumulators > 1) stream = sm100_max(stream, (busy - 1) * epilogue);
@@ -150,10 +156,9 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     stream = sm100_max(stream, mma);
     if (in->gather) stream = sm100_max(stream, busy * (double)k_stages * lanes / 32 * SM100_GATHER_CYCLES * clk);
 
-    const double tail = last + reduction + epilogue;
     if (!persistent) stream += again * (SM100_PROLOGUE_US + SM100_FIRST_BYTE_US + tail);
-    const double exposed = 2 * launched <= fit ? 0.0 : SM100_PROLOGUE_US - SM100_EXIT_OVERLAP_US;
-    return SM100_DEPENDENT_GAP_US + exposed + SM100_FIRST_BYTE_US + stream + tail;
+    const double exposed = resident ? 0.0 : SM100_PROLOGUE_US - SM100_EXIT_OVERLAP_US;
+    return sm100_max((dram + stores) / peak, SM100_DEPENDENT_GAP_US + exposed + SM100_FIRST_BYTE_US + stream + tail);
 }
 
 #endif

@@ -29,6 +29,7 @@ FIELDS = [(name, ctypes.c_int64) for name in ("x_rows", "y_rows", "k", "l")] + [
         "gather",
         "gather_values",
         "co_resident",
+        "prefetch_stages",
         "output_bytes",
     )
 ]
@@ -60,6 +61,7 @@ def test_c_estimate_is_the_models(estimate):
         config = draw.choice(model.configs())
         split = draw.choice([n for n in (1, 2, 4, 8) if n * config.group <= 8 and n <= model.ceil_div(shape.k, 256)])
         swapped, values, sms = draw.random() < 0.5, draw.random() < 0.5, draw.choice((148, 132, 20))
+        prefetch = draw.choice((0, 0, 4, 16))
         x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
         given = Input(
             x,
@@ -75,11 +77,12 @@ def test_c_estimate_is_the_models(estimate):
             split,
             config.gather,
             values,
-            config.co_resident,
+            config.co_resident(split),
+            prefetch,
             2,
         )
         got = estimate(ctypes.byref(given))
-        work = model.work_of(shape, config, split, swapped, values)
+        work = model.work_of(shape, config, split, swapped, values, prefetch)
         if model.clusters_that_fit(sms, work.cluster, work.per_sm) == 0:
             assert got == float("inf"), f"seed {seed}"
             continue
