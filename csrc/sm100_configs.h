@@ -46,7 +46,8 @@
 #define SM100_BARRIER_BYTES(stages) (16 * (stages) + 48)
 #define SM100_SHARED_BYTES(group, tile_y, stages)                                                                      \
     ((stages) * SM100_STAGE_BYTES(group, tile_y) + SM100_BARRIER_BYTES(stages))
-/* Behind them, where K is cut: what the other units send, fp32. A launch asks for so much more. */
+/* Where K is cut, what the other units send, fp32: behind the barriers, for which a launch asks for so much more, or in
+ * place of the stages, which takes a barrier of the cluster. */
 #define SM100_PARTS_BYTES(tile_y, split_k) (((split_k) - 1) * ((tile_y) / (split_k)) * SM100_CTA_ROWS * 4)
 
 /* Tensor memory: accumulators first, then for each stage 4 columns an atom. Allocations are powers of two. */
@@ -79,12 +80,13 @@ typedef struct sm100_schedule {
     sm100_operand x, y;
     int32_t tiles;            /* x times y times l */
     int32_t tiles_x, tiles_y; /* tiles_x counts units: 128 * group rows */
-    int32_t
-        split_k; /* > 1: the units of a cluster add up, each tile_y/split_k columns, 4 or more; one tile a cluster */
+    int32_t split_k;         /* > 1: a cluster's units add up, each tile_y/split_k columns (4 or more); one tile each */
     int32_t k_stages;        /* ceil(K/256); part i of K is stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
     int32_t swapped;         /* 1: x is B, so that x counts columns of the output */
     int32_t values_by_tma;   /* gather kernels: 1 if tensor maps reach the values, so that only scales are gathered */
     int32_t prefetch_stages; /* of x that each CTA brings into L2 while it waits for the grids before; 0: none */
+    int32_t parts_in_stages; /* split_k > 1: partial sums take the place of the stages */
+    int32_t padding_;
 } sm100_schedule;
 
 #endif

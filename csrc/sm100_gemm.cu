@@ -27,8 +27,9 @@
  * for the end of this one before it touches a tensor.
  *
  * K may be cut between the units of a cluster (split_k). Each then keeps TILE_Y / split_k columns of the tile; the
- * others send their sums of these to memory of its own behind the barriers, [unit][4 columns][128 lanes][4] floats, and
- * it adds them in the order of the units.
+ * others send it their sums of these, [unit][4 columns][128 lanes][4] floats, and it adds them in the order of the
+ * units. They go to memory behind the barriers, or where that would cost the next call its place on the SM, into the
+ * stages, once every unit has left them.
  *
  * Tails. Rows past the end of a tensor arrive as zeros or are left as they are: they reach only results that are not
  * stored. Along K the last stage multiplies only blocks of 64 that exist. Bulk copies need K % 64 == 0, scale atoms and
@@ -91,6 +92,7 @@ template <class C> struct share {
     uint32_t first, step;    /* of tiles */
     int32_t k_first, k_last; /* stages along K */
     int32_t k_blocks;        /* of 64, of the whole K */
+    uint32_t parts;          /* shared address of the partial sums */
 
     __device__ __forceinline__ share(const gemm_problem &p, const sm100_schedule &s, uint32_t base) : base(base) {
         uint32_t in_cluster = C::GROUP * s.split_k, cluster = cluster_rank();
@@ -101,6 +103,7 @@ template <class C> struct share {
         k_first = (int32_t)((int64_t)unit * s.k_stages / s.split_k);
         k_last = (int32_t)((int64_t)(unit + 1) * s.k_stages / s.split_k);
         k_blocks = (int32_t)((p.k + SM100_MMA_K - 1) / SM100_MMA_K);
+        parts = base + (s.parts_in_stages ? 0 : C::PARTS_AT);
     }
 
     __device__ __forceinline__ uint32_t stage(uint32_t slot) const { return base + slot * C::STAGE_BYTES; }
@@ -421,7 +424,7 @@ template <class C> __device__ __forceinline__ void send_sums(const share<C> &w, 
             uint32_t column = (chunk + i) & (kept - 1), unit = (chunk + i) >> shift;
             if (unit == w.unit) continue;
             uint32_t from = w.unit < unit ? w.unit : w.unit - 1; /* its place among the others */
-            uint32_t to = w.base + C::PARTS_AT + ((from * kept + column) * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
+            uint32_t to = w.parts + ((from * kept + column) * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
             uint32_t rank = unit * C::GROUP + w.rank;
             send_to_cluster(map_to_rank(to, rank), map_to_rank(w.parts_full(), rank), v[i], v[i + 1], v[i + 2],
                             v[i + 3]);
@@ -446,6 +449,7 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
             tcgen05_fence_after();
         }
         if (kept.units > 1) {
+            if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait(); /* every unit has left its stages */
             send_sums(w, lanes, kept.count);
             mbarrier_wait_cluster(w.parts_full(), 0);
         }
@@ -460,18 +464,25 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
     }
 }
 
-/* One thread, before the wait for prior grids: the first stages of x, of the first tile, into L2. DRAM has little to do
- * while the call before ends. */
+/* One thread, before the wait for prior grids: the first stages of x into L2, and of y, which all CTAs share, one stage
+ * each. DRAM has little to do while the call before ends. */
 template <class C>
 __device__ __forceinline__ void prefetch(const sm100_schedule &s, const share<C> &w, const tile_place &place) {
     int32_t stages = min(s.prefetch_stages, w.k_last - w.k_first);
-    if (stages <= 0 || place.x >= s.x.rows) return;
-    int32_t atoms = min(stages * SM100_STAGE_ATOMS, w.k_blocks - w.k_first * SM100_STAGE_ATOMS);
-    prefetch_bulk(s.x.scale + place.l * s.x.scale_batch + place.x / SM100_ATOM_ROWS * s.x.scale_pitch +
-                      (int64_t)w.k_first * SM100_SFX_BYTES,
-                  atoms * SM100_ATOM_BYTES);
-    for (int32_t k = w.k_first; k < w.k_first + stages; k++)
-        prefetch_box_3d(&s.x.values, k * (SM100_STAGE_K / 2), place.x, place.l);
+    if (stages <= 0) return;
+    if (place.x < s.x.rows) {
+        int32_t atoms = min(stages * SM100_STAGE_ATOMS, w.k_blocks - w.k_first * SM100_STAGE_ATOMS);
+        prefetch_bulk(s.x.scale + place.l * s.x.scale_batch + place.x / SM100_ATOM_ROWS * s.x.scale_pitch +
+                          (int64_t)w.k_first * SM100_SFX_BYTES,
+                      atoms * SM100_ATOM_BYTES);
+        for (int32_t k = w.k_first; k < w.k_first + stages; k++)
+            prefetch_box_3d(&s.x.values, k * (SM100_STAGE_K / 2), place.x, place.l);
+    }
+    int32_t k = w.k_first + (int32_t)(w.first % (uint32_t)(w.k_last - w.k_first));
+    prefetch_box_3d(&s.y.values, k * (SM100_STAGE_K / 2), place.y + (int32_t)w.rank * C::CTA_Y, place.l);
+    prefetch_bulk(s.y.scale + place.l * s.y.scale_batch + place.y / SM100_ATOM_ROWS * s.y.scale_pitch +
+                      (int64_t)k * SM100_SFX_BYTES,
+                  w.blocks(k) * SM100_ATOM_BYTES);
 }
 
 template <class C>
@@ -530,9 +541,10 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     } else if (warp >= GATHER_WARP) {
         if constexpr (C::GATHER) gatherer<C>(p, s, w).run(walk);
     } else {
-        finish(p, s, w, walk, tmem, (const float4 *)(shared + C::PARTS_AT));
+        finish(p, s, w, walk, tmem, (const float4 *)(shared + (w.parts - w.base)));
     }
     __syncwarp();
+    if (s.parts_in_stages && warp >= EPILOGUE_WARPS) cluster_arrive_relaxed(), cluster_wait();
 
     tcgen05_fence_before();
     __syncthreads();

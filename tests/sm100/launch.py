@@ -137,7 +137,8 @@ class Schedule(ctypes.Structure):
         [("x", Operand), ("y", Operand)]
         + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "k_stages", "swapped")]
         + [(name, ctypes.c_int32) for name in ("values_by_tma", "prefetch_stages")]
-        + [("tail", ctypes.c_uint8 * 32)]  # the struct is aligned to 64
+        + [(name, ctypes.c_int32) for name in ("parts_in_stages", "tail")]
+        + [("alignment", ctypes.c_uint8 * 24)]  # the struct's is 64
     )
 
 
@@ -244,7 +245,7 @@ class Product:
             operand.scales.opaque[:] = encoded
         return operand
 
-    def schedule(self, config: Config, swapped: bool, split_k: int) -> Schedule:
+    def schedule(self, config: Config, swapped: bool, split_k: int, in_stages: bool = False) -> Schedule:
         x, y = (1, 0) if swapped else (0, 1)
         rows = (self.m, self.n)
         tiles_x, tiles_y = -(-rows[x] // config.tile_x), -(-rows[y] // config.tile_y)
@@ -253,7 +254,7 @@ class Product:
             y=self.operand(config, y, config.tile_y // config.group, -(-config.tile_y // 128), EVICT_LAST),
             tiles=tiles_x * tiles_y * self.l, tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k,
             k_stages=-(-self.k // 256), swapped=int(swapped), values_by_tma=int(self.pitch % 16 == 0),
-            prefetch_stages=3,
+            prefetch_stages=3, parts_in_stages=int(in_stages),
         )  # fmt: skip
 
     def launch(
@@ -264,16 +265,21 @@ class Product:
         split_k: int = 1,
         clusters: int = 0,
         wait: bool = True,
+        in_stages: bool | None = None,
     ) -> None:
-        """clusters: of the grid, one a tile unless given."""
-        schedule = self.schedule(config, swapped, split_k)
+        """clusters: of the grid, one a tile unless given. in_stages: where partial sums go; unless given, into the
+        stages if there is no other room."""
+        more = config.parts_bytes(split_k)
+        if in_stages is None:
+            in_stages = split_k > 1 and config.shared_bytes + more > 227 * 1024
+        schedule = self.schedule(config, swapped, split_k, in_stages)
         cluster = config.group * split_k
         self.emulator.launch(
             module[config.kernel],
             grid=(clusters or schedule.tiles) * cluster,
             block=config.threads,
             args=[bytes(self.problem()), bytes(schedule)],
-            shared=config.shared_bytes + config.parts_bytes(split_k),
+            shared=config.shared_bytes + (0 if in_stages else more),
             cluster=cluster,
             programmatic=True,
             wait=wait,
