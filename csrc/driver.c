@@ -251,8 +251,8 @@ static nvfp4_status load_functions(driver *d, device_state *state) {
         CUresult error = d->cuKernelGetFunction(&function, d->kernels[k]);
         if (is_absent(arch, error)) continue;
         if (!error && bytes > DEFAULT_SHARED_BYTES)
-            error = d->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, d->kernels[k],
-                                            state->handle);
+            error = d->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                            state->facts.shared_per_block, d->kernels[k], state->handle);
         if (error) return refused(d, kernels[k].name, error);
         state->functions[k] = function;
         if (arch == ARCH_SM100) state->facts.has_sm100 = 1;
@@ -353,7 +353,7 @@ nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launc
         .blockDimX = (unsigned)kernel->threads,
         .blockDimY = 1,
         .blockDimZ = 1,
-        .sharedMemBytes = (unsigned)kernel->shared_bytes,
+        .sharedMemBytes = (unsigned)(kernel->shared_bytes + launch->more_shared_bytes),
         .hStream = launch->queue,
         .attrs = attributes,
     };

@@ -33,8 +33,9 @@ nvfp4_status driver_encode(driver *d, const tensor_layout *tensor, tensor_map *m
 /* What to enqueue, and on which queue (CUstream) of the device's primary context. */
 typedef struct kernel_launch {
     kernel_id kernel;
-    int32_t cluster; /* CTAs a cluster; 0: no clusters */
-    int64_t grid;    /* CTAs in all */
+    int32_t cluster;           /* CTAs a cluster; 0: no clusters */
+    int64_t grid;              /* CTAs in all */
+    int32_t more_shared_bytes; /* of dynamic shared memory a CTA, beyond what the kernel always has */
     void **arguments;
     void *queue;
 } kernel_launch;

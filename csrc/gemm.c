@@ -78,6 +78,7 @@ static nvfp4_status launch_sm100(driver *d, route *r, const nvfp4_gemm_args *arg
     const kernel_launch launch = {.kernel = (kernel_id)r->plan.kernel,
                                   .cluster = sm100_cluster(&r->plan),
                                   .grid = r->plan.grid,
+                                  .more_shared_bytes = sm100_parts_bytes(&r->plan, &r->sm100),
                                   .arguments = arguments,
                                   .queue = args->queue};
     return driver_launch(d, r->where.device, &launch);

@@ -37,6 +37,8 @@ enum {
     NARROW_TILE = 32,      /* tiles no wider than this have to hold all of y */
     SHARE_COLUMNS = 4,     /* of a tile are added up at a time where K is split */
     TMEM_COLUMNS = 512,    /* of an SM (PTX ISA 9.0, 9.7.16.1) */
+    PREFETCH_STAGES = 8,   /* 144 KB a CTA: what DRAM delivers in the 2 to 3 us between the last copy of a call and the
+                              first of the next (modelled) */
     RESERVED_BYTES = 1024, /* of an SM's shared memory for each CTA (CUDA programming guide, compute capabilities) */
 };
 
@@ -137,6 +139,22 @@ static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     return 1;
 }
 
+/* Whether a CTA with so much shared memory leaves room for one of the next call. */
+static int leaves_room(const device_facts *facts, const sm100_config *config, int32_t bytes) {
+    return config->co_resident && 2 * (bytes + RESERVED_BYTES) <= facts->shared_per_sm;
+}
+
+static int32_t parts_bytes(const candidate *c) {
+    return SM100_PARTS_BYTES(c->config->tile_y, c->split_k);
+}
+
+/* Partial sums take the stages' place where room of their own would be none of the device's or the next call's. */
+static int parts_in_stages(const device_facts *facts, const candidate *c) {
+    int32_t bytes = kernels[c->config->kernel].shared_bytes, all = bytes + parts_bytes(c);
+    return c->split_k > 1 && (all > facts->shared_per_block ||
+                              (leaves_room(facts, c->config, bytes) && !leaves_room(facts, c->config, all)));
+}
+
 static double estimate(const device_facts *facts, const gemm_problem *p, const candidate *c) {
     const sm100_config *config = c->config;
     const sm100_model_input input = {
@@ -153,8 +171,7 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .split_k = c->split_k,
         .gather = config->gather,
         .gather_values = config->gather && !by_tensor_maps(p),
-        .co_resident =
-            config->co_resident && 2 * (kernels[config->kernel].shared_bytes + RESERVED_BYTES) <= facts->shared_per_sm,
+        .co_resident = leaves_room(facts, config, kernels[config->kernel].shared_bytes),
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
     };
     return sm100_estimate_us(&input);
@@ -210,7 +227,10 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .k_stages = (int32_t)c->k_stages,
         .swapped = c->swapped,
         .values_by_tma = by_tensor_maps(p),
+        .parts_in_stages = parts_in_stages(facts, c),
     };
+    if (leaves_room(facts, config, kernels[config->kernel].shared_bytes) && c->tiles_y == 1)
+        s->prefetch_stages = PREFETCH_STAGES;
     fill_operand(p, c->swapped, &s->x);
     fill_operand(p, !c->swapped, &s->y);
     choose_policies(facts, p, c, s);
@@ -290,6 +310,10 @@ static const sm100_config *config_of(const nvfp4_plan *plan) {
 
 int32_t sm100_cluster(const nvfp4_plan *plan) {
     return config_of(plan)->group * plan->split_k;
+}
+
+int32_t sm100_parts_bytes(const nvfp4_plan *plan, const sm100_schedule *schedule) {
+    return schedule->parts_in_stages ? 0 : SM100_PARTS_BYTES(config_of(plan)->tile_y, plan->split_k);
 }
 
 /* The distance of what there is only one of is free, but must be a valid one. */

@@ -26,4 +26,7 @@ int sm100_tensors(const gemm_problem *problem, const nvfp4_plan *plan, sm100_sch
 /* CTAs of a cluster. */
 int32_t sm100_cluster(const nvfp4_plan *plan);
 
+/* Bytes of shared memory that partial sums take behind what the kernel always has. */
+int32_t sm100_parts_bytes(const nvfp4_plan *plan, const sm100_schedule *schedule);
+
 #endif
