@@ -23,6 +23,7 @@ class Constants:
     first_byte_us: float = constant(
         0.55, "us", "cold latency: gather4 546 ns, LDGSTS 550 to 620, a small TMA alone 500 (4.1)"
     )
+    l2_hit_us: float = constant(0.2, "us", "latency of L2: gather4 200 ns, LDGSTS 340 to 400 cycles (4.1)")
     ingress_b_clk: float = constant(
         60.0, "B/clk", "into one SM's shared memory: 46 seen, 60 inferred, 64 the port (4.2)"
     )
@@ -50,6 +51,7 @@ class Constants:
     remote_latency_cycles: float = constant(
         200.0, "clk", "H200: st.async to another CTA, until its mbarrier's wait ends"
     )
+    cluster_barrier_cycles: float = constant(365.0, "clk", "H200: barrier.cluster, 356 to 374 for 2, 4 and 8 CTAs")
     prologue_us: float = constant(0.7, "us", "barriers, tensor memory, descriptors (2.9, derived)")
     plain_gap_us: float = constant(
         3.04,

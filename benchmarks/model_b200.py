@@ -55,17 +55,27 @@ class Config:
         values = (CTA_ROWS + self.tile_y // self.group) * STAGE_K // 2
         return values + STAGE_ATOMS * ATOM_BYTES * (1 + self.scale_atoms)
 
-    def shared_bytes(self, split: int = 1) -> int:
-        """With what the other units of a cluster send, where K is cut."""
-        parts = (split - 1) * (self.tile_y // split) * CTA_ROWS * 4
-        return self.stages * self.stage_bytes + 16 * self.stages + 48 + parts
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self.stage_bytes + 16 * self.stages + 48
+
+    def parts_bytes(self, split: int) -> int:
+        """What the other units of a cluster send, where K is cut."""
+        return (split - 1) * (self.tile_y // split) * CTA_ROWS * 4
+
+    def parts_in_stages(self, split: int) -> bool:
+        """Whether those take the place of stages, for a barrier more: where there is no room, or not for two CTAs."""
+        whole = self.shared_bytes + self.parts_bytes(split)
+        return whole > given.SHARED or (self.co_resident and whole > given.HALF_SHARED)
 
     @property
     def columns(self) -> int:
         return self.accumulators * self.tile_y + self.stages * 4 * STAGE_ATOMS * (1 + self.scale_atoms)
 
-    def co_resident(self, split: int = 1) -> bool:
-        return self.shared_bytes(split) <= given.HALF_SHARED and self.columns <= given.HALF_COLUMNS
+    @property
+    def co_resident(self) -> bool:
+        """Whether an SM holds two CTAs. It does of a split as well, whose parts then take the place of stages."""
+        return self.shared_bytes <= given.HALF_SHARED and self.columns <= given.HALF_COLUMNS
 
 
 def configs(path: Path = CONFIGS) -> list[Config]:
@@ -106,7 +116,8 @@ class Work:
     store_b_clk: str  # which constant
     split: int = 1
     two_accumulators: bool = False
-    prefetched: float = 0.0  # device; into L2 before the call may read
+    parts_in_stages: bool = False
+    prefetched: float = 0.0  # device; of x, into L2 before the call may read; y comes whole
     gathers: float = 0.0  # warp-wide cp.async a stage
 
 
@@ -126,6 +137,7 @@ class Times:
     reduction: float
     epilogue: float
     resident: bool  # the next call's CTAs find room beside this one's
+    prefetched: float  # bytes, device
     floor: float  # of DRAM
     c: Constants
 
@@ -153,7 +165,8 @@ class Times:
 
     @property
     def plain(self) -> float:
-        """Back to back, without."""
+        """Back to back, without; there is nothing then that a prefetch would come before."""
+        assert not self.prefetched
         return self.c.plain_gap_us + self.c.prologue_us + self.body
 
     @property
@@ -227,12 +240,14 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
         sending = (
             c.tmem_load_cycles + c.remote_latency_cycles + others / (c.remote_b_clk * given.REMOTE_SHARE[work.split])
         )
-        reduction = (sending + others / c.shared_b_clk) * clk
+        barrier = c.cluster_barrier_cycles if work.parts_in_stages else 0.0
+        reduction = (barrier + sending + others / c.shared_b_clk) * clk
     resident = 2 * launched <= fit
 
     # DRAM is idle from a call's last stage to the next one's first byte: that long it may bring x into L2.
     window = c.dependent_gap_us + c.first_byte_us + last + reduction + epilogue
     prefetched = min(work.prefetched / rounds, window * c.dram_tb_s * 1e6) if resident else 0.0
+    first_byte = c.l2_hit_us if prefetched else c.first_byte_us
     # The rings fill at the full rate; behind that a byte is asked for when a slot is released.
     ring = min(work.ring, work.k_stages * (rounds if persistent else 1))
     ring_bytes = ctas * ring * work.stage_bytes * (work.dram / work.l2)
@@ -248,7 +263,7 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
     else:
         mma += (rounds - 1) * (last + epilogue)
     return Times(
-        first_byte=c.first_byte_us,
+        first_byte=first_byte,
         dram=dram,
         l2=work.l2 / (c.l2_tb_s * 1e6),
         ingress=work.ingress * busy / c.ingress_b_clk * clk,
@@ -260,6 +275,7 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
         reduction=reduction,
         epilogue=epilogue,
         resident=resident,
+        prefetched=prefetched,
         floor=(work.dram + work.stores) / (c.dram_tb_s * 1e6),
         c=c,
     )
@@ -285,7 +301,7 @@ def work_of(
     return Work(
         tiles=tiles_x * tiles_y * shape.l,
         cluster=group * split,
-        per_sm=2 if config.co_resident(split) else 1,
+        per_sm=2 if config.co_resident else 1,
         k_stages=k_stages,
         ring=config.stages,
         stage_bytes=config.stage_bytes,
@@ -300,6 +316,7 @@ def work_of(
         store_bytes=min(x, CTA_ROWS) * min(y, tile_y) * 2 / split,
         store_b_clk="column_store_b_clk" if swapped else "row_store_b_clk",
         split=split,
+        parts_in_stages=split > 1 and config.parts_in_stages(split),
         two_accumulators=config.accumulators > 1,
         gathers=lanes / 32 if config.gather else 0.0,
     )
@@ -330,10 +347,7 @@ def allowed(shape: Shape, config: Config, split: int, swapped: bool, rows: list[
     if any(y <= other.tile_y < config.tile_y for other in narrower):
         return False
     return split == 1 or (
-        split <= ceil_div(shape.k, STAGE_K)
-        and split * config.group <= MOST_CTAS
-        and config.tile_y >= 4 * split
-        and config.shared_bytes(split) <= given.SHARED
+        split <= ceil_div(shape.k, STAGE_K) and split * config.group <= MOST_CTAS and config.tile_y >= 4 * split
     )
 
 

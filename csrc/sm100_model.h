@@ -13,28 +13,30 @@
 
 #include "sm100_configs.h"
 
-#define SM100_CLOCK_GHZ             1.95
-#define SM100_DRAM_TB_S             7.25
-#define SM100_FIRST_BYTE_US         0.55
-#define SM100_INGRESS_B_CLK         60.0
-#define SM100_L2_TB_S               13.3
-#define SM100_MMA_COLUMN_CYCLES     0.5
-#define SM100_SHARED_B_CLK          128.0
-#define SM100_MMA_FILL_1            137.0
-#define SM100_MMA_FILL_2            173.0
-#define SM100_COPY_CYCLES           16.0
-#define SM100_COMMIT_CYCLES         30.0
-#define SM100_BARRIER_CYCLES        88.5
-#define SM100_TMEM_LOAD_CYCLES      62.6
-#define SM100_COLUMN_STORE_B_CLK    20.0
-#define SM100_ROW_STORE_B_CLK       7.5
-#define SM100_REMOTE_B_CLK          21.0
-#define SM100_REMOTE_LATENCY_CYCLES 200.0
-#define SM100_PROLOGUE_US           0.7
-#define SM100_DEPENDENT_GAP_US      0.77
-#define SM100_EXIT_OVERLAP_US       0.35
-#define SM100_GATHER_CYCLES         4.0
-#define SM100_GPCS                  8
+#define SM100_CLOCK_GHZ              1.95
+#define SM100_DRAM_TB_S              7.25
+#define SM100_FIRST_BYTE_US          0.55
+#define SM100_L2_HIT_US              0.2
+#define SM100_INGRESS_B_CLK          60.0
+#define SM100_L2_TB_S                13.3
+#define SM100_MMA_COLUMN_CYCLES      0.5
+#define SM100_SHARED_B_CLK           128.0
+#define SM100_MMA_FILL_1             137.0
+#define SM100_MMA_FILL_2             173.0
+#define SM100_COPY_CYCLES            16.0
+#define SM100_COMMIT_CYCLES          30.0
+#define SM100_BARRIER_CYCLES         88.5
+#define SM100_TMEM_LOAD_CYCLES       62.6
+#define SM100_COLUMN_STORE_B_CLK     20.0
+#define SM100_ROW_STORE_B_CLK        7.5
+#define SM100_REMOTE_B_CLK           21.0
+#define SM100_REMOTE_LATENCY_CYCLES  200.0
+#define SM100_CLUSTER_BARRIER_CYCLES 365.0
+#define SM100_PROLOGUE_US            0.7
+#define SM100_DEPENDENT_GAP_US       0.77
+#define SM100_EXIT_OVERLAP_US        0.35
+#define SM100_GATHER_CYCLES          4.0
+#define SM100_GPCS                   8
 
 typedef struct sm100_model_input {
     int64_t x_rows, y_rows, k, l; /* sides as sm100_configs.h has them; at least 1 */
@@ -44,9 +46,9 @@ typedef struct sm100_model_input {
     int32_t split_k;       /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
     int32_t gather;        /* scales are loaded by cp.async */
     int32_t gather_values; /* and so are values */
-    int32_t co_resident;   /* an SM holds two CTAs: shared memory, with parts, <= 113 KB; at most 256 columns */
-    int32_t prefetch_stages;
-    int32_t output_bytes; /* of an element */
+    int32_t co_resident;   /* an SM holds two CTAs: at most 113 KB of shared memory and 256 columns */
+    int32_t parts_in_stages, prefetch_stages; /* as the schedule has them */
+    int32_t output_bytes;                     /* of an element */
 } sm100_model_input;
 
 static inline double sm100_max(double a, double b) {
@@ -129,10 +131,9 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     const double epilogue = (SM100_TMEM_LOAD_CYCLES + stored) * clk;
     const double others = (double)SM100_CTA_ROWS * in->tile_y * 4 * (in->split_k - 1) / in->split_k;
     const double exchanged = SM100_REMOTE_B_CLK * (in->split_k == 8 ? 0.85 : 1.0);
-    const double reduction = persistent ? 0.0
-                                        : (SM100_TMEM_LOAD_CYCLES + SM100_REMOTE_LATENCY_CYCLES + others / exchanged +
-                                           others / SM100_SHARED_B_CLK) *
-                                              clk;
+    const double barrier = in->parts_in_stages ? SM100_CLUSTER_BARRIER_CYCLES : 0.0;
+    const double sending = SM100_TMEM_LOAD_CYCLES + SM100_REMOTE_LATENCY_CYCLES + others / exchanged;
+    const double reduction = persistent ? 0.0 : (barrier + sending + others / SM100_SHARED_B_CLK) * clk;
     const double tail = last + reduction + epilogue;
 
     /* DRAM is idle from a call's last stage to the next one's first byte: that long it may bring x into L2. */
@@ -142,6 +143,7 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     const double window = (SM100_DEPENDENT_GAP_US + SM100_FIRST_BYTE_US + tail) * peak;
     const double prefetch = asked * l * (x * row + atoms_x * atom) / (double)rounds;
     const double prefetched = !resident ? 0.0 : prefetch < window ? prefetch : window;
+    const double first_byte = prefetched > 0.0 ? SM100_L2_HIT_US : SM100_FIRST_BYTE_US;
 
     /* The stream: rings fill at the full rate, and behind that as slots are released. */
     const int64_t ring = sm100_least(in->stages, persistent ? k_stages * rounds : k_stages);
@@ -158,7 +160,7 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
 
     if (!persistent) stream += again * (SM100_PROLOGUE_US + SM100_FIRST_BYTE_US + tail);
     const double exposed = resident ? 0.0 : SM100_PROLOGUE_US - SM100_EXIT_OVERLAP_US;
-    return sm100_max((dram + stores) / peak, SM100_DEPENDENT_GAP_US + exposed + SM100_FIRST_BYTE_US + stream + tail);
+    return sm100_max((dram + stores) / peak, SM100_DEPENDENT_GAP_US + exposed + first_byte + stream + tail);
 }
 
 #endif

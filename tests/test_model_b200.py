@@ -29,6 +29,7 @@ FIELDS = [(name, ctypes.c_int64) for name in ("x_rows", "y_rows", "k", "l")] + [
         "gather",
         "gather_values",
         "co_resident",
+        "parts_in_stages",
         "prefetch_stages",
         "output_bytes",
     )
@@ -77,7 +78,8 @@ def test_c_estimate_is_the_models(estimate):
             split,
             config.gather,
             values,
-            config.co_resident(split),
+            config.co_resident,
+            split > 1 and config.parts_in_stages(split),
             prefetch,
             2,
         )
