@@ -1,5 +1,5 @@
-"""Stages A to E of the B200 kernel's bring-up, on the emulated B200: each step of csrc/sm100_gemm.cu by itself, with the
-functions and wrappers that the kernel is made of (tests/sm100/stages.cu). Stage F, the whole kernel, is
+"""Stages A to E of the B200 kernel's bring-up, on the emulated B200: each step of csrc/sm100_gemm.cu by itself, with
+the functions and wrappers that the kernel is made of (tests/sm100/stages.cu). Stage F, the whole kernel, is
 tests/test_sm100_gemm.py.
 
 A stage that fails while those before it pass names the step that is wrong; each docstring says what its failure means.
@@ -21,8 +21,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "sm100"))
 
 from emulate import Emulator, EmulatorError, Kernel  # noqa: E402
+from expected import BF16, box, codes, swizzled, tensor_core, to_type  # noqa: E402
 from launch import (  # noqa: E402
-    E4M3,
     FP16,
     FP32,
     NAN,
@@ -30,7 +30,6 @@ from launch import (  # noqa: E402
     SWIZZLE_128,
     UINT8,
     UINT16,
-    VALUES,
     Config,
     Product,
     compile_ptx,
@@ -45,7 +44,6 @@ pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 
 SEEDS = int(os.environ.get("SM100_SEEDS", 4))
 CONFIGS = configs()
-BF16 = 5
 NEVER_WRITTEN = 0xA5
 CTA_BYTES = 65536  # as in stages.cu
 SHARED = CTA_BYTES + 64
@@ -76,24 +74,6 @@ def stage(name: str, seed: int, tmem_base: int | None = None) -> tuple[Emulator,
 
 
 # ---- A: copies into shared memory
-
-
-def box(source: numpy.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]) -> numpy.ndarray:
-    """The elements from that corner on, zeros where there are none."""
-    made = numpy.zeros(shape, source.dtype)
-    first = [max(c, 0) for c in corner]
-    last = [min(c + s, n) for c, s, n in zip(corner, shape, source.shape)]
-    if all(f < l for f, l in zip(first, last)):
-        there = tuple(slice(f - c, l - c) for f, l, c in zip(first, last, corner))
-        made[there] = source[tuple(slice(f, l) for f, l in zip(first, last))]
-    return made
-
-
-def swizzled(rows: numpy.ndarray) -> numpy.ndarray:
-    """Rows of 128 bytes as the 128-byte swizzle lays them out: 16-byte units, exclusive or with the row in 8."""
-    units = rows.reshape(-1, 8, 16)
-    row = numpy.arange(len(units))[:, None]
-    return units[row, numpy.arange(8) ^ row % 8].reshape(-1)
 
 
 def corners(random: Generator, limits: tuple[int, int, int], shape: tuple[int, int, int]) -> list[tuple[int, ...]]:
@@ -158,7 +138,8 @@ def boxes(group: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("group", "rows"), [(group, rows) for group in (1, 2) for rows in sorted({8, *boxes(1)} if group == 1 else boxes(2))]
+    ("group", "rows"),
+    [(group, rows) for group in (1, 2) for rows in sorted({8, *boxes(1)} if group == 1 else boxes(2))],
 )
 def test_a_values_by_tensor_map(group: int, rows: int, random: Generator) -> None:
     """A: a box of values lands under the 128-byte swizzle as the tensor core expects it, zeros where the tensor ends,
@@ -183,8 +164,8 @@ def test_a_scales_by_tensor_map(blocks: int, random: Generator) -> None:
 
 
 def test_a_scales_by_bulk_copy(random: Generator) -> None:
-    """A: one to four atoms of scales by a bulk copy, as a CTA without a pair loads them. A hang is the count of bytes, a
-    fault an address that is not on 16."""
+    """A: one to four atoms of scales by a bulk copy, as a CTA without a pair loads them. A hang is the count of bytes,
+    a fault an address that is not on 16."""
     for seed in range(SEEDS):
         emulator, kernel = stage("stage_a_bulk", seed)
         source = random.integers(0, 256, 8 * ATOM, numpy.uint8)
@@ -331,9 +312,9 @@ def test_b_letting_go_before_the_allocation_deadlocks(columns: int) -> None:
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("atoms_y", [1, 2])
 def test_c_scales_in_tensor_memory(group: int, atoms_y: int, random: Generator) -> None:
-    """C: tcgen05.cp puts row r of an atom into lane r % 32 of every quarter, column r / 32, four scales a cell; the atoms
-    of a stage lie as multiply() expects them, four for x, then 4 or 8 columns a step for y. So rows 64 to 127, which an
-    odd tile of 64 rows multiplies with, begin 2 columns on. In a pair each CTA's tensor memory gets its own atoms.
+    """C: tcgen05.cp puts row r of an atom into lane r % 32 of every quarter, column r / 32, four scales a cell; the
+    atoms of a stage lie as multiply() expects them, four for x, then 4 or 8 columns a step for y. So rows 64 to 127,
+    which an odd tile of 64 rows multiplies with, begin 2 columns on. In a pair each CTA's tensor memory gets its own.
 
     Wrong rows: the descriptor's stride or swizzle. One quarter wrong: the multicast. Right values in other columns:
     the address.
@@ -363,58 +344,6 @@ def test_c_scales_in_tensor_memory(group: int, atoms_y: int, random: Generator) 
 
 
 # ---- D: products
-
-
-def tensor_core(
-    a: numpy.ndarray, sfa: numpy.ndarray, b: numpy.ndarray, sfb: numpy.ndarray
-) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
-    """What a chain of tcgen05.mma over 64 values along K leaves, from integers alone: [M, N] in fp32. Besides the sum
-    in double and the largest magnitude of a partial sum.
-
-    a, b: e2m1 codes [rows, K]; sfa, sfb: e4m3 bytes [rows, K/16]. In each step four sums of 16 products, exact, with
-    their scales, and the sum so far are cut toward zero 35 bits below the largest exponent, added, and cut to 24 bits.
-    """
-    doubled = (2 * VALUES).astype(numpy.int64)
-
-    def scale(byte: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Significand in eighths, exponent; zero has no exponent that could be the largest."""
-        exponent, mantissa = (byte >> 3 & 15).astype(numpy.int64), (byte & 7).astype(numpy.int64)
-        significand = numpy.where(exponent == 0, mantissa, 8 + mantissa)
-        return significand, numpy.where(significand == 0, -126, numpy.maximum(exponent, 1) - 7)
-
-    def cut(value: numpy.ndarray, left: numpy.ndarray) -> numpy.ndarray:
-        """value * 2^left toward zero."""
-        up, down = numpy.clip(left, 0, 40), numpy.clip(-left, 0, 62)
-        return numpy.sign(value) * (numpy.abs(value) << up >> down)
-
-    qa, ea = scale(sfa)
-    qb, eb = scale(sfb)
-    m, n, steps = len(a), len(b), a.shape[1] // 64
-    total = numpy.zeros((m, n))  # always a number that fp32 has
-    exact, largest = numpy.zeros((m, n)), numpy.zeros((m, n))
-    for step in range(steps):
-        terms = []
-        for group in range(4 * step, 4 * step + 4):
-            values = slice(16 * group, 16 * group + 16)
-            dot = (doubled[a[:, values]] @ doubled[b[:, values]].T) * qa[:, group, None] * qb[None, :, group]
-            terms.append((dot, ea[:, group, None] + eb[None, :, group]))  # dot * 2^(exponent - 8)
-        fraction, exponent = numpy.frexp(total)
-        c = (fraction * 2**24).astype(numpy.int64)  # c * 2^(exponent - 24), the leading bit worth 2^(exponent - 1)
-        c_exponent = numpy.where(c == 0, -126, exponent - 1)
-        top = numpy.maximum.reduce([c_exponent, *(e for _, e in terms)])
-        added = cut(c, 35 - 23 - (top - c_exponent))
-        for dot, e in terms:
-            added += cut(dot, 35 - 8 - (top - e))
-            exact += numpy.ldexp(dot.astype(float), e - 8)
-        bits = numpy.frexp(numpy.abs(added).astype(float))[1]
-        lost = numpy.clip(bits - 24, 0, None)
-        total = numpy.ldexp((numpy.sign(added) * (numpy.abs(added) >> lost << lost)).astype(float), top - 35)
-        largest = numpy.maximum(largest, numpy.abs(exact))
-    return total.astype(numpy.float32), exact, largest
-
-
-def codes(data: numpy.ndarray) -> numpy.ndarray:
-    return numpy.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
 
 
 def set_scales(product: Product, random: Generator, choices: numpy.ndarray) -> None:
@@ -489,21 +418,6 @@ def test_d_chain(config: Config, random: Generator) -> None:
 # ---- E: the epilogue
 
 
-def to_type(values: numpy.ndarray, kind: int) -> numpy.ndarray:
-    """fp32 to the bits of that type, to nearest even."""
-    if kind == FP32:
-        return values.view(numpy.uint32)
-    if kind == FP16:
-        return values.astype(numpy.float16).view(numpy.uint16)
-    bits = values.view(numpy.uint32)
-    return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(numpy.uint16)
-
-
-def of_type(values: numpy.ndarray, kind: int) -> numpy.ndarray:
-    """The same, of numbers that the type has, as an array that can be stored."""
-    return to_type(numpy.ascontiguousarray(values, numpy.float32), kind)
-
-
 GUARD = 256
 
 
@@ -542,9 +456,9 @@ def run_epilogue(
         alpha = random.choice(numpy.float32([0.5, 1, 2, -1]), n)
         bias = random.integers(-8, 9, n).astype(numpy.float32)
         c, beta = random.integers(-8, 9, (l, m, n)).astype(numpy.float32), 0.5
-    arrays = [emulator.array(alpha), emulator.array(of_type(bias, kind))]
+    arrays = [emulator.array(alpha), emulator.array(to_type(bias, kind))]
     if extras:
-        arrays.append(emulator.array(of_type(c, kind)))
+        arrays.append(emulator.array(to_type(c, kind)))
         problem.alpha, problem.alpha_stride = arrays[0].address, 1
         problem.bias, problem.bias_type = arrays[1].address, kind
         problem.c, problem.c_pitch, problem.c_batch, problem.beta = arrays[2].address, n * item, m * n * item, beta
@@ -563,9 +477,11 @@ def run_epilogue(
     if extras:
         v = v + numpy.float32(beta) * c + bias
     image = numpy.full(out.nbytes, 0xFF, numpy.uint8)
-    bits = to_type(numpy.ascontiguousarray(v.astype(numpy.float32)), kind)
+    bits = to_type(v, kind)
     batches, rows, columns, byte = numpy.ogrid[:l, :m, :n, :item]
-    image[start + batches * batch + rows * pitch + columns * item + byte] = bits.view(numpy.uint8).reshape(l, m, n, item)
+    image[start + batches * batch + rows * pitch + columns * item + byte] = bits.view(numpy.uint8).reshape(
+        l, m, n, item
+    )
     got = out.numpy()
     wrong = numpy.flatnonzero(got != image)
     if len(wrong):
@@ -583,9 +499,9 @@ KINDS = {"fp32": FP32, "fp16": FP16, "bf16": BF16}
 @PLAIN
 @pytest.mark.parametrize("swapped", [False, True], ids=["plain", "swapped"])
 def test_e_every_cell_to_its_place(config: Config, swapped: bool, random: Generator) -> None:
-    """E: lane and column of every accumulator reach their row and column of C and nothing else is written: ragged edges,
-    any pitch and alignment, several tiles and batches, also by CTAs that take one tile after the other. In 16 bits the
-    tile, the lane and the column are told apart one at a time.
+    """E: lane and column of every accumulator reach their row and column of C and nothing else is written: ragged
+    edges, any pitch and alignment, several tiles and batches, also by CTAs that take one tile after the other. In 16
+    bits the tile, the lane and the column are told apart one at a time.
 
     Rows or columns exchanged: swapped. Every 32nd lane group wrong: the warp's quarter. The second tile of a CTA wrong:
     acc_full and acc_empty.

@@ -1,0 +1,90 @@
+"""What the stages of tests/test_sm100_stages.py must leave in memory, from the definitions alone: no emulator in it."""
+
+from __future__ import annotations
+
+import numpy
+from launch import FP16, FP32, VALUES
+
+BF16 = 5  # OUT_BF16
+
+
+def box(source: numpy.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]) -> numpy.ndarray:
+    """The elements from that corner on, zeros where there are none."""
+    made = numpy.zeros(shape, source.dtype)
+    first = [max(c, 0) for c in corner]
+    last = [min(c + s, n) for c, s, n in zip(corner, shape, source.shape)]
+    if all(f < l for f, l in zip(first, last)):
+        there = tuple(slice(f - c, l - c) for f, l, c in zip(first, last, corner))
+        made[there] = source[tuple(slice(f, l) for f, l in zip(first, last))]
+    return made
+
+
+def swizzled(rows: numpy.ndarray) -> numpy.ndarray:
+    """Rows of 128 bytes as the 128-byte swizzle lays them out: 16-byte units, exclusive or with the row in 8."""
+    units = rows.reshape(-1, 8, 16)
+    row = numpy.arange(len(units))[:, None]
+    return units[row, numpy.arange(8) ^ row % 8].reshape(-1)
+
+
+def tensor_core(
+    a: numpy.ndarray, sfa: numpy.ndarray, b: numpy.ndarray, sfb: numpy.ndarray
+) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """What a chain of tcgen05.mma over 64 values along K leaves, from integers alone: [M, N] in fp32. Besides the sum
+    in double and the largest magnitude of a partial sum.
+
+    a, b: e2m1 codes [rows, K]; sfa, sfb: e4m3 bytes [rows, K/16]. In each step four sums of 16 products, exact, with
+    their scales, and the sum so far are cut toward zero 35 bits below the largest exponent, added, and cut to 24 bits.
+    """
+    doubled = (2 * VALUES).astype(numpy.int64)
+
+    def scale(byte: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Significand in eighths, exponent; zero has no exponent that could be the largest."""
+        exponent, mantissa = (byte >> 3 & 15).astype(numpy.int64), (byte & 7).astype(numpy.int64)
+        significand = numpy.where(exponent == 0, mantissa, 8 + mantissa)
+        return significand, numpy.where(significand == 0, -126, numpy.maximum(exponent, 1) - 7)
+
+    def cut(value: numpy.ndarray, left: numpy.ndarray) -> numpy.ndarray:
+        """value * 2^left toward zero."""
+        up, down = numpy.clip(left, 0, 40), numpy.clip(-left, 0, 62)
+        return numpy.sign(value) * (numpy.abs(value) << up >> down)
+
+    qa, ea = scale(sfa)
+    qb, eb = scale(sfb)
+    m, n, steps = len(a), len(b), a.shape[1] // 64
+    total = numpy.zeros((m, n))  # always a number that fp32 has
+    exact, largest = numpy.zeros((m, n)), numpy.zeros((m, n))
+    for step in range(steps):
+        terms = []
+        for group in range(4 * step, 4 * step + 4):
+            values = slice(16 * group, 16 * group + 16)
+            dot = (doubled[a[:, values]] @ doubled[b[:, values]].T) * qa[:, group, None] * qb[None, :, group]
+            terms.append((dot, ea[:, group, None] + eb[None, :, group]))  # dot * 2^(exponent - 8)
+        fraction, exponent = numpy.frexp(total)
+        c = (fraction * 2**24).astype(numpy.int64)  # c * 2^(exponent - 24), the leading bit worth 2^(exponent - 1)
+        c_exponent = numpy.where(c == 0, -126, exponent - 1)
+        top = numpy.maximum.reduce([c_exponent, *(e for _, e in terms)])
+        added = cut(c, 35 - 23 - (top - c_exponent))
+        for dot, e in terms:
+            added += cut(dot, 35 - 8 - (top - e))
+            exact += numpy.ldexp(dot.astype(float), e - 8)
+        bits = numpy.frexp(numpy.abs(added).astype(float))[1]
+        lost = numpy.clip(bits - 24, 0, None)
+        total = numpy.ldexp((numpy.sign(added) * (numpy.abs(added) >> lost << lost)).astype(float), top - 35)
+        largest = numpy.maximum(largest, numpy.abs(exact))
+    return total.astype(numpy.float32), exact, largest
+
+
+def codes(data: numpy.ndarray) -> numpy.ndarray:
+    """Bytes of two e2m1 values [rows, K/2] to codes [rows, K]."""
+    return numpy.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
+
+
+def to_type(values: numpy.ndarray, kind: int) -> numpy.ndarray:
+    """fp32 to the bits of that type, to nearest even."""
+    values = numpy.ascontiguousarray(values, numpy.float32)
+    if kind == FP32:
+        return values.view(numpy.uint32)
+    if kind == FP16:
+        return values.astype(numpy.float16).view(numpy.uint16)
+    bits = values.view(numpy.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(numpy.uint16)
