@@ -11,6 +11,12 @@
 #include <stdint.h>
 
 #include "device/tensor_map.h"
+#ifdef NVFP4_DUMP
+#include "device/dump.h"
+#define SM100_DUMP_BYTES 16 /* two more barriers, at the end */
+#else
+#define SM100_DUMP_BYTES 0
+#endif
 
 /*    id, group, tile_y, stages, accumulators, gather */
 #define SM100_GEMM_CONFIGS(X)                                                                                          \
@@ -43,7 +49,7 @@
     (SM100_X_BYTES + SM100_Y_BYTES(group, tile_y) + SM100_SFX_BYTES + SM100_SFY_BYTES(tile_y))
 /* Behind the stages: full and empty barriers of the stages, full and empty barriers of at most two accumulators, the
  * barrier of the partial sums, the address of the tensor memory. */
-#define SM100_BARRIER_BYTES(stages) (16 * (stages) + 48)
+#define SM100_BARRIER_BYTES(stages) (16 * (stages) + 48 + SM100_DUMP_BYTES)
 #define SM100_SHARED_BYTES(group, tile_y, stages)                                                                      \
     ((stages) * SM100_STAGE_BYTES(group, tile_y) + SM100_BARRIER_BYTES(stages))
 /* Where K is cut, what the other units send, fp32: behind the barriers, for which a launch asks for so much more, or in
@@ -87,6 +93,10 @@ typedef struct sm100_schedule {
     int32_t prefetch_stages; /* of x that each CTA brings into L2 while it waits for the grids before; 0: none */
     int32_t parts_in_stages; /* split_k > 1: partial sums take the place of the stages */
     int32_t padding_;
+#ifdef NVFP4_DUMP
+    sm100_dump *dump;             /* where one k_block of one CTA is written, or NULL */
+    int32_t dump_cta, dump_block; /* blockIdx.x; k_block, which counts on through the tiles of the CTA */
+#endif
 } sm100_schedule;
 
 #endif

@@ -37,6 +37,7 @@
  * whatever the byte). */
 #include "device/cluster.cuh"
 #include "device/cp_async.cuh"
+#include "device/dump.cuh"
 #include "device/epilogue.cuh"
 #include "device/mbarrier.cuh"
 #include "device/tcgen05.cuh"
@@ -288,7 +289,7 @@ template <class C> struct stage_products {
 
     /* add: to what d holds. ALL: every block of 64 is there, and the instructions follow each other without a branch.
      */
-    template <bool ALL> __device__ __forceinline__ void issue(int blocks, bool add) const {
+    template <bool ALL> __device__ __forceinline__ void issue(int blocks, bool add, dumper<C> &dump) const {
 #pragma unroll
         for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
             if (!ALL && i >= blocks) break;
@@ -301,9 +302,15 @@ template <class C> struct stage_products {
 #pragma unroll
         for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
             if (!ALL && i >= blocks) break;
-            tcgen05_mma_mxf4nvf4<C::GROUP>(d, x + i * (SM100_MMA_K / 32), y + i * (SM100_MMA_K / 32),
-                                           mxf4nvf4_descriptor(C::TILE_X, C::TILE_Y), sfx + 4 * i,
-                                           sfy + 4 * i * C::ATOMS_Y + half, add || i > 0);
+            mma_operands m{d,
+                           x + i * (SM100_MMA_K / 32),
+                           y + i * (SM100_MMA_K / 32),
+                           mxf4nvf4_descriptor(C::TILE_X, C::TILE_Y),
+                           sfx + 4 * i,
+                           sfy + 4 * i * C::ATOMS_Y + half,
+                           add || i > 0};
+            tcgen05_mma_mxf4nvf4<C::GROUP>(m.d, m.x, m.y, m.instruction, m.sfx, m.sfy, m.add);
+            dump.block(m, atoms_x, atoms_y);
         }
     }
 };
@@ -313,6 +320,7 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, t
     uint16_t pair = (uint16_t)(3u << w.unit * 2);
     ring<C::STAGES> at;
     ring<C::ACCUMULATORS> acc;
+    dumper<C> dump(walk.s, w);
     if (w.k_first == w.k_last) return; /* K = 0: the epilogue stores zeros */
     for (; walk.more(); walk.advance(), acc.advance()) {
         uint32_t half = C::TILE_Y == 64 ? walk.place.y / 64 % 2 * 2 : 0;
@@ -324,10 +332,11 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, t
             mbarrier_wait(w.full(at.slot), at.parity);
             tcgen05_fence_after();
             int blocks = w.blocks(k);
+            dump.stage(at.slot, at.parity);
             if (blocks == SM100_STAGE_ATOMS)
-                products.template issue<true>(blocks, k > w.k_first);
+                products.template issue<true>(blocks, k > w.k_first, dump);
             else
-                products.template issue<false>(blocks, k > w.k_first);
+                products.template issue<false>(blocks, k > w.k_first, dump);
             tcgen05_commit<C::GROUP>(w.empty(at.slot), pair);
         }
         tcgen05_commit<C::GROUP>(w.acc_full(acc.slot), pair);
@@ -439,7 +448,10 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
     kept_columns kept{C::TILE_Y / s.split_k, (int)w.unit, s.k_stages ? s.split_k : 0, parts + threadIdx.x};
     uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
     ring<C::ACCUMULATORS> acc;
+    dumper<C> dump(s, w);
+    dump.begin(s);
     for (; walk.more(); walk.advance(), acc.advance()) {
+        dump.tile(walk, acc.slot, tmem);
         output out(p, s, walk.place.l, walk.place.x + (int)threadIdx.x);
         uint32_t accumulator = lanes + acc.slot * C::TILE_Y + kept.unit * kept.count;
         int32_t y = walk.place.y + kept.unit * kept.count;
@@ -506,6 +518,7 @@ __device__ __forceinline__ void prepare(const sm100_schedule &s, const share<C> 
             mbarrier_init(w.acc_empty(i), EPILOGUE_WARPS * C::GROUP);
         }
         mbarrier_init(w.parts_full(), 1);
+        dumper<C>::prepare(w);
         fence_mbarrier_init();
         if (s.split_k > 1) mbarrier_arrive_expect(w.parts_full(), SM100_PARTS_BYTES(C::TILE_Y, s.split_k));
     }
