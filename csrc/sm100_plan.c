@@ -100,12 +100,13 @@ typedef struct candidate {
     int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
 } candidate;
 
-/* Whether a narrower tile holds all of y as well: the columns between would be computed for nothing. */
+/* Whether a narrower tile holds all of y as well: the columns between would be computed for nothing. A pair, which
+ * halves what its CTAs load of y, has nothing to offer against a narrow tile of one. */
 static int is_too_wide(const sm100_config *config, int64_t rows_y) {
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const sm100_config *other = &configs[i];
-        if (other->group == config->group && other->gather == config->gather && other->tile_y < config->tile_y &&
-            rows_y <= other->tile_y)
+        int alike = other->group == config->group || other->tile_y <= NARROW_TILE;
+        if (alike && other->gather == config->gather && rows_y <= other->tile_y && other->tile_y < config->tile_y)
             return 1;
     }
     return 0;
@@ -155,6 +156,14 @@ static int parts_in_stages(const device_facts *facts, const candidate *c) {
                               (leaves_room(facts, c->config, bytes) && !leaves_room(facts, c->config, all)));
 }
 
+/* Stages of x that bulk copies bring into L2 before the call may read: worth it where nobody reads them again and a CTA
+ * can be there while the call before ends. */
+static int32_t prefetch_stages(const device_facts *facts, const candidate *c) {
+    const sm100_config *config = c->config;
+    int beside = leaves_room(facts, config, kernels[config->kernel].shared_bytes);
+    return beside && c->tiles_y == 1 && !config->gather ? PREFETCH_STAGES : 0;
+}
+
 static double estimate(const device_facts *facts, const gemm_problem *p, const candidate *c) {
     const sm100_config *config = c->config;
     const sm100_model_input input = {
@@ -172,6 +181,8 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .gather = config->gather,
         .gather_values = config->gather && !by_tensor_maps(p),
         .co_resident = leaves_room(facts, config, kernels[config->kernel].shared_bytes),
+        .parts_in_stages = parts_in_stages(facts, c),
+        .prefetch_stages = prefetch_stages(facts, c),
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
     };
     return sm100_estimate_us(&input);
@@ -227,10 +238,9 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .k_stages = (int32_t)c->k_stages,
         .swapped = c->swapped,
         .values_by_tma = by_tensor_maps(p),
+        .prefetch_stages = prefetch_stages(facts, c),
         .parts_in_stages = parts_in_stages(facts, c),
     };
-    if (leaves_room(facts, config, kernels[config->kernel].shared_bytes) && c->tiles_y == 1)
-        s->prefetch_stages = PREFETCH_STAGES;
     fill_operand(p, c->swapped, &s->x);
     fill_operand(p, !c->swapped, &s->y);
     choose_policies(facts, p, c, s);

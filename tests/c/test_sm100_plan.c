@@ -121,6 +121,24 @@ static void check_tensors(const gemm_problem *p, const nvfp4_plan *plan, const c
     }
 }
 
+static int leaves_room(const device_facts *facts, const config *c, int32_t bytes) {
+    return 2 * (bytes + 1024) <= facts->shared_per_sm &&
+           2 * SM100_TMEM_COLUMNS(c->tile_y, c->stages, c->accumulators) <= 512;
+}
+
+/* Partial sums have room of their own, or that of the stages. */
+static void check_shared_memory(const device_facts *facts, const nvfp4_plan *plan, const config *c,
+                                const sm100_schedule *s) {
+    int32_t stages = kernels[plan->kernel].shared_bytes, parts = SM100_PARTS_BYTES(c->tile_y, s->split_k);
+    int32_t more = sm100_parts_bytes(plan, s), all = stages + parts;
+    expect(stages + more <= facts->shared_per_block, "shared memory fits a CTA");
+    expect(more == (s->parts_in_stages ? 0 : parts), "partial sums have room");
+    expect(parts <= c->stages * SM100_STAGE_BYTES(c->group, c->tile_y), "the stages have room for partial sums");
+    expect(!s->parts_in_stages || s->split_k > 1, "a whole product has no partial sums");
+    int crowded = leaves_room(facts, c, stages) && !leaves_room(facts, c, all);
+    expect(s->parts_in_stages == (all > facts->shared_per_block || crowded), "sums go where there is room");
+}
+
 static void check_schedule(const device_facts *facts, const gemm_problem *p, const nvfp4_plan *plan, const config *c,
                            const sm100_schedule *s) {
     int32_t rows_x = SM100_CTA_ROWS * c->group, cluster = sm100_cluster(plan);
@@ -128,7 +146,6 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
     int64_t batch = p->a_batch > p->b_batch ? p->a_batch : p->b_batch;
     int linear = p->scale_layout == SCALES_LINEAR;
     int far = (p->m > 1 && p->a_pitch >= TENSOR_STRIDE_END) || (p->l > 1 && batch >= TENSOR_STRIDE_END);
-    expect(kernels[plan->kernel].shared_bytes <= facts->shared_per_block, "shared memory fits a CTA");
     expect(plan->tile_m == (s->swapped ? c->tile_y : rows_x) && plan->tile_n == (s->swapped ? rows_x : c->tile_y) &&
                plan->tile_k == SM100_STAGE_K && plan->stages == c->stages,
            "the plan says the tile");
@@ -152,13 +169,19 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
     expect(s->values_by_tma == (p->aligned16 && !far), "values by tensor maps where they are aligned");
     expect(!(c->gather && c->group == 2), "pairs do not gather");
     expect(c->tile_y > 32 || s->tiles_y == 1, "a narrow tile holds all of y");
-    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
-        expect(!(configs[i].group == c->group && configs[i].gather == c->gather && configs[i].tile_y < c->tile_y &&
-                 s->y.rows <= configs[i].tile_y),
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        const config *other = &configs[i];
+        int alike = other->group == c->group || other->tile_y <= 32;
+        expect(!alike || other->gather != c->gather || other->tile_y >= c->tile_y || s->y.rows > other->tile_y,
                "no narrower tile holds all of y");
+    }
     expect(!(p->m == 1 && p->n > 1) || s->swapped, "one row of A is no reason for 128");
     expect(!(p->n == 1 && p->m > 1) || !s->swapped, "one row of B is no reason for 128");
     expect(plan->workspace == 0, "no workspace");
+    check_shared_memory(facts, plan, c, s);
+    int once = s->tiles_y == 1, beside = leaves_room(facts, c, kernels[plan->kernel].shared_bytes);
+    expect(s->prefetch_stages == (once && beside && !c->gather ? 8 : 0),
+           "what is read once is prefetched beside the call before");
 }
 
 static void check_operands(const gemm_problem *p, const sm100_schedule *s, variant v) {
