@@ -24,6 +24,12 @@ void nvfp4_destroy(nvfp4_context *context) {
     free(context);
 }
 
+nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
+    if (candidate < 0) return fail(NVFP4_INVALID, "candidate: is %d; must not be negative", candidate);
+    context->candidate = candidate;
+    return NVFP4_OK;
+}
+
 const char *nvfp4_backend_name(int32_t backend) {
     static const char *const names[] = {"auto", "cpu", "sm80", "sm100"};
     return backend >= NVFP4_AUTO && backend <= NVFP4_BACKEND_SM100 ? names[backend] : "unknown";
@@ -67,6 +73,7 @@ nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device,
         return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80, sm100 or None",
                     device);
     where->on_gpu = 1;
+    where->candidate = context->candidate;
     where->host_memory = device == NVFP4_HOST;
     where->device = where->host_memory ? 0 : device;
     nvfp4_status status = driver_ready(context->driver, where->device, &where->facts);

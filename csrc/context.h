@@ -8,6 +8,7 @@
 
 struct nvfp4_context {
     driver *driver;
+    int32_t candidate; /* nvfp4_set_candidate */
 };
 
 typedef struct place {
@@ -15,8 +16,9 @@ typedef struct place {
     int32_t device;  /* ordinal, where on_gpu */
     int host_memory; /* the GPU works on host memory: the call must wait for it */
     const device_facts *facts;
-    int32_t family; /* nvfp4_backend of the GPU's kernels, where on_gpu */
-    cpu_isa isa;    /* where not on_gpu */
+    int32_t candidate; /* nvfp4_set_candidate, where on_gpu */
+    int32_t family;    /* nvfp4_backend of the GPU's kernels, where on_gpu */
+    cpu_isa isa;       /* where not on_gpu */
 } place;
 
 /* Resolves backend (nvfp4_backend) for tensors on `device` (NVFP4_HOST or an ordinal). A GPU backend takes host memory

@@ -30,8 +30,9 @@ static nvfp4_status plan_route(route *r) {
         r->plan = (nvfp4_plan){.backend = where->family, .name = "none", .reason = "the result is empty", .split_k = 1};
         return NVFP4_OK;
     }
-    return where->family == NVFP4_BACKEND_SM100 ? sm100_plan(where->facts, &r->problem, &r->plan, &r->sm100)
-                                                : sm80_plan(where->facts, &r->problem, &r->plan, &r->sm80);
+    return where->family == NVFP4_BACKEND_SM100
+               ? sm100_plan(where->facts, &r->problem, where->candidate, &r->plan, &r->sm100)
+               : sm80_plan(where->facts, &r->problem, &r->plan, &r->sm80);
 }
 
 static nvfp4_status find_route(nvfp4_context *context, const nvfp4_gemm_args *args, route *r) {

@@ -121,10 +121,18 @@ typedef struct nvfp4_plan {
     const char *name;   /* of that kernel */
     const char *reason; /* why this one, in a sentence */
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t split_k;  /* CTAs that share one output tile along K */
-    int64_t grid;     /* CTAs in all; 0 on the CPU */
-    size_t workspace; /* bytes of device memory the call needs */
+    int32_t split_k;         /* CTAs that share one output tile along K */
+    int64_t grid;            /* CTAs in all; 0 on the CPU */
+    size_t workspace;        /* bytes of device memory the call needs */
+    int32_t prefetch_stages; /* sm100: stages of K that each CTA brings into L2 ahead of its turn */
+    int32_t candidates;      /* sm100: how many plans there are for this product (nvfp4_set_candidate) */
+    double modelled_us;      /* sm100: time a call as the estimate has it, back to back; nobody measured it */
 } nvfp4_plan;
+
+/* Of later products of this context, take the plan that the estimate puts in this place: 0, as ever, is its first
+ * choice. For measuring what the estimate says; not while other threads plan. Kernels without an estimate take no
+ * notice. */
+nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 
 /* Checks the arguments (the workspace excepted) and says how the product would be run. Launches nothing. */
 nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan);

@@ -1,7 +1,7 @@
 /* What info() and init() need to know: driver, devices, and how a shape would be run. */
 #include "python_module.h"
 
-/* (backend, kernel, reason, tile_m, tile_n, tile_k, stages, split_k, grid, workspace) of a shape on a device. */
+/* How a shape would be run on a device, as a dict with the names of nvfp4_plan. */
 PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
     enum { DEVICE, BACKEND, M, N, K, L, COUNT };
     (void)module;
@@ -14,10 +14,21 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
         !read_integer(a[K], "k", 0, INT32_MAX, &k) || !read_integer(a[L], "l", 0, INT32_MAX, &l) ||
         nvfp4_plan_shape(python_context, (int32_t)device, backend, m, n, k, l, &plan) != NVFP4_OK)
         return raise_error();
-    return Py_BuildValue("{ss,ss,ss,si,si,si,si,si,sL,sn}", "backend", nvfp4_backend_name(plan.backend), "kernel",
-                         plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n, "tile_k",
-                         plan.tile_k, "stages", plan.stages, "split_k", plan.split_k, "grid", (long long)plan.grid,
-                         "workspace", (Py_ssize_t)plan.workspace);
+    return Py_BuildValue("{ss,ss,ss,si,si,si,si,si,sL,sn,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
+                         "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n,
+                         "tile_k", plan.tile_k, "stages", plan.stages, "split_k", plan.split_k, "grid",
+                         (long long)plan.grid, "workspace", (Py_ssize_t)plan.workspace, "prefetch_stages",
+                         plan.prefetch_stages, "candidates", plan.candidates, "modelled_us", plan.modelled_us);
+}
+
+/* Takes the plan in that place of the estimate's order from now on, 0 being its first. */
+PyObject *python_set_candidate(PyObject *module, PyObject *candidate) {
+    (void)module;
+    int64_t place;
+    if (!read_integer(candidate, "candidate", 0, INT32_MAX, &place) ||
+        nvfp4_set_candidate(python_context, (int32_t)place) != NVFP4_OK)
+        return raise_error();
+    Py_RETURN_NONE;
 }
 
 /* {"version": 13000, "devices": 1}, or the reason why there is no driver, as a string. */

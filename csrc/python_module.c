@@ -63,6 +63,7 @@ static PyMethodDef methods[] = {
     {"driver", python_driver, METH_NOARGS, NULL},
     {"device", python_device, METH_O, NULL},
     {"load", python_load, METH_O, NULL},
+    {"set_candidate", python_set_candidate, METH_O, NULL},
     {"cpu_kernel", python_cpu_kernel, METH_NOARGS, NULL},
     {"register_torch_ops", register_torch_ops, METH_NOARGS, NULL},
     {"last_error", last_error, METH_NOARGS, NULL},

@@ -28,6 +28,7 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_driver(PyObject *module, PyObject *unused);
 PyObject *python_device(PyObject *module, PyObject *ordinal);
 PyObject *python_load(PyObject *module, PyObject *ordinal);
+PyObject *python_set_candidate(PyObject *module, PyObject *candidate);
 PyObject *python_cpu_kernel(PyObject *module, PyObject *unused);
 /* python_convert.c */
 PyObject *python_quantize(PyObject *module, arguments a, Py_ssize_t count);

@@ -7,9 +7,10 @@
 #include "plan.h"
 #include "sm100_configs.h"
 
-/* Fills the plan, and the schedule but for its tensor maps. Sizes of the problem are at least 1 (k may be 0). Fails,
+/* Fills the plan, and the schedule but for its tensor maps. Candidate 0 is the fastest by the estimate, 1 the next, and
+ * so on to the last. Sizes of the problem are at least 1 (k may be 0). Fails,
  * with a sentence, only where no configuration fits the device or the tiles cannot be counted. */
-nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *problem, nvfp4_plan *plan,
+nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *problem, int32_t candidate, nvfp4_plan *plan,
                         sm100_schedule *schedule);
 
 /* A tensor map that a planned product needs: what is encoded, and where in the schedule. */

@@ -211,7 +211,7 @@ static void one(const char *gpu, const device_facts *facts, int64_t m, int64_t n
     memset(&schedule, 0xff, sizeof schedule);
     snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d", gpu, (long long)m, (long long)n,
              (long long)k, (long long)l, v);
-    nvfp4_status status = sm100_plan(facts, &p, &plan, &schedule);
+    nvfp4_status status = sm100_plan(facts, &p, 0, &plan, &schedule);
     expect(status == NVFP4_OK, nvfp4_last_error());
     const config *c = status ? NULL : config_of(plan.kernel);
     expect(c != NULL, "a kernel of the family");
@@ -224,7 +224,7 @@ static void one(const char *gpu, const device_facts *facts, int64_t m, int64_t n
     check_tensors(&p, &plan, c, &schedule);
     expect(plan.backend == NVFP4_BACKEND_SM100 && !strcmp(plan.name, kernels[plan.kernel].name), "it says what");
     expect(plan.reason && strlen(plan.reason) > 20, "it says why");
-    sm100_plan(facts, &p, &again, &other);
+    sm100_plan(facts, &p, 0, &again, &other);
     expect(again.kernel == plan.kernel && again.grid == plan.grid && other.swapped == schedule.swapped,
            "the same twice");
 }
@@ -260,10 +260,10 @@ static void check_refusals(void) {
     device_facts small = gpus[0].facts;
     gemm_problem many = problem(INT32_MAX, 1 << 29, 64, 1, PLAIN), one = problem(1, 1, 64, 1, PLAIN);
     small.shared_per_block = 48 << 10;
-    expect_of(sm100_plan(&gpus[0].facts, &many, &plan, &schedule) == NVFP4_UNSUPPORTED &&
+    expect_of(sm100_plan(&gpus[0].facts, &many, 0, &plan, &schedule) == NVFP4_UNSUPPORTED &&
                   strstr(nvfp4_last_error(), "M = 2147483647"),
               "too many tiles are a sentence", "refusals");
-    expect_of(sm100_plan(&small, &one, &plan, &schedule) == NVFP4_UNSUPPORTED &&
+    expect_of(sm100_plan(&small, &one, 0, &plan, &schedule) == NVFP4_UNSUPPORTED &&
                   strstr(nvfp4_last_error(), "49152 bytes a CTA"),
               "too little shared memory is a sentence", "refusals");
 }
