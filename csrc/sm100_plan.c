@@ -159,14 +159,14 @@ static int parts_in_stages(const device_facts *facts, const candidate *c) {
                               (leaves_room(facts, c->config, bytes) && !leaves_room(facts, c->config, all)));
 }
 
-/* How much of x each CTA may ask for ahead of its turn: 0 where CTAs do not start early, or x is read again and again
- * and so is in L2 anyway. */
+/* Stages of x that bulk copies bring into L2 before the call may read: worth it where nobody reads them again and a CTA
+ * can be there while the call before ends. */
 static int32_t prefetch_stages(const device_facts *facts, const candidate *c) {
-    int32_t bytes = kernels[c->config->kernel].shared_bytes;
-    int64_t stages = PREFETCH_BYTES / ((SM100_X_BYTES + SM100_SFX_BYTES) * c->clusters * c->config->group * c->split_k);
-    if (c->config->gather || c->tiles_y > 1 || !leaves_room(facts, c->config, bytes)) return 0;
-    int64_t all = ceil_div(c->k_stages, c->split_k);
-    return (int32_t)(stages < 1 ? 1 : stages < all ? stages : all);
+    const sm100_config *config = c->config;
+    int64_t ctas = c->clusters * config->group * c->split_k, all = ceil_div(c->k_stages, c->split_k);
+    int64_t stages = PREFETCH_BYTES / ((SM100_X_BYTES + SM100_SFX_BYTES) * ctas);
+    if (c->tiles_y > 1 || config->gather || !leaves_room(facts, config, kernels[config->kernel].shared_bytes)) return 0;
+    return (int32_t)(stages < all ? stages : all);
 }
 
 static double estimate(const device_facts *facts, const gemm_problem *p, const candidate *c) {
@@ -186,9 +186,9 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .gather = config->gather,
         .gather_values = config->gather && !by_tensor_maps(p),
         .co_resident = leaves_room(facts, config, kernels[config->kernel].shared_bytes),
-        .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
         .parts_in_stages = parts_in_stages(facts, c),
         .prefetch_stages = c->prefetch_stages,
+        .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
     };
     return sm100_estimate_us(&input);
 }
@@ -261,145 +261,144 @@ typedef struct question {
 } question;
 
 typedef struct answer {
-    '); b=s.index(' /* ---- tensor maps ---- */ ') s = s[:a] +'''typedef struct answer {
-        question question;
-        candidate choice;
-        int32_t candidates; /* 0: there is none to choose */
-    } answer;
+    question question;
+    candidate choice;
+    int32_t candidates; /* 0: there is none to choose */
+} answer;
 
-    /* Every instantiation, either operand as x, every cut of K, with prefetching or without. */
-    enum { MAX_CANDIDATES = sizeof configs / sizeof *configs * 2 * 4 * 2 };
+/* Every instantiation, either operand as x, every cut of K, with prefetching or without. */
+enum { MAX_CANDIDATES = sizeof configs / sizeof *configs * 2 * 4 * 2 };
 
-    static int is_slower(const void *a, const void *b) {
-        const candidate *x = a, *y = b;
-        if (x->time != y->time) return x->time < y->time ? -1 : 1;
-        return x < y ? -1 : 1; /* in the order of trying: the same choice every time */
-    }
+static int is_slower(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->time != y->time) return x->time < y->time ? -1 : 1;
+    return x < y ? -1 : 1; /* in the order of trying: the same choice every time */
+}
 
-    static int32_t rank_candidates(const device_facts *facts, const gemm_problem *p, candidate *all) {
-        int32_t count = 0;
-        for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
-            for (int32_t swapped = 0; swapped < 2; swapped++)
-                for (int32_t split = 1; split <= MAX_CLUSTER; split *= 2) {
-                    candidate c = {.config = &configs[i], .swapped = swapped, .split_k = split};
-                    if (!cut(facts, p, &c)) continue;
-                    int32_t ahead = prefetch_stages(facts, &c);
-                    for (int32_t prefetching = 0; prefetching <= (ahead > 0); prefetching++) {
-                        c.prefetch_stages = prefetching ? ahead : 0;
-                        c.time = estimate(facts, p, &c);
-                        if (c.time < INFINITY) all[count++] = c;
-                    }
+static int32_t rank_candidates(const device_facts *facts, const gemm_problem *p, candidate *all) {
+    int32_t count = 0;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        for (int32_t swapped = 0; swapped < 2; swapped++)
+            for (int32_t split = 1; split <= MAX_CLUSTER; split *= 2) {
+                candidate c = {.config = &configs[i], .swapped = swapped, .split_k = split};
+                if (!cut(facts, p, &c)) continue;
+                int32_t ahead = prefetch_stages(facts, &c);
+                for (int32_t prefetching = 0; prefetching <= (ahead > 0); prefetching++) {
+                    c.prefetch_stages = prefetching ? ahead : 0;
+                    c.time = estimate(facts, p, &c);
+                    if (c.time < INFINITY) all[count++] = c;
                 }
-        return count;
+            }
+    return count;
+}
+
+static void choose(const device_facts *facts, const gemm_problem *p, answer *a) {
+    candidate all[MAX_CANDIDATES];
+    a->candidates = rank_candidates(facts, p, all);
+    if (a->candidates == 0) return;
+    qsort(all, (size_t)a->candidates, sizeof *all, is_slower);
+    int32_t wanted = a->question.candidate;
+    a->choice = all[wanted < a->candidates ? wanted : a->candidates - 1];
+}
+
+/* Estimates of all candidates take longer than the rest of a call, so the thread keeps the answers of some shapes. */
+static const answer *recall(const device_facts *facts, const gemm_problem *p, int32_t wanted) {
+    static _Thread_local answer answers[64]; /* a shape has one place, so that the latest stays */
+    const question q = {
+        .m = p->m,
+        .n = p->n,
+        .k = p->k,
+        .l = p->l,
+        .gather = needs_gather(p),
+        .tensor_maps = by_tensor_maps(p),
+        .scale_maps = scales_are_mapped(p),
+        .wide_output = p->out_type == OUT_FP32,
+        .sm_count = facts->sm_count,
+        .shared_per_block = facts->shared_per_block,
+        .shared_per_sm = facts->shared_per_sm,
+        .candidate = wanted,
+    };
+    uint64_t hash = (uint64_t)p->m * 31 + (uint64_t)p->n * 0x9E3779B97F4A7C15 + (uint64_t)p->k * 0xC2B2AE3D27D4EB4F;
+    answer *a = &answers[hash >> 58];
+    if (!a->candidates || memcmp(&a->question, &q, sizeof q) != 0) {
+        a->question = q;
+        choose(facts, p, a);
     }
+    return a;
+}
 
-    static void choose(const device_facts *facts, const gemm_problem *p, answer *a) {
-        candidate all[MAX_CANDIDATES];
-        a->candidates = rank_candidates(facts, p, all);
-        if (a->candidates == 0) return;
-        qsort(all, (size_t)a->candidates, sizeof *all, is_slower);
-        int32_t wanted = a->question.candidate;
-        a->choice = all[wanted < a->candidates ? wanted : a->candidates - 1];
-    }
+nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, int32_t wanted, nvfp4_plan *plan,
+                        sm100_schedule *schedule) {
+    const answer *a = recall(facts, p, wanted);
+    if (!a->candidates)
+        return fail(NVFP4_UNSUPPORTED,
+                    "the product of M = %lld, N = %lld, L = %lld needs more tiles or more shared memory than the GPU "
+                    "has (%d bytes a CTA)",
+                    (long long)p->m, (long long)p->n, (long long)p->l, facts->shared_per_block);
+    fill(facts, p, &a->choice, plan, schedule);
+    plan->candidates = a->candidates;
+    return NVFP4_OK;
+}
 
-    /* Estimates of all candidates take longer than the rest of a call, so the thread keeps the answers of some shapes.
-     */
-    static const answer *recall(const device_facts *facts, const gemm_problem *p, int32_t wanted) {
-        static _Thread_local answer answers[64]; /* a shape has one place, so that the latest stays */
-        const question q = {
-            .m = p->m,
-            .n = p->n,
-            .k = p->k,
-            .l = p->l,
-            .gather = needs_gather(p),
-            .tensor_maps = by_tensor_maps(p),
-            .scale_maps = scales_are_mapped(p),
-            .wide_output = p->out_type == OUT_FP32,
-            .sm_count = facts->sm_count,
-            .shared_per_block = facts->shared_per_block,
-            .shared_per_sm = facts->shared_per_sm,
-            .candidate = wanted,
-        };
-        uint64_t hash = (uint64_t)p->m * 31 + (uint64_t)p->n * 0x9E3779B97F4A7C15 + (uint64_t)p->k * 0xC2B2AE3D27D4EB4F;
-        answer *a = &answers[hash >> 58];
-        if (!a->candidates || memcmp(&a->question, &q, sizeof q) != 0) {
-            a->question = q;
-            choose(facts, p, a);
-        }
-        return a;
-    }
+/* ---- tensor maps ---- */
 
-    nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, int32_t wanted, nvfp4_plan *plan,
-                            sm100_schedule *schedule) {
-        const answer *a = recall(facts, p, wanted);
-        if (!a->candidates)
-            return fail(
-                NVFP4_UNSUPPORTED,
-                "the product of M = %lld, N = %lld, L = %lld needs more tiles or more shared memory than the GPU "
-                "has (%d bytes a CTA)",
-                (long long)p->m, (long long)p->n, (long long)p->l, facts->shared_per_block);
-        fill(facts, p, &a->choice, plan, schedule);
-        plan->candidates = a->candidates;
-        return NVFP4_OK;
-    }
+static const sm100_config *config_of(const nvfp4_plan *plan) {
+    const sm100_config *config = configs;
+    while (config->kernel != (kernel_id)plan->kernel) config++;
+    return config;
+}
 
-    /* ---- tensor maps ---- */
+int32_t sm100_cluster(const nvfp4_plan *plan) {
+    return config_of(plan)->group * plan->split_k;
+}
 
-    static const sm100_config *config_of(const nvfp4_plan *plan) {
-        const sm100_config *config = configs;
-        while (config->kernel != (kernel_id)plan->kernel) config++;
-        return config;
-    }
+int32_t sm100_parts_bytes(const nvfp4_plan *plan, const sm100_schedule *schedule) {
+    return schedule->parts_in_stages ? 0 : SM100_PARTS_BYTES(config_of(plan)->tile_y, plan->split_k);
+}
 
-    int32_t sm100_cluster(const nvfp4_plan *plan) { return config_of(plan)->group * plan->split_k; }
+/* The distance of what there is only one of is free, but must be a valid one. */
+static uint64_t stride(int64_t count, int64_t bytes) {
+    return count == 1 ? 16 : (uint64_t)bytes;
+}
 
-    int32_t sm100_parts_bytes(const nvfp4_plan *plan, const sm100_schedule *schedule) {
-        return schedule->parts_in_stages ? 0 : SM100_PARTS_BYTES(config_of(plan)->tile_y, plan->split_k);
-    }
+static tensor_layout values_layout(const gemm_problem *p, const sm100_operand *o, const char *name, int32_t box_rows) {
+    return (tensor_layout){
+        .name = name,
+        .data = o->data,
+        .element_bytes = 1,
+        .rank = 3,
+        .dims = {(uint64_t)p->k / 2, (uint64_t)o->rows, (uint64_t)p->l},
+        .strides = {stride(o->rows, o->pitch), stride(p->l, o->batch)},
+        .box = {SM100_STAGE_K / 2, (uint32_t)box_rows, 1},
+        .swizzled = 1,
+    };
+}
 
-    /* The distance of what there is only one of is free, but must be a valid one. */
-    static uint64_t stride(int64_t count, int64_t bytes) { return count == 1 ? 16 : (uint64_t)bytes; }
+/* Atoms as 256 elements of 2 bytes, since a box takes at most 256 along a dimension. */
+static tensor_layout scales_layout(const gemm_problem *p, const sm100_operand *o, const char *name, int32_t box_rows) {
+    int64_t blocks = ceil_div(o->rows, SM100_ATOM_ROWS);
+    return (tensor_layout){
+        .name = name,
+        .data = o->scale,
+        .element_bytes = 2,
+        .rank = 4,
+        .dims = {SM100_ATOM_BYTES / 2, (uint64_t)p->k / SM100_MMA_K, (uint64_t)blocks, (uint64_t)p->l},
+        .strides = {SM100_ATOM_BYTES, stride(blocks, o->scale_pitch), stride(p->l, o->scale_batch)},
+        .box = {SM100_ATOM_BYTES / 2, SM100_STAGE_ATOMS, (uint32_t)ceil_div(box_rows, SM100_ATOM_ROWS), 1},
+    };
+}
 
-    static tensor_layout values_layout(const gemm_problem *p, const sm100_operand *o, const char *name,
-                                       int32_t box_rows) {
-        return (tensor_layout){
-            .name = name,
-            .data = o->data,
-            .element_bytes = 1,
-            .rank = 3,
-            .dims = {(uint64_t)p->k / 2, (uint64_t)o->rows, (uint64_t)p->l},
-            .strides = {stride(o->rows, o->pitch), stride(p->l, o->batch)},
-            .box = {SM100_STAGE_K / 2, (uint32_t)box_rows, 1},
-            .swizzled = 1,
-        };
-    }
-
-    /* Atoms as 256 elements of 2 bytes, since a box takes at most 256 along a dimension. */
-    static tensor_layout scales_layout(const gemm_problem *p, const sm100_operand *o, const char *name,
-                                       int32_t box_rows) {
-        int64_t blocks = ceil_div(o->rows, SM100_ATOM_ROWS);
-        return (tensor_layout){
-            .name = name,
-            .data = o->scale,
-            .element_bytes = 2,
-            .rank = 4,
-            .dims = {SM100_ATOM_BYTES / 2, (uint64_t)p->k / SM100_MMA_K, (uint64_t)blocks, (uint64_t)p->l},
-            .strides = {SM100_ATOM_BYTES, stride(blocks, o->scale_pitch), stride(p->l, o->scale_batch)},
-            .box = {SM100_ATOM_BYTES / 2, SM100_STAGE_ATOMS, (uint32_t)ceil_div(box_rows, SM100_ATOM_ROWS), 1},
-        };
-    }
-
-    int sm100_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm100_schedule *s,
-                      sm100_tensor tensors[SM100_TENSORS]) {
-        const sm100_config *config = config_of(plan);
-        int count = 0;
-        if (p->k == 0 || !s->values_by_tma) return 0;
-        const char *x = s->swapped ? "b" : "a", *y = s->swapped ? "a" : "b";
-        tensors[count++] = (sm100_tensor){values_layout(p, &s->x, x, SM100_CTA_ROWS), &s->x.values};
-        tensors[count++] = (sm100_tensor){values_layout(p, &s->y, y, config->tile_y / config->group), &s->y.values};
-        if (config->group == 1) return count;
-        const char *sfx = s->swapped ? "scale_b" : "scale_a", *sfy = s->swapped ? "scale_a" : "scale_b";
-        tensors[count++] = (sm100_tensor){scales_layout(p, &s->x, sfx, SM100_CTA_ROWS), &s->x.scales};
-        tensors[count++] = (sm100_tensor){scales_layout(p, &s->y, sfy, config->tile_y), &s->y.scales};
-        return count;
-    }
+int sm100_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm100_schedule *s,
+                  sm100_tensor tensors[SM100_TENSORS]) {
+    const sm100_config *config = config_of(plan);
+    int count = 0;
+    if (p->k == 0 || !s->values_by_tma) return 0;
+    const char *x = s->swapped ? "b" : "a", *y = s->swapped ? "a" : "b";
+    tensors[count++] = (sm100_tensor){values_layout(p, &s->x, x, SM100_CTA_ROWS), &s->x.values};
+    tensors[count++] = (sm100_tensor){values_layout(p, &s->y, y, config->tile_y / config->group), &s->y.values};
+    if (config->group == 1) return count;
+    const char *sfx = s->swapped ? "scale_b" : "scale_a", *sfy = s->swapped ? "scale_a" : "scale_b";
+    tensors[count++] = (sm100_tensor){scales_layout(p, &s->x, sfx, SM100_CTA_ROWS), &s->x.scales};
+    tensors[count++] = (sm100_tensor){scales_layout(p, &s->y, sfy, config->tile_y), &s->y.scales};
+    return count;
+}

@@ -180,8 +180,10 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
     expect(plan->workspace == 0, "no workspace");
     check_shared_memory(facts, plan, c, s);
     int once = s->tiles_y == 1, beside = leaves_room(facts, c, kernels[plan->kernel].shared_bytes);
-    expect(s->prefetch_stages == (once && beside && !c->gather ? 8 : 0),
-           "what is read once is prefetched beside the call before");
+    expect(s->prefetch_stages == 0 || (once && beside && !c->gather), "what is read once is prefetched, and early");
+    expect(s->prefetch_stages == plan->prefetch_stages && s->prefetch_stages >= 0 &&
+               s->prefetch_stages <= ceil_div(s->k_stages, s->split_k) + 1,
+           "no more than there is");
 }
 
 static void check_operands(const gemm_problem *p, const sm100_schedule *s, variant v) {
