@@ -43,9 +43,13 @@ class Constants:
         62.6, "clk", "up to 32 columns and the wait: tcgen05.st's 49.8 taken for ld's, 12.8 (4.5; 420 is cited too)"
     )
     column_store_b_clk: float = constant(
-        20.0, "B/clk", "H200: fp16 where a lane is a column of C: 64 bytes a warp and row"
+        20.0, "B/clk", "H200, 56 SMs: fp16 where a lane is a column of C, 64 bytes a warp and row; 15 where 112 store"
     )
-    row_store_b_clk: float = constant(7.5, "B/clk", "H200: fp16 where a lane is a row of C: 16 bytes a lane")
+    row_store_b_clk: float = constant(
+        15.0,
+        "B/clk",
+        "where a lane is a row of C: H200 7.5 with 16 bytes a lane; 32, whole sectors, assumed twice that",
+    )
     bulk_store_b_clk: float = constant(32.0, "B/clk", "bulk copy out of an SM's shared memory (4.2)")
     remote_b_clk: float = constant(21.0, "B/clk", "to another SM of the cluster (4.2); an H200 has 17")
     remote_latency_cycles: float = constant(

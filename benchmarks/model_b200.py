@@ -10,6 +10,7 @@ formula in C; tests compare them.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import re
 from collections.abc import Iterator
@@ -209,18 +210,24 @@ def mma_cycles(work: Work, c: Constants) -> tuple[float, float]:
     return max(work.tile_y * c.mma_column_cycles, operands), c.mma_fill_2 if work.pair else c.mma_fill_1
 
 
-def times(work: Work, c: Constants, sms: int = SMS) -> Times:
-    clk = 1e-3 / c.clock_ghz  # us
+def grid(work: Work, sms: int = SMS) -> tuple[int, int, int, int]:
+    """(clusters that fit, those at work at a time, those launched, tiles that one of the first computes or makes way
+    for)."""
     fit = clusters_that_fit(sms, work.cluster, work.per_sm)
     if fit == 0:
         raise ValueError(f"a cluster of {work.cluster} does not fit")
-    persistent = work.split == 1
-    if persistent:  # a CTA an SM, each as many tiles as the others
+    if work.split == 1:  # persistent: a CTA an SM, each as many tiles as the others
         rounds = ceil_div(work.tiles, min(fit, sms // work.cluster))
-        active = launched = ceil_div(work.tiles, rounds)
-    else:  # a cluster a tile; the hardware starts them as others end
-        active, launched = min(work.tiles, fit), work.tiles
-        rounds = ceil_div(work.tiles, active)
+        active = ceil_div(work.tiles, rounds)
+        return fit, active, active, rounds
+    active = min(work.tiles, fit)  # a cluster a tile; the hardware starts them as others end
+    return fit, active, work.tiles, ceil_div(work.tiles, active)
+
+
+def times(work: Work, c: Constants, sms: int = SMS) -> Times:
+    clk = 1e-3 / c.clock_ghz  # us
+    persistent = work.split == 1
+    fit, active, launched, rounds = grid(work, sms)
     ctas = active * work.cluster
     busy = rounds * ceil_div(ctas, sms)  # tiles on the busiest SM
 
@@ -351,14 +358,68 @@ def allowed(shape: Shape, config: Config, split: int, swapped: bool, rows: list[
     )
 
 
-def plans(shape: Shape, rows: list[Config], c: Constants, prefetch: int = 0) -> Iterator[Plan]:
+def prefetch_stages(shape: Shape, config: Config, split: int, swapped: bool, prefetch: float) -> int:
+    """Stages of x that each CTA asks for ahead of its turn, as sm100_plan.c has it: so many bytes by all CTAs, where
+    they can wait beside the call before and nobody else loads the same rows of x."""
+    if not config.co_resident or (shape.m if swapped else shape.n) > config.tile_y:
+        return 0
+    work = work_of(shape, config, split, swapped)
+    stage = CTA_ROWS * STAGE_K // 2 + STAGE_ATOMS * ATOM_BYTES
+    return min(work.k_stages, int(prefetch // (stage * grid(work)[2] * work.cluster)))
+
+
+def plans(shape: Shape, rows: list[Config], c: Constants, prefetch: float = 0.0) -> Iterator[Plan]:
     """All ways to run a shape, without the gather kernels, which are for what bulk copies cannot load."""
     for config in rows:
         for split, swapped in itertools.product((1, 2, 4, 8), (False, True)):
             if not config.gather and allowed(shape, config, split, swapped, rows):
-                work = work_of(shape, config, split, swapped, prefetch=prefetch)
+                stages = prefetch_stages(shape, config, split, swapped, prefetch)
+                work = work_of(shape, config, split, swapped, prefetch=stages)
                 yield Plan(shape, config, split, swapped, times(work, c))
 
 
-def best(shape: Shape, rows: list[Config], c: Constants, prefetch: int = 0) -> Plan:
+def best(shape: Shape, rows: list[Config], c: Constants, prefetch: float = 0.0) -> Plan:
     return min(plans(shape, rows, c, prefetch), key=lambda plan: plan.times.dependent)
+
+
+def main() -> None:
+    import b200_report as report
+    import b200_trace as trace
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="Modelled, not measured.")
+    parser.add_argument("--shape", metavar="M,N,K[,L]", help="this one, instead of the ranked ones, decode and prefill")
+    parser.add_argument("--all", action="store_true", help="every configuration, split and side, best first")
+    parser.add_argument("--prefetch", type=float, default=20.0, metavar="MIB", help="of x, into L2 (%(default)s)")
+    parser.add_argument("--peers", action="store_true", help="published figures against the model")
+    parser.add_argument("--sensitivity", action="store_true", help="each constant 20 %% less and more")
+    parser.add_argument(
+        "--count", metavar="TRACE", help="compare the counts with a trace of the emulator; needs --shape"
+    )
+    parser.add_argument("--config", default="256x64", help="for --count: %(default)s unless given")
+    parser.add_argument("--split", type=int, default=1, help="for --count")
+    parser.add_argument("--swapped", action="store_true", help="for --count")
+    parser.add_argument("--write", action="store_true", help="put the tables into b200_model.md")
+    options = parser.parse_args()
+    rows, c = configs(), Constants()
+    shapes = [Shape(*map(int, options.shape.split(",")))] if options.shape else list(report.RANKED)
+    if options.write:
+        report.write(rows, c)
+    elif options.peers:
+        print("\n".join(report.peer_table()))
+    elif options.sensitivity:
+        print("\n".join(report.sensitivity_table(rows)))
+    elif options.count:
+        config = next(config for config in rows if config.name == options.config)
+        print("\n".join(trace.compare(options.count, shapes[0], config, options.split, options.swapped)))
+    elif options.all:
+        for shape in shapes:
+            print("\n".join(report.all_table(shape, rows, c, 1000, options.prefetch * 2**20)))
+    else:
+        if not options.shape:
+            print("\n".join(report.goal_table(rows, c)) + "\n")
+            shapes += [*report.DECODE, *report.TASK, *report.PREFILL]
+        print("\n".join(report.shape_table(shapes, rows, c, options.prefetch * 2**20)))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "sm100")]
 
+import b200_trace as trace  # noqa: E402
 import model_b200 as model  # noqa: E402
 
 FIELDS = [(name, ctypes.c_int64) for name in ("x_rows", "y_rows", "k", "l")] + [
@@ -90,3 +92,36 @@ def test_c_estimate_is_the_models(estimate):
             continue
         want = model.times(work, model.Constants(), sms).dependent
         assert got == pytest.approx(want, rel=1e-9), f"seed {seed}: {shape} {config} split {split} {swapped} {sms}"
+
+
+# ---- counts, against the real kernels in the emulator ----
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="the kernels' PTX is made by nvcc")
+@pytest.mark.parametrize("name", [config.name for config in model.configs()])
+def test_counts_are_the_kernels(name, tmp_path):
+    """Of whole tiles, one or several, any cut of K: what the model times is what the kernel does."""
+    import numpy
+    from launch import FP16, Emulator, Product, configs, gemm_ptx, only_entry
+
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    config = next(config for config in model.configs() if config.name == name)
+    launched = configs()[f"sm100_gemm_{name}"]
+    emulator = Emulator("sm_100", seed=0)
+    module = emulator.load(only_entry(gemm_ptx(), launched.kernel))
+    for split in [split for split in (1, 2, 4, 8) if split * config.group <= 8 and config.tile_y >= 4 * split]:
+        swapped = draw.random() < 0.5
+        x = 128 * config.group * draw.randint(1, 2)
+        y = config.tile_y * draw.randint(1, 2 if config.tile_y > 32 else 1)
+        shape = model.Shape(*((y, x) if swapped else (x, y)), 256 * split * draw.randint(1, 3))
+        product = Product(emulator, numpy.random.default_rng(seed), shape.m, shape.n, shape.k, out_type=FP16)
+        path = tmp_path / f"{split}.json"
+        emulator.set("trace", str(path))
+        product.launch(module, launched, swapped, split)
+        emulator.set("trace", "")
+        (kernel,) = trace.read(path, launched.kernel)
+        got, want = trace.counted(kernel).rows(), trace.modelled(shape, config, split, swapped).rows()
+        if config.gather:  # their threads load of scales what exists
+            got, want = ({key: counts[key] for key in ("stored", "operands", "mma", "cp")} for counts in (got, want))
+        assert got == want, f"seed {seed}: {shape}, split {split}, swapped {swapped}"

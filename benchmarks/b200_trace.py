@@ -1,0 +1,92 @@
+"""Counts of the B200 model against what the emulator counted (EMULATE_TRACE, see tests/emulator/README.md)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_b200 import CTA_ROWS, MMA_K, STAGE_ATOMS, STAGE_K, Config, Shape, ceil_div, work_of
+
+LOADS = ("tensor copies from global", "bulk copies from global", "cp.async")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one launch: bytes of the busiest CTA and of all of them, instructions of all."""
+
+    cta_loaded: float  # into shared memory, from global memory
+    loaded: float
+    cta_stored: float  # C
+    stored: float
+    cta_sent: float  # sums, to other CTAs
+    operands: float  # that tensor cores read from shared memory
+    scales: float  # copied to tensor memory
+    mma: int
+    cp: int
+    commit: int
+
+    def rows(self) -> dict[str, float]:
+        return self.__dict__
+
+
+def counted(kernel: dict) -> Counts:
+    """Of a kernel in a trace."""
+
+    def count(prefix: str) -> int:
+        return sum(lanes for name, (_, lanes) in kernel["instructions"].items() if name.startswith(prefix))
+
+    def most(*kinds: str) -> int:
+        return max(sum(cta["bytes"].get(kind, 0) for kind in kinds) for cta in kernel["ctas"])
+
+    return Counts(
+        cta_loaded=most(*LOADS),
+        loaded=sum(kernel["bytes"].get(kind, 0) for kind in LOADS),
+        cta_stored=most("global written by threads"),
+        stored=kernel["bytes"].get("global written by threads", 0),
+        cta_sent=most("to another CTA's shared memory"),
+        operands=kernel["bytes"].get("shared read by tensor cores", 0),
+        scales=kernel["bytes"].get("shared to tensor memory", 0),
+        mma=count("tcgen05.mma"),
+        cp=count("tcgen05.cp"),
+        commit=count("tcgen05.commit"),
+    )
+
+
+def modelled(shape: Shape, config: Config, split: int, swapped: bool) -> Counts:
+    """The same from the work that the model's times are made of, for a grid of one cluster a tile."""
+    work = work_of(shape, config, split, swapped)
+    units = work.tiles * split
+    stages = work.tiles * ceil_div(shape.k, STAGE_K)  # of all units
+    blocks = work.tiles * ceil_div(shape.k, MMA_K)
+    parts = CTA_ROWS * work.tile_y * 4
+    values = CTA_ROWS + config.tile_y // config.group
+    return Counts(
+        cta_loaded=work.ingress,
+        loaded=work.l2,
+        cta_stored=work.store_bytes,
+        stored=work.stores,
+        cta_sent=parts - parts / split,
+        operands=blocks * config.group * values * MMA_K // 2,
+        scales=blocks * config.group * (work.copies // STAGE_ATOMS) * 512,
+        mma=blocks,
+        cp=blocks * (work.copies // STAGE_ATOMS),
+        commit=stages + units,
+    )
+
+
+def read(path: str | Path, kernel: str = "") -> list[dict]:
+    """The launches in a trace, of that kernel or of all."""
+    launches = json.loads(Path(path).read_text())["kernels"]
+    return [launch for launch in launches if kernel in launch["kernel"]]
+
+
+def compare(path: str, shape: Shape, config: Config, split: int, swapped: bool) -> list[str]:
+    """A table of the last launch of that configuration in a trace beside the model's counts."""
+    kernel = f"sm100_gemm_{config.name}"
+    launches = [launch for launch in read(path) if launch["kernel"].endswith(kernel)]
+    if not launches:
+        raise SystemExit(f"{path} has no launch of {kernel}")
+    got, want = counted(launches[-1]).rows(), modelled(shape, config, split, swapped).rows()
+    lines = ["| count | traced | model |", "|---|--:|--:|"]
+    return lines + [f"| {name} | {got[name]:.0f} | {want[name]:.0f} |" for name in want]
