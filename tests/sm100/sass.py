@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""The machine code of the sm_100 kernels: out of the installed module, through NVIDIA's disassembler, into lists of
+instructions. By itself it prints a row a kernel:
+
+    python tests/sm100/sass.py [nvfp4/_C.abi3.so | file.fatbin | file.cubin]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NEEDS = "needs nvdisasm and cuobjdump (wheels nvidia-cuda-nvdisasm and nvidia-cuda-cuobjdump, in the extra `test`)"
+PREFIX = "nvfp4_sm100_gemm_"
+FATBIN = b"\x50\xed\x55\xba"  # the magic number, then u16 version, u16 bytes of this header, u64 bytes behind it
+
+
+def tool(name: str) -> Path | None:
+    """Of NVIDIA's wheels, which lie beside every other package."""
+    places = (Path(entry, "nvidia", "cu13", "bin", name) for entry in sys.path)
+    return next((path for path in places if path.is_file()), None)
+
+
+def output_of(name: str, *arguments: str, folder: Path | None = None) -> str:
+    path = tool(name)
+    if path is None:
+        raise FileNotFoundError(NEEDS)
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        raise RuntimeError(f"{name} {' '.join(arguments)}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+def fatbins(data: bytes) -> Iterator[bytes]:
+    at = -1
+    while (at := data.find(FATBIN, at + 1)) >= 0:
+        _, version, header, size = struct.unpack_from("<IHHQ", data, at)
+        if version == 1 and header == 16 and at + header + size <= len(data):
+            yield data[at : at + header + size]
+
+
+def find_cubin(source: Path, folder: Path) -> Path:
+    """Unpacks the fat binaries that a file holds into the folder; the one with our kernels."""
+    data = source.read_bytes()
+    if data[:4] == b"\x7fELF" and PREFIX.encode() in data and FATBIN not in data:
+        return source
+    for i, fatbin in enumerate(fatbins(data)):
+        place = folder / str(i)
+        place.mkdir()
+        (place / "kernels.fatbin").write_bytes(fatbin)
+        output_of("cuobjdump", "-xelf", "all", "kernels.fatbin", folder=place)
+        for cubin in place.glob("*.cubin"):
+            if PREFIX.encode() in cubin.read_bytes():
+                return cubin
+    raise LookupError(f"{source} has no machine code of the sm_100 kernels")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    address: int
+    guard: str  # @!P0, or nothing
+    opcode: str
+    operands: str
+
+    @property
+    def target(self) -> str | None:
+        found = re.search(r"`\((\.L_\w+)\)", self.operands)
+        return found[1] if found and self.opcode.startswith("BRA") else None
+
+    @property
+    def always(self) -> bool:
+        """A branch that is always taken."""
+        return self.opcode == "BRA" and not self.guard and not re.match(r"!?U?P\d", self.operands)
+
+
+@dataclass
+class Kernel:
+    name: str
+    code: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # to the index of the instruction behind it
+    registers: int = 0
+    stack: int = 0
+    local: int = 0
+
+    def all(self, pattern: str) -> list[Instruction]:
+        return [i for i in self.code if re.match(pattern, i.opcode)]
+
+    def paths(self, first: int, last: int) -> Iterator[list[Instruction]]:
+        """Every way from the loop's head to the branch back, with no instruction twice and none outside."""
+        stack: list[tuple[int, tuple[int, ...]]] = [(first, ())]
+        while stack:
+            at, path = stack.pop()
+            while True:
+                path += (at,)
+                if at == last:
+                    yield [self.code[i] for i in path]
+                    break
+                instruction = self.code[at]
+                goes = self.labels.get(instruction.target) if instruction.target else None
+                if goes is not None and at < goes <= last:
+                    if not instruction.always:
+                        stack.append((at + 1, path))
+                    at = goes
+                elif instruction.always:
+                    break
+                else:
+                    at += 1
+
+    @property
+    def atoms(self) -> int:
+        """Of scales for each step along K: 128 rows of x in a CTA, all rows of y."""
+        return 1 + -(-int(re.search(r"x(\d+)", self.name)[1]) // 128)
+
+    def stage_of_products(self) -> list[Instruction]:
+        """What one full stage along K costs the mma warp: of the innermost loop around the products, the shortest way
+        through four of them and the copies of their scales."""
+
+        def count(path: list[Instruction], opcode: str) -> int:
+            return sum(instruction.opcode.startswith(opcode) for instruction in path)
+
+        mma = [i for i, instruction in enumerate(self.code) if instruction.opcode.startswith("UTCOMMA")]
+        loops = [
+            (last - first, first, last)
+            for last, instruction in enumerate(self.code)
+            if instruction.target and (first := self.labels[instruction.target]) <= mma[0] and last >= mma[-1]
+        ]
+        _, first, last = min(loops)
+        paths = self.paths(first, last)
+        return min((p for p in paths if count(p, "UTCOMMA") == 4 and count(p, "UTCCP") == 4 * self.atoms), key=len)
+
+
+def disassemble(cubin: Path) -> dict[str, Kernel]:
+    """By the name without the common prefix."""
+    kernels: dict[str, Kernel] = {}
+    kernel = None
+    for line in output_of("nvdisasm", "--print-code", str(cubin)).splitlines():
+        if found := re.match(r"\.text\.(\w+):", line):
+            kernel = kernels.setdefault(found[1].removeprefix(PREFIX), Kernel(found[1]))
+        elif kernel and (found := re.match(r"(\.L_\w+):", line)):
+            kernel.labels[found[1]] = len(kernel.code)
+        elif kernel and (found := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+)?\s*([A-Z]\S*)\s*(.*?)\s*;", line)):
+            kernel.code.append(Instruction(int(found[1], 16), found[2] or "", found[3], found[4]))
+    usage = output_of("cuobjdump", "--dump-resource-usage", str(cubin))
+    for name, registers, stack, local in re.findall(
+        r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage
+    ):
+        kernel = kernels[name.removeprefix(PREFIX)]
+        kernel.registers, kernel.stack, kernel.local = int(registers), int(stack), int(local)
+    return kernels
+
+
+def kernels_of(source: Path) -> dict[str, Kernel]:
+    with tempfile.TemporaryDirectory() as folder:
+        return disassemble(find_cubin(source.resolve(), Path(folder)))
+
+
+def main() -> int:
+    import nvfp4
+
+    source = Path(sys.argv[1]) if sys.argv[1:] else Path(nvfp4._C.__file__)
+    print(f"{'kernel':22} {'bytes':>7} registers {'stack':>5} a stage of products")
+    for name, kernel in sorted(kernels_of(source).items()):
+        stage = len(kernel.stage_of_products())
+        print(f"{name:22} {16 * len(kernel.code):7} {kernel.registers:9} {kernel.stack:5} {stage:4} instructions")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        os._exit(1)
