@@ -90,7 +90,7 @@ typedef struct sm100_schedule {
     int32_t k_stages;        /* ceil(K/256); part i of K is stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
     int32_t swapped;         /* 1: x is B, so that x counts columns of the output */
     int32_t values_by_tma;   /* gather kernels: 1 if tensor maps reach the values, so that only scales are gathered */
-    int32_t prefetch_stages; /* of x that each CTA brings into L2 while it waits for the grids before; 0: none */
+    int32_t prefetch_stages; /* of x that CTAs bring into L2 while they wait for the grids before; 0: none */
     int32_t parts_in_stages; /* split_k > 1: partial sums take the place of the stages */
     int32_t padding_;
 #ifdef NVFP4_DUMP

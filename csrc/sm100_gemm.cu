@@ -482,12 +482,14 @@ template <class C>
 __device__ __forceinline__ void prefetch(const sm100_schedule &s, const share<C> &w, const tile_place &place) {
     int32_t stages = min(s.prefetch_stages, w.k_last - w.k_first);
     if (stages <= 0) return;
+    int32_t tile_y = place.y / C::TILE_Y; /* CTAs beside each other along y take turns */
     if (place.x < s.x.rows) {
         int32_t atoms = min(stages * SM100_STAGE_ATOMS, w.k_blocks - w.k_first * SM100_STAGE_ATOMS);
-        prefetch_bulk(s.x.scale + place.l * s.x.scale_batch + place.x / SM100_ATOM_ROWS * s.x.scale_pitch +
-                          (int64_t)w.k_first * SM100_SFX_BYTES,
-                      atoms * SM100_ATOM_BYTES);
-        for (int32_t k = w.k_first; k < w.k_first + stages; k++)
+        if (tile_y == 0)
+            prefetch_bulk(s.x.scale + place.l * s.x.scale_batch + place.x / SM100_ATOM_ROWS * s.x.scale_pitch +
+                              (int64_t)w.k_first * SM100_SFX_BYTES,
+                          atoms * SM100_ATOM_BYTES);
+        for (int32_t k = w.k_first + tile_y; k < w.k_first + stages; k += s.tiles_y)
             prefetch_box_3d(&s.x.values, k * (SM100_STAGE_K / 2), place.x, place.l);
     }
     int32_t k = w.k_first + (int32_t)(w.first % (uint32_t)(w.k_last - w.k_first));

@@ -34,10 +34,11 @@ typedef struct sm100_config {
                       : wide SINGLE split)
 
 enum {
-    MAX_CLUSTER = 8,           /* CTAs, of a portable cluster */
-    NARROW_TILE = 32,          /* tiles no wider than this have to hold all of y */
-    SHARE_COLUMNS = 4,         /* of a tile are added up at a time where K is split */
-    TMEM_COLUMNS = 512,        /* of an SM (PTX ISA 9.0, 9.7.16.1) */
+    MAX_CLUSTER = 8,    /* CTAs, of a portable cluster */
+    NARROW_TILE = 32,   /* tiles no wider than this have to hold all of y */
+    SHARE_COLUMNS = 4,  /* of a tile are added up at a time where K is split */
+    TMEM_COLUMNS = 512, /* of an SM (PTX ISA 9.0, 9.7.16.1) */
+    PREFETCH_SHARERS = 4,
     PREFETCH_BYTES = 20 << 20, /* of x by all CTAs: what DRAM delivers in the 2 to 3 us between the last copy of a call
                                   and the first of the next (modelled) */
     RESERVED_BYTES = 1024, /* of an SM's shared memory for each CTA (CUDA programming guide, compute capabilities) */
@@ -159,13 +160,15 @@ static int parts_in_stages(const device_facts *facts, const candidate *c) {
                               (leaves_room(facts, c->config, bytes) && !leaves_room(facts, c->config, all)));
 }
 
-/* Stages of x that bulk copies bring into L2 before the call may read: worth it where nobody reads them again and a CTA
- * can be there while the call before ends. */
+/* Stages of x that bulk copies bring into L2 before the call may read: worth it where few read them again, and a CTA
+ * can be there while the call before ends. CTAs beside each other along y share the work. */
 static int32_t prefetch_stages(const device_facts *facts, const candidate *c) {
     const sm100_config *config = c->config;
-    int64_t ctas = c->clusters * config->group * c->split_k, all = ceil_div(c->k_stages, c->split_k);
-    int64_t stages = PREFETCH_BYTES / ((SM100_X_BYTES + SM100_SFX_BYTES) * ctas);
-    if (c->tiles_y > 1 || config->gather || !leaves_room(facts, config, kernels[config->kernel].shared_bytes)) return 0;
+    int64_t readers = c->clusters / c->tiles_y * config->group * c->split_k, all = ceil_div(c->k_stages, c->split_k);
+    if (c->tiles_y > PREFETCH_SHARERS || c->tiles > c->clusters || config->gather ||
+        !leaves_room(facts, config, kernels[config->kernel].shared_bytes))
+        return 0;
+    int64_t stages = PREFETCH_BYTES / ((SM100_X_BYTES + SM100_SFX_BYTES) * readers);
     return (int32_t)(stages < all ? stages : all);
 }
 
