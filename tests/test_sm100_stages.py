@@ -3,7 +3,8 @@ the functions and wrappers that the kernel is made of (tests/sm100/stages.cu). S
 tests/test_sm100_gemm.py.
 
 A stage that fails while those before it pass names the step that is wrong; each docstring says what its failure means.
-SM100_SEEDS is the number of timings that each case is run with (4, one of each kind; the full proof takes 20).
+SM100_SEEDS is the number of timings that each case is run with (4, one of each kind; the full proof takes 20). With
+SM100_HARDWARE=1 they run on the GPU that is there, a B200 or a B300.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +22,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "sm100"))
 
-from emulate import Emulator, EmulatorError, Kernel  # noqa: E402
+from emulate import Emulator, EmulatorError, Kernel, build  # noqa: E402
 from expected import BF16, box, codes, swizzled, tensor_core, to_type  # noqa: E402
+from hardware import Hardware  # noqa: E402
 from launch import (  # noqa: E402
     FP16,
     FP32,
@@ -43,6 +46,7 @@ import nvfp4  # noqa: E402
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 SEEDS = int(os.environ.get("SM100_SEEDS", 4))
+HARDWARE = os.environ.get("SM100_HARDWARE") == "1"
 CONFIGS = configs()
 NEVER_WRITTEN = 0xA5
 CTA_BYTES = 65536  # as in stages.cu
@@ -66,11 +70,18 @@ PLAIN = by_name([c for c in CONFIGS.values() if not c.gather])
 GATHER = by_name([c for c in CONFIGS.values() if c.gather])
 
 
+def gpu(seed: int, tmem_base: int) -> Emulator:
+    """With tensor memory that begins anywhere, where that can be chosen."""
+    return Hardware() if HARDWARE else Emulator("sm_100", seed=seed, tmem_base=tmem_base)
+
+
+def kernel_text(name: str) -> str:
+    return only_entry(compile_ptx(Path(__file__).parent / "sm100" / "stages.cu"), name)
+
+
 def stage(name: str, seed: int, tmem_base: int | None = None) -> tuple[Emulator, Kernel]:
-    """A B200 whose tensor memory begins anywhere, with that kernel."""
-    emulator = Emulator("sm_100", seed=seed, tmem_base=seed % 5 * 32 if tmem_base is None else tmem_base)
-    text = only_entry(compile_ptx(Path(__file__).parent / "sm100" / "stages.cu"), name)
-    return emulator, emulator.load(text)[name]
+    emulator = gpu(seed, seed % 5 * 32 if tmem_base is None else tmem_base)
+    return emulator, emulator.load(kernel_text(name))[name]
 
 
 # ---- A: copies into shared memory
@@ -225,13 +236,14 @@ def test_a_gather(config: Config, linear: bool, random: Generator) -> None:
 def hold(
     launches: list[tuple[str, int, int]], seed: int, tmem_base: int = 0
 ) -> tuple[numpy.ndarray, list[int], list[int]]:
-    """Queues (kernel, CTAs, bytes of shared memory) one behind the other under dependent launch.
+    """Queues (kernel, CTAs, bytes of shared memory) one behind the other under dependent launch; a real GPU, which
+    spreads them, gets 40 times as many CTAs.
 
     Returns what each CTA saw [sm, address, asked, got, gone, foreign cells], its columns and its launch's number.
     """
-    emulator = Emulator("sm_100", seed=seed, tmem_base=tmem_base)
-    text = compile_ptx(Path(__file__).parent / "sm100" / "stages.cu")
-    kernels = {name: emulator.load(only_entry(text, name))[name] for name in {name for name, _, _ in launches}}
+    emulator = gpu(seed, tmem_base)
+    launches = [(name, ctas * 40 if HARDWARE else ctas, shared) for name, ctas, shared in launches]
+    kernels = {name: emulator.load(kernel_text(name))[name] for name in {name for name, _, _ in launches}}
     total = sum(ctas for _, ctas, _ in launches)
     tickets = emulator.array(numpy.zeros(1, numpy.uint32))
     holdings = emulator.array(numpy.zeros((total, 6), numpy.uint32))
@@ -290,6 +302,7 @@ def test_b_allocation_never_deadlocks(name: str) -> None:
     assert contended, "no grid ever asked where another one held columns: this proved nothing"
 
 
+@pytest.mark.skipif(HARDWARE, reason="would hang the GPU")
 @pytest.mark.parametrize("columns", [256, 512])
 def test_b_letting_go_before_the_allocation_deadlocks(columns: int) -> None:
     """B: the order that the kernel must not have. A CTA that lets the next grid start before it has its own columns can
@@ -535,3 +548,13 @@ def test_e_split(config: Config, random: Generator) -> None:
         split = splits[seed % len(splits)]
         weights = (65536.0, 256.0, 1.0)
         run_epilogue(config, random, seed, bool(random.integers(2)), FP32, weights, split)
+
+
+@pytest.mark.skipif(HARDWARE, reason="is about the emulated GPU")
+def test_stages_run_through_the_face_of_real_hardware() -> None:
+    """SM100_HARDWARE=1 works: some of these tests through tests/sm100/hardware.py, the emulated driver as libcuda."""
+    environment = {**os.environ, "SM100_HARDWARE": "1", "SM100_SEEDS": "1", "LD_LIBRARY_PATH": str(build().parent)}
+    chosen = "test_a_gather or test_c or (test_d_one_mma or test_e_alpha) and 128x64"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
