@@ -141,6 +141,8 @@ template <class C> struct tile_walk {
         pin(place.x), pin(place.y), pin(place.l); /* divisions: before the wait for prior grids */
     }
     __device__ __forceinline__ bool more() const { return tile < (uint32_t)s.tiles; }
+    /* Whether there is a tile so many further on. */
+    __device__ __forceinline__ bool reaches(uint32_t tiles) const { return tile + tiles * step < (uint32_t)s.tiles; }
     __device__ __forceinline__ void advance() {
         tile += step;
         if (more()) locate();
@@ -469,10 +471,11 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
             store_sums<true, C::CHUNK>(out, accumulator, kept, y, columns);
         else
             store_sums<false, 8>(out, accumulator, kept, y, columns);
-        /* The accumulator may be written again. */
+        /* The accumulator may be written again. Where it will not be, nobody would wait for an arrival on its way. */
         tcgen05_fence_before();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));
+        if (threadIdx.x % 32 == 0 && walk.reaches(C::ACCUMULATORS))
+            mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));
     }
 }
 
