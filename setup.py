@@ -1,7 +1,8 @@
 """Builds nvfp4/_C.abi3.so: the C core, its Python module and the device code. Everything else is in pyproject.toml.
 
 Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings
-errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and compute-sanitizer).
+errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 is for
+`python -m nvfp4 check --dump` (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ARCHS = {"sm90": ["sm_90a", "compute_90a"], "sm100": ["sm_100f", "compute_100f"]
 if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, which a build without isolation ignores
     sys.exit(f"nvfp4: building needs setuptools 77 or later, this is {setuptools.__version__}.")
 
+DUMP = os.environ.get("NVFP4_DUMP", "0") == "1"
 WERROR = os.environ.get("NVFP4_WERROR", "0") == "1"
 CFLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", "-g0"]
 
@@ -60,7 +62,8 @@ class BuildExt(build_ext):
     def build_extension(self, ext: Extension) -> None:
         if nvfp4_cuda.wanted():
             folder = ROOT / "build" / "cuda"
-            flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", "")) + ["-Werror=all-warnings"] * WERROR
+            flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", ""))
+            flags += ["-Werror=all-warnings"] * WERROR + ["-DNVFP4_DUMP"] * DUMP
             sources = [ROOT / name for name in relative("csrc/*.cu")]
             folder.mkdir(parents=True, exist_ok=True)
             nvfp4_cuda.write_fatbins({s: ARCHS.get(s.stem.split("_")[0], PORTABLE) for s in sources}, folder, flags)
@@ -91,7 +94,7 @@ setup(
         Extension(
             "nvfp4._C",
             sources=relative("csrc/*.c") + relative("csrc/cpu/*.c"),
-            define_macros=[("Py_LIMITED_API", "0x030A0000")],
+            define_macros=[("Py_LIMITED_API", "0x030A0000")] + [("NVFP4_DUMP", "1")] * DUMP,
             extra_compile_args=CFLAGS + ["-Werror"] * WERROR,
             extra_link_args=["-Wl,-s"],
             libraries=["m", "dl", "pthread"],

@@ -30,6 +30,18 @@ nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
     return NVFP4_OK;
 }
 
+#ifdef NVFP4_DUMP
+size_t nvfp4_dump_bytes(void) {
+    return sizeof(sm100_dump);
+}
+
+void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_block) {
+    context->dump = memory;
+    context->dump_cta = cta;
+    context->dump_block = k_block;
+}
+#endif
+
 const char *nvfp4_backend_name(int32_t backend) {
     static const char *const names[] = {"auto", "cpu", "sm80", "sm100"};
     return backend >= NVFP4_AUTO && backend <= NVFP4_BACKEND_SM100 ? names[backend] : "unknown";

@@ -9,6 +9,10 @@
 struct nvfp4_context {
     driver *driver;
     int32_t candidate; /* nvfp4_set_candidate */
+#ifdef NVFP4_DUMP
+    sm100_dump *dump; /* what nvfp4_dump asked for */
+    int32_t dump_cta, dump_block;
+#endif
 };
 
 typedef struct place {

@@ -87,6 +87,10 @@ static nvfp4_status launch_sm100(driver *d, route *r, const nvfp4_gemm_args *arg
 
 static nvfp4_status launch(nvfp4_context *context, route *r, const nvfp4_gemm_args *args) {
     driver *d = context->driver;
+#ifdef NVFP4_DUMP
+    if (r->plan.backend == NVFP4_BACKEND_SM100)
+        r->sm100.dump = context->dump, r->sm100.dump_cta = context->dump_cta, r->sm100.dump_block = context->dump_block;
+#endif
     nvfp4_status status = r->plan.backend == NVFP4_BACKEND_SM100 ? launch_sm100(d, r, args) : launch_sm80(d, r, args);
     if (!r->where.host_memory) return status;
     nvfp4_status waited = driver_wait(d, r->where.device, args->queue); /* also for what a failed call did launch */

@@ -69,3 +69,18 @@ PyObject *python_cpu_kernel(PyObject *module, PyObject *unused) {
     (void)unused;
     return PyUnicode_FromString(nvfp4_cpu_kernel());
 }
+
+#ifdef NVFP4_DUMP
+/* nvfp4_dump(memory, cta, k_block), memory being an address; 0 ends it. Returns the bytes that a dump takes. */
+PyObject *python_dump(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { MEMORY, CTA, K_BLOCK, COUNT };
+    (void)module;
+    if (!check_count("dump", count, COUNT)) return NULL;
+    int64_t memory, cta, k_block;
+    if (!read_integer(a[MEMORY], "memory", 0, INT64_MAX, &memory) || !read_integer(a[CTA], "cta", 0, INT32_MAX, &cta) ||
+        !read_integer(a[K_BLOCK], "k_block", 0, INT32_MAX, &k_block))
+        return raise_error();
+    nvfp4_dump(python_context, (void *)(uintptr_t)memory, (int32_t)cta, (int32_t)k_block);
+    return PyLong_FromSize_t(nvfp4_dump_bytes());
+}
+#endif

@@ -67,6 +67,9 @@ static PyMethodDef methods[] = {
     {"cpu_kernel", python_cpu_kernel, METH_NOARGS, NULL},
     {"register_torch_ops", register_torch_ops, METH_NOARGS, NULL},
     {"last_error", last_error, METH_NOARGS, NULL},
+#ifdef NVFP4_DUMP
+    {"dump", FASTCALL(python_dump), METH_FASTCALL, NULL},
+#endif
     {NULL, NULL, 0, NULL},
 };
 

@@ -43,6 +43,9 @@ PyObject *python_check_gemm(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_custom_kernel(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_quantize(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_swizzle(PyObject *module, arguments a, Py_ssize_t count);
+#ifdef NVFP4_DUMP
+PyObject *python_dump(PyObject *module, arguments a, Py_ssize_t count);
+#endif
 
 /* Calls the function of this name in nvfp4/torch_ops.py with the same arguments. */
 PyObject *call_torch_op(const char *name, arguments a, Py_ssize_t count);

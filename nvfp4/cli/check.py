@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import custom_kernel, gemm
-from . import machine, show
+from . import dump, machine, show
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", type=int, metavar="N", help="run test N alone, counted from 1")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of the random data, instead of task.yml's")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--dump",
+        type=dump.parse,
+        metavar="cta=I,k_block=J",
+        help="with --only, on a B200, in a debug build: print what this CTA held when it had multiplied that k_block "
+        "of 64 values; lanes=A:B and columns=A:B, added, say how much of it is printed (0:8)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,12 +45,15 @@ def run(args: argparse.Namespace) -> int:
         if not 1 <= args.only <= len(tests):
             raise show.Refusal(f"--only {args.only}: there are tests 1 to {len(tests)}")
         tests = [tests[args.only - 1]]
+    if args.dump:
+        if args.only is None or args.json:
+            raise show.Refusal("--dump prints one test's k_block as text: it needs --only, and goes without --json")
+        return dump.run(seeded(tests[0][1], args.seed), place, args.dump, multiply)
 
     results = []
     with show.progress(len(tests)) as step:
         for number, test in tests:
-            if args.seed is not None:
-                test = test | {"seed": args.seed}
+            test = seeded(test, args.seed)
             step("check {m}x{n}x{k}, l = {l}".format(**test))
             results.append({"test": number} | run_test(test, place))
 
@@ -53,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         report(results, place.device)
     return 0 if passed == len(results) else 1
+
+
+def seeded(test: dict[str, int], seed: int | None) -> dict[str, int]:
+    return test if seed is None else test | {"seed": seed}
 
 
 def run_test(test: dict[str, int], place: machine.Place) -> dict[str, Any]:
