@@ -167,6 +167,7 @@ __device__ __forceinline__ void produce(const sm100_schedule &s, const share<C> 
         int32_t x_block = place.x / SM100_ATOM_ROWS, y_block = place.y / SM100_ATOM_ROWS;
         const uint8_t *sfx = s.x.scale + place.l * s.x.scale_batch + x_block * s.x.scale_pitch;
         const uint8_t *sfy = s.y.scale + place.l * s.y.scale_batch + y_block * s.y.scale_pitch;
+#pragma unroll 1 /* unrolled, the preparations would delay the first copy */
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
             uint32_t stage = w.stage(at.slot), own = w.full(at.slot), full = w.of_leader(own);
             mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
@@ -484,7 +485,7 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
 template <class C>
 __device__ __forceinline__ void prefetch(const sm100_schedule &s, const share<C> &w, const tile_place &place) {
     int32_t stages = min(s.prefetch_stages, w.k_last - w.k_first);
-    if (stages <= 0) return;
+    if (stages <= 0 || w.first >= (uint32_t)s.tiles) return;
     int32_t tile_y = place.y / C::TILE_Y; /* CTAs beside each other along y take turns */
     if (place.x < s.x.rows) {
         int32_t atoms = min(stages * SM100_STAGE_ATOMS, w.k_blocks - w.k_first * SM100_STAGE_ATOMS);
