@@ -36,11 +36,28 @@ def test_ragged_products_with_five_timings() -> None:
     assert int(output.split(" passed")[0].split()[-1]) >= 5 * 300
 
 
+def test_ragged_products_of_sm100_with_four_timings() -> None:
+    """The same cases on the B200's own kernels, as plan.c chooses them: each kind of timing once."""
+    output = emulated("sm_100", "--seeds=4", "test_gemm_exact.py", "-k", "equal_bits and sm100")
+    assert int(output.split(" passed")[0].split()[-1]) >= 4 * 300
+
+
+def test_every_plan_of_sm100() -> None:
+    """What plan.c could choose as well, on a few shapes."""
+    output = emulated("sm_100", "--seeds=2", "test_sm100_plans.py", "-k", "sm100")
+    assert int(output.split(" passed")[0].split()[-1]) >= 2 * 7
+
+
+def test_bounds_of_sm100() -> None:
+    """Sums that round, of up to 16384 products."""
+    emulated("sm_100", "test_gemm_bounds.py", "-k", "sm100")
+
+
 @pytest.mark.parametrize("device", [name for name in emulate.DEVICES if name != "sm_80"])
 def test_one_of_each_kind(device: str) -> None:
-    """Later GPUs run other PTX, whose decoding of e2m1 differs."""
+    """Later GPUs run other PTX, whose decoding of e2m1 differs; the B200 its own kernels beside sm80's."""
     files = ("test_decode.py", "test_epilogue.py", "test_layouts.py", "test_nan.py", "test_quantize.py")
-    emulated(device, *files, "test_custom_kernel.py", "-k", "sm80")
+    emulated(device, *files, "test_custom_kernel.py", "-k", "sm80 or sm100")
 
 
 def test_bits_of_an_h200() -> None:
@@ -59,13 +76,16 @@ def test_bits_of_an_h200() -> None:
     assert json.loads(done.stdout)["sha256"] == recorded["sha256"], f"EMULATE_SEED={seed}"
 
 
-def test_check_runs_on_it() -> None:
+@pytest.mark.parametrize(
+    ("device", "name", "family"), [("sm_90", "Emulated H200", "sm80"), ("sm_100", "Emulated B200", "sm100")]
+)
+def test_check_runs_on_it(device: str, name: str, family: str) -> None:
     """NVFP4_LIBCUDA alone is enough."""
-    environment = {**os.environ, "NVFP4_LIBCUDA": str(emulate.build()), "EMULATE_DEVICE": "sm_90"}
+    environment = {**os.environ, "NVFP4_LIBCUDA": str(emulate.build()), "EMULATE_DEVICE": device}
     command = [sys.executable, "-m", "nvfp4", "check", "--only", "1"]
     done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Emulated H200" in done.stdout and "1 of 1 tests passed" in done.stdout and "sm80" in done.stdout
+    assert name in done.stdout and "1 of 1 tests passed" in done.stdout and f"nvfp4_{family}_" in done.stdout
 
 
 def test_a_gpu_that_is_only_emulated_is_not_timed() -> None:

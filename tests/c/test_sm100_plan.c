@@ -179,8 +179,8 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
     expect(!(p->n == 1 && p->m > 1) || !s->swapped, "one row of B is no reason for 128");
     expect(plan->workspace == 0, "no workspace");
     check_shared_memory(facts, plan, c, s);
-    int once = s->tiles_y == 1, beside = leaves_room(facts, c, kernels[plan->kernel].shared_bytes);
-    expect(s->prefetch_stages == 0 || (once && beside && !c->gather), "what is read once is prefetched, and early");
+    int beside = leaves_room(facts, c, kernels[plan->kernel].shared_bytes);
+    expect(s->prefetch_stages == 0 || (beside && !c->gather), "CTAs that start early prefetch");
     expect(s->prefetch_stages == plan->prefetch_stages && s->prefetch_stages >= 0 &&
                s->prefetch_stages <= ceil_div(s->k_stages, s->split_k) + 1,
            "no more than there is");
@@ -205,7 +205,9 @@ static void check_operands(const gemm_problem *p, const sm100_schedule *s, varia
     }
 }
 
-static void one(const char *gpu, const device_facts *facts, int64_t m, int64_t n, int64_t k, int64_t l, variant v) {
+/* The plan in that place of the estimate's order; returns how many there are. */
+static int32_t one_of(int32_t wanted, const char *gpu, const device_facts *facts, int64_t m, int64_t n, int64_t k,
+                      int64_t l, variant v, double *modelled_us) {
     gemm_problem p = problem(m, n, k, l, v);
     nvfp4_plan plan, again;
     sm100_schedule schedule, other;
@@ -213,22 +215,40 @@ static void one(const char *gpu, const device_facts *facts, int64_t m, int64_t n
     memset(&schedule, 0xff, sizeof schedule);
     snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d", gpu, (long long)m, (long long)n,
              (long long)k, (long long)l, v);
-    nvfp4_status status = sm100_plan(facts, &p, 0, &plan, &schedule);
+    nvfp4_status status = sm100_plan(facts, &p, wanted, &plan, &schedule);
     expect(status == NVFP4_OK, nvfp4_last_error());
     const config *c = status ? NULL : config_of(plan.kernel);
     expect(c != NULL, "a kernel of the family");
-    if (!c) return;
+    if (!c) return 0;
     snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d: %s, swapped %d, split %d", gpu,
              (long long)m, (long long)n, (long long)k, (long long)l, v, plan.name, schedule.swapped, plan.split_k);
-    times_planned[plan.kernel][schedule.swapped][plan.split_k > 1]++;
+    if (wanted == 0) times_planned[plan.kernel][schedule.swapped][plan.split_k > 1]++;
     check_schedule(facts, &p, &plan, c, &schedule);
     check_operands(&p, &schedule, v);
     check_tensors(&p, &plan, c, &schedule);
     expect(plan.backend == NVFP4_BACKEND_SM100 && !strcmp(plan.name, kernels[plan.kernel].name), "it says what");
     expect(plan.reason && strlen(plan.reason) > 20, "it says why");
-    sm100_plan(facts, &p, 0, &again, &other);
+    sm100_plan(facts, &p, wanted, &again, &other);
     expect(again.kernel == plan.kernel && again.grid == plan.grid && other.swapped == schedule.swapped,
            "the same twice");
+    expect(plan.modelled_us > 0.0 && plan.candidates > 0, "it says how long that is modelled to take");
+    *modelled_us = plan.modelled_us;
+    return plan.candidates;
+}
+
+static void one(const char *gpu, const device_facts *facts, int64_t m, int64_t n, int64_t k, int64_t l, variant v) {
+    double modelled_us;
+    one_of(0, gpu, facts, m, n, k, l, v, &modelled_us);
+}
+
+/* All plans of a shape: each can be launched, none is modelled to be faster than the one before it. */
+static void all(const char *gpu, const device_facts *facts, int64_t m, int64_t n, int64_t k, int64_t l, variant v) {
+    double before = 0.0, now = 0.0;
+    int32_t count = 1;
+    for (int32_t i = 0; i < count; i++, before = now) {
+        count = one_of(i, gpu, facts, m, n, k, l, v, &now);
+        expect(now >= before, "in the order of the estimate");
+    }
 }
 
 static void check_configs(void) {
@@ -286,6 +306,10 @@ int main(void) {
                         one(gpus[g].name, &gpus[g].facts, sizes[m], sizes[n], depths[k], batches[l], PLAIN);
                         one(gpus[g].name, &gpus[g].facts, sizes[m], sizes[n], depths[k], batches[l], v);
                     }
+    for (size_t m = 0; m < COUNT(sizes); m += 2)
+        for (size_t n = 0; n < COUNT(sizes); n += 3)
+            for (size_t k = 0; k < COUNT(depths); k++)
+                all("B200", &gpus[0].facts, sizes[m], sizes[n], depths[k], 1, k % 2 ? PLAIN : (variant)(m % VARIANTS));
     one("B200", &gpus[0].facts, INT32_MAX, 8, INT32_MAX / 64 * 64, 1, PLAIN);
     one("B200", &gpus[0].facts, 1, INT32_MAX, 1 << 20, 1, LINEAR);
     one("B200", &gpus[0].facts, 1, 1, 64, INT32_MAX - 148, PLAIN);
