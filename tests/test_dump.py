@@ -1,0 +1,345 @@
+"""`check --dump`: the debug build writes what the tensor core was given, Python puts it into words and finds what is
+wrong with it, and without the flag nothing of it is in the machine code."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "sm100"))
+
+from emulate import Emulator, build  # noqa: E402
+from launch import CSRC, Config, Operand, Product, Schedule, compile_ptx, configs, decode, gemm_ptx, only_entry  # noqa: E402
+
+import nvfp4  # noqa: E402
+from nvfp4 import _C, reference  # noqa: E402
+from nvfp4.__main__ import main  # noqa: E402
+from nvfp4.cli import dump, machine, show  # noqa: E402
+
+needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+
+@pytest.fixture
+def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
+    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
+    return numpy.random.default_rng(seed)
+
+
+# --- without the flag ------------------------------------------------------------------------------------------------
+
+
+def without_hooks(text: str) -> str:
+    """sm100_gemm.cu as if the dump had never been thought of."""
+    operands = re.search(r"struct mma_operands \{.*?\n\};\n", (CSRC / "device/dump.cuh").read_text(), re.S)[0]
+    text = text.replace('#include "device/dump.cuh"\n', '#include "device/mbarrier.cuh"\n' + operands)
+    text = re.sub(r"^ *(dumper<C>(::prepare\(w\)| dump\([\w., ]*\))|dump\.\w+\([\w., ]*\));\n", "", text, flags=re.M)
+    return re.sub(r", (dumper<C> &)?dump\b", "", text)
+
+
+@needs_nvcc
+def test_without_the_flag_the_code_is_the_same(tmp_path: Path) -> None:
+    """Equal PTX is equal machine code: ptxas sees nothing else."""
+    bare = tmp_path / "sm100_gemm.cu"
+    bare.write_text(without_hooks((CSRC / "sm100_gemm.cu").read_text()))
+    assert "dump" not in bare.read_text()
+    plain = gemm_ptx()
+    assert compile_ptx(bare) == plain
+    assert gemm_ptx("-DNVFP4_DUMP") != plain
+
+
+# --- on the emulated B200 --------------------------------------------------------------------------------------------
+
+
+class DebugConfig(Config):
+    """The same in a debug build, which has two barriers more."""
+
+    @property
+    def shared_bytes(self) -> int:
+        return super().shared_bytes + 16
+
+
+class Dumped(Product):
+    """A product of which one k_block is dumped."""
+
+    def dump(self, config: Config, swapped: bool, split: int, clusters: int, cta: int, k_block: int) -> torch.Tensor:
+        """Runs it, checks it, and returns the dump's bytes."""
+        self.memory = self.emulator.array(numpy.zeros(dump.BYTES, numpy.uint8))
+        self.request = (self.memory.address, cta, k_block)
+        debug = DebugConfig(**vars(config))
+        module = self.emulator.load(only_entry(gemm_ptx("-DNVFP4_DUMP"), config.kernel))
+        self.launch(module, debug, swapped, split, clusters)
+        return torch.from_numpy(self.memory.numpy().copy())
+
+    def schedule(self, *arguments: object) -> Schedule:
+        schedule = super().schedule(*arguments)
+        schedule.alignment[:16] = struct.pack("<Qii", *self.request)  # dump, dump_cta, dump_block
+        return schedule
+
+    def operands(self, swapped: int, batch: int) -> tuple[dump.Operand, dump.Operand]:
+        """x and y, with the data as they were drawn."""
+        tensors = (
+            (torch.from_numpy(part[batch]) for part in (data[:, :, : self.k // 2], scales))
+            for data, scales in zip(self.data, self.scales)
+        )
+        a, b = (dump.Operand(name, *pair) for name, pair in zip("ab", tensors))
+        return (b, a) if swapped else (a, b)
+
+
+# name, split of K, operand that is x, CTA, rows of x and y beyond the first tile
+CASES = {
+    "one_cta": ("sm100_gemm_128x32", 1, "b", 0, 0, 0),
+    "wide_one_cta_second_tile": ("sm100_gemm_128x128", 1, "a", 0, 40, 100),
+    "64_rows_second_half": ("sm100_gemm_128x64", 1, "b", 1, 0, 60),
+    "leader": ("sm100_gemm_256x64", 1, "b", 0, 0, 0),
+    "other_of_a_pair": ("sm100_gemm_256x128", 1, "a", 1, 0, 0),
+    "other_of_a_pair_second_tile": ("sm100_gemm_256x128_deep", 1, "b", 1, 140, 9),
+    "third_part_of_k": ("sm100_gemm_128x32", 4, "b", 2, 0, 0),
+    "split_pair_two_atoms": ("sm100_gemm_256x256", 2, "b", 3, 0, 0),
+    "gathered": ("sm100_gemm_128x128_gather", 1, "b", 0, 0, 30),
+}
+
+
+def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Dumped, torch.Tensor, dump.Request]:
+    kernel, split, x_is, cta, more_x, more_y = CASES[name]
+    config, swapped = configs()[kernel], x_is == "b"
+    seed = int(random.integers(2**30))
+    x, y = (
+        tile + more if more else tile - int(random.integers(8))
+        for tile, more in ((config.tile_x, more_x), (config.tile_y, more_y))
+    )
+    k = 256 * split + 64 * int(random.integers(1, 12)) - (48 if config.gather else 0)
+    emulator = Emulator("sm_100", seed=seed, tmem_base=32 * (seed % 5) if config.group * split == 1 else 0)
+    product = Dumped(emulator, random, *((y, x) if swapped else (x, y)), k, linear=bool(config.gather))
+    unit = cta % (config.group * split) // config.group
+    stages = -(-k // 256)
+    first, last = unit * stages // split * 4, (unit + 1) * stages // split * 4
+    blocks = min(last, -(-k // 64)) - first
+    tiles = 2 if name.endswith("second_tile") else 1  # of one cluster
+    k_block = int(random.integers(1, tiles * blocks)) + (tiles - 1) if later else 0
+    k_block = min(k_block, tiles * blocks - 1)
+    clusters = -(-x // config.tile_x) * -(-y // config.tile_y) // tiles if split == 1 else 0
+    print(f"seed {seed}: {x} x {y} x {k}, CTA {cta}, k_block {k_block} of {tiles} x {blocks}, {clusters} clusters")
+    raw = product.dump(config, swapped, split, clusters, cta, k_block)
+    product.check()
+    got = dump.Dump(raw).h
+    assert got.complete and (got.k_blocks, got.first_block, got.tiles) == (blocks, first, tiles)
+    assert got.k_block == first + k_block % blocks and (got.rank, got.unit) == (cta % config.group, unit)
+    assert (got.group, got.tile_y, got.stages, got.swapped) == (config.group, config.tile_y, config.stages, swapped)
+    return product, raw, dump.Request(cta, k_block, range(2), range(3))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("name", CASES)
+def test_dump_is_the_truth(
+    name: str, later: bool, random: numpy.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The product is right with the dump in its way; the dump holds the operands, by this test's arithmetic and by the
+    report's."""
+    product, raw, request = run_case(name, random, later)
+    got = dump.Dump(raw)
+    h = got.h
+    x, y = (1, 0) if h.swapped else (0, 1)
+    first_x, first_y = h.row_x, h.row_y + h.rank * h.tile_y // h.group
+    half = product.k // 2
+    for side, which, first in (("x", x, first_x), ("y", y, first_y)):
+        values = product.data[which][h.batch, first : first + got.values(side).shape[0], :half]
+        values = values[:, h.k_block * 32 : h.k_block * 32 + 32]
+        assert (got.values(side).numpy()[: len(values), : values.shape[1]] == values).all()
+        row = (h.row_x, h.row_y)[side == "y"]
+        atom = row // 128 * 128
+        scales = product.scales[which][h.batch, row : row + (128, h.tile_y)[side == "y"]]
+        scales = scales[:, h.k_block * 4 : h.k_block * 4 + 4]
+        rows = numpy.arange(row - atom, row - atom + len(scales))
+        assert (got.scale_tile(side).numpy()[rows, : scales.shape[1]] == scales).all()
+        for quarter in range(4):
+            memory = got.scale_memory(side).numpy()[32 * quarter + rows % 32, rows // 32]
+            assert (memory[:, : scales.shape[1]] == scales).all()
+    numbers = [decode(data[:, :, :half], scales)[h.batch] for data, scales in zip(product.data, product.scales)]
+    k = slice(h.first_block * 64, h.k_block * 64 + 64)
+    sums = numbers[x][h.row_x : h.row_x + 128, k] @ numbers[y][h.row_y : h.row_y + h.tile_y, k].T
+    assert (got.sums.numpy()[: len(sums), : sums.shape[1]] == sums).all()
+
+    capsys.readouterr()
+    assert dump.Report(got, product.operands(h.swapped, h.batch), request).print() == []
+    told = capsys.readouterr().out
+    assert "!" not in told and "None" not in told
+    assert f"M {128 * h.group}, N {h.tile_y}, K 64, x e2m1, y e2m1, scales ue4m3" in told
+    assert "stride 1024 B" in told and "2 = 128-byte swizzle" in told
+    assert f"{sums[1, 2]:.9g}" in told.split("Sums in the accumulator")[1]
+
+
+@needs_nvcc
+def test_no_such_k_block(random: numpy.random.Generator) -> None:
+    """The product is none the worse, and the dump says what there is."""
+    product = Dumped(Emulator("sm_100", seed=3), random, 40, 200, 512)
+    config = configs()["sm100_gemm_128x64"]
+    for cta, k_block, here in ((0, 8, 1), (1, 2**30, 1), (2, 0, 0)):
+        h = dump.Dump(product.dump(config, True, 1, 0, cta, k_block)).h
+        product.check()
+        assert (h.here, h.complete) == (here, 0)
+        assert (h.tiles, h.k_blocks) == ((1, 8) if here else (0, 0))
+
+
+# --- what differs is found -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def a_dump() -> tuple[Dumped, torch.Tensor, dump.Request]:
+    return run_case("leader", numpy.random.default_rng(int(os.environ["NVFP4_TEST_SEED"])), True)
+
+
+AT = {name: struct.calcsize(f"<{i}I" if i < 28 else f"<28I{i - 28}Q") for i, name in enumerate(dump.FIELDS)}
+COLUMNS_AT = dump.HEADER.size + dump.STAGE_BYTES
+SUMS_AT = COLUMNS_AT + 512 * dump.SCALE_COLUMNS
+STAGE_OF_A_PAIR = {"x": 0, "y": 16384, "sfx": 16384 + 32 * 128, "sfy": 16384 + 32 * 128 + 2048}
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("at", "flip", "finding", "mark"),
+    [
+        (AT["x"], 2, "1 of the instruction's operands", r"values of x .* ! start 0x"),
+        (AT["y"] + 4, 0x40, "1 of the instruction's operands", r"values of y .* ! stride 1024 B"),
+        (AT["x"] + 7, 0x40, "1 of the instruction's operands", r"values of x .* ! layout 2 = 128-byte swizzle"),
+        (AT["instruction"] + 2, 0x80, "1 of the instruction's operands", r"instruction .* ! scales ue4m3"),
+        (AT["d"], 32, "1 of the instruction's operands", r"accumulator .* ! column "),
+        (AT["sfx"], 4, "1 of the instruction's operands", r"columns of x scales .* ! column "),
+        (AT["add"], 1, "1 of the instruction's operands", r"adds to the accumulator .* ! yes"),
+        ("x", 8, "1 of 128 rows of values of x in shared memory", r"\n +0 +[0-9a-f]{64} .* ! [0-9a-f]{64}\n"),
+        ("y", 8, "rows of values of y in shared memory", r"\n +0 +[0-9a-f]{64} .* ! [0-9a-f]{64}\n"),
+        ("sfx", 1, "1 of 128 rows of scales of x in shared memory", r"\n +0 .* ! .. .. .. ..\n"),
+        ("sfy", 1, "rows of scales of y in shared memory", r"\n +0 .* ! .. .. .. ..\n"),
+        (
+            COLUMNS_AT + 512,
+            4,
+            "1 of 512 words of scales of x in tensor memory",
+            r"\n +0  .. .. .. ..  .* ! .. .. .. ..",
+        ),
+        (COLUMNS_AT + 4 * 512 + 4, 4, "1 of 512 words of scales of y in tensor memory", r"\n +1  .. .. .. .. ! "),
+        (SUMS_AT + 2 * 512 + 1 * 4 + 2, 1, "sums in the accumulator", r"\n +1 .* ! "),
+    ],
+)
+def test_what_differs_is_marked(
+    at: int | str, flip: int, finding: str, mark: str, a_dump, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One flipped bit in each kind of thing."""
+    product, raw, request = a_dump
+    h = dump.Dump(raw).h
+    if isinstance(at, str):  # row 0 of the k_block, in the stage
+        in_stage = h.k_block % 4
+        at = dump.HEADER.size + STAGE_OF_A_PAIR[at] + in_stage * (512 if at.startswith("sf") else 32)
+    spoilt = raw.clone()
+    spoilt[at] ^= flip
+    assert h.add == 1
+    found = dump.Report(dump.Dump(spoilt), product.operands(h.swapped, h.batch), request).print()
+    told = capsys.readouterr().out
+    assert any(finding in one and one.startswith("1 ") for one in found), found
+    assert re.search(mark, told), told
+
+
+@needs_nvcc
+def test_a_kernel_given_the_wrong_scales_is_found_out(random: numpy.random.Generator) -> None:
+    """The fault is where the first finding is, and shows in the sums."""
+    config = configs()["sm100_gemm_128x64"]
+    product = Dumped(Emulator("sm_100", seed=int(random.integers(2**30))), random, 60, 128, 512)
+    right = product.operand
+
+    def with_scales_of_b(config: Config, which: int, *rest: int) -> Operand:
+        made = right(config, which, *rest)
+        made.scale = product.arrays[3].address
+        return made
+
+    product.operand = with_scales_of_b
+    with pytest.raises(AssertionError, match="wrong, first at"):
+        product.dump(config, True, 1, 0, 0, 2)
+        product.check()
+    got = dump.Dump(torch.from_numpy(product.memory.numpy().copy()))
+    findings = dump.Report(got, product.operands(1, 0), dump.Request(0, 2)).print()
+    assert len(findings) == 2
+    assert "rows of scales of y in shared memory" in findings[0] and "sums" in findings[1]
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_requests() -> None:
+    assert dump.parse("cta=3,k_block=17") == dump.Request(3, 17, range(8), range(8))
+    assert dump.parse("columns=1:256,k_block=0,lanes=32:128,cta=0") == dump.Request(0, 0, range(32, 128), range(1, 256))
+    for text in ("", "cta=1", "k_block=1", "cta=1,k_block=-1", "cta=1,k_block=1,lanes=3", "cta=0,k_block=0,lanes=5:5"):
+        with pytest.raises(dump.argparse.ArgumentTypeError):
+            dump.parse(text)
+    for text in ("cta=0,k_block=0,lanes=0:129", "cta=0,k_block=0,columns=0:257", "cta=0,k_block=0,rows=0:1"):
+        with pytest.raises(dump.argparse.ArgumentTypeError):
+            dump.parse(text)
+
+
+def test_other_backends_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--backend", "cpu", "--only", "1", "--dump", "cta=0,k_block=0"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "sm100" in said.err and "(cpu)" in said.err and "B200" in said.err
+    for more in ([], ["--only", "1", "--json"]):
+        assert main(["check", "--backend", "cpu", "--dump", "cta=0,k_block=0", *more]) == 2
+        assert "--only" in capsys.readouterr().err
+
+
+@needs_nvcc
+@pytest.mark.skipif(hasattr(_C, "dump"), reason="this is a debug build")
+def test_an_ordinary_build_says_which_is_needed() -> None:
+    environment = {**os.environ, "NVFP4_LIBCUDA": str(build()), "EMULATE_DEVICE": "sm_100"}
+    command = [sys.executable, "-m", "nvfp4", "check", "--only", "1", "--dump", "cta=0,k_block=0"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "debug build" in done.stderr and dump.BUILD in done.stderr and "Traceback" not in done.stderr
+
+
+@needs_nvcc
+def test_the_command(a_dump, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`dump.run` around a dump made above: what it asks the module for, prints and returns."""
+    product, raw, request = a_dump
+    asked = []
+
+    def ask(memory: int, cta: int, k_block: int) -> int:
+        asked.append((memory, cta, k_block))
+        if memory:
+            ctypes.memmove(memory, made.numpy().ctypes.data, dump.BYTES)
+        return dump.BYTES
+
+    made = raw
+    monkeypatch.setattr(_C, "dump", ask, raising=False)
+    monkeypatch.setattr(dump, "require", lambda *_: 2)
+    data, scales = (
+        [torch.from_numpy(part).permute(1, 2, 0) for part in parts] for parts in (product.data, product.scales)
+    )
+    result = torch.from_numpy(product.result()).half().permute(1, 2, 0)
+    inputs = (*data, *scales, None, None, result)
+    monkeypatch.setattr(reference, "generate_input", lambda **_: inputs)
+    place = machine.Place(torch.device("cpu"), torch.device("cpu"), None)
+
+    def run(output: torch.Tensor = result) -> int:
+        return dump.run({}, place, request, lambda data, backend: (output, 0.0))
+
+    assert run() == 0
+    told = capsys.readouterr().out
+    assert told.endswith("dump: nothing differs from the operands\nresult: every bit is equal\n")
+    assert asked[0][1:] == (request.cta, request.k_block) and asked[1] == (0, 0, 0)
+    assert run(result + 1) == 1 and "values are wrong" in capsys.readouterr().out
+    made = raw.clone()
+    made[COLUMNS_AT] ^= 1
+    assert run() == 1 and "dump: DIFFERS: 1 of 512 words of scales of x" in capsys.readouterr().out
+    made[AT["complete"]] = 0
+    with pytest.raises(show.Refusal, match=rf"CTA {request.cta} has k_blocks 0 to \d+, \d+ in each of its 1 tiles"):
+        run()
+    request = SimpleNamespace(cta=2, k_block=0)
+    with pytest.raises(show.Refusal, match="CTAs 0 to 1"):
+        run()
