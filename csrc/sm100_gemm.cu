@@ -330,10 +330,11 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, t
         mbarrier_wait(w.acc_empty(acc.slot), acc.parity ^ 1);
         tcgen05_fence_after();
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
-            stage_products<C> products(w.stage(at.slot), tmem + acc.slot * C::TILE_Y,
-                                       tmem + C::SCALES_AT + at.slot * C::SCALE_COLUMNS, half);
             mbarrier_wait(w.full(at.slot), at.parity);
             tcgen05_fence_after();
+            /* Here, not before the wait, where the compiler would not know that one thread alone needs it. */
+            stage_products<C> products(w.stage(at.slot), tmem + acc.slot * C::TILE_Y,
+                                       tmem + C::SCALES_AT + at.slot * C::SCALE_COLUMNS, half);
             int blocks = w.blocks(k);
             dump.stage(at.slot, at.parity);
             if (blocks == SM100_STAGE_ATOMS)
