@@ -326,13 +326,16 @@ static void leave(driver *d, int pushed) {
     if (pushed) d->cuCtxPopCurrent(&popped);
 }
 
-nvfp4_status driver_encode(driver *d, const tensor_layout *t, tensor_map *map) {
+nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *t, tensor_map *map) {
     static const uint32_t steps[] = {1, 1, 1, 1, 1};
-    CUresult error = d->cuTensorMapEncodeTiled(
-        map, t->element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16, (uint32_t)t->rank,
-        (void *)t->data, t->dims, t->strides, t->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        t->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    int type = t->element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+    int swizzle = t->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, pushed;
+    CUresult error = enter(d, &d->devices[device], &pushed); /* without a context the driver refuses (measured) */
+    if (!error)
+        error = d->cuTensorMapEncodeTiled(map, type, (uint32_t)t->rank, (void *)t->data, t->dims, t->strides, t->box,
+                                          steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    leave(d, pushed);
     if (!error) return NVFP4_OK;
     char what[80];
     snprintf(what, sizeof what, "a tensor map of %s (cuTensorMapEncodeTiled)", t->name);

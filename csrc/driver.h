@@ -28,7 +28,7 @@ nvfp4_status driver_ready(driver *d, int32_t device, const device_facts **facts)
 int driver_reads_host_memory(driver *d, int32_t device);
 
 /* Encodes what a kernel's tensor copies will read; asks the device nothing. driver_ready must have succeeded. */
-nvfp4_status driver_encode(driver *d, const tensor_layout *tensor, tensor_map *map);
+nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *tensor, tensor_map *map);
 
 /* What to enqueue, and on which queue (CUstream) of the device's primary context. */
 typedef struct kernel_launch {

@@ -72,7 +72,7 @@ static nvfp4_status launch_sm100(driver *d, route *r, const nvfp4_gemm_args *arg
     sm100_tensor tensors[SM100_TENSORS];
     int count = sm100_tensors(&r->problem, &r->plan, &r->sm100, tensors);
     for (int i = 0; i < count; i++) {
-        nvfp4_status status = driver_encode(d, &tensors[i].layout, tensors[i].map);
+        nvfp4_status status = driver_encode(d, r->where.device, &tensors[i].layout, tensors[i].map);
         if (status) return status;
     }
     void *arguments[] = {&r->problem, &r->sm100};

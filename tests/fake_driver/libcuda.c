@@ -196,6 +196,7 @@ ENTRY(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *address,
       int l2_promotion, int fill) {
     MAY_FAIL;
     (void)l2_promotion;
+    if (!current) return FAILED; /* as the driver of an H200 does */
     if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank < 1 || rank > 5 || interleave || fill) return FAILED;
     for (uint32_t i = 0; i < rank; i++)
         if (steps[i] != 1 || !dims[i] || !box[i] || box[i] > 256) return FAILED;
