@@ -1,11 +1,11 @@
 """What a call costs on the host: from the Python call to the launch, the driver's own work excluded.
 
-    python benchmarks/call_cost.py [--json] [--real]
+    python benchmarks/call_cost.py [--json] [--real] [--backend sm100]
 
 The calls go to tests/fake_driver, a libcuda that launches nothing, so what is timed is nvfp4 and Python: the frame,
 the reading of the tensors, every check, the plan and the launch's arguments. Tensors are on the GPU if torch has one,
-else on the CPU with backend="sm80" (and then include a wait that returns at once). --real leaves the machine's own
-driver in place, to see what it adds. Needs a build with GPU code, and gcc for the fake driver.
+else on the CPU with backend="sm80" or the one that is named (and then include a wait that returns at once). --real
+leaves the machine's own driver in place, to see what it adds. Needs a build with GPU code, and gcc for the fake driver.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ REPEATS, CALLS = 15, 20_000
 QUEUED = 200  # calls between two waits where the GPU works: it must never be the one that is waited for
 
 
-def measure(calls: int) -> dict[str, dict[str, float]]:
+def measure(calls: int, named: str) -> dict[str, dict[str, float]]:
     """Nanoseconds a call, by statement: best and median of REPEATS runs."""
     import torch
 
     import nvfp4
 
     on_gpu = torch.cuda.is_available()
-    device, backend = ("cuda", None) if on_gpu else ("cpu", "sm80")
+    device, backend = ("cuda", None) if on_gpu else ("cpu", named)
     torch.set_num_threads(1)
 
-    assert nvfp4.info(M, N, K, device=0)["plan"]["workspace"] == 0
+    assert nvfp4.info(M, N, K, device=0, backend=backend)["plan"]["workspace"] == 0
 
     def empty(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -76,9 +76,9 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
                 names["out"].view(1, M, N).permute(1, 2, 0),
             ),
         }
-        assert nvfp4.info(128, 4096, 7168, device=0)["plan"]["workspace"] > 0
+        assert nvfp4.info(128, 4096, 7168, device=0, backend="sm80")["plan"]["workspace"] > 0
         statements.insert(1, "nvfp4.custom_kernel(*views)")
-        statements.insert(2, "nvfp4.gemm(*split, out=split_out)  # with a workspace, two launches")
+        statements.insert(2, "nvfp4.gemm(*split, out=split_out, backend='sm80')  # with a workspace, two launches")
     results = {}
     for statement in statements:
         timer = timeit.Timer(statement, globals=names)
@@ -96,10 +96,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--real", action="store_true", help="call the machine's own driver")
+    parser.add_argument("--backend", default="sm80", metavar="B", help="without a GPU: whose calls (%(default)s)")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(QUEUED if args.real else CALLS)))
+        print(json.dumps(measure(QUEUED if args.real else CALLS, args.backend)))
         return
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
@@ -107,7 +108,8 @@ def main() -> None:
             library = Path(folder) / "libcuda_fake.so"
             subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE)], check=True)
             environment["NVFP4_LIBCUDA"] = str(library)
-        child = [sys.executable, __file__, "--measure"] + ["--real"] * args.real
+            environment.setdefault("FAKE_CC", "100" if args.backend == "sm100" else "90")
+        child = [sys.executable, __file__, "--measure", "--backend", args.backend] + ["--real"] * args.real
         results = json.loads(subprocess.run(child, env=environment, check=True, stdout=subprocess.PIPE).stdout)
     if args.json:
         print(json.dumps(results, indent=2))
