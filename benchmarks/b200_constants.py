@@ -23,7 +23,6 @@ class Constants:
     first_byte_us: float = constant(
         0.55, "us", "cold latency: gather4 546 ns, LDGSTS 550 to 620, a small TMA alone 500 (4.1)"
     )
-    l2_hit_us: float = constant(0.2, "us", "latency of L2: gather4 200 ns, LDGSTS 340 to 400 cycles (4.1)")
     ingress_b_clk: float = constant(
         60.0, "B/clk", "into one SM's shared memory: 46 seen, 60 inferred, 64 the port (4.2)"
     )

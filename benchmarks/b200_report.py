@@ -45,7 +45,6 @@ TASK = (
 )
 PREFILL = tuple(Shape(m, 7168, 16384) for m in (512, 1024, 2048, 4096, 8192)) + (Shape(8192, 4096, 7168),)
 GOAL_DEPENDENT, GOAL_PLAIN = 5.3, 8.5
-PREFETCH = 20.0 * 2**20  # bytes of x, as sm100_plan.c has it
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -202,26 +201,26 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def shape_table(shapes: Iterable[Shape], rows: list[Config], c: Constants, prefetch: float = PREFETCH) -> list[str]:
+def shape_table(shapes: Iterable[Shape], rows: list[Config], c: Constants) -> list[str]:
     lines = header(*COLUMNS)
     for shape in shapes:
         plain_us = min(plan.times.plain for plan in plans(shape, rows, c))
-        lines.append(plan_row(best(shape, rows, c, prefetch), plain_us))
+        lines.append(plan_row(best(shape, rows, c), plain_us))
     return lines
 
 
-def all_table(shape: Shape, rows: list[Config], c: Constants, count: int, prefetch: float = PREFETCH) -> list[str]:
+def all_table(shape: Shape, rows: list[Config], c: Constants, count: int) -> list[str]:
     lines = header(*COLUMNS)
-    ranking = sorted(plans(shape, rows, c, prefetch), key=lambda plan: plan.times.dependent)
+    ranking = sorted(plans(shape, rows, c), key=lambda plan: plan.times.dependent)
     for plan in ranking[:count]:
         work = work_of(shape, plan.config, plan.split, plan.swapped)
         lines.append(plan_row(plan, times(work, c).plain))
     return lines
 
 
-def ranked(rows: list[Config], c: Constants, prefetch: float = PREFETCH) -> float:
+def ranked(rows: list[Config], c: Constants) -> float:
     """Geometric mean over the three shapes, back to back with dependent launch."""
-    return geomean(best(shape, rows, c, prefetch).times.dependent for shape in RANKED)
+    return geomean(best(shape, rows, c).times.dependent for shape in RANKED)
 
 
 def ranked_plain(rows: list[Config], c: Constants) -> float:
@@ -230,12 +229,9 @@ def ranked_plain(rows: list[Config], c: Constants) -> float:
 
 def goal_table(rows: list[Config], c: Constants) -> list[str]:
     lines = header("ranked shapes, geometric mean", "model us", "goal us")
-    lines.append(row("back to back, dependent launch, 20 MiB prefetched into L2", ranked(rows, c), GOAL_DEPENDENT))
-    for mib in (30, 10):
-        lines.append(row(f"the same, {mib} MiB", ranked(rows, c, mib * 2**20), GOAL_DEPENDENT))
-    lines.append(row("back to back, dependent launch, no prefetch", ranked(rows, c, 0), GOAL_DEPENDENT))
+    lines.append(row("back to back, dependent launch", ranked(rows, c), GOAL_DEPENDENT))
     late = replace(c, dependent_gap_us=c.dependent_gap_us + c.early_trigger_us)
-    lines.append(row("the same, trigger before the wait", ranked(rows, late, 0), GOAL_DEPENDENT))
+    lines.append(row("the same, trigger before the wait", ranked(rows, late), GOAL_DEPENDENT))
     lines.append(row("back to back, plain launches", ranked_plain(rows, c), GOAL_PLAIN))
     floors = [shape_floor(shape, c) for shape in RANKED]
     lines.append(row("floor: DRAM alone, " + " / ".join(f"{floor:.2f}" for floor in floors), geomean(floors), ""))
@@ -250,12 +246,12 @@ def shape_floor(shape: Shape, c: Constants) -> float:
 # ---- sensitivity ----
 
 
-def sensitivity(rows: list[Config], prefetch: float = PREFETCH) -> list[tuple[float, str, float, float]]:
+def sensitivity(rows: list[Config]) -> list[tuple[float, str, float, float]]:
     """(most change in %, constant, geometric mean at -20 %, at +20 %), the configurations chosen anew."""
-    base = ranked(rows, Constants(), prefetch)
+    base = ranked(rows, Constants())
     found = []
     for name, value, _, _ in given.table():
-        low, high = (ranked(rows, replace(Constants(), **{name: value * factor}), prefetch) for factor in (0.8, 1.2))
+        low, high = (ranked(rows, replace(Constants(), **{name: value * factor})) for factor in (0.8, 1.2))
         found.append((100 * max(abs(low / base - 1), abs(high / base - 1)), name, low, high))
     return sorted(found, reverse=True)
 
@@ -308,7 +304,7 @@ def config_table(rows: list[Config], c: Constants) -> list[str]:
     sets = (RANKED, DECODE, TASK, PREFILL)
 
     def means(some: list[Config]) -> list[float]:
-        return [geomean(best(shape, some, c, PREFETCH).times.dependent for shape in shapes) for shapes in sets]
+        return [geomean(best(shape, some, c).times.dependent for shape in shapes) for shapes in sets]
 
     base = means(rows)
     names = ("ranked", "decode", "task.yml's tests", "prefill")

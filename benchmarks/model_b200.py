@@ -118,7 +118,6 @@ class Work:
     split: int = 1
     two_accumulators: bool = False
     parts_in_stages: bool = False
-    prefetched: float = 0.0  # device; of x, into L2 before the call may read; y comes whole
     gathers: float = 0.0  # warp-wide cp.async a stage
 
 
@@ -138,8 +137,6 @@ class Times:
     reduction: float
     epilogue: float
     resident: bool  # the next call's CTAs find room beside this one's
-    prefetched: float  # bytes, device
-    floor: float  # of DRAM
     c: Constants
 
     @property
@@ -162,12 +159,11 @@ class Times:
     @property
     def dependent(self) -> float:
         """Back to back, with dependent launch."""
-        return max(self.floor, self.c.dependent_gap_us + self.exposed + self.body)
+        return self.c.dependent_gap_us + self.exposed + self.body
 
     @property
     def plain(self) -> float:
-        """Back to back, without; there is nothing then that a prefetch would come before."""
-        assert not self.prefetched
+        """Back to back, without."""
         return self.c.plain_gap_us + self.c.prologue_us + self.body
 
     @property
@@ -249,18 +245,12 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
         )
         barrier = c.cluster_barrier_cycles if work.parts_in_stages else 0.0
         reduction = (barrier + sending + others / c.shared_b_clk) * clk
-    resident = 2 * launched <= fit
 
-    # DRAM is idle from a call's last stage to the next one's first byte: that long it may bring x into L2.
-    window = c.dependent_gap_us + c.first_byte_us + last + reduction + epilogue
-    prefetched = min(work.prefetched / rounds, window * c.dram_tb_s * 1e6) if resident else 0.0
-    first_byte = c.l2_hit_us if prefetched else c.first_byte_us
     # The rings fill at the full rate; behind that a byte is asked for when a slot is released.
     ring = min(work.ring, work.k_stages * (rounds if persistent else 1))
     ring_bytes = ctas * ring * work.stage_bytes * (work.dram / work.l2)
-    left = work.dram - prefetched
-    at_once = min(left, ring_bytes)
-    dram = (at_once + work.stores) / (c.dram_tb_s * 1e6) + (left - at_once) / dram_rate(ring_bytes, idle, c)
+    at_once = min(work.dram, ring_bytes)
+    dram = (at_once + work.stores) / (c.dram_tb_s * 1e6) + (work.dram - at_once) / dram_rate(ring_bytes, idle, c)
     mma = busy * work.k_stages * stage * clk
     again = drain = 0.0
     if not persistent:
@@ -270,7 +260,7 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
     else:
         mma += (rounds - 1) * (last + epilogue)
     return Times(
-        first_byte=first_byte,
+        first_byte=c.first_byte_us,
         dram=dram,
         l2=work.l2 / (c.l2_tb_s * 1e6),
         ingress=work.ingress * busy / c.ingress_b_clk * clk,
@@ -281,17 +271,13 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
         last_stage=last,
         reduction=reduction,
         epilogue=epilogue,
-        resident=resident,
-        prefetched=prefetched,
-        floor=(work.dram + work.stores) / (c.dram_tb_s * 1e6),
+        resident=2 * launched <= fit,
         c=c,
     )
 
 
-def work_of(
-    shape: Shape, config: Config, split: int = 1, swapped: bool = False, gather_values: bool = False, prefetch: int = 0
-) -> Work:
-    """Counted work of one of our kernels: see the schedule in sm100_configs.h. prefetch: stages."""
+def work_of(shape: Shape, config: Config, split: int = 1, swapped: bool = False, gather_values: bool = False) -> Work:
+    """Counted work of one of our kernels: see the schedule in sm100_configs.h."""
     x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
     group, tile_y, atoms = config.group, config.tile_y, config.scale_atoms
     tiles_x, tiles_y = ceil_div(x, CTA_ROWS * group), ceil_div(y, tile_y)
@@ -316,7 +302,6 @@ def work_of(
         dram=dram * shape.l,
         l2=l2 * shape.l,
         stores=shape.m * shape.n * 2 * shape.l,
-        prefetched=min(1.0, prefetch / k_stages) * (x * row + ceil_div(x, 128) * scales) * shape.l,
         pair=group == 2,
         tile_y=tile_y,
         copies=STAGE_ATOMS * (1 + atoms),
@@ -345,41 +330,30 @@ class Plan:
 
 
 def allowed(shape: Shape, config: Config, split: int, swapped: bool, rows: list[Config]) -> bool:
-    """What sm100_plan.c takes: tiles up to 32 wide hold all of y, no wider one where a narrower does; no part of K is
-    empty, each CTA keeps 4 columns or more of a split tile."""
-    y = shape.m if swapped else shape.n
-    if config.tile_y <= 32 and y > config.tile_y:
+    """What sm100_plan.c takes: tiles up to 32 wide hold all of y, and no wider one is tried where such a one or a
+    narrower of as many CTAs does; no part of K is empty, each CTA keeps 4 columns or more of a split tile."""
+    x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
+    if (config.tile_y <= 32 and y > config.tile_y) or x == 1 < y:
         return False
-    narrower = (other for other in rows if (other.group, other.gather) == (config.group, config.gather))
-    if any(y <= other.tile_y < config.tile_y for other in narrower):
-        return False
+    for other in rows:
+        alike = other.gather == config.gather and (other.group == config.group or other.tile_y <= 32)
+        if alike and y <= other.tile_y < config.tile_y:
+            return False
     return split == 1 or (
         split <= ceil_div(shape.k, STAGE_K) and split * config.group <= MOST_CTAS and config.tile_y >= 4 * split
     )
 
 
-def prefetch_stages(shape: Shape, config: Config, split: int, swapped: bool, prefetch: float) -> int:
-    """Stages of x that each CTA asks for ahead of its turn, as sm100_plan.c has it: so many bytes by all CTAs, where
-    they can wait beside the call before and nobody else loads the same rows of x."""
-    if not config.co_resident or (shape.m if swapped else shape.n) > config.tile_y:
-        return 0
-    work = work_of(shape, config, split, swapped)
-    stage = CTA_ROWS * STAGE_K // 2 + STAGE_ATOMS * ATOM_BYTES
-    return min(work.k_stages, int(prefetch // (stage * grid(work)[2] * work.cluster)))
-
-
-def plans(shape: Shape, rows: list[Config], c: Constants, prefetch: float = 0.0) -> Iterator[Plan]:
+def plans(shape: Shape, rows: list[Config], c: Constants) -> Iterator[Plan]:
     """All ways to run a shape, without the gather kernels, which are for what bulk copies cannot load."""
     for config in rows:
         for split, swapped in itertools.product((1, 2, 4, 8), (False, True)):
             if not config.gather and allowed(shape, config, split, swapped, rows):
-                stages = prefetch_stages(shape, config, split, swapped, prefetch)
-                work = work_of(shape, config, split, swapped, prefetch=stages)
-                yield Plan(shape, config, split, swapped, times(work, c))
+                yield Plan(shape, config, split, swapped, times(work_of(shape, config, split, swapped), c))
 
 
-def best(shape: Shape, rows: list[Config], c: Constants, prefetch: float = 0.0) -> Plan:
-    return min(plans(shape, rows, c, prefetch), key=lambda plan: plan.times.dependent)
+def best(shape: Shape, rows: list[Config], c: Constants) -> Plan:
+    return min(plans(shape, rows, c), key=lambda plan: plan.times.dependent)
 
 
 def main() -> None:
@@ -389,7 +363,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="Modelled, not measured.")
     parser.add_argument("--shape", metavar="M,N,K[,L]", help="this one, instead of the ranked ones, decode and prefill")
     parser.add_argument("--all", action="store_true", help="every configuration, split and side, best first")
-    parser.add_argument("--prefetch", type=float, default=20.0, metavar="MIB", help="of x, into L2 (%(default)s)")
     parser.add_argument("--peers", action="store_true", help="published figures against the model")
     parser.add_argument("--sensitivity", action="store_true", help="each constant 20 %% less and more")
     parser.add_argument(
@@ -413,12 +386,12 @@ def main() -> None:
         print("\n".join(trace.compare(options.count, shapes[0], config, options.split, options.swapped)))
     elif options.all:
         for shape in shapes:
-            print("\n".join(report.all_table(shape, rows, c, 1000, options.prefetch * 2**20)))
+            print("\n".join(report.all_table(shape, rows, c, 1000)))
     else:
         if not options.shape:
             print("\n".join(report.goal_table(rows, c)) + "\n")
             shapes += [*report.DECODE, *report.TASK, *report.PREFILL]
-        print("\n".join(report.shape_table(shapes, rows, c, options.prefetch * 2**20)))
+        print("\n".join(report.shape_table(shapes, rows, c)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@
 #define SM100_CLOCK_GHZ              1.95
 #define SM100_DRAM_TB_S              7.25
 #define SM100_FIRST_BYTE_US          0.55
-#define SM100_L2_HIT_US              0.2
 #define SM100_INGRESS_B_CLK          60.0
 #define SM100_L2_TB_S                13.3
 #define SM100_MMA_COLUMN_CYCLES      0.5
@@ -43,12 +42,12 @@ typedef struct sm100_model_input {
     int32_t sm_count;
     int32_t group, tile_y, stages, accumulators;
     int32_t swapped;
-    int32_t split_k;       /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
-    int32_t gather;        /* scales are loaded by cp.async */
-    int32_t gather_values; /* and so are values */
-    int32_t co_resident;   /* an SM holds two CTAs: at most 113 KB of shared memory and 256 columns */
-    int32_t parts_in_stages, prefetch_stages; /* as the schedule has them */
-    int32_t output_bytes;                     /* of an element */
+    int32_t split_k;         /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
+    int32_t gather;          /* scales are loaded by cp.async */
+    int32_t gather_values;   /* and so are values */
+    int32_t co_resident;     /* an SM holds two CTAs: at most 113 KB of shared memory and 256 columns */
+    int32_t parts_in_stages; /* as the schedule has it */
+    int32_t output_bytes;    /* of an element */
 } sm100_model_input;
 
 static inline double sm100_max(double a, double b) {
@@ -136,21 +135,12 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     const double reduction = persistent ? 0.0 : (barrier + sending + others / SM100_SHARED_B_CLK) * clk;
     const double tail = last + reduction + epilogue;
 
-    /* DRAM is idle from a call's last stage to the next one's first byte: that long it may bring x into L2. */
-    const int resident = 2 * launched <= fit;
-    const double peak = SM100_DRAM_TB_S * 1e6;
-    const double asked = in->prefetch_stages < k_stages ? (double)in->prefetch_stages / (double)k_stages : 1.0;
-    const double window = (SM100_DEPENDENT_GAP_US + SM100_FIRST_BYTE_US + tail) * peak;
-    const double prefetch = asked * l * (x * row + atoms_x * atom) / (double)rounds;
-    const double prefetched = !resident ? 0.0 : prefetch < window ? prefetch : window;
-    const double first_byte = prefetched > 0.0 ? SM100_L2_HIT_US : SM100_FIRST_BYTE_US;
-
     /* The stream: rings fill at the full rate, and behind that as slots are released. */
     const int64_t ring = sm100_least(in->stages, persistent ? k_stages * rounds : k_stages);
     const double ring_bytes = (double)(ctas * ring) * SM100_STAGE_BYTES(in->group, in->tile_y) * dram / l2;
-    const double left = dram - prefetched, at_once = left < ring_bytes ? left : ring_bytes;
+    const double at_once = dram < ring_bytes ? dram : ring_bytes, peak = SM100_DRAM_TB_S * 1e6;
     const double lanes = (in->gather_values ? 20.0 : 4.0) * (SM100_CTA_ROWS + in->tile_y);
-    double stream = (at_once + stores) / peak + (left - at_once) / sm100_dram_rate(ring_bytes, idle);
+    double stream = (at_once + stores) / peak + (dram - at_once) / sm100_dram_rate(ring_bytes, idle);
     double mma = busy * (double)k_stages * stage * clk;
     if (persistent && in->accumulators == 1) mma += again * (last + epilogue);
     if (persistent && in->accumulators > 1) stream = sm100_max(stream, (busy - 1) * epilogue);
@@ -159,8 +149,8 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     if (in->gather) stream = sm100_max(stream, busy * (double)k_stages * lanes / 32 * SM100_GATHER_CYCLES * clk);
 
     if (!persistent) stream += again * (SM100_PROLOGUE_US + SM100_FIRST_BYTE_US + tail);
-    const double exposed = resident ? 0.0 : SM100_PROLOGUE_US - SM100_EXIT_OVERLAP_US;
-    return sm100_max((dram + stores) / peak, SM100_DEPENDENT_GAP_US + exposed + first_byte + stream + tail);
+    const double exposed = 2 * launched <= fit ? 0.0 : SM100_PROLOGUE_US - SM100_EXIT_OVERLAP_US;
+    return SM100_DEPENDENT_GAP_US + exposed + SM100_FIRST_BYTE_US + stream + tail;
 }
 
 #endif

@@ -32,7 +32,6 @@ FIELDS = [(name, ctypes.c_int64) for name in ("x_rows", "y_rows", "k", "l")] + [
         "gather_values",
         "co_resident",
         "parts_in_stages",
-        "prefetch_stages",
         "output_bytes",
     )
 ]
@@ -64,7 +63,6 @@ def test_c_estimate_is_the_models(estimate):
         config = draw.choice(model.configs())
         split = draw.choice([n for n in (1, 2, 4, 8) if n * config.group <= 8 and n <= model.ceil_div(shape.k, 256)])
         swapped, values, sms = draw.random() < 0.5, draw.random() < 0.5, draw.choice((148, 132, 20))
-        prefetch = draw.choice((0, 0, 4, 16))
         x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
         given = Input(
             x,
@@ -82,11 +80,10 @@ def test_c_estimate_is_the_models(estimate):
             values,
             config.co_resident,
             split > 1 and config.parts_in_stages(split),
-            prefetch,
             2,
         )
         got = estimate(ctypes.byref(given))
-        work = model.work_of(shape, config, split, swapped, values, prefetch)
+        work = model.work_of(shape, config, split, swapped, values)
         if model.clusters_that_fit(sms, work.cluster, work.per_sm) == 0:
             assert got == float("inf"), f"seed {seed}"
             continue
