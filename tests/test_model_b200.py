@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "sm100")]
 
+import b200_report as report  # noqa: E402
 import b200_trace as trace  # noqa: E402
 import model_b200 as model  # noqa: E402
 
@@ -89,6 +90,21 @@ def test_c_estimate_is_the_models(estimate):
             continue
         want = model.times(work, model.Constants(), sms).dependent
         assert got == pytest.approx(want, rel=1e-9), f"seed {seed}: {shape} {config} split {split} {swapped} {sms}"
+
+
+def test_published_figures():
+    """cuBLASLt is the one published kernel whose tile is known and whose time is the GPU's alone."""
+    found = [peer for peer in report.peers() if peer.name.startswith("cuBLASLt")]
+    assert len(found) == 3
+    for peer in found:
+        assert peer.time(model.times(peer.work, model.Constants())) == pytest.approx(peer.us, rel=0.2), peer
+
+
+def test_document_is_current():
+    """`python benchmarks/model_b200.py --write` makes the tables of b200_model.md."""
+    text = report.DOCUMENT.read_text()
+    for name, lines in report.tables(model.configs(), model.Constants()).items():
+        assert f"<!-- {name} -->\n" + "\n".join(lines).rstrip() + "\n<!-- end -->" in text, name
 
 
 # ---- counts, against the real kernels in the emulator ----
