@@ -21,6 +21,7 @@ nvfp4_status nvfp4_create(nvfp4_context **context) {
 void nvfp4_destroy(nvfp4_context *context) {
     if (!context) return;
     driver_destroy(context->driver);
+    preferences_forget(&context->preferences);
     free(context);
 }
 
@@ -28,6 +29,10 @@ nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
     if (candidate < 0) return fail(NVFP4_INVALID, "candidate: is %d; must not be negative", candidate);
     context->candidate = candidate;
     return NVFP4_OK;
+}
+
+void nvfp4_forget_preferences(nvfp4_context *context) {
+    preferences_forget(&context->preferences);
 }
 
 #ifdef NVFP4_DUMP
@@ -86,6 +91,7 @@ nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device,
                     device);
     where->on_gpu = 1;
     where->candidate = context->candidate;
+    where->preferences = &context->preferences;
     where->host_memory = device == NVFP4_HOST;
     where->device = where->host_memory ? 0 : device;
     nvfp4_status status = driver_ready(context->driver, where->device, &where->facts);

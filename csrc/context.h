@@ -5,10 +5,12 @@
 #include "cpu/cpu.h"
 #include "driver.h"
 #include "nvfp4.h"
+#include "preferences.h"
 
 struct nvfp4_context {
     driver *driver;
     int32_t candidate; /* nvfp4_set_candidate */
+    preferences preferences;
 #ifdef NVFP4_DUMP
     sm100_dump *dump; /* what nvfp4_dump asked for */
     int32_t dump_cta, dump_block;
@@ -21,8 +23,9 @@ typedef struct place {
     int host_memory; /* the GPU works on host memory: the call must wait for it */
     const device_facts *facts;
     int32_t candidate; /* nvfp4_set_candidate, where on_gpu */
-    int32_t family;    /* nvfp4_backend of the GPU's kernels, where on_gpu */
-    cpu_isa isa;       /* where not on_gpu */
+    const preferences *preferences;
+    int32_t family; /* nvfp4_backend of the GPU's kernels, where on_gpu */
+    cpu_isa isa;    /* where not on_gpu */
 } place;
 
 /* Resolves backend (nvfp4_backend) for tensors on `device` (NVFP4_HOST or an ordinal). A GPU backend takes host memory

@@ -1,4 +1,6 @@
 /* One product: check, plan, launch. */
+#include <string.h>
+
 #include "check.h"
 #include "context.h"
 #include "error.h"
@@ -30,9 +32,9 @@ static nvfp4_status plan_route(route *r) {
         r->plan = (nvfp4_plan){.backend = where->family, .name = "none", .reason = "the result is empty", .split_k = 1};
         return NVFP4_OK;
     }
-    return where->family == NVFP4_BACKEND_SM100
-               ? sm100_plan(where->facts, &r->problem, where->candidate, &r->plan, &r->sm100)
-               : sm80_plan(where->facts, &r->problem, &r->plan, &r->sm80);
+    if (where->family != NVFP4_BACKEND_SM100) return sm80_plan(where->facts, &r->problem, &r->plan, &r->sm80);
+    const sm100_wish wish = {preferences_find(where->preferences, where->device, &r->problem), where->candidate};
+    return sm100_plan(where->facts, &r->problem, &wish, &r->plan, &r->sm100);
 }
 
 static nvfp4_status find_route(nvfp4_context *context, const nvfp4_gemm_args *args, route *r) {
@@ -112,8 +114,8 @@ nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
     return r.where.on_gpu ? launch(context, &r, args) : cpu_gemm(&r.problem, r.where.isa, args->threads);
 }
 
-nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int64_t m, int64_t n, int64_t k,
-                              int64_t l, nvfp4_plan *plan) {
+/* A dense product of this shape. */
+static nvfp4_status find_problem(int64_t m, int64_t n, int64_t k, int64_t l, gemm_problem *p) {
     if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
         return fail(NVFP4_INVALID,
                     "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and %d, and K a "
@@ -123,20 +125,57 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t ba
     if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as check.c bounds a tensor */
         return fail(NVFP4_INVALID, "shape: M, N, L are %lld, %lld, %lld; their product must be at most 2^60",
                     (long long)m, (long long)n, (long long)l);
-    route r = {.problem = {.m = m,
-                           .n = n,
-                           .k = k,
-                           .l = l,
-                           .a_pitch = k / 2,
-                           .b_pitch = k / 2,
-                           .a_batch = m * k / 2,
-                           .b_batch = n * k / 2,
-                           .out_type = NVFP4_FP16,
-                           .out_pitch = n * 2,
-                           .out_batch = m * n * 2,
-                           .aligned16 = k % 32 == 0}};
-    nvfp4_status status = find_place(context, backend, device, &r.where);
+    *p = (gemm_problem){.m = m,
+                        .n = n,
+                        .k = k,
+                        .l = l,
+                        .a_pitch = k / 2,
+                        .b_pitch = k / 2,
+                        .a_batch = m * k / 2,
+                        .b_batch = n * k / 2,
+                        .out_type = NVFP4_FP16,
+                        .out_pitch = n * 2,
+                        .out_batch = m * n * 2,
+                        .aligned16 = k % 32 == 0};
+    return NVFP4_OK;
+}
+
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int64_t m, int64_t n, int64_t k,
+                              int64_t l, nvfp4_plan *plan) {
+    route r;
+    nvfp4_status status = find_problem(m, n, k, l, &r.problem);
+    if (!status) status = find_place(context, backend, device, &r.where);
     if (!status) status = plan_route(&r);
     if (!status) *plan = r.plan;
     return status;
+}
+
+/* The kernel of this name; KERNEL_COUNT, which no plan has, for none. */
+static kernel_id kernel_named(const char *name) {
+    int32_t id = 0;
+    while (id < KERNEL_COUNT && strcmp(name, kernels[id].name) != 0) id++;
+    return (kernel_id)id;
+}
+
+nvfp4_status nvfp4_prefer(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
+                          const nvfp4_plan *wanted) {
+    route r;
+    nvfp4_status status = find_problem(m, n, k, l, &r.problem);
+    if (!status) status = find_place(context, NVFP4_BACKEND_SM100, device, &r.where);
+    if (status) return status;
+    const sm100_wish wish = {
+        .first = {kernel_named(wanted->name), wanted->swapped, wanted->split_k, wanted->prefetch_stages}};
+    r.plan.candidates = 0;
+    if (!is_empty(&r.problem)) status = sm100_plan(r.where.facts, &r.problem, &wish, &r.plan, &r.sm100);
+    if (status) return status;
+    if (r.plan.candidates == 0 || r.plan.kernel != wish.first.kernel || r.plan.swapped != wanted->swapped ||
+        r.plan.split_k != wanted->split_k || r.plan.prefetch_stages != wanted->prefetch_stages)
+        return fail(
+            NVFP4_INVALID,
+            "plan: is %s, swapped = %d, split_k = %d, prefetch_stages = %d, which is none of the %d plans for a "
+            "product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
+            wanted->name, wanted->swapped, wanted->split_k, wanted->prefetch_stages, r.plan.candidates, (long long)m,
+            (long long)n, (long long)k, (long long)l, r.where.device);
+    const preference one = {.device = r.where.device, .m = m, .n = n, .k = k, .l = l, .settings = wish.first};
+    return preferences_add(&context->preferences, &one);
 }

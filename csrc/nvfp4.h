@@ -121,6 +121,7 @@ typedef struct nvfp4_plan {
     const char *name;   /* of that kernel */
     const char *reason; /* why this one, in a sentence */
     int32_t tile_m, tile_n, tile_k, stages;
+    int32_t swapped;         /* sm100: B, and not A, lies on the 128-row side of the mma */
     int32_t split_k;         /* CTAs that share one output tile along K */
     int64_t grid;            /* CTAs in all; 0 on the CPU */
     size_t workspace;        /* bytes of device memory the call needs */
@@ -133,6 +134,16 @@ typedef struct nvfp4_plan {
  * choice. For measuring what the estimate says; not while other threads plan. Kernels without an estimate take no
  * notice. */
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
+
+/* From now on products of this shape on this device take the plan that has the name, swapped, split_k and
+ * prefetch_stages of `plan` (no other field counts) before the one that the estimate puts first: for what was measured
+ * to be faster (`python -m nvfp4 bench --tune`). Whatever their types and epilogue; those whose operands lie so that
+ * they have no such plan take no notice. Another split_k adds in another order, so that results that round may differ
+ * in their last bits. NVFP4_INVALID where a dense product has no such plan. Not while other threads plan. */
+nvfp4_status nvfp4_prefer(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
+                          const nvfp4_plan *plan);
+/* Takes back all that nvfp4_prefer said. Not while other threads plan. */
+void nvfp4_forget_preferences(nvfp4_context *context);
 
 /* Checks the arguments (the workspace excepted) and says how the product would be run. Launches nothing. */
 nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan);

@@ -64,6 +64,8 @@ static PyMethodDef methods[] = {
     {"device", python_device, METH_O, NULL},
     {"load", python_load, METH_O, NULL},
     {"set_candidate", python_set_candidate, METH_O, NULL},
+    {"prefer", FASTCALL(python_prefer), METH_FASTCALL, NULL},
+    {"forget_preferences", python_forget_preferences, METH_NOARGS, NULL},
     {"cpu_kernel", python_cpu_kernel, METH_NOARGS, NULL},
     {"register_torch_ops", register_torch_ops, METH_NOARGS, NULL},
     {"last_error", last_error, METH_NOARGS, NULL},

@@ -29,6 +29,8 @@ PyObject *python_driver(PyObject *module, PyObject *unused);
 PyObject *python_device(PyObject *module, PyObject *ordinal);
 PyObject *python_load(PyObject *module, PyObject *ordinal);
 PyObject *python_set_candidate(PyObject *module, PyObject *candidate);
+PyObject *python_prefer(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_forget_preferences(PyObject *module, PyObject *unused);
 PyObject *python_cpu_kernel(PyObject *module, PyObject *unused);
 /* python_convert.c */
 PyObject *python_quantize(PyObject *module, arguments a, Py_ssize_t count);

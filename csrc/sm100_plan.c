@@ -234,6 +234,7 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .tile_n = c->swapped ? rows_x : config->tile_y,
         .tile_k = SM100_STAGE_K,
         .stages = config->stages,
+        .swapped = c->swapped,
         .split_k = c->split_k,
         .grid = c->clusters * config->group * c->split_k,
         .prefetch_stages = c->prefetch_stages,
@@ -259,7 +260,8 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
 typedef struct question {
     int64_t m, n, k, l;
     int32_t gather, tensor_maps, scale_maps, wide_output;
-    int32_t sm_count, shared_per_block, shared_per_sm, candidate;
+    int32_t sm_count, shared_per_block, shared_per_sm;
+    sm100_wish wish;
 } question;
 
 typedef struct answer {
@@ -299,17 +301,29 @@ static int32_t rank_candidates(const device_facts *facts, const gemm_problem *p,
     return count;
 }
 
+static void put_first(candidate *all, int32_t count, const sm100_settings *s) {
+    for (int32_t i = 0; i < count; i++)
+        if ((int32_t)all[i].config->kernel == s->kernel && all[i].swapped == s->swapped &&
+            all[i].split_k == s->split_k && all[i].prefetch_stages == s->prefetch_stages) {
+            candidate first = all[i];
+            memmove(all + 1, all, (size_t)i * sizeof *all);
+            all[0] = first;
+            return;
+        }
+}
+
 static void choose(const device_facts *facts, const gemm_problem *p, answer *a) {
     candidate all[MAX_CANDIDATES];
     a->candidates = rank_candidates(facts, p, all);
     if (a->candidates == 0) return;
     qsort(all, (size_t)a->candidates, sizeof *all, is_slower);
-    int32_t wanted = a->question.candidate;
-    a->choice = all[wanted < a->candidates ? wanted : a->candidates - 1];
+    const sm100_wish *wish = &a->question.wish;
+    put_first(all, a->candidates, &wish->first);
+    a->choice = all[wish->candidate < a->candidates ? wish->candidate : a->candidates - 1];
 }
 
 /* Estimates of all candidates take longer than the rest of a call, so the thread keeps the answers of some shapes. */
-static const answer *recall(const device_facts *facts, const gemm_problem *p, int32_t wanted) {
+static const answer *recall(const device_facts *facts, const gemm_problem *p, const sm100_wish *wish) {
     static _Thread_local answer answers[64]; /* a shape has one place, so that the latest stays */
     const question q = {
         .m = p->m,
@@ -323,7 +337,7 @@ static const answer *recall(const device_facts *facts, const gemm_problem *p, in
         .sm_count = facts->sm_count,
         .shared_per_block = facts->shared_per_block,
         .shared_per_sm = facts->shared_per_sm,
-        .candidate = wanted,
+        .wish = wish ? *wish : (sm100_wish){.candidate = 0},
     };
     uint64_t hash = (uint64_t)p->m * 31 + (uint64_t)p->n * 0x9E3779B97F4A7C15 + (uint64_t)p->k * 0xC2B2AE3D27D4EB4F;
     answer *a = &answers[hash >> 58];
@@ -334,9 +348,9 @@ static const answer *recall(const device_facts *facts, const gemm_problem *p, in
     return a;
 }
 
-nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, int32_t wanted, nvfp4_plan *plan,
+nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, const sm100_wish *wish, nvfp4_plan *plan,
                         sm100_schedule *schedule) {
-    const answer *a = recall(facts, p, wanted);
+    const answer *a = recall(facts, p, wish);
     if (!a->candidates)
         return fail(NVFP4_UNSUPPORTED,
                     "the product of M = %lld, N = %lld, L = %lld needs more tiles or more shared memory than the GPU "

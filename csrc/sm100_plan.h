@@ -7,11 +7,23 @@
 #include "plan.h"
 #include "sm100_configs.h"
 
-/* Fills the plan, and the schedule but for its tensor maps. Candidate 0 is the fastest by the estimate, 1 the next, and
- * so on to the last. Sizes of the problem are at least 1 (k may be 0). Fails,
- * with a sentence, only where no configuration fits the device or the tiles cannot be counted. */
-nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *problem, int32_t candidate, nvfp4_plan *plan,
-                        sm100_schedule *schedule);
+/* What sets a plan for a product apart from the others for it. */
+typedef struct sm100_settings {
+    int32_t kernel; /* kernel_id */
+    int32_t swapped, split_k, prefetch_stages;
+} sm100_settings;
+
+/* Which plan to take: plans are in the order of their estimated times, but for the first. */
+typedef struct sm100_wish {
+    sm100_settings first; /* stands before all others, where the product has such a plan; split_k = 0: none does */
+    int32_t candidate;    /* the place of the plan to take, from 0 on; the last, where there are not so many */
+} sm100_wish;
+
+/* Fills the plan, and the schedule but for its tensor maps; without a wish by the estimate alone. Sizes of the problem
+ * are at least 1 (k may be 0). Fails, with a sentence, only where no configuration fits the device or the tiles cannot
+ * be counted. */
+nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *problem, const sm100_wish *wish,
+                        nvfp4_plan *plan, sm100_schedule *schedule);
 
 /* A tensor map that a planned product needs: what is encoded, and where in the schedule. */
 typedef struct sm100_tensor {

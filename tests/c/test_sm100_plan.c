@@ -215,7 +215,8 @@ static int32_t one_of(int32_t wanted, const char *gpu, const device_facts *facts
     memset(&schedule, 0xff, sizeof schedule);
     snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d", gpu, (long long)m, (long long)n,
              (long long)k, (long long)l, v);
-    nvfp4_status status = sm100_plan(facts, &p, wanted, &plan, &schedule);
+    const sm100_wish wish = {.candidate = wanted};
+    nvfp4_status status = sm100_plan(facts, &p, &wish, &plan, &schedule);
     expect(status == NVFP4_OK, nvfp4_last_error());
     const config *c = status ? NULL : config_of(plan.kernel);
     expect(c != NULL, "a kernel of the family");
@@ -228,7 +229,7 @@ static int32_t one_of(int32_t wanted, const char *gpu, const device_facts *facts
     check_tensors(&p, &plan, c, &schedule);
     expect(plan.backend == NVFP4_BACKEND_SM100 && !strcmp(plan.name, kernels[plan.kernel].name), "it says what");
     expect(plan.reason && strlen(plan.reason) > 20, "it says why");
-    sm100_plan(facts, &p, wanted, &again, &other);
+    sm100_plan(facts, &p, &wish, &again, &other);
     expect(again.kernel == plan.kernel && again.grid == plan.grid && other.swapped == schedule.swapped,
            "the same twice");
     expect(plan.modelled_us > 0.0 && plan.candidates > 0, "it says how long that is modelled to take");
@@ -282,17 +283,63 @@ static void check_refusals(void) {
     device_facts small = gpus[0].facts;
     gemm_problem many = problem(INT32_MAX, 1 << 29, 64, 1, PLAIN), one = problem(1, 1, 64, 1, PLAIN);
     small.shared_per_block = 48 << 10;
-    expect_of(sm100_plan(&gpus[0].facts, &many, 0, &plan, &schedule) == NVFP4_UNSUPPORTED &&
+    expect_of(sm100_plan(&gpus[0].facts, &many, NULL, &plan, &schedule) == NVFP4_UNSUPPORTED &&
                   strstr(nvfp4_last_error(), "M = 2147483647"),
               "too many tiles are a sentence", "refusals");
-    expect_of(sm100_plan(&small, &one, 0, &plan, &schedule) == NVFP4_UNSUPPORTED &&
+    expect_of(sm100_plan(&small, &one, NULL, &plan, &schedule) == NVFP4_UNSUPPORTED &&
                   strstr(nvfp4_last_error(), "49152 bytes a CTA"),
               "too little shared memory is a sentence", "refusals");
+}
+
+static int same_settings(sm100_settings x, sm100_settings y) {
+    return x.kernel == y.kernel && x.swapped == y.swapped && x.split_k == y.split_k &&
+           x.prefetch_stages == y.prefetch_stages;
+}
+
+/* The settings of the plan that a wish gives, and its time. */
+static sm100_settings settings_of(const gemm_problem *p, sm100_wish wish, double *time) {
+    nvfp4_plan plan;
+    sm100_schedule s;
+    expect(sm100_plan(&gpus[0].facts, p, &wish, &plan, &s) == NVFP4_OK && plan.swapped == s.swapped, "a wish");
+    *time = plan.modelled_us;
+    return (sm100_settings){plan.kernel, plan.swapped, plan.split_k, plan.prefetch_stages};
+}
+
+/* Every plan can be had by its place and by its settings; no two share settings; one that is put first leaves the
+ * others in their order; settings that no plan has change nothing. */
+static void check_wishes(int64_t m, int64_t n, int64_t k, variant v) {
+    enum { MOST = 200 };
+    sm100_settings all[MOST];
+    nvfp4_plan plan;
+    sm100_schedule s;
+    gemm_problem p = problem(m, n, k, 1, v);
+    double last = 0, time;
+    snprintf(about, sizeof about, "wishes for %lld x %lld x %lld, variant %d", (long long)m, (long long)n, (long long)k,
+             v);
+    expect(sm100_plan(&gpus[0].facts, &p, NULL, &plan, &s) == NVFP4_OK && plan.candidates <= MOST, "plans");
+    for (int32_t i = 0; i < plan.candidates; i++) {
+        all[i] = settings_of(&p, (sm100_wish){.candidate = i}, &time);
+        expect(time >= last, "in the order of their times");
+        last = time;
+        for (int32_t j = 0; j < i; j++) expect(!same_settings(all[i], all[j]), "no two are alike");
+    }
+    for (int32_t i = 0; i < plan.candidates; i++)
+        for (int32_t j = 0; j < plan.candidates; j++) {
+            sm100_settings other = settings_of(&p, (sm100_wish){all[i], j}, &time);
+            expect(same_settings(other, all[j == 0 ? i : j - (j <= i)]), "one goes to the front");
+        }
+    sm100_settings none = all[0];
+    none.prefetch_stages += 1000;
+    expect(same_settings(settings_of(&p, (sm100_wish){.first = none}, &time), all[0]), "what no plan has is nothing");
+    none = settings_of(&p, (sm100_wish){.candidate = INT32_MAX}, &time);
+    expect(same_settings(none, all[plan.candidates - 1]), "beyond the last is the last");
 }
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 int main(void) {
+    check_wishes(128, 7168, 16384, PLAIN);
+    check_wishes(3, 500, 96, LINEAR);
     check_configs();
     check_families();
     check_refusals();
