@@ -92,6 +92,58 @@ def test_c_estimate_is_the_models(estimate):
         assert got == pytest.approx(want, rel=1e-9), f"seed {seed}: {shape} {config} split {split} {swapped} {sms}"
 
 
+# What sm100_plan.c takes first, of dense operands in the tensor core's layout, on the B200 of the model.
+PLANNER = r"""
+#include <stdio.h>
+#include "kernels.h"
+#include "sm100_plan.h"
+int main(void) {
+    static uint8_t memory[16] __attribute__((aligned(16)));
+    device_facts facts = {.compute_capability = 100, .has_sm100 = 1, .sm_count = 148, .shared_per_block = 232448,
+                          .shared_per_sm = 233472, .l2_bytes = 126 << 20};
+    long long m, n, k, l;
+    while (scanf("%lld %lld %lld %lld", &m, &n, &k, &l) == 4) {
+        int64_t atoms = k / 64 * 512;
+        gemm_problem p = {.m = m, .n = n, .k = k, .l = l, .a = memory, .b = memory, .a_pitch = k / 2,
+                          .b_pitch = k / 2, .a_batch = m * k / 2, .b_batch = n * k / 2, .sfa = memory, .sfb = memory,
+                          .sfa_pitch = atoms, .sfb_pitch = atoms, .sfa_batch = (m + 127) / 128 * atoms,
+                          .sfb_batch = (n + 127) / 128 * atoms, .out_type = OUT_FP16, .scale_layout = SCALES_128X4,
+                          .aligned16 = 1};
+        nvfp4_plan plan;
+        sm100_schedule schedule;
+        if (sm100_plan(&facts, &p, NULL, &plan, &schedule)) return 1;
+        printf("%s %d %d %.9g\n", plan.name, plan.split_k, plan.swapped, plan.modelled_us);
+    }
+}
+"""
+
+
+def test_plan_takes_what_the_model_calls_fastest(tmp_path):
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    shapes = [*report.RANKED, *report.DECODE, *report.TASK, *report.PREFILL]
+    for _ in range(100):
+        m, n = (int(2 ** draw.uniform(0, 13)) for _ in range(2))
+        shapes.append(model.Shape(m, n, 64 * draw.randint(1, 256), draw.choice((1, 1, 2, 8))))
+    (tmp_path / "planner.c").write_text(PLANNER)
+    csrc = ROOT / "csrc"
+    sources = [tmp_path / "planner.c", csrc / "sm100_plan.c", csrc / "kernels.c", csrc / "error.c"]
+    binary = tmp_path / "planner"
+    subprocess.run(["gcc", "-std=c11", "-O2", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)
+    sizes = "".join(f"{shape.m} {shape.n} {shape.k} {shape.l}\n" for shape in shapes)
+    lines = subprocess.run([binary], input=sizes, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == len(shapes)
+    rows = model.configs()
+    for shape, line in zip(shapes, lines):
+        name, split, swapped, us = line.split()
+        assert float(us) == pytest.approx(model.best(shape, rows, model.Constants()).times.dependent), (
+            f"seed {seed}: {shape}"
+        )
+        config = next(config for config in rows if name == f"nvfp4_sm100_gemm_{config.name}")
+        work = model.work_of(shape, config, int(split), bool(int(swapped)))
+        assert float(us) == pytest.approx(model.times(work, model.Constants()).dependent), f"seed {seed}: {shape}"
+
+
 def test_published_figures():
     """cuBLASLt is the one published kernel whose tile is known and whose time is the GPU's alone."""
     found = [peer for peer in report.peers() if peer.name.startswith("cuBLASLt")]
