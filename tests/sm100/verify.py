@@ -1,0 +1,328 @@
+"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/sm100_gemm.cu are well
+synchronised and free of races, and that their barriers and tensor memory live long enough.
+
+    python tests/sm100/verify.py                 every launch of LAUNCHES, as a table (minutes)
+    python tests/sm100/verify.py 256x128 split   those whose name contains one of the words
+
+What is proven is the PTX that nvcc writes for the product, with the arguments that launch.py passes, for one cluster
+of CTAs (CTAs do not talk beyond their cluster) and as many stages along K as are named. README.md, "Every schedule",
+says what the verifier does not see, and which rewritings of the text stand between it and the product.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import resource
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from launch import Config, Operand, Problem, Product, Schedule, TensorMap, configs, gemm_ptx, only_entry  # noqa: E402
+
+MEMORY_MB, SECONDS = 6000, 600  # what one proof may take
+POINTERS = {"a", "b", "sfa", "sfb", "out", "c", "alpha", "bias", "data", "scale"}  # fields of the structs
+SCALARS = {ctypes.c_int64: "u64", ctypes.c_uint64: "u64", ctypes.c_int32: "u32", ctypes.c_float: "f32"}
+ELEMENTS, SWIZZLES = {0: "u8", 1: "u16"}, {0: "none", 3: "128B"}  # the codes that launch.py takes
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel, unless `clusters` says otherwise with one tile."""
+
+    config: str
+    note: str
+    m: int
+    n: int
+    stages: int  # along K
+    tail: int = 0  # values along K behind the last whole stage
+    split_k: int = 1
+    in_stages: bool = False  # where partial sums go
+    swapped: bool = True
+    clusters: int = 1
+    linear: bool = False  # scales
+    pitch: int = 0  # of the values, in bytes, unless they are dense
+    aligned: bool = True  # what the verifier cannot compute: scales lie on 4 bytes, rows of the output on 16 and 32
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.removeprefix('sm100_gemm_')} {self.note}"
+
+    def product(self, emulator: Any, generator: numpy.random.Generator) -> Product:
+        k = self.stages * 256 + self.tail
+        return Product(emulator, generator, self.m, self.n, k, linear=self.linear, pitch=self.pitch)
+
+    def start(self, product: Product, module: Any) -> None:
+        product.launch(
+            module, configs()[self.config], self.swapped, self.split_k, self.clusters, in_stages=self.in_stages
+        )
+
+
+def launches() -> Iterator[Launch]:
+    """Of every instantiation: a ring of stages that wraps, several tiles for one CTA so that the accumulators' ring
+    wraps, K cut in every way, both orders of the operands, a last stage that is not whole."""
+    for name, config in configs().items():
+        x, y = config.tile_x, config.tile_y
+        # Time goes with the square of what is issued: the wide and deep ones go round once and two stages more.
+        twice = config.stages <= 4
+        yield Launch(name, "ring", y, x, 2 * config.stages + 1 if twice else config.stages + 2)
+        tiles = 2 * config.accumulators + 1
+        if y > 64:
+            yield Launch(name, "tiles", x, y * tiles, 1, tail=192, swapped=False)
+        else:
+            # Not of y: the second of two tiles that share a scale atom reads it from its third column on, and the
+            # verifier orders a copy before a product only where the product reads from where the copy began.
+            yield Launch(name, "tiles", x * tiles, y, 1, tail=192, swapped=False)
+        yield Launch(name, "tail", y, x, 1, tail=16 if config.gather else 64)
+        if not config.gather or y < 64:
+            for split in (2, min(8 // config.group, y // 4)) if y <= 64 else (2,):
+                yield Launch(name, f"split {split}", y, x, split + 1, split_k=split)
+                yield Launch(name, f"split {split} in stages", y, x, split, split_k=split, in_stages=True)
+        if config.gather:
+            yield Launch(name, "all gathered", y, x, config.stages + 1, pitch=128 * (config.stages + 1) + 8)
+            form = {"linear": True, "aligned": False, "pitch": 136}
+            yield Launch(name, "linear, bytes", y - 3, x - 5, 1, tail=16, **form)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    result: str  # race_free, or what was found
+    seconds: float  # of processor time
+    megabytes: float
+    details: list[str] = field(default_factory=list)
+
+
+# ---- what launch.py would launch, as the verifier's input -----------------------------------------------------------
+
+
+class Placed:
+    """An array that is nowhere but has an address."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+class Recorder:
+    """Stands in for launch.py's emulator: keeps what is asked of it."""
+
+    OBJECTS = ("A", "SFA", "B", "SFB", "OUT")  # in the order in which a Product makes them
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.maps: list[dict[str, Any]] = []
+        self.launched: dict[str, Any] = {}
+
+    def empty(self, shape: Any = None, dtype: Any = None) -> Placed:
+        placed = Placed(len(self.names) + 1 << 40)
+        self.names[placed.address] = self.OBJECTS[len(self.names)]
+        return placed
+
+    array = empty
+
+    def tensor_map(
+        self, kind: int, array: Placed, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
+    ) -> bytes:
+        self.maps.append(
+            {
+                "object": self.names[array.address],
+                "element_type": ELEMENTS[kind],
+                "global_shape": list(dims),
+                "global_strides_bytes": list(strides),
+                "box_shape": list(box),
+                "element_strides": [1] * len(box),
+                "swizzle": SWIZZLES[swizzle],
+                "interleave": "none",
+                "oob_fill": "zero",
+            }
+        )
+        return len(self.maps).to_bytes(ctypes.sizeof(TensorMap), "little")
+
+    def launch(self, kernel: str, **how: Any) -> None:
+        self.launched = {"kernel": kernel, **how}
+
+    def __getitem__(self, name: str) -> str:  # stands in for the module too
+        return name
+
+
+def fields(struct: ctypes.Structure, base: int = 0) -> Iterator[tuple[str, type, int, Any]]:
+    """Name, type, offset and value of what a struct holds, structs within it opened."""
+    for name, kind in struct._fields_:
+        offset, value = base + getattr(type(struct), name).offset, getattr(struct, name)
+        if isinstance(value, Operand):
+            yield from fields(value, offset)
+        else:
+            yield name, kind, offset, value
+
+
+def kernel_input(launch: Launch) -> dict[str, Any]:
+    config, recorder = configs()[launch.config], Recorder()
+    product = launch.product(recorder, numpy.random.default_rng(0))
+    launch.start(product, recorder)
+    arguments, declarations, maps = [], [], []
+    for parameter, (struct, data) in enumerate(zip((Problem, Schedule), recorder.launched["args"])):
+        for name, kind, offset, value in fields(struct.from_buffer_copy(data)):
+            place = {"parameter": parameter, "offset": offset}
+            if kind is TensorMap:
+                if index := int.from_bytes(bytes(value.opaque), "little"):
+                    maps.append({**place, **recorder.maps[index - 1]})
+            elif name in POINTERS and value:
+                declarations.append({**place, "type": "pointer", "space": "global", "object": recorder.names[value]})
+            elif kind in SCALARS:
+                arguments.append({**place, "type": SCALARS[kind], "value": value})
+    how = recorder.launched
+    return {
+        "schema": "spverify.kernel-input/v1",
+        "entry": config.kernel,
+        "launch": {
+            "grid_dim": [how["grid"], 1, 1],
+            "block_dim": [how["block"], 1, 1],
+            "cluster_dim": [how["cluster"], 1, 1],
+            "dynamic_shared_bytes": how["shared"],
+        },
+        "declarations": declarations,
+        "tma_descriptors": maps,
+        "arguments": arguments,
+    }
+
+
+# ---- rewritings of the text, for what sentryward 0.1.1 does not take ------------------------------------------------
+
+
+def substitute(pattern: str, by: str, text: str) -> str:
+    made, count = re.subn(pattern, by, text)
+    assert count, f"nothing in the PTX looks like {pattern}"
+    return made
+
+
+def split_multiply_add(text: str) -> str:
+    """It loses the address of tensor memory in mad, which is mul and add."""
+    return re.sub(
+        r"mad\.lo\.s32 *\t(%r\d+), (%r\d+), (%r\d+|\d+), (%r\d+);",
+        r"{ .reg .b32 product; mul.lo.s32 product, \2, \3; add.s32 \1, product, \4; }",
+        text,
+    )
+
+
+def allocate_all(text: str) -> str:
+    """Of a pair's allocations it knows only those of all 512 columns to lie at the same address in both CTAs."""
+    return substitute(r"(tcgen05\.(?:de)?alloc\b[^;]*), 256;", r"\1, 512;", text)
+
+
+def two_products_for_one(text: str, tile_y: int) -> str:
+    """It takes block-scaled products only of 64, 128, 192 or 256 rows of y. One of fewer becomes two, which touch
+    together all that the one does and more: one without scales, of the same rows of x and y, 32 bytes of a row as the
+    other, into the same columns; and one with scales, of x by 64 rows of x, into columns of its own, 320 further, which
+    exist as all 512 are allocated. Where these have no race the one has none. Rows of y are at least 16, the fewest
+    whose footprint it knows: 8 of them are then scales of x of the same stage, and 8 columns nobody's.
+    """
+    plain = 1 << 4 | max(tile_y, 16) // 8 << 17 | 128 // 16 << 24
+    scaled = 1 << 7 | 1 << 10 | 64 // 8 << 17 | 128 // 128 << 27
+    product = r"tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\.block_scale\.block16 "
+    operands = r"\[(%r\d+)\], (%rd\d+), (%rd\d+), %r\d+, \[(%r\d+)\], \[(%r\d+)\], (\w+);"
+    by = (
+        "{ .reg .b32 plain, scaled, other; "
+        f"mov.b32 plain, {plain}; mov.b32 scaled, {scaled}; add.s32 other, \\1, 320; "
+        r"tcgen05.mma.cta_group::1.kind::f8f6f4 [\1], \2, \3, plain, \6; "
+        r"tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [other], \2, \2, scaled, [\4], [\5], \6; }"
+    )
+    return allocate_all(substitute(product + operands, by, text))
+
+
+def readable(text: str, config: Config) -> str:
+    """The text of a kernel as the verifier can take it."""
+    text = split_multiply_add(text)
+    if config.tile_y < 64:
+        text = two_products_for_one(text, config.tile_y)
+    elif config.group == 2 and re.search(r"tcgen05\.alloc\b[^;]*, 256;", text):
+        text = allocate_all(text)
+    return text
+
+
+# ---- proof ----------------------------------------------------------------------------------------------------------
+
+
+def alignment_branch(text: str, line: int, aligned: bool) -> dict[str, Any]:
+    """Whether that branch is taken. Addresses of tensors are symbols to the verifier, so that it cannot say how they
+    are aligned, and nothing else: `aligned` says it."""
+    lines = text.split("\n")
+
+    def definition(register: str) -> str:
+        return [one for one in lines[:line] if re.search(rf"^\t[\w.]+ *\t{register},", one)][-1]
+
+    def is_alignment(predicate: str, equal: bool) -> bool:
+        test = re.search(r"setp\.(eq|ne)\.s64 *\t%p\d+, (%rd\d+), 0;", definition(predicate))
+        bits = test and re.search(r"and\.b64 *\t%rd\d+, %rd\d+, (3|7|15|16|31);", definition(test[2]))
+        return bool(bits) and (test[1] == "eq") == equal
+
+    guard = re.search(r"@(!?)(%p\d+) bra", lines[line - 1])
+    assert guard, f"line {line} is no branch: {lines[line - 1]}"
+    both = re.search(r"and\.pred *\t%p\d+, (%p\d+), (%p\d+);", definition(guard[2]))
+    if both and (is_alignment(both[1], True) or is_alignment(both[2], True)):  # the other is known, and true
+        holds = aligned
+    elif is_alignment(guard[2], True) or is_alignment(guard[2], False):
+        holds = aligned == is_alignment(guard[2], True)
+    else:
+        raise ValueError(f"line {line} depends on something else than an alignment: {definition(guard[2])}")
+    return {"line": line, "taken": holds != bool(guard[1])}
+
+
+def processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
+    """ptx: of the whole file. seconds: of waiting."""
+    from sentryward import verify
+
+    before = processor_seconds()
+    config = configs()[launch.config]
+    text, given = readable(only_entry(ptx, config.kernel), config), kernel_input(launch)
+    given["branch_decisions"] = []
+    with tempfile.TemporaryDirectory() as folder:
+        kernel, described = Path(folder, "kernel.ptx"), Path(folder, "input.json")
+        kernel.write_text(text)
+        while True:
+            described.write_text(json.dumps(given))
+            report = verify(kernel, input=described, timeout_seconds=seconds, memory_limit_mib=MEMORY_MB)
+            diagnostics = report["diagnostics"]
+            if not (diagnostics and diagnostics[0]["code"] == "control_predicate_not_static"):
+                break
+            line = diagnostics[0]["details"]["location"]["line"]
+            decision = alignment_branch(text, line, launch.aligned)
+            assert decision not in given["branch_decisions"], f"line {line} stays undecided"
+            given["branch_decisions"].append(decision)
+    passed = all(report["checks"][name] == "passed" for name in ("synchronization", "memory"))
+    result = report["result"] if passed or report["result"] != "race_free" else "incomplete"
+    details = sorted({f"{one['code']}: {one.get('message', '')}" for one in diagnostics})
+    return Verdict(result, processor_seconds() - before, report.get("peak_rss_mib", 0.0), details)
+
+
+def main(words: Sequence[str]) -> int:
+    chosen = [one for one in launches() if not words or any(word in one.name for word in words)]
+    ptx, failed = gemm_ptx(), 0
+    print(f"{'launch':42} {'M':>5} {'N':>5} {'K':>5} {'split':>5}  {'verdict':20} {'s':>6} {'MB':>5}")
+    for launch in chosen:
+        verdict = prove(launch, ptx)
+        failed += verdict.result != "race_free"
+        k = launch.stages * 256 + launch.tail
+        print(
+            f"{launch.name:42} {launch.m:5} {launch.n:5} {k:5} {launch.split_k:5}  {verdict.result:20} "
+            f"{verdict.seconds:6.1f} {verdict.megabytes:5.0f}",
+            *verdict.details[:3],
+            sep="\n    ",
+            flush=True,
+        )
+    print(f"{len(chosen)} launches, {failed} not proven")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

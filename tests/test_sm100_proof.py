@@ -1,0 +1,82 @@
+"""The B200 kernel under the static verifier sentryward: every schedule of some launches (tests/sm100/verify.py has the
+full set, minutes long), and bugs planted in the kernel, each of which the verifier or the emulator must find."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "sm100"))
+
+from launch import gemm_ptx  # noqa: E402
+from planted import BUGS, EMULATOR, FINDS, Bug, emulate  # noqa: E402
+from verify import Launch, Verdict, prove  # noqa: E402
+
+import nvfp4  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+needs_verifier = pytest.mark.skipif(
+    importlib.util.find_spec("sentryward") is None,
+    reason="sentryward is not installed: pip install sentryward==0.1.1, for Linux on x86-64",
+)
+
+# A few seconds each: a ring of stages that wraps alone, in a pair and gathered, two tiles for one CTA, K cut, a tail.
+PROVEN = [
+    Launch("sm100_gemm_128x64", "once round", 64, 128, 5),
+    Launch("sm100_gemm_256x64", "once round", 64, 256, 5),
+    Launch("sm100_gemm_128x16_gather", "once round", 16, 128, 5, pitch=648),
+    Launch("sm100_gemm_128x32", "two tiles", 256, 32, 1, swapped=False),
+    Launch("sm100_gemm_128x128", "two tiles", 128, 256, 1, swapped=False),
+    Launch("sm100_gemm_128x16", "split 2", 16, 128, 3, split_k=2),
+    Launch("sm100_gemm_128x64", "split 2 in stages", 64, 128, 2, split_k=2, in_stages=True),
+    Launch("sm100_gemm_256x128", "tail", 128, 256, 1, tail=64),
+    Launch("sm100_gemm_256x256", "one stage", 256, 256, 1),
+]
+QUICK = ("mma: no wait on full", "dealloc without the CTA's barrier", "split: parts on top of each other")
+CAUGHT = [bug for bug in BUGS if bug.found_by == "verifier" or bug.name in QUICK]
+EMULATED = [bug for bug in BUGS if bug.found_by in EMULATOR]
+
+
+def judge(what: Launch | Bug) -> Verdict:
+    return prove(what, gemm_ptx()) if isinstance(what, Launch) else prove(what.launch, what.ptx())
+
+
+@pytest.fixture(scope="module")
+def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Verdict]]]:
+    """By name, of what this run asks for: two at a time, each takes one core."""
+    gemm_ptx()
+    asked = [item.callspec.params for item in request.session.items if "verdicts" in getattr(item, "fixturenames", ())]
+    with ThreadPoolExecutor(2) as pool:
+        yield {what.name: pool.submit(judge, what) for parameters in asked for what in parameters.values()}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, str]:
+    """The PTX of the bugs that the emulator finds."""
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip((bug.name for bug in EMULATED), pool.map(Bug.ptx, EMULATED)))
+
+
+@needs_verifier
+@pytest.mark.parametrize("launch", PROVEN, ids=lambda launch: launch.name)
+def test_every_schedule(launch: Launch, verdicts: dict[str, Future[Verdict]]) -> None:
+    verdict = verdicts[launch.name].result()
+    assert verdict.result == "race_free", verdict
+
+
+@needs_verifier
+@pytest.mark.parametrize("bug", CAUGHT, ids=lambda bug: bug.name)
+def test_verifier_finds(bug: Bug, verdicts: dict[str, Future[Verdict]]) -> None:
+    verdict = verdicts[bug.name].result()
+    assert verdict.result in FINDS, verdict
+
+
+@pytest.mark.parametrize("bug", EMULATED, ids=lambda bug: bug.name)
+def test_emulator_finds(bug: Bug, compiled: dict[str, str]) -> None:
+    assert emulate(bug, compiled[bug.name])
