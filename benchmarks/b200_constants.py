@@ -42,7 +42,9 @@ class Constants:
         62.6, "clk", "up to 32 columns and the wait: tcgen05.st's 49.8 taken for ld's, 12.8 (4.5; 420 is cited too)"
     )
     column_store_b_clk: float = constant(
-        20.0, "B/clk", "H200, 56 SMs: fp16 where a lane is a column of C, 64 bytes a warp and row; 15 where 112 store"
+        20.0,
+        "B/clk",
+        "H200, 112 SMs: fp16 where a lane is a column of C, 64 bytes a warp and row; 20 to 29 where 56 store",
     )
     row_store_b_clk: float = constant(
         15.0,
@@ -50,9 +52,9 @@ class Constants:
         "where a lane is a row of C: H200 7.5 with 16 bytes a lane; 32, whole sectors, assumed twice that",
     )
     bulk_store_b_clk: float = constant(32.0, "B/clk", "bulk copy out of an SM's shared memory (4.2)")
-    remote_b_clk: float = constant(21.0, "B/clk", "to another SM of the cluster (4.2); an H200 has 17")
+    remote_b_clk: float = constant(21.0, "B/clk", "to another SM of a cluster of two (4.2); an H200 has 20")
     remote_latency_cycles: float = constant(
-        200.0, "clk", "H200: st.async to another CTA, until its mbarrier's wait ends"
+        270.0, "clk", "H200: st.async to another CTA until its mbarrier's wait ends, less the bytes' time"
     )
     cluster_barrier_cycles: float = constant(365.0, "clk", "H200: barrier.cluster, 356 to 374 for 2, 4 and 8 CTAs")
     prologue_us: float = constant(0.7, "us", "barriers, tensor memory, descriptors (2.9, derived)")
@@ -64,7 +66,9 @@ class Constants:
     dependent_gap_us: float = constant(
         0.77, "us", "H200, trigger behind the wait, stores' drain included; 1.64 (4.6) less that 1.05 is 0.59"
     )
-    early_trigger_us: float = constant(0.3, "us", "H200: further gap where the trigger stands before the wait")
+    early_trigger_us: float = constant(
+        0.15, "us", "H200: further gap if the trigger stands before the wait, 0.1 to 0.3"
+    )
     exit_overlap_us: float = constant(
         0.35, "us", "H200: of a prologue this much hides behind the drain where CTAs are not co-resident"
     )
@@ -78,8 +82,8 @@ FLIGHT = ((0.5, 0.17), (1, 0.32), (2, 0.58), (4, 1.15), (8, 2.15), (16, 3.6), (3
 FLIGHT_SMS = 148
 FLIGHT_MEASURED = 7.25 * 0.55  # TB/s and us at which these points hold: they stretch when those constants change
 
-# What is left of remote_b_clk where clusters of 2, 4, 8 all exchange by st.async at once: H200, 17, 17 and 14 B/clk.
-REMOTE_SHARE = {2: 1.0, 4: 1.0, 8: 0.85}
+# What is left of remote_b_clk where clusters of 2, 4, 8 all exchange by st.async at once: H200, 20, 14 and 11 B/clk.
+REMOTE_SHARE = {2: 1.0, 4: 0.7, 8: 0.55}
 
 GPCS = 8  # 4.1; that SMs are spread over them as evenly as pairs allow is assumed (4.3: 16 to 20 each)
 

@@ -269,9 +269,9 @@ SCENARIOS = (
     ("an SM takes in 46 B/clk, the most seen directly", {"ingress_b_clk": 46.0}),
     ("L2 delivers 8.35 TB/s, all that was seen of it alone", {"l2_tb_s": 8.35}),
     ("L2 is no limit", {"l2_tb_s": 1000.0}),
-    ("the gap is CUB's 1.64 less an L2 latency", {"dependent_gap_us": 1.44}),
+    ("gaps are CUB's 1.64 and 4.09 less an L2 latency", {"dependent_gap_us": 1.44, "plain_gap_us": 3.89}),
     ("the gap is CUB's 1.64 less its body on an H200", {"dependent_gap_us": 0.59}),
-    ("SMs exchange at an H200's 17 B/clk", {"remote_b_clk": 17.0}),
+    ("SMs exchange at 16 B/clk", {"remote_b_clk": 16.0}),
     ("tcgen05.cp takes 75 cycles beside the MMAs", {"copy_cycles": 75.0}),
 )
 

@@ -29,7 +29,7 @@
 #define SM100_COLUMN_STORE_B_CLK     20.0
 #define SM100_ROW_STORE_B_CLK        15.0
 #define SM100_REMOTE_B_CLK           21.0
-#define SM100_REMOTE_LATENCY_CYCLES  200.0
+#define SM100_REMOTE_LATENCY_CYCLES  270.0
 #define SM100_CLUSTER_BARRIER_CYCLES 365.0
 #define SM100_PROLOGUE_US            0.7
 #define SM100_DEPENDENT_GAP_US       0.77
@@ -129,7 +129,7 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     const double stored = store_bytes / (in->swapped ? SM100_COLUMN_STORE_B_CLK : SM100_ROW_STORE_B_CLK);
     const double epilogue = (SM100_TMEM_LOAD_CYCLES + stored) * clk;
     const double others = (double)SM100_CTA_ROWS * in->tile_y * 4 * (in->split_k - 1) / in->split_k;
-    const double exchanged = SM100_REMOTE_B_CLK * (in->split_k == 8 ? 0.85 : 1.0);
+    const double exchanged = SM100_REMOTE_B_CLK * (in->split_k == 8 ? 0.55 : in->split_k == 4 ? 0.7 : 1.0);
     const double barrier = in->parts_in_stages ? SM100_CLUSTER_BARRIER_CYCLES : 0.0;
     const double sending = SM100_TMEM_LOAD_CYCLES + SM100_REMOTE_LATENCY_CYCLES + others / exchanged;
     const double reduction = persistent ? 0.0 : (barrier + sending + others / SM100_SHARED_B_CLK) * clk;
