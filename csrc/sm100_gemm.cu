@@ -424,11 +424,16 @@ __device__ __forceinline__ void store_sums(const output &out, uint32_t accumulat
     }
 }
 
-/* Warps 0-3 where K is cut: this unit's sums to the units that keep them. */
+/* Warps 0-3 where K is cut: this unit's sums to the units that keep them, to the next one first, so that not all send
+ * to the same. */
 template <class C> __device__ __forceinline__ void send_sums(const share<C> &w, uint32_t lanes, int kept) {
+    static_assert((C::TILE_Y & (C::TILE_Y - 1)) == 0, "columns are counted round");
     int shift = __ffs(kept) - 1; /* a power of two */
+    int start = ((int)w.unit + 1) * kept & -C::CHUNK;
 #pragma unroll 1
-    for (int chunk = 0; chunk < C::TILE_Y; chunk += C::CHUNK) {
+    for (int done = 0; done < C::TILE_Y; done += C::CHUNK) {
+        int chunk = (start + done) & (C::TILE_Y - 1);
+        if (kept >= C::CHUNK && chunk >> shift == w.unit) continue;
         float v[C::CHUNK];
         tcgen05_load(v, lanes + chunk);
         tcgen05_wait_loads(v);
