@@ -8,6 +8,7 @@ scale (e4m3) for every 16 values along K.
     quantize        numbers to NVFP4;  dequantize: back
     swizzle         scales from the linear to the tensor core's layout;  unswizzle: back
     info, init      what this machine can run and why; load the GPU code early
+    use_tuning      plans that `python -m nvfp4 bench --tune` measured to be best, instead of the estimate's
     Error           raised by every refused call, with a sentence
 
 help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they are there once
@@ -20,6 +21,7 @@ from nvfp4._api import custom_kernel, dequantize, gemm, quantize, swizzle, unswi
 from nvfp4._C import Error
 from nvfp4._C import version as __version__
 from nvfp4._info import info, init
+from nvfp4._tuning import use_tuning
 
 __all__ = [
     "Error",
@@ -32,6 +34,7 @@ __all__ = [
     "quantize",
     "swizzle",
     "unswizzle",
+    "use_tuning",
 ]
 
 if "torch" in sys.modules:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from . import machine, show, timing
+from . import machine, show, timing, tune
 from .rivals import Shape, line_up
 
 if TYPE_CHECKING:
@@ -25,9 +25,17 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", metavar="B", help="run on this backend (cpu, sm80, sm100), not on the best one")
     parser.add_argument("--shapes", type=shape_list, metavar="MxNxK,...", help="time these shapes instead")
-    parser.add_argument("--m", type=size_list, default=[1, 16, 128], metavar="M,...", help="rows of A (1,16,128)")
-    parser.add_argument("--repeat", type=size, metavar="R", help="rounds a shape (200 on a GPU, 50 on a CPU)")
+    parser.add_argument("--m", type=size_list, metavar="M,...", help="rows of A (1,16,128; 128 with --tune)")
+    parser.add_argument(
+        "--repeat", type=size, metavar="R", help="rounds a shape (200 on a GPU, 50 on a CPU; 100 with --tune)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (0)")
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="on a B200 or B300: time every plan of the sm100 kernels against the model that chooses among them, and "
+        "write a file for nvfp4.use_tuning and for us",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--markdown", action="store_true", help="print the tables in markdown, as the README has them")
@@ -62,8 +70,10 @@ def run(args: argparse.Namespace) -> int:
         raise show.Refusal(
             f"{machine.describe(place.device)}: timing it needs a torch that can use it; this one cannot"
         )
+    if args.tune:
+        return tune.run(args, place, args.shapes or task_shapes(args.m or [128]))
     device = place.device
-    shapes = args.shapes or task_shapes(args.m)
+    shapes = args.shapes or task_shapes(args.m or [1, 16, 128])
     if device.type == "cuda":
         clock, repeat = timing.DeviceClock(device), args.repeat or 200
     else:

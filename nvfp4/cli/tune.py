@@ -1,0 +1,504 @@
+"""`nvfp4 bench --tune`: measures every plan of the sm100 kernels for some shapes, against the model that ranks them.
+
+A shape's plans differ in kernel, in which operand lies on the 128-row side, in how K is split and in whether weights
+are prefetched; csrc/sm100_plan.c orders them by a model of a B200 (csrc/sm100_model.h). Each is first checked bit for
+bit against the CPU, on data whose sums are exact. Then all that are right take turns, in an order drawn anew each
+round, and are timed as the competition times: many calls in a row between one pair of events, each on inputs of its
+own, behind writes that evict the L2. The fastest is chosen on the even rounds and compared with the model's choice on
+the odd ones, so that it gains nothing by luck.
+
+Everything goes into a file, to be sent to us and to be used: nvfp4.use_tuning (nvfp4/_tuning.py) reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import random
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .. import _C, Error, __version__, gemm, info
+from .._tuning import DEVICE, FORMAT, SETTINGS
+from . import machine, show, timing
+from .rivals import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+CALLS = 50  # in a row, each on its own inputs: as the competition has it
+ROUNDS = 100
+MOST_WRITES = 512  # of the flush buffer before one timing: 40 ms of a B200, and the driver queues 1024 launches
+SCALES = ((0x00, 0x38, 0x40, 0x44), (0x00, 0x38))  # e4m3: the competition's 0, 1, 2, 3; 0 and 1 where K is large
+LARGEST_VALUE = 6
+EXACT_SUM = 2.0**22  # fp32 sums of multiples of 1/4 are exact below (reference.sums_are_exact)
+
+
+class Clock(Protocol):
+    def describe(self) -> str: ...
+
+    def run(self, calls: Sequence[Callable[[], object]]) -> float:
+        """Seconds a call, of these in a row."""
+
+
+class QueueClock:
+    """Times calls that are queued back to back, between one pair of events, behind writes that evict the L2.
+
+    The writes must last until all calls are queued, or the host's time would be in the figure: a figure whose first
+    event came earlier is dropped, and from then on twice as many writes precede.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.clock = timing.DeviceClock(device)
+        self.torch = self.clock.torch
+        self.writes = 1
+
+    def describe(self) -> str:
+        flush = show.mebibytes(self.clock.flush.numel())
+        return f"one pair of CUDA events around the calls, queued while {self.writes} writes of {flush} ran before them"
+
+    def run(self, calls: Sequence[Callable[[], object]]) -> float:
+        cuda = self.torch.cuda
+        while True:
+            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+            for value in range(self.writes):
+                self.clock.flush.fill_(value % 256)
+            start.record()
+            for call in calls:
+                call()
+            end.record()
+            in_time = not start.query()
+            cuda.synchronize()
+            if in_time:
+                return start.elapsed_time(end) * 1e-3 / len(calls)
+            if self.writes >= MOST_WRITES:
+                raise show.Failure(f"this machine cannot queue {len(calls)} calls in the time of {self.writes} writes")
+            self.writes *= 2
+
+
+@dataclass
+class Candidate:
+    place: int  # in the model's order, from 0 on
+    plan: dict[str, Any]  # as _C.plan has it
+    wrong: str = ""  # why it is not timed
+    samples: list[float] = field(default_factory=list)  # us a call, one a round
+
+    def __str__(self) -> str:
+        settings = "".join(
+            [
+                ", B on 128 rows" if self.plan["swapped"] else "",
+                f", split-K {self.plan['split_k']}" if self.plan["split_k"] > 1 else "",
+                f", prefetch {self.plan['prefetch_stages']}" if self.plan["prefetch_stages"] else "",
+            ]
+        )
+        return f"{short(self.plan['kernel'])}{settings}"
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+
+class Lost(Exception):
+    """The GPU stopped; nothing can run on it any more in this process."""
+
+
+@contextmanager
+def taking(place: int) -> Iterator[None]:
+    """Within, products take the plan in this place of the model's order."""
+    _C.set_candidate(place)
+    try:
+        yield
+    finally:
+        _C.set_candidate(0)
+
+
+def candidates(shape: Shape, ordinal: int) -> list[Candidate]:
+    found = [Candidate(0, _C.plan(ordinal, "sm100", shape.m, shape.n, shape.k, 1))]
+    for place in range(1, found[0].plan["candidates"]):
+        with taking(place):
+            found.append(Candidate(place, _C.plan(ordinal, "sm100", shape.m, shape.n, shape.k, 1)))
+    return found
+
+
+# --- inputs -------------------------------------------------------------------------------------------------------
+
+
+class Products:
+    """`count` products of one shape, each of its own inputs into its own output, and what must come out."""
+
+    def __init__(self, shape: Shape, place: machine.Place, count: int, seed: int) -> None:
+        torch = machine.need_torch()
+        from .. import reference
+
+        self.reference, self.device = reference, place.tensors
+        generator = torch.Generator(place.tensors).manual_seed(seed)
+
+        def operand(rows: int, scales: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+            def draw(end: int, columns: int) -> torch.Tensor:
+                size = (rows, columns)
+                return torch.randint(end, size, dtype=torch.uint8, device=place.tensors, generator=generator)
+
+            table = torch.tensor(scales, dtype=torch.uint8, device=place.tensors)
+            linear = table[draw(len(scales), shape.k // 16).int()]
+            return draw(256, shape.k // 2), reference.swizzle(linear, padding=reference.E4M3_NAN)
+
+        def is_exact(a: torch.Tensor, scale: torch.Tensor, scales: Sequence[int]) -> bool:
+            largest_b = LARGEST_VALUE * reference.e4m3_table()[max(scales)].item()
+            row_sums = reference.operand(a, scale, "128x4").abs().sum(dim=-1)
+            return row_sums.max().item() * largest_b <= EXACT_SUM
+
+        self.inputs, self.outputs, self.expected = [], [], []
+        for _ in range(count):
+            for scales in SCALES:
+                (a, scale_a), (b, scale_b) = (operand(rows, scales) for rows in (shape.m, shape.n))
+                if is_exact(a, scale_a, scales):
+                    break
+            else:
+                raise show.Refusal(
+                    f"{shape}: K is too large for random data whose sums are exact, which is how "
+                    "--tune checks what it times"
+                )
+            inputs = (a, b, scale_a, scale_b)
+            self.inputs.append(inputs)
+            self.outputs.append(torch.empty((shape.m, shape.n), dtype=torch.float16, device=place.tensors))
+            self.expected.append(gemm(*(x.cpu() for x in inputs), backend="cpu").to(place.tensors))
+
+    def calls(self) -> list[Callable[[], object]]:
+        pairs = zip(self.inputs, self.outputs)
+        return [lambda i=inputs, o=output: gemm(*i, out=o, backend="sm100") for inputs, output in pairs]
+
+    def check(self) -> str:
+        """Runs all in a row; "" or what is wrong with the results."""
+        for output in self.outputs:
+            output.fill_(math.nan)
+        refusal = ""
+        try:
+            for call in self.calls():
+                call()
+        except Error as error:
+            refusal = str(error)
+        wait(self.device)
+        if refusal:
+            return refusal
+        for number, (output, expected) in enumerate(zip(self.outputs, self.expected)):
+            equal, why = self.reference.compare(output, expected, exact=True)
+            if not equal:
+                return f"call {number} of {len(self.outputs)}: {why}"
+        return ""
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        machine.need_torch().cuda.synchronize()
+
+
+def fits(shape: Shape, device: torch.device, count: int) -> None:
+    """Refuses a shape whose inputs are more than half of the GPU's free memory."""
+    if device.type != "cuda":
+        return
+    free, _ = machine.need_torch().cuda.mem_get_info(device)
+    need = count * (shape.bytes + 2 * shape.m * shape.n)
+    if need > free // 2:
+        raise show.Refusal(
+            f"{shape}: {count} input sets take {show.si(need, 'B')}, more than half of the {show.si(free, 'B')} that "
+            "are free on the GPU"
+        )
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+
+def tune_shape(
+    shape: Shape,
+    place: machine.Place,
+    clock: Clock,
+    rounds: int,
+    seed: int,
+    calls: int = CALLS,
+    say: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:
+    fits(shape, place.tensors, calls)
+    order = random.Random(seed)
+    everyone = candidates(shape, place.device.index)
+    say(f"{shape}: {calls} input sets, and what must come out")
+    products = Products(shape, place, calls, seed)
+    queue = products.calls()
+
+    def guarded(candidate: Candidate, step: Callable[[], Any]) -> Any:
+        try:
+            with taking(candidate.place):
+                return step()
+        except (RuntimeError, Error) as error:  # torch's and ours, of a fault on the GPU
+            raise Lost(f"{shape}: {candidate}: {str(error).splitlines()[0]}") from error
+
+    for candidate in everyone:
+        say(f"{shape}: checking {candidate}")
+        candidate.wrong = guarded(candidate, products.check)
+    right = [candidate for candidate in everyone if not candidate.wrong]
+    say(f"{shape}: timing {len(right)} plans, {rounds} rounds")
+    for _ in range(rounds):
+        for candidate in order.sample(right, len(right)):
+            candidate.samples.append(1e6 * guarded(candidate, lambda: clock.run(queue)))
+    for candidate in right:  # a race need not show at once
+        candidate.wrong = guarded(candidate, products.check)
+    return {"shape": asdict(shape), "calls": calls} | judge(everyone)
+
+
+def judge(everyone: list[Candidate]) -> dict[str, Any]:
+    """The fastest, what the model's choice loses to it, and which of the two is to be preferred."""
+    timed = [candidate for candidate in everyone if candidate.samples and not candidate.wrong]
+    verdict: dict[str, Any] = {"fastest": None, "loss": None, "preferred": None, "rank_correlation": None}
+    if timed:
+        fastest = min(timed, key=lambda candidate: statistics.median(candidate.samples[::2]))
+        choice = everyone[0]
+        verdict["fastest"] = verdict["preferred"] = fastest.place
+        if choice in timed:
+            pairs = list(zip(choice.samples, fastest.samples))
+            loss = timing.Spread.of([ours / best for ours, best in pairs[1::2] or pairs])
+            verdict["loss"] = asdict(loss)
+            if loss.p10 <= 1:  # not faster in nine of ten rounds: no reason to leave the model's choice
+                verdict["preferred"] = choice.place
+        modelled = [candidate.plan["modelled_us"] for candidate in timed]
+        verdict["rank_correlation"] = rank_correlation(modelled, [candidate.median for candidate in timed])
+    listed = [
+        {
+            "place": candidate.place,
+            **{name: candidate.plan[name] for name in SETTINGS},
+            **{name: candidate.plan[name] for name in ("tile_m", "tile_n", "stages", "grid", "modelled_us")},
+            "wrong": candidate.wrong,
+            "samples_us": candidate.samples,
+        }
+        for candidate in everyone
+    ]
+    return verdict | {"candidates": listed}
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Places in ascending order from 1 on; those of equal values are shared."""
+    ordered = sorted(values)
+    first, last = {}, {}
+    for rank, value in enumerate(ordered, start=1):
+        first.setdefault(value, rank)
+        last[value] = rank
+    return [(first[value] + last[value]) / 2 for value in values]
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Spearman's: 1 where both are in the same order; None where one has no order."""
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        return None
+    return statistics.correlation(ranks(x), ranks(y))
+
+
+def fit(results: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """measured = offset_us + scale * modelled, by least squares of relative errors over all plans of all shapes.
+
+    The offset is what the model's fixed terms miss (the gap between calls, the first byte), the scale what those miss
+    that grow with the work.
+    """
+    points = [
+        (candidate["modelled_us"], statistics.median(candidate["samples_us"]))
+        for result in results
+        for candidate in result["candidates"]
+        if candidate["samples_us"] and not candidate["wrong"]
+    ]
+    if len({modelled for modelled, _ in points}) < 3:
+        return None
+    weight = [measured**-2 for _, measured in points]
+    total = sum(weight)
+    x, y = (sum(w * point[i] for w, point in zip(weight, points)) / total for i in range(2))
+    spread = sum(w * (modelled - x) ** 2 for w, (modelled, _) in zip(weight, points))
+    scale = sum(w * (modelled - x) * (measured - y) for w, (modelled, measured) in zip(weight, points)) / spread
+    offset = y - scale * x
+    errors = [(offset + scale * modelled) / measured - 1 for modelled, measured in points]
+    return {
+        "offset_us": offset,
+        "scale": scale,
+        "relative_error": math.sqrt(sum(error**2 for error in errors) / len(errors)),
+        "plans": len(points),
+    }
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def tunable(args: argparse.Namespace, place: machine.Place) -> None:
+    what = "--tune measures the plans of the sm100 kernels, which run on compute capability 10.0 and 10.3 (B200, B300)"
+    if args.backend not in (None, "sm100"):
+        raise show.Refusal(f"{what}; --backend is {args.backend}: must be sm100 or left out")
+    if place.device.type == "cpu":
+        raise show.Refusal(f"{what}; there is no GPU here that can be used")
+    gpu = info()["devices"][place.device.index]
+    major, minor = divmod(gpu["compute_capability"], 10)
+    if major != 10:
+        raise show.Refusal(f"{what}; {place.device} is {gpu['name']}, of compute capability {major}.{minor}")
+
+
+def run(
+    args: argparse.Namespace,
+    place: machine.Place,
+    shapes: list[Shape],
+    clock: Clock | None = None,
+    calls: int = CALLS,
+) -> int:
+    tunable(args, place)
+    with machine.need_torch().cuda.device(place.device) if clock is None else nullcontext():
+        report = tune(shapes, place, clock or QueueClock(place.device), args.repeat or ROUNDS, args.seed, calls)
+    path = write(report)
+    if args.json:
+        print(f"written to {path}", file=sys.stderr)
+        print(json.dumps(report, indent=1))
+    else:
+        show_report(report, path, markdown=args.markdown)
+    wrong = any(candidate["wrong"] for result in report["results"] for candidate in result["candidates"])
+    return 1 if wrong or report["failure"] else 0
+
+
+def tune(
+    shapes: list[Shape], place: machine.Place, clock: Clock, rounds: int, seed: int, calls: int = CALLS
+) -> dict[str, Any]:
+    """Measures the plans of each shape: what is written into the file."""
+    torch = machine.need_torch()
+    on_gpu = place.tensors.type == "cuda"
+    facts = info()
+    device = facts["devices"][place.device.index]
+    before = machine.clocks(place.device) if on_gpu else None
+    results, failure = [], ""
+    steps = sum(len(candidates(shape, place.device.index)) + 2 for shape in shapes)
+    with show.progress(steps) as step:
+        try:
+            for shape in shapes:
+                results.append(tune_shape(shape, place, clock, rounds, seed, calls, step))
+        except Lost as loss:
+            failure = str(loss)
+    return {
+        "format": FORMAT,
+        "nvfp4": __version__,
+        "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": {
+            name: device[name] for name in (*DEVICE, "shared_per_block", "shared_per_sm", "l2_bytes", "memory_bytes")
+        },
+        "driver": facts["driver"],
+        "software": f"torch {torch.__version__}, Python {platform.python_version()}",
+        "clocks_before": before,
+        "clocks_after": machine.clocks(place.device) if on_gpu and not failure else None,
+        "clock": clock.describe(),
+        "seed": seed,
+        "failure": failure,
+        "fitted_from_this_run": fit(results),
+        "results": results,
+    }
+
+
+def write(report: dict[str, Any]) -> Path:
+    """Writes the file into the current folder, and never over another."""
+    gpu = re.sub(r"[^a-z0-9]+", "-", report["device"]["name"].lower()).strip("-")
+    stem = f"nvfp4-tune-{gpu}-{report['written'][:10]}"
+    names = (f"{stem}{suffix}.json" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
+    path = next(path for path in map(Path, names) if not path.exists())
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return path
+
+
+def short(kernel: str) -> str:
+    return kernel.removeprefix("nvfp4_sm100_gemm_")
+
+
+COLUMNS = [
+    "model's place",
+    "<kernel",
+    "<tile",
+    "split-K",
+    "prefetch",
+    "modelled, us",
+    "measured, us",
+    "over fastest",
+    "over model",
+]
+
+
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """The table of one shape, the fastest plan first and those that are not timed last."""
+    medians = {c["place"]: statistics.median(c["samples_us"]) for c in result["candidates"] if c["samples_us"]}
+    best = medians.get(result["fastest"])
+    lines = []
+    for candidate in sorted(result["candidates"], key=lambda c: medians.get(c["place"], math.inf)):
+        lines.append(
+            [
+                str(candidate["place"] + 1),
+                short(candidate["kernel"]),
+                f"{candidate['tile_m']}x{candidate['tile_n']}{', B wide' if candidate['swapped'] else ''}",
+                str(candidate["split_k"]),
+                str(candidate["prefetch_stages"] or "-"),
+                f"{candidate['modelled_us']:.2f}",
+                *measured(candidate, medians.get(candidate["place"]), best),
+            ]
+        )
+    return lines
+
+
+def measured(candidate: dict[str, Any], median: float | None, best: float | None) -> list[str]:
+    if candidate["wrong"] or median is None or best is None:
+        return ["WRONG", "", ""]
+    spread = timing.Spread.of(candidate["samples_us"])
+    figures = f"{spread.median:.2f} ({spread.p10:.2f}..{spread.p90:.2f})"
+    return [figures, f"{median / best:.2f}", f"{median / candidate['modelled_us']:.2f}"]
+
+
+def sentences(result: dict[str, Any]) -> list[str]:
+    by_place = {candidate["place"]: candidate for candidate in result["candidates"]}
+    lines = [f"WRONG: {Candidate(c['place'], c)}: {c['wrong']}" for c in result["candidates"] if c["wrong"]]
+    if result["fastest"] is None:
+        return [*lines, "No plan gave the right result."]
+    best, loss = by_place[result["fastest"]], result["loss"]
+    name = Candidate(best["place"], best)
+    if best["place"] == 0:
+        lines.append(f"The model's choice is measured fastest: {name}.")
+    else:
+        lines.append(f"Measured fastest: {name}, in place {best['place'] + 1} by the model.")
+        if loss:
+            figures = f"{loss['median']:.3f} ({loss['p10']:.3f}..{loss['p90']:.3f})"
+            lines.append(f"The model's choice takes {figures} times as long, in rounds that had no part in choosing.")
+        if result["preferred"] != best["place"]:
+            lines.append("It is not slower in nine of ten of them, so use_tuning keeps it.")
+    if result["rank_correlation"] is not None:
+        timed = sum(bool(c["samples_us"]) and not c["wrong"] for c in result["candidates"])
+        lines.append(f"Rank correlation of model and measurement: {result['rank_correlation']:.2f} over {timed} plans.")
+    return lines
+
+
+def show_report(report: dict[str, Any], path: Path, markdown: bool) -> None:
+    for result in report["results"]:
+        title = f"{Shape(**result['shape'])}, {result['calls']} calls in a row"
+        if markdown:
+            print(f"**{title}**\n\n{show.markdown(COLUMNS, rows(result))}\n")
+        else:
+            show.table(title, COLUMNS, rows(result))
+        print("\n".join(sentences(result)) + "\n")
+    fitted = report["fitted_from_this_run"]
+    if fitted:
+        print(
+            f"Fitted from this run: measured = {fitted['offset_us']:.2f} us + {fitted['scale']:.3f} * modelled, to "
+            f"{100 * fitted['relative_error']:.0f}% over {fitted['plans']} plans."
+        )
+    device = report["device"]
+    print(f"hardware: {device['name']}, {device['sm_count']} SMs, CUDA driver {report['driver']}")
+    print(f"software: nvfp4 {report['nvfp4']}, {report['software']}")
+    print(f"clock: {report['clock']}; clocks before: {report['clocks_before']}; after: {report['clocks_after']}")
+    if report["failure"]:
+        print(f"\nTHE GPU STOPPED: {report['failure']}. What was measured before is in the file.")
+    print(
+        f'\n{path} has all of this with every sample. Please open an issue of the nvfp4 project, "bench --tune on '
+        f'{device["name"]}", and attach it: it holds nothing else than what its keys say (GPU, driver, versions, '
+        f"clocks, plans, times), and the model is corrected by it. To use these plans yourself: "
+        f'nvfp4.use_tuning("{path}").'
+    )
