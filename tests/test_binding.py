@@ -61,7 +61,14 @@ def test_examples_of_the_docstrings() -> None:
 
 def test_import_brings_neither_torch_nor_numpy() -> None:
     program = "import sys; before = {*sys.modules}; import nvfp4; print(*sorted({*sys.modules} - before))"
-    assert set(python(program).split()) <= {"__future__", "nvfp4", "nvfp4._C", "nvfp4._api", "nvfp4._info"}
+    assert set(python(program).split()) <= {
+        "__future__",
+        "nvfp4",
+        "nvfp4._C",
+        "nvfp4._api",
+        "nvfp4._info",
+        "nvfp4._tuning",
+    }
 
 
 def test_dtypes_are_equal_citizens(operands: list[torch.Tensor]) -> None:
@@ -337,7 +344,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
 
 def test_help_is_the_reference() -> None:
     """Every argument has its line, and says what is raised."""
-    for name in ("gemm", "custom_kernel", "quantize", "dequantize", "swizzle", "unswizzle", "info"):
+    for name in ("gemm", "custom_kernel", "quantize", "dequantize", "swizzle", "unswizzle", "info", "use_tuning"):
         text = getattr(nvfp4, name).__doc__
         told = set(re.findall(r"\w+", " ".join(re.findall(r"(?:^        |, )(\w[\w, ]*):", text, re.M))))
         assert set(inspect.signature(getattr(nvfp4, name)).parameters) <= told, name
