@@ -136,7 +136,7 @@ def test_code_for_every_gpu_since_ampere() -> None:
     archs = nvfp4.info()["archs"]
     if not archs:
         pytest.skip("this build has no GPU code")
-    assert {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= set(archs)
+    assert {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "sm_100f", "compute_100f"} <= set(archs)
     assert any(arch.startswith("compute_") for arch in archs), "PTX for what comes after"
 
 
