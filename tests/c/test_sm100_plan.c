@@ -1,10 +1,12 @@
 /* The sm100 rules over many shapes and ways to lie in memory: every plan can be launched, and keeps what the kernel
  * relies on (csrc/sm100_configs.h). Prints "N passed, N failed". */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "error.h"
 #include "kernels.h"
+#include "preferences.h"
 #include "sm100_plan.h"
 
 /* Compute capability, has_sm100, SMs, shared memory a CTA and an SM, L2. */
@@ -335,9 +337,44 @@ static void check_wishes(int64_t m, int64_t n, int64_t k, variant v) {
     expect(same_settings(none, all[plan.candidates - 1]), "beyond the last is the last");
 }
 
+/* The table of preferences against a search from the last to the first of what was said. */
+static void check_preferences(uint64_t seed) {
+    enum { SAID = 400 };
+    static preference said[SAID];
+    preferences table = {0};
+    snprintf(about, sizeof about, "preferences, seed %llu", (unsigned long long)seed);
+    for (int i = 0; i < SAID; i++) {
+        int64_t numbers[5];
+        for (int j = 0; j < 5; j++) {
+            seed = seed * 6364136223846793005 + 1442695040888963407;
+            numbers[j] = j < 3 ? (int64_t)(seed >> 62) : (int64_t)(seed >> 63) * INT32_MAX;
+        }
+        said[i] = (preference){numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], {i, i % 2, 1, 0}};
+        expect(preferences_add(&table, &said[i]) == NVFP4_OK, "one more");
+    }
+    size_t shapes = 0;
+    for (int64_t key = 0; key < 5 * 5 * 5 * 2 * 2; key++) {
+        const int64_t device = key % 5, m = key / 5 % 5, n = key / 25 % 5;
+        const int64_t k = key / 125 % 2 * INT32_MAX, l = key / 250 * INT32_MAX;
+        const gemm_problem p = {.m = m, .n = n, .k = k, .l = l};
+        int i = SAID - 1;
+        while (i >= 0 &&
+               (said[i].device != device || said[i].m != m || said[i].n != n || said[i].k != k || said[i].l != l))
+            i--;
+        const sm100_settings found = preferences_find(&table, (int32_t)device, &p);
+        expect(i < 0 ? found.split_k == 0 : found.split_k == 1 && found.kernel == i, "what was said last, or nothing");
+        shapes += i >= 0;
+    }
+    expect(table.count == shapes, "a shape has one place");
+    preferences_forget(&table);
+    const gemm_problem p = {.m = said[0].m, .n = said[0].n, .k = said[0].k, .l = said[0].l};
+    expect(preferences_find(&table, (int32_t)said[0].device, &p).split_k == 0, "forgotten");
+}
+
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-int main(void) {
+int main(int argc, char **argv) {
+    check_preferences(argc > 1 ? strtoull(argv[1], NULL, 10) : 1);
     check_wishes(128, 7168, 16384, PLAIN);
     check_wishes(3, 500, 96, LINEAR);
     check_configs();
