@@ -307,15 +307,17 @@ def test_b200_plans_that_are_wrong_are_told_and_not_timed(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """One is wrong in one value of one call, one is refused."""
+    """One is wrong in one value of one call, one writes nothing, one is refused."""
     everyone = tune.candidates(SMALL, 0)
-    wrong, refused = dice.sample(everyone, 2)
+    wrong, idle, refused = dice.sample(everyone, 3)
     count = 0
 
     def gemm(*inputs: torch.Tensor, out: torch.Tensor | None = None, backend: str) -> torch.Tensor:
         nonlocal count
         if backend == "sm100" and plan_of(SMALL) == refused.plan:
             raise nvfp4.Error("the CUDA driver refused the launch")
+        if backend == "sm100" and plan_of(SMALL) == idle.plan:
+            return out
         result = nvfp4.gemm(*inputs, out=out, backend=backend)
         if backend == "sm100" and plan_of(SMALL) == wrong.plan:
             count += 1
@@ -333,8 +335,10 @@ def test_b200_plans_that_are_wrong_are_told_and_not_timed(
     told = {c["place"]: c for c in report["results"][0]["candidates"]}
     assert told[refused.place]["wrong"] == "the CUDA driver refused the launch"
     assert told[wrong.place]["wrong"].startswith("call 1 of 2: 1 of 2048 values are wrong, the first at [3, 5]")
+    assert told[idle.place]["wrong"].startswith("call 0 of 2: 2048 of 2048 values are wrong")
     for place, candidate in told.items():
-        assert bool(candidate["samples_us"]) != bool(candidate["wrong"]) == (place in (wrong.place, refused.place))
+        bad = place in (wrong.place, idle.place, refused.place)
+        assert (bool(candidate["wrong"]), bool(candidate["samples_us"])) == (bad, not bad)
 
 
 def test_b200_that_stops_leaves_what_was_measured(
