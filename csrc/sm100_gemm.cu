@@ -405,8 +405,8 @@ struct kept_columns {
 template <bool PLAIN, int COUNT>
 __device__ __forceinline__ void store_sums(const output &out, uint32_t accumulator, const kept_columns &kept, int32_t y,
                                            int columns) {
-    float v[COUNT] = {}, next[COUNT];
-    if (kept.units) { /* K = 0: a sum of nothing */
+    float v[COUNT] = {}, next[COUNT] = {}; /* K = 0: sums of nothing */
+    if (kept.units) {
         tcgen05_load(v, accumulator);
         tcgen05_wait_loads(v);
     }
@@ -416,11 +416,9 @@ __device__ __forceinline__ void store_sums(const output &out, uint32_t accumulat
         if (more) tcgen05_load(next, accumulator + chunk + COUNT);
         if (kept.units > 1) kept.add(v, chunk);
         out.store<PLAIN>(y + chunk, v, columns - chunk);
-        if (more) {
-            tcgen05_wait_loads(next);
+        if (more) tcgen05_wait_loads(next);
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) v[i] = next[i];
-        }
+        for (int i = 0; i < COUNT; i++) v[i] = next[i];
     }
 }
 

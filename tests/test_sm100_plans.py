@@ -23,6 +23,7 @@ CASES = [
     ragged.Case(300, 7, 528, 2, layout="linear", out_dtype=torch.bfloat16, alpha="one"),
     ragged.Case(35, 150, 1072, pitched=True),
     ragged.Case(40, 24, 1152, out_dtype=torch.float32, bias="fp32"),
+    ragged.Case(24, 40, 0, bias="fp32", c="c"),
 ]
 DEVICE = 0
 
