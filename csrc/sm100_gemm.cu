@@ -468,7 +468,7 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
             tcgen05_fence_after();
         }
         if (kept.units > 1) {
-            if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait(); /* every unit has left its stages */
+            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /* every unit has left its stages */
             send_sums(w, lanes, kept.count);
             mbarrier_wait_cluster(w.parts_full(), 0);
         }
