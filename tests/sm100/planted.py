@@ -146,7 +146,13 @@ BUGS = [
         "    __syncthreads();\n    if (clustered)",
         "    if (clustered)",
     ),
-    bug("epilogue: sums used before wait::ld", ONE, "            tcgen05_wait_loads(next);\n", "", found_by="emulator"),
+    bug(
+        "epilogue: sums used before wait::ld",
+        ONE,
+        "        if (more) tcgen05_wait_loads(next);\n",
+        "",
+        found_by="emulator",
+    ),
     bug(
         "epilogue: no fence behind acc_full",
         ONE,
@@ -246,7 +252,7 @@ BUGS = [
     bug(
         "split in stages: sums sent before the stages are free",
         IN_STAGES,
-        "            if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait(); /*",
+        "            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /*",
         "            /*",
         "    if (s.parts_in_stages && warp >= EPILOGUE_WARPS) cluster_arrive_relaxed(), cluster_wait();\n",
         "",
@@ -278,7 +284,7 @@ def emulate(planted: Bug, ptx: str) -> str:
             planted.launch.start(product, emulator.load(text))
             product.check()
         except (EmulatorError, AssertionError) as error:
-            said = "wrong result" if isinstance(error, AssertionError) else str(error).split("`: ")[-1]
+            said = "wrong result" if isinstance(error, AssertionError) else str(error).split("\n")[0].split("`: ")[-1]
             return f"seed {seed}: {said}"
     return ""
 
