@@ -22,7 +22,7 @@
  * Shared memory of a CTA: stages of [x values 16384 | y values 128 a row | x scales 2048 | y scales 2048 or 4096], then
  * barriers; in KiB 128x16 88, 128x32 96, 128x64 112, 128x128 216, 256x64 96, 256x128 112, 256x128_deep 224, 256x256
  * 190 (SM100_SHARED_BYTES; where K is cut SM100_PARTS_BYTES more). Tensor memory, columns: accumulators, then 32
- * (256x256: 48) a stage: 176, 160, 192, 448, 192, 256, 512, 496 used. What takes at most 113 KiB and 256 columns leaves
+ * (256x256: 48) a stage: 144, 160, 192, 448, 192, 256, 512, 496 used. What takes at most 113 KiB and 256 columns leaves
  * room on its SM for a CTA of the next call, which is allowed to start early (dependent launch), prepares, and waits
  * for the end of this one before it touches a tensor.
  *

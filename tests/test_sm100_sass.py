@@ -96,6 +96,7 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     assert bool(kernel.all("UBLKCP")) == (not pair and not config.gather)
     assert bool(kernel.all("LDGSTS")) == bool(config.gather)
     assert kernel.all("LDTM"), "no load from tensor memory"
+    assert kernel.all("STAS.*128"), "partial sums do not go out 16 bytes at a time"
     assert not kernel.all("(HMMA|QMMA|OMMA|IMMA|HGMMA|QGMMA)")
 
 
