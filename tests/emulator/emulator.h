@@ -459,7 +459,6 @@ extern int host_memory_allowed;                                       /* the dev
 /* `offset` in c's window. Each faults, naming w and in (which may be those of an operation
  * issued earlier), on an address that holds no barrier, and on counts out of range. */
 void mbarrier_arrive(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);
-void mbarrier_expect_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
 void mbarrier_complete_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
 /* One more arrival is due in this phase (cp.async.mbarrier.arrive without .noinc). */
 void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);

@@ -33,10 +33,6 @@ function *find_function(const module *m, const char *name) {
     return NULL;
 }
 
-function *module_function(const module *m, const char *name) {
-    return find_function(m, name);
-}
-
 variable *module_variable(const module *m, const char *name) {
     for (variable *v = m->variables; v; v = v->next)
         if (!v->replaced && !strcmp(v->name, name)) return v;

@@ -104,22 +104,6 @@ uint64_t format_from_double(const float_format *format, double x, rounding_mode 
     return format_encode(format, negative, fraction | UINT64_C(1) << 52, field - 1075, false, rounding, flags);
 }
 
-double format_to_double(const float_format *format, uint64_t bits) {
-    int width = format->exponent_bits + format->mantissa_bits;
-    uint64_t magnitude = bits & ((UINT64_C(1) << width) - 1);
-    double x;
-    if (magnitude > largest_finite(format)) {
-        bool infinite = format->specials == SPECIALS_IEEE && magnitude == largest_finite(format) + 1;
-        x = infinite ? INFINITY : NAN;
-    } else {
-        int field = (int)(magnitude >> format->mantissa_bits);
-        uint64_t mantissa = magnitude & ((UINT64_C(1) << format->mantissa_bits) - 1);
-        if (field) mantissa |= UINT64_C(1) << format->mantissa_bits;
-        x = ldexp((double)mantissa, (field ? field : 1) - format->bias - format->mantissa_bits);
-    }
-    return bits >> width & 1 ? -x : x;
-}
-
 uint64_t format_from_uint64(const float_format *format, uint64_t x, rounding_mode rounding, int flags) {
     return format_encode(format, false, x, 0, false, rounding, flags);
 }

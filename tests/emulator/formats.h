@@ -46,7 +46,6 @@ extern const float_format format_f64, format_f32, format_tf32, format_f16, forma
 uint64_t format_encode(const float_format *format, bool negative, uint64_t significand, int exponent, bool sticky,
                        rounding_mode rounding, int flags);
 uint64_t format_from_double(const float_format *format, double x, rounding_mode rounding, int flags);
-double format_to_double(const float_format *format, uint64_t bits);
 
 /* Integers to floating point, rounded once (cvt.rn.f32.u64 and its relatives). */
 uint64_t format_from_int64(const float_format *format, int64_t x, rounding_mode rounding, int flags);

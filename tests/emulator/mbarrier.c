@@ -215,12 +215,6 @@ void mbarrier_arrive(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t
     arrive(w, in, -1, c, need_barrier(w, in, -1, c, offset), count, 0);
 }
 
-void mbarrier_expect_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes) {
-    barrier *b = need_barrier(w, in, -1, c, offset);
-    add_tx(w, in, -1, c, b, bytes);
-    complete_if_due(c, b);
-}
-
 void mbarrier_complete_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes) {
     barrier *b = need_barrier(w, in, -1, c, offset);
     add_tx(w, in, -1, c, b, -bytes);

@@ -245,7 +245,6 @@ struct module {
 /* Parses and decodes PTX text. NULL: *error holds a sentence (malloc'd). `file` is for messages. */
 module *module_load(const char *text, const char *file, char **error);
 void module_free(module *m);
-function *module_function(const module *m, const char *name);
 variable *module_variable(const module *m, const char *name);
 
 /* ---- entries: what the interpreter needs to run one ---- */
