@@ -251,7 +251,8 @@ template <class C> struct gatherer {
         mbarrier_arrive(w.full(slot));
     }
 
-    /* A slot is announced when STAGES - 1 later ones have been started, and the last ones at the end. */
+    /* A slot is announced when STAGES - 2 later ones have been started, and the last ones at the end: two are with the
+     * tensor core meanwhile, and the wait is for the older. */
     __device__ __forceinline__ void run(tile_walk<C> walk) const {
         ring<C::STAGES> at, landed;
         int pending = 0;
@@ -267,8 +268,8 @@ template <class C> struct gatherer {
                     values<C::TILE_Y>(stage + C::Y_AT, s.y, place.y, place.l, k);
                 }
                 cp_async_commit();
-                if (++pending < C::STAGES) continue;
-                cp_async_wait<C::STAGES - 1>();
+                if (++pending < C::STAGES - 1) continue;
+                cp_async_wait<C::STAGES - 2>();
                 announce(landed.slot);
                 landed.advance();
                 pending--;

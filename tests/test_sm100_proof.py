@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "sm100"))
 
 from launch import gemm_ptx  # noqa: E402
-from planted import BUGS, EMULATOR, FINDS, Bug, emulate  # noqa: E402
+from planted import BUGS, CONTROLS, EMULATOR, FINDS, Bug, emulate  # noqa: E402
 from verify import Launch, Verdict, prove  # noqa: E402
 
 import nvfp4  # noqa: E402
@@ -40,6 +40,7 @@ PROVEN = [
 QUICK = ("mma: no wait on full", "dealloc without the CTA's barrier", "split: parts on top of each other")
 CAUGHT = [bug for bug in BUGS if bug.found_by == "verifier" or bug.name in QUICK]
 EMULATED = [bug for bug in BUGS if bug.found_by in EMULATOR]
+CLEAN = [control for control in CONTROLS if control.launch in [bug.launch for bug in CAUGHT]]
 
 
 def judge(what: Launch | Bug) -> Verdict:
@@ -58,15 +59,23 @@ def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Verdic
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, str]:
-    """The PTX of the bugs that the emulator finds."""
+    """The PTX of the bugs that the emulator finds, and of the kernel without one."""
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip((bug.name for bug in EMULATED), pool.map(Bug.ptx, EMULATED)))
+        return dict(zip((bug.name for bug in CONTROLS + EMULATED), pool.map(Bug.ptx, CONTROLS + EMULATED)))
 
 
 @needs_verifier
 @pytest.mark.parametrize("launch", PROVEN, ids=lambda launch: launch.name)
 def test_every_schedule(launch: Launch, verdicts: dict[str, Future[Verdict]]) -> None:
     verdict = verdicts[launch.name].result()
+    assert verdict.result == "race_free", verdict
+
+
+@needs_verifier
+@pytest.mark.parametrize("control", CLEAN, ids=lambda control: control.name)
+def test_verifier_finds_nothing_else(control: Bug, verdicts: dict[str, Future[Verdict]]) -> None:
+    """The launches that bugs are planted in, without one."""
+    verdict = verdicts[control.name].result()
     assert verdict.result == "race_free", verdict
 
 
@@ -80,3 +89,8 @@ def test_verifier_finds(bug: Bug, verdicts: dict[str, Future[Verdict]]) -> None:
 @pytest.mark.parametrize("bug", EMULATED, ids=lambda bug: bug.name)
 def test_emulator_finds(bug: Bug, compiled: dict[str, str]) -> None:
     assert emulate(bug, compiled[bug.name])
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
+def test_emulator_finds_nothing_else(control: Bug, compiled: dict[str, str]) -> None:
+    assert not emulate(control, compiled[control.name])

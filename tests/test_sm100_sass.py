@@ -162,9 +162,11 @@ def test_a_stage_of_products(name: str, kernels: dict[str, Kernel]) -> None:
 @NAMES
 def test_waits_are_tight(name: str, kernels: dict[str, Kernel]) -> None:
     """Who waits repeats a few instructions, and no fence."""
-    kernel = kernels[name]
+    kernel, tight = kernels[name], 0
     for last, instruction in enumerate(kernel.code):
         first = kernel.labels.get(instruction.target, last) if instruction.target else last
         body = kernel.code[first:last]
         if first < last and len(body) <= 8 and any("TRYWAIT" in i.opcode for i in body):
             assert len(body) <= 5 and not any(re.match("MEMBAR|ERRBAR", i.opcode) for i in body)
+            tight += 1
+    assert tight >= 5, "loops that wait: the producer's and its drain, the mma's two, the epilogue's"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from launch import CSRC, Emulator, compile_ptx, configs, only_entry  # noqa: E402
+from launch import CSRC, Emulator, compile_ptx, configs, gemm_ptx, only_entry  # noqa: E402
 from verify import Launch, Verdict, prove  # noqa: E402
 
 sys.path.insert(0, str(CSRC.parent / "tests" / "emulator"))
@@ -33,7 +33,7 @@ TILES = Launch("sm100_gemm_128x128", "tiles", 128, 384, 1, swapped=False)
 SPLIT = Launch("sm100_gemm_128x64", "split", 64, 128, 2, split_k=2)
 IN_STAGES = Launch("sm100_gemm_128x64", "split in stages", 64, 128, 2, split_k=2, in_stages=True)
 PAIR = Launch("sm100_gemm_256x64", "pair", 64, 256, 5)
-PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 256, 128, 1, swapped=False)
+PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 512, 64, 1, swapped=False)
 GATHER = Launch("sm100_gemm_128x16_gather", "gather", 16, 128, 5, pitch=648)
 
 
@@ -56,6 +56,8 @@ class Bug:
         return text
 
     def ptx(self) -> str:
+        if not self.edits:
+            return gemm_ptx()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "planted.cu")
             path.write_text(self.source())
@@ -261,7 +263,7 @@ BUGS = [
     bug(
         "gather: announced before the copies have landed",
         GATHER,
-        "                cp_async_wait<C::STAGES - 1>();\n",
+        "                cp_async_wait<C::STAGES - 2>();\n",
         "",
     ),
     bug(
@@ -270,6 +272,11 @@ BUGS = [
         "                mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n                scales",
         "                scales",
     ),
+]
+# Nothing planted: what the launches say of the kernel as it is.
+CONTROLS = [
+    bug(f"nothing planted: {launch.name}", launch, found_by="nobody")
+    for launch in dict.fromkeys(b.launch for b in BUGS)
 ]
 
 
@@ -292,7 +299,7 @@ def emulate(planted: Bug, ptx: str) -> str:
 def main(words: Sequence[str]) -> int:
     surprises = 0
     print(f"{'bug':54} {'in':15} {'verifier':18} {'s':>5}  emulator")
-    for planted in BUGS:
+    for planted in CONTROLS + BUGS:
         if words and not any(word in planted.name for word in words):
             continue
         ptx = planted.ptx()

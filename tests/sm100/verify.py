@@ -81,8 +81,8 @@ def launches() -> Iterator[Launch]:
             # verifier orders a copy before a product only where the product reads from where the copy began.
             yield Launch(name, "tiles", x * tiles, y, 1, tail=192, swapped=False)
         yield Launch(name, "tail", y, x, 1, tail=16 if config.gather else 64)
-        if not config.gather or y < 64:
-            for split in (2, min(8 // config.group, y // 4)) if y <= 64 else (2,):
+        for split in (2, 4, 8):
+            if config.group * split <= 8 and y >= 4 * split:
                 yield Launch(name, f"split {split}", y, x, split + 1, split_k=split)
                 yield Launch(name, f"split {split} in stages", y, x, split, split_k=split, in_stages=True)
         if config.gather:
