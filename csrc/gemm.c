@@ -160,6 +160,7 @@ static kernel_id kernel_named(const char *name) {
 nvfp4_status nvfp4_prefer(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
                           const nvfp4_plan *wanted) {
     route r;
+    if (!wanted->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
     nvfp4_status status = find_problem(m, n, k, l, &r.problem);
     if (!status) status = find_place(context, NVFP4_BACKEND_SM100, device, &r.where);
     if (status) return status;

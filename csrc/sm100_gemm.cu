@@ -508,8 +508,10 @@ __device__ __forceinline__ void prefetch(const sm100_schedule &s, const share<C>
                   w.blocks(k) * SM100_ATOM_BYTES);
 }
 
+/* All threads: barriers, what the first copies need, tensor memory, whose address it returns. Reads no tensor. */
 template <class C>
-__device__ __forceinline__ void prepare(const sm100_schedule &s, const share<C> &w, const tile_place &first, int warp) {
+__device__ __forceinline__ uint32_t prepare(const sm100_schedule &s, const share<C> &w, const tile_place &first) {
+    int warp = threadIdx.x / 32;
     if (warp == PRODUCER_WARP && elect_one()) {
         prefetch_tensor_map(&s.x.values);
         prefetch_tensor_map(&s.y.values);
@@ -533,11 +535,17 @@ __device__ __forceinline__ void prepare(const sm100_schedule &s, const share<C> 
         fence_mbarrier_init();
         if (s.split_k > 1) mbarrier_arrive_expect(w.parts_full(), SM100_PARTS_BYTES(C::TILE_Y, s.split_k));
     }
+    __syncwarp();
+    /* The others may use these barriers from here on; and a pair allocates together, so both CTAs must be there. */
+    if (C::GROUP * s.split_k > 1) cluster_arrive_relaxed(), cluster_wait();
     if (warp == MMA_WARP) {
         tmem_alloc<C::GROUP, C::COLUMNS>(w.base + C::TMEM_AT);
         tmem_relinquish<C::GROUP>();
     }
     tcgen05_fence_before();
+    __syncthreads();
+    tcgen05_fence_after();
+    return load_shared(w.base + C::TMEM_AT);
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm100_schedule &s) {
@@ -545,14 +553,9 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     share<C> w(p, s, shared_address(shared));
     if (w.base % 1024) __trap(); /* the swizzle is taken of absolute addresses */
     int warp = threadIdx.x / 32;
-    bool clustered = C::GROUP * s.split_k > 1;
 
     tile_walk<C> walk(s, w);
-    prepare(s, w, walk.place, warp);
-    __syncthreads();
-    if (clustered) cluster_arrive_relaxed(), cluster_wait();
-    tcgen05_fence_after();
-    uint32_t tmem = load_shared(w.base + C::TMEM_AT);
+    uint32_t tmem = prepare(s, w, walk.place);
     wait_for_prior_grids();
     /* Not before this CTA has its tensor memory, which one of the next grid on this SM could take. And not before the
      * wait, or the grid after next would come to wait as well (an H200 lost 0.3 us a call to that). */

@@ -10,7 +10,8 @@
 
 #include "shared.cuh"
 
-/* ---- allocation (9.7.16.7): a whole warp, converged; for a pair one warp in both of its CTAs */
+/* ---- allocation (9.7.16.7): a whole warp, converged; for a pair one warp in both of its CTAs, which must both have
+ * been launched: behind a barrier of the cluster */
 
 /* Writes the address of `columns` (a power of two, 32 to 512) to shared memory at `to`. Waits while other CTAs of the
  * SM hold them. */

@@ -290,6 +290,10 @@ static run_result run_management(warp *w, const instr *in, uint32_t lanes) {
     if (!core->meetings[index].done) { /* else the peer has done it for both already */
         uint32_t earlier = core->last_columns[index];
         if (x->what == TMEM_DEALLOC) check_dealloc(w, in, w->cta, meeting.column, meeting.columns);
+        if (x->what == TMEM_ALLOC && core->group == 2 && w->cta->cluster->barrier_phase == 0 &&
+            machine_of(w)->fences == FENCES_TEXT)
+            fault(w, in, -1,
+                  "the pair's other CTA may not have been launched: the cluster has not met at a barrier.cluster yet");
         if (x->what == TMEM_ALLOC && w->cta->tmem_relinquished)
             fault(w, in, -1, "the CTA has executed tcgen05.relinquish_alloc_permit and may not allocate any more");
         if (x->what == TMEM_ALLOC && earlier && meeting.columns > earlier)

@@ -152,13 +152,14 @@ __device__ void dump_tensor(uint32_t *image, int pitch, uint32_t tmem, int first
 
 /* Allocation as gemm() has it, by MMA_WARP; the address goes to shared memory at `slot`. Then every thread has it. */
 template <int GROUP, int COLUMNS> __device__ uint32_t allocate(uint32_t slot, bool clustered) {
+    __syncwarp();
+    if (clustered) cluster_arrive(), cluster_wait();
     if (threadIdx.x / 32 == MMA_WARP) {
         tmem_alloc<GROUP, COLUMNS>(slot);
         tmem_relinquish<GROUP>();
     }
     tcgen05_fence_before();
     __syncthreads();
-    if (clustered) cluster_arrive(), cluster_wait();
     tcgen05_fence_after();
     return load_shared(slot);
 }
@@ -286,11 +287,7 @@ __device__ __forceinline__ void stage_d(const gemm_problem &p, const sm100_sched
     share<C> w(p, s, shared_address(memory));
     int warp = threadIdx.x / 32;
     tile_walk<C> walk(s, w);
-    prepare(s, w, walk.place, warp);
-    __syncthreads();
-    if (C::GROUP == 2) cluster_arrive(), cluster_wait();
-    tcgen05_fence_after();
-    uint32_t tmem = load_shared(w.base + C::TMEM_AT);
+    uint32_t tmem = prepare(s, w, walk.place);
     if (warp == PRODUCER_WARP) {
         if (elect_one()) produce(s, w, walk);
     } else if (warp == MMA_WARP) {
@@ -335,11 +332,7 @@ __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_sched
     int warp = threadIdx.x / 32;
     bool clustered = C::GROUP * s.split_k > 1;
     tile_walk<C> walk(s, w);
-    prepare(s, w, walk.place, warp);
-    __syncthreads();
-    if (clustered) cluster_arrive(), cluster_wait();
-    tcgen05_fence_after();
-    uint32_t tmem = load_shared(w.base + C::TMEM_AT);
+    uint32_t tmem = prepare(s, w, walk.place);
     if (warp >= WRITER_WARP) {
         ring<C::ACCUMULATORS> acc;
         for (uint32_t tile = w.first; tile < (uint32_t)s.tiles; tile += w.step, acc.advance()) {

@@ -340,6 +340,11 @@ static __device__ __forceinline__ void run(const TensorMap *a, const TensorMap *
         fence_barrier_init();
     }
     if (HAS(empty_barriers_set_twice) && t == 96) barrier_init(bar.empty, 1);
+#if GROUP == 2
+    __syncwarp();
+    if (!HAS(no_cluster_sync_at_start)) cluster_arrive();
+    if (!HAS(no_cluster_sync_at_start)) cluster_wait();
+#endif
     int allocates = warp == 2;
 #if GROUP == 2
     if (HAS(peer_does_not_allocate) && rank) allocates = 0;
@@ -354,10 +359,6 @@ static __device__ __forceinline__ void run(const TensorMap *a, const TensorMap *
     fence_before();
     __syncthreads();
     fence_after();
-#if GROUP == 2
-    if (!HAS(no_cluster_sync_at_start)) cluster_arrive();
-    if (!HAS(no_cluster_sync_at_start)) cluster_wait();
-#endif
     if (!HAS(address_read_before_sync)) tensor = *address;
     int multiplies = rank == 0;
 #if GROUP == 2

@@ -66,6 +66,7 @@ KERNEL = """
   mbarrier.init.shared::cta.b64 [%mbar], 1;
   fence.mbarrier_init.release.cluster;
 after_init:
+  {meet}
   setp.ne.u32 %p, %warp, 0;
   @%p bra after_alloc;
   tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [%slot], {columns};
@@ -170,6 +171,7 @@ def run_tensor_core(
         lanes=LANES,
         row_bytes=4 * columns,
         group=group,
+        meet="barrier.cluster.arrive.aligned;\n  barrier.cluster.wait.aligned;" if group == 2 else "",
         columns=columns,
         cluster_sync=CLUSTER_SYNC if group == 2 else "",
         body=body,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy
 import pytest
 from tensor_core import COLUMNS, HEADER, LANES, POISON, Emulator, EmulatorError, random_of, run_tensor_core
@@ -255,6 +257,7 @@ ALLOCATE = """
 }}
 """
 ALLOC = "tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [%r0], %r9;\nld.shared.u32 %r1, [%r0];\n"
+MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"  # a pair's CTAs, before they allocate
 DEALLOC = "tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r1, %r10;\n"
 RELINQUISH = "tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;\n"
 STORE = "mad.wide.u32 %rd1, %r4, 4, %rd0;\nst.global.u32 [%rd1], %r1;\n"
@@ -264,7 +267,8 @@ def allocate(
     body: str, columns: int = 64, group: int = 1, grid: int = 1, seed: int = 0, block: int = 32, **settings: str | int
 ) -> numpy.ndarray:
     emulator = Emulator("sm_100", seed=seed, **settings)
-    text = HEADER + ALLOCATE.format(columns=columns, body=body.replace("{group}", str(group)))
+    body = (MEET if group == 2 else "") + body.replace("{group}", str(group))
+    text = HEADER + ALLOCATE.format(columns=columns, body=body)
     result = emulator.empty(grid, numpy.uint32)
     emulator.launch(
         emulator.load(text)["allocate"],
@@ -296,6 +300,17 @@ def test_pairs_get_the_same_column() -> None:
     for seed in range(6):
         got = allocate(ALLOC + RELINQUISH + STORE + DEALLOC, 256, group=2, grid=32, seed=seed)
         numpy.testing.assert_array_equal(got[::2], got[1::2])
+
+
+def test_pairs_meet_before_they_allocate() -> None:
+    """Whoever allocates for a pair must make sure that the other CTA has been launched, says the text."""
+    alone = (ALLOC + RELINQUISH + STORE + DEALLOC).replace("{group}", "2")
+    emulator = Emulator("sm_100")
+    kernel = emulator.load(HEADER + ALLOCATE.format(columns=64, body=alone))["allocate"]
+    for fences, sentence in (("text", "may not have been launched"), ("silicon", "")):
+        emulator.set("fences", fences)
+        with pytest.raises(EmulatorError, match=sentence) if sentence else nullcontext():
+            emulator.launch(kernel, grid=2, cluster=2, shared=64, args=[emulator.empty(2, numpy.uint32)])
 
 
 def test_programs_that_never_wait() -> None:
