@@ -128,6 +128,25 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
             assert call.untouched()
 
 
+def test_calls_of_different_kernels_in_a_row(random: numpy.random.Generator) -> None:
+    """The same with another instantiation each time, with K cut or not: kernels of 256 and of 512 columns of tensor
+    memory, single CTAs and pairs, take each other's places on the SMs."""
+    for case in range(SEEDS):
+        seed = int(random.integers(2**30)) * 4 + case % 4
+        emulator = Emulator("sm_100", seed=seed)
+        module = emulator.load(gemm_ptx())
+        chosen = [CONFIGS[name] for name in random.choice(list(CONFIGS), 6)]
+        calls = [Product(emulator, random, 300, 16, 768, linear=bool(config.gather)) for config in chosen]
+        print(f"seed {seed}: {[config.name for config in chosen]}")
+        for before, call, config in zip([None, *calls], calls, chosen):
+            call.add = before
+            split = int(random.choice([split for split in splits(config) if split <= 2]))
+            call.launch(module, config, False, split, wait=False)
+        emulator.synchronize()
+        assert (calls[-1].result() == sum(call.expected() for call in calls)).all()
+        assert all(call.untouched() for call in calls)
+
+
 @pytest.mark.skipif(not RANKED_SEEDS, reason="SM100_RANKED=3 runs the competition's shapes in every form: minutes")
 @pytest.mark.parametrize("shape", RANKED, ids=lambda shape: "x".join(map(str, shape)))
 @pytest.mark.parametrize("name", ["sm100_gemm_128x128", "sm100_gemm_256x128", "sm100_gemm_128x64"])
