@@ -137,7 +137,7 @@ class Schedule(ctypes.Structure):
         [("x", Operand), ("y", Operand)]
         + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "k_stages", "swapped")]
         + [(name, ctypes.c_int32) for name in ("values_by_tma", "prefetch_stages")]
-        + [(name, ctypes.c_int32) for name in ("parts_in_stages", "tail")]
+        + [(name, ctypes.c_int32) for name in ("parts_in_stages", "padding")]
         + [("alignment", ctypes.c_uint8 * 24)]  # the struct's is 64
     )
 
