@@ -348,14 +348,23 @@ static const answer *recall(const device_facts *facts, const gemm_problem *p, co
     return a;
 }
 
+/* Why there is nothing to choose. */
+static nvfp4_status refuse(const device_facts *facts, const gemm_problem *p) {
+    int32_t least = INT32_MAX;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        if (kernels[configs[i].kernel].shared_bytes < least) least = kernels[configs[i].kernel].shared_bytes;
+    if (least > facts->shared_per_block)
+        return fail(NVFP4_UNSUPPORTED, "the sm100 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
+                    least, facts->shared_per_block);
+    return fail(NVFP4_UNSUPPORTED,
+                "the product of M = %lld, N = %lld, L = %lld has more tiles than the sm100 kernels count, which is %d",
+                (long long)p->m, (long long)p->n, (long long)p->l, INT32_MAX);
+}
+
 nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, const sm100_wish *wish, nvfp4_plan *plan,
                         sm100_schedule *schedule) {
     const answer *a = recall(facts, p, wish);
-    if (!a->candidates)
-        return fail(NVFP4_UNSUPPORTED,
-                    "the product of M = %lld, N = %lld, L = %lld needs more tiles or more shared memory than the GPU "
-                    "has (%d bytes a CTA)",
-                    (long long)p->m, (long long)p->n, (long long)p->l, facts->shared_per_block);
+    if (!a->candidates) return refuse(facts, p);
     fill(facts, p, &a->choice, plan, schedule);
     plan->candidates = a->candidates;
     return NVFP4_OK;

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "sm100"))
 
 from launch import gemm_ptx  # noqa: E402
-from planted import BUGS, CONTROLS, EMULATOR, FINDS, Bug, emulate  # noqa: E402
+from planted import BUGS, CONTROLS, EMULATOR, FINDS, HALVES, Bug, emulate  # noqa: E402
 from verify import Launch, Verdict, prove  # noqa: E402
 
 import nvfp4  # noqa: E402
@@ -68,6 +68,13 @@ def compiled() -> dict[str, str]:
 @pytest.mark.parametrize("launch", PROVEN, ids=lambda launch: launch.name)
 def test_every_schedule(launch: Launch, verdicts: dict[str, Future[Verdict]]) -> None:
     verdict = verdicts[launch.name].result()
+    assert verdict.result == "race_free", verdict
+
+
+@needs_verifier
+@pytest.mark.parametrize("half", HALVES[::2], ids=lambda half: half.launch.name)
+def test_every_schedule_of_both_halves(half: Bug, verdicts: dict[str, Future[Verdict]]) -> None:
+    verdict = verdicts[half.name].result()
     assert verdict.result == "race_free", verdict
 
 

@@ -289,7 +289,7 @@ static void check_refusals(void) {
                   strstr(nvfp4_last_error(), "M = 2147483647"),
               "too many tiles are a sentence", "refusals");
     expect_of(sm100_plan(&small, &one, NULL, &plan, &schedule) == NVFP4_UNSUPPORTED &&
-                  strstr(nvfp4_last_error(), "49152 bytes a CTA"),
+                  strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
               "too little shared memory is a sentence", "refusals");
 }
 
