@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if device:
         # Before anything opens a driver. Its memory is the host's, so tensors on the CPU are the device's too.
         os.environ["NVFP4_LIBCUDA"] = str(emulate.build())
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of torch: tensors of a real GPU would not do
         os.environ["EMULATE_DEVICE"] = device
 
 
