@@ -23,6 +23,11 @@ TESTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 
+def driver() -> dict[str, str]:
+    """The environment in which the emulated GPU is the only one, also to torch."""
+    return {"NVFP4_LIBCUDA": str(emulate.build()), "CUDA_VISIBLE_DEVICES": ""}
+
+
 def emulated(device: str, *arguments: str) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--emulate={device}", *arguments]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
@@ -66,7 +71,7 @@ def test_bits_of_an_h200() -> None:
     seed = random.SystemRandom().randrange(2**31)
     environment = {
         **os.environ,
-        "NVFP4_LIBCUDA": str(emulate.build()),
+        **driver(),
         "EMULATE_DEVICE": "sm_90",
         "EMULATE_SEED": str(seed),
     }
@@ -81,7 +86,7 @@ def test_bits_of_an_h200() -> None:
 )
 def test_check_runs_on_it(device: str, name: str, family: str) -> None:
     """NVFP4_LIBCUDA alone is enough."""
-    environment = {**os.environ, "NVFP4_LIBCUDA": str(emulate.build()), "EMULATE_DEVICE": device}
+    environment = {**os.environ, **driver(), "EMULATE_DEVICE": device}
     command = [sys.executable, "-m", "nvfp4", "check", "--only", "1"]
     done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,7 +94,7 @@ def test_check_runs_on_it(device: str, name: str, family: str) -> None:
 
 
 def test_a_gpu_that_is_only_emulated_is_not_timed() -> None:
-    environment = {**os.environ, "NVFP4_LIBCUDA": str(emulate.build())}
+    environment = {**os.environ, **driver()}
     command = [sys.executable, "-m", "nvfp4", "bench", "--shapes", "1x64x64"]
     done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 2 and "Emulated B200" in done.stderr, done.stdout + done.stderr
