@@ -45,8 +45,7 @@ __device__ __forceinline__ void store_floats(void *base, int32_t type, const flo
     }
 }
 
-/* The epilogue of 4 neighbouring columns, n to n + 3 (fewer where the output ends), for any number of rows.
- */
+/* The epilogue of 4 neighbouring columns, n to n + 3 (fewer where the output ends), for any number of rows. */
 struct column_epilogue {
     int64_t n;
     int count;
@@ -75,9 +74,6 @@ struct column_epilogue {
         store_floats(out + n * type_bytes(p.out_type), p.out_type, v, count);
     }
 };
-
-/* The two below finish a tile out of registers, when nothing else is left to do: what depends on the call alone is
- * decided once for all COUNT sums. PLAIN: there is no c and no bias, and alpha is one for the call or the column. */
 
 template <int TYPE, int COUNT>
 __device__ __forceinline__ void load_some_as(float (&v)[COUNT], const char *from, int64_t step, int count) {
@@ -151,6 +147,9 @@ template <int COUNT> __device__ __forceinline__ void store_neighbours(const floa
     }
     store_words(to, w);
 }
+
+/* The two below finish a tile out of registers, when nothing else is left to do: what depends on the call alone is
+ * decided once for all COUNT sums. PLAIN: there is no c and no bias, and alpha is one for the call or the column. */
 
 /* Of one column that exists, for any number of rows: for threads that are neighbours along a row. */
 struct single_epilogue {
