@@ -18,6 +18,32 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
     return word;
 }
 
+__device__ __forceinline__ void store_shared_128(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared_128(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint32_t load_shared_16(uint32_t from) {
+    uint16_t half;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(from) : "memory");
+    return half;
+}
+
+__device__ __forceinline__ void load_shared_floats(uint32_t from, float (&v)[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "r"(from)
+                 : "memory");
+}
+
 /* Makes what this thread wrote to shared memory visible to the async proxy, which tensor cores read through; before
  * the barrier that tells of it (PTX ISA 9.0, section 9.7.13.5). Needs sm_90. */
 __device__ __forceinline__ void fence_proxy_async() {
@@ -40,6 +66,10 @@ template <class T> __device__ __forceinline__ void pin(T &value) {
         asm volatile("" : "+l"(value));
     else
         asm volatile("" : "+r"(value));
+}
+
+__device__ __forceinline__ void pin_float(float &value) {
+    asm volatile("" : "+f"(value));
 }
 
 #endif

@@ -1,0 +1,98 @@
+/* Products of a warpgroup, 128 threads, asynchronous (PTX ISA 9.0, section 9.7.15 wgmma): d += a . b, a 64 x 16 fp16 in
+ * registers, b 16 x N fp16 in shared memory, d 64 x N fp32 in registers. Lane l of warp w holds of a the rows
+ * 16w + l/4 and 8 more, columns 2(l%4), the next, and those 8 further on; of d the same rows and, for each 8 columns,
+ * columns 2(l%4) and the next. Needs sm_90a.
+ *
+ * From the fence on until a wait says that the group has ended, a and d belong to the tensor core. */
+#ifndef NVFP4_DEVICE_WGMMA_CUH
+#define NVFP4_DEVICE_WGMMA_CUH
+
+#include <stdint.h>
+
+/* b without a swizzle (section 9.7.15.5.1): pieces of 8 rows of 16 bytes lie together; bytes from a piece to the next
+ * along K, and along N. */
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t along_k, uint32_t along_n) {
+    return (uint64_t)(address >> 4) | (uint64_t)(along_k >> 4) << 16 | (uint64_t)(along_n >> 4) << 32;
+}
+
+/* What this thread wrote to a and d comes before the products that follow. */
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/* Closes a group of products. */
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Waits until all groups but the latest PENDING have ended. */
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Registers a thread of this warpgroup may use from here on; all its warps call it. */
+template <int REGISTERS> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int N> struct wgmma_from_registers;
+
+/* add = 0: d = a . b. */
+#define WGMMA_FROM_REGISTERS(n, places, a0, a1, a2, a3, descriptor, scale, ...)                                        \
+    template <> struct wgmma_from_registers<n> {                                                                       \
+        static __device__ __forceinline__ void multiply(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,         \
+                                                        uint32_t add) {                                                \
+            asm volatile("{ .reg .pred add; setp.ne.u32 add, " scale ", 0;"                                            \
+                         " wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" places "}, {" a0 ", " a1 ", " a2  \
+                         ", " a3 "}, " descriptor ", add, 1, 1, 0; }"                                                  \
+                         : __VA_ARGS__                                                                                 \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)                                \
+                         : "memory");                                                                                  \
+        }                                                                                                              \
+    };
+
+#define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D8(i)  D4(i), D4(i + 4)
+#define D16(i) D8(i), D8(i + 8)
+#define D32(i) D16(i), D16(i + 16)
+
+#define P0_3   "%0, %1, %2, %3"
+#define P0_7   P0_3 ", %4, %5, %6, %7"
+#define P8_15  ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define P16_23 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define P24_31 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define P32_39 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define P40_47 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define P48_55 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define P56_63 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define P0_31  P0_7 P8_15 P16_23 P24_31
+#define P0_55  P0_31 P32_39 P40_47 P48_55
+
+WGMMA_FROM_REGISTERS(8, P0_3, "%4", "%5", "%6", "%7", "%8", "%9", D4(0))
+WGMMA_FROM_REGISTERS(16, P0_7, "%8", "%9", "%10", "%11", "%12", "%13", D8(0))
+WGMMA_FROM_REGISTERS(32, P0_7 P8_15, "%16", "%17", "%18", "%19", "%20", "%21", D16(0))
+WGMMA_FROM_REGISTERS(64, P0_31, "%32", "%33", "%34", "%35", "%36", "%37", D32(0))
+WGMMA_FROM_REGISTERS(112, P0_55, "%56", "%57", "%58", "%59", "%60", "%61", D32(0), D16(32), D8(48))
+WGMMA_FROM_REGISTERS(128, P0_55 P56_63, "%64", "%65", "%66", "%67", "%68", "%69", D32(0), D32(32))
+
+#undef WGMMA_FROM_REGISTERS
+#undef D4
+#undef D8
+#undef D16
+#undef D32
+#undef P0_3
+#undef P0_7
+#undef P8_15
+#undef P16_23
+#undef P24_31
+#undef P32_39
+#undef P40_47
+#undef P48_55
+#undef P56_63
+#undef P0_31
+#undef P0_55
+
+#endif
