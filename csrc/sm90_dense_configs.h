@@ -1,0 +1,106 @@
+/* Above the sizes at which decoding inside the GEMM costs more than it saves: sm90_expand.cu writes operands as fp16
+ * into a workspace, and sm90_dense.cu multiplies them. This is what host and device agree on; plain C preprocessor.
+ *
+ * The side of the product of which a CTA takes 128 rows is called x, the other one, 256 rows, y. Which of A and B is x
+ * is the schedule's choice (swapped: x is B). y is always expanded. x is expanded as well, or, in the instantiation
+ * with x_raw, read as it lies and decoded in registers: then give x the operand with more rows, so that less is
+ * expanded.
+ *
+ * A call, in this order and on one queue, both launches programmatic:
+ *
+ *   1. nvfp4_sm90_expand(sm90_expand_schedule)           one CTA of 256 threads for each of first_ctas + second_ctas,
+ *                                                        no dynamic shared memory, no cluster
+ *   2. nvfp4_<id>(gemm_problem, sm90_dense_schedule)     clusters of 2 CTAs of SM90_DENSE_THREADS threads with
+ *                                                        SM90_DENSE_SHARED_BYTES of dynamic shared memory
+ *
+ * With K = 0 nothing is expanded: 2 alone, k_stages = 0.
+ *
+ * Who may use x_raw: 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches of x on 16
+ * bytes), scale, scale_batch and scale_pitch of x multiples of 16. The other instantiation takes everything.
+ *
+ * The workspace begins on 256 bytes: expanded y, then expanded x where it is. One expanded operand is fp16
+ * [batches][rows][64 * k_stages], SM90_EXPANDED_BYTES long, with zeros beyond K; batches is L, or 1 where the operand
+ * serves all batches (its batch stride is 0).
+ *
+ * The grid of 2. With C = sm_count / 2 clusters that run at once,
+ *
+ *   tiles_x = ceil(rows_x / 128), tiles_y = ceil(rows_y / 256), pairs = ceil(tiles_x / 2) * tiles_y * l
+ *   rest    = pairs % C
+ *   halved  = 2 * rest if 2 * rest <= C and k_stages >= 2, else 0
+ *   whole   = pairs - halved / 2
+ *   grid    = 2 * min(C, max(whole, halved))
+ *
+ * A cluster computes pairs, 256 rows of x by 256 of y, of which each CTA has 128 of x: pair blockIdx.x / 2 and on by
+ * the number of clusters while below `whole`. Behind them cluster i < halved computes one single tile, its CTAs half of
+ * K each: so a last round that would leave half of the clusters without work takes half the time. */
+#ifndef NVFP4_SM90_DENSE_CONFIGS_H
+#define NVFP4_SM90_DENSE_CONFIGS_H
+
+#include <stdint.h>
+
+#include "device/tensor_map.h"
+
+/*    id, x_raw, stages */
+#define SM90_DENSE_CONFIGS(X)                                                                                          \
+    X(sm90_dense_expanded, 0, 4)                                                                                       \
+    X(sm90_dense_raw, 1, 5)
+
+#define SM90_DENSE_THREADS 384 /* a warpgroup that loads, two that multiply */
+#define SM90_DENSE_STAGE_K 64  /* values along K of a stage: 128 bytes of fp16, one span of the 128-byte swizzle */
+#define SM90_DENSE_TILE_X  128
+#define SM90_DENSE_TILE_Y  256
+
+/* A stage: y fp16, then x fp16, or x raw (32 bytes a row) and its scales (one atom of the 128x4 layout). */
+#define SM90_DENSE_Y_BYTES        (SM90_DENSE_TILE_Y * SM90_DENSE_STAGE_K * 2)
+#define SM90_DENSE_X_BYTES(x_raw) ((x_raw) ? SM90_DENSE_TILE_X * SM90_DENSE_STAGE_K / 2 : SM90_DENSE_TILE_X * 128)
+#define SM90_DENSE_STAGE_BYTES(x_raw)                                                                                  \
+    (SM90_DENSE_Y_BYTES + SM90_DENSE_X_BYTES(x_raw) + ((x_raw) ? 1024 : 0)) /* 512 of scales, 1024 for the swizzle */
+/* Where a warp turns 32 columns of 16 rows of sums into the order of the output: fp32, rows padded against bank
+ * conflicts. */
+#define SM90_DENSE_TURN_BYTES (32 * 20 * 4)
+/* Stages, a turning place for each of 8 math warps, then full and empty barriers. */
+#define SM90_DENSE_SHARED_BYTES(x_raw, stages)                                                                         \
+    ((stages) * SM90_DENSE_STAGE_BYTES(x_raw) + 8 * SM90_DENSE_TURN_BYTES + 16 * (stages))
+
+#define SM90_EXPAND_THREADS 256
+#define SM90_EXPAND_ROWS    128 /* a CTA expands so many rows of one batch ... */
+#define SM90_EXPAND_K       256 /* ... by so many values along K */
+/* CTAs for one operand, and its bytes: a multiple of 256, so that the next one may follow. */
+#define SM90_EXPAND_CTAS(rows, k, batches)                                                                             \
+    ((((rows) + SM90_EXPAND_ROWS - 1) / SM90_EXPAND_ROWS) * (((k) + SM90_EXPAND_K - 1) / SM90_EXPAND_K) * (batches))
+#define SM90_EXPANDED_PITCH(k)                (((k) + SM90_DENSE_STAGE_K - 1) / SM90_DENSE_STAGE_K * (SM90_DENSE_STAGE_K * 2))
+#define SM90_EXPANDED_BYTES(rows, k, batches) (((rows) * (batches) * SM90_EXPANDED_PITCH(k) + 255) / 256 * 256)
+
+typedef struct sm90_expand_operand {
+    const uint8_t *data, *scale;
+    int64_t pitch, batch;             /* bytes from row to row (a multiple of 8), from batch to batch of data */
+    int64_t scale_pitch, scale_batch; /* 128x4: bytes from 128-row block to block; linear: from row to row */
+    void *to;                         /* in the workspace */
+    int32_t rows;
+    int32_t padding_;
+} sm90_expand_operand;
+
+/* The parameter of nvfp4_sm90_expand. */
+typedef struct sm90_expand_schedule {
+    sm90_expand_operand first, second; /* second: only where there are second_ctas */
+    int64_t k;
+    int32_t scale_layout;            /* SCALES_* */
+    int32_t first_ctas, second_ctas; /* SM90_EXPAND_CTAS; second 0 where x is raw */
+    int32_t padding_;
+} sm90_expand_schedule;
+
+/* Second parameter of the dense kernels. */
+typedef struct sm90_dense_schedule {
+    tensor_map y;           /* fp16 {64 * k_stages, rows of y, batches of y}, box {64, 128, 1}, 128-byte swizzle */
+    tensor_map x;           /* expanded: the same of x; raw: uint8 {K/2, rows of x, L}, box {32, 128, 1}, no swizzle */
+    const uint8_t *x_scale; /* raw: scales of x */
+    int64_t x_scale_pitch, x_scale_batch; /* raw: bytes from 128-row block to block, from batch to batch */
+    int32_t rows_x, rows_y;
+    int32_t tiles_x, tiles_y;
+    int32_t whole, halved;        /* see above */
+    int32_t k_stages;             /* ceil(K/64) */
+    int32_t swapped;              /* 1: x is B, so that x counts columns of the output */
+    int32_t x_batches, y_batches; /* of the tensor maps: L, or 1 where all batches share the operand */
+} sm90_dense_schedule;
+
+#endif
