@@ -1,0 +1,385 @@
+/* C = epilogue(A . B^T) on the tensor cores of Hopper, for products so large that decoding an operand again for every
+ * tile costs more than a pass over memory: sm90_expand.cu has made fp16 of y, and of x unless X_RAW; wgmma multiplies
+ * 64 x 256 x 16.
+ *
+ * A CTA computes 128 rows of x by 256 of y. The two CTAs of a cluster take neighbouring 128 rows of x and the same y,
+ * of which each loads half and sends it to both. What is left when no further round would occupy all clusters, is
+ * computed by a cluster a tile, half of K each; then either CTA keeps 128 of the 256 columns and sends the other its
+ * part of the rest. sm90_dense_configs.h has the arithmetic of that.
+ *
+ *   warp 0      load   one thread   empty[slot] of both CTAs' math warps -> boxes by tensor map      -> full[slot]
+ *   warps 4-11  math   full[slot]  -> (X_RAW: decode into registers) four steps of wgmma -> empty[slot] of both CTAs
+ *                      at the end of a tile: sums to global memory, while the next tile's stages arrive
+ *
+ * A slot is released when the products of the next stage have been issued: the tensor core never waits for that. With
+ * X_RAW the next stage is decoded, into the other one of two sets of registers, while the tensor core works; lane t of
+ * a quad decodes the values of one scale, as sm90_expand.cu's header says.
+ *
+ * Shared memory of a CTA: stages of [y 32768 | x 16384, or raw values 4096 and scales 512], a turning place a math
+ * warp, barriers (SM90_DENSE_SHARED_BYTES). Rows past the end of a tensor reach only results that are not stored. */
+#include "device/cluster.cuh"
+#include "device/decode.cuh"
+#include "device/epilogue.cuh"
+#include "device/mbarrier.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma_dense.cuh"
+#include "sm90_dense_configs.h"
+
+enum {
+    MATH_WARPS = 8,
+    FIRST_MATH_WARP = 4,
+    LOAD_REGISTERS = 40,
+    MATH_REGISTERS = 232,
+    BAND = 8,           /* pairs along x that are walked together */
+    BOX_ROWS = 128,     /* of the tensor maps */
+    SUMS = 128,         /* a thread's */
+    COLUMN_GROUPS = 32, /* of 8, of a tile */
+};
+/* L2 cache policy of createpolicy.fractional for the fraction 1 (PTX ISA 9.0, section 9.7.9.20): no preference. */
+static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
+
+template <int X_RAW_, int STAGES_> struct config {
+    static constexpr bool X_RAW = X_RAW_;
+    static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_DENSE_STAGE_BYTES(X_RAW);
+    static constexpr int HALF_Y = SM90_DENSE_Y_BYTES / 2, X_AT = SM90_DENSE_Y_BYTES;
+    static constexpr int X_BYTES = SM90_DENSE_X_BYTES(X_RAW), SCALES_AT = X_AT + X_BYTES;
+    /* Behind the stages. */
+    static constexpr int TURN_AT = STAGES * STAGE_BYTES, FULL_AT = TURN_AT + MATH_WARPS * SM90_DENSE_TURN_BYTES;
+    static constexpr int EMPTY_AT = FULL_AT + 8 * STAGES, END = EMPTY_AT + 8 * STAGES;
+
+    static_assert(STAGE_BYTES % 1024 == 0 && X_AT % 1024 == 0, "the swizzle's pattern begins on 1024 bytes");
+    static_assert(END == SM90_DENSE_SHARED_BYTES(X_RAW, STAGES) && END <= 227 * 1024, "what Hopper gives a CTA");
+    static_assert(SUMS / 2 * MATH_WARPS * 32 * 4 <= TURN_AT, "half a tile's sums fit the stages");
+};
+
+/* A place in a ring of slots, and the parity of the phase that ends when the slot is filled this time round. */
+template <int SLOTS> struct ring {
+    uint32_t slot = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        slot++;
+        if (slot == SLOTS) slot = 0, parity ^= 1;
+    }
+};
+
+/* Shared addresses. */
+template <class C> struct layout {
+    uint32_t base;
+
+    __device__ __forceinline__ uint32_t stage(uint32_t slot) const { return base + slot * C::STAGE_BYTES; }
+    __device__ __forceinline__ uint32_t full(uint32_t slot) const { return base + C::FULL_AT + 8 * slot; }
+    __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return base + C::EMPTY_AT + 8 * slot; }
+};
+
+/* The tiles of this CTA, one after the other. Both CTAs of a cluster go through as many steps, so that the slots of one
+ * are the slots of the other. */
+struct tile_walk {
+    const sm90_dense_schedule &s;
+    uint32_t rank, next, clusters;
+    bool halved;              /* this tile is this cluster's alone, half of K a CTA */
+    int32_t x, y, l;          /* where the tile begins; its batch */
+    int32_t k, k_last, steps; /* stages along K; with `halved` the last step may lie at k_last, and is empty */
+
+    __device__ __forceinline__ tile_walk(const sm90_dense_schedule &s)
+        : s(s), rank(cluster_rank()), next(blockIdx.x / 2), clusters(gridDim.x / 2) {}
+
+    /* Goes to the next tile; false: there is none. */
+    __device__ __forceinline__ bool advance() {
+        uint32_t cluster = blockIdx.x / 2, half = rank;
+        k = 0, k_last = steps = s.k_stages;
+        halved = next >= (uint32_t)s.whole;
+        if (halved) {
+            if (next >= (uint32_t)s.whole + clusters || cluster >= (uint32_t)s.halved) return false;
+            half = cluster % 2;
+            steps = (s.k_stages + 1) / 2;
+            if (rank == 0)
+                k_last = steps;
+            else
+                k = steps;
+            locate(s.whole + cluster / 2, half);
+            next = s.whole + clusters;
+        } else {
+            locate(next, half);
+            next += clusters;
+        }
+        return true;
+    }
+
+  private:
+    /* Pairs in bands of BAND along x, in each x fastest: what runs at a time shares rows of x and of y, in L2. */
+    __device__ __forceinline__ void locate(uint32_t pair, uint32_t half) {
+        uint32_t pairs_x = (s.tiles_x + 1) / 2, batch = pairs_x * s.tiles_y, in_batch = pair % batch;
+        uint32_t band = in_batch / (BAND * s.tiles_y), in_band = in_batch - band * BAND * s.tiles_y;
+        uint32_t width = min((uint32_t)BAND, pairs_x - band * BAND);
+        l = (int32_t)(pair / batch);
+        y = (int32_t)(in_band / width) * SM90_DENSE_TILE_Y;
+        x = (int32_t)((band * BAND + in_band % width) * 2 + half) * SM90_DENSE_TILE_X;
+    }
+};
+
+/* The box at (x, y, z), to the same place in both CTAs of the cluster, each of whose barriers counts its own bytes. */
+__device__ __forceinline__ void copy_box_to_both(uint32_t to, const tensor_map *map, int32_t x, int32_t y, int32_t z,
+                                                 uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"((uint16_t)3), "l"(EVICT_NORMAL)
+                 : "memory");
+}
+
+/* One thread: fills the slots. */
+template <class C> __device__ __forceinline__ void load(const sm90_dense_schedule &s, layout<C> at, tile_walk walk) {
+    ring<C::STAGES> ring;
+    while (walk.advance()) {
+        int32_t xl = s.x_batches == 1 ? 0 : walk.l, yl = s.y_batches == 1 ? 0 : walk.l;
+        const uint8_t *scales = s.x_scale + xl * s.x_scale_batch + walk.x / SM90_DENSE_TILE_X * s.x_scale_pitch;
+        bool have_scales = C::X_RAW && walk.x < s.rows_x;
+        uint32_t bytes = SM90_DENSE_Y_BYTES + C::X_BYTES + (have_scales ? 512 : 0);
+        int32_t k = walk.k;
+#pragma unroll 1
+        for (int32_t step = 0; step < walk.steps; step++, k++, ring.advance()) {
+            uint32_t stage = at.stage(ring.slot), full = at.full(ring.slot);
+            mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
+            if (k == walk.k_last) { /* of a halved tile, an odd stage less */
+                mbarrier_arrive(full);
+                continue;
+            }
+            mbarrier_arrive_expect(full, bytes);
+            if (walk.halved) {
+                copy_box_3d<1>(stage, &s.y, k * 64, walk.y, yl, full, EVICT_NORMAL);
+                copy_box_3d<1>(stage + C::HALF_Y, &s.y, k * 64, walk.y + BOX_ROWS, yl, full, EVICT_NORMAL);
+            } else {
+                copy_box_to_both(stage + walk.rank * C::HALF_Y, &s.y, k * 64, walk.y + walk.rank * BOX_ROWS, yl, full);
+            }
+            copy_box_3d<1>(stage + C::X_AT, &s.x, k * (C::X_RAW ? 32 : 64), walk.x, xl, full, EVICT_NORMAL);
+            if (have_scales) copy_bulk(stage + C::SCALES_AT, scales + (int64_t)k * 512, 512, full, EVICT_NORMAL);
+        }
+    }
+    /* The last releases, the other CTA's too, arrive in this CTA's memory: it must be there. */
+    for (int i = 0; i < C::STAGES; i++, ring.advance()) mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
+}
+
+/* A math warp is done with a slot: both CTAs load into it. What the other one writes there only wgmma has read, whose
+ * end the warp has waited for. */
+__device__ __forceinline__ void release(uint32_t empty, uint32_t other_rank) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+    if (lane == 0) mbarrier_arrive(empty);
+    if (lane == 1) mbarrier_arrive_relaxed(map_to_rank(empty, other_rank));
+}
+
+__device__ __forceinline__ uint2 load_pair(uint32_t from) {
+    uint2 v;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
+    return v;
+}
+
+/* Raw x of one stage into a thread's fragments of its four steps. */
+template <class C> __device__ __forceinline__ void decode_x(uint32_t stage, uint32_t (&a)[4][4]) {
+    int lane = threadIdx.x % 32, row = (threadIdx.x / 32 - FIRST_MATH_WARP) * 16 + lane / 4, t = lane % 4;
+    uint32_t values = stage + C::X_AT + row * 32 + t * 8, scales = stage + C::SCALES_AT + row % 32 * 16 + row / 32 * 4;
+    uint2 words[2];
+    uint32_t four[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        words[h] = load_pair(values + h * 8 * 32);
+        four[h] = load_shared(scales + h * 8 * 16);
+    }
+    uint32_t scale_pair = decode_scales(four[0] >> t * 8 & 0xFF, four[1] >> t * 8 & 0xFF);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            uint32_t pairs[4], word = w ? words[h].y : words[h].x;
+            if (h == 0)
+                decode_word<0>(word, scale_pair, pairs);
+            else
+                decode_word<1>(word, scale_pair, pairs);
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[2 * w + i / 2][i % 2 * 2 + h] = pairs[i];
+        }
+}
+
+/* The products of one tile. */
+template <class C> struct multiplier {
+    layout<C> at;
+    ring<C::STAGES> ring;
+    uint32_t previous; /* its slot */
+
+    __device__ __forceinline__ multiplier(layout<C> at) : at(at) {}
+
+    __device__ __forceinline__ void step(bool first, uint32_t other, uint32_t (&a)[4][4], float (&d)[SUMS]) {
+        uint32_t stage = at.stage(ring.slot);
+        mbarrier_wait(at.full(ring.slot), ring.parity);
+        if constexpr (C::X_RAW) decode_x<C>(stage, a);
+        uint64_t y = wgmma_swizzled_descriptor(stage);
+        uint64_t x = wgmma_swizzled_descriptor(stage + C::X_AT + threadIdx.x / 128 * 8192 - 8192);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if constexpr (C::X_RAW)
+                wgmma_n256(d, a[i], y + 2 * i);
+            else
+                wgmma_n256(d, x + 2 * i, y + 2 * i);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (!first) release(at.empty(previous), other);
+        previous = ring.slot;
+        ring.advance();
+    }
+
+    __device__ __forceinline__ void run(const tile_walk &walk, float (&d)[SUMS]) {
+        uint32_t a[2][4][4], other = walk.rank ^ 1;
+        int32_t k = walk.k;
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) d[i] = 0.0f;
+#pragma unroll 1
+        for (; k + 1 < walk.k_last; k += 2) {
+            step(k == walk.k, other, a[0], d);
+            step(false, other, a[1], d);
+        }
+        if (k < walk.k_last) step(k == walk.k, other, a[0], d);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) pin_float(d[i]);
+        if (walk.steps) release(at.empty(previous), other);
+        if (walk.steps > walk.k_last - walk.k) { /* the empty stage of a halved tile */
+            mbarrier_wait(at.full(ring.slot), ring.parity);
+            release(at.empty(ring.slot), other);
+            ring.advance();
+        }
+    }
+};
+
+__device__ __forceinline__ void send_floats(uint32_t to, const float *v) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]),
+                 "f"(v[3])
+                 : "memory");
+}
+
+/* A halved tile: the CTA of rank 0 keeps columns 0 to 127 of y, the other one the rest; each sends what it does not
+ * keep into the other one's stages, and adds what it gets. */
+template <int KEPT> __device__ __forceinline__ void exchange(uint32_t stages, uint32_t other, float (&d)[SUMS]) {
+    uint32_t mine = (threadIdx.x - FIRST_MATH_WARP * 32) * 16;
+    uint32_t to = map_to_rank(stages, other) + mine;
+    cluster_arrive(), cluster_wait(); /* all products have ended, and all copies */
+#pragma unroll
+    for (int i = 0; i < SUMS / 2; i += 4) send_floats(to + i * MATH_WARPS * 32 * 4, d + (SUMS / 2 - KEPT) + i);
+    cluster_arrive(), cluster_wait();
+#pragma unroll
+    for (int i = 0; i < SUMS / 2; i += 4) {
+        float part[4];
+        load_shared_floats(stages + mine + i * MATH_WARPS * 32 * 4, part);
+#pragma unroll
+        for (int j = 0; j < 4; j++) d[KEPT + i + j] += part[j];
+    }
+}
+
+/* 32 columns of y of a warp's 16 rows of x, from the order of wgmma's registers into that of the output, 4 neighbours
+ * along an output row to a thread, through the warp's own place in shared memory: 16 x 40 or, where x counts columns of
+ * the output, 32 x 20. */
+__device__ __forceinline__ void put_columns(float *turn, bool swapped, const float *v) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+        int x = lane / 4 + i / 2 % 2 * 8, y = i / 4 * 8 + lane % 4 * 2;
+        float2 pair = make_float2(v[i] * DECODED_PRODUCT_UNIT, v[i + 1] * DECODED_PRODUCT_UNIT);
+        if (swapped)
+            turn[y * 20 + x] = pair.x, turn[(y + 1) * 20 + x] = pair.y;
+        else
+            *(float2 *)(turn + x * 40 + y) = pair;
+    }
+}
+
+/* Stores a warp's sums: columns first to last of y, multiples of 32. */
+__device__ __forceinline__ void finish(const gemm_problem &p, const sm90_dense_schedule &s, const tile_walk &walk,
+                                       float *turn, const float (&d)[SUMS]) {
+    int lane = threadIdx.x % 32, from = walk.halved && walk.rank == 1 ? 128 : 0;
+    int to = walk.halved && walk.rank == 0 ? 128 : SM90_DENSE_TILE_Y;
+    int32_t x = walk.x + (threadIdx.x / 32 - FIRST_MATH_WARP) * 16;
+    column_epilogue of_rows(p, s.swapped ? x + lane % 4 * 4 : 0);
+#pragma unroll
+    for (int chunk = 0; chunk < SM90_DENSE_TILE_Y; chunk += 32) {
+        if (chunk < from || chunk >= to) continue;
+        put_columns(turn, s.swapped, d + chunk / 2);
+        __syncwarp();
+        int32_t y = walk.y + chunk;
+        if (s.swapped) {
+            if (x + lane % 4 * 4 < s.rows_x) {
+#pragma unroll 1
+                for (int i = 0; i < 32; i += 8) {
+                    int row = i + lane / 4;
+                    float4 v = *(const float4 *)(turn + row * 20 + lane % 4 * 4);
+                    if (y + row < s.rows_y) of_rows.store(p, walk.l, y + row, {v.x, v.y, v.z, v.w});
+                }
+            }
+        } else if (y + lane % 8 * 4 < s.rows_y) {
+            column_epilogue of_columns(p, y + lane % 8 * 4);
+#pragma unroll 1
+            for (int i = 0; i < 16; i += 4) {
+                int row = i + lane / 8;
+                float4 v = *(const float4 *)(turn + row * 40 + lane % 8 * 4);
+                if (x + row < s.rows_x) of_columns.store(p, walk.l, x + row, {v.x, v.y, v.z, v.w});
+            }
+        }
+        __syncwarp();
+    }
+}
+
+/* All threads: barriers and tensor maps. Reads no tensor. */
+template <class C> __device__ __forceinline__ void prepare(const sm90_dense_schedule &s, layout<C> at) {
+    if (threadIdx.x / 32 == 0 && elect_one()) {
+        prefetch_tensor_map(&s.x);
+        prefetch_tensor_map(&s.y);
+        for (int i = 0; i < C::STAGES; i++) {
+            mbarrier_init(at.full(i), 1);
+            mbarrier_init(at.empty(i), 2 * MATH_WARPS);
+        }
+        fence_mbarrier_init();
+    }
+    __syncwarp();
+    cluster_arrive_relaxed(), cluster_wait(); /* the other CTA may use them from here on */
+}
+
+template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm90_dense_schedule &s) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    layout<C> at{shared_address(shared)};
+    if (at.base % 1024) __trap(); /* the swizzle is taken of absolute addresses */
+    int warp = threadIdx.x / 32;
+    prepare(s, at);
+    wait_for_prior_grids();
+    /* Not before the wait, or the grid after next would come to wait as well. */
+    launch_dependents();
+
+    tile_walk walk(s);
+    if (warp < FIRST_MATH_WARP) {
+        give_registers<LOAD_REGISTERS>();
+        if (warp == 0 && elect_one()) load(s, at, walk);
+        __syncwarp();
+        if (blockIdx.x / 2 < s.halved) { /* with the math warps: see exchange */
+            cluster_arrive_relaxed(), cluster_wait();
+            cluster_arrive_relaxed(), cluster_wait();
+        }
+    } else {
+        take_registers<MATH_REGISTERS>();
+        multiplier<C> multiply(at);
+        float *turn = (float *)(shared + C::TURN_AT) + (warp - FIRST_MATH_WARP) * (SM90_DENSE_TURN_BYTES / 4);
+        while (walk.advance()) {
+            float d[SUMS];
+            multiply.run(walk, d);
+            if (walk.halved) {
+                if (walk.rank == 0)
+                    exchange<0>(at.base, 1, d);
+                else
+                    exchange<SUMS / 2>(at.base, 0, d);
+            }
+            finish(p, s, walk, turn, d);
+        }
+    }
+}
+
+#define KERNEL(id, ...)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(SM90_DENSE_THREADS, 1)                                                \
+        nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_dense_schedule s) {            \
+        gemm<config<__VA_ARGS__>>(p, s);                                                                               \
+    }
+SM90_DENSE_CONFIGS(KERNEL)

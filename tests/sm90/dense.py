@@ -1,0 +1,230 @@
+"""Launches csrc/sm90_expand.cu and csrc/sm90_dense.cu on the emulated H200 by hand: either instantiation, either order
+of the operands, as if the GPU had any number of clusters.
+
+The structs are those of csrc/sm90_dense_configs.h, as are the constants; the operands, the expected product and the
+judgement are those of tests/sm100/launch.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import sm100.launch  # noqa: E402  (which finds the emulator)
+from emulate import Array, Emulator, Module  # noqa: E402
+from sm100.launch import CSRC, SWIZZLE_128, UINT8, UINT16, TensorMap, only_entry  # noqa: E402
+
+STAGE_K, TILE_X, TILE_Y = 64, 128, 256
+THREADS, EXPAND_THREADS, EXPAND_ROWS, EXPAND_K = 384, 256, 128, 256
+UNIT = 4096.0  # DECODED_PRODUCT_UNIT: the expanded operands are each 2^6 too small
+
+
+def configs() -> dict[str, tuple[bool, int]]:
+    """x_raw and stages, by name."""
+    rows = re.findall(r"X\((sm90_dense_\w+), (\d), (\d+)\)", (CSRC / "sm90_dense_configs.h").read_text())
+    return {name: (raw == "1", int(stages)) for name, raw, stages in rows}
+
+
+def shared_bytes(name: str) -> int:
+    raw, stages = configs()[name]
+    stage = TILE_Y * 128 + (TILE_X * 32 + 1024 if raw else TILE_X * 128)
+    return stages * stage + 8 * 2560 + 16 * stages
+
+
+@functools.cache
+def compile_ptx(source: str) -> str:
+    """What nvcc writes for compute_90a; kept in the temporary folder, by the content of all device code."""
+    files = [CSRC / source, *sorted(CSRC.glob("device/*")), CSRC / "sm90_dense_configs.h"]
+    key = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:20]
+    folder = Path(tempfile.gettempdir()) / f"nvfp4-sm90-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{source}-{key}.ptx"
+    if not path.exists():
+        made = folder / f"{path.name}.{os.getpid()}"
+        command = ["nvcc", "-ptx", "-arch=compute_90a", f"-I{CSRC}", "-o", str(made), str(CSRC / source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{source} does not compile:\n{done.stderr}")
+        made.rename(path)
+    return path.read_text()
+
+
+class ExpandOperand(ctypes.Structure):
+    """sm90_expand_operand."""
+
+    _fields_ = (
+        [("data", ctypes.c_uint64), ("scale", ctypes.c_uint64)]
+        + [(name, ctypes.c_int64) for name in ("pitch", "batch", "scale_pitch", "scale_batch")]
+        + [("to", ctypes.c_uint64), ("rows", ctypes.c_int32), ("padding", ctypes.c_int32)]
+    )
+
+
+class ExpandSchedule(ctypes.Structure):
+    """sm90_expand_schedule."""
+
+    _fields_ = (
+        [("first", ExpandOperand), ("second", ExpandOperand), ("k", ctypes.c_int64)]
+        + [(name, ctypes.c_int32) for name in ("scale_layout", "first_ctas", "second_ctas", "padding")]
+    )  # fmt: skip
+
+
+class DenseSchedule(ctypes.Structure):
+    """sm90_dense_schedule."""
+
+    _fields_ = (
+        [("y", TensorMap), ("x", TensorMap), ("x_scale", ctypes.c_uint64)]
+        + [(name, ctypes.c_int64) for name in ("x_scale_pitch", "x_scale_batch")]
+        + [(name, ctypes.c_int32) for name in ("rows_x", "rows_y", "tiles_x", "tiles_y", "whole", "halved")]
+        + [(name, ctypes.c_int32) for name in ("k_stages", "swapped", "x_batches", "y_batches")]
+    )
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class DenseProduct(sm100.launch.Product):
+    """One product, and its two launches."""
+
+    def __init__(self, emulator: Emulator, *arguments: Any, **options: Any) -> None:
+        self.shared: int | None = None  # the operand, 0 or 1, that all batches have in common
+        self.places: dict[int, Array] = {}  # where operands are expanded
+        self.more: dict[str, float] = {}  # fields of the problem: alpha, bias and what belongs to them
+        super().__init__(emulator, *arguments, **options)
+
+    def problem(self) -> sm100.launch.Problem:
+        p = super().problem()
+        if self.shared is not None:
+            for name in ("a_batch", "sfa_batch") if self.shared == 0 else ("b_batch", "sfb_batch"):
+                setattr(p, name, 0)
+        for name, value in self.more.items():
+            setattr(p, name, value)
+        return p
+
+    def share(self, which: int) -> None:
+        """Makes all batches use the first batch of that operand."""
+        self.shared = which
+        self.data[which] = numpy.repeat(self.data[which][:1], self.l, axis=0)
+        self.scales[which] = numpy.repeat(self.scales[which][:1], self.l, axis=0)
+
+    def batches(self, which: int) -> int:
+        return 1 if which == self.shared else self.l
+
+    def distances(self, which: int) -> tuple[int, int]:
+        """scale_batch and batch of an operand."""
+        p = self.problem()
+        return (p.sfa_batch, p.sfb_batch)[which], (p.a_batch, p.b_batch)[which]
+
+    @property
+    def k_stages(self) -> int:
+        return ceil_div(self.k, STAGE_K)
+
+    def expand_operand(self, which: int, to: Array) -> ExpandOperand:
+        data, scale = self.arrays[2 * which : 2 * which + 2]
+        scale_batch, batch = self.distances(which)
+        return ExpandOperand(
+            data=data.address, scale=scale.address, pitch=self.pitch, batch=batch,
+            scale_pitch=self.problem().sfa_pitch, scale_batch=scale_batch, to=to.address, rows=(self.m, self.n)[which],
+        )  # fmt: skip
+
+    def expanded(self, which: int) -> Array:
+        """Poisoned memory for an operand."""
+        return self.emulator.empty((self.batches(which), (self.m, self.n)[which], self.k_stages * 64), numpy.float16)
+
+    def expand(self, module: Module, operands: list[tuple[int, Array]], wait: bool = False) -> None:
+        ctas = [
+            ceil_div((self.m, self.n)[which], EXPAND_ROWS) * ceil_div(self.k, EXPAND_K) * self.batches(which)
+            for which, _ in operands
+        ]
+        filled = [self.expand_operand(which, to) for which, to in operands]
+        schedule = ExpandSchedule(first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0])
+        if len(filled) == 2:
+            schedule.second, schedule.second_ctas = filled[1], ctas[1]
+        self.emulator.launch(
+            module["nvfp4_sm90_expand"], grid=sum(ctas), block=EXPAND_THREADS, args=[bytes(schedule)],
+            programmatic=True, wait=wait,
+        )  # fmt: skip
+
+    def fp16_map(self, which: int, array: Array) -> bytes:
+        pitch, rows = self.k_stages * 128, (self.m, self.n)[which]
+        return self.emulator.tensor_map(
+            UINT16, array, (self.k_stages * 64, rows, self.batches(which)), (pitch, rows * pitch), (64, 128, 1),
+            swizzle=SWIZZLE_128,
+        )  # fmt: skip
+
+    def dense_schedule(self, raw: bool, swapped: bool, clusters: int) -> DenseSchedule:
+        """All but the tensor maps; clusters: that run at once."""
+        x, y = (1, 0) if swapped else (0, 1)
+        rows = (self.m, self.n)
+        tiles_x, tiles_y = ceil_div(rows[x], TILE_X), ceil_div(rows[y], TILE_Y)
+        pairs = ceil_div(tiles_x, 2) * tiles_y * self.l
+        rest = pairs % clusters
+        halved = 2 * rest if 2 * rest <= clusters and self.k_stages >= 2 else 0
+        schedule = DenseSchedule(
+            rows_x=rows[x], rows_y=rows[y], tiles_x=tiles_x, tiles_y=tiles_y, whole=pairs - halved // 2, halved=halved,
+            k_stages=self.k_stages, swapped=int(swapped), x_batches=self.batches(x), y_batches=self.batches(y),
+        )  # fmt: skip
+        if raw:
+            schedule.x_scale, schedule.x_scale_pitch = self.arrays[2 * x + 1].address, self.problem().sfa_pitch
+            schedule.x_scale_batch = self.distances(x)[0]
+        return schedule
+
+    def launch_dense(
+        self, expand: Module, module: Module, name: str, swapped: bool, clusters: int, wait: bool = True
+    ) -> None:
+        raw, _ = configs()[name]
+        x, y = (1, 0) if swapped else (0, 1)
+        rows = (self.m, self.n)
+        schedule = self.dense_schedule(raw, swapped, clusters)
+        if self.k:
+            expanded = [y] if raw else [y, x]
+            for which in expanded:
+                self.places.setdefault(which, self.expanded(which))
+            self.expand(expand, [(which, self.places[which]) for which in expanded])
+            schedule.y.opaque[:] = self.fp16_map(y, self.places[y])
+            if raw:
+                schedule.x.opaque[:] = self.emulator.tensor_map(
+                    UINT8, self.arrays[2 * x], (self.k // 2, rows[x], self.batches(x)),
+                    (self.pitch, rows[x] * self.pitch), (32, 128, 1),
+                )  # fmt: skip
+            else:
+                schedule.x.opaque[:] = self.fp16_map(x, self.places[x])
+        self.emulator.launch(
+            module[f"nvfp4_{name}"],
+            grid=2 * min(clusters, max(schedule.whole, schedule.halved)),
+            block=THREADS,
+            args=[bytes(self.problem()), bytes(schedule)],
+            shared=shared_bytes(name),
+            cluster=2,
+            programmatic=True,
+            wait=wait,
+        )
+
+    def expected_expansion(self, which: int) -> numpy.ndarray:
+        """[batches, rows, 64 * k_stages] in the order of the kernel: zeros beyond K, 2^-6 of the numbers."""
+        rows, batches = (self.m, self.n)[which], self.batches(which)
+        numbers = numpy.zeros((batches, rows, self.k_stages * 64))
+        data = self.data[which][:batches, :, : self.k // 2]
+        numbers[:, :, : self.k] = sm100.launch.decode(data, self.scales[which][:batches]) / UNIT**0.5
+        # Value 16t + 8w + e of each 64: its pair of word w is q = (e % 2) * 2 + e // 4, in which it is e // 2 % 2.
+        apart = numbers.reshape(batches, rows, self.k_stages, 4, 2, 2, 2, 2)  # ..., t, w, e // 4, e // 2 % 2, e % 2
+        return apart.transpose(0, 1, 2, 4, 7, 5, 3, 6).reshape(numbers.shape)  # ..., w, e % 2, e // 4, t, e // 2 % 2
+
+
+def expand_ptx() -> str:
+    return compile_ptx("sm90_expand.cu")
+
+
+def dense_ptx(name: str) -> str:
+    return only_entry(compile_ptx("sm90_dense.cu"), f"nvfp4_{name}")

@@ -1,0 +1,177 @@
+"""The path of large products on Hopper (csrc/sm90_expand.cu, csrc/sm90_dense.cu), launched by hand on the emulated
+H200: every form in which a call may come, few clusters, so that small products have rounds, halves and batches.
+
+SM90_SEEDS is the number of timings that each case is run with (2).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sm90.dense import DenseProduct, configs, dense_ptx, expand_ptx  # noqa: E402
+from sm100.launch import FP16, FP32, Emulator, Module  # noqa: E402
+
+import nvfp4  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+SEEDS = int(os.environ.get("SM90_SEEDS", 2))
+BF16 = 5
+CONFIGS = configs()
+
+
+def rounded(values: numpy.ndarray, kind: int) -> numpy.ndarray:
+    """fp32 numbers to the nearest of that type, ties to even, as fp32."""
+    if kind == FP32:
+        return values
+    if kind == FP16:
+        return values.astype(numpy.float16).astype(numpy.float32)
+    bits = values.view(numpy.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(numpy.float32)
+
+
+def result(product: DenseProduct) -> numpy.ndarray:
+    """As fp32, exactly."""
+    if product.out_type != BF16:
+        return product.result().astype(numpy.float32)
+    rows = numpy.ascontiguousarray(product.out.numpy()[:, :, : product.n * 2]).view(numpy.uint16)
+    return (rows.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
+def load(name: str, seed: int) -> tuple[Emulator, Module, Module]:
+    emulator = Emulator("sm_90", seed=seed)
+    return emulator, emulator.load(expand_ptx()), emulator.load(dense_ptx(name))
+
+
+@pytest.fixture
+def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
+    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
+    return numpy.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("layout", ["128x4", "linear"])
+def test_expanded_numbers(layout: str, random: numpy.random.Generator) -> None:
+    """Both operands in one launch: every number times its scale, zeros beyond K, nothing beside it."""
+    for case in range(2 * SEEDS):
+        emulator = Emulator("sm_90", seed=case)
+        module = emulator.load(expand_ptx())
+        m, n, k = (int(random.integers(1, high)) for high in (400, 200, 50))
+        options = {"linear": layout == "linear", "integer": False, "pitch": 8 * (k + int(random.integers(0, 3)))}
+        product = DenseProduct(emulator, random, m, n, 16 * k, int(random.integers(1, 3)), **options)
+        if case % 2:
+            product.share(case // 2 % 2)
+        places = {which: product.expanded(which) for which in (1, 0)}
+        product.expand(module, list(places.items()), wait=True)
+        for which, place in places.items():
+            expected = product.expected_expansion(which)
+            assert (place.numpy() == expected).all(), f"{m} x {n} x {16 * k}, operand {which}"
+
+
+def test_expanded_scales(random: numpy.random.Generator) -> None:
+    """Every e4m3 scale, the NaN among them, by every value."""
+    emulator = Emulator("sm_90")
+    product = DenseProduct(emulator, random, 128, 1, 16, linear=True)
+    product.data[0][:] = (numpy.arange(8) * 2 | (numpy.arange(8) * 2 + 1) << 4).astype(numpy.uint8)
+    product.scales[0][0, :, 0] = numpy.arange(128)
+    product.arrays[0], product.arrays[1] = emulator.array(product.data[0]), emulator.array(product.scales[0])
+    place = product.expanded(0)
+    product.expand(emulator.load(expand_ptx()), [(0, place)], wait=True)
+    assert numpy.array_equal(place.numpy(), product.expected_expansion(0), equal_nan=True)
+    assert numpy.isnan(place.numpy()[0, 127]).sum() == 16
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_products(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+    """Ragged sizes, batches, layouts, types; whole rounds and halved tiles; equal bits, nothing beside the result."""
+    raw, _ = CONFIGS[name]
+    for case in range(SEEDS):
+        seed = int(random.integers(2**30)) * 4 + 1 + case % 3  # lazy, and both kinds of random timing
+        emulator, expand, module = load(name, seed)
+        x, y = int(random.integers(1, 600)), int(random.integers(1, 300))
+        k = 64 * int(random.integers(1, 14)) if raw else 16 * int(random.integers(1, 40))
+        options = {"linear": not raw and case % 2 == 1, "out_type": (FP16, FP32)[int(random.integers(2))]}
+        options["pitch"] = (k // 2 + 15) // 16 * 16 if raw or case % 2 else k // 2
+        product = DenseProduct(emulator, random, *((y, x) if swapped else (x, y)), k, 1 + case % 2, **options)
+        clusters = int(random.integers(1, 6))
+        print(f"seed {seed}: {product.m} x {product.n} x {k} x {product.l}, {clusters} clusters, {options}")
+        product.launch_dense(expand, module, name, swapped, clusters)
+        product.check()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_halved_tiles(name: str, random: numpy.random.Generator) -> None:
+    """One whole round, then tiles of which each CTA of a cluster has half of K, with an odd number of stages too."""
+    for case in range(SEEDS):
+        seed = int(random.integers(2**30)) * 4 + 1 + case % 3
+        emulator, expand, module = load(name, seed)
+        k = 64 * (2 * int(random.integers(1, 6)) + case % 2)
+        product = DenseProduct(emulator, random, 700, 200, k)
+        schedule = product.dense_schedule(False, False, 2)
+        assert (schedule.whole, schedule.halved) == (2, 2)
+        print(f"seed {seed}: K = {k}")
+        product.launch_dense(expand, module, name, False, clusters=2)
+        product.check()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shared_operands(name: str, random: numpy.random.Generator) -> None:
+    """All batches with one A, or one B, which is expanded once."""
+    emulator, expand, module = load(name, 2)
+    for which in range(2):
+        product = DenseProduct(emulator, random, 70, 150, 128, l=3)
+        product.share(which)
+        product.launch_dense(expand, module, name, bool(which), clusters=2)
+        product.check()
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("out_type", [FP16, BF16, FP32], ids=["fp16", "bf16", "fp32"])
+def test_epilogue(out_type: int, swapped: bool, random: numpy.random.Generator) -> None:
+    """alpha a column, c and bias, in the order and the roundings of problem.h."""
+    name = "sm90_dense_raw" if out_type == FP16 else "sm90_dense_expanded"
+    emulator, expand, module = load(name, int(random.integers(2**30)) * 4 + 2)
+    m, n = (int(size) for size in random.integers(1, 260, 2))
+    before, product = (DenseProduct(emulator, random, m, n, k, out_type=out_type) for k in (64, 192))
+    product.add = before
+    alpha, bias = (emulator.array(random.standard_normal(n).astype(numpy.float32)) for _ in range(2))
+    product.more = {"alpha": alpha.address, "alpha_stride": 1, "bias": bias.address}
+    before.launch_dense(expand, module, name, swapped, clusters=1, wait=False)
+    product.launch_dense(expand, module, name, swapped, clusters=1)
+    c = rounded(before.expected().astype(numpy.float32), out_type)
+    value = alpha.numpy() * product.expected().astype(numpy.float32) + c + bias.numpy()
+    assert (result(product) == rounded(value, out_type)).all(), f"{m} x {n}"
+    assert product.untouched()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_empty_k(name: str, random: numpy.random.Generator) -> None:
+    emulator, expand, module = load(name, 1)
+    product = DenseProduct(emulator, random, 3, 5, 0)
+    product.launch_dense(expand, module, name, False, clusters=4)
+    product.check()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+    """Under dependent launch, one workspace for all calls, each reading as c what the one before wrote."""
+    for case in range(SEEDS):
+        emulator, expand, module = load(name, int(random.integers(2**30)) * 4 + 2 + case % 2)
+        calls = [DenseProduct(emulator, random, 300, 20, 192) for _ in range(3)]
+        places: dict[int, object] = {}
+        for before, call in zip([None, *calls], calls):
+            call.add, call.places = before, places
+            call.launch_dense(expand, module, name, False, clusters=2, wait=False)
+        emulator.synchronize()
+        total = 0
+        for call in calls:
+            total = total + call.expected()
+            assert (call.result() == total).all()
+            assert call.untouched()
