@@ -24,9 +24,10 @@ sys.path.insert(0, str(ROOT / "tests" / "emulator"))
 from emulate import Emulator, Module  # noqa: E402
 
 CSRC = ROOT / "csrc"
+VIRTUAL = {"sm90": "compute_90a", "sm100": "compute_100f"}  # architectures that the PTX is for
 UINT8, UINT16 = 0, 1  # CUtensorMapDataType
 NO_SWIZZLE, SWIZZLE_128 = 0, 3  # CUtensorMapSwizzle
-FP16, FP32 = 4, 6  # OUT_*
+FP16, BF16, FP32 = 4, 5, 6  # OUT_*
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 VALUES = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -70,17 +71,17 @@ def configs() -> dict[str, Config]:
 
 
 @functools.cache
-def compile_ptx(source: Path, *options: str) -> str:
-    """What nvcc writes for compute_100f; kept in the temporary folder, by the content of all device code."""
-    files = [source, *sorted(CSRC.glob("device/*")), CSRC / "sm100_configs.h", CSRC / "sm100_gemm.cu"]
+def compile_ptx(source: Path, *options: str, family: str = "sm100") -> str:
+    """What nvcc writes for the family; kept in the temporary folder, by the content of all device code."""
+    files = [source, *sorted(CSRC.glob("device/*")), CSRC / f"{family}_configs.h", CSRC / f"{family}_gemm.cu"]
     content = b"\0".join(path.read_bytes() for path in files)
     key = hashlib.sha256(" ".join(options).encode() + content).hexdigest()[:20]
-    folder = Path(tempfile.gettempdir()) / f"nvfp4-sm100-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"nvfp4-{family}-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     path = folder / f"{source.stem}-{key}.ptx"
     if not path.exists():
         made = folder / f"{path.name}.{os.getpid()}"
-        command = ["nvcc", "-ptx", "-arch=compute_100f", f"-I{CSRC}", *options, "-o", str(made), str(source)]
+        command = ["nvcc", "-ptx", f"-arch={VIRTUAL[family]}", f"-I{CSRC}", *options, "-o", str(made), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{source.name} does not compile:\n{done.stderr}")
@@ -156,6 +157,17 @@ def decode(data: numpy.ndarray, scales: numpy.ndarray) -> numpy.ndarray:
     """The numbers, in double: data [L, R, K/2], scales [L, R, K/16] of the set below."""
     values = numpy.stack([VALUES[data & 15], VALUES[data >> 4]], axis=-1).reshape(*data.shape[:2], -1)
     return values * numpy.repeat(E4M3[scales], 16, axis=-1)
+
+
+def rounded(values: numpy.ndarray, out_type: int) -> numpy.ndarray:
+    """What that type keeps of fp32 numbers, to nearest even, as fp32."""
+    single = values.astype("f4")
+    if out_type == FP16:
+        return single.astype("f2").astype("f4")
+    if out_type == BF16:
+        bits = single.view("u4")
+        return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).view("f4")
+    return single
 
 
 def e4m3(byte: int) -> float:
@@ -291,14 +303,18 @@ class Product:
         return numpy.einsum("lmk,lnk->lmn", a, b)
 
     def result(self) -> numpy.ndarray:
-        rows = self.out.numpy()[:, :, : self.n * self.item]
-        return numpy.ascontiguousarray(rows).view("f4" if self.item == 4 else "f2").reshape(self.l, self.m, self.n)
+        rows = numpy.ascontiguousarray(self.out.numpy()[:, :, : self.n * self.item])
+        if self.out_type == BF16:  # the upper half of fp32
+            found = (rows.view("u2").astype("u4") << 16).view("f4")
+        else:
+            found = rows.view("f4" if self.out_type == FP32 else "f2").astype("f4")
+        return found.reshape(self.l, self.m, self.n)
 
     def untouched(self) -> bool:
         return bool((self.out.numpy()[:, :, self.n * self.item :] == 0xFF).all())
 
     def check(self) -> None:
-        expected = self.expected().astype("f4" if self.item == 4 else "f2")
+        expected = rounded(self.expected(), self.out_type)
         got = self.result()
         wrong = numpy.argwhere(~(got == expected))
         assert not len(wrong), (
