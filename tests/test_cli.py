@@ -15,7 +15,7 @@ from test_driver import fake_driver  # noqa: F401
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.cli import bench, check, machine, rivals, show, timing
+from nvfp4.cli import check, machine, show
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 WITHOUT = """
@@ -220,97 +220,6 @@ def test_info_json_is_plain() -> None:
     assert facts["cpu_kernel"] in ("amx", "avx512vnni", "avx2", "portable", "reference")
 
 
-# --- bench ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few input sets suffice to be cold, so that the test is quick."""
-    monkeypatch.setattr(rivals, "last_level_cache", lambda: 2**20)
-
-
-@pytest.mark.usefixtures("small_cache")
-def test_bench_reports_ratios_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--backend", "cpu", "--shapes", "2x384x1024,17x129x48", "--repeat", "5", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert "cold" in answer["conditions"]["caches"] and "clock" in answer["conditions"]
-    assert [tuple(result["shape"].values()) for result in answer["results"]] == [(2, 384, 1024), (17, 129, 48)]
-    for result in answer["results"]:
-        assert result["cold"] and result["input_sets"]["nvfp4"] > 2
-        assert len(result["ratios"]) == 3 and set(result["seconds"]) == {"nvfp4", *result["ratios"]}
-        for summary in (*result["ratios"].values(), *result["seconds"].values()):
-            assert 0 < summary["p10"] <= summary["median"] <= summary["p90"] and summary["samples"] == 5
-
-
-@pytest.mark.usefixtures("small_cache")
-def test_bench_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", "--backend", "cpu", "--shapes", "3x64x64", "--repeat", "3"]
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert out.index("over torch bf16 matmul") < out.index("nvfp4, "), "the ratio comes first"
-    assert main([*arguments, "--markdown"]) == 0
-    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert tables[0].startswith("| M x N x K | over torch") and tables[2].startswith("| 3x64x64 | ")
-
-
-@pytest.mark.usefixtures("small_cache")
-def test_bench_does_not_time_a_wrong_product(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(rivals, "gemm", lambda *args, out, **options: out.fill_(1))
-    assert main(["bench", "--backend", "cpu", "--shapes", "4x64x64", "--repeat", "3"]) == 1
-    streams = capsys.readouterr()
-    assert streams.out == "" and "differ by" in streams.err
-
-
-def test_bench_takes_the_shapes_of_the_task() -> None:
-    shapes = bench.task_shapes([1, 128])
-    assert [str(shape) for shape in shapes[:2]] == ["1x7168x16384", "128x7168x16384"] and len(shapes) == 6
-
-
-def test_floor_counts_of_a_shape() -> None:
-    shape = rivals.Shape(2, 3, 32)
-    assert shape.operations == 2 * 2 * 3 * 32
-    assert shape.bytes == (2 + 3) * (16 + 2) + 2 * 2 * 3
-
-
-def test_contestants_take_turns() -> None:
-    """The first one rotates, a slow one sits out, and a ratio pairs only rounds in which both ran."""
-    log = []
-
-    class Clock:
-        def warm_up(self, call):
-            return 4.0 if call(0) == "slow" else 1e-3
-
-        def run(self, calls):
-            return [{"fast": 1.0, "other": 2.0, "slow": 3.0 + len(log)}[call()] for call in calls]
-
-    def contestant(name: str) -> timing.Contestant:
-        return timing.Contestant(name, lambda turn: log.append((turn, name)) or name)
-
-    fast, other, slow = (contestant(name) for name in ("fast", "other", "slow"))
-    timing.compete([fast, other, slow], Clock(), 13)
-    log = log[3:]  # warm-up
-    assert [name for turn, name in log if turn == 1] == ["other", "fast"]
-    assert [name for turn, name in log if turn == 8] == ["slow", "fast", "other"]
-    assert sorted(fast.times) == list(range(13)) and sorted(slow.times) == [0, 4, 8, 12]
-    assert timing.ratio(other, fast) == timing.Spread(2.0, 2.0, 2.0, 13)
-    assert timing.ratio(slow, fast).samples == 4
-
-
-def test_spread() -> None:
-    spread = timing.Spread.of([float(i) for i in range(101)])
-    assert (spread.median, spread.p10, spread.p90, spread.samples) == (50, 10, 90, 101)
-
-
-def test_rotation_exceeds_the_cache_or_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(rivals, "last_level_cache", lambda: 1000)
-    monkeypatch.setattr(rivals, "available_memory", lambda: 10**6)
-    assert rivals.rotation({"x": 300, "y": 2000}, cpu) == ({"x": 5, "y": 2}, True)
-    monkeypatch.setattr(rivals, "available_memory", lambda: 5000)
-    sets, cold = rivals.rotation({"x": 300, "y": 2000}, cpu)
-    assert not cold and sets == {"x": 2, "y": 1}
-
-
 # --- tables, with rich and without ------------------------------------------------------------------------------------
 
 
@@ -341,6 +250,7 @@ def test_progress_without_a_terminal_is_a_line_a_step(capsys: pytest.CaptureFixt
 
 def test_units() -> None:
     assert show.si(4.3e12, "B/s") == "4.30 TB/s" and show.si(512, "B") == "512 B" and show.mebibytes(2**29) == "512 MiB"
+    assert show.digits(0.0163) == "0.016" and show.digits(0.0) == "0.00" and show.digits(0.63) == "0.63"
     assert show.seconds(1.5e-6) == "1.50 us" and show.seconds(0.0421) == "42.1 ms" and show.seconds(2) == "2.00 s"
 
 

@@ -24,8 +24,8 @@ import nvfp4
 from nvfp4 import _C, reference
 from nvfp4.__main__ import main
 from nvfp4._tuning import SETTINGS
-from nvfp4.cli import bench, machine, show, tune
-from nvfp4.cli.rivals import Shape
+from nvfp4.cli import bench, machine, show, timing, tune
+from nvfp4.cli.shapes import Shape
 
 SMALL, GATHERED = Shape(16, 128, 512), Shape(3, 130, 96)
 CALLS = 2
@@ -145,7 +145,7 @@ def test_times_with_the_hosts_in_them_are_dropped() -> None:
 
 def test_a_host_that_is_too_slow_is_a_sentence() -> None:
     clock, _ = queue_clock(late=10**6)
-    with pytest.raises(show.Failure, match=f"cannot queue 4 calls in the time of {tune.MOST_WRITES} writes"):
+    with pytest.raises(show.Failure, match=f"cannot queue 4 calls in the time of {timing.MOST_WRITES} writes"):
         clock.run([lambda: None] * 4)
 
 

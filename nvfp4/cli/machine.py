@@ -88,16 +88,16 @@ def cpu_features() -> str:
 
 
 def clocks(device: torch.device) -> str:
-    """The GPU's clocks now and the highest it may run at, as nvidia-smi tells them."""
-    fields = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit"
+    """The GPU's clocks, power state and temperature now, and its limits, as nvidia-smi tells them."""
+    fields = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,pstate,temperature.gpu"
     uuid = f"GPU-{need_torch().cuda.get_device_properties(device).uuid}"
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        driver, sm, highest, memory, draw, limit = (field.strip() for field in answer.split(","))
+        driver, sm, highest, memory, draw, limit, power_state, heat = (field.strip() for field in answer.split(","))
     except (OSError, subprocess.SubprocessError, ValueError):
         return "clocks unknown (nvidia-smi did not answer)"
-    state = f"SM {sm} of {highest} MHz, memory {memory} MHz, {draw} of {limit} W"
+    state = f"SM {sm} of {highest} MHz, memory {memory} MHz, {draw} of {limit} W, {power_state}, {heat} C"
     return f"{state}; not locked (nvidia-smi, driver {driver})"
 
 

@@ -1,45 +1,54 @@
-"""What `nvfp4 bench` compares on one shape: our product and what torch offers for the same numbers.
+"""What `nvfp4 bench` compares on one shape: our product, on one backend or several, and what torch offers.
 
-Every contestant multiplies the same values. Weights of torch's plain products are expanded beforehand and outside the
-timing; "dequantise + matmul" starts from the NVFP4 bytes, as we do.
+Every contestant multiplies the same values. Weights and activations of torch's plain products are expanded beforehand
+and outside the timing; "dequantise + matmul" starts from the NVFP4 bytes, as we do.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import gemm, swizzle
-from .machine import available_memory, last_level_cache, need_torch
+from .machine import available_memory, kernel, last_level_cache, need_torch
+from .shapes import Shape
 from .show import Failure
-from .timing import Contestant
+from .timing import QUEUE_CALLS, Contestant
 
 if TYPE_CHECKING:
     import torch
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-SCALE_BYTES = (0x30, 0x48)  # e4m3 of 0.5 up to below 4: results stay far inside fp16
+SCALE_BYTES = (0x30, 0x48)  # e4m3 of 0.5 up to below 4: results stay far inside fp16, expanded values inside e4m3
 AGREEMENT = 2e-2  # relative Frobenius norm: bf16 results round at 2^-9, and a wrong product is off by about 1
+AGREEMENT_FP8 = 2**-4  # e4m3 has three bits of mantissa: no operand is off by more
+L2_TURNS = 4  # times the L2 that a GPU's input sets take together
+MOST_SETS = 1000
+BYTES = {"nvfp4": 9 / 16, "fp16": 2, "bf16": 2, "fp32": 4, "fp8": 1}  # of a value
+KINDS = ("fp16", "bf16", "fp32", "fp8", "dequant")
+NAMES = {
+    "fp16": "torch fp16 matmul",
+    "bf16": "torch bf16 matmul",
+    "fp32": "torch fp32 matmul",
+    "fp8": "torch fp8 matmul",
+    "dequant": "torch dequantise + matmul",
+}
+NOTES = {"fp8": "not exact: rounds to e4m3"}
 
 
-@dataclass(frozen=True)
-class Shape:
-    m: int
-    n: int
-    k: int
+def default_kinds(device: torch.device) -> list[str]:
+    return ["fp16", "fp8", "dequant"] if device.type == "cuda" else ["bf16", "fp32", "dequant"]
 
-    def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
 
-    @property
-    def operations(self) -> int:
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def bytes(self) -> int:
-        """The least that must move: both operands and their scales read, fp16 results written."""
-        return (self.m + self.n) * (self.k // 2 + self.k // 16) + 2 * self.m * self.n
+def unavailable(kind: str, device: torch.device) -> str:
+    """Why this rival cannot run there, or ""."""
+    if kind != "fp8" or device.type != "cuda":
+        return ""
+    major, minor = need_torch().cuda.get_device_capability(device)
+    return "" if (major, minor) >= (8, 9) else f"needs compute capability 8.9, this GPU has {major}.{minor}"
 
 
 @dataclass
@@ -76,70 +85,147 @@ def expand(operand: Operand, table: torch.Tensor) -> torch.Tensor:
 @dataclass
 class Bench:
     contestants: list[Contestant]  # ours first
-    sets: dict[str, int]  # input sets that each one rotates through
-    cold: bool  # each one's sets together exceed the last-level cache
+    cold: bool  # each one's sets together exceed the caches
 
 
-def line_up(shape: Shape, device: torch.device, backend: str | None, seed: int) -> Bench:
+def title(backend: str | None) -> str:
+    return "nvfp4" if backend is None else f"nvfp4 {backend}"
+
+
+def line_up(
+    shape: Shape,
+    device: torch.device,
+    backends: Sequence[str | None],
+    kinds: Sequence[str],
+    seed: int,
+    run: str = "",
+    most_sets: int = MOST_SETS,
+) -> Bench:
     """Makes the inputs and the contestants, and checks that all compute the same product."""
     torch = need_torch()
     generator = torch.Generator(device).manual_seed(seed)
-    dtypes = [torch.float16] if device.type == "cuda" else [torch.bfloat16, torch.float32]
-    tables = {dtype: pair_table(dtype, device) for dtype in dtypes}
-    values = shape.n * shape.k
-    weights = {"nvfp4": values * 9 // 16} | {name(dtype): values * dtype.itemsize for dtype in dtypes}
-    sets, cold = rotation(weights, device)
+    wide = [kind for kind in kinds if kind != "dequant" and not (kind == "fp8" and shape.n % 16)]
+    values = (shape.m + shape.n) * shape.k
+    sets, cold = rotation({kind: int(values * BYTES[kind]) for kind in ("nvfp4", *wide)}, device, most_sets)
 
     a, b = (operands(sets["nvfp4"], rows, shape.k, device, generator) for rows in (shape.m, shape.n))
     packed = list(zip(a, b))
-    out = torch.full((shape.m, shape.n), math.nan, dtype=torch.float16, device=device)
+    results = Results(shape, device)
+    contestants = [
+        Contestant(
+            title(backend),
+            partial(multiply, packed, results.of(torch.float16, len(packed)), backend),
+            run,
+            ours=True,
+            kernel=kernel(shape.m, shape.n, shape.k, device, backend),
+            sets=len(packed),
+        )
+        for backend in backends
+    ]
+    for kind in kinds:
+        if kind == "dequant":
+            table = pair_table(torch.float16 if device.type == "cuda" else torch.bfloat16, device)
+            call, count = partial(dequantise, packed, table), len(packed)
+        elif kind in wide:
+            call, count = WIDE[kind](packed, sets[kind], results, device), sets[kind]
+        else:
+            continue
+        contestants.append(Contestant(NAMES[kind], call, run, note=NOTES.get(kind, ""), sets=count))
+    agree(shape, contestants)
+    return Bench(contestants, cold)
 
-    def ours(i: int) -> torch.Tensor:
-        a, b = packed[i % len(packed)]
-        return gemm(a.data, b.data, a.swizzled, b.swizzled, out=out, backend=backend)
 
-    def dequantise(i: int) -> torch.Tensor:
-        a, b = packed[i % len(packed)]
-        return expand(a, tables[dtypes[0]]) @ expand(b, tables[dtypes[0]]).T
+class Results:
+    """Where products go: each set of inputs has an output of its own, full of NaN until then."""
 
-    contestants = [Contestant("nvfp4", ours)]
-    for dtype in dtypes:
-        # Set i of the expanded operands has the values of packed set i, modulo how many there are of those.
-        count = sets[name(dtype)]
-        wide = [tuple(expand(x, tables[dtype]) for x in packed[i % len(packed)]) for i in range(count)]
-        buffer = torch.empty((shape.m, shape.n), dtype=dtype, device=device)
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape, self.device = shape, device
 
-        def matmul(i: int, wide=wide, buffer=buffer) -> torch.Tensor:
-            a, b = wide[i % len(wide)]
-            return torch.matmul(a, b.T, out=buffer)
+    def of(self, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
+        torch = need_torch()
+        size = (self.shape.m, self.shape.n)
+        return [torch.full(size, math.nan, dtype=dtype, device=self.device) for _ in range(count)]
 
-        contestants.append(Contestant(name(dtype), matmul))
-    contestants.append(Contestant("torch dequantise + matmul", dequantise))
 
+Packed = list[tuple[Operand, Operand]]
+
+
+def multiply(packed: Packed, outputs: list[torch.Tensor], backend: str | None, i: int) -> torch.Tensor:
+    i %= len(packed)
+    a, b = packed[i]
+    return gemm(a.data, b.data, a.swizzled, b.swizzled, out=outputs[i], backend=backend)
+
+
+def dequantise(packed: Packed, table: torch.Tensor, i: int) -> torch.Tensor:
+    a, b = packed[i % len(packed)]
+    return expand(a, table) @ expand(b, table).T
+
+
+def plain(dtype_name: str, packed: Packed, count: int, results: Results, device: torch.device) -> Callable:
+    """torch.matmul of the expanded values; set i has those of packed set i, modulo how many there are of those."""
+    torch = need_torch()
+    dtype = getattr(torch, dtype_name)
+    table = pair_table(dtype, device)
+    wide = [[expand(x, table) for x in packed[i % len(packed)]] for i in range(count)]
+    outputs = results.of(dtype, count)
+
+    def call(i: int) -> torch.Tensor:
+        a, b = wide[i % count]
+        return torch.matmul(a, b.T, out=outputs[i % count])
+
+    return call
+
+
+def scaled(packed: Packed, count: int, results: Results, device: torch.device) -> Callable:
+    """torch._scaled_mm of the expanded values rounded to e4m3, one scale a tensor, in the fast way to sum."""
+    torch = need_torch()
+    table = pair_table(torch.float16, device)
+    wide = [[expand(x, table).to(torch.float8_e4m3fn) for x in packed[i % len(packed)]] for i in range(count)]
+    outputs = results.of(torch.float16, count)
+    one = torch.ones((), device=device)  # the values already use e4m3's range
+
+    def call(i: int) -> torch.Tensor:
+        a, b = wide[i % count]
+        options = {"out_dtype": torch.float16, "use_fast_accum": True, "out": outputs[i % count]}
+        return torch._scaled_mm(a, b.T, one, one, **options)
+
+    return call
+
+
+WIDE: dict[str, Callable] = {
+    "fp16": partial(plain, "float16"),
+    "bf16": partial(plain, "bfloat16"),
+    "fp32": partial(plain, "float32"),
+    "fp8": scaled,
+}
+
+
+def agree(shape: Shape, contestants: list[Contestant]) -> None:
     expected = contestants[0].call(0).double()
     for rival in contestants[1:]:
         error = ((rival.call(0).double() - expected).norm() / expected.norm()).item()
-        if not error < AGREEMENT:
-            raise Failure(f"{shape}: nvfp4 and {rival.name} differ by {error:.3g} in norm; nothing was timed")
-    return Bench(contestants, sets, cold)
+        if not error < (AGREEMENT_FP8 if rival.note else AGREEMENT):
+            raise Failure(
+                f"{shape}: {contestants[0].name} and {rival.name} differ by {error:.3g} in norm; nothing was timed"
+            )
 
 
-def name(dtype: torch.dtype) -> str:
-    short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-    return f"torch {short[str(dtype).removeprefix('torch.')]} matmul"
+def rotation(sizes: dict[str, int], device: torch.device, most: int = MOST_SETS) -> tuple[dict[str, int], bool]:
+    """How many input sets each contestant rotates through, and whether that keeps the caches cold.
 
-
-def rotation(weights: dict[str, int], device: torch.device) -> tuple[dict[str, int], bool]:
-    """How many input sets each contestant rotates through, and whether that keeps the CPU's caches cold.
-
-    On a GPU the clock evicts the L2 itself and three sets are enough; on a CPU the sets of each contestant together
-    exceed the last-level cache, as far as half of the free memory allows.
+    On a GPU the sets of each contestant together take four times the L2, or each call of a queue has one of its own;
+    on a CPU they exceed the last-level cache. Both as far as half of the free memory allows.
     """
     if device.type == "cuda":
-        return dict.fromkeys(weights, 3), True
-    cache = last_level_cache() or 64 * 2**20
-    wanted = {contestant: 1 + math.ceil(cache / size) for contestant, size in weights.items()}
-    total = sum(wanted[contestant] * size for contestant, size in weights.items())
-    share = min(1.0, available_memory() / 2 / total)
-    sets = {contestant: max(1, int(count * share)) for contestant, count in wanted.items()}
+        cuda = need_torch().cuda
+        l2 = cuda.get_device_properties(device).L2_cache_size
+        wanted = {name: min(QUEUE_CALLS, max(3, math.ceil(L2_TURNS * l2 / size))) for name, size in sizes.items()}
+        free = cuda.mem_get_info(device)[0]
+    else:
+        cache = last_level_cache() or 64 * 2**20
+        wanted = {name: 1 + math.ceil(cache / size) for name, size in sizes.items()}
+        free = available_memory()
+    total = sum(wanted[name] * size for name, size in sizes.items())
+    share = min(1.0, free / 2 / total)
+    sets = {name: max(1, min(most, int(count * share))) for name, count in wanted.items()}
     return sets, sets == wanted

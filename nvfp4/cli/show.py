@@ -77,6 +77,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
             rich.progress.BarColumn(),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
         )
         console = rich.console.Console(stderr=True)
         with rich.progress.Progress(*columns, console=console, transient=True) as bar:
@@ -122,4 +123,6 @@ def seconds(value: float) -> str:
 
 
 def digits(value: float) -> str:
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

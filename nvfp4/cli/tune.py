@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .. import _C, Error, __version__, gemm, info
 from .._tuning import DEVICE, FORMAT, SETTINGS
 from . import machine, show, timing
-from .rivals import Shape
+from .shapes import Shape
 
 if TYPE_CHECKING:
     import torch
 
 CALLS = 50  # in a row, each on its own inputs: as the competition has it
 ROUNDS = 100
-MOST_WRITES = 512  # of the flush buffer before one timing: 40 ms of a B200, and the driver queues 1024 launches
 SCALES = ((0x00, 0x38, 0x40, 0x44), (0x00, 0x38))  # e4m3: the competition's 0, 1, 2, 3; 0 and 1 where K is large
 LARGEST_VALUE = 6
 EXACT_SUM = 2.0**22  # fp32 sums of multiples of 1/4 are exact below (reference.sums_are_exact)
@@ -53,8 +52,7 @@ class Clock(Protocol):
 class QueueClock:
     """Times calls that are queued back to back, between one pair of events, behind writes that evict the L2.
 
-    The writes must last until all calls are queued, or the host's time would be in the figure: a figure whose first
-    event came earlier is dropped, and from then on twice as many writes precede.
+    As many as it takes to queue all calls meanwhile (timing.time_queue).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -67,22 +65,8 @@ class QueueClock:
         return f"one pair of CUDA events around the calls, queued while {self.writes} writes of {flush} ran before them"
 
     def run(self, calls: Sequence[Callable[[], object]]) -> float:
-        cuda = self.torch.cuda
-        while True:
-            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-            for value in range(self.writes):
-                self.clock.flush.fill_(value % 256)
-            start.record()
-            for call in calls:
-                call()
-            end.record()
-            in_time = not start.query()
-            cuda.synchronize()
-            if in_time:
-                return start.elapsed_time(end) * 1e-3 / len(calls)
-            if self.writes >= MOST_WRITES:
-                raise show.Failure(f"this machine cannot queue {len(calls)} calls in the time of {self.writes} writes")
-            self.writes *= 2
+        queued, self.writes = timing.time_queue(self.torch, self.clock.flush, calls, self.writes)
+        return queued.seconds
 
 
 @dataclass

@@ -1,0 +1,270 @@
+"""A run of `nvfp4 bench` as tables, as CSV and in sentences, from the object that --json writes.
+
+Ratios are those that were taken within rounds of the run. Nothing here divides the time of one contestant by that of
+another, and a file with results of two runs is refused: the two met different clocks, heat and neighbours.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from . import goals
+from . import show as screen
+from .shapes import Shape, task_shapes
+
+FORMAT = "nvfp4-bench-1"
+MODES = {"cold": "single call, cold", "queued": "back to back"}
+RANKED_M = 128
+
+Report = dict[str, Any]
+
+
+def load(path: str | Path) -> Report:
+    """A stored run; refuses what is none, or is more than one."""
+    try:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise screen.Refusal(f"{path}: cannot be read: {error}") from None
+    if not isinstance(report, dict) or report.get("format") != FORMAT:
+        raise screen.Refusal(f"{path}: is not a run of nvfp4 bench in the form {FORMAT}")
+    runs = sorted({report["run"]} | {result["run"] for result in report["results"]})
+    if len(runs) > 1:
+        raise screen.Refusal(f"{path}: has results of runs {' and '.join(runs)}; no ratio is taken between two runs")
+    return report
+
+
+# --- what is in it -------------------------------------------------------------------------------------------------
+
+
+def shape_of(result: dict[str, Any]) -> Shape:
+    return Shape(**result["shape"])
+
+
+def names(report: Report) -> list[str]:
+    """All contestants, in the order of their first appearance: the one that the others are compared with is first."""
+    return list(dict.fromkeys(entry["name"] for result in report["results"] for entry in result["contestants"]))
+
+
+def entry_of(result: dict[str, Any], name: str) -> dict[str, Any] | None:
+    return next((entry for entry in result["contestants"] if entry["name"] == name), None)
+
+
+def notes(report: Report) -> dict[str, str]:
+    found = {e["name"]: e["note"] for result in report["results"] for e in result["contestants"] if e["note"]}
+    return {name: found[name] for name in names(report) if name in found}
+
+
+def floor(report: Report, shape: Shape) -> float:
+    """Seconds below which neither memory nor fp16 arithmetic, as measured in the run, lets the product come."""
+    limits = report["limits"]
+    return max(shape.bytes / limits["bytes_per_s"], shape.operations / limits["flops_per_s"])
+
+
+def floor_sentence(report: Report) -> str:
+    limits = report["limits"]
+    copy, rate = screen.si(limits["bytes_per_s"], "B/s"), screen.si(limits["flops_per_s"], "FLOP/s")
+    return f"bytes at {copy} (a copy, read and written) or 2MNK at {rate} ({limits['flops_of']}), both of this run"
+
+
+def has_goals(report: Report) -> bool:
+    return report["set"] == "hopper" and goals.DEVICE in report["conditions"]["hardware"]
+
+
+def unit(report: Report) -> tuple[str, float]:
+    return ("us", 1e6) if report["device"] == "cuda" else ("ms", 1e3)
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def spread(values: dict[str, float] | None, scale: float = 1.0) -> str:
+    if values is None:
+        return "-"
+    median, p10, p90 = (screen.digits(values[key] * scale) for key in ("median", "p10", "p90"))
+    return f"{median} ({p10}..{p90})"
+
+
+def starred(report: Report, name: str) -> str:
+    return f"{name} *" if name in notes(report) else name
+
+
+def layer_cell(result: dict[str, Any]) -> str:
+    return f"{result['model']}, {result['layer']}" if result["layer"] else "-"
+
+
+def first_columns(report: Report, result: dict[str, Any] | None) -> list[str]:
+    """The shape and, in the sets of layers, the layer: of a row, or the headings."""
+    with_layer = report["set"] in ("decode", "prefill")
+    if result is None:
+        return ["<M x N x K"] + ["<layer"] * with_layer
+    return [str(shape_of(result))] + [layer_cell(result)] * with_layer
+
+
+Table = tuple[str, list[str], list[list[str]]]
+
+
+def ratio_table(report: Report, mode: str) -> Table:
+    first, *others = names(report)
+    columns = [*first_columns(report, None), *(f"over {starred(report, name)}" for name in others)]
+    rows = []
+    for result in report["results"]:
+        entries = [entry_of(result, name) for name in others]
+        rows.append([*first_columns(report, result), *(spread(e and e["ratio"][mode]) for e in entries)])
+    return f"Speed-up of {first}, {MODES[mode]} (above 1: {first} is faster)", columns, rows
+
+
+def time_table(report: Report, mode: str) -> Table:
+    name, scale = unit(report)
+    with_goals = mode == "cold" and has_goals(report)
+    everyone = names(report)
+    columns = [*first_columns(report, None), f"floor, {name}"] + [f"goal, {name}"] * with_goals
+    columns += [*(f"{starred(report, c)}, {name}" for c in everyone), "rate", "traffic", "<kernel"]
+    rows = []
+    for result in report["results"]:
+        shape, first = shape_of(result), result["contestants"][0]
+        row = [*first_columns(report, result), screen.digits(floor(report, shape) * scale)]
+        row += [goal_cell(shape, first)] * with_goals
+        row += [spread(e and e["seconds"][mode], scale) for e in (entry_of(result, c) for c in everyone)]
+        ours = first["seconds"][mode]["median"]
+        row += [screen.si(shape.operations / ours, "FLOP/s"), screen.si(shape.bytes / ours, "B/s")]
+        rows.append([*row, first["kernel"]])
+    return f"Times, {MODES[mode]}", columns, rows
+
+
+def goal_cell(shape: Shape, entry: dict[str, Any]) -> str:
+    """The goal in us, and by how much the median misses it."""
+    if shape not in goals.GOALS:
+        return "-"
+    goal = goals.GOALS[shape]
+    miss = entry["seconds"]["cold"]["median"] * 1e6 / goal - 1
+    return f"{goal:g} ({'met' if miss <= 0 else f'missed by {miss:.0%}'})"
+
+
+def tables(report: Report) -> list[Table]:
+    found = [] if len(names(report)) == 1 else [ratio_table(report, mode) for mode in MODES]
+    return found + [time_table(report, mode) for mode in MODES]
+
+
+def compact_table(report: Report) -> Table:
+    """One table for a README: our times, and the ratios of both figures' medians."""
+    first, *others = names(report)
+    name, scale = unit(report)
+    with_goals = has_goals(report)
+    columns = [*first_columns(report, None), f"floor, {name}"] + [f"goal, {name}"] * with_goals
+    columns += [f"{first}, {name}", f"back to back, {name}", *(f"over {starred(report, c)}" for c in others)]
+    rows = []
+    for result in report["results"]:
+        shape, ours = shape_of(result), result["contestants"][0]
+        row = [*first_columns(report, result), screen.digits(floor(report, shape) * scale)]
+        row += [goal_cell(shape, ours)] * with_goals
+        row += [spread(ours["seconds"]["cold"], scale), screen.digits(ours["seconds"]["queued"]["median"] * scale)]
+        for entry in (entry_of(result, c) for c in others):
+            medians = [screen.digits(entry["ratio"][mode]["median"]) for mode in MODES] if entry else ["-"]
+            row.append(" / ".join(medians))
+        rows.append(row)
+    return "Times and speed-ups", columns, rows
+
+
+# --- sentences -----------------------------------------------------------------------------------------------------
+
+
+def geometric_means(report: Report) -> list[str]:
+    """Over the ranked shapes at M = 128, where the run has all three: our time, ratios within the run, and others'."""
+    wanted = task_shapes([RANKED_M])
+    by_shape = {shape_of(result): result for result in report["results"]}
+    if any(shape not in by_shape for shape in wanted):
+        return []
+    results = [by_shape[shape] for shape in wanted]
+    name, scale = unit(report)
+    first, *others = names(report)
+    lines = []
+    for mode, title in MODES.items():
+        ours = mean([result["contestants"][0]["seconds"][mode]["median"] for result in results])
+        parts = [f"{first} {screen.digits(ours * scale)} {name}"]
+        for other in others:
+            entries = [entry_of(result, other) for result in results]
+            if all(entries):
+                ratio = mean([entry["ratio"][mode]["median"] for entry in entries])
+                parts.append(f"{screen.digits(ratio)} over {starred(report, other)}")
+        lines.append(f"geometric means, ranked shapes at M = {RANKED_M}, {title}: {', '.join(parts)}")
+    if goals.DEVICE in report["conditions"]["hardware"]:
+        figures = [goals.FIGURES[shape] for shape in wanted]
+        means = [screen.digits(mean(list(column))) for column in zip(*figures)]
+        published = [f"{who} {value} us" for who, value in zip(goals.OTHERS, means)]
+        lines.append(f"for comparison, the same mean of single calls: {', '.join(published)} ({goals.SOURCE})")
+    return lines
+
+
+def mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def host_line(report: Report) -> str:
+    host = report["host"]
+    costs = []
+    for name, values in host["seconds"].items():
+        median, low, high = (screen.digits(value * 1e6) for value in values)
+        costs.append(f"{name} {median} ({low}..{high}) us")
+    return f"host cost, {host['of']}: {', '.join(costs)}"
+
+
+def sentences(report: Report) -> list[str]:
+    lines = geometric_means(report)
+    lines.append(host_line(report))
+    lines.append(f"floor: {floor_sentence(report)}")
+    lines += [f"* {name}: {note}" for name, note in notes(report).items()]
+    lines += [f"left out: {name}: {why}" for name, why in report["left_out"].items()]
+    lines += [f"{fact}: {value}" for fact, value in report["conditions"].items()]
+    return [*lines, f"run: {report['run']}, {report['written']}, {report['command']}"]
+
+
+def display(report: Report) -> None:
+    for title, columns, rows in tables(report):
+        screen.table(title, columns, rows)
+        print()
+    print("\n".join(sentences(report)))
+
+
+def markdown(report: Report) -> str:
+    parts = [f"{title}:\n\n{screen.markdown(columns, rows)}\n" for title, columns, rows in tables(report)]
+    return "\n".join([*(f"- {escaped(line)}" for line in sentences(report)), "", *parts]).rstrip()
+
+
+def escaped(line: str) -> str:
+    return line.replace("*", "\\*")
+
+
+# --- CSV ------------------------------------------------------------------------------------------------------------
+
+CSV_COLUMNS = (
+    *("run", "set", "model", "layer", "m", "n", "k", "contestant", "ours", "kernel", "note", "figure"),
+    *("median_us", "p10_us", "p90_us", "samples", "ratio", "ratio_p10", "ratio_p90", "host_us", "floor_us"),
+)
+
+
+def csv_text(report: Report) -> str:
+    """A line for each shape, contestant and figure; `ratio` is the contestant's time over that of the first."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+
+    def us(seconds: float) -> str:
+        return f"{seconds * 1e6:.5g}"
+
+    for result in report["results"]:
+        shape = shape_of(result)
+        where = [report["run"], report["set"] or "", result["model"], result["layer"], shape.m, shape.n, shape.k]
+        for entry in result["contestants"]:
+            what = [entry["name"], int(entry["ours"]), entry["kernel"], entry["note"]]
+            host = us(entry["host"]["median"]) if entry["host"] else ""
+            for mode, values in entry["seconds"].items():
+                times = [us(values["median"]), us(values["p10"]), us(values["p90"]), values["samples"]]
+                ratio = entry["ratio"][mode] if "ratio" in entry else {}
+                ratios = [ratio.get(key, "") for key in ("median", "p10", "p90")]
+                writer.writerow([*where, *what, mode, *times, *ratios, host, us(floor(report, shape))])
+    return text.getvalue()

@@ -1,0 +1,96 @@
+"""The shapes that `nvfp4 bench` times: the competition's, layers of real models, and those with goals on Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .machine import need_torch
+
+
+@dataclass(frozen=True)
+class Shape:
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """The least that must move: both operands and their scales read, fp16 results written."""
+        return (self.m + self.n) * (self.k // 2 + self.k // 16) + 2 * self.m * self.n
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer as engines run it: parts that take the same input are one product."""
+
+    model: str
+    layer: str
+    n: int
+    k: int
+
+
+LAYERS = (
+    # 128 heads of 128 values; experts of 2048; dense layers of 18432, here an eighth of one.
+    Layer("DeepSeek-V3", "attention output", 7168, 16384),
+    Layer("DeepSeek-V3", "expert gate and up", 4096, 7168),
+    Layer("DeepSeek-V3", "expert down", 7168, 2048),
+    Layer("DeepSeek-V3", "dense gate and up on 1 of 8 GPUs", 4608, 7168),
+    # 32 heads of 128 values and 8 of keys and values; a feed-forward of 14336.
+    Layer("Llama-3.1-8B", "query, key, value", 6144, 4096),
+    Layer("Llama-3.1-8B", "attention output", 4096, 4096),
+    Layer("Llama-3.1-8B", "gate and up", 28672, 4096),
+    Layer("Llama-3.1-8B", "down", 4096, 14336),
+)
+DECODE_M = (1, 2, 4, 8, 16, 32, 64)  # sequences that are answered at once, a token of each
+PREFILL_M = (512, 1024, 2048, 4096)  # tokens of prompts
+HOPPER_M = (1, 16, 64, 128, 256)
+HOPPER_LARGEST = Shape(2304, 4608, 7168)  # the largest of the competition's tests
+
+
+def layer_of(shape: Shape) -> Layer | None:
+    """The layer with this N and K, if we know one."""
+    return next((layer for layer in LAYERS if (layer.n, layer.k) == (shape.n, shape.k)), None)
+
+
+def task_shapes(rows: list[int]) -> list[Shape]:
+    """The three shapes that rank in the competition, with these M."""
+    need_torch()
+    from ..reference import load_task
+
+    return [Shape(m, test["n"], test["k"]) for test in load_task()["benchmarks"] for m in rows]
+
+
+def layers(rows: list[int]) -> list[Shape]:
+    return [Shape(m, layer.n, layer.k) for layer in LAYERS for m in rows]
+
+
+def ranked(rows: list[int] | None) -> list[Shape]:
+    return task_shapes(rows or [1, 16, 128])
+
+
+def decode(rows: list[int] | None) -> list[Shape]:
+    return layers(rows or [*DECODE_M])
+
+
+def prefill(rows: list[int] | None) -> list[Shape]:
+    return layers(rows or [*PREFILL_M])
+
+
+def hopper(rows: list[int] | None) -> list[Shape]:
+    return task_shapes(rows or [*HOPPER_M]) + ([] if rows else [HOPPER_LARGEST])
+
+
+SETS: dict[str, Callable[[list[int] | None], list[Shape]]] = {
+    "ranked": ranked,
+    "decode": decode,
+    "prefill": prefill,
+    "hopper": hopper,
+}
