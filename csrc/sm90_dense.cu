@@ -275,50 +275,86 @@ template <int KEPT> __device__ __forceinline__ void exchange(uint32_t stages, ui
 }
 
 /* 32 columns of y of a warp's 16 rows of x, from the order of wgmma's registers into that of the output, 4 neighbours
- * along an output row to a thread, through the warp's own place in shared memory: 16 x 40 or, where x counts columns of
- * the output, 32 x 20. */
-__device__ __forceinline__ void put_columns(float *turn, bool swapped, const float *v) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 16; i += 2) {
-        int x = lane / 4 + i / 2 % 2 * 8, y = i / 4 * 8 + lane % 4 * 2;
-        float2 pair = make_float2(v[i] * DECODED_PRODUCT_UNIT, v[i + 1] * DECODED_PRODUCT_UNIT);
-        if (swapped)
-            turn[y * 20 + x] = pair.x, turn[(y + 1) * 20 + x] = pair.y;
-        else
-            *(float2 *)(turn + x * 40 + y) = pair;
+ * along an output row to a thread, through the warp's own place in shared memory: 16 x 40 floats or, where x counts
+ * columns of the output, 32 x 20. */
+struct turning_place {
+    float *place;
+    bool swapped;
+    int row, column, rows, pitch; /* this lane's first row and column of it; rows that 32 lanes reach */
+
+    __device__ __forceinline__ turning_place(float *place, bool swapped) : place(place), swapped(swapped) {
+        int lane = threadIdx.x % 32;
+        row = swapped ? lane / 4 : lane / 8, column = (swapped ? lane % 4 : lane % 8) * 4;
+        rows = swapped ? 8 : 4, pitch = swapped ? 20 : 40;
     }
+
+    __device__ __forceinline__ void put(const float *v) const {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < 16; i += 2) {
+            int x = lane / 4 + i / 2 % 2 * 8, y = i / 4 * 8 + lane % 4 * 2;
+            float2 pair = make_float2(v[i] * DECODED_PRODUCT_UNIT, v[i + 1] * DECODED_PRODUCT_UNIT);
+            if (swapped)
+                place[y * 20 + x] = pair.x, place[(y + 1) * 20 + x] = pair.y;
+            else
+                *(float2 *)(place + x * 40 + y) = pair;
+        }
+    }
+
+    /* What this lane stores in pass 0 to 3, to row + pass * rows. */
+    __device__ __forceinline__ float4 get(int pass) const {
+        return *(const float4 *)(place + (row + pass * rows) * pitch + column);
+    }
+};
+
+/* Whether the output is one alpha times the sums, in 16 bits, and 4 neighbours that a thread has are one store. */
+__device__ __forceinline__ bool is_plain(const gemm_problem &p) {
+    uint64_t places = (uint64_t)p.out | (uint64_t)p.out_pitch | (uint64_t)p.out_batch;
+    return !p.c && !p.bias && p.out_type != OUT_FP32 && (!p.alpha || p.alpha_stride == 0) &&
+           (places % 8 | p.n % 4) == 0;
 }
 
-/* Stores a warp's sums: columns first to last of y, multiples of 32. */
+template <int TYPE>
+__device__ __forceinline__ void store_plain(char *out, int64_t step, int count, const turning_place &turn,
+                                            float alpha) {
+    float4 v[4];
+#pragma unroll
+    for (int pass = 0; pass < 4; pass++) v[pass] = turn.get(pass);
+#pragma unroll
+    for (int pass = 0; pass < 4; pass++, out += step)
+        if (pass * turn.rows < count)
+            *(uint2 *)out =
+                make_uint2(round_16(alpha * v[pass].x, TYPE) | (uint32_t)round_16(alpha * v[pass].y, TYPE) << 16,
+                           round_16(alpha * v[pass].z, TYPE) | (uint32_t)round_16(alpha * v[pass].w, TYPE) << 16);
+}
+
+/* Stores a warp's sums, of a halved tile those that this CTA keeps. */
 __device__ __forceinline__ void finish(const gemm_problem &p, const sm90_dense_schedule &s, const tile_walk &walk,
-                                       float *turn, const float (&d)[SUMS]) {
-    int lane = threadIdx.x % 32, from = walk.halved && walk.rank == 1 ? 128 : 0;
-    int to = walk.halved && walk.rank == 0 ? 128 : SM90_DENSE_TILE_Y;
+                                       float *place, const float (&d)[SUMS]) {
+    int from = walk.halved && walk.rank == 1 ? 128 : 0, to = walk.halved && walk.rank == 0 ? 128 : SM90_DENSE_TILE_Y;
     int32_t x = walk.x + (threadIdx.x / 32 - FIRST_MATH_WARP) * 16;
-    column_epilogue of_rows(p, s.swapped ? x + lane % 4 * 4 : 0);
+    turning_place turn(place, s.swapped);
+    bool plain = is_plain(p);
+    float alpha = p.alpha ? *p.alpha : p.alpha_value; /* where plain */
 #pragma unroll
     for (int chunk = 0; chunk < SM90_DENSE_TILE_Y; chunk += 32) {
         if (chunk < from || chunk >= to) continue;
-        put_columns(turn, s.swapped, d + chunk / 2);
+        turn.put(d + chunk / 2);
         __syncwarp();
-        int32_t y = walk.y + chunk;
-        if (s.swapped) {
-            if (x + lane % 4 * 4 < s.rows_x) {
+        int64_t y = walk.y + chunk, m = (s.swapped ? y : x) + turn.row, n = (s.swapped ? x : y) + turn.column;
+        int count = (int)min((int64_t)32, p.m - m); /* rows that exist, from this lane's first one on */
+        if (n < p.n && plain) {
+            char *out = (char *)p.out + walk.l * p.out_batch + m * p.out_pitch + n * 2;
+            if (p.out_type == OUT_FP16)
+                store_plain<OUT_FP16>(out, turn.rows * p.out_pitch, count, turn, alpha);
+            else
+                store_plain<OUT_BF16>(out, turn.rows * p.out_pitch, count, turn, alpha);
+        } else if (n < p.n) {
+            column_epilogue epilogue(p, n);
 #pragma unroll 1
-                for (int i = 0; i < 32; i += 8) {
-                    int row = i + lane / 4;
-                    float4 v = *(const float4 *)(turn + row * 20 + lane % 4 * 4);
-                    if (y + row < s.rows_y) of_rows.store(p, walk.l, y + row, {v.x, v.y, v.z, v.w});
-                }
-            }
-        } else if (y + lane % 8 * 4 < s.rows_y) {
-            column_epilogue of_columns(p, y + lane % 8 * 4);
-#pragma unroll 1
-            for (int i = 0; i < 16; i += 4) {
-                int row = i + lane / 8;
-                float4 v = *(const float4 *)(turn + row * 40 + lane % 8 * 4);
-                if (x + row < s.rows_x) of_columns.store(p, walk.l, x + row, {v.x, v.y, v.z, v.w});
+            for (int pass = 0; pass < 4; pass++) {
+                float4 v = turn.get(pass);
+                if (pass * turn.rows < count) epilogue.store(p, walk.l, m + pass * turn.rows, {v.x, v.y, v.z, v.w});
             }
         }
         __syncwarp();

@@ -151,6 +151,22 @@ def test_epilogue(out_type: int, swapped: bool, random: numpy.random.Generator) 
     assert product.untouched()
 
 
+@pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("out_type", [FP16, BF16], ids=["fp16", "bf16"])
+def test_plain_output(out_type: int, swapped: bool, random: numpy.random.Generator) -> None:
+    """One alpha and nothing else, N a multiple of 4: stores of four neighbours."""
+    name = "sm90_dense_raw" if out_type == BF16 else "sm90_dense_expanded"
+    emulator, expand, module = load(name, int(random.integers(2**30)) * 4 + 3)
+    m, n = int(random.integers(1, 260)), 4 * int(random.integers(1, 80))
+    product = DenseProduct(emulator, random, m, n, 128, 2, out_type=out_type)
+    alpha = numpy.float32(random.standard_normal())
+    product.more = {"alpha_value": alpha}
+    product.launch_dense(expand, module, name, swapped, clusters=3)
+    value = alpha * product.expected().astype(numpy.float32)
+    assert (result(product) == rounded(value, out_type)).all(), f"{m} x {n}"
+    assert product.untouched()
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     emulator, expand, module = load(name, 1)
