@@ -90,12 +90,11 @@ def svg(report: dict[str, Any]) -> str:
         body.append(text(MARGIN, foot, line, "small"))
         foot += LINE - 3
     height = foot + MARGIN - LINE + 6
-    title = f"Time over M: {', '.join(names)}"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" role="img">',
-            f"<title>{escape(title)}</title>",
+            f"<title>{escape(title(report))}</title>",
             f"<style>\n{STYLE}\n{colours(0, len(names))}",
             f"@media (prefers-color-scheme: dark){{\n{DARK}\n{colours(1, len(names))}\n}}\n</style>",
             f'<rect class="back" width="{width}" height="{height}"/>',
@@ -104,6 +103,10 @@ def svg(report: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def title(report: dict[str, Any]) -> str:
+    return f"Time over M: {', '.join(reports.names(report))}"
 
 
 def colours(scheme: int, count: int) -> str:

@@ -1,0 +1,100 @@
+"""The documents show what the stored runs say, and benchmarks/readme_tables.py finds it when they do not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import made_up_gpu
+import pytest
+
+from nvfp4.__main__ import main
+from nvfp4.cli import report, show
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "benchmarks" / "readme_tables.py"
+HOPPER = ["bench", "--set", "hopper", "--backend", "sm90", "--against", "fp16,fp8"]
+
+spec = importlib.util.spec_from_file_location("readme_tables", SCRIPT)
+readme_tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(readme_tables)
+
+
+def test_nothing_is_stale() -> None:
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}run `python benchmarks/readme_tables.py --write`"
+
+
+def test_every_stored_run_is_shown() -> None:
+    shown = "".join(document.read_text(encoding="utf-8") for document in readme_tables.documents(ROOT))
+    stored = {path.name for path in (ROOT / readme_tables.RESULTS).glob("*.json")}
+    assert stored == set(readme_tables.MARKED.findall(shown))
+    drawn = {path.stem for path in (ROOT / readme_tables.RESULTS).glob("*.svg")}
+    assert drawn <= {Path(name).stem for name in stored}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one run, shown in both documents."""
+    made_up_gpu.install(monkeypatch, made_up_gpu.Clock())
+    results = tmp_path / readme_tables.RESULTS
+    results.mkdir(parents=True)
+    marked = "before\n\n<!-- run: gpu.json -->\nold\n<!-- end of run -->\n\nafter\n"
+    (tmp_path / "README.md").write_text(marked)
+    (tmp_path / "benchmarks" / "hopper.md").write_text(marked)
+    assert main([*HOPPER, "--json", str(results / "gpu.json")]) == 0
+    monkeypatch.setattr(readme_tables, "ROOT", tmp_path)
+    return tmp_path
+
+
+def run_script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["readme_tables.py", *arguments])
+    return readme_tables.main()
+
+
+def test_what_is_stale_is_named_and_written(tree: Path, monkeypatch, capsys) -> None:
+    svg = tree / readme_tables.RESULTS / "gpu.svg"
+    assert run_script(monkeypatch) == 1
+    told = capsys.readouterr().out.splitlines()
+    files = ("README.md", "benchmarks/hopper.md", "benchmarks/results/gpu.svg")
+    assert told[-3:] == [f"stale: {name}" for name in files] and not svg.exists()
+    assert run_script(monkeypatch, "--write") == 0 and svg.exists()
+    assert run_script(monkeypatch) == 0
+    readme = (tree / "README.md").read_text()
+    assert readme.startswith("before\n\n<!-- run: gpu.json -->\n`python -m nvfp4 bench --set hopper")
+    assert readme.endswith("<!-- end of run -->\n\nafter\n") and "\nold\n" not in readme
+    assert (
+        "(benchmarks/results/gpu.svg)" in readme and "(results/gpu.svg)" in (tree / "benchmarks/hopper.md").read_text()
+    )
+    assert "not exact" in readme and "\\* torch fp8" in readme
+    rows = [line for line in readme.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + 16 and all(row.count("|") == rows[0].count("|") for row in rows)
+
+    (tree / "README.md").write_text(readme.replace("nvfp4 sm90", "nvfp4 sm91", 1))
+    assert run_script(monkeypatch) == 1
+    run = json.loads((tree / readme_tables.RESULTS / "gpu.json").read_text())
+    assert run_script(monkeypatch, "--write") == 0
+    run["results"][3]["contestants"][0]["seconds"]["cold"]["median"] *= 2
+    (tree / readme_tables.RESULTS / "gpu.json").write_text(json.dumps(run))
+    capsys.readouterr()
+    assert run_script(monkeypatch) == 1 and len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_document_never_mixes_two_runs(tree: Path, monkeypatch, capsys) -> None:
+    path = tree / readme_tables.RESULTS / "gpu.json"
+    run = report.load(path)
+    run["results"][0]["run"] = "another"
+    path.write_text(json.dumps(run))
+    assert run_script(monkeypatch, "--write") == 2
+    assert "no ratio is taken between two runs" in capsys.readouterr().err
+    with pytest.raises(show.Refusal):
+        report.load(path)
+
+
+def test_one_m_has_no_plot(tree: Path, monkeypatch) -> None:
+    assert main(["bench", "--m", "128", "--json", str(tree / readme_tables.RESULTS / "gpu.json")]) == 0
+    assert run_script(monkeypatch, "--write") == 0
+    assert not (tree / readme_tables.RESULTS / "gpu.svg").exists() and ".svg" not in (tree / "README.md").read_text()
