@@ -32,24 +32,26 @@
 #define SM90_GEMV_RING_BYTES(warps, slots)              ((warps) * (slots) * SM90_GEMV_STEP_BYTES)
 #define SM90_GEMV_PARTS_LIMIT                           16384 /* bytes that a schedule's parts may take */
 
-/* Second parameter of the kernels. The grid is ctas * l CTAs: CTA b has batch b / ctas and there units
- * [b % ctas * units_per_cta, ... + units_per_cta), as far as they exist. Groups of `cut` warps take a unit each, part i
- * of K in the group's warp i: steps [i * steps / cut, (i + 1) * steps / cut).
+/* Second parameter of the kernels. The grid is ctas * l CTAs: CTA b has batch b / ctas and there units b % ctas,
+ * b % ctas + ctas, ... Groups of `cut` warps take a unit each, part i of K in the group's warp i: steps
+ * [i * steps / cut, (i + 1) * steps / cut).
  *
  * The rule, for a kernel of `rows` and `warps` (all divisions of integers):
  *   steps         = SM90_GEMV_STEPS(k), units = SM90_GEMV_UNITS(n)
- *   units_per_cta = min(CEIL_DIV(units, max(1, sm_count / l)), SM90_GEMV_PARTS_LIMIT / PARTS_BYTES(rows, 1, 1))
- *   ctas          = CEIL_DIV(units, units_per_cta)
- *   cut           = of 1 .. max(1, min(warps, steps)) with PARTS_BYTES(rows, units_per_cta, cut) <= PARTS_LIMIT the one
- *                   with the least CEIL_DIV(units_per_cta, warps / cut) * CEIL_DIV(steps, cut), which is the number of
- *                   steps that the busiest warp does; the greatest of equals
+ *   ctas          = max(min(units, max(1, sm_count / l)), CEIL_DIV(units, PARTS_LIMIT / PARTS_BYTES(rows, 1, 1)))
+ *   units_per_cta = CEIL_DIV(units, ctas), units_left = units % ctas
+ *   cut           = of the powers of two from 1 to min(warps, steps), or 1, with PARTS_BYTES(rows, units_per_cta, cut)
+ *                   <= PARTS_LIMIT the one with the least CEIL_DIV(units_per_cta, warps / cut) * CEIL_DIV(steps, cut),
+ *                   which is the number of steps that the busiest warp does; the greatest of equals
  *   slots         = min(stages, that least number)
  *   shared bytes  = PARTS_BYTES(rows, units_per_cta, cut) + A_BYTES(rows, steps) + RING_BYTES(warps, slots)
  * Where that is more than a CTA can have (long K), the kernel cannot take the product. */
 typedef struct sm90_gemv_schedule {
     int32_t ctas; /* of a batch */
-    int32_t units, units_per_cta;
-    int32_t steps, cut;
+    int32_t units_per_cta;
+    int32_t units_left; /* > 0: CTAs from this one on have one unit less */
+    int32_t steps;
+    int32_t log2_cut;
     int32_t padding_;
 } sm90_gemv_schedule;
 
