@@ -129,8 +129,14 @@ def test_every_rival_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fp8_sits_out_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "last_level_cache", lambda: 4000)
+
+    def refuses(*args: object, **options: object) -> None:
+        raise RuntimeError("no such shape\nand a trace")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuses)
     ragged = rivals.line_up(Shape(2, 24, 32), CPU, [None], ["fp8", "fp32"], 0)
     assert [contestant.name for contestant in ragged.contestants] == ["nvfp4", "torch fp32 matmul"]
+    assert ragged.left_out == {"torch fp8 matmul": "at 2x24x32: no such shape"}
 
 
 def test_without_a_gpu_no_gpu_backend() -> None:

@@ -180,6 +180,7 @@ def measure(
             step(f"bench {shape}")
             bench = line_up(shape, device, backends, kinds, args.seed, run_id)
             rotates = rotates and bench.cold
+            left_out |= {name: why for name, why in bench.left_out.items() if name not in left_out}
             timing.compete(bench.contestants, clock, repeat)
             timing.compete_in_queues(bench.contestants, clock, max(timing.MIN_ROUNDS, repeat // 10))
             results.append(result_of(shape, bench.contestants, run_id))

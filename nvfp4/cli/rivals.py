@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,7 @@ def expand(operand: Operand, table: torch.Tensor) -> torch.Tensor:
 class Bench:
     contestants: list[Contestant]  # ours first
     cold: bool  # each one's sets together exceed the caches
+    left_out: dict[str, str] = field(default_factory=dict)  # what cannot run this shape, and why
 
 
 def title(backend: str | None) -> str:
@@ -104,7 +105,7 @@ def line_up(
     """Makes the inputs and the contestants, and checks that all compute the same product."""
     torch = need_torch()
     generator = torch.Generator(device).manual_seed(seed)
-    wide = [kind for kind in kinds if kind != "dequant" and not (kind == "fp8" and shape.n % 16)]
+    wide = [kind for kind in kinds if kind != "dequant"]
     values = (shape.m + shape.n) * shape.k
     sets, cold = rotation({kind: int(values * BYTES[kind]) for kind in ("nvfp4", *wide)}, device, most_sets)
 
@@ -126,13 +127,11 @@ def line_up(
         if kind == "dequant":
             table = pair_table(torch.float16 if device.type == "cuda" else torch.bfloat16, device)
             call, count = partial(dequantise, packed, table), len(packed)
-        elif kind in wide:
-            call, count = WIDE[kind](packed, sets[kind], results, device), sets[kind]
         else:
-            continue
+            call, count = WIDE[kind](packed, sets[kind], results, device), sets[kind]
         contestants.append(Contestant(NAMES[kind], call, run, note=NOTES.get(kind, ""), sets=count))
-    agree(shape, contestants)
-    return Bench(contestants, cold)
+    left_out = agree(shape, contestants)
+    return Bench([c for c in contestants if c.name not in left_out], cold, left_out)
 
 
 class Results:
@@ -200,14 +199,24 @@ WIDE: dict[str, Callable] = {
 }
 
 
-def agree(shape: Shape, contestants: list[Contestant]) -> None:
+def agree(shape: Shape, contestants: list[Contestant]) -> dict[str, str]:
+    """Compares each with the first one; returns those of torch's products that refuse the shape, and what they say."""
     expected = contestants[0].call(0).double()
+    left_out = {}
     for rival in contestants[1:]:
-        error = ((rival.call(0).double() - expected).norm() / expected.norm()).item()
+        try:
+            result = rival.call(0)
+        except RuntimeError as refusal:
+            if rival.ours:
+                raise
+            left_out[rival.name] = f"at {shape}: {str(refusal).splitlines()[0]}"
+            continue
+        error = ((result.double() - expected).norm() / expected.norm()).item()
         if not error < (AGREEMENT_FP8 if rival.note else AGREEMENT):
             raise Failure(
                 f"{shape}: {contestants[0].name} and {rival.name} differ by {error:.3g} in norm; nothing was timed"
             )
+    return left_out
 
 
 def rotation(sizes: dict[str, int], device: torch.device, most: int = MOST_SETS) -> tuple[dict[str, int], bool]:
