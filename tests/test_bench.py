@@ -235,8 +235,8 @@ def test_spread() -> None:
     assert (spread.median, spread.p10, spread.p90, spread.samples) == (50, 10, 90, 101)
 
 
-def test_queue_behind_writes() -> None:
-    """The calls are queued between two events behind the writes; time and the host's time are shares of a call."""
+def fake_cuda(too_short: int) -> tuple[timing.DeviceClock, list[str]]:
+    """A clock of a GPU that only keeps a log, on which this many writes are over before four calls are queued."""
     log: list[str] = []
 
     class Event:
@@ -247,15 +247,30 @@ def test_queue_behind_writes() -> None:
             log.append("event")
 
         def query(self) -> bool:
-            return log.count("write") == 1  # one write was too short a time
+            return log.count("write") == too_short
 
         def elapsed_time(self, end: object) -> float:
             return 0.008
 
-    flush = SimpleNamespace(fill_=lambda value: log.append("write"))
-    fake = SimpleNamespace(cuda=SimpleNamespace(Event=Event, synchronize=lambda: log.append("wait")))
-    queued, writes = timing.time_queue(fake, flush, [lambda: log.append("call")] * 4, 1)
-    assert writes == 2 and queued.seconds == pytest.approx(2e-6) and 0 < queued.host < 1
+    clock = object.__new__(timing.DeviceClock)
+    clock.flush = SimpleNamespace(fill_=lambda value: log.append("write"))
+    clock.torch = SimpleNamespace(cuda=SimpleNamespace(Event=Event, synchronize=lambda: log.append("wait")))
+    clock.value, clock.writes = 0, 1
+    return clock, log
+
+
+def test_single_calls_behind_writes() -> None:
+    clock, log = fake_cuda(too_short=0)
+    assert clock.run([lambda: log.append("a"), lambda: log.append("b")]) == pytest.approx([8e-6, 8e-6])
+    assert log == ["write", "event", "a", "event", "write", "event", "b", "event", "wait"]
+    assert clock.empty_pair(3) == pytest.approx(8e-6)
+
+
+def test_queue_behind_writes() -> None:
+    """The calls are queued between two events behind the writes; time and the host's time are shares of a call."""
+    clock, log = fake_cuda(too_short=1)
+    queued = clock.queue([lambda: log.append("call")] * 4)
+    assert clock.writes == 2 and queued.seconds == pytest.approx(2e-6) and 0 < queued.host < 1
     calls = ["event", *["call"] * 4, "event", "wait"]
     assert log == ["write", *calls, "write", "write", *calls]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import made_up_gpu
 import pytest
 
-from nvfp4.__main__ import main
+from nvfp4.__main__ import main, parser
 from nvfp4.cli import report, show
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +35,15 @@ def test_every_stored_run_is_shown() -> None:
     assert stored == set(readme_tables.MARKED.findall(shown))
     drawn = {path.stem for path in (ROOT / readme_tables.RESULTS).glob("*.svg")}
     assert drawn <= {Path(name).stem for name in stored}
+
+
+def test_the_commands_in_the_documents_are_understood() -> None:
+    found = set()
+    for document in [ROOT / "CONTRIBUTING.md", *readme_tables.documents(ROOT)]:
+        found |= set(re.findall(r"(?m)python -m nvfp4 (bench[^`#|\n]*)", document.read_text(encoding="utf-8")))
+    assert len(found) >= 4
+    for command in found:
+        parser().parse_args(command.split())
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from html import escape
 from typing import Any
 
 from . import report as reports
-from .shapes import Shape
+from .shapes import Shape, layer_of
 
-PANEL_WIDTH, PANEL_HEIGHT = 300, 230
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 30, 36  # of a panel, around its axes
+PANEL_WIDTH, PANEL_HEIGHT = 300, 240
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 40, 36  # of a panel, around its axes
 MARGIN = 14
 LINE = 18  # of text
 COLUMNS = 3
@@ -190,6 +190,9 @@ def draw_panel(report: dict[str, Any], names: list[str], mode: str, shapes: Sequ
     y = Scale(min(values), max(values), bottom, top)
 
     parts = [text(left, 18, f"N {first.n}, K {first.k}: {reports.MODES[mode]}", "head")]
+    layer = layer_of(first)
+    if layer:
+        parts.append(text(left, 32, f"{layer.model}, {layer.layer}", "small"))
     for tick in steps(y.low, y.high):
         parts.append(f'<path class="grid" d="M{left},{y(tick):.1f}H{right}"/>')
         parts.append(text(left - 5, y(tick) + 4, f"{tick:g}", "small", "end"))
