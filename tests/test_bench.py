@@ -378,6 +378,7 @@ def test_the_report_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_goals_are_those_of_one_gpu_and_set(tmp_path: Path, monkeypatch) -> None:
     run = stored(tmp_path, *HOPPER)
     assert report.has_goals(run)
+    assert not report.has_goals(stored(tmp_path, "bench", "--set", "hopper", "--backend", "sm80"))
     run["conditions"]["hardware"] = "NVIDIA H100"
     assert not report.has_goals(run) and len(report.geometric_means(run)) == 2
     run = stored(tmp_path, "bench", "--m", "16")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from .shapes import Shape
 
 DEVICE = "H200"  # in the name of the GPU that the goals are for
+FAMILY = "sm90"  # in the names of the kernels that they are for
 SOURCE = "median of another run on an H200, not of this one: no ratio"
 
 GOALS = {

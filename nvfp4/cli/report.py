@@ -72,7 +72,10 @@ def floor_sentence(report: Report) -> str:
 
 
 def has_goals(report: Report) -> bool:
-    return report["set"] == "hopper" and goals.DEVICE in report["conditions"]["hardware"]
+    """Whether the run is of what the goals are for: the first contestant's kernels, the GPU and the shapes."""
+    if report["set"] != "hopper" or goals.DEVICE not in report["conditions"]["hardware"]:
+        return False
+    return any(goals.FAMILY in result["contestants"][0]["kernel"] for result in report["results"])
 
 
 def unit(report: Report) -> tuple[str, float]:
@@ -220,19 +223,20 @@ def sentences(report: Report) -> list[str]:
     lines += [f"* {name}: {note}" for name, note in notes(report).items()]
     lines += [f"left out: {name}: {why}" for name, why in report["left_out"].items()]
     lines += [f"{fact}: {value}" for fact, value in report["conditions"].items()]
-    return [*lines, f"run: {report['run']}, {report['written']}, {report['command']}"]
+    return [*lines, f"run: {report['run']}, {report['written']}"]
 
 
 def display(report: Report) -> None:
     for title, columns, rows in tables(report):
         screen.table(title, columns, rows)
         print()
-    print("\n".join(sentences(report)))
+    print("\n".join([*sentences(report), f"command: {report['command']}"]))
 
 
 def markdown(report: Report) -> str:
     parts = [f"{title}:\n\n{screen.markdown(columns, rows)}\n" for title, columns, rows in tables(report)]
-    return "\n".join([*(f"- {escaped(line)}" for line in sentences(report)), "", *parts]).rstrip()
+    lines = [*(escaped(line) for line in sentences(report)), f"command: `{report['command']}`"]
+    return "\n".join([*(f"- {line}" for line in lines), "", *parts]).rstrip()
 
 
 def escaped(line: str) -> str:
