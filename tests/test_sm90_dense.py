@@ -180,7 +180,7 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     """Under dependent launch, one workspace for all calls, each reading as c what the one before wrote."""
     for case in range(SEEDS):
         emulator, expand, module = load(name, int(random.integers(2**30)) * 4 + 2 + case % 2)
-        calls = [DenseProduct(emulator, random, 300, 20, 192) for _ in range(3)]
+        calls = [DenseProduct(emulator, random, 300, 20, 512) for _ in range(3)]
         places: dict[int, object] = {}
         for before, call in zip([None, *calls], calls):
             call.add, call.places = before, places

@@ -190,7 +190,8 @@ class DenseProduct(sm100.launch.Product):
         if self.k:
             expanded = [y] if raw else [y, x]
             for which in expanded:
-                self.places.setdefault(which, self.expanded(which))
+                if which not in self.places:  # memory that is freed would wait for the calls before
+                    self.places[which] = self.expanded(which)
             self.expand(expand, [(which, self.places[which]) for which in expanded])
             schedule.y.opaque[:] = self.fp16_map(y, self.places[y])
             if raw:
