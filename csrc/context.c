@@ -48,7 +48,7 @@ void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_blo
 #endif
 
 const char *nvfp4_backend_name(int32_t backend) {
-    static const char *const names[] = {"auto", "cpu", "sm80", "sm100"};
+    static const char *const names[] = {"auto", "cpu", "sm80", "sm90", "sm100"};
     return backend >= NVFP4_AUTO && backend <= NVFP4_BACKEND_SM100 ? names[backend] : "unknown";
 }
 
@@ -61,33 +61,35 @@ static nvfp4_status named_backend(int32_t *backend) {
             *backend = i;
             return NVFP4_OK;
         }
-    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be auto, cpu, sm80 or sm100", name);
+    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be auto, cpu, sm80, sm90 or sm100", name);
 }
 
 static nvfp4_status refuse_family(nvfp4_context *context, const place *where, int32_t backend) {
     nvfp4_device device;
     nvfp4_status status = driver_device(context->driver, where->device, &device);
     if (status) return status;
+    const char *runs_on = backend == NVFP4_BACKEND_SM90 ? "9.0 (H100, H200)" : "10.0 and 10.3 (B200, B300)";
     return fail(NVFP4_UNSUPPORTED,
-                "backend: is %s, whose code runs on compute capability 10.0 and 10.3 (B200, B300); cuda:%d is %s, of "
-                "compute capability %d.%d; must be sm80 or None there",
-                nvfp4_backend_name(backend), where->device, device.name, device.compute_capability / 10,
+                "backend: is %s, whose code runs on compute capability %s; cuda:%d is %s, of compute capability "
+                "%d.%d; must be sm80 or None there",
+                nvfp4_backend_name(backend), runs_on, where->device, device.name, device.compute_capability / 10,
                 device.compute_capability % 10);
 }
 
 nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device, place *where) {
     *where = (place){0};
     if (backend < NVFP4_AUTO || backend > NVFP4_BACKEND_SM100)
-        return fail(NVFP4_INVALID, "backend: is %d; must be auto (%d), cpu (%d), sm80 (%d) or sm100 (%d)", backend,
-                    NVFP4_AUTO, NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80, NVFP4_BACKEND_SM100);
+        return fail(NVFP4_INVALID, "backend: is %d; must be auto (%d), cpu (%d), sm80 (%d), sm90 (%d) or sm100 (%d)",
+                    backend, NVFP4_AUTO, NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80, NVFP4_BACKEND_SM90,
+                    NVFP4_BACKEND_SM100);
     if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
         nvfp4_status status = named_backend(&backend);
         if (status) return status;
     }
-    int names_gpu = backend == NVFP4_BACKEND_SM80 || backend == NVFP4_BACKEND_SM100;
+    int names_gpu = backend != NVFP4_AUTO && backend != NVFP4_BACKEND_CPU;
     if (device == NVFP4_HOST && !names_gpu) return cpu_isa_detect(&where->isa);
     if (device != NVFP4_HOST && backend == NVFP4_BACKEND_CPU)
-        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80, sm100 or None",
+        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80, sm90, sm100 or None",
                     device);
     where->on_gpu = 1;
     where->candidate = context->candidate;

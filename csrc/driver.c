@@ -205,7 +205,14 @@ int driver_reads_host_memory(driver *d, int32_t device) {
 }
 
 static int runs_on(kernel_arch arch, const device_facts *facts) {
-    return arch == ARCH_SM80 || facts->compute_capability / 10 == 10;
+    switch (arch) {
+    case ARCH_SM90:
+        return facts->compute_capability == 90;
+    case ARCH_SM100:
+        return facts->compute_capability / 10 == 10;
+    default:
+        return 1;
+    }
 }
 
 /* Whether a refusal only says that the driver has no code for the device in a fat binary of one family's. The kernels
@@ -255,6 +262,7 @@ static nvfp4_status load_functions(driver *d, device_state *state) {
                                             state->facts.shared_per_block, d->kernels[k], state->handle);
         if (error) return refused(d, kernels[k].name, error);
         state->functions[k] = function;
+        if (arch == ARCH_SM90) state->facts.has_sm90 = 1;
         if (arch == ARCH_SM100) state->facts.has_sm100 = 1;
     }
     return NVFP4_OK;
@@ -329,7 +337,10 @@ static void leave(driver *d, int pushed) {
 nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *t, tensor_map *map) {
     static const uint32_t steps[] = {1, 1, 1, 1, 1};
     int type = t->element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
-    int swizzle = t->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, pushed;
+    int swizzle = t->swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                  : t->swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                     : CU_TENSOR_MAP_SWIZZLE_NONE;
+    int pushed;
     CUresult error = enter(d, &d->devices[device], &pushed); /* without a context the driver refuses (measured) */
     if (!error)
         error = d->cuTensorMapEncodeTiled(map, type, (uint32_t)t->rank, (void *)t->data, t->dims, t->strides, t->box,

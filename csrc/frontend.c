@@ -22,7 +22,7 @@ nvfp4_status layout_from_name(const char *name, int32_t *layout) {
 nvfp4_status backend_from_name(const char *name, int32_t *backend) {
     for (*backend = NVFP4_AUTO; *backend <= NVFP4_BACKEND_SM100; ++*backend)
         if (strcmp(name, nvfp4_backend_name(*backend)) == 0) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "backend: is '%.80s'; must be None, 'cpu', 'sm80' or 'sm100'", name);
+    return fail(NVFP4_INVALID, "backend: is '%.80s'; must be None, 'cpu', 'sm80', 'sm90' or 'sm100'", name);
 }
 
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype) {

@@ -6,6 +6,7 @@
 #include "error.h"
 #include "sm100_plan.h"
 #include "sm80_plan.h"
+#include "sm90_plan.h"
 
 /* A call that has passed every check, and how it will be run. */
 typedef struct route {
@@ -14,12 +15,24 @@ typedef struct route {
     nvfp4_plan plan;
     union { /* where it runs on the GPU: of plan.backend */
         sm80_schedule sm80;
+        sm90_schedule sm90;
         sm100_schedule sm100;
     };
 } route;
 
 static int is_empty(const gemm_problem *p) {
     return p->m == 0 || p->n == 0 || p->l == 0;
+}
+
+static nvfp4_status plan_on_gpu(route *r, const plan_wish *wish) {
+    switch (r->where.family) {
+    case NVFP4_BACKEND_SM100:
+        return sm100_plan(r->where.facts, &r->problem, wish, &r->plan, &r->sm100);
+    case NVFP4_BACKEND_SM90:
+        return sm90_plan(r->where.facts, &r->problem, wish, &r->plan, &r->sm90);
+    default:
+        return sm80_plan(r->where.facts, &r->problem, &r->plan, &r->sm80);
+    }
 }
 
 static nvfp4_status plan_route(route *r) {
@@ -32,9 +45,8 @@ static nvfp4_status plan_route(route *r) {
         r->plan = (nvfp4_plan){.backend = where->family, .name = "none", .reason = "the result is empty", .split_k = 1};
         return NVFP4_OK;
     }
-    if (where->family != NVFP4_BACKEND_SM100) return sm80_plan(where->facts, &r->problem, &r->plan, &r->sm80);
-    const sm100_wish wish = {preferences_find(where->preferences, where->device, &r->problem), where->candidate};
-    return sm100_plan(where->facts, &r->problem, &wish, &r->plan, &r->sm100);
+    const plan_wish wish = {preferences_find(where->preferences, where->device, &r->problem), where->candidate};
+    return plan_on_gpu(r, &wish);
 }
 
 static nvfp4_status find_route(nvfp4_context *context, const nvfp4_gemm_args *args, route *r) {
@@ -70,13 +82,30 @@ static nvfp4_status launch_sm80(driver *d, route *r, const nvfp4_gemm_args *args
     return status || launch.grid == 0 ? status : driver_launch(d, r->where.device, &launch);
 }
 
+static nvfp4_status encode(driver *d, int32_t device, const plan_tensor *tensors, int count) {
+    nvfp4_status status = NVFP4_OK;
+    for (int i = 0; i < count && !status; i++) status = driver_encode(d, device, &tensors[i].layout, tensors[i].map);
+    return status;
+}
+
+static nvfp4_status launch_sm90(driver *d, route *r, const nvfp4_gemm_args *args) {
+    plan_tensor tensors[PLAN_MOST_TENSORS];
+    nvfp4_status status = encode(d, r->where.device, tensors, sm90_tensors(&r->problem, &r->plan, &r->sm90, tensors));
+    if (status) return status;
+    void *arguments[] = {&r->problem, &r->sm90};
+    const kernel_launch launch = {.kernel = (kernel_id)r->plan.kernel,
+                                  .cluster = r->plan.split_k,
+                                  .grid = r->plan.grid,
+                                  .more_shared_bytes = sm90_parts_bytes(&r->plan, &r->sm90),
+                                  .arguments = arguments,
+                                  .queue = args->queue};
+    return driver_launch(d, r->where.device, &launch);
+}
+
 static nvfp4_status launch_sm100(driver *d, route *r, const nvfp4_gemm_args *args) {
-    sm100_tensor tensors[SM100_TENSORS];
-    int count = sm100_tensors(&r->problem, &r->plan, &r->sm100, tensors);
-    for (int i = 0; i < count; i++) {
-        nvfp4_status status = driver_encode(d, r->where.device, &tensors[i].layout, tensors[i].map);
-        if (status) return status;
-    }
+    plan_tensor tensors[PLAN_MOST_TENSORS];
+    nvfp4_status status = encode(d, r->where.device, tensors, sm100_tensors(&r->problem, &r->plan, &r->sm100, tensors));
+    if (status) return status;
     void *arguments[] = {&r->problem, &r->sm100};
     const kernel_launch launch = {.kernel = (kernel_id)r->plan.kernel,
                                   .cluster = sm100_cluster(&r->plan),
@@ -93,7 +122,9 @@ static nvfp4_status launch(nvfp4_context *context, route *r, const nvfp4_gemm_ar
     if (r->plan.backend == NVFP4_BACKEND_SM100)
         r->sm100.dump = context->dump, r->sm100.dump_cta = context->dump_cta, r->sm100.dump_block = context->dump_block;
 #endif
-    nvfp4_status status = r->plan.backend == NVFP4_BACKEND_SM100 ? launch_sm100(d, r, args) : launch_sm80(d, r, args);
+    nvfp4_status status = r->plan.backend == NVFP4_BACKEND_SM100  ? launch_sm100(d, r, args)
+                          : r->plan.backend == NVFP4_BACKEND_SM90 ? launch_sm90(d, r, args)
+                                                                  : launch_sm80(d, r, args);
     if (!r->where.host_memory) return status;
     nvfp4_status waited = driver_wait(d, r->where.device, args->queue); /* also for what a failed call did launch */
     return status ? status : waited;
@@ -157,17 +188,24 @@ static kernel_id kernel_named(const char *name) {
     return (kernel_id)id;
 }
 
+/* The backend that has a kernel and more than one plan; NVFP4_AUTO for none. */
+static int32_t family_of(int32_t kernel) {
+    kernel_arch arch = kernel < KERNEL_COUNT ? kernels[kernel].arch : ARCH_SM80;
+    return arch == ARCH_SM100 ? NVFP4_BACKEND_SM100 : arch == ARCH_SM90 ? NVFP4_BACKEND_SM90 : NVFP4_AUTO;
+}
+
 nvfp4_status nvfp4_prefer(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
                           const nvfp4_plan *wanted) {
     route r;
     if (!wanted->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
-    nvfp4_status status = find_problem(m, n, k, l, &r.problem);
-    if (!status) status = find_place(context, NVFP4_BACKEND_SM100, device, &r.where);
-    if (status) return status;
-    const sm100_wish wish = {
+    if (device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", device);
+    const plan_wish wish = {
         .first = {kernel_named(wanted->name), wanted->swapped, wanted->split_k, wanted->prefetch_stages}};
+    nvfp4_status status = find_problem(m, n, k, l, &r.problem);
+    if (!status) status = find_place(context, family_of(wish.first.kernel), device, &r.where);
+    if (status) return status;
     r.plan.candidates = 0;
-    if (!is_empty(&r.problem)) status = sm100_plan(r.where.facts, &r.problem, &wish, &r.plan, &r.sm100);
+    if (!is_empty(&r.problem)) status = plan_on_gpu(&r, &wish);
     if (status) return status;
     if (r.plan.candidates == 0 || r.plan.kernel != wish.first.kernel || r.plan.swapped != wanted->swapped ||
         r.plan.split_k != wanted->split_k || r.plan.prefetch_stages != wanted->prefetch_stages)

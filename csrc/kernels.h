@@ -6,16 +6,14 @@
 
 #include "sm100_configs.h"
 #include "sm80_configs.h"
+#include "sm90_configs.h"
 
 typedef enum kernel_id {
 #define X(id, ...) KERNEL_##id,
-    SM80_GEMM_CONFIGS(X)
+    SM80_GEMM_CONFIGS(X) SM90_GEMM_CONFIGS(X) SM100_GEMM_CONFIGS(X)
 #undef X
         KERNEL_SM80_SPLIT_REDUCE,
-#define X(id, ...) KERNEL_##id,
-    SM100_GEMM_CONFIGS(X)
-#undef X
-        KERNEL_QUANTIZE,
+    KERNEL_QUANTIZE,
     KERNEL_DEQUANTIZE,
     KERNEL_SWIZZLE,
     KERNEL_UNSWIZZLE,
@@ -24,6 +22,7 @@ typedef enum kernel_id {
 
 typedef enum kernel_arch {
     ARCH_SM80,  /* any GPU of compute capability 8.0 or later */
+    ARCH_SM90,  /* 9.0 alone: code for sm_90a (PTX ISA 9.0, .target) */
     ARCH_SM100, /* the family of 10.0: 10.0 and 10.3 (PTX ISA 9.0, .target sm_100f) */
 } kernel_arch;
 

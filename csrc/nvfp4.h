@@ -59,6 +59,7 @@ typedef enum nvfp4_backend {
     NVFP4_AUTO = 0, /* plan.c chooses by rule */
     NVFP4_BACKEND_CPU,
     NVFP4_BACKEND_SM80,  /* any GPU since Ampere */
+    NVFP4_BACKEND_SM90,  /* H100, H200, GH200: compute capability 9.0 */
     NVFP4_BACKEND_SM100, /* B200, GB200, B300: compute capability 10.0 and 10.3 */
 } nvfp4_backend;
 
@@ -121,13 +122,13 @@ typedef struct nvfp4_plan {
     const char *name;   /* of that kernel */
     const char *reason; /* why this one, in a sentence */
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t swapped;         /* sm100: B, and not A, lies on the 128-row side of the mma */
+    int32_t swapped;         /* sm90, sm100: B, and not A, lies on the side of the mma with 64 rows or more */
     int32_t split_k;         /* CTAs that share one output tile along K */
     int64_t grid;            /* CTAs in all; 0 on the CPU */
     size_t workspace;        /* bytes of device memory the call needs */
     int32_t prefetch_stages; /* sm100: stages of K that each CTA brings into L2 ahead of its turn */
-    int32_t candidates;      /* sm100: how many plans there are for this product (nvfp4_set_candidate) */
-    double modelled_us;      /* sm100: time a call as the estimate has it, back to back; nobody measured it */
+    int32_t candidates;      /* sm90, sm100: how many plans there are for this product (nvfp4_set_candidate) */
+    double modelled_us;      /* sm90, sm100: time a call as the estimate has it, back to back */
 } nvfp4_plan;
 
 /* Of later products of this context, take the plan that the estimate puts in this place: 0, as ever, is its first
@@ -215,7 +216,7 @@ void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_blo
 #endif
 
 const char *nvfp4_dtype_name(int32_t dtype);     /* "float8_e4m3fn", ... */
-const char *nvfp4_backend_name(int32_t backend); /* "cpu", "sm80", "sm100" */
+const char *nvfp4_backend_name(int32_t backend); /* "cpu", "sm80", "sm90", "sm100" */
 
 #ifdef __cplusplus
 }

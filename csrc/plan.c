@@ -1,13 +1,11 @@
 /* Which GPU family runs a product; which kernel runs it on the CPU, and why. Each GPU family has a file of its own
- * (sm80_plan.c, sm100_plan.c). */
+ * (sm80_plan.c, sm90_plan.c, sm100_plan.c). */
 #include "plan.h"
 
 int32_t plan_family(const device_facts *facts, int32_t asked) {
-    if (asked == NVFP4_BACKEND_SM100 || asked == NVFP4_AUTO) {
-        if (facts->has_sm100) return NVFP4_BACKEND_SM100;
-        return asked == NVFP4_AUTO ? NVFP4_BACKEND_SM80 : NVFP4_AUTO;
-    }
-    return NVFP4_BACKEND_SM80;
+    int32_t best = facts->has_sm100 ? NVFP4_BACKEND_SM100 : facts->has_sm90 ? NVFP4_BACKEND_SM90 : NVFP4_BACKEND_SM80;
+    if (asked == NVFP4_AUTO || asked == best) return best;
+    return asked == NVFP4_BACKEND_SM80 ? asked : NVFP4_AUTO; /* sm80 runs everywhere, the others on their own GPU */
 }
 
 void plan_cpu(cpu_isa isa, nvfp4_plan *plan) {

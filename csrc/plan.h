@@ -8,8 +8,8 @@
 #include "nvfp4.h"
 
 typedef struct device_facts {
-    int32_t compute_capability; /* 10*major + minor */
-    int32_t has_sm100;          /* 1: the kernels of that family are loaded */
+    int32_t compute_capability;  /* 10*major + minor */
+    int32_t has_sm90, has_sm100; /* 1: the kernels of that family are loaded */
     int32_t sm_count;
     int32_t shared_per_block; /* bytes a CTA may ask for */
     int32_t shared_per_sm;
@@ -24,9 +24,21 @@ typedef struct tensor_layout {
     uint64_t dims[5];    /* elements, the dense dimension first */
     uint64_t strides[4]; /* bytes, of dimension 1 and so on: multiples of 16, below TENSOR_STRIDE_END */
     uint32_t box[5];     /* elements, at most 256 */
-    int32_t swizzled;    /* 1: into the 128-byte swizzle, 0: as it lies */
+    int32_t swizzle;     /* bytes of the pattern in shared memory, which a box is wide: 128 or 64; 0: as it lies */
 } tensor_layout;
 #define TENSOR_STRIDE_END ((int64_t)1 << 40)
+
+/* What sets a plan for a product apart from the others for it. */
+typedef struct plan_settings {
+    int32_t kernel; /* kernel_id */
+    int32_t swapped, split_k, prefetch_stages;
+} plan_settings;
+
+/* Which plan to take: plans are in the order of their estimated times, but for the first. */
+typedef struct plan_wish {
+    plan_settings first; /* stands before all others, where the product has such a plan; split_k = 0: none does */
+    int32_t candidate;   /* the place of the plan to take, from 0 on; the last, where there are not so many */
+} plan_wish;
 
 /* The GPU family that runs a call for `asked` (nvfp4_backend): the best that the device has code for, or the one that
  * is asked for by name. NVFP4_AUTO: the device cannot run what is asked. */

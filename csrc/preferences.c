@@ -31,10 +31,10 @@ nvfp4_status preferences_add(preferences *all, const preference *one) {
     return NVFP4_OK;
 }
 
-sm100_settings preferences_find(const preferences *all, int32_t device, const gemm_problem *p) {
+plan_settings preferences_find(const preferences *all, int32_t device, const gemm_problem *p) {
     const preference key = {.device = device, .m = p->m, .n = p->n, .k = p->k, .l = p->l};
     const preference *found = find(all, &key);
-    return found ? found->settings : (sm100_settings){0};
+    return found ? found->settings : (plan_settings){0};
 }
 
 void preferences_forget(preferences *all) {

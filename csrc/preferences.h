@@ -2,12 +2,13 @@
 #ifndef NVFP4_PREFERENCES_H
 #define NVFP4_PREFERENCES_H
 
+#include "device/problem.h"
 #include "nvfp4.h"
-#include "sm100_plan.h"
+#include "plan.h"
 
 typedef struct preference {
     int64_t device, m, n, k, l;
-    sm100_settings settings;
+    plan_settings settings;
 } preference;
 
 typedef struct preferences {
@@ -18,7 +19,7 @@ typedef struct preferences {
 /* Adds one, in place of what was said of that device and shape before. */
 nvfp4_status preferences_add(preferences *all, const preference *one);
 /* The settings preferred for a device and shape; those with split_k = 0 where there are none. */
-sm100_settings preferences_find(const preferences *all, int32_t device, const gemm_problem *problem);
+plan_settings preferences_find(const preferences *all, int32_t device, const gemm_problem *problem);
 void preferences_forget(preferences *all);
 
 #endif

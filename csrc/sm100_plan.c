@@ -6,11 +6,11 @@
 #include "sm100_plan.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "error.h"
 #include "kernels.h"
+#include "plan_choice.h"
+#include "plan_operands.h"
 #include "sm100_model.h"
 
 typedef struct sm100_config {
@@ -41,6 +41,7 @@ enum {
     PREFETCH_SHARERS = 4,
     PREFETCH_BYTES = 20 << 20, /* of x by all CTAs: what DRAM delivers in the 2 to 3 us between the last copy of a call
                                   and the first of the next (modelled) */
+    BOX_BYTES = SM100_STAGE_K / 2,
     RESERVED_BYTES = 1024, /* of an SM's shared memory for each CTA (CUDA programming guide, compute capabilities) */
 };
 
@@ -59,32 +60,15 @@ static const sm100_config configs[] = {
 #undef X
 };
 
-/* L2 cache policies as createpolicy.fractional gives them for the fraction 1 (PTX ISA 9.0, 9.7.9.20). */
-static const uint64_t evict_normal = 0x1000000000000000, evict_first = 0x12F0000000000000,
-                      evict_last = 0x14F0000000000000;
-
 static int64_t ceil_div(int64_t a, int64_t b) {
     return a / b + (a % b > 0);
 }
 
 /* ---- how the operands lie ---- */
 
-static int is_stride(int64_t bytes) {
-    return bytes >= 0 && bytes < TENSOR_STRIDE_END && bytes % 16 == 0;
-}
-
-/* Whether tensor maps reach the values of an operand; where there is one row or batch the distance does not matter. */
-static int values_are_mapped(const gemm_problem *p, int64_t rows, int64_t pitch, int64_t batch) {
-    return p->aligned16 && (rows == 1 || is_stride(pitch)) && (p->l == 1 || is_stride(batch));
-}
-
-static int by_tensor_maps(const gemm_problem *p) {
-    return values_are_mapped(p, p->m, p->a_pitch, p->a_batch) && values_are_mapped(p, p->n, p->b_pitch, p->b_batch);
-}
-
 /* Whether threads have to load: bulk copies take whole atoms of scales, all of whose bytes multiply something. */
 static int needs_gather(const gemm_problem *p) {
-    return p->scale_layout == SCALES_LINEAR || p->k % SM100_MMA_K != 0 || !by_tensor_maps(p);
+    return p->scale_layout == SCALES_LINEAR || p->k % SM100_MMA_K != 0 || !values_are_mapped(p);
 }
 
 /* Pairs load scales by tensor maps. */
@@ -99,9 +83,7 @@ static int scales_are_mapped(const gemm_problem *p) {
 typedef struct candidate {
     const sm100_config *config;
     int32_t swapped, split_k;
-    int32_t prefetch_stages;
     int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
-    double time; /* modelled, us a call */
 } candidate;
 
 /* Whether a narrower tile holds all of y as well: the columns between would be computed for nothing. A pair, which
@@ -187,7 +169,7 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .swapped = c->swapped,
         .split_k = c->split_k,
         .gather = config->gather,
-        .gather_values = config->gather && !by_tensor_maps(p),
+        .gather_values = config->gather && !values_are_mapped(p),
         .co_resident = leaves_room(facts, config, kernels[config->kernel].shared_bytes),
         .parts_in_stages = parts_in_stages(facts, c),
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
@@ -209,21 +191,10 @@ static void fill_operand(const gemm_problem *p, int is_b, sm100_operand *o) {
     };
 }
 
-/* An operand that is read once need not stay in L2; one that is read again and again while the other streams through
- * should, if there is room for it. */
-static void choose_policies(const device_facts *facts, const gemm_problem *p, const candidate *c, sm100_schedule *s) {
-    int x_again = p->l > 1 && s->x.batch == 0, y_again = p->l > 1 && s->y.batch == 0; /* one for all batches */
-    int64_t room = facts->l2_bytes / 2;
-    int x_once = c->tiles_y == 1 && !x_again, y_once = c->tiles_x == 1 && !y_again;
-    int x_stays = !x_once && y_once && s->x.rows * (p->k / 2) <= room;
-    int y_stays = !y_once && x_once && s->y.rows * (p->k / 2) <= room;
-    s->x.policy = x_once ? evict_first : x_stays ? evict_last : evict_normal;
-    s->y.policy = y_once ? evict_first : y_stays ? evict_last : evict_normal;
-}
-
-static void fill(const device_facts *facts, const gemm_problem *p, const candidate *c, nvfp4_plan *plan,
-                 sm100_schedule *s) {
+static void fill(const device_facts *facts, const gemm_problem *p, const candidate *c, int32_t prefetched,
+                 nvfp4_plan *plan, sm100_schedule *s) {
     const sm100_config *config = c->config;
+    const read_policies policies = choose_policies(facts, p, c->swapped, c->tiles_x, c->tiles_y);
     int32_t rows_x = SM100_CTA_ROWS * config->group;
     *plan = (nvfp4_plan){
         .backend = NVFP4_BACKEND_SM100,
@@ -237,8 +208,7 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .swapped = c->swapped,
         .split_k = c->split_k,
         .grid = c->clusters * config->group * c->split_k,
-        .prefetch_stages = c->prefetch_stages,
-        .modelled_us = c->time,
+        .prefetch_stages = prefetched,
     };
     *s = (sm100_schedule){
         .tiles = (int32_t)c->tiles,
@@ -247,105 +217,32 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .split_k = c->split_k,
         .k_stages = (int32_t)c->k_stages,
         .swapped = c->swapped,
-        .values_by_tma = by_tensor_maps(p),
-        .prefetch_stages = c->prefetch_stages,
+        .values_by_tma = values_are_mapped(p),
+        .prefetch_stages = prefetched,
         .parts_in_stages = parts_in_stages(facts, c),
     };
     fill_operand(p, c->swapped, &s->x);
     fill_operand(p, !c->swapped, &s->y);
-    choose_policies(facts, p, c, s);
+    s->x.policy = policies.x, s->y.policy = policies.y;
 }
-
-/* All that the choice depends on. */
-typedef struct question {
-    int64_t m, n, k, l;
-    int32_t gather, tensor_maps, scale_maps, wide_output;
-    int32_t sm_count, shared_per_block, shared_per_sm;
-    sm100_wish wish;
-} question;
-
-typedef struct answer {
-    question question;
-    candidate choice;
-    int32_t candidates; /* 0: there is none to choose */
-} answer;
 
 /* Every instantiation, either operand as x, every cut of K, with prefetching or without. */
-enum { MAX_CANDIDATES = sizeof configs / sizeof *configs * 2 * 4 * 2 };
+_Static_assert(sizeof configs / sizeof *configs * 2 * 4 * 2 <= PLAN_MOST_CANDIDATES, "room for all");
 
-/* Ties are broken by what is in the candidates, so that the choice is the same every time. Without prefetching comes
- * first: the estimate does not know of it, and an H200 loses by it (benchmarks/b200_model.md). */
-static int is_slower(const void *a, const void *b) {
-    const candidate *x = a, *y = b;
-    if (x->time != y->time) return x->time < y->time ? -1 : 1;
-    if (x->prefetch_stages != y->prefetch_stages) return x->prefetch_stages < y->prefetch_stages ? -1 : 1;
-    if (x->config != y->config) return x->config < y->config ? -1 : 1;
-    if (x->swapped != y->swapped) return x->swapped < y->swapped ? -1 : 1;
-    return (x->split_k > y->split_k) - (x->split_k < y->split_k);
-}
-
-static int32_t rank_candidates(const device_facts *facts, const gemm_problem *p, candidate *all) {
+static int32_t list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
     int32_t count = 0;
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
         for (int32_t swapped = 0; swapped < 2; swapped++)
             for (int32_t split = 1; split <= MAX_CLUSTER; split *= 2) {
                 candidate c = {.config = &configs[i], .swapped = swapped, .split_k = split};
                 if (!cut(facts, p, &c)) continue;
+                double time = estimate(facts, p, &c);
+                if (!(time < INFINITY)) continue;
                 int32_t ahead = prefetch_stages(facts, &c);
-                for (int32_t prefetching = 0; prefetching <= (ahead > 0); prefetching++) {
-                    c.prefetch_stages = prefetching ? ahead : 0;
-                    c.time = estimate(facts, p, &c);
-                    if (c.time < INFINITY) all[count++] = c;
-                }
+                all[count++] = (plan_candidate){{configs[i].kernel, swapped, split, 0}, time};
+                if (ahead > 0) all[count++] = (plan_candidate){{configs[i].kernel, swapped, split, ahead}, time};
             }
     return count;
-}
-
-static void put_first(candidate *all, int32_t count, const sm100_settings *s) {
-    for (int32_t i = 0; i < count; i++)
-        if ((int32_t)all[i].config->kernel == s->kernel && all[i].swapped == s->swapped &&
-            all[i].split_k == s->split_k && all[i].prefetch_stages == s->prefetch_stages) {
-            candidate first = all[i];
-            memmove(all + 1, all, (size_t)i * sizeof *all);
-            all[0] = first;
-            return;
-        }
-}
-
-static void choose(const device_facts *facts, const gemm_problem *p, answer *a) {
-    candidate all[MAX_CANDIDATES];
-    a->candidates = rank_candidates(facts, p, all);
-    if (a->candidates == 0) return;
-    qsort(all, (size_t)a->candidates, sizeof *all, is_slower);
-    const sm100_wish *wish = &a->question.wish;
-    put_first(all, a->candidates, &wish->first);
-    a->choice = all[wish->candidate < a->candidates ? wish->candidate : a->candidates - 1];
-}
-
-/* Estimates of all candidates take longer than the rest of a call, so the thread keeps the answers of some shapes. */
-static const answer *recall(const device_facts *facts, const gemm_problem *p, const sm100_wish *wish) {
-    static _Thread_local answer answers[64]; /* a shape has one place, so that the latest stays */
-    const question q = {
-        .m = p->m,
-        .n = p->n,
-        .k = p->k,
-        .l = p->l,
-        .gather = needs_gather(p),
-        .tensor_maps = by_tensor_maps(p),
-        .scale_maps = scales_are_mapped(p),
-        .wide_output = p->out_type == OUT_FP32,
-        .sm_count = facts->sm_count,
-        .shared_per_block = facts->shared_per_block,
-        .shared_per_sm = facts->shared_per_sm,
-        .wish = wish ? *wish : (sm100_wish){.candidate = 0},
-    };
-    uint64_t hash = (uint64_t)p->m * 31 + (uint64_t)p->n * 0x9E3779B97F4A7C15 + (uint64_t)p->k * 0xC2B2AE3D27D4EB4F;
-    answer *a = &answers[hash >> 58];
-    if (!a->candidates || memcmp(&a->question, &q, sizeof q) != 0) {
-        a->question = q;
-        choose(facts, p, a);
-    }
-    return a;
 }
 
 /* Why there is nothing to choose. */
@@ -361,47 +258,33 @@ static nvfp4_status refuse(const device_facts *facts, const gemm_problem *p) {
                 (long long)p->m, (long long)p->n, (long long)p->l, INT32_MAX);
 }
 
-nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, const sm100_wish *wish, nvfp4_plan *plan,
+static const sm100_config *config_of(int32_t kernel) {
+    const sm100_config *config = configs;
+    while (config->kernel != (kernel_id)kernel) config++;
+    return config;
+}
+
+nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, const plan_wish *wish, nvfp4_plan *plan,
                         sm100_schedule *schedule) {
-    const answer *a = recall(facts, p, wish);
-    if (!a->candidates) return refuse(facts, p);
-    fill(facts, p, &a->choice, plan, schedule);
-    plan->candidates = a->candidates;
+    const plan_choice choice = plan_choose(NVFP4_BACKEND_SM100, list, facts, p, wish);
+    if (choice.candidates == 0) return refuse(facts, p);
+    const plan_settings *s = &choice.taken.settings;
+    candidate c = {.config = config_of(s->kernel), .swapped = s->swapped, .split_k = s->split_k};
+    cut(facts, p, &c);
+    fill(facts, p, &c, s->prefetch_stages, plan, schedule);
+    plan->candidates = choice.candidates;
+    plan->modelled_us = choice.taken.time;
     return NVFP4_OK;
 }
 
 /* ---- tensor maps ---- */
 
-static const sm100_config *config_of(const nvfp4_plan *plan) {
-    const sm100_config *config = configs;
-    while (config->kernel != (kernel_id)plan->kernel) config++;
-    return config;
-}
-
 int32_t sm100_cluster(const nvfp4_plan *plan) {
-    return config_of(plan)->group * plan->split_k;
+    return config_of(plan->kernel)->group * plan->split_k;
 }
 
 int32_t sm100_parts_bytes(const nvfp4_plan *plan, const sm100_schedule *schedule) {
-    return schedule->parts_in_stages ? 0 : SM100_PARTS_BYTES(config_of(plan)->tile_y, plan->split_k);
-}
-
-/* The distance of what there is only one of is free, but must be a valid one. */
-static uint64_t stride(int64_t count, int64_t bytes) {
-    return count == 1 ? 16 : (uint64_t)bytes;
-}
-
-static tensor_layout values_layout(const gemm_problem *p, const sm100_operand *o, const char *name, int32_t box_rows) {
-    return (tensor_layout){
-        .name = name,
-        .data = o->data,
-        .element_bytes = 1,
-        .rank = 3,
-        .dims = {(uint64_t)p->k / 2, (uint64_t)o->rows, (uint64_t)p->l},
-        .strides = {stride(o->rows, o->pitch), stride(p->l, o->batch)},
-        .box = {SM100_STAGE_K / 2, (uint32_t)box_rows, 1},
-        .swizzled = 1,
-    };
+    return schedule->parts_in_stages ? 0 : SM100_PARTS_BYTES(config_of(plan->kernel)->tile_y, plan->split_k);
 }
 
 /* Atoms as 256 elements of 2 bytes, since a box takes at most 256 along a dimension. */
@@ -413,22 +296,22 @@ static tensor_layout scales_layout(const gemm_problem *p, const sm100_operand *o
         .element_bytes = 2,
         .rank = 4,
         .dims = {SM100_ATOM_BYTES / 2, (uint64_t)p->k / SM100_MMA_K, (uint64_t)blocks, (uint64_t)p->l},
-        .strides = {SM100_ATOM_BYTES, stride(blocks, o->scale_pitch), stride(p->l, o->scale_batch)},
+        .strides = {SM100_ATOM_BYTES, mapped_stride(blocks, o->scale_pitch), mapped_stride(p->l, o->scale_batch)},
         .box = {SM100_ATOM_BYTES / 2, SM100_STAGE_ATOMS, (uint32_t)ceil_div(box_rows, SM100_ATOM_ROWS), 1},
     };
 }
 
 int sm100_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm100_schedule *s,
-                  sm100_tensor tensors[SM100_TENSORS]) {
-    const sm100_config *config = config_of(plan);
+                  plan_tensor tensors[PLAN_MOST_TENSORS]) {
+    const sm100_config *config = config_of(plan->kernel);
     int count = 0;
     if (p->k == 0 || !s->values_by_tma) return 0;
-    const char *x = s->swapped ? "b" : "a", *y = s->swapped ? "a" : "b";
-    tensors[count++] = (sm100_tensor){values_layout(p, &s->x, x, SM100_CTA_ROWS), &s->x.values};
-    tensors[count++] = (sm100_tensor){values_layout(p, &s->y, y, config->tile_y / config->group), &s->y.values};
+    tensors[count++] = (plan_tensor){values_layout(p, s->swapped, BOX_BYTES, SM100_CTA_ROWS, 128), &s->x.values};
+    tensors[count++] =
+        (plan_tensor){values_layout(p, !s->swapped, BOX_BYTES, config->tile_y / config->group, 128), &s->y.values};
     if (config->group == 1) return count;
     const char *sfx = s->swapped ? "scale_b" : "scale_a", *sfy = s->swapped ? "scale_a" : "scale_b";
-    tensors[count++] = (sm100_tensor){scales_layout(p, &s->x, sfx, SM100_CTA_ROWS), &s->x.scales};
-    tensors[count++] = (sm100_tensor){scales_layout(p, &s->y, sfy, config->tile_y), &s->y.scales};
+    tensors[count++] = (plan_tensor){scales_layout(p, &s->x, sfx, SM100_CTA_ROWS), &s->x.scales};
+    tensors[count++] = (plan_tensor){scales_layout(p, &s->y, sfy, config->tile_y), &s->y.scales};
     return count;
 }

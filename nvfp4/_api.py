@@ -58,7 +58,7 @@ def gemm(
             of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
             anything. Or "linear": [rows, K/16] or [L, rows, K/16].
         backend: None chooses by rule (`info(m, n, k)` says what and why); "cpu", "sm80" (any GPU since
-            Ampere) or "sm100" (B200, B300) forces one.
+            Ampere), "sm90" (H100, H200) or "sm100" (B200, B300) forces one.
 
     Returns:
         `out`, or a new tensor of a's library on a's device.

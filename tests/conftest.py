@@ -22,6 +22,7 @@ import emulate  # noqa: E402  (it lies in tests/emulator)
 import nvfp4  # noqa: E402
 
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
+NO_SM90 = "needs a GPU of compute capability 9.0"
 NO_SM100 = "needs a GPU of compute capability 10.0 or 10.3"
 
 
@@ -92,29 +93,44 @@ def timing(request: pytest.FixtureRequest) -> int:
     return seed
 
 
-def has_sm100() -> bool:
-    """Whether the GPU that tests use, emulated or not, runs the sm100 kernels."""
+def compute_capability() -> int:
+    """Ten times that of the GPU that tests use, emulated or not; 0 for none."""
     if not gpu() and "NVFP4_LIBCUDA" not in os.environ:
-        return False  # a libcuda.so.1 that is there was loaded into this process by the emulator's own tests
+        return 0  # a libcuda.so.1 that is there was loaded into this process by the emulator's own tests
     devices = nvfp4.info()["devices"]
-    return bool(devices) and devices[0]["compute_capability"] // 10 == 10
+    return devices[0]["compute_capability"] if devices else 0
 
 
-@pytest.fixture(params=["cpu", "sm80", "sm100"])
+def has_sm90() -> bool:
+    """Whether that GPU runs the sm90 kernels."""
+    return compute_capability() == 90
+
+
+def has_sm100() -> bool:
+    """Whether that GPU runs the sm100 kernels."""
+    return compute_capability() // 10 == 10
+
+
+def skip_other_families(name: str) -> None:
+    if name == "sm90" and not has_sm90():
+        pytest.skip(NO_SM90)
+    if name == "sm100" and not has_sm100():
+        pytest.skip(NO_SM100)
+
+
+@pytest.fixture(params=["cpu", "sm80", "sm90", "sm100"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     if request.config.getoption("--emulate"):
         if request.param == "cpu":
             pytest.skip("is not what --emulate asks for")
-        if request.param == "sm100" and not has_sm100():
-            pytest.skip(NO_SM100)
+        skip_other_families(request.param)
         monkeypatch.setenv("NVFP4_BACKEND", request.param)  # of what takes no backend: custom_kernel, quantize
         return Backend(request.param, "cpu", emulated=True)
     if request.param == "cpu":
         return Backend("cpu", "cpu")
     if not gpu():
         pytest.skip(NO_GPU)
-    if request.param == "sm100" and not has_sm100():
-        pytest.skip(NO_SM100)
+    skip_other_families(request.param)
     return Backend(request.param, "cuda")
 
 

@@ -267,7 +267,7 @@ def refusals() -> list[tuple[str, dict[str, Any]]]:
         ("scale_layout: is '4x128'; must be '128x4' or 'linear'", {"scale_layout": "4x128"}),
         ("scale_layout: is of type NoneType; must be a string", {"scale_layout": None}),
         ("scale_layout: is of type int; must be a string", {"scale_layout": 1}),
-        ("backend: is 'tpu'; must be None, 'cpu', 'sm80' or 'sm100'", {"backend": "tpu"}),
+        ("backend: is 'tpu'; must be None, 'cpu', 'sm80', 'sm90' or 'sm100'", {"backend": "tpu"}),
         ("backend: is of type bool; must be a string", {"backend": False}),
     ]  # fmt: skip
 

@@ -142,7 +142,7 @@ def test_an_unknown_backend_is_refused(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "bench"])
-@pytest.mark.parametrize("family", ["sm80", "sm100"])
+@pytest.mark.parametrize("family", ["sm80", "sm90", "sm100"])
 def test_a_gpu_backend_without_a_driver_is_refused(command: str, family: str) -> None:
     done = nvfp4_command(command, "--backend", family, NVFP4_LIBCUDA="/nowhere/libcuda.so.1")
     says(done, 2, "/nowhere/libcuda.so.1")

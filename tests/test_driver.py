@@ -128,7 +128,7 @@ def test_refusals_of_sm100_are_sentences(fake_driver: Path) -> None:
     assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake refusal"]), said
     said = run(code, fake_driver, FAKE_CC="100", FAKE_REFUSE="cuLaunchKernelEx")
     assert "nvfp4_sm100_gemm" in said and "fake refusal" in said
-    assert "NVFP4_BACKEND: is 'sm99'; must be auto, cpu, sm80 or sm100" in run(
+    assert "NVFP4_BACKEND: is 'sm99'; must be auto, cpu, sm80, sm90 or sm100" in run(
         "call(16, 16, 64, backend=None)", fake_driver, NVFP4_BACKEND="sm99"
     )
 
@@ -144,20 +144,32 @@ def test_every_gpu_gets_a_kernel_that_fits(fake_driver: Path, tmp_path: Path, cc
 
 def test_the_family_of_the_gpu_is_chosen(fake_driver: Path) -> None:
     code = "print(nvfp4.info(128, 4096, 7168, device=0)['plan']['backend'])"
-    for cc, family in {"90": "sm80", "100": "sm100", "103": "sm100", "110": "sm80", "120": "sm80"}.items():
+    for cc, family in {
+        "89": "sm80",
+        "90": "sm90",
+        "100": "sm100",
+        "103": "sm100",
+        "110": "sm80",
+        "120": "sm80",
+    }.items():
         assert run(code, fake_driver, FAKE_CC=cc) == family
     forced = code.replace("device=0", "device=0, backend='sm80'")
-    assert run(forced, fake_driver, FAKE_CC="100") == "sm80"
+    for cc in ("90", "100"):
+        assert run(forced, fake_driver, FAKE_CC=cc) == "sm80"
 
 
-def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_path: Path) -> None:
-    absent = {"FAKE_CC": "100", "FAKE_ABSENT": "nvfp4_sm100"}
+@pytest.mark.parametrize(("cc", "family"), [("90", "sm90"), ("100", "sm100")])
+def test_without_code_for_the_device_another_family_runs(
+    fake_driver: Path, tmp_path: Path, cc: str, family: str
+) -> None:
+    absent = {"FAKE_CC": cc, "FAKE_ABSENT": f"nvfp4_{family}"}
     rows = launches(
         "call(128, 4096, 7168, backend=None)", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80", **absent
     )
     assert rows[0][0].startswith("nvfp4_sm80")
     assert run("print(nvfp4.info(1, 1, 64, device=0)['plan']['backend'])", fake_driver, **absent) == "sm80"
-    assert run("call(1, 1, 64, backend='sm100')", fake_driver, **absent).startswith("backend: is sm100, whose code")
+    said = run(f"call(1, 1, 64, backend='{family}')", fake_driver, **absent)
+    assert said.startswith(f"backend: is {family}, whose code")
     # The other families' code has to be there.
     said = run("call(1, 1, 64)", fake_driver, FAKE_ABSENT="nvfp4_sm80")
     assert "load the GPU code" in said
@@ -165,7 +177,8 @@ def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_
 
 def maps_and_launch(code: str, library: Path, log: Path, cc: str = "100") -> tuple[list[list[str]], list[str]]:
     *maps, launch = launches(code, library, log, FAKE_CC=cc)
-    assert all(row[0] == "map" for row in maps) and launch[0].startswith("nvfp4_sm100_gemm_")
+    family = "sm90" if cc == "90" else "sm100"
+    assert all(row[0] == "map" for row in maps) and launch[0].startswith(f"nvfp4_{family}_gemm_")
     return maps, launch
 
 
@@ -214,6 +227,54 @@ def test_what_sm100_gathers_needs_no_tensor_map(fake_driver: Path, tmp_path: Pat
     ]:
         maps, launch = maps_and_launch(code, fake_driver, tmp_path / name)
         assert len(maps) == count and ("gather" in launch[0]) == (name != "no K"), name
+
+
+def test_refusals_of_sm90_are_sentences(fake_driver: Path) -> None:
+    code = "call(16, 16, 64, backend='sm90')"
+    for cc, name in {"80": "8.0", "89": "8.9", "100": "10.0", "120": "12.0"}.items():
+        said = run(code, fake_driver, FAKE_CC=cc)
+        assert all(word in said for word in ["backend: is sm90", "9.0", "H100", "Fake GPU 0", name, "sm80"]), said
+    said = run(code, fake_driver, FAKE_REFUSE="cuTensorMapEncodeTiled")
+    assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake refusal"]), said
+    said = run(code, fake_driver, FAKE_REFUSE="cuLaunchKernelEx")
+    assert "nvfp4_sm90_gemm" in said and "fake refusal" in said
+
+
+def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
+    """One launch, whose attributes are the plan's: a CTA for each part of K, and programmatic serialization."""
+    for shape in [(128, 7168, 16384), (128, 4096, 7168), (64, 7168, 2048), (16, 4096, 7168), (512, 512, 256)]:
+        text = ", ".join(map(str, shape))
+        log = tmp_path / text
+        _, (name, grid, threads, shared, _, cluster, programmatic) = maps_and_launch(
+            f"call({text}, backend='sm90')", fake_driver, log, cc="90"
+        )
+        plan = json.loads(run(f"import json; print(json.dumps(nvfp4.info({text}, device=0)['plan']))", fake_driver))
+        assert name == plan["kernel"] and int(grid) == plan["grid"] and plan["workspace"] == 0
+        assert int(cluster) == plan["split_k"] and int(grid) % int(cluster) == 0
+        assert programmatic == "1" and int(threads) % 128 == 0 and 0 < int(shared) <= 232448
+
+
+def test_tensor_maps_of_sm90(fake_driver: Path, tmp_path: Path) -> None:
+    """The values of either side: as they lie for the one that is decoded in registers, else in the 64-byte swizzle."""
+    for name, (m, n, k, batch) in {"weights": (24, 7168, 2048, 1), "batch": (9, 4096, 1088, 3)}.items():
+        code = f"call({m}, {n}, {k}, l={batch}, backend='sm90')"
+        maps, launch = maps_and_launch(code, fake_driver, tmp_path / name, cc="90")
+        tile_x, tile_y = re.fullmatch(r"nvfp4_sm90_gemm_(\d+)x(\d+)\w*", launch[0]).groups()
+        far = [16, 16] if batch == 1 else [n * k // 2, m * k // 2]
+        assert maps == [
+            ["map", "8", "3", f"{k // 2},{n},{batch}", f"{k // 2},{far[0]}", f"64,{tile_x},1", "0"],
+            ["map", "8", "3", f"{k // 2},{m},{batch}", f"{k // 2},{far[1]}", f"64,{tile_y},1", "64"],
+        ]
+
+
+def test_what_sm90_gathers_needs_no_tensor_map(fake_driver: Path, tmp_path: Path) -> None:
+    for name, code, count in [
+        ("tail", "call(5, 300, 80, backend='sm90')", 0),  # rows of 40 bytes
+        ("scale tail", "call(5, 300, 96, backend='sm90')", 2),  # rows of 48: scales are no matter of tensor maps
+        ("no K", "call(5, 300, 0, backend='sm90')", 0),
+    ]:
+        maps, _ = maps_and_launch(code, fake_driver, tmp_path / name, cc="90")
+        assert len(maps) == count, name
 
 
 RAGGED = {

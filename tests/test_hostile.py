@@ -359,7 +359,9 @@ def word(draw: Draw, args: Arguments, name: str) -> str:
         "linear",
     ]
     args[name] = draw(
-        st.sampled_from([*words, "cpu", "sm80", "sm100", torch.float64, torch.int8, torch.float16, np.float32, 5, None])
+        st.sampled_from(
+            [*words, "cpu", "sm80", "sm90", "sm100", torch.float64, torch.int8, torch.float16, np.float32, 5, None]
+        )
     )
     return "either"
 
@@ -427,7 +429,7 @@ def judge(make: Callable[[Maker], Victim], draw: Draw) -> None:
         sentence = str(error)
         note(sentence)
         assert {verdict for _, verdict in touched} - {"taken"}, f"a good call was refused: {sentence}"
-        if args.get("backend") in ("sm80", "sm100") and sentence.startswith("no CUDA driver: "):
+        if args.get("backend") in ("sm80", "sm90", "sm100") and sentence.startswith("no CUDA driver: "):
             return  # the machine, not an argument
         assert re.match(rf"({'|'.join(args)}): \S", sentence), sentence
         named = [name for name, _ in touched]

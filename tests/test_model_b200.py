@@ -127,7 +127,8 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path):
         shapes.append(model.Shape(m, n, 64 * draw.randint(1, 256), draw.choice((1, 1, 2, 8))))
     (tmp_path / "planner.c").write_text(PLANNER)
     csrc = ROOT / "csrc"
-    sources = [tmp_path / "planner.c", csrc / "sm100_plan.c", csrc / "kernels.c", csrc / "error.c"]
+    names = ("sm100_plan.c", "plan_choice.c", "plan_operands.c", "kernels.c", "error.c")
+    sources = [tmp_path / "planner.c", *(csrc / name for name in names)]
     binary = tmp_path / "planner"
     subprocess.run(["gcc", "-std=c11", "-O2", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)
     sizes = "".join(f"{shape.m} {shape.n} {shape.k} {shape.l}\n" for shape in shapes)

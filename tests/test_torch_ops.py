@@ -107,7 +107,7 @@ def test_operators_refuse_in_sentences(operands: list[torch.Tensor]) -> None:
         "scale_layout: is '4'; must be '128x4' or 'linear'": lambda: ops.gemm_out(
             *operands, none, none, none, 1.0, 0.0, "4", "auto", out
         ),
-        "backend: is ''; must be None, 'cpu', 'sm80' or 'sm100'": lambda: ops.gemm_out(
+        "backend: is ''; must be None, 'cpu', 'sm80', 'sm90' or 'sm100'": lambda: ops.gemm_out(
             *operands, none, none, none, 1.0, 0.0, "128x4", "", out
         ),
         "beta: is 1 but c is missing": lambda: ops.gemm_out(*operands, none, none, none, 1.0, 1.0, *AUTO, out),

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", metavar="B", help="run on this backend (cpu, sm80, sm100), not on the best one")
+    parser.add_argument(
+        "--backend", metavar="B", help="run on this backend (cpu, sm80, sm90, sm100), not on the best one"
+    )
     parser.add_argument("--only", type=int, metavar="N", help="run test N alone, counted from 1")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of the random data, instead of task.yml's")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -9,14 +9,14 @@
 #include "preferences.h"
 #include "sm100_plan.h"
 
-/* Compute capability, has_sm100, SMs, shared memory a CTA and an SM, L2. */
+/* Compute capability, has_sm90, has_sm100, SMs, shared memory a CTA and an SM, L2. */
 static const struct {
     const char *name;
     device_facts facts;
 } gpus[] = {
-    {"B200", {100, 1, 148, 232448, 233472, 126 << 20}},
-    {"a slice of it", {100, 1, 18, 232448, 233472, 18 << 20}},
-    {"one with an odd number of SMs", {103, 1, 33, 232448, 233472, 126 << 20}},
+    {"B200", {100, 0, 1, 148, 232448, 233472, 126 << 20}},
+    {"a slice of it", {100, 0, 1, 18, 232448, 233472, 18 << 20}},
+    {"one with an odd number of SMs", {103, 0, 1, 33, 232448, 233472, 126 << 20}},
 };
 static const int64_t sizes[] = {1, 2, 8, 9, 32, 33, 64, 65, 127, 128, 129, 300, 2304, 7168, 100000};
 static const int64_t depths[] = {0, 16, 64, 464, 2048, 7168, 16384, 1 << 20, INT32_MAX / 64 * 64};
@@ -99,12 +99,12 @@ static void check_layout(const tensor_layout *t) {
         if (i == 0) continue;
         expect(t->strides[i - 1] % 16 == 0 && t->strides[i - 1] < (uint64_t)TENSOR_STRIDE_END, "a stride is encodable");
     }
-    expect(!t->swizzled || t->box[0] * (uint32_t)t->element_bytes == 128, "a swizzled row is the swizzle's span");
+    expect(!t->swizzle || t->box[0] * (uint32_t)t->element_bytes == 128, "a swizzled row is the swizzle's span");
     expect(bytes <= SM100_X_BYTES || bytes <= 2 * SM100_SFX_BYTES, "a box is no larger than its part of a stage");
 }
 
 static void check_tensors(const gemm_problem *p, const nvfp4_plan *plan, const config *c, sm100_schedule *s) {
-    sm100_tensor tensors[SM100_TENSORS];
+    plan_tensor tensors[PLAN_MOST_TENSORS];
     int count = sm100_tensors(p, plan, s, tensors);
     int mapped = p->k > 0 && s->values_by_tma;
     expect(count == (mapped ? 2 * c->group : 0), "values have tensor maps, and scales of pairs");
@@ -217,7 +217,7 @@ static int32_t one_of(int32_t wanted, const char *gpu, const device_facts *facts
     memset(&schedule, 0xff, sizeof schedule);
     snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d", gpu, (long long)m, (long long)n,
              (long long)k, (long long)l, v);
-    const sm100_wish wish = {.candidate = wanted};
+    const plan_wish wish = {.candidate = wanted};
     nvfp4_status status = sm100_plan(facts, &p, &wish, &plan, &schedule);
     expect(status == NVFP4_OK, nvfp4_last_error());
     const config *c = status ? NULL : config_of(plan.kernel);
@@ -293,25 +293,25 @@ static void check_refusals(void) {
               "too little shared memory is a sentence", "refusals");
 }
 
-static int same_settings(sm100_settings x, sm100_settings y) {
+static int same_settings(plan_settings x, plan_settings y) {
     return x.kernel == y.kernel && x.swapped == y.swapped && x.split_k == y.split_k &&
            x.prefetch_stages == y.prefetch_stages;
 }
 
 /* The settings of the plan that a wish gives, and its time. */
-static sm100_settings settings_of(const gemm_problem *p, sm100_wish wish, double *time) {
+static plan_settings settings_of(const gemm_problem *p, plan_wish wish, double *time) {
     nvfp4_plan plan;
     sm100_schedule s;
     expect(sm100_plan(&gpus[0].facts, p, &wish, &plan, &s) == NVFP4_OK && plan.swapped == s.swapped, "a wish");
     *time = plan.modelled_us;
-    return (sm100_settings){plan.kernel, plan.swapped, plan.split_k, plan.prefetch_stages};
+    return (plan_settings){plan.kernel, plan.swapped, plan.split_k, plan.prefetch_stages};
 }
 
 /* Every plan can be had by its place and by its settings; no two share settings; one that is put first leaves the
  * others in their order; settings that no plan has change nothing. */
 static void check_wishes(int64_t m, int64_t n, int64_t k, variant v) {
     enum { MOST = 200 };
-    sm100_settings all[MOST];
+    plan_settings all[MOST];
     nvfp4_plan plan;
     sm100_schedule s;
     gemm_problem p = problem(m, n, k, 1, v);
@@ -320,20 +320,20 @@ static void check_wishes(int64_t m, int64_t n, int64_t k, variant v) {
              v);
     expect(sm100_plan(&gpus[0].facts, &p, NULL, &plan, &s) == NVFP4_OK && plan.candidates <= MOST, "plans");
     for (int32_t i = 0; i < plan.candidates; i++) {
-        all[i] = settings_of(&p, (sm100_wish){.candidate = i}, &time);
+        all[i] = settings_of(&p, (plan_wish){.candidate = i}, &time);
         expect(time >= last, "in the order of their times");
         last = time;
         for (int32_t j = 0; j < i; j++) expect(!same_settings(all[i], all[j]), "no two are alike");
     }
     for (int32_t i = 0; i < plan.candidates; i++)
         for (int32_t j = 0; j < plan.candidates; j++) {
-            sm100_settings other = settings_of(&p, (sm100_wish){all[i], j}, &time);
+            plan_settings other = settings_of(&p, (plan_wish){all[i], j}, &time);
             expect(same_settings(other, all[j == 0 ? i : j - (j <= i)]), "one goes to the front");
         }
-    sm100_settings none = all[0];
+    plan_settings none = all[0];
     none.prefetch_stages += 1000;
-    expect(same_settings(settings_of(&p, (sm100_wish){.first = none}, &time), all[0]), "what no plan has is nothing");
-    none = settings_of(&p, (sm100_wish){.candidate = INT32_MAX}, &time);
+    expect(same_settings(settings_of(&p, (plan_wish){.first = none}, &time), all[0]), "what no plan has is nothing");
+    none = settings_of(&p, (plan_wish){.candidate = INT32_MAX}, &time);
     expect(same_settings(none, all[plan.candidates - 1]), "beyond the last is the last");
 }
 
@@ -361,7 +361,7 @@ static void check_preferences(uint64_t seed) {
         while (i >= 0 &&
                (said[i].device != device || said[i].m != m || said[i].n != n || said[i].k != k || said[i].l != l))
             i--;
-        const sm100_settings found = preferences_find(&table, (int32_t)device, &p);
+        const plan_settings found = preferences_find(&table, (int32_t)device, &p);
         expect(i < 0 ? found.split_k == 0 : found.split_k == 1 && found.kernel == i, "what was said last, or nothing");
         shapes += i >= 0;
     }

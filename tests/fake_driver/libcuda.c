@@ -207,7 +207,11 @@ ENTRY(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *address,
     write_list(log, dims, NULL, rank);
     write_list(log, strides, NULL, rank - 1);
     write_list(log, NULL, box, rank);
-    fprintf(log, " %s\n", swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? "128" : swizzle ? "other" : "0");
+    fprintf(log, " %s\n",
+            swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? "128"
+            : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? "64"
+            : swizzle                              ? "other"
+                                                   : "0");
     fclose(log);
     return CUDA_SUCCESS;
 }

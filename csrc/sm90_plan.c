@@ -1,0 +1,237 @@
+/* Chooses the sm90 kernel by an estimate of time, from the shape, the device and how the operands lie.
+ *
+ * Every instantiation is tried with either operand as x, the side that is decoded in registers, and with K cut into 1
+ * to 8 parts. What the kernel relies on is a rule here and not an estimate: tiles that are narrow along y hold all of
+ * it, parts of K are never empty, partial sums have room. */
+#include "sm90_plan.h"
+
+#include <math.h>
+
+#include "error.h"
+#include "kernels.h"
+#include "plan_choice.h"
+#include "sm90_model.h"
+
+typedef struct sm90_config {
+    kernel_id kernel;
+    int32_t math_groups, x_tiles, tile_x, tile_y, stages;
+    int32_t parts_room;        /* in place of the stages and, right behind them, the decoded ones */
+    int32_t warps;             /* that decode */
+    const char *reasons[2][2]; /* by swapped, by whether K is cut */
+} sm90_config;
+
+#define A_REGISTERS "A is decoded in registers, B once into shared memory"
+#define B_REGISTERS "B is decoded in registers, A once into shared memory"
+#define NARROW      ", all of whose rows are in one narrow tile: each byte is loaded once"
+#define TALL        ", for 256 rows of the other: it is loaded and decoded for more products"
+#define SQUARE      ", in tiles of 128 rows: more SMs have work"
+#define SPLIT       "; K is cut over a cluster so that more SMs load"
+#define REASON(registers, split, x_tiles, tile_y)                                                                      \
+    ((tile_y) <= 32 ? registers NARROW split : (x_tiles) == 2 ? registers TALL split : registers SQUARE split)
+
+enum {
+    MAX_CLUSTER = 8,  /* CTAs, of a portable cluster */
+    NARROW_TILE = 32, /* tiles no wider than this have to hold all of y */
+};
+
+static const sm90_config configs[] = {
+#define X(id, math_groups, x_tiles, tile_y, stages, y_stages, support_groups, ...)                                     \
+    {KERNEL_##id,                                                                                                      \
+     math_groups,                                                                                                      \
+     x_tiles,                                                                                                          \
+     SM90_TILE_X(math_groups, x_tiles),                                                                                \
+     tile_y,                                                                                                           \
+     stages,                                                                                                           \
+     (stages) * SM90_STAGE_BYTES(SM90_TILE_X(math_groups, x_tiles), tile_y) + (y_stages) * SM90_DECODED_BYTES(tile_y), \
+     4 * ((math_groups) + (support_groups)) - 1,                                                                       \
+     {{REASON(A_REGISTERS, "", x_tiles, tile_y), REASON(A_REGISTERS, SPLIT, x_tiles, tile_y)},                         \
+      {REASON(B_REGISTERS, "", x_tiles, tile_y), REASON(B_REGISTERS, SPLIT, x_tiles, tile_y)}}},
+    SM90_GEMM_CONFIGS(X)
+#undef X
+};
+_Static_assert(sizeof configs / sizeof *configs * 2 * MAX_CLUSTER <= PLAN_MOST_CANDIDATES, "room for all");
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return a / b + (a % b > 0);
+}
+
+static const sm90_config *config_of(int32_t kernel) {
+    const sm90_config *config = configs;
+    while (config->kernel != (kernel_id)kernel) config++;
+    return config;
+}
+
+/* ---- candidates ---- */
+
+typedef struct candidate {
+    const sm90_config *config;
+    int32_t swapped, split_k;
+    int32_t parts_in_stages;
+    int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
+} candidate;
+
+/* Whether a smaller tile holds all of x, or all of y, as well: the rows between would be computed for nothing. */
+static int is_too_large(const sm90_config *config, int64_t rows_x, int64_t rows_y) {
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        const sm90_config *other = &configs[i];
+        int alike = other->tile_x == config->tile_x || other->tile_y <= NARROW_TILE;
+        if (alike && rows_y <= other->tile_y && other->tile_y < config->tile_y) return 1;
+        if (other->tile_y == config->tile_y && rows_x <= other->tile_x && other->tile_x < config->tile_x) return 1;
+    }
+    return 0;
+}
+
+static int32_t parts_bytes(const sm90_config *config, int32_t split_k) {
+    return SM90_PARTS_BYTES(config->math_groups, config->x_tiles, config->tile_y, split_k);
+}
+
+/* Whether what the other units send has room behind what the kernel always has, or else in place of its stages. */
+static int place_parts(const device_facts *facts, candidate *c) {
+    const sm90_config *config = c->config;
+    int32_t bytes = parts_bytes(config, c->split_k);
+    c->parts_in_stages = kernels[config->kernel].shared_bytes + bytes > facts->shared_per_block;
+    return !c->parts_in_stages || bytes <= config->parts_room;
+}
+
+/* Cuts the product up; 0: the kernel cannot do it, or its tiles cannot be counted. */
+static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
+    const sm90_config *config = c->config;
+    int64_t rows_x = c->swapped ? p->n : p->m, rows_y = c->swapped ? p->m : p->n;
+    if (kernels[config->kernel].shared_bytes > facts->shared_per_block) return 0;
+    if (config->tile_y <= NARROW_TILE && rows_y > config->tile_y) return 0;
+    if (is_too_large(config, rows_x, rows_y)) return 0;
+    if (rows_x < rows_y && rows_x == 1) return 0; /* a vector among the rows of x would leave the others idle */
+    c->tiles_x = ceil_div(rows_x, config->tile_x);
+    c->tiles_y = ceil_div(rows_y, config->tile_y);
+    c->k_stages = ceil_div(p->k, SM90_STAGE_K);
+    int64_t most = INT32_MAX - facts->sm_count; /* the kernel counts on from a tile by the number of clusters */
+    if (c->tiles_x * c->tiles_y > most || c->tiles_x * c->tiles_y * p->l > most) return 0;
+    c->tiles = c->tiles_x * c->tiles_y * p->l;
+    if (c->split_k > 1) {
+        c->clusters = c->tiles;
+        return c->split_k <= c->k_stages && c->tiles * c->split_k <= INT32_MAX && place_parts(facts, c);
+    }
+    c->parts_in_stages = 0;
+    c->clusters = ceil_div(c->tiles, ceil_div(c->tiles, facts->sm_count)); /* each about as many tiles as the others */
+    return 1;
+}
+
+static double estimate(const device_facts *facts, const gemm_problem *p, const candidate *c) {
+    const sm90_model_input input = {
+        .x_rows = c->swapped ? p->n : p->m,
+        .y_rows = c->swapped ? p->m : p->n,
+        .k = p->k > 0 ? p->k : 1, /* without products there still are tiles to write */
+        .l = p->l,
+        .sm_count = facts->sm_count,
+        .tile_x = c->config->tile_x,
+        .tile_y = c->config->tile_y,
+        .warps = c->config->warps,
+        .split_k = c->split_k,
+        .parts_bytes = parts_bytes(c->config, c->split_k),
+        .parts_in_stages = c->parts_in_stages,
+        .gather = !values_are_mapped(p),
+        .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
+    };
+    return sm90_estimate_us(&input);
+}
+
+static int32_t list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
+    int32_t count = 0;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        for (int32_t swapped = 0; swapped < 2; swapped++)
+            for (int32_t split = 1; split <= MAX_CLUSTER; split++) {
+                candidate c = {.config = &configs[i], .swapped = swapped, .split_k = split};
+                if (!cut(facts, p, &c)) continue;
+                double time = estimate(facts, p, &c);
+                if (time < INFINITY) all[count++] = (plan_candidate){{configs[i].kernel, swapped, split, 0}, time};
+            }
+    return count;
+}
+
+/* ---- the plan ---- */
+
+static void fill_operand(const gemm_problem *p, int is_b, uint64_t policy, sm90_operand *o) {
+    *o = (sm90_operand){
+        .data = is_b ? p->b : p->a,
+        .scale = is_b ? p->sfb : p->sfa,
+        .pitch = is_b ? p->b_pitch : p->a_pitch,
+        .batch = is_b ? p->b_batch : p->a_batch,
+        .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
+        .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
+        .policy = policy,
+        .rows = (int32_t)(is_b ? p->n : p->m),
+    };
+}
+
+static void fill(const device_facts *facts, const gemm_problem *p, const candidate *c, nvfp4_plan *plan,
+                 sm90_schedule *s) {
+    const sm90_config *config = c->config;
+    const read_policies policies = choose_policies(facts, p, c->swapped, c->tiles_x, c->tiles_y);
+    *plan = (nvfp4_plan){
+        .backend = NVFP4_BACKEND_SM90,
+        .kernel = config->kernel,
+        .name = kernels[config->kernel].name,
+        .reason = config->reasons[c->swapped][c->split_k > 1],
+        .tile_m = c->swapped ? config->tile_y : config->tile_x,
+        .tile_n = c->swapped ? config->tile_x : config->tile_y,
+        .tile_k = SM90_STAGE_K,
+        .stages = config->stages,
+        .swapped = c->swapped,
+        .split_k = c->split_k,
+        .grid = c->clusters * c->split_k,
+    };
+    *s = (sm90_schedule){
+        .tiles = (int32_t)c->tiles,
+        .tiles_x = (int32_t)c->tiles_x,
+        .tiles_y = (int32_t)c->tiles_y,
+        .split_k = c->split_k,
+        .k_stages = (int32_t)c->k_stages,
+        .swapped = c->swapped,
+        .parts_in_stages = c->parts_in_stages,
+        .values_by_tma = values_are_mapped(p),
+        .scales_by_bulk = p->scale_layout == SCALES_128X4,
+    };
+    fill_operand(p, c->swapped, policies.x, &s->x);
+    fill_operand(p, !c->swapped, policies.y, &s->y);
+}
+
+/* Why there is nothing to choose. */
+static nvfp4_status refuse(const device_facts *facts, const gemm_problem *p) {
+    int32_t least = INT32_MAX;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        if (kernels[configs[i].kernel].shared_bytes < least) least = kernels[configs[i].kernel].shared_bytes;
+    if (least > facts->shared_per_block)
+        return fail(NVFP4_UNSUPPORTED, "the sm90 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
+                    least, facts->shared_per_block);
+    return fail(NVFP4_UNSUPPORTED,
+                "the product of M = %lld, N = %lld, L = %lld has more tiles than the sm90 kernels count, which is %d",
+                (long long)p->m, (long long)p->n, (long long)p->l, INT32_MAX);
+}
+
+nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *p, const plan_wish *wish, nvfp4_plan *plan,
+                       sm90_schedule *schedule) {
+    const plan_choice choice = plan_choose(NVFP4_BACKEND_SM90, list, facts, p, wish);
+    if (choice.candidates == 0) return refuse(facts, p);
+    const plan_settings *s = &choice.taken.settings;
+    candidate c = {.config = config_of(s->kernel), .swapped = s->swapped, .split_k = s->split_k};
+    cut(facts, p, &c);
+    fill(facts, p, &c, plan, schedule);
+    plan->candidates = choice.candidates;
+    plan->modelled_us = choice.taken.time;
+    return NVFP4_OK;
+}
+
+/* ---- what the launch needs ---- */
+
+int32_t sm90_parts_bytes(const nvfp4_plan *plan, const sm90_schedule *schedule) {
+    return schedule->parts_in_stages ? 0 : parts_bytes(config_of(plan->kernel), plan->split_k);
+}
+
+int sm90_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm90_schedule *s,
+                 plan_tensor tensors[PLAN_MOST_TENSORS]) {
+    const sm90_config *config = config_of(plan->kernel);
+    if (p->k == 0 || !s->values_by_tma) return 0;
+    tensors[0] = (plan_tensor){values_layout(p, s->swapped, SM90_STAGE_K / 2, config->tile_x, 0), &s->x.values};
+    tensors[1] = (plan_tensor){values_layout(p, !s->swapped, SM90_STAGE_K / 2, config->tile_y, 64), &s->y.values};
+    return 2;
+}
