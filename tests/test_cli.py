@@ -241,6 +241,19 @@ def test_table_shows_every_cell(with_rich: bool, monkeypatch, capsys) -> None:
     assert all(cell in out for cell in ("A title", "name", "value", "left [red]", "1.50", "12.00"))
 
 
+@pytest.mark.parametrize("width", [300, 90, 40])
+def test_a_narrow_terminal_cuts_nothing_off(width: int, monkeypatch, capsys) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = ["<name", *(f"contestant {i}, us" for i in range(5))]
+    rows = [[f"row{i}", *(f"1{i}.{j} (0{i}.{j}..2{i}.{j})" for j in range(5))] for i in range(3)]
+    show.table("A title", columns, rows)
+    out = capsys.readouterr().out
+    words = [word for row in [columns[1:], *rows] for cell in row for word in cell.split()]
+    assert "\u2026" not in out and all(word in out for word in words)
+
+
 def test_progress_without_a_terminal_is_a_line_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     with show.progress(2) as step:
         step("one")

@@ -33,19 +33,40 @@ class Failure(Refusal):
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table. A column whose name starts with "<" is aligned to the left, the others to the right."""
+    """Prints a table. A column whose name starts with "<" is aligned to the left, the others to the right.
+
+    On a narrow terminal cells are broken between words; where not even that suffices lines are left to the terminal to
+    break, so that nothing is cut off.
+    """
     left = [column.startswith("<") for column in columns]
     columns = [column.removeprefix("<") for column in columns]
     if rich is not None and sys.stdout.isatty():
-        grid = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, title_style="bold")
-        for column, is_left in zip(columns, left):
-            grid.add_column(column, justify="left" if is_left else "right", no_wrap=not is_left)
-        for row in rows:
-            grid.add_row(*(rich.text.Text(cell) for cell in row))
-        rich.console.Console().print(grid)
-        return
+        console = rich.console.Console()
+        widths = fitted([*zip(columns, *rows)], console.width - 3 * len(columns) - 1)
+        if widths:
+            grid = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, title_style="bold")
+            for column, is_left, width in zip(columns, left, widths):
+                grid.add_column(column, justify="left" if is_left else "right", width=width)
+            for row in rows:
+                grid.add_row(*(rich.text.Text(cell) for cell in row))
+            console.print(grid)
+            return
     print(title)
     print(plain(columns, rows, left))
+
+
+def fitted(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Widths of columns that leave every word whole and take no more than the room; [] if there are none."""
+    full = [max(map(len, cells)) for cells in columns]
+    widths = [max(len(word) for cell in cells for word in (cell.split() or [""])) for cells in columns]
+    room -= sum(widths)
+    if room < 0:
+        return []
+    for i in sorted(range(len(full)), key=lambda i: full[i] - widths[i]):
+        if full[i] - widths[i] <= room:
+            room -= full[i] - widths[i]
+            widths[i] = full[i]
+    return widths
 
 
 def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool]) -> str:
