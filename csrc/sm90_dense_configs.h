@@ -1,22 +1,24 @@
-/* Above the sizes at which decoding inside the GEMM costs more than it saves: sm90_expand.cu writes operands as fp16
- * into a workspace, and sm90_dense.cu multiplies them. This is what host and device agree on; plain C preprocessor.
+/* The Hopper kernels for large products: what sm90_expand.cu and sm90_dense.cu agree on with the host. Plain C
+ * preprocessor.
  *
  * The side of the product of which a CTA takes 128 rows is called x, the other one, 256 rows, y. Which of A and B is x
- * is the schedule's choice (swapped: x is B). y is always expanded. x is expanded as well, or, in the instantiation
- * with x_raw, read as it lies and decoded in registers: then give x the operand with more rows, so that less is
- * expanded.
+ * is the schedule's choice (swapped: x is B). There are three forms:
+ *
+ *   both_raw   x and y are read as they lie and decoded inside. No workspace.
+ *   x_raw      y is expanded to fp16 in a workspace first; x is decoded inside: the operand with more rows should be x
+ *   expanded   both are expanded first
+ *
+ * x is raw, or y, only with 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches on 16
+ * bytes), and scale, scale_batch, scale_pitch of that operand multiples of 16. The form `expanded` takes everything.
  *
  * A call, in this order and on one queue, both launches programmatic:
  *
  *   1. nvfp4_sm90_expand(sm90_expand_schedule)           one CTA of 256 threads for each of first_ctas + second_ctas,
- *                                                        no dynamic shared memory, no cluster
+ *                                                        no dynamic shared memory, no cluster; not for both_raw
  *   2. nvfp4_<id>(gemm_problem, sm90_dense_schedule)     clusters of 2 CTAs of SM90_DENSE_THREADS threads with
  *                                                        SM90_DENSE_SHARED_BYTES of dynamic shared memory
  *
  * With K = 0 nothing is expanded: 2 alone, k_stages = 0.
- *
- * Who may use x_raw: 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches of x on 16
- * bytes), scale, scale_batch and scale_pitch of x multiples of 16. The other instantiation takes everything.
  *
  * The workspace begins on 256 bytes: expanded y, then expanded x where it is. One expanded operand is fp16
  * [batches][rows][64 * k_stages], SM90_EXPANDED_BYTES long, with zeros beyond K; batches is L, or 1 where the operand
@@ -26,13 +28,13 @@
  *
  *   tiles_x = ceil(rows_x / 128), tiles_y = ceil(rows_y / 256), pairs = ceil(tiles_x / 2) * tiles_y * l
  *   rest    = pairs % C
- *   halved  = 2 * rest if 2 * rest <= C and k_stages >= 2, else 0
+ *   halved  = 2 * rest if 2 * rest <= C, else 0
  *   whole   = pairs - halved / 2
  *   grid    = 2 * min(C, max(whole, halved))
  *
  * A cluster computes pairs, 256 rows of x by 256 of y, of which each CTA has 128 of x: pair blockIdx.x / 2 and on by
- * the number of clusters while below `whole`. Behind them cluster i < halved computes one single tile, its CTAs half of
- * K each: so a last round that would leave half of the clusters without work takes half the time. */
+ * the number of clusters while below `whole`. Behind them cluster i < halved computes one single tile, 128 x 256, its
+ * CTAs 128 of y each: so a last round that would leave half of the clusters without work takes half the time. */
 #ifndef NVFP4_SM90_DENSE_CONFIGS_H
 #define NVFP4_SM90_DENSE_CONFIGS_H
 
@@ -40,27 +42,32 @@
 
 #include "device/tensor_map.h"
 
-/*    id, x_raw, stages */
+/*    id, x_raw, y_raw, stages (that wgmma reads), raw_stages (of both_raw: as they arrive) */
 #define SM90_DENSE_CONFIGS(X)                                                                                          \
-    X(sm90_dense_expanded, 0, 4)                                                                                       \
-    X(sm90_dense_raw, 1, 5)
+    X(sm90_dense_both_raw, 1, 1, 4, 6)                                                                                 \
+    X(sm90_dense_x_raw, 1, 0, 5, 0)                                                                                    \
+    X(sm90_dense_expanded, 0, 0, 4, 0)
 
 #define SM90_DENSE_THREADS 384 /* a warpgroup that loads, two that multiply */
 #define SM90_DENSE_STAGE_K 64  /* values along K of a stage: 128 bytes of fp16, one span of the 128-byte swizzle */
 #define SM90_DENSE_TILE_X  128
 #define SM90_DENSE_TILE_Y  256
 
-/* A stage: y fp16, then x fp16, or x raw (32 bytes a row) and its scales (one atom of the 128x4 layout). */
+/* A stage that wgmma reads: y fp16, then, but for both_raw, x fp16, or x raw (32 bytes a row) and its scales (one atom
+ * of the 128x4 layout), up to the next multiple of 1024, which the swizzle asks for. */
 #define SM90_DENSE_Y_BYTES        (SM90_DENSE_TILE_Y * SM90_DENSE_STAGE_K * 2)
-#define SM90_DENSE_X_BYTES(x_raw) ((x_raw) ? SM90_DENSE_TILE_X * SM90_DENSE_STAGE_K / 2 : SM90_DENSE_TILE_X * 128)
-#define SM90_DENSE_STAGE_BYTES(x_raw)                                                                                  \
-    (SM90_DENSE_Y_BYTES + SM90_DENSE_X_BYTES(x_raw) + ((x_raw) ? 1024 : 0)) /* 512 of scales, 1024 for the swizzle */
+#define SM90_DENSE_X_BYTES(x_raw) (SM90_DENSE_TILE_X * ((x_raw) ? SM90_DENSE_STAGE_K / 2 : SM90_DENSE_STAGE_K * 2))
+#define SM90_DENSE_STAGE_BYTES(x_raw, y_raw)                                                                           \
+    (SM90_DENSE_Y_BYTES + ((y_raw) ? 0 : SM90_DENSE_X_BYTES(x_raw) + ((x_raw) ? 1024 : 0)))
+/* A stage of both_raw as it arrives: values of x and of this CTA's 128 rows of y, scales of both. */
+#define SM90_DENSE_RAW_BYTES (2 * (SM90_DENSE_X_BYTES(1) + 512))
 /* Where a warp turns 32 columns of 16 rows of sums into the order of the output: fp32, rows padded against bank
  * conflicts. */
 #define SM90_DENSE_TURN_BYTES (32 * 20 * 4)
-/* Stages, a turning place for each of 8 math warps, then full and empty barriers. */
-#define SM90_DENSE_SHARED_BYTES(x_raw, stages)                                                                         \
-    ((stages) * SM90_DENSE_STAGE_BYTES(x_raw) + 8 * SM90_DENSE_TURN_BYTES + 16 * (stages))
+/* Stages, raw stages, a turning place for each of 8 math warps, then a full and an empty barrier for each stage. */
+#define SM90_DENSE_SHARED_BYTES(x_raw, y_raw, stages, raw_stages)                                                      \
+    ((stages) * SM90_DENSE_STAGE_BYTES(x_raw, y_raw) + (raw_stages) * SM90_DENSE_RAW_BYTES +                           \
+     8 * SM90_DENSE_TURN_BYTES + 16 * ((stages) + (raw_stages)))
 
 #define SM90_EXPAND_THREADS 256
 #define SM90_EXPAND_ROWS    128 /* a CTA expands so many rows of one batch ... */
@@ -89,18 +96,24 @@ typedef struct sm90_expand_schedule {
     int32_t padding_;
 } sm90_expand_schedule;
 
-/* Second parameter of the dense kernels. */
+/* Second parameter of the dense kernels. Where an operand is expanded its scale is not looked at. */
+typedef struct sm90_dense_operand {
+    tensor_map values; /* expanded: fp16 {64 * k_stages, rows, batches}, box {64, 128, 1}, 128-byte swizzle;
+                          raw: uint8 {K/2, rows, batches}, box {32, 128, 1}, as it lies */
+    const uint8_t *scale;
+    int64_t scale_pitch, scale_batch; /* bytes from 128-row block to block, from batch to batch */
+    int32_t rows;
+    int32_t batches; /* L, or 1 where all batches share the operand */
+    uint8_t padding_[32];
+} sm90_dense_operand;
+
 typedef struct sm90_dense_schedule {
-    tensor_map y;           /* fp16 {64 * k_stages, rows of y, batches of y}, box {64, 128, 1}, 128-byte swizzle */
-    tensor_map x;           /* expanded: the same of x; raw: uint8 {K/2, rows of x, L}, box {32, 128, 1}, no swizzle */
-    const uint8_t *x_scale; /* raw: scales of x */
-    int64_t x_scale_pitch, x_scale_batch; /* raw: bytes from 128-row block to block, from batch to batch */
-    int32_t rows_x, rows_y;
+    sm90_dense_operand x, y;
     int32_t tiles_x, tiles_y;
-    int32_t whole, halved;        /* see above */
-    int32_t k_stages;             /* ceil(K/64) */
-    int32_t swapped;              /* 1: x is B, so that x counts columns of the output */
-    int32_t x_batches, y_batches; /* of the tensor maps: L, or 1 where all batches share the operand */
+    int32_t whole, halved; /* see above */
+    int32_t k_stages;      /* ceil(K/64) */
+    int32_t swapped;       /* 1: x is B, so that x counts columns of the output */
+    uint8_t padding_[40];
 } sm90_dense_schedule;
 
 #endif

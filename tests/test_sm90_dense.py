@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sm90.dense import DenseProduct, configs, dense_ptx, expand_ptx  # noqa: E402
+from sm90.dense import Config, DenseProduct, configs, dense_ptx, expand_ptx  # noqa: E402
 from sm100.launch import FP16, FP32, Emulator, Module  # noqa: E402
 
 import nvfp4  # noqa: E402
@@ -45,9 +45,9 @@ def result(product: DenseProduct) -> numpy.ndarray:
     return (rows.astype(numpy.uint32) << 16).view(numpy.float32)
 
 
-def load(name: str, seed: int) -> tuple[Emulator, Module, Module]:
+def load(config: Config, seed: int) -> tuple[Emulator, Module, Module]:
     emulator = Emulator("sm_90", seed=seed)
-    return emulator, emulator.load(expand_ptx()), emulator.load(dense_ptx(name))
+    return emulator, emulator.load(expand_ptx()), emulator.load(dense_ptx(config))
 
 
 @pytest.fixture
@@ -91,10 +91,11 @@ def test_expanded_scales(random: numpy.random.Generator) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_products(name: str, swapped: bool, random: numpy.random.Generator) -> None:
     """Ragged sizes, batches, layouts, types; whole rounds and halved tiles; equal bits, nothing beside the result."""
-    raw, _ = CONFIGS[name]
+    config = CONFIGS[name]
+    raw = config.x_raw
     for case in range(SEEDS):
         seed = int(random.integers(2**30)) * 4 + 1 + case % 3  # lazy, and both kinds of random timing
-        emulator, expand, module = load(name, seed)
+        emulator, expand, module = load(config, seed)
         x, y = int(random.integers(1, 600)), int(random.integers(1, 300))
         k = 64 * int(random.integers(1, 14)) if raw else 16 * int(random.integers(1, 40))
         options = {"linear": not raw and case % 2 == 1, "out_type": (FP16, FP32)[int(random.integers(2))]}
@@ -102,33 +103,35 @@ def test_products(name: str, swapped: bool, random: numpy.random.Generator) -> N
         product = DenseProduct(emulator, random, *((y, x) if swapped else (x, y)), k, 1 + case % 2, **options)
         clusters = int(random.integers(1, 6))
         print(f"seed {seed}: {product.m} x {product.n} x {k} x {product.l}, {clusters} clusters, {options}")
-        product.launch_dense(expand, module, name, swapped, clusters)
+        product.launch_dense(expand, module, config, swapped, clusters)
         product.check()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_halved_tiles(name: str, random: numpy.random.Generator) -> None:
-    """One whole round, then tiles of which each CTA of a cluster has half of K, with an odd number of stages too."""
+    """One whole round, then tiles of which each CTA of a cluster has half of y."""
+    config = CONFIGS[name]
     for case in range(SEEDS):
         seed = int(random.integers(2**30)) * 4 + 1 + case % 3
-        emulator, expand, module = load(name, seed)
+        emulator, expand, module = load(config, seed)
         k = 64 * (2 * int(random.integers(1, 6)) + case % 2)
         product = DenseProduct(emulator, random, 700, 200, k)
-        schedule = product.dense_schedule(False, False, 2)
+        schedule = product.dense_schedule(False, 2)
         assert (schedule.whole, schedule.halved) == (2, 2)
         print(f"seed {seed}: K = {k}")
-        product.launch_dense(expand, module, name, False, clusters=2)
+        product.launch_dense(expand, module, config, False, clusters=2)
         product.check()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_shared_operands(name: str, random: numpy.random.Generator) -> None:
     """All batches with one A, or one B, which is expanded once."""
-    emulator, expand, module = load(name, 2)
+    config = CONFIGS[name]
+    emulator, expand, module = load(config, 2)
     for which in range(2):
         product = DenseProduct(emulator, random, 70, 150, 128, l=3)
         product.share(which)
-        product.launch_dense(expand, module, name, bool(which), clusters=2)
+        product.launch_dense(expand, module, config, bool(which), clusters=2)
         product.check()
 
 
@@ -136,15 +139,15 @@ def test_shared_operands(name: str, random: numpy.random.Generator) -> None:
 @pytest.mark.parametrize("out_type", [FP16, BF16, FP32], ids=["fp16", "bf16", "fp32"])
 def test_epilogue(out_type: int, swapped: bool, random: numpy.random.Generator) -> None:
     """alpha a column, c and bias, in the order and the roundings of problem.h."""
-    name = "sm90_dense_raw" if out_type == FP16 else "sm90_dense_expanded"
-    emulator, expand, module = load(name, int(random.integers(2**30)) * 4 + 2)
+    config = CONFIGS["sm90_dense_both_raw" if out_type == FP16 else "sm90_dense_expanded"]
+    emulator, expand, module = load(config, int(random.integers(2**30)) * 4 + 2)
     m, n = (int(size) for size in random.integers(1, 260, 2))
     before, product = (DenseProduct(emulator, random, m, n, k, out_type=out_type) for k in (64, 192))
     product.add = before
     alpha, bias = (emulator.array(random.standard_normal(n).astype(numpy.float32)) for _ in range(2))
     product.more = {"alpha": alpha.address, "alpha_stride": 1, "bias": bias.address}
-    before.launch_dense(expand, module, name, swapped, clusters=1, wait=False)
-    product.launch_dense(expand, module, name, swapped, clusters=1)
+    before.launch_dense(expand, module, config, swapped, clusters=1, wait=False)
+    product.launch_dense(expand, module, config, swapped, clusters=1)
     c = rounded(before.expected().astype(numpy.float32), out_type)
     value = alpha.numpy() * product.expected().astype(numpy.float32) + c + bias.numpy()
     assert (result(product) == rounded(value, out_type)).all(), f"{m} x {n}"
@@ -155,13 +158,13 @@ def test_epilogue(out_type: int, swapped: bool, random: numpy.random.Generator) 
 @pytest.mark.parametrize("out_type", [FP16, BF16], ids=["fp16", "bf16"])
 def test_plain_output(out_type: int, swapped: bool, random: numpy.random.Generator) -> None:
     """One alpha and nothing else, N a multiple of 4: stores of four neighbours."""
-    name = "sm90_dense_raw" if out_type == BF16 else "sm90_dense_expanded"
-    emulator, expand, module = load(name, int(random.integers(2**30)) * 4 + 3)
+    config = CONFIGS["sm90_dense_x_raw" if out_type == BF16 else "sm90_dense_expanded"]
+    emulator, expand, module = load(config, int(random.integers(2**30)) * 4 + 3)
     m, n = int(random.integers(1, 260)), 4 * int(random.integers(1, 80))
     product = DenseProduct(emulator, random, m, n, 128, 2, out_type=out_type)
     alpha = numpy.float32(random.standard_normal())
     product.more = {"alpha_value": alpha}
-    product.launch_dense(expand, module, name, swapped, clusters=3)
+    product.launch_dense(expand, module, config, swapped, clusters=3)
     value = alpha * product.expected().astype(numpy.float32)
     assert (result(product) == rounded(value, out_type)).all(), f"{m} x {n}"
     assert product.untouched()
@@ -169,22 +172,24 @@ def test_plain_output(out_type: int, swapped: bool, random: numpy.random.Generat
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_empty_k(name: str, random: numpy.random.Generator) -> None:
-    emulator, expand, module = load(name, 1)
+    config = CONFIGS[name]
+    emulator, expand, module = load(config, 1)
     product = DenseProduct(emulator, random, 3, 5, 0)
-    product.launch_dense(expand, module, name, False, clusters=4)
+    product.launch_dense(expand, module, config, False, clusters=4)
     product.check()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     """Under dependent launch, one workspace for all calls, each reading as c what the one before wrote."""
+    config = CONFIGS[name]
     for case in range(SEEDS):
-        emulator, expand, module = load(name, int(random.integers(2**30)) * 4 + 2 + case % 2)
+        emulator, expand, module = load(config, int(random.integers(2**30)) * 4 + 2 + case % 2)
         calls = [DenseProduct(emulator, random, 300, 20, 512) for _ in range(3)]
         places: dict[int, object] = {}
         for before, call in zip([None, *calls], calls):
             call.add, call.places = before, places
-            call.launch_dense(expand, module, name, False, clusters=2, wait=False)
+            call.launch_dense(expand, module, config, False, clusters=2, wait=False)
         emulator.synchronize()
         total = 0
         for call in calls:

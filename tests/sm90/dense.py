@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,36 @@ THREADS, EXPAND_THREADS, EXPAND_ROWS, EXPAND_K = 384, 256, 128, 256
 UNIT = 4096.0  # DECODED_PRODUCT_UNIT: the expanded operands are each 2^6 too small
 
 
-def configs() -> dict[str, tuple[bool, int]]:
-    """x_raw and stages, by name."""
-    rows = re.findall(r"X\((sm90_dense_\w+), (\d), (\d+)\)", (CSRC / "sm90_dense_configs.h").read_text())
-    return {name: (raw == "1", int(stages)) for name, raw, stages in rows}
+@dataclass(frozen=True)
+class Config:
+    """A row of SM90_DENSE_CONFIGS."""
+
+    name: str
+    x_raw: bool
+    y_raw: bool
+    stages: int
+    raw_stages: int
+
+    @property
+    def kernel(self) -> str:
+        return f"nvfp4_{self.name}"
+
+    @property
+    def shared_bytes(self) -> int:
+        stage = TILE_Y * 128
+        if not self.y_raw:
+            stage += TILE_X * 32 + 1024 if self.x_raw else TILE_X * 128
+        barriers = 16 * (self.stages + self.raw_stages)
+        return self.stages * stage + self.raw_stages * 2 * (TILE_X * 32 + 512) + 8 * 2560 + barriers
 
 
-def shared_bytes(name: str) -> int:
-    raw, stages = configs()[name]
-    stage = TILE_Y * 128 + (TILE_X * 32 + 1024 if raw else TILE_X * 128)
-    return stages * stage + 8 * 2560 + 16 * stages
+def configs() -> dict[str, Config]:
+    rows = re.findall(r"X\((sm90_dense_\w+), ([\d, ]+)\)", (CSRC / "sm90_dense_configs.h").read_text())
+    made = {}
+    for name, numbers in rows:
+        x_raw, y_raw, stages, raw_stages = map(int, numbers.split(","))
+        made[name] = Config(name, bool(x_raw), bool(y_raw), stages, raw_stages)
+    return made
 
 
 @functools.cache
@@ -79,14 +100,23 @@ class ExpandSchedule(ctypes.Structure):
     )  # fmt: skip
 
 
+class DenseOperand(ctypes.Structure):
+    """sm90_dense_operand."""
+
+    _fields_ = (
+        [("values", TensorMap), ("scale", ctypes.c_uint64)]
+        + [(name, ctypes.c_int64) for name in ("scale_pitch", "scale_batch")]
+        + [("rows", ctypes.c_int32), ("batches", ctypes.c_int32), ("padding", ctypes.c_uint8 * 32)]
+    )
+
+
 class DenseSchedule(ctypes.Structure):
     """sm90_dense_schedule."""
 
     _fields_ = (
-        [("y", TensorMap), ("x", TensorMap), ("x_scale", ctypes.c_uint64)]
-        + [(name, ctypes.c_int64) for name in ("x_scale_pitch", "x_scale_batch")]
-        + [(name, ctypes.c_int32) for name in ("rows_x", "rows_y", "tiles_x", "tiles_y", "whole", "halved")]
-        + [(name, ctypes.c_int32) for name in ("k_stages", "swapped", "x_batches", "y_batches")]
+        [("x", DenseOperand), ("y", DenseOperand)]
+        + [(name, ctypes.c_int32) for name in ("tiles_x", "tiles_y", "whole", "halved", "k_stages", "swapped")]
+        + [("padding", ctypes.c_uint8 * 40)]
     )
 
 
@@ -156,57 +186,58 @@ class DenseProduct(sm100.launch.Product):
             programmatic=True, wait=wait,
         )  # fmt: skip
 
-    def fp16_map(self, which: int, array: Array) -> bytes:
-        pitch, rows = self.k_stages * 128, (self.m, self.n)[which]
-        return self.emulator.tensor_map(
-            UINT16, array, (self.k_stages * 64, rows, self.batches(which)), (pitch, rows * pitch), (64, 128, 1),
-            swizzle=SWIZZLE_128,
-        )  # fmt: skip
+    def operand(self, which: int, raw: bool) -> DenseOperand:
+        rows, batches = (self.m, self.n)[which], self.batches(which)
+        operand = DenseOperand(rows=rows, batches=batches)
+        if raw:
+            operand.scale, operand.scale_pitch = self.arrays[2 * which + 1].address, self.problem().sfa_pitch
+            operand.scale_batch = self.distances(which)[0]
+        if not self.k:
+            return operand
+        if raw:
+            operand.values.opaque[:] = self.emulator.tensor_map(
+                UINT8, self.arrays[2 * which], (self.k // 2, rows, batches), (self.pitch, rows * self.pitch),
+                (32, 128, 1),
+            )  # fmt: skip
+        else:
+            pitch = self.k_stages * 128
+            operand.values.opaque[:] = self.emulator.tensor_map(
+                UINT16, self.places[which], (self.k_stages * 64, rows, batches), (pitch, rows * pitch), (64, 128, 1),
+                swizzle=SWIZZLE_128,
+            )  # fmt: skip
+        return operand
 
-    def dense_schedule(self, raw: bool, swapped: bool, clusters: int) -> DenseSchedule:
-        """All but the tensor maps; clusters: that run at once."""
+    def dense_schedule(self, swapped: bool, clusters: int) -> DenseSchedule:
+        """All but the operands; clusters: that run at once."""
         x, y = (1, 0) if swapped else (0, 1)
         rows = (self.m, self.n)
         tiles_x, tiles_y = ceil_div(rows[x], TILE_X), ceil_div(rows[y], TILE_Y)
         pairs = ceil_div(tiles_x, 2) * tiles_y * self.l
         rest = pairs % clusters
-        halved = 2 * rest if 2 * rest <= clusters and self.k_stages >= 2 else 0
-        schedule = DenseSchedule(
-            rows_x=rows[x], rows_y=rows[y], tiles_x=tiles_x, tiles_y=tiles_y, whole=pairs - halved // 2, halved=halved,
-            k_stages=self.k_stages, swapped=int(swapped), x_batches=self.batches(x), y_batches=self.batches(y),
+        halved = 2 * rest if 2 * rest <= clusters else 0
+        return DenseSchedule(
+            tiles_x=tiles_x, tiles_y=tiles_y, whole=pairs - halved // 2, halved=halved, k_stages=self.k_stages,
+            swapped=int(swapped),
         )  # fmt: skip
-        if raw:
-            schedule.x_scale, schedule.x_scale_pitch = self.arrays[2 * x + 1].address, self.problem().sfa_pitch
-            schedule.x_scale_batch = self.distances(x)[0]
-        return schedule
 
     def launch_dense(
-        self, expand: Module, module: Module, name: str, swapped: bool, clusters: int, wait: bool = True
+        self, expand: Module, module: Module, config: Config, swapped: bool, clusters: int, wait: bool = True
     ) -> None:
-        raw, _ = configs()[name]
         x, y = (1, 0) if swapped else (0, 1)
-        rows = (self.m, self.n)
-        schedule = self.dense_schedule(raw, swapped, clusters)
-        if self.k:
-            expanded = [y] if raw else [y, x]
-            for which in expanded:
-                if which not in self.places:  # memory that is freed would wait for the calls before
-                    self.places[which] = self.expanded(which)
+        expanded = [which for which, raw in ((y, config.y_raw), (x, config.x_raw)) if self.k and not raw]
+        for which in expanded:
+            if which not in self.places:  # memory that is freed would wait for the calls before
+                self.places[which] = self.expanded(which)
+        if expanded:
             self.expand(expand, [(which, self.places[which]) for which in expanded])
-            schedule.y.opaque[:] = self.fp16_map(y, self.places[y])
-            if raw:
-                schedule.x.opaque[:] = self.emulator.tensor_map(
-                    UINT8, self.arrays[2 * x], (self.k // 2, rows[x], self.batches(x)),
-                    (self.pitch, rows[x] * self.pitch), (32, 128, 1),
-                )  # fmt: skip
-            else:
-                schedule.x.opaque[:] = self.fp16_map(x, self.places[x])
+        schedule = self.dense_schedule(swapped, clusters)
+        schedule.x, schedule.y = self.operand(x, config.x_raw), self.operand(y, config.y_raw)
         self.emulator.launch(
-            module[f"nvfp4_{name}"],
+            module[config.kernel],
             grid=2 * min(clusters, max(schedule.whole, schedule.halved)),
             block=THREADS,
             args=[bytes(self.problem()), bytes(schedule)],
-            shared=shared_bytes(name),
+            shared=config.shared_bytes,
             cluster=2,
             programmatic=True,
             wait=wait,
@@ -227,5 +258,5 @@ def expand_ptx() -> str:
     return compile_ptx("sm90_expand.cu")
 
 
-def dense_ptx(name: str) -> str:
-    return only_entry(compile_ptx("sm90_dense.cu"), f"nvfp4_{name}")
+def dense_ptx(config: Config) -> str:
+    return only_entry(compile_ptx("sm90_dense.cu"), config.kernel)
