@@ -68,7 +68,7 @@ def floor(report: Report, shape: Shape) -> float:
 def floor_sentence(report: Report) -> str:
     limits = report["limits"]
     copy, rate = screen.si(limits["bytes_per_s"], "B/s"), screen.si(limits["flops_per_s"], "FLOP/s")
-    return f"bytes at {copy} (a copy, read and written) or 2MNK at {rate} ({limits['flops_of']}), both of this run"
+    return f"bytes at {copy} (a copy, read and written) or 2MNK at {rate} ({limits['flops_of']}), the best of this run"
 
 
 def has_goals(report: Report) -> bool:
