@@ -256,7 +256,7 @@ def rounded(values: timing.Spread) -> dict[str, Any]:
 
 
 def limits_of(device: torch.device, clock: timing.Clock) -> dict[str, Any]:
-    """What the floor is drawn from: the best of the machine's own copy and of torch's own large product, in this run."""
+    """What the floor is drawn from: the best of some copies and of some large products of torch's, in this run."""
     torch = machine.need_torch()
     dtype, name, size = (torch.float16, "fp16", 8192) if device.type == "cuda" else (torch.bfloat16, "bf16", 2048)
     rate = timing.matmul_rate(clock, device, dtype, size, repeat=10)
