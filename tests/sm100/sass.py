@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The machine code of the sm_100 kernels: out of the installed module, through NVIDIA's disassembler, into lists of
-instructions. By itself it prints a row a kernel:
+"""The machine code of the sm_100 kernels, or of another family's: out of the installed module, through NVIDIA's
+disassembler, into lists of instructions. By itself it prints a row a kernel:
 
     python tests/sm100/sass.py [nvfp4/_C.abi3.so | file.fatbin | file.cubin]
 """
@@ -46,10 +46,10 @@ def fatbins(data: bytes) -> Iterator[bytes]:
             yield data[at : at + header + size]
 
 
-def find_cubin(source: Path, folder: Path) -> Path:
-    """Unpacks the fat binaries that a file holds into the folder; the one with our kernels."""
+def find_cubin(source: Path, folder: Path, prefix: str) -> Path:
+    """Unpacks the fat binaries that a file holds into the folder; the one with those kernels."""
     data = source.read_bytes()
-    if data[:4] == b"\x7fELF" and PREFIX.encode() in data and FATBIN not in data:
+    if data[:4] == b"\x7fELF" and prefix.encode() in data and FATBIN not in data:
         return source
     for i, fatbin in enumerate(fatbins(data)):
         place = folder / str(i)
@@ -57,9 +57,9 @@ def find_cubin(source: Path, folder: Path) -> Path:
         (place / "kernels.fatbin").write_bytes(fatbin)
         output_of("cuobjdump", "-xelf", "all", "kernels.fatbin", folder=place)
         for cubin in place.glob("*.cubin"):
-            if PREFIX.encode() in cubin.read_bytes():
+            if prefix.encode() in cubin.read_bytes():
                 return cubin
-    raise LookupError(f"{source} has no machine code of the sm_100 kernels")
+    raise LookupError(f"{source} has no machine code of {prefix}*")
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,13 @@ class Kernel:
         return min((p for p in paths if count(p, "UTCOMMA") == 4 and count(p, "UTCCP") == 4 * self.atoms), key=len)
 
 
-def disassemble(cubin: Path) -> dict[str, Kernel]:
+def disassemble(cubin: Path, prefix: str) -> dict[str, Kernel]:
     """By the name without the common prefix."""
     kernels: dict[str, Kernel] = {}
     kernel = None
     for line in output_of("nvdisasm", "--print-code", str(cubin)).splitlines():
         if found := re.match(r"\.text\.(\w+):", line):
-            kernel = kernels.setdefault(found[1].removeprefix(PREFIX), Kernel(found[1]))
+            kernel = kernels.setdefault(found[1].removeprefix(prefix), Kernel(found[1]))
         elif kernel and (found := re.match(r"(\.L_\w+):", line)):
             kernel.labels[found[1]] = len(kernel.code)
         elif kernel and (found := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+)?\s*([A-Z]\S*)\s*(.*?)\s*;", line)):
@@ -151,14 +151,14 @@ def disassemble(cubin: Path) -> dict[str, Kernel]:
     for name, registers, stack, local in re.findall(
         r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage
     ):
-        kernel = kernels[name.removeprefix(PREFIX)]
+        kernel = kernels[name.removeprefix(prefix)]
         kernel.registers, kernel.stack, kernel.local = int(registers), int(stack), int(local)
     return kernels
 
 
-def kernels_of(source: Path) -> dict[str, Kernel]:
+def kernels_of(source: Path, prefix: str = PREFIX) -> dict[str, Kernel]:
     with tempfile.TemporaryDirectory() as folder:
-        return disassemble(find_cubin(source.resolve(), Path(folder)))
+        return disassemble(find_cubin(source.resolve(), Path(folder), prefix), prefix)
 
 
 def main() -> int:
