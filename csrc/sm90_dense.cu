@@ -154,7 +154,7 @@ template <class C> __device__ __forceinline__ void load(const sm90_dense_schedul
     ring<C::STAGES> ring;
     while (walk.advance()) {
         int32_t xl = s.x.batches == 1 ? 0 : walk.l, yl = s.y.batches == 1 ? 0 : walk.l;
-        const uint8_t *sfx = C::X_RAW ? scales_of(s.x, walk.x, xl) : nullptr;
+        const uint8_t *sfx = C::X_RAW ? scales_of(s.x, walk.x, walk.l) : nullptr;
         uint32_t bytes = (walk.halved ? C::HALF_Y : 2 * C::HALF_Y) + C::X_BYTES + (sfx ? SCALES : 0);
 #pragma unroll 1
         for (int32_t k = 0; k < s.k_stages; k++, ring.advance()) {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void load_raw(const sm90_dense_schedule &s, layout<C>
     ring<C::RAW_STAGES> ring;
     while (walk.advance()) {
         int32_t xl = s.x.batches == 1 ? 0 : walk.l, yl = s.y.batches == 1 ? 0 : walk.l;
-        const uint8_t *sfx = scales_of(s.x, walk.x, xl), *sfy = scales_of(s.y, walk.y_half, yl);
+        const uint8_t *sfx = scales_of(s.x, walk.x, walk.l), *sfy = scales_of(s.y, walk.y_half, walk.l);
         uint32_t bytes = 2 * C::X_BYTES + (sfx ? SCALES : 0) + (sfy ? SCALES : 0);
 #pragma unroll 1
         for (int32_t k = 0; k < s.k_stages; k++, ring.advance()) {
@@ -382,54 +382,106 @@ struct turning_place {
     }
 };
 
-/* Whether the output is one alpha times the sums, in 16 bits, and 4 neighbours that a thread has are one store. */
+/* Whether the output is one alpha times the sums, in 16 bits, and 8 neighbours are one store. */
 __device__ __forceinline__ bool is_plain(const gemm_problem &p) {
     uint64_t places = (uint64_t)p.out | (uint64_t)p.out_pitch | (uint64_t)p.out_batch;
     return !p.c && !p.bias && p.out_type != OUT_FP32 && (!p.alpha || p.alpha_stride == 0) &&
-           (places % 8 | p.n % 4) == 0;
+           (places % 16 | p.n % 8) == 0;
 }
 
-template <int TYPE>
-__device__ __forceinline__ void store_plain(char *out, int64_t step, int count, const turning_place &turn,
-                                            float alpha) {
-    float4 v[4];
+/* Stores four matrices of 8 x 8 numbers of 16 bits, of which a lane holds row lane / 4, columns 2 (lane % 4) and the
+ * next: 16 bytes a row, or with TURNED a column, to the address that lane 8i + r has for row r of matrix i (PTX
+ * ISA 9.0, section 9.7.14.5.16 stmatrix). */
+template <bool TURNED> __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&v)[4]) {
+    if (TURNED)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]),
+                     "r"(v[1]), "r"(v[2]), "r"(v[3])
+                     : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
+                     "r"(v[2]), "r"(v[3])
+                     : "memory");
+}
+
+/* A plain output, so that 8 lanes store a line of 128 bytes: 64 columns of y at a time, of a warp's 16 rows of x to its
+ * own place, or, where x counts columns of the output, of the warpgroup's 64 rows to the places of its four warps. A
+ * row of 128 bytes there is in pieces of 16, piece i at i ^ row % 8. */
+template <bool SWAPPED>
+__device__ __forceinline__ void store_plain(const gemm_problem &p, int32_t l, int32_t x, int32_t y, int columns,
+                                            uint32_t place, const float (&d)[SUMS]) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
+    float alpha = p.alpha ? *p.alpha : p.alpha_value;
+    bool fp16 = p.out_type == OUT_FP16;
+    /* Of the first two groups of 8 columns; the next two: 16 rows, or two pieces on. */
+    int row = SWAPPED ? matrix / 2 * 8 + lane % 8 : matrix % 2 * 8 + lane % 8;
+    int piece = SWAPPED ? warp * 2 + matrix % 2 : matrix / 2;
+    int64_t m = SWAPPED ? y + warp * 4 + lane / 8 : x + lane / 8, n = (SWAPPED ? x : y) + lane % 8 * 8;
+    char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch + n * 2;
+    uint32_t from = place + (SWAPPED ? warp * 4 + lane / 8 : lane / 8) * 128;
 #pragma unroll
-    for (int pass = 0; pass < 4; pass++) v[pass] = turn.get(pass);
+    for (int chunk = 0; chunk < SM90_DENSE_TILE_Y; chunk += 64) {
+        if (chunk >= columns) break;
+        if (SWAPPED)
+            asm volatile("bar.sync %0, 128;" ::"r"(1 + (int)threadIdx.x / 128) : "memory");
+        else
+            __syncwarp();
 #pragma unroll
-    for (int pass = 0; pass < 4; pass++, out += step)
-        if (pass * turn.rows < count)
-            *(uint2 *)out =
-                make_uint2(round_16(alpha * v[pass].x, TYPE) | (uint32_t)round_16(alpha * v[pass].y, TYPE) << 16,
-                           round_16(alpha * v[pass].z, TYPE) | (uint32_t)round_16(alpha * v[pass].w, TYPE) << 16);
+        for (int i = 0; i < 4; i++) {
+            uint32_t packed[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float *v = d + chunk / 2 + i * 8 + j * 2;
+                float first = alpha * (v[0] * DECODED_PRODUCT_UNIT), second = alpha * (v[1] * DECODED_PRODUCT_UNIT);
+                __half2 halves = __floats2half2_rn(first, second);
+                __nv_bfloat162 brains = __floats2bfloat162_rn(first, second);
+                packed[j] = fp16 ? *(uint32_t *)&halves : *(uint32_t *)&brains;
+            }
+            int at_row = row + (SWAPPED ? i * 16 : 0), at_piece = piece + (SWAPPED ? 0 : i * 2);
+            store_matrices<SWAPPED>(place + at_row * 128 + (at_piece ^ at_row % 8) * 16, packed);
+        }
+        if (SWAPPED)
+            asm volatile("bar.sync %0, 128;" ::"r"(1 + (int)threadIdx.x / 128) : "memory");
+        else
+            __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            constexpr int STEP = SWAPPED ? 16 : 4; /* rows */
+            int64_t column = SWAPPED ? 0 : chunk, to_row = i * STEP + (SWAPPED ? chunk : 0);
+            int at_row = i * STEP + (SWAPPED ? warp * 4 + lane / 8 : lane / 8);
+            uint4 v = load_shared_128(from + i * STEP * 128 + (lane % 8 ^ at_row % 8) * 16);
+            if (m + to_row < p.m && n + column < p.n) *(uint4 *)(out + to_row * p.out_pitch + column * 2) = v;
+        }
+    }
 }
 
 /* Stores a warp's sums. */
 __device__ __forceinline__ void finish(const gemm_problem &p, const sm90_dense_schedule &s, const tile_walk &walk,
                                        float *place, const float (&d)[SUMS]) {
     int32_t first_y = walk.halved ? walk.y_half : walk.y, columns = walk.halved ? 128 : SM90_DENSE_TILE_Y;
-    int32_t x = walk.x + (threadIdx.x / 32 - FIRST_MATH_WARP) * 16;
+    int warp = threadIdx.x / 32 - FIRST_MATH_WARP;
+    int32_t x = walk.x + warp * 16;
+    if (is_plain(p)) {
+        uint32_t at = shared_address(place);
+        if (s.swapped)
+            store_plain<true>(p, walk.l, walk.x + warp / 4 * 64, first_y, columns,
+                              at - warp % 4 * SM90_DENSE_TURN_BYTES, d);
+        else
+            store_plain<false>(p, walk.l, x, first_y, columns, at, d);
+        return;
+    }
     turning_place turn(place, s.swapped);
-    bool plain = is_plain(p);
-    float alpha = p.alpha ? *p.alpha : p.alpha_value; /* where plain */
 #pragma unroll
     for (int chunk = 0; chunk < SM90_DENSE_TILE_Y; chunk += 32) {
-        if (chunk >= columns) continue;
+        if (chunk >= columns) break;
         turn.put(d + chunk / 2);
         __syncwarp();
         int64_t y = first_y + chunk, m = (s.swapped ? y : x) + turn.row, n = (s.swapped ? x : y) + turn.column;
-        int count = (int)min((int64_t)32, p.m - m); /* rows that exist, from this lane's first one on */
-        if (n < p.n && plain) {
-            char *out = (char *)p.out + walk.l * p.out_batch + m * p.out_pitch + n * 2;
-            if (p.out_type == OUT_FP16)
-                store_plain<OUT_FP16>(out, turn.rows * p.out_pitch, count, turn, alpha);
-            else
-                store_plain<OUT_BF16>(out, turn.rows * p.out_pitch, count, turn, alpha);
-        } else if (n < p.n) {
+        if (n < p.n) {
             column_epilogue epilogue(p, n);
 #pragma unroll 1
             for (int pass = 0; pass < 4; pass++) {
                 float4 v = turn.get(pass);
-                if (pass * turn.rows < count) epilogue.store(p, walk.l, m + pass * turn.rows, {v.x, v.y, v.z, v.w});
+                if (m + pass * turn.rows < p.m) epilogue.store(p, walk.l, m + pass * turn.rows, {v.x, v.y, v.z, v.w});
             }
         }
         __syncwarp();

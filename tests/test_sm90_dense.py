@@ -157,10 +157,10 @@ def test_epilogue(out_type: int, swapped: bool, random: numpy.random.Generator) 
 @pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
 @pytest.mark.parametrize("out_type", [FP16, BF16], ids=["fp16", "bf16"])
 def test_plain_output(out_type: int, swapped: bool, random: numpy.random.Generator) -> None:
-    """One alpha and nothing else, N a multiple of 4: stores of four neighbours."""
+    """One alpha and nothing else, N a multiple of 8: stores of eight neighbours."""
     config = CONFIGS["sm90_dense_x_raw" if out_type == BF16 else "sm90_dense_expanded"]
     emulator, expand, module = load(config, int(random.integers(2**30)) * 4 + 3)
-    m, n = int(random.integers(1, 260)), 4 * int(random.integers(1, 80))
+    m, n = int(random.integers(1, 260)), 8 * int(random.integers(1, 40))
     product = DenseProduct(emulator, random, m, n, 128, 2, out_type=out_type)
     alpha = numpy.float32(random.standard_normal())
     product.more = {"alpha_value": alpha}
