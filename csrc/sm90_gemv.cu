@@ -6,9 +6,9 @@
  *
  *   one row of A     tables of positive bytes: codes below zero become 0; with the sign bits flipped, those above.
  *                    The sum is dp4a of the one less dp4a of the other: 7 instructions and 4 dp4a for 8 values.
- *   several rows     tables of 2v - 116, all of which are negative: the other half of the codes becomes 0xFF, and an
- * AND of both halves leaves 2v - 116. 9 instructions, then 2 dp4a a row; dp4a begins with 116 times the sum of the
- * block of A.
+ *   several rows     tables of 2v - 116, all of which are negative: the other half of the codes becomes 0xFF, and
+ *                    an AND of both halves leaves 2v - 116. 9 instructions, then 2 dp4a a row; dp4a begins with 116
+ *                    times the sum of the block of A.
  *
  * dp4a adds up on top of the bits of 1.5 * 2^23, so that the sum is a float after one subtraction.
  *
@@ -16,20 +16,23 @@
  * time (sm90_gemv_configs.h), a warp its part of K in steps of 512. Half a warp has a row of each of the four quarters
  * of a block, the other half the row after it, and a lane 32 values of each, two blocks of 16:
  *
- *   all       A to signed bytes and fp32 scales in shared memory, while the first copies fly | CTA barrier
- *   a warp    step i    wait for its copies | warp barrier | from shared memory to registers | warp barrier |
- *                       start the copies of step i + STAGES, in the same place | multiply
+ *   all       start the copies of A, raw
+ *   a warp    start the copies of its first STAGES steps
+ *   all       A, as soon as it is there, to signed bytes and fp32 scales in shared memory | CTA barrier
+ *   a warp    step i    wait for its copies | warp barrier | multiply | warp barrier | start the copies of step
+ *                       i + STAGES, in the same place
  *             last step of a unit: add up over the lanes, one part of K of 8 sums to shared memory
  *   all       CTA barrier | a thread a column: add up the parts in their order, epilogue
  *
- * B goes by cp.async into a ring of each warp for itself, because registers cannot hold as much as must be under way to
- * keep DRAM busy, and a ring needs no unrolled code, which a cold start would have to fetch. A step in the ring:
+ * B goes by cp.async into a ring that each warp has for itself. A step in the ring:
  *
  *   values [4 quarters][32 lanes][16 bytes] | scales [2 rows][8 blocks of 64 along K][4 quarters][4 bytes]
  *
  * which for the 128x4 layout is a copy of 16 bytes, of 4 from linear scales on 4 bytes, else put together by bytes.
+ * Each instruction here is one of 8 to 16 warps on 4 schedulers, and until the first copies are under way nothing else
+ * is: hence what the copies need is in registers, and the start and the steps are one loop.
  *
- * Shared memory, KiB, of 7168x16384 on 132 SMs: one row 168 (parts 3.5, A 20, rings 144), two 199, four 217.
+ * Shared memory, KiB, of 7168x16384 on 132 SMs: one row 76 (parts 1.8, A 20, rings 54), two 127, four 182.
  *
  * Tails. Rows past the end are not loaded: whatever lies in their place reaches only sums that are not stored. Past the
  * end of K A is zero, and so are the scales of B, since what lies there may be NaN. */
@@ -49,9 +52,10 @@ template <int ROWS_, int WARPS_, int STAGES_> struct config {
     static_assert(STAGES >= 1, "a slot to copy to");
 };
 
-constexpr int CHUNK_K = 32;                             /* values of a row that a lane takes */
-constexpr int STEP_CHUNKS = SM90_GEMV_STEP_K / CHUNK_K; /* as many lanes share a row */
-constexpr uint32_t SUM_BASE = 0x4B400000;               /* 1.5 * 2^23: its bits plus a small integer are a float */
+constexpr int CHUNK_K = 32;                                             /* values of a row that a lane takes */
+constexpr int STEP_CHUNKS = SM90_GEMV_STEP_K / CHUNK_K;                 /* as many lanes share a row */
+constexpr int SCALES_AT = SM90_GEMV_UNIT_ROWS * (SM90_GEMV_STEP_K / 2); /* in a slot */
+constexpr uint32_t SUM_BASE = 0x4B400000; /* 1.5 * 2^23: its bits plus a small integer are a float */
 
 __device__ __forceinline__ float from_sum_base(uint32_t sum) {
     return __fadd_rn(__uint_as_float(sum), -__uint_as_float(SUM_BASE));
@@ -62,6 +66,11 @@ __device__ __forceinline__ uint32_t choose(uint32_t low, uint32_t high, uint32_t
     uint32_t bytes;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(codes));
     return bytes;
+}
+
+/* The upper half of a word, by the unit that multiplies: the one that shifts has more to do. */
+__device__ __forceinline__ uint32_t upper_half(uint32_t word) {
+    return __dp2a_lo(word, 0x0100u, 0u);
 }
 
 /* The same in every lane, in a register: as a constant the compiler brings it from a uniform register before each use.
@@ -88,47 +97,11 @@ struct code_tables {
     __device__ __forceinline__ uint32_t doubled(uint32_t codes) const {
         return ((positive(codes) | 0x80808080) - positive(codes ^ 0x8888)) ^ 0x80808080;
     }
-    __device__ __forceinline__ uint4 doubled(uint32_t low_codes, uint32_t high_codes) const {
-        return make_uint4(doubled(low_codes), doubled(low_codes >> 16), doubled(high_codes), doubled(high_codes >> 16));
-    }
-};
-
-/* A as the warps want it, at one place along K: 32 values of a row. PLAIN as below. */
-template <bool PLAIN> struct a_chunk {
-    uint4 codes;
-    uint32_t scales; /* two bytes */
-
-    /* Zeros where nothing is. */
-    __device__ __forceinline__ void load(const gemm_problem &p, int64_t batch, int row, int chunk) {
-        codes = make_uint4(0, 0, 0, 0);
-        scales = 0;
-        const int64_t k = (int64_t)chunk * CHUNK_K;
-        if (row >= p.m || k >= p.k) return;
-        const uint8_t *from = p.a + batch * p.a_batch + row * p.a_pitch + chunk * (CHUNK_K / 2);
-        const uint8_t *scale = p.sfa + batch * p.sfa_batch;
-        if (PLAIN || p.scale_layout != SCALES_LINEAR)
-            scale += chunk / 2 * 512 + row * 16 + chunk % 2 * 2;
-        else
-            scale += row * p.sfa_pitch + chunk * 2;
-        if constexpr (PLAIN) {
-            codes = *(const uint4 *)from;
-            scales = *(const uint16_t *)scale;
-        } else {
-            const bool whole = p.k - k >= CHUNK_K;
-            uint2 half = *(const uint2 *)from;
-            codes.x = half.x, codes.y = half.y;
-            scales = scale[0];
-            if (!whole) return;
-            half = *(const uint2 *)(from + 8);
-            codes.z = half.x, codes.w = half.y;
-            scales |= (uint32_t)scale[1] << 8;
-        }
-    }
 };
 
 /* A in shared memory, of each row: bytes of the first block of every chunk, of the second block, then of every chunk
- * two scales and, for several rows, where dp4a begins for each block. */
-template <class C> struct a_in_shared {
+ * two scales and, for several rows, where dp4a begins for each block. PLAIN as below. */
+template <class C, bool PLAIN> struct a_in_shared {
     static constexpr int FACTORS_BYTES = C::ROWS == 1 ? 8 : 16;
 
     uint8_t *base;
@@ -142,25 +115,51 @@ template <class C> struct a_in_shared {
         return row(m) + chunks * CHUNK_K + chunk * FACTORS_BYTES;
     }
 
-    static __device__ __forceinline__ uint32_t begin(uint4 v) {
-        int sum = __dp4a((int)v.x, 0x01010101, 0);
-        sum = __dp4a((int)v.y, 0x01010101, sum);
-        sum = __dp4a((int)v.z, 0x01010101, sum);
-        return SUM_BASE + 116 * __dp4a((int)v.w, 0x01010101, sum);
+    /* Starts the copies of a chunk as it is: codes to where the second block will be, scales to the factors. */
+    __device__ __forceinline__ void copy(const gemm_problem &p, int64_t batch, int m, int chunk) const {
+        const int64_t left = p.k - (int64_t)chunk * CHUNK_K;
+        if (m >= p.m || left <= 0) return;
+        const uint8_t *from = p.a + batch * p.a_batch + m * p.a_pitch + chunk * (CHUNK_K / 2);
+        const uint8_t *scale = p.sfa + batch * p.sfa_batch;
+        const uint32_t to = shared_address(bytes(m, 1, chunk)), scales = shared_address(factors(m, chunk));
+        if (PLAIN || (p.aligned16 && left >= CHUNK_K)) {
+            cp_async_16(to, from);
+        } else {
+            cp_async_8(to, from);
+            if (left >= CHUNK_K) cp_async_8(to + 8, from + 8);
+        }
+        if (PLAIN || p.scale_layout != SCALES_LINEAR) {
+            cp_async_4(scales, scale + chunk / 2 * 512 + m * 16);
+        } else {
+            scale += m * p.sfa_pitch + chunk * 2;
+            uint32_t pair = scale[0];
+            if (left >= CHUNK_K) pair |= (uint32_t)scale[1] << 8;
+            store_shared(scales, pair << chunk % 2 * 16);
+        }
     }
 
-    template <bool PLAIN>
-    __device__ __forceinline__ void store(const code_tables &tables, int m, int chunk, const a_chunk<PLAIN> &a) const {
-        uint4 first = tables.doubled(a.codes.x, a.codes.y), second = tables.doubled(a.codes.z, a.codes.w);
-        *bytes(m, 0, chunk) = first;
-        *bytes(m, 1, chunk) = second;
-        uint32_t pair = decode_scales(a.scales & 0xFF, a.scales >> 8);
-        float2 scales = __half22float2(*(const __half2 *)&pair);
-        if (C::ROWS == 1)
-            *(float2 *)factors(m, chunk) = scales;
-        else
-            *(uint4 *)factors(m, chunk) =
-                make_uint4(__float_as_uint(scales.x), __float_as_uint(scales.y), begin(first), begin(second));
+    /* Decodes a chunk in its place, which the same thread has copied. Zeros where nothing is. */
+    __device__ __forceinline__ void decode(const gemm_problem &p, const code_tables &tables, int m, int chunk) const {
+        const int blocks = m < p.m ? (int)(p.k / 16) - chunk * 2 : 0;
+        const uint32_t raw_scales = *(const uint32_t *)factors(m, chunk) >> chunk % 2 * 16;
+#pragma unroll 1
+        for (int block = 0; block < 2; block++) {
+            uint2 codes = ((const uint2 *)bytes(m, 1, chunk))[block];
+            uint32_t scale = raw_scales >> block * 8 & 0x7F;
+            if (block >= blocks) codes = make_uint2(0, 0), scale = 0;
+            uint4 v = make_uint4(tables.doubled(codes.x), tables.doubled(codes.x >> 16), tables.doubled(codes.y),
+                                 tables.doubled(codes.y >> 16));
+            *bytes(m, block, chunk) = v;
+            uint32_t *to = (uint32_t *)factors(m, chunk) + block;
+            uint32_t pair = decode_scales(scale, 0);
+            to[0] = __float_as_uint(__low2float(*(const __half2 *)&pair));
+            if (C::ROWS > 1) {
+                int sum = __dp4a((int)v.x, 0x01010101, 0);
+                sum = __dp4a((int)v.y, 0x01010101, sum);
+                sum = __dp4a((int)v.z, 0x01010101, sum);
+                to[2] = SUM_BASE + 116 * __dp4a((int)v.w, 0x01010101, sum);
+            }
+        }
     }
 };
 
@@ -176,14 +175,29 @@ struct position {
     }
 };
 
+/* 16 bytes that are read once: they take each other's place in L2 before they take that of anything else. */
+__device__ __forceinline__ void cp_async_16_once(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "l"(0x12F0000000000000) /* evict first, all of it */
+                 : "memory");
+}
+
 /* What a lane copies of B next. PLAIN: scales are in the 128x4 layout, rows start on 16 bytes and K is a multiple of
  * what a lane takes. */
 template <bool PLAIN> struct b_source {
     const uint8_t *first_values, *first_scales; /* of unit 0, where the warp's part of K begins */
     const uint8_t *values, *scales;
     uint32_t row; /* of the first quarter */
+    int quarters; /* that have the row */
+    /* PLAIN, kept in registers: pitches of b and of its scales, 32 rows of b, steps in which the lane's chunk exists.
+     */
+    uint32_t pitch, scale_pitch, quarter_bytes;
+    int steps;
 
-    __device__ __forceinline__ b_source(const gemm_problem &p, int64_t batch, int step, int lane) {
+    __device__ __forceinline__ b_source(const gemm_problem &p, int64_t batch, int step, int lane)
+        : pitch((uint32_t)p.b_pitch), scale_pitch((uint32_t)p.sfb_pitch), quarter_bytes(32 * (uint32_t)p.b_pitch),
+          steps(((int)(p.k / CHUNK_K) - lane % STEP_CHUNKS + STEP_CHUNKS - 1) / STEP_CHUNKS) {
+        pin(pitch), pin(scale_pitch), pin(quarter_bytes), pin(steps);
         const int half = lane / STEP_CHUNKS, chunk = lane % STEP_CHUNKS;
         first_values =
             p.b + batch * p.b_batch + half * p.b_pitch + step * (SM90_GEMV_STEP_K / 2) + chunk * (CHUNK_K / 2);
@@ -197,10 +211,16 @@ template <bool PLAIN> struct b_source {
     __device__ __forceinline__ void begin_unit(const gemm_problem &p, uint32_t unit, int lane) {
         const uint32_t block = unit / 16, pair = unit % 16 * 2;
         row = block * 128 + pair;
-        values = first_values + row * (uint64_t)p.b_pitch;
-        scales = first_scales + (PLAIN || p.scale_layout != SCALES_LINEAR ? block * (uint64_t)p.sfb_pitch + pair * 16
-                                                                          : row * (uint64_t)p.sfb_pitch);
+        if constexpr (PLAIN) {
+            values = first_values + row * (uint64_t)pitch;
+            scales = first_scales + block * (uint64_t)scale_pitch + pair * 16;
+        } else {
+            values = first_values + row * (uint64_t)p.b_pitch;
+            scales = first_scales + (p.scale_layout != SCALES_LINEAR ? block * (uint64_t)p.sfb_pitch + pair * 16
+                                                                     : row * (uint64_t)p.sfb_pitch);
+        }
         row += lane / STEP_CHUNKS;
+        quarters = ((int)p.n - (int)row + 31) >> 5;
     }
 
     __device__ __forceinline__ void next_step(const gemm_problem &p) {
@@ -208,22 +228,22 @@ template <bool PLAIN> struct b_source {
         scales += PLAIN || p.scale_layout != SCALES_LINEAR ? SM90_GEMV_STEP_K / 64 * 512 : SM90_GEMV_STEP_K / 16;
     }
 
-    __device__ __forceinline__ void copy(const gemm_problem &p, int step, int lane, uint32_t slot) const {
-        const int chunk = step * STEP_CHUNKS + lane % STEP_CHUNKS, rows = (int)p.n;
-        const uint32_t to = slot + lane * 16;
-        const uint32_t to_scales = slot + SM90_GEMV_UNIT_ROWS * (SM90_GEMV_STEP_K / 2) + lane / 2 * 16;
+    /* to, to_scales: of the lane, in the slot. */
+    __device__ __forceinline__ void copy(const gemm_problem &p, int step, int lane, uint32_t to,
+                                         uint32_t to_scales) const {
         if constexpr (PLAIN) {
-            if (chunk >= (int)(p.k / CHUNK_K)) return;
+            const int exist = step < steps ? quarters : 0;
             const uint8_t *from = values;
 #pragma unroll
-            for (int j = 0; j < 4; j++, from += 32 * p.b_pitch)
-                if ((int)row + 32 * j < rows) cp_async_16(to + j * 512, from);
-            if (lane % 2 == 0) cp_async_16(to_scales, scales);
+            for (int j = 0; j < 4; j++, from += quarter_bytes)
+                if (j < exist) cp_async_16_once(to + j * 512, from);
+            if (lane % 2 == 0 && step < steps) cp_async_16(to_scales, scales);
         } else {
+            const int chunk = step * STEP_CHUNKS + lane % STEP_CHUNKS;
             const int64_t left = p.k - (int64_t)chunk * CHUNK_K; /* values of a row from here on */
             const int blocks = (int)(p.k / 16) - chunk / 2 * 4;  /* scales of a row from the lane's 64 values on */
 #pragma unroll 1
-            for (int j = 0; j < 4 && (int)row + 32 * j < rows && left > 0; j++) {
+            for (int j = 0; j < min(quarters, 4) && left > 0; j++) {
                 const uint8_t *from = values + j * 32 * p.b_pitch;
                 if (p.aligned16 && left >= CHUNK_K) {
                     cp_async_16(to + j * 512, from);
@@ -240,7 +260,7 @@ template <bool PLAIN> struct b_source {
             const bool words = p.k % 64 == 0 && ((uintptr_t)p.sfb | p.sfb_pitch | p.sfb_batch) % 4 == 0;
             const int quarter = lane % 2 * 2;
 #pragma unroll 1
-            for (int j = 0; j < 2 && (int)row + 32 * (quarter + j) < rows; j++) {
+            for (int j = 0; j < 2 && quarter + j < quarters; j++) {
                 const uint8_t *from = scales + j * 32 * p.sfb_pitch;
                 if (words) {
                     cp_async_4(to_scales + (quarter + j) * 4, from);
@@ -276,61 +296,66 @@ __device__ __forceinline__ void prefetch(const void *address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/* A step from registers: sums[row of A][quarter] += what the lane's 32 values of four rows of B give. */
-template <class C>
-__device__ __forceinline__ void multiply(const code_tables &tables, float (&sums)[C::SUMS], const uint4 (&values)[4],
-                                         const float (&scales)[4][2], const a_in_shared<C> &a, int chunk) {
-    if constexpr (C::ROWS == 1) {
-        uint4 first = *a.bytes(0, 0, chunk), second = *a.bytes(0, 1, chunk);
-        float2 a_scales = *(const float2 *)a.factors(0, chunk);
-        uint32_t bytes[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+/* A as a lane wants it for a step: of each row two blocks of 16 signed bytes and their factors. */
+template <class C> struct a_of_step {
+    uint4 bytes[C::ROWS][2];
+    float scales[C::ROWS][2];
+    int begin[C::ROWS][2];
+
+    template <bool PLAIN> __device__ __forceinline__ a_of_step(const a_in_shared<C, PLAIN> &a, int chunk) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint32_t words[4] = {values[j].x, values[j].y, values[j].z, values[j].w};
-#pragma unroll
-            for (int block = 0; block < 2; block++) {
-                int above = SUM_BASE, below = SUM_BASE;
-#pragma unroll
-                for (int i = 2 * block; i < 2 * block + 2; i++) {
-                    uint32_t codes = words[i], flipped = codes ^ 0x88888888;
-                    above = __dp4a((int)tables.positive(codes), (int)bytes[2 * i], above);
-                    below = __dp4a((int)tables.positive(flipped), (int)bytes[2 * i], below);
-                    above = __dp4a((int)tables.positive(codes >> 16), (int)bytes[2 * i + 1], above);
-                    below = __dp4a((int)tables.positive(flipped >> 16), (int)bytes[2 * i + 1], below);
-                }
-                float sum = __fadd_rn(__int_as_float(above), -__int_as_float(below));
-                float scale = __fmul_rn(scales[j][block], block ? a_scales.y : a_scales.x);
-                sums[j] = __fmaf_rn(sum, scale, sums[j]);
+        for (int m = 0; m < C::ROWS; m++) {
+            bytes[m][0] = *a.bytes(m, 0, chunk), bytes[m][1] = *a.bytes(m, 1, chunk);
+            float2 factors = *(const float2 *)a.factors(m, chunk);
+            scales[m][0] = factors.x, scales[m][1] = factors.y;
+            if (C::ROWS > 1) {
+                int2 sums = *(const int2 *)(a.factors(m, chunk) + 8);
+                begin[m][0] = sums.x, begin[m][1] = sums.y;
             }
         }
-    } else {
+    }
+};
+
+/* sums[row of A] += what 32 values of a row of B give. scales: two bytes. */
+template <class C>
+__device__ __forceinline__ void multiply(const code_tables &tables, float (&sums)[C::ROWS], const uint4 &values,
+                                         uint32_t scales, const a_of_step<C> &a) {
+    uint32_t pair, unused;
+    e4m3x4_to_half2x2(scales, pair, unused);
+    const float2 both = __half22float2(*(const __half2 *)&pair);
+    const uint32_t words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
-        for (int block = 0; block < 2; block++) {
-            uint32_t b[4][4];
+    for (int block = 0; block < 2; block++) {
+        const float scale = block ? both.y : both.x;
+        if constexpr (C::ROWS == 1) {
+            const uint4 v = a.bytes[0][block];
+            const uint32_t bytes[4] = {v.x, v.y, v.z, v.w};
+            int above = SUM_BASE, below = SUM_BASE;
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                uint32_t words[2] = {block ? values[j].z : values[j].x, block ? values[j].w : values[j].y};
+            for (int i = 0; i < 2; i++) {
+                const uint32_t codes = words[2 * block + i], flipped = codes ^ 0x88888888;
+                above = __dp4a((int)tables.positive(codes), (int)bytes[2 * i], above);
+                below = __dp4a((int)tables.positive(flipped), (int)bytes[2 * i], below);
+                above = __dp4a((int)tables.positive(upper_half(codes)), (int)bytes[2 * i + 1], above);
+                below = __dp4a((int)tables.positive(upper_half(flipped)), (int)bytes[2 * i + 1], below);
+            }
+            const float sum = __fadd_rn(__int_as_float(above), -__int_as_float(below));
+            sums[0] = __fmaf_rn(sum, __fmul_rn(scale, a.scales[0][block]), sums[0]);
+        } else {
+            uint32_t b[4];
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    uint32_t codes = words[i], flipped = codes ^ 0x88888888;
-                    b[j][2 * i] = tables.lowered(codes, flipped);
-                    b[j][2 * i + 1] = tables.lowered(codes >> 16, flipped >> 16);
-                }
+            for (int i = 0; i < 2; i++) {
+                const uint32_t codes = words[2 * block + i], flipped = codes ^ 0x88888888;
+                b[2 * i] = tables.lowered(codes, flipped);
+                b[2 * i + 1] = tables.lowered(upper_half(codes), upper_half(flipped));
             }
 #pragma unroll
             for (int m = 0; m < C::ROWS; m++) {
-                uint4 bytes = *a.bytes(m, block, chunk);
-                const uint32_t *factors = (const uint32_t *)a.factors(m, chunk) + block;
-                float a_scale = __uint_as_float(factors[0]);
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    int sum = __dp4a((int)b[j][0], (int)bytes.x, (int)factors[2]);
-                    sum = __dp4a((int)b[j][1], (int)bytes.y, sum);
-                    sum = __dp4a((int)b[j][2], (int)bytes.z, sum);
-                    sum = __dp4a((int)b[j][3], (int)bytes.w, sum);
-                    float scale = __fmul_rn(scales[j][block], a_scale);
-                    sums[m * 4 + j] = __fmaf_rn(from_sum_base((uint32_t)sum), scale, sums[m * 4 + j]);
-                }
+                int sum = __dp4a((int)b[0], (int)a.bytes[m][block].x, a.begin[m][block]);
+                sum = __dp4a((int)b[1], (int)a.bytes[m][block].y, sum);
+                sum = __dp4a((int)b[2], (int)a.bytes[m][block].z, sum);
+                sum = __dp4a((int)b[3], (int)a.bytes[m][block].w, sum);
+                sums[m] = __fmaf_rn(from_sum_base((uint32_t)sum), __fmul_rn(scale, a.scales[m][block]), sums[m]);
             }
         }
     }
@@ -342,9 +367,11 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int batch = p.l > 1 ? blockIdx.x / s.ctas : 0, cta = blockIdx.x - batch * s.ctas;
     float *const parts = (float *)shared; /* [unit][part][2][SUMS] */
-    const a_in_shared<C> a = {shared + SM90_GEMV_PARTS_BYTES(C::ROWS, s.units_per_cta, 1 << s.log2_cut),
-                              s.steps * STEP_CHUNKS};
-    const uint32_t ring = shared_address(a.row(C::ROWS)) + warp * SM90_GEMV_STEP_BYTES;
+    const a_in_shared<C, PLAIN> a = {shared + SM90_GEMV_PARTS_BYTES(C::ROWS, s.units_per_cta, 1 << s.log2_cut),
+                                     s.steps * STEP_CHUNKS};
+    /* Not by `warp`, a uniform register: ptxas 13.0 gives a copy that has a policy no valid form where part of the
+     * address in shared memory is one. */
+    const uint32_t ring = shared_address(a.row(C::ROWS)) + threadIdx.x / 32 * SM90_GEMV_STEP_BYTES;
 
     /* The warp's way: every 1 << log2_groups-th of the CTA's units, there the steps from begin to end. */
     const int log2_groups = C::LOG2_WARPS - s.log2_cut, groups = 1 << log2_groups;
@@ -352,105 +379,87 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
     const int begin = part * s.steps >> s.log2_cut, end = (part + 1) * s.steps >> s.log2_cut;
     const bool longer = cta < s.units_left; /* by a unit than other CTAs */
     const int units = s.units_per_cta - (longer || !s.units_left ? 0 : 1);
-    int todo = group < units ? ((units - group + groups - 1) >> log2_groups) * (end - begin) : 0;
+    const int todo = group < units ? ((units - group + groups - 1) >> log2_groups) * (end - begin) : 0;
     position copied = {group, begin}, used = copied;
     b_source<PLAIN> source(p, batch, begin, lane);
     source.begin_unit(p, cta + group * s.ctas, lane);
-    auto copy_next = [&](uint32_t slot) {
-        source.copy(p, copied.step, lane, slot);
-        if (copied.advance(begin, end, groups))
-            source.begin_unit(p, cta + copied.unit * s.ctas, lane);
-        else
-            source.next_step(p);
-    };
 
     wait_for_prior_grids();
     launch_dependents();
 
-    a_chunk<PLAIN> first_of_a[C::ROWS];
-#pragma unroll
-    for (int m = 0; m < C::ROWS; m++) first_of_a[m].load(p, batch, m, threadIdx.x);
 #pragma unroll 1
-    for (int i = 0; i < C::STAGES; i++) {
-        if (i < todo) copy_next(ring + i * (C::WARPS * SM90_GEMV_STEP_BYTES));
-        cp_async_commit();
-    }
-
-    const code_tables tables;
-#pragma unroll
-    for (int m = 0; m < C::ROWS; m++)
-        if ((int)threadIdx.x < a.chunks) a.store(tables, m, threadIdx.x, first_of_a[m]);
+    for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
 #pragma unroll 1
-    for (int chunk = threadIdx.x + C::THREADS; chunk < a.chunks; chunk += C::THREADS) {
-        a_chunk<PLAIN> more[C::ROWS];
-#pragma unroll
-        for (int m = 0; m < C::ROWS; m++) more[m].load(p, batch, m, chunk);
-#pragma unroll
-        for (int m = 0; m < C::ROWS; m++) a.store(tables, m, chunk, more[m]);
-    }
+        for (int m = 0; m < C::ROWS; m++) a.copy(p, batch, m, chunk);
+    cp_async_commit();
 
-    /* A thread's column, of which a unit has 8: what the epilogue will want is on its way to L2 meanwhile. */
+    /* A thread's column, of which a unit has 8. */
     auto column = [&](int index) {
         uint32_t unit = cta + index / 8 * s.ctas;
         return (int64_t)unit / 16 * 128 + unit % 16 * 2 + index % 2 + index / 2 % 4 * 32;
     };
-    if ((int)threadIdx.x < units * 8 && (p.alpha || p.bias || p.c) && column(threadIdx.x) < p.n) {
-        int64_t n = column(threadIdx.x);
-        if (p.alpha) prefetch(p.alpha + n * p.alpha_stride);
-        if (p.bias) prefetch((const char *)p.bias + n * type_bytes(p.bias_type));
-#pragma unroll 1
-        for (int m = 0; p.c && m < p.m; m++)
-            prefetch((const char *)p.c + batch * p.c_batch + m * p.c_pitch + n * type_bytes(p.out_type));
-    }
-    __syncthreads();
-
     /* Of the bytes of scales that a lane takes, those that exist in the last step, and their sign bits never. */
-    const int chunk_of_step = lane % STEP_CHUNKS;
-    const int blocks_left = (int)(p.k / 16) - ((s.steps - 1) * STEP_CHUNKS + chunk_of_step) * 2;
-    const uint32_t last_mask = (blocks_left > 0 ? 0x007F007F : 0) | (blocks_left > 1 ? 0x7F007F00 : 0);
-    const uint32_t pick = lane % 2 ? 0x7632 : 0x5410; /* the lane's two bytes of two quarters */
-    float sums[C::SUMS] = {};
-    int slot = 0;
+    const int lane_chunk = lane % STEP_CHUNKS;
+    const int blocks_left = (int)(p.k / 16) - ((s.steps - 1) * STEP_CHUNKS + lane_chunk) * 2;
+    const uint32_t last_mask = (blocks_left > 0 ? 0x7F : 0) | (blocks_left > 1 ? 0x7F00 : 0);
+    const uint32_t pick = lane % 2 ? 0x4432 : 0x4410; /* the lane's two bytes of four */
+    const code_tables tables;
+    float sums[4][C::ROWS] = {}; /* of each quarter */
+    uint32_t place = ring;
 #pragma unroll 1
-    for (int i = 0; i < todo; i++) {
-        cp_async_wait<C::STAGES - 1>();
-        __syncwarp();
-        const uint32_t place = ring + slot * (C::WARPS * SM90_GEMV_STEP_BYTES);
-        const uint8_t *from = shared + (place - shared_address(shared));
-        uint4 values[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) values[j] = ((const uint4 *)from)[j * 32 + lane];
-        const uint4 words_of_scales = ((const uint4 *)(from + SM90_GEMV_UNIT_ROWS * (SM90_GEMV_STEP_K / 2)))[lane / 2];
-        __syncwarp();
-        if (i + C::STAGES < todo) copy_next(place);
-        cp_async_commit();
-        slot = slot + 1 == C::STAGES ? 0 : slot + 1;
-
-        const uint32_t mask = used.step + 1 == s.steps ? last_mask : 0x7F7F7F7F;
-        float scales[4][2];
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            uint32_t pairs[2];
-            uint32_t four = j ? choose(words_of_scales.z, words_of_scales.w, pick)
-                              : choose(words_of_scales.x, words_of_scales.y, pick);
-            e4m3x4_to_half2x2(four & mask, pairs[0], pairs[1]);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float2 both = __half22float2(*(const __half2 *)&pairs[i]);
-                scales[j + i][0] = both.x, scales[j + i][1] = both.y;
+    for (int i = -C::STAGES; i < max(todo, 1); i++) {
+        if (i == 0) {
+            cp_async_wait<C::STAGES>(); /* A */
+#pragma unroll 1
+            for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
+#pragma unroll 1
+                for (int m = 0; m < C::ROWS; m++) a.decode(p, tables, m, chunk);
+            /* What the epilogue will want is on its way to L2 meanwhile. */
+            if ((int)threadIdx.x < units * 8 && (p.alpha || p.bias || p.c) && column(threadIdx.x) < p.n) {
+                int64_t n = column(threadIdx.x);
+                if (p.alpha) prefetch(p.alpha + n * p.alpha_stride);
+                if (p.bias) prefetch((const char *)p.bias + n * type_bytes(p.bias_type));
+#pragma unroll 1
+                for (int m = 0; p.c && m < p.m; m++)
+                    prefetch((const char *)p.c + batch * p.c_batch + m * p.c_pitch + n * type_bytes(p.out_type));
             }
+            __syncthreads();
         }
-        multiply<C>(tables, sums, values, scales, a, used.step * STEP_CHUNKS + chunk_of_step);
-
-        if (used.step + 1 == end) {
-            float sum = sum_over_lanes<STEP_CHUNKS / 2>(sums, lane);
-            constexpr int SHARERS = STEP_CHUNKS / C::SUMS; /* lanes with the same sum */
-            float *to = parts + (((used.unit << s.log2_cut) + part) * 2 + lane / STEP_CHUNKS) * C::SUMS;
-            if (lane % SHARERS == 0) to[chunk_of_step / SHARERS] = sum;
+        if (i >= 0 && i < todo) {
+            cp_async_wait<C::STAGES - 1>();
+            __syncwarp();
+            const uint8_t *from = shared + (place - shared_address(shared));
+            const uint8_t *scales = from + SCALES_AT + lane / 2 * 16;
+            const uint32_t mask = used.step + 1 == s.steps ? last_mask : 0x7F7F;
+            const a_of_step<C> a_now(a, used.step * STEP_CHUNKS + lane_chunk);
 #pragma unroll
-            for (int j = 0; j < C::SUMS; j++) sums[j] = 0.0f;
+            for (int j = 0; j < 4; j++) {
+                const uint4 values = ((const uint4 *)from)[j * 32 + lane];
+                const uint32_t two = choose(((const uint32_t *)scales)[j], 0, pick) & mask;
+                multiply<C>(tables, sums[j], values, two, a_now);
+            }
+            __syncwarp();
+            if (used.step + 1 == end) {
+                float flat[C::SUMS];
+#pragma unroll
+                for (int j = 0; j < C::SUMS; j++) flat[j] = sums[j % 4][j / 4], sums[j % 4][j / 4] = 0.0f;
+                const float sum = sum_over_lanes<STEP_CHUNKS / 2>(flat, lane);
+                constexpr int SHARERS = STEP_CHUNKS / C::SUMS; /* lanes with the same sum */
+                float *to = parts + (((used.unit << s.log2_cut) + part) * 2 + lane / STEP_CHUNKS) * C::SUMS;
+                if (lane % SHARERS == 0) to[lane_chunk / SHARERS] = sum;
+            }
+            used.advance(begin, end, groups);
         }
-        used.advance(begin, end, groups);
+        if (i + C::STAGES < todo) {
+            source.copy(p, copied.step, lane, place + lane * 16, place + SCALES_AT + lane / 2 * 16);
+            if (copied.advance(begin, end, groups))
+                source.begin_unit(p, cta + copied.unit * s.ctas, lane);
+            else
+                source.next_step(p);
+        }
+        cp_async_commit();
+        place += C::WARPS * SM90_GEMV_STEP_BYTES;
+        if (place == ring + C::STAGES * (C::WARPS * SM90_GEMV_STEP_BYTES)) place = ring;
     }
     __syncthreads();
 
@@ -460,7 +469,7 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
         if (n >= p.n) continue;
         const float *from = parts + ((index / 8 << s.log2_cut) * 2 + index % 2) * C::SUMS + index / 2 % 4;
         float v[C::ROWS] = {};
-#pragma unroll 2
+#pragma unroll 4
         for (int i = 0; i < (s.steps ? 1 << s.log2_cut : 0); i++)
 #pragma unroll
             for (int m = 0; m < C::ROWS; m++) v[m] = __fadd_rn(v[m], from[i * 2 * C::SUMS + m * 4]);
@@ -476,7 +485,8 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
 #define KERNEL(id, ...)                                                                                                \
     extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, 1)                                      \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_gemv_schedule s) {             \
-        if (p.scale_layout != SCALES_LINEAR && p.aligned16 && p.k % CHUNK_K == 0)                                      \
+        if (p.scale_layout != SCALES_LINEAR && p.aligned16 && p.k % CHUNK_K == 0 &&                                    \
+            (p.b_pitch | p.sfb_pitch) >> 26 == 0)                                                                      \
             gemv<config<__VA_ARGS__>, true>(p, s);                                                                     \
         else                                                                                                           \
             gemv<config<__VA_ARGS__>, false>(p, s);                                                                    \

@@ -11,9 +11,9 @@
 
 /*    id, rows, warps, stages: a warp holds the steps it has asked for in a ring of so many */
 #define SM90_GEMV_CONFIGS(X)                                                                                           \
-    X(sm90_gemv_1, 1, 16, 4)                                                                                           \
-    X(sm90_gemv_2, 2, 16, 4)                                                                                           \
-    X(sm90_gemv_4, 4, 16, 3)
+    X(sm90_gemv_1, 1, 8, 3)                                                                                            \
+    X(sm90_gemv_2, 2, 16, 2)                                                                                           \
+    X(sm90_gemv_4, 4, 16, 2)
 
 #define SM90_GEMV_STEP_K     512 /* values along K */
 #define SM90_GEMV_UNIT_ROWS  8

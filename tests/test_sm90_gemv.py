@@ -1,0 +1,189 @@
+"""The small-M kernels of Hopper, every instantiation in every form, launched by hand on the emulated H200, whether
+plan.c would choose it or not.
+
+SM90_SEEDS is the number of timings that each case is run with (1; a full proof takes 20).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "emulator"))
+
+from emulate import Emulator, Module  # noqa: E402
+from sm90.gemv import Config, Product, configs, gemv_ptx, schedule  # noqa: E402
+from sm100.launch import BF16, E4M3, FP16, FP32, NAN, VALUES, only_entry, rounded, swizzle_scales  # noqa: E402
+
+import nvfp4  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+SEEDS = int(os.environ.get("SM90_SEEDS", 1))
+CONFIGS = configs()
+TYPES = (FP32, FP16, BF16)
+by_name = pytest.mark.parametrize("name", CONFIGS)
+
+
+def load(config: Config, random: numpy.random.Generator, case: int) -> tuple[Emulator, Module]:
+    """Each kind of timing in turn, but for the eager one, which hides races."""
+    seed = int(random.integers(2**30)) * 4 + 1 + case % 3
+    print(f"{config.name}, seed {seed}")
+    emulator = Emulator("sm_90", seed=seed)
+    return emulator, emulator.load(only_entry(gemv_ptx(), config.kernel))
+
+
+@pytest.fixture
+def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
+    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
+    return numpy.random.default_rng(seed)
+
+
+@by_name
+@pytest.mark.parametrize("linear", [False, True], ids=["128x4", "linear"])
+def test_ragged_products(name: str, linear: bool, random: numpy.random.Generator) -> None:
+    """Any N and K, rows on 16 bytes or on 8, batches, few SMs and many: equal bits, nothing written beside them."""
+    config = CONFIGS[name]
+    for case in range(8 * SEEDS):
+        emulator, module = load(config, random, case)
+        m, l = int(random.integers(1, config.rows + 1)), int(random.integers(1, 4))
+        n = int(random.integers(1, (40, 300)[case % 2]))
+        k = int(random.choice([16, 32, 64, 512])) * int(random.integers(1, 7)) + int(random.choice([0, 512, 4096]))
+        form: dict[str, int] = {"out_type": TYPES[case % 3]}
+        if case % 4 == 1:
+            form["pitch"] = (k // 2 + 15) // 16 * 16 + 16
+        sms = int(random.choice([1, 3, 7, 132]))
+        print(f"{m} x {n} x {k} x {l}, {sms} SMs, {form}")
+        product = Product(emulator, random, m, n, k, l, linear=linear, **form)
+        product.launch(module, config, sms)
+        product.check()
+
+
+@by_name
+def test_every_cut(name: str, random: numpy.random.Generator) -> None:
+    """K cut between any number of warps, parts that differ by a step, a last step that is not whole."""
+    config = CONFIGS[name]
+    for case, cut in enumerate((1, 2, 4, 8, 16)[: config.warps.bit_length()]):
+        emulator, module = load(config, random, case)
+        k = 512 * (cut + int(random.integers(0, cut + 2))) + 32 * int(random.integers(1, 16))
+        product = Product(emulator, random, config.rows, 200, k)
+        print(f"cut {cut}, K {k}")
+        product.launch(module, config, sms=int(random.choice([5, 9, 40])), cut=cut)
+        product.check()
+
+
+@by_name
+def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None:
+    """Every pair of codes, and every scale of both sides with its sign bit set or not: the exact product of one pair,
+    rounded once."""
+    config = CONFIGS[name]
+    emulator, module = load(config, random, 0)
+    n, k = 256, 16 * 256
+    product = Product(emulator, random, config.rows, n, k)
+    a, b = numpy.zeros((1, config.rows, k), "u1"), numpy.zeros((1, n, k), "u1")
+    rows = numpy.arange(n)
+    place = (rows * 16 + random.integers(0, 16, n))[random.permutation(n)]  # where a row of B has its one value
+    a[0, :, place] = (rows % 16)[:, None]
+    b[0, rows, place] = rows // 16
+    scales_a = numpy.broadcast_to(random.permutation(256).astype("u1"), (1, config.rows, 256))
+    scales_b = random.integers(0, 256, (1, n, 256), numpy.uint8)
+    scales_b[scales_b & 127 == NAN] = 0x38
+    nans = scales_a & 127 == NAN
+    scales_a = numpy.where(nans, 0x38, scales_a).astype("u1")
+    for array, data in zip(product.arrays[::2], (a, b)):
+        array.numpy()[:] = data[..., ::2] | data[..., 1::2] << 4
+    for array, scales in zip(product.arrays[1::2], (scales_a, scales_b)):
+        array.numpy()[:] = swizzle_scales(scales, NAN)
+    product.launch(module, config)
+    exact = VALUES[rows % 16] * VALUES[rows // 16]
+    exact = exact * E4M3[scales_a[0, 0, place // 16] & 127] * E4M3[scales_b[0, rows, place // 16] & 127]
+    assert (product.result() == exact.astype("f4")).all()
+
+
+@by_name
+def test_nan_scales(name: str, random: numpy.random.Generator) -> None:
+    """A scale that is NaN, with products that sum to 0, makes its row or column NaN and nothing else."""
+    config = CONFIGS[name]
+    emulator, module = load(config, random, 1)
+    product = Product(emulator, random, config.rows, 150, 1040)
+    product.scales[1][0, 70, 64] = NAN
+    product.scales[0][0, 0, 3] = 0x38
+    product.arrays[3].numpy()[:] = swizzle_scales(product.scales[1], NAN)
+    product.arrays[2].numpy()[0, 70] = 0
+    product.launch(module, config)
+    nan = numpy.isnan(product.result())
+    assert nan[:, :, 70].all() and nan.sum() == config.rows
+
+
+@by_name
+@pytest.mark.parametrize("k", [0, 16, 1024])
+def test_epilogues(name: str, k: int, random: numpy.random.Generator) -> None:
+    """alpha of the call, of the device, of each column; c, in place as well; bias; each output type; K = 0."""
+    config = CONFIGS[name]
+    for case in range(6 * SEEDS):
+        emulator, module = load(config, random, case)
+        out_type, bias_type = TYPES[case % 3], TYPES[int(random.integers(3))]
+        product = Product(emulator, random, config.rows, 133, k, l=2, out_type=out_type)
+        problem, columns = product.problem(), case % 2 == 1
+        alpha = random.choice([0.5, 1, -2, 4], 133 if columns else 1).astype("f4")
+        bias = rounded(random.integers(-64, 65, 133), bias_type)
+        c = rounded(random.integers(-64, 65, (2, config.rows, 133)), out_type)
+        arrays = {"alpha": emulator.array(alpha), "bias": emulator.array(stored(bias, bias_type))}
+        rows = numpy.zeros_like(product.out.numpy())
+        rows[..., : 133 * product.item] = stored(c, out_type).view("u1").reshape(2, config.rows, -1)
+        in_place = case // 2 % 2 == 1
+        if in_place:
+            product.out.numpy()[..., : 133 * product.item] = rows[..., : 133 * product.item]
+        else:
+            arrays["c"] = emulator.array(rows)
+        problem.c = product.out.address if in_place else arrays["c"].address
+        problem.c_pitch, problem.c_batch, problem.beta = product.out_pitch, config.rows * product.out_pitch, -0.5
+        problem.alpha, problem.alpha_stride = arrays["alpha"].address, int(columns)
+        problem.bias, problem.bias_type = arrays["bias"].address, bias_type
+        print(f"K {k}, types {out_type}, {bias_type}, in place {in_place}, alpha of each column {columns}")
+        product.launch(module, config, sms=9, problem=problem)
+        expected = (alpha * product.expected()).astype("f4")
+        expected = ((expected - numpy.float32(0.5) * c).astype("f4") + bias).astype("f4")
+        assert (product.result() == rounded(expected, out_type)).all()
+        assert product.untouched()
+
+
+def stored(values: numpy.ndarray, out_type: int) -> numpy.ndarray:
+    """Numbers that the type holds, as it stores them."""
+    single = numpy.ascontiguousarray(values, "f4")
+    if out_type == FP16:
+        return single.astype("f2").view("u2")
+    return single if out_type == FP32 else (single.view("u4") >> 16).astype("u2")
+
+
+@by_name
+def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+    """Under dependent launch, each reading as c what the one before wrote."""
+    config = CONFIGS[name]
+    for case in range(SEEDS):
+        emulator, module = load(config, random, case)
+        calls = [Product(emulator, random, config.rows, 260, 1536) for _ in range(4)]
+        for before, call in zip([None, *calls], calls):
+            call.add = before
+            call.launch(module, config, sms=20, wait=False)
+        emulator.synchronize()
+        total = 0
+        for call in calls:
+            total = total + call.expected()
+            assert (call.result() == total).all()
+            assert call.untouched()
+
+
+def test_rule_of_the_schedule() -> None:
+    """All of K and all rows are dealt out, within the limits of shared memory, at sizes that nobody runs here."""
+    for config in CONFIGS.values():
+        for n, k, l in ((7168, 16384, 1), (4096, 7168, 1), (7168, 2048, 1), (128256, 4096, 1), (5, 16, 300), (1, 0, 1)):
+            made, shared = schedule(config, n, k, l, 132)
+            units = n // 128 * 16 + -(-min(n % 128, 32) // 2)
+            longer = made.units_left or made.ctas
+            assert made.units_per_cta * longer + (made.units_per_cta - 1) * (made.ctas - longer) == units
+            assert 1 << made.log2_cut <= config.warps and shared <= 227 * 1024
