@@ -15,16 +15,13 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from emulate import Emulator, build
+from sm100.launch import CSRC, Config, Operand, Product, Schedule, compile_ptx, configs, decode, gemm_ptx, only_entry
 
-sys.path.insert(0, str(Path(__file__).parent / "sm100"))
-
-from emulate import Emulator, build  # noqa: E402
-from launch import CSRC, Config, Operand, Product, Schedule, compile_ptx, configs, decode, gemm_ptx, only_entry  # noqa: E402
-
-import nvfp4  # noqa: E402
-from nvfp4 import _C, reference  # noqa: E402
-from nvfp4.__main__ import main  # noqa: E402
-from nvfp4.cli import dump, machine, show  # noqa: E402
+import nvfp4
+from nvfp4 import _C, reference
+from nvfp4.__main__ import main
+from nvfp4.cli import dump, machine, show
 
 needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 

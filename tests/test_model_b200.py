@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "sm100")]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import b200_report as report  # noqa: E402
 import b200_trace as trace  # noqa: E402
@@ -168,7 +168,7 @@ def test_document_is_current():
 def test_counts_are_the_kernels(name, tmp_path):
     """Of whole tiles, one or several, any cut of K: what the model times is what the kernel does."""
     import numpy
-    from launch import FP16, Emulator, Product, configs, gemm_ptx, only_entry
+    from sm100.launch import FP16, Emulator, Product, configs, gemm_ptx, only_entry
 
     seed = random.randrange(2**32)
     draw = random.Random(seed)

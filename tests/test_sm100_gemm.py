@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
-from pathlib import Path
 
 import numpy
 import pytest
+from emulate import Emulator, Module
+from sm100.launch import FP16, FP32, Config, Product, configs, gemm_ptx, only_entry
 
-sys.path.insert(0, str(Path(__file__).parent / "sm100"))
-
-from emulate import Emulator, Module  # noqa: E402
-from launch import FP16, FP32, Config, Product, configs, gemm_ptx, only_entry  # noqa: E402
-
-import nvfp4  # noqa: E402
+import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 

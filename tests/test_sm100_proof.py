@@ -4,20 +4,15 @@ full set, minutes long), and bugs planted in the kernel, each of which the verif
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from sm100.launch import gemm_ptx
+from sm100.planted import BUGS, CONTROLS, EMULATOR, FINDS, HALVES, Bug, emulate
+from sm100.verify import Launch, Verdict, prove
 
-sys.path.insert(0, str(Path(__file__).parent / "sm100"))
-
-from launch import gemm_ptx  # noqa: E402
-from planted import BUGS, CONTROLS, EMULATOR, FINDS, HALVES, Bug, emulate  # noqa: E402
-from verify import Launch, Verdict, prove  # noqa: E402
-
-import nvfp4  # noqa: E402
+import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 needs_verifier = pytest.mark.skipif(

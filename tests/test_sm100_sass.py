@@ -9,19 +9,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from sm100 import sass
+from sm100.launch import CSRC, configs
+from sm100.sass import Kernel
 
-sys.path.insert(0, str(Path(__file__).parent / "sm100"))
-
-import sass  # noqa: E402
-from launch import CSRC, configs  # noqa: E402
-from sass import Kernel  # noqa: E402
-
-import nvfp4  # noqa: E402
+import nvfp4
 
 pytestmark = [
     pytest.mark.skipif("sm_100f" not in nvfp4.info()["archs"], reason="this build has no machine code for sm_100"),

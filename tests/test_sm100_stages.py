@@ -19,13 +19,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "sm100"))
-
-from emulate import Emulator, EmulatorError, Kernel, build  # noqa: E402
-from expected import BF16, box, codes, swizzled, tensor_core, to_type  # noqa: E402
-from hardware import Hardware  # noqa: E402
-from launch import (  # noqa: E402
+from emulate import Emulator, EmulatorError, Kernel, build
+from sm100.expected import BF16, box, codes, swizzled, tensor_core, to_type
+from sm100.hardware import Hardware
+from sm100.launch import (
     FP16,
     FP32,
     NAN,
@@ -41,7 +38,7 @@ from launch import (  # noqa: E402
     swizzle_scales,
 )
 
-import nvfp4  # noqa: E402
+import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy
-from launch import FP16, FP32, VALUES
+from sm100.launch import FP16, FP32, VALUES
 
 BF16 = 5  # OUT_BF16
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from launch import CSRC, Emulator, compile_ptx, configs, gemm_ptx, only_entry  # noqa: E402
-from verify import Launch, Verdict, prove  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from sm100.launch import CSRC, Emulator, compile_ptx, configs, gemm_ptx, only_entry
+from sm100.verify import Launch, Verdict, prove
 
 sys.path.insert(0, str(CSRC.parent / "tests" / "emulator"))
-from emulate import EmulatorError  # noqa: E402
+from emulate import EmulatorError
 
 SEEDS = 20
 EMULATOR = ("both", "emulator")  # found_by of what it finds

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from launch import Config, Operand, Problem, Product, Schedule, TensorMap, configs, gemm_ptx, only_entry  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from sm100.launch import Config, Operand, Problem, Product, Schedule, TensorMap, configs, gemm_ptx, only_entry
 
 MEMORY_MB, SECONDS = 6000, 600  # what one proof may take
 POINTERS = {"a", "b", "sfa", "sfb", "out", "c", "alpha", "bias", "data", "scale"}  # fields of the structs
