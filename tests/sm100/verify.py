@@ -25,12 +25,12 @@ from typing import Any
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sm100.launch import Config, Operand, Problem, Product, Schedule, TensorMap, configs, gemm_ptx, only_entry
+from sm100.launch import Config, Problem, Product, Schedule, TensorMap, configs, gemm_ptx, only_entry
 
 MEMORY_MB, SECONDS = 6000, 600  # what one proof may take
 POINTERS = {"a", "b", "sfa", "sfb", "out", "c", "alpha", "bias", "data", "scale"}  # fields of the structs
 SCALARS = {ctypes.c_int64: "u64", ctypes.c_uint64: "u64", ctypes.c_int32: "u32", ctypes.c_float: "f32"}
-ELEMENTS, SWIZZLES = {0: "u8", 1: "u16"}, {0: "none", 3: "128B"}  # the codes that launch.py takes
+ELEMENTS, SWIZZLES = {0: "u8", 1: "u16"}, {0: "none", 2: "64B", 3: "128B"}  # the codes that launch.py takes
 
 
 @dataclass(frozen=True)
@@ -155,18 +155,23 @@ def fields(struct: ctypes.Structure, base: int = 0) -> Iterator[tuple[str, type,
     """Name, type, offset and value of what a struct holds, structs within it opened."""
     for name, kind in struct._fields_:
         offset, value = base + getattr(type(struct), name).offset, getattr(struct, name)
-        if isinstance(value, Operand):
+        if isinstance(value, ctypes.Structure) and kind is not TensorMap:
             yield from fields(value, offset)
         else:
             yield name, kind, offset, value
 
 
 def kernel_input(launch: Launch) -> dict[str, Any]:
-    config, recorder = configs()[launch.config], Recorder()
+    recorder = Recorder()
     product = launch.product(recorder, numpy.random.default_rng(0))
     launch.start(product, recorder)
+    return recorded_input(recorder, (Problem, Schedule))
+
+
+def recorded_input(recorder: Recorder, parameters: Sequence[type[ctypes.Structure]]) -> dict[str, Any]:
+    """Of what it was asked to launch; parameters: the kernel's, in order."""
     arguments, declarations, maps = [], [], []
-    for parameter, (struct, data) in enumerate(zip((Problem, Schedule), recorder.launched["args"])):
+    for parameter, (struct, data) in enumerate(zip(parameters, recorder.launched["args"])):
         for name, kind, offset, value in fields(struct.from_buffer_copy(data)):
             place = {"parameter": parameter, "offset": offset}
             if kind is TensorMap:
@@ -179,7 +184,7 @@ def kernel_input(launch: Launch) -> dict[str, Any]:
     how = recorder.launched
     return {
         "schema": "spverify.kernel-input/v1",
-        "entry": config.kernel,
+        "entry": how["kernel"],
         "launch": {
             "grid_dim": [how["grid"], 1, 1],
             "block_dim": [how["block"], 1, 1],
@@ -258,7 +263,9 @@ def alignment_branch(text: str, line: int, aligned: bool) -> dict[str, Any]:
 
     def is_alignment(predicate: str, equal: bool) -> bool:
         test = re.search(r"setp\.(eq|ne)\.s64 *\t%p\d+, (%rd\d+), 0;", definition(predicate))
-        bits = test and re.search(r"and\.b64 *\t%rd\d+, %rd\d+, (3|7|15|16|31);", definition(test[2]))
+        bits = test and re.search(r"and\.b64 *\t%rd\d+, (%rd\d+), (3|7|15|16|31|%rd\d+);", definition(test[2]))
+        if bits and bits[2].startswith("%"):  # one of two masks
+            bits = re.search(r"selp\.b64 *\t%rd\d+, (3|7|15|31), (3|7|15|31), ", definition(bits[1]))
         return bool(bits) and (test[1] == "eq") == equal
 
     guard = re.search(r"@(!?)(%p\d+) bra", lines[line - 1])
@@ -280,11 +287,15 @@ def processor_seconds() -> float:
 
 def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
     """ptx: of the whole file. seconds: of waiting."""
+    config = configs()[launch.config]
+    return judge(readable(only_entry(ptx, config.kernel), config), kernel_input(launch), launch.aligned, seconds)
+
+
+def judge(text: str, given: dict[str, Any], aligned: bool, seconds: float = SECONDS) -> Verdict:
+    """Of one entry's text and an input without decisions on branches."""
     from sentryward import verify
 
     before = processor_seconds()
-    config = configs()[launch.config]
-    text, given = readable(only_entry(ptx, config.kernel), config), kernel_input(launch)
     given["branch_decisions"] = []
     with tempfile.TemporaryDirectory() as folder:
         kernel, described = Path(folder, "kernel.ptx"), Path(folder, "input.json")
@@ -296,7 +307,7 @@ def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
             if not (diagnostics and diagnostics[0]["code"] == "control_predicate_not_static"):
                 break
             line = diagnostics[0]["details"]["location"]["line"]
-            decision = alignment_branch(text, line, launch.aligned)
+            decision = alignment_branch(text, line, aligned)
             assert decision not in given["branch_decisions"], f"line {line} stays undecided"
             given["branch_decisions"].append(decision)
     passed = all(report["checks"][name] == "passed" for name in ("synchronization", "memory"))
