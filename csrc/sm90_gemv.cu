@@ -237,7 +237,7 @@ template <bool PLAIN> struct b_source {
 #pragma unroll
             for (int j = 0; j < 4; j++, from += quarter_bytes)
                 if (j < exist) cp_async_16_once(to + j * 512, from);
-            if (lane % 2 == 0 && step < steps) cp_async_16(to_scales, scales);
+            if (lane % 2 == 0 && step < steps) cp_async_16_once(to_scales, scales);
         } else {
             const int chunk = step * STEP_CHUNKS + lane % STEP_CHUNKS;
             const int64_t left = p.k - (int64_t)chunk * CHUNK_K; /* values of a row from here on */
