@@ -1,29 +1,22 @@
-/* C = epilogue(A . B^T) on the tensor cores of Hopper, for large products: 128 rows of x by 256 of y a CTA, two CTAs a
- * cluster, wgmma of 64 x 256 x 16 fp16. Three forms differ in what arrives raw, as NVFP4, and is decoded here, exactly
- * (sm90_dense_configs.h): with Y_RAW x and y; with X_RAW alone x, and y is fp16 that sm90_expand.cu has made; or
- * nothing.
+/* C = epilogue(A . B^T) on the tensor cores of Hopper, for products so large that decoding an operand again for every
+ * tile costs more than a pass over memory: sm90_expand.cu has made fp16 of y, and of x unless X_RAW; wgmma multiplies
+ * 64 x 256 x 16.
  *
- * The two CTAs of a cluster take neighbouring 128 rows of x and the same y, of which each loads, or decodes, half and
- * sends it to both. What is left when no further round would occupy all clusters is computed by a cluster a tile:
- * either CTA then takes 128 rows of x by its half of y, 64 x 128 x 16, and sends nothing.
+ * A CTA computes 128 rows of x by 256 of y. The two CTAs of a cluster take neighbouring 128 rows of x and the same y,
+ * of which each loads half and sends it to both. What is left when no further round would occupy all clusters, is
+ * computed by a cluster a tile, half of K each; then either CTA keeps 128 of the 256 columns and sends the other its
+ * part of the rest. sm90_dense_configs.h has the arithmetic of that.
  *
- *   warp 0      load    one thread   empty[slot] of both CTAs' math warps -> boxes by tensor map             ->
- * full[slot] with Y_RAW           raw_empty[slot] -> boxes, scales -> raw_full[slot] warps 1-3   decode  Y_RAW only
- * raw_full[slot], empty[slot] -> half of y as fp16, bulk copy to the other -> full[slot] warps 4-11  math full[slot],
- * X_RAW: decode into registers -> four steps of wgmma -> empty[slot] of both CTAs at the end of a tile: sums to global
- * memory, while the next tile's stages arrive
+ *   warp 0      load   one thread   empty[slot] of both CTAs' math warps -> boxes by tensor map      -> full[slot]
+ *   warps 4-11  math   full[slot]  -> (X_RAW: decode into registers) four steps of wgmma -> empty[slot] of both CTAs
+ *                      at the end of a tile: sums to global memory, while the next tile's stages arrive
  *
  * A slot is released when the products of the next stage have been issued: the tensor core never waits for that. With
- * X_RAW the next stage is decoded, into the other one of two sets of registers, while the tensor core works.
+ * X_RAW the next stage is decoded, into the other one of two sets of registers, while the tensor core works; lane t of
+ * a quad decodes the values of one scale, as sm90_expand.cu's header says.
  *
- * A sum over K may be taken in any order as long as x and y agree on it. Of 64 values along K lane t of a quad decodes
- * group t, the 16 values of one scale: pairs 0 and 1 of its word 0 for step 0 of wgmma, columns 2t, 2t+1 and 2t+8, 2t+9
- * of it, pairs 2 and 3 for step 1, those of word 1 for steps 2 and 3. So 16 bytes of y, piece 4w + q of a row, are pair
- * q of word w of the four groups.
- *
- * Shared memory of a CTA: stages of [y 32768 | x 16384, or raw values 4096 and scales 512]; with Y_RAW stages of [y
- * 32768] and raw stages of [x values 4096 | y values 4096 | x scales 512 | y scales 512]; a turning place a math warp;
- * barriers (SM90_DENSE_SHARED_BYTES). Rows past the end of a tensor reach only results that are not stored. */
+ * Shared memory of a CTA: stages of [y 32768 | x 16384, or raw values 4096 and scales 512], a turning place a math
+ * warp, barriers (SM90_DENSE_SHARED_BYTES). Rows past the end of a tensor reach only results that are not stored. */
 #include "device/cluster.cuh"
 #include "device/decode.cuh"
 #include "device/epilogue.cuh"
@@ -35,35 +28,28 @@
 enum {
     MATH_WARPS = 8,
     FIRST_MATH_WARP = 4,
-    DECODE_WARPS = 3, /* 1 to 3 */
-    BAND = 8,         /* pairs along x that are walked together */
-    BOX_ROWS = 128,   /* of the tensor maps */
-    SUMS = 128,       /* a thread's */
-    SCALES = 512,     /* bytes of 128 rows by 64 along K */
+    BAND = 8,       /* pairs along x that are walked together */
+    BOX_ROWS = 128, /* of the tensor maps */
+    SUMS = 128,     /* a thread's */
+    SCALES = 512,   /* bytes of 128 rows by 64 along K */
 };
 /* L2 cache policy of createpolicy.fractional for the fraction 1 (PTX ISA 9.0, section 9.7.9.20): no preference. */
 static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
-template <int X_RAW_, int Y_RAW_, int STAGES_, int RAW_STAGES_> struct config {
-    static constexpr bool X_RAW = X_RAW_, Y_RAW = Y_RAW_;
-    static constexpr int STAGES = STAGES_, RAW_STAGES = RAW_STAGES_;
-    static constexpr int STAGE_BYTES = SM90_DENSE_STAGE_BYTES(X_RAW, Y_RAW), HALF_Y = SM90_DENSE_Y_BYTES / 2;
-    static constexpr int X_BYTES = SM90_DENSE_X_BYTES(X_RAW), RAW_BYTES = SM90_DENSE_RAW_BYTES;
-    /* Where x and its scales lie in a stage, or in a raw one. */
-    static constexpr int X_AT = Y_RAW ? 0 : SM90_DENSE_Y_BYTES, RAW_Y_AT = X_BYTES;
-    static constexpr int SFX_AT = Y_RAW ? 2 * X_BYTES : X_AT + X_BYTES, SFY_AT = SFX_AT + SCALES;
+template <int X_RAW_, int STAGES_> struct config {
+    static constexpr bool X_RAW = X_RAW_;
+    static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_DENSE_STAGE_BYTES(X_RAW);
+    static constexpr int HALF_Y = SM90_DENSE_Y_BYTES / 2, X_AT = SM90_DENSE_Y_BYTES;
+    static constexpr int X_BYTES = SM90_DENSE_X_BYTES(X_RAW), SCALES_AT = X_AT + X_BYTES;
     /* Behind the stages. */
-    static constexpr int RAW_AT = STAGES * STAGE_BYTES, TURN_AT = RAW_AT + RAW_STAGES * RAW_BYTES;
-    static constexpr int FULL_AT = TURN_AT + MATH_WARPS * SM90_DENSE_TURN_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;
-    static constexpr int RAW_FULL_AT = EMPTY_AT + 8 * STAGES, RAW_EMPTY_AT = RAW_FULL_AT + 8 * RAW_STAGES;
-    static constexpr int END = RAW_EMPTY_AT + 8 * RAW_STAGES;
+    static constexpr int TURN_AT = STAGES * STAGE_BYTES, FULL_AT = TURN_AT + MATH_WARPS * SM90_DENSE_TURN_BYTES;
+    static constexpr int EMPTY_AT = FULL_AT + 8 * STAGES, END = EMPTY_AT + 8 * STAGES;
     /* A thread's registers: what the launch allots, 168, is shared out anew. */
-    static constexpr int SUPPORT_REGISTERS = Y_RAW ? 72 : 40, MATH_REGISTERS = Y_RAW ? 216 : 232;
+    static constexpr int LOAD_REGISTERS = 40, MATH_REGISTERS = 232;
 
-    static_assert(STAGE_BYTES % 1024 == 0, "the swizzle's pattern begins on 1024 bytes");
-    static_assert(END == SM90_DENSE_SHARED_BYTES(X_RAW, Y_RAW, STAGES, RAW_STAGES), "as the host reckons");
-    static_assert(END <= 227 * 1024, "what Hopper gives a CTA");
-    static_assert(X_RAW || !Y_RAW, "where y is raw x is");
+    static_assert(STAGE_BYTES % 1024 == 0 && X_AT % 1024 == 0, "the swizzle's pattern begins on 1024 bytes");
+    static_assert(END == SM90_DENSE_SHARED_BYTES(X_RAW, STAGES) && END <= 227 * 1024, "what Hopper gives a CTA");
+    static_assert(SUMS / 2 * MATH_WARPS * 32 * 4 <= TURN_AT, "half a tile's sums fit the stages");
 };
 
 /* A place in a ring of slots, and the parity of the phase that ends when the slot is filled this time round. */
@@ -81,36 +67,41 @@ template <class C> struct layout {
     uint32_t base;
 
     __device__ __forceinline__ uint32_t stage(uint32_t slot) const { return base + slot * C::STAGE_BYTES; }
-    __device__ __forceinline__ uint32_t raw(uint32_t slot) const { return base + C::RAW_AT + slot * C::RAW_BYTES; }
     __device__ __forceinline__ uint32_t full(uint32_t slot) const { return base + C::FULL_AT + 8 * slot; }
     __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return base + C::EMPTY_AT + 8 * slot; }
-    __device__ __forceinline__ uint32_t raw_full(uint32_t slot) const { return base + C::RAW_FULL_AT + 8 * slot; }
-    __device__ __forceinline__ uint32_t raw_empty(uint32_t slot) const { return base + C::RAW_EMPTY_AT + 8 * slot; }
 };
 
-/* The tiles of this CTA, one after the other, as many as the other CTA of the cluster has. */
+/* The tiles of this CTA, one after the other. Both CTAs of a cluster go through as many steps, so that the slots of one
+ * are the slots of the other. */
 struct tile_walk {
     const sm90_dense_schedule &s;
     uint32_t rank, next, clusters;
-    bool halved;     /* this tile is this cluster's alone, half of y a CTA */
-    int32_t x, y, l; /* where the tile begins, of y that of the cluster; its batch */
-    int32_t y_half;  /* the half of y that this CTA loads or decodes, and is all that it multiplies if halved */
+    bool halved;              /* this tile is this cluster's alone, half of K a CTA */
+    int32_t x, y, l;          /* where the tile begins; its batch */
+    int32_t k, k_last, steps; /* stages along K; with `halved` the last step may lie at k_last, and is empty */
 
     __device__ __forceinline__ tile_walk(const sm90_dense_schedule &s)
         : s(s), rank(cluster_rank()), next(blockIdx.x / 2), clusters(gridDim.x / 2) {}
 
     /* Goes to the next tile; false: there is none. */
     __device__ __forceinline__ bool advance() {
-        uint32_t cluster = blockIdx.x / 2;
+        uint32_t cluster = blockIdx.x / 2, half = rank;
+        k = 0, k_last = steps = s.k_stages;
         halved = next >= (uint32_t)s.whole;
-        if (!halved) {
-            locate(next, rank);
+        if (halved) {
+            if (next >= (uint32_t)s.whole + clusters || cluster >= (uint32_t)s.halved) return false;
+            half = cluster % 2;
+            steps = (s.k_stages + 1) / 2;
+            if (rank == 0)
+                k_last = steps;
+            else
+                k = steps;
+            locate(s.whole + cluster / 2, half);
+            next = s.whole + clusters;
+        } else {
+            locate(next, half);
             next += clusters;
-            return true;
         }
-        if (next >= (uint32_t)s.whole + clusters || cluster >= (uint32_t)s.halved) return false;
-        locate(s.whole + cluster / 2, cluster % 2);
-        next = s.whole + clusters;
         return true;
     }
 
@@ -122,7 +113,6 @@ struct tile_walk {
         uint32_t width = min((uint32_t)BAND, pairs_x - band * BAND);
         l = (int32_t)(pair / batch);
         y = (int32_t)(in_band / width) * SM90_DENSE_TILE_Y;
-        y_half = y + (int32_t)rank * BOX_ROWS;
         x = (int32_t)((band * BAND + in_band % width) * 2 + half) * SM90_DENSE_TILE_X;
     }
 };
@@ -136,113 +126,35 @@ __device__ __forceinline__ void copy_box_to_both(uint32_t to, const tensor_map *
                  : "memory");
 }
 
-/* Shared memory of this CTA to that of another one, whose barrier counts the bytes; both of those by map_to_rank. */
-__device__ __forceinline__ void copy_to_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-        "r"(from), "r"(bytes), "r"(barrier)
-        : "memory");
-}
-
-/* Where a tile's scales begin, 512 bytes for each 64 along K; NULL where the rows do not exist. */
-__device__ __forceinline__ const uint8_t *scales_of(const sm90_dense_operand &x, int32_t row, int32_t l) {
-    return row < x.rows ? x.scale + l * x.scale_batch + row / BOX_ROWS * x.scale_pitch : nullptr;
-}
-
 /* One thread: fills the slots. */
 template <class C> __device__ __forceinline__ void load(const sm90_dense_schedule &s, layout<C> at, tile_walk walk) {
     ring<C::STAGES> ring;
     while (walk.advance()) {
-        int32_t xl = s.x.batches == 1 ? 0 : walk.l, yl = s.y.batches == 1 ? 0 : walk.l;
-        const uint8_t *sfx = C::X_RAW ? scales_of(s.x, walk.x, walk.l) : nullptr;
-        uint32_t bytes = (walk.halved ? C::HALF_Y : 2 * C::HALF_Y) + C::X_BYTES + (sfx ? SCALES : 0);
+        int32_t xl = s.x.batches == 1 ? 0 : walk.l, yl = s.y.batches == 1 ? 0 : walk.l, k = walk.k;
+        const uint8_t *scales = s.x.scale + walk.l * s.x.scale_batch + walk.x / SM90_DENSE_TILE_X * s.x.scale_pitch;
+        bool have_scales = C::X_RAW && walk.x < s.x.rows;
+        uint32_t bytes = SM90_DENSE_Y_BYTES + C::X_BYTES + (have_scales ? SCALES : 0);
 #pragma unroll 1
-        for (int32_t k = 0; k < s.k_stages; k++, ring.advance()) {
-            uint32_t stage = at.stage(ring.slot), full = at.full(ring.slot), y = stage + walk.rank * C::HALF_Y;
+        for (int32_t step = 0; step < walk.steps; step++, k++, ring.advance()) {
+            uint32_t stage = at.stage(ring.slot), full = at.full(ring.slot);
             mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
+            if (k == walk.k_last) { /* of a halved tile, an odd stage less */
+                mbarrier_arrive(full);
+                continue;
+            }
             mbarrier_arrive_expect(full, bytes);
-            if (walk.halved)
-                copy_box_3d<1>(y, &s.y.values, k * 64, walk.y_half, yl, full, EVICT_NORMAL);
-            else
-                copy_box_to_both(y, &s.y.values, k * 64, walk.y_half, yl, full);
+            if (walk.halved) {
+                copy_box_3d<1>(stage, &s.y.values, k * 64, walk.y, yl, full, EVICT_NORMAL);
+                copy_box_3d<1>(stage + C::HALF_Y, &s.y.values, k * 64, walk.y + BOX_ROWS, yl, full, EVICT_NORMAL);
+            } else {
+                copy_box_to_both(stage + walk.rank * C::HALF_Y, &s.y.values, k * 64, walk.y + walk.rank * BOX_ROWS, yl,
+                                 full);
+            }
             copy_box_3d<1>(stage + C::X_AT, &s.x.values, k * (C::X_RAW ? 32 : 64), walk.x, xl, full, EVICT_NORMAL);
-            if (sfx) copy_bulk(stage + C::SFX_AT, sfx + (int64_t)k * SCALES, SCALES, full, EVICT_NORMAL);
+            if (have_scales) copy_bulk(stage + C::SCALES_AT, scales + (int64_t)k * SCALES, SCALES, full, EVICT_NORMAL);
         }
     }
     /* The last releases, the other CTA's too, arrive in this CTA's memory: it must be there. */
-    for (int i = 0; i < C::STAGES; i++, ring.advance()) mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
-}
-
-/* The same with Y_RAW. */
-template <class C>
-__device__ __forceinline__ void load_raw(const sm90_dense_schedule &s, layout<C> at, tile_walk walk) {
-    ring<C::RAW_STAGES> ring;
-    while (walk.advance()) {
-        int32_t xl = s.x.batches == 1 ? 0 : walk.l, yl = s.y.batches == 1 ? 0 : walk.l;
-        const uint8_t *sfx = scales_of(s.x, walk.x, walk.l), *sfy = scales_of(s.y, walk.y_half, walk.l);
-        uint32_t bytes = 2 * C::X_BYTES + (sfx ? SCALES : 0) + (sfy ? SCALES : 0);
-#pragma unroll 1
-        for (int32_t k = 0; k < s.k_stages; k++, ring.advance()) {
-            uint32_t stage = at.raw(ring.slot), full = at.raw_full(ring.slot);
-            mbarrier_wait(at.raw_empty(ring.slot), ring.parity ^ 1);
-            mbarrier_arrive_expect(full, bytes);
-            copy_box_3d<1>(stage + C::X_AT, &s.x.values, k * 32, walk.x, xl, full, EVICT_NORMAL);
-            copy_box_3d<1>(stage + C::RAW_Y_AT, &s.y.values, k * 32, walk.y_half, yl, full, EVICT_NORMAL);
-            if (sfx) copy_bulk(stage + C::SFX_AT, sfx + (int64_t)k * SCALES, SCALES, full, EVICT_NORMAL);
-            if (sfy) copy_bulk(stage + C::SFY_AT, sfy + (int64_t)k * SCALES, SCALES, full, EVICT_NORMAL);
-        }
-    }
-}
-
-/* Word w of each group of a row of y, to the row's pieces 4w to 4w + 3 under the swizzle. */
-template <class C> __device__ __forceinline__ void decode_row(uint32_t raw, uint32_t to, int row, int w) {
-    uint32_t pairs[4][4], low, high;
-    uint4 first = load_shared_128(raw + C::RAW_Y_AT + row * 32),
-          last = load_shared_128(raw + C::RAW_Y_AT + row * 32 + 16);
-    uint32_t scales = load_shared(raw + C::SFY_AT + row % 32 * 16 + row / 32 * 4);
-    e4m3x4_to_half2x2(scales & 0x7F7F7F7F, low, high);
-    decode_word<0>(w ? first.y : first.x, low, pairs[0]);
-    decode_word<1>(w ? first.w : first.z, low, pairs[1]);
-    decode_word<0>(w ? last.y : last.x, high, pairs[2]);
-    decode_word<1>(w ? last.w : last.z, high, pairs[3]);
-#pragma unroll
-    for (int q = 0; q < 4; q++)
-        store_shared_128(to + row * 128 + ((4 * w + q) ^ row % 8) * 16, pairs[0][q], pairs[1][q], pairs[2][q],
-                         pairs[3][q]);
-}
-
-/* Warps 1 to 3: this CTA's half of y, 16 rows a warp at a time, two lanes a row. */
-template <class C> __device__ __forceinline__ void decode(const sm90_dense_schedule &s, layout<C> at, tile_walk walk) {
-    int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
-    uint32_t half = walk.rank * C::HALF_Y, other = walk.rank ^ 1;
-    ring<C::RAW_STAGES> raw;
-    ring<C::STAGES> ring;
-    while (walk.advance()) {
-#pragma unroll 1
-        for (int32_t k = 0; k < s.k_stages; k++, raw.advance(), ring.advance()) {
-            uint32_t y = at.stage(ring.slot) + half, full = at.full(ring.slot);
-            mbarrier_wait(at.raw_full(raw.slot), raw.parity);
-            mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
-#pragma unroll
-            for (int i = 0; i < 9; i += DECODE_WARPS)
-                if (i + warp < 8) decode_row<C>(at.raw(raw.slot), y, (i + warp) * 16 + lane / 2, lane % 2);
-            fence_proxy_async();
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(at.raw_empty(raw.slot));
-            if (walk.halved) {
-                if (lane == 0) mbarrier_arrive(full);
-            } else {
-                asm volatile("bar.sync 1, 96;" ::: "memory"); /* the whole half is there */
-                if (warp == 0 && lane == 0) {
-                    copy_to_cluster(map_to_rank(y, other), y, C::HALF_Y, map_to_rank(full, other));
-                    mbarrier_arrive_expect(full, C::HALF_Y);
-                } else if (lane == 0) {
-                    mbarrier_arrive(full);
-                }
-            }
-        }
-    }
-    /* As in load: the last releases. */
     for (int i = 0; i < C::STAGES; i++, ring.advance()) mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
 }
 
@@ -264,7 +176,7 @@ __device__ __forceinline__ uint2 load_pair(uint32_t from) {
 /* Raw x of one stage into a thread's fragments of its four steps. */
 template <class C> __device__ __forceinline__ void decode_x(uint32_t stage, uint32_t (&a)[4][4]) {
     int lane = threadIdx.x % 32, row = (threadIdx.x / 32 - FIRST_MATH_WARP) * 16 + lane / 4, t = lane % 4;
-    uint32_t values = stage + C::X_AT + row * 32 + t * 8, scales = stage + C::SFX_AT + row % 32 * 16 + row / 32 * 4;
+    uint32_t values = stage + C::X_AT + row * 32 + t * 8, scales = stage + C::SCALES_AT + row % 32 * 16 + row / 32 * 4;
     uint2 words[2];
     uint32_t four[2];
 #pragma unroll
@@ -291,63 +203,77 @@ template <class C> __device__ __forceinline__ void decode_x(uint32_t stage, uint
 template <class C> struct multiplier {
     layout<C> at;
     ring<C::STAGES> ring;
-    ::ring<C::RAW_STAGES> raw;
     uint32_t previous; /* its slot */
 
     __device__ __forceinline__ multiplier(layout<C> at) : at(at) {}
 
-    template <int N>
-    __device__ __forceinline__ void issue(uint32_t stage, uint64_t y, const uint32_t (&a)[4][4], float (&d)[SUMS]) {
+    __device__ __forceinline__ void step(bool first, uint32_t other, uint32_t (&a)[4][4], float (&d)[SUMS]) {
+        uint32_t stage = at.stage(ring.slot);
+        mbarrier_wait(at.full(ring.slot), ring.parity);
+        if constexpr (C::X_RAW) decode_x<C>(stage, a);
+        uint64_t y = wgmma_swizzled_descriptor(stage);
         uint64_t x = wgmma_swizzled_descriptor(stage + C::X_AT + threadIdx.x / 128 * 8192 - 8192);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if constexpr (C::X_RAW)
-                wgmma_wide<N>(d, a[i], y + 2 * i);
+                wgmma_n256(d, a[i], y + 2 * i);
             else
-                wgmma_wide<N>(d, x + 2 * i, y + 2 * i);
+                wgmma_n256(d, x + 2 * i, y + 2 * i);
         wgmma_commit();
-    }
-
-    __device__ __forceinline__ void step(bool first, const tile_walk &walk, uint32_t (&a)[4][4], float (&d)[SUMS]) {
-        uint32_t stage = at.stage(ring.slot);
-        if constexpr (C::Y_RAW) {
-            mbarrier_wait(at.raw_full(raw.slot), raw.parity);
-            decode_x<C>(at.raw(raw.slot), a);
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(at.raw_empty(raw.slot));
-            raw.advance();
-        }
-        mbarrier_wait(at.full(ring.slot), ring.parity);
-        if constexpr (C::X_RAW && !C::Y_RAW) decode_x<C>(stage, a);
-        if (walk.halved)
-            issue<128>(stage, wgmma_swizzled_descriptor(stage + walk.rank * C::HALF_Y), a, d);
-        else
-            issue<256>(stage, wgmma_swizzled_descriptor(stage), a, d);
         wgmma_wait<1>();
-        if (!first) release(at.empty(previous), walk.rank ^ 1);
+        if (!first) release(at.empty(previous), other);
         previous = ring.slot;
         ring.advance();
     }
 
     __device__ __forceinline__ void run(const tile_walk &walk, float (&d)[SUMS]) {
-        uint32_t a[2][4][4];
-        int32_t k = 0, last = walk.s.k_stages;
+        uint32_t a[2][4][4], other = walk.rank ^ 1;
+        int32_t k = walk.k;
 #pragma unroll
         for (int i = 0; i < SUMS; i++) d[i] = 0.0f;
 #pragma unroll 1
-        while (k < last) {
-            step(k == 0, walk, a[0], d);
-            if (++k == last) break;
-            step(false, walk, a[1], d);
+        while (k < walk.k_last) {
+            step(k == walk.k, other, a[0], d);
+            if (++k == walk.k_last) break;
+            step(false, other, a[1], d);
             k++;
         }
         wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < SUMS; i++) pin_float(d[i]);
-        if (last) release(at.empty(previous), walk.rank ^ 1);
+        if (walk.k < walk.k_last) release(at.empty(previous), other);
+        if (walk.steps > walk.k_last - walk.k) { /* the empty stage of a halved tile */
+            mbarrier_wait(at.full(ring.slot), ring.parity);
+            release(at.empty(ring.slot), other);
+            ring.advance();
+        }
     }
 };
+
+__device__ __forceinline__ void send_floats(uint32_t to, const float *v) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]),
+                 "f"(v[3])
+                 : "memory");
+}
+
+/* A halved tile: the CTA of rank 0 keeps columns 0 to 127 of y, the other one the rest; each sends what it does not
+ * keep into the other one's stages, and adds what it gets. */
+template <int KEPT> __device__ __forceinline__ void exchange(uint32_t stages, uint32_t other, float (&d)[SUMS]) {
+    uint32_t mine = (threadIdx.x - FIRST_MATH_WARP * 32) * 16;
+    uint32_t to = map_to_rank(stages, other) + mine;
+    cluster_arrive(), cluster_wait(); /* all products have ended, and all copies */
+#pragma unroll
+    for (int i = 0; i < SUMS / 2; i += 4) send_floats(to + i * MATH_WARPS * 32 * 4, d + (SUMS / 2 - KEPT) + i);
+    cluster_arrive(), cluster_wait();
+#pragma unroll
+    for (int i = 0; i < SUMS / 2; i += 4) {
+        float part[4];
+        load_shared_floats(stages + mine + i * MATH_WARPS * 32 * 4, part);
+#pragma unroll
+        for (int j = 0; j < 4; j++) d[KEPT + i + j] += part[j];
+    }
+}
 
 /* 32 columns of y of a warp's 16 rows of x, from the order of wgmma's registers into that of the output, 4 neighbours
  * along an output row to a thread, through the warp's own place in shared memory: 16 x 40 floats or, where x counts
@@ -407,7 +333,7 @@ template <bool TURNED> __device__ __forceinline__ void store_matrices(uint32_t t
  * own place, or, where x counts columns of the output, of the warpgroup's 64 rows to the places of its four warps. A
  * row of 128 bytes there is in pieces of 16, piece i at i ^ row % 8. */
 template <bool SWAPPED>
-__device__ __forceinline__ void store_plain(const gemm_problem &p, int32_t l, int32_t x, int32_t y, int columns,
+__device__ __forceinline__ void store_plain(const gemm_problem &p, int32_t l, int32_t x, int32_t y, int from, int to,
                                             uint32_t place, const float (&d)[SUMS]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
     float alpha = p.alpha ? *p.alpha : p.alpha_value;
@@ -417,10 +343,10 @@ __device__ __forceinline__ void store_plain(const gemm_problem &p, int32_t l, in
     int piece = SWAPPED ? warp * 2 + matrix % 2 : matrix / 2;
     int64_t m = SWAPPED ? y + warp * 4 + lane / 8 : x + lane / 8, n = (SWAPPED ? x : y) + lane % 8 * 8;
     char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch + n * 2;
-    uint32_t from = place + (SWAPPED ? warp * 4 + lane / 8 : lane / 8) * 128;
+    uint32_t mine = place + (SWAPPED ? warp * 4 + lane / 8 : lane / 8) * 128;
 #pragma unroll
     for (int chunk = 0; chunk < SM90_DENSE_TILE_Y; chunk += 64) {
-        if (chunk >= columns) break;
+        if (chunk < from || chunk >= to) continue;
         if (SWAPPED)
             asm volatile("bar.sync %0, 128;" ::"r"(1 + (int)threadIdx.x / 128) : "memory");
         else
@@ -448,34 +374,34 @@ __device__ __forceinline__ void store_plain(const gemm_problem &p, int32_t l, in
             constexpr int STEP = SWAPPED ? 16 : 4; /* rows */
             int64_t column = SWAPPED ? 0 : chunk, to_row = i * STEP + (SWAPPED ? chunk : 0);
             int at_row = i * STEP + (SWAPPED ? warp * 4 + lane / 8 : lane / 8);
-            uint4 v = load_shared_128(from + i * STEP * 128 + (lane % 8 ^ at_row % 8) * 16);
+            uint4 v = load_shared_128(mine + i * STEP * 128 + (lane % 8 ^ at_row % 8) * 16);
             if (m + to_row < p.m && n + column < p.n) *(uint4 *)(out + to_row * p.out_pitch + column * 2) = v;
         }
     }
 }
 
-/* Stores a warp's sums. */
+/* Stores a warp's sums, of a halved tile those that this CTA keeps. */
 __device__ __forceinline__ void finish(const gemm_problem &p, const sm90_dense_schedule &s, const tile_walk &walk,
                                        float *place, const float (&d)[SUMS]) {
-    int32_t first_y = walk.halved ? walk.y_half : walk.y, columns = walk.halved ? 128 : SM90_DENSE_TILE_Y;
+    int from = walk.halved && walk.rank == 1 ? 128 : 0, to = walk.halved && walk.rank == 0 ? 128 : SM90_DENSE_TILE_Y;
     int warp = threadIdx.x / 32 - FIRST_MATH_WARP;
     int32_t x = walk.x + warp * 16;
     if (is_plain(p)) {
         uint32_t at = shared_address(place);
         if (s.swapped)
-            store_plain<true>(p, walk.l, walk.x + warp / 4 * 64, first_y, columns,
+            store_plain<true>(p, walk.l, walk.x + warp / 4 * 64, walk.y, from, to,
                               at - warp % 4 * SM90_DENSE_TURN_BYTES, d);
         else
-            store_plain<false>(p, walk.l, x, first_y, columns, at, d);
+            store_plain<false>(p, walk.l, x, walk.y, from, to, at, d);
         return;
     }
     turning_place turn(place, s.swapped);
 #pragma unroll
     for (int chunk = 0; chunk < SM90_DENSE_TILE_Y; chunk += 32) {
-        if (chunk >= columns) break;
+        if (chunk < from || chunk >= to) continue;
         turn.put(d + chunk / 2);
         __syncwarp();
-        int64_t y = first_y + chunk, m = (s.swapped ? y : x) + turn.row, n = (s.swapped ? x : y) + turn.column;
+        int64_t y = walk.y + chunk, m = (s.swapped ? y : x) + turn.row, n = (s.swapped ? x : y) + turn.column;
         if (n < p.n) {
             column_epilogue epilogue(p, n);
 #pragma unroll 1
@@ -494,12 +420,8 @@ template <class C> __device__ __forceinline__ void prepare(const sm90_dense_sche
         prefetch_tensor_map(&s.x.values);
         prefetch_tensor_map(&s.y.values);
         for (int i = 0; i < C::STAGES; i++) {
-            mbarrier_init(at.full(i), C::Y_RAW ? DECODE_WARPS : 1);
+            mbarrier_init(at.full(i), 1);
             mbarrier_init(at.empty(i), 2 * MATH_WARPS);
-        }
-        for (int i = 0; i < C::RAW_STAGES; i++) {
-            mbarrier_init(at.raw_full(i), 1);
-            mbarrier_init(at.raw_empty(i), DECODE_WARPS + MATH_WARPS);
         }
         fence_mbarrier_init();
     }
@@ -519,14 +441,12 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 
     tile_walk walk(s);
     if (warp < FIRST_MATH_WARP) {
-        give_registers<C::SUPPORT_REGISTERS>();
-        if constexpr (C::Y_RAW) {
-            if (warp > 0)
-                decode(s, at, walk);
-            else if (elect_one())
-                load_raw(s, at, walk);
-        } else if (warp == 0 && elect_one()) {
-            load(s, at, walk);
+        give_registers<C::LOAD_REGISTERS>();
+        if (warp == 0 && elect_one()) load(s, at, walk);
+        __syncwarp();
+        if (blockIdx.x / 2 < s.halved) { /* with the math warps: see exchange */
+            cluster_arrive_relaxed(), cluster_wait();
+            cluster_arrive_relaxed(), cluster_wait();
         }
     } else {
         take_registers<C::MATH_REGISTERS>();
@@ -535,6 +455,12 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
         while (walk.advance()) {
             float d[SUMS];
             multiply.run(walk, d);
+            if (walk.halved) {
+                if (walk.rank == 0)
+                    exchange<0>(at.base, 1, d);
+                else
+                    exchange<SUMS / 2>(at.base, 0, d);
+            }
             finish(p, s, walk, turn, d);
         }
     }

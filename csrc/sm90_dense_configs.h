@@ -2,19 +2,18 @@
  * preprocessor.
  *
  * The side of the product of which a CTA takes 128 rows is called x, the other one, 256 rows, y. Which of A and B is x
- * is the schedule's choice (swapped: x is B). There are three forms:
+ * is the schedule's choice (swapped: x is B). y is expanded to fp16 in a workspace first. There are two forms:
  *
- *   both_raw   x and y are read as they lie and decoded inside. No workspace.
- *   x_raw      y is expanded to fp16 in a workspace first; x is decoded inside: the operand with more rows should be x
+ *   x_raw      x is decoded inside: it should be the operand with more rows, so that less is expanded
  *   expanded   both are expanded first
  *
- * x is raw, or y, only with 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches on 16
- * bytes), and scale, scale_batch, scale_pitch of that operand multiples of 16. The form `expanded` takes everything.
+ * x is raw only with 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches on 16 bytes),
+ * and scale, scale_batch, scale_pitch of that operand multiples of 16. The form `expanded` takes everything.
  *
  * A call, in this order and on one queue, both launches programmatic:
  *
  *   1. nvfp4_sm90_expand(sm90_expand_schedule)           one CTA of 256 threads for each of first_ctas + second_ctas,
- *                                                        no dynamic shared memory, no cluster; not for both_raw
+ *                                                        no dynamic shared memory, no cluster
  *   2. nvfp4_<id>(gemm_problem, sm90_dense_schedule)     clusters of 2 CTAs of SM90_DENSE_THREADS threads with
  *                                                        SM90_DENSE_SHARED_BYTES of dynamic shared memory
  *
@@ -34,7 +33,7 @@
  *
  * A cluster computes pairs, 256 rows of x by 256 of y, of which each CTA has 128 of x: pair blockIdx.x / 2 and on by
  * the number of clusters while below `whole`. Behind them cluster i < halved computes one single tile, 128 x 256, its
- * CTAs 128 of y each: so a last round that would leave half of the clusters without work takes half the time. */
+ * CTAs half of K each: so a last round that would leave half of the clusters without work takes half the time. */
 #ifndef NVFP4_SM90_DENSE_CONFIGS_H
 #define NVFP4_SM90_DENSE_CONFIGS_H
 
@@ -42,32 +41,27 @@
 
 #include "device/tensor_map.h"
 
-/*    id, x_raw, y_raw, stages (that wgmma reads), raw_stages (of both_raw: as they arrive) */
+/*    id, x_raw, stages */
 #define SM90_DENSE_CONFIGS(X)                                                                                          \
-    X(sm90_dense_both_raw, 1, 1, 4, 6)                                                                                 \
-    X(sm90_dense_x_raw, 1, 0, 5, 0)                                                                                    \
-    X(sm90_dense_expanded, 0, 0, 4, 0)
+    X(sm90_dense_x_raw, 1, 5)                                                                                          \
+    X(sm90_dense_expanded, 0, 4)
 
 #define SM90_DENSE_THREADS 384 /* a warpgroup that loads, two that multiply */
 #define SM90_DENSE_STAGE_K 64  /* values along K of a stage: 128 bytes of fp16, one span of the 128-byte swizzle */
 #define SM90_DENSE_TILE_X  128
 #define SM90_DENSE_TILE_Y  256
 
-/* A stage that wgmma reads: y fp16, then, but for both_raw, x fp16, or x raw (32 bytes a row) and its scales (one atom
- * of the 128x4 layout), up to the next multiple of 1024, which the swizzle asks for. */
-#define SM90_DENSE_Y_BYTES        (SM90_DENSE_TILE_Y * SM90_DENSE_STAGE_K * 2)
-#define SM90_DENSE_X_BYTES(x_raw) (SM90_DENSE_TILE_X * ((x_raw) ? SM90_DENSE_STAGE_K / 2 : SM90_DENSE_STAGE_K * 2))
-#define SM90_DENSE_STAGE_BYTES(x_raw, y_raw)                                                                           \
-    (SM90_DENSE_Y_BYTES + ((y_raw) ? 0 : SM90_DENSE_X_BYTES(x_raw) + ((x_raw) ? 1024 : 0)))
-/* A stage of both_raw as it arrives: values of x and of this CTA's 128 rows of y, scales of both. */
-#define SM90_DENSE_RAW_BYTES (2 * (SM90_DENSE_X_BYTES(1) + 512))
+/* A stage: y fp16, then x fp16, or x raw (32 bytes a row) and its scales (one atom of the 128x4 layout), up to the next
+ * multiple of 1024, which the swizzle asks for. */
+#define SM90_DENSE_Y_BYTES            (SM90_DENSE_TILE_Y * SM90_DENSE_STAGE_K * 2)
+#define SM90_DENSE_X_BYTES(x_raw)     (SM90_DENSE_TILE_X * ((x_raw) ? SM90_DENSE_STAGE_K / 2 : SM90_DENSE_STAGE_K * 2))
+#define SM90_DENSE_STAGE_BYTES(x_raw) (SM90_DENSE_Y_BYTES + SM90_DENSE_X_BYTES(x_raw) + ((x_raw) ? 1024 : 0))
 /* Where a warp turns 32 columns of 16 rows of sums into the order of the output: fp32, rows padded against bank
- * conflicts. */
+ * conflicts; or, of 16-bit outputs, the four of a warpgroup 64 columns of 64 rows. */
 #define SM90_DENSE_TURN_BYTES (32 * 20 * 4)
-/* Stages, raw stages, a turning place for each of 8 math warps, then a full and an empty barrier for each stage. */
-#define SM90_DENSE_SHARED_BYTES(x_raw, y_raw, stages, raw_stages)                                                      \
-    ((stages) * SM90_DENSE_STAGE_BYTES(x_raw, y_raw) + (raw_stages) * SM90_DENSE_RAW_BYTES +                           \
-     8 * SM90_DENSE_TURN_BYTES + 16 * ((stages) + (raw_stages)))
+/* Stages, a turning place for each of 8 math warps, then a full and an empty barrier for each stage. */
+#define SM90_DENSE_SHARED_BYTES(x_raw, stages)                                                                         \
+    ((stages) * SM90_DENSE_STAGE_BYTES(x_raw) + 8 * SM90_DENSE_TURN_BYTES + 16 * (stages))
 
 #define SM90_EXPAND_THREADS 256
 #define SM90_EXPAND_ROWS    128 /* a CTA expands so many rows of one batch ... */

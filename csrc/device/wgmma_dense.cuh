@@ -1,4 +1,4 @@
-/* Products of 64 x 16 by 16 x 128 or 256 fp16 (PTX ISA 9.0, section 9.7.15 wgmma) beside those of wgmma.cuh: b, and a
+/* Products of 64 x 16 by 16 x 256 fp16 (PTX ISA 9.0, section 9.7.15 wgmma) beside those of wgmma.cuh: b, and a
  * where it is not in registers, are in shared memory under the 128-byte swizzle. Needs sm_90a. */
 #ifndef NVFP4_DEVICE_WGMMA_DENSE_CUH
 #define NVFP4_DEVICE_WGMMA_DENSE_CUH
@@ -11,50 +11,35 @@ __device__ __forceinline__ uint64_t wgmma_swizzled_descriptor(uint32_t address) 
     return (uint64_t)(address >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-#define D4(i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D16(i)  D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
-#define D64(i)  D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
-#define TEN(i)  "%" #i "0, %" #i "1, %" #i "2, %" #i "3, %" #i "4, %" #i "5, %" #i "6, %" #i "7, %" #i "8, %" #i "9, "
-#define P0_59   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4) TEN(5)
-#define P60_127 TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
-#define ADD     "{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned."
+#define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
+#define TEN(i) "%" #i "0, %" #i "1, %" #i "2, %" #i "3, %" #i "4, %" #i "5, %" #i "6, %" #i "7, %" #i "8, %" #i "9, "
+#define P0_127                                                                                                         \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10)  \
+        TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
+#define ADD "{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned."
 
-/* The first N / 2 of d += a . b */
-template <int N> __device__ __forceinline__ void wgmma_wide(float (&d)[128], uint64_t a, uint64_t b) {
-    static_assert(N == 128 || N == 256, "");
-    if constexpr (N == 256)
-        asm volatile(ADD "m64n256k16.f32.f16.f16 {" P0_59 P60_127 "}, %128, %129, add, 1, 1, 0, 0; }"
-                     : D64(0), D64(64)
-                     : "l"(a), "l"(b)
-                     : "memory");
-    else
-        asm volatile(ADD "m64n128k16.f32.f16.f16 {" P0_59 "%60, %61, %62, %63}, %64, %65, add, 1, 1, 0, 0; }"
-                     : D64(0)
-                     : "l"(a), "l"(b)
-                     : "memory");
+/* d += a . b */
+__device__ __forceinline__ void wgmma_n256(float (&d)[128], uint64_t a, uint64_t b) {
+    asm volatile(ADD "m64n256k16.f32.f16.f16 {" P0_127 "}, %128, %129, add, 1, 1, 0, 0; }"
+                 : D64(0), D64(64)
+                 : "l"(a), "l"(b)
+                 : "memory");
 }
 
-template <int N> __device__ __forceinline__ void wgmma_wide(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
-    static_assert(N == 128 || N == 256, "");
-    if constexpr (N == 256)
-        asm volatile(ADD "m64n256k16.f32.f16.f16 {" P0_59 P60_127 "}, {%128, %129, %130, %131}, %132, add, 1, 1, 0; }"
-                     : D64(0), D64(64)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
-                     : "memory");
-    else
-        asm volatile(ADD "m64n128k16.f32.f16.f16 {" P0_59
-                         "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, add, 1, 1, 0; }"
-                     : D64(0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
-                     : "memory");
+__device__ __forceinline__ void wgmma_n256(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(ADD "m64n256k16.f32.f16.f16 {" P0_127 "}, {%128, %129, %130, %131}, %132, add, 1, 1, 0; }"
+                 : D64(0), D64(64)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+                 : "memory");
 }
 
 #undef D4
 #undef D16
 #undef D64
 #undef TEN
-#undef P0_59
-#undef P60_127
+#undef P0_127
 #undef ADD
 
 #endif

@@ -37,9 +37,7 @@ class Config:
 
     name: str
     x_raw: bool
-    y_raw: bool
     stages: int
-    raw_stages: int
 
     @property
     def kernel(self) -> str:
@@ -47,20 +45,13 @@ class Config:
 
     @property
     def shared_bytes(self) -> int:
-        stage = TILE_Y * 128
-        if not self.y_raw:
-            stage += TILE_X * 32 + 1024 if self.x_raw else TILE_X * 128
-        barriers = 16 * (self.stages + self.raw_stages)
-        return self.stages * stage + self.raw_stages * 2 * (TILE_X * 32 + 512) + 8 * 2560 + barriers
+        stage = TILE_Y * 128 + (TILE_X * 32 + 1024 if self.x_raw else TILE_X * 128)
+        return self.stages * stage + 8 * 2560 + 16 * self.stages
 
 
 def configs() -> dict[str, Config]:
-    rows = re.findall(r"X\((sm90_dense_\w+), ([\d, ]+)\)", (CSRC / "sm90_dense_configs.h").read_text())
-    made = {}
-    for name, numbers in rows:
-        x_raw, y_raw, stages, raw_stages = map(int, numbers.split(","))
-        made[name] = Config(name, bool(x_raw), bool(y_raw), stages, raw_stages)
-    return made
+    rows = re.findall(r"X\((sm90_dense_\w+), (\d), (\d+)\)", (CSRC / "sm90_dense_configs.h").read_text())
+    return {name: Config(name, x_raw == "1", int(stages)) for name, x_raw, stages in rows}
 
 
 @functools.cache
@@ -224,14 +215,14 @@ class DenseProduct(sm100.launch.Product):
         self, expand: Module, module: Module, config: Config, swapped: bool, clusters: int, wait: bool = True
     ) -> None:
         x, y = (1, 0) if swapped else (0, 1)
-        expanded = [which for which, raw in ((y, config.y_raw), (x, config.x_raw)) if self.k and not raw]
+        expanded = [] if self.k == 0 else [y] if config.x_raw else [y, x]
         for which in expanded:
             if which not in self.places:  # memory that is freed would wait for the calls before
                 self.places[which] = self.expanded(which)
         if expanded:
             self.expand(expand, [(which, self.places[which]) for which in expanded])
         schedule = self.dense_schedule(swapped, clusters)
-        schedule.x, schedule.y = self.operand(x, config.x_raw), self.operand(y, config.y_raw)
+        schedule.x, schedule.y = self.operand(x, config.x_raw), self.operand(y, False)
         self.emulator.launch(
             module[config.kernel],
             grid=2 * min(clusters, max(schedule.whole, schedule.halved)),
