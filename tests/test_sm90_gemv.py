@@ -7,6 +7,8 @@ SM90_SEEDS is the number of timings that each case is run with (1; a full proof 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent / "emulator"))
 
 from emulate import Emulator, Module  # noqa: E402
 from sm90.gemv import Config, Product, configs, gemv_ptx, schedule  # noqa: E402
-from sm100.launch import BF16, E4M3, FP16, FP32, NAN, VALUES, only_entry, rounded, swizzle_scales  # noqa: E402
+from sm100 import sass  # noqa: E402
+from sm100.launch import BF16, CSRC, E4M3, FP16, FP32, NAN, VALUES, only_entry, rounded, swizzle_scales  # noqa: E402
 
 import nvfp4  # noqa: E402
 
@@ -187,3 +190,22 @@ def test_rule_of_the_schedule() -> None:
             longer = made.units_left or made.ctas
             assert made.units_per_cta * longer + (made.units_per_cta - 1) * (made.ctas - longer) == units
             assert 1 << made.log2_cut <= config.warps and shared <= 227 * 1024
+
+
+@pytest.mark.skipif(not (sass.tool("nvdisasm") and sass.tool("cuobjdump")), reason=sass.NEEDS)
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_machine_code(tmp_path: Path) -> None:
+    """Nothing in local memory; of each of the two forms the products of a step of 4 rows and 32 values, and no copy in
+    the form that an H200 calls an illegal instruction: with a policy, and a uniform register in its shared address."""
+    cubin = tmp_path / "kernels.cubin"
+    source = CSRC / "sm90_gemv.cu"
+    subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", f"-I{CSRC}", "-o", str(cubin), str(source)], check=True)
+    kernels = sass.disassemble(cubin, "nvfp4_")
+    for name, config in CONFIGS.items():
+        kernel = kernels[name]
+        assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
+        products = 4 * 32 // 4 * (2 if config.rows == 1 else config.rows)
+        in_steps = len(kernel.all(r"IDP\.4A")) - (0 if config.rows == 1 else 2 * 4)  # 4 for the sum of a block of A
+        assert in_steps == 2 * products
+        copies = kernel.all("LDGSTS.*128")
+        assert copies and not any("+UR" in copy.operands.split("]")[0] for copy in copies)
