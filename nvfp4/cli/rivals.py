@@ -165,12 +165,11 @@ def plain(dtype_name: str, packed: Packed, count: int, results: Results, device:
     torch = need_torch()
     dtype = getattr(torch, dtype_name)
     table = pair_table(dtype, device)
-    wide = [[expand(x, table) for x in packed[i % len(packed)]] for i in range(count)]
+    pairs = [(expand(a, table), expand(b, table).T) for a, b in (packed[i % len(packed)] for i in range(count))]
     outputs = results.of(dtype, count)
 
     def call(i: int) -> torch.Tensor:
-        a, b = wide[i % count]
-        return torch.matmul(a, b.T, out=outputs[i % count])
+        return torch.matmul(*pairs[i % count], out=outputs[i % count])
 
     return call
 
@@ -179,14 +178,17 @@ def scaled(packed: Packed, count: int, results: Results, device: torch.device) -
     """torch._scaled_mm of the expanded values rounded to e4m3, one scale a tensor, in the fast way to sum."""
     torch = need_torch()
     table = pair_table(torch.float16, device)
-    wide = [[expand(x, table).to(torch.float8_e4m3fn) for x in packed[i % len(packed)]] for i in range(count)]
     outputs = results.of(torch.float16, count)
     one = torch.ones((), device=device)  # the values already use e4m3's range
 
+    def rounded(x: Operand) -> torch.Tensor:
+        return expand(x, table).to(torch.float8_e4m3fn)
+
+    pairs = [(rounded(a), rounded(b).T) for a, b in (packed[i % len(packed)] for i in range(count))]
+
     def call(i: int) -> torch.Tensor:
-        a, b = wide[i % count]
         options = {"out_dtype": torch.float16, "use_fast_accum": True, "out": outputs[i % count]}
-        return torch._scaled_mm(a, b.T, one, one, **options)
+        return torch._scaled_mm(*pairs[i % count], one, one, **options)
 
     return call
 
