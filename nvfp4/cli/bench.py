@@ -115,12 +115,16 @@ def kind_list(text: str) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     if args.markdown and args.json == STDOUT:
         raise show.Refusal("--markdown and --json without a file both print: name a file for --json")
+    if args.shapes and args.m:
+        raise show.Refusal("--shapes has its own M: --m goes with --set")
     if args.tune:
         return run_tune(args)
     for path in (args.json, args.csv, args.plot):
         if path not in (None, STDOUT) and not Path(path).parent.is_dir():
             raise show.Refusal(f"{path}: there is no folder {Path(path).parent}")
     if args.stored:
+        if args.backend or args.m or args.against or args.repeat or args.seed:
+            raise show.Refusal("--from times nothing: it goes with --markdown, --json, --csv and --plot alone")
         deliver(report.load(args.stored), args)
         return 0
     backends = args.backend or [None]
