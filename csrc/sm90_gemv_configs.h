@@ -42,7 +42,8 @@
  *   units_per_cta = CEIL_DIV(units, ctas), units_left = units % ctas
  *   cut           = of the powers of two from 1 to min(warps, steps), or 1, with PARTS_BYTES(rows, units_per_cta, cut)
  *                   <= PARTS_LIMIT the one with the least CEIL_DIV(units_per_cta, warps / cut) * CEIL_DIV(steps, cut),
- *                   which is the number of steps that the busiest warp does; the greatest of equals
+ *                   which is the number of steps that the busiest warp does; the least of equals, which adds up over
+ *                   lanes less often (14336x4096 on an H200: 13.6 us, the greatest 14.6)
  *   slots         = min(stages, that least number)
  *   shared bytes  = PARTS_BYTES(rows, units_per_cta, cut) + A_BYTES(rows, steps) + RING_BYTES(warps, slots)
  * Where that is more than a CTA can have (long K), the kernel cannot take the product. */

@@ -62,7 +62,7 @@ def schedule(config: Config, n: int, k: int, l: int, sms: int, cut: int = 0) -> 
     cuts = [1] + [c for c in (2, 4, 8, 16, 32) if c <= min(config.warps, steps)]
     cuts = [c for c in cuts if units_per_cta * c * unit_bytes <= PARTS_LIMIT]
     busiest = {c: -(-units_per_cta // (config.warps // c)) * -(-steps // c) for c in cuts}
-    cut = cut or min(cuts, key=lambda c: (busiest[c], -c))
+    cut = cut or min(cuts, key=lambda c: (busiest[c], c))
     slots = min(config.stages, busiest[cut])
     a_bytes = config.rows * steps * (STEP_K // 16) * (16 + 4 if config.rows == 1 else 16 + 8)
     ring_bytes = config.warps * slots * UNIT_ROWS * (STEP_K // 2 + STEP_K // 16)
