@@ -1,12 +1,14 @@
 """The path of large products on Hopper (csrc/sm90_expand.cu, csrc/sm90_dense.cu), launched by hand on the emulated
 H200: every form in which a call may come, few clusters, so that small products have rounds, halves and batches.
 
-SM90_SEEDS is the number of timings that each case is run with (2).
+SM90_SEEDS is the number of timings that each case is run with (2). The machine code is that of the installed module, or
+of the file that SM90_DENSE_CUBIN names.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from sm90.dense import Config, DenseProduct, configs, dense_ptx, expand_ptx  # noqa: E402
+from sm100 import sass  # noqa: E402
 from sm100.launch import FP16, FP32, Emulator, Module  # noqa: E402
 
 import nvfp4  # noqa: E402
@@ -196,3 +199,25 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
             total = total + call.expected()
             assert (call.result() == total).all()
             assert call.untouched()
+
+
+@pytest.mark.skipif("sm_90a" not in nvfp4.info()["archs"], reason="this build has no machine code for sm_90a")
+@pytest.mark.skipif(not (sass.tool("nvdisasm") and sass.tool("cuobjdump")), reason=sass.NEEDS)
+def test_machine_code() -> None:
+    """The widest products alone, four of them to a group, x in registers where it is raw; nothing in local memory; the
+    call before is waited for before anything is read or written."""
+    source = Path(os.environ.get("SM90_DENSE_CUBIN", nvfp4._C.__file__))
+    kernels = sass.kernels_of(source, "nvfp4_sm90_dense_")
+    assert set(kernels) == {name.removeprefix("sm90_dense_") for name in CONFIGS}, "install the package again"
+    for name, config in CONFIGS.items():
+        kernel = kernels[name.removeprefix("sm90_dense_")]
+        products = kernel.all("HGMMA")
+        x = r"R\d+, " if config.x_raw else ""
+        assert {i.opcode for i in products} == {"HGMMA.64x256x16.F32"} and len(products) == 8
+        assert all(re.match(rf"R\d+, {x}gdesc\[UR\d+\], R\d+", i.operands) for i in products)
+        assert [i.operands.endswith("gsb0") for i in products] == [False, False, False, True] * 2
+        assert not kernel.all("LDL|STL|HMMA")
+        # A multicast of y; y by itself, twice, and x.
+        assert sorted(i.opcode for i in kernel.all("UTMALDG")) == ["UTMALDG.3D"] * 3 + ["UTMALDG.3D.MULTICAST"]
+        (wait,), (launch,) = (kernel.all(pattern) for pattern in ("ACQBULK", "PREEXIT"))
+        assert wait.address < launch.address < min(i.address for i in kernel.all("UTMALDG|UBLKCP|STG|LDG"))
