@@ -18,10 +18,6 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
     return word;
 }
 
-__device__ __forceinline__ void store_shared_128(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-
 __device__ __forceinline__ uint4 load_shared_128(uint32_t from) {
     uint4 v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -31,10 +27,16 @@ __device__ __forceinline__ uint4 load_shared_128(uint32_t from) {
     return v;
 }
 
-__device__ __forceinline__ uint32_t load_shared_16(uint32_t from) {
-    uint16_t half;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(from) : "memory");
-    return half;
+__device__ __forceinline__ uint2 load_shared_64(uint32_t from) {
+    uint2 v;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint32_t load_shared_8(uint32_t from) {
+    uint32_t byte;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from) : "memory");
+    return byte;
 }
 
 __device__ __forceinline__ void load_shared_floats(uint32_t from, float (&v)[4]) {

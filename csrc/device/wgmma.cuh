@@ -9,10 +9,11 @@
 
 #include <stdint.h>
 
-/* b without a swizzle (section 9.7.15.5.1): pieces of 8 rows of 16 bytes lie together; bytes from a piece to the next
- * along K, and along N. */
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t along_k, uint32_t along_n) {
-    return (uint64_t)(address >> 4) | (uint64_t)(along_k >> 4) << 16 | (uint64_t)(along_n >> 4) << 32;
+/* b as rows of 128 bytes, 64 numbers along K, in the 128-byte swizzle, whose pattern begins on 1024 bytes (section
+ * 9.7.15.5.1); 16 numbers on along K are 32 bytes on. In a cluster a shared address has the CTA's rank in its upper
+ * bits, which would reach other fields. */
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
+    return (uint64_t)(address >> 4 & 0x3FFF) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 /* What this thread wrote to a and d comes before the products that follow. */
