@@ -102,6 +102,7 @@ nvfp4_status find_place(nvfp4_context *context, int32_t backend, int32_t device,
                     nvfp4_backend_name(backend));
     if (status) return status;
     where->family = plan_family(where->facts, backend);
+    where->by_rule = backend == NVFP4_AUTO;
     return where->family == NVFP4_AUTO ? refuse_family(context, where, backend) : NVFP4_OK;
 }
 

@@ -24,8 +24,9 @@ typedef struct place {
     const device_facts *facts;
     int32_t candidate; /* nvfp4_set_candidate, where on_gpu */
     const preferences *preferences;
-    int32_t family; /* nvfp4_backend of the GPU's kernels, where on_gpu */
-    cpu_isa isa;    /* where not on_gpu */
+    int32_t family;  /* nvfp4_backend of the GPU's kernels, where on_gpu */
+    int32_t by_rule; /* 1: nobody asked for that family */
+    cpu_isa isa;     /* where not on_gpu */
 } place;
 
 /* Resolves backend (nvfp4_backend) for tensors on `device` (NVFP4_HOST or an ordinal). A GPU backend takes host memory

@@ -257,7 +257,7 @@ static nvfp4_status load_functions(driver *d, device_state *state) {
         CUfunction function = NULL;
         CUresult error = d->cuKernelGetFunction(&function, d->kernels[k]);
         if (is_absent(arch, error)) continue;
-        if (!error && bytes > DEFAULT_SHARED_BYTES)
+        if (!error && (bytes > DEFAULT_SHARED_BYTES || kernels[k].more_shared))
             error = d->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                             state->facts.shared_per_block, d->kernels[k], state->handle);
         if (error) return refused(d, kernels[k].name, error);
@@ -362,7 +362,7 @@ nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launc
     CUlaunchAttribute attributes[2];
     CUlaunchConfig config = {
         .gridDimX = (unsigned)launch->grid,
-        .gridDimY = 1,
+        .gridDimY = (unsigned)(launch->grid_y ? launch->grid_y : 1),
         .gridDimZ = 1,
         .blockDimX = (unsigned)kernel->threads,
         .blockDimY = 1,

@@ -34,7 +34,8 @@ nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *tenso
 typedef struct kernel_launch {
     kernel_id kernel;
     int32_t cluster;           /* CTAs a cluster; 0: no clusters */
-    int64_t grid;              /* CTAs in all */
+    int64_t grid;              /* CTAs in all, or along x */
+    int64_t grid_y;            /* along y; 0: 1 */
     int32_t more_shared_bytes; /* of dynamic shared memory a CTA, beyond what the kernel always has */
     void **arguments;
     void *queue;

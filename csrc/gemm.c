@@ -15,7 +15,7 @@ typedef struct route {
     nvfp4_plan plan;
     union { /* where it runs on the GPU: of plan.backend */
         sm80_schedule sm80;
-        sm90_schedule sm90;
+        sm90_run sm90;
         sm100_schedule sm100;
     };
 } route;
@@ -28,8 +28,12 @@ static nvfp4_status plan_on_gpu(route *r, const plan_wish *wish) {
     switch (r->where.family) {
     case NVFP4_BACKEND_SM100:
         return sm100_plan(r->where.facts, &r->problem, wish, &r->plan, &r->sm100);
-    case NVFP4_BACKEND_SM90:
-        return sm90_plan(r->where.facts, &r->problem, wish, &r->plan, &r->sm90);
+    case NVFP4_BACKEND_SM90: {
+        nvfp4_status status = sm90_plan(r->where.facts, &r->problem, wish, &r->plan, &r->sm90);
+        if (status != NVFP4_UNSUPPORTED || !r->where.by_rule) return status;
+        forget_error(); /* sm80 takes what needs too large a workspace */
+        return sm80_plan(r->where.facts, &r->problem, &r->plan, &r->sm80);
+    }
     default:
         return sm80_plan(r->where.facts, &r->problem, &r->plan, &r->sm80);
     }
@@ -88,15 +92,34 @@ static nvfp4_status encode(driver *d, int32_t device, const plan_tensor *tensors
     return status;
 }
 
+/* The expansion of operands, which comes before the dense product of them. */
+static nvfp4_status launch_sm90_expand(driver *d, route *r, const nvfp4_gemm_args *args) {
+    sm90_expand_run *run = &r->sm90.expand;
+    if (run->grid == 0) return NVFP4_OK;
+    void *arguments[] = {&run->schedule};
+    const kernel_launch launch = {
+        .kernel = KERNEL_SM90_EXPAND, .grid = run->grid, .arguments = arguments, .queue = args->queue};
+    return driver_launch(d, r->where.device, &launch);
+}
+
 static nvfp4_status launch_sm90(driver *d, route *r, const nvfp4_gemm_args *args) {
+    sm90_run *run = &r->sm90;
+    float *workspace;
     plan_tensor tensors[PLAN_MOST_TENSORS];
-    nvfp4_status status = encode(d, r->where.device, tensors, sm90_tensors(&r->problem, &r->plan, &r->sm90, tensors));
+    nvfp4_status status = find_workspace(&r->plan, args, &workspace);
+    if (!status) sm90_place_expansion(&run->expand, workspace);
+    if (!status) status = encode(d, r->where.device, tensors, sm90_tensors(&r->problem, &r->plan, run, tensors));
+    if (!status) status = launch_sm90_expand(d, r, args);
     if (status) return status;
-    void *arguments[] = {&r->problem, &r->sm90};
+    void *schedule = run->form == SM90_GEMV    ? (void *)&run->gemv
+                     : run->form == SM90_DENSE ? (void *)&run->dense
+                                               : (void *)&run->gemm;
+    void *arguments[] = {&r->problem, schedule};
     const kernel_launch launch = {.kernel = (kernel_id)r->plan.kernel,
-                                  .cluster = r->plan.split_k,
-                                  .grid = r->plan.grid,
-                                  .more_shared_bytes = sm90_parts_bytes(&r->plan, &r->sm90),
+                                  .cluster = sm90_cluster(&r->plan, run),
+                                  .grid = sm90_grid_x(&r->plan, run),
+                                  .grid_y = r->plan.grid / sm90_grid_x(&r->plan, run),
+                                  .more_shared_bytes = sm90_more_shared_bytes(&r->plan, run),
                                   .arguments = arguments,
                                   .queue = args->queue};
     return driver_launch(d, r->where.device, &launch);

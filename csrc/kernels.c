@@ -2,24 +2,64 @@
 #include "kernels.h"
 
 #define SM80_ROW(id, tile_m, tile_n, tile_k, stages, warps, ...)                                                       \
-    [KERNEL_##id] = {ARCH_SM80,    0,                                                                                  \
-                     "nvfp4_" #id, "sm80_gemm",                                                                        \
-                     32 * (warps), SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps)},
-#define SM90_ROW(id, math_groups, x_tiles, tile_y, stages, y_stages, support_groups, ...)                              \
-    [KERNEL_##id] = {ARCH_SM90,                                                                                        \
-                     1,                                                                                                \
-                     "nvfp4_" #id,                                                                                     \
-                     "sm90_gemm",                                                                                      \
-                     SM90_THREADS(math_groups, support_groups),                                                        \
-                     SM90_SHARED_BYTES(math_groups, x_tiles, tile_y, stages, y_stages)},
+    [KERNEL_##id] = {.arch = ARCH_SM80,                                                                                \
+                     .name = "nvfp4_" #id,                                                                             \
+                     .source = "sm80_gemm",                                                                            \
+                     .threads = 32 * (warps),                                                                          \
+                     .shared_bytes = SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps)},
+#define SM90_ROW(id, math_groups, x_tiles, tile_y, group_words, stages)                                                \
+    [KERNEL_##id] = {.arch = ARCH_SM90,                                                                                \
+                     .programmatic = 1,                                                                                \
+                     .more_shared = 1,                                                                                 \
+                     .name = "nvfp4_" #id,                                                                             \
+                     .source = "sm90_gemm",                                                                            \
+                     .threads = SM90_THREADS(math_groups),                                                             \
+                     .shared_bytes = SM90_SHARED_BYTES(math_groups, x_tiles, tile_y, stages)},
+#define SM90_GEMV_ROW(id, rows, warps, ...)                                                                            \
+    [KERNEL_##id] = {.arch = ARCH_SM90,                                                                                \
+                     .programmatic = 1,                                                                                \
+                     .more_shared = 1,                                                                                 \
+                     .name = "nvfp4_" #id,                                                                             \
+                     .source = "sm90_gemv",                                                                            \
+                     .threads = SM90_GEMV_THREADS(warps)},
+#define SM90_DENSE_ROW(id, ...)                                                                                        \
+    [KERNEL_##id] = {.arch = ARCH_SM90,                                                                                \
+                     .programmatic = 1,                                                                                \
+                     .name = "nvfp4_" #id,                                                                             \
+                     .source = "sm90_dense",                                                                           \
+                     .threads = SM90_DENSE_THREADS,                                                                    \
+                     .shared_bytes = SM90_DENSE_SHARED_BYTES(__VA_ARGS__)},
 #define SM100_ROW(id, group, tile_y, stages, accumulators, gather)                                                     \
-    [KERNEL_##id] = {                                                                                                  \
-        ARCH_SM100, 1, "nvfp4_" #id, "sm100_gemm", SM100_THREADS(gather), SM100_SHARED_BYTES(group, tile_y, stages)},
+    [KERNEL_##id] = {.arch = ARCH_SM100,                                                                               \
+                     .programmatic = 1,                                                                                \
+                     .more_shared = 1,                                                                                 \
+                     .name = "nvfp4_" #id,                                                                             \
+                     .source = "sm100_gemm",                                                                           \
+                     .threads = SM100_THREADS(gather),                                                                 \
+                     .shared_bytes = SM100_SHARED_BYTES(group, tile_y, stages)},
+#define QUANTIZE_ROW(symbol)                                                                                           \
+    {.arch = ARCH_SM80, .name = "nvfp4_" symbol, .source = "quantize_kernels", .threads = QUANTIZE_THREADS}
 
+/* The lists are no subscripts, as clang-format has it. */
+/* clang-format off */
 const kernel_entry kernels[KERNEL_COUNT] = {
-    [KERNEL_SM80_SPLIT_REDUCE] = {ARCH_SM80, 0, "nvfp4_sm80_split_reduce", "sm80_split_reduce", SM80_REDUCE_THREADS, 0},
-    [KERNEL_QUANTIZE] = {ARCH_SM80, 0, "nvfp4_quantize_blocks", "quantize_kernels", QUANTIZE_THREADS, 0},
-    [KERNEL_DEQUANTIZE] = {ARCH_SM80, 0, "nvfp4_dequantize_blocks", "quantize_kernels", QUANTIZE_THREADS, 0},
-    [KERNEL_SWIZZLE] = {ARCH_SM80, 0, "nvfp4_swizzle_scales", "quantize_kernels", QUANTIZE_THREADS, 0},
-    [KERNEL_UNSWIZZLE] = {ARCH_SM80, 0, "nvfp4_unswizzle_scales", "quantize_kernels", QUANTIZE_THREADS, 0},
-    SM80_GEMM_CONFIGS(SM80_ROW) SM90_GEMM_CONFIGS(SM90_ROW) SM100_GEMM_CONFIGS(SM100_ROW)};
+    SM80_GEMM_CONFIGS(SM80_ROW)
+    [KERNEL_SM80_SPLIT_REDUCE] = {.arch = ARCH_SM80,
+                                  .name = "nvfp4_sm80_split_reduce",
+                                  .source = "sm80_split_reduce",
+                                  .threads = SM80_REDUCE_THREADS},
+    SM90_GEMM_CONFIGS(SM90_ROW)
+    SM90_GEMV_CONFIGS(SM90_GEMV_ROW)
+    SM90_DENSE_CONFIGS(SM90_DENSE_ROW)
+    [KERNEL_SM90_EXPAND] = {.arch = ARCH_SM90,
+                            .programmatic = 1,
+                            .name = "nvfp4_sm90_expand",
+                            .source = "sm90_expand",
+                            .threads = SM90_EXPAND_THREADS},
+    SM100_GEMM_CONFIGS(SM100_ROW)
+    [KERNEL_QUANTIZE] = QUANTIZE_ROW("quantize_blocks"),
+    [KERNEL_DEQUANTIZE] = QUANTIZE_ROW("dequantize_blocks"),
+    [KERNEL_SWIZZLE] = QUANTIZE_ROW("swizzle_scales"),
+    [KERNEL_UNSWIZZLE] = QUANTIZE_ROW("unswizzle_scales"),
+};
+/* clang-format on */

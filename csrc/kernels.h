@@ -7,12 +7,15 @@
 #include "sm100_configs.h"
 #include "sm80_configs.h"
 #include "sm90_configs.h"
+#include "sm90_dense_configs.h"
+#include "sm90_gemv_configs.h"
 
 typedef enum kernel_id {
 #define X(id, ...) KERNEL_##id,
-    SM80_GEMM_CONFIGS(X) SM90_GEMM_CONFIGS(X) SM100_GEMM_CONFIGS(X)
+    SM80_GEMM_CONFIGS(X) SM90_GEMM_CONFIGS(X) SM90_GEMV_CONFIGS(X) SM90_DENSE_CONFIGS(X) SM100_GEMM_CONFIGS(X)
 #undef X
         KERNEL_SM80_SPLIT_REDUCE,
+    KERNEL_SM90_EXPAND,
     KERNEL_QUANTIZE,
     KERNEL_DEQUANTIZE,
     KERNEL_SWIZZLE,
@@ -29,6 +32,7 @@ typedef enum kernel_arch {
 typedef struct kernel_entry {
     kernel_arch arch;
     int32_t programmatic; /* 1: it waits for the kernel before it by itself (griddepcontrol.wait), so may start early */
+    int32_t more_shared;  /* 1: a launch may ask for more shared memory than shared_bytes */
     const char *name;     /* its extern "C" name */
     const char *source;   /* the .cu file it is in, which names the fat binary */
     int32_t threads;      /* a CTA */

@@ -1,8 +1,8 @@
 /* Estimated time of one sm90 GEMM on an H200, back to back with dependent launch, in microseconds.
  *
- * A CTA's stage of 128 values along K takes as long as the slowest of tensor core, decoding and shared memory; the
- * product as long as the slowest of its stages in a row, DRAM and what L2 hands out. Around that stand the launch and
- * the first bytes, the sum over the parts of K, and the stores. Where a constant was measured it says so; the others
+ * A CTA's stage takes as long as the slowest of tensor core, decoding and shared memory; the product as long as the
+ * slowest of its stages in a row, DRAM and what L2 hands out. Around that stand the expansion of y, the launch and the
+ * first bytes, the sum over the parts of K, and the stores. Where a constant was measured it says so; the others
  * are estimates, which rank plans and promise no times. */
 #ifndef NVFP4_SM90_MODEL_H
 #define NVFP4_SM90_MODEL_H
@@ -12,7 +12,7 @@
 #include "sm90_configs.h"
 
 #define SM90_CLOCK_GHZ          1.755 /* under load; 1.98 in short runs */
-#define SM90_TENSOR_LOSS        1.2   /* measured: 790 TFLOP/s in long kernels, of 949 at that clock */
+#define SM90_TENSOR_LOSS        1.12  /* measured: 190 us of dense wgmma at 2304 x 4608 x 7168 */
 #define SM90_UNCOVERED          0.25  /* of the shorter of multiplying and decoding, that the longer does not hide */
 #define SM90_DRAM_TB_S          4.3   /* measured: copies and reads */
 #define SM90_L2_TB_S            5.7   /* to all SMs */
@@ -23,7 +23,10 @@
 #define SM90_STORE_B_CLK        24.0  /* of results, an SM */
 #define SM90_EXCHANGE_US        0.5   /* until partial sums begin to arrive */
 #define SM90_CLUSTER_BARRIER_US 0.2   /* 365 clocks, measured */
-#define SM90_GATHER_US_KB       0.012 /* a CTA's KB of values copied by threads, 8 or 16 bytes each */
+#define SM90_GEMV_PER_CLK       72.0 /* measured: values a clock and SM by 16 warps and dot products of 4, for one row */
+#define SM90_GEMV_ROW_COST      0.5  /* of that time, for each further row */
+#define SM90_EXPAND_US          0.8  /* a launch before another */
+#define SM90_EXPAND_TB_S        4.3  /* bytes read and written by it; measured: 10 us for 2304 x 7168 */
 
 /* Values a clock and SM that so many warps decode. Measured: 35 by 8, 42 to 48 by 16. */
 static inline double sm90_decode_per_clk(int32_t warps) {
@@ -46,13 +49,19 @@ typedef struct sm90_model_input {
     int64_t x_rows, y_rows, k, l; /* sides as sm90_configs.h has them; at least 1 */
     int32_t sm_count;
     int32_t tile_x, tile_y;
-    int32_t warps;           /* that decode */
-    int32_t split_k;         /* 1 to 8; at most ceil(k / SM90_STAGE_K) */
-    int32_t parts_bytes;     /* of partial sums that a CTA receives */
-    int32_t parts_in_stages; /* as the schedule has it */
-    int32_t gather;          /* threads copy the values */
-    int32_t output_bytes;    /* of an element */
+    int32_t stage_k;          /* values along K of a stage */
+    int32_t warps;            /* that decode */
+    int32_t split_k;          /* 1 to 8; at most ceil(k / stage_k) */
+    int32_t parts_bytes;      /* of partial sums that a CTA receives */
+    int32_t parts_in_stages;  /* as the schedule has it */
+    int64_t expanded_batches; /* of y: l, or 1 where one serves all */
+    int32_t output_bytes;     /* of an element */
 } sm90_model_input;
+
+/* Expanding so many values before. */
+static inline double sm90_expansion_us(double values) {
+    return values > 0 ? SM90_EXPAND_US + values * (2.0 + 0.5 + 1.0 / 16) / SM90_EXPAND_TB_S * 1e-6 : 0.0;
+}
 
 static inline double sm90_max(double a, double b) {
     return a > b ? a : b;
@@ -66,18 +75,17 @@ static inline double sm90_estimate_us(const sm90_model_input *in) {
     const double clk = 1e-3 / SM90_CLOCK_GHZ; /* us */
     const int64_t tiles_x = SM90_CEIL_DIV(in->x_rows, in->tile_x), tiles_y = SM90_CEIL_DIV(in->y_rows, in->tile_y);
     const int64_t tiles = tiles_x * tiles_y * in->l;
-    const int64_t stages = SM90_CEIL_DIV(SM90_CEIL_DIV(in->k, SM90_STAGE_K), in->split_k);
-    const double l = (double)in->l, row = (double)in->k * (0.5 + 1.0 / 16); /* bytes, scales included */
+    const int64_t stages = SM90_CEIL_DIV(SM90_CEIL_DIV(in->k, in->stage_k), in->split_k);
+    const double l = (double)in->l, k = (double)in->k;
+    const double raw = 0.5 + 1.0 / 16, expanded = 2.0; /* bytes a value, scales included */
 
-    /* A stage, in clocks. wgmma takes 8 steps of 16 along K, each tile_y / 2 clocks for 64 rows of x. */
-    const double values = (double)(in->tile_x + in->tile_y) * SM90_STAGE_K;
-    const double tensor = in->tile_x / 64 * 8 * (in->tile_y / 2.0) * SM90_TENSOR_LOSS;
-    const double decode = values / sm90_decode_per_clk(in->warps);
-    const double raw = 2.0 * values * (0.5 + 1.0 / 16), decoded = 2.0 * in->tile_y * SM90_STAGE_K;
-    const double shared = (tensor * SM90_WGMMA_B_CLK + raw + decoded) / SM90_SHARED_B_CLK;
-    const double x_rows = (double)sm90_least(in->x_rows, in->tile_x),
-                 y_rows = (double)sm90_least(in->y_rows, in->tile_y);
-    const double arriving = (x_rows + y_rows) * row / (double)SM90_CEIL_DIV(in->k, SM90_STAGE_K);
+    /* A stage, in clocks. wgmma takes steps of 16 along K, each tile_y / 2 clocks for 64 rows of x. */
+    const double tensor = in->tile_x / 64 * (in->stage_k / 16) * (in->tile_y / 2.0) * SM90_TENSOR_LOSS;
+    const double decode = in->tile_x * in->stage_k / sm90_decode_per_clk(in->warps);
+    const double x_rows = (double)sm90_least(in->x_rows, in->tile_x);
+    const double y_rows = (double)sm90_least(in->y_rows, in->tile_y);
+    const double arriving = (x_rows * raw + y_rows * expanded) * in->stage_k;
+    const double shared = (tensor * SM90_WGMMA_B_CLK + 2.0 * arriving) / SM90_SHARED_B_CLK;
     const double both = sm90_max(tensor, decode) + SM90_UNCOVERED * (tensor < decode ? tensor : decode);
     const double stage = sm90_max(both, sm90_max(shared, arriving / SM90_INGRESS_B_CLK)) * clk;
 
@@ -93,16 +101,15 @@ static inline double sm90_estimate_us(const sm90_model_input *in) {
     const int64_t fit = sm90_ctas_that_fit(in->sm_count, in->split_k) / in->split_k;
     const int64_t rounds = SM90_CEIL_DIV(tiles, fit);
     const double again = in->split_k > 1 ? (double)(rounds - 1) * SM90_FIXED_US : 0.0;
-    double busy = (double)rounds * ((double)stages * stage + end) + again;
-    if (in->gather)
-        busy +=
-            (double)rounds * (double)stages * (in->tile_x + in->tile_y) * SM90_STAGE_K / 2 / 1024 * SM90_GATHER_US_KB;
+    const double busy = (double)rounds * ((double)stages * stage + end) + again;
 
-    const double dram =
-        l * ((double)(in->x_rows + in->y_rows) * row + (double)in->x_rows * (double)in->y_rows * in->output_bytes);
-    const double handed = l * ((double)in->x_rows * (double)tiles_y + (double)in->y_rows * (double)tiles_x) * row;
+    const double x_bytes = (double)in->x_rows * k * raw, y_bytes = (double)in->y_rows * k * expanded;
+    const double stores = (double)in->x_rows * (double)in->y_rows * in->output_bytes;
+    const double dram = l * (x_bytes + stores);
+    const double handed = l * (x_bytes * (double)tiles_y + y_bytes * (double)tiles_x);
     const double stream = sm90_max(dram / SM90_DRAM_TB_S, handed / SM90_L2_TB_S) * 1e-6;
-    return SM90_FIXED_US + sm90_max(busy, stream + end);
+    const double values = (double)in->expanded_batches * (double)in->y_rows * k;
+    return SM90_FIXED_US + sm90_expansion_us(values) + sm90_max(busy, stream + end);
 }
 
 #endif

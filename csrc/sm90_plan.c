@@ -10,46 +10,51 @@
 #include "error.h"
 #include "kernels.h"
 #include "plan_choice.h"
+#include "sm90_gemv_plan.h"
 #include "sm90_model.h"
 
 typedef struct sm90_config {
     kernel_id kernel;
     int32_t math_groups, x_tiles, tile_x, tile_y, stages;
-    int32_t parts_room;        /* in place of the stages and, right behind them, the decoded ones */
+    int32_t parts_room;        /* for partial sums in place of the rings, which lie one behind the other */
     int32_t warps;             /* that decode */
     const char *reasons[2][2]; /* by swapped, by whether K is cut */
 } sm90_config;
 
-#define A_REGISTERS "A is decoded in registers, B once into shared memory"
-#define B_REGISTERS "B is decoded in registers, A once into shared memory"
+#define A_REGISTERS "A is decoded in registers, B expanded to fp16 before"
+#define B_REGISTERS "B is decoded in registers, A expanded to fp16 before"
 #define NARROW      ", all of whose rows are in one narrow tile: each byte is loaded once"
 #define TALL        ", for 256 rows of the other: it is loaded and decoded for more products"
 #define SQUARE      ", in tiles of 128 rows: more SMs have work"
 #define SPLIT       "; K is cut over a cluster so that more SMs load"
-#define REASON(registers, split, x_tiles, tile_y)                                                                      \
-    ((tile_y) <= 32 ? registers NARROW split : (x_tiles) == 2 ? registers TALL split : registers SQUARE split)
+#define REASON(registers, split, tile_x, tile_y)                                                                       \
+    ((tile_y) <= 32 ? registers NARROW split : (tile_x) > 128 ? registers TALL split : registers SQUARE split)
 
 enum {
-    MAX_CLUSTER = 8,  /* CTAs, of a portable cluster */
-    NARROW_TILE = 32, /* tiles no wider than this have to hold all of y */
+    MAX_CLUSTER = 8,       /* CTAs, of a portable cluster */
+    MOST_CLUSTERS = 65535, /* of a grid along y (CUDA programming guide, compute capabilities) */
+    NARROW_TILE = 32,      /* tiles no wider than this have to hold all of y */
 };
 
 static const sm90_config configs[] = {
-#define X(id, math_groups, x_tiles, tile_y, stages, y_stages, support_groups, ...)                                     \
+#define X(id, math_groups, x_tiles, tile_y, group_words, stages)                                                       \
     {KERNEL_##id,                                                                                                      \
      math_groups,                                                                                                      \
      x_tiles,                                                                                                          \
      SM90_TILE_X(math_groups, x_tiles),                                                                                \
      tile_y,                                                                                                           \
      stages,                                                                                                           \
-     (stages) * SM90_STAGE_BYTES(SM90_TILE_X(math_groups, x_tiles), tile_y) + (y_stages) * SM90_DECODED_BYTES(tile_y), \
-     4 * ((math_groups) + (support_groups)) - 1,                                                                       \
-     {{REASON(A_REGISTERS, "", x_tiles, tile_y), REASON(A_REGISTERS, SPLIT, x_tiles, tile_y)},                         \
-      {REASON(B_REGISTERS, "", x_tiles, tile_y), REASON(B_REGISTERS, SPLIT, x_tiles, tile_y)}}},
+     SM90_PARTS_ROOM(math_groups, x_tiles, tile_y, stages),                                                            \
+     4 * (math_groups),                                                                                                \
+     {{REASON(A_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y),                                             \
+       REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y)},                                         \
+      {REASON(B_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y),                                             \
+       REASON(B_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y)}}},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
-_Static_assert(sizeof configs / sizeof *configs * 2 * MAX_CLUSTER <= PLAN_MOST_CANDIDATES, "room for all");
+enum { CONFIGS = sizeof configs / sizeof *configs, ELSEWHERE = 8 /* candidates of the other forms */ };
+_Static_assert(CONFIGS * 2 * MAX_CLUSTER + ELSEWHERE <= PLAN_MOST_CANDIDATES, "room for all");
 
 static int64_t ceil_div(int64_t a, int64_t b) {
     return a / b + (a % b > 0);
@@ -68,11 +73,12 @@ typedef struct candidate {
     int32_t swapped, split_k;
     int32_t parts_in_stages;
     int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
+    sm90_side x, y;
 } candidate;
 
 /* Whether a smaller tile holds all of x, or all of y, as well: the rows between would be computed for nothing. */
 static int is_too_large(const sm90_config *config, int64_t rows_x, int64_t rows_y) {
-    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+    for (size_t i = 0; i < CONFIGS; i++) {
         const sm90_config *other = &configs[i];
         int alike = other->tile_x == config->tile_x || other->tile_y <= NARROW_TILE;
         if (alike && rows_y <= other->tile_y && other->tile_y < config->tile_y) return 1;
@@ -100,6 +106,9 @@ static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     if (kernels[config->kernel].shared_bytes > facts->shared_per_block) return 0;
     if (config->tile_y <= NARROW_TILE && rows_y > config->tile_y) return 0;
     if (is_too_large(config, rows_x, rows_y)) return 0;
+    if (p->scale_layout != SCALES_128X4 || !values_are_mapped(p)) return 0; /* as x is read */
+    if (!sm90_expanded_side(p, !c->swapped, &c->y)) return 0;
+    sm90_raw_side(p, c->swapped, &c->x);
     if (rows_x < rows_y && rows_x == 1) return 0; /* a vector among the rows of x would leave the others idle */
     c->tiles_x = ceil_div(rows_x, config->tile_x);
     c->tiles_y = ceil_div(rows_y, config->tile_y);
@@ -109,7 +118,7 @@ static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     c->tiles = c->tiles_x * c->tiles_y * p->l;
     if (c->split_k > 1) {
         c->clusters = c->tiles;
-        return c->split_k <= c->k_stages && c->tiles * c->split_k <= INT32_MAX && place_parts(facts, c);
+        return c->split_k <= c->k_stages && c->clusters <= MOST_CLUSTERS && place_parts(facts, c);
     }
     c->parts_in_stages = 0;
     c->clusters = ceil_div(c->tiles, ceil_div(c->tiles, facts->sm_count)); /* each about as many tiles as the others */
@@ -125,19 +134,21 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .sm_count = facts->sm_count,
         .tile_x = c->config->tile_x,
         .tile_y = c->config->tile_y,
+        .stage_k = SM90_STAGE_K,
         .warps = c->config->warps,
         .split_k = c->split_k,
         .parts_bytes = parts_bytes(c->config, c->split_k),
         .parts_in_stages = c->parts_in_stages,
-        .gather = !values_are_mapped(p),
+        .expanded_batches = c->y.batches,
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
     };
     return sm90_estimate_us(&input);
 }
 
 static int32_t list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
-    int32_t count = 0;
-    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+    int32_t count = sm90_gemv_list(facts, p, all);
+    count += sm90_dense_list(facts, p, all + count);
+    for (size_t i = 0; i < CONFIGS; i++)
         for (int32_t swapped = 0; swapped < 2; swapped++)
             for (int32_t split = 1; split <= MAX_CLUSTER; split++) {
                 candidate c = {.config = &configs[i], .swapped = swapped, .split_k = split};
@@ -150,23 +161,12 @@ static int32_t list(const device_facts *facts, const gemm_problem *p, plan_candi
 
 /* ---- the plan ---- */
 
-static void fill_operand(const gemm_problem *p, int is_b, uint64_t policy, sm90_operand *o) {
-    *o = (sm90_operand){
-        .data = is_b ? p->b : p->a,
-        .scale = is_b ? p->sfb : p->sfa,
-        .pitch = is_b ? p->b_pitch : p->a_pitch,
-        .batch = is_b ? p->b_batch : p->a_batch,
-        .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
-        .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
-        .policy = policy,
-        .rows = (int32_t)(is_b ? p->n : p->m),
-    };
-}
-
 static void fill(const device_facts *facts, const gemm_problem *p, const candidate *c, nvfp4_plan *plan,
-                 sm90_schedule *s) {
+                 sm90_expand_run *expand, sm90_schedule *s) {
     const sm90_config *config = c->config;
     const read_policies policies = choose_policies(facts, p, c->swapped, c->tiles_x, c->tiles_y);
+    const sm90_expand_operand *x = &c->x.operand;
+    const sm90_side nothing = {.expanded = 0};
     *plan = (nvfp4_plan){
         .backend = NVFP4_BACKEND_SM90,
         .kernel = config->kernel,
@@ -179,43 +179,77 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .swapped = c->swapped,
         .split_k = c->split_k,
         .grid = c->clusters * c->split_k,
+        .workspace = sm90_plan_expansion(p, &c->y, &nothing, expand),
     };
     *s = (sm90_schedule){
+        .x = {.scale = x->scale,
+              .scale_pitch = x->scale_pitch,
+              .scale_batch = x->scale_batch,
+              .policy = policies.x,
+              .rows = x->rows},
+        .y = {.policy = policies.y, .rows = c->y.operand.rows, .shared = p->l > 1 && c->y.batches == 1},
         .tiles = (int32_t)c->tiles,
         .tiles_x = (int32_t)c->tiles_x,
         .tiles_y = (int32_t)c->tiles_y,
         .split_k = c->split_k,
-        .k_stages = (int32_t)c->k_stages,
+        .part_stages = (int32_t)(c->k_stages / c->split_k),
+        .longer_parts = (int32_t)(c->k_stages % c->split_k),
         .swapped = c->swapped,
         .parts_in_stages = c->parts_in_stages,
-        .values_by_tma = values_are_mapped(p),
-        .scales_by_bulk = p->scale_layout == SCALES_128X4,
     };
-    fill_operand(p, c->swapped, policies.x, &s->x);
-    fill_operand(p, !c->swapped, policies.y, &s->y);
 }
 
 /* Why there is nothing to choose. */
 static nvfp4_status refuse(const device_facts *facts, const gemm_problem *p) {
     int32_t least = INT32_MAX;
-    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+    for (size_t i = 0; i < CONFIGS; i++)
         if (kernels[configs[i].kernel].shared_bytes < least) least = kernels[configs[i].kernel].shared_bytes;
     if (least > facts->shared_per_block)
         return fail(NVFP4_UNSUPPORTED, "the sm90 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
                     least, facts->shared_per_block);
+    sm90_side a, b;
+    if (!sm90_expanded_side(p, 0, &a) && !sm90_expanded_side(p, 1, &b))
+        return fail(
+            NVFP4_UNSUPPORTED,
+            "the product of M = %lld, N = %lld, K = %lld, L = %lld needs a workspace beyond the %lld bytes that "
+            "the sm90 kernels reach; must be smaller, or backend sm80",
+            (long long)p->m, (long long)p->n, (long long)p->k, (long long)p->l, (long long)TENSOR_STRIDE_END);
     return fail(NVFP4_UNSUPPORTED,
                 "the product of M = %lld, N = %lld, L = %lld has more tiles than the sm90 kernels count, which is %d",
                 (long long)p->m, (long long)p->n, (long long)p->l, INT32_MAX);
 }
 
+static sm90_form form_of(int32_t kernel) {
+    switch (kernel) {
+#define X(id, ...) case KERNEL_##id:
+        SM90_GEMV_CONFIGS(X)
+#undef X
+        return SM90_GEMV;
+#define X(id, ...) case KERNEL_##id:
+        SM90_DENSE_CONFIGS(X)
+#undef X
+        return SM90_DENSE;
+    default:
+        return SM90_GEMM;
+    }
+}
+
 nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *p, const plan_wish *wish, nvfp4_plan *plan,
-                       sm90_schedule *schedule) {
+                       sm90_run *run) {
     const plan_choice choice = plan_choose(NVFP4_BACKEND_SM90, list, facts, p, wish);
     if (choice.candidates == 0) return refuse(facts, p);
     const plan_settings *s = &choice.taken.settings;
-    candidate c = {.config = config_of(s->kernel), .swapped = s->swapped, .split_k = s->split_k};
-    cut(facts, p, &c);
-    fill(facts, p, &c, plan, schedule);
+    run->form = form_of(s->kernel);
+    if (run->form == SM90_GEMV) {
+        run->expand = (sm90_expand_run){.grid = 0};
+        sm90_gemv_fill(facts, p, s->kernel, plan, &run->gemv);
+    } else if (run->form == SM90_DENSE) {
+        sm90_dense_fill(facts, p, s, plan, &run->expand, &run->dense);
+    } else {
+        candidate c = {.config = config_of(s->kernel), .swapped = s->swapped, .split_k = s->split_k};
+        cut(facts, p, &c);
+        fill(facts, p, &c, plan, &run->expand, &run->gemm);
+    }
     plan->candidates = choice.candidates;
     plan->modelled_us = choice.taken.time;
     return NVFP4_OK;
@@ -223,15 +257,29 @@ nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *p, const p
 
 /* ---- what the launch needs ---- */
 
-int32_t sm90_parts_bytes(const nvfp4_plan *plan, const sm90_schedule *schedule) {
-    return schedule->parts_in_stages ? 0 : parts_bytes(config_of(plan->kernel), plan->split_k);
+int32_t sm90_cluster(const nvfp4_plan *plan, const sm90_run *run) {
+    return run->form == SM90_GEMV ? 0 : run->form == SM90_DENSE ? 2 : plan->split_k;
 }
 
-int sm90_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm90_schedule *s,
-                 plan_tensor tensors[PLAN_MOST_TENSORS]) {
+int64_t sm90_grid_x(const nvfp4_plan *plan, const sm90_run *run) {
+    return run->form == SM90_GEMM ? plan->split_k : plan->grid;
+}
+
+int32_t sm90_more_shared_bytes(const nvfp4_plan *plan, const sm90_run *run) {
+    if (run->form == SM90_GEMV) return (int32_t)sm90_gemv_shared_bytes(plan->kernel, &run->gemv);
+    if (run->form == SM90_DENSE || run->gemm.parts_in_stages) return 0;
+    return parts_bytes(config_of(plan->kernel), plan->split_k);
+}
+
+int sm90_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm90_run *run, plan_tensor tensors[PLAN_MOST_TENSORS]) {
+    if (run->form == SM90_GEMV) return 0;
+    if (run->form == SM90_DENSE) return sm90_dense_tensors(p, plan, &run->expand, &run->dense, tensors);
+    if (p->k == 0) return 0;
+    sm90_schedule *s = &run->gemm;
     const sm90_config *config = config_of(plan->kernel);
-    if (p->k == 0 || !s->values_by_tma) return 0;
+    const void *y = run->expand.schedule.first.to;
     tensors[0] = (plan_tensor){values_layout(p, s->swapped, SM90_STAGE_K / 2, config->tile_x, 0), &s->x.values};
-    tensors[1] = (plan_tensor){values_layout(p, !s->swapped, SM90_STAGE_K / 2, config->tile_y, 64), &s->y.values};
+    tensors[1].map = &s->y.values;
+    tensors[1].layout = sm90_expanded_layout(p, !s->swapped, y, s->y.rows, s->y.shared ? 1 : p->l, config->tile_y);
     return 2;
 }

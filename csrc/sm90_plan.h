@@ -1,4 +1,4 @@
-/* Which sm90 kernel runs a product, how it is cut up, and what its tensor maps describe. Pure, as plan.h. */
+/* Which sm90 kernels run a product, how it is cut up, and what its tensor maps describe. Pure, as plan.h. */
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H
 
@@ -7,18 +7,41 @@
 #include "plan.h"
 #include "plan_operands.h"
 #include "sm90_configs.h"
+#include "sm90_dense_plan.h"
+#include "sm90_gemv_configs.h"
 
-/* Fills the plan, and the schedule but for its tensor maps; without a wish by the estimate alone. Sizes of the problem
- * are at least 1 (k may be 0). Fails, with a sentence, only where no configuration fits the device or the tiles cannot
- * be counted. */
+typedef enum sm90_form {
+    SM90_GEMM,  /* sm90_gemm.cu: x is decoded beside the tensor core, y expanded before */
+    SM90_GEMV,  /* sm90_gemv.cu: a few rows of A, no tensor core */
+    SM90_DENSE, /* sm90_dense.cu: larger tiles, x raw or expanded as well */
+} sm90_form;
+
+typedef struct sm90_run {
+    sm90_form form;
+    sm90_expand_run expand; /* into the workspace; not of SM90_GEMV */
+    union {
+        sm90_schedule gemm;
+        sm90_gemv_schedule gemv;
+        sm90_dense_schedule dense;
+    };
+} sm90_run;
+
+/* Fills the plan, and what its kernels are given but for tensor maps and the workspace; without a wish by the estimate
+ * alone. Sizes of the problem are at least 1 (k may be 0). Fails, with a sentence, only where no configuration fits the
+ * device or the tiles cannot be counted. */
 nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *problem, const plan_wish *wish, nvfp4_plan *plan,
-                       sm90_schedule *schedule);
+                       sm90_run *run);
 
-/* The tensor maps of a planned product, 0 to PLAN_MOST_TENSORS of them; returns how many. */
-int sm90_tensors(const gemm_problem *problem, const nvfp4_plan *plan, sm90_schedule *schedule,
+/* The tensor maps of a planned product, 0 to PLAN_MOST_TENSORS of them; returns how many. Of what is expanded they
+ * describe the workspace, after sm90_place_expansion. */
+int sm90_tensors(const gemm_problem *problem, const nvfp4_plan *plan, sm90_run *run,
                  plan_tensor tensors[PLAN_MOST_TENSORS]);
 
-/* Bytes of shared memory that partial sums take behind what the kernel always has. */
-int32_t sm90_parts_bytes(const nvfp4_plan *plan, const sm90_schedule *schedule);
+/* CTAs of a cluster, 0: no clusters; and of the grid along x. */
+int32_t sm90_cluster(const nvfp4_plan *plan, const sm90_run *run);
+int64_t sm90_grid_x(const nvfp4_plan *plan, const sm90_run *run);
+
+/* Bytes of shared memory that the product takes beyond what its kernel always has. */
+int32_t sm90_more_shared_bytes(const nvfp4_plan *plan, const sm90_run *run);
 
 #endif

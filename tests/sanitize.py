@@ -38,8 +38,20 @@ SHAPES = [
 ]
 
 
-def run() -> int:
-    """Runs the set; returns how many calls agreed with the CPU."""
+# Of families that have many plans for a product, each kernel with K cut and not, on the first of these that has it.
+PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088, 2), (300, 280, 1152, 1)]
+
+
+def families() -> list[str]:
+    """The backends of this GPU."""
+    import nvfp4
+
+    own = {9: "sm90", 10: "sm100"}.get(nvfp4.info()["devices"][0]["compute_capability"] // 10)
+    return ["sm80", *([own] if own else [])]
+
+
+def run_products(shapes: list[tuple[int, int, int, int]], backend: str) -> int:
+    """Runs some shapes in both layouts; returns how many calls agreed with the CPU."""
     import torch
 
     import nvfp4
@@ -49,7 +61,7 @@ def run() -> int:
 
     calls = 0
     dtypes = (torch.float16, torch.float32)
-    for (m, n, k, batch), layout, dtype in itertools.product(SHAPES, ("128x4", "linear"), dtypes):
+    for (m, n, k, batch), layout, dtype in itertools.product(shapes, ("128x4", "linear"), dtypes):
         operands = []
         for rows in (m, n):
             data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8)
@@ -60,10 +72,43 @@ def run() -> int:
         options = {"beta": 0.5, "out_dtype": dtype, "scale_layout": layout}
         expected = nvfp4.gemm(a, b, scale_a, scale_b, alpha=alpha, bias=bias, c=c, **options)
         tensors = [gpu(x) for x in (a, b, scale_a, scale_b)]
-        out = nvfp4.gemm(*tensors, alpha=gpu(alpha), bias=gpu(bias), c=gpu(c), **options)
+        out = nvfp4.gemm(*tensors, alpha=gpu(alpha), bias=gpu(bias), c=gpu(c), **options, backend=backend)
         if not torch.equal(out.cpu(), expected):
-            sys.exit(f"{m}x{n}x{k}x{batch} {layout} {dtype}: differs from the CPU backend")
+            sys.exit(f"{m}x{n}x{k}x{batch} {layout} {dtype} on {backend}: differs from the CPU backend")
         calls += 1
+    return calls
+
+
+def run_every_kernel(backend: str) -> int:
+    """Whatever is among the plans, once; returns how many calls agreed with the CPU."""
+    import nvfp4
+    from nvfp4 import _C
+
+    seen, calls = set(), 0
+    for shape in PLANNED:
+        m, n, k, batch = shape
+        for place in range(nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]["candidates"]):
+            _C.set_candidate(place)
+            plan = nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]
+            key = (plan["kernel"], plan["swapped"], plan["split_k"] > 1)
+            if key not in seen:
+                seen.add(key)
+                calls += run_products([shape], backend)
+        _C.set_candidate(0)
+    return calls
+
+
+def run() -> int:
+    """Runs the set; returns how many calls agreed with the CPU."""
+    import torch
+
+    import nvfp4
+
+    def gpu(x: torch.Tensor) -> torch.Tensor:
+        return x.to("cuda")
+
+    calls = sum(run_products(SHAPES, family) for family in families())
+    calls += sum(run_every_kernel(family) for family in families()[1:])
     x = torch.randn(2, 129, 80)
     for layout in ("128x4", "linear"):
         data, scale = nvfp4.quantize(gpu(x), scale_layout=layout)

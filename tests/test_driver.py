@@ -29,6 +29,13 @@ def call(m, n, k, l=None, backend="sm80", layout="128x4"):
     out = np.full(batch + (m, n), 7, np.float16)
     nvfp4.gemm(a, b, scale(m), scale(n), out=out, backend=backend, scale_layout=layout)
     return out
+def force(kernel, m, n, k):
+    # The first plan on this kernel that has B as x is the one that is taken from now on.
+    for i in range(400):
+        nvfp4._C.set_candidate(i)
+        plan = nvfp4.info(m, n, k, device=0)["plan"]
+        if plan["kernel"] == kernel and plan["swapped"]: return plan
+    raise KeyError(kernel)
 """
 
 
@@ -175,10 +182,9 @@ def test_without_code_for_the_device_another_family_runs(
     assert "load the GPU code" in said
 
 
-def maps_and_launch(code: str, library: Path, log: Path, cc: str = "100") -> tuple[list[list[str]], list[str]]:
-    *maps, launch = launches(code, library, log, FAKE_CC=cc)
-    family = "sm90" if cc == "90" else "sm100"
-    assert all(row[0] == "map" for row in maps) and launch[0].startswith(f"nvfp4_{family}_gemm_")
+def maps_and_launch(code: str, library: Path, log: Path) -> tuple[list[list[str]], list[str]]:
+    *maps, launch = launches(code, library, log, FAKE_CC="100")
+    assert all(row[0] == "map" for row in maps) and launch[0].startswith("nvfp4_sm100_gemm_")
     return maps, launch
 
 
@@ -237,44 +243,76 @@ def test_refusals_of_sm90_are_sentences(fake_driver: Path) -> None:
     said = run(code, fake_driver, FAKE_REFUSE="cuTensorMapEncodeTiled")
     assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake refusal"]), said
     said = run(code, fake_driver, FAKE_REFUSE="cuLaunchKernelEx")
-    assert "nvfp4_sm90_gemm" in said and "fake refusal" in said
+    assert "nvfp4_sm90_expand" in said and "fake refusal" in said
 
 
 def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
-    """One launch, whose attributes are the plan's: a CTA for each part of K, and programmatic serialization."""
+    """Behind the expansion of one operand a launch whose attributes are the plan's: a CTA for each part of K, and
+    programmatic serialization."""
     for shape in [(128, 7168, 16384), (128, 4096, 7168), (64, 7168, 2048), (16, 4096, 7168), (512, 512, 256)]:
         text = ", ".join(map(str, shape))
-        log = tmp_path / text
-        _, (name, grid, threads, shared, _, cluster, programmatic) = maps_and_launch(
-            f"call({text}, backend='sm90')", fake_driver, log, cc="90"
-        )
+        *_, first, second = launches(f"call({text}, backend='sm90')", fake_driver, tmp_path / text)
+        name, grid, threads, shared, _, cluster, programmatic = second
         plan = json.loads(run(f"import json; print(json.dumps(nvfp4.info({text}, device=0)['plan']))", fake_driver))
-        assert name == plan["kernel"] and int(grid) == plan["grid"] and plan["workspace"] == 0
+        assert first[0] == "nvfp4_sm90_expand" and first[5:] == ["0", "1"]
+        assert name == plan["kernel"] and name.startswith("nvfp4_sm90_gemm_") and int(grid) == plan["grid"]
         assert int(cluster) == plan["split_k"] and int(grid) % int(cluster) == 0
         assert programmatic == "1" and int(threads) % 128 == 0 and 0 < int(shared) <= 232448
 
 
 def test_tensor_maps_of_sm90(fake_driver: Path, tmp_path: Path) -> None:
-    """The values of either side: as they lie for the one that is decoded in registers, else in the 64-byte swizzle."""
+    """The larger operand as it lies, the other one expanded to fp16."""
     for name, (m, n, k, batch) in {"weights": (24, 7168, 2048, 1), "batch": (9, 4096, 1088, 3)}.items():
         code = f"call({m}, {n}, {k}, l={batch}, backend='sm90')"
-        maps, launch = maps_and_launch(code, fake_driver, tmp_path / name, cc="90")
+        x, y, expand, launch = launches(code, fake_driver, tmp_path / name)
         tile_x, tile_y = re.fullmatch(r"nvfp4_sm90_gemm_(\d+)x(\d+)\w*", launch[0]).groups()
-        far = [16, 16] if batch == 1 else [n * k // 2, m * k // 2]
-        assert maps == [
-            ["map", "8", "3", f"{k // 2},{n},{batch}", f"{k // 2},{far[0]}", f"64,{tile_x},1", "0"],
-            ["map", "8", "3", f"{k // 2},{m},{batch}", f"{k // 2},{far[1]}", f"64,{tile_y},1", "64"],
-        ]
+        far = 16 if batch == 1 else n * k // 2
+        y_far = 2 * k * m  # of one batch as well: the distance is there, though nothing lies behind it
+        assert x == ["map", "8", "3", f"{k // 2},{n},{batch}", f"{k // 2},{far}", f"64,{tile_x},1", "0"]
+        assert y == ["map", "16", "3", f"{k},{m},{batch}", f"{2 * k},{y_far}", f"64,{tile_y},1", "128"]
+        assert expand[:2] == ["nvfp4_sm90_expand", str(batch * -(-k // 256))]
 
 
-def test_what_sm90_gathers_needs_no_tensor_map(fake_driver: Path, tmp_path: Path) -> None:
-    for name, code, count in [
-        ("tail", "call(5, 300, 80, backend='sm90')", 0),  # rows of 40 bytes
-        ("scale tail", "call(5, 300, 96, backend='sm90')", 2),  # rows of 48: scales are no matter of tensor maps
-        ("no K", "call(5, 300, 0, backend='sm90')", 0),
-    ]:
-        maps, _ = maps_and_launch(code, fake_driver, tmp_path / name, cc="90")
-        assert len(maps) == count, name
+def test_few_rows_on_sm90_are_one_launch_without_clusters(fake_driver: Path, tmp_path: Path) -> None:
+    ((name, grid, threads, shared, _, cluster, programmatic),) = launches(
+        "call(1, 4096, 7168, backend='sm90')", fake_driver, tmp_path / "log"
+    )
+    plan = json.loads(run("import json; print(json.dumps(nvfp4.info(1, 4096, 7168, device=0)['plan']))", fake_driver))
+    assert name == plan["kernel"] == "nvfp4_sm90_gemv_1" and int(grid) == plan["grid"]
+    assert int(threads) % 32 == 0 and 0 < int(shared) <= 232448
+    assert (cluster, programmatic) == ("0", "1")
+
+
+@pytest.mark.parametrize("kernel", ["x_raw", "expanded"])
+def test_dense_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) -> None:
+    """What is expanded is so by a launch before, and read there by the second; B is x."""
+    m, n, k = 600, 520, 1088
+    name = f"nvfp4_sm90_dense_{kernel}"
+    code = f"force('{name}', {m}, {n}, {k}); call({m}, {n}, {k}, backend='sm90')"
+    rows = launches(code, fake_driver, tmp_path / "log")
+    raw = {size: ["map", "8", "3", f"{k // 2},{size},1", f"{k // 2},16", "32,128,1", "0"] for size in (m, n)}
+    expanded = {
+        size: ["map", "16", "3", f"{k},{size},1", f"{2 * k},{2 * k * size}", "64,128,1", "128"] for size in (m, n)
+    }
+    assert rows[:2] == [expanded[m], (expanded if kernel == "expanded" else raw)[n]]
+    ctas = 5 * 5 * (2 if kernel == "expanded" else 1)  # 128 rows by 256 along K each
+    assert rows[2:-1] == [["nvfp4_sm90_expand", str(ctas), "256", "0", rows[-1][4], "0", "1"]]
+    assert rows[-1][0] == name and rows[-1][5:] == ["2", "1"]
+
+
+def test_what_sm90_cannot_read_as_it_lies_is_expanded(fake_driver: Path, tmp_path: Path) -> None:
+    for name, code in {
+        "rows of 40 bytes": "call(5, 300, 80, backend='sm90')",
+        "rows of 24 bytes": "call(20, 20, 48, l=2, backend='sm90')",
+    }.items():
+        *maps, expand, launch = launches(code, fake_driver, tmp_path / name)
+        assert [row[1] for row in maps] == ["16", "16"] and expand[0] == "nvfp4_sm90_expand", name
+        assert launch[0] == "nvfp4_sm90_dense_expanded", name
+
+
+def test_no_k_on_sm90_expands_nothing(fake_driver: Path, tmp_path: Path) -> None:
+    (launch,) = launches("call(5, 300, 0, backend='sm90')", fake_driver, tmp_path / "log")
+    assert launch[0].startswith("nvfp4_sm90_")
 
 
 RAGGED = {

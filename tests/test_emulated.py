@@ -47,22 +47,35 @@ def test_ragged_products_of_sm100_with_four_timings() -> None:
     assert int(output.split(" passed")[0].split()[-1]) >= 4 * 300
 
 
+def test_ragged_products_of_sm90_with_four_timings() -> None:
+    """And on Hopper's."""
+    output = emulated("sm_90", "--seeds=4", "test_gemm_exact.py", "-k", "equal_bits and sm90")
+    assert int(output.split(" passed")[0].split()[-1]) >= 4 * 300
+
+
+def test_every_plan_of_sm90() -> None:
+    """What plan.c could choose as well, on a few shapes: a sample of it."""
+    output = emulated("sm_90", "--seeds=4", "test_sm90_plans.py", "-k", "sm90")
+    assert int(output.split(" passed")[0].split()[-1]) >= 4 * 12
+
+
 def test_every_plan_of_sm100() -> None:
     """What plan.c could choose as well, on a few shapes."""
     output = emulated("sm_100", "--seeds=2", "test_sm100_plans.py", "-k", "sm100")
     assert int(output.split(" passed")[0].split()[-1]) >= 2 * 7
 
 
-def test_bounds_of_sm100() -> None:
+@pytest.mark.parametrize(("device", "family"), [("sm_90", "sm90"), ("sm_100", "sm100")])
+def test_bounds(device: str, family: str) -> None:
     """Sums that round, of up to 16384 products."""
-    emulated("sm_100", "test_gemm_bounds.py", "-k", "sm100")
+    emulated(device, "test_gemm_bounds.py", "-k", family)
 
 
 @pytest.mark.parametrize("device", [name for name in emulate.DEVICES if name != "sm_80"])
 def test_one_of_each_kind(device: str) -> None:
-    """Later GPUs run other PTX, whose decoding of e2m1 differs; the B200 its own kernels beside sm80's."""
+    """Later GPUs run other PTX, whose decoding of e2m1 differs; H200 and B200 their own kernels beside sm80's."""
     files = ("test_decode.py", "test_epilogue.py", "test_layouts.py", "test_nan.py", "test_quantize.py")
-    emulated(device, *files, "test_custom_kernel.py", "-k", "sm80 or sm100")
+    emulated(device, *files, "test_custom_kernel.py", "-k", "sm80 or sm90 or sm100")
 
 
 def test_bits_of_an_h200() -> None:
@@ -82,7 +95,7 @@ def test_bits_of_an_h200() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "family"), [("sm_90", "Emulated H200", "sm80"), ("sm_100", "Emulated B200", "sm100")]
+    ("device", "name", "family"), [("sm_90", "Emulated H200", "sm90"), ("sm_100", "Emulated B200", "sm100")]
 )
 def test_check_runs_on_it(device: str, name: str, family: str) -> None:
     """NVFP4_LIBCUDA alone is enough."""

@@ -15,6 +15,8 @@ passes through at most n additions.
         than 2u times the largest, which is at most S; then the sum is cut, another 2u. Per 16 values of K that is
         2 * (17 + 1) * u * S at most, twice that where 8 are added at a time. Parts of K are added up to nearest:
         at most 64 more.
+  sm90  wgmma adds 16 products to the running sum, as sm80's instruction does; at most 8 parts of K. For a few rows of
+        A there is no tensor core: sums of 16 are exact integers, as on the CPU.
   sm100 one instruction takes 64 values of K: four sums of 16 products, each exact, and the running sum. It cuts these
         five below 35 bits of the largest, less than 2^-33 * S each, and their sum to fp32, less than 2u * S: less than
         3u * S in all. The at most 8 parts of K are added up to nearest.
@@ -49,7 +51,9 @@ def gamma(n: int) -> float:
 
 
 def roundings(kernel: str, k: int) -> int:
-    return {"amx": k + 8, "sm80": 72 * (k // 16) + 64, "sm100": 3 * (k // 64 + 1) + 16}.get(kernel, k // 16 + 8)
+    tensor_core = 72 * (k // 16) + 64
+    known = {"amx": k + 8, "sm80": tensor_core, "sm90": tensor_core, "sm100": 3 * (k // 64 + 1) + 16}
+    return known.get(kernel, k // 16 + 8)
 
 
 def kernel(backend: Backend) -> str:

@@ -1,7 +1,7 @@
-"""`bench --tune` and nvfp4.use_tuning: everything but the clock, for which a B200 would have to be here.
+"""`bench --tune` and nvfp4.use_tuning: everything but the clock, for which an H200 or a B200 would have to be here.
 
-Tests that need the sm100 kernels take the fixture b200. Ordinary runs have them in another process, on the emulated
-B200; times come from a clock that makes them up.
+Tests that need the sm90 or sm100 kernels take the fixture tunable. Ordinary runs have them in other processes, on the
+emulated H200 and B200; times come from a clock that makes them up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NO_SM100, has_sm100
+from conftest import NO_SM90, NO_SM100, has_sm90, has_sm100
 from test_emulated import emulated
 
 import nvfp4
@@ -176,16 +176,16 @@ def test_inputs_have_exact_sums(dice: random.Random) -> None:
 
 def test_a_cpu_has_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--tune", "--backend", "cpu"]) == 2
-    assert "--backend is cpu: must be sm100 or left out" in capsys.readouterr().err
+    assert "--backend is cpu: must be sm90, sm100 or left out" in capsys.readouterr().err
     with pytest.raises(show.Refusal, match="B200, B300.*no GPU here"):
         tune.tunable(argparse.Namespace(backend=None), ON_CPU)
 
 
 def test_another_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    h200 = {"name": "NVIDIA H200", "compute_capability": 90}
-    monkeypatch.setattr(tune, "info", lambda: {"devices": [h200]})
+    a100 = {"name": "NVIDIA A100", "compute_capability": 80}
+    monkeypatch.setattr(tune, "info", lambda: {"devices": [a100]})
     gpu = torch.device("cuda:0")
-    with pytest.raises(show.Refusal, match="B300.; cuda:0 is NVIDIA H200, of compute capability 9.0"):
+    with pytest.raises(show.Refusal, match="B300.; cuda:0 is NVIDIA A100, of compute capability 8.0"):
         tune.tunable(argparse.Namespace(backend=None), machine.Place(gpu, gpu, None))
 
 
@@ -216,7 +216,7 @@ def test_files_that_are_none_of_ours(tmp_path: Path) -> None:
     assert nvfp4.use_tuning(None) == []
 
 
-# --- on a B200 ------------------------------------------------------------------------------------------------------
+# --- on a GPU whose kernels have many plans -------------------------------------------------------------------------
 
 
 def test_on_an_emulated_b200() -> None:
@@ -244,34 +244,38 @@ class MadeUpClock:
         return 1e-6 * (self.us(plan_of(self.shape)) + 1e-3 * (self.runs % 7))
 
 
+def family() -> str:
+    return "sm90" if has_sm90() else "sm100"
+
+
 def plan_of(shape: Shape) -> dict[str, Any]:
-    return _C.plan(0, "sm100", shape.m, shape.n, shape.k, 1)
+    return _C.plan(0, family(), shape.m, shape.n, shape.k, 1)
 
 
 @pytest.fixture
-def b200() -> Iterator[machine.Place]:
-    if not has_sm100():
-        pytest.skip(NO_SM100)
+def tunable() -> Iterator[machine.Place]:
+    if not has_sm90() and not has_sm100():
+        pytest.skip(f"{NO_SM90}; or {NO_SM100}")
     nvfp4.use_tuning(None)
     yield machine.pick_place(None)
     nvfp4.use_tuning(None)
 
 
 @pytest.fixture
-def tuning(b200: machine.Place, dice: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tuning(tunable: machine.Place, dice: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file for SMALL, whose preferred plan is not the model's choice."""
     monkeypatch.chdir(tmp_path)
     while True:
         clock = MadeUpClock(dice.randrange(2**31), SMALL)
-        report = tune.tune([SMALL], b200, clock, 3, clock.seed, CALLS)
+        report = tune.tune([SMALL], tunable, clock, 3, clock.seed, CALLS)
         if report["results"][0]["preferred"] != 0:
             return tmp_path / tune.write(report)
 
 
-def test_b200_times_every_plan_and_finds_the_fastest(b200: machine.Place, dice: random.Random) -> None:
+def test_tunable_times_every_plan_and_finds_the_fastest(tunable: machine.Place, dice: random.Random) -> None:
     clock = MadeUpClock(dice.randrange(2**31), SMALL)
     before = plan_of(SMALL)
-    report = json.loads(json.dumps(tune.tune([SMALL], b200, clock, 5, clock.seed, CALLS)))
+    report = json.loads(json.dumps(tune.tune([SMALL], tunable, clock, 5, clock.seed, CALLS)))
     (result,) = report["results"]
     assert report["failure"] == "" and clock.runs == 5 * before["candidates"]
     assert plan_of(SMALL) == before  # nothing is left behind
@@ -286,22 +290,22 @@ def test_b200_times_every_plan_and_finds_the_fastest(b200: machine.Place, dice: 
     assert result["loss"]["median"] == pytest.approx(clock.us(before) / clock.us(fastest), rel=0.01)
 
 
-def test_b200_plans_give_equal_bits(b200: machine.Place, dice: random.Random) -> None:
+def test_tunable_plans_give_equal_bits(tunable: machine.Place, dice: random.Random) -> None:
     """Of gathered scales and of tiles that are cut off, too."""
     for shape in (SMALL, GATHERED):
-        products = tune.Products(shape, b200, 1, dice.randrange(2**31))
+        products = tune.Products(shape, tunable, 1, dice.randrange(2**31))
         for candidate in tune.candidates(shape, 0):
             with tune.taking(candidate.place):
                 assert plan_of(shape) == candidate.plan
                 products.outputs[0].fill_(float("nan"))
                 products.calls()[0]()
-            tune.wait(b200.tensors)
+            tune.wait(tunable.tensors)
             bits = [x.view(torch.int16) for x in (products.outputs[0], products.expected[0])]
             assert torch.equal(*bits), candidate
 
 
-def test_b200_plans_that_are_wrong_are_told_and_not_timed(
-    b200: machine.Place,
+def test_tunable_plans_that_are_wrong_are_told_and_not_timed(
+    tunable: machine.Place,
     dice: random.Random,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -314,12 +318,12 @@ def test_b200_plans_that_are_wrong_are_told_and_not_timed(
 
     def gemm(*inputs: torch.Tensor, out: torch.Tensor | None = None, backend: str) -> torch.Tensor:
         nonlocal count
-        if backend == "sm100" and plan_of(SMALL) == refused.plan:
+        if backend == family() and plan_of(SMALL) == refused.plan:
             raise nvfp4.Error("the CUDA driver refused the launch")
-        if backend == "sm100" and plan_of(SMALL) == idle.plan:
+        if backend == family() and plan_of(SMALL) == idle.plan:
             return out
         result = nvfp4.gemm(*inputs, out=out, backend=backend)
-        if backend == "sm100" and plan_of(SMALL) == wrong.plan:
+        if backend == family() and plan_of(SMALL) == wrong.plan:
             count += 1
             if count % CALLS == 0:
                 result[3, 5] += 1
@@ -328,7 +332,7 @@ def test_b200_plans_that_are_wrong_are_told_and_not_timed(
     monkeypatch.setattr(tune, "gemm", gemm)
     monkeypatch.chdir(tmp_path)
     args = argparse.Namespace(backend=None, repeat=2, seed=1, json=True, markdown=False)
-    assert tune.run(args, b200, [SMALL], MadeUpClock(1, SMALL), CALLS) == 1
+    assert tune.run(args, tunable, [SMALL], MadeUpClock(1, SMALL), CALLS) == 1
     report = json.loads(capsys.readouterr().out)
     (path,) = tmp_path.glob("nvfp4-tune-*.json")
     assert json.loads(path.read_text()) == report
@@ -341,8 +345,8 @@ def test_b200_plans_that_are_wrong_are_told_and_not_timed(
         assert (bool(candidate["wrong"]), bool(candidate["samples_us"])) == (bad, not bad)
 
 
-def test_b200_that_stops_leaves_what_was_measured(
-    b200: machine.Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_tunable_that_stops_leaves_what_was_measured(
+    tunable: machine.Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     class Stopping(MadeUpClock):
         def run(self, calls: Sequence[Callable[[], object]]) -> float:
@@ -351,8 +355,8 @@ def test_b200_that_stops_leaves_what_was_measured(
             return super().run(calls)
 
     monkeypatch.chdir(tmp_path)
-    args = argparse.Namespace(backend="sm100", repeat=1, seed=1, json=False, markdown=True)
-    assert tune.run(args, b200, [SMALL, GATHERED], Stopping(1, SMALL), CALLS) == 1
+    args = argparse.Namespace(backend=family(), repeat=1, seed=1, json=False, markdown=True)
+    assert tune.run(args, tunable, [SMALL, GATHERED], Stopping(1, SMALL), CALLS) == 1
     (path,) = tmp_path.glob("nvfp4-tune-*.json")
     report = json.loads(path.read_text())
     assert [result["shape"] for result in report["results"]] == [{"m": 16, "n": 128, "k": 512}]
@@ -364,30 +368,30 @@ def test_b200_that_stops_leaves_what_was_measured(
     assert told.count("\n| ") == plan_of(SMALL)["candidates"] + 2  # and header and rule
 
 
-def test_b200_that_is_emulated_is_not_timed(b200: machine.Place, capsys: pytest.CaptureFixture[str]) -> None:
-    if b200.device == b200.tensors:
+def test_tunable_that_is_emulated_is_not_timed(tunable: machine.Place, capsys: pytest.CaptureFixture[str]) -> None:
+    if tunable.device == tunable.tensors:
         pytest.skip("a real one is")
     assert main(["bench", "--tune"]) == 2
     assert "timing it needs a torch that can use it" in capsys.readouterr().err
 
 
-def test_b200_uses_a_tuning_when_it_is_told_to(b200: machine.Place, tuning: Path, dice: random.Random) -> None:
+def test_tunable_uses_a_tuning_when_it_is_told_to(tunable: machine.Place, tuning: Path, dice: random.Random) -> None:
     model = {shape: plan_of(shape) for shape in (SMALL, GATHERED)}
-    batched = _C.plan(0, "sm100", 16, 128, 512, 2)
+    batched = _C.plan(0, family(), 16, 128, 512, 2)
     (result,) = json.loads(tuning.read_text())["results"]
     best = result["candidates"][result["preferred"]]
     (used,) = nvfp4.use_tuning(tuning)
     assert used == {"m": 16, "n": 128, "k": 512} | {name: best[name] for name in SETTINGS}
-    assert settings(nvfp4.info(16, 128, 512, backend="sm100")["plan"]) == settings(best) != settings(model[SMALL])
+    assert settings(nvfp4.info(16, 128, 512, backend=family())["plan"]) == settings(best) != settings(model[SMALL])
     assert plan_of(GATHERED) == model[GATHERED]
-    assert _C.plan(0, "sm100", 16, 128, 512, 2) == batched
+    assert _C.plan(0, family(), 16, 128, 512, 2) == batched
 
-    a, b, scale_a, scale_b = tune.Products(SMALL, b200, 1, dice.randrange(2**31)).inputs[0]
+    a, b, scale_a, scale_b = tune.Products(SMALL, tunable, 1, dice.randrange(2**31)).inputs[0]
     linear = [nvfp4.unswizzle(s.flatten(), rows, 32) for s, rows in ((scale_a, 16), (scale_b, 128))]
     for out_dtype in (torch.float16, torch.float32):
         expected = nvfp4.gemm(a.cpu(), b.cpu(), scale_a.cpu(), scale_b.cpu(), out_dtype=out_dtype, backend="cpu")
-        product = nvfp4.gemm(a, b, scale_a, scale_b, out_dtype=out_dtype, backend="sm100")
-        gathered = nvfp4.gemm(a, b, *linear, out_dtype=out_dtype, scale_layout="linear", backend="sm100")
+        product = nvfp4.gemm(a, b, scale_a, scale_b, out_dtype=out_dtype, backend=family())
+        gathered = nvfp4.gemm(a, b, *linear, out_dtype=out_dtype, scale_layout="linear", backend=family())
         assert torch.equal(product.cpu(), expected) and torch.equal(gathered.cpu(), expected)
 
     with tune.taking(1):  # the others follow in the model's order
@@ -395,7 +399,7 @@ def test_b200_uses_a_tuning_when_it_is_told_to(b200: machine.Place, tuning: Path
     assert nvfp4.use_tuning(None) == [] and plan_of(SMALL) == model[SMALL]
 
 
-def test_b200_refuses_a_tuning_that_is_stale(b200: machine.Place, tuning: Path, tmp_path: Path) -> None:
+def test_tunable_refuses_a_tuning_that_is_stale(tunable: machine.Place, tuning: Path, tmp_path: Path) -> None:
     nvfp4.use_tuning(tuning)
     in_force = plan_of(SMALL)
     stale = tmp_path / "stale.json"
@@ -409,7 +413,7 @@ def test_b200_refuses_a_tuning_that_is_stale(b200: machine.Place, tuning: Path, 
         return sentence
 
     plans = f"which is none of the {in_force['candidates']} plans for a product of M = 16, N = 128, K = 512, L = 1"
-    assert plans in without(lambda c: c.update(kernel="nvfp4_sm100_gemm_512x512"))
+    assert plans in without(lambda c: c.update(kernel=f"nvfp4_{family()}_gemm_512x512"))
     assert plans in without(lambda c: c.update(kernel="nvfp4_sm80_gemm_128x128"))
     assert plans in without(lambda c: c.update(split_k=8, prefetch_stages=77))
     assert "must be between 1 and" in without(lambda c: c.update(split_k=0))

@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tune",
         action="store_true",
-        help="on a B200 or B300: time every plan of the sm100 kernels against the model that chooses among them, and "
-        "write a file for nvfp4.use_tuning and for us",
+        help="on an H100, H200, B200 or B300: time every plan of its own kernels against the model that chooses among "
+        "them, and write a file for nvfp4.use_tuning and for us",
     )
     parser.add_argument("--markdown", action="store_true", help="print the tables in markdown")
     parser.add_argument(
@@ -141,7 +141,7 @@ def run_tune(args: argparse.Namespace) -> int:
         raise show.Refusal("--tune times --shapes or the ranked ones, and names its file itself")
     backends = args.backend or [None]
     if len(backends) > 1:
-        raise show.Refusal("--tune measures the plans of one backend, sm100")
+        raise show.Refusal("--tune measures the plans of one backend, sm90 or sm100")
     args = argparse.Namespace(**{**vars(args), "backend": backends[0]})
     place = pick_place(backends)
     return tune.run(args, place, args.shapes or task_shapes(args.m or [128]))

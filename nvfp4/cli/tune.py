@@ -1,11 +1,12 @@
-"""`nvfp4 bench --tune`: measures every plan of the sm100 kernels for some shapes, against the model that ranks them.
+"""`nvfp4 bench --tune`: measures every plan of the sm90 or sm100 kernels for some shapes, against the model that ranks
+them.
 
-A shape's plans differ in kernel, in which operand lies on the 128-row side, in how K is split and in whether weights
-are prefetched; csrc/sm100_plan.c orders them by a model of a B200 (csrc/sm100_model.h). Each is first checked bit for
-bit against the CPU, on data whose sums are exact. Then all that are right take turns, in an order drawn anew each
-round, and are timed as the competition times: many calls in a row between one pair of events, each on inputs of its
-own, behind writes that evict the L2. The fastest is chosen on the even rounds and compared with the model's choice on
-the odd ones, so that it gains nothing by luck.
+A shape's plans differ in kernel, in which operand lies on the wide side of the tensor core, in how K is split and in
+whether weights are prefetched; csrc/sm90_plan.c and sm100_plan.c order them by models (sm90_model.h, sm100_model.h).
+Each is first checked bit for bit against the CPU, on data whose sums are exact. Then all that are right take turns, in
+an order drawn anew each round, and are timed as the competition times: many calls in a row between one pair of events,
+each on inputs of its own, behind writes that evict the L2. The fastest is chosen on the even rounds and compared with
+the model's choice on the odd ones, so that it gains nothing by luck.
 
 Everything goes into a file, to be sent to us and to be used: nvfp4.use_tuning (nvfp4/_tuning.py) reads it.
 """
@@ -39,6 +40,7 @@ CALLS = 50  # in a row, each on its own inputs: as the competition has it
 ROUNDS = 100
 SCALES = ((0x00, 0x38, 0x40, 0x44), (0x00, 0x38))  # e4m3: the competition's 0, 1, 2, 3; 0 and 1 where K is large
 LARGEST_VALUE = 6
+FAMILIES = {9: "sm90", 10: "sm100"}  # by the major compute capability
 EXACT_SUM = 2.0**22  # fp32 sums of multiples of 1/4 are exact below (reference.sums_are_exact)
 
 
@@ -105,11 +107,17 @@ def taking(place: int) -> Iterator[None]:
         _C.set_candidate(0)
 
 
+def family(ordinal: int) -> str:
+    """The backend of that GPU which has several plans for a product."""
+    return FAMILIES[info()["devices"][ordinal]["compute_capability"] // 10]
+
+
 def candidates(shape: Shape, ordinal: int) -> list[Candidate]:
-    found = [Candidate(0, _C.plan(ordinal, "sm100", shape.m, shape.n, shape.k, 1))]
+    backend = family(ordinal)
+    found = [Candidate(0, _C.plan(ordinal, backend, shape.m, shape.n, shape.k, 1))]
     for place in range(1, found[0].plan["candidates"]):
         with taking(place):
-            found.append(Candidate(place, _C.plan(ordinal, "sm100", shape.m, shape.n, shape.k, 1)))
+            found.append(Candidate(place, _C.plan(ordinal, backend, shape.m, shape.n, shape.k, 1)))
     return found
 
 
@@ -124,6 +132,7 @@ class Products:
         from .. import reference
 
         self.reference, self.device = reference, place.tensors
+        self.backend = family(place.device.index) if place.device.type == "cuda" else "cpu"
         generator = torch.Generator(place.tensors).manual_seed(seed)
 
         def operand(rows: int, scales: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,7 +167,7 @@ class Products:
 
     def calls(self) -> list[Callable[[], object]]:
         pairs = zip(self.inputs, self.outputs)
-        return [lambda i=inputs, o=output: gemm(*i, out=o, backend="sm100") for inputs, output in pairs]
+        return [lambda i=inputs, o=output: gemm(*i, out=o, backend=self.backend) for inputs, output in pairs]
 
     def check(self) -> str:
         """Runs all in a row; "" or what is wrong with the results."""
@@ -316,14 +325,17 @@ def fit(results: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def tunable(args: argparse.Namespace, place: machine.Place) -> None:
-    what = "--tune measures the plans of the sm100 kernels, which run on compute capability 10.0 and 10.3 (B200, B300)"
-    if args.backend not in (None, "sm100"):
-        raise show.Refusal(f"{what}; --backend is {args.backend}: must be sm100 or left out")
+    what = (
+        "--tune measures the plans of the sm90 and sm100 kernels, which run on compute capability 9.0 (H100, H200) and "
+        "10.0 and 10.3 (B200, B300)"
+    )
+    if args.backend not in (None, *FAMILIES.values()):
+        raise show.Refusal(f"{what}; --backend is {args.backend}: must be sm90, sm100 or left out")
     if place.device.type == "cpu":
         raise show.Refusal(f"{what}; there is no GPU here that can be used")
     gpu = info()["devices"][place.device.index]
     major, minor = divmod(gpu["compute_capability"], 10)
-    if major != 10:
+    if major not in FAMILIES or args.backend not in (None, FAMILIES[major]):
         raise show.Refusal(f"{what}; {place.device} is {gpu['name']}, of compute capability {major}.{minor}")
 
 
@@ -394,7 +406,7 @@ def write(report: dict[str, Any]) -> Path:
 
 
 def short(kernel: str) -> str:
-    return kernel.removeprefix("nvfp4_sm100_gemm_")
+    return re.sub(r"nvfp4_sm\d+_(gemm_)?", "", kernel)
 
 
 COLUMNS = [

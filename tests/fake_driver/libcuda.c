@@ -232,8 +232,8 @@ ENTRY(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void 
     }
     FILE *log = open_log();
     if (!log) return CUDA_SUCCESS;
-    fprintf(log, "%s %u %u %u %p %u %d\n", kernel_names[(uintptr_t)function - 1], config->gridDimX, config->blockDimX,
-            config->sharedMemBytes, (void *)config->hStream, cluster, programmatic);
+    fprintf(log, "%s %u %u %u %p %u %d\n", kernel_names[(uintptr_t)function - 1], config->gridDimX * config->gridDimY,
+            config->blockDimX, config->sharedMemBytes, (void *)config->hStream, cluster, programmatic);
     fclose(log);
     return CUDA_SUCCESS;
 }

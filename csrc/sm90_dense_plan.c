@@ -1,0 +1,138 @@
+/* Large products: one operand or both are expanded to fp16 once, in a workspace, and a dense kernel multiplies them.
+ * The rules are those of sm90_dense_configs.h. */
+#include "sm90_dense_plan.h"
+
+#include "kernels.h"
+#include "sm90_model.h"
+
+typedef struct dense_config {
+    kernel_id kernel;
+    int32_t x_raw, stages;
+    const char *reason;
+} dense_config;
+
+#define MANY " so many products repay that"
+static const dense_config configs[] = {
+#define X(id, x_raw, stages)                                                                                           \
+    {KERNEL_##id, x_raw, stages,                                                                                       \
+     (x_raw) ? "the operand with fewer rows is expanded to fp16 first, the other decoded in registers:" MANY           \
+             : "both operands are expanded to fp16 first:" MANY},
+    SM90_DENSE_CONFIGS(X)
+#undef X
+};
+
+enum { CLUSTER_ROWS = 256, BOX_ROWS = 128 }; /* of either side, a cluster; of a tensor copy */
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return a / b + (a % b > 0);
+}
+
+static const dense_config *config_of(int32_t kernel) {
+    const dense_config *config = configs;
+    while (config->kernel != (kernel_id)kernel) config++;
+    return config;
+}
+
+typedef struct cut_up {
+    sm90_side x, y;
+    int64_t tiles_x, tiles_y, k_stages;
+    int64_t clusters, whole, halved; /* clusters that run at once; see sm90_dense_configs.h */
+} cut_up;
+
+/* 0: the kernel cannot do it. */
+static int cut(const device_facts *facts, const gemm_problem *p, const dense_config *config, int swapped, cut_up *c) {
+    *c = (cut_up){.clusters = facts->sm_count / 2};
+    if (c->clusters == 0 || !sm90_expanded_side(p, !swapped, &c->y)) return 0;
+    if (config->x_raw)
+        sm90_raw_side(p, swapped, &c->x);
+    else if (!sm90_expanded_side(p, swapped, &c->x))
+        return 0;
+    if (config->x_raw && (p->scale_layout != SCALES_128X4 || p->k % 64 != 0 || !values_are_mapped(p))) return 0;
+    c->tiles_x = ceil_div(c->x.operand.rows, SM90_DENSE_TILE_X);
+    c->tiles_y = ceil_div(c->y.operand.rows, SM90_DENSE_TILE_Y);
+    c->k_stages = ceil_div(p->k, SM90_DENSE_STAGE_K);
+    const int64_t most = INT32_MAX - facts->sm_count;
+    if (ceil_div(c->tiles_x, 2) * c->tiles_y > most || ceil_div(c->tiles_x, 2) * c->tiles_y * p->l > most) return 0;
+    const int64_t pairs = ceil_div(c->tiles_x, 2) * c->tiles_y * p->l, rest = pairs % c->clusters;
+    c->halved = 2 * rest <= c->clusters ? 2 * rest : 0;
+    c->whole = pairs - c->halved / 2;
+    return 1;
+}
+
+static double estimate(const gemm_problem *p, const dense_config *config, const cut_up *c) {
+    const double clk = 1e-3 / SM90_CLOCK_GHZ; /* us */
+    const double expanding = sm90_expansion_us((double)(c->x.expanded + c->y.expanded) / 2);
+    const double tensor = SM90_DENSE_TILE_X / 64 * 4 * (SM90_DENSE_TILE_Y / 2.0) * SM90_TENSOR_LOSS;
+    const double decoded = config->x_raw ? SM90_DENSE_TILE_X * SM90_DENSE_STAGE_K : 0;
+    const double stage = tensor + SM90_UNCOVERED * decoded / sm90_decode_per_clk(8);
+    const double rounds = (double)ceil_div(c->whole, c->clusters) + (c->halved ? 0.5 : 0.0);
+    const double stored = 128.0 * 256.0 * (p->out_type == OUT_FP32 ? 4 : 2) / SM90_STORE_B_CLK;
+    return SM90_FIXED_US + expanding + rounds * ((double)c->k_stages * stage + stored) * clk;
+}
+
+int32_t sm90_dense_list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
+    int32_t count = 0;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        for (int32_t swapped = 0; swapped < 2; swapped++) {
+            cut_up c;
+            if (kernels[configs[i].kernel].shared_bytes > facts->shared_per_block ||
+                !cut(facts, p, &configs[i], swapped, &c))
+                continue;
+            all[count++] = (plan_candidate){{configs[i].kernel, swapped, 1, 0}, estimate(p, &configs[i], &c)};
+        }
+    return count;
+}
+
+static sm90_dense_operand dense_operand(const sm90_side *s) {
+    return (sm90_dense_operand){.scale = s->operand.scale,
+                                .scale_pitch = s->operand.scale_pitch,
+                                .scale_batch = s->operand.scale_batch,
+                                .rows = s->operand.rows,
+                                .batches = (int32_t)s->batches};
+}
+
+void sm90_dense_fill(const device_facts *facts, const gemm_problem *p, const plan_settings *settings, nvfp4_plan *plan,
+                     sm90_expand_run *expand, sm90_dense_schedule *schedule) {
+    const dense_config *config = config_of(settings->kernel);
+    cut_up c;
+    cut(facts, p, config, settings->swapped, &c);
+    const int64_t busy = c.whole > c.halved ? c.whole : c.halved;
+    *plan = (nvfp4_plan){
+        .backend = NVFP4_BACKEND_SM90,
+        .kernel = config->kernel,
+        .name = kernels[config->kernel].name,
+        .reason = config->reason,
+        .tile_m = CLUSTER_ROWS,
+        .tile_n = CLUSTER_ROWS,
+        .tile_k = SM90_DENSE_STAGE_K,
+        .stages = config->stages,
+        .swapped = settings->swapped,
+        .split_k = 1,
+        .grid = 2 * (busy < c.clusters ? busy : c.clusters),
+        .workspace = sm90_plan_expansion(p, &c.y, &c.x, expand),
+    };
+    *schedule = (sm90_dense_schedule){
+        .x = dense_operand(&c.x),
+        .y = dense_operand(&c.y),
+        .tiles_x = (int32_t)c.tiles_x,
+        .tiles_y = (int32_t)c.tiles_y,
+        .whole = (int32_t)c.whole,
+        .halved = (int32_t)c.halved,
+        .k_stages = (int32_t)c.k_stages,
+        .swapped = settings->swapped,
+    };
+}
+
+int sm90_dense_tensors(const gemm_problem *p, const nvfp4_plan *plan, const sm90_expand_run *expand,
+                       sm90_dense_schedule *s, plan_tensor tensors[PLAN_MOST_TENSORS]) {
+    sm90_dense_operand *x = &s->x, *y = &s->y;
+    const int x_is_b = s->swapped;
+    if (p->k == 0) return 0;
+    const void *x_to = expand->schedule.second.to, *y_to = expand->schedule.first.to;
+    tensors[0] = (plan_tensor){sm90_expanded_layout(p, !x_is_b, y_to, y->rows, y->batches, BOX_ROWS), &y->values};
+    tensors[1].map = &x->values;
+    tensors[1].layout = config_of(plan->kernel)->x_raw
+                            ? sm90_raw_layout(p, x_is_b, x->batches, SM90_DENSE_STAGE_K / 2, BOX_ROWS)
+                            : sm90_expanded_layout(p, x_is_b, x_to, x->rows, x->batches, BOX_ROWS);
+    return 2;
+}

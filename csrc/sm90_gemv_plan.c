@@ -1,0 +1,102 @@
+/* A few rows of A: which instantiation, and how its warps share the rows of B and K (the rule of sm90_gemv_configs.h).
+ *
+ * The estimate: B streams at the rate of DRAM, or the warp with most to do takes longer. */
+#include "sm90_gemv_plan.h"
+
+#include "kernels.h"
+#include "sm90_model.h"
+
+typedef struct gemv_config {
+    kernel_id kernel;
+    int32_t rows, warps, stages;
+} gemv_config;
+
+static const gemv_config configs[] = {
+#define X(id, rows, warps, stages) {KERNEL_##id, rows, warps, stages},
+    SM90_GEMV_CONFIGS(X)
+#undef X
+};
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return a / b + (a % b > 0);
+}
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static const gemv_config *config_of(int32_t kernel) {
+    const gemv_config *config = configs;
+    while (config->kernel != (kernel_id)kernel) config++;
+    return config;
+}
+
+/* The instantiation with the fewest rows that holds all of A; NULL for none. */
+static const gemv_config *config_for(const gemm_problem *p) {
+    const gemv_config *found = NULL;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        if (p->m <= configs[i].rows && (!found || configs[i].rows < found->rows)) found = &configs[i];
+    return found;
+}
+
+/* Steps that the busiest warp does, where K is cut so. */
+static int64_t busiest_steps(const gemv_config *c, const sm90_gemv_schedule *s, int32_t log2_cut) {
+    return ceil_div(s->units_per_cta, c->warps >> log2_cut) * ceil_div(s->steps, (int64_t)1 << log2_cut);
+}
+
+static void cut(const device_facts *facts, const gemm_problem *p, const gemv_config *c, sm90_gemv_schedule *s) {
+    const int64_t steps = SM90_GEMV_STEPS(p->k), units = SM90_GEMV_UNITS(p->n);
+    const int64_t room = SM90_GEMV_PARTS_LIMIT / SM90_GEMV_PARTS_BYTES(c->rows, 1, 1);
+    const int64_t wanted = facts->sm_count > p->l ? facts->sm_count / p->l : 1;
+    const int64_t fewest = ceil_div(units, room);
+    const int64_t ctas = least(units, wanted) > fewest ? least(units, wanted) : fewest;
+    const int64_t units_per_cta = ceil_div(units, ctas);
+    *s = (sm90_gemv_schedule){.ctas = (int32_t)ctas,
+                              .units_per_cta = (int32_t)units_per_cta,
+                              .units_left = (int32_t)(units % ctas),
+                              .steps = (int32_t)steps};
+    for (int32_t log2_cut = 0; 1 << log2_cut <= c->warps && (log2_cut == 0 || 1 << log2_cut <= steps); log2_cut++) {
+        if (SM90_GEMV_PARTS_BYTES(c->rows, units_per_cta, 1 << log2_cut) > SM90_GEMV_PARTS_LIMIT) break;
+        if (busiest_steps(c, s, log2_cut) < busiest_steps(c, s, s->log2_cut)) s->log2_cut = log2_cut;
+    }
+}
+
+int64_t sm90_gemv_shared_bytes(int32_t kernel, const sm90_gemv_schedule *s) {
+    const gemv_config *c = config_of(kernel);
+    const int64_t rows = c->rows, slots = least(c->stages, busiest_steps(c, s, s->log2_cut));
+    return SM90_GEMV_PARTS_BYTES(rows, s->units_per_cta, 1 << s->log2_cut) + SM90_GEMV_A_BYTES(rows, s->steps) +
+           SM90_GEMV_RING_BYTES(c->warps, slots);
+}
+
+int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
+    const gemv_config *c = config_for(p);
+    if (!c) return 0;
+    sm90_gemv_schedule s;
+    cut(facts, p, c, &s);
+    if (s.ctas * p->l > INT32_MAX || sm90_gemv_shared_bytes(c->kernel, &s) > facts->shared_per_block) return 0;
+    const double clk = 1e-3 / SM90_CLOCK_GHZ; /* us */
+    const double bytes = (double)p->l * (double)p->n * (double)p->k * (0.5 + 1.0 / 16);
+    const double values = (double)busiest_steps(c, &s, s.log2_cut) * c->warps * SM90_GEMV_UNIT_ROWS * SM90_GEMV_STEP_K;
+    const double rounds = (double)ceil_div(s.ctas * p->l, facts->sm_count);
+    const double decoded = rounds * values * (1.0 + SM90_GEMV_ROW_COST * (c->rows - 1)) / SM90_GEMV_PER_CLK * clk;
+    all[0] = (plan_candidate){{c->kernel, 0, 1, 0}, SM90_FIXED_US + sm90_max(bytes / SM90_DRAM_TB_S * 1e-6, decoded)};
+    return 1;
+}
+
+void sm90_gemv_fill(const device_facts *facts, const gemm_problem *p, int32_t kernel, nvfp4_plan *plan,
+                    sm90_gemv_schedule *schedule) {
+    const gemv_config *c = config_of(kernel);
+    cut(facts, p, c, schedule);
+    *plan = (nvfp4_plan){
+        .backend = NVFP4_BACKEND_SM90,
+        .kernel = kernel,
+        .name = kernels[kernel].name,
+        .reason = "A has a few rows only: each row of B streams past them once, through integer dot products",
+        .tile_m = c->rows,
+        .tile_n = SM90_GEMV_UNIT_ROWS,
+        .tile_k = SM90_GEMV_STEP_K,
+        .stages = c->stages,
+        .split_k = 1,
+        .grid = schedule->ctas * p->l,
+    };
+}

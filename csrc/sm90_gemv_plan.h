@@ -1,0 +1,18 @@
+/* The sm90 kernel for a few rows of A, among the candidates of sm90_plan.c. */
+#ifndef NVFP4_SM90_GEMV_PLAN_H
+#define NVFP4_SM90_GEMV_PLAN_H
+
+#include "plan_choice.h"
+#include "sm90_gemv_configs.h"
+
+/* Appends the candidate for a product, if there is one; returns how many. */
+int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *problem, plan_candidate *all);
+
+/* The plan and the schedule of a candidate. */
+void sm90_gemv_fill(const device_facts *facts, const gemm_problem *problem, int32_t kernel, nvfp4_plan *plan,
+                    sm90_gemv_schedule *schedule);
+
+/* Dynamic shared memory of a CTA. */
+int64_t sm90_gemv_shared_bytes(int32_t kernel, const sm90_gemv_schedule *schedule);
+
+#endif

@@ -1,0 +1,114 @@
+"""Every plan that there is for a product on sm90, not only the one that the estimate puts first: each instantiation,
+either operand as x, each cut of K, the kernels for few rows and for many, launched as the package launches them. All of
+them give the same bits. On an emulated GPU a sample, drawn anew each time."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ragged
+import torch
+from conftest import Backend
+
+import nvfp4
+from nvfp4 import _C
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+CASES = [
+    ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
+    ragged.Case(131, 70, 2112, alpha="float", c="out"),
+    ragged.Case(260, 140, 320, bias="fp32", typed=True),
+    ragged.Case(300, 7, 528, 2, layout="linear", out_dtype=torch.bfloat16, alpha="one"),
+    ragged.Case(35, 150, 1072, pitched=True),
+    ragged.Case(40, 24, 1152, out_dtype=torch.float32, bias="fp32"),
+    ragged.Case(24, 40, 0, bias="fp32", c="c"),
+    ragged.Case(1, 300, 1600, 2, alpha="vector", bias="out", out_dtype=torch.float32),
+    ragged.Case(2, 130, 1040, layout="linear", c="out"),
+    ragged.Case(4, 77, 48, c="c", pitched=True),
+    ragged.Case(300, 280, 1152, 2, alpha="vector", out_dtype=torch.bfloat16),
+    ragged.Case(520, 270, 192, layout="linear", bias="out", c="c"),
+]
+DEVICE = 0
+EMULATED_SAMPLE = 12  # plans of a case
+
+
+def plan(case: ragged.Case) -> dict[str, object]:
+    """Of dense, aligned data in the 128x4 layout: about as many plans as the case has."""
+    return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm90")["plan"]
+
+
+def instantiations() -> set[str]:
+    headers = ("sm90_configs.h", "sm90_gemv_configs.h", "sm90_dense_configs.h")
+    names = [name for header in headers for name in re.findall(r"X\((sm90_\w+),", (CSRC / header).read_text())]
+    return {f"nvfp4_{name}" for name in names}
+
+
+@pytest.fixture
+def candidate() -> Iterator[None]:
+    yield
+    _C.set_candidate(0)
+
+
+@pytest.fixture
+def sm90(backend: Backend) -> Backend:
+    if backend.name != "sm90":
+        pytest.skip("is about sm90")
+    return backend
+
+
+def test_every_instantiation_is_among_them(sm90: Backend, candidate: None) -> None:
+    found, cuts = set(), set()
+    for case in CASES:
+        for i in range(plan(case)["candidates"]):
+            _C.set_candidate(i)
+            found.add(plan(case)["kernel"])
+            cuts.add(plan(case)["split_k"])
+    assert len(found) > 10 and found == instantiations()
+    assert cuts == set(range(1, 9))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equal_bits(case: ragged.Case, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
+    """More of them than there are is the last one, so counting too far is no error."""
+    places = list(range(plan(case)["candidates"]))
+    if sm90.emulated:
+        rng = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}")
+        places = rng.sample(places, min(len(places), EMULATED_SAMPLE))
+    for i in places:
+        _C.set_candidate(i)
+        assert ragged.run(case, "sm90", sm90.device) == "", f"candidate {i}: {plan(case)}"
+
+
+def test_workspace_of_the_plan_is_enough_and_needed(sm90: Backend, candidate: None) -> None:
+    """The plan says how many bytes the operands that are expanded take; nothing else takes any."""
+    m, n, k = 300, 280, 1152
+    for i in range(nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]["candidates"]):
+        _C.set_candidate(i)
+        found = nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]
+        y = m if found["swapped"] else n
+        rows = 0 if "gemv" in found["kernel"] else m + n if found["kernel"].endswith("expanded") else y
+        wanted = rows * k * 2
+        assert wanted <= found["workspace"] < wanted + 1024, found
+
+
+def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
+    shape = (24, 384, 1024)
+    try:
+        for place in (3, 0, 7):
+            _C.set_candidate(place)
+            wanted = _C.plan(DEVICE, "sm90", *shape, 1)
+            _C.set_candidate(0)
+            settings = [wanted[name] for name in ("kernel", "swapped", "split_k", "prefetch_stages")]
+            _C.prefer(DEVICE, *shape, 1, *settings)
+            taken = _C.plan(DEVICE, "sm90", *shape, 1)
+            assert [taken[name] for name in ("kernel", "swapped", "split_k", "prefetch_stages")] == settings
+        assert _C.plan(DEVICE, "sm90", 25, 384, 1024, 1)["kernel"]  # other shapes take no notice
+        with pytest.raises(nvfp4.Error, match="none of the"):
+            _C.prefer(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0)  # does not hold 24 rows
+    finally:
+        _C.forget_preferences()
