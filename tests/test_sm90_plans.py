@@ -27,6 +27,8 @@ CASES = [
     ragged.Case(35, 150, 1072, pitched=True),
     ragged.Case(40, 24, 1152, out_dtype=torch.float32, bias="fp32"),
     ragged.Case(24, 40, 0, bias="fp32", c="c"),
+    ragged.Case(14, 290, 1040, out_dtype=torch.bfloat16, alpha="float", pitched=True),
+    ragged.Case(290, 27, 1088, 2, c="out"),
     ragged.Case(1, 300, 1600, 2, alpha="vector", bias="out", out_dtype=torch.float32),
     ragged.Case(2, 130, 1040, layout="linear", c="out"),
     ragged.Case(4, 77, 48, c="c", pitched=True),
