@@ -21,9 +21,7 @@
     X(sm90_gemm_256x32, 4, 1, 32, 2, 6)                                                                                \
     X(sm90_gemm_128x64, 2, 1, 64, 2, 6)                                                                                \
     X(sm90_gemm_256x64, 4, 1, 64, 2, 5)                                                                                \
-    X(sm90_gemm_128x128, 2, 1, 128, 2, 4)                                                                              \
-    X(sm90_gemm_256x128, 4, 1, 128, 1, 4)                                                                              \
-    X(sm90_gemm_256x128b, 2, 2, 128, 1, 4)
+    X(sm90_gemm_128x128, 2, 1, 128, 2, 4)
 
 #define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of x, two spans of the swizzle of y */
 #define SM90_ATOM_BYTES  512  /* scales of 128 rows and 64 values along K */

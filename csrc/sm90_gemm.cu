@@ -55,6 +55,7 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
     static constexpr int MATH_REGISTERS =
         (65536 / THREADS / 8 * 8 * (MATH_GROUPS + 1) - LOAD_REGISTERS) / MATH_GROUPS / 8 * 8;
 
+    static_assert(GROUP_WORDS == 1 || GROUP_WORDS == 2, "groups take the two buffers by turns");
     static_assert(TILE_X % SM90_ATOM_ROWS == 0, "a tile of x has whole blocks of scales");
     static_assert(STAGE_BYTES % 1024 == 0 && Y_SPAN % 1024 == 0, "the swizzle's pattern begins on 1024 bytes");
     static_assert(PARTS_FULL_AT + 8 <= PARTS_AT && PARTS_AT % 16 == 0, "the barriers fit");
@@ -207,7 +208,7 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
     int row = warp / 4 * 64 * C::X_TILES + warp % 4 * 16 + lane / 4; /* and 8, 64, 72 on */
     uint32_t values = C::X_AT + row * 64 + t * 8, scales = C::SFX_AT + scale_place(row) + t;
     uint32_t tail_mask[2] = {w.tail_mask(t), w.tail_mask(4 + t)}, previous = 0;
-    pin(values), pin(scales);
+    pin(values), pin(scales), pin(tail_mask[0]), pin(tail_mask[1]);
     uint32_t a[2][C::X_TILES][STEPS][4];
     uint2 x[C::X_TILES][2][2]; /* [tile of 64 rows][64 along K][row, 8 on] */
     uint32_t scale[C::X_TILES][2][2];
@@ -228,6 +229,7 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
 #pragma unroll 1
     for (int32_t k = w.k_first; k < w.k_last; k++) {
         uint64_t y = wgmma_descriptor(w.stage(at.slot));
+        uint32_t before = w.empty(previous);
         uint32_t scale_pairs[C::X_TILES][2]; /* of both rows */
 #pragma unroll
         for (int b = 0; b < 2; b++)
@@ -271,7 +273,7 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
                 if (k + 1 < w.k_last) load_x();
             }
             wgmma_wait<1>();
-            if (group == 0 && k > w.k_first && lane == 0) mbarrier_arrive(w.empty(previous));
+            if (group == 0 && k > w.k_first && lane == 0) mbarrier_arrive(before);
         }
     }
     wgmma_wait<0>();
