@@ -16,12 +16,12 @@
     X(sm90_gemm_128x8, 2, 1, 8, 2, 10)                                                                                 \
     X(sm90_gemm_256x8, 4, 1, 8, 2, 8)                                                                                  \
     X(sm90_gemm_128x16, 2, 1, 16, 2, 10)                                                                               \
-    X(sm90_gemm_256x16, 4, 1, 16, 2, 8)                                                                                \
+    X(sm90_gemm_256x16, 4, 1, 16, 1, 8)                                                                                \
     X(sm90_gemm_128x32, 2, 1, 32, 2, 8)                                                                                \
     X(sm90_gemm_256x32, 4, 1, 32, 2, 6)                                                                                \
     X(sm90_gemm_128x64, 2, 1, 64, 2, 6)                                                                                \
     X(sm90_gemm_256x64, 4, 1, 64, 2, 5)                                                                                \
-    X(sm90_gemm_128x128, 2, 1, 128, 2, 4)
+    X(sm90_gemm_128x128, 2, 1, 128, 1, 4)
 
 #define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of x, two spans of the swizzle of y */
 #define SM90_ATOM_BYTES  512  /* scales of 128 rows and 64 values along K */

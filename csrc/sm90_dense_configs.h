@@ -12,7 +12,7 @@
  *
  * A call, in this order and on one queue, both launches programmatic:
  *
- *   1. nvfp4_sm90_expand(sm90_expand_schedule)           one CTA of 256 threads for each of first_ctas + second_ctas,
+ *   1. nvfp4_sm90_expand(sm90_expand_schedule)           one CTA of SM90_EXPAND_THREADS for each of first_ctas + second_ctas,
  *                                                        no dynamic shared memory, no cluster
  *   2. nvfp4_<id>(gemm_problem, sm90_dense_schedule)     clusters of 2 CTAs of SM90_DENSE_THREADS threads with
  *                                                        SM90_DENSE_SHARED_BYTES of dynamic shared memory
@@ -63,7 +63,7 @@
 #define SM90_DENSE_SHARED_BYTES(x_raw, stages)                                                                         \
     ((stages) * SM90_DENSE_STAGE_BYTES(x_raw) + 8 * SM90_DENSE_TURN_BYTES + 16 * (stages))
 
-#define SM90_EXPAND_THREADS 256
+#define SM90_EXPAND_THREADS 512
 #define SM90_EXPAND_ROWS    128 /* a CTA expands so many rows of one batch ... */
 #define SM90_EXPAND_K       256 /* ... by so many values along K */
 /* CTAs for one operand, and its bytes: a multiple of 256, so that the next one may follow. */

@@ -27,7 +27,7 @@ from emulate import Array, Emulator, Module  # noqa: E402
 from sm100.launch import CSRC, SWIZZLE_128, UINT8, UINT16, TensorMap, only_entry  # noqa: E402
 
 STAGE_K, TILE_X, TILE_Y = 64, 128, 256
-THREADS, EXPAND_THREADS, EXPAND_ROWS, EXPAND_K = 384, 256, 128, 256
+THREADS, EXPAND_THREADS, EXPAND_ROWS, EXPAND_K = 384, 512, 128, 256
 UNIT = 4096.0  # DECODED_PRODUCT_UNIT: the expanded operands are each 2^6 too small
 
 
