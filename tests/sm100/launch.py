@@ -200,6 +200,7 @@ class Product:
         linear: bool = False,
         pitch: int = 0,
         integer: bool = True,
+        out_align: int = 16,  # of the result's rows
     ) -> None:
         self.emulator, self.m, self.n, self.k, self.l, self.linear = emulator, m, n, k, l, linear
         self.pitch = pitch or k // 2
@@ -214,7 +215,7 @@ class Product:
             self.scales.append(scales)
             placed = scales if linear else swizzle_scales(scales, NAN)
             self.arrays += [emulator.array(data), emulator.array(placed if placed.size else numpy.zeros(1, "u1"))]
-        self.out_pitch = n * self.item + 16 - n * self.item % 16 + 16  # guard bytes behind each row
+        self.out_pitch = (n * self.item // out_align + 2) * out_align  # guard bytes behind each row
         self.out = emulator.empty((l, m, self.out_pitch), numpy.uint8)
         self.add: Product | None = None  # whose result is c, with beta = 1
 

@@ -112,7 +112,7 @@ class Placed:
 class Recorder:
     """Stands in for launch.py's emulator: keeps what is asked of it."""
 
-    OBJECTS = ("A", "SFA", "B", "SFB", "OUT")  # in the order in which a Product makes them
+    OBJECTS = ("A", "SFA", "B", "SFB", "OUT", "EXPANDED")  # in the order in which a Product makes them
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
@@ -182,11 +182,12 @@ def recorded_input(recorder: Recorder, parameters: Sequence[type[ctypes.Structur
             elif kind in SCALARS:
                 arguments.append({**place, "type": SCALARS[kind], "value": value})
     how = recorder.launched
+    grid = how["grid"] if isinstance(how["grid"], tuple) else (how["grid"],)
     return {
         "schema": "spverify.kernel-input/v1",
         "entry": how["kernel"],
         "launch": {
-            "grid_dim": [how["grid"], 1, 1],
+            "grid_dim": [*grid, 1, 1][:3],
             "block_dim": [how["block"], 1, 1],
             "cluster_dim": [how["cluster"], 1, 1],
             "dynamic_shared_bytes": how["shared"],

@@ -10,27 +10,36 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import sm100.launch  # noqa: E402
-from sm100.launch import (  # noqa: E402
+import sm100.launch
+from emulate import Array
+from sm100.launch import (
+    BF16,
     CSRC,
     EVICT_FIRST,
     EVICT_LAST,
+    FP32,
     NO_SWIZZLE,
+    SWIZZLE_128,
     UINT8,
+    UINT16,
     Module,
     Problem,
     TensorMap,
     compile_ptx,
+    decode,
 )
 
-SWIZZLE_64 = 2  # CUtensorMapSwizzle
 STAGE_K = 128
 SPLITS = range(1, 9)
 SHARED_LIMIT = 227 * 1024  # of a CTA
@@ -39,18 +48,18 @@ ASK_THE_HEADER = r"""
 #include <stdio.h>
 #include "device/problem.h"
 #include "sm90_configs.h"
-#define ROW(id, math, x_tiles, y, stages, y_stages, support, ...)                                                     \
-    printf("\"%s\": {\"math_groups\": %d, \"x_tiles\": %d, \"tile_x\": %d, \"tile_y\": %d, ", #id, math, x_tiles,     \
-           SM90_TILE_X(math, x_tiles), y);                                                                            \
-    printf("\"stages\": %d, \"y_stages\": %d, \"threads\": %d, \"shared_bytes\": %d, \"parts_bytes\": [0", stages,    \
-           y_stages, SM90_THREADS(math, support), SM90_SHARED_BYTES(math, x_tiles, y, stages, y_stages));             \
-    for (int split = 1; split <= 8; split++) printf(", %d", SM90_PARTS_BYTES(math, x_tiles, y, split));               \
+#define ROW(id, %(numbers)s)                                                                                          \
+    printf("\"%%s\": {\"tile_x\": %%d, \"tile_y\": %%d, \"threads\": %%d, \"shared_bytes\": %%d, ", #id,              \
+           SM90_TILE_X(math_groups, x_tiles), tile_y, SM90_THREADS(math_groups),                      \
+           SM90_SHARED_BYTES(%(shared)s));                                                                            \
+    printf("\"parts_bytes\": [0");                                                                                    \
+    for (int split = 1; split <= 8; split++) printf(", %%d", SM90_PARTS_BYTES(math_groups, x_tiles, tile_y, split));  \
     printf("]}, ");
 int main(void) {
     printf("{");
     SM90_GEMM_CONFIGS(ROW)
-    printf("\"layout\": [%zu, %zu, %zu, %zu, %zu]}\n", sizeof(gemm_problem), sizeof(sm90_operand),
-           offsetof(sm90_operand, rows), sizeof(sm90_schedule), offsetof(sm90_schedule, scales_by_bulk));
+    printf("\"layout\": [%%zu, %%zu, %%zu, %%zu, %%zu]}\n", sizeof(gemm_problem), offsetof(sm90_operand, rows),
+           offsetof(sm90_schedule, y), sizeof(sm90_schedule), offsetof(sm90_schedule, parts_in_stages));
 }
 """
 
@@ -60,32 +69,37 @@ class Config:
     """A row of SM90_GEMM_CONFIGS, and what follows from it."""
 
     name: str
-    math_groups: int
-    x_tiles: int
+    numbers: dict[str, int]  # of the row, by the names that the header gives
     tile_x: int
     tile_y: int
-    stages: int
-    y_stages: int
     threads: int
     shared_bytes: int
-    parts_bytes: tuple[int, ...]  # by split_k; behind the barriers it is more shared memory that a launch asks for
+    parts_bytes: list[int]  # by split_k; behind the barriers it is more shared memory that a launch asks for
 
     @property
     def kernel(self) -> str:
         return f"nvfp4_{self.name}"
 
+    @property
+    def row(self) -> str:
+        return ", ".join([self.name, *map(str, self.numbers.values())])
+
 
 @functools.cache
 def configs() -> dict[str, Config]:
+    header = (CSRC / "sm90_configs.h").read_text()
+    names = re.search(r"/\* +id, ([\w, ]+) \*/\n#define SM90_GEMM_CONFIGS", header)[1]
+    shared = re.search(r"#define SM90_SHARED_BYTES\(([\w, ]+)\)", header)[1]
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "ask.c"), Path(folder, "ask")
-        source.write_text(ASK_THE_HEADER)
+        source.write_text(ASK_THE_HEADER % {"numbers": names, "shared": shared})
         subprocess.run(["cc", f"-I{CSRC}", "-o", str(program), str(source)], check=True)
         said = json.loads(subprocess.run([program], check=True, capture_output=True, text=True).stdout)
-    layout = [ctypes.sizeof(Problem), ctypes.sizeof(Operand), Operand.rows.offset]
-    layout += [ctypes.sizeof(Schedule), Schedule.scales_by_bulk.offset]
+    layout = [ctypes.sizeof(Problem), Operand.rows.offset, Schedule.y.offset]
+    layout += [ctypes.sizeof(Schedule), Schedule.parts_in_stages.offset]
     assert said.pop("layout") == layout, "the structs of this file are not those of csrc"
-    return {name: Config(name, **{**row, "parts_bytes": tuple(row["parts_bytes"])}) for name, row in said.items()}
+    rows = {name: map(int, row.split(",")) for name, row in re.findall(r"X\((sm90_gemm_\w+), ([\d, ]+)\)", header)}
+    return {name: Config(name, dict(zip(names.split(", "), rows[name])), **more) for name, more in said.items()}
 
 
 def gemm_ptx(*options: str) -> str:
@@ -93,41 +107,139 @@ def gemm_ptx(*options: str) -> str:
 
 
 class Operand(ctypes.Structure):
-    """sm90_operand."""
+    """sm90_operand, as it lies in the schedule."""
 
     _fields_ = (
-        [("values", TensorMap), ("data", ctypes.c_uint64), ("scale", ctypes.c_uint64)]
-        + [(name, ctypes.c_int64) for name in ("pitch", "batch", "scale_pitch", "scale_batch")]
+        [("values", TensorMap), ("scale", ctypes.c_uint64)]
+        + [(name, ctypes.c_int64) for name in ("scale_pitch", "scale_batch")]
         + [("policy", ctypes.c_uint64), ("rows", ctypes.c_int32), ("padding", ctypes.c_int32)]
+        + [("alignment", ctypes.c_uint8 * 24)]  # the structs' is 64
     )
+
+
+class Expanded(ctypes.Structure):
+    """sm90_expanded, as it lies in the schedule."""
+
+    _fields_ = (
+        [("values", TensorMap), ("policy", ctypes.c_uint64), ("rows", ctypes.c_int32), ("shared", ctypes.c_int32)]
+        + [("alignment", ctypes.c_uint8 * 48)]
+    )  # fmt: skip
 
 
 class Schedule(ctypes.Structure):
     """sm90_schedule."""
 
     _fields_ = (
-        [("x", Operand), ("y", Operand)]
-        + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "k_stages", "swapped")]
-        + [(name, ctypes.c_int32) for name in ("parts_in_stages", "values_by_tma", "scales_by_bulk", "padding")]
-        + [("alignment", ctypes.c_uint8 * 24)]  # the struct's is 64
+        [("x", Operand), ("y", Expanded)]
+        + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "part_stages")]
+        + [(name, ctypes.c_int32) for name in ("longer_parts", "swapped", "parts_in_stages")]
+        + [("alignment", ctypes.c_uint8 * 32)]
     )
+
+
+def expanded(data: numpy.ndarray, scales: numpy.ndarray) -> numpy.ndarray:
+    """What sm90_expand.cu makes of an operand, [L, R, 64 ceil(K/64)] fp16: of 64 values along K piece 4w + q, 16
+    bytes, is pair q of word w of the four groups that have a scale each; everything 2^-6 of what it is."""
+    values = decode(data, scales) / 64
+    l, rows, k = values.shape
+    padded = numpy.zeros((l, rows, -(-k // 64) * 64), "f2")
+    padded[:, :, :k] = values
+    groups = padded.reshape(l, rows, -1, 4, 2, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+    groups = groups.reshape(l, rows, -1, 4, 2, 4, 2)  # block, group, word, pair, of two
+    return numpy.ascontiguousarray(groups.transpose(0, 1, 2, 4, 5, 3, 6)).reshape(padded.shape)
+
+
+def placed(values: numpy.ndarray, kind: int) -> numpy.ndarray:
+    """The bytes of numbers that the type has, [..., bytes]."""
+    single = numpy.ascontiguousarray(values, "f4")
+    if kind == BF16:
+        return (single.view("u4") >> 16).astype("u2").view("u1")
+    return single.astype("f4" if kind == FP32 else "f2").view("u1")
 
 
 class Product(sm100.launch.Product):
     """One product on the emulated H200."""
 
-    def operand(self, which: int, box_rows: int, swizzle: int, policy: int) -> Operand:
+    workspace: Array  # what y is expanded into
+    extras: dict[str, float] | None = None  # fields of the problem, where finish() was called
+    kept: list[Array]
+    scale: numpy.ndarray
+    added: numpy.ndarray | float
+
+    def finish(
+        self,
+        generator: numpy.random.Generator,
+        alpha: Literal["value", "one", "vector"] = "value",
+        bias: int | None = None,
+        c: Literal["none", "apart", "out"] = "none",
+    ) -> None:
+        """An epilogue beside the plain one. bias: of that type. c: in memory of its own, or the output's."""
+        self.scale, self.added, self.extras, self.kept = numpy.ones(self.n), 0.0, {}, []
+        if alpha == "vector":
+            self.scale = generator.choice([0.5, 1.0, -1.0, 2.0], self.n)
+            self.keep(self.scale.astype("f4"), "alpha", alpha_stride=1)
+        elif alpha == "one":
+            self.scale *= 0.5
+            self.keep(self.scale[:1].astype("f4"), "alpha", alpha_stride=0)
+        else:
+            self.scale *= -2.0
+            self.extras["alpha_value"] = -2.0
+        if bias is not None:
+            numbers = generator.integers(-8, 9, self.n) / 4
+            self.keep(placed(numbers, bias), "bias", bias_type=bias)
+            self.added = self.added + numbers
+        if c != "none":
+            numbers = generator.integers(-8, 9, (self.l, self.m, self.n)).astype("f4")
+            rows = numpy.full((self.l, self.m, self.out_pitch), 0xFF, "u1")
+            rows[:, :, : self.n * self.item] = placed(numbers, self.out_type)
+            form = {"c_pitch": self.out_pitch, "c_batch": self.m * self.out_pitch, "beta": 0.5}
+            if c == "out":
+                self.out.numpy()[...] = rows
+                self.extras |= {"c": self.out.address, **form}
+            else:
+                self.keep(rows, "c", **form)
+            self.added = self.added + 0.5 * numbers
+
+    def keep(self, data: numpy.ndarray, name: str, **form: float) -> None:
+        self.kept.append(self.emulator.array(data))
+        self.extras |= {name: self.kept[-1].address, **form}
+
+    def problem(self) -> Problem:
+        made = super().problem()
+        for name, value in (self.extras or {}).items():
+            setattr(made, name, value)
+        return made
+
+    def expected(self) -> numpy.ndarray:
+        product = super().expected()
+        return product * self.scale + self.added if self.extras else product
+
+    def raw(self, which: int, box_rows: int) -> Operand:
         p = self.problem()
         data, scale = self.arrays[2 * which : 2 * which + 2]
         rows = (self.m, self.n)[which]
         operand = Operand(
-            data=data.address, scale=scale.address, pitch=self.pitch, batch=rows * self.pitch,
-            scale_pitch=p.sfa_pitch, scale_batch=(p.sfa_batch, p.sfb_batch)[which], policy=policy, rows=rows,
+            scale=scale.address, scale_pitch=p.sfa_pitch, scale_batch=(p.sfa_batch, p.sfb_batch)[which],
+            policy=EVICT_FIRST, rows=rows,
         )  # fmt: skip
-        if self.k and p.aligned16:
+        if self.k:
             encoded = self.emulator.tensor_map(
                 UINT8, data, (self.k // 2, rows, self.l), (self.pitch, rows * self.pitch), (64, box_rows, 1),
-                swizzle=swizzle,
+                swizzle=NO_SWIZZLE,
+            )  # fmt: skip
+            operand.values.opaque[:] = encoded
+        return operand
+
+    def expand(self, which: int, box_rows: int) -> Expanded:
+        rows = (self.m, self.n)[which]
+        operand = Expanded(policy=EVICT_LAST, rows=rows)
+        if self.k:
+            made = expanded(self.data[which][:, :, : self.k // 2], self.scales[which])
+            self.workspace = self.emulator.array(made.view("u2"))
+            pitch = made.shape[2] * 2
+            encoded = self.emulator.tensor_map(
+                UINT16, self.workspace, (made.shape[2], rows, self.l), (pitch, rows * pitch), (64, box_rows, 1),
+                swizzle=SWIZZLE_128,
             )  # fmt: skip
             operand.values.opaque[:] = encoded
         return operand
@@ -136,12 +248,11 @@ class Product(sm100.launch.Product):
         x, y = (1, 0) if swapped else (0, 1)
         rows = (self.m, self.n)
         tiles_x, tiles_y = -(-rows[x] // config.tile_x), -(-rows[y] // config.tile_y)
+        stages = -(-self.k // STAGE_K)
         return Schedule(
-            x=self.operand(x, config.tile_x, NO_SWIZZLE, EVICT_FIRST),
-            y=self.operand(y, config.tile_y, SWIZZLE_64, EVICT_LAST),
-            tiles=tiles_x * tiles_y * self.l, tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k,
-            k_stages=-(-self.k // STAGE_K), swapped=int(swapped), parts_in_stages=int(in_stages),
-            values_by_tma=int(self.pitch % 16 == 0), scales_by_bulk=int(not self.linear),
+            x=self.raw(x, config.tile_x), y=self.expand(y, config.tile_y), tiles=tiles_x * tiles_y * self.l,
+            tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k, part_stages=stages // split_k,
+            longer_parts=stages % split_k, swapped=int(swapped), parts_in_stages=int(in_stages),
         )  # fmt: skip
 
     def launch(
@@ -162,7 +273,7 @@ class Product(sm100.launch.Product):
         schedule = self.schedule(config, swapped, split_k, in_stages)
         self.emulator.launch(
             module[config.kernel],
-            grid=(clusters or schedule.tiles) * split_k,
+            grid=(split_k, clusters or schedule.tiles),
             block=config.threads,
             args=[bytes(self.problem()), bytes(schedule)],
             shared=config.shared_bytes + (0 if in_stages else more),

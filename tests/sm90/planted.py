@@ -1,0 +1,233 @@
+"""Bugs planted in csrc/sm90_gemm.cu, and whether the emulator finds them in at most 20 timings.
+
+python tests/sm90/planted.py               every bug, as a table (minutes)
+python tests/sm90/planted.py ring parity   those whose name contains one of the words
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from sm90.launch import CSRC, configs
+from sm90.verify import Launch, prove
+from sm100.launch import Emulator, compile_ptx
+from sm100.verify import Verdict
+
+sys.path.insert(0, str(CSRC.parent / "tests" / "emulator"))
+from emulate import EmulatorError
+
+SEEDS = 20
+FINDS = ("not_wellsynced", "potential_race", "invalid_lifecycle")  # other words than race_free are no finds
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    launch: Launch
+    edits: tuple[tuple[str, str], ...]  # old text, which must be there exactly once, and new text
+    found_by: str  # both, emulator, verifier; machine code: tests/test_sm90_sass.py; nobody
+
+    def source(self) -> str:
+        """The kernel's file with the bug, and the launched instantiation alone."""
+        text = (CSRC / "sm90_gemm.cu").read_text()
+        alone = f"KERNEL({configs()[self.launch.config].row})"
+        for old, new in (*self.edits, ("SM90_GEMM_CONFIGS(KERNEL)", alone)):
+            count = text.count(old)
+            assert count == 1, f"{self.name}: in the kernel there is {count} times: {old}"
+            text = text.replace(old, new)
+        return text
+
+    def ptx(self) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "planted.cu")
+            path.write_text(self.source())
+            return compile_ptx(path, family="sm90")
+
+
+def bug(name: str, launch: Launch, *edits: str, found_by: str = "both") -> Bug:
+    return Bug(name, launch, tuple(zip(edits[::2], edits[1::2])), found_by)
+
+
+# Where bugs are planted. Rings go round, so that a slot's second filling can meet its first.
+RING = Launch("sm90_gemm_128x16", "ring", 23)
+TAIL = Launch("sm90_gemm_128x16", "tail", 1, tail=48)
+TILES = Launch("sm90_gemm_128x16", "tiles", 2, tiles=12, clusters=1)
+SPLIT = Launch("sm90_gemm_128x16", "split", 5, split_k=2)
+LATE = Launch("sm90_gemm_128x64", "one stage, split", 1, split_k=2)  # a unit has sent before the other has begun
+IN_STAGES = Launch("sm90_gemm_128x16", "split in stages", 20, split_k=2, in_stages=True)
+ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K the loads wait for all
+
+WAIT_FOR_SLOT = "                    mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
+WAIT_FOR_DATA = "        mbarrier_wait(w.full(at.slot), at.parity);\n"
+RELEASE = "            if (group == 0 && k > w.k_first && lane == 0) mbarrier_arrive(before);\n"
+RELEASE_LAST = "    if (w.k_first < w.k_last && lane == 0) mbarrier_arrive(w.empty(previous));\n"
+MEET = "            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /*"
+MEET_SUPPORT = "        if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait();\n"
+BUGS = [
+    bug("load: no wait on empty", RING, WAIT_FOR_SLOT, ""),
+    bug("load: parity of empty flipped", RING, WAIT_FOR_SLOT, WAIT_FOR_SLOT.replace(" ^ 1", "")),
+    bug("load: 16 bytes too few expected", RING, "C::SFX_AT + x_blocks * bytes)", "C::SFX_AT + x_blocks * bytes - 16)"),
+    bug(
+        "load: 16 bytes too many expected", RING, "C::SFX_AT + x_blocks * bytes)", "C::SFX_AT + x_blocks * bytes + 16)"
+    ),
+    bug(
+        "load: bytes of y not expected",
+        RING,
+        "C::SFX_AT + x_blocks * bytes)",
+        "C::SFX_AT - C::X_AT + x_blocks * bytes)",
+    ),
+    bug("load: one slot too many ahead", RING, "AHEAD = C::STAGES < 4 ? C::STAGES : 4;", "AHEAD = C::STAGES + 1;"),
+    bug("math: no wait on full", RING, WAIT_FOR_DATA, ""),
+    bug("math: parity of full flipped", RING, WAIT_FOR_DATA, WAIT_FOR_DATA.replace("parity", "parity ^ 1")),
+    bug(
+        "math: a warp too few releases a slot",
+        RING,
+        "mbarrier_init(w.empty(i), C::MATH_WARPS)",
+        "mbarrier_init(w.empty(i), C::MATH_WARPS - 1)",
+    ),
+    bug(
+        "math: slot released before its products have ended",
+        RING,
+        RELEASE,
+        "",
+        "            wgmma_commit();\n",
+        "            if (group == 0 && lane == 0 && k + 1 < w.k_last) mbarrier_arrive(w.empty(at.slot));\n"
+        "            wgmma_commit();\n",
+    ),
+    bug(
+        "math: slot released before x is read",
+        RING,
+        RELEASE,
+        "",
+        WAIT_FOR_DATA,
+        WAIT_FOR_DATA + "        if (lane == 0) mbarrier_arrive(w.empty(at.slot));\n",
+        RELEASE_LAST,
+        "",
+    ),
+    bug("math: last slot of a tile not released", TILES, RELEASE_LAST, ""),
+    bug(
+        "math: registers decoded into while products read them",
+        RING,
+        "            wgmma_wait<1>();\n",
+        "            wgmma_wait<2>();\n",
+        found_by="emulator",
+    ),
+    bug("math: no wait for the last products", RING, "    wgmma_wait<0>();\n", "", found_by="emulator"),
+    bug("math: no fence before products", RING, "            wgmma_fence();\n", "", found_by="emulator"),
+    bug("math: products added to what was there", TILES, "all > 0 || k > w.k_first)", "1)", found_by="emulator"),
+    bug("math: only K = 0 begins a sum", SPLIT, "all > 0 || k > w.k_first)", "all > 0 || k > 0)", found_by="emulator"),
+    bug("math: scales past K kept", TAIL, "(k == w.k_tail ? tail_mask[b] : 0x7F7F)", "0x7F7F", found_by="emulator"),
+    bug(
+        "math: sums turned before all lanes have stored",
+        RING,
+        "            turn_group(turn, s.swapped, v[g]);\n            __syncwarp();\n",
+        "            turn_group(turn, s.swapped, v[g]);\n",
+        found_by="verifier",
+    ),
+    bug("split: no wait for the parts", SPLIT, "            mbarrier_wait_cluster(w.parts_full(), 0);\n", ""),
+    bug("split: half of the parts' bytes expected", SPLIT, "C::MATH_WARPS * 512);", "C::MATH_WARPS * 256);"),
+    bug("split: parts on top of each other", SPLIT, "sender + threadIdx.x * 16;", "sender + threadIdx.x / 2 * 16;"),
+    bug(
+        "split: no cluster barrier at the start",
+        LATE,
+        "    if (s.split_k > 1) cluster_arrive_relaxed(); /*",
+        "    /*",
+        "            cluster_wait();                                          /*",
+        "            /*",
+        "        if (s.split_k > 1) cluster_wait();\n",
+        "",
+    ),
+    bug(
+        "split in stages: sums sent before the stages are free",
+        IN_STAGES,
+        MEET,
+        "            /*",
+        MEET_SUPPORT,
+        "",
+        found_by="verifier",
+    ),
+    bug(
+        "calls: no wait for the grid before",
+        ROW,
+        "        wait_for_prior_grids();\n        finish(",
+        "        finish(",
+        found_by="emulator",
+    ),
+    bug(
+        "start: barriers used before they are there",
+        RING,
+        "    __syncthreads();\n}\n\ntemplate <class C> __device__ __forceinline__ void gemm(",
+        "}\n\ntemplate <class C> __device__ __forceinline__ void gemm(",
+    ),
+    bug("start: no fence behind mbarrier.init", SPLIT, "        fence_mbarrier_init();\n", "", found_by="nobody"),
+    bug(
+        "split: parts waited for in the scope of a CTA",
+        SPLIT,
+        "mbarrier_wait_cluster(w.parts_full(), 0);",
+        "mbarrier_wait(w.parts_full(), 0);",
+        found_by="nobody",
+    ),
+    bug(
+        "split in stages: nothing released to the others",
+        IN_STAGES,
+        MEET,
+        MEET.replace("arrive", "arrive_relaxed"),
+        found_by="nobody",
+    ),
+    bug(
+        "math: more registers taken than there are",
+        RING,
+        "take_registers<C::MATH_REGISTERS>()",
+        "take_registers<256 - 8>()",
+        found_by="machine code",
+    ),
+]
+# Nothing planted: what the launches say of the kernel as it is.
+CONTROLS = [Bug(f"nothing planted: {one.note}", one, (), "nobody") for one in dict.fromkeys(b.launch for b in BUGS)]
+
+
+def emulate(planted: Bug, ptx: str, seeds: int = SEEDS) -> str:
+    """What the emulator says, and in which timing."""
+    generator = numpy.random.default_rng()
+    for seed in range(seeds):
+        emulator = Emulator("sm_90", seed=seed)
+        try:
+            calls = planted.launch.start(emulator, emulator.load(ptx), generator)
+            emulator.synchronize()
+            assert (calls[-1].result() == sum(call.expected() for call in calls)).all()
+        except (EmulatorError, AssertionError) as error:
+            said = "wrong result" if isinstance(error, AssertionError) else str(error).split("\n")[0].split("`: ")[-1]
+            return f"seed {seed}: {said}"
+    return ""
+
+
+def main(words: Sequence[str]) -> int:
+    surprises = 0
+    print(f"{'bug':62} {'in':16} {'verifier':18} {'s':>5}  emulator")
+    for planted in CONTROLS + BUGS:
+        if words and not any(word in planted.name for word in words):
+            continue
+        ptx = planted.ptx()
+        one = planted.launch.calls == 1
+        verdict = prove(planted.launch, ptx, 100) if one else Verdict("-", 0.0, 0.0)
+        said = emulate(planted, ptx)
+        found = {(False, False): "nobody", (True, False): "verifier", (False, True): "emulator", (True, True): "both"}
+        by = found[verdict.result in FINDS, bool(said)]
+        surprises += by != ("nobody" if planted.found_by == "machine code" else planted.found_by)
+        seen = "-" if verdict.result == "race_free" else verdict.result
+        print(f"{planted.name:62} {planted.launch.note:16} {seen:18} {verdict.seconds:5.1f}  {said or '-'}", flush=True)
+        for detail in verdict.details[:1] if seen not in FINDS else []:
+            print(f"        {detail}", flush=True)
+    print(f"{surprises} found by others than BUGS says")
+    return 1 if surprises else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,204 @@
+"""The whole Hopper kernel, every instantiation in every form, launched by hand on the emulated H200, whether plan.c
+would choose it or not. The tests of products (`pytest --emulate sm_90 -k sm90`) run what plan.c chooses, through the
+package.
+
+SM90_SEEDS is the number of timings that each case is run with (1; a full proof takes 20).
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy
+import pytest
+from emulate import Emulator, Module
+from sm90.launch import SHARED_LIMIT, SPLITS, STAGE_K, Config, Product, configs, gemm_ptx
+from sm100.launch import BF16, FP16, FP32, only_entry
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+SEEDS = int(os.environ.get("SM90_SEEDS", 1))
+CONFIGS = configs()
+TYPES = (FP32, FP16, BF16)
+by_name = pytest.mark.parametrize("name", CONFIGS)
+by_side = pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+
+
+def load(config: Config, random: numpy.random.Generator, case: int) -> tuple[Emulator, Module]:
+    """Each kind of timing in turn, but for the eager one, which hides races."""
+    seed = int(random.integers(2**30)) * 4 + 1 + case % 3
+    print(f"{config.name}, seed {seed}")
+    emulator = Emulator("sm_90", seed=seed)
+    return emulator, emulator.load(only_entry(gemm_ptx(), config.kernel))
+
+
+@pytest.fixture
+def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
+    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
+    return numpy.random.default_rng(seed)
+
+
+def product(
+    emulator: Emulator,
+    random: numpy.random.Generator,
+    swapped: bool,
+    x: int,
+    y: int,
+    k: int,
+    l: int = 1,
+    apart: int = 0,
+    **form: int,
+) -> Product:
+    """Rows on 16 bytes, as tensor maps take them, with so many bytes more between them."""
+    m, n = (y, x) if swapped else (x, y)
+    print(f"{m} x {n} x {k} x {l}, {form}, rows {apart} bytes apart")
+    return Product(emulator, random, m, n, k, l, pitch=(k // 2 + 15) // 16 * 16 + apart, **form)
+
+
+def tail(random: numpy.random.Generator) -> int:
+    """Values along K behind the last whole stage."""
+    return int(random.choice([0, *range(16, STAGE_K, 16)]))
+
+
+def rows(most: int, random: numpy.random.Generator) -> int:
+    return int(random.integers(1, most + 1))
+
+
+@by_side
+@by_name
+def test_ragged_products(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+    """Any size, batches, rows apart, more tiles than clusters, more stages than slots: exact, and nothing written
+    beside the result."""
+    config = CONFIGS[name]
+    for case in range(3 * SEEDS):
+        emulator, module = load(config, random, case)
+        if case % 3 == 0:  # one tile, K so long that the rings go round
+            x, y, l, stages = rows(config.tile_x, random), rows(config.tile_y, random), 1, config.numbers["stages"] + 2
+        else:
+            x, y, l, stages = rows(2 * config.tile_x, random), rows(3 * config.tile_y, random), 1 + case % 2, 2
+        k = STAGE_K * int(random.integers(0, stages)) + tail(random)
+        p = product(emulator, random, swapped, x, y, k, l, out_type=TYPES[case % 3], apart=16 * (case % 2))
+        tiles = p.schedule(config, swapped, 1).tiles
+        p.launch(module, config, swapped, clusters=int(random.integers(1, tiles + 1)))
+        p.check()
+
+
+@pytest.mark.parametrize("split", SPLITS[1:])
+@by_name
+def test_split_products(name: str, split: int, random: numpy.random.Generator) -> None:
+    """K cut between the units of a cluster: parts that differ by a stage, that are one stage or none, a last stage
+    that is not whole; sums sent behind the barriers or in place of the stages."""
+    config = CONFIGS[name]
+    for case in range(SEEDS):
+        swapped = bool(random.integers(2))
+        emulator, module = load(config, random, case + split)
+        stages = split + int(random.integers(0, split)) if random.integers(3) else int(random.integers(0, split))
+        k = STAGE_K * stages + tail(random)
+        x, y = rows(config.tile_x, random), rows((1 + (stages < split)) * config.tile_y, random)
+        fits = config.shared_bytes + config.parts_bytes[split] <= SHARED_LIMIT
+        in_stages = bool(not fits or random.integers(2))
+        print(f"split {split}, swapped {swapped}, in_stages {in_stages}")
+        p = product(emulator, random, swapped, x, y, k, out_type=TYPES[random.integers(3)])
+        p.launch(module, config, swapped, split, in_stages=in_stages)
+        p.check()
+
+
+@by_name
+def test_empty_k(name: str, random: numpy.random.Generator) -> None:
+    config = CONFIGS[name]
+    for split in (1, 2):
+        emulator, module = load(config, random, split)
+        p = product(emulator, random, False, 3, 5, 0)
+        p.finish(random, c="apart")
+        p.launch(module, config, False, split)
+        p.check()
+
+
+@by_side
+@by_name
+def test_epilogues(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+    """alpha as a number, one in memory or one a column; a bias of each type; c apart or in place of the output."""
+    config = CONFIGS[name]
+    for case in range(3 * SEEDS):
+        emulator, module = load(config, random, case)
+        x, y = rows(config.tile_x + 9, random), rows(config.tile_y + 9, random)
+        p = product(emulator, random, swapped, x, y, 144, out_type=TYPES[case % 3])
+        form = {
+            "alpha": ("vector", "one", "value")[case % 3],
+            "bias": (None, *TYPES)[random.integers(4)],
+            "c": ("none", "apart", "out")[random.integers(3)],
+        }
+        print(form)
+        p.finish(random, **form)
+        p.launch(module, config, swapped, 1 + case % 2)
+        p.check()
+
+
+@by_side
+@by_name
+def test_whole_columns(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+    """What most calls are: 16 bits a number, all columns of a tile, alpha alone; rows of the output on 8 bytes or 2;
+    columns kept by each unit that do not go by twos."""
+    config = CONFIGS[name]
+    for case in range(2 * SEEDS):
+        emulator, module = load(config, random, case)
+        x = config.tile_x if swapped else rows(config.tile_x, random)
+        y = rows(2 * config.tile_y, random) if swapped else 2 * config.tile_y
+        form = {"out_type": (FP16, BF16)[random.integers(2)], "out_align": (8, 2)[case % 2]}
+        p = product(emulator, random, swapped, x, y, 160, **form)
+        p.finish(random, alpha=("value", "one")[random.integers(2)])
+        p.launch(module, config, swapped, 1 + 2 * int(random.integers(2)))
+        p.check()
+
+
+@by_name
+def test_equal_bits_in_every_timing(name: str, random: numpy.random.Generator) -> None:
+    """Sums that round: the order of the parts of K is fixed, whoever comes first."""
+    config, split = CONFIGS[name], int(random.integers(2, 6))
+    x, y, k = config.tile_x - 3, config.tile_y, STAGE_K * split - 48
+    found, state = set(), random.bit_generator.state
+    for case in range(max(3, SEEDS)):
+        emulator, module = load(config, random, case)
+        same = numpy.random.Generator(type(random.bit_generator)())
+        same.bit_generator.state = state
+        p = product(emulator, same, False, x, y, k, integer=False)
+        p.launch(module, config, False, split)
+        found.add(p.result().tobytes())
+    assert len(found) == 1
+
+
+@by_name
+def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+    """Calls under dependent launch, each reading as c what the one before wrote: the next one's CTAs are there early
+    and must not read too soon."""
+    config = CONFIGS[name]
+    for case in range(SEEDS):
+        emulator, module = load(config, random, case)
+        split = int(random.integers(1, 4))
+        calls = [product(emulator, random, False, 130, 9, STAGE_K * max(split, 2)) for _ in range(3)]
+        for before, call in zip([None, *calls], calls):
+            call.add = before
+            call.launch(module, config, False, split, wait=False)
+        emulator.synchronize()
+        total = 0
+        for call in calls:
+            total = total + call.expected()
+            assert (call.result() == total).all()
+            assert call.untouched()
+
+
+def test_calls_of_different_kernels_in_a_row(random: numpy.random.Generator) -> None:
+    for _ in range(SEEDS):
+        emulator = Emulator("sm_90", seed=int(random.integers(2**30)))
+        module = emulator.load(gemm_ptx())
+        chosen = [CONFIGS[name] for name in random.choice(list(CONFIGS), 6)]
+        print([config.name for config in chosen])
+        calls = [Product(emulator, random, 300, 16, 384) for _ in chosen]
+        for before, call, config in zip([None, *calls], calls, chosen):
+            call.add = before
+            call.launch(module, config, bool(random.integers(2)), int(random.integers(1, 4)), wait=False)
+        emulator.synchronize()
+        assert (calls[-1].result() == sum(call.expected() for call in calls)).all()
+        assert all(call.untouched() for call in calls)
