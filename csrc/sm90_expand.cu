@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(SM90_EXPAND_THREADS)
     bool is_second = (int32_t)blockIdx.x >= s.first_ctas;
     const sm90_expand_operand &x = is_second ? s.second : s.first;
     uint32_t chunks = (uint32_t)((s.k + SM90_EXPAND_K - 1) / SM90_EXPAND_K);
-    uint32_t blocks = (uint32_t)(x.rows + SM90_EXPAND_ROWS - 1) / SM90_EXPAND_ROWS;
+    uint32_t blocks = ((uint32_t)x.rows + SM90_EXPAND_ROWS - 1) / SM90_EXPAND_ROWS;
     uint32_t index = blockIdx.x - (is_second ? s.first_ctas : 0), chunk = index % chunks;
     index /= chunks;
     uint32_t block = index % blocks, l = index / blocks;

@@ -145,7 +145,7 @@ template <class C> struct loader {
 
     __device__ __forceinline__ void begin_tile(const tile_place &p) {
         place = p;
-        x_blocks = min(C::X_BLOCKS, SM90_CEIL_DIV(s.x.rows - p.x, SM90_ATOM_ROWS));
+        x_blocks = SM90_CEIL_DIV(min(C::TILE_X, s.x.rows - p.x), SM90_ATOM_ROWS);
         sfx = s.x.scale + p.l * s.x.scale_batch + p.x / SM90_ATOM_ROWS * s.x.scale_pitch;
     }
 
@@ -372,7 +372,7 @@ template <class C> struct output {
 
     __device__ __forceinline__ output(const gemm_problem &p, const sm90_schedule &s, const tile_place &place)
         : p(p), s(s), alpha(0.0f) {
-        int64_t columns = s.swapped ? place.x + C::TILE_X : place.y + C::TILE_Y;
+        int64_t columns = s.swapped ? (int64_t)place.x + C::TILE_X : (int64_t)place.y + C::TILE_Y;
         plain = !p.c && !p.bias && (!p.alpha || p.alpha_stride == 0) && p.out_type != OUT_FP32 && columns <= p.n &&
                 ((uint64_t)p.out | p.out_pitch | p.out_batch) % 8 == 0;
         if (plain) alpha = p.alpha ? *p.alpha : p.alpha_value;

@@ -220,7 +220,7 @@ template <bool PLAIN> struct b_source {
                                                                      : row * (uint64_t)p.sfb_pitch);
         }
         row += lane / STEP_CHUNKS;
-        quarters = ((int)p.n - (int)row + 31) >> 5;
+        quarters = (((int)p.n - (int)row - 1) >> 5) + 1;
     }
 
     __device__ __forceinline__ void next_step(const gemm_problem &p) {
