@@ -24,16 +24,28 @@ static int is_empty(const gemm_problem *p) {
     return p->m == 0 || p->n == 0 || p->l == 0;
 }
 
+/* Where sm90 is not asked for, sm80 takes what needs too large a workspace, and what it is faster at. */
+static nvfp4_status plan_sm90(route *r, const plan_wish *wish) {
+    const device_facts *facts = r->where.facts;
+    nvfp4_status status = sm90_plan(facts, &r->problem, wish, &r->plan, &r->sm90);
+    if (!r->where.by_rule || (!status && !sm90_yields_to_sm80(facts, &r->problem, wish, &r->plan))) return status;
+    route other = *r;
+    forget_error();
+    nvfp4_status fails = sm80_plan(facts, &other.problem, &other.plan, &other.sm80);
+    if (fails && status) return fails;
+    if (fails)
+        forget_error();
+    else
+        *r = other;
+    return NVFP4_OK;
+}
+
 static nvfp4_status plan_on_gpu(route *r, const plan_wish *wish) {
     switch (r->where.family) {
     case NVFP4_BACKEND_SM100:
         return sm100_plan(r->where.facts, &r->problem, wish, &r->plan, &r->sm100);
-    case NVFP4_BACKEND_SM90: {
-        nvfp4_status status = sm90_plan(r->where.facts, &r->problem, wish, &r->plan, &r->sm90);
-        if (status != NVFP4_UNSUPPORTED || !r->where.by_rule) return status;
-        forget_error(); /* sm80 takes what needs too large a workspace */
-        return sm80_plan(r->where.facts, &r->problem, &r->plan, &r->sm80);
-    }
+    case NVFP4_BACKEND_SM90:
+        return plan_sm90(r, wish);
     default:
         return sm80_plan(r->where.facts, &r->problem, &r->plan, &r->sm80);
     }

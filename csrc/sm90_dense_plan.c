@@ -59,15 +59,16 @@ static int cut(const device_facts *facts, const gemm_problem *p, const dense_con
     return 1;
 }
 
-static double estimate(const gemm_problem *p, const dense_config *config, const cut_up *c) {
-    const double clk = 1e-3 / SM90_CLOCK_GHZ; /* us */
-    const double expanding = sm90_expansion_us((double)(c->x.expanded + c->y.expanded) / 2);
-    const double tensor = SM90_DENSE_TILE_X / 64 * 4 * (SM90_DENSE_TILE_Y / 2.0) * SM90_TENSOR_LOSS;
-    const double decoded = config->x_raw ? SM90_DENSE_TILE_X * SM90_DENSE_STAGE_K : 0;
-    const double stage = tensor + SM90_UNCOVERED * decoded / sm90_decode_per_clk(8);
-    const double rounds = (double)ceil_div(c->whole, c->clusters) + (c->halved ? 0.5 : 0.0);
-    const double stored = 128.0 * 256.0 * (p->out_type == OUT_FP32 ? 4 : 2) / SM90_STORE_B_CLK;
-    return SM90_FIXED_US + expanding + rounds * ((double)c->k_stages * stage + stored) * clk;
+static double estimate(const gemm_problem *p, const cut_up *c) {
+    const double tile = SM90_DENSE_TILE_X * SM90_DENSE_TILE_Y;
+    const double stage = SM90_DENSE_TILE_X / 64 * (SM90_DENSE_STAGE_K / 16) * (SM90_DENSE_TILE_Y / 2.0);
+    const double rounds = (double)ceil_div(c->whole, c->clusters);
+    const double stages = (double)c->k_stages * (rounds + (c->halved ? 0.5 : 0.0));
+    const double stored = tile * (p->out_type == OUT_FP32 ? 4.0 : 2.0) / SM90_DENSE_STORE_B_CLK;
+    const double stores = (rounds + (c->halved ? 0.5 : 0.0)) * stored;
+    const double exchange = c->halved ? sm90_exchange_us(tile / 2 * sizeof(float)) : 0.0;
+    return SM90_FIXED_US + sm90_expansion_us((double)(c->x.expanded + c->y.expanded) / SM90_FP16_BYTES) +
+           sm90_clocks_us(stages * stage * SM90_DENSE_LOSS + stores) + exchange;
 }
 
 int32_t sm90_dense_list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
@@ -78,7 +79,7 @@ int32_t sm90_dense_list(const device_facts *facts, const gemm_problem *p, plan_c
             if (kernels[configs[i].kernel].shared_bytes > facts->shared_per_block ||
                 !cut(facts, p, &configs[i], swapped, &c))
                 continue;
-            all[count++] = (plan_candidate){{configs[i].kernel, swapped, 1, 0}, estimate(p, &configs[i], &c)};
+            all[count++] = (plan_candidate){{configs[i].kernel, swapped, 1, 0}, estimate(p, &c)};
         }
     return count;
 }

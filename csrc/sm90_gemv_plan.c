@@ -74,12 +74,13 @@ int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *p, plan_ca
     sm90_gemv_schedule s;
     cut(facts, p, c, &s);
     if (s.ctas * p->l > INT32_MAX || sm90_gemv_shared_bytes(c->kernel, &s) > facts->shared_per_block) return 0;
-    const double clk = 1e-3 / SM90_CLOCK_GHZ; /* us */
-    const double bytes = (double)p->l * (double)p->n * (double)p->k * (0.5 + 1.0 / 16);
+    const double bytes = (double)p->l * (double)p->n * (double)p->k * SM90_RAW_BYTES;
     const double values = (double)busiest_steps(c, &s, s.log2_cut) * c->warps * SM90_GEMV_UNIT_ROWS * SM90_GEMV_STEP_K;
     const double rounds = (double)ceil_div(s.ctas * p->l, facts->sm_count);
-    const double decoded = rounds * values * (1.0 + SM90_GEMV_ROW_COST * (c->rows - 1)) / SM90_GEMV_PER_CLK * clk;
-    all[0] = (plan_candidate){{c->kernel, 0, 1, 0}, SM90_FIXED_US + sm90_max(bytes / SM90_DRAM_TB_S * 1e-6, decoded)};
+    const double rows = 1.0 + SM90_GEMV_ROW_COST * (c->rows - 1);
+    const double multiplied = sm90_clocks_us(rounds * values * rows / SM90_GEMV_PER_CLK);
+    const double time = SM90_GEMV_FIXED_US + sm90_max(bytes / SM90_DRAM_TB_S * 1e-6, multiplied);
+    all[0] = (plan_candidate){{c->kernel, 0, 1, 0}, time};
     return 1;
 }
 

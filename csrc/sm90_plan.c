@@ -138,7 +138,6 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .warps = c->config->warps,
         .split_k = c->split_k,
         .parts_bytes = parts_bytes(c->config, c->split_k),
-        .parts_in_stages = c->parts_in_stages,
         .expanded_batches = c->y.batches,
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
     };
@@ -253,6 +252,13 @@ nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *p, const p
     plan->candidates = choice.candidates;
     plan->modelled_us = choice.taken.time;
     return NVFP4_OK;
+}
+
+int sm90_yields_to_sm80(const device_facts *facts, const gemm_problem *p, const plan_wish *wish,
+                        const nvfp4_plan *plan) {
+    if (plan->kernel != KERNEL_sm90_dense_expanded || wish->candidate > 0 || wish->first.kernel == plan->kernel)
+        return 0;
+    return plan->modelled_us > sm90_sm80_us((double)p->m, (double)p->n, (double)p->k, (double)p->l, facts->sm_count);
 }
 
 /* ---- what the launch needs ---- */

@@ -32,6 +32,11 @@ typedef struct sm90_run {
 nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *problem, const plan_wish *wish, nvfp4_plan *plan,
                        sm90_run *run);
 
+/* Whether sm80 should run this product where nobody has asked for sm90, nor for this plan of it: what both operands
+ * have to be expanded for, because of how they lie, is slower than that unless there are many rows. */
+int sm90_yields_to_sm80(const device_facts *facts, const gemm_problem *problem, const plan_wish *wish,
+                        const nvfp4_plan *plan);
+
 /* The tensor maps of a planned product, 0 to PLAN_MOST_TENSORS of them; returns how many. Of what is expanded they
  * describe the workspace, after sm90_place_expansion. */
 int sm90_tensors(const gemm_problem *problem, const nvfp4_plan *plan, sm90_run *run,

@@ -296,7 +296,7 @@ def test_dense_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) 
     }
     assert rows[:2] == [expanded[m], (expanded if kernel == "expanded" else raw)[n]]
     ctas = 5 * 5 * (2 if kernel == "expanded" else 1)  # 128 rows by 256 along K each
-    assert rows[2:-1] == [["nvfp4_sm90_expand", str(ctas), "256", "0", rows[-1][4], "0", "1"]]
+    assert rows[2:-1] == [["nvfp4_sm90_expand", str(ctas), "512", "0", rows[-1][4], "0", "1"]]
     assert rows[-1][0] == name and rows[-1][5:] == ["2", "1"]
 
 

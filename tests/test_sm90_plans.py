@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +18,14 @@ import torch
 from conftest import Backend
 
 import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, reference
 
-CSRC = Path(__file__).resolve().parent.parent / "csrc"
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import fit_sm90  # noqa: E402
+
 CASES = [
     ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
     ragged.Case(131, 70, 2112, alpha="float", c="out"),
@@ -114,3 +121,36 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
             _C.prefer(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0)  # does not hold 24 rows
     finally:
         _C.forget_preferences()
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
+def test_no_shape_that_was_measured_has_a_slow_plan() -> None:
+    """Of its plans that were timed on an H200 each shape has one that is within 5 % of the fastest."""
+    model, measured = fit_sm90.Model(), fit_sm90.read_measured()
+    model.set()
+    ranked = {shape: model.rank(shape) for shape in measured}
+    assert len(measured) >= 55
+    slow = [
+        found
+        for shape, plans in measured.items()
+        if (found := fit_sm90.outcome(shape, plans, ranked[shape])).regret > 0.05
+    ]
+    assert not slow
+
+
+@pytest.mark.parametrize("shared", [0, 1], ids=["a", "b"])
+def test_values_for_all_batches(shared: int, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
+    """Where they are read as they lie the tensor map has a distance of zero between batches."""
+    case = ragged.Case(40, 300, 576, 3)
+    places = list(range(plan(case)["candidates"]))
+    if sm90.emulated:
+        places = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}").sample(places, EMULATED_SAMPLE)
+    call = ragged.Call(case, ragged.generator(case, shared), sm90.device)
+    given = list(call.operands)
+    given[shared] = given[shared][:1].expand(3, *given[shared].shape[1:])  # values; scales must be contiguous
+    expected = reference.gemm(*given, scale_layout=case.layout, out_dtype=case.out_dtype)
+    for i in places:
+        _C.set_candidate(i)
+        found = nvfp4.gemm(*given, scale_layout=case.layout, out_dtype=case.out_dtype, backend="sm90")
+        equal, message = reference.compare(found, expected, exact=True)
+        assert equal, f"candidate {i}: {plan(case)}: {message}"

@@ -6,6 +6,7 @@
 
 #include "error.h"
 #include "kernels.h"
+#include "sm90_model.h"
 #include "sm90_plan.h"
 
 /* Compute capability, has_sm90, has_sm100, SMs, shared memory a CTA and an SM, L2. */
@@ -405,8 +406,56 @@ static void check_wishes(int64_t m, int64_t n, int64_t k, variant v) {
     }
 }
 
+/* Of the shapes that matter most: the form, one round of clusters, and whether sm80 is to take what cannot be read as
+ * it lies. Times of an H200 stand behind each line (benchmarks/results/sm90_candidates.csv). */
+static void check_choices(void) {
+    static const struct {
+        int64_t m, n, k;
+        variant v;
+        sm90_form form;
+        int swapped, yields;
+    } choices[] = {
+        {1, 7168, 16384, PLAIN, SM90_GEMV, 0, 0},      {1, 4096, 7168, PLAIN, SM90_GEMV, 0, 0},
+        {1, 7168, 2048, PLAIN, SM90_GEMV, 0, 0},       {2, 7168, 16384, PLAIN, SM90_GEMV, 0, 0},
+        {4, 4096, 7168, PLAIN, SM90_GEMV, 0, 0},       {4, 7168, 2048, PLAIN, SM90_GEMV, 0, 0},
+        {5, 7168, 2048, PLAIN, SM90_GEMM, 1, 0},       {16, 7168, 16384, PLAIN, SM90_GEMM, 1, 0},
+        {16, 4096, 7168, PLAIN, SM90_GEMM, 1, 0},      {16, 7168, 2048, PLAIN, SM90_GEMM, 1, 0},
+        {64, 7168, 16384, PLAIN, SM90_GEMM, 1, 0},     {128, 7168, 16384, PLAIN, SM90_GEMM, 1, 0},
+        {128, 4096, 7168, PLAIN, SM90_GEMM, 1, 0},     {128, 7168, 2048, PLAIN, SM90_GEMM, 1, 0},
+        {16384, 16, 7168, PLAIN, SM90_GEMM, 0, 0},     {256, 7168, 16384, PLAIN, SM90_DENSE, 1, 0},
+        {512, 7168, 16384, PLAIN, SM90_DENSE, 1, 0},   {2304, 4608, 7168, PLAIN, SM90_DENSE, 1, 0},
+        {1, 7168, 16384, LINEAR, SM90_GEMV, 0, 0},     {16, 7168, 16384, LINEAR, SM90_DENSE, 0, 1},
+        {16, 7168, 2048, UNALIGNED, SM90_DENSE, 0, 1}, {128, 4096, 7168, LINEAR, SM90_DENSE, 0, 1},
+        {2304, 7168, 16384, LINEAR, SM90_DENSE, 0, 0}, {4096, 4608, 7168, UNALIGNED, SM90_DENSE, 0, 0},
+    };
+    const device_facts *h200 = &gpus[0].facts;
+    for (size_t i = 0; i < COUNT(choices); i++) {
+        gemm_problem p = problem(choices[i].m, choices[i].n, choices[i].k, 1, choices[i].v);
+        const plan_wish none = {.candidate = 0}, second = {.candidate = 1};
+        nvfp4_plan plan;
+        sm90_run run;
+        nvfp4_status status = sm90_plan(h200, &p, &none, &plan, &run);
+        snprintf(about, sizeof about, "choice %lld x %lld x %lld, variant %d: %s, swapped %d, split %d, %.1f us",
+                 (long long)p.m, (long long)p.n, (long long)p.k, choices[i].v, plan.name, plan.swapped, plan.split_k,
+                 plan.modelled_us);
+        expect(!status && run.form == choices[i].form, "the form that measures fastest");
+        if (run.form == SM90_GEMM) {
+            expect(plan.swapped == choices[i].swapped, "what has more rows stays raw");
+            expect(plan.grid <= sm90_ctas_that_fit(h200->sm_count, plan.split_k), "all CTAs run at once");
+            expect(plan.grid >= 90, "most SMs have work");
+        }
+        if (run.form == SM90_DENSE)
+            expect((plan.kernel == KERNEL_sm90_dense_x_raw) == (choices[i].v == PLAIN), "raw where it can be");
+        expect(sm90_yields_to_sm80(h200, &p, &none, &plan) == choices[i].yields, "sm80 takes it");
+        expect(!sm90_yields_to_sm80(h200, &p, &second, &plan), "but not where a plan is asked for by its place");
+        const plan_wish first = {.first = {plan.kernel, plan.swapped, plan.split_k, 0}};
+        expect(!sm90_yields_to_sm80(h200, &p, &first, &plan), "or by its settings");
+    }
+}
+
 int main(void) {
     check_families();
+    check_choices();
     check_refusals();
     check_wishes(128, 7168, 16384, PLAIN);
     check_wishes(2, 500, 1040, LINEAR);
