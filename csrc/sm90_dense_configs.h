@@ -12,7 +12,7 @@
  *
  * A call, in this order and on one queue, both launches programmatic:
  *
- *   1. nvfp4_sm90_expand(sm90_expand_schedule)           one CTA of SM90_EXPAND_THREADS for each of first_ctas + second_ctas,
+ *   1. nvfp4_sm90_expand(sm90_expand_schedule)           first_ctas + second_ctas CTAs of SM90_EXPAND_THREADS threads,
  *                                                        no dynamic shared memory, no cluster
  *   2. nvfp4_<id>(gemm_problem, sm90_dense_schedule)     clusters of 2 CTAs of SM90_DENSE_THREADS threads with
  *                                                        SM90_DENSE_SHARED_BYTES of dynamic shared memory
