@@ -72,7 +72,9 @@ plan_choice plan_choose(int32_t family, plan_lister *list, const device_facts *f
         .shared_per_sm = facts->shared_per_sm,
         .wish = wish ? *wish : (plan_wish){.candidate = 0},
     };
-    uint64_t hash = (uint64_t)p->m * 31 + (uint64_t)p->n * 0x9E3779B97F4A7C15 + (uint64_t)p->k * 0xC2B2AE3D27D4EB4F;
+    /* Odd numbers of 64 bits: the place is the upper bits, which all sizes have to reach. */
+    uint64_t hash = (uint64_t)p->m * 0xD6E8FEB86659FD93 + (uint64_t)p->n * 0x9E3779B97F4A7C15 +
+                    (uint64_t)p->k * 0xC2B2AE3D27D4EB4F + (uint64_t)p->l * 0x165667B19E3779F9;
     answer *a = &answers[hash >> 58];
     if (!a->choice.candidates || memcmp(&a->question, &q, sizeof q) != 0) {
         a->question = q;
