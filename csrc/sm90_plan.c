@@ -207,7 +207,7 @@ static nvfp4_status refuse(const device_facts *facts, const gemm_problem *p) {
         return fail(NVFP4_UNSUPPORTED, "the sm90 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
                     least, facts->shared_per_block);
     sm90_side a, b;
-    if (!sm90_expanded_side(p, 0, &a) && !sm90_expanded_side(p, 1, &b))
+    if (!sm90_expanded_side(p, 0, &a) || !sm90_expanded_side(p, 1, &b))
         return fail(
             NVFP4_UNSUPPORTED,
             "the product of M = %lld, N = %lld, K = %lld, L = %lld needs a workspace beyond the %lld bytes that "
