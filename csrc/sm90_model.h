@@ -84,7 +84,7 @@ static inline double sm90_clocks_us(double clocks) {
 
 /* Bytes of a value, its share of the scales included; and of one that has been expanded. */
 #define SM90_RAW_BYTES  (0.5 + 1.0 / 16)
-#define SM90_FP16_BYTES (16 / 8.0)
+#define SM90_FP16_BYTES 2.0
 
 /* Expanding so many values before. */
 static inline double sm90_expansion_us(double values) {

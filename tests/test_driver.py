@@ -310,6 +310,18 @@ def test_what_sm90_cannot_read_as_it_lies_is_expanded(fake_driver: Path, tmp_pat
         assert launch[0] == "nvfp4_sm90_dense_expanded", name
 
 
+def test_few_rows_that_sm90_cannot_read_as_they_lie_go_to_sm80(fake_driver: Path) -> None:
+    """Unless sm90 is asked for; many are worth the expansion. Rows of K = 1040 are 520 bytes."""
+    for options, backend in {
+        "16, 7168, 1040": "sm80",
+        "16, 7168, 1040, backend='sm90'": "sm90",
+        "4096, 1200, 1040": "sm90",
+        "16, 7168, 1024": "sm90",
+        "1, 7168, 1040": "sm90",
+    }.items():
+        assert run(f"print(nvfp4.info({options}, device=0)['plan']['backend'])", fake_driver) == backend, options
+
+
 def test_no_k_on_sm90_expands_nothing(fake_driver: Path, tmp_path: Path) -> None:
     (launch,) = launches("call(5, 300, 0, backend='sm90')", fake_driver, tmp_path / "log")
     assert launch[0].startswith("nvfp4_sm90_")
