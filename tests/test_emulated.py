@@ -74,7 +74,14 @@ def test_bounds(device: str, family: str) -> None:
 @pytest.mark.parametrize("device", [name for name in emulate.DEVICES if name != "sm_80"])
 def test_one_of_each_kind(device: str) -> None:
     """Later GPUs run other PTX, whose decoding of e2m1 differs; H200 and B200 their own kernels beside sm80's."""
-    files = ("test_decode.py", "test_epilogue.py", "test_layouts.py", "test_nan.py", "test_quantize.py")
+    files = (
+        "test_decode.py",
+        "test_epilogue.py",
+        "test_layouts.py",
+        "test_nan.py",
+        "test_quantize.py",
+        "test_shared_batches.py",
+    )
     emulated(device, *files, "test_custom_kernel.py", "-k", "sm80 or sm90 or sm100")
 
 

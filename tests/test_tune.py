@@ -219,10 +219,11 @@ def test_files_that_are_none_of_ours(tmp_path: Path) -> None:
 # --- on a GPU whose kernels have many plans -------------------------------------------------------------------------
 
 
-def test_on_an_emulated_b200() -> None:
+@pytest.mark.parametrize("device", ["sm_90", "sm_100"])
+def test_on_an_emulated_gpu(device: str) -> None:
     if not nvfp4.info()["archs"]:
         pytest.skip("this build has no GPU code")
-    output = emulated("sm_100", "test_tune.py", "-k", "test_b200")
+    output = emulated(device, "test_tune.py", "-k", "test_tunable")
     assert int(output.split(" passed")[0].split()[-1]) >= 7
 
 
