@@ -11,6 +11,9 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import emulate
@@ -35,54 +38,59 @@ def emulated(device: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_ragged_products_with_five_timings() -> None:
-    """Every case, on the oldest GPU: 335 ragged shapes, layouts, types and epilogues, equal to the CPU's to the bit."""
-    output = emulated("sm_80", "--seeds=5", "test_gemm_exact.py", "-k", "equal_bits and sm80")
-    assert int(output.split(" passed")[0].split()[-1]) >= 5 * 300
+@dataclass(frozen=True)
+class Run:
+    name: str
+    device: str
+    arguments: tuple[str, ...]
+    least: int  # tests that must have passed
+
+    def output(self) -> str:
+        return emulated(self.device, *self.arguments)
 
 
-def test_ragged_products_of_sm100_with_four_timings() -> None:
-    """The same cases on the B200's own kernels, as plan.c chooses them: each kind of timing once."""
-    output = emulated("sm_100", "--seeds=4", "test_gemm_exact.py", "-k", "equal_bits and sm100")
-    assert int(output.split(" passed")[0].split()[-1]) >= 4 * 300
+def ragged(device: str, family: str, timings: int) -> Run:
+    """Every case: 335 ragged shapes, layouts, types and epilogues, equal to the CPU's to the bit."""
+    arguments = (f"--seeds={timings}", "test_gemm_exact.py", "-k", f"equal_bits and {family}")
+    return Run(f"ragged products of {family}", device, arguments, timings * 300)
 
 
-def test_ragged_products_of_sm90_with_four_timings() -> None:
-    """And on Hopper's."""
-    output = emulated("sm_90", "--seeds=4", "test_gemm_exact.py", "-k", "equal_bits and sm90")
-    assert int(output.split(" passed")[0].split()[-1]) >= 4 * 300
-
-
-def test_every_plan_of_sm90() -> None:
-    """What plan.c could choose as well, on a few shapes: a sample of it."""
-    output = emulated("sm_90", "--seeds=4", "test_sm90_plans.py", "-k", "sm90")
-    assert int(output.split(" passed")[0].split()[-1]) >= 4 * 14
-
-
-def test_every_plan_of_sm100() -> None:
-    """What plan.c could choose as well, on a few shapes."""
-    output = emulated("sm_100", "--seeds=2", "test_sm100_plans.py", "-k", "sm100")
-    assert int(output.split(" passed")[0].split()[-1]) >= 2 * 7
-
-
-@pytest.mark.parametrize(("device", "family"), [("sm_90", "sm90"), ("sm_100", "sm100")])
-def test_bounds(device: str, family: str) -> None:
-    """Sums that round, of up to 16384 products."""
-    emulated(device, "test_gemm_bounds.py", "-k", family)
-
-
-@pytest.mark.parametrize("device", [name for name in emulate.DEVICES if name != "sm_80"])
-def test_one_of_each_kind(device: str) -> None:
+def one_of_each_kind(device: str) -> Run:
     """Later GPUs run other PTX, whose decoding of e2m1 differs; H200 and B200 their own kernels beside sm80's."""
-    files = (
-        "test_decode.py",
-        "test_epilogue.py",
-        "test_layouts.py",
-        "test_nan.py",
-        "test_quantize.py",
-        "test_shared_batches.py",
-    )
-    emulated(device, *files, "test_custom_kernel.py", "-k", "sm80 or sm90 or sm100")
+    files = ("decode", "epilogue", "layouts", "nan", "quantize", "shared_batches", "custom_kernel")
+    arguments = (*(f"test_{name}.py" for name in files), "-k", "sm80 or sm90 or sm100")
+    return Run(f"one of each kind on {device}", device, arguments, 50)
+
+
+RUNS = [
+    ragged("sm_80", "sm80", 5),  # on the oldest GPU
+    ragged("sm_90", "sm90", 4),  # each kind of timing once
+    ragged("sm_100", "sm100", 4),
+    # What the plan could choose as well, on a few shapes; of sm90 a sample.
+    Run("plans of sm90", "sm_90", ("--seeds=2", "test_sm90_plans.py", "-k", "sm90"), 2 * 14),
+    Run("plans of sm100", "sm_100", ("--seeds=2", "test_sm100_plans.py", "-k", "sm100"), 2 * 7),
+    # Sums that round, of up to 16384 products.
+    Run("bounds of sm90", "sm_90", ("test_gemm_bounds.py", "-k", "sm90"), 20),
+    Run("bounds of sm100", "sm_100", ("test_gemm_bounds.py", "-k", "sm100"), 20),
+    *(one_of_each_kind(device) for device in emulate.DEVICES if device != "sm_80"),
+]
+
+
+@pytest.fixture(scope="module")
+def outputs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
+    """By name, of the runs that are asked for: two at a time, each takes one core."""
+    driver()
+    items = [item for item in request.session.items if "outputs" in getattr(item, "fixturenames", ())]
+    asked = [item.callspec.params["run"] for item in items]
+    with ThreadPoolExecutor(2) as pool:
+        yield {run.name: pool.submit(run.output) for run in asked}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_runs(run: Run, outputs: dict[str, Future[str]]) -> None:
+    passed = int(outputs[run.name].result().split(" passed")[0].split()[-1])
+    assert passed >= run.least
 
 
 def test_bits_of_an_h200() -> None:
