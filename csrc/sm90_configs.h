@@ -20,7 +20,7 @@
     X(sm90_gemm_128x32, 2, 1, 32, 2, 8)                                                                                \
     X(sm90_gemm_256x32, 4, 1, 32, 2, 6)                                                                                \
     X(sm90_gemm_128x64, 2, 1, 64, 2, 6)                                                                                \
-    X(sm90_gemm_256x64, 4, 1, 64, 2, 5)                                                                                \
+    X(sm90_gemm_256x64, 4, 1, 64, 1, 5)                                                                                \
     X(sm90_gemm_128x128, 2, 1, 128, 1, 4)
 
 #define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of x, two spans of the swizzle of y */

@@ -167,12 +167,6 @@ __device__ __forceinline__ void release(uint32_t empty, uint32_t other_rank) {
     if (lane == 1) mbarrier_arrive_relaxed(map_to_rank(empty, other_rank));
 }
 
-__device__ __forceinline__ uint2 load_pair(uint32_t from) {
-    uint2 v;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
-    return v;
-}
-
 /* Raw x of one stage into a thread's fragments of its four steps. */
 template <class C> __device__ __forceinline__ void decode_x(uint32_t stage, uint32_t (&a)[4][4]) {
     int lane = threadIdx.x % 32, row = (threadIdx.x / 32 - FIRST_MATH_WARP) * 16 + lane / 4, t = lane % 4;
@@ -181,7 +175,7 @@ template <class C> __device__ __forceinline__ void decode_x(uint32_t stage, uint
     uint32_t four[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        words[h] = load_pair(values + h * 8 * 32);
+        words[h] = load_shared_64(values + h * 8 * 32);
         four[h] = load_shared(scales + h * 8 * 16);
     }
     uint32_t scale_pair = decode_scales(four[0] >> t * 8 & 0xFF, four[1] >> t * 8 & 0xFF);
@@ -211,8 +205,8 @@ template <class C> struct multiplier {
         uint32_t stage = at.stage(ring.slot);
         mbarrier_wait(at.full(ring.slot), ring.parity);
         if constexpr (C::X_RAW) decode_x<C>(stage, a);
-        uint64_t y = wgmma_swizzled_descriptor(stage);
-        uint64_t x = wgmma_swizzled_descriptor(stage + C::X_AT + threadIdx.x / 128 * 8192 - 8192);
+        uint64_t y = wgmma_descriptor(stage);
+        uint64_t x = wgmma_descriptor(stage + C::X_AT + threadIdx.x / 128 * 8192 - 8192);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++)

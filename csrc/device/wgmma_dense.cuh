@@ -5,13 +5,6 @@
 
 #include "wgmma.cuh"
 
-/* Rows of 128 bytes as a tensor map's 128-byte swizzle leaves them, from a multiple of 1024 on; 16 further along K are
- * two more (sections 9.7.15.5.1, 9.7.15.5.2). In a cluster a shared address has the CTA's rank in its upper bits, which
- * would reach other fields. */
-__device__ __forceinline__ uint64_t wgmma_swizzled_descriptor(uint32_t address) {
-    return (uint64_t)(address >> 4 & 0x3FFF) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
 #define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)

@@ -168,13 +168,13 @@ def combine(operation: str, kind: str, a: numpy.ndarray, b: numpy.ndarray, flush
         if flush:
             total[numpy.abs(total) < tiny] *= 0
         return total.view(numpy.uint32)
-    if kind == "f16":
-        x, y = a.view(numpy.float16), b.view(numpy.float16)
-        return {"add": numpy.add, "min": numpy.minimum, "max": numpy.maximum}[operation](x, y).view(numpy.uint16)
-    x, y = from_bf16(a), from_bf16(b)
+    x, y = (a.view(numpy.float16), b.view(numpy.float16)) if kind == "f16" else (from_bf16(a), from_bf16(b))
     if operation == "add":
+        if kind == "f16":
+            return (x + y).view(numpy.uint16)
         return to_bf16(x.astype(numpy.float64) + y.astype(numpy.float64))
-    return numpy.where((x < y) == (operation == "min"), a, b)
+    less = (x < y) | ((x == y) & numpy.signbit(x) & ~numpy.signbit(y))  # -0 is less than +0
+    return numpy.where(less == (operation == "min"), a, b)
 
 
 @pytest.mark.parametrize("space", SPACES)
