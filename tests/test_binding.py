@@ -490,7 +490,8 @@ def test_nothing_leaks(operands: list[torch.Tensor]) -> None:
         gc.collect()
         return sys.getallocatedblocks() - before
 
-    assert min(growth(100) for _ in range(6)) < 50  # caches fill now and then; a leak would show in every round
+    # Caches fill at first and now and then; a leak would show in every round.
+    assert any(growth(100) < 50 for _ in range(20))
     objects = [*operands, out, bias, x, *views]
     counts = [sys.getrefcount(o) for o in objects]
     for _ in range(50):

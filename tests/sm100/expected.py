@@ -30,7 +30,8 @@ def tensor_core(
     a: numpy.ndarray, sfa: numpy.ndarray, b: numpy.ndarray, sfb: numpy.ndarray
 ) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
     """What a chain of tcgen05.mma over 64 values along K leaves, from integers alone: [M, N] in fp32. Besides the sum
-    in double and the largest magnitude of a partial sum.
+    in double and what a step's error is less than 2^-23 of: the largest magnitude of a partial sum, and a little for
+    what was cut where terms cancelled.
 
     a, b: e2m1 codes [rows, K]; sfa, sfb: e4m3 bytes [rows, K/16]. In each step four sums of 16 products, exact, with
     their scales, and the sum so far are cut toward zero 35 bits below the largest exponent, added, and cut to 24 bits.
@@ -70,7 +71,8 @@ def tensor_core(
         bits = numpy.frexp(numpy.abs(added).astype(float))[1]
         lost = numpy.clip(bits - 24, 0, None)
         total = numpy.ldexp((numpy.sign(added) * (numpy.abs(added) >> lost << lost)).astype(float), top - 35)
-        largest = numpy.maximum(largest, numpy.abs(exact))
+        # Five numbers were cut at 2^(top - 35): in units of 2^-23 less than 6 * 2^(top - 12).
+        largest = numpy.maximum(largest, numpy.abs(exact) + numpy.ldexp(6.0, top - 12))
     return total.astype(numpy.float32), exact, largest
 
 
