@@ -75,16 +75,6 @@ template <int GROUP_, int TILE_Y_, int STAGES_, int ACCUMULATORS_, int GATHER_> 
     static_assert(CHUNK == 16 || CHUNK == 32, "what tcgen05_load takes");
 };
 
-/* A place in a ring of slots, and the parity of the phase that ends when the slot is filled this time round. */
-template <int SLOTS> struct ring {
-    uint32_t slot = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        slot++;
-        if (slot == SLOTS) slot = 0, parity ^= 1;
-    }
-};
-
 /* This CTA's share of the work. */
 template <class C> struct share {
     uint32_t base;           /* shared address of the stages */

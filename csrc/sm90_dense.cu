@@ -52,16 +52,6 @@ template <int X_RAW_, int STAGES_> struct config {
     static_assert(SUMS / 2 * MATH_WARPS * 32 * 4 <= TURN_AT, "half a tile's sums fit the stages");
 };
 
-/* A place in a ring of slots, and the parity of the phase that ends when the slot is filled this time round. */
-template <int SLOTS> struct ring {
-    uint32_t slot = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        slot++;
-        if (slot == SLOTS) slot = 0, parity ^= 1;
-    }
-};
-
 /* Shared addresses. */
 template <class C> struct layout {
     uint32_t base;

@@ -1,7 +1,7 @@
-/* NVFP4 operands to fp16, exactly, for sm90_dense.cu: every value times its scale (times the power of two that
- * decode.cuh leaves to the epilogue), rows of 64 * ceil(K/64) numbers, zero beyond K.
+/* NVFP4 operands to fp16, exactly, for sm90_gemm.cu and sm90_dense.cu: every value times its scale (times the power of
+ * two that decode.cuh leaves to the epilogue), rows of 64 * ceil(K/64) numbers, zero beyond K.
  *
- * The order within 64 values along K is the one in which the dense kernel decodes what it gets raw, in registers: of a
+ * The order within 64 values along K is the one in which those kernels decode what they get raw, in registers: of a
  * step of 16 that wgmma makes, lane t of a quad supplies columns 2t, 2t+1 and 2t+8, 2t+9, and it takes them from
  * group t, the 16 values of one scale: pairs 0 and 1 of its word 0 for step 0, 2 and 3 for step 1, those of word 1 for
  * steps 2 and 3. So 16 bytes of the result, piece 4w + q, are pair q of word w of the four groups.

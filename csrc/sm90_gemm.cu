@@ -62,16 +62,6 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
     static_assert(PARTS_AT <= 227 * 1024, "what Hopper gives a CTA");
 };
 
-/* A place in a ring of slots, and the parity of the phase that ends when the slot is filled this time round. */
-template <int SLOTS> struct ring {
-    uint32_t slot = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        slot++;
-        if (slot == SLOTS) slot = 0, parity ^= 1;
-    }
-};
-
 /* This CTA's share of the work. */
 template <class C> struct share {
     uint32_t base;           /* shared address of the stages */
