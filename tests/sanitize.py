@@ -1,18 +1,23 @@
 """compute-sanitizer over the GPU kernels: `python tests/sanitize.py` on a machine with a GPU and the CUDA toolkit.
 
-Runs a ragged set of calls under memcheck, racecheck, synccheck and initcheck and prints a table. Every tensor is an
-allocation of its own, of exactly its size, so that memcheck sees one byte too many; the data come from the host, so
-that initcheck knows what was written. Every result is compared with that of the CPU backend.
+Runs a ragged set of calls under memcheck, racecheck, synccheck and initcheck, side by side, and prints a table. Every
+tensor is an allocation of its own, of exactly its size, so that memcheck sees one byte too many; the data come from the
+host, so that initcheck knows what was written. Every result is compared with that of the CPU backend.
+
+`--backend sm90` runs one family's calls alone, `--tool racecheck` one tool.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Every instantiation with K cut and not (test_driver.py checks that), tails along M, N and K, no K, a batch.
@@ -98,7 +103,7 @@ def run_every_kernel(backend: str) -> int:
     return calls
 
 
-def run() -> int:
+def run(backends: list[str]) -> int:
     """Runs the set; returns how many calls agreed with the CPU."""
     import torch
 
@@ -107,8 +112,8 @@ def run() -> int:
     def gpu(x: torch.Tensor) -> torch.Tensor:
         return x.to("cuda")
 
-    calls = sum(run_products(SHAPES, family) for family in families())
-    calls += sum(run_every_kernel(family) for family in families()[1:])
+    calls = sum(run_products(SHAPES, backend) for backend in backends)
+    calls += sum(run_every_kernel(backend) for backend in backends if backend != "sm80")
     x = torch.randn(2, 129, 80)
     for layout in ("128x4", "linear"):
         data, scale = nvfp4.quantize(gpu(x), scale_layout=layout)
@@ -125,31 +130,42 @@ def run() -> int:
     return calls
 
 
-def sanitize(tool: str) -> tuple[bool, str]:
+def sanitize(tool: str, backends: list[str]) -> tuple[bool, str]:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--target-processes", "all"]
     if tool != "initcheck":  # which must see the writes of every kernel
         command += ["--kernel-name", "kns=nvfp4"]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command += [sys.executable, __file__, "--run"]
+    command += [sys.executable, __file__, "--run", *(f"--backend={backend}" for backend in backends)]
+    start = time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     output = done.stdout + done.stderr
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", output)
-    clean = done.returncode == 0 and bool(summary) and "agree with the CPU backend" in output
+    calls = re.findall(r"\d+ calls agree with the CPU backend", output)
+    clean = done.returncode == 0 and bool(summary) and bool(calls)
     if not clean:
         print(output[-4000:])
-    return clean, summary[-1] if summary else f"no summary, exit status {done.returncode}"
+    told = [summary[-1] if summary else f"no summary, exit status {done.returncode}", *calls[-1:]]
+    return clean, f"{', '.join(told)}, {time.monotonic() - start:.0f} s"
 
 
 def main() -> None:
-    if "--run" in sys.argv:
-        print(f"{run()} calls agree with the CPU backend")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--backend", action="append", help="of this GPU; by default all that it has")
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="by default all four")
+    parser.add_argument("--run", action="store_true", help="the calls alone, without a tool")
+    args = parser.parse_args()
+    backends = args.backend or families()
+    if args.run:
+        print(f"{run(backends)} calls agree with the CPU backend", flush=True)
         return
     if not shutil.which("compute-sanitizer"):
         sys.exit("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
-    results = {tool: sanitize(tool) for tool in TOOLS}
-    for tool, (clean, summary) in results.items():
-        print(f"{tool:10}  {'clean' if clean else 'FAILED':6}  {summary}")
-    sys.exit(not all(clean for clean, _ in results.values()))
+    tools = args.tool or list(TOOLS)
+    with ThreadPoolExecutor(len(tools)) as pool:
+        results = list(pool.map(lambda tool: sanitize(tool, backends), tools))
+    for tool, (clean, summary) in zip(tools, results):
+        print(f"{tool:10}  {'clean' if clean else 'FAILED':6}  {', '.join(backends)}: {summary}")
+    sys.exit(not all(clean for clean, _ in results))
 
 
 if __name__ == "__main__":
