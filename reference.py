@@ -9,7 +9,7 @@ one e4m3 for every 16 values along K, in one of two layouts:
 
 `gemm`, `quantize`, `dequantize` and `swizzle` define what the functions of the same names in `nvfp4` return.
 `generate_input`, `ref_kernel` and `check_implementation` do the same for `nvfp4.custom_kernel`, whose views put the
-batch last, and `load_task` reads the shapes of task.yml.
+batch last, and `load_task` reads the shapes of the competition's tasks from task.yml and nvfp4/task_gemv.yml.
 
 Products of operands are multiples of 2^-20 and at most 6*448*6*448 < 2^22.8, so the fp64 sums here are exact up to
 K = 1184 whatever the scales, and for integer scales at any K that fits in memory; beyond, they are off by 2^-53 a
@@ -265,6 +265,7 @@ def generate_input(
     l: int,  # noqa: E741 (the problem's name for the batch)
     seed: int,
     *,
+    b_rows: int | None = None,
     scales: str = "contest",
     padding: int = E4M3_NAN,
     device: torch.device | str | None = None,
@@ -277,8 +278,14 @@ def generate_input(
                   (l, row blocks, column blocks, 32, 4, 4); bytes of padding are `padding`
     c             [m, n, l] float16, in memory (l, m, n): where the result goes; holds NaN
 
+    With `b_rows`, b and sfb_ref have that many rows, of which only the first n, as many as c has columns, count: the
+    others hold random values and scales of `padding`, by default NaN.
+
     The same arguments give the same bytes on every device; the default is the GPU where there is one.
     """
+    b_rows = n if b_rows is None else b_rows
+    if b_rows < n:
+        raise ValueError(f"b_rows: b cannot have {b_rows} rows if {n} of them count")
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     generator = torch.Generator().manual_seed(seed)
 
@@ -286,22 +293,24 @@ def generate_input(
         byte = torch.randint(0, 256, (l, rows, k // 2), dtype=torch.uint8, generator=generator)
         return byte.to(device).permute(1, 2, 0).view(torch.float4_e2m1fn_x2)
 
-    def scale_pair(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def scale_pair(rows: int, rows_that_count: int) -> tuple[torch.Tensor, torch.Tensor]:
         choices = torch.tensor(SCALE_SETS[scales], dtype=torch.uint8)
         linear = choices[torch.randint(0, len(choices), (l, rows, k // BLOCK), generator=generator)].to(device)
+        linear[:, rows_that_count:] = padding
         swizzled = swizzle(linear, padding).permute(3, 4, 1, 5, 2, 0)
         return linear.permute(1, 2, 0).view(torch.float8_e4m3fn), swizzled.view(torch.float8_e4m3fn)
 
-    a, b = values(m), values(n)
-    (sfa, sfa_permuted), (sfb, sfb_permuted) = scale_pair(m), scale_pair(n)
+    a, b = values(m), values(b_rows)
+    (sfa, sfa_permuted), (sfb, sfb_permuted) = scale_pair(m, m), scale_pair(b_rows, n)
     c = torch.full((l, m, n), math.nan, dtype=torch.float16, device=device).permute(1, 2, 0)
     return a, b, sfa, sfb, sfa_permuted, sfb_permuted, c
 
 
 def batch_first(data: Data) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a, b and the linear scales as `gemm` takes them: uint8 and [l, rows, ...]."""
+    """a, b and the linear scales as `gemm` takes them: uint8 and [l, rows, ...], without b's rows that do not count."""
     a, b, sfa, sfb = (as_bytes(x).permute(2, 0, 1) for x in data[:4])
-    return a, b, sfa, sfb
+    n = data[6].shape[1]
+    return a, b[:, :n], sfa, sfb[:, :n]
 
 
 def ref_kernel(data: Data) -> torch.Tensor:
@@ -347,17 +356,21 @@ def compare(
     return False, f"{count} of {expected.numel()} values are wrong, {first}"
 
 
-# --- task.yml -----------------------------------------------------------------------------------------------------
+# --- the competition's tasks --------------------------------------------------------------------------------------
+
+TASKS = {"nvfp4_gemm": "task.yml", "nvfp4_gemv": "task_gemv.yml"}
 
 
-def load_task(path: str | Path | None = None) -> dict[str, Any]:
-    """task.yml as a dict; "tests" and "benchmarks" are lists of arguments for generate_input.
+def load_task(task: str | Path = "nvfp4_gemm") -> dict[str, Any]:
+    """A task by its name in TASKS, or a file of that form, as a dict; "tests" and "benchmarks" are lists of arguments
+    for generate_input.
 
-    Reads the part of YAML that the file uses: comments, `key: scalar`, and `key:` followed by `- {key: scalar, ...}`.
+    Reads the part of YAML that the files use: comments, `key: scalar`, and `key:` followed by `- {key: scalar, ...}`.
     """
-    task: dict[str, Any] = {}
+    path = task_file(TASKS[task]) if task in TASKS else Path(task)
+    content: dict[str, Any] = {}
     section: list[dict[str, Any]] = []
-    for line in Path(path or Path(__file__).with_name("task.yml")).read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         text = line.partition("#")[0].strip()
         if text.startswith("- {") and text.endswith("}"):
             pairs = (pair.partition(":") for pair in text[3:-1].split(","))
@@ -365,8 +378,14 @@ def load_task(path: str | Path | None = None) -> dict[str, Any]:
         elif text:
             key, _, value = text.partition(":")
             section = []
-            task[key] = scalar(value) if value else section
-    return task
+            content[key] = scalar(value) if value else section
+    return content
+
+
+def task_file(name: str) -> Path:
+    """Beside this file; in a checkout, where this file lies above the package and the package links to it, within."""
+    beside = Path(__file__).with_name(name)
+    return beside if beside.exists() else beside.parent / "nvfp4" / name
 
 
 def scalar(text: str) -> int | float | str:

@@ -14,6 +14,7 @@ import torch
 from test_driver import fake_driver  # noqa: F401
 
 import nvfp4
+from nvfp4 import reference
 from nvfp4.__main__ import main
 from nvfp4.cli import check, machine, show
 
@@ -76,6 +77,21 @@ def test_check_runs_all_ten(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(check, "run_test", lambda test, *_: seen.append(test) or {"passed": len(seen) != 4})
     assert main(["check", "--json", "--backend", "cpu"]) == 1
     assert len(seen) == 10 and json.loads(capsys.readouterr().out)["passed"] == 9
+
+
+def test_check_of_the_gemv_task(capsys: pytest.CaptureFixture[str]) -> None:
+    """Test 1 on this machine, forced and by rule."""
+    for forced in ([], ["--backend", "cpu"]):
+        assert main(["check", "--task", "nvfp4_gemv", "--only", "1", "--json", *forced]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        (test,) = answer["tests"]
+        assert answer["task"] == "nvfp4_gemv" and test["shape"] == {"m": 128, "n": 1, "k": 256, "l": 1}
+        assert test["passed"] and test["exact"] and test["repeats"]
+
+
+def test_check_knows_the_tasks() -> None:
+    assert tuple(reference.TASKS) == check.TASKS
+    says(nvfp4_command("check", "--task", "nvfp4_gemx"), 2, "--task", "nvfp4_gemm", "nvfp4_gemv")
 
 
 def one_wrong(c: torch.Tensor) -> None:

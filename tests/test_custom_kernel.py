@@ -47,6 +47,15 @@ def test_same_as_gemm(backend: Backend, generator: torch.Generator) -> None:
     )[0]
 
 
+@pytest.mark.parametrize(("m", "k", "l"), [(130, 272, 3), (256, 1536, 1), (7, 64, 2)])
+def test_vector_in_a_matrix(backend: Backend, m: int, k: int, l: int, generator: torch.Generator) -> None:  # noqa: E741
+    """The competition's gemv: b is the first of 128 rows, batches lie 128 rows apart, and the other rows are NaN."""
+    seed = int(torch.randint(2**31, (), generator=generator))
+    data = reference.generate_input(m, 1, k, l, seed, b_rows=128, device=backend.device)
+    a, b, _, _, sfa, sfb, c = data
+    assert reference.check_implementation(data, nvfp4.custom_kernel(a, b[:1], sfa, sfb, c), exact=True)[0]
+
+
 @pytest.mark.parametrize("test", reference.load_task()["tests"][:1], ids=str)
 def test_first_of_the_ten(backend: Backend, test: dict[str, int]) -> None:
     """`python -m nvfp4 check` runs all ten."""

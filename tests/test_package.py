@@ -144,6 +144,7 @@ def test_definition_and_task_are_in_the_package() -> None:
     package = Path(nvfp4.__file__).parent
     for name in ("reference.py", "task.yml"):
         assert (package / name).read_text() == (ROOT / name).read_text()
+    assert (package / "task_gemv.yml").is_file()
     assert (package / "py.typed").is_file()
 
 

@@ -77,10 +77,12 @@ def test_fma_of_what_is_not_finite() -> None:
     assert reference.compare(reference.fma(x, y, z), expected, exact=True)[0]
 
 
-def test_task_yml_is_yaml() -> None:
+@pytest.mark.parametrize("task", reference.TASKS)
+def test_task_is_yaml(task: str) -> None:
     yaml = pytest.importorskip("yaml")
-    text = Path(reference.__file__).with_name("task.yml").read_text()
-    by_yaml, mine = yaml.safe_load(text), reference.load_task()
+    text = Path(reference.__file__).with_name(reference.TASKS[task]).read_text()
+    by_yaml, mine = yaml.safe_load(text), reference.load_task(task)
+    assert mine["name"] == task
     assert mine["rtol"] == mine["atol"] == reference.RTOL == reference.ATOL
     assert {**by_yaml, "rtol": float(by_yaml["rtol"]), "atol": float(by_yaml["atol"])} == mine
 
@@ -92,6 +94,30 @@ def test_task_yml_shapes() -> None:
     }
     assert len(shapes["tests"]) == 10 and shapes["tests"][5] == (2304, 4608, 7168, 1, 1111)
     assert [s[:3] for s in shapes["benchmarks"]] == [(128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048)]
+
+
+def test_gemv_task_shapes() -> None:
+    task = reference.load_task("nvfp4_gemv")
+    entries = task["tests"] + task["benchmarks"]
+    assert {(entry["n"], entry["b_rows"], entry["seed"]) for entry in entries} == {(1, 128, 1111)}
+    shapes = [(entry["m"], entry["k"], entry["l"]) for entry in entries]
+    assert len(task["tests"]) == 10 and shapes[5] == (2432, 4608, 2)
+    assert shapes[10:] == [(7168, 16384, 1), (4096, 7168, 8), (7168, 2048, 4)]
+
+
+def test_load_task_finds_its_files(tmp_path: Path) -> None:
+    """By a task's name or a path, beside the module in the package or, from the file above it, within."""
+    assert reference.load_task() == reference.load_task("nvfp4_gemm")
+    own = tmp_path / "task.yml"
+    own.write_text("name: mine\ntests:\n  - {m: 1, n: 2, k: 16, l: 1, seed: 3}\n")
+    for path in (own, str(own)):
+        assert reference.load_task(path) == {"name": "mine", "tests": [{"m": 1, "n": 2, "k": 16, "l": 1, "seed": 3}]}
+    above = Path(__file__).parents[1] / "reference.py"
+    if (above.parent / "nvfp4" / "task_gemv.yml").exists():
+        for task in reference.TASKS:
+            assert runpy.run_path(str(above))["load_task"](task) == reference.load_task(task)
+    with pytest.raises(FileNotFoundError, match="nvfp4_gemx"):
+        reference.load_task("nvfp4_gemx")
 
 
 @pytest.mark.parametrize("scales", reference.SCALE_SETS)
@@ -116,6 +142,28 @@ def test_generate_input(scales: str) -> None:
     assert not any(
         torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(data[:2], other[:2], strict=True)
     )
+
+
+def test_rows_of_b_that_do_not_count() -> None:
+    """They hold random values under NaN, change no result, and reach every result of a kernel that reads them."""
+    m, n, k, batch = 9, 2, 80, 3
+    data = reference.generate_input(m, n, k, batch, seed=5, b_rows=130, device="cpu")
+    a, b, _, sfb, _, sfb_permuted, c = data
+    assert b.shape == (130, k // 2, batch) and sfb.shape == (130, k // 16, batch) and c.shape == (m, n, batch)
+    assert sfb_permuted.shape == (32, 4, 2, 4, 2, batch)
+    linear = reference.unswizzle(sfb_permuted.permute(5, 2, 4, 0, 1, 3), 130, k // 16)
+    assert torch.equal(linear.view(torch.uint8), sfb.permute(2, 0, 1).contiguous().view(torch.uint8))
+    assert reference.decode_e4m3(sfb[n:]).isnan().all() and not reference.decode_e4m3(sfb[:n]).isnan().any()
+    assert len(set(b[n:].contiguous().view(torch.uint8).flatten().tolist())) == 256
+    result = reference.ref_kernel(data)
+    assert result.shape == c.shape and not result.isnan().any()
+    assert reference.check_implementation(data, result, exact=True) == (True, "every bit is equal")
+    b.view(torch.uint8)[n:] ^= 0xFF
+    assert torch.equal(reference.ref_kernel(data), result)
+    every_row = (*data[:6], torch.empty(m, 130, batch, dtype=torch.float16))
+    assert reference.ref_kernel(every_row)[:, n:].isnan().all()
+    with pytest.raises(ValueError, match="b cannot have 1 rows if 2 of them count"):
+        reference.generate_input(m, n, k, batch, seed=5, b_rows=1, device="cpu")
 
 
 def test_all_bytes_are_drawn() -> None:
