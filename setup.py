@@ -7,6 +7,9 @@ errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import os
 import re
 import shlex
@@ -47,8 +50,18 @@ def relative(pattern: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
+@functools.cache
+def one_at_a_time() -> None:
+    """All that a build leaves in build/ is that of one: another one waits here until this process has ended."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    lock = os.open(ROOT / "build" / "lock", os.O_CREAT | os.O_RDWR)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 class Build(build):
     def run(self) -> None:
+        one_at_a_time()
         # What an earlier build left here would be packed too, deleted files included.
         shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
@@ -57,7 +70,7 @@ class Build(build):
 class BuildExt(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.force = True  # flags and environment may have changed as well as files
+        self.force = True  # flags, environment and fat binaries may have changed as well as files
 
     def build_extension(self, ext: Extension) -> None:
         if nvfp4_cuda.wanted():
@@ -82,6 +95,7 @@ class BuildExt(build_ext):
         super().build_extension(ext)
 
     def run(self) -> None:
+        one_at_a_time()
         super().run()
         if not self.inplace:
             # `python -m nvfp4` in a checkout imports the nvfp4 folder it stands in, not the installed package.

@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # 13.0, so that every driver from R580 on loads the result. All five at the same minor version: nvidia-cuda-nvcc alone
@@ -67,14 +69,18 @@ def find_nvcc() -> Path | None:
     return next((path for path in places if path.is_file() and new_enough(path)), None)
 
 
-def inputs(source: Path) -> list[Path]:
-    """The file and every file of ours that it includes."""
+def inputs(source: Path) -> list[Path] | None:
+    """The file and every file of ours that it includes; what is in <> is the compiler's. None if that is not sure."""
     found, queue = {source}, [source]
     while queue:
         path = queue.pop()
-        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M):
-            included = (path.parent / name).resolve()
-            if included.is_file() and included not in found:
+        for name in re.findall(r"^\s*#\s*include\s*(\S+)", path.read_text(), re.M):
+            if name.startswith("<"):
+                continue
+            included = (path.parent / name.strip('"')).resolve()
+            if not (name.startswith('"') and included.is_file()):
+                return None
+            if included not in found:
                 found.add(included)
                 queue.append(included)
     return sorted(found)
@@ -93,37 +99,67 @@ def preprocesses_cxx() -> bool:
     return subprocess.run(command, input=b"#include <cmath>\n", capture_output=True).returncode == 0
 
 
-def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str]) -> Path:
+def sha256(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(b"%d " % len(part) + part)
+    return digest.hexdigest()
+
+
+# Flags that name no file whose contents would count, and that are not there for what nvcc prints.
+PLAIN_FLAG = re.compile(r"-D.+|-W.+|-G|-lineinfo")
+
+
+def key_of(source: Path, options: list[str], flags: list[str], compiler: str) -> str | None:
+    """Of everything that a fat binary is made from; None where that is unclear, and it has to be made anew."""
+    files = inputs(source)
+    hidden = any(os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
+    if files is None or hidden or not all(map(PLAIN_FLAG.fullmatch, flags)):
+        return None
+    # The compiler's version and not its path, which in an isolated build is another one each time.
+    return sha256(compiler.encode(), "\0".join(options).encode(), *(path.read_bytes() for path in files))
+
+
+def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str], threads: int = 1) -> Path:
+    """Beside the output stands a file with its key and its own digest: an output is taken again if both are right."""
     nvcc = find_nvcc()
     if nvcc is None:
         sys.exit(f"{NOT_FOUND}: {REMEDY}")
     source = source.resolve()
     output = folder / f"{source.stem}.fatbin"
     options = ["-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
-    # The version and not the path, which in an isolated build is another one each time.
-    digest = hashlib.sha256("\0".join([says(nvcc), *options]).encode())
-    for path in inputs(source):
-        digest.update(path.read_bytes())
-    key = output.with_suffix(".key")
-    if output.is_file() and key.is_file() and key.read_text() == digest.hexdigest():
+    key, note = key_of(source, options, flags, says(nvcc)), output.with_suffix(".key")
+    if key and output.is_file() and note.is_file() and note.read_text() == f"{key} {sha256(output.read_bytes())}":
         return output
-    key.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    command = [str(nvcc), *options, f"--threads={os.cpu_count() or 1}", "-o", str(output), str(source)]
-    print(" ".join(command), flush=True)
-    if subprocess.run(command).returncode != 0:
-        reason = "see above" if preprocesses_cxx() else "it needs a C++ compiler and its headers: install g++"
-        sys.exit(f"nvfp4: nvcc could not compile {source.name}, {reason}; NVFP4_CUDA=0 builds for the CPU alone.")
-    key.write_text(digest.hexdigest())
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch, output.name)
+        command = [str(nvcc), *options, f"--threads={threads}", "-o", str(made), str(source)]
+        print(" ".join(command), flush=True)
+        if subprocess.run(command).returncode != 0:
+            reason = "see above" if preprocesses_cxx() else "it needs a C++ compiler and its headers: install g++"
+            sys.exit(f"nvfp4: nvcc could not compile {source.name}, {reason}; NVFP4_CUDA=0 builds for the CPU alone.")
+        record = f"{key} {sha256(made.read_bytes())}"
+        made.replace(output)
+    if key and key == key_of(source, options, flags, says(nvcc)):  # else a file was changed meanwhile
+        note.write_text(record)
     return output
 
 
 def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str]) -> None:
-    """Compiles every source and writes fatbins.inc, which csrc/fatbin.c includes."""
+    """Compiles every source, the longest work first, and writes fatbins.inc, which csrc/fatbin.c includes."""
+    cores = os.cpu_count() or 1
+    threads = max(1, cores // max(1, len(archs_of)))
+    longest_first = sorted(archs_of, key=lambda source: -len(archs_of[source]) * source.stat().st_size)
+    with ThreadPoolExecutor(cores) as pool:
+        work = {s: pool.submit(compile_fatbin, s, archs_of[s], folder, flags, threads) for s in longest_first}
+        try:
+            fatbins = {source: future.result() for source, future in work.items()}
+        finally:
+            pool.shutdown(cancel_futures=True)
     lines, all_archs = [], []
     for source, archs in archs_of.items():
-        fatbin = compile_fatbin(source, archs, folder, flags)
-        lines.append(f'FATBIN({source.stem}, "{fatbin.resolve()}", "{" ".join(archs)}")\n')
+        lines.append(f'FATBIN({source.stem}, "{fatbins[source].resolve()}", "{" ".join(archs)}")\n')
         all_archs += [arch for arch in archs if arch not in all_archs]
     lines += ["#undef FATBIN_ARCHS\n", f'#define FATBIN_ARCHS "{" ".join(all_archs)}"\n']
     (folder / "fatbins.inc").write_text("".join(lines))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
+import signal
 import statistics
 import struct
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -222,31 +226,146 @@ def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.Monke
         finder.find_nvcc()
 
 
-def test_only_changed_files_are_compiled(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@dataclass
+class Device:
+    """Two device sources, compiled by an nvcc that says what it was asked for."""
+
+    finder: ModuleType
+    folder: Path
+    nvcc: Path
+    archs: tuple[str, ...] = ("sm_80",)
+    flags: tuple[str, ...] = ()
+
+    def compiled(self) -> list[str]:
+        """Builds, and says for what nvcc was called."""
+        log = self.nvcc.parent / "log"
+        log.unlink(missing_ok=True)
+        sources = {self.folder / name: list(self.archs) for name in ("one.cu", "two.cu")}
+        self.finder.write_fatbins(sources, self.folder / "out", list(self.flags))
+        return sorted(Path(line.split()[-1]).name for line in log.read_text().splitlines()) if log.exists() else []
+
+    def fatbins(self) -> list[str]:
+        return [path.read_text() for path in sorted((self.folder / "out").glob("*.fatbin"))]
+
+
+BOTH = ["one.cu", "two.cu"]
+
+
+@pytest.fixture
+def device(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Device:
     nvcc = fake_nvcc(tmp_path / "bin")
     monkeypatch.setenv("NVFP4_NVCC", str(nvcc))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    one, two, header = tmp_path / "one.cu", tmp_path / "two.cu", tmp_path / "device/header.cuh"
-    header.parent.mkdir()
-    header.write_text("// first\n")
-    one.write_text('#include "device/header.cuh"\n')
-    two.write_text("#include <stdint.h>\n")
+    for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device/header.cuh").write_text('#include "../deep.h"\n')
+    (tmp_path / "deep.h").write_text("// first\n")
+    (tmp_path / "one.cu").write_text('#include <cuda_fp16.h>\n#  include "device/header.cuh"\n')
+    (tmp_path / "two.cu").write_text("#include <stdint.h>\n")
+    made = Device(finder, tmp_path, nvcc)
+    assert made.compiled() == BOTH
+    assert made.compiled() == []
+    return made
 
-    def compiled(archs: list[str], flags: list[str]) -> list[str]:
-        log = nvcc.parent / "log"
-        log.unlink(missing_ok=True)
-        finder.write_fatbins({one: archs, two: archs}, tmp_path / "out", flags)
-        return [line.split()[-1] for line in log.read_text().splitlines()] if log.exists() else []
 
-    both = [str(one), str(two)]
-    assert compiled(["sm_80"], []) == both
-    assert compiled(["sm_80"], []) == []
-    header.write_text("// second\n")
-    assert compiled(["sm_80"], []) == [str(one)]
-    assert compiled(["sm_80"], ["-lineinfo"]) == both
-    assert compiled(["sm_80", "compute_90"], ["-lineinfo"]) == both
-    text = (tmp_path / "out/fatbins.inc").read_text()
+def test_only_what_has_other_inputs_is_compiled(device: Device) -> None:
+    (device.folder / "deep.h").write_text("// second\n")
+    assert device.compiled() == ["one.cu"] and device.compiled() == []
+    os.utime(device.folder / "deep.h")  # contents count
+    assert device.compiled() == []
+    device.flags = ("-DNVFP4_DUMP",)
+    assert device.compiled() == BOTH and device.compiled() == []
+    device.flags = ()
+    assert device.compiled() == BOTH
+    device.archs = ("sm_80", "compute_90")
+    assert device.compiled() == BOTH and device.compiled() == []
+    text = (device.folder / "out/fatbins.inc").read_text()
     assert '#define FATBIN_ARCHS "sm_80 compute_90"' in text and text.count("FATBIN(") == 2
+    fake_nvcc(device.nvcc.parent, "13.1")
+    assert device.compiled() == BOTH and device.compiled() == []
+
+
+def test_another_path_of_the_same_nvcc_is_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip's isolated builds have it in another folder each time."""
+    device.nvcc = fake_nvcc(device.folder / "elsewhere")
+    monkeypatch.setenv("NVFP4_NVCC", str(device.nvcc))
+    assert device.compiled() == []
+
+
+@pytest.mark.parametrize("flag", ["-I/somewhere", "-include=x.h", "-Xptxas=-v", "@options"])
+def test_flags_that_may_hide_an_input_compile_each_time(device: Device, flag: str) -> None:
+    device.flags = ("-DONE", flag)
+    assert device.compiled() == BOTH and device.compiled() == BOTH
+    device.flags = ("-DONE",)
+    assert device.compiled() == BOTH and device.compiled() == []
+
+
+def test_flags_of_the_environment_compile_each_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DTWO")
+    assert device.compiled() == BOTH and device.compiled() == BOTH
+
+
+@pytest.mark.parametrize("line", ["#include NAME", '#include "not_here.h"'])
+def test_an_include_that_is_not_found_compiles_each_time(device: Device, line: str) -> None:
+    (device.folder / "two.cu").write_text(f"{line}\n")
+    assert device.compiled() == ["two.cu"] and device.compiled() == ["two.cu"]
+
+
+def test_a_fat_binary_that_was_touched_is_made_again(device: Device) -> None:
+    (device.folder / "out/one.fatbin").write_text("something else")
+    (device.folder / "out/two.key").write_text("half")
+    assert device.compiled() == BOTH and device.compiled() == []
+
+
+def test_an_interrupted_build_leaves_nothing_to_be_taken(device: Device) -> None:
+    """nvcc dies when it has written a part, after other flags were asked for; then the first flags again."""
+    before, nvcc = device.fatbins(), device.nvcc.read_text()
+    device.nvcc.write_text(nvcc.replace("echo fatbin", "echo half") + "kill -9 $PPID $$\n")
+    device.flags = ("-DOTHER",)
+    build = (
+        "import sys; from pathlib import Path; backend, source, out = sys.argv[1:]; sys.path.insert(0, backend); "
+        "import nvfp4_cuda; nvfp4_cuda.write_fatbins({Path(source): ['sm_80']}, Path(out), ['-DOTHER'])"
+    )
+    arguments = [ROOT / "build_backend", device.folder / "one.cu", device.folder / "out"]
+    environment = os.environ | {"NVFP4_NVCC": str(device.nvcc)}
+    command = [sys.executable, "-c", build, *arguments]
+    assert subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    assert device.fatbins() == before
+    device.nvcc.write_text(nvcc)
+    device.flags = ()
+    assert device.compiled() == [] and device.fatbins() == before
+
+
+def test_a_source_that_changes_meanwhile_is_compiled_again(device: Device) -> None:
+    nvcc, header = device.nvcc.read_text(), (device.folder / "deep.h").read_text()
+    device.nvcc.write_text(nvcc + f"echo '// third' > {device.folder}/deep.h\n")
+    device.flags = ("-DOTHER",)
+    assert device.compiled() == BOTH
+    device.nvcc.write_text(nvcc)
+    (device.folder / "deep.h").write_text(header)
+    assert "one.cu" in device.compiled() and device.compiled() == []
+
+
+def test_two_builds_at_once_leave_what_one_of_them_made(device: Device) -> None:
+    """With different flags, in the same folder: no record may vouch for the other one's output."""
+    names = ("-DFIRST", "-DSECOND")
+    both = [Device(device.finder, device.folder, device.nvcc, flags=(name,)) for name in names]
+    nvcc = device.nvcc.read_text().replace("echo fatbin", 'sleep 0.0$(($$ % 7)); echo fatbin "$all"')
+    device.nvcc.write_text(nvcc.replace("while", 'all="$@"\nwhile', 1))
+    for _ in range(3):
+        with ThreadPoolExecutor(2) as pool:
+            list(
+                pool.map(
+                    lambda build: build.finder.write_fatbins(
+                        {build.folder / name: ["sm_80"] for name in BOTH}, build.folder / "out", list(build.flags)
+                    ),
+                    both,
+                )
+            )
+        for build, name in zip(both, names):
+            build.compiled()
+            assert all(name in text for text in build.fatbins())
 
 
 def test_nvcc_without_a_cxx_compiler(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -267,12 +386,19 @@ def checkout(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ROOT, tmp_path / "checkout", symlinks=True, ignore=ignore))
 
 
-def setup_py(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def start_setup_py(checkout: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     pytest.importorskip("setuptools", minversion="77")
     dropped = ("NVFP4_NVCC", "NVFP4_CUDA", "CUDA_HOME")
     environment = {key: value for key, value in os.environ.items() if key not in dropped} | variables
     command = [sys.executable, "setup.py", "-q", *arguments]
-    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=checkout, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def setup_py(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    started = start_setup_py(checkout, *arguments, **variables)
+    output, errors = started.communicate()
+    return subprocess.CompletedProcess(started.args, started.returncode, output, errors)
 
 
 def test_build_without_nvcc_says_what_is_missing(checkout: Path) -> None:
@@ -280,6 +406,17 @@ def test_build_without_nvcc_says_what_is_missing(checkout: Path) -> None:
     assert done.returncode != 0
     assert "no nvcc of CUDA 13 was found" in done.stderr and "NVFP4_CUDA=0" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_build_waits_for_another_one(checkout: Path) -> None:
+    (checkout / "build").mkdir()
+    with open(checkout / "build/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started = start_setup_py(checkout, "build_ext", PATH="/nonexistent")
+        with pytest.raises(subprocess.TimeoutExpired):
+            started.communicate(timeout=2)
+    _, errors = started.communicate(timeout=60)
+    assert "no nvcc of CUDA 13 was found" in errors
 
 
 def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
