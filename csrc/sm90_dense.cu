@@ -148,13 +148,11 @@ template <class C> __device__ __forceinline__ void load(const sm90_dense_schedul
     for (int i = 0; i < C::STAGES; i++, ring.advance()) mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
 }
 
-/* A math warp is done with a slot of which both CTAs fill a half. What the other one writes only wgmma has read, whose
- * end the warp has waited for. */
+/* A math warp is done with a slot of which both CTAs fill a half. Every lane has read x for itself; what the other CTA
+ * writes only wgmma has read, whose end the warp has waited for. */
 __device__ __forceinline__ void release(uint32_t empty, uint32_t other_rank) {
-    __syncwarp();
-    int lane = threadIdx.x % 32;
-    if (lane == 0) mbarrier_arrive(empty);
-    if (lane == 1) mbarrier_arrive_relaxed(map_to_rank(empty, other_rank));
+    mbarrier_arrive(empty);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(map_to_rank(empty, other_rank));
 }
 
 /* Raw x of one stage into a thread's fragments of its four steps. */
@@ -405,7 +403,7 @@ template <class C> __device__ __forceinline__ void prepare(const sm90_dense_sche
         prefetch_tensor_map(&s.y.values);
         for (int i = 0; i < C::STAGES; i++) {
             mbarrier_init(at.full(i), 1);
-            mbarrier_init(at.empty(i), 2 * MATH_WARPS);
+            mbarrier_init(at.empty(i), (32 + 1) * MATH_WARPS); /* lanes here, warps there */
         }
         fence_mbarrier_init();
     }

@@ -191,7 +191,8 @@ __device__ __forceinline__ uint32_t scale_place(int row) {
 /* What a lane holds of a tile: [tile of 64 rows][group of 8 columns * 4 + row of 2 * 2 + column of 2]. */
 template <class C> using sums = float[C::X_TILES][C::TILE_Y / 2];
 
-/* The products of one tile. A slot is released when the first group of the next stage has been issued. */
+/* The products of one tile. A slot is released when the first group of the next stage has been issued, by every lane:
+ * each has read x for itself, and a warp's barrier in the loop would end the overlap of wgmma (measured). */
 template <class C> __device__ __forceinline__ void multiply(const share<C> &w, ring<C::STAGES> &at, sums<C> &acc) {
     constexpr int GROUPS = 4 / C::GROUP_WORDS, STEPS = 2 * C::GROUP_WORDS;
     int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
@@ -263,7 +264,7 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
                 if (k + 1 < w.k_last) load_x();
             }
             wgmma_wait<1>();
-            if (group == 0 && k > w.k_first && lane == 0) mbarrier_arrive(before);
+            if (group == 0 && k > w.k_first) mbarrier_arrive(before);
         }
     }
     wgmma_wait<0>();
@@ -274,7 +275,7 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
             if (w.k_first == w.k_last) acc[i][j] = 0.0f; /* K = 0 */
             pin_float(acc[i][j]);
         }
-    if (w.k_first < w.k_last && lane == 0) mbarrier_arrive(w.empty(previous));
+    if (w.k_first < w.k_last) mbarrier_arrive(w.empty(previous));
 }
 
 /* Groups of 8 columns of a tile that a unit keeps. */
@@ -495,7 +496,7 @@ template <class C> __device__ __forceinline__ void prepare(const sm90_schedule &
     if (warp == C::MATH_WARPS && elect_one()) {
         prefetch_tensor_map(&s.x.values);
         prefetch_tensor_map(&s.y.values);
-        for (int i = 0; i < C::STAGES; i++) mbarrier_init(w.full(i), 1), mbarrier_init(w.empty(i), C::MATH_WARPS);
+        for (int i = 0; i < C::STAGES; i++) mbarrier_init(w.full(i), 1), mbarrier_init(w.empty(i), 32 * C::MATH_WARPS);
         mbarrier_init(w.parts_full(), 1);
         fence_mbarrier_init();
         if (s.split_k > 1) {

@@ -66,8 +66,8 @@ ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K the l
 
 WAIT_FOR_SLOT = "                    mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
 WAIT_FOR_DATA = "        mbarrier_wait(w.full(at.slot), at.parity);\n"
-RELEASE = "            if (group == 0 && k > w.k_first && lane == 0) mbarrier_arrive(before);\n"
-RELEASE_LAST = "    if (w.k_first < w.k_last && lane == 0) mbarrier_arrive(w.empty(previous));\n"
+RELEASE = "            if (group == 0 && k > w.k_first) mbarrier_arrive(before);\n"
+RELEASE_LAST = "    if (w.k_first < w.k_last) mbarrier_arrive(w.empty(previous));\n"
 MEET = "            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /*"
 MEET_SUPPORT = "        if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait();\n"
 BUGS = [
@@ -89,8 +89,8 @@ BUGS = [
     bug(
         "math: a warp too few releases a slot",
         RING,
-        "mbarrier_init(w.empty(i), C::MATH_WARPS)",
-        "mbarrier_init(w.empty(i), C::MATH_WARPS - 1)",
+        "mbarrier_init(w.empty(i), 32 * C::MATH_WARPS)",
+        "mbarrier_init(w.empty(i), 32 * C::MATH_WARPS - 32)",
     ),
     bug(
         "math: slot released before its products have ended",
@@ -98,7 +98,7 @@ BUGS = [
         RELEASE,
         "",
         "            wgmma_commit();\n",
-        "            if (group == 0 && lane == 0 && k + 1 < w.k_last) mbarrier_arrive(w.empty(at.slot));\n"
+        "            if (group == 0 && k + 1 < w.k_last) mbarrier_arrive(w.empty(at.slot));\n"
         "            wgmma_commit();\n",
     ),
     bug(
@@ -107,7 +107,7 @@ BUGS = [
         RELEASE,
         "",
         WAIT_FOR_DATA,
-        WAIT_FOR_DATA + "        if (lane == 0) mbarrier_arrive(w.empty(at.slot));\n",
+        WAIT_FOR_DATA + "        mbarrier_arrive(w.empty(at.slot));\n",
         RELEASE_LAST,
         "",
     ),
