@@ -269,6 +269,7 @@ def generate_input(
     scales: str = "contest",
     padding: int = E4M3_NAN,
     device: torch.device | str | None = None,
+    drawn_on: torch.device | str = "cpu",
 ) -> Data:
     """(a, b, sfa_ref, sfb_ref, sfa_permuted, sfb_permuted, c) with uniformly random bytes in a and b.
 
@@ -281,21 +282,23 @@ def generate_input(
     With `b_rows`, b and sfb_ref have that many rows, of which only the first n, as many as c has columns, count: the
     others hold random values and scales of `padding`, by default NaN.
 
-    The same arguments give the same bytes on every device; the default is the GPU where there is one.
+    The same arguments give the same bytes on every device; the default is the GPU where there is one. `drawn_on` a GPU
+    random numbers are others, and there sooner.
     """
     b_rows = n if b_rows is None else b_rows
     if b_rows < n:
         raise ValueError(f"b_rows: b cannot have {b_rows} rows if {n} of them count")
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(drawn_on).manual_seed(seed)
 
     def values(rows: int) -> torch.Tensor:
-        byte = torch.randint(0, 256, (l, rows, k // 2), dtype=torch.uint8, generator=generator)
+        byte = torch.randint(0, 256, (l, rows, k // 2), dtype=torch.uint8, generator=generator, device=drawn_on)
         return byte.to(device).permute(1, 2, 0).view(torch.float4_e2m1fn_x2)
 
     def scale_pair(rows: int, rows_that_count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        choices = torch.tensor(SCALE_SETS[scales], dtype=torch.uint8)
-        linear = choices[torch.randint(0, len(choices), (l, rows, k // BLOCK), generator=generator)].to(device)
+        choices = torch.tensor(SCALE_SETS[scales], dtype=torch.uint8, device=drawn_on)
+        index = torch.randint(0, len(choices), (l, rows, k // BLOCK), generator=generator, device=drawn_on)
+        linear = choices[index].to(device)
         linear[:, rows_that_count:] = padding
         swizzled = swizzle(linear, padding).permute(3, 4, 1, 5, 2, 0)
         return linear.permute(1, 2, 0).view(torch.float8_e4m3fn), swizzled.view(torch.float8_e4m3fn)

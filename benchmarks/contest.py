@@ -1,0 +1,271 @@
+"""The competition's own measurement, restated: what a submission, or this package, scores on this machine.
+
+    python benchmarks/contest.py [--task nvfp4_gemv] [--submission submission.py | --backend sm90] [--json FILE]
+
+For each shape that ranks: every input is multiplied once and judged; then come repeats, each between one pair of
+events, behind random numbers written to a buffer that no cache holds, which also takes longer than the host needs to
+queue the calls. They end when the standard error of their mean is below 0.1 %.
+
+    queued  nvfp4_gemm   50 calls in a row, each on inputs of its own; a repeat's time is a call's share
+    single  nvfp4_gemv   one call, on new numbers in each repeat
+
+Results are judged after each repeat, all of them, with outputs that held NaN before. One input in each repeat has new
+numbers, so that a former result is a wrong one. Where times mean nothing (a CPU, the emulated GPU) results are judged
+and nothing is timed. benchmarks/README.md has what the figures mean.
+
+Exit status: 0 done, 1 a result is wrong, 2 it cannot run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from contest_measure import MODES, Device, Gpu, Inputs, Kernel, Limits, Mode, Wrong, judge_some, measure
+
+from nvfp4 import Error, __version__
+from nvfp4.cli import check, machine, show, timing
+from nvfp4.cli.shapes import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+    from nvfp4.reference import Data
+
+# What the competition states for a B200 at 1.5 GHz, in us, by M, N, K, L.
+SPEED_OF_LIGHT = {
+    "nvfp4_gemm": {(128, 7168, 16384, 1): 8.994, (128, 4096, 7168, 1): 2.354, (128, 7168, 2048, 1): 1.333},
+    "nvfp4_gemv": {(7168, 1, 16384, 1): 8.622, (4096, 1, 7168, 8): 17.275, (7168, 1, 2048, 4): 4.317},
+}
+DEFAULT_MODE = {"nvfp4_gemm": "queued", "nvfp4_gemv": "single"}
+
+
+# --- what is run ----------------------------------------------------------------------------------------------------
+
+
+def package(backend: str | None) -> Kernel:
+    """nvfp4.custom_kernel, or nvfp4.gemm on the same bytes where a backend is asked for."""
+
+    def kernel(data: Data) -> torch.Tensor:
+        a, b, _, _, sfa, sfb, c = data
+        return check.call(a, b[: c.shape[1]], sfa, sfb, c, backend)
+
+    return kernel
+
+
+def submission(path: Path) -> Kernel:
+    """custom_kernel of a file, which finds the competition's module `task` as it does there."""
+    from nvfp4 import reference
+
+    task = ModuleType("task")
+    task.input_t, task.output_t = reference.Data, machine.need_torch().Tensor
+    sys.modules["task"] = task
+    spec = importlib.util.spec_from_file_location("submission", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise show.Refusal(f"--submission {path}: there is no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["submission"] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise show.Refusal(f"--submission {path}: importing it raised {type(error).__name__}: {error}") from error
+    kernel = getattr(module, "custom_kernel", None)
+    if not callable(kernel):
+        raise show.Refusal(f"--submission {path}: has no function custom_kernel(data)")
+    return kernel
+
+
+def tests_of(args: argparse.Namespace) -> list[dict[str, int]]:
+    """The shapes to run, as arguments of generate_input."""
+    from nvfp4.reference import load_task
+
+    ranked = load_task(args.task)["benchmarks"]
+    if args.only is not None:
+        if not 1 <= args.only <= len(ranked):
+            raise show.Refusal(f"--only {args.only}: the shapes of {args.task} are 1 to {len(ranked)}")
+        return [ranked[args.only - 1]]
+    if args.shapes is None:
+        return ranked
+    if args.task == "nvfp4_gemv" and any(shape["n"] != 1 for shape in args.shapes):
+        raise show.Refusal("--shapes: N is 1 in every shape of nvfp4_gemv")
+    return [ranked[0] | shape for shape in args.shapes]
+
+
+def shape_list(text: str) -> list[dict[str, int]]:
+    shapes = []
+    for part in text.split(","):
+        sizes = part.lower().split("x")
+        if len(sizes) not in (3, 4) or not all(size.isdigit() and int(size) for size in sizes):
+            raise argparse.ArgumentTypeError(f"{part!r} is not of the form MxNxK or MxNxKxL")
+        shape = dict(zip("mnkl", [*map(int, sizes), 1]))
+        if shape["k"] % 16:
+            raise argparse.ArgumentTypeError(f"{part!r}: K must be a multiple of 16")
+        shapes.append(shape)
+    return shapes
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--task", choices=check.TASKS, default="nvfp4_gemm", help="whose shapes and inputs (nvfp4_gemm)")
+    what = top.add_mutually_exclusive_group()
+    what.add_argument("--submission", type=Path, metavar="FILE", help="run custom_kernel(data) of this file")
+    what.add_argument("--backend", metavar="B", help="run the package on this backend (cpu, sm80, sm90, sm100)")
+    top.add_argument("--mode", choices=MODES, help="what is timed (queued for nvfp4_gemm, single for nvfp4_gemv)")
+    top.add_argument("--correctness", action="store_true", help="judge every input once and time nothing")
+    which = top.add_mutually_exclusive_group()
+    which.add_argument("--only", type=int, metavar="N", help="the task's shape N alone, counted from 1")
+    which.add_argument("--shapes", type=shape_list, metavar="MxNxK[xL],...", help="these shapes instead")
+    top.add_argument("--inputs", type=int, metavar="N", help="inputs of a queue, instead of 50")
+    top.add_argument("--repeats", type=int, default=1000, metavar="N", help="the most of a shape (1000)")
+    top.add_argument("--seconds", type=float, default=120.0, metavar="S", help="the most for the repeats (120)")
+    top.add_argument("--json", metavar="FILE", help="write what was found as a JSON object")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        return command(args, shlex.join(sys.argv[1:] if argv is None else argv))
+    except (show.Refusal, Error) as reason:
+        print(f"contest.py: {reason}", file=sys.stderr)
+        return getattr(reason, "status", 2)
+    except KeyboardInterrupt:
+        print("contest.py: interrupted", file=sys.stderr)
+        return 130
+
+
+def command(args: argparse.Namespace, words: str) -> int:
+    if args.repeats < 2 or (args.inputs is not None and args.inputs < 1):
+        raise show.Refusal("--repeats must be at least 2, for an error of their mean, and --inputs at least 1")
+    if args.json and not Path(args.json).parent.is_dir():
+        raise show.Refusal(f"--json {args.json}: there is no folder {Path(args.json).parent}")
+    place = machine.pick_place(args.backend)
+    mode_name = args.mode or DEFAULT_MODE[args.task]
+    mode = MODES[mode_name]
+    count = args.inputs or MODES["queued"].inputs
+    tests = tests_of(args)
+    kernel = submission(args.submission) if args.submission else package(place.backend)
+    device = None if args.correctness else timer(place, mode)
+    if device is None:
+        facts = {"timed": False}
+    else:
+        count = count if mode_name == "queued" else mode.inputs
+        rate = timing.DeviceClock(place.device).copy_bandwidth(20)
+        facts = {"timed": True, "mode": mode_name, "bytes_per_s": rate, "clocks before": machine.clocks(place.device)}
+
+    results = []
+    with show.progress(len(tests)) as step:
+        for test in tests:
+            step("contest " + title(test))
+            inputs = Inputs(test, mode.seed_step, place.tensors)
+            results.append(result_of(inputs, kernel, count, device, Limits(args.repeats, args.seconds)))
+    if device is not None:
+        facts |= {"clocks after": machine.clocks(place.device), "flush": device.flush_words()}
+    found = {
+        "task": args.task,
+        "command": f"python benchmarks/contest.py {words}".strip(),
+        "ran": str(args.submission) if args.submission else f"nvfp4 {__version__}, backend {args.backend or 'by rule'}",
+        "hardware": machine.describe(place.device),
+        "software": f"torch {machine.need_torch().__version__}",
+        "inputs": count,
+        **facts,
+        "shapes": results,
+    }
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    report(found, emulated=place.device != place.tensors)
+    return 0 if all(result["right"] for result in results) else 1
+
+
+def timer(place: machine.Place, mode: Mode) -> Gpu | None:
+    """What times on this device; None where times mean nothing."""
+    if place.tensors.type != "cuda":
+        return None
+    machine.need_torch().cuda.set_device(place.device)
+    return Gpu(place.device, mode.flush_bytes)
+
+
+def title(test: dict[str, int]) -> str:
+    return "{m}x{n}x{k}x{l}".format(**test)
+
+
+def result_of(inputs: Inputs, kernel: Kernel, count: int, device: Device | None, limits: Limits) -> dict[str, Any]:
+    result: dict[str, Any] = {"shape": {size: inputs.test[size] for size in "mnkl"}, "right": True, "why": ""}
+    try:
+        if device is None:
+            judge_some(inputs, kernel, count)
+        else:
+            result |= measure(inputs, kernel, count, device, limits)
+    except (Wrong, RuntimeError) as why:  # RuntimeError: a kernel's fault is told by whatever waits for it
+        result |= {"right": False, "why": str(why)}
+    return result
+
+
+# --- what is printed ------------------------------------------------------------------------------------------------
+
+
+def report(found: dict[str, Any], emulated: bool) -> None:
+    head = f"The competition's {found['task']}: {found['ran']}, on {found['hardware']}"
+    (report_times if found["timed"] else report_verdicts)(head, found)
+    for result in found["shapes"]:
+        if not result["right"]:
+            print(f"{title(result['shape'])}: {result['why']}")
+    if not found["timed"]:
+        where = "an emulated GPU" if emulated else "a CPU" if "SMs" not in found["hardware"] else ""
+        print("Nothing was timed" + (f": a time on {where} says nothing of the competition's." if where else "."))
+
+
+def report_verdicts(head: str, found: dict[str, Any]) -> None:
+    rows = [
+        [title(result["shape"]), str(found["inputs"]), "right" if result["right"] else "WRONG"]
+        for result in found["shapes"]
+    ]
+    show.table(head, ["<M x N x K x L", "inputs", "<verdict"], rows)
+
+
+def report_times(head: str, found: dict[str, Any]) -> None:
+    """Times in us; the ratio to the speed of light is one of this device only on a B200."""
+    on_b200 = "B200" in found["hardware"]
+    columns = ["<M x N x K x L", "mean, us", "error", "best", "repeats", "<stopped by", "B200's speed of light"]
+    columns += ["ratio to it"] * on_b200 + ["floor here", "ratio to it"]
+    rows, means = [], []
+    for result in found["shapes"]:
+        sizes = tuple(result["shape"].values())
+        light = SPEED_OF_LIGHT[found["task"]].get(sizes)
+        floor = Shape(*sizes[:3]).bytes * sizes[3] / found["bytes_per_s"] * 1e6
+        fixed = [f"{light:g}" if light else "-"]
+        if not result["right"]:
+            rows.append([title(result["shape"]), "WRONG", "", "", "", "", *fixed, *[""] * on_b200, f"{floor:.2f}", ""])
+            continue
+        mean, error, best = (result["seconds"][name] * 1e6 for name in ("mean", "error", "best"))
+        means.append(mean)
+        measured = [f"{mean:.2f}", f"{error / mean:.2%}", f"{best:.2f}", str(result["seconds"]["repeats"])]
+        ratio = [f"{mean / light:.2f}" if light else "-"] * on_b200
+        of_floor = [f"{floor:.2f}", f"{mean / floor:.2f}"]
+        rows.append([title(result["shape"]), *measured, result["stopped by"], *fixed, *ratio, *of_floor])
+    show.table(head, columns, rows)
+    if len(means) == len(rows):
+        print(f"geometric mean: {statistics.geometric_mean(means):.2f} us")
+    calls = f"{found['inputs']} calls in a row, a call's share" if found["mode"] == "queued" else "one call"
+    print(f"between two events: {calls}; {found['flush']}")
+    print(f"floor here: the least bytes at the rate of a copy, {show.si(found['bytes_per_s'], 'B/s')}, measured first")
+    if not on_b200:
+        print("speed of light: the competition's figure for a B200, which this is not: no ratio to it")
+    if exposed := sum(result.get("exposed", 0) for result in found["shapes"]):
+        print(f"{exposed} repeats have time of the host in them: their calls were not queued when the first one began")
+    print(f"clocks: {found['clocks before']}; after: {found['clocks after']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""How the competition measures, for contest.py: inputs, verdicts, repeats and when they end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nvfp4.cli.machine import need_torch
+
+if TYPE_CHECKING:
+    import torch
+
+    from nvfp4.reference import Data
+
+RELATIVE_ERROR = 1e-3  # of the mean, at which repeats end
+FEWEST_REPEATS, FEWEST_SECONDS = 3, 0.1  # before they may
+WARM_UP = 3  # repeats that are not counted
+
+Kernel = Callable[["Data"], "torch.Tensor"]
+Call = Callable[[], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    inputs: int
+    seed_step: int  # from an input to the next
+    flush_bytes: int
+
+
+MODES = {"queued": Mode(50, 42, 16000 * 2**22), "single": Mode(1, 13, 2**32)}
+
+
+class Wrong(Exception):
+    """A kernel failed; the sentence says how."""
+
+
+# --- statistics -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of a call's time in the repeats, in seconds."""
+
+    repeats: int
+    mean: float
+    error: float  # standard error of the mean
+    best: float
+    worst: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Statistics:
+        error = statistics.stdev(samples) / math.sqrt(len(samples)) if len(samples) > 1 else math.inf
+        return cls(len(samples), statistics.fmean(samples), error, min(samples), max(samples))
+
+
+@dataclass(frozen=True)
+class Limits:
+    repeats: int
+    seconds: float
+
+
+def why_stop(samples: Sequence[float], elapsed: float, limits: Limits) -> str:
+    """Why no further repeat is needed; "" if one is."""
+    if len(samples) >= limits.repeats:
+        return f"{limits.repeats} repeats"
+    if len(samples) < FEWEST_REPEATS or elapsed <= FEWEST_SECONDS:
+        return ""
+    now = Statistics.of(samples)
+    if now.error < RELATIVE_ERROR * now.mean:
+        return f"error below {RELATIVE_ERROR:.1%}"
+    return f"{limits.seconds:g} s" if elapsed > limits.seconds else ""
+
+
+# --- inputs and verdicts --------------------------------------------------------------------------------------------
+
+
+class Inputs:
+    """Inputs of one shape with what is expected of each, in the order of their seeds."""
+
+    def __init__(self, test: dict[str, int], seed_step: int, device: torch.device) -> None:
+        self.test, self.device = test, device
+        self.seeds = itertools.count(test["seed"] + seed_step, seed_step)
+
+    def draw(self) -> tuple[Data, torch.Tensor]:
+        from nvfp4 import reference
+
+        arguments = self.test | {"seed": next(self.seeds)}
+        data = reference.generate_input(**arguments, device=self.device, drawn_on=self.device)
+        return data, reference.ref_kernel(data)
+
+    def renew(self, data: Data) -> torch.Tensor:
+        """Puts new numbers in the place of the old ones; returns what is expected now."""
+        from nvfp4.reference import as_bytes
+
+        new, expected = self.draw()
+        for old, fresh in zip(data[:6], new[:6]):
+            as_bytes(old).copy_(as_bytes(fresh))
+        return expected
+
+
+def copy_of(data: Data) -> Data:
+    """Of all seven, in the same layout; the output holds NaN."""
+    from nvfp4.reference import as_bytes
+
+    a, b, sfa_ref, sfb_ref, sfa, sfb = (as_bytes(part).clone().view(part.dtype) for part in data[:6])
+    return a, b, sfa_ref, sfb_ref, sfa, sfb, data[6].clone().fill_(math.nan)
+
+
+def judge_some(inputs: Inputs, kernel: Kernel, count: int) -> None:
+    """So many inputs, one after the other."""
+    for index in range(count):
+        data, expected = inputs.draw()
+        judge(run(kernel, data), expected, place_of(index, count))
+
+
+def place_of(index: int, count: int) -> str:
+    return f"input {index + 1} of {count}"
+
+
+def run(kernel: Kernel, data: Data) -> torch.Tensor:
+    try:
+        return kernel(data)
+    except Exception as error:  # whatever a submission raises is its failure, not ours
+        raise Wrong(f"custom_kernel raised {type(error).__name__}: {error}") from error
+
+
+def judge(output: Any, expected: torch.Tensor, where: str) -> None:
+    from nvfp4.reference import compare
+
+    if not isinstance(output, type(expected)):
+        raise Wrong(f"{where}: custom_kernel returned a {type(output).__name__}, not a tensor")
+    right, why = compare(output, expected)
+    if not right:
+        raise Wrong(f"{where}: {why}")
+
+
+# --- timing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Repeat:
+    outputs: list[torch.Tensor]
+    seconds: float  # of all calls
+    hidden: bool  # whether all calls were queued before the first one began
+
+
+class Device(Protocol):
+    def prepare(self) -> None:
+        """Called when a shape's inputs are in memory."""
+
+    def now(self) -> float: ...
+
+    def time(self, calls: Sequence[Call]) -> Repeat: ...
+
+
+class Gpu:
+    """Queues calls behind a flush and times them with events."""
+
+    def __init__(self, device: torch.device, flush_bytes: int) -> None:
+        self.torch = need_torch()
+        self.device, self.wanted, self.buffer = device, flush_bytes, None
+        self.now = time.perf_counter
+
+    def prepare(self) -> None:
+        self.buffer = None
+        self.torch.cuda.empty_cache()
+        free, _ = self.torch.cuda.mem_get_info(self.device)
+        count = flush_that_fits(self.wanted, free) // 4
+        self.buffer = self.torch.empty(count, dtype=self.torch.float32, device=self.device)
+
+    def time(self, calls: Sequence[Call]) -> Repeat:
+        cuda = self.torch.cuda
+        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        cuda.synchronize()
+        self.buffer.normal_()
+        start.record()
+        outputs = [call() for call in calls]
+        end.record()
+        hidden = not start.query()
+        cuda.synchronize()
+        return Repeat(outputs, start.elapsed_time(end) * 1e-3, hidden)
+
+    def flush_words(self) -> str:
+        size = self.buffer.numel() * 4
+        amount = "the competition's amount" if size == self.wanted else f"what fits of {self.wanted / 2**30:.3g} GiB"
+        return f"{size / 2**30:.3g} GiB of random numbers written before each repeat ({amount})"
+
+
+def flush_that_fits(wanted: int, free: int) -> int:
+    """Bytes, of so many that are free: the definition of a result needs some too."""
+    return min(wanted, max(free - 16 * 2**30, free // 2)) // 4 * 4
+
+
+def measure(inputs: Inputs, kernel: Kernel, count: int, device: Device, limits: Limits) -> dict[str, Any]:
+    """Times `count` calls at a time until the mean is known; raises Wrong at the first wrong result."""
+    drawn = [inputs.draw() for _ in range(count)]
+    datas, expected = [data for data, _ in drawn], [result for _, result in drawn]
+    for index, data in enumerate(datas):
+        judge(run(kernel, copy_of(data)), expected[index], place_of(index, count))
+    device.prepare()
+
+    def repeat(name: str) -> Repeat:
+        changed = random.randrange(count)
+        expected[changed] = inputs.renew(datas[changed])
+        for data in datas:
+            data[6].fill_(math.nan)
+        timed = device.time([partial(run, kernel, data) for data in datas])
+        for index, output in enumerate(timed.outputs):
+            judge(output, expected[index], f"{name}, {place_of(index, count)}")
+        return timed
+
+    for turn in range(WARM_UP):
+        repeat(f"warm-up {turn + 1}")
+    samples: list[float] = []
+    exposed, stop, begin = 0, "", device.now()
+    while not stop:
+        timed = repeat(f"repeat {len(samples) + 1}")
+        samples.append(timed.seconds / count)
+        exposed += not timed.hidden
+        stop = why_stop(samples, device.now() - begin, limits)
+    return {"seconds": asdict(Statistics.of(samples)), "stopped by": stop, "exposed": exposed}

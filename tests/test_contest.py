@@ -1,0 +1,374 @@
+"""benchmarks/contest.py on a made-up GPU: when repeats end, what it calls wrong, what it runs and what it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import emulate
+import pytest
+import torch
+
+import nvfp4
+from nvfp4 import reference
+from nvfp4.cli import machine, timing
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "contest.py"
+SMALL = {"m": 5, "n": 24, "k": 64, "l": 2, "seed": 3}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+measuring = load("contest_measure")
+contest = load("contest")
+
+
+class MadeUpGpu:
+    """Computes on the CPU; each call takes `seconds`, give or take; the clock goes on by a second a repeat."""
+
+    def __init__(self, seconds: float = 9e-6, noise: float = 0.0, hidden: bool = True) -> None:
+        self.seconds, self.noise, self.hidden = seconds, noise, hidden
+        self.clock, self.queues, self.prepared = 0.0, [], 0
+
+    def prepare(self) -> None:
+        self.prepared += 1
+
+    def now(self) -> float:
+        return self.clock
+
+    def time(self, calls: Sequence[Callable[[], torch.Tensor]]) -> measuring.Repeat:
+        self.clock += 1.0
+        self.queues.append(len(calls))
+        seconds = sum(self.seconds * (1 + self.noise * random.gauss(0, 1)) for _ in calls)
+        return measuring.Repeat([call() for call in calls], seconds, self.hidden)
+
+    def flush_words(self) -> str:
+        return "nothing was written"
+
+
+def right(data: reference.Data) -> torch.Tensor:
+    a, b, _, _, sfa, sfb, c = data
+    return nvfp4.custom_kernel(a, b[: c.shape[1]], sfa, sfb, c)
+
+
+def measure(
+    kernel: measuring.Kernel, count: int = 6, gpu: MadeUpGpu | None = None, repeats: int = 20, **test: int
+) -> dict:
+    inputs = measuring.Inputs(SMALL | test, 42, torch.device("cpu"))
+    return measuring.measure(inputs, kernel, count, gpu or MadeUpGpu(), measuring.Limits(repeats, 1000.0))
+
+
+# --- statistics -----------------------------------------------------------------------------------------------------
+
+
+def test_statistics() -> None:
+    found = measuring.Statistics.of([3.0, 1.0, 2.0, 6.0])
+    assert (found.repeats, found.mean, found.best, found.worst) == (4, 3.0, 1.0, 6.0)
+    assert found.error == pytest.approx(math.sqrt((0 + 4 + 1 + 9) / 3) / 2)
+    assert measuring.Statistics.of([2.0]).error == math.inf
+
+
+def test_when_repeats_end() -> None:
+    limits = measuring.Limits(100, 30.0)
+    assert measuring.why_stop([1.0, 1.0, 1.0], 0.2, limits) == "error below 0.1%"
+    assert measuring.why_stop([1.0, 1.0], 0.2, limits) == "", "two agree by chance"
+    assert measuring.why_stop([1.0, 1.0, 1.0], 0.05, limits) == "", "too short a time to be of one clock"
+    # standard error of n samples of 1 +- d: d / sqrt(n - 1)
+    assert measuring.why_stop([1.009, 0.991] * 42, 20.0, limits) == "error below 0.1%"
+    assert measuring.why_stop([1.009, 0.991] * 40, 20.0, limits) == ""
+    assert measuring.why_stop([1.1, 0.9] * 41, 31.0, limits) == "30 s"
+    assert measuring.why_stop([1.1, 0.9] * 50, 1.0, limits) == "100 repeats"
+
+
+def test_repeats_end_at_the_error_asked_for() -> None:
+    """Noise of 1 % a repeat: some hundred of them."""
+    found = measure(right, count=1, gpu=MadeUpGpu(noise=0.01), repeats=1000)
+    assert found["stopped by"] == "error below 0.1%"
+    times = found["seconds"]
+    assert 20 < times["repeats"] < 400 and times["error"] < 1e-3 * times["mean"]
+    assert times["mean"] == pytest.approx(9e-6, rel=5e-3) and times["best"] <= times["mean"] <= times["worst"]
+
+
+def test_what_of_the_memory_is_written() -> None:
+    wanted, gib = measuring.MODES["queued"].flush_bytes, 2**30
+    assert wanted == 16000 * 1024 * 1024 * 4 and measuring.MODES["single"].flush_bytes == 4 * gib
+    assert measuring.flush_that_fits(wanted, 130 * gib) == wanted
+    assert measuring.flush_that_fits(wanted, 60 * gib) == 44 * gib
+    assert measuring.flush_that_fits(wanted, 10 * gib) == 5 * gib
+
+
+# --- both modes -----------------------------------------------------------------------------------------------------
+
+
+def test_queue() -> None:
+    gpu = MadeUpGpu(hidden=False)
+    seen = []
+
+    def kernel(data: reference.Data) -> torch.Tensor:
+        assert data[6].isnan().all(), "an output is poisoned before each call"
+        seen.append((data[0].data_ptr(), data[0].view(torch.uint8).sum().item()))
+        return right(data)
+
+    found = measure(kernel, gpu=gpu)
+    assert gpu.prepared == 1 and gpu.queues == [6] * (measuring.WARM_UP + found["seconds"]["repeats"])
+    assert found["seconds"]["mean"] == pytest.approx(9e-6) and found["exposed"] == found["seconds"]["repeats"] == 3
+    alone, queued = seen[:6], seen[6:]
+    assert not {pointer for pointer, _ in alone} & {pointer for pointer, _ in queued}, "the first check is of copies"
+    assert len({pointer for pointer, _ in queued}) == 6 and queued[0][0] == queued[6][0]
+    assert len({numbers for _, numbers in alone}) > 3, "different inputs"
+    assert len(set(queued)) > 6, "one has new numbers in each repeat"
+
+
+def test_single_calls_have_new_numbers_in_each_repeat() -> None:
+    seen = []
+    found = measure(lambda data: seen.append(data[0].view(torch.uint8).clone()) or right(data), count=1)
+    assert len(seen) == 1 + measuring.WARM_UP + found["seconds"]["repeats"]
+    assert not any(torch.equal(x, y) for x, y in zip(seen, seen[1:]))
+
+
+def test_vector_in_a_matrix() -> None:
+    assert measure(right, count=2, n=1, b_rows=128)["stopped by"] == "error below 0.1%"
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------------
+
+
+class Planted:
+    """Right for the copies that are judged first, and for the rest of the warm-up; then wrong."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, data: reference.Data) -> torch.Tensor:
+        self.left -= 1
+        return right(data) if self.left >= 0 else self.wrong(data)
+
+
+class ReturnsStaleOutput(Planted):
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        return data[6]
+
+
+class LeavesOneElement(Planted):
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        kept = data[6][-1, -1, -1].clone()
+        right(data)
+        data[6][-1, -1, -1] = kept
+        return data[6]
+
+
+class SkipsOne(Planted):
+    """Not the last of a queue, whose verdict alone would not do."""
+
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        return data[6] if self.left == -2 else right(data)
+
+
+class Replays(Planted):
+    """What it once computed for tensors at this place."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(after)
+        self.known: dict[int, torch.Tensor] = {}
+
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        if data[0].data_ptr() not in self.known:
+            self.known[data[0].data_ptr()] = right(data).clone()
+        return self.known[data[0].data_ptr()]
+
+
+class GivesAllOneTensor(Planted):
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        self.one = getattr(self, "one", data[6])
+        return self.one.copy_(right(data))
+
+
+class Raises(Planted):
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        raise ValueError("no such tile")
+
+
+class ReturnsNothing(Planted):
+    def wrong(self, data: reference.Data) -> None:
+        right(data)
+
+
+@pytest.mark.parametrize("bug", Planted.__subclasses__(), ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("first", [0, 6 * (1 + measuring.WARM_UP)], ids=["at once", "when it is timed"])
+def test_planted(bug: type[Planted], first: int) -> None:
+    if bug in (Replays, GivesAllOneTensor) and first == 0:
+        first = 6  # of copies, judged one by one, these give right results
+    sentences = {Raises: "ValueError: no such tile", ReturnsNothing: "a NoneType, not a tensor"}
+    with pytest.raises(measuring.Wrong, match=sentences.get(bug, "values are wrong, the first at")) as caught:
+        measure(bug(first), gpu=MadeUpGpu(noise=0.1))
+    if bug is SkipsOne:
+        assert f"{'' if first == 0 else 'repeat 1, '}input 2 of 6: 240 of 240" in str(caught.value)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> MadeUpGpu:
+    """From here on contest.main times on it."""
+    made_up, cpu = MadeUpGpu(noise=1e-4), torch.device("cpu")
+    monkeypatch.setattr(machine, "pick_place", lambda backend: machine.Place(cpu, cpu, None))
+    monkeypatch.setattr(contest, "timer", lambda place, mode: made_up)
+    monkeypatch.setattr(timing, "DeviceClock", lambda device: type("", (), {"copy_bandwidth": lambda self, n: 4e12})())
+    monkeypatch.setattr(machine, "clocks", lambda device: "SM 1980 MHz")
+    monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA H200 (made up), 132 SMs")
+    return made_up
+
+
+def test_times_and_json(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    assert contest.main(["--shapes", "128x256x256,3x5x48x2", "--inputs", "4", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["mode"] == "queued" and set(gpu.queues) == {4}
+    first, second = found["shapes"]
+    assert first["shape"] == {"m": 128, "n": 256, "k": 256, "l": 1} and first["right"] and second["right"]
+    mean = first["seconds"]["mean"] * 1e6
+    floor = ((128 + 256) * (128 + 16) + 2 * 128 * 256) / 4e12 * 1e6
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("128x256x256x1"))
+    assert row[1] == f"{mean:.2f}" and row[-2:] == [f"{floor:.2f}", f"{mean / floor:.2f}"]
+    both = math.sqrt(mean * second["seconds"]["mean"] * 1e6)
+    assert f"geometric mean: {both:.2f} us" in out and "which this is not: no ratio to it" in out
+    assert "--shapes 128x256x256,3x5x48x2" in found["command"] and "time of the host" not in out
+
+
+def test_gemv_is_timed_by_single_calls(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu.hidden = False
+    assert contest.main(["--task", "nvfp4_gemv", "--shapes", "64x1x256x2"]) == 0
+    out = capsys.readouterr().out
+    assert set(gpu.queues) == {1} and "between two events: one call" in out and "repeats have time of the host" in out
+
+
+def test_ratio_to_the_speed_of_light_is_a_b200s(
+    gpu: MadeUpGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA B200 (made up), 148 SMs")
+    monkeypatch.setattr(contest, "SPEED_OF_LIGHT", {"nvfp4_gemm": {(64, 64, 64, 1): 3.0}})
+    gpu.noise = 0.0
+    assert contest.main(["--shapes", "64x64x64", "--inputs", "2"]) == 0
+    row = capsys.readouterr().out.splitlines()[3].split()
+    assert row[1] == "9.00" and row[-4:-2] == ["3", "3.00"]
+
+
+def test_speed_of_light_is_of_the_ranked_shapes() -> None:
+    assert set(contest.SPEED_OF_LIGHT) == set(reference.TASKS) == set(contest.DEFAULT_MODE)
+    for task, figures in contest.SPEED_OF_LIGHT.items():
+        ranked = reference.load_task(task)["benchmarks"]
+        assert [tuple(test[size] for size in "mnkl") for test in ranked] == list(figures)
+
+
+def test_a_wrong_result_is_exit_status_1(gpu: MadeUpGpu, monkeypatch, capsys) -> None:
+    planted = SkipsOne(10)
+    monkeypatch.setattr(contest, "package", lambda backend: planted)
+    assert contest.main(["--shapes", "5x24x64x2,64x64x64", "--inputs", "4"]) == 1
+    out = capsys.readouterr().out
+    assert "WRONG" in out and "5x24x64x2: warm-up 2, input 4 of 4: 240 of 240 values are wrong" in out
+    assert "geometric mean" not in out and "64x64x64x1" in out, "the other shape is still timed"
+
+
+@pytest.mark.parametrize("task", reference.TASKS)
+def test_correctness_on_the_cpu(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert contest.main(["--task", task, "--backend", "cpu", "--shapes", "128x1x256x2", "--inputs", "3"]) == 0
+    out = capsys.readouterr().out
+    assert ["128x1x256x2", "3", "right"] in [line.split() for line in out.splitlines()]
+    assert "Nothing was timed: a time on a CPU says nothing" in out
+
+
+@pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+@pytest.mark.parametrize("task", reference.TASKS)
+def test_correctness_on_the_emulated_gpu(task: str) -> None:
+    device = random.choice(emulate.DEVICES[:3])
+    driver = {"NVFP4_LIBCUDA": str(emulate.build()), "CUDA_VISIBLE_DEVICES": "", "EMULATE_DEVICE": device}
+    done = command("--task", task, "--shapes", "130x1x272x2", "--inputs", "2", **driver)
+    assert done.returncode == 0, done.stderr
+    assert "on Emulated" in done.stdout
+    assert ["130x1x272x2", "2", "right"] in [line.split() for line in done.stdout.splitlines()]
+    assert "a time on an emulated GPU says nothing" in done.stdout
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    program = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300, cwd="/")
+
+
+SUBMISSION = """
+from task import input_t, output_t
+import nvfp4
+
+def custom_kernel(data: input_t) -> output_t:
+    a, b, _, _, sfa, sfb, c = data
+    return nvfp4.custom_kernel(a, b, sfa, sfb, c){spoil}
+"""
+
+
+@pytest.mark.parametrize(("spoil", "status"), [("", 0), (".zero_()", 1)])
+def test_submission(spoil: str, status: int, tmp_path: Path) -> None:
+    file = tmp_path / "submission.py"
+    file.write_text(SUBMISSION.format(spoil=spoil))
+    arguments = ("--submission", str(file), "--correctness", "--shapes", "64x64x64", "--inputs", "2")
+    done = command(*arguments, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == status, done.stderr
+    assert str(file) in done.stdout and ("right" if status == 0 else "input 1 of 2: ") in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "there is no such Python file"),
+        ("import cutlass_of_nobody", "importing it raised ModuleNotFoundError"),
+        ("def kernel(data): ...", "has no function custom_kernel(data)"),
+    ],
+)
+def test_submission_that_cannot_run(text: str | None, sentence: str, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "submission.py"
+    if text is not None:
+        file.write_text(text)
+    assert contest.main(["--submission", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--only", "4"], "the shapes of nvfp4_gemm are 1 to 3"),
+        (["--task", "nvfp4_gemv", "--shapes", "64x2x64"], "N is 1 in every shape of nvfp4_gemv"),
+        (["--repeats", "1"], "--repeats must be at least 2"),
+        (["--inputs", "0"], "--inputs at least 1"),
+        (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
+        (["--backend", "sm70"], "sm70"),
+    ],
+)
+def test_refusals(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert contest.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("contest.py: ") and sentence in captured.err and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--shapes", "1x2"], ["--shapes", "1x2x17"], ["--mode", "best"], ["--task", "x"]]
+)
+def test_arguments_that_are_not_understood(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        contest.main(arguments)
+    assert exit_status.value.code == 2 and "error: argument" in capsys.readouterr().err
