@@ -54,8 +54,23 @@ def test_the_commands_and_variables_exist() -> None:
     assert told == read
 
 
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", text))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
-    for text in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"):
-        path = ROOT / text
-        for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
-            assert link.startswith("https://") or (path.parent / link).exists(), f"{text}: {link}"
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    pages += list((ROOT / "tests").rglob("*.md"))
+    assert len(pages) >= 9
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        assert text.count("\n```") % 2 == 0, f"{path}: a code fence is not closed"
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", re.sub(r"(?ms)^```.*?^```$", "", text)):
+            if link.startswith("https://"):
+                continue
+            target = path.parent / link if link else path
+            assert target.exists(), f"{path}: {link}"
+            if anchor:
+                assert anchor in anchors(target.read_text(encoding="utf-8")), f"{path}: {link}#{anchor}"
