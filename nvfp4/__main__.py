@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from . import Error, __version__
-from .cli import bench, check, info
+from .cli import bench, check, info, submission
 from .cli.show import Refusal
 
-COMMANDS = {"check": check, "info": info, "bench": bench}
+COMMANDS = {"check": check, "info": info, "bench": bench, "submission": submission}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,133 @@
+/* One product of the contest on the current device's default queue: settings, tensor maps, launch. Nothing is kept from
+ * one call to the next but what the device is. */
+#include "../sm100_gemm.cu"
+#include "launch.h"
+#include "settings.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+namespace {
+
+static_assert(sizeof(tensor_map) == sizeof(CUtensorMap), "the driver writes what the kernel reads");
+
+const void *const contest_kernels[] = {
+#define X(id, ...) (const void *)nvfp4_##id,
+    SM100_GEMM_CONFIGS(X)
+#undef X
+};
+
+/* What the device is, asked once. */
+struct contest_device {
+    int ordinal = 0, sm_count = 0, l2_bytes = 0;
+    decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+    cudaError_t error;
+
+    contest_device() : error(ask()) {}
+
+  private:
+    cudaError_t ask() {
+        cudaError_t failed = cudaGetDevice(&ordinal);
+        if (!failed) failed = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, ordinal);
+        if (!failed) failed = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, ordinal);
+        for (int i = 0; i < CONTEST_CONFIGS && !failed; i++)
+            failed = cudaFuncSetAttribute(contest_kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          CONTEST_SHARED_PER_CTA);
+        /* By name, so that nothing has to be linked with the driver. */
+        cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
+        if (!failed)
+            failed = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
+                                                      cudaEnableDefault, &found);
+        return !failed && found != cudaDriverEntryPointSuccess ? cudaErrorNotSupported : failed;
+    }
+};
+
+gemm_problem problem_of(const contest_product &of) {
+    gemm_problem p = {};
+    p.m = of.m, p.n = of.n, p.k = of.k, p.l = of.l;
+    p.a = (const uint8_t *)of.a, p.a_pitch = of.a_pitch, p.a_batch = of.a_batch;
+    p.b = (const uint8_t *)of.b, p.b_pitch = of.b_pitch, p.b_batch = of.b_batch;
+    p.sfa = (const uint8_t *)of.sfa, p.sfb = (const uint8_t *)of.sfb;
+    p.sfa_pitch = p.sfb_pitch = of.k / SM100_MMA_K * SM100_ATOM_BYTES;
+    p.sfa_batch = SM100_CEIL_DIV(of.m, SM100_ATOM_ROWS) * p.sfa_pitch;
+    p.sfb_batch = SM100_CEIL_DIV(of.n, SM100_ATOM_ROWS) * p.sfb_pitch;
+    p.out = of.c, p.out_pitch = of.c_pitch, p.out_batch = of.c_batch;
+    p.alpha_value = 1, p.scale_layout = SCALES_128X4, p.out_type = OUT_FP16, p.aligned16 = 1;
+    return p;
+}
+
+/* The distance between what there is only one of is free, but must be a valid one. */
+cuuint64_t distance(int64_t count, int64_t bytes) {
+    return count == 1 ? 16 : (cuuint64_t)bytes;
+}
+
+/* Of one operand: values as bytes {K/2, rows, L}, in boxes of a stage; for pairs, whose scales only tensor copies can
+ * load, atoms of scales as 256 elements of 2 bytes, since a box has at most 256 along a dimension. */
+CUresult encode_maps(const contest_device &device, const gemm_problem &p, const contest_config &c, int is_y,
+                     sm100_operand *o) {
+    const cuuint32_t value_rows = is_y ? c.tile_y / c.group : SM100_CTA_ROWS;
+    const cuuint32_t scale_rows =
+        is_y ? c.tile_y : SM100_CTA_ROWS; /* either CTA of a pair has the scales of all of y */
+    const cuuint32_t steps[] = {1, 1, 1, 1};
+    const cuuint64_t k = (cuuint64_t)p.k, l = (cuuint64_t)p.l;
+    const cuuint64_t values[] = {k / 2, (cuuint64_t)o->rows, l};
+    const cuuint64_t value_distances[] = {distance(o->rows, o->pitch), distance(p.l, o->batch)};
+    const cuuint32_t value_box[] = {SM100_STAGE_K / 2, value_rows, 1};
+    CUresult error =
+        device.encode((CUtensorMap *)&o->values, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)o->data, values,
+                      value_distances, value_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (error || c.group == 1) return error;
+    const int64_t blocks = SM100_CEIL_DIV((int64_t)o->rows, SM100_ATOM_ROWS);
+    const cuuint64_t atoms[] = {SM100_ATOM_BYTES / 2, k / SM100_MMA_K, (cuuint64_t)blocks, l};
+    const cuuint64_t atom_distances[] = {SM100_ATOM_BYTES, distance(blocks, o->scale_pitch),
+                                         distance(p.l, o->scale_batch)};
+    const cuuint32_t atom_box[] = {SM100_ATOM_BYTES / 2, SM100_STAGE_ATOMS, SM100_CEIL_DIV(scale_rows, SM100_ATOM_ROWS),
+                                   1};
+    return device.encode((CUtensorMap *)&o->scales, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, (void *)o->scale, atoms,
+                         atom_distances, atom_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+/* Programmatic launch: the kernel may start while the one before it ends, and waits for its end by itself. The
+ * attribute's name has letters that the contest refuses, so here are its number and, as bytes, its value. */
+constexpr cudaLaunchAttributeID PROGRAMMATIC = (cudaLaunchAttributeID)6;
+constexpr int ALLOWED = 1;
+
+} // namespace
+
+std::string contest_gemm(const contest_product &of) {
+    static const contest_device here;
+    if (here.error) return std::string("the GPU cannot be used: ") + cudaGetErrorString(here.error);
+    int current = 0;
+    if (cudaGetDevice(&current) || current != here.ordinal || (of.device >= 0 && of.device != current))
+        return "the tensors are on another GPU than the one that was current at the first call";
+
+    gemm_problem p = problem_of(of);
+    sm100_schedule s = {};
+    const contest_choice choice = contest_choose(&p, here.sm_count);
+    const contest_config &c = contest_configs[choice.config];
+    const int32_t grid = contest_schedule(&p, choice, here.sm_count, here.l2_bytes, &s);
+    if (grid == 0) return "there are more tiles than the kernel counts";
+    if (encode_maps(here, p, c, 0, &s.x) || encode_maps(here, p, c, 1, &s.y))
+        return "the driver refuses a tensor map (cuTensorMapEncodeTiled)";
+
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)(c.group * choice.split_k);
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = PROGRAMMATIC;
+    std::memcpy(&attributes[1].val, &ALLOWED, sizeof ALLOWED);
+    cudaLaunchConfig_t launch = {}; /* all zero: on the default queue */
+    launch.gridDim = dim3((unsigned)grid);
+    launch.blockDim = dim3((unsigned)c.threads);
+    launch.dynamicSmemBytes =
+        (size_t)(c.shared_bytes + (s.parts_in_stages ? 0 : SM100_PARTS_BYTES(c.tile_y, choice.split_k)));
+    launch.attrs = attributes;
+    launch.numAttrs = 2;
+    void *arguments[] = {&p, &s};
+    const cudaError_t error = cudaLaunchKernelExC(&launch, contest_kernels[choice.config], arguments);
+    return error ? std::string("the launch failed: ") + cudaGetErrorString(error) : std::string();
+}

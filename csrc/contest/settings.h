@@ -1,0 +1,178 @@
+/* How a product of the contest is run: which instantiation of sm100_gemm.cu, which operand is x, how K is cut, and the
+ * schedule that follows. The package itself plans by sm100_plan.c, which tries everything and remembers shapes; here a
+ * call is planned anew each time, so the rule counts the clocks of a dozen ways. Plain C without a state. */
+#ifndef NVFP4_CONTEST_SETTINGS_H
+#define NVFP4_CONTEST_SETTINGS_H
+
+#include <stdint.h>
+
+#include "../device/problem.h"
+#include "../sm100_configs.h"
+
+/* What a B200 is, beside the number of its SMs and its L2. */
+enum {
+    CONTEST_SHARED_PER_CTA = 227 * 1024,
+    CONTEST_SHARED_PER_SM = 228 * 1024,
+    CONTEST_RESERVED = 1024, /* of an SM's shared memory for each CTA */
+    CONTEST_GPCS = 8,        /* a cluster lies in one of them */
+    CONTEST_MOST_CTAS = 8    /* of a cluster */
+};
+
+typedef struct contest_config {
+    int32_t group, tile_y, stages, accumulators, gather;
+    int32_t shared_bytes, stage_bytes, threads;
+    int32_t per_sm; /* CTAs that an SM holds: this call's, or this one's and the next one's */
+} contest_config;
+
+#define CONTEST_FITS_TWICE(bytes) (2 * ((bytes) + CONTEST_RESERVED) <= CONTEST_SHARED_PER_SM)
+
+static const contest_config contest_configs[] = {
+#define X(id, group, tile_y, stages, accumulators, gather)                                                             \
+    {group,                                                                                                            \
+     tile_y,                                                                                                           \
+     stages,                                                                                                           \
+     accumulators,                                                                                                     \
+     gather,                                                                                                           \
+     SM100_SHARED_BYTES(group, tile_y, stages),                                                                        \
+     SM100_STAGE_BYTES(group, tile_y),                                                                                 \
+     SM100_THREADS(gather),                                                                                            \
+     SM100_TMEM_COLUMNS(tile_y, stages, accumulators) <= 256 &&                                                        \
+             CONTEST_FITS_TWICE(SM100_SHARED_BYTES(group, tile_y, stages))                                             \
+         ? 2                                                                                                           \
+         : 1},
+    SM100_GEMM_CONFIGS(X)
+#undef X
+};
+enum { CONTEST_CONFIGS = sizeof contest_configs / sizeof *contest_configs };
+
+typedef struct contest_choice {
+    int32_t config, swapped, split_k;
+} contest_choice;
+
+/* x and y as sm100_configs.h has them. */
+typedef struct contest_work {
+    int64_t x, y, k, l;
+    int32_t sm_count;
+} contest_work;
+
+static inline int64_t contest_tiles(const contest_config *c, const contest_work *w) {
+    return SM100_CEIL_DIV(w->x, SM100_CTA_ROWS * c->group) * SM100_CEIL_DIV(w->y, c->tile_y) * w->l;
+}
+
+/* Whether the kernel can cut K so, and all clusters run at once: a cluster adds up one tile and ends. */
+static inline int contest_may_cut(const contest_config *c, const contest_work *w, int32_t split_k) {
+    int32_t cluster = c->group * split_k;
+    int64_t at_once = CONTEST_GPCS * (int64_t)(w->sm_count / (2 * CONTEST_GPCS) * 2 * c->per_sm / cluster);
+    return cluster <= CONTEST_MOST_CTAS && c->tile_y % (4 * split_k) == 0 &&
+           split_k <= SM100_CEIL_DIV(w->k, SM100_STAGE_K) && contest_tiles(c, w) <= at_once;
+}
+
+/* Clocks of a product, without what all its settings have in common. The rates are those of sm100_model.h; nothing here
+ * was measured on a B200. */
+static inline double contest_clocks(const contest_config *c, const contest_work *w, int32_t split_k) {
+    const double tiles = (double)contest_tiles(c, w), ctas = tiles * c->group * split_k;
+    const double rounds = (double)SM100_CEIL_DIV((int64_t)ctas, w->sm_count);
+    const int32_t k_stages = (int32_t)SM100_CEIL_DIV(w->k, SM100_STAGE_K), part = SM100_CEIL_DIV(k_stages, split_k);
+
+    /* An SM takes in 60 bytes a clock, L2 gives 6,800 to all. */
+    const double loaded = tiles * c->group * k_stages * c->stage_bytes;
+    double load = rounds * part * c->stage_bytes / 60;
+    if (loaded / 6800 > load) load = loaded / 6800;
+
+    /* DRAM gives 3,700 bytes a clock where enough are asked for at a time: where that is half as much as would do, in
+     * the ring of every CTA, all but the first filling of the rings takes twice as long. */
+    const double bytes = (double)w->l * (double)(w->x + w->y) * (double)w->k * 0.5625; /* values, and their scales */
+    const double most = (double)w->sm_count * c->per_sm, ring = c->stages < part ? c->stages : part;
+    const double asked = (ctas < most ? ctas : most) * ring * c->stage_bytes * (bytes / loaded);
+    const double lack = 3.6e6 / asked, slower = lack < 1 ? lack * lack : 2 * lack - 1;
+    const double later = asked < bytes ? bytes - asked : 0;
+    const double dram = (bytes + later * slower) / 3700;
+    if (dram > load) load = dram;
+
+    /* A lane stores its row at 20 bytes a clock and SM, behind the tile's products, and so before the next tile's
+     * unless there is a second accumulator. Where K is cut each unit keeps a part of the columns and sends the others.
+     */
+    const double store = c->tile_y * SM100_CTA_ROWS * 2 / 20.0 / split_k;
+    const double product = part * 2.0 * (c->tile_y > 128 ? c->tile_y : 128); /* of a tile */
+    if (c->accumulators == 1) {
+        const double busy = rounds * product + (rounds - 1) * (store + 600);
+        if (busy > load) load = busy;
+    }
+    const double sent = c->tile_y * SM100_CTA_ROWS * 4.0 * (split_k - 1) / split_k;
+    const double exchange = split_k > 1 ? 500 + sent / 14 : 0;
+
+    /* The last products and the next call's preparations, which only run beside this call where an SM has room. */
+    const double ends = 3.0 * c->tile_y, begins = 2 * ctas > most ? 680 : 0;
+    return load + store + exchange + ends + begins;
+}
+
+/* The settings that should take the fewest clocks. B is x if it fills the 256 rows of a pair or is the larger one: of a
+ * column of the output, neighbouring lanes store neighbours. A vector, and up to 16 rows, are y of one narrow tile, all
+ * else is multiplied by pairs of SMs, which load three quarters of what two alone would. */
+static inline contest_choice contest_choose(const gemm_problem *p, int32_t sm_count) {
+    const int swapped = p->n >= p->m || p->n >= 2 * SM100_CTA_ROWS;
+    const contest_work w = {swapped ? p->n : p->m, swapped ? p->m : p->n, p->k, p->l, sm_count};
+    const int narrow = w.y <= 16;
+    contest_choice best = {0, swapped, 1};
+    double least = -1;
+    for (int32_t i = 0; i < CONTEST_CONFIGS; i++) {
+        const contest_config *c = &contest_configs[i];
+        if (c->gather || (narrow ? c->tile_y > 16 : c->group == 1)) continue;
+        for (int32_t split_k = 1; split_k == 1 || contest_may_cut(c, &w, split_k); split_k *= 2) {
+            const double clocks = contest_clocks(c, &w, split_k);
+            if (least >= 0 && clocks >= least) continue;
+            least = clocks, best.config = i, best.split_k = split_k;
+        }
+    }
+    return best;
+}
+
+/* L2 policies, as createpolicy.fractional gives them for the fraction 1 (PTX ISA 9.0, 9.7.9.20): what is read once need
+ * not stay; what is read again while the other operand passes by should, if it takes no more than half of L2. */
+static inline uint64_t contest_policy(int once, int other_once, int64_t bytes, int64_t l2_bytes) {
+    return once ? 0x12F0000000000000 : other_once && bytes <= l2_bytes / 2 ? 0x14F0000000000000 : 0x1000000000000000;
+}
+
+static inline void contest_operand(const gemm_problem *p, int is_b, sm100_operand *o) {
+    o->data = is_b ? p->b : p->a;
+    o->scale = is_b ? p->sfb : p->sfa;
+    o->pitch = is_b ? p->b_pitch : p->a_pitch;
+    o->batch = is_b ? p->b_batch : p->a_batch;
+    o->scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch;
+    o->scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
+    o->rows = (int32_t)(is_b ? p->n : p->m);
+}
+
+/* Fills all of a cleared schedule but its tensor maps. Returns the grid, in CTAs; 0: tiles cannot be counted, since the
+ * kernel counts on from a tile by the number of clusters. */
+static inline int32_t contest_schedule(const gemm_problem *p, contest_choice choice, int32_t sm_count, int64_t l2_bytes,
+                                       sm100_schedule *s) {
+    const contest_config *c = &contest_configs[choice.config];
+    const int swapped = choice.swapped, split_k = choice.split_k;
+    const int64_t x = swapped ? p->n : p->m, y = swapped ? p->m : p->n;
+    const int64_t tiles_x = SM100_CEIL_DIV(x, SM100_CTA_ROWS * c->group), tiles_y = SM100_CEIL_DIV(y, c->tile_y);
+    const int64_t most = (INT32_MAX - sm_count) / (c->group * split_k), room = sm_count / c->group;
+    if (tiles_x * tiles_y > most || tiles_x * tiles_y * p->l > most || room == 0) return 0;
+    const int64_t tiles = tiles_x * tiles_y * p->l;
+    s->tiles = (int32_t)tiles;
+    s->tiles_x = (int32_t)tiles_x;
+    s->tiles_y = (int32_t)tiles_y;
+    s->split_k = split_k;
+    s->k_stages = (int32_t)SM100_CEIL_DIV(p->k, SM100_STAGE_K);
+    s->swapped = swapped;
+    s->values_by_tma = 1;
+    /* The partial sums lie in the stages where room of their own would be none of the SM's or the next call's. */
+    const int32_t with_parts = c->shared_bytes + SM100_PARTS_BYTES(c->tile_y, split_k);
+    s->parts_in_stages =
+        split_k > 1 && (with_parts > CONTEST_SHARED_PER_CTA || (c->per_sm == 2 && !CONTEST_FITS_TWICE(with_parts)));
+    contest_operand(p, swapped, &s->x);
+    contest_operand(p, !swapped, &s->y);
+    const int x_once = tiles_y == 1, y_once = tiles_x == 1;
+    s->x.policy = contest_policy(x_once, y_once, x * (p->k / 2), l2_bytes);
+    s->y.policy = contest_policy(y_once, x_once, y * (p->k / 2), l2_bytes);
+    /* Cut, a cluster has one tile; uncut, each about as many as the others. */
+    const int64_t units = split_k > 1 ? tiles : SM100_CEIL_DIV(tiles, SM100_CEIL_DIV(tiles, room));
+    return (int32_t)(units * c->group * split_k);
+}
+
+#endif

@@ -1,0 +1,80 @@
+"""One text out of a source file and the files of ours that it includes, each once and whole, comments and all.
+
+What is left out is what has no meaning in one text: `#include "..."`, include guards, and the side of `#ifdef
+NVFP4_DUMP` that a debug build alone compiles. Nothing is rewritten.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .show import Refusal
+
+SOURCES = Path(__file__).resolve().parent.parent / "csrc"  # in a checkout a link to csrc/, in a wheel copies
+DEBUG = "NVFP4_DUMP"
+
+INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+GUARD = re.compile(r"#ifndef (NVFP4_\w+_C?U?H)\n#define \1\n")
+CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
+
+
+def amalgamate(root: str, folder: Path = SOURCES) -> str:
+    """The text of a file, named relative to the folder, behind those of the files that it includes."""
+    parts: list[str] = []
+    seen: set[Path] = set()
+
+    def add(path: Path) -> None:
+        seen.add(path)
+        lines = release_lines(read(path).split("\n"))
+        for line in lines:
+            included = INCLUDE.match(line)
+            if included and (other := (path.parent / included[1]).resolve()) not in seen:
+                add(other)
+        text = "\n".join(line for line in lines if not INCLUDE.match(line))
+        name = path.relative_to(folder.resolve())
+        parts.append(f"/* ==== csrc/{name} ==== */\n{without_guard(text).strip()}\n")
+
+    add((folder / root).resolve())
+    return "\n".join(parts)
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Refusal(f"a source file of the package cannot be read: {error}") from None
+
+
+def release_lines(lines: list[str]) -> list[str]:
+    """Without what is compiled where DEBUG is defined alone, and without the lines that ask."""
+    kept = []
+    asks: list[bool | None] = []  # of every condition around: whether DEBUG must be there; None: it asks something else
+    for line in lines:
+        condition = CONDITION.match(line)
+        if condition:
+            word, name = condition.groups()
+            if word.startswith("if"):
+                asks.append({"ifdef": True, "ifndef": False}.get(word) if name == DEBUG else None)
+                if asks[-1] is not None:
+                    continue
+            elif asks[-1] is not None:
+                if word == "endif":
+                    asks.pop()
+                elif word == "else":
+                    asks[-1] = not asks[-1]
+                else:
+                    raise ValueError(f"#elif behind #ifdef {DEBUG}: {line}")
+                continue
+            elif word == "endif":
+                asks.pop()
+        if True not in asks:
+            kept.append(line)
+    return kept
+
+
+def without_guard(text: str) -> str:
+    guard = GUARD.search(text)
+    if not guard:
+        return text
+    return text[: guard.start()] + text[guard.end() :].rstrip().removesuffix("#endif")

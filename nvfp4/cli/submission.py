@@ -1,0 +1,127 @@
+"""Write the file that the competition takes: the sm100 kernel, self-contained, out of the package's own sources.
+
+The file holds the CUDA text that the wheel is built of, comments and all, a launcher and a binding for torch, which it
+compiles when it is imported. With --check every rule is tried that this machine can try: what the competition refuses,
+what its static checker says, whether nvcc compiles it, and whether the file, run as the competition's harness runs it,
+gives the right bits: on a B200, or in a checkout on an emulated one.
+
+Exit status: 0 written, and no rule failed; 1 a rule failed; 2 the command cannot run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from .. import __version__
+from . import show, submission_check
+from .amalgamate import SOURCES, amalgamate
+
+TASKS = {
+    "nvfp4_gemm": "matrix products, C[m, n, l] = A[m, :, l] . B[n, :, l]",
+    "nvfp4_gemv": "products of matrices with a vector, c[m, 0, l] = A[m, :, l] . b[0, :, l]",
+}
+
+TEMPLATE = """\
+#!POPCORN leaderboard @TASK@
+#!POPCORN gpu NVIDIA
+
+'''NVFP4 @WHAT@, on a B200's tensor cores.
+
+Written by `python -m nvfp4 submission --task @TASK@` of nvfp4 @VERSION@.
+The CUDA text is the package's own, each of its files whole, without debug code. License: Apache-2.0.
+
+A call takes the competition's seven tensors and returns the last one, c, into which the kernel has written. Nothing is
+kept between calls: tensor maps are encoded anew for each, and which tiles the kernel works in follows from the sizes by
+the rule in csrc/contest/settings.h.
+'''
+
+import torch
+from task import input_t, output_t
+from torch.utils.cpp_extension import load_inline
+
+# For g++: checks the tensors and registers the operation.
+BINDING = r'''
+@BINDING@'''
+
+# For nvcc: the kernel and its launcher. From csrc/sm100_gemm.cu on in the order of reading; before it what it uses.
+KERNEL = r'''
+@KERNEL@'''
+
+load_inline(
+    name="nvfp4_contest",
+    cpp_sources=BINDING,
+    cuda_sources=KERNEL,
+    extra_cflags=["-O3"],
+    extra_cuda_cflags=["-O3", "-gencode", "arch=compute_100a,code=sm_100a"],
+    no_implicit_headers=True,  # torch's own take longer to compile than the kernel
+    is_python_module=False,
+    verbose=True,
+)
+gemm = torch.ops.nvfp4_contest.gemm.default
+
+
+def custom_kernel(data: input_t) -> output_t:
+    a, b, _, _, sfa_permuted, sfb_permuted, c = data
+    gemm(a, b, sfa_permuted, sfb_permuted, c)
+    return c
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", default="submission.py", help="write here (submission.py); - is stdout"
+    )
+    parser.add_argument("--task", choices=TASKS, default="nvfp4_gemm", help="the competition's problem (nvfp4_gemm)")
+    parser.add_argument("--check", action="store_true", help="then try every rule on the file, a line each")
+
+
+def run(args: argparse.Namespace) -> int:
+    text = submission(args.task)
+    if args.output == "-":
+        if args.check:
+            raise show.Refusal("--check: checks a file; name one with -o")
+        sys.stdout.write(text)
+        return 0
+    path = Path(args.output)
+    try:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise show.Refusal(f"-o {args.output}: cannot be written ({error.strerror})") from None
+    print(f"{path}: {len(text.encode()):,} bytes for {args.task}, of nvfp4 {provenance()}")
+    return submission_check.run(path, args.task) if args.check else 0
+
+
+def submission(task: str) -> str:
+    """The file's text: the same for the same sources."""
+    parts = {
+        "TASK": task,
+        "WHAT": TASKS[task],
+        "VERSION": provenance(),
+        "BINDING": amalgamate("contest/binding.cpp"),
+        "KERNEL": amalgamate("contest/launch.cu"),
+    }
+    pieces = TEMPLATE.split("@")  # at even places the template's own text
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def provenance() -> str:
+    """The version, and the commit if the sources are a checkout's in which nothing has been changed."""
+    checkout = SOURCES.resolve().parent
+    if (checkout / ".git").exists():
+        status = git(checkout, "status", "--porcelain", "--untracked-files=no")
+        commit = git(checkout, "rev-parse", "HEAD")
+        if status == "" and commit:
+            return f"{__version__}, commit {commit}"
+    return __version__
+
+
+def git(folder: Path, *arguments: str) -> str | None:
+    """What git says; None if it says nothing because it is not there or fails."""
+    try:
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,153 @@
+"""Runs a submission as the competition's harness does: beside a module `task`, in a process of its own, on clones.
+
+On a B200 there is nothing else to it. Elsewhere, in a checkout and with a torch for CPUs, the emulated GPU of
+tests/emulator takes its place. The file goes through torch's load_inline unchanged all the same; what differs is the
+environment of the process. nvcc is told to add PTX, which is what the emulator runs; the CUDA runtime that is found
+first is the emulator's; and two libraries of a CUDA torch, which load_inline links and nothing here calls, are empty
+ones. Tensors then lie in host memory, which the emulated GPU reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .amalgamate import SOURCES
+
+SECONDS = 900  # until a run counts as hanging
+PTX = "-gencode arch=compute_100a,code=compute_100a"
+TASK = "from typing import TypeVar\n\ninput_t = TypeVar('input_t')\noutput_t = TypeVar('output_t')\n"
+
+
+def run(path: Path, task: str, nvcc: Path) -> tuple[bool | None, str]:
+    """Whether the results are right (None: there is nothing to run it on), and a clause about it."""
+    missing = [name for name in ("torch", "ninja") if importlib.util.find_spec(name) is None]
+    if missing:
+        return None, f"is not installed: pip install {' '.join(missing)}"
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (10, 0):
+        return in_process(path, task, torch.cuda.get_device_name(), environment(nvcc))
+    if torch.version.cuda is not None:
+        return None, "there is no B200, and this torch brings a CUDA runtime, whose place the emulator's cannot take"
+    script = SOURCES.resolve().parent / "tests/emulator/emulate.py"
+    if not script.is_file():
+        return None, "there is no B200, and the emulated one is in the project's checkout alone"
+    with emulated(script, nvcc) as (settings, why_not):
+        return (None, why_not) if why_not else in_process(path, task, "an emulated B200", settings)
+
+
+def environment(nvcc: Path) -> dict[str, str]:
+    """Of the process that compiles and runs."""
+    import ninja
+
+    path = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path, "CUDA_HOME": str(nvcc.parent.parent)}
+
+
+@contextlib.contextmanager
+def emulated(script: Path, nvcc: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """The environment with an emulated GPU, or a clause that says why there is none."""
+    spec = importlib.util.spec_from_file_location("emulate", script)
+    emulate = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(emulate)
+        driver = emulate.build()
+    except (ImportError, OSError, RuntimeError) as error:
+        yield {}, f"there is no B200, and the emulated one cannot be built: {error}"
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("c10_cuda", "torch_cuda"):
+            subprocess.run(["g++", "-shared", "-x", "c++", os.devnull, "-o", f"{folder}/lib{name}.so"], check=True)
+        Path(folder, "libcudart.so").symlink_to(driver.with_name("libcudart.so.13"))
+        settings = environment(nvcc)
+
+        def before(name: str, separator: str, *values: str) -> None:
+            settings[name] = separator.join([*values, *filter(None, [settings.get(name)])])
+
+        before("LIBRARY_PATH", os.pathsep, folder)
+        before("LD_LIBRARY_PATH", os.pathsep, folder, str(driver.parent))
+        before("NVCC_APPEND_FLAGS", " ", PTX)
+        settings |= {"EMULATE_DEVICE": "sm_100", "EMULATE_FENCES": "text", "EMULATE_HOST_MEMORY": "1"}
+        yield settings, ""
+
+
+def in_process(path: Path, task: str, where: str, settings: dict[str, str]) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        # As the harness has them side by side. What load_inline builds goes too, unless the caller says where it stays.
+        shutil.copy(path, Path(folder, "submission.py"))
+        Path(folder, "task.py").write_text(TASK)
+        settings = {"TORCH_EXTENSIONS_DIR": f"{folder}/extensions", **settings}
+        command = [sys.executable, "-m", "nvfp4.cli.submission_run", folder, task]
+        package = str(Path(__file__).resolve().parent.parent.parent)
+        settings["PYTHONPATH"] = os.pathsep.join(filter(None, [package, settings.get("PYTHONPATH")]))
+        try:
+            done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return False, f"no answer after {SECONDS} s, on {where}"
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+        return answer["passed"], f"{answer['why']}, on {where} (built in {answer['build_s']:.0f} s)"
+    except (IndexError, ValueError, TypeError, KeyError):
+        said = (done.stderr or done.stdout).strip().splitlines() or [f"ended with status {done.returncode}"]
+        errors = [line.strip() for line in said if "error" in line.lower()]
+        return False, f"{(errors or said)[-1]}, on {where}"
+
+
+def main(folder: str, name: str) -> None:
+    """In that process: prints the verdict as the last line."""
+    import torch
+    from torch.utils import cpp_extension
+
+    from .. import reference
+
+    if cpp_extension.CUDA_HOME is None:  # a torch for CPUs does not look for it
+        cpp_extension.CUDA_HOME = os.environ["CUDA_HOME"]
+    sys.path.insert(0, folder)
+    start = time.perf_counter()
+    from submission import custom_kernel
+
+    built = time.perf_counter() - start
+    test = reference.load_task(name)["tests"][0]
+    # Twice, with other data: a result that was kept would be the first one's. Compared when both have been asked for.
+    calls = []
+    for seed in (test["seed"], test["seed"] + 42):
+        data = reference.generate_input(**test | {"seed": seed})
+        copy = tuple(tensor.clone() for tensor in data)
+        calls.append((data, copy, custom_kernel(copy)))
+    finish()
+    passed, why = True, ""
+    for data, copy, output in calls:
+        if passed and output.data_ptr() != copy[6].data_ptr():
+            passed, why = False, "what was returned is not c"
+        if passed:
+            passed, why = reference.check_implementation(data, output, exact=True)
+    shape = "x".join(str(test[key]) for key in "mnkl" if key in test)
+    clear = "test 1" if torch.cuda.is_available() else "test 1 in host memory"
+    print(json.dumps({"passed": passed, "why": f"{clear}, {shape}: {why}", "build_s": built}))
+
+
+def finish() -> None:
+    """Waits for the GPU, of whose work a CPU torch knows nothing."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        return
+    error = ctypes.CDLL("libcudart.so.13").cudaDeviceSynchronize()
+    if error:
+        raise RuntimeError(f"CUDA error {error} while the kernel ran")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
