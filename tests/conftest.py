@@ -63,6 +63,29 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["EMULATE_DEVICE"] = device
 
 
+def in_background(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Tests of what other processes do (test_emulated.py): begun first, waited for last."""
+    return [item for item in items if "outputs" in getattr(item, "fixturenames", ())]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    last = set(in_background(items))
+    items.sort(key=lambda item: item in last)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    items = in_background(session.items)
+    if items and not session.config.option.collectonly:
+        items[0].module.begin([item.callspec.params["run"] for item in items])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    items = in_background(getattr(session, "items", []))
+    if items:
+        items[0].module.end()
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     device = config.getoption("--emulate")
     lines = [f"NVFP4_TEST_SEED={os.environ['NVFP4_TEST_SEED']} (set it to draw the same data again)"]

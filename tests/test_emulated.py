@@ -1,5 +1,6 @@
 """The GPU's kernels on an emulated GPU (tests/emulator), as part of an ordinary run of the tests: each device that it
-can pose as, several timings a test. It is another process, since a process opens one CUDA driver.
+can pose as, several timings a test. It is another process, since a process opens one CUDA driver. These begin when the
+session begins, at low priority beside its other tests, which mostly use one core, and are waited for at its end.
 
 `pytest --emulate sm_80` runs everything that needs a GPU there, not only what is chosen here.
 """
@@ -11,7 +12,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,6 @@ def driver() -> dict[str, str]:
     return {"NVFP4_LIBCUDA": str(emulate.build()), "CUDA_VISIBLE_DEVICES": ""}
 
 
-def emulated(device: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--emulate={device}", *arguments]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    return done.stdout
-
-
 @dataclass(frozen=True)
 class Run:
     name: str
@@ -45,8 +39,9 @@ class Run:
     arguments: tuple[str, ...]
     least: int  # tests that must have passed
 
-    def output(self) -> str:
-        return emulated(self.device, *self.arguments)
+    def command(self) -> list[str]:
+        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        return ["nice", "-n", "10", *pytest, f"--emulate={self.device}", *self.arguments]
 
 
 def ragged(device: str, family: str, timings: int) -> Run:
@@ -76,15 +71,56 @@ RUNS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def outputs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
-    """By name, of the runs that are asked for: two at a time, each takes one core."""
-    driver()
-    items = [item for item in request.session.items if "outputs" in getattr(item, "fixturenames", ())]
-    asked = [item.callspec.params["run"] for item in items]
-    with ThreadPoolExecutor(2) as pool:
-        yield {run.name: pool.submit(run.output) for run in asked}
-        pool.shutdown(cancel_futures=True)
+class Background:
+    """Runs, two at a time, each of which takes one core."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self.lock = threading.Lock()
+        self.started: list[subprocess.Popen[str]] = []
+        self.ended = False
+        self.pool = ThreadPoolExecutor(2)
+        self.outputs = {run.name: self.pool.submit(self.output, run) for run in runs}
+
+    def output(self, run: Run) -> str:
+        driver()  # one of them builds the emulator, the other waits for that
+        with self.lock:
+            if self.ended:
+                return ""
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(run.command(), cwd=TESTS, stdout=pipe, stderr=pipe, text=True)
+            self.started.append(process)
+        output, errors = process.communicate()
+        assert process.returncode == 0, output[-5000:] + errors[-2000:]
+        return output
+
+    def end(self) -> None:
+        """Of a session that stops before its end as well: nothing goes on without it."""
+        with self.lock:
+            self.ended = True
+            for process in self.started:
+                if process.poll() is None:
+                    process.terminate()
+        self.pool.shutdown(cancel_futures=True)
+
+
+background: Background | None = None
+
+
+def begin(runs: list[Run]) -> None:
+    """Those that the session will ask for (conftest.py)."""
+    global background
+    if nvfp4.info()["archs"]:
+        background = Background(runs)
+
+
+def end() -> None:
+    if background:
+        background.end()
+
+
+@pytest.fixture
+def outputs() -> dict[str, Future[str]]:
+    return background.outputs
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
