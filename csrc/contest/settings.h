@@ -82,8 +82,8 @@ static inline double contest_clocks(const contest_config *c, const contest_work 
     /* DRAM gives 3,700 bytes a clock where enough are asked for at a time: where that is half as much as would do, in
      * the ring of every CTA, all but the first filling of the rings takes twice as long. */
     const double bytes = (double)w->l * (double)(w->x + w->y) * (double)w->k * 0.5625; /* values, and their scales */
-    const double most = (double)w->sm_count * c->per_sm, ring = c->stages < part ? c->stages : part;
-    const double asked = (ctas < most ? ctas : most) * ring * c->stage_bytes * (bytes / loaded);
+    const double launched = split_k > 1 ? ctas : ctas / rounds, ring = c->stages < part ? c->stages : part;
+    const double asked = launched * ring * c->stage_bytes * (bytes / loaded);
     const double lack = 3.6e6 / asked, slower = lack < 1 ? lack * lack : 2 * lack - 1;
     const double later = asked < bytes ? bytes - asked : 0;
     const double dram = (bytes + later * slower) / 3700;
@@ -102,22 +102,24 @@ static inline double contest_clocks(const contest_config *c, const contest_work 
     const double exchange = split_k > 1 ? 500 + sent / 14 : 0;
 
     /* The last products and the next call's preparations, which only run beside this call where an SM has room. */
-    const double ends = 3.0 * c->tile_y, begins = 2 * ctas > most ? 680 : 0;
+    const double ends = 3.0 * c->tile_y, begins = 2 * launched > w->sm_count * c->per_sm ? 680 : 0;
     return load + store + exchange + ends + begins;
 }
 
-/* The settings that should take the fewest clocks. B is x if it fills the 256 rows of a pair or is the larger one: of a
- * column of the output, neighbouring lanes store neighbours. A vector, and up to 16 rows, are y of one narrow tile, all
+/* The settings that should take the fewest clocks. B is x if it is the larger operand, or fills pairs to 7/8: of a
+ * column of the output neighbouring lanes store neighbours. A vector, and up to 32 rows, are y of one narrow tile; all
  * else is multiplied by pairs of SMs, which load three quarters of what two alone would. */
 static inline contest_choice contest_choose(const gemm_problem *p, int32_t sm_count) {
-    const int swapped = p->n >= p->m || p->n >= 2 * SM100_CTA_ROWS;
+    const int64_t pairs = SM100_CEIL_DIV(p->n, 2 * SM100_CTA_ROWS);
+    const int swapped = p->n >= p->m || 8 * p->n >= 7 * pairs * 2 * SM100_CTA_ROWS;
     const contest_work w = {swapped ? p->n : p->m, swapped ? p->m : p->n, p->k, p->l, sm_count};
-    const int narrow = w.y <= 16;
+    const int32_t narrow = w.y <= 16 ? 16 : w.y <= 32 ? 32 : 0; /* the tile that holds all of y */
     contest_choice best = {0, swapped, 1};
     double least = -1;
     for (int32_t i = 0; i < CONTEST_CONFIGS; i++) {
         const contest_config *c = &contest_configs[i];
-        if (c->gather || (narrow ? c->tile_y > 16 : c->group == 1)) continue;
+        const int too_wide = c->tile_y > 64 && c->tile_y >= 2 * w.y; /* a narrower one holds all of y too */
+        if (c->gather || (narrow ? c->tile_y != narrow : c->group == 1 || too_wide)) continue;
         for (int32_t split_k = 1; split_k == 1 || contest_may_cut(c, &w, split_k); split_k *= 2) {
             const double clocks = contest_clocks(c, &w, split_k);
             if (least >= 0 && clocks >= least) continue;

@@ -1,0 +1,90 @@
+/* The rule of the contest's file (csrc/contest/settings.h) beside sm100_plan.c: what each chooses, what the model says
+ * of either, and whether the schedules agree. Built as a library by tests/test_submission_rule.py. */
+#include <string.h>
+
+#include "contest/settings.h"
+#include "kernels.h"
+#include "sm100_plan.h"
+
+typedef struct verdict {
+    int32_t config, swapped, split_k, grid; /* the rule's; config counts through SM100_GEMM_CONFIGS */
+    int32_t legal;                          /* sm100_plan has it among its candidates */
+    int32_t same;                           /* and takes it itself */
+    int32_t same_schedule;                  /* and fills the schedule, the grid and the shared memory likewise */
+    int32_t padding_;
+    double us, best_us; /* modelled, of the rule's choice and of sm100_plan's */
+} verdict;
+
+static uint8_t memory[5][16] __attribute__((aligned(16))); /* whose addresses stand for operands; nothing is read */
+
+static gemm_problem problem_of(int64_t m, int64_t n, int64_t k, int64_t l, int64_t rows_b) {
+    const int64_t pitch = k / 64 * 512;
+    return (gemm_problem){.m = m,
+                          .n = n,
+                          .k = k,
+                          .l = l,
+                          .a = memory[0],
+                          .b = memory[1],
+                          .a_pitch = k / 2,
+                          .b_pitch = k / 2,
+                          .a_batch = m * k / 2,
+                          .b_batch = rows_b * k / 2,
+                          .sfa = memory[2],
+                          .sfb = memory[3],
+                          .sfa_pitch = pitch,
+                          .sfb_pitch = pitch,
+                          .sfa_batch = (m + 127) / 128 * pitch,
+                          .sfb_batch = (n + 127) / 128 * pitch,
+                          .out = memory[4],
+                          .out_pitch = n * 2,
+                          .out_batch = m * n * 2,
+                          .alpha_value = 1,
+                          .scale_layout = SCALES_128X4,
+                          .out_type = OUT_FP16,
+                          .aligned16 = 1};
+}
+
+static const kernel_id ids[] = {
+#define X(id, ...) KERNEL_##id,
+    SM100_GEMM_CONFIGS(X)
+#undef X
+};
+
+/* Returns 0 if sm100_plan fails. */
+int32_t judge(int32_t sm_count, int64_t l2_bytes, int64_t m, int64_t n, int64_t k, int64_t l, int64_t rows_b,
+              verdict *v) {
+    const device_facts facts = {100, 0, 1, sm_count, CONTEST_SHARED_PER_CTA, CONTEST_SHARED_PER_SM, l2_bytes};
+    const gemm_problem p = problem_of(m, n, k, l, rows_b);
+    const contest_choice choice = contest_choose(&p, sm_count);
+    const contest_config *config = &contest_configs[choice.config];
+    sm100_schedule own;
+    memset(&own, 0, sizeof own);
+    memset(v, 0, sizeof *v);
+    v->config = choice.config, v->swapped = choice.swapped, v->split_k = choice.split_k;
+    v->grid = contest_schedule(&p, choice, sm_count, l2_bytes, &own);
+    int32_t count = 1;
+    for (int32_t i = 0; i < count; i++) {
+        const plan_wish wish = {.candidate = i};
+        nvfp4_plan plan;
+        sm100_schedule planned;
+        if (sm100_plan(&facts, &p, &wish, &plan, &planned)) return 0;
+        count = plan.candidates;
+        if (i == 0) v->best_us = plan.modelled_us;
+        if ((kernel_id)plan.kernel != ids[choice.config] || plan.swapped != choice.swapped ||
+            plan.split_k != choice.split_k || plan.prefetch_stages)
+            continue;
+        const int32_t bytes = kernels[plan.kernel].shared_bytes + sm100_parts_bytes(&plan, &planned);
+        const int32_t own_bytes =
+            config->shared_bytes + (own.parts_in_stages ? 0 : SM100_PARTS_BYTES(config->tile_y, own.split_k));
+        v->legal = 1;
+        v->same = i == 0;
+        v->us = plan.modelled_us;
+        memset(&planned.x.values, 0, sizeof planned.x.values);
+        memset(&planned.x.scales, 0, sizeof planned.x.scales);
+        memset(&planned.y.values, 0, sizeof planned.y.values);
+        memset(&planned.y.scales, 0, sizeof planned.y.scales);
+        v->same_schedule = memcmp(&own, &planned, sizeof own) == 0 && plan.grid == v->grid && bytes == own_bytes &&
+                           kernels[plan.kernel].threads == config->threads;
+    }
+    return 1;
+}
