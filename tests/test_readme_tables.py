@@ -104,6 +104,63 @@ def test_a_document_never_mixes_two_runs(tree: Path, monkeypatch, capsys) -> Non
         report.load(path)
 
 
+@pytest.fixture
+def output(tree: Path, monkeypatch) -> Path:
+    """A recorded program, in place of the run of bench in the README."""
+    path = tree / readme_tables.RESULTS / "out.json"
+    command = "printf 'one %s\\n' \"$(cat counter)\"; python -c 'import sys; print(sys.prefix)'"
+    (tree / "counter").write_text("1")
+    assert run_script(monkeypatch, "--record", "out.json", command) == 0
+    (tree / "README.md").write_text((tree / "README.md").read_text().replace("gpu.json", "out.json"))
+    return path
+
+
+def test_what_a_program_prints(tree: Path, output: Path, monkeypatch, capsys) -> None:
+    run = json.loads(output.read_text())
+    assert run["output"] == f"one 1\n{sys.prefix}\n", "python is not this one"
+    assert run_script(monkeypatch, "--write") == 0 and run_script(monkeypatch) == 0
+    readme = (tree / "README.md").read_text()
+    assert (
+        f"`{run['command']}` ([run](benchmarks/results/out.json)):\n\n```text\none 1\n{sys.prefix}\n```\n\n" in readme
+    )
+    assert f"- hardware: {run['hardware']}\n" in readme and not (output.with_suffix(".svg")).exists()
+    run["output"] = "two\n"
+    output.write_text(json.dumps(run))
+    assert run_script(monkeypatch) == 1 and "stale: README.md" in capsys.readouterr().out
+
+
+def test_measuring_anew_takes_what_is_of_this_machine(tree: Path, output: Path, monkeypatch, capsys) -> None:
+    (tree / "counter").write_text("2")
+    ran = []
+    shell = readme_tables.shell
+
+    def note(command: str, root: Path, **options):
+        ran.append(command)
+        return shell("true" if "nvfp4 bench" in command else command, root, **options)
+
+    monkeypatch.setattr(readme_tables, "shell", note)
+    assert run_script(monkeypatch, "--measure", "--write") == 0
+    assert "one 2\n" in (tree / "README.md").read_text()
+    bench = report.load(tree / readme_tables.RESULTS / "gpu.json")
+    of_gpu = f"{bench['command']} --json {readme_tables.RESULTS}/gpu.json"
+    assert ran == [of_gpu, json.loads(output.read_text())["command"]]  # the made-up GPU is here
+
+    # Of both devices that the recorded program named, one is here; and none of the other run's.
+    cpu, gpu = json.loads(output.read_text())["hardware"].split("; ")
+    monkeypatch.setattr(readme_tables, "hardware", lambda: [f"{cpu.partition(',')[0]}, 99 threads", "another GPU"])
+    (tree / "counter").write_text("3")
+    ran.clear()
+    assert run_script(monkeypatch, "--measure", "--write") == 0
+    assert not ran and "one 2\n" in (tree / "README.md").read_text()
+    assert "not here: left as it is" in capsys.readouterr().out
+
+
+def test_a_program_that_fails_leaves_what_was_recorded(tree: Path, output: Path, monkeypatch, capsys) -> None:
+    before = output.read_text()
+    assert run_script(monkeypatch, "--record", "out.json", "echo half; exit 3") == 2
+    assert "exit status 3: echo half; exit 3" in capsys.readouterr().err and output.read_text() == before
+
+
 def test_one_m_has_no_plot(tree: Path, monkeypatch) -> None:
     assert main(["bench", "--m", "128", "--json", str(tree / readme_tables.RESULTS / "gpu.json")]) == 0
     assert run_script(monkeypatch, "--write") == 0
