@@ -108,6 +108,8 @@ def test_a_document_never_mixes_two_runs(tree: Path, monkeypatch, capsys) -> Non
 def output(tree: Path, monkeypatch) -> Path:
     """A recorded program, in place of the run of bench in the README."""
     path = tree / readme_tables.RESULTS / "out.json"
+    gpu = report.load(path.with_name("gpu.json"))["conditions"]["hardware"]
+    monkeypatch.setattr(readme_tables, "hardware", lambda: ["A CPU (avx2), 2 threads", gpu])
     command = "printf 'one %s\\n' \"$(cat counter)\"; python -c 'import sys; print(sys.prefix)'"
     (tree / "counter").write_text("1")
     assert run_script(monkeypatch, "--record", "out.json", command) == 0
@@ -146,8 +148,7 @@ def test_measuring_anew_takes_what_is_of_this_machine(tree: Path, output: Path, 
     assert ran == [of_gpu, json.loads(output.read_text())["command"]]  # the made-up GPU is here
 
     # Of both devices that the recorded program named, one is here; and none of the other run's.
-    cpu, gpu = json.loads(output.read_text())["hardware"].split("; ")
-    monkeypatch.setattr(readme_tables, "hardware", lambda: [f"{cpu.partition(',')[0]}, 99 threads", "another GPU"])
+    monkeypatch.setattr(readme_tables, "hardware", lambda: ["A CPU (avx2), 99 threads", "another GPU"])
     (tree / "counter").write_text("3")
     ran.clear()
     assert run_script(monkeypatch, "--measure", "--write") == 0
