@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from nvfp4.reference import Data
 
 # What the competition states for a B200 at 1.5 GHz, in us, by M, N, K, L.
+FORMAT = "nvfp4-contest-1"
 SPEED_OF_LIGHT = {
     "nvfp4_gemm": {(128, 7168, 16384, 1): 8.994, (128, 4096, 7168, 1): 2.354, (128, 7168, 2048, 1): 1.333},
     "nvfp4_gemv": {(7168, 1, 16384, 1): 8.622, (4096, 1, 7168, 8): 17.275, (7168, 1, 2048, 4): 4.317},
@@ -136,13 +137,22 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
-        return command(args, shlex.join(sys.argv[1:] if argv is None else argv))
+        return command(args, shlex.join(without_json(sys.argv[1:] if argv is None else argv)))
     except (show.Refusal, Error) as reason:
         print(f"contest.py: {reason}", file=sys.stderr)
         return getattr(reason, "status", 2)
     except KeyboardInterrupt:
         print("contest.py: interrupted", file=sys.stderr)
         return 130
+
+
+def without_json(words: Sequence[str]) -> list[str]:
+    """Where a run is kept is no part of what it was."""
+    kept = [word for word in words if not word.startswith("--json=")]
+    if "--json" in kept:
+        at = kept.index("--json")
+        del kept[at : at + 2]
+    return kept
 
 
 def command(args: argparse.Namespace, words: str) -> int:
@@ -173,6 +183,7 @@ def command(args: argparse.Namespace, words: str) -> int:
     if device is not None:
         facts |= {"clocks after": machine.clocks(place.device), "flush": device.flush_words()}
     found = {
+        "format": FORMAT,
         "task": args.task,
         "command": f"python benchmarks/contest.py {words}".strip(),
         "ran": str(args.submission) if args.submission else f"nvfp4 {__version__}, backend {args.backend or 'by rule'}",
@@ -216,8 +227,7 @@ def result_of(inputs: Inputs, kernel: Kernel, count: int, device: Device | None,
 
 
 def report(found: dict[str, Any], emulated: bool) -> None:
-    head = f"The competition's {found['task']}: {found['ran']}, on {found['hardware']}"
-    (report_times if found["timed"] else report_verdicts)(head, found)
+    (report_times if found["timed"] else report_verdicts)(found)
     for result in found["shapes"]:
         if not result["right"]:
             print(f"{title(result['shape'])}: {result['why']}")
@@ -226,20 +236,29 @@ def report(found: dict[str, Any], emulated: bool) -> None:
         print("Nothing was timed" + (f": a time on {where} says nothing of the competition's." if where else "."))
 
 
-def report_verdicts(head: str, found: dict[str, Any]) -> None:
+def head(found: dict[str, Any]) -> str:
+    return f"The competition's {found['task']}: {found['ran']}, on {found['hardware']}"
+
+
+def report_verdicts(found: dict[str, Any]) -> None:
     rows = [
         [title(result["shape"]), str(found["inputs"]), "right" if result["right"] else "WRONG"]
         for result in found["shapes"]
     ]
-    show.table(head, ["<M x N x K x L", "inputs", "<verdict"], rows)
+    show.table(head(found), ["<M x N x K x L", "inputs", "<verdict"], rows)
 
 
-def report_times(head: str, found: dict[str, Any]) -> None:
+def report_times(found: dict[str, Any]) -> None:
+    show.table(head(found), *time_table(found))
+    print("\n".join(sentences(found)))
+
+
+def time_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Times in us; the ratio to the speed of light is one of this device only on a B200."""
     on_b200 = "B200" in found["hardware"]
     columns = ["<M x N x K x L", "mean, us", "error", "best", "repeats", "<stopped by", "B200's speed of light"]
     columns += ["ratio to it"] * on_b200 + ["floor here", "ratio to it"]
-    rows, means = [], []
+    rows = []
     for result in found["shapes"]:
         sizes = tuple(result["shape"].values())
         light = SPEED_OF_LIGHT[found["task"]].get(sizes)
@@ -249,22 +268,30 @@ def report_times(head: str, found: dict[str, Any]) -> None:
             rows.append([title(result["shape"]), "WRONG", "", "", "", "", *fixed, *[""] * on_b200, f"{floor:.2f}", ""])
             continue
         mean, error, best = (result["seconds"][name] * 1e6 for name in ("mean", "error", "best"))
-        means.append(mean)
         measured = [f"{mean:.2f}", f"{error / mean:.2%}", f"{best:.2f}", str(result["seconds"]["repeats"])]
         ratio = [f"{mean / light:.2f}" if light else "-"] * on_b200
         of_floor = [f"{floor:.2f}", f"{mean / floor:.2f}"]
         rows.append([title(result["shape"]), *measured, result["stopped by"], *fixed, *ratio, *of_floor])
-    show.table(head, columns, rows)
-    if len(means) == len(rows):
-        print(f"geometric mean: {statistics.geometric_mean(means):.2f} us")
+    return columns, rows
+
+
+def sentences(found: dict[str, Any]) -> list[str]:
+    """What stands below the table of times."""
+    lines = []
+    if all(result["right"] for result in found["shapes"]):
+        means = [result["seconds"]["mean"] * 1e6 for result in found["shapes"]]
+        lines.append(f"geometric mean: {statistics.geometric_mean(means):.2f} us")
     calls = f"{found['inputs']} calls in a row, a call's share" if found["mode"] == "queued" else "one call"
-    print(f"between two events: {calls}; {found['flush']}")
-    print(f"floor here: the least bytes at the rate of a copy, {show.si(found['bytes_per_s'], 'B/s')}, measured first")
-    if not on_b200:
-        print("speed of light: the competition's figure for a B200, which this is not: no ratio to it")
+    lines.append(f"between two events: {calls}; {found['flush']}")
+    rate = show.si(found["bytes_per_s"], "B/s")
+    lines.append(f"floor here: the least bytes at the rate of a copy, {rate}, measured first")
+    if "B200" not in found["hardware"]:
+        lines.append("speed of light: the competition's figure for a B200, which this is not: no ratio to it")
     if exposed := sum(result.get("exposed", 0) for result in found["shapes"]):
-        print(f"{exposed} repeats have time of the host in them: their calls were not queued when the first one began")
-    print(f"clocks: {found['clocks before']}; after: {found['clocks after']}")
+        lines.append(
+            f"{exposed} repeats have time of the host in them: their calls were not queued when the first one began"
+        )
+    return [*lines, f"clocks: {found['clocks before']}; after: {found['clocks after']}"]
 
 
 if __name__ == "__main__":

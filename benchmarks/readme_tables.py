@@ -25,8 +25,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nvfp4
-from nvfp4.cli import machine, plot, report, show
+sys.path.insert(0, str(Path(__file__).parent))
+
+import contest  # noqa: E402  (beside this file)
+
+import nvfp4  # noqa: E402
+from nvfp4.cli import machine, plot, report, show  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
@@ -39,12 +43,12 @@ def documents(root: Path) -> list[Path]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A run of bench, or what another program printed."""
+    """A run of bench or of contest.py, or what another program printed."""
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise show.Refusal(f"{path}: cannot be read: {error}") from None
-    return run if isinstance(run, dict) and run.get("format") == OUTPUT else report.load(path)
+    return run if isinstance(run, dict) and run.get("format") in (OUTPUT, contest.FORMAT) else report.load(path)
 
 
 def block(run: dict[str, Any], name: str, folder: str) -> str:
@@ -52,6 +56,12 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
     if run["format"] == OUTPUT:
         lines = [f"`{run['command']}` ([run]({folder}/{name})):", "", "```text", run["output"].rstrip("\n"), "```", ""]
         return "\n".join([*lines, *(f"- {fact}: {run[fact]}" for fact in ("hardware", "software", "written"))])
+    if run["format"] == contest.FORMAT:
+        lines = [f"`{run['command']}` ([run]({folder}/{name})). {contest.head(run)}:", ""]
+        lines += [show.markdown(*contest.time_table(run)), ""]
+        return "\n".join(
+            [*lines, *(f"- {report.escaped(line)}" for line in [*contest.sentences(run), run["software"]])]
+        )
     _, columns, rows = report.compact_table(run)
     first, *others = report.names(run)
     what = "single calls with cold caches, and a call's share of a queue (back to back)"
@@ -66,7 +76,7 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
 
 def has_plot(run: dict[str, Any]) -> bool:
     """Whether some N x K was timed at two M: one is no curve."""
-    return run["format"] != OUTPUT and any(len(shapes) > 1 for shapes in plot.groups(run))
+    return run["format"] == report.FORMAT and any(len(shapes) > 1 for shapes in plot.groups(run))
 
 
 def fresh(root: Path) -> Iterator[tuple[Path, str]]:
@@ -104,7 +114,7 @@ def hardware() -> list[str]:
 
 def is_here(run: dict[str, Any]) -> bool:
     """Whether what a run names is here; what follows the first comma of a device may change."""
-    named = run["hardware"] if run["format"] == OUTPUT else run["conditions"]["hardware"]
+    named = run["conditions"]["hardware"] if run["format"] == report.FORMAT else run["hardware"]
     here = {device.partition(",")[0] for device in hardware()}
     return {device.partition(",")[0] for device in named.split("; ")} <= here
 

@@ -248,7 +248,8 @@ def test_times_and_json(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str], tmp_
     assert row[1] == f"{mean:.2f}" and row[-2:] == [f"{floor:.2f}", f"{mean / floor:.2f}"]
     both = math.sqrt(mean * second["seconds"]["mean"] * 1e6)
     assert f"geometric mean: {both:.2f} us" in out and "which this is not: no ratio to it" in out
-    assert "--shapes 128x256x256,3x5x48x2" in found["command"] and "time of the host" not in out
+    of_it = "python benchmarks/contest.py --shapes 128x256x256,3x5x48x2 --inputs 4"  # where it is kept is no part
+    assert found["command"] == of_it and found["format"] == contest.FORMAT and "time of the host" not in out
 
 
 def test_gemv_is_timed_by_single_calls(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str]) -> None:

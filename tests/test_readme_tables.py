@@ -156,6 +156,34 @@ def test_measuring_anew_takes_what_is_of_this_machine(tree: Path, output: Path, 
     assert "not here: left as it is" in capsys.readouterr().out
 
 
+def test_a_run_of_the_competitions_measurement(tree: Path, monkeypatch) -> None:
+    shape = {"m": 128, "n": 7168, "k": 16384, "l": 1}
+    seconds = {"mean": 50e-6, "error": 1e-8, "best": 49e-6, "repeats": 100}
+    run = {
+        "format": "nvfp4-contest-1",
+        "task": "nvfp4_gemm",
+        "command": "python benchmarks/contest.py --backend sm90",
+        "ran": "nvfp4 0.1.0, backend sm90",
+        "hardware": "NVIDIA H200, 132 SMs",
+        "software": "torch 2",
+        "inputs": 50,
+        "timed": True,
+        "mode": "queued",
+        "bytes_per_s": 4e12,
+        "clocks before": "SM 1 MHz",
+        "clocks after": "SM 2 MHz",
+        "flush": "62.5 GiB written before",
+        "shapes": [{"shape": shape, "right": True, "why": "", "seconds": seconds, "stopped by": "error"}],
+    }
+    (tree / readme_tables.RESULTS / "contest.json").write_text(json.dumps(run))
+    (tree / "README.md").write_text((tree / "README.md").read_text().replace("gpu.json", "contest.json"))
+    assert run_script(monkeypatch, "--write") == 0 and run_script(monkeypatch) == 0
+    readme = (tree / "README.md").read_text()
+    assert f"`{run['command']}` ([run](benchmarks/results/contest.json)). The competition's nvfp4_gemm: nvfp4" in readme
+    assert "| 128x7168x16384x1 | 50.00 | 0.02% | 49.00 | 100 | error |" in readme
+    assert "- geometric mean: 50.00 us\n" in readme and "no ratio to it" in readme
+
+
 def test_a_program_that_fails_leaves_what_was_recorded(tree: Path, output: Path, monkeypatch, capsys) -> None:
     before = output.read_text()
     assert run_script(monkeypatch, "--record", "out.json", "echo half; exit 3") == 2
