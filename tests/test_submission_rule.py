@@ -1,6 +1,6 @@
 """The rule by which the competition's file chooses settings (csrc/contest/settings.h), compiled on the host beside
-sm100_plan.c, which tries every candidate: the choice is one that the kernel can run, its schedule is the plan's own to
-the bit, and what the model says of it is near the best."""
+sm100_plan.c, which tries every candidate: the choice is one that the kernel can run, its schedule and tensor maps
+are the plan's own, and what the model says of it is near the best."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Judge:
         assert self.judge(sms, l2, *shape, b_rows, ctypes.byref(verdict)), f"{shape} on {sms} SMs: no plan"
         told = {name: getattr(verdict, name) for name, _ in Verdict._fields_}
         assert verdict.legal, f"{shape} on {sms} SMs: sm100_plan has no such candidate: {told}"
-        assert verdict.same_schedule, f"{shape} on {sms} SMs: another schedule than sm100_plan's: {told}"
+        assert verdict.same_schedule, f"{shape} on {sms} SMs: another schedule or maps than sm100_plan's: {told}"
         return verdict
 
 
@@ -127,6 +127,7 @@ def test_every_choice_is_legal(sms: int, judge: Judge) -> None:
         ("too_wide))", "(too_wide && 0)))", "no such candidate"),
         ("!CONTEST_FITS_TWICE(with_parts)", "0", "another schedule"),
         ("contest_operand(p, !swapped, &s->y)", "contest_operand(p, swapped, &s->y)", "another schedule"),
+        ("contest_map_of(p, &s->y, 1, c->tile_y)", "contest_map_of(p, &s->y, 1, 128)", "another schedule"),
         ("contest_policy(x_once, y_once,", "contest_policy(y_once, x_once,", "another schedule"),
     ],
 )

@@ -58,36 +58,13 @@ gemm_problem problem_of(const contest_product &of) {
     return p;
 }
 
-/* The distance between what there is only one of is free, but must be a valid one. */
-cuuint64_t distance(int64_t count, int64_t bytes) {
-    return count == 1 ? 16 : (cuuint64_t)bytes;
-}
-
-/* Of one operand: values as bytes {K/2, rows, L}, in boxes of a stage; for pairs, whose scales only tensor copies can
- * load, atoms of scales as 256 elements of 2 bytes, since a box has at most 256 along a dimension. */
-CUresult encode_maps(const contest_device &device, const gemm_problem &p, const contest_config &c, int is_y,
-                     sm100_operand *o) {
-    const cuuint32_t value_rows = is_y ? c.tile_y / c.group : SM100_CTA_ROWS;
-    const cuuint32_t scale_rows =
-        is_y ? c.tile_y : SM100_CTA_ROWS; /* either CTA of a pair has the scales of all of y */
+CUresult encode(const contest_device &device, const contest_map &m) {
+    const bool values = m.rank == 3;
     const cuuint32_t steps[] = {1, 1, 1, 1};
-    const cuuint64_t k = (cuuint64_t)p.k, l = (cuuint64_t)p.l;
-    const cuuint64_t values[] = {k / 2, (cuuint64_t)o->rows, l};
-    const cuuint64_t value_distances[] = {distance(o->rows, o->pitch), distance(p.l, o->batch)};
-    const cuuint32_t value_box[] = {SM100_STAGE_K / 2, value_rows, 1};
-    CUresult error =
-        device.encode((CUtensorMap *)&o->values, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)o->data, values,
-                      value_distances, value_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (error || c.group == 1) return error;
-    const int64_t blocks = SM100_CEIL_DIV((int64_t)o->rows, SM100_ATOM_ROWS);
-    const cuuint64_t atoms[] = {SM100_ATOM_BYTES / 2, k / SM100_MMA_K, (cuuint64_t)blocks, l};
-    const cuuint64_t atom_distances[] = {SM100_ATOM_BYTES, distance(blocks, o->scale_pitch),
-                                         distance(p.l, o->scale_batch)};
-    const cuuint32_t atom_box[] = {SM100_ATOM_BYTES / 2, SM100_STAGE_ATOMS, SM100_CEIL_DIV(scale_rows, SM100_ATOM_ROWS),
-                                   1};
-    return device.encode((CUtensorMap *)&o->scales, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, (void *)o->scale, atoms,
-                         atom_distances, atom_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+    return device.encode((CUtensorMap *)m.map, values ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                         m.rank, (void *)m.data, (const cuuint64_t *)m.dims, (const cuuint64_t *)m.distances, m.box,
+                         steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         values ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
@@ -111,8 +88,9 @@ std::string contest_gemm(const contest_product &of) {
     const contest_config &c = contest_configs[choice.config];
     const int32_t grid = contest_schedule(&p, choice, here.sm_count, here.l2_bytes, &s);
     if (grid == 0) return "there are more tiles than the kernel counts";
-    if (encode_maps(here, p, c, 0, &s.x) || encode_maps(here, p, c, 1, &s.y))
-        return "the driver refuses a tensor map (cuTensorMapEncodeTiled)";
+    contest_map maps[4];
+    for (int i = contest_maps(&p, &c, &s, maps) - 1; i >= 0; i--)
+        if (encode(here, maps[i])) return "the driver refuses a tensor map (cuTensorMapEncodeTiled)";
 
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;

@@ -177,4 +177,49 @@ static inline int32_t contest_schedule(const gemm_problem *p, contest_choice cho
     return (int32_t)(units * c->group * split_k);
 }
 
+/* What a tensor map describes, in elements and bytes. Rank 3: values, as bytes {K/2, rows, L} under the 128-byte
+ * swizzle; rank 4: scales, as 2-byte elements {256, atoms along K, along the rows, L}. */
+typedef struct contest_map {
+    tensor_map *map;
+    const void *data;
+    uint32_t rank;
+    uint64_t dims[4], distances[3];
+    uint32_t box[4];
+} contest_map;
+
+/* The distance between what there is only one of is free, but must be a valid one. */
+static inline uint64_t contest_distance(int64_t count, int64_t bytes) {
+    return count == 1 ? 16 : (uint64_t)bytes;
+}
+
+static inline contest_map contest_map_of(const gemm_problem *p, sm100_operand *o, int is_scales, int32_t box_rows) {
+    const int64_t blocks = SM100_CEIL_DIV((int64_t)o->rows, SM100_ATOM_ROWS);
+    const uint64_t k = (uint64_t)p->k, l = (uint64_t)p->l;
+    const contest_map values = {&o->values,
+                                o->data,
+                                3,
+                                {k / 2, (uint64_t)o->rows, l},
+                                {contest_distance(o->rows, o->pitch), contest_distance(p->l, o->batch)},
+                                {SM100_STAGE_K / 2, (uint32_t)box_rows, 1}};
+    const contest_map scales = {
+        &o->scales,
+        o->scale,
+        4,
+        {SM100_ATOM_BYTES / 2, k / SM100_MMA_K, (uint64_t)blocks, l},
+        {SM100_ATOM_BYTES, contest_distance(blocks, o->scale_pitch), contest_distance(p->l, o->scale_batch)},
+        {SM100_ATOM_BYTES / 2, SM100_STAGE_ATOMS, SM100_CEIL_DIV((uint32_t)box_rows, SM100_ATOM_ROWS), 1}};
+    return is_scales ? scales : values;
+}
+
+/* The maps of a schedule; returns how many. Pairs load scales by them too, since no other copy can signal the barrier
+ * of a pair's other CTA; y's values are halved between the two, but either has the scales of all of y. */
+static inline int contest_maps(const gemm_problem *p, const contest_config *c, sm100_schedule *s, contest_map maps[4]) {
+    maps[0] = contest_map_of(p, &s->x, 0, SM100_CTA_ROWS);
+    maps[1] = contest_map_of(p, &s->y, 0, c->tile_y / c->group);
+    if (c->group == 1) return 2;
+    maps[2] = contest_map_of(p, &s->x, 1, SM100_CTA_ROWS);
+    maps[3] = contest_map_of(p, &s->y, 1, c->tile_y);
+    return 4;
+}
+
 #endif

@@ -10,7 +10,7 @@ typedef struct verdict {
     int32_t config, swapped, split_k, grid; /* the rule's; config counts through SM100_GEMM_CONFIGS */
     int32_t legal;                          /* sm100_plan has it among its candidates */
     int32_t same;                           /* and takes it itself */
-    int32_t same_schedule;                  /* and fills the schedule, the grid and the shared memory likewise */
+    int32_t same_schedule; /* and the schedule, its tensor maps, the grid and the shared memory are alike */
     int32_t padding_;
     double us, best_us; /* modelled, of the rule's choice and of sm100_plan's */
 } verdict;
@@ -50,6 +50,31 @@ static const kernel_id ids[] = {
 #undef X
 };
 
+static int same_map(const contest_map *own, const plan_tensor *planned, const sm100_schedule *own_schedule,
+                    const sm100_schedule *planned_schedule) {
+    const tensor_layout *t = &planned->layout;
+    const int values = own->rank == 3;
+    if ((int32_t)own->rank != t->rank || t->element_bytes != (values ? 1 : 2) || t->swizzle != (values ? 128 : 0))
+        return 0;
+    for (uint32_t i = 0; i < own->rank; i++)
+        if (own->dims[i] != t->dims[i] || own->box[i] != t->box[i] ||
+            (i > 0 && own->distances[i - 1] != t->strides[i - 1]))
+            return 0;
+    return own->data == t->data &&
+           (char *)own->map - (char *)own_schedule == (char *)planned->map - (char *)planned_schedule;
+}
+
+static int same_maps(const gemm_problem *p, const contest_config *config, sm100_schedule *own, const nvfp4_plan *plan,
+                     sm100_schedule *planned) {
+    contest_map maps[4];
+    plan_tensor tensors[PLAN_MOST_TENSORS];
+    const int count = contest_maps(p, config, own, maps);
+    if (count != sm100_tensors(p, plan, planned, tensors)) return 0;
+    for (int i = 0; i < count; i++)
+        if (!same_map(&maps[i], &tensors[i], own, planned)) return 0;
+    return 1;
+}
+
 /* Returns 0 if sm100_plan fails. */
 int32_t judge(int32_t sm_count, int64_t l2_bytes, int64_t m, int64_t n, int64_t k, int64_t l, int64_t rows_b,
               verdict *v) {
@@ -84,7 +109,8 @@ int32_t judge(int32_t sm_count, int64_t l2_bytes, int64_t m, int64_t n, int64_t 
         memset(&planned.y.values, 0, sizeof planned.y.values);
         memset(&planned.y.scales, 0, sizeof planned.y.scales);
         v->same_schedule = memcmp(&own, &planned, sizeof own) == 0 && plan.grid == v->grid && bytes == own_bytes &&
-                           kernels[plan.kernel].threads == config->threads;
+                           kernels[plan.kernel].threads == config->threads &&
+                           same_maps(&p, config, &own, &plan, &planned);
     }
     return 1;
 }
