@@ -12,11 +12,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import emulate
 import pytest
 
 from nvfp4 import _C, __main__, __version__
 from nvfp4.cli import submission, submission_check, submission_run
-from nvfp4.cli.amalgamate import SOURCES, amalgamate, release_lines, without_guard
+from nvfp4.cli.amalgamate import amalgamate, release_lines, without_guard
 from nvfp4.cli.show import Refusal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,7 +195,7 @@ def test_is_the_same_every_time(task: str, tmp_path: Path) -> None:
     for i in range(2):
         folder = tmp_path / str(i)
         folder.mkdir()
-        environment = os.environ | {"PYTHONHASHSEED": str(i), "TZ": f"UTC{i}", "PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONHASHSEED": str(i), "TZ": f"UTC{i}"}
         command = [sys.executable, "-m", "nvfp4", "submission", "--task", task]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.startswith(f"submission.py: {os.path.getsize(folder / 'submission.py'):,} bytes for {task}")
@@ -345,6 +346,13 @@ def test_says_which_package_is_missing(missing: str, file: Path, monkeypatch: py
     assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (None, f"is not installed: pip install {missing}")
 
 
+def test_says_why_there_is_no_gpu(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission_run, "SOURCES", tmp_path / "nvfp4/csrc")
+    monkeypatch.setenv("NVFP4_LIBCUDA", str(tmp_path / "libcuda.so.1"))
+    driver, why_not = submission_run.emulator()
+    assert driver is None and "no checkout of the project, and NVFP4_LIBCUDA does not name" in why_not
+
+
 # --- the rules that need a compiler -------------------------------------------------------------------------------
 
 
@@ -376,15 +384,17 @@ def test_nvcc_says_what_is_wrong(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where torch keeps what it has compiled: once for this module."""
+    """Where torch keeps what it has compiled: once for this module. The emulated GPU is built, also where the package
+    that is tested is an installed one."""
     import torch
 
-    if not (SOURCES.resolve().parent / "tests/emulator").is_dir() or torch.version.cuda is not None:
-        pytest.skip("needs the emulated GPU and a torch for CPUs")
+    if torch.version.cuda is not None:
+        pytest.skip("needs a torch for CPUs")
     pytest.importorskip("ninja")
     nvcc()
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("extensions")
+        patch.setenv("NVFP4_LIBCUDA", str(emulate.build()))
         patch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
         yield folder
 
@@ -437,8 +447,9 @@ def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
     shutil.copy(file, tmp_path / "submission.py")
     (tmp_path / "task.py").write_text(submission_run.TASK)
     script = Path(__file__).with_name("submission_calls.py")
-    with submission_run.emulated(ROOT / "tests/emulator/emulate.py", nvcc()) as (settings, why_not):
-        assert not why_not
+    driver, why_not = submission_run.emulator()
+    assert driver, why_not
+    with submission_run.emulated(driver, nvcc()) as settings:
         command = [sys.executable, script, tmp_path]
         done = subprocess.run(command, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

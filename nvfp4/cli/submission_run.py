@@ -25,6 +25,7 @@ from pathlib import Path
 from .amalgamate import SOURCES
 
 SECONDS = 900  # until a run counts as hanging
+RUNTIME = "libcudart.so.13"
 PTX = "-gencode arch=compute_100a,code=compute_100a"
 TASK = "from typing import TypeVar\n\ninput_t = TypeVar('input_t')\noutput_t = TypeVar('output_t')\n"
 
@@ -40,11 +41,11 @@ def run(path: Path, task: str, nvcc: Path) -> tuple[bool | None, str]:
         return in_process(path, task, torch.cuda.get_device_name(), environment(nvcc))
     if torch.version.cuda is not None:
         return None, "there is no B200, and this torch brings a CUDA runtime, whose place the emulator's cannot take"
-    script = SOURCES.resolve().parent / "tests/emulator/emulate.py"
-    if not script.is_file():
-        return None, "there is no B200, and the emulated one is in the project's checkout alone"
-    with emulated(script, nvcc) as (settings, why_not):
-        return (None, why_not) if why_not else in_process(path, task, "an emulated B200", settings)
+    driver, why_not = emulator()
+    if driver is None:
+        return None, f"there is no B200, and no emulated one: {why_not}"
+    with emulated(driver, nvcc) as settings:
+        return in_process(path, task, "an emulated B200", settings)
 
 
 def environment(nvcc: Path) -> dict[str, str]:
@@ -55,21 +56,30 @@ def environment(nvcc: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "CUDA_HOME": str(nvcc.parent.parent)}
 
 
-@contextlib.contextmanager
-def emulated(script: Path, nvcc: Path) -> Iterator[tuple[dict[str, str], str]]:
-    """The environment with an emulated GPU, or a clause that says why there is none."""
+def emulator() -> tuple[Path | None, str]:
+    """The emulated GPU's driver, beside which its runtime lies, or a clause that says why there is none."""
+    named = Path(os.environ.get("NVFP4_LIBCUDA", ""))
+    if named.name and named.with_name(RUNTIME).is_file():
+        return named.resolve(), ""
+    script = SOURCES.resolve().parent / "tests/emulator/emulate.py"
+    if not script.is_file():
+        return None, "this is no checkout of the project, and NVFP4_LIBCUDA does not name what was built in one"
     spec = importlib.util.spec_from_file_location("emulate", script)
     emulate = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(emulate)
-        driver = emulate.build()
+        return emulate.build(), ""
     except (ImportError, OSError, RuntimeError) as error:
-        yield {}, f"there is no B200, and the emulated one cannot be built: {error}"
-        return
+        return None, str(error)
+
+
+@contextlib.contextmanager
+def emulated(driver: Path, nvcc: Path) -> Iterator[dict[str, str]]:
+    """The environment with an emulated GPU."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("c10_cuda", "torch_cuda"):
             subprocess.run(["g++", "-shared", "-x", "c++", os.devnull, "-o", f"{folder}/lib{name}.so"], check=True)
-        Path(folder, "libcudart.so").symlink_to(driver.with_name("libcudart.so.13"))
+        Path(folder, "libcudart.so").symlink_to(driver.with_name(RUNTIME))
         settings = environment(nvcc)
 
         def before(name: str, separator: str, *values: str) -> None:
@@ -79,7 +89,7 @@ def emulated(script: Path, nvcc: Path) -> Iterator[tuple[dict[str, str], str]]:
         before("LD_LIBRARY_PATH", os.pathsep, folder, str(driver.parent))
         before("NVCC_APPEND_FLAGS", " ", PTX)
         settings |= {"EMULATE_DEVICE": "sm_100", "EMULATE_FENCES": "text", "EMULATE_HOST_MEMORY": "1"}
-        yield settings, ""
+        yield settings
 
 
 def in_process(path: Path, task: str, where: str, settings: dict[str, str]) -> tuple[bool, str]:
@@ -144,7 +154,7 @@ def finish() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return
-    error = ctypes.CDLL("libcudart.so.13").cudaDeviceSynchronize()
+    error = ctypes.CDLL(RUNTIME).cudaDeviceSynchronize()
     if error:
         raise RuntimeError(f"CUDA error {error} while the kernel ran")
 
