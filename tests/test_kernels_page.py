@@ -26,7 +26,7 @@ PROGRAM = r"""
 #define SM80(id, m, n, k, stages, warps, weights_first, ctas)                                                         \
     printf("sm80 | %s | %d | %d | %d | %d | %d | %d |\n", NAME(id), warps, k / warps, stages,                         \
            SM80_STAGE_BYTES(m, n, k), KIB(SM80_SHARED_BYTES(m, n, k, stages, warps)), ctas);
-#define SM90(id, groups, tiles, y, words, stages)                                                                     \
+#define SM90(id, groups, tiles, y, words, stages, ...)                                                                \
     printf("sm90 | %s | %d | %d | %d | %d |\n", NAME(id), 4 * groups, stages, SM90_STAGE_BYTES(groups, tiles, y),     \
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
 #define DENSE(id, raw, stages)                                                                                        \
