@@ -100,9 +100,9 @@ std::string contest_gemm(const contest_product &of) {
     std::memcpy(&attributes[1].val, &ALLOWED, sizeof ALLOWED);
     cudaLaunchConfig_t launch = {}; /* all zero: on the default queue */
     launch.gridDim = dim3((unsigned)grid);
-    launch.blockDim = dim3((unsigned)c.threads);
+    launch.blockDim = dim3(SM100_THREADS(c.gather));
     launch.dynamicSmemBytes =
-        (size_t)(c.shared_bytes + (s.parts_in_stages ? 0 : SM100_PARTS_BYTES(c.tile_y, choice.split_k)));
+        (size_t)(contest_shared_bytes(&c) + (s.parts_in_stages ? 0 : SM100_PARTS_BYTES(c.tile_y, choice.split_k)));
     launch.attrs = attributes;
     launch.numAttrs = 2;
     void *arguments[] = {&p, &s};

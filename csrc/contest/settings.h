@@ -20,30 +20,26 @@ enum {
 
 typedef struct contest_config {
     int32_t group, tile_y, stages, accumulators, gather;
-    int32_t shared_bytes, stage_bytes, threads;
-    int32_t per_sm; /* CTAs that an SM holds: this call's, or this one's and the next one's */
 } contest_config;
 
-#define CONTEST_FITS_TWICE(bytes) (2 * ((bytes) + CONTEST_RESERVED) <= CONTEST_SHARED_PER_SM)
-
 static const contest_config contest_configs[] = {
-#define X(id, group, tile_y, stages, accumulators, gather)                                                             \
-    {group,                                                                                                            \
-     tile_y,                                                                                                           \
-     stages,                                                                                                           \
-     accumulators,                                                                                                     \
-     gather,                                                                                                           \
-     SM100_SHARED_BYTES(group, tile_y, stages),                                                                        \
-     SM100_STAGE_BYTES(group, tile_y),                                                                                 \
-     SM100_THREADS(gather),                                                                                            \
-     SM100_TMEM_COLUMNS(tile_y, stages, accumulators) <= 256 &&                                                        \
-             CONTEST_FITS_TWICE(SM100_SHARED_BYTES(group, tile_y, stages))                                             \
-         ? 2                                                                                                           \
-         : 1},
+#define X(id, group, tile_y, stages, accumulators, gather) {group, tile_y, stages, accumulators, gather},
     SM100_GEMM_CONFIGS(X)
 #undef X
 };
 enum { CONTEST_CONFIGS = sizeof contest_configs / sizeof *contest_configs };
+
+static inline int32_t contest_shared_bytes(const contest_config *c) {
+    return SM100_SHARED_BYTES(c->group, c->tile_y, c->stages);
+}
+
+/* CTAs with so much shared memory that an SM holds: this call's, or this one's and the next one's. */
+static inline int32_t contest_per_sm(const contest_config *c, int32_t bytes) {
+    return SM100_TMEM_COLUMNS(c->tile_y, c->stages, c->accumulators) <= 256 &&
+                   2 * (bytes + CONTEST_RESERVED) <= CONTEST_SHARED_PER_SM
+               ? 2
+               : 1;
+}
 
 typedef struct contest_choice {
     int32_t config, swapped, split_k;
@@ -62,7 +58,8 @@ static inline int64_t contest_tiles(const contest_config *c, const contest_work 
 /* Whether the kernel can cut K so, and all clusters run at once: a cluster adds up one tile and ends. */
 static inline int contest_may_cut(const contest_config *c, const contest_work *w, int32_t split_k) {
     int32_t cluster = c->group * split_k;
-    int64_t at_once = CONTEST_GPCS * (int64_t)(w->sm_count / (2 * CONTEST_GPCS) * 2 * c->per_sm / cluster);
+    int32_t in_gpc = w->sm_count / (2 * CONTEST_GPCS) * 2 * contest_per_sm(c, contest_shared_bytes(c));
+    int64_t at_once = CONTEST_GPCS * (int64_t)(in_gpc / cluster);
     return cluster <= CONTEST_MOST_CTAS && c->tile_y % (4 * split_k) == 0 &&
            split_k <= SM100_CEIL_DIV(w->k, SM100_STAGE_K) && contest_tiles(c, w) <= at_once;
 }
@@ -75,15 +72,15 @@ static inline double contest_clocks(const contest_config *c, const contest_work 
     const int32_t k_stages = (int32_t)SM100_CEIL_DIV(w->k, SM100_STAGE_K), part = SM100_CEIL_DIV(k_stages, split_k);
 
     /* An SM takes in 60 bytes a clock, L2 gives 6,800 to all. */
-    const double loaded = tiles * c->group * k_stages * c->stage_bytes;
-    double load = rounds * part * c->stage_bytes / 60;
+    const double stage = SM100_STAGE_BYTES(c->group, c->tile_y), loaded = tiles * c->group * k_stages * stage;
+    double load = rounds * part * stage / 60;
     if (loaded / 6800 > load) load = loaded / 6800;
 
     /* DRAM gives 3,700 bytes a clock where enough are asked for at a time: where that is half as much as would do, in
      * the ring of every CTA, all but the first filling of the rings takes twice as long. */
     const double bytes = (double)w->l * (double)(w->x + w->y) * (double)w->k * 0.5625; /* values, and their scales */
     const double launched = split_k > 1 ? ctas : ctas / rounds, ring = c->stages < part ? c->stages : part;
-    const double asked = launched * ring * c->stage_bytes * (bytes / loaded);
+    const double asked = launched * ring * stage * (bytes / loaded);
     const double lack = 3.6e6 / asked, slower = lack < 1 ? lack * lack : 2 * lack - 1;
     const double later = asked < bytes ? bytes - asked : 0;
     const double dram = (bytes + later * slower) / 3700;
@@ -102,7 +99,8 @@ static inline double contest_clocks(const contest_config *c, const contest_work 
     const double exchange = split_k > 1 ? 500 + sent / 14 : 0;
 
     /* The last products and the next call's preparations, which only run beside this call where an SM has room. */
-    const double ends = 3.0 * c->tile_y, begins = 2 * launched > w->sm_count * c->per_sm ? 680 : 0;
+    const int32_t room = w->sm_count * contest_per_sm(c, contest_shared_bytes(c));
+    const double ends = 3.0 * c->tile_y, begins = 2 * launched > room ? 680 : 0;
     return load + store + exchange + ends + begins;
 }
 
@@ -164,9 +162,9 @@ static inline int32_t contest_schedule(const gemm_problem *p, contest_choice cho
     s->swapped = swapped;
     s->values_by_tma = 1;
     /* The partial sums lie in the stages where room of their own would be none of the SM's or the next call's. */
-    const int32_t with_parts = c->shared_bytes + SM100_PARTS_BYTES(c->tile_y, split_k);
+    const int32_t bytes = contest_shared_bytes(c), all = bytes + SM100_PARTS_BYTES(c->tile_y, split_k);
     s->parts_in_stages =
-        split_k > 1 && (with_parts > CONTEST_SHARED_PER_CTA || (c->per_sm == 2 && !CONTEST_FITS_TWICE(with_parts)));
+        split_k > 1 && (all > CONTEST_SHARED_PER_CTA || contest_per_sm(c, all) < contest_per_sm(c, bytes));
     contest_operand(p, swapped, &s->x);
     contest_operand(p, !swapped, &s->y);
     const int x_once = tiles_y == 1, y_once = tiles_x == 1;

@@ -100,7 +100,7 @@ int32_t judge(int32_t sm_count, int64_t l2_bytes, int64_t m, int64_t n, int64_t 
             continue;
         const int32_t bytes = kernels[plan.kernel].shared_bytes + sm100_parts_bytes(&plan, &planned);
         const int32_t own_bytes =
-            config->shared_bytes + (own.parts_in_stages ? 0 : SM100_PARTS_BYTES(config->tile_y, own.split_k));
+            contest_shared_bytes(config) + (own.parts_in_stages ? 0 : SM100_PARTS_BYTES(config->tile_y, own.split_k));
         v->legal = 1;
         v->same = i == 0;
         v->us = plan.modelled_us;
@@ -109,7 +109,7 @@ int32_t judge(int32_t sm_count, int64_t l2_bytes, int64_t m, int64_t n, int64_t 
         memset(&planned.y.values, 0, sizeof planned.y.values);
         memset(&planned.y.scales, 0, sizeof planned.y.scales);
         v->same_schedule = memcmp(&own, &planned, sizeof own) == 0 && plan.grid == v->grid && bytes == own_bytes &&
-                           kernels[plan.kernel].threads == config->threads &&
+                           kernels[plan.kernel].threads == SM100_THREADS(config->gather) &&
                            same_maps(&p, config, &own, &plan, &planned);
     }
     return 1;
