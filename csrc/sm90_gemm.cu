@@ -1,11 +1,12 @@
 /* C = epilogue(A . B^T) of NVFP4 operands on the tensor cores of Hopper (wgmma, fp16 with fp32 sums). The larger
  * operand, x, travels raw, 4-bit values and scales, and is decoded in the registers that wgmma takes it from, exactly;
  * the other one, y, has been expanded to fp16 just before (sm90_expand.cu), so that it is decoded once and not once a
- * tile.
+ * tile. Of up to 16 rows of y (Y_RAW) decoding costs less than a launch before: warps that would be idle do it.
  *
  * Which of A and B is x is the schedule's choice (swapped: x is B). A CTA computes TILE_X rows of x by TILE_Y of y.
  *
  *   last warpgroup    load   one thread   empty[slot] -> x values and y by tensor map, x scales as atoms -> full[slot]
+ *    Y_RAW, its       decode three warps, a stage each: y to registers, empty[slot] -> y in fp16         -> full[slot]
  *   math warpgroups   full[slot] -> x into registers, products -> empty[slot];
  *                     at the end of a tile: sums to the units that keep them, or to global memory
  *
@@ -16,7 +17,7 @@
  * While the tensor core works on one part of a stage a math warp decodes the next; it has two buffers of registers.
  *
  * Dependent launch: the expansion of y waits for the grids before it and only then lets this grid start. So x may be
- * loaded at once, while y is still being expanded.
+ * loaded at once, while y is still being expanded. With Y_RAW nothing is loaded before the grids before have ended.
  *
  * Shared memory of a CTA: stages [y, 128 bytes a row, two spans along K | x values, 64 bytes a row | x scales], a
  * turning place a math warp, barriers (SM90_SHARED_BYTES).
@@ -31,6 +32,7 @@
 #include "device/decode.cuh"
 #include "device/epilogue.cuh"
 #include "device/mbarrier.cuh"
+#include "device/raw_rows.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
 #include "sm90_configs.h"
@@ -42,6 +44,8 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
     /* Words of each row that become one group of products, two steps each: X_TILES * GROUP_WORDS * 8 registers. */
     static constexpr int GROUP_WORDS = GROUP_WORDS_;
     static constexpr int COLUMN_GROUPS = TILE_Y / 8;
+    static constexpr bool Y_RAW = SM90_Y_RAW(TILE_Y);
+    static constexpr int Y_WARPS = Y_RAW ? 3 : 0; /* that decode y, behind the one that loads */
     /* Of a stage; y comes first. */
     static constexpr int Y_SPAN = TILE_Y * 128, X_AT = 2 * Y_SPAN, SFX_AT = X_AT + TILE_X * SM90_STAGE_K / 2;
     static constexpr int STAGE_BYTES = SM90_STAGE_BYTES(MATH_GROUPS, X_TILES, TILE_Y);
@@ -51,7 +55,7 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
     static constexpr int PARTS_AT = SM90_SHARED_BYTES(MATH_GROUPS, X_TILES, TILE_Y, STAGES);
 
     /* A thread's registers: what the launch allots is shared out anew. */
-    static constexpr int LOAD_REGISTERS = 32;
+    static constexpr int LOAD_REGISTERS = Y_RAW ? 80 : 32;
     static constexpr int MATH_REGISTERS =
         (65536 / THREADS / 8 * 8 * (MATH_GROUPS + 1) - LOAD_REGISTERS) / MATH_GROUPS / 8 * 8;
 
@@ -142,7 +146,7 @@ template <class C> struct loader {
     __device__ __forceinline__ void load_x(int32_t k, uint32_t slot) const {
         uint32_t stage = w.stage(slot), full = w.full(slot);
         uint32_t bytes = min(2, (w.scales - k * 8 + 3) / 4) * SM90_ATOM_BYTES; /* of 128 rows */
-        mbarrier_arrive_expect(full, C::SFX_AT + x_blocks * bytes);
+        mbarrier_arrive_expect(full, (C::Y_RAW ? C::SFX_AT - C::X_AT : C::SFX_AT) + x_blocks * bytes);
         copy_box_3d<1>(stage + C::X_AT, &s.x.values, k * (SM90_STAGE_K / 2), place.x, place.l, full, s.x.policy);
 #pragma unroll
         for (int i = 0; i < C::X_BLOCKS; i++)
@@ -161,12 +165,12 @@ template <class C> struct loader {
     __device__ __forceinline__ void run(tile_walk<C> walk) {
         ring<C::STAGES> at;
         begin_tile(walk.place);
+        if constexpr (C::Y_RAW) wait_for_prior_grids(), launch_dependents();
         /* Some of x at once; y has to be expanded first. */
         int32_t ahead = walk.more() ? min(AHEAD, w.k_last - w.k_first) : 0;
 #pragma unroll 1
         for (int32_t i = 0; i < ahead; i++) load_x(w.k_first + i, i);
-        wait_for_prior_grids();
-        launch_dependents();
+        if constexpr (!C::Y_RAW) wait_for_prior_grids(), launch_dependents();
         for (; walk.more(); walk.advance()) {
             begin_tile(walk.place);
 #pragma unroll 1
@@ -177,11 +181,37 @@ template <class C> struct loader {
                     mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
                     load_x(k, at.slot);
                 }
-                load_y(k, at.slot);
+                if constexpr (!C::Y_RAW) load_y(k, at.slot);
             }
         }
     }
 };
+
+/* One of Y_WARPS warps, `index`: of the stages of all tiles every Y_WARPS-th. What it needs of the next one is on its
+ * way while the products of those between run. */
+template <class C>
+__device__ __forceinline__ void decode_y(const sm90_schedule &s, const share<C> &w, tile_walk<C> walk, int index) {
+    const sm90_expand_operand &y = s.raw_y;
+    raw_rows<C::COLUMN_GROUPS> rows;
+    ring<C::STAGES> at;
+    int turn = index; /* stages until the next of this warp's */
+    wait_for_prior_grids();
+    for (; walk.more(); walk.advance()) {
+        int32_t l = walk.place.l;
+        rows.begin(y.data + l * y.batch, y.pitch, y.scale + l * y.scale_batch, y.scale_pitch, walk.place.y, y.rows);
+        if (w.k_first + turn < w.k_last) rows.load(w.k_first + turn, w.scales);
+#pragma unroll 1
+        for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
+            if (turn-- > 0) continue;
+            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
+            rows.store(w.stage(at.slot), C::Y_SPAN);
+            fence_proxy_async();
+            mbarrier_arrive(w.full(at.slot));
+            if (k + C::Y_WARPS < w.k_last) rows.load(k + C::Y_WARPS, w.scales);
+            turn = C::Y_WARPS - 1;
+        }
+    }
+}
 
 /* Where the 4 scales of a row lie among those of a stage; those of the next 64 along K 512 bytes on. */
 __device__ __forceinline__ uint32_t scale_place(int row) {
@@ -495,8 +525,11 @@ template <class C> __device__ __forceinline__ void prepare(const sm90_schedule &
     int warp = threadIdx.x / 32;
     if (warp == C::MATH_WARPS && elect_one()) {
         prefetch_tensor_map(&s.x.values);
-        prefetch_tensor_map(&s.y.values);
-        for (int i = 0; i < C::STAGES; i++) mbarrier_init(w.full(i), 1), mbarrier_init(w.empty(i), 32 * C::MATH_WARPS);
+        if (!C::Y_RAW) prefetch_tensor_map(&s.y.values);
+        for (int i = 0; i < C::STAGES; i++) {
+            mbarrier_init(w.full(i), 1 + (C::Y_RAW ? 32 : 0));
+            mbarrier_init(w.empty(i), 32 * C::MATH_WARPS);
+        }
         mbarrier_init(w.parts_full(), 1);
         fence_mbarrier_init();
         if (s.split_k > 1) {
@@ -519,7 +552,10 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     int warp = threadIdx.x / 32;
     if (warp >= C::MATH_WARPS) {
         give_registers<C::LOAD_REGISTERS>();
-        if (warp == C::MATH_WARPS && elect_one()) loader<C>(s, w).run(walk);
+        int index = warp - C::MATH_WARPS - 1; /* behind the warp that loads */
+        if (index < 0 && elect_one()) loader<C>(s, w).run(walk);
+        if constexpr (C::Y_RAW)
+            if (index >= 0) decode_y(s, w, walk, index);
         __syncwarp();
         if (s.split_k > 1) cluster_wait();
         if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait();

@@ -65,7 +65,8 @@ typedef struct sm90_model_input {
     int32_t warps;            /* that decode */
     int32_t split_k;          /* 1 to 8; at most ceil(k / stage_k) */
     int32_t parts_bytes;      /* of partial sums that a CTA receives */
-    int64_t expanded_batches; /* of y: l, or 1 where one serves all */
+    int32_t y_raw;            /* y is decoded inside */
+    int64_t expanded_batches; /* of y: l, or 1 where one serves all; 0 where y is raw */
     int32_t output_bytes;     /* of an element */
 } sm90_model_input;
 
@@ -112,11 +113,13 @@ static inline double sm90_estimate_us(const sm90_model_input *in) {
 
     /* A stage, in clocks. wgmma takes steps of 16 along K, each tile_y / 2 clocks for 64 rows of x. */
     const double tensor = in->tile_x / 64 * (in->stage_k / 16) * (in->tile_y / 2.0);
-    const double decode = in->tile_x * in->stage_k / (in->warps <= 8 ? SM90_DECODE_8 : SM90_DECODE_16);
+    const double decoded = (in->tile_x + (in->y_raw ? in->tile_y : 0)) * in->stage_k;
+    const double decode = decoded / (in->warps <= 8 ? SM90_DECODE_8 : SM90_DECODE_16);
     const double both = sm90_max(tensor, decode) + SM90_UNCOVERED * (tensor < decode ? tensor : decode);
     const double x_rows = (double)sm90_least(in->x_rows, in->tile_x);
     const double y_rows = (double)sm90_least(in->y_rows, in->tile_y);
-    const double arriving = (x_rows * SM90_RAW_BYTES + y_rows * SM90_FP16_BYTES) * in->stage_k;
+    const double y_value = in->y_raw ? SM90_RAW_BYTES : SM90_FP16_BYTES;
+    const double arriving = (x_rows * SM90_RAW_BYTES + y_rows * y_value) * in->stage_k;
     const double stage = sm90_clocks_us(sm90_max(both, arriving / SM90_INGRESS_B_CLK));
 
     /* A tile's end. */
@@ -128,7 +131,7 @@ static inline double sm90_estimate_us(const sm90_model_input *in) {
     const int64_t rounds = SM90_CEIL_DIV(tiles, fit);
     const double busy = (double)rounds * ((double)stages * stage + end);
 
-    const double x_bytes = (double)in->x_rows * k * SM90_RAW_BYTES, y_bytes = (double)in->y_rows * k * SM90_FP16_BYTES;
+    const double x_bytes = (double)in->x_rows * k * SM90_RAW_BYTES, y_bytes = (double)in->y_rows * k * y_value;
     const double stores = (double)in->x_rows * (double)in->y_rows * in->output_bytes;
     const double dram = l * (x_bytes + stores);
     const double handed = l * (x_bytes * (double)tiles_y + y_bytes * (double)tiles_x);

@@ -18,17 +18,23 @@ typedef struct sm90_config {
     int32_t math_groups, x_tiles, tile_x, tile_y, stages;
     int32_t parts_room;        /* for partial sums in place of the rings, which lie one behind the other */
     int32_t warps;             /* that decode */
+    int32_t y_raw;             /* nothing is expanded before */
     const char *reasons[2][2]; /* by swapped, by whether K is cut */
 } sm90_config;
 
-#define A_REGISTERS "A is decoded in registers, B expanded to fp16 before"
-#define B_REGISTERS "B is decoded in registers, A expanded to fp16 before"
+#define A_REGISTERS "A is decoded in registers, B "
+#define B_REGISTERS "B is decoded in registers, A "
+#define INSIDE      "beside it by warps that would be idle"
+#define BEFORE      "expanded to fp16 before"
 #define NARROW      ", all of whose rows are in one narrow tile: each byte is loaded once"
 #define TALL        ", for 256 rows of the other: it is loaded and decoded for more products"
 #define SQUARE      ", in tiles of 128 rows: more SMs have work"
 #define SPLIT       "; K is cut over a cluster so that more SMs load"
 #define REASON(registers, split, tile_x, tile_y)                                                                       \
-    ((tile_y) <= 32 ? registers NARROW split : (tile_x) > 128 ? registers TALL split : registers SQUARE split)
+    (SM90_Y_RAW(tile_y) ? registers INSIDE NARROW split                                                                \
+     : (tile_y) <= 32   ? registers BEFORE NARROW split                                                                \
+     : (tile_x) > 128   ? registers BEFORE TALL split                                                                  \
+                        : registers BEFORE SQUARE split)
 
 enum {
     MAX_CLUSTER = 8,       /* CTAs, of a portable cluster */
@@ -46,6 +52,7 @@ static const sm90_config configs[] = {
      stages,                                                                                                           \
      SM90_PARTS_ROOM(math_groups, x_tiles, tile_y, stages),                                                            \
      4 * (math_groups),                                                                                                \
+     SM90_Y_RAW(tile_y),                                                                                               \
      {{REASON(A_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y),                                             \
        REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y)},                                         \
       {REASON(B_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y),                                             \
@@ -107,7 +114,10 @@ static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     if (config->tile_y <= NARROW_TILE && rows_y > config->tile_y) return 0;
     if (is_too_large(config, rows_x, rows_y)) return 0;
     if (p->scale_layout != SCALES_128X4 || !values_are_mapped(p)) return 0; /* as x is read */
-    if (!sm90_expanded_side(p, !c->swapped, &c->y)) return 0;
+    if (config->y_raw)
+        sm90_raw_side(p, !c->swapped, &c->y);
+    else if (!sm90_expanded_side(p, !c->swapped, &c->y))
+        return 0;
     sm90_raw_side(p, c->swapped, &c->x);
     if (rows_x < rows_y && rows_x == 1) return 0; /* a vector among the rows of x would leave the others idle */
     c->tiles_x = ceil_div(rows_x, config->tile_x);
@@ -138,7 +148,8 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .warps = c->config->warps,
         .split_k = c->split_k,
         .parts_bytes = parts_bytes(c->config, c->split_k),
-        .expanded_batches = c->y.batches,
+        .y_raw = c->config->y_raw,
+        .expanded_batches = c->config->y_raw ? 0 : c->y.batches,
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
     };
     return sm90_estimate_us(&input);
@@ -187,6 +198,7 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
               .policy = policies.x,
               .rows = x->rows},
         .y = {.policy = policies.y, .rows = c->y.operand.rows, .shared = p->l > 1 && c->y.batches == 1},
+        .raw_y = c->y.operand,
         .tiles = (int32_t)c->tiles,
         .tiles_x = (int32_t)c->tiles_x,
         .tiles_y = (int32_t)c->tiles_y,
@@ -283,8 +295,9 @@ int sm90_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm90_run *run, p
     if (p->k == 0) return 0;
     sm90_schedule *s = &run->gemm;
     const sm90_config *config = config_of(plan->kernel);
-    const void *y = run->expand.schedule.first.to;
     tensors[0] = (plan_tensor){values_layout(p, s->swapped, SM90_STAGE_K / 2, config->tile_x, 0), &s->x.values};
+    if (config->y_raw) return 1;
+    const void *y = run->expand.schedule.first.to;
     tensors[1].map = &s->y.values;
     tensors[1].layout = sm90_expanded_layout(p, !s->swapped, y, s->y.rows, s->y.shared ? 1 : p->l, config->tile_y);
     return 2;

@@ -243,32 +243,42 @@ def test_refusals_of_sm90_are_sentences(fake_driver: Path) -> None:
     said = run(code, fake_driver, FAKE_REFUSE="cuTensorMapEncodeTiled")
     assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake refusal"]), said
     said = run(code, fake_driver, FAKE_REFUSE="cuLaunchKernelEx")
+    assert "nvfp4_sm90_gemm" in said and "fake refusal" in said
+    said = run("call(32, 32, 64, backend='sm90')", fake_driver, FAKE_REFUSE="cuLaunchKernelEx")
     assert "nvfp4_sm90_expand" in said and "fake refusal" in said
 
 
 def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
-    """Behind the expansion of one operand a launch whose attributes are the plan's: a CTA for each part of K, and
-    programmatic serialization."""
+    """Behind the expansion of one operand, if it has more than 16 rows, a launch whose attributes are the plan's: a CTA
+    for each part of K, and programmatic serialization."""
     for shape in [(128, 7168, 16384), (128, 4096, 7168), (64, 7168, 2048), (16, 4096, 7168), (512, 512, 256)]:
         text = ", ".join(map(str, shape))
         *_, first, second = launches(f"call({text}, backend='sm90')", fake_driver, tmp_path / text)
         name, grid, threads, shared, _, cluster, programmatic = second
         plan = json.loads(run(f"import json; print(json.dumps(nvfp4.info({text}, device=0)['plan']))", fake_driver))
-        assert first[0] == "nvfp4_sm90_expand" and first[5:] == ["0", "1"]
+        if shape[0] <= 16:
+            assert first[0] == "map" and plan["workspace"] == 0
+        else:
+            assert first[0] == "nvfp4_sm90_expand" and first[5:] == ["0", "1"]
         assert name == plan["kernel"] and name.startswith("nvfp4_sm90_gemm_") and int(grid) == plan["grid"]
         assert int(cluster) == plan["split_k"] and int(grid) % int(cluster) == 0
         assert programmatic == "1" and int(threads) % 128 == 0 and 0 < int(shared) <= 232448
 
 
 def test_tensor_maps_of_sm90(fake_driver: Path, tmp_path: Path) -> None:
-    """The larger operand as it lies, the other one expanded to fp16."""
-    for name, (m, n, k, batch) in {"weights": (24, 7168, 2048, 1), "batch": (9, 4096, 1088, 3)}.items():
+    """The larger operand as it lies, the other one expanded to fp16, unless it has so few rows that it needs no map."""
+    shapes = {"weights": (24, 7168, 2048, 1), "batch": (19, 4096, 1088, 3), "few rows": (9, 4096, 1088, 3)}
+    for name, (m, n, k, batch) in shapes.items():
         code = f"call({m}, {n}, {k}, l={batch}, backend='sm90')"
-        x, y, expand, launch = launches(code, fake_driver, tmp_path / name)
+        rows = launches(code, fake_driver, tmp_path / name)
+        (x, launch), y, expand = (rows[0], rows[-1]), rows[1], rows[-2]
         tile_x, tile_y = re.fullmatch(r"nvfp4_sm90_gemm_(\d+)x(\d+)\w*", launch[0]).groups()
         far = 16 if batch == 1 else n * k // 2
         y_far = 2 * k * m  # of one batch as well: the distance is there, though nothing lies behind it
         assert x == ["map", "8", "3", f"{k // 2},{n},{batch}", f"{k // 2},{far}", f"64,{tile_x},1", "0"]
+        assert len(rows) == (2 if m <= 16 else 4)
+        if m <= 16:
+            continue
         assert y == ["map", "16", "3", f"{k},{m},{batch}", f"{2 * k},{y_far}", f"64,{tile_y},1", "128"]
         assert expand[:2] == ["nvfp4_sm90_expand", str(batch * -(-k // 256))]
 

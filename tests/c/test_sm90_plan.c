@@ -126,16 +126,21 @@ static void check_policies(const gemm_problem *p, const sm90_schedule *s, varian
     }
 }
 
+/* An operand as it lies in memory. */
+static void check_raw(const gemm_problem *p, int is_b, const sm90_expand_operand *e) {
+    expect(e->data == (is_b ? p->b : p->a) && e->scale == (is_b ? p->sfb : p->sfa) && e->rows == (is_b ? p->n : p->m) &&
+               e->pitch == (is_b ? p->b_pitch : p->a_pitch) && e->batch == (is_b ? p->b_batch : p->a_batch) &&
+               e->scale_pitch == (is_b ? p->sfb_pitch : p->sfa_pitch) &&
+               e->scale_batch == (is_b ? p->sfb_batch : p->sfa_batch),
+           "what is expanded, or decoded inside");
+}
+
 /* An operand that is expanded: in the workspace, whose end it must not pass; returns where it ends. */
 static uintptr_t check_expanded(const gemm_problem *p, int is_b, const sm90_expand_operand *e, int64_t ctas,
                                 int64_t batches, uintptr_t from, uintptr_t end) {
     const int64_t rows = is_b ? p->n : p->m;
     expect(ctas == (p->k > 0 ? SM90_EXPAND_CTAS(rows, p->k, batches) : 0), "CTAs that expand");
-    expect(e->data == (is_b ? p->b : p->a) && e->scale == (is_b ? p->sfb : p->sfa) && e->rows == rows &&
-               e->pitch == (is_b ? p->b_pitch : p->a_pitch) && e->batch == (is_b ? p->b_batch : p->a_batch) &&
-               e->scale_pitch == (is_b ? p->sfb_pitch : p->sfa_pitch) &&
-               e->scale_batch == (is_b ? p->sfb_batch : p->sfa_batch),
-           "what is expanded");
+    check_raw(p, is_b, e);
     if (p->k == 0) return from;
     uintptr_t to = (uintptr_t)e->to;
     expect(to % 256 == 0 && to >= from, "in the workspace, on 256 bytes, behind the other");
@@ -192,20 +197,26 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
 
     const int64_t y_batch = y_is_b ? p->b_batch : p->a_batch, y_scale_batch = y_is_b ? p->sfb_batch : p->sfa_batch;
     const int64_t batches = y_batch == 0 && y_scale_batch == 0 ? 1 : p->l;
-    expect(s->y.shared == (p->l > 1 && batches == 1), "one for all batches");
+    if (!SM90_Y_RAW(c->tile_y)) expect(s->y.shared == (p->l > 1 && batches == 1), "one for all batches");
     expect(s->x.scale == (y_is_b ? p->sfa : p->sfb) && s->x.scale_batch == (y_is_b ? p->sfa_batch : p->sfb_batch) &&
                s->x.scale_pitch == (y_is_b ? p->sfa_pitch : p->sfb_pitch),
            "scales of x");
     sm90_place_expansion(&run->expand, workspace);
     const sm90_expand_schedule *e = &run->expand.schedule;
     uintptr_t end = (uintptr_t)workspace + plan->workspace;
-    uintptr_t used = check_expanded(p, y_is_b, &e->first, e->first_ctas, batches, (uintptr_t)workspace, end);
-    expect(e->second_ctas == 0 && run->expand.grid == e->first_ctas, "y alone is expanded");
-    expect(plan->workspace == 0 || end - used < 256, "and no more workspace than that");
+    const int y_raw = SM90_Y_RAW(c->tile_y);
+    if (y_raw) {
+        check_raw(p, y_is_b, &s->raw_y);
+        expect(plan->workspace == 0 && run->expand.grid == 0, "raw y takes no workspace");
+    } else {
+        uintptr_t used = check_expanded(p, y_is_b, &e->first, e->first_ctas, batches, (uintptr_t)workspace, end);
+        expect(e->second_ctas == 0 && run->expand.grid == e->first_ctas, "y alone is expanded");
+        expect(plan->workspace == 0 || end - used < 256, "and no more workspace than that");
+    }
 
     plan_tensor tensors[PLAN_MOST_TENSORS];
     int count = sm90_tensors(p, plan, run, tensors);
-    expect(count == (p->k > 0 ? 2 : 0), "values have tensor maps");
+    expect(count == (p->k == 0 ? 0 : y_raw ? 1 : 2), "values have tensor maps, but for raw y");
     for (int i = 0; i < count; i++) {
         const tensor_layout *t = &tensors[i].layout;
         check_layout(t);

@@ -52,14 +52,16 @@ ASK_THE_HEADER = r"""
     printf("\"%%s\": {\"tile_x\": %%d, \"tile_y\": %%d, \"threads\": %%d, \"shared_bytes\": %%d, ", #id,              \
            SM90_TILE_X(math_groups, x_tiles), tile_y, SM90_THREADS(math_groups),                      \
            SM90_SHARED_BYTES(%(shared)s));                                                                            \
+    printf("\"y_raw\": %%s, ", SM90_Y_RAW(tile_y) ? "true" : "false");                                                 \
     printf("\"parts_bytes\": [0");                                                                                    \
     for (int split = 1; split <= 8; split++) printf(", %%d", SM90_PARTS_BYTES(math_groups, x_tiles, tile_y, split));  \
     printf("]}, ");
 int main(void) {
     printf("{");
     SM90_GEMM_CONFIGS(ROW)
-    printf("\"layout\": [%%zu, %%zu, %%zu, %%zu, %%zu]}\n", sizeof(gemm_problem), offsetof(sm90_operand, rows),
-           offsetof(sm90_schedule, y), sizeof(sm90_schedule), offsetof(sm90_schedule, parts_in_stages));
+    printf("\"layout\": [%%zu, %%zu, %%zu, %%zu, %%zu, %%zu]}\n", sizeof(gemm_problem), offsetof(sm90_operand, rows),
+           offsetof(sm90_schedule, y), sizeof(sm90_expand_operand), sizeof(sm90_schedule),
+           offsetof(sm90_schedule, parts_in_stages));
 }
 """
 
@@ -74,6 +76,7 @@ class Config:
     tile_y: int
     threads: int
     shared_bytes: int
+    y_raw: bool  # y is decoded by the kernel itself
     parts_bytes: list[int]  # by split_k; behind the barriers it is more shared memory that a launch asks for
 
     @property
@@ -95,7 +98,7 @@ def configs() -> dict[str, Config]:
         source.write_text(ASK_THE_HEADER % {"numbers": names, "shared": shared})
         subprocess.run(["cc", f"-I{CSRC}", "-o", str(program), str(source)], check=True)
         said = json.loads(subprocess.run([program], check=True, capture_output=True, text=True).stdout)
-    layout = [ctypes.sizeof(Problem), Operand.rows.offset, Schedule.y.offset]
+    layout = [ctypes.sizeof(Problem), Operand.rows.offset, Schedule.y.offset, ctypes.sizeof(RawRows)]
     layout += [ctypes.sizeof(Schedule), Schedule.parts_in_stages.offset]
     assert said.pop("layout") == layout, "the structs of this file are not those of csrc"
     rows = {name: map(int, row.split(",")) for name, row in re.findall(r"X\((sm90_gemm_\w+), ([\d, ]+)\)", header)}
@@ -126,11 +129,21 @@ class Expanded(ctypes.Structure):
     )  # fmt: skip
 
 
+class RawRows(ctypes.Structure):
+    """sm90_expand_operand, as it lies in the schedule."""
+
+    _fields_ = (
+        [("data", ctypes.c_uint64), ("scale", ctypes.c_uint64)]
+        + [(name, ctypes.c_int64) for name in ("pitch", "batch", "scale_pitch", "scale_batch")]
+        + [("to", ctypes.c_uint64), ("rows", ctypes.c_int32), ("padding", ctypes.c_int32)]
+    )
+
+
 class Schedule(ctypes.Structure):
     """sm90_schedule."""
 
     _fields_ = (
-        [("x", Operand), ("y", Expanded)]
+        [("x", Operand), ("y", Expanded), ("raw_y", RawRows)]
         + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "part_stages")]
         + [(name, ctypes.c_int32) for name in ("longer_parts", "swapped", "parts_in_stages")]
         + [("alignment", ctypes.c_uint8 * 32)]
@@ -244,13 +257,23 @@ class Product(sm100.launch.Product):
             operand.values.opaque[:] = encoded
         return operand
 
+    def raw_rows(self, which: int) -> RawRows:
+        p = self.problem()
+        data, scale = self.arrays[2 * which : 2 * which + 2]
+        rows = (self.m, self.n)[which]
+        return RawRows(
+            data=data.address, scale=scale.address, pitch=self.pitch, batch=rows * self.pitch,
+            scale_pitch=p.sfa_pitch, scale_batch=(p.sfa_batch, p.sfb_batch)[which], rows=rows,
+        )  # fmt: skip
+
     def schedule(self, config: Config, swapped: bool, split_k: int, in_stages: bool = False) -> Schedule:
         x, y = (1, 0) if swapped else (0, 1)
         rows = (self.m, self.n)
         tiles_x, tiles_y = -(-rows[x] // config.tile_x), -(-rows[y] // config.tile_y)
         stages = -(-self.k // STAGE_K)
         return Schedule(
-            x=self.raw(x, config.tile_x), y=self.expand(y, config.tile_y), tiles=tiles_x * tiles_y * self.l,
+            x=self.raw(x, config.tile_x), y=Expanded(rows=rows[y]) if config.y_raw else self.expand(y, config.tile_y),
+            raw_y=self.raw_rows(y) if config.y_raw else RawRows(), tiles=tiles_x * tiles_y * self.l,
             tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k, part_stages=stages // split_k,
             longer_parts=stages % split_k, swapped=int(swapped), parts_in_stages=int(in_stages),
         )  # fmt: skip

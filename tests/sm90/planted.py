@@ -56,7 +56,8 @@ def bug(name: str, launch: Launch, *edits: str, found_by: str = "both") -> Bug:
 
 
 # Where bugs are planted. Rings go round, so that a slot's second filling can meet its first.
-RING = Launch("sm90_gemm_128x16", "ring", 23)
+RING = Launch("sm90_gemm_128x32", "ring", 19)
+RAW = Launch("sm90_gemm_128x16", "ring, raw y", 23)
 TAIL = Launch("sm90_gemm_128x16", "tail", 1, tail=48)
 TILES = Launch("sm90_gemm_128x16", "tiles", 2, tiles=12, clusters=1)
 SPLIT = Launch("sm90_gemm_128x16", "split", 5, split_k=2)
@@ -66,6 +67,9 @@ ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K the l
 
 WAIT_FOR_SLOT = "                    mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
 WAIT_FOR_DATA = "        mbarrier_wait(w.full(at.slot), at.parity);\n"
+STORE_Y = "            rows.store("
+WAIT_FOR_Y = "            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n" + STORE_Y
+TELL_OF_Y = "            mbarrier_arrive(w.full(at.slot));\n"
 RELEASE = "            if (group == 0 && k > w.k_first) mbarrier_arrive(before);\n"
 RELEASE_LAST = "    if (w.k_first < w.k_last) mbarrier_arrive(w.empty(previous));\n"
 MEET = "            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /*"
@@ -73,17 +77,33 @@ MEET_SUPPORT = "        if (s.parts_in_stages) cluster_arrive_relaxed(), cluster
 BUGS = [
     bug("load: no wait on empty", RING, WAIT_FOR_SLOT, ""),
     bug("load: parity of empty flipped", RING, WAIT_FOR_SLOT, WAIT_FOR_SLOT.replace(" ^ 1", "")),
-    bug("load: 16 bytes too few expected", RING, "C::SFX_AT + x_blocks * bytes)", "C::SFX_AT + x_blocks * bytes - 16)"),
     bug(
-        "load: 16 bytes too many expected", RING, "C::SFX_AT + x_blocks * bytes)", "C::SFX_AT + x_blocks * bytes + 16)"
+        "load: 16 bytes too few expected", RING, "C::SFX_AT) + x_blocks * bytes)", "C::SFX_AT) + x_blocks * bytes - 16)"
+    ),
+    bug(
+        "load: 16 bytes too many expected",
+        RING,
+        "C::SFX_AT) + x_blocks * bytes)",
+        "C::SFX_AT) + x_blocks * bytes + 16)",
     ),
     bug(
         "load: bytes of y not expected",
         RING,
-        "C::SFX_AT + x_blocks * bytes)",
-        "C::SFX_AT - C::X_AT + x_blocks * bytes)",
+        "(C::Y_RAW ? C::SFX_AT - C::X_AT : C::SFX_AT)",
+        "(C::SFX_AT - C::X_AT)",
     ),
     bug("load: one slot too many ahead", RING, "AHEAD = C::STAGES < 4 ? C::STAGES : 4;", "AHEAD = C::STAGES + 1;"),
+    bug("y: no wait on empty", RAW, WAIT_FOR_Y, STORE_Y),
+    bug("y: parity of empty flipped", RAW, WAIT_FOR_Y, WAIT_FOR_Y.replace(" ^ 1", "")),
+    bug("y: no proxy fence", RAW, "            fence_proxy_async();\n", "", found_by="emulator"),
+    bug("y: a lane too few tells of it", RAW, "1 + (C::Y_RAW ? 32 : 0)", "1 + (C::Y_RAW ? 31 : 0)"),
+    bug("y: told of before it is stored", RAW, TELL_OF_Y, "", STORE_Y, TELL_OF_Y + STORE_Y),
+    bug(
+        "y: a warp takes another's stage",
+        RAW,
+        "            turn = C::Y_WARPS - 1;\n",
+        "            turn = C::Y_WARPS;\n",
+    ),
     bug("math: no wait on full", RING, WAIT_FOR_DATA, ""),
     bug("math: parity of full flipped", RING, WAIT_FOR_DATA, WAIT_FOR_DATA.replace("parity", "parity ^ 1")),
     bug(

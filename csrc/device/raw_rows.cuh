@@ -1,0 +1,63 @@
+/* Rows of NVFP4 from global memory to fp16 in shared memory, exactly, by one warp: what sm90_expand.cu does for many
+ * rows beforehand, for few ones beside the products, in the same order along K. */
+#ifndef NVFP4_DEVICE_RAW_ROWS_CUH
+#define NVFP4_DEVICE_RAW_ROWS_CUH
+
+#include "decode.cuh"
+#include "shared.cuh"
+
+/* 8 * EIGHTS rows by 128 values along K. Lane 4r + t has rows r, r + 8, ... and of either 64 values the 16 of scale t:
+ * word w of them is pairs q = 0 to 3, which go to bytes 4t of piece 4w + q, 16 bytes, of a row of 128 in the 128-byte
+ * swizzle (device/wgmma.cuh). The lanes of a warp store to 32 banks at a time. */
+template <int EIGHTS> class raw_rows {
+    const uint8_t *data[EIGHTS], *scale[EIGHTS];
+    uint2 words[EIGHTS][2]; /* [rows][64 values] */
+    uint32_t scales[EIGHTS][2];
+    int r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+
+  public:
+    /* Rows from `first` on of a matrix of `rows`; those past its end repeat the last one. Scales in the 128x4 layout,
+     * whose 128-row blocks lie scale_pitch bytes apart. */
+    __device__ __forceinline__ void begin(const uint8_t *values, int64_t pitch, const uint8_t *atoms,
+                                          int64_t scale_pitch, int32_t first, int32_t rows) {
+#pragma unroll
+        for (int i = 0; i < EIGHTS; i++) {
+            int32_t row = min(first + i * 8 + r, rows - 1);
+            data[i] = values + row * pitch + t * 8;
+            scale[i] = atoms + row / 128 * scale_pitch + row % 32 * 16 + row % 128 / 32 * 4 + t;
+        }
+    }
+
+    /* Asks for values 128 * k and on. There are `all` scales along K; what lies beyond is zero. */
+    __device__ __forceinline__ void load(int32_t k, int32_t all) {
+#pragma unroll
+        for (int i = 0; i < EIGHTS; i++)
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                words[i][b] = make_uint2(0, 0), scales[i][b] = 0;
+                if (k * 8 + b * 4 + t < all) {
+                    words[i][b] = *(const uint2 *)(data[i] + (int64_t)k * 64 + b * 32);
+                    scales[i][b] = scale[i][(int64_t)k * 1024 + b * 512];
+                }
+            }
+    }
+
+    /* Decodes what was loaded: the first 64 values to `to`, the others `span` bytes on. */
+    __device__ __forceinline__ void store(uint32_t to, uint32_t span) const {
+#pragma unroll
+        for (int i = 0; i < EIGHTS; i++)
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                uint32_t scale_pair = decode_scales(scales[i][b], 0), row = to + b * span + (i * 8 + r) * 128 + t * 4;
+#pragma unroll
+                for (int w = 0; w < 2; w++) {
+                    uint32_t pairs[4];
+                    decode_word<0>(w ? words[i][b].y : words[i][b].x, scale_pair, pairs);
+#pragma unroll
+                    for (int q = 0; q < 4; q++) store_shared(row + ((4 * w + q) ^ r) * 16, pairs[q]);
+                }
+            }
+    }
+};
+
+#endif
