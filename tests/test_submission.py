@@ -417,31 +417,6 @@ def test_gemv_too(extensions: Path, tmp_path: Path) -> None:
     assert passed and "128x1x256x1: every bit is equal" in why
 
 
-CALL = "gemm(a, b, sfa_permuted, sfb_permuted, c)"
-WRONG_CALLS = {
-    "the first result again": (
-        f"    {CALL}\n    return c\n",
-        f"    if KEPT:\n        return c.copy_(KEPT[0])\n    {CALL}\n    KEPT.append(c)\n    return c\n\n\nKEPT = []\n",
-        "of 32768 values are wrong",
-    ),
-    "a copy": ("    return c\n", "    return c.clone()\n", "what was returned is not c"),
-    "nothing computed": (f"    {CALL}\n", "", "32768 of 32768 values are wrong"),
-    "an argument for another": (CALL, CALL.replace("a, b", "b, a"), "a: is [256, 128, 1]; must be [128, 128, 1]"),
-    "wrong strides": ("2 * c.stride(0)", "2 * c.stride(0) - 2", "values are wrong"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG_CALLS)
-def test_a_wrong_result_fails(what: str, extensions: Path, file: Path, tmp_path: Path) -> None:
-    there, instead, said = WRONG_CALLS[what]
-    text = file.read_text()
-    assert text.count(there) == 1
-    path = tmp_path / "submission.py"
-    path.write_text(text.replace(there, instead))
-    passed, why = submission_run.run(path, "nvfp4_gemm", nvcc())
-    assert passed is False and said in why
-
-
 def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
     """Products of other shapes, of every kernel but the largest, and calls that must be refused."""
     shutil.copy(file, tmp_path / "submission.py")
@@ -455,3 +430,32 @@ def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["products"] >= 10 and answer["refusals"] >= 12
+
+
+CALL = "gemm(a, b, sfa_permuted, sfb_permuted, c)"
+WRONG_CALLS = {
+    "the first result again": (
+        f"    {CALL}\n    return c\n",
+        f"    if KEPT:\n        return c.copy_(KEPT[0])\n    {CALL}\n    KEPT.append(c)\n    return c\n\n\nKEPT = []\n",
+        "of 32768 values are wrong",
+    ),
+    "a copy": ("    return c\n", "    return c.clone()\n", "what was returned is not c"),
+    "nothing computed": (f"    {CALL}\n", "", "32768 of 32768 values are wrong"),
+    "an argument for another": (CALL, CALL.replace("a, b", "b, a"), "a: is [256, 128, 1]; must be [128, 128, 1]"),
+    "the scales of x for y's, in the kernel": (
+        "sfy(scales + 4 * SM100_STAGE_ATOMS)",
+        "sfy(scales)",
+        "values are wrong",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_CALLS)
+def test_a_wrong_result_fails(what: str, extensions: Path, file: Path, tmp_path: Path) -> None:
+    there, instead, said = WRONG_CALLS[what]
+    text = file.read_text()
+    assert text.count(there) == 1
+    path = tmp_path / "submission.py"
+    path.write_text(text.replace(there, instead))
+    passed, why = submission_run.run(path, "nvfp4_gemm", nvcc())
+    assert passed is False and said in why
