@@ -6,6 +6,7 @@
 #include "error.h"
 #include "sm100_plan.h"
 #include "sm80_plan.h"
+#include "sm90_gemv_plan.h"
 #include "sm90_plan.h"
 
 /* A call that has passed every check, and how it will be run. */
@@ -126,6 +127,7 @@ static nvfp4_status launch_sm90(driver *d, route *r, const nvfp4_gemm_args *args
     void *schedule = run->form == SM90_GEMV    ? (void *)&run->gemv
                      : run->form == SM90_DENSE ? (void *)&run->dense
                                                : (void *)&run->gemm;
+    if (run->form == SM90_GEMV && r->plan.swapped) r->problem = sm90_gemv_exchanged(&r->problem);
     void *arguments[] = {&r->problem, schedule};
     const kernel_launch launch = {.kernel = (kernel_id)r->plan.kernel,
                                   .cluster = sm90_cluster(&r->plan, run),

@@ -122,7 +122,8 @@ typedef struct nvfp4_plan {
     const char *name;   /* of that kernel */
     const char *reason; /* why this one, in a sentence */
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t swapped;         /* sm90, sm100: B, and not A, lies on the side of the mma with 64 rows or more */
+    int32_t swapped;         /* sm90, sm100: B, and not A, lies on the side of the mma with 64 rows or more; of
+                              * sm90_gemv: A, and not B, is what streams */
     int32_t split_k;         /* CTAs that share one output tile along K */
     int64_t grid;            /* CTAs in all; 0 on the CPU */
     size_t workspace;        /* bytes of device memory the call needs */

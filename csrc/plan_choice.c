@@ -12,10 +12,12 @@ typedef struct question {
     int64_t m, n, k, l;
     int32_t family, scale_layout, tensor_maps, wide_output;
     int32_t one_a, one_b; /* 1: serves all batches */
+    int32_t column;
     int32_t sm_count, shared_per_block, shared_per_sm;
     plan_wish wish;
+    int32_t padding_;
 } question;
-_Static_assert(sizeof(question) == 4 * sizeof(int64_t) + 9 * sizeof(int32_t) + sizeof(plan_wish), "no padding");
+_Static_assert(sizeof(question) == 4 * sizeof(int64_t) + 11 * sizeof(int32_t) + sizeof(plan_wish), "no padding");
 
 typedef struct answer {
     question question;
@@ -67,6 +69,7 @@ plan_choice plan_choose(int32_t family, plan_lister *list, const device_facts *f
         .wide_output = p->out_type == OUT_FP32,
         .one_a = p->a_batch == 0 && p->sfa_batch == 0,
         .one_b = p->b_batch == 0 && p->sfb_batch == 0,
+        .column = result_is_column(p),
         .sm_count = facts->sm_count,
         .shared_per_block = facts->shared_per_block,
         .shared_per_sm = facts->shared_per_sm,

@@ -14,9 +14,9 @@ typedef struct plan_candidate {
 enum { PLAN_MOST_CANDIDATES = 384 };
 
 /* Writes the candidates for a product, in any order, and returns how many there are. Depends on nothing but the sizes
- * of the problem, its scale_layout, whether out_type is OUT_FP32, whether tensor maps reach the values
- * (plan_operands.h), whether A or B with its scales serves all batches (strides of 0), and the facts sm_count,
- * shared_per_block and shared_per_sm. */
+ * of the problem, its scale_layout, whether out_type is OUT_FP32, whether tensor maps reach the values and whether the
+ * result is a column (plan_operands.h), whether A or B with its scales serves all batches (strides of 0), and the facts
+ * sm_count, shared_per_block and shared_per_sm. */
 typedef int32_t plan_lister(const device_facts *facts, const gemm_problem *problem,
                             plan_candidate all[PLAN_MOST_CANDIDATES]);
 

@@ -18,6 +18,11 @@ int values_are_mapped(const gemm_problem *p) {
     return is_mapped(p, p->m, p->a_pitch, p->a_batch) && is_mapped(p, p->n, p->b_pitch, p->b_batch);
 }
 
+int result_is_column(const gemm_problem *p) {
+    const int64_t element = p->out_type == OUT_FP32 ? 4 : 2;
+    return p->n == 1 && p->out_pitch == element && (!p->c || p->c_pitch == element) && !p->bias;
+}
+
 uint64_t mapped_stride(int64_t count, int64_t bytes) {
     return count == 1 ? 16 : (uint64_t)bytes;
 }

@@ -1,4 +1,4 @@
-/* How the operands of a product lie in memory: whether tensor maps reach them, what such maps describe, and how long
+/* How the matrices of a product lie in memory: whether tensor maps reach them, what such maps describe, and how long
  * they are worth keeping in L2. For the families that copy by TMA. */
 #ifndef NVFP4_PLAN_OPERANDS_H
 #define NVFP4_PLAN_OPERANDS_H
@@ -9,6 +9,10 @@
 
 /* Whether tensor maps reach the values of both operands. */
 int values_are_mapped(const gemm_problem *problem);
+
+/* Whether the result (and c) is one column whose elements are neighbours, as the row that is its transpose would lie.
+ * Not so with a bias, which has one number a column. */
+int result_is_column(const gemm_problem *problem);
 
 /* The distance of what there is only one of is free, but must be a valid one. */
 uint64_t mapped_stride(int64_t count, int64_t bytes);

@@ -1,9 +1,11 @@
 /* A few rows of A: which instantiation, and how its warps share the rows of B and K (the rule of sm90_gemv_configs.h).
+ * One row of B and many of A are the same product, exchanged.
  *
  * The estimate: B streams at the rate of DRAM, or the warp with most to do takes longer. */
 #include "sm90_gemv_plan.h"
 
 #include "kernels.h"
+#include "plan_operands.h"
 #include "sm90_model.h"
 
 typedef struct gemv_config {
@@ -68,7 +70,20 @@ int64_t sm90_gemv_shared_bytes(int32_t kernel, const sm90_gemv_schedule *s) {
            SM90_GEMV_RING_BYTES(c->warps, slots);
 }
 
-int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
+gemm_problem sm90_gemv_exchanged(const gemm_problem *p) {
+    gemm_problem exchanged = *p;
+    exchanged.m = p->n, exchanged.n = p->m;
+    exchanged.a = p->b, exchanged.b = p->a;
+    exchanged.a_pitch = p->b_pitch, exchanged.b_pitch = p->a_pitch;
+    exchanged.a_batch = p->b_batch, exchanged.b_batch = p->a_batch;
+    exchanged.sfa = p->sfb, exchanged.sfb = p->sfa;
+    exchanged.sfa_pitch = p->sfb_pitch, exchanged.sfb_pitch = p->sfa_pitch;
+    exchanged.sfa_batch = p->sfb_batch, exchanged.sfb_batch = p->sfa_batch;
+    exchanged.alpha_stride = 0; /* that of the only column is everyone's */
+    return exchanged;
+}
+
+static int32_t list_one(const device_facts *facts, const gemm_problem *p, int32_t swapped, plan_candidate *all) {
     const gemv_config *c = config_for(p);
     if (!c) return 0;
     sm90_gemv_schedule s;
@@ -80,23 +95,35 @@ int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *p, plan_ca
     const double rows = 1.0 + SM90_GEMV_ROW_COST * (c->rows - 1);
     const double multiplied = sm90_clocks_us(rounds * values * rows / SM90_GEMV_PER_CLK);
     const double time = SM90_GEMV_FIXED_US + sm90_max(bytes / SM90_DRAM_TB_S * 1e-6, multiplied);
-    all[0] = (plan_candidate){{c->kernel, 0, 1, 0}, time};
+    all[0] = (plan_candidate){{c->kernel, swapped, 1, 0}, time};
     return 1;
 }
 
-void sm90_gemv_fill(const device_facts *facts, const gemm_problem *p, int32_t kernel, nvfp4_plan *plan,
+int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
+    int32_t count = list_one(facts, p, 0, all);
+    if (p->m > 1 && result_is_column(p)) {
+        const gemm_problem exchanged = sm90_gemv_exchanged(p);
+        count += list_one(facts, &exchanged, 1, all + count);
+    }
+    return count;
+}
+
+void sm90_gemv_fill(const device_facts *facts, const gemm_problem *p, int32_t kernel, int32_t swapped, nvfp4_plan *plan,
                     sm90_gemv_schedule *schedule) {
     const gemv_config *c = config_of(kernel);
-    cut(facts, p, c, schedule);
+    const gemm_problem seen = swapped ? sm90_gemv_exchanged(p) : *p;
+    cut(facts, &seen, c, schedule);
     *plan = (nvfp4_plan){
         .backend = NVFP4_BACKEND_SM90,
         .kernel = kernel,
         .name = kernels[kernel].name,
-        .reason = "A has a few rows only: each row of B streams past them once, through integer dot products",
-        .tile_m = c->rows,
-        .tile_n = SM90_GEMV_UNIT_ROWS,
+        .reason = swapped ? "B has one row only: each row of A streams past it once, through integer dot products"
+                          : "A has a few rows only: each row of B streams past them once, through integer dot products",
+        .tile_m = swapped ? SM90_GEMV_UNIT_ROWS : c->rows,
+        .tile_n = swapped ? c->rows : SM90_GEMV_UNIT_ROWS,
         .tile_k = SM90_GEMV_STEP_K,
         .stages = c->stages,
+        .swapped = swapped,
         .split_k = 1,
         .grid = schedule->ctas * p->l,
     };

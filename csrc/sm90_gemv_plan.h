@@ -5,12 +5,15 @@
 #include "plan_choice.h"
 #include "sm90_gemv_configs.h"
 
-/* Appends the candidate for a product, if there is one; returns how many. */
+/* The product with a and b exchanged, which is the same one where result_is_column (plan_operands.h). */
+gemm_problem sm90_gemv_exchanged(const gemm_problem *problem);
+
+/* Appends the candidates for a product, if there are any; returns how many. */
 int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *problem, plan_candidate *all);
 
-/* The plan and the schedule of a candidate. */
-void sm90_gemv_fill(const device_facts *facts, const gemm_problem *problem, int32_t kernel, nvfp4_plan *plan,
-                    sm90_gemv_schedule *schedule);
+/* The plan and the schedule of a candidate; swapped: of the exchanged product, which the kernel then is given. */
+void sm90_gemv_fill(const device_facts *facts, const gemm_problem *problem, int32_t kernel, int32_t swapped,
+                    nvfp4_plan *plan, sm90_gemv_schedule *schedule);
 
 /* Dynamic shared memory of a CTA. */
 int64_t sm90_gemv_shared_bytes(int32_t kernel, const sm90_gemv_schedule *schedule);

@@ -253,7 +253,7 @@ nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *p, const p
     run->form = form_of(s->kernel);
     if (run->form == SM90_GEMV) {
         run->expand = (sm90_expand_run){.grid = 0};
-        sm90_gemv_fill(facts, p, s->kernel, plan, &run->gemv);
+        sm90_gemv_fill(facts, p, s->kernel, s->swapped, plan, &run->gemv);
     } else if (run->form == SM90_DENSE) {
         sm90_dense_fill(facts, p, s, plan, &run->expand, &run->dense);
     } else {

@@ -39,6 +39,9 @@ CASES = [
     ragged.Case(1, 300, 1600, 2, alpha="vector", bias="out", out_dtype=torch.float32),
     ragged.Case(2, 130, 1040, layout="linear", c="out"),
     ragged.Case(4, 77, 48, c="c", pitched=True),
+    ragged.Case(300, 1, 1600, 2, alpha="vector", c="c", out_dtype=torch.float32),
+    ragged.Case(77, 1, 528, 3, layout="linear", alpha="one", c="out", out_dtype=torch.bfloat16),
+    ragged.Case(131, 1, 2064, bias="out", c="c"),
     ragged.Case(300, 280, 1152, 2, alpha="vector", out_dtype=torch.bfloat16),
     ragged.Case(520, 270, 192, layout="linear", bias="out", c="c"),
 ]
@@ -91,6 +94,35 @@ def test_equal_bits(case: ragged.Case, sm90: Backend, candidate: None, request: 
     for i in places:
         _C.set_candidate(i)
         assert ragged.run(case, "sm90", sm90.device) == "", f"candidate {i}: {plan(case)}"
+
+
+def test_one_row_of_b_streams_a(sm90: Backend) -> None:
+    """N = 1 is M = 1 exchanged, where C is a column whose rows are neighbours and no bias is there."""
+    for task in reference.load_task("nvfp4_gemv")["benchmarks"]:
+        m, k, l = (task[size] for size in "mkl")
+        exchanged = nvfp4.info(m, 1, k, l, device=DEVICE, backend="sm90")["plan"]
+        plain = nvfp4.info(1, m, k, l, device=DEVICE, backend="sm90")["plan"]
+        assert exchanged["swapped"] and not plain["swapped"] and exchanged["reason"] != plain["reason"]
+        assert all(exchanged[name] == plain[name] for name in ("kernel", "grid", "workspace", "modelled_us"))
+        assert exchanged["kernel"] == "nvfp4_sm90_gemv_1"
+        assert (exchanged["tile_m"], exchanged["tile_n"]) == (plain["tile_n"], plain["tile_m"])
+
+
+def test_one_row_of_b_where_c_is_no_column(sm90: Backend, generator: torch.Generator) -> None:
+    """Rows of out or of c that lie apart, and a bias, after a call of the same shape without: the same bits, and
+    nothing is written between the rows."""
+    m, k = 67, 320
+    seed = int(torch.randint(2**31, (), generator=generator))
+    a, b, sfa, sfb = reference.batch_first(reference.generate_input(m, 1, k, 2, seed, device=sm90.device))
+    bias, c = (torch.randn(shape, generator=generator).half().to(sm90.device) for shape in ((1,), (2, m, 8)))
+    apart, dense = {"c": c[:, :, :1], "beta": 2.0}, {"c": c[:, :, 1:2].contiguous(), "beta": -1.0}
+    for options in ({}, apart, {"bias": bias}, dense, {"bias": bias, **dense}, {"bias": bias, **apart}):
+        wanted = reference.gemm(a, b, sfa, sfb, scale_layout="linear", **options)
+        for step in (1, 8):
+            memory = torch.full((2, m, step), torch.nan, dtype=torch.float16, device=sm90.device)
+            nvfp4.gemm(a, b, sfa, sfb, scale_layout="linear", out=memory[:, :, :1], backend="sm90", **options)
+            assert reference.compare(memory[:, :, :1], wanted, exact=True)[0], (options.keys(), step)
+            assert memory[:, :, 1:].isnan().all()
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(300, 280, 1152), (12, 280, 1152)])

@@ -6,6 +6,8 @@
 
 #include "error.h"
 #include "kernels.h"
+#include "plan_operands.h"
+#include "sm90_gemv_plan.h"
 #include "sm90_model.h"
 #include "sm90_plan.h"
 
@@ -91,6 +93,7 @@ static gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, variant 
         .sfa_batch = v == ONE_FOR_ALL ? 0 : scale_pitch * (v == LINEAR ? m : ceil_div(m, 128)),
         .sfb_batch = scale_pitch * (v == LINEAR ? n : ceil_div(n, 128)),
         .out_type = v == FP32 ? OUT_FP32 : OUT_FP16,
+        .out_pitch = n * (v == FP32 ? 4 : 2),
         .scale_layout = v == LINEAR ? SCALES_LINEAR : SCALES_128X4,
         .aligned16 = v != UNALIGNED && k % 32 == 0,
     };
@@ -233,11 +236,14 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
 
 static void check_gemv(const device_facts *facts, const gemm_problem *p, const nvfp4_plan *plan, sm90_run *run) {
     const sm90_gemv_schedule *s = &run->gemv;
+    const gemm_problem exchanged = sm90_gemv_exchanged(p);
+    expect(!plan->swapped || result_is_column(p), "what is exchanged is a column");
+    if (plan->swapped) p = &exchanged;
     int i = 0;
     while (gemv_configs[i].kernel != plan->kernel) i++;
     const int64_t rows = gemv_configs[i].rows, warps = gemv_configs[i].warps, cut = (int64_t)1 << s->log2_cut;
     const int64_t units = SM90_GEMV_UNITS(p->n), upc = s->units_per_cta;
-    expect(p->m <= rows && plan->tile_m == rows, "it holds all of A");
+    expect(p->m <= rows && (plan->swapped ? plan->tile_n : plan->tile_m) == rows, "it holds all of A");
     expect(plan->grid == s->ctas * p->l && plan->grid <= INT32_MAX && sm90_cluster(plan, run) == 0, "its grid");
     expect(s->steps == ceil_div(p->k, SM90_GEMV_STEP_K), "steps cover K");
     expect(s->ctas >= 1 && upc == ceil_div(units, s->ctas) && s->units_left == units % s->ctas, "units are shared out");
@@ -426,6 +432,7 @@ static void check_choices(void) {
         sm90_form form;
         int swapped, yields;
     } choices[] = {
+        {7168, 1, 16384, PLAIN, SM90_GEMV, 1, 0},      {4096, 1, 7168, FP32, SM90_GEMV, 1, 0},
         {1, 7168, 16384, PLAIN, SM90_GEMV, 0, 0},      {1, 4096, 7168, PLAIN, SM90_GEMV, 0, 0},
         {1, 7168, 2048, PLAIN, SM90_GEMV, 0, 0},       {2, 7168, 16384, PLAIN, SM90_GEMV, 0, 0},
         {4, 4096, 7168, PLAIN, SM90_GEMV, 0, 0},       {4, 7168, 2048, PLAIN, SM90_GEMV, 0, 0},
