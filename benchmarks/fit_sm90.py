@@ -199,7 +199,7 @@ def main() -> None:
     report(model, measured)
     if arguments.fit:
         for name, value in model.constants.items():
-            print(f"{name} {value:.3g}")
+            print(f"{name} {value:.4g}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
  * A stage takes as long as the slowest of tensor core, decoding, and its bytes on their way to the SM. Around the
  * stages stand the launch and the first bytes, the expansion of operands, the sum over the parts of K, and the stores.
  *
- * The constants are fitted to measured times of every plan of 55 shapes by benchmarks/fit_sm90.py, all of them at once;
+ * The constants are fitted to measured times of every plan of 85 shapes by benchmarks/fit_sm90.py, all of them at once;
  * so each one alone says little about the machine, except where it says that it was measured by itself. */
 #ifndef NVFP4_SM90_MODEL_H
 #define NVFP4_SM90_MODEL_H
@@ -17,29 +17,29 @@
 #define SM90_DRAM_TB_S   4.3  /* measured by itself: copies and reads */
 #define SM90_EXPAND_TB_S 4.3  /* measured by itself: what sm90_expand.cu reads and writes */
 
-#define SM90_FIXED_US 5.2 /* launch, first bytes from DRAM, the last stage, leaving */
+#define SM90_FIXED_US 4.207 /* launch, first bytes from DRAM, the last stage, leaving */
 
 /* sm90_gemm.cu */
-#define SM90_DECODE_8       23.7 /* values a clock that 8 warps of an SM decode */
-#define SM90_DECODE_16      28.6 /* and that 16 do */
-#define SM90_UNCOVERED      0.5  /* of the shorter of multiplying and decoding, that the longer does not hide */
-#define SM90_INGRESS_B_CLK  56.0 /* to one SM; more than any measured plan took */
-#define SM90_L2_TB_S        8.0  /* to all SMs */
-#define SM90_STORE_B_CLK    4.5  /* of results, an SM */
-#define SM90_EXCHANGE_US    0.7  /* until partial sums begin to arrive */
-#define SM90_EXCHANGE_B_CLK 8.7  /* of partial sums that a CTA receives */
+#define SM90_DECODE_8       23.3   /* values a clock that 8 warps of an SM decode */
+#define SM90_DECODE_16      27.51  /* and that 16 do */
+#define SM90_UNCOVERED      0.4666 /* of the shorter of multiplying and decoding, that the longer does not hide */
+#define SM90_INGRESS_B_CLK  56.0   /* to one SM; more than any measured plan took */
+#define SM90_L2_TB_S        8.0    /* to all SMs */
+#define SM90_STORE_B_CLK    3.924  /* of results, an SM */
+#define SM90_EXCHANGE_US    1.56   /* until partial sums begin to arrive */
+#define SM90_EXCHANGE_B_CLK 13.9   /* of partial sums that a CTA receives */
 
 /* sm90_expand.cu */
-#define SM90_EXPAND_US 0.9 /* a launch before another */
+#define SM90_EXPAND_US 1.508 /* a launch before another */
 
 /* sm90_dense.cu */
 #define SM90_DENSE_LOSS        1.15 /* of wgmma, times as long as its rate says: these run long, and at a lower clock */
-#define SM90_DENSE_STORE_B_CLK 14.0 /* of results, an SM */
+#define SM90_DENSE_STORE_B_CLK 12.0 /* of results, an SM */
 
 /* sm90_gemv.cu */
-#define SM90_GEMV_FIXED_US 4.6  /* as SM90_FIXED_US */
-#define SM90_GEMV_PER_CLK  38.0 /* values a clock and SM, for one row */
-#define SM90_GEMV_ROW_COST 0.37 /* of that time, for each further row */
+#define SM90_GEMV_FIXED_US 4.845 /* as SM90_FIXED_US */
+#define SM90_GEMV_PER_CLK  38.1  /* values a clock and SM, for one row */
+#define SM90_GEMV_ROW_COST 0.308 /* of that time, for each further row */
 
 /* sm80_gemm.cu, for the choice between the families; after 16 shapes of M = 1 to 2304 (benchmarks/results/h200.json) */
 #define SM80_FIXED_US     7.0   /* as SM90_FIXED_US */
