@@ -267,8 +267,10 @@ def verdicts(path: Path, task: str = "nvfp4_gemm", skip: tuple[str, ...] = ("nvc
         return {name: str(verdict) for name, verdict in submission_check.check(path, task)}
 
 
+@pytest.mark.parametrize("commit", ["", ", commit " + "0123456789" * 4], ids=["version", "commit"])
 @pytest.mark.parametrize("task", TASKS)
-def test_keeps_the_rules(task: str, tmp_path: Path) -> None:
+def test_keeps_the_rules(task: str, commit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "provenance", lambda: __version__ + commit)
     path = tmp_path / "submission.py"
     path.write_text(submission.submission(task))
     expected = dict.fromkeys(("python", "word", "size", "encoding", "directives", "blobs"), "pass")
