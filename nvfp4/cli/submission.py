@@ -30,8 +30,8 @@ TEMPLATE = """\
 
 '''NVFP4 @WHAT@, on a B200's tensor cores.
 
-Written by `python -m nvfp4 submission --task @TASK@`:
-nvfp4 @VERSION@.
+Made of nvfp4 @VERSION@,
+by `python -m nvfp4 submission --task @TASK@`.
 The CUDA text is the package's own, each of its files whole, without debug code. License: Apache-2.0.
 
 A call takes the competition's seven tensors and returns the last one, c, into which the kernel has written. Nothing is
