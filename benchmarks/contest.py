@@ -170,6 +170,8 @@ def command(args: argparse.Namespace, words: str) -> int:
     if device is None:
         facts = {"timed": False}
     else:
+        if mode_name == "single" and args.inputs:
+            raise show.Refusal("--inputs: of a queue; single calls, the mode here, have one that is renewed each time")
         count = count if mode_name == "queued" else mode.inputs
         rate = timing.DeviceClock(place.device).copy_bandwidth(20)
         facts = {"timed": True, "mode": mode_name, "bytes_per_s": rate, "clocks before": machine.clocks(place.device)}

@@ -152,8 +152,11 @@ class Repeat:
 
 
 class Device(Protocol):
+    def release(self) -> None:
+        """Called before a shape's inputs are made."""
+
     def prepare(self) -> None:
-        """Called when a shape's inputs are in memory."""
+        """Called when they are in memory."""
 
     def now(self) -> float: ...
 
@@ -165,15 +168,19 @@ class Gpu:
 
     def __init__(self, device: torch.device, flush_bytes: int) -> None:
         self.torch = need_torch()
-        self.device, self.wanted, self.buffer = device, flush_bytes, None
+        self.device, self.wanted, self.flush_bytes = device, flush_bytes, 0
+        self.buffer: torch.Tensor | None = None
         self.now = time.perf_counter
 
-    def prepare(self) -> None:
+    def release(self) -> None:
         self.buffer = None
         self.torch.cuda.empty_cache()
+
+    def prepare(self) -> None:
+        self.release()
         free, _ = self.torch.cuda.mem_get_info(self.device)
-        count = flush_that_fits(self.wanted, free) // 4
-        self.buffer = self.torch.empty(count, dtype=self.torch.float32, device=self.device)
+        self.flush_bytes = flush_that_fits(self.wanted, free)
+        self.buffer = self.torch.empty(self.flush_bytes // 4, dtype=self.torch.float32, device=self.device)
 
     def time(self, calls: Sequence[Call]) -> Repeat:
         cuda = self.torch.cuda
@@ -188,9 +195,9 @@ class Gpu:
         return Repeat(outputs, start.elapsed_time(end) * 1e-3, hidden)
 
     def flush_words(self) -> str:
-        size = self.buffer.numel() * 4
-        amount = "the competition's amount" if size == self.wanted else f"what fits of {self.wanted / 2**30:.3g} GiB"
-        return f"{size / 2**30:.3g} GiB of random numbers written before each repeat ({amount})"
+        whole = self.flush_bytes == self.wanted
+        amount = "the competition's amount" if whole else f"what fits of {self.wanted / 2**30:.3g} GiB"
+        return f"{self.flush_bytes / 2**30:.3g} GiB of random numbers written before each repeat ({amount})"
 
 
 def flush_that_fits(wanted: int, free: int) -> int:
@@ -200,6 +207,7 @@ def flush_that_fits(wanted: int, free: int) -> int:
 
 def measure(inputs: Inputs, kernel: Kernel, count: int, device: Device, limits: Limits) -> dict[str, Any]:
     """Times `count` calls at a time until the mean is known; raises Wrong at the first wrong result."""
+    device.release()
     drawn = [inputs.draw() for _ in range(count)]
     datas, expected = [data for data, _ in drawn], [result for _, result in drawn]
     for index, data in enumerate(datas):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import emulate
 import pytest
@@ -44,8 +44,12 @@ class MadeUpGpu:
         self.seconds, self.noise, self.hidden = seconds, noise, hidden
         self.clock, self.queues, self.prepared = 0.0, [], 0
 
+    def release(self) -> None:
+        self.released = self.prepared + 1
+
     def prepare(self) -> None:
         self.prepared += 1
+        assert self.prepared == self.released
 
     def now(self) -> float:
         return self.clock
@@ -109,6 +113,42 @@ def test_what_of_the_memory_is_written() -> None:
     assert measuring.flush_that_fits(wanted, 130 * gib) == wanted
     assert measuring.flush_that_fits(wanted, 60 * gib) == 44 * gib
     assert measuring.flush_that_fits(wanted, 10 * gib) == 5 * gib
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_order_of_a_repeat(hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the calls is outside the pair of events, and the flush is between the device's idle and the first."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append(f"record {'end' if 'record start' in log else 'start'}")
+
+        def query(self) -> bool:
+            return not hidden
+
+        def elapsed_time(self, end: Event) -> float:
+            return 0.45
+
+    cuda = SimpleNamespace(
+        Event=Event,
+        synchronize=lambda: log.append("wait"),
+        empty_cache=lambda: log.append("empty cache"),
+        mem_get_info=lambda device: (10 * 2**30, 20 * 2**30),
+    )
+    buffer = SimpleNamespace(normal_=lambda: log.append("flush"))
+    made = []
+    fake = SimpleNamespace(cuda=cuda, float32=None, empty=lambda count, **_: made.append(count) or buffer)
+    monkeypatch.setattr(measuring, "need_torch", lambda: fake)
+    gpu = measuring.Gpu(torch.device("cuda:0"), 4 * 2**30)
+    gpu.prepare()
+    repeat = gpu.time([lambda i=i: log.append(f"call {i}") or i for i in range(3)])
+    assert log == "empty cache,wait,flush,record start,call 0,call 1,call 2,record end,wait".split(",")
+    assert repeat == measuring.Repeat([0, 1, 2], pytest.approx(0.45e-3), hidden) and made == [2**30]
+    assert gpu.flush_words().startswith("4 GiB of random numbers written") and "competition's" in gpu.flush_words()
 
 
 # --- both modes -----------------------------------------------------------------------------------------------------
@@ -256,6 +296,7 @@ def test_gemv_is_timed_by_single_calls(gpu: MadeUpGpu, capsys: pytest.CaptureFix
     gpu.hidden = False
     assert contest.main(["--task", "nvfp4_gemv", "--shapes", "64x1x256x2"]) == 0
     out = capsys.readouterr().out
+    assert contest.main(["--task", "nvfp4_gemv", "--shapes", "64x1x256x2", "--inputs", "5"]) == 2
     assert set(gpu.queues) == {1} and "between two events: one call" in out and "repeats have time of the host" in out
 
 
