@@ -146,7 +146,7 @@ def test_order_of_a_repeat(hidden: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     gpu = measuring.Gpu(torch.device("cuda:0"), 4 * 2**30)
     gpu.prepare()
     repeat = gpu.time([lambda i=i: log.append(f"call {i}") or i for i in range(3)])
-    assert log == "empty cache,wait,flush,record start,call 0,call 1,call 2,record end,wait".split(",")
+    assert log == ["empty cache", "wait", "flush", "record start", "call 0", "call 1", "call 2", "record end", "wait"]
     assert repeat == measuring.Repeat([0, 1, 2], pytest.approx(0.45e-3), hidden) and made == [2**30]
     assert gpu.flush_words().startswith("4 GiB of random numbers written") and "competition's" in gpu.flush_words()
 
