@@ -434,6 +434,14 @@ def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
     assert answer["products"] >= 10 and answer["refusals"] >= 12
 
 
+def test_host_memory_that_the_gpu_does_not_read_is_refused(extensions: Path, file: Path) -> None:
+    driver, _ = submission_run.emulator()
+    with submission_run.emulated(driver, nvcc()) as settings:
+        settings["EMULATE_HOST_MEMORY"] = "0"
+        passed, why = submission_run.in_process(file, "nvfp4_gemm", "here", settings)
+    assert passed is False and "the tensors are in host memory, which the GPU does not read" in why
+
+
 CALL = "gemm(a, b, sfa_permuted, sfb_permuted, c)"
 WRONG_CALLS = {
     "the first result again": (

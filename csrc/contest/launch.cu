@@ -21,7 +21,7 @@ const void *const contest_kernels[] = {
 
 /* What the device is, asked once. */
 struct contest_device {
-    int ordinal = 0, sm_count = 0, l2_bytes = 0;
+    int ordinal = 0, sm_count = 0, l2_bytes = 0, reads_host_memory = 0;
     decltype(&cuTensorMapEncodeTiled) encode = nullptr;
     cudaError_t error;
 
@@ -32,6 +32,7 @@ struct contest_device {
         cudaError_t failed = cudaGetDevice(&ordinal);
         if (!failed) failed = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, ordinal);
         if (!failed) failed = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, ordinal);
+        if (!failed) failed = cudaDeviceGetAttribute(&reads_host_memory, cudaDevAttrPageableMemoryAccess, ordinal);
         for (int i = 0; i < CONTEST_CONFIGS && !failed; i++)
             failed = cudaFuncSetAttribute(contest_kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           CONTEST_SHARED_PER_CTA);
@@ -81,6 +82,7 @@ std::string contest_gemm(const contest_product &of) {
     int current = 0;
     if (cudaGetDevice(&current) || current != here.ordinal || (of.device >= 0 && of.device != current))
         return "the tensors are on another GPU than the one that was current at the first call";
+    if (of.device < 0 && !here.reads_host_memory) return "the tensors are in host memory, which the GPU does not read";
 
     gemm_problem p = problem_of(of);
     sm100_schedule s = {};
