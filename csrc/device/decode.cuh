@@ -7,7 +7,7 @@
  *   sm_89 on   to e4m3 (bias 7), value * 2^-6, then one cvt a pair to fp16; the scale is one cvt as well
  *   before     to fp16 (bias 15), value * 2^-14; the scale is put into fp16 alike and multiplied by 2^15: scale * 2^7
  *
- * Either product of value and scale has at most 5 significant bits and lies between 2^-17 and 2688 * 2^-6, where
+ * Either product of value and scale has at most 6 significant bits and lies between 2^-17 and 2688 * 2^-6, where
  * multiples of 2^-24 are exact in fp16. */
 #ifndef NVFP4_DEVICE_DECODE_CUH
 #define NVFP4_DEVICE_DECODE_CUH
