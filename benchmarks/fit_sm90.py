@@ -29,7 +29,17 @@ MEASURED = HERE / "results/sm90_candidates.csv"
 SOURCES = ["sm90_gemv_plan.c", "sm90_dense_plan.c", "sm90_expand_plan.c", "plan_choice.c", "plan_operands.c"]
 SOURCES += ["kernels.c", "error.c"]
 CONSTANT = re.compile(r"^#define (SM90_\w+) +([0-9.]+)( .*)?$", re.MULTILINE)
-KEPT = {"SM90_FP16_BYTES", "SM90_CLOCK_GHZ", "SM90_DRAM_TB_S", "SM90_EXPAND_TB_S", "SM90_INGRESS_B_CLK", "SM90_L2_TB_S"}
+KEPT = {
+    "SM90_LEAST_HELP",
+    "SM90_UNEVEN",
+    "SM90_WHOLE_PIECES",
+    "SM90_FP16_BYTES",
+    "SM90_CLOCK_GHZ",
+    "SM90_DRAM_TB_S",
+    "SM90_EXPAND_TB_S",
+    "SM90_INGRESS_B_CLK",
+    "SM90_L2_TB_S",
+}
 EVENT_PAIR_US = 1.25  # an empty pair of events, in each measured time
 MOST = 384
 

@@ -120,7 +120,7 @@ static nvfp4_status launch_sm90(driver *d, route *r, const nvfp4_gemm_args *args
     float *workspace;
     plan_tensor tensors[PLAN_MOST_TENSORS];
     nvfp4_status status = find_workspace(&r->plan, args, &workspace);
-    if (!status) sm90_place_expansion(&run->expand, workspace);
+    if (!status) sm90_place_workspace(run, workspace);
     if (!status) status = encode(d, r->where.device, tensors, sm90_tensors(&r->problem, &r->plan, run, tensors));
     if (!status) status = launch_sm90_expand(d, r, args);
     if (status) return status;

@@ -7,7 +7,7 @@
                      .source = "sm80_gemm",                                                                            \
                      .threads = 32 * (warps),                                                                          \
                      .shared_bytes = SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps)},
-#define SM90_ROW(id, math_groups, x_tiles, tile_y, group_words, stages)                                                \
+#define SM90_ROW(id, math_groups, x_tiles, tile_y, group_words, stages, helped)                                        \
     [KERNEL_##id] = {.arch = ARCH_SM90,                                                                                \
                      .programmatic = 1,                                                                                \
                      .more_shared = 1,                                                                                 \

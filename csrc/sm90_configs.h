@@ -13,17 +13,20 @@
 #include "device/tensor_map.h"
 #include "sm90_dense_configs.h"
 
-/*    id, math_groups, x_tiles, tile_y, group_words, stages */
+/*    id, math_groups, x_tiles, tile_y, group_words, stages, helped */
 #define SM90_GEMM_CONFIGS(X)                                                                                           \
-    X(sm90_gemm_128x8, 2, 1, 8, 2, 10)                                                                                 \
-    X(sm90_gemm_256x8, 4, 1, 8, 2, 8)                                                                                  \
-    X(sm90_gemm_128x16, 2, 1, 16, 2, 10)                                                                               \
-    X(sm90_gemm_256x16, 4, 1, 16, 1, 8)                                                                                \
-    X(sm90_gemm_128x32, 2, 1, 32, 2, 8)                                                                                \
-    X(sm90_gemm_256x32, 4, 1, 32, 2, 6)                                                                                \
-    X(sm90_gemm_128x64, 2, 1, 64, 2, 6)                                                                                \
-    X(sm90_gemm_256x64, 4, 1, 64, 1, 5)                                                                                \
-    X(sm90_gemm_128x128, 2, 1, 128, 1, 4)
+    X(sm90_gemm_128x8, 2, 1, 8, 2, 10, 0)                                                                              \
+    X(sm90_gemm_256x8, 4, 1, 8, 2, 8, 0)                                                                               \
+    X(sm90_gemm_128x16, 2, 1, 16, 2, 10, 0)                                                                            \
+    X(sm90_gemm_256x16, 4, 1, 16, 1, 8, 0)                                                                             \
+    X(sm90_gemm_128x32, 2, 1, 32, 2, 8, 0)                                                                             \
+    X(sm90_gemm_256x32, 4, 1, 32, 2, 6, 0)                                                                             \
+    X(sm90_gemm_128x64, 2, 1, 64, 2, 6, 0)                                                                             \
+    X(sm90_gemm_256x64, 4, 1, 64, 1, 5, 0)                                                                             \
+    X(sm90_gemm_128x128, 2, 1, 128, 1, 4, 0)                                                                           \
+    X(sm90_gemm_128x32_helped, 2, 1, 32, 2, 8, 1)                                                                      \
+    X(sm90_gemm_128x64_helped, 2, 1, 64, 2, 6, 1)                                                                      \
+    X(sm90_gemm_128x128_helped, 2, 1, 128, 1, 4, 1)
 
 #define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of x, two spans of the swizzle of y */
 #define SM90_ATOM_BYTES  512  /* scales of 128 rows and 64 values along K */
@@ -52,6 +55,10 @@
     (((split_k) - 1) * SM90_CEIL_DIV((tile_y) / 8, split_k) * (math_groups) * (x_tiles) * 2048)
 #define SM90_PARTS_ROOM(math_groups, x_tiles, tile_y, stages)                                                          \
     ((stages) * SM90_STAGE_BYTES(math_groups, x_tiles, tile_y))
+/* CTAs that help, at most: each has a flag, which one CTA of the expansion zeroes. */
+#define SM90_MOST_HELPERS 512
+/* What a helper leaves in the workspace for a tile, fp32 fragments. */
+#define SM90_CONTRIBUTION_BYTES(math_groups, x_tiles, tile_y) ((math_groups) * (x_tiles) * 64 * (tile_y) * 4)
 
 /* x. */
 typedef struct sm90_operand {
@@ -72,7 +79,8 @@ typedef struct sm90_expanded {
 } sm90_expanded;
 
 /* Second parameter of the GEMM kernels. The grid is split_k by clusters CTAs, split_k of them a cluster; CTA (u, c)
- * takes part u of K, begins with tile c and goes on by the number of clusters; y fastest, then x, then the batch. */
+ * takes part u of K, begins with tile c and goes on by the number of clusters; y fastest, then x, then the batch. What
+ * helped kernels do instead is in sm90_gemm_parts.cuh. */
 typedef struct sm90_schedule {
     sm90_operand x;
     sm90_expanded y;
@@ -80,10 +88,19 @@ typedef struct sm90_schedule {
     int32_t tiles;             /* x times y times l */
     int32_t tiles_x, tiles_y;
     int32_t split_k;         /* 1 to 8; > 1: the CTAs of a cluster add up; one tile each */
-    int32_t part_stages;     /* of ceil(K/128) stages part i of K has so many ... */
+    int32_t part_stages;     /* of ceil(K/128) stages, less helped_stages, part i of K has so many ... */
     int32_t longer_parts;    /* ... and the first so many parts one more */
     int32_t swapped;         /* 1: x is B, so that x counts columns of the output */
-    int32_t parts_in_stages; /* split_k > 1: partial sums take the place of the stages */
+    int32_t parts_in_stages; /* split_k > 1: partial sums take the place of the stages; not if helped */
+    /* Of helped kernels alone. */
+    int32_t whole;           /* tiles, the first ones, that are not divided: 0, or a multiple of clusters */
+    int32_t k_stages;        /* ceil(K/128) */
+    int32_t helper_clusters; /* the first ones; the others have a divided tile each */
+    int32_t helped_stages, helper_stages; /* of a divided tile that helpers compute; that one helper computes */
+    uint32_t by_helped, by_helper;        /* ceil(2^31 / these) */
+    int32_t padding_;
+    uint8_t *contributions; /* in the workspace: one for each helper and divided tile */
+    uint32_t *handed_over;  /* by helper: warps that have, 0 at the start */
 } sm90_schedule;
 
 #endif

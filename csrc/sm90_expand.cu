@@ -12,7 +12,10 @@
 #include "device/cluster.cuh"
 #include "device/decode.cuh"
 #include "device/problem.h"
+#include "sm90_configs.h"
 #include "sm90_dense_configs.h"
+
+static_assert(SM90_EXPAND_THREADS >= SM90_MOST_HELPERS, "a thread for each flag");
 
 enum { ROWS_A_THREAD = 4, PASSES = SM90_EXPAND_ROWS / ROWS_A_THREAD / (2 * SM90_EXPAND_THREADS / 32) };
 
@@ -61,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(SM90_EXPAND_THREADS)
 
     wait_for_prior_grids();
     launch_dependents();
+    if (blockIdx.x == 0 && (int32_t)threadIdx.x < s.flags) s.zeroed[threadIdx.x] = 0;
 
     uint2 words[PASSES][ROWS_A_THREAD];
     uint32_t scales[PASSES][ROWS_A_THREAD];

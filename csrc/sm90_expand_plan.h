@@ -23,7 +23,8 @@ void sm90_raw_side(const gemm_problem *problem, int is_b, sm90_side *side);
 typedef struct sm90_expand_run {
     sm90_expand_schedule schedule;
     int64_t grid;
-    int64_t second_at; /* bytes of the workspace in front of the second operand */
+    int64_t second_at; /* bytes of the workspace from the first operand on to the second, or what comes in its place */
+    int64_t flags_at;  /* and to the flags, where there are any */
 } sm90_expand_run;
 
 /* For y and, where it is to be expanded, x; returns the bytes of workspace. */

@@ -24,20 +24,19 @@
  *
  * K may be cut between the CTAs of a cluster (split_k). Each then keeps some groups of 8 columns of the tile; the
  * others send it their sums of these, by st.async in the order of the registers, and it adds them in the order of the
- * parts.
+ * parts. In helped kernels CTAs beside the clusters compute the beginning of K for them (sm90_gemm_parts.cuh).
  *
  * Tails. Rows past the end of a tensor reach only results that are not stored. Along K scales past the end are replaced
  * by zero where they are decoded, and values are finite whatever the byte. */
-#include "device/cluster.cuh"
+#include <type_traits>
+
 #include "device/decode.cuh"
 #include "device/epilogue.cuh"
-#include "device/mbarrier.cuh"
 #include "device/raw_rows.cuh"
-#include "device/tma.cuh"
 #include "device/wgmma.cuh"
-#include "sm90_configs.h"
+#include "sm90_gemm_parts.cuh"
 
-template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STAGES_> struct config {
+template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STAGES_, int HELPED_> struct config {
     static constexpr int MATH_GROUPS = MATH_GROUPS_, X_TILES = X_TILES_, TILE_Y = TILE_Y_, STAGES = STAGES_;
     static constexpr int THREADS = SM90_THREADS(MATH_GROUPS), MATH_WARPS = 4 * MATH_GROUPS;
     static constexpr int TILE_X = SM90_TILE_X(MATH_GROUPS, X_TILES), X_BLOCKS = TILE_X / SM90_ATOM_ROWS;
@@ -46,6 +45,8 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
     static constexpr int COLUMN_GROUPS = TILE_Y / 8;
     static constexpr bool Y_RAW = SM90_Y_RAW(TILE_Y);
     static constexpr int Y_WARPS = Y_RAW ? 3 : 0; /* that decode y, behind the one that loads */
+    static constexpr bool HELPED = HELPED_;
+    static constexpr int CONTRIBUTION_BYTES = SM90_CONTRIBUTION_BYTES(MATH_GROUPS, X_TILES, TILE_Y);
     /* Of a stage; y comes first. */
     static constexpr int Y_SPAN = TILE_Y * 128, X_AT = 2 * Y_SPAN, SFX_AT = X_AT + TILE_X * SM90_STAGE_K / 2;
     static constexpr int STAGE_BYTES = SM90_STAGE_BYTES(MATH_GROUPS, X_TILES, TILE_Y);
@@ -64,66 +65,7 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
     static_assert(STAGE_BYTES % 1024 == 0 && Y_SPAN % 1024 == 0, "the swizzle's pattern begins on 1024 bytes");
     static_assert(PARTS_FULL_AT + 8 <= PARTS_AT && PARTS_AT % 16 == 0, "the barriers fit");
     static_assert(PARTS_AT <= 227 * 1024, "what Hopper gives a CTA");
-};
-
-/* This CTA's share of the work. */
-template <class C> struct share {
-    uint32_t base;           /* shared address of the stages */
-    uint32_t unit;           /* rank in the cluster: the part of K */
-    uint32_t first, step;    /* of tiles */
-    int32_t k_first, k_last; /* stages along K */
-    int32_t scales;          /* along K */
-    int32_t k_tail;          /* the stage that K fills in part, if there is one */
-    uint32_t parts;          /* shared address of the partial sums */
-
-    __device__ __forceinline__ share(const gemm_problem &p, const sm90_schedule &s, uint32_t base) : base(base) {
-        unit = blockIdx.x;
-        first = blockIdx.y;
-        step = gridDim.y;
-        k_first = (int32_t)unit * s.part_stages + min((int32_t)unit, s.longer_parts);
-        k_last = k_first + s.part_stages + ((int32_t)unit < s.longer_parts);
-        scales = (int32_t)(p.k / 16);
-        k_tail = (int32_t)(p.k / SM90_STAGE_K);
-        parts = base + (s.parts_in_stages ? 0 : C::PARTS_AT);
-    }
-
-    __device__ __forceinline__ uint32_t stage(uint32_t slot) const { return base + slot * C::STAGE_BYTES; }
-    __device__ __forceinline__ uint32_t full(uint32_t slot) const { return base + C::FULL_AT + 8 * slot; }
-    __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return base + C::EMPTY_AT + 8 * slot; }
-    __device__ __forceinline__ uint32_t parts_full() const { return base + C::PARTS_FULL_AT; }
-
-    /* Of scale i of the stage k_tail: keeps its magnitude (bit 7 means nothing), or nothing past the end. */
-    __device__ __forceinline__ uint32_t tail_mask(int i) const { return k_tail * 8 + i < scales ? 0x7F7F : 0; }
-};
-
-/* Which rows of x and y a tile begins with, and its batch. */
-struct tile_place {
-    int32_t x, y, l;
-};
-
-/* The tiles of this CTA, one after the other. */
-template <class C> struct tile_walk {
-    const sm90_schedule &s;
-    uint32_t tile, step;
-    tile_place place;
-
-    __device__ __forceinline__ tile_walk(const sm90_schedule &s, const share<C> &w)
-        : s(s), tile(w.first), step(w.step) {
-        locate();
-    }
-    __device__ __forceinline__ bool more() const { return tile < (uint32_t)s.tiles; }
-    __device__ __forceinline__ void advance() {
-        tile += step;
-        if (more()) locate();
-    }
-
-  private:
-    __device__ __forceinline__ void locate() {
-        uint32_t x = tile, y = 0, l = 0; /* most have one row of tiles, and one batch */
-        if (s.tiles_y > 1) y = x % s.tiles_y, x /= s.tiles_y;
-        if (x >= (uint32_t)s.tiles_x) l = x / s.tiles_x, x %= s.tiles_x;
-        place = {(int32_t)x * C::TILE_X, (int32_t)y * C::TILE_Y, (int32_t)l};
-    }
+    static_assert(!HELPED || !Y_RAW, "the expansion of y zeroes the helpers' flags");
 };
 
 /* One thread: fills the slots. */
@@ -160,6 +102,43 @@ template <class C> struct loader {
         int32_t l = s.y.shared ? 0 : place.l;
         copy_box_3d<1>(stage, &s.y.values, k * SM90_STAGE_K, place.y, l, full, s.y.policy);
         copy_box_3d<1>(stage + C::Y_SPAN, &s.y.values, k * SM90_STAGE_K + 64, place.y, l, full, s.y.policy);
+    }
+
+    /* The stages of one piece or tile; of the first ones x may be there already. */
+    __device__ __forceinline__ void load_stages(int32_t k_first, int32_t k_last, int32_t &ahead,
+                                                ring<C::STAGES> &at) const {
+#pragma unroll 1
+        for (int32_t k = k_first; k < k_last; k++, at.advance()) {
+            if (ahead > 0) {
+                ahead--;
+            } else {
+                mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
+                load_x(k, at.slot);
+            }
+            load_y(k, at.slot);
+        }
+    }
+
+    /* Some of x at once; y has to be expanded first. Returns for how many slots. */
+    __device__ __forceinline__ int32_t load_ahead(int32_t k_first, int32_t k_last) const {
+        int32_t ahead = min(AHEAD, k_last - k_first);
+#pragma unroll 1
+        for (int32_t i = 0; i < ahead; i++) load_x(k_first + i, i);
+        wait_for_prior_grids();
+        launch_dependents();
+        return ahead;
+    }
+
+    __device__ __forceinline__ void run(piece_walk<C> walk) {
+        ring<C::STAGES> at;
+        if (!walk.next()) return;
+        begin_tile(walk.place);
+        int32_t ahead = load_ahead(walk.k_first, walk.k_last);
+        do {
+            begin_tile(walk.place);
+            load_stages(walk.k_first, walk.k_last, ahead, at);
+            if (walk.receives()) load_contributions(w, walk, at);
+        } while (walk.next());
     }
 
     __device__ __forceinline__ void run(tile_walk<C> walk) {
@@ -217,9 +196,6 @@ __device__ __forceinline__ void decode_y(const sm90_schedule &s, const share<C> 
 __device__ __forceinline__ uint32_t scale_place(int row) {
     return row / SM90_ATOM_ROWS * SM90_BLOCK_BYTES + row % 32 * 16 + row % SM90_ATOM_ROWS / 32 * 4;
 }
-
-/* What a lane holds of a tile: [tile of 64 rows][group of 8 columns * 4 + row of 2 * 2 + column of 2]. */
-template <class C> using sums = float[C::X_TILES][C::TILE_Y / 2];
 
 /* The products of one tile. A slot is released when the first group of the next stage has been issued, by every lane:
  * each has read x for itself, and a warp's barrier in the loop would end the overlap of wgmma (measured). */
@@ -306,48 +282,6 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
             pin_float(acc[i][j]);
         }
     if (w.k_first < w.k_last) mbarrier_arrive(w.empty(previous));
-}
-
-/* Groups of 8 columns of a tile that a unit keeps. */
-struct kept_columns {
-    int first, last;
-
-    __device__ __forceinline__ kept_columns(int groups, int unit, int units)
-        : first(unit * groups / units), last((unit + 1) * groups / units) {}
-    __device__ __forceinline__ bool have(int group) const { return group >= first && group < last; }
-};
-
-/* Where the sums lie that units send to this one: [sender, among the others][group of columns, among those kept][tile
- * of 64 rows][warp][lane] 16 bytes. */
-template <class C> struct parts_layout {
-    static constexpr int TILE = C::MATH_WARPS * 512, GROUP = C::X_TILES * TILE; /* bytes from one to the next */
-    int sender;
-
-    __device__ __forceinline__ parts_layout(int units) : sender(SM90_CEIL_DIV(C::COLUMN_GROUPS, units) * GROUP) {}
-    __device__ __forceinline__ int first(int from, int to) const {
-        return (from < to ? from : from - 1) * sender + threadIdx.x * 16;
-    }
-};
-
-/* This unit's sums to the units that keep them, to the next one first, so that not all send to the same. */
-template <class C> __device__ __forceinline__ void send_sums(const share<C> &w, int units, const sums<C> &acc) {
-    parts_layout<C> layout(units);
-#pragma unroll 1
-    for (int ahead = 1; ahead < units; ahead++) {
-        int to = (int)w.unit + ahead;
-        if (to >= units) to -= units;
-        kept_columns kept(C::COLUMN_GROUPS, to, units);
-        uint32_t parts = map_to_rank(w.parts, to) + layout.first(w.unit, to) - kept.first * layout.GROUP;
-        uint32_t full = map_to_rank(w.parts_full(), to);
-#pragma unroll
-        for (int group = 0; group < C::COLUMN_GROUPS; group++)
-            if (kept.have(group))
-#pragma unroll
-                for (int i = 0; i < C::X_TILES; i++) {
-                    const float *v = acc[i] + 4 * group;
-                    send_to_cluster(parts + group * layout.GROUP + i * layout.TILE, full, v[0], v[1], v[2], v[3]);
-                }
-    }
 }
 
 /* Two 16-bit numbers in a word. */
@@ -501,6 +435,36 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm90_schedul
     }
 }
 
+/* The math warpgroups of a helped kernel. */
+template <class C>
+__device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedule &s, share<C> w, piece_walk<C> walk,
+                                        uint8_t *shared) {
+    ring<C::STAGES> at;
+    while (walk.next()) {
+        sums<C> acc;
+        w.k_first = walk.k_first, w.k_last = walk.k_last;
+        multiply(w, at, acc);
+        if (walk.contributes()) {
+            wait_for_prior_grids();
+            contribute(walk, acc);
+            continue;
+        }
+        if (s.split_k > 1) {
+            cluster_wait();
+            send_sums(w, s.split_k, acc);
+        }
+        if (walk.receives()) add_contributions(w, walk, at, acc);
+        if (s.split_k > 1) mbarrier_wait_cluster(w.parts_full(), 0);
+        wait_for_prior_grids();
+        finish(p, s, w, walk.place, shared, acc);
+    }
+    if (walk.helper >= 0) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) flag_arrive(s.handed_over + walk.helper);
+        if (s.split_k > 1) cluster_wait(); /* each that arrives waits */
+    }
+}
+
 /* The math warpgroups. */
 template <class C>
 __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedule &s, const share<C> &w,
@@ -532,7 +496,8 @@ template <class C> __device__ __forceinline__ void prepare(const sm90_schedule &
         }
         mbarrier_init(w.parts_full(), 1);
         fence_mbarrier_init();
-        if (s.split_k > 1) {
+        bool helps = C::HELPED && (int32_t)blockIdx.y < s.helper_clusters; /* who is sent nothing */
+        if (s.split_k > 1 && !helps) {
             kept_columns kept(C::COLUMN_GROUPS, w.unit, s.split_k);
             mbarrier_arrive_expect(w.parts_full(),
                                    (s.split_k - 1) * (kept.last - kept.first) * C::X_TILES * C::MATH_WARPS * 512);
@@ -548,7 +513,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     share<C> w(p, s, shared_address(shared));
     if (w.base % 1024) __trap(); /* the swizzle is taken of absolute addresses */
     prepare(s, w);
-    tile_walk<C> walk(s, w);
+    std::conditional_t<C::HELPED, piece_walk<C>, tile_walk<C>> walk(s, w);
     int warp = threadIdx.x / 32;
     if (warp >= C::MATH_WARPS) {
         give_registers<C::LOAD_REGISTERS>();

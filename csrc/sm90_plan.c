@@ -16,9 +16,10 @@
 typedef struct sm90_config {
     kernel_id kernel;
     int32_t math_groups, x_tiles, tile_x, tile_y, stages;
-    int32_t parts_room;        /* for partial sums in place of the rings, which lie one behind the other */
-    int32_t warps;             /* that decode */
-    int32_t y_raw;             /* nothing is expanded before */
+    int32_t parts_room; /* for partial sums in place of the rings, which lie one behind the other */
+    int32_t warps;      /* that decode */
+    int32_t y_raw;      /* nothing is expanded before */
+    int32_t helped;
     const char *reasons[2][2]; /* by swapped, by whether K is cut */
 } sm90_config;
 
@@ -30,20 +31,23 @@ typedef struct sm90_config {
 #define TALL        ", for 256 rows of the other: it is loaded and decoded for more products"
 #define SQUARE      ", in tiles of 128 rows: more SMs have work"
 #define SPLIT       "; K is cut over a cluster so that more SMs load"
-#define REASON(registers, split, tile_x, tile_y)                                                                       \
-    (SM90_Y_RAW(tile_y) ? registers INSIDE NARROW split                                                                \
-     : (tile_y) <= 32   ? registers BEFORE NARROW split                                                                \
-     : (tile_x) > 128   ? registers BEFORE TALL split                                                                  \
-                        : registers BEFORE SQUARE split)
+#define HELP        "; CTAs without a tile compute the beginning of K for those that have one"
+#define REASON(registers, split, tile_x, tile_y, helped)                                                               \
+    ((helped)             ? registers BEFORE split HELP                                                                \
+     : SM90_Y_RAW(tile_y) ? registers INSIDE NARROW split                                                              \
+     : (tile_y) <= 32     ? registers BEFORE NARROW split                                                              \
+     : (tile_x) > 128     ? registers BEFORE TALL split                                                                \
+                          : registers BEFORE SQUARE split)
 
 enum {
     MAX_CLUSTER = 8,       /* CTAs, of a portable cluster */
+    HELPED_CLUSTER = 2,    /* larger ones leave SMs idle */
     MOST_CLUSTERS = 65535, /* of a grid along y (CUDA programming guide, compute capabilities) */
     NARROW_TILE = 32,      /* tiles no wider than this have to hold all of y */
 };
 
 static const sm90_config configs[] = {
-#define X(id, math_groups, x_tiles, tile_y, group_words, stages)                                                       \
+#define X(id, math_groups, x_tiles, tile_y, group_words, stages, helped)                                               \
     {KERNEL_##id,                                                                                                      \
      math_groups,                                                                                                      \
      x_tiles,                                                                                                          \
@@ -53,10 +57,11 @@ static const sm90_config configs[] = {
      SM90_PARTS_ROOM(math_groups, x_tiles, tile_y, stages),                                                            \
      4 * (math_groups),                                                                                                \
      SM90_Y_RAW(tile_y),                                                                                               \
-     {{REASON(A_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y),                                             \
-       REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y)},                                         \
-      {REASON(B_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y),                                             \
-       REASON(B_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y)}}},
+     helped,                                                                                                           \
+     {{REASON(A_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y, helped),                                     \
+       REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y, helped)},                                 \
+      {REASON(B_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y, helped),                                     \
+       REASON(B_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y, helped)}}},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -79,6 +84,7 @@ typedef struct candidate {
     const sm90_config *config;
     int32_t swapped, split_k;
     int32_t parts_in_stages;
+    sm90_help help; /* of a helped kernel */
     int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
     sm90_side x, y;
 } candidate;
@@ -98,12 +104,47 @@ static int32_t parts_bytes(const sm90_config *config, int32_t split_k) {
     return SM90_PARTS_BYTES(config->math_groups, config->x_tiles, config->tile_y, split_k);
 }
 
+static int32_t contribution_bytes(const sm90_config *config) {
+    return SM90_CONTRIBUTION_BYTES(config->math_groups, config->x_tiles, config->tile_y);
+}
+
 /* Whether what the other units send has room behind what the kernel always has, or else in place of its stages. */
 static int place_parts(const device_facts *facts, candidate *c) {
     const sm90_config *config = c->config;
     int32_t bytes = parts_bytes(config, c->split_k);
     c->parts_in_stages = kernels[config->kernel].shared_bytes + bytes > facts->shared_per_block;
     return !c->parts_in_stages || bytes <= config->parts_room;
+}
+
+static sm90_model_input model_input(const device_facts *facts, const gemm_problem *p, const candidate *c) {
+    const sm90_config *config = c->config;
+    return (sm90_model_input){
+        .x_rows = c->swapped ? p->n : p->m,
+        .y_rows = c->swapped ? p->m : p->n,
+        .k = p->k > 0 ? p->k : 1, /* without products there still are tiles to write */
+        .l = p->l,
+        .sm_count = facts->sm_count,
+        .tile_x = config->tile_x,
+        .tile_y = config->tile_y,
+        .stage_k = SM90_STAGE_K,
+        .warps = config->warps,
+        .split_k = c->split_k,
+        .parts_bytes = parts_bytes(config, c->split_k),
+        .y_raw = config->y_raw,
+        .expanded_batches = config->y_raw ? 0 : c->y.batches,
+        .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
+        .contribution_bytes = contribution_bytes(config),
+        .help = c->help,
+    };
+}
+
+/* Whether there are CTAs without a tile, and stages for them; and how these are shared out. */
+static int find_help(const device_facts *facts, const gemm_problem *p, candidate *c) {
+    sm90_model_input input = model_input(facts, p, c);
+    if (p->k == 0 || c->split_k > HELPED_CLUSTER || c->parts_in_stages || !sm90_share_out(&input)) return 0;
+    c->help = input.help;
+    c->clusters = c->tiles - c->help.whole + c->help.helper_clusters;
+    return 1;
 }
 
 /* Cuts the product up; 0: the kernel cannot do it, or its tiles cannot be counted. */
@@ -126,32 +167,18 @@ static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     int64_t most = INT32_MAX - facts->sm_count; /* the kernel counts on from a tile by the number of clusters */
     if (c->tiles_x * c->tiles_y > most || c->tiles_x * c->tiles_y * p->l > most) return 0;
     c->tiles = c->tiles_x * c->tiles_y * p->l;
+    c->parts_in_stages = 0;
     if (c->split_k > 1) {
         c->clusters = c->tiles;
-        return c->split_k <= c->k_stages && c->clusters <= MOST_CLUSTERS && place_parts(facts, c);
+        if (c->split_k > c->k_stages || c->clusters > MOST_CLUSTERS || !place_parts(facts, c)) return 0;
+    } else {
+        c->clusters = ceil_div(c->tiles, ceil_div(c->tiles, facts->sm_count)); /* about as many tiles as the others */
     }
-    c->parts_in_stages = 0;
-    c->clusters = ceil_div(c->tiles, ceil_div(c->tiles, facts->sm_count)); /* each about as many tiles as the others */
-    return 1;
+    return !config->helped || find_help(facts, p, c);
 }
 
 static double estimate(const device_facts *facts, const gemm_problem *p, const candidate *c) {
-    const sm90_model_input input = {
-        .x_rows = c->swapped ? p->n : p->m,
-        .y_rows = c->swapped ? p->m : p->n,
-        .k = p->k > 0 ? p->k : 1, /* without products there still are tiles to write */
-        .l = p->l,
-        .sm_count = facts->sm_count,
-        .tile_x = c->config->tile_x,
-        .tile_y = c->config->tile_y,
-        .stage_k = SM90_STAGE_K,
-        .warps = c->config->warps,
-        .split_k = c->split_k,
-        .parts_bytes = parts_bytes(c->config, c->split_k),
-        .y_raw = c->config->y_raw,
-        .expanded_batches = c->config->y_raw ? 0 : c->y.batches,
-        .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
-    };
+    const sm90_model_input input = model_input(facts, p, c);
     return sm90_estimate_us(&input);
 }
 
@@ -170,6 +197,27 @@ static int32_t list(const device_facts *facts, const gemm_problem *p, plan_candi
 }
 
 /* ---- the plan ---- */
+
+/* The smallest factor f so that x * f >> 31 is x / d where x * d is below 2^31. */
+static uint32_t reciprocal(int32_t d) {
+    return (uint32_t)ceil_div((int64_t)1 << 31, d);
+}
+
+/* What helpers need: their share, and room in the workspace behind y for their sums and then their flags. */
+static void plan_help(const candidate *c, nvfp4_plan *plan, sm90_expand_run *expand, sm90_schedule *s) {
+    const sm90_help *help = &c->help;
+    const int64_t helpers = (int64_t)help->helper_clusters * c->split_k, divided = c->tiles - help->whole;
+    s->whole = help->whole;
+    s->k_stages = (int32_t)c->k_stages;
+    s->helper_clusters = help->helper_clusters;
+    s->helped_stages = help->helped_stages;
+    s->helper_stages = help->helper_stages;
+    s->by_helped = reciprocal(help->helped_stages);
+    s->by_helper = reciprocal(help->helper_stages);
+    expand->schedule.flags = (int32_t)helpers;
+    expand->flags_at = expand->second_at + (helpers + divided) * contribution_bytes(c->config);
+    plan->workspace += (size_t)(expand->flags_at - expand->second_at + helpers * (int64_t)sizeof(uint32_t));
+}
 
 static void fill(const device_facts *facts, const gemm_problem *p, const candidate *c, nvfp4_plan *plan,
                  sm90_expand_run *expand, sm90_schedule *s) {
@@ -203,11 +251,12 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .tiles_x = (int32_t)c->tiles_x,
         .tiles_y = (int32_t)c->tiles_y,
         .split_k = c->split_k,
-        .part_stages = (int32_t)(c->k_stages / c->split_k),
-        .longer_parts = (int32_t)(c->k_stages % c->split_k),
+        .part_stages = (int32_t)((c->k_stages - c->help.helped_stages) / c->split_k),
+        .longer_parts = (int32_t)((c->k_stages - c->help.helped_stages) % c->split_k),
         .swapped = c->swapped,
         .parts_in_stages = c->parts_in_stages,
     };
+    if (config->helped) plan_help(c, plan, expand, s);
 }
 
 /* Why there is nothing to choose. */
@@ -274,6 +323,14 @@ int sm90_yields_to_sm80(const device_facts *facts, const gemm_problem *p, const 
 }
 
 /* ---- what the launch needs ---- */
+
+void sm90_place_workspace(sm90_run *run, void *workspace) {
+    sm90_expand_schedule *e = &run->expand.schedule;
+    sm90_place_expansion(&run->expand, workspace);
+    if (run->form != SM90_GEMM || e->flags == 0) return;
+    run->gemm.contributions = (uint8_t *)e->first.to + run->expand.second_at;
+    e->zeroed = run->gemm.handed_over = (uint32_t *)((uint8_t *)e->first.to + run->expand.flags_at);
+}
 
 int32_t sm90_cluster(const nvfp4_plan *plan, const sm90_run *run) {
     return run->form == SM90_GEMV ? 0 : run->form == SM90_DENSE ? 2 : plan->split_k;

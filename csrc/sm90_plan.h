@@ -37,8 +37,11 @@ nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *problem, c
 int sm90_yields_to_sm80(const device_facts *facts, const gemm_problem *problem, const plan_wish *wish,
                         const nvfp4_plan *plan);
 
+/* Says where the workspace is, aligned to 16. */
+void sm90_place_workspace(sm90_run *run, void *workspace);
+
 /* The tensor maps of a planned product, 0 to PLAN_MOST_TENSORS of them; returns how many. Of what is expanded they
- * describe the workspace, after sm90_place_expansion. */
+ * describe the workspace, after sm90_place_workspace. */
 int sm90_tensors(const gemm_problem *problem, const nvfp4_plan *plan, sm90_run *run,
                  plan_tensor tensors[PLAN_MOST_TENSORS]);
 

@@ -90,6 +90,17 @@ def test_expanded_scales(random: numpy.random.Generator) -> None:
     assert numpy.isnan(place.numpy()[0, 127]).sum() == 16
 
 
+def test_flags_are_zeroed(random: numpy.random.Generator) -> None:
+    """As many as are asked for, and nothing behind them."""
+    emulator = Emulator("sm_90")
+    module = emulator.load(expand_ptx())
+    for flags in (1, int(random.integers(2, 512)), 512):
+        product = DenseProduct(emulator, random, 200, 1, 528)
+        words = emulator.array(numpy.full(520, 7, "u4"))
+        product.expand(module, [(0, product.expanded(0))], True, flags, words)
+        assert (words.numpy() == [0] * flags + [7] * (520 - flags)).all()
+
+
 @pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_products(name: str, swapped: bool, random: numpy.random.Generator) -> None:

@@ -27,10 +27,11 @@ static const int64_t batches[] = {1, 3, 1000};
 typedef enum variant { PLAIN, LINEAR, UNALIGNED, FP32, FAR_ROWS, FAR_BATCHES, ONE_FOR_ALL, VARIANTS } variant;
 
 typedef struct config {
-    int kernel, math_groups, x_tiles, tile_y, stages;
+    int kernel, math_groups, x_tiles, tile_y, stages, helped;
 } config;
 static const config configs[] = {
-#define X(id, math_groups, x_tiles, tile_y, group_words, stages) {KERNEL_##id, math_groups, x_tiles, tile_y, stages},
+#define X(id, math_groups, x_tiles, tile_y, group_words, stages, helped)                                               \
+    {KERNEL_##id, math_groups, x_tiles, tile_y, stages, helped},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -154,6 +155,65 @@ static uintptr_t check_expanded(const gemm_problem *p, int is_b, const sm90_expa
 
 static uint8_t workspace[16] __attribute__((aligned(16))); /* whose address stands for one */
 
+/* As the kernel divides. */
+static int64_t divide(int64_t x, uint32_t by) {
+    return (int64_t)((uint64_t)x * by >> 31);
+}
+
+/* Helped: every stage of a divided tile that is not the cluster's own is one helper's, and who adds knows whose. */
+static void check_help(const device_facts *facts, const nvfp4_plan *plan, const sm90_schedule *s) {
+    static int64_t done[SM90_MOST_HELPERS], from[SM90_MOST_HELPERS], to[SM90_MOST_HELPERS];
+    static char taken[2 * SM90_MOST_HELPERS];
+    const int64_t clusters = plan->grid / s->split_k, divided = s->tiles - s->whole;
+    const int64_t helpers = (int64_t)s->helper_clusters * s->split_k, all = divided * s->helped_stages;
+    expect(s->split_k <= 2 && !s->parts_in_stages, "clusters that fit everywhere, slots for what helpers send");
+    expect(clusters == divided + s->helper_clusters && clusters <= facts->sm_count / s->split_k, "all run at once");
+    expect(divided > 0 && s->whole % clusters == 0 && (s->whole == 0 || s->split_k == 1), "rounds of whole tiles");
+    expect(helpers > 0 && helpers <= SM90_MOST_HELPERS && divided <= SM90_MOST_HELPERS, "a flag for each helper");
+    expect(s->helped_stages > 0 && s->helper_stages > 0 && s->part_stages > 0, "all have stages");
+    expect(s->by_helped == ceil_div((int64_t)1 << 31, s->helped_stages) &&
+               s->by_helper == ceil_div((int64_t)1 << 31, s->helper_stages),
+           "reciprocals");
+    memset(done, 0, sizeof done);
+    memset(taken, 0, sizeof taken);
+    for (int64_t helper = 0; helper < helpers; helper++) {
+        int64_t at = helper * s->helper_stages, end = least(at + s->helper_stages, all);
+        expect(at < INT32_MAX - s->helper_stages, "a helper's stages can be counted");
+        expect(at >= all || divide(at, s->by_helped) == at / s->helped_stages, "the first tile of a helper");
+        for (int64_t next; at < end; at = next) {
+            int64_t tile = at / s->helped_stages;
+            next = least(end, (tile + 1) * s->helped_stages);
+            expect(done[tile] == at - tile * s->helped_stages, "a tile's pieces follow each other");
+            expect(!taken[helper + tile], "sums of their own");
+            taken[helper + tile] = 1;
+            if (done[tile] == 0) from[tile] = helper;
+            to[tile] = helper;
+            done[tile] += next - at;
+        }
+    }
+    for (int64_t tile = 0; tile < divided; tile++) {
+        expect(done[tile] == s->helped_stages, "all is done");
+        expect(divide(tile * s->helped_stages, s->by_helper) == from[tile] &&
+                   divide((tile + 1) * s->helped_stages - 1, s->by_helper) == to[tile],
+               "all is added");
+    }
+}
+
+/* Helpers' sums and flags behind expanded y, which ends at `used`; returns where they end. */
+static uintptr_t check_flags(const config *c, const sm90_schedule *s, const sm90_expand_schedule *e, uintptr_t used,
+                             uintptr_t end) {
+    const int64_t helpers = (int64_t)s->helper_clusters * s->split_k;
+    expect(e->flags == helpers && s->handed_over == e->zeroed, "all flags are zeroed");
+    expect((helpers > 0) == c->helped, "where there are any");
+    if (helpers == 0) return used;
+    expect((uintptr_t)s->contributions == used, "helpers' sums lie behind y");
+    used += (uintptr_t)(helpers + s->tiles - s->whole) * SM90_CONTRIBUTION_BYTES(c->math_groups, c->x_tiles, c->tile_y);
+    expect((uintptr_t)s->handed_over == used && used % 4 == 0, "their flags behind these");
+    used += (uintptr_t)helpers * 4;
+    expect(used <= end, "the workspace has room for them");
+    return used;
+}
+
 static void check_gemm(const device_facts *facts, const gemm_problem *p, const nvfp4_plan *plan, sm90_run *run,
                        variant v) {
     sm90_schedule *s = &run->gemm;
@@ -170,7 +230,8 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     expect(s->x.rows == rows[0] && s->y.rows == rows[1], "rows of both sides");
     expect(s->tiles_x == ceil_div(rows[0], tile_x) && s->tiles_y == ceil_div(rows[1], c->tile_y), "tiles cover");
     expect(s->tiles == s->tiles_x * s->tiles_y * p->l && s->tiles <= INT32_MAX - facts->sm_count, "tiles count");
-    expect((int64_t)s->part_stages * s->split_k + s->longer_parts == ceil_div(p->k, SM90_STAGE_K), "stages cover K");
+    expect((int64_t)s->part_stages * s->split_k + s->longer_parts + s->helped_stages == ceil_div(p->k, SM90_STAGE_K),
+           "stages cover K");
     expect(s->longer_parts >= 0 && s->longer_parts < s->split_k, "evenly");
     expect(plan->split_k == s->split_k && s->split_k >= 1 && s->split_k <= 8, "a cut of K");
     expect(s->split_k == 1 || s->part_stages > 0, "no part of K is empty");
@@ -178,7 +239,9 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     expect(sm90_cluster(plan, run) == s->split_k && sm90_grid_x(plan, run) == s->split_k &&
                plan->grid % s->split_k == 0 && clusters > 0 && clusters <= 65535,
            "a grid that can be launched, a CTA for each part");
-    if (s->split_k > 1)
+    if (c->helped)
+        check_help(facts, plan, s);
+    else if (s->split_k > 1)
         expect(clusters == s->tiles, "one tile a cluster where K is cut");
     else
         expect(clusters <= s->tiles && clusters <= room &&
@@ -204,7 +267,7 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     expect(s->x.scale == (y_is_b ? p->sfa : p->sfb) && s->x.scale_batch == (y_is_b ? p->sfa_batch : p->sfb_batch) &&
                s->x.scale_pitch == (y_is_b ? p->sfa_pitch : p->sfb_pitch),
            "scales of x");
-    sm90_place_expansion(&run->expand, workspace);
+    sm90_place_workspace(run, workspace);
     const sm90_expand_schedule *e = &run->expand.schedule;
     uintptr_t end = (uintptr_t)workspace + plan->workspace;
     const int y_raw = SM90_Y_RAW(c->tile_y);
@@ -214,6 +277,7 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     } else {
         uintptr_t used = check_expanded(p, y_is_b, &e->first, e->first_ctas, batches, (uintptr_t)workspace, end);
         expect(e->second_ctas == 0 && run->expand.grid == e->first_ctas, "y alone is expanded");
+        used = check_flags(c, s, e, used, end);
         expect(plan->workspace == 0 || end - used < 256, "and no more workspace than that");
     }
 
@@ -440,7 +504,7 @@ static void check_choices(void) {
         {16, 4096, 7168, PLAIN, SM90_GEMM, 1, 0},      {16, 7168, 2048, PLAIN, SM90_GEMM, 1, 0},
         {64, 7168, 16384, PLAIN, SM90_GEMM, 1, 0},     {128, 7168, 16384, PLAIN, SM90_GEMM, 1, 0},
         {128, 4096, 7168, PLAIN, SM90_GEMM, 1, 0},     {128, 7168, 2048, PLAIN, SM90_GEMM, 1, 0},
-        {16384, 16, 7168, PLAIN, SM90_GEMM, 0, 0},     {256, 7168, 16384, PLAIN, SM90_DENSE, 1, 0},
+        {16384, 16, 7168, PLAIN, SM90_GEMM, 0, 0},     {256, 7168, 16384, PLAIN, SM90_GEMM, 1, 0},
         {512, 7168, 16384, PLAIN, SM90_DENSE, 1, 0},   {2304, 4608, 7168, PLAIN, SM90_DENSE, 1, 0},
         {1, 7168, 16384, LINEAR, SM90_GEMV, 0, 0},     {16, 7168, 16384, LINEAR, SM90_DENSE, 0, 1},
         {16, 7168, 2048, UNALIGNED, SM90_DENSE, 0, 1}, {128, 4096, 7168, LINEAR, SM90_DENSE, 0, 1},

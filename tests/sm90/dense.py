@@ -87,7 +87,8 @@ class ExpandSchedule(ctypes.Structure):
 
     _fields_ = (
         [("first", ExpandOperand), ("second", ExpandOperand), ("k", ctypes.c_int64)]
-        + [(name, ctypes.c_int32) for name in ("scale_layout", "first_ctas", "second_ctas", "padding")]
+        + [(name, ctypes.c_int32) for name in ("scale_layout", "first_ctas", "second_ctas", "flags")]
+        + [("zeroed", ctypes.c_uint64)]
     )  # fmt: skip
 
 
@@ -163,13 +164,23 @@ class DenseProduct(sm100.launch.Product):
         """Poisoned memory for an operand."""
         return self.emulator.empty((self.batches(which), (self.m, self.n)[which], self.k_stages * 64), numpy.float16)
 
-    def expand(self, module: Module, operands: list[tuple[int, Array]], wait: bool = False) -> None:
+    def expand(
+        self,
+        module: Module,
+        operands: list[tuple[int, Array]],
+        wait: bool = False,
+        flags: int = 0,
+        zeroed: Array | None = None,
+    ) -> None:
+        """flags: so many words of `zeroed`, for helped kernels."""
         ctas = [
             ceil_div((self.m, self.n)[which], EXPAND_ROWS) * ceil_div(self.k, EXPAND_K) * self.batches(which)
             for which, _ in operands
         ]
         filled = [self.expand_operand(which, to) for which, to in operands]
         schedule = ExpandSchedule(first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0])
+        if zeroed:
+            schedule.flags, schedule.zeroed = flags, zeroed.address
         if len(filled) == 2:
             schedule.second, schedule.second_ctas = filled[1], ctas[1]
         self.emulator.launch(

@@ -55,13 +55,13 @@ ASK_THE_HEADER = r"""
     printf("\"y_raw\": %%s, ", SM90_Y_RAW(tile_y) ? "true" : "false");                                                 \
     printf("\"parts_bytes\": [0");                                                                                    \
     for (int split = 1; split <= 8; split++) printf(", %%d", SM90_PARTS_BYTES(math_groups, x_tiles, tile_y, split));  \
-    printf("]}, ");
+    printf("], \"contribution_bytes\": %%d}, ", SM90_CONTRIBUTION_BYTES(math_groups, x_tiles, tile_y));
 int main(void) {
     printf("{");
     SM90_GEMM_CONFIGS(ROW)
-    printf("\"layout\": [%%zu, %%zu, %%zu, %%zu, %%zu, %%zu]}\n", sizeof(gemm_problem), offsetof(sm90_operand, rows),
-           offsetof(sm90_schedule, y), sizeof(sm90_expand_operand), sizeof(sm90_schedule),
-           offsetof(sm90_schedule, parts_in_stages));
+    printf("\"layout\": [%%zu, %%zu, %%zu, %%zu, %%zu, %%zu, %%zu]}\n", sizeof(gemm_problem),
+           offsetof(sm90_operand, rows), offsetof(sm90_schedule, y), sizeof(sm90_expand_operand), sizeof(sm90_schedule),
+           offsetof(sm90_schedule, parts_in_stages), offsetof(sm90_schedule, handed_over));
 }
 """
 
@@ -78,6 +78,7 @@ class Config:
     shared_bytes: int
     y_raw: bool  # y is decoded by the kernel itself
     parts_bytes: list[int]  # by split_k; behind the barriers it is more shared memory that a launch asks for
+    contribution_bytes: int  # of a helper, for a tile
 
     @property
     def kernel(self) -> str:
@@ -99,7 +100,7 @@ def configs() -> dict[str, Config]:
         subprocess.run(["cc", f"-I{CSRC}", "-o", str(program), str(source)], check=True)
         said = json.loads(subprocess.run([program], check=True, capture_output=True, text=True).stdout)
     layout = [ctypes.sizeof(Problem), Operand.rows.offset, Schedule.y.offset, ctypes.sizeof(RawRows)]
-    layout += [ctypes.sizeof(Schedule), Schedule.parts_in_stages.offset]
+    layout += [ctypes.sizeof(Schedule), Schedule.parts_in_stages.offset, Schedule.handed_over.offset]
     assert said.pop("layout") == layout, "the structs of this file are not those of csrc"
     rows = {name: map(int, row.split(",")) for name, row in re.findall(r"X\((sm90_gemm_\w+), ([\d, ]+)\)", header)}
     return {name: Config(name, dict(zip(names.split(", "), rows[name])), **more) for name, more in said.items()}
@@ -145,9 +146,22 @@ class Schedule(ctypes.Structure):
     _fields_ = (
         [("x", Operand), ("y", Expanded), ("raw_y", RawRows)]
         + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "part_stages")]
-        + [(name, ctypes.c_int32) for name in ("longer_parts", "swapped", "parts_in_stages")]
-        + [("alignment", ctypes.c_uint8 * 32)]
+        + [(name, ctypes.c_int32) for name in ("longer_parts", "swapped", "parts_in_stages", "whole", "k_stages")]
+        + [(name, ctypes.c_int32) for name in ("helper_clusters", "helped_stages", "helper_stages")]
+        + [(name, ctypes.c_uint32) for name in ("by_helped", "by_helper", "padding")]
+        + [(name, ctypes.c_uint64) for name in ("contributions", "handed_over")]
+        + [("alignment", ctypes.c_uint8 * 48)]
     )
+
+
+@dataclass(frozen=True)
+class Help:
+    """How a helped kernel shares out its work: the numbers of sm90_schedule."""
+
+    helper_clusters: int
+    helped_stages: int
+    helper_stages: int
+    whole: int = 0
 
 
 def expanded(data: numpy.ndarray, scales: numpy.ndarray) -> numpy.ndarray:
@@ -174,6 +188,8 @@ class Product(sm100.launch.Product):
     """One product on the emulated H200."""
 
     workspace: Array  # what y is expanded into
+    contributions: Array  # and helpers' sums and flags
+    handed_over: Array
     extras: dict[str, float] | None = None  # fields of the problem, where finish() was called
     kept: list[Array]
     scale: numpy.ndarray
@@ -266,17 +282,34 @@ class Product(sm100.launch.Product):
             scale_pitch=p.sfa_pitch, scale_batch=(p.sfa_batch, p.sfb_batch)[which], rows=rows,
         )  # fmt: skip
 
-    def schedule(self, config: Config, swapped: bool, split_k: int, in_stages: bool = False) -> Schedule:
+    def schedule(
+        self, config: Config, swapped: bool, split_k: int, in_stages: bool = False, help: Help | None = None
+    ) -> Schedule:
         x, y = (1, 0) if swapped else (0, 1)
         rows = (self.m, self.n)
         tiles_x, tiles_y = -(-rows[x] // config.tile_x), -(-rows[y] // config.tile_y)
-        stages = -(-self.k // STAGE_K)
-        return Schedule(
+        stages = -(-self.k // STAGE_K) - (help.helped_stages if help else 0)
+        made = Schedule(
             x=self.raw(x, config.tile_x), y=Expanded(rows=rows[y]) if config.y_raw else self.expand(y, config.tile_y),
             raw_y=self.raw_rows(y) if config.y_raw else RawRows(), tiles=tiles_x * tiles_y * self.l,
             tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k, part_stages=stages // split_k,
             longer_parts=stages % split_k, swapped=int(swapped), parts_in_stages=int(in_stages),
         )  # fmt: skip
+        if help:
+            self.help(made, config, help)
+        return made
+
+    def help(self, made: Schedule, config: Config, help: Help) -> None:
+        """With a workspace of its own, whose flags are 0 as the expansion leaves them."""
+        helpers = help.helper_clusters * made.split_k
+        room = (helpers + made.tiles - help.whole) * config.contribution_bytes
+        self.contributions = self.emulator.array(numpy.full(room, 0xFF, "u1"))
+        self.handed_over = self.emulator.array(numpy.zeros(helpers, "u4"))
+        made.whole, made.k_stages = help.whole, -(-self.k // STAGE_K)
+        made.helper_clusters, made.helped_stages = help.helper_clusters, help.helped_stages
+        made.helper_stages = help.helper_stages
+        made.by_helped, made.by_helper = -(-(2**31) // help.helped_stages), -(-(2**31) // help.helper_stages)
+        made.contributions, made.handed_over = self.contributions.address, self.handed_over.address
 
     def launch(
         self,
@@ -287,13 +320,16 @@ class Product(sm100.launch.Product):
         clusters: int = 0,
         wait: bool = True,
         in_stages: bool | None = None,
+        help: Help | None = None,
     ) -> None:
         """clusters: of the grid, one a tile unless given. in_stages: where partial sums go; unless given, into the
         stages if there is no other room."""
         more = config.parts_bytes[split_k]
         if in_stages is None:
             in_stages = split_k > 1 and config.shared_bytes + more > SHARED_LIMIT
-        schedule = self.schedule(config, swapped, split_k, in_stages)
+        schedule = self.schedule(config, swapped, split_k, in_stages, help)
+        if help:
+            clusters = help.helper_clusters + schedule.tiles - help.whole
         self.emulator.launch(
             module[config.kernel],
             grid=(split_k, clusters or schedule.tiles),

@@ -1,4 +1,4 @@
-"""Bugs planted in csrc/sm90_gemm.cu, and whether the emulator finds them in at most 20 timings.
+"""Bugs planted in csrc/sm90_gemm.cu and sm90_gemm_parts.cuh, and whether the emulator finds them in at most 20 timings.
 
 python tests/sm90/planted.py               every bug, as a table (minutes)
 python tests/sm90/planted.py ring parity   those whose name contains one of the words
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sm90.launch import CSRC, configs
+from sm90.launch import CSRC, Help, configs
 from sm90.verify import Launch, prove
 from sm100.launch import Emulator, compile_ptx
 from sm100.verify import Verdict
@@ -35,8 +35,12 @@ class Bug:
     found_by: str  # both, emulator, verifier; machine code: tests/test_sm90_sass.py; nobody
 
     def source(self) -> str:
-        """The kernel's file with the bug, and the launched instantiation alone."""
+        """The kernel's files in one with the bug, and the launched instantiation alone."""
         text = (CSRC / "sm90_gemm.cu").read_text()
+        for name in ("sm90_gemm_parts.cuh", "device/flags.cuh"):
+            include = f'#include "{name}"\n'
+            assert text.count(include) == 1
+            text = text.replace(include, (CSRC / name).read_text())
         alone = f"KERNEL({configs()[self.launch.config].row})"
         for old, new in (*self.edits, ("SM90_GEMM_CONFIGS(KERNEL)", alone)):
             count = text.count(old)
@@ -63,15 +67,19 @@ TILES = Launch("sm90_gemm_128x16", "tiles", 2, tiles=12, clusters=1)
 SPLIT = Launch("sm90_gemm_128x16", "split", 5, split_k=2)
 LATE = Launch("sm90_gemm_128x64", "one stage, split", 1, split_k=2)  # a unit has sent before the other has begun
 IN_STAGES = Launch("sm90_gemm_128x16", "split in stages", 20, split_k=2, in_stages=True)
+HELPED = Launch("sm90_gemm_128x32_helped", "helped", 7, tiles=2, split_k=2, help=Help(2, 4, 2))
+FALL = Launch("sm90_gemm_128x32_helped", "helped as it falls", 5, tiles=3, help=Help(2, 2, 3))
+ROUND = Launch("sm90_gemm_128x32_helped", "helped, ring", 7, help=Help(6, 6, 1))  # more sums than slots
 ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K the loads wait for all
 
 WAIT_FOR_SLOT = "                    mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
-WAIT_FOR_DATA = "        mbarrier_wait(w.full(at.slot), at.parity);\n"
+WAIT_FOR_DATA = "\n        mbarrier_wait(w.full(at.slot), at.parity);\n"
 STORE_Y = "            rows.store("
 WAIT_FOR_Y = "            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n" + STORE_Y
 TELL_OF_Y = "            mbarrier_arrive(w.full(at.slot));\n"
 RELEASE = "            if (group == 0 && k > w.k_first) mbarrier_arrive(before);\n"
 RELEASE_LAST = "    if (w.k_first < w.k_last) mbarrier_arrive(w.empty(previous));\n"
+RELEASE_SUMS = "\n            mbarrier_arrive(w.empty(at.slot));\n        }\n}\n\n#endif"
 MEET = "            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /*"
 MEET_SUPPORT = "        if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait();\n"
 BUGS = [
@@ -104,7 +112,7 @@ BUGS = [
         "            turn = C::Y_WARPS - 1;\n",
         "            turn = C::Y_WARPS;\n",
     ),
-    bug("math: no wait on full", RING, WAIT_FOR_DATA, ""),
+    bug("math: no wait on full", RING, WAIT_FOR_DATA, "\n"),
     bug("math: parity of full flipped", RING, WAIT_FOR_DATA, WAIT_FOR_DATA.replace("parity", "parity ^ 1")),
     bug(
         "math: a warp too few releases a slot",
@@ -173,11 +181,104 @@ BUGS = [
         "",
         found_by="verifier",
     ),
+    bug("helped: nothing handed over", HELPED, "flag_arrive(s.handed_over + walk.helper);", "{}", found_by="emulator"),
+    bug(
+        "helped: handed over before the sums are stored",
+        HELPED,
+        "        if (walk.contributes()) {\n",
+        "        if (walk.contributes()) {\n"
+        "            if (threadIdx.x % 32 == 0) flag_arrive(s.handed_over + walk.helper);\n",
+        "        if (threadIdx.x % 32 == 0) flag_arrive(s.handed_over + walk.helper);\n        if (s.split_k",
+        "        if (s.split_k",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: sums read before they are handed over",
+        HELPED,
+        "        flag_wait(walk.s.handed_over + helper, C::MATH_WARPS);\n",
+        "",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: sums read when one warp has handed over",
+        HELPED,
+        "flag_wait(walk.s.handed_over + helper, C::MATH_WARPS);",
+        "flag_wait(walk.s.handed_over + helper, 1);",
+        found_by="emulator",
+    ),
+    bug("helped: no acquire", HELPED, "ld.acquire.gpu.global", "ld.relaxed.gpu.global", found_by="emulator"),
+    bug("helped: no release", HELPED, "red.release.gpu.global", "red.relaxed.gpu.global", found_by="nobody"),
+    bug(
+        "helped: no fence before sums are copied",
+        HELPED,
+        '    asm volatile("fence.proxy.async.global;" ::: "memory");\n',
+        "",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: another helper's flag waited for",
+        HELPED,
+        "flag_wait(walk.s.handed_over + helper, C::MATH_WARPS);",
+        "flag_wait(walk.s.handed_over, C::MATH_WARPS);",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: sums on top of each other",
+        FALL,
+        "(int64_t)(helper + divided - 1) * C::CONTRIBUTION_BYTES",
+        "(int64_t)helper * C::CONTRIBUTION_BYTES",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: the last helper of a tile left out",
+        FALL,
+        "return divide(divided * s.helped_stages - 1, s.by_helper) - first_helper() + 1;",
+        "return divide(divided * s.helped_stages - 1, s.by_helper) - first_helper();",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: a piece goes on behind the end of a tile's helped stages",
+        FALL,
+        "last = helps ? s.helped_stages : w.k_last;",
+        "last = helps ? s.k_stages : w.k_last;",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: the next tile's piece begins where the one before began",
+        FALL,
+        "        first = whole ? first : 0;\n",
+        "",
+        found_by="emulator",
+    ),
+    bug("helped: slots of sums not released", ROUND, RELEASE_SUMS, "\n        }\n}\n\n#endif", found_by="emulator"),
+    bug(
+        "helped: no wait on empty before sums",
+        ROUND,
+        "            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
+        "            mbarrier_arrive_expect(w.full(at.slot), bytes);",
+        "            mbarrier_arrive_expect(w.full(at.slot), bytes);",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: sums added before they have arrived",
+        HELPED,
+        "            int last = min(first + layout::CHUNK, kept.last);\n"
+        "            mbarrier_wait(w.full(at.slot), at.parity);\n",
+        "            int last = min(first + layout::CHUNK, kept.last);\n",
+        found_by="emulator",
+    ),
+    bug(
+        "helped: workspace written before the grid before has ended",
+        HELPED,
+        "            wait_for_prior_grids();\n            contribute(walk, acc);",
+        "            contribute(walk, acc);",
+        found_by="nobody",  # the loads of y, whose end the products wait for, are behind that wait
+    ),
     bug(
         "calls: no wait for the grid before",
         ROW,
-        "        wait_for_prior_grids();\n        finish(",
-        "        finish(",
+        "        }\n        wait_for_prior_grids();\n        finish(",
+        "        }\n        finish(",
         found_by="emulator",
     ),
     bug(
@@ -190,8 +291,8 @@ BUGS = [
     bug(
         "split: parts waited for in the scope of a CTA",
         SPLIT,
-        "mbarrier_wait_cluster(w.parts_full(), 0);",
-        "mbarrier_wait(w.parts_full(), 0);",
+        "            mbarrier_wait_cluster(w.parts_full(), 0);",
+        "            mbarrier_wait(w.parts_full(), 0);",
         found_by="nobody",
     ),
     bug(
@@ -235,7 +336,7 @@ def main(words: Sequence[str]) -> int:
         if words and not any(word in planted.name for word in words):
             continue
         ptx = planted.ptx()
-        one = planted.launch.calls == 1
+        one = planted.launch.calls == 1 and not planted.launch.help
         verdict = prove(planted.launch, ptx, 100) if one else Verdict("-", 0.0, 0.0)
         said = emulate(planted, ptx)
         found = {(False, False): "nobody", (True, False): "verifier", (False, True): "emulator", (True, True): "both"}

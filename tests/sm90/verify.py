@@ -21,7 +21,7 @@ from typing import Any
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sm90.launch import STAGE_K, Product, Schedule, configs, gemm_ptx
+from sm90.launch import STAGE_K, Help, Product, Schedule, configs, gemm_ptx
 from sm100.launch import Problem, only_entry
 from sm100.verify import SECONDS, Recorder, Verdict, judge, recorded_input
 
@@ -39,6 +39,7 @@ class Launch:
     split_k: int = 1
     in_stages: bool = False
     calls: int = 1  # under dependent launch, each adds the one before; the verifier takes one
+    help: Help | None = None  # of helped kernels, whose launches are several clusters: not for the verifier
 
     @property
     def name(self) -> str:
@@ -55,15 +56,17 @@ class Launch:
         calls = [Product(emulator, generator, m, n, k, pitch=(k // 2 + 15) // 16 * 16) for _ in range(self.calls)]
         for before, call in zip([None, *calls], calls):
             call.add = before
-            how = {"clusters": self.clusters, "in_stages": self.in_stages, "wait": False}
+            how = {"clusters": self.clusters, "in_stages": self.in_stages, "wait": False, "help": self.help}
             call.launch(module, configs()[self.config], False, self.split_k, **how)
         return calls
 
 
 def launches() -> Iterator[Launch]:
-    """Of every instantiation: rings that go round and two slots more, several tiles for one CTA, K cut in every way,
-    a last stage that is not whole."""
+    """Of every instantiation but helped ones: rings that go round and two slots more, several tiles for one CTA, K cut
+    in every way, a last stage that is not whole."""
     for name, config in configs().items():
+        if config.numbers["helped"]:
+            continue
         yield Launch(name, "ring", config.numbers["stages"] + 2)
         yield Launch(name, "tiles", 1, 16, tiles=config.numbers["stages"] // 2 + 2, clusters=1)
         yield Launch(name, "tail", 1, 48)
@@ -147,7 +150,7 @@ def with_reads(text: str) -> str:
 def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
     """ptx: of the whole file or of that kernel. seconds: of waiting."""
     config, recorder = configs()[launch.config], Recorder()
-    assert launch.calls == 1
+    assert launch.calls == 1 and not launch.help
     launch.start(recorder, recorder, numpy.random.default_rng(0))
     text = with_reads(without_bit_fields(only_entry(ptx, config.kernel)))
     return judge(text, recorded_input(recorder, (Problem, Schedule)), True, seconds)
