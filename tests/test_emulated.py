@@ -32,6 +32,17 @@ def driver() -> dict[str, str]:
     return {"NVFP4_LIBCUDA": str(emulate.build()), "CUDA_VISIBLE_DEVICES": ""}
 
 
+def command(device: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--emulate={device}", *arguments]
+
+
+def emulated(device: str, *arguments: str) -> str:
+    """What such a run prints, at once; also for other files' tests."""
+    done = subprocess.run(command(device, *arguments), cwd=TESTS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    return done.stdout
+
+
 @dataclass(frozen=True)
 class Run:
     name: str
@@ -40,8 +51,7 @@ class Run:
     least: int  # tests that must have passed
 
     def command(self) -> list[str]:
-        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        return ["nice", "-n", "10", *pytest, f"--emulate={self.device}", *self.arguments]
+        return ["nice", "-n", "10", *command(self.device, *self.arguments)]
 
 
 def ragged(device: str, family: str, timings: int) -> Run:
