@@ -9,9 +9,10 @@ queue the calls. They end when the standard error of their mean is below 0.1 %.
     queued  nvfp4_gemm   50 calls in a row, each on inputs of its own; a repeat's time is a call's share
     single  nvfp4_gemv   one call, on new numbers in each repeat
 
-Results are judged after each repeat, all of them, with outputs that held NaN before. One input in each repeat has new
-numbers, so that a former result is a wrong one. Where times mean nothing (a CPU, the emulated GPU) results are judged
-and nothing is timed. benchmarks/README.md has what the figures mean.
+Results are judged after each repeat, all of them, as they were when the timed queue had come to its end, with outputs
+that held NaN before. In each repeat one input has new numbers and all have their rows in another order, so that a
+former result is a wrong one. Where times mean nothing (a CPU, the emulated GPU) results are judged and nothing is
+timed. benchmarks/README.md has what the figures mean.
 
 Exit status: 0 done, 1 a result is wrong, 2 it cannot run.
 """
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
     from nvfp4.reference import Data
 
-# What the competition states for a B200 at 1.5 GHz, in us, by M, N, K, L.
 FORMAT = "nvfp4-contest-1"
+# What the competition states for a B200 at 1.5 GHz, in us, by M, N, K, L.
 SPEED_OF_LIGHT = {
     "nvfp4_gemm": {(128, 7168, 16384, 1): 8.994, (128, 4096, 7168, 1): 2.354, (128, 7168, 2048, 1): 1.333},
     "nvfp4_gemv": {(7168, 1, 16384, 1): 8.622, (4096, 1, 7168, 8): 17.275, (7168, 1, 2048, 4): 4.317},

@@ -9,7 +9,9 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -115,40 +117,102 @@ def test_what_of_the_memory_is_written() -> None:
     assert measuring.flush_that_fits(wanted, 10 * gib) == 5 * gib
 
 
+class FakeCuda:
+    """torch.cuda with one queue, which is the current one until a call makes another one that."""
+
+    def __init__(self, log: list[str], hidden: bool = True) -> None:
+        self.log, self.hidden, self.current, self.made = log, hidden, "queue", []
+        self.later: list[Callable[[], object]] = []  # what other queues do before the device is idle
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, tensor: type) -> measuring.Gpu:
+        """A timer of contest_measure, which finds this in the place of torch.cuda."""
+        buffer = SimpleNamespace(normal_=lambda: self.log.append("flush"))
+        empty = lambda count, **_: self.made.append(count) or buffer  # noqa: E731
+        fake = SimpleNamespace(cuda=self, float32=None, empty=empty, Tensor=tensor)
+        with monkeypatch.context() as patch:
+            patch.setattr(measuring, "need_torch", lambda: fake)
+            gpu = measuring.Gpu(torch.device("cuda:0"), 4 * 2**30)
+        gpu.prepare()
+        return gpu
+
+    def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802 (torch's name)
+        def record(queue: str) -> None:
+            assert queue == "queue"
+            self.log.append(f"record {'end' if 'record start' in self.log else 'start'}")
+
+        assert enable_timing
+        return SimpleNamespace(record=record, query=lambda: not self.hidden, elapsed_time=lambda end: 0.45)
+
+    def current_stream(self, device: torch.device) -> str:
+        return self.current
+
+    @contextmanager
+    def stream(self, queue: str) -> Iterator[None]:
+        assert queue == "queue"
+        yield
+
+    def synchronize(self) -> None:
+        self.log.append("wait")
+        while self.later:
+            self.later.pop(0)()
+
+    def empty_cache(self) -> None:
+        self.log.append("empty cache")
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return 10 * 2**30, 20 * 2**30
+
+
 @pytest.mark.parametrize("hidden", [True, False])
 def test_order_of_a_repeat(hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the calls is outside the pair of events, and the flush is between the device's idle and the first."""
     log = []
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
+    class Tensor:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            log.append(f"call {number}")
 
-        def record(self) -> None:
-            log.append(f"record {'end' if 'record start' in log else 'start'}")
+        def clone(self) -> str:
+            log.append(f"copy {self.number}")
+            return f"copy of {self.number}"
 
-        def query(self) -> bool:
-            return not hidden
-
-        def elapsed_time(self, end: Event) -> float:
-            return 0.45
-
-    cuda = SimpleNamespace(
-        Event=Event,
-        synchronize=lambda: log.append("wait"),
-        empty_cache=lambda: log.append("empty cache"),
-        mem_get_info=lambda device: (10 * 2**30, 20 * 2**30),
-    )
-    buffer = SimpleNamespace(normal_=lambda: log.append("flush"))
-    made = []
-    fake = SimpleNamespace(cuda=cuda, float32=None, empty=lambda count, **_: made.append(count) or buffer)
-    monkeypatch.setattr(measuring, "need_torch", lambda: fake)
-    gpu = measuring.Gpu(torch.device("cuda:0"), 4 * 2**30)
-    gpu.prepare()
-    repeat = gpu.time([lambda i=i: log.append(f"call {i}") or i for i in range(3)])
-    assert log == ["empty cache", "wait", "flush", "record start", "call 0", "call 1", "call 2", "record end", "wait"]
-    assert repeat == measuring.Repeat([0, 1, 2], pytest.approx(0.45e-3), hidden) and made == [2**30]
+    fake = FakeCuda(log, hidden)
+    gpu = fake.install(monkeypatch, Tensor)
+    repeat = gpu.time([partial(Tensor, i) for i in range(2)] + [lambda: log.append("call 2")])
+    assert log[:5] == ["empty cache", "wait", "flush", "record start", "call 0"]
+    assert log[5:] == ["call 1", "call 2", "record end", "copy 1", "copy 0", "wait"]
+    assert repeat == measuring.Repeat(["copy of 0", "copy of 1", None], pytest.approx(0.45e-3), hidden)
+    assert fake.made == [2**30]
     assert gpu.flush_words().startswith("4 GiB of random numbers written") and "competition's" in gpu.flush_words()
+
+
+def test_a_call_that_changes_the_current_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both events and the copies stay where they were."""
+    fake = FakeCuda([])
+    gpu = fake.install(monkeypatch, torch.Tensor)
+    gpu.time([lambda: setattr(fake, "current", "another")])
+    assert fake.log[-3:] == ["record start", "record end", "wait"]
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_what_another_queue_does_later_is_not_judged(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is right once the device is idle, and was not when the second event was recorded."""
+    fake, left = FakeCuda([]), count
+    gpu = fake.install(monkeypatch, torch.Tensor)
+    assert measure(right, count, gpu)["seconds"]["mean"] == pytest.approx(0.45e-3 / count)
+
+    def kernel(data: reference.Data) -> torch.Tensor:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            return right(data)
+        fake.later.append(partial(right, data))
+        return data[6]
+
+    with pytest.raises(measuring.Wrong, match=f"warm-up 1, input 1 of {count}: 240 of 240 values are wrong"):
+        measure(kernel, count, gpu)
+    assert not fake.later
 
 
 # --- both modes -----------------------------------------------------------------------------------------------------
@@ -171,6 +235,27 @@ def test_queue() -> None:
     assert len({pointer for pointer, _ in queued}) == 6 and queued[0][0] == queued[6][0]
     assert len({numbers for _, numbers in alone}) > 3, "different inputs"
     assert len(set(queued)) > 6, "one has new numbers in each repeat"
+
+
+SHAPES_TO_REORDER = [{"m": 40}, {"m": 150, "n": 1, "k": 80, "b_rows": 128}, {"m": 33, "n": 260, "l": 1}]
+
+
+@pytest.mark.parametrize("shape", SHAPES_TO_REORDER, ids=str)
+def test_another_order(shape: dict[str, int]) -> None:
+    """The data is that of a whole input, padding included, of which the expected result is the product."""
+    inputs = measuring.Inputs(SMALL | shape, 42, torch.device("cpu"))
+    data, expected = inputs.draw()
+    before = [reference.as_bytes(part).clone() for part in data[:6]]
+    now = inputs.reorder(data, expected)
+    assert now.shape == expected.shape and not torch.equal(now, expected)
+    assert reference.compare(reference.ref_kernel(data), now)[0] and reference.compare(right(data), now)[0]
+    for index, (part, old) in enumerate(zip(data[:6], before)):
+        stays = index % 2 == 1 and expected.shape[1] == 1  # of B, the one row that counts
+        assert torch.equal(reference.as_bytes(part), old) == stays
+        assert torch.equal(reference.as_bytes(part).flatten().sort()[0], old.flatten().sort()[0])
+    for linear, swizzled in (data[2:6:2], data[3:6:2]):
+        again = reference.swizzle(reference.as_bytes(linear).permute(2, 0, 1), reference.E4M3_NAN)
+        assert torch.equal(reference.as_bytes(swizzled), again.permute(3, 4, 1, 5, 2, 0))
 
 
 def test_single_calls_have_new_numbers_in_each_repeat() -> None:
@@ -231,6 +316,46 @@ class Replays(Planted):
         return self.known[data[0].data_ptr()]
 
 
+class RemembersByTheFirstBytes(Planted):
+    def __init__(self, after: int) -> None:
+        super().__init__(after)
+        self.known: dict[tuple, torch.Tensor] = {}
+
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        key = (data[0].data_ptr(), *data[0].view(torch.uint8)[0, :8, 0].tolist())
+        if key not in self.known:
+            self.known[key] = right(data).clone()
+        return self.known[key]
+
+
+class KeepsItsB(Planted):
+    """As a kernel would that stores its weights in another form, by their pointer."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(after)
+        self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        own = tuple(reference.as_bytes(part).clone().view(part.dtype) for part in (data[1], data[5]))
+        b, sfb = self.known.setdefault(data[1].data_ptr(), own)
+        return right((data[0], b, *data[2:5], sfb, data[6]))
+
+
+class ComputesWhenLookedAt(Planted):
+    class Lazy(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):  # noqa: ANN001, ANN206 (torch's)
+            for late in arguments:
+                if type(late) is cls and (work := late.__dict__.pop("work", None)):
+                    work()
+            return super().__torch_function__(function, types, arguments, options or {})
+
+    def wrong(self, data: reference.Data) -> torch.Tensor:
+        late = data[6].as_subclass(self.Lazy)
+        late.__dict__["work"] = partial(right, data)
+        return late
+
+
 class GivesAllOneTensor(Planted):
     def wrong(self, data: reference.Data) -> torch.Tensor:
         self.one = getattr(self, "one", data[6])
@@ -250,9 +375,13 @@ class ReturnsNothing(Planted):
 @pytest.mark.parametrize("bug", Planted.__subclasses__(), ids=lambda bug: bug.__name__)
 @pytest.mark.parametrize("first", [0, 6 * (1 + measuring.WARM_UP)], ids=["at once", "when it is timed"])
 def test_planted(bug: type[Planted], first: int) -> None:
-    if bug in (Replays, GivesAllOneTensor) and first == 0:
+    if bug in (Replays, RemembersByTheFirstBytes, KeepsItsB, GivesAllOneTensor) and first == 0:
         first = 6  # of copies, judged one by one, these give right results
-    sentences = {Raises: "ValueError: no such tile", ReturnsNothing: "a NoneType, not a tensor"}
+    sentences = {
+        Raises: "ValueError: no such tile",
+        ReturnsNothing: "a NoneType, not a torch.Tensor",
+        ComputesWhenLookedAt: "a Lazy, not a torch.Tensor",
+    }
     with pytest.raises(measuring.Wrong, match=sentences.get(bug, "values are wrong, the first at")) as caught:
         measure(bug(first), gpu=MadeUpGpu(noise=0.1))
     if bug is SkipsOne:
