@@ -31,6 +31,14 @@ PRODUCTS = [  # m, n, k, l; with rows of b beyond n where there are five
 ]
 
 
+FREE = [  # the same; a stride between what there is only one of is any odd number
+    (1, 64, 320, 1),
+    (70, 1, 128, 1),
+    (40, 36, 128, 1),
+    (1, 40, 128, 2),
+]
+
+
 def make(m: int, n: int, k: int, l: int, b_rows: int | None = None) -> reference.Data:
     seed = random.getrandbits(31)
     return reference.generate_input(m, n, k, l, seed, b_rows=b_rows, device="cpu")
@@ -40,14 +48,22 @@ def finish() -> None:
     assert ctypes.CDLL("libcudart.so.13").cudaDeviceSynchronize() == 0
 
 
+def freed(x: torch.Tensor) -> torch.Tensor:
+    """The same tensor with other strides where it has one of something."""
+    strides = [2 * random.getrandbits(20) + 1 if size == 1 else x.stride(i) for i, size in enumerate(x.shape)]
+    return x.as_strided(x.shape, strides)
+
+
 def products(custom_kernel) -> int:
-    for shape in PRODUCTS:
-        data = make(*shape)
+    calls = [(shape, make(*shape)) for shape in PRODUCTS + FREE]
+    for i, (shape, data) in enumerate(calls):
+        if i >= len(PRODUCTS):
+            data = tuple(map(freed, data))
         output = custom_kernel(data)
         finish()
         right, why = reference.check_implementation(data, output, exact=True)
         assert right, f"{shape}: {why}"
-    return len(PRODUCTS)
+    return len(calls)
 
 
 def unaligned(x: torch.Tensor) -> torch.Tensor:
@@ -56,6 +72,11 @@ def unaligned(x: torch.Tensor) -> torch.Tensor:
     start = 8 - room.data_ptr() % 16 + 16 * (room.data_ptr() % 16 > 8)
     moved = room[start:].view(x.dtype)[: x.untyped_storage().nbytes() // x.element_size()]
     return moved.as_strided(x.shape, x.stride())
+
+
+def spaced(x: torch.Tensor, row: int, batch: int) -> torch.Tensor:
+    """A tensor like x, its rows and batches so many bytes apart."""
+    return torch.empty(x.shape[2] * batch, dtype=torch.uint8).as_strided(x.shape, (row, 1, batch)).view(x.dtype)
 
 
 def refused(custom_kernel) -> int:
@@ -78,6 +99,8 @@ def refused(custom_kernel) -> int:
         r"c: is Float": {6: c.float()},
         r"c: is Half with strides": {6: wide[:128].contiguous().permute(0, 1, 2)},
         r"a: has strides": {0: unaligned(a)},
+        r"a: has strides \[136, 1, 17408\]": {0: spaced(a, 136, 136 * 128)},
+        r"b: has strides \[128, 1, 24584\]": {1: spaced(b, 128, 192 * 128 + 8)},
         r"sfb_permuted: must begin on 16 bytes": {5: unaligned(sfb)},
         r"a, b and c: must have 3 dimensions": {6: c[0]},
         r"c: is \[128, 0, 2\]": {6: c[:, :0]},

@@ -15,14 +15,16 @@ bool has_type(const at::Tensor &t, at::ScalarType type) {
     return t.scalar_type() == type || t.scalar_type() == at::kByte;
 }
 
-/* [rows, K/2, L] with K innermost; what a bulk copy takes begins on 16 bytes. */
+/* [rows, K/2, L] with K innermost; what a bulk copy takes begins on 16 bytes. The stride between what there is only one
+ * of is free, and unused: settings.h gives tensor maps another. */
 void check_values(const char *name, const at::Tensor &t, int64_t rows, int64_t k, int64_t l) {
     TORCH_CHECK(t.dim() == 3 && t.size(0) == rows && t.size(1) == k / 2 && t.size(2) == l, name, ": is ", t.sizes(),
                 "; must be [", rows, ", ", k / 2, ", ", l, "]");
     TORCH_CHECK(has_type(t, at::ScalarType::Float4_e2m1fn_x2), name, ": is ", t.scalar_type(),
                 "; must be float4_e2m1fn_x2 or uint8");
-    TORCH_CHECK(t.stride(1) == 1 && t.stride(0) % 16 == 0 && t.stride(2) % 16 == 0 && on_16_bytes(t), name,
-                ": has strides ", t.strides(), "; K must be innermost, rows and batches on 16 bytes");
+    TORCH_CHECK(t.stride(1) == 1 && (rows == 1 || t.stride(0) % 16 == 0) && (l == 1 || t.stride(2) % 16 == 0) &&
+                    on_16_bytes(t),
+                name, ": has strides ", t.strides(), "; K must be innermost, rows and batches on 16 bytes");
 }
 
 /* [32, 4, blocks of 128 rows, 4, K/64, L], in memory L, blocks, K/64, 32, 4, 4. */
