@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -106,17 +107,64 @@ def sha256(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
+def toolkit(nvcc: Path) -> Path | None:
+    """Where nvcc takes its programs and headers from, which is not beside it if it is a link or a script."""
+    command = [nvcc, "--dryrun", "-fatbin", "-x", "cu", os.devnull, "-o", os.devnull]
+    found = re.search(r"^#\$ TOP=(.+)$", subprocess.run(command, capture_output=True, text=True).stderr, re.M)
+    return Path(found[1]) if found else None
+
+
+PROGRAMS = ("bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc")
+OTHER_PARTS = ("bin/nvcc.profile", "nvvm/libdevice/*.bc", "include/*.h", "include/*.hpp", "include/crt/*")
+
+
+def parts_of(top: Path) -> list[Path] | None:
+    """The toolkit's files that device code is made with or from; None if one that must be there is not found."""
+    programs = [top / name for name in PROGRAMS]
+    others = sorted(path for pattern in OTHER_PARTS for path in top.glob(pattern) if path.is_file())
+    whole = all(path.is_file() for path in (*programs, top / "include/cuda_fp16.h"))
+    return programs + others if whole else None
+
+
+@functools.lru_cache(maxsize=8)
+def digest_of(top: Path, stamps: tuple[tuple[Path, int, int], ...]) -> str:
+    """Of names and contents. Times only tell one process that it knows them already: an isolated build unpacks the
+    same toolkit with other times, in another folder."""
+    return sha256(*(part for path, *_ in stamps for part in (str(path).encode(), (top / path).read_bytes())))
+
+
+def compiler_of(nvcc: Path) -> str | None:
+    """What nvcc says of itself, and the programs and headers that it uses: one of them can be exchanged alone."""
+    top = toolkit(nvcc)
+    parts = parts_of(top) if top else None
+    if parts is None:
+        return None
+    facts = ((path.relative_to(top), path.stat()) for path in parts)
+    return says(nvcc) + digest_of(top, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in facts))
+
+
 # Flags that name no file whose contents would count, and that are not there for what nvcc prints.
 PLAIN_FLAG = re.compile(r"-D.+|-W.+|-G|-lineinfo")
+# Variables by which nvcc, or the gcc that preprocesses for it, takes flags or files that are not named in the command.
+HIDDEN_INPUTS = (
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+)
 
 
-def key_of(source: Path, options: list[str], flags: list[str], compiler: str) -> str | None:
+def key_of(source: Path, options: list[str], flags: list[str], nvcc: Path) -> str | None:
     """Of everything that a fat binary is made from; None where that is unclear, and it has to be made anew."""
     files = inputs(source)
-    hidden = any(os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
+    hidden = any(os.environ.get(name) for name in HIDDEN_INPUTS)
     if files is None or hidden or not all(map(PLAIN_FLAG.fullmatch, flags)):
         return None
-    # The compiler's version and not its path, which in an isolated build is another one each time.
+    compiler = compiler_of(nvcc)
+    if compiler is None:
+        return None
     return sha256(compiler.encode(), "\0".join(options).encode(), *(path.read_bytes() for path in files))
 
 
@@ -128,7 +176,7 @@ def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str
     source = source.resolve()
     output = folder / f"{source.stem}.fatbin"
     options = ["-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
-    key, note = key_of(source, options, flags, says(nvcc)), output.with_suffix(".key")
+    key, note = key_of(source, options, flags, nvcc), output.with_suffix(".key")
     if key and output.is_file() and note.is_file() and note.read_text() == f"{key} {sha256(output.read_bytes())}":
         return output
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +189,7 @@ def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str
             sys.exit(f"nvfp4: nvcc could not compile {source.name}, {reason}; NVFP4_CUDA=0 builds for the CPU alone.")
         record = f"{key} {sha256(made.read_bytes())}"
         made.replace(output)
-    if key and key == key_of(source, options, flags, says(nvcc)):  # else a file was changed meanwhile
+    if key and key == key_of(source, options, flags, nvcc):  # else a file was changed meanwhile
         note.write_text(record)
     return output
 

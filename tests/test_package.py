@@ -168,13 +168,20 @@ def finder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+TOOLKIT = ("bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc", "include/cuda_fp16.h", "include/crt/mma.h")
+
+
 def fake_nvcc(folder: Path, release: str = "13.0") -> Path:
-    """An nvcc that says its release, or writes a line to LOG and an output."""
+    """An nvcc that says its release or its toolkit, which is its folder, or writes a line to LOG and an output."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name in TOOLKIT:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
     path = folder / "nvcc"
     path.write_text(
         "#!/bin/sh\n"
         f'if [ "$1" = --version ]; then echo "Cuda compilation tools, release {release}, V{release}.1"; exit; fi\n'
+        f'if [ "$1" = --dryrun ]; then echo "#$ TOP={folder}/bin/.." >&2; exit; fi\n'
         f'echo "$@" >> {folder}/log\n'
         'while [ "$1" != -o ]; do shift; done\n'
         'echo fatbin > "$2"\n'
@@ -256,7 +263,7 @@ def device(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     nvcc = fake_nvcc(tmp_path / "bin")
     monkeypatch.setenv("NVFP4_NVCC", str(nvcc))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+    for name in finder.HIDDEN_INPUTS:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "device").mkdir()
     (tmp_path / "device/header.cuh").write_text('#include "../deep.h"\n')
@@ -301,8 +308,47 @@ def test_flags_that_may_hide_an_input_compile_each_time(device: Device, flag: st
     assert device.compiled() == BOTH and device.compiled() == []
 
 
-def test_flags_of_the_environment_compile_each_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DTWO")
+@pytest.mark.parametrize(
+    "name",
+    ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"],
+)
+def test_hidden_inputs_of_the_environment_compile_each_time(
+    name: str, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "/somewhere")
+    assert device.compiled() == BOTH and device.compiled() == BOTH
+
+
+@pytest.mark.parametrize("name", TOOLKIT)
+def test_a_part_of_the_toolkit_that_is_exchanged_alone(name: str, device: Device) -> None:
+    """Under an nvcc that says the same; also by one of the same size, and back again."""
+    part = device.nvcc.parent / name
+    assert part.read_text() == name
+    for text in (f"{name} of another release", name[::-1], name):
+        part.write_text(text)
+        assert device.compiled() == BOTH and device.compiled() == []
+    os.utime(part, (1, 1))  # contents count: an isolated build has the same toolkit at another time
+    assert device.compiled() == []
+
+
+def test_an_nvcc_that_is_a_script_or_a_link_elsewhere(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    (device.folder / "other").mkdir()
+    for name in ("script", "link"):
+        path = device.folder / "other" / name
+        if name == "link":
+            path.symlink_to(device.nvcc)
+        else:
+            path.write_text(f'#!/bin/sh\nexec {device.nvcc} "$@"\n')
+            path.chmod(0o755)
+        monkeypatch.setenv("NVFP4_NVCC", str(path))
+        assert device.compiled() == []
+        (device.nvcc.parent / "nvvm/bin/cicc").write_text(f"for {name}")
+        assert device.compiled() == BOTH and device.compiled() == []
+
+
+@pytest.mark.parametrize("name", ["bin/ptxas", "nvvm/bin/cicc", "include/cuda_fp16.h"])
+def test_a_toolkit_of_another_form_compiles_each_time(name: str, device: Device) -> None:
+    (device.nvcc.parent / name).unlink()
     assert device.compiled() == BOTH and device.compiled() == BOTH
 
 
