@@ -218,6 +218,29 @@ def test_refusals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "Is a directory" in capsys.readouterr().err
     assert __main__.main(["submission", "-o", "-", "--check"]) == 2
     assert "--check: checks a file" in capsys.readouterr().err
+    assert __main__.main(["submission", "-o", "-", "--json"]) == 2
+    assert "--json: tells of a file" in capsys.readouterr().err
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "submission.py"
+    command = ["submission", "-o", str(path), "--task", "nvfp4_gemv", "--json"]
+    assert __main__.main(command) == 0
+    size = len(submission.submission("nvfp4_gemv"))
+    wanted = {"file": str(path), "bytes": size, "task": "nvfp4_gemv"}
+    assert json.loads(capsys.readouterr().out) == wanted | {"rules": []}
+    rules = {name: submission_check.RULES[name] for name in ("python", "size", "nvcc")}
+    monkeypatch.setattr(submission_check, "RULES", rules)
+    monkeypatch.setattr(submission_check, "find_nvcc", lambda: None)
+    assert __main__.main([*command, "--check"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    found = [(rule["name"], rule["verdict"]) for rule in answer["rules"]]
+    assert found == [("python", "pass"), ("size", "pass"), ("nvcc", "skipped")]
+    assert answer["rules"][2]["why"].startswith("no nvcc was found")
+    assert answer == wanted | {"rules": answer["rules"]}
+    monkeypatch.setattr(submission_check, "LIMIT", size - 1)
+    assert __main__.main([*command, "--check"]) == 1
+    assert json.loads(capsys.readouterr().out)["rules"][1]["verdict"] == "FAIL"
 
 
 def test_commit_is_named_where_it_is_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 The file holds the CUDA text that the wheel is built of, comments and all, a launcher and a binding for torch, which it
 compiles when it is imported. With --check every rule is tried that this machine can try: what the competition refuses,
 what its static checker says, whether nvcc compiles it, and whether the file, run as the competition's harness runs it,
-gives the right bits: on a B200, or in a checkout on an emulated one.
+gives the right bits: on a B200, or in a checkout on an emulated one. --json has the same as one object.
 
 Exit status: 0 written, and no rule failed; 1 a rule failed; 2 the command cannot run.
 """
@@ -11,6 +11,7 @@ Exit status: 0 written, and no rule failed; 1 a rule failed; 2 the command canno
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -35,8 +36,8 @@ by `python -m nvfp4 submission --task @TASK@`.
 The CUDA text is the package's own, each of its files whole, without debug code. License: Apache-2.0.
 
 A call takes the competition's seven tensors and returns the last one, c, into which the kernel has written. Nothing is
-kept between calls: tensor maps are encoded anew for each, and which tiles the kernel works in follows from the sizes by
-the rule in csrc/contest/settings.h.
+kept between calls but what the device is: tensor maps are encoded anew for each, and which tiles the kernel works in
+follows from the sizes by the rule in csrc/contest/settings.h.
 '''
 
 import torch
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--task", choices=TASKS, default="nvfp4_gemm", help="the competition's problem (nvfp4_gemm)")
     parser.add_argument("--check", action="store_true", help="then try every rule on the file, a line each")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "-":
         if args.check:
             raise show.Refusal("--check: checks a file; name one with -o")
+        if args.json:
+            raise show.Refusal("--json: tells of a file; name one with -o")
         sys.stdout.write(text)
         return 0
     path = Path(args.output)
@@ -91,8 +95,16 @@ def run(args: argparse.Namespace) -> int:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise show.Refusal(f"-o {args.output}: cannot be written ({error.strerror})") from None
-    print(f"{path}: {len(text.encode()):,} bytes for {args.task}, of nvfp4 {provenance()}")
-    return submission_check.run(path, args.task) if args.check else 0
+    size = len(text.encode())
+    if not args.json:
+        print(f"{path}: {size:,} bytes for {args.task}, of nvfp4 {provenance()}")
+    verdicts = submission_check.run(path, args.task) if args.check else []
+    if args.json:
+        rules = [{"name": name, "verdict": str(verdict), "why": verdict.why} for name, verdict in verdicts]
+        print(json.dumps({"file": str(path), "bytes": size, "task": args.task, "rules": rules}, indent=1))
+    elif args.check:
+        submission_check.report(path, verdicts)
+    return 1 if any(verdict.passed is False for _, verdict in verdicts) else 0
 
 
 def submission(task: str) -> str:

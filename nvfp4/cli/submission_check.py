@@ -56,16 +56,17 @@ class Submission:
         return found
 
 
-def run(path: Path, task: str) -> int:
-    """Tries every rule and prints a line for each; returns 1 if one failed."""
-    verdicts = []
+def run(path: Path, task: str) -> list[tuple[str, Verdict]]:
+    """Tries every rule and shows progress."""
     with show.progress(len(RULES)) as step:
-        for name, verdict in check(path, task, step):
-            verdicts.append((name, verdict))
+        return list(check(path, task, step))
+
+
+def report(path: Path, verdicts: list[tuple[str, Verdict]]) -> None:
+    """Prints a line for each rule."""
     show.table(f"Rules for {path}", ["<rule", "<verdict", "<why"], [[n, str(v), v.why] for n, v in verdicts])
     counts = {word: sum(str(v) == word for _, v in verdicts) for word in ("pass", "FAIL", "skipped")}
     print(f"{counts['pass']} of {len(verdicts)} rules passed, {counts['FAIL']} failed, {counts['skipped']} skipped")
-    return 1 if counts["FAIL"] else 0
 
 
 def check(path: Path, task: str, step: Callable[[str], None] = lambda name: None) -> Iterator[tuple[str, Verdict]]:
