@@ -384,8 +384,13 @@ def test_says_why_there_is_no_gpu(file: Path, tmp_path: Path, monkeypatch: pytes
 def nvcc() -> Path:
     found = submission_check.find_nvcc()
     if found is None or not shutil.which("g++"):
-        pytest.skip("needs nvcc and g++")
+        lacks("nvcc and g++")
     return found
+
+
+def lacks(what: str) -> None:
+    """Skips; but .ci/run, which installs it all, must not pass if a rule has not been tried."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what}")
 
 
 def judged_by_nvcc(text: str, tmp_path: Path) -> submission_check.Verdict:
@@ -415,7 +420,8 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     if torch.version.cuda is not None:
         pytest.skip("needs a torch for CPUs")
-    pytest.importorskip("ninja")
+    if submission_run.importlib.util.find_spec("ninja") is None:
+        lacks("ninja")
     nvcc()
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("extensions")
@@ -432,7 +438,9 @@ def test_check_passes_every_rule(extensions: Path, tmp_path: Path, capsys: pytes
     assert status == 0, said
     assert re.search(r"^run +pass .*128x256x256x1: every bit is equal, on an emulated B200", said, re.M), said
     assert re.search(r"^nvcc +pass +10 kernels for sm_100a, none", said, re.M), said
-    assert "0 failed" in said and ("0 skipped" in said or "kernelguard  skipped" in said)
+    may_lack = not os.environ.get("CI") or sys.version_info < (3, 11)  # for which there is no kernelguard
+    skips = re.findall(r"^(\w+) +skipped", said, re.M)
+    assert "0 failed" in said and (not skips or (may_lack and skips == ["kernelguard"])), said
 
 
 def test_gemv_too(extensions: Path, tmp_path: Path) -> None:
