@@ -364,6 +364,31 @@ def test_says_what_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert said["run"][0] == "skipped" and "no nvcc" in said["run"][1]
 
 
+def test_says_that_a_compiler_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submission_check, "find_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert __main__.main(["submission", "-o", str(tmp_path / "submission.py"), "--check"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^nvcc +skipped +nvcc needs g\+\+, which was not found$", said, re.M), said
+    assert re.search(r"^run +skipped +needs g\+\+, which was not found$", said, re.M), said
+
+
+def test_says_that_the_compiler_fails(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    if torch.version.cuda is not None:
+        pytest.skip("needs a torch for CPUs")
+    pytest.importorskip("ninja")
+    (tmp_path / "g++").write_text("#!/bin/sh\necho 'first' >&2\necho 'no room' >&2\nexit 1\n")
+    (tmp_path / "g++").chmod(0o755)
+    (tmp_path / submission_run.RUNTIME).touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("NVFP4_LIBCUDA", str(tmp_path / "libcuda.so.1"))
+    assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (False, "g++ makes no library: no room")
+
+
 @pytest.mark.parametrize("missing", ["torch", "ninja"])
 def test_says_which_package_is_missing(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = submission_run.importlib.util.find_spec
@@ -473,6 +498,24 @@ def test_host_memory_that_the_gpu_does_not_read_is_refused(extensions: Path, fil
     assert passed is False and "the tensors are in host memory, which the GPU does not read" in why
 
 
+FORGED = """
+import json, os, sys
+print(json.dumps({"passed": True, "why": "every bit is equal", "build_s": 1}), flush=True)
+os._exit(STATUS)
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_forged_verdict_fails(status: int, tmp_path: Path) -> None:
+    """Of a file that needs no compiler: it prints and ends the process when it is imported."""
+    path = tmp_path / "submission.py"
+    path.write_text(FORGED.replace("STATUS", str(status)))
+    settings = os.environ | {"CUDA_HOME": str(tmp_path)}
+    passed, why = submission_run.in_process(path, "nvfp4_gemm", "here", settings)
+    assert passed is False
+    assert why.startswith("ended with status 3: " if status else "it ended the process before there were results")
+
+
 CALL = "gemm(a, b, sfa_permuted, sfb_permuted, c)"
 WRONG_CALLS = {
     "the first result again": (
@@ -481,6 +524,7 @@ WRONG_CALLS = {
         "of 32768 values are wrong",
     ),
     "a copy": ("    return c\n", "    return c.clone()\n", "what was returned is not c"),
+    "a bad end": ("import torch\n", "import atexit, os, torch\natexit.register(os._exit, 3)\n", "ended with status 3"),
     "nothing computed": (f"    {CALL}\n", "", "32768 of 32768 values are wrong"),
     "an argument for another": (CALL, CALL.replace("a, b", "b, a"), "a: is [256, 128, 1]; must be [128, 128, 1]"),
     "the scales of x for y's, in the kernel": (

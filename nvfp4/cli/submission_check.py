@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import show, submission_run
+from .submission_run import last_line
 
 LIMIT = 100_000  # bytes: a tenth of what the competition takes, so that people can read it
 WORD = "s" + "tream"  # a file that holds it, in comments too, is refused: work belongs on the default queue
@@ -197,11 +198,9 @@ def harness(submission: Submission) -> Verdict:
     compiler = find_nvcc()
     if compiler is None:
         return Verdict(None, "no nvcc was found, with which the file compiles its kernel")
+    if not shutil.which("g++"):
+        return Verdict(None, "needs g++, which was not found")
     return Verdict(*submission_run.run(submission.path, submission.task, compiler))
-
-
-def last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
 # Each with whether it needs a file that parses.

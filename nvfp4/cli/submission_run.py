@@ -14,6 +14,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -44,8 +45,11 @@ def run(path: Path, task: str, nvcc: Path) -> tuple[bool | None, str]:
     driver, why_not = emulator()
     if driver is None:
         return None, f"there is no B200, and no emulated one: {why_not}"
-    with emulated(driver, nvcc) as settings:
-        return in_process(path, task, "an emulated B200", settings)
+    try:
+        with emulated(driver, nvcc) as settings:
+            return in_process(path, task, "an emulated B200", settings)
+    except subprocess.CalledProcessError as error:
+        return False, f"g++ makes no library: {last_line(error.stderr)}"
 
 
 def environment(nvcc: Path) -> dict[str, str]:
@@ -78,7 +82,8 @@ def emulated(driver: Path, nvcc: Path) -> Iterator[dict[str, str]]:
     """The environment with an emulated GPU."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("c10_cuda", "torch_cuda"):
-            subprocess.run(["g++", "-shared", "-x", "c++", os.devnull, "-o", f"{folder}/lib{name}.so"], check=True)
+            command = ["g++", "-shared", "-x", "c++", os.devnull, "-o", f"{folder}/lib{name}.so"]
+            subprocess.run(command, capture_output=True, text=True, check=True)
         Path(folder, "libcudart.so").symlink_to(driver.with_name(RUNTIME))
         settings = environment(nvcc)
 
@@ -93,6 +98,7 @@ def emulated(driver: Path, nvcc: Path) -> Iterator[dict[str, str]]:
 
 
 def in_process(path: Path, task: str, where: str, settings: dict[str, str]) -> tuple[bool, str]:
+    nonce = secrets.token_hex()  # with which the verdict's line begins: the file may print what it likes
     with tempfile.TemporaryDirectory() as folder:
         # As the harness has them side by side. What load_inline builds goes too, unless the caller says where it stays.
         shutil.copy(path, Path(folder, "submission.py"))
@@ -102,20 +108,29 @@ def in_process(path: Path, task: str, where: str, settings: dict[str, str]) -> t
         package = str(Path(__file__).resolve().parent.parent.parent)
         settings["PYTHONPATH"] = os.pathsep.join(filter(None, [package, settings.get("PYTHONPATH")]))
         try:
-            done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=SECONDS)
+            done = subprocess.run(command, env=settings, input=nonce, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:
             return False, f"no answer after {SECONDS} s, on {where}"
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+    if done.returncode == 0:
+        verdicts = [line.removeprefix(nonce) for line in done.stdout.splitlines() if line.startswith(nonce)]
+        if not verdicts:
+            return False, f"it ended the process before there were results, on {where}"
+        answer = json.loads(verdicts[-1])
         return answer["passed"], f"{answer['why']}, on {where} (built in {answer['build_s']:.0f} s)"
-    except (IndexError, ValueError, TypeError, KeyError):
-        said = (done.stderr or done.stdout).strip().splitlines() or [f"ended with status {done.returncode}"]
-        errors = [line.strip() for line in said if "error" in line.lower()]
-        return False, f"{(errors or said)[-1]}, on {where}"
+    said = done.stderr.strip() or done.stdout
+    errors = [line.strip() for line in said.splitlines() if "error" in line.lower()]
+    why = errors[-1] if errors else f"ended with status {done.returncode}: {last_line(said)}"
+    return False, f"{why}, on {where}"
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def main(folder: str, name: str) -> None:
-    """In that process: prints the verdict as the last line."""
+    """In that process: prints a line of what it reads from standard input and the verdict."""
+    nonce = sys.stdin.read()
+
     import torch
     from torch.utils import cpp_extension
 
@@ -144,7 +159,8 @@ def main(folder: str, name: str) -> None:
             passed, why = reference.check_implementation(data, output, exact=True)
     shape = "x".join(str(test[key]) for key in "mnkl" if key in test)
     clear = "test 1" if torch.cuda.is_available() else "test 1 in host memory"
-    print(json.dumps({"passed": passed, "why": f"{clear}, {shape}: {why}", "build_s": built}))
+    verdict = json.dumps({"passed": passed, "why": f"{clear}, {shape}: {why}", "build_s": built})
+    print(f"\n{nonce}{verdict}", flush=True)
 
 
 def finish() -> None:
