@@ -3,9 +3,12 @@
     python benchmarks/call_cost.py [--json] [--real] [--backend sm100]
 
 The calls go to tests/fake_driver, a libcuda that launches nothing, so what is timed is nvfp4 and Python: the frame,
-the reading of the tensors, every check, the plan and the launch's arguments. Tensors are on the GPU if torch has one,
-else on the CPU with backend="sm80" or the one that is named (and then include a wait that returns at once). --real
-leaves the machine's own driver in place, to see what it adds. Needs a build with GPU code, and gcc for the fake driver.
+the reading of the tensors, every check, the plan and the launch's arguments. Most rows are of a product that is one
+launch on every backend, without a workspace. Tensors are on the GPU if torch has one, and the backend is the rule's or
+the one that is named; then there are rows for two launches with a workspace too: K cut on sm80, an operand expanded on
+sm90. Else they are on the CPU, on sm80 or the backend that is named (and then include a wait that returns at once).
+--real leaves the machine's own driver in place, to see what it adds. Needs a build with GPU code, and gcc for the fake
+driver.
 """
 
 from __future__ import annotations
@@ -21,22 +24,36 @@ import timeit
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "tests" / "fake_driver" / "libcuda.c"
-M, N, K = 128, 32768, 256  # enough tiles for any GPU: one launch, no workspace
+ONE_LAUNCH = (16, 32768, 256)  # without a workspace: tiles for every SM, and few rows, which no plan expands
+TWO_LAUNCHES = {"sm80": (128, 4096, 7168), "sm90": (128, 4096, 7168)}  # with a workspace, by backend
+WHY_TWO = {"sm80": "K cut", "sm90": "an operand expanded"}
 REPEATS, CALLS = 15, 20_000
 QUEUED = 200  # calls between two waits where the GPU works: it must never be the one that is waited for
 
 
-def measure(calls: int, named: str) -> dict[str, dict[str, float]]:
+def expect(shape: tuple[int, int, int], backend: str | None, workspace: bool) -> str:
+    """The backend that the shape has its plan on, once it is sure that this needs a workspace or none."""
+    import nvfp4
+
+    plan = nvfp4.info(*shape, device=0, backend=backend)["plan"]
+    if (plan["workspace"] > 0) != workspace:
+        wanted = "a workspace" if workspace else "no workspace"
+        sys.exit(f"call_cost.py: {shape} on {backend or 'the device'} was to need {wanted}, and its plan is {plan}")
+    return plan["backend"]
+
+
+def measure(calls: int, named: str | None) -> dict[str, dict[str, float]]:
     """Nanoseconds a call, by statement: best and median of REPEATS runs."""
     import torch
 
     import nvfp4
 
     on_gpu = torch.cuda.is_available()
-    device, backend = ("cuda", None) if on_gpu else ("cpu", named)
+    device, backend = ("cuda", named) if on_gpu else ("cpu", named or "sm80")
     torch.set_num_threads(1)
-
-    assert nvfp4.info(M, N, K, device=0, backend=backend)["plan"]["workspace"] == 0
+    m, n, k = ONE_LAUNCH
+    rows_a, rows_b = (-(-rows // 128) * 128 for rows in (m, n))
+    taken = expect(ONE_LAUNCH, backend, workspace=False)
 
     def empty(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -45,14 +62,14 @@ def measure(calls: int, named: str) -> dict[str, dict[str, float]]:
         "torch": torch,
         "nvfp4": nvfp4,
         "ops": torch.ops.nvfp4,
-        "a": empty(M, K // 2),
-        "b": empty(N, K // 2),
-        "scale_a": empty(M, K // 16, dtype=torch.float8_e4m3fn),
-        "scale_b": empty(N, K // 16, dtype=torch.float8_e4m3fn),
-        "bias": empty(N, dtype=torch.float32),
+        "a": empty(m, k // 2),
+        "b": empty(n, k // 2),
+        "scale_a": empty(rows_a, k // 16, dtype=torch.float8_e4m3fn),
+        "scale_b": empty(rows_b, k // 16, dtype=torch.float8_e4m3fn),
+        "bias": empty(n, dtype=torch.float32),
         "none": empty(0),  # absent
-        "out": empty(M, N, dtype=torch.float16),
-        "c": empty(M, N, dtype=torch.float16),
+        "out": empty(m, n, dtype=torch.float16),
+        "c": empty(m, n, dtype=torch.float16),
         "backend": backend,
         "x": torch.zeros(1),
         "y": torch.zeros(1),
@@ -65,20 +82,22 @@ def measure(calls: int, named: str) -> dict[str, dict[str, float]]:
         "torch.add(x, x, out=y)",
     ]
     if on_gpu:  # custom_kernel takes no backend: it runs where its tensors are; CPU memory is slow to allocate
-        names |= {
-            "split": (empty(128, 3584), empty(4096, 3584), empty(128, 448), empty(4096, 448)),
-            "split_out": empty(128, 4096, dtype=torch.float16),
-            "views": (
-                names["a"].view(1, M, K // 2).permute(1, 2, 0),
-                names["b"].view(1, N, K // 2).permute(1, 2, 0),
-                names["scale_a"].view(1, M // 128, K // 64, 32, 4, 4).permute(3, 4, 1, 5, 2, 0),
-                names["scale_b"].view(1, N // 128, K // 64, 32, 4, 4).permute(3, 4, 1, 5, 2, 0),
-                names["out"].view(1, M, N).permute(1, 2, 0),
-            ),
-        }
-        assert nvfp4.info(128, 4096, 7168, device=0, backend="sm80")["plan"]["workspace"] > 0
+        names["views"] = (
+            names["a"].view(1, m, k // 2).permute(1, 2, 0),
+            names["b"].view(1, n, k // 2).permute(1, 2, 0),
+            names["scale_a"].view(1, rows_a // 128, k // 64, 32, 4, 4).permute(3, 4, 1, 5, 2, 0),
+            names["scale_b"].view(1, rows_b // 128, k // 64, 32, 4, 4).permute(3, 4, 1, 5, 2, 0),
+            names["out"].view(1, m, n).permute(1, 2, 0),
+        )
         statements.insert(1, "nvfp4.custom_kernel(*views)")
-        statements.insert(2, "nvfp4.gemm(*split, out=split_out, backend='sm80')  # with a workspace, two launches")
+        for two in sorted({"sm80", taken} & set(TWO_LAUNCHES)):  # every GPU runs sm80
+            m, n, k = TWO_LAUNCHES[two]
+            expect((m, n, k), two, workspace=True)
+            scales = [empty(-(-rows // 128) * 128, k // 16, dtype=torch.float8_e4m3fn) for rows in (m, n)]
+            names[f"{two}_in"] = (empty(m, k // 2), empty(n, k // 2), *scales)
+            names[f"{two}_out"] = empty(m, n, dtype=torch.float16)
+            why = f"{WHY_TWO[two]}: a workspace, two launches"
+            statements.insert(2, f"nvfp4.gemm(*{two}_in, out={two}_out, backend='{two}')  # {why}")
     results = {}
     for statement in statements:
         timer = timeit.Timer(statement, globals=names)
@@ -96,11 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--real", action="store_true", help="call the machine's own driver")
-    parser.add_argument("--backend", default="sm80", metavar="B", help="without a GPU: whose calls (%(default)s)")
+    parser.add_argument("--backend", metavar="B", help="whose calls (on a GPU the rule's, else sm80)")
+    parser.add_argument("--calls", type=int, metavar="N", help=f"of a figure ({CALLS}, with --real {QUEUED})")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(QUEUED if args.real else CALLS, args.backend)))
+        print(json.dumps(measure(args.calls or (QUEUED if args.real else CALLS), args.backend)))
         return
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
@@ -109,7 +129,9 @@ def main() -> None:
             subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE)], check=True)
             environment["NVFP4_LIBCUDA"] = str(library)
             environment.setdefault("FAKE_CC", "100" if args.backend == "sm100" else "90")
-        child = [sys.executable, __file__, "--measure", "--backend", args.backend] + ["--real"] * args.real
+        child = [sys.executable, __file__, "--measure"] + ["--real"] * args.real
+        child += ["--backend", args.backend] if args.backend else []
+        child += ["--calls", str(args.calls)] if args.calls else []
         results = json.loads(subprocess.run(child, env=environment, check=True, stdout=subprocess.PIPE).stdout)
     if args.json:
         print(json.dumps(results, indent=2))

@@ -17,6 +17,9 @@ import sanitize
 import nvfp4
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "benchmarks"))
+
+import call_cost  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
@@ -79,6 +82,36 @@ def test_batch_is_one_launch(fake_driver: Path, tmp_path: Path) -> None:
 def test_split_along_k_for_a_small_grid(fake_driver: Path, tmp_path: Path) -> None:
     names = [row[0] for row in launches("call(1, 64, 65536)", fake_driver, tmp_path / "log")]
     assert len(names) == 2 and names[1] == "nvfp4_sm80_split_reduce"
+
+
+GPUS_OF = [("sm80", "80"), ("sm80", "90"), ("sm80", "100"), ("sm90", "90"), ("sm100", "100")]
+
+
+@pytest.mark.parametrize(("backend", "capability"), GPUS_OF)
+def test_launches_that_call_cost_has_rows_for(backend: str, capability: str, fake_driver: Path, tmp_path: Path) -> None:
+    def kernels(shape: tuple[int, int, int]) -> list[str]:
+        code = f"call(*{shape}, backend={backend!r})"
+        log = tmp_path / str(shape)
+        return [row[0] for row in launches(code, fake_driver, log, FAKE_CC=capability) if row[0] != "map"]
+
+    def workspace(shape: tuple[int, int, int]) -> int:
+        code = f"print(nvfp4.info(*{shape}, device=0, backend={backend!r})['plan']['workspace'])"
+        return int(run(code, fake_driver, FAKE_CC=capability))
+
+    assert len(kernels(call_cost.ONE_LAUNCH)) == 1 and workspace(call_cost.ONE_LAUNCH) == 0
+    if backend in call_cost.TWO_LAUNCHES:
+        first, second = kernels(call_cost.TWO_LAUNCHES[backend])
+        added = {"sm80": second == "nvfp4_sm80_split_reduce", "sm90": first.startswith("nvfp4_sm90_expand")}
+        assert added[backend] and workspace(call_cost.TWO_LAUNCHES[backend]) > 0
+
+
+@pytest.mark.parametrize("backend", ["sm80", "sm90", "sm100"])
+def test_call_cost(backend: str) -> None:
+    command = [sys.executable, call_cost.__file__, "--json", "--calls", "20", "--backend", backend]
+    done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    rows = json.loads(done.stdout)
+    assert len(rows) == 5 and all(0 < row["best_ns"] <= row["median_ns"] for row in rows.values())
 
 
 def test_empty_result_launches_nothing(fake_driver: Path, tmp_path: Path) -> None:
