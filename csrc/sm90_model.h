@@ -18,36 +18,36 @@
 #define SM90_DRAM_TB_S   4.3  /* measured by itself: copies and reads */
 #define SM90_EXPAND_TB_S 4.3  /* measured by itself: what sm90_expand.cu reads and writes */
 
-#define SM90_FIXED_US 4.207 /* launch, first bytes from DRAM, the last stage, leaving */
+#define SM90_FIXED_US 3.388 /* launch, first bytes from DRAM, the last stage, leaving */
 
 /* sm90_gemm.cu */
-#define SM90_DECODE_8       23.3   /* values a clock that 8 warps of an SM decode */
-#define SM90_DECODE_16      27.51  /* and that 16 do */
-#define SM90_UNCOVERED      0.4666 /* of the shorter of multiplying and decoding, that the longer does not hide */
+#define SM90_DECODE_8       21.51  /* values a clock that 8 warps of an SM decode */
+#define SM90_DECODE_16      25.25  /* and that 16 do */
+#define SM90_UNCOVERED      0.3459 /* of the shorter of multiplying and decoding, that the longer does not hide */
 #define SM90_INGRESS_B_CLK  56.0   /* to one SM; more than any measured plan took */
 #define SM90_L2_TB_S        8.0    /* to all SMs */
 #define SM90_UNEVEN         1.07   /* CTAs share rows of x and differ in rows of y: mean of 9 pairs, M = 192 and 256 */
-#define SM90_STORE_B_CLK    3.924  /* of results, an SM */
-#define SM90_EXCHANGE_US    1.56   /* until partial sums begin to arrive */
-#define SM90_EXCHANGE_B_CLK 13.9   /* of partial sums that a CTA receives */
+#define SM90_STORE_B_CLK    3.921  /* of results, an SM */
+#define SM90_EXCHANGE_US    1.301  /* until partial sums begin to arrive */
+#define SM90_EXCHANGE_B_CLK 11.68  /* of partial sums that a CTA receives */
 
-#define SM90_LEAST_HELP   8    /* stages of a helper: no plan with fewer has been measured to win */
-#define SM90_PIECE_B_CLK  25.0 /* of sums that a helper leaves in the workspace */
-#define SM90_ADD_B_CLK    78.0 /* of such sums that a CTA adds to its own */
-#define SM90_WHOLE_PIECES 0.97 /* of the time, below which pieces may fall as they like */
-#define SM90_HELP_US      1.7  /* from a helper's last stage until its sums are there */
+#define SM90_LEAST_HELP   8.0   /* stages of a helper: no plan with fewer has been measured to win */
+#define SM90_PIECE_B_CLK  16.95 /* of sums that a helper leaves in the workspace */
+#define SM90_ADD_B_CLK    47.74 /* of such sums that a CTA adds to its own */
+#define SM90_WHOLE_PIECES 0.97  /* of the time, below which pieces may fall as they like */
+#define SM90_HELP_US      1.598 /* from a helper's last stage until its sums are there */
 
 /* sm90_expand.cu */
-#define SM90_EXPAND_US 1.508 /* a launch before another */
+#define SM90_EXPAND_US 2.414 /* a launch before another */
 
 /* sm90_dense.cu */
-#define SM90_DENSE_LOSS        1.15 /* of wgmma, times as long as its rate says: these run long, and at a lower clock */
-#define SM90_DENSE_STORE_B_CLK 12.0 /* of results, an SM */
+#define SM90_DENSE_LOSS        1.146 /* of wgmma, times as long as its rate says: these run long, and at a lower clock */
+#define SM90_DENSE_STORE_B_CLK 5.72  /* of results, an SM */
 
 /* sm90_gemv.cu */
-#define SM90_GEMV_FIXED_US 4.845 /* as SM90_FIXED_US */
-#define SM90_GEMV_PER_CLK  38.1  /* values a clock and SM, for one row */
-#define SM90_GEMV_ROW_COST 0.308 /* of that time, for each further row */
+#define SM90_GEMV_FIXED_US 3.78   /* as SM90_FIXED_US */
+#define SM90_GEMV_PER_CLK  40.89  /* values a clock and SM, for one row */
+#define SM90_GEMV_ROW_COST 0.4354 /* of that time, for each further row */
 
 /* sm80_gemm.cu, for the choice between the families; after 16 shapes of M = 1 to 2304 (benchmarks/results/h200.json) */
 #define SM80_FIXED_US     7.0   /* as SM90_FIXED_US */
