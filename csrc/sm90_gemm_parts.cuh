@@ -9,8 +9,9 @@
  * whole GPU takes a microsecond. The flags were zeroed by the grid before, which expands y. Where there are more tiles
  * than clusters (split_k 1), all of these, helpers included, first compute `whole` tiles between them.
  *
- * Helpers wait for nobody, and are the first CTAs of the grid, so that those who wait for them cannot keep them from
- * starting. All sums are added in an order that the schedule alone decides. */
+ * Helpers wait for nobody, and are the first CTAs of the grid: since GPUs start CTAs in that order (which CUDA does not
+ * promise), those who wait for them cannot keep them from starting. All sums are added in an order that the schedule
+ * alone decides. */
 #ifndef NVFP4_SM90_GEMM_PARTS_CUH
 #define NVFP4_SM90_GEMM_PARTS_CUH
 

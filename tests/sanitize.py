@@ -45,6 +45,7 @@ SHAPES = [
 
 # Of families that have many plans for a product, each kernel with K cut and not, on the first of these that has it.
 PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088, 2), (300, 280, 1152, 1)]
+PLANNED += [(30, 7100, 4160, 1), (40, 7100, 4160, 1), (100, 7100, 4160, 1)]  # where SMs without a tile help
 
 
 def families() -> list[str]:

@@ -180,8 +180,8 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
 def test_no_shape_that_was_measured_has_a_slow_plan() -> None:
-    """Of its plans that were timed on an H200 each shape has one that is within 5 % of the fastest; of products of a few
-    microseconds, whose times the clock of an event counts in steps of a quarter of one, within one."""
+    """Of its plans that were timed on an H200 each shape has one that is within 5 % of the fastest; products of a few
+    microseconds, whose times the clock of an event counts in steps of a quarter of one, one that is within one."""
     model, measured = fit_sm90.Model(), fit_sm90.read_measured()
     model.set()
     ranked = {shape: model.rank(shape) for shape in measured}
