@@ -115,7 +115,7 @@ template <class C> struct loader {
                 mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
                 load_x(k, at.slot);
             }
-            load_y(k, at.slot);
+            if constexpr (!C::Y_RAW) load_y(k, at.slot);
         }
     }
 
@@ -152,16 +152,7 @@ template <class C> struct loader {
         if constexpr (!C::Y_RAW) wait_for_prior_grids(), launch_dependents();
         for (; walk.more(); walk.advance()) {
             begin_tile(walk.place);
-#pragma unroll 1
-            for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
-                if (ahead > 0) {
-                    ahead--;
-                } else {
-                    mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
-                    load_x(k, at.slot);
-                }
-                if constexpr (!C::Y_RAW) load_y(k, at.slot);
-            }
+            load_stages(w.k_first, w.k_last, ahead, at);
         }
     }
 };

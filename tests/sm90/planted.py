@@ -72,7 +72,7 @@ FALL = Launch("sm90_gemm_128x32_helped", "helped as it falls", 5, tiles=3, help=
 ROUND = Launch("sm90_gemm_128x32_helped", "helped, ring", 7, help=Help(6, 6, 1))  # more sums than slots
 ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K the loads wait for all
 
-WAIT_FOR_SLOT = "                    mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
+WAIT_FOR_SLOT = "                mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
 WAIT_FOR_DATA = "\n        mbarrier_wait(w.full(at.slot), at.parity);\n"
 STORE_Y = "            rows.store("
 WAIT_FOR_Y = "            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n" + STORE_Y
