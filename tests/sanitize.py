@@ -4,18 +4,22 @@ Runs a ragged set of calls under memcheck, racecheck, synccheck and initcheck, s
 tensor is an allocation of its own, of exactly its size, so that memcheck sees one byte too many; the data come from the
 host, so that initcheck knows what was written. Every result is compared with that of the CPU backend.
 
-`--backend sm90` runs one family's calls alone, `--tool racecheck` one tool.
+`--backend sm90` runs one family's calls alone, `--tool racecheck` one tool. A tool that has not ended after `--limit`
+seconds is stopped, and the call that was under way is named.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import mmap
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,6 +52,25 @@ PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088,
 PLANNED += [(30, 7100, 4160, 1), (40, 7100, 4160, 1), (100, 7100, 4160, 1)]  # where SMs without a tile help
 
 
+class UnderWay:
+    """Says which call is under way, in a file that another process reads: by memory alone, so that no call waits for
+    it, and nothing has to run in this process where a call does not end."""
+
+    SIZE = 256
+
+    def __init__(self, path: str | None) -> None:
+        self.file: mmap.mmap | bytearray = bytearray(self.SIZE)
+        if path:
+            with open(path, "r+b") as file:
+                self.file = mmap.mmap(file.fileno(), self.SIZE)
+
+    def say(self, text: str) -> None:
+        self.file[:] = text.encode()[: self.SIZE].ljust(self.SIZE)
+
+
+under_way = UnderWay(None)
+
+
 def families() -> list[str]:
     """The backends of this GPU."""
     import nvfp4
@@ -56,8 +79,8 @@ def families() -> list[str]:
     return ["sm80", *([own] if own else [])]
 
 
-def run_products(shapes: list[tuple[int, int, int, int]], backend: str) -> int:
-    """Runs some shapes in both layouts; returns how many calls agreed with the CPU."""
+def run_products(shapes: list[tuple[int, int, int, int]], backend: str, kernel: str = "") -> int:
+    """Runs some shapes in both layouts; returns how many calls agreed with the CPU. `kernel` is what is said to run."""
     import torch
 
     import nvfp4
@@ -78,6 +101,7 @@ def run_products(shapes: list[tuple[int, int, int, int]], backend: str) -> int:
         options = {"beta": 0.5, "out_dtype": dtype, "scale_layout": layout}
         expected = nvfp4.gemm(a, b, scale_a, scale_b, alpha=alpha, bias=bias, c=c, **options)
         tensors = [gpu(x) for x in (a, b, scale_a, scale_b)]
+        under_way.say(f"call {calls} of {m}x{n}x{k}x{batch}, {layout}, {dtype}, on {backend} {kernel}")
         out = nvfp4.gemm(*tensors, alpha=gpu(alpha), bias=gpu(bias), c=gpu(c), **options, backend=backend)
         if not torch.equal(out.cpu(), expected):
             sys.exit(f"{m}x{n}x{k}x{batch} {layout} {dtype} on {backend}: differs from the CPU backend")
@@ -99,7 +123,7 @@ def run_every_kernel(backend: str) -> int:
             key = (plan["kernel"], plan["swapped"], plan["split_k"] > 1)
             if key not in seen:
                 seen.add(key)
-                calls += run_products([shape], backend)
+                calls += run_products([shape], backend, f"{plan['kernel']}, candidate {place}")
         _C.set_candidate(0)
     return calls
 
@@ -131,15 +155,23 @@ def run(backends: list[str]) -> int:
     return calls
 
 
-def sanitize(tool: str, backends: list[str]) -> tuple[bool, str]:
+def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--target-processes", "all"]
     if tool != "initcheck":  # which must see the writes of every kernel
         command += ["--kernel-name", "kns=nvfp4"]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     command += [sys.executable, __file__, "--run", *(f"--backend={backend}" for backend in backends)]
     start = time.monotonic()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    output = done.stdout + done.stderr
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(UnderWay.SIZE)
+        command.append(f"--under-way={file.name}")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+        try:
+            output, _ = done.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(done.pid, signal.SIGKILL)
+            return False, f"had not ended after {limit_s:.0f} s; under way: {file.read().decode().strip()}"
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", output)
     calls = re.findall(r"\d+ calls agree with the CPU backend", output)
     clean = done.returncode == 0 and bool(summary) and bool(calls)
@@ -154,16 +186,20 @@ def main() -> None:
     parser.add_argument("--backend", action="append", help="of this GPU; by default all that it has")
     parser.add_argument("--tool", action="append", choices=TOOLS, help="by default all four")
     parser.add_argument("--run", action="store_true", help="the calls alone, without a tool")
+    parser.add_argument("--under-way", help="a file: with --run, says there which call is under way")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for a tool")
     args = parser.parse_args()
     backends = args.backend or families()
     if args.run:
+        global under_way
+        under_way = UnderWay(args.under_way)
         print(f"{run(backends)} calls agree with the CPU backend", flush=True)
         return
     if not shutil.which("compute-sanitizer"):
         sys.exit("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
     tools = args.tool or list(TOOLS)
     with ThreadPoolExecutor(len(tools)) as pool:
-        results = list(pool.map(lambda tool: sanitize(tool, backends), tools))
+        results = list(pool.map(lambda tool: sanitize(tool, backends, args.limit), tools))
     for tool, (clean, summary) in zip(tools, results):
         print(f"{tool:10}  {'clean' if clean else 'FAILED':6}  {', '.join(backends)}: {summary}")
     sys.exit(not all(clean for clean, _ in results))
