@@ -64,11 +64,11 @@
     ((stages) * SM90_DENSE_STAGE_BYTES(x_raw) + 8 * SM90_DENSE_TURN_BYTES + 16 * (stages))
 
 #define SM90_EXPAND_THREADS 512
-#define SM90_EXPAND_ROWS    128 /* a CTA expands so many rows of one batch ... */
-#define SM90_EXPAND_K       256 /* ... by so many values along K */
+#define SM90_EXPAND_K       256 /* a CTA expands so many values along K of 32 rows of one batch for each of a thread's */
 /* CTAs for one operand, and its bytes: a multiple of 256, so that the next one may follow. */
-#define SM90_EXPAND_CTAS(rows, k, batches)                                                                             \
-    ((((rows) + SM90_EXPAND_ROWS - 1) / SM90_EXPAND_ROWS) * (((k) + SM90_EXPAND_K - 1) / SM90_EXPAND_K) * (batches))
+#define SM90_EXPAND_CTAS(rows, k, batches, rows_a_thread)                                                              \
+    ((((rows) + 32 * (rows_a_thread) - 1) / (32 * (rows_a_thread))) * (((k) + SM90_EXPAND_K - 1) / SM90_EXPAND_K) *    \
+     (batches))
 #define SM90_EXPANDED_PITCH(k)                (((k) + SM90_DENSE_STAGE_K - 1) / SM90_DENSE_STAGE_K * (SM90_DENSE_STAGE_K * 2))
 #define SM90_EXPANDED_BYTES(rows, k, batches) (((rows) * (batches) * SM90_EXPANDED_PITCH(k) + 255) / 256 * 256)
 
@@ -87,8 +87,10 @@ typedef struct sm90_expand_schedule {
     int64_t k;
     int32_t scale_layout;            /* SCALES_* */
     int32_t first_ctas, second_ctas; /* SM90_EXPAND_CTAS; second 0 where x is raw */
-    int32_t flags;                   /* words to be zeroed for sm90_gemm.cu, at most SM90_MOST_HELPERS ... */
-    uint32_t *zeroed;                /* ... and where */
+    int32_t rows_a_thread;           /* 4, or 1 */
+    int32_t padding_;
+    int32_t flags;    /* words to be zeroed for sm90_gemm.cu, at most SM90_MOST_HELPERS ... */
+    uint32_t *zeroed; /* ... and where */
 } sm90_expand_schedule;
 
 /* Second parameter of the dense kernels. Where an operand is expanded its scale is not looked at. */

@@ -7,8 +7,9 @@
  * steps 2 and 3. So 16 bytes of the result, piece 4w + q, are pair q of word w of the four groups.
  *
  * A CTA expands 128 rows by 256 values: lanes 4 groups x 4 blocks of 64 x 2 rows, each lane also 32, 64 and 96 rows
- * further on, whose scales lie beside each other in the 128x4 layout. Lanes of a quad exchange pairs, so that each then
- * has whole pieces, and a warp stores whole lines. */
+ * further on, whose scales lie beside each other in the 128x4 layout; or the first 32 of these alone, where there are
+ * few rows and what counts is how soon they are there. Lanes of a quad exchange pairs, so that each then has whole
+ * pieces, and a warp stores whole lines. */
 #include "device/cluster.cuh"
 #include "device/decode.cuh"
 #include "device/problem.h"
@@ -17,7 +18,8 @@
 
 static_assert(SM90_EXPAND_THREADS >= SM90_MOST_HELPERS, "a thread for each flag");
 
-enum { ROWS_A_THREAD = 4, PASSES = SM90_EXPAND_ROWS / ROWS_A_THREAD / (2 * SM90_EXPAND_THREADS / 32) };
+enum { ROWS_A_THREAD = 4 };
+static_assert(2 * SM90_EXPAND_THREADS / 32 == 32, "a warp has 2 of 32 rows");
 
 /* Element j of lane i of a quad to element i of lane j. */
 __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
@@ -45,55 +47,53 @@ extern "C" __global__ void __launch_bounds__(SM90_EXPAND_THREADS)
     bool is_second = (int32_t)blockIdx.x >= s.first_ctas;
     const sm90_expand_operand &x = is_second ? s.second : s.first;
     uint32_t chunks = (uint32_t)((s.k + SM90_EXPAND_K - 1) / SM90_EXPAND_K);
-    uint32_t blocks = ((uint32_t)x.rows + SM90_EXPAND_ROWS - 1) / SM90_EXPAND_ROWS;
-    uint32_t index = blockIdx.x - (is_second ? s.first_ctas : 0), chunk = index % chunks;
-    index /= chunks;
-    uint32_t block = index % blocks, l = index / blocks;
+    uint32_t blocks = ((uint32_t)x.rows + 32 * s.rows_a_thread - 1) / (32 * s.rows_a_thread);
+    uint32_t index = blockIdx.x - (is_second ? s.first_ctas : 0), block = index / chunks,
+             chunk = index - block * chunks;
+    uint32_t l = 0;
+    if (block >= blocks) l = block / blocks, block -= l * blocks; /* most have one batch, and need no division */
 
     int lane = threadIdx.x % 32, t = lane % 4, atom = lane / 4 % 4, warp = threadIdx.x / 32;
-    int r = warp * 2 + lane / 16; /* of 32; and a further half of them with each pass */
+    int r = warp * 2 + lane / 16; /* of 32 */
     int64_t k64 = (int64_t)chunk * (SM90_EXPAND_K / SM90_DENSE_STAGE_K) + atom, group = k64 * 4 + t;
     bool exists = group * 16 < s.k, stored = k64 * SM90_DENSE_STAGE_K < s.k, linear = s.scale_layout == SCALES_LINEAR;
-    int32_t first = block * SM90_EXPAND_ROWS + r;
+    uint32_t quarter = block * s.rows_a_thread; /* of 128 rows */
+    int32_t first = quarter * 32 + r;
     int64_t to_pitch = SM90_EXPANDED_PITCH(s.k);
     const uint8_t *data = x.data + l * x.batch + first * x.pitch + group * 8;
     const uint8_t *scale = x.scale + l * x.scale_batch +
-                           (linear ? first * x.scale_pitch + group : block * x.scale_pitch + k64 * 512 + r * 16 + t);
-    int64_t scale_step = linear ? 32 * x.scale_pitch : 4, scale_pass = linear ? 16 * x.scale_pitch : 16 * 16;
+                           (linear ? first * x.scale_pitch + group
+                                   : quarter / 4 * x.scale_pitch + k64 * 512 + r * 16 + quarter % 4 * 4 + t);
+    int64_t scale_step = linear ? 32 * x.scale_pitch : 4;
     char *to = (char *)x.to + ((int64_t)l * x.rows + first) * to_pitch + k64 * 128 + t * 16;
 
     wait_for_prior_grids();
     launch_dependents();
     if (blockIdx.x == 0 && (int32_t)threadIdx.x < s.flags) s.zeroed[threadIdx.x] = 0;
 
-    uint2 words[PASSES][ROWS_A_THREAD];
-    uint32_t scales[PASSES][ROWS_A_THREAD];
+    uint2 words[ROWS_A_THREAD];
+    uint32_t scales[ROWS_A_THREAD];
 #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-#pragma unroll
-        for (int i = 0; i < ROWS_A_THREAD; i++) {
-            int row = pass * 16 + i * 32;
-            words[pass][i] = make_uint2(0, 0);
-            scales[pass][i] = 0;
-            if (exists && first + row < x.rows) {
-                words[pass][i] = *(const uint2 *)(data + row * x.pitch);
-                scales[pass][i] = scale[pass * scale_pass + i * scale_step];
-            }
+    for (int i = 0; i < ROWS_A_THREAD; i++) {
+        words[i] = make_uint2(0, 0);
+        scales[i] = 0;
+        if (i < s.rows_a_thread && exists && first + i * 32 < x.rows) {
+            words[i] = *(const uint2 *)(data + i * 32 * x.pitch);
+            scales[i] = scale[i * scale_step];
         }
+    }
 #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-#pragma unroll
-        for (int i = 0; i < ROWS_A_THREAD; i++) {
-            int row = pass * 16 + i * 32;
-            uint32_t pairs[2][4], scale_pair = decode_scales(scales[pass][i], 0);
-            decode_word<0>(words[pass][i].x, scale_pair, pairs[0]);
-            decode_word<0>(words[pass][i].y, scale_pair, pairs[1]);
-            transpose_quad(pairs[0]);
-            transpose_quad(pairs[1]);
-            if (stored && first + row < x.rows) {
-                uint4 *at = (uint4 *)(to + row * to_pitch);
-                at[0] = make_uint4(pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]);
-                at[4] = make_uint4(pairs[1][0], pairs[1][1], pairs[1][2], pairs[1][3]);
-            }
+    for (int i = 0; i < ROWS_A_THREAD; i++) {
+        if (i == s.rows_a_thread) break;
+        uint32_t pairs[2][4], scale_pair = decode_scales(scales[i], 0);
+        decode_word<0>(words[i].x, scale_pair, pairs[0]);
+        decode_word<0>(words[i].y, scale_pair, pairs[1]);
+        transpose_quad(pairs[0]);
+        transpose_quad(pairs[1]);
+        if (stored && first + i * 32 < x.rows) {
+            uint4 *at = (uint4 *)(to + i * 32 * to_pitch);
+            at[0] = make_uint4(pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]);
+            at[4] = make_uint4(pairs[1][0], pairs[1][1], pairs[1][2], pairs[1][3]);
         }
+    }
 }

@@ -4,6 +4,7 @@
 enum {
     WORKSPACE_ALIGNMENT = 256, /* that the kernels ask for, */
     CALLERS_ALIGNMENT = 16,    /* and that a workspace has */
+    MOST_AT_ONCE = 264,        /* CTAs that run at a time on a whole GPU where a thread has one row */
 };
 
 static sm90_expand_operand operand_of(const gemm_problem *p, int is_b) {
@@ -27,20 +28,26 @@ int sm90_expanded_side(const gemm_problem *p, int is_b, sm90_side *s) {
     s->batches = s->operand.batch == 0 && s->operand.scale_batch == 0 ? 1 : p->l;
     if ((double)rows * (double)s->batches * (double)SM90_EXPANDED_PITCH(p->k) >= (double)TENSOR_STRIDE_END) return 0;
     s->expanded = SM90_EXPANDED_BYTES(rows, p->k, s->batches);
-    s->ctas = SM90_EXPAND_CTAS(rows, p->k, s->batches);
-    return s->ctas <= INT32_MAX / 2;
+    return SM90_EXPAND_CTAS(rows, p->k, s->batches, 4) <= INT32_MAX / 2;
+}
+
+static int64_t ctas_of(const sm90_side *s, int64_t k, int64_t rows_a_thread) {
+    return s->expanded ? SM90_EXPAND_CTAS((int64_t)s->operand.rows, k, s->batches, rows_a_thread) : 0;
 }
 
 size_t sm90_plan_expansion(const gemm_problem *p, const sm90_side *y, const sm90_side *x, sm90_expand_run *run) {
     const int64_t bytes = y->expanded + x->expanded;
+    const int64_t at_once = ctas_of(y, p->k, 1) + ctas_of(x, p->k, 1), rows_a_thread = at_once <= MOST_AT_ONCE ? 1 : 4;
+    const int64_t first_ctas = ctas_of(y, p->k, rows_a_thread), second_ctas = ctas_of(x, p->k, rows_a_thread);
     *run = (sm90_expand_run){
         .schedule = {.first = y->operand,
                      .second = x->operand,
                      .k = p->k,
                      .scale_layout = p->scale_layout,
-                     .first_ctas = (int32_t)y->ctas,
-                     .second_ctas = (int32_t)x->ctas},
-        .grid = y->ctas + x->ctas,
+                     .first_ctas = (int32_t)first_ctas,
+                     .second_ctas = (int32_t)second_ctas,
+                     .rows_a_thread = (int32_t)rows_a_thread},
+        .grid = first_ctas + second_ctas,
         .second_at = y->expanded,
     };
     return bytes > 0 ? (size_t)bytes + WORKSPACE_ALIGNMENT - CALLERS_ALIGNMENT : 0;

@@ -11,7 +11,6 @@
 typedef struct sm90_side {
     int64_t batches;  /* of its tensor map and of its expansion: L, or 1 where one serves all */
     int64_t expanded; /* bytes; 0: it is read as it lies */
-    int64_t ctas;     /* that expand it */
     sm90_expand_operand operand;
 } sm90_side;
 

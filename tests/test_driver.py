@@ -338,7 +338,7 @@ def test_dense_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) 
         size: ["map", "16", "3", f"{k},{size},1", f"{2 * k},{2 * k * size}", "64,128,1", "128"] for size in (m, n)
     }
     assert rows[:2] == [expanded[m], (expanded if kernel == "expanded" else raw)[n]]
-    ctas = 5 * 5 * (2 if kernel == "expanded" else 1)  # 128 rows by 256 along K each
+    ctas = 5 * (19 + 17 if kernel == "expanded" else 19)  # 32 rows by 256 along K each
     assert rows[2:-1] == [["nvfp4_sm90_expand", str(ctas), "512", "0", rows[-1][4], "0", "1"]]
     assert rows[-1][0] == name and rows[-1][5:] == ["2", "1"]
 

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 SEEDS = int(os.environ.get("SM90_SEEDS", 2))
 BF16 = 5
 CONFIGS = configs()
+by_rows = pytest.mark.parametrize("rows_a_thread", [1, 4])
 
 
 def rounded(values: numpy.ndarray, kind: int) -> numpy.ndarray:
@@ -59,25 +60,40 @@ def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
     return numpy.random.default_rng(seed)
 
 
+@by_rows
 @pytest.mark.parametrize("layout", ["128x4", "linear"])
-def test_expanded_numbers(layout: str, random: numpy.random.Generator) -> None:
-    """Both operands in one launch: every number times its scale, zeros beyond K, nothing beside it."""
+def test_expanded_numbers(layout: str, rows_a_thread: int, random: numpy.random.Generator) -> None:
+    """Both operands in one launch, of any number of rows and batches: every number times its scale, zeros beyond K,
+    nothing beside it. The first one is longer than a block of scales and its K than a CTA's."""
     for case in range(2 * SEEDS):
         emulator = Emulator("sm_90", seed=case)
         module = emulator.load(expand_ptx())
-        m, n, k = (int(random.integers(1, high)) for high in (400, 200, 50))
+        m, n, k = (int(random.integers(low, high)) for low, high in ((130, 400), (1, 200), (17, 50)))
         options = {"linear": layout == "linear", "integer": False, "pitch": 8 * (k + int(random.integers(0, 3)))}
-        product = DenseProduct(emulator, random, m, n, 16 * k, int(random.integers(1, 3)), **options)
+        product = DenseProduct(emulator, random, m, n, 16 * k, int(random.integers(1, 4)), **options)
         if case % 2:
             product.share(case // 2 % 2)
         places = {which: product.expanded(which) for which in (1, 0)}
-        product.expand(module, list(places.items()), wait=True)
+        product.expand(module, list(places.items()), True, rows_a_thread)
         for which, place in places.items():
             expected = product.expected_expansion(which)
             assert (place.numpy() == expected).all(), f"{m} x {n} x {16 * k}, operand {which}"
 
 
-def test_expanded_scales(random: numpy.random.Generator) -> None:
+@by_rows
+@pytest.mark.parametrize("layout", ["128x4", "linear"])
+@pytest.mark.parametrize(("rows", "k"), [(1, 16), (1, 64), (31, 48), (32, 256), (33, 272), (96, 80), (97, 1040)])
+def test_expanded_edges(rows: int, k: int, layout: str, rows_a_thread: int, random: numpy.random.Generator) -> None:
+    """One operand that ends with, before or behind what a lane, a quad, a warp or a CTA expands; batches."""
+    emulator = Emulator("sm_90", seed=2)
+    product = DenseProduct(emulator, random, rows, 1, k, 3, linear=layout == "linear", integer=False)
+    place = product.expanded(0)
+    product.expand(emulator.load(expand_ptx()), [(0, place)], True, rows_a_thread)
+    assert (place.numpy() == product.expected_expansion(0)).all()
+
+
+@by_rows
+def test_expanded_scales(rows_a_thread: int, random: numpy.random.Generator) -> None:
     """Every e4m3 scale, the NaN among them, by every value."""
     emulator = Emulator("sm_90")
     product = DenseProduct(emulator, random, 128, 1, 16, linear=True)
@@ -85,19 +101,20 @@ def test_expanded_scales(random: numpy.random.Generator) -> None:
     product.scales[0][0, :, 0] = numpy.arange(128)
     product.arrays[0], product.arrays[1] = emulator.array(product.data[0]), emulator.array(product.scales[0])
     place = product.expanded(0)
-    product.expand(emulator.load(expand_ptx()), [(0, place)], wait=True)
+    product.expand(emulator.load(expand_ptx()), [(0, place)], True, rows_a_thread)
     assert numpy.array_equal(place.numpy(), product.expected_expansion(0), equal_nan=True)
     assert numpy.isnan(place.numpy()[0, 127]).sum() == 16
 
 
-def test_flags_are_zeroed(random: numpy.random.Generator) -> None:
+@by_rows
+def test_flags_are_zeroed(rows_a_thread: int, random: numpy.random.Generator) -> None:
     """As many as are asked for, and nothing behind them."""
     emulator = Emulator("sm_90")
     module = emulator.load(expand_ptx())
     for flags in (1, int(random.integers(2, 512)), 512):
         product = DenseProduct(emulator, random, 200, 1, 528)
         words = emulator.array(numpy.full(520, 7, "u4"))
-        product.expand(module, [(0, product.expanded(0))], True, flags, words)
+        product.expand(module, [(0, product.expanded(0))], True, rows_a_thread, flags, words)
         assert (words.numpy() == [0] * flags + [7] * (520 - flags)).all()
 
 

@@ -139,11 +139,20 @@ static void check_raw(const gemm_problem *p, int is_b, const sm90_expand_operand
            "what is expanded, or decoded inside");
 }
 
+/* A thread expands one row where the GPU surely runs all CTAs at once that it takes then. */
+static void check_rows_a_thread(const sm90_expand_schedule *e, int64_t first_batches, int64_t second_batches) {
+    const int64_t first = e->first_ctas ? SM90_EXPAND_CTAS((int64_t)e->first.rows, e->k, first_batches, 1) : 0;
+    const int64_t second = e->second_ctas ? SM90_EXPAND_CTAS((int64_t)e->second.rows, e->k, second_batches, 1) : 0;
+    expect(e->rows_a_thread == (first + second <= 264 ? 1 : 4), "rows that a thread expands");
+}
+
 /* An operand that is expanded: in the workspace, whose end it must not pass; returns where it ends. */
-static uintptr_t check_expanded(const gemm_problem *p, int is_b, const sm90_expand_operand *e, int64_t ctas,
+static uintptr_t check_expanded(const gemm_problem *p, int is_b, const sm90_expand_schedule *schedule, int is_second,
                                 int64_t batches, uintptr_t from, uintptr_t end) {
-    const int64_t rows = is_b ? p->n : p->m;
-    expect(ctas == (p->k > 0 ? SM90_EXPAND_CTAS(rows, p->k, batches) : 0), "CTAs that expand");
+    const sm90_expand_operand *e = is_second ? &schedule->second : &schedule->first;
+    const int64_t ctas = is_second ? schedule->second_ctas : schedule->first_ctas, rows = is_b ? p->n : p->m;
+    expect(ctas == ceil_div(rows, 32 * schedule->rows_a_thread) * ceil_div(p->k, SM90_EXPAND_K) * batches,
+           "CTAs that expand");
     check_raw(p, is_b, e);
     if (p->k == 0) return from;
     uintptr_t to = (uintptr_t)e->to;
@@ -235,6 +244,7 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     expect(s->longer_parts >= 0 && s->longer_parts < s->split_k, "evenly");
     expect(plan->split_k == s->split_k && s->split_k >= 1 && s->split_k <= 8, "a cut of K");
     expect(s->split_k == 1 || s->part_stages > 0, "no part of K is empty");
+    expect(s->by_split == ceil_div((int64_t)1 << 31, s->split_k), "what is kept is divided by the units");
     const int64_t clusters = plan->grid / s->split_k, room = facts->sm_count;
     expect(sm90_cluster(plan, run) == s->split_k && sm90_grid_x(plan, run) == s->split_k &&
                plan->grid % s->split_k == 0 && clusters > 0 && clusters <= 65535,
@@ -275,7 +285,8 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
         check_raw(p, y_is_b, &s->raw_y);
         expect(plan->workspace == 0 && run->expand.grid == 0, "raw y takes no workspace");
     } else {
-        uintptr_t used = check_expanded(p, y_is_b, &e->first, e->first_ctas, batches, (uintptr_t)workspace, end);
+        uintptr_t used = check_expanded(p, y_is_b, e, 0, batches, (uintptr_t)workspace, end);
+        check_rows_a_thread(e, batches, 0);
         expect(e->second_ctas == 0 && run->expand.grid == e->first_ctas, "y alone is expanded");
         used = check_flags(c, s, e, used, end);
         expect(plan->workspace == 0 || end - used < 256, "and no more workspace than that");
@@ -345,9 +356,9 @@ static void check_dense(const device_facts *facts, const gemm_problem *p, const 
         expect(p->scale_layout == SCALES_128X4 && p->k % 64 == 0 && p->aligned16 && !is_far(p), "what raw asks for");
     sm90_place_expansion(&run->expand, workspace);
     sm90_dense_operand *sides[2] = {&s->x, &s->y};
-    const sm90_expand_operand *expanded[2] = {&e->second, &e->first};
     const int64_t ctas[2] = {e->second_ctas, e->first_ctas};
     uintptr_t end = (uintptr_t)workspace + plan->workspace, from = (uintptr_t)workspace;
+    int64_t counts[2];
     for (int side = 1; side >= 0; side--) {
         int is_b = side == 0 ? s->swapped : !s->swapped;
         int64_t batch = is_b ? p->b_batch : p->a_batch, scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
@@ -357,8 +368,10 @@ static void check_dense(const device_facts *facts, const gemm_problem *p, const 
         if (raw[side])
             expect(ctas[side] == 0, "what is raw is not expanded");
         else
-            from = check_expanded(p, is_b, expanded[side], ctas[side], count, from, end);
+            from = check_expanded(p, is_b, e, side == 0, count, from, end);
+        counts[side] = count;
     }
+    check_rows_a_thread(e, counts[1], counts[0]);
     expect(plan->workspace == 0 || end - from < 256, "and no more than that");
     expect(run->expand.grid == ctas[0] + ctas[1], "the grid of the expansion");
     plan_tensor tensors[PLAN_MOST_TENSORS];

@@ -27,7 +27,8 @@ from emulate import Array, Emulator, Module  # noqa: E402
 from sm100.launch import CSRC, SWIZZLE_128, UINT8, UINT16, TensorMap, only_entry  # noqa: E402
 
 STAGE_K, TILE_X, TILE_Y = 64, 128, 256
-THREADS, EXPAND_THREADS, EXPAND_ROWS, EXPAND_K = 384, 512, 128, 256
+THREADS, EXPAND_THREADS, EXPAND_K = 384, 512, 256
+MOST_AT_ONCE = 264  # CTAs of the expansion with a row a thread (csrc/sm90_expand_plan.c)
 UNIT = 4096.0  # DECODED_PRODUCT_UNIT: the expanded operands are each 2^6 too small
 
 
@@ -57,7 +58,7 @@ def configs() -> dict[str, Config]:
 @functools.cache
 def compile_ptx(source: str) -> str:
     """What nvcc writes for compute_90a; kept in the temporary folder, by the content of all device code."""
-    files = [CSRC / source, *sorted(CSRC.glob("device/*")), CSRC / "sm90_dense_configs.h"]
+    files = [CSRC / source, *sorted(CSRC.glob("device/*")), CSRC / "sm90_configs.h", CSRC / "sm90_dense_configs.h"]
     key = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"nvfp4-sm90-{os.getuid()}"
     folder.mkdir(exist_ok=True)
@@ -87,7 +88,8 @@ class ExpandSchedule(ctypes.Structure):
 
     _fields_ = (
         [("first", ExpandOperand), ("second", ExpandOperand), ("k", ctypes.c_int64)]
-        + [(name, ctypes.c_int32) for name in ("scale_layout", "first_ctas", "second_ctas", "flags")]
+        + [(name, ctypes.c_int32) for name in ("scale_layout", "first_ctas", "second_ctas")]
+        + [(name, ctypes.c_int32) for name in ("rows_a_thread", "padding", "flags")]
         + [("zeroed", ctypes.c_uint64)]
     )  # fmt: skip
 
@@ -164,21 +166,28 @@ class DenseProduct(sm100.launch.Product):
         """Poisoned memory for an operand."""
         return self.emulator.empty((self.batches(which), (self.m, self.n)[which], self.k_stages * 64), numpy.float16)
 
+    def expand_ctas(self, which: int, rows_a_thread: int) -> int:
+        """SM90_EXPAND_CTAS."""
+        blocks = ceil_div((self.m, self.n)[which], 32 * rows_a_thread)
+        return blocks * ceil_div(self.k, EXPAND_K) * self.batches(which)
+
     def expand(
         self,
         module: Module,
         operands: list[tuple[int, Array]],
         wait: bool = False,
+        rows_a_thread: int = 0,
         flags: int = 0,
         zeroed: Array | None = None,
     ) -> None:
-        """flags: so many words of `zeroed`, for helped kernels."""
-        ctas = [
-            ceil_div((self.m, self.n)[which], EXPAND_ROWS) * ceil_div(self.k, EXPAND_K) * self.batches(which)
-            for which, _ in operands
-        ]
+        """rows_a_thread: by the plan's rule unless given. flags: so many words of `zeroed`, for helped kernels."""
+        if not rows_a_thread:
+            rows_a_thread = 1 if sum(self.expand_ctas(which, 1) for which, _ in operands) <= MOST_AT_ONCE else 4
+        ctas = [self.expand_ctas(which, rows_a_thread) for which, _ in operands]
         filled = [self.expand_operand(which, to) for which, to in operands]
-        schedule = ExpandSchedule(first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0])
+        schedule = ExpandSchedule(
+            first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0], rows_a_thread=rows_a_thread
+        )
         if zeroed:
             schedule.flags, schedule.zeroed = flags, zeroed.address
         if len(filled) == 2:
