@@ -98,9 +98,9 @@ typedef struct sm90_schedule {
     int32_t helper_clusters; /* the first ones; the others have a divided tile each */
     int32_t helped_stages, helper_stages; /* of a divided tile that helpers compute; that one helper computes */
     uint32_t by_helped, by_helper;        /* ceil(2^31 / these) */
-    int32_t padding_;
-    uint8_t *contributions; /* in the workspace: one for each helper and divided tile */
-    uint32_t *handed_over;  /* by helper: warps that have, 0 at the start */
+    uint32_t by_split;                    /* of every kernel: ceil(2^31 / split_k) */
+    uint8_t *contributions;               /* in the workspace: one for each helper and divided tile */
+    uint32_t *handed_over;                /* by helper: warps that have, 0 at the start */
 } sm90_schedule;
 
 #endif

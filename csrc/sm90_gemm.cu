@@ -16,15 +16,16 @@
  *
  * While the tensor core works on one part of a stage a math warp decodes the next; it has two buffers of registers.
  *
- * Dependent launch: the expansion of y waits for the grids before it and only then lets this grid start. So x may be
- * loaded at once, while y is still being expanded. With Y_RAW nothing is loaded before the grids before have ended.
+ * Dependent launch: the expansion of y waits for the grids before it and only then lets this grid start. So some of x
+ * is loaded at once, while y is still being expanded. With Y_RAW nothing is loaded before the grids before have ended.
  *
  * Shared memory of a CTA: stages [y, 128 bytes a row, two spans along K | x values, 64 bytes a row | x scales], a
  * turning place a math warp, barriers (SM90_SHARED_BYTES).
  *
  * K may be cut between the CTAs of a cluster (split_k). Each then keeps some groups of 8 columns of the tile; the
- * others send it their sums of these, by st.async in the order of the registers, and it adds them in the order of the
- * parts. In helped kernels CTAs beside the clusters compute the beginning of K for them (sm90_gemm_parts.cuh).
+ * others send it their sums of these, by st.async in the order of the registers, and it adds them to its own in the
+ * order of the parts. In helped kernels CTAs beside the clusters compute the beginning of K for them
+ * (sm90_gemm_parts.cuh).
  *
  * Tails. Rows past the end of a tensor reach only results that are not stored. Along K scales past the end are replaced
  * by zero where they are decoded, and values are finite whatever the byte. */
@@ -45,6 +46,9 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
     static constexpr int COLUMN_GROUPS = TILE_Y / 8;
     static constexpr bool Y_RAW = SM90_Y_RAW(TILE_Y);
     static constexpr int Y_WARPS = Y_RAW ? 3 : 0; /* that decode y, behind the one that loads */
+    /* Stages of which x is asked for while y is still being expanded. More of them come between the expansion and its
+     * data: the first products then start 1 us later (measured, with cold caches). */
+    static constexpr int AHEAD = Y_RAW ? 0 : 2;
     static constexpr bool HELPED = HELPED_;
     static constexpr int CONTRIBUTION_BYTES = SM90_CONTRIBUTION_BYTES(MATH_GROUPS, X_TILES, TILE_Y);
     /* Of a stage; y comes first. */
@@ -70,7 +74,6 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
 
 /* One thread: fills the slots. */
 template <class C> struct loader {
-    static constexpr int AHEAD = C::STAGES < 4 ? C::STAGES : 4;
     const sm90_schedule &s;
     const share<C> &w;
     tile_place place;
@@ -104,7 +107,7 @@ template <class C> struct loader {
         copy_box_3d<1>(stage + C::Y_SPAN, &s.y.values, k * SM90_STAGE_K + 64, place.y, l, full, s.y.policy);
     }
 
-    /* The stages of one piece or tile; of the first ones x may be there already. */
+    /* The stages of one piece or tile; of the first ones x may have been asked for already. */
     __device__ __forceinline__ void load_stages(int32_t k_first, int32_t k_last, int32_t &ahead,
                                                 ring<C::STAGES> &at) const {
 #pragma unroll 1
@@ -119,9 +122,9 @@ template <class C> struct loader {
         }
     }
 
-    /* Some of x at once; y has to be expanded first. Returns for how many slots. */
+    /* Some of x at once; y has to be expanded first. Returns of how many stages. */
     __device__ __forceinline__ int32_t load_ahead(int32_t k_first, int32_t k_last) const {
-        int32_t ahead = min(AHEAD, k_last - k_first);
+        int32_t ahead = min(C::AHEAD, k_last - k_first);
 #pragma unroll 1
         for (int32_t i = 0; i < ahead; i++) load_x(k_first + i, i);
         wait_for_prior_grids();
@@ -143,13 +146,9 @@ template <class C> struct loader {
 
     __device__ __forceinline__ void run(tile_walk<C> walk) {
         ring<C::STAGES> at;
+        if (!walk.more()) return;
         begin_tile(walk.place);
-        if constexpr (C::Y_RAW) wait_for_prior_grids(), launch_dependents();
-        /* Some of x at once; y has to be expanded first. */
-        int32_t ahead = walk.more() ? min(AHEAD, w.k_last - w.k_first) : 0;
-#pragma unroll 1
-        for (int32_t i = 0; i < ahead; i++) load_x(w.k_first + i, i);
-        if constexpr (!C::Y_RAW) wait_for_prior_grids(), launch_dependents();
+        int32_t ahead = load_ahead(w.k_first, w.k_last);
         for (; walk.more(); walk.advance()) {
             begin_tile(walk.place);
             load_stages(w.k_first, w.k_last, ahead, at);
@@ -168,8 +167,9 @@ __device__ __forceinline__ void decode_y(const sm90_schedule &s, const share<C> 
     wait_for_prior_grids();
     for (; walk.more(); walk.advance()) {
         int32_t l = walk.place.l;
-        rows.begin(y.data + l * y.batch, y.pitch, y.scale + l * y.scale_batch, y.scale_pitch, walk.place.y, y.rows);
-        if (w.k_first + turn < w.k_last) rows.load(w.k_first + turn, w.scales);
+        rows.begin(y.data + l * y.batch, y.pitch, y.scale + l * y.scale_batch, y.scale_pitch, walk.place.y, y.rows,
+                   w.scales);
+        if (w.k_first + turn < w.k_last) rows.load(w.k_first + turn);
 #pragma unroll 1
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
             if (turn-- > 0) continue;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void decode_y(const sm90_schedule &s, const share<C> 
             rows.store(w.stage(at.slot), C::Y_SPAN);
             fence_proxy_async();
             mbarrier_arrive(w.full(at.slot));
-            if (k + C::Y_WARPS < w.k_last) rows.load(k + C::Y_WARPS, w.scales);
+            if (k + C::Y_WARPS < w.k_last) rows.load(k + C::Y_WARPS);
             turn = C::Y_WARPS - 1;
         }
     }
@@ -275,9 +275,16 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
     if (w.k_first < w.k_last) mbarrier_arrive(w.empty(previous));
 }
 
-/* Two 16-bit numbers in a word. */
+/* A sum of products, without the power of two that decode.cuh leaves in it. Zero is +0. */
+__device__ __forceinline__ float finished(float sum) {
+    return __fmaf_rn(sum, DECODED_PRODUCT_UNIT, 0.0f);
+}
+
+/* Two numbers in 16 bits each, as round_16: one instruction for either type. */
 __device__ __forceinline__ uint32_t round_pair(float x, float y, int32_t type) {
-    return round_16(x, type) | (uint32_t)round_16(y, type) << 16;
+    __half2 half = __floats2half2_rn(x, y);
+    __nv_bfloat162 bfloat = __floats2bfloat162_rn(x, y);
+    return type == OUT_FP16 ? *(uint32_t *)&half : *(uint32_t *)&bfloat;
 }
 
 /* What each lane has of 8 rows and 8 columns, two neighbours of row lane / 4 in a word, with rows and columns changed
@@ -288,13 +295,15 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
     return result;
 }
 
-/* Stores of a quad's row 8 neighbours from `column` on, and 8 more: lane t has the pair 2t of both. Each lane gets a
- * neighbour's pair for one of its own, so that it has 4 in a row. */
-__device__ __forceinline__ void store_two_groups(char *row, int64_t column, uint32_t first, uint32_t second) {
+/* Stores of a quad's row 8 neighbours and the 8 behind them: lane t has the pair 2t of both. Each lane gets a
+ * neighbour's pair for one of its own, so that it has 4 in a row, those from two_groups_place() on. */
+__device__ __forceinline__ int two_groups_place() {
+    return threadIdx.x % 4 / 2 * 4 + threadIdx.x % 2 * 8;
+}
+__device__ __forceinline__ void store_two_groups(char *to, bool exists, uint32_t first, uint32_t second) {
     bool odd = threadIdx.x % 2;
     uint32_t other = __shfl_xor_sync(0xFFFFFFFF, odd ? first : second, 1);
-    column += threadIdx.x % 4 / 2 * 4 + (odd ? 8 : 0);
-    if (row) *(uint2 *)(row + column * 2) = odd ? make_uint2(other, second) : make_uint2(first, other);
+    if (exists) *(uint2 *)to = odd ? make_uint2(other, second) : make_uint2(first, other);
 }
 
 /* 8 columns of y of a warp's 16 rows of x, from the order of wgmma's registers into that of the output, 4 neighbours
@@ -309,80 +318,64 @@ __device__ __forceinline__ void turn_group(float *place, bool swapped, const flo
     }
 }
 
-/* Stores two groups of 8 columns of a warp's 16 rows of x: finished sums. */
-template <class C> struct output {
-    const gemm_problem &p;
-    const sm90_schedule &s;
-    bool plain; /* alpha times the sums in 16 bits, all columns exist, rows start on 8 bytes */
-    float alpha;
-
-    __device__ __forceinline__ output(const gemm_problem &p, const sm90_schedule &s, const tile_place &place)
-        : p(p), s(s), alpha(0.0f) {
-        int64_t columns = s.swapped ? (int64_t)place.x + C::TILE_X : (int64_t)place.y + C::TILE_Y;
-        plain = !p.c && !p.bias && (!p.alpha || p.alpha_stride == 0) && p.out_type != OUT_FP32 && columns <= p.n &&
-                ((uint64_t)p.out | p.out_pitch | p.out_batch) % 8 == 0;
-        if (plain) alpha = p.alpha ? *p.alpha : p.alpha_value;
-    }
-
-    /* From y on, of which have[] exist. */
-    __device__ __forceinline__ void store_plain(int64_t l, int64_t x, int64_t y, const float (&v)[2][4],
-                                                const bool (&have)[2]) const {
-        int lane = threadIdx.x % 32;
-        char *out = (char *)p.out + l * p.out_batch;
-        uint32_t pairs[2][2];
-#pragma unroll
-        for (int g = 0; g < 2; g++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                pairs[g][h] = round_pair(__fmul_rn(alpha, v[g][2 * h]), __fmul_rn(alpha, v[g][2 * h + 1]), p.out_type);
-#pragma unroll
-        for (int i = 0; i < 2; i++) { /* a group, or 8 rows of x */
-            if (s.swapped) {
-                int64_t row = y + i * 8 + lane / 4;
-                if (have[i])
-                    store_two_groups(row < s.y.rows ? out + row * p.out_pitch : nullptr, x, transpose(pairs[i][0]),
-                                     transpose(pairs[i][1]));
-                continue;
-            }
-            int64_t row = x + i * 8 + lane / 4;
-            char *to = row < s.x.rows ? out + row * p.out_pitch : nullptr;
-            if (have[0] && have[1])
-                store_two_groups(to, y, pairs[0][i], pairs[1][i]);
-            else if (to)
-                *(uint32_t *)(to + (y + (have[0] ? 0 : 8) + lane % 4 * 2) * 2) = have[0] ? pairs[0][i] : pairs[1][i];
-        }
-    }
-
-    __device__ __forceinline__ void store_any(int64_t l, int64_t x, int64_t y, const float (&v)[2][4],
-                                              const bool (&have)[2], float *turn) const {
-        int lane = threadIdx.x % 32, row = s.swapped ? lane / 4 : lane / 2; /* of the output, as the column */
-        int column = s.swapped ? lane % 4 * 4 : lane % 2 * 4;
-#pragma unroll
-        for (int g = 0; g < 2; g++) {
-            __syncwarp();
-            turn_group(turn, s.swapped, v[g]);
-            __syncwarp();
-            float4 turned = *(const float4 *)(turn + row * (s.swapped ? 20 : 12) + column);
-            int64_t m = row + (s.swapped ? y + g * 8 : x), n = column + (s.swapped ? x : y + g * 8);
-            if (have[g] && m < p.m && n < p.n)
-                column_epilogue(p, n).store(p, l, m, {turned.x, turned.y, turned.z, turned.w});
-        }
-        __syncwarp();
-    }
-};
-
-/* Finishes the kept columns of a tile, 16 at a time. The sums go through shared memory so that all but the first step
- * is a loop: code that runs once costs more to fetch than to run. */
+/* Whether the output is alpha times the sums in 16 bits, all columns exist, and rows start on 8 bytes. */
 template <class C>
-__device__ __forceinline__ void finish(const gemm_problem &p, const sm90_schedule &s, const share<C> &w,
-                                       const tile_place &place, uint8_t *shared, const sums<C> &acc) {
+__device__ __forceinline__ bool is_plain(const gemm_problem &p, const sm90_schedule &s, const tile_place &place) {
+    int64_t columns = s.swapped ? (int64_t)place.x + C::TILE_X : (int64_t)place.y + C::TILE_Y;
+    return !p.c && !p.bias && (!p.alpha || p.alpha_stride == 0) && p.out_type != OUT_FP32 && columns <= p.n &&
+           ((uint64_t)p.out | p.out_pitch | p.out_batch) % 8 == 0;
+}
+
+/* Finishes the kept columns of a tile of plain output, 16 at a time, out of registers. */
+template <bool SWAPPED, class C>
+__device__ __forceinline__ void finish_plain(const gemm_problem &p, const sm90_schedule &s, const tile_place &place,
+                                             const kept_columns<C> &kept, const sums<C> &acc) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int32_t x = place.x + warp / 4 * 64 * C::X_TILES + warp % 4 * 16, row = (SWAPPED ? place.y : x) + lane / 4;
+    int32_t rows = (SWAPPED ? s.y.rows : s.x.rows) - row; /* from this one on */
+    int64_t column = SWAPPED ? x : place.y, eight_rows = 8 * p.out_pitch;
+    char *out = (char *)p.out + place.l * p.out_batch + row * p.out_pitch + column * 2;
+    float alpha = p.alpha ? *p.alpha : p.alpha_value;
+#pragma unroll
+    for (int first = 0; first < C::COLUMN_GROUPS; first += 2)
+#pragma unroll
+        for (int i = 0; i < C::X_TILES; i++) {
+            bool have[2] = {kept.have(first), first + 1 < C::COLUMN_GROUPS && kept.have(first + 1)};
+            if (!have[0] && !have[1]) continue;
+            uint32_t pairs[2][2] = {};
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (first + j / 2 < C::COLUMN_GROUPS) {
+                    const float *v = acc[i] + first * 4 + j * 2;
+                    pairs[j / 2][j % 2] =
+                        round_pair(__fmul_rn(alpha, finished(v[0])), __fmul_rn(alpha, finished(v[1])), p.out_type);
+                }
+#pragma unroll
+            for (int j = 0; j < 2; j++) /* a group, or 8 rows of x */
+                if (SWAPPED) {
+                    char *to = out + (first + j) * eight_rows + i * 128 + two_groups_place() * 2;
+                    if (have[j])
+                        store_two_groups(to, (first + j) * 8 < rows, transpose(pairs[j][0]), transpose(pairs[j][1]));
+                } else {
+                    char *to = out + (i * 8 + j) * eight_rows + first * 16;
+                    bool exists = i * 64 + j * 8 < rows;
+                    if (have[0] && have[1])
+                        store_two_groups(to + two_groups_place() * 2, exists, pairs[0][j], pairs[1][j]);
+                    else if (exists)
+                        *(uint32_t *)(to + (have[0] ? 0 : 16) + lane % 4 * 4) = have[0] ? pairs[0][j] : pairs[1][j];
+                }
+        }
+}
+
+/* Finishes the kept columns of a tile of any output, 16 at a time, in a loop: the sums go through shared memory. */
+template <class C>
+__device__ __forceinline__ void finish_any(const gemm_problem &p, const sm90_schedule &s, const tile_place &place,
+                                           const kept_columns<C> &kept, uint8_t *shared, const sums<C> &acc) {
     constexpr int PAIRS = SM90_CEIL_DIV(C::COLUMN_GROUPS, 2);
-    int warp = threadIdx.x / 32, units = s.split_k;
-    kept_columns kept(C::COLUMN_GROUPS, w.unit, units);
-    parts_layout<C> layout(units);
-    output<C> out(p, s, place);
-    uint8_t *turn = shared + C::TURN_AT + warp * SM90_TURN_BYTES;
-    float4 *own = (float4 *)turn + threadIdx.x % 32;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float *turn = (float *)(shared + C::TURN_AT + warp * SM90_TURN_BYTES);
+    float4 *own = (float4 *)turn + lane;
+    int row = s.swapped ? lane / 4 : lane / 2, column = s.swapped ? lane % 4 * 4 : lane % 2 * 4; /* of the output */
 #pragma unroll 1
     for (int step = 0; step < PAIRS * C::X_TILES; step++) {
         int i = step / PAIRS, first = step % PAIRS * 2;
@@ -395,35 +388,43 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm90_schedul
                 for (int g = 0; g < 2; g++)
                     if (j % PAIRS * 2 + g < C::COLUMN_GROUPS) {
                         const float *a = acc[j / PAIRS] + (j % PAIRS * 2 + g) * 4;
-                        own[g * 32] = make_float4(a[0], a[1], a[2], a[3]);
+                        own[g * 32] = make_float4(finished(a[0]), finished(a[1]), finished(a[2]), finished(a[3]));
                     }
-        float v[2][4] = {};
-#pragma unroll 1
-        for (int unit = 0; unit < units; unit++) { /* in the order of the parts of K */
-            const float4 *part = own;
-            int distance = 32;
-            if (unit != (int)w.unit) {
-                part = (const float4 *)(shared + (w.parts - w.base) + layout.first(unit, w.unit) + i * layout.TILE +
-                                        (first - kept.first) * layout.GROUP);
-                distance = layout.GROUP / 16;
-            }
-#pragma unroll
-            for (int g = 0; g < 2; g++)
-                if (have[g]) {
-                    float4 add = part[g * distance];
-                    v[g][0] += add.x, v[g][1] += add.y, v[g][2] += add.z, v[g][3] += add.w;
-                }
-        }
-#pragma unroll
-        for (int g = 0; g < 2; g++)
-#pragma unroll
-            for (int r = 0; r < 4; r++) v[g][r] *= DECODED_PRODUCT_UNIT;
+        float4 v[2] = {have[0] ? own[0] : float4{}, have[1] ? own[32] : float4{}};
         int64_t x = place.x + (warp / 4 * C::X_TILES + i) * 64 + warp % 4 * 16, y = place.y + first * 8;
-        if (out.plain)
-            out.store_plain(place.l, x, y, v, have);
-        else
-            out.store_any(place.l, x, y, v, have, (float *)turn);
+#pragma unroll
+        for (int g = 0; g < 2; g++) {
+            __syncwarp();
+            turn_group(turn, s.swapped, {v[g].x, v[g].y, v[g].z, v[g].w});
+            __syncwarp();
+            float4 four = *(const float4 *)(turn + row * (s.swapped ? 20 : 12) + column);
+            int64_t m = row + (s.swapped ? y + g * 8 : x), n = column + (s.swapped ? x : y + g * 8);
+            if (have[g] && m < p.m && n < p.n)
+                column_epilogue(p, n).store(p, place.l, m, {four.x, four.y, four.z, four.w});
+        }
+        __syncwarp();
     }
+}
+
+/* The end of a tile: the sums of a cluster, and of the helpers if there are any, are brought together, finished and
+ * stored. `add_others` adds the helpers'. */
+template <class C, class F>
+__device__ __forceinline__ void end_tile(const gemm_problem &p, const sm90_schedule &s, const share<C> &w,
+                                         const tile_place &place, uint8_t *shared, sums<C> &acc, F add_others) {
+    bool plain = is_plain<C>(p, s, place), stored = plain && s.swapped;
+    with_kept_columns(s, w, [&](const kept_columns<C> &kept) {
+        if (kept.units > 1) send_sums(w, kept, acc);
+        add_others(kept);
+        if (kept.units > 1) {
+            mbarrier_wait_cluster(w.parts_full(), 0);
+            add_parts(w, kept, acc);
+        }
+        wait_for_prior_grids();
+        if (stored) finish_plain<true>(p, s, place, kept, acc);
+    });
+    kept_columns<C> kept(s.split_k, w.unit, s.by_split);
+    if (!stored && plain) finish_plain<false>(p, s, place, kept, acc);
+    if (!plain) finish_any(p, s, place, kept, shared, acc);
 }
 
 /* The math warpgroups of a helped kernel. */
@@ -440,14 +441,10 @@ __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedu
             contribute(walk, acc);
             continue;
         }
-        if (s.split_k > 1) {
-            cluster_wait();
-            send_sums(w, s.split_k, acc);
-        }
-        if (walk.receives()) add_contributions(w, walk, at, acc);
-        if (s.split_k > 1) mbarrier_wait_cluster(w.parts_full(), 0);
-        wait_for_prior_grids();
-        finish(p, s, w, walk.place, shared, acc);
+        if (s.split_k > 1) cluster_wait();
+        end_tile(p, s, w, walk.place, shared, acc, [&](const kept_columns<C> &kept) {
+            if (walk.receives()) add_contributions(w, walk, at, kept, acc);
+        });
     }
     if (walk.helper >= 0) {
         __syncwarp();
@@ -467,11 +464,8 @@ __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedu
         if (s.split_k > 1) {
             cluster_wait();                                          /* the others have initialised their barriers */
             if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /* every unit has left its stages */
-            send_sums(w, s.split_k, acc);
-            mbarrier_wait_cluster(w.parts_full(), 0);
         }
-        wait_for_prior_grids();
-        finish(p, s, w, walk.place, shared, acc);
+        end_tile(p, s, w, walk.place, shared, acc, [](const kept_columns<C> &) {});
     }
 }
 
@@ -489,7 +483,7 @@ template <class C> __device__ __forceinline__ void prepare(const sm90_schedule &
         fence_mbarrier_init();
         bool helps = C::HELPED && (int32_t)blockIdx.y < s.helper_clusters; /* who is sent nothing */
         if (s.split_k > 1 && !helps) {
-            kept_columns kept(C::COLUMN_GROUPS, w.unit, s.split_k);
+            kept_columns<C> kept(s.split_k, w.unit, s.by_split);
             mbarrier_arrive_expect(w.parts_full(),
                                    (s.split_k - 1) * (kept.last - kept.first) * C::X_TILES * C::MATH_WARPS * 512);
         }

@@ -142,14 +142,30 @@ template <class C> struct piece_walk {
 /* What a lane holds of a tile: [tile of 64 rows][group of 8 columns * 4 + row of 2 * 2 + column of 2]. */
 template <class C> using sums = float[C::X_TILES][C::TILE_Y / 2];
 
-/* Groups of 8 columns of a tile that a unit keeps. */
-struct kept_columns {
+/* Groups of 8 columns of a tile that one of `units` keeps. */
+template <class C> struct kept_columns {
+    int units, unit;
+    uint32_t by_units; /* ceil(2^31 / units) */
     int first, last;
 
-    __device__ __forceinline__ kept_columns(int groups, int unit, int units)
-        : first(unit * groups / units), last((unit + 1) * groups / units) {}
+    __device__ __forceinline__ kept_columns(int units, int unit, uint32_t by_units)
+        : units(units), unit(unit), by_units(by_units), first(divide(unit * C::COLUMN_GROUPS, by_units)),
+          last(divide((unit + 1) * C::COLUMN_GROUPS, by_units)) {}
     __device__ __forceinline__ bool have(int group) const { return group >= first && group < last; }
+    __device__ __forceinline__ kept_columns of(int other) const { return {units, other, by_units}; }
 };
+
+/* Calls the function with what this unit keeps, as numbers that the compiler knows where one or two units share a tile:
+ * what is done of each group is then straight code, and its latencies overlap. */
+template <class C, class F>
+__device__ __forceinline__ void with_kept_columns(const sm90_schedule &s, const share<C> &w, F function) {
+    if constexpr (C::COLUMN_GROUPS >= 4) {
+        if (s.split_k == 1) return function(kept_columns<C>(1, 0, 1u << 31));
+        if (s.split_k == 2 && w.unit == 0) return function(kept_columns<C>(2, 0, 1u << 30));
+        if (s.split_k == 2) return function(kept_columns<C>(2, 1, 1u << 30));
+    }
+    function(kept_columns<C>(s.split_k, w.unit, s.by_split));
+}
 
 /* Where the sums lie that units send to this one: [sender, among the others][group of columns, among those kept][tile
  * of 64 rows][warp][lane] 16 bytes. */
@@ -157,30 +173,57 @@ template <class C> struct parts_layout {
     static constexpr int TILE = C::MATH_WARPS * 512, GROUP = C::X_TILES * TILE; /* bytes from one to the next */
     int sender;
 
-    __device__ __forceinline__ parts_layout(int units) : sender(SM90_CEIL_DIV(C::COLUMN_GROUPS, units) * GROUP) {}
+    __device__ __forceinline__ parts_layout(const kept_columns<C> &kept)
+        : sender(divide(C::COLUMN_GROUPS + kept.units - 1, kept.by_units) * GROUP) {}
     __device__ __forceinline__ int first(int from, int to) const {
         return (from < to ? from : from - 1) * sender + threadIdx.x * 16;
     }
 };
 
+/* Adds four floats in shared memory to others. */
+__device__ __forceinline__ void add_shared(float *to, uint32_t from) {
+    float add[4];
+    load_shared_floats(from, add);
+#pragma unroll
+    for (int r = 0; r < 4; r++) to[r] += add[r];
+}
+
 /* This unit's sums to the units that keep them, to the next one first, so that not all send to the same. */
-template <class C> __device__ __forceinline__ void send_sums(const share<C> &w, int units, const sums<C> &acc) {
-    parts_layout<C> layout(units);
+template <class C>
+__device__ __forceinline__ void send_sums(const share<C> &w, const kept_columns<C> &kept, const sums<C> &acc) {
+    parts_layout<C> layout(kept);
 #pragma unroll 1
-    for (int ahead = 1; ahead < units; ahead++) {
-        int to = (int)w.unit + ahead;
-        if (to >= units) to -= units;
-        kept_columns kept(C::COLUMN_GROUPS, to, units);
-        uint32_t parts = map_to_rank(w.parts, to) + layout.first(w.unit, to) - kept.first * layout.GROUP;
+    for (int ahead = 1; ahead < kept.units; ahead++) {
+        int to = kept.unit + ahead;
+        if (to >= kept.units) to -= kept.units;
+        kept_columns<C> theirs = kept.of(to);
+        uint32_t parts = map_to_rank(w.parts, to) + layout.first(kept.unit, to) - theirs.first * layout.GROUP;
         uint32_t full = map_to_rank(w.parts_full(), to);
 #pragma unroll
         for (int group = 0; group < C::COLUMN_GROUPS; group++)
-            if (kept.have(group))
+            if (theirs.have(group))
 #pragma unroll
                 for (int i = 0; i < C::X_TILES; i++) {
                     const float *v = acc[i] + 4 * group;
                     send_to_cluster(parts + group * layout.GROUP + i * layout.TILE, full, v[0], v[1], v[2], v[3]);
                 }
+    }
+}
+
+/* Adds what the others have sent, in the order of the parts of K. */
+template <class C>
+__device__ __forceinline__ void add_parts(const share<C> &w, const kept_columns<C> &kept, sums<C> &acc) {
+    parts_layout<C> layout(kept);
+#pragma unroll 1
+    for (int from = 0; from < kept.units; from++) {
+        if (from == kept.unit) continue;
+        uint32_t part = w.parts + layout.first(from, kept.unit) - kept.first * layout.GROUP;
+#pragma unroll
+        for (int group = 0; group < C::COLUMN_GROUPS; group++)
+            if (kept.have(group))
+#pragma unroll
+                for (int i = 0; i < C::X_TILES; i++)
+                    add_shared(acc[i] + 4 * group, part + group * layout.GROUP + i * layout.TILE);
     }
 }
 
@@ -210,7 +253,7 @@ template <class C> __device__ __forceinline__ void contribute(const piece_walk<C
 template <class C>
 __device__ __forceinline__ void load_contributions(const share<C> &w, const piece_walk<C> &walk, ring<C::STAGES> &at) {
     using layout = contribution_layout<C>;
-    kept_columns kept(C::COLUMN_GROUPS, w.unit, walk.s.split_k);
+    kept_columns<C> kept(walk.s.split_k, w.unit, walk.s.by_split);
     int32_t helper = walk.first_helper(), end = helper + walk.helpers();
 #pragma unroll 1
     for (; helper < end; helper++) {
@@ -229,27 +272,24 @@ __device__ __forceinline__ void load_contributions(const share<C> &w, const piec
 /* Adds them, in the order of K. No stages follow, so the ring need not be left where it is. */
 template <class C>
 __device__ __forceinline__ void add_contributions(const share<C> &w, const piece_walk<C> &walk, ring<C::STAGES> at,
-                                                  sums<C> &acc) {
+                                                  const kept_columns<C> &kept, sums<C> &acc) {
     using layout = contribution_layout<C>;
-    kept_columns kept(C::COLUMN_GROUPS, w.unit, walk.s.split_k);
 #pragma unroll 1
     for (int count = walk.helpers(); count > 0; count--)
-#pragma unroll 1
-        for (int first = kept.first; first < kept.last; first += layout::CHUNK, at.advance()) {
+#pragma unroll
+        for (int chunk = 0; chunk < C::COLUMN_GROUPS; chunk += layout::CHUNK) {
+            int first = kept.first + chunk, last = min(first + layout::CHUNK, kept.last);
+            if (first >= kept.last) continue;
             uint32_t from = w.stage(at.slot) + threadIdx.x * 16 - first * layout::GROUP;
-            int last = min(first + layout::CHUNK, kept.last);
             mbarrier_wait(w.full(at.slot), at.parity);
 #pragma unroll
             for (int group = 0; group < C::COLUMN_GROUPS; group++)
                 if (group >= first && group < last)
 #pragma unroll
-                    for (int i = 0; i < C::X_TILES; i++) {
-                        float v[4];
-                        load_shared_floats(from + group * layout::GROUP + i * layout::TILE, v);
-#pragma unroll
-                        for (int r = 0; r < 4; r++) acc[i][4 * group + r] += v[r];
-                    }
+                    for (int i = 0; i < C::X_TILES; i++)
+                        add_shared(acc[i] + 4 * group, from + group * layout::GROUP + i * layout::TILE);
             mbarrier_arrive(w.empty(at.slot));
+            at.advance();
         }
 }
 

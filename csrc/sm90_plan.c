@@ -255,6 +255,7 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .longer_parts = (int32_t)((c->k_stages - c->help.helped_stages) % c->split_k),
         .swapped = c->swapped,
         .parts_in_stages = c->parts_in_stages,
+        .by_split = reciprocal(c->split_k),
     };
     if (config->helped) plan_help(c, plan, expand, s);
 }

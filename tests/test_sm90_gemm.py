@@ -140,16 +140,18 @@ def test_epilogues(name: str, swapped: bool, random: numpy.random.Generator) -> 
 @by_name
 def test_whole_columns(name: str, swapped: bool, random: numpy.random.Generator) -> None:
     """What most calls are: 16 bits a number, all columns of a tile, alpha alone; rows of the output on 8 bytes or 2;
-    columns kept by each unit that do not go by twos."""
+    tiles that one CTA has, two share, or so many that the columns kept by each do not go by twos."""
     config = CONFIGS[name]
-    for case in range(2 * SEEDS):
+    for case in range(4 * SEEDS):
         emulator, module = load(config, random, case)
         x = config.tile_x if swapped else rows(config.tile_x, random)
         y = rows(2 * config.tile_y, random) if swapped else 2 * config.tile_y
-        form = {"out_type": (FP16, BF16)[random.integers(2)], "out_align": (8, 2)[case % 2]}
-        p = product(emulator, random, swapped, x, y, 160, **form)
+        split = (1, 2, int(random.choice(SPLITS[2:])), int(random.choice(SPLITS)))[case % 4]
+        form = {"out_type": (FP16, BF16)[random.integers(2)], "out_align": 2 if case % 4 == 3 else 8}
+        print(f"split {split}")
+        p = product(emulator, random, swapped, x, y, STAGE_K * split + 32, **form)
         p.finish(random, alpha=("value", "one")[random.integers(2)])
-        p.launch(module, config, swapped, 1 + 2 * int(random.integers(2)))
+        p.launch(module, config, swapped, split)
         p.check()
 
 

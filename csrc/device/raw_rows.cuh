@@ -11,15 +11,17 @@
  * swizzle (device/wgmma.cuh). The lanes of a warp store to 32 banks at a time. */
 template <int EIGHTS> class raw_rows {
     const uint8_t *data[EIGHTS], *scale[EIGHTS];
+    int32_t left;           /* scales along K from this lane's on */
     uint2 words[EIGHTS][2]; /* [rows][64 values] */
     uint32_t scales[EIGHTS][2];
     int r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 
   public:
     /* Rows from `first` on of a matrix of `rows`; those past its end repeat the last one. Scales in the 128x4 layout,
-     * whose 128-row blocks lie scale_pitch bytes apart. */
+     * whose 128-row blocks lie scale_pitch bytes apart; there are `all` along K, and what lies beyond is zero. */
     __device__ __forceinline__ void begin(const uint8_t *values, int64_t pitch, const uint8_t *atoms,
-                                          int64_t scale_pitch, int32_t first, int32_t rows) {
+                                          int64_t scale_pitch, int32_t first, int32_t rows, int32_t all) {
+        left = all - t;
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++) {
             int32_t row = min(first + i * 8 + r, rows - 1);
@@ -28,14 +30,14 @@ template <int EIGHTS> class raw_rows {
         }
     }
 
-    /* Asks for values 128 * k and on. There are `all` scales along K; what lies beyond is zero. */
-    __device__ __forceinline__ void load(int32_t k, int32_t all) {
+    /* Asks for values 128 * k and on. */
+    __device__ __forceinline__ void load(int32_t k) {
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++)
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 words[i][b] = make_uint2(0, 0), scales[i][b] = 0;
-                if (k * 8 + b * 4 + t < all) {
+                if (k * 8 + b * 4 < left) {
                     words[i][b] = *(const uint2 *)(data[i] + (int64_t)k * 64 + b * 32);
                     scales[i][b] = scale[i][(int64_t)k * 1024 + b * 512];
                 }

@@ -73,7 +73,7 @@ def configs() -> dict[str, Config]:
 @functools.cache
 def compile_ptx(source: Path, *options: str, family: str = "sm100") -> str:
     """What nvcc writes for the family; kept in the temporary folder, by the content of all device code."""
-    files = [source, *sorted(CSRC.glob("device/*")), CSRC / f"{family}_configs.h", CSRC / f"{family}_gemm.cu"]
+    files = [source, *sorted(CSRC.glob("device/*")), *sorted(CSRC.glob(f"{family}_*.*h")), CSRC / f"{family}_gemm.cu"]
     content = b"\0".join(path.read_bytes() for path in files)
     key = hashlib.sha256(" ".join(options).encode() + content).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"nvfp4-{family}-{os.getuid()}"

@@ -29,7 +29,8 @@ from sm100.launch import Config, Problem, Product, Schedule, TensorMap, configs,
 
 MEMORY_MB, SECONDS = 6000, 600  # what one proof may take
 POINTERS = {"a", "b", "sfa", "sfb", "out", "c", "alpha", "bias", "data", "scale"}  # fields of the structs
-SCALARS = {ctypes.c_int64: "u64", ctypes.c_uint64: "u64", ctypes.c_int32: "u32", ctypes.c_float: "f32"}
+SCALARS = {ctypes.c_int64: "u64", ctypes.c_uint64: "u64", ctypes.c_int32: "u32", ctypes.c_uint32: "u32"}
+SCALARS |= {ctypes.c_float: "f32"}
 ELEMENTS, SWIZZLES = {0: "u8", 1: "u16"}, {0: "none", 2: "64B", 3: "128B"}  # the codes that launch.py takes
 
 

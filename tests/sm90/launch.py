@@ -148,7 +148,7 @@ class Schedule(ctypes.Structure):
         + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "part_stages")]
         + [(name, ctypes.c_int32) for name in ("longer_parts", "swapped", "parts_in_stages", "whole", "k_stages")]
         + [(name, ctypes.c_int32) for name in ("helper_clusters", "helped_stages", "helper_stages")]
-        + [(name, ctypes.c_uint32) for name in ("by_helped", "by_helper", "padding")]
+        + [(name, ctypes.c_uint32) for name in ("by_helped", "by_helper", "by_split")]
         + [(name, ctypes.c_uint64) for name in ("contributions", "handed_over")]
         + [("alignment", ctypes.c_uint8 * 48)]
     )
@@ -294,6 +294,7 @@ class Product(sm100.launch.Product):
             raw_y=self.raw_rows(y) if config.y_raw else RawRows(), tiles=tiles_x * tiles_y * self.l,
             tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k, part_stages=stages // split_k,
             longer_parts=stages % split_k, swapped=int(swapped), parts_in_stages=int(in_stages),
+            by_split=-(-(2**31) // split_k),
         )  # fmt: skip
         if help:
             self.help(made, config, help)

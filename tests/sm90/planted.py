@@ -1,4 +1,5 @@
-"""Bugs planted in csrc/sm90_gemm.cu and sm90_gemm_parts.cuh, and whether the emulator finds them in at most 20 timings.
+"""Bugs planted in csrc/sm90_gemm.cu, sm90_gemm_parts.cuh and sm90_expand.cu, and whether the emulator finds them in at
+most 20 timings.
 
 python tests/sm90/planted.py               every bug, as a table (minutes)
 python tests/sm90/planted.py ring parity   those whose name contains one of the words
@@ -11,13 +12,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from sm90.dense import DenseProduct
 from sm90.launch import CSRC, Help, configs
 from sm90.verify import Launch, prove
-from sm100.launch import Emulator, compile_ptx
+from sm100.launch import FP32, Emulator, compile_ptx, rounded
 from sm100.verify import Verdict
 
 sys.path.insert(0, str(CSRC.parent / "tests" / "emulator"))
@@ -28,21 +31,63 @@ FINDS = ("not_wellsynced", "potential_race", "invalid_lifecycle")  # other words
 
 
 @dataclass(frozen=True)
+class Expansion:
+    """A launch of csrc/sm90_expand.cu for one operand of two batches, behind another for the same memory."""
+
+    note: str
+    rows: int
+    k: int
+    rows_a_thread: int
+    calls = 2
+
+    @property
+    def name(self) -> str:
+        return f"expand {self.note}"
+
+    def start(self, emulator: Emulator, module: Any, generator: numpy.random.Generator) -> list[Expanded]:
+        """Queues the calls; the first one's result is gone when both have ended."""
+        calls = [DenseProduct(emulator, generator, self.rows, 1, self.k, 2, integer=False) for _ in range(self.calls)]
+        place = calls[0].expanded(0)
+        for call in calls:
+            call.places[0] = place
+            call.expand(module, [(0, place)], rows_a_thread=self.rows_a_thread)
+        return [Expanded(calls[-1])]
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """The operand, as if it were a product."""
+
+    product: DenseProduct
+    out_type = FP32  # in which the numbers are exact
+
+    def result(self) -> numpy.ndarray:
+        return self.product.places[0].numpy()
+
+    def expected(self) -> numpy.ndarray:
+        return self.product.expected_expansion(0)
+
+
+@dataclass(frozen=True)
 class Bug:
     name: str
-    launch: Launch
+    launch: Launch | Expansion
     edits: tuple[tuple[str, str], ...]  # old text, which must be there exactly once, and new text
     found_by: str  # both, emulator, verifier; machine code: tests/test_sm90_sass.py; nobody
 
     def source(self) -> str:
         """The kernel's files in one with the bug, and the launched instantiation alone."""
-        text = (CSRC / "sm90_gemm.cu").read_text()
-        for name in ("sm90_gemm_parts.cuh", "device/flags.cuh"):
-            include = f'#include "{name}"\n'
-            assert text.count(include) == 1
-            text = text.replace(include, (CSRC / name).read_text())
-        alone = f"KERNEL({configs()[self.launch.config].row})"
-        for old, new in (*self.edits, ("SM90_GEMM_CONFIGS(KERNEL)", alone)):
+        edits = self.edits
+        if isinstance(self.launch, Expansion):
+            text = (CSRC / "sm90_expand.cu").read_text()
+        else:
+            text = (CSRC / "sm90_gemm.cu").read_text()
+            for name in ("sm90_gemm_parts.cuh", "device/flags.cuh"):
+                include = f'#include "{name}"\n'
+                assert text.count(include) == 1
+                text = text.replace(include, (CSRC / name).read_text())
+            edits += (("SM90_GEMM_CONFIGS(KERNEL)", f"KERNEL({configs()[self.launch.config].row})"),)
+        for old, new in edits:
             count = text.count(old)
             assert count == 1, f"{self.name}: in the kernel there is {count} times: {old}"
             text = text.replace(old, new)
@@ -55,7 +100,7 @@ class Bug:
             return compile_ptx(path, family="sm90")
 
 
-def bug(name: str, launch: Launch, *edits: str, found_by: str = "both") -> Bug:
+def bug(name: str, launch: Launch | Expansion, *edits: str, found_by: str = "both") -> Bug:
     return Bug(name, launch, tuple(zip(edits[::2], edits[1::2])), found_by)
 
 
@@ -65,12 +110,17 @@ RAW = Launch("sm90_gemm_128x16", "ring, raw y", 23)
 TAIL = Launch("sm90_gemm_128x16", "tail", 1, tail=48)
 TILES = Launch("sm90_gemm_128x16", "tiles", 2, tiles=12, clusters=1)
 SPLIT = Launch("sm90_gemm_128x16", "split", 5, split_k=2)
-LATE = Launch("sm90_gemm_128x64", "one stage, split", 1, split_k=2)  # a unit has sent before the other has begun
+LATE = Launch("sm90_gemm_128x64", "one stage, split", 1, split_k=8)  # units have sent before the first has begun
+LATE_IN_STAGES = Launch("sm90_gemm_128x64", "and in stages", 1, split_k=2, in_stages=True)
+HALVES = Launch("sm90_gemm_128x64", "halves, plain", 2, split_k=2, plain=True)
+THIRDS = Launch("sm90_gemm_128x64", "thirds", 3, split_k=3)
 IN_STAGES = Launch("sm90_gemm_128x16", "split in stages", 20, split_k=2, in_stages=True)
 HELPED = Launch("sm90_gemm_128x32_helped", "helped", 7, tiles=2, split_k=2, help=Help(2, 4, 2))
 FALL = Launch("sm90_gemm_128x32_helped", "helped as it falls", 5, tiles=3, help=Help(2, 2, 3))
 ROUND = Launch("sm90_gemm_128x32_helped", "helped, ring", 7, help=Help(6, 6, 1))  # more sums than slots
 ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K the loads wait for all
+FEW = Expansion("few rows", 150, 528, 1)
+MANY = Expansion("many rows", 150, 528, 4)
 
 WAIT_FOR_SLOT = "                mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
 WAIT_FOR_DATA = "\n        mbarrier_wait(w.full(at.slot), at.parity);\n"
@@ -79,7 +129,12 @@ WAIT_FOR_Y = "            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n" + S
 TELL_OF_Y = "            mbarrier_arrive(w.full(at.slot));\n"
 RELEASE = "            if (group == 0 && k > w.k_first) mbarrier_arrive(before);\n"
 RELEASE_LAST = "    if (w.k_first < w.k_last) mbarrier_arrive(w.empty(previous));\n"
-RELEASE_SUMS = "\n            mbarrier_arrive(w.empty(at.slot));\n        }\n}\n\n#endif"
+RELEASE_SUMS = "            mbarrier_arrive(w.empty(at.slot));\n            at.advance();\n"
+SUMS_ARE_THERE = "\n            mbarrier_wait(w.full(at.slot), at.parity);\n"
+WAIT_FOR_PARTS = "            mbarrier_wait_cluster(w.parts_full(), 0);\n"
+EACH_PART = "    for (int from = 0; from < kept.units; from++) {\n"
+SECOND_HALF = "if (s.split_k == 2) return function(kept_columns<C>(2, 1, 1u << 30));"
+FINISH_KEPT = "if (stored) finish_plain<true>(p, s, place, kept, acc);"
 MEET = "            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /*"
 MEET_SUPPORT = "        if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait();\n"
 BUGS = [
@@ -100,7 +155,7 @@ BUGS = [
         "(C::Y_RAW ? C::SFX_AT - C::X_AT : C::SFX_AT)",
         "(C::SFX_AT - C::X_AT)",
     ),
-    bug("load: one slot too many ahead", RING, "AHEAD = C::STAGES < 4 ? C::STAGES : 4;", "AHEAD = C::STAGES + 1;"),
+    bug("load: one slot too many ahead", RING, "AHEAD = Y_RAW ? 0 : 2;", "AHEAD = STAGES + 1;"),
     bug("y: no wait on empty", RAW, WAIT_FOR_Y, STORE_Y),
     bug("y: parity of empty flipped", RAW, WAIT_FOR_Y, WAIT_FOR_Y.replace(" ^ 1", "")),
     bug("y: no proxy fence", RAW, "            fence_proxy_async();\n", "", found_by="emulator"),
@@ -155,11 +210,12 @@ BUGS = [
     bug(
         "math: sums turned before all lanes have stored",
         RING,
-        "            turn_group(turn, s.swapped, v[g]);\n            __syncwarp();\n",
-        "            turn_group(turn, s.swapped, v[g]);\n",
+        "            turn_group(turn, s.swapped, {v[g].x, v[g].y, v[g].z, v[g].w});\n            __syncwarp();\n",
+        "            turn_group(turn, s.swapped, {v[g].x, v[g].y, v[g].z, v[g].w});\n",
         found_by="verifier",
     ),
-    bug("split: no wait for the parts", SPLIT, "            mbarrier_wait_cluster(w.parts_full(), 0);\n", ""),
+    bug("split: no wait for the parts", SPLIT, WAIT_FOR_PARTS, ""),
+    bug("split, halves: no wait for the parts", HALVES, WAIT_FOR_PARTS, "", found_by="emulator"),
     bug("split: half of the parts' bytes expected", SPLIT, "C::MATH_WARPS * 512);", "C::MATH_WARPS * 256);"),
     bug("split: parts on top of each other", SPLIT, "sender + threadIdx.x * 16;", "sender + threadIdx.x / 2 * 16;"),
     bug(
@@ -169,17 +225,48 @@ BUGS = [
         "    /*",
         "            cluster_wait();                                          /*",
         "            /*",
-        "        if (s.split_k > 1) cluster_wait();\n",
-        "",
+        "        if (s.split_k > 1) cluster_wait();\n" + MEET_SUPPORT,
+        MEET_SUPPORT,
+    ),
+    bug(
+        "split: the last part added twice",
+        THIRDS,
+        EACH_PART,
+        EACH_PART.replace("int from", "int each").replace("from < kept.units; from++", "each <= kept.units; each++")
+        + "        int from = min(each, kept.units - 1);\n",
+        found_by="emulator",
+    ),
+    bug(
+        "split: the last part left out", THIRDS, EACH_PART, EACH_PART.replace("units", "units - 1"), found_by="emulator"
+    ),
+    bug("split, halves: the part left out", HALVES, EACH_PART, EACH_PART.replace("= 0", "= 1"), found_by="emulator"),
+    bug(
+        "split, halves: the second unit has the first one's",
+        HALVES,
+        SECOND_HALF,
+        SECOND_HALF.replace("2, 1", "2, 0"),
+        found_by="emulator",
+    ),
+    bug(
+        "split, halves: the second unit finishes the first one's",
+        HALVES,
+        FINISH_KEPT,
+        FINISH_KEPT.replace("kept, acc", "kept.of(0), acc"),
+        found_by="emulator",
+    ),
+    bug(
+        "split: sent to where the unit itself keeps",
+        THIRDS,
+        "- theirs.first * layout.GROUP",
+        "- kept.first * layout.GROUP",
     ),
     bug(
         "split in stages: sums sent before the stages are free",
-        IN_STAGES,
+        LATE_IN_STAGES,
         MEET,
         "            /*",
         MEET_SUPPORT,
         "",
-        found_by="verifier",
     ),
     bug("helped: nothing handed over", HELPED, "flag_arrive(s.handed_over + walk.helper);", "{}", found_by="emulator"),
     bug(
@@ -250,7 +337,7 @@ BUGS = [
         "",
         found_by="emulator",
     ),
-    bug("helped: slots of sums not released", ROUND, RELEASE_SUMS, "\n        }\n}\n\n#endif", found_by="emulator"),
+    bug("helped: slots of sums not released", ROUND, RELEASE_SUMS, "            at.advance();\n", found_by="emulator"),
     bug(
         "helped: no wait on empty before sums",
         ROUND,
@@ -262,9 +349,8 @@ BUGS = [
     bug(
         "helped: sums added before they have arrived",
         HELPED,
-        "            int last = min(first + layout::CHUNK, kept.last);\n"
-        "            mbarrier_wait(w.full(at.slot), at.parity);\n",
-        "            int last = min(first + layout::CHUNK, kept.last);\n",
+        SUMS_ARE_THERE,
+        "\n",
         found_by="emulator",
     ),
     bug(
@@ -277,8 +363,8 @@ BUGS = [
     bug(
         "calls: no wait for the grid before",
         ROW,
-        "        }\n        wait_for_prior_grids();\n        finish(",
-        "        }\n        finish(",
+        "        wait_for_prior_grids();\n        " + FINISH_KEPT,
+        "        " + FINISH_KEPT,
         found_by="emulator",
     ),
     bug(
@@ -291,8 +377,8 @@ BUGS = [
     bug(
         "split: parts waited for in the scope of a CTA",
         SPLIT,
-        "            mbarrier_wait_cluster(w.parts_full(), 0);",
-        "            mbarrier_wait(w.parts_full(), 0);",
+        WAIT_FOR_PARTS,
+        WAIT_FOR_PARTS.replace("wait_cluster", "wait"),
         found_by="nobody",
     ),
     bug(
@@ -309,6 +395,30 @@ BUGS = [
         "take_registers<256 - 8>()",
         found_by="machine code",
     ),
+    bug(
+        "expand: scales of the first rows of a block for all",
+        FEW,
+        " + quarter % 4 * 4",
+        "",
+        found_by="emulator",
+    ),
+    bug(
+        "expand: rows of the CTAs behind written",
+        FEW,
+        "        if (i == s.rows_a_thread) break;\n",
+        "",
+        found_by="emulator",
+    ),
+    bug("expand: every CTA the first rows", FEW, "= block * s.rows_a_thread;", "= 0;", found_by="emulator"),
+    bug(
+        "expand: batches one behind the other",
+        FEW,
+        "l = block / blocks, block -= l * blocks;",
+        "{}",
+        found_by="emulator",
+    ),
+    bug("expand: one scale for a lane's rows", MANY, "scale[i * scale_step]", "scale[0]", found_by="emulator"),
+    bug("expand: no wait for the grid before", MANY, "    wait_for_prior_grids();\n", "", found_by="emulator"),
 ]
 # Nothing planted: what the launches say of the kernel as it is.
 CONTROLS = [Bug(f"nothing planted: {one.note}", one, (), "nobody") for one in dict.fromkeys(b.launch for b in BUGS)]
@@ -322,7 +432,8 @@ def emulate(planted: Bug, ptx: str, seeds: int = SEEDS) -> str:
         try:
             calls = planted.launch.start(emulator, emulator.load(ptx), generator)
             emulator.synchronize()
-            assert (calls[-1].result() == sum(call.expected() for call in calls)).all()
+            expected = sum(call.expected() for call in calls)
+            assert (calls[-1].result() == rounded(expected, calls[-1].out_type)).all()
         except (EmulatorError, AssertionError) as error:
             said = "wrong result" if isinstance(error, AssertionError) else str(error).split("\n")[0].split("`: ")[-1]
             return f"seed {seed}: {said}"
@@ -336,8 +447,8 @@ def main(words: Sequence[str]) -> int:
         if words and not any(word in planted.name for word in words):
             continue
         ptx = planted.ptx()
-        one = planted.launch.calls == 1 and not planted.launch.help
-        verdict = prove(planted.launch, ptx, 100) if one else Verdict("-", 0.0, 0.0)
+        provable = isinstance(planted.launch, Launch) and planted.launch.for_verifier
+        verdict = prove(planted.launch, ptx, 100) if provable else Verdict("-", 0.0, 0.0)
         said = emulate(planted, ptx)
         found = {(False, False): "nobody", (True, False): "verifier", (False, True): "emulator", (True, True): "both"}
         by = found[verdict.result in FINDS, bool(said)]

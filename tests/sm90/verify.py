@@ -22,13 +22,14 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from sm90.launch import STAGE_K, Help, Product, Schedule, configs, gemm_ptx
-from sm100.launch import Problem, only_entry
+from sm100.launch import FP16, FP32, Problem, only_entry
 from sm100.verify import SECONDS, Recorder, Verdict, judge, recorded_input
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel; x is A. Rows are those of one tile of x and `tiles` of y."""
+    """One launch of a kernel. Rows are those of one tile of x and `tiles` of y. x is A, and the result fp32, unless it
+    is plain: fp16, columns along x."""
 
     config: str
     note: str
@@ -38,26 +39,33 @@ class Launch:
     clusters: int = 0  # one a tile unless given
     split_k: int = 1
     in_stages: bool = False
-    calls: int = 1  # under dependent launch, each adds the one before; the verifier takes one
-    help: Help | None = None  # of helped kernels, whose launches are several clusters: not for the verifier
+    calls: int = 1  # under dependent launch, each adds the one before
+    plain: bool = False
+    help: Help | None = None  # of helped kernels
 
     @property
     def name(self) -> str:
         return f"{self.config.removeprefix('sm90_gemm_')} {self.note}"
 
     @property
+    def for_verifier(self) -> bool:
+        """It takes one grid of one cluster, and does not tell by how the output is aligned whether it is plain."""
+        return self.calls == 1 and not self.help and not self.plain
+
+    @property
     def size(self) -> tuple[int, int, int]:
         config = configs()[self.config]
-        return config.tile_x, self.tiles * config.tile_y, self.stages * STAGE_K + self.tail
+        x, y = config.tile_x, self.tiles * config.tile_y
+        return (*((y, x) if self.plain else (x, y)), self.stages * STAGE_K + self.tail)
 
     def start(self, emulator: Any, module: Any, generator: numpy.random.Generator) -> list[Product]:
         """Queues the calls."""
-        m, n, k = self.size
-        calls = [Product(emulator, generator, m, n, k, pitch=(k // 2 + 15) // 16 * 16) for _ in range(self.calls)]
+        form = {"pitch": (self.size[2] // 2 + 15) // 16 * 16, "out_type": FP16 if self.plain else FP32}
+        calls = [Product(emulator, generator, *self.size, **form) for _ in range(self.calls)]
         for before, call in zip([None, *calls], calls):
             call.add = before
             how = {"clusters": self.clusters, "in_stages": self.in_stages, "wait": False, "help": self.help}
-            call.launch(module, configs()[self.config], False, self.split_k, **how)
+            call.launch(module, configs()[self.config], self.plain, self.split_k, **how)
         return calls
 
 
@@ -150,7 +158,7 @@ def with_reads(text: str) -> str:
 def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
     """ptx: of the whole file or of that kernel. seconds: of waiting."""
     config, recorder = configs()[launch.config], Recorder()
-    assert launch.calls == 1 and not launch.help
+    assert launch.for_verifier
     launch.start(recorder, recorder, numpy.random.default_rng(0))
     text = with_reads(without_bit_fields(only_entry(ptx, config.kernel)))
     return judge(text, recorded_input(recorder, (Problem, Schedule)), True, seconds)
