@@ -67,7 +67,7 @@ static double estimate(const gemm_problem *p, const cut_up *c) {
     const double stored = tile * (p->out_type == OUT_FP32 ? 4.0 : 2.0) / SM90_DENSE_STORE_B_CLK;
     const double stores = (rounds + (c->halved ? 0.5 : 0.0)) * stored;
     const double exchange = c->halved ? sm90_exchange_us(tile / 2 * sizeof(float)) : 0.0;
-    return SM90_FIXED_US + sm90_expansion_us((double)(c->x.expanded + c->y.expanded) / SM90_FP16_BYTES) +
+    return SM90_DENSE_FIXED_US + sm90_expansion_us((double)(c->x.expanded + c->y.expanded) / SM90_FP16_BYTES) +
            sm90_clocks_us(stages * stage * SM90_DENSE_LOSS + stores) + exchange;
 }
 

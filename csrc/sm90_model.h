@@ -4,8 +4,8 @@
  * A stage takes as long as the slowest of tensor core, decoding, and its bytes on their way to the SM. Around the
  * stages stand the launch and the first bytes, the expansion of operands, the sum over the parts of K, and the stores.
  *
- * The constants are fitted to measured times of every plan of 85 shapes by benchmarks/fit_sm90.py, all of them at once;
- * so each one alone says little about the machine, except where it says that it was measured by itself. */
+ * The constants are fitted to measured times of the first plans of 136 shapes by benchmarks/fit_sm90.py, all of them at
+ * once; so each one alone says little about the machine, except where it says that it was measured by itself. */
 #ifndef NVFP4_SM90_MODEL_H
 #define NVFP4_SM90_MODEL_H
 
@@ -18,36 +18,37 @@
 #define SM90_DRAM_TB_S   4.3  /* measured by itself: copies and reads */
 #define SM90_EXPAND_TB_S 4.3  /* measured by itself: what sm90_expand.cu reads and writes */
 
-#define SM90_FIXED_US 3.388 /* launch, first bytes from DRAM, the last stage, leaving */
+#define SM90_FIXED_US 3.491 /* launch, first bytes from DRAM, the last stage, leaving */
 
 /* sm90_gemm.cu */
-#define SM90_DECODE_8       21.51  /* values a clock that 8 warps of an SM decode */
-#define SM90_DECODE_16      25.25  /* and that 16 do */
-#define SM90_UNCOVERED      0.3459 /* of the shorter of multiplying and decoding, that the longer does not hide */
+#define SM90_DECODE_8       22.32  /* values a clock that 8 warps of an SM decode */
+#define SM90_DECODE_16      25.64  /* and that 16 do */
+#define SM90_UNCOVERED      0.3788 /* of the shorter of multiplying and decoding, that the longer does not hide */
 #define SM90_INGRESS_B_CLK  56.0   /* to one SM; more than any measured plan took */
 #define SM90_L2_TB_S        8.0    /* to all SMs */
 #define SM90_UNEVEN         1.07   /* CTAs share rows of x and differ in rows of y: mean of 9 pairs, M = 192 and 256 */
-#define SM90_STORE_B_CLK    3.921  /* of results, an SM */
-#define SM90_EXCHANGE_US    1.301  /* until partial sums begin to arrive */
-#define SM90_EXCHANGE_B_CLK 11.68  /* of partial sums that a CTA receives */
+#define SM90_STORE_B_CLK    8.263  /* of results, an SM */
+#define SM90_EXCHANGE_US    1.256  /* until partial sums begin to arrive */
+#define SM90_EXCHANGE_B_CLK 13.14  /* of partial sums that a CTA receives */
 
 #define SM90_LEAST_HELP   8.0   /* stages of a helper: no plan with fewer has been measured to win */
-#define SM90_PIECE_B_CLK  16.95 /* of sums that a helper leaves in the workspace */
-#define SM90_ADD_B_CLK    47.74 /* of such sums that a CTA adds to its own */
+#define SM90_PIECE_B_CLK  21.89 /* of sums that a helper leaves in the workspace */
+#define SM90_ADD_B_CLK    42.65 /* of such sums that a CTA adds to its own */
 #define SM90_WHOLE_PIECES 0.97  /* of the time, below which pieces may fall as they like */
 #define SM90_HELP_US      1.598 /* from a helper's last stage until its sums are there */
 
 /* sm90_expand.cu */
-#define SM90_EXPAND_US 2.414 /* a launch before another */
+#define SM90_EXPAND_US 1.989 /* a launch before another */
 
 /* sm90_dense.cu */
-#define SM90_DENSE_LOSS        1.146 /* of wgmma, times as long as its rate says: these run long, and at a lower clock */
-#define SM90_DENSE_STORE_B_CLK 5.72  /* of results, an SM */
+#define SM90_DENSE_FIXED_US    5.582 /* as SM90_FIXED_US */
+#define SM90_DENSE_LOSS        1.157 /* of wgmma, times as long as its rate says: these run long, and at a lower clock */
+#define SM90_DENSE_STORE_B_CLK 8.566 /* of results, an SM */
 
 /* sm90_gemv.cu */
-#define SM90_GEMV_FIXED_US 3.78   /* as SM90_FIXED_US */
-#define SM90_GEMV_PER_CLK  40.89  /* values a clock and SM, for one row */
-#define SM90_GEMV_ROW_COST 0.4354 /* of that time, for each further row */
+#define SM90_GEMV_FIXED_US 3.902  /* as SM90_FIXED_US */
+#define SM90_GEMV_PER_CLK  39.76  /* values a clock and SM, for one row */
+#define SM90_GEMV_ROW_COST 0.4219 /* of that time, for each further row */
 
 /* sm80_gemm.cu, for the choice between the families; after 16 shapes of M = 1 to 2304 (benchmarks/results/h200.json) */
 #define SM80_FIXED_US     7.0   /* as SM90_FIXED_US */
