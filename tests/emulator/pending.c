@@ -8,7 +8,8 @@
 
 #include "emulator.h"
 
-enum { CHAINS = 128, NONE = UINT32_MAX };
+enum { CHAINS = 128 };
+#define NONE UINT32_MAX /* as an enumerator it would make the others' type unsigned, with some compilers */
 
 typedef struct {
     uint32_t place, stride, lanes;
