@@ -171,7 +171,9 @@ def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]
             output, _ = done.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(done.pid, signal.SIGKILL)
-            return False, f"had not ended after {limit_s:.0f} s; under way: {file.read().decode().strip()}"
+            done.communicate()
+            said = file.read().decode().strip("\0 ") or "no call yet"
+            return False, f"had not ended after {limit_s:.0f} s; under way: {said}"
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", output)
     calls = re.findall(r"\d+ calls agree with the CPU backend", output)
     clean = done.returncode == 0 and bool(summary) and bool(calls)
