@@ -34,7 +34,8 @@
 #define SM90_ATOM_ROWS   128
 
 #define SM90_CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
-/* Whether y arrives raw. Measured: up to 16 rows a queue of calls is 7 to 14 % faster than behind an expansion. */
+/* Whether y arrives raw. Measured: up to 16 rows a queue of calls was 7 to 14 % faster than behind an expansion, whose
+ * CTAs then had 128 rows each (benchmarks/hopper.md, rows 20 and 29). */
 #define SM90_Y_RAW(tile_y)                ((tile_y) <= 16)
 #define SM90_TILE_X(math_groups, x_tiles) ((math_groups) * (x_tiles) * 64)
 #define SM90_THREADS(math_groups)         (((math_groups) + 1) * 128)

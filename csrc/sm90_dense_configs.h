@@ -88,8 +88,8 @@ typedef struct sm90_expand_schedule {
     int32_t scale_layout;            /* SCALES_* */
     int32_t first_ctas, second_ctas; /* SM90_EXPAND_CTAS; second 0 where x is raw */
     int32_t rows_a_thread;           /* 4, or 1 */
+    int32_t flags;                   /* words to be zeroed for sm90_gemm.cu, at most SM90_MOST_HELPERS ... */
     int32_t padding_;
-    int32_t flags;    /* words to be zeroed for sm90_gemm.cu, at most SM90_MOST_HELPERS ... */
     uint32_t *zeroed; /* ... and where */
 } sm90_expand_schedule;
 

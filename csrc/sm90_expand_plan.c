@@ -4,7 +4,7 @@
 enum {
     WORKSPACE_ALIGNMENT = 256, /* that the kernels ask for, */
     CALLERS_ALIGNMENT = 16,    /* and that a workspace has */
-    MOST_AT_ONCE = 264,        /* CTAs that run at a time on a whole GPU where a thread has one row */
+    MOST_THIN_CTAS = 264,      /* of one row a thread: two an SM of an H200; where SMs are fewer it costs time alone */
 };
 
 static sm90_expand_operand operand_of(const gemm_problem *p, int is_b) {
@@ -37,7 +37,7 @@ static int64_t ctas_of(const sm90_side *s, int64_t k, int64_t rows_a_thread) {
 
 size_t sm90_plan_expansion(const gemm_problem *p, const sm90_side *y, const sm90_side *x, sm90_expand_run *run) {
     const int64_t bytes = y->expanded + x->expanded;
-    const int64_t at_once = ctas_of(y, p->k, 1) + ctas_of(x, p->k, 1), rows_a_thread = at_once <= MOST_AT_ONCE ? 1 : 4;
+    const int64_t thin = ctas_of(y, p->k, 1) + ctas_of(x, p->k, 1), rows_a_thread = thin <= MOST_THIN_CTAS ? 1 : 4;
     const int64_t first_ctas = ctas_of(y, p->k, rows_a_thread), second_ctas = ctas_of(x, p->k, rows_a_thread);
     *run = (sm90_expand_run){
         .schedule = {.first = y->operand,

@@ -148,10 +148,12 @@ def test_whole_columns(name: str, swapped: bool, random: numpy.random.Generator)
         y = rows(2 * config.tile_y, random) if swapped else 2 * config.tile_y
         split = (1, 2, int(random.choice(SPLITS[2:])), int(random.choice(SPLITS)))[case % 4]
         form = {"out_type": (FP16, BF16)[random.integers(2)], "out_align": 2 if case % 4 == 3 else 8}
-        print(f"split {split}")
-        p = product(emulator, random, swapped, x, y, STAGE_K * split + 32, **form)
+        p = product(emulator, random, swapped, x, y, STAGE_K * split + 32, int(random.integers(1, 3)), **form)
+        tiles = p.schedule(config, swapped, split).tiles
+        clusters = int(random.integers(1, tiles + 1)) if split == 1 else tiles
+        print(f"split {split}, {clusters} clusters for {tiles} tiles")
         p.finish(random, alpha=("value", "one")[random.integers(2)])
-        p.launch(module, config, swapped, split)
+        p.launch(module, config, swapped, split, clusters=clusters)
         p.check()
 
 

@@ -89,7 +89,7 @@ class ExpandSchedule(ctypes.Structure):
     _fields_ = (
         [("first", ExpandOperand), ("second", ExpandOperand), ("k", ctypes.c_int64)]
         + [(name, ctypes.c_int32) for name in ("scale_layout", "first_ctas", "second_ctas")]
-        + [(name, ctypes.c_int32) for name in ("rows_a_thread", "padding", "flags")]
+        + [(name, ctypes.c_int32) for name in ("rows_a_thread", "flags", "padding")]
         + [("zeroed", ctypes.c_uint64)]
     )  # fmt: skip
 
