@@ -101,8 +101,9 @@ def run_products(shapes: list[tuple[int, int, int, int]], backend: str, kernel: 
     calls = 0
     ends = ((torch.float16, True), (torch.float32, True), (torch.float16, False))
     for (m, n, k, batch), layout, (dtype, everything) in itertools.product(shapes, ("128x4", "linear"), ends):
-        said = f"{'everything' if everything else 'alpha'} in {dtype}, on {backend} {kernel}"
-        under_way.say(f"call {calls} of {m}x{n}x{k}x{batch}, {layout}, {said}")
+        end = f"{'everything' if everything else 'alpha'} in {dtype}"
+        call = f"call {calls} of {m}x{n}x{k}x{batch}, {layout}, {end}, on {backend} {kernel}"
+        under_way.say(call)
         operands = []
         for rows in (m, n):
             data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8)
@@ -116,7 +117,7 @@ def run_products(shapes: list[tuple[int, int, int, int]], backend: str, kernel: 
         given = {name: gpu(x) for name, x in given.items()}
         out = nvfp4.gemm(*(gpu(x) for x in (a, b, scale_a, scale_b)), **given, **options, backend=backend)
         if not torch.equal(out.cpu(), expected):
-            sys.exit(f"{m}x{n}x{k}x{batch} {layout} {dtype} on {backend}: differs from the CPU backend")
+            sys.exit(f"{call}: differs from the CPU backend")
         calls += 1
     return calls
 

@@ -139,7 +139,7 @@ static void check_raw(const gemm_problem *p, int is_b, const sm90_expand_operand
            "what is expanded, or decoded inside");
 }
 
-/* A thread expands one row where the GPU surely runs all CTAs at once that it takes then. */
+/* A thread expands one row where that takes no more CTAs than two an SM of an H200. */
 static void check_rows_a_thread(const sm90_expand_schedule *e, int64_t first_batches, int64_t second_batches) {
     const int64_t first = e->first_ctas ? SM90_EXPAND_CTAS((int64_t)e->first.rows, e->k, first_batches, 1) : 0;
     const int64_t second = e->second_ctas ? SM90_EXPAND_CTAS((int64_t)e->second.rows, e->k, second_batches, 1) : 0;

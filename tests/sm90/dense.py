@@ -8,13 +8,8 @@ judgement are those of tests/sm100/launch.py.
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
 import re
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +19,11 @@ import numpy
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import sm100.launch  # noqa: E402  (which finds the emulator)
 from emulate import Array, Emulator, Module  # noqa: E402
-from sm100.launch import CSRC, SWIZZLE_128, UINT8, UINT16, TensorMap, only_entry  # noqa: E402
+from sm100.launch import CSRC, SWIZZLE_128, UINT8, UINT16, TensorMap, compile_ptx, only_entry  # noqa: E402
 
 STAGE_K, TILE_X, TILE_Y = 64, 128, 256
 THREADS, EXPAND_THREADS, EXPAND_K = 384, 512, 256
-MOST_AT_ONCE = 264  # CTAs of the expansion with a row a thread (csrc/sm90_expand_plan.c)
+MOST_THIN_CTAS = 264  # CTAs of the expansion with a row a thread (csrc/sm90_expand_plan.c)
 UNIT = 4096.0  # DECODED_PRODUCT_UNIT: the expanded operands are each 2^6 too small
 
 
@@ -53,24 +48,6 @@ class Config:
 def configs() -> dict[str, Config]:
     rows = re.findall(r"X\((sm90_dense_\w+), (\d), (\d+)\)", (CSRC / "sm90_dense_configs.h").read_text())
     return {name: Config(name, x_raw == "1", int(stages)) for name, x_raw, stages in rows}
-
-
-@functools.cache
-def compile_ptx(source: str) -> str:
-    """What nvcc writes for compute_90a; kept in the temporary folder, by the content of all device code."""
-    files = [CSRC / source, *sorted(CSRC.glob("device/*")), CSRC / "sm90_configs.h", CSRC / "sm90_dense_configs.h"]
-    key = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:20]
-    folder = Path(tempfile.gettempdir()) / f"nvfp4-sm90-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{source}-{key}.ptx"
-    if not path.exists():
-        made = folder / f"{path.name}.{os.getpid()}"
-        command = ["nvcc", "-ptx", "-arch=compute_90a", f"-I{CSRC}", "-o", str(made), str(CSRC / source)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{source} does not compile:\n{done.stderr}")
-        made.rename(path)
-    return path.read_text()
 
 
 class ExpandOperand(ctypes.Structure):
@@ -182,7 +159,7 @@ class DenseProduct(sm100.launch.Product):
     ) -> None:
         """rows_a_thread: by the plan's rule unless given. flags: so many words of `zeroed`, for helped kernels."""
         if not rows_a_thread:
-            rows_a_thread = 1 if sum(self.expand_ctas(which, 1) for which, _ in operands) <= MOST_AT_ONCE else 4
+            rows_a_thread = 1 if sum(self.expand_ctas(which, 1) for which, _ in operands) <= MOST_THIN_CTAS else 4
         ctas = [self.expand_ctas(which, rows_a_thread) for which, _ in operands]
         filled = [self.expand_operand(which, to) for which, to in operands]
         schedule = ExpandSchedule(
@@ -266,8 +243,8 @@ class DenseProduct(sm100.launch.Product):
 
 
 def expand_ptx() -> str:
-    return compile_ptx("sm90_expand.cu")
+    return compile_ptx(CSRC / "sm90_expand.cu", family="sm90")
 
 
 def dense_ptx(config: Config) -> str:
-    return only_entry(compile_ptx("sm90_dense.cu"), config.kernel)
+    return only_entry(compile_ptx(CSRC / "sm90_dense.cu", family="sm90"), config.kernel)
