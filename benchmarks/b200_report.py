@@ -84,7 +84,7 @@ def peer_work(
     multicast: int = 1,
     split: int = 1,
 ) -> Work:
-    """A kernel that is not swapped: a CTA has rows_m rows of A (those past the end cost time on the tensor core alone)
+    """A kernel that is not swap_ab: a CTA has rows_m rows of A (those past the end cost time on the tensor core alone)
     and cta_n rows of B, its unit rows_n of B; multicast CTAs share what L2 delivers of A. C leaves by bulk stores."""
     cta_n = cta_n or rows_n
     tiles = ceil_div(shape.m, rows_m * group) * ceil_div(shape.n, rows_n)
@@ -126,7 +126,7 @@ def kernel_only(t: Times) -> float:
 
 
 def flashinfer(shape: Shape) -> Work:
-    """Its tuner took what was fastest: here the fastest by this model of the tiles that its tuner has, not swapped."""
+    """Its tuner took what was fastest: here the fastest by this model of the tiles that its tuner has, not swap_ab."""
     menu = [peer_work(shape, 128, n, 227 * 1024 // (20480 + 128 * n)) for n in (64, 128)]
     menu += [peer_work(shape, 128, n, 227 * 1024 // (20480 + 64 * n), group=2, cta_n=n // 2) for n in (64, 128)]
     return min(menu, key=lambda work: times(work, Constants()).kernel_only)
@@ -157,7 +157,7 @@ def peers() -> list[Peer]:
         (Shape(1, 4608, 29120), 4, 13.6),
     ):
         narrow = Config("128x16", 1, 16, 8, 1, 0)
-        work = work_of(shape, narrow, split, swapped=True)
+        work = work_of(shape, narrow, split, swap_ab=True)
         name = f"FlashInfer, lean cluster kernel, 128 weights a CTA, split {split}"
         found.append(Peer(name, shape, us, work, kernel_only))
     return found
@@ -213,7 +213,7 @@ def all_table(shape: Shape, rows: list[Config], c: Constants, count: int) -> lis
     lines = header(*COLUMNS)
     ranking = sorted(plans(shape, rows, c), key=lambda plan: plan.times.dependent)
     for plan in ranking[:count]:
-        work = work_of(shape, plan.config, plan.split, plan.swapped)
+        work = work_of(shape, plan.config, plan.split, plan.swap_ab)
         lines.append(plan_row(plan, times(work, c).plain))
     return lines
 

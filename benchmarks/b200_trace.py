@@ -53,9 +53,9 @@ def counted(kernel: dict) -> Counts:
     )
 
 
-def modelled(shape: Shape, config: Config, split: int, swapped: bool) -> Counts:
+def modelled(shape: Shape, config: Config, split: int, swap_ab: bool) -> Counts:
     """The same from the work that the model's times are made of, for a grid of one cluster a tile."""
-    work = work_of(shape, config, split, swapped)
+    work = work_of(shape, config, split, swap_ab)
     units = work.tiles * split
     stages = work.tiles * ceil_div(shape.k, STAGE_K)  # of all units
     blocks = work.tiles * ceil_div(shape.k, MMA_K)
@@ -81,12 +81,12 @@ def read(path: str | Path, kernel: str = "") -> list[dict]:
     return [launch for launch in launches if kernel in launch["kernel"]]
 
 
-def compare(path: str, shape: Shape, config: Config, split: int, swapped: bool) -> list[str]:
+def compare(path: str, shape: Shape, config: Config, split: int, swap_ab: bool) -> list[str]:
     """A table of the last launch of that configuration in a trace beside the model's counts."""
     kernel = f"sm100_gemm_{config.name}"
     launches = [launch for launch in read(path) if launch["kernel"].endswith(kernel)]
     if not launches:
         raise SystemExit(f"{path} has no launch of {kernel}")
-    got, want = counted(launches[-1]).rows(), modelled(shape, config, split, swapped).rows()
+    got, want = counted(launches[-1]).rows(), modelled(shape, config, split, swap_ab).rows()
     lines = ["| count | traced | model |", "|---|--:|--:|"]
     return lines + [f"| {name} | {got[name]:.0f} | {want[name]:.0f} |" for name in want]

@@ -26,7 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent / "csrc"
 MEASURED = HERE / "results/sm90_candidates.csv"
-SOURCES = ["sm90_gemv_plan.c", "sm90_dense_plan.c", "sm90_expand_plan.c", "plan_choice.c", "plan_operands.c"]
+SOURCES = ["sm90_gemv_plan.c", "sm90_prefill_plan.c", "sm90_dequant_plan.c", "plan_choice.c", "plan_operands.c"]
 SOURCES += ["kernels.c", "error.c"]
 CONSTANT = re.compile(r"^#define (SM90_\w+) +([0-9.]+)( .*)?$", re.MULTILINE)
 KEPT = {
@@ -36,7 +36,7 @@ KEPT = {
     "SM90_FP16_BYTES",
     "SM90_CLOCK_GHZ",
     "SM90_DRAM_TB_S",
-    "SM90_EXPAND_TB_S",
+    "SM90_DEQUANT_TB_S",
     "SM90_INGRESS_B_CLK",
     "SM90_L2_TB_S",
 }
@@ -57,7 +57,7 @@ int rank(long m, long n, long k, int most, const char **names, int *settings, do
     int count = list(&h200, &p, all);
     for (int i = 0; i < count && i < most; i++) {
         names[i] = kernels[all[i].settings.kernel].name;
-        settings[2 * i] = all[i].settings.swapped, settings[2 * i + 1] = all[i].settings.split_k;
+        settings[2 * i] = all[i].settings.swap_ab, settings[2 * i + 1] = all[i].settings.split_k;
         times[i] = all[i].time;
     }
     return count;
@@ -65,7 +65,7 @@ int rank(long m, long n, long k, int most, const char **names, int *settings, do
 """
 
 Shape = tuple[int, int, int]
-Plan = tuple[str, int, int]  # kernel, swapped, split_k
+Plan = tuple[str, int, int]  # kernel, swap_ab, split_k
 
 
 def read_measured() -> dict[Shape, dict[Plan, float]]:
@@ -74,7 +74,7 @@ def read_measured() -> dict[Shape, dict[Plan, float]]:
     with MEASURED.open() as lines:
         for row in csv.DictReader(line for line in lines if not line.startswith("#")):
             shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-            plan = (row["kernel"], int(row["swapped"]), int(row["split_k"]))
+            plan = (row["kernel"], int(row["swap_ab"]), int(row["split_k"]))
             found[shape][plan] = float(row["us"]) - EVENT_PAIR_US
     return found
 
@@ -195,8 +195,8 @@ def report(model: Model, measured: dict[Shape, dict[Plan, float]]) -> None:
 
 
 def describe(plan: Plan) -> str:
-    kernel, swapped, split = plan
-    return f"{kernel.removeprefix('sm90_')}{'' if swapped else ', x is A'}{f', split {split}' if split > 1 else ''}"
+    kernel, swap_ab, split = plan
+    return f"{kernel.removeprefix('sm90_')}{'' if swap_ab else ', x is A'}{f', split {split}' if split > 1 else ''}"
 
 
 def main() -> None:

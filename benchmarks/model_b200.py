@@ -64,7 +64,7 @@ class Config:
         """What the other units of a cluster send, where K is cut."""
         return (split - 1) * (self.tile_y // split) * CTA_ROWS * 4
 
-    def parts_in_stages(self, split: int) -> bool:
+    def partials_in_stages(self, split: int) -> bool:
         """Whether those take the place of stages, for a barrier more: where there is no room, or not for two CTAs."""
         whole = self.shared_bytes + self.parts_bytes(split)
         return whole > given.SHARED or (self.co_resident and whole > given.HALF_SHARED)
@@ -117,7 +117,7 @@ class Work:
     store_b_clk: str  # which constant
     split: int = 1
     two_accumulators: bool = False
-    parts_in_stages: bool = False
+    partials_in_stages: bool = False
     gathers: float = 0.0  # warp-wide cp.async a stage
 
 
@@ -243,7 +243,7 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
         sending = (
             c.tmem_load_cycles + c.remote_latency_cycles + others / (c.remote_b_clk * given.REMOTE_SHARE[work.split])
         )
-        barrier = c.cluster_barrier_cycles if work.parts_in_stages else 0.0
+        barrier = c.cluster_barrier_cycles if work.partials_in_stages else 0.0
         reduction = (barrier + sending + others / c.shared_b_clk) * clk
 
     # The rings fill at the full rate; behind that a byte is asked for when a slot is released.
@@ -276,9 +276,9 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
     )
 
 
-def work_of(shape: Shape, config: Config, split: int = 1, swapped: bool = False, gather_values: bool = False) -> Work:
+def work_of(shape: Shape, config: Config, split: int = 1, swap_ab: bool = False, gather_values: bool = False) -> Work:
     """Counted work of one of our kernels: see the schedule in sm100_configs.h."""
-    x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
+    x, y = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
     group, tile_y, atoms = config.group, config.tile_y, config.scale_atoms
     tiles_x, tiles_y = ceil_div(x, CTA_ROWS * group), ceil_div(y, tile_y)
     k_stages = ceil_div(ceil_div(shape.k, STAGE_K), split)
@@ -306,9 +306,9 @@ def work_of(shape: Shape, config: Config, split: int = 1, swapped: bool = False,
         tile_y=tile_y,
         copies=STAGE_ATOMS * (1 + atoms),
         store_bytes=min(x, CTA_ROWS) * min(y, tile_y) * 2 / split,
-        store_b_clk="column_store_b_clk" if swapped else "row_store_b_clk",
+        store_b_clk="column_store_b_clk" if swap_ab else "row_store_b_clk",
         split=split,
-        parts_in_stages=split > 1 and config.parts_in_stages(split),
+        partials_in_stages=split > 1 and config.partials_in_stages(split),
         two_accumulators=config.accumulators > 1,
         gathers=lanes / 32 if config.gather else 0.0,
     )
@@ -321,18 +321,18 @@ class Plan:
     shape: Shape
     config: Config
     split: int
-    swapped: bool
+    swap_ab: bool
     times: Times
 
     def __str__(self) -> str:
         split = f" split {self.split}" if self.split > 1 else ""
-        return f"{self.config.name}{split}{' swapped' if self.swapped else ''}"
+        return f"{self.config.name}{split}{' swap_ab' if self.swap_ab else ''}"
 
 
-def allowed(shape: Shape, config: Config, split: int, swapped: bool, rows: list[Config]) -> bool:
+def allowed(shape: Shape, config: Config, split: int, swap_ab: bool, rows: list[Config]) -> bool:
     """What sm100_plan.c takes: tiles up to 32 wide hold all of y, and no wider one is tried where such a one or a
     narrower of as many CTAs does; no part of K is empty, each CTA keeps 4 columns or more of a split tile."""
-    x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
+    x, y = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
     if (config.tile_y <= 32 and y > config.tile_y) or x == 1 < y:
         return False
     for other in rows:
@@ -347,9 +347,9 @@ def allowed(shape: Shape, config: Config, split: int, swapped: bool, rows: list[
 def plans(shape: Shape, rows: list[Config], c: Constants) -> Iterator[Plan]:
     """All ways to run a shape, without the gather kernels, which are for what bulk copies cannot load."""
     for config in rows:
-        for split, swapped in itertools.product((1, 2, 4, 8), (False, True)):
-            if not config.gather and allowed(shape, config, split, swapped, rows):
-                yield Plan(shape, config, split, swapped, times(work_of(shape, config, split, swapped), c))
+        for split, swap_ab in itertools.product((1, 2, 4, 8), (False, True)):
+            if not config.gather and allowed(shape, config, split, swap_ab, rows):
+                yield Plan(shape, config, split, swap_ab, times(work_of(shape, config, split, swap_ab), c))
 
 
 def best(shape: Shape, rows: list[Config], c: Constants) -> Plan:
@@ -370,7 +370,7 @@ def main() -> None:
     )
     parser.add_argument("--config", default="256x64", help="for --count: %(default)s unless given")
     parser.add_argument("--split", type=int, default=1, help="for --count")
-    parser.add_argument("--swapped", action="store_true", help="for --count")
+    parser.add_argument("--swap_ab", action="store_true", help="for --count")
     parser.add_argument("--write", action="store_true", help="put the tables into b200_model.md")
     options = parser.parse_args()
     rows, c = configs(), Constants()
@@ -383,7 +383,7 @@ def main() -> None:
         print("\n".join(report.sensitivity_table(rows)))
     elif options.count:
         config = next(config for config in rows if config.name == options.config)
-        print("\n".join(trace.compare(options.count, shapes[0], config, options.split, options.swapped)))
+        print("\n".join(trace.compare(options.count, shapes[0], config, options.split, options.swap_ab)))
     elif options.all:
         for shape in shapes:
             print("\n".join(report.all_table(shape, rows, c, 1000)))

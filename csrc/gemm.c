@@ -106,12 +106,12 @@ static nvfp4_status encode(driver *d, int32_t device, const plan_tensor *tensors
 }
 
 /* The expansion of operands, which comes before the dense product of them. */
-static nvfp4_status launch_sm90_expand(driver *d, route *r, const nvfp4_gemm_args *args) {
-    sm90_expand_run *run = &r->sm90.expand;
+static nvfp4_status launch_sm90_dequant(driver *d, route *r, const nvfp4_gemm_args *args) {
+    sm90_dequant_run *run = &r->sm90.expand;
     if (run->grid == 0) return NVFP4_OK;
     void *arguments[] = {&run->schedule};
     const kernel_launch launch = {
-        .kernel = KERNEL_SM90_EXPAND, .grid = run->grid, .arguments = arguments, .queue = args->queue};
+        .kernel = KERNEL_SM90_DEQUANT, .grid = run->grid, .arguments = arguments, .queue = args->queue};
     return driver_launch(d, r->where.device, &launch);
 }
 
@@ -122,12 +122,12 @@ static nvfp4_status launch_sm90(driver *d, route *r, const nvfp4_gemm_args *args
     nvfp4_status status = find_workspace(&r->plan, args, &workspace);
     if (!status) sm90_place_workspace(run, workspace);
     if (!status) status = encode(d, r->where.device, tensors, sm90_tensors(&r->problem, &r->plan, run, tensors));
-    if (!status) status = launch_sm90_expand(d, r, args);
+    if (!status) status = launch_sm90_dequant(d, r, args);
     if (status) return status;
     void *schedule = run->form == SM90_GEMV    ? (void *)&run->gemv
                      : run->form == SM90_DENSE ? (void *)&run->dense
                                                : (void *)&run->gemm;
-    if (run->form == SM90_GEMV && r->plan.swapped) r->problem = sm90_gemv_exchanged(&r->problem);
+    if (run->form == SM90_GEMV && r->plan.swap_ab) r->problem = sm90_gemv_exchanged(&r->problem);
     void *arguments[] = {&r->problem, schedule};
     const kernel_launch launch = {.kernel = (kernel_id)r->plan.kernel,
                                   .cluster = sm90_cluster(&r->plan, run),
@@ -237,20 +237,20 @@ nvfp4_status nvfp4_prefer(nvfp4_context *context, int32_t device, int64_t m, int
     if (!wanted->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
     if (device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", device);
     const plan_wish wish = {
-        .first = {kernel_named(wanted->name), wanted->swapped, wanted->split_k, wanted->prefetch_stages}};
+        .first = {kernel_named(wanted->name), wanted->swap_ab, wanted->split_k, wanted->prefetch_stages}};
     nvfp4_status status = find_problem(m, n, k, l, &r.problem);
     if (!status) status = find_place(context, family_of(wish.first.kernel), device, &r.where);
     if (status) return status;
     r.plan.candidates = 0;
     if (!is_empty(&r.problem)) status = plan_on_gpu(&r, &wish);
     if (status) return status;
-    if (r.plan.candidates == 0 || r.plan.kernel != wish.first.kernel || r.plan.swapped != wanted->swapped ||
+    if (r.plan.candidates == 0 || r.plan.kernel != wish.first.kernel || r.plan.swap_ab != wanted->swap_ab ||
         r.plan.split_k != wanted->split_k || r.plan.prefetch_stages != wanted->prefetch_stages)
         return fail(
             NVFP4_INVALID,
-            "plan: is %s, swapped = %d, split_k = %d, prefetch_stages = %d, which is none of the %d plans for a "
+            "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, which is none of the %d plans for a "
             "product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
-            wanted->name, wanted->swapped, wanted->split_k, wanted->prefetch_stages, r.plan.candidates, (long long)m,
+            wanted->name, wanted->swap_ab, wanted->split_k, wanted->prefetch_stages, r.plan.candidates, (long long)m,
             (long long)n, (long long)k, (long long)l, r.where.device);
     const preference one = {.device = r.where.device, .m = m, .n = n, .k = k, .l = l, .settings = wish.first};
     return preferences_add(&context->preferences, &one);

@@ -7,14 +7,14 @@
                      .source = "sm80_gemm",                                                                            \
                      .threads = 32 * (warps),                                                                          \
                      .shared_bytes = SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps)},
-#define SM90_ROW(id, math_groups, x_tiles, tile_y, group_words, stages, helped)                                        \
+#define SM90_ROW(id, math_warpgroups, x_tiles, tile_y, group_words, stages, helped)                                    \
     [KERNEL_##id] = {.arch = ARCH_SM90,                                                                                \
                      .programmatic = 1,                                                                                \
                      .more_shared = 1,                                                                                 \
                      .name = "nvfp4_" #id,                                                                             \
                      .source = "sm90_gemm",                                                                            \
-                     .threads = SM90_THREADS(math_groups),                                                             \
-                     .shared_bytes = SM90_SHARED_BYTES(math_groups, x_tiles, tile_y, stages)},
+                     .threads = SM90_THREADS(math_warpgroups),                                                         \
+                     .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, x_tiles, tile_y, stages)},
 #define SM90_GEMV_ROW(id, rows, warps, ...)                                                                            \
     [KERNEL_##id] = {.arch = ARCH_SM90,                                                                                \
                      .programmatic = 1,                                                                                \
@@ -22,13 +22,13 @@
                      .name = "nvfp4_" #id,                                                                             \
                      .source = "sm90_gemv",                                                                            \
                      .threads = SM90_GEMV_THREADS(warps)},
-#define SM90_DENSE_ROW(id, ...)                                                                                        \
+#define SM90_PREFILL_ROW(id, ...)                                                                                      \
     [KERNEL_##id] = {.arch = ARCH_SM90,                                                                                \
                      .programmatic = 1,                                                                                \
                      .name = "nvfp4_" #id,                                                                             \
-                     .source = "sm90_dense",                                                                           \
-                     .threads = SM90_DENSE_THREADS,                                                                    \
-                     .shared_bytes = SM90_DENSE_SHARED_BYTES(__VA_ARGS__)},
+                     .source = "sm90_prefill",                                                                         \
+                     .threads = SM90_PREFILL_THREADS,                                                                  \
+                     .shared_bytes = SM90_PREFILL_SHARED_BYTES(__VA_ARGS__)},
 #define SM100_ROW(id, group, tile_y, stages, accumulators, gather)                                                     \
     [KERNEL_##id] = {.arch = ARCH_SM100,                                                                               \
                      .programmatic = 1,                                                                                \
@@ -50,12 +50,12 @@ const kernel_entry kernels[KERNEL_COUNT] = {
                                   .threads = SM80_REDUCE_THREADS},
     SM90_GEMM_CONFIGS(SM90_ROW)
     SM90_GEMV_CONFIGS(SM90_GEMV_ROW)
-    SM90_DENSE_CONFIGS(SM90_DENSE_ROW)
-    [KERNEL_SM90_EXPAND] = {.arch = ARCH_SM90,
+    SM90_PREFILL_CONFIGS(SM90_PREFILL_ROW)
+    [KERNEL_SM90_DEQUANT] = {.arch = ARCH_SM90,
                             .programmatic = 1,
-                            .name = "nvfp4_sm90_expand",
-                            .source = "sm90_expand",
-                            .threads = SM90_EXPAND_THREADS},
+                            .name = "nvfp4_sm90_dequant",
+                            .source = "sm90_dequant",
+                            .threads = SM90_DEQUANT_THREADS},
     SM100_GEMM_CONFIGS(SM100_ROW)
     [KERNEL_QUANTIZE] = QUANTIZE_ROW("quantize_blocks"),
     [KERNEL_DEQUANTIZE] = QUANTIZE_ROW("dequantize_blocks"),

@@ -7,15 +7,15 @@
 #include "sm100_configs.h"
 #include "sm80_configs.h"
 #include "sm90_configs.h"
-#include "sm90_dense_configs.h"
 #include "sm90_gemv_configs.h"
+#include "sm90_prefill_configs.h"
 
 typedef enum kernel_id {
 #define X(id, ...) KERNEL_##id,
-    SM80_GEMM_CONFIGS(X) SM90_GEMM_CONFIGS(X) SM90_GEMV_CONFIGS(X) SM90_DENSE_CONFIGS(X) SM100_GEMM_CONFIGS(X)
+    SM80_GEMM_CONFIGS(X) SM90_GEMM_CONFIGS(X) SM90_GEMV_CONFIGS(X) SM90_PREFILL_CONFIGS(X) SM100_GEMM_CONFIGS(X)
 #undef X
         KERNEL_SM80_SPLIT_REDUCE,
-    KERNEL_SM90_EXPAND,
+    KERNEL_SM90_DEQUANT,
     KERNEL_QUANTIZE,
     KERNEL_DEQUANTIZE,
     KERNEL_SWIZZLE,

@@ -122,7 +122,7 @@ typedef struct nvfp4_plan {
     const char *name;   /* of that kernel */
     const char *reason; /* why this one, in a sentence */
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t swapped;         /* sm90, sm100: B, and not A, lies on the side of the mma with 64 rows or more; of
+    int32_t swap_ab;         /* sm90, sm100: B, and not A, lies on the side of the mma with 64 rows or more; of
                               * sm90_gemv: A, and not B, is what streams */
     int32_t split_k;         /* CTAs that share one output tile along K */
     int64_t grid;            /* CTAs in all; 0 on the CPU */
@@ -137,7 +137,7 @@ typedef struct nvfp4_plan {
  * notice. */
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 
-/* From now on products of this shape on this device take the plan that has the name, swapped, split_k and
+/* From now on products of this shape on this device take the plan that has the name, swap_ab, split_k and
  * prefetch_stages of `plan` (no other field counts) before the one that the estimate puts first: for what was measured
  * to be faster (`python -m nvfp4 bench --tune`). Whatever their types and epilogue; those whose operands lie so that
  * they have no such plan take no notice. Another split_k adds in another order, so that results that round may differ

@@ -31,7 +31,7 @@ typedef struct tensor_layout {
 /* What sets a plan for a product apart from the others for it. */
 typedef struct plan_settings {
     int32_t kernel; /* kernel_id */
-    int32_t swapped, split_k, prefetch_stages;
+    int32_t swap_ab, split_k, prefetch_stages;
 } plan_settings;
 
 /* Which plan to take: plans are in the order of their estimated times, but for the first. */

@@ -32,7 +32,7 @@ static int is_slower(const void *a, const void *b) {
     if (x->time != y->time) return x->time < y->time ? -1 : 1;
     if (s->prefetch_stages != t->prefetch_stages) return s->prefetch_stages < t->prefetch_stages ? -1 : 1;
     if (s->kernel != t->kernel) return s->kernel < t->kernel ? -1 : 1;
-    if (s->swapped != t->swapped) return s->swapped < t->swapped ? -1 : 1;
+    if (s->swap_ab != t->swap_ab) return s->swap_ab < t->swap_ab ? -1 : 1;
     return (s->split_k > t->split_k) - (s->split_k < t->split_k);
 }
 

@@ -44,12 +44,12 @@ tensor_layout values_layout(const gemm_problem *p, int is_b, int32_t box_bytes, 
 
 /* An operand that is read once need not stay in L2; one that is read again and again while the other streams through
  * should, if there is room for it. */
-read_policies choose_policies(const device_facts *facts, const gemm_problem *p, int swapped, int64_t tiles_x,
+read_policies choose_policies(const device_facts *facts, const gemm_problem *p, int swap_ab, int64_t tiles_x,
                               int64_t tiles_y) {
     int a_again = p->l > 1 && p->a_batch == 0, b_again = p->l > 1 && p->b_batch == 0; /* one for all batches */
-    int64_t x_rows = swapped ? p->n : p->m, y_rows = swapped ? p->m : p->n, room = facts->l2_bytes / 2;
-    int x_once = tiles_y == 1 && !(swapped ? b_again : a_again);
-    int y_once = tiles_x == 1 && !(swapped ? a_again : b_again);
+    int64_t x_rows = swap_ab ? p->n : p->m, y_rows = swap_ab ? p->m : p->n, room = facts->l2_bytes / 2;
+    int x_once = tiles_y == 1 && !(swap_ab ? b_again : a_again);
+    int y_once = tiles_x == 1 && !(swap_ab ? a_again : b_again);
     int x_stays = !x_once && y_once && x_rows * (p->k / 2) <= room;
     int y_stays = !y_once && x_once && y_rows * (p->k / 2) <= room;
     return (read_policies){

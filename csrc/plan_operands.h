@@ -28,11 +28,11 @@ typedef struct plan_tensor {
 } plan_tensor;
 enum { PLAN_MOST_TENSORS = 4 };
 
-/* L2 cache policies for the two sides of the product; x is B where swapped. */
+/* L2 cache policies for the two sides of the product; x is B where swap_ab. */
 typedef struct read_policies {
     uint64_t x, y;
 } read_policies;
-read_policies choose_policies(const device_facts *facts, const gemm_problem *problem, int swapped, int64_t tiles_x,
+read_policies choose_policies(const device_facts *facts, const gemm_problem *problem, int swap_ab, int64_t tiles_x,
                               int64_t tiles_y);
 
 #endif

@@ -16,7 +16,7 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
         return raise_error();
     return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
                          "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n,
-                         "tile_k", plan.tile_k, "stages", plan.stages, "swapped", PyBool_FromLong(plan.swapped),
+                         "tile_k", plan.tile_k, "stages", plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab),
                          "split_k", plan.split_k, "grid", (long long)plan.grid, "workspace", (Py_ssize_t)plan.workspace,
                          "prefetch_stages", plan.prefetch_stages, "candidates", plan.candidates, "modelled_us",
                          plan.modelled_us);
@@ -34,20 +34,20 @@ PyObject *python_set_candidate(PyObject *module, PyObject *candidate) {
 
 /* nvfp4_prefer, the plan by its settings. */
 PyObject *python_prefer(PyObject *module, arguments a, Py_ssize_t count) {
-    enum { DEVICE, M, N, K, L, KERNEL, SWAPPED, SPLIT_K, PREFETCH_STAGES, COUNT };
+    enum { DEVICE, M, N, K, L, KERNEL, SWAP_AB, SPLIT_K, PREFETCH_STAGES, COUNT };
     (void)module;
     if (!check_count("prefer", count, COUNT)) return NULL;
     int64_t device, m, n, k, l, split_k, prefetch_stages;
-    int swapped = PyObject_IsTrue(a[SWAPPED]);
+    int swap_ab = PyObject_IsTrue(a[SWAP_AB]);
     const char *kernel = PyUnicode_AsUTF8AndSize(a[KERNEL], NULL);
-    if (swapped < 0 || !kernel) return NULL;
+    if (swap_ab < 0 || !kernel) return NULL;
     if (!read_integer(a[DEVICE], "device", 0, INT32_MAX, &device) || !read_integer(a[M], "m", 0, INT32_MAX, &m) ||
         !read_integer(a[N], "n", 0, INT32_MAX, &n) || !read_integer(a[K], "k", 0, INT32_MAX, &k) ||
         !read_integer(a[L], "l", 0, INT32_MAX, &l) || !read_integer(a[SPLIT_K], "split_k", 1, INT32_MAX, &split_k) ||
         !read_integer(a[PREFETCH_STAGES], "prefetch_stages", 0, INT32_MAX, &prefetch_stages))
         return raise_error();
     const nvfp4_plan plan = {
-        .name = kernel, .swapped = swapped, .split_k = (int32_t)split_k, .prefetch_stages = (int32_t)prefetch_stages};
+        .name = kernel, .swap_ab = swap_ab, .split_k = (int32_t)split_k, .prefetch_stages = (int32_t)prefetch_stages};
     if (nvfp4_prefer(python_context, (int32_t)device, m, n, k, l, &plan) != NVFP4_OK) return raise_error();
     Py_RETURN_NONE;
 }

@@ -2,7 +2,7 @@
  * plain C preprocessor.
  *
  * The side of tcgen05.mma with 128 rows a CTA is called x, the side with tile_y rows y. Which of A and B is x is the
- * schedule's choice (swapped: x is B), so that weights lie on the side that reads them once. A unit, one CTA or a pair
+ * schedule's choice (swap_ab: x is B), so that weights lie on the side that reads them once. A unit, one CTA or a pair
  * of two, computes 128 * group rows of x by tile_y rows of y. accumulators = 2 lets the epilogue of one tile run beside
  * the products of the next. gather = 1 adds four warps that load by cp.async what bulk copies cannot. */
 #ifndef NVFP4_SM100_CONFIGS_H
@@ -28,8 +28,8 @@
     X(sm100_gemm_256x128, 2, 128, 4, 1, 0)                                                                             \
     X(sm100_gemm_256x128_deep, 2, 128, 8, 2, 0)                                                                        \
     X(sm100_gemm_256x256, 2, 256, 5, 1, 0)                                                                             \
-    X(sm100_gemm_128x16_gather, 1, 16, 4, 1, 1)                                                                        \
-    X(sm100_gemm_128x128_gather, 1, 128, 6, 2, 1)
+    X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1)                                                                      \
+    X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1)
 
 #define SM100_STAGE_K    256 /* values along K of a stage: 128 bytes of a row, one span of the 128-byte swizzle */
 #define SM100_MMA_K      64  /* values along K of one tcgen05.mma */
@@ -54,7 +54,7 @@
     ((stages) * SM100_STAGE_BYTES(group, tile_y) + SM100_BARRIER_BYTES(stages))
 /* Where K is cut, what the other units send, fp32: behind the barriers, for which a launch asks for so much more, or in
  * place of the stages, which takes a barrier of the cluster. */
-#define SM100_PARTS_BYTES(tile_y, split_k) (((split_k) - 1) * ((tile_y) / (split_k)) * SM100_CTA_ROWS * 4)
+#define SM100_PARTIALS_BYTES(tile_y, split_k) (((split_k) - 1) * ((tile_y) / (split_k)) * SM100_CTA_ROWS * 4)
 
 /* Tensor memory: accumulators first, then for each stage 4 columns an atom. Allocations are powers of two. */
 #define SM100_SCALE_COLUMNS(tile_y) (4 * SM100_STAGE_ATOMS * (1 + SM100_CEIL_DIV(tile_y, SM100_ATOM_ROWS)))
@@ -88,10 +88,10 @@ typedef struct sm100_schedule {
     int32_t tiles_x, tiles_y; /* tiles_x counts units: 128 * group rows */
     int32_t split_k;         /* > 1: a cluster's units add up, each tile_y/split_k columns (4 or more); one tile each */
     int32_t k_stages;        /* ceil(K/256); part i of K is stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
-    int32_t swapped;         /* 1: x is B, so that x counts columns of the output */
+    int32_t swap_ab;         /* 1: x is B, so that x counts columns of the output */
     int32_t values_by_tma;   /* gather kernels: 1 if tensor maps reach the values, so that only scales are gathered */
     int32_t prefetch_stages; /* of x that CTAs bring into L2 while they wait for the grids before; 0: none */
-    int32_t parts_in_stages; /* split_k > 1: partial sums take the place of the stages */
+    int32_t partials_in_stages; /* split_k > 1: partial sums take the place of the stages */
     int32_t padding_;
 #ifdef NVFP4_DUMP
     sm100_dump *dump;             /* where one k_block of one CTA is written, or NULL */

@@ -2,7 +2,7 @@
  * scales go from global memory to the tensor core, nothing is decoded.
  *
  * The side of the mma with 128 rows a CTA is called x, the other one y: x is B and y is A where that moves fewer bytes
- * (swapped), so that weights lie on the side that each CTA reads once. A unit is one CTA or a pair (GROUP = 2) whose
+ * (swap_ab), so that weights lie on the side that each CTA reads once. A unit is one CTA or a pair (GROUP = 2) whose
  * tensor cores multiply together: 256 rows of x, of which each CTA holds half, by TILE_Y of y, of which each holds
  * half, so that a pair moves three quarters of what two CTAs would.
  *
@@ -21,7 +21,7 @@
  *
  * Shared memory of a CTA: stages of [x values 16384 | y values 128 a row | x scales 2048 | y scales 2048 or 4096], then
  * barriers; in KiB 128x16 88, 128x32 96, 128x64 112, 128x128 216, 256x64 96, 256x128 112, 256x128_deep 224, 256x256
- * 190 (SM100_SHARED_BYTES; where K is cut SM100_PARTS_BYTES more). Tensor memory, columns: accumulators, then 32
+ * 190 (SM100_SHARED_BYTES; where K is cut SM100_PARTIALS_BYTES more). Tensor memory, columns: accumulators, then 32
  * (256x256: 48) a stage: 144, 160, 192, 448, 192, 256, 512, 496 used. What takes at most 113 KiB and 256 columns leaves
  * room on its SM for a CTA of the next call, which is allowed to start early (dependent launch), prepares, and waits
  * for the end of this one before it touches a tensor.
@@ -72,7 +72,7 @@ template <int GROUP_, int TILE_Y_, int STAGES_, int ACCUMULATORS_, int GATHER_> 
     static_assert(SM100_USED_COLUMNS(TILE_Y, STAGES, ACCUMULATORS) <= COLUMNS, "tensor memory has 512 columns");
     static_assert(SCALES_AT % 4 == 0, "scales of 128 rows begin on 4 columns");
     static_assert(!GATHER || GROUP == 1, "a thread's copies cannot signal the other CTA of a pair");
-    static_assert(CHUNK == 16 || CHUNK == 32, "what tcgen05_load takes");
+    static_assert(CHUNK == 16 || CHUNK == 32, "what tcgen05_ld takes");
 };
 
 /* This CTA's share of the work. */
@@ -86,7 +86,7 @@ template <class C> struct share {
     uint32_t parts;          /* shared address of the partial sums */
 
     __device__ __forceinline__ share(const gemm_problem &p, const sm100_schedule &s, uint32_t base) : base(base) {
-        uint32_t in_cluster = C::GROUP * s.split_k, cluster = cluster_rank();
+        uint32_t in_cluster = C::GROUP * s.split_k, cluster = cluster_ctarank();
         rank = cluster % C::GROUP;
         unit = cluster / C::GROUP;
         first = blockIdx.x / in_cluster;
@@ -94,7 +94,7 @@ template <class C> struct share {
         k_first = (int32_t)((int64_t)unit * s.k_stages / s.split_k);
         k_last = (int32_t)((int64_t)(unit + 1) * s.k_stages / s.split_k);
         k_blocks = (int32_t)((p.k + SM100_MMA_K - 1) / SM100_MMA_K);
-        parts = base + (s.parts_in_stages ? 0 : C::PARTS_AT);
+        parts = base + (s.partials_in_stages ? 0 : C::PARTS_AT);
     }
 
     __device__ __forceinline__ uint32_t stage(uint32_t slot) const { return base + slot * C::STAGE_BYTES; }
@@ -106,7 +106,7 @@ template <class C> struct share {
 
     /* The leader's barrier at that address: in a pair the CTA of even rank. */
     __device__ __forceinline__ uint32_t of_leader(uint32_t barrier) const {
-        return C::GROUP == 1 ? barrier : map_to_rank(barrier, unit * C::GROUP);
+        return C::GROUP == 1 ? barrier : mapa(barrier, unit * C::GROUP);
     }
     /* Blocks of 64 along K that a stage has. */
     __device__ __forceinline__ int blocks(int32_t k_stage) const {
@@ -162,24 +162,24 @@ __device__ __forceinline__ void produce(const sm100_schedule &s, const share<C> 
             uint32_t stage = w.stage(at.slot), own = w.full(at.slot), full = w.of_leader(own);
             mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
             if constexpr (C::GATHER)
-                mbarrier_arrive_expect(own, s.values_by_tma ? C::SFX_AT : 0);
+                mbarrier_arrive_expect_tx(own, s.values_by_tma ? C::SFX_AT : 0);
             else if constexpr (C::GROUP == 1)
-                mbarrier_arrive_expect(own, C::SFX_AT + 2 * w.blocks(k) * SM100_ATOM_BYTES);
+                mbarrier_arrive_expect_tx(own, C::SFX_AT + 2 * w.blocks(k) * SM100_ATOM_BYTES);
             else if (w.rank == 0) /* of both CTAs; what lies out of bounds counts as well */
-                mbarrier_arrive_expect(own, 2 * C::STAGE_BYTES);
+                mbarrier_arrive_expect_tx(own, 2 * C::STAGE_BYTES);
             if (!C::GATHER || s.values_by_tma) {
                 int32_t byte = k * (SM100_STAGE_K / 2);
-                copy_box_3d<C::GROUP>(stage, &s.x.values, byte, place.x, place.l, full, s.x.policy);
-                copy_box_3d<C::GROUP>(stage + C::Y_AT, &s.y.values, byte, y_values, place.l, full, s.y.policy);
+                tma_load_3d<C::GROUP>(stage, &s.x.values, byte, place.x, place.l, full, s.x.policy);
+                tma_load_3d<C::GROUP>(stage + C::Y_AT, &s.y.values, byte, y_values, place.l, full, s.y.policy);
             }
             if constexpr (C::GROUP == 2) { /* only tensor copies can signal the leader's barrier */
                 int32_t atom = k * SM100_STAGE_ATOMS;
-                copy_box_4d_pair(stage + C::SFX_AT, &s.x.scales, 0, atom, x_block, place.l, full, s.x.policy);
-                copy_box_4d_pair(stage + C::SFY_AT, &s.y.scales, 0, atom, y_block, place.l, full, s.y.policy);
+                tma_load_4d_2sm(stage + C::SFX_AT, &s.x.scales, 0, atom, x_block, place.l, full, s.x.policy);
+                tma_load_4d_2sm(stage + C::SFY_AT, &s.y.scales, 0, atom, y_block, place.l, full, s.y.policy);
             } else if constexpr (!C::GATHER) {
                 uint32_t bytes = w.blocks(k) * SM100_ATOM_BYTES;
-                copy_bulk(stage + C::SFX_AT, sfx + (int64_t)k * SM100_SFX_BYTES, bytes, own, s.x.policy);
-                copy_bulk(stage + C::SFY_AT, sfy + (int64_t)k * SM100_SFX_BYTES, bytes, own, s.y.policy);
+                cp_async_bulk(stage + C::SFX_AT, sfx + (int64_t)k * SM100_SFX_BYTES, bytes, own, s.x.policy);
+                cp_async_bulk(stage + C::SFY_AT, sfy + (int64_t)k * SM100_SFX_BYTES, bytes, own, s.y.policy);
             }
         }
     }
@@ -215,11 +215,11 @@ template <class C> struct gatherer {
         for (int i = 0; i < w.blocks(k_stage); i++, left -= 4, from += linear ? 4 : SM100_ATOM_BYTES) {
             int valid = (int)min((int64_t)4, left);
             if (words) {
-                cp_async_4_or_zeros(to + i * SM100_ATOM_BYTES, from, valid);
+                cp_async_4_zfill(to + i * SM100_ATOM_BYTES, from, valid);
             } else {
                 uint32_t word = 0;
                 for (int byte = 0; byte < valid; byte++) word |= (uint32_t)from[byte] << byte * 8;
-                store_shared(to + i * SM100_ATOM_BYTES, word);
+                st_shared(to + i * SM100_ATOM_BYTES, word);
             }
         }
     }
@@ -257,15 +257,15 @@ template <class C> struct gatherer {
                     values<SM100_CTA_ROWS>(stage, s.x, place.x, place.l, k);
                     values<C::TILE_Y>(stage + C::Y_AT, s.y, place.y, place.l, k);
                 }
-                cp_async_commit();
+                cp_async_commit_group();
                 if (++pending < C::STAGES - 1) continue;
-                cp_async_wait<C::STAGES - 2>();
+                cp_async_wait_group<C::STAGES - 2>();
                 announce(landed.slot);
                 landed.advance();
                 pending--;
             }
         }
-        cp_async_wait<0>();
+        cp_async_wait_group<0>();
         for (; pending; pending--, landed.advance()) announce(landed.slot);
     }
 };
@@ -277,7 +277,7 @@ template <class C> struct stage_products {
     uint32_t half;                   /* of 128-row atoms a tile of 64 rows takes a half: 2 of the 4 columns */
 
     __device__ __forceinline__ stage_products(uint32_t stage, uint32_t d, uint32_t scales, uint32_t half)
-        : x(values_descriptor(stage)), y(x + C::Y_AT / 16), atoms_x(atom_descriptor(stage) + C::SFX_AT / 16),
+        : x(smem_descriptor_sw128(stage)), y(x + C::Y_AT / 16), atoms_x(smem_descriptor_atom(stage) + C::SFX_AT / 16),
           atoms_y(atoms_x + (C::SFY_AT - C::SFX_AT) / 16), d(d), sfx(scales), sfy(scales + 4 * SM100_STAGE_ATOMS),
           half(half) {}
 
@@ -287,11 +287,11 @@ template <class C> struct stage_products {
 #pragma unroll
         for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
             if (!ALL && i >= blocks) break;
-            tcgen05_copy_atom<C::GROUP>(sfx + 4 * i, atoms_x + i * SM100_ATOM_BYTES / 16);
+            tcgen05_cp_atom<C::GROUP>(sfx + 4 * i, atoms_x + i * SM100_ATOM_BYTES / 16);
 #pragma unroll
             for (int j = 0; j < C::ATOMS_Y; j++)
-                tcgen05_copy_atom<C::GROUP>(sfy + 4 * (i * C::ATOMS_Y + j),
-                                            atoms_y + (j * SM100_SFX_BYTES + i * SM100_ATOM_BYTES) / 16);
+                tcgen05_cp_atom<C::GROUP>(sfy + 4 * (i * C::ATOMS_Y + j),
+                                          atoms_y + (j * SM100_SFX_BYTES + i * SM100_ATOM_BYTES) / 16);
         }
 #pragma unroll
         for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
@@ -299,7 +299,7 @@ template <class C> struct stage_products {
             mma_operands m{d,
                            x + i * (SM100_MMA_K / 32),
                            y + i * (SM100_MMA_K / 32),
-                           mxf4nvf4_descriptor(C::TILE_X, C::TILE_Y),
+                           instruction_descriptor(C::TILE_X, C::TILE_Y),
                            sfx + 4 * i,
                            sfy + 4 * i * C::ATOMS_Y + half,
                            add || i > 0};
@@ -319,10 +319,10 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, t
     for (; walk.more(); walk.advance(), acc.advance()) {
         uint32_t half = C::TILE_Y == 64 ? walk.place.y / 64 % 2 * 2 : 0;
         mbarrier_wait(w.acc_empty(acc.slot), acc.parity ^ 1);
-        tcgen05_fence_after();
+        tcgen05_fence_after_thread_sync();
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
             mbarrier_wait(w.full(at.slot), at.parity);
-            tcgen05_fence_after();
+            tcgen05_fence_after_thread_sync();
             /* Here, not before the wait, where the compiler would not know that one thread alone needs it. */
             stage_products<C> products(w.stage(at.slot), tmem + acc.slot * C::TILE_Y,
                                        tmem + C::SCALES_AT + at.slot * C::SCALE_COLUMNS, half);
@@ -341,20 +341,20 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, t
 /* How the sums of a lane, a row of x, reach the output. */
 struct output {
     const gemm_problem &p;
-    bool swapped, plain;
+    bool swap_ab, plain;
     bool exists; /* the row of x */
     int64_t l, x;
     single_epilogue column; /* of x, where it counts columns */
 
     __device__ __forceinline__ output(const gemm_problem &p, const sm100_schedule &s, int64_t l, int64_t x)
-        : p(p), swapped(s.swapped), plain(!p.c && !p.bias && (swapped || !p.alpha || p.alpha_stride == 0)),
-          exists(x < s.x.rows), l(l), x(x), column(p, s.swapped ? min(x, (int64_t)s.x.rows - 1) : 0) {}
+        : p(p), swap_ab(s.swap_ab), plain(!p.c && !p.bias && (swap_ab || !p.alpha || p.alpha_stride == 0)),
+          exists(x < s.x.rows), l(l), x(x), column(p, s.swap_ab ? min(x, (int64_t)s.x.rows - 1) : 0) {}
 
     /* The sums of rows of y from y on, of which the first `count` exist. */
     template <bool PLAIN, int COUNT>
     __device__ __forceinline__ void store(int64_t y, float (&v)[COUNT], int count) const {
         if (!exists) return;
-        if (swapped)
+        if (swap_ab)
             column.store<PLAIN>(p, l, y, v, count);
         else
             store_row<PLAIN>(p, l, x, y, v, count);
@@ -398,16 +398,16 @@ __device__ __forceinline__ void store_sums(const output &out, uint32_t accumulat
                                            int columns) {
     float v[COUNT] = {}, next[COUNT] = {}; /* K = 0: sums of nothing */
     if (kept.units) {
-        tcgen05_load(v, accumulator);
-        tcgen05_wait_loads(v);
+        tcgen05_ld(v, accumulator);
+        tcgen05_wait_ld(v);
     }
 #pragma unroll 1
     for (int chunk = 0; chunk < columns; chunk += COUNT) {
         bool more = kept.units && chunk + COUNT < columns;
-        if (more) tcgen05_load(next, accumulator + chunk + COUNT);
+        if (more) tcgen05_ld(next, accumulator + chunk + COUNT);
         if (kept.units > 1) kept.add(v, chunk);
         out.store<PLAIN>(y + chunk, v, columns - chunk);
-        if (more) tcgen05_wait_loads(next);
+        if (more) tcgen05_wait_ld(next);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) v[i] = next[i];
     }
@@ -424,8 +424,8 @@ template <class C> __device__ __forceinline__ void send_sums(const share<C> &w, 
         int chunk = (start + done) & (C::TILE_Y - 1);
         if (kept >= C::CHUNK && chunk >> shift == w.unit) continue;
         float v[C::CHUNK];
-        tcgen05_load(v, lanes + chunk);
-        tcgen05_wait_loads(v);
+        tcgen05_ld(v, lanes + chunk);
+        tcgen05_wait_ld(v);
 #pragma unroll
         for (int i = 0; i < C::CHUNK; i += 4) {
             uint32_t column = (chunk + i) & (kept - 1), unit = (chunk + i) >> shift;
@@ -433,8 +433,7 @@ template <class C> __device__ __forceinline__ void send_sums(const share<C> &w, 
             uint32_t from = w.unit < unit ? w.unit : w.unit - 1; /* its place among the others */
             uint32_t to = w.parts + ((from * kept + column) * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
             uint32_t rank = unit * C::GROUP + w.rank;
-            send_to_cluster(map_to_rank(to, rank), map_to_rank(w.parts_full(), rank), v[i], v[i + 1], v[i + 2],
-                            v[i + 3]);
+            st_async(mapa(to, rank), mapa(w.parts_full(), rank), v[i], v[i + 1], v[i + 2], v[i + 3]);
         }
     }
 }
@@ -456,10 +455,11 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
         int columns = min(kept.count, s.y.rows - y);
         if (kept.units) {
             mbarrier_wait(w.acc_full(acc.slot), acc.parity);
-            tcgen05_fence_after();
+            tcgen05_fence_after_thread_sync();
         }
         if (kept.units > 1) {
-            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /* every unit has left its stages */
+            if (s.partials_in_stages)
+                barrier_cluster_arrive(), barrier_cluster_wait(); /* every unit has left its stages */
             send_sums(w, lanes, kept.count);
             mbarrier_wait_cluster(w.parts_full(), 0);
         }
@@ -468,7 +468,7 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
         else
             store_sums<false, 8>(out, accumulator, kept, y, columns);
         /* The accumulator may be written again. Where it will not be, nobody would wait for an arrival on its way. */
-        tcgen05_fence_before();
+        tcgen05_fence_before_thread_sync();
         __syncwarp();
         if (threadIdx.x % 32 == 0 && walk.reaches(C::ACCUMULATORS))
             mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));
@@ -485,17 +485,18 @@ __device__ __forceinline__ void prefetch(const sm100_schedule &s, const share<C>
     if (place.x < s.x.rows) {
         int32_t atoms = min(stages * SM100_STAGE_ATOMS, w.k_blocks - w.k_first * SM100_STAGE_ATOMS);
         if (tile_y == 0)
-            prefetch_bulk(s.x.scale + place.l * s.x.scale_batch + place.x / SM100_ATOM_ROWS * s.x.scale_pitch +
-                              (int64_t)w.k_first * SM100_SFX_BYTES,
-                          atoms * SM100_ATOM_BYTES);
+            cp_async_bulk_prefetch_l2(s.x.scale + place.l * s.x.scale_batch +
+                                          place.x / SM100_ATOM_ROWS * s.x.scale_pitch +
+                                          (int64_t)w.k_first * SM100_SFX_BYTES,
+                                      atoms * SM100_ATOM_BYTES);
         for (int32_t k = w.k_first + tile_y; k < w.k_first + stages; k += s.tiles_y)
-            prefetch_box_3d(&s.x.values, k * (SM100_STAGE_K / 2), place.x, place.l);
+            tma_prefetch_l2_3d(&s.x.values, k * (SM100_STAGE_K / 2), place.x, place.l);
     }
     int32_t k = w.k_first + (int32_t)(w.first % (uint32_t)(w.k_last - w.k_first));
-    prefetch_box_3d(&s.y.values, k * (SM100_STAGE_K / 2), place.y + (int32_t)w.rank * C::CTA_Y, place.l);
-    prefetch_bulk(s.y.scale + place.l * s.y.scale_batch + place.y / SM100_ATOM_ROWS * s.y.scale_pitch +
-                      (int64_t)k * SM100_SFX_BYTES,
-                  w.blocks(k) * SM100_ATOM_BYTES);
+    tma_prefetch_l2_3d(&s.y.values, k * (SM100_STAGE_K / 2), place.y + (int32_t)w.rank * C::CTA_Y, place.l);
+    cp_async_bulk_prefetch_l2(s.y.scale + place.l * s.y.scale_batch + place.y / SM100_ATOM_ROWS * s.y.scale_pitch +
+                                  (int64_t)k * SM100_SFX_BYTES,
+                              w.blocks(k) * SM100_ATOM_BYTES);
 }
 
 /* All threads: barriers, what the first copies need, tensor memory, whose address it returns. Reads no tensor. */
@@ -503,11 +504,11 @@ template <class C>
 __device__ __forceinline__ uint32_t prepare(const sm100_schedule &s, const share<C> &w, const tile_place &first) {
     int warp = threadIdx.x / 32;
     if (warp == PRODUCER_WARP && elect_one()) {
-        prefetch_tensor_map(&s.x.values);
-        prefetch_tensor_map(&s.y.values);
+        prefetch_tensormap(&s.x.values);
+        prefetch_tensormap(&s.y.values);
         if constexpr (C::GROUP == 2) {
-            prefetch_tensor_map(&s.x.scales);
-            prefetch_tensor_map(&s.y.scales);
+            prefetch_tensormap(&s.x.scales);
+            prefetch_tensormap(&s.y.scales);
         }
         if constexpr (!C::GATHER) prefetch(s, w, first);
     }
@@ -523,19 +524,19 @@ __device__ __forceinline__ uint32_t prepare(const sm100_schedule &s, const share
         mbarrier_init(w.parts_full(), 1);
         dumper<C>::prepare(w);
         fence_mbarrier_init();
-        if (s.split_k > 1) mbarrier_arrive_expect(w.parts_full(), SM100_PARTS_BYTES(C::TILE_Y, s.split_k));
+        if (s.split_k > 1) mbarrier_arrive_expect_tx(w.parts_full(), SM100_PARTIALS_BYTES(C::TILE_Y, s.split_k));
     }
     __syncwarp();
     /* The others may use these barriers from here on; and a pair allocates together, so both CTAs must be there. */
-    if (C::GROUP * s.split_k > 1) cluster_arrive_relaxed(), cluster_wait();
+    if (C::GROUP * s.split_k > 1) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();
     if (warp == MMA_WARP) {
-        tmem_alloc<C::GROUP, C::COLUMNS>(w.base + C::TMEM_AT);
-        tmem_relinquish<C::GROUP>();
+        tcgen05_alloc<C::GROUP, C::COLUMNS>(w.base + C::TMEM_AT);
+        tcgen05_relinquish_alloc_permit<C::GROUP>();
     }
-    tcgen05_fence_before();
+    tcgen05_fence_before_thread_sync();
     __syncthreads();
-    tcgen05_fence_after();
-    return load_shared(w.base + C::TMEM_AT);
+    tcgen05_fence_after_thread_sync();
+    return ld_shared(w.base + C::TMEM_AT);
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm100_schedule &s) {
@@ -546,10 +547,10 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 
     tile_walk<C> walk(s, w);
     uint32_t tmem = prepare(s, w, walk.place);
-    wait_for_prior_grids();
+    griddepcontrol_wait();
     /* Not before this CTA has its tensor memory, which one of the next grid on this SM could take. And not before the
      * wait, or the grid after next would come to wait as well (an H200 lost 0.3 us a call to that). */
-    launch_dependents();
+    griddepcontrol_launch_dependents();
 
     if (warp == PRODUCER_WARP) {
         if (elect_one()) produce(s, w, walk);
@@ -561,13 +562,14 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
         finish(p, s, w, walk, tmem, (const float4 *)(shared + (w.parts - w.base)));
     }
     __syncwarp();
-    if (s.parts_in_stages && warp >= EPILOGUE_WARPS) cluster_arrive_relaxed(), cluster_wait();
+    if (s.partials_in_stages && warp >= EPILOGUE_WARPS) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();
 
-    tcgen05_fence_before();
+    tcgen05_fence_before_thread_sync();
     __syncthreads();
-    if (C::GROUP == 2) cluster_arrive_relaxed(), cluster_wait(); /* commits and arrivals of the other CTA have come */
-    tcgen05_fence_after();
-    if (warp == MMA_WARP) tmem_dealloc<C::GROUP, C::COLUMNS>(tmem);
+    if (C::GROUP == 2)
+        barrier_cluster_arrive_relaxed(), barrier_cluster_wait(); /* commits and arrivals of the other CTA have come */
+    tcgen05_fence_after_thread_sync();
+    if (warp == MMA_WARP) tcgen05_dealloc<C::GROUP, C::COLUMNS>(tmem);
 }
 
 #define KERNEL(id, ...)                                                                                                \

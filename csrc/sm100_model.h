@@ -41,13 +41,13 @@ typedef struct sm100_model_input {
     int64_t x_rows, y_rows, k, l; /* sides as sm100_configs.h has them; at least 1 */
     int32_t sm_count;
     int32_t group, tile_y, stages, accumulators;
-    int32_t swapped;
-    int32_t split_k;         /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
-    int32_t gather;          /* scales are loaded by cp.async */
-    int32_t gather_values;   /* and so are values */
-    int32_t co_resident;     /* an SM holds two CTAs: at most 113 KB of shared memory and 256 columns */
-    int32_t parts_in_stages; /* as the schedule has it */
-    int32_t output_bytes;    /* of an element */
+    int32_t swap_ab;
+    int32_t split_k;            /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
+    int32_t gather;             /* scales are loaded by cp.async */
+    int32_t gather_values;      /* and so are values */
+    int32_t co_resident;        /* an SM holds two CTAs: at most 113 KB of shared memory and 256 columns */
+    int32_t partials_in_stages; /* as the schedule has it */
+    int32_t output_bytes;       /* of an element */
 } sm100_model_input;
 
 static inline double sm100_max(double a, double b) {
@@ -126,11 +126,11 @@ static inline double sm100_estimate_us(const sm100_model_input *in) {
     const double idle = (stage + fill + SM100_COMMIT_CYCLES + 2 * SM100_BARRIER_CYCLES) * clk;
     const double last = (2 * SM100_BARRIER_CYCLES + SM100_COMMIT_CYCLES + copies + products + fill) * clk;
     /* Of loads from tensor memory the first is seen. A unit sends what it does not keep, and adds up what it gets. */
-    const double stored = store_bytes / (in->swapped ? SM100_COLUMN_STORE_B_CLK : SM100_ROW_STORE_B_CLK);
+    const double stored = store_bytes / (in->swap_ab ? SM100_COLUMN_STORE_B_CLK : SM100_ROW_STORE_B_CLK);
     const double epilogue = (SM100_TMEM_LOAD_CYCLES + stored) * clk;
     const double others = (double)SM100_CTA_ROWS * in->tile_y * 4 * (in->split_k - 1) / in->split_k;
     const double exchanged = SM100_REMOTE_B_CLK * (in->split_k == 8 ? 0.55 : in->split_k == 4 ? 0.7 : 1.0);
-    const double barrier = in->parts_in_stages ? SM100_CLUSTER_BARRIER_CYCLES : 0.0;
+    const double barrier = in->partials_in_stages ? SM100_CLUSTER_BARRIER_CYCLES : 0.0;
     const double sending = SM100_TMEM_LOAD_CYCLES + SM100_REMOTE_LATENCY_CYCLES + others / exchanged;
     const double reduction = persistent ? 0.0 : (barrier + sending + others / SM100_SHARED_B_CLK) * clk;
     const double tail = last + reduction + epilogue;

@@ -17,7 +17,7 @@ typedef struct sm100_config {
     kernel_id kernel;
     int32_t group, tile_y, stages, accumulators, gather;
     int32_t co_resident;       /* two CTAs share the tensor memory of an SM */
-    const char *reasons[2][2]; /* by swapped, by whether K is split */
+    const char *reasons[2][2]; /* by swap_ab, by whether K is split */
 } sm100_config;
 
 #define A_WIDE "A is on the 128-row side of the mma"
@@ -82,7 +82,7 @@ static int scales_are_mapped(const gemm_problem *p) {
 
 typedef struct candidate {
     const sm100_config *config;
-    int32_t swapped, split_k;
+    int32_t swap_ab, split_k;
     int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
 } candidate;
 
@@ -101,7 +101,7 @@ static int is_too_wide(const sm100_config *config, int64_t rows_y) {
 /* Cuts the product up; 0: the kernel cannot do it, or its tiles cannot be counted. */
 static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     const sm100_config *config = c->config;
-    int64_t rows_x = c->swapped ? p->n : p->m, rows_y = c->swapped ? p->m : p->n;
+    int64_t rows_x = c->swap_ab ? p->n : p->m, rows_y = c->swap_ab ? p->m : p->n;
     if (kernels[config->kernel].shared_bytes > facts->shared_per_block) return 0;
     if (config->gather != needs_gather(p) || (config->group == 2 && !scales_are_mapped(p))) return 0;
     if (config->tile_y <= NARROW_TILE && rows_y > config->tile_y) return 0;
@@ -132,11 +132,11 @@ static int leaves_room(const device_facts *facts, const sm100_config *config, in
 }
 
 static int32_t parts_bytes(const candidate *c) {
-    return SM100_PARTS_BYTES(c->config->tile_y, c->split_k);
+    return SM100_PARTIALS_BYTES(c->config->tile_y, c->split_k);
 }
 
 /* Partial sums take the stages' place where room of their own would be none of the device's or the next call's. */
-static int parts_in_stages(const device_facts *facts, const candidate *c) {
+static int partials_in_stages(const device_facts *facts, const candidate *c) {
     int32_t bytes = kernels[c->config->kernel].shared_bytes, all = bytes + parts_bytes(c);
     return c->split_k > 1 && (all > facts->shared_per_block ||
                               (leaves_room(facts, c->config, bytes) && !leaves_room(facts, c->config, all)));
@@ -157,8 +157,8 @@ static int32_t prefetch_stages(const device_facts *facts, const candidate *c) {
 static double estimate(const device_facts *facts, const gemm_problem *p, const candidate *c) {
     const sm100_config *config = c->config;
     const sm100_model_input input = {
-        .x_rows = c->swapped ? p->n : p->m,
-        .y_rows = c->swapped ? p->m : p->n,
+        .x_rows = c->swap_ab ? p->n : p->m,
+        .y_rows = c->swap_ab ? p->m : p->n,
         .k = p->k > 0 ? p->k : 1, /* without products there still are tiles to write */
         .l = p->l,
         .sm_count = facts->sm_count,
@@ -166,12 +166,12 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
         .tile_y = config->tile_y,
         .stages = config->stages,
         .accumulators = config->accumulators,
-        .swapped = c->swapped,
+        .swap_ab = c->swap_ab,
         .split_k = c->split_k,
         .gather = config->gather,
         .gather_values = config->gather && !values_are_mapped(p),
         .co_resident = leaves_room(facts, config, kernels[config->kernel].shared_bytes),
-        .parts_in_stages = parts_in_stages(facts, c),
+        .partials_in_stages = partials_in_stages(facts, c),
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
     };
     return sm100_estimate_us(&input);
@@ -194,18 +194,18 @@ static void fill_operand(const gemm_problem *p, int is_b, sm100_operand *o) {
 static void fill(const device_facts *facts, const gemm_problem *p, const candidate *c, int32_t prefetched,
                  nvfp4_plan *plan, sm100_schedule *s) {
     const sm100_config *config = c->config;
-    const read_policies policies = choose_policies(facts, p, c->swapped, c->tiles_x, c->tiles_y);
+    const read_policies policies = choose_policies(facts, p, c->swap_ab, c->tiles_x, c->tiles_y);
     int32_t rows_x = SM100_CTA_ROWS * config->group;
     *plan = (nvfp4_plan){
         .backend = NVFP4_BACKEND_SM100,
         .kernel = config->kernel,
         .name = kernels[config->kernel].name,
-        .reason = config->reasons[c->swapped][c->split_k > 1],
-        .tile_m = c->swapped ? config->tile_y : rows_x,
-        .tile_n = c->swapped ? rows_x : config->tile_y,
+        .reason = config->reasons[c->swap_ab][c->split_k > 1],
+        .tile_m = c->swap_ab ? config->tile_y : rows_x,
+        .tile_n = c->swap_ab ? rows_x : config->tile_y,
         .tile_k = SM100_STAGE_K,
         .stages = config->stages,
-        .swapped = c->swapped,
+        .swap_ab = c->swap_ab,
         .split_k = c->split_k,
         .grid = c->clusters * config->group * c->split_k,
         .prefetch_stages = prefetched,
@@ -216,13 +216,13 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .tiles_y = (int32_t)c->tiles_y,
         .split_k = c->split_k,
         .k_stages = (int32_t)c->k_stages,
-        .swapped = c->swapped,
+        .swap_ab = c->swap_ab,
         .values_by_tma = values_are_mapped(p),
         .prefetch_stages = prefetched,
-        .parts_in_stages = parts_in_stages(facts, c),
+        .partials_in_stages = partials_in_stages(facts, c),
     };
-    fill_operand(p, c->swapped, &s->x);
-    fill_operand(p, !c->swapped, &s->y);
+    fill_operand(p, c->swap_ab, &s->x);
+    fill_operand(p, !c->swap_ab, &s->y);
     s->x.policy = policies.x, s->y.policy = policies.y;
 }
 
@@ -232,15 +232,15 @@ _Static_assert(sizeof configs / sizeof *configs * 2 * 4 * 2 <= PLAN_MOST_CANDIDA
 static int32_t list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
     int32_t count = 0;
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
-        for (int32_t swapped = 0; swapped < 2; swapped++)
+        for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
             for (int32_t split = 1; split <= MAX_CLUSTER; split *= 2) {
-                candidate c = {.config = &configs[i], .swapped = swapped, .split_k = split};
+                candidate c = {.config = &configs[i], .swap_ab = swap_ab, .split_k = split};
                 if (!cut(facts, p, &c)) continue;
                 double time = estimate(facts, p, &c);
                 if (!(time < INFINITY)) continue;
                 int32_t ahead = prefetch_stages(facts, &c);
-                all[count++] = (plan_candidate){{configs[i].kernel, swapped, split, 0}, time};
-                if (ahead > 0) all[count++] = (plan_candidate){{configs[i].kernel, swapped, split, ahead}, time};
+                all[count++] = (plan_candidate){{configs[i].kernel, swap_ab, split, 0}, time};
+                if (ahead > 0) all[count++] = (plan_candidate){{configs[i].kernel, swap_ab, split, ahead}, time};
             }
     return count;
 }
@@ -269,7 +269,7 @@ nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, const 
     const plan_choice choice = plan_choose(NVFP4_BACKEND_SM100, list, facts, p, wish);
     if (choice.candidates == 0) return refuse(facts, p);
     const plan_settings *s = &choice.taken.settings;
-    candidate c = {.config = config_of(s->kernel), .swapped = s->swapped, .split_k = s->split_k};
+    candidate c = {.config = config_of(s->kernel), .swap_ab = s->swap_ab, .split_k = s->split_k};
     cut(facts, p, &c);
     fill(facts, p, &c, s->prefetch_stages, plan, schedule);
     plan->candidates = choice.candidates;
@@ -284,7 +284,7 @@ int32_t sm100_cluster(const nvfp4_plan *plan) {
 }
 
 int32_t sm100_parts_bytes(const nvfp4_plan *plan, const sm100_schedule *schedule) {
-    return schedule->parts_in_stages ? 0 : SM100_PARTS_BYTES(config_of(plan->kernel)->tile_y, plan->split_k);
+    return schedule->partials_in_stages ? 0 : SM100_PARTIALS_BYTES(config_of(plan->kernel)->tile_y, plan->split_k);
 }
 
 /* Atoms as 256 elements of 2 bytes, since a box takes at most 256 along a dimension. */
@@ -306,11 +306,11 @@ int sm100_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm100_schedule 
     const sm100_config *config = config_of(plan->kernel);
     int count = 0;
     if (p->k == 0 || !s->values_by_tma) return 0;
-    tensors[count++] = (plan_tensor){values_layout(p, s->swapped, BOX_BYTES, SM100_CTA_ROWS, 128), &s->x.values};
+    tensors[count++] = (plan_tensor){values_layout(p, s->swap_ab, BOX_BYTES, SM100_CTA_ROWS, 128), &s->x.values};
     tensors[count++] =
-        (plan_tensor){values_layout(p, !s->swapped, BOX_BYTES, config->tile_y / config->group, 128), &s->y.values};
+        (plan_tensor){values_layout(p, !s->swap_ab, BOX_BYTES, config->tile_y / config->group, 128), &s->y.values};
     if (config->group == 1) return count;
-    const char *sfx = s->swapped ? "scale_b" : "scale_a", *sfy = s->swapped ? "scale_a" : "scale_b";
+    const char *sfx = s->swap_ab ? "scale_b" : "scale_a", *sfy = s->swap_ab ? "scale_a" : "scale_b";
     tensors[count++] = (plan_tensor){scales_layout(p, &s->x, sfx, SM100_CTA_ROWS), &s->x.scales};
     tensors[count++] = (plan_tensor){scales_layout(p, &s->y, sfy, config->tile_y), &s->y.scales};
     return count;

@@ -156,7 +156,7 @@ template <class C, int ROWS> struct loader {
                 uint32_t word = 0;
                 for (int byte = 0; byte < 4; byte++)
                     if (j * 4 + byte < scales_left) word |= (uint32_t)from[byte] << byte * 8;
-                store_shared(stage + scales_to + (j * ROWS + i * 32) * 4, word);
+                st_shared(stage + scales_to + (j * ROWS + i * 32) * 4, word);
             }
         advance();
     }
@@ -284,7 +284,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     uint32_t stage = 0, ahead = 0; /* bytes into the ring */
     for (int tile = 1 - C::STAGES; tile < tiles; tile++) {
         if (tile >= 0) {
-            cp_async_wait<C::STAGES - 2>();
+            cp_async_wait_group<C::STAGES - 2>();
             __syncwarp();
         }
         int next = tile + C::STAGES - 1;
@@ -296,7 +296,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
             load_x.start_ragged(ahead, k_left);
             load_y.start_ragged(ahead, k_left);
         }
-        cp_async_commit();
+        cp_async_commit_group();
         ahead = ahead + C::STAGE_BYTES == C::RING_BYTES ? 0 : ahead + C::STAGE_BYTES;
         if (tile >= 0) {
             multiply_stage<C>(ring + stage, g * 4 + t, sums);

@@ -1,9 +1,9 @@
 /* C = epilogue(A . B^T) of NVFP4 operands on the tensor cores of Hopper (wgmma, fp16 with fp32 sums). The larger
  * operand, x, travels raw, 4-bit values and scales, and is decoded in the registers that wgmma takes it from, exactly;
- * the other one, y, has been expanded to fp16 just before (sm90_expand.cu), so that it is decoded once and not once a
+ * the other one, y, has been expanded to fp16 just before (sm90_dequant.cu), so that it is decoded once and not once a
  * tile. Of up to 16 rows of y (Y_RAW) decoding costs less than a launch before: warps that would be idle do it.
  *
- * Which of A and B is x is the schedule's choice (swapped: x is B). A CTA computes TILE_X rows of x by TILE_Y of y.
+ * Which of A and B is x is the schedule's choice (swap_ab: x is B). A CTA computes TILE_X rows of x by TILE_Y of y.
  *
  *   last warpgroup    load   one thread   empty[slot] -> x values and y by tensor map, x scales as atoms -> full[slot]
  *    Y_RAW, its       decode three warps, a stage each: y to registers, empty[slot] -> y in fp16         -> full[slot]
@@ -38,9 +38,9 @@
 #include "sm90_gemm_parts.cuh"
 
 template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STAGES_, int HELPED_> struct config {
-    static constexpr int MATH_GROUPS = MATH_GROUPS_, X_TILES = X_TILES_, TILE_Y = TILE_Y_, STAGES = STAGES_;
-    static constexpr int THREADS = SM90_THREADS(MATH_GROUPS), MATH_WARPS = 4 * MATH_GROUPS;
-    static constexpr int TILE_X = SM90_TILE_X(MATH_GROUPS, X_TILES), X_BLOCKS = TILE_X / SM90_ATOM_ROWS;
+    static constexpr int MATH_WARPGROUPS = MATH_GROUPS_, X_TILES = X_TILES_, TILE_Y = TILE_Y_, STAGES = STAGES_;
+    static constexpr int THREADS = SM90_THREADS(MATH_WARPGROUPS), MATH_WARPS = 4 * MATH_WARPGROUPS;
+    static constexpr int TILE_X = SM90_TILE_X(MATH_WARPGROUPS, X_TILES), X_BLOCKS = TILE_X / SM90_ATOM_ROWS;
     /* Words of each row that become one group of products, two steps each: X_TILES * GROUP_WORDS * 8 registers. */
     static constexpr int GROUP_WORDS = GROUP_WORDS_;
     static constexpr int COLUMN_GROUPS = TILE_Y / 8;
@@ -50,19 +50,19 @@ template <int MATH_GROUPS_, int X_TILES_, int TILE_Y_, int GROUP_WORDS_, int STA
      * data: with 6 a call takes 0.3 to 1.5 us longer (measured, with cold caches). */
     static constexpr int AHEAD = Y_RAW ? 0 : 2;
     static constexpr bool HELPED = HELPED_;
-    static constexpr int CONTRIBUTION_BYTES = SM90_CONTRIBUTION_BYTES(MATH_GROUPS, X_TILES, TILE_Y);
+    static constexpr int PARTIAL_TILE_BYTES = SM90_PARTIAL_TILE_BYTES(MATH_WARPGROUPS, X_TILES, TILE_Y);
     /* Of a stage; y comes first. */
     static constexpr int Y_SPAN = TILE_Y * 128, X_AT = 2 * Y_SPAN, SFX_AT = X_AT + TILE_X * SM90_STAGE_K / 2;
-    static constexpr int STAGE_BYTES = SM90_STAGE_BYTES(MATH_GROUPS, X_TILES, TILE_Y);
+    static constexpr int STAGE_BYTES = SM90_STAGE_BYTES(MATH_WARPGROUPS, X_TILES, TILE_Y);
     /* Behind the stages. */
-    static constexpr int TURN_AT = STAGES * STAGE_BYTES, FULL_AT = TURN_AT + MATH_WARPS * SM90_TURN_BYTES;
+    static constexpr int TURN_AT = STAGES * STAGE_BYTES, FULL_AT = TURN_AT + MATH_WARPS * SM90_EPILOGUE_STAGING_BYTES;
     static constexpr int EMPTY_AT = FULL_AT + 8 * STAGES, PARTS_FULL_AT = EMPTY_AT + 8 * STAGES;
-    static constexpr int PARTS_AT = SM90_SHARED_BYTES(MATH_GROUPS, X_TILES, TILE_Y, STAGES);
+    static constexpr int PARTS_AT = SM90_SHARED_BYTES(MATH_WARPGROUPS, X_TILES, TILE_Y, STAGES);
 
     /* A thread's registers: what the launch allots is shared out anew. */
     static constexpr int LOAD_REGISTERS = Y_RAW ? 80 : 32;
     static constexpr int MATH_REGISTERS =
-        (65536 / THREADS / 8 * 8 * (MATH_GROUPS + 1) - LOAD_REGISTERS) / MATH_GROUPS / 8 * 8;
+        (65536 / THREADS / 8 * 8 * (MATH_WARPGROUPS + 1) - LOAD_REGISTERS) / MATH_WARPGROUPS / 8 * 8;
 
     static_assert(GROUP_WORDS == 1 || GROUP_WORDS == 2, "groups take the two buffers by turns");
     static_assert(TILE_X % SM90_ATOM_ROWS == 0, "a tile of x has whole blocks of scales");
@@ -91,20 +91,20 @@ template <class C> struct loader {
     __device__ __forceinline__ void load_x(int32_t k, uint32_t slot) const {
         uint32_t stage = w.stage(slot), full = w.full(slot);
         uint32_t bytes = min(2, (w.scales - k * 8 + 3) / 4) * SM90_ATOM_BYTES; /* of 128 rows */
-        mbarrier_arrive_expect(full, (C::Y_RAW ? C::SFX_AT - C::X_AT : C::SFX_AT) + x_blocks * bytes);
-        copy_box_3d<1>(stage + C::X_AT, &s.x.values, k * (SM90_STAGE_K / 2), place.x, place.l, full, s.x.policy);
+        mbarrier_arrive_expect_tx(full, (C::Y_RAW ? C::SFX_AT - C::X_AT : C::SFX_AT) + x_blocks * bytes);
+        tma_load_3d<1>(stage + C::X_AT, &s.x.values, k * (SM90_STAGE_K / 2), place.x, place.l, full, s.x.policy);
 #pragma unroll
         for (int i = 0; i < C::X_BLOCKS; i++)
             if (i < x_blocks)
-                copy_bulk(stage + C::SFX_AT + i * SM90_BLOCK_BYTES,
-                          sfx + i * s.x.scale_pitch + (int64_t)k * SM90_BLOCK_BYTES, bytes, full, s.x.policy);
+                cp_async_bulk(stage + C::SFX_AT + i * SM90_BLOCK_BYTES,
+                              sfx + i * s.x.scale_pitch + (int64_t)k * SM90_BLOCK_BYTES, bytes, full, s.x.policy);
     }
 
     __device__ __forceinline__ void load_y(int32_t k, uint32_t slot) const {
         uint32_t stage = w.stage(slot), full = w.full(slot);
         int32_t l = s.y.shared ? 0 : place.l;
-        copy_box_3d<1>(stage, &s.y.values, k * SM90_STAGE_K, place.y, l, full, s.y.policy);
-        copy_box_3d<1>(stage + C::Y_SPAN, &s.y.values, k * SM90_STAGE_K + 64, place.y, l, full, s.y.policy);
+        tma_load_3d<1>(stage, &s.y.values, k * SM90_STAGE_K, place.y, l, full, s.y.policy);
+        tma_load_3d<1>(stage + C::Y_SPAN, &s.y.values, k * SM90_STAGE_K + 64, place.y, l, full, s.y.policy);
     }
 
     /* The stages of one piece or tile; of the first ones x may have been asked for already. */
@@ -127,8 +127,8 @@ template <class C> struct loader {
         int32_t ahead = min(C::AHEAD, k_last - k_first);
 #pragma unroll 1
         for (int32_t i = 0; i < ahead; i++) load_x(k_first + i, i);
-        wait_for_prior_grids();
-        launch_dependents();
+        griddepcontrol_wait();
+        griddepcontrol_launch_dependents();
         return ahead;
     }
 
@@ -160,11 +160,11 @@ template <class C> struct loader {
  * way while the products of those between run. */
 template <class C>
 __device__ __forceinline__ void decode_y(const sm90_schedule &s, const share<C> &w, tile_walk<C> walk, int index) {
-    const sm90_expand_operand &y = s.raw_y;
+    const sm90_dequant_operand &y = s.raw_y;
     raw_rows<C::COLUMN_GROUPS> rows;
     ring<C::STAGES> at;
     int turn = index; /* stages until the next of this warp's */
-    wait_for_prior_grids();
+    griddepcontrol_wait();
     for (; walk.more(); walk.advance()) {
         int32_t l = walk.place.l;
         rows.begin(y.data + l * y.batch, y.pitch, y.scale + l * y.scale_batch, y.scale_pitch, walk.place.y, y.rows,
@@ -209,14 +209,14 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
             for (int b = 0; b < 2; b++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) { /* 64 rows on are two quarters of a block of scales on */
-                    x[i][b][h] = load_shared_64(stage + values + b * 32 + (i * 64 + h * 8) * 64);
-                    scale[i][b][h] = load_shared_8(stage + scales + b * SM90_ATOM_BYTES + h * 8 * 16 + i * 8);
+                    x[i][b][h] = ld_shared_v2(stage + values + b * 32 + (i * 64 + h * 8) * 64);
+                    scale[i][b][h] = ld_shared_u8(stage + scales + b * SM90_ATOM_BYTES + h * 8 * 16 + i * 8);
                 }
     };
     if (w.k_first < w.k_last) load_x();
 #pragma unroll 1
     for (int32_t k = w.k_first; k < w.k_last; k++) {
-        uint64_t y = wgmma_descriptor(w.stage(at.slot));
+        uint64_t y = wgmma_smem_descriptor(w.stage(at.slot));
         uint32_t before = w.empty(previous);
         uint32_t scale_pairs[C::X_TILES][2]; /* of both rows */
 #pragma unroll
@@ -250,21 +250,21 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
 #pragma unroll
                 for (int i = 0; i < C::X_TILES; i++) {
                     int all = group * STEPS + step;
-                    wgmma_from_registers<C::TILE_Y>::multiply(acc[i], buffer[i][step],
-                                                              y + (all / 4 * C::Y_SPAN + all % 4 * 32) / 16,
-                                                              all > 0 || k > w.k_first);
+                    wgmma_rs<C::TILE_Y>::multiply(acc[i], buffer[i][step],
+                                                  y + (all / 4 * C::Y_SPAN + all % 4 * 32) / 16,
+                                                  all > 0 || k > w.k_first);
                 }
-            wgmma_commit();
+            wgmma_commit_group();
             if (group == GROUPS - 1) { /* x has been decoded */
                 previous = at.slot;
                 at.advance();
                 if (k + 1 < w.k_last) load_x();
             }
-            wgmma_wait<1>();
+            wgmma_wait_group<1>();
             if (group == 0 && k > w.k_first) mbarrier_arrive(before);
         }
     }
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
 #pragma unroll
     for (int i = 0; i < C::X_TILES; i++)
 #pragma unroll
@@ -309,31 +309,31 @@ __device__ __forceinline__ void store_two_groups(char *to, bool exists, uint32_t
 /* 8 columns of y of a warp's 16 rows of x, from the order of wgmma's registers into that of the output, 4 neighbours
  * along an output row to a thread, through the warp's own place in shared memory: rows of 12 numbers or, where x counts
  * columns of the output, of 20. */
-__device__ __forceinline__ void turn_group(float *place, bool swapped, const float (&v)[4]) {
+__device__ __forceinline__ void turn_group(float *place, bool swap_ab, const float (&v)[4]) {
     int x = threadIdx.x % 32 / 4, y = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         int row = x + r / 2 * 8, column = y + r % 2;
-        place[swapped ? column * 20 + row : row * 12 + column] = v[r];
+        place[swap_ab ? column * 20 + row : row * 12 + column] = v[r];
     }
 }
 
 /* Whether the output is alpha times the sums in 16 bits, all columns exist, and rows start on 8 bytes. */
 template <class C>
 __device__ __forceinline__ bool is_plain(const gemm_problem &p, const sm90_schedule &s, const tile_place &place) {
-    int64_t columns = s.swapped ? (int64_t)place.x + C::TILE_X : (int64_t)place.y + C::TILE_Y;
+    int64_t columns = s.swap_ab ? (int64_t)place.x + C::TILE_X : (int64_t)place.y + C::TILE_Y;
     return !p.c && !p.bias && (!p.alpha || p.alpha_stride == 0) && p.out_type != OUT_FP32 && columns <= p.n &&
            ((uint64_t)p.out | p.out_pitch | p.out_batch) % 8 == 0;
 }
 
 /* Finishes the kept columns of a tile of plain output, 16 at a time, out of registers. */
-template <bool SWAPPED, class C>
+template <bool SWAP_AB, class C>
 __device__ __forceinline__ void finish_plain(const gemm_problem &p, const sm90_schedule &s, const tile_place &place,
                                              const kept_columns<C> &kept, const sums<C> &acc) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int32_t x = place.x + warp / 4 * 64 * C::X_TILES + warp % 4 * 16, row = (SWAPPED ? place.y : x) + lane / 4;
-    int32_t rows = (SWAPPED ? s.y.rows : s.x.rows) - row; /* from this one on */
-    int64_t column = SWAPPED ? x : place.y, eight_rows = 8 * p.out_pitch;
+    int32_t x = place.x + warp / 4 * 64 * C::X_TILES + warp % 4 * 16, row = (SWAP_AB ? place.y : x) + lane / 4;
+    int32_t rows = (SWAP_AB ? s.y.rows : s.x.rows) - row; /* from this one on */
+    int64_t column = SWAP_AB ? x : place.y, eight_rows = 8 * p.out_pitch;
     char *out = (char *)p.out + place.l * p.out_batch + row * p.out_pitch + column * 2;
     float alpha = p.alpha ? *p.alpha : p.alpha_value;
 #pragma unroll
@@ -352,7 +352,7 @@ __device__ __forceinline__ void finish_plain(const gemm_problem &p, const sm90_s
                 }
 #pragma unroll
             for (int j = 0; j < 2; j++) /* a group, or 8 rows of x */
-                if (SWAPPED) {
+                if (SWAP_AB) {
                     char *to = out + (first + j) * eight_rows + i * 128 + two_groups_place() * 2;
                     if (have[j])
                         store_two_groups(to, (first + j) * 8 < rows, transpose(pairs[j][0]), transpose(pairs[j][1]));
@@ -373,9 +373,9 @@ __device__ __forceinline__ void finish_any(const gemm_problem &p, const sm90_sch
                                            const kept_columns<C> &kept, uint8_t *shared, const sums<C> &acc) {
     constexpr int PAIRS = SM90_CEIL_DIV(C::COLUMN_GROUPS, 2);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float *turn = (float *)(shared + C::TURN_AT + warp * SM90_TURN_BYTES);
+    float *turn = (float *)(shared + C::TURN_AT + warp * SM90_EPILOGUE_STAGING_BYTES);
     float4 *own = (float4 *)turn + lane;
-    int row = s.swapped ? lane / 4 : lane / 2, column = s.swapped ? lane % 4 * 4 : lane % 2 * 4; /* of the output */
+    int row = s.swap_ab ? lane / 4 : lane / 2, column = s.swap_ab ? lane % 4 * 4 : lane % 2 * 4; /* of the output */
 #pragma unroll 1
     for (int step = 0; step < PAIRS * C::X_TILES; step++) {
         int i = step / PAIRS, first = step % PAIRS * 2;
@@ -395,10 +395,10 @@ __device__ __forceinline__ void finish_any(const gemm_problem &p, const sm90_sch
 #pragma unroll
         for (int g = 0; g < 2; g++) {
             __syncwarp();
-            turn_group(turn, s.swapped, {v[g].x, v[g].y, v[g].z, v[g].w});
+            turn_group(turn, s.swap_ab, {v[g].x, v[g].y, v[g].z, v[g].w});
             __syncwarp();
-            float4 four = *(const float4 *)(turn + row * (s.swapped ? 20 : 12) + column);
-            int64_t m = row + (s.swapped ? y + g * 8 : x), n = column + (s.swapped ? x : y + g * 8);
+            float4 four = *(const float4 *)(turn + row * (s.swap_ab ? 20 : 12) + column);
+            int64_t m = row + (s.swap_ab ? y + g * 8 : x), n = column + (s.swap_ab ? x : y + g * 8);
             if (have[g] && m < p.m && n < p.n)
                 column_epilogue(p, n).store(p, place.l, m, {four.x, four.y, four.z, four.w});
         }
@@ -411,7 +411,7 @@ __device__ __forceinline__ void finish_any(const gemm_problem &p, const sm90_sch
 template <class C, class F>
 __device__ __forceinline__ void end_tile(const gemm_problem &p, const sm90_schedule &s, const share<C> &w,
                                          const tile_place &place, uint8_t *shared, sums<C> &acc, F add_others) {
-    bool plain = is_plain<C>(p, s, place), stored = plain && s.swapped;
+    bool plain = is_plain<C>(p, s, place), stored = plain && s.swap_ab;
     with_kept_columns(s, w, [&](const kept_columns<C> &kept) {
         if (kept.units > 1) send_sums(w, kept, acc);
         add_others(kept);
@@ -419,10 +419,10 @@ __device__ __forceinline__ void end_tile(const gemm_problem &p, const sm90_sched
             mbarrier_wait_cluster(w.parts_full(), 0);
             add_parts(w, kept, acc);
         }
-        wait_for_prior_grids();
+        griddepcontrol_wait();
         if (stored) finish_plain<true>(p, s, place, kept, acc);
     });
-    kept_columns<C> kept(s.split_k, w.unit, s.by_split);
+    kept_columns<C> kept(s.split_k, w.unit, s.inv_split_k);
     if (!stored && plain) finish_plain<false>(p, s, place, kept, acc);
     if (!plain) finish_any(p, s, place, kept, shared, acc);
 }
@@ -437,19 +437,19 @@ __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedu
         w.k_first = walk.k_first, w.k_last = walk.k_last;
         multiply(w, at, acc);
         if (walk.contributes()) {
-            wait_for_prior_grids();
+            griddepcontrol_wait();
             contribute(walk, acc);
             continue;
         }
-        if (s.split_k > 1) cluster_wait();
+        if (s.split_k > 1) barrier_cluster_wait();
         end_tile(p, s, w, walk.place, shared, acc, [&](const kept_columns<C> &kept) {
             if (walk.receives()) add_contributions(w, walk, at, kept, acc);
         });
     }
     if (walk.helper >= 0) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) flag_arrive(s.handed_over + walk.helper);
-        if (s.split_k > 1) cluster_wait(); /* each that arrives waits */
+        if (threadIdx.x % 32 == 0) flag_arrive(s.fixup_flags + walk.helper);
+        if (s.split_k > 1) barrier_cluster_wait(); /* each that arrives waits */
     }
 }
 
@@ -462,8 +462,9 @@ __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedu
         sums<C> acc;
         multiply(w, at, acc);
         if (s.split_k > 1) {
-            cluster_wait();                                          /* the others have initialised their barriers */
-            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /* every unit has left its stages */
+            barrier_cluster_wait(); /* the others have initialised their barriers */
+            if (s.partials_in_stages)
+                barrier_cluster_arrive(), barrier_cluster_wait(); /* every unit has left its stages */
         }
         end_tile(p, s, w, walk.place, shared, acc, [](const kept_columns<C> &) {});
     }
@@ -473,23 +474,23 @@ __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedu
 template <class C> __device__ __forceinline__ void prepare(const sm90_schedule &s, const share<C> &w) {
     int warp = threadIdx.x / 32;
     if (warp == C::MATH_WARPS && elect_one()) {
-        prefetch_tensor_map(&s.x.values);
-        if (!C::Y_RAW) prefetch_tensor_map(&s.y.values);
+        prefetch_tensormap(&s.x.values);
+        if (!C::Y_RAW) prefetch_tensormap(&s.y.values);
         for (int i = 0; i < C::STAGES; i++) {
             mbarrier_init(w.full(i), 1 + (C::Y_RAW ? 32 : 0));
             mbarrier_init(w.empty(i), 32 * C::MATH_WARPS);
         }
         mbarrier_init(w.parts_full(), 1);
         fence_mbarrier_init();
-        bool helps = C::HELPED && (int32_t)blockIdx.y < s.helper_clusters; /* who is sent nothing */
+        bool helps = C::HELPED && (int32_t)blockIdx.y < s.worker_clusters; /* who is sent nothing */
         if (s.split_k > 1 && !helps) {
-            kept_columns<C> kept(s.split_k, w.unit, s.by_split);
-            mbarrier_arrive_expect(w.parts_full(),
-                                   (s.split_k - 1) * (kept.last - kept.first) * C::X_TILES * C::MATH_WARPS * 512);
+            kept_columns<C> kept(s.split_k, w.unit, s.inv_split_k);
+            mbarrier_arrive_expect_tx(w.parts_full(),
+                                      (s.split_k - 1) * (kept.last - kept.first) * C::X_TILES * C::MATH_WARPS * 512);
         }
     }
     __syncwarp();
-    if (s.split_k > 1) cluster_arrive_relaxed(); /* waited for where sums are sent */
+    if (s.split_k > 1) barrier_cluster_arrive_relaxed(); /* waited for where sums are sent */
     __syncthreads();
 }
 
@@ -501,16 +502,16 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     std::conditional_t<C::HELPED, piece_walk<C>, tile_walk<C>> walk(s, w);
     int warp = threadIdx.x / 32;
     if (warp >= C::MATH_WARPS) {
-        give_registers<C::LOAD_REGISTERS>();
+        setmaxnreg_dec<C::LOAD_REGISTERS>();
         int index = warp - C::MATH_WARPS - 1; /* behind the warp that loads */
         if (index < 0 && elect_one()) loader<C>(s, w).run(walk);
         if constexpr (C::Y_RAW)
             if (index >= 0) decode_y(s, w, walk, index);
         __syncwarp();
-        if (s.split_k > 1) cluster_wait();
-        if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait();
+        if (s.split_k > 1) barrier_cluster_wait();
+        if (s.partials_in_stages) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();
     } else {
-        take_registers<C::MATH_REGISTERS>();
+        setmaxnreg_inc<C::MATH_REGISTERS>();
         compute(p, s, w, walk, shared);
     }
 }

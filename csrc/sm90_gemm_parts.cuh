@@ -2,8 +2,8 @@
  * together: those of a cluster through shared memory; those that help clusters through the workspace.
  *
  * Helped kernels. Clusters that take a tile each seldom fill the GPU. In a helped kernel each computes the end of K of
- * its tile, cut between its CTAs as ever; the first helped_stages along K are helpers', CTAs that have no such tile.
- * Put one tile's behind the other's these stages make a row, of which each helper takes helper_stages; so its share can
+ * its tile, cut between its CTAs as ever; the first streamk_stages along K are helpers', CTAs that have no such tile.
+ * Put one tile's behind the other's these stages make a row, of which each helper takes worker_stages; so its share can
  * reach into several tiles, and a tile's can be several helpers'. A helper leaves the sums of each piece in the
  * workspace, and counts a flag up for all of them when it has done the last one, since to make stores visible to the
  * whole GPU takes a microsecond. The flags were zeroed by the grid before, which expands y. Where there are more tiles
@@ -35,12 +35,12 @@ template <class C> struct share {
         unit = blockIdx.x;
         first = blockIdx.y;
         step = gridDim.y;
-        k_first =
-            (C::HELPED ? s.helped_stages : 0) + (int32_t)unit * s.part_stages + min((int32_t)unit, s.longer_parts);
-        k_last = k_first + s.part_stages + ((int32_t)unit < s.longer_parts);
+        k_first = (C::HELPED ? s.streamk_stages : 0) + (int32_t)unit * s.stages_per_split +
+                  min((int32_t)unit, s.splits_with_one_more);
+        k_last = k_first + s.stages_per_split + ((int32_t)unit < s.splits_with_one_more);
         scales = (int32_t)(p.k / 16);
         k_tail = (int32_t)(p.k / SM90_STAGE_K);
-        parts = base + (s.parts_in_stages ? 0 : C::PARTS_AT);
+        parts = base + (s.partials_in_stages ? 0 : C::PARTS_AT);
     }
 
     __device__ __forceinline__ uint32_t stage(uint32_t slot) const { return base + slot * C::STAGE_BYTES; }
@@ -101,14 +101,14 @@ template <class C> struct piece_walk {
 
     __device__ __forceinline__ piece_walk(const sm90_schedule &s, const share<C> &w) : s(s) {
         int32_t cluster = blockIdx.y, cta = cluster * (int32_t)gridDim.x + (int32_t)blockIdx.x;
-        int32_t at = cta * s.helper_stages, end = min(at + s.helper_stages, (s.tiles - s.whole) * s.helped_stages);
-        int32_t helped = divide(at, s.by_helped), own = cluster - s.helper_clusters;
-        bool helps = cluster < s.helper_clusters;
+        int32_t at = cta * s.worker_stages, end = min(at + s.worker_stages, (s.tiles - s.whole) * s.streamk_stages);
+        int32_t helped = divide(at, s.inv_streamk_stages), own = cluster - s.worker_clusters;
+        bool helps = cluster < s.worker_clusters;
         helper = helps ? cta : -1;
         tile = cluster;
         divided = helps ? helped : own;
-        first = helps ? at - helped * s.helped_stages : w.k_first;
-        last = helps ? s.helped_stages : w.k_last;
+        first = helps ? at - helped * s.streamk_stages : w.k_first;
+        last = helps ? s.streamk_stages : w.k_last;
         left = helps ? end - at : w.k_last - w.k_first;
     }
     __device__ __forceinline__ bool next() {
@@ -128,14 +128,14 @@ template <class C> struct piece_walk {
     /* Others' sums are added to it: those of so many helpers, from this one on. */
     __device__ __forceinline__ bool receives() const { return !whole && helper < 0; }
     __device__ __forceinline__ int32_t first_helper() const {
-        return divide((divided - 1) * s.helped_stages, s.by_helper);
+        return divide((divided - 1) * s.streamk_stages, s.inv_worker_stages);
     }
     __device__ __forceinline__ int32_t helpers() const {
-        return divide(divided * s.helped_stages - 1, s.by_helper) - first_helper() + 1;
+        return divide(divided * s.streamk_stages - 1, s.inv_worker_stages) - first_helper() + 1;
     }
     /* Where a helper's sums of this piece's tile lie: both numbers grow, so no two have the same place. */
     __device__ __forceinline__ uint8_t *contribution(int32_t helper) const {
-        return s.contributions + (int64_t)(helper + divided - 1) * C::CONTRIBUTION_BYTES;
+        return s.partial_tiles + (int64_t)(helper + divided - 1) * C::PARTIAL_TILE_BYTES;
     }
 };
 
@@ -164,7 +164,7 @@ __device__ __forceinline__ void with_kept_columns(const sm90_schedule &s, const 
         if (s.split_k == 2 && w.unit == 0) return function(kept_columns<C>(2, 0, 1u << 30));
         if (s.split_k == 2) return function(kept_columns<C>(2, 1, 1u << 30));
     }
-    function(kept_columns<C>(s.split_k, w.unit, s.by_split));
+    function(kept_columns<C>(s.split_k, w.unit, s.inv_split_k));
 }
 
 /* Where the sums lie that units send to this one: [sender, among the others][group of columns, among those kept][tile
@@ -183,7 +183,7 @@ template <class C> struct parts_layout {
 /* Adds four floats in shared memory to others. */
 __device__ __forceinline__ void add_shared(float *to, uint32_t from) {
     float add[4];
-    load_shared_floats(from, add);
+    ld_shared_v4_f32(from, add);
 #pragma unroll
     for (int r = 0; r < 4; r++) to[r] += add[r];
 }
@@ -197,15 +197,15 @@ __device__ __forceinline__ void send_sums(const share<C> &w, const kept_columns<
         int to = kept.unit + ahead;
         if (to >= kept.units) to -= kept.units;
         kept_columns<C> theirs = kept.of(to);
-        uint32_t parts = map_to_rank(w.parts, to) + layout.first(kept.unit, to) - theirs.first * layout.GROUP;
-        uint32_t full = map_to_rank(w.parts_full(), to);
+        uint32_t parts = mapa(w.parts, to) + layout.first(kept.unit, to) - theirs.first * layout.GROUP;
+        uint32_t full = mapa(w.parts_full(), to);
 #pragma unroll
         for (int group = 0; group < C::COLUMN_GROUPS; group++)
             if (theirs.have(group))
 #pragma unroll
                 for (int i = 0; i < C::X_TILES; i++) {
                     const float *v = acc[i] + 4 * group;
-                    send_to_cluster(parts + group * layout.GROUP + i * layout.TILE, full, v[0], v[1], v[2], v[3]);
+                    st_async(parts + group * layout.GROUP + i * layout.TILE, full, v[0], v[1], v[2], v[3]);
                 }
     }
 }
@@ -233,7 +233,7 @@ template <class C> struct contribution_layout {
     static constexpr int TILE = C::MATH_WARPS * 512, GROUP = C::X_TILES * TILE;
     static constexpr int CHUNK = C::COLUMN_GROUPS > 1 ? C::COLUMN_GROUPS / 2 : 1;
     static_assert(CHUNK * GROUP <= C::STAGE_BYTES, "a slot takes it");
-    static_assert(C::COLUMN_GROUPS * GROUP == C::CONTRIBUTION_BYTES, "the workspace takes it");
+    static_assert(C::COLUMN_GROUPS * GROUP == C::PARTIAL_TILE_BYTES, "the workspace takes it");
 };
 
 /* A helper: its sums of a piece to the workspace. */
@@ -249,22 +249,22 @@ template <class C> __device__ __forceinline__ void contribute(const piece_walk<C
         }
 }
 
-/* One thread: has the contributions to this piece copied, of the columns that the unit keeps. */
+/* One thread: has the partial_tiles to this piece copied, of the columns that the unit keeps. */
 template <class C>
 __device__ __forceinline__ void load_contributions(const share<C> &w, const piece_walk<C> &walk, ring<C::STAGES> &at) {
     using layout = contribution_layout<C>;
-    kept_columns<C> kept(walk.s.split_k, w.unit, walk.s.by_split);
+    kept_columns<C> kept(walk.s.split_k, w.unit, walk.s.inv_split_k);
     int32_t helper = walk.first_helper(), end = helper + walk.helpers();
 #pragma unroll 1
     for (; helper < end; helper++) {
         const uint8_t *from = walk.contribution(helper);
-        flag_wait(walk.s.handed_over + helper, C::MATH_WARPS);
+        flag_wait(walk.s.fixup_flags + helper, C::MATH_WARPS);
 #pragma unroll 1
         for (int first = kept.first; first < kept.last; first += layout::CHUNK, at.advance()) {
             uint32_t bytes = min(layout::CHUNK, kept.last - first) * layout::GROUP;
             mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
-            mbarrier_arrive_expect(w.full(at.slot), bytes);
-            copy_bulk(w.stage(at.slot), from + first * layout::GROUP, bytes, w.full(at.slot), walk.s.y.policy);
+            mbarrier_arrive_expect_tx(w.full(at.slot), bytes);
+            cp_async_bulk(w.stage(at.slot), from + first * layout::GROUP, bytes, w.full(at.slot), walk.s.y.policy);
         }
     }
 }

@@ -134,7 +134,7 @@ template <class C, bool PLAIN> struct a_in_shared {
             scale += m * p.sfa_pitch + chunk * 2;
             uint32_t pair = scale[0];
             if (left >= CHUNK_K) pair |= (uint32_t)scale[1] << 8;
-            store_shared(scales, pair << chunk % 2 * 16);
+            st_shared(scales, pair << chunk % 2 * 16);
         }
     }
 
@@ -268,7 +268,7 @@ template <bool PLAIN> struct b_source {
                     uint32_t four = 0;
 #pragma unroll 1
                     for (int i = 0; i < min(blocks, 4); i++) four |= (uint32_t)from[i] << (8 * i);
-                    store_shared(to_scales + (quarter + j) * 4, four);
+                    st_shared(to_scales + (quarter + j) * 4, four);
                 }
             }
         }
@@ -367,7 +367,7 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int batch = p.l > 1 ? blockIdx.x / s.ctas : 0, cta = blockIdx.x - batch * s.ctas;
     float *const parts = (float *)shared; /* [unit][part][2][SUMS] */
-    const a_in_shared<C, PLAIN> a = {shared + SM90_GEMV_PARTS_BYTES(C::ROWS, s.units_per_cta, 1 << s.log2_cut),
+    const a_in_shared<C, PLAIN> a = {shared + SM90_GEMV_PARTIALS_BYTES(C::ROWS, s.units_per_cta, 1 << s.log2_cut),
                                      s.steps * STEP_CHUNKS};
     /* Not by `warp`, a uniform register: ptxas 13.0 gives a copy that has a policy no valid form where part of the
      * address in shared memory is one. */
@@ -384,14 +384,14 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
     b_source<PLAIN> source(p, batch, begin, lane);
     source.begin_unit(p, cta + group * s.ctas, lane);
 
-    wait_for_prior_grids();
-    launch_dependents();
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 
 #pragma unroll 1
     for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
 #pragma unroll 1
         for (int m = 0; m < C::ROWS; m++) a.copy(p, batch, m, chunk);
-    cp_async_commit();
+    cp_async_commit_group();
 
     /* A thread's column, of which a unit has 8. */
     auto column = [&](int index) {
@@ -409,7 +409,7 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
 #pragma unroll 1
     for (int i = -C::STAGES; i < max(todo, 1); i++) {
         if (i == 0) {
-            cp_async_wait<C::STAGES>(); /* A */
+            cp_async_wait_group<C::STAGES>(); /* A */
 #pragma unroll 1
             for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
 #pragma unroll 1
@@ -426,7 +426,7 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
             __syncthreads();
         }
         if (i >= 0 && i < todo) {
-            cp_async_wait<C::STAGES - 1>();
+            cp_async_wait_group<C::STAGES - 1>();
             __syncwarp();
             const uint8_t *from = shared + (place - shared_address(shared));
             const uint8_t *scales = from + SCALES_AT + lane / 2 * 16;
@@ -457,7 +457,7 @@ __device__ __forceinline__ void gemv(const gemm_problem &p, const sm90_gemv_sche
             else
                 source.next_step(p);
         }
-        cp_async_commit();
+        cp_async_commit_group();
         place += C::WARPS * SM90_GEMV_STEP_BYTES;
         if (place == ring + C::STAGES * (C::WARPS * SM90_GEMV_STEP_BYTES)) place = ring;
     }

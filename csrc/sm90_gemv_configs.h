@@ -27,10 +27,10 @@
 #define SM90_GEMV_UNITS(n) ((n) / 128 * 16 + SM90_GEMV_CEIL_DIV(SM90_GEMV_MIN((n) % 128, 32), 2))
 /* Shared memory: the sums of a CTA's units, a part of K each; A as signed bytes, with what its blocks of 16 need; the
  * warps' rings, of which only the slots in use must be there: no more than the steps that a warp has to do. */
-#define SM90_GEMV_PARTS_BYTES(rows, units_per_cta, cut) ((rows) * (units_per_cta) * (cut) * SM90_GEMV_UNIT_ROWS * 4)
-#define SM90_GEMV_A_BYTES(rows, steps)                  ((rows) * (steps) * (SM90_GEMV_STEP_K / 16) * ((rows) == 1 ? 16 + 4 : 16 + 8))
-#define SM90_GEMV_RING_BYTES(warps, slots)              ((warps) * (slots) * SM90_GEMV_STEP_BYTES)
-#define SM90_GEMV_PARTS_LIMIT                           16384 /* bytes that a schedule's parts may take */
+#define SM90_GEMV_PARTIALS_BYTES(rows, units_per_cta, cut) ((rows) * (units_per_cta) * (cut) * SM90_GEMV_UNIT_ROWS * 4)
+#define SM90_GEMV_A_BYTES(rows, steps)                     ((rows) * (steps) * (SM90_GEMV_STEP_K / 16) * ((rows) == 1 ? 16 + 4 : 16 + 8))
+#define SM90_GEMV_RING_BYTES(warps, slots)                 ((warps) * (slots) * SM90_GEMV_STEP_BYTES)
+#define SM90_GEMV_PARTIALS_LIMIT                           16384 /* bytes that a schedule's parts may take */
 
 /* Second parameter of the kernels. The grid is ctas * l CTAs: CTA b has batch b / ctas and there units b % ctas,
  * b % ctas + ctas, ... Groups of `cut` warps take a unit each, part i of K in the group's warp i: steps
@@ -38,14 +38,15 @@
  *
  * The rule, for a kernel of `rows` and `warps` (all divisions of integers):
  *   steps         = SM90_GEMV_STEPS(k), units = SM90_GEMV_UNITS(n)
- *   ctas          = max(min(units, max(1, sm_count / l)), CEIL_DIV(units, PARTS_LIMIT / PARTS_BYTES(rows, 1, 1)))
+ *   ctas          = max(min(units, max(1, sm_count / l)), CEIL_DIV(units, PARTS_LIMIT / PARTIALS_BYTES(rows, 1, 1)))
  *   units_per_cta = CEIL_DIV(units, ctas), units_left = units % ctas
- *   cut           = of the powers of two from 1 to min(warps, steps), or 1, with PARTS_BYTES(rows, units_per_cta, cut)
+ *   cut           = of the powers of two from 1 to min(warps, steps), or 1, with PARTIALS_BYTES(rows, units_per_cta,
+ * cut)
  *                   <= PARTS_LIMIT the one with the least CEIL_DIV(units_per_cta, warps / cut) * CEIL_DIV(steps, cut),
  *                   which is the number of steps that the busiest warp does; the least of equals, which adds up over
  *                   lanes less often (14336x4096 on an H200: 13.6 us, the greatest 14.6)
  *   slots         = min(stages, that least number)
- *   shared bytes  = PARTS_BYTES(rows, units_per_cta, cut) + A_BYTES(rows, steps) + RING_BYTES(warps, slots)
+ *   shared bytes  = PARTIALS_BYTES(rows, units_per_cta, cut) + A_BYTES(rows, steps) + RING_BYTES(warps, slots)
  * Where that is more than a CTA can have (long K), the kernel cannot take the product. */
 typedef struct sm90_gemv_schedule {
     int32_t ctas; /* of a batch */

@@ -48,7 +48,7 @@ static int64_t busiest_steps(const gemv_config *c, const sm90_gemv_schedule *s, 
 
 static void cut(const device_facts *facts, const gemm_problem *p, const gemv_config *c, sm90_gemv_schedule *s) {
     const int64_t steps = SM90_GEMV_STEPS(p->k), units = SM90_GEMV_UNITS(p->n);
-    const int64_t room = SM90_GEMV_PARTS_LIMIT / SM90_GEMV_PARTS_BYTES(c->rows, 1, 1);
+    const int64_t room = SM90_GEMV_PARTIALS_LIMIT / SM90_GEMV_PARTIALS_BYTES(c->rows, 1, 1);
     const int64_t wanted = facts->sm_count > p->l ? facts->sm_count / p->l : 1;
     const int64_t fewest = ceil_div(units, room);
     const int64_t ctas = least(units, wanted) > fewest ? least(units, wanted) : fewest;
@@ -58,7 +58,7 @@ static void cut(const device_facts *facts, const gemm_problem *p, const gemv_con
                               .units_left = (int32_t)(units % ctas),
                               .steps = (int32_t)steps};
     for (int32_t log2_cut = 0; 1 << log2_cut <= c->warps && (log2_cut == 0 || 1 << log2_cut <= steps); log2_cut++) {
-        if (SM90_GEMV_PARTS_BYTES(c->rows, units_per_cta, 1 << log2_cut) > SM90_GEMV_PARTS_LIMIT) break;
+        if (SM90_GEMV_PARTIALS_BYTES(c->rows, units_per_cta, 1 << log2_cut) > SM90_GEMV_PARTIALS_LIMIT) break;
         if (busiest_steps(c, s, log2_cut) < busiest_steps(c, s, s->log2_cut)) s->log2_cut = log2_cut;
     }
 }
@@ -66,7 +66,7 @@ static void cut(const device_facts *facts, const gemm_problem *p, const gemv_con
 int64_t sm90_gemv_shared_bytes(int32_t kernel, const sm90_gemv_schedule *s) {
     const gemv_config *c = config_of(kernel);
     const int64_t rows = c->rows, slots = least(c->stages, busiest_steps(c, s, s->log2_cut));
-    return SM90_GEMV_PARTS_BYTES(rows, s->units_per_cta, 1 << s->log2_cut) + SM90_GEMV_A_BYTES(rows, s->steps) +
+    return SM90_GEMV_PARTIALS_BYTES(rows, s->units_per_cta, 1 << s->log2_cut) + SM90_GEMV_A_BYTES(rows, s->steps) +
            SM90_GEMV_RING_BYTES(c->warps, slots);
 }
 
@@ -83,7 +83,7 @@ gemm_problem sm90_gemv_exchanged(const gemm_problem *p) {
     return exchanged;
 }
 
-static int32_t list_one(const device_facts *facts, const gemm_problem *p, int32_t swapped, plan_candidate *all) {
+static int32_t list_one(const device_facts *facts, const gemm_problem *p, int32_t swap_ab, plan_candidate *all) {
     const gemv_config *c = config_for(p);
     if (!c) return 0;
     sm90_gemv_schedule s;
@@ -95,7 +95,7 @@ static int32_t list_one(const device_facts *facts, const gemm_problem *p, int32_
     const double rows = 1.0 + SM90_GEMV_ROW_COST * (c->rows - 1);
     const double multiplied = sm90_clocks_us(rounds * values * rows / SM90_GEMV_PER_CLK);
     const double time = SM90_GEMV_FIXED_US + sm90_max(bytes / SM90_DRAM_TB_S * 1e-6, multiplied);
-    all[0] = (plan_candidate){{c->kernel, swapped, 1, 0}, time};
+    all[0] = (plan_candidate){{c->kernel, swap_ab, 1, 0}, time};
     return 1;
 }
 
@@ -108,22 +108,22 @@ int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *p, plan_ca
     return count;
 }
 
-void sm90_gemv_fill(const device_facts *facts, const gemm_problem *p, int32_t kernel, int32_t swapped, nvfp4_plan *plan,
+void sm90_gemv_fill(const device_facts *facts, const gemm_problem *p, int32_t kernel, int32_t swap_ab, nvfp4_plan *plan,
                     sm90_gemv_schedule *schedule) {
     const gemv_config *c = config_of(kernel);
-    const gemm_problem seen = swapped ? sm90_gemv_exchanged(p) : *p;
+    const gemm_problem seen = swap_ab ? sm90_gemv_exchanged(p) : *p;
     cut(facts, &seen, c, schedule);
     *plan = (nvfp4_plan){
         .backend = NVFP4_BACKEND_SM90,
         .kernel = kernel,
         .name = kernels[kernel].name,
-        .reason = swapped ? "B has one row only: each row of A streams past it once, through integer dot products"
+        .reason = swap_ab ? "B has one row only: each row of A streams past it once, through integer dot products"
                           : "A has a few rows only: each row of B streams past them once, through integer dot products",
-        .tile_m = swapped ? SM90_GEMV_UNIT_ROWS : c->rows,
-        .tile_n = swapped ? c->rows : SM90_GEMV_UNIT_ROWS,
+        .tile_m = swap_ab ? SM90_GEMV_UNIT_ROWS : c->rows,
+        .tile_n = swap_ab ? c->rows : SM90_GEMV_UNIT_ROWS,
         .tile_k = SM90_GEMV_STEP_K,
         .stages = c->stages,
-        .swapped = swapped,
+        .swap_ab = swap_ab,
         .split_k = 1,
         .grid = schedule->ctas * p->l,
     };

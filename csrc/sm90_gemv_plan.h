@@ -11,8 +11,8 @@ gemm_problem sm90_gemv_exchanged(const gemm_problem *problem);
 /* Appends the candidates for a product, if there are any; returns how many. */
 int32_t sm90_gemv_list(const device_facts *facts, const gemm_problem *problem, plan_candidate *all);
 
-/* The plan and the schedule of a candidate; swapped: of the exchanged product, which the kernel then is given. */
-void sm90_gemv_fill(const device_facts *facts, const gemm_problem *problem, int32_t kernel, int32_t swapped,
+/* The plan and the schedule of a candidate; swap_ab: of the exchanged product, which the kernel then is given. */
+void sm90_gemv_fill(const device_facts *facts, const gemm_problem *problem, int32_t kernel, int32_t swap_ab,
                     nvfp4_plan *plan, sm90_gemv_schedule *schedule);
 
 /* Dynamic shared memory of a CTA. */

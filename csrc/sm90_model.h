@@ -14,9 +14,9 @@
 
 #include "sm90_configs.h"
 
-#define SM90_CLOCK_GHZ   1.98 /* of short runs */
-#define SM90_DRAM_TB_S   4.3  /* measured by itself: copies and reads */
-#define SM90_EXPAND_TB_S 4.3  /* measured by itself: what sm90_expand.cu reads and writes */
+#define SM90_CLOCK_GHZ    1.98 /* of short runs */
+#define SM90_DRAM_TB_S    4.3  /* measured by itself: copies and reads */
+#define SM90_DEQUANT_TB_S 4.3  /* measured by itself: what sm90_dequant.cu reads and writes */
 
 #define SM90_FIXED_US 3.491 /* launch, first bytes from DRAM, the last stage, leaving */
 
@@ -37,13 +37,13 @@
 #define SM90_WHOLE_PIECES 0.97  /* of the time, below which pieces may fall as they like */
 #define SM90_HELP_US      1.598 /* from a helper's last stage until its sums are there */
 
-/* sm90_expand.cu */
-#define SM90_EXPAND_US 1.989 /* a launch before another */
+/* sm90_dequant.cu */
+#define SM90_DEQUANT_US 1.989 /* a launch before another */
 
-/* sm90_dense.cu */
-#define SM90_DENSE_FIXED_US    5.582 /* as SM90_FIXED_US */
-#define SM90_DENSE_LOSS        1.157 /* of wgmma, times as long as its rate says: these run long, and at a lower clock */
-#define SM90_DENSE_STORE_B_CLK 8.566 /* of results, an SM */
+/* sm90_prefill.cu */
+#define SM90_PREFILL_FIXED_US    5.582 /* as SM90_FIXED_US */
+#define SM90_PREFILL_LOSS        1.157 /* of wgmma, times as long as its rate says: these run long, and at a lower clock */
+#define SM90_PREFILL_STORE_B_CLK 8.566 /* of results, an SM */
 
 /* sm90_gemv.cu */
 #define SM90_GEMV_FIXED_US 3.902  /* as SM90_FIXED_US */
@@ -69,8 +69,8 @@ static inline int64_t sm90_ctas_that_fit(int32_t sm_count, int32_t cluster) {
 /* How a helped kernel shares out its work (sm90_gemm_parts.cuh). */
 typedef struct sm90_help {
     int32_t whole;           /* tiles */
-    int32_t helper_clusters; /* 0: the kernel is not helped */
-    int32_t helped_stages, helper_stages;
+    int32_t worker_clusters; /* 0: the kernel is not helped */
+    int32_t streamk_stages, worker_stages;
 } sm90_help;
 
 typedef struct sm90_model_input {
@@ -108,7 +108,7 @@ static inline double sm90_clocks_us(double clocks) {
 /* Expanding so many values before. */
 static inline double sm90_expansion_us(double values) {
     const double bytes = values * (SM90_FP16_BYTES + SM90_RAW_BYTES);
-    return values > 0 ? SM90_EXPAND_US + bytes / SM90_EXPAND_TB_S * 1e-6 : 0.0;
+    return values > 0 ? SM90_DEQUANT_US + bytes / SM90_DEQUANT_TB_S * 1e-6 : 0.0;
 }
 
 /* Receiving so many bytes of partial sums. */
@@ -155,7 +155,7 @@ static inline double sm90_cluster_us(const sm90_model_input *in) {
 
 /* Of a divided tile: from its first stages until helpers' sums have been added. */
 static inline double sm90_divided_us(const sm90_model_input *in, int64_t stages, double stage_us) {
-    const int64_t helped = in->help.helped_stages, each = in->help.helper_stages;
+    const int64_t helped = in->help.streamk_stages, each = in->help.worker_stages;
     const int64_t own = SM90_CEIL_DIV(stages - helped, in->split_k);
     const int whole_pieces = each % helped == 0 || helped % each == 0;
     const int64_t pieces = SM90_CEIL_DIV(each, helped) + !whole_pieces; /* of a helper */
@@ -187,8 +187,8 @@ static inline double sm90_share_between(sm90_model_input *in, int64_t helpers, i
     if (each < SM90_LEAST_HELP || helped < 2 || helped > stages - in->split_k) return INFINITY;
     const double divisor = (double)(helped > each ? helped : each);
     if ((double)rest * (double)helped * divisor >= 2147483648.0) return INFINITY; /* the kernel's divisions */
-    in->help.helped_stages = (int32_t)helped;
-    in->help.helper_stages = (int32_t)each;
+    in->help.streamk_stages = (int32_t)helped;
+    in->help.worker_stages = (int32_t)each;
     return sm90_divided_us(in, stages, stage_us);
 }
 
@@ -198,19 +198,19 @@ static inline int sm90_share_out(sm90_model_input *in) {
     const int64_t tiles = sm90_tiles(in), split = in->split_k, clusters = in->sm_count / split;
     const int64_t whole = split == 1 ? tiles / clusters * clusters : 0, rest = tiles - whole;
     const int64_t most = (clusters - rest) * split;
-    if (rest < 1 || rest >= clusters || most > SM90_MOST_HELPERS) return 0;
-    sm90_help best = {.helper_clusters = 0};
+    if (rest < 1 || rest >= clusters || most > SM90_MAX_WORKERS) return 0;
+    sm90_help best = {.worker_clusters = 0};
     double least = INFINITY;
     in->help.whole = (int32_t)whole;
     for (int64_t helpers = most, fall = 0; helpers >= (most < rest ? most : rest); helpers /= 1 + fall, fall = !fall) {
         const double us = sm90_share_between(in, helpers, rest, (int)fall);
         if (us >= (fall ? SM90_WHOLE_PIECES : 1.0) * least) continue;
-        const int64_t needed = SM90_CEIL_DIV(rest * in->help.helped_stages, in->help.helper_stages);
-        in->help.helper_clusters = (int32_t)(whole ? clusters - rest : SM90_CEIL_DIV(needed, split));
+        const int64_t needed = SM90_CEIL_DIV(rest * in->help.streamk_stages, in->help.worker_stages);
+        in->help.worker_clusters = (int32_t)(whole ? clusters - rest : SM90_CEIL_DIV(needed, split));
         least = us, best = in->help;
     }
     in->help = best;
-    return best.helper_clusters > 0;
+    return best.worker_clusters > 0;
 }
 
 /* By sm90_gemm.cu. */
@@ -225,12 +225,12 @@ static inline double sm90_estimate_us(const sm90_model_input *in) {
 
     /* A tile's end. */
     double end = sm90_clocks_us(x_rows * y_rows * in->output_bytes / in->split_k / SM90_STORE_B_CLK);
-    if (in->split_k > 1 && !in->help.helper_clusters) end += sm90_exchange_us(in->parts_bytes);
+    if (in->split_k > 1 && !in->help.worker_clusters) end += sm90_exchange_us(in->parts_bytes);
 
     /* Uncut, a CTA an SM takes tile after tile; cut, a cluster takes one, and another follows in its place. */
     double busy;
-    if (in->help.helper_clusters) {
-        const int64_t rounds = in->help.whole / (tiles - in->help.whole + in->help.helper_clusters);
+    if (in->help.worker_clusters) {
+        const int64_t rounds = in->help.whole / (tiles - in->help.whole + in->help.worker_clusters);
         busy = (double)rounds * ((double)stages * stage + end) + sm90_divided_us(in, all_stages, stage) + end;
     } else {
         const int64_t fit = sm90_ctas_that_fit(in->sm_count, in->split_k) / in->split_k;

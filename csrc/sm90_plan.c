@@ -15,12 +15,12 @@
 
 typedef struct sm90_config {
     kernel_id kernel;
-    int32_t math_groups, x_tiles, tile_x, tile_y, stages;
+    int32_t math_warpgroups, x_tiles, tile_x, tile_y, stages;
     int32_t parts_room; /* for partial sums in place of the rings, which lie one behind the other */
     int32_t warps;      /* that decode */
     int32_t y_raw;      /* nothing is expanded before */
     int32_t helped;
-    const char *reasons[2][2]; /* by swapped, by whether K is cut */
+    const char *reasons[2][2]; /* by swap_ab, by whether K is cut */
 } sm90_config;
 
 #define A_REGISTERS "A is decoded in registers, B "
@@ -47,21 +47,21 @@ enum {
 };
 
 static const sm90_config configs[] = {
-#define X(id, math_groups, x_tiles, tile_y, group_words, stages, helped)                                               \
+#define X(id, math_warpgroups, x_tiles, tile_y, group_words, stages, helped)                                           \
     {KERNEL_##id,                                                                                                      \
-     math_groups,                                                                                                      \
+     math_warpgroups,                                                                                                  \
      x_tiles,                                                                                                          \
-     SM90_TILE_X(math_groups, x_tiles),                                                                                \
+     SM90_TILE_X(math_warpgroups, x_tiles),                                                                            \
      tile_y,                                                                                                           \
      stages,                                                                                                           \
-     SM90_PARTS_ROOM(math_groups, x_tiles, tile_y, stages),                                                            \
-     4 * (math_groups),                                                                                                \
+     SM90_PARTIALS_ROOM(math_warpgroups, x_tiles, tile_y, stages),                                                     \
+     4 * (math_warpgroups),                                                                                            \
      SM90_Y_RAW(tile_y),                                                                                               \
      helped,                                                                                                           \
-     {{REASON(A_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y, helped),                                     \
-       REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y, helped)},                                 \
-      {REASON(B_REGISTERS, "", SM90_TILE_X(math_groups, x_tiles), tile_y, helped),                                     \
-       REASON(B_REGISTERS, SPLIT, SM90_TILE_X(math_groups, x_tiles), tile_y, helped)}}},
+     {{REASON(A_REGISTERS, "", SM90_TILE_X(math_warpgroups, x_tiles), tile_y, helped),                                 \
+       REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_warpgroups, x_tiles), tile_y, helped)},                             \
+      {REASON(B_REGISTERS, "", SM90_TILE_X(math_warpgroups, x_tiles), tile_y, helped),                                 \
+       REASON(B_REGISTERS, SPLIT, SM90_TILE_X(math_warpgroups, x_tiles), tile_y, helped)}}},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -82,8 +82,8 @@ static const sm90_config *config_of(int32_t kernel) {
 
 typedef struct candidate {
     const sm90_config *config;
-    int32_t swapped, split_k;
-    int32_t parts_in_stages;
+    int32_t swap_ab, split_k;
+    int32_t partials_in_stages;
     sm90_help help; /* of a helped kernel */
     int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
     sm90_side x, y;
@@ -101,26 +101,26 @@ static int is_too_large(const sm90_config *config, int64_t rows_x, int64_t rows_
 }
 
 static int32_t parts_bytes(const sm90_config *config, int32_t split_k) {
-    return SM90_PARTS_BYTES(config->math_groups, config->x_tiles, config->tile_y, split_k);
+    return SM90_PARTIALS_BYTES(config->math_warpgroups, config->x_tiles, config->tile_y, split_k);
 }
 
 static int32_t contribution_bytes(const sm90_config *config) {
-    return SM90_CONTRIBUTION_BYTES(config->math_groups, config->x_tiles, config->tile_y);
+    return SM90_PARTIAL_TILE_BYTES(config->math_warpgroups, config->x_tiles, config->tile_y);
 }
 
 /* Whether what the other units send has room behind what the kernel always has, or else in place of its stages. */
 static int place_parts(const device_facts *facts, candidate *c) {
     const sm90_config *config = c->config;
     int32_t bytes = parts_bytes(config, c->split_k);
-    c->parts_in_stages = kernels[config->kernel].shared_bytes + bytes > facts->shared_per_block;
-    return !c->parts_in_stages || bytes <= config->parts_room;
+    c->partials_in_stages = kernels[config->kernel].shared_bytes + bytes > facts->shared_per_block;
+    return !c->partials_in_stages || bytes <= config->parts_room;
 }
 
 static sm90_model_input model_input(const device_facts *facts, const gemm_problem *p, const candidate *c) {
     const sm90_config *config = c->config;
     return (sm90_model_input){
-        .x_rows = c->swapped ? p->n : p->m,
-        .y_rows = c->swapped ? p->m : p->n,
+        .x_rows = c->swap_ab ? p->n : p->m,
+        .y_rows = c->swap_ab ? p->m : p->n,
         .k = p->k > 0 ? p->k : 1, /* without products there still are tiles to write */
         .l = p->l,
         .sm_count = facts->sm_count,
@@ -141,25 +141,25 @@ static sm90_model_input model_input(const device_facts *facts, const gemm_proble
 /* Whether there are CTAs without a tile, and stages for them; and how these are shared out. */
 static int find_help(const device_facts *facts, const gemm_problem *p, candidate *c) {
     sm90_model_input input = model_input(facts, p, c);
-    if (p->k == 0 || c->split_k > HELPED_CLUSTER || c->parts_in_stages || !sm90_share_out(&input)) return 0;
+    if (p->k == 0 || c->split_k > HELPED_CLUSTER || c->partials_in_stages || !sm90_share_out(&input)) return 0;
     c->help = input.help;
-    c->clusters = c->tiles - c->help.whole + c->help.helper_clusters;
+    c->clusters = c->tiles - c->help.whole + c->help.worker_clusters;
     return 1;
 }
 
 /* Cuts the product up; 0: the kernel cannot do it, or its tiles cannot be counted. */
 static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     const sm90_config *config = c->config;
-    int64_t rows_x = c->swapped ? p->n : p->m, rows_y = c->swapped ? p->m : p->n;
+    int64_t rows_x = c->swap_ab ? p->n : p->m, rows_y = c->swap_ab ? p->m : p->n;
     if (kernels[config->kernel].shared_bytes > facts->shared_per_block) return 0;
     if (config->tile_y <= NARROW_TILE && rows_y > config->tile_y) return 0;
     if (is_too_large(config, rows_x, rows_y)) return 0;
     if (p->scale_layout != SCALES_128X4 || !values_are_mapped(p)) return 0; /* as x is read */
     if (config->y_raw)
-        sm90_raw_side(p, !c->swapped, &c->y);
-    else if (!sm90_expanded_side(p, !c->swapped, &c->y))
+        sm90_raw_side(p, !c->swap_ab, &c->y);
+    else if (!sm90_expanded_side(p, !c->swap_ab, &c->y))
         return 0;
-    sm90_raw_side(p, c->swapped, &c->x);
+    sm90_raw_side(p, c->swap_ab, &c->x);
     if (rows_x < rows_y && rows_x == 1) return 0; /* a vector among the rows of x would leave the others idle */
     c->tiles_x = ceil_div(rows_x, config->tile_x);
     c->tiles_y = ceil_div(rows_y, config->tile_y);
@@ -167,7 +167,7 @@ static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     int64_t most = INT32_MAX - facts->sm_count; /* the kernel counts on from a tile by the number of clusters */
     if (c->tiles_x * c->tiles_y > most || c->tiles_x * c->tiles_y * p->l > most) return 0;
     c->tiles = c->tiles_x * c->tiles_y * p->l;
-    c->parts_in_stages = 0;
+    c->partials_in_stages = 0;
     if (c->split_k > 1) {
         c->clusters = c->tiles;
         if (c->split_k > c->k_stages || c->clusters > MOST_CLUSTERS || !place_parts(facts, c)) return 0;
@@ -184,14 +184,14 @@ static double estimate(const device_facts *facts, const gemm_problem *p, const c
 
 static int32_t list(const device_facts *facts, const gemm_problem *p, plan_candidate *all) {
     int32_t count = sm90_gemv_list(facts, p, all);
-    count += sm90_dense_list(facts, p, all + count);
+    count += sm90_prefill_list(facts, p, all + count);
     for (size_t i = 0; i < CONFIGS; i++)
-        for (int32_t swapped = 0; swapped < 2; swapped++)
+        for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
             for (int32_t split = 1; split <= MAX_CLUSTER; split++) {
-                candidate c = {.config = &configs[i], .swapped = swapped, .split_k = split};
+                candidate c = {.config = &configs[i], .swap_ab = swap_ab, .split_k = split};
                 if (!cut(facts, p, &c)) continue;
                 double time = estimate(facts, p, &c);
-                if (time < INFINITY) all[count++] = (plan_candidate){{configs[i].kernel, swapped, split, 0}, time};
+                if (time < INFINITY) all[count++] = (plan_candidate){{configs[i].kernel, swap_ab, split, 0}, time};
             }
     return count;
 }
@@ -204,37 +204,37 @@ static uint32_t reciprocal(int32_t d) {
 }
 
 /* What helpers need: their share, and room in the workspace behind y for their sums and then their flags. */
-static void plan_help(const candidate *c, nvfp4_plan *plan, sm90_expand_run *expand, sm90_schedule *s) {
+static void plan_help(const candidate *c, nvfp4_plan *plan, sm90_dequant_run *expand, sm90_schedule *s) {
     const sm90_help *help = &c->help;
-    const int64_t helpers = (int64_t)help->helper_clusters * c->split_k, divided = c->tiles - help->whole;
+    const int64_t helpers = (int64_t)help->worker_clusters * c->split_k, divided = c->tiles - help->whole;
     s->whole = help->whole;
     s->k_stages = (int32_t)c->k_stages;
-    s->helper_clusters = help->helper_clusters;
-    s->helped_stages = help->helped_stages;
-    s->helper_stages = help->helper_stages;
-    s->by_helped = reciprocal(help->helped_stages);
-    s->by_helper = reciprocal(help->helper_stages);
+    s->worker_clusters = help->worker_clusters;
+    s->streamk_stages = help->streamk_stages;
+    s->worker_stages = help->worker_stages;
+    s->inv_streamk_stages = reciprocal(help->streamk_stages);
+    s->inv_worker_stages = reciprocal(help->worker_stages);
     expand->schedule.flags = (int32_t)helpers;
     expand->flags_at = expand->second_at + (helpers + divided) * contribution_bytes(c->config);
     plan->workspace += (size_t)(expand->flags_at - expand->second_at + helpers * (int64_t)sizeof(uint32_t));
 }
 
 static void fill(const device_facts *facts, const gemm_problem *p, const candidate *c, nvfp4_plan *plan,
-                 sm90_expand_run *expand, sm90_schedule *s) {
+                 sm90_dequant_run *expand, sm90_schedule *s) {
     const sm90_config *config = c->config;
-    const read_policies policies = choose_policies(facts, p, c->swapped, c->tiles_x, c->tiles_y);
-    const sm90_expand_operand *x = &c->x.operand;
+    const read_policies policies = choose_policies(facts, p, c->swap_ab, c->tiles_x, c->tiles_y);
+    const sm90_dequant_operand *x = &c->x.operand;
     const sm90_side nothing = {.expanded = 0};
     *plan = (nvfp4_plan){
         .backend = NVFP4_BACKEND_SM90,
         .kernel = config->kernel,
         .name = kernels[config->kernel].name,
-        .reason = config->reasons[c->swapped][c->split_k > 1],
-        .tile_m = c->swapped ? config->tile_y : config->tile_x,
-        .tile_n = c->swapped ? config->tile_x : config->tile_y,
+        .reason = config->reasons[c->swap_ab][c->split_k > 1],
+        .tile_m = c->swap_ab ? config->tile_y : config->tile_x,
+        .tile_n = c->swap_ab ? config->tile_x : config->tile_y,
         .tile_k = SM90_STAGE_K,
         .stages = config->stages,
-        .swapped = c->swapped,
+        .swap_ab = c->swap_ab,
         .split_k = c->split_k,
         .grid = c->clusters * c->split_k,
         .workspace = sm90_plan_expansion(p, &c->y, &nothing, expand),
@@ -251,11 +251,11 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .tiles_x = (int32_t)c->tiles_x,
         .tiles_y = (int32_t)c->tiles_y,
         .split_k = c->split_k,
-        .part_stages = (int32_t)((c->k_stages - c->help.helped_stages) / c->split_k),
-        .longer_parts = (int32_t)((c->k_stages - c->help.helped_stages) % c->split_k),
-        .swapped = c->swapped,
-        .parts_in_stages = c->parts_in_stages,
-        .by_split = reciprocal(c->split_k),
+        .stages_per_split = (int32_t)((c->k_stages - c->help.streamk_stages) / c->split_k),
+        .splits_with_one_more = (int32_t)((c->k_stages - c->help.streamk_stages) % c->split_k),
+        .swap_ab = c->swap_ab,
+        .partials_in_stages = c->partials_in_stages,
+        .inv_split_k = reciprocal(c->split_k),
     };
     if (config->helped) plan_help(c, plan, expand, s);
 }
@@ -287,7 +287,7 @@ static sm90_form form_of(int32_t kernel) {
 #undef X
         return SM90_GEMV;
 #define X(id, ...) case KERNEL_##id:
-        SM90_DENSE_CONFIGS(X)
+        SM90_PREFILL_CONFIGS(X)
 #undef X
         return SM90_DENSE;
     default:
@@ -302,12 +302,12 @@ nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *p, const p
     const plan_settings *s = &choice.taken.settings;
     run->form = form_of(s->kernel);
     if (run->form == SM90_GEMV) {
-        run->expand = (sm90_expand_run){.grid = 0};
-        sm90_gemv_fill(facts, p, s->kernel, s->swapped, plan, &run->gemv);
+        run->expand = (sm90_dequant_run){.grid = 0};
+        sm90_gemv_fill(facts, p, s->kernel, s->swap_ab, plan, &run->gemv);
     } else if (run->form == SM90_DENSE) {
-        sm90_dense_fill(facts, p, s, plan, &run->expand, &run->dense);
+        sm90_prefill_fill(facts, p, s, plan, &run->expand, &run->dense);
     } else {
-        candidate c = {.config = config_of(s->kernel), .swapped = s->swapped, .split_k = s->split_k};
+        candidate c = {.config = config_of(s->kernel), .swap_ab = s->swap_ab, .split_k = s->split_k};
         cut(facts, p, &c);
         fill(facts, p, &c, plan, &run->expand, &run->gemm);
     }
@@ -318,19 +318,18 @@ nvfp4_status sm90_plan(const device_facts *facts, const gemm_problem *p, const p
 
 int sm90_yields_to_sm80(const device_facts *facts, const gemm_problem *p, const plan_wish *wish,
                         const nvfp4_plan *plan) {
-    if (plan->kernel != KERNEL_sm90_dense_expanded || wish->candidate > 0 || wish->first.kernel == plan->kernel)
-        return 0;
+    if (plan->kernel != KERNEL_sm90_prefill_fp16 || wish->candidate > 0 || wish->first.kernel == plan->kernel) return 0;
     return plan->modelled_us > sm90_sm80_us((double)p->m, (double)p->n, (double)p->k, (double)p->l, facts->sm_count);
 }
 
 /* ---- what the launch needs ---- */
 
 void sm90_place_workspace(sm90_run *run, void *workspace) {
-    sm90_expand_schedule *e = &run->expand.schedule;
+    sm90_dequant_schedule *e = &run->expand.schedule;
     sm90_place_expansion(&run->expand, workspace);
     if (run->form != SM90_GEMM || e->flags == 0) return;
-    run->gemm.contributions = (uint8_t *)e->first.to + run->expand.second_at;
-    e->zeroed = run->gemm.handed_over = (uint32_t *)((uint8_t *)e->first.to + run->expand.flags_at);
+    run->gemm.partial_tiles = (uint8_t *)e->first.to + run->expand.second_at;
+    e->zeroed = run->gemm.fixup_flags = (uint32_t *)((uint8_t *)e->first.to + run->expand.flags_at);
 }
 
 int32_t sm90_cluster(const nvfp4_plan *plan, const sm90_run *run) {
@@ -343,20 +342,20 @@ int64_t sm90_grid_x(const nvfp4_plan *plan, const sm90_run *run) {
 
 int32_t sm90_more_shared_bytes(const nvfp4_plan *plan, const sm90_run *run) {
     if (run->form == SM90_GEMV) return (int32_t)sm90_gemv_shared_bytes(plan->kernel, &run->gemv);
-    if (run->form == SM90_DENSE || run->gemm.parts_in_stages) return 0;
+    if (run->form == SM90_DENSE || run->gemm.partials_in_stages) return 0;
     return parts_bytes(config_of(plan->kernel), plan->split_k);
 }
 
 int sm90_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm90_run *run, plan_tensor tensors[PLAN_MOST_TENSORS]) {
     if (run->form == SM90_GEMV) return 0;
-    if (run->form == SM90_DENSE) return sm90_dense_tensors(p, plan, &run->expand, &run->dense, tensors);
+    if (run->form == SM90_DENSE) return sm90_prefill_tensors(p, plan, &run->expand, &run->dense, tensors);
     if (p->k == 0) return 0;
     sm90_schedule *s = &run->gemm;
     const sm90_config *config = config_of(plan->kernel);
-    tensors[0] = (plan_tensor){values_layout(p, s->swapped, SM90_STAGE_K / 2, config->tile_x, 0), &s->x.values};
+    tensors[0] = (plan_tensor){values_layout(p, s->swap_ab, SM90_STAGE_K / 2, config->tile_x, 0), &s->x.values};
     if (config->y_raw) return 1;
     const void *y = run->expand.schedule.first.to;
     tensors[1].map = &s->y.values;
-    tensors[1].layout = sm90_expanded_layout(p, !s->swapped, y, s->y.rows, s->y.shared ? 1 : p->l, config->tile_y);
+    tensors[1].layout = sm90_expanded_layout(p, !s->swap_ab, y, s->y.rows, s->y.shared ? 1 : p->l, config->tile_y);
     return 2;
 }

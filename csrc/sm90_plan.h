@@ -7,22 +7,22 @@
 #include "plan.h"
 #include "plan_operands.h"
 #include "sm90_configs.h"
-#include "sm90_dense_plan.h"
 #include "sm90_gemv_configs.h"
+#include "sm90_prefill_plan.h"
 
 typedef enum sm90_form {
     SM90_GEMM,  /* sm90_gemm.cu: x is decoded beside the tensor core, y expanded before */
     SM90_GEMV,  /* sm90_gemv.cu: a few rows of A, no tensor core */
-    SM90_DENSE, /* sm90_dense.cu: larger tiles, x raw or expanded as well */
+    SM90_DENSE, /* sm90_prefill.cu: larger tiles, x raw or expanded as well */
 } sm90_form;
 
 typedef struct sm90_run {
     sm90_form form;
-    sm90_expand_run expand; /* into the workspace; not of SM90_GEMV */
+    sm90_dequant_run expand; /* into the workspace; not of SM90_GEMV */
     union {
         sm90_schedule gemm;
         sm90_gemv_schedule gemv;
-        sm90_dense_schedule dense;
+        sm90_prefill_schedule dense;
     };
 } sm90_run;
 

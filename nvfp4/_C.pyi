@@ -77,7 +77,7 @@ def prefer(
     k: int,
     l: int,
     kernel: str,
-    swapped: bool,
+    swap_ab: bool,
     split_k: int,
     prefetch_stages: int,
     /,

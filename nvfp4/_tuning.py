@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 FORMAT = "nvfp4-tune 1"
 DEVICE = ("name", "compute_capability", "sm_count")  # what must be as it was when the file was written
-SETTINGS = ("kernel", "swapped", "split_k", "prefetch_stages")  # what sets a plan apart from the others for a shape
+SETTINGS = ("kernel", "swap_ab", "split_k", "prefetch_stages")  # what sets a plan apart from the others for a shape
 
 _preferred: list[tuple[Any, ...]] = []  # arguments of _C.prefer, as they are in force
 
@@ -29,7 +29,7 @@ def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
         path: the file; None goes back to the estimate.
 
     Returns:
-        For each shape a dict: m, n, k, and the plan by its kernel, swapped, split_k and prefetch_stages.
+        For each shape a dict: m, n, k, and the plan by its kernel, swap_ab, split_k and prefetch_stages.
 
     Raises:
         nvfp4.Error: the file is none of these, was written by another version of nvfp4 or for a GPU that is not here,

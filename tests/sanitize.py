@@ -134,7 +134,7 @@ def run_every_kernel(backend: str) -> int:
         for place in range(nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]["candidates"]):
             _C.set_candidate(place)
             plan = nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]
-            key = (plan["kernel"], plan["swapped"], min(plan["split_k"], 3))
+            key = (plan["kernel"], plan["swap_ab"], min(plan["split_k"], 3))
             if key not in seen:
                 seen.add(key)
                 calls += run_products([shape], backend, f"{plan['kernel']}, candidate {place}")

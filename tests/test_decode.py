@@ -35,8 +35,8 @@ def layout(scale: torch.Tensor, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("scale_layout", LAYOUTS)
 @pytest.mark.parametrize("position", [0, 1, 15, 16, 33, 47])
-@pytest.mark.parametrize("swapped", [False, True])
-def test_every_value_under_every_scale(backend: Backend, position: int, scale_layout: str, swapped: bool) -> None:
+@pytest.mark.parametrize("swap_ab", [False, True])
+def test_every_value_under_every_scale(backend: Backend, position: int, scale_layout: str, swap_ab: bool) -> None:
     """Row 16*byte + code has that code at one position and that scale in its block; against a 1 at that position."""
     k = 48
     rows = torch.arange(4096)
@@ -51,7 +51,7 @@ def test_every_value_under_every_scale(backend: Backend, position: int, scale_la
     to = backend.device
     x = (data.to(to), layout(scale, scale_layout).to(to))
     y = (one.to(to), layout(ones, scale_layout).to(to))
-    (a, scale_a), (b, scale_b) = (y, x) if swapped else (x, y)
+    (a, scale_a), (b, scale_b) = (y, x) if swap_ab else (x, y)
     options = {"scale_layout": scale_layout, "backend": backend.name}
     out = nvfp4.gemm(a, b, scale_a, scale_b, out_dtype=torch.float32, **options).flatten().tolist()
 

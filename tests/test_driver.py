@@ -37,7 +37,7 @@ def force(kernel, m, n, k):
     for i in range(400):
         nvfp4._C.set_candidate(i)
         plan = nvfp4.info(m, n, k, device=0)["plan"]
-        if plan["kernel"] == kernel and plan["swapped"]: return plan
+        if plan["kernel"] == kernel and plan["swap_ab"]: return plan
     raise KeyError(kernel)
 """
 
@@ -101,7 +101,7 @@ def test_launches_that_call_cost_has_rows_for(backend: str, capability: str, fak
     assert len(kernels(call_cost.ONE_LAUNCH)) == 1 and workspace(call_cost.ONE_LAUNCH) == 0
     if backend in call_cost.TWO_LAUNCHES:
         first, second = kernels(call_cost.TWO_LAUNCHES[backend])
-        added = {"sm80": second == "nvfp4_sm80_split_reduce", "sm90": first.startswith("nvfp4_sm90_expand")}
+        added = {"sm80": second == "nvfp4_sm80_split_reduce", "sm90": first.startswith("nvfp4_sm90_dequant")}
         assert added[backend] and workspace(call_cost.TWO_LAUNCHES[backend]) > 0
 
 
@@ -278,7 +278,7 @@ def test_refusals_of_sm90_are_sentences(fake_driver: Path) -> None:
     said = run(code, fake_driver, FAKE_REFUSE="cuLaunchKernelEx")
     assert "nvfp4_sm90_gemm" in said and "fake refusal" in said
     said = run("call(32, 32, 64, backend='sm90')", fake_driver, FAKE_REFUSE="cuLaunchKernelEx")
-    assert "nvfp4_sm90_expand" in said and "fake refusal" in said
+    assert "nvfp4_sm90_dequant" in said and "fake refusal" in said
 
 
 def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path
         if shape[0] <= 16:
             assert first[0] == "map" and plan["workspace"] == 0
         else:
-            assert first[0] == "nvfp4_sm90_expand" and first[5:] == ["0", "1"]
+            assert first[0] == "nvfp4_sm90_dequant" and first[5:] == ["0", "1"]
         assert name == plan["kernel"] and name.startswith("nvfp4_sm90_gemm_") and int(grid) == plan["grid"]
         assert int(cluster) == plan["split_k"] and int(grid) % int(cluster) == 0
         assert programmatic == "1" and int(threads) % 128 == 0 and 0 < int(shared) <= 232448
@@ -313,7 +313,7 @@ def test_tensor_maps_of_sm90(fake_driver: Path, tmp_path: Path) -> None:
         if m <= 16:
             continue
         assert y == ["map", "16", "3", f"{k},{m},{batch}", f"{2 * k},{y_far}", f"64,{tile_y},1", "128"]
-        assert expand[:2] == ["nvfp4_sm90_expand", str(batch * -(-k // 256))]
+        assert expand[:2] == ["nvfp4_sm90_dequant", str(batch * -(-k // 256))]
 
 
 def test_few_rows_on_sm90_are_one_launch_without_clusters(fake_driver: Path, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_few_rows_on_sm90_are_one_launch_without_clusters(fake_driver: Path, tmp
 def test_dense_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) -> None:
     """What is expanded is so by a launch before, and read there by the second; B is x."""
     m, n, k = 600, 520, 1088
-    name = f"nvfp4_sm90_dense_{kernel}"
+    name = f"nvfp4_sm90_prefill_{kernel}"
     code = f"force('{name}', {m}, {n}, {k}); call({m}, {n}, {k}, backend='sm90')"
     rows = launches(code, fake_driver, tmp_path / "log")
     raw = {size: ["map", "8", "3", f"{k // 2},{size},1", f"{k // 2},16", "32,128,1", "0"] for size in (m, n)}
@@ -339,7 +339,7 @@ def test_dense_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) 
     }
     assert rows[:2] == [expanded[m], (expanded if kernel == "expanded" else raw)[n]]
     ctas = 5 * (19 + 17 if kernel == "expanded" else 19)  # 32 rows by 256 along K each
-    assert rows[2:-1] == [["nvfp4_sm90_expand", str(ctas), "512", "0", rows[-1][4], "0", "1"]]
+    assert rows[2:-1] == [["nvfp4_sm90_dequant", str(ctas), "512", "0", rows[-1][4], "0", "1"]]
     assert rows[-1][0] == name and rows[-1][5:] == ["2", "1"]
 
 
@@ -349,8 +349,8 @@ def test_what_sm90_cannot_read_as_it_lies_is_expanded(fake_driver: Path, tmp_pat
         "rows of 24 bytes": "call(20, 20, 48, l=2, backend='sm90')",
     }.items():
         *maps, expand, launch = launches(code, fake_driver, tmp_path / name)
-        assert [row[1] for row in maps] == ["16", "16"] and expand[0] == "nvfp4_sm90_expand", name
-        assert launch[0] == "nvfp4_sm90_dense_expanded", name
+        assert [row[1] for row in maps] == ["16", "16"] and expand[0] == "nvfp4_sm90_dequant", name
+        assert launch[0] == "nvfp4_sm90_prefill_fp16", name
 
 
 def test_few_rows_that_sm90_cannot_read_as_they_lie_go_to_sm80(fake_driver: Path) -> None:
@@ -365,7 +365,7 @@ def test_few_rows_that_sm90_cannot_read_as_they_lie_go_to_sm80(fake_driver: Path
         assert run(f"print(nvfp4.info({options}, device=0)['plan']['backend'])", fake_driver) == backend, options
 
 
-def test_no_k_on_sm90_expands_nothing(fake_driver: Path, tmp_path: Path) -> None:
+def test_no_k_on_sm90_dequants_nothing(fake_driver: Path, tmp_path: Path) -> None:
     (launch,) = launches("call(5, 300, 0, backend='sm90')", fake_driver, tmp_path / "log")
     assert launch[0].startswith("nvfp4_sm90_")
 

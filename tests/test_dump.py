@@ -68,13 +68,13 @@ class DebugConfig(Config):
 class Dumped(Product):
     """A product of which one k_block is dumped."""
 
-    def dump(self, config: Config, swapped: bool, split: int, clusters: int, cta: int, k_block: int) -> torch.Tensor:
+    def dump(self, config: Config, swap_ab: bool, split: int, clusters: int, cta: int, k_block: int) -> torch.Tensor:
         """Runs it, checks it, and returns the dump's bytes."""
         self.memory = self.emulator.array(numpy.zeros(dump.BYTES, numpy.uint8))
         self.request = (self.memory.address, cta, k_block)
         debug = DebugConfig(**vars(config))
         module = self.emulator.load(only_entry(gemm_ptx("-DNVFP4_DUMP"), config.kernel))
-        self.launch(module, debug, swapped, split, clusters)
+        self.launch(module, debug, swap_ab, split, clusters)
         return torch.from_numpy(self.memory.numpy().copy())
 
     def schedule(self, *arguments: object) -> Schedule:
@@ -82,14 +82,14 @@ class Dumped(Product):
         schedule.alignment[:16] = struct.pack("<Qii", *self.request)  # dump, dump_cta, dump_block
         return schedule
 
-    def operands(self, swapped: int, batch: int) -> tuple[dump.Operand, dump.Operand]:
+    def operands(self, swap_ab: int, batch: int) -> tuple[dump.Operand, dump.Operand]:
         """x and y, with the data as they were drawn."""
         tensors = (
             (torch.from_numpy(part[batch]) for part in (data[:, :, : self.k // 2], scales))
             for data, scales in zip(self.data, self.scales)
         )
         a, b = (dump.Operand(name, *pair) for name, pair in zip("ab", tensors))
-        return (b, a) if swapped else (a, b)
+        return (b, a) if swap_ab else (a, b)
 
 
 # name, split of K, operand that is x, CTA, rows of x and y beyond the first tile
@@ -102,13 +102,13 @@ CASES = {
     "other_of_a_pair_second_tile": ("sm100_gemm_256x128_deep", 1, "b", 1, 140, 9),
     "third_part_of_k": ("sm100_gemm_128x32", 4, "b", 2, 0, 0),
     "split_pair_two_atoms": ("sm100_gemm_256x256", 2, "b", 3, 0, 0),
-    "gathered": ("sm100_gemm_128x128_gather", 1, "b", 0, 0, 30),
+    "gathered": ("sm100_gemm_128x128_cp_async", 1, "b", 0, 0, 30),
 }
 
 
 def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Dumped, torch.Tensor, dump.Request]:
     kernel, split, x_is, cta, more_x, more_y = CASES[name]
-    config, swapped = configs()[kernel], x_is == "b"
+    config, swap_ab = configs()[kernel], x_is == "b"
     seed = int(random.integers(2**30))
     x, y = (
         tile + more if more else tile - int(random.integers(8))
@@ -116,7 +116,7 @@ def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Du
     )
     k = 256 * split + 64 * int(random.integers(1, 12)) - (48 if config.gather else 0)
     emulator = Emulator("sm_100", seed=seed, tmem_base=32 * (seed % 5) if config.group * split == 1 else 0)
-    product = Dumped(emulator, random, *((y, x) if swapped else (x, y)), k, linear=bool(config.gather))
+    product = Dumped(emulator, random, *((y, x) if swap_ab else (x, y)), k, linear=bool(config.gather))
     unit = cta % (config.group * split) // config.group
     stages = -(-k // 256)
     first, last = unit * stages // split * 4, (unit + 1) * stages // split * 4
@@ -126,12 +126,12 @@ def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Du
     k_block = min(k_block, tiles * blocks - 1)
     clusters = -(-x // config.tile_x) * -(-y // config.tile_y) // tiles if split == 1 else 0
     print(f"seed {seed}: {x} x {y} x {k}, CTA {cta}, k_block {k_block} of {tiles} x {blocks}, {clusters} clusters")
-    raw = product.dump(config, swapped, split, clusters, cta, k_block)
+    raw = product.dump(config, swap_ab, split, clusters, cta, k_block)
     product.check()
     got = dump.Dump(raw).h
     assert got.complete and (got.k_blocks, got.first_block, got.tiles) == (blocks, first, tiles)
     assert got.k_block == first + k_block % blocks and (got.rank, got.unit) == (cta % config.group, unit)
-    assert (got.group, got.tile_y, got.stages, got.swapped) == (config.group, config.tile_y, config.stages, swapped)
+    assert (got.group, got.tile_y, got.stages, got.swap_ab) == (config.group, config.tile_y, config.stages, swap_ab)
     return product, raw, dump.Request(cta, k_block, range(2), range(3))
 
 
@@ -146,7 +146,7 @@ def test_dump_is_the_truth(
     product, raw, request = run_case(name, random, later)
     got = dump.Dump(raw)
     h = got.h
-    x, y = (1, 0) if h.swapped else (0, 1)
+    x, y = (1, 0) if h.swap_ab else (0, 1)
     first_x, first_y = h.row_x, h.row_y + h.rank * h.tile_y // h.group
     half = product.k // 2
     for side, which, first in (("x", x, first_x), ("y", y, first_y)):
@@ -168,7 +168,7 @@ def test_dump_is_the_truth(
     assert (got.sums.numpy()[: len(sums), : sums.shape[1]] == sums).all()
 
     capsys.readouterr()
-    assert dump.Report(got, product.operands(h.swapped, h.batch), request).print() == []
+    assert dump.Report(got, product.operands(h.swap_ab, h.batch), request).print() == []
     told = capsys.readouterr().out
     assert "!" not in told and "None" not in told
     assert f"M {128 * h.group}, N {h.tile_y}, K 64, x e2m1, y e2m1, scales ue4m3" in told
@@ -239,7 +239,7 @@ def test_what_differs_is_marked(
     spoilt = raw.clone()
     spoilt[at] ^= flip
     assert h.add == 1
-    found = dump.Report(dump.Dump(spoilt), product.operands(h.swapped, h.batch), request).print()
+    found = dump.Report(dump.Dump(spoilt), product.operands(h.swap_ab, h.batch), request).print()
     told = capsys.readouterr().out
     assert any(finding in one and one.startswith("1 ") for one in found), found
     assert re.search(mark, told), told

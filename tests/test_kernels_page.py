@@ -17,7 +17,7 @@ PROGRAM = r"""
 #include "sm100_configs.h"
 #include "sm80_configs.h"
 #include "sm90_configs.h"
-#include "sm90_dense_configs.h"
+#include "sm90_prefill_configs.h"
 #include "sm90_gemv_configs.h"
 #include <stdio.h>
 
@@ -31,7 +31,7 @@ PROGRAM = r"""
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
 #define DENSE(id, raw, stages)                                                                                        \
     printf("dense | %s | %d | %d | %d | %d |\n", raw ? "x raw" : "both expanded", 8, stages,                          \
-           SM90_DENSE_STAGE_BYTES(raw), KIB(SM90_DENSE_SHARED_BYTES(raw, stages)));
+           SM90_PREFILL_STAGE_BYTES(raw), KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \
     printf("gemv | %d | %d | %d | %d | %d |\n", rows, warps, stages, SM90_GEMV_STEP_BYTES,                            \
            KIB(SM90_GEMV_RING_BYTES(warps, stages)));
@@ -45,7 +45,7 @@ int main(void) {
     SM80_GEMM_CONFIGS(SM80)
     SM90_GEMV_CONFIGS(GEMV)
     SM90_GEMM_CONFIGS(SM90)
-    SM90_DENSE_CONFIGS(DENSE)
+    SM90_PREFILL_CONFIGS(DENSE)
     SM100_GEMM_CONFIGS(SM100)
     printf("stage | x values %d: %d rows of %d bytes, swizzled | y values %d: its half |", SM100_X_BYTES,
            SM100_CTA_ROWS, SM100_STAGE_K / 2, SM100_Y_BYTES(2, 128));

@@ -27,12 +27,12 @@ FIELDS = [(name, ctypes.c_int64) for name in ("x_rows", "y_rows", "k", "l")] + [
         "tile_y",
         "stages",
         "accumulators",
-        "swapped",
+        "swap_ab",
         "split_k",
         "gather",
         "gather_values",
         "co_resident",
-        "parts_in_stages",
+        "partials_in_stages",
         "output_bytes",
     )
 ]
@@ -63,8 +63,8 @@ def test_c_estimate_is_the_models(estimate):
         shape = model.Shape(shape.m, shape.n, shape.k, draw.choice((1, 1, 2, 8)))
         config = draw.choice(model.configs())
         split = draw.choice([n for n in (1, 2, 4, 8) if n * config.group <= 8 and n <= model.ceil_div(shape.k, 256)])
-        swapped, values, sms = draw.random() < 0.5, draw.random() < 0.5, draw.choice((148, 132, 20))
-        x, y = (shape.n, shape.m) if swapped else (shape.m, shape.n)
+        swap_ab, values, sms = draw.random() < 0.5, draw.random() < 0.5, draw.choice((148, 132, 20))
+        x, y = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
         given = Input(
             x,
             y,
@@ -75,21 +75,21 @@ def test_c_estimate_is_the_models(estimate):
             config.tile_y,
             config.stages,
             config.accumulators,
-            swapped,
+            swap_ab,
             split,
             config.gather,
             values,
             config.co_resident,
-            split > 1 and config.parts_in_stages(split),
+            split > 1 and config.partials_in_stages(split),
             2,
         )
         got = estimate(ctypes.byref(given))
-        work = model.work_of(shape, config, split, swapped, values)
+        work = model.work_of(shape, config, split, swap_ab, values)
         if model.clusters_that_fit(sms, work.cluster, work.per_sm) == 0:
             assert got == float("inf"), f"seed {seed}"
             continue
         want = model.times(work, model.Constants(), sms).dependent
-        assert got == pytest.approx(want, rel=1e-9), f"seed {seed}: {shape} {config} split {split} {swapped} {sms}"
+        assert got == pytest.approx(want, rel=1e-9), f"seed {seed}: {shape} {config} split {split} {swap_ab} {sms}"
 
 
 # What sm100_plan.c takes first, of dense operands in the tensor core's layout, on the B200 of the model.
@@ -112,7 +112,7 @@ int main(void) {
         nvfp4_plan plan;
         sm100_schedule schedule;
         if (sm100_plan(&facts, &p, NULL, &plan, &schedule)) return 1;
-        printf("%s %d %d %.9g\n", plan.name, plan.split_k, plan.swapped, plan.modelled_us);
+        printf("%s %d %d %.9g\n", plan.name, plan.split_k, plan.swap_ab, plan.modelled_us);
     }
 }
 """
@@ -136,12 +136,12 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path):
     assert len(lines) == len(shapes)
     rows = model.configs()
     for shape, line in zip(shapes, lines):
-        name, split, swapped, us = line.split()
+        name, split, swap_ab, us = line.split()
         assert float(us) == pytest.approx(model.best(shape, rows, model.Constants()).times.dependent), (
             f"seed {seed}: {shape}"
         )
         config = next(config for config in rows if name == f"nvfp4_sm100_gemm_{config.name}")
-        work = model.work_of(shape, config, int(split), bool(int(swapped)))
+        work = model.work_of(shape, config, int(split), bool(int(swap_ab)))
         assert float(us) == pytest.approx(model.times(work, model.Constants()).dependent), f"seed {seed}: {shape}"
 
 
@@ -177,17 +177,17 @@ def test_counts_are_the_kernels(name, tmp_path):
     emulator = Emulator("sm_100", seed=0)
     module = emulator.load(only_entry(gemm_ptx(), launched.kernel))
     for split in [split for split in (1, 2, 4, 8) if split * config.group <= 8 and config.tile_y >= 4 * split]:
-        swapped = draw.random() < 0.5
+        swap_ab = draw.random() < 0.5
         x = 128 * config.group * draw.randint(1, 2)
         y = config.tile_y * draw.randint(1, 2 if config.tile_y > 32 else 1)
-        shape = model.Shape(*((y, x) if swapped else (x, y)), 256 * split * draw.randint(1, 3))
+        shape = model.Shape(*((y, x) if swap_ab else (x, y)), 256 * split * draw.randint(1, 3))
         product = Product(emulator, numpy.random.default_rng(seed), shape.m, shape.n, shape.k, out_type=FP16)
         path = tmp_path / f"{split}.json"
         emulator.set("trace", str(path))
-        product.launch(module, launched, swapped, split)
+        product.launch(module, launched, swap_ab, split)
         emulator.set("trace", "")
         (kernel,) = trace.read(path, launched.kernel)
-        got, want = trace.counted(kernel).rows(), trace.modelled(shape, config, split, swapped).rows()
+        got, want = trace.counted(kernel).rows(), trace.modelled(shape, config, split, swap_ab).rows()
         if config.gather:  # their threads load of scales what exists
             got, want = ({key: counts[key] for key in ("stored", "operands", "mma", "cp")} for counts in (got, want))
-        assert got == want, f"seed {seed}: {shape}, split {split}, swapped {swapped}"
+        assert got == want, f"seed {seed}: {shape}, split {split}, swap_ab {swap_ab}"

@@ -10,8 +10,8 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 SOURCES = (
     "sm90_plan.c",
-    "sm90_expand_plan.c",
-    "sm90_dense_plan.c",
+    "sm90_dequant_plan.c",
+    "sm90_prefill_plan.c",
     "sm90_gemv_plan.c",
     "plan_choice.c",
     "plan_operands.c",
@@ -43,7 +43,7 @@ int main(void) {
         nvfp4_plan plan;
         sm90_run run;
         if (sm90_plan(&h200, &p, &wish, &plan, &run)) return 1;
-        printf("%s %d %d %zu\n", plan.name, plan.swapped, plan.split_k, plan.workspace);
+        printf("%s %d %d %zu\n", plan.name, plan.swap_ab, plan.split_k, plan.workspace);
     }
 }
 """

@@ -53,9 +53,9 @@ def ragged_sizes(config: Config, random: numpy.random.Generator, tiles: bool) ->
     return x, y, k
 
 
-@pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_ragged_products(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
     """Any size, batches, more tiles than clusters: equal bits, and nothing written beside the result."""
     config = CONFIGS[name]
     for case in range(SEEDS):
@@ -66,17 +66,17 @@ def test_ragged_products(name: str, swapped: bool, random: numpy.random.Generato
         form = {"linear": bool(config.gather and case % 2), "out_type": (FP32, FP16)[case // 2 % 2]}
         if not config.gather or case % 4 == 3:
             form["pitch"] = (k // 2 + 15) // 16 * 16 + 16  # rows apart, as tensor maps and gather kernels take them
-        product = Product(emulator, random, *((y, x) if swapped else (x, y)), k, l, **form)
-        tiles = product.schedule(config, swapped, 1).tiles
+        product = Product(emulator, random, *((y, x) if swap_ab else (x, y)), k, l, **form)
+        tiles = product.schedule(config, swap_ab, 1).tiles
         clusters = int(random.integers(1, tiles + 1))
         print(f"seed {seed}: {product.m} x {product.n} x {k} x {l}, {clusters} clusters for {tiles} tiles, {form}")
-        product.launch(module, config, swapped, clusters=clusters)
+        product.launch(module, config, swap_ab, clusters=clusters)
         product.check()
 
 
-@pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
 @pytest.mark.parametrize("name,split", [(name, s) for name in CONFIGS for s in splits(CONFIGS[name])[1:]])
-def test_split_products(name: str, split: int, swapped: bool, random: numpy.random.Generator) -> None:
+def test_split_products(name: str, split: int, swap_ab: bool, random: numpy.random.Generator) -> None:
     """K cut between the units of a cluster, a last stage that is not whole, parts that differ by a stage."""
     config = CONFIGS[name]
     for case in range(SEEDS):
@@ -84,10 +84,10 @@ def test_split_products(name: str, split: int, swapped: bool, random: numpy.rand
         emulator, module = load(config, seed, config.group * split)
         x, y, _ = ragged_sizes(config, random, tiles=case % 2 == 0)
         k = 256 * split + (16 if config.gather else 64) * int(random.integers(1, 40))
-        product = Product(emulator, random, *((y, x) if swapped else (x, y)), k, linear=bool(config.gather))
+        product = Product(emulator, random, *((y, x) if swap_ab else (x, y)), k, linear=bool(config.gather))
         in_stages = True if case % 3 == 0 else None
         print(f"seed {seed}: {product.m} x {product.n} x {k}, in_stages {in_stages}")
-        product.launch(module, config, swapped, split, in_stages=in_stages)
+        product.launch(module, config, swap_ab, split, in_stages=in_stages)
         product.check()
 
 
@@ -96,7 +96,7 @@ def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     emulator, module = load(config, int(random.integers(2**32)), config.group)
     product = Product(emulator, random, 3, 5, 0)
-    product.launch(module, config, swapped=False)
+    product.launch(module, config, swap_ab=False)
     product.check()
 
 

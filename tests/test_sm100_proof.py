@@ -29,9 +29,9 @@ needs_verifier = pytest.mark.skipif(
 PROVEN = [
     Launch("sm100_gemm_128x64", "once round", 64, 128, 5),
     Launch("sm100_gemm_256x64", "once round", 64, 256, 5),
-    Launch("sm100_gemm_128x16_gather", "once round", 16, 128, 5, pitch=648),
-    Launch("sm100_gemm_128x32", "two tiles", 256, 32, 1, swapped=False),
-    Launch("sm100_gemm_128x128", "two tiles", 128, 256, 1, swapped=False),
+    Launch("sm100_gemm_128x16_cp_async", "once round", 16, 128, 5, pitch=648),
+    Launch("sm100_gemm_128x32", "two tiles", 256, 32, 1, swap_ab=False),
+    Launch("sm100_gemm_128x128", "two tiles", 128, 256, 1, swap_ab=False),
     Launch("sm100_gemm_128x16", "split 2", 16, 128, 3, split_k=2),
     Launch("sm100_gemm_128x64", "split 2 in stages", 64, 128, 2, split_k=2, in_stages=True),
     Launch("sm100_gemm_256x128", "tail", 128, 256, 1, tail=64),

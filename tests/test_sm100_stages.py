@@ -439,7 +439,7 @@ def run_epilogue(
     config: Config,
     random: Generator,
     seed: int,
-    swapped: bool,
+    swap_ab: bool,
     kind: int,
     weights: tuple[float, float, float],
     split: int = 1,
@@ -453,11 +453,11 @@ def run_epilogue(
     emulator, kernel = stage(f"stage_e_{config.name}", seed, tmem_base=None if split == 1 else 0)
     x_rows = int(random.integers(1, 2 * config.tile_x + 1))
     y_rows = int(random.integers(1, 2 * config.tile_y + 1))
-    m, n = (y_rows, x_rows) if swapped else (x_rows, y_rows)
+    m, n = (y_rows, x_rows) if swap_ab else (x_rows, y_rows)
     l = int(random.integers(1, 3)) if split == 1 else 1
     product = Product(emulator, random, m, n, 256 * split, l=l, out_type=kind)
     in_stages = split > 1 and bool(config.shared_bytes + config.parts_bytes(split) > 227 * 1024 or random.integers(2))
-    schedule = product.schedule(config, swapped, split, in_stages)
+    schedule = product.schedule(config, swap_ab, split, in_stages)
     item = 4 if kind == FP32 else 2
     pitch = n * item + item * int(random.integers(0, 20))
     start = GUARD + item * int(random.choice([0, 0, 1, 4]))
@@ -486,7 +486,7 @@ def run_epilogue(
     tile = (z * schedule.tiles_x + x // config.tile_x) * schedule.tiles_y + y // config.tile_y
     cells = weights[0] * tile + weights[1] * (x % config.tile_x) + weights[2] * (y % config.tile_y)
     sums = cells * sum(1 + unit for unit in range(split))
-    sums = (sums.transpose(0, 2, 1) if swapped else sums).astype(numpy.float32)
+    sums = (sums.transpose(0, 2, 1) if swap_ab else sums).astype(numpy.float32)
     v = alpha * sums
     if extras:
         v = v + numpy.float32(beta) * c + bias
@@ -511,13 +511,13 @@ KINDS = {"fp32": FP32, "fp16": FP16, "bf16": BF16}
 
 
 @PLAIN
-@pytest.mark.parametrize("swapped", [False, True], ids=["plain", "swapped"])
-def test_e_every_cell_to_its_place(config: Config, swapped: bool, random: Generator) -> None:
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["plain", "swap_ab"])
+def test_e_every_cell_to_its_place(config: Config, swap_ab: bool, random: Generator) -> None:
     """E: lane and column of every accumulator reach their row and column of C and nothing else is written: ragged
     edges, any pitch and alignment, several tiles and batches, also by CTAs that take one tile after the other. In 16
     bits the tile, the lane and the column are told apart one at a time.
 
-    Rows or columns exchanged: swapped. Every 32nd lane group wrong: the warp's quarter. The second tile of a CTA wrong:
+    Rows or columns exchanged: swap_ab. Every 32nd lane group wrong: the warp's quarter. The second tile of a CTA wrong:
     acc_full and acc_empty.
     """
     for seed in range(SEEDS):
@@ -525,18 +525,18 @@ def test_e_every_cell_to_its_place(config: Config, swapped: bool, random: Genera
         weights = EXACT
         if kind != FP32:
             weights = tuple(numpy.roll((1.0, 0.0, 0.0), int(random.integers(3))).tolist())
-        run_epilogue(config, random, seed, swapped, kind, weights, clusters=int(random.integers(0, 3)))
+        run_epilogue(config, random, seed, swap_ab, kind, weights, clusters=int(random.integers(0, 3)))
 
 
 @PLAIN
-@pytest.mark.parametrize("swapped", [False, True], ids=["plain", "swapped"])
-def test_e_alpha_bias_and_c(config: Config, swapped: bool, random: Generator) -> None:
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["plain", "swap_ab"])
+def test_e_alpha_bias_and_c(config: Config, swap_ab: bool, random: Generator) -> None:
     """E: alpha and bias of a column and beta * C of a cell, in every type: a failure where the test above passes is an
     index into one of the three."""
     for seed in range(SEEDS):
         kind = list(KINDS.values())[seed % 3]
         weights = EXACT if kind == FP32 else (0.0, 1.0, 0.0)
-        run_epilogue(config, random, seed, swapped, kind, weights, extras=True, clusters=int(random.integers(0, 3)))
+        run_epilogue(config, random, seed, swap_ab, kind, weights, extras=True, clusters=int(random.integers(0, 3)))
 
 
 @PLAIN

@@ -1,4 +1,4 @@
-"""The whole Hopper kernel, every instantiation but the helped ones (test_sm90_helped.py) in every form, launched by
+"""The whole Hopper kernel, every instantiation but the helped ones (test_sm90_streamk.py) in every form, launched by
 hand on the emulated H200, whether plan.c would choose it or not. The tests of products (`pytest --emulate sm_90 -k
 sm90`) run what plan.c chooses, through the package.
 
@@ -23,7 +23,7 @@ SEEDS = int(os.environ.get("SM90_SEEDS", 1))
 CONFIGS = configs()
 TYPES = (FP32, FP16, BF16)
 by_name = pytest.mark.parametrize("name", [name for name, c in CONFIGS.items() if not c.numbers["helped"]])
-by_side = pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+by_side = pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
 
 
 def load(config: Config, random: numpy.random.Generator, case: int) -> tuple[Emulator, Module]:
@@ -43,7 +43,7 @@ def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
 def product(
     emulator: Emulator,
     random: numpy.random.Generator,
-    swapped: bool,
+    swap_ab: bool,
     x: int,
     y: int,
     k: int,
@@ -52,7 +52,7 @@ def product(
     **form: int,
 ) -> Product:
     """Rows on 16 bytes, as tensor maps take them, with so many bytes more between them."""
-    m, n = (y, x) if swapped else (x, y)
+    m, n = (y, x) if swap_ab else (x, y)
     print(f"{m} x {n} x {k} x {l}, {form}, rows {apart} bytes apart")
     return Product(emulator, random, m, n, k, l, pitch=(k // 2 + 15) // 16 * 16 + apart, **form)
 
@@ -68,7 +68,7 @@ def rows(most: int, random: numpy.random.Generator) -> int:
 
 @by_side
 @by_name
-def test_ragged_products(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
     """Any size, batches, rows apart, more tiles than clusters, more stages than slots: exact, and nothing written
     beside the result."""
     config = CONFIGS[name]
@@ -79,9 +79,9 @@ def test_ragged_products(name: str, swapped: bool, random: numpy.random.Generato
         else:
             x, y, l, stages = rows(2 * config.tile_x, random), rows(3 * config.tile_y, random), 1 + case % 2, 2
         k = STAGE_K * int(random.integers(0, stages)) + tail(random)
-        p = product(emulator, random, swapped, x, y, k, l, out_type=TYPES[case % 3], apart=16 * (case % 2))
-        tiles = p.schedule(config, swapped, 1).tiles
-        p.launch(module, config, swapped, clusters=int(random.integers(1, tiles + 1)))
+        p = product(emulator, random, swap_ab, x, y, k, l, out_type=TYPES[case % 3], apart=16 * (case % 2))
+        tiles = p.schedule(config, swap_ab, 1).tiles
+        p.launch(module, config, swap_ab, clusters=int(random.integers(1, tiles + 1)))
         p.check()
 
 
@@ -92,16 +92,16 @@ def test_split_products(name: str, split: int, random: numpy.random.Generator) -
     that is not whole; sums sent behind the barriers or in place of the stages."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        swapped = bool(random.integers(2))
+        swap_ab = bool(random.integers(2))
         emulator, module = load(config, random, case + split)
         stages = split + int(random.integers(0, split)) if random.integers(3) else int(random.integers(0, split))
         k = STAGE_K * stages + tail(random)
         x, y = rows(config.tile_x, random), rows((1 + (stages < split)) * config.tile_y, random)
         fits = config.shared_bytes + config.parts_bytes[split] <= SHARED_LIMIT
         in_stages = bool(not fits or random.integers(2))
-        print(f"split {split}, swapped {swapped}, in_stages {in_stages}")
-        p = product(emulator, random, swapped, x, y, k, out_type=TYPES[random.integers(3)])
-        p.launch(module, config, swapped, split, in_stages=in_stages)
+        print(f"split {split}, swap_ab {swap_ab}, in_stages {in_stages}")
+        p = product(emulator, random, swap_ab, x, y, k, out_type=TYPES[random.integers(3)])
+        p.launch(module, config, swap_ab, split, in_stages=in_stages)
         p.check()
 
 
@@ -118,13 +118,13 @@ def test_empty_k(name: str, random: numpy.random.Generator) -> None:
 
 @by_side
 @by_name
-def test_epilogues(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+def test_epilogues(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
     """alpha as a number, one in memory or one a column; a bias of each type; c apart or in place of the output."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
         emulator, module = load(config, random, case)
         x, y = rows(config.tile_x + 9, random), rows(config.tile_y + 9, random)
-        p = product(emulator, random, swapped, x, y, 144, out_type=TYPES[case % 3])
+        p = product(emulator, random, swap_ab, x, y, 144, out_type=TYPES[case % 3])
         form = {
             "alpha": ("vector", "one", "value")[case % 3],
             "bias": (None, *TYPES)[random.integers(4)],
@@ -132,28 +132,28 @@ def test_epilogues(name: str, swapped: bool, random: numpy.random.Generator) -> 
         }
         print(form)
         p.finish(random, **form)
-        p.launch(module, config, swapped, 1 + case % 2)
+        p.launch(module, config, swap_ab, 1 + case % 2)
         p.check()
 
 
 @by_side
 @by_name
-def test_whole_columns(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+def test_whole_columns(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
     """What most calls are: 16 bits a number, all columns of a tile, alpha alone; rows of the output on 8 bytes or 2;
     tiles that one CTA has, two share, or so many that the columns kept by each do not go by twos."""
     config = CONFIGS[name]
     for case in range(4 * SEEDS):
         emulator, module = load(config, random, case)
-        x = config.tile_x if swapped else rows(config.tile_x, random)
-        y = rows(2 * config.tile_y, random) if swapped else 2 * config.tile_y
+        x = config.tile_x if swap_ab else rows(config.tile_x, random)
+        y = rows(2 * config.tile_y, random) if swap_ab else 2 * config.tile_y
         split = (1, 2, int(random.choice(SPLITS[2:])), int(random.choice(SPLITS)))[case % 4]
         form = {"out_type": (FP16, BF16)[random.integers(2)], "out_align": 2 if case % 4 == 3 else 8}
-        p = product(emulator, random, swapped, x, y, STAGE_K * split + 32, int(random.integers(1, 3)), **form)
-        tiles = p.schedule(config, swapped, split).tiles
+        p = product(emulator, random, swap_ab, x, y, STAGE_K * split + 32, int(random.integers(1, 3)), **form)
+        tiles = p.schedule(config, swap_ab, split).tiles
         clusters = int(random.integers(1, tiles + 1)) if split == 1 else tiles
         print(f"split {split}, {clusters} clusters for {tiles} tiles")
         p.finish(random, alpha=("value", "one")[random.integers(2)])
-        p.launch(module, config, swapped, split, clusters=clusters)
+        p.launch(module, config, swap_ab, split, clusters=clusters)
         p.check()
 
 

@@ -58,7 +58,7 @@ def plan(case: ragged.Case) -> dict[str, object]:
 
 
 def instantiations() -> set[str]:
-    headers = ("sm90_configs.h", "sm90_gemv_configs.h", "sm90_dense_configs.h")
+    headers = ("sm90_configs.h", "sm90_gemv_configs.h", "sm90_prefill_configs.h")
     names = [name for header in headers for name in re.findall(r"X\((sm90_\w+),", (CSRC / header).read_text())]
     return {f"nvfp4_{name}" for name in names}
 
@@ -105,7 +105,7 @@ def test_one_row_of_b_streams_a(sm90: Backend) -> None:
         m, k, l = (task[size] for size in "mkl")
         exchanged = nvfp4.info(m, 1, k, l, device=DEVICE, backend="sm90")["plan"]
         plain = nvfp4.info(1, m, k, l, device=DEVICE, backend="sm90")["plan"]
-        assert exchanged["swapped"] and not plain["swapped"] and exchanged["reason"] != plain["reason"]
+        assert exchanged["swap_ab"] and not plain["swap_ab"] and exchanged["reason"] != plain["reason"]
         assert all(exchanged[name] == plain[name] for name in ("kernel", "grid", "workspace", "modelled_us"))
         assert exchanged["kernel"] == "nvfp4_sm90_gemv_1"
         assert (exchanged["tile_m"], exchanged["tile_n"]) == (plain["tile_n"], plain["tile_m"])
@@ -153,7 +153,7 @@ def test_workspace_of_the_plan_is_enough_and_needed(m: int, n: int, k: int, sm90
     for i in range(nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]["candidates"]):
         _C.set_candidate(i)
         found = nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]
-        y = m if found["swapped"] else n
+        y = m if found["swap_ab"] else n
         raw = "gemv" in found["kernel"] or ("gemm" in found["kernel"] and y <= 16)
         rows = 0 if raw else m + n if found["kernel"].endswith("expanded") else y
         wanted = rows * k * 2 + (helpers_bytes(found, m, n) if "helped" in found["kernel"] else 0)
@@ -167,10 +167,10 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
             _C.set_candidate(place)
             wanted = _C.plan(DEVICE, "sm90", *shape, 1)
             _C.set_candidate(0)
-            settings = [wanted[name] for name in ("kernel", "swapped", "split_k", "prefetch_stages")]
+            settings = [wanted[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")]
             _C.prefer(DEVICE, *shape, 1, *settings)
             taken = _C.plan(DEVICE, "sm90", *shape, 1)
-            assert [taken[name] for name in ("kernel", "swapped", "split_k", "prefetch_stages")] == settings
+            assert [taken[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")] == settings
         assert _C.plan(DEVICE, "sm90", 25, 384, 1024, 1)["kernel"]  # other shapes take no notice
         with pytest.raises(nvfp4.Error, match="none of the"):
             _C.prefer(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0)  # does not hold 24 rows

@@ -128,7 +128,7 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     (taken,), (given,) = (
         [int(i.operands.split()[-1], 16) for i in kernel.all(f"USETMAXREG.{kind}")] for kind in ("TRY_ALLOC", "DEALLOC")
     )
-    math, support = 128 * config.numbers["math_groups"], 128
+    math, support = 128 * config.numbers["math_warpgroups"], 128
     assert math + support == config.threads
     at_launch = -(-kernel.registers // 8) * 8
     assert at_launch * config.threads <= REGISTERS

@@ -33,7 +33,7 @@ class Verdict(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int32)
-        for name in ("config", "swapped", "split_k", "grid", "legal", "same", "same_schedule", "padding_")
+        for name in ("config", "swap_ab", "split_k", "grid", "legal", "same", "same_schedule", "padding_")
     ] + [("us", ctypes.c_double), ("best_us", ctypes.c_double)]
 
     @property
@@ -126,7 +126,7 @@ def test_every_choice_is_legal(sms: int, judge: Judge) -> None:
         ("c->tile_y % (4 * split_k) == 0", "1", "no such candidate"),
         ("too_wide))", "(too_wide && 0)))", "no such candidate"),
         ("contest_per_sm(c, all) < contest_per_sm(c, bytes)", "0", "another schedule"),
-        ("contest_operand(p, !swapped, &s->y)", "contest_operand(p, swapped, &s->y)", "another schedule"),
+        ("contest_operand(p, !swap_ab, &s->y)", "contest_operand(p, swap_ab, &s->y)", "another schedule"),
         ("contest_map_of(p, &s->y, 1, c->tile_y)", "contest_map_of(p, &s->y, 1, 128)", "another schedule"),
         ("contest_policy(x_once, y_once,", "contest_policy(y_once, x_once,", "another schedule"),
     ],

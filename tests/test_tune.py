@@ -74,7 +74,7 @@ def test_the_fit_finds_a_line(dice: random.Random) -> None:
 
 
 def with_samples(*samples: list[float], wrong: int | None = None) -> list[tune.Candidate]:
-    plan = {"kernel": "k", "swapped": False, "split_k": 1, "prefetch_stages": 0, "tile_m": 1, "tile_n": 1, "stages": 1}
+    plan = {"kernel": "k", "swap_ab": False, "split_k": 1, "prefetch_stages": 0, "tile_m": 1, "tile_n": 1, "stages": 1}
     made = [tune.Candidate(i, plan | {"grid": 1, "modelled_us": float(i)}, "", list(s)) for i, s in enumerate(samples)]
     if wrong is not None:
         made[wrong].wrong = "every value"
@@ -420,7 +420,7 @@ def test_tunable_refuses_a_tuning_that_is_stale(tunable: machine.Place, tuning: 
     assert plans in without(lambda c: c.update(split_k=8, prefetch_stages=77))
     assert "must be between 1 and" in without(lambda c: c.update(split_k=0))
     assert "does not fit this nvfp4" in without(lambda c: c.update(kernel=None))
-    assert "is damaged" in without(lambda c: c.pop("swapped"))
+    assert "is damaged" in without(lambda c: c.pop("swap_ab"))
 
     report = json.loads(tuning.read_text())
     report["results"].append(report["results"][0] | {"shape": {"m": 16, "n": 128, "k": 24}})

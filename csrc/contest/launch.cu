@@ -103,8 +103,8 @@ std::string contest_gemm(const contest_product &of) {
     cudaLaunchConfig_t launch = {}; /* all zero: on the default queue */
     launch.gridDim = dim3((unsigned)grid);
     launch.blockDim = dim3(SM100_THREADS(c.gather));
-    launch.dynamicSmemBytes =
-        (size_t)(contest_shared_bytes(&c) + (s.parts_in_stages ? 0 : SM100_PARTS_BYTES(c.tile_y, choice.split_k)));
+    launch.dynamicSmemBytes = (size_t)(contest_shared_bytes(&c) +
+                                       (s.partials_in_stages ? 0 : SM100_PARTIALS_BYTES(c.tile_y, choice.split_k)));
     launch.attrs = attributes;
     launch.numAttrs = 2;
     void *arguments[] = {&p, &s};

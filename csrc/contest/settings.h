@@ -42,7 +42,7 @@ static inline int32_t contest_per_sm(const contest_config *c, int32_t bytes) {
 }
 
 typedef struct contest_choice {
-    int32_t config, swapped, split_k;
+    int32_t config, swap_ab, split_k;
 } contest_choice;
 
 /* x and y as sm100_configs.h has them. */
@@ -109,10 +109,10 @@ static inline double contest_clocks(const contest_config *c, const contest_work 
  * else is multiplied by pairs of SMs, which load three quarters of what two alone would. */
 static inline contest_choice contest_choose(const gemm_problem *p, int32_t sm_count) {
     const int64_t pairs = SM100_CEIL_DIV(p->n, 2 * SM100_CTA_ROWS);
-    const int swapped = p->n >= p->m || 8 * p->n >= 7 * pairs * 2 * SM100_CTA_ROWS;
-    const contest_work w = {swapped ? p->n : p->m, swapped ? p->m : p->n, p->k, p->l, sm_count};
+    const int swap_ab = p->n >= p->m || 8 * p->n >= 7 * pairs * 2 * SM100_CTA_ROWS;
+    const contest_work w = {swap_ab ? p->n : p->m, swap_ab ? p->m : p->n, p->k, p->l, sm_count};
     const int32_t narrow = w.y <= 16 ? 16 : w.y <= 32 ? 32 : 0; /* the tile that holds all of y */
-    contest_choice best = {0, swapped, 1};
+    contest_choice best = {0, swap_ab, 1};
     double least = -1;
     for (int32_t i = 0; i < CONTEST_CONFIGS; i++) {
         const contest_config *c = &contest_configs[i];
@@ -148,8 +148,8 @@ static inline void contest_operand(const gemm_problem *p, int is_b, sm100_operan
 static inline int32_t contest_schedule(const gemm_problem *p, contest_choice choice, int32_t sm_count, int64_t l2_bytes,
                                        sm100_schedule *s) {
     const contest_config *c = &contest_configs[choice.config];
-    const int swapped = choice.swapped, split_k = choice.split_k;
-    const int64_t x = swapped ? p->n : p->m, y = swapped ? p->m : p->n;
+    const int swap_ab = choice.swap_ab, split_k = choice.split_k;
+    const int64_t x = swap_ab ? p->n : p->m, y = swap_ab ? p->m : p->n;
     const int64_t tiles_x = SM100_CEIL_DIV(x, SM100_CTA_ROWS * c->group), tiles_y = SM100_CEIL_DIV(y, c->tile_y);
     const int64_t most = (INT32_MAX - sm_count) / (c->group * split_k), room = sm_count / c->group;
     if (tiles_x * tiles_y > most || tiles_x * tiles_y * p->l > most || room == 0) return 0;
@@ -159,14 +159,14 @@ static inline int32_t contest_schedule(const gemm_problem *p, contest_choice cho
     s->tiles_y = (int32_t)tiles_y;
     s->split_k = split_k;
     s->k_stages = (int32_t)SM100_CEIL_DIV(p->k, SM100_STAGE_K);
-    s->swapped = swapped;
+    s->swap_ab = swap_ab;
     s->values_by_tma = 1;
     /* The partial sums lie in the stages where room of their own would be none of the SM's or the next call's. */
-    const int32_t bytes = contest_shared_bytes(c), all = bytes + SM100_PARTS_BYTES(c->tile_y, split_k);
-    s->parts_in_stages =
+    const int32_t bytes = contest_shared_bytes(c), all = bytes + SM100_PARTIALS_BYTES(c->tile_y, split_k);
+    s->partials_in_stages =
         split_k > 1 && (all > CONTEST_SHARED_PER_CTA || contest_per_sm(c, all) < contest_per_sm(c, bytes));
-    contest_operand(p, swapped, &s->x);
-    contest_operand(p, !swapped, &s->y);
+    contest_operand(p, swap_ab, &s->x);
+    contest_operand(p, !swap_ab, &s->y);
     const int x_once = tiles_y == 1, y_once = tiles_x == 1;
     s->x.policy = contest_policy(x_once, y_once, x * (p->k / 2), l2_bytes);
     s->y.policy = contest_policy(y_once, x_once, y * (p->k / 2), l2_bytes);

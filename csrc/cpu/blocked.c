@@ -48,7 +48,7 @@ static void run_task(void *context, int64_t task, int thread) {
         }
     }
     sums_tile t = {.sums = sums};
-    if (r.swapped)
+    if (r.swap_ab)
         t = (sums_tile){sums, long0, short0, long_rows, short_rows, SUMS_PITCH, 1};
     else
         t = (sums_tile){sums, short0, long0, short_rows, long_rows, 1, SUMS_PITCH};

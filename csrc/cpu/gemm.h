@@ -45,10 +45,10 @@ extern const cpu_kernel portable_kernel;
 extern const cpu_kernel avx2_kernel, avx512vnni_kernel, amx_kernel;
 #endif
 
-/* The two roles at one batch index. swapped: the long operand is a. */
+/* The two roles at one batch index. swap_ab: the long operand is a. */
 typedef struct roles {
     operand long_side, short_side;
-    int swapped;
+    int swap_ab;
 } roles;
 
 static inline roles choose_roles(const gemm_problem *p, int64_t batch) {

@@ -33,7 +33,7 @@ static void run_task(void *context, int64_t task, int thread) {
     float sums[MAX_TASK_ROWS * MAX_VECTORS];
     g->kernel->dots(sums, &r.long_side, row0, rows, packed, g->count, g->problem->k / 16);
     sums_tile t = {sums, 0, row0, g->count, rows, 1, g->count};
-    if (r.swapped) t = (sums_tile){sums, row0, 0, rows, g->count, g->count, 1};
+    if (r.swap_ab) t = (sums_tile){sums, row0, 0, rows, g->count, g->count, 1};
     g->kernel->epilogue(g->problem, batch, t);
 }
 

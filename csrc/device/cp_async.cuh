@@ -22,17 +22,17 @@ __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from) {
 }
 
 /* The first `bytes` of 4, and zeros for the rest. */
-__device__ __forceinline__ void cp_async_4_or_zeros(uint32_t to, const void *from, int bytes) {
+__device__ __forceinline__ void cp_async_4_zfill(uint32_t to, const void *from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 /* Closes the group of the copies issued since the last call. */
-__device__ __forceinline__ void cp_async_commit() {
+__device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* Waits until all but the `pending` latest groups of this thread have landed. */
-template <int pending> __device__ __forceinline__ void cp_async_wait() {
+template <int pending> __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 

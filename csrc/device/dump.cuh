@@ -27,8 +27,8 @@ struct mma_operands {
 
 #ifdef NVFP4_DUMP
 
-/* 4 columns from that of the address on, as tcgen05_load. */
-__device__ __forceinline__ void tcgen05_load(float (&v)[4], uint32_t address) {
+/* 4 columns from that of the address on, as tcgen05_ld. */
+__device__ __forceinline__ void tcgen05_ld(float (&v)[4], uint32_t address) {
     asm volatile("tcgen05.ld.sync.aligned.32x32b.x4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                  : "r"(address));
@@ -73,7 +73,7 @@ template <class C> struct dumper {
         to->x = m.x, to->y = m.y, to->atoms_x = atoms_x, to->atoms_y = atoms_y;
         tcgen05_commit<C::GROUP>(w.base + READY_AT, (uint16_t)(1u << (w.unit * C::GROUP + cta % C::GROUP)));
         mbarrier_wait_cluster(w.base + DONE_AT, 0);
-        tcgen05_fence_after();
+        tcgen05_fence_after_thread_sync();
         to->complete = 1;
     }
 
@@ -87,7 +87,7 @@ template <class C> struct dumper {
         if (cta != blockIdx.x) left = -1;
         if (!to || cta != blockIdx.x || threadIdx.x) return;
         to->group = C::GROUP, to->tile_y = C::TILE_Y, to->stages = C::STAGES, to->stage_bytes = C::STAGE_BYTES;
-        to->swapped = s.swapped, to->split_k = s.split_k, to->rank = (int32_t)w.rank, to->unit = (int32_t)w.unit;
+        to->swap_ab = s.swap_ab, to->split_k = s.split_k, to->rank = (int32_t)w.rank, to->unit = (int32_t)w.unit;
         to->tiles = w.first < (uint32_t)s.tiles ? (int32_t)((s.tiles - w.first + w.step - 1) / w.step) : 0;
         to->k_blocks = blocks(), to->first_block = w.k_first * SM100_STAGE_ATOMS;
         to->here = 1;
@@ -104,21 +104,21 @@ template <class C> struct dumper {
         uint32_t sums = accumulator * C::TILE_Y;
         uint32_t scales = C::SCALES_AT + (uint32_t)before % C::STAGES * C::SCALE_COLUMNS;
         mbarrier_wait(w.base + READY_AT, 0);
-        tcgen05_fence_after();
+        tcgen05_fence_after_thread_sync();
         if (threadIdx.x == 0) {
             to->tile = (int32_t)walk.tile, to->row_x = walk.place.x, to->row_y = walk.place.y;
             to->batch = walk.place.l, to->k_block = w.k_first * SM100_STAGE_ATOMS + block;
             to->stage = from, to->tmem = tmem, to->accumulator = sums, to->scales = scales;
         }
         for (uint32_t i = threadIdx.x; i < C::STAGE_BYTES / 4; i += SM100_DUMP_LANES)
-            to->stage_data[i] = load_shared(from + 4 * i);
+            to->stage_data[i] = ld_shared(from + 4 * i);
         tmem += threadIdx.x / 32 << 21; /* the lanes that this warp reaches */
         columns(to->scale_columns, 0, tmem + scales + 4 * in_stage);
         for (int j = 0; j < C::ATOMS_Y; j++)
             columns(to->scale_columns, 4 + 4 * j,
                     tmem + scales + 4 * (SM100_STAGE_ATOMS + in_stage * C::ATOMS_Y + (uint32_t)j));
         for (int j = 0; j < C::TILE_Y; j += 4) columns(to->sums, j, tmem + sums + (uint32_t)j);
-        tcgen05_fence_before();
+        tcgen05_fence_before_thread_sync();
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive_cluster(w.of_leader(w.base + DONE_AT));
     }
@@ -127,8 +127,8 @@ template <class C> struct dumper {
     /* 4 columns of tensor memory. */
     __device__ __forceinline__ static void columns(uint32_t (*out)[SM100_DUMP_LANES], int column, uint32_t address) {
         float v[4];
-        tcgen05_load(v, address);
-        tcgen05_wait_loads(v);
+        tcgen05_ld(v, address);
+        tcgen05_wait_ld(v);
 #pragma unroll
         for (int i = 0; i < 4; i++) out[column + i][threadIdx.x] = __float_as_uint(v[i]);
     }

@@ -15,7 +15,7 @@ typedef struct sm100_dump {
     /* By the epilogue, at the kernel's start: which CTA this is, and how much there is of it. */
     int32_t here;                          /* 1: the CTA exists */
     int32_t group, tile_y, stages;         /* of the instantiation */
-    int32_t stage_bytes, swapped, split_k; /* swapped: x is B */
+    int32_t stage_bytes, swap_ab, split_k; /* swap_ab: x is B */
     int32_t rank, unit;                    /* in the pair; in the cluster */
     int32_t tiles, k_blocks;               /* of this CTA; of each of its tiles */
     int32_t first_block;                   /* of the whole K, with which its sums begin */

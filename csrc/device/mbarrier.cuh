@@ -21,7 +21,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* At a barrier of any CTA of the cluster (address by map_to_rank), without a promise about this thread's memory: what
+/* At a barrier of any CTA of the cluster (address by mapa), without a promise about this thread's memory: what
  * was read of tensor memory is ordered by tcgen05's own wait and fence. A release here would wait until all that the
  * thread has stored to global memory has landed. */
 __device__ __forceinline__ void mbarrier_arrive_relaxed(uint32_t barrier) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void mbarrier_arrive_relaxed(uint32_t barrier) {
 }
 
 /* Arrives and expects so many bytes of asynchronous copies more in this phase. */
-__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }

@@ -1,4 +1,4 @@
-/* Rows of NVFP4 from global memory to fp16 in shared memory, exactly, by one warp: what sm90_expand.cu does for many
+/* Rows of NVFP4 from global memory to fp16 in shared memory, exactly, by one warp: what sm90_dequant.cu does for many
  * rows beforehand, for few ones beside the products, in the same order along K. */
 #ifndef NVFP4_DEVICE_RAW_ROWS_CUH
 #define NVFP4_DEVICE_RAW_ROWS_CUH
@@ -56,7 +56,7 @@ template <int EIGHTS> class raw_rows {
                     uint32_t pairs[4];
                     decode_word<0>(w ? words[i][b].y : words[i][b].x, scale_pair, pairs);
 #pragma unroll
-                    for (int q = 0; q < 4; q++) store_shared(row + ((4 * w + q) ^ r) * 16, pairs[q]);
+                    for (int q = 0; q < 4; q++) st_shared(row + ((4 * w + q) ^ r) * 16, pairs[q]);
                 }
             }
     }

@@ -8,17 +8,17 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-__device__ __forceinline__ void store_shared(uint32_t to, uint32_t word) {
+__device__ __forceinline__ void st_shared(uint32_t to, uint32_t word) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
-__device__ __forceinline__ uint32_t load_shared(uint32_t from) {
+__device__ __forceinline__ uint32_t ld_shared(uint32_t from) {
     uint32_t word;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
     return word;
 }
 
-__device__ __forceinline__ uint4 load_shared_128(uint32_t from) {
+__device__ __forceinline__ uint4 ld_shared_v4(uint32_t from) {
     uint4 v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -27,19 +27,19 @@ __device__ __forceinline__ uint4 load_shared_128(uint32_t from) {
     return v;
 }
 
-__device__ __forceinline__ uint2 load_shared_64(uint32_t from) {
+__device__ __forceinline__ uint2 ld_shared_v2(uint32_t from) {
     uint2 v;
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
     return v;
 }
 
-__device__ __forceinline__ uint32_t load_shared_8(uint32_t from) {
+__device__ __forceinline__ uint32_t ld_shared_u8(uint32_t from) {
     uint32_t byte;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from) : "memory");
     return byte;
 }
 
-__device__ __forceinline__ void load_shared_floats(uint32_t from, float (&v)[4]) {
+__device__ __forceinline__ void ld_shared_v4_f32(uint32_t from, float (&v)[4]) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                  : "r"(from)

@@ -12,7 +12,7 @@
 /* b as rows of 128 bytes, 64 numbers along K, in the 128-byte swizzle, whose pattern begins on 1024 bytes (section
  * 9.7.15.5.1); 16 numbers on along K are 32 bytes on. In a cluster a shared address has the CTA's rank in its upper
  * bits, which would reach other fields. */
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
+__device__ __forceinline__ uint64_t wgmma_smem_descriptor(uint32_t address) {
     return (uint64_t)(address >> 4 & 0x3FFF) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
@@ -22,28 +22,28 @@ __device__ __forceinline__ void wgmma_fence() {
 }
 
 /* Closes a group of products. */
-__device__ __forceinline__ void wgmma_commit() {
+__device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 /* Waits until all groups but the latest PENDING have ended. */
-template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 /* Registers a thread of this warpgroup may use from here on; all its warps call it. */
-template <int REGISTERS> __device__ __forceinline__ void take_registers() {
+template <int REGISTERS> __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
-template <int REGISTERS> __device__ __forceinline__ void give_registers() {
+template <int REGISTERS> __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-template <int N> struct wgmma_from_registers;
+template <int N> struct wgmma_rs;
 
 /* add = 0: d = a . b. */
 #define WGMMA_FROM_REGISTERS(n, places, a0, a1, a2, a3, descriptor, scale, ...)                                        \
-    template <> struct wgmma_from_registers<n> {                                                                       \
+    template <> struct wgmma_rs<n> {                                                                                   \
         static __device__ __forceinline__ void multiply(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,         \
                                                         uint32_t add) {                                                \
             asm volatile("{ .reg .pred add; setp.ne.u32 add, " scale ", 0;"                                            \

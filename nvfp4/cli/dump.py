@@ -29,7 +29,7 @@ X_BYTES, STAGE_BLOCKS = 16384, 4  # of a stage (sm100_configs.h)
 STAGE_BYTES, SCALE_COLUMNS, SUM_COLUMNS = 38912, 12, 256  # what sm100_dump has room for
 HEADER = struct.Struct("<28I4Q2I")
 FIELDS = (
-    "here", "group", "tile_y", "stages", "stage_bytes", "swapped", "split_k", "rank", "unit", "tiles", "k_blocks",
+    "here", "group", "tile_y", "stages", "stage_bytes", "swap_ab", "split_k", "rank", "unit", "tiles", "k_blocks",
     "first_block", "tile", "row_x", "row_y", "batch", "k_block", "stage", "tmem", "accumulator", "scales", "slot",
     "parity", "d", "instruction", "sfx", "sfy", "add", "x", "y", "atoms_x", "atoms_y", "complete", "padding",
 )  # fmt: skip
@@ -119,13 +119,13 @@ class Dump:
 
         tiles = []
         for atom in range(self.atoms(side)):
-            lines = self.walk(self.atom_descriptor(side, atom), 32, 1)  # line l: rows l, 32 + l, 64 + l, 96 + l
+            lines = self.walk(self.smem_descriptor_atom(side, atom), 32, 1)  # line l: rows l, 32 + l, 64 + l, 96 + l
             if lines is None:
                 return None
             tiles.append(lines.view(32, 4, 4).transpose(0, 1).reshape(ATOM_ROWS, 4))
         return torch.cat(tiles)
 
-    def atom_descriptor(self, side: str, atom: int = 0) -> int:
+    def smem_descriptor_atom(self, side: str, atom: int = 0) -> int:
         first = getattr(self.h, f"atoms_{side}")
         return first + (atom * STAGE_BLOCKS + self.in_stage) * ATOM_BYTES // 16
 
@@ -181,13 +181,13 @@ def given_and_expected(dump: Dump) -> list[tuple[str, int, int, Callable[[int], 
         ("values of y", h.y, VALUES_DESCRIPTOR | start + y_at + 32 * i >> 4, matrix_words),
         (
             "scales of x",
-            dump.atom_descriptor("x"),
+            dump.smem_descriptor_atom("x"),
             ATOM_DESCRIPTOR | start + sfx_at + i * ATOM_BYTES >> 4,
             matrix_words,
         ),
         (
             "scales of y",
-            dump.atom_descriptor("y"),
+            dump.smem_descriptor_atom("y"),
             ATOM_DESCRIPTOR | start + sfy_at + i * ATOM_BYTES >> 4,
             matrix_words,
         ),
@@ -469,4 +469,4 @@ def operands(data: tuple[torch.Tensor, ...], dump: Dump) -> tuple[Operand, Opera
 
     a, b, sfa, sfb = (part[dump.h.batch].cpu() for part in reference.batch_first(data))
     of_a, of_b = Operand("a", a, sfa), Operand("b", b, sfb)
-    return (of_b, of_a) if dump.h.swapped else (of_a, of_b)
+    return (of_b, of_a) if dump.h.swap_ab else (of_a, of_b)

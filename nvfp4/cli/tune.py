@@ -81,7 +81,7 @@ class Candidate:
     def __str__(self) -> str:
         settings = "".join(
             [
-                ", B on 128 rows" if self.plan["swapped"] else "",
+                ", B on 128 rows" if self.plan["swap_ab"] else "",
                 f", split-K {self.plan['split_k']}" if self.plan["split_k"] > 1 else "",
                 f", prefetch {self.plan['prefetch_stages']}" if self.plan["prefetch_stages"] else "",
             ]
@@ -432,7 +432,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
             [
                 str(candidate["place"] + 1),
                 short(candidate["kernel"]),
-                f"{candidate['tile_m']}x{candidate['tile_n']}{', B wide' if candidate['swapped'] else ''}",
+                f"{candidate['tile_m']}x{candidate['tile_n']}{', B wide' if candidate['swap_ab'] else ''}",
                 str(candidate["split_k"]),
                 str(candidate["prefetch_stages"] or "-"),
                 f"{candidate['modelled_us']:.2f}",

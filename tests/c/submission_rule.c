@@ -7,7 +7,7 @@
 #include "sm100_plan.h"
 
 typedef struct verdict {
-    int32_t config, swapped, split_k, grid; /* the rule's; config counts through SM100_GEMM_CONFIGS */
+    int32_t config, swap_ab, split_k, grid; /* the rule's; config counts through SM100_GEMM_CONFIGS */
     int32_t legal;                          /* sm100_plan has it among its candidates */
     int32_t same;                           /* and takes it itself */
     int32_t same_schedule; /* and the schedule, its tensor maps, the grid and the shared memory are alike */
@@ -85,7 +85,7 @@ int32_t judge(int32_t sm_count, int64_t l2_bytes, int64_t m, int64_t n, int64_t 
     sm100_schedule own;
     memset(&own, 0, sizeof own);
     memset(v, 0, sizeof *v);
-    v->config = choice.config, v->swapped = choice.swapped, v->split_k = choice.split_k;
+    v->config = choice.config, v->swap_ab = choice.swap_ab, v->split_k = choice.split_k;
     v->grid = contest_schedule(&p, choice, sm_count, l2_bytes, &own);
     int32_t count = 1;
     for (int32_t i = 0; i < count; i++) {
@@ -95,12 +95,12 @@ int32_t judge(int32_t sm_count, int64_t l2_bytes, int64_t m, int64_t n, int64_t 
         if (sm100_plan(&facts, &p, &wish, &plan, &planned)) return 0;
         count = plan.candidates;
         if (i == 0) v->best_us = plan.modelled_us;
-        if ((kernel_id)plan.kernel != ids[choice.config] || plan.swapped != choice.swapped ||
+        if ((kernel_id)plan.kernel != ids[choice.config] || plan.swap_ab != choice.swap_ab ||
             plan.split_k != choice.split_k || plan.prefetch_stages)
             continue;
         const int32_t bytes = kernels[plan.kernel].shared_bytes + sm100_parts_bytes(&plan, &planned);
-        const int32_t own_bytes =
-            contest_shared_bytes(config) + (own.parts_in_stages ? 0 : SM100_PARTS_BYTES(config->tile_y, own.split_k));
+        const int32_t own_bytes = contest_shared_bytes(config) +
+                                  (own.partials_in_stages ? 0 : SM100_PARTIALS_BYTES(config->tile_y, own.split_k));
         v->legal = 1;
         v->same = i == 0;
         v->us = plan.modelled_us;

@@ -34,7 +34,7 @@ static const config configs[] = {
 };
 
 static int passed, failed;
-static long times_planned[KERNEL_COUNT][2][2]; /* by swapped, by whether K is split */
+static long times_planned[KERNEL_COUNT][2][2]; /* by swap_ab, by whether K is split */
 
 static void expect_of(int holds, const char *rule, const char *what) {
     passed += holds != 0;
@@ -131,14 +131,14 @@ static int leaves_room(const device_facts *facts, const config *c, int32_t bytes
 /* Partial sums have room of their own, or that of the stages. */
 static void check_shared_memory(const device_facts *facts, const nvfp4_plan *plan, const config *c,
                                 const sm100_schedule *s) {
-    int32_t stages = kernels[plan->kernel].shared_bytes, parts = SM100_PARTS_BYTES(c->tile_y, s->split_k);
+    int32_t stages = kernels[plan->kernel].shared_bytes, parts = SM100_PARTIALS_BYTES(c->tile_y, s->split_k);
     int32_t more = sm100_parts_bytes(plan, s), all = stages + parts;
     expect(stages + more <= facts->shared_per_block, "shared memory fits a CTA");
-    expect(more == (s->parts_in_stages ? 0 : parts), "partial sums have room");
+    expect(more == (s->partials_in_stages ? 0 : parts), "partial sums have room");
     expect(parts <= c->stages * SM100_STAGE_BYTES(c->group, c->tile_y), "the stages have room for partial sums");
-    expect(!s->parts_in_stages || s->split_k > 1, "a whole product has no partial sums");
+    expect(!s->partials_in_stages || s->split_k > 1, "a whole product has no partial sums");
     int crowded = leaves_room(facts, c, stages) && !leaves_room(facts, c, all);
-    expect(s->parts_in_stages == (all > facts->shared_per_block || crowded), "sums go where there is room");
+    expect(s->partials_in_stages == (all > facts->shared_per_block || crowded), "sums go where there is room");
 }
 
 static void check_schedule(const device_facts *facts, const gemm_problem *p, const nvfp4_plan *plan, const config *c,
@@ -148,10 +148,10 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
     int64_t batch = p->a_batch > p->b_batch ? p->a_batch : p->b_batch;
     int linear = p->scale_layout == SCALES_LINEAR;
     int far = (p->m > 1 && p->a_pitch >= TENSOR_STRIDE_END) || (p->l > 1 && batch >= TENSOR_STRIDE_END);
-    expect(plan->tile_m == (s->swapped ? c->tile_y : rows_x) && plan->tile_n == (s->swapped ? rows_x : c->tile_y) &&
+    expect(plan->tile_m == (s->swap_ab ? c->tile_y : rows_x) && plan->tile_n == (s->swap_ab ? rows_x : c->tile_y) &&
                plan->tile_k == SM100_STAGE_K && plan->stages == c->stages,
            "the plan says the tile");
-    expect(s->x.rows == (s->swapped ? p->n : p->m) && s->y.rows == (s->swapped ? p->m : p->n), "rows of both sides");
+    expect(s->x.rows == (s->swap_ab ? p->n : p->m) && s->y.rows == (s->swap_ab ? p->m : p->n), "rows of both sides");
     expect(s->tiles_x == ceil_div(s->x.rows, rows_x) && s->tiles_y == ceil_div(s->y.rows, c->tile_y), "tiles cover");
     expect(s->tiles == s->tiles_x * s->tiles_y * p->l && s->tiles <= INT32_MAX - facts->sm_count, "tiles count");
     expect(s->k_stages == ceil_div(p->k, SM100_STAGE_K), "stages cover K");
@@ -177,8 +177,8 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
         expect(!alike || other->gather != c->gather || other->tile_y >= c->tile_y || s->y.rows > other->tile_y,
                "no narrower tile holds all of y");
     }
-    expect(!(p->m == 1 && p->n > 1) || s->swapped, "one row of A is no reason for 128");
-    expect(!(p->n == 1 && p->m > 1) || !s->swapped, "one row of B is no reason for 128");
+    expect(!(p->m == 1 && p->n > 1) || s->swap_ab, "one row of A is no reason for 128");
+    expect(!(p->n == 1 && p->m > 1) || !s->swap_ab, "one row of B is no reason for 128");
     expect(plan->workspace == 0, "no workspace");
     check_shared_memory(facts, plan, c, s);
     int beside = leaves_room(facts, c, kernels[plan->kernel].shared_bytes);
@@ -189,7 +189,7 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
 }
 
 static void check_operands(const gemm_problem *p, const sm100_schedule *s, variant v) {
-    const sm100_operand *a = s->swapped ? &s->y : &s->x, *b = s->swapped ? &s->x : &s->y;
+    const sm100_operand *a = s->swap_ab ? &s->y : &s->x, *b = s->swap_ab ? &s->x : &s->y;
     expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
                a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch,
            "A is on its side");
@@ -198,7 +198,7 @@ static void check_operands(const gemm_problem *p, const sm100_schedule *s, varia
            "B is on its side");
     const uint64_t normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000;
     int64_t reads[2] = {s->tiles_y, s->tiles_x};
-    if (v == ONE_FOR_ALL && p->l > 1) reads[s->swapped] *= p->l;
+    if (v == ONE_FOR_ALL && p->l > 1) reads[s->swap_ab] *= p->l;
     for (int i = 0; i < 2; i++) {
         uint64_t policy = i ? s->y.policy : s->x.policy;
         expect(policy == first || policy == last || policy == normal, "a policy that exists");
@@ -223,16 +223,16 @@ static int32_t one_of(int32_t wanted, const char *gpu, const device_facts *facts
     const config *c = status ? NULL : config_of(plan.kernel);
     expect(c != NULL, "a kernel of the family");
     if (!c) return 0;
-    snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d: %s, swapped %d, split %d", gpu,
-             (long long)m, (long long)n, (long long)k, (long long)l, v, plan.name, schedule.swapped, plan.split_k);
-    if (wanted == 0) times_planned[plan.kernel][schedule.swapped][plan.split_k > 1]++;
+    snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d: %s, swap_ab %d, split %d", gpu,
+             (long long)m, (long long)n, (long long)k, (long long)l, v, plan.name, schedule.swap_ab, plan.split_k);
+    if (wanted == 0) times_planned[plan.kernel][schedule.swap_ab][plan.split_k > 1]++;
     check_schedule(facts, &p, &plan, c, &schedule);
     check_operands(&p, &schedule, v);
     check_tensors(&p, &plan, c, &schedule);
     expect(plan.backend == NVFP4_BACKEND_SM100 && !strcmp(plan.name, kernels[plan.kernel].name), "it says what");
     expect(plan.reason && strlen(plan.reason) > 20, "it says why");
     sm100_plan(facts, &p, &wish, &again, &other);
-    expect(again.kernel == plan.kernel && again.grid == plan.grid && other.swapped == schedule.swapped,
+    expect(again.kernel == plan.kernel && again.grid == plan.grid && other.swap_ab == schedule.swap_ab,
            "the same twice");
     expect(plan.modelled_us > 0.0 && plan.candidates > 0, "it says how long that is modelled to take");
     *modelled_us = plan.modelled_us;
@@ -294,7 +294,7 @@ static void check_refusals(void) {
 }
 
 static int same_settings(plan_settings x, plan_settings y) {
-    return x.kernel == y.kernel && x.swapped == y.swapped && x.split_k == y.split_k &&
+    return x.kernel == y.kernel && x.swap_ab == y.swap_ab && x.split_k == y.split_k &&
            x.prefetch_stages == y.prefetch_stages;
 }
 
@@ -302,9 +302,9 @@ static int same_settings(plan_settings x, plan_settings y) {
 static plan_settings settings_of(const gemm_problem *p, plan_wish wish, double *time) {
     nvfp4_plan plan;
     sm100_schedule s;
-    expect(sm100_plan(&gpus[0].facts, p, &wish, &plan, &s) == NVFP4_OK && plan.swapped == s.swapped, "a wish");
+    expect(sm100_plan(&gpus[0].facts, p, &wish, &plan, &s) == NVFP4_OK && plan.swap_ab == s.swap_ab, "a wish");
     *time = plan.modelled_us;
-    return (plan_settings){plan.kernel, plan.swapped, plan.split_k, plan.prefetch_stages};
+    return (plan_settings){plan.kernel, plan.swap_ab, plan.split_k, plan.prefetch_stages};
 }
 
 /* Every plan can be had by its place and by its settings; no two share settings; one that is put first leaves the

@@ -27,11 +27,11 @@ static const int64_t batches[] = {1, 3, 1000};
 typedef enum variant { PLAIN, LINEAR, UNALIGNED, FP32, FAR_ROWS, FAR_BATCHES, ONE_FOR_ALL, VARIANTS } variant;
 
 typedef struct config {
-    int kernel, math_groups, x_tiles, tile_y, stages, helped;
+    int kernel, math_warpgroups, x_tiles, tile_y, stages, helped;
 } config;
 static const config configs[] = {
-#define X(id, math_groups, x_tiles, tile_y, group_words, stages, helped)                                               \
-    {KERNEL_##id, math_groups, x_tiles, tile_y, stages, helped},
+#define X(id, math_warpgroups, x_tiles, tile_y, group_words, stages, helped)                                           \
+    {KERNEL_##id, math_warpgroups, x_tiles, tile_y, stages, helped},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -46,7 +46,7 @@ static const struct {
     int kernel, x_raw;
 } dense_configs[] = {
 #define X(id, x_raw, ...) {KERNEL_##id, x_raw},
-    SM90_DENSE_CONFIGS(X)
+    SM90_PREFILL_CONFIGS(X)
 #undef X
 };
 #define COUNT(array) (sizeof(array) / sizeof *(array))
@@ -121,7 +121,7 @@ static void check_layout(const tensor_layout *t) {
 static void check_policies(const gemm_problem *p, const sm90_schedule *s, variant v) {
     const uint64_t normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000;
     int64_t reads[2] = {s->tiles_y, s->tiles_x};
-    if (v == ONE_FOR_ALL && p->l > 1) reads[s->swapped] *= p->l;
+    if (v == ONE_FOR_ALL && p->l > 1) reads[s->swap_ab] *= p->l;
     for (int i = 0; i < 2; i++) {
         uint64_t policy = i ? s->y.policy : s->x.policy;
         expect(policy == first || policy == last || policy == normal, "a policy that exists");
@@ -131,7 +131,7 @@ static void check_policies(const gemm_problem *p, const sm90_schedule *s, varian
 }
 
 /* An operand as it lies in memory. */
-static void check_raw(const gemm_problem *p, int is_b, const sm90_expand_operand *e) {
+static void check_raw(const gemm_problem *p, int is_b, const sm90_dequant_operand *e) {
     expect(e->data == (is_b ? p->b : p->a) && e->scale == (is_b ? p->sfb : p->sfa) && e->rows == (is_b ? p->n : p->m) &&
                e->pitch == (is_b ? p->b_pitch : p->a_pitch) && e->batch == (is_b ? p->b_batch : p->a_batch) &&
                e->scale_pitch == (is_b ? p->sfb_pitch : p->sfa_pitch) &&
@@ -140,24 +140,24 @@ static void check_raw(const gemm_problem *p, int is_b, const sm90_expand_operand
 }
 
 /* A thread expands one row where that takes no more CTAs than two an SM of an H200. */
-static void check_rows_a_thread(const sm90_expand_schedule *e, int64_t first_batches, int64_t second_batches) {
-    const int64_t first = e->first_ctas ? SM90_EXPAND_CTAS((int64_t)e->first.rows, e->k, first_batches, 1) : 0;
-    const int64_t second = e->second_ctas ? SM90_EXPAND_CTAS((int64_t)e->second.rows, e->k, second_batches, 1) : 0;
+static void check_rows_a_thread(const sm90_dequant_schedule *e, int64_t first_batches, int64_t second_batches) {
+    const int64_t first = e->first_ctas ? SM90_DEQUANT_CTAS((int64_t)e->first.rows, e->k, first_batches, 1) : 0;
+    const int64_t second = e->second_ctas ? SM90_DEQUANT_CTAS((int64_t)e->second.rows, e->k, second_batches, 1) : 0;
     expect(e->rows_a_thread == (first + second <= 264 ? 1 : 4), "rows that a thread expands");
 }
 
 /* An operand that is expanded: in the workspace, whose end it must not pass; returns where it ends. */
-static uintptr_t check_expanded(const gemm_problem *p, int is_b, const sm90_expand_schedule *schedule, int is_second,
+static uintptr_t check_expanded(const gemm_problem *p, int is_b, const sm90_dequant_schedule *schedule, int is_second,
                                 int64_t batches, uintptr_t from, uintptr_t end) {
-    const sm90_expand_operand *e = is_second ? &schedule->second : &schedule->first;
+    const sm90_dequant_operand *e = is_second ? &schedule->second : &schedule->first;
     const int64_t ctas = is_second ? schedule->second_ctas : schedule->first_ctas, rows = is_b ? p->n : p->m;
-    expect(ctas == ceil_div(rows, 32 * schedule->rows_a_thread) * ceil_div(p->k, SM90_EXPAND_K) * batches,
+    expect(ctas == ceil_div(rows, 32 * schedule->rows_a_thread) * ceil_div(p->k, SM90_DEQUANT_K) * batches,
            "CTAs that expand");
     check_raw(p, is_b, e);
     if (p->k == 0) return from;
     uintptr_t to = (uintptr_t)e->to;
     expect(to % 256 == 0 && to >= from, "in the workspace, on 256 bytes, behind the other");
-    to += (uintptr_t)SM90_EXPANDED_BYTES(rows, p->k, batches);
+    to += (uintptr_t)SM90_DEQUANT_BYTES(rows, p->k, batches);
     expect(to <= end, "the workspace has room");
     return to;
 }
@@ -171,28 +171,28 @@ static int64_t divide(int64_t x, uint32_t by) {
 
 /* Helped: every stage of a divided tile that is not the cluster's own is one helper's, and who adds knows whose. */
 static void check_help(const device_facts *facts, const nvfp4_plan *plan, const sm90_schedule *s) {
-    static int64_t done[SM90_MOST_HELPERS], from[SM90_MOST_HELPERS], to[SM90_MOST_HELPERS];
-    static char taken[2 * SM90_MOST_HELPERS];
+    static int64_t done[SM90_MAX_WORKERS], from[SM90_MAX_WORKERS], to[SM90_MAX_WORKERS];
+    static char taken[2 * SM90_MAX_WORKERS];
     const int64_t clusters = plan->grid / s->split_k, divided = s->tiles - s->whole;
-    const int64_t helpers = (int64_t)s->helper_clusters * s->split_k, all = divided * s->helped_stages;
-    expect(s->split_k <= 2 && !s->parts_in_stages, "clusters that fit everywhere, slots for what helpers send");
-    expect(clusters == divided + s->helper_clusters && clusters <= facts->sm_count / s->split_k, "all run at once");
+    const int64_t helpers = (int64_t)s->worker_clusters * s->split_k, all = divided * s->streamk_stages;
+    expect(s->split_k <= 2 && !s->partials_in_stages, "clusters that fit everywhere, slots for what helpers send");
+    expect(clusters == divided + s->worker_clusters && clusters <= facts->sm_count / s->split_k, "all run at once");
     expect(divided > 0 && s->whole % clusters == 0 && (s->whole == 0 || s->split_k == 1), "rounds of whole tiles");
-    expect(helpers > 0 && helpers <= SM90_MOST_HELPERS && divided <= SM90_MOST_HELPERS, "a flag for each helper");
-    expect(s->helped_stages > 0 && s->helper_stages > 0 && s->part_stages > 0, "all have stages");
-    expect(s->by_helped == ceil_div((int64_t)1 << 31, s->helped_stages) &&
-               s->by_helper == ceil_div((int64_t)1 << 31, s->helper_stages),
+    expect(helpers > 0 && helpers <= SM90_MAX_WORKERS && divided <= SM90_MAX_WORKERS, "a flag for each helper");
+    expect(s->streamk_stages > 0 && s->worker_stages > 0 && s->stages_per_split > 0, "all have stages");
+    expect(s->inv_streamk_stages == ceil_div((int64_t)1 << 31, s->streamk_stages) &&
+               s->inv_worker_stages == ceil_div((int64_t)1 << 31, s->worker_stages),
            "reciprocals");
     memset(done, 0, sizeof done);
     memset(taken, 0, sizeof taken);
     for (int64_t helper = 0; helper < helpers; helper++) {
-        int64_t at = helper * s->helper_stages, end = least(at + s->helper_stages, all);
-        expect(at < INT32_MAX - s->helper_stages, "a helper's stages can be counted");
-        expect(at >= all || divide(at, s->by_helped) == at / s->helped_stages, "the first tile of a helper");
+        int64_t at = helper * s->worker_stages, end = least(at + s->worker_stages, all);
+        expect(at < INT32_MAX - s->worker_stages, "a helper's stages can be counted");
+        expect(at >= all || divide(at, s->inv_streamk_stages) == at / s->streamk_stages, "the first tile of a helper");
         for (int64_t next; at < end; at = next) {
-            int64_t tile = at / s->helped_stages;
-            next = least(end, (tile + 1) * s->helped_stages);
-            expect(done[tile] == at - tile * s->helped_stages, "a tile's pieces follow each other");
+            int64_t tile = at / s->streamk_stages;
+            next = least(end, (tile + 1) * s->streamk_stages);
+            expect(done[tile] == at - tile * s->streamk_stages, "a tile's pieces follow each other");
             expect(!taken[helper + tile], "sums of their own");
             taken[helper + tile] = 1;
             if (done[tile] == 0) from[tile] = helper;
@@ -201,23 +201,24 @@ static void check_help(const device_facts *facts, const nvfp4_plan *plan, const 
         }
     }
     for (int64_t tile = 0; tile < divided; tile++) {
-        expect(done[tile] == s->helped_stages, "all is done");
-        expect(divide(tile * s->helped_stages, s->by_helper) == from[tile] &&
-                   divide((tile + 1) * s->helped_stages - 1, s->by_helper) == to[tile],
+        expect(done[tile] == s->streamk_stages, "all is done");
+        expect(divide(tile * s->streamk_stages, s->inv_worker_stages) == from[tile] &&
+                   divide((tile + 1) * s->streamk_stages - 1, s->inv_worker_stages) == to[tile],
                "all is added");
     }
 }
 
 /* Helpers' sums and flags behind expanded y, which ends at `used`; returns where they end. */
-static uintptr_t check_flags(const config *c, const sm90_schedule *s, const sm90_expand_schedule *e, uintptr_t used,
+static uintptr_t check_flags(const config *c, const sm90_schedule *s, const sm90_dequant_schedule *e, uintptr_t used,
                              uintptr_t end) {
-    const int64_t helpers = (int64_t)s->helper_clusters * s->split_k;
-    expect(e->flags == helpers && s->handed_over == e->zeroed, "all flags are zeroed");
+    const int64_t helpers = (int64_t)s->worker_clusters * s->split_k;
+    expect(e->flags == helpers && s->fixup_flags == e->zeroed, "all flags are zeroed");
     expect((helpers > 0) == c->helped, "where there are any");
     if (helpers == 0) return used;
-    expect((uintptr_t)s->contributions == used, "helpers' sums lie behind y");
-    used += (uintptr_t)(helpers + s->tiles - s->whole) * SM90_CONTRIBUTION_BYTES(c->math_groups, c->x_tiles, c->tile_y);
-    expect((uintptr_t)s->handed_over == used && used % 4 == 0, "their flags behind these");
+    expect((uintptr_t)s->partial_tiles == used, "helpers' sums lie behind y");
+    used +=
+        (uintptr_t)(helpers + s->tiles - s->whole) * SM90_PARTIAL_TILE_BYTES(c->math_warpgroups, c->x_tiles, c->tile_y);
+    expect((uintptr_t)s->fixup_flags == used && used % 4 == 0, "their flags behind these");
     used += (uintptr_t)helpers * 4;
     expect(used <= end, "the workspace has room for them");
     return used;
@@ -230,21 +231,22 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     while (c < configs + COUNT(configs) && c->kernel != plan->kernel) c++;
     expect(c < configs + COUNT(configs), "a GEMM's kernel");
     if (c == configs + COUNT(configs)) return;
-    const int32_t tile_x = SM90_TILE_X(c->math_groups, c->x_tiles);
-    const int y_is_b = !s->swapped;
-    const int64_t rows[2] = {s->swapped ? p->n : p->m, s->swapped ? p->m : p->n};
-    expect(plan->tile_m == (s->swapped ? c->tile_y : tile_x) && plan->tile_n == (s->swapped ? tile_x : c->tile_y) &&
-               plan->tile_k == SM90_STAGE_K && plan->stages == c->stages && plan->swapped == s->swapped,
+    const int32_t tile_x = SM90_TILE_X(c->math_warpgroups, c->x_tiles);
+    const int y_is_b = !s->swap_ab;
+    const int64_t rows[2] = {s->swap_ab ? p->n : p->m, s->swap_ab ? p->m : p->n};
+    expect(plan->tile_m == (s->swap_ab ? c->tile_y : tile_x) && plan->tile_n == (s->swap_ab ? tile_x : c->tile_y) &&
+               plan->tile_k == SM90_STAGE_K && plan->stages == c->stages && plan->swap_ab == s->swap_ab,
            "the plan says the tile");
     expect(s->x.rows == rows[0] && s->y.rows == rows[1], "rows of both sides");
     expect(s->tiles_x == ceil_div(rows[0], tile_x) && s->tiles_y == ceil_div(rows[1], c->tile_y), "tiles cover");
     expect(s->tiles == s->tiles_x * s->tiles_y * p->l && s->tiles <= INT32_MAX - facts->sm_count, "tiles count");
-    expect((int64_t)s->part_stages * s->split_k + s->longer_parts + s->helped_stages == ceil_div(p->k, SM90_STAGE_K),
+    expect((int64_t)s->stages_per_split * s->split_k + s->splits_with_one_more + s->streamk_stages ==
+               ceil_div(p->k, SM90_STAGE_K),
            "stages cover K");
-    expect(s->longer_parts >= 0 && s->longer_parts < s->split_k, "evenly");
+    expect(s->splits_with_one_more >= 0 && s->splits_with_one_more < s->split_k, "evenly");
     expect(plan->split_k == s->split_k && s->split_k >= 1 && s->split_k <= 8, "a cut of K");
-    expect(s->split_k == 1 || s->part_stages > 0, "no part of K is empty");
-    expect(s->by_split == ceil_div((int64_t)1 << 31, s->split_k), "what is kept is divided by the units");
+    expect(s->split_k == 1 || s->stages_per_split > 0, "no part of K is empty");
+    expect(s->inv_split_k == ceil_div((int64_t)1 << 31, s->split_k), "what is kept is divided by the units");
     const int64_t clusters = plan->grid / s->split_k, room = facts->sm_count;
     expect(sm90_cluster(plan, run) == s->split_k && sm90_grid_x(plan, run) == s->split_k &&
                plan->grid % s->split_k == 0 && clusters > 0 && clusters <= 65535,
@@ -262,13 +264,13 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     expect(p->aligned16 && !is_far(p) && p->scale_layout == SCALES_128X4, "what x is read by reaches it");
 
     int32_t fixed = kernels[plan->kernel].shared_bytes, more = sm90_more_shared_bytes(plan, run);
-    int32_t parts = SM90_PARTS_BYTES(c->math_groups, c->x_tiles, c->tile_y, s->split_k);
+    int32_t parts = SM90_PARTIALS_BYTES(c->math_warpgroups, c->x_tiles, c->tile_y, s->split_k);
     expect(fixed + more <= facts->shared_per_block, "shared memory fits a CTA");
-    expect(more == (s->parts_in_stages ? 0 : parts), "partial sums have room");
-    expect(!s->parts_in_stages ||
-               (s->split_k > 1 && parts <= SM90_PARTS_ROOM(c->math_groups, c->x_tiles, c->tile_y, c->stages)),
+    expect(more == (s->partials_in_stages ? 0 : parts), "partial sums have room");
+    expect(!s->partials_in_stages ||
+               (s->split_k > 1 && parts <= SM90_PARTIALS_ROOM(c->math_warpgroups, c->x_tiles, c->tile_y, c->stages)),
            "in place of the stages as well");
-    expect(s->parts_in_stages == (fixed + parts > facts->shared_per_block), "which is the second choice");
+    expect(s->partials_in_stages == (fixed + parts > facts->shared_per_block), "which is the second choice");
     check_policies(p, s, v);
 
     const int64_t y_batch = y_is_b ? p->b_batch : p->a_batch, y_scale_batch = y_is_b ? p->sfb_batch : p->sfa_batch;
@@ -278,7 +280,7 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
                s->x.scale_pitch == (y_is_b ? p->sfa_pitch : p->sfb_pitch),
            "scales of x");
     sm90_place_workspace(run, workspace);
-    const sm90_expand_schedule *e = &run->expand.schedule;
+    const sm90_dequant_schedule *e = &run->expand.schedule;
     uintptr_t end = (uintptr_t)workspace + plan->workspace;
     const int y_raw = SM90_Y_RAW(c->tile_y);
     if (y_raw) {
@@ -312,24 +314,24 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
 static void check_gemv(const device_facts *facts, const gemm_problem *p, const nvfp4_plan *plan, sm90_run *run) {
     const sm90_gemv_schedule *s = &run->gemv;
     const gemm_problem exchanged = sm90_gemv_exchanged(p);
-    expect(!plan->swapped || result_is_column(p), "what is exchanged is a column");
-    if (plan->swapped) p = &exchanged;
+    expect(!plan->swap_ab || result_is_column(p), "what is exchanged is a column");
+    if (plan->swap_ab) p = &exchanged;
     int i = 0;
     while (gemv_configs[i].kernel != plan->kernel) i++;
     const int64_t rows = gemv_configs[i].rows, warps = gemv_configs[i].warps, cut = (int64_t)1 << s->log2_cut;
     const int64_t units = SM90_GEMV_UNITS(p->n), upc = s->units_per_cta;
-    expect(p->m <= rows && (plan->swapped ? plan->tile_n : plan->tile_m) == rows, "it holds all of A");
+    expect(p->m <= rows && (plan->swap_ab ? plan->tile_n : plan->tile_m) == rows, "it holds all of A");
     expect(plan->grid == s->ctas * p->l && plan->grid <= INT32_MAX && sm90_cluster(plan, run) == 0, "its grid");
     expect(s->steps == ceil_div(p->k, SM90_GEMV_STEP_K), "steps cover K");
     expect(s->ctas >= 1 && upc == ceil_div(units, s->ctas) && s->units_left == units % s->ctas, "units are shared out");
     expect(s->ctas <= units, "no CTA without one");
     expect(cut <= warps && (cut == 1 || cut <= s->steps), "no part of K is empty");
-    expect(rows * upc * cut * SM90_GEMV_UNIT_ROWS * 4 <= SM90_GEMV_PARTS_LIMIT, "sums have room");
+    expect(rows * upc * cut * SM90_GEMV_UNIT_ROWS * 4 <= SM90_GEMV_PARTIALS_LIMIT, "sums have room");
     int64_t work = ceil_div(upc, warps / cut) * ceil_div(s->steps, cut);
     for (int64_t other = 1; other <= warps && (other == 1 || other <= s->steps); other *= 2)
-        if (rows * upc * other * SM90_GEMV_UNIT_ROWS * 4 <= SM90_GEMV_PARTS_LIMIT)
+        if (rows * upc * other * SM90_GEMV_UNIT_ROWS * 4 <= SM90_GEMV_PARTIALS_LIMIT)
             expect(work <= ceil_div(upc, warps / other) * ceil_div(s->steps, other), "no cut is better");
-    int64_t bytes = SM90_GEMV_PARTS_BYTES(rows, upc, cut) + SM90_GEMV_A_BYTES(rows, (int64_t)s->steps) +
+    int64_t bytes = SM90_GEMV_PARTIALS_BYTES(rows, upc, cut) + SM90_GEMV_A_BYTES(rows, (int64_t)s->steps) +
                     SM90_GEMV_RING_BYTES(warps, least(gemv_configs[i].stages, work));
     expect(sm90_more_shared_bytes(plan, run) == bytes && bytes <= facts->shared_per_block, "shared memory fits a CTA");
     expect(plan->workspace == 0 && run->expand.grid == 0, "no workspace");
@@ -338,12 +340,12 @@ static void check_gemv(const device_facts *facts, const gemm_problem *p, const n
 }
 
 static void check_dense(const device_facts *facts, const gemm_problem *p, const nvfp4_plan *plan, sm90_run *run) {
-    sm90_dense_schedule *s = &run->dense;
-    const sm90_expand_schedule *e = &run->expand.schedule;
+    sm90_prefill_schedule *s = &run->dense;
+    const sm90_dequant_schedule *e = &run->expand.schedule;
     int i = 0;
     while (dense_configs[i].kernel != plan->kernel) i++;
     const int raw[2] = {dense_configs[i].x_raw, 0};
-    const int64_t rows[2] = {s->swapped ? p->n : p->m, s->swapped ? p->m : p->n}, clusters = facts->sm_count / 2;
+    const int64_t rows[2] = {s->swap_ab ? p->n : p->m, s->swap_ab ? p->m : p->n}, clusters = facts->sm_count / 2;
     const int64_t tiles_x = ceil_div(rows[0], 128), tiles_y = ceil_div(rows[1], 256);
     const int64_t pairs = ceil_div(tiles_x, 2) * tiles_y * p->l, rest = pairs % clusters;
     const int64_t halved = 2 * rest <= clusters ? 2 * rest : 0, whole = pairs - halved / 2;
@@ -355,12 +357,12 @@ static void check_dense(const device_facts *facts, const gemm_problem *p, const 
     if (raw[0])
         expect(p->scale_layout == SCALES_128X4 && p->k % 64 == 0 && p->aligned16 && !is_far(p), "what raw asks for");
     sm90_place_expansion(&run->expand, workspace);
-    sm90_dense_operand *sides[2] = {&s->x, &s->y};
+    sm90_prefill_operand *sides[2] = {&s->x, &s->y};
     const int64_t ctas[2] = {e->second_ctas, e->first_ctas};
     uintptr_t end = (uintptr_t)workspace + plan->workspace, from = (uintptr_t)workspace;
     int64_t counts[2];
     for (int side = 1; side >= 0; side--) {
-        int is_b = side == 0 ? s->swapped : !s->swapped;
+        int is_b = side == 0 ? s->swap_ab : !s->swap_ab;
         int64_t batch = is_b ? p->b_batch : p->a_batch, scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
         int64_t count = batch == 0 && (raw[side] || scale_batch == 0) ? 1 : p->l;
         expect(sides[side]->rows == rows[side] && sides[side]->batches == count, "rows and batches of a side");
@@ -393,7 +395,7 @@ static void check_dense(const device_facts *facts, const gemm_problem *p, const 
 /* Whether an operand that has to be expanded is beyond what a tensor map's strides reach: the smaller one, or, where
  * the other cannot be read as it lies, either. */
 static int needs_too_much(const gemm_problem *p) {
-    const double row = (double)SM90_EXPANDED_PITCH(p->k), end = (double)TENSOR_STRIDE_END;
+    const double row = (double)SM90_DEQUANT_PITCH(p->k), end = (double)TENSOR_STRIDE_END;
     const double a = row * (double)p->m * (double)(p->a_batch == 0 && p->sfa_batch == 0 ? 1 : p->l);
     const double b = row * (double)p->n * (double)p->l;
     const int raw = p->scale_layout == SCALES_128X4 && p->aligned16 && !is_far(p);
@@ -418,8 +420,8 @@ static int32_t one_of(int32_t wanted, const char *gpu, const device_facts *facts
     }
     expect(status == NVFP4_OK, nvfp4_last_error());
     if (status) return 0;
-    snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d: %s, swapped %d, split %d", gpu,
-             (long long)m, (long long)n, (long long)k, (long long)l, v, plan.name, plan.swapped, plan.split_k);
+    snprintf(about, sizeof about, "%s, %lld x %lld x %lld x %lld, variant %d: %s, swap_ab %d, split %d", gpu,
+             (long long)m, (long long)n, (long long)k, (long long)l, v, plan.name, plan.swap_ab, plan.split_k);
     times_planned[plan.kernel] += wanted == 0;
     times_listed[plan.kernel]++;
     if (run.form == SM90_GEMV)
@@ -432,7 +434,7 @@ static int32_t one_of(int32_t wanted, const char *gpu, const device_facts *facts
     expect(plan.backend == NVFP4_BACKEND_SM90 && !strcmp(plan.name, kernels[plan.kernel].name), "it says what");
     expect(plan.reason && strlen(plan.reason) > 20, "it says why");
     sm90_plan(facts, &p, &wish, &again, &other);
-    expect(again.kernel == plan.kernel && again.grid == plan.grid && again.swapped == plan.swapped &&
+    expect(again.kernel == plan.kernel && again.grid == plan.grid && again.swap_ab == plan.swap_ab &&
                again.split_k == plan.split_k && again.workspace == plan.workspace,
            "the same twice");
     expect(plan.modelled_us > 0.0 && plan.candidates > 0, "it says how long that is modelled to take");
@@ -491,11 +493,11 @@ static void check_wishes(int64_t m, int64_t n, int64_t k, variant v) {
         const plan_wish place = {.candidate = i};
         expect(!sm90_plan(&gpus[0].facts, &p, &place, &plan, &run) && plan.candidates <= MOST, "by its place");
         count = plan.candidates;
-        all[i] = (plan_settings){plan.kernel, plan.swapped, plan.split_k, plan.prefetch_stages};
+        all[i] = (plan_settings){plan.kernel, plan.swap_ab, plan.split_k, plan.prefetch_stages};
         for (int32_t j = 0; j < i; j++) expect(memcmp(&all[i], &all[j], sizeof *all) != 0, "no two are alike");
         const plan_wish settings = {.first = all[i]};
         expect(!sm90_plan(&gpus[0].facts, &p, &settings, &plan, &run), "by its settings");
-        expect(plan.kernel == all[i].kernel && plan.swapped == all[i].swapped && plan.split_k == all[i].split_k,
+        expect(plan.kernel == all[i].kernel && plan.swap_ab == all[i].swap_ab && plan.split_k == all[i].split_k,
                "that one");
     }
 }
@@ -507,7 +509,7 @@ static void check_choices(void) {
         int64_t m, n, k;
         variant v;
         sm90_form form;
-        int swapped, yields;
+        int swap_ab, yields;
     } choices[] = {
         {7168, 1, 16384, PLAIN, SM90_GEMV, 1, 0},      {4096, 1, 7168, FP32, SM90_GEMV, 1, 0},
         {1, 7168, 16384, PLAIN, SM90_GEMV, 0, 0},      {1, 4096, 7168, PLAIN, SM90_GEMV, 0, 0},
@@ -530,20 +532,20 @@ static void check_choices(void) {
         nvfp4_plan plan;
         sm90_run run;
         nvfp4_status status = sm90_plan(h200, &p, &none, &plan, &run);
-        snprintf(about, sizeof about, "choice %lld x %lld x %lld, variant %d: %s, swapped %d, split %d, %.1f us",
-                 (long long)p.m, (long long)p.n, (long long)p.k, choices[i].v, plan.name, plan.swapped, plan.split_k,
+        snprintf(about, sizeof about, "choice %lld x %lld x %lld, variant %d: %s, swap_ab %d, split %d, %.1f us",
+                 (long long)p.m, (long long)p.n, (long long)p.k, choices[i].v, plan.name, plan.swap_ab, plan.split_k,
                  plan.modelled_us);
         expect(!status && run.form == choices[i].form, "the form that measures fastest");
         if (run.form == SM90_GEMM) {
-            expect(plan.swapped == choices[i].swapped, "what has more rows stays raw");
+            expect(plan.swap_ab == choices[i].swap_ab, "what has more rows stays raw");
             expect(plan.grid <= sm90_ctas_that_fit(h200->sm_count, plan.split_k), "all CTAs run at once");
             expect(plan.grid >= 90, "most SMs have work");
         }
         if (run.form == SM90_DENSE)
-            expect((plan.kernel == KERNEL_sm90_dense_x_raw) == (choices[i].v == PLAIN), "raw where it can be");
+            expect((plan.kernel == KERNEL_sm90_prefill_mixed) == (choices[i].v == PLAIN), "raw where it can be");
         expect(sm90_yields_to_sm80(h200, &p, &none, &plan) == choices[i].yields, "sm80 takes it");
         expect(!sm90_yields_to_sm80(h200, &p, &second, &plan), "but not where a plan is asked for by its place");
-        const plan_wish first = {.first = {plan.kernel, plan.swapped, plan.split_k, 0}};
+        const plan_wish first = {.first = {plan.kernel, plan.swap_ab, plan.split_k, 0}};
         expect(!sm90_yields_to_sm80(h200, &p, &first, &plan), "or by its settings");
     }
 }
@@ -576,7 +578,7 @@ int main(void) {
     one_of(0, "H200", &gpus[0].facts, 128, 128, 1 << 20, 1 << 24, PLAIN, &us);
     snprintf(about, sizeof about, "what there is");
     for (int k = 0; k < KERNEL_COUNT; k++)
-        if (kernels[k].arch == ARCH_SM90 && k != KERNEL_SM90_EXPAND) {
+        if (kernels[k].arch == ARCH_SM90 && k != KERNEL_SM90_DEQUANT) {
             expect(times_listed[k] > 0, kernels[k].name);
             printf("%-32s first %6ld times, listed %7ld\n", kernels[k].name, times_planned[k], times_listed[k]);
         }

@@ -136,9 +136,9 @@ class Schedule(ctypes.Structure):
 
     _fields_ = (
         [("x", Operand), ("y", Operand)]
-        + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "k_stages", "swapped")]
+        + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "k_stages", "swap_ab")]
         + [(name, ctypes.c_int32) for name in ("values_by_tma", "prefetch_stages")]
-        + [(name, ctypes.c_int32) for name in ("parts_in_stages", "padding")]
+        + [(name, ctypes.c_int32) for name in ("partials_in_stages", "padding")]
         + [("alignment", ctypes.c_uint8 * 24)]  # the struct's is 64
     )
 
@@ -258,23 +258,23 @@ class Product:
             operand.scales.opaque[:] = encoded
         return operand
 
-    def schedule(self, config: Config, swapped: bool, split_k: int, in_stages: bool = False) -> Schedule:
-        x, y = (1, 0) if swapped else (0, 1)
+    def schedule(self, config: Config, swap_ab: bool, split_k: int, in_stages: bool = False) -> Schedule:
+        x, y = (1, 0) if swap_ab else (0, 1)
         rows = (self.m, self.n)
         tiles_x, tiles_y = -(-rows[x] // config.tile_x), -(-rows[y] // config.tile_y)
         return Schedule(
             x=self.operand(config, x, 128, 1, EVICT_FIRST),
             y=self.operand(config, y, config.tile_y // config.group, -(-config.tile_y // 128), EVICT_LAST),
             tiles=tiles_x * tiles_y * self.l, tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k,
-            k_stages=-(-self.k // 256), swapped=int(swapped), values_by_tma=int(self.pitch % 16 == 0),
-            prefetch_stages=3, parts_in_stages=int(in_stages),
+            k_stages=-(-self.k // 256), swap_ab=int(swap_ab), values_by_tma=int(self.pitch % 16 == 0),
+            prefetch_stages=3, partials_in_stages=int(in_stages),
         )  # fmt: skip
 
     def launch(
         self,
         module: Module,
         config: Config,
-        swapped: bool = True,
+        swap_ab: bool = True,
         split_k: int = 1,
         clusters: int = 0,
         wait: bool = True,
@@ -285,7 +285,7 @@ class Product:
         more = config.parts_bytes(split_k)
         if in_stages is None:
             in_stages = split_k > 1 and config.shared_bytes + more > 227 * 1024
-        schedule = self.schedule(config, swapped, split_k, in_stages)
+        schedule = self.schedule(config, swap_ab, split_k, in_stages)
         cluster = config.group * split_k
         self.emulator.launch(
             module[config.kernel],

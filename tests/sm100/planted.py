@@ -29,12 +29,12 @@ FINDS = ("not_wellsynced", "potential_race", "invalid_lifecycle")  # other words
 # Where bugs are planted. Rings wrap, so that a slot's second filling can meet its first.
 ONE = Launch("sm100_gemm_128x64", "ring", 64, 128, 6)
 TAIL = Launch("sm100_gemm_128x64", "tail", 64, 128, 5, tail=64)
-TILES = Launch("sm100_gemm_128x128", "tiles", 128, 384, 1, swapped=False)
+TILES = Launch("sm100_gemm_128x128", "tiles", 128, 384, 1, swap_ab=False)
 SPLIT = Launch("sm100_gemm_128x64", "split", 64, 128, 2, split_k=2)
 IN_STAGES = Launch("sm100_gemm_128x64", "split in stages", 64, 128, 2, split_k=2, in_stages=True)
 PAIR = Launch("sm100_gemm_256x64", "pair", 64, 256, 5)
-PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 512, 64, 1, swapped=False)
-GATHER = Launch("sm100_gemm_128x16_gather", "gather", 16, 128, 5, pitch=648)
+PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 512, 64, 1, swap_ab=False)
+GATHER = Launch("sm100_gemm_128x16_cp_async", "gather", 16, 128, 5, pitch=648)
 
 
 @dataclass(frozen=True)
@@ -138,27 +138,27 @@ BUGS = [
     bug(
         "no dealloc",
         ONE,
-        "    if (warp == MMA_WARP) tmem_dealloc<C::GROUP, C::COLUMNS>(tmem);\n",
+        "    if (warp == MMA_WARP) tcgen05_dealloc<C::GROUP, C::COLUMNS>(tmem);\n",
         "",
         found_by="emulator",
     ),
     bug(
         "tensor memory's address read without a barrier",
         ONE,
-        "    __syncthreads();\n    tcgen05_fence_after();\n    return",
-        "    tcgen05_fence_after();\n    return",
+        "    __syncthreads();\n    tcgen05_fence_after_thread_sync();\n    return",
+        "    tcgen05_fence_after_thread_sync();\n    return",
     ),
     bug(
         "epilogue: sums used before wait::ld",
         ONE,
-        "        if (more) tcgen05_wait_loads(next);\n",
+        "        if (more) tcgen05_wait_ld(next);\n",
         "",
         found_by="emulator",
     ),
     bug(
         "epilogue: no fence behind acc_full",
         ONE,
-        "            mbarrier_wait(w.acc_full(acc.slot), acc.parity);\n            tcgen05_fence_after();\n",
+        "            mbarrier_wait(w.acc_full(acc.slot), acc.parity);\n            tcgen05_fence_after_thread_sync();\n",
         "            mbarrier_wait(w.acc_full(acc.slot), acc.parity);\n",
         found_by="emulator",
     ),
@@ -178,10 +178,10 @@ BUGS = [
     bug(
         "accumulator released before it is read",
         TILES,
-        "        if (kept.units > 1) {\n            if (s.parts_in_stages)",
+        "        if (kept.units > 1) {\n            if (s.partials_in_stages)",
         "        if (threadIdx.x % 32 == 0 && walk.reaches(C::ACCUMULATORS))\n"
         "            mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));\n"
-        "        if (kept.units > 1) {\n            if (s.parts_in_stages)",
+        "        if (kept.units > 1) {\n            if (s.partials_in_stages)",
         "        if (threadIdx.x % 32 == 0 && walk.reaches(C::ACCUMULATORS))\n"
         "            mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));\n    }\n",
         "    }\n",
@@ -192,21 +192,21 @@ BUGS = [
     bug(
         "pair: no cluster barrier at the start",
         PAIR,
-        "    if (C::GROUP * s.split_k > 1) cluster_arrive_relaxed(), cluster_wait();\n",
+        "    if (C::GROUP * s.split_k > 1) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();\n",
         "",
     ),
     bug(
         "pair: no cluster barrier at the end",
         PAIR,
-        "    if (C::GROUP == 2) cluster_arrive_relaxed(), cluster_wait(); /*",
+        "    if (C::GROUP == 2) barrier_cluster_arrive_relaxed(), barrier_cluster_wait(); /*",
         "    /*",
         found_by="verifier",
     ),
     bug(
         "pair: bytes of one CTA expected",
         PAIR,
-        "mbarrier_arrive_expect(own, 2 * C::STAGE_BYTES);",
-        "mbarrier_arrive_expect(own, C::STAGE_BYTES);",
+        "mbarrier_arrive_expect_tx(own, 2 * C::STAGE_BYTES);",
+        "mbarrier_arrive_expect_tx(own, C::STAGE_BYTES);",
     ),
     bug("pair: commits reach the leader only", PAIR, "(uint16_t)(3u << w.unit * 2);", "(uint16_t)(1u << w.unit * 2);"),
     bug("pair: peer signals its own barrier", PAIR, "full = w.of_leader(own);", "full = own;"),
@@ -220,22 +220,22 @@ BUGS = [
         "pair: both CTAs' warps release to their own",
         PAIR_TILES,
         "w.of_leader(w.acc_empty(acc.slot))",
-        "map_to_rank(w.acc_empty(acc.slot), cluster_rank())",
+        "mapa(w.acc_empty(acc.slot), cluster_ctarank())",
     ),
     bug("pair: leader's four warps release for both", PAIR_TILES, "EPILOGUE_WARPS * C::GROUP);", "EPILOGUE_WARPS);"),
     bug(
         "pair: N of one CTA in the descriptor",
         PAIR,
-        "mxf4nvf4_descriptor(C::TILE_X, C::TILE_Y)",
-        "mxf4nvf4_descriptor(C::TILE_X, C::CTA_Y)",
+        "instruction_descriptor(C::TILE_X, C::TILE_Y)",
+        "instruction_descriptor(C::TILE_X, C::CTA_Y)",
         found_by="emulator",
     ),
     bug("split: no wait for the parts", SPLIT, "            mbarrier_wait_cluster(w.parts_full(), 0);\n", ""),
     bug(
         "split: half of the parts' bytes expected",
         SPLIT,
-        "SM100_PARTS_BYTES(C::TILE_Y, s.split_k));",
-        "SM100_PARTS_BYTES(C::TILE_Y, s.split_k) / 2);",
+        "SM100_PARTIALS_BYTES(C::TILE_Y, s.split_k));",
+        "SM100_PARTIALS_BYTES(C::TILE_Y, s.split_k) / 2);",
     ),
     bug(
         "split: parts on top of each other",
@@ -246,23 +246,23 @@ BUGS = [
     bug(
         "split: no cluster barrier at the start",
         SPLIT,
-        "    if (C::GROUP * s.split_k > 1) cluster_arrive_relaxed(), cluster_wait();\n",
+        "    if (C::GROUP * s.split_k > 1) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();\n",
         "",
         found_by="verifier",
     ),
     bug(
         "split in stages: sums sent before the stages are free",
         IN_STAGES,
-        "            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /*",
+        "            if (s.partials_in_stages) barrier_cluster_arrive(), barrier_cluster_wait(); /*",
         "            /*",
-        "    if (s.parts_in_stages && warp >= EPILOGUE_WARPS) cluster_arrive_relaxed(), cluster_wait();\n",
+        "    if (s.partials_in_stages && warp >= EPILOGUE_WARPS) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();\n",
         "",
     ),
     bug("gather: no proxy fence", GATHER, "        fence_proxy_async();\n", "", found_by="emulator"),
     bug(
         "gather: announced before the copies have landed",
         GATHER,
-        "                cp_async_wait<C::STAGES - 2>();\n",
+        "                cp_async_wait_group<C::STAGES - 2>();\n",
         "",
     ),
     bug(

@@ -26,12 +26,12 @@ enum : uint32_t { NEVER_WRITTEN = 0xA5A5A5A5, CTA_BYTES = 65536 /* of shared mem
 
 /* Shared memory as it was before the step, for both proxies. */
 __device__ void fill_shared(uint32_t base, int bytes) {
-    for (int at = threadIdx.x * 4; at < bytes; at += blockDim.x * 4) store_shared(base + at, NEVER_WRITTEN);
+    for (int at = threadIdx.x * 4; at < bytes; at += blockDim.x * 4) st_shared(base + at, NEVER_WRITTEN);
     fence_proxy_async();
 }
 
 __device__ void dump_shared(uint32_t *to, uint32_t base, int bytes) {
-    for (int at = threadIdx.x * 4; at < bytes; at += blockDim.x * 4) to[at / 4] = load_shared(base + at);
+    for (int at = threadIdx.x * 4; at < bytes; at += blockDim.x * 4) to[at / 4] = ld_shared(base + at);
 }
 
 /* ---- A: copies into shared memory ----------------------------------------------------------------------------------
@@ -40,24 +40,24 @@ __device__ void dump_shared(uint32_t *to, uint32_t base, int bytes) {
 template <int GROUP, bool SCALES>
 __device__ __forceinline__ void stage_a_box(const tensor_map &map, int x, int y, int z, int step, int at, int bytes,
                                             uint32_t *image, int image_bytes) {
-    uint32_t base = shared_address(memory), barrier = base + CTA_BYTES, rank = GROUP == 2 ? cluster_rank() : 0;
+    uint32_t base = shared_address(memory), barrier = base + CTA_BYTES, rank = GROUP == 2 ? cluster_ctarank() : 0;
     fill_shared(base, image_bytes);
     if (threadIdx.x == 0) {
         mbarrier_init(barrier, 1);
         fence_mbarrier_init();
     }
     __syncthreads();
-    if (GROUP == 2) cluster_arrive(), cluster_wait();
+    if (GROUP == 2) barrier_cluster_arrive(), barrier_cluster_wait();
     if (threadIdx.x == 0) {
-        uint32_t leader = GROUP == 2 ? map_to_rank(barrier, 0) : barrier;
-        if (rank == 0) mbarrier_arrive_expect(barrier, bytes * GROUP);
+        uint32_t leader = GROUP == 2 ? mapa(barrier, 0) : barrier;
+        if (rank == 0) mbarrier_arrive_expect_tx(barrier, bytes * GROUP);
         if constexpr (SCALES)
-            copy_box_4d_pair(base + at, &map, 0, x, y + rank * step, z, leader, 0x14F0000000000000);
+            tma_load_4d_2sm(base + at, &map, 0, x, y + rank * step, z, leader, 0x14F0000000000000);
         else
-            copy_box_3d<GROUP>(base + at, &map, x, y + rank * step, z, leader, 0x14F0000000000000);
+            tma_load_3d<GROUP>(base + at, &map, x, y + rank * step, z, leader, 0x14F0000000000000);
     }
     if (rank == 0) mbarrier_wait(barrier, 0);
-    if (GROUP == 2) cluster_arrive(), cluster_wait();
+    if (GROUP == 2) barrier_cluster_arrive(), barrier_cluster_wait();
     dump_shared(image + rank * (image_bytes / 4), base, image_bytes);
 }
 
@@ -86,8 +86,8 @@ extern "C" __global__ void stage_a_bulk(const uint8_t *from, int at, int bytes, 
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        mbarrier_arrive_expect(barrier, bytes);
-        copy_bulk(base + at, from, bytes, barrier, 0x14F0000000000000);
+        mbarrier_arrive_expect_tx(barrier, bytes);
+        cp_async_bulk(base + at, from, bytes, barrier, 0x14F0000000000000);
     }
     mbarrier_wait(barrier, 0);
     dump_shared(image, base, image_bytes);
@@ -106,8 +106,8 @@ __device__ __forceinline__ void stage_a_gather(const gemm_problem &p, const sm10
         if (gather.thread < C::TILE_Y) gather.scales(w.base + C::SFY_AT, s.y, y + gather.thread, l, k_stage);
         gather.template values<SM100_CTA_ROWS>(w.base, s.x, x, l, k_stage);
         gather.template values<C::TILE_Y>(w.base + C::Y_AT, s.y, y, l, k_stage);
-        cp_async_commit();
-        cp_async_wait<0>();
+        cp_async_commit_group();
+        cp_async_wait_group<0>();
     }
     __syncthreads();
     dump_shared(image, w.base, C::STAGE_BYTES);
@@ -144,8 +144,8 @@ __device__ uint32_t own_lanes(uint32_t tmem) {
 __device__ void dump_tensor(uint32_t *image, int pitch, uint32_t tmem, int first, int last) {
     for (int column = first; column < last; column += 8) {
         float v[8];
-        tcgen05_load(v, own_lanes(tmem) + column);
-        tcgen05_wait_loads(v);
+        tcgen05_ld(v, own_lanes(tmem) + column);
+        tcgen05_wait_ld(v);
         for (int i = 0; i < 8; i++) image[threadIdx.x * pitch + column + i] = __float_as_uint(v[i]);
     }
 }
@@ -153,23 +153,23 @@ __device__ void dump_tensor(uint32_t *image, int pitch, uint32_t tmem, int first
 /* Allocation as gemm() has it, by MMA_WARP; the address goes to shared memory at `slot`. Then every thread has it. */
 template <int GROUP, int COLUMNS> __device__ uint32_t allocate(uint32_t slot, bool clustered) {
     __syncwarp();
-    if (clustered) cluster_arrive(), cluster_wait();
+    if (clustered) barrier_cluster_arrive(), barrier_cluster_wait();
     if (threadIdx.x / 32 == MMA_WARP) {
-        tmem_alloc<GROUP, COLUMNS>(slot);
-        tmem_relinquish<GROUP>();
+        tcgen05_alloc<GROUP, COLUMNS>(slot);
+        tcgen05_relinquish_alloc_permit<GROUP>();
     }
-    tcgen05_fence_before();
+    tcgen05_fence_before_thread_sync();
     __syncthreads();
-    tcgen05_fence_after();
-    return load_shared(slot);
+    tcgen05_fence_after_thread_sync();
+    return ld_shared(slot);
 }
 
 template <int GROUP, int COLUMNS> __device__ void deallocate(uint32_t tmem, bool clustered) {
-    tcgen05_fence_before();
+    tcgen05_fence_before_thread_sync();
     __syncthreads();
-    if (clustered) cluster_arrive(), cluster_wait();
-    tcgen05_fence_after();
-    if (threadIdx.x / 32 == MMA_WARP) tmem_dealloc<GROUP, COLUMNS>(tmem);
+    if (clustered) barrier_cluster_arrive(), barrier_cluster_wait();
+    tcgen05_fence_after_thread_sync();
+    if (threadIdx.x / 32 == MMA_WARP) tcgen05_dealloc<GROUP, COLUMNS>(tmem);
 }
 
 /* ---- B: tensor memory that several CTAs of an SM want --------------------------------------------------------------
@@ -183,7 +183,7 @@ template <int GROUP, int COLUMNS, bool EARLY>
 __device__ __forceinline__ void stage_b(uint32_t *tickets, holding *holdings, int first) {
     uint32_t slot = shared_address(memory), number = first + blockIdx.x;
     holding &mine = holdings[number];
-    if (EARLY) launch_dependents();
+    if (EARLY) griddepcontrol_launch_dependents();
     if (threadIdx.x == MMA_WARP * 32) mine.asked = atomicAdd(tickets, 1);
     uint32_t tmem = allocate<GROUP, COLUMNS>(slot, GROUP == 2);
     if (threadIdx.x == 0) {
@@ -191,8 +191,8 @@ __device__ __forceinline__ void stage_b(uint32_t *tickets, holding *holdings, in
         mine.address = tmem;
         mine.got = atomicAdd(tickets, 1);
     }
-    wait_for_prior_grids();
-    if (!EARLY) launch_dependents();
+    griddepcontrol_wait();
+    if (!EARLY) griddepcontrol_launch_dependents();
     if (threadIdx.x < 128) {
         uint32_t v[8], foreign = 0;
         for (int i = 0; i < 8; i++) v[i] = number;
@@ -200,8 +200,8 @@ __device__ __forceinline__ void stage_b(uint32_t *tickets, holding *holdings, in
         tensor_store_wait();
         for (int column = 0; column < COLUMNS; column += 8) {
             float read[8];
-            tcgen05_load(read, own_lanes(tmem) + column);
-            tcgen05_wait_loads(read);
+            tcgen05_ld(read, own_lanes(tmem) + column);
+            tcgen05_wait_ld(read);
             for (int i = 0; i < 8; i++) foreign += __float_as_uint(read[i]) != number;
         }
         atomicAdd(&mine.foreign, foreign);
@@ -231,7 +231,7 @@ template <int GROUP, int ATOMS_Y>
 __device__ __forceinline__ void stage_c(const uint8_t *atoms, uint32_t *image, int first_column) {
     constexpr int BYTES = SM100_SFX_BYTES * (1 + ATOMS_Y), COLUMNS = 64;
     uint32_t base = shared_address(memory), barrier = base + CTA_BYTES, done = barrier + 8, slot = barrier + 16;
-    uint32_t rank = GROUP == 2 ? cluster_rank() : 0;
+    uint32_t rank = GROUP == 2 ? cluster_ctarank() : 0;
     if (threadIdx.x == 0) {
         mbarrier_init(barrier, 1);
         mbarrier_init(done, 1);
@@ -245,26 +245,26 @@ __device__ __forceinline__ void stage_c(const uint8_t *atoms, uint32_t *image, i
         tensor_store_wait();
     }
     if (threadIdx.x == 0) {
-        mbarrier_arrive_expect(barrier, BYTES);
-        copy_bulk(base, atoms + rank * BYTES, BYTES, barrier, 0x14F0000000000000);
+        mbarrier_arrive_expect_tx(barrier, BYTES);
+        cp_async_bulk(base, atoms + rank * BYTES, BYTES, barrier, 0x14F0000000000000);
         mbarrier_wait(barrier, 0);
     }
-    tcgen05_fence_before();
+    tcgen05_fence_before_thread_sync();
     __syncthreads();
-    if (GROUP == 2) cluster_arrive(), cluster_wait();
-    tcgen05_fence_after();
+    if (GROUP == 2) barrier_cluster_arrive(), barrier_cluster_wait();
+    tcgen05_fence_after_thread_sync();
     if (threadIdx.x / 32 == MMA_WARP && rank == 0 && elect_one()) {
         for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
-            tcgen05_copy_atom<GROUP>(scales + 4 * i, atom_descriptor(base + i * SM100_ATOM_BYTES));
+            tcgen05_cp_atom<GROUP>(scales + 4 * i, smem_descriptor_atom(base + i * SM100_ATOM_BYTES));
             for (int j = 0; j < ATOMS_Y; j++)
-                tcgen05_copy_atom<GROUP>(scales + 4 * SM100_STAGE_ATOMS + 4 * (i * ATOMS_Y + j),
-                                         atom_descriptor(base + (1 + j) * SM100_SFX_BYTES + i * SM100_ATOM_BYTES));
+                tcgen05_cp_atom<GROUP>(scales + 4 * SM100_STAGE_ATOMS + 4 * (i * ATOMS_Y + j),
+                                       smem_descriptor_atom(base + (1 + j) * SM100_SFX_BYTES + i * SM100_ATOM_BYTES));
         }
         tcgen05_commit<GROUP>(done, 3);
     }
     __syncwarp();
     mbarrier_wait(done, 0);
-    tcgen05_fence_after();
+    tcgen05_fence_after_thread_sync();
     if (threadIdx.x < 128) dump_tensor(image + rank * 128 * COLUMNS, COLUMNS, tmem, 0, COLUMNS);
     deallocate<GROUP, 128>(tmem, GROUP == 2);
 }
@@ -296,7 +296,7 @@ __device__ __forceinline__ void stage_d(const gemm_problem &p, const sm100_sched
         if constexpr (C::GATHER) gatherer<C>(p, s, w).run(walk);
     } else {
         mbarrier_wait(w.acc_full(0), 0);
-        tcgen05_fence_after();
+        tcgen05_fence_after_thread_sync();
         dump_tensor(image + blockIdx.x * SM100_CTA_ROWS * C::TILE_Y, C::TILE_Y, tmem, 0, C::TILE_Y);
     }
     __syncwarp();
@@ -320,7 +320,7 @@ template <class C> __device__ void write_pattern(const share<C> &w, uint32_t d, 
         tensor_store(own_lanes(d) + column, v);
     }
     tensor_store_wait();
-    tcgen05_fence_before();
+    tcgen05_fence_before_thread_sync();
     __syncwarp();
 }
 
@@ -341,11 +341,11 @@ __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_sched
             if (w.rank == 0 && warp == WRITER_WARP && elect_one()) {
                 mbarrier_wait(w.acc_empty(acc.slot), acc.parity ^ 1);
                 for (uint32_t rank = 0; rank < C::GROUP; rank++)
-                    mbarrier_arrive_relaxed(map_to_rank(w.empty(acc.slot), w.unit * C::GROUP + rank));
+                    mbarrier_arrive_relaxed(mapa(w.empty(acc.slot), w.unit * C::GROUP + rank));
             }
             __syncwarp();
             mbarrier_wait(w.empty(acc.slot), acc.parity);
-            tcgen05_fence_after();
+            tcgen05_fence_after_thread_sync();
             write_pattern(w, tmem + acc.slot * C::TILE_Y, f, tile);
             asm volatile("bar.sync 1, 128;" ::: "memory");
             if (threadIdx.x == WRITER_WARP * 32) mbarrier_arrive(w.acc_full(acc.slot));
@@ -354,7 +354,7 @@ __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_sched
         finish(p, s, w, walk, tmem, (const float4 *)(memory + (w.parts - w.base)));
     }
     __syncwarp();
-    if (s.parts_in_stages && warp >= EPILOGUE_WARPS) cluster_arrive_relaxed(), cluster_wait();
+    if (s.partials_in_stages && warp >= EPILOGUE_WARPS) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();
     deallocate<C::GROUP, C::COLUMNS>(tmem, clustered);
 }
 

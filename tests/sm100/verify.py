@@ -46,7 +46,7 @@ class Launch:
     tail: int = 0  # values along K behind the last whole stage
     split_k: int = 1
     in_stages: bool = False  # where partial sums go
-    swapped: bool = True
+    swap_ab: bool = True
     clusters: int = 1
     linear: bool = False  # scales
     pitch: int = 0  # of the values, in bytes, unless they are dense
@@ -62,7 +62,7 @@ class Launch:
 
     def start(self, product: Product, module: Any) -> None:
         product.launch(
-            module, configs()[self.config], self.swapped, self.split_k, self.clusters, in_stages=self.in_stages
+            module, configs()[self.config], self.swap_ab, self.split_k, self.clusters, in_stages=self.in_stages
         )
 
 
@@ -76,11 +76,11 @@ def launches() -> Iterator[Launch]:
         yield Launch(name, "ring", y, x, 2 * config.stages + 1 if twice else config.stages + 2)
         tiles = 2 * config.accumulators + 1
         if y > 64:
-            yield Launch(name, "tiles", x, y * tiles, 1, tail=192, swapped=False)
+            yield Launch(name, "tiles", x, y * tiles, 1, tail=192, swap_ab=False)
         else:
             # Not of y: the second of two tiles that share a scale atom reads it from its third column on, and the
             # verifier orders a copy before a product only where the product reads from where the copy began.
-            yield Launch(name, "tiles", x * tiles, y, 1, tail=192, swapped=False)
+            yield Launch(name, "tiles", x * tiles, y, 1, tail=192, swap_ab=False)
         yield Launch(name, "tail", y, x, 1, tail=16 if config.gather else 64)
         for split in (2, 4, 8):
             if config.group * split <= 8 and y >= 4 * split:

@@ -1,7 +1,7 @@
-"""Launches csrc/sm90_expand.cu and csrc/sm90_dense.cu on the emulated H200 by hand: either instantiation, either order
-of the operands, as if the GPU had any number of clusters.
+"""Launches csrc/sm90_dequant.cu and csrc/sm90_prefill.cu on the emulated H200 by hand: either instantiation, either
+order of the operands, as if the GPU had any number of clusters.
 
-The structs are those of csrc/sm90_dense_configs.h, as are the constants; the operands, the expected product and the
+The structs are those of csrc/sm90_prefill_configs.h, as are the constants; the operands, the expected product and the
 judgement are those of tests/sm100/launch.py.
 """
 
@@ -23,13 +23,13 @@ from sm100.launch import CSRC, SWIZZLE_128, UINT8, UINT16, TensorMap, compile_pt
 
 STAGE_K, TILE_X, TILE_Y = 64, 128, 256
 THREADS, EXPAND_THREADS, EXPAND_K = 384, 512, 256
-MOST_THIN_CTAS = 264  # CTAs of the expansion with a row a thread (csrc/sm90_expand_plan.c)
+MOST_THIN_CTAS = 264  # CTAs of the expansion with a row a thread (csrc/sm90_dequant_plan.c)
 UNIT = 4096.0  # DECODED_PRODUCT_UNIT: the expanded operands are each 2^6 too small
 
 
 @dataclass(frozen=True)
 class Config:
-    """A row of SM90_DENSE_CONFIGS."""
+    """A row of SM90_PREFILL_CONFIGS."""
 
     name: str
     x_raw: bool
@@ -46,12 +46,12 @@ class Config:
 
 
 def configs() -> dict[str, Config]:
-    rows = re.findall(r"X\((sm90_dense_\w+), (\d), (\d+)\)", (CSRC / "sm90_dense_configs.h").read_text())
+    rows = re.findall(r"X\((sm90_prefill_\w+), (\d), (\d+)\)", (CSRC / "sm90_prefill_configs.h").read_text())
     return {name: Config(name, x_raw == "1", int(stages)) for name, x_raw, stages in rows}
 
 
 class ExpandOperand(ctypes.Structure):
-    """sm90_expand_operand."""
+    """sm90_dequant_operand."""
 
     _fields_ = (
         [("data", ctypes.c_uint64), ("scale", ctypes.c_uint64)]
@@ -61,7 +61,7 @@ class ExpandOperand(ctypes.Structure):
 
 
 class ExpandSchedule(ctypes.Structure):
-    """sm90_expand_schedule."""
+    """sm90_dequant_schedule."""
 
     _fields_ = (
         [("first", ExpandOperand), ("second", ExpandOperand), ("k", ctypes.c_int64)]
@@ -72,7 +72,7 @@ class ExpandSchedule(ctypes.Structure):
 
 
 class DenseOperand(ctypes.Structure):
-    """sm90_dense_operand."""
+    """sm90_prefill_operand."""
 
     _fields_ = (
         [("values", TensorMap), ("scale", ctypes.c_uint64)]
@@ -82,11 +82,11 @@ class DenseOperand(ctypes.Structure):
 
 
 class DenseSchedule(ctypes.Structure):
-    """sm90_dense_schedule."""
+    """sm90_prefill_schedule."""
 
     _fields_ = (
         [("x", DenseOperand), ("y", DenseOperand)]
-        + [(name, ctypes.c_int32) for name in ("tiles_x", "tiles_y", "whole", "halved", "k_stages", "swapped")]
+        + [(name, ctypes.c_int32) for name in ("tiles_x", "tiles_y", "whole", "halved", "k_stages", "swap_ab")]
         + [("padding", ctypes.c_uint8 * 40)]
     )
 
@@ -144,7 +144,7 @@ class DenseProduct(sm100.launch.Product):
         return self.emulator.empty((self.batches(which), (self.m, self.n)[which], self.k_stages * 64), numpy.float16)
 
     def expand_ctas(self, which: int, rows_a_thread: int) -> int:
-        """SM90_EXPAND_CTAS."""
+        """SM90_DEQUANT_CTAS."""
         blocks = ceil_div((self.m, self.n)[which], 32 * rows_a_thread)
         return blocks * ceil_div(self.k, EXPAND_K) * self.batches(which)
 
@@ -170,7 +170,7 @@ class DenseProduct(sm100.launch.Product):
         if len(filled) == 2:
             schedule.second, schedule.second_ctas = filled[1], ctas[1]
         self.emulator.launch(
-            module["nvfp4_sm90_expand"], grid=sum(ctas), block=EXPAND_THREADS, args=[bytes(schedule)],
+            module["nvfp4_sm90_dequant"], grid=sum(ctas), block=EXPAND_THREADS, args=[bytes(schedule)],
             programmatic=True, wait=wait,
         )  # fmt: skip
 
@@ -195,9 +195,9 @@ class DenseProduct(sm100.launch.Product):
             )  # fmt: skip
         return operand
 
-    def dense_schedule(self, swapped: bool, clusters: int) -> DenseSchedule:
+    def dense_schedule(self, swap_ab: bool, clusters: int) -> DenseSchedule:
         """All but the operands; clusters: that run at once."""
-        x, y = (1, 0) if swapped else (0, 1)
+        x, y = (1, 0) if swap_ab else (0, 1)
         rows = (self.m, self.n)
         tiles_x, tiles_y = ceil_div(rows[x], TILE_X), ceil_div(rows[y], TILE_Y)
         pairs = ceil_div(tiles_x, 2) * tiles_y * self.l
@@ -205,20 +205,20 @@ class DenseProduct(sm100.launch.Product):
         halved = 2 * rest if 2 * rest <= clusters else 0
         return DenseSchedule(
             tiles_x=tiles_x, tiles_y=tiles_y, whole=pairs - halved // 2, halved=halved, k_stages=self.k_stages,
-            swapped=int(swapped),
+            swap_ab=int(swap_ab),
         )  # fmt: skip
 
     def launch_dense(
-        self, expand: Module, module: Module, config: Config, swapped: bool, clusters: int, wait: bool = True
+        self, expand: Module, module: Module, config: Config, swap_ab: bool, clusters: int, wait: bool = True
     ) -> None:
-        x, y = (1, 0) if swapped else (0, 1)
+        x, y = (1, 0) if swap_ab else (0, 1)
         expanded = [] if self.k == 0 else [y] if config.x_raw else [y, x]
         for which in expanded:
             if which not in self.places:  # memory that is freed would wait for the calls before
                 self.places[which] = self.expanded(which)
         if expanded:
             self.expand(expand, [(which, self.places[which]) for which in expanded])
-        schedule = self.dense_schedule(swapped, clusters)
+        schedule = self.dense_schedule(swap_ab, clusters)
         schedule.x, schedule.y = self.operand(x, config.x_raw), self.operand(y, False)
         self.emulator.launch(
             module[config.kernel],
@@ -243,8 +243,8 @@ class DenseProduct(sm100.launch.Product):
 
 
 def expand_ptx() -> str:
-    return compile_ptx(CSRC / "sm90_expand.cu", family="sm90")
+    return compile_ptx(CSRC / "sm90_dequant.cu", family="sm90")
 
 
 def dense_ptx(config: Config) -> str:
-    return only_entry(compile_ptx(CSRC / "sm90_dense.cu", family="sm90"), config.kernel)
+    return only_entry(compile_ptx(CSRC / "sm90_prefill.cu", family="sm90"), config.kernel)

@@ -50,18 +50,18 @@ ASK_THE_HEADER = r"""
 #include "sm90_configs.h"
 #define ROW(id, %(numbers)s)                                                                                          \
     printf("\"%%s\": {\"tile_x\": %%d, \"tile_y\": %%d, \"threads\": %%d, \"shared_bytes\": %%d, ", #id,              \
-           SM90_TILE_X(math_groups, x_tiles), tile_y, SM90_THREADS(math_groups),                      \
+           SM90_TILE_X(math_warpgroups, x_tiles), tile_y, SM90_THREADS(math_warpgroups),                      \
            SM90_SHARED_BYTES(%(shared)s));                                                                            \
     printf("\"y_raw\": %%s, ", SM90_Y_RAW(tile_y) ? "true" : "false");                                                 \
     printf("\"parts_bytes\": [0");                                                                                    \
-    for (int split = 1; split <= 8; split++) printf(", %%d", SM90_PARTS_BYTES(math_groups, x_tiles, tile_y, split));  \
-    printf("], \"contribution_bytes\": %%d}, ", SM90_CONTRIBUTION_BYTES(math_groups, x_tiles, tile_y));
+    for (int split = 1; split <= 8; split++) printf(", %%d", SM90_PARTIALS_BYTES(math_warpgroups, x_tiles, tile_y, split));  \
+    printf("], \"contribution_bytes\": %%d}, ", SM90_PARTIAL_TILE_BYTES(math_warpgroups, x_tiles, tile_y));
 int main(void) {
     printf("{");
     SM90_GEMM_CONFIGS(ROW)
     printf("\"layout\": [%%zu, %%zu, %%zu, %%zu, %%zu, %%zu, %%zu]}\n", sizeof(gemm_problem),
-           offsetof(sm90_operand, rows), offsetof(sm90_schedule, y), sizeof(sm90_expand_operand), sizeof(sm90_schedule),
-           offsetof(sm90_schedule, parts_in_stages), offsetof(sm90_schedule, handed_over));
+           offsetof(sm90_operand, rows), offsetof(sm90_schedule, y), sizeof(sm90_dequant_operand), sizeof(sm90_schedule),
+           offsetof(sm90_schedule, partials_in_stages), offsetof(sm90_schedule, fixup_flags));
 }
 """
 
@@ -100,7 +100,7 @@ def configs() -> dict[str, Config]:
         subprocess.run(["cc", f"-I{CSRC}", "-o", str(program), str(source)], check=True)
         said = json.loads(subprocess.run([program], check=True, capture_output=True, text=True).stdout)
     layout = [ctypes.sizeof(Problem), Operand.rows.offset, Schedule.y.offset, ctypes.sizeof(RawRows)]
-    layout += [ctypes.sizeof(Schedule), Schedule.parts_in_stages.offset, Schedule.handed_over.offset]
+    layout += [ctypes.sizeof(Schedule), Schedule.partials_in_stages.offset, Schedule.fixup_flags.offset]
     assert said.pop("layout") == layout, "the structs of this file are not those of csrc"
     rows = {name: map(int, row.split(",")) for name, row in re.findall(r"X\((sm90_gemm_\w+), ([\d, ]+)\)", header)}
     return {name: Config(name, dict(zip(names.split(", "), rows[name])), **more) for name, more in said.items()}
@@ -122,7 +122,7 @@ class Operand(ctypes.Structure):
 
 
 class Expanded(ctypes.Structure):
-    """sm90_expanded, as it lies in the schedule."""
+    """sm90_mma_b_operand, as it lies in the schedule."""
 
     _fields_ = (
         [("values", TensorMap), ("policy", ctypes.c_uint64), ("rows", ctypes.c_int32), ("shared", ctypes.c_int32)]
@@ -131,7 +131,7 @@ class Expanded(ctypes.Structure):
 
 
 class RawRows(ctypes.Structure):
-    """sm90_expand_operand, as it lies in the schedule."""
+    """sm90_dequant_operand, as it lies in the schedule."""
 
     _fields_ = (
         [("data", ctypes.c_uint64), ("scale", ctypes.c_uint64)]
@@ -145,11 +145,14 @@ class Schedule(ctypes.Structure):
 
     _fields_ = (
         [("x", Operand), ("y", Expanded), ("raw_y", RawRows)]
-        + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "part_stages")]
-        + [(name, ctypes.c_int32) for name in ("longer_parts", "swapped", "parts_in_stages", "whole", "k_stages")]
-        + [(name, ctypes.c_int32) for name in ("helper_clusters", "helped_stages", "helper_stages")]
-        + [(name, ctypes.c_uint32) for name in ("by_helped", "by_helper", "by_split")]
-        + [(name, ctypes.c_uint64) for name in ("contributions", "handed_over")]
+        + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "stages_per_split")]
+        + [
+            (name, ctypes.c_int32)
+            for name in ("splits_with_one_more", "swap_ab", "partials_in_stages", "whole", "k_stages")
+        ]
+        + [(name, ctypes.c_int32) for name in ("worker_clusters", "streamk_stages", "worker_stages")]
+        + [(name, ctypes.c_uint32) for name in ("inv_streamk_stages", "inv_worker_stages", "inv_split_k")]
+        + [(name, ctypes.c_uint64) for name in ("partial_tiles", "fixup_flags")]
         + [("alignment", ctypes.c_uint8 * 48)]
     )
 
@@ -158,14 +161,14 @@ class Schedule(ctypes.Structure):
 class Help:
     """How a helped kernel shares out its work: the numbers of sm90_schedule."""
 
-    helper_clusters: int
-    helped_stages: int
-    helper_stages: int
+    worker_clusters: int
+    streamk_stages: int
+    worker_stages: int
     whole: int = 0
 
 
 def expanded(data: numpy.ndarray, scales: numpy.ndarray) -> numpy.ndarray:
-    """What sm90_expand.cu makes of an operand, [L, R, 64 ceil(K/64)] fp16: of 64 values along K piece 4w + q, 16
+    """What sm90_dequant.cu makes of an operand, [L, R, 64 ceil(K/64)] fp16: of 64 values along K piece 4w + q, 16
     bytes, is pair q of word w of the four groups that have a scale each; everything 2^-6 of what it is."""
     values = decode(data, scales) / 64
     l, rows, k = values.shape
@@ -188,8 +191,8 @@ class Product(sm100.launch.Product):
     """One product on the emulated H200."""
 
     workspace: Array  # what y is expanded into
-    contributions: Array  # and helpers' sums and flags
-    handed_over: Array
+    partial_tiles: Array  # and helpers' sums and flags
+    fixup_flags: Array
     extras: dict[str, float] | None = None  # fields of the problem, where finish() was called
     kept: list[Array]
     scale: numpy.ndarray
@@ -283,18 +286,18 @@ class Product(sm100.launch.Product):
         )  # fmt: skip
 
     def schedule(
-        self, config: Config, swapped: bool, split_k: int, in_stages: bool = False, help: Help | None = None
+        self, config: Config, swap_ab: bool, split_k: int, in_stages: bool = False, help: Help | None = None
     ) -> Schedule:
-        x, y = (1, 0) if swapped else (0, 1)
+        x, y = (1, 0) if swap_ab else (0, 1)
         rows = (self.m, self.n)
         tiles_x, tiles_y = -(-rows[x] // config.tile_x), -(-rows[y] // config.tile_y)
-        stages = -(-self.k // STAGE_K) - (help.helped_stages if help else 0)
+        stages = -(-self.k // STAGE_K) - (help.streamk_stages if help else 0)
         made = Schedule(
             x=self.raw(x, config.tile_x), y=Expanded(rows=rows[y]) if config.y_raw else self.expand(y, config.tile_y),
             raw_y=self.raw_rows(y) if config.y_raw else RawRows(), tiles=tiles_x * tiles_y * self.l,
-            tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k, part_stages=stages // split_k,
-            longer_parts=stages % split_k, swapped=int(swapped), parts_in_stages=int(in_stages),
-            by_split=-(-(2**31) // split_k),
+            tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k, stages_per_split=stages // split_k,
+            splits_with_one_more=stages % split_k, swap_ab=int(swap_ab), partials_in_stages=int(in_stages),
+            inv_split_k=-(-(2**31) // split_k),
         )  # fmt: skip
         if help:
             self.help(made, config, help)
@@ -302,21 +305,24 @@ class Product(sm100.launch.Product):
 
     def help(self, made: Schedule, config: Config, help: Help) -> None:
         """With a workspace of its own, whose flags are 0 as the expansion leaves them."""
-        helpers = help.helper_clusters * made.split_k
+        helpers = help.worker_clusters * made.split_k
         room = (helpers + made.tiles - help.whole) * config.contribution_bytes
-        self.contributions = self.emulator.array(numpy.full(room, 0xFF, "u1"))
-        self.handed_over = self.emulator.array(numpy.zeros(helpers, "u4"))
+        self.partial_tiles = self.emulator.array(numpy.full(room, 0xFF, "u1"))
+        self.fixup_flags = self.emulator.array(numpy.zeros(helpers, "u4"))
         made.whole, made.k_stages = help.whole, -(-self.k // STAGE_K)
-        made.helper_clusters, made.helped_stages = help.helper_clusters, help.helped_stages
-        made.helper_stages = help.helper_stages
-        made.by_helped, made.by_helper = -(-(2**31) // help.helped_stages), -(-(2**31) // help.helper_stages)
-        made.contributions, made.handed_over = self.contributions.address, self.handed_over.address
+        made.worker_clusters, made.streamk_stages = help.worker_clusters, help.streamk_stages
+        made.worker_stages = help.worker_stages
+        made.inv_streamk_stages, made.inv_worker_stages = (
+            -(-(2**31) // help.streamk_stages),
+            -(-(2**31) // help.worker_stages),
+        )
+        made.partial_tiles, made.fixup_flags = self.partial_tiles.address, self.fixup_flags.address
 
     def launch(
         self,
         module: Module,
         config: Config,
-        swapped: bool = True,
+        swap_ab: bool = True,
         split_k: int = 1,
         clusters: int = 0,
         wait: bool = True,
@@ -328,9 +334,9 @@ class Product(sm100.launch.Product):
         more = config.parts_bytes[split_k]
         if in_stages is None:
             in_stages = split_k > 1 and config.shared_bytes + more > SHARED_LIMIT
-        schedule = self.schedule(config, swapped, split_k, in_stages, help)
+        schedule = self.schedule(config, swap_ab, split_k, in_stages, help)
         if help:
-            clusters = help.helper_clusters + schedule.tiles - help.whole
+            clusters = help.worker_clusters + schedule.tiles - help.whole
         self.emulator.launch(
             module[config.kernel],
             grid=(split_k, clusters or schedule.tiles),

@@ -1,4 +1,4 @@
-"""Bugs planted in csrc/sm90_gemm.cu, sm90_gemm_parts.cuh and sm90_expand.cu, and whether the emulator finds them in at
+"""Bugs planted in csrc/sm90_gemm.cu, sm90_gemm_parts.cuh and sm90_dequant.cu, and whether the emulator finds them in at
 most 20 timings.
 
 python tests/sm90/planted.py               every bug, as a table (minutes)
@@ -32,7 +32,7 @@ FINDS = ("not_wellsynced", "potential_race", "invalid_lifecycle")  # other words
 
 @dataclass(frozen=True)
 class Expansion:
-    """A launch of csrc/sm90_expand.cu for one operand of two batches, behind another for the same memory."""
+    """A launch of csrc/sm90_dequant.cu for one operand of two batches, behind another for the same memory."""
 
     note: str
     rows: int
@@ -79,7 +79,7 @@ class Bug:
         """The kernel's files in one with the bug, and the launched instantiation alone."""
         edits = self.edits
         if isinstance(self.launch, Expansion):
-            text = (CSRC / "sm90_expand.cu").read_text()
+            text = (CSRC / "sm90_dequant.cu").read_text()
         else:
             text = (CSRC / "sm90_gemm.cu").read_text()
             for name in ("sm90_gemm_parts.cuh", "device/flags.cuh"):
@@ -115,9 +115,9 @@ LATE_IN_STAGES = Launch("sm90_gemm_128x64", "and in stages", 1, split_k=2, in_st
 HALVES = Launch("sm90_gemm_128x64", "halves, plain", 2, split_k=2, plain=True)
 THIRDS = Launch("sm90_gemm_128x64", "thirds", 3, split_k=3)
 IN_STAGES = Launch("sm90_gemm_128x16", "split in stages", 20, split_k=2, in_stages=True)
-HELPED = Launch("sm90_gemm_128x32_helped", "helped", 7, tiles=2, split_k=2, help=Help(2, 4, 2))
-FALL = Launch("sm90_gemm_128x32_helped", "helped as it falls", 5, tiles=3, help=Help(2, 2, 3))
-ROUND = Launch("sm90_gemm_128x32_helped", "helped, ring", 7, help=Help(6, 6, 1))  # more sums than slots
+HELPED = Launch("sm90_gemm_128x32_streamk", "helped", 7, tiles=2, split_k=2, help=Help(2, 4, 2))
+FALL = Launch("sm90_gemm_128x32_streamk", "helped as it falls", 5, tiles=3, help=Help(2, 2, 3))
+ROUND = Launch("sm90_gemm_128x32_streamk", "helped, ring", 7, help=Help(6, 6, 1))  # more sums than slots
 ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K the loads wait for all
 FEW = Expansion("few rows", 150, 528, 1)
 MANY = Expansion("many rows", 150, 528, 4)
@@ -135,8 +135,8 @@ WAIT_FOR_PARTS = "            mbarrier_wait_cluster(w.parts_full(), 0);\n"
 EACH_PART = "    for (int from = 0; from < kept.units; from++) {\n"
 SECOND_HALF = "if (s.split_k == 2) return function(kept_columns<C>(2, 1, 1u << 30));"
 FINISH_KEPT = "if (stored) finish_plain<true>(p, s, place, kept, acc);"
-MEET = "            if (s.parts_in_stages) cluster_arrive(), cluster_wait(); /*"
-MEET_SUPPORT = "        if (s.parts_in_stages) cluster_arrive_relaxed(), cluster_wait();\n"
+MEET = "            if (s.partials_in_stages) barrier_cluster_arrive(), barrier_cluster_wait(); /*"
+MEET_SUPPORT = "        if (s.partials_in_stages) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();\n"
 BUGS = [
     bug("load: no wait on empty", RING, WAIT_FOR_SLOT, ""),
     bug("load: parity of empty flipped", RING, WAIT_FOR_SLOT, WAIT_FOR_SLOT.replace(" ^ 1", "")),
@@ -180,9 +180,9 @@ BUGS = [
         RING,
         RELEASE,
         "",
-        "            wgmma_commit();\n",
+        "            wgmma_commit_group();\n",
         "            if (group == 0 && k + 1 < w.k_last) mbarrier_arrive(w.empty(at.slot));\n"
-        "            wgmma_commit();\n",
+        "            wgmma_commit_group();\n",
     ),
     bug(
         "math: slot released before x is read",
@@ -198,11 +198,11 @@ BUGS = [
     bug(
         "math: registers decoded into while products read them",
         RING,
-        "            wgmma_wait<1>();\n",
-        "            wgmma_wait<2>();\n",
+        "            wgmma_wait_group<1>();\n",
+        "            wgmma_wait_group<2>();\n",
         found_by="emulator",
     ),
-    bug("math: no wait for the last products", RING, "    wgmma_wait<0>();\n", "", found_by="emulator"),
+    bug("math: no wait for the last products", RING, "    wgmma_wait_group<0>();\n", "", found_by="emulator"),
     bug("math: no fence before products", RING, "            wgmma_fence();\n", "", found_by="emulator"),
     bug("math: products added to what was there", TILES, "all > 0 || k > w.k_first)", "1)", found_by="emulator"),
     bug("math: only K = 0 begins a sum", SPLIT, "all > 0 || k > w.k_first)", "all > 0 || k > 0)", found_by="emulator"),
@@ -210,8 +210,8 @@ BUGS = [
     bug(
         "math: sums turned before all lanes have stored",
         RING,
-        "            turn_group(turn, s.swapped, {v[g].x, v[g].y, v[g].z, v[g].w});\n            __syncwarp();\n",
-        "            turn_group(turn, s.swapped, {v[g].x, v[g].y, v[g].z, v[g].w});\n",
+        "            turn_group(turn, s.swap_ab, {v[g].x, v[g].y, v[g].z, v[g].w});\n            __syncwarp();\n",
+        "            turn_group(turn, s.swap_ab, {v[g].x, v[g].y, v[g].z, v[g].w});\n",
         found_by="verifier",
     ),
     bug("split: no wait for the parts", SPLIT, WAIT_FOR_PARTS, ""),
@@ -221,11 +221,11 @@ BUGS = [
     bug(
         "split: no cluster barrier at the start",
         LATE,
-        "    if (s.split_k > 1) cluster_arrive_relaxed(); /*",
+        "    if (s.split_k > 1) barrier_cluster_arrive_relaxed(); /*",
         "    /*",
-        "            cluster_wait();                                          /*",
+        "            barrier_cluster_wait();                                          /*",
         "            /*",
-        "        if (s.split_k > 1) cluster_wait();\n" + MEET_SUPPORT,
+        "        if (s.split_k > 1) barrier_cluster_wait();\n" + MEET_SUPPORT,
         MEET_SUPPORT,
     ),
     bug(
@@ -268,29 +268,29 @@ BUGS = [
         MEET_SUPPORT,
         "",
     ),
-    bug("helped: nothing handed over", HELPED, "flag_arrive(s.handed_over + walk.helper);", "{}", found_by="emulator"),
+    bug("helped: nothing handed over", HELPED, "flag_arrive(s.fixup_flags + walk.helper);", "{}", found_by="emulator"),
     bug(
         "helped: handed over before the sums are stored",
         HELPED,
         "        if (walk.contributes()) {\n",
         "        if (walk.contributes()) {\n"
-        "            if (threadIdx.x % 32 == 0) flag_arrive(s.handed_over + walk.helper);\n",
-        "        if (threadIdx.x % 32 == 0) flag_arrive(s.handed_over + walk.helper);\n        if (s.split_k",
+        "            if (threadIdx.x % 32 == 0) flag_arrive(s.fixup_flags + walk.helper);\n",
+        "        if (threadIdx.x % 32 == 0) flag_arrive(s.fixup_flags + walk.helper);\n        if (s.split_k",
         "        if (s.split_k",
         found_by="emulator",
     ),
     bug(
         "helped: sums read before they are handed over",
         HELPED,
-        "        flag_wait(walk.s.handed_over + helper, C::MATH_WARPS);\n",
+        "        flag_wait(walk.s.fixup_flags + helper, C::MATH_WARPS);\n",
         "",
         found_by="emulator",
     ),
     bug(
         "helped: sums read when one warp has handed over",
         HELPED,
-        "flag_wait(walk.s.handed_over + helper, C::MATH_WARPS);",
-        "flag_wait(walk.s.handed_over + helper, 1);",
+        "flag_wait(walk.s.fixup_flags + helper, C::MATH_WARPS);",
+        "flag_wait(walk.s.fixup_flags + helper, 1);",
         found_by="emulator",
     ),
     bug("helped: no acquire", HELPED, "ld.acquire.gpu.global", "ld.relaxed.gpu.global", found_by="emulator"),
@@ -305,28 +305,28 @@ BUGS = [
     bug(
         "helped: another helper's flag waited for",
         HELPED,
-        "flag_wait(walk.s.handed_over + helper, C::MATH_WARPS);",
-        "flag_wait(walk.s.handed_over, C::MATH_WARPS);",
+        "flag_wait(walk.s.fixup_flags + helper, C::MATH_WARPS);",
+        "flag_wait(walk.s.fixup_flags, C::MATH_WARPS);",
         found_by="emulator",
     ),
     bug(
         "helped: sums on top of each other",
         FALL,
-        "(int64_t)(helper + divided - 1) * C::CONTRIBUTION_BYTES",
-        "(int64_t)helper * C::CONTRIBUTION_BYTES",
+        "(int64_t)(helper + divided - 1) * C::PARTIAL_TILE_BYTES",
+        "(int64_t)helper * C::PARTIAL_TILE_BYTES",
         found_by="emulator",
     ),
     bug(
         "helped: the last helper of a tile left out",
         FALL,
-        "return divide(divided * s.helped_stages - 1, s.by_helper) - first_helper() + 1;",
-        "return divide(divided * s.helped_stages - 1, s.by_helper) - first_helper();",
+        "return divide(divided * s.streamk_stages - 1, s.inv_worker_stages) - first_helper() + 1;",
+        "return divide(divided * s.streamk_stages - 1, s.inv_worker_stages) - first_helper();",
         found_by="emulator",
     ),
     bug(
         "helped: a piece goes on behind the end of a tile's helped stages",
         FALL,
-        "last = helps ? s.helped_stages : w.k_last;",
+        "last = helps ? s.streamk_stages : w.k_last;",
         "last = helps ? s.k_stages : w.k_last;",
         found_by="emulator",
     ),
@@ -342,8 +342,8 @@ BUGS = [
         "helped: no wait on empty before sums",
         ROUND,
         "            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
-        "            mbarrier_arrive_expect(w.full(at.slot), bytes);",
-        "            mbarrier_arrive_expect(w.full(at.slot), bytes);",
+        "            mbarrier_arrive_expect_tx(w.full(at.slot), bytes);",
+        "            mbarrier_arrive_expect_tx(w.full(at.slot), bytes);",
         found_by="emulator",
     ),
     bug(
@@ -356,14 +356,14 @@ BUGS = [
     bug(
         "helped: workspace written before the grid before has ended",
         HELPED,
-        "            wait_for_prior_grids();\n            contribute(walk, acc);",
+        "            griddepcontrol_wait();\n            contribute(walk, acc);",
         "            contribute(walk, acc);",
         found_by="nobody",  # the loads of y, whose end the products wait for, are behind that wait
     ),
     bug(
         "calls: no wait for the grid before",
         ROW,
-        "        wait_for_prior_grids();\n        " + FINISH_KEPT,
+        "        griddepcontrol_wait();\n        " + FINISH_KEPT,
         "        " + FINISH_KEPT,
         found_by="emulator",
     ),
@@ -391,8 +391,8 @@ BUGS = [
     bug(
         "math: more registers taken than there are",
         RING,
-        "take_registers<C::MATH_REGISTERS>()",
-        "take_registers<256 - 8>()",
+        "setmaxnreg_inc<C::MATH_REGISTERS>()",
+        "setmaxnreg_inc<256 - 8>()",
         found_by="machine code",
     ),
     bug(
@@ -418,7 +418,7 @@ BUGS = [
         found_by="emulator",
     ),
     bug("expand: one scale for a lane's rows", MANY, "scale[i * scale_step]", "scale[0]", found_by="emulator"),
-    bug("expand: no wait for the grid before", MANY, "    wait_for_prior_grids();\n", "", found_by="emulator"),
+    bug("expand: no wait for the grid before", MANY, "    griddepcontrol_wait();\n", "", found_by="emulator"),
 ]
 # Nothing planted: what the launches say of the kernel as it is.
 CONTROLS = [Bug(f"nothing planted: {one.note}", one, (), "nobody") for one in dict.fromkeys(b.launch for b in BUGS)]

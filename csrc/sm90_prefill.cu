@@ -1,11 +1,11 @@
 /* C = epilogue(A . B^T) on the tensor cores of Hopper, for products so large that decoding an operand again for every
- * tile costs more than a pass over memory: sm90_expand.cu has made fp16 of y, and of x unless X_RAW; wgmma multiplies
+ * tile costs more than a pass over memory: sm90_dequant.cu has made fp16 of y, and of x unless X_RAW; wgmma multiplies
  * 64 x 256 x 16.
  *
  * A CTA computes 128 rows of x by 256 of y. The two CTAs of a cluster take neighbouring 128 rows of x and the same y,
  * of which each loads half and sends it to both. What is left when no further round would occupy all clusters, is
  * computed by a cluster a tile, half of K each; then either CTA keeps 128 of the 256 columns and sends the other its
- * part of the rest. sm90_dense_configs.h has the arithmetic of that.
+ * part of the rest. sm90_prefill_configs.h has the arithmetic of that.
  *
  *   warp 0      load   one thread   empty[slot] of both CTAs' math warps -> boxes by tensor map      -> full[slot]
  *   warps 4-11  math   full[slot]  -> (X_RAW: decode into registers) four steps of wgmma -> empty[slot] of both CTAs
@@ -13,17 +13,17 @@
  *
  * A slot is released when the products of the next stage have been issued: the tensor core never waits for that. With
  * X_RAW the next stage is decoded, into the other one of two sets of registers, while the tensor core works; lane t of
- * a quad decodes the values of one scale, as sm90_expand.cu's header says.
+ * a quad decodes the values of one scale, as sm90_dequant.cu's header says.
  *
  * Shared memory of a CTA: stages of [y 32768 | x 16384, or raw values 4096 and scales 512], a turning place a math
- * warp, barriers (SM90_DENSE_SHARED_BYTES). Rows past the end of a tensor reach only results that are not stored. */
+ * warp, barriers (SM90_PREFILL_SHARED_BYTES). Rows past the end of a tensor reach only results that are not stored. */
 #include "device/cluster.cuh"
 #include "device/decode.cuh"
 #include "device/epilogue.cuh"
 #include "device/mbarrier.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma_dense.cuh"
-#include "sm90_dense_configs.h"
+#include "sm90_prefill_configs.h"
 
 enum {
     MATH_WARPS = 8,
@@ -38,17 +38,18 @@ static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
 template <int X_RAW_, int STAGES_> struct config {
     static constexpr bool X_RAW = X_RAW_;
-    static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_DENSE_STAGE_BYTES(X_RAW);
-    static constexpr int HALF_Y = SM90_DENSE_Y_BYTES / 2, X_AT = SM90_DENSE_Y_BYTES;
-    static constexpr int X_BYTES = SM90_DENSE_X_BYTES(X_RAW), SCALES_AT = X_AT + X_BYTES;
+    static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_PREFILL_STAGE_BYTES(X_RAW);
+    static constexpr int HALF_Y = SM90_PREFILL_Y_BYTES / 2, X_AT = SM90_PREFILL_Y_BYTES;
+    static constexpr int X_BYTES = SM90_PREFILL_X_BYTES(X_RAW), SCALES_AT = X_AT + X_BYTES;
     /* Behind the stages. */
-    static constexpr int TURN_AT = STAGES * STAGE_BYTES, FULL_AT = TURN_AT + MATH_WARPS * SM90_DENSE_TURN_BYTES;
+    static constexpr int TURN_AT = STAGES * STAGE_BYTES,
+                         FULL_AT = TURN_AT + MATH_WARPS * SM90_PREFILL_EPILOGUE_STAGING_BYTES;
     static constexpr int EMPTY_AT = FULL_AT + 8 * STAGES, END = EMPTY_AT + 8 * STAGES;
     /* A thread's registers: what the launch allots, 168, is shared out anew. */
     static constexpr int LOAD_REGISTERS = 40, MATH_REGISTERS = 232;
 
     static_assert(STAGE_BYTES % 1024 == 0 && X_AT % 1024 == 0, "the swizzle's pattern begins on 1024 bytes");
-    static_assert(END == SM90_DENSE_SHARED_BYTES(X_RAW, STAGES) && END <= 227 * 1024, "what Hopper gives a CTA");
+    static_assert(END == SM90_PREFILL_SHARED_BYTES(X_RAW, STAGES) && END <= 227 * 1024, "what Hopper gives a CTA");
     static_assert(SUMS / 2 * MATH_WARPS * 32 * 4 <= TURN_AT, "half a tile's sums fit the stages");
 };
 
@@ -64,14 +65,14 @@ template <class C> struct layout {
 /* The tiles of this CTA, one after the other. Both CTAs of a cluster go through as many steps, so that the slots of one
  * are the slots of the other. */
 struct tile_walk {
-    const sm90_dense_schedule &s;
+    const sm90_prefill_schedule &s;
     uint32_t rank, next, clusters;
     bool halved;              /* this tile is this cluster's alone, half of K a CTA */
     int32_t x, y, l;          /* where the tile begins; its batch */
     int32_t k, k_last, steps; /* stages along K; with `halved` the last step may lie at k_last, and is empty */
 
-    __device__ __forceinline__ tile_walk(const sm90_dense_schedule &s)
-        : s(s), rank(cluster_rank()), next(blockIdx.x / 2), clusters(gridDim.x / 2) {}
+    __device__ __forceinline__ tile_walk(const sm90_prefill_schedule &s)
+        : s(s), rank(cluster_ctarank()), next(blockIdx.x / 2), clusters(gridDim.x / 2) {}
 
     /* Goes to the next tile; false: there is none. */
     __device__ __forceinline__ bool advance() {
@@ -102,8 +103,8 @@ struct tile_walk {
         uint32_t band = in_batch / (BAND * s.tiles_y), in_band = in_batch - band * BAND * s.tiles_y;
         uint32_t width = min((uint32_t)BAND, pairs_x - band * BAND);
         l = (int32_t)(pair / batch);
-        y = (int32_t)(in_band / width) * SM90_DENSE_TILE_Y;
-        x = (int32_t)((band * BAND + in_band % width) * 2 + half) * SM90_DENSE_TILE_X;
+        y = (int32_t)(in_band / width) * SM90_PREFILL_TILE_Y;
+        x = (int32_t)((band * BAND + in_band % width) * 2 + half) * SM90_PREFILL_TILE_X;
     }
 };
 
@@ -117,13 +118,13 @@ __device__ __forceinline__ void copy_box_to_both(uint32_t to, const tensor_map *
 }
 
 /* One thread: fills the slots. */
-template <class C> __device__ __forceinline__ void load(const sm90_dense_schedule &s, layout<C> at, tile_walk walk) {
+template <class C> __device__ __forceinline__ void load(const sm90_prefill_schedule &s, layout<C> at, tile_walk walk) {
     ring<C::STAGES> ring;
     while (walk.advance()) {
         int32_t xl = s.x.batches == 1 ? 0 : walk.l, yl = s.y.batches == 1 ? 0 : walk.l, k = walk.k;
-        const uint8_t *scales = s.x.scale + walk.l * s.x.scale_batch + walk.x / SM90_DENSE_TILE_X * s.x.scale_pitch;
+        const uint8_t *scales = s.x.scale + walk.l * s.x.scale_batch + walk.x / SM90_PREFILL_TILE_X * s.x.scale_pitch;
         bool have_scales = C::X_RAW && walk.x < s.x.rows;
-        uint32_t bytes = SM90_DENSE_Y_BYTES + C::X_BYTES + (have_scales ? SCALES : 0);
+        uint32_t bytes = SM90_PREFILL_Y_BYTES + C::X_BYTES + (have_scales ? SCALES : 0);
 #pragma unroll 1
         for (int32_t step = 0; step < walk.steps; step++, k++, ring.advance()) {
             uint32_t stage = at.stage(ring.slot), full = at.full(ring.slot);
@@ -132,16 +133,17 @@ template <class C> __device__ __forceinline__ void load(const sm90_dense_schedul
                 mbarrier_arrive(full);
                 continue;
             }
-            mbarrier_arrive_expect(full, bytes);
+            mbarrier_arrive_expect_tx(full, bytes);
             if (walk.halved) {
-                copy_box_3d<1>(stage, &s.y.values, k * 64, walk.y, yl, full, EVICT_NORMAL);
-                copy_box_3d<1>(stage + C::HALF_Y, &s.y.values, k * 64, walk.y + BOX_ROWS, yl, full, EVICT_NORMAL);
+                tma_load_3d<1>(stage, &s.y.values, k * 64, walk.y, yl, full, EVICT_NORMAL);
+                tma_load_3d<1>(stage + C::HALF_Y, &s.y.values, k * 64, walk.y + BOX_ROWS, yl, full, EVICT_NORMAL);
             } else {
                 copy_box_to_both(stage + walk.rank * C::HALF_Y, &s.y.values, k * 64, walk.y + walk.rank * BOX_ROWS, yl,
                                  full);
             }
-            copy_box_3d<1>(stage + C::X_AT, &s.x.values, k * (C::X_RAW ? 32 : 64), walk.x, xl, full, EVICT_NORMAL);
-            if (have_scales) copy_bulk(stage + C::SCALES_AT, scales + (int64_t)k * SCALES, SCALES, full, EVICT_NORMAL);
+            tma_load_3d<1>(stage + C::X_AT, &s.x.values, k * (C::X_RAW ? 32 : 64), walk.x, xl, full, EVICT_NORMAL);
+            if (have_scales)
+                cp_async_bulk(stage + C::SCALES_AT, scales + (int64_t)k * SCALES, SCALES, full, EVICT_NORMAL);
         }
     }
     /* The last releases, the other CTA's too, arrive in this CTA's memory: it must be there. */
@@ -152,7 +154,7 @@ template <class C> __device__ __forceinline__ void load(const sm90_dense_schedul
  * writes only wgmma has read, whose end the warp has waited for. */
 __device__ __forceinline__ void release(uint32_t empty, uint32_t other_rank) {
     mbarrier_arrive(empty);
-    if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(map_to_rank(empty, other_rank));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(mapa(empty, other_rank));
 }
 
 /* Raw x of one stage into a thread's fragments of its four steps. */
@@ -163,8 +165,8 @@ template <class C> __device__ __forceinline__ void decode_x(uint32_t stage, uint
     uint32_t four[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        words[h] = load_shared_64(values + h * 8 * 32);
-        four[h] = load_shared(scales + h * 8 * 16);
+        words[h] = ld_shared_v2(values + h * 8 * 32);
+        four[h] = ld_shared(scales + h * 8 * 16);
     }
     uint32_t scale_pair = decode_scales(four[0] >> t * 8 & 0xFF, four[1] >> t * 8 & 0xFF);
 #pragma unroll
@@ -193,8 +195,8 @@ template <class C> struct multiplier {
         uint32_t stage = at.stage(ring.slot);
         mbarrier_wait(at.full(ring.slot), ring.parity);
         if constexpr (C::X_RAW) decode_x<C>(stage, a);
-        uint64_t y = wgmma_descriptor(stage);
-        uint64_t x = wgmma_descriptor(stage + C::X_AT + threadIdx.x / 128 * 8192 - 8192);
+        uint64_t y = wgmma_smem_descriptor(stage);
+        uint64_t x = wgmma_smem_descriptor(stage + C::X_AT + threadIdx.x / 128 * 8192 - 8192);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -202,8 +204,8 @@ template <class C> struct multiplier {
                 wgmma_n256(d, a[i], y + 2 * i);
             else
                 wgmma_n256(d, x + 2 * i, y + 2 * i);
-        wgmma_commit();
-        wgmma_wait<1>();
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
         if (!first) release(at.empty(previous), other);
         previous = ring.slot;
         ring.advance();
@@ -221,7 +223,7 @@ template <class C> struct multiplier {
             step(false, other, a[1], d);
             k++;
         }
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
 #pragma unroll
         for (int i = 0; i < SUMS; i++) pin_float(d[i]);
         if (walk.k < walk.k_last) release(at.empty(previous), other);
@@ -243,15 +245,15 @@ __device__ __forceinline__ void send_floats(uint32_t to, const float *v) {
  * keep into the other one's stages, and adds what it gets. */
 template <int KEPT> __device__ __forceinline__ void exchange(uint32_t stages, uint32_t other, float (&d)[SUMS]) {
     uint32_t mine = (threadIdx.x - FIRST_MATH_WARP * 32) * 16;
-    uint32_t to = map_to_rank(stages, other) + mine;
-    cluster_arrive(), cluster_wait(); /* all products have ended, and all copies */
+    uint32_t to = mapa(stages, other) + mine;
+    barrier_cluster_arrive(), barrier_cluster_wait(); /* all products have ended, and all copies */
 #pragma unroll
     for (int i = 0; i < SUMS / 2; i += 4) send_floats(to + i * MATH_WARPS * 32 * 4, d + (SUMS / 2 - KEPT) + i);
-    cluster_arrive(), cluster_wait();
+    barrier_cluster_arrive(), barrier_cluster_wait();
 #pragma unroll
     for (int i = 0; i < SUMS / 2; i += 4) {
         float part[4];
-        load_shared_floats(stages + mine + i * MATH_WARPS * 32 * 4, part);
+        ld_shared_v4_f32(stages + mine + i * MATH_WARPS * 32 * 4, part);
 #pragma unroll
         for (int j = 0; j < 4; j++) d[KEPT + i + j] += part[j];
     }
@@ -262,13 +264,13 @@ template <int KEPT> __device__ __forceinline__ void exchange(uint32_t stages, ui
  * columns of the output, 32 x 20. */
 struct turning_place {
     float *place;
-    bool swapped;
+    bool swap_ab;
     int row, column, rows, pitch; /* this lane's first row and column of it; rows that 32 lanes reach */
 
-    __device__ __forceinline__ turning_place(float *place, bool swapped) : place(place), swapped(swapped) {
+    __device__ __forceinline__ turning_place(float *place, bool swap_ab) : place(place), swap_ab(swap_ab) {
         int lane = threadIdx.x % 32;
-        row = swapped ? lane / 4 : lane / 8, column = (swapped ? lane % 4 : lane % 8) * 4;
-        rows = swapped ? 8 : 4, pitch = swapped ? 20 : 40;
+        row = swap_ab ? lane / 4 : lane / 8, column = (swap_ab ? lane % 4 : lane % 8) * 4;
+        rows = swap_ab ? 8 : 4, pitch = swap_ab ? 20 : 40;
     }
 
     __device__ __forceinline__ void put(const float *v) const {
@@ -277,7 +279,7 @@ struct turning_place {
         for (int i = 0; i < 16; i += 2) {
             int x = lane / 4 + i / 2 % 2 * 8, y = i / 4 * 8 + lane % 4 * 2;
             float2 pair = make_float2(v[i] * DECODED_PRODUCT_UNIT, v[i + 1] * DECODED_PRODUCT_UNIT);
-            if (swapped)
+            if (swap_ab)
                 place[y * 20 + x] = pair.x, place[(y + 1) * 20 + x] = pair.y;
             else
                 *(float2 *)(place + x * 40 + y) = pair;
@@ -314,22 +316,22 @@ template <bool TURNED> __device__ __forceinline__ void store_matrices(uint32_t t
 /* A plain output, so that 8 lanes store a line of 128 bytes: 64 columns of y at a time, of a warp's 16 rows of x to its
  * own place, or, where x counts columns of the output, of the warpgroup's 64 rows to the places of its four warps. A
  * row of 128 bytes there is in pieces of 16, piece i at i ^ row % 8. */
-template <bool SWAPPED>
+template <bool SWAP_AB>
 __device__ __forceinline__ void store_plain(const gemm_problem &p, int32_t l, int32_t x, int32_t y, int from, int to,
                                             uint32_t place, const float (&d)[SUMS]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
     float alpha = p.alpha ? *p.alpha : p.alpha_value;
     bool fp16 = p.out_type == OUT_FP16;
     /* Of the first two groups of 8 columns; the next two: 16 rows, or two pieces on. */
-    int row = SWAPPED ? matrix / 2 * 8 + lane % 8 : matrix % 2 * 8 + lane % 8;
-    int piece = SWAPPED ? warp * 2 + matrix % 2 : matrix / 2;
-    int64_t m = SWAPPED ? y + warp * 4 + lane / 8 : x + lane / 8, n = (SWAPPED ? x : y) + lane % 8 * 8;
+    int row = SWAP_AB ? matrix / 2 * 8 + lane % 8 : matrix % 2 * 8 + lane % 8;
+    int piece = SWAP_AB ? warp * 2 + matrix % 2 : matrix / 2;
+    int64_t m = SWAP_AB ? y + warp * 4 + lane / 8 : x + lane / 8, n = (SWAP_AB ? x : y) + lane % 8 * 8;
     char *out = (char *)p.out + l * p.out_batch + m * p.out_pitch + n * 2;
-    uint32_t mine = place + (SWAPPED ? warp * 4 + lane / 8 : lane / 8) * 128;
+    uint32_t mine = place + (SWAP_AB ? warp * 4 + lane / 8 : lane / 8) * 128;
 #pragma unroll
-    for (int chunk = 0; chunk < SM90_DENSE_TILE_Y; chunk += 64) {
+    for (int chunk = 0; chunk < SM90_PREFILL_TILE_Y; chunk += 64) {
         if (chunk < from || chunk >= to) continue;
-        if (SWAPPED)
+        if (SWAP_AB)
             asm volatile("bar.sync %0, 128;" ::"r"(1 + (int)threadIdx.x / 128) : "memory");
         else
             __syncwarp();
@@ -344,46 +346,46 @@ __device__ __forceinline__ void store_plain(const gemm_problem &p, int32_t l, in
                 __nv_bfloat162 brains = __floats2bfloat162_rn(first, second);
                 packed[j] = fp16 ? *(uint32_t *)&halves : *(uint32_t *)&brains;
             }
-            int at_row = row + (SWAPPED ? i * 16 : 0), at_piece = piece + (SWAPPED ? 0 : i * 2);
-            store_matrices<SWAPPED>(place + at_row * 128 + (at_piece ^ at_row % 8) * 16, packed);
+            int at_row = row + (SWAP_AB ? i * 16 : 0), at_piece = piece + (SWAP_AB ? 0 : i * 2);
+            store_matrices<SWAP_AB>(place + at_row * 128 + (at_piece ^ at_row % 8) * 16, packed);
         }
-        if (SWAPPED)
+        if (SWAP_AB)
             asm volatile("bar.sync %0, 128;" ::"r"(1 + (int)threadIdx.x / 128) : "memory");
         else
             __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            constexpr int STEP = SWAPPED ? 16 : 4; /* rows */
-            int64_t column = SWAPPED ? 0 : chunk, to_row = i * STEP + (SWAPPED ? chunk : 0);
-            int at_row = i * STEP + (SWAPPED ? warp * 4 + lane / 8 : lane / 8);
-            uint4 v = load_shared_128(mine + i * STEP * 128 + (lane % 8 ^ at_row % 8) * 16);
+            constexpr int STEP = SWAP_AB ? 16 : 4; /* rows */
+            int64_t column = SWAP_AB ? 0 : chunk, to_row = i * STEP + (SWAP_AB ? chunk : 0);
+            int at_row = i * STEP + (SWAP_AB ? warp * 4 + lane / 8 : lane / 8);
+            uint4 v = ld_shared_v4(mine + i * STEP * 128 + (lane % 8 ^ at_row % 8) * 16);
             if (m + to_row < p.m && n + column < p.n) *(uint4 *)(out + to_row * p.out_pitch + column * 2) = v;
         }
     }
 }
 
 /* Stores a warp's sums, of a halved tile those that this CTA keeps. */
-__device__ __forceinline__ void finish(const gemm_problem &p, const sm90_dense_schedule &s, const tile_walk &walk,
+__device__ __forceinline__ void finish(const gemm_problem &p, const sm90_prefill_schedule &s, const tile_walk &walk,
                                        float *place, const float (&d)[SUMS]) {
-    int from = walk.halved && walk.rank == 1 ? 128 : 0, to = walk.halved && walk.rank == 0 ? 128 : SM90_DENSE_TILE_Y;
+    int from = walk.halved && walk.rank == 1 ? 128 : 0, to = walk.halved && walk.rank == 0 ? 128 : SM90_PREFILL_TILE_Y;
     int warp = threadIdx.x / 32 - FIRST_MATH_WARP;
     int32_t x = walk.x + warp * 16;
     if (is_plain(p)) {
         uint32_t at = shared_address(place);
-        if (s.swapped)
+        if (s.swap_ab)
             store_plain<true>(p, walk.l, walk.x + warp / 4 * 64, walk.y, from, to,
-                              at - warp % 4 * SM90_DENSE_TURN_BYTES, d);
+                              at - warp % 4 * SM90_PREFILL_EPILOGUE_STAGING_BYTES, d);
         else
             store_plain<false>(p, walk.l, x, walk.y, from, to, at, d);
         return;
     }
-    turning_place turn(place, s.swapped);
+    turning_place turn(place, s.swap_ab);
 #pragma unroll
-    for (int chunk = 0; chunk < SM90_DENSE_TILE_Y; chunk += 32) {
+    for (int chunk = 0; chunk < SM90_PREFILL_TILE_Y; chunk += 32) {
         if (chunk < from || chunk >= to) continue;
         turn.put(d + chunk / 2);
         __syncwarp();
-        int64_t y = walk.y + chunk, m = (s.swapped ? y : x) + turn.row, n = (s.swapped ? x : y) + turn.column;
+        int64_t y = walk.y + chunk, m = (s.swap_ab ? y : x) + turn.row, n = (s.swap_ab ? x : y) + turn.column;
         if (n < p.n) {
             column_epilogue epilogue(p, n);
 #pragma unroll 1
@@ -397,10 +399,10 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm90_dense_s
 }
 
 /* All threads: barriers and tensor maps. Reads no tensor. */
-template <class C> __device__ __forceinline__ void prepare(const sm90_dense_schedule &s, layout<C> at) {
+template <class C> __device__ __forceinline__ void prepare(const sm90_prefill_schedule &s, layout<C> at) {
     if (threadIdx.x / 32 == 0 && elect_one()) {
-        prefetch_tensor_map(&s.x.values);
-        prefetch_tensor_map(&s.y.values);
+        prefetch_tensormap(&s.x.values);
+        prefetch_tensormap(&s.y.values);
         for (int i = 0; i < C::STAGES; i++) {
             mbarrier_init(at.full(i), 1);
             mbarrier_init(at.empty(i), (32 + 1) * MATH_WARPS); /* lanes here, warps there */
@@ -408,32 +410,33 @@ template <class C> __device__ __forceinline__ void prepare(const sm90_dense_sche
         fence_mbarrier_init();
     }
     __syncwarp();
-    cluster_arrive_relaxed(), cluster_wait(); /* all may use them from here on */
+    barrier_cluster_arrive_relaxed(), barrier_cluster_wait(); /* all may use them from here on */
 }
 
-template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm90_dense_schedule &s) {
+template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm90_prefill_schedule &s) {
     extern __shared__ __align__(1024) uint8_t shared[];
     layout<C> at{shared_address(shared)};
     if (at.base % 1024) __trap(); /* the swizzle is taken of absolute addresses */
     int warp = threadIdx.x / 32;
     prepare(s, at);
-    wait_for_prior_grids();
+    griddepcontrol_wait();
     /* Not before the wait, or the grid after next would come to wait as well. */
-    launch_dependents();
+    griddepcontrol_launch_dependents();
 
     tile_walk walk(s);
     if (warp < FIRST_MATH_WARP) {
-        give_registers<C::LOAD_REGISTERS>();
+        setmaxnreg_dec<C::LOAD_REGISTERS>();
         if (warp == 0 && elect_one()) load(s, at, walk);
         __syncwarp();
         if (blockIdx.x / 2 < s.halved) { /* with the math warps: see exchange */
-            cluster_arrive_relaxed(), cluster_wait();
-            cluster_arrive_relaxed(), cluster_wait();
+            barrier_cluster_arrive_relaxed(), barrier_cluster_wait();
+            barrier_cluster_arrive_relaxed(), barrier_cluster_wait();
         }
     } else {
-        take_registers<C::MATH_REGISTERS>();
+        setmaxnreg_inc<C::MATH_REGISTERS>();
         multiplier<C> multiply(at);
-        float *turn = (float *)(shared + C::TURN_AT) + (warp - FIRST_MATH_WARP) * (SM90_DENSE_TURN_BYTES / 4);
+        float *turn =
+            (float *)(shared + C::TURN_AT) + (warp - FIRST_MATH_WARP) * (SM90_PREFILL_EPILOGUE_STAGING_BYTES / 4);
         while (walk.advance()) {
             float d[SUMS];
             multiply.run(walk, d);
@@ -449,8 +452,8 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 }
 
 #define KERNEL(id, ...)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(SM90_DENSE_THREADS, 1)                                                \
-        nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_dense_schedule s) {            \
+    extern "C" __global__ void __launch_bounds__(SM90_PREFILL_THREADS, 1)                                              \
+        nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_prefill_schedule s) {          \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \
     }
-SM90_DENSE_CONFIGS(KERNEL)
+SM90_PREFILL_CONFIGS(KERNEL)

@@ -1,8 +1,8 @@
-"""The path of large products on Hopper (csrc/sm90_expand.cu, csrc/sm90_dense.cu), launched by hand on the emulated
+"""The path of large products on Hopper (csrc/sm90_dequant.cu, csrc/sm90_prefill.cu), launched by hand on the emulated
 H200: every form in which a call may come, few clusters, so that small products have rounds, halves and batches.
 
 SM90_SEEDS is the number of timings that each case is run with (2). The machine code is that of the installed module, or
-of the file that SM90_DENSE_CUBIN names.
+of the file that SM90_PREFILL_CUBIN names.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def test_flags_are_zeroed(rows_a_thread: int, random: numpy.random.Generator) ->
         assert (words.numpy() == [0] * flags + [7] * (520 - flags)).all()
 
 
-@pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_products(name: str, swapped: bool, random: numpy.random.Generator) -> None:
+def test_products(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
     """Ragged sizes, batches, layouts, types; whole rounds and halved tiles; equal bits, nothing beside the result."""
     config = CONFIGS[name]
     raw = config.x_raw
@@ -131,10 +131,10 @@ def test_products(name: str, swapped: bool, random: numpy.random.Generator) -> N
         k = 64 * int(random.integers(1, 14)) if raw else 16 * int(random.integers(1, 40))
         options = {"linear": not raw and case % 2 == 1, "out_type": (FP16, FP32)[int(random.integers(2))]}
         options["pitch"] = (k // 2 + 15) // 16 * 16 if raw or case % 2 else k // 2
-        product = DenseProduct(emulator, random, *((y, x) if swapped else (x, y)), k, 1 + case % 2, **options)
+        product = DenseProduct(emulator, random, *((y, x) if swap_ab else (x, y)), k, 1 + case % 2, **options)
         clusters = int(random.integers(1, 6))
         print(f"seed {seed}: {product.m} x {product.n} x {k} x {product.l}, {clusters} clusters, {options}")
-        product.launch_dense(expand, module, config, swapped, clusters)
+        product.launch_dense(expand, module, config, swap_ab, clusters)
         product.check()
 
 
@@ -166,36 +166,36 @@ def test_shared_operands(name: str, random: numpy.random.Generator) -> None:
         product.check()
 
 
-@pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
 @pytest.mark.parametrize("out_type", [FP16, BF16, FP32], ids=["fp16", "bf16", "fp32"])
-def test_epilogue(out_type: int, swapped: bool, random: numpy.random.Generator) -> None:
+def test_epilogue(out_type: int, swap_ab: bool, random: numpy.random.Generator) -> None:
     """alpha a column, c and bias, in the order and the roundings of problem.h."""
-    config = CONFIGS["sm90_dense_x_raw" if out_type == FP16 else "sm90_dense_expanded"]
+    config = CONFIGS["sm90_prefill_mixed" if out_type == FP16 else "sm90_prefill_fp16"]
     emulator, expand, module = load(config, int(random.integers(2**30)) * 4 + 2)
     m, n = (int(size) for size in random.integers(1, 260, 2))
     before, product = (DenseProduct(emulator, random, m, n, k, out_type=out_type) for k in (64, 192))
     product.add = before
     alpha, bias = (emulator.array(random.standard_normal(n).astype(numpy.float32)) for _ in range(2))
     product.more = {"alpha": alpha.address, "alpha_stride": 1, "bias": bias.address}
-    before.launch_dense(expand, module, config, swapped, clusters=1, wait=False)
-    product.launch_dense(expand, module, config, swapped, clusters=1)
+    before.launch_dense(expand, module, config, swap_ab, clusters=1, wait=False)
+    product.launch_dense(expand, module, config, swap_ab, clusters=1)
     c = rounded(before.expected().astype(numpy.float32), out_type)
     value = alpha.numpy() * product.expected().astype(numpy.float32) + c + bias.numpy()
     assert (result(product) == rounded(value, out_type)).all(), f"{m} x {n}"
     assert product.untouched()
 
 
-@pytest.mark.parametrize("swapped", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
 @pytest.mark.parametrize("out_type", [FP16, BF16], ids=["fp16", "bf16"])
-def test_plain_output(out_type: int, swapped: bool, random: numpy.random.Generator) -> None:
+def test_plain_output(out_type: int, swap_ab: bool, random: numpy.random.Generator) -> None:
     """One alpha and nothing else, N a multiple of 8: stores of eight neighbours."""
-    config = CONFIGS["sm90_dense_x_raw" if out_type == BF16 else "sm90_dense_expanded"]
+    config = CONFIGS["sm90_prefill_mixed" if out_type == BF16 else "sm90_prefill_fp16"]
     emulator, expand, module = load(config, int(random.integers(2**30)) * 4 + 3)
     m, n = int(random.integers(1, 260)), 8 * int(random.integers(1, 40))
     product = DenseProduct(emulator, random, m, n, 128, 2, out_type=out_type)
     alpha = numpy.float32(random.standard_normal())
     product.more = {"alpha_value": alpha}
-    product.launch_dense(expand, module, config, swapped, clusters=3)
+    product.launch_dense(expand, module, config, swap_ab, clusters=3)
     value = alpha * product.expected().astype(numpy.float32)
     assert (result(product) == rounded(value, out_type)).all(), f"{m} x {n}"
     assert product.untouched()
@@ -234,11 +234,11 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
 def test_machine_code() -> None:
     """The widest products alone, four of them to a group, x in registers where it is raw; nothing in local memory; the
     call before is waited for before anything is read or written."""
-    source = Path(os.environ.get("SM90_DENSE_CUBIN", nvfp4._C.__file__))
-    kernels = sass.kernels_of(source, "nvfp4_sm90_dense_")
-    assert set(kernels) == {name.removeprefix("sm90_dense_") for name in CONFIGS}, "install the package again"
+    source = Path(os.environ.get("SM90_PREFILL_CUBIN", nvfp4._C.__file__))
+    kernels = sass.kernels_of(source, "nvfp4_sm90_prefill_")
+    assert set(kernels) == {name.removeprefix("sm90_prefill_") for name in CONFIGS}, "install the package again"
     for name, config in CONFIGS.items():
-        kernel = kernels[name.removeprefix("sm90_dense_")]
+        kernel = kernels[name.removeprefix("sm90_prefill_")]
         products = kernel.all("HGMMA")
         x = r"R\d+, " if config.x_raw else ""
         assert {i.opcode for i in products} == {"HGMMA.64x256x16.F32"} and len(products) == 8

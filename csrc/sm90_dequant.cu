@@ -1,5 +1,5 @@
-/* NVFP4 operands to fp16, exactly, for sm90_gemm.cu and sm90_dense.cu: every value times its scale (times the power of
- * two that decode.cuh leaves to the epilogue), rows of 64 * ceil(K/64) numbers, zero beyond K.
+/* NVFP4 operands to fp16, exactly, for sm90_gemm.cu and sm90_prefill.cu: every value times its scale (times the power
+ * of two that decode.cuh leaves to the epilogue), rows of 64 * ceil(K/64) numbers, zero beyond K.
  *
  * The order within 64 values along K is the one in which those kernels decode what they get raw, in registers: of a
  * step of 16 that wgmma makes, lane t of a quad supplies columns 2t, 2t+1 and 2t+8, 2t+9, and it takes them from
@@ -14,12 +14,12 @@
 #include "device/decode.cuh"
 #include "device/problem.h"
 #include "sm90_configs.h"
-#include "sm90_dense_configs.h"
+#include "sm90_prefill_configs.h"
 
-static_assert(SM90_EXPAND_THREADS >= SM90_MOST_HELPERS, "a thread for each flag");
+static_assert(SM90_DEQUANT_THREADS >= SM90_MAX_WORKERS, "a thread for each flag");
 
 enum { ROWS_A_THREAD = 4 };
-static_assert(2 * SM90_EXPAND_THREADS / 32 == 32, "a warp has 2 of 32 rows");
+static_assert(2 * SM90_DEQUANT_THREADS / 32 == 32, "a warp has 2 of 32 rows");
 
 /* Element j of lane i of a quad to element i of lane j. */
 __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
@@ -42,11 +42,11 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(SM90_EXPAND_THREADS)
-    nvfp4_sm90_expand(const __grid_constant__ sm90_expand_schedule s) {
+extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
+    nvfp4_sm90_dequant(const __grid_constant__ sm90_dequant_schedule s) {
     bool is_second = (int32_t)blockIdx.x >= s.first_ctas;
-    const sm90_expand_operand &x = is_second ? s.second : s.first;
-    uint32_t chunks = (uint32_t)((s.k + SM90_EXPAND_K - 1) / SM90_EXPAND_K);
+    const sm90_dequant_operand &x = is_second ? s.second : s.first;
+    uint32_t chunks = (uint32_t)((s.k + SM90_DEQUANT_K - 1) / SM90_DEQUANT_K);
     uint32_t blocks = ((uint32_t)x.rows + 32 * s.rows_a_thread - 1) / (32 * s.rows_a_thread);
     uint32_t index = blockIdx.x - (is_second ? s.first_ctas : 0), block = index / chunks,
              chunk = index - block * chunks;
@@ -55,11 +55,11 @@ extern "C" __global__ void __launch_bounds__(SM90_EXPAND_THREADS)
 
     int lane = threadIdx.x % 32, t = lane % 4, atom = lane / 4 % 4, warp = threadIdx.x / 32;
     int r = warp * 2 + lane / 16; /* of 32 */
-    int64_t k64 = (int64_t)chunk * (SM90_EXPAND_K / SM90_DENSE_STAGE_K) + atom, group = k64 * 4 + t;
-    bool exists = group * 16 < s.k, stored = k64 * SM90_DENSE_STAGE_K < s.k, linear = s.scale_layout == SCALES_LINEAR;
+    int64_t k64 = (int64_t)chunk * (SM90_DEQUANT_K / SM90_PREFILL_STAGE_K) + atom, group = k64 * 4 + t;
+    bool exists = group * 16 < s.k, stored = k64 * SM90_PREFILL_STAGE_K < s.k, linear = s.scale_layout == SCALES_LINEAR;
     uint32_t quarter = block * s.rows_a_thread; /* of 128 rows */
     int32_t first = quarter * 32 + r;
-    int64_t to_pitch = SM90_EXPANDED_PITCH(s.k);
+    int64_t to_pitch = SM90_DEQUANT_PITCH(s.k);
     const uint8_t *data = x.data + l * x.batch + first * x.pitch + group * 8;
     const uint8_t *scale = x.scale + l * x.scale_batch +
                            (linear ? first * x.scale_pitch + group
@@ -67,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(SM90_EXPAND_THREADS)
     int64_t scale_step = linear ? 32 * x.scale_pitch : 4;
     char *to = (char *)x.to + ((int64_t)l * x.rows + first) * to_pitch + k64 * 128 + t * 16;
 
-    wait_for_prior_grids();
-    launch_dependents();
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     if (blockIdx.x == 0 && (int32_t)threadIdx.x < s.flags) s.zeroed[threadIdx.x] = 0;
 
     uint2 words[ROWS_A_THREAD];

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 
 HELPED = [name for name, config in CONFIGS.items() if config.numbers["helped"]]
 by_name = pytest.mark.parametrize("name", HELPED)
-by_split = pytest.mark.parametrize("split", [1, 2])
+inv_split_k = pytest.mark.parametrize("split", [1, 2])
 
 assert random  # the fixture
 
@@ -35,21 +35,21 @@ def some_help(random: numpy.random.Generator, split: int, divided: int, stages: 
     return Help(clusters, helped, each)
 
 
-@by_split
+@inv_split_k
 @by_name
 def test_divided_tiles(name: str, split: int, random: numpy.random.Generator) -> None:
     """Any cut: exact, and nothing written beside the result."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
         emulator, module = load(config, random, case)
-        swapped = bool(random.integers(2))
+        swap_ab = bool(random.integers(2))
         x, y, l = rows(2 * config.tile_x, random), rows(2 * config.tile_y, random), 1 + case % 2
         stages = int(random.integers(split + 1, 2 * config.numbers["stages"] if case % 3 == 0 else 6))
         k = STAGE_K * stages - tail(random) // 2 // 16 * 16
-        p = product(emulator, random, swapped, x, y, k, l, out_type=TYPES[case % 3], apart=16 * (case % 2))
-        help = some_help(random, split, p.schedule(config, swapped, 1).tiles, stages)
+        p = product(emulator, random, swap_ab, x, y, k, l, out_type=TYPES[case % 3], apart=16 * (case % 2))
+        help = some_help(random, split, p.schedule(config, swap_ab, 1).tiles, stages)
         print(help)
-        p.launch(module, config, swapped, split, help=help)
+        p.launch(module, config, swap_ab, split, help=help)
         p.check()
 
 
@@ -69,7 +69,7 @@ def test_whole_tiles_before(name: str, random: numpy.random.Generator) -> None:
         p.check()
 
 
-@by_split
+@inv_split_k
 @by_name
 def test_every_share(name: str, split: int, random: numpy.random.Generator) -> None:
     """Of two tiles with three helped stages each: shares of 1 to 6 stages."""
@@ -81,7 +81,7 @@ def test_every_share(name: str, split: int, random: numpy.random.Generator) -> N
         p.check()
 
 
-@by_split
+@inv_split_k
 @by_name
 def test_epilogues(name: str, split: int, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
@@ -98,10 +98,10 @@ def test_epilogues(name: str, split: int, random: numpy.random.Generator) -> Non
         p.check()
 
 
-@by_split
+@inv_split_k
 @by_name
 def test_equal_bits_in_every_timing(name: str, split: int, random: numpy.random.Generator) -> None:
-    """Sums that round: the order of contributions is fixed, whoever comes first."""
+    """Sums that round: the order of partial_tiles is fixed, whoever comes first."""
     config = CONFIGS[name]
     found, state = set(), random.bit_generator.state
     for case in range(max(4, SEEDS)):
@@ -122,7 +122,7 @@ def test_helpers_wait_for_nobody(name: str, random: numpy.random.Generator) -> N
     p = product(emulator, random, True, 2 * config.tile_x, 8, STAGE_K * 4)
     help = Help(2, 2, 2)
     start(p, module, config, help, clusters=2)
-    assert list(p.handed_over.numpy()) == [config.numbers["math_groups"] * 4] * 2
+    assert list(p.fixup_flags.numpy()) == [config.numbers["math_warpgroups"] * 4] * 2
 
 
 def start(p: Product, module: object, config: Config, help: Help, clusters: int) -> None:
