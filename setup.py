@@ -107,7 +107,8 @@ setup(
     ext_modules=[
         Extension(
             "nvfp4._C",
-            sources=relative("csrc/*.c") + relative("csrc/cpu/*.c"),
+            sources=relative("csrc/**/*.c"),
+            include_dirs=["csrc"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")] + [("NVFP4_DUMP", "1")] * DUMP,
             extra_compile_args=CFLAGS + ["-Werror"] * WERROR,
             extra_link_args=["-Wl,-s"],

@@ -1,7 +1,7 @@
 /* nvfp4: matrix products of NVFP4 data, C = alpha * (A . B^T) + beta * C + bias.
  *
- * The public C interface. It knows no Python and no torch; link the C files of this folder (without
- * python_*.c and torch_ops.c), libm, libdl and libpthread.
+ * The public C interface. It knows no Python and no torch. Compile the C files of this folder without bindings/ and
+ * contest/, with this folder as include path, and link libm, libdl and libpthread.
  *
  * Format. A value is e2m1 (sign, 2 exponent bits, 1 mantissa bit: 0 .5 1 1.5 2 3 4 6); element 2i of a row is the
  * low nibble of byte i, element 2i+1 the high one. Every 16 values along K share one e4m3 scale; bit 7 of a scale
@@ -14,7 +14,7 @@
  *                 ((r/128)*ceil(S/4) + s/4)*512 + (r%32)*16 + (r%128/32)*4 + s%4,
  *                 ceil(R/128)*ceil(S/4)*512 bytes in all. Bytes of padding may hold anything.
  *
- * Errors. Every function returns a status; anything but NVFP4_OK leaves a sentence in nvfp4_last_error() of the
+ * Errors. Every function returns a status; anything but NVFP4_OK leaves a message in nvfp4_last_error() of the
  * calling thread that names the argument, the rule and the value, and nothing has been written.
  *
  * Threads. A context may be used by several threads at once.
@@ -29,14 +29,14 @@
 extern "C" {
 #endif
 
-#define NVFP4_VERSION  "0.1.0"
+#define NVFP4_VERSION  "0.2.0"
 #define NVFP4_MAX_DIMS 6
 
 typedef enum nvfp4_status {
     NVFP4_OK = 0,
     NVFP4_INVALID,       /* an argument breaks a rule */
     NVFP4_UNSUPPORTED,   /* the device or build cannot run this call */
-    NVFP4_DRIVER,        /* libcuda is missing, too old, or refused */
+    NVFP4_DRIVER,        /* libcuda is missing, too old, or reports an error */
     NVFP4_OUT_OF_MEMORY, /* host memory for scratch space could not be had */
 } nvfp4_status;
 
@@ -56,7 +56,7 @@ typedef enum nvfp4_layout {
 } nvfp4_layout;
 
 typedef enum nvfp4_backend {
-    NVFP4_AUTO = 0, /* plan.c chooses by rule */
+    NVFP4_AUTO = 0, /* the plan with the least modelled time of all that the device can run */
     NVFP4_BACKEND_CPU,
     NVFP4_BACKEND_SM80,  /* any GPU since Ampere */
     NVFP4_BACKEND_SM90,  /* H100, H200, GH200: compute capability 9.0 */
@@ -81,7 +81,7 @@ typedef struct nvfp4_context nvfp4_context;
 nvfp4_status nvfp4_create(nvfp4_context **context);
 void nvfp4_destroy(nvfp4_context *context);
 
-/* The sentence of the calling thread's last failure, in UTF-8; "" if there was none. */
+/* The error message of the calling thread's last failure, in UTF-8; "" if there was none. */
 const char *nvfp4_last_error(void);
 
 /* The arguments of one product. Fill from NVFP4_GEMM_ARGS so that what you leave out has its default.
@@ -94,7 +94,8 @@ const char *nvfp4_last_error(void);
  *   alpha    absent: alpha_value; else fp32 of 1 element or of N, on the device of a.
  *   bias     absent, or [N] in fp32 or in the dtype of out.
  *   c, beta  absent, or as out (c may be out itself). beta = 0 means that c is not read, as in BLAS.
- *   queue    the CUstream to enqueue on; NULL is the default one. Ignored on the CPU.
+ *   stream   the CUstream to enqueue on; NULL is the default one. Ignored on the CPU.
+ *   flags    bits that change how the product is computed. None is defined yet: must be 0.
  *   workspace, workspace_size   device memory of at least nvfp4_plan.workspace bytes, aligned to 16, that nothing
  *            else uses until this call has run. Holds anything before and after.
  *   allocate, owner   where set, asked instead when the plan needs a workspace: allocate(owner, bytes) returns such
@@ -107,7 +108,8 @@ typedef struct nvfp4_gemm_args {
     int32_t scale_layout; /* nvfp4_layout */
     int32_t backend;      /* nvfp4_backend */
     int32_t threads;
-    void *queue;
+    uint32_t flags;
+    void *stream;
     void *workspace;
     size_t workspace_size;
     void *(*allocate)(void *owner, size_t bytes);
@@ -115,42 +117,40 @@ typedef struct nvfp4_gemm_args {
 } nvfp4_gemm_args;
 #define NVFP4_GEMM_ARGS ((nvfp4_gemm_args){.alpha_value = 1.0f})
 
-/* How a product will be run: the answer of plan.c. Strings are static. */
+/* How a product will be run. Strings are static. */
 typedef struct nvfp4_plan {
     int32_t backend;    /* nvfp4_backend */
-    int32_t kernel;     /* enum kernel_id (kernels.h) of a GPU kernel; enum cpu_isa (cpu/cpu.h) on the CPU */
-    const char *name;   /* of that kernel */
-    const char *reason; /* why this one, in a sentence */
+    const char *name;   /* of the kernel */
+    const char *reason; /* why this one */
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t swap_ab;         /* sm90, sm100: B, and not A, lies on the side of the mma with 64 rows or more; of
-                              * sm90_gemv: A, and not B, is what streams */
-    int32_t split_k;         /* CTAs that share one output tile along K */
-    int64_t grid;            /* CTAs in all; 0 on the CPU */
+    int32_t swap_ab; /* sm90, sm100: B is the A operand of the mma, the one with 64 rows or more; of sm90_gemv_*: B is the
+                      * operand with few rows */
+    int32_t split_k; /* CTAs (sm100: or pairs of CTAs) that share one output tile along K */
+    int64_t grid;    /* CTAs of the GEMM kernel; 0 on the CPU */
     size_t workspace;        /* bytes of device memory the call needs */
-    int32_t prefetch_stages; /* sm100: stages of K that each CTA brings into L2 ahead of its turn */
-    int32_t candidates;      /* sm90, sm100: how many plans there are for this product (nvfp4_set_candidate) */
-    double modelled_us;      /* sm90, sm100: time a call as the estimate has it, back to back */
+    int32_t prefetch_stages; /* sm100: stages of K that each CTA prefetches into L2 before the call may read */
+    int32_t candidates;      /* on a GPU: how many plans there are for this product (nvfp4_set_candidate) */
+    double modelled_us;      /* on a GPU: modelled time of a call; sm80, sm90: single-call, sm100: back to back */
 } nvfp4_plan;
 
-/* Of later products of this context, take the plan that the estimate puts in this place: 0, as ever, is its first
- * choice. For measuring what the estimate says; not while other threads plan. Kernels without an estimate take no
- * notice. */
+/* Force the plan of this rank for later products of this context: 0, the default, is the one of the least modelled
+ * time; the last one where there are fewer. For measuring what the model ranks. Not while other threads plan. */
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 
-/* From now on products of this shape on this device take the plan that has the name, swap_ab, split_k and
- * prefetch_stages of `plan` (no other field counts) before the one that the estimate puts first: for what was measured
- * to be faster (`python -m nvfp4 bench --tune`). Whatever their types and epilogue; those whose operands lie so that
- * they have no such plan take no notice. Another split_k adds in another order, so that results that round may differ
- * in their last bits. NVFP4_INVALID where a dense product has no such plan. Not while other threads plan. */
-nvfp4_status nvfp4_prefer(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
-                          const nvfp4_plan *plan);
-/* Takes back all that nvfp4_prefer said. Not while other threads plan. */
-void nvfp4_forget_preferences(nvfp4_context *context);
+/* Put one plan first for products of this shape on this device: the one with the name, swap_ab, split_k and
+ * prefetch_stages of `plan` (no other field counts). For plans that were measured to be faster than the model's choice
+ * (`python -m nvfp4 bench --tune`). It holds for all types and epilogues; products whose operands lie so that they have
+ * no such plan are not affected. Another split_k adds in another order, so results that round may differ in their last
+ * bits. NVFP4_INVALID where a product of contiguous operands has no such plan. Not while other threads plan. */
+nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
+                                 const nvfp4_plan *plan);
+/* Removes every override. Not while other threads plan. */
+void nvfp4_clear_overrides(nvfp4_context *context);
 
 /* Checks the arguments (the workspace excepted) and says how the product would be run. Launches nothing. */
 nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan);
 
-/* Runs the product. On a GPU it is enqueued on args->queue: no allocation, no synchronisation. */
+/* Runs the product. On a GPU it is enqueued on args->stream: no allocation, no synchronisation. */
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args);
 
 /* How a product of this shape would be run on a device (NVFP4_HOST or an ordinal), for dense 16-byte aligned data. */
@@ -168,7 +168,7 @@ typedef struct nvfp4_quantize_args {
     float global_value;
     int32_t scale_layout;
     int32_t threads;
-    void *queue;
+    void *stream;
 } nvfp4_quantize_args;
 #define NVFP4_QUANTIZE_ARGS ((nvfp4_quantize_args){.global_value = 1.0f})
 
@@ -179,9 +179,9 @@ nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args 
 /* linear [R, S] or [L, R, S] (row stride free) <-> swizzled, contiguous, L*ceil(R/128)*ceil(S/4)*512 bytes. dtype
  * e4m3 or uint8. Padding is written as zeros by swizzle and not read by unswizzle. */
 nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_tensor *linear, const nvfp4_tensor *swizzled,
-                           void *queue);
+                           void *stream);
 nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_tensor *swizzled, const nvfp4_tensor *linear,
-                             void *queue);
+                             void *stream);
 
 typedef struct nvfp4_device {
     char name[256];
@@ -193,7 +193,7 @@ typedef struct nvfp4_device {
     int64_t memory_bytes;
     int32_t reads_host_memory;   /* 1: kernels can read ordinary host memory, so that CPU tensors will do */
     int32_t usable;              /* 1: this build has code for it */
-    const char *unusable_reason; /* a sentence, or "" */
+    const char *unusable_reason; /* why not, or "" */
 } nvfp4_device;
 
 /* The driver. count is 0 and the status NVFP4_DRIVER where there is none; version is 1000*major + 10*minor. */

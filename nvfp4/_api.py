@@ -83,8 +83,8 @@ def gemm(
     if torch is not None and torch.compiler.is_dynamo_compiling():
         from nvfp4 import torch_ops
 
-        return torch_ops.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend)
-    return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend)
+        return torch_ops.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, 0)
+    return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, 0)
 
 
 def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array) -> Array:

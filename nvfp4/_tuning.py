@@ -14,7 +14,7 @@ FORMAT = "nvfp4-tune 1"
 DEVICE = ("name", "compute_capability", "sm_count")  # what must be as it was when the file was written
 SETTINGS = ("kernel", "swap_ab", "split_k", "prefetch_stages")  # what sets a plan apart from the others for a shape
 
-_preferred: list[tuple[Any, ...]] = []  # arguments of _C.prefer, as they are in force
+_preferred: list[tuple[Any, ...]] = []  # arguments of _C.override_plan, as they are in force
 
 
 def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
@@ -46,13 +46,13 @@ def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
 
 
 def _prefer(calls: list[tuple[Any, ...]]) -> None:
-    _C.forget_preferences()
+    _C.clear_overrides()
     for call in calls:
-        _C.prefer(*call)
+        _C.override_plan(*call)
 
 
 def _read(path: str) -> list[tuple[dict[str, Any], list[tuple[Any, ...]]]]:
-    """What to use, with the calls of _C.prefer for each device."""
+    """What to use, with the calls of _C.override_plan for each device."""
     import json  # not before: it would double the time that importing nvfp4 takes
 
     try:

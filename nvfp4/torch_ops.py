@@ -1,11 +1,11 @@
 """torch.ops.nvfp4: nvfp4 as operators, for torch.compile, torch.export and tensor subclasses.
 
 Importing this module registers them; `import nvfp4` does so where torch has been imported before, and so does the
-first traced call. The kernels are C (csrc/torch_ops.c); here are their fakes, which check and shape without memory,
+first traced call. The kernels are C (csrc/bindings/torch/ops.c); here are their fakes, which check and shape without memory,
 and the way from a call of nvfp4's functions to an operator.
 
-    gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, out_dtype) -> Tensor
-    gemm_out(..., backend, Tensor(a!) out) -> ()
+    gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
+    gemm_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
@@ -79,12 +79,13 @@ def _(
     beta: float,
     scale_layout: str,
     backend: str,
+    flags: int,
     out_dtype: torch.dtype,
 ) -> Tensor:
     batch, m, _ = _rows("a", a)
     _, n, _ = _rows("b", b)
     out = a.new_empty((*batch, m, n), dtype=out_dtype)
-    _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend)
+    _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend, flags)
     return out
 
 
@@ -101,9 +102,10 @@ def _(
     beta: float,
     scale_layout: str,
     backend: str,
+    flags: int,
     out: Tensor,
 ) -> None:
-    _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend)
+    _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend, flags)
 
 
 @torch.library.register_fake("nvfp4::custom_kernel")
@@ -218,13 +220,14 @@ def gemm(
     out_dtype: Any,
     scale_layout: str,
     backend: str | None,
+    flags: int,
 ) -> Any:
     _check_tensors({"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}, bias=bias, c=c, out=out)
     _check_no_grad(alpha=alpha, bias=bias, c=c, out=out)
     alpha_tensor, alpha_value = _number_or_tensor("alpha", alpha, a)
     common = (
         (a, b, scale_a, scale_b, alpha_tensor, _optional(bias, a), _optional(c, a))
-        + (alpha_value, float(beta), scale_layout, "auto" if backend is None else backend)
+        + (alpha_value, float(beta), scale_layout, "auto" if backend is None else backend, flags)
     )  # fmt: skip
     if out is None:
         return _call(_ops.gemm, *common, _dtype(out_dtype, torch.float16))

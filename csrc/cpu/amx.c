@@ -6,7 +6,7 @@
  * columns of the right one, whose rows hold pairs of elements. Few short rows are the vectors of avx512vnni.c. */
 #if defined(__x86_64__)
 #pragma GCC target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx2,fma,f16c")
-#include "avx512.h"
+#include "cpu/avx512.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

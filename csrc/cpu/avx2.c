@@ -5,7 +5,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #include <immintrin.h>
 
-#include "gemm.h"
+#include "cpu/gemm.h"
 
 enum { LANES = 8, STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512 };
 

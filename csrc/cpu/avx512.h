@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "gemm.h"
+#include "cpu/gemm.h"
 
 /* The low `count` bits, count clipped to 0 .. 32. */
 static inline __mmask32 low_bits(int64_t count) {

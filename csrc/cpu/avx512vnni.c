@@ -6,7 +6,7 @@
  * by 4) and one fused multiply-add with the long scale: a single rounding a block. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")
-#include "avx512.h"
+#include "cpu/avx512.h"
 
 enum { LANES = 16, STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512 };
 

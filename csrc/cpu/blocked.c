@@ -9,9 +9,9 @@
  *
  * Nothing is shared between tasks, and an element's sum is formed in the order of K whatever the chunk it falls in, so
  * its bits do not depend on the number of threads. */
-#include "../error.h"
-#include "gemm.h"
-#include "threads.h"
+#include "api/error.h"
+#include "cpu/gemm.h"
+#include "cpu/threads.h"
 
 enum { MAX_LONG_ROWS = 512, LONG_ROWS_MULTIPLE = 32 };
 

@@ -2,8 +2,8 @@
 #ifndef NVFP4_CPU_H
 #define NVFP4_CPU_H
 
-#include "../device/problem.h"
-#include "../nvfp4.h"
+#include "device/problem.h"
+#include "nvfp4.h"
 
 typedef enum cpu_isa {
     CPU_REFERENCE, /* the definition: the loop of reference.c */

@@ -1,6 +1,6 @@
 /* cpu_gemm: which kernel, which driver, how many threads. */
-#include "gemm.h"
-#include "threads.h"
+#include "cpu/gemm.h"
+#include "cpu/threads.h"
 
 static const cpu_kernel *const kernels[CPU_ISA_COUNT] = {
     [CPU_PORTABLE] = &portable_kernel,

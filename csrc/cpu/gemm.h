@@ -10,9 +10,9 @@
 #ifndef NVFP4_CPU_GEMM_H
 #define NVFP4_CPU_GEMM_H
 
-#include "cpu.h"
-#include "epilogue.h"
-#include "operand.h"
+#include "cpu/cpu.h"
+#include "cpu/epilogue.h"
+#include "cpu/operand.h"
 
 enum {
     CHUNK_BLOCKS = 128,           /* K chunk, in blocks of 16: a strip stays in L1, the panels in L2 */

@@ -1,7 +1,7 @@
 /* Which CPU kernel to use: the fastest that the CPU runs, or the one that NVFP4_CPU names. */
 #define _GNU_SOURCE
-#include "../error.h"
-#include "cpu.h"
+#include "api/error.h"
+#include "cpu/cpu.h"
 
 #include <pthread.h>
 #include <stdlib.h>

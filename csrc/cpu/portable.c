@@ -1,6 +1,6 @@
 /* The kernel in C with gcc's vectors of 16 bytes, which every machine has: products of doubled values are at most 144,
  * so a block of 16 sums in int16. */
-#include "gemm.h"
+#include "cpu/gemm.h"
 
 enum { LANES = 8, STRIP_ROWS = 4 };
 

@@ -11,10 +11,10 @@
  *   dequantised              (value(code) * value(scale)) * g  rounded once more to the type of x
  *
  * A NaN in g gives scale 0x7F and codes 0, but for blocks of zeros. */
-#include "cpu.h"
-#include "epilogue.h"
-#include "operand.h"
-#include "threads.h"
+#include "cpu/cpu.h"
+#include "cpu/epilogue.h"
+#include "cpu/operand.h"
+#include "cpu/threads.h"
 
 static void quantize_block(const float x[16], float g, uint8_t data[8], uint8_t *scale) {
     float amax = 0.0f;

@@ -1,9 +1,9 @@
 /* The definition: out = epilogue(sum over k of a[m][k]*scale_a[m][k/16] * b[n][k]*scale_b[n][k/16]).
  * Every product is exact in double; so is the sum unless its terms are more than 2^53 apart. One rounding to fp32. */
-#include "epilogue.h"
-#include "gemm.h"
-#include "operand.h"
-#include "threads.h"
+#include "cpu/epilogue.h"
+#include "cpu/gemm.h"
+#include "cpu/operand.h"
+#include "cpu/threads.h"
 
 /* The value of element k of a row times its scale: exact. */
 static double element(const operand *x, int64_t row, int64_t k) {

@@ -1,6 +1,6 @@
 /* Linear scales to the tensor core's 128x4 layout and back. */
-#include "cpu.h"
-#include "operand.h"
+#include "cpu/cpu.h"
+#include "cpu/operand.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * helpers; everyone draws tasks from the job's counter. The caller takes part, then leaves the list and waits for
  * the helpers that joined. No thread exists before the first call that wants two. */
 #define _GNU_SOURCE
-#include "threads.h"
+#include "cpu/threads.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,8 +1,8 @@
 /* The product with few short rows (one: a matrix times a vector), bound by reading the long operand: the short rows
  * are packed once, then every long row is read once. A task is a group of long rows at one batch index. */
-#include "../error.h"
-#include "gemm.h"
-#include "threads.h"
+#include "api/error.h"
+#include "cpu/gemm.h"
+#include "cpu/threads.h"
 
 enum { MAX_TASK_ROWS = 128 }; /* as many as share cache lines of scales in the 128x4 layout */
 

@@ -1,0 +1,154 @@
+/* The context, and what can be asked about the machine. */
+#include "api/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/error.h"
+#include "cpu/cpu.h"
+#include "driver/fatbin.h"
+#include "plan/gemm_family.h"
+#ifdef NVFP4_DUMP
+#include "device/dump.h"
+#endif
+
+/* The kernels of every family, and the quantisers'. */
+static driver *create_driver(void) {
+    const kernel_set *sets[GEMM_FAMILIES + 1] = {&quantize_kernels};
+    int32_t count = 1;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (gemm_families[f] && gemm_families[f]->kernels) sets[count++] = gemm_families[f]->kernels;
+    return driver_create(sets, count);
+}
+
+nvfp4_status nvfp4_create(nvfp4_context **context) {
+    nvfp4_context *c = calloc(1, sizeof *c);
+    if (c) c->driver = create_driver();
+    if (!c || !c->driver) {
+        free(c);
+        return fail(NVFP4_OUT_OF_MEMORY, "no memory for a context");
+    }
+    *context = c;
+    return NVFP4_OK;
+}
+
+void nvfp4_destroy(nvfp4_context *context) {
+    if (!context) return;
+    driver_destroy(context->driver);
+    overrides_clear(&context->overrides);
+    free(context);
+}
+
+nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
+    if (candidate < 0) return fail(NVFP4_INVALID, "candidate: is %d; must not be negative", candidate);
+    context->candidate = candidate;
+    return NVFP4_OK;
+}
+
+void nvfp4_clear_overrides(nvfp4_context *context) {
+    overrides_clear(&context->overrides);
+}
+
+#ifdef NVFP4_DUMP
+size_t nvfp4_dump_bytes(void) {
+    return sizeof(sm100_dump);
+}
+
+void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_block) {
+    context->dump = memory;
+    context->dump_cta = cta;
+    context->dump_block = k_block;
+}
+#endif
+
+const char *nvfp4_backend_name(int32_t backend) {
+    if (backend == NVFP4_AUTO) return "auto";
+    return backend > NVFP4_AUTO && backend < GEMM_FAMILIES ? gemm_families[backend]->name : "unknown";
+}
+
+/* NVFP4_BACKEND names the backend of calls on host memory that leave it to the library. */
+static nvfp4_status backend_from_environment(int32_t *backend) {
+    const char *name = getenv("NVFP4_BACKEND");
+    if (!name || !*name) return NVFP4_OK;
+    for (int32_t i = NVFP4_AUTO; i < GEMM_FAMILIES; i++)
+        if (!strcmp(name, nvfp4_backend_name(i))) {
+            *backend = i;
+            return NVFP4_OK;
+        }
+    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be auto, cpu, sm80, sm90 or sm100", name);
+}
+
+static nvfp4_status reject_family(nvfp4_context *context, const target *where, int32_t backend) {
+    nvfp4_device device;
+    nvfp4_status status = driver_device(context->driver, where->device, &device);
+    if (status) return status;
+    return fail(NVFP4_UNSUPPORTED,
+                "backend: is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d; must be sm80 or "
+                "None there",
+                gemm_families[backend]->name, gemm_families[backend]->runs_on, where->device, device.name,
+                device.compute_capability / 10, device.compute_capability % 10);
+}
+
+/* The families whose kernels the device has: all of them, or the one that is asked for by name. */
+static nvfp4_status find_families(nvfp4_context *context, int32_t backend, target *where) {
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        const kernel_set *kernels = gemm_families[f] ? gemm_families[f]->kernels : NULL;
+        if (kernels && (backend == NVFP4_AUTO || backend == f) &&
+            driver_has_set(context->driver, where->device, kernels))
+            where->families |= 1u << f;
+    }
+    return where->families ? NVFP4_OK : reject_family(context, where, backend);
+}
+
+nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where) {
+    *where = (target){0};
+    if (backend < NVFP4_AUTO || backend >= GEMM_FAMILIES)
+        return fail(NVFP4_INVALID, "backend: is %d; must be auto (%d), cpu (%d), sm80 (%d), sm90 (%d) or sm100 (%d)",
+                    backend, NVFP4_AUTO, NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80, NVFP4_BACKEND_SM90,
+                    NVFP4_BACKEND_SM100);
+    if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
+        nvfp4_status status = backend_from_environment(&backend);
+        if (status) return status;
+    }
+    const int names_gpu = backend != NVFP4_AUTO && gemm_families[backend]->kernels;
+    if (device == NVFP4_HOST && !names_gpu) {
+        where->families = 1u << NVFP4_BACKEND_CPU;
+        return NVFP4_OK;
+    }
+    if (backend == NVFP4_BACKEND_CPU)
+        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80, sm90, sm100 or None",
+                    device);
+    where->on_gpu = 1;
+    where->host_memory = device == NVFP4_HOST;
+    where->device = where->host_memory ? 0 : device;
+    nvfp4_status status = driver_ready(context->driver, where->device, &where->props);
+    if (!status && where->host_memory && !driver_reads_host_memory(context->driver, 0))
+        return fail(NVFP4_INVALID, "backend: is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
+                    nvfp4_backend_name(backend));
+    return status ? status : find_families(context, backend, where);
+}
+
+nvfp4_status nvfp4_driver_info(nvfp4_context *context, int32_t *count, int32_t *version) {
+    nvfp4_status status = driver_open(context->driver);
+    *count = driver_device_count(context->driver);
+    *version = driver_version(context->driver);
+    return status;
+}
+
+nvfp4_status nvfp4_device_info(nvfp4_context *context, int32_t device, nvfp4_device *info) {
+    return driver_device(context->driver, device, info);
+}
+
+nvfp4_status nvfp4_init_device(nvfp4_context *context, int32_t device) {
+    const device_props *props;
+    return driver_ready(context->driver, device, &props);
+}
+
+const char *nvfp4_cpu_kernel(void) {
+    cpu_isa isa;
+    return cpu_isa_detect(&isa) ? "none" : cpu_isa_name(isa);
+}
+
+const char *nvfp4_embedded_archs(void) {
+    return nvfp4_fatbin_archs;
+}

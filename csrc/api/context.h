@@ -1,0 +1,31 @@
+/* The context, and where a call runs. */
+#ifndef NVFP4_API_CONTEXT_H
+#define NVFP4_API_CONTEXT_H
+
+#include "driver/driver.h"
+#include "nvfp4.h"
+#include "plan/overrides.h"
+
+struct nvfp4_context {
+    driver *driver;
+    int32_t candidate; /* nvfp4_set_candidate */
+    plan_overrides overrides;
+#ifdef NVFP4_DUMP
+    void *dump; /* nvfp4_dump */
+    int32_t dump_cta, dump_block;
+#endif
+};
+
+typedef struct target {
+    uint32_t families; /* bit f: gemm_families[f] may run the call */
+    int32_t on_gpu;
+    int32_t device;      /* ordinal, where on_gpu */
+    int32_t host_memory; /* the GPU works on host memory: the call synchronises */
+    const device_props *props;
+} target;
+
+/* Resolves backend (nvfp4_backend) for tensors on `device` (NVFP4_HOST or an ordinal). A GPU backend takes host memory
+ * only on a device that reads it. */
+nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where);
+
+#endif

@@ -1,0 +1,235 @@
+/* One product: check, plan, launch. No family of kernels is named here. */
+#include "api/gemm.h"
+
+#include <string.h>
+
+#include "api/check.h"
+#include "api/error.h"
+#include "plan/choose.h"
+
+static int is_empty(const gemm_problem *p) {
+    return p->m == 0 || p->n == 0 || p->l == 0;
+}
+
+/* The family of the lowest number that may run the call: it explains why there is no candidate. */
+static int32_t first_family(const target *where) {
+    return __builtin_ctz(where->families);
+}
+
+static int32_t last_family(const target *where) {
+    return 31 - __builtin_clz(where->families);
+}
+
+static nvfp4_status choose_on_gpu(gemm_call *call, const plan_settings *override, int32_t rank) {
+    const target *where = &call->where;
+    plan_query query;
+    memset(&query, 0, sizeof query);
+    query.traits = traits_of(&call->problem);
+    query.props = *where->props;
+    query.families = where->families;
+    query.override = *override;
+    query.rank = rank;
+    const plan_choice *choice = plan_choose(&query);
+    call->candidates = choice->candidates;
+    if (choice->candidates == 0) return gemm_families[first_family(where)]->reject(&query.props, &query.traits);
+    call->candidate = choice->taken;
+    return NVFP4_OK;
+}
+
+static nvfp4_status choose(nvfp4_context *context, gemm_call *call) {
+    const target *where = &call->where;
+    call->candidates = 0;
+    if (where->on_gpu && is_empty(&call->problem)) {
+        call->candidate = (gemm_candidate){
+            .family = last_family(where), .name = "none", .reason = "the result is empty", .split_k = 1};
+        return NVFP4_OK;
+    }
+    if (where->on_gpu) {
+        const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem);
+        return choose_on_gpu(call, &override, context->candidate);
+    }
+    const gemm_family *family = gemm_families[first_family(where)];
+    return family->candidates(NULL, NULL, &call->candidate) ? NVFP4_OK : family->reject(NULL, NULL);
+}
+
+nvfp4_status gemm_prepare(nvfp4_context *context, const nvfp4_gemm_args *args, gemm_call *call) {
+    nvfp4_status status = check_gemm(args, &call->problem);
+    if (!status) status = find_target(context, args->backend, args->a.device, &call->where);
+    return status ? status : choose(context, call);
+}
+
+static nvfp4_status find_workspace(int64_t bytes, const nvfp4_gemm_args *args, void **workspace) {
+    *workspace = args->workspace;
+    if (bytes == 0) return NVFP4_OK;
+    if (args->allocate) {
+        clear_error();
+        *workspace = args->allocate(args->owner, (size_t)bytes);
+        if (*workspace) return NVFP4_OK;
+        if (*nvfp4_last_error()) return NVFP4_OUT_OF_MEMORY; /* our own front ends say why */
+        return fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %lld bytes", (long long)bytes);
+    }
+    if (bytes <= (int64_t)args->workspace_size && (uintptr_t)args->workspace % 16 == 0) return NVFP4_OK;
+    return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %lld, aligned to 16 (nvfp4_gemm_plan)",
+                args->workspace_size, args->workspace, (long long)bytes);
+}
+
+/* Encodes the tensor maps of a launch plan into its parameters, and launches its steps. */
+static nvfp4_status launch(driver *d, const gemm_call *call, launch_plan *plan, void *stream) {
+    const kernel_set *set = gemm_families[call->candidate.family]->kernels;
+    nvfp4_status status = NVFP4_OK;
+    for (int32_t i = 0; i < plan->tensor_maps && !status; i++)
+        status = driver_encode(d, call->where.device, &plan->tensor_map[i].layout,
+                               plan->params + plan->tensor_map[i].offset);
+    for (int32_t i = 0; i < plan->steps && !status; i++) {
+        const launch_step *step = &plan->step[i];
+        void *params[PLAN_MAX_PARAMS];
+        for (int32_t j = 0; j < step->params; j++) params[j] = plan->params + step->param_offset[j];
+        const kernel_launch one = {.set = set,
+                                   .kernel = step->kernel,
+                                   .cluster = step->cluster,
+                                   .grid_x = step->grid_x,
+                                   .grid_y = step->grid_y,
+                                   .shared_bytes = step->shared_bytes,
+                                   .params = params,
+                                   .stream = stream};
+        status = driver_launch(d, call->where.device, &one);
+    }
+    return status;
+}
+
+static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_gemm_args *args, const gemm_call *call) {
+    const gemm_candidate *candidate = &call->candidate;
+    void *workspace;
+    launch_plan plan;
+    nvfp4_status status = find_workspace(candidate->workspace, args, &workspace);
+    if (status) return status;
+    launch_plan_init(&plan);
+#ifdef NVFP4_DUMP
+    plan.dump = context->dump, plan.dump_cta = context->dump_cta, plan.dump_block = context->dump_block;
+#endif
+    gemm_families[candidate->family]->build(call->where.props, &call->problem, candidate, workspace, &plan);
+    status = launch(context->driver, call, &plan, args->stream);
+    if (!call->where.host_memory) return status;
+    /* Also for what a failed call did launch. */
+    nvfp4_status waited = driver_synchronize(context->driver, call->where.device, args->stream);
+    return status ? status : waited;
+}
+
+nvfp4_status gemm_run(nvfp4_context *context, const nvfp4_gemm_args *args, gemm_call *call) {
+    nvfp4_status status = check_gemm_data_present(args);
+    if (status || is_empty(&call->problem)) return status;
+    call->problem.out = args->out.data;
+    if (call->where.on_gpu) return run_on_gpu(context, args, call);
+    return gemm_families[call->candidate.family]->run_host(&call->problem, &call->candidate, args->threads);
+}
+
+nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
+    gemm_call call;
+    nvfp4_status status = gemm_prepare(context, args, &call);
+    return status ? status : gemm_run(context, args, &call);
+}
+
+/* ---- plans by themselves ---- */
+
+static void describe(const gemm_call *call, nvfp4_plan *plan) {
+    const gemm_candidate *c = &call->candidate;
+    *plan = (nvfp4_plan){
+        .backend = c->family,
+        .name = c->name,
+        .reason = c->reason,
+        .tile_m = c->tile_m,
+        .tile_n = c->tile_n,
+        .tile_k = c->tile_k,
+        .stages = c->stages,
+        .swap_ab = c->swap_ab,
+        .split_k = c->split_k,
+        .grid = c->grid,
+        .workspace = (size_t)c->workspace,
+        .prefetch_stages = c->prefetch_stages,
+        .candidates = call->candidates,
+        .modelled_us = c->modelled_us,
+    };
+}
+
+nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {
+    gemm_call call;
+    nvfp4_status status = gemm_prepare(context, args, &call);
+    if (!status) describe(&call, plan);
+    return status;
+}
+
+/* A product of this shape, contiguous and aligned. */
+static nvfp4_status problem_of_shape(int64_t m, int64_t n, int64_t k, int64_t l, gemm_problem *p) {
+    if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
+        return fail(NVFP4_INVALID,
+                    "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and %d, and K a "
+                    "multiple of 16",
+                    (long long)m, (long long)n, (long long)k, (long long)l, INT32_MAX);
+    int64_t count;
+    if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as check.c bounds a tensor */
+        return fail(NVFP4_INVALID, "shape: M, N, L are %lld, %lld, %lld; their product must be at most 2^60",
+                    (long long)m, (long long)n, (long long)l);
+    *p = (gemm_problem){.m = m,
+                        .n = n,
+                        .k = k,
+                        .l = l,
+                        .a_pitch = k / 2,
+                        .b_pitch = k / 2,
+                        .a_batch = m * k / 2,
+                        .b_batch = n * k / 2,
+                        .out_type = NVFP4_FP16,
+                        .out_pitch = n * 2,
+                        .out_batch = m * n * 2,
+                        .aligned16 = k % 32 == 0};
+    return NVFP4_OK;
+}
+
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int64_t m, int64_t n, int64_t k,
+                              int64_t l, nvfp4_plan *plan) {
+    gemm_call call;
+    nvfp4_status status = problem_of_shape(m, n, k, l, &call.problem);
+    if (!status) status = find_target(context, backend, device, &call.where);
+    if (!status) status = choose(context, &call);
+    if (!status) describe(&call, plan);
+    return status;
+}
+
+/* The family and kernel of this name; family NVFP4_AUTO for none. */
+static plan_settings settings_of(const nvfp4_plan *plan) {
+    plan_settings s = {.kernel = -1, .swap_ab = plan->swap_ab, .split_k = plan->split_k,
+                       .prefetch_stages = plan->prefetch_stages};
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        const kernel_set *set = gemm_families[f] ? gemm_families[f]->kernels : NULL;
+        for (int32_t k = 0; set && k < set->count; k++)
+            if (strcmp(plan->name, set->kernels[k].name) == 0) s.family = f, s.kernel = k;
+    }
+    return s;
+}
+
+static int is_plan(const gemm_candidate *c, const plan_settings *s) {
+    return c->family == s->family && c->kernel == s->kernel && c->swap_ab == s->swap_ab && c->split_k == s->split_k &&
+           c->prefetch_stages == s->prefetch_stages;
+}
+
+nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
+                                 const nvfp4_plan *plan) {
+    gemm_call call;
+    if (!plan->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
+    if (device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", device);
+    const plan_settings settings = settings_of(plan);
+    nvfp4_status status = problem_of_shape(m, n, k, l, &call.problem);
+    if (!status) status = find_target(context, settings.family, device, &call.where);
+    if (status) return status;
+    call.candidates = 0;
+    if (!is_empty(&call.problem)) status = choose_on_gpu(&call, &settings, 0);
+    if (status) return status;
+    if (call.candidates == 0 || !is_plan(&call.candidate, &settings))
+        return fail(
+            NVFP4_INVALID,
+            "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, which is none of the %d plans for a "
+            "product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
+            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, call.candidates, (long long)m,
+            (long long)n, (long long)k, (long long)l, call.where.device);
+    const plan_override one = {.device = call.where.device, .m = m, .n = n, .k = k, .l = l, .settings = settings};
+    return overrides_add(&context->overrides, &one);
+}

@@ -1,0 +1,114 @@
+/* What info() and init() need to know: driver, devices, and how a shape would be run. */
+#include "bindings/python/module.h"
+
+/* How a shape would be run on a device, as a dict with the names of nvfp4_plan. */
+PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { DEVICE, BACKEND, M, N, K, L, COUNT };
+    (void)module;
+    if (!check_count("plan", count, COUNT)) return NULL;
+    int64_t device, m, n, k, l;
+    int32_t backend;
+    nvfp4_plan plan;
+    if (!read_integer(a[DEVICE], "device", NVFP4_HOST, INT32_MAX, &device) || !read_backend(a[BACKEND], &backend) ||
+        !read_integer(a[M], "m", 0, INT32_MAX, &m) || !read_integer(a[N], "n", 0, INT32_MAX, &n) ||
+        !read_integer(a[K], "k", 0, INT32_MAX, &k) || !read_integer(a[L], "l", 0, INT32_MAX, &l) ||
+        nvfp4_plan_shape(python_context, (int32_t)device, backend, m, n, k, l, &plan) != NVFP4_OK)
+        return raise_error();
+    return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
+                         "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n,
+                         "tile_k", plan.tile_k, "stages", plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab),
+                         "split_k", plan.split_k, "grid", (long long)plan.grid, "workspace", (Py_ssize_t)plan.workspace,
+                         "prefetch_stages", plan.prefetch_stages, "candidates", plan.candidates, "modelled_us",
+                         plan.modelled_us);
+}
+
+/* nvfp4_set_candidate: force the plan of that rank. */
+PyObject *python_set_candidate(PyObject *module, PyObject *candidate) {
+    (void)module;
+    int64_t place;
+    if (!read_integer(candidate, "candidate", 0, INT32_MAX, &place) ||
+        nvfp4_set_candidate(python_context, (int32_t)place) != NVFP4_OK)
+        return raise_error();
+    Py_RETURN_NONE;
+}
+
+/* nvfp4_override_plan, the plan by its settings. */
+PyObject *python_override_plan(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { DEVICE, M, N, K, L, KERNEL, SWAP_AB, SPLIT_K, PREFETCH_STAGES, COUNT };
+    (void)module;
+    if (!check_count("override_plan", count, COUNT)) return NULL;
+    int64_t device, m, n, k, l, split_k, prefetch_stages;
+    int swap_ab = PyObject_IsTrue(a[SWAP_AB]);
+    const char *kernel = PyUnicode_AsUTF8AndSize(a[KERNEL], NULL);
+    if (swap_ab < 0 || !kernel) return NULL;
+    if (!read_integer(a[DEVICE], "device", 0, INT32_MAX, &device) || !read_integer(a[M], "m", 0, INT32_MAX, &m) ||
+        !read_integer(a[N], "n", 0, INT32_MAX, &n) || !read_integer(a[K], "k", 0, INT32_MAX, &k) ||
+        !read_integer(a[L], "l", 0, INT32_MAX, &l) || !read_integer(a[SPLIT_K], "split_k", 1, INT32_MAX, &split_k) ||
+        !read_integer(a[PREFETCH_STAGES], "prefetch_stages", 0, INT32_MAX, &prefetch_stages))
+        return raise_error();
+    const nvfp4_plan plan = {
+        .name = kernel, .swap_ab = swap_ab, .split_k = (int32_t)split_k, .prefetch_stages = (int32_t)prefetch_stages};
+    if (nvfp4_override_plan(python_context, (int32_t)device, m, n, k, l, &plan) != NVFP4_OK) return raise_error();
+    Py_RETURN_NONE;
+}
+
+PyObject *python_clear_overrides(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    nvfp4_clear_overrides(python_context);
+    Py_RETURN_NONE;
+}
+
+/* {"version": 13000, "devices": 1}, or the reason why there is no driver, as a string. */
+PyObject *python_driver(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    int32_t count, version;
+    if (nvfp4_driver_info(python_context, &count, &version) != NVFP4_OK)
+        return PyUnicode_FromString(nvfp4_last_error());
+    return Py_BuildValue("{si,si}", "version", version, "devices", count);
+}
+
+PyObject *python_device(PyObject *module, PyObject *ordinal) {
+    (void)module;
+    int64_t device;
+    nvfp4_device d;
+    if (!read_integer(ordinal, "device", 0, INT32_MAX, &device) ||
+        nvfp4_device_info(python_context, (int32_t)device, &d) != NVFP4_OK)
+        return raise_error();
+    return Py_BuildValue("{ss,si,si,si,si,sL,sL,sN,sN,ss}", "name", d.name, "compute_capability", d.compute_capability,
+                         "sm_count", d.sm_count, "shared_per_block", d.shared_per_block, "shared_per_sm",
+                         d.shared_per_sm, "l2_bytes", (long long)d.l2_bytes, "memory_bytes", (long long)d.memory_bytes,
+                         "reads_host_memory", PyBool_FromLong(d.reads_host_memory), "usable", PyBool_FromLong(d.usable),
+                         "reason", d.unusable_reason);
+}
+
+PyObject *python_load(PyObject *module, PyObject *ordinal) {
+    (void)module;
+    int64_t device;
+    if (!read_integer(ordinal, "device", 0, INT32_MAX, &device) ||
+        nvfp4_init_device(python_context, (int32_t)device) != NVFP4_OK)
+        return raise_error();
+    Py_RETURN_NONE;
+}
+
+PyObject *python_cpu_kernel(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(nvfp4_cpu_kernel());
+}
+
+#ifdef NVFP4_DUMP
+/* nvfp4_dump(memory, cta, k_block), memory being an address; 0 ends it. Returns the bytes that a dump takes. */
+PyObject *python_dump(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { MEMORY, CTA, K_BLOCK, COUNT };
+    (void)module;
+    if (!check_count("dump", count, COUNT)) return NULL;
+    int64_t memory, cta, k_block;
+    if (!read_integer(a[MEMORY], "memory", 0, INT64_MAX, &memory) || !read_integer(a[CTA], "cta", 0, INT32_MAX, &cta) ||
+        !read_integer(a[K_BLOCK], "k_block", 0, INT32_MAX, &k_block))
+        return raise_error();
+    nvfp4_dump(python_context, (void *)(uintptr_t)memory, (int32_t)cta, (int32_t)k_block);
+    return PyLong_FromSize_t(nvfp4_dump_bytes());
+}
+#endif

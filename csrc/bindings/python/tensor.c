@@ -1,0 +1,434 @@
+/* Reading and making tensors of torch and NumPy, and what of these libraries has been found for it. */
+#include "bindings/python/tensor.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bindings/dlpack.h"
+#include "api/error.h"
+
+enum { DTYPE_COUNT = NVFP4_FP32 + 1 };
+
+/* What was found of torch and NumPy in sys.modules. Kept for the life of the process, guarded by the GIL. */
+static struct {
+    PyTypeObject *tensor, *parameter;
+    const dl_exchange_table *table; /* NULL: of an unknown version, every tensor goes through the dispatcher */
+    PyObject *is_grad_enabled;
+    PyObject *empty_keywords[DTYPE_COUNT]; /* {"dtype": torch.float16} ... */
+    uint32_t (*get_num_threads)(uint32_t *count);
+} torch;
+
+static struct {
+    PyTypeObject *array, *memmap;
+    PyObject *empty;
+} numpy;
+
+/* A module's attribute, or NULL without an exception. */
+static PyObject *attribute(PyObject *object, const char *name) {
+    PyObject *value = PyObject_GetAttrString(object, name);
+    if (!value) PyErr_Clear();
+    return value;
+}
+
+/* A module that is loaded, or NULL. */
+static PyObject *loaded_module(const char *name) {
+    PyObject *key = PyUnicode_FromString(name), *module = key ? PyImport_GetModule(key) : NULL;
+    Py_XDECREF(key);
+    if (!module) PyErr_Clear();
+    return module;
+}
+
+const char *describe(PyObject *object, const char *name, char *text, size_t size) {
+    PyObject *value = name ? attribute(object, name) : Py_NewRef(object);
+    PyObject *string = value ? PyObject_Str(value) : NULL;
+    const char *utf8 = string ? PyUnicode_AsUTF8AndSize(string, NULL) : NULL;
+    PyErr_Clear();
+    strncpy(text, utf8 ? utf8 : "unknown", size - 1);
+    text[size - 1] = 0;
+    Py_XDECREF(string);
+    Py_XDECREF(value);
+    return text;
+}
+
+static const dl_exchange_table *exchange_table(PyObject *tensor_type) {
+    PyObject *published = attribute(tensor_type, "__dlpack_c_exchange_api__");
+    const dl_exchange_table *table = NULL;
+    if (published && PyCapsule_IsValid(published, "dlpack_exchange_api"))
+        table = PyCapsule_GetPointer(published, "dlpack_exchange_api");
+    else if (published && PyLong_Check(published)) /* before torch 2.11 */
+        table = PyLong_AsVoidPtr(published);
+    Py_XDECREF(published);
+    while (table && table->major != DL_MAJOR) table = table->previous;
+    PyErr_Clear();
+    return table;
+}
+
+/* 1 if torch is loaded and known, 0 if it is not loaded, -1 with an error message if it cannot be used. */
+static int find_torch(void) {
+    if (torch.tensor) return 1;
+    PyObject *module = loaded_module("torch");
+    PyObject *tensor = module ? attribute(module, "Tensor") : NULL;
+    PyObject *nn = tensor ? attribute(module, "nn") : NULL;
+    PyObject *parameter = nn ? attribute(nn, "Parameter") : NULL;
+    PyObject *is_grad_enabled = parameter ? attribute(module, "is_grad_enabled") : NULL;
+    int found = 0;
+    if (!is_grad_enabled) goto done; /* not loaded, or halfway through its import */
+    if (!PyObject_HasAttrString(tensor, "__dlpack_c_exchange_api__")) {
+        char version[64];
+        fail(NVFP4_UNSUPPORTED, "torch: version is %s; must be 2.10 or newer",
+             describe(module, "__version__", version, sizeof version));
+        found = -1;
+        goto done;
+    }
+    for (int32_t dtype = NVFP4_UINT8; dtype < DTYPE_COUNT; dtype++) {
+        PyObject *value = attribute(module, nvfp4_dtype_name(dtype));
+        torch.empty_keywords[dtype] = value ? Py_BuildValue("{sN}", "dtype", value) : NULL;
+    }
+    /* dlopen finds a loaded library by its soname and, told so, loads none. */
+    void *library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+    if (library) *(void **)&torch.get_num_threads = dlsym(library, "torch_get_num_threads");
+    torch.table = exchange_table(tensor);
+    torch.is_grad_enabled = Py_NewRef(is_grad_enabled);
+    torch.parameter = (PyTypeObject *)Py_NewRef(parameter);
+    torch.tensor = (PyTypeObject *)Py_NewRef(tensor);
+    found = 1;
+done:
+    Py_XDECREF(is_grad_enabled);
+    Py_XDECREF(parameter);
+    Py_XDECREF(nn);
+    Py_XDECREF(tensor);
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return found;
+}
+
+static int find_numpy(void) {
+    if (numpy.array) return 1;
+    PyObject *module = loaded_module("numpy");
+    PyObject *empty = module ? attribute(module, "empty") : NULL;
+    PyObject *memmap = empty ? attribute(module, "memmap") : NULL;
+    PyObject *array = memmap ? attribute(module, "ndarray") : NULL;
+    if (array) {
+        numpy.empty = Py_NewRef(empty);
+        numpy.memmap = (PyTypeObject *)Py_NewRef(memmap);
+        numpy.array = (PyTypeObject *)Py_NewRef(array);
+    }
+    Py_XDECREF(array);
+    Py_XDECREF(memmap);
+    Py_XDECREF(empty);
+    Py_XDECREF(module);
+    return numpy.array != NULL;
+}
+
+static int is_numpy(PyObject *object) {
+    return find_numpy() && (Py_TYPE(object) == numpy.array || Py_TYPE(object) == numpy.memmap);
+}
+
+int is_tensor(PyObject *object) {
+    if (object == Py_None || PyFloat_Check(object) || PyLong_Check(object)) return 0;
+    return (find_torch() > 0 && PyObject_TypeCheck(object, torch.tensor)) || is_numpy(object);
+}
+
+/* ---- torch ---- */
+
+static int32_t dtype_of_dlpack(dl_dtype d) {
+    if (d.code == DL_FLOAT4_E2M1FN && d.bits == 4 && d.lanes == 2) return NVFP4_E2M1X2;
+    if (d.lanes != 1) return NVFP4_NONE;
+    switch (d.code << 8 | d.bits) {
+    case DL_UINT << 8 | 8:
+        return NVFP4_UINT8;
+    case DL_FLOAT8_E4M3FN << 8 | 8:
+        return NVFP4_E4M3;
+    case DL_FLOAT << 8 | 16:
+        return NVFP4_FP16;
+    case DL_BFLOAT << 8 | 16:
+        return NVFP4_BF16;
+    case DL_FLOAT << 8 | 32:
+        return NVFP4_FP32;
+    default:
+        return NVFP4_NONE;
+    }
+}
+
+static int refuse_dtype(PyObject *object, const char *name) {
+    char dtype[64];
+    fail(NVFP4_INVALID,
+         "%s: dtype is %s; must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 or float32, as its role "
+         "asks",
+         name, describe(object, "dtype", dtype, sizeof dtype));
+    return READ_FAILED;
+}
+
+static int grad_enabled(void) {
+    PyObject *answer = PyObject_CallNoArgs(torch.is_grad_enabled);
+    int enabled = answer == Py_True;
+    Py_XDECREF(answer);
+    return enabled;
+}
+
+/* Whether the sign of every value is a flag beside the memory. z.conj().imag is the way to such a view: it keeps the
+ * strides of z, whose parts lie two apart, so an odd stride says no. */
+static int is_negated(PyObject *object, const nvfp4_tensor *t) {
+    for (int i = 0; i < t->ndim; i++)
+        if (t->shape[i] > 1 && t->stride[i] % 2 != 0) return 0;
+    static PyObject *is_neg;
+    if (!is_neg) is_neg = PyUnicode_InternFromString("is_neg");
+    PyObject *answer = is_neg ? PyObject_CallMethodObjArgs(object, is_neg, NULL) : NULL;
+    int negated = answer == Py_True;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return negated;
+}
+
+static int check_strided(PyObject *object, const char *name) {
+    char layout[64];
+    if (strcmp(describe(object, "layout", layout, sizeof layout), "torch.strided") == 0) return 1;
+    fail(NVFP4_INVALID, "%s: layout is %s; must be torch.strided", name, layout);
+    return 0;
+}
+
+/* Nothing here has a gradient; a caller who might expect one is told. */
+static int check_no_grad(PyObject *object, const char *name) {
+    static PyObject *requires_grad;
+    if (!requires_grad) requires_grad = PyUnicode_InternFromString("requires_grad");
+    PyObject *value = requires_grad ? PyObject_GetAttr(object, requires_grad) : NULL;
+    int refused = value == Py_True && grad_enabled();
+    Py_XDECREF(value);
+    PyErr_Clear();
+    if (refused)
+        fail(NVFP4_INVALID, "%s: requires grad; nvfp4 computes no gradients: pass %s.detach() or use torch.no_grad()",
+             name, name);
+    return !refused;
+}
+
+static reading read_torch(PyObject *object, const char *name, use use, nvfp4_tensor *t) {
+    dl_tensor d;
+    if (!torch.table) return READ_BY_TORCH;
+    if (torch.table->borrow(object, &d) != 0) {
+        PyErr_Clear();
+        return check_strided(object, name) ? READ_BY_TORCH : READ_FAILED;
+    }
+    t->dtype = dtype_of_dlpack(d.dtype);
+    if (t->dtype == NVFP4_NONE) return refuse_dtype(object, name);
+    if (d.device.type == DL_CPU || d.device.type == DL_CUDA_HOST) {
+        t->device = NVFP4_HOST;
+    } else if (d.device.type == DL_CUDA || d.device.type == DL_CUDA_MANAGED) {
+        t->device = d.device.id;
+    } else {
+        char device[64];
+        fail(NVFP4_UNSUPPORTED, "%s: is on %s; must be on the CPU or a CUDA device", name,
+             describe(object, "device", device, sizeof device));
+        return READ_FAILED;
+    }
+    if (d.ndim > NVFP4_MAX_DIMS) {
+        fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, d.ndim, NVFP4_MAX_DIMS);
+        return READ_FAILED;
+    }
+    int64_t count = 1;
+    t->ndim = d.ndim;
+    for (int i = d.ndim - 1; i >= 0; i--) {
+        t->shape[i] = d.shape[i];
+        t->stride[i] = d.strides ? d.strides[i] : count;
+        count *= d.shape[i];
+    }
+    t->data = d.data ? (char *)d.data + d.byte_offset : NULL;
+    if (!t->data && count != 0) return READ_BY_TORCH; /* as functionalize's and ZeroTensor's are */
+    if (use == FORMAT || t->dtype < NVFP4_FP16) return READ;
+    if (!check_no_grad(object, name)) return READ_FAILED;
+    if (!is_negated(object, t)) return READ;
+    if (use != WRITTEN) return READ_BY_TORCH;
+    fail(NVFP4_INVALID, "%s: is a negated view; must be plain memory, it is written", name);
+    return READ_FAILED;
+}
+
+/* ---- NumPy ---- */
+
+static int32_t dtype_of_array(PyObject *object, const char *typestr, int64_t *item) {
+    static const struct {
+        const char *typestr, *name;
+        int32_t dtype, item;
+    } known[] = {
+        {"|u1", NULL, NVFP4_UINT8, 1},
+        {"<f2", NULL, NVFP4_FP16, 2},
+        {"<f4", NULL, NVFP4_FP32, 4},
+        /* ml_dtypes' types, which the interface calls opaque */
+        {NULL, "bfloat16", NVFP4_BF16, 2},
+        {NULL, "float8_e4m3fn", NVFP4_E4M3, 1},
+    };
+    char name[64];
+    describe(object, "dtype", name, sizeof name);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (known[i].typestr ? strcmp(typestr, known[i].typestr) != 0 : strcmp(name, known[i].name) != 0) continue;
+        *item = known[i].item;
+        return known[i].dtype;
+    }
+    return NVFP4_NONE;
+}
+
+/* The interface is a dict: {"data": (address, read_only), "typestr": "<f2", "shape": (..), "strides": None or (..)};
+ * strides count bytes. */
+static reading read_interface(PyObject *object, PyObject *interface, const char *name, use use, nvfp4_tensor *t) {
+    PyObject *shape = PyDict_GetItemString(interface, "shape"), *strides = PyDict_GetItemString(interface, "strides");
+    PyObject *data = PyDict_GetItemString(interface, "data"), *typestr = PyDict_GetItemString(interface, "typestr");
+    const char *type = typestr ? PyUnicode_AsUTF8AndSize(typestr, NULL) : NULL;
+    if (!type || !shape || !data || !PyTuple_Check(data)) {
+        fail(NVFP4_INVALID, "%s: its __array_interface__ is incomplete", name);
+        return READ_FAILED;
+    }
+    int64_t item, count = 1;
+    t->dtype = dtype_of_array(object, type, &item);
+    if (t->dtype == NVFP4_NONE) return refuse_dtype(object, name);
+    if (PyTuple_Size(shape) > NVFP4_MAX_DIMS) {
+        fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, (int)PyTuple_Size(shape),
+             NVFP4_MAX_DIMS);
+        return READ_FAILED;
+    }
+    t->device = NVFP4_HOST;
+    t->ndim = (int32_t)PyTuple_Size(shape);
+    t->data = PyLong_AsVoidPtr(PyTuple_GetItem(data, 0));
+    if (use == WRITTEN && PyObject_IsTrue(PyTuple_GetItem(data, 1))) {
+        fail(NVFP4_INVALID, "%s: is read-only; must be writeable", name);
+        return READ_FAILED;
+    }
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        t->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+        t->stride[i] = count;
+        count *= t->shape[i];
+        if (!strides || !PyTuple_Check(strides)) continue;
+        int64_t bytes = PyLong_AsLongLong(PyTuple_GetItem(strides, i));
+        t->stride[i] = bytes / item;
+        if (bytes % item != 0 && t->shape[i] > 1) {
+            fail(NVFP4_INVALID, "%s: stride of dimension %d is %lld bytes; must be a multiple of its element's %lld",
+                 name, i, (long long)bytes, (long long)item);
+            return READ_FAILED;
+        }
+    }
+    return PyErr_Occurred() ? READ_FAILED : READ;
+}
+
+static reading read_numpy(PyObject *object, const char *name, use use, nvfp4_tensor *t) {
+    PyObject *interface = PyObject_GetAttrString(object, "__array_interface__");
+    if (!interface) return READ_FAILED;
+    reading result = read_interface(object, interface, name, use, t);
+    Py_DECREF(interface);
+    return result;
+}
+
+/* ---- either ---- */
+
+reading read_tensor(PyObject *object, const char *name, use use, nvfp4_tensor *tensor) {
+    PyTypeObject *type = Py_TYPE(object);
+    if (object == Py_None) {
+        tensor->dtype = NVFP4_NONE;
+        return READ;
+    }
+    if (type == torch.tensor || type == torch.parameter) return read_torch(object, name, use, tensor);
+    if (is_numpy(object)) return read_numpy(object, name, use, tensor);
+    int found = torch.tensor ? 1 : find_torch();
+    if (found < 0) return READ_FAILED;
+    if (found && (type == torch.tensor || type == torch.parameter)) return read_torch(object, name, use, tensor);
+    if (found && PyObject_TypeCheck(object, torch.tensor)) return READ_BY_TORCH;
+    char text[64];
+    fail(NVFP4_INVALID, "%s: is of type %s; must be a torch.Tensor or a numpy.ndarray", name,
+         describe((PyObject *)Py_TYPE(object), "__name__", text, sizeof text));
+    return READ_FAILED;
+}
+
+reading read_tensors(PyObject *const *objects, const tensor_argument *table, int count, void *into) {
+    reading worst = READ;
+    for (int i = 0; i < count && worst != READ_FAILED; i++) {
+        const tensor_argument *t = &table[i];
+        reading done = read_tensor(objects[t->index], t->name, t->use, (nvfp4_tensor *)((char *)into + t->offset));
+        if (done > worst) worst = done;
+    }
+    return worst;
+}
+
+static PyObject *allocate_numpy(PyObject *shape, int32_t dtype) {
+    if (dtype == NVFP4_E2M1X2 || dtype == NVFP4_E4M3) dtype = NVFP4_UINT8;
+    if (dtype != NVFP4_BF16) return PyObject_CallFunction(numpy.empty, "Os", shape, nvfp4_dtype_name(dtype));
+    PyObject *ml_dtypes = loaded_module("ml_dtypes");
+    PyObject *bfloat16 = ml_dtypes ? attribute(ml_dtypes, "bfloat16") : NULL;
+    PyObject *result = NULL;
+    if (bfloat16)
+        result = PyObject_CallFunctionObjArgs(numpy.empty, shape, bfloat16, NULL);
+    else
+        fail(NVFP4_UNSUPPORTED, "out_dtype: is bfloat16, which NumPy has only when ml_dtypes has been imported");
+    Py_XDECREF(bfloat16);
+    Py_XDECREF(ml_dtypes);
+    return result;
+}
+
+static PyObject *allocate_torch(PyObject *like, PyObject *shape, int32_t dtype) {
+    static PyObject *new_empty;
+    if (!new_empty) new_empty = PyUnicode_InternFromString("new_empty");
+    if (!torch.empty_keywords[dtype]) {
+        fail(NVFP4_UNSUPPORTED, "torch: has no dtype %s", nvfp4_dtype_name(dtype));
+        return NULL;
+    }
+    PyObject *method = new_empty ? PyObject_GetAttr(like, new_empty) : NULL;
+    PyObject *arguments = method ? PyTuple_Pack(1, shape) : NULL;
+    PyObject *result = arguments ? PyObject_Call(method, arguments, torch.empty_keywords[dtype]) : NULL;
+    Py_XDECREF(arguments);
+    Py_XDECREF(method);
+    return result;
+}
+
+PyObject *allocate_like(PyObject *like, int ndim, const int64_t *shape, int32_t dtype) {
+    PyObject *sizes = PyTuple_New(ndim);
+    for (int i = 0; sizes && i < ndim; i++) {
+        PyObject *size = PyLong_FromLongLong(shape[i]);
+        if (!size || PyTuple_SetItem(sizes, i, size) != 0) {
+            Py_DECREF(sizes);
+            return NULL;
+        }
+    }
+    if (!sizes) return NULL;
+    PyObject *result = is_numpy(like) ? allocate_numpy(sizes, dtype) : allocate_torch(like, sizes, dtype);
+    Py_DECREF(sizes);
+    return result;
+}
+
+/* Called by torch's allocator; the first line of its message says what is missing. */
+static void refuse_workspace(void *bytes, const char *kind, const char *message) {
+    fail(NVFP4_OUT_OF_MEMORY, "workspace: torch could not allocate %zu bytes: %s: %.*s", *(size_t *)bytes, kind,
+         (int)strcspn(message, "\n"), message);
+}
+
+int allocate_workspace(int32_t device, size_t bytes, workspace *w) {
+    if (device == NVFP4_HOST) {
+        w->data = w->owner = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        if (!w->data) fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %zu bytes", bytes);
+        return w->data != NULL;
+    }
+    int64_t shape = (int64_t)bytes, stride = 1;
+    dl_tensor prototype = {
+        .device = {DL_CUDA, device}, .ndim = 1, .dtype = {DL_UINT, 8, 1}, .shape = &shape, .strides = &stride};
+    dl_managed_tensor *managed;
+    if (torch.table->allocate(&prototype, &managed, &bytes, refuse_workspace) != 0) return 0;
+    w->owner = managed;
+    w->data = (char *)managed->tensor.data + managed->tensor.byte_offset;
+    return 1;
+}
+
+void free_workspace(int32_t device, workspace *w) {
+    dl_managed_tensor *managed = w->owner;
+    if (device == NVFP4_HOST)
+        free(w->owner);
+    else if (managed && managed->release)
+        managed->release(managed);
+}
+
+int current_stream(int32_t device, void **stream) {
+    *stream = NULL;
+    if (!torch.table) return 0;
+    return torch.table->current_stream(DL_CUDA, device, stream);
+}
+
+int32_t current_threads(void) {
+    uint32_t count = 0;
+    find_torch();
+    if (torch.get_num_threads && torch.get_num_threads(&count) != 0) count = 0;
+    return (int32_t)count;
+}

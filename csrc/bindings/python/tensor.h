@@ -1,0 +1,60 @@
+/* Python's tensors as nvfp4_tensor: torch's through its DLPack exchange table, NumPy's through __array_interface__.
+ *
+ * Neither library is imported here, only found in sys.modules, so that `import nvfp4` costs nothing. Functions that
+ * can fail leave a message in nvfp4_last_error(), or a Python exception where Python code raised one; raise_error
+ * turns either into the exception of the call. */
+#ifndef NVFP4_BINDINGS_PYTHON_TENSOR_H
+#define NVFP4_BINDINGS_PYTHON_TENSOR_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "nvfp4.h"
+
+typedef enum reading {
+    READ,          /* the tensor is filled; its memory belongs to the object */
+    READ_BY_TORCH, /* only torch's dispatcher can: a subclass, a fake or wrapped tensor, one without memory */
+    READ_FAILED,
+} reading;
+
+typedef enum use {
+    FORMAT,  /* data or scales of the format: never differentiated */
+    NUMBERS, /* an input that a gradient could be expected for */
+    WRITTEN, /* an output */
+} use;
+
+/* None is an absent tensor. */
+reading read_tensor(PyObject *object, const char *name, use use, nvfp4_tensor *tensor);
+
+/* Reads a table of tensor arguments into the struct that holds them; stops at the first that is refused. */
+typedef struct tensor_argument {
+    int index; /* among the call's arguments */
+    const char *name;
+    use use;
+    size_t offset; /* of the nvfp4_tensor in the struct */
+} tensor_argument;
+reading read_tensors(PyObject *const *objects, const tensor_argument *table, int count, void *into);
+
+/* 1 if read_tensor would take it for a tensor rather than a number. */
+int is_tensor(PyObject *object);
+
+/* A new tensor of the library and on the device of `like`; a new reference. NumPy knows no e4m3: uint8 there. */
+PyObject *allocate_like(PyObject *like, int ndim, const int64_t *shape, int32_t dtype);
+
+/* Memory that only the call sees: torch's on a GPU, where its next user comes later on the same stream, and plain on the
+ * host. 1, or 0 with an error message. */
+typedef struct workspace {
+    void *data;
+    void *owner;
+} workspace;
+int allocate_workspace(int32_t device, size_t bytes, workspace *w);
+void free_workspace(int32_t device, workspace *w);
+
+/* torch's current stream of a device (NULL: the default one) and its count of CPU threads (0: torch is not loaded). */
+int current_stream(int32_t device, void **stream);
+int32_t current_threads(void);
+
+/* str(object), or str(object.name), cut to fit: for error messages. */
+const char *describe(PyObject *object, const char *name, char *text, size_t size);
+
+#endif

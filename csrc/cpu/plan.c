@@ -1,0 +1,33 @@
+/* The CPU as a family: one candidate, the fastest kernel that the CPU runs or the one that NVFP4_CPU names. */
+#include "cpu/cpu.h"
+#include "plan/gemm_family.h"
+
+static const char *const reasons[CPU_ISA_COUNT] = {
+    [CPU_REFERENCE] = "NVFP4_CPU asks for the definition",
+    [CPU_PORTABLE] = "the CPU has no vector instructions that a faster kernel needs, or NVFP4_CPU asks for this one",
+    [CPU_AVX2] = "the CPU has AVX2 but not AVX-512 VNNI, or NVFP4_CPU asks for this one",
+    [CPU_AVX512VNNI] = "the CPU has AVX-512 VNNI but not AMX, or NVFP4_CPU asks for this one",
+    [CPU_AMX] = "the CPU has AMX tiles for bf16",
+};
+
+static int32_t candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out) {
+    (void)props, (void)traits;
+    cpu_isa isa;
+    if (cpu_isa_detect(&isa)) return 0;
+    *out = (gemm_candidate){
+        .name = cpu_isa_name(isa), .family = NVFP4_BACKEND_CPU, .kernel = isa, .split_k = 1, .reason = reasons[isa]};
+    return 1;
+}
+
+static nvfp4_status reject(const device_props *props, const gemm_traits *traits) {
+    (void)props, (void)traits;
+    cpu_isa isa;
+    return cpu_isa_detect(&isa);
+}
+
+static nvfp4_status run_host(const gemm_problem *p, const gemm_candidate *c, int32_t threads) {
+    return cpu_gemm(p, (cpu_isa)c->kernel, threads);
+}
+
+const gemm_family cpu_family = {
+    .name = "cpu", .runs_on = "the CPU", .candidates = candidates, .reject = reject, .run_host = run_host};

@@ -1,0 +1,15 @@
+/* What plans depend on of a device. Compared as bytes (plan/choose.c), so without padding. */
+#ifndef NVFP4_DRIVER_DEVICE_PROPS_H
+#define NVFP4_DRIVER_DEVICE_PROPS_H
+
+#include <stdint.h>
+
+typedef struct device_props {
+    int32_t compute_capability; /* 10*major + minor */
+    int32_t sm_count;
+    int32_t shared_per_block; /* bytes of shared memory that a CTA may have */
+    int32_t shared_per_sm;
+    int64_t l2_bytes;
+} device_props;
+
+#endif

@@ -1,0 +1,419 @@
+/* The CUDA driver, opened at first use. Types and numbers below are the driver API's (cuda.h of CUDA 13.0), declared
+ * here so that the package builds where no toolkit is; tests/c/cuda_abi.c holds them against the real header. */
+#include "driver/driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/error.h"
+#include "driver/cuda_abi.h"
+#include "driver/fatbin.h"
+
+#define DRIVER_VERSION_NEEDED 13000 /* a cubin runs on a driver of its own CUDA major or a later one */
+#define MAX_DEVICES           64
+#define DEFAULT_SHARED_BYTES  (48 * 1024) /* a kernel may have more by an attribute (CUDA programming guide) */
+#define MAX_KERNELS           128
+
+/* result name(arguments): one row an entry point, fetched under this name at DRIVER_VERSION_NEEDED. */
+#define ENTRY_POINTS(X)                                                                                                \
+    X(cuInit, (unsigned flags))                                                                                        \
+    X(cuDriverGetVersion, (int *version))                                                                              \
+    X(cuGetErrorString, (CUresult error, const char **text))                                                           \
+    X(cuDeviceGetCount, (int *count))                                                                                  \
+    X(cuDeviceGet, (CUdevice * device, int ordinal))                                                                   \
+    X(cuDeviceGetName, (char *name, int length, CUdevice device))                                                      \
+    X(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                                              \
+    X(cuDeviceTotalMem, (size_t *bytes, CUdevice device))                                                              \
+    X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                                \
+    X(cuDevicePrimaryCtxRelease, (CUdevice device))                                                                    \
+    X(cuCtxGetCurrent, (CUcontext * context))                                                                          \
+    X(cuCtxPushCurrent, (CUcontext context))                                                                           \
+    X(cuCtxPopCurrent, (CUcontext * context))                                                                          \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                  \
+    X(cuLibraryLoadData, (CUlibrary * library, const void *code, int *jit_options, void **jit_values,                  \
+                          unsigned jit_count, int *options, void **values, unsigned count))                            \
+    X(cuLibraryUnload, (CUlibrary library))                                                                            \
+    X(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char *name))                                    \
+    X(cuKernelGetFunction, (CUfunction * function, CUkernel kernel))                                                   \
+    X(cuKernelSetAttribute, (int attribute, int value, CUkernel kernel, CUdevice device))                              \
+    X(cuTensorMapEncodeTiled,                                                                                          \
+      (void *map, int type, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,        \
+       const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2_promotion, int fill))           \
+    X(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))           \
+    X(cuStreamSynchronize, (CUstream stream))
+
+typedef struct device_state {
+    atomic_int ready;
+    CUdevice handle;
+    CUcontext primary;
+    device_props props;
+    uint32_t sets; /* bit i: the device has kernels of set i */
+    CUfunction functions[MAX_KERNELS];
+} device_state;
+
+struct driver {
+    pthread_mutex_t lock;
+    atomic_int opened;
+    nvfp4_status open_status;
+    char open_error[512];
+    void *library;
+    int32_t version, device_count;
+    const kernel_set *sets[DRIVER_MAX_SETS];
+    int32_t set_count;
+    int32_t first[DRIVER_MAX_SETS + 1]; /* kernel 0 of each set among all; then the number of all */
+    CUlibrary *libraries;               /* one a fat binary, loaded with the first device that it has code for */
+    CUkernel kernels[MAX_KERNELS];
+    device_state devices[MAX_DEVICES];
+#define X(name, arguments) CUresult(*name) arguments;
+    ENTRY_POINTS(X)
+#undef X
+};
+
+driver *driver_create(const kernel_set *const *sets, int32_t count) {
+    driver *d = count <= DRIVER_MAX_SETS ? calloc(1, sizeof *d) : NULL;
+    if (!d) return NULL;
+    for (int32_t i = 0; i < count; i++) {
+        d->sets[i] = sets[i];
+        d->first[i + 1] = d->first[i] + sets[i]->count;
+    }
+    d->set_count = count;
+    if (d->first[count] > MAX_KERNELS) {
+        free(d);
+        return NULL;
+    }
+    pthread_mutex_init(&d->lock, NULL);
+    return d;
+}
+
+static int32_t set_index(const driver *d, const kernel_set *set) {
+    int32_t i = 0;
+    while (i < d->set_count && d->sets[i] != set) i++;
+    return i;
+}
+
+void driver_destroy(driver *d) {
+    if (!d) return;
+    /* At process exit the driver may be gone already; its calls then fail, which is harmless here. */
+    for (int32_t i = 0; i < d->device_count; i++)
+        if (atomic_load(&d->devices[i].ready)) d->cuDevicePrimaryCtxRelease(d->devices[i].handle);
+    for (int i = 0; d->libraries && i < nvfp4_fatbin_count; i++)
+        if (d->libraries[i]) d->cuLibraryUnload(d->libraries[i]);
+    free(d->libraries);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static const char *error_text(driver *d, CUresult error) {
+    const char *text = NULL;
+    return d->cuGetErrorString(error, &text) == CUDA_SUCCESS && text ? text : "unknown error";
+}
+
+static nvfp4_status driver_error(driver *d, const char *what, CUresult error) {
+    return fail(NVFP4_DRIVER, "the CUDA driver refused %s: %s (%d)", what, error_text(d, error), error);
+}
+
+static nvfp4_status open_library(driver *d) {
+    const char *named = getenv("NVFP4_LIBCUDA"), *name = named && *named ? named : "libcuda.so.1";
+    d->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!d->library)
+        return fail(NVFP4_DRIVER, "no CUDA driver: %s; a GPU needs the NVIDIA driver of release 580 or later",
+                    dlerror());
+    CUresult (*get)(const char *, void **, int, uint64_t, int *);
+    *(void **)&get = dlsym(d->library, "cuGetProcAddress_v2");
+    CUresult (*get_version)(int *);
+    *(void **)&get_version = dlsym(d->library, "cuDriverGetVersion");
+    int version = 0;
+    if (get_version && get_version(&version) == CUDA_SUCCESS) d->version = version;
+    if (!get || version < DRIVER_VERSION_NEEDED)
+        return fail(NVFP4_DRIVER,
+                    "the CUDA driver (%s) supports CUDA %d.%d; nvfp4 needs 13.0 (NVIDIA driver release 580) or later",
+                    name, version / 1000, version % 1000 / 10);
+#define X(entry, arguments)                                                                                            \
+    if (get(#entry, (void **)&d->entry, DRIVER_VERSION_NEEDED, 0, NULL) != CUDA_SUCCESS || !d->entry)                  \
+        return fail(NVFP4_DRIVER, "the CUDA driver (%s) has no entry point %s", name, #entry);
+    ENTRY_POINTS(X)
+#undef X
+    CUresult error = d->cuInit(0);
+    if (error != CUDA_SUCCESS && error != CUDA_ERROR_NO_DEVICE) return driver_error(d, "to start (cuInit)", error);
+    int count = 0;
+    if (error == CUDA_SUCCESS && (error = d->cuDeviceGetCount(&count))) return driver_error(d, "cuDeviceGetCount", error);
+    d->device_count = count < MAX_DEVICES ? count : MAX_DEVICES;
+    for (int i = 0; i < d->device_count; i++)
+        if ((error = d->cuDeviceGet(&d->devices[i].handle, i))) return driver_error(d, "cuDeviceGet", error);
+    return NVFP4_OK;
+}
+
+nvfp4_status driver_open(driver *d) {
+    if (!atomic_load_explicit(&d->opened, memory_order_acquire)) {
+        pthread_mutex_lock(&d->lock);
+        if (!atomic_load(&d->opened)) {
+            d->open_status = open_library(d);
+            if (d->open_status) snprintf(d->open_error, sizeof d->open_error, "%s", nvfp4_last_error());
+            atomic_store_explicit(&d->opened, 1, memory_order_release);
+        }
+        pthread_mutex_unlock(&d->lock);
+    }
+    return d->open_status ? fail(d->open_status, "%s", d->open_error) : NVFP4_OK;
+}
+
+int32_t driver_version(const driver *d) {
+    return d->version;
+}
+int32_t driver_device_count(const driver *d) {
+    return d->device_count;
+}
+
+static nvfp4_status check_ordinal(driver *d, int32_t device) {
+    nvfp4_status status = driver_open(d);
+    if (status) return status;
+    if (device >= 0 && device < d->device_count) return NVFP4_OK;
+    return fail(NVFP4_DRIVER, "device: is cuda:%d; the driver has %d device(s)", device, d->device_count);
+}
+
+static int attribute(driver *d, CUdevice device, int which) {
+    int value = 0;
+    return d->cuDeviceGetAttribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
+}
+
+static device_props read_props(driver *d, CUdevice handle) {
+    return (device_props){
+        .compute_capability = 10 * attribute(d, handle, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+                              attribute(d, handle, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        .sm_count = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        .shared_per_block = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        .shared_per_sm = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        .l2_bytes = attribute(d, handle, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+    };
+}
+
+/* Why this build cannot run on a device of these properties, "" if it can. */
+static const char *unusable_reason(const device_props *props) {
+    if (nvfp4_fatbin_count == 0) return "this build of nvfp4 has no GPU code (it was built with NVFP4_CUDA=0)";
+    if (props->compute_capability < 80)
+        return "its compute capability is below 8.0; nvfp4 needs an Ampere GPU or a later one";
+    return "";
+}
+
+nvfp4_status driver_device(driver *d, int32_t device, nvfp4_device *info) {
+    nvfp4_status status = check_ordinal(d, device);
+    if (status) return status;
+    CUdevice handle = d->devices[device].handle;
+    device_props props = read_props(d, handle);
+    size_t bytes = 0;
+    memset(info, 0, sizeof *info);
+    CUresult error = d->cuDeviceGetName(info->name, sizeof info->name, handle);
+    if (!error) error = d->cuDeviceTotalMem(&bytes, handle);
+    if (error) return driver_error(d, "to describe the device", error);
+    info->compute_capability = props.compute_capability;
+    info->sm_count = props.sm_count;
+    info->shared_per_block = props.shared_per_block;
+    info->shared_per_sm = props.shared_per_sm;
+    info->l2_bytes = props.l2_bytes;
+    info->memory_bytes = (int64_t)bytes;
+    info->reads_host_memory = attribute(d, handle, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) != 0;
+    info->unusable_reason = unusable_reason(&props);
+    info->usable = info->unusable_reason[0] == 0;
+    return NVFP4_OK;
+}
+
+int driver_reads_host_memory(driver *d, int32_t device) {
+    return !check_ordinal(d, device) &&
+           attribute(d, d->devices[device].handle, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
+}
+
+static int runs_on(const kernel_set *set, const device_props *props) {
+    return props->compute_capability >= set->least_capability && props->compute_capability <= set->most_capability;
+}
+
+/* Whether an error only says that the driver has no code for the device in the fat binary of an optional set. The set
+ * is then left out, and planning takes another family. */
+static int is_absent(const kernel_set *set, CUresult error) {
+    return set->optional && error == CUDA_ERROR_NO_BINARY_FOR_GPU;
+}
+
+static CUresult load_kernel(driver *d, const kernel_entry *entry, CUkernel *kernel) {
+    int i = 0;
+    while (i < nvfp4_fatbin_count && strcmp(nvfp4_fatbins[i].name, entry->fatbin) != 0) i++;
+    if (i == nvfp4_fatbin_count) return CUDA_ERROR_NOT_FOUND;
+    if (!d->libraries[i]) {
+        CUlibrary library;
+        CUresult error = d->cuLibraryLoadData(&library, nvfp4_fatbins[i].start, NULL, NULL, 0, NULL, NULL, 0);
+        if (error) return error;
+        d->libraries[i] = library;
+    }
+    return d->cuLibraryGetKernel(kernel, d->libraries[i], entry->name);
+}
+
+/* Loads the fat binary of a kernel, which holds no device's state, and finds the kernel in it. */
+static nvfp4_status find_kernel(driver *d, const kernel_set *set, const kernel_entry *entry, CUkernel *found) {
+    CUkernel kernel = NULL;
+    CUresult error = load_kernel(d, entry, &kernel);
+    if (error && !is_absent(set, error)) return driver_error(d, "to load the GPU code", error);
+    if (!error) *found = kernel;
+    return NVFP4_OK;
+}
+
+/* A kernel that needs more shared memory than the device has is left out: no plan takes it there. */
+static nvfp4_status load_function(driver *d, device_state *state, const kernel_set *set, const kernel_entry *entry,
+                                  int32_t index) {
+    const int32_t bytes = entry->shared_bytes;
+    if (!d->kernels[index] || bytes > state->props.shared_per_block) return NVFP4_OK;
+    CUfunction function = NULL;
+    CUresult error = d->cuKernelGetFunction(&function, d->kernels[index]);
+    if (is_absent(set, error)) return NVFP4_OK;
+    if (!error && (bytes > DEFAULT_SHARED_BYTES || entry->more_shared))
+        error = d->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, state->props.shared_per_block,
+                                        d->kernels[index], state->handle);
+    if (error) return driver_error(d, entry->name, error);
+    state->functions[index] = function;
+    return NVFP4_OK;
+}
+
+static nvfp4_status load_sets(driver *d, device_state *state) {
+    nvfp4_status status = NVFP4_OK;
+    for (int32_t s = 0; s < d->set_count; s++) {
+        const kernel_set *set = d->sets[s];
+        if (!runs_on(set, &state->props)) continue;
+        for (int32_t k = 0; k < set->count && !status; k++) {
+            const int32_t index = d->first[s] + k;
+            if (!d->kernels[index]) status = find_kernel(d, set, &set->kernels[k], &d->kernels[index]);
+            if (!status) status = load_function(d, state, set, &set->kernels[k], index);
+            if (state->functions[index]) state->sets |= 1u << s;
+        }
+    }
+    return status;
+}
+
+/* With the primary context current. */
+static nvfp4_status load_in_context(driver *d, device_state *state) {
+    if (!d->libraries) d->libraries = calloc((size_t)nvfp4_fatbin_count, sizeof *d->libraries);
+    if (!d->libraries) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
+    return load_sets(d, state);
+}
+
+static nvfp4_status load_device(driver *d, int32_t device) {
+    device_state *state = &d->devices[device];
+    state->props = read_props(d, state->handle);
+    const char *reason = unusable_reason(&state->props);
+    if (*reason) {
+        char name[256] = "";
+        d->cuDeviceGetName(name, sizeof name, state->handle);
+        return fail(NVFP4_UNSUPPORTED, "cuda:%d (%s, compute capability %d.%d) cannot run this: %s", device, name,
+                    state->props.compute_capability / 10, state->props.compute_capability % 10, reason);
+    }
+    CUresult error = d->cuDevicePrimaryCtxRetain(&state->primary, state->handle);
+    if (error) return driver_error(d, "a context on the device", error);
+    /* Loading code may allocate, which the global capture mode forbids while any graph is being captured. */
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    d->cuThreadExchangeStreamCaptureMode(&mode);
+    nvfp4_status status;
+    if ((error = d->cuCtxPushCurrent(state->primary))) {
+        status = driver_error(d, "cuCtxPushCurrent", error);
+    } else {
+        status = load_in_context(d, state);
+        CUcontext popped;
+        d->cuCtxPopCurrent(&popped);
+    }
+    d->cuThreadExchangeStreamCaptureMode(&mode);
+    if (status) d->cuDevicePrimaryCtxRelease(state->handle);
+    return status;
+}
+
+nvfp4_status driver_ready(driver *d, int32_t device, const device_props **props) {
+    nvfp4_status status = check_ordinal(d, device);
+    if (status) return status;
+    device_state *state = &d->devices[device];
+    if (!atomic_load_explicit(&state->ready, memory_order_acquire)) {
+        pthread_mutex_lock(&d->lock);
+        if (!atomic_load(&state->ready)) {
+            status = load_device(d, device);
+            if (!status) atomic_store_explicit(&state->ready, 1, memory_order_release);
+        }
+        pthread_mutex_unlock(&d->lock);
+    }
+    *props = &state->props;
+    return status;
+}
+
+/* Makes the primary context current where it is not; *pushed says whether to pop it. */
+static CUresult enter(driver *d, const device_state *state, int *pushed) {
+    CUcontext current = NULL;
+    CUresult error = d->cuCtxGetCurrent(&current);
+    *pushed = 0;
+    if (error || current == state->primary) return error;
+    error = d->cuCtxPushCurrent(state->primary);
+    *pushed = !error;
+    return error;
+}
+
+static void leave(driver *d, int pushed) {
+    CUcontext popped;
+    if (pushed) d->cuCtxPopCurrent(&popped);
+}
+
+nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *t, void *map) {
+    static const uint32_t steps[] = {1, 1, 1, 1, 1};
+    int type = t->element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+    int swizzle = t->swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                  : t->swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                     : CU_TENSOR_MAP_SWIZZLE_NONE;
+    int pushed;
+    CUresult error = enter(d, &d->devices[device], &pushed); /* without a context the driver refuses (measured) */
+    if (!error)
+        error = d->cuTensorMapEncodeTiled(map, type, (uint32_t)t->rank, (void *)t->data, t->dims, t->strides, t->box,
+                                          steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    leave(d, pushed);
+    if (!error) return NVFP4_OK;
+    char what[80];
+    snprintf(what, sizeof what, "a tensor map of %s (cuTensorMapEncodeTiled)", t->name);
+    return driver_error(d, what, error);
+}
+
+int driver_has_set(const driver *d, int32_t device, const kernel_set *set) {
+    return d->devices[device].sets >> set_index(d, set) & 1;
+}
+
+nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launch) {
+    const device_state *state = &d->devices[device];
+    const kernel_entry *kernel = &launch->set->kernels[launch->kernel];
+    if (launch->grid_x > INT32_MAX)
+        return fail(NVFP4_UNSUPPORTED, "the problem needs %lld CTAs of %s; the GPU takes at most %d",
+                    (long long)launch->grid_x, kernel->name, INT32_MAX);
+    CUlaunchAttribute attributes[2];
+    CUlaunchConfig config = {
+        .gridDimX = (unsigned)launch->grid_x,
+        .gridDimY = (unsigned)launch->grid_y,
+        .gridDimZ = 1,
+        .blockDimX = (unsigned)kernel->threads,
+        .blockDimY = 1,
+        .blockDimZ = 1,
+        .sharedMemBytes = (unsigned)launch->shared_bytes,
+        .hStream = launch->stream,
+        .attrs = attributes,
+    };
+    if (launch->cluster)
+        attributes[config.numAttrs++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                                            .value.clusterDim = {(unsigned)launch->cluster, 1, 1}};
+    if (kernel->pdl)
+        attributes[config.numAttrs++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                                            .value.programmaticStreamSerializationAllowed = 1};
+    const CUfunction function = state->functions[d->first[set_index(d, launch->set)] + launch->kernel];
+    int pushed;
+    CUresult error = enter(d, state, &pushed);
+    if (!error) error = d->cuLaunchKernelEx(&config, function, launch->params, NULL);
+    leave(d, pushed);
+    return error ? driver_error(d, kernel->name, error) : NVFP4_OK;
+}
+
+nvfp4_status driver_synchronize(driver *d, int32_t device, void *stream) {
+    int pushed;
+    CUresult error = enter(d, &d->devices[device], &pushed);
+    if (!error) error = d->cuStreamSynchronize(stream);
+    leave(d, pushed);
+    return error ? driver_error(d, "cuStreamSynchronize", error) : NVFP4_OK;
+}

@@ -1,0 +1,23 @@
+/* The GPU kernels of one family in the embedded fat binaries, as the driver loads and launches them. */
+#ifndef NVFP4_DRIVER_KERNEL_SET_H
+#define NVFP4_DRIVER_KERNEL_SET_H
+
+#include <stdint.h>
+
+typedef struct kernel_entry {
+    const char *name;     /* its extern "C" name */
+    const char *fatbin;   /* the fat binary it is in, named after the .cu file's folder and stem */
+    int32_t threads;      /* of a CTA */
+    int32_t shared_bytes; /* dynamic shared memory that each launch takes at least */
+    int32_t more_shared;  /* 1: a launch may take more than shared_bytes, up to the device's limit */
+    int32_t pdl; /* 1: programmatic dependent launch. The kernel executes griddepcontrol.wait, so it may start early */
+} kernel_entry;
+
+typedef struct kernel_set {
+    const kernel_entry *kernels;
+    int32_t count;
+    int32_t least_capability, most_capability; /* compute capabilities it runs on, 10*major + minor */
+    int32_t optional; /* 1: a driver without code for the device leaves the set out; 0: that is an error */
+} kernel_set;
+
+#endif

@@ -1,0 +1,14 @@
+/* The kernels of quantize.cu, by their number in the set. */
+#include "kernels/quantize/kernels.h"
+
+#include "plan/gemm_family.h"
+
+#define ROW(symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_kernels", .threads = QUANTIZE_THREADS}
+static const kernel_entry kernels[QUANTIZE_KERNELS] = {
+    [KERNEL_QUANTIZE] = ROW("quantize_blocks"),
+    [KERNEL_DEQUANTIZE] = ROW("dequantize_blocks"),
+    [KERNEL_SWIZZLE] = ROW("swizzle_scales"),
+    [KERNEL_UNSWIZZLE] = ROW("unswizzle_scales"),
+};
+const kernel_set quantize_kernels = {
+    .kernels = kernels, .count = QUANTIZE_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};

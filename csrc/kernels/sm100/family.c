@@ -1,0 +1,54 @@
+/* The sm100 family's row in the table of families: its kernels, and plan.h with the constants of a B200. */
+#include "plan/gemm_family.h"
+
+#include "api/error.h"
+#include "kernels/sm100/plan.h"
+
+_Static_assert((int)SM100_FAMILY == (int)NVFP4_BACKEND_SM100, "the backend's number");
+_Static_assert(SM100_CONFIGS * 2 * 4 * 2 <= FAMILY_MAX_CANDIDATES, "either order, four splits, with L2 prefetching or not");
+_Static_assert(sizeof(sm100_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
+
+static const kernel_entry kernels[] = {
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                                   \
+    {.name = "nvfp4_" #id,                                                                                             \
+     .fatbin = "sm100_gemm",                                                                                           \
+     .threads = SM100_THREADS(cp_async),                                                                               \
+     .shared_bytes = SM100_SHARED_BYTES(cta_group, mma_tile_n, stages),                                                \
+     .more_shared = 1,                                                                                                 \
+     .pdl = 1},
+    SM100_GEMM_CONFIGS(X)
+#undef X
+};
+static const kernel_set set = {
+    .kernels = kernels, .count = SM100_CONFIGS, .least_capability = 100, .most_capability = 109, .optional = 1};
+
+static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    return sm100_candidates(&sm100_b200, props, t, out);
+}
+
+static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
+    int32_t least = INT32_MAX;
+    for (int32_t i = 0; i < SM100_CONFIGS; i++)
+        if (sm100_configs[i].shared_bytes < least) least = sm100_configs[i].shared_bytes;
+    if (least > props->shared_per_block)
+        return fail(NVFP4_UNSUPPORTED, "the sm100 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
+                    least, props->shared_per_block);
+    return fail(NVFP4_UNSUPPORTED,
+                "the product of M = %lld, N = %lld, L = %lld has more tiles than the sm100 kernels count, which is %d",
+                (long long)t->m, (long long)t->n, (long long)t->l, INT32_MAX);
+}
+
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
+    (void)workspace; /* partial sums of split-K stay in the cluster */
+    sm100_build(props, p, c, out);
+}
+
+const gemm_family sm100_family = {
+    .name = "sm100",
+    .runs_on = "compute capability 10.0 and 10.3 (B200, B300)",
+    .kernels = &set,
+    .candidates = candidates,
+    .reject = reject,
+    .build = build,
+};

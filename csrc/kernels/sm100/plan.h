@@ -1,0 +1,296 @@
+/* The sm100 family's candidates and launches. C11 and C++17: the competition's file takes this as it is.
+ *
+ * Every instantiation is tried with either operand as mma_a, the one with 128 rows a CTA, and with K split over as many
+ * CTAs as a cluster may have. What the kernel relies on is a rule here and not a model: tiles that are narrow along
+ * mma_b hold all of it, what bulk copies cannot take is loaded by cp.async, no split of K is empty. */
+#ifndef NVFP4_SM100_PLAN_H
+#define NVFP4_SM100_PLAN_H
+
+#include "kernels/sm100/model.h"
+#include "plan/operands.h"
+
+enum {
+    SM100_FAMILY = 4,       /* NVFP4_BACKEND_SM100 */
+    SM100_MAX_CLUSTER = 8,  /* CTAs, of a portable cluster */
+    SM100_NARROW_TILE = 32, /* tiles no wider than this have to hold all of mma_b */
+    SM100_KEPT_COLUMNS = 4, /* of a tile, that are reduced at a time under split-K */
+    SM100_PREFETCH_SHARERS = 4,
+    SM100_PREFETCH_BYTES = 20 << 20, /* of mma_a by all CTAs: what DRAM delivers in the 2 to 3 us between the last load
+                                        of a call and the first of the next (modelled) */
+    SM100_BOX_BYTES = SM100_STAGE_K / 2,
+    SM100_RESERVED_BYTES = 1024, /* of an SM's shared memory for each CTA (CUDA programming guide, compute capabilities) */
+};
+
+/* An instantiation. */
+typedef struct sm100_config {
+    const char *name;
+    int32_t cta_group, mma_tile_n, stages, accumulators, cp_async;
+    int32_t shared_bytes, threads;
+    int32_t co_resident;       /* 1: tensor memory of an SM holds two CTAs */
+    const char *reasons[2][2]; /* by swap_ab, by whether K is split */
+} sm100_config;
+
+#define SM100_A       "A is the 128-row operand of the mma"
+#define SM100_B       "B is the 128-row operand of the mma"
+#define SM100_NARROW  ", all rows of the other in one narrow tile: each byte is loaded once"
+#define SM100_SINGLE  ", a CTA computes a tile by itself: more SMs load"
+#define SM100_PAIR    ", two SMs share a tile and load half of the other each: fewest bytes are loaded"
+#define SM100_CP_ASYNC                                                                                             \
+    ", scales are loaded by cp.async: they are linear, or K or the rows are not aligned to bulk copies"
+#define SM100_SPLIT "; split along K over a cluster so that more SMs load"
+#define SM100_REASON(mma_a, split, cta_group, mma_tile_n, cp_async)                                                    \
+    ((cp_async)           ? mma_a SM100_CP_ASYNC split                                                             \
+     : (mma_tile_n) <= 32 ? mma_a SM100_NARROW split                                                                   \
+     : (cta_group) == 2   ? mma_a SM100_PAIR split                                                                     \
+                          : mma_a SM100_SINGLE split)
+
+static const sm100_config sm100_configs[] = {
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                                   \
+    {"nvfp4_" #id,                                                                                                     \
+     cta_group,                                                                                                        \
+     mma_tile_n,                                                                                                       \
+     stages,                                                                                                           \
+     accumulators,                                                                                                     \
+     cp_async,                                                                                                         \
+     SM100_SHARED_BYTES(cta_group, mma_tile_n, stages),                                                                \
+     SM100_THREADS(cp_async),                                                                                          \
+     SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256,                                                      \
+     {{SM100_REASON(SM100_A, "", cta_group, mma_tile_n, cp_async),                                                     \
+       SM100_REASON(SM100_A, SM100_SPLIT, cta_group, mma_tile_n, cp_async)},                                           \
+      {SM100_REASON(SM100_B, "", cta_group, mma_tile_n, cp_async),                                                     \
+       SM100_REASON(SM100_B, SM100_SPLIT, cta_group, mma_tile_n, cp_async)}}},
+    SM100_GEMM_CONFIGS(X)
+#undef X
+};
+enum { SM100_CONFIGS = sizeof sm100_configs / sizeof *sm100_configs };
+
+typedef struct sm100_tiling {
+    int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
+    int32_t partials_in_stages;
+} sm100_tiling;
+
+/* Whether threads have to load: bulk copies take whole atoms of scales, all of whose bytes enter a product. */
+static inline int sm100_needs_cp_async(const gemm_traits *t) {
+    return t->scale_layout == SCALES_LINEAR || t->k % SM100_MMA_K != 0 || !t->tma_values;
+}
+
+/* CTA pairs load scales by tensor maps. */
+static inline int sm100_tma_reaches_scales(const gemm_traits *t) {
+    const int64_t pitch = t->k / SM100_MMA_K * SM100_ATOM_BYTES;
+    return t->l == 1 || ceil_div(max_int(t->m, t->n), SM100_ATOM_ROWS) * pitch < TENSOR_STRIDE_END;
+}
+
+/* Whether a narrower tile holds all of mma_b as well: the columns between would be computed for nothing. A pair, whose
+ * CTAs load half of mma_b each, gains nothing over a narrow tile of one CTA. */
+static inline int sm100_is_too_wide(const sm100_config *config, int64_t mma_n) {
+    for (int32_t i = 0; i < SM100_CONFIGS; i++) {
+        const sm100_config *other = &sm100_configs[i];
+        const int alike = other->cta_group == config->cta_group || other->mma_tile_n <= SM100_NARROW_TILE;
+        if (alike && other->cp_async == config->cp_async && mma_n <= other->mma_tile_n &&
+            other->mma_tile_n < config->mma_tile_n)
+            return 1;
+    }
+    return 0;
+}
+
+/* Whether a CTA with so much shared memory leaves room for one of the next call. */
+static inline int sm100_leaves_room(const device_props *props, const sm100_config *config, int32_t bytes) {
+    return config->co_resident && 2 * (bytes + SM100_RESERVED_BYTES) <= props->shared_per_sm;
+}
+
+/* Partial sums lie in the pipeline stages where memory of their own would exceed the device's limit, or cost the next
+ * call its room. */
+static inline int sm100_partials_in_stages(const device_props *props, const sm100_config *config, int32_t split_k) {
+    const int32_t bytes = config->shared_bytes, all = bytes + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
+    return split_k > 1 && (all > props->shared_per_block || (sm100_leaves_room(props, config, bytes) &&
+                                                             !sm100_leaves_room(props, config, all)));
+}
+
+/* Tiles the problem; 0: the kernel cannot do it, or its tiles cannot be counted. */
+static inline int sm100_tile(const device_props *props, const gemm_traits *t, const sm100_config *config,
+                             int32_t swap_ab, int32_t split_k, sm100_tiling *tiling) {
+    const int64_t mma_m = swap_ab ? t->n : t->m, mma_n = swap_ab ? t->m : t->n;
+    if (config->shared_bytes > props->shared_per_block) return 0;
+    if (config->cp_async != sm100_needs_cp_async(t) || (config->cta_group == 2 && !sm100_tma_reaches_scales(t)))
+        return 0;
+    if (config->mma_tile_n <= SM100_NARROW_TILE && mma_n > config->mma_tile_n) return 0;
+    if (sm100_is_too_wide(config, mma_n)) return 0;
+    if (mma_m < mma_n && mma_m == 1) return 0; /* a vector as mma_a would leave 127 rows idle */
+    const int64_t tiles_m = ceil_div(mma_m, SM100_CTA_ROWS * config->cta_group);
+    const int64_t tiles_n = ceil_div(mma_n, config->mma_tile_n), k_stages = ceil_div(t->k, SM100_STAGE_K);
+    const int64_t most = INT32_MAX - props->sm_count; /* the kernel counts on from a tile by the number of clusters */
+    if (tiles_m * tiles_n > most || tiles_m * tiles_n * t->l > most) return 0;
+    const int64_t tiles = tiles_m * tiles_n * t->l, cluster = config->cta_group * split_k;
+    const int64_t room = props->sm_count / config->cta_group;
+    int64_t clusters = tiles;
+    if (split_k > 1) {
+        if (cluster > SM100_MAX_CLUSTER || split_k > k_stages ||
+            config->mma_tile_n % (split_k * SM100_KEPT_COLUMNS) || tiles * cluster > INT32_MAX)
+            return 0;
+    } else {
+        if (room == 0) return 0;
+        clusters = ceil_div(tiles, ceil_div(tiles, room)); /* each about as many tiles as the others */
+    }
+    tiling->tiles_mma_m = (int32_t)tiles_m;
+    tiling->tiles_mma_n = (int32_t)tiles_n;
+    tiling->tiles = (int32_t)tiles;
+    tiling->clusters = (int32_t)clusters;
+    tiling->k_stages = (int32_t)k_stages;
+    tiling->partials_in_stages = sm100_partials_in_stages(props, config, split_k);
+    return 1;
+}
+
+/* Stages of mma_a to prefetch into L2 before the call may read: of use where few CTAs read them again, and a CTA can be
+ * resident while the call before ends. CTAs with the same rows of mma_a share the work. */
+static inline int32_t sm100_prefetch_stages(const device_props *props, const sm100_config *config,
+                                            const sm100_tiling *tiling, int32_t split_k) {
+    const int64_t readers = (int64_t)(tiling->clusters / tiling->tiles_mma_n) * config->cta_group * split_k;
+    if (tiling->tiles_mma_n > SM100_PREFETCH_SHARERS || tiling->tiles > tiling->clusters || config->cp_async ||
+        !sm100_leaves_room(props, config, config->shared_bytes))
+        return 0;
+    return (int32_t)min_int(SM100_PREFETCH_BYTES / ((SM100_X_BYTES + SM100_SFX_BYTES) * readers),
+                            ceil_div(tiling->k_stages, split_k));
+}
+
+static inline double sm100_modelled_us(const sm100_model *model, const device_props *props, const gemm_traits *t,
+                                       const sm100_config *config, int32_t swap_ab, int32_t split_k) {
+    sm100_model_input in;
+    in.mma_m = swap_ab ? t->n : t->m;
+    in.mma_n = swap_ab ? t->m : t->n;
+    in.k = t->k > 0 ? t->k : 1; /* without products there still are tiles to write */
+    in.l = t->l;
+    in.sm_count = props->sm_count;
+    in.cta_group = config->cta_group;
+    in.mma_tile_n = config->mma_tile_n;
+    in.stages = config->stages;
+    in.accumulators = config->accumulators;
+    in.swap_ab = swap_ab;
+    in.split_k = split_k;
+    in.cp_async = config->cp_async;
+    in.cp_async_values = config->cp_async && !t->tma_values;
+    in.co_resident = sm100_leaves_room(props, config, config->shared_bytes);
+    in.partials_in_stages = sm100_partials_in_stages(props, config, split_k);
+    in.output_bytes = t->output_bytes;
+    return sm100_gemm_time_us(model, &in);
+}
+
+/* One instantiation, order of operands and split: without L2 prefetching and, where it is of use, with it. */
+static inline int32_t sm100_list_one(const sm100_model *model, const device_props *props, const gemm_traits *t,
+                                     int32_t kernel, int32_t swap_ab, int32_t split_k, gemm_candidate *out) {
+    const sm100_config *config = &sm100_configs[kernel];
+    const int32_t mma_tile_m = SM100_CTA_ROWS * config->cta_group;
+    sm100_tiling tiling;
+    if (!sm100_tile(props, t, config, swap_ab, split_k, &tiling)) return 0;
+    memset(out, 0, sizeof *out);
+    out->modelled_us = sm100_modelled_us(model, props, t, config, swap_ab, split_k);
+    if (!(out->modelled_us < INFINITY)) return 0;
+    out->name = config->name;
+    out->reason = config->reasons[swap_ab][split_k > 1];
+    out->grid = (int64_t)tiling.clusters * config->cta_group * split_k;
+    out->family = SM100_FAMILY;
+    out->kernel = kernel;
+    out->swap_ab = swap_ab;
+    out->split_k = split_k;
+    out->tile_m = swap_ab ? config->mma_tile_n : mma_tile_m;
+    out->tile_n = swap_ab ? mma_tile_m : config->mma_tile_n;
+    out->tile_k = SM100_STAGE_K;
+    out->stages = config->stages;
+    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    const int32_t prefetch_stages = sm100_prefetch_stages(props, config, &tiling, split_k);
+    if (prefetch_stages == 0) return 1;
+    out[1] = out[0];
+    out[1].prefetch_stages = prefetch_stages;
+    return 2;
+}
+
+/* All candidates with their times under given constants; at most FAMILY_MAX_CANDIDATES. */
+static inline int32_t sm100_candidates(const sm100_model *model, const device_props *props, const gemm_traits *t,
+                                       gemm_candidate *out) {
+    int32_t count = 0;
+    for (int32_t kernel = 0; kernel < SM100_CONFIGS; kernel++)
+        for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
+            for (int32_t split_k = 1; split_k <= SM100_MAX_CLUSTER; split_k *= 2)
+                count += sm100_list_one(model, props, t, kernel, swap_ab, split_k, out + count);
+    return count;
+}
+
+/* ---- the launch ---- */
+
+static inline void sm100_fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, sm100_operand *o) {
+    o->data = is_b ? p->b : p->a;
+    o->scale = is_b ? p->sfb : p->sfa;
+    o->pitch = is_b ? p->b_pitch : p->a_pitch;
+    o->batch = is_b ? p->b_batch : p->a_batch;
+    o->scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch;
+    o->scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
+    o->policy = cache_policy;
+    o->rows = (int32_t)(is_b ? p->n : p->m);
+}
+
+/* Scale atoms as 256 elements of 2 bytes, since a box has at most 256 along a dimension. */
+static inline tensor_layout sm100_scales_layout(const gemm_problem *p, int is_b, const sm100_operand *o,
+                                                int32_t box_rows) {
+    const int64_t blocks = ceil_div(o->rows, SM100_ATOM_ROWS);
+    tensor_layout t;
+    memset(&t, 0, sizeof t);
+    t.name = is_b ? "scale_b" : "scale_a";
+    t.data = o->scale;
+    t.element_bytes = 2;
+    t.rank = 4;
+    t.dims[0] = SM100_ATOM_BYTES / 2, t.dims[1] = (uint64_t)p->k / SM100_MMA_K;
+    t.dims[2] = (uint64_t)blocks, t.dims[3] = (uint64_t)p->l;
+    t.strides[0] = SM100_ATOM_BYTES;
+    t.strides[1] = tensor_stride(blocks, o->scale_pitch), t.strides[2] = tensor_stride(p->l, o->scale_batch);
+    t.box[0] = SM100_ATOM_BYTES / 2, t.box[1] = SM100_STAGE_ATOMS;
+    t.box[2] = (uint32_t)ceil_div(box_rows, SM100_ATOM_ROWS), t.box[3] = 1;
+    return t;
+}
+
+/* CTA pairs load scales by tensor maps too, since no other copy can signal the mbarrier of the pair's other CTA. The
+ * values of mma_b are halved between the two; either has all its scales. */
+static inline void sm100_add_tensor_maps(const gemm_problem *p, const sm100_config *config, sm100_schedule *s,
+                                         launch_plan *out) {
+    const int mma_a_is_b = s->swap_ab;
+    const tensor_layout a = values_layout(p, mma_a_is_b, p->l, SM100_BOX_BYTES, SM100_CTA_ROWS, 128);
+    const tensor_layout b =
+        values_layout(p, !mma_a_is_b, p->l, SM100_BOX_BYTES, config->mma_tile_n / config->cta_group, 128);
+    add_tensor_map(out, &a, &s->x.values);
+    add_tensor_map(out, &b, &s->y.values);
+    if (config->cta_group == 1) return;
+    const tensor_layout sfa = sm100_scales_layout(p, mma_a_is_b, &s->x, SM100_CTA_ROWS);
+    const tensor_layout sfb = sm100_scales_layout(p, !mma_a_is_b, &s->y, config->mma_tile_n);
+    add_tensor_map(out, &sfa, &s->x.scales);
+    add_tensor_map(out, &sfb, &s->y.scales);
+}
+
+static inline void sm100_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c,
+                               launch_plan *out) {
+    const sm100_config *config = &sm100_configs[c->kernel];
+    sm100_tiling tiling;
+    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
+    const cache_policies policies =
+        choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
+    launch_step *step = add_step(out, c->kernel, c->grid, config->shared_bytes);
+    if (!tiling.partials_in_stages) step->shared_bytes += SM100_PARTIALS_BYTES(config->mma_tile_n, c->split_k);
+    step->cluster = config->cta_group * c->split_k;
+    *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
+    sm100_schedule *s = (sm100_schedule *)add_param(out, step, sizeof(sm100_schedule));
+    s->tiles = tiling.tiles;
+    s->tiles_x = tiling.tiles_mma_m;
+    s->tiles_y = tiling.tiles_mma_n;
+    s->split_k = c->split_k;
+    s->k_stages = tiling.k_stages;
+    s->swap_ab = c->swap_ab;
+    s->values_by_tma = traits_of(p).tma_values;
+    s->prefetch_stages = c->prefetch_stages;
+    s->partials_in_stages = tiling.partials_in_stages;
+    sm100_fill_operand(p, c->swap_ab, policies.mma_a, &s->x);
+    sm100_fill_operand(p, !c->swap_ab, policies.mma_b, &s->y);
+#ifdef NVFP4_DUMP
+    s->dump = (sm100_dump *)out->dump;
+    s->dump_cta = out->dump_cta, s->dump_block = out->dump_block;
+#endif
+    if (p->k > 0 && s->values_by_tma) sm100_add_tensor_maps(p, config, s, out);
+}
+
+#endif

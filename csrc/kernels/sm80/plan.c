@@ -1,0 +1,179 @@
+/* The sm80 family: candidates by a model of clocks, and launches.
+ *
+ * A CTA works through chunks of 64 along K. Decoding costs by the row, mma by the tile, copying by the row that exists;
+ * the longer of arithmetic and copying hides two thirds of the other. The grid takes as long as the SM with most CTAs.
+ * Split-K gives more CTAs, and costs a second launch and a round trip of the partial sums through L2. */
+#include "kernels/sm80/plan.h"
+
+#include "api/error.h"
+#include "plan/math.h"
+
+typedef struct sm80_config {
+    const char *name;
+    int tile_m, tile_n, tile_k, stages, warps;
+    int32_t shared_bytes;
+    const char *reason, *split_reason;
+} sm80_config;
+
+#define FEW   "a narrow tile, whose warps share K: copying the weights takes longest"
+#define MANY  "a wide tile, which uses each decoded value often: arithmetic takes longest"
+#define SPLIT "; split along K so that every SM has work"
+
+static const sm80_config configs[] = {
+#define X(id, tile_m, tile_n, tile_k, stages, warps, ...)                                                              \
+    {"nvfp4_" #id,                                                                                                    \
+     tile_m,                                                                                                           \
+     tile_n,                                                                                                           \
+     tile_k,                                                                                                           \
+     stages,                                                                                                           \
+     warps,                                                                                                            \
+     SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps),                                                         \
+     (tile_m) <= 16 ? FEW : MANY,                                                                                      \
+     (tile_m) <= 16 ? FEW SPLIT : MANY SPLIT},
+    SM80_GEMM_CONFIGS(X)
+#undef X
+};
+enum { CONFIGS = sizeof configs / sizeof *configs, MAX_SPLIT = 32, MAX_WAVES = 4 };
+_Static_assert(CONFIGS * (MAX_WAVES + 1) <= FAMILY_MAX_CANDIDATES, "room for all");
+
+static const sm80_model measured = {
+#define X(name, value) .name = value,
+    SM80_MODEL_CONSTANTS(X)
+#undef X
+};
+
+typedef struct sm80_tiling {
+    int64_t split_tiles, reduce_grid;
+    int32_t tiles_m, tiles_n;
+} sm80_tiling;
+_Static_assert(sizeof(sm80_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
+
+static double chunk_clocks(const sm80_model *model, const gemm_traits *t, const sm80_config *c) {
+    const double arithmetic =
+        model->decode_clocks * (c->tile_m + c->tile_n) + model->mma_clocks * c->tile_m * c->tile_n;
+    const double copies = model->copy_clocks * (double)(min_int(t->m, c->tile_m) + min_int(t->n, c->tile_n));
+    return model->chunk_clocks + (arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3);
+}
+
+static double modelled_us(const sm80_model *model, const device_props *props, const gemm_traits *t,
+                          const sm80_config *c, int64_t grid, int64_t split_tiles, int64_t split) {
+    const int64_t ctas = ceil_div(grid, props->sm_count);
+    const double chunks = (double)(ctas * split_tiles * (c->tile_k / SM80_CHUNK));
+    const double idle = ctas * c->warps < 8 ? model->few_warps : 1.0;
+    double clocks = chunks * chunk_clocks(model, t, c) * idle + model->launch_clocks;
+    if (split > 1) {
+        const double bytes = 2.0 * sizeof(float) * (double)t->m * (double)t->n * (double)t->l * (double)split;
+        clocks += model->reduce_clocks + bytes / model->reduce_bytes / props->sm_count;
+    }
+    return model->call_us + model->overlap * clocks * 1e-3 / model->clock_ghz;
+}
+
+/* One configuration with K in about `wanted` parts. */
+static int32_t list_one(const sm80_model *model, const device_props *props, const gemm_traits *t, int32_t kernel,
+                        int64_t wanted, gemm_candidate *out) {
+    const sm80_config *c = &configs[kernel];
+    const int64_t tiles_m = ceil_div(t->m, c->tile_m), tiles_n = ceil_div(t->n, c->tile_n);
+    const int64_t k_tiles = ceil_div(t->k, c->tile_k), split_tiles = ceil_div(k_tiles, wanted);
+    const int64_t split = split_tiles ? ceil_div(k_tiles, split_tiles) : 1; /* no part is empty */
+    const int64_t grid = tiles_m * tiles_n * t->l * split;
+    if (grid > INT32_MAX) return 0;
+    const sm80_tiling tiling = {
+        .split_tiles = split_tiles,
+        .reduce_grid = split > 1 ? ceil_div(t->l * t->m * ceil_div(t->n, 4), SM80_REDUCE_THREADS) : 0,
+        .tiles_m = (int32_t)tiles_m,
+        .tiles_n = (int32_t)tiles_n,
+    };
+    *out = (gemm_candidate){
+        .modelled_us = modelled_us(model, props, t, c, grid, split_tiles, split),
+        .name = c->name,
+        .reason = split > 1 ? c->split_reason : c->reason,
+        .grid = grid,
+        .workspace = split > 1 ? t->l * t->m * t->n * split * (int64_t)sizeof(float) : 0,
+        .family = NVFP4_BACKEND_SM80,
+        .kernel = kernel,
+        .split_k = (int32_t)split,
+        .tile_m = c->tile_m,
+        .tile_n = c->tile_n,
+        .tile_k = c->tile_k,
+        .stages = c->stages,
+    };
+    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    return 1;
+}
+
+int32_t sm80_candidates(const sm80_model *model, const device_props *props, const gemm_traits *t,
+                        gemm_candidate *out) {
+    int32_t count = 0;
+    for (int32_t kernel = 0; kernel < CONFIGS; kernel++) {
+        const sm80_config *c = &configs[kernel];
+        if (c->shared_bytes > props->shared_per_block) continue;
+        const int64_t tiles = ceil_div(t->m, c->tile_m) * ceil_div(t->n, c->tile_n) * t->l;
+        const int64_t most = min_int(ceil_div(t->k, c->tile_k), MAX_SPLIT);
+        count += list_one(model, props, t, kernel, 1, out + count);
+        /* Split to fill the SMs once, twice and so on: a split in between leaves some idle for as long. */
+        for (int64_t waves = 1; waves <= MAX_WAVES; waves++) {
+            const int64_t wanted = min_int(waves * props->sm_count / tiles, most);
+            if (wanted < 2) continue;
+            const int32_t listed = list_one(model, props, t, kernel, wanted, out + count);
+            if (listed && out[count].kernel == out[count - 1].kernel && out[count].split_k == out[count - 1].split_k)
+                continue; /* the same split as for fewer waves */
+            count += listed;
+        }
+    }
+    return count;
+}
+
+static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    return sm80_candidates(&measured, props, t, out);
+}
+
+static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
+    return fail(NVFP4_UNSUPPORTED,
+                "the product of M = %lld, N = %lld, L = %lld needs more CTAs or more shared memory than the GPU "
+                "has (%d bytes a CTA)",
+                (long long)t->m, (long long)t->n, (long long)t->l, props->shared_per_block);
+}
+
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
+    (void)props;
+    sm80_tiling tiling;
+    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
+    launch_step *gemm = add_step(out, c->kernel, c->grid, configs[c->kernel].shared_bytes);
+    *(gemm_problem *)add_param(out, gemm, sizeof *p) = *p;
+    *(sm80_schedule *)add_param(out, gemm, sizeof(sm80_schedule)) = (sm80_schedule){
+        .partial = workspace,
+        .split_tiles = tiling.split_tiles,
+        .reduce_grid = tiling.reduce_grid,
+        .tiles_m = tiling.tiles_m,
+        .tiles_n = tiling.tiles_n,
+        .split_k = c->split_k,
+    };
+    if (tiling.reduce_grid == 0) return;
+    launch_step *reduce = add_step(out, KERNEL_SM80_SPLIT_REDUCE, tiling.reduce_grid, 0);
+    reduce->params = gemm->params; /* the same two */
+    memcpy(reduce->param_offset, gemm->param_offset, sizeof reduce->param_offset);
+}
+
+static const kernel_entry kernels[SM80_KERNELS] = {
+#define X(id, tile_m, tile_n, tile_k, stages, warps, ...)                                                              \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm80_gemm",                                                                            \
+                     .threads = 32 * (warps),                                                                          \
+                     .shared_bytes = SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps)},
+    SM80_GEMM_CONFIGS(X)
+#undef X
+        [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
+                                      .fatbin = "sm80_split_reduce",
+                                      .threads = SM80_REDUCE_THREADS},
+};
+static const kernel_set set = {.kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
+
+const gemm_family sm80_family = {
+    .name = "sm80",
+    .runs_on = "any GPU of compute capability 8.0 or later",
+    .kernels = &set,
+    .candidates = candidates,
+    .reject = reject,
+    .build = build,
+};

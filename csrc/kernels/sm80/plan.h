@@ -1,0 +1,41 @@
+/* The kernels of the sm80 family, by their number in its kernel_set, and its model. */
+#ifndef NVFP4_SM80_PLAN_H
+#define NVFP4_SM80_PLAN_H
+
+#include "plan/gemm_family.h"
+#include "sm80_configs.h"
+
+enum {
+#define X(id, ...) KERNEL_##id,
+    SM80_GEMM_CONFIGS(X)
+#undef X
+        KERNEL_SM80_SPLIT_REDUCE,
+    SM80_KERNELS
+};
+
+/* Modelled time of the sm80 kernels: name, value, unit and meaning. Fitted on an H200 to kernels with their copies or
+ * their arithmetic left out. */
+#define SM80_MODEL_CONSTANTS(X)                                                                                        \
+    X(clock_ghz, 1.98)       /* of short runs on an H200 */                                                            \
+    X(decode_clocks, 1.6)    /* a row of a chunk of 64 along K */                                                      \
+    X(mma_clocks, 0.06)      /* a row and column of a chunk */                                                         \
+    X(copy_clocks, 2.4)      /* a row of a chunk: 36 bytes */                                                          \
+    X(chunk_clocks, 16.0)    /* a chunk: waits, addresses */                                                           \
+    X(few_warps, 1.2)        /* times as long where an SM has less than 8 warps */                                     \
+    X(launch_clocks, 4500.0) /* until the first copies complete, and from the last sum to memory */                    \
+    X(reduce_clocks, 7000.0) /* of the second launch */                                                                \
+    X(reduce_bytes, 13.0)    /* of partial sums a clock and SM, written or read */                                     \
+    X(overlap, 0.86)         /* times as long as the clocks add up to, ... */                                          \
+    X(call_us, 4.9)          /* ... and around them: both fitted to 16 calls of h200.json, off by 5 % (rms) */
+
+typedef struct sm80_model {
+#define X(name, value) double name;
+    SM80_MODEL_CONSTANTS(X)
+#undef X
+} sm80_model;
+
+/* The candidates with their times under given constants. */
+int32_t sm80_candidates(const sm80_model *model, const device_props *props, const gemm_traits *traits,
+                        gemm_candidate *out);
+
+#endif

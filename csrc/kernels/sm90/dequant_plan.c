@@ -1,0 +1,80 @@
+/* The dequantize pre-pass (dequant.cu): which operands, where in the workspace, how many CTAs. */
+#include "kernels/sm90/plan.h"
+
+enum {
+    WORKSPACE_ALIGNMENT = 256, /* that the kernels need, */
+    CALLER_ALIGNMENT = 16,     /* and that a workspace has */
+    MAX_ONE_ROW_CTAS = 264,    /* of one row a thread: two an SM of an H200; with fewer SMs than CTAs it only costs time */
+};
+
+sm90_dequant_operand sm90_operand_of(const gemm_problem *p, int is_b) {
+    return (sm90_dequant_operand){.data = is_b ? p->b : p->a,
+                                  .scale = is_b ? p->sfb : p->sfa,
+                                  .pitch = is_b ? p->b_pitch : p->a_pitch,
+                                  .batch = is_b ? p->b_batch : p->a_batch,
+                                  .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
+                                  .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
+                                  .rows = (int32_t)(is_b ? p->n : p->m)};
+}
+
+sm90_operand_size sm90_e2m1_operand(const gemm_traits *t, int is_b) {
+    const int32_t broadcast = is_b ? t->broadcast_b : t->broadcast_a;
+    return (sm90_operand_size){.rows = is_b ? t->n : t->m, .batches = broadcast & BROADCAST_VALUES ? 1 : t->l};
+}
+
+int sm90_fp16_operand(const gemm_traits *t, int is_b, sm90_operand_size *size) {
+    const int32_t broadcast = is_b ? t->broadcast_b : t->broadcast_a;
+    const int64_t rows = is_b ? t->n : t->m;
+    const int64_t batches = broadcast == (BROADCAST_VALUES | BROADCAST_SCALES) ? 1 : t->l;
+    *size = (sm90_operand_size){.rows = rows, .batches = batches};
+    if ((double)rows * (double)batches * (double)SM90_DEQUANT_PITCH(t->k) >= (double)TENSOR_STRIDE_END) return 0;
+    size->dequant_bytes = SM90_DEQUANT_BYTES(rows, t->k, batches);
+    return SM90_DEQUANT_CTAS(rows, t->k, batches, 4) <= INT32_MAX / 2;
+}
+
+int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more) {
+    return dequantized > 0 ? dequantized + more + WORKSPACE_ALIGNMENT - CALLER_ALIGNMENT : 0;
+}
+
+static int64_t ctas_of(const sm90_operand_size *size, int64_t k, int64_t rows_a_thread) {
+    return size->dequant_bytes ? SM90_DEQUANT_CTAS(size->rows, k, size->batches, rows_a_thread) : 0;
+}
+
+sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, const sm90_operand_size *mma_b,
+                                        const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
+                                        uint8_t **mma_b_fp16, uint8_t **behind) {
+    const int64_t one_row = ctas_of(mma_b, p->k, 1) + ctas_of(mma_a, p->k, 1);
+    const int64_t rows_a_thread = one_row <= MAX_ONE_ROW_CTAS ? 1 : 4;
+    const int64_t first_ctas = ctas_of(mma_b, p->k, rows_a_thread), second_ctas = ctas_of(mma_a, p->k, rows_a_thread);
+    const uintptr_t begin = ((uintptr_t)workspace + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+    *mma_b_fp16 = (uint8_t *)begin;
+    *behind = *mma_b_fp16 + mma_b->dequant_bytes;
+    if (first_ctas + second_ctas == 0) return NULL;
+    launch_step *step = add_step(out, KERNEL_SM90_DEQUANT, first_ctas + second_ctas, 0);
+    sm90_dequant_schedule *s = add_param(out, step, sizeof *s);
+    *s = (sm90_dequant_schedule){.first = sm90_operand_of(p, mma_b_is_b),
+                                 .k = p->k,
+                                 .scale_layout = p->scale_layout,
+                                 .first_ctas = (int32_t)first_ctas,
+                                 .second_ctas = (int32_t)second_ctas,
+                                 .rows_a_thread = (int32_t)rows_a_thread};
+    if (second_ctas) s->second = sm90_operand_of(p, !mma_b_is_b);
+    s->first.to = *mma_b_fp16;
+    s->second.to = *behind;
+    return s;
+}
+
+tensor_layout sm90_fp16_layout(const gemm_problem *p, int is_b, const void *data, const sm90_operand_size *size,
+                               int32_t box_rows) {
+    const int64_t pitch = SM90_DEQUANT_PITCH(p->k);
+    return (tensor_layout){
+        .name = is_b ? "the dequantized b" : "the dequantized a",
+        .data = data,
+        .element_bytes = 2,
+        .rank = 3,
+        .dims = {(uint64_t)pitch / 2, (uint64_t)size->rows, (uint64_t)size->batches},
+        .strides = {(uint64_t)pitch, (uint64_t)(size->rows * pitch)},
+        .box = {SM90_PREFILL_STAGE_K, (uint32_t)box_rows, 1},
+        .swizzle = 128,
+    };
+}

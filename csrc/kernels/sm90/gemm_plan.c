@@ -1,0 +1,274 @@
+/* The wgmma kernels of gemm.cu: every instantiation is tried with either operand as mma_a, the one that is decoded in
+ * registers, and with K in 1 to 8 parts. What the kernel relies on is a rule here and not a model: tiles that are
+ * narrow along mma_b hold all of it, no split of K is empty, partial sums have room. */
+#include "kernels/sm90/plan.h"
+
+typedef struct gemm_config {
+    int32_t mma_tile_m, mma_tile_n, stages;
+    int32_t shared_bytes;
+    int32_t partials_room; /* for partial sums in place of the stages */
+    int32_t math_warpgroups, x_tiles;
+    int32_t dequant_b_in_kernel; /* no pre-pass */
+    int32_t streamk;
+    const char *reasons[2][2]; /* by swap_ab, by whether K is split */
+} gemm_config;
+
+#define A_REGISTERS "A is decoded in registers, B "
+#define B_REGISTERS "B is decoded in registers, A "
+#define IN_KERNEL   "in the same kernel by warps that would be idle"
+#define PRE_PASS    "dequantized to fp16 by a pre-pass"
+#define NARROW      ", all of whose rows are in one narrow tile: each byte is loaded once"
+#define TALL        ", for 256 rows of the other: it is loaded and decoded for more products"
+#define SQUARE      ", in tiles of 128 rows: more SMs have work"
+#define SPLIT       "; split along K over a cluster so that more SMs load"
+#define STREAMK     "; stream-K: CTAs without a tile compute the beginning of K for those that have one"
+#define REASON(registers, split, mma_tile_m, mma_tile_n, streamk)                                                      \
+    ((streamk)                ? registers PRE_PASS split STREAMK                                                       \
+     : SM90_Y_RAW(mma_tile_n) ? registers IN_KERNEL NARROW split                                                       \
+     : (mma_tile_n) <= 32     ? registers PRE_PASS NARROW split                                                        \
+     : (mma_tile_m) > 128     ? registers PRE_PASS TALL split                                                          \
+                              : registers PRE_PASS SQUARE split)
+
+enum {
+    MAX_CLUSTER = 8,        /* CTAs, of a portable cluster */
+    STREAMK_CLUSTER = 2,    /* larger ones leave SMs idle */
+    MAX_CLUSTERS = 65535,   /* of a grid along y (CUDA programming guide, compute capabilities) */
+    NARROW_TILE = 32,       /* tiles no wider than this have to hold all of mma_b */
+};
+
+static const gemm_config configs[] = {
+#define X(id, math_warpgroups, x_tiles, tile_y, group_words, stages, streamk)                                          \
+    {SM90_TILE_X(math_warpgroups, x_tiles),                                                                            \
+     tile_y,                                                                                                           \
+     stages,                                                                                                           \
+     SM90_SHARED_BYTES(math_warpgroups, x_tiles, tile_y, stages),                                                      \
+     SM90_PARTIALS_ROOM(math_warpgroups, x_tiles, tile_y, stages),                                                     \
+     math_warpgroups,                                                                                                  \
+     x_tiles,                                                                                                          \
+     SM90_Y_RAW(tile_y),                                                                                               \
+     streamk,                                                                                                          \
+     {{REASON(A_REGISTERS, "", SM90_TILE_X(math_warpgroups, x_tiles), tile_y, streamk),                                \
+       REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_warpgroups, x_tiles), tile_y, streamk)},                            \
+      {REASON(B_REGISTERS, "", SM90_TILE_X(math_warpgroups, x_tiles), tile_y, streamk),                                \
+       REASON(B_REGISTERS, SPLIT, SM90_TILE_X(math_warpgroups, x_tiles), tile_y, streamk)}}},
+    SM90_GEMM_CONFIGS(X)
+#undef X
+};
+enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_KINDS = 8 };
+_Static_assert(CONFIGS * 2 * MAX_CLUSTER + OTHER_KINDS <= FAMILY_MAX_CANDIDATES, "room for all");
+
+typedef struct gemm_tiling {
+    int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
+    int32_t partials_in_stages;
+    sm90_streamk streamk;
+} gemm_tiling;
+_Static_assert(sizeof(gemm_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
+
+/* Whether a smaller tile holds all of mma_a, or all of mma_b, as well: the rows between would be computed for nothing. */
+static int is_too_large(const gemm_config *config, int64_t mma_m, int64_t mma_n) {
+    for (size_t i = 0; i < CONFIGS; i++) {
+        const gemm_config *other = &configs[i];
+        const int alike = other->mma_tile_m == config->mma_tile_m || other->mma_tile_n <= NARROW_TILE;
+        if (alike && mma_n <= other->mma_tile_n && other->mma_tile_n < config->mma_tile_n) return 1;
+        if (other->mma_tile_n == config->mma_tile_n && mma_m <= other->mma_tile_m &&
+            other->mma_tile_m < config->mma_tile_m)
+            return 1;
+    }
+    return 0;
+}
+
+static int32_t partials_bytes(const gemm_config *config, int32_t split_k) {
+    return SM90_PARTIALS_BYTES(config->math_warpgroups, config->x_tiles, config->mma_tile_n, split_k);
+}
+
+static int32_t partial_tile_bytes(const gemm_config *config) {
+    return SM90_PARTIAL_TILE_BYTES(config->math_warpgroups, config->x_tiles, config->mma_tile_n);
+}
+
+static sm90_model_input model_input(const device_props *props, const gemm_traits *t, const gemm_config *config,
+                                    int32_t swap_ab, int32_t split_k, int64_t dequant_batches) {
+    return (sm90_model_input){
+        .mma_m = swap_ab ? t->n : t->m,
+        .mma_n = swap_ab ? t->m : t->n,
+        .k = t->k > 0 ? t->k : 1, /* without products there still are tiles to write */
+        .l = t->l,
+        .sm_count = props->sm_count,
+        .mma_tile_m = config->mma_tile_m,
+        .mma_tile_n = config->mma_tile_n,
+        .stage_k = SM90_STAGE_K,
+        .warps = 4 * config->math_warpgroups,
+        .split_k = split_k,
+        .partials_bytes = partials_bytes(config, split_k),
+        .dequant_b_in_kernel = config->dequant_b_in_kernel,
+        .dequant_batches = dequant_batches,
+        .output_bytes = t->output_bytes,
+        .partial_tile_bytes = partial_tile_bytes(config),
+    };
+}
+
+/* Whether mma_a can be read as e2m1, and mma_b dequantized if there is a pre-pass. */
+static int takes_operands(const gemm_config *config, const gemm_traits *t, int32_t swap_ab, sm90_operand_size *mma_b) {
+    if (t->scale_layout != SCALES_128X4 || !t->tma_values) return 0;
+    if (!config->dequant_b_in_kernel) return sm90_fp16_operand(t, !swap_ab, mma_b);
+    *mma_b = sm90_e2m1_operand(t, !swap_ab);
+    return 1;
+}
+
+/* Tiles the problem; 0: the kernel cannot do it, or its tiles cannot be counted. */
+static int tile(const sm90_model *model, const device_props *props, const gemm_config *config,
+                sm90_model_input *in, gemm_tiling *tiling) {
+    const int64_t mma_m = in->mma_m, mma_n = in->mma_n;
+    if (config->shared_bytes > props->shared_per_block) return 0;
+    if (config->mma_tile_n <= NARROW_TILE && mma_n > config->mma_tile_n) return 0;
+    if (is_too_large(config, mma_m, mma_n)) return 0;
+    if (mma_m < mma_n && mma_m == 1) return 0; /* a vector as mma_a would leave its other rows idle */
+    const int64_t tiles_m = ceil_div(mma_m, config->mma_tile_m), tiles_n = ceil_div(mma_n, config->mma_tile_n);
+    const int64_t most = INT32_MAX - props->sm_count; /* the kernel counts on from a tile by the number of clusters */
+    if (tiles_m * tiles_n > most || tiles_m * tiles_n * in->l > most) return 0;
+    const int64_t tiles = tiles_m * tiles_n * in->l;
+    int64_t clusters = ceil_div(tiles, ceil_div(tiles, props->sm_count)); /* about as many tiles as the others */
+    if (in->split_k > 1) {
+        clusters = tiles;
+        if (in->split_k > tiling->k_stages || clusters > MAX_CLUSTERS) return 0;
+        /* Partial sums lie behind what the kernel always has, or else in place of its stages. */
+        tiling->partials_in_stages = config->shared_bytes + in->partials_bytes > props->shared_per_block;
+        if (tiling->partials_in_stages && in->partials_bytes > config->partials_room) return 0;
+    }
+    if (config->streamk) {
+        if (tiling->k_stages == 0 || in->split_k > STREAMK_CLUSTER || tiling->partials_in_stages ||
+            !sm90_plan_streamk(model, in))
+            return 0;
+        tiling->streamk = in->streamk;
+        clusters = tiles - in->streamk.dp_tiles + in->streamk.worker_clusters;
+    }
+    tiling->tiles_mma_m = (int32_t)tiles_m;
+    tiling->tiles_mma_n = (int32_t)tiles_n;
+    tiling->tiles = (int32_t)tiles;
+    tiling->clusters = (int32_t)clusters;
+    return 1;
+}
+
+/* What the workspace holds behind the dequantized mma_b: a partial tile for each worker and each stream-K tile, then a
+ * flag for each worker. */
+static int64_t partial_tiles_bytes(const gemm_config *config, const gemm_tiling *tiling, int32_t split_k) {
+    const int64_t workers = (int64_t)tiling->streamk.worker_clusters * split_k;
+    return (workers + tiling->tiles - tiling->streamk.dp_tiles) * partial_tile_bytes(config);
+}
+static int64_t flags_bytes(const gemm_tiling *tiling, int32_t split_k) {
+    return (int64_t)tiling->streamk.worker_clusters * split_k * (int64_t)sizeof(uint32_t);
+}
+
+static int32_t list_one(const sm90_model *model, const device_props *props, const gemm_traits *t, int32_t kernel,
+                        int32_t swap_ab, int32_t split_k, gemm_candidate *out) {
+    const gemm_config *config = &configs[kernel];
+    sm90_operand_size mma_b;
+    if (!takes_operands(config, t, swap_ab, &mma_b)) return 0;
+    gemm_tiling tiling = {.k_stages = (int32_t)ceil_div(t->k, SM90_STAGE_K)};
+    const int64_t dequant_batches = config->dequant_b_in_kernel ? 0 : mma_b.batches;
+    sm90_model_input in = model_input(props, t, config, swap_ab, split_k, dequant_batches);
+    if (!tile(model, props, config, &in, &tiling)) return 0;
+    const double time = sm90_gemm_time_us(model, &in);
+    if (!(time < INFINITY)) return 0;
+    const int64_t streamk_bytes =
+        config->streamk ? partial_tiles_bytes(config, &tiling, split_k) + flags_bytes(&tiling, split_k) : 0;
+    *out = (gemm_candidate){
+        .modelled_us = time,
+        .name = sm90_kernel_name(kernel),
+        .reason = config->reasons[swap_ab][split_k > 1],
+        .grid = (int64_t)tiling.clusters * split_k,
+        .workspace = sm90_workspace_bytes(mma_b.dequant_bytes, streamk_bytes),
+        .family = NVFP4_BACKEND_SM90,
+        .kernel = kernel,
+        .swap_ab = swap_ab,
+        .split_k = split_k,
+        .tile_m = swap_ab ? config->mma_tile_n : config->mma_tile_m,
+        .tile_n = swap_ab ? config->mma_tile_m : config->mma_tile_n,
+        .tile_k = SM90_STAGE_K,
+        .stages = config->stages,
+    };
+    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    return 1;
+}
+
+int32_t sm90_gemm_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                             gemm_candidate *out) {
+    int32_t count = 0;
+    for (int32_t kernel = 0; kernel < CONFIGS; kernel++)
+        for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
+            for (int32_t split_k = 1; split_k <= MAX_CLUSTER; split_k++)
+                count += list_one(model, props, t, kernel, swap_ab, split_k, out + count);
+    return count;
+}
+
+/* The smallest factor f so that x * f >> 31 is x / d where x * d is below 2^31. */
+static uint32_t reciprocal(int32_t d) {
+    return (uint32_t)ceil_div((int64_t)1 << 31, d);
+}
+
+/* Where the workers' partial tiles and flags lie, `behind` the dequantized mma_b. The pre-pass clears the flags. */
+static void build_streamk(const gemm_config *config, const gemm_tiling *tiling, int32_t split_k, uint8_t *behind,
+                          sm90_dequant_schedule *dequant, sm90_schedule *s) {
+    const sm90_streamk *streamk = &tiling->streamk;
+    s->whole = streamk->dp_tiles;
+    s->k_stages = tiling->k_stages;
+    s->worker_clusters = streamk->worker_clusters;
+    s->streamk_stages = streamk->streamk_stages;
+    s->worker_stages = streamk->worker_stages;
+    s->inv_streamk_stages = reciprocal(streamk->streamk_stages);
+    s->inv_worker_stages = reciprocal(streamk->worker_stages);
+    s->partial_tiles = behind;
+    s->fixup_flags = (uint32_t *)(behind + partial_tiles_bytes(config, tiling, split_k));
+    dequant->flags = streamk->worker_clusters * split_k;
+    dequant->zeroed = s->fixup_flags;
+}
+
+void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                     launch_plan *out) {
+    const gemm_config *config = &configs[c->kernel];
+    const int mma_a_is_b = c->swap_ab;
+    const gemm_traits t = traits_of(p);
+    const sm90_operand_size no_operand = {.dequant_bytes = 0};
+    sm90_operand_size mma_b;
+    gemm_tiling tiling;
+    takes_operands(config, &t, c->swap_ab, &mma_b);
+    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
+    const cache_policies policies =
+        choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
+    uint8_t *mma_b_fp16, *behind;
+    sm90_dequant_schedule *dequant =
+        sm90_add_dequant(p, !mma_a_is_b, &mma_b, &no_operand, workspace, out, &mma_b_fp16, &behind);
+
+    launch_step *step = add_step(out, c->kernel, c->split_k, config->shared_bytes);
+    if (!tiling.partials_in_stages) step->shared_bytes += partials_bytes(config, c->split_k);
+    step->grid_y = tiling.clusters;
+    step->cluster = c->split_k;
+    *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
+    sm90_schedule *s = add_param(out, step, sizeof *s);
+    const sm90_dequant_operand mma_a = sm90_operand_of(p, mma_a_is_b);
+    const int32_t split_stages = tiling.k_stages - tiling.streamk.streamk_stages;
+    *s = (sm90_schedule){
+        .x = {.scale = mma_a.scale,
+              .scale_pitch = mma_a.scale_pitch,
+              .scale_batch = mma_a.scale_batch,
+              .policy = policies.mma_a,
+              .rows = mma_a.rows},
+        .y = {.policy = policies.mma_b, .rows = (int32_t)mma_b.rows, .shared = p->l > 1 && mma_b.batches == 1},
+        .raw_y = sm90_operand_of(p, !mma_a_is_b),
+        .tiles = tiling.tiles,
+        .tiles_x = tiling.tiles_mma_m,
+        .tiles_y = tiling.tiles_mma_n,
+        .split_k = c->split_k,
+        .stages_per_split = split_stages / c->split_k,
+        .splits_with_one_more = split_stages % c->split_k,
+        .swap_ab = c->swap_ab,
+        .partials_in_stages = tiling.partials_in_stages,
+        .inv_split_k = reciprocal(c->split_k),
+    };
+    if (config->streamk) build_streamk(config, &tiling, c->split_k, behind, dequant, s);
+    if (p->k == 0) return;
+    const tensor_layout values = values_layout(p, mma_a_is_b, p->l, SM90_STAGE_K / 2, config->mma_tile_m, 0);
+    add_tensor_map(out, &values, &s->x.values);
+    if (config->dequant_b_in_kernel) return;
+    const tensor_layout fp16 = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, &mma_b, config->mma_tile_n);
+    add_tensor_map(out, &fp16, &s->y.values);
+}

@@ -1,0 +1,116 @@
+/* A few rows of A: which instantiation, and how its warps share the rows of B and K (the rule of sm90_gemv_configs.h).
+ * One row of B and many of A are the transposed product.
+ *
+ * The model: B passes at the rate of DRAM, or the warp with most to do takes longer. */
+#include "kernels/sm90/plan.h"
+
+typedef struct gemv_config {
+    int32_t kernel, rows, warps, stages;
+} gemv_config;
+
+static const gemv_config configs[] = {
+#define X(id, rows, warps, stages) {KERNEL_##id, rows, warps, stages},
+    SM90_GEMV_CONFIGS(X)
+#undef X
+};
+_Static_assert(sizeof(sm90_gemv_schedule) <= PLAN_TILING_BYTES, "a candidate holds it");
+
+/* The instantiation with the fewest rows that holds all of A; NULL for none. */
+static const gemv_config *config_for(int64_t m) {
+    const gemv_config *found = NULL;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        if (m <= configs[i].rows && (!found || configs[i].rows < found->rows)) found = &configs[i];
+    return found;
+}
+
+/* Steps that the busiest warp does, with K in 2^log2_cut parts. */
+static int64_t busiest_steps(const gemv_config *c, const sm90_gemv_schedule *s, int32_t log2_cut) {
+    return ceil_div(s->units_per_cta, c->warps >> log2_cut) * ceil_div(s->steps, (int64_t)1 << log2_cut);
+}
+
+static sm90_gemv_schedule schedule_of(const device_props *props, const gemv_config *c, int64_t n, int64_t k,
+                                      int64_t l) {
+    const int64_t steps = SM90_GEMV_STEPS(k), units = SM90_GEMV_UNITS(n);
+    const int64_t room = SM90_GEMV_PARTIALS_LIMIT / SM90_GEMV_PARTIALS_BYTES(c->rows, 1, 1);
+    const int64_t wanted = props->sm_count > l ? props->sm_count / l : 1;
+    const int64_t ctas = max_int(min_int(units, wanted), ceil_div(units, room));
+    const int64_t units_per_cta = ceil_div(units, ctas);
+    sm90_gemv_schedule s = {.ctas = (int32_t)ctas,
+                            .units_per_cta = (int32_t)units_per_cta,
+                            .units_left = (int32_t)(units % ctas),
+                            .steps = (int32_t)steps};
+    for (int32_t log2_cut = 0; 1 << log2_cut <= c->warps && (log2_cut == 0 || 1 << log2_cut <= steps); log2_cut++) {
+        if (SM90_GEMV_PARTIALS_BYTES(c->rows, units_per_cta, 1 << log2_cut) > SM90_GEMV_PARTIALS_LIMIT) break;
+        if (busiest_steps(c, &s, log2_cut) < busiest_steps(c, &s, s.log2_cut)) s.log2_cut = log2_cut;
+    }
+    return s;
+}
+
+static int64_t shared_bytes(const gemv_config *c, const sm90_gemv_schedule *s) {
+    const int64_t rows = c->rows, stages = min_int(c->stages, busiest_steps(c, s, s->log2_cut));
+    return SM90_GEMV_PARTIALS_BYTES(rows, s->units_per_cta, 1 << s->log2_cut) + SM90_GEMV_A_BYTES(rows, s->steps) +
+           SM90_GEMV_RING_BYTES(c->warps, stages);
+}
+
+/* A has m rows and B n of the product that the kernel computes, which with swap_ab is the transposed one. */
+static int32_t list_one(const sm90_model *model, const device_props *props, int64_t m, int64_t n, int64_t k, int64_t l,
+                        int32_t swap_ab, gemm_candidate *out) {
+    const gemv_config *c = config_for(m);
+    if (!c) return 0;
+    const sm90_gemv_schedule s = schedule_of(props, c, n, k, l);
+    if (s.ctas * l > INT32_MAX || shared_bytes(c, &s) > props->shared_per_block) return 0;
+    const double bytes = (double)l * (double)n * (double)k * SM90_RAW_BYTES;
+    const double values = (double)busiest_steps(c, &s, s.log2_cut) * c->warps * SM90_GEMV_UNIT_ROWS * SM90_GEMV_STEP_K;
+    const double rounds = (double)ceil_div(s.ctas * l, props->sm_count);
+    const double rows = 1.0 + model->gemv_row_cost * (c->rows - 1);
+    const double computing = sm90_clocks_us(model, rounds * values * rows / model->gemv_per_clk);
+    *out = (gemm_candidate){
+        .modelled_us = model->gemv_fixed_us + max_double(bytes / model->dram_tb_s * 1e-6, computing),
+        .name = sm90_kernel_name(c->kernel),
+        .reason = swap_ab ? "B has one row only: each row of A passes it once, through integer dot products"
+                          : "A has a few rows only: each row of B passes them once, through integer dot products",
+        .grid = s.ctas * l,
+        .family = NVFP4_BACKEND_SM90,
+        .kernel = c->kernel,
+        .swap_ab = swap_ab,
+        .split_k = 1,
+        .tile_m = swap_ab ? SM90_GEMV_UNIT_ROWS : c->rows,
+        .tile_n = swap_ab ? c->rows : SM90_GEMV_UNIT_ROWS,
+        .tile_k = SM90_GEMV_STEP_K,
+        .stages = c->stages,
+    };
+    memcpy(out->tiling.bytes, &s, sizeof s);
+    return 1;
+}
+
+int32_t sm90_gemv_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                             gemm_candidate *out) {
+    int32_t count = list_one(model, props, t->m, t->n, t->k, t->l, 0, out);
+    if (t->m > 1 && t->output_is_column) count += list_one(model, props, t->n, t->m, t->k, t->l, 1, out + count);
+    return count;
+}
+
+/* A and B exchanged, for a column of results that is written as a row. */
+static gemm_problem transposed(const gemm_problem *p) {
+    gemm_problem t = *p;
+    t.m = p->n, t.n = p->m;
+    t.a = p->b, t.b = p->a;
+    t.a_pitch = p->b_pitch, t.b_pitch = p->a_pitch;
+    t.a_batch = p->b_batch, t.b_batch = p->a_batch;
+    t.sfa = p->sfb, t.sfb = p->sfa;
+    t.sfa_pitch = p->sfb_pitch, t.sfb_pitch = p->sfa_pitch;
+    t.sfa_batch = p->sfb_batch, t.sfb_batch = p->sfa_batch;
+    t.alpha_stride = 0; /* the alpha of the only column is that of every element */
+    return t;
+}
+
+void sm90_gemv_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                     launch_plan *out) {
+    (void)props, (void)workspace;
+    const gemv_config *config = &configs[c->kernel - SM90_FIRST_GEMV];
+    sm90_gemv_schedule s;
+    memcpy(&s, c->tiling.bytes, sizeof s);
+    launch_step *step = add_step(out, c->kernel, c->grid, (int32_t)shared_bytes(config, &s));
+    *(gemm_problem *)add_param(out, step, sizeof *p) = c->swap_ab ? transposed(p) : *p;
+    *(sm90_gemv_schedule *)add_param(out, step, sizeof s) = s;
+}

@@ -1,0 +1,241 @@
+/* Modelled time of one sm90 product on an H200: a single call with a cold L2, the dequantize pre-pass included, in
+ * microseconds.
+ *
+ * A stage takes as long as the slowest of tensor core, decoding, and its bytes on their way to the SM. Around the
+ * stages stand the launch and the first bytes, the pre-pass, the sum over split-K, and the stores.
+ *
+ * benchmarks/fit_sm90.py fits the constants to measured times of the first plans of 136 shapes, all of them at once. So
+ * each one alone says little about the machine, except where it says that it was measured by itself. */
+#ifndef NVFP4_SM90_MODEL_H
+#define NVFP4_SM90_MODEL_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "plan/math.h"
+#include "sm90_configs.h"
+
+/* Name, value, meaning. */
+#define SM90_MODEL_CONSTANTS(X)                                                                                        \
+    X(clock_ghz, 1.98)   /* of short runs */                                                                           \
+    X(dram_tb_s, 4.3)    /* measured by itself: copies and reads */                                                    \
+    X(dequant_tb_s, 4.3) /* measured by itself: what the pre-pass reads and writes */                                  \
+    X(fixed_us, 3.491)   /* launch, first bytes from DRAM, the last stage, exit */                                     \
+    /* gemm.cu */                                                                                                      \
+    X(decode_8, 22.32)        /* values a clock that 8 warps of an SM decode */                                        \
+    X(decode_16, 25.64)       /* and that 16 do */                                                                     \
+    X(uncovered, 0.3788)      /* of the shorter of mma and decoding, that the longer does not hide */                  \
+    X(ingress_b_clk, 56.0)    /* to one SM; more than any measured plan took */                                        \
+    X(l2_tb_s, 8.0)           /* to all SMs */                                                                         \
+    X(uneven, 1.07)           /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */     \
+    X(store_b_clk, 8.263)     /* of results, an SM */                                                                  \
+    X(exchange_us, 1.256)     /* until partial sums begin to arrive */                                                 \
+    X(exchange_b_clk, 13.14)  /* of partial sums that a CTA receives */                                                \
+    X(least_worker, 8.0)      /* stages of a stream-K worker: no plan with fewer has been measured to win */           \
+    X(partial_b_clk, 21.89)   /* of sums that a worker stores in the workspace */                                      \
+    X(fixup_b_clk, 42.65)     /* of such sums that a CTA adds to its own */                                            \
+    X(whole_pieces, 0.97)     /* a split that cuts pieces anywhere must be at least so much faster */                  \
+    X(worker_us, 1.598)       /* from a worker's last stage until its sums are visible */                              \
+    /* dequant.cu */                                                                                                   \
+    X(dequant_us, 1.989) /* a launch before another */                                                                 \
+    /* prefill.cu */                                                                                                   \
+    X(prefill_fixed_us, 5.582)    /* as fixed_us */                                                                    \
+    X(prefill_loss, 1.157)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
+    X(prefill_store_b_clk, 8.566) /* of results, an SM */                                                              \
+    /* gemv.cu */                                                                                                      \
+    X(gemv_fixed_us, 3.902) /* as fixed_us */                                                                          \
+    X(gemv_per_clk, 39.76)  /* values a clock and SM, for one row */                                                   \
+    X(gemv_row_cost, 0.4219) /* of that time, for each further row */
+
+typedef struct sm90_model {
+#define X(name, value) double name;
+    SM90_MODEL_CONSTANTS(X)
+#undef X
+} sm90_model;
+
+/* CTAs that run at a time, one an SM, in whole clusters. Clusters lie in one GPC of some 16 SMs each, of which larger
+ * ones leave some idle. Measured: 66 clusters of 2, 36 of 3, 28 of 4, 18 of 5 and 16 of 6 run at once; 32 of 4, 18 of
+ * 6, 16 of 7 and 16 of 8 do not. */
+static inline int64_t sm90_ctas_that_fit(int32_t sm_count, int32_t cluster) {
+    const int64_t usable = cluster <= 2   ? sm_count
+                           : cluster == 3 ? sm_count * 15 / 16
+                           : cluster == 4 ? sm_count * 10 / 11
+                                          : sm_count * 3 / 4;
+    return usable < cluster ? cluster : usable / cluster * cluster;
+}
+
+/* How a stream-K kernel distributes its work (sm90_gemm_parts.cuh). */
+typedef struct sm90_streamk {
+    int32_t dp_tiles;        /* data-parallel tiles */
+    int32_t worker_clusters; /* 0: not a stream-K kernel */
+    int32_t streamk_stages;  /* of a tile, that workers compute */
+    int32_t worker_stages;   /* of a worker */
+} sm90_streamk;
+
+typedef struct sm90_model_input {
+    int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm90_configs.h); at least 1 */
+    int32_t sm_count;
+    int32_t mma_tile_m, mma_tile_n;
+    int32_t stage_k;             /* values along K of a stage */
+    int32_t warps;               /* that decode */
+    int32_t split_k;             /* 1 to 8; at most ceil(k / stage_k) */
+    int32_t partials_bytes;      /* of partial sums that a CTA receives */
+    int32_t dequant_b_in_kernel; /* mma_b is decoded in the kernel */
+    int64_t dequant_batches;     /* of mma_b: l, or 1 where one serves all; 0 where there is no pre-pass */
+    int32_t output_bytes;        /* of an element */
+    int32_t partial_tile_bytes;  /* that a worker stores for a tile */
+    sm90_streamk streamk;
+} sm90_model_input;
+
+static inline double sm90_clocks_us(const sm90_model *m, double clocks) {
+    return clocks * 1e-3 / m->clock_ghz;
+}
+
+/* Bytes of a value, its share of the scales included; and of a dequantized one. */
+#define SM90_RAW_BYTES  (0.5 + 1.0 / 16)
+#define SM90_FP16_BYTES 2.0
+
+/* The pre-pass over so many values. */
+static inline double sm90_dequant_time_us(const sm90_model *m, double values) {
+    const double bytes = values * (SM90_FP16_BYTES + SM90_RAW_BYTES);
+    return values > 0 ? m->dequant_us + bytes / m->dequant_tb_s * 1e-6 : 0.0;
+}
+
+/* Receiving so many bytes of partial sums. */
+static inline double sm90_exchange_time_us(const sm90_model *m, double bytes) {
+    return m->exchange_us + sm90_clocks_us(m, bytes / m->exchange_b_clk);
+}
+
+/* Of a value of mma_b on its way to the SM. */
+static inline double sm90_mma_b_value_bytes(const sm90_model_input *in) {
+    return in->dequant_b_in_kernel ? SM90_RAW_BYTES : SM90_FP16_BYTES;
+}
+
+/* A stage in gemm.cu. wgmma takes steps of 16 along K, each mma_tile_n / 2 clocks for 64 rows of mma_a. */
+static inline double sm90_stage_us(const sm90_model *m, const sm90_model_input *in) {
+    const double tensor = in->mma_tile_m / 64 * (in->stage_k / 16) * (in->mma_tile_n / 2.0);
+    const double decoded = (in->mma_tile_m + (in->dequant_b_in_kernel ? in->mma_tile_n : 0)) * in->stage_k;
+    const double decode = decoded / (in->warps <= 8 ? m->decode_8 : m->decode_16);
+    const double both = max_double(tensor, decode) + m->uncovered * (tensor < decode ? tensor : decode);
+    const double rows_a = (double)min_int(in->mma_m, in->mma_tile_m);
+    const double rows_b = (double)min_int(in->mma_n, in->mma_tile_n);
+    const double arriving = (rows_a * SM90_RAW_BYTES + rows_b * sm90_mma_b_value_bytes(in)) * in->stage_k;
+    return sm90_clocks_us(m, max_double(both, arriving / m->ingress_b_clk));
+}
+
+static inline int64_t sm90_tiles(const sm90_model_input *in) {
+    return ceil_div(in->mma_m, in->mma_tile_m) * ceil_div(in->mma_n, in->mma_tile_n) * in->l;
+}
+
+/* What a piece of a tile costs a worker beside its stages. */
+static inline double sm90_piece_us(const sm90_model *m, const sm90_model_input *in) {
+    return sm90_clocks_us(m, in->partial_tile_bytes / m->partial_b_clk);
+}
+
+/* The sums of a cluster's other CTAs. */
+static inline double sm90_cluster_us(const sm90_model *m, const sm90_model_input *in) {
+    return in->split_k > 1 ? sm90_exchange_time_us(m, in->partials_bytes) : 0.0;
+}
+
+/* Of a stream-K tile: from its first stages until the fix-up ends. */
+static inline double sm90_streamk_tile_us(const sm90_model *m, const sm90_model_input *in, int64_t stages,
+                                          double stage_us) {
+    const int64_t of_tile = in->streamk.streamk_stages, of_worker = in->streamk.worker_stages;
+    const int64_t own = ceil_div(stages - of_tile, in->split_k);
+    const int whole_pieces = of_worker % of_tile == 0 || of_tile % of_worker == 0;
+    const int64_t pieces = ceil_div(of_worker, of_tile) + !whole_pieces; /* of a worker */
+    const int64_t added = ceil_div(of_tile, of_worker) + !whole_pieces;  /* to a tile */
+    const double own_us = (double)own * stage_us + sm90_cluster_us(m, in);
+    const double worker_us = (double)of_worker * stage_us + (double)pieces * sm90_piece_us(m, in) + m->worker_us;
+    const double add_us = sm90_clocks_us(m, (double)in->partial_tile_bytes / in->split_k / m->fixup_b_clk);
+    return max_double(own_us, worker_us) + (double)added * add_us;
+}
+
+/* So many workers for `rest` stream-K tiles, so that they and the clusters of these end together. All workers take
+ * equally many stages: whole pieces, one of each of some tiles or one of several of a tile; or, with any_cut, pieces
+ * that end anywhere. Returns the time; infinity: no worker would have so many stages that more is won than lost. */
+static inline double sm90_distribute(const sm90_model *m, sm90_model_input *in, int64_t workers, int64_t rest,
+                                     int any_cut) {
+    const double split = in->split_k, tiles_each = (double)rest / (double)workers;
+    const int64_t stages = ceil_div(in->k, in->stage_k);
+    const double stage_us = sm90_stage_us(m, in), piece = sm90_piece_us(m, in) / stage_us; /* in stages */
+    /* What a worker needs beside its pieces, less what the clusters need. */
+    const double later = (m->worker_us - sm90_cluster_us(m, in)) / stage_us, own = (double)stages / split - later;
+    int64_t of_tile, of_worker;
+    if (any_cut) {
+        of_tile = (int64_t)((own - (tiles_each + 1.0) * piece) / (tiles_each + 1.0 / split));
+        of_worker = ceil_div(rest * of_tile, workers);
+    } else {
+        const int64_t workers_a_tile = workers >= rest ? workers / rest : 1, tiles_a_worker = ceil_div(rest, workers);
+        of_worker = (int64_t)((own - (double)tiles_a_worker * piece) /
+                              ((double)tiles_a_worker + (double)workers_a_tile / split));
+        of_tile = of_worker * workers_a_tile, of_worker *= tiles_a_worker;
+    }
+    if (of_worker < m->least_worker || of_tile < 2 || of_tile > stages - in->split_k) return INFINITY;
+    const double divisor = (double)(of_tile > of_worker ? of_tile : of_worker);
+    if ((double)rest * (double)of_tile * divisor >= 2147483648.0) return INFINITY; /* the kernel's divisions */
+    in->streamk.streamk_stages = (int32_t)of_tile;
+    in->streamk.worker_stages = (int32_t)of_worker;
+    return sm90_streamk_tile_us(m, in, stages, stage_us);
+}
+
+/* Distributes the work of a stream-K kernel; 0: no CTA would be left to be a worker, or no tile to work on. Fewer than
+ * all possible workers are tried as well, since to add up many sums takes long. */
+static inline int sm90_plan_streamk(const sm90_model *m, sm90_model_input *in) {
+    const int64_t tiles = sm90_tiles(in), split = in->split_k, clusters = in->sm_count / split;
+    const int64_t dp_tiles = split == 1 ? tiles / clusters * clusters : 0, rest = tiles - dp_tiles;
+    const int64_t most = (clusters - rest) * split;
+    if (rest < 1 || rest >= clusters || most > SM90_MAX_WORKERS) return 0;
+    sm90_streamk best = {.worker_clusters = 0};
+    double least = INFINITY;
+    in->streamk.dp_tiles = (int32_t)dp_tiles;
+    for (int64_t workers = most, any_cut = 0; workers >= (most < rest ? most : rest);
+         workers /= 1 + any_cut, any_cut = !any_cut) {
+        const double us = sm90_distribute(m, in, workers, rest, (int)any_cut);
+        if (us >= (any_cut ? m->whole_pieces : 1.0) * least) continue;
+        const int64_t needed = ceil_div(rest * in->streamk.streamk_stages, in->streamk.worker_stages);
+        in->streamk.worker_clusters = (int32_t)(dp_tiles ? clusters - rest : ceil_div(needed, split));
+        least = us, best = in->streamk;
+    }
+    in->streamk = best;
+    return best.worker_clusters > 0;
+}
+
+/* By gemm.cu. */
+static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_input *in) {
+    const int64_t tiles_m = ceil_div(in->mma_m, in->mma_tile_m), tiles_n = ceil_div(in->mma_n, in->mma_tile_n);
+    const int64_t tiles = sm90_tiles(in), all_stages = ceil_div(in->k, in->stage_k);
+    const int64_t stages = ceil_div(all_stages, in->split_k);
+    const double l = (double)in->l, k = (double)in->k, stage = sm90_stage_us(m, in);
+    const double rows_a = (double)min_int(in->mma_m, in->mma_tile_m);
+    const double rows_b = (double)min_int(in->mma_n, in->mma_tile_n);
+
+    /* A tile's end. */
+    double end = sm90_clocks_us(m, rows_a * rows_b * in->output_bytes / in->split_k / m->store_b_clk);
+    if (in->split_k > 1 && !in->streamk.worker_clusters) end += sm90_exchange_time_us(m, in->partials_bytes);
+
+    /* Without split-K a CTA an SM takes tile after tile; with it a cluster takes one, and another follows it. */
+    double busy;
+    if (in->streamk.worker_clusters) {
+        const int64_t rounds =
+            in->streamk.dp_tiles / (tiles - in->streamk.dp_tiles + in->streamk.worker_clusters);
+        busy = (double)rounds * ((double)stages * stage + end) + sm90_streamk_tile_us(m, in, all_stages, stage) + end;
+    } else {
+        const int64_t fit = sm90_ctas_that_fit(in->sm_count, in->split_k) / in->split_k;
+        const int64_t rounds = ceil_div(tiles, fit);
+        busy = (double)rounds * ((double)stages * stage + end);
+    }
+
+    if (tiles_n > 1 && in->mma_n % in->mma_tile_n) busy *= m->uneven;
+
+    const double bytes_a = (double)in->mma_m * k * SM90_RAW_BYTES;
+    const double bytes_b = (double)in->mma_n * k * sm90_mma_b_value_bytes(in);
+    const double stores = (double)in->mma_m * (double)in->mma_n * in->output_bytes;
+    const double dram = l * (bytes_a + stores);
+    const double from_l2 = l * (bytes_a * (double)tiles_n + bytes_b * (double)tiles_m);
+    const double memory = max_double(dram / m->dram_tb_s, from_l2 / m->l2_tb_s) * 1e-6;
+    const double values = (double)in->dequant_batches * (double)in->mma_n * k;
+    return m->fixed_us + sm90_dequant_time_us(m, values) + max_double(busy, memory + end);
+}
+
+#endif

@@ -1,0 +1,101 @@
+/* The sm90 family: its kernels, and which kind of them lists and builds a candidate. */
+#include "kernels/sm90/plan.h"
+
+#include "api/error.h"
+
+static const kernel_entry kernels[SM90_KERNELS] = {
+#define X(id, math_warpgroups, x_tiles, tile_y, group_words, stages, helped)                                           \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm90_gemm",                                                                            \
+                     .threads = SM90_THREADS(math_warpgroups),                                                         \
+                     .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, x_tiles, tile_y, stages),                      \
+                     .more_shared = 1,                                                                                 \
+                     .pdl = 1},
+    SM90_GEMM_CONFIGS(X)
+#undef X
+#define X(id, rows, warps, ...)                                                                                        \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm90_gemv",                                                                            \
+                     .threads = SM90_GEMV_THREADS(warps),                                                              \
+                     .more_shared = 1,                                                                                 \
+                     .pdl = 1},
+        SM90_GEMV_CONFIGS(X)
+#undef X
+#define X(id, ...)                                                                                                     \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm90_prefill",                                                                         \
+                     .threads = SM90_PREFILL_THREADS,                                                                  \
+                     .shared_bytes = SM90_PREFILL_SHARED_BYTES(__VA_ARGS__),                                           \
+                     .pdl = 1},
+            SM90_PREFILL_CONFIGS(X)
+#undef X
+                [KERNEL_SM90_DEQUANT] = {.name = "nvfp4_sm90_dequant",
+                                         .fatbin = "sm90_dequant",
+                                         .threads = SM90_DEQUANT_THREADS,
+                                         .pdl = 1},
+};
+static const kernel_set set = {
+    .kernels = kernels, .count = SM90_KERNELS, .least_capability = 90, .most_capability = 90, .optional = 1};
+
+int32_t sm90_kernel_shared_bytes(int32_t kernel) {
+    return kernels[kernel].shared_bytes;
+}
+
+const char *sm90_kernel_name(int32_t kernel) {
+    return kernels[kernel].name;
+}
+
+static const sm90_model measured = {
+#define X(name, value) .name = value,
+    SM90_MODEL_CONSTANTS(X)
+#undef X
+};
+
+int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                        gemm_candidate *out) {
+    int32_t count = sm90_gemv_candidates(model, props, t, out);
+    count += sm90_prefill_candidates(model, props, t, out + count);
+    return count + sm90_gemm_candidates(model, props, t, out + count);
+}
+
+static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    return sm90_candidates(&measured, props, t, out);
+}
+
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
+    if (c->kernel < SM90_FIRST_GEMV)
+        sm90_gemm_build(props, p, c, workspace, out);
+    else if (c->kernel < SM90_FIRST_PREFILL)
+        sm90_gemv_build(props, p, c, workspace, out);
+    else
+        sm90_prefill_build(props, p, c, workspace, out);
+}
+
+static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
+    int32_t least = INT32_MAX;
+    for (int32_t kernel = 0; kernel < SM90_FIRST_GEMV; kernel++)
+        if (kernels[kernel].shared_bytes < least) least = kernels[kernel].shared_bytes;
+    if (least > props->shared_per_block)
+        return fail(NVFP4_UNSUPPORTED, "the sm90 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
+                    least, props->shared_per_block);
+    sm90_operand_size a, b;
+    if (!sm90_fp16_operand(t, 0, &a) || !sm90_fp16_operand(t, 1, &b))
+        return fail(
+            NVFP4_UNSUPPORTED,
+            "the product of M = %lld, N = %lld, K = %lld, L = %lld needs a workspace beyond the %lld bytes that "
+            "the sm90 kernels reach; must be smaller, or backend sm80",
+            (long long)t->m, (long long)t->n, (long long)t->k, (long long)t->l, (long long)TENSOR_STRIDE_END);
+    return fail(NVFP4_UNSUPPORTED,
+                "the product of M = %lld, N = %lld, L = %lld has more tiles than the sm90 kernels count, which is %d",
+                (long long)t->m, (long long)t->n, (long long)t->l, INT32_MAX);
+}
+
+const gemm_family sm90_family = {
+    .name = "sm90",
+    .runs_on = "compute capability 9.0 (H100, H200)",
+    .kernels = &set,
+    .candidates = candidates,
+    .reject = reject,
+    .build = build,
+};

@@ -1,0 +1,155 @@
+/* The large-M (prefill) kernels: one operand or both are dequantized to fp16 once, in a workspace. The rules are those
+ * of sm90_prefill_configs.h. */
+#include "kernels/sm90/plan.h"
+
+typedef struct prefill_config {
+    int32_t mma_a_e2m1, stages;
+    const char *reason;
+} prefill_config;
+
+#define MANY " so many products repay that"
+static const prefill_config configs[] = {
+#define X(id, mma_a_e2m1, stages)                                                                                      \
+    {mma_a_e2m1, stages,                                                                                               \
+     (mma_a_e2m1)                                                                                                      \
+         ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY            \
+         : "both operands are dequantized to fp16 first:" MANY},
+    SM90_PREFILL_CONFIGS(X)
+#undef X
+};
+
+enum { CLUSTER_ROWS = 256, BOX_ROWS = 128 }; /* of either operand: of a cluster; of a TMA load */
+
+typedef struct prefill_tiling {
+    int32_t tiles_mma_m, tiles_mma_n, k_stages, clusters; /* clusters that run at once */
+    int32_t whole, halved;                                /* pairs of tiles (sm90_prefill_configs.h) */
+} prefill_tiling;
+_Static_assert(sizeof(prefill_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
+
+typedef struct prefill_operands {
+    sm90_operand_size mma_a, mma_b;
+} prefill_operands;
+
+/* 0: an operand cannot be dequantized. */
+static int operands_of(const gemm_traits *t, const prefill_config *config, int swap_ab, prefill_operands *o) {
+    if (!sm90_fp16_operand(t, !swap_ab, &o->mma_b)) return 0;
+    if (!config->mma_a_e2m1) return sm90_fp16_operand(t, swap_ab, &o->mma_a);
+    o->mma_a = sm90_e2m1_operand(t, swap_ab);
+    return 1;
+}
+
+/* 0: the kernel cannot do it. */
+static int tile(const device_props *props, const gemm_traits *t, const prefill_config *config,
+                const prefill_operands *o, prefill_tiling *tiling) {
+    const int64_t clusters = props->sm_count / 2;
+    if (clusters == 0) return 0;
+    if (config->mma_a_e2m1 && (t->scale_layout != SCALES_128X4 || t->k % 64 != 0 || !t->tma_values)) return 0;
+    const int64_t tiles_m = ceil_div(o->mma_a.rows, SM90_PREFILL_TILE_X);
+    const int64_t tiles_n = ceil_div(o->mma_b.rows, SM90_PREFILL_TILE_Y);
+    const int64_t most = INT32_MAX - props->sm_count;
+    if (ceil_div(tiles_m, 2) * tiles_n > most || ceil_div(tiles_m, 2) * tiles_n * t->l > most) return 0;
+    const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * t->l, rest = pairs % clusters;
+    const int64_t halved = 2 * rest <= clusters ? 2 * rest : 0;
+    *tiling = (prefill_tiling){
+        .tiles_mma_m = (int32_t)tiles_m,
+        .tiles_mma_n = (int32_t)tiles_n,
+        .k_stages = (int32_t)ceil_div(t->k, SM90_PREFILL_STAGE_K),
+        .clusters = (int32_t)clusters,
+        .whole = (int32_t)(pairs - halved / 2),
+        .halved = (int32_t)halved,
+    };
+    return 1;
+}
+
+static double modelled_us(const sm90_model *m, const gemm_traits *t, const prefill_operands *o,
+                          const prefill_tiling *tiling) {
+    const double elements = SM90_PREFILL_TILE_X * SM90_PREFILL_TILE_Y;
+    const double stage = SM90_PREFILL_TILE_X / 64 * (SM90_PREFILL_STAGE_K / 16) * (SM90_PREFILL_TILE_Y / 2.0);
+    const double rounds = (double)ceil_div(tiling->whole, tiling->clusters);
+    const double stages = (double)tiling->k_stages * (rounds + (tiling->halved ? 0.5 : 0.0));
+    const double stored = elements * t->output_bytes / m->prefill_store_b_clk;
+    const double stores = (rounds + (tiling->halved ? 0.5 : 0.0)) * stored;
+    const double exchange = tiling->halved ? sm90_exchange_time_us(m, elements / 2 * sizeof(float)) : 0.0;
+    const double values = (double)(o->mma_a.dequant_bytes + o->mma_b.dequant_bytes) / SM90_FP16_BYTES;
+    return m->prefill_fixed_us + sm90_dequant_time_us(m, values) +
+           sm90_clocks_us(m, stages * stage * m->prefill_loss + stores) + exchange;
+}
+
+static int32_t list_one(const sm90_model *model, const device_props *props, const gemm_traits *t, int32_t kernel,
+                        int32_t swap_ab, gemm_candidate *out) {
+    const prefill_config *config = &configs[kernel - SM90_FIRST_PREFILL];
+    prefill_operands operands;
+    prefill_tiling tiling;
+    if (sm90_kernel_shared_bytes(kernel) > props->shared_per_block || !operands_of(t, config, swap_ab, &operands) ||
+        !tile(props, t, config, &operands, &tiling))
+        return 0;
+    *out = (gemm_candidate){
+        .modelled_us = modelled_us(model, t, &operands, &tiling),
+        .name = sm90_kernel_name(kernel),
+        .reason = config->reason,
+        .grid = 2 * min_int(max_int(tiling.whole, tiling.halved), tiling.clusters),
+        .workspace = sm90_workspace_bytes(operands.mma_a.dequant_bytes + operands.mma_b.dequant_bytes, 0),
+        .family = NVFP4_BACKEND_SM90,
+        .kernel = kernel,
+        .swap_ab = swap_ab,
+        .split_k = 1,
+        .tile_m = CLUSTER_ROWS,
+        .tile_n = CLUSTER_ROWS,
+        .tile_k = SM90_PREFILL_STAGE_K,
+        .stages = config->stages,
+    };
+    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    return 1;
+}
+
+int32_t sm90_prefill_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                                gemm_candidate *out) {
+    int32_t count = 0;
+    for (int32_t kernel = SM90_FIRST_PREFILL; kernel < KERNEL_SM90_DEQUANT; kernel++)
+        for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
+            count += list_one(model, props, t, kernel, swap_ab, out + count);
+    return count;
+}
+
+static sm90_prefill_operand prefill_operand(const gemm_problem *p, int is_b, const sm90_operand_size *size) {
+    return (sm90_prefill_operand){.scale = is_b ? p->sfb : p->sfa,
+                                  .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
+                                  .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
+                                  .rows = (int32_t)size->rows,
+                                  .batches = (int32_t)size->batches};
+}
+
+void sm90_prefill_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                        launch_plan *out) {
+    (void)props;
+    const prefill_config *config = &configs[c->kernel - SM90_FIRST_PREFILL];
+    const int mma_a_is_b = c->swap_ab;
+    const gemm_traits t = traits_of(p);
+    prefill_operands o;
+    prefill_tiling tiling;
+    uint8_t *mma_b_fp16, *mma_a_fp16;
+    operands_of(&t, config, c->swap_ab, &o);
+    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
+    sm90_add_dequant(p, !mma_a_is_b, &o.mma_b, &o.mma_a, workspace, out, &mma_b_fp16, &mma_a_fp16);
+    launch_step *step = add_step(out, c->kernel, c->grid, sm90_kernel_shared_bytes(c->kernel));
+    step->cluster = 2;
+    *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
+    sm90_prefill_schedule *s = add_param(out, step, sizeof *s);
+    *s = (sm90_prefill_schedule){
+        .x = prefill_operand(p, mma_a_is_b, &o.mma_a),
+        .y = prefill_operand(p, !mma_a_is_b, &o.mma_b),
+        .tiles_x = tiling.tiles_mma_m,
+        .tiles_y = tiling.tiles_mma_n,
+        .whole = tiling.whole,
+        .halved = tiling.halved,
+        .k_stages = tiling.k_stages,
+        .swap_ab = c->swap_ab,
+    };
+    if (p->k == 0) return;
+    const tensor_layout mma_b = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, &o.mma_b, BOX_ROWS);
+    const tensor_layout mma_a =
+        config->mma_a_e2m1 ? values_layout(p, mma_a_is_b, o.mma_a.batches, SM90_PREFILL_STAGE_K / 2, BOX_ROWS, 0)
+                           : sm90_fp16_layout(p, mma_a_is_b, mma_a_fp16, &o.mma_a, BOX_ROWS);
+    add_tensor_map(out, &mma_b, &s->y.values);
+    add_tensor_map(out, &mma_a, &s->x.values);
+}

@@ -1,0 +1,31 @@
+/* Which way to run a product: the candidates of all families that may run it, ranked by their modelled time. */
+#ifndef NVFP4_PLAN_CHOOSE_H
+#define NVFP4_PLAN_CHOOSE_H
+
+#include "driver/device_props.h"
+#include "plan/gemm_family.h"
+
+/* Names one candidate among those for a problem. */
+typedef struct plan_settings {
+    int32_t family, kernel, swap_ab, split_k, prefetch_stages; /* split_k = 0: names none */
+} plan_settings;
+
+typedef struct plan_query { /* compared as bytes: no padding, cleared before it is filled */
+    gemm_traits traits;
+    device_props props;
+    uint32_t families;      /* bit f: those of gemm_families[f], which run on a GPU */
+    plan_settings override; /* this candidate comes first, if the problem has it */
+    int32_t rank;           /* take the candidate of this rank; the last one if there are fewer */
+    int32_t padding_;
+} plan_query;
+
+typedef struct plan_choice {
+    gemm_candidate taken;
+    int32_t candidates; /* how many there are; 0: none is taken */
+} plan_choice;
+
+/* Each thread keeps the answers of some queries, since modelling all candidates takes longer than a call. The answer
+ * stays valid until the thread's next query. */
+const plan_choice *plan_choose(const plan_query *query);
+
+#endif

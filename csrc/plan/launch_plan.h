@@ -1,0 +1,112 @@
+/* A way to run a product, as plain data: a candidate says which kernel and how the problem is tiled; a launch plan is
+ * what a candidate becomes for given operands: launches, their parameters, and tensor maps to be encoded into these.
+ * C11 and C++17. */
+#ifndef NVFP4_PLAN_LAUNCH_PLAN_H
+#define NVFP4_PLAN_LAUNCH_PLAN_H
+
+#include <stddef.h>
+#include <string.h>
+
+#include "device/problem.h"
+#include "device/tensor_map.h"
+#include "driver/tensor_layout.h"
+
+enum {
+    FAMILY_MAX_CANDIDATES = 224,
+    PLAN_MAX_CANDIDATES = 2 * FAMILY_MAX_CANDIDATES, /* sm80, and the one other family that a device runs */
+    PLAN_MAX_STEPS = 2,
+    PLAN_MAX_PARAMS = 2, /* of a kernel */
+    PLAN_MAX_TENSOR_MAPS = 4,
+    PLAN_PARAM_BYTES = 1152,
+    PLAN_TILING_BYTES = 48,
+};
+
+typedef struct gemm_candidate {
+    double modelled_us; /* of a call; candidates are ranked by it */
+    const char *name;   /* of the kernel; static, as is reason */
+    const char *reason;
+    int64_t grid;       /* CTAs of the GEMM kernel; 0 on the CPU */
+    int64_t workspace;  /* bytes of device memory, aligned to 16 */
+    int32_t family;     /* nvfp4_backend */
+    int32_t kernel;     /* of the family's kernel_set; on the CPU a cpu_isa */
+    int32_t swap_ab;    /* 1: B is the A operand of the mma */
+    int32_t split_k;    /* CTAs, or pairs of CTAs, that share an output tile along K */
+    int32_t prefetch_stages;
+    int32_t tile_m, tile_n, tile_k, stages;
+    int32_t padding_;
+    union {
+        int64_t align;
+        unsigned char bytes[PLAN_TILING_BYTES]; /* the family's own struct: how the problem is tiled */
+    } tiling;
+} gemm_candidate;
+
+typedef struct launch_step {
+    int32_t kernel;  /* of the family's kernel_set */
+    int32_t cluster; /* CTAs of a cluster, along x; 0: no clusters */
+    int64_t grid_x, grid_y;
+    int32_t shared_bytes; /* dynamic shared memory of a CTA */
+    int32_t params;       /* of the kernel */
+    int32_t param_offset[PLAN_MAX_PARAMS];
+} launch_step;
+
+typedef struct tensor_map_request {
+    tensor_layout layout;
+    int32_t offset; /* of the tensor map in params */
+    int32_t padding_;
+} tensor_map_request;
+
+typedef struct launch_plan {
+    int32_t steps, tensor_maps, param_bytes;
+    launch_step step[PLAN_MAX_STEPS];
+    tensor_map_request tensor_map[PLAN_MAX_TENSOR_MAPS];
+#ifdef NVFP4_DUMP
+    void *dump; /* nvfp4_dump: set before a family builds the plan */
+    int32_t dump_cta, dump_block;
+#endif
+    unsigned char __attribute__((aligned(64))) params[PLAN_PARAM_BYTES];
+} launch_plan;
+
+static inline void launch_plan_init(launch_plan *plan) {
+    plan->steps = plan->tensor_maps = plan->param_bytes = 0;
+}
+
+/* Adds a launch of one row of CTAs without clusters, with no parameters. */
+static inline launch_step *add_step(launch_plan *plan, int32_t kernel, int64_t grid, int32_t shared_bytes) {
+    launch_step *step = &plan->step[plan->steps++];
+    memset(step, 0, sizeof *step);
+    step->kernel = kernel;
+    step->grid_x = grid;
+    step->grid_y = 1;
+    step->shared_bytes = shared_bytes;
+    return step;
+}
+
+/* Adds a parameter to a launch and returns where it lies, cleared. Aligned to 64, which tensor maps in it need. */
+static inline void *add_param(launch_plan *plan, launch_step *step, size_t bytes) {
+    unsigned char *param = plan->params + plan->param_bytes;
+    step->param_offset[step->params++] = plan->param_bytes;
+    plan->param_bytes += (int32_t)((bytes + 63) / 64 * 64);
+    memset(param, 0, bytes);
+    return param;
+}
+
+/* The tensor map is a member of a parameter. */
+static inline void add_tensor_map(launch_plan *plan, const tensor_layout *layout, const tensor_map *map) {
+    tensor_map_request *request = &plan->tensor_map[plan->tensor_maps++];
+    request->layout = *layout;
+    request->offset = (int32_t)((const unsigned char *)map - plan->params);
+    request->padding_ = 0;
+}
+
+/* The order of candidates. Ties are broken by the settings, so that the order is total. The models do not know of L2
+ * prefetching, which loses on an H200 (benchmarks/b200_model.md): without comes first. */
+static inline int candidate_precedes(const gemm_candidate *x, const gemm_candidate *y) {
+    if (x->modelled_us != y->modelled_us) return x->modelled_us < y->modelled_us;
+    if (x->prefetch_stages != y->prefetch_stages) return x->prefetch_stages < y->prefetch_stages;
+    if (x->family != y->family) return x->family > y->family;
+    if (x->kernel != y->kernel) return x->kernel < y->kernel;
+    if (x->swap_ab != y->swap_ab) return x->swap_ab < y->swap_ab;
+    return x->split_k < y->split_k;
+}
+
+#endif

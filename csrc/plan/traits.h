@@ -1,0 +1,48 @@
+/* What the choice of a kernel may depend on of a problem: sizes and how the operands lie in memory, without addresses.
+ * Planners are given nothing else, so equal traits (and a device's properties) give equal plans, which is what the
+ * cache of choose.c relies on. C11 and C++17. */
+#ifndef NVFP4_PLAN_TRAITS_H
+#define NVFP4_PLAN_TRAITS_H
+
+#include <string.h>
+
+#include "device/problem.h"
+#include "driver/tensor_layout.h"
+
+/* One array serves all batches: its batch stride is 0. */
+enum { BROADCAST_VALUES = 1, BROADCAST_SCALES = 2 };
+
+typedef struct gemm_traits { /* compared as bytes: no padding */
+    int64_t m, n, k, l;
+    int32_t scale_layout; /* SCALES_* */
+    int32_t output_bytes; /* of an element of C */
+    int32_t tma_values;   /* 1: tensor maps can describe the values of A and B */
+    int32_t output_is_column; /* 1: N = 1, without a bias, and the elements of C (and c) are contiguous: the transposed
+                                 product writes them as one row */
+    int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
+} gemm_traits;
+
+/* Whether TMA takes rows that lie so: base and strides are multiples of 16 bytes, strides below 2^40 (PTX ISA 9.0,
+ * section 5.5.2). The stride of a dimension of size 1 does not matter. */
+static inline int tma_reaches(const gemm_problem *p, int64_t rows, int64_t pitch, int64_t batch) {
+    const int rows_ok = rows == 1 || (pitch >= 0 && pitch < TENSOR_STRIDE_END && pitch % 16 == 0);
+    const int batches_ok = p->l == 1 || (batch >= 0 && batch < TENSOR_STRIDE_END && batch % 16 == 0);
+    return p->aligned16 && rows_ok && batches_ok;
+}
+
+static inline gemm_traits traits_of(const gemm_problem *p) {
+    const int64_t element = p->out_type == OUT_FP32 ? 4 : 2;
+    gemm_traits t;
+    memset(&t, 0, sizeof t);
+    t.m = p->m, t.n = p->n, t.k = p->k, t.l = p->l;
+    t.scale_layout = p->scale_layout;
+    t.output_bytes = (int32_t)element;
+    t.tma_values =
+        tma_reaches(p, p->m, p->a_pitch, p->a_batch) && tma_reaches(p, p->n, p->b_pitch, p->b_batch);
+    t.output_is_column = p->n == 1 && p->out_pitch == element && (!p->c || p->c_pitch == element) && !p->bias;
+    t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfa_batch == 0 ? BROADCAST_SCALES : 0);
+    t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfb_batch == 0 ? BROADCAST_SCALES : 0);
+    return t;
+}
+
+#endif
