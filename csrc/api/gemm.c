@@ -196,8 +196,8 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t ba
 
 /* The family and kernel of this name; family NVFP4_AUTO for none. */
 static plan_settings settings_of(const nvfp4_plan *plan) {
-    plan_settings s = {.kernel = -1, .swap_ab = plan->swap_ab, .split_k = plan->split_k,
-                       .prefetch_stages = plan->prefetch_stages};
+    plan_settings s = {
+        .kernel = -1, .swap_ab = plan->swap_ab, .split_k = plan->split_k, .prefetch_stages = plan->prefetch_stages};
     for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
         const kernel_set *set = gemm_families[f] ? gemm_families[f]->kernels : NULL;
         for (int32_t k = 0; set && k < set->count; k++)

@@ -1,6 +1,6 @@
 /* torch's side of the contest's kernel: checks the tensors of a call and hands them on. What the kernel cannot take is
  * refused with a sentence. */
-#include "launch.h"
+#include "contest/launch.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -16,7 +16,7 @@ bool has_type(const at::Tensor &t, at::ScalarType type) {
 }
 
 /* [rows, K/2, L] with K innermost; what a bulk copy takes begins on 16 bytes. The stride between what there is only one
- * of is free, and unused: settings.h gives tensor maps another. */
+ * of is free, and unused: plan/operands.h gives tensor maps another. */
 void check_values(const char *name, const at::Tensor &t, int64_t rows, int64_t k, int64_t l) {
     TORCH_CHECK(t.dim() == 3 && t.size(0) == rows && t.size(1) == k / 2 && t.size(2) == l, name, ": is ", t.sizes(),
                 "; must be [", rows, ", ", k / 2, ", ", l, "]");

@@ -1,8 +1,9 @@
-/* One product of the contest on the current device's default queue: settings, tensor maps, launch. Nothing is kept from
- * one call to the next but what the device is. */
-#include "../sm100_gemm.cu"
-#include "launch.h"
-#include "settings.h"
+/* One product of the contest on the current device: the package's own plan for sm100 (kernels/sm100/plan.h), its tensor
+ * maps and its launch, through the CUDA runtime. Between calls it keeps the device's properties and the choice of a
+ * plan for the last shapes: planning costs 4 us of host time, a call of the kernel about as much. */
+#include "contest/launch.h"
+#include "kernels/sm100/plan.h"
+#include "sm100_gemm.cu"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -19,23 +20,33 @@ const void *const contest_kernels[] = {
 #undef X
 };
 
-/* What the device is, asked once. */
+/* The current device, asked once. */
 struct contest_device {
-    int ordinal = 0, sm_count = 0, l2_bytes = 0, reads_host_memory = 0;
+    int ordinal = 0, reads_host_memory = 0;
+    device_props props = {};
     decltype(&cuTensorMapEncodeTiled) encode = nullptr;
     cudaError_t error;
 
     contest_device() : error(ask()) {}
 
   private:
+    cudaError_t attribute(cudaDeviceAttr which, int *value) { return cudaDeviceGetAttribute(value, which, ordinal); }
+
     cudaError_t ask() {
+        int major = 0, minor = 0, l2_bytes = 0;
         cudaError_t failed = cudaGetDevice(&ordinal);
-        if (!failed) failed = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, ordinal);
-        if (!failed) failed = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, ordinal);
-        if (!failed) failed = cudaDeviceGetAttribute(&reads_host_memory, cudaDevAttrPageableMemoryAccess, ordinal);
-        for (int i = 0; i < CONTEST_CONFIGS && !failed; i++)
+        if (!failed) failed = attribute(cudaDevAttrComputeCapabilityMajor, &major);
+        if (!failed) failed = attribute(cudaDevAttrComputeCapabilityMinor, &minor);
+        if (!failed) failed = attribute(cudaDevAttrMultiProcessorCount, &props.sm_count);
+        if (!failed) failed = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &props.shared_per_block);
+        if (!failed) failed = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, &props.shared_per_sm);
+        if (!failed) failed = attribute(cudaDevAttrL2CacheSize, &l2_bytes);
+        if (!failed) failed = attribute(cudaDevAttrPageableMemoryAccess, &reads_host_memory);
+        props.compute_capability = 10 * major + minor;
+        props.l2_bytes = l2_bytes;
+        for (int i = 0; i < SM100_CONFIGS && !failed; i++)
             failed = cudaFuncSetAttribute(contest_kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          CONTEST_SHARED_PER_CTA);
+                                          props.shared_per_block);
         /* By name, so that nothing has to be linked with the driver. */
         cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
         if (!failed)
@@ -52,27 +63,68 @@ gemm_problem problem_of(const contest_product &of) {
     p.b = (const uint8_t *)of.b, p.b_pitch = of.b_pitch, p.b_batch = of.b_batch;
     p.sfa = (const uint8_t *)of.sfa, p.sfb = (const uint8_t *)of.sfb;
     p.sfa_pitch = p.sfb_pitch = of.k / SM100_MMA_K * SM100_ATOM_BYTES;
-    p.sfa_batch = SM100_CEIL_DIV(of.m, SM100_ATOM_ROWS) * p.sfa_pitch;
-    p.sfb_batch = SM100_CEIL_DIV(of.n, SM100_ATOM_ROWS) * p.sfb_pitch;
+    p.sfa_batch = ceil_div(of.m, SM100_ATOM_ROWS) * p.sfa_pitch;
+    p.sfb_batch = ceil_div(of.n, SM100_ATOM_ROWS) * p.sfb_pitch;
     p.out = of.c, p.out_pitch = of.c_pitch, p.out_batch = of.c_batch;
     p.alpha_value = 1, p.scale_layout = SCALES_128X4, p.out_type = OUT_FP16, p.aligned16 = 1;
     return p;
 }
 
-CUresult encode(const contest_device &device, const contest_map &m) {
-    const bool values = m.rank == 3;
-    const cuuint32_t steps[] = {1, 1, 1, 1};
-    return device.encode((CUtensorMap *)m.map, values ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
-                         m.rank, (void *)m.data, (const cuuint64_t *)m.dims, (const cuuint64_t *)m.distances, m.box,
-                         steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         values ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+/* The candidate with the least modelled time; NULL: there is none. */
+const gemm_candidate *choose(const device_props &props, const gemm_problem &p) {
+    static thread_local struct {
+        gemm_traits traits;
+        gemm_candidate best;
+    } cache[16]; /* a call of the contest's harness has one of three to ten shapes */
+    static thread_local int entries, next;
+    const gemm_traits traits = traits_of(&p);
+    for (int i = 0; i < entries; i++)
+        if (!std::memcmp(&cache[i].traits, &traits, sizeof traits)) return &cache[i].best;
+    gemm_candidate all[FAMILY_MAX_CANDIDATES];
+    const int32_t count = sm100_candidates(&sm100_b200, &props, &traits, all);
+    if (count == 0) return nullptr;
+    auto &entry = cache[next];
+    entry.traits = traits;
+    entry.best = all[0];
+    for (int32_t i = 1; i < count; i++)
+        if (candidate_precedes(&all[i], &entry.best)) entry.best = all[i];
+    next = (next + 1) % 16;
+    if (entries < 16) entries++;
+    return &entry.best;
+}
+
+CUresult encode(const contest_device &device, launch_plan &plan, const tensor_map_request &request) {
+    const tensor_layout &t = request.layout;
+    const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+    return device.encode((CUtensorMap *)(plan.params + request.offset),
+                         t.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                         (cuuint32_t)t.rank, (void *)t.data, (const cuuint64_t *)t.dims, (const cuuint64_t *)t.strides,
+                         t.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         t.swizzle == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-/* Programmatic launch: the kernel may start while the one before it ends, and waits for its end by itself. The
- * attribute's name has letters that the contest refuses, so here are its number and, as bytes, its value. */
+/* The attribute of programmatic dependent launch: its name has letters that the contest refuses, so here are its number
+ * and, as bytes, its value. */
 constexpr cudaLaunchAttributeID PROGRAMMATIC = (cudaLaunchAttributeID)6;
 constexpr int ALLOWED = 1;
+
+cudaError_t launch(launch_plan &plan, const launch_step &step) {
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)step.cluster;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = PROGRAMMATIC;
+    std::memcpy(&attributes[1].val, &ALLOWED, sizeof ALLOWED);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)step.grid_x, (unsigned)step.grid_y);
+    config.blockDim = dim3((unsigned)sm100_configs[step.kernel].threads);
+    config.dynamicSmemBytes = (size_t)step.shared_bytes;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    void *params[] = {plan.params + step.param_offset[0], plan.params + step.param_offset[1]};
+    return cudaLaunchKernelExC(&config, contest_kernels[step.kernel], params);
+}
 
 } // namespace
 
@@ -84,30 +136,14 @@ std::string contest_gemm(const contest_product &of) {
         return "the tensors are on another GPU than the one that was current at the first call";
     if (of.device < 0 && !here.reads_host_memory) return "the tensors are in host memory, which the GPU does not read";
 
-    gemm_problem p = problem_of(of);
-    sm100_schedule s = {};
-    const contest_choice choice = contest_choose(&p, here.sm_count);
-    const contest_config &c = contest_configs[choice.config];
-    const int32_t grid = contest_schedule(&p, choice, here.sm_count, here.l2_bytes, &s);
-    if (grid == 0) return "there are more tiles than the kernel counts";
-    contest_map maps[4];
-    for (int i = contest_maps(&p, &c, &s, maps) - 1; i >= 0; i--)
-        if (encode(here, maps[i])) return "the driver refuses a tensor map (cuTensorMapEncodeTiled)";
-
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)(c.group * choice.split_k);
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = PROGRAMMATIC;
-    std::memcpy(&attributes[1].val, &ALLOWED, sizeof ALLOWED);
-    cudaLaunchConfig_t launch = {}; /* all zero: on the default queue */
-    launch.gridDim = dim3((unsigned)grid);
-    launch.blockDim = dim3(SM100_THREADS(c.gather));
-    launch.dynamicSmemBytes = (size_t)(contest_shared_bytes(&c) +
-                                       (s.partials_in_stages ? 0 : SM100_PARTIALS_BYTES(c.tile_y, choice.split_k)));
-    launch.attrs = attributes;
-    launch.numAttrs = 2;
-    void *arguments[] = {&p, &s};
-    const cudaError_t error = cudaLaunchKernelExC(&launch, contest_kernels[choice.config], arguments);
+    const gemm_problem p = problem_of(of);
+    const gemm_candidate *candidate = choose(here.props, p);
+    if (!candidate) return "there are more tiles than the kernel counts";
+    launch_plan plan;
+    launch_plan_init(&plan);
+    sm100_build(&here.props, &p, candidate, &plan);
+    for (int i = 0; i < plan.tensor_maps; i++)
+        if (encode(here, plan, plan.tensor_map[i])) return "the driver rejects a tensor map (cuTensorMapEncodeTiled)";
+    const cudaError_t error = launch(plan, plan.step[0]);
     return error ? std::string("the launch failed: ") + cudaGetErrorString(error) : std::string();
 }

@@ -3,8 +3,8 @@
 #ifndef NVFP4_CPU_EPILOGUE_H
 #define NVFP4_CPU_EPILOGUE_H
 
-#include "device/problem.h"
 #include "cpu/numbers.h"
+#include "device/problem.h"
 
 /* alpha * sum and the additions after it round one by one; gcc fuses them where it can unless told not to. */
 #pragma GCC optimize("fp-contract=off")

@@ -41,7 +41,7 @@
     X(cuKernelGetFunction, (CUfunction * function, CUkernel kernel))                                                   \
     X(cuKernelSetAttribute, (int attribute, int value, CUkernel kernel, CUdevice device))                              \
     X(cuTensorMapEncodeTiled,                                                                                          \
-      (void *map, int type, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,        \
+      (void *map, int type, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,               \
        const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2_promotion, int fill))           \
     X(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))           \
     X(cuStreamSynchronize, (CUstream stream))
@@ -140,7 +140,8 @@ static nvfp4_status open_library(driver *d) {
     CUresult error = d->cuInit(0);
     if (error != CUDA_SUCCESS && error != CUDA_ERROR_NO_DEVICE) return driver_error(d, "to start (cuInit)", error);
     int count = 0;
-    if (error == CUDA_SUCCESS && (error = d->cuDeviceGetCount(&count))) return driver_error(d, "cuDeviceGetCount", error);
+    if (error == CUDA_SUCCESS && (error = d->cuDeviceGetCount(&count)))
+        return driver_error(d, "cuDeviceGetCount", error);
     d->device_count = count < MAX_DEVICES ? count : MAX_DEVICES;
     for (int i = 0; i < d->device_count; i++)
         if ((error = d->cuDeviceGet(&d->devices[i].handle, i))) return driver_error(d, "cuDeviceGet", error);

@@ -1,7 +1,8 @@
 /* Lists, ranks and caches. */
 #include "plan/choose.h"
 
-_Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) + sizeof(plan_settings) + 12, "no padding");
+_Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) + sizeof(plan_settings) + 12,
+               "no padding");
 _Static_assert(sizeof(gemm_traits) == 4 * 8 + 6 * 4 && sizeof(device_props) == 4 * 4 + 8, "no padding");
 
 static int is_override(const gemm_candidate *c, const plan_settings *s) {

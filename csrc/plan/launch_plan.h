@@ -25,12 +25,12 @@ typedef struct gemm_candidate {
     double modelled_us; /* of a call; candidates are ranked by it */
     const char *name;   /* of the kernel; static, as is reason */
     const char *reason;
-    int64_t grid;       /* CTAs of the GEMM kernel; 0 on the CPU */
-    int64_t workspace;  /* bytes of device memory, aligned to 16 */
-    int32_t family;     /* nvfp4_backend */
-    int32_t kernel;     /* of the family's kernel_set; on the CPU a cpu_isa */
-    int32_t swap_ab;    /* 1: B is the A operand of the mma */
-    int32_t split_k;    /* CTAs, or pairs of CTAs, that share an output tile along K */
+    int64_t grid;      /* CTAs of the GEMM kernel; 0 on the CPU */
+    int64_t workspace; /* bytes of device memory, aligned to 16 */
+    int32_t family;    /* nvfp4_backend */
+    int32_t kernel;    /* of the family's kernel_set; on the CPU a cpu_isa */
+    int32_t swap_ab;   /* 1: B is the A operand of the mma */
+    int32_t split_k;   /* CTAs, or pairs of CTAs, that share an output tile along K */
     int32_t prefetch_stages;
     int32_t tile_m, tile_n, tile_k, stages;
     int32_t padding_;

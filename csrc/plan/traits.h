@@ -14,9 +14,9 @@ enum { BROADCAST_VALUES = 1, BROADCAST_SCALES = 2 };
 
 typedef struct gemm_traits { /* compared as bytes: no padding */
     int64_t m, n, k, l;
-    int32_t scale_layout; /* SCALES_* */
-    int32_t output_bytes; /* of an element of C */
-    int32_t tma_values;   /* 1: tensor maps can describe the values of A and B */
+    int32_t scale_layout;     /* SCALES_* */
+    int32_t output_bytes;     /* of an element of C */
+    int32_t tma_values;       /* 1: tensor maps can describe the values of A and B */
     int32_t output_is_column; /* 1: N = 1, without a bias, and the elements of C (and c) are contiguous: the transposed
                                  product writes them as one row */
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
@@ -37,8 +37,7 @@ static inline gemm_traits traits_of(const gemm_problem *p) {
     t.m = p->m, t.n = p->n, t.k = p->k, t.l = p->l;
     t.scale_layout = p->scale_layout;
     t.output_bytes = (int32_t)element;
-    t.tma_values =
-        tma_reaches(p, p->m, p->a_pitch, p->a_batch) && tma_reaches(p, p->n, p->b_pitch, p->b_batch);
+    t.tma_values = tma_reaches(p, p->m, p->a_pitch, p->a_batch) && tma_reaches(p, p->n, p->b_pitch, p->b_batch);
     t.output_is_column = p->n == 1 && p->out_pitch == element && (!p->c || p->c_pitch == element) && !p->bias;
     t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfa_batch == 0 ? BROADCAST_SCALES : 0);
     t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfb_batch == 0 ? BROADCAST_SCALES : 0);

@@ -1,6 +1,6 @@
 /* gemm and custom_kernel: Python arguments to nvfp4_gemm_args. */
-#include "api/error.h"
 #include "api/gemm.h"
+#include "api/error.h"
 #include "bindings/frontend.h"
 #include "bindings/python/module.h"
 #include "bindings/python/tensor.h"

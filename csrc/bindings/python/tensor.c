@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bindings/dlpack.h"
 #include "api/error.h"
+#include "bindings/dlpack.h"
 
 enum { DTYPE_COUNT = NVFP4_FP32 + 1 };
 

@@ -41,8 +41,8 @@ int is_tensor(PyObject *object);
 /* A new tensor of the library and on the device of `like`; a new reference. NumPy knows no e4m3: uint8 there. */
 PyObject *allocate_like(PyObject *like, int ndim, const int64_t *shape, int32_t dtype);
 
-/* Memory that only the call sees: torch's on a GPU, where its next user comes later on the same stream, and plain on the
- * host. 1, or 0 with an error message. */
+/* Memory that only the call sees: torch's on a GPU, where its next user comes later on the same stream, and plain on
+ * the host. 1, or 0 with an error message. */
 typedef struct workspace {
     void *data;
     void *owner;

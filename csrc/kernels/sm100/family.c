@@ -5,7 +5,8 @@
 #include "kernels/sm100/plan.h"
 
 _Static_assert((int)SM100_FAMILY == (int)NVFP4_BACKEND_SM100, "the backend's number");
-_Static_assert(SM100_CONFIGS * 2 * 4 * 2 <= FAMILY_MAX_CANDIDATES, "either order, four splits, with L2 prefetching or not");
+_Static_assert(SM100_CONFIGS * 2 * 4 * 2 <= FAMILY_MAX_CANDIDATES,
+               "either order, four splits, with L2 prefetching or not");
 _Static_assert(sizeof(sm100_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
 static const kernel_entry kernels[] = {

@@ -14,28 +14,28 @@
 #include "sm100_configs.h"
 
 /* Name, value. */
-#define SM100_MODEL_CONSTANTS(X) \
-    X(clock_ghz, 1.95) \
-    X(dram_tb_s, 7.25) \
-    X(first_byte_us, 0.55) \
-    X(ingress_b_clk, 60.0) \
-    X(l2_tb_s, 13.3) \
-    X(mma_column_cycles, 0.5) \
-    X(shared_b_clk, 128.0) \
-    X(mma_fill_1, 137.0) \
-    X(mma_fill_2, 173.0) \
-    X(tcgen05_cp_cycles, 16.0) \
-    X(commit_cycles, 30.0) \
-    X(barrier_cycles, 88.5) \
-    X(tcgen05_ld_cycles, 62.6) \
-    X(column_store_b_clk, 20.0) \
-    X(row_store_b_clk, 15.0) \
-    X(remote_b_clk, 21.0) \
-    X(remote_latency_cycles, 270.0) \
-    X(cluster_barrier_cycles, 365.0) \
-    X(prologue_us, 0.7) \
-    X(dependent_gap_us, 0.77) \
-    X(exit_overlap_us, 0.35) \
+#define SM100_MODEL_CONSTANTS(X)                                                                                       \
+    X(clock_ghz, 1.95)                                                                                                 \
+    X(dram_tb_s, 7.25)                                                                                                 \
+    X(first_byte_us, 0.55)                                                                                             \
+    X(ingress_b_clk, 60.0)                                                                                             \
+    X(l2_tb_s, 13.3)                                                                                                   \
+    X(mma_column_cycles, 0.5)                                                                                          \
+    X(shared_b_clk, 128.0)                                                                                             \
+    X(mma_fill_1, 137.0)                                                                                               \
+    X(mma_fill_2, 173.0)                                                                                               \
+    X(tcgen05_cp_cycles, 16.0)                                                                                         \
+    X(commit_cycles, 30.0)                                                                                             \
+    X(barrier_cycles, 88.5)                                                                                            \
+    X(tcgen05_ld_cycles, 62.6)                                                                                         \
+    X(column_store_b_clk, 20.0)                                                                                        \
+    X(row_store_b_clk, 15.0)                                                                                           \
+    X(remote_b_clk, 21.0)                                                                                              \
+    X(remote_latency_cycles, 270.0)                                                                                    \
+    X(cluster_barrier_cycles, 365.0)                                                                                   \
+    X(prologue_us, 0.7)                                                                                                \
+    X(dependent_gap_us, 0.77)                                                                                          \
+    X(exit_overlap_us, 0.35)                                                                                           \
     X(cp_async_cycles, 4.0)
 
 typedef struct sm100_model {
@@ -58,8 +58,8 @@ typedef struct sm100_model_input {
     int32_t cta_group, mma_tile_n, stages, accumulators;
     int32_t swap_ab;
     int32_t split_k;            /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
-    int32_t cp_async;             /* scales are loaded by cp.async */
-    int32_t cp_async_values;      /* and so are values */
+    int32_t cp_async;           /* scales are loaded by cp.async */
+    int32_t cp_async_values;    /* and so are values */
     int32_t co_resident;        /* an SM holds two CTAs: at most 113 KB of shared memory and 256 columns */
     int32_t partials_in_stages; /* as the schedule has it */
     int32_t output_bytes;       /* of an element */
@@ -126,8 +126,9 @@ static inline double sm100_gemm_time_us(const sm100_model *m, const sm100_model_
     const int64_t ctas = active * cluster, beside = ceil_div(ctas, in->sm_count);
     const double tiles_a_cta = (double)(rounds * beside), again = (double)(rounds - 1);
 
-    const double one = max_double(in->mma_tile_n * m->mma_column_cycles,
-                                 (SM100_CTA_ROWS + in->mma_tile_n / in->cta_group) * (SM100_MMA_K / 2) / m->shared_b_clk);
+    const double one =
+        max_double(in->mma_tile_n * m->mma_column_cycles,
+                   (SM100_CTA_ROWS + in->mma_tile_n / in->cta_group) * (SM100_MMA_K / 2) / m->shared_b_clk);
     const double fill = in->cta_group == 2 ? m->mma_fill_2 : m->mma_fill_1;
     const double copies = SM100_STAGE_ATOMS * (1 + tile_atoms) * m->tcgen05_cp_cycles;
     const double products = SM100_STAGE_ATOMS * one, stage = max_double(products, copies);
@@ -146,7 +147,8 @@ static inline double sm100_gemm_time_us(const sm100_model *m, const sm100_model_
 
     /* The main phase: pipelines fill at the full rate, and refill as stages are released. */
     const int64_t filled_stages = min_int(in->stages, persistent ? k_stages * rounds : k_stages);
-    const double pipeline_bytes = (double)(ctas * filled_stages) * SM100_STAGE_BYTES(in->cta_group, in->mma_tile_n) * dram / l2;
+    const double pipeline_bytes =
+        (double)(ctas * filled_stages) * SM100_STAGE_BYTES(in->cta_group, in->mma_tile_n) * dram / l2;
     const double at_once = dram < pipeline_bytes ? dram : pipeline_bytes, peak = m->dram_tb_s * 1e6;
     const double lanes = (in->cp_async_values ? 20.0 : 4.0) * (SM100_CTA_ROWS + in->mma_tile_n);
     double busy_us = (at_once + stores) / peak + (dram - at_once) / sm100_dram_rate(m, pipeline_bytes, idle);
@@ -155,7 +157,8 @@ static inline double sm100_gemm_time_us(const sm100_model *m, const sm100_model_
     if (persistent && in->accumulators > 1) busy_us = max_double(busy_us, (tiles_a_cta - 1) * epilogue);
     busy_us = max_double(busy_us, max_double(l2 / (m->l2_tb_s * 1e6), ingress * tiles_a_cta / m->ingress_b_clk * clk));
     busy_us = max_double(busy_us, mma);
-    if (in->cp_async) busy_us = max_double(busy_us, tiles_a_cta * (double)k_stages * lanes / 32 * m->cp_async_cycles * clk);
+    if (in->cp_async)
+        busy_us = max_double(busy_us, tiles_a_cta * (double)k_stages * lanes / 32 * m->cp_async_cycles * clk);
 
     if (!persistent) busy_us += again * (m->prologue_us + m->first_byte_us + tail);
     const double exposed = 2 * launched <= fit ? 0.0 : m->prologue_us - m->exit_overlap_us;

@@ -18,7 +18,8 @@ enum {
     SM100_PREFETCH_BYTES = 20 << 20, /* of mma_a by all CTAs: what DRAM delivers in the 2 to 3 us between the last load
                                         of a call and the first of the next (modelled) */
     SM100_BOX_BYTES = SM100_STAGE_K / 2,
-    SM100_RESERVED_BYTES = 1024, /* of an SM's shared memory for each CTA (CUDA programming guide, compute capabilities) */
+    SM100_RESERVED_BYTES =
+        1024, /* of an SM's shared memory for each CTA (CUDA programming guide, compute capabilities) */
 };
 
 /* An instantiation. */
@@ -30,16 +31,16 @@ typedef struct sm100_config {
     const char *reasons[2][2]; /* by swap_ab, by whether K is split */
 } sm100_config;
 
-#define SM100_A       "A is the 128-row operand of the mma"
-#define SM100_B       "B is the 128-row operand of the mma"
-#define SM100_NARROW  ", all rows of the other in one narrow tile: each byte is loaded once"
-#define SM100_SINGLE  ", a CTA computes a tile by itself: more SMs load"
-#define SM100_PAIR    ", two SMs share a tile and load half of the other each: fewest bytes are loaded"
-#define SM100_CP_ASYNC                                                                                             \
+#define SM100_A      "A is the 128-row operand of the mma"
+#define SM100_B      "B is the 128-row operand of the mma"
+#define SM100_NARROW ", all rows of the other in one narrow tile: each byte is loaded once"
+#define SM100_SINGLE ", a CTA computes a tile by itself: more SMs load"
+#define SM100_PAIR   ", two SMs share a tile and load half of the other each: fewest bytes are loaded"
+#define SM100_CP_ASYNC                                                                                                 \
     ", scales are loaded by cp.async: they are linear, or K or the rows are not aligned to bulk copies"
 #define SM100_SPLIT "; split along K over a cluster so that more SMs load"
 #define SM100_REASON(mma_a, split, cta_group, mma_tile_n, cp_async)                                                    \
-    ((cp_async)           ? mma_a SM100_CP_ASYNC split                                                             \
+    ((cp_async)           ? mma_a SM100_CP_ASYNC split                                                                 \
      : (mma_tile_n) <= 32 ? mma_a SM100_NARROW split                                                                   \
      : (cta_group) == 2   ? mma_a SM100_PAIR split                                                                     \
                           : mma_a SM100_SINGLE split)
@@ -102,8 +103,8 @@ static inline int sm100_leaves_room(const device_props *props, const sm100_confi
  * call its room. */
 static inline int sm100_partials_in_stages(const device_props *props, const sm100_config *config, int32_t split_k) {
     const int32_t bytes = config->shared_bytes, all = bytes + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
-    return split_k > 1 && (all > props->shared_per_block || (sm100_leaves_room(props, config, bytes) &&
-                                                             !sm100_leaves_room(props, config, all)));
+    return split_k > 1 && (all > props->shared_per_block ||
+                           (sm100_leaves_room(props, config, bytes) && !sm100_leaves_room(props, config, all)));
 }
 
 /* Tiles the problem; 0: the kernel cannot do it, or its tiles cannot be counted. */
@@ -124,8 +125,8 @@ static inline int sm100_tile(const device_props *props, const gemm_traits *t, co
     const int64_t room = props->sm_count / config->cta_group;
     int64_t clusters = tiles;
     if (split_k > 1) {
-        if (cluster > SM100_MAX_CLUSTER || split_k > k_stages ||
-            config->mma_tile_n % (split_k * SM100_KEPT_COLUMNS) || tiles * cluster > INT32_MAX)
+        if (cluster > SM100_MAX_CLUSTER || split_k > k_stages || config->mma_tile_n % (split_k * SM100_KEPT_COLUMNS) ||
+            tiles * cluster > INT32_MAX)
             return 0;
     } else {
         if (room == 0) return 0;
@@ -268,8 +269,7 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     const sm100_config *config = &sm100_configs[c->kernel];
     sm100_tiling tiling;
     memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    const cache_policies policies =
-        choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
+    const cache_policies policies = choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
     launch_step *step = add_step(out, c->kernel, c->grid, config->shared_bytes);
     if (!tiling.partials_in_stages) step->shared_bytes += SM100_PARTIALS_BYTES(config->mma_tile_n, c->split_k);
     step->cluster = config->cta_group * c->split_k;

@@ -21,7 +21,7 @@ typedef struct sm80_config {
 
 static const sm80_config configs[] = {
 #define X(id, tile_m, tile_n, tile_k, stages, warps, ...)                                                              \
-    {"nvfp4_" #id,                                                                                                    \
+    {"nvfp4_" #id,                                                                                                     \
      tile_m,                                                                                                           \
      tile_n,                                                                                                           \
      tile_k,                                                                                                           \
@@ -34,7 +34,7 @@ static const sm80_config configs[] = {
 #undef X
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, MAX_SPLIT = 32, MAX_WAVES = 4 };
-_Static_assert(CONFIGS * (MAX_WAVES + 1) <= FAMILY_MAX_CANDIDATES, "room for all");
+_Static_assert(CONFIGS *(MAX_WAVES + 1) <= FAMILY_MAX_CANDIDATES, "room for all");
 
 static const sm80_model measured = {
 #define X(name, value) .name = value,
@@ -65,6 +65,8 @@ static double modelled_us(const sm80_model *model, const device_props *props, co
         const double bytes = 2.0 * sizeof(float) * (double)t->m * (double)t->n * (double)t->l * (double)split;
         clocks += model->reduce_clocks + bytes / model->reduce_bytes / props->sm_count;
     }
+    clocks +=
+        (double)t->output_bytes * (double)t->m * (double)t->n * (double)t->l / model->store_b_clk / props->sm_count;
     return model->call_us + model->overlap * clocks * 1e-3 / model->clock_ghz;
 }
 
@@ -101,8 +103,7 @@ static int32_t list_one(const sm80_model *model, const device_props *props, cons
     return 1;
 }
 
-int32_t sm80_candidates(const sm80_model *model, const device_props *props, const gemm_traits *t,
-                        gemm_candidate *out) {
+int32_t sm80_candidates(const sm80_model *model, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     int32_t count = 0;
     for (int32_t kernel = 0; kernel < CONFIGS; kernel++) {
         const sm80_config *c = &configs[kernel];
@@ -167,7 +168,8 @@ static const kernel_entry kernels[SM80_KERNELS] = {
                                       .fatbin = "sm80_split_reduce",
                                       .threads = SM80_REDUCE_THREADS},
 };
-static const kernel_set set = {.kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
+static const kernel_set set = {
+    .kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
 
 const gemm_family sm80_family = {
     .name = "sm80",

@@ -4,7 +4,7 @@
 enum {
     WORKSPACE_ALIGNMENT = 256, /* that the kernels need, */
     CALLER_ALIGNMENT = 16,     /* and that a workspace has */
-    MAX_ONE_ROW_CTAS = 264,    /* of one row a thread: two an SM of an H200; with fewer SMs than CTAs it only costs time */
+    MAX_ONE_ROW_CTAS = 264, /* of one row a thread: two an SM of an H200; with fewer SMs than CTAs it only costs time */
 };
 
 sm90_dequant_operand sm90_operand_of(const gemm_problem *p, int is_b) {
@@ -46,7 +46,8 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, c
     const int64_t one_row = ctas_of(mma_b, p->k, 1) + ctas_of(mma_a, p->k, 1);
     const int64_t rows_a_thread = one_row <= MAX_ONE_ROW_CTAS ? 1 : 4;
     const int64_t first_ctas = ctas_of(mma_b, p->k, rows_a_thread), second_ctas = ctas_of(mma_a, p->k, rows_a_thread);
-    const uintptr_t begin = ((uintptr_t)workspace + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+    const uintptr_t begin =
+        ((uintptr_t)workspace + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
     *mma_b_fp16 = (uint8_t *)begin;
     *behind = *mma_b_fp16 + mma_b->dequant_bytes;
     if (first_ctas + second_ctas == 0) return NULL;

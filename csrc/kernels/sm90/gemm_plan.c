@@ -30,10 +30,10 @@ typedef struct gemm_config {
                               : registers PRE_PASS SQUARE split)
 
 enum {
-    MAX_CLUSTER = 8,        /* CTAs, of a portable cluster */
-    STREAMK_CLUSTER = 2,    /* larger ones leave SMs idle */
-    MAX_CLUSTERS = 65535,   /* of a grid along y (CUDA programming guide, compute capabilities) */
-    NARROW_TILE = 32,       /* tiles no wider than this have to hold all of mma_b */
+    MAX_CLUSTER = 8,      /* CTAs, of a portable cluster */
+    STREAMK_CLUSTER = 2,  /* larger ones leave SMs idle */
+    MAX_CLUSTERS = 65535, /* of a grid along y (CUDA programming guide, compute capabilities) */
+    NARROW_TILE = 32,     /* tiles no wider than this have to hold all of mma_b */
 };
 
 static const gemm_config configs[] = {
@@ -64,7 +64,8 @@ typedef struct gemm_tiling {
 } gemm_tiling;
 _Static_assert(sizeof(gemm_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
-/* Whether a smaller tile holds all of mma_a, or all of mma_b, as well: the rows between would be computed for nothing. */
+/* Whether a smaller tile holds all of mma_a, or all of mma_b, as well: the rows between would be computed for nothing.
+ */
 static int is_too_large(const gemm_config *config, int64_t mma_m, int64_t mma_n) {
     for (size_t i = 0; i < CONFIGS; i++) {
         const gemm_config *other = &configs[i];
@@ -115,8 +116,8 @@ static int takes_operands(const gemm_config *config, const gemm_traits *t, int32
 }
 
 /* Tiles the problem; 0: the kernel cannot do it, or its tiles cannot be counted. */
-static int tile(const sm90_model *model, const device_props *props, const gemm_config *config,
-                sm90_model_input *in, gemm_tiling *tiling) {
+static int tile(const sm90_model *model, const device_props *props, const gemm_config *config, sm90_model_input *in,
+                gemm_tiling *tiling) {
     const int64_t mma_m = in->mma_m, mma_n = in->mma_n;
     if (config->shared_bytes > props->shared_per_block) return 0;
     if (config->mma_tile_n <= NARROW_TILE && mma_n > config->mma_tile_n) return 0;
@@ -232,8 +233,7 @@ void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gem
     gemm_tiling tiling;
     takes_operands(config, &t, c->swap_ab, &mma_b);
     memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    const cache_policies policies =
-        choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
+    const cache_policies policies = choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
     uint8_t *mma_b_fp16, *behind;
     sm90_dequant_schedule *dequant =
         sm90_add_dequant(p, !mma_a_is_b, &mma_b, &no_operand, workspace, out, &mma_b_fp16, &behind);

@@ -22,20 +22,20 @@
     X(dequant_tb_s, 4.3) /* measured by itself: what the pre-pass reads and writes */                                  \
     X(fixed_us, 3.491)   /* launch, first bytes from DRAM, the last stage, exit */                                     \
     /* gemm.cu */                                                                                                      \
-    X(decode_8, 22.32)        /* values a clock that 8 warps of an SM decode */                                        \
-    X(decode_16, 25.64)       /* and that 16 do */                                                                     \
-    X(uncovered, 0.3788)      /* of the shorter of mma and decoding, that the longer does not hide */                  \
-    X(ingress_b_clk, 56.0)    /* to one SM; more than any measured plan took */                                        \
-    X(l2_tb_s, 8.0)           /* to all SMs */                                                                         \
-    X(uneven, 1.07)           /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */     \
-    X(store_b_clk, 8.263)     /* of results, an SM */                                                                  \
-    X(exchange_us, 1.256)     /* until partial sums begin to arrive */                                                 \
-    X(exchange_b_clk, 13.14)  /* of partial sums that a CTA receives */                                                \
-    X(least_worker, 8.0)      /* stages of a stream-K worker: no plan with fewer has been measured to win */           \
-    X(partial_b_clk, 21.89)   /* of sums that a worker stores in the workspace */                                      \
-    X(fixup_b_clk, 42.65)     /* of such sums that a CTA adds to its own */                                            \
-    X(whole_pieces, 0.97)     /* a split that cuts pieces anywhere must be at least so much faster */                  \
-    X(worker_us, 1.598)       /* from a worker's last stage until its sums are visible */                              \
+    X(decode_8, 22.32)       /* values a clock that 8 warps of an SM decode */                                         \
+    X(decode_16, 25.64)      /* and that 16 do */                                                                      \
+    X(uncovered, 0.3788)     /* of the shorter of mma and decoding, that the longer does not hide */                   \
+    X(ingress_b_clk, 56.0)   /* to one SM; more than any measured plan took */                                         \
+    X(l2_tb_s, 8.0)          /* to all SMs */                                                                          \
+    X(uneven, 1.07)          /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */      \
+    X(store_b_clk, 8.263)    /* of results, an SM */                                                                   \
+    X(exchange_us, 1.256)    /* until partial sums begin to arrive */                                                  \
+    X(exchange_b_clk, 13.14) /* of partial sums that a CTA receives */                                                 \
+    X(least_worker, 8.0)     /* stages of a stream-K worker: no plan with fewer has been measured to win */            \
+    X(partial_b_clk, 21.89)  /* of sums that a worker stores in the workspace */                                       \
+    X(fixup_b_clk, 42.65)    /* of such sums that a CTA adds to its own */                                             \
+    X(whole_pieces, 0.97)    /* a split that cuts pieces anywhere must be at least so much faster */                   \
+    X(worker_us, 1.598)      /* from a worker's last stage until its sums are visible */                               \
     /* dequant.cu */                                                                                                   \
     X(dequant_us, 1.989) /* a launch before another */                                                                 \
     /* prefill.cu */                                                                                                   \
@@ -43,8 +43,8 @@
     X(prefill_loss, 1.157)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
     X(prefill_store_b_clk, 8.566) /* of results, an SM */                                                              \
     /* gemv.cu */                                                                                                      \
-    X(gemv_fixed_us, 3.902) /* as fixed_us */                                                                          \
-    X(gemv_per_clk, 39.76)  /* values a clock and SM, for one row */                                                   \
+    X(gemv_fixed_us, 3.902)  /* as fixed_us */                                                                         \
+    X(gemv_per_clk, 39.76)   /* values a clock and SM, for one row */                                                  \
     X(gemv_row_cost, 0.4219) /* of that time, for each further row */
 
 typedef struct sm90_model {
@@ -217,8 +217,7 @@ static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_inp
     /* Without split-K a CTA an SM takes tile after tile; with it a cluster takes one, and another follows it. */
     double busy;
     if (in->streamk.worker_clusters) {
-        const int64_t rounds =
-            in->streamk.dp_tiles / (tiles - in->streamk.dp_tiles + in->streamk.worker_clusters);
+        const int64_t rounds = in->streamk.dp_tiles / (tiles - in->streamk.dp_tiles + in->streamk.worker_clusters);
         busy = (double)rounds * ((double)stages * stage + end) + sm90_streamk_tile_us(m, in, all_stages, stage) + end;
     } else {
         const int64_t fit = sm90_ctas_that_fit(in->sm_count, in->split_k) / in->split_k;

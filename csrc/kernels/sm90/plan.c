@@ -14,11 +14,8 @@ static const kernel_entry kernels[SM90_KERNELS] = {
     SM90_GEMM_CONFIGS(X)
 #undef X
 #define X(id, rows, warps, ...)                                                                                        \
-    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
-                     .fatbin = "sm90_gemv",                                                                            \
-                     .threads = SM90_GEMV_THREADS(warps),                                                              \
-                     .more_shared = 1,                                                                                 \
-                     .pdl = 1},
+    [KERNEL_##id] = {                                                                                                  \
+        .name = "nvfp4_" #id, .fatbin = "sm90_gemv", .threads = SM90_GEMV_THREADS(warps), .more_shared = 1, .pdl = 1},
         SM90_GEMV_CONFIGS(X)
 #undef X
 #define X(id, ...)                                                                                                     \
@@ -51,8 +48,7 @@ static const sm90_model measured = {
 #undef X
 };
 
-int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                        gemm_candidate *out) {
+int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     int32_t count = sm90_gemv_candidates(model, props, t, out);
     count += sm90_prefill_candidates(model, props, t, out + count);
     return count + sm90_gemm_candidates(model, props, t, out + count);

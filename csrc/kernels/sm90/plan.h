@@ -67,8 +67,9 @@ sm90_dequant_operand sm90_operand_of(const gemm_problem *problem, int is_b);
 /* Bytes of workspace for dequantized operands and, behind them, `more`: aligned to 256 in a workspace aligned to 16. */
 int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more);
 
-/* Adds the pre-pass over mma_b and, if its size asks for it, mma_a. Sets where both lie in the workspace; mma_a, or what
- * else the workspace holds, lies behind mma_b. Returns the parameter of the launch; NULL: there is nothing to do. */
+/* Adds the pre-pass over mma_b and, if its size asks for it, mma_a. Sets where both lie in the workspace; mma_a, or
+ * what else the workspace holds, lies behind mma_b. Returns the parameter of the launch; NULL: there is nothing to do.
+ */
 sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *problem, int mma_b_is_b, const sm90_operand_size *mma_b,
                                         const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
                                         uint8_t **mma_b_fp16, uint8_t **behind);

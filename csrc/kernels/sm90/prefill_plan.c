@@ -11,9 +11,8 @@ typedef struct prefill_config {
 static const prefill_config configs[] = {
 #define X(id, mma_a_e2m1, stages)                                                                                      \
     {mma_a_e2m1, stages,                                                                                               \
-     (mma_a_e2m1)                                                                                                      \
-         ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY            \
-         : "both operands are dequantized to fp16 first:" MANY},
+     (mma_a_e2m1) ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY   \
+                  : "both operands are dequantized to fp16 first:" MANY},
     SM90_PREFILL_CONFIGS(X)
 #undef X
 };
