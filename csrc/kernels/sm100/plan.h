@@ -275,6 +275,7 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     step->cluster = config->cta_group * c->split_k;
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm100_schedule *s = (sm100_schedule *)add_param(out, step, sizeof(sm100_schedule));
+    memset(s, 0, sizeof *s);
     s->tiles = tiling.tiles;
     s->tiles_x = tiling.tiles_mma_m;
     s->tiles_y = tiling.tiles_mma_n;
