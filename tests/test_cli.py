@@ -290,7 +290,7 @@ def test_a_narrow_terminal_cuts_nothing_off(width: int, monkeypatch, capsys) -> 
     pytest.importorskip("rich")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
-    columns = ["<name", *(f"contestant {i}, us" for i in range(5))]
+    columns = ["<name", *(f"implementation {i}, us" for i in range(5))]
     rows = [[f"row{i}", *(f"1{i}.{j} (0{i}.{j}..2{i}.{j})" for j in range(5))] for i in range(3)]
     show.table("A title", columns, rows)
     out = capsys.readouterr().out

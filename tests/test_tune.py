@@ -105,7 +105,7 @@ def test_what_is_wrong_is_neither_fastest_nor_compared_with() -> None:
 # --- the clock's logic, on a GPU that is made up --------------------------------------------------------------------
 
 
-def queue_clock(late: int) -> tuple[tune.QueueClock, list[str]]:
+def queue_clock(late: int) -> tuple[tune.StreamClock, list[str]]:
     """A clock whose GPU comes to the first event too early that many times, and what it was told to do."""
     log: list[str] = []
     pairs = iter(range(10**6))
@@ -125,7 +125,7 @@ def queue_clock(late: int) -> tuple[tune.QueueClock, list[str]]:
             assert end.number == self.number + 1
             return 0.004 * (self.number // 2 + 1)
 
-    clock = object.__new__(tune.QueueClock)
+    clock = object.__new__(tune.StreamClock)
     flush = SimpleNamespace(fill_=lambda value: log.append("write"), numel=lambda: 2**29)
     cuda = SimpleNamespace(Event=Event, synchronize=lambda: log.append("wait"))
     clock.clock, clock.torch, clock.writes = SimpleNamespace(flush=flush), SimpleNamespace(cuda=cuda), 1
@@ -152,7 +152,7 @@ def test_a_host_that_is_too_slow_is_a_sentence() -> None:
 
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
-ON_CPU = machine.Place(torch.device("cpu"), torch.device("cpu"), None)
+ON_CPU = machine.Target(torch.device("cpu"), torch.device("cpu"), None)
 
 
 def test_inputs_have_exact_sums(dice: random.Random) -> None:
@@ -168,7 +168,7 @@ def test_inputs_have_exact_sums(dice: random.Random) -> None:
         first, second = (products.inputs[i][0] for i in range(2))
         assert not torch.equal(first, second) or k == 16
     assert scales_by_k[16384] == {0, 0x38, 0x40, 0x44} and scales_by_k[1 << 17] == {0, 0x38}
-    with pytest.raises(show.Refusal, match="K is too large"):
+    with pytest.raises(show.CommandError, match="K is too large"):
         tune.Products(Shape(1, 1, 1 << 21), ON_CPU, 1, 0)
 
 
@@ -178,7 +178,7 @@ def test_inputs_have_exact_sums(dice: random.Random) -> None:
 def test_a_cpu_has_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--tune", "--backend", "cpu"]) == 2
     assert "--backend is cpu: must be sm90, sm100 or left out" in capsys.readouterr().err
-    with pytest.raises(show.Refusal, match="B200, B300.*no GPU here"):
+    with pytest.raises(show.CommandError, match="B200, B300.*no GPU here"):
         tune.tunable(argparse.Namespace(backend=None), ON_CPU)
 
 
@@ -186,8 +186,8 @@ def test_another_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     a100 = {"name": "NVIDIA A100", "compute_capability": 80}
     monkeypatch.setattr(tune, "info", lambda: {"devices": [a100]})
     gpu = torch.device("cuda:0")
-    with pytest.raises(show.Refusal, match="B300.; cuda:0 is NVIDIA A100, of compute capability 8.0"):
-        tune.tunable(argparse.Namespace(backend=None), machine.Place(gpu, gpu, None))
+    with pytest.raises(show.CommandError, match="B300.; cuda:0 is NVIDIA A100, of compute capability 8.0"):
+        tune.tunable(argparse.Namespace(backend=None), machine.Target(gpu, gpu, None))
 
 
 def refused(path: Path | str) -> str:
@@ -228,7 +228,7 @@ def test_on_an_emulated_gpu(device: str) -> None:
     assert int(output.split(" passed")[0].split()[-1]) >= 7
 
 
-class MadeUpClock:
+class FakeClock:
     """Runs each call once, and makes up a time by the plan that it ran with."""
 
     def __init__(self, seed: int, shape: Shape) -> None:
@@ -255,27 +255,27 @@ def plan_of(shape: Shape) -> dict[str, Any]:
 
 
 @pytest.fixture
-def tunable() -> Iterator[machine.Place]:
+def tunable() -> Iterator[machine.Target]:
     if not has_sm90() and not has_sm100():
         pytest.skip(f"{NO_SM90}; or {NO_SM100}")
     nvfp4.use_tuning(None)
-    yield machine.pick_place(None)
+    yield machine.pick_target(None)
     nvfp4.use_tuning(None)
 
 
 @pytest.fixture
-def tuning(tunable: machine.Place, dice: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tuning(tunable: machine.Target, dice: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file for SMALL, whose preferred plan is not the model's choice."""
     monkeypatch.chdir(tmp_path)
     while True:
-        clock = MadeUpClock(dice.randrange(2**31), SMALL)
+        clock = FakeClock(dice.randrange(2**31), SMALL)
         report = tune.tune([SMALL], tunable, clock, 3, clock.seed, CALLS)
         if report["results"][0]["preferred"] != 0:
             return tmp_path / tune.write(report)
 
 
-def test_tunable_times_every_plan_and_finds_the_fastest(tunable: machine.Place, dice: random.Random) -> None:
-    clock = MadeUpClock(dice.randrange(2**31), SMALL)
+def test_tunable_times_every_plan_and_finds_the_fastest(tunable: machine.Target, dice: random.Random) -> None:
+    clock = FakeClock(dice.randrange(2**31), SMALL)
     before = plan_of(SMALL)
     report = json.loads(json.dumps(tune.tune([SMALL], tunable, clock, 5, clock.seed, CALLS)))
     (result,) = report["results"]
@@ -292,7 +292,7 @@ def test_tunable_times_every_plan_and_finds_the_fastest(tunable: machine.Place, 
     assert result["loss"]["median"] == pytest.approx(clock.us(before) / clock.us(fastest), rel=0.01)
 
 
-def test_tunable_plans_give_equal_bits(tunable: machine.Place, dice: random.Random) -> None:
+def test_tunable_plans_give_equal_bits(tunable: machine.Target, dice: random.Random) -> None:
     """Of gathered scales and of tiles that are cut off, too."""
     for shape in (SMALL, GATHERED):
         products = tune.Products(shape, tunable, 1, dice.randrange(2**31))
@@ -307,7 +307,7 @@ def test_tunable_plans_give_equal_bits(tunable: machine.Place, dice: random.Rand
 
 
 def test_tunable_plans_that_are_wrong_are_told_and_not_timed(
-    tunable: machine.Place,
+    tunable: machine.Target,
     dice: random.Random,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -334,7 +334,7 @@ def test_tunable_plans_that_are_wrong_are_told_and_not_timed(
     monkeypatch.setattr(tune, "gemm", gemm)
     monkeypatch.chdir(tmp_path)
     args = argparse.Namespace(backend=None, repeat=2, seed=1, json=True, markdown=False)
-    assert tune.run(args, tunable, [SMALL], MadeUpClock(1, SMALL), CALLS) == 1
+    assert tune.run(args, tunable, [SMALL], FakeClock(1, SMALL), CALLS) == 1
     report = json.loads(capsys.readouterr().out)
     (path,) = tmp_path.glob("nvfp4-tune-*.json")
     assert json.loads(path.read_text()) == report
@@ -348,9 +348,9 @@ def test_tunable_plans_that_are_wrong_are_told_and_not_timed(
 
 
 def test_tunable_that_stops_leaves_what_was_measured(
-    tunable: machine.Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    tunable: machine.Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    class Stopping(MadeUpClock):
+    class Stopping(FakeClock):
         def run(self, calls: Sequence[Callable[[], object]]) -> float:
             if self.runs == plan_of(SMALL)["candidates"]:
                 raise RuntimeError("CUDA error: an illegal instruction was encountered\nand more")
@@ -370,14 +370,14 @@ def test_tunable_that_stops_leaves_what_was_measured(
     assert told.count("\n| ") == plan_of(SMALL)["candidates"] + 2  # and header and rule
 
 
-def test_tunable_that_is_emulated_is_not_timed(tunable: machine.Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tunable_that_is_emulated_is_not_timed(tunable: machine.Target, capsys: pytest.CaptureFixture[str]) -> None:
     if tunable.device == tunable.tensors:
         pytest.skip("a real one is")
     assert main(["bench", "--tune"]) == 2
     assert "timing it needs a torch that can use it" in capsys.readouterr().err
 
 
-def test_tunable_uses_a_tuning_when_it_is_told_to(tunable: machine.Place, tuning: Path, dice: random.Random) -> None:
+def test_tunable_uses_a_tuning_when_it_is_told_to(tunable: machine.Target, tuning: Path, dice: random.Random) -> None:
     model = {shape: plan_of(shape) for shape in (SMALL, GATHERED)}
     batched = _C.plan(0, family(), 16, 128, 512, 2)
     (result,) = json.loads(tuning.read_text())["results"]
@@ -401,7 +401,7 @@ def test_tunable_uses_a_tuning_when_it_is_told_to(tunable: machine.Place, tuning
     assert nvfp4.use_tuning(None) == [] and plan_of(SMALL) == model[SMALL]
 
 
-def test_tunable_refuses_a_tuning_that_is_stale(tunable: machine.Place, tuning: Path, tmp_path: Path) -> None:
+def test_tunable_refuses_a_tuning_that_is_stale(tunable: machine.Target, tuning: Path, tmp_path: Path) -> None:
     nvfp4.use_tuning(tuning)
     in_force = plan_of(SMALL)
     stale = tmp_path / "stale.json"
