@@ -130,13 +130,18 @@ def contest(run: Object) -> Object:
     return run | {"format": "nvfp4-contest-2"} | mode
 
 
+def emptied(old: Object, name: str) -> Object:
+    """The object with an empty list of that name, as the last key."""
+    return {key: value for key, value in old.items() if key != name} | {name: []}
+
+
 def bench_text(run: Object) -> str:
     """As `nvfp4 bench --json` writes it: one implementation a line."""
-    head = json.dumps({**run, "results": []}, indent=1).removesuffix("[]\n}")
+    head = json.dumps(emptied(run, "results"), indent=1).removesuffix("[]\n}")
     blocks = []
     for result in run["results"]:
         entries = ",\n   ".join(json.dumps(entry) for entry in result["implementations"])
-        frame = json.dumps({**result, "implementations": []}).removesuffix("[]}")
+        frame = json.dumps(emptied(result, "implementations")).removesuffix("[]}")
         blocks.append(f"  {frame}[\n   {entries}\n  ]}}")
     return head + "[\n" + ",\n".join(blocks) + "\n ]\n}\n"
 
