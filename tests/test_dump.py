@@ -321,7 +321,7 @@ def test_the_command(a_dump, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     result = torch.from_numpy(product.result()).half().permute(1, 2, 0)
     inputs = (*data, *scales, None, None, result)
     monkeypatch.setattr(reference, "generate_input", lambda **_: inputs)
-    place = machine.Place(torch.device("cpu"), torch.device("cpu"), None)
+    place = machine.Target(torch.device("cpu"), torch.device("cpu"), None)
 
     def run(output: torch.Tensor = result) -> int:
         return dump.run({}, place, request, lambda data, backend: (output, 0.0))
@@ -335,8 +335,10 @@ def test_the_command(a_dump, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     made[COLUMNS_AT] ^= 1
     assert run() == 1 and "dump: DIFFERS: 1 of 512 words of scales of x" in capsys.readouterr().out
     made[AT["complete"]] = 0
-    with pytest.raises(show.Refusal, match=rf"CTA {request.cta} has k_blocks 0 to \d+, \d+ in each of its 1 tiles"):
+    with pytest.raises(
+        show.CommandError, match=rf"CTA {request.cta} has k_blocks 0 to \d+, \d+ in each of its 1 tiles"
+    ):
         run()
     request = SimpleNamespace(cta=2, k_block=0)
-    with pytest.raises(show.Refusal, match="CTAs 0 to 1"):
+    with pytest.raises(show.CommandError, match="CTAs 0 to 1"):
         run()

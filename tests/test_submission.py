@@ -18,7 +18,7 @@ import pytest
 from nvfp4 import _C, __main__, __version__
 from nvfp4.cli import submission, submission_check, submission_run
 from nvfp4.cli.amalgamate import amalgamate, release_lines, without_guard
-from nvfp4.cli.show import Refusal
+from nvfp4.cli.show import CommandError
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = list(submission.TASKS)
@@ -135,7 +135,7 @@ def test_guards() -> None:
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
     (tmp_path / "csrc/device/tma.cuh").unlink()
-    with pytest.raises(Refusal, match=r"a source file of the package cannot be read.*tma\.cuh"):
+    with pytest.raises(CommandError, match=r"a source file of the package cannot be read.*tma\.cuh"):
         amalgamate("contest/launch.cu", tmp_path / "csrc")
 
 

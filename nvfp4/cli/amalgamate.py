@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .show import Refusal
+from .show import CommandError
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"  # in a checkout a link to csrc/, in a wheel copies
 DEBUG = "NVFP4_DUMP"
@@ -43,7 +43,7 @@ def read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise Refusal(f"a source file of the package cannot be read: {error}") from None
+        raise CommandError(f"a source file of the package cannot be read: {error}") from None
 
 
 def release_lines(lines: list[str]) -> list[str]:

@@ -412,23 +412,23 @@ def scale_words(byte: int) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def require(test: dict[str, int], place: machine.Place) -> int:
+def require(test: dict[str, int], place: machine.Target) -> int:
     """Refuses, in a sentence, what cannot dump; returns the number of CTAs."""
     from .. import _C, info
 
     plan = info(*(test[key] for key in "mnkl"), device=place.device, backend=place.backend)["plan"]
     if plan["backend"] != "sm100":
-        raise show.Refusal(
+        raise show.CommandError(
             f"--dump shows what the sm100 kernels do, and this product runs on {plan['kernel']} ({plan['backend']}): "
             "it needs a B200 or B300, or the emulated one (tests/emulator/README.md)"
         )
     if not hasattr(_C, "dump"):
-        raise show.Refusal(f"--dump needs a debug build of nvfp4, and this is none; in a checkout: {BUILD}")
+        raise show.CommandError(f"--dump needs a debug build of nvfp4, and this is none; in a checkout: {BUILD}")
     return plan["grid"]
 
 
 def run(
-    test: dict[str, int], place: machine.Place, request: Request, multiply: Callable[..., tuple[torch.Tensor, float]]
+    test: dict[str, int], place: machine.Target, request: Request, multiply: Callable[..., tuple[torch.Tensor, float]]
 ) -> int:
     """One test of `check` with a dump; multiply is check's. Returns the exit status."""
     import torch
@@ -437,19 +437,21 @@ def run(
 
     ctas = require(test, place)
     if request.cta >= ctas:
-        raise show.Refusal(f"--dump cta={request.cta}: this product has CTAs 0 to {ctas - 1}")
+        raise show.CommandError(f"--dump cta={request.cta}: this product has CTAs 0 to {ctas - 1}")
     data = reference.generate_input(**test, device=place.tensors)
     memory = torch.zeros(BYTES, dtype=torch.uint8, device=place.tensors)
     if _C.dump(memory.data_ptr(), request.cta, request.k_block) != BYTES:
         _C.dump(0, 0, 0)
-        raise show.Refusal("--dump: the compiled module is of another version than nvfp4/cli/dump.py; build it again")
+        raise show.CommandError(
+            "--dump: the compiled module is of another version than nvfp4/cli/dump.py; build it again"
+        )
     try:
         output = multiply(data, place.backend)[0].clone()
     finally:
         _C.dump(0, 0, 0)
     dump = Dump(memory.cpu())
     if not dump.h.complete:
-        raise show.Refusal(
+        raise show.CommandError(
             f"--dump k_block={request.k_block}: CTA {request.cta} has k_blocks 0 to "
             f"{dump.h.tiles * dump.h.k_blocks - 1}, {dump.h.k_blocks} in each of its {dump.h.tiles} tiles"
         )

@@ -85,16 +85,16 @@ def run(args: argparse.Namespace) -> int:
     text = submission(args.task)
     if args.output == "-":
         if args.check:
-            raise show.Refusal("--check: checks a file; name one with -o")
+            raise show.CommandError("--check: checks a file; name one with -o")
         if args.json:
-            raise show.Refusal("--json: tells of a file; name one with -o")
+            raise show.CommandError("--json: tells of a file; name one with -o")
         sys.stdout.write(text)
         return 0
     path = Path(args.output)
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise show.Refusal(f"-o {args.output}: cannot be written ({error.strerror})") from None
+        raise show.CommandError(f"-o {args.output}: cannot be written ({error.strerror})") from None
     size = len(text.encode())
     if not args.json:
         print(f"{path}: {size:,} bytes for {args.task}, of nvfp4 {provenance()}")

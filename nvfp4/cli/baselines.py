@@ -1,7 +1,7 @@
-"""What `nvfp4 bench` compares on one shape: our product, on one backend or several, and what torch offers.
+"""What `nvfp4 bench` compares on one shape: our product, on one backend or several, and torch's products as baselines.
 
-Every contestant multiplies the same values. Weights and activations of torch's plain products are expanded beforehand
-and outside the timing; "dequantise + matmul" starts from the NVFP4 bytes, as we do.
+All implementations multiply the same values. Operands of torch's plain products are dequantized in advance, outside the
+timing; "dequantize + matmul" starts from the NVFP4 bytes, like ours.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .. import gemm, swizzle
 from .machine import available_memory, kernel, last_level_cache, need_torch
 from .shapes import Shape
 from .show import Failure
-from .timing import QUEUE_CALLS, Contestant
+from .timing import BACK_TO_BACK_CALLS, Implementation
 
 if TYPE_CHECKING:
     import torch
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-SCALE_BYTES = (0x30, 0x48)  # e4m3 of 0.5 up to below 4: results stay far inside fp16, expanded values inside e4m3
+SCALE_BYTES = (0x30, 0x48)  # e4m3 of 0.5 up to below 4: results stay far inside fp16, dequantized values inside e4m3
 AGREEMENT = 2e-2  # relative Frobenius norm: bf16 results round at 2^-9, and a wrong product is off by about 1
 AGREEMENT_FP8 = 2**-4  # e4m3 has three bits of mantissa: no operand is off by more
-L2_TURNS = 4  # times the L2 that a GPU's input sets take together
-MOST_SETS = 1000
+L2_MULTIPLE = 4  # a GPU's input sets together take this many times its L2
+MAX_SETS = 1000
 BYTES = {"nvfp4": 9 / 16, "fp16": 2, "bf16": 2, "fp32": 4, "fp8": 1}  # of a value
 KINDS = ("fp16", "bf16", "fp32", "fp8", "dequant")
 NAMES = {
@@ -34,7 +34,7 @@ NAMES = {
     "bf16": "torch bf16 matmul",
     "fp32": "torch fp32 matmul",
     "fp8": "torch fp8 matmul",
-    "dequant": "torch dequantise + matmul",
+    "dequant": "torch dequantize + matmul",
 }
 NOTES = {"fp8": "not exact: rounds to e4m3"}
 
@@ -44,7 +44,7 @@ def default_kinds(device: torch.device) -> list[str]:
 
 
 def unavailable(kind: str, device: torch.device) -> str:
-    """Why this rival cannot run there, or ""."""
+    """Why this baseline cannot run on the device, or ""."""
     if kind != "fp8" or device.type != "cuda":
         return ""
     major, minor = need_torch().cuda.get_device_capability(device)
@@ -75,7 +75,7 @@ def pair_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.stack([values[byte & 15], values[byte >> 4]], dim=1)
 
 
-def expand(operand: Operand, table: torch.Tensor) -> torch.Tensor:
+def dequantized(operand: Operand, table: torch.Tensor) -> torch.Tensor:
     """The operand in the table's dtype, exact in fp16 and in bf16; one gather and one multiplication in place."""
     rows = operand.data.shape[0]
     blocks = table[operand.data.int()].view(rows, -1, 16)
@@ -84,36 +84,36 @@ def expand(operand: Operand, table: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Bench:
-    contestants: list[Contestant]  # ours first
-    cold: bool  # each one's sets together exceed the caches
-    left_out: dict[str, str] = field(default_factory=dict)  # what cannot run this shape, and why
+    implementations: list[Implementation]  # ours first
+    cold: bool  # the input sets of each implementation exceed the caches
+    left_out: dict[str, str] = field(default_factory=dict)  # baselines that cannot run this shape, and why
 
 
 def title(backend: str | None) -> str:
     return "nvfp4" if backend is None else f"nvfp4 {backend}"
 
 
-def line_up(
+def prepare(
     shape: Shape,
     device: torch.device,
     backends: Sequence[str | None],
     kinds: Sequence[str],
     seed: int,
     run: str = "",
-    most_sets: int = MOST_SETS,
+    max_sets: int = MAX_SETS,
 ) -> Bench:
-    """Makes the inputs and the contestants, and checks that all compute the same product."""
+    """Makes the inputs and the implementations, and checks that all compute the same product."""
     torch = need_torch()
     generator = torch.Generator(device).manual_seed(seed)
     wide = [kind for kind in kinds if kind != "dequant"]
     values = (shape.m + shape.n) * shape.k
-    sets, cold = rotation({kind: int(values * BYTES[kind]) for kind in ("nvfp4", *wide)}, device, most_sets)
+    sets, cold = rotation({kind: int(values * BYTES[kind]) for kind in ("nvfp4", *wide)}, device, max_sets)
 
     a, b = (operands(sets["nvfp4"], rows, shape.k, device, generator) for rows in (shape.m, shape.n))
     packed = list(zip(a, b))
     results = Results(shape, device)
-    contestants = [
-        Contestant(
+    implementations = [
+        Implementation(
             title(backend),
             partial(multiply, packed, results.of(torch.float16, len(packed)), backend),
             run,
@@ -126,16 +126,16 @@ def line_up(
     for kind in kinds:
         if kind == "dequant":
             table = pair_table(torch.float16 if device.type == "cuda" else torch.bfloat16, device)
-            call, count = partial(dequantise, packed, table), len(packed)
+            call, count = partial(dequantize_and_matmul, packed, table), len(packed)
         else:
             call, count = WIDE[kind](packed, sets[kind], results, device), sets[kind]
-        contestants.append(Contestant(NAMES[kind], call, run, note=NOTES.get(kind, ""), sets=count))
-    left_out = agree(shape, contestants)
-    return Bench([c for c in contestants if c.name not in left_out], cold, left_out)
+        implementations.append(Implementation(NAMES[kind], call, run, note=NOTES.get(kind, ""), sets=count))
+    left_out = agree(shape, implementations)
+    return Bench([c for c in implementations if c.name not in left_out], cold, left_out)
 
 
 class Results:
-    """Where products go: each set of inputs has an output of its own, full of NaN until then."""
+    """Output tensors: each input set has its own, filled with NaN before the first call."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         self.shape, self.device = shape, device
@@ -155,17 +155,19 @@ def multiply(packed: Packed, outputs: list[torch.Tensor], backend: str | None, i
     return gemm(a.data, b.data, a.swizzled, b.swizzled, out=outputs[i], backend=backend)
 
 
-def dequantise(packed: Packed, table: torch.Tensor, i: int) -> torch.Tensor:
+def dequantize_and_matmul(packed: Packed, table: torch.Tensor, i: int) -> torch.Tensor:
     a, b = packed[i % len(packed)]
-    return expand(a, table) @ expand(b, table).T
+    return dequantized(a, table) @ dequantized(b, table).T
 
 
 def plain(dtype_name: str, packed: Packed, count: int, results: Results, device: torch.device) -> Callable:
-    """torch.matmul of the expanded values; set i has those of packed set i, modulo how many there are of those."""
+    """torch.matmul of the dequantized values; set i has those of packed set i modulo the number of packed sets."""
     torch = need_torch()
     dtype = getattr(torch, dtype_name)
     table = pair_table(dtype, device)
-    pairs = [(expand(a, table), expand(b, table).T) for a, b in (packed[i % len(packed)] for i in range(count))]
+    pairs = [
+        (dequantized(a, table), dequantized(b, table).T) for a, b in (packed[i % len(packed)] for i in range(count))
+    ]
     outputs = results.of(dtype, count)
 
     def call(i: int) -> torch.Tensor:
@@ -175,14 +177,14 @@ def plain(dtype_name: str, packed: Packed, count: int, results: Results, device:
 
 
 def scaled(packed: Packed, count: int, results: Results, device: torch.device) -> Callable:
-    """torch._scaled_mm of the expanded values rounded to e4m3, one scale a tensor, in the fast way to sum."""
+    """torch._scaled_mm of the dequantized values rounded to e4m3, one scale a tensor, with fast accumulation."""
     torch = need_torch()
     table = pair_table(torch.float16, device)
     outputs = results.of(torch.float16, count)
     one = torch.ones((), device=device)  # the values already use e4m3's range
 
     def rounded(x: Operand) -> torch.Tensor:
-        return expand(x, table).to(torch.float8_e4m3fn)
+        return dequantized(x, table).to(torch.float8_e4m3fn)
 
     pairs = [(rounded(a), rounded(b).T) for a, b in (packed[i % len(packed)] for i in range(count))]
 
@@ -201,36 +203,39 @@ WIDE: dict[str, Callable] = {
 }
 
 
-def agree(shape: Shape, contestants: list[Contestant]) -> dict[str, str]:
-    """Compares each with the first one; returns those of torch's products that refuse the shape, and what they say."""
-    expected = contestants[0].call(0).double()
+def agree(shape: Shape, implementations: list[Implementation]) -> dict[str, str]:
+    """Compares each result with the first; returns the baselines that reject the shape, with their messages."""
+    expected = implementations[0].call(0).double()
     left_out = {}
-    for rival in contestants[1:]:
+    for baseline in implementations[1:]:
         try:
-            result = rival.call(0)
-        except RuntimeError as refusal:
-            if rival.ours:
+            result = baseline.call(0)
+        except RuntimeError as error:
+            if baseline.ours:
                 raise
-            left_out[rival.name] = f"at {shape}: {str(refusal).splitlines()[0]}"
+            left_out[baseline.name] = f"at {shape}: {str(error).splitlines()[0]}"
             continue
-        error = ((result.double() - expected).norm() / expected.norm()).item()
-        if not error < (AGREEMENT_FP8 if rival.note else AGREEMENT):
+        difference = ((result.double() - expected).norm() / expected.norm()).item()
+        if not difference < (AGREEMENT_FP8 if baseline.note else AGREEMENT):
             raise Failure(
-                f"{shape}: {contestants[0].name} and {rival.name} differ by {error:.3g} in norm; nothing was timed"
+                f"{shape}: {implementations[0].name} and {baseline.name} differ by {difference:.3g} in norm; "
+                "nothing was timed"
             )
     return left_out
 
 
-def rotation(sizes: dict[str, int], device: torch.device, most: int = MOST_SETS) -> tuple[dict[str, int], bool]:
-    """How many input sets each contestant rotates through, and whether that keeps the caches cold.
+def rotation(sizes: dict[str, int], device: torch.device, most: int = MAX_SETS) -> tuple[dict[str, int], bool]:
+    """How many input sets each implementation rotates through, and whether that keeps the caches cold.
 
-    On a GPU the sets of each contestant together take four times the L2, or each call of a queue has one of its own;
-    on a CPU they exceed the last-level cache. Both as far as half of the free memory allows.
+    On a GPU the sets of each implementation take four times the L2, or each back-to-back call has its own; on a CPU
+    they exceed the last-level cache. All sets together take at most half of the free memory.
     """
     if device.type == "cuda":
         cuda = need_torch().cuda
         l2 = cuda.get_device_properties(device).L2_cache_size
-        wanted = {name: min(QUEUE_CALLS, max(3, math.ceil(L2_TURNS * l2 / size))) for name, size in sizes.items()}
+        wanted = {
+            name: min(BACK_TO_BACK_CALLS, max(3, math.ceil(L2_MULTIPLE * l2 / size))) for name, size in sizes.items()
+        }
         free = cuda.mem_get_info(device)[0]
     else:
         cache = last_level_cache() or 64 * 2**20

@@ -1,4 +1,4 @@
-"""A made-up H200 for `nvfp4 bench`: no product is computed, its clock tells times by a formula with some noise."""
+"""A fake H200 for `nvfp4 bench`: it computes no product; its clock gives times by a formula with some noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4.cli import bench, machine, rivals, timing
+from nvfp4.cli import baselines, bench, machine, timing
 from nvfp4.cli.shapes import Shape
 
 GPU = torch.device("cuda:0")
@@ -22,12 +22,12 @@ SPEED = {"nvfp4 sm90": 1.3, "nvfp4 sm80": 3.0, "torch fp16 matmul": 4.0, "torch 
 
 
 def seconds(name: str, shape: Shape) -> float:
-    """Of a call in a queue; a single one takes 3 us more."""
+    """Of a back-to-back call; a single call takes 3 us more."""
     return max(shape.bytes / COPY, shape.operations / MATH) * SPEED.get(name, 40.0) + 1e-6
 
 
 class Clock(timing.DeviceClock):
-    """Tells times and counts how long the GPU would have been busy and the host at work."""
+    """Gives times and sums up how long the GPU and the host would have been busy."""
 
     def __init__(self, noise: float = 0.05, seed: int = 0) -> None:
         self.flush = SimpleNamespace(numel=lambda: 2**29)
@@ -47,10 +47,10 @@ class Clock(timing.DeviceClock):
         self.spent += sum(times) + len(calls) * (FLUSH_S + EVENTS_S)
         return times
 
-    def queue(self, calls: Sequence[Callable[[], Any]]) -> timing.Queued:
+    def back_to_back(self, calls: Sequence[Callable[[], Any]]) -> timing.StreamTime:
         times = [self.one(call) for call in calls]
         self.spent += sum(times) + 4 * FLUSH_S
-        return timing.Queued(sum(times) / len(times), HOST_S * (1 + self.random.random() * self.noise))
+        return timing.StreamTime(sum(times) / len(times), HOST_S * (1 + self.random.random() * self.noise))
 
     def empty_pair(self, repeat: int) -> float:
         return 1.3e-6
@@ -59,11 +59,13 @@ class Clock(timing.DeviceClock):
         return COPY
 
 
-def line_up(shape: Shape, device, backends, kinds, seed, run="", most_sets=0) -> rivals.Bench:
-    names = [(rivals.title(b), "") for b in backends] + [(rivals.NAMES[k], rivals.NOTES.get(k, "")) for k in kinds]
-    return rivals.Bench(
+def prepare(shape: Shape, device, backends, kinds, seed, run="", max_sets=0) -> baselines.Bench:
+    names = [(baselines.title(b), "") for b in backends] + [
+        (baselines.NAMES[k], baselines.NOTES.get(k, "")) for k in kinds
+    ]
+    return baselines.Bench(
         [
-            timing.Contestant(
+            timing.Implementation(
                 name,
                 partial(lambda i, name: seconds(name, shape), name=name),
                 run,
@@ -79,13 +81,13 @@ def line_up(shape: Shape, device, backends, kinds, seed, run="", most_sets=0) ->
 
 
 def install(monkeypatch: pytest.MonkeyPatch, clock: Clock, capability: tuple[int, int] = (9, 0)) -> None:
-    """From here on `main(["bench", ...])` believes in it."""
-    monkeypatch.setattr(bench, "line_up", line_up)
-    monkeypatch.setattr(bench, "pick_place", lambda backends: machine.Place(GPU, GPU, backends[0]))
+    """Makes `main(["bench", ...])` run on the fake GPU."""
+    monkeypatch.setattr(bench, "prepare", prepare)
+    monkeypatch.setattr(bench, "pick_target", lambda backends: machine.Target(GPU, GPU, backends[0]))
     monkeypatch.setattr(timing, "DeviceClock", lambda device: clock)
     monkeypatch.setattr(timing, "matmul_rate", lambda *args, **options: MATH)
     monkeypatch.setattr(machine, "clocks", lambda device: "SM 1980 of 1980 MHz, P0")
-    monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA H200 (made up), 132 SMs")
+    monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA H200 (fake), 132 SMs")
     properties = SimpleNamespace(L2_cache_size=60 * 2**20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
