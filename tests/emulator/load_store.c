@@ -286,7 +286,8 @@ static void gather(const warp *w, const transfer *t, uint32_t lane, uint8_t *out
 /* Element `e` of all lanes, to where p says: the counterpart of load_elements. */
 static void store_elements(const warp *w, const transfer *t, uint32_t e, uint32_t lanes, uint8_t *const *p) {
     const uint8_t *s = w->registers + t->slot[e];
-    uint32_t at = e * t->size, step = t->width[e];
+    /* 64 bits: with 32, GCC 12 writes vpscatterqd (%ebx,...) for AVX-512, which cuts the addresses to 32 bits. */
+    const size_t at = (size_t)e * t->size, step = t->width[e];
     if (t->size == 4 && step == 4)
         LANES(i, lanes, { memcpy(p[i] + at, s + i * 4, 4); });
     else if (t->size == 8 && step == 8)
