@@ -16,9 +16,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parent / "emulator"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "emulator"))
 
-import emulate  # noqa: E402  (it lies in tests/emulator)
+import emulate  # noqa: E402  (the project in emulator/)
 
 import nvfp4  # noqa: E402
 
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--emulate",
         metavar="DEVICE",
         choices=emulate.DEVICES,
-        help="run what needs a GPU on an emulated one (tests/emulator): " + ", ".join(emulate.DEVICES),
+        help="run what needs a GPU on an emulated one (emulator/): " + ", ".join(emulate.DEVICES),
     )
     parser.addoption(
         "--seeds",
