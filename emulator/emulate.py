@@ -33,7 +33,7 @@ DEVICES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
 
 class EmulatorError(RuntimeError):
-    """A fault, a deadlock or a refusal: the emulator's sentence."""
+    """A fault, a deadlock or a rejection: the emulator's message."""
 
 
 def build() -> Path:
@@ -132,7 +132,7 @@ class LaunchConfig(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("shared", ctypes.c_uint32),
-        ("queue", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
         ("attributes", ctypes.POINTER(LaunchAttribute)),
         ("count", ctypes.c_uint32),
     ]
@@ -175,7 +175,7 @@ class Emulator:
         self.library.emulator_error.restype = ctypes.c_char_p
         self.library.emulator_reset()
         defaults = {
-            "arithmetic": "silicon",
+            "arithmetic": "hardware",
             "fences": "text",
             "tmem_base": 0,
             "host_memory": 0,
@@ -195,12 +195,12 @@ class Emulator:
         return self.library.emulator_error().decode()
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A driver call; raises with the emulator's sentence and forgets the fault."""
+        """A driver call; raises with the emulator's message and forgets the fault."""
         code = getattr(self.library, name)(*arguments)
         if code:
-            sentence = self.error()
+            message = self.error()
             self.library.emulator_reset()
-            raise EmulatorError(sentence or f"{name}: error {code}")
+            raise EmulatorError(message or f"{name}: error {code}")
 
     def load(self, ptx: str | bytes | Path) -> Module:
         """PTX as text, a fat binary as bytes, or a file of either; every instruction is checked here."""
@@ -244,7 +244,7 @@ class Emulator:
             wait: False leaves it queued, so that the next one can overlap with it, until synchronize().
 
         Raises:
-            EmulatorError: the launch was refused, or something faulted while running.
+            EmulatorError: the launch was rejected, or something faulted while running.
         """
         values = list(args)
         if len(values) != len(kernel.sizes):
@@ -273,7 +273,7 @@ class Emulator:
             self.synchronize()
 
     def synchronize(self) -> None:
-        """Runs what is queued to its end; raises EmulatorError with the sentence of a fault."""
+        """Runs what is queued to its end; raises EmulatorError with the message of a fault."""
         self.call("cuCtxSynchronize")
 
     def tensor_map(
@@ -372,7 +372,7 @@ def seeds(text: str) -> list[int]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without the usage."""
+    """Says what is wrong in one message, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"emulate: {message}\n")
@@ -434,8 +434,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=DEVICES, default="sm_100")
     parser.add_argument("--seed", type=seeds, default=[0], help="of time: a number, or first..last to compare results")
     parser.add_argument("--data-seed", type=int, default=0, help="of random arguments")
-    parser.add_argument("--arithmetic", choices=("silicon", "fp64"), default="silicon")
-    parser.add_argument("--fences", choices=("text", "silicon"), default="text")
+    parser.add_argument("--arithmetic", choices=("hardware", "fp64"), default="hardware")
+    parser.add_argument("--fences", choices=("text", "hardware"), default="text")
     parser.add_argument("--tmem-base", type=int, default=0, help="first column of tensor memory that is handed out")
     parser.add_argument("--trace", help="write counts and a timeline to this file, as JSON")
     parser.add_argument("--save", help="write device memory to <SAVE>0.npy ... afterwards")

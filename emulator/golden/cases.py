@@ -1,4 +1,4 @@
-"""The table of cases: kernel, launch, inputs, tensor maps, and how the result must agree with silicon.
+"""The table of cases: kernel, launch, inputs, tensor maps, and how the result must agree with hardware.
 
 A case names its kernel's arguments in order: a buffer by name, `Int32`, `Int64`, `Map` or `Coordinates`. A buffer with
 `keep` is read back after the launch and is what the vectors hold."""
@@ -84,7 +84,7 @@ class Case:
     cluster: tuple[int, int, int] | None = None
     shared: int = 0
     rows: list[str] | None = None
-    may_refuse: bool = False  # outside what PTX defines: an emulator may refuse it, but not give another result
+    may_reject: bool = False  # outside what PTX defines: an emulator may reject it, but not give another result
     notes: dict = field(default_factory=dict)
 
 
@@ -144,7 +144,7 @@ def scalar_cases() -> list[Case]:
             Approximate(
                 "f32",
                 # div, div.full, rcp, rcp.ftz, sqrt, rsqrt, ex2, lg2, sin, cos, tanh: the bounds that PTX documents,
-                # doubled, since silicon and emulator may each be off by that much
+                # doubled, since hardware and emulator may each be off by that much
                 [(2**-21, 0), (2**-21, 0), (2**-22, 0), (2**-22, 0), (2**-21, 0), (2**-21, 0), (2**-21, 0)]
                 + [(2**-21, 2**-20), (0, 2**-18), (0, 2**-18), (2**-9.9, 0)],
             ),

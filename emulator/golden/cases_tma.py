@@ -1,4 +1,4 @@
-"""Tensor copies: maps, boxes, places and coordinates of the cases, and what cuTensorMapEncodeTiled refuses."""
+"""Tensor copies: maps, boxes, places and coordinates of the cases, and what cuTensorMapEncodeTiled rejects."""
 
 import math
 
@@ -239,7 +239,7 @@ def load_cases() -> list[Case]:
             (36, 20),
             bytes_=4 * 4 * 4,
             rule=Recorded("expects only what lies inside"),
-            may_refuse=True,
+            may_reject=True,
         )
     )
     narrow = tensor(U16, (64, 24), (16, 8), SWIZZLE_128)
@@ -250,7 +250,7 @@ def load_cases() -> list[Case]:
             (0, 0),
             bytes_=8 * 128,
             rule=Recorded("expects the gaps of a narrow box too"),
-            may_refuse=True,
+            may_reject=True,
         )
     )
     return made
@@ -403,7 +403,7 @@ def cluster_cases() -> list[Case]:
             grid=(2, 1, 1),
             cluster=(2, 1, 1),
             shared=2048,
-            may_refuse=True,  # PTX wants destination and barrier in one CTA, not in the caller's own
+            may_reject=True,  # PTX wants destination and barrier in one CTA, not in the caller's own
         )
     )
     made.append(

@@ -1,4 +1,4 @@
-"""How a result must agree with what silicon gave."""
+"""How a result must agree with what hardware gave."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ def _floats(raw: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _first(wrong: np.ndarray, rows: list[str] | None, per_row: int, shown: str) -> str:
-    """A sentence on the places that differ."""
+    """A message on the places that differ."""
     at = np.flatnonzero(wrong)
     text = f"{len(at)} of {len(wrong)} differ, first at {at[0]}"
     if rows:
@@ -39,7 +39,7 @@ class Exact:
         if not wrong.any():
             return None
         i = int(np.flatnonzero(wrong)[0])
-        shown = f"{int(g[i]):#0{2 * self.width + 2}x} here, {int(w[i]):#0{2 * self.width + 2}x} on silicon"
+        shown = f"{int(g[i]):#0{2 * self.width + 2}x} here, {int(w[i]):#0{2 * self.width + 2}x} on hardware"
         return _first(wrong, rows, len(g) // len(rows) if rows else 1, shown)
 
 
@@ -56,12 +56,12 @@ class ExactButNaN:
         if not wrong.any():
             return None
         i = int(np.flatnonzero(wrong)[0])
-        return _first(wrong, rows, len(g) // len(rows) if rows else 1, f"{g[i]!r} here, {w[i]!r} on silicon")
+        return _first(wrong, rows, len(g) // len(rows) if rows else 1, f"{g[i]!r} here, {w[i]!r} on hardware")
 
 
 @dataclass
 class Approximate:
-    """Within bound[row] = (relative, absolute) of silicon; the values at both ends of the pair are of `kind`."""
+    """Within bound[row] = (relative, absolute) of hardware; the values at both ends of the pair are of `kind`."""
 
     kind: str
     bounds: list[tuple[float, float]]
@@ -78,7 +78,7 @@ class Approximate:
         if close.all():
             return None
         i = int(np.flatnonzero(~close)[0])
-        return _first(~close, rows, per_row, f"{g[i]!r} here, {w[i]!r} on silicon")
+        return _first(~close, rows, per_row, f"{g[i]!r} here, {w[i]!r} on hardware")
 
 
 @dataclass

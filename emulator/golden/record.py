@@ -1,7 +1,7 @@
 """Records what a GPU gives for every case, or checks a driver against what was recorded.
 
     python record.py --out vectors                     on the GPU: writes one .npz a source file, and provenance.json
-    python record.py --check [--library libcuda.so.1]  compares; prints a sentence a difference, exits with 1 if any
+    python record.py --check [--library libcuda.so.1]  compares; prints a message a difference, exits with 1 if any
 
 The kernels are compiled to PTX with nvcc on the way (NVCC, or nvcc on PATH), once per version of the source."""
 
@@ -166,9 +166,9 @@ def record(out: Path) -> None:
 
 
 def judge(case: Case, got: dict[str, np.ndarray], stored: dict[str, np.ndarray]) -> tuple[str, list[str]]:
-    """`agrees` or `differs`, and the sentences to print."""
+    """`agrees` or `differs`, and the messages to print."""
     if f"{case.name}/error" in stored:
-        return "differs", [f"{case.name}: ran here, but on silicon: {stored[case.name + '/error']}"]
+        return "differs", [f"{case.name}: ran here, but on hardware: {stored[case.name + '/error']}"]
     complaints = []
     for name, result in got.items():
         want = stored[f"{case.name}/{name}"]
@@ -179,14 +179,14 @@ def judge(case: Case, got: dict[str, np.ndarray], stored: dict[str, np.ndarray])
 
 
 def check_some(library: str | None, cases: list[Case], stored: dict, verbose: bool, answers: Connection) -> None:
-    """Sends a verdict and sentences for each case, until one fails."""
+    """Sends a verdict and messages for each case, until one fails."""
     driver = Driver(library)
     for case in cases:
         try:
             got = run(driver, case)
         except DriverError as error:
-            if case.may_refuse or f"{case.name}/error" in stored:
-                answers.send(("refused", [f"{case.name}: refused: {error}"] if verbose else []))
+            if case.may_reject or f"{case.name}/error" in stored:
+                answers.send(("rejected", [f"{case.name}: rejected: {error}"] if verbose else []))
             else:
                 answers.send(("differs", [f"{case.name}: {error}"]))
             return
@@ -197,7 +197,7 @@ def check_encodings(library: str | None, answers: Connection) -> None:
     with np.load(VECTORS / f"{ENCODINGS}.npz") as stored:
         codes = stored["codes"]
     for (label, _, _), got, want in zip(encodings(), encoding_codes(Driver(library)), codes, strict=True):
-        text = f"encoding, {label}: {got} here, {want} on silicon"
+        text = f"encoding, {label}: {got} here, {want} on hardware"
         answers.send(("agrees", []) if got == want else ("differs", [text]))
 
 
@@ -217,12 +217,12 @@ def in_child(work: Callable[..., None], *args: object) -> tuple[list[tuple[str, 
 
 
 def check(library: str | None, sources: list[str], only: str | None, verbose: bool) -> int:
-    tally = {"agrees": 0, "refused": 0, "differs": 0}
+    tally = {"agrees": 0, "rejected": 0, "differs": 0}
 
-    def count(verdict: str, sentences: list[str]) -> None:
+    def count(verdict: str, messages: list[str]) -> None:
         tally[verdict] += 1
-        for sentence in sentences:
-            print(sentence, flush=True)
+        for message in messages:
+            print(message, flush=True)
 
     for source in sources:
         if source == ENCODINGS:
@@ -244,7 +244,9 @@ def check(library: str | None, sources: list[str], only: str | None, verbose: bo
             if code and cases:
                 count("differs", [f"{cases[0].name}: the process ended with exit code {code}"])
                 cases = cases[1:]
-    print(f"{tally['agrees']} agree with silicon, {tally['refused']} refused as they may be, {tally['differs']} differ")
+    print(
+        f"{tally['agrees']} agree with hardware, {tally['rejected']} rejected as they may be, {tally['differs']} differ"
+    )
     return 1 if tally["differs"] else 0
 
 
@@ -256,7 +258,7 @@ def main() -> int:
         "--source", action="append", choices=[*ARCHITECTURES, ENCODINGS], help="only cases of this file"
     )
     parser.add_argument("--only", help="only cases whose name matches this regular expression")
-    parser.add_argument("--verbose", action="store_true", help="also what was refused")
+    parser.add_argument("--verbose", action="store_true", help="also what was rejected")
     parser.add_argument("--list", action="store_true", help="print the cases")
     parser.add_argument("--out", type=Path, default=VECTORS, help="where to record to")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)

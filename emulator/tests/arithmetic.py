@@ -117,7 +117,7 @@ def build(directory: Path) -> ctypes.CDLL:
     for name, kind in (("format_from_int64", ctypes.c_int64), ("format_from_uint64", ctypes.c_uint64)):
         getattr(c, name).argtypes = [ctypes.c_void_p, kind, ctypes.c_int, ctypes.c_int]
         getattr(c, name).restype = ctypes.c_uint64
-    c.tensor_refusal.restype = ctypes.c_char_p
+    c.tensor_rejection.restype = ctypes.c_char_p
     return c
 
 

@@ -48,12 +48,12 @@ class Api:
         self.emulator = Emulator("sm_90")
         self.library = self.emulator.library
 
-    def __call__(self, name: str, *arguments: Any, code: int = SUCCESS, sentence: str | None = None) -> None:
+    def __call__(self, name: str, *arguments: Any, code: int = SUCCESS, message: str | None = None) -> None:
         self.called.add(name)
         got = getattr(self.library, name)(*arguments)
         assert got == code, f"{name}: {got}, not {code}: {self.emulator.error()}"
-        if sentence is not None:
-            assert re.search(sentence, self.emulator.error()), self.emulator.error()
+        if message is not None:
+            assert re.search(message, self.emulator.error()), self.emulator.error()
 
     def out(self, name: str, kind: Any, *arguments: Any) -> Any:
         value = kind()

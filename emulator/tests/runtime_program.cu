@@ -157,7 +157,7 @@ int main(int argc, char **argv) {
     weigh<<<1, 2000>>>(d_in, d_out, 1);
     cudaError_t error = cudaPeekAtLastError();
     cudaError_t again = cudaGetLastError(), then = cudaGetLastError();
-    printf("refused: %s, %s, then %s\n", cudaGetErrorName(error), cudaGetErrorName(again), cudaGetErrorName(then));
+    printf("rejected: %s, %s, then %s\n", cudaGetErrorName(error), cudaGetErrorName(again), cudaGetErrorName(then));
     OK(cudaFreeAsync(d_out, stream));
     OK(cudaFree(d_in));
     OK(cudaEventDestroy(start));

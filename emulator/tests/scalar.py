@@ -138,13 +138,13 @@ def check(ops: Sequence[Op], inputs: Sequence[numpy.ndarray], random: numpy.rand
                 )
 
 
-def refused(text: str, words: str, registers: str = "") -> None:
-    """A program with this instruction does not load, with a sentence that has these words."""
+def rejected(text: str, words: str, registers: str = "") -> None:
+    """A program with this instruction does not load, with a message that has these words."""
     ptx = program([], False).replace("ret;", f"{text}\n  ret;")
     try:
         Emulator("sm_100").load(ptx.replace(".reg .b8", f"{registers}\n  .reg .b8", 1))
     except EmulatorError as error:
-        assert re.search(words, str(error)), f"{text}: refused with: {error}"
+        assert re.search(words, str(error)), f"{text}: rejected with: {error}"
         return
     raise AssertionError(f"{text} was accepted")
 

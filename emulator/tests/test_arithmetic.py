@@ -330,7 +330,7 @@ def test_every_output_follows_the_rule(c: ctypes.CDLL, case: tuple) -> None:
     draw = random_of(f"rule {case}")
     for _ in range(4):
         op, sizes, data = make(draw, 9, 10, *case)
-        assert c.tensor_refusal(ctypes.byref(op)) is None
+        assert c.tensor_rejection(ctypes.byref(op)) is None
         d = run(c.tensor_multiply, op, sizes, data)
         for m in range(op.m):
             for n in range(op.n):
@@ -408,7 +408,7 @@ def test_what_tells_the_architectures_apart(c: ctypes.CDLL) -> None:
     assert got == [start + 4, start]
 
 
-def test_refusals_are_clauses(c: ctypes.CDLL) -> None:
+def test_rejections_are_clauses(c: ctypes.CDLL) -> None:
     good = {
         "architecture": SM100,
         "m": 128,
@@ -419,7 +419,7 @@ def test_refusals_are_clauses(c: ctypes.CDLL) -> None:
         "scale_type": UE4M3,
         "blocks": 4,
     }
-    assert c.tensor_refusal(ctypes.byref(TensorOp(**good))) is None
+    assert c.tensor_rejection(ctypes.byref(TensorOp(**good))) is None
     wrong = [
         {"k": 32},
         {"blocks": 1},
@@ -437,5 +437,5 @@ def test_refusals_are_clauses(c: ctypes.CDLL) -> None:
         {"a_type": 5, "b_type": 5, "k": 32, "scale_type": UNSCALED, "blocks": 0, "architecture": SM80_MMA},
     ]
     for change in wrong:
-        refusal = c.tensor_refusal(ctypes.byref(TensorOp(**{**good, **change})))
-        assert refusal and b" " in refusal, change
+        rejection = c.tensor_rejection(ctypes.byref(TensorOp(**{**good, **change})))
+        assert rejection and b" " in rejection, change

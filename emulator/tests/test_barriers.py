@@ -79,7 +79,7 @@ def test_who_arrives(name: str) -> None:
         assert threads_of(body, block, seed) == expected
 
 
-# name: (block, body, sentence)
+# name: (block, body, message)
 FAULTS: dict[str, tuple[int, str, str]] = {
     "arrive twice counts twice": (
         64,
@@ -123,9 +123,9 @@ FAULTS: dict[str, tuple[int, str, str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_hangs_or_faults(name: str) -> None:
-    block, body, sentence = FAULTS[name]
+    block, body, message = FAULTS[name]
     for seed in range(3):
-        with pytest.raises(EmulatorError, match=sentence):
+        with pytest.raises(EmulatorError, match=message):
             threads_of(body, block, seed)
 
 
@@ -240,7 +240,7 @@ def test_exited_threads_have_arrived_at_the_cluster(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("body", "message"),
     [
         ("barrier.cluster.arrive; barrier.cluster.arrive;", "has arrived at the cluster's barrier already"),
         ("barrier.cluster.wait;", "waits at the cluster's barrier without having arrived"),
@@ -252,7 +252,7 @@ def test_exited_threads_have_arrived_at_the_cluster(seed: int) -> None:
         ("setp.eq.u32 %p0, %lane, 0; @%p0 barrier.cluster.arrive.aligned;", r"\.aligned, but only lanes 00000001"),
     ],
 )
-def test_cluster_faults(body: str, sentence: str) -> None:
+def test_cluster_faults(body: str, message: str) -> None:
     for seed in range(3):
-        with pytest.raises(EmulatorError, match=sentence):
+        with pytest.raises(EmulatorError, match=message):
             run(body, [], grid=2, cluster=2, seed=seed)

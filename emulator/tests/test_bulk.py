@@ -334,8 +334,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault(name: str) -> None:
-    body, sentence = FAULTS[name]
-    with pytest.raises(EmulatorError, match=sentence):
+    body, message = FAULTS[name]
+    with pytest.raises(EmulatorError, match=message):
         run(ONE + body + "\nDONE:", [numpy.zeros(64, numpy.uint8)], seed=1)
 
 
@@ -350,7 +350,7 @@ def test_fault(name: str) -> None:
         "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.f32 [%smem], %r0, [%smem];",
     ],
 )
-def test_refused(body: str) -> None:
+def test_rejected(body: str) -> None:
     with pytest.raises(EmulatorError):
         load_only(body)
 

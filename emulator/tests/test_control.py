@@ -324,6 +324,6 @@ def test_malloc() -> None:
         per_thread(body + "\n{ .param .b64 n; st.param.b64 [n], %d0; call free, (n); }", given, EXTERN)
 
 
-def test_other_functions_of_the_system_are_refused() -> None:
+def test_other_functions_of_the_system_are_rejected() -> None:
     with pytest.raises(EmulatorError, match="`clock_of_another_planet`.*linker"):
         load_only("call clock_of_another_planet;", variables=".extern .func clock_of_another_planet;")

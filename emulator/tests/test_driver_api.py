@@ -264,7 +264,7 @@ def test_streams_and_events(api: Api) -> None:
     api("cuStreamGetCaptureInfo_v2", stream, by(status), by(identity), by(graph), by(nodes), by(count))
     api("cuStreamGetCaptureInfo_v3", stream, by(status), by(identity), by(graph), by(nodes), by(edges), by(count))
     assert (status.value, graph.value, nodes.value, edges.value, count.value) == (0, None, None, None, 0)
-    api("cuStreamBeginCapture_v2", stream, 0, code=NOT_SUPPORTED, sentence="no graphs")
+    api("cuStreamBeginCapture_v2", stream, 0, code=NOT_SUPPORTED, message="no graphs")
     value = ctypes.create_string_buffer(64)
     api("cuStreamSetAttribute", stream, 1, value)
     api("cuStreamGetAttribute", stream, 1, value)
@@ -272,7 +272,7 @@ def test_streams_and_events(api: Api) -> None:
     start, end = PTR(api.out("cuEventCreate", PTR, 0)), PTR(api.out("cuEventCreate", PTR, 0))
     blind = PTR(api.out("cuEventCreate", PTR, 2))
     elapsed = ctypes.c_float(-1)
-    api("cuEventElapsedTime", by(elapsed), start, end, code=INVALID_HANDLE, sentence="must have been recorded")
+    api("cuEventElapsedTime", by(elapsed), start, end, code=INVALID_HANDLE, message="must have been recorded")
     api("cuEventRecord", start, stream)
     api("cuEventRecordWithFlags", end, stream, 0)
     api("cuEventRecord", blind, stream)
@@ -298,7 +298,7 @@ def test_streams_and_events(api: Api) -> None:
 def test_memory(api: Api) -> None:
     p = api.memory(1000)
     api("cuMemAlloc_v2", ctypes.byref(U64()), SIZE(0), code=INVALID_VALUE)
-    api("cuMemAlloc_v2", ctypes.byref(U64()), SIZE(2**62), code=2, sentence="no 4611686018427387904 bytes are left")
+    api("cuMemAlloc_v2", ctypes.byref(U64()), SIZE(2**62), code=2, message="no 4611686018427387904 bytes are left")
     base, size = U64(), SIZE()
     api("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), U64(p + 500))
     assert (base.value, size.value) == (p, 1000)
@@ -324,7 +324,7 @@ def test_memory(api: Api) -> None:
     api("cuMemGetInfo_v2", ctypes.byref(unused), ctypes.byref(total))
     assert 0 < unused.value < total.value
     api("cuMemFree_v2", U64(p))
-    api("cuMemFree_v2", U64(p), code=INVALID_VALUE, sentence="is not what cuMemAlloc gave")
+    api("cuMemFree_v2", U64(p), code=INVALID_VALUE, message="is not what cuMemAlloc gave")
     pitch = SIZE()
     q = U64()
     api("cuMemAllocPitch_v2", ctypes.byref(q), ctypes.byref(pitch), SIZE(700), SIZE(3), 4)
@@ -341,7 +341,7 @@ def test_memory(api: Api) -> None:
     api("cuMemPrefetchAsync_v2", managed, SIZE(64), U64(1), 0, None)
     api("cuMemAdvise", managed, SIZE(64), 1, 0)
     api("cuMemAdvise_v2", managed, SIZE(64), 3, U64(1))
-    api("cuMemAdvise", managed, SIZE(65), 1, 0, code=INVALID_VALUE, sentence="are in no allocation")
+    api("cuMemAdvise", managed, SIZE(65), 1, 0, code=INVALID_VALUE, message="are in no allocation")
     api("cuMemFreeAsync", managed, None)
     late = U64(api.out("cuMemAllocAsync", U64, SIZE(64), None))
     api("cuMemFree_v2", late)
@@ -396,15 +396,15 @@ def test_copies(api: Api) -> None:
             at[0],
             SIZE(count),
             code=INVALID_VALUE,
-            sentence="in an allocation that ends after 300",
+            message="in an allocation that ends after 300",
         )
-        api("cuMemcpyDtoH_v2", at[1], U64(p), SIZE(count), code=INVALID_VALUE, sentence="ends after 300")
-    api("cuMemcpyHtoD_v2", U64(data.ctypes.data), at[0], SIZE(8), code=INVALID_VALUE, sentence="is in no allocation")
-    api("cuMemcpyHtoD_v2", U64(p + 310), at[0], SIZE(8), code=INVALID_VALUE, sentence="is in no allocation")
-    api("cuMemcpyHtoD_v2", U64(p), PTR(4096), SIZE(8), code=INVALID_VALUE, sentence="0x1000 is not mapped")
-    api("cuMemcpyHtoD_v2", U64(0), at[0], SIZE(8), code=INVALID_VALUE, sentence="a null pointer")
+        api("cuMemcpyDtoH_v2", at[1], U64(p), SIZE(count), code=INVALID_VALUE, message="ends after 300")
+    api("cuMemcpyHtoD_v2", U64(data.ctypes.data), at[0], SIZE(8), code=INVALID_VALUE, message="is in no allocation")
+    api("cuMemcpyHtoD_v2", U64(p + 310), at[0], SIZE(8), code=INVALID_VALUE, message="is in no allocation")
+    api("cuMemcpyHtoD_v2", U64(p), PTR(4096), SIZE(8), code=INVALID_VALUE, message="0x1000 is not mapped")
+    api("cuMemcpyHtoD_v2", U64(0), at[0], SIZE(8), code=INVALID_VALUE, message="a null pointer")
     api("cuMemFree_v2", U64(q))
-    api("cuMemcpyDtoH_v2", at[1], U64(q), SIZE(8), code=INVALID_VALUE, sentence="is in no allocation")
+    api("cuMemcpyDtoH_v2", at[1], U64(q), SIZE(8), code=INVALID_VALUE, message="is in no allocation")
 
 
 def test_fills(api: Api) -> None:
@@ -427,7 +427,7 @@ def test_fills(api: Api) -> None:
             expected = numpy.zeros((4, 64), numpy.uint8)
             expected[:, : 3 * size] = numpy.full(3, value, kind).view(numpy.uint8)
             assert (view.reshape(4, 64) == expected).all()
-        api(f"cuMemset{name}_v2", U64(p), value, SIZE(256 // size + 1), code=INVALID_VALUE, sentence="ends after 256")
+        api(f"cuMemset{name}_v2", U64(p), value, SIZE(256 // size + 1), code=INVALID_VALUE, message="ends after 256")
         api(f"cuMemset{name}_v2", U64(p), value, SIZE(2**63), code=INVALID_VALUE)
         api(
             f"cuMemsetD2{name}_v2",
@@ -437,9 +437,9 @@ def test_fills(api: Api) -> None:
             SIZE(3),
             SIZE(5),
             code=INVALID_VALUE,
-            sentence="ends after 256",
+            message="ends after 256",
         )
-    api("cuMemsetD32_v2", U64(p + 2), 1, SIZE(1), code=INVALID_VALUE, sentence="not a multiple of 4")
+    api("cuMemsetD32_v2", U64(p + 2), 1, SIZE(1), code=INVALID_VALUE, message="not a multiple of 4")
 
 
 class Plane(ctypes.Structure):
@@ -476,12 +476,12 @@ def test_copies_of_two_dimensions(api: Api) -> None:
         target[:] = 0
         api(name, ctypes.byref(Copy2D(device, back, 11, 6)), *more)
         assert (target[1:7, 3:14] == source[1:7, 3:14]).all() and not target[:, :3].any() and not target[0].any()
-    api("cuMemcpy2D_v2", ctypes.byref(Copy2D(host, device, 11, 9)), code=INVALID_VALUE, sentence="ends after")
-    api("cuMemcpy2D_v2", ctypes.byref(Copy2D(host, device, 40, 2)), code=INVALID_VALUE, sentence="a pitch of 32")
+    api("cuMemcpy2D_v2", ctypes.byref(Copy2D(host, device, 11, 9)), code=INVALID_VALUE, message="ends after")
+    api("cuMemcpy2D_v2", ctypes.byref(Copy2D(host, device, 40, 2)), code=INVALID_VALUE, message="a pitch of 32")
     device.memory = 3
     api(
         "cuMemcpy2D_v2",
         ctypes.byref(Copy2D(host, device, 1, 1)),
         code=INVALID_VALUE,
-        sentence="there are no arrays here",
+        message="there are no arrays here",
     )

@@ -55,7 +55,7 @@ def test_modules(api: Api, tmp_path: Path) -> None:
     loaded.append(PTR(api.out("cuModuleLoad", PTR, str(path).encode())))
     loaded.append(PTR(api.out("cuLibraryLoadData", PTR, text, None, None, 0, None, None, 0)))
     loaded.append(PTR(api.out("cuLibraryLoadFromFile", PTR, str(path).encode(), None, None, 0, None, None, 0)))
-    api("cuModuleLoad", ctypes.byref(PTR()), b"/no/such.ptx", code=NO_FILE, sentence="/no/such.ptx cannot be read")
+    api("cuModuleLoad", ctypes.byref(PTR()), b"/no/such.ptx", code=NO_FILE, message="/no/such.ptx cannot be read")
     assert api.out("cuModuleGetLoadingMode", INT) == 1
     for handle in loaded:
         assert api.out("cuModuleGetFunctionCount", UINT, handle) == 3
@@ -107,7 +107,7 @@ def test_function_attributes(api: Api) -> None:
     api("cuFuncSetAttribute", f, 8, 200000)
     assert api.out("cuKernelGetAttribute", INT, 8, f, 0) == 200000
     api("cuKernelSetAttribute", 8, 232448 - 4096, f, 0)
-    api("cuFuncSetAttribute", f, 8, 232448 - 4095, code=INVALID_VALUE, sentence="has at most 228352")
+    api("cuFuncSetAttribute", f, 8, 232448 - 4095, code=INVALID_VALUE, message="has at most 228352")
     api("cuFuncSetAttribute", f, 0, 1, code=INVALID_VALUE)
     api("cuFuncGetAttribute", ctypes.byref(INT()), 99, f, code=INVALID_VALUE)
     api("cuFuncSetCacheConfig", f, 1)
@@ -133,7 +133,7 @@ def test_function_attributes(api: Api) -> None:
 def test_links(api: Api, tmp_path: Path) -> None:
     link = PTR()
     api("cuLinkCreate_v2", 0, None, None, ctypes.byref(link))
-    api("cuLinkComplete", link, ctypes.byref(PTR()), None, code=INVALID_VALUE, sentence="no input has been added")
+    api("cuLinkComplete", link, ctypes.byref(PTR()), None, code=INVALID_VALUE, message="no input has been added")
     data = WRITES.encode()
     api(
         "cuLinkAddData_v2",
@@ -146,7 +146,7 @@ def test_links(api: Api, tmp_path: Path) -> None:
         None,
         None,
         code=200,
-        sentence="x.cubin is no PTX",
+        message="x.cubin is no PTX",
     )
     api("cuLinkAddData_v2", link, 1, data, SIZE(len(data)), b"a.ptx", 0, None, None)
     image, size = PTR(), SIZE()
@@ -155,7 +155,7 @@ def test_links(api: Api, tmp_path: Path) -> None:
     handle = PTR(api.out("cuModuleLoadData", PTR, image))
     path = tmp_path / "b.ptx"
     path.write_bytes(data)
-    api("cuLinkAddFile_v2", link, 1, str(path).encode(), 0, None, None, code=NOT_SUPPORTED, sentence="the second input")
+    api("cuLinkAddFile_v2", link, 1, str(path).encode(), 0, None, None, code=NOT_SUPPORTED, message="the second input")
     api("cuLinkAddFile_v2", link, 1, b"/no/such", 0, None, None, code=NO_FILE)
     api("cuLinkDestroy", link)
     api("cuLinkDestroy", link, code=INVALID_HANDLE)
@@ -167,14 +167,14 @@ def test_links(api: Api, tmp_path: Path) -> None:
 
 
 def test_images_that_are_none(api: Api) -> None:
-    for image, code, sentence in (
+    for image, code, message in (
         (b"\x7fELF\x02\x01\x01" + bytes(64), NO_BINARY, "machine code"),
         (b"no ptx at all", INVALID_PTX, "ptx:1"),
         (b"\x50\xed\x55\xba" + bytes(64), NO_BINARY, "the fatbin is damaged"),
         (WRITES.replace("sm_80", "sm_100a").encode(), NO_BINARY, r"its \.target is sm_100a, which sm_90 does not run"),
         (WRITES.replace("trap;", "frobnicate.u32 %r1;").encode(), INVALID_PTX, "frobnicate"),
     ):
-        api("cuModuleLoadData", ctypes.byref(PTR()), ctypes.create_string_buffer(image), code=code, sentence=sentence)
+        api("cuModuleLoadData", ctypes.byref(PTR()), ctypes.create_string_buffer(image), code=code, message=message)
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Config(ctypes.Structure):
     _fields_ = [
         ("shape", UINT * 6),
         ("shared", UINT),
-        ("queue", PTR),
+        ("stream", PTR),
         ("attributes", ctypes.POINTER(Attribute)),
         ("count", UINT),
     ]
@@ -229,7 +229,7 @@ def test_parameters_both_ways(api: Api) -> None:
         None,
         extra,
         code=INVALID_VALUE,
-        sentence="31 bytes of arguments; it takes 32",
+        message="31 bytes of arguments; it takes 32",
     )
     pointers[2] = None
     api(
@@ -246,11 +246,9 @@ def test_parameters_both_ways(api: Api) -> None:
         pointers,
         None,
         code=INVALID_VALUE,
-        sentence="argument 2 is missing",
+        message="argument 2 is missing",
     )
-    api(
-        "cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, None, None, None, code=INVALID_VALUE, sentence="argument 0 is missing"
-    )
+    api("cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, None, None, None, code=INVALID_VALUE, message="argument 0 is missing")
 
 
 def config_of(grid: int, block: int, *attributes: tuple[int, list[int]]) -> Config:
@@ -272,7 +270,7 @@ def test_launch_attributes(api: Api) -> None:
         None,
         None,
         code=INVALID_VALUE,
-        sentence="attribute 77",
+        message="attribute 77",
     )
     wide = config_of(16, 32, (4, [16, 1, 1]))
     api(
@@ -282,7 +280,7 @@ def test_launch_attributes(api: Api) -> None:
         None,
         None,
         code=INVALID_CLUSTER,
-        sentence="NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
+        message="NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
     )
     assert api.out("cuOccupancyMaxPotentialClusterSize", INT, f, ctypes.byref(wide)) == 8
     api("cuFuncSetAttribute", f, 14, 1)
@@ -296,7 +294,7 @@ def test_launch_attributes(api: Api) -> None:
         None,
         None,
         code=INVALID_VALUE,
-        sentence=r"its \.maxntid allows 256",
+        message=r"its \.maxntid allows 256",
     )
     api("cuLaunchCooperativeKernel", f, 132 * 8, 1, 1, 256, 1, 1, 0, None, None)
     api(
@@ -312,7 +310,7 @@ def test_launch_attributes(api: Api) -> None:
         None,
         None,
         code=TOO_LARGE,
-        sentence="at most 1056 blocks",
+        message="at most 1056 blocks",
     )
     api("cuCtxSynchronize")
 
@@ -324,14 +322,14 @@ def test_a_fault_sticks(api: Api) -> None:
     api("cuLaunchKernel", f, 3, 1, 1, 32, 1, 1, 0, None, None, None)
     api("cuLaunchKernel", other, 3, 1, 1, 32, 1, 1, 0, None, None, None)
     told = "kernel faults, block .*the program stops itself with `trap`"
-    api("cuCtxSynchronize", code=LAUNCH_FAILED, sentence=told)
+    api("cuCtxSynchronize", code=LAUNCH_FAILED, message=told)
     host = ctypes.create_string_buffer(8)
     api("cuMemcpyDtoH_v2", host, U64(p), SIZE(8), code=LAUNCH_FAILED)
     api("cuStreamQuery", None, code=LAUNCH_FAILED)
     api("cuMemAlloc_v2", ctypes.byref(U64()), SIZE(64), code=LAUNCH_FAILED)
     api("cuModuleLoadData", ctypes.byref(PTR()), WRITES.encode(), code=LAUNCH_FAILED)
-    api("cuModuleLoad", ctypes.byref(PTR()), b"/no/such", code=NO_FILE, sentence="cannot be read")
-    api("cuLaunchKernel", other, 1, 1, 1, 32, 1, 1, 0, None, None, None, code=LAUNCH_FAILED, sentence=told)
+    api("cuModuleLoad", ctypes.byref(PTR()), b"/no/such", code=NO_FILE, message="cannot be read")
+    api("cuLaunchKernel", other, 1, 1, 1, 32, 1, 1, 0, None, None, None, code=LAUNCH_FAILED, message=told)
     text = ctypes.c_char_p()
     api("cuGetErrorString", LAUNCH_FAILED, ctypes.byref(text))
     assert text.value and re.search(told.encode(), text.value)
@@ -382,13 +380,13 @@ def test_tensor_maps(api: Api) -> None:
         0,
         0,
         code=INVALID_VALUE,
-        sentence="cuTensorMapEncodeTiled: ",
+        message="cuTensorMapEncodeTiled: ",
     )
     api("cuTensorMapReplaceAddress", at, U64(p + 1024))
-    api("cuTensorMapReplaceAddress", at, U64(p + 8), code=INVALID_VALUE, sentence="cuTensorMapReplaceAddress: ")
+    api("cuTensorMapReplaceAddress", at, U64(p + 8), code=INVALID_VALUE, message="cuTensorMapReplaceAddress: ")
     nothing = [None] * 12
     for name in ("cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2colWide"):
-        api(name, at, *nothing, code=NOT_SUPPORTED, sentence=f"{name}: .*im2col")
+        api(name, at, *nothing, code=NOT_SUPPORTED, message=f"{name}: .*im2col")
 
 
 # ---- all of them ------------------------------------------------------------
@@ -440,8 +438,8 @@ WRONG = [
     ("device", "sm_75", "must be sm_80, sm_90, sm_100 or sm_120"),
     ("seed", "soon", "must be a number"),
     ("seed", "", "must be a number"),
-    ("arithmetic", "exact", "must be silicon or fp64"),
-    ("fences", "none", "must be text or silicon"),
+    ("arithmetic", "exact", "must be hardware or fp64"),
+    ("fences", "none", "must be text or hardware"),
     ("tmem_base", "33", "must be a multiple of 32 below 512"),
     ("tmem_base", "512", "must be a multiple of 32 below 512"),
     ("host_memory", "2", "must be 0 or 1"),
@@ -449,10 +447,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "sentence"), WRONG)
-def test_wrong_settings(api: Api, name: str, value: str, sentence: str) -> None:
+@pytest.mark.parametrize(("name", "value", "message"), WRONG)
+def test_wrong_settings(api: Api, name: str, value: str, message: str) -> None:
     assert api.library.emulator_configure(name.encode(), value.encode()) == -1
-    assert api.emulator.error() == f"{name} is `{value}`; it {sentence}"
+    assert api.emulator.error() == f"{name} is `{value}`; it {message}"
     assert api.library.emulator_configure(b"wish", b"1") == -1
     assert "is no setting" in api.emulator.error()
     assert api.library.emulator_configure(None, b"1") == -1
@@ -460,7 +458,7 @@ def test_wrong_settings(api: Api, name: str, value: str, sentence: str) -> None:
 
 def test_wrong_variables_end_the_process() -> None:
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).cuInit(0); print('went on')"
-    for name, value, sentence in [WRONG[0], WRONG[5]]:
+    for name, value, message in [WRONG[0], WRONG[5]]:
         variable = f"EMULATE_{name.upper()}"
         done = subprocess.run(
             [sys.executable, "-c", program, LIBRARY],
@@ -469,7 +467,7 @@ def test_wrong_variables_end_the_process() -> None:
             env={**os.environ, variable: value},
         )
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"emulator: {variable} is `{value}`; it {sentence}\n"
+        assert done.stderr == f"emulator: {variable} is `{value}`; it {message}\n"
     done = subprocess.run(
         [sys.executable, "-c", program, LIBRARY],
         capture_output=True,
@@ -479,7 +477,7 @@ def test_wrong_variables_end_the_process() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
 
 
-def test_sentences_go_to_stderr_unless_quiet(api: Api, capfd: pytest.CaptureFixture[str]) -> None:
+def test_messages_go_to_stderr_unless_quiet(api: Api, capfd: pytest.CaptureFixture[str]) -> None:
     for quiet in (0, 1):
         api.emulator.set("quiet", quiet)
         api("cuModuleLoad", ctypes.byref(PTR()), b"/no/such", code=NO_FILE)
@@ -493,7 +491,7 @@ def test_modules_live_through_a_change_of_settings(api: Api) -> None:
     for name, value in (
         ("seed", 3),
         ("device", "sm_100"),
-        ("fences", "silicon"),
+        ("fences", "hardware"),
         ("arithmetic", "fp64"),
         ("device", "sm_90"),
     ):

@@ -1,4 +1,4 @@
-"""emulate.py as a command: what it prints, what it refuses with one sentence and exit status 2."""
+"""emulate.py as a command: what it prints, what it rejects with one message and exit status 2."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ BAD: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(capfd: pytest.CaptureFixture[str], ptx: Path, tmp_path: Path, name: str) -> None:
-    arguments, sentence = BAD[name]
+    arguments, message = BAD[name]
     (tmp_path / "text.ptx").write_text("this is no PTX\n")
     (tmp_path / "empty.ptx").write_text(".version 9.0\n.target sm_80\n.address_size 64\n")
     numpy.save(tmp_path / "three.npy", numpy.zeros(3))
@@ -186,13 +186,13 @@ def test_bad_input(capfd: pytest.CaptureFixture[str], ptx: Path, tmp_path: Path,
     filled = [re.sub("^(.*=)?(PTX|TEXT|EMPTY|FILE)$", lambda m: (m[1] or "") + str(words[m[2]]), a) for a in arguments]
     status, out, err = command(capfd, *filled)
     assert (status, out) == (2, "")
-    assert re.search(sentence, err), err
+    assert re.search(message, err), err
     assert "Traceback" not in err
     told = [line for line in err.splitlines() if re.match(r"(emulate|\S*emulate.py|\S+): ", line)]
     assert len(told) == 1, err
 
 
-def test_a_module_is_of_use_after_a_refusal() -> None:
+def test_a_module_is_of_use_after_a_rejection() -> None:
     emulator = Emulator("sm_80")
     with pytest.raises(emulate.EmulatorError):
         emulator.load("nonsense")

@@ -1,5 +1,5 @@
-"""The emulator against what an H200 gave: tests/emulator/silicon, one test a source file of kernels, each with a fresh
-seed for the timing (EMULATE_SEED repeats one). And where a rule of silicon meets one of the emulator's own."""
+"""The emulator against what an H200 gave: golden/, one test a source file of kernels, each with a fresh
+seed for the timing (EMULATE_SEED repeats one). And where a rule of hardware meets one of the emulator's own."""
 
 import os
 import random
@@ -22,14 +22,14 @@ def library() -> Path:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_agrees_with_silicon(source: str, library: Path) -> None:
+def test_agrees_with_hardware(source: str, library: Path) -> None:
     has_nvcc = os.environ.get("NVCC") or shutil.which("nvcc")
     if not has_nvcc and not os.environ.get("CI"):
         pytest.skip("nvcc not installed: the kernels cannot be compiled")
     seed = os.environ.get("EMULATE_SEED") or str(random.SystemRandom().randrange(1 << 31))
     print(f"EMULATE_SEED={seed}")
-    # Some of these kernels let a warp poll a barrier that others take two phases further: on silicon that goes well.
-    environment = os.environ | {"EMULATE_DEVICE": "sm_90", "EMULATE_SEED": seed, "EMULATE_FENCES": "silicon"}
+    # Some of these kernels let a warp poll a barrier that others take two phases further: on hardware that goes well.
+    environment = os.environ | {"EMULATE_DEVICE": "sm_90", "EMULATE_SEED": seed, "EMULATE_FENCES": "hardware"}
     command = [sys.executable, GOLDEN / "record.py", "--check", "--library", library, "--source", source]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"EMULATE_SEED={seed}\n{done.stdout}\n{done.stderr}"
@@ -70,7 +70,7 @@ def test_store_behind_the_end_keeps_to_the_allocation(room: int, library: Path) 
     assert not behind.numpy().any()
 
 
-def test_copies_by_an_interleaved_map_are_refused(library: Path) -> None:
+def test_copies_by_an_interleaved_map_are_rejected(library: Path) -> None:
     emulator = Emulator("sm_90", 0, library)
     memory = emulator.array(np.zeros(64 * 16 * 4, np.uint16))
     tensor_map = emulator.tensor_map(1, memory, [64, 16, 4], [128, 2048], [8, 8, 2], interleave=1)

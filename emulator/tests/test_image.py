@@ -139,7 +139,7 @@ def test_images_without_ptx() -> None:
 
 @pytest.mark.parametrize("flags", [0, LZ4, ZSTD])
 def test_damaged_containers(flags: int) -> None:
-    """Every altered byte of the headers and of the payload is refused with a sentence, or does no harm."""
+    """Every altered byte of the headers and of the payload is rejected with a message, or does no harm."""
     random = random_of(f"damaged {flags}")
     good = container([fat_entry(ptx(3), 80, flags)])
     emulator = Emulator()

@@ -289,14 +289,14 @@ LIMITS: list[tuple[str, str, dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("device", "name", "options", "sentence"), LIMITS)
-def test_limits(device: str, name: str, options: dict[str, object], sentence: str) -> None:
+@pytest.mark.parametrize(("device", "name", "options", "message"), LIMITS)
+def test_limits(device: str, name: str, options: dict[str, object], message: str) -> None:
     text = DIRECTIVES
     if device == "sm_80":
         text = re.sub(r".*(cluster|maxntid|reqntid).*\n", "", text)
     emulator = Emulator(device)
     kernel = emulator.load(module([text], device))[name]
-    with pytest.raises(EmulatorError, match=re.escape(sentence)):
+    with pytest.raises(EmulatorError, match=re.escape(message)):
         emulator.launch(kernel, **{"block": 32, **options})  # type: ignore[arg-type]
     allowed = {"few": 128, "exact": (32, 2), "pair": 32}.get(name, 1024)
     emulator.launch(kernel, 16 if name != "asks" else 2, allowed, cluster=(2 if name in ("pair", "asks") else None))
@@ -377,13 +377,13 @@ DEADLOCKS: dict[str, tuple[str, dict[str, object], list[str]]] = {
 
 @pytest.mark.parametrize("name", DEADLOCKS)
 def test_deadlocks_are_told(name: str) -> None:
-    body, options, sentences = DEADLOCKS[name]
+    body, options, messages = DEADLOCKS[name]
     for seed in range(3):
         arguments = options.get("arguments", [])
         with pytest.raises(EmulatorError) as caught:
             run(body, arguments, seed=seed, **{k: v for k, v in options.items() if k != "arguments"})  # type: ignore[arg-type]
-        for sentence in sentences:
-            assert re.search(sentence, str(caught.value)), f"{sentence}\n{caught.value}"
+        for message in messages:
+            assert re.search(message, str(caught.value)), f"{message}\n{caught.value}"
 
 
 def test_many_blocks_are_told_shortly() -> None:

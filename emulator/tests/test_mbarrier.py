@@ -317,12 +317,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault(name: str) -> None:
-    body, sentence = FAULTS[name]
-    with pytest.raises(EmulatorError, match=sentence):
+    body, message = FAULTS[name]
+    with pytest.raises(EmulatorError, match=message):
         run(body, [numpy.zeros(1, numpy.uint32)], device="sm_90", block=1)
 
 
-REFUSED = {
+REJECTED = {
     "wait in the cluster": ("mbarrier.try_wait.parity.shared::cluster.b64 %p0, [%smem], 0;", "state space"),
     "state from the cluster": ("mbarrier.arrive.shared::cluster.b64 %d0, [%smem];", "must be _"),
     "unknown operation": ("mbarrier.poke.b64 [%smem];", "unknown mbarrier operation"),
@@ -331,10 +331,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    body, sentence = REFUSED[name]
-    with pytest.raises(EmulatorError, match=sentence):
+@pytest.mark.parametrize("name", REJECTED)
+def test_rejected(name: str) -> None:
+    body, message = REJECTED[name]
+    with pytest.raises(EmulatorError, match=message):
         run(body, [numpy.zeros(1, numpy.uint32)], device="sm_90", block=1)
 
 

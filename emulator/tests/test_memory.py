@@ -348,10 +348,10 @@ def test_every_modifier_of_loads_and_stores() -> None:
         "shfl.idx.b32 %r1, %r2, 0, 31;",
     ],
 )
-def test_what_is_unknown_is_refused(instruction: str) -> None:
-    with pytest.raises(EmulatorError) as refused:
+def test_what_is_unknown_is_rejected(instruction: str) -> None:
+    with pytest.raises(EmulatorError) as rejected:
         load_only(f"  {instruction}")
-    assert instruction in str(refused.value)
+    assert instruction in str(rejected.value)
 
 
 def test_fences_and_caches() -> None:

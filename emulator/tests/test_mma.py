@@ -1,4 +1,4 @@
-"""mma.sync: where its fragments lie and what it computes, against exact fractions; and what is refused.
+"""mma.sync: where its fragments lie and what it computes, against exact fractions; and what is rejected.
 
 The places of elements are written down once more from the tables of PTX ISA 9.7.14.5, the sums are those of
 arithmetic.py, which know nothing of registers.
@@ -431,7 +431,7 @@ def test_fp64(m: int, k: int, suffix: str, rounding: int) -> None:
             assert bits == int(result[i, lane]), f"value {i} of lane {lane}"
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is rejected -------------------------------------------------------------------------------------------------
 
 A4, B2, C4, C2 = "{%r0,%r1,%r2,%r3}", "{%r4,%r5}", "{%r6,%r7,%r8,%r9}", "{%r6,%r7}"
 SCALE_TAIL = ", %r10, {0, 0}, %r11, {0, 0}"
@@ -480,7 +480,7 @@ SCALE_TAIL = ", %r10, {0, 0}, %r11, {0, 0}"
         (f"mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {C4},{B2},{B2},{C4};", "sm_90", "m8n8k4"),
     ],
 )
-def test_refused(text: str, device: str, reason: str) -> None:
+def test_rejected(text: str, device: str, reason: str) -> None:
     with pytest.raises(EmulatorError, match=reason):
         load_only(text, device)
 

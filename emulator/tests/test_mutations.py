@@ -1,7 +1,7 @@
-"""Planted bugs (tests/emulator/mutations) are found within 20 timings; the kernels without them never are wrong.
+"""Mutations of the kernels in mutations/ are found within 20 seeds; the kernels without one are right in every seed.
 
-An ordinary run stops at the first timing that shows a bug and tries 12 timings of each clean kernel.
-EMULATE_ALL_SEEDS=1 tries 200 of those, with fresh data each 20.
+A mutation is tried until the first seed that shows it. A kernel without one runs with 12 seeds, or, with
+EMULATE_ALL_SEEDS=1, with 200, and fresh data every 20.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_clean_kernels_are_right_at_every_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", kernels.KERNELS)
-def test_planted_bugs_are_found(name: str) -> None:
+def test_mutations_are_found(name: str) -> None:
     kernel, found, missed = kernels.KERNELS[name], {}, []
     for entry in kernels.entries(kernel):
         if entry in CLEAN:
@@ -56,6 +56,6 @@ def test_planted_bugs_are_found(name: str) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    planted = {entry for kernel in kernels.KERNELS.values() for entry in kernels.entries(kernel)} - set(CLEAN)
-    assert len(planted) >= 100, len(planted)
-    assert {"no_wait_ld", "no_fence_after_result"} <= planted, sorted(planted)
+    mutations = {entry for kernel in kernels.KERNELS.values() for entry in kernels.entries(kernel)} - set(CLEAN)
+    assert len(mutations) >= 100, len(mutations)
+    assert {"no_wait_ld", "no_fence_after_result"} <= mutations, sorted(mutations)

@@ -1,5 +1,5 @@
 """PTX as text: directives, variables and their initial values, constant expressions, scopes, operands, and the
-sentences for what is not PTX."""
+messages for what is not PTX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def value_of(body: str, variables: str = "", lanes: int = 1) -> list[int]:
     return [int(v) for v in out]
 
 
-def refusal(text: str) -> str:
+def rejection(text: str) -> str:
     with pytest.raises(EmulatorError) as caught:
         Emulator().load(text)
     return str(caught.value)
@@ -365,9 +365,9 @@ def test_directives() -> None:
     )
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
+# ---- rejections ------------------------------------------------------------------------------------------------------
 
-REFUSED = [
+REJECTED = [
     ("frobnicate.b32 %r0, %r1;", "`frobnicate` is not known"),
     ("add.u32 %r0, %r1;", "operand 3"),
     ("add.u32 %r0, %r1, %r2, %r3;", "operand 4"),
@@ -397,10 +397,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("body", "reason"), REFUSED, ids=[r for _, r in REFUSED])
-def test_refusals_name_line_and_text(body: str, reason: str) -> None:
+@pytest.mark.parametrize(("body", "reason"), REJECTED, ids=[r for _, r in REJECTED])
+def test_rejections_name_line_and_text(body: str, reason: str) -> None:
     text = module(entry("\n\n" + body))
-    said = refusal(text)
+    said = rejection(text)
     assert re.search(reason, said), said
     line = int(re.search(r":(\d+): `", said)[1])
     lines = text.split("\n")
@@ -426,8 +426,8 @@ def test_refusals_name_line_and_text(body: str, reason: str) -> None:
         (".version 9.0\n.target sm_90\n.global .u8 p[2] = {1, 2, 3};", "more initial values"),
     ],
 )
-def test_refused_modules(text: str, reason: str) -> None:
-    assert re.search(reason, refusal(text))
+def test_rejected_modules(text: str, reason: str) -> None:
+    assert re.search(reason, rejection(text))
 
 
 SAMPLE = module(
@@ -446,13 +446,13 @@ SAMPLE = module(
 )
 
 
-def test_damaged_text_gives_sentences() -> None:
-    """Truncated and altered text is refused with file and line, or is PTX still."""
+def test_damaged_text_gives_messages() -> None:
+    """Truncated and altered text is rejected with file and line, or is PTX still."""
     random = random_of("damage")
     marks = list("{}[]();,.%@!|:<>\"'+-0") + ["\x01", "\xff", "call ", ".reg ", "0f", "/*"]
     emulator = Emulator()
     emulator.load(SAMPLE)
-    refused = 0
+    rejected = 0
     for _ in range(600):
         text = SAMPLE
         for _ in range(int(random.integers(1, 4))):
@@ -470,9 +470,9 @@ def test_damaged_text_gives_sentences() -> None:
         try:
             emulator.load(text.encode("latin-1"))
         except EmulatorError as error:
-            refused += 1
+            rejected += 1
             assert re.search(r"ptx:\d+: `|^ptx: |neither PTX nor", str(error)), error
-    assert refused > 200
+    assert rejected > 200
 
 
 def test_large_modules_load_quickly() -> None:

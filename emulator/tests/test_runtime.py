@@ -49,7 +49,7 @@ block 1 says 42 words 1.50
 clusters: 101 102 103 100 105 106 107 104
 cooperative: 384
 kernel: 4 shared, 1024 threads, 4 blocks
-refused: cudaErrorInvalidConfiguration, cudaErrorInvalidConfiguration, then cudaSuccess
+rejected: cudaErrorInvalidConfiguration, cudaErrorInvalidConfiguration, then cudaSuccess
 done
 """
 DEVICES = {
@@ -70,7 +70,7 @@ def test_the_program(program: Path, device: str, seed: int) -> None:
 
 
 def test_a_fault(program: Path) -> None:
-    """Where the launch is asynchronous the error comes later, and sticks; the sentence goes to stderr."""
+    """Where the launch is asynchronous the error comes later, and sticks; the message goes to stderr."""
     done = run(program, "sm_90", "wild")
     assert done.returncode == 3
     assert done.stdout.splitlines()[1:] == [

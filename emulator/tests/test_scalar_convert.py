@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy
 import pytest
-from scalar import BF16, F16, F32, F64, NAN, Flushing, Format, Op, check, floats, integers, random_of, refused
+from scalar import BF16, F16, F32, F64, NAN, Flushing, Format, Op, check, floats, integers, random_of, rejected
 
 COUNT = 640
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
@@ -446,8 +446,8 @@ def test_pack() -> None:
         ("cvt.rn.f32.s32.s32 %r1, %r2;", "s32"),
     ],
 )
-def test_refused(text: str, words: str) -> None:
-    refused(text, words)
+def test_rejected(text: str, words: str) -> None:
+    rejected(text, words)
 
 
 def test_tables() -> None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy
 import pytest
-from scalar import BF16, F16, F32, F64, NAN, Flushing, Format, Op, check, floats, random_of, refused
+from scalar import BF16, F16, F32, F64, NAN, Flushing, Format, Op, check, floats, random_of, rejected
 
 COUNT = 640
 ROUNDINGS = ("rn", "rz", "rm", "rp")
@@ -508,5 +508,5 @@ def test_words_of_f64() -> None:
         ("add.f32.f32 %r1, %r2, %r3;", "f32"),
     ],
 )
-def test_refused(text: str, words: str) -> None:
-    refused(text, words)
+def test_rejected(text: str, words: str) -> None:
+    rejected(text, words)

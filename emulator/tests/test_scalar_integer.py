@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from scalar import Op, check, integers, random_of, refused
+from scalar import Op, check, integers, random_of, rejected
 
 COUNT = 1024
 
@@ -400,5 +400,5 @@ def test_predicates() -> None:
         ("bfe.b32 %r1, %r2, %r3, %r4;", "bfe"),
     ],
 )
-def test_refused(text: str, words: str) -> None:
-    refused(text, words)
+def test_rejected(text: str, words: str) -> None:
+    rejected(text, words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from scalar import Emulator, EmulatorError, Op, check, integers, random_of, refused
+from scalar import Emulator, EmulatorError, Op, check, integers, random_of, rejected
 
 COUNT = 512
 HEADER = ".version 9.0\n.target sm_100a\n.address_size 64\n"
@@ -192,5 +192,5 @@ def test_a_wrong_space_faults_at_the_access() -> None:
         ("mov.b32 %d1, %r1;", "."),
     ],
 )
-def test_refused(text: str, words: str) -> None:
-    refused(text, words)
+def test_rejected(text: str, words: str) -> None:
+    rejected(text, words)

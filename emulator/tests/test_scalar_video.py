@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy
 import pytest
-from scalar import Op, check, integers, random_of, refused
+from scalar import Op, check, integers, random_of, rejected
 
 COUNT = 256
 THREE = (32, 32, 32, 32)
@@ -140,5 +140,5 @@ def test_video(parts: int) -> None:
         ("add.u32 %r1, %r2.b0, %r3;", "selector"),
     ],
 )
-def test_refused(text: str, words: str) -> None:
-    refused(text, words)
+def test_rejected(text: str, words: str) -> None:
+    rejected(text, words)

@@ -308,7 +308,7 @@ def test_a_lock_between_lanes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("body", "message"),
     [
         ("setp.lt.u32 %p0, %lane, 7; @%p0 bar.sync 0;", r".aligned, but only lanes 0000007f.*guard is false"),
         (
@@ -325,13 +325,13 @@ def test_a_lock_between_lanes() -> None:
         ),
     ],
 )
-def test_lanes_that_do_not_come(body: str, sentence: str) -> None:
-    if "deadlock" in sentence:  # they wait for something else for ever
+def test_lanes_that_do_not_come(body: str, message: str) -> None:
+    if "deadlock" in message:  # they wait for something else for ever
         body = body.replace("END:", "bra.uni OUT; END: bar.warp.sync -1; OUT:").replace(
             "31, -1; ", "31, -1; bra OUT;", 1
         )
     for seed in range(3):
-        with pytest.raises(EmulatorError, match=sentence):
+        with pytest.raises(EmulatorError, match=message):
             run(body, [], seed=seed)
 
 

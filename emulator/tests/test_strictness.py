@@ -1,4 +1,4 @@
-"""What a program is refused, or faulted, for although it would compute the right thing here: targets, versions, and
+"""What a program is rejected, or faulted, for although it would compute the right thing here: targets, versions, and
 rules of the text whose breach hardware may punish at another time."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from small_kernel import EmulatorError, entry, module, run
 
 
 def load(body: str, target: str, device: str = "sm_100", version: str = "9.0") -> str:
-    """The sentence with which the module is refused; empty if it is not."""
+    """The message with which the module is rejected; empty if it is not."""
     text = (
         module(entry(body))
         .replace(".target sm_100a", f".target {target}")
@@ -20,8 +20,8 @@ def load(body: str, target: str, device: str = "sm_100", version: str = "9.0") -
     )
     try:
         Emulator(device).load(text)
-    except EmulatorError as refusal:
-        return str(refusal)
+    except EmulatorError as rejection:
+        return str(rejection)
     return ""
 
 
@@ -94,9 +94,9 @@ def test_target_has_the_instruction(instruction: str, good: str, bad: str) -> No
 )
 def test_target_runs_on_the_device(target: str, devices: str) -> None:
     for device in ("sm_80", "sm_90", "sm_100", "sm_120"):
-        refusal = load("", target, device)
-        assert bool(refusal) == (device not in devices.split()), (target, device, refusal)
-        assert not refusal or (target in refusal and device in refusal)
+        rejection = load("", target, device)
+        assert bool(rejection) == (device not in devices.split()), (target, device, rejection)
+        assert not rejection or (target in rejection and device in rejection)
 
 
 def test_version_is_known() -> None:
@@ -113,7 +113,7 @@ def test_functions_that_nothing_calls_are_decoded() -> None:
         emulator.load(module(entry(""), variables=function.format("frobnicate.u32 %r, %r;")))
 
 
-def sentence(body: str, device: str = "sm_90", seed: int = 0, fences: str = "text", **launch: object) -> str:
+def message(body: str, device: str = "sm_90", seed: int = 0, fences: str = "text", **launch: object) -> str:
     """The fault of a run; empty if there is none."""
     emulator = Emulator(device, seed, fences=fences)
     kernel = emulator.load(module(entry(body), device))["run"]
@@ -131,9 +131,9 @@ FIRST = "setp.eq.u32 %p0, %t, 0;\n"
 
 def test_mbarrier_is_not_initialised_twice() -> None:
     twice = FIRST + "@%p0 mbarrier.init.shared.b64 [%smem], 1;\n{0}@%p0 mbarrier.init.shared.b64 [%smem], 2;"
-    assert "again" in sentence(twice.format(""))
-    assert sentence(twice.format(""), fences="silicon") == ""
-    assert sentence(twice.format("@%p0 mbarrier.inval.shared.b64 [%smem];\n")) == ""
+    assert "again" in message(twice.format(""))
+    assert message(twice.format(""), fences="hardware") == ""
+    assert message(twice.format("@%p0 mbarrier.inval.shared.b64 [%smem];\n")) == ""
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -141,16 +141,16 @@ def test_block_does_not_exit_with_bytes_expected(seed: int) -> None:
     body = (
         FIRST + "@%p0 mbarrier.init.shared.b64 [%smem], 1;\n@%p0 mbarrier.expect_tx.relaxed.cta.shared.b64 [%smem], 64;"
     )
-    assert re.search(r"exited while phase 0 of the mbarrier .* tx-count of 64 ", sentence(body, seed=seed))
-    assert sentence(body, seed=seed, fences="silicon") == ""
+    assert re.search(r"exited while phase 0 of the mbarrier .* tx-count of 64 ", message(body, seed=seed))
+    assert message(body, seed=seed, fences="hardware") == ""
 
 
 def test_block_does_not_exit_with_copies_under_way() -> None:
     body = "shl.b32 %r0, %t, 2;\nadd.u32 %r0, %smem, %r0;\ncp.async.ca.shared.global [%r0], [%a0], 4;\n"
-    assert re.search("exited while .*cp.async", sentence(body, "sm_80", seed=1))
-    assert sentence(body, "sm_80", seed=1, fences="silicon") == ""
+    assert re.search("exited while .*cp.async", message(body, "sm_80", seed=1))
+    assert message(body, "sm_80", seed=1, fences="hardware") == ""
     for seed in range(8):
-        assert sentence(body + "cp.async.wait_all;", "sm_80", seed=seed) == ""
+        assert message(body + "cp.async.wait_all;", "sm_80", seed=seed) == ""
 
 
 TMEM = """
@@ -174,14 +174,14 @@ DEALLOC = "@%p0 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;\n"
 def test_lane_of_tensor_memory_is_of_the_warps_quarter() -> None:
     own = TMEM.format(address="shl.b32 %r3, %r1, 21; add.u32 %r3, %r3, %r2;") + DEALLOC
     zero = TMEM.format(address="mov.b32 %r3, %r2;") + DEALLOC
-    assert sentence(own, "sm_100", block=128) == ""
-    assert re.search(r"begins at lane 0, but warp [123] of the CTA reaches lanes", sentence(zero, "sm_100", block=128))
-    assert sentence(zero, "sm_100", block=128, fences="silicon") == ""
+    assert message(own, "sm_100", block=128) == ""
+    assert re.search(r"begins at lane 0, but warp [123] of the CTA reaches lanes", message(zero, "sm_100", block=128))
+    assert message(zero, "sm_100", block=128, fences="hardware") == ""
 
 
 def test_columns_left_allocated_name_the_alloc() -> None:
     kept = TMEM.format(address="shl.b32 %r3, %r1, 21; add.u32 %r3, %r3, %r2;")
-    assert re.search(r":\d+ `.*tcgen05\.alloc.*32 columns .* still allocated", sentence(kept, "sm_100", block=128))
+    assert re.search(r":\d+ `.*tcgen05\.alloc.*32 columns .* still allocated", message(kept, "sm_100", block=128))
 
 
 REMOTE = """
@@ -227,11 +227,11 @@ $behind:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_cluster_barrier_comes_after_remote_arrivals(seed: int) -> None:
-    assert sentence(REMOTE + "barrier.cluster.arrive;\nbarrier.cluster.wait;", seed=seed, grid=2, cluster=2) == ""
+    assert message(REMOTE + "barrier.cluster.arrive;\nbarrier.cluster.wait;", seed=seed, grid=2, cluster=2) == ""
 
 
 def test_block_does_not_exit_before_a_remote_arrival() -> None:
-    faults = {sentence(REMOTE, seed=seed, grid=2, cluster=2) for seed in range(32)}
+    faults = {message(REMOTE, seed=seed, grid=2, cluster=2) for seed in range(32)}
     assert any("exited while" in f and "remote arrival" in f for f in faults), faults
 
 
@@ -249,6 +249,6 @@ $stay:
   bar.sync 3, 64;
 $behind:
 """
-    said = sentence(body, block=64, grid=2, cluster=2)
+    said = message(body, block=64, grid=2, cluster=2)
     assert "arrived, of CTA 0: warps 0-1; CTA 1: warps 0)" in said
     assert re.search(r"barrier 3: .*1 of 2 warps have arrived \(1\)", said)

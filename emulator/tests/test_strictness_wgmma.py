@@ -252,7 +252,7 @@ def test_setmaxnreg_by_three_warps(warp: int) -> None:
     for seed in range(4):
         with pytest.raises(EmulatorError, match="all warps of a warpgroup must"):
             simple(body, seed=seed)
-        simple(body, seed=seed, fences="silicon")
+        simple(body, seed=seed, fences="hardware")
 
 
 def test_setmaxnreg_by_half_a_warp() -> None:

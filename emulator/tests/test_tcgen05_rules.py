@@ -78,7 +78,7 @@ def test_d_must_not_be_read_before_the_commit_arrives() -> None:
     image, wrong = numpy.zeros((LANES, 64), numpy.uint32), 0
     for seed in range(12):
         arrive = "mbarrier.arrive.shared::cta.b64 _, [%mbar];"  # where the commit should be
-        early = outcome(body, shared, image, seed=seed, commit=arrive, fences="silicon")
+        early = outcome(body, shared, image, seed=seed, commit=arrive, fences="hardware")
         wrong += early is None or not (early == product).all()
     assert wrong
 
@@ -91,7 +91,7 @@ def test_a_commit_waits_for_its_own_thread_only() -> None:
     warps += "wait_again:\nmbarrier.try_wait.parity.shared::cta.b64 %wait, [%mbar], 1;\n@!%wait bra wait_again;\n"
     arrive = "mbarrier.arrive.shared::cta.b64 _, [%mbar];"
     for seed in range(12):
-        early = outcome(body, shared, image, seed=seed, commit=arrive, warps=warps, fences="silicon")
+        early = outcome(body, shared, image, seed=seed, commit=arrive, warps=warps, fences="hardware")
         wrong += early is None or not (early == product).all()
     assert wrong
 
@@ -140,14 +140,14 @@ DENSE = product_body("f16", 0x08200490, GOOD, GOOD)
 MXF4NVF4 = ("mxf4nvf4", 0x08200480, GOOD, GOOD, ".block_scale.block16")
 
 
-def fails(sentence: str, *arguments, group: int = 1, columns: int = TENSOR_COLUMNS, **settings) -> None:
+def fails(message: str, *arguments, group: int = 1, columns: int = TENSOR_COLUMNS, **settings) -> None:
     body = arguments[0] if len(arguments) == 1 else product_body(*arguments, group=group)
     shared, image = numpy.zeros((group, IMAGE), numpy.uint8), numpy.zeros((group, LANES, columns), numpy.uint32)
-    with pytest.raises(EmulatorError, match=sentence):
+    with pytest.raises(EmulatorError, match=message):
         run_tensor_core(body, shared, image, group, **settings)
 
 
-@pytest.mark.parametrize("kind, bits, sentence", [
+@pytest.mark.parametrize("kind, bits, message", [
     ("f16", 0x08200490 | 1 << 2, r"sparsity \(bits 2-2\) is 1"),
     ("f16", 0x08200490 | 1 << 3, r"saturation, for integers, \(bits 3-3\) is 1"),
     ("f16", 0x08200490 | 2 << 4, r"type of D \(bits 4-5\) is 3"),
@@ -171,11 +171,11 @@ def fails(sentence: str, *arguments, group: int = 1, columns: int = TENSOR_COLUM
     ("i8", 0x08200020 | 1 << 13, r"negation"),
     ("i8", 0x08000020 | 5 << 17, r"multiples of 16 above 32"),
 ])  # fmt: skip
-def test_instruction_descriptor(kind: str, bits: int, sentence: str) -> None:
-    fails(f"instruction descriptor {bits:#010x}: .*{sentence}", kind, bits, GOOD, GOOD)
+def test_instruction_descriptor(kind: str, bits: int, message: str) -> None:
+    fails(f"instruction descriptor {bits:#010x}: .*{message}", kind, bits, GOOD, GOOD)
 
 
-@pytest.mark.parametrize("kind, vector, bits, sentence", [
+@pytest.mark.parametrize("kind, vector, bits, message", [
     ("mxf4nvf4", "block16", 0x08200480 | 1 << 31, "K = 96"),
     ("mxf4nvf4", "block16", 0x08200480 | 1 << 12, "type of B"),
     ("mxf4nvf4", "block16", 0x08200480 | 1 << 15, r"transposition \(bits 15-16\) is 1"),
@@ -190,11 +190,11 @@ def test_instruction_descriptor(kind: str, bits: int, sentence: str) -> None:
     ("mxf8f6f4", "block32", 0x08200000, r"type of scales"),
     ("mxf8f6f4", "block32", 0x08a00008, r"bits 3-3"),
 ])  # fmt: skip
-def test_scaled_instruction_descriptor(kind: str, vector: str, bits: int, sentence: str) -> None:
-    fails(f"instruction descriptor {bits:#010x}: .*{sentence}", kind, bits, GOOD, GOOD, f".block_scale.{vector}")
+def test_scaled_instruction_descriptor(kind: str, vector: str, bits: int, message: str) -> None:
+    fails(f"instruction descriptor {bits:#010x}: .*{message}", kind, bits, GOOD, GOOD, f".block_scale.{vector}")
 
 
-@pytest.mark.parametrize("bits, sentence", [
+@pytest.mark.parametrize("bits, message", [
     (GOOD & ~(1 << 46), r"b-desc .* has 0 in bits 46-48, which must be 1"),
     (GOOD | 1 << 49, "base offset 1"),
     (GOOD | 1 << 52, "absolute leading dimension"),
@@ -205,8 +205,8 @@ def test_scaled_instruction_descriptor(kind: str, vector: str, bits: int, senten
     (GOOD + 8, "middle of the swizzle's pattern of 1024 bytes"),
     (GOOD + (0x2000 << 32), "outside the CTA's"),
 ])  # fmt: skip
-def test_matrix_descriptor(bits: int, sentence: str) -> None:
-    fails(sentence, "f16", 0x08200490, GOOD, bits)
+def test_matrix_descriptor(bits: int, message: str) -> None:
+    fails(message, "f16", 0x08200490, GOOD, bits)
 
 
 def test_advancing_along_k_inside_a_swizzled_row() -> None:
@@ -235,7 +235,7 @@ def test_copies_of_scales_must_agree() -> None:
         run_tensor_core(body, numpy.zeros(IMAGE), image)
 
 
-@pytest.mark.parametrize("body, sentence", [
+@pytest.mark.parametrize("body, message", [
     ("add.u32 %taddr, %taddr, 0x100000;\n" + DENSE, "begins at lane 16"),
     ("add.u32 %taddr, %taddr, 400;\n" + DENSE, "D: lanes .* do not exist"),
     ("tcgen05.shift.cta_group::1.down [%taddr + 0x30000];", "multiple of 32"),
@@ -244,8 +244,8 @@ def test_copies_of_scales_must_agree() -> None:
     ("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%data];", "mbarrier"),
     (DENSE.replace("kind::f16", "kind::f16.collector::a::use"), "nothing was filled"),
 ])  # fmt: skip
-def test_operands(body: str, sentence: str) -> None:
-    fails(sentence, body)
+def test_operands(body: str, message: str) -> None:
+    fails(message, body)
 
 
 def test_collector() -> None:
@@ -258,7 +258,7 @@ def test_collector() -> None:
 MMA = "tcgen05.mma.cta_group::1.kind::"
 
 
-@pytest.mark.parametrize("instruction, sentence", [
+@pytest.mark.parametrize("instruction, message", [
     (MMA + "mxf4nvf4.block_scale [%taddr], %d0, %d1, %t1, [%t2], [%t2], 1;", "size of the scale"),
     (MMA + "mxf4nvf4.block_scale.scale_vec::1X [%taddr], %d0, %d1, %t1, [%t2], [%t2], 1;", "1X"),
     (MMA + "mxf4.block_scale.scale_vec::4X [%taddr], %d0, %d1, %t1, [%t2], [%t2], 1;", "4X"),
@@ -277,5 +277,5 @@ MMA = "tcgen05.mma.cta_group::1.kind::"
     ("tcgen05.commit.cta_group::1.shared::cluster.b64 [%mbar];", "mbarrier::arrive::one"),
     ("tcgen05.fence::between;", "fence::between"),
 ])  # fmt: skip
-def test_refusals_at_load(instruction: str, sentence: str) -> None:
-    fails(sentence, instruction, columns=32)
+def test_rejections_at_load(instruction: str, message: str) -> None:
+    fails(message, instruction, columns=32)

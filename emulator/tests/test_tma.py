@@ -528,11 +528,11 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_rule(name: str) -> None:
-    change, sentence = RULES[name]
+    change, message = RULES[name]
     emulator = Emulator("sm_100")
     array = emulator.empty(4096, numpy.uint8)
     emulator.tensor_map(array=array, **GOOD)
-    with pytest.raises(EmulatorError, match=sentence):
+    with pytest.raises(EmulatorError, match=message):
         emulator.tensor_map(array=array, **(GOOD | change))
 
 
@@ -554,7 +554,7 @@ def faulty(at: tuple[int, ...] = (0, 0), offset: int = 0, **change: object) -> t
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "sentence"),
+    ("old", "new", "message"),
     [
         (f"{DATA};", f"{DATA + 64};", "must be a multiple of 128"),
         (f"{DATA};", "65536;", "outside of the shared memory"),
@@ -567,11 +567,11 @@ def faulty(at: tuple[int, ...] = (0, 0), offset: int = 0, **change: object) -> t
         (f"{DATA};", "0;", "mbarrier is in use"),
     ],
 )
-def test_fault(old: str, new: str, sentence: str) -> None:
+def test_fault(old: str, new: str, message: str) -> None:
     t, body = faulty()
     assert old in body
     memory = numpy.zeros(t.global_bytes, numpy.uint8)
-    with pytest.raises(EmulatorError, match=sentence):
+    with pytest.raises(EmulatorError, match=message):
         Bench(t, memory).run(body.replace(old, new), numpy.zeros(1024, numpy.uint8), shared=4096)
 
 

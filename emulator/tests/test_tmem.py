@@ -237,7 +237,7 @@ def test_fences(missing: str) -> None:
             assert not (got == right).all(), seed
         else:
             numpy.testing.assert_array_equal(got, right)
-        numpy.testing.assert_array_equal(exchange(seed, missing, fences="silicon"), right)
+        numpy.testing.assert_array_equal(exchange(seed, missing, fences="hardware"), right)
 
 
 # ---- allocation -----------------------------------------------------------------------------------------------------
@@ -307,14 +307,14 @@ def test_pairs_meet_before_they_allocate() -> None:
     alone = (ALLOC + RELINQUISH + STORE + DEALLOC).replace("{group}", "2")
     emulator = Emulator("sm_100")
     kernel = emulator.load(HEADER + ALLOCATE.format(columns=64, body=alone))["allocate"]
-    for fences, sentence in (("text", "may not have been launched"), ("silicon", "")):
+    for fences, message in (("text", "may not have been launched"), ("hardware", "")):
         emulator.set("fences", fences)
-        with pytest.raises(EmulatorError, match=sentence) if sentence else nullcontext():
+        with pytest.raises(EmulatorError, match=message) if message else nullcontext():
             emulator.launch(kernel, grid=2, cluster=2, shared=64, args=[emulator.empty(2, numpy.uint32)])
 
 
 def test_programs_that_never_wait() -> None:
-    """A use of the register waits for the load by itself, says the text: what silicon does, strict mode does not."""
+    """A use of the register waits for the load by itself, says the text: what hardware does, strict mode does not."""
     body = (
         ALLOC
         + """
@@ -329,13 +329,13 @@ def test_programs_that_never_wait() -> None:
         + DEALLOC
     )
     for seed in range(8):
-        assert allocate(body, seed=seed, fences="silicon")[0] == 42
+        assert allocate(body, seed=seed, fences="hardware")[0] == 42
     with pytest.raises(EmulatorError, match="still under way|can still touch"):
         allocate(body, seed=1)
 
 
 @pytest.mark.parametrize(
-    "body, columns, group, sentence",
+    "body, columns, group, message",
     [
         (ALLOC + DEALLOC, 48, 1, "48 columns: the number must be a power of two from 32 to 512"),
         (ALLOC + DEALLOC, 16, 1, "power of two from 32 to 512"),
@@ -351,8 +351,8 @@ def test_programs_that_never_wait() -> None:
         ("setp.gt.u32 %p0, %r3, 15;\n@%p0 " + ALLOC, 64, 1, ".aligned"),
     ],
 )
-def test_allocation_rules(body: str, columns: int, group: int, sentence: str) -> None:
-    with pytest.raises(EmulatorError, match=sentence):
+def test_allocation_rules(body: str, columns: int, group: int, message: str) -> None:
+    with pytest.raises(EmulatorError, match=message):
         allocate(body, columns, group, grid=group)
 
 
@@ -362,7 +362,7 @@ def test_too_much_is_a_deadlock() -> None:
 
 
 @pytest.mark.parametrize(
-    "body, sentence",
+    "body, message",
     [
         ("add.u32 %at, %where, 32;", "has not allocated column 32"),
         ("add.u32 %at, %where, 25;", "has not allocated column 32"),
@@ -374,16 +374,16 @@ def test_too_much_is_a_deadlock() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["ld", "st"])
-def test_access_rules(kind: str, body: str, sentence: str) -> None:
+def test_access_rules(kind: str, body: str, message: str) -> None:
     names = "{%v0, %v1, %v2, %v3, %v4, %v5, %v6, %v7}"
     operands = f"{names}, [%at]" if kind == "ld" else f"[%at], {names}"
     body += f"\ntcgen05.{kind}.sync.aligned.32x32b.x8.b32 {operands};\n"
-    with pytest.raises(EmulatorError, match=sentence):
+    with pytest.raises(EmulatorError, match=message):
         run_tensor_core("", numpy.zeros(4), numpy.zeros((1, LANES, 32)), warps=body)
 
 
 @pytest.mark.parametrize(
-    "instruction, sentence",
+    "instruction, message",
     [
         ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%v0}, [%at];", "at most 128 registers"),
         ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%v0}, [%at];", "the vector has 1 registers"),
@@ -396,6 +396,6 @@ def test_access_rules(kind: str, body: str, sentence: str) -> None:
         ("tcgen05.alloc.sync.aligned.shared::cta.b32 [%slot], 64;", "cta_group"),
     ],
 )
-def test_refusals_at_load(instruction: str, sentence: str) -> None:
-    with pytest.raises(EmulatorError, match=sentence):
+def test_rejections_at_load(instruction: str, message: str) -> None:
+    with pytest.raises(EmulatorError, match=message):
         run_tensor_core("", numpy.zeros(4), numpy.zeros((1, LANES, 32)), warps=instruction)

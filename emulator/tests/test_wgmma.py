@@ -2,7 +2,7 @@
 of the C code: numpy where sums are exact, the fractions of arithmetic.py where they are not.
 
 A matrix is put into shared memory element by element, at the addresses that PTX ISA 9.7.15.5.1 gives it; the
-descriptors of each instruction then say where it begins. What an H200 gave for many of these is in ../silicon.
+descriptors of each instruction then say where it begins. What an H200 gave for many of these is in ../golden.
 """
 
 from __future__ import annotations
@@ -543,7 +543,7 @@ def test_two_warpgroups(seed: int) -> None:
     check(result[:, 128:], s.c + s.products[1])
 
 
-# --- faults and refusals ---------------------------------------------------------------------------------------------
+# --- faults and rejections --------------------------------------------------------------------------------------------
 
 
 def test_no_fence() -> None:
@@ -593,11 +593,11 @@ def test_half_a_warpgroup() -> None:
         ),
     ],
 )
-def test_refused(text: str, reason: str) -> None:
+def test_rejected(text: str, reason: str) -> None:
     with pytest.raises(EmulatorError, match=reason):
         load_only(text, "sm_90")
 
 
-def test_refused_for_other_targets() -> None:
+def test_rejected_for_other_targets() -> None:
     with pytest.raises(EmulatorError, match="sm_90a"):
         load_only(FENCE, "sm_100")

@@ -132,7 +132,7 @@ def test_fragments_elementwise() -> None:
         ("wmma.mma.sync.aligned.row.col.m16n16k16.s32.s8.u4.s32 {%r1}, {%r1}, {%r1}, {%r1};", "together"),
     ],
 )
-def test_refused(text: str, words: str) -> None:
+def test_rejected(text: str, words: str) -> None:
     with pytest.raises(EmulatorError, match=words):
         load_only(text, "sm_80")
 

@@ -35,7 +35,7 @@ typedef struct {
 address_operand take_address(decoder *d, int index, ptx_space space);
 uint64_t address_value(const warp *w, const address_operand *a, uint32_t lane);
 /* The CTA and the offset that a lane's address of shared memory means; faults if it means none, or if the space is
- * .shared::cta and the CTA another one. `what` names the operand in the sentence. */
+ * .shared::cta and the CTA another one. `what` names the operand in the message. */
 cta *shared_operand(warp *w, const instr *in, uint32_t lane, const address_operand *a, uint32_t *offset,
                     const char *what);
 

@@ -130,13 +130,13 @@ static void decode_value(decoder *d, value_operands *o, int release_form) {
     ptx_space space = take_space(d);
     o->barrier.slot = NO_SLOT;
     if (release_form) {
-        if (take_one_of(d, scopes) < 0) refuse(d, "a release needs a scope");
+        if (take_one_of(d, scopes) < 0) reject(d, "a release needs a scope");
         take(d, "mmio");
-        if (space != SPACE_NONE && space != SPACE_GLOBAL) refuse(d, "a release goes to .global");
+        if (space != SPACE_NONE && space != SPACE_GLOBAL) reject(d, "a release goes to .global");
         o->space = SPACE_GLOBAL;
         o->to = take_address(d, 0, space);
     } else {
-        if (space != SPACE_NONE && space != SPACE_SHARED_CLUSTER) refuse(d, "this goes to .shared::cluster");
+        if (space != SPACE_NONE && space != SPACE_SHARED_CLUSTER) reject(d, "this goes to .shared::cluster");
         o->space = space;
         o->to = take_address(d, 0, space);
         o->barrier = take_address(d, 2, space);
@@ -158,22 +158,22 @@ static void decode_st_async(decoder *d) {
     o->type = need_type(d);
     int bits = type_bits(o->type);
     if ((bits < 32 && !release_form) || bits > 64 || bits < 8 || (vector == 4 && bits != 32))
-        refuse(d, "st.async has no %s of this length", type_name(o->type));
+        reject(d, "st.async has no %s of this length", type_name(o->type));
     decode_value(d, o, release_form);
-    if (o->count != vector) refuse(d, "the value has %d elements, and the type %d", o->count, vector);
+    if (o->count != vector) reject(d, "the value has %d elements, and the type %d", o->count, vector);
 }
 
 static void decode_st_bulk(decoder *d) {
     take(d, "weak");
     ptx_space space = take_space(d);
-    if (space != SPACE_NONE && space != SPACE_SHARED) refuse(d, "st.bulk goes to .shared::cta");
+    if (space != SPACE_NONE && space != SPACE_SHARED) reject(d, "st.bulk goes to .shared::cta");
     fill_operands *o = decode_alloc(d, sizeof *o);
     d->in->extra = o;
     o->to = take_address(d, 0, space);
     const operand *size = operand_at(d, 1);
     d->in->mode = size->kind == OPERAND_REGISTER && type_bits(size->reg->type) == 32 ? 32 : 64;
     o->size = source(d, 1, d->in->mode == 32 ? TYPE_B32 : TYPE_B64);
-    if (constant(d, 2)) refuse(d, "the initial value of st.bulk can only be 0");
+    if (constant(d, 2)) reject(d, "the initial value of st.bulk can only be 0");
     d->in->run = run_st_bulk;
 }
 
@@ -201,8 +201,8 @@ int decode_async_reduction(decoder *d) {
     int known = release_form ? o->reduction == REDUCE_ADD && (o->type == TYPE_U32 || o->type == TYPE_S32 ||
                                                               o->type == TYPE_U64 || o->type == TYPE_S64)
                              : reduction_exists_in_shared(o->reduction, o->type);
-    if (!known) refuse(d, "red.async has no such reduction of %s", type_name(o->type));
+    if (!known) reject(d, "red.async has no such reduction of %s", type_name(o->type));
     decode_value(d, o, release_form);
-    if (o->count != 1) refuse(d, "red.async takes one value");
+    if (o->count != 1) reject(d, "red.async takes one value");
     return 1;
 }

@@ -336,10 +336,10 @@ static void decode_load(decoder *d, ptx_space to, ptx_space from) {
     need(d, "mbarrier::complete_tx::bytes");
     int reduces = o->reduction != REDUCE_NONE;
     if (from != SPACE_GLOBAL && (from != SPACE_SHARED || to != SPACE_SHARED_CLUSTER))
-        refuse(d, "bulk copies into shared memory come from .global, or from .shared::cta to .shared::cluster");
-    if (reduces && from != SPACE_SHARED) refuse(d, "bulk reductions come from .shared::cta");
+        reject(d, "bulk copies into shared memory come from .global, or from .shared::cta to .shared::cluster");
+    if (reduces && from != SPACE_SHARED) reject(d, "bulk reductions come from .shared::cta");
     if (reduces && !reduction_exists_in_shared(o->reduction, o->type))
-        refuse(d, "this reduction of %s does not exist in shared memory", type_name(o->type));
+        reject(d, "this reduction of %s does not exist in shared memory", type_name(o->type));
     int multicast = to == SPACE_SHARED_CLUSTER && from == SPACE_GLOBAL && take(d, "multicast::cluster");
     int hint = from == SPACE_GLOBAL && take(d, "L2::cache_hint");
     o->to = take_address(d, 0, to);
@@ -354,11 +354,11 @@ static void decode_load(decoder *d, ptx_space to, ptx_space from) {
 /* [dst], [src], size {, policy} {, byte mask} */
 static void decode_store(decoder *d, ptx_space from) {
     copy_operands *o = d->in->extra;
-    if (from != SPACE_SHARED) refuse(d, "bulk copies to .global come from .shared::cta");
+    if (from != SPACE_SHARED) reject(d, "bulk copies to .global come from .shared::cta");
     need(d, "bulk_group");
     int hint = take(d, "L2::cache_hint"), masked = o->reduction == REDUCE_NONE && take(d, "cp_mask");
     if (o->reduction != REDUCE_NONE && !reduction_exists(o->reduction, o->type))
-        refuse(d, "this reduction of %s does not exist in global memory", type_name(o->type));
+        reject(d, "this reduction of %s does not exist in global memory", type_name(o->type));
     if (o->reduction == REDUCE_ADD && (o->type == TYPE_F16 || o->type == TYPE_BF16)) need(d, "noftz");
     o->to = take_address(d, 0, SPACE_GLOBAL);
     o->from = take_address(d, 1, from);
@@ -391,7 +391,7 @@ static int decode_copy(decoder *d) {
     if (!reduces && take(d, "wait_group")) {
         d->in->mode = (uint32_t)take(d, "read");
         d->in->imm = constant(d, 0);
-        if (d->in->imm < 0) refuse(d, "the number of groups is negative");
+        if (d->in->imm < 0) reject(d, "the number of groups is negative");
         d->in->run = run_wait_group;
         return 1;
     }
@@ -404,14 +404,14 @@ static int decode_copy(decoder *d) {
     if (reduces) {
         o->reduction = take_reduction(d);
         o->type = need_type(d);
-        if (o->reduction == REDUCE_NONE) refuse(d, "the reduction is missing");
+        if (o->reduction == REDUCE_NONE) reject(d, "the reduction is missing");
     }
     if (to == SPACE_GLOBAL)
         decode_store(d, from);
     else if (to == SPACE_SHARED || to == SPACE_SHARED_CLUSTER)
         decode_load(d, to, from);
     else
-        refuse(d, "bulk copies go to .global, .shared::cta or .shared::cluster");
+        reject(d, "bulk copies go to .global, .shared::cta or .shared::cluster");
     return 1;
 }
 

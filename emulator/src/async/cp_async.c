@@ -244,7 +244,7 @@ static run_result run_copy(warp *w, const instr *in, uint32_t lanes) {
     if (c->next) c->next->previous = c;
     all->live = c;
     c->op.touches[0] = w->cta;
-    c->op.drains = 1; /* silicon lets a block go whose copies nobody has waited for */
+    c->op.drains = 1; /* hardware lets a block go whose copies nobody has waited for */
     async_start(m, &c->op, w, in, NULL);
     return RUN_NEXT;
 }
@@ -301,7 +301,7 @@ static void decode_arrive(decoder *d) {
     need(d, "b64");
     d->in->mode = !take(d, "noinc");
     ptx_space space = take_space(d);
-    if (space != SPACE_NONE && space != SPACE_SHARED) refuse(d, "the mbarrier must be in .shared::cta");
+    if (space != SPACE_NONE && space != SPACE_SHARED) reject(d, "the mbarrier must be in .shared::cta");
     o->to = take_address(d, 0, space);
     d->in->extra = o;
     d->in->run = run_arrive;
@@ -312,15 +312,15 @@ static void decode_copy(decoder *d) {
     static const char *const prefetch[] = {"L2::64B", "L2::128B", "L2::256B", NULL};
     copy_operands *o = decode_alloc(d, sizeof *o);
     int global_only = take_one_of(d, operators);
-    if (global_only < 0) refuse(d, ".ca or .cg is missing");
-    if (!take(d, "shared") && !take(d, "shared::cta")) refuse(d, "the destination must be .shared");
+    if (global_only < 0) reject(d, ".ca or .cg is missing");
+    if (!take(d, "shared") && !take(d, "shared::cta")) reject(d, "the destination must be .shared");
     need(d, "global");
     take_one_of(d, prefetch);
     int hint = take(d, "L2::cache_hint"), count = operand_count(d);
     o->to = take_address(d, 0, SPACE_SHARED);
     o->from = take_address(d, 1, SPACE_GLOBAL);
     int64_t size = constant(d, 2);
-    if (size != 16 && (global_only || (size != 4 && size != 8))) refuse(d, "the size must be 4, 8 or 16, with .cg 16");
+    if (size != 16 && (global_only || (size != 4 && size != 8))) reject(d, "the size must be 4, 8 or 16, with .cg 16");
     o->size = (uint32_t)size;
     o->source_size = o->ignore = NO_SLOT;
     if (count - hint > 3) {

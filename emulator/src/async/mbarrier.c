@@ -230,7 +230,7 @@ void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uin
     machine_progress(c->grid->on);
 }
 
-/* A phase that waits for bytes which nobody sends. (Silicon takes it: the barrier goes with its block.) */
+/* A phase that waits for bytes which nobody sends. (Hardware takes it: the barrier goes with its block.) */
 void mbarrier_cta_exit(warp *last) {
     const mbarrier *t = last->cta->mbarriers;
     if (!t || machine_of(last)->fences != FENCES_TEXT) return;
@@ -419,10 +419,10 @@ static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
 
 /* Whether a warp that can run has not seen yet that the last phase is over, though it saw that of the one before: after
  * one phase more it would wait for ever. Programs in which every warp waits for every phase, and only one issues the
- * next copy, rely on the time that a copy takes on silicon. */
+ * next copy, rely on the time that a copy takes on hardware. */
 int mbarrier_held(const cta *c, uint32_t offset) {
     const machine *m = c->grid->on;
-    const barrier *b = m->fences == FENCES_SILICON && !m->forcing ? find(c, offset) : NULL;
+    const barrier *b = m->fences == FENCES_HARDWARE && !m->forcing ? find(c, offset) : NULL;
     if (!b || !b->phase) return 0;
     uint32_t behind = ~b->seen & (b->phase == 1 ? ALL_LANES : b->seen_before);
     for (int i = 0; i < c->warp_count && i < 32; i++)
@@ -503,14 +503,14 @@ static const char *const scopes[] = {"cta", "cluster", NULL};
 /* {.sem.scope}: both or none. They change nothing here: what a thread has written, all others see at once. */
 static void take_semantics(decoder *d, const char *const *semantics) {
     int sem = take_one_of(d, semantics), scope = take_one_of(d, scopes);
-    if ((sem < 0) != (scope < 0)) refuse(d, "the semantics and the scope must be written together");
+    if ((sem < 0) != (scope < 0)) reject(d, "the semantics and the scope must be written together");
 }
 
 static barrier_operands *take_barrier(decoder *d, int index, int cluster_too) {
     barrier_operands *o = decode_alloc(d, sizeof *o);
     ptx_space space = take_space(d);
     if (space != SPACE_NONE && space != SPACE_SHARED && !(space == SPACE_SHARED_CLUSTER && cluster_too))
-        refuse(d, "the mbarrier cannot be in this state space");
+        reject(d, "the mbarrier cannot be in this state space");
     need(d, "b64");
     o->at = take_address(d, index, space);
     o->count = NO_SLOT;
@@ -545,7 +545,7 @@ static void decode_arrive(decoder *d, int drop) {
     o->no_complete = no_complete;
     d->in->d = destination(d, 0, TYPE_B64);
     if (o->at.space == SPACE_SHARED_CLUSTER && d->in->d != NO_SLOT)
-        refuse(d, "an mbarrier in .shared::cluster gives no state: the destination must be _");
+        reject(d, "an mbarrier in .shared::cluster gives no state: the destination must be _");
     if (operand_count(d) > 2 && !no_complete) need_target(d, 90, "", "a count without .noComplete");
     if (operand_count(d) > 2 || expect || no_complete) o->count = source(d, 2, TYPE_U32);
     d->in->run = run_arrive;
@@ -565,7 +565,7 @@ static void decode_pending_count(decoder *d) {
     need(d, "b64");
     d->in->d = destination(d, 0, TYPE_U32);
     d->in->s[0] = source(d, 1, TYPE_B64);
-    if (d->in->d == NO_SLOT) refuse(d, "the count needs a register");
+    if (d->in->d == NO_SLOT) reject(d, "the count needs a register");
     d->in->run = run_pending_count;
 }
 
@@ -577,7 +577,7 @@ static int decode_mbarrier(decoder *d) {
     const char *first = d->statement->modifier_count ? d->statement->modifiers[0] : "";
     int operation = 0;
     while (operations[operation] && strcmp(operations[operation], first)) operation++;
-    if (!operations[operation]) refuse(d, "unknown mbarrier operation");
+    if (!operations[operation]) reject(d, "unknown mbarrier operation");
     take(d, first);
     switch (operation) {
     case INIT:

@@ -155,7 +155,7 @@ static int check_box(const tensor_map *map, const device *d, char *error, size_t
     return 0;
 }
 
-/* NC/8HWC8 and NC/16HWC16. Such maps can be made; tma.c refuses to copy by them. */
+/* NC/8HWC8 and NC/16HWC16. Such maps can be made; tma.c rejects to copy by them. */
 static int check_interleaved(const tensor_map *map, char *error, size_t size) {
     uint64_t unit = map->interleave == 1 ? 16 : 32;
     if (map->interleave > 2) BREAKS("the interleave mode is %u; there are 0 to 2", map->interleave);
@@ -236,7 +236,7 @@ int tensor_map_encode_tiled(void *out, int type, uint32_t rank, void *address, c
     return 0;
 }
 
-int tensor_map_refuse_im2col(char *error, size_t size) {
+int tensor_map_reject_im2col(char *error, size_t size) {
     BREAKS("im2col tensor maps are not emulated");
 }
 
@@ -354,12 +354,12 @@ static void decode_replace(decoder *d) {
                                    [FIELD_FILL_MODE] = 1};
     need(d, "tile");
     int field = take_one_of(d, fields);
-    if (field < 0) refuse(d, "unknown field of a tensor map");
+    if (field < 0) reject(d, "unknown field of a tensor map");
     map_operands *o = decode_alloc(d, sizeof *o);
     o->field = (map_field)field;
     ptx_space space = take_space(d);
     if (space != SPACE_NONE && space != SPACE_GLOBAL && space != SPACE_SHARED)
-        refuse(d, "the tensor map is in .global or .shared::cta");
+        reject(d, "the tensor map is in .global or .shared::cta");
     need(d, "b1024");
     int wide = field == FIELD_GLOBAL_ADDRESS || field == FIELD_GLOBAL_STRIDE;
     need(d, wide ? "b64" : "b32");
@@ -369,11 +369,11 @@ static void decode_replace(decoder *d) {
     if (field >= FIELD_BOX_DIM && field <= FIELD_ELEMENT_STRIDE) {
         int64_t ordinal = constant(d, value++);
         if (ordinal < 0 || ordinal >= TENSOR_RANK_MAX - (field == FIELD_GLOBAL_STRIDE))
-            refuse(d, "there is no dimension %lld", (long long)ordinal);
+            reject(d, "there is no dimension %lld", (long long)ordinal);
         o->ordinal = (int)ordinal;
     } else if (field >= FIELD_ELEMTYPE) {
         int64_t code = constant(d, value);
-        if (code < 0 || code > most[field]) refuse(d, "the field cannot have the value %lld", (long long)code);
+        if (code < 0 || code > most[field]) reject(d, "the field cannot have the value %lld", (long long)code);
     }
     d->in->s[0] = source(d, value, (ptx_type)d->in->type);
     d->in->extra = o;
@@ -386,13 +386,13 @@ static void decode_copy_fence(decoder *d) {
     need(d, "shared::cta");
     need(d, "tensormap::generic");
     need(d, "release");
-    if (take_one_of(d, scopes) < 0) refuse(d, "the scope is missing");
+    if (take_one_of(d, scopes) < 0) reject(d, "the scope is missing");
     need(d, "sync");
     need(d, "aligned");
     map_operands *o = decode_alloc(d, sizeof *o);
     o->map = take_address(d, 0, SPACE_GLOBAL);
     o->from = take_address(d, 1, SPACE_SHARED);
-    if (constant(d, 2) != TENSOR_MAP_BYTES) refuse(d, "the size can only be 128");
+    if (constant(d, 2) != TENSOR_MAP_BYTES) reject(d, "the size can only be 128");
     d->in->extra = o;
     d->in->run = run_copy_fence;
 }

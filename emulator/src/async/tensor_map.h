@@ -55,12 +55,12 @@ typedef struct {
 } tensor_map;
 _Static_assert(sizeof(tensor_map) == TENSOR_MAP_BYTES, "a tensor map has 128 bytes");
 
-/* cuTensorMapEncodeTiled: 0, or -1 and a sentence that says which rule an argument breaks. */
+/* cuTensorMapEncodeTiled: 0, or -1 and a message that says which rule an argument breaks. */
 int tensor_map_encode_tiled(void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
                             const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
                             int interleave, int swizzle, int l2, int fill, const device *d, char *error, size_t size);
-/* cuTensorMapEncodeIm2col and ..Im2colWide: -1 and the sentence that refuses them. */
-int tensor_map_refuse_im2col(char *error, size_t size);
+/* cuTensorMapEncodeIm2col and ..Im2colWide: -1 and the message that rejects them. */
+int tensor_map_reject_im2col(char *error, size_t size);
 /* cuTensorMapReplaceAddress. */
 int tensor_map_replace_address(void *map, void *address, const device *d, char *error, size_t size);
 

@@ -3,7 +3,7 @@
  * A box is moved row by row, a row being its extent in dimension 0, in an order drawn from the seed. Rows follow each
  * other without gaps, then the swizzle moves their 16-byte units. Elements outside of the tensor are filled in a load
  * and dropped in a store (but for those in the same 16 bytes as its end); the mbarrier is told of the bytes of the full
- * box. The im2col modes and interleaved maps are refused.
+ * box. The im2col modes and interleaved maps are rejected.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -100,7 +100,7 @@ static void take_coordinates(warp *w, const instr *in, uint32_t lane, tensor_box
               (long long)b->at[0], b->bits, (long long)unit);
 }
 
-static void refuse_negative(warp *w, const instr *in, uint32_t lane, const tensor_box *b) {
+static void reject_negative(warp *w, const instr *in, uint32_t lane, const tensor_box *b) {
     for (int i = 0; i < (b->rows_by_name ? 1 : b->map.rank); i++)
         if (b->at[i] < 0)
             fault(w, in, (int)lane,
@@ -318,7 +318,7 @@ static run_result run_tensor_store(warp *w, const instr *in, uint32_t lanes) {
     const tensor_operands *o = in->extra;
     FOR_LANES(lane, lanes) {
         tensor_box box = box_of(w, in, lane);
-        refuse_negative(w, in, lane, &box);
+        reject_negative(w, in, lane, &box);
         uint32_t from;
         shared_operand(w, in, lane, &o->shared, &from, "the source");
         check_shared(w, in, w->cta, from, box_bytes(&box), SHARED_ALIGN, "the source");
@@ -355,10 +355,10 @@ static run_result run_tensor_prefetch(warp *w, const instr *in, uint32_t lanes) 
 static void take_tensor(decoder *d, tensor_operands *o, int index) {
     const operand *at = operand_at(d, index);
     o->map = take_address(d, index, SPACE_NONE);
-    if (at->count != 2 || at->items[1].kind != OPERAND_VECTOR) refuse(d, "the tensor needs a vector of coordinates");
+    if (at->count != 2 || at->items[1].kind != OPERAND_VECTOR) reject(d, "the tensor needs a vector of coordinates");
     int count = o->rows_by_name ? 1 + GATHERED_ROWS : o->rank;
     if (at->items[1].count != count)
-        refuse(d, "%d coordinates are written, and %d are needed", at->items[1].count, count);
+        reject(d, "%d coordinates are written, and %d are needed", at->items[1].count, count);
     for (int i = 0; i < count; i++) o->coordinates[i] = source_of(d, &at->items[1].items[i], TYPE_S32);
 }
 
@@ -367,10 +367,10 @@ static void take_shape(decoder *d, tensor_operands *o, const char *rows_mode) {
     static const char *const dimensions[] = {"1d", "2d", "3d", "4d", "5d", NULL};
     static const char *const im2col[] = {"im2col", "im2col::w", "im2col::w::128", "im2col_no_offs", NULL};
     o->rank = 1 + take_one_of(d, dimensions);
-    if (!o->rank) refuse(d, "the number of dimensions is missing");
-    if (take_one_of(d, im2col) >= 0) refuse(d, "the im2col modes are not emulated");
+    if (!o->rank) reject(d, "the number of dimensions is missing");
+    if (take_one_of(d, im2col) >= 0) reject(d, "the im2col modes are not emulated");
     o->rows_by_name = rows_mode && take(d, rows_mode);
-    if (o->rows_by_name && o->rank != 2) refuse(d, ".%s is for two dimensions", rows_mode);
+    if (o->rows_by_name && o->rank != 2) reject(d, ".%s is for two dimensions", rows_mode);
     if (!o->rows_by_name) take(d, "tile");
 }
 
@@ -425,14 +425,14 @@ static int decode_tensor_copy(decoder *d) {
     ptx_space to = take_space(d), from = take_space(d);
     if (reduces) {
         o->reduction = take_reduction(d);
-        if (o->reduction == REDUCE_NONE) refuse(d, "the reduction is missing");
+        if (o->reduction == REDUCE_NONE) reject(d, "the reduction is missing");
     }
     if (to == SPACE_GLOBAL && from == SPACE_SHARED)
         decode_tensor_store(d, o);
     else if (!reduces && (to == SPACE_SHARED || to == SPACE_SHARED_CLUSTER) && from == SPACE_GLOBAL)
         decode_tensor_load(d, o, to);
     else
-        refuse(d, "tensor copies go from .global to .shared::cta or .shared::cluster, or from .shared::cta to .global");
+        reject(d, "tensor copies go from .global to .shared::cta or .shared::cluster, or from .shared::cta to .global");
     return 1;
 }
 

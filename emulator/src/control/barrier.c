@@ -136,21 +136,21 @@ static int decode_barrier(decoder *d) {
     static const char *const actions[] = {"sync", "arrive", "red", NULL};
     static const char *const operations[] = {"popc", "and", "or", NULL};
     int action = take_one_of(d, actions), next = 0;
-    if (action < 0) refuse(d, "one of .sync, .arrive and .red is missing");
+    if (action < 0) reject(d, "one of .sync, .arrive and .red is missing");
     in->mode = action == 2 ? RED_POPC : (uint32_t)action;
     if (action == 2) {
         int operation = take_one_of(d, operations);
-        if (operation < 0) refuse(d, ".red needs .popc, .and or .or");
+        if (operation < 0) reject(d, ".red needs .popc, .and or .or");
         in->mode += (uint32_t)operation;
         ptx_type type = operation ? TYPE_PRED : TYPE_U32;
-        if (need_type(d) != type) refuse(d, "the result is of type .%s", type_name(type));
+        if (need_type(d) != type) reject(d, "the result is of type .%s", type_name(type));
         in->d = destination(d, next++, type);
     }
     in->type = (uint8_t)(take(d, "aligned") || is_bar);
     in->s[0] = source(d, next++, TYPE_U32);
     int votes = action == 2;
     if (operand_count(d) - next > votes) in->s[1] = source(d, next++, TYPE_U32);
-    if (action == 1 && in->s[1] == NO_SLOT) refuse(d, ".arrive needs the number of threads");
+    if (action == 1 && in->s[1] == NO_SLOT) reject(d, ".arrive needs the number of threads");
     if (votes) {
         int negated;
         in->s[2] = source_predicate(d, next++, &negated);
@@ -212,7 +212,7 @@ static int decode_cluster_barrier(decoder *d) {
     need(d, "cluster");
     static const char *const actions[] = {"arrive", "wait", NULL};
     int action = take_one_of(d, actions);
-    if (action < 0) refuse(d, "one of .arrive and .wait is missing");
+    if (action < 0) reject(d, "one of .arrive and .wait is missing");
     if (action == 0) {
         static const char *const orders[] = {"release", "relaxed", NULL};
         take_one_of(d, orders);

@@ -46,10 +46,10 @@ static run_result run_getctarank(warp *w, const instr *in, uint32_t lanes) {
 static void take_window_address(decoder *d) {
     static const char *const widths[] = {"u32", "u64", NULL};
     ptx_space space = take_space(d);
-    if (space != SPACE_NONE && space != SPACE_SHARED_CLUSTER) refuse(d, "the space is .shared::cluster, or none");
+    if (space != SPACE_NONE && space != SPACE_SHARED_CLUSTER) reject(d, "the space is .shared::cluster, or none");
     int width = take_one_of(d, widths);
-    if (width < 0) refuse(d, "the type is .u32 or .u64");
-    if (!width && space == SPACE_NONE) refuse(d, "a generic address has 64 bits");
+    if (width < 0) reject(d, "the type is .u32 or .u64");
+    if (!width && space == SPACE_NONE) reject(d, "a generic address has 64 bits");
     d->in->space = space;
     d->in->type = width ? TYPE_U64 : TYPE_U32;
     d->in->s[0] = source(d, 1, (ptx_type)d->in->type);
@@ -59,7 +59,7 @@ static int decode_mapa(decoder *d) {
     take_window_address(d);
     d->in->d = destination(d, 0, (ptx_type)d->in->type);
     d->in->s[1] = source(d, 2, TYPE_U32);
-    if (d->in->d == NO_SLOT) refuse(d, "the address needs a register");
+    if (d->in->d == NO_SLOT) reject(d, "the address needs a register");
     d->in->run = run_mapa;
     return 1;
 }
@@ -67,7 +67,7 @@ static int decode_mapa(decoder *d) {
 static int decode_getctarank(decoder *d) {
     take_window_address(d);
     d->in->d = destination(d, 0, TYPE_U32);
-    if (d->in->d == NO_SLOT) refuse(d, "the rank needs a register");
+    if (d->in->d == NO_SLOT) reject(d, "the rank needs a register");
     d->in->run = run_getctarank;
     return 1;
 }
@@ -165,7 +165,7 @@ static run_result run_try_cancel(warp *w, const instr *in, uint32_t lanes) {
 static const uint32_t *response_of(warp *w, const instr *in, uint32_t lane) {
     const uint32_t *words = (const uint32_t *)&r128(w, in->s[0])[lane];
     /* CUTLASS writes zeros itself, where it takes no cluster over, and asks whether they are one: they are none */
-    if (machine_of(w)->fences == FENCES_SILICON && !(words[0] | words[1] | words[2] | words[3])) return words;
+    if (machine_of(w)->fences == FENCES_HARDWARE && !(words[0] | words[1] | words[2] | words[3])) return words;
     if ((words[0] & ~1u) != response_word)
         fault(w, in, (int)lane, "0x%08x%08x%08x%08x is no response of clusterlaunchcontrol.try_cancel", words[3],
               words[2], words[1], words[0]);
@@ -197,7 +197,7 @@ static run_result run_first_ctaid(warp *w, const instr *in, uint32_t lanes) {
 static void decode_try_cancel(decoder *d) {
     need(d, "async");
     ptx_space space = take_space(d);
-    if (space != SPACE_NONE && space != SPACE_SHARED) refuse(d, "the space is .shared::cta, or none");
+    if (space != SPACE_NONE && space != SPACE_SHARED) reject(d, "the space is .shared::cta, or none");
     need(d, "mbarrier::complete_tx::bytes");
     need(d, "b128");
     cancel_operands *o = decode_alloc(d, sizeof *o);
@@ -220,14 +220,14 @@ static void decode_query_cancel(decoder *d) {
         return;
     }
     int part = take_one_of(d, parts), length;
-    if (part < 0) refuse(d, "unknown query");
+    if (part < 0) reject(d, "unknown query");
     if (part == 3) need(d, "v4");
     need(d, "b32");
     need(d, "b128");
     d->in->mode = (uint32_t)part;
     d->in->vd = destination_vector(d, 0, TYPE_B32, &length);
     d->in->vector = (uint32_t)length;
-    if (length != (part == 3 ? 4 : 1)) refuse(d, "the id has %d elements here", part == 3 ? 4 : 1);
+    if (length != (part == 3 ? 4 : 1)) reject(d, "the id has %d elements here", part == 3 ? 4 : 1);
     d->in->run = run_first_ctaid;
 }
 

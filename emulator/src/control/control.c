@@ -47,7 +47,7 @@ static int decode_brx(decoder *d) {
     take(d, "uni");
     d->in->s[0] = source(d, 0, TYPE_U32);
     const operand *list = operand_at(d, 1);
-    if (list->kind != OPERAND_VECTOR) refuse(d, "operand 2 must name a list of .branchtargets");
+    if (list->kind != OPERAND_VECTOR) reject(d, "operand 2 must name a list of .branchtargets");
     d->in->vector = (uint32_t)list->count;
     int32_t *targets = decode_alloc(d, (size_t)list->count * sizeof *targets);
     for (int i = 0; i < list->count; i++) targets[i] = label_target_of(d, &list->items[i]);
@@ -304,7 +304,7 @@ static call_place *places_in_list(decoder *d, const operand *list, const variabl
                                      .slot = source_of(d, o, formal->type),
                                      .bytes = (uint32_t)formal->bytes};
         else
-            refuse(d, "parameter %d of the call is no .param variable, register or constant", i + 1);
+            reject(d, "parameter %d of the call is no .param variable, register or constant", i + 1);
         *bytes += places[i].bytes;
     }
     return places;
@@ -326,7 +326,7 @@ static int decode_call(decoder *d) {
     if (at < count && operand_at(d, at)->kind == OPERAND_VECTOR && !is_list_of_functions(operand_at(d, at)))
         arguments = operand_at(d, at++);
     const function *f = callee->kind == OPERAND_SYMBOL && !callee->reg ? find_function(d->module, callee->name) : NULL;
-    if (!f && callee->kind != OPERAND_REGISTER) refuse(d, "what is called is no function and no register");
+    if (!f && callee->kind != OPERAND_REGISTER) reject(d, "what is called is no function and no register");
     if (!f && at < count) operand_at(d, at++); /* the prototype or the list of targets: the functions say the same */
     if (results) plan->results = places_in_list(d, results, NULL, 1, &plan->result_bytes);
     if (arguments) plan->arguments = places_in_list(d, arguments, f ? f->parameters : NULL, 0, &plan->argument_bytes);
@@ -348,10 +348,10 @@ static int decode_call(decoder *d) {
             if (d->entry->functions[i]->original == f) t = target_of(d, d->entry->functions[i]);
         in->run = run_call;
     }
-    if (!in->run || f->is_entry) refuse(d, "`%s` cannot be called", f->name);
+    if (!in->run || f->is_entry) reject(d, "`%s` cannot be called", f->name);
     if (!same_bytes(plan->arguments, plan->argument_count, t.parameters, t.parameter_count) ||
         !same_bytes(plan->results, plan->result_count, t.results, t.result_count))
-        refuse(d, "the parameters are not those of `%s`", f->name);
+        reject(d, "the parameters are not those of `%s`", f->name);
     plan->targets[plan->target_count++] = t;
     return 1;
 }

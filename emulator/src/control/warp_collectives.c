@@ -38,7 +38,7 @@ static int operands_of(const instr *in, uint32_t slots[OPERANDS]) {
 }
 
 /* Members that have come to several instructions, which differ in their operands only (text: "the same qualifiers and
- * the same membermask"; silicon does the same). Each instruction is run with the values of all members, which the
+ * the same membermask"; hardware does the same). Each instruction is run with the values of all members, which the
  * registers of the others' lanes hold for that long. */
 static void work_together(warp *w, const instr *in, uint32_t group, meeting *others, int count, uint32_t members,
                           group_function *work) {
@@ -130,7 +130,7 @@ static collective *take_members(decoder *d, int index) {
 }
 
 static void need_sync(decoder *d) {
-    if (!take(d, "sync")) refuse(d, "the form without .sync does not exist from sm_70 on");
+    if (!take(d, "sync")) reject(d, "the form without .sync does not exist from sm_70 on");
 }
 
 /* ---- shfl ---- */
@@ -186,7 +186,7 @@ static int decode_shfl(decoder *d) {
     static const char *const modes[] = {"up", "down", "bfly", "idx", NULL};
     need_sync(d);
     int mode = take_one_of(d, modes);
-    if (mode < 0) refuse(d, "the mode is missing");
+    if (mode < 0) reject(d, "the mode is missing");
     need(d, "b32");
     collective *c = take_members(d, 4);
     c->mode = mode;
@@ -226,7 +226,7 @@ static int decode_vote(decoder *d) {
     static const char *const modes[] = {"all", "any", "uni", "ballot", NULL};
     need_sync(d);
     int mode = take_one_of(d, modes);
-    if (mode < 0) refuse(d, "the mode is missing");
+    if (mode < 0) reject(d, "the mode is missing");
     need(d, mode == VOTE_BALLOT ? "b32" : "pred");
     collective *c = take_members(d, 2);
     c->mode = mode;
@@ -262,10 +262,10 @@ static run_result run_match(warp *w, const instr *in, uint32_t lanes) {
 static int decode_match(decoder *d) {
     static const char *const modes[] = {"any", "all", NULL};
     int mode = take_one_of(d, modes);
-    if (mode < 0) refuse(d, "the mode is missing");
+    if (mode < 0) reject(d, "the mode is missing");
     need_sync(d);
     d->in->type = need_type(d);
-    if (d->in->type != TYPE_B32 && d->in->type != TYPE_B64) refuse(d, "the type must be .b32 or .b64");
+    if (d->in->type != TYPE_B32 && d->in->type != TYPE_B64) reject(d, "the type must be .b32 or .b64");
     collective *c = take_members(d, 2);
     c->mode = mode;
     d->in->d = destination(d, 0, TYPE_B32);
@@ -330,7 +330,7 @@ static int decode_redux(decoder *d) {
     static const char *const modes[] = {"add", "min", "max", "and", "or", "xor", NULL};
     need_sync(d);
     int mode = take_one_of(d, modes);
-    if (mode < 0) refuse(d, "the operation is missing");
+    if (mode < 0) reject(d, "the operation is missing");
     ptx_type type = need_type(d);
     collective *c = take_members(d, 2);
     c->mode = mode;
@@ -341,7 +341,7 @@ static int decode_redux(decoder *d) {
     }
     if (!(type == TYPE_F32 && ordered) && !((type == TYPE_U32 || type == TYPE_S32) && mode <= REDUX_MAX) &&
         !(type == TYPE_B32 && mode >= REDUX_AND))
-        refuse(d, "there is no such operation on .%s", type_name(type));
+        reject(d, "there is no such operation on .%s", type_name(type));
     d->in->type = type;
     d->in->d = destination(d, 0, type);
     c->source = source(d, 1, type);
@@ -367,7 +367,7 @@ static int decode_elect(decoder *d) {
     take_members(d, 1);
     d->in->d = destination(d, 0, TYPE_B32);
     d->in->d2 = second_destination(d, 0, TYPE_PRED);
-    if (d->in->d2 == NO_SLOT) refuse(d, "the predicate is missing");
+    if (d->in->d2 == NO_SLOT) reject(d, "the predicate is missing");
     d->in->run = run_elect;
     return 1;
 }

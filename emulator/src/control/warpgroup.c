@@ -3,7 +3,7 @@
  *
  * Warps go at their own pace here, so what is compared is the order in which each of them comes to such instructions:
  * the first warp at a place writes down what it runs, the others must run the same. A warp that exits must have run all
- * that another one has. Programs that are held to what silicon does, rather than to the text, are not checked. */
+ * that another one has. Programs that are held to what hardware does, rather than to the text, are not checked. */
 #include <stdlib.h>
 
 #include "control/warpgroup.h"

@@ -13,7 +13,7 @@ typedef struct loaded *CUmodule;
 typedef struct loaded *CUlibrary;
 typedef struct kernel *CUfunction;
 typedef struct kernel *CUkernel;
-typedef struct queue *CUstream;
+typedef struct stream *CUstream;
 typedef struct event *CUevent;
 
 enum {

@@ -11,15 +11,15 @@ typedef enum { HOST, DEVICE, EITHER } side;
 /* A range that begins in an allocation must end in it; device memory must be allocated, where host memory is none. */
 static CUresult in_bounds(const char *call, side where, uint64_t address, size_t bytes) {
     uint64_t start, size;
-    if (!address) return driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: a null pointer", call);
+    if (!address) return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: a null pointer", call);
     if (!device_range(address, &start, &size)) {
         if (device_is_reserved(address) || (where == DEVICE && !host_memory_allowed))
-            return driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx is in no allocation", call,
+            return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx is in no allocation", call,
                                   (unsigned long long)address);
         return CUDA_SUCCESS;
     }
     if (bytes <= start + size - address) return CUDA_SUCCESS;
-    return driver_refusef(CUDA_ERROR_INVALID_VALUE,
+    return driver_rejectf(CUDA_ERROR_INVALID_VALUE,
                           "%s: %zu bytes from 0x%llx on, in an allocation that ends after %llu", call, bytes,
                           (unsigned long long)address, (unsigned long long)(start + size - address));
 }
@@ -39,7 +39,7 @@ static CUresult copy_row(const char *call, uint64_t to, uint64_t from, size_t by
     move m = {(void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes};
     const void *address = guarded(do_move, &m);
     if (!address) return CUDA_SUCCESS;
-    return driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: address %p is not mapped in this process", call, address);
+    return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: address %p is not mapped in this process", call, address);
 }
 
 static CUresult copy(const char *call, side to_is, uint64_t to, side from_is, uint64_t from, size_t bytes) {
@@ -99,13 +99,13 @@ typedef struct {
 static CUresult first_of(const char *call, const plane *p, size_t width, size_t height, uint64_t *first,
                          size_t *pitch) {
     if (p->memory != 1 && p->memory != 2 && p->memory != 4)
-        return driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: memory of type %d; there are no arrays here", call,
+        return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: memory of type %d; there are no arrays here", call,
                               p->memory);
     *pitch = p->pitch ? p->pitch : width;
     uint64_t start = p->memory == 1 ? (uint64_t)(uintptr_t)p->host : p->device, rows = 0, offset = 0;
     if ((height > 1 && *pitch < width) || __builtin_mul_overflow(height - 1, *pitch, &rows) ||
         __builtin_add_overflow(rows, width, &rows) || __builtin_mul_overflow(p->y, *pitch, &offset))
-        return driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: rows of %zu bytes, a pitch of %zu", call, width, *pitch);
+        return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: rows of %zu bytes, a pitch of %zu", call, width, *pitch);
     *first = start + offset + p->x;
     return in_bounds(call, p->memory == 1 ? HOST : p->memory == 2 ? DEVICE : EITHER, *first, (size_t)rows);
 }
@@ -153,20 +153,20 @@ static CUresult fill(const char *call, CUdeviceptr to, const void *value, size_t
     size_t bytes = 0, rows = 0;
     result = driver_flush();
     if (!result && (to % size || (height > 1 && pitch % size)))
-        result = driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx is not a multiple of %zu", call,
+        result = driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx is not a multiple of %zu", call,
                                 (unsigned long long)to, size);
     if (!result && width && height) {
         if (__builtin_mul_overflow(width, size, &bytes) || __builtin_mul_overflow(height - 1, pitch, &rows) ||
             __builtin_add_overflow(bytes, rows, &bytes) || (height > 1 && pitch < width * size))
             result =
-                driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: %zu elements in each of %zu rows", call, width, height);
+                driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: %zu elements in each of %zu rows", call, width, height);
         else
             result = in_bounds(call, DEVICE, to, bytes);
         filling f = {(uint8_t *)(uintptr_t)to, value, size, pitch, width, height};
         const void *address = result ? NULL : guarded(do_fill, &f);
         if (address)
             result =
-                driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: address %p is not mapped in this process", call, address);
+                driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: address %p is not mapped in this process", call, address);
     }
     LEAVE;
 }

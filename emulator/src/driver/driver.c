@@ -21,23 +21,23 @@ void driver_unlock(void) {
     pthread_mutex_unlock(&lock);
 }
 
-CUresult driver_refuse(CUresult code, char *sentence) {
+CUresult driver_reject(CUresult code, char *message) {
     free(driver.error);
-    driver.error = sentence;
-    if (!driver.quiet && sentence) fprintf(stderr, "emulator: %s\n", sentence);
+    driver.error = message;
+    if (!driver.quiet && message) fprintf(stderr, "emulator: %s\n", message);
     return code;
 }
 
-CUresult driver_refusef(CUresult code, const char *sentence, ...) {
+CUresult driver_rejectf(CUresult code, const char *message, ...) {
     char *text = NULL;
     va_list arguments;
-    va_start(arguments, sentence);
-    if (vasprintf(&text, sentence, arguments) < 0) text = NULL;
+    va_start(arguments, message);
+    if (vasprintf(&text, message, arguments) < 0) text = NULL;
     va_end(arguments);
-    return driver_refuse(code, text);
+    return driver_reject(code, text);
 }
 
-/* The fault's sentence is the one that cuGetErrorString gives, whatever was refused since. */
+/* The fault's message is the one that cuGetErrorString gives, whatever was rejected since. */
 CUresult driver_sticky(void) {
     if (!driver.machine || !driver.machine->error) return CUDA_SUCCESS;
     free(driver.error);
@@ -48,7 +48,7 @@ CUresult driver_sticky(void) {
 CUresult driver_flush(void) {
     driver.queued = 0;
     if (driver.machine && !driver.machine->error && machine_run(driver.machine))
-        driver_refuse(CUDA_ERROR_LAUNCH_FAILED, strdup(driver.machine->error));
+        driver_reject(CUDA_ERROR_LAUNCH_FAILED, strdup(driver.machine->error));
     return driver_sticky();
 }
 
@@ -95,11 +95,11 @@ const char *driver_wrong_setting(const char *name, const char *value) {
         if (!is_number) return "must be a number";
         driver.seed = number;
     } else if (!strcmp(name, "arithmetic")) {
-        if (strcmp(value, "silicon") != 0 && strcmp(value, "fp64") != 0) return "must be silicon or fp64";
-        driver.arithmetic = strcmp(value, "fp64") ? ARITHMETIC_SILICON : ARITHMETIC_FP64;
+        if (strcmp(value, "hardware") != 0 && strcmp(value, "fp64") != 0) return "must be hardware or fp64";
+        driver.arithmetic = strcmp(value, "fp64") ? ARITHMETIC_HARDWARE : ARITHMETIC_FP64;
     } else if (!strcmp(name, "fences")) {
-        if (strcmp(value, "text") != 0 && strcmp(value, "silicon") != 0) return "must be text or silicon";
-        driver.fences = strcmp(value, "silicon") ? FENCES_TEXT : FENCES_SILICON;
+        if (strcmp(value, "text") != 0 && strcmp(value, "hardware") != 0) return "must be text or hardware";
+        driver.fences = strcmp(value, "hardware") ? FENCES_TEXT : FENCES_HARDWARE;
     } else if (!strcmp(name, "tmem_base")) {
         if (!is_number || number >= 512 || number % 32) return "must be a multiple of 32 below 512";
         driver.tmem_base = (int)number;
@@ -152,12 +152,12 @@ API int emulator_configure(const char *name, const char *value) {
     driver_open();
     if (driver.machine) driver_flush();
     const char *wrong = driver_wrong_setting(name, value);
-    if (wrong) driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s is `%s`; it %s", name, value, wrong);
+    if (wrong) driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s is `%s`; it %s", name, value, wrong);
     driver_unlock();
     return wrong ? -1 : 0;
 }
 
-/* The last sentence, "" if there was none. */
+/* The last message, "" if there was none. */
 API const char *emulator_error(void) {
     return driver.error ? driver.error : "";
 }
@@ -233,13 +233,13 @@ API CUresult cuGetErrorName(CUresult error, const char **text) {
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The sentence of the last refusal where there is one: more than the real driver says. */
+/* The message of the last rejection where there is one: more than the real driver says. */
 API CUresult cuGetErrorString(CUresult error, const char **text) {
-    static _Thread_local char sentence[4096];
+    static _Thread_local char message[4096];
     if (!text) return CUDA_ERROR_INVALID_VALUE;
     if (error != CUDA_SUCCESS && driver.error) {
-        snprintf(sentence, sizeof sentence, "%s", driver.error);
-        *text = sentence;
+        snprintf(message, sizeof message, "%s", driver.error);
+        *text = message;
         return CUDA_SUCCESS;
     }
     for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)

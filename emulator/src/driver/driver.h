@@ -21,7 +21,7 @@ struct loaded {
     char *file; /* the name that the module's messages have, where it came from a file */
 };
 
-struct queue {
+struct stream {
     unsigned flags;
     int priority;
 };
@@ -45,7 +45,7 @@ typedef struct {
     fences fences;
     int tmem_base;
     char *trace_path;
-    char *error; /* the last sentence: of a fault, or why a call was refused */
+    char *error; /* the last message: of a fault, or why a call was rejected */
     int queued;
 } driver_state;
 
@@ -58,9 +58,9 @@ void driver_unlock(void);
 CUresult driver_sticky(void);
 /* Runs what is queued. CUDA_SUCCESS, or the sticky error of a fault. */
 CUresult driver_flush(void);
-/* Keeps a sentence for cuGetErrorString and prints it. Returns the code. Takes the sentence, which is malloc'd. */
-CUresult driver_refuse(CUresult code, char *sentence);
-CUresult driver_refusef(CUresult code, const char *sentence, ...) __attribute__((format(printf, 2, 3)));
+/* Keeps a message for cuGetErrorString and prints it. Returns the code. Takes the message, which is malloc'd. */
+CUresult driver_reject(CUresult code, char *message);
+CUresult driver_rejectf(CUresult code, const char *message, ...) __attribute__((format(printf, 2, 3)));
 /* Settings from EMULATE_... variables, once. */
 void driver_open(void);
 const char *driver_wrong_setting(const char *name, const char *value);
@@ -70,7 +70,7 @@ char *driver_read_file(const char *path, size_t *bytes);
 
 API void emulator_reset(void);
 
-/* What a caller may hand in (handles.c). A handle that is none, or none any more, is refused instead of followed. */
+/* What a caller may hand in (handles.c). A handle that is none, or none any more, is rejected instead of followed. */
 typedef enum { HANDLE_MODULE = 1, HANDLE_KERNEL, HANDLE_STREAM, HANDLE_EVENT, HANDLE_LINK, HANDLE_POOL } handle_kind;
 void handle_add(handle_kind kind, const void *p);
 void handle_remove(const void *p);

@@ -1,4 +1,4 @@
-/* The handles that the driver has given out and not taken back: a set, so that a call with another pointer is refused
+/* The handles that the driver has given out and not taken back: a set, so that a call with another pointer is rejected
  * and not followed. Open addressing with linear probing. */
 #include <stdlib.h>
 

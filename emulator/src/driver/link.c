@@ -1,5 +1,5 @@
 /* The emulated driver: cuLink.... There is no linker, since there is no machine code: one PTX input is the image that
- * comes out, and several are refused. */
+ * comes out, and several are rejected. */
 #define _GNU_SOURCE /* strndup */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +24,10 @@ API CUresult cuLinkCreate_v2(unsigned count, int *options, void **values, struct
 
 static CUresult add(struct link *l, int kind, const void *data, size_t bytes, const char *name) {
     if (kind != INPUT_PTX)
-        return driver_refusef(CUDA_ERROR_INVALID_IMAGE, "cuLinkAddData: %s is no PTX; the emulator links nothing else",
+        return driver_rejectf(CUDA_ERROR_INVALID_IMAGE, "cuLinkAddData: %s is no PTX; the emulator links nothing else",
                               name);
     if (l->image)
-        return driver_refusef(CUDA_ERROR_NOT_SUPPORTED,
+        return driver_rejectf(CUDA_ERROR_NOT_SUPPORTED,
                               "cuLinkAddData: %s would be the second input; the emulator has no linker", name);
     l->image = strndup(data, bytes); /* the text may end before the bytes do */
     if (!l->image) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -51,7 +51,7 @@ API CUresult cuLinkAddFile_v2(struct link *l, int kind, const char *path, unsign
     NEED(path);
     size_t bytes = 0;
     char *data = driver_read_file(path, &bytes);
-    if (!data) return driver_refusef(CUDA_ERROR_FILE_NOT_FOUND, "cuLinkAddFile: %s cannot be read", path);
+    if (!data) return driver_rejectf(CUDA_ERROR_FILE_NOT_FOUND, "cuLinkAddFile: %s cannot be read", path);
     ENTER;
     result = add(l, kind, data, bytes, path);
     free(data);
@@ -61,7 +61,7 @@ API CUresult cuLinkAddFile_v2(struct link *l, int kind, const char *path, unsign
 API CUresult cuLinkComplete(struct link *l, void **image, size_t *bytes) {
     NEED_HANDLE(HANDLE_LINK, l);
     NEED(image);
-    if (!l->image) return driver_refusef(CUDA_ERROR_INVALID_VALUE, "cuLinkComplete: no input has been added");
+    if (!l->image) return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "cuLinkComplete: no input has been added");
     *image = l->image;
     if (bytes) *bytes = l->bytes;
     return CUDA_SUCCESS;

@@ -10,7 +10,7 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     if (!result) {
         void *p = bytes <= (size_t)driver.device->memory_bytes ? device_allocate(bytes) : NULL;
         *pointer = (CUdeviceptr)(uintptr_t)p;
-        if (!p) result = driver_refusef(CUDA_ERROR_OUT_OF_MEMORY, "cuMemAlloc: no %zu bytes are left", bytes);
+        if (!p) result = driver_rejectf(CUDA_ERROR_OUT_OF_MEMORY, "cuMemAlloc: no %zu bytes are left", bytes);
     }
     LEAVE;
 }
@@ -20,7 +20,7 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer) {
     ENTER;
     result = driver_flush();
     if (pointer && !device_free((void *)(uintptr_t)pointer) && !result)
-        result = driver_refusef(CUDA_ERROR_INVALID_VALUE, "cuMemFree: 0x%llx is not what cuMemAlloc gave",
+        result = driver_rejectf(CUDA_ERROR_INVALID_VALUE, "cuMemFree: 0x%llx is not what cuMemAlloc gave",
                                 (unsigned long long)pointer);
     LEAVE;
 }
@@ -107,7 +107,7 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevicept
 static CUresult advised(const char *call, CUdeviceptr pointer, size_t bytes) {
     uint64_t start, size;
     if (device_range(pointer, &start, &size) && bytes && bytes <= start + size - pointer) return CUDA_SUCCESS;
-    return driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes from 0x%llx on are in no allocation", call, bytes,
+    return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes from 0x%llx on are in no allocation", call, bytes,
                           (unsigned long long)pointer);
 }
 /* All memory is in one place: nothing moves. */

@@ -20,12 +20,12 @@ static CUresult load(CUmodule *out, const void *image, const char *file) {
     if (sticky) return sticky;
     char *error = NULL;
     char *text = image_ptx(image, driver.device, &error);
-    if (!text) return driver_refuse(CUDA_ERROR_NO_BINARY_FOR_GPU, error);
+    if (!text) return driver_reject(CUDA_ERROR_NO_BINARY_FOR_GPU, error);
     module *parsed = module_load(text, file, &error);
     free(text);
-    if (!parsed) return driver_refuse(CUDA_ERROR_INVALID_PTX, error);
+    if (!parsed) return driver_reject(CUDA_ERROR_INVALID_PTX, error);
     if (!runs_on(parsed, driver.device)) {
-        driver_refusef(CUDA_ERROR_NO_BINARY_FOR_GPU, "%s: its .target is %s, which %s does not run", file,
+        driver_rejectf(CUDA_ERROR_NO_BINARY_FOR_GPU, "%s: its .target is %s, which %s does not run", file,
                        parsed->target, driver.device->key);
         module_free(parsed);
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -66,7 +66,7 @@ char *driver_read_file(const char *path, size_t *bytes) {
 API CUresult cuModuleLoad(CUmodule *out, const char *path) {
     NEED(out && path);
     char *image = driver_read_file(path, NULL);
-    if (!image) return driver_refusef(CUDA_ERROR_FILE_NOT_FOUND, "cuModuleLoad: %s cannot be read", path);
+    if (!image) return driver_rejectf(CUDA_ERROR_FILE_NOT_FOUND, "cuModuleLoad: %s cannot be read", path);
     ENTER;
     char *name = strdup(path); /* the module keeps the pointer for its messages */
     result = load(out, image, name);
@@ -280,7 +280,7 @@ API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
     NEED_HANDLE(HANDLE_KERNEL, f);
     int most = driver.device->shared_per_block - (int)f->entry->static_shared;
     if (attribute == FUNCTION_MAX_DYNAMIC_SHARED && (value < 0 || value > most))
-        return driver_refusef(CUDA_ERROR_INVALID_VALUE, "%s: %d bytes of dynamic shared memory; %s has at most %d",
+        return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: %d bytes of dynamic shared memory; %s has at most %d",
                               f->entry->function->name, value, driver.device->key, most);
     f->attributes[attribute] = value;
     return CUDA_SUCCESS;

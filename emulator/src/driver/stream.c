@@ -14,7 +14,7 @@ API CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int pr
     NEED(stream && flags <= 1);
     *stream = calloc(1, sizeof **stream);
     if (!*stream) return CUDA_ERROR_OUT_OF_MEMORY;
-    **stream = (struct queue){.flags = flags, .priority = priority};
+    **stream = (struct stream){.flags = flags, .priority = priority};
     handle_add(HANDLE_STREAM, *stream);
     return CUDA_SUCCESS;
 }
@@ -133,7 +133,7 @@ API CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *i
 API CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
     (void)mode;
     NEED_STREAM(stream);
-    return driver_refusef(CUDA_ERROR_NOT_SUPPORTED, "cuStreamBeginCapture: there are no graphs here");
+    return driver_rejectf(CUDA_ERROR_NOT_SUPPORTED, "cuStreamBeginCapture: there are no graphs here");
 }
 
 /* ---- events ---- */
@@ -179,7 +179,7 @@ API CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent e
     NEED_HANDLE(HANDLE_EVENT, start);
     NEED_HANDLE(HANDLE_EVENT, end);
     if (!start->nanoseconds || !end->nanoseconds || (start->flags | end->flags) & EVENT_DISABLE_TIMING)
-        return driver_refusef(
+        return driver_rejectf(
             CUDA_ERROR_INVALID_HANDLE,
             "cuEventElapsedTime: both events must have been recorded, and have been made with timing");
     *milliseconds = (float)((double)(int64_t)(end->nanoseconds - start->nanoseconds) * 1e-6);

@@ -11,7 +11,7 @@ API CUresult cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *ad
     char error[512];
     if (tensor_map_encode_tiled(map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle, l2,
                                 fill, driver.device, error, sizeof error))
-        result = driver_refusef(CUDA_ERROR_INVALID_VALUE, "cuTensorMapEncodeTiled: %s", error);
+        result = driver_rejectf(CUDA_ERROR_INVALID_VALUE, "cuTensorMapEncodeTiled: %s", error);
     LEAVE;
 }
 
@@ -20,16 +20,16 @@ API CUresult cuTensorMapReplaceAddress(void *map, void *address) {
     ENTER;
     char error[512];
     if (tensor_map_replace_address(map, address, driver.device, error, sizeof error))
-        result = driver_refusef(CUDA_ERROR_INVALID_VALUE, "cuTensorMapReplaceAddress: %s", error);
+        result = driver_rejectf(CUDA_ERROR_INVALID_VALUE, "cuTensorMapReplaceAddress: %s", error);
     LEAVE;
 }
 
-static CUresult refuse_im2col(const char *call) {
+static CUresult reject_im2col(const char *call) {
     READY;
     ENTER;
     char error[512];
-    tensor_map_refuse_im2col(error, sizeof error);
-    result = driver_refusef(CUDA_ERROR_NOT_SUPPORTED, "%s: %s", call, error);
+    tensor_map_reject_im2col(error, sizeof error);
+    result = driver_rejectf(CUDA_ERROR_NOT_SUPPORTED, "%s: %s", call, error);
     LEAVE;
 }
 
@@ -39,7 +39,7 @@ API CUresult cuTensorMapEncodeIm2col(void *map, int type, uint32_t rank, void *a
                                      int l2, int fill) {
     (void)map, (void)type, (void)rank, (void)address, (void)dims, (void)strides, (void)lower, (void)upper;
     (void)channels, (void)pixels, (void)element_strides, (void)interleave, (void)swizzle, (void)l2, (void)fill;
-    return refuse_im2col("cuTensorMapEncodeIm2col");
+    return reject_im2col("cuTensorMapEncodeIm2col");
 }
 API CUresult cuTensorMapEncodeIm2colWide(void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
                                          const uint64_t *strides, int lower, int upper, uint32_t channels,
@@ -48,5 +48,5 @@ API CUresult cuTensorMapEncodeIm2colWide(void *map, int type, uint32_t rank, voi
     (void)map, (void)type, (void)rank, (void)address, (void)dims, (void)strides, (void)lower, (void)upper;
     (void)channels, (void)pixels, (void)element_strides, (void)interleave, (void)mode, (void)swizzle, (void)l2;
     (void)fill;
-    return refuse_im2col("cuTensorMapEncodeIm2colWide");
+    return reject_im2col("cuTensorMapEncodeIm2colWide");
 }

@@ -27,7 +27,7 @@ static run_result wait_for_grids(warp *w, const instr *in, uint32_t lanes) {
 static int decode_griddepcontrol(decoder *d) {
     static const char *const actions[] = {"launch_dependents", "wait", NULL};
     int action = take_one_of(d, actions);
-    if (action < 0) refuse(d, "one of .launch_dependents and .wait is missing");
+    if (action < 0) reject(d, "one of .launch_dependents and .wait is missing");
     d->in->run = action ? wait_for_grids : launch_dependents;
     return 1;
 }
@@ -43,13 +43,13 @@ static run_result set_registers(warp *w, const instr *in, uint32_t lanes) {
 /* PTX has as many registers as it likes: only the rule for the count is checked. */
 static int decode_setmaxnreg(decoder *d) {
     static const char *const actions[] = {"inc", "dec", NULL};
-    if (take_one_of(d, actions) < 0) refuse(d, "one of .inc and .dec is missing");
+    if (take_one_of(d, actions) < 0) reject(d, "one of .inc and .dec is missing");
     need(d, "sync");
     need(d, "aligned");
-    if (need_type(d) != TYPE_U32) refuse(d, "the type must be .u32");
+    if (need_type(d) != TYPE_U32) reject(d, "the type must be .u32");
     int64_t count = constant(d, 0);
     if (count < 24 || count > 256 || count % 8)
-        refuse(d, "the count is %lld; it must be a multiple of 8 from 24 to 256", (long long)count);
+        reject(d, "the count is %lld; it must be a multiple of 8 from 24 to 256", (long long)count);
     d->in->run = set_registers;
     return 1;
 }
@@ -62,7 +62,7 @@ static run_result sleep_turn(warp *w, const instr *in, uint32_t lanes) {
 }
 
 static int decode_nanosleep(decoder *d) {
-    if (need_type(d) != TYPE_U32) refuse(d, "the type must be .u32");
+    if (need_type(d) != TYPE_U32) reject(d, "the type must be .u32");
     d->in->s[0] = source(d, 0, TYPE_U32);
     d->in->run = sleep_turn;
     return 1;

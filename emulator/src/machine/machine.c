@@ -110,8 +110,8 @@ int machine_occupancy(const machine *m, const launch *l) {
     return ctas;
 }
 
-static char *sentence(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static char *sentence(const char *format, ...) {
+static char *message(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static char *message(const char *format, ...) {
     char text[1024];
     va_list arguments;
     va_start(arguments, format);
@@ -132,44 +132,44 @@ static char *cannot_launch(const machine *m, const launch *l) {
     uint64_t cluster = (uint64_t)l->cluster[0] * l->cluster[1] * l->cluster[2];
     for (int i = 0; i < 3; i++) {
         if (!l->block[i] || l->block[i] > block_limit[i])
-            return sentence("%s: block.%c is %u; it must be 1 to %u", f->name, axis[i], l->block[i], block_limit[i]);
+            return message("%s: block.%c is %u; it must be 1 to %u", f->name, axis[i], l->block[i], block_limit[i]);
         if (!l->grid[i] || l->grid[i] > grid_limit[i])
-            return sentence("%s: grid.%c is %u; it must be 1 to %u", f->name, axis[i], l->grid[i], grid_limit[i]);
+            return message("%s: grid.%c is %u; it must be 1 to %u", f->name, axis[i], l->grid[i], grid_limit[i]);
         if (!l->cluster[i] || l->grid[i] % l->cluster[i])
-            return sentence("%s: grid.%c is %u, not a multiple of cluster.%c = %u", f->name, axis[i], l->grid[i],
-                            axis[i], l->cluster[i]);
+            return message("%s: grid.%c is %u, not a multiple of cluster.%c = %u", f->name, axis[i], l->grid[i],
+                           axis[i], l->cluster[i]);
     }
     int threads = block_threads(l);
-    if (threads > 1024) return sentence("%s: a block of %d threads; at most 1024 fit", f->name, threads);
+    if (threads > 1024) return message("%s: a block of %d threads; at most 1024 fit", f->name, threads);
     uint64_t most = (uint64_t)f->maxntid[0] * (uint64_t)(f->maxntid[1] ? f->maxntid[1] : 1) *
                     (uint64_t)(f->maxntid[2] ? f->maxntid[2] : 1);
     if (most && (uint64_t)threads > most)
-        return sentence("%s: a block of %d threads; its .maxntid allows %llu", f->name, threads,
-                        (unsigned long long)most);
+        return message("%s: a block of %d threads; its .maxntid allows %llu", f->name, threads,
+                       (unsigned long long)most);
     if (differs(l->block, f->reqntid))
-        return sentence("%s: a block of %u,%u,%u threads; its .reqntid is %d,%d,%d", f->name, l->block[0], l->block[1],
-                        l->block[2], f->reqntid[0], f->reqntid[1], f->reqntid[2]);
+        return message("%s: a block of %u,%u,%u threads; its .reqntid is %d,%d,%d", f->name, l->block[0], l->block[1],
+                       l->block[2], f->reqntid[0], f->reqntid[1], f->reqntid[2]);
     if (differs(l->cluster, f->reqnctapercluster))
-        return sentence("%s: a cluster of %u,%u,%u CTAs; its .reqnctapercluster is %d,%d,%d", f->name, l->cluster[0],
-                        l->cluster[1], l->cluster[2], f->reqnctapercluster[0], f->reqnctapercluster[1],
-                        f->reqnctapercluster[2]);
+        return message("%s: a cluster of %u,%u,%u CTAs; its .reqnctapercluster is %d,%d,%d", f->name, l->cluster[0],
+                       l->cluster[1], l->cluster[2], f->reqnctapercluster[0], f->reqnctapercluster[1],
+                       f->reqnctapercluster[2]);
     if (f->explicitcluster && !l->explicit_cluster)
-        return sentence("%s: no cluster was asked for, and it is .explicitcluster", f->name);
+        return message("%s: no cluster was asked for, and it is .explicitcluster", f->name);
     if (cluster > 1 && m->device->cc < 90)
-        return sentence("%s: a cluster of %llu CTAs; clusters need compute capability 9.0", f->name,
-                        (unsigned long long)cluster);
+        return message("%s: a cluster of %llu CTAs; clusters need compute capability 9.0", f->name,
+                       (unsigned long long)cluster);
     if (cluster > 16)
-        return sentence("%s: a cluster of %llu CTAs; at most 16 fit", f->name, (unsigned long long)cluster);
+        return message("%s: a cluster of %llu CTAs; at most 16 fit", f->name, (unsigned long long)cluster);
     int64_t shared = shared_of(l) - SHARED_BASE;
     if (shared > m->device->shared_per_block)
-        return sentence("%s: %lld bytes of shared memory; a block of %s has at most %d", f->name, (long long)shared,
-                        m->device->key, m->device->shared_per_block);
+        return message("%s: %lld bytes of shared memory; a block of %s has at most %d", f->name, (long long)shared,
+                       m->device->key, m->device->shared_per_block);
     return NULL;
 }
 
 char *machine_launch(machine *m, const launch *l) {
-    char *refusal = cannot_launch(m, l);
-    if (refusal) return refusal;
+    char *rejection = cannot_launch(m, l);
+    if (rejection) return rejection;
     grid *g = calloc(1, sizeof *g);
     if (!g) abort();
     g->on = m;
@@ -375,7 +375,7 @@ static int drains(const machine *m, const cta *c) {
 static void end_cta(machine *m, warp *last) {
     cta *c = last->cta;
     grid *g = c->grid;
-    while (m->fences == FENCES_SILICON && c->pending_ops && drains(m, c)) async_turn(m, 1);
+    while (m->fences == FENCES_HARDWARE && c->pending_ops && drains(m, c)) async_turn(m, 1);
     if (c->pending_ops) {
         const async_op *op = async_touching(m, c, NULL);
         fault(last, op ? op->in : NULL, -1,
@@ -399,13 +399,13 @@ static void end_cta(machine *m, warp *last) {
 /* ---- turns ---- */
 
 /* Any warp that can run, mostly one that does not rest: nothing says how far a warp may fall behind the others. Where
- * programs may rely on what silicon does, the one that has waited longest: no warp there is left behind by more than a
+ * programs may rely on what hardware does, the one that has waited longest: no warp there is left behind by more than a
  * phase of a barrier. */
 static warp *choose_warp(machine *m) {
     warp *chosen = m->ready[machine_below(m, (uint32_t)m->ready_count)];
     for (int i = 0; i < 4 && chosen->rests_until > m->now; i++)
         chosen = m->ready[machine_below(m, (uint32_t)m->ready_count)];
-    for (int i = 0; m->fences == FENCES_SILICON && i < m->ready_count; i++)
+    for (int i = 0; m->fences == FENCES_HARDWARE && i < m->ready_count; i++)
         if (m->ready[i]->last_turn < chosen->last_turn) chosen = m->ready[i];
     chosen->last_turn = m->now;
     return chosen;

@@ -60,11 +60,11 @@ const device *device_by_key(const char *key); /* NULL: unknown. "" or NULL: the 
 
 /* ---- settings ---- */
 
-typedef enum { ARITHMETIC_SILICON, ARITHMETIC_FP64 } arithmetic;
-/* Whether programs are held to the text of the ISA, or may do what NVIDIA's own kernels do and silicon forgives: omit
+typedef enum { ARITHMETIC_HARDWARE, ARITHMETIC_FP64 } arithmetic;
+/* Whether programs are held to the text of the ISA, or may do what NVIDIA's own kernels do and hardware forgives: omit
  * tcgen05.fence between an mbarrier's wait and a tcgen05.ld, omit fence.proxy.async, exit with bulk stores under way,
  * rely on warps that advance at about the same pace. */
-typedef enum { FENCES_TEXT, FENCES_SILICON } fences;
+typedef enum { FENCES_TEXT, FENCES_HARDWARE } fences;
 
 /* How hostile time is; drawn from the seed (timing_of_seed, async.c). */
 typedef struct timing {
@@ -259,7 +259,7 @@ struct async_op {
     cta *touches[2]; /* whose pending_ops count it, while it lives */
     uint64_t started_at, serial, bytes;
     const char *what; /* "tensor copy", for the timeline */
-    int drains;       /* a block that exits waits for it on silicon (fences) */
+    int drains;       /* a block that exits waits for it on hardware (fences) */
 };
 typedef struct async_queue {
     async_op *first, *last;
@@ -310,7 +310,7 @@ struct machine {
     struct spares *spares; /* memory of CTAs that have gone: start.c */
     struct trace *trace;   /* NULL: none is wanted */
     void *escape;          /* jmp_buf of machine_run, for fault() */
-    char *error;           /* the sentence of the fault that stopped it; sticky, as on hardware */
+    char *error;           /* the message of the fault that stopped it; sticky, as on hardware */
     int assertion_failed;  /* that was why */
     warp *running;         /* whose instruction, or operation, is being run */
     const instr *instruction;
@@ -319,7 +319,7 @@ struct machine {
 machine *machine_create(const device *d);
 void machine_destroy(machine *m);
 void machine_seed(machine *m, uint64_t seed); /* from here on; also sets the timing */
-/* Queues a launch; parameters are copied. NULL or a sentence that says why it cannot run (malloc'd). */
+/* Queues a launch; parameters are copied. NULL or a message that says why it cannot run (malloc'd). */
 char *machine_launch(machine *m, const launch *l);
 /* Runs until every queued grid has finished. 0, or -1 after a fault: m->error says it. */
 int machine_run(machine *m);
@@ -412,7 +412,7 @@ void pending_deliver(warp *w, const uint32_t *values, size_t count);
 /* ---- memory (memory.c) ---- */
 
 /* Where `bytes` at an address are, for a thread's ordinary access. Checks space, bounds
- * and alignment (of `align` bytes); faults with a sentence. `lane` is for the sentence.
+ * and alignment (of `align` bytes); faults with a message. `lane` is for the message.
  * For shared memory of this CTA or, through a cluster address or a generic one, of
  * another. The pointer is good for this instruction only. */
 uint8_t *thread_read(warp *w, const instr *in, int lane, ptx_space space, uint64_t address, uint32_t bytes,
@@ -426,7 +426,7 @@ void thread_write(warp *w, const instr *in, int lane, ptx_space space, uint64_t 
 void async_read_shared(cta *c, uint32_t offset, void *data, uint32_t bytes);
 void async_write_shared(cta *c, uint32_t offset, const void *data, uint32_t bytes);
 /* Checks that such an access would be inside the CTA's shared memory; faults with `what`
- * in the sentence. */
+ * in the message. */
 void check_shared(warp *w, const instr *in, const cta *c, uint64_t offset, uint64_t bytes, uint32_t align,
                   const char *what);
 /* fence.proxy.async by these lanes: for shared memory (of the whole cluster) and for global memory. */
@@ -500,12 +500,12 @@ LIFECYCLE_HOOKS(X)
 
 /* ---- reports (report.c) ---- */
 
-/* Stops the machine: "kernel K, block (x,y,z), warp W lane L, file:line `text`: sentence".
+/* Stops the machine: "kernel K, block (x,y,z), warp W lane L, file:line `text`: message".
  * lane -1: the whole warp. w NULL: its CTA has gone (an operation that outlived it). */
-_Noreturn void fault(warp *w, const instr *in, int lane, const char *sentence, ...)
+_Noreturn void fault(warp *w, const instr *in, int lane, const char *message, ...)
     __attribute__((format(printf, 4, 5)));
 _Noreturn void report_deadlock(machine *m);
-void remark_once(machine *m, const char *key, const char *sentence, ...) __attribute__((format(printf, 3, 4)));
+void remark_once(machine *m, const char *key, const char *message, ...) __attribute__((format(printf, 3, 4)));
 
 /* ---- trace (trace.c) ---- */
 

@@ -1,4 +1,4 @@
-/* Faults, deadlocks and remarks, in sentences. */
+/* Faults, deadlocks and remarks, in messages. */
 #define _GNU_SOURCE /* open_memstream, strdup */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +29,7 @@ static void print_place(FILE *out, const warp *w, const instr *in, int lane) {
     fprintf(out, ": ");
 }
 
-void fault(warp *w, const instr *in, int lane, const char *sentence, ...) {
+void fault(warp *w, const instr *in, int lane, const char *message, ...) {
     machine *m = w ? machine_of(w) : machine_running;
     char *text = NULL;
     size_t size;
@@ -37,8 +37,8 @@ void fault(warp *w, const instr *in, int lane, const char *sentence, ...) {
     if (!out || !m) abort();
     print_place(out, w, in, lane);
     va_list arguments;
-    va_start(arguments, sentence);
-    vfprintf(out, sentence, arguments);
+    va_start(arguments, message);
+    vfprintf(out, message, arguments);
     va_end(arguments);
     fclose(out);
     stop(m, text);
@@ -151,7 +151,7 @@ void report_deadlock(machine *m) {
     stop(m, text);
 }
 
-void remark_once(machine *m, const char *key, const char *sentence, ...) {
+void remark_once(machine *m, const char *key, const char *message, ...) {
     static const char *said[64];
     static int count;
     (void)m;
@@ -159,9 +159,9 @@ void remark_once(machine *m, const char *key, const char *sentence, ...) {
         if (!strcmp(said[i], key)) return;
     if (count < 64) said[count++] = key;
     va_list arguments;
-    va_start(arguments, sentence);
+    va_start(arguments, message);
     fprintf(stderr, "emulator: ");
-    vfprintf(stderr, sentence, arguments);
+    vfprintf(stderr, message, arguments);
     fprintf(stderr, "\n");
     va_end(arguments);
 }

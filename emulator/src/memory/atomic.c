@@ -158,10 +158,10 @@ static void check_type(decoder *d, const atomic *a, ptx_type type, int vector) {
         ok = reduction_exists(a->reduction, element_of(type));
         if ((halves || packed) && !vector) ok = ok && a->reduction == REDUCE_ADD;
     }
-    if (!ok) refuse(d, "there is no such operation on .%s", type_name(type));
+    if (!ok) reject(d, "there is no such operation on .%s", type_name(type));
     if (vector && !(halves || (packed && vector <= 4) || (type == TYPE_F32 && vector <= 4)))
-        refuse(d, "there is no vector of %d elements of .%s", vector, type_name(type));
-    if ((halves || packed) && !take(d, "noftz")) refuse(d, ".noftz is missing");
+        reject(d, "there is no vector of %d elements of .%s", vector, type_name(type));
+    if ((halves || packed) && !take(d, "noftz")) reject(d, ".noftz is missing");
 }
 
 static void take_values(decoder *d, int index, ptx_type type, uint32_t count, uint32_t *slots, int writes) {
@@ -171,7 +171,7 @@ static void take_values(decoder *d, int index, ptx_type type, uint32_t count, ui
         for (uint32_t i = 0; i < count; i++) slots[i] = NO_SLOT;
         return;
     }
-    if ((uint32_t)length != count) refuse(d, "operand %d must have %u elements", index + 1, count);
+    if ((uint32_t)length != count) reject(d, "operand %d must have %u elements", index + 1, count);
     for (uint32_t i = 0; i < count; i++) {
         const operand *element = o->kind == OPERAND_VECTOR ? &o->items[i] : o;
         slots[i] = writes ? destination_of(d, element, type) : source_of(d, element, type);
@@ -186,21 +186,21 @@ static int decode_atomic(decoder *d) {
     atomic *a = decode_alloc(d, sizeof *a);
     instr *in = d->in;
     int order = take_one_of(d, orders);
-    if (!returns && (order == 1 || order == 3)) refuse(d, "red cannot acquire");
+    if (!returns && (order == 1 || order == 3)) reject(d, "red cannot acquire");
     a->acquires = order == 1 || order == 3;
     take_scope(d, 0);
     in->space = take_space(d);
     if (in->space != SPACE_NONE && in->space != SPACE_GLOBAL && in->space != SPACE_SHARED &&
         in->space != SPACE_SHARED_CLUSTER)
-        refuse(d, "atomics act on global and shared memory");
+        reject(d, "atomics act on global and shared memory");
     a->kind = returns && take(d, "cas") ? ATOMIC_COMPARE : returns && take(d, "exch") ? ATOMIC_EXCHANGE : ATOMIC_REDUCE;
     if (a->kind == ATOMIC_REDUCE) a->reduction = take_reduction(d);
-    if (a->kind == ATOMIC_REDUCE && a->reduction == REDUCE_NONE) refuse(d, "the operation is missing");
+    if (a->kind == ATOMIC_REDUCE && a->reduction == REDUCE_NONE) reject(d, "the operation is missing");
     int vector = take_one_of(d, vectors);
     vector = vector < 0 ? 0 : 2 << vector;
     ptx_type type = need_type(d);
     check_type(d, a, type, vector);
-    if (vector && in->space != SPACE_NONE && in->space != SPACE_GLOBAL) refuse(d, "vectors need global memory");
+    if (vector && in->space != SPACE_NONE && in->space != SPACE_GLOBAL) reject(d, "vectors need global memory");
     a->type = element_of(type);
     a->count = vector ? (uint32_t)vector : 1;
     a->value_size = (uint32_t)type_bits(type) / 8;

@@ -24,8 +24,8 @@ static run_result run_tensormap_fence(warp *w, const instr *in, uint32_t lanes) 
     const ranged_fence *f = in->extra;
     FOR_LANES(i, lanes) {
         uint64_t address = lane_address(w, in, f->wide, i);
-        /* CUTLASS's grouped kernels fence no map, in the warps that do not write one; silicon drops nothing then */
-        if (!address && machine_of(w)->fences == FENCES_SILICON) continue;
+        /* CUTLASS's grouped kernels fence no map, in the warps that do not write one; hardware drops nothing then */
+        if (!address && machine_of(w)->fences == FENCES_HARDWARE) continue;
         check_global(w, in, address, 128, 128, "the tensor map of the fence");
     }
     w->sync_time = machine_of(w)->now;
@@ -47,7 +47,7 @@ static void decode_proxy_fence(decoder *d) {
     }
     if (take(d, "async::generic")) {
         int direction = take_one_of(d, directions);
-        if (direction < 0) refuse(d, ".async::generic needs .acquire or .release");
+        if (direction < 0) reject(d, ".async::generic needs .acquire or .release");
         need(d, direction ? "sync_restrict::shared::cta" : "sync_restrict::shared::cluster");
         need(d, "cluster");
         in->mode = FENCE_PUBLISHES_SHARED | (direction ? 0 : FENCE_ACQUIRES);
@@ -56,13 +56,13 @@ static void decode_proxy_fence(decoder *d) {
     need(d, "tensormap::generic");
     int direction = take_one_of(d, directions);
     take_scope(d, 1);
-    if (direction < 0) refuse(d, ".tensormap::generic needs .acquire or .release");
+    if (direction < 0) reject(d, ".tensormap::generic needs .acquire or .release");
     if (direction == 1) return;
     int bits;
     ranged_fence *f = decode_alloc(d, sizeof *f);
     in->s[0] = source_address(d, 0, &in->offset, &bits);
     f->wide = bits == 64;
-    if (constant(d, 1) != 128) refuse(d, "the size of the range must be 128");
+    if (constant(d, 1) != 128) reject(d, "the size of the range must be 128");
     in->extra = f;
     in->run = run_tensormap_fence;
 }
@@ -77,7 +77,7 @@ int decode_fence(decoder *d) {
     }
     if (d->statement->opcode[0] == 'm') {
         static const char *const levels[] = {"cta", "gl", "sys", NULL};
-        if (take_one_of(d, levels) < 0) refuse(d, "a level (.cta, .gl, .sys) is missing");
+        if (take_one_of(d, levels) < 0) reject(d, "a level (.cta, .gl, .sys) is missing");
         in->mode = FENCE_ACQUIRES;
         return 1;
     }
@@ -88,10 +88,10 @@ int decode_fence(decoder *d) {
     }
     int kind = take_one_of(d, kinds);
     if (take(d, "sync_restrict::shared::cluster")) {
-        if (kind != 2) refuse(d, ".sync_restrict::shared::cluster needs .acquire");
+        if (kind != 2) reject(d, ".sync_restrict::shared::cluster needs .acquire");
         need(d, "cluster");
     } else if (take(d, "sync_restrict::shared::cta")) {
-        if (kind != 3) refuse(d, ".sync_restrict::shared::cta needs .release");
+        if (kind != 3) reject(d, ".sync_restrict::shared::cta needs .release");
         need(d, "cluster");
     } else
         take_scope(d, 1);
@@ -118,12 +118,12 @@ int decode_prefetch(decoder *d) {
     ptx_space space = take_space(d);
     if (!take(d, "tensormap")) {
         if (space != SPACE_NONE && space != SPACE_GLOBAL && space != SPACE_LOCAL)
-            refuse(d, "only global and local memory are prefetched");
+            reject(d, "only global and local memory are prefetched");
         int level = take_one_of(d, levels);
-        if (level < 0) refuse(d, "a cache level is missing");
-        if (level > 1 && space != SPACE_GLOBAL) refuse(d, "an eviction priority needs .global");
+        if (level < 0) reject(d, "a cache level is missing");
+        if (level > 1 && space != SPACE_GLOBAL) reject(d, "an eviction priority needs .global");
     } else if (space != SPACE_NONE && space != SPACE_CONST && space != SPACE_PARAM)
-        refuse(d, "a tensor map is prefetched from constants, parameters or a generic address");
+        reject(d, "a tensor map is prefetched from constants, parameters or a generic address");
     take_address(d, 0);
     d->in->run = run_nothing;
     return 1;
@@ -140,10 +140,10 @@ enum { CACHE_LINE = 128 };
 
 static void decode_line(decoder *d) {
     ptx_space space = take_space(d);
-    if (space != SPACE_NONE && space != SPACE_GLOBAL) refuse(d, "the line must be in global memory");
+    if (space != SPACE_NONE && space != SPACE_GLOBAL) reject(d, "the line must be in global memory");
     d->in->space = SPACE_GLOBAL;
     d->in->mode = (uint32_t)take_address(d, 0);
-    if (constant(d, 1) != CACHE_LINE) refuse(d, "the size must be %d", CACHE_LINE);
+    if (constant(d, 1) != CACHE_LINE) reject(d, "the size must be %d", CACHE_LINE);
 }
 
 static run_result run_applypriority(warp *w, const instr *in, uint32_t lanes) {
@@ -200,7 +200,7 @@ int decode_createpolicy(decoder *d) {
         if (!range) need(d, "fractional");
         if (range) take(d, "global");
         int first = take_one_of(d, primary);
-        if (first < 0) refuse(d, "a primary priority is missing");
+        if (first < 0) reject(d, "a primary priority is missing");
         int second = take_one_of(d, secondary);
         in->imm = (int64_t)(first + 1) << 60 | (int64_t)(second + 1) << 56;
         if (range) {

@@ -38,7 +38,7 @@ void take_cache_hints(decoder *d, int policy) {
 
 void take_scope(decoder *d, int needed) {
     static const char *const scopes[] = {"cta", "cluster", "gpu", "sys", NULL};
-    if (take_one_of(d, scopes) < 0 && needed) refuse(d, "a scope (.cta, .cluster, .gpu, .sys) is missing");
+    if (take_one_of(d, scopes) < 0 && needed) reject(d, "a scope (.cta, .cluster, .gpu, .sys) is missing");
 }
 
 static ptx_type transfer_type(decoder *d, transfer *t) {
@@ -66,12 +66,12 @@ static ptx_type transfer_type(decoder *d, transfer *t) {
     case TYPE_F64:
         break;
     default:
-        refuse(d, "type .%s cannot be loaded or stored", type_name(type));
+        reject(d, "type .%s cannot be loaded or stored", type_name(type));
     }
     t->size = (uint32_t)type_bits(type) / 8;
     t->bytes = t->size * t->count;
     if (t->bytes > 16 && !(t->bytes == 32 && (t->size == 4 || t->size == 8)))
-        refuse(d, "a vector of %u elements of %u bits is too long", t->count, 8 * t->size);
+        reject(d, "a vector of %u elements of %u bits is too long", t->count, 8 * t->size);
     return type;
 }
 
@@ -80,7 +80,7 @@ static ptx_type operand_type(decoder *d, const operand *o, ptx_type type) {
     if (o->kind != OPERAND_REGISTER) return type;
     int bits = type_bits(o->reg->type), needed = type_bits(type);
     if (o->reg->type == TYPE_PRED || bits < needed)
-        refuse(d, "register %s is smaller than the type .%s", o->reg->name, type_name(type));
+        reject(d, "register %s is smaller than the type .%s", o->reg->name, type_name(type));
     return bits == needed ? type
            : bits == 16   ? TYPE_B16
            : bits == 32   ? TYPE_B32
@@ -99,7 +99,7 @@ static void describe_register(transfer *t, uint32_t element, ptx_type type, uint
 static void transfer_registers(decoder *d, transfer *t, int index, ptx_type type, int loads) {
     const operand *o = operand_at(d, index);
     int length = o->kind == OPERAND_VECTOR ? o->count : 1;
-    if ((uint32_t)length != t->count) refuse(d, "operand %d must have %u elements", index + 1, t->count);
+    if ((uint32_t)length != t->count) reject(d, "operand %d must have %u elements", index + 1, t->count);
     for (uint32_t i = 0; i < t->count; i++) {
         const operand *element = o->kind == OPERAND_VECTOR ? &o->items[i] : o;
         ptx_type as = operand_type(d, element, type);
@@ -234,8 +234,8 @@ static void take_order(decoder *d, transfer *t, int loads) {
     static const char *const orders[] = {"weak", "volatile", "relaxed", "acquire", "release", NULL};
     int mmio = take(d, "mmio");
     int order = take_one_of(d, orders);
-    if (order == (loads ? 4 : 3)) refuse(d, ".%s does not go with %s", orders[order], d->statement->opcode);
-    if (mmio && order != 2) refuse(d, ".mmio needs .relaxed");
+    if (order == (loads ? 4 : 3)) reject(d, ".%s does not go with %s", orders[order], d->statement->opcode);
+    if (mmio && order != 2) reject(d, ".mmio needs .relaxed");
     if (order >= 2) take_scope(d, 1);
     t->order = order == 3 ? ORDER_ACQUIRE : order == 4 ? ORDER_RELEASE : order > 0 ? ORDER_RELAXED : ORDER_WEAK;
     t->yields = loads && order > 0;
@@ -251,7 +251,7 @@ static int decode_ld(decoder *d) {
     transfer *t = decode_alloc(d, sizeof *t);
     take_order(d, t, 1);
     d->in->space = take_space(d);
-    if (take(d, "nc") && d->in->space != SPACE_GLOBAL) refuse(d, ".nc needs .global");
+    if (take(d, "nc") && d->in->space != SPACE_GLOBAL) reject(d, ".nc needs .global");
     take_cache_hints(d, 2);
     ptx_type type = transfer_type(d, t);
     decode_address(d, t, 1);
@@ -265,7 +265,7 @@ static int decode_ld(decoder *d) {
 static int decode_ldu(decoder *d) {
     transfer *t = decode_alloc(d, sizeof *t);
     d->in->space = take_space(d);
-    if (d->in->space != SPACE_GLOBAL && d->in->space != SPACE_NONE) refuse(d, "ldu reads global memory");
+    if (d->in->space != SPACE_GLOBAL && d->in->space != SPACE_NONE) reject(d, "ldu reads global memory");
     ptx_type type = transfer_type(d, t);
     decode_address(d, t, 1);
     transfer_registers(d, t, 0, type, 1);
@@ -335,7 +335,7 @@ static int decode_st(decoder *d) {
     transfer *t = decode_alloc(d, sizeof *t);
     take_order(d, t, 0);
     d->in->space = take_space(d);
-    if (d->in->space == SPACE_CONST) refuse(d, "constants cannot be stored to");
+    if (d->in->space == SPACE_CONST) reject(d, "constants cannot be stored to");
     take_cache_hints(d, 2);
     ptx_type type = transfer_type(d, t);
     decode_address(d, t, 0);

@@ -25,7 +25,7 @@ static range *allocations; /* live, by address */
 static size_t allocation_count, allocation_capacity;
 static range recent[4]; /* hit last; an empty range where there is none */
 static unsigned recent_next;
-static range freed[FREED_KEPT]; /* for the sentence of a fault */
+static range freed[FREED_KEPT]; /* for the message of a fault */
 static unsigned freed_next;
 
 /* ---- allocations ---- */
@@ -152,9 +152,9 @@ uint8_t *global_range(uint64_t address, uint64_t bytes) {
     return bytes <= r->end - address ? (uint8_t *)(uintptr_t)address : NULL;
 }
 
-/* ---- sentences ---- */
+/* ---- messages ---- */
 
-/* What is wrong with a range of global memory that global_range refused. */
+/* What is wrong with a range of global memory that global_range rejected. */
 static void explain_global(uint64_t address, uint64_t bytes, char *out, size_t size) {
     const range *in = allocation_at(address);
     if (in) {

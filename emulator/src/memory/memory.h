@@ -50,7 +50,7 @@ static inline uint8_t *reach_lane(const reach *r, uint64_t address, uint32_t lan
 int reach_of(const warp *w, ptx_space space, const uint64_t address[WARP_LANES], uint32_t lanes, uint32_t bytes,
              uint32_t align, reach *r);
 
-/* As thread_read, without counting it; `verb` is for the sentence: "copies to". */
+/* As thread_read, without counting it; `verb` is for the message: "copies to". */
 uint8_t *thread_check(warp *w, const instr *in, int lane, ptx_space space, uint64_t address, uint32_t bytes,
                       uint32_t align, const char *verb);
 

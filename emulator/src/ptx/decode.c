@@ -1,5 +1,5 @@
 /* The decoder: hands each statement to the family that claims its opcode, and gives the families modifiers, operands
- * and slots. What a family leaves over refuses the module. */
+ * and slots. What a family leaves over rejects the module. */
 #define _GNU_SOURCE /* asprintf */
 #include <stdarg.h>
 #include <stdlib.h>
@@ -13,17 +13,17 @@
 OPCODE_TABLES(X)
 #undef X
 
-_Noreturn void refuse(decoder *d, const char *reason, ...) {
+_Noreturn void reject(decoder *d, const char *reason, ...) {
     char said[800];
     va_list list;
     va_start(list, reason);
     vsnprintf(said, sizeof said, reason, list);
     va_end(list);
-    char *sentence;
+    char *message;
     const statement *s = d->statement;
-    int made = s ? asprintf(&sentence, "%s:%d: `%.400s`: %s", d->module->file, s->line, s->text, said)
-                 : asprintf(&sentence, "%s:%d: %s: %s", d->module->file, d->function->line, d->function->name, said);
-    d->state->error = made < 0 ? NULL : sentence;
+    int made = s ? asprintf(&message, "%s:%d: `%.400s`: %s", d->module->file, s->line, s->text, said)
+                 : asprintf(&message, "%s:%d: %s: %s", d->module->file, d->function->line, d->function->name, said);
+    d->state->error = made < 0 ? NULL : message;
     longjmp(d->state->escape, 1);
 }
 
@@ -51,7 +51,7 @@ int take(decoder *d, const char *name) {
 }
 
 void need(decoder *d, const char *name) {
-    if (!take(d, name)) refuse(d, "the modifier .%s is missing", name);
+    if (!take(d, name)) reject(d, "the modifier .%s is missing", name);
 }
 
 int take_one_of(decoder *d, const char *const *names) {
@@ -73,7 +73,7 @@ ptx_type take_type(decoder *d) {
 
 ptx_type need_type(decoder *d) {
     ptx_type type = take_type(d);
-    if (type == TYPE_NONE) refuse(d, "the type is missing");
+    if (type == TYPE_NONE) reject(d, "the type is missing");
     return type;
 }
 
@@ -192,10 +192,10 @@ static uint32_t immediate_slot(decoder *d, const operand *o, ptx_type type) {
             memcpy(&single_bits, &single, 4);
             fill.bits[0] = single_bits;
         } else if (bits != o->is_float) {
-            refuse(d, "a floating-point literal cannot be of type .%s", type_name(type));
+            reject(d, "a floating-point literal cannot be of type .%s", type_name(type));
         }
     } else if (wants_float) {
-        refuse(d, "an integer cannot be of type .%s: a literal 0%c, or a decimal point, is needed", type_name(type),
+        reject(d, "an integer cannot be of type .%s: a literal 0%c, or a decimal point, is needed", type_name(type),
                type == TYPE_F32 ? 'f' : 'd');
     }
     if (bits < 128) fill.bits[1] = 0;
@@ -226,10 +226,10 @@ static run_result run_special_reads(warp *w, const instr *in, uint32_t lanes) {
 
 static uint32_t special_slot(decoder *d, const char *name, ptx_type type) {
     int bits = type_bits(type);
-    if (!special_exists(name)) refuse(d, "`%s` is neither a declared register nor a special one that is known", name);
+    if (!special_exists(name)) reject(d, "`%s` is neither a declared register nor a special one that is known", name);
     int is_predicate = !strcmp(name, "%is_explicit_cluster");
     if (is_predicate ? bits != 1 : bits != 32 && bits != 64)
-        refuse(d, "`%s` cannot be read as .%s", name, type_name(type));
+        reject(d, "`%s` cannot be read as .%s", name, type_name(type));
     if (!strcmp(name, "%reserved_smem_offset_1")) d->entry->uses_scratch = 1;
     if (!special_is_dynamic(name)) return filled_slot(d, (struct fill){.type = type, .special = name});
     if (!d->in->special_reads) d->in->special_reads = decode_alloc(d, sizeof *d->in->special_reads);
@@ -242,20 +242,20 @@ static uint32_t special_slot(decoder *d, const char *name, ptx_type type) {
 /* The address of a variable or function, as a value. */
 static uint32_t symbol_slot(decoder *d, const operand *o, int64_t offset, ptx_type type) {
     int bits = type_bits(type);
-    if (bits != 32 && bits != 64) refuse(d, "an address cannot be of type .%s", type_name(type));
+    if (bits != 32 && bits != 64) reject(d, "an address cannot be of type .%s", type_name(type));
     struct fill fill = {.type = type};
     const variable *v = o->reg;
     char special[48];
     if (!v) {
         const function *f = find_function(d->module, o->name);
-        if (!f) refuse(d, "`%s` is no variable and no function", o->name);
+        if (!f) reject(d, "`%s` is no variable and no function", o->name);
         fill.bits[0] = (uint64_t)(uintptr_t)f->original + (uint64_t)offset;
     } else {
         if (v->replaced) v = v->replaced;
         int64_t address = (int64_t)((uint64_t)v->address + (uint64_t)offset);
         switch (v->space) {
         case SPACE_SHARED:
-            if (address < 0 || address > UINT32_MAX) refuse(d, "the address is outside shared memory");
+            if (address < 0 || address > UINT32_MAX) reject(d, "the address is outside shared memory");
             snprintf(special, sizeof special, "shared:%lld", (long long)address);
             fill.special = special;
             break;
@@ -270,11 +270,11 @@ static uint32_t symbol_slot(decoder *d, const operand *o, int64_t offset, ptx_ty
             break;
         case SPACE_GLOBAL:
         case SPACE_CONST:
-            if (v->is_extern) refuse(d, "`%s` is declared .extern, and nothing defines it", v->name);
+            if (v->is_extern) reject(d, "`%s` is declared .extern, and nothing defines it", v->name);
             fill.bits[0] = (uint64_t)address;
             break;
         default:
-            refuse(d, "`%s` has no address", v->name);
+            reject(d, "`%s` has no address", v->name);
         }
     }
     if (bits == 32) fill.bits[0] &= UINT32_MAX;
@@ -288,25 +288,25 @@ int operand_count(const decoder *d) {
 }
 
 const operand *operand_at(decoder *d, int index) {
-    if (index < 0 || index >= d->statement->operand_count) refuse(d, "operand %d is missing", index + 1);
+    if (index < 0 || index >= d->statement->operand_count) reject(d, "operand %d is missing", index + 1);
     d->operands_taken |= 1u << index;
     return &d->statement->operands[index];
 }
 
 static uint32_t register_slot(decoder *d, const operand *o, ptx_type type) {
     const variable *v = o->reg;
-    if (o->name) refuse(d, "the selector .%s is not known here", o->name);
+    if (o->name) reject(d, "the selector .%s is not known here", o->name);
     int has = type_bits(v->type), wants = type_bits(type);
     if ((v->type == TYPE_PRED) != (type == TYPE_PRED))
-        refuse(d, v->type == TYPE_PRED ? "`%s` is a predicate" : "`%s` is no predicate", v->name);
+        reject(d, v->type == TYPE_PRED ? "`%s` is a predicate" : "`%s` is no predicate", v->name);
     /* there are no instructions on 8 bits but moves, which take wider registers for them */
     if (has != wants && !(wants <= 8 && has <= 32))
-        refuse(d, "`%s` has %d bits, .%s has %d", v->name, has, type_name(type), wants);
+        reject(d, "`%s` has %d bits, .%s has %d", v->name, has, type_name(type), wants);
     return v->slot;
 }
 
 uint32_t source_of(decoder *d, const operand *o, ptx_type type) {
-    if (o->negated) refuse(d, "`!` is not known here");
+    if (o->negated) reject(d, "`!` is not known here");
     switch (o->kind) {
     case OPERAND_REGISTER:
         return register_slot(d, o, type);
@@ -317,11 +317,11 @@ uint32_t source_of(decoder *d, const operand *o, ptx_type type) {
     case OPERAND_SYMBOL:
         return symbol_slot(d, o, o->bits, type);
     case OPERAND_SINK:
-        refuse(d, "`_` is no source");
+        reject(d, "`_` is no source");
     case OPERAND_ADDRESS:
-        refuse(d, "a memory operand is not known here");
+        reject(d, "a memory operand is not known here");
     default:
-        refuse(d, "a vector is not known here");
+        reject(d, "a vector is not known here");
     }
 }
 
@@ -338,7 +338,7 @@ uint32_t source_predicate(decoder *d, int index, int *negated) {
 
 uint32_t destination_of(decoder *d, const operand *o, ptx_type type) {
     if (o->kind == OPERAND_SINK) return NO_SLOT;
-    if (o->kind != OPERAND_REGISTER || o->negated) refuse(d, "a register is needed to put the result in");
+    if (o->kind != OPERAND_REGISTER || o->negated) reject(d, "a register is needed to put the result in");
     return register_slot(d, o, type);
 }
 
@@ -372,17 +372,17 @@ const uint32_t *destination_vector(decoder *d, int index, ptx_type type, int *le
 
 uint32_t source_address(decoder *d, int index, int64_t *offset, int *bits) {
     const operand *o = operand_at(d, index);
-    if (o->kind != OPERAND_ADDRESS) refuse(d, "operand %d must be an address in brackets", index + 1);
+    if (o->kind != OPERAND_ADDRESS) reject(d, "operand %d must be an address in brackets", index + 1);
     const operand *base = &o->items[0];
     *offset = o->bits;
     *bits = 64;
     if (base->kind == OPERAND_REGISTER) {
         *bits = type_bits(base->reg->type);
-        if (*bits != 32 && *bits != 64) refuse(d, "`%s` is no address: it has %d bits", base->reg->name, *bits);
+        if (*bits != 32 && *bits != 64) reject(d, "`%s` is no address: it has %d bits", base->reg->name, *bits);
         return source_of(d, base, base->reg->type);
     }
     if (base->kind == OPERAND_IMMEDIATE && !base->is_float) return source_of(d, base, TYPE_B64);
-    if (base->kind != OPERAND_SYMBOL) refuse(d, "operand %d is no address", index + 1);
+    if (base->kind != OPERAND_SYMBOL) reject(d, "operand %d is no address", index + 1);
     return symbol_slot(d, base, 0, TYPE_B64);
 }
 
@@ -398,7 +398,7 @@ int is_constant(decoder *d, int index, int64_t *value) {
 int64_t constant(decoder *d, int index) {
     int64_t value;
     operand_at(d, index);
-    if (!is_constant(d, index, &value)) refuse(d, "operand %d must be an integer constant", index + 1);
+    if (!is_constant(d, index, &value)) reject(d, "operand %d must be an integer constant", index + 1);
     return value;
 }
 
@@ -406,7 +406,7 @@ int32_t label_target_of(decoder *d, const operand *o) {
     if (o->kind == OPERAND_SYMBOL && !o->reg && !o->bits)
         for (const struct label *l = d->function->labels; l; l = l->next)
             if (l->name == o->name) return l->statement;
-    refuse(d, "`%s` is no label of this function", o->name ? o->name : "this");
+    reject(d, "`%s` is no label of this function", o->name ? o->name : "this");
 }
 
 int32_t label_target(decoder *d, int index) {
@@ -418,10 +418,10 @@ int32_t label_target(decoder *d, int index) {
 void decode_finish(decoder *d) {
     const statement *s = d->statement;
     for (int i = 0; i < s->modifier_count; i++)
-        if (!(d->taken >> i & 1)) refuse(d, "the modifier .%s is not known here", s->modifiers[i]);
+        if (!(d->taken >> i & 1)) reject(d, "the modifier .%s is not known here", s->modifiers[i]);
     for (int i = 0; i < s->operand_count; i++) {
-        if (!(d->operands_taken >> i & 1)) refuse(d, "operand %d is one more than is known here", i + 1);
-        if (s->operands[i].second && !(d->state->second_taken >> i & 1)) refuse(d, "`|` is not known here");
+        if (!(d->operands_taken >> i & 1)) reject(d, "operand %d is one more than is known here", i + 1);
+        if (s->operands[i].second && !(d->state->second_taken >> i & 1)) reject(d, "`|` is not known here");
     }
 }
 
@@ -493,8 +493,8 @@ static void decode_statement(decoder *d, const statement *s, instr *in) {
         }
         return;
     }
-    if (claimed) refuse(d, "this form of `%s` is not known", s->opcode);
-    refuse(d, "the instruction `%s` is not known", s->opcode);
+    if (claimed) reject(d, "this form of `%s` is not known", s->opcode);
+    reject(d, "the instruction `%s` is not known", s->opcode);
 }
 
 void decode_function_body(decoder *d) {

@@ -8,8 +8,8 @@
 #include "machine/machine.h"
 #include "ptx/syntax.h"
 
-static char *sentence(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static char *sentence(const char *format, ...) {
+static char *message(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static char *message(const char *format, ...) {
     char *text;
     va_list list;
     va_start(list, format);
@@ -49,9 +49,9 @@ static int relocate(const module *m, const variable *v, const struct relocation 
     const variable *target = module_variable(m, r->symbol);
     const function *f = target ? NULL : find_function(m, r->symbol);
     if ((!target && !f) || (target && !in_memory(target))) {
-        *error = sentence("%s: the initial value of `%s` names `%s`, which is no variable of .global or .const memory "
-                          "and no function of this file",
-                          m->file, v->name, r->symbol);
+        *error = message("%s: the initial value of `%s` names `%s`, which is no variable of .global or .const memory "
+                         "and no function of this file",
+                         m->file, v->name, r->symbol);
         return -1;
     }
     uint64_t address = target ? (uint64_t)target->address : (uint64_t)(uintptr_t)f;
@@ -61,7 +61,7 @@ static int relocate(const module *m, const variable *v, const struct relocation 
         address >>= r->mask ? __builtin_ctzll(r->mask) : 0;
     } else if (r->bytes < 8) {
         *error =
-            sentence("%s: `%s` has room for %d bytes of the address of `%s`", m->file, v->name, r->bytes, r->symbol);
+            message("%s: `%s` has room for %d bytes of the address of `%s`", m->file, v->name, r->bytes, r->symbol);
         return -1;
     }
     memcpy((uint8_t *)(uintptr_t)v->address + r->offset, &address, (size_t)(r->bytes < 8 ? r->bytes : 8));
@@ -73,7 +73,7 @@ int place_globals(module *m, char **error) {
         if (!in_memory(v)) continue;
         void *memory = device_allocate((size_t)v->bytes);
         if (!memory) {
-            *error = sentence("%s: there is no memory for `%s`, %lld bytes", m->file, v->name, (long long)v->bytes);
+            *error = message("%s: there is no memory for `%s`, %lld bytes", m->file, v->name, (long long)v->bytes);
             return -1;
         }
         v->address = (int64_t)(uintptr_t)memory;
@@ -305,9 +305,9 @@ entry *build_entry(module *m, function *f, char **error) {
     for (int i = 0; i < e->function_count; i++) {
         d->function = e->functions[i];
         if (d->function->is_declaration) {
-            *error = sentence("%s:%d: `%s` is declared and called, but not defined in this file: files that need a "
-                              "linker (-rdc=true) are not emulated",
-                              m->file, d->function->line, d->function->name);
+            *error = message("%s:%d: `%s` is declared and called, but not defined in this file: files that need a "
+                             "linker (-rdc=true) are not emulated",
+                             m->file, d->function->line, d->function->name);
             return NULL;
         }
         place_registers(e, d->function);
@@ -340,7 +340,7 @@ module *module_load(const char *text, const char *file, char **error) {
         }
         failed = !e;
     }
-    /* what no kernel calls is decoded for its refusals only */
+    /* what no kernel calls is decoded for its rejections only */
     for (function *f = m->functions; f && !failed; f = f->next)
         if (!f->is_entry && !f->is_declaration && !is_reached(m, f)) failed = !build_entry(m, f, error);
     if (failed) {
@@ -359,6 +359,6 @@ void module_free(module *m) {
 entry *module_entry(module *m, const char *name, char **error) {
     for (entry *e = m->entries; e; e = e->next)
         if (!strcmp(e->function->name, name)) return e;
-    *error = sentence("%s: there is no kernel `%s`", m->file, name);
+    *error = message("%s: there is no kernel `%s`", m->file, name);
     return NULL;
 }

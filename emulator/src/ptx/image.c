@@ -2,7 +2,7 @@
  *
  * A wrapper (magic 0x466243b1) points to a container (0xba55ed50), which holds entries of PTX text (kind 1) and machine
  * code (kind 2), each for one architecture. The driver gets no sizes with an image, so that headers have to be
- * believed; fields that contradict each other are refused. */
+ * believed; fields that contradict each other are rejected. */
 #define _GNU_SOURCE /* asprintf */
 #include "ptx/image.h"
 
@@ -41,8 +41,8 @@ typedef struct fat_entry {
     uint64_t flags, zero, text_bytes;
 } fat_entry;
 
-static char *refused(char **error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static char *refused(char **error, const char *format, ...) {
+static char *rejected(char **error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static char *rejected(char **error, const char *format, ...) {
     va_list list;
     va_start(list, format);
     if (vasprintf(error, format, list) < 0) *error = NULL;
@@ -93,14 +93,14 @@ static int zstd_frame(const uint8_t *in, size_t bytes, uint8_t *out, size_t size
         void *library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
         void *symbol = library ? dlsym(library, "ZSTD_decompress") : NULL;
         if (!symbol) {
-            refused(error, "the PTX is compressed with zstd, and libzstd.so.1 cannot be opened here: install it, or "
-                           "build with nvcc -Xfatbin -compress-mode=none");
+            rejected(error, "the PTX is compressed with zstd, and libzstd.so.1 cannot be opened here: install it, or "
+                            "build with nvcc -Xfatbin -compress-mode=none");
             return 0;
         }
         memcpy(&decompress, &symbol, sizeof symbol);
     }
     if (decompress(out, size, in, bytes) == size) return 1;
-    refused(error, "the compressed PTX in the fatbin is damaged");
+    rejected(error, "the compressed PTX in the fatbin is damaged");
     return 0;
 }
 
@@ -109,9 +109,9 @@ static char *payload_text(const fat_entry *e, const uint8_t *payload, char **err
     uint64_t size = compressed ? e->text_bytes : e->payload_bytes;
     uint64_t bytes = e->compressed_bytes ? e->compressed_bytes : e->payload_bytes;
     if (size > MAX_IMAGE || bytes > e->payload_bytes)
-        return refused(error, "the fatbin is damaged: an entry of %llu bytes", (unsigned long long)size);
+        return rejected(error, "the fatbin is damaged: an entry of %llu bytes", (unsigned long long)size);
     char *text = malloc((size_t)size + 1);
-    if (!text) return refused(error, "there is no memory for %llu bytes of PTX", (unsigned long long)size);
+    if (!text) return rejected(error, "there is no memory for %llu bytes of PTX", (unsigned long long)size);
     int good = 1;
     if (!compressed) {
         memcpy(text, payload, (size_t)size);
@@ -119,7 +119,7 @@ static char *payload_text(const fat_entry *e, const uint8_t *payload, char **err
         good = zstd_frame(payload, (size_t)bytes, (uint8_t *)text, (size_t)size, error);
     } else if (!lz4_block(payload, (size_t)bytes, (uint8_t *)text, (size_t)size)) {
         good = 0;
-        refused(error, "the compressed PTX in the fatbin is damaged");
+        rejected(error, "the compressed PTX in the fatbin is damaged");
     }
     if (!good) {
         free(text);
@@ -151,8 +151,8 @@ static char *from_container(const uint8_t *at, const device *d, char **error) {
     container c;
     memcpy(&c, at, sizeof c);
     if (c.magic != CONTAINER_MAGIC || c.header_bytes != sizeof c || c.entries_bytes > MAX_IMAGE)
-        return refused(error, "the fatbin is damaged: its header has magic 0x%x, %u bytes, and %llu bytes of entries",
-                       c.magic, c.header_bytes, (unsigned long long)c.entries_bytes);
+        return rejected(error, "the fatbin is damaged: its header has magic 0x%x, %u bytes, and %llu bytes of entries",
+                        c.magic, c.header_bytes, (unsigned long long)c.entries_bytes);
     const uint8_t *entry_at = at + c.header_bytes, *end = entry_at + c.entries_bytes, *best_payload = NULL;
     fat_entry best = {0};
     int best_fitness = 0, same = 0, ptx = 0, code = 0;
@@ -162,10 +162,10 @@ static char *from_container(const uint8_t *at, const device *d, char **error) {
         memcpy(&e, entry_at, sizeof e);
         uint64_t left = (uint64_t)(end - entry_at);
         if (e.header_bytes < sizeof e || e.header_bytes > left || e.payload_bytes > left - e.header_bytes)
-            return refused(error,
-                           "the fatbin is damaged: an entry with a header of %u and a payload of %llu bytes, of "
-                           "which %llu are there",
-                           e.header_bytes, (unsigned long long)e.payload_bytes, (unsigned long long)left);
+            return rejected(error,
+                            "the fatbin is damaged: an entry with a header of %u and a payload of %llu bytes, of "
+                            "which %llu are there",
+                            e.header_bytes, (unsigned long long)e.payload_bytes, (unsigned long long)left);
         if (e.kind == KIND_PTX || e.kind == KIND_CODE) note(list, sizeof list, &e);
         ptx += e.kind == KIND_PTX;
         code += e.kind == KIND_CODE;
@@ -179,25 +179,25 @@ static char *from_container(const uint8_t *at, const device *d, char **error) {
         entry_at += e.header_bytes + e.payload_bytes;
     }
     if (same > 1)
-        return refused(error,
-                       "the fatbin has several parts of PTX for compute_%u, which need a linker; build without "
-                       "-rdc=true",
-                       best.arch);
+        return rejected(error,
+                        "the fatbin has several parts of PTX for compute_%u, which need a linker; build without "
+                        "-rdc=true",
+                        best.arch);
     if (best_payload) return payload_text(&best, best_payload, error);
     if (!ptx && !code)
-        return refused(error, "the fatbin is empty: with -rdc=true the PTX waits for a linker, which the emulator has "
-                              "not; build without it");
+        return rejected(error, "the fatbin is empty: with -rdc=true the PTX waits for a linker, which the emulator has "
+                               "not; build without it");
     if (!ptx)
-        return refused(error,
-                       "the fatbin has machine code only (%s): the emulator runs PTX, which nvcc puts in with "
-                       "-gencode arch=compute_%d,code=compute_%d",
-                       list, d->cc, d->cc);
-    return refused(error, "the fatbin has nothing that %s runs: it has %s", d->key, list);
+        return rejected(error,
+                        "the fatbin has machine code only (%s): the emulator runs PTX, which nvcc puts in with "
+                        "-gencode arch=compute_%d,code=compute_%d",
+                        list, d->cc, d->cc);
+    return rejected(error, "the fatbin has nothing that %s runs: it has %s", d->key, list);
 }
 
 char *image_ptx(const void *image, const device *d, char **error) {
     uint32_t magic = 0;
-    if (!image) return refused(error, "the image is a null pointer");
+    if (!image) return rejected(error, "the image is a null pointer");
     /* text may be shorter than four bytes, and ends where it ends */
     const char *start = image;
     for (size_t i = 0; i < sizeof magic; i++) {
@@ -208,18 +208,18 @@ char *image_ptx(const void *image, const device *d, char **error) {
         wrapper w;
         memcpy(&w, image, sizeof w);
         if ((w.version != 1 && w.version != 2) || !w.container)
-            return refused(error, "the wrapper of the fatbin has version %u, which is not known", w.version);
+            return rejected(error, "the wrapper of the fatbin has version %u, which is not known", w.version);
         return from_container(w.container, d, error);
     }
     if (magic == CONTAINER_MAGIC) return from_container(image, d, error);
     if (magic == ELF_MAGIC)
-        return refused(error,
-                       "the image is machine code (a cubin): the emulator runs PTX, as from nvcc -ptx or "
-                       "-gencode arch=compute_%d,code=compute_%d",
-                       d->cc, d->cc);
+        return rejected(error,
+                        "the image is machine code (a cubin): the emulator runs PTX, as from nvcc -ptx or "
+                        "-gencode arch=compute_%d,code=compute_%d",
+                        d->cc, d->cc);
     for (size_t i = 0; i < 64 && start[i]; i++)
         if ((unsigned char)start[i] < ' ' && !strchr("\t\n\v\f\r", start[i]))
-            return refused(error, "the image is neither PTX nor a fatbin: it begins with 0x%08x", magic);
+            return rejected(error, "the image is neither PTX nor a fatbin: it begins with 0x%08x", magic);
     char *text = strdup(start);
-    return text ? text : refused(error, "there is no memory for the PTX");
+    return text ? text : rejected(error, "there is no memory for the PTX");
 }

@@ -20,7 +20,7 @@ static int here(const parser *p, int offset) {
 }
 
 _Noreturn void syntax_error(parser *p, int line, const char *reason, ...) {
-    char said[600], *sentence;
+    char said[600], *message;
     va_list list;
     va_start(list, reason);
     vsnprintf(said, sizeof said, reason, list);
@@ -37,8 +37,8 @@ _Noreturn void syntax_error(parser *p, int line, const char *reason, ...) {
     char shown[161];
     for (size_t i = 0; i < length; i++) shown[i] = isprint((unsigned char)begin[i]) ? begin[i] : ' ';
     shown[length] = 0;
-    if (asprintf(&sentence, "%s:%d: `%s`: %s", p->module->file, line, shown, said) < 0) sentence = NULL;
-    p->error = sentence;
+    if (asprintf(&message, "%s:%d: `%s`: %s", p->module->file, line, shown, said) < 0) message = NULL;
+    p->error = message;
     longjmp(p->escape, 1);
 }
 

@@ -370,7 +370,7 @@ static void parse_function(parser *p, int is_entry) {
 
 /* ---- modules ---- */
 
-/* Written for 9.0; 9.1 adds little, and what of it is not known is refused as an instruction. */
+/* Written for 9.0; 9.1 adds little, and what of it is not known is rejected as an instruction. */
 enum { NEWEST_VERSION = 91 };
 
 static void parse_version(parser *p) {

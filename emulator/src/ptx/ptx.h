@@ -2,7 +2,7 @@
  *
  * Loading has three steps. The parser (lex.c, parse.c) turns text into statements and knows no instruction. The decoder
  * (decode.c) hands each statement to the family that claims its opcode; the family takes every modifier and operand
- * that it knows into an `instr`, and what is left over refuses the module, with file, line and text. Then the
+ * that it knows into an `instr`, and what is left over rejects the module, with file, line and text. Then the
  * interpreter (simt.c) runs `instr`s and never sees text.
  *
  * A register lives in the register file of its warp as 32 lanes side by side, in a slot: a predicate is a 32-bit mask
@@ -242,7 +242,7 @@ struct module {
     struct arena *arena;
 };
 
-/* Parses and decodes PTX text. NULL: *error holds a sentence (malloc'd). `file` is for messages. */
+/* Parses and decodes PTX text. NULL: *error holds a message (malloc'd). `file` is for messages. */
 module *module_load(const char *text, const char *file, char **error);
 void module_free(module *m);
 variable *module_variable(const module *m, const char *name);
@@ -277,7 +277,7 @@ struct entry {
     int uses_scratch; /* %reserved_smem_offset_1: may touch the shared memory that is the system's */
 };
 
-/* NULL and an error sentence if there is no such entry. Owned by the module. */
+/* NULL and an error message if there is no such entry. Owned by the module. */
 entry *module_entry(module *m, const char *name, char **error);
 
 /* ---- the decoder, as an instruction family sees it ---- */
@@ -285,7 +285,7 @@ entry *module_entry(module *m, const char *name, char **error);
 typedef struct decoder decoder;
 
 /* Fills *d->in from d->statement. Returns 1; or 0 if it is not this family's instruction and nothing was taken (several
- * families may claim an opcode: `add` is in integer.c and in float.c); or does not return (refuse). */
+ * families may claim an opcode: `add` is in integer.c and in float.c); or does not return (reject). */
 typedef int decode_function(decoder *d);
 
 typedef struct {
@@ -332,14 +332,14 @@ struct decoder {
     struct decoder_state *state;
 };
 
-/* Refuses the module: file, line, text and this reason. */
-_Noreturn void refuse(decoder *d, const char *reason, ...) __attribute__((format(printf, 2, 3)));
+/* Rejects the module: file, line, text and this reason. */
+_Noreturn void reject(decoder *d, const char *reason, ...) __attribute__((format(printf, 2, 3)));
 void *decode_alloc(decoder *d, size_t bytes); /* zeroed; lives as long as the module */
 
 /* Modifiers. Each returns what it took, and takes only what has not been taken. */
 int has_modifier(const decoder *d, const char *name);  /* looks, does not take */
 int take(decoder *d, const char *name);                /* 1 if the modifier was there */
-void need(decoder *d, const char *name);               /* refuses if it is not there */
+void need(decoder *d, const char *name);               /* rejects if it is not there */
 int take_one_of(decoder *d, const char *const *names); /* index in a NULL-ended list, -1: none of them */
 ptx_type take_type(decoder *d);                        /* the first modifier left that names a type; TYPE_NONE: none */
 ptx_type need_type(decoder *d);
@@ -366,7 +366,7 @@ const uint32_t *destination_vector(decoder *d, int index, ptx_type type, int *le
 /* [base + offset]: the slot of the base (64 bits or, for shared, 32: *bits says which the register has; symbols come in
  * as 64) and the offset. A register base smaller than 64 bits is read as unsigned. */
 uint32_t source_address(decoder *d, int index, int64_t *offset, int *bits);
-/* The constant that an operand must be; refuses anything else. */
+/* The constant that an operand must be; rejects anything else. */
 int64_t constant(decoder *d, int index);
 int is_constant(decoder *d, int index, int64_t *value);
 int32_t label_target(decoder *d, int index); /* index of an instruction of this function */
@@ -377,11 +377,11 @@ int32_t label_target_of(decoder *d, const operand *o);
 /* A %clock or another special register that changes may be a source too: decode.c has it read before the handler runs.
  */
 
-/* Refuses unless the file's .target is sm_`least` or later (0: no number is enough) or one of `specific`, a list like
- * "90a 100f" (target.c); `what` begins the sentence. For what target.c's own table cannot say by modifiers. */
+/* Rejects unless the file's .target is sm_`least` or later (0: no number is enough) or one of `specific`, a list like
+ * "90a 100f" (target.c); `what` begins the message. For what target.c's own table cannot say by modifiers. */
 void need_target(decoder *d, int least, const char *specific, const char *what);
 
-/* Done with a statement: refuses it if a modifier or an operand was left. decode.c calls it after the family. */
+/* Done with a statement: rejects it if a modifier or an operand was left. decode.c calls it after the family. */
 void decode_finish(decoder *d);
 
 #endif

@@ -170,7 +170,7 @@ entry *build_entry(module *m, function *f, char **error);
 /* Addresses and initial values of .global and .const variables. 0, or -1 and *error. */
 int place_globals(module *m, char **error);
 void free_globals(module *m);
-/* target.c: refuses a statement that the file's .target lacks. decode.c calls it after the family. */
+/* target.c: rejects a statement that the file's .target lacks. decode.c calls it after the family. */
 void check_target(decoder *d);
 /* The callee of a call statement; NULL for any other statement. */
 const operand *call_target(const statement *s);

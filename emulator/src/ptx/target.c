@@ -1,5 +1,5 @@
 /* Which targets have an instruction: the "Target ISA Notes" of the PTX ISA 9.0, for the families that are younger than
- * sm_80. ptxas refuses a module whose .target lacks what it uses, and so does the decoder.
+ * sm_80. ptxas rejects a module whose .target lacks what it uses, and so does the decoder.
  *
  * A target with an a has what its architecture alone has; one with an f what the family has, from that member on; one
  * without either what every later architecture has too. An a-target has its family's features as well. */
@@ -116,13 +116,13 @@ static int has_specific(const module *m, const char *specific) {
 void need_target(decoder *d, int least, const char *specific, const char *what) {
     const module *m = d->module;
     if ((least && m->sm >= least) || has_specific(m, specific)) return;
-    if (least) refuse(d, "%s needs .target sm_%d or later; the file's is %s", what, least, m->target);
+    if (least) reject(d, "%s needs .target sm_%d or later; the file's is %s", what, least, m->target);
     char list[64] = "";
     for (const char *at = specific; *at; at += strcspn(at, " "), at += *at == ' ') {
         size_t used = strlen(list);
         snprintf(list + used, sizeof list - used, "%ssm_%.*s", used ? ", " : "", (int)strcspn(at, " "), at);
     }
-    refuse(d, "%s needs one of the targets %s%s; the file's is %s", what, list,
+    reject(d, "%s needs one of the targets %s%s; the file's is %s", what, list,
            strchr(specific, 'f') ? " (f: or a later one of its family)" : "", m->target);
 }
 

@@ -3,7 +3,7 @@
  * unresolved symbol, which the dynamic linker names.
  *
  * Such programs get the settings that a real device would: host memory cannot be read by kernels, and they may do what
- * silicon forgives (EMULATE_FENCES=silicon). Variables EMULATE_... override both. */
+ * hardware forgives (EMULATE_FENCES=hardware). Variables EMULATE_... override both. */
 #define _GNU_SOURCE /* dladdr */
 #include "runtime/cudart.h"
 
@@ -36,7 +36,7 @@ static void open_driver(void) {
     DRIVER_CALLS(X)
 #undef X
     if (!getenv("EMULATE_HOST_MEMORY")) calls.emulator_configure("host_memory", "0");
-    if (!getenv("EMULATE_FENCES")) calls.emulator_configure("fences", "silicon");
+    if (!getenv("EMULATE_FENCES")) calls.emulator_configure("fences", "hardware");
     CUcontext context;
     calls.cuInit(0);
     calls.cuDevicePrimaryCtxRetain(&context, 0);

@@ -104,7 +104,7 @@ CUdeviceptr symbol_address(const void *host, size_t *bytes) {
     return p;
 }
 
-/* The module that holds the kernel was refused, or there is no such kernel. */
+/* The module that holds the kernel was rejected, or there is no such kernel. */
 static cudaError_t missing(const void *host) {
     const struct stub *s = find(host, 0);
     return keep(s && s->in->error ? s->in->error : CUDA_ERROR_INVALID_HANDLE);

@@ -287,7 +287,7 @@ static int decode_lop3(decoder *d) {
     in->d = bool_op < 0 ? result(d, 0, TYPE_B32) : destination(d, 0, TYPE_B32);
     for (int i = 0; i < 3; i++) in->s[i] = source(d, i + 1, TYPE_B32);
     in->imm = constant(d, 4);
-    if (in->imm < 0 || in->imm > 255) refuse(d, "the table of lop3 is a number from 0 to 255");
+    if (in->imm < 0 || in->imm > 255) reject(d, "the table of lop3 is a number from 0 to 255");
     if (bool_op < 0) return 1;
     in->d2 = second_destination(d, 0, TYPE_PRED);
     in->s[3] = source_predicate(d, 5, &negated);
@@ -312,7 +312,7 @@ static int decode_shr(decoder *d) {
 static const char *const clamp_or_wrap[] = {"clamp", "wrap", NULL};
 static int take_mode(decoder *d) {
     int mode = take_one_of(d, clamp_or_wrap);
-    if (mode < 0) refuse(d, "%s needs .clamp or .wrap", d->statement->opcode);
+    if (mode < 0) reject(d, "%s needs .clamp or .wrap", d->statement->opcode);
     return mode;
 }
 
@@ -320,7 +320,7 @@ static int decode_shf(decoder *d) {
     static run_function *const runs[2][2] = {{shf_l_clamp, shf_l_wrap}, {shf_r_clamp, shf_r_wrap}};
     static const char *const directions[] = {"l", "r", NULL};
     int direction = take_one_of(d, directions);
-    if (direction < 0) refuse(d, "shf needs .l or .r");
+    if (direction < 0) reject(d, "shf needs .l or .r");
     d->in->run = runs[direction][take_mode(d)];
     need(d, "b32");
     operands(d, 3, TYPE_B32);

@@ -177,7 +177,7 @@ static int take_comparison(decoder *d, comparison *x, int *unsigned_only) {
                                         "gtu", "geu", "num", "nan", "lo", "ls", "hi",  "hs",  NULL};
     static const char *const combinations[] = {"and", "or", "xor", NULL};
     int c = take_one_of(d, names);
-    if (c < 0) refuse(d, "%s needs a comparison", d->statement->opcode);
+    if (c < 0) reject(d, "%s needs a comparison", d->statement->opcode);
     *unsigned_only = c >= COMPARISONS;
     x->combine = PLAIN + 1 + take_one_of(d, combinations);
     return c >= COMPARISONS ? LT + (c - COMPARISONS) : c;
@@ -188,15 +188,15 @@ static void resolve(decoder *d, comparison *x, int c, int unsigned_only, int ftz
     if (float_compare[t]) {
         x->compare = ftz ? float_compare_ftz[t] : float_compare[t];
         d->in->imm = accepted[c];
-        if (!x->compare) refuse(d, ".ftz does not go with .%s", type_name(t));
-        if (unsigned_only) refuse(d, "lo, ls, hi and hs compare unsigned numbers");
+        if (!x->compare) reject(d, ".ftz does not go with .%s", type_name(t));
+        if (unsigned_only) reject(d, "lo, ls, hi and hs compare unsigned numbers");
         return;
     }
-    if (ftz) refuse(d, ".ftz does not go with .%s", type_name(t));
+    if (ftz) reject(d, ".ftz does not go with .%s", type_name(t));
     x->compare = c < 6 ? integer_compare[t][c] : NULL;
-    if (!x->compare) refuse(d, "there is no such comparison of .%s", type_name(t));
+    if (!x->compare) reject(d, "there is no such comparison of .%s", type_name(t));
     if (unsigned_only && t != TYPE_U16 && t != TYPE_U32 && t != TYPE_U64)
-        refuse(d, "lo, ls, hi and hs compare unsigned numbers");
+        reject(d, "lo, ls, hi and hs compare unsigned numbers");
 }
 
 static int is_pair(ptx_type t) {
@@ -237,7 +237,7 @@ static uint32_t truth_of(decoder *d, ptx_type t, ptx_type compared) {
     case TYPE_S32:
         return is_pair(compared) ? 0xffff : UINT32_MAX;
     default:
-        refuse(d, "set cannot write .%s", type_name(t));
+        reject(d, "set cannot write .%s", type_name(t));
     }
 }
 
@@ -248,7 +248,7 @@ static int decode_set(decoder *d) {
     resolve(d, x, c, unsigned_only, ftz, t);
     x->truth = truth_of(d, written, t);
     if (is_pair(t) ? type_bits(written) != 32 || written == TYPE_F32 : is_pair(written))
-        refuse(d, "set cannot write .%s from .%s", type_name(written), type_name(t));
+        reject(d, "set cannot write .%s from .%s", type_name(written), type_name(t));
     d->in->run = is_pair(t) ? set_pair : set;
     d->in->d = result(d, 0, written);
     take_sources(d, x, t);
@@ -258,7 +258,7 @@ static int decode_set(decoder *d) {
 static void need_plain_type(decoder *d, ptx_type t) {
     int plain = (t >= TYPE_B16 && t <= TYPE_B64) || (t >= TYPE_U16 && t <= TYPE_U64) ||
                 (t >= TYPE_S16 && t <= TYPE_S64) || t == TYPE_F32 || t == TYPE_F64;
-    if (!plain) refuse(d, "%s has no type .%s", d->statement->opcode, type_name(t));
+    if (!plain) reject(d, "%s has no type .%s", d->statement->opcode, type_name(t));
     d->in->type = (uint8_t)t;
 }
 
@@ -283,7 +283,7 @@ static int decode_slct(decoder *d) {
     else if (by == TYPE_F32)
         d->in->run = ftz ? (wide ? slct_64_f32_ftz : slct_32_f32_ftz) : wide ? slct_64_f32 : slct_32_f32;
     else
-        refuse(d, "slct selects by .s32 or .f32");
+        reject(d, "slct selects by .s32 or .f32");
     operands(d, 2, t);
     d->in->s[2] = source(d, 3, by);
     return 1;

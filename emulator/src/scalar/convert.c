@@ -315,8 +315,8 @@ static void take_registers(decoder *d, conversion *c) {
     instr *in = d->in;
     ptx_type to = held_as(operand_at(d, 0), c->to), from = held_as(operand_at(d, 1), c->from);
     if (to != c->to && (c->to == TYPE_BF16 || c->to == TYPE_TF32))
-        refuse(d, "the register of a .%s result cannot be wider", type_name(c->to));
-    if (from != c->from && c->from == TYPE_BF16) refuse(d, "the register of a .bf16 source cannot be wider");
+        reject(d, "the register of a .%s result cannot be wider", type_name(c->to));
+    if (from != c->from && c->from == TYPE_BF16) reject(d, "the register of a .bf16 source cannot be wider");
     in->d = result(d, 0, to);
     in->s[0] = source(d, 1, from);
     c->wide_source = type_bits(from) == 64 && type_bits(c->from) < 64;
@@ -345,10 +345,10 @@ static void decode_to_integer(decoder *d, conversion *c) {
     int rounds = c->rounding >= CVT_RNI;
     set_bounds(c);
     if (is_integer(c->from)) {
-        if (c->rounding || c->ftz) refuse(d, "a conversion between integers has no rounding");
+        if (c->rounding || c->ftz) reject(d, "a conversion between integers has no rounding");
         d->in->run = c->sat ? clamp_integer : resize_table[c->to][c->from];
     } else {
-        if (!rounds) refuse(d, "a conversion to an integer needs .rni, .rzi, .rmi or .rpi");
+        if (!rounds) reject(d, "a conversion to an integer needs .rni, .rzi, .rmi or .rpi");
         d->in->run = integer_of_float;
     }
 }
@@ -371,14 +371,14 @@ static void decode_to_float(decoder *d, conversion *c) {
     /* bf16 to f16 loses range and mantissa the other way round: both need a rounding */
     int narrows =
         from_integer || float_rank(c->to) < float_rank(c->from) || (c->from == TYPE_BF16 && c->to == TYPE_F16);
-    if (integral_rounding && c->to != c->from) refuse(d, "rounding to an integer keeps the type");
-    if (narrows && !c->rounding) refuse(d, "this conversion needs a rounding");
+    if (integral_rounding && c->to != c->from) reject(d, "rounding to an integer keeps the type");
+    if (narrows && !c->rounding) reject(d, "this conversion needs a rounding");
     if (!narrows && c->rounding && !integral_rounding && c->to != TYPE_BF16 && c->from != TYPE_BF16)
-        refuse(d, "this conversion is exact and takes no rounding");
-    if (c->rounding == CVT_RNA) refuse(d, ".rna is for .tf32");
+        reject(d, "this conversion is exact and takes no rounding");
+    if (c->rounding == CVT_RNA) reject(d, ".rna is for .tf32");
     if (c->flags && (c->from != TYPE_F32 || (c->to != TYPE_F16 && c->to != TYPE_BF16)))
-        refuse(d, ".relu and .satfinite go with .f16.f32 and .bf16.f32");
-    if (c->sat && c->to == TYPE_BF16) refuse(d, ".sat does not go with .bf16");
+        reject(d, ".relu and .satfinite go with .f16.f32 and .bf16.f32");
+    if (c->sat && c->to == TYPE_BF16) reject(d, ".sat does not go with .bf16");
     d->in->run = from_integer ? float_of_integer : float_of_float;
     int plain = !c->ftz && !c->sat && !c->flags && (c->rounding == CVT_NO_ROUNDING || c->rounding == CVT_RN);
     for (size_t i = 0; plain && i < sizeof direct_conversions / sizeof *direct_conversions; i++)
@@ -403,21 +403,21 @@ static int decode_cvt(decoder *d) {
     d->in->type = (uint8_t)c->to;
     d->in->type2 = (uint8_t)c->from;
     if (decode_packed_conversion(d, c)) return 1;
-    if (c->rounding == CVT_RS) refuse(d, ".rs is for pairs and fours");
-    if (c->ftz && c->to != TYPE_F32 && c->from != TYPE_F32) refuse(d, ".ftz needs .f32");
+    if (c->rounding == CVT_RS) reject(d, ".rs is for pairs and fours");
+    if (c->ftz && c->to != TYPE_F32 && c->from != TYPE_F32) reject(d, ".ftz needs .f32");
     int from_known = is_integer(c->from) || is_scalar_float(c->from);
     if (c->to == TYPE_TF32 && c->from == TYPE_F32) {
         if (c->rounding != CVT_RNA && c->rounding != CVT_RN && c->rounding != CVT_RZ)
-            refuse(d, ".tf32 needs .rna, .rn or .rz");
-        if (c->ftz || c->sat) refuse(d, ".ftz and .sat do not go with .tf32");
+            reject(d, ".tf32 needs .rna, .rn or .rz");
+        if (c->ftz || c->sat) reject(d, ".ftz and .sat do not go with .tf32");
         d->in->run = tf32_of_f32;
     } else if (is_integer(c->to) && from_known) {
-        if (c->flags) refuse(d, ".relu and .satfinite do not go with integers");
+        if (c->flags) reject(d, ".relu and .satfinite do not go with integers");
         decode_to_integer(d, c);
     } else if (is_scalar_float(c->to) && from_known) {
         decode_to_float(d, c);
     } else
-        refuse(d, "there is no conversion from .%s to .%s", type_name(c->from), type_name(c->to));
+        reject(d, "there is no conversion from .%s to .%s", type_name(c->from), type_name(c->to));
     take_registers(d, c);
     return 1;
 }

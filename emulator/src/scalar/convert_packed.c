@@ -169,22 +169,22 @@ static ptx_type register_type(const packed_type *p) {
 
 static void check_pair(decoder *d, const conversion *c, const packed_type *to, const packed_type *from) {
     int satfinite = c->flags & FORMAT_SATFINITE, to_scale = to->type == TYPE_UE8M0X2;
-    if (c->ftz || c->sat) refuse(d, ".ftz and .sat do not go with pairs");
+    if (c->ftz || c->sat) reject(d, ".ftz and .sat do not go with pairs");
     if (to_scale ? c->rounding != CVT_RZ && c->rounding != CVT_RP
                  : c->rounding != CVT_RN && c->rounding != CVT_RS && !(c->rounding == CVT_RZ && is_wide_pair(to->type)))
-        refuse(d, "there is no such rounding to .%s", type_name(c->to));
-    if (to_scale && c->flags & FORMAT_RELU) refuse(d, ".relu does not go with .ue8m0x2");
-    if (from && c->rounding != CVT_RN && !to_scale) refuse(d, "a pair in one register is converted with .rn");
+        reject(d, "there is no such rounding to .%s", type_name(c->to));
+    if (to_scale && c->flags & FORMAT_RELU) reject(d, ".relu does not go with .ue8m0x2");
+    if (from && c->rounding != CVT_RN && !to_scale) reject(d, "a pair in one register is converted with .rn");
     if (!is_wide_pair(to->type) && !to_scale && !satfinite)
-        refuse(d, "conversions to .%s need .satfinite", type_name(c->to));
+        reject(d, "conversions to .%s need .satfinite", type_name(c->to));
     if (from && is_wide_pair(to->type) && satfinite)
-        refuse(d, ".satfinite does not go with conversions to wider pairs");
+        reject(d, ".satfinite does not go with conversions to wider pairs");
     if ((to->count == 4) != (c->rounding == CVT_RS && !is_wide_pair(to->type)))
-        refuse(d, ".rs is for fours, .f16x2 and .bf16x2");
+        reject(d, ".rs is for fours, .f16x2 and .bf16x2");
     if (from && !(is_wide_pair(to->type) ? !is_wide_pair(from->type) : is_wide_pair(from->type)))
-        refuse(d, "there is no conversion from .%s to .%s", type_name(c->from), type_name(c->to));
+        reject(d, "there is no conversion from .%s to .%s", type_name(c->from), type_name(c->to));
     int scales = from && (to_scale || from->type == TYPE_UE8M0X2);
-    if (scales && (to_scale ? c->from : c->to) != TYPE_BF16X2) refuse(d, ".ue8m0x2 is converted from and to .bf16x2");
+    if (scales && (to_scale ? c->from : c->to) != TYPE_BF16X2) reject(d, ".ue8m0x2 is converted from and to .bf16x2");
 }
 
 int decode_packed_conversion(decoder *d, conversion *c) {
@@ -202,7 +202,7 @@ int decode_packed_conversion(decoder *d, conversion *c) {
     } else if (to->count == 4) {
         int count = 0;
         in->vs = source_vector(d, 1, TYPE_F32, &count);
-        if (count != 4) refuse(d, "four numbers are needed");
+        if (count != 4) reject(d, "four numbers are needed");
         in->s[0] = source(d, 2, TYPE_B32);
         in->run = pack_four_randomly;
     } else {
@@ -241,7 +241,7 @@ int decode_cvt_pack(decoder *d) {
     instr *in = d->in;
     need(d, "sat");
     int which = take_one_of(d, types);
-    if (which < 0) refuse(d, "cvt.pack has no such type");
+    if (which < 0) reject(d, "cvt.pack has no such type");
     need(d, "s32");
     in->mode = sizes[which / 2];
     in->imm = which % 2;

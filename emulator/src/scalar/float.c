@@ -246,7 +246,7 @@ static int decode_arithmetic(decoder *d, const arithmetic_family *f) {
     if (!is_single_or_double(first)) return 0;
     instr *in = d->in;
     int rounding = take_one_of(d, roundings);
-    if (rounding < 0 && f->needs_rounding) refuse(d, "%s needs a rounding", d->statement->opcode);
+    if (rounding < 0 && f->needs_rounding) reject(d, "%s needs a rounding", d->statement->opcode);
     in->imm = host_roundings[rounding < 0 ? 0 : rounding];
     ptx_type t = need_type(d), narrow = t == TYPE_F32 ? take_type(d) : TYPE_NONE;
     in->type = (uint8_t)t;
@@ -254,7 +254,7 @@ static int decode_arithmetic(decoder *d, const arithmetic_family *f) {
     if (t == TYPE_F32 && f->saturates && take(d, "sat")) in->mode |= SAT;
     if (narrow != TYPE_NONE) {
         if (!f->mixed || (narrow != TYPE_F16 && narrow != TYPE_BF16))
-            refuse(d, "%s has no form with .%s", d->statement->opcode, type_name(narrow));
+            reject(d, "%s has no form with .%s", d->statement->opcode, type_name(narrow));
         in->run = f->mixed;
         in->type2 = (uint8_t)narrow;
         in->d = result(d, 0, t);
@@ -267,7 +267,7 @@ static int decode_arithmetic(decoder *d, const arithmetic_family *f) {
                   : rounding > 0    ? f->f32_directed
                   : in->mode        ? f->f32_modes
                                     : f->f32;
-        if (!in->run) refuse(d, "%s has no type .%s", d->statement->opcode, type_name(t));
+        if (!in->run) reject(d, "%s has no type .%s", d->statement->opcode, type_name(t));
         operands(d, f->sources, t == TYPE_F32X2 ? TYPE_B64 : t);
     }
     /* handlers read three operands */

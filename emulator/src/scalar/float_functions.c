@@ -178,7 +178,7 @@ int decode_approximation(decoder *d) {
                   : t != TYPE_F64 ? NULL
                   : in->mode      ? approximations[i].f64_ftz
                                   : approximations[i].f64;
-        if (!in->run) refuse(d, "%s.approx has no such form of .%s", d->statement->opcode, type_name(t));
+        if (!in->run) reject(d, "%s.approx has no such form of .%s", d->statement->opcode, type_name(t));
         operands(d, approximations[i].sources, t);
         if (approximations[i].sources == 1) in->s[1] = in->s[0];
         return 1;
@@ -245,7 +245,7 @@ int decode_testp(decoder *d) {
                                       CLASS_SUBNORMAL};
     static const handler_table table = {[TYPE_F32] = testp_f32, [TYPE_F64] = testp_f64};
     int which = take_one_of(d, names);
-    if (which < 0) refuse(d, "testp needs a property");
+    if (which < 0) reject(d, "testp needs a property");
     ptx_type t = need_type(d);
     choose(d, table, t);
     d->in->mode = classes[which];

@@ -106,7 +106,7 @@ static inline uint32_t sign_half(uint32_t x, uint32_t keep, uint32_t flip, uint3
                                                [TYPE_BF16] = name##_bf16,                                              \
                                                [TYPE_BF16X2] = name##_bf16x2};
 
-/* The four that matter for speed: all lanes at once, and one by one where that is refused. */
+/* The four that matter for speed: all lanes at once, and one by one where that is rejected. */
 static run_result run_arithmetic(warp *w, const instr *in, uint32_t lanes, half_operation op, int brain, int parts) {
     const uint32_t mode = in->mode, *pa = r32(w, in->s[0]), *pb = r32(w, in->s[1]), *pc = r32(w, in->s[2]);
     uint32_t *d = r32(w, in->d), all[WARP_LANES];
@@ -172,7 +172,7 @@ static void take_flag(decoder *d, const char *name, uint32_t flag) {
 static int decode_arithmetic(decoder *d, const handler_table table, int is_fma) {
     ptx_type t = peek_type(d);
     if (!is_half(t)) return 0;
-    if (!take(d, "rn") && is_fma) refuse(d, "fma needs .rn");
+    if (!take(d, "rn") && is_fma) reject(d, "fma needs .rn");
     if (is_fma) {
         take_flag(d, "oob", HALF_OOB);
         take_flag(d, "relu", HALF_RELU);

@@ -223,7 +223,7 @@ static int decode_packed(decoder *d, run_function *run_unsigned, run_function *r
     int is_signed = !take(d, "u16x2");
     if (is_signed) need(d, "s16x2");
     d->in->run = is_signed ? run_signed : run_unsigned;
-    if (!d->in->run) refuse(d, "%s has no such packed form", d->statement->opcode);
+    if (!d->in->run) reject(d, "%s has no such packed form", d->statement->opcode);
     operands(d, 2, TYPE_B32);
     return 1;
 }
@@ -271,7 +271,7 @@ enum { LO, HI, WIDE };
 static int take_part(decoder *d) {
     static const char *const parts[] = {"lo", "hi", "wide", NULL};
     int part = take_one_of(d, parts);
-    if (part < 0) refuse(d, "%s of integers needs .lo, .hi or .wide", d->statement->opcode);
+    if (part < 0) reject(d, "%s of integers needs .lo, .hi or .wide", d->statement->opcode);
     return part;
 }
 
@@ -302,19 +302,19 @@ static int decode_mad(decoder *d) {
 
 static int decode_madc(decoder *d) {
     int part = take_part(d);
-    if (part == WIDE) refuse(d, "madc has no .wide");
+    if (part == WIDE) reject(d, "madc has no .wide");
     return decode_carry(d, part == HI ? madc_hi_table : madc_lo_table, 3, 1);
 }
 
 static int decode_mul24(decoder *d) {
     int part = take_part(d);
-    if (part == WIDE) refuse(d, "mul24 has no .wide");
+    if (part == WIDE) reject(d, "mul24 has no .wide");
     return decode_plain(d, part == HI ? mul24_hi_table : mul24_lo_table, 2);
 }
 
 static int decode_mad24(decoder *d) {
     int part = take_part(d);
-    if (part == WIDE) refuse(d, "mad24 has no .wide");
+    if (part == WIDE) reject(d, "mad24 has no .wide");
     if (part == HI && take(d, "sat")) return decode_plain(d, mad24_hi_sat_table, 3);
     return decode_plain(d, part == HI ? mad24_hi_table : mad24_lo_table, 3);
 }
@@ -352,7 +352,7 @@ static int decode_max(decoder *d) {
 /* dp4a.atype.btype, dp2a.lo.atype.btype: each .u32 or .s32 */
 static int decode_dot(decoder *d, run_function *const runs[4]) {
     ptx_type a = need_type(d), b = need_type(d);
-    if ((a != TYPE_U32 && a != TYPE_S32) || (b != TYPE_U32 && b != TYPE_S32)) refuse(d, "its types are .u32 or .s32");
+    if ((a != TYPE_U32 && a != TYPE_S32) || (b != TYPE_U32 && b != TYPE_S32)) reject(d, "its types are .u32 or .s32");
     d->in->run = runs[2 * (a == TYPE_S32) + (b == TYPE_S32)];
     operands(d, 3, TYPE_B32);
     return 1;
@@ -365,7 +365,7 @@ static int decode_dp2a(decoder *d) {
     static run_function *const runs[2][4] = {{dp2a_lo_uu, dp2a_lo_us, dp2a_lo_su, dp2a_lo_ss},
                                              {dp2a_hi_uu, dp2a_hi_us, dp2a_hi_su, dp2a_hi_ss}};
     int part = take_part(d);
-    if (part == WIDE) refuse(d, "dp2a has no .wide");
+    if (part == WIDE) reject(d, "dp2a has no .wide");
     return decode_dot(d, runs[part]);
 }
 

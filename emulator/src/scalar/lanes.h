@@ -139,9 +139,9 @@ static inline int is_half(ptx_type t) {
 static inline int is_single_or_double(ptx_type t) {
     return t == TYPE_F32 || t == TYPE_F32X2 || t == TYPE_F64;
 }
-/* Refuses the sink, which only some instructions take. */
+/* Rejects the sink, which only some instructions take. */
 uint32_t result(decoder *d, int index, ptx_type type);
-/* Sets d->in->run and type; refuses a type that the table does not have. */
+/* Sets d->in->run and type; rejects a type that the table does not have. */
 void choose(decoder *d, const handler_table table, ptx_type type);
 /* operand 0 = d and `count` sources from operand 1 on, all of one type. */
 void operands(decoder *d, int count, ptx_type type);

@@ -102,7 +102,7 @@ HANDLER(unpack) {
 }
 
 static ptx_type element_type(decoder *d, ptx_type t, int count) {
-    if (t < TYPE_B16 || t > TYPE_B128) refuse(d, "packing and unpacking have the types .b16, .b32, .b64 and .b128");
+    if (t < TYPE_B16 || t > TYPE_B128) reject(d, "packing and unpacking have the types .b16, .b32, .b64 and .b128");
     int bits = count == 2 || count == 4 ? type_bits(t) / count : 0;
     d->in->mode = (uint32_t)bits;
     d->in->vector = (uint32_t)count;
@@ -116,7 +116,7 @@ static ptx_type element_type(decoder *d, ptx_type t, int count) {
     case 64:
         return TYPE_B64;
     default:
-        refuse(d, "there is no vector of %d elements in .%s", count, type_name(t));
+        reject(d, "there is no vector of %d elements in .%s", count, type_name(t));
     }
 }
 
@@ -124,7 +124,7 @@ static int decode_mov(decoder *d) {
     instr *in = d->in;
     ptx_type t = need_type(d);
     in->type = (uint8_t)t;
-    if (operand_count(d) != 2) refuse(d, "mov has two operands");
+    if (operand_count(d) != 2) reject(d, "mov has two operands");
     const operand *to = operand_at(d, 0), *from = operand_at(d, 1);
     int count = 0, negated = 0;
     if (to->kind == OPERAND_VECTOR) {
@@ -151,7 +151,7 @@ static int decode_mov(decoder *d) {
     }
     int plain = (t >= TYPE_B16 && t <= TYPE_S64 && t != TYPE_U8 && t != TYPE_S8) || t == TYPE_F32 || t == TYPE_F64 ||
                 t == TYPE_F16 || t == TYPE_BF16 || t == TYPE_F16X2 || t == TYPE_BF16X2;
-    if (!plain) refuse(d, "mov has no type .%s", type_name(t));
+    if (!plain) reject(d, "mov has no type .%s", type_name(t));
     in->s[0] = source(d, 1, t);
     in->run = type_bits(t) == 128 ? mov_128 : type_bits(t) == 64 ? mov_64 : mov_32;
     return 1;
@@ -206,7 +206,7 @@ static int decode_cvta(decoder *d) {
     int to = take(d, "to");
     ptx_space space = take_space(d);
     ptx_type t = need_type(d);
-    if (t != TYPE_U64) refuse(d, "addresses have 64 bits here: cvta needs .u64");
+    if (t != TYPE_U64) reject(d, "addresses have 64 bits here: cvta needs .u64");
     in->space = (uint8_t)space;
     switch (space) {
     case SPACE_GLOBAL:
@@ -224,7 +224,7 @@ static int decode_cvta(decoder *d) {
         in->run = to ? cvta_to_shared : cvta_shared_cluster;
         break;
     default:
-        refuse(d, "cvta needs a state space");
+        reject(d, "cvta needs a state space");
     }
     operands(d, 1, t);
     return 1;
@@ -269,7 +269,7 @@ HANDLER(isspacep) {
 static int decode_isspacep(decoder *d) {
     instr *in = d->in;
     in->space = (uint8_t)take_space(d);
-    if (in->space == SPACE_NONE) refuse(d, "isspacep needs a state space");
+    if (in->space == SPACE_NONE) reject(d, "isspacep needs a state space");
     const operand *a = operand_at(d, 1);
     in->type = a->kind == OPERAND_REGISTER && type_bits(a->reg->type) == 32 ? TYPE_U32 : TYPE_U64;
     in->run = isspacep;

@@ -8,12 +8,12 @@ ptx_type peek_type(const decoder *d) {
 
 uint32_t result(decoder *d, int index, ptx_type type) {
     uint32_t slot = destination(d, index, type);
-    if (slot == NO_SLOT) refuse(d, "its result cannot be the sink _");
+    if (slot == NO_SLOT) reject(d, "its result cannot be the sink _");
     return slot;
 }
 
 void choose(decoder *d, const handler_table table, ptx_type type) {
-    if (!table[type]) refuse(d, "%s has no type .%s in this form", d->statement->opcode, type_name(type));
+    if (!table[type]) reject(d, "%s has no type .%s in this form", d->statement->opcode, type_name(type));
     d->in->run = table[type];
     d->in->type = (uint8_t)type;
 }

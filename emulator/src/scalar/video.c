@@ -115,7 +115,7 @@ static void scalar_part(decoder *d, const char *name, int *bits, int *part) {
     *bits = !name ? 32 : *name == 'b' ? 8 : 16;
     *part = name ? name[1] - '0' : 0;
     if (name && (name[2] || *part >= 32 / *bits))
-        refuse(d, "the selector .%s is none of .b0 to .b3, .h0 and .h1", name);
+        reject(d, "the selector .%s is none of .b0 to .b3, .h0 and .h1", name);
 }
 
 /* .b7654: the highest place first. */
@@ -123,10 +123,10 @@ static void vector_parts(decoder *d, const char *name, int parts, int first, int
     for (int i = 0; i < parts; i++) part[i] = first + i;
     if (!name) return;
     if (*name != (parts == 4 ? 'b' : 'h') || (int)strlen(name) != parts + 1)
-        refuse(d, "the selector .%s must name %d parts", name, parts);
+        reject(d, "the selector .%s must name %d parts", name, parts);
     for (int i = 0; i < parts; i++) {
         part[i] = name[parts - i] - '0';
-        if (part[i] >= 2 * parts) refuse(d, "the selector .%s names a part that there is not", name);
+        if (part[i] >= 2 * parts) reject(d, "the selector .%s names a part that there is not", name);
     }
 }
 
@@ -135,7 +135,7 @@ static unsigned mask_of(decoder *d, const char *name, int parts) {
     unsigned mask = 0;
     for (int i = 1, before = parts; name[i]; before = name[i++] - '0') {
         if (*name != (parts == 4 ? 'b' : 'h') || name[i] - '0' >= before)
-            refuse(d, "the mask .%s must name parts from the highest to the lowest", name);
+            reject(d, "the mask .%s must name parts from the highest to the lowest", name);
         mask |= 1u << (name[i] - '0');
     }
     return mask;
@@ -143,7 +143,7 @@ static unsigned mask_of(decoder *d, const char *name, int parts) {
 
 static int take_signed(decoder *d) {
     ptx_type t = need_type(d);
-    if (t != TYPE_U32 && t != TYPE_S32) refuse(d, "video instructions have types .u32 and .s32");
+    if (t != TYPE_U32 && t != TYPE_S32) reject(d, "video instructions have types .u32 and .s32");
     return t == TYPE_S32;
 }
 
@@ -161,16 +161,16 @@ static int decode_video(decoder *d) {
     v->a_signed = take_signed(d);
     v->b_signed = take_signed(d);
     v->saturate = v->op != VSET && take(d, "sat");
-    if (v->op == VSET && (v->compare = take_one_of(d, comparisons)) < 0) refuse(d, "the comparison is missing");
+    if (v->op == VSET && (v->compare = take_one_of(d, comparisons)) < 0) reject(d, "the comparison is missing");
     if (v->op == VSHL || v->op == VSHR) {
         int mode = take_one_of(d, modes);
-        if (mode < 0) refuse(d, ".clamp or .wrap is missing");
-        if (v->b_signed) refuse(d, "the amount of a shift is .u32");
+        if (mode < 0) reject(d, ".clamp or .wrap is missing");
+        if (v->b_signed) reject(d, "the amount of a shift is .u32");
         v->wraps = mode;
     }
     int second = take_one_of(d, seconds);
-    if (second > 0 && v->parts > 1) refuse(d, "results of several parts are added only");
-    if (second >= 0 && v->saturate && v->parts > 1) refuse(d, ".sat does not go with .add here");
+    if (second > 0 && v->parts > 1) reject(d, "results of several parts are added only");
+    if (second >= 0 && v->saturate && v->parts > 1) reject(d, ".sat does not go with .add here");
 
     operand place, a, b;
     const char *to = selector(d, 0, &place), *from_a = selector(d, 1, &a), *from_b = selector(d, 2, &b);
@@ -181,7 +181,7 @@ static int decode_video(decoder *d) {
         scalar_part(d, from_a, &v->a_bits, &v->a_part[0]);
         scalar_part(d, from_b, &v->b_bits, &v->b_part[0]);
         v->b_part[0] += 32 / v->b_bits;
-        if (to && second >= 0) refuse(d, "a part of d and a second operation do not go together");
+        if (to && second >= 0) reject(d, "a part of d and a second operation do not go together");
     } else {
         v->bits = v->a_bits = v->b_bits = 32 / v->parts;
         v->mask = mask_of(d, to, v->parts);
@@ -190,7 +190,7 @@ static int decode_video(decoder *d) {
     }
     v->then = second >= 0 ? THEN_ADD + second : to || v->parts > 1 ? THEN_MERGE : THEN_NOTHING;
     d->in->d = destination_of(d, &place, TYPE_B32);
-    if (d->in->d == NO_SLOT) refuse(d, "the result cannot be the sink");
+    if (d->in->d == NO_SLOT) reject(d, "the result cannot be the sink");
     d->in->s[0] = source_of(d, &a, TYPE_B32);
     d->in->s[1] = source_of(d, &b, TYPE_B32);
     d->in->s[2] = v->then == THEN_NOTHING ? d->in->s[0] : source(d, 3, TYPE_B32);

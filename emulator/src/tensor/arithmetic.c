@@ -1,5 +1,5 @@
 /* Tensor-core arithmetic: see tensor/arithmetic.h. This file holds the parameters of each architecture, what it
- * refuses, and the rule by its own words for one output at a time. tensor/arithmetic_lanes.c computes eight outputs at
+ * rejects, and the rule by its own words for one output at a time. tensor/arithmetic_lanes.c computes eight outputs at
  * once.
  *
  * fp8 in TENSOR_SM90_MMA: ptxas has no instruction for mma.sync with e4m3 or e5m2 there. It converts the operands to
@@ -48,7 +48,7 @@ int tensor_k_of(const tensor_op *op, const sum_rule *rule, int i) {
     return j / 2 * 4 + j % 2 + (i >= half ? 2 : 0);
 }
 
-const char *tensor_refusal(const tensor_op *op) {
+const char *tensor_rejection(const tensor_op *op) {
     bool packed = op->a_type == TENSOR_E2M1_PACKED, integer = tensor_is_integer(op->a_type);
     bool tf32 = op->a_type == TENSOR_TF32, half = op->a_type == TENSOR_F16 || op->a_type == TENSOR_BF16;
     bool mixed = (is_8bit_float(op->a_type) && is_8bit_float(op->b_type)) || (integer && tensor_is_integer(op->b_type));

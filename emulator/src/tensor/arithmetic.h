@@ -82,9 +82,9 @@ typedef struct {
 
 /* NULL, or why the combination of kinds, sizes and architecture does not exist: a clause to follow the instruction's
  * text. Data and pointers are not looked at. */
-const char *tensor_refusal(const tensor_op *op);
+const char *tensor_rejection(const tensor_op *op);
 
-/* The op must be one that tensor_refusal accepts. Rows of A, B, C and D lie apart, D may be C. */
+/* The op must be one that tensor_rejection accepts. Rows of A, B, C and D lie apart, D may be C. */
 void tensor_multiply(const tensor_op *op);
 
 /* The same by the rule's own words, an output at a time and without shortcuts: what tensor_multiply is tested with,

@@ -16,7 +16,7 @@ typedef enum {
 
 typedef struct {
     uint64_t bits;
-    const char *name; /* "a-desc": for the sentences */
+    const char *name; /* "a-desc": for the messages */
     uint32_t start;   /* offset in the CTA's shared window */
     uint32_t leading; /* LBO, SBO: bytes */
     uint32_t stride;
@@ -47,7 +47,7 @@ void check_matrix(warp *w, const instr *in, const cta *c, const matrix_view *v);
 void gather_matrix(const cta *c, const matrix_view *v, uint32_t first, uint32_t count, uint8_t *out);
 
 /* Where an address of the unswizzled layout really lies. The base offset turns the pattern back by as many lines of 128
- * bytes (on an H200: silicon/README.md). */
+ * bytes (on an H200: golden/README.md). */
 static inline uint32_t matrix_swizzled(const matrix_descriptor *d, uint32_t address) {
     uint32_t line = (address >> 7) - d->base_offset;
     switch (d->swizzle) {

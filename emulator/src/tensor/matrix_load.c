@@ -136,7 +136,7 @@ static run_result run_movmatrix(warp *w, const instr *in, uint32_t lanes) {
 static void take_registers(decoder *d, matrix_move *m, int index, int loads) {
     const operand *o = operand_at(d, index);
     int length = o->kind == OPERAND_VECTOR ? o->count : 1;
-    if ((uint32_t)length != m->count) refuse(d, "operand %d must have %u registers", index + 1, m->count);
+    if ((uint32_t)length != m->count) reject(d, "operand %d must have %u registers", index + 1, m->count);
     for (uint32_t i = 0; i < m->count; i++) {
         const operand *element = o->kind == OPERAND_VECTOR ? &o->items[i] : o;
         m->slot[i] = loads ? destination_of(d, element, TYPE_B32) : source_of(d, element, TYPE_B32);
@@ -150,15 +150,15 @@ static matrix_move *take_form(decoder *d, int address) {
     need(d, "sync");
     need(d, "aligned");
     m->shape = take_one_of(d, shapes);
-    if (m->shape < 0) refuse(d, "the shape is missing");
+    if (m->shape < 0) reject(d, "the shape is missing");
     int count = take_one_of(d, counts);
-    if (count < 0) refuse(d, "the number of matrices is missing");
+    if (count < 0) reject(d, "the number of matrices is missing");
     m->count = 1u << count;
     m->rows = 8 * m->count;
     m->transposed = take(d, "trans");
     m->element_bits = 8;
     d->in->space = take_space(d);
-    if (d->in->space != SPACE_NONE && d->in->space != SPACE_SHARED) refuse(d, "the matrix must be in .shared::cta");
+    if (d->in->space != SPACE_NONE && d->in->space != SPACE_SHARED) reject(d, "the matrix must be in .shared::cta");
     d->in->s[0] = source_address(d, address, &d->in->offset, &bits);
     m->wide = bits == 64;
     d->in->extra = m;
@@ -168,23 +168,23 @@ static matrix_move *take_form(decoder *d, int address) {
 static int decode_ldmatrix(decoder *d) {
     static const char *const packed[] = {"b4x16_p64", "b6x16_p32", NULL};
     matrix_move *m = take_form(d, 1);
-    if (m->shape == SHAPE_M16N8) refuse(d, "ldmatrix has no shape .m16n8");
+    if (m->shape == SHAPE_M16N8) reject(d, "ldmatrix has no shape .m16n8");
     if (m->shape == SHAPE_M8N8)
         need(d, "b16");
     else if (take(d, "b8x16")) {
         int format = take_one_of(d, packed);
-        if (format < 0) refuse(d, "the format of the source is missing");
+        if (format < 0) reject(d, "the format of the source is missing");
         m->element_bits = format ? 6 : 4;
     } else if (m->shape == SHAPE_M16N16)
         need(d, "b8");
     else
-        refuse(d, ".m8n16 needs .b8x16 and the format of the source");
+        reject(d, ".m8n16 needs .b8x16 and the format of the source");
     if (m->shape == SHAPE_M16N16) {
-        if (!m->transposed || m->count > 2) refuse(d, ".m16n16 needs .trans, and .x1 or .x2");
+        if (!m->transposed || m->count > 2) reject(d, ".m16n16 needs .trans, and .x1 or .x2");
         m->count *= 2;
         m->rows *= 2;
     } else if (m->shape == SHAPE_M8N16 && m->transposed)
-        refuse(d, ".m8n16 has no .trans");
+        reject(d, ".m8n16 has no .trans");
     take_registers(d, m, 0, 1);
     d->in->run = run_ldmatrix;
     return 1;
@@ -192,9 +192,9 @@ static int decode_ldmatrix(decoder *d) {
 
 static int decode_stmatrix(decoder *d) {
     matrix_move *m = take_form(d, 0);
-    if (m->shape != SHAPE_M8N8 && m->shape != SHAPE_M16N8) refuse(d, "stmatrix has no shape .%s", shapes[m->shape]);
+    if (m->shape != SHAPE_M8N8 && m->shape != SHAPE_M16N8) reject(d, "stmatrix has no shape .%s", shapes[m->shape]);
     need(d, m->shape == SHAPE_M8N8 ? "b16" : "b8");
-    if (m->shape == SHAPE_M16N8 && !m->transposed) refuse(d, ".m16n8 needs .trans");
+    if (m->shape == SHAPE_M16N8 && !m->transposed) reject(d, ".m16n8 needs .trans");
     take_registers(d, m, 1, 0);
     d->in->run = run_stmatrix;
     return 1;

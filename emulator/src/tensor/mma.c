@@ -211,7 +211,7 @@ static run_result run_mma(warp *w, const instr *in, uint32_t lanes) {
         .sfb_stride = 4,
         .saturate = x->saturate,
     };
-    const char *reason = tensor_refusal(&op);
+    const char *reason = tensor_rejection(&op);
     if (reason) fault(w, in, -1, "device %s: %s", machine_of(w)->device->key, reason);
     tensor_multiply(&op);
     scatter_d(w, x, d);
@@ -241,7 +241,7 @@ static void set_element(decoder *d, ptx_type type, tensor_element *element, int 
             *bits = elements[i].bits;
             return;
         }
-    refuse(d, ".%s is no element of mma.sync", type_name(type));
+    reject(d, ".%s is no element of mma.sync", type_name(type));
 }
 
 static int take_shape(decoder *d, mma *x) {
@@ -259,7 +259,7 @@ static const char *const kinds[] = {"kind::mxf8f6f4", "kind::mxf4", "kind::mxf4n
 static void take_ids(decoder *d, int index, uint32_t *byte, uint32_t *thread) {
     int count;
     const uint32_t *ids = source_vector(d, index, TYPE_U16, &count);
-    if (count != 2) refuse(d, "operand %d must be {byte-id, thread-id}", index + 1);
+    if (count != 2) reject(d, "operand %d must be {byte-id, thread-id}", index + 1);
     *byte = ids[0];
     *thread = ids[1];
 }
@@ -268,27 +268,27 @@ static void take_ids(decoder *d, int index, uint32_t *byte, uint32_t *thread) {
 static uint32_t take_scale_data(decoder *d, int index) {
     int count;
     const uint32_t *data = source_vector(d, index, TYPE_B32, &count);
-    if (count != 1) refuse(d, "operand %d must be one register of scales", index + 1);
+    if (count != 1) reject(d, "operand %d must be one register of scales", index + 1);
     return *data;
 }
 
 static void take_scales(decoder *d, mma *x, int kind) {
     static const char *const vectors[] = {"scale_vec::1X", "scale_vec::2X", "scale_vec::4X", NULL};
     int vector = take_one_of(d, vectors);
-    if (vector < 0 && kind == KIND_MXF4NVF4) refuse(d, ".kind::mxf4nvf4 needs a .scale_vec size");
+    if (vector < 0 && kind == KIND_MXF4NVF4) reject(d, ".kind::mxf4nvf4 needs a .scale_vec size");
     if (vector < 0) vector = kind == KIND_MXF8F6F4 ? 0 : 1;
     if ((kind == KIND_MXF8F6F4) != (vector == 0) || (kind == KIND_MXF4 && vector != 1))
-        refuse(d, ".%s does not exist for .%s", vectors[vector], kinds[kind]);
+        reject(d, ".%s does not exist for .%s", vectors[vector], kinds[kind]);
     x->blocks = 1 << vector;
 }
 
 static void take_scale_type(decoder *d, mma *x, int kind) {
     ptx_type scale = need_type(d);
-    if (scale != TYPE_UE4M3 && scale != TYPE_UE8M0) refuse(d, "a scale is .ue4m3 or .ue8m0");
+    if (scale != TYPE_UE4M3 && scale != TYPE_UE8M0) reject(d, "a scale is .ue4m3 or .ue8m0");
     if (scale == TYPE_UE4M3 && (kind != KIND_MXF4NVF4 || x->blocks != 4))
-        refuse(d, "a scale of .ue4m3 needs .kind::mxf4nvf4 and .scale_vec::4X");
+        reject(d, "a scale of .ue4m3 needs .kind::mxf4nvf4 and .scale_vec::4X");
     if (scale == TYPE_UE8M0 && x->blocks == 4 && d->module->version < 91)
-        refuse(d, ".scale_vec::4X with .ue8m0 needs .version 9.1");
+        reject(d, ".scale_vec::4X with .ue8m0 needs .version 9.1");
     x->scale_type = scale == TYPE_UE4M3 ? TENSOR_UE4M3 : TENSOR_UE8M0;
 }
 
@@ -300,67 +300,67 @@ static void check_types(decoder *d, const mma *x, int kind, ptx_type a_type, ptx
         narrow |= types[i] == TYPE_E2M1 || types[i] == TYPE_E2M3 || types[i] == TYPE_E3M2;
         fp8 |= types[i] == TYPE_E4M3 || types[i] == TYPE_E5M2;
     }
-    if (narrow && kind < 0) refuse(d, "6- and 4-bit floating point needs a .kind");
-    if (kind >= 0 && !narrow && !fp8) refuse(d, ".%s does not multiply .%s", kinds[kind], type_name(a_type));
-    if (fp8 && d->module->sm < 89) refuse(d, ".%s needs .target sm_89", type_name(a_type));
-    if (a_type == TYPE_F64 && x->m == 16 && d->module->sm < 90) refuse(d, "this shape of .f64 needs .target sm_90");
+    if (narrow && kind < 0) reject(d, "6- and 4-bit floating point needs a .kind");
+    if (kind >= 0 && !narrow && !fp8) reject(d, ".%s does not multiply .%s", kinds[kind], type_name(a_type));
+    if (fp8 && d->module->sm < 89) reject(d, ".%s needs .target sm_89", type_name(a_type));
+    if (a_type == TYPE_F64 && x->m == 16 && d->module->sm < 90) reject(d, "this shape of .f64 needs .target sm_90");
 }
 
 static int decode_mma(decoder *d) {
-    if (has_modifier(d, "sp") || has_modifier(d, "sp::ordered_metadata")) refuse(d, "sparse mma is not emulated");
+    if (has_modifier(d, "sp") || has_modifier(d, "sp::ordered_metadata")) reject(d, "sparse mma is not emulated");
     mma *x = decode_alloc(d, sizeof *x);
     need(d, "sync");
     need(d, "aligned");
-    if (!take_shape(d, x)) refuse(d, "the shape is not one of mma.sync's");
+    if (!take_shape(d, x)) reject(d, "the shape is not one of mma.sync's");
     need(d, "row");
     need(d, "col");
     int kind = take_one_of(d, kinds), scaled = take(d, "block_scale");
-    if (kind >= 0 && d->module->sm < 120) refuse(d, ".%s needs .target sm_120a", kinds[kind]);
+    if (kind >= 0 && d->module->sm < 120) reject(d, ".%s needs .target sm_120a", kinds[kind]);
     if (scaled != (kind >= 0 && kind != KIND_F8F6F4))
-        refuse(d, ".block_scale belongs to .kind::mxf8f6f4, .kind::mxf4 and .kind::mxf4nvf4, and they need it");
+        reject(d, ".block_scale belongs to .kind::mxf8f6f4, .kind::mxf4 and .kind::mxf4nvf4, and they need it");
     if (scaled) take_scales(d, x, kind);
     x->saturate = take(d, "satfinite");
     ptx_type d_type = need_type(d), a_type = need_type(d), b_type = need_type(d), c_type = need_type(d);
     int a_bits = 0, b_bits = 0;
     set_element(d, a_type, &x->a_type, &a_bits);
     set_element(d, b_type, &x->b_type, &b_bits);
-    if (a_bits != b_bits) refuse(d, ".%s and .%s do not go together", type_name(a_type), type_name(b_type));
+    if (a_bits != b_bits) reject(d, ".%s and .%s do not go together", type_name(a_type), type_name(b_type));
     x->bits = a_bits;
     if (scaled) take_scale_type(d, x, kind);
     check_types(d, x, kind, a_type, b_type);
     if (kind == KIND_MXF4 || kind == KIND_MXF4NVF4) {
         x->a_type = x->b_type = TENSOR_E2M1_PACKED;
         x->bits = 4;
-        if (a_type != TYPE_E2M1 || b_type != TYPE_E2M1) refuse(d, ".%s multiplies .e2m1 only", kinds[kind]);
+        if (a_type != TYPE_E2M1 || b_type != TYPE_E2M1) reject(d, ".%s multiplies .e2m1 only", kinds[kind]);
     }
     if (d_type != TYPE_F16 && d_type != TYPE_F32 && d_type != TYPE_S32 && d_type != TYPE_F64)
-        refuse(d, "the sum cannot be .%s", type_name(d_type));
-    if (d_type != c_type) refuse(d, "C of another type than D is not emulated");
+        reject(d, "the sum cannot be .%s", type_name(d_type));
+    if (d_type != c_type) reject(d, "C of another type than D is not emulated");
     int f64 = a_type == TYPE_F64, b1 = a_type == TYPE_B1;
     if (x->k * x->bits / 8 > (f64 ? 2 : 1) * MOST_K_BYTES)
-        refuse(d, "the shape does not go with .%s", type_name(a_type));
+        reject(d, "the shape does not go with .%s", type_name(a_type));
     x->d_type = d_type == TYPE_F16 ? TENSOR_D_F16 : d_type == TYPE_S32 ? TENSOR_D_S32 : TENSOR_D_F32;
     x->a_signed = a_type == TYPE_S4;
     x->b_signed = b_type == TYPE_S4;
     x->class = f64 ? CLASS_F64 : b1 ? CLASS_B1 : x->bits == 4 && kind < 0 ? CLASS_NIBBLES : CLASS_TENSOR;
-    if (x->class == CLASS_NIBBLES && d_type != TYPE_S32) refuse(d, "the sum of integers is .s32");
-    if (b1 && (d_type != TYPE_S32 || x->saturate)) refuse(d, "the sum of .b1 is .s32, which wraps");
+    if (x->class == CLASS_NIBBLES && d_type != TYPE_S32) reject(d, "the sum of integers is .s32");
+    if (b1 && (d_type != TYPE_S32 || x->saturate)) reject(d, "the sum of .b1 is .s32, which wraps");
     if (f64) {
         static const char *const roundings[] = {"rn", "rz", "rm", "rp", NULL};
         static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
         int rounding = take_one_of(d, roundings);
         x->rounding = modes[rounding < 0 ? 0 : rounding];
-        if (x->saturate) refuse(d, ".satfinite is for integers");
-        if (d_type != TYPE_F64) refuse(d, "the sum of .f64 is .f64");
+        if (x->saturate) reject(d, ".satfinite is for integers");
+        if (d_type != TYPE_F64) reject(d, "the sum of .f64 is .f64");
     }
     if (b1) {
         static const char *const operations[] = {"xor", "and", NULL};
         int operation = take_one_of(d, operations);
-        if (operation < 0) refuse(d, ".b1 needs .xor or .and");
+        if (operation < 0) reject(d, ".b1 needs .xor or .and");
         need(d, "popc");
         x->is_xor = operation == 0;
     }
-    if (x->m == 8 && x->k == 4 && !f64) refuse(d, "m8n8k4 is emulated for .f64 only");
+    if (x->m == 8 && x->k == 4 && !f64) reject(d, "m8n8k4 is emulated for .f64 only");
     if (x->class == CLASS_TENSOR) {
         tensor_op op = {.architecture = architecture_of(d->module->sm),
                         .m = x->m,
@@ -372,8 +372,8 @@ static int decode_mma(decoder *d) {
                         .scale_type = x->scale_type,
                         .blocks = x->blocks,
                         .saturate = x->saturate};
-        const char *reason = tensor_refusal(&op);
-        if (reason) refuse(d, "%s", reason);
+        const char *reason = tensor_rejection(&op);
+        if (reason) reject(d, "%s", reason);
     }
 
     ptx_type cell = f64 ? TYPE_F64 : TYPE_B32, sum = f64 ? TYPE_F64 : d_type == TYPE_F16 ? TYPE_B32 : d_type;
@@ -386,7 +386,7 @@ static int decode_mma(decoder *d) {
     if (x->a_count * lane_bits * WARP_LANES != x->m * x->k * x->bits ||
         x->b_count * lane_bits * WARP_LANES != x->n * x->k * x->bits || c_count != x->d_count ||
         x->d_count * WARP_LANES * (d_type == TYPE_F16 ? 2 : 1) != x->m * x->n)
-        refuse(d, "%d, %d, %d and %d registers do not hold the matrices of this shape", x->d_count, x->a_count,
+        reject(d, "%d, %d, %d and %d registers do not hold the matrices of this shape", x->d_count, x->a_count,
                x->b_count, c_count);
     if (scaled) {
         x->sfa = take_scale_data(d, 4);

@@ -11,7 +11,7 @@
 /* ---- the queue (tcgen05_commit.c) ---- */
 
 /* mma, cp and shift run in the order in which they were issued, whichever thread did: the text promises less (it says
- * nothing of cp behind mma), but programs that are right on silicon count on it. A commit tracks the operations of its
+ * nothing of cp behind mma), but programs that are right on hardware count on it. A commit tracks the operations of its
  * own thread only. The family embeds this as its first member. */
 typedef struct core_op {
     async_op op;

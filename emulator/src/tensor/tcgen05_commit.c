@@ -86,9 +86,9 @@ static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
     FOR_LANES(lane, lanes) {
         uint32_t offset;
         address_operand barrier = x->barrier;
-        /* ThunderKittens gives a shared address where a generic one is asked for; silicon takes its lower half anyway
+        /* ThunderKittens gives a shared address where a generic one is asked for; hardware takes its lower half anyway
          */
-        if (machine_of(w)->fences == FENCES_SILICON && address_value(w, &barrier, lane) <= UINT32_MAX)
+        if (machine_of(w)->fences == FENCES_HARDWARE && address_value(w, &barrier, lane) <= UINT32_MAX)
             barrier.space = SPACE_SHARED_CLUSTER;
         cta *target = shared_operand(w, in, lane, &barrier, &offset, "the mbarrier's address");
         uint32_t mask = x->multicast ? r32(w, in->s[1])[lane] & 0xffff : 1u << target->rank;
@@ -128,7 +128,7 @@ static int decode_commit(decoder *d) {
     x->group = take_cta_group(d);
     need(d, "mbarrier::arrive::one");
     ptx_space space = take_space(d);
-    if (space != SPACE_NONE && space != SPACE_SHARED_CLUSTER) refuse(d, "the mbarrier is in .shared::cluster memory");
+    if (space != SPACE_NONE && space != SPACE_SHARED_CLUSTER) reject(d, "the mbarrier is in .shared::cluster memory");
     x->multicast = take(d, "multicast::cluster");
     need(d, "b64");
     x->barrier = take_address(d, 0, space);

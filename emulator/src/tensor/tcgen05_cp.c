@@ -132,17 +132,17 @@ static int decode_copy(decoder *d) {
     need(d, "cp");
     x->group = take_cta_group(d);
     int shape = take_one_of(d, shapes);
-    if (shape < 0) refuse(d, "needs one of the shapes .128x256b, .4x256b, .128x128b, .64x128b, .32x128b");
+    if (shape < 0) reject(d, "needs one of the shapes .128x256b, .4x256b, .128x128b, .64x128b, .32x128b");
     x->shape = shape == 4 ? CP_32X128B : (cp_shape)shape;
     if (shape == 3) {
         int pair = take_one_of(d, pairs);
-        if (pair < 0) refuse(d, ".64x128b needs .warpx2::02_13 or .warpx2::01_23");
+        if (pair < 0) reject(d, ".64x128b needs .warpx2::02_13 or .warpx2::01_23");
         x->shape = pair ? CP_64X128B_01_23 : CP_64X128B_02_13;
     }
     if (shape == 4) need(d, "warpx4");
     if (take(d, "b8x16")) {
         int format = take_one_of(d, formats);
-        if (format < 0) refuse(d, ".b8x16 needs .b4x16_p64 or .b6x16_p32");
+        if (format < 0) reject(d, ".b8x16 needs .b4x16_p64 or .b6x16_p32");
         x->format = format ? CP_FROM_6_BITS : CP_FROM_4_BITS;
     }
     x->address = take_address(d, 0, SPACE_NONE);
@@ -204,7 +204,7 @@ static int decode_shift(decoder *d) {
     need(d, "shift");
     x->group = take_cta_group(d);
     need(d, "down");
-    if (d->module->suffix == 'f') refuse(d, "tcgen05.shift needs an architecture-specific target (sm_100a)");
+    if (d->module->suffix == 'f') reject(d, "tcgen05.shift needs an architecture-specific target (sm_100a)");
     x->address = take_address(d, 0, SPACE_NONE);
     d->in->extra = x;
     d->in->run = run_shift;

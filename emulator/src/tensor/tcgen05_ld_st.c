@@ -6,7 +6,7 @@
  *
  * Strictly, a use of a register that a load writes waits for the load by itself (9.7.16.6.4.5), and there are programs
  * that live on that: of many loads, they wait for the last only, before they give the cells back, or for none. Where
- * machine->fences is that of silicon they are served: the warp stops at each load until the load has ended. */
+ * machine->fences is that of hardware they are served: the warp stops at each load until the load has ended. */
 #include <stdlib.h>
 
 #include "async/async.h"
@@ -118,7 +118,7 @@ static void release(async_op *op) {
 }
 
 /* The first lane. Where machine->fences is that of the text, the address says it. The text wants the address to name
- * one of the warp's own quarter (9.7.16.8.1); silicon evidently takes the quarter from the warp, as programs that name
+ * one of the warp's own quarter (9.7.16.8.1); hardware evidently takes the quarter from the warp, as programs that name
  * lane 0 in every warp are right there, and ignores bits beyond 128. */
 static uint32_t lane_reached(warp *w, const instr *in, const access *x, uint32_t address) {
     uint32_t lane = tmem_lane(address) % TMEM_LANES, quarter = 32 * (uint32_t)(w->index % 4);
@@ -126,7 +126,7 @@ static uint32_t lane_reached(warp *w, const instr *in, const access *x, uint32_t
     if (by_text) lane = tmem_lane(address);
     if (lane != tmem_lane(address) || (lane < 32 && quarter && !by_text))
         remark_once(machine_of(w), "lane of another quarter",
-                    "line %d: warp %d names lane %u of tensor memory and reaches lanes from %u on, as on silicon; the "
+                    "line %d: warp %d names lane %u of tensor memory and reaches lanes from %u on, as on hardware; the "
                     "manual wants the address to say so",
                     in->line, w->index, tmem_lane(address), quarter + lane % 32);
     if (lane < 32 && !by_text) lane += quarter;
@@ -199,7 +199,7 @@ static run_result run_access(warp *w, const instr *in, uint32_t lanes) {
     ++*a->under_way;
     w->cta->traffic[x->store ? TRAFFIC_TMEM_WRITE : TRAFFIC_TMEM_READ] += a->op.bytes;
     async_start(machine_of(w), &a->op, w, in, NULL);
-    a->awaited = !x->store && machine_of(w)->fences == FENCES_SILICON;
+    a->awaited = !x->store && machine_of(w)->fences == FENCES_HARDWARE;
     return a->awaited ? park(w, WAIT_ASYNC, 0, 0) : RUN_NEXT;
 }
 
@@ -232,7 +232,7 @@ static const uint32_t *take_vector(decoder *d, int index, const access *x) {
     const uint32_t *slots =
         x->store ? source_vector(d, index, TYPE_B32, &length) : destination_vector(d, index, TYPE_B32, &length);
     if ((uint32_t)length != x->registers)
-        refuse(d, "the vector has %d registers, but the shape and the repetition need %u", length, x->registers);
+        reject(d, "the vector has %d registers, but the shape and the repetition need %u", length, x->registers);
     return slots;
 }
 
@@ -242,16 +242,16 @@ static int decode_access(decoder *d) {
     access *x = decode_alloc(d, sizeof *x);
     x->store = take(d, "st");
     if (!x->store) need(d, "ld");
-    if (has_modifier(d, "red")) refuse(d, "tcgen05.ld.red exists on sm_101, sm_103 and sm_110 only");
+    if (has_modifier(d, "red")) reject(d, "tcgen05.ld.red exists on sm_101, sm_103 and sm_110 only");
     need(d, "sync");
     need(d, "aligned");
     int shape = take_one_of(d, shape_names), repetition = take_one_of(d, repetitions);
-    if (shape < 0) refuse(d, "needs one of the shapes .32x32b, .16x64b, .16x128b, .16x256b, .16x32bx2");
-    if (repetition < 0) refuse(d, "needs a repetition, .x1 to .x128");
+    if (shape < 0) reject(d, "needs one of the shapes .32x32b, .16x64b, .16x128b, .16x256b, .16x32bx2");
+    if (repetition < 0) reject(d, "needs a repetition, .x1 to .x128");
     x->shape = (access_shape)shape;
     x->registers = registers_of_x1[shape] << repetition;
     if (x->registers > MAX_REGISTERS)
-        refuse(d, ".%s%s does not exist: at most 128 registers", shape_names[shape], repetitions[repetition]);
+        reject(d, ".%s%s does not exist: at most 128 registers", shape_names[shape], repetitions[repetition]);
     x->halves = take(d, x->store ? "unpack::16b" : "pack::16b") ? 2 : 1;
     x->columns = (columns_of_x1[shape] << repetition) * x->halves;
     need(d, "b32");
@@ -259,9 +259,9 @@ static int decode_access(decoder *d) {
     x->address = take_address(d, !x->store, SPACE_NONE);
     if (split) {
         int64_t offset = constant(d, x->store ? 1 : 2);
-        if (offset < 0 || offset >= TMEM_COLUMNS) refuse(d, "immHalfSplitoff is %lld: no column", (long long)offset);
+        if (offset < 0 || offset >= TMEM_COLUMNS) reject(d, "immHalfSplitoff is %lld: no column", (long long)offset);
         if (x->store && x->halves == 2 && offset & 1)
-            refuse(d, "immHalfSplitoff is %lld: with .unpack::16b an odd one faults", (long long)offset);
+            reject(d, "immHalfSplitoff is %lld: with .unpack::16b an odd one faults", (long long)offset);
         x->split = (uint32_t)offset;
     }
     if (x->store)

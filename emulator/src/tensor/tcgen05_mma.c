@@ -1,5 +1,5 @@
 /* tcgen05.mma and tcgen05.mma.ws: decoding, and the checks when it is issued (PTX ISA 9.7.16.10.9). Sparse forms and
- * the zero-column mask of .ws are refused. */
+ * the zero-column mask of .ws are rejected. */
 #include <stdlib.h>
 
 #include "tensor/tcgen05.h"
@@ -56,7 +56,7 @@ static void check_operands(const mma_op *o, warp *w, const instr *in) {
               "documented");
     if (x->blocks && tmem_column(o->sfb) & 1)
         remark_once(machine_of(w), "odd column of scale factors",
-                    "scale factors of B begin at column %u: odd columns were seen not to work on silicon",
+                    "scale factors of B begin at column %u: odd columns were seen not to work on hardware",
                     tmem_column(o->sfb));
     for (int i = 0; i < core->group; i++) {
         const cta *c = core->ctas[i];
@@ -89,11 +89,11 @@ static uint32_t element_bytes(tensor_element type) {
     return type == TENSOR_TF32 ? 4 : type == TENSOR_F16 || type == TENSOR_BF16 ? 2 : 1;
 }
 
-/* CUTLASS keeps the scale factors' ID in the two upper bits of their address and does not clear them: silicon does not
+/* CUTLASS keeps the scale factors' ID in the two upper bits of their address and does not clear them: hardware does not
  * look at them, though the text knows no such lanes. */
 static uint32_t scales_address(const warp *w, const address_operand *a, uint32_t lane) {
     uint32_t address = (uint32_t)address_value(w, a, lane);
-    return machine_of(w)->fences == FENCES_SILICON ? address & 0x3fffffff : address;
+    return machine_of(w)->fences == FENCES_HARDWARE ? address & 0x3fffffff : address;
 }
 
 static void issue(warp *w, const instr *in, uint32_t lane, tensor_core *core) {
@@ -128,8 +128,8 @@ static void issue(warp *w, const instr *in, uint32_t lane, tensor_core *core) {
                   : x->a_in_tmem ? 1ull << 32 | o->a
                                  : o->a_view.descriptor.bits);
     tensor_op arithmetic = mma_arithmetic(o, machine_of(w));
-    const char *refusal = tensor_refusal(&arithmetic);
-    if (refusal) fault(w, in, (int)lane, "%s", refusal);
+    const char *rejection = tensor_rejection(&arithmetic);
+    if (rejection) fault(w, in, (int)lane, "%s", rejection);
     for (int i = 0; i < core->group; i++) {
         uint32_t bytes = 32 * (o->b_view.rows + (x->a_in_tmem ? 0 : o->rows));
         core->ctas[i]->traffic[TRAFFIC_MMA_SHARED_READ] += bytes;
@@ -152,12 +152,12 @@ static int scale_blocks(decoder *d, mma_kind kind) {
     static const int blocks[] = {1, 2, 4, 4, 0};
     need(d, "block_scale");
     int vector = take_one_of(d, vectors), standard = kind == KIND_MXF8F6F4 ? 1 : 2;
-    if (vector < 0 && kind == KIND_MXF4NVF4) refuse(d, ".kind::mxf4nvf4 needs a size of the scale vector");
+    if (vector < 0 && kind == KIND_MXF4NVF4) reject(d, ".kind::mxf4nvf4 needs a size of the scale vector");
     if (vector >= 0 && vector < 3 && d->module->suffix == 'f')
-        refuse(d, ".%s needs an architecture-specific target (sm_100a); .block16 and .block32 do not", vectors[vector]);
+        reject(d, ".%s needs an architecture-specific target (sm_100a); .block16 and .block32 do not", vectors[vector]);
     int count = vector < 0 || vector == 4 ? standard : blocks[vector];
     if (count != standard && !(kind == KIND_MXF4NVF4 && count == 4))
-        refuse(d, ".%s does not exist for .%s", vectors[vector], mma_kind_names[kind]);
+        reject(d, ".%s does not exist for .%s", vectors[vector], mma_kind_names[kind]);
     return count;
 }
 
@@ -174,7 +174,7 @@ static void take_collector(decoder *d, mma_instruction *x) {
             x->collector = operation;
         }
     if (x->ashift && (x->collector == COLLECTOR_FILL || x->collector == COLLECTOR_USE))
-        refuse(d, ".ashift excludes .collector::a::%s", operations[x->collector]);
+        reject(d, ".ashift excludes .collector::a::%s", operations[x->collector]);
 }
 
 static void take_enable(decoder *d, mma_instruction *x, int index) {
@@ -202,12 +202,12 @@ static int take_operands(decoder *d, mma_instruction *x) {
         x->sfa = take_address(d, next++, SPACE_NONE);
         x->sfb = take_address(d, next++, SPACE_NONE);
     } else if (next < operand_count(d) && operand_at(d, next)->kind == OPERAND_VECTOR) {
-        if (x->weight_stationary) refuse(d, ".ws has no disable-output-lane");
+        if (x->weight_stationary) reject(d, ".ws has no disable-output-lane");
         x->mask = source_vector(d, next++, TYPE_B32, &x->masks);
         if (x->masks != 4 * x->group)
-            refuse(d, "disable-output-lane has %d words; cta_group::%d needs %d", x->masks, x->group, 4 * x->group);
+            reject(d, "disable-output-lane has %d words; cta_group::%d needs %d", x->masks, x->group, 4 * x->group);
     }
-    if (next >= operand_count(d)) refuse(d, "enable-input-d is missing");
+    if (next >= operand_count(d)) reject(d, "enable-input-d is missing");
     take_enable(d, x, next++);
     return next;
 }
@@ -216,30 +216,30 @@ int decode_tcgen05_mma(decoder *d) {
     if (!has_modifier(d, "mma")) return 0;
     mma_instruction *x = decode_alloc(d, sizeof *x);
     need(d, "mma");
-    if (has_modifier(d, "sp")) refuse(d, "sparse tcgen05.mma is not emulated");
+    if (has_modifier(d, "sp")) reject(d, "sparse tcgen05.mma is not emulated");
     x->weight_stationary = take(d, "ws");
     x->group = take_cta_group(d);
-    if (x->weight_stationary && x->group != 1) refuse(d, ".ws needs .cta_group::1");
+    if (x->weight_stationary && x->group != 1) reject(d, ".ws needs .cta_group::1");
     int kind = take_one_of(d, mma_kind_names);
-    if (kind < 0) refuse(d, "needs a .kind");
+    if (kind < 0) reject(d, "needs a .kind");
     x->kind = (mma_kind)kind;
     if (x->kind == KIND_I8 && d->module->suffix == 'f')
-        refuse(d, ".kind::i8 needs an architecture-specific target (sm_100a)");
+        reject(d, ".kind::i8 needs an architecture-specific target (sm_100a)");
     if (x->kind >= KIND_MXF8F6F4) {
-        if (x->weight_stationary) refuse(d, ".ws has no block-scaled form");
+        if (x->weight_stationary) reject(d, ".ws has no block-scaled form");
         x->blocks = scale_blocks(d, x->kind);
     }
     x->ashift = take(d, "ashift");
     take_collector(d, x);
     int next = take_operands(d, x);
     if (x->ashift && (!x->a_in_tmem || x->blocks || x->weight_stationary))
-        refuse(d, ".ashift needs A in tensor memory, and no block scale");
+        reject(d, ".ashift needs A in tensor memory, and no block scale");
     if (next < operand_count(d)) {
-        if (x->weight_stationary) refuse(d, "the zero-column mask of .ws is not emulated");
+        if (x->weight_stationary) reject(d, "the zero-column mask of .ws is not emulated");
         if (x->kind != KIND_F16 && x->kind != KIND_TF32)
-            refuse(d, "scale-input-d is for .kind::f16 and .kind::tf32 only");
+            reject(d, "scale-input-d is for .kind::f16 and .kind::tf32 only");
         int64_t exponent = constant(d, next);
-        if (exponent < 0 || exponent > 15) refuse(d, "scale-input-d is %lld; it must be 0 to 15", (long long)exponent);
+        if (exponent < 0 || exponent > 15) reject(d, "scale-input-d is %lld; it must be 0 to 15", (long long)exponent);
         x->scale_input_d = (int)exponent;
     }
     d->entry->uses_async_proxy = 1;

@@ -148,7 +148,7 @@ uint32_t uniform_value(warp *w, const instr *in, uint32_t slot, uint32_t lanes, 
 int take_cta_group(decoder *d) {
     static const char *const groups[] = {"cta_group::1", "cta_group::2", NULL};
     int group = take_one_of(d, groups);
-    if (group < 0) refuse(d, "needs .cta_group::1 or .cta_group::2");
+    if (group < 0) reject(d, "needs .cta_group::1 or .cta_group::2");
     d->entry->uses_tcgen05 = 1;
     if (group == 1) d->entry->uses_cluster = 1;
     return group + 1;
@@ -305,7 +305,7 @@ static run_result run_management(warp *w, const instr *in, uint32_t lanes) {
     machine_progress(machine_of(w));
     if (x->what == TMEM_ALLOC) {
         uint64_t address = address_value(w, &x->destination, 0);
-        /* a 64-bit register may hold a generic address here, and its low half counts: what silicon does */
+        /* a 64-bit register may hold a generic address here, and its low half counts: what hardware does */
         if (x->destination.space == SPACE_SHARED) address = (uint32_t)address;
         thread_write(w, in, 0, x->destination.space, address, &meeting.column, 4, 4);
     }
@@ -323,7 +323,7 @@ static int decode_management(decoder *d) {
     need(d, "aligned");
     if (x->what == TMEM_ALLOC) {
         ptx_space space = take_space(d);
-        if (space != SPACE_NONE && space != SPACE_SHARED) refuse(d, "the address goes to .shared::cta memory only");
+        if (space != SPACE_NONE && space != SPACE_SHARED) reject(d, "the address goes to .shared::cta memory only");
         need(d, "b32");
         x->destination = take_address(d, 0, space);
         d->in->s[1] = source(d, 1, TYPE_B32);
@@ -335,7 +335,7 @@ static int decode_management(decoder *d) {
     int64_t columns;
     if (x->what != TMEM_RELINQUISH && is_constant(d, 1, &columns) &&
         (columns < TMEM_UNIT || columns > TMEM_COLUMNS || columns & (columns - 1)))
-        refuse(d, "%lld columns: the number must be a power of two from 32 to 512", (long long)columns);
+        reject(d, "%lld columns: the number must be a power of two from 32 to 512", (long long)columns);
     d->in->extra = x;
     d->in->run = run_management;
     return 1;

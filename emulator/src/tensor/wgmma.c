@@ -3,7 +3,7 @@
  * Each of the four warps computes its own 16 rows of D and needs nothing of the others, so the unit here is a warp's
  * share of the instruction. It reads shared memory piece by piece at moments that the engine chooses, in the order of
  * issue; the accumulators hold poison until a wait_group delivers them. A chained wgmma takes the accumulator from the
- * one before, wherever its registers have been moved to. Where silicon is forgiving, an operation begins when all four
+ * one before, wherever its registers have been moved to. Where hardware is forgiving, an operation begins when all four
  * warps have issued it, and ends for all four at once.
  *
  * Not here: .sp (sparse) and .b1. Of registers that a thread reads, no wgmma.fence is asked for before a wgmma writes
@@ -54,7 +54,7 @@ typedef struct {
     uint64_t group;        /* that ops belong to until the next commit_group; committed ones are smaller */
     uint64_t issued, read; /* operations, and those of them that have read shared memory */
     int fenced;
-    uint8_t *fenced_registers; /* as they were at the last wgmma.fence; NULL where silicon is forgiving */
+    uint8_t *fenced_registers; /* as they were at the last wgmma.fence; NULL where hardware is forgiving */
     wgmma_op *results;         /* delivered since the last wgmma.fence; `forgotten`: there were more than are kept */
     int result_count, forgotten;
 } wgmma_state;
@@ -235,7 +235,7 @@ static int step(async_op *base) {
     wgmma_op *o = (wgmma_op *)base;
     machine *m = base->from->grid->on;
     const wgmma_instruction *x = o->what;
-    if (o->gathered == 0 && m->fences == FENCES_SILICON && !reached_by_all(base->by, o->serial, 0)) return STEP_HELD;
+    if (o->gathered == 0 && m->fences == FENCES_HARDWARE && !reached_by_all(base->by, o->serial, 0)) return STEP_HELD;
     if (o->a_read < x->a_count) {
         read_a(o, base->by);
         return 0;
@@ -338,7 +338,7 @@ static run_result run_wgmma(warp *w, const instr *in, uint32_t lanes) {
     uint32_t bytes = 0;
     if (x->a_in_registers) {
         check_a(w, in);
-        while (machine_of(w)->fences == FENCES_SILICON && o->a_read < x->a_count) read_a(o, w);
+        while (machine_of(w)->fences == FENCES_HARDWARE && o->a_read < x->a_count) read_a(o, w);
     } else {
         o->a_view = (matrix_view){.descriptor = descriptor_of(w, in, x->a_descriptor, "a-desc"),
                                   .rows = 64,
@@ -401,7 +401,7 @@ static run_result run_wait(warp *w, const instr *in, uint32_t lanes) {
     wgmma_state *s = state_of(w);
     uint64_t allowed = (uint64_t)in->imm, end = s->group > allowed ? s->group - allowed : 0;
     for (wgmma_op *o = s->first; o && o->group < end; o = o->next)
-        if (!o->done || (machine_of(w)->fences == FENCES_SILICON && !reached_by_all(w, o->serial, 1)))
+        if (!o->done || (machine_of(w)->fences == FENCES_HARDWARE && !reached_by_all(w, o->serial, 1)))
             return park(w, WAIT_ASYNC, allowed, 0);
     warpgroup_common(w, in, 0, 0);
     while (s->first && s->first->group < end) {
@@ -451,37 +451,37 @@ static void take_elements(decoder *d, wgmma_instruction *x, ptx_type *d_type, pt
             x->element = elements[i].element;
             x->element_bytes = elements[i].bytes;
             found++;
-            if (elements[i].k != x->k) refuse(d, "K is %d; with .%s it is %d", x->k, type_name(*a_type), elements[i].k);
+            if (elements[i].k != x->k) reject(d, "K is %d; with .%s it is %d", x->k, type_name(*a_type), elements[i].k);
         }
         if (elements[i].type == *b_type) {
             x->b_element = elements[i].element;
             found += elements[i].k == x->k;
         }
     }
-    if (found != 2) refuse(d, ".%s and .%s are not multiplied by wgmma", type_name(*a_type), type_name(*b_type));
+    if (found != 2) reject(d, ".%s and .%s are not multiplied by wgmma", type_name(*a_type), type_name(*b_type));
     x->d_type = *d_type == TYPE_F16 ? TENSOR_D_F16 : *d_type == TYPE_S32 ? TENSOR_D_S32 : TENSOR_D_F32;
     int integer = *a_type == TYPE_S8 || *a_type == TYPE_U8;
     if (integer != (*d_type == TYPE_S32) || (!integer && *d_type != TYPE_F32 && *d_type != TYPE_F16))
-        refuse(d, "the sum of .%s products cannot be .%s", type_name(*a_type), type_name(*d_type));
-    if (integer && x->n > 32 && x->n % 16) refuse(d, "N is %d; with integers it is a multiple of 16 from 32 on", x->n);
+        reject(d, "the sum of .%s products cannot be .%s", type_name(*a_type), type_name(*d_type));
+    if (integer && x->n > 32 && x->n % 16) reject(d, "N is %d; with integers it is a multiple of 16 from 32 on", x->n);
 }
 
 /* 1 or -1 */
 static int take_sign(decoder *d, int index) {
     int64_t sign = constant(d, index);
-    if (sign != 1 && sign != -1) refuse(d, "operand %d is %lld; it must be 1 or -1", index + 1, (long long)sign);
+    if (sign != 1 && sign != -1) reject(d, "operand %d is %lld; it must be 1 or -1", index + 1, (long long)sign);
     return sign < 0;
 }
 
 static int take_bit(decoder *d, int index) {
     int64_t bit = constant(d, index);
-    if (bit != 0 && bit != 1) refuse(d, "operand %d is %lld; it must be 0 or 1", index + 1, (long long)bit);
+    if (bit != 0 && bit != 1) reject(d, "operand %d is %lld; it must be 0 or 1", index + 1, (long long)bit);
     return (int)bit;
 }
 
 static int decode_mma_async(decoder *d) {
-    if (has_modifier(d, "sp")) refuse(d, "sparse wgmma is not emulated");
-    if (has_modifier(d, "b1")) refuse(d, "wgmma of single bits is not emulated");
+    if (has_modifier(d, "sp")) reject(d, "sparse wgmma is not emulated");
+    if (has_modifier(d, "b1")) reject(d, "wgmma of single bits is not emulated");
     wgmma_instruction *x = decode_alloc(d, sizeof *x);
     need(d, "sync");
     need(d, "aligned");
@@ -494,7 +494,7 @@ static int decode_mma_async(decoder *d) {
         }
         if (x->k) break;
     }
-    if (!x->k) refuse(d, "the shape is not one of wgmma's");
+    if (!x->k) reject(d, "the shape is not one of wgmma's");
     ptx_type d_type, a_type, b_type;
     take_elements(d, x, &d_type, &a_type, &b_type);
     x->saturate = take(d, "satfinite");
@@ -506,15 +506,15 @@ static int decode_mma_async(decoder *d) {
                     .b_type = x->b_element,
                     .d_type = x->d_type,
                     .saturate = x->saturate};
-    const char *reason = tensor_refusal(&op);
-    if (reason) refuse(d, "%s", reason);
+    const char *reason = tensor_rejection(&op);
+    if (reason) reject(d, "%s", reason);
     x->d = destination_vector(d, 0, d_type == TYPE_F16 ? TYPE_B32 : d_type, &x->d_count);
     int wanted = d_type == TYPE_F16 ? x->n / 4 : x->n / 2;
-    if (x->d_count != wanted) refuse(d, "D has %d registers; it needs %d", x->d_count, wanted);
+    if (x->d_count != wanted) reject(d, "D has %d registers; it needs %d", x->d_count, wanted);
     x->a_in_registers = d->statement->operands[1].kind == OPERAND_VECTOR;
     if (x->a_in_registers) {
         x->a = source_vector(d, 1, TYPE_B32, &x->a_count);
-        if (x->a_count != 4) refuse(d, "A has %d registers; it needs 4", x->a_count);
+        if (x->a_count != 4) reject(d, "A has %d registers; it needs 4", x->a_count);
     } else {
         x->a_descriptor = source(d, 1, TYPE_B64);
     }
@@ -536,9 +536,9 @@ static int decode_mma_async(decoder *d) {
 
 static int decode_wgmma(decoder *d) {
     static const char *const actions[] = {"mma_async", "fence", "commit_group", "wait_group", NULL};
-    if (d->module->sm != 90 || d->module->suffix != 'a') refuse(d, "wgmma needs .target sm_90a");
+    if (d->module->sm != 90 || d->module->suffix != 'a') reject(d, "wgmma needs .target sm_90a");
     int action = take_one_of(d, actions);
-    if (action < 0) refuse(d, "one of .mma_async, .fence, .commit_group and .wait_group is missing");
+    if (action < 0) reject(d, "one of .mma_async, .fence, .commit_group and .wait_group is missing");
     if (action == 0) return decode_mma_async(d);
     need(d, "sync");
     need(d, "aligned");
@@ -546,7 +546,7 @@ static int decode_wgmma(decoder *d) {
     d->in->run = runs[action];
     if (action == 3) {
         d->in->imm = constant(d, 0);
-        if (d->in->imm < 0) refuse(d, "the number of groups is negative");
+        if (d->in->imm < 0) reject(d, "the number of groups is negative");
     }
     return 1;
 }

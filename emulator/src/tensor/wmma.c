@@ -60,7 +60,7 @@ static void map_fragment(decoder *d, const wmma *x, fragment_map *f, int matrix,
     f->segments = (uint32_t)(by_inner ? inner : outer);
     f->segment_bytes = (uint32_t)((by_inner ? outer : inner) * bits / 8);
     if (f->registers < f->distinct || f->registers % f->distinct)
-        refuse(d, "%d registers do not hold the matrix of this shape; it takes %d", f->registers, f->distinct);
+        reject(d, "%d registers do not hold the matrix of this shape; it takes %d", f->registers, f->distinct);
     f->at = decode_alloc(d, (size_t)(f->distinct * WARP_LANES * f->cells) * sizeof *f->at);
     for (int r = 0, i = 0; r < f->distinct; r++)
         for (int lane = 0; lane < WARP_LANES; lane++)
@@ -290,23 +290,23 @@ static const char *take_shape(decoder *d, wmma *x) {
                                          "m8n8k4",    "m8n8k32",  "m8n8k128", NULL};
     int shape = take_one_of(d, shapes);
     if (shape < 0 || sscanf(shapes[shape], "m%dn%dk%d", &x->m, &x->n, &x->k) != 3)
-        refuse(d, "the shape is not one of wmma's");
+        reject(d, "the shape is not one of wmma's");
     return shapes[shape];
 }
 
 static int take_layout(decoder *d) {
     static const char *const layouts[] = {"row", "col", NULL};
     int layout = take_one_of(d, layouts);
-    if (layout < 0) refuse(d, ".row or .col is missing");
+    if (layout < 0) reject(d, ".row or .col is missing");
     return layout;
 }
 
 static void check_shape(decoder *d, ptx_type type, const char *shape) {
     int kind = kind_of(type);
-    if (kind < 0) refuse(d, ".%s is no element of wmma", type_name(type));
+    if (kind < 0) reject(d, ".%s is no element of wmma", type_name(type));
     for (int i = 0; i < 4 && kinds[kind].shapes[i]; i++)
         if (!strcmp(shape, kinds[kind].shapes[i])) return;
-    refuse(d, ".%s does not go with .%s", shape, type_name(type));
+    reject(d, ".%s does not go with .%s", shape, type_name(type));
 }
 
 static ptx_type cell_type(ptx_type type) {
@@ -317,7 +317,7 @@ static int decode_memory(decoder *d, int stores) {
     static const char *const matrices[] = {"a", "b", "c", "d", NULL};
     wmma *x = decode_alloc(d, sizeof *x);
     int matrix = take_one_of(d, matrices), bits;
-    if (matrix < 0 || (stores ? matrix != 3 : matrix == 3)) refuse(d, "the matrix is missing");
+    if (matrix < 0 || (stores ? matrix != 3 : matrix == 3)) reject(d, "the matrix is missing");
     if (matrix == 3) matrix = MATRIX_C;
     need(d, "sync");
     need(d, "aligned");
@@ -325,19 +325,19 @@ static int decode_memory(decoder *d, int stores) {
     const char *shape = take_shape(d, x);
     d->in->space = take_space(d);
     if (d->in->space != SPACE_NONE && d->in->space != SPACE_GLOBAL && d->in->space != SPACE_SHARED)
-        refuse(d, "a matrix lies in .global or .shared");
+        reject(d, "a matrix lies in .global or .shared");
     ptx_type type = need_type(d);
     if (matrix != MATRIX_C) {
         check_shape(d, type, shape);
         x->element_bits = kinds[kind_of(type)].bits;
         if (x->element_bits < 8 && columns != (matrix == MATRIX_B))
-            refuse(d, "A of .%s lies by rows and B by columns", type_name(type));
+            reject(d, "A of .%s lies by rows and B by columns", type_name(type));
     } else {
         if (type != TYPE_F16 && type != TYPE_F32 && type != TYPE_S32 && type != TYPE_F64)
-            refuse(d, ".%s is no type of C or D", type_name(type));
+            reject(d, ".%s is no type of C or D", type_name(type));
         x->element_bits = type_bits(type);
         if ((type == TYPE_F64) != !strcmp(shape, "m8n8k4"))
-            refuse(d, ".%s does not go with .%s", shape, type_name(type));
+            reject(d, ".%s does not go with .%s", shape, type_name(type));
     }
     d->in->s[0] = source_address(d, !stores, &d->in->offset, &bits);
     x->wide = bits == 64;
@@ -364,16 +364,16 @@ static void take_types(decoder *d, wmma *x, const char *shape, ptx_type *a, ptx_
         *b = types[2];
         x->c_type = types[3];
     } else {
-        refuse(d, "wmma.mma takes two types or four");
+        reject(d, "wmma.mma takes two types or four");
     }
     check_shape(d, *a, shape);
     if (kind_of(*b) < 0 || kinds[kind_of(*a)].bits != kinds[kind_of(*b)].bits)
-        refuse(d, ".%s and .%s do not go together", type_name(*a), type_name(*b));
+        reject(d, ".%s and .%s do not go together", type_name(*a), type_name(*b));
     int halves = *a == TYPE_F16 && (x->d_type == TYPE_F16 || x->d_type == TYPE_F32) &&
                  (x->c_type == TYPE_F16 || x->c_type == TYPE_F32);
     ptx_type sum = *a == TYPE_F64 ? TYPE_F64 : *a == TYPE_BF16 || *a == TYPE_TF32 ? TYPE_F32 : TYPE_S32;
     if (!halves && (x->d_type != sum || x->c_type != sum))
-        refuse(d, "C and D are .%s and .%s; .%s is summed in .%s", type_name(x->c_type), type_name(x->d_type),
+        reject(d, "C and D are .%s and .%s; .%s is summed in .%s", type_name(x->c_type), type_name(x->d_type),
                type_name(*a), *a == TYPE_F16 ? "f16 or .f32" : type_name(sum));
 }
 
@@ -391,12 +391,12 @@ static int decode_mma(decoder *d) {
     take_types(d, x, shape, &a, &b);
     x->f64 = a == TYPE_F64;
     x->b1 = a == TYPE_B1;
-    if (x->b1 != (operation >= 0) || x->b1 != population) refuse(d, ".xor.popc or .and.popc belongs to .b1");
+    if (x->b1 != (operation >= 0) || x->b1 != population) reject(d, ".xor.popc or .and.popc belongs to .b1");
     x->is_xor = operation == 0;
-    if (x->saturate && x->d_type != TYPE_S32) refuse(d, ".satfinite is emulated for integers only");
+    if (x->saturate && x->d_type != TYPE_S32) reject(d, ".satfinite is emulated for integers only");
     if (x->f64) {
         static const char *const roundings[] = {"rn", "rz", "rm", "rp", NULL};
-        if (take_one_of(d, roundings) > 0) refuse(d, "fp64 is multiplied with .rn only");
+        if (take_one_of(d, roundings) > 0) reject(d, "fp64 is multiplied with .rn only");
     }
     x->nibbles = a == TYPE_S4 || a == TYPE_U4;
     x->a_signed = a == TYPE_S4;
@@ -406,8 +406,8 @@ static int decode_mma(decoder *d) {
     int bits = kinds[kind_of(a)].bits;
     if (!x->f64 && !x->b1) {
         tensor_op op = multiplication(x, d->module->sm);
-        const char *reason = tensor_refusal(&op);
-        if (reason) refuse(d, "%s", reason);
+        const char *reason = tensor_rejection(&op);
+        if (reason) reject(d, "%s", reason);
     }
     x->map.slots = destination_vector(d, 0, cell_type(x->d_type), &x->map.registers);
     x->a.slots = source_vector(d, 1, cell_type(a), &x->a.registers);

@@ -1,15 +1,15 @@
-// sm_100a: C += A B^T of kind::mxf4nvf4 (e2m1, a ue4m3 scale for 16), tile after tile along N, by a CTA (GROUP = 1) or a pair
-// (GROUP = 2). Warp 0 fills a ring of slots by TMA, except the scales of B, which warp 3 writes as a thread does; warp
-// 1 copies scales to tensor memory and multiplies; warp 2 allocates; warps 4 to 7 put C into the accumulator before and
-// take the result after.
+// sm_100a: C += A B^T of kind::mxf4nvf4 (e2m1, a ue4m3 scale for 16), tile after tile along N, by a CTA (GROUP = 1) or
+// a pair (GROUP = 2). Warp 0 fills a pipeline of stages by TMA, except the scales of B, which warp 3 writes as a thread
+// does; warp 1 copies scales to tensor memory and multiplies; warp 2 allocates; warps 4 to 7 put C into the accumulator
+// before and take the result after.
 #include "device.cuh"
 
 #if GROUP == 2
-#define PAIR_BUGS(X)                                                                                                   \
+#define PAIR_MUTATIONS(X)                                                                                              \
     X(no_cluster_sync_at_start)                                                                                        \
     X(expects_bytes_of_one_cta)                                                                                        \
-    X(slots_released_in_one_cta)                                                                                       \
-    X(result_announced_in_one_cta)                                                                                     \
+    X(stages_released_in_one_cta)                                                                                      \
+    X(result_committed_in_one_cta)                                                                                     \
     X(peer_signals_own_barrier)                                                                                        \
     X(full_count_without_peer)                                                                                         \
     X(ready_count_without_peer)                                                                                        \
@@ -18,9 +18,9 @@
     X(peer_deallocates_late)                                                                                           \
     X(peer_does_not_allocate)
 #else
-#define PAIR_BUGS(X) X(arrival_for_commit)
+#define PAIR_MUTATIONS(X) X(arrival_for_commit)
 #endif
-#define BUGS(X)                                                                                                        \
+#define MUTATIONS(X)                                                                                                   \
     X(none)                                                                                                            \
     X(no_full_wait)                                                                                                    \
     X(full_parity_flipped)                                                                                             \
@@ -28,7 +28,7 @@
     X(expects_too_little)                                                                                              \
     X(expects_too_much)                                                                                                \
     X(no_proxy_fence_behind_scales)                                                                                    \
-    X(scales_announced_early)                                                                                          \
+    X(scales_arrive_early)                                                                                             \
     X(no_ready_wait)                                                                                                   \
     X(no_wait_st)                                                                                                      \
     X(no_fence_before_ready)                                                                                           \
@@ -36,9 +36,9 @@
     X(no_result_wait)                                                                                                  \
     X(no_fence_after_result)                                                                                           \
     X(no_wait_ld)                                                                                                      \
-    X(no_commit_to_slot)                                                                                               \
+    X(no_commit_to_stage)                                                                                              \
     X(commit_to_full_barrier)                                                                                          \
-    X(slot_commit_before_mma)                                                                                          \
+    X(stage_commit_before_mma)                                                                                         \
     X(no_commit_of_result)                                                                                             \
     X(result_commit_before_last_mma)                                                                                   \
     X(short_alloc)                                                                                                     \
@@ -62,16 +62,16 @@
     X(lanes_of_next_quarter)                                                                                           \
     X(empty_barriers_set_twice)                                                                                        \
     X(ready_count_too_small)                                                                                           \
-    PAIR_BUGS(X)
+    PAIR_MUTATIONS(X)
 
-enum class bug { BUGS(BUG_NAME) };
+enum class mutation { MUTATIONS(MUTATION_NAME) };
 
 enum { THREADS = 256, ROWS = 128, COLUMNS = 64, DEPTH = 128, MMA_K = 64, PIECES = DEPTH / MMA_K };
-enum { SLOTS = 3, TILES = 3, STEPS = 3, ACCUMULATORS = 2 };
+enum { STAGES = 3, TILES = 3, STEPS = 3, ACCUMULATORS = 2 };
 enum { ATOM = 512, A_BYTES = ROWS * DEPTH / 2, B_BYTES = COLUMNS / GROUP * DEPTH / 2, SCALE_BYTES = PIECES * ATOM };
 enum { FILL = A_BYTES + B_BYTES + SCALE_BYTES }; // by TMA
-enum { AT_B = SLOTS * A_BYTES, AT_SFA = AT_B + SLOTS * B_BYTES, AT_SFB = AT_SFA + SLOTS * SCALE_BYTES };
-enum { AT_BARRIERS = AT_SFB + SLOTS * SCALE_BYTES, AT_ADDRESS = AT_BARRIERS + 128 };
+enum { AT_B = STAGES * A_BYTES, AT_SFA = AT_B + STAGES * B_BYTES, AT_SFB = AT_SFA + STAGES * SCALE_BYTES };
+enum { AT_BARRIERS = AT_SFB + STAGES * SCALE_BYTES, AT_ADDRESS = AT_BARRIERS + 128 };
 enum { SFA_COLUMN = ACCUMULATORS * COLUMNS, SFB_COLUMN = SFA_COLUMN + 4 * PIECES, TENSOR_COLUMNS = 256 };
 // 2 x e2m1, ue4m3 scales, N, M
 enum { INSTRUCTION = 1 << 7 | 1 << 10 | COLUMNS / 8 << 17 | GROUP << 27 };
@@ -164,111 +164,112 @@ static __device__ __forceinline__ void tensor_store(u32 address, const float (&d
 // ---- the roles
 
 struct barriers {
-    u32 full, empty;   // of slots
+    u32 full, empty;   // of stages
     u32 ready, result; // of accumulators: C is in it, the sum is
 };
 
-template <bug planted>
+template <mutation active>
 static __device__ __forceinline__ void produce(const TensorMap *a, const TensorMap *b, const TensorMap *sfa, u32 base,
                                                const barriers &bar, u32 rank) {
     for (int fill = 0; fill < TILES * STEPS; fill++) {
-        const u32 slot = fill % SLOTS, step = fill % STEPS, tile = fill / STEPS;
-        if (!HAS(no_empty_wait)) wait_cluster(bar.empty + 8 * slot, (fill / SLOTS & 1) ^ 1);
-        const u32 own = bar.full + 8 * slot;
+        const u32 stage = fill % STAGES, step = fill % STEPS, tile = fill / STEPS;
+        if (!IS(no_empty_wait)) wait_cluster(bar.empty + 8 * stage, (fill / STAGES & 1) ^ 1);
+        const u32 own = bar.full + 8 * stage;
         u32 full = own;
 #if GROUP == 2
-        if (!HAS(peer_signals_own_barrier)) full = of_leader(own);
-        const int peers = HAS(expects_bytes_of_one_cta) ? 1 : 2;
-        const u32 half = HAS(peer_loads_first_half_of_b) ? 0 : rank * COLUMNS / 2;
+        if (!IS(peer_signals_own_barrier)) full = of_leader(own);
+        const int peers = IS(expects_bytes_of_one_cta) ? 1 : 2;
+        const u32 half = IS(peer_loads_first_half_of_b) ? 0 : rank * COLUMNS / 2;
 #else
         const int peers = 1;
         const u32 half = 0;
 #endif
         if (rank == 0)
-            arrive_expect(own, peers * FILL + (HAS(expects_too_little) ? -64 : HAS(expects_too_much) ? 64 : 0));
-        load(base + slot * A_BYTES, a, step * DEPTH, rank * ROWS, full);
-        load(base + AT_B + slot * B_BYTES, b, step * DEPTH, tile * COLUMNS + half, full);
-        load(base + AT_SFA + slot * SCALE_BYTES, sfa, 0, (rank * STEPS + step) * PIECES, full);
+            arrive_expect(own, peers * FILL + (IS(expects_too_little) ? -64 : IS(expects_too_much) ? 64 : 0));
+        load(base + stage * A_BYTES, a, step * DEPTH, rank * ROWS, full);
+        load(base + AT_B + stage * B_BYTES, b, step * DEPTH, tile * COLUMNS + half, full);
+        load(base + AT_SFA + stage * SCALE_BYTES, sfa, 0, (rank * STEPS + step) * PIECES, full);
     }
     // The last releases arrive here too: the block must be there.
-    for (int fill = TILES * STEPS; fill < TILES * STEPS + SLOTS; fill++)
-        wait_cluster(bar.empty + 8 * (fill % SLOTS), (fill / SLOTS & 1) ^ 1);
+    for (int fill = TILES * STEPS; fill < TILES * STEPS + STAGES; fill++)
+        wait_cluster(bar.empty + 8 * (fill % STAGES), (fill / STAGES & 1) ^ 1);
 }
 
 // The scales of B of a tile and step: PIECES atoms.
-template <bug planted> static __device__ __forceinline__ void write_scales(const uint4 *sfb, const barriers &bar) {
+template <mutation active> static __device__ __forceinline__ void write_scales(const uint4 *sfb, const barriers &bar) {
     const u32 lane = threadIdx.x % 32;
     for (int fill = 0; fill < TILES * STEPS; fill++) {
-        const u32 slot = fill % SLOTS;
-        if (!HAS(no_empty_wait)) wait_cluster(bar.empty + 8 * slot, (fill / SLOTS & 1) ^ 1);
-        if (HAS(scales_announced_early) && lane == 0) arrive_at_leader(bar.full + 8 * slot);
-        uint4 *to = (uint4 *)(smem + AT_SFB + slot * SCALE_BYTES);
+        const u32 stage = fill % STAGES;
+        if (!IS(no_empty_wait)) wait_cluster(bar.empty + 8 * stage, (fill / STAGES & 1) ^ 1);
+        if (IS(scales_arrive_early) && lane == 0) arrive_at_leader(bar.full + 8 * stage);
+        uint4 *to = (uint4 *)(smem + AT_SFB + stage * SCALE_BYTES);
         for (u32 i = lane; i < SCALE_BYTES / 16; i += 32) to[i] = sfb[fill * SCALE_BYTES / 16 + i];
-        if (!HAS(no_proxy_fence_behind_scales)) fence_proxy_async();
+        if (!IS(no_proxy_fence_behind_scales)) fence_proxy_async();
         __syncwarp();
-        if (!HAS(scales_announced_early) && lane == 0) arrive_at_leader(bar.full + 8 * slot);
+        if (!IS(scales_arrive_early) && lane == 0) arrive_at_leader(bar.full + 8 * stage);
     }
 }
 
-template <bug planted> static __device__ __forceinline__ void all_scales(u32 tensor, u32 base, u32 slot) {
+template <mutation active> static __device__ __forceinline__ void all_scales(u32 tensor, u32 base, u32 stage) {
     for (int i = 0; i < PIECES; i++) {
-        const u32 sfa = base + AT_SFA + slot * SCALE_BYTES + i * ATOM, sfb = sfa + AT_SFB - AT_SFA;
-        copy_scales(tensor + (HAS(scales_over_accumulator) ? COLUMNS - 4 : SFA_COLUMN) + 4 * i, sfa);
+        const u32 sfa = base + AT_SFA + stage * SCALE_BYTES + i * ATOM, sfb = sfa + AT_SFB - AT_SFA;
+        copy_scales(tensor + (IS(scales_over_accumulator) ? COLUMNS - 4 : SFA_COLUMN) + 4 * i, sfa);
         copy_scales(tensor + SFB_COLUMN + 4 * i, sfb);
     }
 }
 
-// Bug scale_copy_overtakes: another warp than the one that multiplies copies the scales.
-template <bug planted>
+// Mutation scale_copy_overtakes: another warp than the one that multiplies copies the scales.
+template <mutation active>
 static __device__ __forceinline__ void copy_all_scales(u32 tensor, u32 base, const barriers &bar) {
     for (int fill = 0; fill < TILES * STEPS; fill++) {
-        wait_cluster(bar.full + 8 * (fill % SLOTS), fill / SLOTS & 1);
-        all_scales<planted>(tensor, base, fill % SLOTS);
+        wait_cluster(bar.full + 8 * (fill % STAGES), fill / STAGES & 1);
+        all_scales<active>(tensor, base, fill % STAGES);
     }
 }
 
-template <bug planted> static __device__ __forceinline__ void multiply_all(u32 tensor, u32 base, const barriers &bar) {
-    const u64 layout = HAS(descriptor_of_other_swizzle) ? 6 : 4; // 4: a swizzle of 64 bytes
-    const u32 stride = HAS(descriptor_stride_doubled) ? 1024 : 512;
-    const u32 sfa = tensor + (HAS(scales_over_accumulator) ? COLUMNS - 4 : SFA_COLUMN), sfb = tensor + SFB_COLUMN;
+template <mutation active>
+static __device__ __forceinline__ void multiply_all(u32 tensor, u32 base, const barriers &bar) {
+    const u64 layout = IS(descriptor_of_other_swizzle) ? 6 : 4; // 4: a swizzle of 64 bytes
+    const u32 stride = IS(descriptor_stride_doubled) ? 1024 : 512;
+    const u32 sfa = tensor + (IS(scales_over_accumulator) ? COLUMNS - 4 : SFA_COLUMN), sfb = tensor + SFB_COLUMN;
     u32 instruction = INSTRUCTION;
-    if (HAS(instruction_n_halved)) instruction -= COLUMNS / 16 << 17;
-    if (HAS(instruction_m_wrong)) instruction ^= 3 << 27;
-    if (HAS(instruction_scale_type)) instruction |= 1 << 23;
-    if (HAS(instruction_element_type)) instruction ^= 7 << 7;
+    if (IS(instruction_n_halved)) instruction -= COLUMNS / 16 << 17;
+    if (IS(instruction_m_wrong)) instruction ^= 3 << 27;
+    if (IS(instruction_scale_type)) instruction |= 1 << 23;
+    if (IS(instruction_element_type)) instruction ^= 7 << 7;
     for (int tile = 0; tile < TILES; tile++) {
         const u32 index = tile % ACCUMULATORS, d = tensor + index * COLUMNS;
-        if (!HAS(no_ready_wait)) wait_cluster(bar.ready + 8 * index, tile / ACCUMULATORS & 1);
-        if (!HAS(no_fence_after_ready)) fence_after();
+        if (!IS(no_ready_wait)) wait_cluster(bar.ready + 8 * index, tile / ACCUMULATORS & 1);
+        if (!IS(no_fence_after_ready)) fence_after();
 #pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
-            const u32 fill = tile * STEPS + step, slot = fill % SLOTS;
-            if (!HAS(no_full_wait)) wait_cluster(bar.full + 8 * slot, (fill / SLOTS & 1) ^ HAS(full_parity_flipped));
-            if (!HAS(scale_copy_overtakes)) all_scales<planted>(tensor, base, slot);
+            const u32 fill = tile * STEPS + step, stage = fill % STAGES;
+            if (!IS(no_full_wait)) wait_cluster(bar.full + 8 * stage, (fill / STAGES & 1) ^ IS(full_parity_flipped));
+            if (!IS(scale_copy_overtakes)) all_scales<active>(tensor, base, stage);
 #if GROUP == 2
-            const int both = !HAS(slots_released_in_one_cta);
+            const int both = !IS(stages_released_in_one_cta);
 #else
             const int both = 1;
 #endif
-            if (HAS(slot_commit_before_mma)) commit(bar.empty + 8 * slot, both);
+            if (IS(stage_commit_before_mma)) commit(bar.empty + 8 * stage, both);
             for (int i = 0; i < PIECES; i++) {
-                const u64 a = descriptor(base + slot * A_BYTES + i * MMA_K / 2, layout, stride);
-                const u64 b = descriptor(base + AT_B + slot * B_BYTES + i * MMA_K / 2, layout, stride);
+                const u64 a = descriptor(base + stage * A_BYTES + i * MMA_K / 2, layout, stride);
+                const u64 b = descriptor(base + AT_B + stage * B_BYTES + i * MMA_K / 2, layout, stride);
                 const int last = step == STEPS - 1 && i == PIECES - 1;
-                if (HAS(result_commit_before_last_mma) && last) commit(bar.result + 8 * index, 1);
-                const u32 scales = HAS(scale_column_not_advanced) ? 0 : 4 * i;
-                multiply(d, HAS(descriptors_swapped) ? b : a, HAS(descriptors_swapped) ? a : b, instruction,
-                         (HAS(scales_swapped) ? sfb : sfa) + scales, (HAS(scales_swapped) ? sfa : sfb) + scales,
-                         !HAS(accumulator_overwritten) || step || i);
+                if (IS(result_commit_before_last_mma) && last) commit(bar.result + 8 * index, 1);
+                const u32 scales = IS(scale_column_not_advanced) ? 0 : 4 * i;
+                multiply(d, IS(descriptors_swapped) ? b : a, IS(descriptors_swapped) ? a : b, instruction,
+                         (IS(scales_swapped) ? sfb : sfa) + scales, (IS(scales_swapped) ? sfa : sfb) + scales,
+                         !IS(accumulator_overwritten) || step || i);
             }
-            if (!HAS(no_commit_to_slot) && !HAS(slot_commit_before_mma))
-                commit((HAS(commit_to_full_barrier) ? bar.full : bar.empty) + 8 * slot, both);
+            if (!IS(no_commit_to_stage) && !IS(stage_commit_before_mma))
+                commit((IS(commit_to_full_barrier) ? bar.full : bar.empty) + 8 * stage, both);
         }
-        if (HAS(no_commit_of_result) || HAS(result_commit_before_last_mma)) continue;
+        if (IS(no_commit_of_result) || IS(result_commit_before_last_mma)) continue;
 #if GROUP == 2
-        commit(bar.result + 8 * index, !HAS(result_announced_in_one_cta));
+        commit(bar.result + 8 * index, !IS(result_committed_in_one_cta));
 #else
-        if (HAS(arrival_for_commit))
+        if (IS(arrival_for_commit))
             arrive(bar.result + 8 * index);
         else
             commit(bar.result + 8 * index, 1);
@@ -276,7 +277,7 @@ template <bug planted> static __device__ __forceinline__ void multiply_all(u32 t
     }
 }
 
-template <bug planted>
+template <mutation active>
 static __device__ __forceinline__ void prepare(float *c, int tile, u32 tensor, const barriers &bar) {
     const u32 index = tile % ACCUMULATORS;
     if (tile >= TILES) return;
@@ -285,51 +286,51 @@ static __device__ __forceinline__ void prepare(float *c, int tile, u32 tensor, c
         for (int i = 0; i < 16; i++) d[i] = c[tile * COLUMNS + column + i];
         tensor_store(tensor + index * COLUMNS + column, d);
     }
-    if (!HAS(no_wait_st)) asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
-    if (!HAS(no_fence_before_ready)) fence_before();
+    if (!IS(no_wait_st)) asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
+    if (!IS(no_fence_before_ready)) fence_before();
     if (threadIdx.x % 32 == 0) arrive_at_leader(bar.ready + 8 * index);
 }
 
 // A warp's 32 rows; `c` is this thread's.
-template <bug planted> static __device__ __forceinline__ void finish(float *c, u32 tensor, const barriers &bar) {
-    const u32 quarter = (threadIdx.x / 32 + HAS(lanes_of_next_quarter)) % 4;
+template <mutation active> static __device__ __forceinline__ void finish(float *c, u32 tensor, const barriers &bar) {
+    const u32 quarter = (threadIdx.x / 32 + IS(lanes_of_next_quarter)) % 4;
     tensor += quarter << 21;
-    prepare<planted>(c, 0, tensor, bar);
+    prepare<active>(c, 0, tensor, bar);
 #pragma unroll 1
     for (int tile = 0; tile < TILES; tile++) {
-        prepare<planted>(c, tile + 1, tensor, bar);
+        prepare<active>(c, tile + 1, tensor, bar);
         const u32 index = tile % ACCUMULATORS;
-        if (!HAS(no_result_wait)) wait_cluster(bar.result + 8 * index, tile / ACCUMULATORS & 1);
-        if (!HAS(no_fence_after_result)) fence_after();
+        if (!IS(no_result_wait)) wait_cluster(bar.result + 8 * index, tile / ACCUMULATORS & 1);
+        if (!IS(no_fence_after_result)) fence_after();
         float d[16];
         for (int column = 0; column < COLUMNS; column += 16) {
             tensor_load(d, tensor + index * COLUMNS + column);
-            if (!HAS(no_wait_ld)) asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+            if (!IS(no_wait_ld)) asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
             for (int i = 0; i < 16; i++) c[tile * COLUMNS + column + i] = d[i];
         }
     }
     fence_before();
 }
 
-template <bug planted>
+template <mutation active>
 static __device__ __forceinline__ void run(const TensorMap *a, const TensorMap *b, const TensorMap *sfa,
                                            const uint4 *sfb, float *c) {
     const u32 t = threadIdx.x, warp = t / 32, base = shared_address(smem);
     const u32 rank = GROUP == 2 ? cluster_rank() : 0;
     barriers bar;
     bar.full = base + AT_BARRIERS;
-    bar.empty = bar.full + 8 * SLOTS;
-    bar.ready = bar.empty + 8 * SLOTS;
+    bar.empty = bar.full + 8 * STAGES;
+    bar.ready = bar.empty + 8 * STAGES;
     bar.result = bar.ready + 8 * ACCUMULATORS;
     volatile u32 *const address = (u32 *)(smem + AT_ADDRESS);
     if (t == 0) {
         u32 full = 1 + GROUP, ready = 4 * GROUP;
-        if (HAS(ready_count_too_small)) ready -= 1;
+        if (IS(ready_count_too_small)) ready -= 1;
 #if GROUP == 2
-        if (HAS(full_count_without_peer)) full -= 1;
-        if (HAS(ready_count_without_peer)) ready = 4;
+        if (IS(full_count_without_peer)) full -= 1;
+        if (IS(ready_count_without_peer)) ready = 4;
 #endif
-        for (int i = 0; i < SLOTS; i++) {
+        for (int i = 0; i < STAGES; i++) {
             barrier_init(bar.full + 8 * i, full);
             barrier_init(bar.empty + 8 * i, 1);
         }
@@ -339,57 +340,56 @@ static __device__ __forceinline__ void run(const TensorMap *a, const TensorMap *
         }
         fence_barrier_init();
     }
-    if (HAS(empty_barriers_set_twice) && t == 96) barrier_init(bar.empty, 1);
+    if (IS(empty_barriers_set_twice) && t == 96) barrier_init(bar.empty, 1);
 #if GROUP == 2
     __syncwarp();
-    if (!HAS(no_cluster_sync_at_start)) cluster_arrive();
-    if (!HAS(no_cluster_sync_at_start)) cluster_wait();
+    if (!IS(no_cluster_sync_at_start)) cluster_arrive();
+    if (!IS(no_cluster_sync_at_start)) cluster_wait();
 #endif
     int allocates = warp == 2;
 #if GROUP == 2
-    if (HAS(peer_does_not_allocate) && rank) allocates = 0;
+    if (IS(peer_does_not_allocate) && rank) allocates = 0;
 #endif
     if (allocates) {
-        if (HAS(alloc_after_relinquish)) relinquish();
-        alloc(base + AT_ADDRESS, HAS(short_alloc) ? TENSOR_COLUMNS / 2 : TENSOR_COLUMNS);
-        if (!HAS(alloc_after_relinquish)) relinquish();
+        if (IS(alloc_after_relinquish)) relinquish();
+        alloc(base + AT_ADDRESS, IS(short_alloc) ? TENSOR_COLUMNS / 2 : TENSOR_COLUMNS);
+        if (!IS(alloc_after_relinquish)) relinquish();
     }
     u32 tensor = 0;
-    if (HAS(address_read_before_sync)) tensor = *address;
+    if (IS(address_read_before_sync)) tensor = *address;
     fence_before();
     __syncthreads();
     fence_after();
-    if (!HAS(address_read_before_sync)) tensor = *address;
+    if (!IS(address_read_before_sync)) tensor = *address;
     int multiplies = rank == 0;
 #if GROUP == 2
-    if (HAS(both_ctas_multiply)) multiplies = 1;
+    if (IS(both_ctas_multiply)) multiplies = 1;
 #endif
-    if (warp == 0 && t == 0) produce<planted>(a, b, sfa, base, bar, rank);
-    if (warp == 1 && t % 32 == 0 && multiplies) multiply_all<planted>(tensor, base, bar);
-    if (warp == 2 && t % 32 == 0 && multiplies && HAS(scale_copy_overtakes))
-        copy_all_scales<planted>(tensor, base, bar);
-    if (warp == 3) write_scales<planted>(sfb, bar);
-    if (warp >= 4) finish<planted>(c + (rank * ROWS + t - 128) * TILES * COLUMNS, tensor, bar);
+    if (warp == 0 && t == 0) produce<active>(a, b, sfa, base, bar, rank);
+    if (warp == 1 && t % 32 == 0 && multiplies) multiply_all<active>(tensor, base, bar);
+    if (warp == 2 && t % 32 == 0 && multiplies && IS(scale_copy_overtakes)) copy_all_scales<active>(tensor, base, bar);
+    if (warp == 3) write_scales<active>(sfb, bar);
+    if (warp >= 4) finish<active>(c + (rank * ROWS + t - 128) * TILES * COLUMNS, tensor, bar);
     __syncwarp();
-    if (HAS(dealloc_before_epilogue)) {
+    if (IS(dealloc_before_epilogue)) {
         if (warp == 2) dealloc(tensor, TENSOR_COLUMNS);
         return;
     }
     __syncthreads();
     fence_after();
 #if GROUP == 2
-    if (HAS(peer_deallocates_late) && warp == 2 && rank == 0) dealloc(tensor, TENSOR_COLUMNS);
+    if (IS(peer_deallocates_late) && warp == 2 && rank == 0) dealloc(tensor, TENSOR_COLUMNS);
     cluster_arrive();
     cluster_wait();
-    if (HAS(peer_deallocates_late) && rank == 0) return;
+    if (IS(peer_deallocates_late) && rank == 0) return;
 #endif
-    if (warp == 2 && !HAS(no_dealloc)) dealloc(tensor, HAS(short_alloc) ? TENSOR_COLUMNS / 2 : TENSOR_COLUMNS);
+    if (warp == 2 && !IS(no_dealloc)) dealloc(tensor, IS(short_alloc) ? TENSOR_COLUMNS / 2 : TENSOR_COLUMNS);
 }
 
 #define ENTRY(name)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,                                 \
              const __grid_constant__ TensorMap sfa, const uint4 *sfb, float *c) {                                      \
-        run<bug::name>(&a, &b, &sfa, sfb, c);                                                                          \
+        run<mutation::name>(&a, &b, &sfa, sfb, c);                                                                     \
     }
-BUGS(ENTRY)
+MUTATIONS(ENTRY)

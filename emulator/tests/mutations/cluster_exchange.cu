@@ -3,7 +3,7 @@
 // shared memory. Several rounds; a neighbour says by a remote arrival that it has taken the sum.
 #include "device.cuh"
 
-#define BUGS(X)                                                                                                        \
+#define MUTATIONS(X)                                                                                                   \
     X(none)                                                                                                            \
     X(no_cluster_sync_at_start)                                                                                        \
     X(cluster_arrive_without_wait_at_start)                                                                            \
@@ -27,7 +27,7 @@
     X(quarter_off_by_one_element)                                                                                      \
     X(neighbour_beyond_cluster)
 
-enum class bug { BUGS(BUG_NAME) };
+enum class mutation { MUTATIONS(MUTATION_NAME) };
 
 enum { CTAS = 4, THREADS = 64, QUARTER = 64, LENGTH = CTAS * QUARTER, TAPS = 4, ROUNDS = 3 };
 enum { AT_INBOX = LENGTH * 4, AT_SUM = AT_INBOX + CTAS * THREADS * 4, AT_BARRIERS = AT_SUM + THREADS * 4 };
@@ -49,7 +49,7 @@ static __device__ __forceinline__ int load_cluster(u32 from) {
     return value;
 }
 
-template <bug planted> static __device__ __forceinline__ void run(const int *x, const int *weights, int *y) {
+template <mutation active> static __device__ __forceinline__ void run(const int *x, const int *weights, int *y) {
     const u32 t = threadIdx.x, rank = cluster_rank(), base = shared_address(smem);
     const u32 quarters = base + AT_BARRIERS, shares = quarters + 8, taken = quarters + 16;
     const int *const vector = (const int *)smem, *const inbox = (const int *)(smem + AT_INBOX);
@@ -57,60 +57,60 @@ template <bug planted> static __device__ __forceinline__ void run(const int *x, 
     if (t == 0) {
         barrier_init(quarters, 1);
         barrier_init(shares, 1);
-        barrier_init(taken, HAS(taken_count_of_one_warp) ? 32 : THREADS);
+        barrier_init(taken, IS(taken_count_of_one_warp) ? 32 : THREADS);
         fence_barrier_init();
     }
-    if (!HAS(no_cluster_sync_at_start)) cluster_arrive();
-    if (HAS(cluster_arrive_without_wait_at_start)) __syncthreads();
-    if (!HAS(no_cluster_sync_at_start) && !HAS(cluster_arrive_without_wait_at_start)) cluster_wait();
+    if (!IS(no_cluster_sync_at_start)) cluster_arrive();
+    if (IS(cluster_arrive_without_wait_at_start)) __syncthreads();
+    if (!IS(no_cluster_sync_at_start) && !IS(cluster_arrive_without_wait_at_start)) cluster_wait();
 #pragma unroll 1
     for (int round = 0; round < ROUNDS; round++) {
         const u32 parity = round & 1;
         if (t == 0) {
-            const u32 bytes = QUARTER * 4 - (HAS(quarter_size_no_multiple_of_16) ? 8 : 0);
-            const u16 mask = HAS(mask_without_last_cta) ? 7 : HAS(mask_with_absent_cta) ? 31 : 15;
-            arrive_expect(quarters, HAS(expects_own_quarter_only) ? QUARTER * 4 : LENGTH * 4);
-            arrive_expect(shares, (HAS(expects_shares_of_itself) ? CTAS : CTAS - 1) * THREADS * 4);
+            const u32 bytes = QUARTER * 4 - (IS(quarter_size_no_multiple_of_16) ? 8 : 0);
+            const u16 mask = IS(mask_without_last_cta) ? 7 : IS(mask_with_absent_cta) ? 31 : 15;
+            arrive_expect(quarters, IS(expects_own_quarter_only) ? QUARTER * 4 : LENGTH * 4);
+            arrive_expect(shares, (IS(expects_shares_of_itself) ? CTAS : CTAS - 1) * THREADS * 4);
             multicast(base + rank * QUARTER * 4,
-                      x + round * LENGTH + rank * QUARTER + (HAS(quarter_off_by_one_element) ? 1 : 0), bytes, quarters,
+                      x + round * LENGTH + rank * QUARTER + (IS(quarter_off_by_one_element) ? 1 : 0), bytes, quarters,
                       mask);
         }
-        if (!HAS(no_wait_for_quarters)) wait_cluster(quarters, parity);
+        if (!IS(no_wait_for_quarters)) wait_cluster(quarters, parity);
         for (int d = 0; d < CTAS; d++) {
             int share = 0;
             for (int i = 0; i < TAPS; i++)
                 share += weights[(rank * CTAS + d) * TAPS + i] * vector[(rank * QUARTER + t * 3 + i) % LENGTH];
             if (d == rank) {
-                if (round && !HAS(sum_overwritten_early)) wait_cluster(taken, parity ^ 1 ^ HAS(taken_parity_flipped));
+                if (round && !IS(sum_overwritten_early)) wait_cluster(taken, parity ^ 1 ^ IS(taken_parity_flipped));
                 sum[t] = share;
                 continue;
             }
             const u32 to = base + AT_INBOX + (rank * THREADS + t) * 4;
-            store_async(HAS(shares_without_mapa) ? to : map_to(to, d), share,
-                        HAS(shares_without_mapa) ? shares : map_to(shares, HAS(share_signals_other_cta) ? rank : d));
+            store_async(IS(shares_without_mapa) ? to : map_to(to, d), share,
+                        IS(shares_without_mapa) ? shares : map_to(shares, IS(share_signals_other_cta) ? rank : d));
         }
-        if (!HAS(no_wait_for_shares)) wait_cluster(shares, HAS(shares_parity_stuck) ? 0 : parity);
+        if (!IS(no_wait_for_shares)) wait_cluster(shares, IS(shares_parity_stuck) ? 0 : parity);
         int mine = sum[t];
         for (int r = 0; r < CTAS; r++)
             if (r != rank) mine += inbox[r * THREADS + t];
         sum[t] = mine;
-        if (!HAS(no_cluster_sync_before_reading)) {
-            if (!HAS(cluster_arrival_of_one_warp_less) || t < 32) cluster_arrive();
+        if (!IS(no_cluster_sync_before_reading)) {
+            if (!IS(cluster_arrival_of_one_warp_less) || t < 32) cluster_arrive();
             cluster_wait();
         }
-        const u32 neighbour = HAS(neighbour_beyond_cluster) ? rank + 1 : (rank + 1) % CTAS;
+        const u32 neighbour = IS(neighbour_beyond_cluster) ? rank + 1 : (rank + 1) % CTAS;
         const int theirs = load_cluster(map_to(base + AT_SUM + t * 4, neighbour));
         y[(round * CTAS + rank) * THREADS + t] = mine + 3 * theirs;
-        if (HAS(taken_at_own_barrier))
+        if (IS(taken_at_own_barrier))
             arrive(taken);
         else
             arrive_remote(map_to(taken, neighbour));
     }
-    if (!HAS(exit_before_neighbour_has_read)) wait_cluster(taken, (ROUNDS - 1) & 1);
+    if (!IS(exit_before_neighbour_has_read)) wait_cluster(taken, (ROUNDS - 1) & 1);
 }
 
 #define ENTRY(name)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const int *x, const int *weights, int *y) {             \
-        run<bug::name>(x, weights, y);                                                                                 \
+        run<mutation::name>(x, weights, y);                                                                            \
     }
-BUGS(ENTRY)
+MUTATIONS(ENTRY)

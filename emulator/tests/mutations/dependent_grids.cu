@@ -2,7 +2,7 @@
 // writes y = 2 x + 1 and counts; the second writes z, from other blocks' parts of y, and clears x for the next use.
 #include "device.cuh"
 
-#define BUGS(X)                                                                                                        \
+#define MUTATIONS(X)                                                                                                   \
     X(none)                                                                                                            \
     X(no_wait)                                                                                                         \
     X(wait_by_one_warp)                                                                                                \
@@ -10,7 +10,7 @@
     X(clears_before_wait)                                                                                              \
     X(wait_behind_the_reads)
 
-enum class bug { BUGS(BUG_NAME) };
+enum class mutation { MUTATIONS(MUTATION_NAME) };
 
 enum { THREADS = 64, BLOCKS = 6, LENGTH = BLOCKS * THREADS };
 
@@ -25,22 +25,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) first(int *x, int *y) {
     y[i] = 2 * from[i] + 1;
 }
 
-template <bug planted> static __device__ __forceinline__ void run(int *x, const int *y, int *z) {
+template <mutation active> static __device__ __forceinline__ void run(int *x, const int *y, int *z) {
     const u32 i = blockIdx.x * THREADS + threadIdx.x, other = LENGTH - 1 - i;
     volatile const int *const from = y;
     int value = 0;
-    if (HAS(clears_before_wait)) x[i] = 0;
-    if (HAS(reads_before_wait)) value = from[other];
-    if (HAS(wait_behind_the_reads)) value = from[other] + from[i];
-    if (!HAS(no_wait) && (!HAS(wait_by_one_warp) || threadIdx.x < 32)) wait_for_first();
-    if (!HAS(reads_before_wait) && !HAS(wait_behind_the_reads)) value = from[other];
-    if (!HAS(wait_behind_the_reads)) value += from[i];
+    if (IS(clears_before_wait)) x[i] = 0;
+    if (IS(reads_before_wait)) value = from[other];
+    if (IS(wait_behind_the_reads)) value = from[other] + from[i];
+    if (!IS(no_wait) && (!IS(wait_by_one_warp) || threadIdx.x < 32)) wait_for_first();
+    if (!IS(reads_before_wait) && !IS(wait_behind_the_reads)) value = from[other];
+    if (!IS(wait_behind_the_reads)) value += from[i];
     z[i] = value;
-    if (!HAS(clears_before_wait)) x[i] = 0;
+    if (!IS(clears_before_wait)) x[i] = 0;
 }
 
 #define ENTRY(name)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS) name(int *x, const int *y, int *z) {                         \
-        run<bug::name>(x, y, z);                                                                                       \
+        run<mutation::name>(x, y, z);                                                                                  \
     }
-BUGS(ENTRY)
+MUTATIONS(ENTRY)

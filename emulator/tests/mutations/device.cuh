@@ -1,4 +1,4 @@
-// What the kernels of this folder share: the planted bug as a template parameter, and one function for each instruction
+// Shared by the kernels of this folder: the mutation as a template parameter, and one function for each PTX instruction
 // that they use.
 #pragma once
 
@@ -9,10 +9,10 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// A kernel's source lists its bugs as BUGS(X), `none` first, and is compiled once: each bug becomes an entry of its
-// own name, with the same parameters, whose body is the template's with `planted` set. HAS(name) is a constant.
-#define BUG_NAME(name) name,
-#define HAS(name)      (planted == bug::name)
+// A kernel's source lists its mutations as MUTATIONS(X), `none` first. Each becomes an entry of that name: the same
+// parameters, and the template's body with `active` set, so that IS(name) is a constant.
+#define MUTATION_NAME(name) name,
+#define IS(name)            (active == mutation::name)
 
 struct __align__(64) TensorMap {
     u8 bytes[128];

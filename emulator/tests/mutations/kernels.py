@@ -61,7 +61,7 @@ def entries(kernel: Kernel) -> dict[str, str]:
     return {name: head + first + part for name, part in found.items()}
 
 
-# ---- cp_async_ring.cu ------------------------------------------------------------------------------------------------
+# ---- cp_async_pipeline.cu --------------------------------------------------------------------------------------------
 
 
 def whole(random: numpy.random.Generator, shape: tuple[int, ...], most: int, dtype: str) -> numpy.ndarray:
@@ -88,7 +88,7 @@ def cp_async_launch(emulator: Emulator, module: Module, name: str, x: Arrays) ->
     return c
 
 
-# ---- tma_wgmma_ring.cu -----------------------------------------------------------------------------------------------
+# ---- tma_wgmma_pipeline.cu -------------------------------------------------------------------------------------------
 
 
 def wgmma_data(random: numpy.random.Generator) -> Arrays:
@@ -230,9 +230,12 @@ KERNELS = {
     kernel.name: kernel
     for kernel in (
         Kernel(
-            "cp_async_ring", "cp_async_ring.cu", "sm_80", "sm_80", cp_async_data, cp_async_expected, cp_async_launch
+            "cp_async_pipeline", "cp_async_pipeline.cu", "sm_80", "sm_80", cp_async_data, cp_async_expected,
+            cp_async_launch,
         ),
-        Kernel("tma_wgmma_ring", "tma_wgmma_ring.cu", "sm_90", "sm_90a", wgmma_data, wgmma_expected, wgmma_launch),
+        Kernel(
+            "tma_wgmma_pipeline", "tma_wgmma_pipeline.cu", "sm_90", "sm_90a", wgmma_data, wgmma_expected, wgmma_launch
+        ),
         Kernel(
             "cluster_exchange", "cluster_exchange.cu", "sm_90", "sm_90a", cluster_data, cluster_expected, cluster_launch
         ),
@@ -264,7 +267,7 @@ class Runner:
         self.expected = kernel.expected(self.input)
 
     def outcome(self, seed: int) -> str:
-        """What is wrong: the emulator's sentence, or how the result differs; empty: nothing."""
+        """What is wrong: the emulator's message, or how the result differs; empty: nothing."""
         emulator = Emulator(self.kernel.device, seed, **self.settings)
         module = emulator.load(self.text)
         try:

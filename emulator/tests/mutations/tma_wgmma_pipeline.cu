@@ -1,8 +1,8 @@
-// sm_90a: C = A B^T + U V^T + bias of f16, tile after tile along N. A warp fills a ring of slots by TMA, a warpgroup
-// multiplies by wgmma and stores each tile by TMA. U and V are written to shared memory by threads.
+// sm_90a: C = A B^T + U V^T + bias of f16, tile after tile along N. A warp fills a pipeline of stages by TMA, a
+// warpgroup multiplies by wgmma and stores each tile by TMA. U and V are written to shared memory by threads.
 #include "device.cuh"
 
-#define BUGS(X)                                                                                                        \
+#define MUTATIONS(X)                                                                                                   \
     X(none)                                                                                                            \
     X(no_full_wait)                                                                                                    \
     X(full_parity_flipped)                                                                                             \
@@ -37,12 +37,12 @@
     X(no_read_wait_before_reuse)                                                                                       \
     X(exit_with_store_under_way)
 
-enum class bug { BUGS(BUG_NAME) };
+enum class mutation { MUTATIONS(MUTATION_NAME) };
 
 enum { THREADS = 160, CONSUMERS = 128, PRODUCER = 4, ROWS = 64, COLUMNS = 32, DEPTH = 64, RANK = 16 };
-enum { SLOTS = 3, TILES = 3, STEPS = 3, WGMMA_K = 16 };
+enum { STAGES = 3, TILES = 3, STEPS = 3, WGMMA_K = 16 };
 enum { A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLUMNS * DEPTH * 2, FILL = A_BYTES + B_BYTES };
-enum { AT_B = SLOTS * A_BYTES, AT_U = AT_B + SLOTS * B_BYTES, AT_V = AT_U + ROWS * RANK * 2 };
+enum { AT_B = STAGES * A_BYTES, AT_U = AT_B + STAGES * B_BYTES, AT_V = AT_U + ROWS * RANK * 2 };
 enum { AT_STAGED = AT_V + COLUMNS * RANK * 2, AT_BARRIERS = AT_STAGED + ROWS * COLUMNS * 4 };
 
 // Layout 1 is a swizzle of 128 bytes, whose eight rows take 1024; 0 is none: 8 rows x 16 bytes lie together.
@@ -72,18 +72,18 @@ static __device__ __forceinline__ void wgmma(float (&d)[16], u64 a, u64 b) {
                  : "memory");
 }
 
-template <bug planted>
+template <mutation active>
 static __device__ __forceinline__ void produce(const TensorMap *a, const TensorMap *b, u32 base, u32 full, u32 empty) {
     for (int fill = 0; fill < TILES * STEPS; fill++) {
-        const u32 slot = fill % SLOTS, bar = full + 8 * slot, parity = fill / SLOTS & 1;
-        if (!HAS(no_empty_wait)) wait(empty + 8 * slot, parity ^ !HAS(empty_parity_flipped));
-        arrive_expect(bar, FILL + (HAS(expects_too_little) ? -128 : HAS(expects_too_much) ? 128 : 0));
+        const u32 stage = fill % STAGES, bar = full + 8 * stage, parity = fill / STAGES & 1;
+        if (!IS(no_empty_wait)) wait(empty + 8 * stage, parity ^ !IS(empty_parity_flipped));
+        arrive_expect(bar, FILL + (IS(expects_too_little) ? -128 : IS(expects_too_much) ? 128 : 0));
         const u32 k = fill % STEPS * DEPTH, row = fill / STEPS * COLUMNS;
-        tma_load(base + slot * A_BYTES + (HAS(misaligned_destination) ? 64 : 0), a, k, 0, bar);
-        if (HAS(coordinates_swapped))
-            tma_load(base + AT_B + slot * B_BYTES, b, row, k, bar);
+        tma_load(base + stage * A_BYTES + (IS(misaligned_destination) ? 64 : 0), a, k, 0, bar);
+        if (IS(coordinates_swapped))
+            tma_load(base + AT_B + stage * B_BYTES, b, row, k, bar);
         else
-            tma_load(base + AT_B + slot * B_BYTES, b, k, row, bar);
+            tma_load(base + AT_B + stage * B_BYTES, b, k, row, bar);
     }
 }
 
@@ -95,7 +95,7 @@ static __device__ __forceinline__ u32 column_of(int i) {
     return 8 * (i >> 2) + threadIdx.x % 4 * 2 + (i & 1);
 }
 
-template <bug planted>
+template <mutation active>
 static __device__ __forceinline__ void consume(const half *u, const half *v, const float *bias, const TensorMap *c,
                                                u32 base, u32 full, u32 empty) {
     const u32 t = threadIdx.x;
@@ -103,78 +103,78 @@ static __device__ __forceinline__ void consume(const half *u, const half *v, con
     float *const staged = (float *)(smem + AT_STAGED);
     for (u32 i = t; i < ROWS * RANK; i += CONSUMERS)
         u_at[i / RANK / 8 * 128 + i % RANK / 8 * 64 + i / RANK % 8 * 8 + i % 8] = u[i];
-    const u64 layout = HAS(descriptor_of_other_swizzle) ? 2 : 1;
-    const u32 stride = HAS(descriptor_stride_halved) ? 512 : 1024;
-    if (HAS(no_wgmma_fence_behind_bias)) wgmma_fence();
+    const u64 layout = IS(descriptor_of_other_swizzle) ? 2 : 1;
+    const u32 stride = IS(descriptor_stride_halved) ? 512 : 1024;
+    if (IS(no_wgmma_fence_behind_bias)) wgmma_fence();
 #pragma unroll 1
     for (int tile = 0; tile < TILES; tile++) {
         for (u32 i = t; i < COLUMNS * RANK; i += CONSUMERS)
             v_at[i / RANK / 8 * 128 + i % RANK / 8 * 64 + i / RANK % 8 * 8 + i % 8] = v[tile * COLUMNS * RANK + i];
-        if (!HAS(no_proxy_fence_for_wgmma)) fence_proxy_async();
+        if (!IS(no_proxy_fence_for_wgmma)) fence_proxy_async();
         named_barrier(1, CONSUMERS);
         float d[16];
         for (int i = 0; i < 16; i++) d[i] = bias[tile * COLUMNS + column_of(i)];
-        if (!HAS(no_wgmma_fence_at_all) && !HAS(no_wgmma_fence_behind_bias)) wgmma_fence();
+        if (!IS(no_wgmma_fence_at_all) && !IS(no_wgmma_fence_behind_bias)) wgmma_fence();
         wgmma(d, descriptor(base + AT_U, 0, 128, 256), descriptor(base + AT_V, 0, 128, 256));
         wgmma_commit();
 #pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
-            const u32 fill = tile * STEPS + step, slot = fill % SLOTS, parity = fill / SLOTS & 1;
-            if (!HAS(no_full_wait)) wait(full + 8 * slot, parity ^ HAS(full_parity_flipped));
-            if (!HAS(no_wgmma_fence_at_all) && !HAS(no_wgmma_fence_behind_bias)) wgmma_fence();
+            const u32 fill = tile * STEPS + step, stage = fill % STAGES, parity = fill / STAGES & 1;
+            if (!IS(no_full_wait)) wait(full + 8 * stage, parity ^ IS(full_parity_flipped));
+            if (!IS(no_wgmma_fence_at_all) && !IS(no_wgmma_fence_behind_bias)) wgmma_fence();
             for (int k = 0; k < DEPTH / WGMMA_K; k++) {
-                const u64 da = descriptor(base + slot * A_BYTES + k * 32, layout, 16, stride);
-                const u64 db = descriptor(base + AT_B + slot * B_BYTES + k * 32, layout, 16, stride);
-                if (HAS(descriptors_swapped))
+                const u64 da = descriptor(base + stage * A_BYTES + k * 32, layout, 16, stride);
+                const u64 db = descriptor(base + AT_B + stage * B_BYTES + k * 32, layout, 16, stride);
+                if (IS(descriptors_swapped))
                     wgmma(d, db, da);
                 else
                     wgmma(d, da, db);
             }
-            if (!HAS(no_wgmma_commit)) wgmma_commit();
-            if (HAS(released_before_wgmma_ended) && t % 32 == 0) arrive(empty + 8 * slot);
-            if (!HAS(no_wgmma_wait) && !(HAS(accumulators_read_before_wait) && step == STEPS - 1)) wgmma_wait(d);
-            if (!HAS(released_before_wgmma_ended) && !HAS(no_release) && t % 32 == 0) arrive(empty + 8 * slot);
+            if (!IS(no_wgmma_commit)) wgmma_commit();
+            if (IS(released_before_wgmma_ended) && t % 32 == 0) arrive(empty + 8 * stage);
+            if (!IS(no_wgmma_wait) && !(IS(accumulators_read_before_wait) && step == STEPS - 1)) wgmma_wait(d);
+            if (!IS(released_before_wgmma_ended) && !IS(no_release) && t % 32 == 0) arrive(empty + 8 * stage);
         }
-        if (t == 0 && !HAS(no_read_wait_before_reuse)) bulk_wait_read();
+        if (t == 0 && !IS(no_read_wait_before_reuse)) bulk_wait_read();
         named_barrier(1, CONSUMERS);
         for (int i = 0; i < 16; i++) staged[row_of(i) * COLUMNS + column_of(i)] = d[i];
-        if (HAS(accumulators_read_before_wait)) wgmma_wait(d);
-        if (HAS(proxy_fence_by_storing_thread_before_sync)) {
+        if (IS(accumulators_read_before_wait)) wgmma_wait(d);
+        if (IS(proxy_fence_by_storing_thread_before_sync)) {
             if (t == 0) fence_proxy_async();
-        } else if (!HAS(no_proxy_fence_for_store))
+        } else if (!IS(no_proxy_fence_for_store))
             fence_proxy_async();
-        if (!HAS(no_sync_before_store)) named_barrier(1, HAS(staging_barrier_count_wrong) ? THREADS : CONSUMERS);
+        if (!IS(no_sync_before_store)) named_barrier(1, IS(staging_barrier_count_wrong) ? THREADS : CONSUMERS);
         if (t == 0) {
             tma_store(c, tile * COLUMNS, 0, base + AT_STAGED);
             bulk_commit();
         }
     }
-    if (t == 0 && !HAS(exit_with_store_under_way)) bulk_wait();
+    if (t == 0 && !IS(exit_with_store_under_way)) bulk_wait();
 }
 
-template <bug planted>
+template <mutation active>
 static __device__ __forceinline__ void run(const TensorMap *a, const TensorMap *b, const TensorMap *c, const half *u,
                                            const half *v, const float *bias) {
-    const u32 t = threadIdx.x, base = shared_address(smem), full = base + AT_BARRIERS, empty = full + 8 * SLOTS;
-    if (t == 0 || (HAS(barriers_initialised_twice) && t == 32)) {
-        for (int i = 0; i < SLOTS; i++) {
-            barrier_init(full + 8 * i, HAS(full_count_too_large) ? 2 : 1);
-            if (!HAS(one_barrier_uninitialised) || i != SLOTS - 1)
-                barrier_init(empty + 8 * i, HAS(empty_count_too_small) ? 1 : CONSUMERS / 32);
+    const u32 t = threadIdx.x, base = shared_address(smem), full = base + AT_BARRIERS, empty = full + 8 * STAGES;
+    if (t == 0 || (IS(barriers_initialised_twice) && t == 32)) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(full + 8 * i, IS(full_count_too_large) ? 2 : 1);
+            if (!IS(one_barrier_uninitialised) || i != STAGES - 1)
+                barrier_init(empty + 8 * i, IS(empty_count_too_small) ? 1 : CONSUMERS / 32);
         }
         fence_barrier_init();
     }
-    if (!HAS(no_sync_behind_init)) __syncthreads();
+    if (!IS(no_sync_behind_init)) __syncthreads();
     if (t / 32 != PRODUCER)
-        consume<planted>(u, v, bias, c, base, full, empty);
-    else if (t % 32 == 0 || HAS(whole_warp_produces))
-        produce<planted>(a, b, base, full, empty);
+        consume<active>(u, v, bias, c, base, full, empty);
+    else if (t % 32 == 0 || IS(whole_warp_produces))
+        produce<active>(a, b, base, full, empty);
 }
 
 #define ENTRY(name)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,                                 \
              const __grid_constant__ TensorMap c, const half *u, const half *v, const float *bias) {                   \
-        run<bug::name>(&a, &b, &c, u, v, bias);                                                                        \
+        run<mutation::name>(&a, &b, &c, u, v, bias);                                                                   \
     }
-BUGS(ENTRY)
+MUTATIONS(ENTRY)
