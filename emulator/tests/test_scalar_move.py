@@ -8,6 +8,7 @@ from scalar import Emulator, EmulatorError, Op, check, integers, random_of, reje
 
 COUNT = 512
 HEADER = ".version 9.0\n.target sm_100a\n.address_size 64\n"
+SHARED_WINDOW = 1 << 56  # where generic addresses of shared memory begin
 
 
 def test_mov() -> None:
@@ -163,21 +164,51 @@ def test_shared_in_a_cluster() -> None:
     assert out.numpy().tolist() == [[1, 0, 1, 1]] * 2
 
 
-def test_a_wrong_space_faults_at_the_access() -> None:
-    """cvta.to of an address of another space gives one that no access takes."""
-    ptx = f"""{HEADER}
-.visible .entry run(.param .u64 out) {{
+PLAIN = HEADER.replace("sm_100a", "sm_80")  # for every device
+TO_SPACE = """{header}
+.visible .entry run(.param .u64 generic) {{
   .reg .b32 %r; .reg .b64 %d, %a;
-  ld.param.u64 %d, [out];
-  cvta.to.shared.u64 %a, %d;
-  ld.shared.u32 %r, [%a];
-  st.global.u32 [%d], %r;
+  ld.param.u64 %d, [generic];
+  cvta.to.{space}.u64 %a, %d;
+  ld.{space}.u32 %r, [%a];
   ret;
 }}"""
-    emulator = Emulator("sm_100")
-    out = emulator.empty(4, numpy.uint32)
-    with pytest.raises(EmulatorError, match=r"ld\.shared"):
-        emulator.launch(emulator.load(ptx)["run"], block=1, args=[out])
+
+
+@pytest.mark.parametrize("device", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("space", ["shared", "local"])
+def test_a_wrong_space_faults_at_the_access(space: str, device: str) -> None:
+    """The address is one of global memory."""
+    emulator = Emulator(device)
+    kernel = emulator.load(TO_SPACE.format(header=PLAIN, space=space))["run"]
+    with pytest.raises(EmulatorError, match=rf"ld\.{space}"):
+        emulator.launch(kernel, block=1, args=[0x7F12_3456_0000])
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [
+        ("sm_90", 0, 0),
+        ("sm_90", 0x7F12_3456_0500, 0x3456_0500),
+        ("sm_100", 0, 0),
+        ("sm_120", 2**64 - 1, 2**32 - 1),
+        ("sm_80", 0, 2**64 - SHARED_WINDOW),
+    ],
+)
+def test_cvta_to_shared_outside_the_window(device: str, given: int, expected: int) -> None:
+    """As in the machine code of ptxas 13.0: sm_90 and later keep the low 32 bits, sm_80 subtracts the window's base."""
+    ptx = f"""{PLAIN}
+.visible .entry run(.param .u64 out, .param .u64 generic) {{
+  .reg .b64 %d, %a;
+  ld.param.u64 %d, [out]; ld.param.u64 %a, [generic];
+  cvta.to.shared.u64 %a, %a;
+  st.global.u64 [%d], %a;
+  ret;
+}}"""
+    emulator = Emulator(device)
+    out = emulator.empty(1, numpy.uint64)
+    emulator.launch(emulator.load(ptx)["run"], block=1, args=[out, given])
+    assert int(out.numpy()[0]) == expected
 
 
 @pytest.mark.parametrize(

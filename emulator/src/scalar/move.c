@@ -159,9 +159,12 @@ static int decode_mov(decoder *d) {
 
 /* ---- addresses ---- */
 
-/* Generic addresses of global memory, constants and parameters are what they are in their space. Those of shared and
- * local memory are in a window; .shared::cta addresses may have this CTA's rank in them or none. An address that is not
- * in the space that an instruction names gives all ones, which no access takes. */
+/* Generic addresses of global memory, constants and parameters equal the addresses in their space. Shared and local
+ * memory have a window; a .shared::cta address may hold this CTA's rank or none.
+ *
+ * An address outside the window is undefined by the ISA. cvta.to.local gives all ones, which every access rejects.
+ * cvta.to.shared gives what ptxas 13.0 makes of it: from sm_90 on the low 32 bits, so that null gives 0 (CUTLASS's
+ * pointer_flagged.hpp asserts that); before, the difference from the window's base. */
 HANDLER(cvta_same) {
     uint64_t *d = r64(w, in->d);
     const uint64_t *a = r64(w, in->s[0]);
@@ -196,7 +199,10 @@ HANDLER(cvta_shared_cluster) {
 HANDLER(cvta_to_shared) {
     uint64_t *d = r64(w, in->d);
     const uint64_t *a = r64(w, in->s[0]);
-    LANES(i, lanes, { d[i] = (a[i] & WINDOW_MASK) == SHARED_WINDOW ? a[i] & ~WINDOW_MASK : UINT64_MAX; });
+    if (machine_of(w)->device->cc >= 90)
+        LANES(i, lanes, { d[i] = (uint32_t)a[i]; });
+    else
+        LANES(i, lanes, { d[i] = a[i] - SHARED_WINDOW; });
     return RUN_NEXT;
 }
 
