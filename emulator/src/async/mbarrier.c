@@ -145,7 +145,7 @@ static void end_overwritten(warp *w, const instr *in, cta *c, barrier *b) {
               shown(c, b->offset), b->phase, b->pending, b->expected, b->tx);
     remark_once(c->grid->on, "mbarrier overwritten",
                 "%s, line %d: writes shared address 0x%x, where an mbarrier lies that mbarrier.inval has not ended",
-                c->grid->launch.entry->function->name, in->line, shown(c, b->offset));
+                function_title(c->grid->launch.entry->function), in->line, shown(c, b->offset));
     take_away(c, b);
 }
 
@@ -309,7 +309,7 @@ static run_result run_init(warp *w, const instr *in, uint32_t lanes) {
         if (b)
             remark_once(machine_of(w), "mbarrier initialised again",
                         "%s, line %d: initialises the mbarrier at shared address 0x%x again without mbarrier.inval",
-                        c->grid->launch.entry->function->name, in->line, shown(c, offset));
+                        function_title(c->grid->launch.entry->function), in->line, shown(c, offset));
         else
             b = add(c, offset);
         *b = (barrier){.offset = offset, .pending = count, .expected = count};
@@ -435,7 +435,7 @@ static int phase_is_over(warp *w, const instr *in, uint32_t lane, const cta *c, 
         if (asked > 1)
             remark_once(machine_of(w), "phase parity",
                         "%s, line %d: waits for phase parity %llu; the text allows 0 and 1 (an H200 takes bit 0)",
-                        c->grid->launch.entry->function->name, in->line, (unsigned long long)asked);
+                        function_title(c->grid->launch.entry->function), in->line, (unsigned long long)asked);
         return (b->phase & 1) != (asked & 1);
     }
     uint32_t phase = (uint32_t)(asked >> 32);

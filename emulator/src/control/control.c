@@ -226,7 +226,7 @@ static run_result run_call_indirect(warp *w, const instr *in, uint32_t lanes) {
         if (!same_bytes(plan->arguments, plan->argument_count, t->parameters, t->parameter_count) ||
             !same_bytes(plan->results, plan->result_count, t->results, t->result_count))
             fault(w, in, lane, "the parameters of the call are not those of the function `%s` that it reaches",
-                  t->function->name);
+                  function_title(t->function));
         uint32_t same = 0;
         FOR_LANES(other, lanes) same |= (uint32_t)(address[other] == at) << other;
         enter_function(w, in, t, same);

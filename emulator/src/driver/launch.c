@@ -40,7 +40,7 @@ static CUresult set_cluster(struct kernel *f, launch *l) {
         return driver_rejectf(
             CUDA_ERROR_INVALID_CLUSTER_SIZE,
             "%s: a cluster of %llu CTAs; more than %d need the attribute NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
-            f->entry->function->name, (unsigned long long)size, driver.device->cluster_max);
+            function_title(f->entry->function), (unsigned long long)size, driver.device->cluster_max);
     return CUDA_SUCCESS;
 }
 
@@ -51,7 +51,8 @@ static CUresult read_parameters(struct kernel *f, void **arguments, void **extra
         int i = 0;
         for (const variable *p = e->function->parameters; p; p = p->next, i++) {
             if (!arguments || !arguments[i])
-                return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: argument %d is missing", e->function->name, i);
+                return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: argument %d is missing",
+                                      function_title(e->function), i);
             memcpy(block + p->address, arguments[i], (size_t)p->bytes);
         }
         return CUDA_SUCCESS;
@@ -63,8 +64,8 @@ static CUresult read_parameters(struct kernel *f, void **arguments, void **extra
         if ((uintptr_t)extra[0] == 2) size = *(size_t *)extra[1];
     }
     if (!buffer || size < (size_t)e->parameter_bytes)
-        return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes of arguments; it takes %lld", e->function->name,
-                              size, (long long)e->parameter_bytes);
+        return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes of arguments; it takes %lld",
+                              function_title(e->function), size, (long long)e->parameter_bytes);
     memcpy(block, buffer, (size_t)e->parameter_bytes);
     return CUDA_SUCCESS;
 }
@@ -73,14 +74,14 @@ static CUresult enqueue(struct kernel *f, launch *l) {
     CUresult sticky = driver_sticky();
     if (sticky) return sticky;
     if ((uint32_t)f->attributes[FUNCTION_MAX_DYNAMIC_SHARED] < l->dynamic_shared)
-        return driver_rejectf(CUDA_ERROR_INVALID_VALUE,
-                              "%s: %u bytes of dynamic shared memory; MAX_DYNAMIC_SHARED_SIZE_BYTES is %d",
-                              f->entry->function->name, l->dynamic_shared, f->attributes[FUNCTION_MAX_DYNAMIC_SHARED]);
+        return driver_rejectf(
+            CUDA_ERROR_INVALID_VALUE, "%s: %u bytes of dynamic shared memory; MAX_DYNAMIC_SHARED_SIZE_BYTES is %d",
+            function_title(f->entry->function), l->dynamic_shared, f->attributes[FUNCTION_MAX_DYNAMIC_SHARED]);
     if (l->cooperative && l->block[0] && l->block[1] && l->block[2]) {
         int64_t resident = (int64_t)machine_occupancy(driver.machine, l) * driver.device->sm_count;
         if (resident && (int64_t)l->grid[0] * l->grid[1] * l->grid[2] > resident) /* none: machine_launch says why */
             return driver_rejectf(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-                                  "%s: at most %lld blocks are resident at once", f->entry->function->name,
+                                  "%s: at most %lld blocks are resident at once", function_title(f->entry->function),
                                   (long long)resident);
     }
     char *rejection = machine_launch(driver.machine, l);

@@ -281,7 +281,7 @@ API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
     int most = driver.device->shared_per_block - (int)f->entry->static_shared;
     if (attribute == FUNCTION_MAX_DYNAMIC_SHARED && (value < 0 || value > most))
         return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: %d bytes of dynamic shared memory; %s has at most %d",
-                              f->entry->function->name, value, driver.device->key, most);
+                              function_title(f->entry->function), value, driver.device->key, most);
     f->attributes[attribute] = value;
     return CUDA_SUCCESS;
 }

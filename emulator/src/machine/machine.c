@@ -132,38 +132,40 @@ static char *cannot_launch(const machine *m, const launch *l) {
     uint64_t cluster = (uint64_t)l->cluster[0] * l->cluster[1] * l->cluster[2];
     for (int i = 0; i < 3; i++) {
         if (!l->block[i] || l->block[i] > block_limit[i])
-            return message("%s: block.%c is %u; it must be 1 to %u", f->name, axis[i], l->block[i], block_limit[i]);
+            return message("%s: block.%c is %u; it must be 1 to %u", function_title(f), axis[i], l->block[i],
+                           block_limit[i]);
         if (!l->grid[i] || l->grid[i] > grid_limit[i])
-            return message("%s: grid.%c is %u; it must be 1 to %u", f->name, axis[i], l->grid[i], grid_limit[i]);
+            return message("%s: grid.%c is %u; it must be 1 to %u", function_title(f), axis[i], l->grid[i],
+                           grid_limit[i]);
         if (!l->cluster[i] || l->grid[i] % l->cluster[i])
-            return message("%s: grid.%c is %u, not a multiple of cluster.%c = %u", f->name, axis[i], l->grid[i],
-                           axis[i], l->cluster[i]);
+            return message("%s: grid.%c is %u, not a multiple of cluster.%c = %u", function_title(f), axis[i],
+                           l->grid[i], axis[i], l->cluster[i]);
     }
     int threads = block_threads(l);
-    if (threads > 1024) return message("%s: a block of %d threads; at most 1024 fit", f->name, threads);
+    if (threads > 1024) return message("%s: a block of %d threads; at most 1024 fit", function_title(f), threads);
     uint64_t most = (uint64_t)f->maxntid[0] * (uint64_t)(f->maxntid[1] ? f->maxntid[1] : 1) *
                     (uint64_t)(f->maxntid[2] ? f->maxntid[2] : 1);
     if (most && (uint64_t)threads > most)
-        return message("%s: a block of %d threads; its .maxntid allows %llu", f->name, threads,
+        return message("%s: a block of %d threads; its .maxntid allows %llu", function_title(f), threads,
                        (unsigned long long)most);
     if (differs(l->block, f->reqntid))
-        return message("%s: a block of %u,%u,%u threads; its .reqntid is %d,%d,%d", f->name, l->block[0], l->block[1],
-                       l->block[2], f->reqntid[0], f->reqntid[1], f->reqntid[2]);
+        return message("%s: a block of %u,%u,%u threads; its .reqntid is %d,%d,%d", function_title(f), l->block[0],
+                       l->block[1], l->block[2], f->reqntid[0], f->reqntid[1], f->reqntid[2]);
     if (differs(l->cluster, f->reqnctapercluster))
-        return message("%s: a cluster of %u,%u,%u CTAs; its .reqnctapercluster is %d,%d,%d", f->name, l->cluster[0],
-                       l->cluster[1], l->cluster[2], f->reqnctapercluster[0], f->reqnctapercluster[1],
+        return message("%s: a cluster of %u,%u,%u CTAs; its .reqnctapercluster is %d,%d,%d", function_title(f),
+                       l->cluster[0], l->cluster[1], l->cluster[2], f->reqnctapercluster[0], f->reqnctapercluster[1],
                        f->reqnctapercluster[2]);
     if (f->explicitcluster && !l->explicit_cluster)
-        return message("%s: no cluster was asked for, and it is .explicitcluster", f->name);
+        return message("%s: no cluster was asked for, and it is .explicitcluster", function_title(f));
     if (cluster > 1 && m->device->cc < 90)
-        return message("%s: a cluster of %llu CTAs; clusters need compute capability 9.0", f->name,
+        return message("%s: a cluster of %llu CTAs; clusters need compute capability 9.0", function_title(f),
                        (unsigned long long)cluster);
     if (cluster > 16)
-        return message("%s: a cluster of %llu CTAs; at most 16 fit", f->name, (unsigned long long)cluster);
+        return message("%s: a cluster of %llu CTAs; at most 16 fit", function_title(f), (unsigned long long)cluster);
     int64_t shared = shared_of(l) - SHARED_BASE;
     if (shared > m->device->shared_per_block)
-        return message("%s: %lld bytes of shared memory; a block of %s has at most %d", f->name, (long long)shared,
-                       m->device->key, m->device->shared_per_block);
+        return message("%s: %lld bytes of shared memory; a block of %s has at most %d", function_title(f),
+                       (long long)shared, m->device->key, m->device->shared_per_block);
     return NULL;
 }
 

@@ -16,8 +16,8 @@ _Noreturn static void stop(machine *m, char *text) {
 static void print_place(FILE *out, const warp *w, const instr *in, int lane) {
     if (w) {
         const cta *c = w->cta;
-        fprintf(out, "kernel %s, block (%u,%u,%u), warp %d", c->grid->launch.entry->function->name, c->id[0], c->id[1],
-                c->id[2], w->index);
+        fprintf(out, "kernel %s, block (%u,%u,%u), warp %d", function_title(c->grid->launch.entry->function), c->id[0],
+                c->id[1], c->id[2], w->index);
         if (lane >= 0) fprintf(out, " lane %d (thread %d)", lane, w->index * WARP_LANES + lane);
     } else {
         fprintf(out, "a block that has exited");
@@ -129,7 +129,7 @@ void report_deadlock(machine *m) {
                                 : "deadlock: no warp can go on and nothing is under way");
     if (!m->ctas)
         fprintf(out, "; the next cluster of %s does not fit on the device",
-                m->first_grid->launch.entry->function->name);
+                function_title(m->first_grid->launch.entry->function));
     for (const cta *c = m->ctas; c; c = c->next)
         for (int i = 0; i < c->warp_count; i++) {
             const warp *w = &c->warps[i];
@@ -141,8 +141,8 @@ void report_deadlock(machine *m) {
                     continue;
                 }
                 fprintf(out, "\n  kernel %s, block (%u,%u,%u), warp %d lanes %08x, %s:%d `%s`: ",
-                        c->grid->launch.entry->function->name, c->id[0], c->id[1], c->id[2], w->index, f->lanes,
-                        c->grid->launch.entry->in->file, in->line, in->text);
+                        function_title(c->grid->launch.entry->function), c->id[0], c->id[1], c->id[2], w->index,
+                        f->lanes, c->grid->launch.entry->in->file, in->line, in->text);
                 print_wait(out, w, f);
             }
         }

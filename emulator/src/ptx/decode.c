@@ -21,8 +21,9 @@ _Noreturn void reject(decoder *d, const char *reason, ...) {
     va_end(list);
     char *message;
     const statement *s = d->statement;
-    int made = s ? asprintf(&message, "%s:%d: `%.400s`: %s", d->module->file, s->line, s->text, said)
-                 : asprintf(&message, "%s:%d: %s: %s", d->module->file, d->function->line, d->function->name, said);
+    int made =
+        s ? asprintf(&message, "%s:%d: `%.400s`: %s", d->module->file, s->line, s->text, said)
+          : asprintf(&message, "%s:%d: %s: %s", d->module->file, d->function->line, function_title(d->function), said);
     d->state->error = made < 0 ? NULL : message;
     longjmp(d->state->escape, 1);
 }

@@ -307,7 +307,7 @@ entry *build_entry(module *m, function *f, char **error) {
         if (d->function->is_declaration) {
             *error = message("%s:%d: `%s` is declared and called, but not defined in this file: files that need a "
                              "linker (-rdc=true) are not emulated",
-                             m->file, d->function->line, d->function->name);
+                             m->file, d->function->line, function_title(d->function));
             return NULL;
         }
         place_registers(e, d->function);

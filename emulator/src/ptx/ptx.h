@@ -246,6 +246,8 @@ struct module {
 module *module_load(const char *text, const char *file, char **error);
 void module_free(module *m);
 variable *module_variable(const module *m, const char *name);
+/* Its name for messages, a C++ name demangled and shortened (title.c). Good until the next call. */
+const char *function_title(const function *f);
 
 /* ---- entries: what the interpreter needs to run one ---- */
 
