@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs PTX on the CPU: a Python face of the emulated CUDA driver, and a command line.
+"""Runs PTX on the CPU: a Python interface of the emulated CUDA driver, and a command line.
 
     emulator = Emulator("sm_90", seed=7)
     kernel = emulator.load(ptx_text)["scale"]
@@ -33,11 +33,11 @@ DEVICES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
 
 class EmulatorError(RuntimeError):
-    """A fault, a deadlock or a rejection: the emulator's message."""
+    """A fault, a deadlock or a rejected call, with the emulator's message."""
 
 
 def build() -> Path:
-    """Compiles what has changed, into EMULATE_BUILD (tests/emulator/build); returns the path of libcuda.so.1.
+    """Compiles what has changed, into EMULATE_BUILD (emulator/build); returns the path of libcuda.so.1.
 
     Processes that want it at once take turns.
     """

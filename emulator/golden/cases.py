@@ -1,4 +1,4 @@
-"""The table of cases: kernel, launch, inputs, tensor maps, and how the result must agree with hardware.
+"""The table of cases: kernel, launch, inputs, tensor maps, and how the result must agree with the recording.
 
 A case names its kernel's arguments in order: a buffer by name, `Int32`, `Int64`, `Map` or `Coordinates`. A buffer with
 `keep` is read back after the launch and is what the vectors hold."""

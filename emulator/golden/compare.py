@@ -1,4 +1,4 @@
-"""How a result must agree with what hardware gave."""
+"""Rules by which a result must agree with the recorded one."""
 
 from dataclasses import dataclass, field
 

@@ -1,9 +1,9 @@
 """Records what a GPU gives for every case, or checks a driver against what was recorded.
 
     python record.py --out vectors                     on the GPU: writes one .npz a source file, and provenance.json
-    python record.py --check [--library libcuda.so.1]  compares; prints a message a difference, exits with 1 if any
+    python record.py --check [--library libcuda.so.1]  compares; prints each difference and exits with 1 if there is one
 
-The kernels are compiled to PTX with nvcc on the way (NVCC, or nvcc on PATH), once per version of the source."""
+nvcc (NVCC, or on PATH) compiles the kernels to PTX, once for each version of the source."""
 
 import argparse
 import contextlib
@@ -244,9 +244,7 @@ def check(library: str | None, sources: list[str], only: str | None, verbose: bo
             if code and cases:
                 count("differs", [f"{cases[0].name}: the process ended with exit code {code}"])
                 cases = cases[1:]
-    print(
-        f"{tally['agrees']} agree with hardware, {tally['rejected']} rejected as they may be, {tally['differs']} differ"
-    )
+    print(f"{tally['agrees']} agree, {tally['rejected']} rejected as they may be, {tally['differs']} differ")
     return 1 if tally["differs"] else 0
 
 

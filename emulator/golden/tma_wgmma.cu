@@ -1,5 +1,5 @@
-// A tensor copy and a wgmma that agree on a swizzle: A and B land by TMA at any 128-byte boundary, the descriptors say
-// where. What section 13 of the notes asks about bases that are not aligned to the pattern.
+// A tensor copy and a wgmma that agree on a swizzle: TMA loads A and B to any 128-byte boundary, which the
+// descriptors name: bases that are not aligned to the swizzle's pattern.
 #include "wgmma.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

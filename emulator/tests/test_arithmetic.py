@@ -1,4 +1,4 @@
-"""formats.c and tensor_*.c, built alone and driven through ctypes, against exact fractions, numpy and torch."""
+"""scalar/formats.c and tensor/arithmetic*.c, built alone, against exact fractions, numpy and torch."""
 
 import ctypes
 import math

@@ -1,4 +1,4 @@
-"""bar, barrier and barrier.cluster. What the text leaves open is as it was seen on an H200: see barrier.c."""
+"""bar, barrier and barrier.cluster. Where the ISA is silent, an H200's behaviour (barrier.c)."""
 
 from __future__ import annotations
 

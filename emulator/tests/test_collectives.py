@@ -1,4 +1,4 @@
-"""What the lanes of a warp do together: shuffles, votes, matches, reductions, elections, and matrices in registers."""
+"""Warp collectives: shuffles, votes, matches, reductions, elections, and matrices in registers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""CTAs that share an SM contend for its tensor memory: allocation waits, nobody gets a column that another one has, and
-who holds some while waiting for more is told so."""
+"""CTAs that share an SM contend for its tensor memory: an allocation waits for free columns, no column belongs
+to two CTAs, and holding columns while waiting for more is a deadlock."""
 
 from __future__ import annotations
 

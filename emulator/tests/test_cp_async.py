@@ -1,4 +1,4 @@
-"""cp.async: sizes and zero fill, groups, and arrivals; what happens before and without the wait."""
+"""cp.async: sizes and zero fill, groups and arrivals; reads before the wait and without it."""
 
 from __future__ import annotations
 

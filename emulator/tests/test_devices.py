@@ -1,4 +1,4 @@
-"""What the four devices answer: the figures of the real ones."""
+"""Properties of the four devices equal those of the real ones."""
 
 from __future__ import annotations
 

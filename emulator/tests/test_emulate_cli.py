@@ -1,4 +1,4 @@
-"""emulate.py as a command: what it prints, what it rejects with one message and exit status 2."""
+"""emulate.py as a command: its output, and invalid arguments, which give one message and exit status 2."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The emulator against what an H200 gave: golden/, one test a source file of kernels, each with a fresh
-seed for the timing (EMULATE_SEED repeats one). And where a rule of hardware meets one of the emulator's own."""
+"""The emulator against results recorded on an H200 (golden/): one test for each source file of kernels, each
+with a fresh EMULATE_SEED. And cases where the hardware's rules and the emulator's checks meet."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Images that the driver gets: PTX text, containers and wrappers, compressed or not, of one target or several."""
+"""Images of modules: PTX text, containers and wrappers, compressed or not, of one target or several."""
 
 from __future__ import annotations
 

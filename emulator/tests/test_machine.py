@@ -1,4 +1,4 @@
-"""Launches, placement, order and its end: ids, limits, dependent grids, cancelled clusters, deadlocks, livelocks."""
+"""Launches, placement and order: ids, limits, dependent grids, cancelled clusters, deadlocks, livelocks."""
 
 from __future__ import annotations
 

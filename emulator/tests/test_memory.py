@@ -1,4 +1,4 @@
-"""Loads, stores, fences and what advises caches; allocations, and the faults of addresses."""
+"""Loads, stores, fences and cache hints; allocations, and faults of invalid addresses."""
 
 from __future__ import annotations
 

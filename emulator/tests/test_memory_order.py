@@ -1,4 +1,4 @@
-"""Memory between threads: a cluster's shared memory, flags, and what the async proxy sees of writes."""
+"""Memory between threads: a cluster's shared memory, flags, and the async proxy's view of writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mma.sync: where its fragments lie and what it computes, against exact fractions; and what is rejected.
+"""mma.sync: layouts of fragments and sums, against exact fractions; and forms that are rejected.
 
 The places of elements are written down once more from the tables of PTX ISA 9.7.14.5, the sums are those of
 arithmetic.py, which know nothing of registers.

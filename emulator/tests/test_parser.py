@@ -1,5 +1,5 @@
 """PTX as text: directives, variables and their initial values, constant expressions, scopes, operands, and the
-messages for what is not PTX."""
+messages for invalid PTX."""
 
 from __future__ import annotations
 

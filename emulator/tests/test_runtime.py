@@ -1,4 +1,4 @@
-"""A CUDA program that knows nothing of the emulator, built with nvcc -cudart shared, runs by LD_LIBRARY_PATH alone."""
+"""An ordinary CUDA program, built with nvcc -cudart shared, runs on the emulator through LD_LIBRARY_PATH alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Divergence and reconvergence: random structured programs against a model, loops, calls, lanes that leave, lanes that
-meet at different instructions, and what .aligned forbids."""
+"""Divergence and reconvergence: random structured programs against a model, loops, calls, lanes that exit, lanes that
+meet at different instructions, and violations of .aligned."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a program is rejected, or faulted, for although it would compute the right thing here: targets, versions, and
-rules of the text whose breach hardware may punish at another time."""
+"""Rejections and faults of programs that would compute the right result here: targets, versions, and rules of the
+ISA whose violation fails on hardware at another time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the PTX ISA asks of programs around wgmma and setmaxnreg, and the emulator holds them to with fences=text:
-registers of A that change, warps of a warpgroup that part ways. And what a fault leaves behind."""
+"""Rules of the PTX ISA for wgmma and setmaxnreg, checked with fences=text: registers of A that change, warps of a
+warpgroup that diverge. And the state after a fault."""
 
 from __future__ import annotations
 

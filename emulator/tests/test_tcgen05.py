@@ -1,5 +1,5 @@
-"""tcgen05.cp, mma, shift and commit: layouts and descriptors on exact data, kind::mxf4nvf4 bit for bit, and the
-rules that a wrong program breaks."""
+"""tcgen05.cp, mma, shift and commit: layouts and descriptors on exact data, kind::mxf4nvf4 bit for bit, and faults
+of wrong programs."""
 
 from __future__ import annotations
 

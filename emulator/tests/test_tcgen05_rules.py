@@ -1,4 +1,4 @@
-"""tcgen05.mma, cp, shift and commit: what a program gets that does not wait, and what a wrong one is told."""
+"""tcgen05.mma, cp, shift and commit: results of programs that do not wait, and messages for wrong ones."""
 
 from __future__ import annotations
 

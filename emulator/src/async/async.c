@@ -1,16 +1,16 @@
-/* The engine of asynchronous operations: what is under way, and whose piece is done next (PTX ISA 8.9 and 9.7.9.25: an
- * asynchronous operation happens at any time between its issue and the moment that its completion is observed).
+/* The engine of asynchronous operations: which are under way, and which one does its next piece.
  *
- * The seed chooses how hostile time is (timing_of_seed). With seed % 4:
- *   0  eager: an operation is done as a whole when the turn ends in which it was issued;
- *   1  lazy: an operation is done only when no warp can run without it;
- *   2, 3  random: how often operations get a turn, how long a warp runs, and how late an operation may start are drawn
- *      from the seed, each over some orders of magnitude; operations overlap, and go on piece by piece. */
+ * An operation happens at any time between its issue and the moment at which the program observes its completion
+ * (PTX ISA 8.9 and 9.7.9.25). The seed chooses when (timing_of_seed):
+ *   seed % 4 = 0     eager: an operation runs to its end when the turn ends in which it was issued
+ *   seed % 4 = 1     lazy: an operation runs only when no warp can run without it
+ *   seed % 4 = 2, 3  random: how often operations get a turn, how long a warp runs and how late an operation may start
+ *                    are drawn over orders of magnitude; operations overlap and go on piece by piece */
 #include <stdlib.h>
 
 #include "async/async.h"
 
-/* Something that can do a step: an unordered operation, or the first one of a queue. */
+/* What can do a step: an unordered operation, or the first operation of a queue. */
 typedef struct {
     async_op *op;
     async_queue *queue; /* NULL: unordered */
@@ -22,7 +22,7 @@ struct async_pool {
     int operations;
 };
 
-/* An operation that may start at any time, but comes last of all: others that are forced go first. */
+/* An operation that may start at any time but is forced last. */
 #define WITHHELD UINT64_MAX
 
 enum { TRIES = 4 }; /* candidates looked at in a turn before giving up on those that may not start yet */
@@ -136,13 +136,12 @@ static void end(machine *m, async_op *op) {
     wake_cta(from);
 }
 
-/* One step; all of them where the seed is eager. A step may start other operations: they come behind. 0: it was held.
- */
+/* One step, or all steps with an eager seed. A step may start other operations, which queue behind. 0: held. */
 static int go_on(machine *m, uint32_t index) {
     async_op *op = candidate_op(&m->pool->candidates[index]);
     int done, steps = 0;
     do {
-        m->running = op->by; /* for the report of an address that is not mapped */
+        m->running = op->by; /* reported if an address is not mapped */
         m->instruction = op->in;
         done = op->step(op);
         m->running = NULL;
@@ -200,7 +199,7 @@ void async_clear(machine *m) {
 
 uint32_t async_piece(machine *m, uint32_t left) {
     if (m->timing.mode == TIMING_EAGER || left == 1) return left;
-    /* Usually much, so that large copies do not cost many turns; sometimes little. */
+    /* Usually large, so that large copies take few turns; sometimes small. */
     uint32_t most = left >> machine_below(m, 4);
     return 1 + machine_below(m, most ? most : 1);
 }

@@ -1,5 +1,5 @@
-/* What the families of asynchronous instructions share: pieces of operations, and operands that are addresses.
- * async.c, mbarrier.c, bulk.c, tma.c, cluster.c. */
+/* Shared by the asynchronous instructions (async.c, mbarrier.c, bulk.c, tma.c, cluster.c): pieces of operations, and
+ * operands that are shared addresses. */
 #ifndef EMULATOR_ASYNC_H
 #define EMULATOR_ASYNC_H
 
@@ -9,11 +9,11 @@
 
 /* How many of `left` (> 0) units an operation does in this step: all of them where the seed is eager. */
 uint32_t async_piece(machine *m, uint32_t left);
-/* The operation will not touch the memory of op->touches[which] any more. Wakes who waits for that. */
+/* The operation no longer touches the memory of op->touches[which]. Wakes waiting warps. */
 void async_untouch(async_op *op, int which);
-/* Arrivals of the CTA's threads at mbarriers of other CTAs (mbarrier.c): a barrier of the cluster comes after them. */
+/* Arrivals of the CTA's threads at mbarriers of other CTAs (mbarrier.c). A cluster barrier completes after them. */
 int mbarrier_arrivals_under_way(const cta *from);
-/* Everything under way is dropped: the machine goes. */
+/* Drops everything under way: the machine is being destroyed. */
 void async_clear(machine *m);
 
 /* Units 0 .. count-1, each once, in an order drawn from the seed. */

@@ -1,5 +1,5 @@
-/* Asynchronous stores of single values: st.async (PTX ISA 9.7.9.12) and red.async (9.7.13.7); and st.bulk (9.7.9.13).
- * They write through the generic proxy. */
+/* Asynchronous stores through the generic proxy: st.async (PTX ISA 9.7.9.12), red.async (9.7.13.7), st.bulk
+ * (9.7.9.13). */
 #include <stdlib.h>
 
 #include "async/bulk.h"
@@ -31,7 +31,7 @@ typedef struct {
     uint8_t data[32];
 } value_store;
 
-/* In the generic proxy, so a thread's write, only later. */
+/* A delayed write of the thread, in the generic proxy. */
 static int value_step(async_op *op) {
     value_store *v = (value_store *)op;
     const value_operands *o = op->in->extra;

@@ -1,7 +1,7 @@
 /* Bulk copies and reductions (PTX ISA 9.7.9.25.4) and bulk groups (9.7.9.25.6).
  *
- * A copy goes on unit by unit, in an order drawn from the seed, and tells its mbarrier of every piece that has landed:
- * a phase ends when the sum is right, which is all that is promised. A multicast is a copy of its own for every CTA. */
+ * A copy moves unit by unit, in an order drawn from the seed. Each piece completes its bytes on the mbarrier, so a
+ * phase ends when the sum is right: the ISA promises no more. A multicast is one copy for each CTA. */
 #include <stdlib.h>
 
 #include "async/bulk.h"
@@ -30,7 +30,7 @@ int load_targets(warp *w, const instr *in, uint32_t lane, const address_operand 
               signal->rank, pair ? "the same CTA or the other one of its pair" : "the same CTA");
     int count = 0;
     FOR_LANES(rank, ranks) {
-        /* With a pair, the one that is told has the parity of the CTA that the operand names. */
+        /* In a pair, the CTA whose mbarrier is signalled has the parity of the CTA that the operand names. */
         uint32_t told = mask == NO_SLOT ? signal->rank : pair ? (rank & ~1u) | (signal->rank & 1) : rank, offset;
         if (told >= (uint32_t)w->cta->cluster->size)
             fault(w, in, (int)lane, "CTA %u has no other one of its pair: the cluster has %d CTAs", rank,
@@ -309,7 +309,7 @@ static run_result run_store(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* A hint: its operands are checked, as the real copy would check them. */
+/* Only a hint, but its operands are checked as those of a copy. */
 static run_result run_prefetch(warp *w, const instr *in, uint32_t lanes) {
     const copy_operands *o = in->extra;
     FOR_LANES(lane, lanes)

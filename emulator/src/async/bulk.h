@@ -1,5 +1,5 @@
-/* What bulk copies (bulk.c) and tensor copies (tma.c) share: loads into shared memory that an mbarrier tracks, stores
- * to global memory that a bulk group tracks, and reductions. */
+/* Shared by bulk copies (bulk.c) and tensor copies (tma.c): loads into shared memory tracked by an mbarrier, stores
+ * to global memory tracked by a bulk group, and reductions. */
 #ifndef EMULATOR_BULK_H
 #define EMULATOR_BULK_H
 
@@ -14,13 +14,13 @@ struct shared_load {
     machine *m;
     cta *to;
     uint32_t at;
-    cta *signal; /* whose mbarrier is told */
+    cta *signal; /* whose mbarrier is signalled */
     uint32_t barrier;
     piece_order order;
     uint32_t (*unit)(shared_load *l, uint32_t unit); /* copies one; returns the bytes that it completes */
 };
 
-/* Where a copy goes, and whose mbarrier is told: one of these for every CTA that a multicast reaches. */
+/* A destination and the mbarrier to signal: one for each CTA that a multicast reaches. */
 typedef struct {
     cta *to, *signal;
     uint32_t at, barrier;
@@ -31,7 +31,7 @@ typedef struct {
  * mbarrier is not there or not where it may be, and if `bytes` at the destination are not. Returns how many. */
 int load_targets(warp *w, const instr *in, uint32_t lane, const address_operand *to, const address_operand *barrier,
                  uint32_t mask, int pair, uint32_t bytes, uint32_t align, load_target targets[16]);
-/* l is zeroed but for what the family added. `source` is a CTA whose shared memory is read, or NULL. */
+/* l is zeroed except for what the family added. `source` is a CTA whose shared memory is read, or NULL. */
 void load_start(shared_load *l, const load_target *target, cta *source, warp *w, const instr *in, uint32_t units);
 
 /* ---- stores (bulk.c) ---- */
@@ -51,7 +51,7 @@ struct global_store {
     void (*write)(global_store *s, uint32_t unit);
 };
 
-/* s is zeroed but for what the family added, and freed by free(). */
+/* s is zeroed except for what the family added, and freed by free(). */
 void store_start(global_store *s, warp *w, const instr *in, uint32_t lane, uint32_t units);
 
 /* st.async and st.bulk; red.async (async_store.c): of the table bulk_opcodes. */

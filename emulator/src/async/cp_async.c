@@ -1,8 +1,8 @@
-/* Copies of single elements into shared memory that a thread does not wait for (PTX ISA 9.7.9.25.3: cp.async, its
- * commit_group, wait_group and wait_all; 9.7.13.15.15: cp.async.mbarrier.arrive).
+/* cp.async with commit_group, wait_group and wait_all (PTX ISA 9.7.9.25.3), and cp.async.mbarrier.arrive
+ * (9.7.13.15.15).
  *
- * The lanes of one instruction are one operation, which copies some lanes a step. It reads and writes when its step
- * runs, in the generic proxy: the thread that issued it is the one that wrote. */
+ * The lanes of one instruction are one operation, which copies some lanes a step. It reads and writes when the step
+ * runs, in the generic proxy, as the thread that issued it. */
 #include <stdlib.h>
 
 #include "async/async.h"
@@ -36,7 +36,7 @@ typedef struct copies {
     uint32_t committed[WARP_LANES]; /* groups; the open one has this number */
     uint64_t serial;
     copy *live, *spare;
-    const copy *blocker; /* what a wait has found undone, while its serial number is this */
+    const copy *blocker; /* the operation that a wait found incomplete, and its serial number */
     uint64_t blocker_serial;
     arrival *arrivals;
 } copies;
@@ -182,7 +182,7 @@ static void copy_release(async_op *op) {
         all->live = c->next;
     c->next = all->spare;
     all->spare = c;
-    /* what was dropped with the machine is not done */
+    /* operations dropped with the machine are not complete */
     if (all->arrivals && !c->left) start_arrivals(c->m, op->by, all);
 }
 
@@ -244,7 +244,7 @@ static run_result run_copy(warp *w, const instr *in, uint32_t lanes) {
     if (c->next) c->next->previous = c;
     all->live = c;
     c->op.touches[0] = w->cta;
-    c->op.drains = 1; /* hardware lets a block go whose copies nobody has waited for */
+    c->op.drains = 1; /* hardware lets a block exit before its copies are waited for */
     async_start(m, &c->op, w, in, NULL);
     return RUN_NEXT;
 }
@@ -258,7 +258,7 @@ static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* The same operation is still to be done as when the wait was last tried. */
+/* The operation that the wait last found incomplete is still incomplete. */
 static int still_blocked(const copies *all, uint32_t lanes) {
     const copy *c = all->blocker;
     return c && c->op.serial == all->blocker_serial && c->left & lanes;

@@ -1,8 +1,8 @@
-/* mbarrier objects (PTX ISA 9.7.13.15): init, inval, expect_tx, complete_tx, arrive, arrive_drop, test_wait, try_wait,
- * pending_count, and the calls through which asynchronous operations signal.
+/* mbarrier objects (PTX ISA 9.7.13.15): init, inval, expect_tx, complete_tx, arrive, arrive_drop, test_wait,
+ * try_wait, pending_count, and the functions through which asynchronous operations signal.
  *
- * What a barrier's eight bytes hold is not documented, so the state lives beside shared memory, in a table of the CTA
- * by offset, and the bytes stay as they are. A state token is phase << 32 | pending count. */
+ * The content of a barrier's eight bytes is not documented. The state is kept in a table of the CTA, by offset; the
+ * bytes in shared memory do not change. A state token is phase << 32 | pending count. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -22,8 +22,7 @@ typedef struct {
     uint32_t offset; /* in the CTA's window; 0: an empty place of the table */
     uint32_t pending, expected;
     uint64_t phase;
-    uint32_t seen,
-        seen_before; /* warps that know that the last phase is over, and those that knew it of the one before */
+    uint32_t seen, seen_before; /* warps that have seen the end of the last phase, and of the phase before */
     int64_t tx;
     int64_t tx_expected, tx_completed; /* of this phase */
     uint32_t arrivals;
@@ -230,7 +229,7 @@ void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uin
     machine_progress(c->grid->on);
 }
 
-/* A phase that waits for bytes which nobody sends. (Hardware takes it: the barrier goes with its block.) */
+/* A phase that waits for bytes which no operation sends. Hardware tolerates it: the barrier ends with its block. */
 void mbarrier_cta_exit(warp *last) {
     const mbarrier *t = last->cta->mbarriers;
     if (!t || machine_of(last)->fences != FENCES_TEXT) return;
@@ -278,7 +277,7 @@ static cta *barrier_at(warp *w, const instr *in, uint32_t lane, uint32_t *offset
     return shared_operand(w, in, lane, &o->at, offset, "the mbarrier's address");
 }
 
-/* For what .shared::cluster and generic addresses of other CTAs do not offer. */
+/* For operations that .shared::cluster and generic addresses of other CTAs do not support. */
 static cta *own_barrier_at(warp *w, const instr *in, uint32_t lane, uint32_t *offset) {
     cta *c = barrier_at(w, in, lane, offset);
     if (c != w->cta)
@@ -341,8 +340,8 @@ static run_result run_tx(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* An arrival at another CTA's barrier travels. All that go to one CTA come in the order of issue: what a thread does
- * before a release is done before it. */
+/* An arrival at another CTA's barrier is an operation of its own. Arrivals at one CTA stay in the order of issue, so
+ * that a release comes after what the thread did before it. */
 typedef struct {
     async_op op;
     int lane;
@@ -413,13 +412,13 @@ static run_result run_arrive(warp *w, const instr *in, uint32_t lanes) {
                   shown(c, offset));
         if (in->d != NO_SLOT) r64(w, in->d)[lane] = state;
     }
-    /* What a thread does before the arrival, others see; what it does behind, they may be made to miss. */
+    /* Others see what a thread did before the arrival. They may not see what it does after. */
     return machine_of(w)->fences == FENCES_TEXT && !machine_below(machine_of(w), 4) ? RUN_YIELD : RUN_NEXT;
 }
 
-/* Whether a warp that can run has not seen yet that the last phase is over, though it saw that of the one before: after
- * one phase more it would wait for ever. Programs in which every warp waits for every phase, and only one issues the
- * next copy, rely on the time that a copy takes on hardware. */
+/* Whether a runnable warp has seen the end of the phase before the last, but not of the last: one phase more, and it
+ * would wait for ever. Programs in which every warp waits for every phase, and one warp issues the next copy, rely on
+ * the time that a copy takes on hardware. */
 int mbarrier_held(const cta *c, uint32_t offset) {
     const machine *m = c->grid->on;
     const barrier *b = m->fences == FENCES_HARDWARE && !m->forcing ? find(c, offset) : NULL;
@@ -474,8 +473,8 @@ static run_result run_test_wait(warp *w, const instr *in, uint32_t lanes) {
     return done == lanes ? RUN_NEXT : RUN_YIELD;
 }
 
-/* The wait may also end early, by its time limit; a program must not take that for the end of the phase, but it may go
- * on to what the end of the phase depends on. */
+/* The wait may also end early, by its time limit. A program must not take that for the end of the phase, but may go on
+ * to work that the phase depends on. */
 static int ends_early(const warp *w) {
     machine *m = machine_of(w);
     if (w->current->wait.kind == WAIT_MBARRIER && w->current->wait.over) return 1;
@@ -500,7 +499,7 @@ static run_result run_pending_count(warp *w, const instr *in, uint32_t lanes) {
 
 static const char *const scopes[] = {"cta", "cluster", NULL};
 
-/* {.sem.scope}: both or none. They change nothing here: what a thread has written, all others see at once. */
+/* {.sem.scope}: both or none. No effect here: every thread sees a write at once. */
 static void take_semantics(decoder *d, const char *const *semantics) {
     int sem = take_one_of(d, semantics), scope = take_one_of(d, scopes);
     if ((sem < 0) != (scope < 0)) reject(d, "the semantics and the scope must be written together");

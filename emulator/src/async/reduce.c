@@ -1,5 +1,5 @@
-/* The reductions of cp.reduce.async.bulk, cp.reduce.async.bulk.tensor and red.async (PTX
- * ISA 9.7.9.25.4.2, 9.7.9.25.5.3, 9.7.13.7): which exist, and what they do to an element. */
+/* The reductions of cp.reduce.async.bulk, cp.reduce.async.bulk.tensor and red.async (PTX ISA 9.7.9.25.4.2,
+ * 9.7.9.25.5.3, 9.7.13.7): which combinations exist, and their effect on one element. */
 #include <math.h>
 
 #include "async/bulk.h"
@@ -93,7 +93,7 @@ static int64_t reduce_signed(reduction r, int64_t a, int64_t b) {
     }
 }
 
-/* A NaN loses against a number; -0 is less than +0. */
+/* min and max prefer a number to a NaN; -0 is less than +0. */
 static double reduce_double(reduction r, double a, double b) {
     if (r == REDUCE_ADD) return a + b;
     if (isnan(a)) return b;

@@ -1,5 +1,5 @@
-/* Tensor maps: what cuTensorMapEncodeTiled accepts (CUDA driver API; PTX ISA 5.5 and 9.7.9.25.5.1), swizzles (PTX ISA
- * 5.5.7), tensormap.replace (9.7.9.26) and tensormap.cp_fenceproxy (9.7.13.16). */
+/* Tensor maps: the arguments that cuTensorMapEncodeTiled accepts (CUDA driver API; PTX ISA 5.5 and 9.7.9.25.5.1),
+ * swizzles (5.5.7), tensormap.replace (9.7.9.26) and tensormap.cp_fenceproxy (9.7.13.16). */
 #include "async/tensor_map.h"
 #include "async/async.h"
 
@@ -52,7 +52,7 @@ uint32_t swizzle_address(uint32_t address, int mode) {
         return address ^ (address >> 7 & 7) << 4;
     case SWIZZLE_128B_ATOM_32B:
         return address ^ (address >> 7 & 3) << 5;
-    case SWIZZLE_128B_ATOM_32B_FLIP_8B: /* which of two lines is flipped, the text does not say: the odd one */
+    case SWIZZLE_128B_ATOM_32B_FLIP_8B: /* the ISA does not say which of two lines is flipped; here the odd one */
         return address ^ (address >> 7 & 3) << 5 ^ (address >> 7 & 1) << 3;
     case SWIZZLE_128B_ATOM_64B:
         return address ^ (address >> 7 & 1) << 6;
@@ -141,7 +141,7 @@ static int check_box(const tensor_map *map, const device *d, char *error, size_t
         bits *= map->box[i];
         steps |= map->element_strides[i] != 1;
     }
-    /* Not in the text; the driver of an H200 does so, for boxes without element strides only. */
+    /* Not documented; an H200's driver does this for boxes without element strides only. */
     if (!steps && bits / 8 > (uint64_t)d->shared_per_sm)
         BREAKS("the box has %llu bytes, more than the %d of shared memory", (unsigned long long)bits / 8,
                d->shared_per_sm);
@@ -155,13 +155,13 @@ static int check_box(const tensor_map *map, const device *d, char *error, size_t
     return 0;
 }
 
-/* NC/8HWC8 and NC/16HWC16. Such maps can be made; tma.c rejects to copy by them. */
+/* NC/8HWC8 and NC/16HWC16. Such maps can be encoded; tma.c rejects copies that use them. */
 static int check_interleaved(const tensor_map *map, char *error, size_t size) {
     uint64_t unit = map->interleave == 1 ? 16 : 32;
     if (map->interleave > 2) BREAKS("the interleave mode is %u; there are 0 to 2", map->interleave);
     if (map->rank < 3) BREAKS("the rank is %u; an interleaved tensor has 3 at least", map->rank);
     if (map->type > TENSOR_B4) BREAKS("type %s cannot be interleaved", types[map->type].name);
-    /* 32 asks for the 32-byte swizzle by the text; the driver of an H200 takes none as well. */
+    /* 32 requires the 32-byte swizzle by the documentation; an H200's driver also accepts no swizzle. */
     if (unit == 32 && (map->swizzle_mode > 1 || map->swizzle_atom))
         BREAKS("32-byte interleave goes with the 32-byte swizzle only");
     if (map->address % unit)

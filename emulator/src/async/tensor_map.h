@@ -1,5 +1,5 @@
-/* Tensor maps: how a tensor lies in global memory, and which box of it a tensor copy moves (PTX ISA 5.5, CUDA driver
- * API, "Tensor Map Object Management"). */
+/* Tensor maps: the layout of a tensor in global memory and the box that a tensor copy moves (PTX ISA 5.5; CUDA
+ * driver API, "Tensor Map Object Management"). */
 #ifndef EMULATOR_TENSOR_MAP_H
 #define EMULATOR_TENSOR_MAP_H
 
@@ -23,8 +23,8 @@ typedef enum {
     TENSOR_TF32,
     TENSOR_TF32_FTZ,
     TENSOR_B4,     /* 16U4_ALIGN8B: packed in shared memory too */
-    TENSOR_B4_P64, /* 16U4_ALIGN16B: 16 elements, then 8 bytes of nothing */
-    TENSOR_B6_P32, /* 16U6_ALIGN16B: 16 elements, then 4 bytes of nothing; in a store an element has a byte */
+    TENSOR_B4_P64, /* 16U4_ALIGN16B: 16 elements, then 8 bytes of padding */
+    TENSOR_B6_P32, /* 16U6_ALIGN16B: 16 elements, then 4 bytes of padding; in a store an element has a byte */
     TENSOR_TYPE_COUNT
 } tensor_type;
 
@@ -43,7 +43,7 @@ typedef enum {
 /* The 128 bytes. NVIDIA's layout of them is not documented; this is our own. */
 typedef struct {
     uint64_t magic;
-    uint64_t left_alone; /* CUTLASS clears bit 21 of the real encoding's second word behind the driver's back */
+    uint64_t left_alone; /* unused: CUTLASS clears bit 21 of the real encoding's second word */
     uint64_t address;
     uint64_t strides[TENSOR_RANK_MAX - 1]; /* bytes, of dimensions 1 .. */
     uint32_t last[TENSOR_RANK_MAX];        /* size of a dimension - 1: it may be 2^32 */
@@ -64,7 +64,7 @@ int tensor_map_reject_im2col(char *error, size_t size);
 /* cuTensorMapReplaceAddress. */
 int tensor_map_replace_address(void *map, void *address, const device *d, char *error, size_t size);
 
-/* 0, or -1 and what is wrong with its fields: threads may have replaced them. */
+/* 0, or -1 and a message about invalid fields, which threads may have replaced. */
 int tensor_map_check(const tensor_map *map, const device *d, char *error, size_t size);
 int tensor_element_bits(tensor_type type);
 ptx_type tensor_ptx_type(tensor_type type); /* TYPE_NONE: has none */

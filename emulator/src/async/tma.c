@@ -1,10 +1,10 @@
-/* Tensor copies (PTX ISA 9.7.9.25.5): cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, cp.async.bulk.prefetch.tensor.
+/* Tensor copies (PTX ISA 9.7.9.25.5): cp.async.bulk.tensor, cp.reduce.async.bulk.tensor,
+ * cp.async.bulk.prefetch.tensor.
  *
- * A box is moved row by row, a row being its extent in dimension 0, in an order drawn from the seed. Rows follow each
- * other without gaps, then the swizzle moves their 16-byte units. Elements outside of the tensor are filled in a load
- * and dropped in a store (but for those in the same 16 bytes as its end); the mbarrier is told of the bytes of the full
- * box. The im2col modes and interleaved maps are rejected.
- */
+ * A box moves row by row in an order drawn from the seed; a row is its extent in dimension 0. Rows lie in shared
+ * memory without gaps; the swizzle then moves 16-byte units. Elements outside the tensor are filled by a load and
+ * dropped by a store, except those in the same 16 bytes as the tensor's end. The mbarrier counts the bytes of the
+ * full box. im2col modes and interleaved maps are rejected. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -38,7 +38,7 @@ typedef struct {
     int rows_by_name;
     uint32_t count[TENSOR_RANK_MAX]; /* elements that are moved along each dimension */
     uint32_t rows;
-    uint32_t row_bytes;    /* in global memory: what an mbarrier is told */
+    uint32_t row_bytes;    /* in global memory: the bytes that the mbarrier counts */
     uint32_t shared_bytes; /* of a row in shared memory */
     uint32_t pitch;        /* from row to row in shared memory */
     int64_t first, end;    /* the elements of a row that are inside of the tensor, from its start */
@@ -93,7 +93,8 @@ static void take_coordinates(warp *w, const instr *in, uint32_t lane, tensor_box
         else
             b->at[i] = at;
     }
-    /* Elements are counted, but an H200 takes rows from 16-byte boundaries only; padded types, from 128 elements. */
+    /* Coordinates count elements, but an H200 takes rows from 16-byte boundaries only; padded types, from 128 elements.
+     */
     int64_t unit = b->map.type > TENSOR_B4 ? 128 : 128 / b->bits;
     if (b->at[0] % unit)
         fault(w, in, (int)lane, "the first coordinate is %lld; with elements of %d bits it must be a multiple of %lld",
@@ -171,12 +172,12 @@ static void move_row(const tensor_box *b, cta *c, uint32_t at, uint32_t row, uin
 
 /* ---- elements ---- */
 
-/* What elements outside of the tensor become. The NaN is 0x7ff7 in every 16 bits, whatever the type (measured). */
+/* The fill of elements outside the tensor. The NaN is 0x7ff7 in every 16 bits, for every type (measured). */
 static void fill_row(const tensor_box *b, uint8_t *row) {
     for (uint32_t i = 0; i < b->row_bytes; i++) row[i] = !b->map.fill_nan ? 0 : i & 1 ? 0x7f : 0xf7;
 }
 
-/* tf32 is rounded to; subnormals stay in both of its types and in f32.ftz (measured). */
+/* Rounds to tf32; both tf32 types and f32.ftz keep subnormals (measured). */
 static void convert_row(const tensor_box *b, uint8_t *row) {
     if (b->map.type != TENSOR_TF32 && b->map.type != TENSOR_TF32_FTZ) return;
     for (int64_t i = b->first; i < b->end; i++) {
@@ -187,7 +188,7 @@ static void convert_row(const tensor_box *b, uint8_t *row) {
     }
 }
 
-/* Groups of 16 elements get their padding, which holds nothing. */
+/* Adds the padding behind groups of 16 elements. */
 static void pad_row(const tensor_box *b, const uint8_t *packed, uint8_t *padded) {
     uint32_t group = 16 * (uint32_t)b->bits / 8;
     memset(padded, POISON_BYTE, PADDED_ROW);
@@ -264,8 +265,8 @@ static void store_read_row(global_store *s, uint32_t row) {
     move_row(&t->box, s->op.from, t->from, row, t->data + row * t->box.shared_bytes, 0);
 }
 
-/* How much of a row is written. Behind the tensor's end only the allocation's own bytes are, since on a GPU what lies
- * behind those is padding that nobody sees. */
+/* How much of a row is written. Past the tensor's end it stays inside the allocation: on a GPU the bytes behind it are
+ * padding that no program sees. */
 static uint32_t stored_bytes(const tensor_box *b, uint64_t address) {
     uint32_t inside = (uint32_t)(b->end * b->bits / 8), all = (uint32_t)(b->stored * b->bits / 8);
     uint64_t start, bytes;
@@ -291,7 +292,7 @@ static void store_write_row(global_store *s, uint32_t row) {
     if (t->reduction != REDUCE_NONE) {
         async_read_global(g, address, old, bytes);
         for (uint32_t i = 0; i < bytes; i += (uint32_t)b->bits / 8)
-            if (b->map.type == TENSOR_F32_FTZ) /* it alone flushes subnormals (so on an H200) */
+            if (b->map.type == TENSOR_F32_FTZ) /* the only type that flushes subnormals (H200) */
                 add_f32(old + i, data + i, 1);
             else
                 reduce(t->reduction, t->type, old + i, data + i);
@@ -343,7 +344,7 @@ static run_result run_tensor_store(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* A hint: its operands are checked, as the real copy would check them. */
+/* Only a hint, but its operands are checked as those of a copy. */
 static run_result run_tensor_prefetch(warp *w, const instr *in, uint32_t lanes) {
     FOR_LANES(lane, lanes) box_of(w, in, lane);
     return RUN_NEXT;

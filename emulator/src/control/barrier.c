@@ -1,8 +1,10 @@
 /* Barriers of a CTA (bar, barrier; PTX ISA 9.7.13.1) and of a cluster (barrier.cluster; 9.7.13.3).
  *
- * What the text leaves open is as on an H200: an arrival counts a whole warp, with lanes that do not exist or have
- * exited; a warp that arrives twice counts twice; a warp that has exited is missed where a count is given; uses with
- * and without a count do not mix; and lanes of a warp at two barriers at once are a fault. */
+ * Where the ISA is silent, an H200 decides:
+ *   - an arrival counts a whole warp, including lanes that do not exist or have exited
+ *   - a warp that arrives twice counts twice
+ *   - with a count, a warp that has exited is still waited for
+ *   - uses with and without a count do not mix; lanes of one warp at two barriers are a fault */
 #include "async/async.h"
 #include "machine/simt.h"
 
@@ -36,7 +38,7 @@ static void settle(cta *c, named_barrier *b, int i) {
     machine_ready(&c->warps[i]);
 }
 
-/* Ends the phase if all have arrived: whoever waits for it gets the votes. */
+/* Ends the phase if all have arrived. Waiting warps get the votes. */
 static void complete(cta *c, uint32_t id) {
     named_barrier *b = &c->barriers[id];
     for (int i = 0; b->partial && i < c->warp_count; i++) settle(c, b, i);
@@ -72,7 +74,7 @@ static void check_count(warp *w, const instr *in, const named_barrier *b, uint32
               count);
 }
 
-/* Lanes of a warp that are at two barriers will never be together at one. */
+/* Lanes of one warp at two barriers can never meet at one. */
 static void check_elsewhere(warp *w, const instr *in, uint32_t id) {
     for (uint32_t other = 0; other < 16; other++)
         if (other != id && w->cta->barriers[other].partial >> w->index & 1)

@@ -1,9 +1,9 @@
-/* Addresses of a cluster: mapa (PTX ISA 9.7.9.23), getctarank (9.7.9.24); and clusterlaunchcontrol
- * (9.7.13.17, 9.7.13.18).
+/* Cluster addresses: mapa (PTX ISA 9.7.9.23), getctarank (9.7.9.24); and clusterlaunchcontrol (9.7.13.17,
+ * 9.7.13.18).
  *
- * A cluster that has not started yet can be cancelled: its first CTA's id is handed to whoever asked, and the machine
- * does not start it. How many have started by then is the seed's choice. The response's 16 bytes are our own: a word
- * that says whether it is one, and whether a cluster was cancelled, then x, y, z. */
+ * try_cancel takes a cluster that has not started: the machine never starts it, and the response holds the id of its
+ * first CTA. The seed decides how many clusters have started by then. The 16 bytes of the response have a layout of
+ * our own: a word that marks a response and says whether a cluster was cancelled, then x, y, z. */
 #include <stdlib.h>
 
 #include "async/async.h"
@@ -24,7 +24,7 @@ static uint32_t window_address(warp *w, const instr *in, uint32_t lane) {
 }
 
 /* A CTA that does not exist has an address too, and only its use is a fault: CUTLASS's lanes compute the addresses of
- * as many CTAs as a cluster may have, and use those of the CTAs that there are. */
+ * the largest possible cluster and use those of existing CTAs. */
 static run_result run_mapa(warp *w, const instr *in, uint32_t lanes) {
     FOR_LANES(lane, lanes) {
         uint32_t address = window_address(w, in, lane), rank = r32(w, in->s[1])[lane] & 0xff;
@@ -94,7 +94,7 @@ typedef struct {
     int multicast;
 } cancel_operands;
 
-/* Takes the next cluster away from the machine, if one has not started. */
+/* Cancels the next cluster that has not started, if there is one. */
 static void decide(response *r, grid *g) {
     const launch *l = &g->launch;
     uint32_t size = l->cluster[0] * l->cluster[1] * l->cluster[2];
@@ -164,7 +164,7 @@ static run_result run_try_cancel(warp *w, const instr *in, uint32_t lanes) {
 /* The response in a lane's register. */
 static const uint32_t *response_of(warp *w, const instr *in, uint32_t lane) {
     const uint32_t *words = (const uint32_t *)&r128(w, in->s[0])[lane];
-    /* CUTLASS writes zeros itself, where it takes no cluster over, and asks whether they are one: they are none */
+    /* CUTLASS writes zeros itself where it cancels nothing, and queries them: they are no cancelled cluster */
     if (machine_of(w)->fences == FENCES_HARDWARE && !(words[0] | words[1] | words[2] | words[3])) return words;
     if ((words[0] & ~1u) != response_word)
         fault(w, in, (int)lane, "0x%08x%08x%08x%08x is no response of clusterlaunchcontrol.try_cancel", words[3],

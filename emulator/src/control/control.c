@@ -1,10 +1,10 @@
-/* Control flow (PTX ISA, "Control Flow Instructions" and "Miscellaneous Instructions"): bra, brx.idx, call, ret, exit,
- * trap, brkpt. The functions that every program may call without defining them are in system_calls.c.
+/* Control flow (PTX ISA, "Control Flow Instructions" and "Miscellaneous Instructions"): bra, brx.idx, call, ret,
+ * exit, trap, brkpt. Functions that programs call without defining them are in system_calls.c.
  *
- * Parameters of functions lie in the thread's local memory, as do the .param variables of a call; a call copies from
- * one to the other. Each function has its registers and its local memory once. One that may be called again before it
- * has returned is marked recursive when its entry is laid out: a call keeps what it had in the call's node and the
- * return puts it back. */
+ * Parameters of functions and the .param variables of a call are in the thread's local memory; a call copies between
+ * them. Each function has one set of registers and one piece of local memory. A function that can be called again
+ * before it returns is marked recursive at layout: the call saves both in its call node and the return restores
+ * them. */
 #include "control/control.h"
 
 #include <stdlib.h>
@@ -171,7 +171,7 @@ void call_nodes_free(warp *w) {
     }
 }
 
-/* All of one side is read before any of the other is written: they overlap where a function calls itself. */
+/* Reads everything before it writes: source and destination overlap where a function calls itself. */
 static void gather(const warp *w, const call_place *places, int count, uint32_t lanes, uint32_t bytes, uint8_t *out) {
     FOR_LANES(lane, lanes) {
         uint8_t *at = out + lane * bytes;

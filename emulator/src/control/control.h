@@ -1,4 +1,4 @@
-/* What control.c and system_calls.c have of each other: where the parameters of a call are. */
+/* Shared by control.c and system_calls.c: where the parameters of a call are. */
 #ifndef EMULATOR_CONTROL_H
 #define EMULATOR_CONTROL_H
 

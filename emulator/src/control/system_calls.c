@@ -1,5 +1,5 @@
-/* Functions that the system defines and device code calls ("CUDA Programming Guide", "Formatted output", "Assertion",
- * "Dynamic global memory allocation"): vprintf, __assertfail, malloc, free. */
+/* Functions that CUDA defines for device code: vprintf, __assertfail, malloc, free (CUDA Programming Guide,
+ * "Formatted output", "Assertion", "Dynamic global memory allocation"). */
 #define _GNU_SOURCE /* open_memstream */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-/* What the lanes of a warp do together (PTX ISA 9.7.9.6 shfl.sync; 9.7.13.2 bar.warp.sync, 9.7.13.9 to 9.7.13.14
- * vote.sync, match.sync, activemask, redux.sync, elect.sync).
+/* Warp collectives (PTX ISA 9.7.9.6 shfl.sync; 9.7.13.2 bar.warp.sync; 9.7.13.9 to 9.7.13.14 vote.sync, match.sync,
+ * activemask, redux.sync, elect.sync).
  *
- * Each lane names the members that it meets. Lanes of a fragment may name different sets: each set is done by itself
- * once all its lanes that have not exited are here, and waits as a fragment of its own until then. */
+ * Each lane names its members. Lanes of a fragment may name different sets. Each set runs once all its members that
+ * have not exited are here; until then it waits as a fragment of its own. */
 #include "memory/memory.h"
 #include "scalar/lanes.h"
 
@@ -351,7 +351,7 @@ static int decode_redux(decoder *d) {
 
 /* ---- elect, activemask, bar.warp.sync ---- */
 
-/* Any member may be elected, the same one each time for the same mask: the lowest. */
+/* The ISA allows any member, but the same one each time for the same mask: here the lowest. */
 static void elect(warp *w, const instr *in, uint32_t group, uint32_t members) {
     uint32_t leader = (uint32_t)__builtin_ctz(members & w->live);
     if (in->d != NO_SLOT) FOR_LANES(i, group) r32(w, in->d)[i] = leader;
@@ -384,7 +384,7 @@ static int decode_activemask(decoder *d) {
     return 1;
 }
 
-/* What the lanes did before it is known to all of them behind it. */
+/* After it, every lane sees what the others did before it. */
 static run_result run_bar_warp_sync(warp *w, const instr *in, uint32_t lanes) {
     run_result result = for_groups(w, in, lanes, NULL);
     if (result == RUN_NEXT) w->sync_time = machine_of(w)->now;

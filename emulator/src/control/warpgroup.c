@@ -1,9 +1,9 @@
-/* Warpgroups: instructions that all four warps have to run (.aligned of wgmma, PTX ISA 9.7.15, and of setmaxnreg,
- * 9.7.19.5).
+/* Instructions that all four warps of a warpgroup must run: .aligned of wgmma (PTX ISA 9.7.15) and of setmaxnreg
+ * (9.7.19.5).
  *
- * Warps go at their own pace here, so what is compared is the order in which each of them comes to such instructions:
- * the first warp at a place writes down what it runs, the others must run the same. A warp that exits must have run all
- * that another one has. Programs that are held to what hardware does, rather than to the text, are not checked. */
+ * Warps advance independently, so the check compares sequences: the first warp at a position records its
+ * instruction, the others must run the same one. A warp that exits must have run as many as the others.
+ * EMULATE_FENCES=hardware turns the check off. */
 #include <stdlib.h>
 
 #include "control/warpgroup.h"
@@ -16,7 +16,7 @@ typedef struct {
 
 typedef struct warpgroup {
     common *log;
-    uint64_t base, count, capacity; /* of the log; what all warps have passed is dropped */
+    uint64_t base, count, capacity; /* of the log; entries that all warps have passed are dropped */
     uint64_t reached[WARPGROUP];
 } warpgroup;
 

@@ -1,4 +1,4 @@
-/* Instructions that all warps of a warpgroup have to run: warpgroup.c. */
+/* Instructions that all warps of a warpgroup must run (warpgroup.c). */
 #ifndef WARPGROUP_H
 #define WARPGROUP_H
 

@@ -1,4 +1,4 @@
-/* The types and numbers of the CUDA driver API (cuda.h of CUDA 13.0) that the emulated driver takes and gives. */
+/* Types and numbers of the CUDA driver API (cuda.h of CUDA 13.0), as far as the emulated driver uses them. */
 #ifndef EMULATOR_DRIVER_ABI_H
 #define EMULATOR_DRIVER_ABI_H
 

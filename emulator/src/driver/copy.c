@@ -1,5 +1,5 @@
-/* The emulated driver: copies and fills. Device memory is host memory, so a copy is a copy; it waits for what was
- * queued before it, also in its asynchronous form. */
+/* Driver API: copies and fills. Device memory is host memory. Every copy, asynchronous or not, first waits for the
+ * work queued before it. */
 #include <stdlib.h>
 
 #include "driver/driver.h"
@@ -8,7 +8,7 @@
 /* HOST, DEVICE: what the call says that an address is. EITHER: it may be both. */
 typedef enum { HOST, DEVICE, EITHER } side;
 
-/* A range that begins in an allocation must end in it; device memory must be allocated, where host memory is none. */
+/* A range that begins in an allocation must end in it. Device memory must be allocated, unless host memory counts. */
 static CUresult in_bounds(const char *call, side where, uint64_t address, size_t bytes) {
     uint64_t start, size;
     if (!address) return driver_rejectf(CUDA_ERROR_INVALID_VALUE, "%s: a null pointer", call);

@@ -1,4 +1,4 @@
-/* The emulated driver: devices and contexts. */
+/* Driver API: devices and contexts. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -189,7 +189,7 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     NEED_DEVICE(device);
     return CUDA_SUCCESS;
 }
-/* Forgets a fault, as a new context would. Memory and modules stay: other parts of the process may hold them. */
+/* Clears a fault, as a new context would. Keeps memory and modules, which other parts of the process may hold. */
 API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     NEED_DEVICE(device);
     emulator_reset();
@@ -281,7 +281,7 @@ API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return CUDA_SUCCESS;
 }
 
-/* Stack, heap and printf buffers are as large as they need to be: what was set is what is answered, and that is all. */
+/* Stack, heap and printf buffers have no limit here: a set value is only stored and returned. */
 enum { LIMITS = 8 };
 static size_t limits[LIMITS] = {1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0};
 

@@ -1,5 +1,5 @@
-/* The emulated driver: settings, the machine, errors. Launches are queued and run when something
- * waits for them, so that dependent grids can overlap; every stream shares one queue, in the order of the calls.
+/* Driver API: settings, the machine, errors. Launches are queued until something waits for them, so that dependent
+ * grids can overlap. All streams share one queue, in the order of the calls.
  *
  * Settings (README): EMULATE_DEVICE, EMULATE_SEED, EMULATE_ARITHMETIC, EMULATE_FENCES, EMULATE_TRACE,
  * EMULATE_TMEM_BASE, EMULATE_HOST_MEMORY, EMULATE_QUIET; or emulator_configure from the same process. */
@@ -37,7 +37,7 @@ CUresult driver_rejectf(CUresult code, const char *message, ...) {
     return driver_reject(code, text);
 }
 
-/* The fault's message is the one that cuGetErrorString gives, whatever was rejected since. */
+/* cuGetErrorString gives the fault's message, even if calls were rejected since. */
 CUresult driver_sticky(void) {
     if (!driver.machine || !driver.machine->error) return CUDA_SUCCESS;
     free(driver.error);
@@ -139,7 +139,7 @@ void driver_open(void) {
         const char *value = getenv(variable), *wrong = value ? driver_wrong_setting(names[i], value) : NULL;
         if (wrong) {
             fprintf(stderr, "emulator: %s is `%s`; it %s\n", variable, value, wrong);
-            exit(2); /* running with another setting than the one asked for would mislead */
+            exit(2); /* a run with another setting than the requested one would mislead */
         }
     }
 }
@@ -162,7 +162,7 @@ API const char *emulator_error(void) {
     return driver.error ? driver.error : "";
 }
 
-/* After a fault, which sticks as on hardware: a new machine, with the same settings, modules and memory. */
+/* Clears a fault, which is sticky as on hardware: a new machine with the same settings, modules and memory. */
 API void emulator_reset(void) {
     driver_lock();
     if (driver.machine) start_machine();
@@ -233,7 +233,7 @@ API CUresult cuGetErrorName(CUresult error, const char **text) {
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The message of the last rejection where there is one: more than the real driver says. */
+/* The last message, if there is one: more than the real driver gives. */
 API CUresult cuGetErrorString(CUresult error, const char **text) {
     static _Thread_local char message[4096];
     if (!text) return CUDA_ERROR_INVALID_VALUE;

@@ -1,4 +1,4 @@
-/* The emulated driver's state, which its parts (driver_*.c) share. */
+/* State of the emulated driver, shared by the files of driver/. */
 #ifndef EMULATOR_DRIVER_H
 #define EMULATOR_DRIVER_H
 
@@ -70,7 +70,7 @@ char *driver_read_file(const char *path, size_t *bytes);
 
 API void emulator_reset(void);
 
-/* What a caller may hand in (handles.c). A handle that is none, or none any more, is rejected instead of followed. */
+/* Handles that a caller may pass (handles.c). An unknown or destroyed handle is rejected, not dereferenced. */
 typedef enum { HANDLE_MODULE = 1, HANDLE_KERNEL, HANDLE_STREAM, HANDLE_EVENT, HANDLE_LINK, HANDLE_POOL } handle_kind;
 void handle_add(handle_kind kind, const void *p);
 void handle_remove(const void *p);

@@ -1,5 +1,5 @@
-/* The handles that the driver has given out and not taken back: a set, so that a call with another pointer is rejected
- * and not followed. Open addressing with linear probing. */
+/* The set of handles that the driver has given out and not taken back. A call with any other pointer is rejected,
+ * never dereferenced. Open addressing with linear probing. */
 #include <stdlib.h>
 
 #include "driver/driver.h"

@@ -1,10 +1,10 @@
-/* The emulated driver: launches and occupancy. */
+/* Driver API: launches and occupancy. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "driver/driver.h"
 
-enum { MOST_QUEUED = 64 }; /* launches that wait before they are run without being waited for */
+enum { MOST_QUEUED = 64 }; /* queued launches after which the queue runs without a wait */
 
 static CUresult read_attributes(const CUlaunchConfig *config, launch *l) {
     for (unsigned i = 0; i < config->numAttrs; i++) {
@@ -150,7 +150,7 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, C
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
     return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, f, threads, shared, 0);
 }
-/* The block with which most threads are resident, the largest of several. */
+/* The block size with the most resident threads; the largest of equals. */
 API CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction f, size_t (*shared_of)(int),
                                                        size_t shared, int limit, unsigned flags) {
     NEED(grid && block && flags <= 1);

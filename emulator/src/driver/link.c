@@ -1,5 +1,5 @@
-/* The emulated driver: cuLink.... There is no linker, since there is no machine code: one PTX input is the image that
- * comes out, and several are rejected. */
+/* Driver API: cuLink... There is no machine code and so no linker: one PTX input becomes the image, several are
+ * rejected. */
 #define _GNU_SOURCE /* strndup */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* The emulated driver: device memory, which is host memory, and what can be asked about it. */
+/* Driver API: device memory, which is host memory, and pointer attributes. */
 #include <stdlib.h>
 
 #include "driver/driver.h"
@@ -71,7 +71,7 @@ API CUresult cuMemHostGetFlags(unsigned *flags, void *host) {
     *flags = 2; /* mapped */
     return CUDA_SUCCESS;
 }
-/* Kernels may touch such memory from now on. Its bounds are not kept, so host memory as a whole is opened. */
+/* Kernels may now access this memory. Its bounds are not recorded, so all host memory becomes accessible. */
 API CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned flags) {
     (void)flags;
     NEED(pointer && bytes);
@@ -181,7 +181,7 @@ API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointe
         return CUDA_ERROR_INVALID_VALUE;
     }
 }
-/* As the real one: attributes of a pointer that is not known are 0, and that is no error. */
+/* As in the real driver, attributes of an unknown pointer are 0, without an error. */
 API CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **data, CUdeviceptr pointer) {
     NEED(count && attributes && data);
     for (unsigned i = 0; i < count; i++) {

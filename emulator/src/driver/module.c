@@ -1,4 +1,4 @@
-/* The emulated driver: modules and kernels. */
+/* Driver API: modules and kernels. */
 #define _GNU_SOURCE /* asprintf */
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,7 +89,7 @@ API CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) {
 API CUresult cuModuleUnload(CUmodule m) {
     NEED_HANDLE(HANDLE_MODULE, m);
     ENTER;
-    result = driver_flush(); /* after a fault nothing of the module is left in the machine either */
+    result = driver_flush(); /* a fault also removes the module from the machine */
     while (m->kernels) {
         struct kernel *k = m->kernels;
         m->kernels = k->next;
@@ -172,7 +172,7 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) 
     if (k)
         *out = k;
     else
-        result = CUDA_ERROR_NOT_FOUND; /* asking is no fault: a caller may try several modules */
+        result = CUDA_ERROR_NOT_FOUND; /* no error message: a caller may try several modules */
     LEAVE;
 }
 
@@ -248,7 +248,7 @@ API CUresult cuKernelGetParamInfo(CUkernel f, size_t index, size_t *offset, size
     return cuFuncGetParamInfo(f, index, offset, size);
 }
 
-/* Not of the real driver: the type that the text gives a parameter, "f32"; "" for an array. NULL: there is none. */
+/* Not in the real driver: the PTX type of a parameter ("f32"), "" for an array, NULL if there is none. */
 API const char *emulator_parameter_type(CUfunction f, size_t index) {
     if (!handle_known(HANDLE_KERNEL, f)) return NULL;
     const variable *p = f->entry->function->parameters;

@@ -1,4 +1,4 @@
-/* The emulated driver: memory pools. Memory comes from where all memory does; a pool keeps what it is told. */
+/* Driver API: memory pools. Pools share one allocator; a pool only remembers its attributes. */
 #include <stdlib.h>
 
 #include "driver/driver.h"

@@ -1,5 +1,5 @@
-/* The emulated driver: streams and events. One queue in the order of the calls serves all streams: what an event marks
- * has always run before what is queued later. */
+/* Driver API: streams and events. All streams share one queue in the order of the calls, so the work before an event
+ * has always run before work queued after it. */
 #define _GNU_SOURCE /* clock_gettime */
 #include <stdlib.h>
 #include <time.h>
@@ -152,7 +152,7 @@ API CUresult cuEventDestroy_v2(CUevent event) {
     free(event);
     return CUDA_SUCCESS;
 }
-/* Runs what was queued before, so that elapsed times are of this machine's clock: not a GPU's. */
+/* Runs the queue first. Elapsed times are of this machine's clock, not of a GPU. */
 API CUresult cuEventRecord(CUevent event, CUstream stream) {
     NEED_HANDLE(HANDLE_EVENT, event);
     NEED_STREAM(stream);

@@ -1,5 +1,4 @@
-/* cuGetProcAddress: names as programs ask for them, without the suffix of a version, and
- * what they mean at the version of CUDA that is asked for. */
+/* cuGetProcAddress: entry points by their names without version suffix, for the requested CUDA version. */
 #define _GNU_SOURCE /* RTLD_DEFAULT, dladdr */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -82,8 +81,8 @@ API CUresult cuGetProcAddress(const char *name, void **function, int version, ui
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* Tables of functions that NVIDIA's own libraries ask for by an unpublished number. There are none: each begins with
- * its size in bytes, by which they see that what they want is not in it (NVRTC does, for its cache). */
+/* NVIDIA's own libraries ask for function tables by unpublished numbers (NVRTC for its cache). Every table here is
+ * empty: it begins with its size in bytes, from which they see that an entry is missing. */
 API CUresult cuGetExportTable(const void **table, const void *id) {
     static const size_t empty = sizeof empty;
     if (!table || !id) return CUDA_ERROR_INVALID_VALUE;

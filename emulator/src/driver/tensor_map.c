@@ -1,4 +1,4 @@
-/* The emulated driver: tensor maps. */
+/* Driver API: tensor maps. */
 #include "async/tensor_map.h"
 #include "driver/driver.h"
 

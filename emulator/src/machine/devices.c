@@ -1,4 +1,4 @@
-/* The devices that the emulator can pose as: the figures that cudaGetDeviceProperties gives on the real ones. */
+/* The devices that can be emulated, with the values that cudaGetDeviceProperties gives on real ones. */
 #include "machine/machine.h"
 
 static const device devices[] = {

@@ -1,4 +1,4 @@
-/* What concerns grids and SMs as a whole: programmatic dependent launch (griddepcontrol, PTX ISA 9.7.13.13), setmaxnreg
+/* Instructions on grids and SMs: griddepcontrol (programmatic dependent launch, PTX ISA 9.7.13.13), setmaxnreg
  * (9.7.19.5), nanosleep and pmevent (9.7.19). */
 #include "control/warpgroup.h"
 #include "machine/simt.h"
@@ -16,7 +16,7 @@ static run_result launch_dependents(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* Until every grid before this one has finished, and so has written what it writes. */
+/* Until every grid before this one has finished and its writes are visible. */
 static run_result wait_for_grids(warp *w, const instr *in, uint32_t lanes) {
     (void)in, (void)lanes;
     if (machine_of(w)->first_grid != w->cta->grid) return park(w, WAIT_GRID, 0, 0);
@@ -40,7 +40,7 @@ static run_result set_registers(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* PTX has as many registers as it likes: only the rule for the count is checked. */
+/* PTX registers are unlimited: only the range of the count is checked. */
 static int decode_setmaxnreg(decoder *d) {
     static const char *const actions[] = {"inc", "dec", NULL};
     if (take_one_of(d, actions) < 0) reject(d, "one of .inc and .dec is missing");
@@ -54,7 +54,7 @@ static int decode_setmaxnreg(decoder *d) {
     return 1;
 }
 
-/* Where nothing else goes on the time passes, so that who sleeps until a moment wakes up. */
+/* When nothing else runs, time advances, so that sleeping warps wake up. */
 static run_result sleep_turn(warp *w, const instr *in, uint32_t lanes) {
     machine *m = machine_of(w);
     if (m->idle > SLEEPS_BEFORE_SKIPPING) m->slept += r32(w, in->s[0])[__builtin_ctz(lanes)];

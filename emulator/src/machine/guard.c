@@ -1,5 +1,5 @@
-/* Addresses that programs bring may not be mapped. What touches them runs here, between signal handlers that stay out
- * of the way of the process's other threads. */
+/* Runs code that touches addresses from the program, which may not be mapped: catches SIGSEGV and SIGBUS of this
+ * thread and leaves other threads' signals to the process. */
 #define _GNU_SOURCE /* sigaction, siginfo_t */
 #include <pthread.h>
 #include <setjmp.h>
@@ -16,7 +16,7 @@ static void handle(int number, siginfo_t *info, void *context) {
         guard_function *f = on_fault;
         f(info->si_addr);
     }
-    /* another thread's: as it would have been */
+    /* another thread's signal: its own handler */
     const struct sigaction *before = number == SIGSEGV ? &before_segv : &before_bus;
     if (before->sa_flags & SA_SIGINFO)
         before->sa_sigaction(number, info, context);

@@ -1,5 +1,5 @@
-/* guard.c: what to do where this thread touches an address that is not mapped. One thread at a time uses it: the one
- * that holds the driver's lock. */
+/* What to do when this thread touches an unmapped address (guard.c). One thread at a time uses it: the one that
+ * holds the driver's lock. */
 #ifndef EMULATOR_GUARD_H
 #define EMULATOR_GUARD_H
 

@@ -1,4 +1,4 @@
-/* The machine: launches, which CTA runs on which SM, and whose turn it is. */
+/* The machine: launches, placement of CTAs on SMs, and who gets the next turn. */
 #define _GNU_SOURCE /* strdup */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,9 +10,9 @@
 
 enum {
     WORKSPACE_BYTES = 64,            /* cooperative groups: a size and a counter */
-    POLLS_BEFORE_FORCING = 64,       /* turns of nothing but polls before a late operation is made to go on */
-    POLLS_BEFORE_EXPIRING = 4096,    /* and before a try_wait that holds another warp up is ended */
-    POLLS_BEFORE_GIVING_UP = 200000, /* and before polling with nothing under way is called a deadlock */
+    POLLS_BEFORE_FORCING = 64,       /* turns of polls only, before a late operation is forced */
+    POLLS_BEFORE_EXPIRING = 4096,    /* ... before a try_wait that blocks another warp ends */
+    POLLS_BEFORE_GIVING_UP = 200000, /* ... before polling with nothing under way is a deadlock */
     EXPIRATIONS_BEFORE_GIVING_UP = 256,
     LONGEST_REST = 12 /* of a warp: 1 << .. turns */
 };
@@ -246,7 +246,7 @@ static int fits(const sm *s, const launch *l, const device *d) {
     return after.ctas_free >= 0 && after.threads_free >= 0 && after.shared_free >= 0;
 }
 
-/* Places the next cluster, each CTA on an SM of its own where there are enough; 0 if it does not fit now. */
+/* Places the next cluster, each CTA on its own SM if enough are free; 0 if it does not fit now. */
 static int start_cluster(machine *m, grid *g) {
     const launch *l = &g->launch;
     int size = (int)(l->cluster[0] * l->cluster[1] * l->cluster[2]);
@@ -283,8 +283,8 @@ static int start_cluster(machine *m, grid *g) {
     return 1;
 }
 
-/* The first grid that has CTAs left to start and may start them: a grid waits for the end of all before it, unless it
- * was launched as programmatic and every CTA of the one before it has triggered or exited. */
+/* The first grid that has CTAs left and may start them. A grid waits for the end of all grids before it, unless it was
+ * launched as programmatic and every CTA of the previous grid has triggered or exited. */
 static grid *startable(const machine *m) {
     int running = 0; /* grids before this one that have not finished */
     for (grid *g = m->first_grid; g; g = g->next) {
@@ -366,14 +366,14 @@ static void end_grid(machine *m, grid *g) {
     wake_all(m); /* griddepcontrol.wait of the next one */
 }
 
-/* All that can still touch the CTA's memory are bulk stores. */
+/* Only bulk stores can still touch the CTA's memory. */
 static int drains(const machine *m, const cta *c) {
     uint32_t stores = 0;
     for (const async_op *op = NULL; (op = async_touching(m, c, op)) != NULL;) stores += op->drains;
     return stores == c->pending_ops;
 }
 
-/* The last warp of a CTA has exited. Its memory stays until its whole cluster has. */
+/* The last warp of a CTA has exited. Its memory stays until its whole cluster has exited. */
 static void end_cta(machine *m, warp *last) {
     cta *c = last->cta;
     grid *g = c->grid;
@@ -400,9 +400,9 @@ static void end_cta(machine *m, warp *last) {
 
 /* ---- turns ---- */
 
-/* Any warp that can run, mostly one that does not rest: nothing says how far a warp may fall behind the others. Where
- * programs may rely on what hardware does, the one that has waited longest: no warp there is left behind by more than a
- * phase of a barrier. */
+/* Any runnable warp, mostly one that does not rest: the ISA sets no limit on how far a warp falls behind. With
+ * EMULATE_FENCES=hardware, the warp that has waited longest: there no warp falls behind by more than a barrier phase.
+ */
 static warp *choose_warp(machine *m) {
     warp *chosen = m->ready[machine_below(m, (uint32_t)m->ready_count)];
     for (int i = 0; i < 4 && chosen->rests_until > m->now; i++)
@@ -413,7 +413,7 @@ static warp *choose_warp(machine *m) {
     return chosen;
 }
 
-/* Whether a warp rests after its turn: with every other four seeds never, else more or less often. */
+/* Whether a warp rests after its turn: never in half of the groups of four seeds, more or less often in the others. */
 static int is_tired(machine *m) {
     uint64_t kind = m->seed / 4;
     return m->fences == FENCES_TEXT && kind % 2 == 0 && !machine_below(m, 8u << kind % 8);
@@ -427,7 +427,7 @@ static void warp_goes(machine *m) {
     }
     uint64_t before = m->progress;
     int polled = warp_turn(m, w, 1 + machine_below(m, m->timing.max_quantum));
-    /* a turn may end between a poll and the branch back to it: that says nothing */
+    /* a turn that ends between a poll and its branch back is no evidence */
     if (m->progress != before)
         m->idle = 0;
     else if (polled)
@@ -457,7 +457,7 @@ static int expire_waits(machine *m) {
     return any;
 }
 
-/* Nothing runs. Ending the try_waits may help, but not for ever where nothing comes of it. */
+/* Nothing runs. Ending try_waits may help, a limited number of times without progress. */
 static int end_stall(machine *m) {
     if (m->progress != m->expired_at) m->expirations = 0;
     m->expired_at = m->progress;
@@ -481,7 +481,7 @@ static void turn(machine *m) {
     if (m->idle > POLLS_BEFORE_GIVING_UP && !async_pending(m)) report_deadlock(m);
 }
 
-/* What a fault has left behind: modules that it came from may be unloaded from now on. */
+/* Frees what a fault has left, so that its modules can be unloaded. */
 static void discard(machine *m) {
     CALL_HOOK(async_clear, m);
     while (m->ctas) {

@@ -1,13 +1,12 @@
-/* The machine: devices, SMs, clusters, CTAs, warps, and what happens in the background.
+/* The machine: devices, SMs, clusters, CTAs, warps, asynchronous operations.
  *
- * One host thread runs everything, in an order drawn from a seed, so that a run repeats itself. The machine takes
- * turns: a turn runs some instructions of one warp (simt.c), or one piece of one asynchronous operation (async.c).
- * Which, how many and how late, the `timing` of the seed decides; nothing is ever guaranteed but what the memory model
- * promises.
+ * One host thread runs everything. A turn runs some instructions of one warp (simt.c) or one piece of one
+ * asynchronous operation (async.c). The seed decides whose turn it is, how long it lasts and how late an operation
+ * starts, so a run repeats itself; only what the memory model promises is certain.
  *
- * A warp is a set of fragments: lanes that share a place in the program and a call stack. Fragments split at branches
- * and merge where they meet. An instruction that cannot go on returns RUN_PARK, having changed nothing, and is tried
- * again when the warp is woken; the machine stops with a report when nothing runs, and nothing is under way. */
+ * A warp is a set of fragments: lanes with the same place in the program and the same call stack. Fragments split at
+ * branches and merge where they meet. An instruction that cannot go on returns RUN_PARK, having changed nothing, and
+ * is tried again when the warp is woken. The machine reports a deadlock when nothing runs and nothing is under way. */
 #ifndef EMULATOR_H
 #define EMULATOR_H
 
@@ -61,12 +60,12 @@ const device *device_by_key(const char *key); /* NULL: unknown. "" or NULL: the 
 /* ---- settings ---- */
 
 typedef enum { ARITHMETIC_HARDWARE, ARITHMETIC_FP64 } arithmetic;
-/* Whether programs are held to the text of the ISA, or may do what NVIDIA's own kernels do and hardware forgives: omit
- * tcgen05.fence between an mbarrier's wait and a tcgen05.ld, omit fence.proxy.async, exit with bulk stores under way,
- * rely on warps that advance at about the same pace. */
+/* FENCES_TEXT: programs must follow the text of the ISA. FENCES_HARDWARE tolerates what NVIDIA's own kernels do: no
+ * tcgen05.fence between an mbarrier wait and a tcgen05.ld, no fence.proxy.async, exit with bulk stores under way,
+ * reliance on warps that advance at about the same pace. */
 typedef enum { FENCES_TEXT, FENCES_HARDWARE } fences;
 
-/* How hostile time is; drawn from the seed (timing_of_seed, async.c). */
+/* When asynchronous operations and warps run; drawn from the seed (timing_of_seed, async.c). */
 typedef struct timing {
     enum { TIMING_EAGER, TIMING_LAZY, TIMING_RANDOM } mode;
     uint32_t op_chance;   /* of 65536: that a turn goes to an asynchronous operation while warps could run */
@@ -115,7 +114,7 @@ struct cluster {
     uint32_t threads; /* of all its CTAs */
 };
 
-/* Counts warps: a warp arrives when all its lanes have that have not exited. */
+/* Counts warps: a warp arrives when all its lanes that have not exited have arrived. */
 typedef struct named_barrier {
     uint32_t arrived, expected; /* of this phase; expected 0: nobody has come yet */
     uint32_t warps;             /* bit i: warp i is among them */
@@ -259,14 +258,14 @@ struct async_op {
     cta *touches[2]; /* whose pending_ops count it, while it lives */
     uint64_t started_at, serial, bytes;
     const char *what; /* "tensor copy", for the timeline */
-    int drains;       /* a block that exits waits for it on hardware (fences) */
+    int drains;       /* with FENCES_HARDWARE, an exiting block waits for it */
 };
 typedef struct async_queue {
     async_op *first, *last;
 } async_queue;
 
 void async_start(machine *m, async_op *op, warp *by, const instr *in, async_queue *queue);
-/* The CTA goes: what its operations still have to write to global memory is written now. */
+/* The CTA ends: completes its operations' writes to global memory. */
 void async_forget(machine *m, const cta *c);
 /* The next one behind `after` (NULL: the first) that can still touch the CTA's memory, NULL: there is none. */
 const async_op *async_touching(const machine *m, const cta *c, const async_op *after);
@@ -328,7 +327,7 @@ int machine_occupancy(const machine *m, const launch *l);
 
 uint32_t machine_random(machine *m);                /* 32 bits */
 uint32_t machine_below(machine *m, uint32_t bound); /* 0 .. bound-1 */
-void wake_cta(cta *c); /* something that its warps may wait for has changed: all parked ones try again */
+void wake_cta(cta *c); /* something that its warps may wait for has changed: parked warps try again */
 void wake_warp(warp *w);
 void wake_cluster(cluster *c);
 void wake_all(machine *m);
@@ -350,7 +349,7 @@ run_result park(warp *w, int kind, uint64_t a, uint64_t b);
  * handler whose lanes name different masks calls it for each group and, if one is incomplete, calls split_off(w, that
  * group) (these lanes become a parked fragment of their own) and goes on with the rest. */
 int converge(warp *w, const instr *in, uint32_t members);
-/* Those that wait at other instructions: how many such, which, and their lanes. They go on when elsewhere_done says so.
+/* Lanes that wait at other instructions: how many instructions, which, and their lanes. elsewhere_done lets them go on.
  */
 typedef struct {
     const instr *in;
@@ -401,8 +400,8 @@ static inline void set_predicate(const warp *w, uint32_t slot, uint32_t lanes, u
  * pairs, so a place is the offset of its lane 0 in the register file and the stride of lanes: 4 in a 32-bit register, 8
  * for a half of a 64-bit one (slot, slot + 4). */
 void pending_claim(warp *w, uint32_t place, uint32_t stride, uint32_t lanes, const uint32_t value[WARP_LANES]);
-/* A mov has copied `lanes` of one place to another: the claim on it too; an earlier claim on `to` ends. Call it where
- * w->pending is not NULL. */
+/* A mov has copied `lanes` of one place to another: copies the claim too and ends an earlier claim on `to`. Needs
+ * w->pending != NULL. */
 void pending_copy(warp *w, uint32_t to, uint32_t to_stride, uint32_t from, uint32_t lanes);
 /* The value that a place will get, NULL if there is no claim on its lane 0. */
 const uint32_t *pending_value(const warp *w, uint32_t place);
@@ -462,8 +461,8 @@ void mbarrier_arrive(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t
 void mbarrier_complete_tx(warp *w, const instr *in, cta *c, uint32_t offset, int64_t bytes);
 /* One more arrival is due in this phase (cp.async.mbarrier.arrive without .noinc). */
 void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t count);
-/* Bytes are written where a barrier may lie: one in use is a fault, an idle one ends with a remark. Cheap where there
- * is none; memory.c calls it for what threads store. */
+/* Bytes are written where a barrier may lie: a fault if it is in use; if it is idle, it ends with a remark. Cheap where
+ * there is none; memory.c calls it for threads' stores. */
 void mbarrier_guard(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t bytes);
 void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset); /* at issue: there is one */
 int mbarrier_held(const cta *c, uint32_t offset); /* an operation should not signal now: somebody would miss it */
@@ -471,7 +470,7 @@ void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /
 
 /* ---- beginnings and ends ---- */
 
-/* A family that keeps state of its own defines those of these that it needs; the core calls the ones that exist. */
+/* A family with state of its own defines the hooks that it needs; the core calls those that exist. */
 #define LIFECYCLE_HOOKS(X)                                                                                             \
     X(memory_cta_start, cta *)    /* shared memory is there; no warp has run */                                        \
     X(cp_async_warp_end, warp *)  /* frees w->cp_async */                                                              \

@@ -1,15 +1,15 @@
-/* Claims on registers: what tcgen05.ld (PTX ISA 9.7.16.8) and wgmma (9.7.15) will write when they have ended.
+/* Claims on registers that tcgen05.ld (PTX ISA 9.7.16.8) or wgmma (9.7.15) will write.
  *
- * Until then the register holds poison, so that a program that reads it without waiting computes with NaN. Only a mov
- * may touch it: compilers rename registers between the instruction and its wait, and pack them in pairs. Any other
- * instruction that writes a claimed register is not noticed here: the delivery overwrites it, as on hardware a write
- * that does not wait would be overwritten. */
+ * Until the operation ends the register holds poison, so a program that reads it without waiting computes with NaN.
+ * A mov may copy it: compilers rename registers between the instruction and its wait, and pack them in pairs. A
+ * write to a claimed register by another instruction is not reported: the delivery overwrites it, as it would on
+ * hardware. */
 #include <stdlib.h>
 
 #include "machine/machine.h"
 
 enum { CHAINS = 128 };
-#define NONE UINT32_MAX /* as an enumerator it would make the others' type unsigned, with some compilers */
+#define NONE UINT32_MAX /* an enumerator would make the others unsigned with some compilers */
 
 typedef struct {
     uint32_t place, stride, lanes;

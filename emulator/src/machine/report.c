@@ -1,4 +1,4 @@
-/* Faults, deadlocks and remarks, in messages. */
+/* Messages: faults, deadlocks and remarks. */
 #define _GNU_SOURCE /* open_memstream, strdup */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -116,7 +116,7 @@ static void print_wait(FILE *out, const warp *w, const fragment *f) {
     }
 }
 
-/* Every block is told until this many lines are written. */
+/* Lines of a deadlock report. */
 enum { MOST_LINES = 48 };
 
 void report_deadlock(machine *m) {

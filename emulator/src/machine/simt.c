@@ -1,8 +1,8 @@
-/* Warps: fragments, the interpreter's loop, divergence and reconvergence, special registers.
+/* Warps: fragments, the interpreter's loop, divergence and reconvergence.
  *
- * Lanes run independently, as on Volta and later. Which fragment runs next is a choice; the one deepest in calls and
- * lowest in the program is preferred, since code that nvcc writes then meets again where its branches join. One turn in
- * sixteen prefers another, so that nothing relies on it. */
+ * Lanes run independently, as on Volta and later. The fragment deepest in calls and lowest in the program runs
+ * first, since branches of nvcc's code then reconverge where they join. One turn in sixteen prefers another
+ * fragment, so that no program can rely on it. */
 #include <stdlib.h>
 
 #include "machine/simt.h"
@@ -170,7 +170,7 @@ static void merge_here(warp *w) {
     }
 }
 
-/* Whether another fragment that can run should go before the current one, to meet it. */
+/* Whether another runnable fragment should run first, so that it meets the current one. */
 static int overtaken(const warp *w) {
     for (int i = 0; i < w->fragment_count; i++)
         if (w->fragments[i].state == FRAGMENT_RUNS && deeper(&w->fragments[i], w->current)) return 1;

@@ -1,4 +1,4 @@
-/* What simt.c and machine.c have of each other. */
+/* Shared by simt.c, machine.c and start.c. */
 #ifndef EMULATOR_SIMT_H
 #define EMULATOR_SIMT_H
 

@@ -1,5 +1,5 @@
-/* Special registers (PTX ISA, chapter 10). Those that change while a warp runs are read by mov; the others fill a slot
- * when it starts. */
+/* Special registers (PTX ISA, chapter 10). Registers that change while a warp runs are read by mov; the others fill
+ * a slot when the warp starts. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* What a CTA begins with: memory that earlier ones have left, and warps with their registers filled. */
+/* Start of a CTA: memory reused from CTAs that have ended, and warps with their registers filled. */
 #include <stdlib.h>
 
 #include "machine/simt.h"

@@ -1,6 +1,5 @@
-/* What ran, as JSON: a timeline of asynchronous operations and of CTAs for a trace viewer (the "traceEvents" of the
- * Trace Event Format: chrome://tracing, ui.perfetto.dev), the instructions executed and the bytes moved. Time is in
- * turns. */
+/* The trace, as JSON: a timeline of asynchronous operations and CTAs (Trace Event Format: ui.perfetto.dev),
+ * instructions executed and bytes moved. The unit of time is a turn. */
 #define _GNU_SOURCE /* open_memstream */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-/* Atomic operations (PTX ISA 9.7.13.5 atom, 9.7.13.6 red): lanes one after another, lowest first.
+/* Atomic operations (PTX ISA 9.7.13.5 atom, 9.7.13.6 red): lane after lane, lowest first.
  *
- * A float is added to global memory with subnormals flushed, and to shared memory without, as the text says. After an
- * atom, whose result may be what a loop waits for, others run. */
+ * f32 add flushes subnormals in global memory and keeps them in shared memory, as the ISA says. An atom ends the
+ * warp's turn: a loop may be waiting for its result. */
 #include <stdlib.h>
 
 #include "async/bulk.h"
@@ -95,7 +95,7 @@ static void run_lane(warp *w, const instr *in, const atomic *a, uint32_t lane, u
         fault(w, in, (int)lane, "0x%llx is an address of local memory; atomics act on global and shared memory",
               (unsigned long long)address);
     const uint8_t *at = thread_read(w, in, (int)lane, in->space, address, a->bytes, a->bytes);
-    /* one that changes nothing is no progress: a loop on a lock that nobody gives back must be seen as such */
+    /* an unchanged value is no progress: a loop on a lock that is never released must count as a deadlock */
     if (operate(w, in, a, lane, address, at, value))
         thread_write(w, in, (int)lane, in->space, address, value, a->bytes, a->bytes);
 }

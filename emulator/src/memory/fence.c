@@ -1,8 +1,8 @@
-/* Fences (PTX ISA 9.7.13.4: membar, fence) and what only advises the caches (9.7.9.15 to 9.7.9.18: prefetch, prefetchu,
+/* Fences (PTX ISA 9.7.13.4: membar, fence) and cache hints (9.7.9.15 to 9.7.9.18: prefetch, prefetchu,
  * applypriority, discard, createpolicy).
  *
- * Threads see each other's writes at once, so that a fence between threads has only to be remembered: with an acquiring
- * one the warp may have synchronised with others, and its later fence.proxy.async publishes their writes too. */
+ * Threads see each other's writes at once, so a fence between threads only records that the warp may have
+ * synchronised: its later fence.proxy.async then publishes the other threads' writes too. */
 #include "memory/memory.h"
 
 /* ---- fences ---- */
@@ -24,7 +24,7 @@ static run_result run_tensormap_fence(warp *w, const instr *in, uint32_t lanes) 
     const ranged_fence *f = in->extra;
     FOR_LANES(i, lanes) {
         uint64_t address = lane_address(w, in, f->wide, i);
-        /* CUTLASS's grouped kernels fence no map, in the warps that do not write one; hardware drops nothing then */
+        /* CUTLASS's grouped kernels pass a null map in warps that do not write one; hardware ignores it */
         if (!address && machine_of(w)->fences == FENCES_HARDWARE) continue;
         check_global(w, in, address, 128, 128, "the tensor map of the fence");
     }
@@ -153,7 +153,7 @@ static run_result run_applypriority(warp *w, const instr *in, uint32_t lanes) {
     return RUN_NEXT;
 }
 
-/* Reads of a discarded line give anything: poison here. */
+/* Reads of a discarded line are undefined: poison here. */
 static run_result run_discard(warp *w, const instr *in, uint32_t lanes) {
     uint8_t poison[CACHE_LINE];
     memset(poison, POISON_BYTE, sizeof poison);

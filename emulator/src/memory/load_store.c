@@ -1,8 +1,8 @@
 /* Loads and stores (PTX ISA 9.7.9.8 to 9.7.9.11: ld, ld.global.nc, ldu, st).
  *
- * Memory is one array of bytes that threads change in the order in which they run, so that the orders (.weak, .relaxed,
- * .acquire ...) differ only in what they make known: an acquiring load is a point at which a warp has synchronised with
- * others, and after a load that others are waited for with (.volatile, .relaxed, .acquire) the others run. */
+ * Threads change one array of bytes in the order in which they run. The memory orders (.weak, .relaxed, .acquire
+ * ...) have two effects: an acquire marks the point at which the warp has synchronised, and a .volatile, .relaxed or
+ * .acquire load ends the warp's turn, since a loop may be polling with it. */
 #include <stdlib.h>
 
 #include "memory/memory.h"

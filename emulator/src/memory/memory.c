@@ -1,9 +1,9 @@
-/* Memory: device allocations with exact bounds, and where an address of any state space leads (PTX ISA, chapter 5,
+/* Device allocations with exact bounds, and the meaning of addresses in every state space (PTX ISA, chapter 5,
  * "State Spaces", and section 6.4, "Operand addresses").
  *
- * Device allocations live in one arena, far from everything else of the process, so that an address that missed its
- * allocation is known for what it is. Whatever lies outside is host memory, which a device may read only where it reads
- * pageable memory. */
+ * Device allocations lie in one arena, far from the rest of the process, so that an address that misses its
+ * allocation is recognised. Addresses outside are host memory, which kernels reach only if EMULATE_HOST_MEMORY
+ * allows it. */
 #define _GNU_SOURCE
 #include "memory/memory.h"
 
@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 
 #define ALLOCATION_ALIGN 256
-#define POISON_LIMIT     ((size_t)256 << 20) /* a larger allocation keeps zeros behind it: time */
+#define POISON_LIMIT     ((size_t)256 << 20) /* poison only this much of a larger allocation, to save time */
 #define FREED_KEPT       64
 
 typedef struct range {
@@ -23,7 +23,7 @@ int host_memory_allowed;
 static uint64_t arena_start, arena_end, arena_cursor;
 static range *allocations; /* live, by address */
 static size_t allocation_count, allocation_capacity;
-static range recent[4]; /* hit last; an empty range where there is none */
+static range recent[4]; /* the last hits; an empty range if none */
 static unsigned recent_next;
 static range freed[FREED_KEPT]; /* for the message of a fault */
 static unsigned freed_next;
@@ -73,9 +73,9 @@ void *device_allocate(size_t bytes) {
     if (!arena_start && !arena_create()) return NULL;
     uint64_t size = bytes ? bytes : 1;
     if (size > arena_end - arena_start) return NULL;
-    /* the gap grows with the allocation, so that an index which is wrong by a row or a tile falls into it too */
+    /* the gap grows with the allocation, so that an index off by a row or a tile falls into it too */
     uint64_t gap = size < 512 ? 512 : size > 1 << 20 ? 1 << 20 : size;
-    /* the cursor moves on before it comes back: freed memory is not handed out again soon */
+    /* the cursor moves on before it wraps: freed memory is not reused soon */
     uint64_t start = find_place(arena_cursor, size, gap);
     if (!start) start = find_place(arena_start, size, gap);
     if (!start) return NULL;

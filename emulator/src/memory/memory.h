@@ -1,5 +1,5 @@
-/* Memory, as the instruction families of loads, stores, atomics and copies see it beyond machine.h: the addresses of a
- * warp's lanes, one check for all of them, and the records of writes that the async proxy has not been told of. */
+/* Memory as loads, stores, atomics and copies see it, beyond machine.h: the addresses of a warp's lanes, one check
+ * for all of them, and the record of writes that the async proxy does not see yet. */
 #ifndef EMULATOR_MEMORY_H
 #define EMULATOR_MEMORY_H
 

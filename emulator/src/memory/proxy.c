@@ -1,11 +1,11 @@
-/* What the async proxy sees (PTX ISA, 9.7.9.25, "Async proxy", and the memory model's chapter on proxies).
+/* The async proxy's view of memory (PTX ISA 9.7.9.25, "Async proxy", and the memory model's chapter on proxies).
  *
- * Bytes that a thread wrote reach the async proxy when a fence.proxy.async of that thread, or of one that has
- * synchronised with it since, orders them. Until then a bulk copy, a tensor copy or the tensor core may read what was
- * there before: always, here.
+ * A thread's write reaches the async proxy through a fence.proxy.async of that thread, or of one that has
+ * synchronised with it since. Before that, a bulk copy, a tensor copy or the tensor core may read the old bytes;
+ * here it always does.
  *
- * Shared memory has two copies, and a record for each word that differs: when it was written, by whom, which of its
- * bytes. Of two threads that write different bytes of a word, the earlier one's become visible early. Global memory has
+ * Shared memory has two copies and a record for each word that differs: time of the write, writer, mask of bytes. If
+ * two threads write different bytes of a word, the bytes of the earlier one become visible early. Global memory has
  * one copy; the record keeps the old bytes, in granules of four words, until they are published or the grid ends. */
 #include "memory/memory.h"
 
@@ -137,7 +137,7 @@ void async_write_shared(cta *c, uint32_t offset, const void *data, uint32_t byte
 /* ---- global memory ---- */
 
 #define GRANULE 16
-/* More granules than this are taken as published: a kernel that writes so much and reads it back by itself is rare. */
+/* Beyond this many granules, writes count as published: few kernels write so much and read it back. */
 #define RECORD_LIMIT (1u << 22)
 
 typedef struct granule {

@@ -54,7 +54,7 @@ static int64_t take_alignment(parser *p) {
     return align;
 }
 
-/* .ptr .global .align 16: what a kernel's parameter points to. It changes nothing here. */
+/* .ptr .global .align 16: what a kernel's parameter points to. No effect here. */
 static void skip_pointee(parser *p) {
     while (p->now.kind == TOKEN_DOT) {
         if (at_space(p))

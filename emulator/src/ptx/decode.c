@@ -1,5 +1,5 @@
-/* The decoder: hands each statement to the family that claims its opcode, and gives the families modifiers, operands
- * and slots. What a family leaves over rejects the module. */
+/* The decoder. Hands each statement to the family that claims its opcode, and gives families the modifiers, operands
+ * and slots. A modifier or operand that no family takes rejects the module. */
 #define _GNU_SOURCE /* asprintf */
 #include <stdarg.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Modules and entries: everything between the syntax tree and the machine. Addresses of global variables, which
- * functions an entry can reach, and where its registers, shared and local memory lie. */
+/* From the syntax tree to an entry that can run: addresses of global variables, the functions that the entry
+ * reaches, the layout of its registers, shared and local memory. */
 #define _GNU_SOURCE /* asprintf */
 #include <stdarg.h>
 #include <stdlib.h>
@@ -340,7 +340,7 @@ module *module_load(const char *text, const char *file, char **error) {
         }
         failed = !e;
     }
-    /* what no kernel calls is decoded for its rejections only */
+    /* functions that no kernel calls are decoded only to reject what is invalid */
     for (function *f = m->functions; f && !failed; f = f->next)
         if (!f->is_entry && !f->is_declaration && !is_reached(m, f)) failed = !build_entry(m, f, error);
     if (failed) {

@@ -1,8 +1,8 @@
-/* Images of modules: PTX text, or fatbins with PTX inside, which nvcc compresses with zstd or LZ4.
+/* Images of modules: PTX text, or fat binaries that contain PTX, which nvcc compresses with zstd or LZ4.
  *
- * A wrapper (magic 0x466243b1) points to a container (0xba55ed50), which holds entries of PTX text (kind 1) and machine
- * code (kind 2), each for one architecture. The driver gets no sizes with an image, so that headers have to be
- * believed; fields that contradict each other are rejected. */
+ * A wrapper (magic 0x466243b1) points to a container (0xba55ed50) with entries of PTX text (kind 1) and machine code
+ * (kind 2), each for one architecture. The driver API passes no sizes, so headers are trusted; contradicting fields
+ * are rejected. */
 #define _GNU_SOURCE /* asprintf */
 #include "ptx/image.h"
 

@@ -1,4 +1,4 @@
-/* PTX in what programs hand to the driver as a module's image. */
+/* Finds the PTX in a module's image. */
 #ifndef EMULATOR_IMAGE_H
 #define EMULATOR_IMAGE_H
 

@@ -93,7 +93,7 @@ static constant_value apply(parser *p, int mark, constant_value a, constant_valu
     uint64_t x = (uint64_t)a.bits, y = (uint64_t)b.bits;
     int less = is_unsigned ? x < y : a.bits < b.bits, more = is_unsigned ? x > y : a.bits > b.bits;
     if ((mark == '/' || mark == '%') && !y) syntax_error(p, p->now.line, "a division by zero");
-    /* the quotient that does not fit wraps, as the others do */
+    /* a quotient that does not fit wraps, as other results do */
     int wraps = !is_unsigned && b.bits == -1;
     switch (mark) {
     case '*':
@@ -247,7 +247,7 @@ static void parse_list(parser *p, operand *o, int close, int is_call) {
     o->count = count;
     o->items = arena_alloc(p->arena, (size_t)count * sizeof *o);
     memcpy(o->items, items, (size_t)count * sizeof *o);
-    /* names whose meaning is open point at the elements: at the copies from now on */
+    /* unresolved names point at the elements: from now on at the copies */
     for (reference *r = p->scope->references; r != seen; r = r->next)
         if (r->operand >= items && r->operand < items + count) r->operand = o->items + (r->operand - items);
 }

@@ -1,7 +1,7 @@
-/* Modules, functions and statements (PTX ISA, chapters 4, 5, 7 and 11): text into the syntax tree of ptx.h.
+/* Modules, functions and statements (PTX ISA, chapters 4, 5, 7 and 11): text to the syntax tree of ptx.h.
  *
- * The parser knows directives and the form of statements, and no instruction. Names of variables are bound here, where
- * scopes are known; names that are no variable are labels of the scope or of one around it, or functions. */
+ * The parser knows directives and the form of statements, but no instruction. It binds the names of variables, since
+ * it knows the scopes. Any other name is a label of this scope or an enclosing one, or a function. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -370,7 +370,7 @@ static void parse_function(parser *p, int is_entry) {
 
 /* ---- modules ---- */
 
-/* Written for 9.0; 9.1 adds little, and what of it is not known is rejected as an instruction. */
+/* Written for 9.0. Unknown instructions of 9.1 are rejected. */
 enum { NEWEST_VERSION = 91 };
 
 static void parse_version(parser *p) {
@@ -449,7 +449,7 @@ static void parse_directive(parser *p) {
     }
 }
 
-/* Names that were no label must be functions. */
+/* Names that are no labels must be functions. */
 static void check_references(parser *p) {
     for (reference *r = p->scope->references; r; r = r->next) {
         const struct alias *a = p->module->aliases;

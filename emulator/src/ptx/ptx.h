@@ -1,14 +1,17 @@
 /* PTX as text, as a syntax tree, and as decoded instructions.
  *
- * Loading has three steps. The parser (lex.c, parse.c) turns text into statements and knows no instruction. The decoder
- * (decode.c) hands each statement to the family that claims its opcode; the family takes every modifier and operand
- * that it knows into an `instr`, and what is left over rejects the module, with file, line and text. Then the
- * interpreter (simt.c) runs `instr`s and never sees text.
+ * Loading has three steps. The parser (lex.c, parse.c) turns text into statements. The decoder (decode.c) hands each
+ * statement to the family that claims its opcode; the family takes the modifiers and operands that it knows into an
+ * `instr`; anything left over rejects the module with file, line and text. The interpreter (simt.c) runs `instr`s
+ * and never sees text.
  *
- * A register lives in the register file of its warp as 32 lanes side by side, in a slot: a predicate is a 32-bit mask
- * of lanes; registers of 8, 16 and 32 bits are uint32_t[32] (upper bits zero); of 64 bits uint64_t[32]; of 128 bits
- * unsigned __int128[32]. Immediates, addresses of variables and special registers that do not change are slots too,
- * filled when a warp starts, so that every source operand is the offset of a slot. */
+ * A register is a slot of 32 lanes in the warp's register file:
+ *   predicate           a 32-bit mask of lanes
+ *   8, 16, 32 bits      uint32_t[32], upper bits zero
+ *   64 bits             uint64_t[32]
+ *   128 bits            unsigned __int128[32]
+ * Immediates, addresses of variables and constant special registers are slots too, filled when a warp starts, so
+ * that every source operand is the offset of a slot. */
 #ifndef EMULATOR_PTX_H
 #define EMULATOR_PTX_H
 

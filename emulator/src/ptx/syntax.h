@@ -1,4 +1,4 @@
-/* What the files that load PTX have of each other: the arena, names, the lexer, the parser and the decoder's state. */
+/* Shared by the files that load PTX: the arena, names, the lexer, the parser and the decoder's state. */
 #ifndef EMULATOR_SYNTAX_H
 #define EMULATOR_SYNTAX_H
 

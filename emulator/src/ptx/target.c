@@ -1,8 +1,8 @@
-/* Which targets have an instruction: the "Target ISA Notes" of the PTX ISA 9.0, for the families that are younger than
- * sm_80. ptxas rejects a module whose .target lacks what it uses, and so does the decoder.
+/* Which targets have an instruction: the "Target ISA Notes" of the PTX ISA 9.0, for families newer than sm_80. As
+ * ptxas does, the decoder rejects an instruction that the module's .target lacks.
  *
- * A target with an a has what its architecture alone has; one with an f what the family has, from that member on; one
- * without either what every later architecture has too. An a-target has its family's features as well. */
+ * sm_XXa has the features of its architecture and of its family. sm_XXf has those of the family from that member on.
+ * A target without suffix has only what every later architecture has. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,8 +1,8 @@
-/* Names of kernels as messages show them: `scale<float>` for _Z5scaleIfEvPT_, without return type and parameters.
+/* Names of kernels in messages: `scale<float>` for _Z5scaleIfEvPT_, without return type and parameters.
  *
- * libstdc++ demangles. It is opened at run time, since nothing else here needs C++; where it is absent the mangled name
- * stays. CUTLASS's names demangle to thousands of characters: template arguments are left out, innermost first, until
- * TITLE_LENGTH suffices. */
+ * libstdc++ demangles. It is opened at run time, since nothing else here needs C++; without it the mangled name
+ * stays. CUTLASS's names demangle to thousands of characters, so template arguments are left out, innermost first,
+ * until the name fits in TITLE_LENGTH. */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include <dlfcn.h>
 #include <stdlib.h>

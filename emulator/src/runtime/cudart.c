@@ -1,9 +1,9 @@
-/* A stand-in CUDA runtime over the emulated driver, for programs built with nvcc -cudart shared: devices, memory,
- * streams and events. Registration and launches are in runtime/launch.c. What the runtime has and this does not is an
- * unresolved symbol, which the dynamic linker names.
+/* A CUDA runtime over the emulated driver, for programs built with nvcc -cudart shared: devices, memory, streams,
+ * events. Registration and launches are in launch.c. A runtime function that is missing here is an unresolved
+ * symbol, which the dynamic linker names.
  *
- * Such programs get the settings that a real device would: host memory cannot be read by kernels, and they may do what
- * hardware forgives (EMULATE_FENCES=hardware). Variables EMULATE_... override both. */
+ * Defaults differ from the driver's: kernels cannot read host memory, and EMULATE_FENCES is hardware. EMULATE_...
+ * variables override both. */
 #define _GNU_SOURCE /* dladdr */
 #include "runtime/cudart.h"
 
@@ -257,7 +257,7 @@ API cudaError_t cudaHostGetDevicePointer(void **pointer, void *host, unsigned fl
     *pointer = host;
     return CUDA_SUCCESS;
 }
-/* Kernels may read such memory from now on; its bounds are not known, so host memory as a whole is opened. */
+/* Kernels may now access this memory. Its bounds are not known, so all host memory becomes accessible. */
 API cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
     (void)pointer, (void)bytes, (void)flags;
     return cuda()->emulator_configure("host_memory", "1") ? keep(CUDA_ERROR_UNKNOWN) : CUDA_SUCCESS;
@@ -393,7 +393,7 @@ API cudaError_t cudaStreamGetPriority(CUstream stream, int *priority) {
 }
 API cudaError_t cudaStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     (void)flags;
-    capture_wait(stream, event); /* else nothing: one queue, see driver.c */
+    capture_wait(stream, event); /* otherwise nothing to do: there is one queue (driver.c) */
     return CUDA_SUCCESS;
 }
 API cudaError_t cudaStreamSetAttribute(CUstream stream, int attribute, const void *value) {

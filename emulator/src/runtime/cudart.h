@@ -1,4 +1,4 @@
-/* What the parts of the stand-in CUDA runtime (cudart*.c) share: the driver's entry points and the last error. */
+/* Shared by the files of runtime/: the driver's entry points and the last error. */
 #ifndef EMULATOR_CUDART_H
 #define EMULATOR_CUDART_H
 

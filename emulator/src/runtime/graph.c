@@ -1,6 +1,6 @@
-/* The stand-in CUDA runtime: graphs, made node by node or by capturing a stream. A graph is the list of its nodes in
- * the order in which they were added, which is one that their dependencies allow: a node can depend on earlier ones
- * only (cudaGraphAddDependencies, which could turn that around, is not here). Launching runs them in this order. */
+/* Runtime API: graphs, built node by node or by capturing a stream. A graph is the list of its nodes in the order in
+ * which they were added. A node can depend on earlier nodes only (there is no cudaGraphAddDependencies), so this
+ * order is a valid one to run them in. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The stand-in CUDA runtime: what nvcc's host code registers when a program starts, and launches. */
+/* Runtime API: the registration calls that nvcc's host code makes at program start, and launches. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* cvt of one number (PTX ISA 9.7.9.21): integers, f16, bf16, f32, f64, tf32. Pairs are in convert_packed.c.
  *
- * Every number of these formats is exact in double, but for 64-bit integers: a conversion takes the exact value, rounds
- * it once (formats.c) and never meets the host's rounding mode. */
+ * Every number of these formats except a 64-bit integer is exact in double. A conversion takes the exact value and
+ * rounds it once (formats.c), independently of the host's rounding mode. */
 #include <math.h>
 
 #include "scalar/convert.h"
@@ -193,7 +193,7 @@ static uint64_t convert_nan(const conversion *c, uint64_t bits) {
            (shift < 0 ? payload >> -shift : payload << shift);
 }
 
-/* .ftz of a result asks whether it would be subnormal if exponents had no end (see float.c). */
+/* .ftz flushes a result that would be subnormal with unbounded exponents (float.h). */
 static double flush_tiny(double x, rounding_mode mode) {
     int away = mode == ROUND_RP ? x > 0 : mode == ROUND_RM ? x < 0 : 0;
     double m = fabs(x);

@@ -1,9 +1,9 @@
-/* cvt of pairs and fours (PTX ISA 9.7.9.21), and cvt.pack (9.7.9.22).
+/* cvt of pairs and groups of four (PTX ISA 9.7.9.21), and cvt.pack (9.7.9.22).
  *
- * The first operand goes to the upper part of the result. With .rs, a fraction of a unit in the last place, made from
- * the random bits, is added to the magnitude and the rest is cut off: 13 bits for f16, 16 for the others, whose weights
- * are those below the last place (also where the result is subnormal). The fours take 16 bits for the first two numbers
- * and 16 for the others: the halves of the operand; for e2m1x4 the upper bytes of both halves, and the lower ones. */
+ * The first operand goes to the upper part of the result. .rs (stochastic rounding) adds a fraction of a unit in the
+ * last place, made of the random bits, to the magnitude, then truncates. f16 takes 13 random bits, other formats 16,
+ * weighted directly below the last place, for subnormal results too. Groups of four take one half of the random
+ * operand for each pair; e2m1x4 takes the upper bytes of both halves for one pair and the lower bytes for the other. */
 #include <math.h>
 
 #include "scalar/convert.h"

@@ -1,10 +1,9 @@
-/* f32, f32x2 and f64 arithmetic (PTX ISA 9.7.3), and f32 with one operand or two of f16 or bf16 (9.7.5).
+/* f32, f32x2 and f64 arithmetic (PTX ISA 9.7.3), and f32 with operands of f16 or bf16 (9.7.5).
  *
- * add sub mul fma div rcp sqrt are exact in every rounding. To nearest is what the host computes by itself. The others
- * set the host's rounding mode around a loop whose operands and results are volatile, so that no compiler, with any
- * flags, computes them elsewhere.
- * NaN: f32 gives 0x7fffffff. f64 hands on the first operand that is one, made quiet, and makes 0xfff8000000000000.
- * .ftz flushes operands and the rounded result. What is not arithmetic is in float_functions.c. */
+ * add sub mul fma div rcp sqrt are exact in every rounding mode. Round-to-nearest is the host's own arithmetic. The
+ * others set the host's rounding mode around a loop with volatile operands and results, so that no compiler moves
+ * the arithmetic. NaN: f32 gives 0x7fffffff; f64 gives the first NaN operand, made quiet, or 0xfff8000000000000.
+ * .ftz flushes operands and the rounded result. Operations other than arithmetic are in float_functions.c. */
 #include <fenv.h>
 #include <math.h>
 
@@ -91,7 +90,7 @@ static inline run_result store(warp *w, const instr *in, uint32_t lanes, const u
     return RUN_NEXT;
 }
 
-/* To nearest: plain, and with modes. */
+/* Round to nearest, plain and with modifiers. */
 #define NEAREST_MODES(name, op, per_lane, ...)                                                                         \
     HANDLER(name) {                                                                                                    \
         const uint32_t mode = in->mode, *pa = r32(w, in->s[0]), *pb = r32(w, in->s[1]), *pc = r32(w, in->s[2]);        \

@@ -1,7 +1,7 @@
 /* f32 and f64: abs neg min max testp copysign, and the approximations (PTX ISA 9.7.3).
  *
- * The approximations (.approx, .full) are better than hardware's: computed in double and rounded once, with the ISA's
- * results for special values. A result that depends on their last bits is no test of anything. */
+ * The approximations (.approx, .full) are computed in double and rounded once, with the ISA's results for special
+ * values. They are more accurate than hardware's: no test may depend on their last bits. */
 #include <math.h>
 
 #include "scalar/float.h"

@@ -1,5 +1,5 @@
-/* Number formats: see formats.h. One encoder rounds for every format; decoders are a few shifts each, since fragments
- * and epilogues call them for every element. */
+/* Number formats: see formats.h. One encoder rounds for every format. Decoders are a few shifts each, since
+ * fragments and epilogues call them for every element. */
 #include "scalar/formats.h"
 
 #include <math.h>

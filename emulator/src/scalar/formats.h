@@ -1,11 +1,9 @@
-/* Number formats: every conversion that PTX `cvt` offers between float/double and the 16-, 8-, 6- and 4-bit
- * formats (PTX ISA 9.7.9 "cvt"), value by value and without state. Packing two or four results into a register
- * is left to the caller.
+/* Number formats: the conversions of PTX `cvt` between float/double and the 16-, 8-, 6- and 4-bit formats (PTX ISA
+ * 9.7.9 "cvt"), one value at a time and without state. The caller packs results into registers.
  *
- * A conversion to a narrow format takes a rounding mode and flags. Rounding happens once, from the exact value,
- * subnormals included. NaN gives the format's one NaN without sign or payload (f16 and bf16 0x7fff, tf32
- * 0x7fffffff, e4m3 and e5m2 0x7f, ue8m0 0xff); formats that have no NaN (e2m1, e2m3, e3m2) give their positive
- * maximum. */
+ * A conversion to a narrow format takes a rounding mode and flags. It rounds once, from the exact value, subnormals
+ * included. NaN gives the format's only NaN, without sign or payload (f16 and bf16 0x7fff, tf32 0x7fffffff, e4m3 and
+ * e5m2 0x7f, ue8m0 0xff); formats without NaN (e2m1, e2m3, e3m2) give their positive maximum. */
 #ifndef EMULATOR_FORMATS_H
 #define EMULATOR_FORMATS_H
 

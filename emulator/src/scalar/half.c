@@ -1,8 +1,8 @@
 /* f16, f16x2, bf16 and bf16x2 arithmetic (PTX ISA 9.7.4): add sub mul fma neg abs min max tanh ex2.
  *
- * a * b + c is rounded once: the product is exact in double, the sum is rounded to odd there (its last bit tells that
- * something was lost), which leaves enough for the one rounding to f16 or bf16.
- * NaN is 0x7fff. tanh and ex2 are computed in double and rounded once, better than hardware's. */
+ * a * b + c is rounded once: the product is exact in double, and the sum is rounded to odd there (its last bit says
+ * that something was lost), which leaves enough bits for one rounding to f16 or bf16. NaN is 0x7fff. tanh and ex2
+ * are computed in double and rounded once: more accurate than hardware's. */
 #include <math.h>
 
 #include "scalar/formats.h"

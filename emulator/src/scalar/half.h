@@ -1,4 +1,4 @@
-/* What half.c and half_vector.c share. */
+/* Shared by half.c and half_vector.c. */
 #ifndef EMULATOR_HALF_H
 #define EMULATOR_HALF_H
 

@@ -1,8 +1,8 @@
-/* add, sub, mul and fma of a whole warp's f16 and bf16 (half.c), computed in fp32 and rounded to the same bits.
+/* add, sub, mul and fma of f16 and bf16 for a whole warp, computed in fp32 with the bits of half.c.
  *
- * A sum or product of two f16 rounded to fp32 first and to f16 then is what one rounding gives, since 24 bits are twice
- * 11 and two more; so for bf16, apart from the ends of fp32's range. For fma, the product is exact in fp32, and the sum
- * is rounded to odd there, from what an error-free sum says was lost. */
+ * A sum or product of two f16 that is rounded to fp32 and then to f16 equals one rounding, since 24 >= 2 * 11 + 2
+ * bits. The same holds for bf16 except at the ends of fp32's range. For fma the product is exact in fp32, and the
+ * sum is rounded to odd with the help of an error-free sum. */
 #include <math.h>
 #ifdef __F16C__
 #include <immintrin.h>

@@ -1,7 +1,6 @@
 /* Integer arithmetic (PTX ISA 9.7.1: add to max, dp4a, dp2a) and the carry chain (9.7.2).
  *
- * What the ISA leaves open: division by zero gives all ones and the remainder gives the dividend, as the sequences that
- * ptxas writes do; MIN / -1 wraps. */
+ * Where the ISA is silent, ptxas's code decides: x / 0 gives all ones, x % 0 gives x, MIN / -1 wraps. */
 #include "scalar/lanes.h"
 
 /* ---- one handler for each operation and type ---- */

@@ -1,9 +1,9 @@
-/* What the scalar families share: loops over the lanes of a warp, and the integer types as macros see them.
+/* Shared by the scalar families: loops over the lanes of a warp, and macros over the integer types.
  *
- * A handler is made for one operation and one type when the module is decoded, so that nothing asks for a type while a
- * kernel runs. Its body is written for lane i. For a full warp it becomes a loop of constant length whose iterations do
- * not touch each other (a destination may be one of the sources, but only lane by lane), which the compiler turns into
- * vector instructions; for a partial mask it runs over the lanes that are set. */
+ * Decoding chooses one handler for each operation and type, so that no handler asks for a type at run time. A
+ * handler's body is written for lane i. A full warp runs it as a loop of constant length with independent
+ * iterations, which the compiler vectorises (a destination may be a source, lane by lane); a partial mask runs it
+ * over its set bits. */
 #ifndef EMULATOR_LANES_H
 #define EMULATOR_LANES_H
 

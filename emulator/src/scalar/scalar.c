@@ -1,4 +1,4 @@
-/* What the decode functions of the scalar families share. */
+/* Shared by the decode functions of the scalar families. */
 #include "scalar/lanes.h"
 
 ptx_type peek_type(const decoder *d) {

@@ -1,8 +1,8 @@
-/* Video instructions (PTX ISA 9.7.18): scalar vadd vsub vabsdiff vmin vmax vshl vshr vset, whose operands may be bytes
- * or halves of registers, and on pairs of halves and quads of bytes vadd2 ... vset4. Not here: vmad.
+/* Video instructions (PTX ISA 9.7.18): scalar vadd vsub vabsdiff vmin vmax vshl vshr vset with byte or half
+ * operands, and vadd2 ... vset4 on pairs of halves and quads of bytes. vmad is missing.
  *
- * Both are parts of the pair {b, a}, 64 bits with a in the lower half, selected, extended and combined, and then put
- * into parts of d, whose other parts are those of c, or added (or compared) to c. */
+ * Both kinds select parts of the pair {b, a} (64 bits, a in the lower half), extend and combine them, and put the
+ * results into parts of d. The other parts of d come from c, or the result is added to or compared with c. */
 #include "scalar/lanes.h"
 
 typedef enum { VADD, VSUB, VAVRG, VABSDIFF, VMIN, VMAX, VSET, VSHL, VSHR } video_op;

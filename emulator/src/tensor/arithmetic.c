@@ -1,10 +1,9 @@
-/* Tensor-core arithmetic: see tensor/arithmetic.h. This file holds the parameters of each architecture, what it
- * rejects, and the rule by its own words for one output at a time. tensor/arithmetic_lanes.c computes eight outputs at
- * once.
+/* Tensor-core arithmetic (arithmetic.h): the parameters of each architecture, the combinations that it rejects, and
+ * the rule applied literally to one output at a time. arithmetic_lanes.c computes eight outputs at once.
  *
  * fp8 in TENSOR_SM90_MMA: ptxas has no instruction for mma.sync with e4m3 or e5m2 there. It converts the operands to
- * f16 and multiplies twice, first the elements with k % 4 < 2, then the others, from a zero accumulator, and adds C
- * with FADD (HADD2 for an f16 C). Read in the SASS that ptxas 13.0 writes for sm_90a and sm_100a. */
+ * f16 and multiplies twice from a zero accumulator, first the elements with k % 4 < 2, then the others, and adds C
+ * with FADD (HADD2 for an f16 C). Source: the SASS of ptxas 13.0 for sm_90a and sm_100a. */
 #include "tensor/arithmetic.h"
 
 #include "scalar/formats.h"

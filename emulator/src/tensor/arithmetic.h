@@ -1,15 +1,15 @@
-/* What one tensor-core instruction computes, bit for bit, apart from where its operands lie:
+/* The result of one tensor-core instruction, bit for bit, independent of where its operands lie:
  *
  *     D[m][n] = sum over blocks of sfa[m][block] * sfb[n][block] * (A[m] . B[n] over that block) + C[m][n]
  *
  * (PTX ISA 9.7.14 mma, 9.7.15 wgmma, 9.7.16 tcgen05.mma.) The caller gathers A and B from fragments, shared memory
- * or TMEM into dense K-major rows; nothing here knows warps, descriptors or swizzles.
+ * or tensor memory into dense K-major rows; nothing here knows warps, descriptors or swizzles.
  *
- * The rule (the vendor documents none; these facts were measured on hardware and published with MMA-Sim,
- * arXiv 2511.10909): products are exact; all products of one fused sum and C are aligned to the largest exponent
- * among them, truncated toward zero at a fixed number of fractional bits, added exactly, and the sum is truncated to
- * fp32 (or rounded to nearest even for an fp16 D). The 4-bit block-scaled kinds first sum groups of 16 products
- * exactly. How many products are fused and how many bits stay depends on `architecture`. */
+ * The rule is undocumented; it was measured on hardware and published with MMA-Sim (arXiv 2511.10909). Products are
+ * exact. All products of one fused sum and C are aligned to the largest exponent among them, truncated toward zero
+ * at a fixed number of fractional bits, and added exactly; the sum is truncated to fp32 (or rounded to nearest even
+ * for an fp16 D). The 4-bit block-scaled kinds first sum groups of 16 products exactly. `architecture` decides how
+ * many products are fused and how many bits stay. */
 #ifndef EMULATOR_TENSOR_ARITHMETIC_H
 #define EMULATOR_TENSOR_ARITHMETIC_H
 

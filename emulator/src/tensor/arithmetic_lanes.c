@@ -1,10 +1,10 @@
 /* tensor_multiply: eight outputs of a row at once, with the bits of tensor_multiply_by_element.
  *
- * A tile of 8 x 8 fused sums takes one of two ways. Where its rows of A and B hold few significant bits within a narrow
- * range (integers, dequantised 4-bit data) and C fits in as well, alignment provably loses nothing, so the products are
- * summed with fp32 multiply-adds, each of them exact. Otherwise every product is scaled to the common
- * unit and truncated by the conversion to an integer. Rows that infinities reach, or with exponents beyond what fp32
- * can hold, go to the rule by element. */
+ * A tile of 8 x 8 fused sums takes one of three ways:
+ *   - few significant bits in a narrow range (integers, dequantised 4-bit data), and a C that fits: alignment provably
+ *     loses nothing, so fp32 multiply-adds are exact
+ *   - otherwise every product is scaled to the common unit and truncated by conversion to an integer
+ *   - rows with infinities, or with exponents beyond fp32's range, go to the rule by element */
 #include "tensor/arithmetic_lanes.h"
 
 #include <math.h>
@@ -369,7 +369,7 @@ static void multiply_tile(const tensor_op *op, const sum_rule *rule, int m, int 
     }
 }
 
-/* 390 KB together: too much for the stack of a fiber. */
+/* 390 KB together: too much for the stack of a small thread. */
 static _Thread_local prepared_operand prepared_a, prepared_b;
 
 void tensor_multiply(const tensor_op *op) {

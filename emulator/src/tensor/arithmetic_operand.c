@@ -1,5 +1,5 @@
-/* Operands of tensor_multiply, made ready for eight lanes: rows transposed, elements decoded to fp32, exponents and
- * what the fast paths need to know of each row. */
+/* Operands of tensor_multiply for eight lanes: rows transposed, elements decoded to fp32, exponents, and the
+ * properties of each row that the fast paths need. */
 #include "tensor/arithmetic_lanes.h"
 
 #include <string.h>

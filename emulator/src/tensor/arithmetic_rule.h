@@ -1,5 +1,5 @@
-/* What the files of the tensor-core arithmetic share: the parameters of one instruction's sums, and the rule applied
- * to a single output. */
+/* Shared by the files of tensor-core arithmetic: the parameters of one instruction's sums, and the rule for one
+ * output. */
 #ifndef EMULATOR_TENSOR_RULE_H
 #define EMULATOR_TENSOR_RULE_H
 

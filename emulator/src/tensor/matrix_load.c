@@ -1,11 +1,14 @@
 /* Matrices between shared memory and the registers of a warp (PTX ISA 9.7.14.5.15 ldmatrix, .16 stmatrix, .17
  * movmatrix).
  *
- * A row of a matrix is 16 bytes of shared memory at the address that one lane gives: lanes 0-7 those of the first
- * matrix of 8 rows, 8-15 those of the second, and so on; a matrix of 16 rows takes 16 lanes. With t = lane / 4, i =
- * lane % 4, a lane's register holds m8n8 b16:         row t, elements 2i and 2i+1;            .trans: rows 2i and 2i+1
- * of column t m8n16 b8:         row t, bytes 4i .. 4i+3 m16n16 b8 .trans: register k: rows 4i .. 4i+3 of column t + 8k
- *   m16n8 b8 .trans:  (stored; 8 rows in memory) rows 2i, 2i+1 of column t, then of column t + 8
+ * A row of a matrix is 16 bytes of shared memory at the address that one lane gives: lanes 0-7 for the first matrix
+ * of 8 rows, 8-15 for the second, and so on; a matrix of 16 rows takes 16 lanes. With t = lane / 4 and i = lane % 4,
+ * a lane's register holds
+ *   m8n8 b16            row t, elements 2i and 2i+1
+ *   m8n8 b16 .trans     rows 2i and 2i+1 of column t
+ *   m8n16 b8            row t, bytes 4i .. 4i+3
+ *   m16n16 b8 .trans    register k: rows 4i .. 4i+3 of column t + 8k
+ *   m16n8 b8 .trans     (stored; 8 rows in memory) rows 2i, 2i+1 of column t, then of column t + 8
  * Elements of 4 and 6 bits are packed at the beginning of their 16 bytes, and become the low bits of bytes. */
 #include "memory/memory.h"
 

@@ -1,5 +1,5 @@
-/* What mma, cp, shift and commit share: operations that threads issue to the tensor core of their CTA or pair, and the
- * instruction descriptor (PTX ISA 9.7.16.4.2). */
+/* Shared by mma, cp, shift and commit: operations that threads issue to the tensor core of their CTA or pair, and
+ * the instruction descriptor (PTX ISA 9.7.16.4.2). */
 #ifndef EMULATOR_TCGEN05_H
 #define EMULATOR_TCGEN05_H
 

@@ -1,8 +1,8 @@
-/* tcgen05.commit and tcgen05.fence (PTX ISA 9.7.16.11 and 9.7.16.12), and the queue of the tensor core.
+/* tcgen05.commit and tcgen05.fence (PTX ISA 9.7.16.11 and 9.7.16.12), and the tensor core's queue.
  *
- * A commit arrives at its mbarrier some time after the last operation that its thread issued before it has ended, or
- * at any time if there is none under way: operations of other threads do not hold it back. It also publishes, as
- * fence::before_thread_sync does, what its warp has issued. */
+ * A commit arrives at its mbarrier after the last operation that its own thread issued before it has ended.
+ * Operations of other threads do not delay it. It also publishes what its warp has issued, as
+ * fence::before_thread_sync does. */
 #include <stdlib.h>
 
 #include "tensor/tcgen05.h"
@@ -66,7 +66,7 @@ static int step_commit(async_op *op) {
     core_commit *c = (core_commit *)op;
     uint32_t rank = (uint32_t)__builtin_ctz(c->mask);
     cta *target = c->target->cluster->ctas[rank];
-    /* Its own: the end of the block waits for it. Another one: DeepGEMM's last arrivals find some that have exited. */
+    /* The end of the block waits for its own commits. Other CTAs may have exited: DeepGEMM's last commits find that. */
     if (!target->live_warps && target != op->from && c->by->cta->grid->on->fences == FENCES_TEXT)
         fault(c->by, op->in, -1, "CTA %u of the cluster has exited before the arrival at its mbarrier", rank);
     if (mbarrier_held(target, c->offset)) return STEP_HELD;
@@ -86,8 +86,7 @@ static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
     FOR_LANES(lane, lanes) {
         uint32_t offset;
         address_operand barrier = x->barrier;
-        /* ThunderKittens gives a shared address where a generic one is asked for; hardware takes its lower half anyway
-         */
+        /* ThunderKittens passes a shared address instead of a generic one; hardware uses the lower half only */
         if (machine_of(w)->fences == FENCES_HARDWARE && address_value(w, &barrier, lane) <= UINT32_MAX)
             barrier.space = SPACE_SHARED_CLUSTER;
         cta *target = shared_operand(w, in, lane, &barrier, &offset, "the mbarrier's address");
@@ -102,7 +101,7 @@ static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
         c->op.step = step_commit;
         c->op.release = release_commit;
         c->op.what = "tensor commit";
-        c->op.drains = 1; /* arrivals that nobody waits for, as DeepGEMM leaves them in its last stages */
+        c->op.drains = 1; /* DeepGEMM's last stages leave arrivals that no warp waits for */
         c->op.touches[0] = w->cta;
         if (target != w->cta) c->op.touches[1] = target;
         c->by = w;

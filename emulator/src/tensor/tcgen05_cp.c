@@ -1,11 +1,10 @@
 /* tcgen05.cp, from shared to tensor memory, and tcgen05.shift, down by one lane (PTX ISA 9.7.16.9).
  *
- * Source rows are read through the async proxy by the walk of a K-major descriptor; row r goes to lane r (128x..), to
- * lane 32 r (4x256b) or to two or four lanes (64x128b, 32x128b: the copies that scale factors need). With
- * cta_group::2 each CTA of the pair copies from its own shared memory, at the same offset, into its own tensor memory.
- * The decompressing forms take 16 elements of 4 or 6 bits, packed, and padding to 16 bytes, and give 16 bytes; in a
- * byte, e2m1 takes bits 5-2 and the 6-bit types bits 5-0, as the tensor core reads them from tensor memory. (The text
- * shows this in figures only; kernels that unpack by themselves place the bits so.) */
+ * The async proxy reads source rows through a K-major descriptor. Row r goes to lane r (128x..), to lane 32 r
+ * (4x256b), or to two or four lanes (64x128b, 32x128b: the copies that scale factors need). With cta_group::2 each
+ * CTA of the pair copies from its own shared memory, at the same offset, into its own tensor memory. Decompressing
+ * forms take 16 packed elements of 4 or 6 bits with padding to 16 bytes and give 16 bytes. e2m1 lies in bits 5-2 of
+ * its byte, 6-bit types in bits 5-0. The ISA shows this in figures only; kernels that unpack by themselves agree. */
 #include <stdlib.h>
 
 #include "tensor/tcgen05.h"

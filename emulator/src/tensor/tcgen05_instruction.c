@@ -1,5 +1,5 @@
-/* The instruction descriptor of tcgen05.mma (PTX ISA 9.7.16.4.2, tables 42 to 44) and the shapes that exist (table 39
- * and 9.7.16.10.1). The assembler looks at none of it, so every field is checked here, by name and value. */
+/* The instruction descriptor of tcgen05.mma (PTX ISA 9.7.16.4.2, tables 42 to 44) and the shapes that exist (table
+ * 39 and 9.7.16.10.1). ptxas checks none of it, so every field is checked here, by name and value. */
 #include "tensor/tcgen05.h"
 
 const char *const mma_kind_names[] = {"kind::f16",      "kind::tf32", "kind::f8f6f4",   "kind::i8",

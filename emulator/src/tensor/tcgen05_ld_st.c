@@ -1,12 +1,11 @@
 /* tcgen05.ld, tcgen05.st and tcgen05.wait (PTX ISA 9.7.16.8): between registers and tensor memory.
  *
- * Both are asynchronous. A load reads its cells piece by piece at some time before wait::ld, which puts them into the
- * registers; until then these hold poison. A store has taken its registers when it is issued, as nothing in the text
- * asks a program to keep them, and writes its cells piece by piece before wait::st.
+ * Both are asynchronous. A load reads its cells piece by piece before wait::ld, which delivers them to the
+ * registers; until then these hold poison. A store takes its registers at issue (the ISA does not ask a program to
+ * keep them) and writes its cells piece by piece before wait::st.
  *
- * Strictly, a use of a register that a load writes waits for the load by itself (9.7.16.6.4.5), and there are programs
- * that live on that: of many loads, they wait for the last only, before they give the cells back, or for none. Where
- * machine->fences is that of hardware they are served: the warp stops at each load until the load has ended. */
+ * By 9.7.16.6.4.5 a use of a loaded register waits for the load by itself, and some programs wait only for the last
+ * of many loads, or for none. EMULATE_FENCES=hardware serves them: the warp stops at each load until it has ended. */
 #include <stdlib.h>
 
 #include "async/async.h"

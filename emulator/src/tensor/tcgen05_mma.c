@@ -1,5 +1,5 @@
-/* tcgen05.mma and tcgen05.mma.ws: decoding, and the checks when it is issued (PTX ISA 9.7.16.10.9). Sparse forms and
- * the zero-column mask of .ws are rejected. */
+/* tcgen05.mma and tcgen05.mma.ws: decoding, and the checks at issue (PTX ISA 9.7.16.10.9). Sparse forms and the
+ * zero-column mask of .ws are rejected. */
 #include <stdlib.h>
 
 #include "tensor/tcgen05.h"
@@ -71,8 +71,8 @@ static void check_operands(const mma_op *o, warp *w, const instr *in) {
     }
 }
 
-/* The collector's buffer must hold what `use` expects; its content is that of memory, as a program that is right makes
- * no difference between them. */
+/* The collector buffer must hold what `use` expects. Its content is read from memory: a correct program cannot tell the
+ * difference. */
 static void use_collector(const mma_op *o, warp *w, const instr *in, uint64_t operand) {
     uint64_t *buffer = &o->base.core->collector[o->what->buffer];
     int use = o->what->collector == COLLECTOR_USE || o->what->collector == COLLECTOR_LASTUSE;
@@ -89,8 +89,8 @@ static uint32_t element_bytes(tensor_element type) {
     return type == TENSOR_TF32 ? 4 : type == TENSOR_F16 || type == TENSOR_BF16 ? 2 : 1;
 }
 
-/* CUTLASS keeps the scale factors' ID in the two upper bits of their address and does not clear them: hardware does not
- * look at them, though the text knows no such lanes. */
+/* CUTLASS leaves the scale factors' ID in the two upper bits of their address. Hardware ignores these bits, although
+ * the ISA has no such lanes. */
 static uint32_t scales_address(const warp *w, const address_operand *a, uint32_t lane) {
     uint32_t address = (uint32_t)address_value(w, a, lane);
     return machine_of(w)->fences == FENCES_HARDWARE ? address & 0x3fffffff : address;

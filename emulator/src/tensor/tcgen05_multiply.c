@@ -1,6 +1,6 @@
-/* What tcgen05.mma does when its turn comes (PTX ISA 9.7.16.10): some rows of D at a time, with A and B as they are in
- * shared memory then, so that operands that are overwritten too early show. Where rows, columns and scale factors lie
- * is 9.7.16.10.5 and 9.7.16.10.7; what the sums are, tensor/arithmetic.h. */
+/* Execution of tcgen05.mma (PTX ISA 9.7.16.10): some rows of D at a time. A and B are read from shared memory at
+ * that moment, so operands that are overwritten too early change the result. Positions of rows, columns and scale
+ * factors: 9.7.16.10.5 and 9.7.16.10.7. Sums: arithmetic.h. */
 #include "tensor/tcgen05.h"
 
 enum { ROW_BYTES = 32, SLAB = 16, MOST_ROWS = 128, MOST_COLUMNS = 256 };

@@ -1,8 +1,8 @@
 /* Tensor memory: cells, allocation, and the order of accesses (PTX ISA 9.7.16.1, 9.7.16.6, 9.7.16.7).
  *
- * Each SM has one tensor memory of 128 lanes x 512 columns, and the CTAs that live on it compete for columns: alloc
- * parks until enough neighbouring ones are free. machine->tmem_base moves the column that is tried first, so that a
- * kernel that takes 0 for granted is found. What was just allocated holds poison. */
+ * Each SM has one tensor memory of 128 lanes x 512 columns, and the CTAs on it compete for columns: alloc parks
+ * until enough adjacent ones are free. EMULATE_TMEM_BASE moves the first column tried, which finds kernels that
+ * assume 0. New columns hold poison. */
 #include "tensor/tmem.h"
 
 #include <stdlib.h>
@@ -243,7 +243,7 @@ static int manage(warp *w, const instr *in, tensor_core *core, struct tmem_meeti
     return 1;
 }
 
-/* cta_group::2: one warp of each CTA takes part, and the first waits for the second. 0: it waits. */
+/* cta_group::2: one warp of each CTA takes part; the first waits for the second. 0: it waits. */
 static int meet(warp *w, const instr *in, tensor_core *core, struct tmem_meeting *wanted) {
     static const char *const names[] = {"alloc", "dealloc", "relinquish_alloc_permit"};
     int index = tensor_core_index(w->cta);
@@ -287,7 +287,7 @@ static run_result run_management(warp *w, const instr *in, uint32_t lanes) {
     }
     if (x->what == TMEM_DEALLOC) meeting.column = uniform_value(w, in, in->s[0], lanes, "the address");
     int index = tensor_core_index(w->cta);
-    if (!core->meetings[index].done) { /* else the peer has done it for both already */
+    if (!core->meetings[index].done) { /* otherwise the peer has already done it for both */
         uint32_t earlier = core->last_columns[index];
         if (x->what == TMEM_DEALLOC) check_dealloc(w, in, w->cta, meeting.column, meeting.columns);
         if (x->what == TMEM_ALLOC && core->group == 2 && w->cta->cluster->barrier_phase == 0 &&
@@ -305,7 +305,7 @@ static run_result run_management(warp *w, const instr *in, uint32_t lanes) {
     machine_progress(machine_of(w));
     if (x->what == TMEM_ALLOC) {
         uint64_t address = address_value(w, &x->destination, 0);
-        /* a 64-bit register may hold a generic address here, and its low half counts: what hardware does */
+        /* a 64-bit register may hold a generic address; hardware uses its low half */
         if (x->destination.space == SPACE_SHARED) address = (uint32_t)address;
         thread_write(w, in, 0, x->destination.space, address, &meeting.column, 4, 4);
     }

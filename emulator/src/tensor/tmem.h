@@ -1,5 +1,5 @@
-/* Tensor memory and what the tcgen05 files share (PTX ISA 9.7.16): cells and who may touch them, who wrote them last,
- * and the queue of the tensor core that a CTA, or a pair of CTAs, feeds. */
+/* Tensor memory, shared by the tcgen05 files (PTX ISA 9.7.16): cells, their owners and last writers, and the queue
+ * of the tensor core that a CTA, or a pair of CTAs, feeds. */
 #ifndef EMULATOR_TMEM_H
 #define EMULATOR_TMEM_H
 

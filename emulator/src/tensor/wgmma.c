@@ -1,14 +1,13 @@
 /* wgmma: a warpgroup's matrix multiply on Hopper (PTX ISA 9.7.15).
  *
- * Each of the four warps computes its own 16 rows of D and needs nothing of the others, so the unit here is a warp's
- * share of the instruction. It reads shared memory piece by piece at moments that the engine chooses, in the order of
- * issue; the accumulators hold poison until a wait_group delivers them. A chained wgmma takes the accumulator from the
- * one before, wherever its registers have been moved to. Where hardware is forgiving, an operation begins when all four
- * warps have issued it, and ends for all four at once.
+ * Each of the four warps computes its own 16 rows of D independently, so an operation here is one warp's share of
+ * the instruction. It reads shared memory piece by piece, in the order of issue; the accumulators hold poison until
+ * wait_group delivers them. A chained wgmma takes the accumulator of the one before, wherever its registers have
+ * been moved. With EMULATE_FENCES=hardware an operation begins when all four warps have issued it, and ends for all
+ * four at once.
  *
- * Not here: .sp (sparse) and .b1. Of registers that a thread reads, no wgmma.fence is asked for before a wgmma writes
- * them: only of those that it writes.
- */
+ * Missing: .sp (sparse) and .b1. A wgmma.fence is required for accumulators that a thread writes, not for those it
+ * reads. */
 #include <stdlib.h>
 
 #include "async/async.h"
@@ -41,7 +40,7 @@ typedef struct wgmma_op {
     const uint32_t *c[MOST_D]; /* where each accumulator's 32 lanes come from: own copy, or an earlier one's result */
     struct wgmma_op *chained;  /* that one */
     int users;                 /* ops that take their accumulator from here */
-    int taken;                 /* one has: registers never get this result */
+    int taken;                 /* true if one has: then registers never get this result */
     int kept;                  /* among the warp's results */
     uint32_t d[MOST_D][WARP_LANES];
     _Alignas(64) uint8_t a[ROWS * K_BYTES];

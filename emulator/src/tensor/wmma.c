@@ -1,13 +1,13 @@
-/* wmma: matrices of a warp whose fragments are opaque (PTX ISA 9.7.14.4: wmma.load, wmma.store, wmma.mma).
+/* wmma: warp matrices with opaque fragments (PTX ISA 9.7.14.4: wmma.load, wmma.store, wmma.mma).
  *
- * Where a fragment keeps an element is not documented, so that programs can only load, multiply, store, and treat all
- * elements of a fragment alike. Here they lie as mma.sync has them, which is what sm_80 and later do: with g = lane /
- * 4, t = lane % 4, p elements a register, and h = 2 where M is a multiple of 16, else 1 A register r: row 16 (r / (h
- * K')) + g + 8 (r % h), k = t p + 4 p (r / h % K') + 0..p-1       K' = K / (4 p) B register r: column 8 (r / K') + g, k
- * = t p + 4 p (r % K') + 0..p-1 C, D value i: in tiles of 8 h rows and 8 columns, row after row of tiles: row g + 8 (i
- * / 2 % h), column 2 t + i % 2 fp16's A and B take eight registers in every shape: those that are left over repeat the
- * first ones. Between memory and registers a matrix is a dense buffer of segments: rows or columns, as the layout says.
- */
+ * The position of an element in a fragment is undocumented: a program can only load, multiply, store, and treat all
+ * elements alike. Here it is mma.sync's, as on sm_80 and later. With g = lane / 4, t = lane % 4, p elements a
+ * register, K' = K / (4 p), and h = 2 where M is a multiple of 16, else 1:
+ *   A register r     row 16 (r / (h K')) + g + 8 (r % h), k = t p + 4 p (r / h % K') + 0..p-1
+ *   B register r     column 8 (r / K') + g, k = t p + 4 p (r % K') + 0..p-1
+ *   C, D value i     tiles of 8 h rows and 8 columns, row by row: row g + 8 (i / 2 % h), column 2 t + i % 2 of the tile
+ * fp16's A and B take eight registers in every shape; the surplus ones repeat the first ones. Between memory and
+ * registers a matrix is a dense buffer of segments: rows or columns, as the layout says. */
 #include <math.h>
 
 #include "memory/memory.h"
