@@ -121,7 +121,7 @@ def timing(request: pytest.FixtureRequest) -> int:
 def compute_capability() -> int:
     """Ten times that of the GPU that tests use, emulated or not; 0 for none."""
     if not gpu() and "NVFP4_LIBCUDA" not in os.environ:
-        return 0  # a libcuda.so.1 that is there was loaded into this process by the emulator's own tests
+        return 0  # a libcuda.so.1 that is there was loaded into this process by tests that use the emulator directly
     devices = nvfp4.info()["devices"]
     return devices[0]["compute_capability"] if devices else 0
 
