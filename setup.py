@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT / "build_backend"))
 import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 
 # Machine code for every generation that PyTorch's own builds serve; PTX for what has none (sm_110), for what comes
-# after, and for the emulated GPU (tests/emulator), which runs PTX only and poses as older ones too: compute_90 is there
-# so that an emulated H200 gives a real one's bits. Code that needs one generation's own instructions lies in a folder of its name.
+# after, and for the emulated GPU (emulator/), which runs PTX only and poses as older ones too: compute_90 is there so
+# that an emulated H200 gives a real one's bits. Kernels for one generation lie in a folder of its name.
 PORTABLE = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_80", "compute_90", "compute_100"]
 ARCHS = {"sm90": ["sm_90a", "compute_90a"], "sm100": ["sm_100f", "compute_100f"]}
 

@@ -1,4 +1,4 @@
-"""Counts of the B200 model against what the emulator counted (EMULATE_TRACE, see tests/emulator/README.md)."""
+"""Counts of the B200 model against what the emulator counted (EMULATE_TRACE, see emulator/README.md)."""
 
 from __future__ import annotations
 

@@ -481,6 +481,7 @@ def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
         "nvfp4/**/*.*",
         "build_backend/*.py",
         "tests/**/*.*",
+        "emulator/**/*.*",
     ):
         for path in checkout.glob(pattern):
             name = path.relative_to(checkout)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "emulator"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "emulator"))
 
 from emulate import Emulator, Module  # noqa: E402
 from sm90.gemv import Config, Product, configs, gemv_ptx, schedule  # noqa: E402

@@ -420,7 +420,7 @@ def require(test: dict[str, int], place: machine.Target) -> int:
     if plan["backend"] != "sm100":
         raise show.CommandError(
             f"--dump shows what the sm100 kernels do, and this product runs on {plan['kernel']} ({plan['backend']}): "
-            "it needs a B200 or B300, or the emulated one (tests/emulator/README.md)"
+            "it needs a B200 or B300, or the emulated one (emulator/README.md)"
         )
     if not hasattr(_C, "dump"):
         raise show.CommandError(f"--dump needs a debug build of nvfp4, and this is none; in a checkout: {BUILD}")

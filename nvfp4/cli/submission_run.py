@@ -1,7 +1,7 @@
 """Runs a submission as the competition's harness does: beside a module `task`, in a process of its own, on clones.
 
 On a B200 there is nothing else to it. Elsewhere, in a checkout and with a torch for CPUs, the emulated GPU of
-tests/emulator takes its place. The file goes through torch's load_inline unchanged all the same; what differs is the
+emulator/ takes its place. The file goes through torch's load_inline unchanged all the same; what differs is the
 environment of the process. nvcc is told to add PTX, which is what the emulator runs; the CUDA runtime that is found
 first is the emulator's; and two libraries of a CUDA torch, which load_inline links and nothing here calls, are empty
 ones. Tensors then lie in host memory, which the emulated GPU reads.
@@ -65,7 +65,7 @@ def emulator() -> tuple[Path | None, str]:
     named = Path(os.environ.get("NVFP4_LIBCUDA", ""))
     if named.name and named.with_name(RUNTIME).is_file():
         return named.resolve(), ""
-    script = SOURCES.resolve().parent / "tests/emulator/emulate.py"
+    script = SOURCES.resolve().parent / "emulator/emulate.py"
     if not script.is_file():
         return None, "this is no checkout of the project, and NVFP4_LIBCUDA does not name what was built in one"
     spec = importlib.util.spec_from_file_location("emulate", script)

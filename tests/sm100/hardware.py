@@ -1,4 +1,4 @@
-"""A real GPU behind the face of the emulated one (tests/emulator/emulate.py), so that the stages run on both: PTX is
+"""A real GPU behind the face of the emulated one (emulator/emulate.py), so that the stages run on both: PTX is
 compiled by the driver, seeds and the first column of tensor memory are the hardware's own business.
 
 Arrays have a mirror in host memory. What a test writes there travels with the next launch, what a launch wrote comes

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "emulator"))
+sys.path.insert(0, str(ROOT / "emulator"))
 from emulate import Emulator, Module  # noqa: E402
 
 CSRC = ROOT / "csrc"

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from sm100.launch import CSRC, Emulator, compile_ptx, configs, gemm_ptx, only_entry
 from sm100.verify import Launch, Verdict, prove
 
-sys.path.insert(0, str(CSRC.parent / "tests" / "emulator"))
+sys.path.insert(0, str(CSRC.parent / "emulator"))
 from emulate import EmulatorError
 
 SEEDS = 20

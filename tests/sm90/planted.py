@@ -23,7 +23,7 @@ from sm90.verify import Launch, prove
 from sm100.launch import FP32, Emulator, compile_ptx, rounded
 from sm100.verify import Verdict
 
-sys.path.insert(0, str(CSRC.parent / "tests" / "emulator"))
+sys.path.insert(0, str(CSRC.parent / "emulator"))
 from emulate import EmulatorError
 
 SEEDS = 20
