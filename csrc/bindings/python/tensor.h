@@ -26,7 +26,7 @@ typedef enum use {
 /* None is an absent tensor. */
 reading read_tensor(PyObject *object, const char *name, use use, nvfp4_tensor *tensor);
 
-/* Reads a table of tensor arguments into the struct that holds them; stops at the first that is refused. */
+/* Reads a table of tensor arguments into the struct that holds them; stops at the first that is rejected. */
 typedef struct tensor_argument {
     int index; /* among the call's arguments */
     const char *name;
