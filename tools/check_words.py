@@ -3,15 +3,16 @@
 
     python tools/check_words.py [FILE ...]
 
-Searches every file of the checkout that git does not ignore, or those named, and prints `file:line: found, write: replacement` for each match.
-A line of words.txt is `pattern => replacement`, or `pattern @ glob => replacement` for files that match the glob alone;
-patterns are
-regular expressions that grep -E and Python read alike. Exits with 1 if there is a match.
+Searches every file of the checkout that git does not ignore, or those named, and prints a line for each match:
+`file:line: found, write: replacement`. A line of words.txt is `pattern => replacement`, or `pattern @ glob =>
+replacement` for files that match the glob alone; patterns are regular expressions that grep -E and Python read alike.
+Exits with 1 if there is a match.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import subprocess
 import sys
@@ -21,12 +22,13 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 WORDS = HERE / "words.txt"
-# Recorded data, and the two places that have to name old words: the list, and the program that rewrites stored results.
+# Recorded data, and what has to name old words: the list, and the program that rewrites stored results.
 EXEMPT = (
     "tools/words.txt",
     "tools/rename_results.py",
     "tests/*test_rename_results.py",
     "benchmarks/results/*",
+    "benchmarks/log/*.csv",
     "LICENSE",
 )
 
@@ -62,9 +64,9 @@ def matches(path: str, line: str, rules: list[Rule]) -> list[str]:
 
 def candidates(rules: list[Rule], names: list[str]) -> list[tuple[str, str, str]]:
     """(file, line number, line) of the lines that some pattern matches, by git's own search: Python's takes seconds."""
-    patterns = [word for rule in rules for word in ("-e", rule.pattern.pattern)]
-    command = ["git", "grep", "-z", "-n", "-I", "-E", "--untracked", *patterns, "--", *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    pattern = "|".join(f"({rule.pattern.pattern})" for rule in rules)
+    command = ["git", "grep", "-z", "-n", "-I", "-E", "--untracked", "-e", pattern, "--", *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
     if done.returncode > 1:
         raise RuntimeError(done.stderr)
     lines = (line.split("\0", 2) for line in done.stdout.splitlines())
