@@ -234,7 +234,7 @@ class Emulator:
         programmatic: bool = False,
         wait: bool = True,
     ) -> None:
-        """Queues a kernel and, unless told otherwise, runs what is queued.
+        """Queues a kernel and, by default, runs the queue.
 
         Args:
             grid, block, cluster: x, (x, y) or (x, y, z); the grid and the cluster in blocks, the block in threads.
@@ -273,7 +273,7 @@ class Emulator:
             self.synchronize()
 
     def synchronize(self) -> None:
-        """Runs what is queued to its end; raises EmulatorError with the message of a fault."""
+        """Runs the queue to its end; raises EmulatorError with the message of a fault."""
         self.call("cuCtxSynchronize")
 
     def tensor_map(
@@ -432,7 +432,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cluster", type=numbers, help="x,y,z in blocks")
     parser.add_argument("--shared", type=int, default=0, help="bytes of dynamic shared memory")
     parser.add_argument("--device", choices=DEVICES, default="sm_100")
-    parser.add_argument("--seed", type=seeds, default=[0], help="of time: a number, or first..last to compare results")
+    parser.add_argument("--seed", type=seeds, default=[0], help="order of events: N, or first..last to compare results")
     parser.add_argument("--data-seed", type=int, default=0, help="of random arguments")
     parser.add_argument("--arithmetic", choices=("hardware", "fp64"), default="hardware")
     parser.add_argument("--fences", choices=("text", "hardware"), default="text")

@@ -56,7 +56,7 @@ def extent(spec: dict) -> int:
 
 
 def box_bytes(spec: dict) -> int:
-    """What a load writes and completes: every step-th element of the box; the step of dimension 0 does not count."""
+    """Bytes that a load writes and completes: every step-th element of the box; the step of dimension 0 is ignored."""
     counts = [spec["box"][0]] + [-(-b // s) for b, s in zip(spec["box"][1:], spec["steps"][1:])]
     return math.prod(counts) * BYTES[spec["dtype"]]
 

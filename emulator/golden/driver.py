@@ -66,7 +66,7 @@ class Driver:
         return (text.value or b"").decode()
 
     def describe(self) -> dict[str, object]:
-        """Where the vectors come from."""
+        """The device and the driver of a recording."""
         name = ctypes.create_string_buffer(128)
         self._call("cuDeviceGetName", name, 128, self._device)
         version = ctypes.c_int()

@@ -87,7 +87,7 @@ def run(driver: Driver, case: Case) -> dict[str, np.ndarray]:
 
 
 def encoding_codes(driver: Driver) -> np.ndarray:
-    """What cuTensorMapEncodeTiled answers to each of the encodings."""
+    """cuTensorMapEncodeTiled's answer to each of the encodings."""
     memory = driver.allocate(np.zeros(1 << 16, np.uint8))
     codes = [driver.encode_tiled(spec, memory + offset)[0] for _, spec, offset in encodings()]
     driver.free(memory)
@@ -202,7 +202,7 @@ def check_encodings(library: str | None, answers: Connection) -> None:
 
 
 def in_child(work: Callable[..., None], *args: object) -> tuple[list[tuple[str, list[str]]], int]:
-    """What `work` sent before it ended, and its exit code."""
+    """The verdicts that `work` sent before it ended, and its exit code."""
     fork = multiprocessing.get_context("fork")
     receive, send = fork.Pipe(duplex=False)
     child = fork.Process(target=work, args=(*args, send))

@@ -161,7 +161,7 @@ def test_reductions(form: str) -> None:
 
 
 def test_producer_and_consumer() -> None:
-    """Two named barriers hand a slot to and fro: arrive does not wait, sync does."""
+    """Two named barriers hand a stage back and forth: arrive does not wait, sync does."""
     body = """
     mov.u32 %r0, 0; mov.u32 %r1, 0;
     setp.lt.u32 %p0, %t, 32; @%p0 bra PRODUCER;

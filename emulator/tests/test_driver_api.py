@@ -155,7 +155,7 @@ def test_handles_that_have_ended(api: Api) -> None:
     api("cuModuleUnload", loaded, code=INVALID_HANDLE)
     api("cuModuleGetFunction", ctypes.byref(PTR()), loaded, b"faults", code=INVALID_HANDLE)
     api("cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, None, None, None, code=INVALID_HANDLE)
-    for stream in (None, 1, 2):  # those that nobody made
+    for stream in (None, 1, 2):  # streams that no call has created
         api("cuStreamSynchronize", PTR(stream))
         api("cuStreamDestroy_v2", PTR(stream), code=INVALID_HANDLE)
 

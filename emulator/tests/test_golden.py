@@ -28,7 +28,7 @@ def test_agrees_with_hardware(source: str, library: Path) -> None:
         pytest.skip("nvcc not installed: the kernels cannot be compiled")
     seed = os.environ.get("EMULATE_SEED") or str(random.SystemRandom().randrange(1 << 31))
     print(f"EMULATE_SEED={seed}")
-    # Some of these kernels let a warp poll a barrier that others take two phases further: on hardware that goes well.
+    # In some of these kernels a warp polls a barrier that others take two phases further, which works on hardware.
     environment = os.environ | {"EMULATE_DEVICE": "sm_90", "EMULATE_SEED": seed, "EMULATE_FENCES": "hardware"}
     command = [sys.executable, GOLDEN / "record.py", "--check", "--library", library, "--source", source]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

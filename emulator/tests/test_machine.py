@@ -409,7 +409,7 @@ def test_sleep_until_a_moment() -> None:
 
 
 def test_addresses_that_are_not_mapped() -> None:
-    """Where host memory may be read, what is not mapped is a fault of its instruction, and the process goes on."""
+    """With readable host memory, an access to an unmapped page faults at its instruction, and the process goes on."""
     emulator = Emulator("sm_90", host_memory=1)
     loaded = emulator.load(module([entry("st.global.u32 [%a0], 1;"), entry(ASYNC, "copies")], "sm_90"))
     host = (ctypes.c_uint32 * 64)()

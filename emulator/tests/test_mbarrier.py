@@ -117,10 +117,10 @@ def test_model(number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_ring(seed: int) -> None:
-    """Warps 0 and 1 fill slots of a ring, warps 2 and 3 read them: full and empty barriers, with parities."""
-    random = random_of(f"ring {seed}")
-    slots, rounds = int(random.integers(1, 5)), int(random.integers(5, 20))
+def test_pipeline(seed: int) -> None:
+    """Warps 0 and 1 fill stages of a pipeline, warps 2 and 3 read them: full and empty barriers, with parities."""
+    random = random_of(f"pipeline {seed}")
+    stages, rounds = int(random.integers(1, 5)), int(random.integers(5, 20))
     data = random.integers(0, 2**32, (rounds, 64), dtype=numpy.uint32)
     body = f"""
     setp.ne.u32 %p0, %t, 0;
@@ -132,12 +132,12 @@ INIT:
     mbarrier.init.shared::cta.b64 [%r1], 64;
     mbarrier.init.shared::cta.b64 [%r1 + 8], 64;
     add.u32 %r0, %r0, 1;
-    setp.lt.u32 %p1, %r0, {slots};
+    setp.lt.u32 %p1, %r0, {stages};
     @%p1 bra INIT;
 READY:
     bar.sync 0;
     mov.u32 %r0, 0;   // round
-    mov.u32 %r2, 0;   // slot
+    mov.u32 %r2, 0;   // stage
     mov.u32 %r3, 0;   // parity
     and.b32 %r4, %t, 63;
     setp.ge.u32 %p5, %t, 64;
@@ -168,7 +168,7 @@ READ:
 NEXT:
     add.u32 %r0, %r0, 1;
     add.u32 %r2, %r2, 1;
-    setp.eq.u32 %p3, %r2, {slots};
+    setp.eq.u32 %p3, %r2, {stages};
     @%p3 xor.b32 %r3, %r3, 1;
     @%p3 mov.u32 %r2, 0;
     setp.lt.u32 %p4, %r0, {rounds};

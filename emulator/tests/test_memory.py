@@ -48,7 +48,7 @@ def lanes_of(mask: int) -> numpy.ndarray:
 
 
 def extended(raw: numpy.ndarray, name: str, width: int) -> numpy.ndarray:
-    """What the registers hold, as unsigned numbers of their width."""
+    """The registers' values, as unsigned numbers of their width."""
     signed = name[0] == "s"
     values = raw.view(f"{'i' if signed else 'u'}{BITS[name] // 8}")
     return values.astype(numpy.int64 if signed else numpy.uint64).astype(numpy.uint64) & numpy.uint64((1 << width) - 1)

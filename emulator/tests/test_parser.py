@@ -19,7 +19,7 @@ U64 = (1 << 64) - 1
 
 
 def value_of(body: str, variables: str = "", lanes: int = 1) -> list[int]:
-    """What the body leaves in %d0, of each lane."""
+    """%d0 after the body, in each lane."""
     store = "mul.wide.u32 %d31, %lane, 8;\nadd.u64 %d31, %d31, %a0;\nst.global.u64 [%d31], %d0;"
     (out,) = run(body + "\n" + store, [numpy.zeros(lanes, numpy.uint64)], variables=variables, block=lanes)
     return [int(v) for v in out]

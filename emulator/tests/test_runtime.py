@@ -70,7 +70,7 @@ def test_the_program(program: Path, device: str, seed: int) -> None:
 
 
 def test_a_fault(program: Path) -> None:
-    """Where the launch is asynchronous the error comes later, and sticks; the message goes to stderr."""
+    """The error of an asynchronous launch comes from a later call and sticks; the message goes to stderr."""
     done = run(program, "sm_90", "wild")
     assert done.returncode == 3
     assert done.stdout.splitlines()[1:] == [

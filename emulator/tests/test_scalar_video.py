@@ -29,7 +29,7 @@ COMPARISONS: dict[str, Callable[[int, int], int]] = {
 
 
 def part(register: int, selector: str, kind: str) -> int:
-    """What the selector ("b2", "h1", "" for all) takes out of 32 bits, as a number of the type."""
+    """The part of 32 bits that the selector ("b2", "h1", "" for all) takes, as a number of the type."""
     bits = {"b": 8, "h": 16, "": 32}[selector[:1]]
     value = register >> bits * int(selector[1:] or 0) & (1 << bits) - 1
     return value - (1 << bits) if kind == "s32" and value >> bits - 1 else value

@@ -166,7 +166,7 @@ def test_a_warp_has_another_descriptor(which: str) -> None:
     faults(s, body, f"{which}-desc is .* must be the same in all warps")
 
 
-# --- what a fault leaves behind --------------------------------------------------------------------------------------
+# --- the state after a fault ------------------------------------------------------------------------------------------
 
 
 def test_a_fault_while_wgmma_is_under_way() -> None:
@@ -195,7 +195,7 @@ mbarrier.try_wait.parity.shared::cta.b64 %p0, [%smem], 0;
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bulk_copy_from_nowhere(seed: int) -> None:
-    """Where host memory may be read, an address that nothing is at is noticed by the copy itself."""
+    """With readable host memory, the copy itself faults at an unmapped address."""
     emulator = Emulator("sm_90", seed, host_memory=1)
     kernel = emulator.load(module(entry("setp.ne.u32 %p0, %t, 0; @%p0 ret;" + BULK), "sm_90"))["run"]
     with pytest.raises(EmulatorError, match="not mapped|no memory|outside"):

@@ -47,7 +47,7 @@ COPIES = {
 
 
 def expand(row: numpy.ndarray, form: str) -> numpy.ndarray:
-    """What a decompressing copy makes of a row: element i of a unit of 16 bytes becomes byte i."""
+    """A row after a decompressing copy: element i of a unit of 16 bytes becomes byte i."""
     if not form:
         return row
     bits, up = (4, 2) if "b4" in form else (6, 0)

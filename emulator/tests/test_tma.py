@@ -86,7 +86,7 @@ class Tensor:
         return made
 
     def shared_place(self, packed: int, base: int) -> int:
-        """Where a byte of the packed rows lies in shared memory, `base` being the destination."""
+        """The address in shared memory of a byte of the packed rows, `base` being the destination."""
         row, byte = divmod(packed, self.row)
         if self.kind == B4_P64:
             byte = byte // 8 * 16 + byte % 8

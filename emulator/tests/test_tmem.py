@@ -303,7 +303,7 @@ def test_pairs_get_the_same_column() -> None:
 
 
 def test_pairs_meet_before_they_allocate() -> None:
-    """Whoever allocates for a pair must make sure that the other CTA has been launched, says the text."""
+    """The ISA: a program that allocates for a pair must make sure that the other CTA has been launched."""
     alone = (ALLOC + RELINQUISH + STORE + DEALLOC).replace("{group}", "2")
     emulator = Emulator("sm_100")
     kernel = emulator.load(HEADER + ALLOCATE.format(columns=64, body=alone))["allocate"]

@@ -106,7 +106,7 @@ def test_multiply(shape: str, kind: str, d: str, c: str, space: str) -> None:
 
 
 def test_fragments_elementwise() -> None:
-    """What a program does to all elements of a fragment it does to the matrix; without a stride, lines are adjacent."""
+    """An operation on all elements of a fragment is one on the matrix; without a stride, lines are adjacent."""
     random = random_of("elementwise")
     a = random.integers(-9, 10, (16, 16)).astype(numpy.float32)
     regs = ", ".join(f"%f{i}" for i in range(8))
