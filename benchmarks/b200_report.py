@@ -335,18 +335,14 @@ def constants_table() -> list[str]:
 
 
 def tables(rows: list[Config], c: Constants) -> dict[str, list[str]]:
+    """Those of b200_model.md. model_b200.py prints the rest: more shapes, --all plans, --peers, --sensitivity."""
     return {
         "goal": goal_table(rows, c),
         "ranked": shape_table(RANKED, rows, c),
-        "ranked, all": [line for shape in RANKED for line in [*all_table(shape, rows, c, 5), ""]],
-        "peers": peer_table(),
         "slopes": slope_lines(),
-        "decode": shape_table(DECODE, rows, c),
-        "task": shape_table(TASK, rows, c),
-        "prefill": shape_table(PREFILL, rows, c),
         "configurations": config_table(rows, c),
         "scenarios": scenario_table(rows, c),
-        "sensitivity": sensitivity_table(rows),
+        "sensitivity": sensitivity_table(rows)[:8],
         "constants": constants_table(),
     }
 
