@@ -328,12 +328,6 @@ def change(means: list[float], base: list[float]) -> list[str]:
 # ---- the document ----
 
 
-def constants_table() -> list[str]:
-    return header("constant", "value", "unit", "source") + [
-        row(name, f"{value:g}", unit, source) for name, value, unit, source in given.table()
-    ]
-
-
 def tables(rows: list[Config], c: Constants) -> dict[str, list[str]]:
     """Those of b200_model.md. model_b200.py prints the rest: more shapes, --all plans, --peers, --sensitivity."""
     return {
@@ -343,7 +337,6 @@ def tables(rows: list[Config], c: Constants) -> dict[str, list[str]]:
         "configurations": config_table(rows, c),
         "scenarios": scenario_table(rows, c),
         "sensitivity": sensitivity_table(rows)[:8],
-        "constants": constants_table(),
     }
 
 

@@ -4,8 +4,7 @@
     python benchmarks/readme_tables.py --record NAME.json 'COMMAND'
 
 A document shows a run between `<!-- run: NAME.json -->` and `<!-- end of run -->`: the command, what came of it, the
-plot and the conditions, all from that one file. Between `<!-- rows: NAME.json SHAPE ... -->` and `<!-- end of rows -->`
-it shows the rows of these shapes alone. Without --write nothing is changed, what is stale is named, and the
+plot and the conditions, all from that one file. Without --write nothing is changed, what is stale is named, and the
 exit status is 1 if anything is. --measure first repeats the command of each run that is of this machine's hardware.
 
 A new run comes in by `python -m nvfp4 bench ... --json benchmarks/results/NAME.json`, or, of any other program, by
@@ -37,7 +36,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
 OUTPUT = "nvfp4-output-1"  # what a program printed, as --record keeps it
 MARKED = re.compile(r"(?ms)^<!-- run: (\S+) -->\n.*?^<!-- end of run -->$")
-EXCERPT = re.compile(r"(?ms)^<!-- rows: (\S+) ([^\n]+) -->\n.*?^<!-- end of rows -->$")
 
 
 def documents(root: Path) -> list[Path]:
@@ -76,14 +74,6 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
     return "\n".join(lines)
 
 
-def excerpt(run: dict[str, Any], shapes: list[str]) -> str:
-    """The rows of some shapes of a run of bench, without the goals."""
-    _, columns, rows = report.compact_table(run)
-    kept = [i for i, column in enumerate(columns) if not column.startswith("goal")]
-    by_shape = {row[0]: [row[i] for i in kept] for row in rows}
-    return show.markdown([columns[i] for i in kept], [by_shape[shape] for shape in shapes])
-
-
 def has_plot(run: dict[str, Any]) -> bool:
     """Whether some N x K was timed at two M: one is no curve."""
     return run["format"] == report.FORMAT and any(len(shapes) > 1 for shapes in plot.groups(run))
@@ -101,12 +91,7 @@ def fresh(root: Path) -> Iterator[tuple[Path, str]]:
             body = block(load(root / RESULTS / name), name, folder)
             return f"<!-- run: {name} -->\n{body}\n<!-- end of run -->"
 
-        def shown_rows(match: re.Match[str]) -> str:
-            name, shapes = match.groups()
-            body = excerpt(load(root / RESULTS / name), shapes.split())
-            return f"<!-- rows: {name} {shapes} -->\n{body}\n<!-- end of rows -->"
-
-        yield document, EXCERPT.sub(shown_rows, MARKED.sub(shown, document.read_text(encoding="utf-8")))
+        yield document, MARKED.sub(shown, document.read_text(encoding="utf-8"))
     for name in sorted(used):
         run = load(root / RESULTS / name)
         if has_plot(run):

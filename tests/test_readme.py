@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SOURCES = {".c", ".h", ".cu", ".cuh", ".cpp", ".py"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
@@ -52,9 +53,20 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
+def test_rows_of_the_readme_are_those_of_the_run() -> None:
+    """README.md's table is lines of the one that readme_tables.py writes in benchmarks/README.md, without the goals."""
+    full = BENCHMARKS.split("<!-- run: h200.json -->")[1].split("<!-- end of run -->")[0]
+    table = [line.split(" | ") for line in full.splitlines() if line.startswith("| ")]
+    kept = [i for i, column in enumerate(table[0]) if not column.startswith("goal")]
+    lines = [" | ".join(row[i] for i in kept) for row in table]
+    shown = [line for line in README.split("## Measured")[1].split("## ")[0].splitlines() if line.startswith("| ")]
+    assert len(shown) == 7 and shown[:2] == lines[:2]
+    assert set(shown) <= set(lines), "README.md's rows are not those of benchmarks/README.md:\n" + "\n".join(lines)
+
+
 def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     """Every decimal beside its unit or shape: README.md repeats runs and the model, and measures nothing itself."""
-    known = "".join((ROOT / "benchmarks" / name).read_text(encoding="utf-8") for name in ("README.md", "b200_model.md"))
+    known = BENCHMARKS + (ROOT / "benchmarks" / "b200_model.md").read_text(encoding="utf-8")
     claims = README.split("## Install")[0] + README.split("## Measured")[1].split("## Use in a model")[0]
     figures = set(re.findall(r"\d+\.\d+", claims))
     assert len(figures) >= 20

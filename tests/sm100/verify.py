@@ -5,8 +5,8 @@ synchronised and free of races, and that their barriers and tensor memory live l
     python tests/sm100/verify.py 256x128 split   those whose name contains one of the words
 
 What is proven is the PTX that nvcc writes for the product, with the arguments that launch.py passes, for one cluster
-of CTAs (CTAs do not talk beyond their cluster) and as many stages along K as are named. docs/kernels.md, "Every
-schedule", says what the verifier does not see, and which rewritings of the text stand between it and the product.
+of CTAs (CTAs do not talk beyond their cluster) and as many stages along K as are named. README.md, "Every schedule",
+says what the verifier does not see, and which rewritings of the text stand between it and the product.
 """
 
 from __future__ import annotations
