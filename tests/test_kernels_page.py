@@ -93,7 +93,8 @@ def test_what_shows_a_mistake_is_there() -> None:
     named = [" ".join(part.split("\n\n")[0].split()) for part in mistakes.split("Shown by ")[1:]]
     assert len(named) == 6
     mutations = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/sm100").glob("*.py"))
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    files = [path for top in ("tests", "emulator") for path in (ROOT / top).rglob("test_*.py")]
+    tests = "".join(path.read_text(encoding="utf-8") for path in files)
     for shown in named:
         names, functions = re.findall(r'"([^"]+)"', shown), re.findall(r"`(test_\w+)`", shown)
         assert names
