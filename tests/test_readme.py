@@ -48,6 +48,12 @@ def test_the_examples_run_and_print_what_the_readme_prints() -> None:
     assert done.stdout == blocks(README, "text")[0]
 
 
+def test_ci_runs_the_install_commands() -> None:
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").replace("pip install -q ", "pip install ")
+    commands = [command.strip() for command in blocks(README, "sh")]
+    assert len(commands) == 2 and all(command in ci for command in commands)
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
     assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 120
