@@ -2,7 +2,7 @@
 
 Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings
 errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 is for
-`python -m nvfp4 check --dump` (CONTRIBUTING.md).
+`python -m nvfp4 check --dump` (docs/debugging.md).
 """
 
 from __future__ import annotations

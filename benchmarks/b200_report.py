@@ -328,26 +328,15 @@ def change(means: list[float], base: list[float]) -> list[str]:
 # ---- the document ----
 
 
-def constants_table() -> list[str]:
-    return header("constant", "value", "unit", "source") + [
-        row(name, f"{value:g}", unit, source) for name, value, unit, source in given.table()
-    ]
-
-
 def tables(rows: list[Config], c: Constants) -> dict[str, list[str]]:
+    """Those of b200_model.md. model_b200.py prints the rest: more shapes, --all plans, --peers, --sensitivity."""
     return {
         "goal": goal_table(rows, c),
         "ranked": shape_table(RANKED, rows, c),
-        "ranked, all": [line for shape in RANKED for line in [*all_table(shape, rows, c, 5), ""]],
-        "peers": peer_table(),
         "slopes": slope_lines(),
-        "decode": shape_table(DECODE, rows, c),
-        "task": shape_table(TASK, rows, c),
-        "prefill": shape_table(PREFILL, rows, c),
         "configurations": config_table(rows, c),
         "scenarios": scenario_table(rows, c),
-        "sensitivity": sensitivity_table(rows),
-        "constants": constants_table(),
+        "sensitivity": sensitivity_table(rows)[:8],
     }
 
 

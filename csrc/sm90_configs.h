@@ -35,7 +35,7 @@
 
 #define SM90_CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 /* Whether y arrives raw. Measured: up to 16 rows a queue of calls was 7 to 14 % faster than behind an expansion, whose
- * CTAs then had 128 rows each (benchmarks/hopper.md, rows 20 and 29). */
+ * CTAs then had 128 rows each (benchmarks/log/sm90_gemm.csv, rows 20 and 29). */
 #define SM90_Y_RAW(tile_y)                    ((tile_y) <= 16)
 #define SM90_TILE_X(math_warpgroups, x_tiles) ((math_warpgroups) * (x_tiles) * 64)
 #define SM90_THREADS(math_warpgroups)         (((math_warpgroups) + 1) * 128)

@@ -1,7 +1,7 @@
 /* The staged proof of the B200 kernel: each kernel here runs one step of csrc/sm100_gemm.cu by itself, with that file's
  * own functions and the wrappers of csrc/device, and writes to global memory what the step left in shared or tensor
- * memory. tests/test_sm100_stages.py launches them and says what each stage proves; tests/sm100/README.md says in which
- * order to run them on a new machine.
+ * memory. tests/test_sm100_stages.py launches them and says what each stage proves; docs/kernels.md says in which order
+ * to run them on a new machine.
  *
  * Stage A needs no tensor core and compiles for sm_90 too, but for the copies of a pair. */
 #include "sm100_configs.h"

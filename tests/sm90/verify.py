@@ -6,7 +6,7 @@ synchronised and free of races, and that their barriers live long enough.
 
 What is proven is the PTX that nvcc writes for the product, with the arguments that launch.py passes, for one cluster
 of CTAs. The verifier does not know wgmma: `with_reads` puts in its place what it reads of shared memory, and when.
-README.md says what that leaves out.
+docs/kernels.md, "Every schedule", says what that leaves out.
 """
 
 from __future__ import annotations
