@@ -88,7 +88,7 @@ static nvfp4_status find_workspace(const nvfp4_plan *plan, const nvfp4_gemm_args
 }
 
 static nvfp4_status launch_sm80(driver *d, route *r, const nvfp4_gemm_args *args) {
-    nvfp4_status status = find_workspace(&r->plan, args, &r->sm80.partial);
+    nvfp4_status status = find_workspace(&r->plan, args, &r->sm80.partials);
     if (status) return status;
     void *arguments[] = {&r->problem, &r->sm80};
     kernel_launch launch = {

@@ -100,7 +100,7 @@ nvfp4_status sm80_plan(const device_facts *facts, const gemm_problem *problem, n
             plan->split_k = (int32_t)split, plan->grid = grid;
             *schedule = (sm80_schedule){.tiles_m = (int32_t)tiles_m,
                                         .tiles_n = (int32_t)tiles_n,
-                                        .split_tiles = split_tiles,
+                                        .k_tiles_per_split = split_tiles,
                                         .split_k = (int32_t)split};
         }
     }

@@ -46,7 +46,7 @@ size_t sm90_plan_expansion(const gemm_problem *p, const sm90_side *y, const sm90
                      .scale_layout = p->scale_layout,
                      .first_ctas = (int32_t)first_ctas,
                      .second_ctas = (int32_t)second_ctas,
-                     .rows_a_thread = (int32_t)rows_a_thread},
+                     .rows_per_thread = (int32_t)rows_a_thread},
         .grid = first_ctas + second_ctas,
         .second_at = y->expanded,
     };

@@ -42,32 +42,33 @@ static const gemv_config *config_for(const gemm_problem *p) {
 }
 
 /* Steps that the busiest warp does, where K is cut so. */
-static int64_t busiest_steps(const gemv_config *c, const sm90_gemv_schedule *s, int32_t log2_cut) {
-    return ceil_div(s->units_per_cta, c->warps >> log2_cut) * ceil_div(s->steps, (int64_t)1 << log2_cut);
+static int64_t busiest_steps(const gemv_config *c, const sm90_gemv_schedule *s, int32_t log2_split_k) {
+    return ceil_div(s->tiles_per_cta, c->warps >> log2_split_k) * ceil_div(s->steps, (int64_t)1 << log2_split_k);
 }
 
 static void cut(const device_facts *facts, const gemm_problem *p, const gemv_config *c, sm90_gemv_schedule *s) {
-    const int64_t steps = SM90_GEMV_STEPS(p->k), units = SM90_GEMV_UNITS(p->n);
+    const int64_t steps = SM90_GEMV_STEPS(p->k), units = SM90_GEMV_TILES(p->n);
     const int64_t room = SM90_GEMV_PARTIALS_LIMIT / SM90_GEMV_PARTIALS_BYTES(c->rows, 1, 1);
     const int64_t wanted = facts->sm_count > p->l ? facts->sm_count / p->l : 1;
     const int64_t fewest = ceil_div(units, room);
     const int64_t ctas = least(units, wanted) > fewest ? least(units, wanted) : fewest;
-    const int64_t units_per_cta = ceil_div(units, ctas);
+    const int64_t tiles_per_cta = ceil_div(units, ctas);
     *s = (sm90_gemv_schedule){.ctas = (int32_t)ctas,
-                              .units_per_cta = (int32_t)units_per_cta,
-                              .units_left = (int32_t)(units % ctas),
+                              .tiles_per_cta = (int32_t)tiles_per_cta,
+                              .full_ctas = (int32_t)(units % ctas),
                               .steps = (int32_t)steps};
-    for (int32_t log2_cut = 0; 1 << log2_cut <= c->warps && (log2_cut == 0 || 1 << log2_cut <= steps); log2_cut++) {
-        if (SM90_GEMV_PARTIALS_BYTES(c->rows, units_per_cta, 1 << log2_cut) > SM90_GEMV_PARTIALS_LIMIT) break;
-        if (busiest_steps(c, s, log2_cut) < busiest_steps(c, s, s->log2_cut)) s->log2_cut = log2_cut;
+    for (int32_t log2_split_k = 0; 1 << log2_split_k <= c->warps && (log2_split_k == 0 || 1 << log2_split_k <= steps);
+         log2_split_k++) {
+        if (SM90_GEMV_PARTIALS_BYTES(c->rows, tiles_per_cta, 1 << log2_split_k) > SM90_GEMV_PARTIALS_LIMIT) break;
+        if (busiest_steps(c, s, log2_split_k) < busiest_steps(c, s, s->log2_split_k)) s->log2_split_k = log2_split_k;
     }
 }
 
 int64_t sm90_gemv_shared_bytes(int32_t kernel, const sm90_gemv_schedule *s) {
     const gemv_config *c = config_of(kernel);
-    const int64_t rows = c->rows, slots = least(c->stages, busiest_steps(c, s, s->log2_cut));
-    return SM90_GEMV_PARTIALS_BYTES(rows, s->units_per_cta, 1 << s->log2_cut) + SM90_GEMV_A_BYTES(rows, s->steps) +
-           SM90_GEMV_RING_BYTES(c->warps, slots);
+    const int64_t rows = c->rows, slots = least(c->stages, busiest_steps(c, s, s->log2_split_k));
+    return SM90_GEMV_PARTIALS_BYTES(rows, s->tiles_per_cta, 1 << s->log2_split_k) + SM90_GEMV_A_BYTES(rows, s->steps) +
+           SM90_GEMV_STAGES_BYTES(c->warps, slots);
 }
 
 gemm_problem sm90_gemv_exchanged(const gemm_problem *p) {
@@ -90,7 +91,7 @@ static int32_t list_one(const device_facts *facts, const gemm_problem *p, int32_
     cut(facts, p, c, &s);
     if (s.ctas * p->l > INT32_MAX || sm90_gemv_shared_bytes(c->kernel, &s) > facts->shared_per_block) return 0;
     const double bytes = (double)p->l * (double)p->n * (double)p->k * SM90_RAW_BYTES;
-    const double values = (double)busiest_steps(c, &s, s.log2_cut) * c->warps * SM90_GEMV_UNIT_ROWS * SM90_GEMV_STEP_K;
+    const double values = (double)busiest_steps(c, &s, s.log2_split_k) * c->warps * SM90_GEMV_TILE_N * SM90_GEMV_STEP_K;
     const double rounds = (double)ceil_div(s.ctas * p->l, facts->sm_count);
     const double rows = 1.0 + SM90_GEMV_ROW_COST * (c->rows - 1);
     const double multiplied = sm90_clocks_us(rounds * values * rows / SM90_GEMV_PER_CLK);
@@ -119,8 +120,8 @@ void sm90_gemv_fill(const device_facts *facts, const gemm_problem *p, int32_t ke
         .name = kernels[kernel].name,
         .reason = swap_ab ? "B has one row only: each row of A streams past it once, through integer dot products"
                           : "A has a few rows only: each row of B streams past them once, through integer dot products",
-        .tile_m = swap_ab ? SM90_GEMV_UNIT_ROWS : c->rows,
-        .tile_n = swap_ab ? c->rows : SM90_GEMV_UNIT_ROWS,
+        .tile_m = swap_ab ? SM90_GEMV_TILE_N : c->rows,
+        .tile_n = swap_ab ? c->rows : SM90_GEMV_TILE_N,
         .tile_k = SM90_GEMV_STEP_K,
         .stages = c->stages,
         .swap_ab = swap_ab,

@@ -33,11 +33,11 @@ typedef struct sm90_config {
 #define SPLIT       "; K is cut over a cluster so that more SMs load"
 #define HELP        "; CTAs without a tile compute the beginning of K for those that have one"
 #define REASON(registers, split, tile_x, tile_y, helped)                                                               \
-    ((helped)             ? registers BEFORE split HELP                                                                \
-     : SM90_Y_RAW(tile_y) ? registers INSIDE NARROW split                                                              \
-     : (tile_y) <= 32     ? registers BEFORE NARROW split                                                              \
-     : (tile_x) > 128     ? registers BEFORE TALL split                                                                \
-                          : registers BEFORE SQUARE split)
+    ((helped)                           ? registers BEFORE split HELP                                                  \
+     : SM90_DEQUANT_B_IN_KERNEL(tile_y) ? registers INSIDE NARROW split                                                \
+     : (tile_y) <= 32                   ? registers BEFORE NARROW split                                                \
+     : (tile_x) > 128                   ? registers BEFORE TALL split                                                  \
+                                        : registers BEFORE SQUARE split)
 
 enum {
     MAX_CLUSTER = 8,       /* CTAs, of a portable cluster */
@@ -51,17 +51,17 @@ static const sm90_config configs[] = {
     {KERNEL_##id,                                                                                                      \
      math_warpgroups,                                                                                                  \
      x_tiles,                                                                                                          \
-     SM90_TILE_X(math_warpgroups, x_tiles),                                                                            \
+     SM90_MMA_TILE_M(math_warpgroups, x_tiles),                                                                        \
      tile_y,                                                                                                           \
      stages,                                                                                                           \
      SM90_PARTIALS_ROOM(math_warpgroups, x_tiles, tile_y, stages),                                                     \
      4 * (math_warpgroups),                                                                                            \
-     SM90_Y_RAW(tile_y),                                                                                               \
+     SM90_DEQUANT_B_IN_KERNEL(tile_y),                                                                                 \
      helped,                                                                                                           \
-     {{REASON(A_REGISTERS, "", SM90_TILE_X(math_warpgroups, x_tiles), tile_y, helped),                                 \
-       REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_warpgroups, x_tiles), tile_y, helped)},                             \
-      {REASON(B_REGISTERS, "", SM90_TILE_X(math_warpgroups, x_tiles), tile_y, helped),                                 \
-       REASON(B_REGISTERS, SPLIT, SM90_TILE_X(math_warpgroups, x_tiles), tile_y, helped)}}},
+     {{REASON(A_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, x_tiles), tile_y, helped),                             \
+       REASON(A_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, x_tiles), tile_y, helped)},                         \
+      {REASON(B_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, x_tiles), tile_y, helped),                             \
+       REASON(B_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, x_tiles), tile_y, helped)}}},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -84,7 +84,7 @@ typedef struct candidate {
     const sm90_config *config;
     int32_t swap_ab, split_k;
     int32_t partials_in_stages;
-    sm90_help help; /* of a helped kernel */
+    sm90_streamk_split help; /* of a helped kernel */
     int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
     sm90_side x, y;
 } candidate;
@@ -119,31 +119,31 @@ static int place_parts(const device_facts *facts, candidate *c) {
 static sm90_model_input model_input(const device_facts *facts, const gemm_problem *p, const candidate *c) {
     const sm90_config *config = c->config;
     return (sm90_model_input){
-        .x_rows = c->swap_ab ? p->n : p->m,
-        .y_rows = c->swap_ab ? p->m : p->n,
+        .mma_m = c->swap_ab ? p->n : p->m,
+        .mma_n = c->swap_ab ? p->m : p->n,
         .k = p->k > 0 ? p->k : 1, /* without products there still are tiles to write */
         .l = p->l,
         .sm_count = facts->sm_count,
-        .tile_x = config->tile_x,
-        .tile_y = config->tile_y,
+        .mma_tile_m = config->tile_x,
+        .mma_tile_n = config->tile_y,
         .stage_k = SM90_STAGE_K,
         .warps = config->warps,
         .split_k = c->split_k,
-        .parts_bytes = parts_bytes(config, c->split_k),
-        .y_raw = config->y_raw,
-        .expanded_batches = config->y_raw ? 0 : c->y.batches,
+        .partials_bytes = parts_bytes(config, c->split_k),
+        .dequant_b_in_kernel = config->y_raw,
+        .dequant_batches = config->y_raw ? 0 : c->y.batches,
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
-        .contribution_bytes = contribution_bytes(config),
-        .help = c->help,
+        .partial_tile_bytes = contribution_bytes(config),
+        .streamk = c->help,
     };
 }
 
 /* Whether there are CTAs without a tile, and stages for them; and how these are shared out. */
 static int find_help(const device_facts *facts, const gemm_problem *p, candidate *c) {
     sm90_model_input input = model_input(facts, p, c);
-    if (p->k == 0 || c->split_k > HELPED_CLUSTER || c->partials_in_stages || !sm90_share_out(&input)) return 0;
-    c->help = input.help;
-    c->clusters = c->tiles - c->help.whole + c->help.worker_clusters;
+    if (p->k == 0 || c->split_k > HELPED_CLUSTER || c->partials_in_stages || !sm90_split_streamk(&input)) return 0;
+    c->help = input.streamk;
+    c->clusters = c->tiles - c->help.dp_tiles + c->help.worker_clusters;
     return 1;
 }
 
@@ -205,9 +205,9 @@ static uint32_t reciprocal(int32_t d) {
 
 /* What helpers need: their share, and room in the workspace behind y for their sums and then their flags. */
 static void plan_help(const candidate *c, nvfp4_plan *plan, sm90_dequant_run *expand, sm90_schedule *s) {
-    const sm90_help *help = &c->help;
-    const int64_t helpers = (int64_t)help->worker_clusters * c->split_k, divided = c->tiles - help->whole;
-    s->whole = help->whole;
+    const sm90_streamk_split *help = &c->help;
+    const int64_t helpers = (int64_t)help->worker_clusters * c->split_k, divided = c->tiles - help->dp_tiles;
+    s->dp_tiles = help->dp_tiles;
     s->k_stages = (int32_t)c->k_stages;
     s->worker_clusters = help->worker_clusters;
     s->streamk_stages = help->streamk_stages;
@@ -240,16 +240,16 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .workspace = sm90_plan_expansion(p, &c->y, &nothing, expand),
     };
     *s = (sm90_schedule){
-        .x = {.scale = x->scale,
-              .scale_pitch = x->scale_pitch,
-              .scale_batch = x->scale_batch,
-              .policy = policies.x,
-              .rows = x->rows},
-        .y = {.policy = policies.y, .rows = c->y.operand.rows, .shared = p->l > 1 && c->y.batches == 1},
-        .raw_y = c->y.operand,
+        .mma_a = {.scale = x->scale,
+                  .scale_pitch = x->scale_pitch,
+                  .scale_batch = x->scale_batch,
+                  .cache_policy = policies.x,
+                  .rows = x->rows},
+        .mma_b = {.cache_policy = policies.y, .rows = c->y.operand.rows, .shared = p->l > 1 && c->y.batches == 1},
+        .mma_b_e2m1 = c->y.operand,
         .tiles = (int32_t)c->tiles,
-        .tiles_x = (int32_t)c->tiles_x,
-        .tiles_y = (int32_t)c->tiles_y,
+        .tiles_mma_m = (int32_t)c->tiles_x,
+        .tiles_mma_n = (int32_t)c->tiles_y,
         .split_k = c->split_k,
         .stages_per_split = (int32_t)((c->k_stages - c->help.streamk_stages) / c->split_k),
         .splits_with_one_more = (int32_t)((c->k_stages - c->help.streamk_stages) % c->split_k),
@@ -352,10 +352,11 @@ int sm90_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm90_run *run, p
     if (p->k == 0) return 0;
     sm90_schedule *s = &run->gemm;
     const sm90_config *config = config_of(plan->kernel);
-    tensors[0] = (plan_tensor){values_layout(p, s->swap_ab, SM90_STAGE_K / 2, config->tile_x, 0), &s->x.values};
+    tensors[0] = (plan_tensor){values_layout(p, s->swap_ab, SM90_STAGE_K / 2, config->tile_x, 0), &s->mma_a.values};
     if (config->y_raw) return 1;
     const void *y = run->expand.schedule.first.to;
-    tensors[1].map = &s->y.values;
-    tensors[1].layout = sm90_expanded_layout(p, !s->swap_ab, y, s->y.rows, s->y.shared ? 1 : p->l, config->tile_y);
+    tensors[1].map = &s->mma_b.values;
+    tensors[1].layout =
+        sm90_expanded_layout(p, !s->swap_ab, y, s->mma_b.rows, s->mma_b.shared ? 1 : p->l, config->tile_y);
     return 2;
 }

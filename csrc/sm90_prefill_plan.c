@@ -7,16 +7,16 @@
 
 typedef struct dense_config {
     kernel_id kernel;
-    int32_t x_raw, stages;
+    int32_t mma_a_e2m1, stages;
     const char *reason;
 } dense_config;
 
 #define MANY " so many products repay that"
 static const dense_config configs[] = {
-#define X(id, x_raw, stages)                                                                                           \
-    {KERNEL_##id, x_raw, stages,                                                                                       \
-     (x_raw) ? "the operand with fewer rows is expanded to fp16 first, the other decoded in registers:" MANY           \
-             : "both operands are expanded to fp16 first:" MANY},
+#define X(id, mma_a_e2m1, stages)                                                                                      \
+    {KERNEL_##id, mma_a_e2m1, stages,                                                                                  \
+     (mma_a_e2m1) ? "the operand with fewer rows is expanded to fp16 first, the other decoded in registers:" MANY      \
+                  : "both operands are expanded to fp16 first:" MANY},
     SM90_PREFILL_CONFIGS(X)
 #undef X
 };
@@ -43,13 +43,13 @@ typedef struct cut_up {
 static int cut(const device_facts *facts, const gemm_problem *p, const dense_config *config, int swap_ab, cut_up *c) {
     *c = (cut_up){.clusters = facts->sm_count / 2};
     if (c->clusters == 0 || !sm90_expanded_side(p, !swap_ab, &c->y)) return 0;
-    if (config->x_raw)
+    if (config->mma_a_e2m1)
         sm90_raw_side(p, swap_ab, &c->x);
     else if (!sm90_expanded_side(p, swap_ab, &c->x))
         return 0;
-    if (config->x_raw && (p->scale_layout != SCALES_128X4 || p->k % 64 != 0 || !values_are_mapped(p))) return 0;
-    c->tiles_x = ceil_div(c->x.operand.rows, SM90_PREFILL_TILE_X);
-    c->tiles_y = ceil_div(c->y.operand.rows, SM90_PREFILL_TILE_Y);
+    if (config->mma_a_e2m1 && (p->scale_layout != SCALES_128X4 || p->k % 64 != 0 || !values_are_mapped(p))) return 0;
+    c->tiles_x = ceil_div(c->x.operand.rows, SM90_PREFILL_MMA_TILE_M);
+    c->tiles_y = ceil_div(c->y.operand.rows, SM90_PREFILL_MMA_TILE_N);
     c->k_stages = ceil_div(p->k, SM90_PREFILL_STAGE_K);
     const int64_t most = INT32_MAX - facts->sm_count;
     if (ceil_div(c->tiles_x, 2) * c->tiles_y > most || ceil_div(c->tiles_x, 2) * c->tiles_y * p->l > most) return 0;
@@ -60,14 +60,14 @@ static int cut(const device_facts *facts, const gemm_problem *p, const dense_con
 }
 
 static double estimate(const gemm_problem *p, const cut_up *c) {
-    const double tile = SM90_PREFILL_TILE_X * SM90_PREFILL_TILE_Y;
-    const double stage = SM90_PREFILL_TILE_X / 64 * (SM90_PREFILL_STAGE_K / 16) * (SM90_PREFILL_TILE_Y / 2.0);
+    const double tile = SM90_PREFILL_MMA_TILE_M * SM90_PREFILL_MMA_TILE_N;
+    const double stage = SM90_PREFILL_MMA_TILE_M / 64 * (SM90_PREFILL_STAGE_K / 16) * (SM90_PREFILL_MMA_TILE_N / 2.0);
     const double rounds = (double)ceil_div(c->whole, c->clusters);
     const double stages = (double)c->k_stages * (rounds + (c->halved ? 0.5 : 0.0));
     const double stored = tile * (p->out_type == OUT_FP32 ? 4.0 : 2.0) / SM90_PREFILL_STORE_B_CLK;
     const double stores = (rounds + (c->halved ? 0.5 : 0.0)) * stored;
     const double exchange = c->halved ? sm90_exchange_us(tile / 2 * sizeof(float)) : 0.0;
-    return SM90_PREFILL_FIXED_US + sm90_expansion_us((double)(c->x.expanded + c->y.expanded) / SM90_FP16_BYTES) +
+    return SM90_PREFILL_FIXED_US + sm90_dequant_us((double)(c->x.expanded + c->y.expanded) / SM90_FP16_BYTES) +
            sm90_clocks_us(stages * stage * SM90_PREFILL_LOSS + stores) + exchange;
 }
 
@@ -113,12 +113,12 @@ void sm90_prefill_fill(const device_facts *facts, const gemm_problem *p, const p
         .workspace = sm90_plan_expansion(p, &c.y, &c.x, expand),
     };
     *schedule = (sm90_prefill_schedule){
-        .x = dense_operand(&c.x),
-        .y = dense_operand(&c.y),
-        .tiles_x = (int32_t)c.tiles_x,
-        .tiles_y = (int32_t)c.tiles_y,
-        .whole = (int32_t)c.whole,
-        .halved = (int32_t)c.halved,
+        .mma_a = dense_operand(&c.x),
+        .mma_b = dense_operand(&c.y),
+        .tiles_mma_m = (int32_t)c.tiles_x,
+        .tiles_mma_n = (int32_t)c.tiles_y,
+        .dp_pairs = (int32_t)c.whole,
+        .split_k_tiles = (int32_t)c.halved,
         .k_stages = (int32_t)c.k_stages,
         .swap_ab = settings->swap_ab,
     };
@@ -126,13 +126,13 @@ void sm90_prefill_fill(const device_facts *facts, const gemm_problem *p, const p
 
 int sm90_prefill_tensors(const gemm_problem *p, const nvfp4_plan *plan, const sm90_dequant_run *expand,
                          sm90_prefill_schedule *s, plan_tensor tensors[PLAN_MOST_TENSORS]) {
-    sm90_prefill_operand *x = &s->x, *y = &s->y;
+    sm90_prefill_operand *x = &s->mma_a, *y = &s->mma_b;
     const int x_is_b = s->swap_ab;
     if (p->k == 0) return 0;
     const void *x_to = expand->schedule.second.to, *y_to = expand->schedule.first.to;
     tensors[0] = (plan_tensor){sm90_expanded_layout(p, !x_is_b, y_to, y->rows, y->batches, BOX_ROWS), &y->values};
     tensors[1].map = &x->values;
-    tensors[1].layout = config_of(plan->kernel)->x_raw
+    tensors[1].layout = config_of(plan->kernel)->mma_a_e2m1
                             ? sm90_raw_layout(p, x_is_b, x->batches, SM90_PREFILL_STAGE_K / 2, BOX_ROWS)
                             : sm90_expanded_layout(p, x_is_b, x_to, x->rows, x->batches, BOX_ROWS);
     return 2;
