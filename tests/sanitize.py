@@ -91,7 +91,7 @@ def families() -> list[str]:
 
 
 def run_products(shapes: list[tuple[int, int, int, int]], backend: str, kernel: str = "") -> int:
-    """Runs shapes in both layouts, with the full epilogue in 16 and 32 bits, and with alpha alone in 16 bits (a separate
+    """Runs shapes in both layouts, with the full epilogue in 16 and 32 bits, and with alpha alone in 16 bits (another
     code path). Returns the number of calls that agree with the CPU. `kernel` is for messages."""
     import torch
 
