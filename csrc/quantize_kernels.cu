@@ -1,7 +1,7 @@
-/* Quantisation, its inverse, and changes of scale layout on the GPU: plain, and bit for bit what cpu/quantize.c
- * computes. One thread a scale (a block of 16 values); grids are linear and may overshoot.
+/* Quantization, dequantization and changes of scale layout on the GPU, bit for bit as cpu/quantize.c. One thread a
+ * scale (a block of 16 values); grids are linear and may overshoot.
  *
- *   quantize     a thread for every scale that is stored, the padding of the 128x4 layout included
+ *   quantize     a thread for every stored scale, the padding of the 128x4 layout included
  *   dequantize   a thread for every block
  *   swizzle      a thread for every byte of the 128x4 layout; unswizzle: for every scale */
 #include <math.h>
@@ -13,23 +13,23 @@ __device__ int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-/* A scale: batch, row, column, which may lie in the padding. */
-struct place {
+/* Batch, row and column of a scale; padding included. */
+struct scale_coord {
     int64_t l, row, column;
 };
 
-/* Of byte `index` of l batches in the 128x4 layout. */
-__device__ place place_128x4(int64_t index, int64_t rows, int64_t columns) {
+/* The scale of byte `index` of the 128x4 layout. */
+__device__ scale_coord coord_128x4(int64_t index, int64_t rows, int64_t columns) {
     int64_t blocks_k = ceil_div(columns, 4), batch = ceil_div(rows, 128) * blocks_k * 512;
     int64_t l = index / batch, block = index % batch / 512, byte = index % 512;
     return {l, block / blocks_k * 128 + byte % 16 / 4 * 32 + byte / 16, block % blocks_k * 4 + byte % 4};
 }
 
-__device__ place place_linear(int64_t index, int64_t rows, int64_t columns) {
+__device__ scale_coord coord_linear(int64_t index, int64_t rows, int64_t columns) {
     return {index / columns / rows, index / columns % rows, index % columns};
 }
 
-/* From a row's batch to one of its scales. */
+/* Byte offset of a scale in its batch. */
 __device__ int64_t scale_offset(int32_t layout, int64_t pitch, int64_t row, int64_t column) {
     if (layout == SCALES_LINEAR) return row * pitch + column;
     return row / 128 * pitch + column / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4;
@@ -42,7 +42,7 @@ __device__ float decode_e4m3(uint8_t code) {
     return __uint_as_float(((uint32_t)magnitude << 20) + ((127u - 7u) << 23));
 }
 
-/* To nearest even, saturating at 448; NaN stays, what is not positive gives 0. */
+/* To nearest even, saturating at 448. NaN stays NaN; values <= 0 give 0. */
 __device__ uint8_t encode_e4m3(float value) {
     if (isnan(value)) return 0x7F;
     if (value <= 0.0f) return 0;
@@ -54,7 +54,7 @@ __device__ uint8_t encode_e4m3(float value) {
     return (uint8_t)((bits >> 20) - ((127 - 7) << 3));
 }
 
-/* To nearest even, saturating at 6; NaN gives 0. The midpoint between two codes goes to the even one. */
+/* To nearest even, saturating at 6; NaN gives 0. */
 __device__ uint32_t encode_e2m1(float value) {
     if (isnan(value)) return 0;
     float x = fabsf(value);
@@ -62,7 +62,7 @@ __device__ uint32_t encode_e2m1(float value) {
     return code | __float_as_uint(value) >> 31 << 3;
 }
 
-/* With the sign of a zero. */
+/* Keeps the sign of zero. */
 __device__ float decode_e2m1(uint32_t code) {
     int magnitude = code & 7;
     float value = 0.5f * (float)(magnitude < 2 ? magnitude : (2 + (magnitude & 1)) << (magnitude / 2 - 1));
@@ -76,8 +76,8 @@ __device__ float global_scale(const quantize_problem &p) {
 extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
     nvfp4_quantize_blocks(const __grid_constant__ quantize_problem p) {
     int64_t index = (int64_t)blockIdx.x * QUANTIZE_THREADS + threadIdx.x, columns = p.k / 16;
-    place at =
-        p.scale_layout == SCALES_LINEAR ? place_linear(index, p.rows, columns) : place_128x4(index, p.rows, columns);
+    scale_coord at =
+        p.scale_layout == SCALES_LINEAR ? coord_linear(index, p.rows, columns) : coord_128x4(index, p.rows, columns);
     if (at.l >= p.l) return;
     uint8_t *scale = p.scale + at.l * p.scale_batch + scale_offset(p.scale_layout, p.scale_pitch, at.row, at.column);
     if (at.row >= p.rows || at.column >= columns) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
 
 extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
     nvfp4_dequantize_blocks(const __grid_constant__ quantize_problem p) {
-    place at = place_linear((int64_t)blockIdx.x * QUANTIZE_THREADS + threadIdx.x, p.rows, p.k / 16);
+    scale_coord at = coord_linear((int64_t)blockIdx.x * QUANTIZE_THREADS + threadIdx.x, p.rows, p.k / 16);
     if (at.l >= p.l) return;
     float g = global_scale(p),
           scale = decode_e4m3(
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
 extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
     nvfp4_swizzle_scales(const __grid_constant__ swizzle_problem p) {
     int64_t index = (int64_t)blockIdx.x * QUANTIZE_THREADS + threadIdx.x;
-    place at = place_128x4(index, p.rows, p.columns);
+    scale_coord at = coord_128x4(index, p.rows, p.columns);
     if (at.l >= p.l) return;
     bool inside = at.row < p.rows && at.column < p.columns;
     p.swizzled[index] = inside ? p.linear[at.l * p.linear_batch + at.row * p.linear_pitch + at.column] : 0;
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
 
 extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
     nvfp4_unswizzle_scales(const __grid_constant__ swizzle_problem p) {
-    place at = place_linear((int64_t)blockIdx.x * QUANTIZE_THREADS + threadIdx.x, p.rows, p.columns);
+    scale_coord at = coord_linear((int64_t)blockIdx.x * QUANTIZE_THREADS + threadIdx.x, p.rows, p.columns);
     if (at.l >= p.l) return;
     int64_t pitch = ceil_div(p.columns, 4) * 512, batch = ceil_div(p.rows, 128) * pitch;
     p.linear[at.l * p.linear_batch + at.row * p.linear_pitch + at.column] =

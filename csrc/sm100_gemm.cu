@@ -150,7 +150,7 @@ template <class C> struct tile_walk {
 /* One thread: fills the slots. In gather kernels only with the values, and only where tensor maps reach them. */
 template <class C>
 __device__ __forceinline__ void produce(const sm100_schedule &s, const share<C> &w, tile_walk<C> walk) {
-    ring<C::STAGES> at;
+    pipeline_state<C::STAGES> at;
     for (; walk.more(); walk.advance()) {
         tile_place place = walk.place;
         int32_t y_values = place.y + (int32_t)w.rank * C::CTA_Y;
@@ -159,8 +159,8 @@ __device__ __forceinline__ void produce(const sm100_schedule &s, const share<C> 
         const uint8_t *sfy = s.y.scale + place.l * s.y.scale_batch + y_block * s.y.scale_pitch;
 #pragma unroll 1 /* unrolled, the preparations would delay the first copy */
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
-            uint32_t stage = w.stage(at.slot), own = w.full(at.slot), full = w.of_leader(own);
-            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
+            uint32_t stage = w.stage(at.index), own = w.full(at.index), full = w.of_leader(own);
+            mbarrier_wait(w.empty(at.index), at.phase ^ 1);
             if constexpr (C::GATHER)
                 mbarrier_arrive_expect_tx(own, s.values_by_tma ? C::SFX_AT : 0);
             else if constexpr (C::GROUP == 1)
@@ -184,7 +184,7 @@ __device__ __forceinline__ void produce(const sm100_schedule &s, const share<C> 
         }
     }
     /* The last releases arrive in this CTA's memory too: it must be there. */
-    for (int i = 0; i < C::STAGES; i++, at.advance()) mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
+    for (int i = 0; i < C::STAGES; i++, at.advance()) mbarrier_wait(w.empty(at.index), at.phase ^ 1);
 }
 
 /* Warps 6-9: thread r copies the scales of row r of both sides, a word an atom, and its pieces of the values. */
@@ -244,13 +244,13 @@ template <class C> struct gatherer {
     /* A slot is announced when STAGES - 2 later ones have been started, and the last ones at the end: two are with the
      * tensor core meanwhile, and the wait is for the older. */
     __device__ __forceinline__ void run(tile_walk<C> walk) const {
-        ring<C::STAGES> at, landed;
+        pipeline_state<C::STAGES> at, landed;
         int pending = 0;
         for (; walk.more(); walk.advance()) {
             tile_place place = walk.place;
             for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
-                uint32_t stage = w.stage(at.slot);
-                mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
+                uint32_t stage = w.stage(at.index);
+                mbarrier_wait(w.empty(at.index), at.phase ^ 1);
                 scales(stage + C::SFX_AT, s.x, place.x + thread, place.l, k);
                 if (thread < C::TILE_Y) scales(stage + C::SFY_AT, s.y, place.y + thread, place.l, k);
                 if (!s.values_by_tma) {
@@ -260,13 +260,13 @@ template <class C> struct gatherer {
                 cp_async_commit_group();
                 if (++pending < C::STAGES - 1) continue;
                 cp_async_wait_group<C::STAGES - 2>();
-                announce(landed.slot);
+                announce(landed.index);
                 landed.advance();
                 pending--;
             }
         }
         cp_async_wait_group<0>();
-        for (; pending; pending--, landed.advance()) announce(landed.slot);
+        for (; pending; pending--, landed.advance()) announce(landed.index);
     }
 };
 
@@ -312,29 +312,29 @@ template <class C> struct stage_products {
 /* One thread, of a pair the leader's: scales to tensor memory, then products. */
 template <class C> __device__ __forceinline__ void multiply(const share<C> &w, tile_walk<C> walk, uint32_t tmem) {
     uint16_t pair = (uint16_t)(3u << w.unit * 2);
-    ring<C::STAGES> at;
-    ring<C::ACCUMULATORS> acc;
+    pipeline_state<C::STAGES> at;
+    pipeline_state<C::ACCUMULATORS> acc;
     dumper<C> dump(walk.s, w);
     if (w.k_first == w.k_last) return; /* K = 0: the epilogue stores zeros */
     for (; walk.more(); walk.advance(), acc.advance()) {
         uint32_t half = C::TILE_Y == 64 ? walk.place.y / 64 % 2 * 2 : 0;
-        mbarrier_wait(w.acc_empty(acc.slot), acc.parity ^ 1);
+        mbarrier_wait(w.acc_empty(acc.index), acc.phase ^ 1);
         tcgen05_fence_after_thread_sync();
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
-            mbarrier_wait(w.full(at.slot), at.parity);
+            mbarrier_wait(w.full(at.index), at.phase);
             tcgen05_fence_after_thread_sync();
             /* Here, not before the wait, where the compiler would not know that one thread alone needs it. */
-            stage_products<C> products(w.stage(at.slot), tmem + acc.slot * C::TILE_Y,
-                                       tmem + C::SCALES_AT + at.slot * C::SCALE_COLUMNS, half);
+            stage_products<C> products(w.stage(at.index), tmem + acc.index * C::TILE_Y,
+                                       tmem + C::SCALES_AT + at.index * C::SCALE_COLUMNS, half);
             int blocks = w.blocks(k);
-            dump.stage(at.slot, at.parity);
+            dump.stage(at.index, at.phase);
             if (blocks == SM100_STAGE_ATOMS)
                 products.template issue<true>(blocks, k > w.k_first, dump);
             else
                 products.template issue<false>(blocks, k > w.k_first, dump);
-            tcgen05_commit<C::GROUP>(w.empty(at.slot), pair);
+            tcgen05_commit<C::GROUP>(w.empty(at.index), pair);
         }
-        tcgen05_commit<C::GROUP>(w.acc_full(acc.slot), pair);
+        tcgen05_commit<C::GROUP>(w.acc_full(acc.index), pair);
     }
 }
 
@@ -444,17 +444,17 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
                                        tile_walk<C> walk, uint32_t tmem, const float4 *parts) {
     kept_columns kept{C::TILE_Y / s.split_k, (int)w.unit, s.k_stages ? s.split_k : 0, parts + threadIdx.x};
     uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
-    ring<C::ACCUMULATORS> acc;
+    pipeline_state<C::ACCUMULATORS> acc;
     dumper<C> dump(s, w);
     dump.begin(s);
     for (; walk.more(); walk.advance(), acc.advance()) {
-        dump.tile(walk, acc.slot, tmem);
+        dump.tile(walk, acc.index, tmem);
         output out(p, s, walk.place.l, walk.place.x + (int)threadIdx.x);
-        uint32_t accumulator = lanes + acc.slot * C::TILE_Y + kept.unit * kept.count;
+        uint32_t accumulator = lanes + acc.index * C::TILE_Y + kept.unit * kept.count;
         int32_t y = walk.place.y + kept.unit * kept.count;
         int columns = min(kept.count, s.y.rows - y);
         if (kept.units) {
-            mbarrier_wait(w.acc_full(acc.slot), acc.parity);
+            mbarrier_wait(w.acc_full(acc.index), acc.phase);
             tcgen05_fence_after_thread_sync();
         }
         if (kept.units > 1) {
@@ -471,7 +471,7 @@ __device__ __forceinline__ void finish(const gemm_problem &p, const sm100_schedu
         tcgen05_fence_before_thread_sync();
         __syncwarp();
         if (threadIdx.x % 32 == 0 && walk.reaches(C::ACCUMULATORS))
-            mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.slot)));
+            mbarrier_arrive_relaxed(w.of_leader(w.acc_empty(acc.index)));
     }
 }
 

@@ -1,30 +1,32 @@
-/* C = epilogue(A . B^T) of NVFP4 operands on the fp16 tensor cores of every GPU since Ampere.
+/* C = epilogue(A . B^T) of NVFP4 operands with mma.sync m16n8k16 in fp16: every GPU since sm_80.
  *
- * The warps of a CTA share an output tile and cut K between them: of every TILE_K values along K each takes STAGE_K.
- * They meet only at the end, to add up. Both operands travel raw, 4-bit values and scales, through a ring of stages in
- * shared memory that each warp has to itself and fills with cp.async:
+ * The warps of a CTA share an output tile and split K: of every TILE_K values along K a warp takes STAGE_K. Each warp
+ * fills its own pipeline of stages with cp.async; warps meet only for the final sum.
  *
- *   stage s      wait for its copies | warp barrier | start the copies of stage s + STAGES - 1 | decode and mma
- *   the barrier also says that every lane has left stage s - 1, whose place those copies take.
+ *   stage s    wait for its copies | warp barrier | issue the copies of stage s + STAGES - 1 | dequantize and mma
  *
- * Each lane decodes in registers straight into mma fragments, with no shuffle and no fp16 in memory. That works
- * because a sum over K may be taken in any order as long as A and B agree on it: of a chunk of 64 along K, lane t of
- * a quad takes block t, 16 values under one scale, as its columns 2t, 2t + 1, 2t + 8, 2t + 9 of four mma steps.
+ * The warp barrier also frees stage s - 1, which those copies overwrite.
  *
- * The side of mma that is 16 rows wide is called x here, the 8-wide one y: x is A and y is B, or the other way round
- * (WEIGHTS_FIRST). A stage in shared memory, of STAGE_K / 64 chunks:
+ * A lane dequantizes e2m1 words straight into mma fragments, without shuffles or fp16 in memory. A sum over K may be
+ * taken in any order that both operands share: of a chunk of 64 along K, lane t of a quad takes block t, 16 values
+ * under one scale, as columns 2t, 2t + 1, 2t + 8, 2t + 9 of four mma K-steps.
  *
- *   x values: a chunk [X rows][32 bytes], 32 bytes of padding, the next chunk, ... | y values: the same |
- *   x scales: a chunk [X rows][4 bytes], the next chunk, ... | y scales: the same
+ * mma_a is the operand with 16 rows an mma, mma_b the one with 8. SWAP_AB selects which user matrix is mma_a (1: B). A
+ * stage in shared memory, of STAGE_K / 64 chunks:
  *
- * At the end the warps that share K add up in the ring's memory, and the CTAs that share it through the workspace
- * (sm80_split_reduce.cu), both in a fixed order.
+ *   mma_a values   chunk [MMA_TILE_M rows][32 bytes], 32 bytes of padding, next chunk, ...
+ *   mma_b values   likewise, MMA_TILE_N rows
+ *   mma_a scales   chunk [MMA_TILE_M rows][4 bytes], next chunk, ...
+ *   mma_b scales   likewise
  *
- * Shared memory a CTA, the rings or the sums, in KiB: 8x32 94, 16x32 84, 16x56 83, 32x64 55, 64x56 69, 64x64 68
- * (SM80_SHARED_BYTES); 99 is what every GPU since Ampere gives.
+ * At the end the warps add their accumulators in the memory of the stages, and CTAs that split K add through the
+ * workspace (sm80_split_reduce.cu), both in a fixed order.
  *
- * Tails. Rows past the end of a tensor are not loaded: whatever lies in their place reaches only results that are not
- * stored. Along K a scale past the end is replaced by zero, and 4-bit values are finite whatever the byte. */
+ * Shared memory of a CTA in KiB: 8x32 94, 16x32 84, 16x56 83, 32x64 55, 64x56 69, 64x64 68 (SM80_SHARED_BYTES); every
+ * GPU since sm_80 has 99.
+ *
+ * Tails: rows past the end of a tensor are not loaded; stale data there reach only results that are not stored. Scales
+ * past the end of K are zero; e2m1 values are finite for every bit pattern. */
 #include "device/cp_async.cuh"
 #include "device/decode.cuh"
 #include "device/epilogue.cuh"
@@ -32,33 +34,34 @@
 #include "device/shared.cuh"
 #include "sm80_configs.h"
 
-template <int TILE_M_, int TILE_N_, int TILE_K_, int STAGES_, int WARPS_, int WEIGHTS_FIRST_, int CTAS_PER_SM_>
+template <int TILE_M_, int TILE_N_, int TILE_K_, int STAGES_, int WARPS_, int SWAP_AB_, int CTAS_PER_SM_>
 struct config {
     static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, TILE_K = TILE_K_, STAGES = STAGES_, WARPS = WARPS_;
     static constexpr int CTAS_PER_SM = CTAS_PER_SM_;
-    static constexpr bool WEIGHTS_FIRST = WEIGHTS_FIRST_;
+    static constexpr bool SWAP_AB = SWAP_AB_;
     static constexpr int THREADS = 32 * WARPS, STAGE_K = TILE_K / WARPS, CHUNKS = STAGE_K / SM80_CHUNK;
-    /* Of the sides of mma: rows, and mma tiles. */
-    static constexpr int X = WEIGHTS_FIRST ? TILE_N : TILE_M, Y = WEIGHTS_FIRST ? TILE_M : TILE_N;
-    static constexpr int X_MMAS = X / 16, Y_MMAS = Y / 8;
-    /* Where the parts of a stage begin; x values come first. */
-    static constexpr int Y_VALUES = CHUNKS * (X + 1) * 32, X_SCALES = Y_VALUES + CHUNKS * (Y + 1) * 32;
-    static constexpr int Y_SCALES = X_SCALES + CHUNKS * X * 4;
+    static constexpr int MMA_TILE_M = SWAP_AB ? TILE_N : TILE_M, MMA_TILE_N = SWAP_AB ? TILE_M : TILE_N;
+    static constexpr int MMAS_M = MMA_TILE_M / 16, MMAS_N = MMA_TILE_N / 8;
+    /* Byte offsets in a stage; mma_a values are at 0. */
+    static constexpr int MMA_B_OFFSET = CHUNKS * (MMA_TILE_M + 1) * 32;
+    static constexpr int MMA_SFA_OFFSET = MMA_B_OFFSET + CHUNKS * (MMA_TILE_N + 1) * 32;
+    static constexpr int MMA_SFB_OFFSET = MMA_SFA_OFFSET + CHUNKS * MMA_TILE_M * 4;
     static constexpr int SUM_PITCH = SM80_SUM_PITCH(TILE_N);
-    static constexpr int STAGE_BYTES = SM80_STAGE_BYTES(TILE_M, TILE_N, STAGE_K), RING_BYTES = STAGES * STAGE_BYTES;
+    static constexpr int STAGE_BYTES = SM80_STAGE_BYTES(TILE_M, TILE_N, STAGE_K),
+                         WARP_STAGES_BYTES = STAGES * STAGE_BYTES;
     static constexpr int SHARED_BYTES = SM80_SHARED_BYTES(TILE_M, TILE_N, TILE_K, STAGES, WARPS);
 
     static_assert(TILE_K % (SM80_CHUNK * WARPS) == 0, "each warp takes as many chunks of TILE_K");
-    static_assert(X % 16 == 0 && Y % 8 == 0, "whole mma tiles");
+    static_assert(MMA_TILE_M % 16 == 0 && MMA_TILE_N % 8 == 0, "whole mma tiles");
     static_assert(STAGE_BYTES % 16 == 0, "stages start on 16 bytes");
     static_assert(STAGES >= 2 && SHARED_BYTES <= 99 * 1024, "what every GPU since Ampere gives a CTA");
 };
 
-/* One operand at one batch index, and where this CTA's tile begins in it. */
+/* An operand at one batch index, and the first row of this CTA's tile. */
 struct operand {
     const uint8_t *data, *scale;
     int64_t pitch, scale_pitch, row;
-    int rows; /* of the tile that exist */
+    int rows; /* rows of the tile that exist */
 };
 
 __device__ operand operand_a(const gemm_problem &p, int64_t l, int64_t m, int tile) {
@@ -75,45 +78,45 @@ constexpr int power_of_two_from(int n) {
     return power;
 }
 
-/* What one lane copies of one operand in every stage of its warp: pieces of 16
- * bytes of values, neighbours along a row, and words of 4 scales, neighbours
- * along the rows. Several passes of the warp cover the stage. */
+/* The copies of one lane, of one operand, in every stage of its warp: 16-byte pieces of values, neighbours along a row,
+ * and words of 4 scales, neighbours along the rows. Several passes of the warp cover a stage. */
 template <class C, int ROWS> struct loader {
-    static constexpr int PIECES = C::STAGE_K / 32;                              /* in a row of the stage */
-    static constexpr int PASS_ROWS = 32 / PIECES;                               /* values: rows a pass */
-    static constexpr int SCALE_ROWS = ROWS > 32 ? 32 : power_of_two_from(ROWS); /* scales: rows a pass */
-    static constexpr int PASS_CHUNKS = 32 / SCALE_ROWS;                         /* scales: chunks a pass */
+    static constexpr int PIECES = C::STAGE_K / 32;                              /* in a row of a stage */
+    static constexpr int PASS_ROWS = 32 / PIECES;                               /* rows of values a pass */
+    static constexpr int SCALE_ROWS = ROWS > 32 ? 32 : power_of_two_from(ROWS); /* rows of scales a pass */
+    static constexpr int PASS_CHUNKS = 32 / SCALE_ROWS;                         /* chunks of scales a pass */
     static constexpr int ROW_PASSES = (ROWS + 31) / 32;
     static_assert(32 % PIECES == 0, "a lane keeps its column of values");
 
-    const uint8_t *values, *scales[ROW_PASSES]; /* of the first pass, in the next stage */
-    int64_t pass_pitch;                         /* between the values of two passes */
-    int chunk_pitch;                            /* between two words of a row of scales */
-    uint32_t values_to, scales_to;              /* shared addresses, in a stage at the start of the ring */
-    int rows;                                   /* of values that exist, from this lane's first on */
-    int scale_rows;                             /* of scales, likewise; 0 where this lane copies none */
-    int chunk;                                  /* of this lane's first word of scales */
+    const uint8_t *values, *scales[ROW_PASSES]; /* first pass, next stage */
+    int64_t pass_pitch;                         /* bytes between the values of two passes */
+    int chunk_pitch;                            /* bytes between two words of a row of scales */
+    uint32_t values_to, scales_to;              /* shared addresses in stage 0 */
+    int rows;                                   /* rows of values that exist, from this lane's first on */
+    int scale_rows;                             /* the same of scales; 0 if this lane copies none */
+    int chunk;                                  /* chunk of this lane's first word of scales */
 
-    __device__ __forceinline__ loader(const operand &x, int64_t k, bool linear, uint32_t values_at,
+    __device__ __forceinline__ loader(const operand &source, int64_t k, bool linear, uint32_t values_at,
                                       uint32_t scales_at) {
         int lane = threadIdx.x % 32, piece = lane % PIECES, row = lane / PIECES;
-        values = x.data + (x.row + row) * x.pitch + k / 2 + piece * 16;
-        pass_pitch = PASS_ROWS * x.pitch;
+        values = source.data + (source.row + row) * source.pitch + k / 2 + piece * 16;
+        pass_pitch = PASS_ROWS * source.pitch;
         values_to = values_at + piece / 2 * (ROWS + 1) * 32 + piece % 2 * 16 + row * 32;
-        rows = min(x.rows, ROWS) - row;
+        rows = min(source.rows, ROWS) - row;
 
         int scale_row = lane % SCALE_ROWS;
         chunk = lane / SCALE_ROWS;
         chunk_pitch = linear ? 4 : 512;
 #pragma unroll
         for (int i = 0; i < ROW_PASSES; i++) {
-            int64_t at = x.row + scale_row + i * 32;
-            scales[i] = x.scale + (k / SM80_CHUNK + chunk) * chunk_pitch +
-                        (linear ? at * x.scale_pitch : at / 128 * x.scale_pitch + at % 32 * 16 + at % 128 / 32 * 4);
+            int64_t at = source.row + scale_row + i * 32;
+            scales[i] =
+                source.scale + (k / SM80_CHUNK + chunk) * chunk_pitch +
+                (linear ? at * source.scale_pitch : at / 128 * source.scale_pitch + at % 32 * 16 + at % 128 / 32 * 4);
             pin(scales[i]);
         }
         scales_to = scales_at + (chunk * ROWS + scale_row) * 4;
-        scale_rows = chunk < C::CHUNKS ? min(x.rows, ROWS) - scale_row : 0;
+        scale_rows = chunk < C::CHUNKS ? min(source.rows, ROWS) - scale_row : 0;
         pin(values), pin(pass_pitch), pin(chunk_pitch), pin(values_to), pin(scales_to), pin(rows), pin(scale_rows);
     }
 
@@ -123,8 +126,7 @@ template <class C, int ROWS> struct loader {
         for (int i = 0; i < ROW_PASSES; i++) scales[i] += C::TILE_K / SM80_CHUNK * chunk_pitch;
     }
 
-    /* Starts the copies of a stage that K fills, from memory aligned to 16 bytes
-     * and scales aligned to 4. */
+    /* Issues the copies of a full stage: rows on 16 bytes, scales on 4. */
     __device__ __forceinline__ void start(uint32_t stage) {
 #pragma unroll
         for (int i = 0; i * PASS_ROWS < ROWS; i++)
@@ -138,8 +140,7 @@ template <class C, int ROWS> struct loader {
         advance();
     }
 
-    /* The same for any stage, of which k_left values along K exist: a scale past
-     * them becomes zero. */
+    /* Issues the copies of any stage with k_left values along K. Scales past them become zero. */
     __device__ __forceinline__ void start_ragged(uint32_t stage, int64_t k_left) {
         int64_t values_left = k_left - threadIdx.x % PIECES * 32;
         int64_t scales_left = k_left / 16 - chunk * 4;
@@ -162,161 +163,160 @@ template <class C, int ROWS> struct loader {
     }
 };
 
-/* Adds the products of one stage to this warp's sums. at is this lane's first
- * row and its block of a chunk: row * 4 + block. */
+/* mma of one stage. `at` is this lane's first row and its block of a chunk: row * 4 + block. */
 template <class C>
-__device__ __forceinline__ void multiply_stage(const uint8_t *stage, int at, float (&sums)[C::X_MMAS][C::Y_MMAS][4]) {
+__device__ __forceinline__ void mma_stage(const uint8_t *stage, int at, float (&sums)[C::MMAS_M][C::MMAS_N][4]) {
 #pragma unroll(C::CHUNKS <= 2 ? 2 : 1)
     for (int chunk = 0; chunk < C::CHUNKS; chunk++) {
-        const uint8_t *x_values = stage + chunk * (C::X + 1) * 32 + at * 8;
-        const uint8_t *y_values = stage + C::Y_VALUES + chunk * (C::Y + 1) * 32 + at * 8;
-        const uint8_t *x_scales = stage + C::X_SCALES + chunk * C::X * 4 + at;
-        const uint8_t *y_scales = stage + C::Y_SCALES + chunk * C::Y * 4 + at;
-        uint2 x[C::X_MMAS][2], y[C::Y_MMAS];
-        uint32_t x_scale[C::X_MMAS], y_scale[(C::Y_MMAS + 1) / 2]; /* of two rows each */
+        const uint8_t *a_values = stage + chunk * (C::MMA_TILE_M + 1) * 32 + at * 8;
+        const uint8_t *b_values = stage + C::MMA_B_OFFSET + chunk * (C::MMA_TILE_N + 1) * 32 + at * 8;
+        const uint8_t *a_scales = stage + C::MMA_SFA_OFFSET + chunk * C::MMA_TILE_M * 4 + at;
+        const uint8_t *b_scales = stage + C::MMA_SFB_OFFSET + chunk * C::MMA_TILE_N * 4 + at;
+        uint2 a_words[C::MMAS_M][2], b_words[C::MMAS_N];
+        uint32_t a_scale[C::MMAS_M], b_scale[(C::MMAS_N + 1) / 2]; /* of two rows each */
 #pragma unroll
-        for (int i = 0; i < C::X_MMAS; i++) {
-            x[i][0] = *(const uint2 *)(x_values + i * 16 * 32);
-            x[i][1] = *(const uint2 *)(x_values + (i * 16 + 8) * 32);
-            x_scale[i] = decode_scales(x_scales[i * 16 * 4], x_scales[(i * 16 + 8) * 4]);
+        for (int i = 0; i < C::MMAS_M; i++) {
+            a_words[i][0] = *(const uint2 *)(a_values + i * 16 * 32);
+            a_words[i][1] = *(const uint2 *)(a_values + (i * 16 + 8) * 32);
+            a_scale[i] = decode_scales(a_scales[i * 16 * 4], a_scales[(i * 16 + 8) * 4]);
         }
 #pragma unroll
-        for (int j = 0; j < C::Y_MMAS; j++) y[j] = *(const uint2 *)(y_values + j * 8 * 32);
+        for (int j = 0; j < C::MMAS_N; j++) b_words[j] = *(const uint2 *)(b_values + j * 8 * 32);
 #pragma unroll
-        for (int j = 0; j < C::Y_MMAS; j += 2)
-            y_scale[j / 2] = decode_scales(y_scales[j * 8 * 4], j + 1 < C::Y_MMAS ? y_scales[(j + 1) * 8 * 4] : 0);
+        for (int j = 0; j < C::MMAS_N; j += 2)
+            b_scale[j / 2] = decode_scales(b_scales[j * 8 * 4], j + 1 < C::MMAS_N ? b_scales[(j + 1) * 8 * 4] : 0);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t fx[C::X_MMAS][2][4];
+            uint32_t a_fragment[C::MMAS_M][2][4];
 #pragma unroll
-            for (int i = 0; i < C::X_MMAS; i++) {
-                decode_word<0>(half ? x[i][0].y : x[i][0].x, x_scale[i], fx[i][0]);
-                decode_word<1>(half ? x[i][1].y : x[i][1].x, x_scale[i], fx[i][1]);
+            for (int i = 0; i < C::MMAS_M; i++) {
+                decode_word<0>(half ? a_words[i][0].y : a_words[i][0].x, a_scale[i], a_fragment[i][0]);
+                decode_word<1>(half ? a_words[i][1].y : a_words[i][1].x, a_scale[i], a_fragment[i][1]);
             }
 #pragma unroll
-            for (int j = 0; j < C::Y_MMAS; j++) {
-                uint32_t fy[4], word = half ? y[j].y : y[j].x;
+            for (int j = 0; j < C::MMAS_N; j++) {
+                uint32_t b_fragment[4], word = half ? b_words[j].y : b_words[j].x;
                 if (j % 2 == 0)
-                    decode_word<0>(word, y_scale[j / 2], fy);
+                    decode_word<0>(word, b_scale[j / 2], b_fragment);
                 else
-                    decode_word<1>(word, y_scale[j / 2], fy);
+                    decode_word<1>(word, b_scale[j / 2], b_fragment);
 #pragma unroll
                 for (int step = 0; step < 4; step += 2)
 #pragma unroll
-                    for (int i = 0; i < C::X_MMAS; i++)
-                        mma_m16n8k16(sums[i][j], fx[i][0][step], fx[i][1][step], fx[i][0][step + 1], fx[i][1][step + 1],
-                                     fy[step], fy[step + 1]);
+                    for (int i = 0; i < C::MMAS_M; i++)
+                        mma_m16n8k16(sums[i][j], a_fragment[i][0][step], a_fragment[i][1][step],
+                                     a_fragment[i][0][step + 1], a_fragment[i][1][step + 1], b_fragment[step],
+                                     b_fragment[step + 1]);
             }
         }
     }
 }
 
-/* Writes this warp's sums into the tile of its part of K, fp32 [TILE_M][TILE_N
- * + 4]. */
+/* Writes this warp's accumulators to its fp32 tile, [TILE_M][SUM_PITCH]. */
 template <class C>
-__device__ __forceinline__ void put_sums(float *tile, int x_row, int y_row,
-                                         const float (&sums)[C::X_MMAS][C::Y_MMAS][4]) {
+__device__ __forceinline__ void store_sums(float *tile, int mma_m0, int mma_n0,
+                                           const float (&sums)[C::MMAS_M][C::MMAS_N][4]) {
 #pragma unroll
-    for (int i = 0; i < C::X_MMAS; i++)
+    for (int i = 0; i < C::MMAS_M; i++)
 #pragma unroll
-        for (int j = 0; j < C::Y_MMAS; j++)
+        for (int j = 0; j < C::MMAS_N; j++)
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                int x = x_row + i * 16 + r / 2 * 8, y = y_row + j * 8 + r % 2;
-                tile[C::WEIGHTS_FIRST ? y * C::SUM_PITCH + x : x * C::SUM_PITCH + y] = sums[i][j][r];
+                int mma_m = mma_m0 + i * 16 + r / 2 * 8, mma_n = mma_n0 + j * 8 + r % 2;
+                tile[C::SWAP_AB ? mma_n * C::SUM_PITCH + mma_m : mma_m * C::SUM_PITCH + mma_n] = sums[i][j][r];
             }
 }
 
-/* Adds the parts of K up, in their order, and hands the sums to the epilogue,
- * or to the workspace where other CTAs hold the rest of K. A thread keeps 4
+/* Adds the warps' tiles in the order of K; then the epilogue, or with split_k a store to the workspace. A thread has 4
  * columns. */
 template <class C>
-__device__ __forceinline__ void finish(const gemm_problem &p, const sm80_schedule &s, const float *sums, int64_t split,
-                                       int64_t l, int64_t m0, int64_t n0) {
+__device__ __forceinline__ void epilogue(const gemm_problem &p, const sm80_schedule &s, const float *sums,
+                                         int64_t split_idx, int64_t l, int64_t m0, int64_t n0) {
     constexpr int GROUPS = C::TILE_N / 4, PASS_ROWS = C::THREADS / GROUPS;
     int column = threadIdx.x % GROUPS * 4, first = threadIdx.x / GROUPS;
     if (first >= PASS_ROWS || n0 + column >= p.n) return;
-    column_epilogue epilogue(p, n0 + column);
-    float *partial = s.partial + ((split * p.l + l) * p.m + m0) * p.n + n0 + column;
+    column_epilogue columns(p, n0 + column);
+    float *partials = s.partials + ((split_idx * p.l + l) * p.m + m0) * p.n + n0 + column;
     int rows = (int)min((int64_t)C::TILE_M, p.m - m0);
 #pragma unroll 2
     for (int row = first; row < rows; row += PASS_ROWS) {
         float v[4] = {};
 #pragma unroll
-        for (int part = 0; part < C::WARPS; part++) {
-            float4 add = *(const float4 *)(sums + (part * C::TILE_M + row) * C::SUM_PITCH + column);
+        for (int warp = 0; warp < C::WARPS; warp++) {
+            float4 add = *(const float4 *)(sums + (warp * C::TILE_M + row) * C::SUM_PITCH + column);
             v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
         }
         for (int i = 0; i < 4; i++) v[i] *= DECODED_PRODUCT_UNIT;
         if (s.split_k > 1)
-            store_floats(partial + row * p.n, OUT_FP32, v, epilogue.count);
+            store_floats(partials + row * p.n, OUT_FP32, v, columns.count);
         else
-            epilogue.store(p, l, m0 + row, v);
+            columns.store(p, l, m0 + row, v);
     }
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm80_schedule &s) {
     extern __shared__ __align__(16) uint8_t shared[];
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const uint8_t *ring = shared + warp * C::RING_BYTES;
+    const uint8_t *stages = shared + warp * C::WARP_STAGES_BYTES;
 
     uint32_t index = blockIdx.x;
     int64_t m0 = (int64_t)(index % s.tiles_m) * C::TILE_M;
     index /= s.tiles_m;
     int64_t n0 = (int64_t)(index % s.tiles_n) * C::TILE_N;
     index /= s.tiles_n;
-    uint32_t l = index % (uint32_t)p.l, split = index / (uint32_t)p.l;
-    int64_t first = split * s.split_tiles;
-    int tiles = (int)min(s.split_tiles, (p.k + C::TILE_K - 1) / C::TILE_K - first);
+    uint32_t l = index % (uint32_t)p.l, split_idx = index / (uint32_t)p.l;
+    int64_t first = split_idx * s.k_tiles_per_split;
+    int tiles = (int)min(s.k_tiles_per_split, (p.k + C::TILE_K - 1) / C::TILE_K - first);
 
     operand a = operand_a(p, l, m0, C::TILE_M), b = operand_b(p, l, n0, C::TILE_N);
-    const operand &x = C::WEIGHTS_FIRST ? b : a, &y = C::WEIGHTS_FIRST ? a : b;
+    const operand &mma_a = C::SWAP_AB ? b : a, &mma_b = C::SWAP_AB ? a : b;
     bool linear = p.scale_layout == SCALES_LINEAR;
-    uint32_t ring_address = shared_address(ring);
+    uint32_t stages_address = shared_address(stages);
     int64_t k = first * C::TILE_K + warp * C::STAGE_K;
-    loader<C, C::X> load_x(x, k, linear, ring_address, ring_address + C::X_SCALES);
-    loader<C, C::Y> load_y(y, k, linear, ring_address + C::Y_VALUES, ring_address + C::Y_SCALES);
-    bool words = !linear || ((uintptr_t)x.scale | x.scale_pitch | (uintptr_t)y.scale | y.scale_pitch) % 4 == 0;
-    int whole_tiles = p.aligned16 && words ? (int)min((int64_t)tiles, p.k / C::TILE_K - first) : 0;
-    pin(whole_tiles);
+    loader<C, C::MMA_TILE_M> load_a(mma_a, k, linear, stages_address, stages_address + C::MMA_SFA_OFFSET);
+    loader<C, C::MMA_TILE_N> load_b(mma_b, k, linear, stages_address + C::MMA_B_OFFSET,
+                                    stages_address + C::MMA_SFB_OFFSET);
+    bool words =
+        !linear || ((uintptr_t)mma_a.scale | mma_a.scale_pitch | (uintptr_t)mma_b.scale | mma_b.scale_pitch) % 4 == 0;
+    int full_tiles = p.aligned16 && words ? (int)min((int64_t)tiles, p.k / C::TILE_K - first) : 0;
+    pin(full_tiles);
 
-    float sums[C::X_MMAS][C::Y_MMAS][4] = {};
-    uint32_t stage = 0, ahead = 0; /* bytes into the ring */
+    float sums[C::MMAS_M][C::MMAS_N][4] = {};
+    uint32_t stage = 0, next_stage = 0; /* byte offsets */
     for (int tile = 1 - C::STAGES; tile < tiles; tile++) {
         if (tile >= 0) {
             cp_async_wait_group<C::STAGES - 2>();
             __syncwarp();
         }
         int next = tile + C::STAGES - 1;
-        if (next < whole_tiles) {
-            load_x.start(ahead);
-            load_y.start(ahead);
+        if (next < full_tiles) {
+            load_a.start(next_stage);
+            load_b.start(next_stage);
         } else if (next < tiles) {
             int64_t k_left = p.k - (first + next) * C::TILE_K - warp * C::STAGE_K;
-            load_x.start_ragged(ahead, k_left);
-            load_y.start_ragged(ahead, k_left);
+            load_a.start_ragged(next_stage, k_left);
+            load_b.start_ragged(next_stage, k_left);
         }
         cp_async_commit_group();
-        ahead = ahead + C::STAGE_BYTES == C::RING_BYTES ? 0 : ahead + C::STAGE_BYTES;
+        next_stage = next_stage + C::STAGE_BYTES == C::WARP_STAGES_BYTES ? 0 : next_stage + C::STAGE_BYTES;
         if (tile >= 0) {
-            multiply_stage<C>(ring + stage, g * 4 + t, sums);
-            stage = stage + C::STAGE_BYTES == C::RING_BYTES ? 0 : stage + C::STAGE_BYTES;
+            mma_stage<C>(stages + stage, g * 4 + t, sums);
+            stage = stage + C::STAGE_BYTES == C::WARP_STAGES_BYTES ? 0 : stage + C::STAGE_BYTES;
         }
     }
 
-    /* The rings' memory now holds the sums: one tile for every warp, which are
-     * added in their order. */
+    /* The stages' memory now holds the accumulators, a tile for each warp. */
     float *tiles_of_sums = (float *)shared;
     __syncthreads();
-    put_sums<C>(tiles_of_sums + warp * C::TILE_M * C::SUM_PITCH, g, 2 * t, sums);
+    store_sums<C>(tiles_of_sums + warp * C::TILE_M * C::SUM_PITCH, g, 2 * t, sums);
     __syncthreads();
-    finish<C>(p, s, tiles_of_sums, split, l, m0, n0);
+    epilogue<C>(p, s, tiles_of_sums, split_idx, l, m0, n0);
 }
 
-#define X(id, tile_m, tile_n, tile_k, stages, warps, weights_first, ctas_per_sm)                                       \
+#define X(id, tile_m, tile_n, tile_k, stages, warps, swap_ab, ctas_per_sm)                                             \
     extern "C" __global__ void __launch_bounds__(32 * (warps), ctas_per_sm)                                            \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
-        gemm<config<tile_m, tile_n, tile_k, stages, warps, weights_first, ctas_per_sm>>(p, s);                         \
+        gemm<config<tile_m, tile_n, tile_k, stages, warps, swap_ab, ctas_per_sm>>(p, s);                               \
     }
 SM80_GEMM_CONFIGS(X)
 #undef X

@@ -1,10 +1,9 @@
-/* The instantiations of sm90_gemm.cu and the schedule they run by. Host C and device code both include this, so it is
- * plain C preprocessor.
+/* Instantiations and schedule of sm90_gemm.cu. Host C and device code share this file: plain C preprocessor.
  *
- * The side of wgmma whose rows are decoded in registers is called x, the other one y: it has been expanded to fp16 in a
- * workspace (sm90_dequant.cu), or, where it has so few rows that it fits a tile of 16, it is decoded inside. Which of A
- * and B is x is the schedule's choice (swap_ab: x is B), so that the larger one stays raw. A CTA computes
- * math_warpgroups * 64 * x_tiles rows of x by tile_y rows of y. */
+ * mma_a and mma_b are the operands A and B of wgmma. mma_a is dequantized into registers; mma_b is fp16, by the
+ * pre-pass sm90_dequant.cu, or dequantized in the kernel if its tile has at most 16 rows. swap_ab selects which user
+ * matrix is mma_a (1: B), so that the larger one stays e2m1. A CTA computes math_warpgroups * 64 * wgmmas_m rows of
+ * mma_a by mma_tile_n rows of mma_b. */
 #ifndef NVFP4_SM90_CONFIGS_H
 #define NVFP4_SM90_CONFIGS_H
 
@@ -13,7 +12,7 @@
 #include "device/tensor_map.h"
 #include "sm90_prefill_configs.h"
 
-/*    id, math_warpgroups, x_tiles, tile_y, group_words, stages, helped */
+/*    id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk */
 #define SM90_GEMM_CONFIGS(X)                                                                                           \
     X(sm90_gemm_128x8, 2, 1, 8, 2, 10, 0)                                                                              \
     X(sm90_gemm_256x8, 4, 1, 8, 2, 8, 0)                                                                               \
@@ -28,80 +27,80 @@
     X(sm90_gemm_128x64_streamk, 2, 1, 64, 2, 6, 1)                                                                     \
     X(sm90_gemm_128x128_streamk, 2, 1, 128, 1, 4, 1)
 
-#define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of x, two spans of the swizzle of y */
+#define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of mma_a, two 128-byte spans of mma_b */
 #define SM90_ATOM_BYTES  512  /* scales of 128 rows and 64 values along K */
 #define SM90_BLOCK_BYTES 1024 /* scales of 128 rows and 128 values along K */
 #define SM90_ATOM_ROWS   128
 
 #define SM90_CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
-/* Whether y arrives raw. Measured: up to 16 rows a queue of calls was 7 to 14 % faster than behind an expansion, whose
- * CTAs then had 128 rows each (benchmarks/log/sm90_gemm.csv, rows 20 and 29). */
-#define SM90_Y_RAW(tile_y)                    ((tile_y) <= 16)
-#define SM90_TILE_X(math_warpgroups, x_tiles) ((math_warpgroups) * (x_tiles) * 64)
-#define SM90_THREADS(math_warpgroups)         (((math_warpgroups) + 1) * 128)
-/* A stage: y fp16, first and second 64 along K, x values, x scales. */
-#define SM90_Y_BYTES(tile_y) ((tile_y) * SM90_STAGE_K * 2)
-#define SM90_X_BYTES(tile_x) ((tile_x) * (SM90_STAGE_K / 2) + (tile_x) / SM90_ATOM_ROWS * SM90_BLOCK_BYTES)
-#define SM90_STAGE_BYTES(math_warpgroups, x_tiles, tile_y)                                                             \
-    (SM90_Y_BYTES(tile_y) + SM90_X_BYTES(SM90_TILE_X(math_warpgroups, x_tiles)))
-/* Where a warp keeps 16 columns of 16 rows of sums while it finishes them, fp32. */
+/* Measured for at most 16 rows: back-to-back calls are 7 to 14 % faster than with the pre-pass (H200). */
+#define SM90_DEQUANT_B_IN_KERNEL(mma_tile_n)       ((mma_tile_n) <= 16)
+#define SM90_MMA_TILE_M(math_warpgroups, wgmmas_m) ((math_warpgroups) * (wgmmas_m) * 64)
+#define SM90_THREADS(math_warpgroups)              (((math_warpgroups) + 1) * 128)
+/* A stage: mma_b fp16 (two spans of 64 along K), mma_a values, mma_a scales. */
+#define SM90_MMA_B_BYTES(mma_tile_n) ((mma_tile_n) * SM90_STAGE_K * 2)
+#define SM90_MMA_A_BYTES(mma_tile_m)                                                                                   \
+    ((mma_tile_m) * (SM90_STAGE_K / 2) + (mma_tile_m) / SM90_ATOM_ROWS * SM90_BLOCK_BYTES)
+#define SM90_STAGE_BYTES(math_warpgroups, wgmmas_m, mma_tile_n)                                                        \
+    (SM90_MMA_B_BYTES(mma_tile_n) + SM90_MMA_A_BYTES(SM90_MMA_TILE_M(math_warpgroups, wgmmas_m)))
+/* Epilogue staging buffer of a warp: 16 columns of 16 rows, fp32. */
 #define SM90_EPILOGUE_STAGING_BYTES (16 * 16 * 4)
-/* Stages, a turning place for each math warp, then barriers. */
-#define SM90_SHARED_BYTES(math_warpgroups, x_tiles, tile_y, stages)                                                    \
-    ((stages) * SM90_STAGE_BYTES(math_warpgroups, x_tiles, tile_y) +                                                   \
+/* Stages, an epilogue staging buffer for each math warp, mbarriers. */
+#define SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages)                                               \
+    ((stages) * SM90_STAGE_BYTES(math_warpgroups, wgmmas_m, mma_tile_n) +                                              \
      (math_warpgroups) * 4 * SM90_EPILOGUE_STAGING_BYTES + 16 * (stages) + 16)
-/* Where K is cut, what the other units send, fp32 fragments: behind the barriers, for which a launch asks for so much
- * more, or in place of the stages, which takes a barrier of the cluster. */
-#define SM90_PARTIALS_BYTES(math_warpgroups, x_tiles, tile_y, split_k)                                                 \
-    (((split_k) - 1) * SM90_CEIL_DIV((tile_y) / 8, split_k) * (math_warpgroups) * (x_tiles) * 2048)
-#define SM90_PARTIALS_ROOM(math_warpgroups, x_tiles, tile_y, stages)                                                   \
-    ((stages) * SM90_STAGE_BYTES(math_warpgroups, x_tiles, tile_y))
-/* CTAs that help, at most: each has a flag, which one CTA of the expansion zeroes. */
+/* split-K partials that a CTA receives, fp32 accumulators. They lie behind the mbarriers, as additional dynamic shared
+ * memory, or in the stages (partials_in_stages), which takes a cluster barrier. */
+#define SM90_PARTIALS_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, split_k)                                            \
+    (((split_k) - 1) * SM90_CEIL_DIV((mma_tile_n) / 8, split_k) * (math_warpgroups) * (wgmmas_m) * 2048)
+#define SM90_PARTIALS_ROOM(math_warpgroups, wgmmas_m, mma_tile_n, stages)                                              \
+    ((stages) * SM90_STAGE_BYTES(math_warpgroups, wgmmas_m, mma_tile_n))
+/* Limit of stream-K workers: one CTA of the dequantize pre-pass zeroes a flag for each. */
 #define SM90_MAX_WORKERS 512
-/* What a helper leaves in the workspace for a tile, fp32 fragments. */
-#define SM90_PARTIAL_TILE_BYTES(math_warpgroups, x_tiles, tile_y) ((math_warpgroups) * (x_tiles) * 64 * (tile_y) * 4)
+/* A worker's partial tile in the workspace, fp32 accumulators. */
+#define SM90_PARTIAL_TILE_BYTES(math_warpgroups, wgmmas_m, mma_tile_n)                                                 \
+    ((math_warpgroups) * (wgmmas_m) * 64 * (mma_tile_n) * 4)
 
-/* x. */
-typedef struct sm90_operand {
+typedef struct sm90_mma_a_operand {
     tensor_map values; /* uint8 {K/2, rows, L}, box {64, rows of the tile, 1}, no swizzle */
     const uint8_t *scale;
     int64_t scale_pitch, scale_batch; /* 128x4: bytes from 128-row block to block, from batch to batch */
-    uint64_t policy;                  /* L2 cache policy of the values and scales */
+    uint64_t cache_policy;            /* createpolicy of values and scales */
     int32_t rows;
     int32_t padding_;
-} sm90_operand;
+} sm90_mma_a_operand;
 
-/* y, expanded; of raw y only `rows`. */
+/* fp16 in the workspace; with SM90_DEQUANT_B_IN_KERNEL only `rows` is set. */
 typedef struct sm90_mma_b_operand {
-    tensor_map values; /* fp16 {64 ceil(K/64), rows, L}, box {64, tile_y, 1}, 128-byte swizzle */
-    uint64_t policy;
+    tensor_map values; /* fp16 {64 ceil(K/64), rows, L}, box {64, mma_tile_n, 1}, 128-byte swizzle */
+    uint64_t cache_policy;
     int32_t rows;
-    int32_t shared; /* 1: one for all batches */
+    int32_t shared; /* 1: one matrix for all batches */
 } sm90_mma_b_operand;
 
-/* Second parameter of the GEMM kernels. The grid is split_k by clusters CTAs, split_k of them a cluster; CTA (u, c)
- * takes part u of K, begins with tile c and goes on by the number of clusters; y fastest, then x, then the batch. What
- * helped kernels do instead is in sm90_gemm_parts.cuh. */
+/* Second parameter of the GEMM kernels. The grid is (split_k, clusters), split_k CTAs a cluster. CTA (u, c) computes
+ * split u of tiles c, c + clusters, ...; tiles count along mma_b first, then mma_a, then batches. sm90_schedule.cuh
+ * describes stream-K. */
 typedef struct sm90_schedule {
-    sm90_operand x;
-    sm90_mma_b_operand y;
-    sm90_dequant_operand raw_y; /* SM90_Y_RAW: y as it lies */
-    int32_t tiles;              /* x times y times l */
-    int32_t tiles_x, tiles_y;
-    int32_t split_k;              /* 1 to 8; > 1: the CTAs of a cluster add up; one tile each */
-    int32_t stages_per_split;     /* of ceil(K/128) stages, less streamk_stages, part i of K has so many ... */
-    int32_t splits_with_one_more; /* ... and the first so many parts one more */
-    int32_t swap_ab;              /* 1: x is B, so that x counts columns of the output */
-    int32_t partials_in_stages;   /* split_k > 1: partial sums take the place of the stages; not if helped */
-    /* Of helped kernels alone. */
-    int32_t whole;           /* tiles, the first ones, that are not divided: 0, or a multiple of clusters */
-    int32_t k_stages;        /* ceil(K/128) */
-    int32_t worker_clusters; /* the first ones; the others have a divided tile each */
-    int32_t streamk_stages, worker_stages; /* of a divided tile that helpers compute; that one helper computes */
-    uint32_t inv_streamk_stages, inv_worker_stages; /* ceil(2^31 / these) */
-    uint32_t inv_split_k;                           /* of every kernel: ceil(2^31 / split_k) */
-    uint8_t *partial_tiles;                         /* in the workspace: one for each helper and divided tile */
-    uint32_t *fixup_flags;                          /* by helper: warps that have, 0 at the start */
+    sm90_mma_a_operand mma_a;
+    sm90_mma_b_operand mma_b;
+    sm90_dequant_operand mma_b_e2m1; /* SM90_DEQUANT_B_IN_KERNEL: mma_b in the user's memory */
+    int32_t tiles;                   /* tiles_mma_m * tiles_mma_n * L */
+    int32_t tiles_mma_m, tiles_mma_n;
+    int32_t split_k;              /* 1 to 8; > 1: CTAs of a cluster, which has one tile */
+    int32_t stages_per_split;     /* stages of each split, of ceil(K/128) - streamk_stages */
+    int32_t splits_with_one_more; /* this many first splits have one stage more */
+    int32_t swap_ab;              /* 1: mma_a is B, so mma_m counts columns of the output */
+    int32_t partials_in_stages;   /* split_k > 1: partials are received in the stages; not with stream-K */
+    /* Stream-K kernels only. */
+    int32_t dp_tiles;                      /* the first tiles, data-parallel: 0, or a multiple of the clusters */
+    int32_t k_stages;                      /* ceil(K/128) */
+    int32_t worker_clusters;               /* the first clusters; each other cluster owns a stream-K tile */
+    int32_t streamk_stages, worker_stages; /* of a tile, that workers compute; of a worker */
+    uint32_t inv_streamk_stages, inv_worker_stages; /* ceil(2^31 / n) */
+    uint32_t inv_split_k;                           /* all kernels: ceil(2^31 / split_k) */
+    uint8_t *partial_tiles;                         /* workspace: one for each worker and stream-K tile */
+    uint32_t *fixup_flags;                          /* of a worker: number of its warps that are done; 0 at the start */
 } sm90_schedule;
 
 #endif

@@ -35,7 +35,7 @@ PROGRAM = r"""
            SM90_PREFILL_STAGE_BYTES(raw), KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \
     printf("gemv | %d | %d | %d | %d | %d |\n", rows, warps, stages, SM90_GEMV_STEP_BYTES,                            \
-           KIB(SM90_GEMV_RING_BYTES(warps, stages)));
+           KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));
 #define SM100(id, group, y, stages, accumulators, gather)                                                             \
     printf("sm100 | %s | %d | %d | %d | %d | %d x %d | %d x %d from %d | %d of %d |\n", NAME(id) + 1, group, stages,  \
            SM100_STAGE_BYTES(group, y), KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages,           \

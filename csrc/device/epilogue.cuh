@@ -1,4 +1,4 @@
-/* From an fp32 sum to the output, as problem.h defines it. */
+/* Epilogue: from fp32 sums to the output, as problem.h defines it. */
 #ifndef NVFP4_DEVICE_EPILOGUE_CUH
 #define NVFP4_DEVICE_EPILOGUE_CUH
 
@@ -18,7 +18,7 @@ __device__ __forceinline__ float load_float(const void *base, int64_t index, int
     return __bfloat162float(((const __nv_bfloat16 *)base)[index]);
 }
 
-/* The bits of a 16-bit type, rounded to nearest even. */
+/* Bits of a 16-bit type, rounded to nearest even. */
 __device__ __forceinline__ uint16_t round_16(float value, int32_t type) {
     return type == OUT_FP16 ? __half_as_ushort(__float2half_rn(value))
                             : __bfloat16_as_ushort(__float2bfloat16_rn(value));
@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_float(void *base, int64_t index, int32_t t
         ((uint16_t *)base)[index] = round_16(value, type);
 }
 
-/* Stores `count` of 4 neighbours, at once where all exist and the address allows. */
+/* Stores `count` of 4 neighbours, with one instruction if all exist and the address is aligned. */
 __device__ __forceinline__ void store_floats(void *base, int32_t type, const float (&v)[4], int count) {
     if (count < 4 || (uintptr_t)base % (4 * type_bytes(type))) {
 #pragma unroll
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_floats(void *base, int32_t type, const flo
     }
 }
 
-/* The epilogue of 4 neighbouring columns, n to n + 3 (fewer where the output ends), for any number of rows. */
+/* Epilogue of 4 neighbouring columns, n to n + 3 (fewer at the end of the output), for any number of rows. */
 struct column_epilogue {
     int64_t n;
     int count;
@@ -59,7 +59,7 @@ struct column_epilogue {
         }
     }
 
-    /* Finishes the sums of out[l][m][n..]. c may be out itself: all is read before anything is written. */
+    /* out[l][m][n..] from its sums. c may alias out: all reads precede the writes. */
     __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, const float (&sums)[4]) const {
         float v[4];
         for (int i = 0; i < 4; i++) v[i] = __fmul_rn(alpha[i], sums[i]);
@@ -81,7 +81,7 @@ __device__ __forceinline__ void load_some_as(float (&v)[COUNT], const char *from
     for (int i = 0; i < COUNT; i++, from += step) v[i] = i < count ? load_float(from, 0, TYPE) : 0.0f;
 }
 
-/* The first `count` of COUNT numbers of a type that lie `step` bytes apart; zeros for the others. */
+/* Loads the first `count` of COUNT values, `step` bytes apart; zeros for the others. */
 template <int COUNT>
 __device__ __forceinline__ void load_some(float (&v)[COUNT], const char *from, int64_t step, int32_t type, int count) {
     if (type == OUT_FP16)
@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_some(const float (&v)[COUNT], char *to, in
         store_some_as<OUT_FP32>(v, to, step, count);
 }
 
-/* 32 bytes on 32: a thread that has a row to itself so fills whole sectors. Needs sm_100. */
+/* 32 bytes, aligned to 32: a thread with a row of its own fills whole sectors. Needs sm_100. */
 __device__ __forceinline__ void store_global_256(void *to, const uint32_t *w) {
     asm volatile("st.global.v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]),
                  "r"(w[3]), "r"(w[4]), "r"(w[5]), "r"(w[6]), "r"(w[7])
@@ -126,7 +126,7 @@ template <int WORDS> __device__ __forceinline__ void store_words(char *to, const
     }
 }
 
-/* All COUNT numbers, a multiple of 8, as neighbours from 16 bytes on. */
+/* Stores COUNT neighbours, a multiple of 8, aligned to 16 bytes. */
 template <int COUNT> __device__ __forceinline__ void store_neighbours(const float (&v)[COUNT], char *to, int32_t type) {
     if (type == OUT_FP32) {
         uint32_t w[COUNT];
@@ -148,10 +148,10 @@ template <int COUNT> __device__ __forceinline__ void store_neighbours(const floa
     store_words(to, w);
 }
 
-/* The two below finish a tile out of registers, when nothing else is left to do: what depends on the call alone is
- * decided once for all COUNT sums. PLAIN: there is no c and no bias, and alpha is one for the call or the column. */
+/* The epilogues below work on a tile in registers; branches on the call's parameters are taken once for all COUNT sums.
+ * PLAIN: no c, no bias, and one alpha for the call or the column. */
 
-/* Of one column that exists, for any number of rows: for threads that are neighbours along a row. */
+/* One column, any number of rows: for threads that are neighbours along a row. */
 struct single_epilogue {
     int64_t n;
     float alpha, bias;
@@ -161,7 +161,7 @@ struct single_epilogue {
         bias = p.bias ? load_float(p.bias, n, p.bias_type) : 0.0f;
     }
 
-    /* Finishes the sums of out[l][m..][n], of which the first `rows` exist. c may be out itself. */
+    /* out[l][m..][n] from its sums, of which the first `rows` exist. c may alias out. */
     template <bool PLAIN, int COUNT>
     __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT],
                                           int rows) const {
@@ -181,8 +181,8 @@ struct single_epilogue {
     }
 };
 
-/* Of COUNT neighbouring columns of one row: for threads that have a row each. Finishes the sums of out[l][m][n..], of
- * which the first `columns` exist. c may be out itself. */
+/* COUNT neighbouring columns of one row, for threads that have a row each: out[l][m][n..] from its sums, of which the
+ * first `columns` exist. c may alias out. */
 template <bool PLAIN, int COUNT>
 __device__ __forceinline__ void store_row(const gemm_problem &p, int64_t l, int64_t m, int64_t n, float (&v)[COUNT],
                                           int columns) {

@@ -53,12 +53,12 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
 }
 
 /* A place in a ring of slots, and the parity of the phase that ends when the slot is filled this time round. */
-template <int SLOTS> struct ring {
-    uint32_t slot = 0, parity = 0;
+template <int STAGES> struct pipeline_state {
+    uint32_t index = 0, phase = 0;
 
     __device__ __forceinline__ void advance() {
-        slot++;
-        if (slot == SLOTS) slot = 0, parity ^= 1;
+        index++;
+        if (index == STAGES) index = 0, phase ^= 1;
     }
 };
 

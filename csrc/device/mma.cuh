@@ -1,5 +1,5 @@
-/* mma.sync: a matrix product of one warp, operands and sums in registers (PTX ISA 9.0, section 9.7.14.5.8, for the
- * m16n8k16 fragments of .f16). All 32 lanes take part. Needs sm_80. */
+/* mma.sync: a matrix product by one warp, operands and accumulators in registers (PTX ISA 9.0, section 9.7.14.5.8,
+ * fragments of m16n8k16 .f16). All 32 lanes execute it. Needs sm_80. */
 #ifndef NVFP4_DEVICE_MMA_CUH
 #define NVFP4_DEVICE_MMA_CUH
 

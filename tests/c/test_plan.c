@@ -47,9 +47,9 @@ static void one(const char *gpu, const device_facts *facts, const gemm_problem *
     expect(plan.grid == schedule.tiles_m * schedule.tiles_n * p->l * plan.split_k, "grid is tiles x L x split", gpu, p,
            &plan);
     expect(schedule.split_k == plan.split_k && plan.split_k >= 1, "one split in both", gpu, p, &plan);
-    expect(plan.split_k * schedule.split_tiles * plan.tile_k >= p->k, "splits cover K", gpu, p, &plan);
-    expect(plan.split_k == 1 || (plan.split_k - 1) * schedule.split_tiles * plan.tile_k < p->k, "no split is empty",
-           gpu, p, &plan);
+    expect(plan.split_k * schedule.k_tiles_per_split * plan.tile_k >= p->k, "splits cover K", gpu, p, &plan);
+    expect(plan.split_k == 1 || (plan.split_k - 1) * schedule.k_tiles_per_split * plan.tile_k < p->k,
+           "no split is empty", gpu, p, &plan);
     expect(plan.workspace == (plan.split_k > 1 ? (size_t)(plan.split_k * p->l * p->m * p->n) * 4 : 0),
            "workspace holds the partial sums", gpu, p, &plan);
     expect((schedule.reduce_grid > 0) == (plan.split_k > 1), "a split is reduced", gpu, p, &plan);

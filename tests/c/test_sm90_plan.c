@@ -120,10 +120,10 @@ static void check_layout(const tensor_layout *t) {
 
 static void check_policies(const gemm_problem *p, const sm90_schedule *s, variant v) {
     const uint64_t normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000;
-    int64_t reads[2] = {s->tiles_y, s->tiles_x};
+    int64_t reads[2] = {s->tiles_mma_n, s->tiles_mma_m};
     if (v == ONE_FOR_ALL && p->l > 1) reads[s->swap_ab] *= p->l;
     for (int i = 0; i < 2; i++) {
-        uint64_t policy = i ? s->y.policy : s->x.policy;
+        uint64_t policy = i ? s->mma_b.cache_policy : s->mma_a.cache_policy;
         expect(policy == first || policy == last || policy == normal, "a policy that exists");
         expect(p->k == 0 || (policy == first) == (reads[i] == 1), "what is read once leaves L2 first");
         expect(p->k == 0 || policy != last || reads[!i] == 1, "what stays in L2 does so while the other streams");
@@ -143,7 +143,7 @@ static void check_raw(const gemm_problem *p, int is_b, const sm90_dequant_operan
 static void check_rows_a_thread(const sm90_dequant_schedule *e, int64_t first_batches, int64_t second_batches) {
     const int64_t first = e->first_ctas ? SM90_DEQUANT_CTAS((int64_t)e->first.rows, e->k, first_batches, 1) : 0;
     const int64_t second = e->second_ctas ? SM90_DEQUANT_CTAS((int64_t)e->second.rows, e->k, second_batches, 1) : 0;
-    expect(e->rows_a_thread == (first + second <= 264 ? 1 : 4), "rows that a thread expands");
+    expect(e->rows_per_thread == (first + second <= 264 ? 1 : 4), "rows that a thread expands");
 }
 
 /* An operand that is expanded: in the workspace, whose end it must not pass; returns where it ends. */
@@ -151,7 +151,7 @@ static uintptr_t check_expanded(const gemm_problem *p, int is_b, const sm90_dequ
                                 int64_t batches, uintptr_t from, uintptr_t end) {
     const sm90_dequant_operand *e = is_second ? &schedule->second : &schedule->first;
     const int64_t ctas = is_second ? schedule->second_ctas : schedule->first_ctas, rows = is_b ? p->n : p->m;
-    expect(ctas == ceil_div(rows, 32 * schedule->rows_a_thread) * ceil_div(p->k, SM90_DEQUANT_K) * batches,
+    expect(ctas == ceil_div(rows, 32 * schedule->rows_per_thread) * ceil_div(p->k, SM90_DEQUANT_K) * batches,
            "CTAs that expand");
     check_raw(p, is_b, e);
     if (p->k == 0) return from;
@@ -173,11 +173,12 @@ static int64_t divide(int64_t x, uint32_t by) {
 static void check_help(const device_facts *facts, const nvfp4_plan *plan, const sm90_schedule *s) {
     static int64_t done[SM90_MAX_WORKERS], from[SM90_MAX_WORKERS], to[SM90_MAX_WORKERS];
     static char taken[2 * SM90_MAX_WORKERS];
-    const int64_t clusters = plan->grid / s->split_k, divided = s->tiles - s->whole;
+    const int64_t clusters = plan->grid / s->split_k, divided = s->tiles - s->dp_tiles;
     const int64_t helpers = (int64_t)s->worker_clusters * s->split_k, all = divided * s->streamk_stages;
     expect(s->split_k <= 2 && !s->partials_in_stages, "clusters that fit everywhere, slots for what helpers send");
     expect(clusters == divided + s->worker_clusters && clusters <= facts->sm_count / s->split_k, "all run at once");
-    expect(divided > 0 && s->whole % clusters == 0 && (s->whole == 0 || s->split_k == 1), "rounds of whole tiles");
+    expect(divided > 0 && s->dp_tiles % clusters == 0 && (s->dp_tiles == 0 || s->split_k == 1),
+           "rounds of whole tiles");
     expect(helpers > 0 && helpers <= SM90_MAX_WORKERS && divided <= SM90_MAX_WORKERS, "a flag for each helper");
     expect(s->streamk_stages > 0 && s->worker_stages > 0 && s->stages_per_split > 0, "all have stages");
     expect(s->inv_streamk_stages == ceil_div((int64_t)1 << 31, s->streamk_stages) &&
@@ -216,8 +217,8 @@ static uintptr_t check_flags(const config *c, const sm90_schedule *s, const sm90
     expect((helpers > 0) == c->helped, "where there are any");
     if (helpers == 0) return used;
     expect((uintptr_t)s->partial_tiles == used, "helpers' sums lie behind y");
-    used +=
-        (uintptr_t)(helpers + s->tiles - s->whole) * SM90_PARTIAL_TILE_BYTES(c->math_warpgroups, c->x_tiles, c->tile_y);
+    used += (uintptr_t)(helpers + s->tiles - s->dp_tiles) *
+            SM90_PARTIAL_TILE_BYTES(c->math_warpgroups, c->x_tiles, c->tile_y);
     expect((uintptr_t)s->fixup_flags == used && used % 4 == 0, "their flags behind these");
     used += (uintptr_t)helpers * 4;
     expect(used <= end, "the workspace has room for them");
@@ -231,15 +232,17 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     while (c < configs + COUNT(configs) && c->kernel != plan->kernel) c++;
     expect(c < configs + COUNT(configs), "a GEMM's kernel");
     if (c == configs + COUNT(configs)) return;
-    const int32_t tile_x = SM90_TILE_X(c->math_warpgroups, c->x_tiles);
+    const int32_t tile_x = SM90_MMA_TILE_M(c->math_warpgroups, c->x_tiles);
     const int y_is_b = !s->swap_ab;
     const int64_t rows[2] = {s->swap_ab ? p->n : p->m, s->swap_ab ? p->m : p->n};
     expect(plan->tile_m == (s->swap_ab ? c->tile_y : tile_x) && plan->tile_n == (s->swap_ab ? tile_x : c->tile_y) &&
                plan->tile_k == SM90_STAGE_K && plan->stages == c->stages && plan->swap_ab == s->swap_ab,
            "the plan says the tile");
-    expect(s->x.rows == rows[0] && s->y.rows == rows[1], "rows of both sides");
-    expect(s->tiles_x == ceil_div(rows[0], tile_x) && s->tiles_y == ceil_div(rows[1], c->tile_y), "tiles cover");
-    expect(s->tiles == s->tiles_x * s->tiles_y * p->l && s->tiles <= INT32_MAX - facts->sm_count, "tiles count");
+    expect(s->mma_a.rows == rows[0] && s->mma_b.rows == rows[1], "rows of both sides");
+    expect(s->tiles_mma_m == ceil_div(rows[0], tile_x) && s->tiles_mma_n == ceil_div(rows[1], c->tile_y),
+           "tiles cover");
+    expect(s->tiles == s->tiles_mma_m * s->tiles_mma_n * p->l && s->tiles <= INT32_MAX - facts->sm_count,
+           "tiles count");
     expect((int64_t)s->stages_per_split * s->split_k + s->splits_with_one_more + s->streamk_stages ==
                ceil_div(p->k, SM90_STAGE_K),
            "stages cover K");
@@ -259,7 +262,7 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
         expect(clusters <= s->tiles && clusters <= room &&
                    ceil_div(s->tiles, clusters) == ceil_div(s->tiles, least(s->tiles, room)),
                "no more CTAs than tiles or SMs, as few rounds as can be");
-    expect(c->tile_y > 32 || s->tiles_y == 1, "a narrow tile holds all of y");
+    expect(c->tile_y > 32 || s->tiles_mma_n == 1, "a narrow tile holds all of y");
     expect(!(rows[0] == 1 && rows[1] > 1), "a vector is no reason for 128 rows");
     expect(p->aligned16 && !is_far(p) && p->scale_layout == SCALES_128X4, "what x is read by reaches it");
 
@@ -275,16 +278,18 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
 
     const int64_t y_batch = y_is_b ? p->b_batch : p->a_batch, y_scale_batch = y_is_b ? p->sfb_batch : p->sfa_batch;
     const int64_t batches = y_batch == 0 && y_scale_batch == 0 ? 1 : p->l;
-    if (!SM90_Y_RAW(c->tile_y)) expect(s->y.shared == (p->l > 1 && batches == 1), "one for all batches");
-    expect(s->x.scale == (y_is_b ? p->sfa : p->sfb) && s->x.scale_batch == (y_is_b ? p->sfa_batch : p->sfb_batch) &&
-               s->x.scale_pitch == (y_is_b ? p->sfa_pitch : p->sfb_pitch),
+    if (!SM90_DEQUANT_B_IN_KERNEL(c->tile_y))
+        expect(s->mma_b.shared == (p->l > 1 && batches == 1), "one for all batches");
+    expect(s->mma_a.scale == (y_is_b ? p->sfa : p->sfb) &&
+               s->mma_a.scale_batch == (y_is_b ? p->sfa_batch : p->sfb_batch) &&
+               s->mma_a.scale_pitch == (y_is_b ? p->sfa_pitch : p->sfb_pitch),
            "scales of x");
     sm90_place_workspace(run, workspace);
     const sm90_dequant_schedule *e = &run->expand.schedule;
     uintptr_t end = (uintptr_t)workspace + plan->workspace;
-    const int y_raw = SM90_Y_RAW(c->tile_y);
+    const int y_raw = SM90_DEQUANT_B_IN_KERNEL(c->tile_y);
     if (y_raw) {
-        check_raw(p, y_is_b, &s->raw_y);
+        check_raw(p, y_is_b, &s->mma_b_e2m1);
         expect(plan->workspace == 0 && run->expand.grid == 0, "raw y takes no workspace");
     } else {
         uintptr_t used = check_expanded(p, y_is_b, e, 0, batches, (uintptr_t)workspace, end);
@@ -300,7 +305,7 @@ static void check_gemm(const device_facts *facts, const gemm_problem *p, const n
     for (int i = 0; i < count; i++) {
         const tensor_layout *t = &tensors[i].layout;
         check_layout(t);
-        expect(tensors[i].map == (i ? &s->y.values : &s->x.values), "a map for each, in its place");
+        expect(tensors[i].map == (i ? &s->mma_b.values : &s->mma_a.values), "a map for each, in its place");
         expect(t->data == (i ? e->first.to : y_is_b ? p->a : p->b), "of what is there");
         expect(t->element_bytes == (i ? 2 : 1) && t->box[0] == 64 && t->box[1] == (uint32_t)(i ? c->tile_y : tile_x),
                "a box");
@@ -318,21 +323,21 @@ static void check_gemv(const device_facts *facts, const gemm_problem *p, const n
     if (plan->swap_ab) p = &exchanged;
     int i = 0;
     while (gemv_configs[i].kernel != plan->kernel) i++;
-    const int64_t rows = gemv_configs[i].rows, warps = gemv_configs[i].warps, cut = (int64_t)1 << s->log2_cut;
-    const int64_t units = SM90_GEMV_UNITS(p->n), upc = s->units_per_cta;
+    const int64_t rows = gemv_configs[i].rows, warps = gemv_configs[i].warps, cut = (int64_t)1 << s->log2_split_k;
+    const int64_t units = SM90_GEMV_TILES(p->n), upc = s->tiles_per_cta;
     expect(p->m <= rows && (plan->swap_ab ? plan->tile_n : plan->tile_m) == rows, "it holds all of A");
     expect(plan->grid == s->ctas * p->l && plan->grid <= INT32_MAX && sm90_cluster(plan, run) == 0, "its grid");
     expect(s->steps == ceil_div(p->k, SM90_GEMV_STEP_K), "steps cover K");
-    expect(s->ctas >= 1 && upc == ceil_div(units, s->ctas) && s->units_left == units % s->ctas, "units are shared out");
+    expect(s->ctas >= 1 && upc == ceil_div(units, s->ctas) && s->full_ctas == units % s->ctas, "units are shared out");
     expect(s->ctas <= units, "no CTA without one");
     expect(cut <= warps && (cut == 1 || cut <= s->steps), "no part of K is empty");
-    expect(rows * upc * cut * SM90_GEMV_UNIT_ROWS * 4 <= SM90_GEMV_PARTIALS_LIMIT, "sums have room");
+    expect(rows * upc * cut * SM90_GEMV_TILE_N * 4 <= SM90_GEMV_PARTIALS_LIMIT, "sums have room");
     int64_t work = ceil_div(upc, warps / cut) * ceil_div(s->steps, cut);
     for (int64_t other = 1; other <= warps && (other == 1 || other <= s->steps); other *= 2)
-        if (rows * upc * other * SM90_GEMV_UNIT_ROWS * 4 <= SM90_GEMV_PARTIALS_LIMIT)
+        if (rows * upc * other * SM90_GEMV_TILE_N * 4 <= SM90_GEMV_PARTIALS_LIMIT)
             expect(work <= ceil_div(upc, warps / other) * ceil_div(s->steps, other), "no cut is better");
     int64_t bytes = SM90_GEMV_PARTIALS_BYTES(rows, upc, cut) + SM90_GEMV_A_BYTES(rows, (int64_t)s->steps) +
-                    SM90_GEMV_RING_BYTES(warps, least(gemv_configs[i].stages, work));
+                    SM90_GEMV_STAGES_BYTES(warps, least(gemv_configs[i].stages, work));
     expect(sm90_more_shared_bytes(plan, run) == bytes && bytes <= facts->shared_per_block, "shared memory fits a CTA");
     expect(plan->workspace == 0 && run->expand.grid == 0, "no workspace");
     plan_tensor tensors[PLAN_MOST_TENSORS];
@@ -351,13 +356,14 @@ static void check_dense(const device_facts *facts, const gemm_problem *p, const 
     const int64_t halved = 2 * rest <= clusters ? 2 * rest : 0, whole = pairs - halved / 2;
     expect(kernels[plan->kernel].shared_bytes <= facts->shared_per_block && sm90_more_shared_bytes(plan, run) == 0,
            "shared memory fits a CTA");
-    expect(s->tiles_x == tiles_x && s->tiles_y == tiles_y && s->whole == whole && s->halved == halved, "tiles");
+    expect(s->tiles_mma_m == tiles_x && s->tiles_mma_n == tiles_y && s->dp_pairs == whole && s->split_k_tiles == halved,
+           "tiles");
     expect(plan->grid == 2 * least(clusters, whole > halved ? whole : halved), "the grid");
     expect(sm90_cluster(plan, run) == 2 && s->k_stages == ceil_div(p->k, 64), "stages cover K");
     if (raw[0])
         expect(p->scale_layout == SCALES_128X4 && p->k % 64 == 0 && p->aligned16 && !is_far(p), "what raw asks for");
     sm90_place_expansion(&run->expand, workspace);
-    sm90_prefill_operand *sides[2] = {&s->x, &s->y};
+    sm90_prefill_operand *sides[2] = {&s->mma_a, &s->mma_b};
     const int64_t ctas[2] = {e->second_ctas, e->first_ctas};
     uintptr_t end = (uintptr_t)workspace + plan->workspace, from = (uintptr_t)workspace;
     int64_t counts[2];
@@ -380,7 +386,7 @@ static void check_dense(const device_facts *facts, const gemm_problem *p, const 
     int count = sm90_tensors(p, plan, run, tensors);
     expect(count == (p->k > 0 ? 2 : 0), "two tensor maps");
     for (int j = 0; j < count; j++) {
-        int side = tensors[j].map == &s->x.values ? 0 : 1;
+        int side = tensors[j].map == &s->mma_a.values ? 0 : 1;
         const tensor_layout *t = &tensors[j].layout;
         expect(tensors[j].map == &sides[side]->values, "in its place");
         check_layout(t);

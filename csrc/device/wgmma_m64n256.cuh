@@ -1,7 +1,7 @@
-/* Products of 64 x 16 by 16 x 256 fp16 (PTX ISA 9.0, section 9.7.15 wgmma) beside those of wgmma.cuh: b, and a
- * where it is not in registers, are in shared memory under the 128-byte swizzle. Needs sm_90a. */
-#ifndef NVFP4_DEVICE_WGMMA_DENSE_CUH
-#define NVFP4_DEVICE_WGMMA_DENSE_CUH
+/* wgmma m64n256k16 (PTX ISA 9.0, section 9.7.15), beside the narrower ones of wgmma.cuh. b, and a unless it is in
+ * registers, are in shared memory with the 128-byte swizzle. Needs sm_90a. */
+#ifndef NVFP4_DEVICE_WGMMA_M64N256_CUH
+#define NVFP4_DEVICE_WGMMA_M64N256_CUH
 
 #include "wgmma.cuh"
 
@@ -15,14 +15,14 @@
 #define ADD "{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned."
 
 /* d += a . b */
-__device__ __forceinline__ void wgmma_n256(float (&d)[128], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(ADD "m64n256k16.f32.f16.f16 {" P0_127 "}, %128, %129, add, 1, 1, 0, 0; }"
                  : D64(0), D64(64)
                  : "l"(a), "l"(b)
                  : "memory");
 }
 
-__device__ __forceinline__ void wgmma_n256(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
+__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(ADD "m64n256k16.f32.f16.f16 {" P0_127 "}, {%128, %129, %130, %131}, %132, add, 1, 1, 0; }"
                  : D64(0), D64(64)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)

@@ -1,24 +1,24 @@
-/* Rows of NVFP4 from global memory to fp16 in shared memory, exactly, by one warp: what sm90_dequant.cu does for many
- * rows beforehand, for few ones beside the products, in the same order along K. */
-#ifndef NVFP4_DEVICE_RAW_ROWS_CUH
-#define NVFP4_DEVICE_RAW_ROWS_CUH
+/* Dequantizes a few rows of NVFP4 from global memory to fp16 in shared memory, by one warp, in the order along K of
+ * sm90_dequant.cu. */
+#ifndef NVFP4_DEVICE_DEQUANT_ROWS_CUH
+#define NVFP4_DEVICE_DEQUANT_ROWS_CUH
 
 #include "decode.cuh"
 #include "shared.cuh"
 
-/* 8 * EIGHTS rows by 128 values along K. Lane 4r + t has rows r, r + 8, ... and of either 64 values the 16 of scale t:
- * word w of them is pairs q = 0 to 3, which go to bytes 4t of piece 4w + q, 16 bytes, of a row of 128 in the 128-byte
- * swizzle (device/wgmma.cuh). The lanes of a warp store to 32 banks at a time. */
-template <int EIGHTS> class raw_rows {
+/* 8 * EIGHTS rows by 128 values along K. Lane 4r + t has rows r, r + 8, ... and in each span of 64 values the 16 under
+ * scale t. Pair q of word w of these goes to bytes 4t of 16-byte chunk 4w + q of a 128-byte row, in the 128-byte
+ * swizzle. Each store of the warp covers all 32 banks. */
+template <int EIGHTS> class dequant_rows {
     const uint8_t *data[EIGHTS], *scale[EIGHTS];
-    int32_t left;           /* scales along K from this lane's on */
-    uint2 words[EIGHTS][2]; /* [rows][64 values] */
+    int32_t left;           /* scales of a row from this lane's first on */
+    uint2 words[EIGHTS][2]; /* [8 rows][64 values] */
     uint32_t scales[EIGHTS][2];
     int r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 
   public:
-    /* Rows from `first` on of a matrix of `rows`; those past its end repeat the last one. Scales in the 128x4 layout,
-     * whose 128-row blocks lie scale_pitch bytes apart; there are `all` along K, and what lies beyond is zero. */
+    /* Rows from `first` on of a matrix of `rows`; rows past the end repeat the last one. 128x4 scales, 128-row blocks
+     * scale_pitch bytes apart, `all` scales along K; scales past them are zero. */
     __device__ __forceinline__ void begin(const uint8_t *values, int64_t pitch, const uint8_t *atoms,
                                           int64_t scale_pitch, int32_t first, int32_t rows, int32_t all) {
         left = all - t;
@@ -30,7 +30,7 @@ template <int EIGHTS> class raw_rows {
         }
     }
 
-    /* Asks for values 128 * k and on. */
+    /* Loads values from 128 * k on. */
     __device__ __forceinline__ void load(int32_t k) {
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++)
@@ -44,7 +44,7 @@ template <int EIGHTS> class raw_rows {
             }
     }
 
-    /* Decodes what was loaded: the first 64 values to `to`, the others `span` bytes on. */
+    /* Dequantizes the loaded values: the first 64 to `to`, the others `span` bytes further. */
     __device__ __forceinline__ void store(uint32_t to, uint32_t span) const {
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++)

@@ -1,8 +1,8 @@
-"""Launches csrc/sm90_dequant.cu and csrc/sm90_prefill.cu on the emulated H200 by hand: either instantiation, either
-order of the operands, as if the GPU had any number of clusters.
+"""Launches csrc/sm90_dequant.cu and csrc/sm90_prefill.cu on the emulated H200 without the planner: either
+instantiation, either order of the operands, any number of concurrent clusters.
 
-The structs are those of csrc/sm90_prefill_configs.h, as are the constants; the operands, the expected product and the
-judgement are those of tests/sm100/launch.py.
+Structs and constants mirror csrc/sm90_prefill_configs.h. Operands, expected products and checks are those of
+tests/sm100/launch.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import sm100.launch  # noqa: E402  (which finds the emulator)
 from emulate import Array, Emulator, Module  # noqa: E402
 from sm100.launch import CSRC, SWIZZLE_128, UINT8, UINT16, TensorMap, compile_ptx, only_entry  # noqa: E402
 
-STAGE_K, TILE_X, TILE_Y = 64, 128, 256
-THREADS, EXPAND_THREADS, EXPAND_K = 384, 512, 256
-MOST_THIN_CTAS = 264  # CTAs of the expansion with a row a thread (csrc/sm90_dequant_plan.c)
-UNIT = 4096.0  # DECODED_PRODUCT_UNIT: the expanded operands are each 2^6 too small
+STAGE_K, MMA_TILE_M, MMA_TILE_N = 64, 128, 256
+THREADS, DEQUANT_THREADS, DEQUANT_K = 384, 512, 256
+MOST_THIN_CTAS = 264  # CTAs of the pre-pass with one row a thread (csrc/sm90_dequant_plan.c)
+UNIT = 4096.0  # DECODED_PRODUCT_UNIT: dequantized operands are scaled by 2^-6 each
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Config:
     """A row of SM90_PREFILL_CONFIGS."""
 
     name: str
-    x_raw: bool
+    mma_a_e2m1: bool
     stages: int
 
     @property
@@ -41,16 +41,16 @@ class Config:
 
     @property
     def shared_bytes(self) -> int:
-        stage = TILE_Y * 128 + (TILE_X * 32 + 1024 if self.x_raw else TILE_X * 128)
+        stage = MMA_TILE_N * 128 + (MMA_TILE_M * 32 + 1024 if self.mma_a_e2m1 else MMA_TILE_M * 128)
         return self.stages * stage + 8 * 2560 + 16 * self.stages
 
 
 def configs() -> dict[str, Config]:
     rows = re.findall(r"X\((sm90_prefill_\w+), (\d), (\d+)\)", (CSRC / "sm90_prefill_configs.h").read_text())
-    return {name: Config(name, x_raw == "1", int(stages)) for name, x_raw, stages in rows}
+    return {name: Config(name, mma_a_e2m1 == "1", int(stages)) for name, mma_a_e2m1, stages in rows}
 
 
-class ExpandOperand(ctypes.Structure):
+class DequantOperand(ctypes.Structure):
     """sm90_dequant_operand."""
 
     _fields_ = (
@@ -60,18 +60,18 @@ class ExpandOperand(ctypes.Structure):
     )
 
 
-class ExpandSchedule(ctypes.Structure):
+class DequantSchedule(ctypes.Structure):
     """sm90_dequant_schedule."""
 
     _fields_ = (
-        [("first", ExpandOperand), ("second", ExpandOperand), ("k", ctypes.c_int64)]
+        [("first", DequantOperand), ("second", DequantOperand), ("k", ctypes.c_int64)]
         + [(name, ctypes.c_int32) for name in ("scale_layout", "first_ctas", "second_ctas")]
-        + [(name, ctypes.c_int32) for name in ("rows_a_thread", "flags", "padding")]
+        + [(name, ctypes.c_int32) for name in ("rows_per_thread", "flags", "padding")]
         + [("zeroed", ctypes.c_uint64)]
     )  # fmt: skip
 
 
-class DenseOperand(ctypes.Structure):
+class PrefillOperand(ctypes.Structure):
     """sm90_prefill_operand."""
 
     _fields_ = (
@@ -81,12 +81,15 @@ class DenseOperand(ctypes.Structure):
     )
 
 
-class DenseSchedule(ctypes.Structure):
+class PrefillSchedule(ctypes.Structure):
     """sm90_prefill_schedule."""
 
     _fields_ = (
-        [("x", DenseOperand), ("y", DenseOperand)]
-        + [(name, ctypes.c_int32) for name in ("tiles_x", "tiles_y", "whole", "halved", "k_stages", "swap_ab")]
+        [("mma_a", PrefillOperand), ("mma_b", PrefillOperand)]
+        + [
+            (name, ctypes.c_int32)
+            for name in ("tiles_mma_m", "tiles_mma_n", "dp_pairs", "split_k_tiles", "k_stages", "swap_ab")
+        ]
         + [("padding", ctypes.c_uint8 * 40)]
     )
 
@@ -95,13 +98,13 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class DenseProduct(sm100.launch.Product):
+class PrefillProduct(sm100.launch.Product):
     """One product, and its two launches."""
 
     def __init__(self, emulator: Emulator, *arguments: Any, **options: Any) -> None:
-        self.shared: int | None = None  # the operand, 0 or 1, that all batches have in common
-        self.places: dict[int, Array] = {}  # where operands are expanded
-        self.more: dict[str, float] = {}  # fields of the problem: alpha, bias and what belongs to them
+        self.shared: int | None = None  # the operand, 0 or 1, that all batches share
+        self.outputs: dict[int, Array] = {}  # dequantized operands
+        self.more: dict[str, float] = {}  # fields of the problem: alpha, bias, ...
         super().__init__(emulator, *arguments, **options)
 
     def problem(self) -> sm100.launch.Problem:
@@ -114,7 +117,7 @@ class DenseProduct(sm100.launch.Product):
         return p
 
     def share(self, which: int) -> None:
-        """Makes all batches use the first batch of that operand."""
+        """Makes all batches use the first batch of an operand."""
         self.shared = which
         self.data[which] = numpy.repeat(self.data[which][:1], self.l, axis=0)
         self.scales[which] = numpy.repeat(self.scales[which][:1], self.l, axis=0)
@@ -131,58 +134,62 @@ class DenseProduct(sm100.launch.Product):
     def k_stages(self) -> int:
         return ceil_div(self.k, STAGE_K)
 
-    def expand_operand(self, which: int, to: Array) -> ExpandOperand:
+    def dequant_operand(self, which: int, to: Array) -> DequantOperand:
         data, scale = self.arrays[2 * which : 2 * which + 2]
         scale_batch, batch = self.distances(which)
-        return ExpandOperand(
+        return DequantOperand(
             data=data.address, scale=scale.address, pitch=self.pitch, batch=batch,
             scale_pitch=self.problem().sfa_pitch, scale_batch=scale_batch, to=to.address, rows=(self.m, self.n)[which],
         )  # fmt: skip
 
-    def expanded(self, which: int) -> Array:
-        """Poisoned memory for an operand."""
+    def dequant_output(self, which: int) -> Array:
+        """Poisoned memory for a dequantized operand."""
         return self.emulator.empty((self.batches(which), (self.m, self.n)[which], self.k_stages * 64), numpy.float16)
 
-    def expand_ctas(self, which: int, rows_a_thread: int) -> int:
+    def dequant_ctas(self, which: int, rows_per_thread: int) -> int:
         """SM90_DEQUANT_CTAS."""
-        blocks = ceil_div((self.m, self.n)[which], 32 * rows_a_thread)
-        return blocks * ceil_div(self.k, EXPAND_K) * self.batches(which)
+        blocks = ceil_div((self.m, self.n)[which], 32 * rows_per_thread)
+        return blocks * ceil_div(self.k, DEQUANT_K) * self.batches(which)
 
-    def expand(
+    def dequantize(
         self,
         module: Module,
         operands: list[tuple[int, Array]],
         wait: bool = False,
-        rows_a_thread: int = 0,
+        rows_per_thread: int = 0,
         flags: int = 0,
         zeroed: Array | None = None,
     ) -> None:
-        """rows_a_thread: by the plan's rule unless given. flags: so many words of `zeroed`, for helped kernels."""
-        if not rows_a_thread:
-            rows_a_thread = 1 if sum(self.expand_ctas(which, 1) for which, _ in operands) <= MOST_THIN_CTAS else 4
-        ctas = [self.expand_ctas(which, rows_a_thread) for which, _ in operands]
-        filled = [self.expand_operand(which, to) for which, to in operands]
-        schedule = ExpandSchedule(
-            first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0], rows_a_thread=rows_a_thread
+        """rows_per_thread: 0: the planner's rule. flags: words of `zeroed` to zero, for stream-K kernels."""
+        if not rows_per_thread:
+            rows_per_thread = 1 if sum(self.dequant_ctas(which, 1) for which, _ in operands) <= MOST_THIN_CTAS else 4
+        ctas = [self.dequant_ctas(which, rows_per_thread) for which, _ in operands]
+        filled = [self.dequant_operand(which, to) for which, to in operands]
+        schedule = DequantSchedule(
+            first=filled[0],
+            k=self.k,
+            scale_layout=int(self.linear),
+            first_ctas=ctas[0],
+            rows_per_thread=rows_per_thread,
         )
         if zeroed:
             schedule.flags, schedule.zeroed = flags, zeroed.address
         if len(filled) == 2:
             schedule.second, schedule.second_ctas = filled[1], ctas[1]
         self.emulator.launch(
-            module["nvfp4_sm90_dequant"], grid=sum(ctas), block=EXPAND_THREADS, args=[bytes(schedule)],
+            module["nvfp4_sm90_dequant"], grid=sum(ctas), block=DEQUANT_THREADS, args=[bytes(schedule)],
             programmatic=True, wait=wait,
         )  # fmt: skip
 
-    def operand(self, which: int, raw: bool) -> DenseOperand:
+    def operand(self, which: int, e2m1: bool) -> PrefillOperand:
         rows, batches = (self.m, self.n)[which], self.batches(which)
-        operand = DenseOperand(rows=rows, batches=batches)
-        if raw:
+        operand = PrefillOperand(rows=rows, batches=batches)
+        if e2m1:
             operand.scale, operand.scale_pitch = self.arrays[2 * which + 1].address, self.problem().sfa_pitch
             operand.scale_batch = self.distances(which)[0]
         if not self.k:
             return operand
-        if raw:
+        if e2m1:
             operand.values.opaque[:] = self.emulator.tensor_map(
                 UINT8, self.arrays[2 * which], (self.k // 2, rows, batches), (self.pitch, rows * self.pitch),
                 (32, 128, 1),
@@ -190,39 +197,39 @@ class DenseProduct(sm100.launch.Product):
         else:
             pitch = self.k_stages * 128
             operand.values.opaque[:] = self.emulator.tensor_map(
-                UINT16, self.places[which], (self.k_stages * 64, rows, batches), (pitch, rows * pitch), (64, 128, 1),
+                UINT16, self.outputs[which], (self.k_stages * 64, rows, batches), (pitch, rows * pitch), (64, 128, 1),
                 swizzle=SWIZZLE_128,
             )  # fmt: skip
         return operand
 
-    def dense_schedule(self, swap_ab: bool, clusters: int) -> DenseSchedule:
-        """All but the operands; clusters: that run at once."""
-        x, y = (1, 0) if swap_ab else (0, 1)
+    def prefill_schedule(self, swap_ab: bool, clusters: int) -> PrefillSchedule:
+        """Without the operands. clusters: concurrent ones."""
+        mma_a, mma_b = (1, 0) if swap_ab else (0, 1)
         rows = (self.m, self.n)
-        tiles_x, tiles_y = ceil_div(rows[x], TILE_X), ceil_div(rows[y], TILE_Y)
-        pairs = ceil_div(tiles_x, 2) * tiles_y * self.l
+        tiles_mma_m, tiles_mma_n = ceil_div(rows[mma_a], MMA_TILE_M), ceil_div(rows[mma_b], MMA_TILE_N)
+        pairs = ceil_div(tiles_mma_m, 2) * tiles_mma_n * self.l
         rest = pairs % clusters
-        halved = 2 * rest if 2 * rest <= clusters else 0
-        return DenseSchedule(
-            tiles_x=tiles_x, tiles_y=tiles_y, whole=pairs - halved // 2, halved=halved, k_stages=self.k_stages,
-            swap_ab=int(swap_ab),
+        split_k_tiles = 2 * rest if 2 * rest <= clusters else 0
+        return PrefillSchedule(
+            tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n, dp_pairs=pairs - split_k_tiles // 2,
+            split_k_tiles=split_k_tiles, k_stages=self.k_stages, swap_ab=int(swap_ab),
         )  # fmt: skip
 
-    def launch_dense(
-        self, expand: Module, module: Module, config: Config, swap_ab: bool, clusters: int, wait: bool = True
+    def launch_prefill(
+        self, dequant: Module, module: Module, config: Config, swap_ab: bool, clusters: int, wait: bool = True
     ) -> None:
-        x, y = (1, 0) if swap_ab else (0, 1)
-        expanded = [] if self.k == 0 else [y] if config.x_raw else [y, x]
-        for which in expanded:
-            if which not in self.places:  # memory that is freed would wait for the calls before
-                self.places[which] = self.expanded(which)
-        if expanded:
-            self.expand(expand, [(which, self.places[which]) for which in expanded])
-        schedule = self.dense_schedule(swap_ab, clusters)
-        schedule.x, schedule.y = self.operand(x, config.x_raw), self.operand(y, False)
+        mma_a, mma_b = (1, 0) if swap_ab else (0, 1)
+        dequantized = [] if self.k == 0 else [mma_b] if config.mma_a_e2m1 else [mma_b, mma_a]
+        for which in dequantized:
+            if which not in self.outputs:  # freeing memory would wait for the previous calls
+                self.outputs[which] = self.dequant_output(which)
+        if dequantized:
+            self.dequantize(dequant, [(which, self.outputs[which]) for which in dequantized])
+        schedule = self.prefill_schedule(swap_ab, clusters)
+        schedule.mma_a, schedule.mma_b = self.operand(mma_a, config.mma_a_e2m1), self.operand(mma_b, False)
         self.emulator.launch(
             module[config.kernel],
-            grid=2 * min(clusters, max(schedule.whole, schedule.halved)),
+            grid=2 * min(clusters, max(schedule.dp_pairs, schedule.split_k_tiles)),
             block=THREADS,
             args=[bytes(self.problem()), bytes(schedule)],
             shared=config.shared_bytes,
@@ -231,20 +238,20 @@ class DenseProduct(sm100.launch.Product):
             wait=wait,
         )
 
-    def expected_expansion(self, which: int) -> numpy.ndarray:
-        """[batches, rows, 64 * k_stages] in the order of the kernel: zeros beyond K, 2^-6 of the numbers."""
+    def expected_dequant(self, which: int) -> numpy.ndarray:
+        """[batches, rows, 64 * k_stages] in the kernel's order along K: zeros past K, values times 2^-6."""
         rows, batches = (self.m, self.n)[which], self.batches(which)
         numbers = numpy.zeros((batches, rows, self.k_stages * 64))
         data = self.data[which][:batches, :, : self.k // 2]
         numbers[:, :, : self.k] = sm100.launch.decode(data, self.scales[which][:batches]) / UNIT**0.5
-        # Value 16t + 8w + e of each 64: its pair of word w is q = (e % 2) * 2 + e // 4, in which it is e // 2 % 2.
+        # Value 16t + 8w + e of 64 is element e // 2 % 2 of pair q = (e % 2) * 2 + e // 4 of word w.
         apart = numbers.reshape(batches, rows, self.k_stages, 4, 2, 2, 2, 2)  # ..., t, w, e // 4, e // 2 % 2, e % 2
         return apart.transpose(0, 1, 2, 4, 7, 5, 3, 6).reshape(numbers.shape)  # ..., w, e % 2, e // 4, t, e // 2 % 2
 
 
-def expand_ptx() -> str:
+def dequant_ptx() -> str:
     return compile_ptx(CSRC / "sm90_dequant.cu", family="sm90")
 
 
-def dense_ptx(config: Config) -> str:
+def prefill_ptx(config: Config) -> str:
     return only_entry(compile_ptx(CSRC / "sm90_prefill.cu", family="sm90"), config.kernel)
