@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "device/epilogue.cuh"
-#include "sm80_configs.h"
+#include "kernels/quantize/kernels.h"
 
 __device__ int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;

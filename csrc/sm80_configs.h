@@ -32,7 +32,6 @@
     SM80_MAX((stages) * SM80_STAGE_BYTES(tile_m, tile_n, tile_k), SM80_SUMS_BYTES(tile_m, tile_n, warps))
 
 #define SM80_REDUCE_THREADS 256 /* a thread has 4 columns of a row */
-#define QUANTIZE_THREADS    256
 
 /* Second parameter of the GEMM kernels and of the reduction. The GEMM grid is tiles_m * tiles_n * l * split_k CTAs,
  * tiles_m fastest, split_k slowest. */
