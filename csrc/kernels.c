@@ -29,14 +29,14 @@
                      .source = "sm90_prefill",                                                                         \
                      .threads = SM90_PREFILL_THREADS,                                                                  \
                      .shared_bytes = SM90_PREFILL_SHARED_BYTES(__VA_ARGS__)},
-#define SM100_ROW(id, group, tile_y, stages, accumulators, gather)                                                     \
+#define SM100_ROW(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                           \
     [KERNEL_##id] = {.arch = ARCH_SM100,                                                                               \
                      .programmatic = 1,                                                                                \
                      .more_shared = 1,                                                                                 \
                      .name = "nvfp4_" #id,                                                                             \
                      .source = "sm100_gemm",                                                                           \
-                     .threads = SM100_THREADS(gather),                                                                 \
-                     .shared_bytes = SM100_SHARED_BYTES(group, tile_y, stages)},
+                     .threads = SM100_THREADS(cp_async),                                                               \
+                     .shared_bytes = SM100_SHARED_BYTES(cta_group, mma_tile_n, stages)},
 #define QUANTIZE_ROW(symbol)                                                                                           \
     {.arch = ARCH_SM80, .name = "nvfp4_" symbol, .source = "quantize_kernels", .threads = QUANTIZE_THREADS}
 

@@ -15,7 +15,7 @@
 
 typedef struct sm100_config {
     kernel_id kernel;
-    int32_t group, tile_y, stages, accumulators, gather;
+    int32_t cta_group, mma_tile_n, stages, accumulators, cp_async;
     int32_t co_resident;       /* two CTAs share the tensor memory of an SM */
     const char *reasons[2][2]; /* by swap_ab, by whether K is split */
 } sm100_config;
@@ -27,11 +27,11 @@ typedef struct sm100_config {
 #define PAIR   ", two SMs share a tile and load half of the other each: fewest bytes are loaded"
 #define GATHER ", scales are loaded by threads: they are linear, or K or the rows are not aligned to bulk copies"
 #define SPLIT  "; K is split over a cluster so that more SMs load"
-#define REASON(wide, split, group, tile_y, gather)                                                                     \
-    ((gather)         ? wide GATHER split                                                                              \
-     : (tile_y) <= 32 ? wide NARROW split                                                                              \
-     : (group) == 2   ? wide PAIR split                                                                                \
-                      : wide SINGLE split)
+#define REASON(wide, split, cta_group, mma_tile_n, cp_async)                                                           \
+    ((cp_async)           ? wide GATHER split                                                                          \
+     : (mma_tile_n) <= 32 ? wide NARROW split                                                                          \
+     : (cta_group) == 2   ? wide PAIR split                                                                            \
+                          : wide SINGLE split)
 
 enum {
     MAX_CLUSTER = 8,    /* CTAs, of a portable cluster */
@@ -46,16 +46,16 @@ enum {
 };
 
 static const sm100_config configs[] = {
-#define X(id, group, tile_y, stages, accumulators, gather)                                                             \
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                                   \
     {KERNEL_##id,                                                                                                      \
-     group,                                                                                                            \
-     tile_y,                                                                                                           \
+     cta_group,                                                                                                        \
+     mma_tile_n,                                                                                                       \
      stages,                                                                                                           \
      accumulators,                                                                                                     \
-     gather,                                                                                                           \
-     SM100_TMEM_COLUMNS(tile_y, stages, accumulators) <= TMEM_COLUMNS / 2,                                             \
-     {{REASON(A_WIDE, "", group, tile_y, gather), REASON(A_WIDE, SPLIT, group, tile_y, gather)},                       \
-      {REASON(B_WIDE, "", group, tile_y, gather), REASON(B_WIDE, SPLIT, group, tile_y, gather)}}},
+     cp_async,                                                                                                         \
+     SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= TMEM_COLUMNS / 2,                                         \
+     {{REASON(A_WIDE, "", cta_group, mma_tile_n, cp_async), REASON(A_WIDE, SPLIT, cta_group, mma_tile_n, cp_async)},   \
+      {REASON(B_WIDE, "", cta_group, mma_tile_n, cp_async), REASON(B_WIDE, SPLIT, cta_group, mma_tile_n, cp_async)}}},
     SM100_GEMM_CONFIGS(X)
 #undef X
 };
@@ -83,7 +83,7 @@ static int scales_are_mapped(const gemm_problem *p) {
 typedef struct candidate {
     const sm100_config *config;
     int32_t swap_ab, split_k;
-    int64_t tiles_x, tiles_y, tiles, clusters, k_stages;
+    int64_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
 } candidate;
 
 /* Whether a narrower tile holds all of y as well: the columns between would be computed for nothing. A pair, which
@@ -91,8 +91,9 @@ typedef struct candidate {
 static int is_too_wide(const sm100_config *config, int64_t rows_y) {
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const sm100_config *other = &configs[i];
-        int alike = other->group == config->group || other->tile_y <= NARROW_TILE;
-        if (alike && other->gather == config->gather && rows_y <= other->tile_y && other->tile_y < config->tile_y)
+        int alike = other->cta_group == config->cta_group || other->mma_tile_n <= NARROW_TILE;
+        if (alike && other->cp_async == config->cp_async && rows_y <= other->mma_tile_n &&
+            other->mma_tile_n < config->mma_tile_n)
             return 1;
     }
     return 0;
@@ -103,24 +104,24 @@ static int cut(const device_facts *facts, const gemm_problem *p, candidate *c) {
     const sm100_config *config = c->config;
     int64_t rows_x = c->swap_ab ? p->n : p->m, rows_y = c->swap_ab ? p->m : p->n;
     if (kernels[config->kernel].shared_bytes > facts->shared_per_block) return 0;
-    if (config->gather != needs_gather(p) || (config->group == 2 && !scales_are_mapped(p))) return 0;
-    if (config->tile_y <= NARROW_TILE && rows_y > config->tile_y) return 0;
+    if (config->cp_async != needs_gather(p) || (config->cta_group == 2 && !scales_are_mapped(p))) return 0;
+    if (config->mma_tile_n <= NARROW_TILE && rows_y > config->mma_tile_n) return 0;
     if (is_too_wide(config, rows_y)) return 0;
     if (rows_x < rows_y && rows_x == 1) return 0; /* a vector among the 128 rows would leave 127 idle */
-    c->tiles_x = ceil_div(rows_x, SM100_CTA_ROWS * config->group);
-    c->tiles_y = ceil_div(rows_y, config->tile_y);
+    c->tiles_mma_m = ceil_div(rows_x, SM100_CTA_ROWS * config->cta_group);
+    c->tiles_mma_n = ceil_div(rows_y, config->mma_tile_n);
     c->k_stages = ceil_div(p->k, SM100_STAGE_K);
     int64_t most = INT32_MAX - facts->sm_count; /* the kernel counts on from a tile by the number of clusters */
-    if (c->tiles_x * c->tiles_y > most || c->tiles_x * c->tiles_y * p->l > most) return 0;
-    c->tiles = c->tiles_x * c->tiles_y * p->l;
+    if (c->tiles_mma_m * c->tiles_mma_n > most || c->tiles_mma_m * c->tiles_mma_n * p->l > most) return 0;
+    c->tiles = c->tiles_mma_m * c->tiles_mma_n * p->l;
     if (c->split_k > 1) {
-        int64_t cluster = config->group * c->split_k;
-        if (cluster > MAX_CLUSTER || c->split_k > c->k_stages || config->tile_y % (c->split_k * SHARE_COLUMNS))
+        int64_t cluster = config->cta_group * c->split_k;
+        if (cluster > MAX_CLUSTER || c->split_k > c->k_stages || config->mma_tile_n % (c->split_k * SHARE_COLUMNS))
             return 0;
         c->clusters = c->tiles;
         return c->tiles * cluster <= INT32_MAX;
     }
-    int64_t room = facts->sm_count / config->group;
+    int64_t room = facts->sm_count / config->cta_group;
     if (room == 0) return 0;
     c->clusters = ceil_div(c->tiles, ceil_div(c->tiles, room)); /* each about as many tiles as the others */
     return 1;
@@ -132,7 +133,7 @@ static int leaves_room(const device_facts *facts, const sm100_config *config, in
 }
 
 static int32_t parts_bytes(const candidate *c) {
-    return SM100_PARTIALS_BYTES(c->config->tile_y, c->split_k);
+    return SM100_PARTIALS_BYTES(c->config->mma_tile_n, c->split_k);
 }
 
 /* Partial sums take the stages' place where room of their own would be none of the device's or the next call's. */
@@ -146,30 +147,31 @@ static int partials_in_stages(const device_facts *facts, const candidate *c) {
  * can be there while the call before ends. CTAs beside each other along y share the work. */
 static int32_t prefetch_stages(const device_facts *facts, const candidate *c) {
     const sm100_config *config = c->config;
-    int64_t readers = c->clusters / c->tiles_y * config->group * c->split_k, all = ceil_div(c->k_stages, c->split_k);
-    if (c->tiles_y > PREFETCH_SHARERS || c->tiles > c->clusters || config->gather ||
+    int64_t readers = c->clusters / c->tiles_mma_n * config->cta_group * c->split_k,
+            all = ceil_div(c->k_stages, c->split_k);
+    if (c->tiles_mma_n > PREFETCH_SHARERS || c->tiles > c->clusters || config->cp_async ||
         !leaves_room(facts, config, kernels[config->kernel].shared_bytes))
         return 0;
-    int64_t stages = PREFETCH_BYTES / ((SM100_X_BYTES + SM100_SFX_BYTES) * readers);
+    int64_t stages = PREFETCH_BYTES / ((SM100_MMA_A_BYTES + SM100_MMA_SFA_BYTES) * readers);
     return (int32_t)(stages < all ? stages : all);
 }
 
 static double estimate(const device_facts *facts, const gemm_problem *p, const candidate *c) {
     const sm100_config *config = c->config;
     const sm100_model_input input = {
-        .x_rows = c->swap_ab ? p->n : p->m,
-        .y_rows = c->swap_ab ? p->m : p->n,
+        .mma_m = c->swap_ab ? p->n : p->m,
+        .mma_n = c->swap_ab ? p->m : p->n,
         .k = p->k > 0 ? p->k : 1, /* without products there still are tiles to write */
         .l = p->l,
         .sm_count = facts->sm_count,
-        .group = config->group,
-        .tile_y = config->tile_y,
+        .cta_group = config->cta_group,
+        .mma_tile_n = config->mma_tile_n,
         .stages = config->stages,
         .accumulators = config->accumulators,
         .swap_ab = c->swap_ab,
         .split_k = c->split_k,
-        .gather = config->gather,
-        .gather_values = config->gather && !values_are_mapped(p),
+        .cp_async = config->cp_async,
+        .cp_async_values = config->cp_async && !values_are_mapped(p),
         .co_resident = leaves_room(facts, config, kernels[config->kernel].shared_bytes),
         .partials_in_stages = partials_in_stages(facts, c),
         .output_bytes = p->out_type == OUT_FP32 ? 4 : 2,
@@ -194,26 +196,26 @@ static void fill_operand(const gemm_problem *p, int is_b, sm100_operand *o) {
 static void fill(const device_facts *facts, const gemm_problem *p, const candidate *c, int32_t prefetched,
                  nvfp4_plan *plan, sm100_schedule *s) {
     const sm100_config *config = c->config;
-    const read_policies policies = choose_policies(facts, p, c->swap_ab, c->tiles_x, c->tiles_y);
-    int32_t rows_x = SM100_CTA_ROWS * config->group;
+    const read_policies policies = choose_policies(facts, p, c->swap_ab, c->tiles_mma_m, c->tiles_mma_n);
+    int32_t rows_x = SM100_CTA_ROWS * config->cta_group;
     *plan = (nvfp4_plan){
         .backend = NVFP4_BACKEND_SM100,
         .kernel = config->kernel,
         .name = kernels[config->kernel].name,
         .reason = config->reasons[c->swap_ab][c->split_k > 1],
-        .tile_m = c->swap_ab ? config->tile_y : rows_x,
-        .tile_n = c->swap_ab ? rows_x : config->tile_y,
+        .tile_m = c->swap_ab ? config->mma_tile_n : rows_x,
+        .tile_n = c->swap_ab ? rows_x : config->mma_tile_n,
         .tile_k = SM100_STAGE_K,
         .stages = config->stages,
         .swap_ab = c->swap_ab,
         .split_k = c->split_k,
-        .grid = c->clusters * config->group * c->split_k,
+        .grid = c->clusters * config->cta_group * c->split_k,
         .prefetch_stages = prefetched,
     };
     *s = (sm100_schedule){
         .tiles = (int32_t)c->tiles,
-        .tiles_x = (int32_t)c->tiles_x,
-        .tiles_y = (int32_t)c->tiles_y,
+        .tiles_mma_m = (int32_t)c->tiles_mma_m,
+        .tiles_mma_n = (int32_t)c->tiles_mma_n,
         .split_k = c->split_k,
         .k_stages = (int32_t)c->k_stages,
         .swap_ab = c->swap_ab,
@@ -221,9 +223,9 @@ static void fill(const device_facts *facts, const gemm_problem *p, const candida
         .prefetch_stages = prefetched,
         .partials_in_stages = partials_in_stages(facts, c),
     };
-    fill_operand(p, c->swap_ab, &s->x);
-    fill_operand(p, !c->swap_ab, &s->y);
-    s->x.policy = policies.x, s->y.policy = policies.y;
+    fill_operand(p, c->swap_ab, &s->mma_a);
+    fill_operand(p, !c->swap_ab, &s->mma_b);
+    s->mma_a.cache_policy = policies.x, s->mma_b.cache_policy = policies.y;
 }
 
 /* Every instantiation, either operand as x, every cut of K, with prefetching or without. */
@@ -280,11 +282,11 @@ nvfp4_status sm100_plan(const device_facts *facts, const gemm_problem *p, const 
 /* ---- tensor maps ---- */
 
 int32_t sm100_cluster(const nvfp4_plan *plan) {
-    return config_of(plan->kernel)->group * plan->split_k;
+    return config_of(plan->kernel)->cta_group * plan->split_k;
 }
 
 int32_t sm100_parts_bytes(const nvfp4_plan *plan, const sm100_schedule *schedule) {
-    return schedule->partials_in_stages ? 0 : SM100_PARTIALS_BYTES(config_of(plan->kernel)->tile_y, plan->split_k);
+    return schedule->partials_in_stages ? 0 : SM100_PARTIALS_BYTES(config_of(plan->kernel)->mma_tile_n, plan->split_k);
 }
 
 /* Atoms as 256 elements of 2 bytes, since a box takes at most 256 along a dimension. */
@@ -306,12 +308,12 @@ int sm100_tensors(const gemm_problem *p, const nvfp4_plan *plan, sm100_schedule 
     const sm100_config *config = config_of(plan->kernel);
     int count = 0;
     if (p->k == 0 || !s->values_by_tma) return 0;
-    tensors[count++] = (plan_tensor){values_layout(p, s->swap_ab, BOX_BYTES, SM100_CTA_ROWS, 128), &s->x.values};
-    tensors[count++] =
-        (plan_tensor){values_layout(p, !s->swap_ab, BOX_BYTES, config->tile_y / config->group, 128), &s->y.values};
-    if (config->group == 1) return count;
+    tensors[count++] = (plan_tensor){values_layout(p, s->swap_ab, BOX_BYTES, SM100_CTA_ROWS, 128), &s->mma_a.values};
+    tensors[count++] = (plan_tensor){
+        values_layout(p, !s->swap_ab, BOX_BYTES, config->mma_tile_n / config->cta_group, 128), &s->mma_b.values};
+    if (config->cta_group == 1) return count;
     const char *sfx = s->swap_ab ? "scale_b" : "scale_a", *sfy = s->swap_ab ? "scale_a" : "scale_b";
-    tensors[count++] = (plan_tensor){scales_layout(p, &s->x, sfx, SM100_CTA_ROWS), &s->x.scales};
-    tensors[count++] = (plan_tensor){scales_layout(p, &s->y, sfy, config->tile_y), &s->y.scales};
+    tensors[count++] = (plan_tensor){scales_layout(p, &s->mma_a, sfx, SM100_CTA_ROWS), &s->mma_a.scales};
+    tensors[count++] = (plan_tensor){scales_layout(p, &s->mma_b, sfy, config->mma_tile_n), &s->mma_b.scales};
     return count;
 }

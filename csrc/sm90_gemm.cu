@@ -109,16 +109,16 @@ template <class C> struct loader {
 
     /* The stages of one piece or tile; of the first ones x may have been asked for already. */
     __device__ __forceinline__ void load_stages(int32_t k_first, int32_t k_last, int32_t &ahead,
-                                                ring<C::STAGES> &at) const {
+                                                pipeline_state<C::STAGES> &at) const {
 #pragma unroll 1
         for (int32_t k = k_first; k < k_last; k++, at.advance()) {
             if (ahead > 0) {
                 ahead--;
             } else {
-                mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
-                load_x(k, at.slot);
+                mbarrier_wait(w.empty(at.index), at.phase ^ 1);
+                load_x(k, at.index);
             }
-            if constexpr (!C::Y_RAW) load_y(k, at.slot);
+            if constexpr (!C::Y_RAW) load_y(k, at.index);
         }
     }
 
@@ -133,7 +133,7 @@ template <class C> struct loader {
     }
 
     __device__ __forceinline__ void run(piece_walk<C> walk) {
-        ring<C::STAGES> at;
+        pipeline_state<C::STAGES> at;
         if (!walk.next()) return;
         begin_tile(walk.place);
         int32_t ahead = load_ahead(walk.k_first, walk.k_last);
@@ -145,7 +145,7 @@ template <class C> struct loader {
     }
 
     __device__ __forceinline__ void run(tile_walk<C> walk) {
-        ring<C::STAGES> at;
+        pipeline_state<C::STAGES> at;
         if (!walk.more()) return;
         begin_tile(walk.place);
         int32_t ahead = load_ahead(w.k_first, w.k_last);
@@ -162,7 +162,7 @@ template <class C>
 __device__ __forceinline__ void decode_y(const sm90_schedule &s, const share<C> &w, tile_walk<C> walk, int index) {
     const sm90_dequant_operand &y = s.raw_y;
     raw_rows<C::COLUMN_GROUPS> rows;
-    ring<C::STAGES> at;
+    pipeline_state<C::STAGES> at;
     int turn = index; /* stages until the next of this warp's */
     griddepcontrol_wait();
     for (; walk.more(); walk.advance()) {
@@ -173,10 +173,10 @@ __device__ __forceinline__ void decode_y(const sm90_schedule &s, const share<C> 
 #pragma unroll 1
         for (int32_t k = w.k_first; k < w.k_last; k++, at.advance()) {
             if (turn-- > 0) continue;
-            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
-            rows.store(w.stage(at.slot), C::Y_SPAN);
+            mbarrier_wait(w.empty(at.index), at.phase ^ 1);
+            rows.store(w.stage(at.index), C::Y_SPAN);
             fence_proxy_async();
-            mbarrier_arrive(w.full(at.slot));
+            mbarrier_arrive(w.full(at.index));
             if (k + C::Y_WARPS < w.k_last) rows.load(k + C::Y_WARPS);
             turn = C::Y_WARPS - 1;
         }
@@ -190,7 +190,8 @@ __device__ __forceinline__ uint32_t scale_place(int row) {
 
 /* The products of one tile. A slot is released when the first group of the next stage has been issued, by every lane:
  * each has read x for itself, and a warp's barrier in the loop would end the overlap of wgmma (measured). */
-template <class C> __device__ __forceinline__ void multiply(const share<C> &w, ring<C::STAGES> &at, sums<C> &acc) {
+template <class C>
+__device__ __forceinline__ void multiply(const share<C> &w, pipeline_state<C::STAGES> &at, sums<C> &acc) {
     constexpr int GROUPS = 4 / C::GROUP_WORDS, STEPS = 2 * C::GROUP_WORDS;
     int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
     int row = warp / 4 * 64 * C::X_TILES + warp % 4 * 16 + lane / 4; /* and 8, 64, 72 on */
@@ -201,8 +202,8 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
     uint2 x[C::X_TILES][2][2]; /* [tile of 64 rows][64 along K][row, 8 on] */
     uint32_t scale[C::X_TILES][2][2];
     auto load_x = [&] {
-        uint32_t stage = w.stage(at.slot);
-        mbarrier_wait(w.full(at.slot), at.parity);
+        uint32_t stage = w.stage(at.index);
+        mbarrier_wait(w.full(at.index), at.phase);
 #pragma unroll
         for (int i = 0; i < C::X_TILES; i++)
 #pragma unroll
@@ -216,7 +217,7 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
     if (w.k_first < w.k_last) load_x();
 #pragma unroll 1
     for (int32_t k = w.k_first; k < w.k_last; k++) {
-        uint64_t y = wgmma_smem_descriptor(w.stage(at.slot));
+        uint64_t y = wgmma_smem_descriptor(w.stage(at.index));
         uint32_t before = w.empty(previous);
         uint32_t scale_pairs[C::X_TILES][2]; /* of both rows */
 #pragma unroll
@@ -256,7 +257,7 @@ template <class C> __device__ __forceinline__ void multiply(const share<C> &w, r
                 }
             wgmma_commit_group();
             if (group == GROUPS - 1) { /* x has been decoded */
-                previous = at.slot;
+                previous = at.index;
                 at.advance();
                 if (k + 1 < w.k_last) load_x();
             }
@@ -431,7 +432,7 @@ __device__ __forceinline__ void end_tile(const gemm_problem &p, const sm90_sched
 template <class C>
 __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedule &s, share<C> w, piece_walk<C> walk,
                                         uint8_t *shared) {
-    ring<C::STAGES> at;
+    pipeline_state<C::STAGES> at;
     while (walk.next()) {
         sums<C> acc;
         w.k_first = walk.k_first, w.k_last = walk.k_last;
@@ -457,7 +458,7 @@ __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedu
 template <class C>
 __device__ __forceinline__ void compute(const gemm_problem &p, const sm90_schedule &s, const share<C> &w,
                                         tile_walk<C> walk, uint8_t *shared) {
-    ring<C::STAGES> at;
+    pipeline_state<C::STAGES> at;
     for (; walk.more(); walk.advance()) {
         sums<C> acc;
         multiply(w, at, acc);

@@ -251,7 +251,8 @@ template <class C> __device__ __forceinline__ void contribute(const piece_walk<C
 
 /* One thread: has the partial_tiles to this piece copied, of the columns that the unit keeps. */
 template <class C>
-__device__ __forceinline__ void load_contributions(const share<C> &w, const piece_walk<C> &walk, ring<C::STAGES> &at) {
+__device__ __forceinline__ void load_contributions(const share<C> &w, const piece_walk<C> &walk,
+                                                   pipeline_state<C::STAGES> &at) {
     using layout = contribution_layout<C>;
     kept_columns<C> kept(walk.s.split_k, w.unit, walk.s.inv_split_k);
     int32_t helper = walk.first_helper(), end = helper + walk.helpers();
@@ -262,17 +263,18 @@ __device__ __forceinline__ void load_contributions(const share<C> &w, const piec
 #pragma unroll 1
         for (int first = kept.first; first < kept.last; first += layout::CHUNK, at.advance()) {
             uint32_t bytes = min(layout::CHUNK, kept.last - first) * layout::GROUP;
-            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);
-            mbarrier_arrive_expect_tx(w.full(at.slot), bytes);
-            cp_async_bulk(w.stage(at.slot), from + first * layout::GROUP, bytes, w.full(at.slot), walk.s.y.policy);
+            mbarrier_wait(w.empty(at.index), at.phase ^ 1);
+            mbarrier_arrive_expect_tx(w.full(at.index), bytes);
+            cp_async_bulk(w.stage(at.index), from + first * layout::GROUP, bytes, w.full(at.index), walk.s.y.policy);
         }
     }
 }
 
 /* Adds them, in the order of K. No stages follow, so the ring need not be left where it is. */
 template <class C>
-__device__ __forceinline__ void add_contributions(const share<C> &w, const piece_walk<C> &walk, ring<C::STAGES> at,
-                                                  const kept_columns<C> &kept, sums<C> &acc) {
+__device__ __forceinline__ void add_contributions(const share<C> &w, const piece_walk<C> &walk,
+                                                  pipeline_state<C::STAGES> at, const kept_columns<C> &kept,
+                                                  sums<C> &acc) {
     using layout = contribution_layout<C>;
 #pragma unroll 1
     for (int count = walk.helpers(); count > 0; count--)
@@ -280,15 +282,15 @@ __device__ __forceinline__ void add_contributions(const share<C> &w, const piece
         for (int chunk = 0; chunk < C::COLUMN_GROUPS; chunk += layout::CHUNK) {
             int first = kept.first + chunk, last = min(first + layout::CHUNK, kept.last);
             if (first >= kept.last) continue;
-            uint32_t from = w.stage(at.slot) + threadIdx.x * 16 - first * layout::GROUP;
-            mbarrier_wait(w.full(at.slot), at.parity);
+            uint32_t from = w.stage(at.index) + threadIdx.x * 16 - first * layout::GROUP;
+            mbarrier_wait(w.full(at.index), at.phase);
 #pragma unroll
             for (int group = 0; group < C::COLUMN_GROUPS; group++)
                 if (group >= first && group < last)
 #pragma unroll
                     for (int i = 0; i < C::X_TILES; i++)
                         add_shared(acc[i] + 4 * group, from + group * layout::GROUP + i * layout::TILE);
-            mbarrier_arrive(w.empty(at.slot));
+            mbarrier_arrive(w.empty(at.index));
             at.advance();
         }
 }

@@ -119,7 +119,7 @@ __device__ __forceinline__ void copy_box_to_both(uint32_t to, const tensor_map *
 
 /* One thread: fills the slots. */
 template <class C> __device__ __forceinline__ void load(const sm90_prefill_schedule &s, layout<C> at, tile_walk walk) {
-    ring<C::STAGES> ring;
+    pipeline_state<C::STAGES> ring;
     while (walk.advance()) {
         int32_t xl = s.x.batches == 1 ? 0 : walk.l, yl = s.y.batches == 1 ? 0 : walk.l, k = walk.k;
         const uint8_t *scales = s.x.scale + walk.l * s.x.scale_batch + walk.x / SM90_PREFILL_TILE_X * s.x.scale_pitch;
@@ -127,8 +127,8 @@ template <class C> __device__ __forceinline__ void load(const sm90_prefill_sched
         uint32_t bytes = SM90_PREFILL_Y_BYTES + C::X_BYTES + (have_scales ? SCALES : 0);
 #pragma unroll 1
         for (int32_t step = 0; step < walk.steps; step++, k++, ring.advance()) {
-            uint32_t stage = at.stage(ring.slot), full = at.full(ring.slot);
-            mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
+            uint32_t stage = at.stage(ring.index), full = at.full(ring.index);
+            mbarrier_wait(at.empty(ring.index), ring.phase ^ 1);
             if (k == walk.k_last) { /* of a halved tile, an odd stage less */
                 mbarrier_arrive(full);
                 continue;
@@ -147,7 +147,7 @@ template <class C> __device__ __forceinline__ void load(const sm90_prefill_sched
         }
     }
     /* The last releases, the other CTA's too, arrive in this CTA's memory: it must be there. */
-    for (int i = 0; i < C::STAGES; i++, ring.advance()) mbarrier_wait(at.empty(ring.slot), ring.parity ^ 1);
+    for (int i = 0; i < C::STAGES; i++, ring.advance()) mbarrier_wait(at.empty(ring.index), ring.phase ^ 1);
 }
 
 /* A math warp is done with a slot of which both CTAs fill a half. Every lane has read x for itself; what the other CTA
@@ -186,14 +186,14 @@ template <class C> __device__ __forceinline__ void decode_x(uint32_t stage, uint
 /* The products of one tile. */
 template <class C> struct multiplier {
     layout<C> at;
-    ring<C::STAGES> ring;
+    pipeline_state<C::STAGES> ring;
     uint32_t previous; /* its slot */
 
     __device__ __forceinline__ multiplier(layout<C> at) : at(at) {}
 
     __device__ __forceinline__ void step(bool first, uint32_t other, uint32_t (&a)[4][4], float (&d)[SUMS]) {
-        uint32_t stage = at.stage(ring.slot);
-        mbarrier_wait(at.full(ring.slot), ring.parity);
+        uint32_t stage = at.stage(ring.index);
+        mbarrier_wait(at.full(ring.index), ring.phase);
         if constexpr (C::X_RAW) decode_x<C>(stage, a);
         uint64_t y = wgmma_smem_descriptor(stage);
         uint64_t x = wgmma_smem_descriptor(stage + C::X_AT + threadIdx.x / 128 * 8192 - 8192);
@@ -207,7 +207,7 @@ template <class C> struct multiplier {
         wgmma_commit_group();
         wgmma_wait_group<1>();
         if (!first) release(at.empty(previous), other);
-        previous = ring.slot;
+        previous = ring.index;
         ring.advance();
     }
 
@@ -228,8 +228,8 @@ template <class C> struct multiplier {
         for (int i = 0; i < SUMS; i++) pin_float(d[i]);
         if (walk.k < walk.k_last) release(at.empty(previous), other);
         if (walk.steps > walk.k_last - walk.k) { /* the empty stage of a halved tile */
-            mbarrier_wait(at.full(ring.slot), ring.parity);
-            release(at.empty(ring.slot), other);
+            mbarrier_wait(at.full(ring.index), ring.phase);
+            release(at.empty(ring.index), other);
             ring.advance();
         }
     }

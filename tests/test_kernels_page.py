@@ -47,9 +47,9 @@ int main(void) {
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(DENSE)
     SM100_GEMM_CONFIGS(SM100)
-    printf("stage | x values %d: %d rows of %d bytes, swizzled | y values %d: its half |", SM100_X_BYTES,
-           SM100_CTA_ROWS, SM100_STAGE_K / 2, SM100_Y_BYTES(2, 128));
-    printf(" x scales %d | y scales %d: of all y |\n", SM100_SFX_BYTES, SM100_SFY_BYTES(128));
+    printf("stage | x values %d: %d rows of %d bytes, swizzled | y values %d: its half |", SM100_MMA_A_BYTES,
+           SM100_CTA_ROWS, SM100_STAGE_K / 2, SM100_MMA_B_BYTES(2, 128));
+    printf(" x scales %d | y scales %d: of all y |\n", SM100_MMA_SFA_BYTES, SM100_MMA_SFB_BYTES(128));
     return 0;
 }
 """
@@ -91,7 +91,7 @@ def test_what_shows_a_mistake_is_there() -> None:
     assert re.findall(r"(?m)^### (\d)", mistakes) == list("12345")
     named = [" ".join(part.split("\n\n")[0].split()) for part in mistakes.split("Shown by ")[1:]]
     assert len(named) == 6
-    planted = (ROOT / "tests/sm100/planted.py").read_text(encoding="utf-8")
+    planted = (ROOT / "tests/sm100/mutations.py").read_text(encoding="utf-8")
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for shown in named:
         bugs, functions = re.findall(r'"([^"]+)"', shown), re.findall(r"`(test_\w+)`", shown)

@@ -1,5 +1,5 @@
-/* One product of the contest on the current device's default queue: settings, tensor maps, launch. Nothing is kept from
- * one call to the next but what the device is. */
+/* Launches one product of the competition on the current device's legacy default queue: plan, tensor maps, launch. Only
+ * device properties are kept between calls. */
 #include "../sm100_gemm.cu"
 #include "launch.h"
 #include "settings.h"
@@ -11,7 +11,7 @@
 
 namespace {
 
-static_assert(sizeof(tensor_map) == sizeof(CUtensorMap), "the driver writes what the kernel reads");
+static_assert(sizeof(tensor_map) == sizeof(CUtensorMap), "tensor_map has the driver's size");
 
 const void *const contest_kernels[] = {
 #define X(id, ...) (const void *)nvfp4_##id,
@@ -19,16 +19,16 @@ const void *const contest_kernels[] = {
 #undef X
 };
 
-/* What the device is, asked once. */
+/* Properties of the device that is current at the first call. */
 struct contest_device {
     int ordinal = 0, sm_count = 0, l2_bytes = 0, reads_host_memory = 0;
     decltype(&cuTensorMapEncodeTiled) encode = nullptr;
     cudaError_t error;
 
-    contest_device() : error(ask()) {}
+    contest_device() : error(query()) {}
 
   private:
-    cudaError_t ask() {
+    cudaError_t query() {
         cudaError_t failed = cudaGetDevice(&ordinal);
         if (!failed) failed = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, ordinal);
         if (!failed) failed = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, ordinal);
@@ -36,7 +36,7 @@ struct contest_device {
         for (int i = 0; i < CONTEST_CONFIGS && !failed; i++)
             failed = cudaFuncSetAttribute(contest_kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           CONTEST_SHARED_PER_CTA);
-        /* By name, so that nothing has to be linked with the driver. */
+        /* By name: the file then links without libcuda. */
         cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
         if (!failed)
             failed = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
@@ -69,8 +69,9 @@ CUresult encode(const contest_device &device, const contest_map &m) {
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-/* Programmatic launch: the kernel may start while the one before it ends, and waits for its end by itself. The
- * attribute's name has letters that the contest refuses, so here are its number and, as bytes, its value. */
+/* Programmatic dependent launch: the kernel starts while the previous one ends and orders itself by
+ * griddepcontrol.wait. The attribute's name contains letters that the competition rejects; its number and value are the
+ * same. */
 constexpr cudaLaunchAttributeID PROGRAMMATIC = (cudaLaunchAttributeID)6;
 constexpr int ALLOWED = 1;
 
@@ -82,7 +83,7 @@ std::string contest_gemm(const contest_product &of) {
     int current = 0;
     if (cudaGetDevice(&current) || current != here.ordinal || (of.device >= 0 && of.device != current))
         return "the tensors are on another GPU than the one that was current at the first call";
-    if (of.device < 0 && !here.reads_host_memory) return "the tensors are in host memory, which the GPU does not read";
+    if (of.device < 0 && !here.reads_host_memory) return "the tensors are in host memory, which the GPU cannot read";
 
     gemm_problem p = problem_of(of);
     sm100_schedule s = {};
@@ -92,19 +93,19 @@ std::string contest_gemm(const contest_product &of) {
     if (grid == 0) return "there are more tiles than the kernel counts";
     contest_map maps[4];
     for (int i = contest_maps(&p, &c, &s, maps) - 1; i >= 0; i--)
-        if (encode(here, maps[i])) return "the driver refuses a tensor map (cuTensorMapEncodeTiled)";
+        if (encode(here, maps[i])) return "cuTensorMapEncodeTiled rejected a tensor map";
 
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)(c.group * choice.split_k);
+    attributes[0].val.clusterDim.x = (unsigned)(c.cta_group * choice.split_k);
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = PROGRAMMATIC;
     std::memcpy(&attributes[1].val, &ALLOWED, sizeof ALLOWED);
-    cudaLaunchConfig_t launch = {}; /* all zero: on the default queue */
+    cudaLaunchConfig_t launch = {}; /* zero: the default queue */
     launch.gridDim = dim3((unsigned)grid);
-    launch.blockDim = dim3(SM100_THREADS(c.gather));
+    launch.blockDim = dim3(SM100_THREADS(c.cp_async));
     launch.dynamicSmemBytes = (size_t)(contest_shared_bytes(&c) +
-                                       (s.partials_in_stages ? 0 : SM100_PARTIALS_BYTES(c.tile_y, choice.split_k)));
+                                       (s.partials_in_stages ? 0 : SM100_PARTIALS_BYTES(c.mma_tile_n, choice.split_k)));
     launch.attrs = attributes;
     launch.numAttrs = 2;
     void *arguments[] = {&p, &s};

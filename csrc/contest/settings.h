@@ -19,23 +19,24 @@ enum {
 };
 
 typedef struct contest_config {
-    int32_t group, tile_y, stages, accumulators, gather;
+    int32_t cta_group, mma_tile_n, stages, accumulators, cp_async;
 } contest_config;
 
 static const contest_config contest_configs[] = {
-#define X(id, group, tile_y, stages, accumulators, gather) {group, tile_y, stages, accumulators, gather},
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                                   \
+    {cta_group, mma_tile_n, stages, accumulators, cp_async},
     SM100_GEMM_CONFIGS(X)
 #undef X
 };
 enum { CONTEST_CONFIGS = sizeof contest_configs / sizeof *contest_configs };
 
 static inline int32_t contest_shared_bytes(const contest_config *c) {
-    return SM100_SHARED_BYTES(c->group, c->tile_y, c->stages);
+    return SM100_SHARED_BYTES(c->cta_group, c->mma_tile_n, c->stages);
 }
 
 /* CTAs with so much shared memory that an SM holds: this call's, or this one's and the next one's. */
 static inline int32_t contest_per_sm(const contest_config *c, int32_t bytes) {
-    return SM100_TMEM_COLUMNS(c->tile_y, c->stages, c->accumulators) <= 256 &&
+    return SM100_TMEM_COLUMNS(c->mma_tile_n, c->stages, c->accumulators) <= 256 &&
                    2 * (bytes + CONTEST_RESERVED) <= CONTEST_SHARED_PER_SM
                ? 2
                : 1;
@@ -52,27 +53,28 @@ typedef struct contest_work {
 } contest_work;
 
 static inline int64_t contest_tiles(const contest_config *c, const contest_work *w) {
-    return SM100_CEIL_DIV(w->x, SM100_CTA_ROWS * c->group) * SM100_CEIL_DIV(w->y, c->tile_y) * w->l;
+    return SM100_CEIL_DIV(w->x, SM100_CTA_ROWS * c->cta_group) * SM100_CEIL_DIV(w->y, c->mma_tile_n) * w->l;
 }
 
 /* Whether the kernel can cut K so, and all clusters run at once: a cluster adds up one tile and ends. */
 static inline int contest_may_cut(const contest_config *c, const contest_work *w, int32_t split_k) {
-    int32_t cluster = c->group * split_k;
+    int32_t cluster = c->cta_group * split_k;
     int32_t in_gpc = w->sm_count / (2 * CONTEST_GPCS) * 2 * contest_per_sm(c, contest_shared_bytes(c));
     int64_t at_once = CONTEST_GPCS * (int64_t)(in_gpc / cluster);
-    return cluster <= CONTEST_MOST_CTAS && c->tile_y % (4 * split_k) == 0 &&
+    return cluster <= CONTEST_MOST_CTAS && c->mma_tile_n % (4 * split_k) == 0 &&
            split_k <= SM100_CEIL_DIV(w->k, SM100_STAGE_K) && contest_tiles(c, w) <= at_once;
 }
 
 /* Clocks of a product, without what all its settings have in common. The rates are those of sm100_model.h; nothing here
  * was measured on a B200. */
 static inline double contest_clocks(const contest_config *c, const contest_work *w, int32_t split_k) {
-    const double tiles = (double)contest_tiles(c, w), ctas = tiles * c->group * split_k;
+    const double tiles = (double)contest_tiles(c, w), ctas = tiles * c->cta_group * split_k;
     const double rounds = (double)SM100_CEIL_DIV((int64_t)ctas, w->sm_count);
     const int32_t k_stages = (int32_t)SM100_CEIL_DIV(w->k, SM100_STAGE_K), part = SM100_CEIL_DIV(k_stages, split_k);
 
     /* An SM takes in 60 bytes a clock, L2 gives 6,800 to all. */
-    const double stage = SM100_STAGE_BYTES(c->group, c->tile_y), loaded = tiles * c->group * k_stages * stage;
+    const double stage = SM100_STAGE_BYTES(c->cta_group, c->mma_tile_n),
+                 loaded = tiles * c->cta_group * k_stages * stage;
     double load = rounds * part * stage / 60;
     if (loaded / 6800 > load) load = loaded / 6800;
 
@@ -89,18 +91,18 @@ static inline double contest_clocks(const contest_config *c, const contest_work 
     /* A lane stores its row at 20 bytes a clock and SM, behind the tile's products, and so before the next tile's
      * unless there is a second accumulator. Where K is cut each unit keeps a part of the columns and sends the others.
      */
-    const double store = c->tile_y * SM100_CTA_ROWS * 2 / 20.0 / split_k;
-    const double product = part * 2.0 * (c->tile_y > 128 ? c->tile_y : 128); /* of a tile */
+    const double store = c->mma_tile_n * SM100_CTA_ROWS * 2 / 20.0 / split_k;
+    const double product = part * 2.0 * (c->mma_tile_n > 128 ? c->mma_tile_n : 128); /* of a tile */
     if (c->accumulators == 1) {
         const double busy = rounds * product + (rounds - 1) * (store + 600);
         if (busy > load) load = busy;
     }
-    const double sent = c->tile_y * SM100_CTA_ROWS * 4.0 * (split_k - 1) / split_k;
+    const double sent = c->mma_tile_n * SM100_CTA_ROWS * 4.0 * (split_k - 1) / split_k;
     const double exchange = split_k > 1 ? 500 + sent / 14 : 0;
 
     /* The last products and the next call's preparations, which only run beside this call where an SM has room. */
     const int32_t room = w->sm_count * contest_per_sm(c, contest_shared_bytes(c));
-    const double ends = 3.0 * c->tile_y, begins = 2 * launched > room ? 680 : 0;
+    const double ends = 3.0 * c->mma_tile_n, begins = 2 * launched > room ? 680 : 0;
     return load + store + exchange + ends + begins;
 }
 
@@ -116,8 +118,8 @@ static inline contest_choice contest_choose(const gemm_problem *p, int32_t sm_co
     double least = -1;
     for (int32_t i = 0; i < CONTEST_CONFIGS; i++) {
         const contest_config *c = &contest_configs[i];
-        const int too_wide = c->tile_y > 64 && c->tile_y >= 2 * w.y; /* a narrower one holds all of y too */
-        if (c->gather || (narrow ? c->tile_y != narrow : c->group == 1 || too_wide)) continue;
+        const int too_wide = c->mma_tile_n > 64 && c->mma_tile_n >= 2 * w.y; /* a narrower one holds all of y too */
+        if (c->cp_async || (narrow ? c->mma_tile_n != narrow : c->cta_group == 1 || too_wide)) continue;
         for (int32_t split_k = 1; split_k == 1 || contest_may_cut(c, &w, split_k); split_k *= 2) {
             const double clocks = contest_clocks(c, &w, split_k);
             if (least >= 0 && clocks >= least) continue;
@@ -150,29 +152,30 @@ static inline int32_t contest_schedule(const gemm_problem *p, contest_choice cho
     const contest_config *c = &contest_configs[choice.config];
     const int swap_ab = choice.swap_ab, split_k = choice.split_k;
     const int64_t x = swap_ab ? p->n : p->m, y = swap_ab ? p->m : p->n;
-    const int64_t tiles_x = SM100_CEIL_DIV(x, SM100_CTA_ROWS * c->group), tiles_y = SM100_CEIL_DIV(y, c->tile_y);
-    const int64_t most = (INT32_MAX - sm_count) / (c->group * split_k), room = sm_count / c->group;
-    if (tiles_x * tiles_y > most || tiles_x * tiles_y * p->l > most || room == 0) return 0;
-    const int64_t tiles = tiles_x * tiles_y * p->l;
+    const int64_t tiles_mma_m = SM100_CEIL_DIV(x, SM100_CTA_ROWS * c->cta_group),
+                  tiles_mma_n = SM100_CEIL_DIV(y, c->mma_tile_n);
+    const int64_t most = (INT32_MAX - sm_count) / (c->cta_group * split_k), room = sm_count / c->cta_group;
+    if (tiles_mma_m * tiles_mma_n > most || tiles_mma_m * tiles_mma_n * p->l > most || room == 0) return 0;
+    const int64_t tiles = tiles_mma_m * tiles_mma_n * p->l;
     s->tiles = (int32_t)tiles;
-    s->tiles_x = (int32_t)tiles_x;
-    s->tiles_y = (int32_t)tiles_y;
+    s->tiles_mma_m = (int32_t)tiles_mma_m;
+    s->tiles_mma_n = (int32_t)tiles_mma_n;
     s->split_k = split_k;
     s->k_stages = (int32_t)SM100_CEIL_DIV(p->k, SM100_STAGE_K);
     s->swap_ab = swap_ab;
     s->values_by_tma = 1;
     /* The partial sums lie in the stages where room of their own would be none of the SM's or the next call's. */
-    const int32_t bytes = contest_shared_bytes(c), all = bytes + SM100_PARTIALS_BYTES(c->tile_y, split_k);
+    const int32_t bytes = contest_shared_bytes(c), all = bytes + SM100_PARTIALS_BYTES(c->mma_tile_n, split_k);
     s->partials_in_stages =
         split_k > 1 && (all > CONTEST_SHARED_PER_CTA || contest_per_sm(c, all) < contest_per_sm(c, bytes));
-    contest_operand(p, swap_ab, &s->x);
-    contest_operand(p, !swap_ab, &s->y);
-    const int x_once = tiles_y == 1, y_once = tiles_x == 1;
-    s->x.policy = contest_policy(x_once, y_once, x * (p->k / 2), l2_bytes);
-    s->y.policy = contest_policy(y_once, x_once, y * (p->k / 2), l2_bytes);
+    contest_operand(p, swap_ab, &s->mma_a);
+    contest_operand(p, !swap_ab, &s->mma_b);
+    const int x_once = tiles_mma_n == 1, y_once = tiles_mma_m == 1;
+    s->mma_a.cache_policy = contest_policy(x_once, y_once, x * (p->k / 2), l2_bytes);
+    s->mma_b.cache_policy = contest_policy(y_once, x_once, y * (p->k / 2), l2_bytes);
     /* Cut, a cluster has one tile; uncut, each about as many as the others. */
     const int64_t units = split_k > 1 ? tiles : SM100_CEIL_DIV(tiles, SM100_CEIL_DIV(tiles, room));
-    return (int32_t)(units * c->group * split_k);
+    return (int32_t)(units * c->cta_group * split_k);
 }
 
 /* What a tensor map describes, in elements and bytes. Rank 3: values, as bytes {K/2, rows, L} under the 128-byte
@@ -212,11 +215,11 @@ static inline contest_map contest_map_of(const gemm_problem *p, sm100_operand *o
 /* The maps of a schedule; returns how many. Pairs load scales by them too, since no other copy can signal the barrier
  * of a pair's other CTA; y's values are halved between the two, but either has the scales of all of y. */
 static inline int contest_maps(const gemm_problem *p, const contest_config *c, sm100_schedule *s, contest_map maps[4]) {
-    maps[0] = contest_map_of(p, &s->x, 0, SM100_CTA_ROWS);
-    maps[1] = contest_map_of(p, &s->y, 0, c->tile_y / c->group);
-    if (c->group == 1) return 2;
-    maps[2] = contest_map_of(p, &s->x, 1, SM100_CTA_ROWS);
-    maps[3] = contest_map_of(p, &s->y, 1, c->tile_y);
+    maps[0] = contest_map_of(p, &s->mma_a, 0, SM100_CTA_ROWS);
+    maps[1] = contest_map_of(p, &s->mma_b, 0, c->mma_tile_n / c->cta_group);
+    if (c->cta_group == 1) return 2;
+    maps[2] = contest_map_of(p, &s->mma_a, 1, SM100_CTA_ROWS);
+    maps[3] = contest_map_of(p, &s->mma_b, 1, c->mma_tile_n);
     return 4;
 }
 

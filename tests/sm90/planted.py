@@ -122,15 +122,15 @@ ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K the l
 FEW = Expansion("few rows", 150, 528, 1)
 MANY = Expansion("many rows", 150, 528, 4)
 
-WAIT_FOR_SLOT = "                mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
-WAIT_FOR_DATA = "\n        mbarrier_wait(w.full(at.slot), at.parity);\n"
+WAIT_FOR_SLOT = "                mbarrier_wait(w.empty(at.index), at.phase ^ 1);\n"
+WAIT_FOR_DATA = "\n        mbarrier_wait(w.full(at.index), at.phase);\n"
 STORE_Y = "            rows.store("
-WAIT_FOR_Y = "            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n" + STORE_Y
-TELL_OF_Y = "            mbarrier_arrive(w.full(at.slot));\n"
+WAIT_FOR_Y = "            mbarrier_wait(w.empty(at.index), at.phase ^ 1);\n" + STORE_Y
+TELL_OF_Y = "            mbarrier_arrive(w.full(at.index));\n"
 RELEASE = "            if (group == 0 && k > w.k_first) mbarrier_arrive(before);\n"
 RELEASE_LAST = "    if (w.k_first < w.k_last) mbarrier_arrive(w.empty(previous));\n"
-RELEASE_SUMS = "            mbarrier_arrive(w.empty(at.slot));\n            at.advance();\n"
-SUMS_ARE_THERE = "\n            mbarrier_wait(w.full(at.slot), at.parity);\n"
+RELEASE_SUMS = "            mbarrier_arrive(w.empty(at.index));\n            at.advance();\n"
+SUMS_ARE_THERE = "\n            mbarrier_wait(w.full(at.index), at.phase);\n"
 WAIT_FOR_PARTS = "            mbarrier_wait_cluster(w.parts_full(), 0);\n"
 EACH_PART = "    for (int from = 0; from < kept.units; from++) {\n"
 SECOND_HALF = "if (s.split_k == 2) return function(kept_columns<C>(2, 1, 1u << 30));"
@@ -181,7 +181,7 @@ BUGS = [
         RELEASE,
         "",
         "            wgmma_commit_group();\n",
-        "            if (group == 0 && k + 1 < w.k_last) mbarrier_arrive(w.empty(at.slot));\n"
+        "            if (group == 0 && k + 1 < w.k_last) mbarrier_arrive(w.empty(at.index));\n"
         "            wgmma_commit_group();\n",
     ),
     bug(
@@ -190,7 +190,7 @@ BUGS = [
         RELEASE,
         "",
         WAIT_FOR_DATA,
-        WAIT_FOR_DATA + "        mbarrier_arrive(w.empty(at.slot));\n",
+        WAIT_FOR_DATA + "        mbarrier_arrive(w.empty(at.index));\n",
         RELEASE_LAST,
         "",
     ),
@@ -341,9 +341,9 @@ BUGS = [
     bug(
         "helped: no wait on empty before sums",
         ROUND,
-        "            mbarrier_wait(w.empty(at.slot), at.parity ^ 1);\n"
-        "            mbarrier_arrive_expect_tx(w.full(at.slot), bytes);",
-        "            mbarrier_arrive_expect_tx(w.full(at.slot), bytes);",
+        "            mbarrier_wait(w.empty(at.index), at.phase ^ 1);\n"
+        "            mbarrier_arrive_expect_tx(w.full(at.index), bytes);",
+        "            mbarrier_arrive_expect_tx(w.full(at.index), bytes);",
         found_by="emulator",
     ),
     bug(
