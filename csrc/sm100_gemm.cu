@@ -169,13 +169,14 @@ template <class C> struct tile_scheduler {
 template <class C>
 __device__ __forceinline__ void tma_producer(const sm100_schedule &s, const cta_context<C> &cta,
                                              tile_scheduler<C> scheduler) {
+    const sm100_operand &op_a = s.mma_a, &op_b = s.mma_b;
     pipeline_state<C::STAGES> state;
     for (; scheduler.more(); scheduler.advance()) {
         tile_coord coord = scheduler.coord;
-        int32_t mma_b_row = coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS;
-        int32_t mma_a_block = coord.mma_m / SM100_ATOM_ROWS, mma_b_block = coord.mma_n / SM100_ATOM_ROWS;
-        const uint8_t *sfa = s.mma_a.scale + coord.l * s.mma_a.scale_batch + mma_a_block * s.mma_a.scale_pitch;
-        const uint8_t *sfb = s.mma_b.scale + coord.l * s.mma_b.scale_batch + mma_b_block * s.mma_b.scale_pitch;
+        int32_t b_row = coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS;
+        int32_t a_block = coord.mma_m / SM100_ATOM_ROWS, b_block = coord.mma_n / SM100_ATOM_ROWS;
+        const uint8_t *sfa = op_a.scale + coord.l * op_a.scale_batch + a_block * op_a.scale_pitch;
+        const uint8_t *sfb = op_b.scale + coord.l * op_b.scale_batch + b_block * op_b.scale_pitch;
 #pragma unroll 1 /* unrolling puts address arithmetic ahead of the first load */
         for (int32_t k = cta.k_first; k < cta.k_last; k++, state.advance()) {
             uint32_t stage = cta.stage(state.index), own = cta.full(state.index), full = cta.of_leader(own);
@@ -188,24 +189,22 @@ __device__ __forceinline__ void tma_producer(const sm100_schedule &s, const cta_
                 mbarrier_arrive_expect_tx(own, 2 * C::STAGE_BYTES);
             if (!C::CP_ASYNC || s.values_by_tma) {
                 int32_t byte = k * (SM100_STAGE_K / 2);
-                tma_load_3d<C::CTA_GROUP>(stage, &s.mma_a.values, byte, coord.mma_m, coord.l, full,
-                                          s.mma_a.cache_policy);
-                tma_load_3d<C::CTA_GROUP>(stage + C::MMA_B_OFFSET, &s.mma_b.values, byte, mma_b_row, coord.l, full,
-                                          s.mma_b.cache_policy);
+                tma_load_3d<C::CTA_GROUP>(stage, &op_a.values, byte, coord.mma_m, coord.l, full, op_a.cache_policy);
+                tma_load_3d<C::CTA_GROUP>(stage + C::MMA_B_OFFSET, &op_b.values, byte, b_row, coord.l, full,
+                                          op_b.cache_policy);
             }
-            if constexpr (C::CTA_GROUP ==
-                          2) { /* cp.async.bulk cannot signal the leader's mbarrier; tensor copies can */
+            if constexpr (C::CTA_GROUP == 2) { /* cp.async.bulk cannot signal the leader's mbarrier */
                 int32_t atom = k * SM100_STAGE_ATOMS;
-                tma_load_4d_2sm(stage + C::MMA_SFA_OFFSET, &s.mma_a.scales, 0, atom, mma_a_block, coord.l, full,
-                                s.mma_a.cache_policy);
-                tma_load_4d_2sm(stage + C::MMA_SFB_OFFSET, &s.mma_b.scales, 0, atom, mma_b_block, coord.l, full,
-                                s.mma_b.cache_policy);
+                tma_load_4d_2sm(stage + C::MMA_SFA_OFFSET, &op_a.scales, 0, atom, a_block, coord.l, full,
+                                op_a.cache_policy);
+                tma_load_4d_2sm(stage + C::MMA_SFB_OFFSET, &op_b.scales, 0, atom, b_block, coord.l, full,
+                                op_b.cache_policy);
             } else if constexpr (!C::CP_ASYNC) {
                 uint32_t bytes = cta.blocks(k) * SM100_ATOM_BYTES;
                 cp_async_bulk(stage + C::MMA_SFA_OFFSET, sfa + (int64_t)k * SM100_MMA_SFA_BYTES, bytes, own,
-                              s.mma_a.cache_policy);
+                              op_a.cache_policy);
                 cp_async_bulk(stage + C::MMA_SFB_OFFSET, sfb + (int64_t)k * SM100_MMA_SFA_BYTES, bytes, own,
-                              s.mma_b.cache_policy);
+                              op_b.cache_policy);
             }
         }
     }
@@ -301,18 +300,17 @@ template <class C> struct cp_async_producer {
 
 /* The tcgen05.cp and tcgen05.mma of one stage, issued by one thread. */
 template <class C> struct stage_mma {
-    uint64_t a, b, sfa_atoms, sfb_atoms; /* shared memory descriptors of K block 0 */
-    uint32_t d, sfa, sfb;                /* tensor memory addresses */
-    uint32_t half;                       /* MMA_TILE_N = 64 uses half of a 128-row atom: columns 0-1 or 2-3 */
+    uint64_t mma_a, mma_b, sfa_atoms, sfb_atoms; /* shared memory descriptors of K block 0 */
+    uint32_t d, sfa, sfb;                        /* tensor memory addresses */
+    uint32_t half;                               /* MMA_TILE_N = 64 uses half of a 128-row atom: columns 0-1 or 2-3 */
 
     __device__ __forceinline__ stage_mma(uint32_t stage, uint32_t d, uint32_t scales, uint32_t half)
-        : a(smem_descriptor_sw128(stage)), b(a + C::MMA_B_OFFSET / 16),
+        : mma_a(smem_descriptor_sw128(stage)), mma_b(mma_a + C::MMA_B_OFFSET / 16),
           sfa_atoms(smem_descriptor_atom(stage) + C::MMA_SFA_OFFSET / 16),
           sfb_atoms(sfa_atoms + (C::MMA_SFB_OFFSET - C::MMA_SFA_OFFSET) / 16), d(d), sfa(scales),
           sfb(scales + 4 * SM100_STAGE_ATOMS), half(half) {}
 
-    /* add: the first mma accumulates onto d. ALL: a whole stage, whose instructions follow each other without branches.
-     */
+    /* add: the first mma accumulates onto d. ALL: a whole stage, issued without branches. */
     template <bool ALL> __device__ __forceinline__ void issue(int blocks, bool add, dumper<C> &dump) const {
 #pragma unroll
         for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
@@ -327,8 +325,8 @@ template <class C> struct stage_mma {
         for (int i = 0; i < SM100_STAGE_ATOMS; i++) {
             if (!ALL && i >= blocks) break;
             mma_operands m{d,
-                           a + i * (SM100_MMA_K / 32),
-                           b + i * (SM100_MMA_K / 32),
+                           mma_a + i * (SM100_MMA_K / 32),
+                           mma_b + i * (SM100_MMA_K / 32),
                            instruction_descriptor(C::MMA_TILE_M, C::MMA_TILE_N),
                            sfa + 4 * i,
                            sfb + 4 * i * C::MMA_SFB_ATOMS + half,
@@ -517,23 +515,22 @@ __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_c
                                             const tile_coord &coord) {
     int32_t stages = min(s.prefetch_stages, cta.k_last - cta.k_first);
     if (stages <= 0 || cta.first >= (uint32_t)s.tiles) return;
+    const sm100_operand &op_a = s.mma_a, &op_b = s.mma_b;
     int32_t sharer = coord.mma_n / C::MMA_TILE_N; /* CTAs that read the same mma_a share its stages out */
-    if (coord.mma_m < s.mma_a.rows) {
+    if (coord.mma_m < op_a.rows) {
         int32_t atoms = min(stages * SM100_STAGE_ATOMS, cta.k_blocks - cta.k_first * SM100_STAGE_ATOMS);
         if (sharer == 0)
-            cp_async_bulk_prefetch_l2(s.mma_a.scale + coord.l * s.mma_a.scale_batch +
-                                          coord.mma_m / SM100_ATOM_ROWS * s.mma_a.scale_pitch +
+            cp_async_bulk_prefetch_l2(op_a.scale + coord.l * op_a.scale_batch +
+                                          coord.mma_m / SM100_ATOM_ROWS * op_a.scale_pitch +
                                           (int64_t)cta.k_first * SM100_MMA_SFA_BYTES,
                                       atoms * SM100_ATOM_BYTES);
         for (int32_t k = cta.k_first + sharer; k < cta.k_first + stages; k += s.tiles_mma_n)
-            tma_prefetch_l2_3d(&s.mma_a.values, k * (SM100_STAGE_K / 2), coord.mma_m, coord.l);
+            tma_prefetch_l2_3d(&op_a.values, k * (SM100_STAGE_K / 2), coord.mma_m, coord.l);
     }
     int32_t k = cta.k_first + (int32_t)(cta.first % (uint32_t)(cta.k_last - cta.k_first));
-    tma_prefetch_l2_3d(&s.mma_b.values, k * (SM100_STAGE_K / 2), coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS,
-                       coord.l);
-    cp_async_bulk_prefetch_l2(s.mma_b.scale + coord.l * s.mma_b.scale_batch +
-                                  coord.mma_n / SM100_ATOM_ROWS * s.mma_b.scale_pitch +
-                                  (int64_t)k * SM100_MMA_SFA_BYTES,
+    tma_prefetch_l2_3d(&op_b.values, k * (SM100_STAGE_K / 2), coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS, coord.l);
+    cp_async_bulk_prefetch_l2(op_b.scale + coord.l * op_b.scale_batch +
+                                  coord.mma_n / SM100_ATOM_ROWS * op_b.scale_pitch + (int64_t)k * SM100_MMA_SFA_BYTES,
                               cta.blocks(k) * SM100_ATOM_BYTES);
 }
 

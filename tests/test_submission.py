@@ -218,7 +218,7 @@ def test_argument_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert __main__.main(["submission", "-o", "-", "--check"]) == 2
     assert "--check: checks a file" in capsys.readouterr().err
     assert __main__.main(["submission", "-o", "-", "--json"]) == 2
-    assert "--json: tells of a file" in capsys.readouterr().err
+    assert "--json: reports on a file" in capsys.readouterr().err
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ MUTATIONS = {
     "a bracket": ("python", "def custom_kernel(", "def custom_kernel(("),
     "the word in a comment": ("word", "# For g++", f"# up{WORD.upper()} of g++"),
     "the word in CUDA": ("word", "cudaLaunchConfig_t launch", f"cuda{WORD.title()}_t launch"),
-    "much": ("size", "import torch\n", "import torch\n" + "# more of the same\n" * 400),
+    "much": ("size", "import torch\n", "import torch\n" + "# more of the same\n" * 2000),
     "an accent": ("encoding", "# For g++", "# F\u00fcr g++"),
     "a tab": ("encoding", "    gemm(a,", "\tgemm(a,"),
     "another board": ("directives", "leaderboard nvfp4_gemm", "leaderboard nvfp4_gemv"),

@@ -80,22 +80,22 @@ template <int CTA_GROUP> __device__ __forceinline__ void tcgen05_cp_atom(uint32_
         asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(atom) : "memory");
 }
 
-/* D = A . B^T (+ D with `add`) for K = 64, one scale every 16 values (9.7.16.10). a, b and idesc: descriptors; sfa,
- * sfb: tensor memory. */
+/* D = A . B^T (+ D with `add`) for K = 64, one scale for 16 values (9.7.16.10). d, sfa, sfb: tensor memory addresses.
+ */
 template <int CTA_GROUP>
-__device__ __forceinline__ void tcgen05_mma_mxf4nvf4(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, uint32_t sfa,
-                                                     uint32_t sfb, bool add) {
+__device__ __forceinline__ void tcgen05_mma_mxf4nvf4(uint32_t d, uint64_t a_desc, uint64_t b_desc, uint32_t idesc,
+                                                     uint32_t sfa, uint32_t sfb, bool add) {
     if constexpr (CTA_GROUP == 2)
         asm volatile(
             "{ .reg .pred p; setp.ne.u32 p, %6, 0;"
             " tcgen05.mma.cta_group::2.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], p; }" ::"r"(d),
-            "l"(a), "l"(b), "r"(idesc), "r"(sfa), "r"(sfb), "r"((uint32_t)add)
+            "l"(a_desc), "l"(b_desc), "r"(idesc), "r"(sfa), "r"(sfb), "r"((uint32_t)add)
             : "memory");
     else
         asm volatile(
             "{ .reg .pred p; setp.ne.u32 p, %6, 0;"
             " tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], p; }" ::"r"(d),
-            "l"(a), "l"(b), "r"(idesc), "r"(sfa), "r"(sfb), "r"((uint32_t)add)
+            "l"(a_desc), "l"(b_desc), "r"(idesc), "r"(sfa), "r"(sfb), "r"((uint32_t)add)
             : "memory");
 }
 

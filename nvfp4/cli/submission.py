@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         if args.check:
             raise show.Refusal("--check: checks a file; name one with -o")
         if args.json:
-            raise show.Refusal("--json: tells of a file; name one with -o")
+            raise show.Refusal("--json: reports on a file; name one with -o")
         sys.stdout.write(text)
         return 0
     path = Path(args.output)
