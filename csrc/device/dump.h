@@ -1,38 +1,37 @@
-/* What a debug build (NVFP4_DUMP) writes of one CTA and one k_block of sm100_gemm.cu. Plain C; nvfp4/cli/dump.py
+/* What a debug build (NVFP4_DUMP) records of one CTA of sm100_gemm.cu at one K block of 64. Plain C; nvfp4/cli/dump.py
  * decodes it. */
 #ifndef NVFP4_DEVICE_DUMP_H
 #define NVFP4_DEVICE_DUMP_H
 
 #include <stdint.h>
 
-#define SM100_DUMP_STAGE_BYTES   38912 /* of the largest stage, 256x256's */
-#define SM100_DUMP_SCALE_COLUMNS 12    /* of a k_block: 4 of x, 4 or 8 of y */
+#define SM100_DUMP_STAGE_BYTES   38912 /* the largest stage, 256x256's */
+#define SM100_DUMP_SCALE_COLUMNS 12    /* of a K block: 4 of mma_a, 4 or 8 of mma_b */
 #define SM100_DUMP_SUM_COLUMNS   256
 #define SM100_DUMP_LANES         128
 
-/* A k_block is 64 values along K. Addresses are those of shared or tensor memory. */
 typedef struct sm100_dump {
-    /* By the epilogue, at the kernel's start: which CTA this is, and how much there is of it. */
-    int32_t here;                          /* 1: the CTA exists */
-    int32_t group, tile_y, stages;         /* of the instantiation */
-    int32_t stage_bytes, swap_ab, split_k; /* swap_ab: x is B */
-    int32_t rank, unit;                    /* in the pair; in the cluster */
-    int32_t tiles, k_blocks;               /* of this CTA; of each of its tiles */
-    int32_t first_block;                   /* of the whole K, with which its sums begin */
-    /* By the epilogue, at the chosen k_block. */
-    int32_t tile, row_x, row_y, batch; /* first rows of the operands: of x in this CTA, of y in the tile */
-    int32_t k_block;                   /* of the whole K */
-    uint32_t stage, tmem;              /* addresses in this CTA */
-    uint32_t accumulator, scales;      /* columns that were read, of the allocation */
-    /* By the mma thread, of a pair the leader's: what the instruction was given. */
-    uint32_t slot, parity;
-    uint32_t d, instruction, sfx, sfy, add;
-    uint64_t x, y;             /* descriptors of the values */
-    uint64_t atoms_x, atoms_y; /* of the scales, of the stage's first k_block */
-    int32_t complete;          /* 1: all of the above and below is there */
+    /* Written by the epilogue warps at the start of the kernel. */
+    int32_t exists;                        /* 1: the grid has this CTA */
+    int32_t cta_group, mma_tile_n, stages; /* of the instantiation */
+    int32_t stage_bytes, swap_ab, split_k;
+    int32_t rank, split_idx; /* in the pair; among the split_k that share a tile */
+    int32_t tiles, k_blocks; /* of this CTA; of each of its tiles */
+    int32_t first_block;     /* K block of the whole K at which its sums begin */
+    /* Written by the epilogue warps at the chosen K block. */
+    int32_t tile, mma_a_row, mma_b_row, batch; /* first rows: of mma_a in this CTA, of mma_b in the tile */
+    int32_t k_block;                           /* of the whole K */
+    uint32_t stage_address, tmem;              /* shared and tensor memory addresses in this CTA */
+    uint32_t accumulator, scales;              /* columns that were read, relative to tmem */
+    /* Written by the mma thread (in a pair the leader's): operands of tcgen05.mma. */
+    uint32_t stage, phase; /* of the pipeline */
+    uint32_t d, instruction, mma_sfa, mma_sfb, add;
+    uint64_t mma_a, mma_b;         /* shared memory descriptors of the values */
+    uint64_t sfa_atoms, sfb_atoms; /* and of the scales, at the stage's first K block */
+    int32_t complete;              /* 1: everything above and below has been written */
     int32_t padding_;
-    /* This CTA's memory behind the k_block's products. */
-    uint32_t stage_data[SM100_DUMP_STAGE_BYTES / 4]; /* shared memory of the stage */
+    /* This CTA's memory after the mma of the K block. */
+    uint32_t stage_data[SM100_DUMP_STAGE_BYTES / 4];
     uint32_t scale_columns[SM100_DUMP_SCALE_COLUMNS][SM100_DUMP_LANES];
     uint32_t sums[SM100_DUMP_SUM_COLUMNS][SM100_DUMP_LANES];
 } sm100_dump;

@@ -1,4 +1,4 @@
-/* Shared memory by address: the 32-bit addresses that the asynchronous instructions take. */
+/* Shared memory by 32-bit shared address, the form that the asynchronous instructions take. */
 #ifndef NVFP4_DEVICE_SHARED_CUH
 #define NVFP4_DEVICE_SHARED_CUH
 
@@ -46,14 +46,14 @@ __device__ __forceinline__ void ld_shared_v4_f32(uint32_t from, float (&v)[4]) {
                  : "memory");
 }
 
-/* Makes what this thread wrote to shared memory visible to the async proxy, which tensor cores read through; before
- * the barrier that tells of it (PTX ISA 9.0, section 9.7.13.5). Needs sm_90. */
+/* Orders this thread's earlier writes to shared memory before reads through the async proxy (tensor cores, TMA). Called
+ * before the arrive that publishes the data (PTX ISA 9.0, 9.7.13.5). Needs sm_90. */
 __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* True in one thread of a converged warp, always the same. Unlike a test of the lane it tells the compiler that what
- * follows is one thread's work, whose operands can be uniform registers (section 9.7.14.1). Needs sm_90. */
+/* True in one thread of a converged warp, always the same one. With elect.sync, unlike a test of the lane, the compiler
+ * knows that one thread runs and uses uniform registers (9.7.14.1). Needs sm_90. */
 __device__ __forceinline__ bool elect_one() {
     uint32_t elected;
     asm volatile("{ .reg .pred chosen; elect.sync _|chosen, 0xffffffff; selp.u32 %0, 1, 0, chosen; }"
@@ -61,8 +61,8 @@ __device__ __forceinline__ bool elect_one() {
     return elected != 0;
 }
 
-/* Keeps a value in its register: left alone, the compiler computes it where it is used, again and again or behind a
- * wait that it need not have come after. */
+/* Computes the value here and keeps it in a register. Without it the compiler may compute it again at each use, or sink
+ * it behind a wait. */
 template <class T> __device__ __forceinline__ void pin(T &value) {
     if constexpr (sizeof(T) == 8)
         asm volatile("" : "+l"(value));

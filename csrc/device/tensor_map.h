@@ -1,5 +1,5 @@
-/* A tensor map as the driver encodes it (cuTensorMapEncodeTiled): 128 opaque bytes on 64. Host C and device code share
- * this; a kernel receives it inside a __grid_constant__ parameter. */
+/* A tensor map as cuTensorMapEncodeTiled writes it: 128 opaque bytes, 64-byte aligned. Host C and device code include
+ * it; a kernel receives it in a __grid_constant__ parameter. */
 #ifndef NVFP4_DEVICE_TENSOR_MAP_H
 #define NVFP4_DEVICE_TENSOR_MAP_H
 

@@ -1,7 +1,6 @@
-"""One text out of a source file and the files of ours that it includes, each once and whole, comments and all.
+"""Joins a source file and the project files that it includes into one text, each file once, comments included.
 
-What is left out is what has no meaning in one text: `#include "..."`, include guards, and the side of `#ifdef
-NVFP4_DUMP` that a debug build alone compiles. Nothing is rewritten.
+Left out are `#include "..."`, include guards and the code of debug builds (`#ifdef NVFP4_DUMP`). Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 
 
 def amalgamate(root: str, folder: Path = SOURCES) -> str:
-    """The text of a file, named relative to the folder, behind those of the files that it includes."""
+    """The text of a file, named relative to the folder, after the files that it includes."""
     parts: list[str] = []
     seen: set[Path] = set()
 
@@ -47,9 +46,9 @@ def read(path: Path) -> str:
 
 
 def release_lines(lines: list[str]) -> list[str]:
-    """Without what is compiled where DEBUG is defined alone, and without the lines that ask."""
+    """The lines without code that only debug builds compile and without the directives around it."""
     kept = []
-    asks: list[bool | None] = []  # of every condition around: whether DEBUG must be there; None: it asks something else
+    asks: list[bool | None] = []  # for each open condition: whether it needs DEBUG; None: it does not depend on DEBUG
     for line in lines:
         condition = CONDITION.match(line)
         if condition:

@@ -25,10 +25,11 @@ static const int64_t batches[] = {1, 3, 1000};
 typedef enum variant { PLAIN, LINEAR, UNALIGNED, FP32, FAR_ROWS, FAR_BATCHES, ONE_FOR_ALL, VARIANTS } variant;
 
 typedef struct config {
-    int kernel, group, tile_y, stages, accumulators, gather;
+    int kernel, cta_group, mma_tile_n, stages, accumulators, cp_async;
 } config;
 static const config configs[] = {
-#define X(id, group, tile_y, stages, accumulators, gather) {KERNEL_##id, group, tile_y, stages, accumulators, gather},
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                                   \
+    {KERNEL_##id, cta_group, mma_tile_n, stages, accumulators, cp_async},
     SM100_GEMM_CONFIGS(X)
 #undef X
 };
@@ -100,18 +101,19 @@ static void check_layout(const tensor_layout *t) {
         expect(t->strides[i - 1] % 16 == 0 && t->strides[i - 1] < (uint64_t)TENSOR_STRIDE_END, "a stride is encodable");
     }
     expect(!t->swizzle || t->box[0] * (uint32_t)t->element_bytes == 128, "a swizzled row is the swizzle's span");
-    expect(bytes <= SM100_X_BYTES || bytes <= 2 * SM100_SFX_BYTES, "a box is no larger than its part of a stage");
+    expect(bytes <= SM100_MMA_A_BYTES || bytes <= 2 * SM100_MMA_SFA_BYTES,
+           "a box is no larger than its part of a stage");
 }
 
 static void check_tensors(const gemm_problem *p, const nvfp4_plan *plan, const config *c, sm100_schedule *s) {
     plan_tensor tensors[PLAN_MOST_TENSORS];
     int count = sm100_tensors(p, plan, s, tensors);
     int mapped = p->k > 0 && s->values_by_tma;
-    expect(count == (mapped ? 2 * c->group : 0), "values have tensor maps, and scales of pairs");
-    tensor_map *const maps[] = {&s->x.values, &s->y.values, &s->x.scales, &s->y.scales};
-    const void *const data[] = {s->x.data, s->y.data, s->x.scale, s->y.scale};
-    const int64_t rows[] = {s->x.rows, s->y.rows, s->x.rows, s->y.rows};
-    const int32_t box[] = {SM100_CTA_ROWS, c->tile_y / c->group, 1, (c->tile_y + 127) / 128};
+    expect(count == (mapped ? 2 * c->cta_group : 0), "values have tensor maps, and scales of pairs");
+    tensor_map *const maps[] = {&s->mma_a.values, &s->mma_b.values, &s->mma_a.scales, &s->mma_b.scales};
+    const void *const data[] = {s->mma_a.data, s->mma_b.data, s->mma_a.scale, s->mma_b.scale};
+    const int64_t rows[] = {s->mma_a.rows, s->mma_b.rows, s->mma_a.rows, s->mma_b.rows};
+    const int32_t box[] = {SM100_CTA_ROWS, c->mma_tile_n / c->cta_group, 1, (c->mma_tile_n + 127) / 128};
     for (int i = 0; i < count; i++) {
         const tensor_layout *t = &tensors[i].layout;
         check_layout(t);
@@ -125,17 +127,18 @@ static void check_tensors(const gemm_problem *p, const nvfp4_plan *plan, const c
 
 static int leaves_room(const device_facts *facts, const config *c, int32_t bytes) {
     return 2 * (bytes + 1024) <= facts->shared_per_sm &&
-           2 * SM100_TMEM_COLUMNS(c->tile_y, c->stages, c->accumulators) <= 512;
+           2 * SM100_TMEM_COLUMNS(c->mma_tile_n, c->stages, c->accumulators) <= 512;
 }
 
 /* Partial sums have room of their own, or that of the stages. */
 static void check_shared_memory(const device_facts *facts, const nvfp4_plan *plan, const config *c,
                                 const sm100_schedule *s) {
-    int32_t stages = kernels[plan->kernel].shared_bytes, parts = SM100_PARTIALS_BYTES(c->tile_y, s->split_k);
+    int32_t stages = kernels[plan->kernel].shared_bytes, parts = SM100_PARTIALS_BYTES(c->mma_tile_n, s->split_k);
     int32_t more = sm100_parts_bytes(plan, s), all = stages + parts;
     expect(stages + more <= facts->shared_per_block, "shared memory fits a CTA");
     expect(more == (s->partials_in_stages ? 0 : parts), "partial sums have room");
-    expect(parts <= c->stages * SM100_STAGE_BYTES(c->group, c->tile_y), "the stages have room for partial sums");
+    expect(parts <= c->stages * SM100_STAGE_BYTES(c->cta_group, c->mma_tile_n),
+           "the stages have room for partial sums");
     expect(!s->partials_in_stages || s->split_k > 1, "a whole product has no partial sums");
     int crowded = leaves_room(facts, c, stages) && !leaves_room(facts, c, all);
     expect(s->partials_in_stages == (all > facts->shared_per_block || crowded), "sums go where there is room");
@@ -143,23 +146,28 @@ static void check_shared_memory(const device_facts *facts, const nvfp4_plan *pla
 
 static void check_schedule(const device_facts *facts, const gemm_problem *p, const nvfp4_plan *plan, const config *c,
                            const sm100_schedule *s) {
-    int32_t rows_x = SM100_CTA_ROWS * c->group, cluster = sm100_cluster(plan);
-    int64_t clusters = plan->grid / cluster, room = facts->sm_count / c->group;
+    int32_t rows_x = SM100_CTA_ROWS * c->cta_group, cluster = sm100_cluster(plan);
+    int64_t clusters = plan->grid / cluster, room = facts->sm_count / c->cta_group;
     int64_t batch = p->a_batch > p->b_batch ? p->a_batch : p->b_batch;
     int linear = p->scale_layout == SCALES_LINEAR;
     int far = (p->m > 1 && p->a_pitch >= TENSOR_STRIDE_END) || (p->l > 1 && batch >= TENSOR_STRIDE_END);
-    expect(plan->tile_m == (s->swap_ab ? c->tile_y : rows_x) && plan->tile_n == (s->swap_ab ? rows_x : c->tile_y) &&
-               plan->tile_k == SM100_STAGE_K && plan->stages == c->stages,
+    expect(plan->tile_m == (s->swap_ab ? c->mma_tile_n : rows_x) &&
+               plan->tile_n == (s->swap_ab ? rows_x : c->mma_tile_n) && plan->tile_k == SM100_STAGE_K &&
+               plan->stages == c->stages,
            "the plan says the tile");
-    expect(s->x.rows == (s->swap_ab ? p->n : p->m) && s->y.rows == (s->swap_ab ? p->m : p->n), "rows of both sides");
-    expect(s->tiles_x == ceil_div(s->x.rows, rows_x) && s->tiles_y == ceil_div(s->y.rows, c->tile_y), "tiles cover");
-    expect(s->tiles == s->tiles_x * s->tiles_y * p->l && s->tiles <= INT32_MAX - facts->sm_count, "tiles count");
+    expect(s->mma_a.rows == (s->swap_ab ? p->n : p->m) && s->mma_b.rows == (s->swap_ab ? p->m : p->n),
+           "rows of both sides");
+    expect(s->tiles_mma_m == ceil_div(s->mma_a.rows, rows_x) &&
+               s->tiles_mma_n == ceil_div(s->mma_b.rows, c->mma_tile_n),
+           "tiles cover");
+    expect(s->tiles == s->tiles_mma_m * s->tiles_mma_n * p->l && s->tiles <= INT32_MAX - facts->sm_count,
+           "tiles count");
     expect(s->k_stages == ceil_div(p->k, SM100_STAGE_K), "stages cover K");
     expect(plan->split_k == s->split_k && (s->split_k == 1 || s->split_k == 2 || s->split_k == 4 || s->split_k == 8),
            "a split is a power of two");
     expect(s->split_k == 1 || s->split_k <= s->k_stages, "no part of K is empty");
-    expect(s->split_k == 1 || c->tile_y % (4 * s->split_k) == 0, "parts of K share a tile's columns, 4 at a time");
-    expect(cluster == c->group * s->split_k && cluster <= 8 && plan->grid % cluster == 0, "a cluster that fits");
+    expect(s->split_k == 1 || c->mma_tile_n % (4 * s->split_k) == 0, "parts of K share a tile's columns, 4 at a time");
+    expect(cluster == c->cta_group * s->split_k && cluster <= 8 && plan->grid % cluster == 0, "a cluster that fits");
     expect(plan->grid > 0 && plan->grid <= INT32_MAX, "a grid that can be launched");
     if (s->split_k > 1)
         expect(clusters == s->tiles, "one tile a cluster where K is split");
@@ -167,14 +175,15 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
         expect(clusters <= s->tiles && clusters <= room &&
                    ceil_div(s->tiles, clusters) == ceil_div(s->tiles, s->tiles < room ? s->tiles : room),
                "no more clusters than tiles or SMs, as few rounds as can be");
-    expect(c->gather == (linear || p->k % 64 != 0 || !p->aligned16 || far), "threads load what bulk copies cannot");
+    expect(c->cp_async == (linear || p->k % 64 != 0 || !p->aligned16 || far), "threads load what bulk copies cannot");
     expect(s->values_by_tma == (p->aligned16 && !far), "values by tensor maps where they are aligned");
-    expect(!(c->gather && c->group == 2), "pairs do not gather");
-    expect(c->tile_y > 32 || s->tiles_y == 1, "a narrow tile holds all of y");
+    expect(!(c->cp_async && c->cta_group == 2), "pairs do not gather");
+    expect(c->mma_tile_n > 32 || s->tiles_mma_n == 1, "a narrow tile holds all of y");
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const config *other = &configs[i];
-        int alike = other->group == c->group || other->tile_y <= 32;
-        expect(!alike || other->gather != c->gather || other->tile_y >= c->tile_y || s->y.rows > other->tile_y,
+        int alike = other->cta_group == c->cta_group || other->mma_tile_n <= 32;
+        expect(!alike || other->cp_async != c->cp_async || other->mma_tile_n >= c->mma_tile_n ||
+                   s->mma_b.rows > other->mma_tile_n,
                "no narrower tile holds all of y");
     }
     expect(!(p->m == 1 && p->n > 1) || s->swap_ab, "one row of A is no reason for 128");
@@ -182,14 +191,14 @@ static void check_schedule(const device_facts *facts, const gemm_problem *p, con
     expect(plan->workspace == 0, "no workspace");
     check_shared_memory(facts, plan, c, s);
     int beside = leaves_room(facts, c, kernels[plan->kernel].shared_bytes);
-    expect(s->prefetch_stages == 0 || (beside && !c->gather), "CTAs that start early prefetch");
+    expect(s->prefetch_stages == 0 || (beside && !c->cp_async), "CTAs that start early prefetch");
     expect(s->prefetch_stages == plan->prefetch_stages && s->prefetch_stages >= 0 &&
                s->prefetch_stages <= ceil_div(s->k_stages, s->split_k) + 1,
            "no more than there is");
 }
 
 static void check_operands(const gemm_problem *p, const sm100_schedule *s, variant v) {
-    const sm100_operand *a = s->swap_ab ? &s->y : &s->x, *b = s->swap_ab ? &s->x : &s->y;
+    const sm100_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
     expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
                a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch,
            "A is on its side");
@@ -197,10 +206,10 @@ static void check_operands(const gemm_problem *p, const sm100_schedule *s, varia
                b->scale_pitch == p->sfb_pitch && b->scale_batch == p->sfb_batch,
            "B is on its side");
     const uint64_t normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000;
-    int64_t reads[2] = {s->tiles_y, s->tiles_x};
+    int64_t reads[2] = {s->tiles_mma_n, s->tiles_mma_m};
     if (v == ONE_FOR_ALL && p->l > 1) reads[s->swap_ab] *= p->l;
     for (int i = 0; i < 2; i++) {
-        uint64_t policy = i ? s->y.policy : s->x.policy;
+        uint64_t policy = i ? s->mma_b.cache_policy : s->mma_a.cache_policy;
         expect(policy == first || policy == last || policy == normal, "a policy that exists");
         expect(p->k == 0 || (policy == first) == (reads[i] == 1), "what is read once leaves L2 first");
         expect(p->k == 0 || policy != last || reads[!i] == 1, "what stays in L2 does so while the other streams");
@@ -258,13 +267,13 @@ static void check_configs(void) {
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const config *c = &configs[i];
         const char *name = kernels[c->kernel].name;
-        int used = SM100_USED_COLUMNS(c->tile_y, c->stages, c->accumulators);
-        int columns = SM100_TMEM_COLUMNS(c->tile_y, c->stages, c->accumulators);
+        int used = SM100_USED_COLUMNS(c->mma_tile_n, c->stages, c->accumulators);
+        int columns = SM100_TMEM_COLUMNS(c->mma_tile_n, c->stages, c->accumulators);
         expect_of(used <= columns && columns <= 512, "tensor memory suffices", name);
         expect_of(kernels[c->kernel].shared_bytes <= 232448, "shared memory of a B200 suffices", name);
         expect_of(kernels[c->kernel].arch == ARCH_SM100 && kernels[c->kernel].programmatic, "where it runs", name);
-        expect_of(kernels[c->kernel].threads == (c->gather ? 320 : 192), "warps", name);
-        expect_of(c->group == 1 || c->tile_y % 32 == 0, "half of a pair's tile is whole groups of rows", name);
+        expect_of(kernels[c->kernel].threads == (c->cp_async ? 320 : 192), "warps", name);
+        expect_of(c->cta_group == 1 || c->mma_tile_n % 32 == 0, "half of a pair's tile is whole groups of rows", name);
     }
 }
 
