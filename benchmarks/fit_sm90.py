@@ -1,4 +1,4 @@
-"""Fits the constants of csrc/sm90_model.h to measured times, and says what the plans cost that it chooses.
+"""Fits the constants of csrc/kernels/sm90/model.h to measured times, and says what the plans cost that it chooses.
 
     python benchmarks/fit_sm90.py          the constants as they stand: error, and regret of each shape
     python benchmarks/fit_sm90.py --fit    the same after fitting, and the constants, to be written into the header
@@ -26,7 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent / "csrc"
 MEASURED = HERE / "results/sm90_candidates.csv"
-SOURCES = ["sm90_gemv_plan.c", "sm90_prefill_plan.c", "sm90_dequant_plan.c", "plan_choice.c", "plan_operands.c"]
+SOURCES = ["kernels/sm90/gemv_plan.c", "kernels/sm90/prefill_plan.c", "kernels/sm90/dequant_plan.c", "plan_choice.c", "plan_operands.c"]
 SOURCES += ["kernels.c", "error.c"]
 CONSTANT = re.compile(r"^#define (SM90_\w+) +([0-9.]+)( .*)?$", re.MULTILINE)
 KEPT = {
@@ -44,7 +44,7 @@ EVENT_PAIR_US = 1.25  # an empty pair of events, in each measured time
 MOST = 384
 
 DRIVER = """
-#include "sm90_plan.c"
+#include "kernels/sm90/gemm_plan.c"
 double sm90_constants[64];
 int rank(long m, long n, long k, int most, const char **names, int *settings, double *times) {
     static const unsigned char memory[16] __attribute__((aligned(16)));
@@ -83,7 +83,7 @@ class Model:
     """The planner, with constants that can be set."""
 
     def __init__(self) -> None:
-        text = (CSRC / "sm90_model.h").read_text()
+        text = (CSRC / "kernels/sm90/model.h").read_text()
         self.constants = {name: float(value) for name, value, _ in CONSTANT.findall(text)}
         place = {name: i for i, name in enumerate(self.constants)}
         text = CONSTANT.sub(lambda found: f"#define {found[1]} sm90_constants[{place[found[1]]}]", text)
@@ -91,7 +91,7 @@ class Model:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "csrc"
             shutil.copytree(CSRC, source, ignore=shutil.ignore_patterns("*.cu"))
-            (source / "sm90_model.h").write_text(text)
+            (source / "kernels/sm90/model.h").write_text(text)
             (source / "rank.c").write_text(DRIVER)
             library = Path(folder) / "rank.so"
             command = ["gcc", "-O2", "-std=gnu11", "-shared", "-fPIC", "-o", str(library), "rank.c", *SOURCES]

@@ -4,7 +4,7 @@ A call is taken apart into what its CTAs must do: bytes from DRAM and through L2
 tcgen05.mma and tcgen05.cp, barriers, the ring of stages, the sum over parts of K, the stores, and what stands between
 two calls. The stream of a tile takes as long as the slowest of DRAM, L2, ingress, tensor core and loading threads;
 before it come the gap between calls and the first byte's latency, behind it the last stage, the sum over parts and the
-stores. b200_constants.py has the numbers and their sources, b200_report.py the tables. csrc/sm100_model.h is the same
+stores. b200_constants.py has the numbers and their sources, b200_report.py the tables. csrc/kernels/sm100/model.h is the same
 formula in C; tests compare them.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import b200_constants as given
 from b200_constants import Constants
 
-CONFIGS = Path(__file__).resolve().parent.parent / "csrc" / "sm100_configs.h"
+CONFIGS = Path(__file__).resolve().parent.parent / "csrc" / "kernels/sm100/config.h"
 SMS = 148
 STAGE_K = 256
 MMA_K = 64
@@ -37,7 +37,7 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Config:
-    """An instantiation: a row of sm100_configs.h."""
+    """An instantiation: a row of kernels/sm100/config.h."""
 
     name: str
     group: int
@@ -277,7 +277,7 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
 
 
 def work_of(shape: Shape, config: Config, split: int = 1, swap_ab: bool = False, gather_values: bool = False) -> Work:
-    """Counted work of one of our kernels: see the schedule in sm100_configs.h."""
+    """Counted work of one of our kernels: see the schedule in kernels/sm100/config.h."""
     x, y = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
     group, tile_y, atoms = config.group, config.tile_y, config.scale_atoms
     tiles_x, tiles_y = ceil_div(x, CTA_ROWS * group), ceil_div(y, tile_y)
@@ -330,7 +330,7 @@ class Plan:
 
 
 def allowed(shape: Shape, config: Config, split: int, swap_ab: bool, rows: list[Config]) -> bool:
-    """What sm100_plan.c takes: tiles up to 32 wide hold all of y, and no wider one is tried where such a one or a
+    """What kernels/sm100/plan.h takes: tiles up to 32 wide hold all of y, and no wider one is tried where such a one or a
     narrower of as many CTAs does; no part of K is empty, each CTA keeps 4 columns or more of a split tile."""
     x, y = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
     if (config.tile_y <= 32 and y > config.tile_y) or x == 1 < y:

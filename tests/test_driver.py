@@ -381,7 +381,7 @@ def test_ragged_sets_reach_every_instantiation(fake_driver: Path, shapes: list[t
     """With K cut and not, on an H200's facts: a kernel that no exact test plans would be tested by nobody."""
     plans = f"[nvfp4.info(*shape, device=0, backend='sm80')['plan'] for shape in {shapes}]"
     planned = json.loads(run(f"import json; print(json.dumps({plans}))", fake_driver))
-    configs = (HERE.parent / "csrc/sm80_configs.h").read_text()
+    configs = (HERE.parent / "csrc/kernels/sm80/config.h").read_text()
     names = [f"nvfp4_{name}" for name in re.findall(r"X\((sm80_gemm_\w+),", configs)]
     assert len(names) > 1
     assert {(plan["kernel"], plan["split_k"] > 1) for plan in planned} == {(n, cut) for n in names for cut in (0, 1)}

@@ -36,9 +36,9 @@ def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
 
 
 def without_hooks(text: str) -> str:
-    """sm100_gemm.cu with every dump hook removed."""
-    operands = re.search(r"struct mma_operands \{.*?\n\};\n", (CSRC / "device/dump.cuh").read_text(), re.S)[0]
-    text = text.replace('#include "device/dump.cuh"\n', '#include "device/mbarrier.cuh"\n' + operands)
+    """kernels/sm100/gemm.cu with every dump hook removed."""
+    operands = re.search(r"struct mma_operands \{.*?\n\};\n", (CSRC / "kernels/common/dump.cuh").read_text(), re.S)[0]
+    text = text.replace('#include "kernels/common/dump.cuh"\n', '#include "kernels/common/mbarrier.cuh"\n' + operands)
     text = re.sub(r"^ *(dumper<C>(::init\(cta\)| dump\([\w., ]*\))|dump\.\w+\([\w., ]*\));\n", "", text, flags=re.M)
     return re.sub(r", (dumper<C> &)?dump\b", "", text)
 
@@ -46,8 +46,8 @@ def without_hooks(text: str) -> str:
 @needs_nvcc
 def test_without_the_flag_the_code_is_the_same(tmp_path: Path) -> None:
     """Equal PTX gives equal machine code: ptxas has no other input."""
-    bare = tmp_path / "sm100_gemm.cu"
-    bare.write_text(without_hooks((CSRC / "sm100_gemm.cu").read_text()))
+    bare = tmp_path / "kernels/sm100/gemm.cu"
+    bare.write_text(without_hooks((CSRC / "kernels/sm100/gemm.cu").read_text()))
     assert "dump" not in bare.read_text()
     plain = gemm_ptx()
     assert compile_ptx(bare) == plain

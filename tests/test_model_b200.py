@@ -36,7 +36,7 @@ FIELDS = [(name, ctypes.c_int64) for name in ("x_rows", "y_rows", "k", "l")] + [
         "output_bytes",
     )
 ]
-ESTIMATE = '#include "sm100_model.h"\ndouble estimate(const sm100_model_input *in) { return sm100_estimate_us(in); }\n'
+ESTIMATE = '#include "kernels/sm100/model.h"\ndouble estimate(const sm100_model_input *in) { return sm100_estimate_us(in); }\n'
 
 
 class Input(ctypes.Structure):
@@ -92,7 +92,7 @@ def test_c_estimate_is_the_models(estimate):
         assert got == pytest.approx(want, rel=1e-9), f"seed {seed}: {shape} {config} split {split} {swap_ab} {sms}"
 
 
-# What sm100_plan.c takes first, of dense operands in the tensor core's layout, on the B200 of the model.
+# What kernels/sm100/plan.h takes first, of dense operands in the tensor core's layout, on the B200 of the model.
 PLANNER = r"""
 #include <stdio.h>
 #include "kernels.h"
@@ -127,7 +127,7 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path):
         shapes.append(model.Shape(m, n, 64 * draw.randint(1, 256), draw.choice((1, 1, 2, 8))))
     (tmp_path / "planner.c").write_text(PLANNER)
     csrc = ROOT / "csrc"
-    names = ("sm100_plan.c", "plan_choice.c", "plan_operands.c", "kernels.c", "error.c")
+    names = ("kernels/sm100/plan.h", "plan_choice.c", "plan_operands.c", "kernels.c", "error.c")
     sources = [tmp_path / "planner.c", *(csrc / name for name in names)]
     binary = tmp_path / "planner"
     subprocess.run(["gcc", "-std=c11", "-O2", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)

@@ -266,9 +266,9 @@ def device(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     for name in finder.HIDDEN_INPUTS:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "device").mkdir()
-    (tmp_path / "device/header.cuh").write_text('#include "../deep.h"\n')
+    (tmp_path / "kernels/common/header.cuh").write_text('#include "../deep.h"\n')
     (tmp_path / "deep.h").write_text("// first\n")
-    (tmp_path / "one.cu").write_text('#include <cuda_fp16.h>\n#  include "device/header.cuh"\n')
+    (tmp_path / "one.cu").write_text('#include <cuda_fp16.h>\n#  include "kernels/common/header.cuh"\n')
     (tmp_path / "two.cu").write_text("#include <stdint.h>\n")
     made = Device(finder, tmp_path, nvcc)
     assert made.compiled() == BOTH

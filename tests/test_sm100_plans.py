@@ -15,7 +15,7 @@ from conftest import Backend
 import nvfp4
 from nvfp4 import _C
 
-CONFIGS = Path(__file__).resolve().parent.parent / "csrc/sm100_configs.h"
+CONFIGS = Path(__file__).resolve().parent.parent / "csrc/kernels/sm100/config.h"
 CASES = [
     ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
     ragged.Case(131, 70, 2112, alpha="float", c="out"),

@@ -32,7 +32,7 @@ STAGE_INSTRUCTIONS = 90  # of one thread; a stage of 256x128 takes the tensor co
 
 @dataclass(frozen=True)
 class Budget:
-    """Sizes of an instantiation from sm100_configs.h."""
+    """Sizes of an instantiation from kernels/sm100/config.h."""
 
     shared: int
     columns: int
@@ -53,7 +53,7 @@ def budgets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Budget]:
     folder = tmp_path_factory.mktemp("budgets")
     (folder / "budgets.c").write_text("""\
 #include <stdio.h>
-#include "sm100_configs.h"
+#include "kernels/sm100/config.h"
 #define ROW(id, cta_group, mma_tile_n, stages, accumulators, cp_async) \\
     printf("%s %d %d %d\\n", #id, SM100_SHARED_BYTES(cta_group, mma_tile_n, stages), \\
            SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators), stages * SM100_STAGE_BYTES(cta_group, mma_tile_n));
@@ -73,7 +73,7 @@ def of_pairs(kernel: Kernel, pattern: str) -> set[bool]:
 
 
 def test_all_kernels_are_there(kernels: dict[str, Kernel]) -> None:
-    assert set(kernels) == set(CONFIGS), "install the package again: its kernels are not those of csrc/sm100_configs.h"
+    assert set(kernels) == set(CONFIGS), "install the package again: its kernels are not those of csrc/kernels/sm100/config.h"
 
 
 @NAMES

@@ -196,7 +196,7 @@ def test_machine_code(tmp_path: Path) -> None:
     """No local memory; both variants contain exactly the dp4a of a step of 4 rows and 32 values. No cp.async with a
     cache policy has a uniform register in its shared address: an H200 rejects that as an illegal instruction."""
     cubin = tmp_path / "kernels.cubin"
-    source = CSRC / "sm90_gemv.cu"
+    source = CSRC / "kernels/sm90/gemv.cu"
     subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", f"-I{CSRC}", "-o", str(cubin), str(source)], check=True)
     kernels = sass.disassemble(cubin, "nvfp4_")
     for name, config in CONFIGS.items():

@@ -58,7 +58,7 @@ def plan(case: ragged.Case) -> dict[str, object]:
 
 
 def instantiations() -> set[str]:
-    headers = ("sm90_configs.h", "sm90_gemv_configs.h", "sm90_prefill_configs.h")
+    headers = ("kernels/sm90/gemm_config.h", "kernels/sm90/gemv_config.h", "kernels/sm90/prefill_config.h")
     names = [name for header in headers for name in re.findall(r"X\((sm90_\w+),", (CSRC / header).read_text())]
     return {f"nvfp4_{name}" for name in names}
 

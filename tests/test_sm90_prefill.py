@@ -1,4 +1,4 @@
-"""The large-M (prefill) kernels of Hopper (csrc/sm90_dequant.cu, csrc/sm90_prefill.cu), launched on the emulated H200
+"""The large-M (prefill) kernels of Hopper (csrc/kernels/sm90/dequant.cu, csrc/kernels/sm90/prefill.cu), launched on the emulated H200
 without the planner, with few clusters, so that small products have several waves, split-K tiles and batches.
 
 SM90_SEEDS is the number of timings of each case (2). The machine code is that of the installed module, or of the file

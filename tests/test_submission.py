@@ -133,7 +133,7 @@ def test_guards() -> None:
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
-    (tmp_path / "csrc/device/tma.cuh").unlink()
+    (tmp_path / "csrc/kernels/common/tma.cuh").unlink()
     with pytest.raises(CommandError, match=r"a source file of the package cannot be read.*tma\.cuh"):
         amalgamate("contest/launch.cu", tmp_path / "csrc")
 
@@ -171,7 +171,7 @@ def test_a_wheel_has_the_sources(tree: Path, file: Path, tmp_path: Path) -> None
     assert not (package / "csrc").is_symlink()
     assert {str(path.relative_to(package)) for path in (package / "csrc").rglob("*") if path.is_file()} == {
         str(path.relative_to(ROOT))
-        for pattern in ("device/*", "contest/*", "sm100_configs.h", "sm100_gemm.cu")
+        for pattern in ("device/*", "contest/*", "kernels/sm100/config.h", "kernels/sm100/gemm.cu")
         for path in (ROOT / "csrc").glob(pattern)
     }
     shutil.copy(_C.__file__, package)
@@ -180,9 +180,9 @@ def test_a_wheel_has_the_sources(tree: Path, file: Path, tmp_path: Path) -> None
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert embedded((tmp_path / "submission.py").read_text()) == embedded(file.read_text())
-    (package / "csrc/device/tma.cuh").unlink()
+    (package / "csrc/kernels/common/tma.cuh").unlink()
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and f"'{package}/csrc/device/tma.cuh'" in done.stderr
+    assert done.returncode == 2 and f"'{package}/csrc/kernels/common/tma.cuh'" in done.stderr
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The competition file's plan (csrc/contest/settings.h), compiled on the host with sm100_plan.c, which tries every
+"""The competition file's plan (csrc/contest/settings.h), compiled on the host with kernels/sm100/plan.h, which tries every
 candidate: the kernel can run the choice, its schedule and tensor maps equal the plan's, and its modelled time is near
 the best."""
 

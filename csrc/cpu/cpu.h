@@ -1,8 +1,8 @@
 /* The CPU backend, as gemm.c and quantize.c see it. Problems have been checked. */
-#ifndef NVFP4_CPU_H
-#define NVFP4_CPU_H
+#ifndef NVFP4_CPU_CPU_H
+#define NVFP4_CPU_CPU_H
 
-#include "device/problem.h"
+#include "kernels/common/problem.h"
 #include "nvfp4.h"
 
 typedef enum cpu_isa {

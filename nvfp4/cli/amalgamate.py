@@ -19,7 +19,7 @@ CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 
 
 def amalgamate(root: str, folder: Path = SOURCES) -> str:
-    """The text of a file, named relative to the folder, after the files that it includes."""
+    """The text of a file after the files that it includes, all named relative to the folder."""
     parts: list[str] = []
     seen: set[Path] = set()
 
@@ -28,7 +28,7 @@ def amalgamate(root: str, folder: Path = SOURCES) -> str:
         lines = release_lines(read(path).split("\n"))
         for line in lines:
             included = INCLUDE.match(line)
-            if included and (other := (path.parent / included[1]).resolve()) not in seen:
+            if included and (other := (folder / included[1]).resolve()) not in seen:
                 add(other)
         text = "\n".join(line for line in lines if not INCLUDE.match(line))
         name = path.relative_to(folder.resolve())

@@ -1,7 +1,7 @@
 """`check --dump`: decodes the operands of one tcgen05.mma on a B200 and compares them with the expected ones.
 
 A build with NVFP4_DUMP=1 records one CTA's descriptors, shared memory stage, scales in tensor memory and accumulator
-after the mma of one k_block (K = 64) in an sm100_dump (csrc/device/dump.h). This module decodes it and compares it with
+after the mma of one k_block (K = 64) in an sm100_dump (csrc/kernels/common/dump.h). This module decodes it and compares it with
 the caller's operands and with sums in fp64. A "!" marks a difference.
 
 mma_a and mma_b are the operands A and B of the mma; mma_a has 128 rows a CTA. Lanes of tensor memory are rows of mma_a
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64  # K of a k_block
 LANES, ATOM_ROWS, ATOM_BYTES = 128, 128, 512
-MMA_A_BYTES, STAGE_BLOCKS = 16384, 4  # of a stage (sm100_configs.h)
+MMA_A_BYTES, STAGE_BLOCKS = 16384, 4  # of a stage (kernels/sm100/config.h)
 STAGE_BYTES, SCALE_COLUMNS, SUM_COLUMNS = 38912, 12, 256  # capacity of an sm100_dump
 HEADER = struct.Struct("<28I4Q2I")
 FIELDS = (

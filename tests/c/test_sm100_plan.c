@@ -1,5 +1,5 @@
 /* The sm100 rules over many shapes and ways to lie in memory: every plan can be launched, and keeps what the kernel
- * relies on (csrc/sm100_configs.h). Prints "N passed, N failed". */
+ * relies on (csrc/kernels/sm100/config.h). Prints "N passed, N failed". */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

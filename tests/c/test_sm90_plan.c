@@ -6,9 +6,9 @@
 
 #include "error.h"
 #include "kernels.h"
+#include "kernels/sm90/model.h"
 #include "plan_operands.h"
 #include "sm90_gemv_plan.h"
-#include "sm90_model.h"
 #include "sm90_plan.h"
 
 /* Compute capability, has_sm90, has_sm100, SMs, shared memory a CTA and an SM, L2. */

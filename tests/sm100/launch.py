@@ -1,7 +1,7 @@
-"""Launches the kernels of csrc/sm100_gemm.cu on the emulated B200 directly: any instantiation, split_k and swap_ab,
+"""Launches the kernels of csrc/kernels/sm100/gemm.cu on the emulated B200 directly: any instantiation, split_k and swap_ab,
 whether the plan would choose it or not, and several launches back to back.
 
-The structs are those of csrc/device/problem.h and csrc/sm100_configs.h; the instantiations are read from the header.
+The structs are those of csrc/kernels/common/problem.h and csrc/kernels/sm100/config.h; the instantiations are read from the header.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Config:
 
 
 def configs() -> dict[str, Config]:
-    rows = re.findall(r"X\((sm100_gemm_\w+), ([\d, ]+)\)", (CSRC / "sm100_configs.h").read_text())
+    rows = re.findall(r"X\((sm100_gemm_\w+), ([\d, ]+)\)", (CSRC / "kernels/sm100/config.h").read_text())
     return {name: Config(name, *map(int, numbers.split(","))) for name, numbers in rows}
 
 
@@ -90,7 +90,7 @@ def compile_ptx(source: Path, *options: str, family: str = "sm100") -> str:
 
 
 def gemm_ptx(*options: str) -> str:
-    return compile_ptx(CSRC / "sm100_gemm.cu", *options)
+    return compile_ptx(CSRC / "kernels/sm100/gemm.cu", *options)
 
 
 def only_entry(ptx: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Mutations of csrc/sm100_gemm.cu, and which tool finds each: the static verifier (verify.py) over every schedule, the
+"""Mutations of csrc/kernels/sm100/gemm.cu, and which tool finds each: the static verifier (verify.py) over every schedule, the
 emulator in at most 20 timings.
 
     python tests/sm100/mutations.py                every mutation on both, as a table (minutes)
@@ -46,7 +46,7 @@ class Mutation:
 
     def source(self) -> str:
         """The kernel's file with the mutation and only the launched instantiation."""
-        text = (CSRC / "sm100_gemm.cu").read_text()
+        text = (CSRC / "kernels/sm100/gemm.cu").read_text()
         c = configs()[self.launch.config]
         alone = f"KERNEL({c.name}, {c.cta_group}, {c.mma_tile_n}, {c.stages}, {c.accumulators}, {c.cp_async})"
         for old, new in (*self.edits, ("SM100_GEMM_CONFIGS(KERNEL)", alone)):

@@ -1,18 +1,18 @@
-/* Kernels that run csrc/sm100_gemm.cu step by step, with that file's own functions and the wrappers of csrc/device, and
- * write to global memory what a step leaves in shared or tensor memory. tests/test_sm100_stages.py launches and checks
- * them; tests/sm100/README.md gives the order for a new machine.
+/* Kernels that run csrc/kernels/sm100/gemm.cu step by step, with that file's own functions and the wrappers of
+ * csrc/device, and write to global memory what a step leaves in shared or tensor memory. tests/test_sm100_stages.py
+ * launches and checks them; tests/sm100/README.md gives the order for a new machine.
  *
  *   A  loads into shared memory          B  tensor memory allocation      C  scales in tensor memory
  *   D  mainloop up to the accumulator    E  epilogue
  *
  * Stage A needs no tensor core; except for the loads of a pair it compiles for sm_90 too. */
-#include "sm100_configs.h"
+#include "kernels/sm100/config.h"
 
 /* The kernel's functions without its entries. */
 #pragma push_macro("SM100_GEMM_CONFIGS")
 #undef SM100_GEMM_CONFIGS
 #define SM100_GEMM_CONFIGS(X)
-#include "sm100_gemm.cu"
+#include "kernels/sm100/gemm.cu"
 #pragma pop_macro("SM100_GEMM_CONFIGS")
 #undef KERNEL
 

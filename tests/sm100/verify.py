@@ -1,4 +1,4 @@
-"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/sm100_gemm.cu have no
+"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm100/gemm.cu have no
 deadlock and no race, and use barriers and tensor memory only while they are alive.
 
     python tests/sm100/verify.py                 every launch of LAUNCHES, as a table (minutes)

@@ -1,7 +1,7 @@
-"""Launches the kernels of csrc/sm90_gemv.cu on the emulated H200 without the planner: any instantiation, number of SMs
+"""Launches the kernels of csrc/kernels/sm90/gemv.cu on the emulated H200 without the planner: any instantiation, number of SMs
 and split along K.
 
-Structs mirror csrc/device/problem.h and csrc/sm90_gemv_configs.h; the instantiations are read from the header.
+Structs mirror csrc/kernels/common/problem.h and csrc/kernels/sm90/gemv_config.h; the instantiations are read from the header.
 Operands and checks are those of sm100/launch.py.
 """
 
@@ -37,12 +37,12 @@ class Config:
 
 
 def configs() -> dict[str, Config]:
-    rows = re.findall(r"X\((sm90_gemv_\w+), ([\d, ]+)\)", (CSRC / "sm90_gemv_configs.h").read_text())
+    rows = re.findall(r"X\((sm90_gemv_\w+), ([\d, ]+)\)", (CSRC / "kernels/sm90/gemv_config.h").read_text())
     return {name: Config(name, *map(int, numbers.split(","))) for name, numbers in rows}
 
 
 def gemv_ptx() -> str:
-    return compile_ptx(CSRC / "sm90_gemv.cu", family="sm90")
+    return compile_ptx(CSRC / "kernels/sm90/gemv.cu", family="sm90")
 
 
 class Schedule(ctypes.Structure):

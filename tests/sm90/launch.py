@@ -1,7 +1,7 @@
-"""Launches the kernels of csrc/sm90_gemm.cu on the emulated H200 without the planner: any instantiation, split_k, order
+"""Launches the kernels of csrc/kernels/sm90/gemm.cu on the emulated H200 without the planner: any instantiation, split_k, order
 of the operands and place of the partial sums, and several launches in a row.
 
-The structs mirror csrc/device/problem.h and csrc/sm90_configs.h. A C program that includes the header prints the
+The structs mirror csrc/kernels/common/problem.h and csrc/kernels/sm90/gemm_config.h. A C program that includes the header prints the
 instantiations and their launch parameters. Operands and results are as in sm100/launch.py.
 """
 
@@ -46,8 +46,8 @@ SHARED_LIMIT = 227 * 1024  # of a CTA
 ASK_THE_HEADER = r"""
 #include <stddef.h>
 #include <stdio.h>
-#include "device/problem.h"
-#include "sm90_configs.h"
+#include "kernels/common/problem.h"
+#include "kernels/sm90/gemm_config.h"
 #define ROW(id, %(numbers)s)                                                                                          \
     printf("\"%%s\": {\"mma_tile_m\": %%d, \"mma_tile_n\": %%d, \"threads\": %%d, \"shared_bytes\": %%d, ", #id,      \
            SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, SM90_THREADS(math_warpgroups),              \
@@ -92,7 +92,7 @@ class Config:
 
 @functools.cache
 def configs() -> dict[str, Config]:
-    header = (CSRC / "sm90_configs.h").read_text()
+    header = (CSRC / "kernels/sm90/gemm_config.h").read_text()
     names = re.search(r"/\* +id, ([\w, ]+) \*/\n#define SM90_GEMM_CONFIGS", header)[1]
     shared = re.search(r"#define SM90_SHARED_BYTES\(([\w, ]+)\)", header)[1]
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def configs() -> dict[str, Config]:
 
 
 def gemm_ptx(*options: str) -> str:
-    return compile_ptx(CSRC / "sm90_gemm.cu", *options, family="sm90")
+    return compile_ptx(CSRC / "kernels/sm90/gemm.cu", *options, family="sm90")
 
 
 class MmaAOperand(ctypes.Structure):
@@ -169,7 +169,7 @@ class StreamK:
 
 
 def dequantized(data: numpy.ndarray, scales: numpy.ndarray) -> numpy.ndarray:
-    """The output of sm90_dequant.cu, [L, R, 64 ceil(K/64)] fp16: of 64 values along K, 16-byte chunk 4w + q has pair q
+    """The output of kernels/sm90/dequant.cu, [L, R, 64 ceil(K/64)] fp16: of 64 values along K, 16-byte chunk 4w + q has pair q
     of word w of the four scale groups; all values times 2^-6."""
     values = decode(data, scales) / 64
     l, rows, k = values.shape

@@ -1,4 +1,4 @@
-"""Mutations of csrc/sm90_gemm.cu, sm90_reduce.cuh, sm90_schedule.cuh and sm90_dequant.cu, and whether the emulator
+"""Mutations of csrc/kernels/sm90/gemm.cu, kernels/sm90/reduce.cuh, kernels/sm90/schedule.cuh and kernels/sm90/dequant.cu, and whether the emulator
 finds them in at most 20 timings.
 
 python tests/sm90/mutations.py               every mutation, as a table (minutes)
@@ -32,7 +32,7 @@ FINDS = ("not_wellsynced", "potential_race", "invalid_lifecycle")  # verdicts th
 
 @dataclass(frozen=True)
 class Dequantize:
-    """Two launches of csrc/sm90_dequant.cu for one operand of two batches, into the same memory."""
+    """Two launches of csrc/kernels/sm90/dequant.cu for one operand of two batches, into the same memory."""
 
     note: str
     rows: int
@@ -79,10 +79,10 @@ class Mutation:
         """The kernel's files in one, mutated, with the launched instantiation alone."""
         edits = self.edits
         if isinstance(self.launch, Dequantize):
-            text = (CSRC / "sm90_dequant.cu").read_text()
+            text = (CSRC / "kernels/sm90/dequant.cu").read_text()
         else:
-            text = (CSRC / "sm90_gemm.cu").read_text()
-            for name in ("sm90_reduce.cuh", "sm90_schedule.cuh", "device/flags.cuh"):
+            text = (CSRC / "kernels/sm90/gemm.cu").read_text()
+            for name in ("kernels/sm90/reduce.cuh", "kernels/sm90/schedule.cuh", "kernels/common/flags.cuh"):
                 include = f'#include "{name}"\n'
                 assert text.count(include) == 1
                 text = text.replace(include, (CSRC / name).read_text())

@@ -1,7 +1,7 @@
-"""Launches csrc/sm90_dequant.cu and csrc/sm90_prefill.cu on the emulated H200 without the planner: either
+"""Launches csrc/kernels/sm90/dequant.cu and csrc/kernels/sm90/prefill.cu on the emulated H200 without the planner: either
 instantiation, either order of the operands, any number of concurrent clusters.
 
-Structs and constants mirror csrc/sm90_prefill_configs.h. Operands, expected products and checks are those of
+Structs and constants mirror csrc/kernels/sm90/prefill_config.h. Operands, expected products and checks are those of
 tests/sm100/launch.py.
 """
 
@@ -23,7 +23,7 @@ from sm100.launch import CSRC, SWIZZLE_128, UINT8, UINT16, TensorMap, compile_pt
 
 STAGE_K, MMA_TILE_M, MMA_TILE_N = 64, 128, 256
 THREADS, DEQUANT_THREADS, DEQUANT_K = 384, 512, 256
-MOST_THIN_CTAS = 264  # CTAs of the pre-pass with one row a thread (csrc/sm90_dequant_plan.c)
+MOST_THIN_CTAS = 264  # CTAs of the pre-pass with one row a thread (csrc/kernels/sm90/dequant_plan.c)
 UNIT = 4096.0  # DECODED_PRODUCT_UNIT: dequantized operands are scaled by 2^-6 each
 
 
@@ -46,7 +46,7 @@ class Config:
 
 
 def configs() -> dict[str, Config]:
-    rows = re.findall(r"X\((sm90_prefill_\w+), (\d), (\d+)\)", (CSRC / "sm90_prefill_configs.h").read_text())
+    rows = re.findall(r"X\((sm90_prefill_\w+), (\d), (\d+)\)", (CSRC / "kernels/sm90/prefill_config.h").read_text())
     return {name: Config(name, mma_a_e2m1 == "1", int(stages)) for name, mma_a_e2m1, stages in rows}
 
 
@@ -250,8 +250,8 @@ class PrefillProduct(sm100.launch.Product):
 
 
 def dequant_ptx() -> str:
-    return compile_ptx(CSRC / "sm90_dequant.cu", family="sm90")
+    return compile_ptx(CSRC / "kernels/sm90/dequant.cu", family="sm90")
 
 
 def prefill_ptx(config: Config) -> str:
-    return only_entry(compile_ptx(CSRC / "sm90_prefill.cu", family="sm90"), config.kernel)
+    return only_entry(compile_ptx(CSRC / "kernels/sm90/prefill.cu", family="sm90"), config.kernel)

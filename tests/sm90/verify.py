@@ -1,4 +1,4 @@
-"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/sm90_gemm.cu are well
+"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm90/gemm.cu are well
 synchronised and free of races, and that their barriers live long enough.
 
     python tests/sm90/verify.py               every launch, as a table (minutes)

@@ -1,4 +1,4 @@
-/* A few rows of A: which instantiation, and how its warps share the rows of B and K (the rule of sm90_gemv_configs.h).
+/* A few rows of A: which instantiation, and how its warps share the rows of B and K (the rule of sm90/gemv_config.h).
  * One row of B and many of A are the transposed product.
  *
  * The model: B passes at the rate of DRAM, or the warp with most to do takes longer. */

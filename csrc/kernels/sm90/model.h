@@ -12,8 +12,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "kernels/sm90/gemm_config.h"
 #include "plan/math.h"
-#include "sm90_configs.h"
 
 /* Name, value, meaning. */
 #define SM90_MODEL_CONSTANTS(X)                                                                                        \
@@ -64,7 +64,7 @@ static inline int64_t sm90_ctas_that_fit(int32_t sm_count, int32_t cluster) {
     return usable < cluster ? cluster : usable / cluster * cluster;
 }
 
-/* How a stream-K kernel distributes its work (sm90_schedule.cuh). */
+/* How a stream-K kernel distributes its work (sm90/schedule.cuh). */
 typedef struct sm90_streamk_split {
     int32_t dp_tiles;        /* data-parallel tiles */
     int32_t worker_clusters; /* 0: not a stream-K kernel */
@@ -73,7 +73,7 @@ typedef struct sm90_streamk_split {
 } sm90_streamk_split;
 
 typedef struct sm90_model_input {
-    int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm90_configs.h); at least 1 */
+    int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm90/gemm_config.h); at least 1 */
     int32_t sm_count;
     int32_t mma_tile_m, mma_tile_n;
     int32_t stage_k;             /* values along K of a stage */

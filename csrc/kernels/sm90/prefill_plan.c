@@ -1,5 +1,5 @@
 /* The large-M (prefill) kernels: one operand or both are dequantized to fp16 once, in a workspace. The rules are those
- * of sm90_prefill_configs.h. */
+ * of sm90/prefill_config.h. */
 #include "kernels/sm90/plan.h"
 
 typedef struct prefill_config {
