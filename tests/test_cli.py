@@ -194,6 +194,14 @@ def test_a_gpu_backend_without_a_driver_is_rejected() -> None:
     assert all("/nowhere/libcuda.so.1" in message and "Traceback" not in message for message in messages)
 
 
+@pytest.mark.parametrize("command", [["check", "--only", "1", "--backend", "cpu"], ["info"]])
+def test_without_numpy_nothing_is_said_of_it(command: list[str]) -> None:
+    """torch warns when it is imported where NumPy is missing."""
+    done = nvfp4_command(*command, without="numpy")
+    assert done.returncode == 0, done.stderr
+    assert "NumPy" not in done.stderr and "Warning" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["check", "bench"])
 def test_without_torch_a_message_says_how_to_install_it(command: str) -> None:
     says(nvfp4_command(command, without="torch"), 2, "torch is needed", "pip install torch")

@@ -44,10 +44,9 @@ def run(args: argparse.Namespace) -> int:
 
 def torch_version() -> str | None:
     try:
-        import torch
+        return str(machine.import_torch().__version__)
     except ImportError:
         return None
-    return torch.__version__
 
 
 def describe(properties: dict[str, Any]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,13 +18,20 @@ if TYPE_CHECKING:
     import torch
 
 
+def import_torch() -> ModuleType:
+    """torch, without its warning about a missing NumPy, which nothing here needs."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
+        import torch
+    return torch
+
+
 def need_torch() -> ModuleType:
     """torch, or an error message that says how to install it."""
     try:
-        import torch
+        return import_torch()
     except ImportError as error:
         raise CommandError(f"torch is needed and could not be imported ({error}); pip install torch==2.13.0") from None
-    return torch
 
 
 @dataclass(frozen=True)
