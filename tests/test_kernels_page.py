@@ -48,9 +48,9 @@ int main(void) {
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(PREFILL)
     SM100_GEMM_CONFIGS(SM100)
-    printf("stage | mma_a values %d: %d rows of %d bytes, swizzled | mma_b values %d: its half |", SM100_X_BYTES,
-           SM100_CTA_ROWS, SM100_STAGE_K / 2, SM100_Y_BYTES(2, 128));
-    printf(" mma_a scales %d | mma_b scales %d: of all mma_b |\n", SM100_SFX_BYTES, SM100_SFY_BYTES(128));
+    printf("stage | mma_a values %d: %d rows of %d bytes, swizzled | mma_b values %d: its half |", SM100_MMA_A_BYTES,
+           SM100_CTA_ROWS, SM100_STAGE_K / 2, SM100_MMA_B_BYTES(2, 128));
+    printf(" mma_a scales %d | mma_b scales %d: of all mma_b |\n", SM100_MMA_SFA_BYTES, SM100_MMA_SFB_BYTES(128));
     return 0;
 }
 """

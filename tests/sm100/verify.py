@@ -5,7 +5,7 @@ deadlock and no race, and use barriers and tensor memory only while they are ali
     python tests/sm100/verify.py 256x128 split   those whose name contains one of the words
 
 The proof is of the PTX that nvcc writes, with the arguments that launch.py passes, for one cluster of CTAs (CTAs do not
-communicate beyond their cluster) and the number of K stages listed. README.md, "Every schedule", lists what the
+communicate beyond their cluster) and the number of K stages listed. docs/kernels.md, "Every schedule", lists what the
 verifier does not see and how the PTX is rewritten for it.
 """
 
