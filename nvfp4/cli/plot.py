@@ -211,7 +211,7 @@ def draw_panel(axes: Axes, report: dict[str, Any], mode: str, shapes: Sequence[S
     by_shape = {reports.shape_of(result): result for result in report["results"]}
     first, last = shapes[0], shapes[-1]
     low_m, high_m = first.m / HEADROOM, last.m * HEADROOM
-    name = axes.get_label()
+    name = str(axes.get_label())
     axes.set_gid(name)
 
     # The floor bends where arithmetic takes over, usually between two M: it is drawn finely.

@@ -188,8 +188,9 @@ def geometric_means(report: Report) -> list[str]:
         parts = [f"{first} {screen.digits(ours * scale)} {name}"]
         for other in others:
             entries = [entry_of(result, other) for result in results]
-            if all(entries):
-                ratio = mean([entry["ratio"][mode]["median"] for entry in entries])
+            ratios = [entry["ratio"][mode]["median"] for entry in entries if entry]
+            if len(ratios) == len(entries):
+                ratio = mean(ratios)
                 parts.append(f"{screen.digits(ratio)} over {starred(report, other)}")
         lines.append(
             f"geometric means, ranked shapes at M = {RANKED_M}, {mode_title(report, mode)}: {', '.join(parts)}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .machine import need_torch
 from .show import Failure
@@ -38,7 +38,7 @@ class Implementation:
     """Our product on one backend, or a baseline, with its times in this run."""
 
     name: str
-    call: Callable[[int], object]  # runs the product on input set i, any i; returns the result
+    call: Callable[[int], Any]  # runs the product on input set i, any i; returns the result
     run: str = ""  # the run that its times are from
     ours: bool = False
     kernel: str = ""

@@ -276,7 +276,8 @@ def judge(found: list[Candidate]) -> dict[str, Any]:
 def ranks(values: Sequence[float]) -> list[float]:
     """Ranks in ascending order from 1 on; equal values share the mean of their ranks."""
     ordered = sorted(values)
-    first, last = {}, {}
+    first: dict[float, int] = {}
+    last: dict[float, int] = {}
     for rank, value in enumerate(ordered, start=1):
         first.setdefault(value, rank)
         last[value] = rank
