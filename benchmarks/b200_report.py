@@ -1,32 +1,16 @@
 """Tables of the B200 model: published figures against it, our shapes, which configurations win, what each constant is
-worth. Printed by model_b200.py, which has the formula; --write puts them into b200_model.md."""
+worth. Printed by model_b200.py; --write puts them into b200_model.md."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import b200_constants as given
-from b200_constants import Constants
-from model_b200 import (
-    ATOM_BYTES,
-    MMA_K,
-    STAGE_ATOMS,
-    STAGE_K,
-    Config,
-    Plan,
-    Shape,
-    Times,
-    Work,
-    best,
-    ceil_div,
-    configs,
-    plans,
-    times,
-    work_of,
-)
+import c_model
+from c_model import Config, Struct
+from model_b200 import Plan, Shape, Times, best, ceil_div, configs, constants, plans, times, work_of
 
 DOCUMENT = Path(__file__).resolve().parent / "b200_model.md"
 RANKED = (Shape(128, 7168, 16384), Shape(128, 4096, 7168), Shape(128, 7168, 2048))
@@ -70,66 +54,64 @@ class Peer:
     name: str
     shape: Shape
     us: float
-    work: Work
+    work: Struct  # sm100_work
     time: Callable[[Times], float]
 
 
 def peer_work(
-    shape: Shape,
-    rows_m: int,
-    rows_n: int,
-    stages: int,
-    cta_group: int = 1,
-    cta_n: int = 0,
-    multicast: int = 1,
-    split: int = 1,
-) -> Work:
-    """A kernel without swap_ab: a CTA has rows_m rows of A (rows past the end cost only tensor core time) and cta_n
-    rows of B, its cta_group rows_n of B; multicast CTAs share what L2 delivers of A. Bulk stores write C."""
+    shape: Shape, rows_m: int, rows_n: int, stages: int, cta_group: int = 1, cta_n: int = 0, multicast: int = 1
+) -> Struct:
+    """Counted work of a kernel without swap_ab: a CTA has rows_m rows of A (rows past the end cost only tensor core
+    time) and cta_n rows of B, its cta_group rows_n of B; multicast CTAs share what L2 delivers of A. Bulk stores write
+    C."""
+    stage_k, mma_k, stage_atoms, atom_bytes, atom_rows = (
+        c_model.number(f"SM100_{name}") for name in ("STAGE_K", "MMA_K", "STAGE_ATOMS", "ATOM_BYTES", "ATOM_ROWS")
+    )
     cta_n = cta_n or rows_n
     tiles = ceil_div(shape.m, rows_m * cta_group) * ceil_div(shape.n, rows_n)
-    atoms = ceil_div(shape.k, MMA_K) * ATOM_BYTES
+    tile_atoms = ceil_div(rows_n, atom_rows)
+    atoms = ceil_div(shape.k, mma_k) * atom_bytes
     row_bytes = shape.k / 2
     present = min(shape.m, rows_m)
-    ingress = (present + cta_n) * row_bytes + (1 + ceil_div(rows_n, 128)) * atoms
-    weights = shape.n * row_bytes + ceil_div(shape.n, 128) * atoms
-    acts = shape.m * row_bytes + ceil_div(shape.m, 128) * atoms
+    weights = shape.n * row_bytes + ceil_div(shape.n, atom_rows) * atoms
+    acts = shape.m * row_bytes + ceil_div(shape.m, atom_rows) * atoms
     acts_read = acts * ceil_div(shape.n, rows_n) / multicast
-    scales_again = tiles * cta_group * ceil_div(rows_n, 128) * atoms - ceil_div(shape.n, 128) * atoms
-    return Work(
+    scales_again = tiles * cta_group * tile_atoms * atoms - ceil_div(shape.n, atom_rows) * atoms
+    return c_model.new(
+        "sm100_work",
         tiles=tiles,
-        cluster=cta_group * split,
-        per_sm=1,
-        k_stages=ceil_div(ceil_div(shape.k, STAGE_K), split),
+        k_stages=ceil_div(shape.k, stage_k),
+        cluster=cta_group,
+        ctas_per_sm=1,
+        cta_group=cta_group,
+        mma_tile_n=rows_n,
         stages=stages,
-        stage_bytes=(rows_m + cta_n) * STAGE_K / 2 + STAGE_ATOMS * ATOM_BYTES * (1 + ceil_div(rows_n, 128)),
-        ingress=ingress / split,
+        accumulators=2,
+        split_k=1,
+        tcgen05_cp=stage_atoms * (1 + tile_atoms),
+        stores_as=c_model.number("SM100_BULK_STORES"),
+        stage_bytes=(rows_m + cta_n) * stage_k / 2 + stage_atoms * atom_bytes * (1 + tile_atoms),
+        ingress=(present + cta_n) * row_bytes + (1 + tile_atoms) * atoms,
         dram=weights + acts,
         l2=weights * ceil_div(shape.m, rows_m * cta_group) + acts_read + max(0.0, scales_again),
         stores=shape.m * shape.n * 2,
-        pair=cta_group == 2,
-        mma_tile_n=rows_n,
-        copies=STAGE_ATOMS * (1 + ceil_div(rows_n, 128)),
-        store_bytes=present * rows_n * 2 / split,
-        store_b_clk="bulk_store_b_clk",
-        split=split,
-        two_accumulators=True,
+        store_bytes=present * rows_n * 2,
     )
 
 
 def plain(t: Times) -> float:
-    return t.plain
+    return t.call.plain
 
 
 def kernel_only(t: Times) -> float:
-    return t.kernel_only
+    return t.call.kernel
 
 
-def flashinfer(shape: Shape) -> Work:
+def flashinfer(shape: Shape) -> Struct:
     """Its tuner takes the fastest tile: here the fastest by this model of its tiles, without swap_ab."""
     menu = [peer_work(shape, 128, n, 227 * 1024 // (20480 + 128 * n)) for n in (64, 128)]
     menu += [peer_work(shape, 128, n, 227 * 1024 // (20480 + 64 * n), cta_group=2, cta_n=n // 2) for n in (64, 128)]
-    return min(menu, key=lambda work: times(work, Constants()).kernel_only)
+    return min(menu, key=lambda work: kernel_only(times(work, constants())))
 
 
 def peers() -> list[Peer]:
@@ -150,7 +132,7 @@ def peers() -> list[Peer]:
     for size, us in cold.items():
         shape = Shape(*size)
         found.append(Peer("FlashInfer, CuTe DSL, tile by this model", shape, us, flashinfer(shape), kernel_only))
-    # BF16, so counted as NVFP4 of as many bytes: what streams weights hardly cares.
+    # BF16, so counted as NVFP4 of as many bytes: a kernel bound by DRAM takes equally long.
     for shape, split, us in (
         (Shape(1, 8192, 464), 1, 1.54),
         (Shape(1, 256, 29120), 8, 3.52),
@@ -167,8 +149,8 @@ def slope_lines() -> list[str]:
     """Microseconds for a further 256 along K of the kernels with one stage, from the first shape and the third: their
     fixed part is not of the GPU alone."""
     lines = header("one stage, 128x128: a further 256 along K", "published us", "model us", "error %")
-    stages = (RANKED[0].k - RANKED[2].k) / STAGE_K
-    own = [times(peer_work(shape, 128, 128, 1), Constants()).plain for shape in (RANKED[0], RANKED[2])]
+    stages = (RANKED[0].k - RANKED[2].k) / c_model.number("SM100_STAGE_K")
+    own = [times(peer_work(shape, 128, 128, 1), constants()).call.plain for shape in (RANKED[0], RANKED[2])]
     for name, first, third in (("CuTe DSL template", 96.5, 36.9), ("naive PTX", 459.0, 82.7)):
         published, us = (first - third) / stages, (own[0] - own[1]) / stages
         lines.append(row(name, published, us, f"{100 * (us / published - 1):+.0f}"))
@@ -176,11 +158,11 @@ def slope_lines() -> list[str]:
 
 
 def peer_table() -> list[str]:
-    lines = header("kernel, tiling as known or assumed", "M x N x K", "published us", "model us", "error %", "binds")
+    lines = header("kernel, tiling as known or assumed", "M x N x K", "published us", "model us", "error %", "bound by")
     for peer in peers():
-        t = times(peer.work, Constants())
+        t = times(peer.work, constants())
         us = peer.time(t)
-        lines.append(row(peer.name, peer.shape, peer.us, us, f"{100 * (us / peer.us - 1):+.0f}", t.binds))
+        lines.append(row(peer.name, peer.shape, peer.us, us, f"{100 * (us / peer.us - 1):+.0f}", t.bound_by))
     return lines
 
 
@@ -188,49 +170,46 @@ def peer_table() -> list[str]:
 
 
 def plan_row(plan: Plan, plain_us: float) -> str:
-    t = plan.times
+    parts, call = plan.times.parts, plan.times.call
     return row(
-        plan.shape, plan, t.dependent, plain_us, t.binds, t.first_byte, t.stream + t.again, t.last_stage, t.reduction,
-        t.epilogue, t.exposed,
+        plan.shape, plan, call.dependent, plain_us, plan.times.bound_by, parts.first_byte,
+        call.mainloop + parts.again, parts.last_stage, parts.reduction, parts.epilogue, call.exposed,
     )  # fmt: skip
 
 
 COLUMNS = (
-    "M x N x K", "configuration", "dependent us", "plain us", "stream bound by", "first byte us", "stream us",
-    "last stage us", "sums us", "stores us", "prologue us",
+    "M x N x K", "configuration", "dependent us", "plain us", "bound by", "first byte us", "main loop us",
+    "last stage us", "partial sums us", "stores us", "prologue us",
 )  # fmt: skip
 
 
-def shape_table(shapes: Iterable[Shape], rows: list[Config], c: Constants) -> list[str]:
+def shape_table(shapes: Iterable[Shape], rows: list[Config], c: Struct) -> list[str]:
     lines = header(*COLUMNS)
     for shape in shapes:
-        plain_us = min(plan.times.plain for plan in plans(shape, rows, c))
+        plain_us = min(plan.times.call.plain for plan in plans(shape, rows, c))
         lines.append(plan_row(best(shape, rows, c), plain_us))
     return lines
 
 
-def all_table(shape: Shape, rows: list[Config], c: Constants, count: int) -> list[str]:
+def all_table(shape: Shape, rows: list[Config], c: Struct, count: int) -> list[str]:
     lines = header(*COLUMNS)
-    ranking = sorted(plans(shape, rows, c), key=lambda plan: plan.times.dependent)
-    for plan in ranking[:count]:
-        work = work_of(shape, plan.config, plan.split, plan.swap_ab)
-        lines.append(plan_row(plan, times(work, c).plain))
-    return lines
+    ranking = sorted(plans(shape, rows, c), key=lambda plan: plan.us)
+    return lines + [plan_row(plan, plan.times.call.plain) for plan in ranking[:count]]
 
 
-def ranked(rows: list[Config], c: Constants) -> float:
+def ranked(rows: list[Config], c: Struct) -> float:
     """Geometric mean over the three shapes, back to back with dependent launch."""
-    return geomean(best(shape, rows, c).times.dependent for shape in RANKED)
+    return geomean(best(shape, rows, c).us for shape in RANKED)
 
 
-def ranked_plain(rows: list[Config], c: Constants) -> float:
-    return geomean(min(plan.times.plain for plan in plans(shape, rows, c)) for shape in RANKED)
+def ranked_plain(rows: list[Config], c: Struct) -> float:
+    return geomean(min(plan.times.call.plain for plan in plans(shape, rows, c)) for shape in RANKED)
 
 
-def goal_table(rows: list[Config], c: Constants) -> list[str]:
+def goal_table(rows: list[Config], c: Struct) -> list[str]:
     lines = header("ranked shapes, geometric mean", "model us", "goal us")
     lines.append(row("back to back, dependent launch", ranked(rows, c), GOAL_DEPENDENT))
-    late = replace(c, dependent_gap_us=c.dependent_gap_us + c.early_trigger_us)
+    late = c.copy(dependent_gap_us=c.dependent_gap_us + c.early_trigger_us)
     lines.append(row("the same, trigger before the wait", ranked(rows, late), GOAL_DEPENDENT))
     lines.append(row("back to back, plain launches", ranked_plain(rows, c), GOAL_PLAIN))
     floors = [shape_floor(shape, c) for shape in RANKED]
@@ -238,7 +217,7 @@ def goal_table(rows: list[Config], c: Constants) -> list[str]:
     return lines
 
 
-def shape_floor(shape: Shape, c: Constants) -> float:
+def shape_floor(shape: Shape, c: Struct) -> float:
     work = work_of(shape, configs()[0])
     return (work.dram + work.stores) / (c.dram_tb_s * 1e6)
 
@@ -248,11 +227,11 @@ def shape_floor(shape: Shape, c: Constants) -> float:
 
 def sensitivity(rows: list[Config]) -> list[tuple[float, str, float, float]]:
     """(most change in %, constant, geometric mean at -20 %, at +20 %), the configurations chosen anew."""
-    base = ranked(rows, Constants())
+    base = ranked(rows, constants())
     found = []
-    for name, value, _, _ in given.table():
-        low, high = (ranked(rows, replace(Constants(), **{name: value * factor})) for factor in (0.8, 1.2))
-        found.append((100 * max(abs(low / base - 1), abs(high / base - 1)), name, low, high))
+    for constant in c_model.sm100_constants():
+        low, high = (ranked(rows, constants(**{constant.name: constant.value * factor})) for factor in (0.8, 1.2))
+        found.append((100 * max(abs(low / base - 1), abs(high / base - 1)), constant.name, low, high))
     return sorted(found, reverse=True)
 
 
@@ -265,29 +244,29 @@ def sensitivity_table(rows: list[Config]) -> list[str]:
 
 # What measurements would most likely show instead, where a constant is a guess between two sources.
 SCENARIOS = (
-    ("a load of tensor memory takes 420 cycles", {"tmem_load_cycles": 420.0}),
+    ("a load of tensor memory takes 420 cycles", {"tcgen05_ld_cycles": 420.0}),
     ("an SM takes in 46 B/clk, the most seen directly", {"ingress_b_clk": 46.0}),
     ("L2 delivers 8.35 TB/s, all that was seen of it alone", {"l2_tb_s": 8.35}),
     ("L2 is no limit", {"l2_tb_s": 1000.0}),
     ("gaps are CUB's 1.64 and 4.09 less an L2 latency", {"dependent_gap_us": 1.44, "plain_gap_us": 3.89}),
     ("the gap is CUB's 1.64 less its body on an H200", {"dependent_gap_us": 0.59}),
     ("SMs exchange at 16 B/clk", {"remote_b_clk": 16.0}),
-    ("tcgen05.cp takes 75 cycles beside the MMAs", {"copy_cycles": 75.0}),
+    ("tcgen05.cp takes 75 cycles beside the MMAs", {"tcgen05_cp_cycles": 75.0}),
 )
 
 
-def scenario_table(rows: list[Config], base: Constants) -> list[str]:
+def scenario_table(rows: list[Config], base: Struct) -> list[str]:
     lines = header("if instead", "geomean, dependent us", "geomean, plain us")
     lines.append(row("as above", ranked(rows, base), ranked_plain(rows, base)))
     for name, changes in SCENARIOS:
-        c = replace(base, **changes)
+        c = base.copy(**changes)
         lines.append(row(name, ranked(rows, c), ranked_plain(rows, c)))
     return lines
 
 
 # ---- configurations ----
 
-CANDIDATES = (
+OTHER_CONFIGS = (
     Config("256x128, 6 stages", 2, 128, 6, 1, 0),
     Config("256x128, 3 stages", 2, 128, 3, 1, 0),
     Config("256x64, 3 stages", 2, 64, 3, 1, 0),
@@ -299,12 +278,12 @@ CANDIDATES = (
 )
 
 
-def config_table(rows: list[Config], c: Constants) -> list[str]:
+def config_table(rows: list[Config], c: Struct) -> list[str]:
     """The value of each configuration: the mean without it, or with one that does not exist."""
     sets = (RANKED, DECODE, TASK, PREFILL)
 
     def means(some: list[Config]) -> list[float]:
-        return [geomean(best(shape, some, c).times.dependent for shape in shapes) for shapes in sets]
+        return [geomean(best(shape, some, c).us for shape in shapes) for shapes in sets]
 
     base = means(rows)
     names = ("ranked", "decode", "task.yml's tests", "prefill")
@@ -316,8 +295,8 @@ def config_table(rows: list[Config], c: Constants) -> list[str]:
     for names in (("128x64", "128x128", "256x128_deep"),):
         left = [other for other in rows if other.name not in names]
         lines.append(row("without " + ", ".join(names), *change(means(left), base)))
-    for candidate in CANDIDATES:
-        lines.append(row(f"with {candidate.name}", *change(means([*rows, candidate]), base)))
+    for other in OTHER_CONFIGS:
+        lines.append(row(f"with {other.name}", *change(means([*rows, other]), base)))
     return lines
 
 
@@ -328,7 +307,13 @@ def change(means: list[float], base: list[float]) -> list[str]:
 # ---- the document ----
 
 
-def tables(rows: list[Config], c: Constants) -> dict[str, list[str]]:
+def constants_table() -> list[str]:
+    return header("constant", "value", "unit", "source") + [
+        row(c.name, f"{c.value:g}", c.unit, c.source) for c in c_model.sm100_constants()
+    ]
+
+
+def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
     """Those of b200_model.md. model_b200.py prints the rest: more shapes, --all plans, --peers, --sensitivity."""
     return {
         "goal": goal_table(rows, c),
@@ -340,7 +325,7 @@ def tables(rows: list[Config], c: Constants) -> dict[str, list[str]]:
     }
 
 
-def write(rows: list[Config], c: Constants, path: Path = DOCUMENT) -> None:
+def write(rows: list[Config], c: Struct, path: Path = DOCUMENT) -> None:
     """Puts each table between its markers in the document."""
     text = path.read_text()
     for name, lines in tables(rows, c).items():

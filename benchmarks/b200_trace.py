@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_b200 import CTA_ROWS, MMA_K, STAGE_ATOMS, STAGE_K, Config, Shape, ceil_div, work_of
+import c_model
+from c_model import Config
+from model_b200 import Shape, ceil_div, work_of
 
 LOADS = ("tensor copies from global", "bulk copies from global", "cp.async")
 
@@ -53,25 +55,26 @@ def counted(kernel: dict) -> Counts:
     )
 
 
-def modelled(shape: Shape, config: Config, split: int, swap_ab: bool) -> Counts:
+def modelled(shape: Shape, config: Config, split_k: int, swap_ab: bool) -> Counts:
     """The same from the work that the model's times are made of, for a grid of one cluster a tile."""
-    work = work_of(shape, config, split, swap_ab)
-    ctas = work.tiles * split  # or CTA pairs
-    stages = work.tiles * ceil_div(shape.k, STAGE_K)  # of all of them
-    blocks = work.tiles * ceil_div(shape.k, MMA_K)
-    sums = CTA_ROWS * work.mma_tile_n * 4
-    values = CTA_ROWS + config.mma_tile_n // config.cta_group
+    work = work_of(shape, config, split_k, swap_ab)
+    stage_k, mma_k, stage_atoms, atom_bytes, cta_rows = (
+        c_model.number(f"SM100_{name}") for name in ("STAGE_K", "MMA_K", "STAGE_ATOMS", "ATOM_BYTES", "CTA_ROWS")
+    )
+    mmas = work.tiles * ceil_div(shape.k, mma_k)
+    atoms = work.tcgen05_cp // stage_atoms
+    values = cta_rows + config.mma_tile_n // config.cta_group
     return Counts(
         cta_loaded=work.ingress,
         loaded=work.l2,
         cta_stored=work.store_bytes,
         stored=work.stores,
-        cta_sent=sums - sums / split,
-        operands=blocks * config.cta_group * values * MMA_K // 2,
-        scales=blocks * config.cta_group * (work.copies // STAGE_ATOMS) * 512,
-        mma=blocks,
-        cp=blocks * (work.copies // STAGE_ATOMS),
-        commit=stages + ctas,
+        cta_sent=work.partials_bytes,
+        operands=mmas * config.cta_group * values * mma_k // 2,
+        scales=mmas * config.cta_group * atoms * atom_bytes,
+        mma=mmas,
+        cp=mmas * atoms,
+        commit=work.tiles * (ceil_div(shape.k, stage_k) + split_k),
     )
 
 
@@ -81,12 +84,12 @@ def read(path: str | Path, kernel: str = "") -> list[dict]:
     return [launch for launch in launches if kernel in launch["kernel"]]
 
 
-def compare(path: str, shape: Shape, config: Config, split: int, swap_ab: bool) -> list[str]:
+def compare(path: str, shape: Shape, config: Config, split_k: int, swap_ab: bool) -> list[str]:
     """A table of the last launch of that configuration in a trace beside the model's counts."""
     kernel = f"sm100_gemm_{config.name}"
     launches = [launch for launch in read(path) if launch["kernel"].endswith(kernel)]
     if not launches:
         raise SystemExit(f"{path} has no launch of {kernel}")
-    got, want = counted(launches[-1]).rows(), modelled(shape, config, split, swap_ab).rows()
+    got, want = counted(launches[-1]).rows(), modelled(shape, config, split_k, swap_ab).rows()
     lines = ["| count | traced | model |", "|---|--:|--:|"]
     return lines + [f"| {name} | {got[name]:.0f} | {want[name]:.0f} |" for name in want]

@@ -1,8 +1,9 @@
 /* Modelled time of one sm100 GEMM on a B200, back to back with programmatic dependent launch, in microseconds. Nothing
- * in it was measured on a B200; benchmarks/b200_constants.py has the source of each constant. C11 and C++17.
+ * in it was measured on a B200. C11 and C++17.
  *
- * A call takes the gap between calls, the first byte's latency, a main phase as long as the slowest of DRAM, L2,
- * ingress of an SM, tensor core and cp.async warps, then the last stage, the sum over split-K and the stores. */
+ * sm100_work_of counts what a call makes the machine do, sm100_times_of turns counts into times. A call takes the gap
+ * between calls, the first byte's latency, a main loop as long as the slowest of DRAM, L2, ingress of an SM, tensor
+ * core, cp.async warps and overlapped epilogues, then the last stage, the sum over split-K and the stores. */
 #ifndef NVFP4_SM100_MODEL_H
 #define NVFP4_SM100_MODEL_H
 
@@ -13,44 +14,55 @@
 #include "kernels/sm100/config.h"
 #include "plan/math.h"
 
-/* Name, value. */
+/* Name, value, unit, source. Numbers in brackets are sections of the notes on B200s that collect published
+ * measurements. "H200" was measured there by benchmarks/launch_terms.cu. A constant changes when a better source is
+ * found, never to reach a result. */
 #define SM100_MODEL_CONSTANTS(X)                                                                                       \
-    X(clock_ghz, 1.95)                                                                                                 \
-    X(dram_tb_s, 7.25)                                                                                                 \
-    X(first_byte_us, 0.55)                                                                                             \
-    X(ingress_b_clk, 60.0)                                                                                             \
-    X(l2_tb_s, 13.3)                                                                                                   \
-    X(mma_column_cycles, 0.5)                                                                                          \
-    X(shared_b_clk, 128.0)                                                                                             \
-    X(mma_fill_1, 137.0)                                                                                               \
-    X(mma_fill_2, 173.0)                                                                                               \
-    X(tcgen05_cp_cycles, 16.0)                                                                                         \
-    X(commit_cycles, 30.0)                                                                                             \
-    X(barrier_cycles, 88.5)                                                                                            \
-    X(tcgen05_ld_cycles, 62.6)                                                                                         \
-    X(column_store_b_clk, 20.0)                                                                                        \
-    X(row_store_b_clk, 15.0)                                                                                           \
-    X(remote_b_clk, 21.0)                                                                                              \
-    X(remote_latency_cycles, 270.0)                                                                                    \
-    X(cluster_barrier_cycles, 365.0)                                                                                   \
-    X(prologue_us, 0.7)                                                                                                \
-    X(dependent_gap_us, 0.77)                                                                                          \
-    X(exit_overlap_us, 0.35)                                                                                           \
-    X(cp_async_cycles, 4.0)
+    X(clock_ghz, 1.95, "GHz", "SM clock while SemiAnalysis measured, 1.93 to 1.98 (4)")                                \
+    X(dram_tb_s, 7.25, "TB/s", "best of the TMA reads, 7.06 to 7.31 (4.1)")                                            \
+    X(first_byte_us, 0.55, "us", "cold latency: gather4 546 ns, LDGSTS 550 to 620, a small TMA load 500 (4.1)")        \
+    X(ingress_b_clk, 60.0, "B/clk", "into one SM's shared memory: 46 seen, 60 inferred, 64 the port (4.2)")            \
+    X(l2_tb_s, 13.3, "TB/s", "most that all SMs were seen to take in; L2 alone was never measured (4.2)")              \
+    X(mma_column_cycles, 0.5, "clk", "a row of mma_b, 64 along K; bounded by shared memory reads of operands (4.4)")   \
+    X(shared_b_clk, 128.0, "B/clk", "shared memory of one SM (4.5)")                                                   \
+    X(mma_fill_1, 137.0, "clk", "latency of an MMA above N/2, cta_group::1 (4.4)")                                     \
+    X(mma_fill_2, 173.0, "clk", "the same with cta_group::2, M = 256 (4.4)")                                           \
+    X(tcgen05_cp_cycles, 16.0, "clk", "assumed: tcgen05.cp writes 2 KB at 128 B/clk, overlapping MMAs (4.5: none)")    \
+    X(commit_cycles, 30.0, "clk", "tcgen05.commit (4.5)")                                                              \
+    X(barrier_cycles, 88.5, "clk", "mbarrier, from arrival to the end of the wait (4.5)")                              \
+    X(tcgen05_ld_cycles, 62.6, "clk",                                                                                  \
+      "up to 32 columns and the wait: tcgen05.st's 49.8 taken for ld's, 12.8 (4.5; 420 is cited too)")                 \
+    X(column_store_b_clk, 20.0, "B/clk",                                                                               \
+      "H200, 112 SMs: fp16 where a lane is a column of C, 64 bytes a warp and row; 20 to 29 where 56 store")           \
+    X(row_store_b_clk, 15.0, "B/clk",                                                                                  \
+      "where a lane is a row of C: H200 7.5 with 16 bytes a lane; 32, whole sectors, assumed twice that")              \
+    X(bulk_store_b_clk, 32.0, "B/clk", "bulk async copy out of an SM's shared memory (4.2)")                           \
+    X(remote_b_clk, 21.0, "B/clk", "to another SM of a cluster of two (4.2); an H200 has 20")                          \
+    X(remote_latency_cycles, 270.0, "clk",                                                                             \
+      "H200: st.async to another CTA until its mbarrier's wait ends, less the bytes' time")                            \
+    X(cluster_barrier_cycles, 365.0, "clk", "H200: barrier.cluster, 356 to 374 for 2, 4 and 8 CTAs")                   \
+    X(prologue_us, 0.7, "us", "barriers, tensor memory, descriptors (2.9, derived)")                                   \
+    X(plain_gap_us, 3.04, "us",                                                                                        \
+      "without PDL: tiny CUB kernels back to back, 4.09 (4.6), less the 1.05 that they take beyond an H200's gap")     \
+    X(dependent_gap_us, 0.77, "us",                                                                                    \
+      "H200, launch_dependents after the wait, stores' drain included; 1.64 (4.6) less that 1.05 is 0.59")             \
+    X(early_trigger_us, 0.15, "us", "H200: further gap with launch_dependents before the wait, 0.1 to 0.3")            \
+    X(exit_overlap_us, 0.35, "us", "H200: of a prologue, hidden by the drain where CTAs are not co-resident")          \
+    X(cp_async_cycles, 4.0, "clk", "assumed: cp.async of 16 bytes a lane at 128 B/clk, and no less for fewer")
 
 typedef struct sm100_model {
-#define X(name, value) double name;
+#define X(name, ...) double name;
     SM100_MODEL_CONSTANTS(X)
 #undef X
 } sm100_model;
 
 static const sm100_model sm100_b200 = {
-#define X(name, value) value,
+#define X(name, value, ...) value,
     SM100_MODEL_CONSTANTS(X)
 #undef X
 };
 
-enum { SM100_GPCS = 8 };
+enum { SM100_GPCS = 8 }; /* (4.1) */
 
 typedef struct sm100_model_input {
     int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm100/config.h); at least 1 */
@@ -65,8 +77,42 @@ typedef struct sm100_model_input {
     int32_t output_bytes;       /* of an element */
 } sm100_model_input;
 
-/* Clusters that fit on the device at a time: those of two and more lie in one GPC, over which SMs are spread in pairs.
- */
+/* How C leaves a CTA: a lane stores a row of C, or a column, or bulk async copies do. */
+enum { SM100_ROW_STORES, SM100_COLUMN_STORES, SM100_BULK_STORES };
+
+/* Counted work: of one tile and of its busiest CTA, except where a comment says device. */
+typedef struct sm100_work {
+    int64_t tiles;       /* device; a cluster computes one at a time */
+    int64_t k_stages;    /* of one CTA */
+    int32_t cluster;     /* CTAs */
+    int32_t ctas_per_sm; /* that fit at a time */
+    int32_t cta_group, mma_tile_n, stages, accumulators, split_k;
+    int32_t partials_in_stages;
+    int32_t tcgen05_cp;    /* a stage */
+    int32_t stores_as;     /* SM100_ROW_STORES ... */
+    double stage_bytes;    /* of a CTA's pipeline */
+    double ingress;        /* bytes into shared memory */
+    double dram;           /* device, bytes read */
+    double l2;             /* device, bytes read; multicast bytes count once */
+    double stores;         /* device, bytes of C */
+    double store_bytes;    /* of C */
+    double partials_bytes; /* that a CTA sends */
+    double cp_async;       /* warp instructions a stage */
+} sm100_work;
+
+/* Microseconds. The parts of the main loop overlap: the longest counts. */
+typedef struct sm100_times {
+    double first_byte;
+    double dram, l2, ingress, mma, cp_async; /* main loop */
+    double drain;                            /* main loop: epilogues that overlap the next tile */
+    double again;                            /* of further clusters on the same SMs: all but the main loop */
+    double last_stage, reduction, epilogue;
+    int32_t resident; /* CTAs of the next call find room while these run */
+    int32_t padding_;
+} sm100_times;
+
+/* Clusters that fit on the device at a time. Those of two and more lie in one GPC. That SMs are spread over GPCs
+ * evenly, in pairs, is assumed (4.3: 16 to 20 each). */
 static inline int64_t sm100_clusters_that_fit(int32_t sm_count, int32_t cluster, int32_t per_sm) {
     int64_t fit = 0, pairs = sm_count / 2;
     if (cluster == 1) return (int64_t)sm_count * per_sm;
@@ -75,94 +121,148 @@ static inline int64_t sm100_clusters_that_fit(int32_t sm_count, int32_t cluster,
 }
 
 /* Bytes a microsecond from DRAM with so many bytes of pipeline stages in flight in all, each idle for so long after it
- * has arrived. */
+ * has arrived. The rate is linear between measured points (4.1; the middle of a range), which hold for the latency and
+ * peak they were measured at and scale with both. */
 static inline double sm100_dram_rate(const sm100_model *m, double pipeline_bytes, double idle_us) {
     static const double kb[] = {0.5, 1, 2, 4, 8, 16, 32, 64, 128}; /* in flight on each of 148 SMs */
     static const double tb_s[] = {0.17, 0.32, 0.58, 1.15, 2.15, 3.6, 5.65, 7.14, 7.25};
+    const double measured_peak = 7.25, measured_first_byte_us = 0.55, peak = m->dram_tb_s * 1e6;
+    const double latency_scale = m->dram_tb_s * m->first_byte_us / (measured_peak * measured_first_byte_us);
     double x0 = 0.0, y0 = 0.0;
     for (size_t i = 0; i < sizeof kb / sizeof *kb; i++) {
-        double y1 = tb_s[i] * 1e6, x1 = kb[i] * 148.0 * 1024.0 + y1 * idle_us;
+        double y1 = tb_s[i] / measured_peak * peak, x1 = kb[i] * 148.0 * 1024.0 * latency_scale + y1 * idle_us;
         if (pipeline_bytes < x1) return y0 + (y1 - y0) * (pipeline_bytes - x0) / (x1 - x0);
         x0 = x1, y0 = y1;
     }
-    return m->dram_tb_s * 1e6;
+    return peak;
 }
 
-/* Infinity where a cluster fits nowhere. */
-static inline double sm100_gemm_time_us(const sm100_model *m, const sm100_model_input *in) {
-    const double clk = 1e-3 / m->clock_ghz;
-    const int32_t cluster = in->cta_group * in->split_k;
-    const int64_t fit = sm100_clusters_that_fit(in->sm_count, cluster, in->co_resident ? 2 : 1);
-    if (fit == 0) return INFINITY;
-
-    /* Counted work: bytes of values and of scales of 128 rows along K, then of one CTA and of the device. */
+/* See the schedule in config.h. */
+static inline sm100_work sm100_work_of(const sm100_model_input *in) {
     const int64_t tiles_m = ceil_div(in->mma_m, SM100_CTA_ROWS * in->cta_group);
     const int64_t tiles_n = ceil_div(in->mma_n, in->mma_tile_n);
-    const int64_t tiles = tiles_m * tiles_n * in->l;
-    const int64_t k_stages = ceil_div(ceil_div(in->k, SM100_STAGE_K), in->split_k);
     const double tile_atoms = ceil_div(in->mma_tile_n, SM100_ATOM_ROWS);
+    /* Bytes of a row of values, and of scales of 128 rows. */
     const double row = (double)in->k / 2, atom = (double)ceil_div(in->k, SM100_MMA_K) * SM100_ATOM_BYTES;
     const double atoms_a = (double)ceil_div(in->mma_m, SM100_ATOM_ROWS);
     const double atoms_b = (double)ceil_div(in->mma_n, SM100_ATOM_ROWS);
     const double a = (double)in->mma_m, b = (double)in->mma_n, l = (double)in->l;
     const double rows_a = (double)min_int(in->mma_m, SM100_CTA_ROWS);
     const double rows_b = (double)min_int(in->mma_n, in->mma_tile_n);
-    const double part = (double)(k_stages * SM100_STAGE_K) / (double)in->k;
-    const double ingress =
-        (part < 1.0 ? part : 1.0) * (rows_a * row + rows_b / in->cta_group * row + (1 + tile_atoms) * atom);
-    const double l2 = l * ((a * row + atoms_a * atom) * (double)tiles_n + b * row * (double)tiles_m +
-                           (double)(tiles_m * in->cta_group * tiles_n) * tile_atoms * atom);
-    const double dram = l * ((a + b) * row + (atoms_a + atoms_b) * atom);
-    const double stores = l * a * b * in->output_bytes;
-    const double store_bytes = rows_a * rows_b * in->output_bytes / in->split_k;
+    sm100_work w;
+    w.tiles = tiles_m * tiles_n * in->l;
+    w.k_stages = ceil_div(ceil_div(in->k, SM100_STAGE_K), in->split_k);
+    w.cluster = in->cta_group * in->split_k;
+    w.ctas_per_sm = in->co_resident ? 2 : 1;
+    w.cta_group = in->cta_group;
+    w.mma_tile_n = in->mma_tile_n;
+    w.stages = in->stages;
+    w.accumulators = in->accumulators;
+    w.split_k = in->split_k;
+    w.partials_in_stages = in->partials_in_stages;
+    w.tcgen05_cp = SM100_STAGE_ATOMS * (1 + (int32_t)tile_atoms);
+    w.stores_as = in->swap_ab ? SM100_COLUMN_STORES : SM100_ROW_STORES;
+    w.stage_bytes = SM100_STAGE_BYTES(in->cta_group, in->mma_tile_n);
+    const double k_share = (double)(w.k_stages * SM100_STAGE_K) / (double)in->k;
+    w.ingress =
+        (k_share < 1.0 ? k_share : 1.0) * (rows_a * row + rows_b / in->cta_group * row + (1 + tile_atoms) * atom);
+    w.dram = l * ((a + b) * row + (atoms_a + atoms_b) * atom);
+    w.l2 = l * ((a * row + atoms_a * atom) * (double)tiles_n + b * row * (double)tiles_m +
+                (double)(tiles_m * in->cta_group * tiles_n) * tile_atoms * atom);
+    w.stores = l * a * b * in->output_bytes;
+    w.store_bytes = rows_a * rows_b * in->output_bytes / in->split_k;
+    /* Under split-K each CTA or pair sends the columns that it does not keep. */
+    w.partials_bytes = (double)SM100_CTA_ROWS * in->mma_tile_n * 4 * (in->split_k - 1) / in->split_k;
+    const double lanes = (in->cp_async_values ? 20.0 : 4.0) * (SM100_CTA_ROWS + in->mma_tile_n);
+    w.cp_async = in->cp_async ? lanes / 32 : 0.0;
+    return w;
+}
+
+/* `again` is infinite where a cluster fits nowhere. */
+static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work *w, int32_t sm_count) {
+    const double clk = 1e-3 / m->clock_ghz;
+    const int64_t fit = sm100_clusters_that_fit(sm_count, w->cluster, w->ctas_per_sm);
+    sm100_times t = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    if (fit == 0) {
+        t.again = INFINITY;
+        return t;
+    }
 
     /* The schedule. Without split-K a CTA an SM takes tile after tile; with it a cluster takes one. */
-    const int persistent = in->split_k == 1;
-    int64_t active = min_int(tiles, fit), rounds = ceil_div(tiles, active), launched = tiles;
+    const int persistent = w->split_k == 1;
+    int64_t active = min_int(w->tiles, fit), rounds = ceil_div(w->tiles, active), launched = w->tiles;
     if (persistent) {
-        rounds = ceil_div(tiles, min_int(fit, in->sm_count / cluster));
-        active = launched = ceil_div(tiles, rounds);
+        rounds = ceil_div(w->tiles, min_int(fit, sm_count / w->cluster));
+        active = launched = ceil_div(w->tiles, rounds);
     }
-    const int64_t ctas = active * cluster, beside = ceil_div(ctas, in->sm_count);
-    const double tiles_a_cta = (double)(rounds * beside), again = (double)(rounds - 1);
+    const int64_t ctas = active * w->cluster, ctas_beside = ceil_div(ctas, sm_count);
+    const double tiles_per_sm = (double)(rounds * ctas_beside), further_rounds = (double)(rounds - 1);
+    t.resident = 2 * launched <= fit;
 
-    const double one =
-        max_double(in->mma_tile_n * m->mma_column_cycles,
-                   (SM100_CTA_ROWS + in->mma_tile_n / in->cta_group) * (SM100_MMA_K / 2) / m->shared_b_clk);
-    const double fill = in->cta_group == 2 ? m->mma_fill_2 : m->mma_fill_1;
-    const double copies = SM100_STAGE_ATOMS * (1 + tile_atoms) * m->tcgen05_cp_cycles;
-    const double products = SM100_STAGE_ATOMS * one, stage = max_double(products, copies);
+    const double operand_bytes = (SM100_CTA_ROWS + w->mma_tile_n / w->cta_group) * (SM100_MMA_K / 2);
+    const double mma_cycles = max_double(w->mma_tile_n * m->mma_column_cycles, operand_bytes / m->shared_b_clk);
+    const double fill = w->cta_group == 2 ? m->mma_fill_2 : m->mma_fill_1;
+    const double cp_cycles = w->tcgen05_cp * m->tcgen05_cp_cycles, mma_stage_cycles = SM100_STAGE_ATOMS * mma_cycles;
+    const double stage = max_double(mma_stage_cycles, cp_cycles);
+    t.first_byte = m->first_byte_us;
+    t.last_stage = (2 * m->barrier_cycles + m->commit_cycles + cp_cycles + mma_stage_cycles + fill) * clk;
+    /* Only the first load from tensor memory is exposed. */
+    const double store_b_clk = w->stores_as == SM100_COLUMN_STORES ? m->column_store_b_clk
+                               : w->stores_as == SM100_ROW_STORES  ? m->row_store_b_clk
+                                                                   : m->bulk_store_b_clk;
+    t.epilogue = (m->tcgen05_ld_cycles + w->store_bytes / store_b_clk) * clk;
+    /* H200: 20, 14 and 11 B/clk where clusters of 2, 4 and 8 all exchange by st.async at once. */
+    const double exchanged = m->remote_b_clk * (w->split_k == 8 ? 0.55 : w->split_k == 4 ? 0.7 : 1.0);
+    const double barrier = w->partials_in_stages ? m->cluster_barrier_cycles : 0.0;
+    const double sending = m->tcgen05_ld_cycles + m->remote_latency_cycles + w->partials_bytes / exchanged;
+    if (!persistent) t.reduction = (barrier + sending + w->partials_bytes / m->shared_b_clk) * clk;
+
+    /* The main loop: pipelines fill at the full rate, and refill as stages are released. A stage is idle from its last
+     * byte's arrival until its next load. */
     const double idle = (stage + fill + m->commit_cycles + 2 * m->barrier_cycles) * clk;
-    const double last = (2 * m->barrier_cycles + m->commit_cycles + copies + products + fill) * clk;
-    /* Only the first load from tensor memory is exposed. Under split-K each CTA or pair sends the columns that it does
-     * not keep, and adds up what it receives. */
-    const double stored = store_bytes / (in->swap_ab ? m->column_store_b_clk : m->row_store_b_clk);
-    const double epilogue = (m->tcgen05_ld_cycles + stored) * clk;
-    const double others = (double)SM100_CTA_ROWS * in->mma_tile_n * 4 * (in->split_k - 1) / in->split_k;
-    const double exchanged = m->remote_b_clk * (in->split_k == 8 ? 0.55 : in->split_k == 4 ? 0.7 : 1.0);
-    const double barrier = in->partials_in_stages ? m->cluster_barrier_cycles : 0.0;
-    const double sending = m->tcgen05_ld_cycles + m->remote_latency_cycles + others / exchanged;
-    const double reduction = persistent ? 0.0 : (barrier + sending + others / m->shared_b_clk) * clk;
-    const double tail = last + reduction + epilogue;
+    const int64_t filled_stages = min_int(w->stages, persistent ? w->k_stages * rounds : w->k_stages);
+    const double pipeline_bytes = (double)(ctas * filled_stages) * w->stage_bytes * w->dram / w->l2;
+    const double at_once = w->dram < pipeline_bytes ? w->dram : pipeline_bytes;
+    const double refilled = (w->dram - at_once) / sm100_dram_rate(m, pipeline_bytes, idle);
+    t.dram = (at_once + w->stores) / (m->dram_tb_s * 1e6) + refilled;
+    t.l2 = w->l2 / (m->l2_tb_s * 1e6);
+    t.ingress = w->ingress * tiles_per_sm / m->ingress_b_clk * clk;
+    t.mma = tiles_per_sm * (double)w->k_stages * stage * clk;
+    t.cp_async = tiles_per_sm * (double)w->k_stages * w->cp_async * m->cp_async_cycles * clk;
+    if (!persistent)
+        t.again = further_rounds * (m->prologue_us + t.first_byte + t.last_stage + t.reduction + t.epilogue);
+    else if (w->accumulators > 1)
+        t.drain = (tiles_per_sm - 1) * t.epilogue;
+    else
+        t.mma += further_rounds * (t.last_stage + t.epilogue);
+    return t;
+}
 
-    /* The main phase: pipelines fill at the full rate, and refill as stages are released. */
-    const int64_t filled_stages = min_int(in->stages, persistent ? k_stages * rounds : k_stages);
-    const double pipeline_bytes =
-        (double)(ctas * filled_stages) * SM100_STAGE_BYTES(in->cta_group, in->mma_tile_n) * dram / l2;
-    const double at_once = dram < pipeline_bytes ? dram : pipeline_bytes, peak = m->dram_tb_s * 1e6;
-    const double lanes = (in->cp_async_values ? 20.0 : 4.0) * (SM100_CTA_ROWS + in->mma_tile_n);
-    double busy_us = (at_once + stores) / peak + (dram - at_once) / sm100_dram_rate(m, pipeline_bytes, idle);
-    double mma = tiles_a_cta * (double)k_stages * stage * clk;
-    if (persistent && in->accumulators == 1) mma += again * (last + epilogue);
-    if (persistent && in->accumulators > 1) busy_us = max_double(busy_us, (tiles_a_cta - 1) * epilogue);
-    busy_us = max_double(busy_us, max_double(l2 / (m->l2_tb_s * 1e6), ingress * tiles_a_cta / m->ingress_b_clk * clk));
-    busy_us = max_double(busy_us, mma);
-    if (in->cp_async)
-        busy_us = max_double(busy_us, tiles_a_cta * (double)k_stages * lanes / 32 * m->cp_async_cycles * clk);
+static inline double sm100_mainloop_us(const sm100_times *t) {
+    return max_double(max_double(max_double(t->dram, t->l2), max_double(t->ingress, t->mma)),
+                      max_double(t->cp_async, t->drain));
+}
 
-    if (!persistent) busy_us += again * (m->prologue_us + m->first_byte_us + tail);
-    const double exposed = 2 * launched <= fit ? 0.0 : m->prologue_us - m->exit_overlap_us;
-    return m->dependent_gap_us + exposed + m->first_byte_us + busy_us + tail;
+/* From the moment when a call may read its inputs. */
+static inline double sm100_body_us(const sm100_times *t) {
+    return t->first_byte + sm100_mainloop_us(t) + t->again + t->last_stage + t->reduction + t->epilogue;
+}
+
+/* The part of the prologue that the previous call does not hide. */
+static inline double sm100_exposed_us(const sm100_model *m, const sm100_times *t) {
+    return t->resident ? 0.0 : max_double(0.0, m->prologue_us - m->exit_overlap_us);
+}
+
+/* Back to back, with programmatic dependent launch. */
+static inline double sm100_call_us(const sm100_model *m, const sm100_times *t) {
+    return m->dependent_gap_us + sm100_exposed_us(m, t) + sm100_body_us(t);
+}
+
+/* Infinite where a cluster fits nowhere. */
+static inline double sm100_gemm_time_us(const sm100_model *m, const sm100_model_input *in) {
+    const sm100_work work = sm100_work_of(in);
+    const sm100_times times = sm100_times_of(m, &work, in->sm_count);
+    return sm100_call_us(m, &times);
 }
 
 #endif

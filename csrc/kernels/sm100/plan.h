@@ -153,8 +153,8 @@ static inline int32_t sm100_prefetch_stages(const device_props *props, const sm1
                             ceil_div(tiling->k_stages, split_k));
 }
 
-static inline double sm100_modelled_us(const sm100_model *model, const device_props *props, const gemm_traits *t,
-                                       const sm100_config *config, int32_t swap_ab, int32_t split_k) {
+static inline sm100_model_input sm100_input_of(const device_props *props, const gemm_traits *t,
+                                               const sm100_config *config, int32_t swap_ab, int32_t split_k) {
     sm100_model_input in;
     in.mma_m = swap_ab ? t->n : t->m;
     in.mma_n = swap_ab ? t->m : t->n;
@@ -172,7 +172,7 @@ static inline double sm100_modelled_us(const sm100_model *model, const device_pr
     in.co_resident = sm100_leaves_room(props, config, config->shared_bytes);
     in.partials_in_stages = sm100_partials_in_stages(props, config, split_k);
     in.output_bytes = t->output_bytes;
-    return sm100_gemm_time_us(model, &in);
+    return in;
 }
 
 /* One instantiation, order of operands and split: without L2 prefetching and, where it is of use, with it. */
@@ -182,8 +182,9 @@ static inline int32_t sm100_list_one(const sm100_model *model, const device_prop
     const int32_t mma_tile_m = SM100_CTA_ROWS * config->cta_group;
     sm100_tiling tiling;
     if (!sm100_tile(props, t, config, swap_ab, split_k, &tiling)) return 0;
+    const sm100_model_input in = sm100_input_of(props, t, config, swap_ab, split_k);
     memset(out, 0, sizeof *out);
-    out->modelled_us = sm100_modelled_us(model, props, t, config, swap_ab, split_k);
+    out->modelled_us = sm100_gemm_time_us(model, &in);
     if (!(out->modelled_us < INFINITY)) return 0;
     out->name = config->name;
     out->reason = config->reasons[swap_ab][split_k > 1];

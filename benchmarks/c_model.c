@@ -1,0 +1,207 @@
+/* The models and planners of csrc/ as a shared library for c_model.py, which compiles it. Functions take and fill the
+ * structs of csrc/; describe() lists how the compiler lays them out. -DOTHER_CONFIGS(X)=... replaces the instantiations
+ * of the sm100 kernels. */
+#include <stddef.h>
+#include <stdio.h>
+
+#include "kernels/sm100/model.h"
+#ifdef OTHER_CONFIGS
+#undef SM100_GEMM_CONFIGS
+#define SM100_GEMM_CONFIGS OTHER_CONFIGS
+#endif
+#include "kernels/sm100/plan.h"
+#include "kernels/sm90/model.h"
+
+const device_props b200_props = {.compute_capability = 100,
+                                 .sm_count = 148,
+                                 .shared_per_block = 227 << 10,
+                                 .shared_per_sm = 228 << 10,
+                                 .l2_bytes = 126 << 20};
+const device_props h200_props = {.compute_capability = 90,
+                                 .sm_count = 132,
+                                 .shared_per_block = 227 << 10,
+                                 .shared_per_sm = 228 << 10,
+                                 .l2_bytes = 50 << 20};
+
+const sm90_model sm90_model_defaults = {
+#define X(name, value) .name = value,
+    SM90_MODEL_CONSTANTS(X)
+#undef X
+};
+const sm100_model sm100_model_defaults = {
+#define X(name, value, ...) .name = value,
+    SM100_MODEL_CONSTANTS(X)
+#undef X
+};
+
+/* Of contiguous operands with scales in the tensor core's layout, and an fp16 result. */
+void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *out) {
+    static const uint8_t memory[16] __attribute__((aligned(16)));
+    const int64_t atoms = ceil_div(k, SM100_MMA_K) * SM100_ATOM_BYTES;
+    const gemm_problem p = {.m = m,
+                            .n = n,
+                            .k = k,
+                            .l = l,
+                            .a = memory,
+                            .b = memory,
+                            .a_pitch = k / 2,
+                            .b_pitch = k / 2,
+                            .a_batch = m * k / 2,
+                            .b_batch = n * k / 2,
+                            .sfa_pitch = atoms,
+                            .sfb_pitch = atoms,
+                            .sfa_batch = ceil_div(m, SM100_ATOM_ROWS) * atoms,
+                            .sfb_batch = ceil_div(n, SM100_ATOM_ROWS) * atoms,
+                            .out_pitch = n * 2,
+                            .scale_layout = SCALES_128X4,
+                            .out_type = OUT_FP16,
+                            .aligned16 = 1};
+    *out = traits_of(&p);
+}
+
+int32_t list_sm100_candidates(const sm100_model *model, const device_props *props, const gemm_traits *traits,
+                              gemm_candidate *out) {
+    return sm100_candidates(model, props, traits, out);
+}
+
+void count_sm100_work(const device_props *props, const gemm_traits *traits, int32_t kernel, int32_t swap_ab,
+                      int32_t split_k, sm100_work *out) {
+    const sm100_model_input in = sm100_input_of(props, traits, &sm100_configs[kernel], swap_ab, split_k);
+    *out = sm100_work_of(&in);
+}
+
+/* Microseconds of a call, as it may be measured. */
+typedef struct sm100_call {
+    double mainloop, exposed; /* parts of all of them: sm100_mainloop_us, sm100_exposed_us */
+    double dependent;         /* back to back, with programmatic dependent launch */
+    double plain;             /* back to back, without */
+    double kernel;            /* as a profiler's time stamps have it: without what lies between kernels */
+} sm100_call;
+
+void time_sm100_work(const sm100_model *model, const device_props *props, const sm100_work *work, sm100_times *times,
+                     sm100_call *call) {
+    *times = sm100_times_of(model, work, props->sm_count);
+    call->mainloop = sm100_mainloop_us(times);
+    call->exposed = sm100_exposed_us(model, times);
+    call->dependent = sm100_call_us(model, times);
+    call->kernel = model->prologue_us + sm100_body_us(times);
+    call->plain = model->plain_gap_us + call->kernel;
+}
+
+/* One line a fact: its kind, then what names it and its values, divided by tabs. */
+const char *describe(void) {
+    static char text[1 << 16];
+    size_t at = 0;
+#define LINE(...)                           at += (size_t)snprintf(text + at, sizeof text - at, __VA_ARGS__)
+#define NUMBER(name)                        LINE("number\t%s\t%lld\n", #name, (long long)name)
+#define CONSTANT(name, value, unit, source) LINE("constant\tsm100_model\t%s\t%s\t%s\n", #name, unit, source);
+#define CONFIG(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                              \
+    LINE("config\t%s\t%d\t%d\t%d\t%d\t%d\n", #id, cta_group, mma_tile_n, stages, accumulators, cp_async);
+#define SIZE(owner)  LINE("size\t%s\t%zu\n", #owner, sizeof(owner))
+#define KIND(member) _Generic(member, int32_t: 'i', int64_t: 'q', double: 'd', const char *: 's', default: 'b')
+#define FIELD(owner, member)                                                                                           \
+    LINE("field\t%s\t%s\t%c\t%zu\t%zu\n", #owner, #member, KIND(((owner *)0)->member), offsetof(owner, member),        \
+         sizeof(((owner *)0)->member))
+
+    NUMBER(SM100_STAGE_K);
+    NUMBER(SM100_MMA_K);
+    NUMBER(SM100_STAGE_ATOMS);
+    NUMBER(SM100_ATOM_BYTES);
+    NUMBER(SM100_ATOM_ROWS);
+    NUMBER(SM100_CTA_ROWS);
+    NUMBER(SM100_BULK_STORES);
+    NUMBER(FAMILY_MAX_CANDIDATES);
+    SM100_MODEL_CONSTANTS(CONSTANT)
+    SM100_GEMM_CONFIGS(CONFIG)
+
+    SIZE(sm90_model);
+#define X(name, ...) FIELD(sm90_model, name);
+    SM90_MODEL_CONSTANTS(X)
+#undef X
+    SIZE(sm100_model);
+#define X(name, ...) FIELD(sm100_model, name);
+    SM100_MODEL_CONSTANTS(X)
+#undef X
+
+    SIZE(device_props);
+    FIELD(device_props, compute_capability);
+    FIELD(device_props, sm_count);
+    FIELD(device_props, shared_per_block);
+    FIELD(device_props, shared_per_sm);
+    FIELD(device_props, l2_bytes);
+
+    SIZE(gemm_traits);
+    FIELD(gemm_traits, m);
+    FIELD(gemm_traits, n);
+    FIELD(gemm_traits, k);
+    FIELD(gemm_traits, l);
+    FIELD(gemm_traits, scale_layout);
+    FIELD(gemm_traits, output_bytes);
+    FIELD(gemm_traits, tma_values);
+    FIELD(gemm_traits, output_is_column);
+    FIELD(gemm_traits, broadcast_a);
+    FIELD(gemm_traits, broadcast_b);
+
+    SIZE(gemm_candidate);
+    FIELD(gemm_candidate, modelled_us);
+    FIELD(gemm_candidate, name);
+    FIELD(gemm_candidate, reason);
+    FIELD(gemm_candidate, grid);
+    FIELD(gemm_candidate, workspace);
+    FIELD(gemm_candidate, family);
+    FIELD(gemm_candidate, kernel);
+    FIELD(gemm_candidate, swap_ab);
+    FIELD(gemm_candidate, split_k);
+    FIELD(gemm_candidate, prefetch_stages);
+    FIELD(gemm_candidate, tile_m);
+    FIELD(gemm_candidate, tile_n);
+    FIELD(gemm_candidate, tile_k);
+    FIELD(gemm_candidate, stages);
+    FIELD(gemm_candidate, padding_);
+    FIELD(gemm_candidate, tiling);
+
+    SIZE(sm100_work);
+    FIELD(sm100_work, tiles);
+    FIELD(sm100_work, k_stages);
+    FIELD(sm100_work, cluster);
+    FIELD(sm100_work, ctas_per_sm);
+    FIELD(sm100_work, cta_group);
+    FIELD(sm100_work, mma_tile_n);
+    FIELD(sm100_work, stages);
+    FIELD(sm100_work, accumulators);
+    FIELD(sm100_work, split_k);
+    FIELD(sm100_work, partials_in_stages);
+    FIELD(sm100_work, tcgen05_cp);
+    FIELD(sm100_work, stores_as);
+    FIELD(sm100_work, stage_bytes);
+    FIELD(sm100_work, ingress);
+    FIELD(sm100_work, dram);
+    FIELD(sm100_work, l2);
+    FIELD(sm100_work, stores);
+    FIELD(sm100_work, store_bytes);
+    FIELD(sm100_work, partials_bytes);
+    FIELD(sm100_work, cp_async);
+
+    SIZE(sm100_times);
+    FIELD(sm100_times, first_byte);
+    FIELD(sm100_times, dram);
+    FIELD(sm100_times, l2);
+    FIELD(sm100_times, ingress);
+    FIELD(sm100_times, mma);
+    FIELD(sm100_times, cp_async);
+    FIELD(sm100_times, drain);
+    FIELD(sm100_times, again);
+    FIELD(sm100_times, last_stage);
+    FIELD(sm100_times, reduction);
+    FIELD(sm100_times, epilogue);
+    FIELD(sm100_times, resident);
+    FIELD(sm100_times, padding_);
+
+    SIZE(sm100_call);
+    FIELD(sm100_call, mainloop);
+    FIELD(sm100_call, exposed);
+    FIELD(sm100_call, dependent);
+    FIELD(sm100_call, plain);
+    FIELD(sm100_call, kernel);
+    return text;
+}

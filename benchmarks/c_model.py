@@ -1,0 +1,169 @@
+"""The models and planners of csrc/, asked from Python.
+
+gcc compiles c_model.c at the first use. Structs are those of csrc/: names, kinds and offsets of their members come from
+the compiler (describe() in c_model.c), defaults of constants from the headers. A struct has no other attributes than
+its members, so a misspelled constant is an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parent / "csrc"
+KINDS = {"i": ctypes.c_int32, "q": ctypes.c_int64, "d": ctypes.c_double, "s": ctypes.c_char_p}
+
+
+class Struct(ctypes.Structure):
+    """A struct of csrc/."""
+
+    __slots__ = ()
+
+    def copy(self, **changes: float) -> Struct:
+        """With some members changed."""
+        made = type(self).from_buffer_copy(self)
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+    def members(self) -> dict[str, Any]:
+        return {field[0]: getattr(self, field[0]) for field in self._fields_}
+
+
+class Config(NamedTuple):
+    """An instantiation of the sm100 kernel: a row of SM100_GEMM_CONFIGS."""
+
+    name: str
+    cta_group: int
+    mma_tile_n: int
+    stages: int
+    accumulators: int
+    cp_async: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+class Library:
+    """c_model.c, compiled: with the planner of sm90, or with other instantiations of the sm100 kernel."""
+
+    def __init__(self, configs: tuple[Config, ...] = ()) -> None:
+        sources = [HERE / "c_model.c"]
+        options = []
+        if configs:
+            rows = " ".join(f"X(config_{i}, {', '.join(map(str, row[1:]))})" for i, row in enumerate(configs))
+            options.append(f"-DOTHER_CONFIGS(X)={rows}")
+        else:
+            sources += [*sorted((CSRC / "kernels/sm90").glob("*.c")), CSRC / "api/error.c"]
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "c_model.so"
+            command = ["gcc", "-std=c11", "-O1", "-shared", "-fPIC", "-Wl,--no-undefined", f"-I{CSRC}", *options]
+            subprocess.run([*command, "-o", made, *sources, "-lm"], check=True)
+            self.c = ctypes.CDLL(str(made))
+        self.c.describe.restype = ctypes.c_char_p
+        self.facts: dict[str, list[list[str]]] = defaultdict(list)
+        for line in self.c.describe().decode().splitlines():
+            kind, *values = line.split("\t")
+            self.facts[kind].append(values)
+
+    def configs(self) -> list[Config]:
+        return [Config(name.removeprefix("sm100_gemm_"), *map(int, values)) for name, *values in self.facts["config"]]
+
+    def structs(self) -> dict[str, type[Struct]]:
+        return {
+            owner: struct(owner, int(size), [values[1:] for values in self.facts["field"] if values[0] == owner])
+            for owner, size in self.facts["size"]
+        }
+
+
+def struct(name: str, size: int, rows: list[list[str]]) -> type[Struct]:
+    """From rows of (member, kind, offset, bytes). All its members must be there."""
+    fields = [(member, KINDS.get(kind, ctypes.c_char * int(size))) for member, kind, _, size in rows]
+    made = type(name, (Struct,), {"__slots__": (), "_fields_": fields})
+    if ctypes.sizeof(made) != size or any(getattr(made, row[0]).offset != int(row[2]) for row in rows):
+        raise TypeError(f"describe() of c_model.c does not have all members of {name}")
+    return made
+
+
+@functools.cache
+def library(configs: tuple[Config, ...] = ()) -> Library:
+    return Library(configs)
+
+
+@functools.cache
+def _structs() -> dict[str, type[Struct]]:
+    return library().structs()
+
+
+def new(name: str, **members: float) -> Struct:
+    """A struct, zero but for these members."""
+    return _structs()[name]().copy(**members)
+
+
+def exported(struct_name: str, variable: str) -> Struct:
+    """A copy of a variable of the library."""
+    return _structs()[struct_name].in_dll(library().c, variable).copy()
+
+
+def model(family: str, **changes: float) -> Struct:
+    """The constants of "sm90" or "sm100", some changed."""
+    return exported(f"{family}_model", f"{family}_model_defaults").copy(**changes)
+
+
+def device(name: str) -> Struct:
+    """Properties of an "h200" or a "b200"."""
+    return exported("device_props", f"{name}_props")
+
+
+def number(name: str) -> int:
+    """A number that csrc/ defines."""
+    return {name: int(value) for name, value in library().facts["number"]}[name]
+
+
+def sm100_constants() -> list[Constant]:
+    """Each with its unit and source."""
+    values = model("sm100").members()
+    return [Constant(name, values[name], unit, source) for _, name, unit, source in library().facts["constant"]]
+
+
+@functools.cache
+def traits(m: int, n: int, k: int, l: int = 1) -> Struct:
+    """Of contiguous operands."""
+    made = new("gemm_traits")
+    library().c.contiguous_traits(*map(ctypes.c_int64, (m, n, k, l)), ctypes.byref(made))
+    return made
+
+
+def candidates(constants: Struct, on: Struct, of: Struct, configs: tuple[Config, ...] = ()) -> list[Struct]:
+    """A family's candidates for a product, with their modelled times. The type of the constants selects the family."""
+    names = {"sm90_model": "sm90_candidates", "sm100_model": "list_sm100_candidates"}
+    function = getattr(library(configs).c, names[type(constants).__name__])
+    found = (_structs()["gemm_candidate"] * number("FAMILY_MAX_CANDIDATES"))()
+    return found[: function(*map(ctypes.byref, (constants, on, of)), found)]
+
+
+def sm100_work(on: Struct, of: Struct, kernel: int, swap_ab: bool, split_k: int, configs: tuple[Config, ...]) -> Struct:
+    """Counted work of one of the instantiations."""
+    made = new("sm100_work")
+    settings = map(ctypes.c_int32, (kernel, swap_ab, split_k))
+    library(configs).c.count_sm100_work(ctypes.byref(on), ctypes.byref(of), *settings, ctypes.byref(made))
+    return made
+
+
+def sm100_times(constants: Struct, on: Struct, work: Struct) -> tuple[Struct, Struct]:
+    """(times of the parts, times of a call)."""
+    made = new("sm100_times"), new("sm100_call")
+    library().c.time_sm100_work(*map(ctypes.byref, (constants, on, work, *made)))
+    return made
