@@ -1,8 +1,8 @@
 """torch.ops.nvfp4: nvfp4 as operators, for torch.compile, torch.export and tensor subclasses.
 
 Importing this module registers them. `import nvfp4` imports it if torch is already imported, and so does the first
-traced call. The kernels are C (csrc/bindings/torch/ops.c). This module has their fakes, which check arguments and compute shapes
-without memory, and the functions that pass a call of nvfp4's functions to an operator.
+traced call. The kernels are C (csrc/bindings/torch/ops.c). This module has their fakes, which check arguments and
+compute shapes without memory, and the functions that pass a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()

@@ -117,7 +117,7 @@ def test_recorded_proofs_are_what_the_page_says() -> None:
     text = " ".join(PAGE.split())
     assert f"{len(launches)} launches, all race_free, {min(seconds)} to {max(seconds)} s of processor time" in text
     assert f"up to {most} MB each" in text and {launch["verdict"] for launch in launches} == {"race_free"}
-    configs = re.findall(r"X\(sm100_gemm_(\w+),", (ROOT / "csrc" / "kernels/sm100/config.h").read_text(encoding="utf-8"))
+    configs = re.findall(r"X\(sm100_gemm_(\w+),", (ROOT / "csrc/kernels/sm100/config.h").read_text())
     assert {launch["kernel"] for launch in launches} == set(configs)
     assert f"{len(mutations)} mutations, each found by the verifier, the emulator or both" in text
     assert all({row["verifier"], row["emulator (seed)"]} != {"-"} for row in mutations)

@@ -73,7 +73,7 @@ def of_pairs(kernel: Kernel, pattern: str) -> set[bool]:
 
 
 def test_all_kernels_are_there(kernels: dict[str, Kernel]) -> None:
-    assert set(kernels) == set(CONFIGS), "install the package again: its kernels are not those of csrc/kernels/sm100/config.h"
+    assert set(kernels) == set(CONFIGS), "install the package again: its kernels are not those of sm100"
 
 
 @NAMES

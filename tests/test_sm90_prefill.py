@@ -1,5 +1,6 @@
-"""The large-M (prefill) kernels of Hopper (csrc/kernels/sm90/dequant.cu, csrc/kernels/sm90/prefill.cu), launched on the emulated H200
-without the planner, with few clusters, so that small products have several waves, split-K tiles and batches.
+"""The large-M (prefill) kernels of Hopper (csrc/kernels/sm90/dequant.cu, csrc/kernels/sm90/prefill.cu), launched on the
+emulated H200 without the planner, with few clusters, so that small products have several waves, split-K tiles and
+batches.
 
 SM90_SEEDS is the number of timings of each case (2). The machine code is that of the installed module, or of the file
 that SM90_PREFILL_CUBIN names.

@@ -54,7 +54,7 @@ def main_loop(kernel: Kernel) -> list[Instruction]:
 
 
 def test_all_kernels_are_there(kernels: dict[str, Kernel]) -> None:
-    assert set(kernels) == set(CONFIGS), "install the package again: its kernels are not those of csrc/kernels/sm90/gemm_config.h"
+    assert set(kernels) == set(CONFIGS), "install the package again: its kernels are not those of sm90"
 
 
 @NAMES

@@ -1,6 +1,6 @@
-"""The competition file's plan (csrc/contest/settings.h), compiled on the host with kernels/sm100/plan.h, which tries every
-candidate: the kernel can run the choice, its schedule and tensor maps equal the plan's, and its modelled time is near
-the best."""
+"""The competition file's plan (csrc/contest/settings.h), compiled on the host with kernels/sm100/plan.h, which tries
+every candidate: the kernel can run the choice, its schedule and tensor maps equal the plan's, and its modelled time is
+near the best."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`check --dump`: decodes the operands of one tcgen05.mma on a B200 and compares them with the expected ones.
 
 A build with NVFP4_DUMP=1 records one CTA's descriptors, shared memory stage, scales in tensor memory and accumulator
-after the mma of one k_block (K = 64) in an sm100_dump (csrc/kernels/common/dump.h). This module decodes it and compares it with
-the caller's operands and with sums in fp64. A "!" marks a difference.
+after the mma of one k_block (K = 64) in an sm100_dump (csrc/kernels/common/dump.h). This module decodes it and compares
+it with the caller's operands and with sums in fp64. A "!" marks a difference.
 
 mma_a and mma_b are the operands A and B of the mma; mma_a has 128 rows a CTA. Lanes of tensor memory are rows of mma_a
 in the CTA, columns of the accumulator are rows of mma_b in the tile.

@@ -1,11 +1,11 @@
 """`nvfp4 bench --tune`: times every launch plan of the sm90 or sm100 kernels and compares it with the model's ranking.
 
-The plans of a shape differ in kernel, in swap_ab, in split_k and in the prefetch of weights; csrc/kernels/sm90/gemm_plan.c and
-kernels/sm100/plan.h rank them by models (kernels/sm90/model.h, kernels/sm100/model.h). Each plan is first checked bit for bit against the CPU,
-on data whose sums are exact. Then all correct plans alternate, in a new random order each round, and are timed as in
-the competition: consecutive calls between one pair of events, each on its own inputs, after writes that evict the L2.
-The fastest plan is selected on the even rounds and compared with the model's choice on the odd ones, so that the
-comparison is unbiased.
+The plans of a shape differ in kernel, in swap_ab, in split_k and in the prefetch of weights;
+csrc/kernels/sm90/gemm_plan.c and kernels/sm100/plan.h rank them by models (kernels/sm90/model.h,
+kernels/sm100/model.h). Each plan is first checked bit for bit against the CPU, on data whose sums are exact. Then all
+correct plans alternate, in a new random order each round, and are timed as in the competition: consecutive calls
+between one pair of events, each on its own inputs, after writes that evict the L2. The fastest plan is selected on the
+even rounds and compared with the model's choice on the odd ones, so that the comparison is unbiased.
 
 The result is a file that nvfp4.use_tuning (nvfp4/_tuning.py) reads.
 """

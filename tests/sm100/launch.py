@@ -1,8 +1,8 @@
-"""Launches the kernels of csrc/kernels/sm100/gemm.cu on the emulated B200 directly: any instantiation, split_k and swap_ab,
-whether the plan would choose it or not, and several launches back to back.
+"""Launches the kernels of csrc/kernels/sm100/gemm.cu on the emulated B200 directly: any instantiation, split_k and
+swap_ab, whether the plan would choose it or not, and several launches back to back.
 
-The structs are those of csrc/kernels/common/problem.h and csrc/kernels/sm100/config.h; the instantiations are read from the header.
-"""
+The structs are those of csrc/kernels/common/problem.h and csrc/kernels/sm100/config.h; the instantiations are read from
+the header."""
 
 from __future__ import annotations
 

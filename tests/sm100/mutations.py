@@ -1,5 +1,5 @@
-"""Mutations of csrc/kernels/sm100/gemm.cu, and which tool finds each: the static verifier (verify.py) over every schedule, the
-emulator in at most 20 timings.
+"""Mutations of csrc/kernels/sm100/gemm.cu, and which tool finds each: the static verifier (verify.py) over every
+schedule, the emulator in at most 20 timings.
 
     python tests/sm100/mutations.py                every mutation on both, as a table (minutes)
     python tests/sm100/mutations.py pair phase     those whose name contains one of the words

@@ -1,5 +1,5 @@
-"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm100/gemm.cu have no
-deadlock and no race, and use barriers and tensor memory only while they are alive.
+"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm100/gemm.cu have
+no deadlock and no race, and use barriers and tensor memory only while they are alive.
 
     python tests/sm100/verify.py                 every launch of LAUNCHES, as a table (minutes)
     python tests/sm100/verify.py 256x128 split   those whose name contains one of the words

@@ -1,9 +1,8 @@
-"""Launches the kernels of csrc/kernels/sm90/gemv.cu on the emulated H200 without the planner: any instantiation, number of SMs
-and split along K.
+"""Launches the kernels of csrc/kernels/sm90/gemv.cu on the emulated H200 without the planner: any instantiation, number
+of SMs and split along K.
 
-Structs mirror csrc/kernels/common/problem.h and csrc/kernels/sm90/gemv_config.h; the instantiations are read from the header.
-Operands and checks are those of sm100/launch.py.
-"""
+Structs mirror csrc/kernels/common/problem.h and csrc/kernels/sm90/gemv_config.h; the instantiations are read from the
+header. Operands and checks are those of sm100/launch.py."""
 
 from __future__ import annotations
 

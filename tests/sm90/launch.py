@@ -1,9 +1,8 @@
-"""Launches the kernels of csrc/kernels/sm90/gemm.cu on the emulated H200 without the planner: any instantiation, split_k, order
-of the operands and place of the partial sums, and several launches in a row.
+"""Launches the kernels of csrc/kernels/sm90/gemm.cu on the emulated H200 without the planner: any instantiation,
+split_k, order of the operands and place of the partial sums, and several launches in a row.
 
-The structs mirror csrc/kernels/common/problem.h and csrc/kernels/sm90/gemm_config.h. A C program that includes the header prints the
-instantiations and their launch parameters. Operands and results are as in sm100/launch.py.
-"""
+The structs mirror csrc/kernels/common/problem.h and csrc/kernels/sm90/gemm_config.h. A C program that includes the
+header prints the instantiations and their launch parameters. Operands and results are as in sm100/launch.py."""
 
 from __future__ import annotations
 
@@ -169,8 +168,8 @@ class StreamK:
 
 
 def dequantized(data: numpy.ndarray, scales: numpy.ndarray) -> numpy.ndarray:
-    """The output of kernels/sm90/dequant.cu, [L, R, 64 ceil(K/64)] fp16: of 64 values along K, 16-byte chunk 4w + q has pair q
-    of word w of the four scale groups; all values times 2^-6."""
+    """The output of kernels/sm90/dequant.cu, [L, R, 64 ceil(K/64)] fp16: of 64 values along K, 16-byte chunk 4w + q has
+    pair q of word w of the four scale groups; all values times 2^-6."""
     values = decode(data, scales) / 64
     l, rows, k = values.shape
     padded = numpy.zeros((l, rows, -(-k // 64) * 64), "f2")

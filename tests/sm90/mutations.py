@@ -1,5 +1,5 @@
-"""Mutations of csrc/kernels/sm90/gemm.cu, kernels/sm90/reduce.cuh, kernels/sm90/schedule.cuh and kernels/sm90/dequant.cu, and whether the emulator
-finds them in at most 20 timings.
+"""Mutations of csrc/kernels/sm90/gemm.cu, kernels/sm90/reduce.cuh, kernels/sm90/schedule.cuh and
+kernels/sm90/dequant.cu, and whether the emulator finds them in at most 20 timings.
 
 python tests/sm90/mutations.py               every mutation, as a table (minutes)
 python tests/sm90/mutations.py mma_b parity  those whose name contains one of the words

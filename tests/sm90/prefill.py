@@ -1,5 +1,5 @@
-"""Launches csrc/kernels/sm90/dequant.cu and csrc/kernels/sm90/prefill.cu on the emulated H200 without the planner: either
-instantiation, either order of the operands, any number of concurrent clusters.
+"""Launches csrc/kernels/sm90/dequant.cu and csrc/kernels/sm90/prefill.cu on the emulated H200 without the planner:
+either instantiation, either order of the operands, any number of concurrent clusters.
 
 Structs and constants mirror csrc/kernels/sm90/prefill_config.h. Operands, expected products and checks are those of
 tests/sm100/launch.py.

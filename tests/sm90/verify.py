@@ -1,5 +1,5 @@
-"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm90/gemm.cu are well
-synchronised and free of races, and that their barriers live long enough.
+"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm90/gemm.cu are
+well synchronised and free of races, and that their barriers live long enough.
 
     python tests/sm90/verify.py               every launch, as a table (minutes)
     python tests/sm90/verify.py 256x64 split  those whose name contains one of the words
