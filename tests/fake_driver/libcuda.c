@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../csrc/cuda_abi.h"
+#include "../../csrc/driver/cuda_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
 enum { FAILED = 999 };
