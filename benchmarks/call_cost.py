@@ -78,7 +78,7 @@ def measure(calls: int, named: str | None) -> dict[str, dict[str, float]]:
         "nvfp4.gemm(a, b, scale_a, scale_b, out=out, backend=backend)",
         "nvfp4.gemm(a, b, scale_a, scale_b, out=out, backend=backend, alpha=bias, bias=bias, c=c, beta=0.5)",
         "nvfp4.gemm(a, b, scale_a, scale_b, backend=backend)",
-        "ops.gemm_out(a, b, scale_a, scale_b, none, none, none, 1.0, 0.0, '128x4', backend or 'auto', out)",
+        "ops.gemm_out(a, b, scale_a, scale_b, none, none, none, 1.0, 0.0, '128x4', backend or 'auto', 0, out)",
         "torch.add(x, x, out=y)",
     ]
     if on_gpu:  # custom_kernel takes no backend: it runs where its tensors are; CPU memory is slow to allocate

@@ -141,7 +141,7 @@ def test_helped_plans(case: ragged.Case, sm90: Backend, candidate: None) -> None
     found = 0
     for i in range(plan(case)["candidates"]):
         _C.set_candidate(i)
-        if "helped" in plan(case)["kernel"]:
+        if "streamk" in plan(case)["kernel"]:
             found += 1
             assert not any(ragged.run(case, "sm90", sm90.device) for _ in range(2)), f"candidate {i}: {plan(case)}"
     assert found > 1
@@ -155,8 +155,8 @@ def test_workspace_of_the_plan_is_enough_and_needed(m: int, n: int, k: int, sm90
         found = nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]
         y = m if found["swap_ab"] else n
         raw = "gemv" in found["kernel"] or ("gemm" in found["kernel"] and y <= 16)
-        rows = 0 if raw else m + n if found["kernel"].endswith("expanded") else y
-        wanted = rows * k * 2 + (helpers_bytes(found, m, n) if "helped" in found["kernel"] else 0)
+        rows = 0 if raw else m + n if found["kernel"].endswith("fp16") else y
+        wanted = rows * k * 2 + (helpers_bytes(found, m, n) if "streamk" in found["kernel"] else 0)
         assert wanted <= found["workspace"] < wanted + 1024, found
 
 
@@ -168,14 +168,14 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
             wanted = _C.plan(DEVICE, "sm90", *shape, 1)
             _C.set_candidate(0)
             settings = [wanted[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")]
-            _C.prefer(DEVICE, *shape, 1, *settings)
+            _C.override_plan(DEVICE, *shape, 1, *settings)
             taken = _C.plan(DEVICE, "sm90", *shape, 1)
             assert [taken[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")] == settings
         assert _C.plan(DEVICE, "sm90", 25, 384, 1024, 1)["kernel"]  # other shapes take no notice
         with pytest.raises(nvfp4.Error, match="none of the"):
-            _C.prefer(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0)  # does not hold 24 rows
+            _C.override_plan(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0)  # does not hold 24 rows
     finally:
-        _C.forget_preferences()
+        _C.clear_overrides()
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
