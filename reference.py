@@ -325,7 +325,7 @@ def ref_kernel(data: Data) -> torch.Tensor:
 def check_implementation(
     data: Data, output: torch.Tensor, *, exact: bool = False, rtol: float = RTOL, atol: float = ATOL
 ) -> tuple[bool, str]:
-    """(whether output is right, a sentence that says why not or how near it is).
+    """(whether output is right, a message that says why not or how near it is).
 
     The competition's rule is |output - expected| <= atol + rtol * |expected|. `exact` asks for the same bits instead,
     and raises ValueError for data whose sums are not exact in fp32, where nobody could promise them.

@@ -2,7 +2,7 @@
 
 Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings
 errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 is for
-`python -m nvfp4 check --dump` (CONTRIBUTING.md).
+`python -m nvfp4 check --dump` (docs/debugging.md).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT / "build_backend"))
 import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 
 # Machine code for every generation that PyTorch's own builds serve; PTX for what has none (sm_110), for what comes
-# after, and for the emulated GPU (tests/emulator), which runs PTX only and poses as older ones too: compute_90 is there
-# so that an emulated H200 gives a real one's bits. Code that needs one generation's own instructions is named after it.
+# after, and for the emulated GPU (emulator/), which runs PTX only and poses as older ones too: compute_90 is there so
+# that an emulated H200 gives a real one's bits. Kernels for one generation lie in a folder of its name.
 PORTABLE = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_80", "compute_90", "compute_100"]
 ARCHS = {"sm90": ["sm_90a", "compute_90a"], "sm100": ["sm_100f", "compute_100f"]}
 
@@ -77,9 +77,10 @@ class BuildExt(build_ext):
             folder = ROOT / "build" / "cuda"
             flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", ""))
             flags += ["-Werror=all-warnings"] * WERROR + ["-DNVFP4_DUMP"] * DUMP
-            sources = [ROOT / name for name in relative("csrc/*.cu")]
+            sources = [ROOT / name for name in relative("csrc/kernels/**/*.cu")]
             folder.mkdir(parents=True, exist_ok=True)
-            nvfp4_cuda.write_fatbins({s: ARCHS.get(s.stem.split("_")[0], PORTABLE) for s in sources}, folder, flags)
+            archs = {source: ARCHS.get(source.parent.name, PORTABLE) for source in sources}
+            nvfp4_cuda.write_fatbins(archs, folder, flags, ROOT / "csrc")
             ext.define_macros.append(("NVFP4_CUDA", "1"))
             ext.include_dirs.append(str(folder))
 

@@ -1,8 +1,8 @@
-"""What the B200 model takes for given: one number, its unit and where it comes from, for each constant.
+"""The constants of the B200 model: each with its number, unit and source.
 
-The sources are public measurements of B200s, gathered in the project's notes on that GPU, whose sections are named.
-Where they have nothing, an H200 was measured (launches, cluster barriers, stores, exchange of sums between CTAs), and
-where that cannot be, the line says "assumed". Nobody here has run anything on a B200. A constant changes when a better
+The sources are public measurements of B200s, collected in the project's notes on that GPU, whose sections are given in
+brackets. Where there are none, an H200 was measured (launches, cluster barriers, stores, exchange of partial sums
+between CTAs); otherwise the line says "assumed". No figure is from a B200 of ours. A constant changes when a better
 source is found, never to reach a result.
 """
 
@@ -28,7 +28,7 @@ class Constants:
     )
     l2_tb_s: float = constant(13.3, "TB/s", "most that all SMs were seen to take in; L2 alone was never measured (4.2)")
     mma_column_cycles: float = constant(
-        0.5, "clk", "a row of y, 64 along K; no faster than operands leave shared memory (4.4)"
+        0.5, "clk", "a row of mma_b, 64 along K; at most the rate of operands from shared memory (4.4)"
     )
     shared_b_clk: float = constant(128.0, "B/clk", "shared memory of one SM (4.5)")
     mma_fill_1: float = constant(137.0, "clk", "latency of an MMA above N/2, one CTA (4.4)")
@@ -72,7 +72,7 @@ class Constants:
     exit_overlap_us: float = constant(
         0.35, "us", "H200: of a prologue this much hides behind the drain where CTAs are not co-resident"
     )
-    gather_cycles: float = constant(
+    cp_async_cycles: float = constant(
         4.0, "clk", "assumed: cp.async of 16 bytes a lane at 128 B/clk, and no less for fewer"
     )
 

@@ -65,7 +65,7 @@ def header(*cells: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Peer:
-    """A published figure, and the kernel that it is of as far as it is known."""
+    """A published figure with what is known of its kernel."""
 
     name: str
     shape: Shape
@@ -79,15 +79,15 @@ def peer_work(
     rows_m: int,
     rows_n: int,
     stages: int,
-    group: int = 1,
+    cta_group: int = 1,
     cta_n: int = 0,
     multicast: int = 1,
     split: int = 1,
 ) -> Work:
-    """A kernel that is not swap_ab: a CTA has rows_m rows of A (those past the end cost time on the tensor core alone)
-    and cta_n rows of B, its unit rows_n of B; multicast CTAs share what L2 delivers of A. C leaves by bulk stores."""
+    """A kernel without swap_ab: a CTA has rows_m rows of A (rows past the end cost only tensor core time) and cta_n
+    rows of B, its cta_group rows_n of B; multicast CTAs share what L2 delivers of A. Bulk stores write C."""
     cta_n = cta_n or rows_n
-    tiles = ceil_div(shape.m, rows_m * group) * ceil_div(shape.n, rows_n)
+    tiles = ceil_div(shape.m, rows_m * cta_group) * ceil_div(shape.n, rows_n)
     atoms = ceil_div(shape.k, MMA_K) * ATOM_BYTES
     row_bytes = shape.k / 2
     present = min(shape.m, rows_m)
@@ -95,20 +95,20 @@ def peer_work(
     weights = shape.n * row_bytes + ceil_div(shape.n, 128) * atoms
     acts = shape.m * row_bytes + ceil_div(shape.m, 128) * atoms
     acts_read = acts * ceil_div(shape.n, rows_n) / multicast
-    scales_again = tiles * group * ceil_div(rows_n, 128) * atoms - ceil_div(shape.n, 128) * atoms
+    scales_again = tiles * cta_group * ceil_div(rows_n, 128) * atoms - ceil_div(shape.n, 128) * atoms
     return Work(
         tiles=tiles,
-        cluster=group * split,
+        cluster=cta_group * split,
         per_sm=1,
         k_stages=ceil_div(ceil_div(shape.k, STAGE_K), split),
-        ring=stages,
+        stages=stages,
         stage_bytes=(rows_m + cta_n) * STAGE_K / 2 + STAGE_ATOMS * ATOM_BYTES * (1 + ceil_div(rows_n, 128)),
         ingress=ingress / split,
         dram=weights + acts,
-        l2=weights * ceil_div(shape.m, rows_m * group) + acts_read + max(0.0, scales_again),
+        l2=weights * ceil_div(shape.m, rows_m * cta_group) + acts_read + max(0.0, scales_again),
         stores=shape.m * shape.n * 2,
-        pair=group == 2,
-        tile_y=rows_n,
+        pair=cta_group == 2,
+        mma_tile_n=rows_n,
         copies=STAGE_ATOMS * (1 + ceil_div(rows_n, 128)),
         store_bytes=present * rows_n * 2 / split,
         store_b_clk="bulk_store_b_clk",
@@ -126,16 +126,16 @@ def kernel_only(t: Times) -> float:
 
 
 def flashinfer(shape: Shape) -> Work:
-    """Its tuner took what was fastest: here the fastest by this model of the tiles that its tuner has, not swap_ab."""
+    """Its tuner takes the fastest tile: here the fastest by this model of its tiles, without swap_ab."""
     menu = [peer_work(shape, 128, n, 227 * 1024 // (20480 + 128 * n)) for n in (64, 128)]
-    menu += [peer_work(shape, 128, n, 227 * 1024 // (20480 + 64 * n), group=2, cta_n=n // 2) for n in (64, 128)]
+    menu += [peer_work(shape, 128, n, 227 * 1024 // (20480 + 64 * n), cta_group=2, cta_n=n // 2) for n in (64, 128)]
     return min(menu, key=lambda work: times(work, Constants()).kernel_only)
 
 
 def peers() -> list[Peer]:
     found = []
     for shape, lt, template, naive in zip(RANKED, (22.6, 12.5, 8.55), (96.5, 51.6, 36.9), (459.0, 211.0, 82.7)):
-        pair = peer_work(shape, 128, 128, 7, group=2, cta_n=64)
+        pair = peer_work(shape, 128, 128, 7, cta_group=2, cta_n=64)
         found.append(Peer("cuBLASLt, pair 256x128, half of M empty", shape, lt, pair, plain))
         found.append(Peer("CuTe DSL template, 128x128, 1 stage", shape, template, peer_work(shape, 128, 128, 1), plain))
         found.append(Peer("naive PTX, 128x128, 1 stage", shape, naive, peer_work(shape, 128, 128, 1), plain))
@@ -287,7 +287,7 @@ def scenario_table(rows: list[Config], base: Constants) -> list[str]:
 
 # ---- configurations ----
 
-WISHES = (
+CANDIDATES = (
     Config("256x128, 6 stages", 2, 128, 6, 1, 0),
     Config("256x128, 3 stages", 2, 128, 3, 1, 0),
     Config("256x64, 3 stages", 2, 64, 3, 1, 0),
@@ -300,7 +300,7 @@ WISHES = (
 
 
 def config_table(rows: list[Config], c: Constants) -> list[str]:
-    """What each configuration is worth: the mean without it, or with one that does not exist."""
+    """The value of each configuration: the mean without it, or with one that does not exist."""
     sets = (RANKED, DECODE, TASK, PREFILL)
 
     def means(some: list[Config]) -> list[float]:
@@ -310,14 +310,14 @@ def config_table(rows: list[Config], c: Constants) -> list[str]:
     names = ("ranked", "decode", "task.yml's tests", "prefill")
     lines = header("change", *(f"{name}, %" for name in names))
     for config in rows:
-        if not config.gather:
+        if not config.cp_async:
             left = [other for other in rows if other != config]
             lines.append(row(f"without {config.name}", *change(means(left), base)))
     for names in (("128x64", "128x128", "256x128_deep"),):
         left = [other for other in rows if other.name not in names]
         lines.append(row("without " + ", ".join(names), *change(means(left), base)))
-    for wish in WISHES:
-        lines.append(row(f"with {wish.name}", *change(means([*rows, wish]), base)))
+    for candidate in CANDIDATES:
+        lines.append(row(f"with {candidate.name}", *change(means([*rows, candidate]), base)))
     return lines
 
 
@@ -328,26 +328,15 @@ def change(means: list[float], base: list[float]) -> list[str]:
 # ---- the document ----
 
 
-def constants_table() -> list[str]:
-    return header("constant", "value", "unit", "source") + [
-        row(name, f"{value:g}", unit, source) for name, value, unit, source in given.table()
-    ]
-
-
 def tables(rows: list[Config], c: Constants) -> dict[str, list[str]]:
+    """Those of b200_model.md. model_b200.py prints the rest: more shapes, --all plans, --peers, --sensitivity."""
     return {
         "goal": goal_table(rows, c),
         "ranked": shape_table(RANKED, rows, c),
-        "ranked, all": [line for shape in RANKED for line in [*all_table(shape, rows, c, 5), ""]],
-        "peers": peer_table(),
         "slopes": slope_lines(),
-        "decode": shape_table(DECODE, rows, c),
-        "task": shape_table(TASK, rows, c),
-        "prefill": shape_table(PREFILL, rows, c),
         "configurations": config_table(rows, c),
         "scenarios": scenario_table(rows, c),
-        "sensitivity": sensitivity_table(rows),
-        "constants": constants_table(),
+        "sensitivity": sensitivity_table(rows)[:8],
     }
 
 

@@ -1,4 +1,4 @@
-"""Counts of the B200 model against what the emulator counted (EMULATE_TRACE, see tests/emulator/README.md)."""
+"""Counts of the B200 model against what the emulator counted (EMULATE_TRACE, see emulator/README.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Counts:
     loaded: float
     cta_stored: float  # C
     stored: float
-    cta_sent: float  # sums, to other CTAs
+    cta_sent: float  # partial sums, to other CTAs
     operands: float  # that tensor cores read from shared memory
     scales: float  # copied to tensor memory
     mma: int
@@ -56,22 +56,22 @@ def counted(kernel: dict) -> Counts:
 def modelled(shape: Shape, config: Config, split: int, swap_ab: bool) -> Counts:
     """The same from the work that the model's times are made of, for a grid of one cluster a tile."""
     work = work_of(shape, config, split, swap_ab)
-    units = work.tiles * split
-    stages = work.tiles * ceil_div(shape.k, STAGE_K)  # of all units
+    ctas = work.tiles * split  # or CTA pairs
+    stages = work.tiles * ceil_div(shape.k, STAGE_K)  # of all of them
     blocks = work.tiles * ceil_div(shape.k, MMA_K)
-    parts = CTA_ROWS * work.tile_y * 4
-    values = CTA_ROWS + config.tile_y // config.group
+    sums = CTA_ROWS * work.mma_tile_n * 4
+    values = CTA_ROWS + config.mma_tile_n // config.cta_group
     return Counts(
         cta_loaded=work.ingress,
         loaded=work.l2,
         cta_stored=work.store_bytes,
         stored=work.stores,
-        cta_sent=parts - parts / split,
-        operands=blocks * config.group * values * MMA_K // 2,
-        scales=blocks * config.group * (work.copies // STAGE_ATOMS) * 512,
+        cta_sent=sums - sums / split,
+        operands=blocks * config.cta_group * values * MMA_K // 2,
+        scales=blocks * config.cta_group * (work.copies // STAGE_ATOMS) * 512,
         mma=blocks,
         cp=blocks * (work.copies // STAGE_ATOMS),
-        commit=stages + units,
+        commit=stages + ctas,
     )
 
 

@@ -1,14 +1,13 @@
-"""What a call costs on the host: from the Python call to the launch, the driver's own work excluded.
+"""Host time of a call: from the Python call to the launch, without the driver's work.
 
     python benchmarks/call_cost.py [--json] [--real] [--backend sm100]
 
-The calls go to tests/fake_driver, a libcuda that launches nothing, so what is timed is nvfp4 and Python: the frame,
-the reading of the tensors, every check, the plan and the launch's arguments. Most rows are of a product that is one
-launch on every backend, without a workspace. Tensors are on the GPU if torch has one, and the backend is the rule's or
-the one that is named; then there are rows for two launches with a workspace too: K cut on sm80, an operand expanded on
-sm90. Else they are on the CPU, on sm80 or the backend that is named (and then include a wait that returns at once).
---real leaves the machine's own driver in place, to see what it adds. Needs a build with GPU code, and gcc for the fake
-driver.
+The calls go to tests/fake_driver, a libcuda that launches nothing. The time is that of nvfp4 and Python: the frame, the
+tensors' attributes, all checks, the plan and the arguments of the launch. Most rows are of a product with one launch on
+each backend and no workspace. If torch has a GPU, the tensors are on it, on the given or the default backend, and there
+are rows for two launches with a workspace: split-K on sm80, a dequantize pre-pass on sm90. Else the tensors are on the
+CPU, the backend is sm80 or the given one, and the time includes a wait that returns at once. --real keeps the machine's
+own driver, to show its cost. Needs a build with GPU code, and gcc for the fake driver.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ import timeit
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "tests" / "fake_driver" / "libcuda.c"
-ONE_LAUNCH = (16, 32768, 256)  # without a workspace: tiles for every SM, and few rows, which no plan expands
+ONE_LAUNCH = (16, 32768, 256)  # without a workspace: a tile for each SM, too few rows for a dequantize pre-pass
 TWO_LAUNCHES = {"sm80": (128, 4096, 7168), "sm90": (128, 4096, 7168)}  # with a workspace, by backend
-WHY_TWO = {"sm80": "K cut", "sm90": "an operand expanded"}
+WHY_TWO = {"sm80": "split-K", "sm90": "dequantize pre-pass"}
 REPEATS, CALLS = 15, 20_000
-QUEUED = 200  # calls between two waits where the GPU works: it must never be the one that is waited for
+ENQUEUED = 200  # calls between two waits with the real driver: the host must never wait for the GPU
 
 
 def expect(shape: tuple[int, int, int], backend: str | None, workspace: bool) -> str:
-    """The backend that the shape has its plan on, once it is sure that this needs a workspace or none."""
+    """The backend of the shape's plan; exits if the plan needs no workspace, or one, against the expectation."""
     import nvfp4
 
     plan = nvfp4.info(*shape, device=0, backend=backend)["plan"]
     if (plan["workspace"] > 0) != workspace:
         wanted = "a workspace" if workspace else "no workspace"
-        sys.exit(f"call_cost.py: {shape} on {backend or 'the device'} was to need {wanted}, and its plan is {plan}")
+        sys.exit(f"call_cost.py: {shape} on {backend or 'the device'} is expected to need {wanted}; its plan is {plan}")
     return plan["backend"]
 
 
@@ -115,12 +114,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--real", action="store_true", help="call the machine's own driver")
-    parser.add_argument("--backend", metavar="B", help="whose calls (on a GPU the rule's, else sm80)")
-    parser.add_argument("--calls", type=int, metavar="N", help=f"of a figure ({CALLS}, with --real {QUEUED})")
+    parser.add_argument("--backend", metavar="B", help="the backend (on a GPU the default one, else sm80)")
+    parser.add_argument("--calls", type=int, metavar="N", help=f"calls per figure ({CALLS}, with --real {ENQUEUED})")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(args.calls or (QUEUED if args.real else CALLS), args.backend)))
+        print(json.dumps(measure(args.calls or (ENQUEUED if args.real else CALLS), args.backend)))
         return
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)

@@ -1,18 +1,18 @@
-"""The competition's own measurement, restated: what a submission, or this package, scores on this machine.
+"""The competition's own measurement: what a submission, or this package, scores on this machine.
 
     python benchmarks/contest.py [--task nvfp4_gemv] [--submission submission.py | --backend sm90] [--json FILE]
 
-For each shape that ranks: every input is multiplied once and judged; then come repeats, each between one pair of
-events, behind random numbers written to a buffer that no cache holds, which also takes longer than the host needs to
-queue the calls. They end when the standard error of their mean is below 0.1 %.
+For each ranked shape: every input is multiplied once and judged. Then come repeats, each between one pair of events,
+after random numbers are written to a buffer that exceeds all caches; the write also takes longer than the host needs to
+enqueue the calls. The repeats end when the standard error of their mean is below 0.1 %.
 
-    queued  nvfp4_gemm   50 calls in a row, each on inputs of its own; a repeat's time is a call's share
-    single  nvfp4_gemv   one call, on new numbers in each repeat
+    back-to-back  nvfp4_gemm   50 consecutive calls, each on its own inputs; the time of a repeat is the time per call
+    single-call   nvfp4_gemv   one call, on new numbers in each repeat
 
-Results are judged after each repeat, all of them, as they were when the timed queue had come to its end, with outputs
-that held NaN before. In each repeat one input has new numbers and all have their rows in another order, so that a
-former result is a wrong one. Where times mean nothing (a CPU, the emulated GPU) results are judged and nothing is
-timed. benchmarks/README.md has what the figures mean.
+All results of a repeat are judged, as they were when the timed calls were complete; the outputs held NaN before. In
+each repeat one input gets new numbers and the rows of all inputs are permuted, so that a cached result is wrong. Where
+times mean nothing (a CPU, the emulated GPU) results are judged and nothing is timed. benchmarks/README.md describes the
+figures.
 
 Exit status: 0 done, 1 a result is wrong, 2 it cannot run.
 """
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
     from nvfp4.reference import Data
 
-FORMAT = "nvfp4-contest-1"
-# What the competition states for a B200 at 1.5 GHz, in us, by M, N, K, L.
+FORMAT = "nvfp4-contest-2"
+# The competition's figures for a B200 at 1.5 GHz, in us, by M, N, K, L.
 SPEED_OF_LIGHT = {
     "nvfp4_gemm": {(128, 7168, 16384, 1): 8.994, (128, 4096, 7168, 1): 2.354, (128, 7168, 2048, 1): 1.333},
     "nvfp4_gemv": {(7168, 1, 16384, 1): 8.622, (4096, 1, 7168, 8): 17.275, (7168, 1, 2048, 4): 4.317},
 }
-DEFAULT_MODE = {"nvfp4_gemm": "queued", "nvfp4_gemv": "single"}
+DEFAULT_MODE = {"nvfp4_gemm": "back-to-back", "nvfp4_gemv": "single-call"}
 
 
 # --- what is run ----------------------------------------------------------------------------------------------------
 
 
 def package(backend: str | None) -> Kernel:
-    """nvfp4.custom_kernel, or nvfp4.gemm on the same bytes where a backend is asked for."""
+    """nvfp4.custom_kernel, or nvfp4.gemm on the same bytes if a backend is given."""
 
     def kernel(data: Data) -> torch.Tensor:
         a, b, _, _, sfa, sfb, c = data
@@ -64,7 +64,7 @@ def package(backend: str | None) -> Kernel:
 
 
 def submission(path: Path) -> Kernel:
-    """custom_kernel of a file, which finds the competition's module `task` as it does there."""
+    """custom_kernel of a file, which can import `task` as in the competition."""
     from nvfp4 import reference
 
     task = ModuleType("task")
@@ -72,16 +72,16 @@ def submission(path: Path) -> Kernel:
     sys.modules["task"] = task
     spec = importlib.util.spec_from_file_location("submission", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise show.Refusal(f"--submission {path}: there is no such Python file")
+        raise show.CommandError(f"--submission {path}: there is no such Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules["submission"] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise show.Refusal(f"--submission {path}: importing it raised {type(error).__name__}: {error}") from error
+        raise show.CommandError(f"--submission {path}: importing it raised {type(error).__name__}: {error}") from error
     kernel = getattr(module, "custom_kernel", None)
     if not callable(kernel):
-        raise show.Refusal(f"--submission {path}: has no function custom_kernel(data)")
+        raise show.CommandError(f"--submission {path}: has no function custom_kernel(data)")
     return kernel
 
 
@@ -92,12 +92,12 @@ def tests_of(args: argparse.Namespace) -> list[dict[str, int]]:
     ranked = load_task(args.task)["benchmarks"]
     if args.only is not None:
         if not 1 <= args.only <= len(ranked):
-            raise show.Refusal(f"--only {args.only}: the shapes of {args.task} are 1 to {len(ranked)}")
+            raise show.CommandError(f"--only {args.only}: the shapes of {args.task} are 1 to {len(ranked)}")
         return [ranked[args.only - 1]]
     if args.shapes is None:
         return ranked
     if args.task == "nvfp4_gemv" and any(shape["n"] != 1 for shape in args.shapes):
-        raise show.Refusal("--shapes: N is 1 in every shape of nvfp4_gemv")
+        raise show.CommandError("--shapes: N is 1 in every shape of nvfp4_gemv")
     return [ranked[0] | shape for shape in args.shapes]
 
 
@@ -119,19 +119,28 @@ def shape_list(text: str) -> list[dict[str, int]]:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--task", choices=check.TASKS, default="nvfp4_gemm", help="whose shapes and inputs (nvfp4_gemm)")
+    top.add_argument(
+        "--task",
+        choices=check.TASKS,
+        default="nvfp4_gemm",
+        help="the task whose shapes and inputs are used (nvfp4_gemm)",
+    )
     what = top.add_mutually_exclusive_group()
     what.add_argument("--submission", type=Path, metavar="FILE", help="run custom_kernel(data) of this file")
     what.add_argument("--backend", metavar="B", help="run the package on this backend (cpu, sm80, sm90, sm100)")
-    top.add_argument("--mode", choices=MODES, help="what is timed (queued for nvfp4_gemm, single for nvfp4_gemv)")
-    top.add_argument("--correctness", action="store_true", help="judge every input once and time nothing")
+    top.add_argument(
+        "--mode", choices=MODES, help="what is timed (back-to-back for nvfp4_gemm, single-call for nvfp4_gemv)"
+    )
+    top.add_argument("--correctness", action="store_true", help="judge each input once and time nothing")
     which = top.add_mutually_exclusive_group()
-    which.add_argument("--only", type=int, metavar="N", help="the task's shape N alone, counted from 1")
+    which.add_argument("--only", type=int, metavar="N", help="only shape N of the task, counted from 1")
     which.add_argument("--shapes", type=shape_list, metavar="MxNxK[xL],...", help="these shapes instead")
-    top.add_argument("--inputs", type=int, metavar="N", help="inputs of a queue, instead of 50")
-    top.add_argument("--repeats", type=int, default=1000, metavar="N", help="the most of a shape (1000)")
-    top.add_argument("--seconds", type=float, default=120.0, metavar="S", help="the most for the repeats (120)")
-    top.add_argument("--json", metavar="FILE", help="write what was found as a JSON object")
+    top.add_argument("--inputs", type=int, metavar="N", help="back-to-back calls, instead of 50")
+    top.add_argument("--repeats", type=int, default=1000, metavar="N", help="at most N repeats per shape (1000)")
+    top.add_argument(
+        "--seconds", type=float, default=120.0, metavar="S", help="at most S seconds of repeats per shape (120)"
+    )
+    top.add_argument("--json", metavar="FILE", help="write the result as a JSON object")
     return top
 
 
@@ -139,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return command(args, shlex.join(without_json(sys.argv[1:] if argv is None else argv)))
-    except (show.Refusal, Error) as reason:
+    except (show.CommandError, Error) as reason:
         print(f"contest.py: {reason}", file=sys.stderr)
         return getattr(reason, "status", 2)
     except KeyboardInterrupt:
@@ -148,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def without_json(words: Sequence[str]) -> list[str]:
-    """Where a run is kept is no part of what it was."""
+    """The arguments without --json: the file is not part of the measurement."""
     kept = [word for word in words if not word.startswith("--json=")]
     if "--json" in kept:
         at = kept.index("--json")
@@ -158,56 +167,58 @@ def without_json(words: Sequence[str]) -> list[str]:
 
 def command(args: argparse.Namespace, words: str) -> int:
     if args.repeats < 2 or (args.inputs is not None and args.inputs < 1):
-        raise show.Refusal("--repeats must be at least 2, for an error of their mean, and --inputs at least 1")
+        raise show.CommandError("--repeats must be at least 2, for the error of the mean, and --inputs at least 1")
     if args.json and not Path(args.json).parent.is_dir():
-        raise show.Refusal(f"--json {args.json}: there is no folder {Path(args.json).parent}")
-    place = machine.pick_place(args.backend)
+        raise show.CommandError(f"--json {args.json}: there is no folder {Path(args.json).parent}")
+    target = machine.pick_target(args.backend)
     mode_name = args.mode or DEFAULT_MODE[args.task]
     mode = MODES[mode_name]
-    count = args.inputs or MODES["queued"].inputs
+    count = args.inputs or MODES["back-to-back"].inputs
     tests = tests_of(args)
-    kernel = submission(args.submission) if args.submission else package(place.backend)
-    device = None if args.correctness else timer(place, mode)
+    kernel = submission(args.submission) if args.submission else package(target.backend)
+    device = None if args.correctness else timer(target, mode)
     if device is None:
-        facts = {"timed": False}
+        method: dict[str, Any] = {"timed": False}
     else:
-        if mode_name == "single" and args.inputs:
-            raise show.Refusal("--inputs: of a queue; single calls, the mode here, have one that is renewed each time")
-        count = count if mode_name == "queued" else mode.inputs
-        rate = timing.DeviceClock(place.device).copy_bandwidth(20)
-        facts = {"timed": True, "mode": mode_name, "bytes_per_s": rate, "clocks before": machine.clocks(place.device)}
+        if mode_name == "single-call" and args.inputs:
+            raise show.CommandError(
+                "--inputs goes with --mode back-to-back: a single call has one input, renewed in each repeat"
+            )
+        count = count if mode_name == "back-to-back" else mode.inputs
+        rate = timing.DeviceClock(target.device).copy_bandwidth(20)
+        method = {"timed": True, "mode": mode_name, "bytes_per_s": rate, "clocks before": machine.clocks(target.device)}
 
     results = []
     with show.progress(len(tests)) as step:
         for test in tests:
             step("contest " + title(test))
-            inputs = Inputs(test, mode.seed_step, place.tensors)
+            inputs = Inputs(test, mode.seed_step, target.tensors)
             results.append(result_of(inputs, kernel, count, device, Limits(args.repeats, args.seconds)))
     if device is not None:
-        facts |= {"clocks after": machine.clocks(place.device), "flush": device.flush_words()}
+        method |= {"clocks after": machine.clocks(target.device), "flush": device.flush_text()}
     found = {
         "format": FORMAT,
         "task": args.task,
         "command": f"python benchmarks/contest.py {words}".strip(),
         "ran": str(args.submission) if args.submission else f"nvfp4 {__version__}, backend {args.backend or 'by rule'}",
-        "hardware": machine.describe(place.device),
+        "hardware": machine.describe(target.device),
         "software": f"torch {machine.need_torch().__version__}",
         "inputs": count,
-        **facts,
+        **method,
         "shapes": results,
     }
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    report(found, emulated=place.device != place.tensors)
+    report(found, emulated=target.device != target.tensors)
     return 0 if all(result["right"] for result in results) else 1
 
 
-def timer(place: machine.Place, mode: Mode) -> Gpu | None:
-    """What times on this device; None where times mean nothing."""
-    if place.tensors.type != "cuda":
+def timer(target: machine.Target, mode: Mode) -> Gpu | None:
+    """The timer of this device; None where times mean nothing."""
+    if target.tensors.type != "cuda":
         return None
-    machine.need_torch().cuda.set_device(place.device)
-    return Gpu(place.device, mode.flush_bytes)
+    machine.need_torch().cuda.set_device(target.device)
+    return Gpu(target.device, mode.flush_bytes)
 
 
 def title(test: dict[str, int]) -> str:
@@ -221,12 +232,12 @@ def result_of(inputs: Inputs, kernel: Kernel, count: int, device: Device | None,
             judge_some(inputs, kernel, count)
         else:
             result |= measure(inputs, kernel, count, device, limits)
-    except (Wrong, RuntimeError) as why:  # RuntimeError: a kernel's fault is told by whatever waits for it
+    except (Wrong, RuntimeError) as why:  # RuntimeError: torch reports a fault of a kernel at the next synchronisation
         result |= {"right": False, "why": str(why)}
     return result
 
 
-# --- what is printed ------------------------------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------------------------
 
 
 def report(found: dict[str, Any], emulated: bool) -> None:
@@ -236,7 +247,7 @@ def report(found: dict[str, Any], emulated: bool) -> None:
             print(f"{title(result['shape'])}: {result['why']}")
     if not found["timed"]:
         where = "an emulated GPU" if emulated else "a CPU" if "SMs" not in found["hardware"] else ""
-        print("Nothing was timed" + (f": a time on {where} says nothing of the competition's." if where else "."))
+        print("Nothing was timed" + (f": a time on {where} says nothing about the competition's." if where else "."))
 
 
 def head(found: dict[str, Any]) -> str:
@@ -253,11 +264,11 @@ def report_verdicts(found: dict[str, Any]) -> None:
 
 def report_times(found: dict[str, Any]) -> None:
     show.table(head(found), *time_table(found))
-    print("\n".join(sentences(found)))
+    print("\n".join(summary(found)))
 
 
 def time_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Times in us; the ratio to the speed of light is one of this device only on a B200."""
+    """Times in us; the ratio to the speed of light is printed only on a B200."""
     on_b200 = "B200" in found["hardware"]
     columns = ["<M x N x K x L", "mean, us", "error", "best", "repeats", "<stopped by", "B200's speed of light"]
     columns += ["ratio to it"] * on_b200 + ["floor here", "ratio to it"]
@@ -278,22 +289,20 @@ def time_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return columns, rows
 
 
-def sentences(found: dict[str, Any]) -> list[str]:
-    """What stands below the table of times."""
+def summary(found: dict[str, Any]) -> list[str]:
+    """The lines below the table of times."""
     lines = []
     if all(result["right"] for result in found["shapes"]):
         means = [result["seconds"]["mean"] * 1e6 for result in found["shapes"]]
         lines.append(f"geometric mean: {statistics.geometric_mean(means):.2f} us")
-    calls = f"{found['inputs']} calls in a row, a call's share" if found["mode"] == "queued" else "one call"
+    calls = f"{found['inputs']} back-to-back calls, time per call" if found["mode"] == "back-to-back" else "one call"
     lines.append(f"between two events: {calls}; {found['flush']}")
     rate = show.si(found["bytes_per_s"], "B/s")
-    lines.append(f"floor here: the least bytes at the rate of a copy, {rate}, measured first")
+    lines.append(f"floor here: the minimum traffic at the rate of a copy, {rate}, measured before")
     if "B200" not in found["hardware"]:
-        lines.append("speed of light: the competition's figure for a B200, which this is not: no ratio to it")
+        lines.append("speed of light: the competition's figure for a B200; no ratio on other hardware")
     if exposed := sum(result.get("exposed", 0) for result in found["shapes"]):
-        lines.append(
-            f"{exposed} repeats have time of the host in them: their calls were not queued when the first one began"
-        )
+        lines.append(f"{exposed} repeats include host time: their calls were not all enqueued when the first one began")
     return [*lines, f"clocks: {found['clocks before']}; after: {found['clocks after']}"]
 
 

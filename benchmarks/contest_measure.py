@@ -1,4 +1,4 @@
-"""How the competition measures, for contest.py: inputs, verdicts, repeats and when they end."""
+"""The competition's method, for contest.py: inputs, verdicts, repeats and when they end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from nvfp4.reference import Data
 
-RELATIVE_ERROR = 1e-3  # of the mean, at which repeats end
-FEWEST_REPEATS, FEWEST_SECONDS = 3, 0.1  # before they may
-WARM_UP = 3  # repeats that are not counted
+RELATIVE_ERROR = 1e-3  # of the mean: the repeats end below it
+MIN_REPEATS, MIN_SECONDS = 3, 0.1  # before the repeats may end
+WARM_UP = 3  # repeats that do not count
 
 Kernel = Callable[["Data"], "torch.Tensor"]
 Call = Callable[[], "torch.Tensor"]
@@ -34,11 +34,11 @@ class Mode:
     flush_bytes: int
 
 
-MODES = {"queued": Mode(50, 42, 16000 * 2**22), "single": Mode(1, 13, 2**32)}
+MODES = {"back-to-back": Mode(50, 42, 16000 * 2**22), "single-call": Mode(1, 13, 2**32)}
 
 
 class Wrong(Exception):
-    """A kernel failed; the sentence says how."""
+    """A kernel gave a wrong result or raised; the message says which."""
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------
@@ -67,10 +67,10 @@ class Limits:
 
 
 def why_stop(samples: Sequence[float], elapsed: float, limits: Limits) -> str:
-    """Why no further repeat is needed; "" if one is."""
+    """Why the repeats end; "" if they go on."""
     if len(samples) >= limits.repeats:
         return f"{limits.repeats} repeats"
-    if len(samples) < FEWEST_REPEATS or elapsed <= FEWEST_SECONDS:
+    if len(samples) < MIN_REPEATS or elapsed <= MIN_SECONDS:
         return ""
     now = Statistics.of(samples)
     if now.error < RELATIVE_ERROR * now.mean:
@@ -82,7 +82,7 @@ def why_stop(samples: Sequence[float], elapsed: float, limits: Limits) -> str:
 
 
 class Inputs:
-    """Inputs of one shape with what is expected of each, in the order of their seeds."""
+    """Inputs of one shape with their expected results, in the order of their seeds."""
 
     def __init__(self, test: dict[str, int], seed_step: int, device: torch.device) -> None:
         self.test, self.device = test, device
@@ -96,7 +96,7 @@ class Inputs:
         return data, reference.ref_kernel(data)
 
     def renew(self, data: Data) -> torch.Tensor:
-        """Puts new numbers in the place of the old ones; returns what is expected now."""
+        """Overwrites the input with new numbers; returns the new expected result."""
         from nvfp4.reference import as_bytes
 
         new, expected = self.draw()
@@ -105,9 +105,9 @@ class Inputs:
         return expected
 
     def reorder(self, data: Data, expected: torch.Tensor) -> torch.Tensor:
-        """Exchanges the rows of A, and those of B that count, in their place; returns what is expected now.
+        """Permutes the rows of A, and the rows of B that count, in place; returns the new expected result.
 
-        The sums are the same ones, at other places: it takes copies and no product.
+        That result is the permuted old one: it takes copies and no product.
         """
         from nvfp4.reference import E4M3_NAN, as_bytes, swizzle
 
@@ -123,7 +123,7 @@ class Inputs:
 
 
 def copy_of(data: Data) -> Data:
-    """Of all seven, in the same layout; the output holds NaN."""
+    """A copy of all seven tensors in the same layout; the output holds NaN."""
     from nvfp4.reference import as_bytes
 
     a, b, sfa_ref, sfb_ref, sfa, sfb = (as_bytes(part).clone().view(part.dtype) for part in data[:6])
@@ -131,27 +131,27 @@ def copy_of(data: Data) -> Data:
 
 
 def judge_some(inputs: Inputs, kernel: Kernel, count: int) -> None:
-    """So many inputs, one after the other."""
+    """Judges `count` inputs, one after the other."""
     for index in range(count):
         data, expected = inputs.draw()
-        judge(run(kernel, data), expected, place_of(index, count))
+        judge(run(kernel, data), expected, input_name(index, count))
 
 
-def place_of(index: int, count: int) -> str:
+def input_name(index: int, count: int) -> str:
     return f"input {index + 1} of {count}"
 
 
 def run(kernel: Kernel, data: Data) -> torch.Tensor:
     try:
         return kernel(data)
-    except Exception as error:  # whatever a submission raises is its failure, not ours
+    except Exception as error:  # an error of the submission, not of this program
         raise Wrong(f"custom_kernel raised {type(error).__name__}: {error}") from error
 
 
 def judge(output: Any, expected: torch.Tensor, where: str) -> None:
     from nvfp4.reference import compare
 
-    if type(output) is not type(expected):  # a subclass may compute when it is looked at
+    if type(output) is not type(expected):  # a subclass may compute when it is read
         raise Wrong(f"{where}: custom_kernel returned a {type(output).__name__}, not a torch.Tensor")
     right, why = compare(output, expected)
     if not right:
@@ -165,7 +165,7 @@ def judge(output: Any, expected: torch.Tensor, where: str) -> None:
 class Repeat:
     outputs: list[torch.Tensor]
     seconds: float  # of all calls
-    hidden: bool  # whether all calls were queued before the first one began
+    hidden: bool  # whether all calls were enqueued before the first one began
 
 
 class Device(Protocol):
@@ -181,7 +181,7 @@ class Device(Protocol):
 
 
 class Gpu:
-    """Queues calls behind a flush and times them with events."""
+    """Enqueues calls after a flush and times them with events."""
 
     def __init__(self, device: torch.device, flush_bytes: int) -> None:
         self.torch = need_torch()
@@ -201,33 +201,33 @@ class Gpu:
 
     def time(self, calls: Sequence[Call]) -> Repeat:
         cuda = self.torch.cuda
-        queue = cuda.current_stream(self.device)  # this one to the end, whichever a call makes the current one
+        stream = cuda.current_stream(self.device)  # stays the same if a call changes the current stream
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         cuda.synchronize()
         self.buffer.normal_()
-        start.record(queue)
+        start.record(stream)
         outputs = [call() for call in calls]
-        end.record(queue)
+        end.record(stream)
         hidden = not start.query()
-        with cuda.stream(queue):
+        with cuda.stream(stream):
             outputs = self.copies(outputs)
         cuda.synchronize()
         return Repeat(outputs, start.elapsed_time(end) * 1e-3, hidden)
 
     def copies(self, outputs: Sequence[Any]) -> list[Any]:
-        """Made in the queue, right behind what was timed: what another queue writes later is not in them. The last
-        result comes first, as it would be the last to be written. What is no plain tensor is for `judge` to refuse."""
+        """Copies made on the same stream, right after the timed calls: they lack what another stream writes later. The
+        last result, which is written last, is copied first. `judge` rejects what is not a plain tensor."""
         last_first = [output.clone() if type(output) is self.torch.Tensor else output for output in reversed(outputs)]
         return last_first[::-1]
 
-    def flush_words(self) -> str:
+    def flush_text(self) -> str:
         whole = self.flush_bytes == self.wanted
-        amount = "the competition's amount" if whole else f"what fits of {self.wanted / 2**30:.3g} GiB"
+        amount = "the competition's amount" if whole else f"the part of {self.wanted / 2**30:.3g} GiB that fits"
         return f"{self.flush_bytes / 2**30:.3g} GiB of random numbers written before each repeat ({amount})"
 
 
 def flush_that_fits(wanted: int, free: int) -> int:
-    """Bytes, of so many that are free: the definition of a result needs some too."""
+    """Bytes to write, given the free bytes: the expected results need memory too."""
     return min(wanted, max(free - 16 * 2**30, free // 2)) // 4 * 4
 
 
@@ -237,7 +237,7 @@ def measure(inputs: Inputs, kernel: Kernel, count: int, device: Device, limits: 
     drawn = [inputs.draw() for _ in range(count)]
     datas, expected = [data for data, _ in drawn], [result for _, result in drawn]
     for index, data in enumerate(datas):
-        judge(run(kernel, copy_of(data)), expected[index], place_of(index, count))
+        judge(run(kernel, copy_of(data)), expected[index], input_name(index, count))
     device.prepare()
 
     def repeat(name: str) -> Repeat:
@@ -249,7 +249,7 @@ def measure(inputs: Inputs, kernel: Kernel, count: int, device: Device, limits: 
             data[6].fill_(math.nan)
         timed = device.time([partial(run, kernel, data) for data in datas])
         for index, output in enumerate(timed.outputs):
-            judge(output, expected[index], f"{name}, {place_of(index, count)}")
+            judge(output, expected[index], f"{name}, {input_name(index, count)}")
         return timed
 
     for turn in range(WARM_UP):

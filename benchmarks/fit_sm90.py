@@ -1,12 +1,12 @@
-"""Fits the constants of csrc/sm90_model.h to measured times, and says what the plans cost that it chooses.
+"""Fits the constants of csrc/kernels/sm90/model.h to measured times, and says what the plans cost that it chooses.
 
     python benchmarks/fit_sm90.py          the constants as they stand: error, and regret of each shape
     python benchmarks/fit_sm90.py --fit    the same after fitting, and the constants, to be written into the header
 
-What ranks the plans is the C of csrc/, built with its constants as variables. The measured times are those of
-results/sm90_candidates.csv. The regret of a shape is how much longer its chosen plan was measured to take than the best
-of its measured plans. A fit leaves alone what was measured by itself, and limits that no measured plan meets (KEPT).
-Needs gcc.
+The C code of csrc/ ranks the plans, built with its constants as variables. The measured times are in
+results/sm90_candidates.csv. The regret of a shape is the time of its chosen plan over that of its fastest measured
+plan, minus 1. A fit keeps constants that were measured directly and limits that no measured plan reaches (KEPT). Needs
+gcc.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent / "csrc"
 MEASURED = HERE / "results/sm90_candidates.csv"
-SOURCES = ["sm90_gemv_plan.c", "sm90_prefill_plan.c", "sm90_dequant_plan.c", "plan_choice.c", "plan_operands.c"]
+SOURCES = ["kernels/sm90/gemv_plan.c", "kernels/sm90/prefill_plan.c", "kernels/sm90/dequant_plan.c", "plan_choice.c", "plan_operands.c"]
 SOURCES += ["kernels.c", "error.c"]
 CONSTANT = re.compile(r"^#define (SM90_\w+) +([0-9.]+)( .*)?$", re.MULTILINE)
 KEPT = {
@@ -41,10 +41,10 @@ KEPT = {
     "SM90_L2_TB_S",
 }
 EVENT_PAIR_US = 1.25  # an empty pair of events, in each measured time
-MOST = 384
+MAX_PLANS = 384
 
 DRIVER = """
-#include "sm90_plan.c"
+#include "kernels/sm90/gemm_plan.c"
 double sm90_constants[64];
 int rank(long m, long n, long k, int most, const char **names, int *settings, double *times) {
     static const unsigned char memory[16] __attribute__((aligned(16)));
@@ -83,15 +83,15 @@ class Model:
     """The planner, with constants that can be set."""
 
     def __init__(self) -> None:
-        text = (CSRC / "sm90_model.h").read_text()
+        text = (CSRC / "kernels/sm90/model.h").read_text()
         self.constants = {name: float(value) for name, value, _ in CONSTANT.findall(text)}
-        place = {name: i for i, name in enumerate(self.constants)}
-        text = CONSTANT.sub(lambda found: f"#define {found[1]} sm90_constants[{place[found[1]]}]", text)
+        index = {name: i for i, name in enumerate(self.constants)}
+        text = CONSTANT.sub(lambda found: f"#define {found[1]} sm90_constants[{index[found[1]]}]", text)
         text = text.replace("#include <stdint.h>", "#include <stdint.h>\nextern double sm90_constants[64];", 1)
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "csrc"
             shutil.copytree(CSRC, source, ignore=shutil.ignore_patterns("*.cu"))
-            (source / "sm90_model.h").write_text(text)
+            (source / "kernels/sm90/model.h").write_text(text)
             (source / "rank.c").write_text(DRIVER)
             library = Path(folder) / "rank.so"
             command = ["gcc", "-O2", "-std=gnu11", "-shared", "-fPIC", "-o", str(library), "rank.c", *SOURCES]
@@ -106,8 +106,12 @@ class Model:
 
     def rank(self, shape: Shape) -> dict[Plan, float]:
         """Modelled microseconds of every plan for a shape."""
-        names, settings, times = (ctypes.c_char_p * MOST)(), (ctypes.c_int * (2 * MOST))(), (ctypes.c_double * MOST)()
-        count = self.library.rank(*shape, MOST, names, settings, times)
+        names, settings, times = (
+            (ctypes.c_char_p * MAX_PLANS)(),
+            (ctypes.c_int * (2 * MAX_PLANS))(),
+            (ctypes.c_double * MAX_PLANS)(),
+        )
+        count = self.library.rank(*shape, MAX_PLANS, names, settings, times)
         kernels = [name.decode().removeprefix("nvfp4_") for name in names[:count]]
         return {(kernels[i], settings[2 * i], settings[2 * i + 1]): times[i] for i in range(count)}
 
@@ -120,7 +124,7 @@ class Outcome:
     chosen_us: float
     best_us: float
     modelled_us: float
-    unmeasured: Plan | None  # modelled to be faster still, but nobody has measured it
+    unmeasured: Plan | None  # modelled to be faster than `chosen`, but not measured
 
     @property
     def regret(self) -> float:
@@ -143,7 +147,7 @@ def outcome(shape: Shape, measured: dict[Plan, float], modelled: dict[Plan, floa
 
 
 def loss(model: Model, measured: dict[Shape, dict[Plan, float]]) -> float:
-    """Squared relative errors, those of plans near the best of their shape counting most; and squared regrets."""
+    """Squared relative errors, weighted towards the fastest plans of a shape, and squared regrets."""
     model.set()
     total = 0.0
     for shape, times in measured.items():
@@ -196,7 +200,7 @@ def report(model: Model, measured: dict[Shape, dict[Plan, float]]) -> None:
 
 def describe(plan: Plan) -> str:
     kernel, swap_ab, split = plan
-    return f"{kernel.removeprefix('sm90_')}{'' if swap_ab else ', x is A'}{f', split {split}' if split > 1 else ''}"
+    return f"{kernel.removeprefix('sm90_')}{'' if swap_ab else ', A is mma_a'}{f', split {split}' if split > 1 else ''}"
 
 
 def main() -> None:

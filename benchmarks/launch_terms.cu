@@ -1,5 +1,5 @@
-/* Measures on a Hopper GPU what the B200 model (model_b200.py) takes from one: the gap between launches in a queue, how
- * much of a prologue hides, stores of C, the exchange of sums between CTAs of a cluster, prefetching into L2.
+/* Measures the terms that the B200 model (model_b200.py) takes from a Hopper GPU: the gap between launches on a stream,
+ * the hidden part of a prologue, stores of C, the exchange of partial sums between CTAs of a cluster, L2 prefetch.
  *
  *   nvcc -O3 -std=c++17 -arch=sm_90 -o launch_terms benchmarks/launch_terms.cu && ./launch_terms */
 #include <algorithm>
@@ -16,7 +16,16 @@ static void check(cudaError_t error, const char *call) {
     exit(1);
 }
 
-enum { CALLS = 400, REPEATS = 7, BODY_US = 3, BUFFERS = 50, STAGE = 18432, SLOTS = 4, LD = 14336, THREADS = 128 };
+enum {
+    CALLS = 400,
+    REPEATS = 7,
+    BODY_US = 3,
+    BUFFERS = 50,
+    STAGE = 18432,
+    PIPELINE_STAGES = 4,
+    LD = 14336,
+    THREADS = 128
+};
 enum trigger { PLAIN, NONE, BEFORE, BEHIND }; /* the wait; PLAIN: no dependent launch */
 static const char *const triggers[] = {"plain", "dependent, no trigger", "trigger before the wait", "behind it"};
 
@@ -75,13 +84,13 @@ template <int ROWS, bool BY_COLUMNS> __global__ void __launch_bounds__(THREADS) 
     }
 }
 
-/* Streams `stages` of a buffer through a ring; dependent calls bring the first `ahead` into L2 before the wait. */
+/* Reads `stages` of a buffer through a pipeline; dependent calls prefetch the first `ahead` into L2 before the wait. */
 __global__ void __launch_bounds__(THREADS) stream(const char *in, uint16_t *out, int stages, int ahead, int trigger) {
-    extern __shared__ __align__(1024) char ring[];
-    __shared__ __align__(8) uint64_t full[SLOTS];
+    extern __shared__ __align__(1024) char buffers[];
+    __shared__ __align__(8) uint64_t full[PIPELINE_STAGES];
     const char *from = in + (size_t)blockIdx.x * stages * STAGE;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; i++)
+        for (int i = 0; i < PIPELINE_STAGES; i++)
             asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(full + i)));
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         for (int i = 0; i < ahead; i++)
@@ -90,14 +99,14 @@ __global__ void __launch_bounds__(THREADS) stream(const char *in, uint16_t *out,
     __syncthreads();
     wait_and_trigger(trigger);
     if (threadIdx.x == 0)
-        for (int i = 0; i < stages + SLOTS; i++) {
-            uint32_t slot = i % SLOTS, barrier = shared_address(full + slot);
-            if (i >= SLOTS) barrier_wait(barrier, (i / SLOTS - 1) & 1);
+        for (int i = 0; i < stages + PIPELINE_STAGES; i++) {
+            uint32_t stage = i % PIPELINE_STAGES, barrier = shared_address(full + stage);
+            if (i >= PIPELINE_STAGES) barrier_wait(barrier, (i / PIPELINE_STAGES - 1) & 1);
             if (i >= stages) continue;
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(STAGE) : "memory");
             asm volatile(
                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                    shared_address(ring) + slot * STAGE),
+                    shared_address(buffers) + stage * STAGE),
                 "l"(from + (size_t)i * STAGE), "r"(STAGE), "r"(barrier)
                 : "memory");
         }
@@ -109,7 +118,7 @@ __global__ void __launch_bounds__(THREADS) stream(const char *in, uint16_t *out,
 /* Each CTA of a cluster sends the COLUMNS / SPLIT columns of 128 fp32 that it does not keep, and waits for its own.
  * clocks: of a barrier of the cluster, and of the exchange. */
 template <int COLUMNS, int SPLIT> __global__ void __launch_bounds__(THREADS) exchange(int *clocks, float seed) {
-    extern __shared__ __align__(16) char parts[];
+    extern __shared__ __align__(16) char partials[];
     __shared__ __align__(8) uint64_t all_here;
     constexpr int KEPT = COLUMNS / SPLIT, ROUNDS = 8;
     uint32_t rank, barrier = shared_address(&all_here);
@@ -133,7 +142,7 @@ template <int COLUMNS, int SPLIT> __global__ void __launch_bounds__(THREADS) exc
 #pragma unroll
         for (int to = 0; to < SPLIT; to++) {
             if (to == (int)rank) continue;
-            uint32_t there = at_rank(shared_address(parts) + rank * KEPT * 512 + threadIdx.x * 16, to);
+            uint32_t there = at_rank(shared_address(partials) + rank * KEPT * 512 + threadIdx.x * 16, to);
 #pragma unroll
             for (int i = 0; i < KEPT; i += 4) {
                 const float *v = sums + to * KEPT + i;
@@ -172,7 +181,7 @@ struct launch {
     }
 };
 
-/* Microseconds a call of `call(i)`, queued behind a kernel that hides the host's time. */
+/* Microseconds a call of `call(i)`, enqueued after a kernel that hides the host's time. */
 template <class F> static double back_to_back(F call) {
     static cudaEvent_t begin, end;
     if (!begin) CHECK(cudaEventCreate(&begin)), CHECK(cudaEventCreate(&end));
@@ -210,10 +219,10 @@ template <int ROWS, bool BY_COLUMNS> static void stores(uint16_t *out, int grid)
 }
 
 static void streams(const char *in, uint16_t *out, int grid, int stages) {
-    CHECK(cudaFuncSetAttribute(stream, cudaFuncAttributeMaxDynamicSharedMemorySize, SLOTS * STAGE));
+    CHECK(cudaFuncSetAttribute(stream, cudaFuncAttributeMaxDynamicSharedMemorySize, PIPELINE_STAGES * STAGE));
     printf("streaming %.1f MB:", 1e-6 * grid * stages * STAGE);
     for (int ahead = -1; ahead <= stages; ahead = ahead < 1 ? ahead + 1 : ahead * 2) {
-        launch l(grid, THREADS, SLOTS * STAGE, ahead >= 0, 1);
+        launch l(grid, THREADS, PIPELINE_STAGES * STAGE, ahead >= 0, 1);
         double us = back_to_back([&](int i) {
             CHECK(cudaLaunchKernelEx(&l.config, stream, in + (size_t)(i % BUFFERS) * grid * stages * STAGE, out, stages,
                                      ahead < 0 ? 0 : ahead, (int)(ahead < 0 ? PLAIN : BEHIND)));

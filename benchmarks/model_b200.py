@@ -4,7 +4,7 @@ A call is taken apart into what its CTAs must do: bytes from DRAM and through L2
 tcgen05.mma and tcgen05.cp, barriers, the ring of stages, the sum over parts of K, the stores, and what stands between
 two calls. The stream of a tile takes as long as the slowest of DRAM, L2, ingress, tensor core and loading threads;
 before it come the gap between calls and the first byte's latency, behind it the last stage, the sum over parts and the
-stores. b200_constants.py has the numbers and their sources, b200_report.py the tables. csrc/sm100_model.h is the same
+stores. b200_constants.py has the numbers and their sources, b200_report.py the tables. csrc/kernels/sm100/model.h is the same
 formula in C; tests compare them.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import b200_constants as given
 from b200_constants import Constants
 
-CONFIGS = Path(__file__).resolve().parent.parent / "csrc" / "sm100_configs.h"
+CONFIGS = Path(__file__).resolve().parent.parent / "csrc" / "kernels/sm100/config.h"
 SMS = 148
 STAGE_K = 256
 MMA_K = 64
@@ -28,7 +28,7 @@ ATOM_BYTES = 512
 CTA_ROWS = 128
 STAGE_ATOMS = STAGE_K // MMA_K
 CHUNK = 32  # columns that the epilogue loads at once
-MOST_CTAS = 8  # of a cluster
+MAX_CLUSTER_CTAS = 8  # of a cluster
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -37,45 +37,45 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Config:
-    """An instantiation: a row of sm100_configs.h."""
+    """An instantiation: a row of kernels/sm100/config.h."""
 
     name: str
-    group: int
-    tile_y: int
+    cta_group: int
+    mma_tile_n: int
     stages: int
     accumulators: int
-    gather: int
+    cp_async: int
 
     @property
     def scale_atoms(self) -> int:
-        """512-byte atoms of y's scales for 64 along K."""
-        return ceil_div(self.tile_y, 128)
+        """512-byte atoms of the scales of mma_b for 64 along K."""
+        return ceil_div(self.mma_tile_n, 128)
 
     @property
     def stage_bytes(self) -> int:
-        values = (CTA_ROWS + self.tile_y // self.group) * STAGE_K // 2
+        values = (CTA_ROWS + self.mma_tile_n // self.cta_group) * STAGE_K // 2
         return values + STAGE_ATOMS * ATOM_BYTES * (1 + self.scale_atoms)
 
     @property
     def shared_bytes(self) -> int:
         return self.stages * self.stage_bytes + 16 * self.stages + 48
 
-    def parts_bytes(self, split: int) -> int:
-        """What the other units of a cluster send, where K is cut."""
-        return (split - 1) * (self.tile_y // split) * CTA_ROWS * 4
+    def partials_bytes(self, split: int) -> int:
+        """Bytes of the partial sums that the other split indices of a cluster send."""
+        return (split - 1) * (self.mma_tile_n // split) * CTA_ROWS * 4
 
     def partials_in_stages(self, split: int) -> bool:
-        """Whether those take the place of stages, for a barrier more: where there is no room, or not for two CTAs."""
-        whole = self.shared_bytes + self.parts_bytes(split)
+        """Whether the partial sums overlay the stages, for one more barrier: if shared memory lacks room for both."""
+        whole = self.shared_bytes + self.partials_bytes(split)
         return whole > given.SHARED or (self.co_resident and whole > given.HALF_SHARED)
 
     @property
     def columns(self) -> int:
-        return self.accumulators * self.tile_y + self.stages * 4 * STAGE_ATOMS * (1 + self.scale_atoms)
+        return self.accumulators * self.mma_tile_n + self.stages * 4 * STAGE_ATOMS * (1 + self.scale_atoms)
 
     @property
     def co_resident(self) -> bool:
-        """Whether an SM holds two CTAs. It does of a split as well, whose parts then take the place of stages."""
+        """Whether an SM holds two CTAs; with split-K too, since the partial sums then overlay the stages."""
         return self.shared_bytes <= given.HALF_SHARED and self.columns <= given.HALF_COLUMNS
 
 
@@ -98,27 +98,27 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """What a call makes the machine do. Of the busiest CTA and one tile, unless it says device."""
+    """The work of a call: of the busiest CTA and one tile, or of the device where a comment says so."""
 
     tiles: int  # device; a cluster computes one at a time
     cluster: int  # CTAs
     per_sm: int  # CTAs that an SM holds
     k_stages: int  # of one CTA
-    ring: int  # stages
+    stages: int
     stage_bytes: float
     ingress: float
     dram: float  # device; reads
     l2: float  # device; what a multicast delivers counts once
     stores: float  # device; of C
     pair: bool
-    tile_y: int
+    mma_tile_n: int
     copies: int  # tcgen05.cp a stage
     store_bytes: float
     store_b_clk: str  # which constant
     split: int = 1
     two_accumulators: bool = False
     partials_in_stages: bool = False
-    gathers: float = 0.0  # warp-wide cp.async a stage
+    cp_asyncs: float = 0.0  # warp-wide cp.async a stage
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Times:
     l2: float
     ingress: float
     mma: float
-    gather: float
+    cp_async: float
     drain: float  # epilogues that run beside the next tile's products
     again: float  # what further clusters on the same SMs repeat
     last_stage: float
@@ -141,7 +141,7 @@ class Times:
 
     @property
     def binds(self) -> str:
-        return max(("dram", "l2", "ingress", "mma", "gather", "drain"), key=lambda part: getattr(self, part))
+        return max(("dram", "l2", "ingress", "mma", "cp_async", "drain"), key=lambda part: getattr(self, part))
 
     @property
     def stream(self) -> float:
@@ -185,30 +185,29 @@ def clusters_that_fit(sms: int, cluster: int, per_sm: int) -> int:
     return sum(count * per_sm // cluster for count in gpc_sms(sms))
 
 
-def dram_rate(ring_bytes: float, idle: float, c: Constants) -> float:
-    """Bytes a us at which DRAM fills rings of so many bytes in all, whose slots lie idle for a time between use and
-    the next copy: where flight + rate(flight) * idle = ring_bytes, rate being linear between the measured points."""
+def dram_rate(stages_bytes: float, idle: float, c: Constants) -> float:
+    """Bytes a us at which DRAM fills stages of `stages_bytes` in all, each idle for a time between its use and the next
+    copy: where flight + rate(flight) * idle = stages_bytes; the rate is linear between the measured points."""
     peak = c.dram_tb_s * 1e6
     scale = given.FLIGHT_SMS * 1024 * (c.dram_tb_s * c.first_byte_us) / given.FLIGHT_MEASURED
     x0 = y0 = 0.0
     for kb, tb_s in given.FLIGHT:
         y1 = tb_s / given.FLIGHT[-1][1] * peak
         x1 = kb * scale + y1 * idle
-        if ring_bytes < x1:
-            return y0 + (y1 - y0) * (ring_bytes - x0) / (x1 - x0)
+        if stages_bytes < x1:
+            return y0 + (y1 - y0) * (stages_bytes - x0) / (x1 - x0)
         x0, y0 = x1, y1
     return peak
 
 
 def mma_cycles(work: Work, c: Constants) -> tuple[float, float]:
     """(clocks from one MMA to the next, further clocks until its result is there)."""
-    operands = (CTA_ROWS + work.tile_y / (2 if work.pair else 1)) * MMA_K / 2 / c.shared_b_clk
-    return max(work.tile_y * c.mma_column_cycles, operands), c.mma_fill_2 if work.pair else c.mma_fill_1
+    operands = (CTA_ROWS + work.mma_tile_n / (2 if work.pair else 1)) * MMA_K / 2 / c.shared_b_clk
+    return max(work.mma_tile_n * c.mma_column_cycles, operands), c.mma_fill_2 if work.pair else c.mma_fill_1
 
 
 def grid(work: Work, sms: int = SMS) -> tuple[int, int, int, int]:
-    """(clusters that fit, those at work at a time, those launched, tiles that one of the first computes or makes way
-    for)."""
+    """(clusters that fit, clusters at work at a time, clusters launched, rounds of tiles)."""
     fit = clusters_that_fit(sms, work.cluster, work.per_sm)
     if fit == 0:
         raise ValueError(f"a cluster of {work.cluster} does not fit")
@@ -216,7 +215,7 @@ def grid(work: Work, sms: int = SMS) -> tuple[int, int, int, int]:
         rounds = ceil_div(work.tiles, min(fit, sms // work.cluster))
         active = ceil_div(work.tiles, rounds)
         return fit, active, active, rounds
-    active = min(work.tiles, fit)  # a cluster a tile; the hardware starts them as others end
+    active = min(work.tiles, fit)  # one cluster per tile; the hardware starts them as others end
     return fit, active, work.tiles, ceil_div(work.tiles, active)
 
 
@@ -230,15 +229,15 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
     one, fill = mma_cycles(work, c)
     copies = work.copies * c.copy_cycles
     stage = max(STAGE_ATOMS * one, copies)
-    # A slot is idle from its last byte's arrival until its next copy is issued.
+    # A stage is idle from the arrival of its last byte until its next copy is issued.
     idle = (stage + fill + c.commit_cycles + 2 * c.barrier_cycles) * clk
     last = (2 * c.barrier_cycles + c.commit_cycles + copies + STAGE_ATOMS * one + fill) * clk
     stores = work.store_bytes / getattr(c, work.store_b_clk)
     # Of loads from tensor memory the first is seen; a pair's last cluster barrier is hidden by the drain of the stores.
     epilogue = (c.tmem_load_cycles + stores) * clk
     reduction = 0.0
-    if work.split > 1:  # each unit sends what it does not keep, and adds up what the others send
-        sums = CTA_ROWS * work.tile_y * 4
+    if work.split > 1:  # each split index sends the columns that it does not keep and adds those of the others
+        sums = CTA_ROWS * work.mma_tile_n * 4
         others = sums - sums / work.split
         sending = (
             c.tmem_load_cycles + c.remote_latency_cycles + others / (c.remote_b_clk * given.REMOTE_SHARE[work.split])
@@ -246,11 +245,11 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
         barrier = c.cluster_barrier_cycles if work.partials_in_stages else 0.0
         reduction = (barrier + sending + others / c.shared_b_clk) * clk
 
-    # The rings fill at the full rate; behind that a byte is asked for when a slot is released.
-    ring = min(work.ring, work.k_stages * (rounds if persistent else 1))
-    ring_bytes = ctas * ring * work.stage_bytes * (work.dram / work.l2)
-    at_once = min(work.dram, ring_bytes)
-    dram = (at_once + work.stores) / (c.dram_tb_s * 1e6) + (work.dram - at_once) / dram_rate(ring_bytes, idle, c)
+    # The stages fill at the full rate; after that a byte is requested when a stage is released.
+    stages_filled = min(work.stages, work.k_stages * (rounds if persistent else 1))
+    stages_bytes = ctas * stages_filled * work.stage_bytes * (work.dram / work.l2)
+    at_once = min(work.dram, stages_bytes)
+    dram = (at_once + work.stores) / (c.dram_tb_s * 1e6) + (work.dram - at_once) / dram_rate(stages_bytes, idle, c)
     mma = busy * work.k_stages * stage * clk
     again = drain = 0.0
     if not persistent:
@@ -265,7 +264,7 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
         l2=work.l2 / (c.l2_tb_s * 1e6),
         ingress=work.ingress * busy / c.ingress_b_clk * clk,
         mma=mma,
-        gather=busy * work.k_stages * work.gathers * c.gather_cycles * clk,
+        cp_async=busy * work.k_stages * work.cp_asyncs * c.cp_async_cycles * clk,
         drain=drain,
         again=again,
         last_stage=last,
@@ -277,7 +276,7 @@ def times(work: Work, c: Constants, sms: int = SMS) -> Times:
 
 
 def work_of(shape: Shape, config: Config, split: int = 1, swap_ab: bool = False, gather_values: bool = False) -> Work:
-    """Counted work of one of our kernels: see the schedule in sm100_configs.h."""
+    """Counted work of one of our kernels: see the schedule in kernels/sm100/config.h."""
     x, y = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
     group, tile_y, atoms = config.group, config.tile_y, config.scale_atoms
     tiles_x, tiles_y = ceil_div(x, CTA_ROWS * group), ceil_div(y, tile_y)
@@ -285,32 +284,34 @@ def work_of(shape: Shape, config: Config, split: int = 1, swap_ab: bool = False,
     row = shape.k / 2  # bytes of values
     scales = ceil_div(shape.k, MMA_K) * ATOM_BYTES  # bytes, of 128 rows
     part = min(1.0, k_stages * STAGE_K / shape.k)  # of K, in the longest part
-    ingress = (min(x, CTA_ROWS) + min(y, tile_y) / group) * row + (1 + atoms) * scales
+    ingress = (min(mma_m, CTA_ROWS) + min(mma_n, mma_tile_n) / cta_group) * row + (1 + atoms) * scales
     l2 = (
-        (x * row + ceil_div(x, 128) * scales) * tiles_y + y * row * tiles_x + tiles_x * group * tiles_y * atoms * scales
+        (mma_m * row + ceil_div(mma_m, 128) * scales) * tiles_mma_n
+        + mma_n * row * tiles_mma_m
+        + tiles_mma_m * cta_group * tiles_mma_n * atoms * scales
     )
-    dram = (x + y) * row + (ceil_div(x, 128) + ceil_div(y, 128)) * scales
-    lanes = 4 * (CTA_ROWS + tile_y) + (16 * (CTA_ROWS + tile_y) if gather_values else 0)
+    dram = (mma_m + mma_n) * row + (ceil_div(mma_m, 128) + ceil_div(mma_n, 128)) * scales
+    lanes = 4 * (CTA_ROWS + mma_tile_n) + (16 * (CTA_ROWS + mma_tile_n) if cp_async_values else 0)
     return Work(
-        tiles=tiles_x * tiles_y * shape.l,
-        cluster=group * split,
+        tiles=tiles_mma_m * tiles_mma_n * shape.l,
+        cluster=cta_group * split,
         per_sm=2 if config.co_resident else 1,
         k_stages=k_stages,
-        ring=config.stages,
+        stages=config.stages,
         stage_bytes=config.stage_bytes,
         ingress=ingress * part,
         dram=dram * shape.l,
         l2=l2 * shape.l,
         stores=shape.m * shape.n * 2 * shape.l,
-        pair=group == 2,
-        tile_y=tile_y,
+        pair=cta_group == 2,
+        mma_tile_n=mma_tile_n,
         copies=STAGE_ATOMS * (1 + atoms),
-        store_bytes=min(x, CTA_ROWS) * min(y, tile_y) * 2 / split,
+        store_bytes=min(mma_m, CTA_ROWS) * min(mma_n, mma_tile_n) * 2 / split,
         store_b_clk="column_store_b_clk" if swap_ab else "row_store_b_clk",
         split=split,
         partials_in_stages=split > 1 and config.partials_in_stages(split),
         two_accumulators=config.accumulators > 1,
-        gathers=lanes / 32 if config.gather else 0.0,
+        cp_asyncs=lanes / 32 if config.cp_async else 0.0,
     )
 
 
@@ -330,25 +331,27 @@ class Plan:
 
 
 def allowed(shape: Shape, config: Config, split: int, swap_ab: bool, rows: list[Config]) -> bool:
-    """What sm100_plan.c takes: tiles up to 32 wide hold all of y, and no wider one is tried where such a one or a
+    """What kernels/sm100/plan.h takes: tiles up to 32 wide hold all of y, and no wider one is tried where such a one or a
     narrower of as many CTAs does; no part of K is empty, each CTA keeps 4 columns or more of a split tile."""
     x, y = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
     if (config.tile_y <= 32 and y > config.tile_y) or x == 1 < y:
         return False
     for other in rows:
-        alike = other.gather == config.gather and (other.group == config.group or other.tile_y <= 32)
-        if alike and y <= other.tile_y < config.tile_y:
+        alike = other.cp_async == config.cp_async and (other.cta_group == config.cta_group or other.mma_tile_n <= 32)
+        if alike and mma_n <= other.mma_tile_n < config.mma_tile_n:
             return False
     return split == 1 or (
-        split <= ceil_div(shape.k, STAGE_K) and split * config.group <= MOST_CTAS and config.tile_y >= 4 * split
+        split <= ceil_div(shape.k, STAGE_K)
+        and split * config.cta_group <= MAX_CLUSTER_CTAS
+        and config.mma_tile_n >= 4 * split
     )
 
 
 def plans(shape: Shape, rows: list[Config], c: Constants) -> Iterator[Plan]:
-    """All ways to run a shape, without the gather kernels, which are for what bulk copies cannot load."""
+    """All ways to run a shape, without the cp.async kernels, which are for operands that TMA cannot load."""
     for config in rows:
         for split, swap_ab in itertools.product((1, 2, 4, 8), (False, True)):
-            if not config.gather and allowed(shape, config, split, swap_ab, rows):
+            if not config.cp_async and allowed(shape, config, split, swap_ab, rows):
                 yield Plan(shape, config, split, swap_ab, times(work_of(shape, config, split, swap_ab), c))
 
 

@@ -1,5 +1,5 @@
-/* Measures on a GPU what straight code costs the first time it runs: in the first launch, in a second one, and behind
- * writes of 512 MB, which leave nothing of it in L2; against a second pass over the same instructions.
+/* Measures the first pass over straight-line code on a GPU: in the first launch, in a second one, and after writes of
+ * 512 MB, which evict it from L2; compared with a second pass over the same instructions.
  *
  *   nvcc -O3 -std=c++17 -arch=sm_90 -o straight_code benchmarks/straight_code.cu && ./straight_code */
 #include <cstdio>

@@ -70,16 +70,18 @@ def find_nvcc() -> Path | None:
     return next((path for path in places if path.is_file() and new_enough(path)), None)
 
 
-def inputs(source: Path) -> list[Path] | None:
-    """The file and every file of ours that it includes; what is in <> is the compiler's. None if that is not sure."""
+def inputs(source: Path, root: Path | None = None) -> list[Path] | None:
+    """The file and every file of ours that it includes, beside the file or from the root; what is in <> is the
+    compiler's. None if that is not sure."""
     found, queue = {source}, [source]
     while queue:
         path = queue.pop()
         for name in re.findall(r"^\s*#\s*include\s*(\S+)", path.read_text(), re.M):
             if name.startswith("<"):
                 continue
-            included = (path.parent / name.strip('"')).resolve()
-            if not (name.startswith('"') and included.is_file()):
+            places = (folder / name.strip('"') for folder in (path.parent, root) if folder is not None)
+            included = next((place.resolve() for place in places if place.is_file()), None)
+            if not name.startswith('"') or included is None:
                 return None
             if included not in found:
                 found.add(included)
@@ -156,9 +158,9 @@ HIDDEN_INPUTS = (
 )
 
 
-def key_of(source: Path, options: list[str], flags: list[str], nvcc: Path) -> str | None:
+def key_of(source: Path, options: list[str], flags: list[str], nvcc: Path, root: Path | None) -> str | None:
     """Of everything that a fat binary is made from; None where that is unclear, and it has to be made anew."""
-    files = inputs(source)
+    files = inputs(source, root)
     hidden = any(os.environ.get(name) for name in HIDDEN_INPUTS)
     if files is None or hidden or not all(map(PLAIN_FLAG.fullmatch, flags)):
         return None
@@ -168,46 +170,55 @@ def key_of(source: Path, options: list[str], flags: list[str], nvcc: Path) -> st
     return sha256(compiler.encode(), "\0".join(options).encode(), *(path.read_bytes() for path in files))
 
 
-def compile_fatbin(source: Path, archs: list[str], folder: Path, flags: list[str], threads: int = 1) -> Path:
-    """Beside the output stands a file with its key and its own digest: an output is taken again if both are right."""
+def name_of(source: Path) -> str:
+    """Of a kernel file's fat binary: its folder and stem."""
+    return f"{source.parent.name}_{source.stem}"
+
+
+def compile_fatbin(
+    source: Path, archs: list[str], folder: Path, flags: list[str], threads: int = 1, root: Path | None = None
+) -> Path:
+    """Beside the output stands a file with its key and its own digest: an output is taken again if both are right.
+    Includes are found beside the file or from the root."""
     nvcc = find_nvcc()
     if nvcc is None:
         sys.exit(f"{NOT_FOUND}: {REMEDY}")
     source = source.resolve()
-    output = folder / f"{source.stem}.fatbin"
+    output = folder / f"{name_of(source)}.fatbin"
     options = ["-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
-    key, note = key_of(source, options, flags, nvcc), output.with_suffix(".key")
+    key, note = key_of(source, options, flags, nvcc, root), output.with_suffix(".key")
     if key and output.is_file() and note.is_file() and note.read_text() == f"{key} {sha256(output.read_bytes())}":
         return output
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch, output.name)
-        command = [str(nvcc), *options, f"--threads={threads}", "-o", str(made), str(source)]
+        include = [f"-I{root}"] if root else []
+        command = [str(nvcc), *options, *include, f"--threads={threads}", "-o", str(made), str(source)]
         print(" ".join(command), flush=True)
         if subprocess.run(command).returncode != 0:
             reason = "see above" if preprocesses_cxx() else "it needs a C++ compiler and its headers: install g++"
             sys.exit(f"nvfp4: nvcc could not compile {source.name}, {reason}; NVFP4_CUDA=0 builds for the CPU alone.")
         record = f"{key} {sha256(made.read_bytes())}"
         made.replace(output)
-    if key and key == key_of(source, options, flags, nvcc):  # else a file was changed meanwhile
+    if key and key == key_of(source, options, flags, nvcc, root):  # else a file was changed meanwhile
         note.write_text(record)
     return output
 
 
-def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str]) -> None:
-    """Compiles every source, the longest work first, and writes fatbins.inc, which csrc/fatbin.c includes."""
+def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str], root: Path | None = None) -> None:
+    """Compiles every source, the longest work first, and writes fatbins.inc, which csrc/driver/fatbin.c includes."""
     cores = os.cpu_count() or 1
     threads = max(1, cores // max(1, len(archs_of)))
     longest_first = sorted(archs_of, key=lambda source: -len(archs_of[source]) * source.stat().st_size)
     with ThreadPoolExecutor(cores) as pool:
-        work = {s: pool.submit(compile_fatbin, s, archs_of[s], folder, flags, threads) for s in longest_first}
+        work = {s: pool.submit(compile_fatbin, s, archs_of[s], folder, flags, threads, root) for s in longest_first}
         try:
             fatbins = {source: future.result() for source, future in work.items()}
         finally:
             pool.shutdown(cancel_futures=True)
     lines, all_archs = [], []
     for source, archs in archs_of.items():
-        lines.append(f'FATBIN({source.stem}, "{fatbins[source].resolve()}", "{" ".join(archs)}")\n')
+        lines.append(f'FATBIN({name_of(source)}, "{fatbins[source].resolve()}", "{" ".join(archs)}")\n')
         all_archs += [arch for arch in archs if arch not in all_archs]
     lines += ["#undef FATBIN_ARCHS\n", f'#define FATBIN_ARCHS "{" ".join(all_archs)}"\n']
     (folder / "fatbins.inc").write_text("".join(lines))

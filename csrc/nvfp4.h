@@ -208,10 +208,10 @@ const char *nvfp4_embedded_archs(void);
 
 #ifdef NVFP4_DUMP
 /* Debug builds alone (NVFP4_DUMP=1 in the environment of setup.py). From now on every product of sm100 kernels on this
- * context writes an sm100_dump (csrc/device/dump.h): what the CTA of that index holds when it has multiplied its
- * k_block of that number, which counts blocks of 64 along K from 0 on through the CTA's part of K and then through its
- * tiles. memory: of the device, nvfp4_dump_bytes() bytes on 8, zeros; NULL ends it. A product that has no such CTA or
- * k_block leaves `complete` zero. Not while another thread calls. */
+ * context writes an sm100_dump (csrc/kernels/common/dump.h): what the CTA of that index holds when it has multiplied
+ * its k_block of that number, which counts blocks of 64 along K from 0 on through the CTA's part of K and then through
+ * its tiles. memory: of the device, nvfp4_dump_bytes() bytes on 8, zeros; NULL ends it. A product that has no such CTA
+ * or k_block leaves `complete` zero. Not while another thread calls. */
 size_t nvfp4_dump_bytes(void);
 void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_block);
 #endif

@@ -5,7 +5,7 @@ from typing import Any
 from nvfp4._types import AnyArray, Array, DType
 
 class Error(ValueError):
-    """A call that nvfp4 refuses; the message says which argument breaks which rule."""
+    """An invalid call; the message says which argument breaks which rule."""
 
 version: str
 archs: str

@@ -8,11 +8,11 @@ scale (e4m3) for every 16 values along K.
     quantize        numbers to NVFP4;  dequantize: back
     swizzle         scales from the linear to the tensor core's layout;  unswizzle: back
     info, init      what this machine can run and why; load the GPU code early
-    use_tuning      plans that `python -m nvfp4 bench --tune` measured to be best, instead of the estimate's
-    Error           raised by every refused call, with a sentence
+    use_tuning      override launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
+    Error           raised for every invalid call, with an error message
 
-help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they are there once
-both torch and nvfp4 are imported, in whichever order (nvfp4.torch_ops).
+help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they exist once both
+torch and nvfp4 are imported, in any order (nvfp4.torch_ops).
 """
 
 import sys

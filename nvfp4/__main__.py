@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from . import Error, __version__
 from .cli import bench, check, info, submission
-from .cli.show import Refusal
+from .cli.show import CommandError
 
 COMMANDS = {"check": check, "info": info, "bench": bench, "submission": submission}
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return COMMANDS[args.command].run(args)
-    except (Refusal, Error) as reason:
+    except (CommandError, Error) as reason:
         print(f"nvfp4 {args.command}: {reason}", file=sys.stderr)
         return getattr(reason, "status", 2)
     except KeyboardInterrupt:

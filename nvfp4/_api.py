@@ -1,7 +1,7 @@
 """The functions of the package: defaults and documentation. Arguments are read and checked in C (nvfp4._C).
 
-Each function asks first whether torch.compile is tracing it. Then it becomes an operator of torch.ops.nvfp4; torch is
-never imported for the question, only found.
+Each function first tests whether torch.compile is tracing it; if so, it calls the operator of torch.ops.nvfp4. The test
+looks torch up in sys.modules and never imports it.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -39,9 +39,9 @@ def gemm(
 
     Args:
         a: [M, K/2], or [L, M, K/2] for L products in one call; uint8 or float4_e2m1fn_x2. Element 2i of a row is the
-            low nibble of byte i, element 2i+1 the high one. K is a multiple of 16; M, N, L may be anything, 0
-            included. Rows are dense inside, and lie K/2 bytes or a multiple of 16 bytes apart; the data begins on a
-            multiple of 8 bytes.
+            low nibble of byte i, element 2i+1 the high one. K is a multiple of 16; M, N, L may be
+            any size, 0 included. Rows are contiguous; their pitch is K/2 bytes or a multiple of 16 bytes. The data is
+            aligned to 8 bytes.
         b: [N, K/2] or [L, N, K/2], as a.
         scale_a, scale_b: one float8_e4m3fn (or the same as uint8) for every 16 values along K, in `scale_layout`.
             Bit 7 is ignored; 0x7F is NaN and makes its row or column NaN.
@@ -57,7 +57,7 @@ def gemm(
             ((r//128) * ceil(K/64) + s//4) * 512 + (r%32) * 16 + (r%128)//32 * 4 + s%4
             of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
             anything. Or "linear": [rows, K/16] or [L, rows, K/16].
-        backend: None chooses by rule (`info(m, n, k)` says what and why); "cpu", "sm80" (any GPU since
+        backend: None chooses by rule (`info(m, n, k)` shows the plan and the reason); "cpu", "sm80" (any GPU since
             Ampere), "sm90" (H100, H200) or "sm100" (B200, B300) forces one.
 
     Returns:
@@ -65,10 +65,10 @@ def gemm(
 
     Sums are accumulated in fp32 from exact products; alpha, beta * c and bias are applied in fp32; the result is
     rounded once, to nearest even. The same call on the same device gives the same bits every time. No gradient is
-    computed: a bias, c, alpha or out that requires one is refused while gradients are recorded.
+    computed: a bias, c, alpha or out that requires one is rejected while gradients are recorded.
 
     Raises:
-        nvfp4.Error: an argument breaks a rule, or the device cannot run the call. The sentence names the argument,
+        nvfp4.Error: an argument breaks a rule, or the device cannot run the call. The message names the argument,
             the rule and the value. Nothing has been written.
 
     Example:

@@ -36,19 +36,19 @@ def info(
     device: Any = None,
     backend: str | None = None,
 ) -> dict[str, Any]:
-    """What nvfp4 is, what this machine can run, and how it would run a product of m x n x k.
+    """The version of nvfp4, what this machine can run, and the launch plan of a product of m x n x k.
 
     Args:
         m, n, k, l: a shape; give m, n and k together.
-        device: where the product would run: an ordinal, "cpu", "cuda", "cuda:1" or a torch.device. By default the
+        device: the device of the product: an ordinal, "cpu", "cuda", "cuda:1" or a torch.device. By default the
             first usable GPU, else the CPU.
         backend: as in gemm.
 
     Returns:
         A dict of plain values: version; archs, the GPU architectures with code inside; cpu_kernel; cpu_threads;
-        driver (None and driver_reason where there is none); devices, each with name, compute_capability, sm_count,
-        memory_bytes, reads_host_memory (CPU tensors will do, if backend is given), usable and the reason why not; and,
-        for a shape, plan: backend, kernel, reason, tiles, split_k, workspace.
+        driver (None and driver_reason if there is none); devices, each with name, compute_capability, sm_count,
+        memory_bytes, reads_host_memory (CPU tensors are accepted if backend is given), usable and the reason why not;
+        and, for a shape, plan: backend, kernel, reason, tiles, swap_ab, split_k, workspace.
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.
@@ -80,7 +80,7 @@ def info(
 
 
 def init(device: Any = "cuda") -> None:
-    """Loads the GPU code for a device now rather than at its first call.
+    """Loads the GPU code for a device now instead of at the first call.
 
     Args:
         device: an ordinal, "cuda" (torch's current device), "cuda:1" or a torch.device; "cpu" needs nothing.

@@ -1,8 +1,8 @@
 """torch.ops.nvfp4: nvfp4 as operators, for torch.compile, torch.export and tensor subclasses.
 
-Importing this module registers them; `import nvfp4` does so where torch has been imported before, and so does the
-first traced call. The kernels are C (csrc/bindings/torch/ops.c); here are their fakes, which check and shape without memory,
-and the way from a call of nvfp4's functions to an operator.
+Importing this module registers them. `import nvfp4` imports it if torch is already imported, and so does the first
+traced call. The kernels are C (csrc/bindings/torch/ops.c). This module has their fakes, which check arguments and compute shapes
+without memory, and the functions that pass a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
@@ -36,8 +36,8 @@ _ops = torch.ops.nvfp4
 
 
 def _check(check: Callable[..., None], *arguments: Any) -> None:
-    """Runs a check of _C with tensors described. Sizes that are still symbols are checked when the operator runs: to
-    look at them now would fix them."""
+    """Runs a check of _C on descriptions of the tensors. Symbolic sizes are checked when the operator runs: reading
+    them now would specialise them."""
     tensors = [t for t in arguments if isinstance(t, Tensor)]
     if all(isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
         check(*(_described(t) if isinstance(t, Tensor) else t for t in arguments))
@@ -148,11 +148,11 @@ def _(scale: Tensor, rows: int, columns: int) -> Tensor:
     return linear
 
 
-# ---- calls: the arguments of nvfp4._api's functions, all of them ----
+# ---- calls, with all arguments of the functions in nvfp4._api ----
 
 
 def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs an operator; its refusal, which torch throws as RuntimeError, becomes nvfp4.Error again."""
+    """Runs an operator; turns its error, which torch raises as RuntimeError, back into nvfp4.Error."""
     if torch.compiler.is_dynamo_compiling():
         return operator(*arguments)
     try:
@@ -160,9 +160,9 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
     except NotImplementedError as error:  # a sparse tensor, a device of another make
         raise _C.Error(f"torch: {str(error).partition('. ')[0]}") from error
     except RuntimeError as error:
-        sentence = _C.last_error()
-        if sentence and str(error).startswith(sentence):
-            raise _C.Error(sentence) from None
+        message = _C.last_error()
+        if message and str(error).startswith(message):
+            raise _C.Error(message) from None
         raise
 
 

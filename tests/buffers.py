@@ -12,7 +12,7 @@ POISON = 0xFF  # a NaN in fp16, bf16, fp32 and e4m3
 
 
 class Guarded:
-    """`tensor` has the given shape and dense rows that lie `pitch` bytes apart (default: dense)."""
+    """`tensor` has the given shape and contiguous rows, `pitch` bytes apart (default: the row size)."""
 
     def __init__(
         self,

@@ -16,9 +16,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parent / "emulator"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "emulator"))
 
-import emulate  # noqa: E402  (it lies in tests/emulator)
+import emulate  # noqa: E402  (the project in emulator/)
 
 import nvfp4  # noqa: E402
 
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--emulate",
         metavar="DEVICE",
         choices=emulate.DEVICES,
-        help="run what needs a GPU on an emulated one (tests/emulator): " + ", ".join(emulate.DEVICES),
+        help="run what needs a GPU on an emulated one (emulator/): " + ", ".join(emulate.DEVICES),
     )
     parser.addoption(
         "--seeds",
@@ -121,7 +121,7 @@ def timing(request: pytest.FixtureRequest) -> int:
 def compute_capability() -> int:
     """Ten times that of the GPU that tests use, emulated or not; 0 for none."""
     if not gpu() and "NVFP4_LIBCUDA" not in os.environ:
-        return 0  # a libcuda.so.1 that is there was loaded into this process by the emulator's own tests
+        return 0  # a libcuda.so.1 that is there was loaded into this process by tests that use the emulator directly
     devices = nvfp4.info()["devices"]
     return devices[0]["compute_capability"] if devices else 0
 

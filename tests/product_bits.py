@@ -1,10 +1,9 @@
-"""Products of random data, whose sums round at every step, as hashes: what one GPU computed and another must repeat.
+"""Golden hashes of products of random data whose sums round at every step: another GPU must reproduce them.
 
     python tests/product_bits.py > tests/product_bits_sm90.json     on a GPU of compute capability 9.0
 
-With an emulated one (NVFP4_LIBCUDA, EMULATE_DEVICE=sm_90) the same command must print the same hashes: the tensor
-core's own rounding and the order of the sums are emulated, not only exact data. Data come from NumPy's PCG64, whose
-stream is the same everywhere.
+An emulated GPU (NVFP4_LIBCUDA, EMULATE_DEVICE=sm_90) must print the same hashes: it emulates the rounding of the tensor
+core and the order of the sums. Data come from NumPy's PCG64, which is the same on every platform.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ SHAPES = [
 LAYOUTS = ("128x4", "linear")
 
 
-def place() -> str:
+def target() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def operand(random: numpy.random.Generator, rows: int, k: int, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     data = torch.from_numpy(random.integers(0, 256, (rows, k // 2), dtype=numpy.uint8))
     scale = torch.from_numpy(random.integers(0x20, 0x5F, (rows, k // 16), dtype=numpy.uint8)).view(torch.float8_e4m3fn)
-    return data.to(place()), (nvfp4.swizzle(scale) if layout == "128x4" else scale).to(place())
+    return data.to(target()), (nvfp4.swizzle(scale) if layout == "128x4" else scale).to(target())
 
 
 def product(index: int, shape: tuple[int, int, int], layout: str) -> torch.Tensor:
@@ -44,7 +43,7 @@ def product(index: int, shape: tuple[int, int, int], layout: str) -> torch.Tenso
     random = numpy.random.Generator(numpy.random.PCG64(1000 + index))
     a, sfa = operand(random, m, k, layout)
     b, sfb = operand(random, n, k, layout)
-    bias = torch.from_numpy(random.standard_normal(n).astype(numpy.float32)).to(place())
+    bias = torch.from_numpy(random.standard_normal(n).astype(numpy.float32)).to(target())
     options = {"alpha": 0.37, "bias": bias, "out_dtype": torch.float32, "scale_layout": layout, "backend": "sm80"}
     return nvfp4.gemm(a, b, sfa, sfb, **options).cpu()
 
@@ -58,8 +57,8 @@ def main() -> None:
             name = "x".join(map(str, shape)) + " " + layout
             bits[name] = hashlib.sha256(result.numpy().tobytes()).hexdigest()
     device = nvfp4.info()["devices"][0]
-    facts = {"device": device["name"], "sm_count": device["sm_count"], "driver": nvfp4.info()["driver"]}
-    print(json.dumps(facts | {"sha256": bits}, indent=1))
+    props = {"device": device["name"], "sm_count": device["sm_count"], "driver": nvfp4.info()["driver"]}
+    print(json.dumps(props | {"sha256": bits}, indent=1))
 
 
 if __name__ == "__main__":

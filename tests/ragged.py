@@ -1,7 +1,7 @@
 """Products of every shape and form whose result is defined to the bit, and one function that runs and judges them.
 
 The data are random 4-bit values with scales 0, 1, 2 and 3: sums are multiples of 1/4 below 2^22, exact in fp32 in any
-order. What is around the operands is hostile: NaN bytes in the padding of the scales, random bytes between rows, an
+order. What is around the operands is adversarial: NaN bytes in the padding of the scales, random bytes between rows, an
 output of NaN inside random bytes.
 
 `python tests/ragged.py [BACKEND]` runs all of it: tests do so once for each instruction set of the CPU.

@@ -1,11 +1,11 @@
 """compute-sanitizer over the GPU kernels: `python tests/sanitize.py` on a machine with a GPU and the CUDA toolkit.
 
-Runs a ragged set of calls under memcheck, racecheck, synccheck and initcheck, side by side, and prints a table. Every
-tensor is an allocation of its own, of exactly its size, so that memcheck sees one byte too many; the data come from the
-host, so that initcheck knows what was written. Every result is compared with that of the CPU backend.
+Runs ragged calls under memcheck, racecheck, synccheck and initcheck in parallel, and prints a table. Each tensor is an
+allocation of exactly its size, so that memcheck detects an access one byte past the end. The data come from the host,
+so that initcheck knows what is initialized. Each result is compared with the CPU backend's.
 
-`--backend sm90` runs one family's calls alone, `--tool racecheck` one tool. A tool that has not ended after `--limit`
-seconds is stopped, and the call that was under way is named.
+`--backend sm90` runs the calls of one family, `--tool racecheck` one tool. A tool that exceeds `--limit` seconds is
+killed, and the current call is printed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # others of the tests take the shapes from here where there is no torch
+if TYPE_CHECKING:  # tests without torch import the shapes
     import torch
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-# Every instantiation with K cut and not (test_driver.py checks that), tails along M, N and K, no K, a batch.
+# Every sm80 instantiation with and without split-K (checked by test_driver.py), tails along M, N and K, K = 0, batches.
 SHAPES = [
     (1, 1, 16, 1),
     (1, 300, 2064, 1),
@@ -52,14 +52,13 @@ SHAPES = [
 ]
 
 
-# Of families that have many plans for a product, each kernel with K cut and not, on the first of these that has it.
+# Families with many plans for a product: each kernel, with and without split-K, on the first shape that has it.
 PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088, 2), (300, 280, 1152, 1)]
-PLANNED += [(30, 7100, 4160, 1), (40, 7100, 4160, 1), (100, 7100, 4160, 1)]  # where SMs without a tile help
+PLANNED += [(30, 7100, 4160, 1), (40, 7100, 4160, 1), (100, 7100, 4160, 1)]  # stream-K
 
 
 class UnderWay:
-    """Says which call is under way, in a file that another process reads: by memory alone, so that no call waits for
-    it, and nothing has to run in this process where a call does not end."""
+    """The current call, in a memory-mapped file that another process reads: readable even if a call never ends."""
 
     SIZE = 256
 
@@ -77,7 +76,7 @@ under_way = UnderWay(None)
 
 
 def gpu(x: torch.Tensor) -> torch.Tensor:
-    """On the GPU; an emulated one takes it as it is."""
+    """On the GPU; an emulated GPU takes CPU tensors."""
     import torch
 
     return x.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -92,8 +91,8 @@ def families() -> list[str]:
 
 
 def run_products(shapes: list[tuple[int, int, int, int]], backend: str, kernel: str = "") -> int:
-    """Runs some shapes in both layouts, with all that an epilogue can do in 16 and 32 bits, and with alpha alone in 16,
-    which kernels finish by another way; returns how many calls agreed with the CPU. `kernel` is what is said to run."""
+    """Runs shapes in both layouts, with the full epilogue in 16 and 32 bits, and with alpha alone in 16 bits (another
+    code path). Returns the number of calls that agree with the CPU. `kernel` is for messages."""
     import torch
 
     import nvfp4
@@ -123,8 +122,8 @@ def run_products(shapes: list[tuple[int, int, int, int]], backend: str, kernel: 
 
 
 def run_every_kernel(backend: str) -> int:
-    """Whatever is among the plans, once, and by K whole, cut in two, which is code of its own, and in more; returns how
-    many calls agreed with the CPU."""
+    """Runs each kernel among the plans once with split_k 1, 2 (a code path of its own) and more. Returns the number of
+    calls that agree with the CPU."""
     import nvfp4
     from nvfp4 import _C
 
@@ -143,7 +142,7 @@ def run_every_kernel(backend: str) -> int:
 
 
 def run(backends: list[str]) -> int:
-    """Runs the set; returns how many calls agreed with the CPU."""
+    """Runs all calls; returns the number that agree with the CPU."""
     import torch
 
     import nvfp4
@@ -169,7 +168,7 @@ def run(backends: list[str]) -> int:
 
 def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--target-processes", "all"]
-    if tool != "initcheck":  # which must see the writes of every kernel
+    if tool != "initcheck":  # initcheck must see the writes of all kernels
         command += ["--kernel-name", "kns=nvfp4"]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     command += [sys.executable, __file__, "--run", *(f"--backend={backend}" for backend in backends)]
@@ -185,10 +184,10 @@ def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]
             print((late.output or b"").decode()[-4000:])
             said = file.read().decode().strip("\0 ") or "no call yet"
             return False, f"had not ended after {limit_s:.0f} s; under way: {said}"
-        finally:  # also where a key is pressed
+        finally:  # also after KeyboardInterrupt
             if done.poll() is None:
                 os.killpg(done.pid, signal.SIGKILL)
-                with contextlib.suppress(subprocess.TimeoutExpired):  # a thread that the driver holds does not end
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a thread blocked in the driver does not exit
                     done.wait(10)
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", output)
     calls = re.findall(r"\d+ calls agree with the CPU backend", output)
@@ -201,11 +200,11 @@ def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--backend", action="append", help="of this GPU; by default all that it has")
-    parser.add_argument("--tool", action="append", choices=TOOLS, help="by default all four")
-    parser.add_argument("--run", action="store_true", help="the calls alone, without a tool")
-    parser.add_argument("--under-way", help="a file: with --run, says there which call is under way")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for a tool")
+    parser.add_argument("--backend", action="append", help="of this GPU; default: all")
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="default: all four")
+    parser.add_argument("--run", action="store_true", help="run the calls without a tool")
+    parser.add_argument("--under-way", help="with --run: file for the current call")
+    parser.add_argument("--limit", type=float, default=300, help="time limit of a tool in seconds")
     args = parser.parse_args()
     backends = args.backend or families()
     if args.run:

@@ -1,6 +1,6 @@
-"""Calls of a submission's operation on the emulated GPU, in a process of its own: tests/test_submission.py starts it.
-Products of shapes that the competition does not have must be right to the bit; what the kernel cannot take must be
-refused with a sentence, and c be left as it was. Prints how many of either there were."""
+"""Calls a submission's operation on the emulated GPU, in a process that tests/test_submission.py starts. Products of
+shapes that the competition does not have must be right to the bit; arguments that the kernel cannot take must raise an
+error and leave c unchanged. Prints the number of each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.utils import cpp_extension
 
 from nvfp4 import reference
 
-PRODUCTS = [  # m, n, k, l; with rows of b beyond n where there are five
+PRODUCTS = [  # m, n, k, l and, for padded b, its rows
     (5, 1, 64, 1, 128),  # 128x16
-    (300, 1, 1088, 3, 128),  # ... K cut by 4
+    (300, 1, 1088, 3, 128),  # ... split-K by 4
     (20, 33, 192, 2),  # 128x32
-    (33, 20, 2048, 1, 128),  # ... K cut by 8
+    (33, 20, 2048, 1, 128),  # ... split-K by 8
     (1, 64, 320, 2),
     (128, 128, 64, 2),  # 256x64
-    (64, 128, 2048, 1),  # ... K cut by 4
+    (64, 128, 2048, 1),  # ... split-K by 4
     (130, 200, 1088, 1),
     (128, 256, 256, 3),
     (130, 384, 64, 16),  # 256x128
@@ -31,7 +31,7 @@ PRODUCTS = [  # m, n, k, l; with rows of b beyond n where there are five
 ]
 
 
-FREE = [  # the same; a stride between what there is only one of is any odd number
+FREE = [  # dimensions of size 1, whose strides are random odd numbers
     (1, 64, 320, 1),
     (70, 1, 128, 1),
     (40, 36, 128, 1),
@@ -49,7 +49,7 @@ def finish() -> None:
 
 
 def freed(x: torch.Tensor) -> torch.Tensor:
-    """The same tensor with other strides where it has one of something."""
+    """The same tensor with random strides in dimensions of size 1."""
     strides = [2 * random.getrandbits(20) + 1 if size == 1 else x.stride(i) for i, size in enumerate(x.shape)]
     return x.as_strided(x.shape, strides)
 
@@ -67,7 +67,7 @@ def products(custom_kernel) -> int:
 
 
 def unaligned(x: torch.Tensor) -> torch.Tensor:
-    """The same tensor, 8 bytes further on than a 16-byte boundary."""
+    """The same tensor, 8 bytes off a 16-byte boundary."""
     room = torch.empty(x.untyped_storage().nbytes() + 16, dtype=torch.uint8)
     start = 8 - room.data_ptr() % 16 + 16 * (room.data_ptr() % 16 > 8)
     moved = room[start:].view(x.dtype)[: x.untyped_storage().nbytes() // x.element_size()]
@@ -75,17 +75,17 @@ def unaligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def spaced(x: torch.Tensor, row: int, batch: int) -> torch.Tensor:
-    """A tensor like x, its rows and batches so many bytes apart."""
+    """A tensor like x with these strides in bytes."""
     return torch.empty(x.shape[2] * batch, dtype=torch.uint8).as_strided(x.shape, (row, 1, batch)).view(x.dtype)
 
 
-def refused(custom_kernel) -> int:
+def errors(custom_kernel) -> int:
     good = make(128, 192, 256, 2)
     a, b, _, _, sfa, sfb, c = good
     short = make(128, 192, 192, 2)
     odd = make(128, 192, 288, 2)
     wide = torch.empty(2, 192, 130, dtype=torch.float16).permute(2, 1, 0)
-    calls = {  # the sentence, and what stands at which place of the seven
+    calls = {  # error message: {index among the seven arguments: tensor}
         r"K is 288; must be a multiple of 64": dict(enumerate(odd)),
         r"a: is \[128, 96, 2\]; must be \[128, 128, 2\]|b: is \[192, 128, 2\]; must be \[192, 96, 2\]": {0: short[0]},
         r"b: is \[192, 96, 2\]; must be \[192, 128, 2\]": {1: short[1]},
@@ -107,16 +107,16 @@ def refused(custom_kernel) -> int:
         r"a tensor is on meta, but a is on cpu": {6: torch.empty_like(c, device="meta")},
     }
     before = c.view(torch.int16).clone()
-    for sentence, others in calls.items():
+    for message, others in calls.items():
         tensors = tuple(others.get(i, tensor) for i, tensor in enumerate(good))
         try:
             custom_kernel(tensors)
         except RuntimeError as error:
-            assert re.search(sentence, str(error)), f"{sentence!r} is not what was said: {str(error).splitlines()[0]}"
+            assert re.search(message, str(error)), f"{message!r} expected: {str(error).splitlines()[0]}"
         else:
-            raise AssertionError(f"was not refused: {sentence}")
+            raise AssertionError(f"no error: {message}")
         finish()
-        assert torch.equal(c.view(torch.int16), before), f"something was written: {sentence}"
+        assert torch.equal(c.view(torch.int16), before), f"c has changed: {message}"
     return len(calls)
 
 
@@ -128,7 +128,7 @@ def main(folder: str) -> None:
     sys.path.insert(0, folder)
     from submission import custom_kernel
 
-    print(json.dumps({"products": products(custom_kernel), "refusals": refused(custom_kernel)}))
+    print(json.dumps({"products": products(custom_kernel), "errors": errors(custom_kernel)}))
 
 
 if __name__ == "__main__":

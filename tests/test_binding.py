@@ -1,4 +1,4 @@
-"""The Python module: how objects are read, what is refused and in which words, and that nothing leaks."""
+"""The Python module: how objects are read, the errors and their messages, and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -203,10 +203,10 @@ def test_views_that_are_not_what_they_claim() -> None:
         "c: is missing; must be a tensor": [a, b, sfa, sfb, None],
         "c: dtype is uint8; must be float16, bfloat16 or float32": [a, b, sfa, sfb, a.view(torch.uint8)[:, :67]],
     }  # fmt: skip
-    for sentence, arguments in wrong.items():
-        with pytest.raises(nvfp4.Error) as refusal:
+    for message, arguments in wrong.items():
+        with pytest.raises(nvfp4.Error) as error:
             nvfp4.custom_kernel(*arguments)
-        assert str(refusal.value) == sentence
+        assert str(error.value) == message
     assert c.isnan().all()
 
 
@@ -226,10 +226,10 @@ def test_only_names_are_renamed() -> None:
     assert python(program).endswith('is "out of order"\n')
 
 
-# ---- refusals ----
+# ---- errors ----
 
 
-def refusals() -> list[tuple[str, dict[str, Any]]]:
+def errors() -> list[tuple[str, dict[str, Any]]]:
     """Sentence and the arguments, beside good ones, that bring it about."""
     read_only = np.zeros((M, N), np.float16)
     read_only.flags.writeable = False
@@ -272,25 +272,23 @@ def refusals() -> list[tuple[str, dict[str, Any]]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sentence", "wrong"), refusals(), ids=lambda x: x if isinstance(x, str) else "")
-def test_refusals(
-    operands: list[torch.Tensor], sentence: str, wrong: dict[str, Any], generator: torch.Generator
-) -> None:
+@pytest.mark.parametrize(("message", "wrong"), errors(), ids=lambda x: x if isinstance(x, str) else "")
+def test_errors(operands: list[torch.Tensor], message: str, wrong: dict[str, Any], generator: torch.Generator) -> None:
     out = Guarded((M, N), torch.float16, generator=generator)
     arguments = dict(zip(("a", "b", "scale_a", "scale_b"), operands)) | wrong
     if "out_dtype" not in wrong:
         arguments.setdefault("out", out.tensor)
-    with pytest.raises(nvfp4.Error) as refusal:
+    with pytest.raises(nvfp4.Error) as error:
         nvfp4.gemm(**arguments)
-    if sentence.endswith("must not be"):
-        assert str(refusal.value).startswith("b: stride of dimension 1 is -1; must not be negative")
+    if message.endswith("must not be"):
+        assert str(error.value).startswith("b: stride of dimension 1 is -1; must not be negative")
     else:
-        assert str(refusal.value) == sentence
-    assert isinstance(refusal.value, ValueError)
+        assert str(error.value) == message
+    assert isinstance(error.value, ValueError)
     assert out.unchanged()
 
 
-def test_refusals_of_conversions() -> None:
+def test_errors_of_conversions() -> None:
     scale = torch.zeros(256, 8, dtype=torch.uint8)
     calls: dict[str, Any] = {
         "x: has 1 dimensions; must have 2, or 3 with a leading batch": lambda: nvfp4.quantize(torch.zeros(16)),
@@ -319,10 +317,10 @@ def test_refusals_of_conversions() -> None:
         "device: is 'tpu'; must be an ordinal, 'cpu', 'cuda' or 'cuda:<ordinal>'": lambda: nvfp4.init("tpu"),
         "m, n, k: only some are given; a shape needs all three": lambda: nvfp4.info(1, 2),
     }
-    for sentence, call in calls.items():
-        with pytest.raises(nvfp4.Error) as refusal:
+    for message, call in calls.items():
+        with pytest.raises(nvfp4.Error) as error:
             call()
-        assert str(refusal.value) == sentence
+        assert str(error.value) == message
 
 
 def test_signatures_are_those_that_others_write_against() -> None:
@@ -396,24 +394,24 @@ def test_flags_beyond_32_bits(flags: int, operands: list[torch.Tensor]) -> None:
 
 def test_names_end_with_their_last_character(operands: list[torch.Tensor]) -> None:
     for layout in ("128x4\0", "linear\0", "128x4\0x", "\0"):
-        for call in (
-            lambda: nvfp4.gemm(*operands, scale_layout=layout),
-            lambda: nvfp4.quantize(torch.zeros(2, 16), scale_layout=layout),
-            lambda: nvfp4.dequantize(*operands[::2], scale_layout=layout),
+        for function, arguments in (
+            (nvfp4.gemm, operands),
+            (nvfp4.quantize, [torch.zeros(2, 16)]),
+            (nvfp4.dequantize, operands[::2]),
         ):
             with pytest.raises(nvfp4.Error, match="^scale_layout: contains a null character; must be a name$"):
-                call()
+                function(*arguments, scale_layout=layout)
     with pytest.raises(nvfp4.Error, match="^backend: contains a null character; must be a name$"):
         nvfp4.gemm(*operands, backend="cpu\0")
 
 
-def test_gradients_are_refused_not_lost(operands: list[torch.Tensor]) -> None:
-    sentence = "{0}: requires grad; nvfp4 computes no gradients: pass {0}.detach() or use torch.no_grad()"
+def test_gradients_are_rejected_not_lost(operands: list[torch.Tensor]) -> None:
+    message = "{0}: requires grad; nvfp4 computes no gradients: pass {0}.detach() or use torch.no_grad()"
     vector, matrix = torch.zeros(N, requires_grad=True), torch.zeros(M, N, dtype=torch.float16, requires_grad=True)
     for name, value in {"bias": vector, "alpha": vector, "c": matrix, "out": matrix}.items():
-        with pytest.raises(nvfp4.Error) as refusal:
+        with pytest.raises(nvfp4.Error) as error:
             nvfp4.gemm(*operands, **{name: value})
-        assert str(refusal.value) == sentence.format(name)
+        assert str(error.value) == message.format(name)
         with torch.no_grad():
             nvfp4.gemm(*operands, **{name: value})
         nvfp4.gemm(*operands, **{name: value.detach()})
@@ -421,7 +419,7 @@ def test_gradients_are_refused_not_lost(operands: list[torch.Tensor]) -> None:
         nvfp4.quantize(torch.zeros(1, 16, requires_grad=True))
 
 
-def test_tensors_of_two_devices_are_refused(operands: list[torch.Tensor]) -> None:
+def test_tensors_of_two_devices_are_rejected(operands: list[torch.Tensor]) -> None:
     """Fake tensors claim a GPU that need not exist; the rule is the one that real ones are read by."""
     names = ("a", "b", "scale_a", "scale_b")
     more = {"alpha": torch.ones(N), "bias": torch.ones(N), "c": torch.ones(M, N), "out": torch.ones(M, N)}
@@ -437,7 +435,7 @@ def test_tensors_of_two_devices_are_refused(operands: list[torch.Tensor]) -> Non
                     nvfp4.gemm(**(good | {name: good[name].to(device)}), beta=1.0)
 
 
-def test_tensors_of_cpu_and_gpu_are_refused(cuda: Backend, operands: list[torch.Tensor]) -> None:
+def test_tensors_of_cpu_and_gpu_are_rejected(cuda: Backend, operands: list[torch.Tensor]) -> None:
     names = ("a", "b", "scale_a", "scale_b")
     more = {"alpha": torch.ones(N), "bias": torch.ones(N), "c": torch.ones(M, N), "out": torch.ones(M, N)}
     cpu = dict(zip(names, operands)) | more
@@ -534,7 +532,7 @@ def test_nothing_leaks(operands: list[torch.Tensor]) -> None:
     assert [sys.getrefcount(o) for o in objects] == counts
 
 
-def test_threads_keep_their_own_sentences(operands: list[torch.Tensor]) -> None:
+def test_threads_keep_their_own_messages(operands: list[torch.Tensor]) -> None:
     """Calls that succeed and calls that fail, at once; the lock is released while numbers are computed."""
     a, b, scale_a, scale_b = operands
     expected = bits(nvfp4.gemm(*operands))
@@ -616,7 +614,7 @@ def test_current_stream_is_used(cuda: Backend) -> None:
 
 
 def test_no_memory_for_the_workspace(cuda: Backend) -> None:
-    """Split along K, a product needs device memory; torch's refusal is a sentence and nothing is written."""
+    """A split-K product needs device memory; torch's error becomes a message and nothing is written."""
     a = torch.full((128, 8192), 0x22, dtype=torch.uint8, device="cuda")
     scale = torch.full((128 * 1024,), 0x38, dtype=torch.uint8, device="cuda")
     out = torch.full((128, 128), 7.0, device="cuda")

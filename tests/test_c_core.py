@@ -83,12 +83,12 @@ def test_program(core: tuple[Build, list[Path]], program: Path, tmp_path: Path) 
     assert done.stdout, "a test that prints nothing may have tested nothing"
 
 
-def test_example_prints_the_product_and_the_refusal(core: tuple[Build, list[Path]], tmp_path: Path) -> None:
+def test_example_prints_the_product_and_the_error(core: tuple[Build, list[Path]], tmp_path: Path) -> None:
     lines = build_and_run(core, ROOT / "tests/c/example.c", tmp_path).stdout.splitlines()
     assert lines[:2] == ["4 0 2", "8 0 4"]
-    status, sentence = lines[2].split(": ", 1)
+    status, message = lines[2].split(": ", 1)
     assert status == "status 1"
-    assert sentence.startswith("b") and "8" in sentence and "16" in sentence
+    assert message.startswith("b") and "8" in message and "16" in message
     assert len(lines) == 3
 
 

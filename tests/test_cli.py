@@ -1,4 +1,4 @@
-"""The commands as a user meets them: what they print, their exit status, and how they say no."""
+"""The commands as a user runs them: output, exit status and error messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.meta_path.insert(0, NotInstalled())
 from nvfp4.__main__ import main
 sys.exit(main({arguments!r}))
 """
-REFUSED = """
+UNUSABLE_BACKENDS = """
 import sys
 from nvfp4.__main__ import main
 for command in ("check", "bench"):
@@ -66,7 +66,7 @@ def in_process(capsys: pytest.CaptureFixture[str]) -> Callable[..., subprocess.C
 
 
 def says(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
-    """The command ended with this status and one sentence of these words on standard error."""
+    """The command ended with this status and an error message with these words."""
     assert done.returncode == status, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -134,10 +134,10 @@ def one_bit(c: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("spoil", "message"),
     [(one_wrong, "[5, 7, 0]"), (one_unwritten, "1 of 32768 values are wrong"), (one_bit, "within 0.001")],
 )
-def test_check_sees_a_wrong_kernel(spoil, sentence, monkeypatch, capsys) -> None:
+def test_check_sees_a_wrong_kernel(spoil, message, monkeypatch, capsys) -> None:
     def wrong(a, b, sfa, sfb, c):
         nvfp4.custom_kernel(a, b, sfa, sfb, c)
         spoil(c)
@@ -146,7 +146,7 @@ def test_check_sees_a_wrong_kernel(spoil, sentence, monkeypatch, capsys) -> None
     monkeypatch.setattr(check, "custom_kernel", wrong)
     assert main(["check", "--only", "1"]) == 1
     out = capsys.readouterr().out
-    assert "FAIL" in out and sentence in out and "0 of 1 tests passed" in out
+    assert "FAIL" in out and message in out and "0 of 1 tests passed" in out
 
 
 def test_check_sees_bits_that_change(monkeypatch, capsys) -> None:
@@ -169,35 +169,45 @@ def test_check_poisons_the_output(monkeypatch) -> None:
     assert main(["check", "--only", "1", "--json"]) == 1
 
 
-# --- refusals: one sentence, exit status 2 ---------------------------------------------------------------------------
+# --- errors: one message, exit status 2 ------------------------------------------------------------------------------
 
 
-def test_check_refuses_a_test_that_is_not_there(in_process) -> None:
+def test_check_rejects_a_test_number(in_process) -> None:
     says(nvfp4_command("check", "--only", "0"), 2, "--only 0", "tests 1 to 10")
     for number in ("0", "11", "-1"):
         says(in_process("check", "--only", number), 2, f"--only {number}", "tests 1 to 10")
 
 
 @pytest.mark.parametrize("command", ["check", "bench"])
-def test_an_unknown_backend_is_refused(command: str, in_process) -> None:
+def test_an_unknown_backend_is_rejected(command: str, in_process) -> None:
     says(in_process(command, "--backend", "abacus"), 2, f"nvfp4 {command}:", "backend", "abacus")
 
 
-def test_a_gpu_backend_without_a_driver_is_refused() -> None:
+def test_a_gpu_backend_without_a_driver_is_rejected() -> None:
     environment = {**os.environ, "NVFP4_LIBCUDA": "/nowhere/libcuda.so.1"}
-    done = subprocess.run([sys.executable, "-c", REFUSED], env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", UNUSABLE_BACKENDS], env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.stdout.split() == ["2"] * 6, done.stderr
-    *sentences, rest = re.split(r"of \w+ sm\d+\n", done.stderr)
-    assert len(sentences) == 6 and not rest
-    assert all("/nowhere/libcuda.so.1" in sentence and "Traceback" not in sentence for sentence in sentences)
+    *messages, rest = re.split(r"of \w+ sm\d+\n", done.stderr)
+    assert len(messages) == 6 and not rest
+    assert all("/nowhere/libcuda.so.1" in message and "Traceback" not in message for message in messages)
+
+
+@pytest.mark.parametrize("command", [["check", "--only", "1", "--backend", "cpu"], ["info"]])
+def test_without_numpy_nothing_is_said_of_it(command: list[str]) -> None:
+    """torch warns when it is imported where NumPy is missing."""
+    done = nvfp4_command(*command, without="numpy")
+    assert done.returncode == 0, done.stderr
+    assert "NumPy" not in done.stderr and "Warning" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["check", "bench"])
-def test_without_torch_a_sentence_says_how_to_get_it(command: str) -> None:
+def test_without_torch_a_message_says_how_to_install_it(command: str) -> None:
     says(nvfp4_command(command, without="torch"), 2, "torch is needed", "pip install torch")
 
 
-def test_info_refuses_a_backend_without_a_shape(in_process) -> None:
+def test_info_rejects_a_backend_without_a_shape(in_process) -> None:
     says(in_process("info", "--backend", "cpu"), 2, "--backend", "--shape")
 
 
@@ -259,9 +269,9 @@ def test_info_lists_a_gpu(fake_driver: Path) -> None:  # noqa: F811
 
 
 def test_info_json_is_plain() -> None:
-    facts = json.loads(nvfp4_command("info", "--json").stdout)
-    assert facts["version"] == nvfp4.__version__ and facts["torch"] == torch.__version__
-    assert facts["cpu_kernel"] in ("amx", "avx512vnni", "avx2", "portable", "reference")
+    properties = json.loads(nvfp4_command("info", "--json").stdout)
+    assert properties["version"] == nvfp4.__version__ and properties["torch"] == torch.__version__
+    assert properties["cpu_kernel"] in ("amx", "avx512vnni", "avx2", "portable", "reference")
 
 
 # --- tables, with rich and without ------------------------------------------------------------------------------------
@@ -290,7 +300,7 @@ def test_a_narrow_terminal_cuts_nothing_off(width: int, monkeypatch, capsys) -> 
     pytest.importorskip("rich")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
-    columns = ["<name", *(f"contestant {i}, us" for i in range(5))]
+    columns = ["<name", *(f"implementation {i}, us" for i in range(5))]
     rows = [[f"row{i}", *(f"1{i}.{j} (0{i}.{j}..2{i}.{j})" for j in range(5))] for i in range(3)]
     show.table("A title", columns, rows)
     out = capsys.readouterr().out
@@ -311,6 +321,6 @@ def test_units() -> None:
     assert show.seconds(1.5e-6) == "1.50 us" and show.seconds(0.0421) == "42.1 ms" and show.seconds(2) == "2.00 s"
 
 
-def test_machine_facts() -> None:
+def test_machine_properties() -> None:
     assert machine.cpu_name() and machine.available_memory() > 2**20
     assert machine.last_level_cache() is None or machine.last_level_cache() >= 2**14

@@ -1,4 +1,4 @@
-"""benchmarks/contest.py on a made-up GPU: when repeats end, what it calls wrong, what it runs and what it prints."""
+"""benchmarks/contest.py on a fake GPU: the end of the repeats, wrong results, the command and its output."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -39,12 +40,12 @@ measuring = load("contest_measure")
 contest = load("contest")
 
 
-class MadeUpGpu:
-    """Computes on the CPU; each call takes `seconds`, give or take; the clock goes on by a second a repeat."""
+class FakeGpu:
+    """Computes on the CPU; a call takes `seconds` with relative noise; each repeat advances the clock by a second."""
 
-    def __init__(self, seconds: float = 9e-6, noise: float = 0.0, hidden: bool = True) -> None:
-        self.seconds, self.noise, self.hidden = seconds, noise, hidden
-        self.clock, self.queues, self.prepared = 0.0, [], 0
+    def __init__(self, seconds: float = 9e-6, noise: float = 0.0, hidden: bool = True, seed: int = 0) -> None:
+        self.seconds, self.noise, self.hidden, self.random = seconds, noise, hidden, random.Random(seed)
+        self.clock, self.counts, self.prepared = 0.0, [], 0
 
     def release(self) -> None:
         self.released = self.prepared + 1
@@ -58,11 +59,11 @@ class MadeUpGpu:
 
     def time(self, calls: Sequence[Callable[[], torch.Tensor]]) -> measuring.Repeat:
         self.clock += 1.0
-        self.queues.append(len(calls))
-        seconds = sum(self.seconds * (1 + self.noise * random.gauss(0, 1)) for _ in calls)
+        self.counts.append(len(calls))
+        seconds = sum(self.seconds * (1 + self.noise * self.random.gauss(0, 1)) for _ in calls)
         return measuring.Repeat([call() for call in calls], seconds, self.hidden)
 
-    def flush_words(self) -> str:
+    def flush_text(self) -> str:
         return "nothing was written"
 
 
@@ -72,10 +73,10 @@ def right(data: reference.Data) -> torch.Tensor:
 
 
 def measure(
-    kernel: measuring.Kernel, count: int = 6, gpu: MadeUpGpu | None = None, repeats: int = 20, **test: int
+    kernel: measuring.Kernel, count: int = 6, gpu: FakeGpu | None = None, repeats: int = 20, **test: int
 ) -> dict:
     inputs = measuring.Inputs(SMALL | test, 42, torch.device("cpu"))
-    return measuring.measure(inputs, kernel, count, gpu or MadeUpGpu(), measuring.Limits(repeats, 1000.0))
+    return measuring.measure(inputs, kernel, count, gpu or FakeGpu(), measuring.Limits(repeats, 1000.0))
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def test_when_repeats_end() -> None:
     limits = measuring.Limits(100, 30.0)
     assert measuring.why_stop([1.0, 1.0, 1.0], 0.2, limits) == "error below 0.1%"
     assert measuring.why_stop([1.0, 1.0], 0.2, limits) == "", "two agree by chance"
-    assert measuring.why_stop([1.0, 1.0, 1.0], 0.05, limits) == "", "too short a time to be of one clock"
+    assert measuring.why_stop([1.0, 1.0, 1.0], 0.05, limits) == "", "too short a time for a stable clock"
     # standard error of n samples of 1 +- d: d / sqrt(n - 1)
     assert measuring.why_stop([1.009, 0.991] * 42, 20.0, limits) == "error below 0.1%"
     assert measuring.why_stop([1.009, 0.991] * 40, 20.0, limits) == ""
@@ -100,32 +101,36 @@ def test_when_repeats_end() -> None:
     assert measuring.why_stop([1.1, 0.9] * 50, 1.0, limits) == "100 repeats"
 
 
-def test_repeats_end_at_the_error_asked_for() -> None:
-    """Noise of 1 % a repeat: some hundred of them."""
-    found = measure(right, count=1, gpu=MadeUpGpu(noise=0.01), repeats=1000)
-    assert found["stopped by"] == "error below 0.1%"
-    times = found["seconds"]
-    assert 20 < times["repeats"] < 400 and times["error"] < 1e-3 * times["mean"]
-    assert times["mean"] == pytest.approx(9e-6, rel=5e-3) and times["best"] <= times["mean"] <= times["worst"]
+def test_repeats_end_at_the_requested_error() -> None:
+    """They end at the first repeat whose times so far have a small enough error, which the same noise predicts."""
+    seed = int(os.environ["NVFP4_TEST_SEED"])
+    found = measure(right, count=1, gpu=FakeGpu(noise=0.01, seed=seed), repeats=1000)
+    drawn = random.Random(seed)
+    samples = [9e-6 * (1 + 0.01 * drawn.gauss(0, 1)) for _ in range(measuring.WARM_UP + 1000)][measuring.WARM_UP :]
+    ends = (measuring.Statistics.of(samples[:count]) for count in range(measuring.MIN_REPEATS, 1000))
+    expected = next(times for times in ends if times.error < 1e-3 * times.mean)
+    assert found["stopped by"] == "error below 0.1%", seed
+    assert found["seconds"] == pytest.approx(asdict(expected), rel=1e-9), seed
+    assert expected.best < expected.mean < expected.worst and 3 <= expected.repeats < 1000, seed
 
 
-def test_what_of_the_memory_is_written() -> None:
-    wanted, gib = measuring.MODES["queued"].flush_bytes, 2**30
-    assert wanted == 16000 * 1024 * 1024 * 4 and measuring.MODES["single"].flush_bytes == 4 * gib
+def test_flush_that_fits_the_memory() -> None:
+    wanted, gib = measuring.MODES["back-to-back"].flush_bytes, 2**30
+    assert wanted == 16000 * 1024 * 1024 * 4 and measuring.MODES["single-call"].flush_bytes == 4 * gib
     assert measuring.flush_that_fits(wanted, 130 * gib) == wanted
     assert measuring.flush_that_fits(wanted, 60 * gib) == 44 * gib
     assert measuring.flush_that_fits(wanted, 10 * gib) == 5 * gib
 
 
 class FakeCuda:
-    """torch.cuda with one queue, which is the current one until a call makes another one that."""
+    """torch.cuda with one stream, which is the current one until a call changes that."""
 
     def __init__(self, log: list[str], hidden: bool = True) -> None:
-        self.log, self.hidden, self.current, self.made = log, hidden, "queue", []
-        self.later: list[Callable[[], object]] = []  # what other queues do before the device is idle
+        self.log, self.hidden, self.current, self.made = log, hidden, "stream", []
+        self.later: list[Callable[[], object]] = []  # the work of other streams before the device is idle
 
     def install(self, monkeypatch: pytest.MonkeyPatch, tensor: type) -> measuring.Gpu:
-        """A timer of contest_measure, which finds this in the place of torch.cuda."""
+        """A timer of contest_measure that uses this as torch.cuda."""
         buffer = SimpleNamespace(normal_=lambda: self.log.append("flush"))
         empty = lambda count, **_: self.made.append(count) or buffer  # noqa: E731
         fake = SimpleNamespace(cuda=self, float32=None, empty=empty, Tensor=tensor)
@@ -136,8 +141,8 @@ class FakeCuda:
         return gpu
 
     def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802 (torch's name)
-        def record(queue: str) -> None:
-            assert queue == "queue"
+        def record(stream: str) -> None:
+            assert stream == "stream"
             self.log.append(f"record {'end' if 'record start' in self.log else 'start'}")
 
         assert enable_timing
@@ -147,8 +152,8 @@ class FakeCuda:
         return self.current
 
     @contextmanager
-    def stream(self, queue: str) -> Iterator[None]:
-        assert queue == "queue"
+    def stream(self, stream: str) -> Iterator[None]:
+        assert stream == "stream"
         yield
 
     def synchronize(self) -> None:
@@ -165,7 +170,7 @@ class FakeCuda:
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_order_of_a_repeat(hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the calls is outside the pair of events, and the flush is between the device's idle and the first."""
+    """Only the calls are between the two events; the flush is between the idle device and the first event."""
     log = []
 
     class Tensor:
@@ -184,11 +189,11 @@ def test_order_of_a_repeat(hidden: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     assert log[5:] == ["call 1", "call 2", "record end", "copy 1", "copy 0", "wait"]
     assert repeat == measuring.Repeat(["copy of 0", "copy of 1", None], pytest.approx(0.45e-3), hidden)
     assert fake.made == [2**30]
-    assert gpu.flush_words().startswith("4 GiB of random numbers written") and "competition's" in gpu.flush_words()
+    assert gpu.flush_text().startswith("4 GiB of random numbers written") and "competition's" in gpu.flush_text()
 
 
-def test_a_call_that_changes_the_current_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both events and the copies stay where they were."""
+def test_a_call_that_changes_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both events and the copies stay on the first stream."""
     fake = FakeCuda([])
     gpu = fake.install(monkeypatch, torch.Tensor)
     gpu.time([lambda: setattr(fake, "current", "another")])
@@ -196,8 +201,8 @@ def test_a_call_that_changes_the_current_queue(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("count", [1, 6])
-def test_what_another_queue_does_later_is_not_judged(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result is right once the device is idle, and was not when the second event was recorded."""
+def test_later_work_of_another_stream_is_not_judged(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result becomes right after the second event, before the device is idle."""
     fake, left = FakeCuda([]), count
     gpu = fake.install(monkeypatch, torch.Tensor)
     assert measure(right, count, gpu)["seconds"]["mean"] == pytest.approx(0.45e-3 / count)
@@ -218,8 +223,8 @@ def test_what_another_queue_does_later_is_not_judged(count: int, monkeypatch: py
 # --- both modes -----------------------------------------------------------------------------------------------------
 
 
-def test_queue() -> None:
-    gpu = MadeUpGpu(hidden=False)
+def test_back_to_back_calls() -> None:
+    gpu = FakeGpu(hidden=False)
     seen = []
 
     def kernel(data: reference.Data) -> torch.Tensor:
@@ -228,21 +233,21 @@ def test_queue() -> None:
         return right(data)
 
     found = measure(kernel, gpu=gpu)
-    assert gpu.prepared == 1 and gpu.queues == [6] * (measuring.WARM_UP + found["seconds"]["repeats"])
+    assert gpu.prepared == 1 and gpu.counts == [6] * (measuring.WARM_UP + found["seconds"]["repeats"])
     assert found["seconds"]["mean"] == pytest.approx(9e-6) and found["exposed"] == found["seconds"]["repeats"] == 3
-    alone, queued = seen[:6], seen[6:]
-    assert not {pointer for pointer, _ in alone} & {pointer for pointer, _ in queued}, "the first check is of copies"
-    assert len({pointer for pointer, _ in queued}) == 6 and queued[0][0] == queued[6][0]
-    assert len({numbers for _, numbers in alone}) > 3, "different inputs"
-    assert len(set(queued)) > 6, "one has new numbers in each repeat"
+    first, timed = seen[:6], seen[6:]
+    assert not {pointer for pointer, _ in first} & {pointer for pointer, _ in timed}, "the first check uses copies"
+    assert len({pointer for pointer, _ in timed}) == 6 and timed[0][0] == timed[6][0]
+    assert len({numbers for _, numbers in first}) > 3, "different inputs"
+    assert len(set(timed)) > 6, "one input has new numbers in each repeat"
 
 
 SHAPES_TO_REORDER = [{"m": 40}, {"m": 150, "n": 1, "k": 80, "b_rows": 128}, {"m": 33, "n": 260, "l": 1}]
 
 
 @pytest.mark.parametrize("shape", SHAPES_TO_REORDER, ids=str)
-def test_another_order(shape: dict[str, int]) -> None:
-    """The data is that of a whole input, padding included, of which the expected result is the product."""
+def test_permuted_rows(shape: dict[str, int]) -> None:
+    """The result is a complete input, padding included, and its product is the expected result."""
     inputs = measuring.Inputs(SMALL | shape, 42, torch.device("cpu"))
     data, expected = inputs.draw()
     before = [reference.as_bytes(part).clone() for part in data[:6]]
@@ -272,8 +277,8 @@ def test_vector_in_a_matrix() -> None:
 # --- what is wrong --------------------------------------------------------------------------------------------------
 
 
-class Planted:
-    """Right for the copies that are judged first, and for the rest of the warm-up; then wrong."""
+class Mutation:
+    """A kernel that is right for the first `after` calls and then wrong."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -283,12 +288,12 @@ class Planted:
         return right(data) if self.left >= 0 else self.wrong(data)
 
 
-class ReturnsStaleOutput(Planted):
+class ReturnsStaleOutput(Mutation):
     def wrong(self, data: reference.Data) -> torch.Tensor:
         return data[6]
 
 
-class LeavesOneElement(Planted):
+class LeavesOneElement(Mutation):
     def wrong(self, data: reference.Data) -> torch.Tensor:
         kept = data[6][-1, -1, -1].clone()
         right(data)
@@ -296,15 +301,15 @@ class LeavesOneElement(Planted):
         return data[6]
 
 
-class SkipsOne(Planted):
-    """Not the last of a queue, whose verdict alone would not do."""
+class SkipsOne(Mutation):
+    """Not the last of the calls: a verdict on that one alone misses the error."""
 
     def wrong(self, data: reference.Data) -> torch.Tensor:
         return data[6] if self.left == -2 else right(data)
 
 
-class Replays(Planted):
-    """What it once computed for tensors at this place."""
+class Replays(Mutation):
+    """Returns an earlier result for the same addresses."""
 
     def __init__(self, after: int) -> None:
         super().__init__(after)
@@ -316,7 +321,7 @@ class Replays(Planted):
         return self.known[data[0].data_ptr()]
 
 
-class RemembersByTheFirstBytes(Planted):
+class RemembersByTheFirstBytes(Mutation):
     def __init__(self, after: int) -> None:
         super().__init__(after)
         self.known: dict[tuple, torch.Tensor] = {}
@@ -328,8 +333,8 @@ class RemembersByTheFirstBytes(Planted):
         return self.known[key]
 
 
-class KeepsItsB(Planted):
-    """As a kernel would that stores its weights in another form, by their pointer."""
+class KeepsItsB(Mutation):
+    """Like a kernel that caches repacked weights by their address."""
 
     def __init__(self, after: int) -> None:
         super().__init__(after)
@@ -341,7 +346,7 @@ class KeepsItsB(Planted):
         return right((data[0], b, *data[2:5], sfb, data[6]))
 
 
-class ComputesWhenLookedAt(Planted):
+class ComputesWhenRead(Mutation):
     class Lazy(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function, types, arguments=(), options=None):  # noqa: ANN001, ANN206 (torch's)
@@ -356,35 +361,35 @@ class ComputesWhenLookedAt(Planted):
         return late
 
 
-class GivesAllOneTensor(Planted):
+class GivesAllOneTensor(Mutation):
     def wrong(self, data: reference.Data) -> torch.Tensor:
         self.one = getattr(self, "one", data[6])
         return self.one.copy_(right(data))
 
 
-class Raises(Planted):
+class Raises(Mutation):
     def wrong(self, data: reference.Data) -> torch.Tensor:
         raise ValueError("no such tile")
 
 
-class ReturnsNothing(Planted):
+class ReturnsNothing(Mutation):
     def wrong(self, data: reference.Data) -> None:
         right(data)
 
 
-@pytest.mark.parametrize("bug", Planted.__subclasses__(), ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("mutation", Mutation.__subclasses__(), ids=lambda mutation: mutation.__name__)
 @pytest.mark.parametrize("first", [0, 6 * (1 + measuring.WARM_UP)], ids=["at once", "when it is timed"])
-def test_planted(bug: type[Planted], first: int) -> None:
-    if bug in (Replays, RemembersByTheFirstBytes, KeepsItsB, GivesAllOneTensor) and first == 0:
-        first = 6  # of copies, judged one by one, these give right results
-    sentences = {
+def test_mutations(mutation: type[Mutation], first: int) -> None:
+    if mutation in (Replays, RemembersByTheFirstBytes, KeepsItsB, GivesAllOneTensor) and first == 0:
+        first = 6  # for copies, judged one by one, these give right results
+    messages = {
         Raises: "ValueError: no such tile",
         ReturnsNothing: "a NoneType, not a torch.Tensor",
-        ComputesWhenLookedAt: "a Lazy, not a torch.Tensor",
+        ComputesWhenRead: "a Lazy, not a torch.Tensor",
     }
-    with pytest.raises(measuring.Wrong, match=sentences.get(bug, "values are wrong, the first at")) as caught:
-        measure(bug(first), gpu=MadeUpGpu(noise=0.1))
-    if bug is SkipsOne:
+    with pytest.raises(measuring.Wrong, match=messages.get(mutation, "values are wrong, the first at")) as caught:
+        measure(mutation(first), gpu=FakeGpu(noise=0.1))
+    if mutation is SkipsOne:
         assert f"{'' if first == 0 else 'repeat 1, '}input 2 of 6: 240 of 240" in str(caught.value)
 
 
@@ -392,23 +397,23 @@ def test_planted(bug: type[Planted], first: int) -> None:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> MadeUpGpu:
-    """From here on contest.main times on it."""
-    made_up, cpu = MadeUpGpu(noise=1e-4), torch.device("cpu")
-    monkeypatch.setattr(machine, "pick_place", lambda backend: machine.Place(cpu, cpu, None))
-    monkeypatch.setattr(contest, "timer", lambda place, mode: made_up)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """Makes contest.main time on the fake GPU."""
+    fake, cpu = FakeGpu(noise=1e-4), torch.device("cpu")
+    monkeypatch.setattr(machine, "pick_target", lambda backend: machine.Target(cpu, cpu, None))
+    monkeypatch.setattr(contest, "timer", lambda target, mode: fake)
     monkeypatch.setattr(timing, "DeviceClock", lambda device: type("", (), {"copy_bandwidth": lambda self, n: 4e12})())
     monkeypatch.setattr(machine, "clocks", lambda device: "SM 1980 MHz")
-    monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA H200 (made up), 132 SMs")
-    return made_up
+    monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA H200 (fake), 132 SMs")
+    return fake
 
 
-def test_times_and_json(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_times_and_json(gpu: FakeGpu, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     assert contest.main(["--shapes", "128x256x256,3x5x48x2", "--inputs", "4", "--json", str(file)]) == 0
     out = capsys.readouterr().out
     found = json.loads(file.read_text())
-    assert found["mode"] == "queued" and set(gpu.queues) == {4}
+    assert found["mode"] == "back-to-back" and set(gpu.counts) == {4}
     first, second = found["shapes"]
     assert first["shape"] == {"m": 128, "n": 256, "k": 256, "l": 1} and first["right"] and second["right"]
     mean = first["seconds"]["mean"] * 1e6
@@ -416,23 +421,23 @@ def test_times_and_json(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str], tmp_
     (row,) = (line.split() for line in out.splitlines() if line.startswith("128x256x256x1"))
     assert row[1] == f"{mean:.2f}" and row[-2:] == [f"{floor:.2f}", f"{mean / floor:.2f}"]
     both = math.sqrt(mean * second["seconds"]["mean"] * 1e6)
-    assert f"geometric mean: {both:.2f} us" in out and "which this is not: no ratio to it" in out
-    of_it = "python benchmarks/contest.py --shapes 128x256x256,3x5x48x2 --inputs 4"  # where it is kept is no part
-    assert found["command"] == of_it and found["format"] == contest.FORMAT and "time of the host" not in out
+    assert f"geometric mean: {both:.2f} us" in out and "no ratio on other hardware" in out
+    of_it = "python benchmarks/contest.py --shapes 128x256x256,3x5x48x2 --inputs 4"  # without --json
+    assert found["command"] == of_it and found["format"] == contest.FORMAT and "host time" not in out
 
 
-def test_gemv_is_timed_by_single_calls(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gemv_is_timed_by_single_calls(gpu: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
     gpu.hidden = False
     assert contest.main(["--task", "nvfp4_gemv", "--shapes", "64x1x256x2"]) == 0
     out = capsys.readouterr().out
     assert contest.main(["--task", "nvfp4_gemv", "--shapes", "64x1x256x2", "--inputs", "5"]) == 2
-    assert set(gpu.queues) == {1} and "between two events: one call" in out and "repeats have time of the host" in out
+    assert set(gpu.counts) == {1} and "between two events: one call" in out and "repeats include host time" in out
 
 
 def test_ratio_to_the_speed_of_light_is_a_b200s(
-    gpu: MadeUpGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA B200 (made up), 148 SMs")
+    monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA B200 (fake), 148 SMs")
     monkeypatch.setattr(contest, "SPEED_OF_LIGHT", {"nvfp4_gemm": {(64, 64, 64, 1): 3.0}})
     gpu.noise = 0.0
     assert contest.main(["--shapes", "64x64x64", "--inputs", "2"]) == 0
@@ -447,9 +452,9 @@ def test_speed_of_light_is_of_the_ranked_shapes() -> None:
         assert [tuple(test[size] for size in "mnkl") for test in ranked] == list(figures)
 
 
-def test_a_wrong_result_is_exit_status_1(gpu: MadeUpGpu, monkeypatch, capsys) -> None:
-    planted = SkipsOne(10)
-    monkeypatch.setattr(contest, "package", lambda backend: planted)
+def test_a_wrong_result_is_exit_status_1(gpu: FakeGpu, monkeypatch, capsys) -> None:
+    mutation = SkipsOne(10)
+    monkeypatch.setattr(contest, "package", lambda backend: mutation)
     assert contest.main(["--shapes", "5x24x64x2,64x64x64", "--inputs", "4"]) == 1
     out = capsys.readouterr().out
     assert "WRONG" in out and "5x24x64x2: warm-up 2, input 4 of 4: 240 of 240 values are wrong" in out
@@ -503,24 +508,24 @@ def test_submission(spoil: str, status: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         (None, "there is no such Python file"),
         ("import cutlass_of_nobody", "importing it raised ModuleNotFoundError"),
         ("def kernel(data): ...", "has no function custom_kernel(data)"),
     ],
 )
-def test_submission_that_cannot_run(text: str | None, sentence: str, tmp_path: Path, capsys) -> None:
+def test_submission_that_cannot_run(text: str | None, message: str, tmp_path: Path, capsys) -> None:
     file = tmp_path / "submission.py"
     if text is not None:
         file.write_text(text)
     assert contest.main(["--submission", str(file)]) == 2
     captured = capsys.readouterr()
-    assert sentence in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["--only", "4"], "the shapes of nvfp4_gemm are 1 to 3"),
         (["--task", "nvfp4_gemv", "--shapes", "64x2x64"], "N is 1 in every shape of nvfp4_gemv"),
@@ -530,10 +535,10 @@ def test_submission_that_cannot_run(text: str | None, sentence: str, tmp_path: P
         (["--backend", "sm70"], "sm70"),
     ],
 )
-def test_refusals(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert contest.main(arguments) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("contest.py: ") and sentence in captured.err and captured.out == ""
+    assert captured.err.startswith("contest.py: ") and message in captured.err and captured.out == ""
 
 
 @pytest.mark.parametrize(

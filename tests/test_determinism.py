@@ -93,7 +93,7 @@ def test_alone_or_in_a_batch(backend: Backend, generator: torch.Generator) -> No
 
 
 def test_threads_calling_at_once(backend: Backend, generator: torch.Generator) -> None:
-    """Eight threads, each with its own shape and forty calls, and refusals in between, each thread its own sentence."""
+    """Eight threads, each with its own shape and forty calls, and errors in between, each thread its own message."""
     work = [arguments(1 + 9 * i, 40 + 11 * i, 16 * (5 + 7 * i), backend.device, generator) for i in range(8)]
     expected = [product(args, backend) for args in work]
     failures: list[str] = []
@@ -113,7 +113,7 @@ def test_threads_calling_at_once(backend: Backend, generator: torch.Generator) -
                 failures.append(f"thread {i}: a wrong K was taken")
             except nvfp4.Error as error:
                 if f"K is {wrong_k} " not in str(error):
-                    failures.append(f"thread {i}: sentence of another thread: {error}")
+                    failures.append(f"thread {i}: message of another thread: {error}")
 
     threads = [threading.Thread(target=call, args=(i,)) for i in range(len(work))]
     for thread in threads:

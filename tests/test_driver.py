@@ -52,7 +52,7 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(code: str, library: Path | str, **variables: str) -> str:
-    """What the process prints: its output, or the sentence of the nvfp4.Error it ended with."""
+    """What the process prints: its output, or the message of the nvfp4.Error that ended it."""
     program = f"{CALL}\ntry:\n    {code}\nexcept nvfp4.Error as error:\n    print(error)\n"
     environment = {**os.environ, "NVFP4_LIBCUDA": str(library), **variables}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
@@ -66,7 +66,7 @@ def launches(code: str, library: Path, log: Path, **variables: str) -> list[list
 
 
 def test_one_launch_a_call(fake_driver: Path, tmp_path: Path) -> None:
-    (name, grid, threads, shared, queue, *attributes), *rest = launches(
+    (name, grid, threads, shared, stream, *attributes), *rest = launches(
         "call(128, 7168, 2048)", fake_driver, tmp_path / "log"
     )
     assert name.startswith("nvfp4_sm80_gemm_") and int(grid) > 0 and int(threads) % 32 == 0
@@ -146,28 +146,28 @@ def test_failure_to_open_is_said_again() -> None:
         ({"FAKE_DEVICES": "0"}, ["cuda:0", "0 device"]),
         ({"FAKE_CC": "75"}, ["Fake GPU 0", "7.5", "8.0"]),
         ({"FAKE_MISSING": "cuLaunchKernelEx"}, ["cuLaunchKernelEx"]),
-        ({"FAKE_REFUSE": "cuInit"}, ["cuInit", "fake refusal"]),
-        ({"FAKE_REFUSE": "cuDevicePrimaryCtxRetain"}, ["context", "fake refusal"]),
-        ({"FAKE_REFUSE": "cuLibraryLoadData"}, ["load the GPU code", "fake refusal"]),
-        ({"FAKE_REFUSE": "cuLaunchKernelEx"}, ["nvfp4_sm80_gemm", "fake refusal"]),
+        ({"FAKE_FAIL": "cuInit"}, ["cuInit", "fake error"]),
+        ({"FAKE_FAIL": "cuDevicePrimaryCtxRetain"}, ["context", "fake error"]),
+        ({"FAKE_FAIL": "cuLibraryLoadData"}, ["load the GPU code", "fake error"]),
+        ({"FAKE_FAIL": "cuLaunchKernelEx"}, ["nvfp4_sm80_gemm", "fake error"]),
         ({"FAKE_PAGEABLE": "0"}, ["backend: is sm80", "on the CPU"]),
         ({"FAKE_MISSING": "cuTensorMapEncodeTiled"}, ["cuTensorMapEncodeTiled"]),
     ],
     ids=lambda value: next(iter(value.items())).__str__() if isinstance(value, dict) else "",
 )
-def test_refusals_are_sentences(fake_driver: Path, variables: dict[str, str], words: list[str]) -> None:
+def test_errors_are_messages(fake_driver: Path, variables: dict[str, str], words: list[str]) -> None:
     said = run("call(16, 16, 64)", fake_driver, **variables)
     assert said and all(word in said for word in words), said
 
 
-def test_refusals_of_sm100_are_sentences(fake_driver: Path) -> None:
+def test_errors_of_sm100(fake_driver: Path) -> None:
     code = "call(16, 16, 64, backend='sm100')"
     said = run(code, fake_driver, FAKE_CC="90")
     assert all(word in said for word in ["backend: is sm100", "10.0", "B200", "Fake GPU 0", "9.0", "sm80"]), said
-    said = run(code, fake_driver, FAKE_CC="100", FAKE_REFUSE="cuTensorMapEncodeTiled")
-    assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake refusal"]), said
-    said = run(code, fake_driver, FAKE_CC="100", FAKE_REFUSE="cuLaunchKernelEx")
-    assert "nvfp4_sm100_gemm" in said and "fake refusal" in said
+    said = run(code, fake_driver, FAKE_CC="100", FAKE_FAIL="cuTensorMapEncodeTiled")
+    assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake error"]), said
+    said = run(code, fake_driver, FAKE_CC="100", FAKE_FAIL="cuLaunchKernelEx")
+    assert "nvfp4_sm100_gemm" in said and "fake error" in said
     assert "NVFP4_BACKEND: is 'sm99'; must be auto, cpu, sm80, sm90 or sm100" in run(
         "call(16, 16, 64, backend=None)", fake_driver, NVFP4_BACKEND="sm99"
     )
@@ -258,7 +258,7 @@ def test_tensor_maps_of_sm100(fake_driver: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_what_sm100_gathers_needs_no_tensor_map(fake_driver: Path, tmp_path: Path) -> None:
+def test_cp_async_kernels_of_sm100_need_no_tensor_map(fake_driver: Path, tmp_path: Path) -> None:
     for name, code, count in [
         ("tail", "call(5, 300, 80, backend='sm100')", 0),  # rows of 40 bytes
         ("scale tail", "call(5, 300, 96, backend='sm100')", 2),  # rows of 48
@@ -268,22 +268,22 @@ def test_what_sm100_gathers_needs_no_tensor_map(fake_driver: Path, tmp_path: Pat
         assert len(maps) == count and ("cp_async" in launch[0]) == (name != "no K"), name
 
 
-def test_refusals_of_sm90_are_sentences(fake_driver: Path) -> None:
+def test_errors_of_sm90(fake_driver: Path) -> None:
     code = "call(16, 16, 64, backend='sm90')"
     for cc, name in {"80": "8.0", "89": "8.9", "100": "10.0", "120": "12.0"}.items():
         said = run(code, fake_driver, FAKE_CC=cc)
         assert all(word in said for word in ["backend: is sm90", "9.0", "H100", "Fake GPU 0", name, "sm80"]), said
-    said = run(code, fake_driver, FAKE_REFUSE="cuTensorMapEncodeTiled")
-    assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake refusal"]), said
-    said = run(code, fake_driver, FAKE_REFUSE="cuLaunchKernelEx")
-    assert "nvfp4_sm90_gemm" in said and "fake refusal" in said
-    said = run("call(32, 32, 64, backend='sm90')", fake_driver, FAKE_REFUSE="cuLaunchKernelEx")
-    assert "nvfp4_sm90_dequant" in said and "fake refusal" in said
+    said = run(code, fake_driver, FAKE_FAIL="cuTensorMapEncodeTiled")
+    assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake error"]), said
+    said = run(code, fake_driver, FAKE_FAIL="cuLaunchKernelEx")
+    assert "nvfp4_sm90_gemm" in said and "fake error" in said
+    said = run("call(32, 32, 64, backend='sm90')", fake_driver, FAKE_FAIL="cuLaunchKernelEx")
+    assert "nvfp4_sm90_dequant" in said and "fake error" in said
 
 
 def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
-    """Behind the expansion of one operand, if it has more than 16 rows, a launch whose attributes are the plan's: a CTA
-    for each part of K, and programmatic serialization."""
+    """After the dequantize pre-pass of an operand with more than 16 rows, a launch with the attributes of the plan: a
+    cluster of split_k CTAs, and programmatic dependent launch."""
     for shape in [(128, 7168, 16384), (128, 4096, 7168), (64, 7168, 2048), (16, 4096, 7168), (512, 512, 256)]:
         text = ", ".join(map(str, shape))
         *_, first, second = launches(f"call({text}, backend='sm90')", fake_driver, tmp_path / text)
@@ -299,21 +299,21 @@ def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path
 
 
 def test_tensor_maps_of_sm90(fake_driver: Path, tmp_path: Path) -> None:
-    """The larger operand as it lies, the other one expanded to fp16, unless it has so few rows that it needs no map."""
+    """The larger operand as e2m1, the other one dequantized to fp16, unless it has so few rows that it needs no map."""
     shapes = {"weights": (24, 7168, 2048, 1), "batch": (19, 4096, 1088, 3), "few rows": (9, 4096, 1088, 3)}
     for name, (m, n, k, batch) in shapes.items():
         code = f"call({m}, {n}, {k}, l={batch}, backend='sm90')"
         rows = launches(code, fake_driver, tmp_path / name)
-        (x, launch), y, expand = (rows[0], rows[-1]), rows[1], rows[-2]
-        tile_x, tile_y = re.fullmatch(r"nvfp4_sm90_gemm_(\d+)x(\d+)\w*", launch[0]).groups()
+        (mma_a, launch), mma_b, dequant = (rows[0], rows[-1]), rows[1], rows[-2]
+        mma_tile_m, mma_tile_n = re.fullmatch(r"nvfp4_sm90_gemm_(\d+)x(\d+)\w*", launch[0]).groups()
         far = 16 if batch == 1 else n * k // 2
-        y_far = 2 * k * m  # of one batch as well: the distance is there, though nothing lies behind it
-        assert x == ["map", "8", "3", f"{k // 2},{n},{batch}", f"{k // 2},{far}", f"64,{tile_x},1", "0"]
+        pitch = 2 * k * m  # also of a single batch
+        assert mma_a == ["map", "8", "3", f"{k // 2},{n},{batch}", f"{k // 2},{far}", f"64,{mma_tile_m},1", "0"]
         assert len(rows) == (2 if m <= 16 else 4)
         if m <= 16:
             continue
-        assert y == ["map", "16", "3", f"{k},{m},{batch}", f"{2 * k},{y_far}", f"64,{tile_y},1", "128"]
-        assert expand[:2] == ["nvfp4_sm90_dequant", str(batch * -(-k // 256))]
+        assert mma_b == ["map", "16", "3", f"{k},{m},{batch}", f"{2 * k},{pitch}", f"64,{mma_tile_n},1", "128"]
+        assert dequant[:2] == ["nvfp4_sm90_dequant", str(batch * -(-k // 256))]
 
 
 def test_few_rows_on_sm90_are_one_launch_without_clusters(fake_driver: Path, tmp_path: Path) -> None:
@@ -327,34 +327,34 @@ def test_few_rows_on_sm90_are_one_launch_without_clusters(fake_driver: Path, tmp
 
 
 @pytest.mark.parametrize("kernel", ["mixed", "fp16"])
-def test_dense_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) -> None:
-    """What is expanded is so by a launch before, and read there by the second; B is x."""
+def test_prefill_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) -> None:
+    """The pre-pass dequantizes operands in a launch before the product, which reads them; B is mma_a."""
     m, n, k = 600, 520, 1088
     name = f"nvfp4_sm90_prefill_{kernel}"
     code = f"force('{name}', {m}, {n}, {k}); call({m}, {n}, {k}, backend='sm90')"
     rows = launches(code, fake_driver, tmp_path / "log")
     raw = {size: ["map", "8", "3", f"{k // 2},{size},1", f"{k // 2},16", "32,128,1", "0"] for size in (m, n)}
-    expanded = {
+    dequantized = {
         size: ["map", "16", "3", f"{k},{size},1", f"{2 * k},{2 * k * size}", "64,128,1", "128"] for size in (m, n)
     }
-    assert rows[:2] == [expanded[m], (expanded if kernel == "fp16" else raw)[n]]
+    assert rows[:2] == [dequantized[m], (dequantized if kernel == "fp16" else raw)[n]]
     ctas = 5 * (19 + 17 if kernel == "fp16" else 19)  # 32 rows by 256 along K each
     assert rows[2:-1] == [["nvfp4_sm90_dequant", str(ctas), "512", "0", rows[-1][4], "0", "1"]]
     assert rows[-1][0] == name and rows[-1][5:] == ["2", "1"]
 
 
-def test_what_sm90_cannot_read_as_it_lies_is_expanded(fake_driver: Path, tmp_path: Path) -> None:
+def test_unaligned_operands_of_sm90_are_dequantized(fake_driver: Path, tmp_path: Path) -> None:
     for name, code in {
         "rows of 40 bytes": "call(5, 300, 80, backend='sm90')",
         "rows of 24 bytes": "call(20, 20, 48, l=2, backend='sm90')",
     }.items():
-        *maps, expand, launch = launches(code, fake_driver, tmp_path / name)
-        assert [row[1] for row in maps] == ["16", "16"] and expand[0] == "nvfp4_sm90_dequant", name
+        *maps, dequant, launch = launches(code, fake_driver, tmp_path / name)
+        assert [row[1] for row in maps] == ["16", "16"] and dequant[0] == "nvfp4_sm90_dequant", name
         assert launch[0] == "nvfp4_sm90_prefill_fp16", name
 
 
-def test_few_rows_that_sm90_cannot_read_as_they_lie_go_to_sm80(fake_driver: Path) -> None:
-    """Unless sm90 is asked for; many are worth the expansion. Rows of K = 1040 are 520 bytes."""
+def test_few_unaligned_rows_go_to_sm80(fake_driver: Path) -> None:
+    """Unless sm90 is forced; a pre-pass pays off for many rows. Rows of K = 1040 have 520 bytes."""
     for options, backend in {
         "16, 7168, 1040": "sm80",
         "16, 7168, 1040, backend='sm90'": "sm90",
@@ -378,10 +378,10 @@ RAGGED = {
 
 @pytest.mark.parametrize("shapes", RAGGED.values(), ids=RAGGED)
 def test_ragged_sets_reach_every_instantiation(fake_driver: Path, shapes: list[tuple[int, ...]]) -> None:
-    """With K cut and not, on an H200's facts: a kernel that no exact test plans would be tested by nobody."""
+    """With and without split-K, with the device properties of an H200: a kernel outside these sets has no test."""
     plans = f"[nvfp4.info(*shape, device=0, backend='sm80')['plan'] for shape in {shapes}]"
     planned = json.loads(run(f"import json; print(json.dumps({plans}))", fake_driver))
-    configs = (HERE.parent / "csrc/sm80_configs.h").read_text()
+    configs = (HERE.parent / "csrc/kernels/sm80/config.h").read_text()
     names = [f"nvfp4_{name}" for name in re.findall(r"X\((sm80_gemm_\w+),", configs)]
     assert len(names) > 1
     assert {(plan["kernel"], plan["split_k"] > 1) for plan in planned} == {(n, cut) for n in names for cut in (0, 1)}

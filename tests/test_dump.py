@@ -1,5 +1,5 @@
-"""`check --dump`: the debug build writes what the tensor core was given, Python puts it into words and finds what is
-wrong with it, and without the flag nothing of it is in the machine code."""
+"""`check --dump`: the debug build records the operands of an mma, Python decodes them and finds what is wrong, and the
+release build contains none of it."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
     return numpy.random.default_rng(seed)
 
 
-# --- without the flag ------------------------------------------------------------------------------------------------
+# --- without the flag -----------------------------------------------------------------------------------------------
 
 
 def without_hooks(text: str) -> str:
-    """sm100_gemm.cu as if the dump had never been thought of."""
-    operands = re.search(r"struct mma_operands \{.*?\n\};\n", (CSRC / "device/dump.cuh").read_text(), re.S)[0]
-    text = text.replace('#include "device/dump.cuh"\n', '#include "device/mbarrier.cuh"\n' + operands)
-    text = re.sub(r"^ *(dumper<C>(::prepare\(w\)| dump\([\w., ]*\))|dump\.\w+\([\w., ]*\));\n", "", text, flags=re.M)
+    """kernels/sm100/gemm.cu with every dump hook removed."""
+    operands = re.search(r"struct mma_operands \{.*?\n\};\n", (CSRC / "kernels/common/dump.cuh").read_text(), re.S)[0]
+    text = text.replace('#include "kernels/common/dump.cuh"\n', '#include "kernels/common/mbarrier.cuh"\n' + operands)
+    text = re.sub(r"^ *(dumper<C>(::init\(cta\)| dump\([\w., ]*\))|dump\.\w+\([\w., ]*\));\n", "", text, flags=re.M)
     return re.sub(r", (dumper<C> &)?dump\b", "", text)
 
 
 @needs_nvcc
 def test_without_the_flag_the_code_is_the_same(tmp_path: Path) -> None:
-    """Equal PTX is equal machine code: ptxas sees nothing else."""
-    bare = tmp_path / "sm100_gemm.cu"
-    bare.write_text(without_hooks((CSRC / "sm100_gemm.cu").read_text()))
+    """Equal PTX gives equal machine code: ptxas has no other input."""
+    bare = tmp_path / "kernels/sm100/gemm.cu"
+    bare.write_text(without_hooks((CSRC / "kernels/sm100/gemm.cu").read_text()))
     assert "dump" not in bare.read_text()
     plain = gemm_ptx()
     assert compile_ptx(bare) == plain
     assert gemm_ptx("-DNVFP4_DUMP") != plain
 
 
-# --- on the emulated B200 --------------------------------------------------------------------------------------------
+# --- on the emulated B200 -------------------------------------------------------------------------------------------
 
 
 class DebugConfig(Config):
-    """The same in a debug build, which has two barriers more."""
+    """The same in a debug build, which has two more barriers."""
 
     @property
     def shared_bytes(self) -> int:
@@ -66,7 +66,7 @@ class DebugConfig(Config):
 
 
 class Dumped(Product):
-    """A product of which one k_block is dumped."""
+    """A product with a dump of one k_block."""
 
     def dump(self, config: Config, swap_ab: bool, split: int, clusters: int, cta: int, k_block: int) -> torch.Tensor:
         """Runs it, checks it, and returns the dump's bytes."""
@@ -83,7 +83,7 @@ class Dumped(Product):
         return schedule
 
     def operands(self, swap_ab: int, batch: int) -> tuple[dump.Operand, dump.Operand]:
-        """x and y, with the data as they were drawn."""
+        """mma_a and mma_b, with the drawn data."""
         tensors = (
             (torch.from_numpy(part[batch]) for part in (data[:, :, : self.k // 2], scales))
             for data, scales in zip(self.data, self.scales)
@@ -92,7 +92,7 @@ class Dumped(Product):
         return (b, a) if swap_ab else (a, b)
 
 
-# name, split of K, operand that is x, CTA, rows of x and y beyond the first tile
+# kernel, split_k, which operand is mma_a, CTA, rows of mma_a and of mma_b beyond the first tile
 CASES = {
     "one_cta": ("sm100_gemm_128x32", 1, "b", 0, 0, 0),
     "wide_one_cta_second_tile": ("sm100_gemm_128x128", 1, "a", 0, 40, 100),
@@ -100,38 +100,47 @@ CASES = {
     "leader": ("sm100_gemm_256x64", 1, "b", 0, 0, 0),
     "other_of_a_pair": ("sm100_gemm_256x128", 1, "a", 1, 0, 0),
     "other_of_a_pair_second_tile": ("sm100_gemm_256x128_deep", 1, "b", 1, 140, 9),
-    "third_part_of_k": ("sm100_gemm_128x32", 4, "b", 2, 0, 0),
+    "third_split_index": ("sm100_gemm_128x32", 4, "b", 2, 0, 0),
     "split_pair_two_atoms": ("sm100_gemm_256x256", 2, "b", 3, 0, 0),
-    "gathered": ("sm100_gemm_128x128_cp_async", 1, "b", 0, 0, 30),
+    "cp_async": ("sm100_gemm_128x128_cp_async", 1, "b", 0, 0, 30),
 }
 
 
 def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Dumped, torch.Tensor, dump.Request]:
-    kernel, split, x_is, cta, more_x, more_y = CASES[name]
-    config, swap_ab = configs()[kernel], x_is == "b"
+    kernel, split, mma_a_is, cta, more_m, more_n = CASES[name]
+    config, swap_ab = configs()[kernel], mma_a_is == "b"
     seed = int(random.integers(2**30))
-    x, y = (
+    mma_m, mma_n = (
         tile + more if more else tile - int(random.integers(8))
-        for tile, more in ((config.tile_x, more_x), (config.tile_y, more_y))
+        for tile, more in ((config.mma_tile_m, more_m), (config.mma_tile_n, more_n))
     )
-    k = 256 * split + 64 * int(random.integers(1, 12)) - (48 if config.gather else 0)
-    emulator = Emulator("sm_100", seed=seed, tmem_base=32 * (seed % 5) if config.group * split == 1 else 0)
-    product = Dumped(emulator, random, *((y, x) if swap_ab else (x, y)), k, linear=bool(config.gather))
-    unit = cta % (config.group * split) // config.group
+    k = 256 * split + 64 * int(random.integers(1, 12)) - (48 if config.cp_async else 0)
+    emulator = Emulator("sm_100", seed=seed, tmem_base=32 * (seed % 5) if config.cta_group * split == 1 else 0)
+    product = Dumped(
+        emulator, random, *((mma_n, mma_m) if swap_ab else (mma_m, mma_n)), k, linear=bool(config.cp_async)
+    )
+    split_idx = cta % (config.cta_group * split) // config.cta_group
     stages = -(-k // 256)
-    first, last = unit * stages // split * 4, (unit + 1) * stages // split * 4
+    first, last = split_idx * stages // split * 4, (split_idx + 1) * stages // split * 4
     blocks = min(last, -(-k // 64)) - first
     tiles = 2 if name.endswith("second_tile") else 1  # of one cluster
     k_block = int(random.integers(1, tiles * blocks)) + (tiles - 1) if later else 0
     k_block = min(k_block, tiles * blocks - 1)
-    clusters = -(-x // config.tile_x) * -(-y // config.tile_y) // tiles if split == 1 else 0
-    print(f"seed {seed}: {x} x {y} x {k}, CTA {cta}, k_block {k_block} of {tiles} x {blocks}, {clusters} clusters")
+    clusters = -(-mma_m // config.mma_tile_m) * -(-mma_n // config.mma_tile_n) // tiles if split == 1 else 0
+    print(
+        f"seed {seed}: {mma_m} x {mma_n} x {k}, CTA {cta}, k_block {k_block} of {tiles} x {blocks}, {clusters} clusters"
+    )
     raw = product.dump(config, swap_ab, split, clusters, cta, k_block)
     product.check()
     got = dump.Dump(raw).h
     assert got.complete and (got.k_blocks, got.first_block, got.tiles) == (blocks, first, tiles)
-    assert got.k_block == first + k_block % blocks and (got.rank, got.unit) == (cta % config.group, unit)
-    assert (got.group, got.tile_y, got.stages, got.swap_ab) == (config.group, config.tile_y, config.stages, swap_ab)
+    assert got.k_block == first + k_block % blocks and (got.rank, got.split_idx) == (cta % config.cta_group, split_idx)
+    assert (got.cta_group, got.mma_tile_n, got.stages, got.swap_ab) == (
+        config.cta_group,
+        config.mma_tile_n,
+        config.stages,
+        swap_ab,
+    )
     return product, raw, dump.Request(cta, k_block, range(2), range(3))
 
 
@@ -141,54 +150,56 @@ def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Du
 def test_dump_is_the_truth(
     name: str, later: bool, random: numpy.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The product is right with the dump in its way; the dump holds the operands, by this test's arithmetic and by the
-    report's."""
+    """The product is right with a dump; the dump holds the operands, by this test's arithmetic and by the report's."""
     product, raw, request = run_case(name, random, later)
     got = dump.Dump(raw)
     h = got.h
-    x, y = (1, 0) if h.swap_ab else (0, 1)
-    first_x, first_y = h.row_x, h.row_y + h.rank * h.tile_y // h.group
+    mma_a, mma_b = (1, 0) if h.swap_ab else (0, 1)
+    first_a, first_b = h.mma_a_row, h.mma_b_row + h.rank * h.mma_tile_n // h.cta_group
     half = product.k // 2
-    for side, which, first in (("x", x, first_x), ("y", y, first_y)):
-        values = product.data[which][h.batch, first : first + got.values(side).shape[0], :half]
+    for operand, which, first in (("mma_a", mma_a, first_a), ("mma_b", mma_b, first_b)):
+        values = product.data[which][h.batch, first : first + got.values(operand).shape[0], :half]
         values = values[:, h.k_block * 32 : h.k_block * 32 + 32]
-        assert (got.values(side).numpy()[: len(values), : values.shape[1]] == values).all()
-        row = (h.row_x, h.row_y)[side == "y"]
+        assert (got.values(operand).numpy()[: len(values), : values.shape[1]] == values).all()
+        row = (h.mma_a_row, h.mma_b_row)[operand == "mma_b"]
         atom = row // 128 * 128
-        scales = product.scales[which][h.batch, row : row + (128, h.tile_y)[side == "y"]]
+        scales = product.scales[which][h.batch, row : row + (128, h.mma_tile_n)[operand == "mma_b"]]
         scales = scales[:, h.k_block * 4 : h.k_block * 4 + 4]
         rows = numpy.arange(row - atom, row - atom + len(scales))
-        assert (got.scale_tile(side).numpy()[rows, : scales.shape[1]] == scales).all()
+        assert (got.scale_tile(operand).numpy()[rows, : scales.shape[1]] == scales).all()
         for quarter in range(4):
-            memory = got.scale_memory(side).numpy()[32 * quarter + rows % 32, rows // 32]
+            memory = got.scale_memory(operand).numpy()[32 * quarter + rows % 32, rows // 32]
             assert (memory[:, : scales.shape[1]] == scales).all()
     numbers = [decode(data[:, :, :half], scales)[h.batch] for data, scales in zip(product.data, product.scales)]
     k = slice(h.first_block * 64, h.k_block * 64 + 64)
-    sums = numbers[x][h.row_x : h.row_x + 128, k] @ numbers[y][h.row_y : h.row_y + h.tile_y, k].T
+    sums = (
+        numbers[mma_a][h.mma_a_row : h.mma_a_row + 128, k]
+        @ numbers[mma_b][h.mma_b_row : h.mma_b_row + h.mma_tile_n, k].T
+    )
     assert (got.sums.numpy()[: len(sums), : sums.shape[1]] == sums).all()
 
     capsys.readouterr()
     assert dump.Report(got, product.operands(h.swap_ab, h.batch), request).print() == []
     told = capsys.readouterr().out
     assert "!" not in told and "None" not in told
-    assert f"M {128 * h.group}, N {h.tile_y}, K 64, x e2m1, y e2m1, scales ue4m3" in told
+    assert f"M {128 * h.cta_group}, N {h.mma_tile_n}, K 64, mma_a e2m1, mma_b e2m1, scales ue4m3" in told
     assert "stride 1024 B" in told and "2 = 128-byte swizzle" in told
     assert f"{sums[1, 2]:.9g}" in told.split("Sums in the accumulator")[1]
 
 
 @needs_nvcc
 def test_no_such_k_block(random: numpy.random.Generator) -> None:
-    """The product is none the worse, and the dump says what there is."""
+    """The product is right, and the dump says which k_blocks exist."""
     product = Dumped(Emulator("sm_100", seed=3), random, 40, 200, 512)
     config = configs()["sm100_gemm_128x64"]
-    for cta, k_block, here in ((0, 8, 1), (1, 2**30, 1), (2, 0, 0)):
+    for cta, k_block, exists in ((0, 8, 1), (1, 2**30, 1), (2, 0, 0)):
         h = dump.Dump(product.dump(config, True, 1, 0, cta, k_block)).h
         product.check()
-        assert (h.here, h.complete) == (here, 0)
-        assert (h.tiles, h.k_blocks) == ((1, 8) if here else (0, 0))
+        assert (h.exists, h.complete) == (exists, 0)
+        assert (h.tiles, h.k_blocks) == ((1, 8) if exists else (0, 0))
 
 
-# --- what differs is found -------------------------------------------------------------------------------------------
+# --- differences are found ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -199,38 +210,38 @@ def a_dump() -> tuple[Dumped, torch.Tensor, dump.Request]:
 AT = {name: struct.calcsize(f"<{i}I" if i < 28 else f"<28I{i - 28}Q") for i, name in enumerate(dump.FIELDS)}
 COLUMNS_AT = dump.HEADER.size + dump.STAGE_BYTES
 SUMS_AT = COLUMNS_AT + 512 * dump.SCALE_COLUMNS
-STAGE_OF_A_PAIR = {"x": 0, "y": 16384, "sfx": 16384 + 32 * 128, "sfy": 16384 + 32 * 128 + 2048}
+STAGE_OF_A_PAIR = {"mma_a": 0, "mma_b": 16384, "sfa": 16384 + 32 * 128, "sfb": 16384 + 32 * 128 + 2048}
 
 
 @needs_nvcc
 @pytest.mark.parametrize(
     ("at", "flip", "finding", "mark"),
     [
-        (AT["x"], 2, "1 of the instruction's operands", r"values of x .* ! start 0x"),
-        (AT["y"] + 4, 0x40, "1 of the instruction's operands", r"values of y .* ! stride 1024 B"),
-        (AT["x"] + 7, 0x40, "1 of the instruction's operands", r"values of x .* ! layout 2 = 128-byte swizzle"),
+        (AT["mma_a"], 2, "1 of the instruction's operands", r"values of mma_a .* ! start 0x"),
+        (AT["mma_b"] + 4, 0x40, "1 of the instruction's operands", r"values of mma_b .* ! stride 1024 B"),
+        (AT["mma_a"] + 7, 0x40, "1 of the instruction's operands", r"values of mma_a .* ! layout 2 = 128-byte swizzle"),
         (AT["instruction"] + 2, 0x80, "1 of the instruction's operands", r"instruction .* ! scales ue4m3"),
         (AT["d"], 32, "1 of the instruction's operands", r"accumulator .* ! column "),
-        (AT["sfx"], 4, "1 of the instruction's operands", r"columns of x scales .* ! column "),
+        (AT["mma_sfa"], 4, "1 of the instruction's operands", r"columns of mma_a scales .* ! column "),
         (AT["add"], 1, "1 of the instruction's operands", r"adds to the accumulator .* ! yes"),
-        ("x", 8, "1 of 128 rows of values of x in shared memory", r"\n +0 +[0-9a-f]{64} .* ! [0-9a-f]{64}\n"),
-        ("y", 8, "rows of values of y in shared memory", r"\n +0 +[0-9a-f]{64} .* ! [0-9a-f]{64}\n"),
-        ("sfx", 1, "1 of 128 rows of scales of x in shared memory", r"\n +0 .* ! .. .. .. ..\n"),
-        ("sfy", 1, "rows of scales of y in shared memory", r"\n +0 .* ! .. .. .. ..\n"),
+        ("mma_a", 8, "1 of 128 rows of values of mma_a in shared memory", r"\n +0 +[0-9a-f]{64} .* ! [0-9a-f]{64}\n"),
+        ("mma_b", 8, "rows of values of mma_b in shared memory", r"\n +0 +[0-9a-f]{64} .* ! [0-9a-f]{64}\n"),
+        ("sfa", 1, "1 of 128 rows of scales of mma_a in shared memory", r"\n +0 .* ! .. .. .. ..\n"),
+        ("sfb", 1, "rows of scales of mma_b in shared memory", r"\n +0 .* ! .. .. .. ..\n"),
         (
             COLUMNS_AT + 512,
             4,
-            "1 of 512 words of scales of x in tensor memory",
+            "1 of 512 words of scales of mma_a in tensor memory",
             r"\n +0  .. .. .. ..  .* ! .. .. .. ..",
         ),
-        (COLUMNS_AT + 4 * 512 + 4, 4, "1 of 512 words of scales of y in tensor memory", r"\n +1  .. .. .. .. ! "),
+        (COLUMNS_AT + 4 * 512 + 4, 4, "1 of 512 words of scales of mma_b in tensor memory", r"\n +1  .. .. .. .. ! "),
         (SUMS_AT + 2 * 512 + 1 * 4 + 2, 1, "sums in the accumulator", r"\n +1 .* ! "),
     ],
 )
-def test_what_differs_is_marked(
+def test_differences_are_marked(
     at: int | str, flip: int, finding: str, mark: str, a_dump, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One flipped bit in each kind of thing."""
+    """One flipped bit in each part of the dump."""
     product, raw, request = a_dump
     h = dump.Dump(raw).h
     if isinstance(at, str):  # row 0 of the k_block, in the stage
@@ -246,8 +257,8 @@ def test_what_differs_is_marked(
 
 
 @needs_nvcc
-def test_a_kernel_given_the_wrong_scales_is_found_out(random: numpy.random.Generator) -> None:
-    """The fault is where the first finding is, and shows in the sums."""
+def test_wrong_scales_are_found(random: numpy.random.Generator) -> None:
+    """The first finding names the fault, which also shows in the sums."""
     config = configs()["sm100_gemm_128x64"]
     product = Dumped(Emulator("sm_100", seed=int(random.integers(2**30))), random, 60, 128, 512)
     right = product.operand
@@ -264,10 +275,10 @@ def test_a_kernel_given_the_wrong_scales_is_found_out(random: numpy.random.Gener
     got = dump.Dump(torch.from_numpy(product.memory.numpy().copy()))
     findings = dump.Report(got, product.operands(1, 0), dump.Request(0, 2)).print()
     assert len(findings) == 2
-    assert "rows of scales of y in shared memory" in findings[0] and "sums" in findings[1]
+    assert "rows of scales of mma_b in shared memory" in findings[0] and "sums" in findings[1]
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
 def test_requests() -> None:
@@ -281,7 +292,7 @@ def test_requests() -> None:
             dump.parse(text)
 
 
-def test_other_backends_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_backends_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--backend", "cpu", "--only", "1", "--dump", "cta=0,k_block=0"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and "sm100" in said.err and "(cpu)" in said.err and "B200" in said.err
@@ -292,7 +303,7 @@ def test_other_backends_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 @needs_nvcc
 @pytest.mark.skipif(hasattr(_C, "dump"), reason="this is a debug build")
-def test_an_ordinary_build_says_which_is_needed() -> None:
+def test_a_release_build_names_the_build_it_needs() -> None:
     environment = {**os.environ, "NVFP4_LIBCUDA": str(build()), "EMULATE_DEVICE": "sm_100"}
     command = [sys.executable, "-m", "nvfp4", "check", "--only", "1", "--dump", "cta=0,k_block=0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -302,7 +313,7 @@ def test_an_ordinary_build_says_which_is_needed() -> None:
 
 @needs_nvcc
 def test_the_command(a_dump, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """`dump.run` around a dump made above: what it asks the module for, prints and returns."""
+    """`dump.run` with a dump made above: its calls, output and status."""
     product, raw, request = a_dump
     asked = []
 
@@ -321,7 +332,7 @@ def test_the_command(a_dump, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     result = torch.from_numpy(product.result()).half().permute(1, 2, 0)
     inputs = (*data, *scales, None, None, result)
     monkeypatch.setattr(reference, "generate_input", lambda **_: inputs)
-    place = machine.Place(torch.device("cpu"), torch.device("cpu"), None)
+    place = machine.Target(torch.device("cpu"), torch.device("cpu"), None)
 
     def run(output: torch.Tensor = result) -> int:
         return dump.run({}, place, request, lambda data, backend: (output, 0.0))
@@ -333,10 +344,12 @@ def test_the_command(a_dump, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert run(result + 1) == 1 and "values are wrong" in capsys.readouterr().out
     made = raw.clone()
     made[COLUMNS_AT] ^= 1
-    assert run() == 1 and "dump: DIFFERS: 1 of 512 words of scales of x" in capsys.readouterr().out
+    assert run() == 1 and "dump: DIFFERS: 1 of 512 words of scales of mma_a" in capsys.readouterr().out
     made[AT["complete"]] = 0
-    with pytest.raises(show.Refusal, match=rf"CTA {request.cta} has k_blocks 0 to \d+, \d+ in each of its 1 tiles"):
+    with pytest.raises(
+        show.CommandError, match=rf"CTA {request.cta} has k_blocks 0 to \d+, \d+ in each of its 1 tiles"
+    ):
         run()
     request = SimpleNamespace(cta=2, k_block=0)
-    with pytest.raises(show.Refusal, match="CTAs 0 to 1"):
+    with pytest.raises(show.CommandError, match="CTAs 0 to 1"):
         run()

@@ -1,4 +1,4 @@
-"""The GPU's kernels on an emulated GPU (tests/emulator), as part of an ordinary run of the tests: each device that it
+"""The GPU's kernels on an emulated GPU (emulator/), as part of an ordinary run of the tests: each device that it
 can pose as, several timings a test. It is another process, since a process opens one CUDA driver. These begin when the
 session begins, at low priority beside its other tests, which mostly use one core, and are waited for at its end.
 

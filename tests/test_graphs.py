@@ -58,7 +58,7 @@ def test_first_call_is_captured(cuda: Backend, m: int, n: int, k: int, tmp_path:
 
 
 def test_call_does_not_wait(cuda: Backend, generator: torch.Generator) -> None:
-    """torch raises on synchronising calls of its own; that a call returns while the queue is busy shows the rest."""
+    """torch raises on synchronising calls of its own; that a call returns while the stream is busy shows the rest."""
     data = reference.generate_input(16, 512, 1024, 1, seed=5, device="cuda")
     a, b, sfa, sfb = (x[0] for x in reference.batch_first(data))
     nvfp4.gemm(a, b, sfa, sfb, scale_layout="linear")
@@ -119,7 +119,7 @@ def test_compiled_into_a_given_output(backend: Backend) -> None:
     assert torch.equal(out, expected) and torch.equal(doubled, expected * 2)
 
 
-def test_a_compiled_call_is_refused_with_the_same_sentence(backend: Backend) -> None:
+def test_a_compiled_call_is_rejected_with_the_same_message(backend: Backend) -> None:
     a, b = (torch.zeros(8, k // 2, dtype=torch.uint8, device=backend.device) for k in (64, 48))
     scale = torch.zeros(8, 4, dtype=torch.uint8, device=backend.device)
 

@@ -19,24 +19,24 @@ import b200_report as report  # noqa: E402
 import b200_trace as trace  # noqa: E402
 import model_b200 as model  # noqa: E402
 
-FIELDS = [(name, ctypes.c_int64) for name in ("x_rows", "y_rows", "k", "l")] + [
+FIELDS = [(name, ctypes.c_int64) for name in ("mma_m", "mma_n", "k", "l")] + [
     (name, ctypes.c_int32)
     for name in (
         "sm_count",
-        "group",
-        "tile_y",
+        "cta_group",
+        "mma_tile_n",
         "stages",
         "accumulators",
         "swap_ab",
         "split_k",
-        "gather",
-        "gather_values",
+        "cp_async",
+        "cp_async_values",
         "co_resident",
         "partials_in_stages",
         "output_bytes",
     )
 ]
-ESTIMATE = '#include "sm100_model.h"\ndouble estimate(const sm100_model_input *in) { return sm100_estimate_us(in); }\n'
+ESTIMATE = '#include "kernels/sm100/model.h"\ndouble estimate(const sm100_model_input *in) { return sm100_estimate_us(in); }\n'
 
 
 class Input(ctypes.Structure):
@@ -62,7 +62,9 @@ def test_c_estimate_is_the_models(estimate):
         shape = model.Shape(*(int(2 ** draw.uniform(0, 13)) for _ in range(2)), 16 * int(2 ** draw.uniform(0, 10)))
         shape = model.Shape(shape.m, shape.n, shape.k, draw.choice((1, 1, 2, 8)))
         config = draw.choice(model.configs())
-        split = draw.choice([n for n in (1, 2, 4, 8) if n * config.group <= 8 and n <= model.ceil_div(shape.k, 256)])
+        split = draw.choice(
+            [n for n in (1, 2, 4, 8) if n * config.cta_group <= 8 and n <= model.ceil_div(shape.k, 256)]
+        )
         swap_ab, values, sms = draw.random() < 0.5, draw.random() < 0.5, draw.choice((148, 132, 20))
         x, y = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
         given = Input(
@@ -71,13 +73,13 @@ def test_c_estimate_is_the_models(estimate):
             shape.k,
             shape.l,
             sms,
-            config.group,
-            config.tile_y,
+            config.cta_group,
+            config.mma_tile_n,
             config.stages,
             config.accumulators,
             swap_ab,
             split,
-            config.gather,
+            config.cp_async,
             values,
             config.co_resident,
             split > 1 and config.partials_in_stages(split),
@@ -92,7 +94,7 @@ def test_c_estimate_is_the_models(estimate):
         assert got == pytest.approx(want, rel=1e-9), f"seed {seed}: {shape} {config} split {split} {swap_ab} {sms}"
 
 
-# What sm100_plan.c takes first, of dense operands in the tensor core's layout, on the B200 of the model.
+# What kernels/sm100/plan.h takes first, of dense operands in the tensor core's layout, on the B200 of the model.
 PLANNER = r"""
 #include <stdio.h>
 #include "kernels.h"
@@ -127,7 +129,7 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path):
         shapes.append(model.Shape(m, n, 64 * draw.randint(1, 256), draw.choice((1, 1, 2, 8))))
     (tmp_path / "planner.c").write_text(PLANNER)
     csrc = ROOT / "csrc"
-    names = ("sm100_plan.c", "plan_choice.c", "plan_operands.c", "kernels.c", "error.c")
+    names = ("kernels/sm100/plan.h", "plan_choice.c", "plan_operands.c", "kernels.c", "error.c")
     sources = [tmp_path / "planner.c", *(csrc / name for name in names)]
     binary = tmp_path / "planner"
     subprocess.run(["gcc", "-std=c11", "-O2", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)
@@ -176,10 +178,10 @@ def test_counts_are_the_kernels(name, tmp_path):
     launched = configs()[f"sm100_gemm_{name}"]
     emulator = Emulator("sm_100", seed=0)
     module = emulator.load(only_entry(gemm_ptx(), launched.kernel))
-    for split in [split for split in (1, 2, 4, 8) if split * config.group <= 8 and config.tile_y >= 4 * split]:
+    for split in [split for split in (1, 2, 4, 8) if split * config.cta_group <= 8 and config.mma_tile_n >= 4 * split]:
         swap_ab = draw.random() < 0.5
-        x = 128 * config.group * draw.randint(1, 2)
-        y = config.tile_y * draw.randint(1, 2 if config.tile_y > 32 else 1)
+        x = 128 * config.cta_group * draw.randint(1, 2)
+        y = config.mma_tile_n * draw.randint(1, 2 if config.mma_tile_n > 32 else 1)
         shape = model.Shape(*((y, x) if swap_ab else (x, y)), 256 * split * draw.randint(1, 3))
         product = Product(emulator, numpy.random.default_rng(seed), shape.m, shape.n, shape.k, out_type=FP16)
         path = tmp_path / f"{split}.json"
@@ -188,6 +190,6 @@ def test_counts_are_the_kernels(name, tmp_path):
         emulator.set("trace", "")
         (kernel,) = trace.read(path, launched.kernel)
         got, want = trace.counted(kernel).rows(), trace.modelled(shape, config, split, swap_ab).rows()
-        if config.gather:  # their threads load of scales what exists
+        if config.cp_async:  # their threads load of scales what exists
             got, want = ({key: counts[key] for key in ("stored", "operands", "mma", "cp")} for counts in (got, want))
         assert got == want, f"seed {seed}: {shape}, split {split}, swap_ab {swap_ab}"

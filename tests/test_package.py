@@ -1,4 +1,4 @@
-"""The package as installed: what it links, how large it is, how fast it imports; and how it is built."""
+"""The installed package: what it links, its size, its import time; and the build."""
 
 from __future__ import annotations
 
@@ -95,10 +95,23 @@ def test_size() -> None:
     assert MODULE.stat().st_size < 3_000_000
 
 
+def installed() -> importlib.metadata.Distribution:
+    """The installed package. `python -m pytest` puts the checkout first into sys.path, where a build may leave an
+    egg-info, which has no WHEEL."""
+    return next(found for found in importlib.metadata.distributions(name="nvfp4") if found.read_text("WHEEL"))
+
+
+def test_the_installed_package_is_found_behind_an_egg_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvfp4.egg-info").mkdir()
+    (tmp_path / "nvfp4.egg-info/PKG-INFO").write_text("Metadata-Version: 2.4\nName: nvfp4\nVersion: 0.0.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.metadata.version("nvfp4") == "0.0.0" != installed().version
+
+
 def test_one_module_for_every_python_from_3_10() -> None:
     assert MODULE.name == "_C.abi3.so"
     assert ".abi3.so" in importlib.machinery.EXTENSION_SUFFIXES
-    tags = re.findall(r"^Tag: (.+)$", importlib.metadata.distribution("nvfp4").read_text("WHEEL") or "", re.M)
+    tags = re.findall(r"^Tag: (.+)$", installed().read_text("WHEEL") or "", re.M)
     assert tags and all(tag.startswith("cp310-abi3-linux_") for tag in tags)
 
 
@@ -128,11 +141,11 @@ def test_imports_where_there_is_no_torch_or_numpy(tmp_path: Path) -> None:
 
 def test_version_is_the_headers() -> None:
     (header,) = re.findall(r'#define NVFP4_VERSION\s+"(.+)"', (ROOT / "csrc/nvfp4.h").read_text())
-    assert nvfp4.__version__ == importlib.metadata.version("nvfp4") == header
+    assert nvfp4.__version__ == installed().version == header
 
 
 def test_requires_nothing() -> None:
-    requirements = importlib.metadata.requires("nvfp4") or []
+    requirements = installed().requires or []
     assert requirements and all("extra ==" in requirement for requirement in requirements)
 
 
@@ -152,7 +165,7 @@ def test_definition_and_task_are_in_the_package() -> None:
     assert (package / "py.typed").is_file()
 
 
-# The build: which nvcc, what is asked for when there is none, what is compiled again.
+# The build: the search for nvcc, the wheels if there is none, and what is compiled again.
 
 
 @pytest.fixture
@@ -172,7 +185,7 @@ TOOLKIT = ("bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc", "include/cuda_fp16.h",
 
 
 def fake_nvcc(folder: Path, release: str = "13.0") -> Path:
-    """An nvcc that says its release or its toolkit, which is its folder, or writes a line to LOG and an output."""
+    """An nvcc that prints its release or its toolkit (its folder), or writes a line to LOG and an output."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOOLKIT:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +248,7 @@ def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.Monke
 
 @dataclass
 class Device:
-    """Two device sources, compiled by an nvcc that says what it was asked for."""
+    """Two device sources, compiled by an nvcc that logs its arguments."""
 
     finder: ModuleType
     folder: Path
@@ -244,7 +257,7 @@ class Device:
     flags: tuple[str, ...] = ()
 
     def compiled(self) -> list[str]:
-        """Builds, and says for what nvcc was called."""
+        """Builds; returns the sources that nvcc compiled."""
         log = self.nvcc.parent / "log"
         log.unlink(missing_ok=True)
         sources = {self.folder / name: list(self.archs) for name in ("one.cu", "two.cu")}
@@ -266,9 +279,9 @@ def device(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     for name in finder.HIDDEN_INPUTS:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "device").mkdir()
-    (tmp_path / "device/header.cuh").write_text('#include "../deep.h"\n')
+    (tmp_path / "kernels/common/header.cuh").write_text('#include "../deep.h"\n')
     (tmp_path / "deep.h").write_text("// first\n")
-    (tmp_path / "one.cu").write_text('#include <cuda_fp16.h>\n#  include "device/header.cuh"\n')
+    (tmp_path / "one.cu").write_text('#include <cuda_fp16.h>\n#  include "kernels/common/header.cuh"\n')
     (tmp_path / "two.cu").write_text("#include <stdint.h>\n")
     made = Device(finder, tmp_path, nvcc)
     assert made.compiled() == BOTH
@@ -294,7 +307,7 @@ def test_only_what_has_other_inputs_is_compiled(device: Device) -> None:
 
 
 def test_another_path_of_the_same_nvcc_is_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip's isolated builds have it in another folder each time."""
+    """pip's isolated builds have nvcc in another folder each time."""
     device.nvcc = fake_nvcc(device.folder / "elsewhere")
     monkeypatch.setenv("NVFP4_NVCC", str(device.nvcc))
     assert device.compiled() == []
@@ -320,8 +333,8 @@ def test_hidden_inputs_of_the_environment_compile_each_time(
 
 
 @pytest.mark.parametrize("name", TOOLKIT)
-def test_a_part_of_the_toolkit_that_is_exchanged_alone(name: str, device: Device) -> None:
-    """Under an nvcc that says the same; also by one of the same size, and back again."""
+def test_a_part_of_the_toolkit_that_is_replaced_alone(name: str, device: Device) -> None:
+    """With the same output of nvcc; also by a file of the same size, and back again."""
     part = device.nvcc.parent / name
     assert part.read_text() == name
     for text in (f"{name} of another release", name[::-1], name):
@@ -365,7 +378,7 @@ def test_a_fat_binary_that_was_touched_is_made_again(device: Device) -> None:
 
 
 def test_an_interrupted_build_leaves_nothing_to_be_taken(device: Device) -> None:
-    """nvcc dies when it has written a part, after other flags were asked for; then the first flags again."""
+    """nvcc dies after a partial output, with other flags; then the first flags again."""
     before, nvcc = device.fatbins(), device.nvcc.read_text()
     device.nvcc.write_text(nvcc.replace("echo fatbin", "echo half") + "kill -9 $PPID $$\n")
     device.flags = ("-DOTHER",)
@@ -394,7 +407,7 @@ def test_a_source_that_changes_meanwhile_is_compiled_again(device: Device) -> No
 
 
 def test_two_builds_at_once_leave_what_one_of_them_made(device: Device) -> None:
-    """With different flags, in the same folder: no record may vouch for the other one's output."""
+    """With different flags, in the same folder: no key may match the output of the other build."""
     names = ("-DFIRST", "-DSECOND")
     both = [Device(device.finder, device.folder, device.nvcc, flags=(name,)) for name in names]
     nvcc = device.nvcc.read_text().replace("echo fatbin", 'sleep 0.0$(($$ % 7)); echo fatbin "$all"')
@@ -481,6 +494,7 @@ def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
         "nvfp4/**/*.*",
         "build_backend/*.py",
         "tests/**/*.*",
+        "emulator/**/*.*",
     ):
         for path in checkout.glob(pattern):
             name = path.relative_to(checkout)

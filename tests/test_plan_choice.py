@@ -9,10 +9,10 @@ from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 SOURCES = (
-    "sm90_plan.c",
-    "sm90_dequant_plan.c",
-    "sm90_prefill_plan.c",
-    "sm90_gemv_plan.c",
+    "kernels/sm90/gemm_plan.c",
+    "kernels/sm90/dequant_plan.c",
+    "kernels/sm90/prefill_plan.c",
+    "kernels/sm90/gemv_plan.c",
     "plan_choice.c",
     "plan_operands.c",
     "kernels.c",

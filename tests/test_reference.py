@@ -189,7 +189,7 @@ def test_check_implementation() -> None:
     assert not reference.check_implementation(data, far)[0]
 
 
-def test_exact_mode_refuses_inexact_data() -> None:
+def test_exact_mode_rejects_inexact_data() -> None:
     data = reference.generate_input(9, 9, 96, 1, seed=3, scales="finite", device="cpu")
     with pytest.raises(ValueError, match="depend on their order"):
         reference.check_implementation(data, reference.ref_kernel(data), exact=True)

@@ -33,11 +33,11 @@ def output(form: str, batches: int, m: int, n: int, dtype: torch.dtype) -> torch
     if form == "batches inside rows":
         padded = torch.full((m, batches, -(-n // 16) * 16), math.nan, dtype=dtype)
         return padded.transpose(0, 1)[:, :, :n]
-    pitch = n if form == "dense" else -(-(n + 8) // 8) * 8
+    pitch = n if form == "contiguous" else -(-(n + 8) // 8) * 8
     return torch.full((batches, m, pitch), math.nan, dtype=dtype)[:, :, :n]
 
 
-@pytest.mark.parametrize("form", ["dense", "pitch", "batches inside rows"])
+@pytest.mark.parametrize("form", ["contiguous", "pitch", "batches inside rows"])
 @pytest.mark.parametrize("shared", ["a", "b", "both"])
 @pytest.mark.parametrize("linear", [False, True], ids=["128x4", "linear"])
 def test_batches(backend: Backend, form: str, shared: str, linear: bool, generator: torch.Generator) -> None:
@@ -60,7 +60,7 @@ def test_batches(backend: Backend, form: str, shared: str, linear: bool, generat
         c=add,
         beta=beta if add is not None else 0.0,
     )
-    # to() keeps strides only of dense tensors.
+    # to() keeps strides only of non-overlapping contiguous tensors.
     on_device = torch.empty_strided(out.shape, out.stride(), dtype=dtype, device=backend.device).copy_(out)
     operands = [
         x

@@ -1,9 +1,8 @@
-"""Stage F of the B200 kernel's bring-up: the whole kernel, every instantiation in every form, launched by hand on the
-emulated B200, whether plan.c would choose it or not. The tests of products (`pytest --emulate sm_100 -k sm100`) run
-what plan.c chooses, through the package.
+"""Stage F of the B200 kernel's bring-up: the whole kernel, every instantiation, split_k and swap_ab, launched directly
+on the emulated B200. `pytest --emulate sm_100 -k sm100` runs what the plan chooses, through the package.
 
-SM100_SEEDS is the number of timings that each case is run with (4; the full proof takes 20), SM100_RANKED that of the
-competition's three shapes (0; the full proof takes 3).
+SM100_SEEDS: emulated timings a case (4; the full proof takes 20). SM100_RANKED: timings of the competition's three
+shapes (0; the full proof takes 3).
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ RANKED = ((128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048))
 
 
 def load(config: Config, seed: int, cluster: int = 1) -> tuple[Emulator, Module]:
-    """A B200 where tensor memory begins anywhere; for clusters at 0, since their CTAs wait for each other, and two
-    clusters of which each holds the columns on one SM that the other wants would wait for ever. By itself that cannot
-    come: no more CTAs fit an SM by shared memory than by tensor memory."""
+    """A B200 whose first free tensor memory column varies. For clusters it is 0: with fewer free columns, two clusters
+    could each hold columns on an SM that the other needs, and deadlock. On a B200 that cannot happen: shared memory
+    admits no more CTAs to an SM than tensor memory does."""
     emulator = Emulator("sm_100", seed=seed, tmem_base=seed % 5 * 32 if cluster == 1 else 0)
     return emulator, emulator.load(only_entry(gemm_ptx(), config.kernel))
 
@@ -41,32 +40,32 @@ def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
 
 
 def splits(config: Config) -> list[int]:
-    return [split for split in (1, 2, 4, 8) if config.group * split <= 8 and config.tile_y >= 4 * split]
+    return [split for split in (1, 2, 4, 8) if config.cta_group * split <= 8 and config.mma_tile_n >= 4 * split]
 
 
 def ragged_sizes(config: Config, random: numpy.random.Generator, tiles: bool) -> tuple[int, int, int]:
-    """Rows of x and y and K, of several tiles if asked."""
-    x = int(random.integers(1, config.tile_x * (3 if tiles else 1) + 1))
-    most_y = config.tile_y if config.tile_y < 64 else config.tile_y * (3 if tiles else 1)
-    y = int(random.integers(1, most_y + 1))
-    k = 16 * int(random.integers(1, 100)) if config.gather else 64 * int(random.integers(1, 33))
-    return x, y, k
+    """Rows of mma_a, rows of mma_b, K; with `tiles` up to three tiles each way."""
+    mma_m = int(random.integers(1, config.mma_tile_m * (3 if tiles else 1) + 1))
+    most_n = config.mma_tile_n if config.mma_tile_n < 64 else config.mma_tile_n * (3 if tiles else 1)
+    mma_n = int(random.integers(1, most_n + 1))
+    k = 16 * int(random.integers(1, 100)) if config.cp_async else 64 * int(random.integers(1, 33))
+    return mma_m, mma_n, k
 
 
-@pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["mma_a_is_a", "mma_a_is_b"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
-    """Any size, batches, more tiles than clusters: equal bits, and nothing written beside the result."""
+    """Any size, batches, more tiles than clusters: equal bits, and no write outside the result."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        seed = int(random.integers(2**30)) * 4 + case % 4  # each kind of timing in turn
-        emulator, module = load(config, seed, config.group)
-        x, y, k = ragged_sizes(config, random, tiles=True)
+        seed = int(random.integers(2**30)) * 4 + case % 4  # each kind of timing once
+        emulator, module = load(config, seed, config.cta_group)
+        mma_m, mma_n, k = ragged_sizes(config, random, tiles=True)
         l = int(random.integers(1, 4))
-        form = {"linear": bool(config.gather and case % 2), "out_type": (FP32, FP16)[case // 2 % 2]}
-        if not config.gather or case % 4 == 3:
-            form["pitch"] = (k // 2 + 15) // 16 * 16 + 16  # rows apart, as tensor maps and gather kernels take them
-        product = Product(emulator, random, *((y, x) if swap_ab else (x, y)), k, l, **form)
+        form = {"linear": bool(config.cp_async and case % 2), "out_type": (FP32, FP16)[case // 2 % 2]}
+        if not config.cp_async or case % 4 == 3:
+            form["pitch"] = (k // 2 + 15) // 16 * 16 + 16  # padded rows
+        product = Product(emulator, random, *((mma_n, mma_m) if swap_ab else (mma_m, mma_n)), k, l, **form)
         tiles = product.schedule(config, swap_ab, 1).tiles
         clusters = int(random.integers(1, tiles + 1))
         print(f"seed {seed}: {product.m} x {product.n} x {k} x {l}, {clusters} clusters for {tiles} tiles, {form}")
@@ -74,17 +73,19 @@ def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generato
         product.check()
 
 
-@pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["mma_a_is_a", "mma_a_is_b"])
 @pytest.mark.parametrize("name,split", [(name, s) for name in CONFIGS for s in splits(CONFIGS[name])[1:]])
 def test_split_products(name: str, split: int, swap_ab: bool, random: numpy.random.Generator) -> None:
-    """K cut between the units of a cluster, a last stage that is not whole, parts that differ by a stage."""
+    """Split-K, with a last stage that is not whole and split indices whose stage counts differ by one."""
     config = CONFIGS[name]
     for case in range(SEEDS):
         seed = int(random.integers(2**30)) * 4 + case % 4
-        emulator, module = load(config, seed, config.group * split)
-        x, y, _ = ragged_sizes(config, random, tiles=case % 2 == 0)
-        k = 256 * split + (16 if config.gather else 64) * int(random.integers(1, 40))
-        product = Product(emulator, random, *((y, x) if swap_ab else (x, y)), k, linear=bool(config.gather))
+        emulator, module = load(config, seed, config.cta_group * split)
+        mma_m, mma_n, _ = ragged_sizes(config, random, tiles=case % 2 == 0)
+        k = 256 * split + (16 if config.cp_async else 64) * int(random.integers(1, 40))
+        product = Product(
+            emulator, random, *((mma_n, mma_m) if swap_ab else (mma_m, mma_n)), k, linear=bool(config.cp_async)
+        )
         in_stages = True if case % 3 == 0 else None
         print(f"seed {seed}: {product.m} x {product.n} x {k}, in_stages {in_stages}")
         product.launch(module, config, swap_ab, split, in_stages=in_stages)
@@ -94,24 +95,24 @@ def test_split_products(name: str, split: int, swap_ab: bool, random: numpy.rand
 @pytest.mark.parametrize("name", CONFIGS)
 def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
-    emulator, module = load(config, int(random.integers(2**32)), config.group)
+    emulator, module = load(config, int(random.integers(2**32)), config.cta_group)
     product = Product(emulator, random, 3, 5, 0)
     product.launch(module, config, swap_ab=False)
     product.check()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
-    """Four calls under dependent launch, each reading as c what the one before wrote: the next one's CTAs are there
-    early, on the same SMs, and must neither take tensor memory that is still wanted nor read too soon."""
+def test_back_to_back_calls(name: str, random: numpy.random.Generator) -> None:
+    """Four calls with programmatic dependent launch, each reading as c what the previous one wrote. CTAs of the next
+    call start early on the same SMs; they must neither block tensor memory allocation nor read too soon."""
     config = CONFIGS[name]
     for case in range(SEEDS):
         seed = int(random.integers(2**30)) * 4 + case % 4
         split = splits(config)[case % len(splits(config))]
         emulator, module = load(config, seed, 2)  # room for two CTAs an SM
-        x, y, k = 2 * config.tile_x, config.tile_y, 256 * max(split, 3)
-        calls = [Product(emulator, random, x, y, k, linear=bool(config.gather)) for _ in range(4)]
-        print(f"seed {seed}: {x} x {y} x {k}, split {split}")
+        m, n, k = 2 * config.mma_tile_m, config.mma_tile_n, 256 * max(split, 3)
+        calls = [Product(emulator, random, m, n, k, linear=bool(config.cp_async)) for _ in range(4)]
+        print(f"seed {seed}: {m} x {n} x {k}, split {split}")
         for before, call in zip([None, *calls], calls):
             call.add = before
             call.launch(module, config, False, split, wait=False)
@@ -123,15 +124,15 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
             assert call.untouched()
 
 
-def test_calls_of_different_kernels_in_a_row(random: numpy.random.Generator) -> None:
-    """The same with another instantiation each time, with K cut or not: kernels of 256 and of 512 columns of tensor
-    memory, single CTAs and pairs, take each other's places on the SMs."""
+def test_back_to_back_calls_of_different_kernels(random: numpy.random.Generator) -> None:
+    """The same with a different instantiation each time, with and without split-K: kernels of 256 and 512 tensor memory
+    columns, single CTAs and pairs, follow each other on the SMs."""
     for case in range(SEEDS):
         seed = int(random.integers(2**30)) * 4 + case % 4
         emulator = Emulator("sm_100", seed=seed)
         module = emulator.load(gemm_ptx())
         chosen = [CONFIGS[name] for name in random.choice(list(CONFIGS), 6)]
-        calls = [Product(emulator, random, 300, 16, 768, linear=bool(config.gather)) for config in chosen]
+        calls = [Product(emulator, random, 300, 16, 768, linear=bool(config.cp_async)) for config in chosen]
         print(f"seed {seed}: {[config.name for config in chosen]}")
         for before, call, config in zip([None, *calls], calls, chosen):
             call.add = before
@@ -142,13 +143,13 @@ def test_calls_of_different_kernels_in_a_row(random: numpy.random.Generator) -> 
         assert all(call.untouched() for call in calls)
 
 
-@pytest.mark.skipif(not RANKED_SEEDS, reason="SM100_RANKED=3 runs the competition's shapes in every form: minutes")
+@pytest.mark.skipif(not RANKED_SEEDS, reason="SM100_RANKED=3 runs the competition's shapes: minutes")
 @pytest.mark.parametrize("shape", RANKED, ids=lambda shape: "x".join(map(str, shape)))
 @pytest.mark.parametrize("name", ["sm100_gemm_128x128", "sm100_gemm_256x128", "sm100_gemm_128x64"])
 def test_ranked_shapes(name: str, shape: tuple[int, int, int], random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for case, split in itertools.product(range(RANKED_SEEDS), splits(config)[:3]):
-        emulator, module = load(config, int(random.integers(2**30)) * 4 + case, config.group * split)
+        emulator, module = load(config, int(random.integers(2**30)) * 4 + case, config.cta_group * split)
         product = Product(emulator, random, *shape)
         product.launch(module, config, True, split)
         product.check()

@@ -1,5 +1,5 @@
-"""Every plan that there is for a product on sm100, not only the one that the estimate puts first: each instantiation,
-either operand on the wide side, K cut and not, launched as the package launches it. All of them give the same bits."""
+"""Every candidate plan of a product on sm100, not only the first: each instantiation, with and without swap_ab and
+split-K, launched by the package. All give the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import Backend
 import nvfp4
 from nvfp4 import _C
 
-CONFIGS = Path(__file__).resolve().parent.parent / "csrc/sm100_configs.h"
+CONFIGS = Path(__file__).resolve().parent.parent / "csrc/kernels/sm100/config.h"
 CASES = [
     ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
     ragged.Case(131, 70, 2112, alpha="float", c="out"),
@@ -29,7 +29,7 @@ DEVICE = 0
 
 
 def plan(case: ragged.Case) -> dict[str, object]:
-    """Of dense, aligned data in the 128x4 layout: as many plans as the case has, but for those that gather."""
+    """The plan for dense, aligned operands in the 128x4 layout; cases for cp.async kernels have other candidates."""
     return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm100")["plan"]
 
 
@@ -42,7 +42,7 @@ def candidate() -> Iterator[None]:
 @pytest.fixture
 def sm100(backend: Backend) -> Backend:
     if backend.name != "sm100":
-        pytest.skip("is about sm100")
+        pytest.skip("tests sm100")
     return backend
 
 
@@ -53,12 +53,12 @@ def test_every_instantiation_is_among_them(sm100: Backend, candidate: None) -> N
             _C.set_candidate(i)
             found.add((plan(case)["kernel"], plan(case)["split_k"] > 1))
     names = [f"nvfp4_{name}" for name in re.findall(r"X\((sm100_gemm_\w+),", CONFIGS.read_text())]
-    assert len(names) > 1 and found == {(name, cut) for name in names for cut in (False, True)}
+    assert len(names) > 1 and found == {(name, split) for name in names for split in (False, True)}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equal_bits(case: ragged.Case, sm100: Backend, candidate: None) -> None:
-    """More of them than there are is the last one, so counting too far is no error."""
+    """An index beyond the last candidate selects the last one, so counting too far is no error."""
     for i in range(96):
         _C.set_candidate(i)
         if i and i >= plan(case)["candidates"]:

@@ -1,8 +1,8 @@
-"""The whole Hopper kernel, every instantiation but the helped ones (test_sm90_streamk.py) in every form, launched by
-hand on the emulated H200, whether plan.c would choose it or not. The tests of products (`pytest --emulate sm_90 -k
-sm90`) run what plan.c chooses, through the package.
+"""The Hopper GEMM kernels without stream-K (test_sm90_streamk.py has those), every instantiation, launched on the
+emulated H200 without the planner. The tests of products (`pytest --emulate sm_90 -k sm90`) run the planner's choice
+through the package.
 
-SM90_SEEDS is the number of timings that each case is run with (1; a full proof takes 20).
+SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 SEEDS = int(os.environ.get("SM90_SEEDS", 1))
 CONFIGS = configs()
 TYPES = (FP32, FP16, BF16)
-by_name = pytest.mark.parametrize("name", [name for name, c in CONFIGS.items() if not c.numbers["helped"]])
-by_side = pytest.mark.parametrize("swap_ab", [False, True], ids=["x_is_a", "x_is_b"])
+by_name = pytest.mark.parametrize("name", [name for name, c in CONFIGS.items() if not c.numbers["streamk"]])
+by_swap = pytest.mark.parametrize("swap_ab", [False, True], ids=["mma_a_is_a", "mma_a_is_b"])
 
 
 def load(config: Config, random: numpy.random.Generator, case: int) -> tuple[Emulator, Module]:
-    """Each kind of timing in turn, but for the eager one, which hides races."""
+    """Each kind of timing in turn, except the eager one, which hides races."""
     seed = int(random.integers(2**30)) * 4 + 1 + case % 3
     print(f"{config.name}, seed {seed}")
     emulator = Emulator("sm_90", seed=seed)
@@ -44,21 +44,21 @@ def product(
     emulator: Emulator,
     random: numpy.random.Generator,
     swap_ab: bool,
-    x: int,
-    y: int,
+    mma_m: int,
+    mma_n: int,
     k: int,
     l: int = 1,
     apart: int = 0,
     **form: int,
 ) -> Product:
-    """Rows on 16 bytes, as tensor maps take them, with so many bytes more between them."""
-    m, n = (y, x) if swap_ab else (x, y)
+    """Rows on 16 bytes, as tensor maps require, `apart` more bytes between them."""
+    m, n = (mma_n, mma_m) if swap_ab else (mma_m, mma_n)
     print(f"{m} x {n} x {k} x {l}, {form}, rows {apart} bytes apart")
     return Product(emulator, random, m, n, k, l, pitch=(k // 2 + 15) // 16 * 16 + apart, **form)
 
 
 def tail(random: numpy.random.Generator) -> int:
-    """Values along K behind the last whole stage."""
+    """Values along K behind the last full stage."""
     return int(random.choice([0, *range(16, STAGE_K, 16)]))
 
 
@@ -66,20 +66,22 @@ def rows(most: int, random: numpy.random.Generator) -> int:
     return int(random.integers(1, most + 1))
 
 
-@by_side
+@by_swap
 @by_name
 def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
-    """Any size, batches, rows apart, more tiles than clusters, more stages than slots: exact, and nothing written
-    beside the result."""
+    """Any size, batches, padded rows, more tiles than clusters, K longer than the pipeline: exact, nothing written
+    out of bounds."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
         emulator, module = load(config, random, case)
-        if case % 3 == 0:  # one tile, K so long that the rings go round
-            x, y, l, stages = rows(config.tile_x, random), rows(config.tile_y, random), 1, config.numbers["stages"] + 2
+        if case % 3 == 0:  # one tile, K so long that the pipeline wraps around
+            mma_m, mma_n = rows(config.mma_tile_m, random), rows(config.mma_tile_n, random)
+            l, stages = 1, config.numbers["stages"] + 2
         else:
-            x, y, l, stages = rows(2 * config.tile_x, random), rows(3 * config.tile_y, random), 1 + case % 2, 2
+            mma_m, mma_n = rows(2 * config.mma_tile_m, random), rows(3 * config.mma_tile_n, random)
+            l, stages = 1 + case % 2, 2
         k = STAGE_K * int(random.integers(0, stages)) + tail(random)
-        p = product(emulator, random, swap_ab, x, y, k, l, out_type=TYPES[case % 3], apart=16 * (case % 2))
+        p = product(emulator, random, swap_ab, mma_m, mma_n, k, l, out_type=TYPES[case % 3], apart=16 * (case % 2))
         tiles = p.schedule(config, swap_ab, 1).tiles
         p.launch(module, config, swap_ab, clusters=int(random.integers(1, tiles + 1)))
         p.check()
@@ -88,19 +90,19 @@ def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generato
 @pytest.mark.parametrize("split", SPLITS[1:])
 @by_name
 def test_split_products(name: str, split: int, random: numpy.random.Generator) -> None:
-    """K cut between the units of a cluster: parts that differ by a stage, that are one stage or none, a last stage
-    that is not whole; sums sent behind the barriers or in place of the stages."""
+    """Split-K in a cluster: splits that differ by a stage, of one stage or none, a partial last stage; partials
+    received behind the mbarriers or in the stages."""
     config = CONFIGS[name]
     for case in range(SEEDS):
         swap_ab = bool(random.integers(2))
         emulator, module = load(config, random, case + split)
         stages = split + int(random.integers(0, split)) if random.integers(3) else int(random.integers(0, split))
         k = STAGE_K * stages + tail(random)
-        x, y = rows(config.tile_x, random), rows((1 + (stages < split)) * config.tile_y, random)
-        fits = config.shared_bytes + config.parts_bytes[split] <= SHARED_LIMIT
+        mma_m, mma_n = rows(config.mma_tile_m, random), rows((1 + (stages < split)) * config.mma_tile_n, random)
+        fits = config.shared_bytes + config.partials_bytes[split] <= SHARED_LIMIT
         in_stages = bool(not fits or random.integers(2))
         print(f"split {split}, swap_ab {swap_ab}, in_stages {in_stages}")
-        p = product(emulator, random, swap_ab, x, y, k, out_type=TYPES[random.integers(3)])
+        p = product(emulator, random, swap_ab, mma_m, mma_n, k, out_type=TYPES[random.integers(3)])
         p.launch(module, config, swap_ab, split, in_stages=in_stages)
         p.check()
 
@@ -111,63 +113,63 @@ def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     for split in (1, 2):
         emulator, module = load(config, random, split)
         p = product(emulator, random, False, 3, 5, 0)
-        p.finish(random, c="apart")
+        p.set_epilogue(random, c="apart")
         p.launch(module, config, False, split)
         p.check()
 
 
-@by_side
+@by_swap
 @by_name
 def test_epilogues(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
-    """alpha as a number, one in memory or one a column; a bias of each type; c apart or in place of the output."""
+    """alpha by value, in memory or per column; a bias of each type; c apart or aliasing out."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
         emulator, module = load(config, random, case)
-        x, y = rows(config.tile_x + 9, random), rows(config.tile_y + 9, random)
-        p = product(emulator, random, swap_ab, x, y, 144, out_type=TYPES[case % 3])
+        mma_m, mma_n = rows(config.mma_tile_m + 9, random), rows(config.mma_tile_n + 9, random)
+        p = product(emulator, random, swap_ab, mma_m, mma_n, 144, out_type=TYPES[case % 3])
         form = {
             "alpha": ("vector", "one", "value")[case % 3],
             "bias": (None, *TYPES)[random.integers(4)],
             "c": ("none", "apart", "out")[random.integers(3)],
         }
         print(form)
-        p.finish(random, **form)
+        p.set_epilogue(random, **form)
         p.launch(module, config, swap_ab, 1 + case % 2)
         p.check()
 
 
-@by_side
+@by_swap
 @by_name
 def test_whole_columns(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
-    """What most calls are: 16 bits a number, all columns of a tile, alpha alone; rows of the output on 8 bytes or 2;
-    tiles that one CTA has, two share, or so many that the columns kept by each do not go by twos."""
+    """The common case: 16-bit output, all columns of a tile, alpha alone. Output rows on 8 bytes or 2; tiles of one
+    CTA, of two, or of so many that each keeps an odd number of column groups."""
     config = CONFIGS[name]
     for case in range(4 * SEEDS):
         emulator, module = load(config, random, case)
-        x = config.tile_x if swap_ab else rows(config.tile_x, random)
-        y = rows(2 * config.tile_y, random) if swap_ab else 2 * config.tile_y
+        mma_m = config.mma_tile_m if swap_ab else rows(config.mma_tile_m, random)
+        mma_n = rows(2 * config.mma_tile_n, random) if swap_ab else 2 * config.mma_tile_n
         split = (1, 2, int(random.choice(SPLITS[2:])), int(random.choice(SPLITS)))[case % 4]
         form = {"out_type": (FP16, BF16)[random.integers(2)], "out_align": 2 if case % 4 == 3 else 8}
-        p = product(emulator, random, swap_ab, x, y, STAGE_K * split + 32, int(random.integers(1, 3)), **form)
+        p = product(emulator, random, swap_ab, mma_m, mma_n, STAGE_K * split + 32, int(random.integers(1, 3)), **form)
         tiles = p.schedule(config, swap_ab, split).tiles
         clusters = int(random.integers(1, tiles + 1)) if split == 1 else tiles
         print(f"split {split}, {clusters} clusters for {tiles} tiles")
-        p.finish(random, alpha=("value", "one")[random.integers(2)])
+        p.set_epilogue(random, alpha=("value", "one")[random.integers(2)])
         p.launch(module, config, swap_ab, split, clusters=clusters)
         p.check()
 
 
 @by_name
 def test_equal_bits_in_every_timing(name: str, random: numpy.random.Generator) -> None:
-    """Sums that round: the order of the parts of K is fixed, whoever comes first."""
+    """Sums that round: the order of the partials is fixed, whatever the timing."""
     config, split = CONFIGS[name], int(random.integers(2, 6))
-    x, y, k = config.tile_x - 3, config.tile_y, STAGE_K * split - 48
+    mma_m, mma_n, k = config.mma_tile_m - 3, config.mma_tile_n, STAGE_K * split - 48
     found, state = set(), random.bit_generator.state
     for case in range(max(3, SEEDS)):
         emulator, module = load(config, random, case)
         same = numpy.random.Generator(type(random.bit_generator)())
         same.bit_generator.state = state
-        p = product(emulator, same, False, x, y, k, integer=False)
+        p = product(emulator, same, False, mma_m, mma_n, k, integer=False)
         p.launch(module, config, False, split)
         found.add(p.result().tobytes())
     assert len(found) == 1
@@ -175,8 +177,7 @@ def test_equal_bits_in_every_timing(name: str, random: numpy.random.Generator) -
 
 @by_name
 def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
-    """Calls under dependent launch, each reading as c what the one before wrote: the next one's CTAs are there early
-    and must not read too soon."""
+    """Dependent launches, each reading the previous output as c: CTAs of the next launch start early and must wait."""
     config = CONFIGS[name]
     for case in range(SEEDS):
         emulator, module = load(config, random, case)
@@ -197,7 +198,7 @@ def test_calls_of_different_kernels_in_a_row(random: numpy.random.Generator) -> 
     for _ in range(SEEDS):
         emulator = Emulator("sm_90", seed=int(random.integers(2**30)))
         module = emulator.load(gemm_ptx())
-        chosen = random.choice([config for config in CONFIGS.values() if not config.numbers["helped"]], 6)
+        chosen = random.choice([config for config in CONFIGS.values() if not config.numbers["streamk"]], 6)
         print([config.name for config in chosen])
         calls = [Product(emulator, random, 300, 16, 384) for _ in chosen]
         for before, call, config in zip([None, *calls], calls, chosen):

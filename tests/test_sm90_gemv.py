@@ -1,7 +1,6 @@
-"""The small-M kernels of Hopper, every instantiation in every form, launched by hand on the emulated H200, whether
-plan.c would choose it or not.
+"""The small-M kernels of Hopper, every instantiation, launched on the emulated H200 without the planner.
 
-SM90_SEEDS is the number of timings that each case is run with (1; a full proof takes 20).
+SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "emulator"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "emulator"))
 
 from emulate import Emulator, Module  # noqa: E402
 from sm90.gemv import Config, Product, configs, gemv_ptx, schedule  # noqa: E402
@@ -33,7 +32,7 @@ by_name = pytest.mark.parametrize("name", CONFIGS)
 
 
 def load(config: Config, random: numpy.random.Generator, case: int) -> tuple[Emulator, Module]:
-    """Each kind of timing in turn, but for the eager one, which hides races."""
+    """Each kind of timing in turn, except the eager one, which hides races."""
     seed = int(random.integers(2**30)) * 4 + 1 + case % 3
     print(f"{config.name}, seed {seed}")
     emulator = Emulator("sm_90", seed=seed)
@@ -49,7 +48,7 @@ def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
 @by_name
 @pytest.mark.parametrize("linear", [False, True], ids=["128x4", "linear"])
 def test_ragged_products(name: str, linear: bool, random: numpy.random.Generator) -> None:
-    """Any N and K, rows on 16 bytes or on 8, batches, few SMs and many: equal bits, nothing written beside them."""
+    """Any N and K, rows on 16 bytes or on 8, batches, few SMs and many: equal bits, nothing written out of bounds."""
     config = CONFIGS[name]
     for case in range(8 * SEEDS):
         emulator, module = load(config, random, case)
@@ -67,31 +66,30 @@ def test_ragged_products(name: str, linear: bool, random: numpy.random.Generator
 
 
 @by_name
-def test_every_cut(name: str, random: numpy.random.Generator) -> None:
-    """K cut between any number of warps, parts that differ by a step, a last step that is not whole."""
+def test_every_split_k(name: str, random: numpy.random.Generator) -> None:
+    """Split-K over any number of warps, splits that differ by a step, a partial last step."""
     config = CONFIGS[name]
-    for case, cut in enumerate((1, 2, 4, 8, 16)[: config.warps.bit_length()]):
+    for case, split_k in enumerate((1, 2, 4, 8, 16)[: config.warps.bit_length()]):
         emulator, module = load(config, random, case)
-        k = 512 * (cut + int(random.integers(0, cut + 2))) + 32 * int(random.integers(1, 16))
+        k = 512 * (split_k + int(random.integers(0, split_k + 2))) + 32 * int(random.integers(1, 16))
         product = Product(emulator, random, config.rows, 200, k)
-        print(f"cut {cut}, K {k}")
-        product.launch(module, config, sms=int(random.choice([5, 9, 40])), cut=cut)
+        print(f"split_k {split_k}, K {k}")
+        product.launch(module, config, sms=int(random.choice([5, 9, 40])), split_k=split_k)
         product.check()
 
 
 @by_name
 def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None:
-    """Every pair of codes, and every scale of both sides with its sign bit set or not: the exact product of one pair,
-    rounded once."""
+    """Every pair of codes and every scale of both operands, sign bit set or not: the exact product, rounded once."""
     config = CONFIGS[name]
     emulator, module = load(config, random, 0)
     n, k = 256, 16 * 256
     product = Product(emulator, random, config.rows, n, k)
     a, b = numpy.zeros((1, config.rows, k), "u1"), numpy.zeros((1, n, k), "u1")
     rows = numpy.arange(n)
-    place = (rows * 16 + random.integers(0, 16, n))[random.permutation(n)]  # where a row of B has its one value
-    a[0, :, place] = (rows % 16)[:, None]
-    b[0, rows, place] = rows // 16
+    position = (rows * 16 + random.integers(0, 16, n))[random.permutation(n)]  # of the one nonzero value in a row of B
+    a[0, :, position] = (rows % 16)[:, None]
+    b[0, rows, position] = rows // 16
     scales_a = numpy.broadcast_to(random.permutation(256).astype("u1"), (1, config.rows, 256))
     scales_b = random.integers(0, 256, (1, n, 256), numpy.uint8)
     scales_b[scales_b & 127 == NAN] = 0x38
@@ -103,13 +101,13 @@ def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None
         array.numpy()[:] = swizzle_scales(scales, NAN)
     product.launch(module, config)
     exact = VALUES[rows % 16] * VALUES[rows // 16]
-    exact = exact * E4M3[scales_a[0, 0, place // 16] & 127] * E4M3[scales_b[0, rows, place // 16] & 127]
+    exact = exact * E4M3[scales_a[0, 0, position // 16] & 127] * E4M3[scales_b[0, rows, position // 16] & 127]
     assert (product.result() == exact.astype("f4")).all()
 
 
 @by_name
 def test_nan_scales(name: str, random: numpy.random.Generator) -> None:
-    """A scale that is NaN, with products that sum to 0, makes its row or column NaN and nothing else."""
+    """A NaN scale makes its row or column NaN, even if the products sum to 0, and nothing else."""
     config = CONFIGS[name]
     emulator, module = load(config, random, 1)
     product = Product(emulator, random, config.rows, 150, 1040)
@@ -125,7 +123,7 @@ def test_nan_scales(name: str, random: numpy.random.Generator) -> None:
 @by_name
 @pytest.mark.parametrize("k", [0, 16, 1024])
 def test_epilogues(name: str, k: int, random: numpy.random.Generator) -> None:
-    """alpha of the call, of the device, of each column; c, in place as well; bias; each output type; K = 0."""
+    """alpha by value, in memory, per column; c, also aliasing out; bias; each output type; K = 0."""
     config = CONFIGS[name]
     for case in range(6 * SEEDS):
         emulator, module = load(config, random, case)
@@ -156,7 +154,7 @@ def test_epilogues(name: str, k: int, random: numpy.random.Generator) -> None:
 
 
 def stored(values: numpy.ndarray, out_type: int) -> numpy.ndarray:
-    """Numbers that the type holds, as it stores them."""
+    """The bits of values that the type holds."""
     single = numpy.ascontiguousarray(values, "f4")
     if out_type == FP16:
         return single.astype("f2").view("u2")
@@ -165,7 +163,7 @@ def stored(values: numpy.ndarray, out_type: int) -> numpy.ndarray:
 
 @by_name
 def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
-    """Under dependent launch, each reading as c what the one before wrote."""
+    """Dependent launches, each reading the previous output as c."""
     config = CONFIGS[name]
     for case in range(SEEDS):
         emulator, module = load(config, random, case)
@@ -182,30 +180,32 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
 
 
 def test_rule_of_the_schedule() -> None:
-    """All of K and all rows are dealt out, within the limits of shared memory, at sizes that nobody runs here."""
+    """The schedule covers K and all rows within the limits of shared memory, at sizes too large for the emulator."""
     for config in CONFIGS.values():
         for n, k, l in ((7168, 16384, 1), (4096, 7168, 1), (7168, 2048, 1), (128256, 4096, 1), (5, 16, 300), (1, 0, 1)):
             made, shared = schedule(config, n, k, l, 132)
-            units = n // 128 * 16 + -(-min(n % 128, 32) // 2)
-            longer = made.units_left or made.ctas
-            assert made.units_per_cta * longer + (made.units_per_cta - 1) * (made.ctas - longer) == units
-            assert 1 << made.log2_cut <= config.warps and shared <= 227 * 1024
+            tiles = n // 128 * 16 + -(-min(n % 128, 32) // 2)
+            full_ctas = made.full_ctas or made.ctas
+            assert made.tiles_per_cta * full_ctas + (made.tiles_per_cta - 1) * (made.ctas - full_ctas) == tiles
+            assert 1 << made.log2_split_k <= config.warps and shared <= 227 * 1024
 
 
 @pytest.mark.skipif(not (sass.tool("nvdisasm") and sass.tool("cuobjdump")), reason=sass.NEEDS)
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_machine_code(tmp_path: Path) -> None:
-    """Nothing in local memory; of each of the two forms the products of a step of 4 rows and 32 values, and no copy in
-    the form that an H200 calls an illegal instruction: with a policy, and a uniform register in its shared address."""
+    """No local memory; both variants contain exactly the dp4a of a step of 4 rows and 32 values. No cp.async with a
+    cache policy has a uniform register in its shared address: an H200 rejects that as an illegal instruction."""
     cubin = tmp_path / "kernels.cubin"
-    source = CSRC / "sm90_gemv.cu"
+    source = CSRC / "kernels/sm90/gemv.cu"
     subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", f"-I{CSRC}", "-o", str(cubin), str(source)], check=True)
     kernels = sass.disassemble(cubin, "nvfp4_")
     for name, config in CONFIGS.items():
         kernel = kernels[name]
         assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
         products = 4 * 32 // 4 * (2 if config.rows == 1 else config.rows)
-        in_steps = len(kernel.all(r"IDP\.4A")) - (0 if config.rows == 1 else 2 * 4)  # 4 for the sum of a block of A
+        in_steps = len(kernel.all(r"IDP\.4A")) - (
+            0 if config.rows == 1 else 2 * 4
+        )  # 4 dp4a for the sum of a block of A
         assert in_steps == 2 * products
         copies = kernel.all("LDGSTS.*128")
         assert copies and not any("+UR" in copy.operands.split("]")[0] for copy in copies)

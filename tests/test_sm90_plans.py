@@ -1,6 +1,6 @@
-"""Every plan that there is for a product on sm90, not only the one that the estimate puts first: each instantiation,
-either operand as x, each cut of K, the kernels for few rows and for many, launched as the package launches them. All of
-them give the same bits. On an emulated GPU a sample, drawn anew each time."""
+"""Every plan of a product on sm90, not only the one ranked first: each instantiation, with and without swap_ab, each
+split_k, gemv and prefill kernels, launched through the package. All give the same bits. On an emulated GPU: a random
+sample."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ EMULATED_SAMPLE = 12  # plans of a case
 
 
 def plan(case: ragged.Case) -> dict[str, object]:
-    """Of dense, aligned data in the 128x4 layout: about as many plans as the case has."""
+    """Of contiguous, aligned data in the 128x4 layout: about as many plans as the case has."""
     return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm90")["plan"]
 
 
 def instantiations() -> set[str]:
-    headers = ("sm90_configs.h", "sm90_gemv_configs.h", "sm90_prefill_configs.h")
+    headers = ("kernels/sm90/gemm_config.h", "kernels/sm90/gemv_config.h", "kernels/sm90/prefill_config.h")
     names = [name for header in headers for name in re.findall(r"X\((sm90_\w+),", (CSRC / header).read_text())]
     return {f"nvfp4_{name}" for name in names}
 
@@ -72,7 +72,7 @@ def candidate() -> Iterator[None]:
 @pytest.fixture
 def sm90(backend: Backend) -> Backend:
     if backend.name != "sm90":
-        pytest.skip("is about sm90")
+        pytest.skip("needs an sm90 GPU")
     return backend
 
 
@@ -89,7 +89,7 @@ def test_every_instantiation_is_among_them(sm90: Backend, candidate: None) -> No
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equal_bits(case: ragged.Case, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
-    """More of them than there are is the last one, so counting too far is no error."""
+    """A candidate past the end selects the last one, so counting too far is no error."""
     places = list(range(plan(case)["candidates"]))
     if sm90.emulated:
         rng = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}")
@@ -100,15 +100,15 @@ def test_equal_bits(case: ragged.Case, sm90: Backend, candidate: None, request: 
 
 
 def test_one_row_of_b_streams_a(sm90: Backend) -> None:
-    """N = 1 is M = 1 exchanged, where C is a column whose rows are neighbours and no bias is there."""
+    """N = 1 runs as M = 1 with swapped operands if C is a contiguous column and there is no bias."""
     for task in reference.load_task("nvfp4_gemv")["benchmarks"]:
         m, k, l = (task[size] for size in "mkl")
-        exchanged = nvfp4.info(m, 1, k, l, device=DEVICE, backend="sm90")["plan"]
+        swapped = nvfp4.info(m, 1, k, l, device=DEVICE, backend="sm90")["plan"]
         plain = nvfp4.info(1, m, k, l, device=DEVICE, backend="sm90")["plan"]
-        assert exchanged["swap_ab"] and not plain["swap_ab"] and exchanged["reason"] != plain["reason"]
-        assert all(exchanged[name] == plain[name] for name in ("kernel", "grid", "workspace", "modelled_us"))
-        assert exchanged["kernel"] == "nvfp4_sm90_gemv_1"
-        assert (exchanged["tile_m"], exchanged["tile_n"]) == (plain["tile_n"], plain["tile_m"])
+        assert swapped["swap_ab"] and not plain["swap_ab"] and swapped["reason"] != plain["reason"]
+        assert all(swapped[name] == plain[name] for name in ("kernel", "grid", "workspace", "modelled_us"))
+        assert swapped["kernel"] == "nvfp4_sm90_gemv_1"
+        assert (swapped["tile_m"], swapped["tile_n"]) == (plain["tile_n"], plain["tile_m"])
 
 
 def test_one_row_of_b_where_c_is_no_column(sm90: Backend, generator: torch.Generator) -> None:
@@ -128,16 +128,16 @@ def test_one_row_of_b_where_c_is_no_column(sm90: Backend, generator: torch.Gener
             assert memory[:, :, 1:].isnan().all()
 
 
-def helpers_bytes(found: dict[str, int], m: int, n: int) -> int:
-    """Sums of each helper and divided tile, and the helpers' flags; of plans without whole tiles."""
+def streamk_bytes(found: dict[str, int], m: int, n: int) -> int:
+    """Partial tiles and fix-up flags of plans without data-parallel tiles."""
     tiles = -(-m // found["tile_m"]) * -(-n // found["tile_n"])
-    helpers = found["grid"] - tiles * found["split_k"]
-    return (helpers + tiles) * found["tile_m"] * found["tile_n"] * 4 + helpers * 4
+    workers = found["grid"] - tiles * found["split_k"]
+    return (workers + tiles) * found["tile_m"] * found["tile_n"] * 4 + workers * 4
 
 
 @pytest.mark.parametrize("case", CASES[-3:], ids=str)
-def test_helped_plans(case: ragged.Case, sm90: Backend, candidate: None) -> None:
-    """All of them, twice in a row in one workspace: the flags of the first call are zeroed for the second."""
+def test_streamk_plans(case: ragged.Case, sm90: Backend, candidate: None) -> None:
+    """All of them, twice in one workspace: the second call starts with the flags of the first."""
     found = 0
     for i in range(plan(case)["candidates"]):
         _C.set_candidate(i)
@@ -149,14 +149,14 @@ def test_helped_plans(case: ragged.Case, sm90: Backend, candidate: None) -> None
 
 @pytest.mark.parametrize(("m", "n", "k"), [(300, 280, 1152), (12, 280, 1152)])
 def test_workspace_of_the_plan_is_enough_and_needed(m: int, n: int, k: int, sm90: Backend, candidate: None) -> None:
-    """The plan says how many bytes the operands that are expanded take; nothing else takes any."""
+    """The workspace holds the dequantized operands and the stream-K partial tiles, and nothing else."""
     for i in range(nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]["candidates"]):
         _C.set_candidate(i)
         found = nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]
-        y = m if found["swap_ab"] else n
-        raw = "gemv" in found["kernel"] or ("gemm" in found["kernel"] and y <= 16)
-        rows = 0 if raw else m + n if found["kernel"].endswith("fp16") else y
-        wanted = rows * k * 2 + (helpers_bytes(found, m, n) if "streamk" in found["kernel"] else 0)
+        mma_n = m if found["swap_ab"] else n
+        in_kernel = "gemv" in found["kernel"] or ("gemm" in found["kernel"] and mma_n <= 16)
+        rows = 0 if in_kernel else m + n if found["kernel"].endswith("prefill_fp16") else mma_n
+        wanted = rows * k * 2 + (streamk_bytes(found, m, n) if "streamk" in found["kernel"] else 0)
         assert wanted <= found["workspace"] < wanted + 1024, found
 
 
@@ -171,7 +171,7 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
             _C.override_plan(DEVICE, *shape, 1, *settings)
             taken = _C.plan(DEVICE, "sm90", *shape, 1)
             assert [taken[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")] == settings
-        assert _C.plan(DEVICE, "sm90", 25, 384, 1024, 1)["kernel"]  # other shapes take no notice
+        assert _C.plan(DEVICE, "sm90", 25, 384, 1024, 1)["kernel"]  # other shapes are unaffected
         with pytest.raises(nvfp4.Error, match="none of the"):
             _C.override_plan(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0)  # does not hold 24 rows
     finally:
@@ -179,9 +179,9 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
-def test_no_shape_that_was_measured_has_a_slow_plan() -> None:
-    """Of its plans that were timed on an H200 each shape has one that is within 5 % of the fastest; products of a few
-    microseconds, whose times the clock of an event counts in steps of a quarter of one, one that is within one."""
+def test_no_measured_shape_has_a_slow_plan() -> None:
+    """The chosen plan of each shape is within 5 % of its fastest measured plan on an H200; for products below 8 us
+    within 1 us, since CUDA events count in steps of 0.25 us."""
     model, measured = fit_sm90.Model(), fit_sm90.read_measured()
     model.set()
     ranked = {shape: model.rank(shape) for shape in measured}
@@ -197,7 +197,7 @@ def test_no_shape_that_was_measured_has_a_slow_plan() -> None:
 
 @pytest.mark.parametrize("shared", [0, 1], ids=["a", "b"])
 def test_values_for_all_batches(shared: int, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
-    """Where they are read as they lie the tensor map has a distance of zero between batches."""
+    """The tensor map of an operand in the user's memory then has a batch stride of 0."""
     case = ragged.Case(40, 300, 576, 3)
     places = list(range(plan(case)["candidates"]))
     if sm90.emulated:

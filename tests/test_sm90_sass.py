@@ -1,7 +1,7 @@
-"""The machine code of the Hopper kernels that the installed module ships: the instructions that the design asks for,
-nothing in local memory in the main loop, products that follow each other, registers within what a CTA has.
+"""The machine code of the Hopper kernels in the installed module: the expected instructions, no local memory in the
+mainloop, wgmma that are not serialized, registers within the limits of a CTA.
 
-SM90_CUBIN names another file to look at: a .cubin, a .fatbin or a module.
+SM90_CUBIN names another file to check: a .cubin, a .fatbin or a module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def kernels() -> dict[str, Kernel]:
 
 
 def smallest_loop(kernel: Kernel, pattern: str) -> list[Instruction]:
-    """Around all instructions of that kind."""
+    """The smallest loop around all instructions of that kind."""
     places = [i for i, instruction in enumerate(kernel.code) if re.match(pattern, instruction.opcode)]
     loops = [
         (last - first, first, last)
@@ -54,18 +54,18 @@ def main_loop(kernel: Kernel) -> list[Instruction]:
 
 
 def test_all_kernels_are_there(kernels: dict[str, Kernel]) -> None:
-    assert set(kernels) == set(CONFIGS), "install the package again: its kernels are not those of csrc/sm90_configs.h"
+    assert set(kernels) == set(CONFIGS), "install the package again: its kernels are not those of csrc/kernels/sm90/gemm_config.h"
 
 
 @NAMES
 def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
-    """Products of 64 by tile_y with x in registers, and no other kind; values by tensor map, scales by bulk copies,
-    partial sums 16 bytes at a time."""
+    """wgmma of 64 by mma_tile_n with mma_a in registers, and no other mma; TMA loads of values, bulk copies of scales,
+    st.async of 16 bytes."""
     kernel, config = kernels[name], CONFIGS[name]
     products = kernel.all("HGMMA")
-    assert {i.opcode for i in products} == {f"HGMMA.64x{config.tile_y}x16.F32"}
+    assert {i.opcode for i in products} == {f"HGMMA.64x{config.mma_tile_n}x16.F32"}
     assert all(re.match(r"R\d+, R\d+, gdesc\[UR\d+\], R\d+", i.operands) for i in products)
-    assert len(products) == 8 * config.numbers["x_tiles"]
+    assert len(products) == 8 * config.numbers["wgmmas_m"]
     assert not kernel.all("(HMMA|IMMA|QGMMA|IGMMA|BGMMA)\\b")
     assert {i.opcode for i in kernel.all("UTMALDG")} == {"UTMALDG.3D"}
     assert kernel.all("UBLKCP")
@@ -73,9 +73,9 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
 
 
 @NAMES
-def test_products_follow_each_other(name: str, kernels: dict[str, Kernel]) -> None:
-    """What ptxas calls serialized has an end and a wait behind each product. Here a group of products ends once, and a
-    wait for all of them stands only behind the last."""
+def test_wgmma_are_not_serialized(name: str, kernels: dict[str, Kernel]) -> None:
+    """Serialized wgmma (ptxas's warning) have a commit and a wait behind each. Here each group has one commit, and only
+    the last wait is for all groups."""
     config, loop = CONFIGS[name], main_loop(kernels[name])
     places = [i for i, instruction in enumerate(loop) if instruction.opcode.startswith("HGMMA")]
     groups = sum(loop[i].operands.endswith("gsb0") for i in places)
@@ -87,15 +87,15 @@ def test_products_follow_each_other(name: str, kernels: dict[str, Kernel]) -> No
 
 @NAMES
 def test_no_local_memory(name: str, kernels: dict[str, Kernel]) -> None:
-    """In the loop around the products."""
+    """In the mainloop."""
     assert not [i for i in main_loop(kernels[name]) if re.match("(LDL|STL)", i.opcode)]
 
 
 @NAMES
 def test_decoding(name: str, kernels: dict[str, Kernel]) -> None:
-    """A conversion and a multiplication for two values of x, a conversion for two scales, and nothing twice."""
+    """A conversion and a multiplication for two values of mma_a, a conversion for two scales, and nothing twice."""
     loop, numbers = main_loop(kernels[name]), CONFIGS[name].numbers
-    rows = 2 * numbers["x_tiles"]  # of a thread, each 32 values and 2 scales
+    rows = 2 * numbers["wgmmas_m"]  # of a thread, each 32 values and 2 scales
     assert sum(i.opcode.startswith("F2FP.F16.E4M3.UNPACK_B") for i in loop) <= 17 * rows
     assert sum(i.opcode.startswith("HMUL2") for i in loop) <= 16 * rows
     assert not [i for i in loop if re.match(r"(F2F\b|I2F|FMUL|FFMA|HFMA2|HADD2)", i.opcode)]
@@ -103,26 +103,24 @@ def test_decoding(name: str, kernels: dict[str, Kernel]) -> None:
 
 @NAMES
 def test_order_of_the_start(name: str, kernels: dict[str, Kernel]) -> None:
-    """Only copies of x stand before a griddepcontrol.wait, and where y is raw not even they; launch_dependents behind
-    one, and once."""
+    """Only loads of mma_a precede griddepcontrol.wait, and with dequant_b_in_kernel none do; launch_dependents once,
+    behind a wait."""
     kernel = kernels[name]
     first_wait, (launch,) = min(i.address for i in kernel.all("ACQBULK")), kernel.all("PREEXIT")
     assert first_wait < launch.address
     assert first_wait < min(i.address for i in kernel.all("STG|LDG|ATOM|RED"))
     (loader,), copies = kernel.all("USETMAXREG.DEALLOC"), [i.address for i in kernel.all("UTMALDG")]
     waits = [i.address for i in kernel.all("ACQBULK") if i.address > loader.address]
-    if CONFIGS[name].y_raw:
-        assert min(waits) < min(copies), "x is loaded before the grids before have ended"
+    if CONFIGS[name].dequant_b_in_kernel:
+        assert min(waits) < min(copies), "mma_a is loaded before griddepcontrol.wait"
     else:
-        assert sum(address < max(waits) for address in copies) <= 1, (
-            "y is loaded before the grid that expands it has ended"
-        )
+        assert sum(address < max(waits) for address in copies) <= 1, "mma_b is loaded before griddepcontrol.wait"
 
 
 @NAMES
 def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
-    """The registers that the groups end up with are no more than those that the launch gets; barriers lie where the
-    host's count of shared memory has room for them."""
+    """After setmaxnreg the warpgroups have no more registers than the launch; the mbarriers lie within shared memory
+    as the host requests it."""
     kernel, config = kernels[name], CONFIGS[name]
     assert config.shared_bytes <= SHARED_LIMIT
     (taken,), (given,) = (
@@ -141,7 +139,7 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
 
 @NAMES
 def test_waits_are_tight(name: str, kernels: dict[str, Kernel]) -> None:
-    """Who waits repeats a few instructions, and no fence."""
+    """Wait loops have few instructions, and no fence."""
     kernel, tight = kernels[name], 0
     for last, instruction in enumerate(kernel.code):
         first = kernel.labels.get(instruction.target, last) if instruction.target else last
@@ -149,4 +147,4 @@ def test_waits_are_tight(name: str, kernels: dict[str, Kernel]) -> None:
         if first < last and len(body) <= 8 and any("TRYWAIT" in i.opcode for i in body):
             assert len(body) <= 5 and not any(re.match("MEMBAR|ERRBAR", i.opcode) for i in body)
             tight += 1
-    assert tight >= 4, "loops that wait: the loader's, the products' two, the parts'"
+    assert tight >= 4, "wait loops: the producer's, two of the mainloop, one for partials"

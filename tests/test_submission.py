@@ -1,5 +1,5 @@
 """`python -m nvfp4 submission`: the file is the package's sources and nothing else, --check finds what the competition
-would refuse, and the file's results are right, compiled by torch's own load_inline and called as the harness does."""
+rejects, and the file, compiled by torch's load_inline and called like the harness does, gives right results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from nvfp4 import _C, __main__, __version__
 from nvfp4.cli import submission, submission_check, submission_run
 from nvfp4.cli.amalgamate import amalgamate, release_lines, without_guard
-from nvfp4.cli.show import Refusal
+from nvfp4.cli.show import CommandError
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = list(submission.TASKS)
@@ -34,16 +34,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embedded(text: str) -> dict[str, str]:
-    """The two texts that a submission embeds."""
+    """The two source texts in a submission."""
     return {name: text.partition(f"{name} = r'''\n")[2].partition("'''\n")[0] for name in TEXTS}
 
 
-# --- the text is the package's sources ----------------------------------------------------------------------------
+# --- the text is the package's sources ------------------------------------------------------------------------------
 
 
 def tokens(source: Path, folder: Path) -> str:
-    """What is left of a file when it has been preprocessed by g++, which puts our own files in; headers of others, in
-    the folder, are empty."""
+    """A file preprocessed by g++ with our own includes; system headers are empty files in the folder."""
     for name in re.findall(r"^#include <(.+)>", amalgamate(TEXTS["KERNEL"]) + amalgamate(TEXTS["BINDING"]), re.M):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -65,7 +64,7 @@ def test_the_text_is_the_sources_to_the_compiler(name: str, file: Path, tmp_path
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
-    """Every line of every file in its order, comments as well, but for what joins files and for debug code."""
+    """Every line of every file in order, comments too, except includes, guards and debug code."""
     _, *parts = MARKER.split(embedded(file.read_text())[name])
     found = dict(zip(parts[::2], parts[1::2]))
     assert len(found) == len(parts) // 2, "each file once"
@@ -91,7 +90,7 @@ def test_no_debug_code(file: Path) -> None:
     assert not re.search(r"sm100_dump\b|^\s*#.*NVFP4_DUMP", file.read_text(), re.M)
 
 
-def test_what_is_packaged_is_the_sources() -> None:
+def test_packaged_sources_are_the_checkouts() -> None:
     for name in TEXTS.values():
         assert amalgamate(name) == amalgamate(name, ROOT / "csrc")
 
@@ -134,8 +133,8 @@ def test_guards() -> None:
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
-    (tmp_path / "csrc/device/tma.cuh").unlink()
-    with pytest.raises(Refusal, match=r"a source file of the package cannot be read.*tma\.cuh"):
+    (tmp_path / "csrc/kernels/common/tma.cuh").unlink()
+    with pytest.raises(CommandError, match=r"a source file of the package cannot be read.*tma\.cuh"):
         amalgamate("contest/launch.cu", tmp_path / "csrc")
 
 
@@ -154,7 +153,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["checkout", "source distribution"])
 def tree(request: pytest.FixtureRequest, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a wheel is built from."""
+    """The source tree of a wheel."""
     pytest.importorskip("setuptools", minversion="77")
     if request.param == "checkout":
         return checkout
@@ -166,13 +165,13 @@ def tree(request: pytest.FixtureRequest, checkout: Path, tmp_path_factory: pytes
 
 
 def test_a_wheel_has_the_sources(tree: Path, file: Path, tmp_path: Path) -> None:
-    """All of a wheel but its compiled module, which is lent to it here; from elsewhere it writes the same file."""
+    """A wheel, with the compiled module copied in, writes the same file outside the checkout."""
     setup_py(tree, "build_py", "--build-lib", str(tmp_path / "lib"))
     package = tmp_path / "lib/nvfp4"
     assert not (package / "csrc").is_symlink()
     assert {str(path.relative_to(package)) for path in (package / "csrc").rglob("*") if path.is_file()} == {
         str(path.relative_to(ROOT))
-        for pattern in ("device/*", "contest/*", "sm100_configs.h", "sm100_gemm.cu")
+        for pattern in ("device/*", "contest/*", "kernels/sm100/config.h", "kernels/sm100/gemm.cu")
         for path in (ROOT / "csrc").glob(pattern)
     }
     shutil.copy(_C.__file__, package)
@@ -181,12 +180,12 @@ def test_a_wheel_has_the_sources(tree: Path, file: Path, tmp_path: Path) -> None
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert embedded((tmp_path / "submission.py").read_text()) == embedded(file.read_text())
-    (package / "csrc/device/tma.cuh").unlink()
+    (package / "csrc/kernels/common/tma.cuh").unlink()
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and f"'{package}/csrc/device/tma.cuh'" in done.stderr
+    assert done.returncode == 2 and f"'{package}/csrc/kernels/common/tma.cuh'" in done.stderr
 
 
-# --- the command --------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -213,13 +212,13 @@ def test_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == submission.submission("nvfp4_gemm")
 
 
-def test_refusals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_argument_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert __main__.main(["submission", "-o", str(tmp_path)]) == 2
     assert "Is a directory" in capsys.readouterr().err
     assert __main__.main(["submission", "-o", "-", "--check"]) == 2
     assert "--check: checks a file" in capsys.readouterr().err
     assert __main__.main(["submission", "-o", "-", "--json"]) == 2
-    assert "--json: tells of a file" in capsys.readouterr().err
+    assert "--json: reports on a file" in capsys.readouterr().err
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +242,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert json.loads(capsys.readouterr().out)["rules"][1]["verdict"] == "FAIL"
 
 
-def test_commit_is_named_where_it_is_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_named_if_the_sources_are_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shutil.which("git"):
         pytest.skip("needs git")
     checkout, package = tmp_path / "checkout", tmp_path / "checkout/nvfp4"
@@ -264,12 +263,12 @@ def test_commit_is_named_where_it_is_what_was_written(tmp_path: Path, monkeypatc
     git("add", ".")
     git("commit", "-q", "-m", "m")
     assert submission.provenance() == f"{__version__}, commit {git('rev-parse', 'HEAD')}"
-    (checkout / "submission.py").write_text("not of the tree\n")
+    (checkout / "submission.py").write_text("untracked\n")
     assert "commit" in submission.provenance()
     (checkout / "csrc/file.h").write_text("two\n")
     assert submission.provenance() == __version__
     git("checkout", "-q", ".")
-    # A wheel installed inside somebody's repository.
+    # A wheel installed inside another repository.
     installed = checkout / ".venv/nvfp4/csrc"
     installed.mkdir(parents=True)
     monkeypatch.setattr(submission, "SOURCES", installed)
@@ -279,11 +278,11 @@ def test_commit_is_named_where_it_is_what_was_written(tmp_path: Path, monkeypatc
     assert submission.provenance() == __version__
 
 
-# --- the rules that need no compiler ------------------------------------------------------------------------------
+# --- the rules that need no compiler --------------------------------------------------------------------------------
 
 
 def verdicts(path: Path, task: str = "nvfp4_gemm", skip: tuple[str, ...] = ("nvcc", "run")) -> dict[str, str]:
-    """Each rule's verdict, by name."""
+    """The verdict of each rule, by name."""
     rules = {name: rule for name, rule in submission_check.RULES.items() if name not in skip}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(submission_check, "RULES", rules)
@@ -313,11 +312,11 @@ def custom_kernel(data: input_t) -> output_t:
     KEPT[key] = compute(data)
     return KEPT[key]
 """
-PLANTED = {
+MUTATIONS = {
     "a bracket": ("python", "def custom_kernel(", "def custom_kernel(("),
     "the word in a comment": ("word", "# For g++", f"# up{WORD.upper()} of g++"),
     "the word in CUDA": ("word", "cudaLaunchConfig_t launch", f"cuda{WORD.title()}_t launch"),
-    "much": ("size", "import torch\n", "import torch\n" + "# more of the same\n" * 400),
+    "much": ("size", "import torch\n", "import torch\n" + "# more of the same\n" * 2000),
     "an accent": ("encoding", "# For g++", "# F\u00fcr g++"),
     "a tab": ("encoding", "    gemm(a,", "\tgemm(a,"),
     "another board": ("directives", "leaderboard nvfp4_gemm", "leaderboard nvfp4_gemv"),
@@ -334,9 +333,9 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_what_breaks_a_rule_fails(what: str, file: Path, tmp_path: Path) -> None:
-    rule, there, instead = PLANTED[what]
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_a_broken_rule_fails(what: str, file: Path, tmp_path: Path) -> None:
+    rule, there, instead = MUTATIONS[what]
     if rule == "kernelguard":
         pytest.importorskip("kernelguard")
     text = file.read_text()
@@ -353,7 +352,7 @@ def test_a_file_that_does_not_parse_is_not_run(file: Path, tmp_path: Path) -> No
     assert found["python"] == "FAIL" and {found[name] for name in ("kernelguard", "nvcc", "run")} == {"skipped"}
 
 
-def test_says_what_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_what_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission_check, "find_nvcc", lambda: None)
     find = submission_check.importlib.util.find_spec
     monkeypatch.setattr(submission_check.importlib.util, "find_spec", lambda n: None if n == "kernelguard" else find(n))
@@ -364,7 +363,7 @@ def test_says_what_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert said["run"][0] == "skipped" and "no nvcc" in said["run"][1]
 
 
-def test_says_that_a_compiler_is_missing(
+def test_reports_a_missing_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(submission_check, "find_nvcc", lambda: Path("nvcc"))
@@ -375,7 +374,7 @@ def test_says_that_a_compiler_is_missing(
     assert re.search(r"^run +skipped +needs g\+\+, which was not found$", said, re.M), said
 
 
-def test_says_that_the_compiler_fails(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_failing_compiler(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     if torch.version.cuda is not None:
@@ -386,24 +385,24 @@ def test_says_that_the_compiler_fails(file: Path, tmp_path: Path, monkeypatch: p
     (tmp_path / submission_run.RUNTIME).touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("NVFP4_LIBCUDA", str(tmp_path / "libcuda.so.1"))
-    assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (False, "g++ makes no library: no room")
+    assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (False, "g++ cannot link a library: no room")
 
 
 @pytest.mark.parametrize("missing", ["torch", "ninja"])
-def test_says_which_package_is_missing(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_missing_package(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = submission_run.importlib.util.find_spec
     monkeypatch.setattr(submission_run.importlib.util, "find_spec", lambda n: None if n == missing else find(n))
     assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (None, f"is not installed: pip install {missing}")
 
 
-def test_says_why_there_is_no_gpu(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_why_there_is_no_gpu(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission_run, "SOURCES", tmp_path / "nvfp4/csrc")
     monkeypatch.setenv("NVFP4_LIBCUDA", str(tmp_path / "libcuda.so.1"))
     driver, why_not = submission_run.emulator()
     assert driver is None and "no checkout of the project, and NVFP4_LIBCUDA does not name" in why_not
 
 
-# --- the rules that need a compiler -------------------------------------------------------------------------------
+# --- the rules that need a compiler ---------------------------------------------------------------------------------
 
 
 def nvcc() -> Path:
@@ -414,7 +413,7 @@ def nvcc() -> Path:
 
 
 def lacks(what: str) -> None:
-    """Skips; but .ci/run, which installs it all, must not pass if a rule has not been tried."""
+    """Skips the test; fails in .ci/run, which installs everything, so that each rule is tested there."""
     (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what}")
 
 
@@ -427,7 +426,7 @@ def judged_by_nvcc(text: str, tmp_path: Path) -> submission_check.Verdict:
 SPILLS = 'extern "C" __global__ void f(int *p) { int a[99]; for (int i = 0; i < 99; i++) a[p[i]] = i; p[0] = a[p[1]]; }'
 
 
-def test_nvcc_says_what_is_wrong(tmp_path: Path) -> None:
+def test_nvcc_errors_are_reported(tmp_path: Path) -> None:
     nvcc()
     wrong = judged_by_nvcc("KERNEL = '''\nint f() { return nothing; }\n'''\n", tmp_path)
     assert str(wrong) == "FAIL" and wrong.why.startswith("kernel.cu(2): error: ") and "nothing" in wrong.why
@@ -439,8 +438,8 @@ def test_nvcc_says_what_is_wrong(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where torch keeps what it has compiled: once for this module. The emulated GPU is built, also where the package
-    that is tested is an installed one."""
+    """torch's build cache, shared by this module; and the emulated GPU, built even if the tested package is
+    installed."""
     import torch
 
     if torch.version.cuda is not None:
@@ -456,7 +455,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_check_passes_every_rule(extensions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The slow one: torch compiles the file here."""
+    """Slow: torch compiles the file."""
     path = tmp_path / "submission.py"
     status = __main__.main(["submission", "-o", str(path), "--check"])
     said = capsys.readouterr().out
@@ -476,7 +475,7 @@ def test_gemv_too(extensions: Path, tmp_path: Path) -> None:
 
 
 def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
-    """Products of other shapes, of every kernel but the largest, and calls that must be refused."""
+    """Products of other shapes, of every kernel but the largest, and calls that must raise errors."""
     shutil.copy(file, tmp_path / "submission.py")
     (tmp_path / "task.py").write_text(submission_run.TASK)
     script = Path(__file__).with_name("submission_calls.py")
@@ -487,15 +486,15 @@ def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["products"] >= 15 and answer["refusals"] >= 19
+    assert answer["products"] >= 15 and answer["errors"] >= 19
 
 
-def test_host_memory_that_the_gpu_does_not_read_is_refused(extensions: Path, file: Path) -> None:
+def test_host_memory_that_the_gpu_cannot_read_is_rejected(extensions: Path, file: Path) -> None:
     driver, _ = submission_run.emulator()
     with submission_run.emulated(driver, nvcc()) as settings:
         settings["EMULATE_HOST_MEMORY"] = "0"
         passed, why = submission_run.in_process(file, "nvfp4_gemm", "here", settings)
-    assert passed is False and "the tensors are in host memory, which the GPU does not read" in why
+    assert passed is False and "the tensors are in host memory, which the GPU cannot read" in why
 
 
 FORGED = """
@@ -507,7 +506,7 @@ os._exit(STATUS)
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_forged_verdict_fails(status: int, tmp_path: Path) -> None:
-    """Of a file that needs no compiler: it prints and ends the process when it is imported."""
+    """A file without a kernel that prints a verdict and exits when it is imported."""
     path = tmp_path / "submission.py"
     path.write_text(FORGED.replace("STATUS", str(status)))
     settings = os.environ | {"CUDA_HOME": str(tmp_path)}
@@ -527,9 +526,9 @@ WRONG_CALLS = {
     "a bad end": ("import torch\n", "import atexit, os, torch\natexit.register(os._exit, 3)\n", "ended with status 3"),
     "nothing computed": (f"    {CALL}\n", "", "32768 of 32768 values are wrong"),
     "an argument for another": (CALL, CALL.replace("a, b", "b, a"), "a: is [256, 128, 1]; must be [128, 128, 1]"),
-    "the scales of x for y's, in the kernel": (
-        "sfy(scales + 4 * SM100_STAGE_ATOMS)",
-        "sfy(scales)",
+    "mma_a scales for mma_b, in the kernel": (
+        "sfb(scales + 4 * SM100_STAGE_ATOMS)",
+        "sfb(scales)",
         "values are wrong",
     ),
 }

@@ -1,6 +1,6 @@
-"""The rule by which the competition's file chooses settings (csrc/contest/settings.h), compiled on the host beside
-sm100_plan.c, which tries every candidate: the choice is one that the kernel can run, its schedule and tensor maps
-are the plan's own, and what the model says of it is near the best."""
+"""The competition file's plan (csrc/contest/settings.h), compiled on the host with kernels/sm100/plan.h, which tries every
+candidate: the kernel can run the choice, its schedule and tensor maps equal the plan's, and its modelled time is near
+the best."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Shape = tuple[int, int, int, int]
 
 
 class Verdict(ctypes.Structure):
-    """As tests/c/submission_rule.c has it."""
+    """verdict of tests/c/submission_rule.c."""
 
     _fields_ = [
         (name, ctypes.c_int32)
@@ -47,9 +47,9 @@ class Judge:
         self.judge.argtypes = [ctypes.c_int32, *[ctypes.c_int64] * 6, ctypes.POINTER(Verdict)]
 
     def __call__(self, shape: Shape, sms: int = SMS, l2: int = L2) -> Verdict:
-        """Asserts what must hold for every shape: the plan has the choice, and the same schedule for it."""
+        """Asserts for a shape that sm100_plan has the choice among its candidates, with the same schedule."""
         verdict = Verdict()
-        b_rows = 128 if shape[1] == 1 else shape[1]  # as the competition pads a vector
+        b_rows = 128 if shape[1] == 1 else shape[1]  # the competition pads a vector
         assert self.judge(sms, l2, *shape, b_rows, ctypes.byref(verdict)), f"{shape} on {sms} SMs: no plan"
         told = {name: getattr(verdict, name) for name, _ in Verdict._fields_}
         assert verdict.legal, f"{shape} on {sms} SMs: sm100_plan has no such candidate: {told}"
@@ -58,7 +58,7 @@ class Judge:
 
 
 def build(folder: Path, settings: str | None = None) -> Judge:
-    """The library; with another text of settings.h if one is given."""
+    """The library, optionally with another text of settings.h."""
     if not shutil.which("gcc"):
         pytest.skip("needs gcc")
     shadow = folder / "contest"
@@ -81,7 +81,7 @@ def sizes(test: dict[str, int]) -> Shape:
 
 
 @pytest.mark.parametrize("task", ["nvfp4_gemm", "nvfp4_gemv"])
-def test_chooses_as_the_plan_does_what_ranks(task: str, judge: Judge) -> None:
+def test_ranked_shapes_get_the_plans_choice(task: str, judge: Judge) -> None:
     shapes = [sizes(test) for test in reference.load_task(task)["benchmarks"]]
     assert len(shapes) == 3
     for shape in shapes:
@@ -109,7 +109,7 @@ def test_is_near_the_best_elsewhere(judge: Judge) -> None:
 
 @pytest.mark.parametrize("sms", [148, 132, 33, 18, 2])
 def test_every_choice_is_legal(sms: int, judge: Judge) -> None:
-    """Any sizes that bulk copies take, on whole GPUs and slices of them."""
+    """Any sizes that TMA can load, on whole GPUs and slices of them."""
     draw = random.Random(f"{os.environ['NVFP4_TEST_SEED']} legal {sms}")
     rows = (1, 2, 16, 17, 32, 33, 64, 127, 128, 129, 300, 1000, 7168, 100000)
     seen = set()
@@ -123,15 +123,15 @@ def test_every_choice_is_legal(sms: int, judge: Judge) -> None:
 @pytest.mark.parametrize(
     ("there", "instead", "said"),
     [
-        ("c->tile_y % (4 * split_k) == 0", "1", "no such candidate"),
+        ("c->mma_tile_n % (4 * split_k) == 0", "1", "no such candidate"),
         ("too_wide))", "(too_wide && 0)))", "no such candidate"),
         ("contest_per_sm(c, all) < contest_per_sm(c, bytes)", "0", "another schedule"),
-        ("contest_operand(p, !swap_ab, &s->y)", "contest_operand(p, swap_ab, &s->y)", "another schedule"),
-        ("contest_map_of(p, &s->y, 1, c->tile_y)", "contest_map_of(p, &s->y, 1, 128)", "another schedule"),
+        ("contest_operand(p, !swap_ab, &s->mma_b)", "contest_operand(p, swap_ab, &s->mma_b)", "another schedule"),
+        ("contest_map_of(p, &s->mma_b, 1, c->mma_tile_n)", "contest_map_of(p, &s->mma_b, 1, 128)", "another schedule"),
         ("contest_policy(x_once, y_once,", "contest_policy(y_once, x_once,", "another schedule"),
     ],
 )
-def test_a_wrong_rule_is_seen(there: str, instead: str, said: str, tmp_path: Path) -> None:
+def test_a_mutated_rule_is_found(there: str, instead: str, said: str, tmp_path: Path) -> None:
     text = (CSRC / "contest/settings.h").read_text()
     assert text.count(there) == 1
     judge = build(tmp_path, text.replace(there, instead))

@@ -97,7 +97,7 @@ def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
     assert same(ops.unswizzle(ops.swizzle(scale), 33, 3), scale)
 
 
-def test_operators_refuse_in_sentences(operands: list[torch.Tensor]) -> None:
+def test_operators_raise_error_messages(operands: list[torch.Tensor]) -> None:
     a, b, scale_a, scale_b = operands
     none, out = torch.empty(0, dtype=torch.uint8), torch.full((M, N), float("nan"))
     calls: dict[str, Any] = {
@@ -136,22 +136,22 @@ def test_operators_refuse_in_sentences(operands: list[torch.Tensor]) -> None:
         ),
         "rows: is -1; must be between 0 and 2147483647": lambda: ops.unswizzle(scale_a, -1, 4),
     }
-    for sentence, call in calls.items():
-        with pytest.raises(RuntimeError) as refusal:
+    for message, call in calls.items():
+        with pytest.raises(RuntimeError) as error:
             call()
-        assert str(refusal.value).splitlines()[0] == sentence
+        assert str(error.value).splitlines()[0] == message
     assert out.isnan().all()
 
 
 def test_a_cut_text_is_still_text(operands: list[torch.Tensor]) -> None:
-    """A sentence quotes 80 bytes of a word; what is left of a character that they cut in two is no UTF-8."""
+    """A message quotes 80 bytes of a word; a character that they truncate is not valid UTF-8."""
     none = torch.empty(0, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="^scale_layout: is 'xé+\\?'; must be '128x4' or 'linear'"):
         ops.gemm(*operands, none, none, none, 1.0, 0.0, "x" + "é" * 60, "auto", 0, torch.float16)
 
 
 def test_numbers_beyond_fp32(operands: list[torch.Tensor]) -> None:
-    """torch's numbers are doubles; the functions refuse such a one, and a compiled call has the operator alone."""
+    """torch's numbers are doubles; the functions reject such a value, and a compiled call has the operator alone."""
     none, x = torch.empty(0, dtype=torch.uint8), torch.zeros(4, 16)
     data, scale = nvfp4.quantize(x)
     for name, call in {
@@ -164,7 +164,7 @@ def test_numbers_beyond_fp32(operands: list[torch.Tensor]) -> None:
 
 
 def test_kernels_keep_no_references(operands: list[torch.Tensor]) -> None:
-    """A boxed kernel owns its arguments: on success and on refusal it must let go of each."""
+    """A boxed kernel owns its arguments: on success and on error it must release each."""
     none, out = torch.empty(0, dtype=torch.uint8), torch.zeros(M, N)
     tensors = [*operands, none, out]
     before = [x._use_count() for x in tensors]
@@ -257,8 +257,8 @@ def test_import_orders(order: tuple[str, str], compiled_first: bool) -> None:
     assert result.stdout == "True\n" * len(uses)
 
 
-def test_refusals_while_tracing(operands: list[torch.Tensor]) -> None:
-    """The sentence is in what torch.compile raises."""
+def test_errors_while_tracing(operands: list[torch.Tensor]) -> None:
+    """The message is in what torch.compile raises."""
     a, b, scale_a, scale_b = operands
     weight = torch.zeros(N, requires_grad=True)
     calls: dict[str, Any] = {
@@ -274,11 +274,11 @@ def test_refusals_while_tracing(operands: list[torch.Tensor]) -> None:
             scale_b, torch.zeros(M, N, 1),
         ),
     }  # fmt: skip
-    for sentence, call in calls.items():
+    for message, call in calls.items():
         torch._dynamo.reset()
-        with pytest.raises(Exception) as refusal:  # noqa: B017, PT011  (torch wraps it in its own types)
+        with pytest.raises(Exception) as error:  # noqa: B017, PT011  (torch wraps it in its own types)
             torch.compile(call, fullgraph=True, backend="aot_eager")()
-        assert sentence.replace("'", "") in str(refusal.value).replace("\\'", "").replace("'", "")
+        assert message.replace("'", "") in str(error.value).replace("\\'", "").replace("'", "")
 
 
 def test_export(operands: list[torch.Tensor]) -> None:
@@ -348,7 +348,7 @@ def test_tensors_that_nothing_can_read() -> None:
 
 
 def test_errors_of_others_keep_their_words() -> None:
-    """Also in a thread where nvfp4 has refused nothing yet, so that there is no sentence of its own."""
+    """Also in a thread where nvfp4 has raised no error yet, so that it has no message of its own."""
 
     class Broken(torch.Tensor):
         @classmethod

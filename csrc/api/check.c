@@ -1,4 +1,4 @@
-/* The rules a call must keep. A rule is one function; each failure is a sentence with argument, rule and value. */
+/* The rules a call must keep, one function a rule. An error message names the argument, the rule and the value. */
 #include "api/check.h"
 
 #include <float.h>

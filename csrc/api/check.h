@@ -1,11 +1,11 @@
 /* The rules a call must keep, one function a rule, and what is left of the call once they hold.
  *
  * Data pointers may be NULL, as they are for torch's fake tensors: the rules about addresses (alignment, overlap) are
- * then skipped. check_data_present refuses such a call before it runs. */
+ * then skipped. check_gemm_data_present rejects such a call before it runs. */
 #ifndef NVFP4_API_CHECK_H
 #define NVFP4_API_CHECK_H
 
-#include "device/problem.h"
+#include "kernels/common/problem.h"
 #include "nvfp4.h"
 
 /* Bytes of the 128x4 layout of rows x columns scales, one batch. */

@@ -9,7 +9,7 @@
 #include "driver/fatbin.h"
 #include "plan/gemm_family.h"
 #ifdef NVFP4_DUMP
-#include "device/dump.h"
+#include "kernels/common/dump.h"
 #endif
 
 /* The kernels of every family, and the quantisers'. */

@@ -2,8 +2,8 @@
  *
  * A tensor library publishes one exchange table, as the attribute __dlpack_c_exchange_api__ of its tensor type. The
  * table's major version is checked before use; tests/torch_abi.cpp asserts that torch's structs equal these. */
-#ifndef NVFP4_BINDINGS_DLPACK_H
-#define NVFP4_BINDINGS_DLPACK_H
+#ifndef NVFP4_DLPACK_H
+#define NVFP4_DLPACK_H
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 /* What the two front ends, the Python module and the torch operators, share: words for the numbers of nvfp4.h, shapes
  * of results, and the competition's views. Errors are messages in nvfp4_last_error(), as everywhere. */
-#ifndef NVFP4_BINDINGS_FRONTEND_H
-#define NVFP4_BINDINGS_FRONTEND_H
+#ifndef NVFP4_FRONTEND_H
+#define NVFP4_FRONTEND_H
 
 #include "nvfp4.h"
 

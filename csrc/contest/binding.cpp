@@ -1,5 +1,5 @@
-/* torch's side of the contest's kernel: checks the tensors of a call and hands them on. What the kernel cannot take is
- * refused with a sentence. */
+/* The torch operation of the competition's file: checks the tensors of a call and calls contest_gemm. An argument that
+ * the kernel cannot take raises an error that names it. */
 #include "contest/launch.h"
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,8 @@ bool has_type(const at::Tensor &t, at::ScalarType type) {
     return t.scalar_type() == type || t.scalar_type() == at::kByte;
 }
 
-/* [rows, K/2, L] with K innermost; what a bulk copy takes begins on 16 bytes. The stride between what there is only one
- * of is free, and unused: plan/operands.h gives tensor maps another. */
+/* [rows, K/2, L] with K innermost and 16-byte alignment, which TMA needs. The stride of a dimension of size 1 may be
+ * anything; settings.h does not use it. */
 void check_values(const char *name, const at::Tensor &t, int64_t rows, int64_t k, int64_t l) {
     TORCH_CHECK(t.dim() == 3 && t.size(0) == rows && t.size(1) == k / 2 && t.size(2) == l, name, ": is ", t.sizes(),
                 "; must be [", rows, ", ", k / 2, ", ", l, "]");
@@ -27,7 +27,7 @@ void check_values(const char *name, const at::Tensor &t, int64_t rows, int64_t k
                 name, ": has strides ", t.strides(), "; K must be innermost, rows and batches on 16 bytes");
 }
 
-/* [32, 4, blocks of 128 rows, 4, K/64, L], in memory L, blocks, K/64, 32, 4, 4. */
+/* [32, 4, 128-row blocks, 4, K/64, L]; in memory [L, blocks, K/64, 32, 4, 4]. */
 void check_scales(const char *name, const at::Tensor &t, int64_t rows, int64_t k, int64_t l) {
     const int64_t blocks = (rows + 127) / 128, atoms = k / 64;
     const int64_t sizes[] = {32, 4, blocks, 4, atoms, l};
@@ -41,7 +41,7 @@ void check_scales(const char *name, const at::Tensor &t, int64_t rows, int64_t k
     TORCH_CHECK(on_16_bytes(t), name, ": must begin on 16 bytes");
 }
 
-/* c[m, n, l] = a[m, :, l] . b[n, :, l]. Of b, whose rows may be padded to whole blocks of 128, the first n count. */
+/* c[m, n, l] = a[m, :, l] . b[n, :, l]. b may have its rows padded to a multiple of 128; the first n are used. */
 void gemm(const at::Tensor &a, const at::Tensor &b, const at::Tensor &sfa, const at::Tensor &sfb, const at::Tensor &c) {
     TORCH_CHECK(a.dim() == 3 && b.dim() == 3 && c.dim() == 3, "a, b and c: must have 3 dimensions");
     const int64_t m = c.size(0), n = c.size(1), l = c.size(2), k = 2 * a.size(1);
@@ -58,16 +58,16 @@ void gemm(const at::Tensor &a, const at::Tensor &b, const at::Tensor &sfa, const
     for (const at::Tensor *t : {&b, &sfa, &sfb, &c})
         TORCH_CHECK(t->device() == a.device(), "a tensor is on ", t->device(), ", but a is on ", a.device());
 
-    const std::string refusal =
+    const std::string error =
         contest_gemm({m, n, k, l, a.const_data_ptr(), b.const_data_ptr(), sfa.const_data_ptr(), sfb.const_data_ptr(),
                       c.mutable_data_ptr(), a.stride(0), a.stride(2), b.stride(0), b.stride(2), 2 * c.stride(0),
                       2 * c.stride(2), a.is_cpu() ? -1 : a.device().index()});
-    TORCH_CHECK(refusal.empty(), refusal);
+    TORCH_CHECK(error.empty(), error);
 }
 
 } // namespace
 
-/* Without a key for the device: the tensors say where they are. */
+/* No dispatch key: gemm checks the device of the tensors. */
 TORCH_LIBRARY(nvfp4_contest, library) {
     library.def("gemm(Tensor a, Tensor b, Tensor sfa_permuted, Tensor sfb_permuted, Tensor(a!) c) -> ()", &gemm);
 }

@@ -2,8 +2,8 @@
  * maps and its launch, through the CUDA runtime. Between calls it keeps the device's properties and the choice of a
  * plan for the last shapes: planning costs 4 us of host time, a call of the kernel about as much. */
 #include "contest/launch.h"
+#include "kernels/sm100/gemm.cu"
 #include "kernels/sm100/plan.h"
-#include "sm100_gemm.cu"
 
 #include <cuda.h>
 #include <cuda_runtime.h>

@@ -1,8 +1,8 @@
 /* The CPU backend, as gemm.c and quantize.c see it. Problems have been checked. */
-#ifndef NVFP4_CPU_H
-#define NVFP4_CPU_H
+#ifndef NVFP4_CPU_CPU_H
+#define NVFP4_CPU_CPU_H
 
-#include "device/problem.h"
+#include "kernels/common/problem.h"
 #include "nvfp4.h"
 
 typedef enum cpu_isa {
@@ -15,7 +15,7 @@ typedef enum cpu_isa {
 } cpu_isa;
 
 /* The fastest that this CPU runs; NVFP4_CPU=reference|portable|avx2|avx512vnni|amx in the environment forces one.
- * Fails with a sentence when the variable names one that is unknown or that this CPU cannot run. Read once. */
+ * Fails when the variable names one that is unknown or that this CPU cannot run. Read once. */
 nvfp4_status cpu_isa_detect(cpu_isa *isa);
 /* 1 if this CPU runs it. */
 int cpu_isa_usable(cpu_isa isa);

@@ -4,7 +4,7 @@
 #define NVFP4_CPU_EPILOGUE_H
 
 #include "cpu/numbers.h"
-#include "device/problem.h"
+#include "kernels/common/problem.h"
 
 /* alpha * sum and the additions after it round one by one; gcc fuses them where it can unless told not to. */
 #pragma GCC optimize("fp-contract=off")

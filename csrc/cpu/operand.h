@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "device/problem.h"
+#include "kernels/common/problem.h"
 
 typedef struct operand {
     const uint8_t *data, *scale;

@@ -1,7 +1,7 @@
 /* The part of the CUDA driver API that driver.c uses, as cuda.h of CUDA 13.0 declares it. tests/c/cuda_abi.c compiles
  * this beside that header and compares sizes, offsets and numbers. */
-#ifndef NVFP4_CUDA_ABI_H
-#define NVFP4_CUDA_ABI_H
+#ifndef NVFP4_DRIVER_CUDA_ABI_H
+#define NVFP4_DRIVER_CUDA_ABI_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -363,7 +363,8 @@ nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *t, vo
                   : t->swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                      : CU_TENSOR_MAP_SWIZZLE_NONE;
     int pushed;
-    CUresult error = enter(d, &d->devices[device], &pushed); /* without a context the driver refuses (measured) */
+    CUresult error = enter(d, &d->devices[device],
+                           &pushed); /* without a context the driver returns an error (measured on an H200) */
     if (!error)
         error = d->cuTensorMapEncodeTiled(map, type, (uint32_t)t->rank, (void *)t->data, t->dims, t->strides, t->box,
                                           steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,

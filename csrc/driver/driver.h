@@ -1,6 +1,6 @@
 /* The CUDA driver, opened at first use: libcuda.so.1, or the library that NVFP4_LIBCUDA names. */
-#ifndef NVFP4_DRIVER_H
-#define NVFP4_DRIVER_H
+#ifndef NVFP4_DRIVER_DRIVER_H
+#define NVFP4_DRIVER_DRIVER_H
 
 #include "driver/device_props.h"
 #include "driver/kernel_set.h"

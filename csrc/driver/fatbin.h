@@ -1,6 +1,6 @@
 /* The device code inside this library: one fat binary for every .cu file. A build for the CPU alone has none. */
-#ifndef NVFP4_FATBIN_H
-#define NVFP4_FATBIN_H
+#ifndef NVFP4_DRIVER_FATBIN_H
+#define NVFP4_DRIVER_FATBIN_H
 
 typedef struct nvfp4_fatbin {
     const unsigned char *start, *end; /* what cuLibraryLoadData takes, and the byte after it */

@@ -7,9 +7,9 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "device/problem.h"
-#include "device/tensor_map.h"
 #include "driver/tensor_layout.h"
+#include "kernels/common/problem.h"
+#include "kernels/common/tensor_map.h"
 
 enum {
     FAMILY_MAX_CANDIDATES = 224,
@@ -80,12 +80,12 @@ static inline launch_step *add_step(launch_plan *plan, int32_t kernel, int64_t g
     return step;
 }
 
-/* Adds a parameter to a launch and returns where it lies, cleared. Aligned to 64, which tensor maps in it need. */
+/* Adds a parameter to a launch and returns where it lies, for the caller to fill. Aligned to 64, which tensor maps in
+ * it need. */
 static inline void *add_param(launch_plan *plan, launch_step *step, size_t bytes) {
     unsigned char *param = plan->params + plan->param_bytes;
     step->param_offset[step->params++] = plan->param_bytes;
     plan->param_bytes += (int32_t)((bytes + 63) / 64 * 64);
-    memset(param, 0, bytes);
     return param;
 }
 

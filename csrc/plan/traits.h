@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-#include "device/problem.h"
 #include "driver/tensor_layout.h"
+#include "kernels/common/problem.h"
 
 /* One array serves all batches: its batch stride is 0. */
 enum { BROADCAST_VALUES = 1, BROADCAST_SCALES = 2 };

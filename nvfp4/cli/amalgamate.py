@@ -1,7 +1,6 @@
-"""One text out of a source file and the files of ours that it includes, each once and whole, comments and all.
+"""Joins a source file and the project files that it includes into one text, each file once, comments included.
 
-What is left out is what has no meaning in one text: `#include "..."`, include guards, and the side of `#ifdef
-NVFP4_DUMP` that a debug build alone compiles. Nothing is rewritten.
+Left out are `#include "..."`, include guards and the code of debug builds (`#ifdef NVFP4_DUMP`). Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .show import Refusal
+from .show import CommandError
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"  # in a checkout a link to csrc/, in a wheel copies
 DEBUG = "NVFP4_DUMP"
@@ -20,7 +19,7 @@ CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 
 
 def amalgamate(root: str, folder: Path = SOURCES) -> str:
-    """The text of a file, named relative to the folder, behind those of the files that it includes."""
+    """The text of a file after the files that it includes, all named relative to the folder."""
     parts: list[str] = []
     seen: set[Path] = set()
 
@@ -29,7 +28,7 @@ def amalgamate(root: str, folder: Path = SOURCES) -> str:
         lines = release_lines(read(path).split("\n"))
         for line in lines:
             included = INCLUDE.match(line)
-            if included and (other := (path.parent / included[1]).resolve()) not in seen:
+            if included and (other := (folder / included[1]).resolve()) not in seen:
                 add(other)
         text = "\n".join(line for line in lines if not INCLUDE.match(line))
         name = path.relative_to(folder.resolve())
@@ -43,13 +42,13 @@ def read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise Refusal(f"a source file of the package cannot be read: {error}") from None
+        raise CommandError(f"a source file of the package cannot be read: {error}") from None
 
 
 def release_lines(lines: list[str]) -> list[str]:
-    """Without what is compiled where DEBUG is defined alone, and without the lines that ask."""
+    """The lines without code that only debug builds compile and without the directives around it."""
     kept = []
-    asks: list[bool | None] = []  # of every condition around: whether DEBUG must be there; None: it asks something else
+    asks: list[bool | None] = []  # for each open condition: whether it needs DEBUG; None: it does not depend on DEBUG
     for line in lines:
         condition = CONDITION.match(line)
         if condition:

@@ -1,15 +1,19 @@
 """Time the product against torch on the same device, in the same run.
 
-Shapes are a set (--set) or a list (--shapes): ranked, the competition's three at M = 1, 16 and 128; decode and prefill,
-layers of real models at small and large M; hopper, those that the Hopper kernels have goals for. --m puts other M into
-a set.
+Shapes are a set (--set) or a list (--shapes). Sets:
+  ranked           the competition's three shapes at M = 1, 16 and 128
+  decode, prefill  layers of real models at small and at large M
+  hopper           the ranked shapes at M = 1 to 256 and one large shape
+--m replaces the M of a set.
 
-Contestants take turns on the same numbers: ours, on each --backend, and those of --against. The ratios (the other's
-time over that of the first one: above 1 we are faster) compare calls of the same round, never of two runs. There are
-two figures: a single call with cold caches, and a call's share of a queue of them, back to back. On a GPU a buffer that
-evicts the L2 is written before each single call and each queue, and inputs rotate within a queue; on a CPU they rotate
-through more memory than the largest cache holds. Figures are medians, with the tenth and ninetieth percentiles in
-brackets. benchmarks/README.md in the sources has more on what they mean.
+Our product, on each --backend, alternates with the baselines of --against on the same values. A ratio is the time of a
+baseline over that of the first implementation (above 1: ours is faster) in the same round of the same run.
+Two figures are measured:
+  single-call      one product with cold caches (cold L2 on a GPU)
+  back-to-back     the time per call of consecutive calls on one stream
+On a GPU a buffer that evicts the L2 is written before each single call and each sequence of calls, and inputs rotate
+within a sequence; on a CPU inputs rotate through more memory than the largest cache holds. Figures are medians, with
+the tenth and ninetieth percentiles in brackets. benchmarks/README.md in the sources describes the method.
 """
 
 from __future__ import annotations
@@ -30,13 +34,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from . import machine, plot, report, show, timing, tune
-from .rivals import KINDS, L2_TURNS, NAMES, default_kinds, line_up, unavailable
+from .baselines import KINDS, L2_MULTIPLE, NAMES, default_kinds, prepare, unavailable
 from .shapes import SETS, Shape, layer_of, task_shapes
 
 if TYPE_CHECKING:
     import torch
 
-HOST_SHAPE = Shape(1, 16, 64)  # next to no arithmetic
+HOST_SHAPE = Shape(1, 16, 64)  # negligible arithmetic
 HOST_ROUNDS = 20
 STDOUT = "-"
 
@@ -46,28 +50,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend",
         metavar="B",
         action="append",
-        help="run on this backend (cpu, sm80, sm90, sm100), not on the best one; several times for several in one run",
+        help="time this backend (cpu, sm80, sm90, sm100) instead of the chosen one; repeat it for several in one run",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--set", choices=SETS, help="the shapes to time (ranked)")
     which.add_argument("--shapes", type=shape_list, metavar="MxNxK,...", help="time these shapes instead")
-    which.add_argument("--from", dest="stored", metavar="FILE", help="time nothing: report a run that --json wrote")
-    parser.add_argument("--m", type=size_list, metavar="M,...", help="rows of A, instead of the set's")
+    which.add_argument("--from", dest="stored", metavar="FILE", help="report a run that --json wrote, without timing")
+    parser.add_argument("--m", type=size_list, metavar="M,...", help="rows of A, instead of those of the set")
     parser.add_argument(
         "--against",
         type=kind_list,
-        metavar="RIVAL,...",
-        help=f"of {', '.join(KINDS)} (fp16,fp8,dequant on a GPU, bf16,fp32,dequant on a CPU)",
+        metavar="BASELINE,...",
+        help=f"baselines, of {', '.join(KINDS)} (fp16,fp8,dequant on a GPU, bf16,fp32,dequant on a CPU)",
     )
     parser.add_argument(
-        "--repeat", type=size, metavar="R", help="rounds a shape (200 on a GPU, 50 on a CPU; 100 with --tune)"
+        "--repeat", type=size, metavar="R", help="rounds per shape (200 on a GPU, 50 on a CPU; 100 with --tune)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (0)")
     parser.add_argument(
         "--tune",
         action="store_true",
-        help="on an H100, H200, B200 or B300: time every plan of its own kernels against the model that chooses among "
-        "them, and write a file for nvfp4.use_tuning and for us",
+        help="on an H100, H200, B200 or B300: time every launch plan of its kernels, compare with the model that ranks "
+        "them, and write a file for nvfp4.use_tuning",
     )
     parser.add_argument("--markdown", action="store_true", help="print the tables in markdown")
     parser.add_argument(
@@ -77,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the run as a JSON object; without FILE, print it",
     )
-    parser.add_argument("--csv", metavar="FILE", help="write a line for each shape, contestant and figure")
-    parser.add_argument("--plot", metavar="FILE", help="draw time over M, with the floor, as SVG")
+    parser.add_argument("--csv", metavar="FILE", help="write one line per shape, implementation and figure")
+    parser.add_argument("--plot", metavar="FILE", help="draw time over M, with the floor, as SVG; needs matplotlib")
 
 
 def size(text: str) -> int:
@@ -114,53 +118,57 @@ def kind_list(text: str) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     if args.markdown and args.json == STDOUT:
-        raise show.Refusal("--markdown and --json without a file both print: name a file for --json")
+        raise show.CommandError("--markdown and --json without a file both print: give --json a file")
     if args.shapes and args.m:
-        raise show.Refusal("--shapes has its own M: --m goes with --set")
+        raise show.CommandError("--m goes with --set: --shapes has its own M")
     if args.tune:
         return run_tune(args)
     for path in (args.json, args.csv, args.plot):
         if path not in (None, STDOUT) and not Path(path).parent.is_dir():
-            raise show.Refusal(f"{path}: there is no folder {Path(path).parent}")
+            raise show.CommandError(f"{path}: there is no folder {Path(path).parent}")
+    if args.plot:
+        plot.need_matplotlib()  # before minutes of timing
     if args.stored:
         if args.backend or args.m or args.against or args.repeat or args.seed:
-            raise show.Refusal("--from times nothing: it goes with --markdown, --json, --csv and --plot alone")
+            raise show.CommandError("--from times nothing: only --markdown, --json, --csv and --plot go with it")
         deliver(report.load(args.stored), args)
         return 0
     backends = args.backend or [None]
-    place = pick_place(backends)
+    device = pick_target(backends).device
     shapes = args.shapes or SETS[args.set or "ranked"](args.m)
-    with machine.need_torch().cuda.device(place.device) if place.device.type == "cuda" else nullcontext():
-        clock = timing.DeviceClock(place.device) if place.device.type == "cuda" else timing.HostClock()
-        deliver(measure(args, shapes, place.device, backends, clock), args)
+    with machine.need_torch().cuda.device(device) if device.type == "cuda" else nullcontext():
+        clock: timing.Clock = timing.DeviceClock(device) if device.type == "cuda" else timing.HostClock()
+        deliver(measure(args, shapes, device, backends, clock), args)
     return 0
 
 
 def run_tune(args: argparse.Namespace) -> int:
     if args.set or args.stored or args.against or args.csv or args.plot or args.json not in (None, STDOUT):
-        raise show.Refusal("--tune times --shapes or the ranked ones, and names its file itself")
+        raise show.CommandError(
+            "--tune times --shapes or the ranked shapes and names its file: --set, --from, --against, --csv, --plot "
+            "and a file for --json do not go with it"
+        )
     backends = args.backend or [None]
     if len(backends) > 1:
-        raise show.Refusal("--tune measures the plans of one backend, sm90 or sm100")
+        raise show.CommandError("--tune measures the plans of one backend: sm90 or sm100")
     args = argparse.Namespace(**{**vars(args), "backend": backends[0]})
-    place = pick_place(backends)
-    return tune.run(args, place, args.shapes or task_shapes(args.m or [128]))
+    return tune.run(args, pick_target(backends), args.shapes or task_shapes(args.m or [128]))
 
 
-def pick_place(backends: list[str | None]) -> machine.Place:
-    """Where all of these backends compute."""
+def pick_target(backends: list[str | None]) -> machine.Target:
+    """The target of all of these backends."""
     if len(set(backends)) < len(backends):
-        raise show.Refusal("--backend: one is named twice")
-    places = [machine.pick_place(backend) for backend in backends]
-    if len({place.device for place in places}) > 1:
-        where = ", ".join(f"{backend} on {place.device}" for backend, place in zip(backends, places))
-        raise show.Refusal(f"--backend: {where}; only what takes turns on one device can be compared")
-    place = places[0]
-    if place.device != place.tensors:
-        raise show.Refusal(
-            f"{machine.describe(place.device)}: timing it needs a torch that can use it; this one cannot"
+        raise show.CommandError("--backend: one is given twice")
+    targets = [machine.pick_target(backend) for backend in backends]
+    if len({target.device for target in targets}) > 1:
+        where = ", ".join(f"{backend} on {target.device}" for backend, target in zip(backends, targets))
+        raise show.CommandError(f"--backend: {where}; only implementations on one device can be compared")
+    target = targets[0]
+    if target.device != target.tensors:
+        raise show.CommandError(
+            f"{machine.describe(target.device)}: timing it needs a torch that can use it; this one cannot"
         )
-    return place
+    return target
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------
@@ -169,7 +177,7 @@ def pick_place(backends: list[str | None]) -> machine.Place:
 def measure(
     args: argparse.Namespace, shapes: list[Shape], device: torch.device, backends: list[str | None], clock: timing.Clock
 ) -> dict[str, Any]:
-    """Times all shapes: the report as --json writes it."""
+    """Times all shapes and returns the report that --json writes."""
     on_gpu = device.type == "cuda"
     run_id = uuid.uuid4().hex[:12]
     repeat = args.repeat or (200 if on_gpu else 50)
@@ -182,18 +190,18 @@ def measure(
     with show.progress(len(shapes) + 1) as step:
         for shape in shapes:
             step(f"bench {shape}")
-            bench = line_up(shape, device, backends, kinds, args.seed, run_id)
+            bench = prepare(shape, device, backends, kinds, args.seed, run_id)
             rotates = rotates and bench.cold
             left_out |= {name: why for name, why in bench.left_out.items() if name not in left_out}
-            timing.compete(bench.contestants, clock, repeat)
-            timing.compete_in_queues(bench.contestants, clock, max(timing.MIN_ROUNDS, repeat // 10))
-            results.append(result_of(shape, bench.contestants, run_id))
-        step("bench: limits of the machine")
+            timing.run_single_call_rounds(bench.implementations, clock, repeat)
+            timing.run_back_to_back_rounds(bench.implementations, clock, max(timing.MIN_ROUNDS, repeat // 10))
+            results.append(result_of(shape, bench.implementations, run_id))
+        step("bench: limits of the hardware")
         limits = limits_of(device, clock)
         host = host_costs(results) if on_gpu else host_costs_on_cpu(device, backends, kinds, args.seed, clock)
-    facts = conditions(device, clock, rotates)
+    measured_under = conditions(device, clock, rotates)
     if before is not None:
-        facts |= {"clocks before": before, "clocks after": machine.clocks(device)}
+        measured_under |= {"clocks before": before, "clocks after": machine.clocks(device)}
     return {
         "format": report.FORMAT,
         "run": run_id,
@@ -201,7 +209,7 @@ def measure(
         "command": command(args),
         "set": None if args.shapes else args.set or "ranked",
         "device": device.type,
-        "conditions": facts,
+        "conditions": measured_under,
         "limits": limits,
         "left_out": left_out,
         "host": host,
@@ -210,7 +218,7 @@ def measure(
 
 
 def command(args: argparse.Namespace) -> str:
-    """The command that times the same again, wherever it is to leave the figures."""
+    """The command that repeats the measurement, without its output options."""
     words = ["python", "-m", "nvfp4", "bench"]
     if args.set:
         words += ["--set", args.set]
@@ -229,25 +237,25 @@ def command(args: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def result_of(shape: Shape, contestants: list[timing.Contestant], run_id: str) -> dict[str, Any]:
-    first, layer = contestants[0], layer_of(shape)
+def result_of(shape: Shape, implementations: list[timing.Implementation], run_id: str) -> dict[str, Any]:
+    first, layer = implementations[0], layer_of(shape)
     entries = []
-    for contestant in contestants:
+    for implementation in implementations:
         entry: dict[str, Any] = {
-            "name": contestant.name,
-            "ours": contestant.ours,
-            "kernel": contestant.kernel,
-            "note": contestant.note,
-            "input_sets": contestant.sets,
-            "queue_calls": contestant.queue_calls(),
-            "seconds": {mode: spread(list(getattr(contestant, mode).values())) for mode in report.MODES},
-            "host": spread(contestant.host) if contestant.host else None,
+            "name": implementation.name,
+            "ours": implementation.ours,
+            "kernel": implementation.kernel,
+            "note": implementation.note,
+            "input_sets": implementation.sets,
+            "back_to_back_calls": implementation.back_to_back_calls(),
+            "seconds": {mode: spread(list(getattr(implementation, mode).values())) for mode in report.MODES},
+            "host": spread(implementation.host) if implementation.host else None,
         }
-        if contestant is not first:
-            entry["ratio"] = {mode: rounded(timing.ratio(contestant, first, mode)) for mode in report.MODES}
+        if implementation is not first:
+            entry["ratio"] = {mode: rounded(timing.ratio(implementation, first, mode)) for mode in report.MODES}
         entries.append(entry)
     names = {"model": layer.model, "layer": layer.layer} if layer else {"model": "", "layer": ""}
-    return {"run": run_id, "shape": asdict(shape), **names, "contestants": entries}
+    return {"run": run_id, "shape": asdict(shape), **names, "implementations": entries}
 
 
 def spread(samples: list[float]) -> dict[str, Any]:
@@ -255,12 +263,12 @@ def spread(samples: list[float]) -> dict[str, Any]:
 
 
 def rounded(values: timing.Spread) -> dict[str, Any]:
-    """Five digits: no clock here is better."""
+    """Five digits: no clock used here is more precise."""
     return {name: value if name == "samples" else float(f"{value:.5g}") for name, value in asdict(values).items()}
 
 
 def limits_of(device: torch.device, clock: timing.Clock) -> dict[str, Any]:
-    """What the floor is drawn from: the best of some copies and of some large products of torch's, in this run."""
+    """The limits for the floor: the best of some copies and of some large torch products, in this run."""
     torch = machine.need_torch()
     dtype, name, size = (torch.float16, "fp16", 8192) if device.type == "cuda" else (torch.bfloat16, "bf16", 2048)
     rate = timing.matmul_rate(clock, device, dtype, size, repeat=10)
@@ -272,13 +280,13 @@ def limits_of(device: torch.device, clock: timing.Clock) -> dict[str, Any]:
 
 
 def host_costs(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a call costs the thread that makes it, by contestant: medians of the shapes, and their extremes."""
+    """Time per call of the calling thread, by implementation: the median over the shapes, the least and the most."""
     found: dict[str, list[float]] = {}
     for result in results:
-        for entry in result["contestants"]:
+        for entry in result["implementations"]:
             found.setdefault(entry["name"], []).append(entry["host"]["median"])
     return {
-        "of": "the calling thread, to queue a call: over the shapes, median and range",
+        "of": "the calling thread, to enqueue a call: median and range over the shapes",
         "seconds": {name: [statistics.median(values), min(values), max(values)] for name, values in found.items()},
     }
 
@@ -286,11 +294,11 @@ def host_costs(results: list[dict[str, Any]]) -> dict[str, Any]:
 def host_costs_on_cpu(
     device: torch.device, backends: list[str | None], kinds: list[str], seed: int, clock: timing.Clock
 ) -> dict[str, Any]:
-    """The same on a CPU, where a call works in its own thread: of a product with next to no arithmetic."""
-    bench = line_up(HOST_SHAPE, device, backends, kinds, seed, most_sets=1)
-    timing.compete(bench.contestants, clock, timing.MIN_ROUNDS)
-    timing.compete_in_queues(bench.contestants, clock, HOST_ROUNDS)
-    found = {c.name: spread(list(c.queued.values())) for c in bench.contestants}
+    """The same on a CPU, where the calling thread computes: from a product with negligible arithmetic."""
+    bench = prepare(HOST_SHAPE, device, backends, kinds, seed, max_sets=1)
+    timing.run_single_call_rounds(bench.implementations, clock, timing.MIN_ROUNDS)
+    timing.run_back_to_back_rounds(bench.implementations, clock, HOST_ROUNDS)
+    found = {c.name: spread(list(c.back_to_back.values())) for c in bench.implementations}
     return {
         "of": f"a call of a {HOST_SHAPE} product, inputs in cache: median, tenth and ninetieth percentile",
         "seconds": {name: [value[key] for key in ("median", "p10", "p90")] for name, value in found.items()},
@@ -298,49 +306,49 @@ def host_costs_on_cpu(
 
 
 def conditions(device: torch.device, clock: Any, rotates: bool) -> dict[str, str]:
-    """What a reader must know to judge the figures."""
+    """The hardware, the software and the method of the measurement."""
     torch = machine.need_torch()
-    facts = {
+    found = {
         "hardware": machine.describe(device),
         "software": f"nvfp4 {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
     }
     if device.type == "cuda":
         l2 = show.mebibytes(torch.cuda.get_device_properties(device).L2_cache_size)
         flush = show.mebibytes(clock.flush.numel())
-        facts["single calls"] = (
-            f"cold: {flush} written before each; an empty pair of CUDA events takes "
-            f"{show.seconds(clock.empty_pair(200))}, in every figure"
+        found["single-call"] = (
+            f"cold L2: {flush} written before each call; each figure includes an empty pair of CUDA events, "
+            f"{show.seconds(clock.empty_pair(200))}"
         )
-        facts["back to back"] = (
-            f"a plain queue (no graph) of up to {timing.QUEUE_CALLS} calls between one pair of events, behind writes "
+        found["back-to-back"] = (
+            f"up to {timing.BACK_TO_BACK_CALLS} calls on a stream (no graph) between one pair of events, after writes "
             f"of {flush}; inputs "
             + (
-                f"rotate through {L2_TURNS} times the L2 of {l2}, or each call has its own"
+                f"rotate through {L2_MULTIPLE} times the L2 of {l2}, or each call has its own"
                 if rotates
-                else "do not fill the L2 often enough"
+                else f"take less than {L2_MULTIPLE} times the L2 of {l2}: too little free memory"
             )
         )
     else:
         largest = machine.last_level_cache()
         extent = f"a largest cache of {show.mebibytes(largest)}" if largest else "a largest cache of unknown size"
-        facts["caches"] = (
-            f"cold: the inputs of each contestant rotate through more than {extent}"
+        found["caches"] = (
+            f"cold: the inputs of each implementation rotate through more than {extent}"
             if rotates
-            else f"NOT cold: inputs do not rotate through more than {extent}; too little free memory, or a tiny shape"
+            else f"NOT cold: inputs do not rotate through more than {extent}; too little free memory, or a small shape"
         )
-        facts["back to back"] = (
-            f"calls in a loop, up to {timing.QUEUE_CALLS} or {show.seconds(timing.QUEUE_S)}; before single calls and "
-            f"loops a pause of {show.seconds(timing.PAUSE_S)}"
+        found["back-to-back"] = (
+            f"calls in a loop, up to {timing.BACK_TO_BACK_CALLS} or {show.seconds(timing.BACK_TO_BACK_S)}; a pause of "
+            f"{show.seconds(timing.PAUSE_S)} before each single call and each loop"
         )
-        facts["clock"] = "monotonic clock of the host, threads as torch.get_num_threads() says for all"
-    return facts
+        found["clock"] = "monotonic clock of the host; all implementations use torch.get_num_threads() threads"
+    return found
 
 
-# --- what is printed and written --------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def deliver(measured: dict[str, Any], args: argparse.Namespace) -> None:
-    """Writes the files that were asked for and prints the report in one form."""
+    """Writes the requested files and prints the report."""
     writers: dict[str, Callable[[dict[str, Any]], str]] = {"json": to_json, "csv": report.csv_text, "plot": plot.svg}
     for name, writer in writers.items():
         path = getattr(args, name)
@@ -356,11 +364,11 @@ def deliver(measured: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def to_json(measured: dict[str, Any]) -> str:
-    """One contestant a line, so that a stored run can be read and two of them compared by eye."""
+    """One implementation a line, so that stored runs can be read and compared with diff."""
     head = json.dumps({**measured, "results": []}, indent=1).removesuffix("[]\n}")
     blocks = []
     for result in measured["results"]:
-        entries = ",\n   ".join(json.dumps(entry) for entry in result["contestants"])
-        frame = json.dumps({**result, "contestants": []}).removesuffix("[]}")
+        entries = ",\n   ".join(json.dumps(entry) for entry in result["implementations"])
+        frame = json.dumps({**result, "implementations": []}).removesuffix("[]}")
         blocks.append(f"  {frame}[\n   {entries}\n  ]}}")
     return head + "[\n" + ",\n".join(blocks) + "\n ]\n}\n"

@@ -1,9 +1,9 @@
-"""Run the ten tests of a competition's task and judge each against the definition.
+"""Run the ten tests of a competition's task and compare each result with the reference.
 
-Every test draws random data, fills the output with NaN, multiplies, and compares with an fp64 sum of the same data:
-within 1e-3 as the competition asks, and bit for bit, which this data allows. The product then runs a second time, for
-the time, and must give the same bits. Runs on the first usable GPU, or on the CPU where there is none. The tasks are
-nvfp4_gemm, a product of two matrices, and nvfp4_gemv, a matrix times the first row of a b that is filled up to 128.
+Each test draws random data, fills the output with NaN, multiplies, and compares with an fp64 sum of the same data:
+within the competition's tolerance of 1e-3, and bit for bit, since the sums of this data are exact. A second call is
+timed and must give the same bits. The tests run on the first usable GPU, else on the CPU. The tasks are nvfp4_gemm, a
+product of two matrices, and nvfp4_gemv, a matrix times the first row of a b that is padded to 128 rows.
 
 Exit status: 0 all tests passed, 1 a test failed, 2 the tests cannot run.
 """
@@ -28,48 +28,48 @@ TASKS = ("nvfp4_gemm", "nvfp4_gemv")  # of reference.TASKS, which needs torch
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backend", metavar="B", help="run on this backend (cpu, sm80, sm90, sm100), not on the best one"
+        "--backend", metavar="B", help="run on this backend (cpu, sm80, sm90, sm100) instead of the chosen one"
     )
-    parser.add_argument("--task", choices=TASKS, default="nvfp4_gemm", help="whose tests (nvfp4_gemm)")
-    parser.add_argument("--only", type=int, metavar="N", help="run test N alone, counted from 1")
-    parser.add_argument("--seed", type=int, metavar="S", help="seed of the random data, instead of task.yml's")
+    parser.add_argument("--task", choices=TASKS, default="nvfp4_gemm", help="the task whose tests run (nvfp4_gemm)")
+    parser.add_argument("--only", type=int, metavar="N", help="run only test N, counted from 1")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of the random data, instead of the one in task.yml")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--dump",
         type=dump.parse,
         metavar="cta=I,k_block=J",
-        help="with --only, on a B200, in a debug build: print what this CTA held when it had multiplied that k_block "
-        "of 64 values; lanes=A:B and columns=A:B, added, say how much of it is printed (0:8)",
+        help="with --only, on a B200, in a debug build: print the state of this CTA after the k_block of 64 values was "
+        "multiplied; lanes=A:B and columns=A:B select the part to print (0:8)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    place = machine.pick_place(args.backend)
+    target = machine.pick_target(args.backend)
     from ..reference import load_task  # needs torch
 
     tests = list(enumerate(load_task(args.task)["tests"], start=1))
     if args.only is not None:
         if not 1 <= args.only <= len(tests):
-            raise show.Refusal(f"--only {args.only}: there are tests 1 to {len(tests)}")
+            raise show.CommandError(f"--only {args.only}: there are tests 1 to {len(tests)}")
         tests = [tests[args.only - 1]]
     if args.dump:
         if args.only is None or args.json:
-            raise show.Refusal("--dump prints one test's k_block as text: it needs --only, and goes without --json")
-        return dump.run(seeded(tests[0][1], args.seed), place, args.dump, multiply)
+            raise show.CommandError("--dump prints a k_block of one test as text: it needs --only and excludes --json")
+        return dump.run(seeded(tests[0][1], args.seed), target, args.dump, multiply)
 
     results = []
     with show.progress(len(tests)) as step:
         for number, test in tests:
             test = seeded(test, args.seed)
             step("check {m}x{n}x{k}, l = {l}".format(**test))
-            results.append({"test": number} | run_test(test, place))
+            results.append({"test": number} | run_test(test, target))
 
     passed = sum(result["passed"] for result in results)
     if args.json:
-        hardware = machine.describe(place.device)
+        hardware = machine.describe(target.device)
         print(json.dumps({"task": args.task, "hardware": hardware, "passed": passed, "tests": results}, indent=1))
     else:
-        report(args.task, results, place.device)
+        report(args.task, results, target.device)
     return 0 if passed == len(results) else 1
 
 
@@ -77,22 +77,22 @@ def seeded(test: dict[str, int], seed: int | None) -> dict[str, int]:
     return test if seed is None else test | {"seed": seed}
 
 
-def run_test(test: dict[str, int], place: machine.Place) -> dict[str, Any]:
+def run_test(test: dict[str, int], target: machine.Target) -> dict[str, Any]:
     import torch
 
     from .. import reference
 
-    data = reference.generate_input(**test, device=place.tensors)
+    data = reference.generate_input(**test, device=target.tensors)
     expected = reference.ref_kernel(data)
-    output = multiply(data, place.backend)[0].clone()
-    again, seconds = multiply(data, place.backend)
+    output = multiply(data, target.backend)[0].clone()
+    again, seconds = multiply(data, target.backend)
     close, why = reference.compare(output, expected)
     exact, why_not_exact = reference.compare(output, expected, exact=True)
     repeats = torch.equal(output.view(torch.int16), again.view(torch.int16))
     return {
         "shape": {key: test[key] for key in "mnkl"},
         "seed": test["seed"],
-        "kernel": machine.kernel(test["m"], test["n"], test["k"], place.device, place.backend, test["l"]),
+        "kernel": machine.kernel(test["m"], test["n"], test["k"], target.device, target.backend, test["l"]),
         "max_error": (output.double() - expected.double()).abs().max().item(),
         "exact": exact,
         "repeats": repeats,
@@ -111,7 +111,7 @@ def verdict(close: bool, why: str, exact: bool, why_not_exact: str, repeats: boo
 
 
 def multiply(data: tuple[torch.Tensor, ...], backend: str | None) -> tuple[torch.Tensor, float]:
-    """The product and its seconds, into a poisoned output. Rows of b beyond c's columns are not passed."""
+    """Multiplies into an output full of NaN; returns it and the seconds. Drops rows of b beyond the columns of c."""
     import torch
 
     a, b, _, _, sfa, sfb, c = data
@@ -129,10 +129,12 @@ def multiply(data: tuple[torch.Tensor, ...], backend: str | None) -> tuple[torch
     return result, time.perf_counter() - start
 
 
-def call(a, b, sfa, sfb, c, backend: str | None) -> torch.Tensor:
+def call(
+    a: torch.Tensor, b: torch.Tensor, sfa: torch.Tensor, sfb: torch.Tensor, c: torch.Tensor, backend: str | None
+) -> torch.Tensor:
     if backend is None:
         return custom_kernel(a, b, sfa, sfb, c)
-    # custom_kernel chooses by itself; gemm takes the same bytes with the batch first.
+    # custom_kernel has no argument for the backend; gemm takes the same bytes with the batch first.
     first = (2, 0, 1)
     scales = (scale.permute(5, 2, 4, 0, 1, 3) for scale in (sfa, sfb))
     return gemm(a.permute(first), b.permute(first), *scales, out=c.permute(first), backend=backend).permute(1, 2, 0)

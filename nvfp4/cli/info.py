@@ -1,6 +1,6 @@
-"""Say what this machine can use, and why not the rest.
+"""Show what this machine can run, and why it cannot run the rest.
 
-Needs neither torch nor a driver nor a GPU. With --shape it also says how a product of that shape would run, and why.
+Needs neither torch nor a driver nor a GPU. With --shape it also shows the plan for a product of that shape.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import machine, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=shape, metavar="M,N,K[,L]", help="say how a product of this shape would run")
+    parser.add_argument("--shape", type=shape, metavar="M,N,K[,L]", help="show the plan for a product of this shape")
     parser.add_argument("--backend", metavar="B", help="with --shape: on this backend (cpu, sm80, sm90, sm100)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -29,14 +29,14 @@ def shape(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     if args.backend is not None and args.shape is None:
-        raise show.Refusal("--backend: only means something together with --shape M,N,K")
+        raise show.CommandError("--backend: needs --shape M,N,K")
     software = {"python": platform.python_version(), "torch": torch_version()}
-    facts = software | info(*(args.shape or ()), backend=args.backend)
-    facts |= {"cpu": machine.cpu_name(), "cpu_features": machine.cpu_features()}
+    properties = software | info(*(args.shape or ()), backend=args.backend)
+    properties |= {"cpu": machine.cpu_name(), "cpu_features": machine.cpu_features()}
     if args.json:
-        print(json.dumps(facts, indent=1))
+        print(json.dumps(properties, indent=1))
     else:
-        lines = list(describe(facts))
+        lines = describe(properties)
         width = max(len(name) for name, _ in lines)
         print("\n".join(f"{name:<{width}}  {value}" for name, value in lines))
     return 0
@@ -44,32 +44,31 @@ def run(args: argparse.Namespace) -> int:
 
 def torch_version() -> str | None:
     try:
-        import torch
+        return str(machine.import_torch().__version__)
     except ImportError:
         return None
-    return torch.__version__
 
 
-def describe(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and value of every line."""
+def describe(properties: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and value of each line."""
     lines = [
-        ("nvfp4", facts["version"]),
-        ("Python", facts["python"]),
-        ("torch", facts["torch"] or "not installed: NumPy arrays only, and no check or bench"),
-        ("GPU code for", " ".join(facts["archs"]) or "nothing: this build is for the CPU alone"),
-        ("CPU", f"{facts['cpu']} ({facts['cpu_features']}), {facts['cpu_threads']} threads"),
-        ("CPU kernel", facts["cpu_kernel"]),
-        ("CUDA driver", facts["driver"] or facts["driver_reason"]),
+        ("nvfp4", properties["version"]),
+        ("Python", properties["python"]),
+        ("torch", properties["torch"] or "not installed: NumPy arrays only, no check and no bench"),
+        ("GPU code for", " ".join(properties["archs"]) or "none: this build is for the CPU only"),
+        ("CPU", f"{properties['cpu']} ({properties['cpu_features']}), {properties['cpu_threads']} threads"),
+        ("CPU kernel", properties["cpu_kernel"]),
+        ("CUDA driver", properties["driver"] or properties["driver_reason"]),
     ]
-    for ordinal, gpu in enumerate(facts["devices"]):
+    for ordinal, gpu in enumerate(properties["devices"]):
         major, minor = divmod(gpu["compute_capability"], 10)
         memory = show.si(gpu["memory_bytes"], "B")
         state = "usable" if gpu["usable"] else f"NOT usable: {gpu['reason']}"
         lines.append((f"GPU {ordinal}", f"{gpu['name']}, sm_{major}{minor}, {gpu['sm_count']} SMs, {memory}: {state}"))
-    if facts["driver"] and not facts["devices"]:
+    if properties["driver"] and not properties["devices"]:
         lines.append(("GPU", "none: the driver reports no device"))
-    if "plan" in facts:
-        plan = facts["plan"]
+    if "plan" in properties:
+        plan = properties["plan"]
         lines.append(("this shape", f"{plan['kernel']} ({plan['backend']}) on {plan['device']}: {plan['reason']}"))
         if plan["grid"]:
             tile = "x".join(str(plan[f"tile_{side}"]) for side in "mnk")

@@ -1,70 +1,78 @@
-"""Where a command runs: torch, the device that a backend needs, what the machine is called, and its clocks."""
+"""The target of a command: torch, the device that a backend needs, the hardware's name and its clocks."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .. import info
-from .show import Refusal
+from .show import CommandError
 
 if TYPE_CHECKING:
     import torch
 
 
-def need_torch() -> ModuleType:
-    """torch, or a refusal that says how to get it."""
-    try:
+def import_torch() -> ModuleType:
+    """torch, without its warning about a missing NumPy, which nothing here needs."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
         import torch
-    except ImportError as error:
-        raise Refusal(f"torch is needed and could not be imported ({error}); pip install torch==2.13.0") from None
     return torch
 
 
+def need_torch() -> ModuleType:
+    """torch, or an error message that says how to install it."""
+    try:
+        return import_torch()
+    except ImportError as error:
+        raise CommandError(f"torch is needed and could not be imported ({error}); pip install torch==2.13.0") from None
+
+
 @dataclass(frozen=True)
-class Place:
-    """Where products are computed, where their tensors are, and the backend to ask for (None: the tensors decide)."""
+class Target:
+    """The device that computes, the device of the tensors, and the backend to pass (None: the tensors decide)."""
 
     device: torch.device
     tensors: torch.device
     backend: str | None
 
 
-def pick_place(backend: str | None) -> Place:
-    """The device that `backend` computes on; without one, the first GPU that can be used, else the CPU.
+def pick_target(backend: str | None) -> Target:
+    """The target of `backend`; without a backend the first usable GPU, else the CPU.
 
-    A GPU that reads host memory can be used without a torch that knows it."""
+    A GPU that reads host memory is usable even if torch has no CUDA support."""
     torch = need_torch()
-    # The smallest product will do: a backend that is unknown or cannot run here is refused by name.
-    facts = info(1, 1, 16, backend=backend)
-    device, cpu = torch.device(facts["plan"]["device"]), torch.device("cpu")
+    # Plans the smallest product: nvfp4 rejects a backend that is unknown or that cannot run here.
+    properties = info(1, 1, 16, backend=backend)
+    device, cpu = torch.device(properties["plan"]["device"]), torch.device("cpu")
     if device.type == "cpu" or torch.cuda.is_available():
-        return Place(device, device, backend)
-    if device.index == 0 and facts["devices"][0]["reads_host_memory"]:
-        return Place(device, cpu, facts["plan"]["backend"])
+        return Target(device, device, backend)
+    if device.index == 0 and properties["devices"][0]["reads_host_memory"]:
+        return Target(device, cpu, properties["plan"]["backend"])
     if backend is None:
-        return Place(cpu, cpu, None)
-    raise Refusal(f"--backend {backend}: there is a GPU, but torch {torch.__version__} cannot use it")
+        return Target(cpu, cpu, None)
+    raise CommandError(f"--backend {backend}: there is a GPU, but torch {torch.__version__} cannot use it")
 
 
 def kernel(m: int, n: int, k: int, device: torch.device, backend: str | None, l: int = 1) -> str:
-    """The kernel that a product of this shape runs on there."""
+    """The kernel that computes a product of this shape on the device."""
     return info(m, n, k, l, device=device, backend=backend)["plan"]["kernel"]
 
 
 def describe(device: torch.device) -> str:
     """The hardware in words."""
-    facts = info()
+    properties = info()
     if device.type == "cuda":
-        gpu = facts["devices"][device.index]
-        return f"{gpu['name']}, {gpu['sm_count']} SMs, CUDA driver {facts['driver']}"
-    threads = facts["cpu_threads"]
-    return f"{cpu_name()} ({cpu_features()}), {threads} thread{'s' * (threads != 1)}, kernel {facts['cpu_kernel']}"
+        gpu = properties["devices"][device.index]
+        return f"{gpu['name']}, {gpu['sm_count']} SMs, CUDA driver {properties['driver']}"
+    threads = properties["cpu_threads"]
+    return f"{cpu_name()} ({cpu_features()}), {threads} thread{'s' * (threads != 1)}, kernel {properties['cpu_kernel']}"
 
 
 def cpu_field(name: str) -> str:
@@ -81,14 +89,14 @@ def cpu_name() -> str:
 
 
 def cpu_features() -> str:
-    """Those of the CPU's instructions that decide how fast small-integer and bf16 products are."""
+    """The CPU's instruction sets that matter for small-integer and bf16 products."""
     flags = set(cpu_field("flags").split()) | set(cpu_field("Features").split())
     known = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16")
     return " ".join(feature for feature in known if feature in flags) or "no vector extension known to us"
 
 
 def clocks(device: torch.device) -> str:
-    """The GPU's clocks, power state and temperature now, and its limits, as nvidia-smi tells them."""
+    """The GPU's current clocks, power state and temperature, and its limits, from nvidia-smi."""
     fields = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,pstate,temperature.gpu"
     uuid = f"GPU-{need_torch().cuda.get_device_properties(device).uuid}"
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
@@ -102,7 +110,7 @@ def clocks(device: torch.device) -> str:
 
 
 def last_level_cache() -> int | None:
-    """Bytes of the CPU's largest cache, as Linux tells them."""
+    """Bytes of the CPU's largest cache, from sysfs; None if unknown."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -114,7 +122,7 @@ def last_level_cache() -> int | None:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that can be had without swapping."""
+    """Bytes of host memory that are available without swapping."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

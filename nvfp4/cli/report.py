@@ -1,7 +1,7 @@
-"""A run of `nvfp4 bench` as tables, as CSV and in sentences, from the object that --json writes.
+"""Reports a run of `nvfp4 bench`, from the object that --json writes: tables, CSV and notes.
 
-Ratios are those that were taken within rounds of the run. Nothing here divides the time of one contestant by that of
-another, and a file with results of two runs is refused: the two met different clocks, heat and neighbours.
+Ratios come from within the rounds of the run. This module never divides the times of two implementations, and it
+rejects a file with results of two runs: clocks, temperature and load of the machine differ between runs.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ import math
 from pathlib import Path
 from typing import Any
 
-from . import goals
 from . import show as screen
 from .shapes import Shape, task_shapes
 
-FORMAT = "nvfp4-bench-1"
-MODES = {"cold": "single call, cold", "queued": "back to back"}
+FORMAT = "nvfp4-bench-2"
+OLD_FORMATS = ("nvfp4-bench-1",)  # that tools/rename_results.py rewrites
+MODES = {"single_call": "single-call", "back_to_back": "back-to-back"}
 RANKED_M = 128
 
 Report = dict[str, Any]
 
 
 def load(path: str | Path) -> Report:
-    """A stored run; refuses what is none, or is more than one."""
+    """Reads a stored run. Rejects files of other formats and files with results of two runs."""
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise screen.Refusal(f"{path}: cannot be read: {error}") from None
+        raise screen.CommandError(f"{path}: cannot be read: {error}") from None
+    if isinstance(report, dict) and report.get("format") in OLD_FORMATS:
+        raise screen.CommandError(screen.old_format(path, report["format"], FORMAT))
     if not isinstance(report, dict) or report.get("format") != FORMAT:
-        raise screen.Refusal(f"{path}: is not a run of nvfp4 bench in the form {FORMAT}")
+        raise screen.CommandError(f"{path}: is not a run of nvfp4 bench in the format {FORMAT}")
     runs = sorted({report["run"]} | {result["run"] for result in report["results"]})
     if len(runs) > 1:
-        raise screen.Refusal(f"{path}: has results of runs {' and '.join(runs)}; no ratio is taken between two runs")
+        raise screen.CommandError(
+            f"{path}: has results of runs {' and '.join(runs)}; no ratio is taken between two runs"
+        )
     return report
 
 
@@ -46,36 +50,38 @@ def shape_of(result: dict[str, Any]) -> Shape:
 
 
 def names(report: Report) -> list[str]:
-    """All contestants, in the order of their first appearance: the one that the others are compared with is first."""
-    return list(dict.fromkeys(entry["name"] for result in report["results"] for entry in result["contestants"]))
+    """All implementations in the order of their first appearance; ratios are to the first."""
+    return list(dict.fromkeys(entry["name"] for result in report["results"] for entry in result["implementations"]))
 
 
 def entry_of(result: dict[str, Any], name: str) -> dict[str, Any] | None:
-    return next((entry for entry in result["contestants"] if entry["name"] == name), None)
+    return next((entry for entry in result["implementations"] if entry["name"] == name), None)
 
 
 def notes(report: Report) -> dict[str, str]:
-    found = {e["name"]: e["note"] for result in report["results"] for e in result["contestants"] if e["note"]}
+    found = {e["name"]: e["note"] for result in report["results"] for e in result["implementations"] if e["note"]}
     return {name: found[name] for name in names(report) if name in found}
 
 
 def floor(report: Report, shape: Shape) -> float:
-    """Seconds below which neither memory nor fp16 arithmetic, as measured in the run, lets the product come."""
+    """Lower bound in seconds: the bytes at the measured copy bandwidth, or the operations at the measured fp16 rate."""
     limits = report["limits"]
     return max(shape.bytes / limits["bytes_per_s"], shape.operations / limits["flops_per_s"])
 
 
-def floor_sentence(report: Report) -> str:
+def floor_text(report: Report) -> str:
     limits = report["limits"]
     copy, rate = screen.si(limits["bytes_per_s"], "B/s"), screen.si(limits["flops_per_s"], "FLOP/s")
     return f"bytes at {copy} (a copy, read and written) or 2MNK at {rate} ({limits['flops_of']}), the best of this run"
 
 
-def has_goals(report: Report) -> bool:
-    """Whether the run is of what the goals are for: the first contestant's kernels, the GPU and the shapes."""
-    if report["set"] != "hopper" or goals.DEVICE not in report["conditions"]["hardware"]:
-        return False
-    return any(goals.FAMILY in result["contestants"][0]["kernel"] for result in report["results"])
+def caches(report: Report) -> str:
+    """The state of the caches before a single call."""
+    return "cold L2" if report["device"] == "cuda" else "cold caches"
+
+
+def mode_title(report: Report, mode: str) -> str:
+    return f"{MODES[mode]} ({caches(report)})" if mode == "single_call" else MODES[mode]
 
 
 def unit(report: Report) -> tuple[str, float]:
@@ -101,7 +107,7 @@ def layer_cell(result: dict[str, Any]) -> str:
 
 
 def first_columns(report: Report, result: dict[str, Any] | None) -> list[str]:
-    """The shape and, in the sets of layers, the layer: of a row, or the headings."""
+    """The cells of a row for the shape and, in sets of layers, the layer; without a result, their headings."""
     with_layer = report["set"] in ("decode", "prefill")
     if result is None:
         return ["<M x N x K"] + ["<layer"] * with_layer
@@ -118,34 +124,24 @@ def ratio_table(report: Report, mode: str) -> Table:
     for result in report["results"]:
         entries = [entry_of(result, name) for name in others]
         rows.append([*first_columns(report, result), *(spread(e and e["ratio"][mode]) for e in entries)])
-    return f"Speed-up of {first}, {MODES[mode]} (above 1: {first} is faster)", columns, rows
+    return f"Speed-up of {first}, {mode_title(report, mode)}; above 1: {first} is faster", columns, rows
 
 
 def time_table(report: Report, mode: str) -> Table:
     name, scale = unit(report)
-    with_goals = mode == "cold" and has_goals(report)
     everyone = names(report)
-    columns = [*first_columns(report, None), f"floor, {name}"] + [f"goal, {name}"] * with_goals
-    columns += [*(f"{starred(report, c)}, {name}" for c in everyone), "rate", "traffic", "<kernel"]
+    columns = [*first_columns(report, None), f"floor, {name}"]
+    columns += [*(f"{starred(report, each)}, {name}" for each in everyone), "rate", "traffic", "<kernel"]
     rows = []
     for result in report["results"]:
-        shape, first = shape_of(result), result["contestants"][0]
+        shape, first = shape_of(result), result["implementations"][0]
         row = [*first_columns(report, result), screen.digits(floor(report, shape) * scale)]
-        row += [goal_cell(shape, first)] * with_goals
-        row += [spread(e and e["seconds"][mode], scale) for e in (entry_of(result, c) for c in everyone)]
+        entries = [entry_of(result, each) for each in everyone]
+        row += [spread(entry and entry["seconds"][mode], scale) for entry in entries]
         ours = first["seconds"][mode]["median"]
         row += [screen.si(shape.operations / ours, "FLOP/s"), screen.si(shape.bytes / ours, "B/s")]
         rows.append([*row, first["kernel"]])
-    return f"Times, {MODES[mode]}", columns, rows
-
-
-def goal_cell(shape: Shape, entry: dict[str, Any]) -> str:
-    """The goal in us, and by how much the median misses it."""
-    if shape not in goals.GOALS:
-        return "-"
-    goal = goals.GOALS[shape]
-    miss = entry["seconds"]["cold"]["median"] * 1e6 / goal - 1
-    return f"{goal:g} ({'met' if miss <= 0 else f'missed by {miss:.0%}'})"
+    return f"Times, {mode_title(report, mode)}", columns, rows
 
 
 def tables(report: Report) -> list[Table]:
@@ -154,18 +150,19 @@ def tables(report: Report) -> list[Table]:
 
 
 def compact_table(report: Report) -> Table:
-    """One table for a README: our times, and the ratios of both figures' medians."""
+    """One table for a document: our times, and the median ratios of both figures."""
     first, *others = names(report)
     name, scale = unit(report)
-    with_goals = has_goals(report)
-    columns = [*first_columns(report, None), f"floor, {name}"] + [f"goal, {name}"] * with_goals
-    columns += [f"{first}, {name}", f"back to back, {name}", *(f"over {starred(report, c)}" for c in others)]
+    columns = [*first_columns(report, None), f"floor, {name}", f"{first}, {name}", f"{MODES['back_to_back']}, {name}"]
+    columns += [f"over {starred(report, other)}" for other in others]
     rows = []
     for result in report["results"]:
-        shape, ours = shape_of(result), result["contestants"][0]
+        shape, ours = shape_of(result), result["implementations"][0]
         row = [*first_columns(report, result), screen.digits(floor(report, shape) * scale)]
-        row += [goal_cell(shape, ours)] * with_goals
-        row += [spread(ours["seconds"]["cold"], scale), screen.digits(ours["seconds"]["queued"]["median"] * scale)]
+        row += [
+            spread(ours["seconds"]["single_call"], scale),
+            screen.digits(ours["seconds"]["back_to_back"]["median"] * scale),
+        ]
         for entry in (entry_of(result, c) for c in others):
             medians = [screen.digits(entry["ratio"][mode]["median"]) for mode in MODES] if entry else ["-"]
             row.append(" / ".join(medians))
@@ -173,11 +170,11 @@ def compact_table(report: Report) -> Table:
     return "Times and speed-ups", columns, rows
 
 
-# --- sentences -----------------------------------------------------------------------------------------------------
+# --- notes ---------------------------------------------------------------------------------------------------------
 
 
 def geometric_means(report: Report) -> list[str]:
-    """Over the ranked shapes at M = 128, where the run has all three: our time, ratios within the run, and others'."""
+    """Our time and the ratios over the ranked shapes at M = 128; nothing if the run lacks one of the three shapes."""
     wanted = task_shapes([RANKED_M])
     by_shape = {shape_of(result): result for result in report["results"]}
     if any(shape not in by_shape for shape in wanted):
@@ -186,20 +183,17 @@ def geometric_means(report: Report) -> list[str]:
     name, scale = unit(report)
     first, *others = names(report)
     lines = []
-    for mode, title in MODES.items():
-        ours = mean([result["contestants"][0]["seconds"][mode]["median"] for result in results])
+    for mode in MODES:
+        ours = mean([result["implementations"][0]["seconds"][mode]["median"] for result in results])
         parts = [f"{first} {screen.digits(ours * scale)} {name}"]
         for other in others:
             entries = [entry_of(result, other) for result in results]
             if all(entries):
                 ratio = mean([entry["ratio"][mode]["median"] for entry in entries])
                 parts.append(f"{screen.digits(ratio)} over {starred(report, other)}")
-        lines.append(f"geometric means, ranked shapes at M = {RANKED_M}, {title}: {', '.join(parts)}")
-    if goals.DEVICE in report["conditions"]["hardware"]:
-        figures = [goals.FIGURES[shape] for shape in wanted]
-        means = [screen.digits(mean(list(column))) for column in zip(*figures)]
-        published = [f"{who} {value} us" for who, value in zip(goals.OTHERS, means)]
-        lines.append(f"for comparison, the same mean of single calls: {', '.join(published)} ({goals.SOURCE})")
+        lines.append(
+            f"geometric means, ranked shapes at M = {RANKED_M}, {mode_title(report, mode)}: {', '.join(parts)}"
+        )
     return lines
 
 
@@ -216,13 +210,13 @@ def host_line(report: Report) -> str:
     return f"host cost, {host['of']}: {', '.join(costs)}"
 
 
-def sentences(report: Report) -> list[str]:
+def summary(report: Report) -> list[str]:
     lines = geometric_means(report)
     lines.append(host_line(report))
-    lines.append(f"floor: {floor_sentence(report)}")
+    lines.append(f"floor: {floor_text(report)}")
     lines += [f"* {name}: {note}" for name, note in notes(report).items()]
     lines += [f"left out: {name}: {why}" for name, why in report["left_out"].items()]
-    lines += [f"{fact}: {value}" for fact, value in report["conditions"].items()]
+    lines += [f"{name}: {value}" for name, value in report["conditions"].items()]
     return [*lines, f"run: {report['run']}, {report['written']}"]
 
 
@@ -230,12 +224,12 @@ def display(report: Report) -> None:
     for title, columns, rows in tables(report):
         screen.table(title, columns, rows)
         print()
-    print("\n".join([*sentences(report), f"command: {report['command']}"]))
+    print("\n".join([*summary(report), f"command: {report['command']}"]))
 
 
 def markdown(report: Report) -> str:
     parts = [f"{title}:\n\n{screen.markdown(columns, rows)}\n" for title, columns, rows in tables(report)]
-    lines = [*(escaped(line) for line in sentences(report)), f"command: `{report['command']}`"]
+    lines = [*(escaped(line) for line in summary(report)), f"command: `{report['command']}`"]
     return "\n".join([*(f"- {line}" for line in lines), "", *parts]).rstrip()
 
 
@@ -246,13 +240,13 @@ def escaped(line: str) -> str:
 # --- CSV ------------------------------------------------------------------------------------------------------------
 
 CSV_COLUMNS = (
-    *("run", "set", "model", "layer", "m", "n", "k", "contestant", "ours", "kernel", "note", "figure"),
+    *("run", "set", "model", "layer", "m", "n", "k", "implementation", "ours", "kernel", "note", "figure"),
     *("median_us", "p10_us", "p90_us", "samples", "ratio", "ratio_p10", "ratio_p90", "host_us", "floor_us"),
 )
 
 
 def csv_text(report: Report) -> str:
-    """A line for each shape, contestant and figure; `ratio` is the contestant's time over that of the first."""
+    """One line per shape, implementation and figure; `ratio` is its time over that of the first implementation."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -263,7 +257,7 @@ def csv_text(report: Report) -> str:
     for result in report["results"]:
         shape = shape_of(result)
         where = [report["run"], report["set"] or "", result["model"], result["layer"], shape.m, shape.n, shape.k]
-        for entry in result["contestants"]:
+        for entry in result["implementations"]:
             what = [entry["name"], int(entry["ours"]), entry["kernel"], entry["note"]]
             host = us(entry["host"]["median"]) if entry["host"] else ""
             for mode, values in entry["seconds"].items():

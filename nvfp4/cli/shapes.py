@@ -1,4 +1,4 @@
-"""The shapes that `nvfp4 bench` times: the competition's, layers of real models, and those with goals on Hopper."""
+"""The shapes that `nvfp4 bench` times: the competition's, layers of real models, and a set for the Hopper kernels."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """The least that must move: both operands and their scales read, fp16 results written."""
+        """The minimum traffic: both operands and their scales read once, fp16 results written once."""
         return (self.m + self.n) * (self.k // 2 + self.k // 16) + 2 * self.m * self.n
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer as engines run it: parts that take the same input are one product."""
+    """A linear layer as inference engines run it: projections of the same input are one product."""
 
     model: str
     layer: str
@@ -49,14 +49,14 @@ LAYERS = (
     Layer("Llama-3.1-8B", "gate and up", 28672, 4096),
     Layer("Llama-3.1-8B", "down", 4096, 14336),
 )
-DECODE_M = (1, 2, 4, 8, 16, 32, 64)  # sequences that are answered at once, a token of each
-PREFILL_M = (512, 1024, 2048, 4096)  # tokens of prompts
+DECODE_M = (1, 2, 4, 8, 16, 32, 64)  # concurrent sequences, one token each
+PREFILL_M = (512, 1024, 2048, 4096)  # prompt tokens
 HOPPER_M = (1, 16, 64, 128, 256)
 HOPPER_LARGEST = Shape(2304, 4608, 7168)  # the largest of the competition's tests
 
 
 def layer_of(shape: Shape) -> Layer | None:
-    """The layer with this N and K, if we know one."""
+    """The layer with this N and K, or None."""
     return next((layer for layer in LAYERS if (layer.n, layer.k) == (shape.n, shape.k)), None)
 
 

@@ -1,4 +1,4 @@
-"""Tables and progress for the commands: rich where it is installed, plain text where it is not.
+"""Tables and progress for the commands: with rich if it is installed, else as plain text.
 
 Tables go to standard output and progress to standard error, so that `--json` and pipes stay clean.
 """
@@ -20,23 +20,31 @@ except ImportError:
     rich = None
 
 
-class Refusal(Exception):
-    """A command cannot run: its sentence is printed and becomes the exit status below."""
+class CommandError(Exception):
+    """A command cannot run: its error message is printed, and `status` is the exit status."""
 
     status = 2
 
 
-class Failure(Refusal):
+class Failure(CommandError):
     """A command ran and found something wrong."""
 
     status = 1
 
 
+def old_format(path: object, found: str, wanted: str) -> str:
+    """The error message for a file that an earlier version wrote."""
+    return (
+        f"{path}: is in the format {found!r}, this nvfp4 reads {wanted!r}; "
+        f"rewrite it with `python tools/rename_results.py {path}` of the source tree"
+    )
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table. A column whose name starts with "<" is aligned to the left, the others to the right.
 
-    On a narrow terminal cells are broken between words; where not even that suffices lines are left to the terminal to
-    break, so that nothing is cut off.
+    On a narrow terminal cells wrap between words. If that is not enough, the terminal wraps the lines: nothing is cut
+    off.
     """
     left = [column.startswith("<") for column in columns]
     columns = [column.removeprefix("<") for column in columns]
@@ -56,7 +64,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def fitted(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Widths of columns that leave every word whole and take no more than the room; [] if there are none."""
+    """Column widths that keep every word whole and fit into `room`; [] if there are none."""
     full = [max(map(len, cells)) for cells in columns]
     widths = [max(len(word) for cell in cells for word in (cell.split() or [""])) for cells in columns]
     room -= sum(widths)
@@ -88,9 +96,9 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Gives a function that says which of `total` steps begins now.
+    """Yields a function that reports the begin of the next of `total` steps.
 
-    A bar on a terminal with rich; otherwise one line a step, which also reads well in a log.
+    With rich on a terminal it draws a bar; otherwise it prints one line per step.
     """
     if rich is not None and sys.stderr.isatty():
         columns = (

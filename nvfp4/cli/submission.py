@@ -1,9 +1,8 @@
-"""Write the file that the competition takes: the sm100 kernel, self-contained, out of the package's own sources.
+"""Write the competition's file: the sm100 kernel, self-contained, from the package's own sources.
 
-The file holds the CUDA text that the wheel is built of, comments and all, a launcher and a binding for torch, which it
-compiles when it is imported. With --check every rule is tried that this machine can try: what the competition refuses,
-what its static checker says, whether nvcc compiles it, and whether the file, run as the competition's harness runs it,
-gives the right bits: on a B200, or in a checkout on an emulated one. --json has the same as one object.
+The file holds the CUDA sources of the wheel, a launcher and a torch binding, and compiles them when it is imported.
+--check tests every rule that this machine can: the competition's text rules, its static checker, nvcc, and the right
+bits when run like the competition's harness, on a B200 or, in a checkout, on an emulated one. --json prints one object.
 
 Exit status: 0 written, and no rule failed; 1 a rule failed; 2 the command cannot run.
 """
@@ -31,13 +30,13 @@ TEMPLATE = """\
 
 '''NVFP4 @WHAT@, on a B200's tensor cores.
 
-Made of nvfp4 @VERSION@,
+Generated from nvfp4 @VERSION@,
 by `python -m nvfp4 submission --task @TASK@`.
-The CUDA text is the package's own, each of its files whole, without debug code. License: Apache-2.0.
+The CUDA sources are the package's own files without debug code. License: Apache-2.0.
 
-A call takes the competition's seven tensors and returns the last one, c, into which the kernel has written. Nothing is
-kept between calls but what the device is: tensor maps are encoded anew for each, and which tiles the kernel works in
-follows from the sizes by the rule in csrc/contest/settings.h.
+A call takes the competition's seven tensors and returns the last one, c, into which the kernel has written. The plan is
+the package's own (csrc/kernels/sm100/plan.h): every way to run a product is ranked by its modelled time. The choice is
+kept for the last shapes, since planning costs 4 us of host time; tensor maps are encoded anew for each call.
 '''
 
 import torch
@@ -48,7 +47,7 @@ from torch.utils.cpp_extension import load_inline
 BINDING = r'''
 @BINDING@'''
 
-# For nvcc: the kernel and its launcher. From csrc/sm100_gemm.cu on in the order of reading; before it what it uses.
+# For nvcc: the kernel and its launcher, after the headers that they include.
 KERNEL = r'''
 @KERNEL@'''
 
@@ -58,7 +57,7 @@ load_inline(
     cuda_sources=KERNEL,
     extra_cflags=["-O3"],
     extra_cuda_cflags=["-O3", "-gencode", "arch=compute_100a,code=sm_100a"],
-    no_implicit_headers=True,  # torch's own take longer to compile than the kernel
+    no_implicit_headers=True,  # torch's headers take longer to compile than the kernel
     is_python_module=False,
     verbose=True,
 )
@@ -77,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", default="submission.py", help="write here (submission.py); - is stdout"
     )
     parser.add_argument("--task", choices=TASKS, default="nvfp4_gemm", help="the competition's problem (nvfp4_gemm)")
-    parser.add_argument("--check", action="store_true", help="then try every rule on the file, a line each")
+    parser.add_argument("--check", action="store_true", help="then test every rule on the file, a line each")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -85,16 +84,16 @@ def run(args: argparse.Namespace) -> int:
     text = submission(args.task)
     if args.output == "-":
         if args.check:
-            raise show.Refusal("--check: checks a file; name one with -o")
+            raise show.CommandError("--check: checks a file; name one with -o")
         if args.json:
-            raise show.Refusal("--json: tells of a file; name one with -o")
+            raise show.CommandError("--json: reports on a file; name one with -o")
         sys.stdout.write(text)
         return 0
     path = Path(args.output)
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise show.Refusal(f"-o {args.output}: cannot be written ({error.strerror})") from None
+        raise show.CommandError(f"-o {args.output}: cannot be written ({error.strerror})") from None
     size = len(text.encode())
     if not args.json:
         print(f"{path}: {size:,} bytes for {args.task}, of nvfp4 {provenance()}")
@@ -108,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def submission(task: str) -> str:
-    """The file's text: the same for the same sources."""
+    """The file's text, a function of the sources."""
     parts = {
         "TASK": task,
         "WHAT": TASKS[task],
@@ -116,12 +115,12 @@ def submission(task: str) -> str:
         "BINDING": amalgamate("contest/binding.cpp"),
         "KERNEL": amalgamate("contest/launch.cu"),
     }
-    pieces = TEMPLATE.split("@")  # at even places the template's own text
+    pieces = TEMPLATE.split("@")  # even indices: the template's own text
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def provenance() -> str:
-    """The version, and the commit if the sources are a checkout's in which nothing has been changed."""
+    """The version, and the commit if the sources are an unchanged checkout."""
     checkout = SOURCES.resolve().parent
     if (checkout / ".git").exists():
         status = git(checkout, "status", "--porcelain", "--untracked-files=no")
@@ -132,7 +131,7 @@ def provenance() -> str:
 
 
 def git(folder: Path, *arguments: str) -> str | None:
-    """What git says; None if it says nothing because it is not there or fails."""
+    """git's output; None if git is missing or fails."""
     try:
         done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True)
     except OSError:

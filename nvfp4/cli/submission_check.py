@@ -1,4 +1,4 @@
-"""What the competition refuses, rule by rule, tried on a file as far as this machine can."""
+"""The competition's rules, each tested on a file as far as this machine can."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pathlib import Path
 from . import show, submission_run
 from .submission_run import last_line
 
-LIMIT = 100_000  # bytes: a tenth of what the competition takes, so that people can read it
-WORD = "s" + "tream"  # a file that holds it, in comments too, is refused: work belongs on the default queue
+LIMIT = 150_000  # bytes: a sixth of what the competition takes, to keep the file readable
+WORD = "s" + "tream"  # the competition rejects a file that contains it, even in comments
 LONGEST_LINE, LONGEST_WORD, MOST_NUMBERS = 120, 60, 24
 KERNELGUARD = "0.3.2"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a file keeps a rule (None: that could not be tried), and a clause that says what was seen or why not."""
+    """Whether a file keeps a rule (None: not testable here), and the observation or the reason."""
 
     passed: bool | None
     why: str
@@ -47,7 +47,7 @@ class Submission:
         return self.data.decode(errors="replace")
 
     def strings(self) -> dict[str, str]:
-        """The strings that the file gives names to, at its top."""
+        """The module-level string constants by name."""
         found = {}
         for node in ast.parse(self.text).body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
@@ -58,7 +58,7 @@ class Submission:
 
 
 def run(path: Path, task: str) -> list[tuple[str, Verdict]]:
-    """Tries every rule and shows progress."""
+    """Tests every rule and shows progress."""
     with show.progress(len(RULES)) as step:
         return list(check(path, task, step))
 
@@ -80,7 +80,7 @@ def check(path: Path, task: str, step: Callable[[str], None] = lambda name: None
         yield name, verdict
 
 
-# --- what can be read off the text --------------------------------------------------------------------------------
+# --- rules about the text -------------------------------------------------------------------------------------------
 
 
 def python(submission: Submission) -> Verdict:
@@ -94,8 +94,8 @@ def python(submission: Submission) -> Verdict:
 def word(submission: Submission) -> Verdict:
     for number, line in enumerate(submission.text.splitlines(), start=1):
         if WORD in line.lower():
-            return Verdict(False, f"line {number} has the letters that are refused: {line.strip()}")
-    return Verdict(True, "the letters that are refused do not occur")
+            return Verdict(False, f"line {number} has the rejected letters: {line.strip()}")
+    return Verdict(True, "the rejected letters do not occur")
 
 
 def size(submission: Submission) -> Verdict:
@@ -112,7 +112,7 @@ def encoding(submission: Submission) -> Verdict:
 
 
 def directives(submission: Submission) -> Verdict:
-    """The competition reads on until the first line that is no comment."""
+    """The competition reads directives up to the first line that is not a comment."""
     found = {}
     for line in submission.text.splitlines():
         if not line.startswith(("#", "//")):
@@ -121,11 +121,11 @@ def directives(submission: Submission) -> Verdict:
             key, _, value = line.removeprefix("#!POPCORN ").partition(" ")
             found[key] = value
     wanted = {"leaderboard": submission.task, "gpu": "NVIDIA"}
-    return Verdict(found == wanted, ", ".join(f"{key} {value}" for key, value in found.items()) or "there are none")
+    return Verdict(found == wanted, ", ".join(f"{key} {value}" for key, value in found.items()) or "none")
 
 
 def blobs(submission: Submission) -> Verdict:
-    """Data that pose as text: long lines, long words, long lists of numbers."""
+    """Binary data as text: long lines, long words, long lists of numbers."""
     for number, line in enumerate(submission.text.splitlines(), start=1):
         if len(line) > LONGEST_LINE:
             return Verdict(False, f"line {number} has {len(line)} characters; may have {LONGEST_LINE}")
@@ -138,7 +138,7 @@ def blobs(submission: Submission) -> Verdict:
 
 
 def kernelguard(submission: Submission) -> Verdict:
-    """The competition's static checker, as its bot calls it."""
+    """The competition's static checker, called like its bot does."""
     if importlib.util.find_spec("kernelguard") is None:
         return Verdict(None, f"is not installed: pip install kernelguard=={KERNELGUARD}")
     version = importlib.metadata.version("kernelguard")
@@ -146,19 +146,19 @@ def kernelguard(submission: Submission) -> Verdict:
     done = subprocess.run(command, input=submission.data, capture_output=True)
     try:
         answer = json.loads(done.stdout)
-        refused, kind = answer["should_filter"], answer["classification"]
+        rejected, kind = answer["should_filter"], answer["classification"]
     except (ValueError, KeyError, TypeError):
-        return Verdict(False, f"{version} gives no answer: {last_line(done.stderr.decode(errors='replace'))}")
+        return Verdict(False, f"{version} gave no answer: {last_line(done.stderr.decode(errors='replace'))}")
     patterns = [pattern.get("pattern", "?") for pattern in answer.get("matched_patterns", [])]
     seen = ", ".join(filter(None, [answer.get("filter_reason"), *patterns]))
-    return Verdict(not refused and kind == "valid", f"{version}: {kind}{f' ({seen})' if seen else ''}")
+    return Verdict(not rejected and kind == "valid", f"{version}: {kind}{f' ({seen})' if seen else ''}")
 
 
-# --- what takes a compiler and a GPU ------------------------------------------------------------------------------
+# --- rules that need a compiler and a GPU ---------------------------------------------------------------------------
 
 
 def find_nvcc() -> Path | None:
-    """As torch looks for it, and then among NVIDIA's wheels."""
+    """nvcc in torch's search order, then in NVIDIA's wheels."""
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     on_path = shutil.which("nvcc")
     homes += [Path(on_path).parent.parent] if on_path else []
@@ -167,7 +167,7 @@ def find_nvcc() -> Path | None:
 
 
 def nvcc(submission: Submission) -> Verdict:
-    """The kernel's text for a B200, without torch; what its kernels keep in local memory."""
+    """Compiles the kernel for a B200 without torch, and checks that it uses no local memory."""
     compiler = find_nvcc()
     if compiler is None:
         return Verdict(None, "no nvcc was found; install the CUDA toolkit, 12.9 or later")
@@ -194,16 +194,16 @@ def nvcc(submission: Submission) -> Verdict:
 
 
 def harness(submission: Submission) -> Verdict:
-    """The file, imported and called as the competition does, on the task's first test."""
+    """Imports and calls the file like the competition, on the task's first test."""
     compiler = find_nvcc()
     if compiler is None:
-        return Verdict(None, "no nvcc was found, with which the file compiles its kernel")
+        return Verdict(None, "no nvcc was found; the file compiles its kernel with it")
     if not shutil.which("g++"):
         return Verdict(None, "needs g++, which was not found")
     return Verdict(*submission_run.run(submission.path, submission.task, compiler))
 
 
-# Each with whether it needs a file that parses.
+# name: (rule, whether it needs a file that parses)
 RULES: dict[str, tuple[Callable[[Submission], Verdict], bool]] = {
     "python": (python, False),
     "word": (word, False),

@@ -1,10 +1,9 @@
-"""Runs a submission as the competition's harness does: beside a module `task`, in a process of its own, on clones.
+"""Runs a submission like the competition's harness: next to a module `task`, in a separate process, on cloned tensors.
 
-On a B200 there is nothing else to it. Elsewhere, in a checkout and with a torch for CPUs, the emulated GPU of
-tests/emulator takes its place. The file goes through torch's load_inline unchanged all the same; what differs is the
-environment of the process. nvcc is told to add PTX, which is what the emulator runs; the CUDA runtime that is found
-first is the emulator's; and two libraries of a CUDA torch, which load_inline links and nothing here calls, are empty
-ones. Tensors then lie in host memory, which the emulated GPU reads.
+Without a B200, in a checkout with a CPU torch, the emulated GPU of emulator runs it. The file still goes through
+torch's load_inline unchanged; only the environment of the process differs: nvcc also emits PTX, which the emulator
+runs; the emulator's CUDA runtime comes first on the library path; two libraries of a CUDA torch that load_inline links,
+and nothing calls, are empty. Tensors are in host memory, which the emulated GPU reads.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from pathlib import Path
 
 from .amalgamate import SOURCES
 
-SECONDS = 900  # until a run counts as hanging
+SECONDS = 900  # a run that takes longer counts as hanging
 RUNTIME = "libcudart.so.13"
 PTX = "-gencode arch=compute_100a,code=compute_100a"
 TASK = "from typing import TypeVar\n\ninput_t = TypeVar('input_t')\noutput_t = TypeVar('output_t')\n"
 
 
 def run(path: Path, task: str, nvcc: Path) -> tuple[bool | None, str]:
-    """Whether the results are right (None: there is nothing to run it on), and a clause about it."""
+    """Whether the results are right (None: no GPU to run on), and an explanation."""
     missing = [name for name in ("torch", "ninja") if importlib.util.find_spec(name) is None]
     if missing:
         return None, f"is not installed: pip install {' '.join(missing)}"
@@ -41,7 +40,7 @@ def run(path: Path, task: str, nvcc: Path) -> tuple[bool | None, str]:
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (10, 0):
         return in_process(path, task, torch.cuda.get_device_name(), environment(nvcc))
     if torch.version.cuda is not None:
-        return None, "there is no B200, and this torch brings a CUDA runtime, whose place the emulator's cannot take"
+        return None, "there is no B200, and this torch has its own CUDA runtime, which the emulator's cannot replace"
     driver, why_not = emulator()
     if driver is None:
         return None, f"there is no B200, and no emulated one: {why_not}"
@@ -49,11 +48,11 @@ def run(path: Path, task: str, nvcc: Path) -> tuple[bool | None, str]:
         with emulated(driver, nvcc) as settings:
             return in_process(path, task, "an emulated B200", settings)
     except subprocess.CalledProcessError as error:
-        return False, f"g++ makes no library: {last_line(error.stderr)}"
+        return False, f"g++ cannot link a library: {last_line(error.stderr)}"
 
 
 def environment(nvcc: Path) -> dict[str, str]:
-    """Of the process that compiles and runs."""
+    """The environment of the process that compiles and runs."""
     import ninja
 
     path = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", os.defpath)])
@@ -61,11 +60,11 @@ def environment(nvcc: Path) -> dict[str, str]:
 
 
 def emulator() -> tuple[Path | None, str]:
-    """The emulated GPU's driver, beside which its runtime lies, or a clause that says why there is none."""
+    """The emulated GPU's driver, in the same folder as its runtime, or the reason why there is none."""
     named = Path(os.environ.get("NVFP4_LIBCUDA", ""))
     if named.name and named.with_name(RUNTIME).is_file():
         return named.resolve(), ""
-    script = SOURCES.resolve().parent / "tests/emulator/emulate.py"
+    script = SOURCES.resolve().parent / "emulator/emulate.py"
     if not script.is_file():
         return None, "this is no checkout of the project, and NVFP4_LIBCUDA does not name what was built in one"
     spec = importlib.util.spec_from_file_location("emulate", script)
@@ -79,7 +78,7 @@ def emulator() -> tuple[Path | None, str]:
 
 @contextlib.contextmanager
 def emulated(driver: Path, nvcc: Path) -> Iterator[dict[str, str]]:
-    """The environment with an emulated GPU."""
+    """The process environment with an emulated GPU."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("c10_cuda", "torch_cuda"):
             command = ["g++", "-shared", "-x", "c++", os.devnull, "-o", f"{folder}/lib{name}.so"]
@@ -98,9 +97,9 @@ def emulated(driver: Path, nvcc: Path) -> Iterator[dict[str, str]]:
 
 
 def in_process(path: Path, task: str, where: str, settings: dict[str, str]) -> tuple[bool, str]:
-    nonce = secrets.token_hex()  # with which the verdict's line begins: the file may print what it likes
+    nonce = secrets.token_hex()  # prefix of the verdict's line, so that output of the file cannot forge one
     with tempfile.TemporaryDirectory() as folder:
-        # As the harness has them side by side. What load_inline builds goes too, unless the caller says where it stays.
+        # The harness has both files in one folder. load_inline's build goes there too unless the caller sets a cache.
         shutil.copy(path, Path(folder, "submission.py"))
         Path(folder, "task.py").write_text(TASK)
         settings = {"TORCH_EXTENSIONS_DIR": f"{folder}/extensions", **settings}
@@ -124,11 +123,11 @@ def in_process(path: Path, task: str, where: str, settings: dict[str, str]) -> t
 
 
 def last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
+    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 def main(folder: str, name: str) -> None:
-    """In that process: prints a line of what it reads from standard input and the verdict."""
+    """In that process: prints the nonce from standard input and the verdict."""
     nonce = sys.stdin.read()
 
     import torch
@@ -136,7 +135,7 @@ def main(folder: str, name: str) -> None:
 
     from .. import reference
 
-    if cpp_extension.CUDA_HOME is None:  # a torch for CPUs does not look for it
+    if cpp_extension.CUDA_HOME is None:  # a CPU torch does not look for it
         cpp_extension.CUDA_HOME = os.environ["CUDA_HOME"]
     sys.path.insert(0, folder)
     start = time.perf_counter()
@@ -144,7 +143,7 @@ def main(folder: str, name: str) -> None:
 
     built = time.perf_counter() - start
     test = reference.load_task(name)["tests"][0]
-    # Twice, with other data: a result that was kept would be the first one's. Compared when both have been asked for.
+    # Two calls with different data, compared after both: a cached result would be the first one's.
     calls = []
     for seed in (test["seed"], test["seed"] + 42):
         data = reference.generate_input(**test | {"seed": seed})
@@ -164,7 +163,7 @@ def main(folder: str, name: str) -> None:
 
 
 def finish() -> None:
-    """Waits for the GPU, of whose work a CPU torch knows nothing."""
+    """Waits for the GPU; a CPU torch cannot."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,8 +1,8 @@
-"""Timing of contestants that take turns: medians with their spread, and ratios of times from one round of one run.
+"""Times implementations in alternation: medians with percentiles, and ratios of times from the same round of one run.
 
-Two figures each. A single call with cold caches is what a lone product costs. Back to back is the share of one call in
-a queue of them, each on inputs that the caches no longer hold: the gap between two calls is in it, the launch and the
-clock are not.
+Two figures each. Single-call: one product with cold caches (cold L2 on a GPU). Back-to-back: the time per call of
+consecutive calls on one stream, each on inputs that the caches do not hold. It includes the gap between two calls, but
+neither the launch latency nor the cost of the clock.
 """
 
 from __future__ import annotations
@@ -23,39 +23,43 @@ if TYPE_CHECKING:
     import torch
 
 FLUSH_BYTES = 512 * 2**20  # several times the L2 of any GPU so far
-MOST_WRITES = 512  # of the flush buffer before one timing: 40 ms of a B200, and the driver queues 1024 launches
+MAX_WRITES = 512  # of the flush buffer before one timing: 40 ms of a B200, and the driver queues 1024 launches
 MIN_ROUNDS = 3
-BUDGET_S = 8.0  # a contestant that would take longer sits out rounds, evenly
-QUEUE_CALLS = 50  # as the competition has it
-QUEUE_S = 0.25  # a queue that would take longer is shorter
-PAUSE_S = 0.02  # OpenMP's threads spin for milliseconds after a call, on cores that the next contestant needs
+BUDGET_S = 8.0  # an implementation that would take longer skips rounds, evenly
+BACK_TO_BACK_CALLS = 50  # as the competition has it
+BACK_TO_BACK_S = 0.25  # fewer calls where 50 would take longer
+PAUSE_S = 0.02  # OpenMP's threads spin for milliseconds after a call, on cores that the next implementation needs
 
 Call = Callable[[], object]
 
 
 @dataclass
-class Contestant:
+class Implementation:
+    """Our product on one backend, or a baseline, with its times in this run."""
+
     name: str
-    call: Callable[[int], object]  # runs the product on input set i, whichever i; returns the result
-    run: str = ""  # of which run its times are
+    call: Callable[[int], object]  # runs the product on input set i, any i; returns the result
+    run: str = ""  # the run that its times are from
     ours: bool = False
     kernel: str = ""
     note: str = ""  # what a reader must know of its figures
     sets: int = 1  # of inputs, through which the calls rotate
-    cold: dict[int, float] = field(default_factory=dict)  # round -> seconds of a single call
-    queued: dict[int, float] = field(default_factory=dict)  # round -> seconds a call, back to back
-    host: list[float] = field(default_factory=list)  # seconds a call of the thread that queued them
+    single_call: dict[int, float] = field(default_factory=dict)  # round -> seconds
+    back_to_back: dict[int, float] = field(default_factory=dict)  # round -> seconds a call
+    host: list[float] = field(default_factory=list)  # seconds a call of the thread that enqueues
     estimate: float = 0.0
     stride: int = 1
 
-    def queue_calls(self) -> int:
-        return max(MIN_ROUNDS, min(QUEUE_CALLS, int(QUEUE_S / max(self.estimate, 1e-9))))
+    def back_to_back_calls(self) -> int:
+        return max(MIN_ROUNDS, min(BACK_TO_BACK_CALLS, int(BACK_TO_BACK_S / max(self.estimate, 1e-9))))
 
 
 @dataclass(frozen=True)
-class Queued:
+class StreamTime:
+    """The time of consecutive calls on a stream."""
+
     seconds: float  # a call
-    host: float | None  # seconds a call of the calling thread, where that is another matter
+    host: float | None  # seconds a call of the calling thread; None where both are the same
 
 
 class Clock(Protocol):
@@ -63,13 +67,13 @@ class Clock(Protocol):
         """About how long a call takes."""
 
     def run(self, calls: Sequence[Call]) -> list[float]:
-        """Seconds of each, one at a time with cold caches."""
+        """Seconds of each call, one at a time with cold caches."""
 
-    def queue(self, calls: Sequence[Call]) -> Queued:
-        """Seconds a call, of these in a row."""
+    def back_to_back(self, calls: Sequence[Call]) -> StreamTime:
+        """Seconds a call of consecutive calls."""
 
     def copy_bandwidth(self, repeat: int) -> float:
-        """Bytes read and written a second by a copy that no cache holds, the best of some."""
+        """Bytes read and written a second by a copy that no cache holds, the best of `repeat`."""
 
 
 class HostClock:
@@ -80,14 +84,14 @@ class HostClock:
         return self.run([partial(call, 1)])[0]
 
     def run(self, calls: Sequence[Call]) -> list[float]:
-        return [self.queue([call]).seconds for call in calls]
+        return [self.back_to_back([call]).seconds for call in calls]
 
-    def queue(self, calls: Sequence[Call]) -> Queued:
+    def back_to_back(self, calls: Sequence[Call]) -> StreamTime:
         time.sleep(PAUSE_S)
         start = time.perf_counter()
         for call in calls:
             call()
-        return Queued((time.perf_counter() - start) / len(calls), None)
+        return StreamTime((time.perf_counter() - start) / len(calls), None)
 
     def copy_bandwidth(self, repeat: int) -> float:
         torch = need_torch()
@@ -97,7 +101,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Times calls on the GPU with events around them, behind writes of a buffer that evict the L2.
+    """Times calls on the GPU with events around them, after writes of a buffer that evict the L2.
 
     Those writes also take longer than the host needs to enqueue the calls, so that no host time is in the figure.
     """
@@ -127,9 +131,9 @@ class DeviceClock:
         self.torch.cuda.synchronize()
         return [start.elapsed_time(end) * 1e-3 for start, end in pairs]
 
-    def queue(self, calls: Sequence[Call]) -> Queued:
-        queued, self.writes = time_queue(self.torch, self.flush, calls, self.writes)
-        return queued
+    def back_to_back(self, calls: Sequence[Call]) -> StreamTime:
+        timed, self.writes = time_on_stream(self.torch, self.flush, calls, self.writes)
+        return timed
 
     def empty_pair(self, repeat: int) -> float:
         """Seconds between two events with nothing between them: the part of a single call that is not the kernel."""
@@ -141,11 +145,13 @@ class DeviceClock:
         return 2 * half / min(self.run([lambda: target.copy_(source)] * repeat))
 
 
-def time_queue(torch: ModuleType, flush: torch.Tensor, calls: Sequence[Call], writes: int) -> tuple[Queued, int]:
-    """Times calls in a plain queue (no graph) between one pair of events, behind writes of the flush buffer.
+def time_on_stream(
+    torch: ModuleType, flush: torch.Tensor, calls: Sequence[Call], writes: int
+) -> tuple[StreamTime, int]:
+    """Times calls on the current stream (no graph) between one pair of events, after writes of the flush buffer.
 
-    The writes must last until all calls are queued, or the host's time would be in the figure: a figure whose first
-    event came earlier is dropped and twice as many writes precede. Returns how many that were, for the next time.
+    The writes must last until all calls are enqueued: otherwise host time is in the figure. If the first event
+    completes earlier, the figure is dropped and the number of writes doubles. Returns that number, for the next time.
     """
     cuda = torch.cuda
     while True:
@@ -161,49 +167,49 @@ def time_queue(torch: ModuleType, flush: torch.Tensor, calls: Sequence[Call], wr
         in_time = not start.query()
         cuda.synchronize()
         if in_time:
-            return Queued(start.elapsed_time(end) * 1e-3 / len(calls), host / len(calls)), writes
-        if writes >= MOST_WRITES:
-            raise Failure(f"this machine cannot queue {len(calls)} calls in the time of {writes} writes")
+            return StreamTime(start.elapsed_time(end) * 1e-3 / len(calls), host / len(calls)), writes
+        if writes >= MAX_WRITES:
+            raise Failure(f"this host cannot enqueue {len(calls)} calls in the time of {writes} writes")
         writes *= 2
 
 
 def matmul_rate(clock: Clock, device: torch.device, dtype: torch.dtype, size: int, repeat: int) -> float:
-    """Operations a second of torch's product of two square matrices of random values, the best of some."""
+    """Operations a second of torch's product of two square matrices of random values, the best of `repeat`."""
     torch = need_torch()
     a, b, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
     torch.matmul(a, b, out=out)
     return 2 * size**3 / min(clock.run([lambda: torch.matmul(a, b, out=out)] * repeat))
 
 
-def compete(contestants: Sequence[Contestant], clock: Clock, repeat: int) -> None:
-    """Runs `repeat` rounds of single calls; in each, every contestant that is not sitting out runs once."""
-    for contestant in contestants:
-        contestant.estimate = clock.warm_up(contestant.call)
-        affordable = min(repeat, max(MIN_ROUNDS, int(BUDGET_S / max(contestant.estimate, 1e-9))))
+def run_single_call_rounds(implementations: Sequence[Implementation], clock: Clock, repeat: int) -> None:
+    """Runs `repeat` rounds of single calls; in each, every implementation that does not skip the round runs once."""
+    for implementation in implementations:
+        implementation.estimate = clock.warm_up(implementation.call)
+        affordable = min(repeat, max(MIN_ROUNDS, int(BUDGET_S / max(implementation.estimate, 1e-9))))
         # A power of two, so that the rounds of a slow one are among those of any that is faster.
-        contestant.stride = 2 ** math.floor(math.log2(repeat / affordable))
+        implementation.stride = 2 ** math.floor(math.log2(repeat / affordable))
     for turn in range(repeat):
-        order = [c for c in rotated(contestants, turn) if turn % c.stride == 0]
-        times = clock.run([partial(c.call, turn) for c in order])
-        for contestant, seconds in zip(order, times):
-            contestant.cold[turn] = seconds
+        order = [each for each in rotated(implementations, turn) if turn % each.stride == 0]
+        times = clock.run([partial(each.call, turn) for each in order])
+        for implementation, seconds in zip(order, times):
+            implementation.single_call[turn] = seconds
 
 
-def compete_in_queues(contestants: Sequence[Contestant], clock: Clock, rounds: int) -> None:
-    """Runs `rounds` rounds of queues, after `compete`; each contestant goes on with the inputs after its last ones."""
+def run_back_to_back_rounds(implementations: Sequence[Implementation], clock: Clock, rounds: int) -> None:
+    """Runs `rounds` rounds of consecutive calls, after the single calls. Each round continues with the next inputs."""
     for turn in range(rounds):
-        for contestant in rotated(contestants, turn):
-            count = contestant.queue_calls()
-            queued = clock.queue([partial(contestant.call, turn * count + i) for i in range(count)])
-            contestant.queued[turn] = queued.seconds
-            if queued.host is not None:
-                contestant.host.append(queued.host)
+        for implementation in rotated(implementations, turn):
+            count = implementation.back_to_back_calls()
+            timed = clock.back_to_back([partial(implementation.call, turn * count + i) for i in range(count)])
+            implementation.back_to_back[turn] = timed.seconds
+            if timed.host is not None:
+                implementation.host.append(timed.host)
 
 
-def rotated(contestants: Sequence[Contestant], turn: int) -> list[Contestant]:
-    """The contestants in turn, another one first in each round."""
-    first = turn % len(contestants)
-    return [*contestants[first:], *contestants[:first]]
+def rotated(implementations: Sequence[Implementation], turn: int) -> list[Implementation]:
+    """The implementations in turn, starting with another one in each round."""
+    first = turn % len(implementations)
+    return [*implementations[first:], *implementations[:first]]
 
 
 @dataclass(frozen=True)
@@ -225,9 +231,11 @@ class Spread:
         return cls(statistics.median(ordered), at(0.1), at(0.9), len(ordered))
 
 
-def ratio(rival: Contestant, ours: Contestant, mode: str = "cold") -> Spread:
-    """The rival's time over ours, of the rounds in which both ran: above 1 we are faster."""
-    if rival.run != ours.run:
-        raise ValueError(f"{rival.name} ran in run {rival.run}, {ours.name} in run {ours.run}: no ratio of two runs")
-    theirs, our = getattr(rival, mode), getattr(ours, mode)
+def ratio(baseline: Implementation, ours: Implementation, mode: str = "single_call") -> Spread:
+    """The baseline's time over ours, of the rounds in which both ran: above 1 we are faster."""
+    if baseline.run != ours.run:
+        raise ValueError(
+            f"{baseline.name} ran in run {baseline.run}, {ours.name} in run {ours.run}: no ratio of two runs"
+        )
+    theirs, our = getattr(baseline, mode), getattr(ours, mode)
     return Spread.of([theirs[i] / our[i] for i in sorted(theirs.keys() & our.keys())])

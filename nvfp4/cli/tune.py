@@ -1,14 +1,13 @@
-"""`nvfp4 bench --tune`: measures every plan of the sm90 or sm100 kernels for some shapes, against the model that ranks
-them.
+"""`nvfp4 bench --tune`: times every launch plan of the sm90 or sm100 kernels and compares it with the model's ranking.
 
-A shape's plans differ in kernel, in which operand lies on the wide side of the tensor core, in how K is split and in
-whether weights are prefetched; csrc/sm90_plan.c and sm100_plan.c order them by models (sm90_model.h, sm100_model.h).
-Each is first checked bit for bit against the CPU, on data whose sums are exact. Then all that are right take turns, in
-an order drawn anew each round, and are timed as the competition times: many calls in a row between one pair of events,
-each on inputs of its own, behind writes that evict the L2. The fastest is chosen on the even rounds and compared with
-the model's choice on the odd ones, so that it gains nothing by luck.
+The plans of a shape differ in kernel, in swap_ab, in split_k and in the prefetch of weights; csrc/kernels/sm90/gemm_plan.c and
+kernels/sm100/plan.h rank them by models (kernels/sm90/model.h, kernels/sm100/model.h). Each plan is first checked bit for bit against the CPU,
+on data whose sums are exact. Then all correct plans alternate, in a new random order each round, and are timed as in
+the competition: consecutive calls between one pair of events, each on its own inputs, after writes that evict the L2.
+The fastest plan is selected on the even rounds and compared with the model's choice on the odd ones, so that the
+comparison is unbiased.
 
-Everything goes into a file, to be sent to us and to be used: nvfp4.use_tuning (nvfp4/_tuning.py) reads it.
+The result is a file that nvfp4.use_tuning (nvfp4/_tuning.py) reads.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .shapes import Shape
 if TYPE_CHECKING:
     import torch
 
-CALLS = 50  # in a row, each on its own inputs: as the competition has it
+CALLS = 50  # consecutive, each on its own inputs: as in the competition
 ROUNDS = 100
 SCALES = ((0x00, 0x38, 0x40, 0x44), (0x00, 0x38))  # e4m3: the competition's 0, 1, 2, 3; 0 and 1 where K is large
 LARGEST_VALUE = 6
@@ -48,13 +47,13 @@ class Clock(Protocol):
     def describe(self) -> str: ...
 
     def run(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Seconds a call, of these in a row."""
+        """Seconds a call, of consecutive calls."""
 
 
-class QueueClock:
-    """Times calls that are queued back to back, between one pair of events, behind writes that evict the L2.
+class StreamClock:
+    """Times back-to-back calls on a stream between one pair of events, after writes that evict the L2.
 
-    As many as it takes to queue all calls meanwhile (timing.time_queue).
+    The writes last until all calls are enqueued (timing.time_on_stream).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,24 +63,24 @@ class QueueClock:
 
     def describe(self) -> str:
         flush = show.mebibytes(self.clock.flush.numel())
-        return f"one pair of CUDA events around the calls, queued while {self.writes} writes of {flush} ran before them"
+        return f"one pair of CUDA events around the calls, enqueued during {self.writes} writes of {flush} before them"
 
     def run(self, calls: Sequence[Callable[[], object]]) -> float:
-        queued, self.writes = timing.time_queue(self.torch, self.clock.flush, calls, self.writes)
-        return queued.seconds
+        timed, self.writes = timing.time_on_stream(self.torch, self.clock.flush, calls, self.writes)
+        return timed.seconds
 
 
 @dataclass
 class Candidate:
-    place: int  # in the model's order, from 0 on
-    plan: dict[str, Any]  # as _C.plan has it
-    wrong: str = ""  # why it is not timed
+    rank: int  # by the model, 0 is its choice
+    plan: dict[str, Any]  # of _C.plan
+    wrong: str = ""  # the error, for a plan that is not timed
     samples: list[float] = field(default_factory=list)  # us a call, one a round
 
     def __str__(self) -> str:
         settings = "".join(
             [
-                ", B on 128 rows" if self.plan["swap_ab"] else "",
+                ", swap_ab" if self.plan["swap_ab"] else "",
                 f", split-K {self.plan['split_k']}" if self.plan["split_k"] > 1 else "",
                 f", prefetch {self.plan['prefetch_stages']}" if self.plan["prefetch_stages"] else "",
             ]
@@ -94,13 +93,13 @@ class Candidate:
 
 
 class Lost(Exception):
-    """The GPU stopped; nothing can run on it any more in this process."""
+    """The GPU has a sticky error: nothing can run on it in this process."""
 
 
 @contextmanager
-def taking(place: int) -> Iterator[None]:
-    """Within, products take the plan in this place of the model's order."""
-    _C.set_candidate(place)
+def forced(rank: int) -> Iterator[None]:
+    """Within the context, products use the plan of this rank."""
+    _C.set_candidate(rank)
     try:
         yield
     finally:
@@ -108,16 +107,16 @@ def taking(place: int) -> Iterator[None]:
 
 
 def family(ordinal: int) -> str:
-    """The backend of that GPU which has several plans for a product."""
+    """The backend of the GPU that has several plans for a product."""
     return FAMILIES[info()["devices"][ordinal]["compute_capability"] // 10]
 
 
 def candidates(shape: Shape, ordinal: int) -> list[Candidate]:
     backend = family(ordinal)
     found = [Candidate(0, _C.plan(ordinal, backend, shape.m, shape.n, shape.k, 1))]
-    for place in range(1, found[0].plan["candidates"]):
-        with taking(place):
-            found.append(Candidate(place, _C.plan(ordinal, backend, shape.m, shape.n, shape.k, 1)))
+    for rank in range(1, found[0].plan["candidates"]):
+        with forced(rank):
+            found.append(Candidate(rank, _C.plan(ordinal, backend, shape.m, shape.n, shape.k, 1)))
     return found
 
 
@@ -125,22 +124,22 @@ def candidates(shape: Shape, ordinal: int) -> list[Candidate]:
 
 
 class Products:
-    """`count` products of one shape, each of its own inputs into its own output, and what must come out."""
+    """`count` products of one shape, each with its own inputs, output and expected result."""
 
-    def __init__(self, shape: Shape, place: machine.Place, count: int, seed: int) -> None:
+    def __init__(self, shape: Shape, target: machine.Target, count: int, seed: int) -> None:
         torch = machine.need_torch()
         from .. import reference
 
-        self.reference, self.device = reference, place.tensors
-        self.backend = family(place.device.index) if place.device.type == "cuda" else "cpu"
-        generator = torch.Generator(place.tensors).manual_seed(seed)
+        self.reference, self.device = reference, target.tensors
+        self.backend = family(target.device.index) if target.device.type == "cuda" else "cpu"
+        generator = torch.Generator(target.tensors).manual_seed(seed)
 
         def operand(rows: int, scales: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             def draw(end: int, columns: int) -> torch.Tensor:
                 size = (rows, columns)
-                return torch.randint(end, size, dtype=torch.uint8, device=place.tensors, generator=generator)
+                return torch.randint(end, size, dtype=torch.uint8, device=target.tensors, generator=generator)
 
-            table = torch.tensor(scales, dtype=torch.uint8, device=place.tensors)
+            table = torch.tensor(scales, dtype=torch.uint8, device=target.tensors)
             linear = table[draw(len(scales), shape.k // 16).int()]
             return draw(256, shape.k // 2), reference.swizzle(linear, padding=reference.E4M3_NAN)
 
@@ -156,32 +155,31 @@ class Products:
                 if is_exact(a, scale_a, scales):
                     break
             else:
-                raise show.Refusal(
-                    f"{shape}: K is too large for random data whose sums are exact, which is how "
-                    "--tune checks what it times"
+                raise show.CommandError(
+                    f"{shape}: K is too large for random data with exact sums, with which --tune checks the plans"
                 )
             inputs = (a, b, scale_a, scale_b)
             self.inputs.append(inputs)
-            self.outputs.append(torch.empty((shape.m, shape.n), dtype=torch.float16, device=place.tensors))
-            self.expected.append(gemm(*(x.cpu() for x in inputs), backend="cpu").to(place.tensors))
+            self.outputs.append(torch.empty((shape.m, shape.n), dtype=torch.float16, device=target.tensors))
+            self.expected.append(gemm(*(x.cpu() for x in inputs), backend="cpu").to(target.tensors))
 
     def calls(self) -> list[Callable[[], object]]:
         pairs = zip(self.inputs, self.outputs)
         return [lambda i=inputs, o=output: gemm(*i, out=o, backend=self.backend) for inputs, output in pairs]
 
     def check(self) -> str:
-        """Runs all in a row; "" or what is wrong with the results."""
+        """Runs all calls; returns "" or the first error in the results."""
         for output in self.outputs:
             output.fill_(math.nan)
-        refusal = ""
+        message = ""
         try:
             for call in self.calls():
                 call()
         except Error as error:
-            refusal = str(error)
+            message = str(error)
         wait(self.device)
-        if refusal:
-            return refusal
+        if message:
+            return message
         for number, (output, expected) in enumerate(zip(self.outputs, self.expected)):
             equal, why = self.reference.compare(output, expected, exact=True)
             if not equal:
@@ -195,15 +193,15 @@ def wait(device: torch.device) -> None:
 
 
 def fits(shape: Shape, device: torch.device, count: int) -> None:
-    """Refuses a shape whose inputs are more than half of the GPU's free memory."""
+    """Rejects a shape whose inputs take more than half of the GPU's free memory."""
     if device.type != "cuda":
         return
     free, _ = machine.need_torch().cuda.mem_get_info(device)
     need = count * (shape.bytes + 2 * shape.m * shape.n)
     if need > free // 2:
-        raise show.Refusal(
-            f"{shape}: {count} input sets take {show.si(need, 'B')}, more than half of the {show.si(free, 'B')} that "
-            "are free on the GPU"
+        raise show.CommandError(
+            f"{shape}: {count} input sets take {show.si(need, 'B')}, more than half of the {show.si(free, 'B')} of "
+            "free memory on the GPU"
         )
 
 
@@ -212,71 +210,71 @@ def fits(shape: Shape, device: torch.device, count: int) -> None:
 
 def tune_shape(
     shape: Shape,
-    place: machine.Place,
+    target: machine.Target,
     clock: Clock,
     rounds: int,
     seed: int,
     calls: int = CALLS,
     say: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    fits(shape, place.tensors, calls)
+    fits(shape, target.tensors, calls)
     order = random.Random(seed)
-    everyone = candidates(shape, place.device.index)
-    say(f"{shape}: {calls} input sets, and what must come out")
-    products = Products(shape, place, calls, seed)
-    queue = products.calls()
+    found = candidates(shape, target.device.index)
+    say(f"{shape}: {calls} input sets and their expected results")
+    products = Products(shape, target, calls, seed)
+    consecutive = products.calls()
 
     def guarded(candidate: Candidate, step: Callable[[], Any]) -> Any:
         try:
-            with taking(candidate.place):
+            with forced(candidate.rank):
                 return step()
-        except (RuntimeError, Error) as error:  # torch's and ours, of a fault on the GPU
+        except (RuntimeError, Error) as error:  # from torch and from nvfp4, for a fault on the GPU
             raise Lost(f"{shape}: {candidate}: {str(error).splitlines()[0]}") from error
 
-    for candidate in everyone:
+    for candidate in found:
         say(f"{shape}: checking {candidate}")
         candidate.wrong = guarded(candidate, products.check)
-    right = [candidate for candidate in everyone if not candidate.wrong]
+    right = [candidate for candidate in found if not candidate.wrong]
     say(f"{shape}: timing {len(right)} plans, {rounds} rounds")
     for _ in range(rounds):
         for candidate in order.sample(right, len(right)):
-            candidate.samples.append(1e6 * guarded(candidate, lambda: clock.run(queue)))
-    for candidate in right:  # a race need not show at once
+            candidate.samples.append(1e6 * guarded(candidate, lambda: clock.run(consecutive)))
+    for candidate in right:  # again: a race may show late
         candidate.wrong = guarded(candidate, products.check)
-    return {"shape": asdict(shape), "calls": calls} | judge(everyone)
+    return {"shape": asdict(shape), "calls": calls} | judge(found)
 
 
-def judge(everyone: list[Candidate]) -> dict[str, Any]:
-    """The fastest, what the model's choice loses to it, and which of the two is to be preferred."""
-    timed = [candidate for candidate in everyone if candidate.samples and not candidate.wrong]
-    verdict: dict[str, Any] = {"fastest": None, "loss": None, "preferred": None, "rank_correlation": None}
+def judge(found: list[Candidate]) -> dict[str, Any]:
+    """The fastest plan, the time of the model's choice relative to it, and the plan that use_tuning takes."""
+    timed = [candidate for candidate in found if candidate.samples and not candidate.wrong]
+    verdict: dict[str, Any] = {"fastest": None, "loss": None, "selected": None, "rank_correlation": None}
     if timed:
         fastest = min(timed, key=lambda candidate: statistics.median(candidate.samples[::2]))
-        choice = everyone[0]
-        verdict["fastest"] = verdict["preferred"] = fastest.place
+        choice = found[0]
+        verdict["fastest"] = verdict["selected"] = fastest.rank
         if choice in timed:
             pairs = list(zip(choice.samples, fastest.samples))
             loss = timing.Spread.of([ours / best for ours, best in pairs[1::2] or pairs])
             verdict["loss"] = asdict(loss)
-            if loss.p10 <= 1:  # not faster in nine of ten rounds: no reason to leave the model's choice
-                verdict["preferred"] = choice.place
+            if loss.p10 <= 1:  # faster in fewer than nine of ten rounds: keep the model's choice
+                verdict["selected"] = choice.rank
         modelled = [candidate.plan["modelled_us"] for candidate in timed]
         verdict["rank_correlation"] = rank_correlation(modelled, [candidate.median for candidate in timed])
     listed = [
         {
-            "place": candidate.place,
+            "rank": candidate.rank,
             **{name: candidate.plan[name] for name in SETTINGS},
             **{name: candidate.plan[name] for name in ("tile_m", "tile_n", "stages", "grid", "modelled_us")},
             "wrong": candidate.wrong,
             "samples_us": candidate.samples,
         }
-        for candidate in everyone
+        for candidate in found
     ]
     return verdict | {"candidates": listed}
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """Places in ascending order from 1 on; those of equal values are shared."""
+    """Ranks in ascending order from 1 on; equal values share the mean of their ranks."""
     ordered = sorted(values)
     first, last = {}, {}
     for rank, value in enumerate(ordered, start=1):
@@ -286,7 +284,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Spearman's: 1 where both are in the same order; None where one has no order."""
+    """Spearman's coefficient; None if all values of x or of y are equal."""
     if len(set(x)) < 2 or len(set(y)) < 2:
         return None
     return statistics.correlation(ranks(x), ranks(y))
@@ -295,8 +293,8 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
 def fit(results: list[dict[str, Any]]) -> dict[str, Any] | None:
     """measured = offset_us + scale * modelled, by least squares of relative errors over all plans of all shapes.
 
-    The offset is what the model's fixed terms miss (the gap between calls, the first byte), the scale what those miss
-    that grow with the work.
+    The offset corrects the model's fixed terms (the gap between calls, the first byte), the scale the terms that grow
+    with the work.
     """
     points = [
         (candidate["modelled_us"], statistics.median(candidate["samples_us"]))
@@ -324,31 +322,31 @@ def fit(results: list[dict[str, Any]]) -> dict[str, Any] | None:
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def tunable(args: argparse.Namespace, place: machine.Place) -> None:
+def tunable(args: argparse.Namespace, target: machine.Target) -> None:
     what = (
         "--tune measures the plans of the sm90 and sm100 kernels, which run on compute capability 9.0 (H100, H200) and "
         "10.0 and 10.3 (B200, B300)"
     )
     if args.backend not in (None, *FAMILIES.values()):
-        raise show.Refusal(f"{what}; --backend is {args.backend}: must be sm90, sm100 or left out")
-    if place.device.type == "cpu":
-        raise show.Refusal(f"{what}; there is no GPU here that can be used")
-    gpu = info()["devices"][place.device.index]
+        raise show.CommandError(f"{what}; --backend is {args.backend}: must be sm90, sm100 or left out")
+    if target.device.type == "cpu":
+        raise show.CommandError(f"{what}; there is no usable GPU here")
+    gpu = info()["devices"][target.device.index]
     major, minor = divmod(gpu["compute_capability"], 10)
     if major not in FAMILIES or args.backend not in (None, FAMILIES[major]):
-        raise show.Refusal(f"{what}; {place.device} is {gpu['name']}, of compute capability {major}.{minor}")
+        raise show.CommandError(f"{what}; {target.device} is {gpu['name']}, of compute capability {major}.{minor}")
 
 
 def run(
     args: argparse.Namespace,
-    place: machine.Place,
+    target: machine.Target,
     shapes: list[Shape],
     clock: Clock | None = None,
     calls: int = CALLS,
 ) -> int:
-    tunable(args, place)
-    with machine.need_torch().cuda.device(place.device) if clock is None else nullcontext():
-        report = tune(shapes, place, clock or QueueClock(place.device), args.repeat or ROUNDS, args.seed, calls)
+    tunable(args, target)
+    with machine.need_torch().cuda.device(target.device) if clock is None else nullcontext():
+        report = tune(shapes, target, clock or StreamClock(target.device), args.repeat or ROUNDS, args.seed, calls)
     path = write(report)
     if args.json:
         print(f"written to {path}", file=sys.stderr)
@@ -360,20 +358,20 @@ def run(
 
 
 def tune(
-    shapes: list[Shape], place: machine.Place, clock: Clock, rounds: int, seed: int, calls: int = CALLS
+    shapes: list[Shape], target: machine.Target, clock: Clock, rounds: int, seed: int, calls: int = CALLS
 ) -> dict[str, Any]:
-    """Measures the plans of each shape: what is written into the file."""
+    """Times the plans of each shape and returns the content of the file."""
     torch = machine.need_torch()
-    on_gpu = place.tensors.type == "cuda"
-    facts = info()
-    device = facts["devices"][place.device.index]
-    before = machine.clocks(place.device) if on_gpu else None
+    on_gpu = target.tensors.type == "cuda"
+    properties = info()
+    device = properties["devices"][target.device.index]
+    before = machine.clocks(target.device) if on_gpu else None
     results, failure = [], ""
-    steps = sum(len(candidates(shape, place.device.index)) + 2 for shape in shapes)
+    steps = sum(len(candidates(shape, target.device.index)) + 2 for shape in shapes)
     with show.progress(steps) as step:
         try:
             for shape in shapes:
-                results.append(tune_shape(shape, place, clock, rounds, seed, calls, step))
+                results.append(tune_shape(shape, target, clock, rounds, seed, calls, step))
         except Lost as loss:
             failure = str(loss)
     return {
@@ -383,10 +381,10 @@ def tune(
         "device": {
             name: device[name] for name in (*DEVICE, "shared_per_block", "shared_per_sm", "l2_bytes", "memory_bytes")
         },
-        "driver": facts["driver"],
+        "driver": properties["driver"],
         "software": f"torch {torch.__version__}, Python {platform.python_version()}",
         "clocks_before": before,
-        "clocks_after": machine.clocks(place.device) if on_gpu and not failure else None,
+        "clocks_after": machine.clocks(target.device) if on_gpu and not failure else None,
         "clock": clock.describe(),
         "seed": seed,
         "failure": failure,
@@ -396,7 +394,7 @@ def tune(
 
 
 def write(report: dict[str, Any]) -> Path:
-    """Writes the file into the current folder, and never over another."""
+    """Writes a new file into the current folder; never overwrites one."""
     gpu = re.sub(r"[^a-z0-9]+", "-", report["device"]["name"].lower()).strip("-")
     stem = f"nvfp4-tune-{gpu}-{report['written'][:10]}"
     names = (f"{stem}{suffix}.json" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
@@ -410,7 +408,7 @@ def short(kernel: str) -> str:
 
 
 COLUMNS = [
-    "model's place",
+    "rank by model",
     "<kernel",
     "<tile",
     "split-K",
@@ -423,20 +421,20 @@ COLUMNS = [
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
-    """The table of one shape, the fastest plan first and those that are not timed last."""
-    medians = {c["place"]: statistics.median(c["samples_us"]) for c in result["candidates"] if c["samples_us"]}
+    """The table of one shape: by time, untimed plans last."""
+    medians = {c["rank"]: statistics.median(c["samples_us"]) for c in result["candidates"] if c["samples_us"]}
     best = medians.get(result["fastest"])
     lines = []
-    for candidate in sorted(result["candidates"], key=lambda c: medians.get(c["place"], math.inf)):
+    for candidate in sorted(result["candidates"], key=lambda c: medians.get(c["rank"], math.inf)):
         lines.append(
             [
-                str(candidate["place"] + 1),
+                str(candidate["rank"] + 1),
                 short(candidate["kernel"]),
-                f"{candidate['tile_m']}x{candidate['tile_n']}{', B wide' if candidate['swap_ab'] else ''}",
+                f"{candidate['tile_m']}x{candidate['tile_n']}{', swap_ab' if candidate['swap_ab'] else ''}",
                 str(candidate["split_k"]),
                 str(candidate["prefetch_stages"] or "-"),
                 f"{candidate['modelled_us']:.2f}",
-                *measured(candidate, medians.get(candidate["place"]), best),
+                *measured(candidate, medians.get(candidate["rank"]), best),
             ]
         )
     return lines
@@ -450,22 +448,22 @@ def measured(candidate: dict[str, Any], median: float | None, best: float | None
     return [figures, f"{median / best:.2f}", f"{median / candidate['modelled_us']:.2f}"]
 
 
-def sentences(result: dict[str, Any]) -> list[str]:
-    by_place = {candidate["place"]: candidate for candidate in result["candidates"]}
-    lines = [f"WRONG: {Candidate(c['place'], c)}: {c['wrong']}" for c in result["candidates"] if c["wrong"]]
+def summary(result: dict[str, Any]) -> list[str]:
+    by_rank = {candidate["rank"]: candidate for candidate in result["candidates"]}
+    lines = [f"WRONG: {Candidate(c['rank'], c)}: {c['wrong']}" for c in result["candidates"] if c["wrong"]]
     if result["fastest"] is None:
-        return [*lines, "No plan gave the right result."]
-    best, loss = by_place[result["fastest"]], result["loss"]
-    name = Candidate(best["place"], best)
-    if best["place"] == 0:
-        lines.append(f"The model's choice is measured fastest: {name}.")
+        return [*lines, "No plan gave a correct result."]
+    best, loss = by_rank[result["fastest"]], result["loss"]
+    name = Candidate(best["rank"], best)
+    if best["rank"] == 0:
+        lines.append(f"The model's choice is the fastest: {name}.")
     else:
-        lines.append(f"Measured fastest: {name}, in place {best['place'] + 1} by the model.")
+        lines.append(f"Fastest: {name}, ranked {best['rank'] + 1} by the model.")
         if loss:
             figures = f"{loss['median']:.3f} ({loss['p10']:.3f}..{loss['p90']:.3f})"
-            lines.append(f"The model's choice takes {figures} times as long, in rounds that had no part in choosing.")
-        if result["preferred"] != best["place"]:
-            lines.append("It is not slower in nine of ten of them, so use_tuning keeps it.")
+            lines.append(f"The model's choice takes {figures} times as long, in the rounds that did not select.")
+        if result["selected"] != best["rank"]:
+            lines.append("It is slower in fewer than nine of ten of them: use_tuning keeps it.")
     if result["rank_correlation"] is not None:
         timed = sum(bool(c["samples_us"]) and not c["wrong"] for c in result["candidates"])
         lines.append(f"Rank correlation of model and measurement: {result['rank_correlation']:.2f} over {timed} plans.")
@@ -474,12 +472,12 @@ def sentences(result: dict[str, Any]) -> list[str]:
 
 def show_report(report: dict[str, Any], path: Path, markdown: bool) -> None:
     for result in report["results"]:
-        title = f"{Shape(**result['shape'])}, {result['calls']} calls in a row"
+        title = f"{Shape(**result['shape'])}, {result['calls']} back-to-back calls"
         if markdown:
             print(f"**{title}**\n\n{show.markdown(COLUMNS, rows(result))}\n")
         else:
             show.table(title, COLUMNS, rows(result))
-        print("\n".join(sentences(result)) + "\n")
+        print("\n".join(summary(result)) + "\n")
     fitted = report["fitted_from_this_run"]
     if fitted:
         print(
@@ -491,10 +489,9 @@ def show_report(report: dict[str, Any], path: Path, markdown: bool) -> None:
     print(f"software: nvfp4 {report['nvfp4']}, {report['software']}")
     print(f"clock: {report['clock']}; clocks before: {report['clocks_before']}; after: {report['clocks_after']}")
     if report["failure"]:
-        print(f"\nTHE GPU STOPPED: {report['failure']}. What was measured before is in the file.")
+        print(f"\nTHE GPU STOPPED: {report['failure']}. The file has the measurements before the fault.")
     print(
-        f'\n{path} has all of this with every sample. Please open an issue of the nvfp4 project, "bench --tune on '
-        f'{device["name"]}", and attach it: it holds nothing else than what its keys say (GPU, driver, versions, '
-        f"clocks, plans, times), and the model is corrected by it. To use these plans yourself: "
-        f'nvfp4.use_tuning("{path}").'
+        f'\n{path} has these results with every sample. To use the plans: nvfp4.use_tuning("{path}"). To improve the '
+        f'model, please attach the file to an issue of the nvfp4 project, "bench --tune on {device["name"]}"; it has '
+        f"the GPU, the driver, versions, clocks, plans and times, and nothing else."
     )

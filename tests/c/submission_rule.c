@@ -1,5 +1,5 @@
-/* The rule of the contest's file (csrc/contest/settings.h) beside sm100_plan.c: what each chooses, what the model says
- * of either, and whether the schedules agree. Built as a library by tests/test_submission_rule.py. */
+/* The rule of the contest's file (csrc/contest/settings.h) beside kernels/sm100/plan.h: what each chooses, what the
+ * model says of either, and whether the schedules agree. Built as a library by tests/test_submission_rule.py. */
 #include <string.h>
 
 #include "contest/settings.h"
@@ -100,16 +100,16 @@ int32_t judge(int32_t sm_count, int64_t l2_bytes, int64_t m, int64_t n, int64_t 
             continue;
         const int32_t bytes = kernels[plan.kernel].shared_bytes + sm100_parts_bytes(&plan, &planned);
         const int32_t own_bytes = contest_shared_bytes(config) +
-                                  (own.partials_in_stages ? 0 : SM100_PARTIALS_BYTES(config->tile_y, own.split_k));
+                                  (own.partials_in_stages ? 0 : SM100_PARTIALS_BYTES(config->mma_tile_n, own.split_k));
         v->legal = 1;
         v->same = i == 0;
         v->us = plan.modelled_us;
-        memset(&planned.x.values, 0, sizeof planned.x.values);
-        memset(&planned.x.scales, 0, sizeof planned.x.scales);
-        memset(&planned.y.values, 0, sizeof planned.y.values);
-        memset(&planned.y.scales, 0, sizeof planned.y.scales);
+        memset(&planned.mma_a.values, 0, sizeof planned.mma_a.values);
+        memset(&planned.mma_a.scales, 0, sizeof planned.mma_a.scales);
+        memset(&planned.mma_b.values, 0, sizeof planned.mma_b.values);
+        memset(&planned.mma_b.scales, 0, sizeof planned.mma_b.scales);
         v->same_schedule = memcmp(&own, &planned, sizeof own) == 0 && plan.grid == v->grid && bytes == own_bytes &&
-                           kernels[plan.kernel].threads == SM100_THREADS(config->gather) &&
+                           kernels[plan.kernel].threads == SM100_THREADS(config->cp_async) &&
                            same_maps(&p, config, &own, &plan, &planned);
     }
     return 1;

@@ -1,5 +1,5 @@
 /* The sm100 family over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
- * kernel relies on (csrc/sm100_configs.h). Prints "N passed, N failed". */
+ * kernel relies on (csrc/kernels/sm100/config.h). Prints "N passed, N failed". */
 #include "kernels/sm100/plan.h"
 #include "plan_checks.h"
 
@@ -32,9 +32,9 @@ static const kernel_entry *entry_of(int32_t kernel) {
 static void check_maps(const gemm_problem *p, const launch_plan *plan, const config *c, const sm100_schedule *s) {
     const int mapped = p->k > 0 && s->values_by_tma;
     expect(plan->tensor_maps == (mapped ? 2 * c->cta_group : 0), "values have tensor maps, and scales of pairs");
-    const tensor_map *const maps[] = {&s->x.values, &s->y.values, &s->x.scales, &s->y.scales};
-    const void *const data[] = {s->x.data, s->y.data, s->x.scale, s->y.scale};
-    const int64_t rows[] = {s->x.rows, s->y.rows, s->x.rows, s->y.rows};
+    const tensor_map *const maps[] = {&s->mma_a.values, &s->mma_b.values, &s->mma_a.scales, &s->mma_b.scales};
+    const void *const data[] = {s->mma_a.data, s->mma_b.data, s->mma_a.scale, s->mma_b.scale};
+    const int64_t rows[] = {s->mma_a.rows, s->mma_b.rows, s->mma_a.rows, s->mma_b.rows};
     const int32_t box[] = {SM100_CTA_ROWS, c->mma_tile_n / c->cta_group, 1, (c->mma_tile_n + 127) / 128};
     for (int32_t i = 0; i < plan->tensor_maps && i < 4; i++) {
         const tensor_layout *t = &plan->tensor_map[i].layout;
@@ -52,7 +52,8 @@ static void check_maps(const gemm_problem *p, const launch_plan *plan, const con
         expect((int64_t)t->dims[values ? 0 : 1] == (values ? p->k / 2 : p->k / 64), "all of K is there");
         expect((int64_t)t->dims[t->rank - 1] == p->l, "all batches are there");
         expect(t->swizzle == (values ? 128 : 0), "values are swizzled");
-        expect(bytes <= SM100_X_BYTES || bytes <= 2 * SM100_SFX_BYTES, "a box is no larger than its part of a stage");
+        expect(bytes <= SM100_MMA_A_BYTES || bytes <= 2 * SM100_MMA_SFA_BYTES,
+               "a box is no larger than its part of a stage");
     }
 }
 
@@ -83,10 +84,13 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
                candidate->tile_n == (s->swap_ab ? mma_tile_m : c->mma_tile_n) && candidate->tile_k == SM100_STAGE_K &&
                candidate->stages == c->stages && candidate->swap_ab == s->swap_ab,
            "the candidate says the tile");
-    expect(s->x.rows == (s->swap_ab ? p->n : p->m) && s->y.rows == (s->swap_ab ? p->m : p->n), "rows of both operands");
-    expect(s->tiles_x == ceil_div(s->x.rows, mma_tile_m) && s->tiles_y == ceil_div(s->y.rows, c->mma_tile_n),
+    expect(s->mma_a.rows == (s->swap_ab ? p->n : p->m) && s->mma_b.rows == (s->swap_ab ? p->m : p->n),
+           "rows of both operands");
+    expect(s->tiles_mma_m == ceil_div(s->mma_a.rows, mma_tile_m) &&
+               s->tiles_mma_n == ceil_div(s->mma_b.rows, c->mma_tile_n),
            "tiles cover");
-    expect(s->tiles == s->tiles_x * s->tiles_y * p->l && s->tiles <= INT32_MAX - g->props.sm_count, "tiles count");
+    expect(s->tiles == s->tiles_mma_m * s->tiles_mma_n * p->l && s->tiles <= INT32_MAX - g->props.sm_count,
+           "tiles count");
     expect(s->k_stages == ceil_div(p->k, SM100_STAGE_K), "stages cover K");
     expect(candidate->split_k == s->split_k &&
                (s->split_k == 1 || s->split_k == 2 || s->split_k == 4 || s->split_k == 8),
@@ -105,12 +109,12 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
     expect(c->cp_async == (linear || p->k % 64 != 0 || !p->aligned16 || far), "cp.async loads what bulk copies cannot");
     expect(s->values_by_tma == (p->aligned16 && !far), "values by tensor maps where they are aligned");
     expect(!(c->cp_async && c->cta_group == 2), "pairs have no cp.async variant");
-    expect(c->mma_tile_n > 32 || s->tiles_y == 1, "a narrow tile holds all of mma_b");
+    expect(c->mma_tile_n > 32 || s->tiles_mma_n == 1, "a narrow tile holds all of mma_b");
     for (size_t i = 0; i < COUNT(configs); i++) {
         const config *other = &configs[i];
         const int alike = other->cta_group == c->cta_group || other->mma_tile_n <= 32;
         expect(!alike || other->cp_async != c->cp_async || other->mma_tile_n >= c->mma_tile_n ||
-                   s->y.rows > other->mma_tile_n,
+                   s->mma_b.rows > other->mma_tile_n,
                "no narrower tile holds all of mma_b");
     }
     expect(!(p->m == 1 && p->n > 1) || s->swap_ab, "one row of A is no reason for 128");
@@ -125,7 +129,7 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
 }
 
 static void check_operands(const gpu *g, const gemm_problem *p, const sm100_schedule *s) {
-    const sm100_operand *a = s->swap_ab ? &s->y : &s->x, *b = s->swap_ab ? &s->x : &s->y;
+    const sm100_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
     expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
                a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch,
            "A is its operand of the mma");
@@ -133,11 +137,11 @@ static void check_operands(const gpu *g, const gemm_problem *p, const sm100_sche
                b->scale_pitch == p->sfb_pitch && b->scale_batch == p->sfb_batch,
            "B is its operand of the mma");
     const uint64_t normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000;
-    const int64_t rows[2] = {s->x.rows, s->y.rows};
-    int64_t reads[2] = {s->tiles_y, s->tiles_x};
+    const int64_t rows[2] = {s->mma_a.rows, s->mma_b.rows};
+    int64_t reads[2] = {s->tiles_mma_n, s->tiles_mma_m};
     if (p->a_batch == 0 && p->l > 1) reads[s->swap_ab] *= p->l;
     for (int i = 0; i < 2; i++) {
-        const uint64_t policy = i ? s->y.policy : s->x.policy;
+        const uint64_t policy = i ? s->mma_b.cache_policy : s->mma_a.cache_policy;
         expect(policy == first || policy == last || policy == normal, "a cache policy that exists");
         if (p->k == 0) continue;
         const int fits = rows[i] * (p->k / 2) <= g->props.l2_bytes / 2;

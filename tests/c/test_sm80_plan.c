@@ -29,8 +29,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(s->tiles_n * c->tile_n >= p->n && (s->tiles_n - 1) * c->tile_n < p->n, "tiles cover N");
     expect(c->grid == s->tiles_m * s->tiles_n * p->l * c->split_k, "grid is tiles x L x split");
     expect(s->split_k == c->split_k && c->split_k >= 1, "one split in both");
-    expect(c->split_k * s->split_tiles * c->tile_k >= p->k, "splits cover K");
-    expect(c->split_k == 1 || (c->split_k - 1) * s->split_tiles * c->tile_k < p->k, "no split is empty");
+    expect(c->split_k * s->k_tiles_per_split * c->tile_k >= p->k, "splits cover K");
+    expect(c->split_k == 1 || (c->split_k - 1) * s->k_tiles_per_split * c->tile_k < p->k, "no split is empty");
     expect(c->workspace == (c->split_k > 1 ? c->split_k * p->l * p->m * p->n * 4 : 0),
            "workspace holds the partial sums");
     expect((s->reduce_grid > 0) == (c->split_k > 1), "a split is reduced");
@@ -38,7 +38,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(plan->tensor_maps == 0 && c->swap_ab == 0 && c->prefetch_stages == 0, "neither TMA nor swap_ab");
     if (c->split_k == 1) return;
     const launch_step *reduce = &plan->step[1];
-    expect((uintptr_t)s->partial == WORKSPACE, "partial sums are written to the workspace");
+    expect((uintptr_t)s->partials == WORKSPACE, "partial sums are written to the workspace");
     expect(reduce->kernel == KERNEL_SM80_SPLIT_REDUCE && reduce->grid_x == s->reduce_grid && reduce->grid_y == 1,
            "the reduction is launched next");
     expect(s->reduce_grid * SM80_REDUCE_THREADS >= p->l * p->m * ceil_div(p->n, 4) &&

@@ -1,5 +1,5 @@
 /* The sm90 family over many shapes and ways to lie in memory: every candidate can be launched, and keeps what its
- * kernels rely on (csrc/sm90_*configs.h). Prints "N passed, N failed". */
+ * kernels rely on (the headers *_config.h of csrc/kernels/sm90). Prints "N passed, N failed". */
 #include "kernels/sm90/plan.h"
 #include "plan_checks.h"
 
@@ -9,11 +9,11 @@ static const int64_t batches[] = {1, 3, 1000};
 static const int on[] = {H200, H100_PCIE, H200_SLICE};
 
 typedef struct config {
-    int math_warpgroups, x_tiles, mma_tile_n, stages, streamk;
+    int math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk;
 } config;
 static const config configs[] = {
-#define X(id, math_warpgroups, x_tiles, mma_tile_n, group_words, stages, streamk)                                      \
-    {math_warpgroups, x_tiles, mma_tile_n, stages, streamk},
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
+    {math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -66,11 +66,11 @@ static int needs_tma(const gemm_problem *p) {
 
 static void check_cache_policies(const gpu *g, const gemm_problem *p, const sm90_schedule *s) {
     const uint64_t normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000;
-    const int64_t rows[2] = {s->x.rows, s->y.rows};
-    int64_t reads[2] = {s->tiles_y, s->tiles_x};
+    const int64_t rows[2] = {s->mma_a.rows, s->mma_b.rows};
+    int64_t reads[2] = {s->tiles_mma_n, s->tiles_mma_m};
     if (p->a_batch == 0 && p->l > 1) reads[s->swap_ab] *= p->l;
     for (int i = 0; i < 2; i++) {
-        const uint64_t policy = i ? s->y.policy : s->x.policy;
+        const uint64_t policy = i ? s->mma_b.cache_policy : s->mma_a.cache_policy;
         expect(policy == first || policy == last || policy == normal, "a cache policy that exists");
         if (p->k == 0) continue;
         const int fits = rows[i] * (p->k / 2) <= g->props.l2_bytes / 2;
@@ -90,10 +90,10 @@ static void check_e2m1(const gemm_problem *p, int is_b, const sm90_dequant_opera
 }
 
 /* A thread dequantizes one row where that takes no more CTAs than two an SM of an H200. */
-static void check_rows_a_thread(const sm90_dequant_schedule *e, int64_t first_batches, int64_t second_batches) {
+static void check_rows_per_thread(const sm90_dequant_schedule *e, int64_t first_batches, int64_t second_batches) {
     const int64_t first = e->first_ctas ? SM90_DEQUANT_CTAS((int64_t)e->first.rows, e->k, first_batches, 1) : 0;
     const int64_t second = e->second_ctas ? SM90_DEQUANT_CTAS((int64_t)e->second.rows, e->k, second_batches, 1) : 0;
-    expect(e->rows_a_thread == (first + second <= 264 ? 1 : 4), "rows that a thread dequantizes");
+    expect(e->rows_per_thread == (first + second <= 264 ? 1 : 4), "rows that a thread dequantizes");
 }
 
 /* A dequantized operand: in the workspace, whose end it must not pass; returns where it ends. */
@@ -101,7 +101,7 @@ static uintptr_t check_dequantized(const gemm_problem *p, int is_b, const sm90_d
                                    int64_t batches, uintptr_t from, uintptr_t end) {
     const sm90_dequant_operand *e = is_second ? &s->second : &s->first;
     const int64_t ctas = is_second ? s->second_ctas : s->first_ctas, rows = is_b ? p->n : p->m;
-    expect(ctas == ceil_div(rows, 32 * s->rows_a_thread) * ceil_div(p->k, SM90_DEQUANT_K) * batches,
+    expect(ctas == ceil_div(rows, 32 * s->rows_per_thread) * ceil_div(p->k, SM90_DEQUANT_K) * batches,
            "CTAs of the pre-pass");
     expect(s->k == p->k && s->scale_layout == p->scale_layout, "K and layout of the scales");
     check_e2m1(p, is_b, e);
@@ -122,12 +122,12 @@ static int64_t divide(int64_t x, uint32_t by) {
 static void check_streamk(const gpu *g, const gemm_candidate *c, const sm90_schedule *s) {
     static int64_t done[SM90_MAX_WORKERS], from[SM90_MAX_WORKERS], to[SM90_MAX_WORKERS];
     static char taken[2 * SM90_MAX_WORKERS];
-    const int64_t clusters = c->grid / s->split_k, streamk_tiles = s->tiles - s->whole;
+    const int64_t clusters = c->grid / s->split_k, streamk_tiles = s->tiles - s->dp_tiles;
     const int64_t workers = (int64_t)s->worker_clusters * s->split_k, all = streamk_tiles * s->streamk_stages;
     expect(s->split_k <= 2 && !s->partials_in_stages, "clusters that fit everywhere, stages for partial tiles");
     expect(clusters == streamk_tiles + s->worker_clusters && clusters <= g->props.sm_count / s->split_k,
            "all run at once");
-    expect(streamk_tiles > 0 && s->whole % clusters == 0 && (s->whole == 0 || s->split_k == 1),
+    expect(streamk_tiles > 0 && s->dp_tiles % clusters == 0 && (s->dp_tiles == 0 || s->split_k == 1),
            "rounds of data-parallel tiles");
     expect(workers > 0 && workers <= SM90_MAX_WORKERS && streamk_tiles <= SM90_MAX_WORKERS, "a flag for each worker");
     expect(s->streamk_stages > 0 && s->worker_stages > 0 && s->stages_per_split > 0, "all have stages");
@@ -167,8 +167,8 @@ static uintptr_t check_flags(const config *c, const sm90_schedule *s, const sm90
     expect((workers > 0) == c->streamk, "where there are any");
     if (workers == 0) return used;
     expect((uintptr_t)s->partial_tiles == used, "partial tiles lie behind mma_b");
-    used += (uintptr_t)(workers + s->tiles - s->whole) *
-            SM90_PARTIAL_TILE_BYTES(c->math_warpgroups, c->x_tiles, c->mma_tile_n);
+    used += (uintptr_t)(workers + s->tiles - s->dp_tiles) *
+            SM90_PARTIAL_TILE_BYTES(c->math_warpgroups, c->wgmmas_m, c->mma_tile_n);
     expect((uintptr_t)s->fixup_flags == used && used % 4 == 0, "their flags behind these");
     used += (uintptr_t)workers * 4;
     expect(used <= end, "the workspace has room for them");
@@ -178,10 +178,10 @@ static uintptr_t check_flags(const config *c, const sm90_schedule *s, const sm90
 static void check_gemm_memory(const gpu *g, const gemm_candidate *candidate, const config *c, const sm90_schedule *s,
                               const launch_step *gemm) {
     const int32_t fixed = entry_of(candidate->kernel)->shared_bytes, more = gemm->shared_bytes - fixed;
-    const int32_t partials = SM90_PARTIALS_BYTES(c->math_warpgroups, c->x_tiles, c->mma_tile_n, s->split_k);
+    const int32_t partials = SM90_PARTIALS_BYTES(c->math_warpgroups, c->wgmmas_m, c->mma_tile_n, s->split_k);
     expect(fixed + more <= g->props.shared_per_block, "shared memory fits a CTA");
     expect(more == (s->partials_in_stages ? 0 : partials), "partial sums have room");
-    expect(!s->partials_in_stages || (s->split_k > 1 && partials <= SM90_PARTIALS_ROOM(c->math_warpgroups, c->x_tiles,
+    expect(!s->partials_in_stages || (s->split_k > 1 && partials <= SM90_PARTIALS_ROOM(c->math_warpgroups, c->wgmmas_m,
                                                                                        c->mma_tile_n, c->stages)),
            "in place of the stages as well");
     expect(s->partials_in_stages == (fixed + partials > g->props.shared_per_block), "which is the second choice");
@@ -189,16 +189,17 @@ static void check_gemm_memory(const gpu *g, const gemm_candidate *candidate, con
 
 static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const config *c,
                                 const sm90_schedule *s, const launch_step *gemm) {
-    const int32_t mma_tile_m = SM90_TILE_X(c->math_warpgroups, c->x_tiles);
+    const int32_t mma_tile_m = SM90_MMA_TILE_M(c->math_warpgroups, c->wgmmas_m);
     const int64_t rows[2] = {s->swap_ab ? p->n : p->m, s->swap_ab ? p->m : p->n};
     expect(candidate->tile_m == (s->swap_ab ? c->mma_tile_n : mma_tile_m) &&
                candidate->tile_n == (s->swap_ab ? mma_tile_m : c->mma_tile_n) && candidate->tile_k == SM90_STAGE_K &&
                candidate->stages == c->stages && candidate->swap_ab == s->swap_ab,
            "the candidate says the tile");
-    expect(s->x.rows == rows[0] && s->y.rows == rows[1], "rows of both operands");
-    expect(s->tiles_x == ceil_div(rows[0], mma_tile_m) && s->tiles_y == ceil_div(rows[1], c->mma_tile_n),
+    expect(s->mma_a.rows == rows[0] && s->mma_b.rows == rows[1], "rows of both operands");
+    expect(s->tiles_mma_m == ceil_div(rows[0], mma_tile_m) && s->tiles_mma_n == ceil_div(rows[1], c->mma_tile_n),
            "tiles cover");
-    expect(s->tiles == s->tiles_x * s->tiles_y * p->l && s->tiles <= INT32_MAX - g->props.sm_count, "tiles count");
+    expect(s->tiles == s->tiles_mma_m * s->tiles_mma_n * p->l && s->tiles <= INT32_MAX - g->props.sm_count,
+           "tiles count");
     expect((int64_t)s->stages_per_split * s->split_k + s->splits_with_one_more + s->streamk_stages ==
                ceil_div(p->k, SM90_STAGE_K),
            "stages cover K");
@@ -219,10 +220,10 @@ static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_
         expect(clusters <= s->tiles && clusters <= room &&
                    ceil_div(s->tiles, clusters) == ceil_div(s->tiles, min_int(s->tiles, room)),
                "no more CTAs than tiles or SMs, as few rounds as can be");
-    expect(c->mma_tile_n > 32 || s->tiles_y == 1, "a narrow tile holds all of mma_b");
+    expect(c->mma_tile_n > 32 || s->tiles_mma_n == 1, "a narrow tile holds all of mma_b");
     for (size_t i = 0; i < COUNT(configs); i++) {
         const config *other = &configs[i];
-        const int32_t other_m = SM90_TILE_X(other->math_warpgroups, other->x_tiles);
+        const int32_t other_m = SM90_MMA_TILE_M(other->math_warpgroups, other->wgmmas_m);
         const int alike = other_m == mma_tile_m || other->mma_tile_n <= 32;
         expect(!alike || other->mma_tile_n >= c->mma_tile_n || rows[1] > other->mma_tile_n,
                "no narrower tile holds all of mma_b");
@@ -237,27 +238,27 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
                        const launch_step *gemm) {
     const sm90_schedule *s = param_of(plan, gemm, 1);
     const config *c = &configs[candidate->kernel];
-    const int32_t mma_tile_m = SM90_TILE_X(c->math_warpgroups, c->x_tiles);
-    const int mma_b_is_b = !s->swap_ab, in_kernel = SM90_Y_RAW(c->mma_tile_n);
-    const int64_t rows[2] = {s->x.rows, s->y.rows};
+    const int32_t mma_tile_m = SM90_MMA_TILE_M(c->math_warpgroups, c->wgmmas_m);
+    const int mma_b_is_b = !s->swap_ab, in_kernel = SM90_DEQUANT_B_IN_KERNEL(c->mma_tile_n);
+    const int64_t rows[2] = {s->mma_a.rows, s->mma_b.rows};
     check_gemm_schedule(g, p, candidate, c, s, gemm);
     check_gemm_memory(g, candidate, c, s, gemm);
     check_cache_policies(g, p, s);
 
     const int64_t b_batch = mma_b_is_b ? p->b_batch : p->a_batch, b_scales = mma_b_is_b ? p->sfb_batch : p->sfa_batch;
     const int64_t mma_b_batches = b_batch == 0 && b_scales == 0 ? 1 : p->l;
-    if (!in_kernel) expect(s->y.shared == (p->l > 1 && mma_b_batches == 1), "one mma_b for all batches");
-    expect(s->x.scale == (mma_b_is_b ? p->sfa : p->sfb) &&
-               s->x.scale_batch == (mma_b_is_b ? p->sfa_batch : p->sfb_batch) &&
-               s->x.scale_pitch == (mma_b_is_b ? p->sfa_pitch : p->sfb_pitch),
+    if (!in_kernel) expect(s->mma_b.shared == (p->l > 1 && mma_b_batches == 1), "one mma_b for all batches");
+    expect(s->mma_a.scale == (mma_b_is_b ? p->sfa : p->sfb) &&
+               s->mma_a.scale_batch == (mma_b_is_b ? p->sfa_batch : p->sfb_batch) &&
+               s->mma_a.scale_pitch == (mma_b_is_b ? p->sfa_pitch : p->sfb_pitch),
            "scales of mma_a");
-    check_e2m1(p, mma_b_is_b, &s->raw_y);
+    check_e2m1(p, mma_b_is_b, &s->mma_b_e2m1);
     const sm90_dequant_schedule *e = dequant_of(plan);
     const uintptr_t end = WORKSPACE + (uintptr_t)candidate->workspace;
     expect(!!e == (!in_kernel && p->k > 0), "a pre-pass where mma_b is not dequantized in the kernel");
     if (e) {
         uintptr_t used = check_dequantized(p, mma_b_is_b, e, 0, mma_b_batches, WORKSPACE, end);
-        check_rows_a_thread(e, mma_b_batches, 0);
+        check_rows_per_thread(e, mma_b_batches, 0);
         expect(e->second_ctas == 0 && plan->step[0].grid_x == e->first_ctas, "it dequantizes mma_b alone");
         used = check_flags(c, s, e, used, end);
         expect(end - used < 256, "and no more workspace than that");
@@ -267,7 +268,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
 
     const int32_t maps = p->k == 0 ? 0 : in_kernel ? 1 : 2;
     expect(plan->tensor_maps == maps, "values have tensor maps, but for mma_b that is dequantized in the kernel");
-    const tensor_map *const places[2] = {&s->x.values, &s->y.values};
+    const tensor_map *const places[2] = {&s->mma_a.values, &s->mma_b.values};
     for (int32_t i = 0; i < maps && i < plan->tensor_maps; i++) {
         const tensor_layout *t = &plan->tensor_map[i].layout;
         expect(t->rank == 3, "its rank");
@@ -306,23 +307,25 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
     if (c->swap_ab) p = &other;
     expect(!memcmp(param_of(plan, gemm, 0), p, sizeof *p), "the kernel gets the product, or the transposed one");
     const int i = c->kernel - SM90_FIRST_GEMV;
-    const int64_t rows = gemv_configs[i].rows, warps = gemv_configs[i].warps, cut = (int64_t)1 << s->log2_cut;
-    const int64_t units = SM90_GEMV_UNITS(p->n), upc = s->units_per_cta;
+    const int64_t rows = gemv_configs[i].rows, warps = gemv_configs[i].warps, split_k = (int64_t)1 << s->log2_split_k;
+    const int64_t tiles = SM90_GEMV_TILES(p->n), per_cta = s->tiles_per_cta;
     expect(p->m <= rows && (c->swap_ab ? c->tile_n : c->tile_m) == rows, "it holds all of A");
     for (size_t j = 0; j < COUNT(gemv_configs); j++)
         expect(gemv_configs[j].rows >= rows || p->m > gemv_configs[j].rows, "no smaller one does");
     expect(c->grid == s->ctas * p->l && c->grid <= INT32_MAX && gemm->cluster == 0 && gemm->grid_y == 1, "its grid");
     expect(s->steps == ceil_div(p->k, SM90_GEMV_STEP_K), "steps cover K");
-    expect(s->ctas >= 1 && upc == ceil_div(units, s->ctas) && s->units_left == units % s->ctas, "units are shared out");
-    expect(s->ctas <= units, "no CTA without one");
-    expect(cut <= warps && (cut == 1 || cut <= s->steps), "no part of K is empty");
-    expect(rows * upc * cut * SM90_GEMV_UNIT_ROWS * 4 <= SM90_GEMV_PARTIALS_LIMIT, "sums have room");
-    const int64_t work = ceil_div(upc, warps / cut) * ceil_div(s->steps, cut);
+    expect(s->ctas >= 1 && per_cta == ceil_div(tiles, s->ctas) && s->full_ctas == tiles % s->ctas,
+           "tiles are shared out");
+    expect(s->ctas <= tiles, "no CTA without one");
+    expect(split_k <= warps && (split_k == 1 || split_k <= s->steps), "no split is empty");
+    expect(rows * per_cta * split_k * SM90_GEMV_TILE_N * 4 <= SM90_GEMV_PARTIALS_LIMIT, "sums have room");
+    const int64_t work = ceil_div(per_cta, warps / split_k) * ceil_div(s->steps, split_k);
     for (int64_t parts = 1; parts <= warps && (parts == 1 || parts <= s->steps); parts *= 2)
-        if (rows * upc * parts * SM90_GEMV_UNIT_ROWS * 4 <= SM90_GEMV_PARTIALS_LIMIT)
-            expect(work <= ceil_div(upc, warps / parts) * ceil_div(s->steps, parts), "no cut is better");
-    const int64_t bytes = SM90_GEMV_PARTIALS_BYTES(rows, upc, cut) + SM90_GEMV_A_BYTES(rows, (int64_t)s->steps) +
-                          SM90_GEMV_RING_BYTES(warps, min_int(gemv_configs[i].stages, work));
+        if (rows * per_cta * parts * SM90_GEMV_TILE_N * 4 <= SM90_GEMV_PARTIALS_LIMIT)
+            expect(work <= ceil_div(per_cta, warps / parts) * ceil_div(s->steps, parts), "no split is better");
+    const int64_t bytes = SM90_GEMV_PARTIALS_BYTES(rows, per_cta, split_k) +
+                          SM90_GEMV_A_BYTES(rows, (int64_t)s->steps) +
+                          SM90_GEMV_STAGES_BYTES(warps, min_int(gemv_configs[i].stages, work));
     expect(gemm->shared_bytes == bytes && bytes <= g->props.shared_per_block, "shared memory fits a CTA");
     expect(c->workspace == 0 && plan->steps == 1, "no workspace");
     expect(plan->tensor_maps == 0, "no tensor maps");
@@ -336,19 +339,21 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     const int64_t rows[2] = {s->swap_ab ? p->n : p->m, s->swap_ab ? p->m : p->n}, clusters = g->props.sm_count / 2;
     const int64_t tiles_m = ceil_div(rows[0], 128), tiles_n = ceil_div(rows[1], 256);
     const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * p->l, rest = pairs % clusters;
-    const int64_t halved = 2 * rest <= clusters ? 2 * rest : 0, whole = pairs - halved / 2;
+    const int64_t split_k_tiles = 2 * rest <= clusters ? 2 * rest : 0, dp_pairs = pairs - split_k_tiles / 2;
     expect(entry_of(c->kernel)->shared_bytes <= g->props.shared_per_block &&
                gemm->shared_bytes == entry_of(c->kernel)->shared_bytes,
            "shared memory fits a CTA");
-    expect(s->tiles_x == tiles_m && s->tiles_y == tiles_n && s->whole == whole && s->halved == halved, "tiles");
-    expect(c->grid == 2 * min_int(clusters, max_int(whole, halved)) && gemm->grid_y == 1, "the grid");
+    expect(s->tiles_mma_m == tiles_m && s->tiles_mma_n == tiles_n && s->dp_pairs == dp_pairs &&
+               s->split_k_tiles == split_k_tiles,
+           "tiles");
+    expect(c->grid == 2 * min_int(clusters, max_int(dp_pairs, split_k_tiles)) && gemm->grid_y == 1, "the grid");
     expect(gemm->cluster == 2 && s->k_stages == ceil_div(p->k, 64), "stages cover K");
     expect(s->swap_ab == c->swap_ab && c->split_k == 1, "the candidate says the order");
     expect(c->tile_m == 256 && c->tile_n == 256 && c->tile_k == SM90_PREFILL_STAGE_K &&
                c->stages == prefill_configs[c->kernel - SM90_FIRST_PREFILL].stages,
            "the candidate says the tile");
     if (e2m1[0]) expect(p->scale_layout == SCALES_128X4 && p->k % 64 == 0 && needs_tma(p), "what e2m1 operands need");
-    const sm90_prefill_operand *operands[2] = {&s->x, &s->y};
+    const sm90_prefill_operand *operands[2] = {&s->mma_a, &s->mma_b};
     const uintptr_t end = WORKSPACE + (uintptr_t)c->workspace;
     uintptr_t from = WORKSPACE;
     int64_t counts[2];
@@ -369,14 +374,14 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     }
     expect(c->workspace > 0 ? end - from < 256 : !e, "and no more than that");
     if (e) {
-        check_rows_a_thread(e, counts[1], counts[0]);
+        check_rows_per_thread(e, counts[1], counts[0]);
         expect(plan->step[0].grid_x == e->first_ctas + e->second_ctas, "the grid of the pre-pass");
         expect(e->flags == 0, "no flags");
     }
     expect(plan->tensor_maps == (p->k > 0 ? 2 : 0), "two tensor maps");
     for (int32_t j = 0; j < plan->tensor_maps; j++) {
         const unsigned char *place = plan->params + plan->tensor_map[j].offset;
-        const int i = place == (const unsigned char *)&s->x.values ? 0 : 1;
+        const int i = place == (const unsigned char *)&s->mma_a.values ? 0 : 1;
         const int is_b = i == 0 ? s->swap_ab : !s->swap_ab;
         const tensor_layout *t = &plan->tensor_map[j].layout;
         expect(place == (const unsigned char *)&operands[i]->values, "in its place");

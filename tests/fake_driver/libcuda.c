@@ -3,12 +3,12 @@
  *     gcc -shared -fPIC -o libcuda_fake.so tests/fake_driver/libcuda.c
  *     NVFP4_LIBCUDA=./libcuda_fake.so FAKE_LOG=launches.txt python ...
  *
- * With it the host's side of a GPU call (opening, refusals, launch shapes, cost) is tested where there is no GPU.
+ * With it the host's side of a GPU call (opening, errors, launch shapes, cost) is tested where there is no GPU.
  *   FAKE_VERSION  driver version (13000)       FAKE_CC      compute capability (90)
  *   FAKE_DEVICES  number of devices (1)        FAKE_MISSING an entry point to leave out
- *   FAKE_PAGEABLE 1: the device reads host memory (1)       FAKE_REFUSE  an entry point that fails
+ *   FAKE_PAGEABLE 1: the device reads host memory (1)       FAKE_FAIL  an entry point that fails
  *   FAKE_ABSENT   kernels whose names begin so have no code for the device
- *   FAKE_LOG      file to append "kernel grid threads shared queue cluster programmatic" to for each launch, and
+ *   FAKE_LOG      file to append "kernel grid threads shared stream cluster programmatic" to for each launch, and
  *                 "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists; none:
  *                 nothing is written
  */
@@ -27,15 +27,15 @@ static int number(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-static int refuses(const char *entry) {
-    const char *name = getenv("FAKE_REFUSE");
+static int fails(const char *entry) {
+    const char *name = getenv("FAKE_FAIL");
     return name && !strcmp(name, entry);
 }
 
 /* Each entry point begins by failing where the test asks for that. */
 #define ENTRY(name, ...) static CUresult name(__VA_ARGS__)
 #define MAY_FAIL                                                                                                       \
-    if (refuses(__func__)) return FAILED
+    if (fails(__func__)) return FAILED
 
 static char kernel_names[256][64]; /* a kernel is its index here plus one */
 static int kernel_count;
@@ -54,7 +54,7 @@ ENTRY(cuInit, unsigned flags) {
 
 ENTRY(cuGetErrorString, CUresult error, const char **text) {
     (void)error;
-    *text = "fake refusal";
+    *text = "fake error";
     return CUDA_SUCCESS;
 }
 
@@ -238,9 +238,9 @@ ENTRY(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void 
     return CUDA_SUCCESS;
 }
 
-ENTRY(cuStreamSynchronize, CUstream queue) {
+ENTRY(cuStreamSynchronize, CUstream stream) {
     MAY_FAIL;
-    (void)queue;
+    (void)stream;
     return CUDA_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-"""What the stages of tests/test_sm100_stages.py must leave in memory, from the definitions alone: no emulator in it."""
+"""Expected memory contents for tests/test_sm100_stages.py, computed from the definitions without the emulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BF16 = 5  # OUT_BF16
 
 
 def box(source: numpy.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]) -> numpy.ndarray:
-    """The elements from that corner on, zeros where there are none."""
+    """A box of the source from that corner on, zeros outside the source."""
     made = numpy.zeros(shape, source.dtype)
     first = [max(c, 0) for c in corner]
     last = [min(c + s, n) for c, s, n in zip(corner, shape, source.shape)]
@@ -20,21 +20,22 @@ def box(source: numpy.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]) 
 
 
 def swizzled(rows: numpy.ndarray) -> numpy.ndarray:
-    """Rows of 128 bytes as the 128-byte swizzle lays them out: 16-byte units, exclusive or with the row in 8."""
-    units = rows.reshape(-1, 8, 16)
-    row = numpy.arange(len(units))[:, None]
-    return units[row, numpy.arange(8) ^ row % 8].reshape(-1)
+    """Rows of 128 bytes in the 128-byte swizzle: the index of a 16-byte chunk is XORed with row % 8."""
+    chunks = rows.reshape(-1, 8, 16)
+    row = numpy.arange(len(chunks))[:, None]
+    return chunks[row, numpy.arange(8) ^ row % 8].reshape(-1)
 
 
 def tensor_core(
     a: numpy.ndarray, sfa: numpy.ndarray, b: numpy.ndarray, sfb: numpy.ndarray
 ) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
-    """What a chain of tcgen05.mma over 64 values along K leaves, from integers alone: [M, N] in fp32. Besides the sum
-    in double and what a step's error is less than 2^-23 of: the largest magnitude of a partial sum, and a little for
-    what was cut where terms cancelled.
+    """The accumulator after a chain of tcgen05.mma with K = 64, computed in integers: [M, N] fp32; the exact sum in
+    float64; and the magnitude of which a step's error is less than 2^-23 (the largest partial sum, plus a term for
+    truncation where terms cancel).
 
-    a, b: e2m1 codes [rows, K]; sfa, sfb: e4m3 bytes [rows, K/16]. In each step four sums of 16 products, exact, with
-    their scales, and the sum so far are cut toward zero 35 bits below the largest exponent, added, and cut to 24 bits.
+    a, b: e2m1 codes [rows, K]; sfa, sfb: e4m3 bytes [rows, K/16]. A step takes four exact sums of 16 products times
+    their scales, and the accumulator; truncates each 35 bits below the largest exponent; adds them; truncates to 24
+    bits.
     """
     doubled = (2 * VALUES).astype(numpy.int64)
 
@@ -44,8 +45,8 @@ def tensor_core(
         significand = numpy.where(exponent == 0, mantissa, 8 + mantissa)
         return significand, numpy.where(significand == 0, -126, numpy.maximum(exponent, 1) - 7)
 
-    def cut(value: numpy.ndarray, left: numpy.ndarray) -> numpy.ndarray:
-        """value * 2^left toward zero."""
+    def truncate(value: numpy.ndarray, left: numpy.ndarray) -> numpy.ndarray:
+        """value * 2^left, truncated toward zero."""
         up, down = numpy.clip(left, 0, 40), numpy.clip(-left, 0, 62)
         return numpy.sign(value) * (numpy.abs(value) << up >> down)
 
@@ -56,22 +57,22 @@ def tensor_core(
     exact, largest = numpy.zeros((m, n)), numpy.zeros((m, n))
     for step in range(steps):
         terms = []
-        for group in range(4 * step, 4 * step + 4):
-            values = slice(16 * group, 16 * group + 16)
-            dot = (doubled[a[:, values]] @ doubled[b[:, values]].T) * qa[:, group, None] * qb[None, :, group]
-            terms.append((dot, ea[:, group, None] + eb[None, :, group]))  # dot * 2^(exponent - 8)
+        for block in range(4 * step, 4 * step + 4):
+            values = slice(16 * block, 16 * block + 16)
+            dot = (doubled[a[:, values]] @ doubled[b[:, values]].T) * qa[:, block, None] * qb[None, :, block]
+            terms.append((dot, ea[:, block, None] + eb[None, :, block]))  # dot * 2^(exponent - 8)
         fraction, exponent = numpy.frexp(total)
         c = (fraction * 2**24).astype(numpy.int64)  # c * 2^(exponent - 24), the leading bit worth 2^(exponent - 1)
         c_exponent = numpy.where(c == 0, -126, exponent - 1)
         top = numpy.maximum.reduce([c_exponent, *(e for _, e in terms)])
-        added = cut(c, 35 - 23 - (top - c_exponent))
+        added = truncate(c, 35 - 23 - (top - c_exponent))
         for dot, e in terms:
-            added += cut(dot, 35 - 8 - (top - e))
+            added += truncate(dot, 35 - 8 - (top - e))
             exact += numpy.ldexp(dot.astype(float), e - 8)
         bits = numpy.frexp(numpy.abs(added).astype(float))[1]
         lost = numpy.clip(bits - 24, 0, None)
         total = numpy.ldexp((numpy.sign(added) * (numpy.abs(added) >> lost << lost)).astype(float), top - 35)
-        # Five numbers were cut at 2^(top - 35): in units of 2^-23 less than 6 * 2^(top - 12).
+        # Five numbers are truncated at 2^(top - 35): in units of 2^-23 less than 6 * 2^(top - 12).
         largest = numpy.maximum(largest, numpy.abs(exact) + numpy.ldexp(6.0, top - 12))
     return total.astype(numpy.float32), exact, largest
 

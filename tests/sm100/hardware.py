@@ -1,8 +1,7 @@
-"""A real GPU behind the face of the emulated one (tests/emulator/emulate.py), so that the stages run on both: PTX is
-compiled by the driver, seeds and the first column of tensor memory are the hardware's own business.
+"""A real GPU with the interface of the emulated one (emulator/emulate.py), so that the stages run on both. The
+driver compiles the PTX; seeds and the first tensor memory column have no effect.
 
-Arrays have a mirror in host memory. What a test writes there travels with the next launch, what a launch wrote comes
-back when the test looks again.
+Arrays have a mirror in host memory, which is copied to the device at each launch and back when a test reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from emulate import Array, Emulator, EmulatorError
 
 
 class Driver:
-    """libcuda, with the emulator's own entry points answered."""
+    """libcuda, plus the emulator's own entry points."""
 
     def __init__(self) -> None:
         self.libcuda = ctypes.CDLL("libcuda.so.1")
@@ -58,7 +57,7 @@ class Mirrored(Array):
 
 
 class Hardware(Emulator):
-    """GPU 0. A fault is final for the process, as it is for the driver."""
+    """GPU 0. After a fault the process can make no more calls, as with any CUDA context."""
 
     def __init__(self) -> None:
         self.library = Driver()

@@ -1,7 +1,7 @@
-"""Launches the kernels of csrc/sm100_gemm.cu on the emulated B200 by hand: any instantiation, split and order of the
-operands, whether plan.c would choose it or not, and several launches in a row.
+"""Launches the kernels of csrc/kernels/sm100/gemm.cu on the emulated B200 directly: any instantiation, split_k and swap_ab,
+whether the plan would choose it or not, and several launches back to back.
 
-The structs are those of csrc/device/problem.h and csrc/sm100_configs.h; the instantiations are read from the header.
+The structs are those of csrc/kernels/common/problem.h and csrc/kernels/sm100/config.h; the instantiations are read from the header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "emulator"))
+sys.path.insert(0, str(ROOT / "emulator"))
 from emulate import Emulator, Module  # noqa: E402
 
 CSRC = ROOT / "csrc"
@@ -37,11 +37,11 @@ class Config:
     """A row of SM100_GEMM_CONFIGS."""
 
     name: str
-    group: int
-    tile_y: int
+    cta_group: int
+    mma_tile_n: int
     stages: int
     accumulators: int
-    gather: int
+    cp_async: int
 
     @property
     def kernel(self) -> str:
@@ -49,30 +49,30 @@ class Config:
 
     @property
     def threads(self) -> int:
-        return 320 if self.gather else 192
+        return 320 if self.cp_async else 192
 
     @property
-    def tile_x(self) -> int:
-        return 128 * self.group
+    def mma_tile_m(self) -> int:
+        return 128 * self.cta_group
 
     @property
     def shared_bytes(self) -> int:
-        stage = 16384 + self.tile_y // self.group * 128 + 2048 * (1 + -(-self.tile_y // 128))
+        stage = 16384 + self.mma_tile_n // self.cta_group * 128 + 2048 * (1 + -(-self.mma_tile_n // 128))
         return self.stages * stage + 16 * self.stages + 48
 
-    def parts_bytes(self, split_k: int) -> int:
-        """More shared memory that a launch asks for where K is cut."""
-        return (split_k - 1) * (self.tile_y // split_k) * 512
+    def partials_bytes(self, split_k: int) -> int:
+        """Additional shared memory of a split-K launch, for partial sums."""
+        return (split_k - 1) * (self.mma_tile_n // split_k) * 512
 
 
 def configs() -> dict[str, Config]:
-    rows = re.findall(r"X\((sm100_gemm_\w+), ([\d, ]+)\)", (CSRC / "sm100_configs.h").read_text())
+    rows = re.findall(r"X\((sm100_gemm_\w+), ([\d, ]+)\)", (CSRC / "kernels/sm100/config.h").read_text())
     return {name: Config(name, *map(int, numbers.split(","))) for name, numbers in rows}
 
 
 @functools.cache
 def compile_ptx(source: Path, *options: str, family: str = "sm100") -> str:
-    """What nvcc writes for the family; kept in the temporary folder, by the content of all device code."""
+    """nvcc's PTX for the family, cached in the temporary folder under a hash of all device code."""
     files = [source, *sorted(CSRC.glob("device/*")), *sorted(CSRC.glob(f"{family}_*.*h")), CSRC / f"{family}_gemm.cu"]
     content = b"\0".join(path.read_bytes() for path in files)
     key = hashlib.sha256(" ".join(options).encode() + content).hexdigest()[:20]
@@ -90,11 +90,11 @@ def compile_ptx(source: Path, *options: str, family: str = "sm100") -> str:
 
 
 def gemm_ptx(*options: str) -> str:
-    return compile_ptx(CSRC / "sm100_gemm.cu", *options)
+    return compile_ptx(CSRC / "kernels/sm100/gemm.cu", *options)
 
 
 def only_entry(ptx: str, name: str) -> str:
-    """The module's text with that entry alone: loading and proving take their time by the entry."""
+    """The module's text with only that entry: loading and proving take time in proportion to the entries."""
     head, *entries = re.split(r"^(?=(?:\t|//.*\n)*\.visible \.entry )", ptx, flags=re.MULTILINE)
     return head + next(text for text in entries if re.search(rf"\.entry {name}\(", text))
 
@@ -127,7 +127,7 @@ class Operand(ctypes.Structure):
         [("values", TensorMap), ("scales", TensorMap)]
         + [("data", ctypes.c_uint64), ("scale", ctypes.c_uint64)]
         + [(name, ctypes.c_int64) for name in ("pitch", "batch", "scale_pitch", "scale_batch")]
-        + [("policy", ctypes.c_uint64), ("rows", ctypes.c_int32), ("padding", ctypes.c_int32)]
+        + [("cache_policy", ctypes.c_uint64), ("rows", ctypes.c_int32), ("padding", ctypes.c_int32)]
     )
 
 
@@ -135,8 +135,8 @@ class Schedule(ctypes.Structure):
     """sm100_schedule."""
 
     _fields_ = (
-        [("x", Operand), ("y", Operand)]
-        + [(name, ctypes.c_int32) for name in ("tiles", "tiles_x", "tiles_y", "split_k", "k_stages", "swap_ab")]
+        [("mma_a", Operand), ("mma_b", Operand)]
+        + [(name, ctypes.c_int32) for name in ("tiles", "tiles_mma_m", "tiles_mma_n", "split_k", "k_stages", "swap_ab")]
         + [(name, ctypes.c_int32) for name in ("values_by_tma", "prefetch_stages")]
         + [(name, ctypes.c_int32) for name in ("partials_in_stages", "padding")]
         + [("alignment", ctypes.c_uint8 * 24)]  # the struct's is 64
@@ -144,7 +144,7 @@ class Schedule(ctypes.Structure):
 
 
 def swizzle_scales(scales: numpy.ndarray, padding: int) -> numpy.ndarray:
-    """[L, R, S] to the 128x4 layout, [L, ceil(R/128), ceil(S/4), 512], with that byte where there is nothing."""
+    """[L, R, S] to the 128x4 layout, [L, ceil(R/128), ceil(S/4), 512], padded with that byte."""
     l, rows, columns = scales.shape
     blocks, atoms = -(-rows // 128), -(-columns // 4)
     padded = numpy.full((l, blocks * 128, atoms * 4), padding, numpy.uint8)
@@ -154,13 +154,13 @@ def swizzle_scales(scales: numpy.ndarray, padding: int) -> numpy.ndarray:
 
 
 def decode(data: numpy.ndarray, scales: numpy.ndarray) -> numpy.ndarray:
-    """The numbers, in double: data [L, R, K/2], scales [L, R, K/16] of the set below."""
+    """Values times scales in float64: data [L, R, K/2], scales [L, R, K/16] of the set below."""
     values = numpy.stack([VALUES[data & 15], VALUES[data >> 4]], axis=-1).reshape(*data.shape[:2], -1)
     return values * numpy.repeat(E4M3[scales], 16, axis=-1)
 
 
 def rounded(values: numpy.ndarray, out_type: int) -> numpy.ndarray:
-    """What that type keeps of fp32 numbers, to nearest even, as fp32."""
+    """fp32 numbers rounded to nearest even to that type, as fp32."""
     single = values.astype("f4")
     if out_type == FP16:
         return single.astype("f2").astype("f4")
@@ -183,7 +183,7 @@ NAN = 0x7F
 
 
 class Product:
-    """One product on the emulator: operands random, padding NaN, the result poisoned and inside guard bytes.
+    """One product on the emulator: random operands, NaN padding, a poisoned result between guard bytes.
 
     Sums are exact in fp32 as long as 324 K <= 2^22: equal bits in any order of summation.
     """
@@ -200,7 +200,7 @@ class Product:
         linear: bool = False,
         pitch: int = 0,
         integer: bool = True,
-        out_align: int = 16,  # of the result's rows
+        out_align: int = 16,  # of the rows of the result
     ) -> None:
         self.emulator, self.m, self.n, self.k, self.l, self.linear = emulator, m, n, k, l, linear
         self.pitch = pitch or k // 2
@@ -235,13 +235,14 @@ class Product:
             bias_type=FP32, aligned16=int(self.pitch % 16 == 0),
         )  # fmt: skip
 
-    def operand(self, config: Config, which: int, box_rows: int, atoms: int, policy: int) -> Operand:
+    def operand(self, config: Config, which: int, box_rows: int, atoms: int, cache_policy: int) -> Operand:
         p = self.problem()
         data, scale = self.arrays[2 * which : 2 * which + 2]
         rows = (self.m, self.n)[which]
         operand = Operand(
             data=data.address, scale=scale.address, pitch=self.pitch, batch=rows * self.pitch,
-            scale_pitch=p.sfa_pitch, scale_batch=(p.sfa_batch, p.sfb_batch)[which], policy=policy, rows=rows,
+            scale_pitch=p.sfa_pitch, scale_batch=(p.sfa_batch, p.sfb_batch)[which], rows=rows,
+            cache_policy=cache_policy,
         )  # fmt: skip
         if self.k and p.aligned16:
             encoded = self.emulator.tensor_map(
@@ -249,7 +250,7 @@ class Product:
                 swizzle=SWIZZLE_128,
             )  # fmt: skip
             operand.values.opaque[:] = encoded
-        if self.k and config.group == 2:
+        if self.k and config.cta_group == 2:
             blocks, columns = -(-rows // 128), -(-self.k // 64)
             encoded = self.emulator.tensor_map(
                 UINT16, scale, (256, columns, blocks, self.l), (512, p.sfa_pitch, operand.scale_batch),
@@ -259,13 +260,15 @@ class Product:
         return operand
 
     def schedule(self, config: Config, swap_ab: bool, split_k: int, in_stages: bool = False) -> Schedule:
-        x, y = (1, 0) if swap_ab else (0, 1)
+        mma_a, mma_b = (1, 0) if swap_ab else (0, 1)
         rows = (self.m, self.n)
-        tiles_x, tiles_y = -(-rows[x] // config.tile_x), -(-rows[y] // config.tile_y)
+        tiles_mma_m, tiles_mma_n = -(-rows[mma_a] // config.mma_tile_m), -(-rows[mma_b] // config.mma_tile_n)
         return Schedule(
-            x=self.operand(config, x, 128, 1, EVICT_FIRST),
-            y=self.operand(config, y, config.tile_y // config.group, -(-config.tile_y // 128), EVICT_LAST),
-            tiles=tiles_x * tiles_y * self.l, tiles_x=tiles_x, tiles_y=tiles_y, split_k=split_k,
+            mma_a=self.operand(config, mma_a, 128, 1, EVICT_FIRST),
+            mma_b=self.operand(
+                config, mma_b, config.mma_tile_n // config.cta_group, -(-config.mma_tile_n // 128), EVICT_LAST
+            ),
+            tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n, split_k=split_k,
             k_stages=-(-self.k // 256), swap_ab=int(swap_ab), values_by_tma=int(self.pitch % 16 == 0),
             prefetch_stages=3, partials_in_stages=int(in_stages),
         )  # fmt: skip
@@ -280,13 +283,13 @@ class Product:
         wait: bool = True,
         in_stages: bool | None = None,
     ) -> None:
-        """clusters: of the grid, one a tile unless given. in_stages: where partial sums go; unless given, into the
-        stages if there is no other room."""
-        more = config.parts_bytes(split_k)
+        """clusters: of the grid; 0: one a tile. in_stages: whether partial sums replace the stages; None: if they do
+        not fit behind them."""
+        more = config.partials_bytes(split_k)
         if in_stages is None:
             in_stages = split_k > 1 and config.shared_bytes + more > 227 * 1024
         schedule = self.schedule(config, swap_ab, split_k, in_stages)
-        cluster = config.group * split_k
+        cluster = config.cta_group * split_k
         self.emulator.launch(
             module[config.kernel],
             grid=(clusters or schedule.tiles) * cluster,
@@ -322,4 +325,4 @@ class Product:
             f"{len(wrong)} of {got.size} wrong, first at {wrong[0].tolist()}: "
             f"{got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
         )
-        assert self.untouched(), "wrote beside the result"
+        assert self.untouched(), "wrote outside the result"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The machine code of the sm_100 kernels, or of another family's: out of the installed module, through NVIDIA's
-disassembler, into lists of instructions. By itself it prints a row a kernel:
+"""Reads the SASS of the sm_100 kernels (or another family's) from the installed module with NVIDIA's disassembler. Run
+as a program it prints one row a kernel:
 
     python tests/sm100/sass.py [nvfp4/_C.abi3.so | file.fatbin | file.cubin]
 """
@@ -23,7 +23,7 @@ FATBIN = b"\x50\xed\x55\xba"  # the magic number, then u16 version, u16 bytes of
 
 
 def tool(name: str) -> Path | None:
-    """Of NVIDIA's wheels, which lie beside every other package."""
+    """The path of a tool in NVIDIA's wheels."""
     places = (Path(entry, "nvidia", "cu13", "bin", name) for entry in sys.path)
     return next((path for path in places if path.is_file()), None)
 
@@ -47,7 +47,7 @@ def fatbins(data: bytes) -> Iterator[bytes]:
 
 
 def find_cubin(source: Path, folder: Path, prefix: str) -> Path:
-    """Unpacks the fat binaries that a file holds into the folder; the one with those kernels."""
+    """Unpacks the fat binaries in a file into the folder and returns the cubin with those kernels."""
     data = source.read_bytes()
     if data[:4] == b"\x7fELF" and prefix.encode() in data and FATBIN not in data:
         return source
@@ -59,7 +59,7 @@ def find_cubin(source: Path, folder: Path, prefix: str) -> Path:
         for cubin in place.glob("*.cubin"):
             if prefix.encode() in cubin.read_bytes():
                 return cubin
-    raise LookupError(f"{source} has no machine code of {prefix}*")
+    raise LookupError(f"{source} contains no SASS of {prefix}*")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Instruction:
 
     @property
     def always(self) -> bool:
-        """A branch that is always taken."""
+        """Whether it is an unconditional branch."""
         return self.opcode == "BRA" and not self.guard and not re.match(r"!?U?P\d", self.operands)
 
 
@@ -84,7 +84,7 @@ class Instruction:
 class Kernel:
     name: str
     code: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)  # to the index of the instruction behind it
+    labels: dict[str, int] = field(default_factory=dict)  # to the index of the following instruction
     registers: int = 0
     stack: int = 0
     local: int = 0
@@ -93,7 +93,7 @@ class Kernel:
         return [i for i in self.code if re.match(pattern, i.opcode)]
 
     def paths(self, first: int, last: int) -> Iterator[list[Instruction]]:
-        """Every way from the loop's head to the branch back, with no instruction twice and none outside."""
+        """Every path from the loop head to its back edge that repeats no instruction and stays inside."""
         stack: list[tuple[int, tuple[int, ...]]] = [(first, ())]
         while stack:
             at, path = stack.pop()
@@ -115,12 +115,12 @@ class Kernel:
 
     @property
     def atoms(self) -> int:
-        """Of scales for each step along K: 128 rows of x in a CTA, all rows of y."""
+        """Scale atoms a K block: 128 rows of mma_a in a CTA, all rows of mma_b."""
         return 1 + -(-int(re.search(r"x(\d+)", self.name)[1]) // 128)
 
-    def stage_of_products(self) -> list[Instruction]:
-        """What one full stage along K costs the mma warp: of the innermost loop around the products, the shortest way
-        through four of them and the copies of their scales."""
+    def mainloop_stage(self) -> list[Instruction]:
+        """The instructions of one full K stage in the mma warp: in the innermost loop with UTCOMMA, the shortest path
+        with four of them and the UTCCP of their scales."""
 
         def count(path: list[Instruction], opcode: str) -> int:
             return sum(instruction.opcode.startswith(opcode) for instruction in path)
@@ -137,7 +137,7 @@ class Kernel:
 
 
 def disassemble(cubin: Path, prefix: str) -> dict[str, Kernel]:
-    """By the name without the common prefix."""
+    """Kernels by name without the common prefix."""
     kernels: dict[str, Kernel] = {}
     kernel = None
     for line in output_of("nvdisasm", "--print-code", str(cubin)).splitlines():
@@ -165,9 +165,9 @@ def main() -> int:
     import nvfp4
 
     source = Path(sys.argv[1]) if sys.argv[1:] else Path(nvfp4._C.__file__)
-    print(f"{'kernel':22} {'bytes':>7} registers {'stack':>5} a stage of products")
+    print(f"{'kernel':22} {'bytes':>7} registers {'stack':>5} mainloop stage")
     for name, kernel in sorted(kernels_of(source).items()):
-        stage = len(kernel.stage_of_products())
+        stage = len(kernel.mainloop_stage())
         print(f"{name:22} {16 * len(kernel.code):7} {kernel.registers:9} {kernel.stack:5} {stage:4} instructions")
     return 0
 

@@ -1,12 +1,12 @@
-"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/sm100_gemm.cu are well
-synchronised and free of races, and that their barriers and tensor memory live long enough.
+"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm100/gemm.cu have no
+deadlock and no race, and use barriers and tensor memory only while they are alive.
 
     python tests/sm100/verify.py                 every launch of LAUNCHES, as a table (minutes)
     python tests/sm100/verify.py 256x128 split   those whose name contains one of the words
 
-What is proven is the PTX that nvcc writes for the product, with the arguments that launch.py passes, for one cluster
-of CTAs (CTAs do not talk beyond their cluster) and as many stages along K as are named. README.md, "Every schedule",
-says what the verifier does not see, and which rewritings of the text stand between it and the product.
+The proof is of the PTX that nvcc writes, with the arguments that launch.py passes, for one cluster of CTAs (CTAs do not
+communicate beyond their cluster) and the number of K stages listed. docs/kernels.md, "Every schedule", lists what the
+verifier does not see and how the PTX is rewritten for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ELEMENTS, SWIZZLES = {0: "u8", 1: "u16"}, {0: "none", 2: "64B", 3: "128B"}  # th
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel, unless `clusters` says otherwise with one tile."""
+    """One launch of a kernel, of one cluster by default."""
 
     config: str
     note: str
@@ -49,8 +49,8 @@ class Launch:
     swap_ab: bool = True
     clusters: int = 1
     linear: bool = False  # scales
-    pitch: int = 0  # of the values, in bytes, unless they are dense
-    aligned: bool = True  # what the verifier cannot compute: scales lie on 4 bytes, rows of the output on 16 and 32
+    pitch: int = 0  # of the values, in bytes; 0: dense
+    aligned: bool = True  # scales are 4-byte aligned, output rows 32-byte: the verifier cannot compute it
 
     @property
     def name(self) -> str:
@@ -67,29 +67,29 @@ class Launch:
 
 
 def launches() -> Iterator[Launch]:
-    """Of every instantiation: a ring of stages that wraps, several tiles for one CTA so that the accumulators' ring
-    wraps, K cut in every way, both orders of the operands, a last stage that is not whole."""
+    """Of every instantiation: a pipeline of stages that wraps, several tiles for one CTA so that the accumulator
+    pipeline wraps, every split_k, both values of swap_ab, a last stage that is not whole."""
     for name, config in configs().items():
-        x, y = config.tile_x, config.tile_y
-        # Time goes with the square of what is issued: the wide and deep ones go round once and two stages more.
+        m, n = config.mma_tile_m, config.mma_tile_n
+        # Time grows with the square of the instructions: kernels of more than 4 stages wrap once and two stages more.
         twice = config.stages <= 4
-        yield Launch(name, "ring", y, x, 2 * config.stages + 1 if twice else config.stages + 2)
+        yield Launch(name, "wrap", n, m, 2 * config.stages + 1 if twice else config.stages + 2)
         tiles = 2 * config.accumulators + 1
-        if y > 64:
-            yield Launch(name, "tiles", x, y * tiles, 1, tail=192, swap_ab=False)
+        if n > 64:
+            yield Launch(name, "tiles", m, n * tiles, 1, tail=192, swap_ab=False)
         else:
-            # Not of y: the second of two tiles that share a scale atom reads it from its third column on, and the
-            # verifier orders a copy before a product only where the product reads from where the copy began.
-            yield Launch(name, "tiles", x * tiles, y, 1, tail=192, swap_ab=False)
-        yield Launch(name, "tail", y, x, 1, tail=16 if config.gather else 64)
+            # Several tiles of mma_a, not of mma_b: the second of two tiles that share a scale atom reads it from its
+            # third column on, and the verifier orders a cp before an mma only where the mma reads from the first one.
+            yield Launch(name, "tiles", m * tiles, n, 1, tail=192, swap_ab=False)
+        yield Launch(name, "tail", n, m, 1, tail=16 if config.cp_async else 64)
         for split in (2, 4, 8):
-            if config.group * split <= 8 and y >= 4 * split:
-                yield Launch(name, f"split {split}", y, x, split + 1, split_k=split)
-                yield Launch(name, f"split {split} in stages", y, x, split, split_k=split, in_stages=True)
-        if config.gather:
-            yield Launch(name, "all gathered", y, x, config.stages + 1, pitch=128 * (config.stages + 1) + 8)
+            if config.cta_group * split <= 8 and n >= 4 * split:
+                yield Launch(name, f"split {split}", n, m, split + 1, split_k=split)
+                yield Launch(name, f"split {split} in stages", n, m, split, split_k=split, in_stages=True)
+        if config.cp_async:
+            yield Launch(name, "all cp.async", n, m, config.stages + 1, pitch=128 * (config.stages + 1) + 8)
             form = {"linear": True, "aligned": False, "pitch": 136}
-            yield Launch(name, "linear, bytes", y - 3, x - 5, 1, tail=16, **form)
+            yield Launch(name, "linear, bytes", n - 3, m - 5, 1, tail=16, **form)
 
 
 @dataclass(frozen=True)
@@ -100,20 +100,20 @@ class Verdict:
     details: list[str] = field(default_factory=list)
 
 
-# ---- what launch.py would launch, as the verifier's input -----------------------------------------------------------
+# ---- launches of launch.py, as the verifier's input ----------------------------------------------------------------
 
 
 class Placed:
-    """An array that is nowhere but has an address."""
+    """An array that has an address but no memory."""
 
     def __init__(self, address: int) -> None:
         self.address = address
 
 
 class Recorder:
-    """Stands in for launch.py's emulator: keeps what is asked of it."""
+    """Replaces launch.py's emulator and records its calls."""
 
-    OBJECTS = ("A", "SFA", "B", "SFB", "OUT", "EXPANDED")  # in the order in which a Product makes them
+    OBJECTS = ("A", "SFA", "B", "SFB", "OUT", "DEQUANTIZED")  # in the order in which a Product makes them
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
@@ -148,12 +148,12 @@ class Recorder:
     def launch(self, kernel: str, **how: Any) -> None:
         self.launched = {"kernel": kernel, **how}
 
-    def __getitem__(self, name: str) -> str:  # stands in for the module too
+    def __getitem__(self, name: str) -> str:  # replaces the module too
         return name
 
 
 def fields(struct: ctypes.Structure, base: int = 0) -> Iterator[tuple[str, type, int, Any]]:
-    """Name, type, offset and value of what a struct holds, structs within it opened."""
+    """Name, type, offset and value of the fields of a struct, nested structs flattened."""
     for name, kind in struct._fields_:
         offset, value = base + getattr(type(struct), name).offset, getattr(struct, name)
         if isinstance(value, ctypes.Structure) and kind is not TensorMap:
@@ -170,7 +170,7 @@ def kernel_input(launch: Launch) -> dict[str, Any]:
 
 
 def recorded_input(recorder: Recorder, parameters: Sequence[type[ctypes.Structure]]) -> dict[str, Any]:
-    """Of what it was asked to launch; parameters: the kernel's, in order."""
+    """The verifier's input for the recorded launch; parameters: the kernel's, in order."""
     arguments, declarations, maps = [], [], []
     for parameter, (struct, data) in enumerate(zip(parameters, recorder.launched["args"])):
         for name, kind, offset, value in fields(struct.from_buffer_copy(data)):
@@ -199,7 +199,7 @@ def recorded_input(recorder: Recorder, parameters: Sequence[type[ctypes.Structur
     }
 
 
-# ---- rewritings of the text, for what sentryward 0.1.1 does not take ------------------------------------------------
+# ---- rewriting PTX that sentryward 0.1.1 does not support ----------------------------------------------------------
 
 
 def substitute(pattern: str, by: str, text: str) -> str:
@@ -209,7 +209,7 @@ def substitute(pattern: str, by: str, text: str) -> str:
 
 
 def split_multiply_add(text: str) -> str:
-    """It loses the address of tensor memory in mad, which is mul and add."""
+    """Replaces mad by mul and add: the verifier loses a tensor memory address in mad."""
     return re.sub(
         r"mad\.lo\.s32 *\t(%r\d+), (%r\d+), (%r\d+|\d+), (%r\d+);",
         r"{ .reg .b32 product; mul.lo.s32 product, \2, \3; add.s32 \1, product, \4; }",
@@ -218,18 +218,19 @@ def split_multiply_add(text: str) -> str:
 
 
 def allocate_all(text: str) -> str:
-    """Of a pair's allocations it knows only those of all 512 columns to lie at the same address in both CTAs."""
+    """Allocates all 512 columns: only then does the verifier know that a pair's allocations have the same address."""
     return substitute(r"(tcgen05\.(?:de)?alloc\b[^;]*), 256;", r"\1, 512;", text)
 
 
-def two_products_for_one(text: str, tile_y: int) -> str:
-    """It takes block-scaled products only of 64, 128, 192 or 256 rows of y. One of fewer becomes two, which touch
-    together all that the one does and more: one without scales, of the same rows of x and y, 32 bytes of a row as the
-    other, into the same columns; and one with scales, of x by 64 rows of x, into columns of its own, 320 further, which
-    exist as all 512 are allocated. Where these have no race the one has none. Rows of y are at least 16, the fewest
-    whose footprint it knows: 8 of them are then scales of x of the same stage, and 8 columns nobody's.
+def two_mma_for_one(text: str, mma_tile_n: int) -> str:
+    """Replaces an mma of N < 64 by two. The verifier decodes block-scaled mma only for N = 64, 128, 192 or 256.
+
+    The two together access everything that the one does and more, so if they have no race it has none: an unscaled mma
+    of the same operands (32 bytes of a row) into the same columns, and a scaled mma of mma_a by 64 rows of mma_a into
+    columns 320 further on, which exist because all 512 are allocated. N is at least 16, the least whose footprint the
+    verifier knows.
     """
-    plain = 1 << 4 | max(tile_y, 16) // 8 << 17 | 128 // 16 << 24
+    plain = 1 << 4 | max(mma_tile_n, 16) // 8 << 17 | 128 // 16 << 24
     scaled = 1 << 7 | 1 << 10 | 64 // 8 << 17 | 128 // 128 << 27
     product = r"tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\.block_scale\.block16 "
     operands = r"\[(%r\d+)\], (%rd\d+), (%rd\d+), %r\d+, \[(%r\d+)\], \[(%r\d+)\], (\w+);"
@@ -243,21 +244,21 @@ def two_products_for_one(text: str, tile_y: int) -> str:
 
 
 def readable(text: str, config: Config) -> str:
-    """The text of a kernel as the verifier can take it."""
+    """The PTX of a kernel, rewritten for the verifier."""
     text = split_multiply_add(text)
-    if config.tile_y < 64:
-        text = two_products_for_one(text, config.tile_y)
-    elif config.group == 2 and re.search(r"tcgen05\.alloc\b[^;]*, 256;", text):
+    if config.mma_tile_n < 64:
+        text = two_mma_for_one(text, config.mma_tile_n)
+    elif config.cta_group == 2 and re.search(r"tcgen05\.alloc\b[^;]*, 256;", text):
         text = allocate_all(text)
     return text
 
 
-# ---- proof ----------------------------------------------------------------------------------------------------------
+# ---- proof ---------------------------------------------------------------------------------------------------------
 
 
 def alignment_branch(text: str, line: int, aligned: bool) -> dict[str, Any]:
-    """Whether that branch is taken. Addresses of tensors are symbols to the verifier, so that it cannot say how they
-    are aligned, and nothing else: `aligned` says it."""
+    """Whether that branch is taken. Addresses of tensors are symbols to the verifier, so `aligned` states their
+    alignment; a branch that depends on anything else is an error."""
     lines = text.split("\n")
 
     def definition(register: str) -> str:
@@ -278,7 +279,7 @@ def alignment_branch(text: str, line: int, aligned: bool) -> dict[str, Any]:
     elif is_alignment(guard[2], True) or is_alignment(guard[2], False):
         holds = aligned == is_alignment(guard[2], True)
     else:
-        raise ValueError(f"line {line} depends on something else than an alignment: {definition(guard[2])}")
+        raise ValueError(f"line {line} depends on more than an alignment: {definition(guard[2])}")
     return {"line": line, "taken": holds != bool(guard[1])}
 
 
@@ -288,13 +289,13 @@ def processor_seconds() -> float:
 
 
 def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
-    """ptx: of the whole file. seconds: of waiting."""
+    """ptx: of the whole file. seconds: the timeout."""
     config = configs()[launch.config]
     return judge(readable(only_entry(ptx, config.kernel), config), kernel_input(launch), launch.aligned, seconds)
 
 
 def judge(text: str, given: dict[str, Any], aligned: bool, seconds: float = SECONDS) -> Verdict:
-    """Of one entry's text and an input without decisions on branches."""
+    """Verifies one entry, deciding alignment branches one by one."""
     from sentryward import verify
 
     before = processor_seconds()

@@ -1,4 +1,4 @@
-"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/sm90_gemm.cu are well
+"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm90/gemm.cu are well
 synchronised and free of races, and that their barriers live long enough.
 
     python tests/sm90/verify.py               every launch, as a table (minutes)
@@ -6,7 +6,7 @@ synchronised and free of races, and that their barriers live long enough.
 
 What is proven is the PTX that nvcc writes for the product, with the arguments that launch.py passes, for one cluster
 of CTAs. The verifier does not know wgmma: `with_reads` puts in its place what it reads of shared memory, and when.
-README.md says what that leaves out.
+docs/kernels.md, "Every schedule", says what that leaves out.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Any
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sm90.launch import STAGE_K, Help, Product, Schedule, configs, gemm_ptx
+from sm90.launch import STAGE_K, Product, Schedule, StreamK, configs, gemm_ptx
 from sm100.launch import FP16, FP32, Problem, only_entry
 from sm100.verify import SECONDS, Recorder, Verdict, judge, recorded_input
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel. Rows are those of one tile of x and `tiles` of y. x is A, and the result fp32, unless it
-    is plain: fp16, columns along x."""
+    """One launch of a kernel with one tile along mma_a and `tiles` along mma_b. mma_a is A and the output fp32; with
+    `plain` mma_a is B and the output fp16."""
 
     config: str
     note: str
     stages: int  # along K
-    tail: int = 0  # values along K behind the last whole stage
+    tail: int = 0  # values along K behind the last full stage
     tiles: int = 1
-    clusters: int = 0  # one a tile unless given
+    clusters: int = 0  # 0: one a tile
     split_k: int = 1
     in_stages: bool = False
-    calls: int = 1  # under dependent launch, each adds the one before
+    calls: int = 1  # dependent launches, each adds the result before
     plain: bool = False
-    help: Help | None = None  # of helped kernels
+    streamk: StreamK | None = None
 
     @property
     def name(self) -> str:
@@ -49,46 +49,46 @@ class Launch:
 
     @property
     def for_verifier(self) -> bool:
-        """It takes one grid of one cluster, and does not tell by how the output is aligned whether it is plain."""
-        return self.calls == 1 and not self.help and not self.plain
+        """The verifier takes one grid of one cluster, and does not evaluate the alignment test of plain output."""
+        return self.calls == 1 and not self.streamk and not self.plain
 
     @property
     def size(self) -> tuple[int, int, int]:
         config = configs()[self.config]
-        x, y = config.tile_x, self.tiles * config.tile_y
-        return (*((y, x) if self.plain else (x, y)), self.stages * STAGE_K + self.tail)
+        mma_m, mma_n = config.mma_tile_m, self.tiles * config.mma_tile_n
+        return (*((mma_n, mma_m) if self.plain else (mma_m, mma_n)), self.stages * STAGE_K + self.tail)
 
     def start(self, emulator: Any, module: Any, generator: numpy.random.Generator) -> list[Product]:
-        """Queues the calls."""
+        """Launches the calls without waiting for them."""
         form = {"pitch": (self.size[2] // 2 + 15) // 16 * 16, "out_type": FP16 if self.plain else FP32}
         calls = [Product(emulator, generator, *self.size, **form) for _ in range(self.calls)]
         for before, call in zip([None, *calls], calls):
             call.add = before
-            how = {"clusters": self.clusters, "in_stages": self.in_stages, "wait": False, "help": self.help}
+            how = {"clusters": self.clusters, "in_stages": self.in_stages, "wait": False, "streamk": self.streamk}
             call.launch(module, configs()[self.config], self.plain, self.split_k, **how)
         return calls
 
 
 def launches() -> Iterator[Launch]:
-    """Of every instantiation but helped ones: rings that go round and two slots more, several tiles for one CTA, K cut
-    in every way, a last stage that is not whole."""
+    """Of every instantiation but stream-K: two stages more than the pipeline has, several tiles for one CTA, every kind
+    of split-K, a partial last stage."""
     for name, config in configs().items():
-        if config.numbers["helped"]:
+        if config.numbers["streamk"]:
             continue
-        yield Launch(name, "ring", config.numbers["stages"] + 2)
+        yield Launch(name, "wrap", config.numbers["stages"] + 2)
         yield Launch(name, "tiles", 1, 16, tiles=config.numbers["stages"] // 2 + 2, clusters=1)
         yield Launch(name, "tail", 1, 48)
-        for split in (2, 4, 8) if config.tile_x == 128 else (2, 4):
+        for split in (2, 4, 8) if config.mma_tile_m == 128 else (2, 4):
             yield Launch(name, f"split {split}", split + 1, split_k=split)
             yield Launch(name, f"split {split} in stages", split, split_k=split, in_stages=True)
         yield Launch(name, "split 3, one stage", 1, split_k=3)
 
 
-# ---- rewritings of the text, for what sentryward 0.1.1 does not take ------------------------------------------------
+# ---- rewrites of PTX that sentryward 0.1.1 does not support -----------------------------------------------------
 
 
 def without_bit_fields(text: str) -> str:
-    """It does not know bfi, which is a shift and masks."""
+    """Rewrites bfi as a shift and masks."""
 
     def spelled(found: re.Match[str]) -> str:
         to, inserted, into, at, bits = found.groups()
@@ -107,9 +107,9 @@ def signed(word: int) -> int:
 
 
 def with_reads(text: str) -> str:
-    """Products become what they read of shared memory, by every warp: where they are issued, and again where a wait
-    says that they have ended. What lies in order with both lies in order with all moments between. A wait is the whole
-    warp's, so the warp meets behind it. Of y, which one copy writes whole, 8 rows stand for all."""
+    """Rewrites wgmma as its reads of shared memory by every warp: at the issue and at the wait that completes it.
+    Accesses ordered with both are ordered with all moments between. A wait is warp-wide, so a warp barrier follows it.
+    8 rows of mma_b stand for all, since one copy writes all of them."""
 
     def reads(descriptor: str, guard: str = "") -> str:
         return (
@@ -120,7 +120,7 @@ def with_reads(text: str) -> str:
         )
 
     lines: list[str] = []
-    group: list[str] = []  # descriptors of the products since the last commit
+    group: list[str] = []  # descriptors of the wgmma since the last commit
     most = max(sum(1 for _ in re.findall(r"wgmma\.mma_async", part)) for part in text.split("wgmma.commit_group"))
     for line in text.split("\n"):
         if product := re.search(r"wgmma\.mma_async.*\}, (%rd\d+), add, 1, 1, 0;", line):
@@ -135,7 +135,7 @@ def with_reads(text: str) -> str:
             group = []
         elif wait := re.search(r"wgmma\.wait_group\.sync\.aligned (\d);", line):
             lines.append("setp.ge.u32 wg_one, wg_groups, 1; setp.ge.u32 wg_two, wg_groups, 2;")
-            for i in range(most):  # a wait for groups before the last two says nothing here
+            for i in range(most):  # a wait for groups before the last two has no effect here
                 if wait[1] in "01":
                     lines.append(reads(f"wg_before{i}", "@wg_two"))
                 if wait[1] == "0":
@@ -156,7 +156,7 @@ def with_reads(text: str) -> str:
 
 
 def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
-    """ptx: of the whole file or of that kernel. seconds: of waiting."""
+    """ptx: of the whole file or of that kernel. seconds: time limit."""
     config, recorder = configs()[launch.config], Recorder()
     assert launch.for_verifier
     launch.start(recorder, recorder, numpy.random.default_rng(0))

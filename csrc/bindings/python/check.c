@@ -31,7 +31,7 @@ static PyObject *answer(nvfp4_status status) {
     Py_RETURN_NONE;
 }
 
-/* A program may be traced for a device that this machine lacks: only broken rules are refused. */
+/* A program may be traced for a device that this machine lacks: only broken rules are errors. */
 static nvfp4_status plan(const nvfp4_gemm_args *args) {
     gemm_call ignored;
     nvfp4_status status = gemm_prepare(python_context, args, &ignored);

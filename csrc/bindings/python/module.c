@@ -86,7 +86,7 @@ PyMODINIT_FUNC PyInit__C(void) {
     }
     PyObject *module = PyModule_Create(&definition);
     error_type = PyErr_NewExceptionWithDoc(
-        "nvfp4.Error", "A call that nvfp4 refuses; the message says which argument breaks which rule.",
+        "nvfp4.Error", "A call that nvfp4 rejects; the message says which argument breaks which rule.",
         PyExc_ValueError, NULL);
     if (!module || !error_type || PyModule_AddObjectRef(module, "Error", error_type) != 0 ||
         PyModule_AddStringConstant(module, "version", NVFP4_VERSION) != 0 ||

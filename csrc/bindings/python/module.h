@@ -1,6 +1,6 @@
 /* What the files of the Python module nvfp4._C share. */
-#ifndef NVFP4_BINDINGS_PYTHON_MODULE_H
-#define NVFP4_BINDINGS_PYTHON_MODULE_H
+#ifndef NVFP4_PYTHON_MODULE_H
+#define NVFP4_PYTHON_MODULE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -151,7 +151,7 @@ static int32_t dtype_of_dlpack(dl_dtype d) {
     }
 }
 
-static int refuse_dtype(PyObject *object, const char *name) {
+static int reject_dtype(PyObject *object, const char *name) {
     char dtype[64];
     fail(NVFP4_INVALID,
          "%s: dtype is %s; must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 or float32, as its role "
@@ -193,13 +193,13 @@ static int check_no_grad(PyObject *object, const char *name) {
     static PyObject *requires_grad;
     if (!requires_grad) requires_grad = PyUnicode_InternFromString("requires_grad");
     PyObject *value = requires_grad ? PyObject_GetAttr(object, requires_grad) : NULL;
-    int refused = value == Py_True && grad_enabled();
+    int rejected = value == Py_True && grad_enabled();
     Py_XDECREF(value);
     PyErr_Clear();
-    if (refused)
+    if (rejected)
         fail(NVFP4_INVALID, "%s: requires grad; nvfp4 computes no gradients: pass %s.detach() or use torch.no_grad()",
              name, name);
-    return !refused;
+    return !rejected;
 }
 
 static reading read_torch(PyObject *object, const char *name, use use, nvfp4_tensor *t) {
@@ -210,7 +210,7 @@ static reading read_torch(PyObject *object, const char *name, use use, nvfp4_ten
         return check_strided(object, name) ? READ_BY_TORCH : READ_FAILED;
     }
     t->dtype = dtype_of_dlpack(d.dtype);
-    if (t->dtype == NVFP4_NONE) return refuse_dtype(object, name);
+    if (t->dtype == NVFP4_NONE) return reject_dtype(object, name);
     if (d.device.type == DL_CPU || d.device.type == DL_CUDA_HOST) {
         t->device = NVFP4_HOST;
     } else if (d.device.type == DL_CUDA || d.device.type == DL_CUDA_MANAGED) {
@@ -278,7 +278,7 @@ static reading read_interface(PyObject *object, PyObject *interface, const char 
     }
     int64_t item, count = 1;
     t->dtype = dtype_of_array(object, type, &item);
-    if (t->dtype == NVFP4_NONE) return refuse_dtype(object, name);
+    if (t->dtype == NVFP4_NONE) return reject_dtype(object, name);
     if (PyTuple_Size(shape) > NVFP4_MAX_DIMS) {
         fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, (int)PyTuple_Size(shape),
              NVFP4_MAX_DIMS);
@@ -391,7 +391,7 @@ PyObject *allocate_like(PyObject *like, int ndim, const int64_t *shape, int32_t 
 }
 
 /* Called by torch's allocator; the first line of its message says what is missing. */
-static void refuse_workspace(void *bytes, const char *kind, const char *message) {
+static void workspace_error(void *bytes, const char *kind, const char *message) {
     fail(NVFP4_OUT_OF_MEMORY, "workspace: torch could not allocate %zu bytes: %s: %.*s", *(size_t *)bytes, kind,
          (int)strcspn(message, "\n"), message);
 }
@@ -406,7 +406,7 @@ int allocate_workspace(int32_t device, size_t bytes, workspace *w) {
     dl_tensor prototype = {
         .device = {DL_CUDA, device}, .ndim = 1, .dtype = {DL_UINT, 8, 1}, .shape = &shape, .strides = &stride};
     dl_managed_tensor *managed;
-    if (torch.table->allocate(&prototype, &managed, &bytes, refuse_workspace) != 0) return 0;
+    if (torch.table->allocate(&prototype, &managed, &bytes, workspace_error) != 0) return 0;
     w->owner = managed;
     w->data = (char *)managed->tensor.data + managed->tensor.byte_offset;
     return 1;

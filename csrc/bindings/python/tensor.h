@@ -3,8 +3,8 @@
  * Neither library is imported here, only found in sys.modules, so that `import nvfp4` costs nothing. Functions that
  * can fail leave a message in nvfp4_last_error(), or a Python exception where Python code raised one; raise_error
  * turns either into the exception of the call. */
-#ifndef NVFP4_BINDINGS_PYTHON_TENSOR_H
-#define NVFP4_BINDINGS_PYTHON_TENSOR_H
+#ifndef NVFP4_PYTHON_TENSOR_H
+#define NVFP4_PYTHON_TENSOR_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -26,7 +26,7 @@ typedef enum use {
 /* None is an absent tensor. */
 reading read_tensor(PyObject *object, const char *name, use use, nvfp4_tensor *tensor);
 
-/* Reads a table of tensor arguments into the struct that holds them; stops at the first that is refused. */
+/* Reads a table of tensor arguments into the struct that holds them; stops at the first that is rejected. */
 typedef struct tensor_argument {
     int index; /* among the call's arguments */
     const char *name;

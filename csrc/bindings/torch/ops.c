@@ -1,7 +1,7 @@
 /* torch.ops.nvfp4.*: boxed kernels over torch's stable C shim.
  *
  * Schemas have no optional tensors, which C could not free: a uint8 tensor of shape [0] stands for an absent one. torch
- * allocates results and workspace; nothing waits for the device. A refusal is thrown by libtorch through this file's
+ * allocates results and workspace; nothing waits for the device. An error is thrown by libtorch through this file's
  * frames, which therefore is compiled with -fexceptions and holds nothing when it happens. */
 #include "bindings/torch/ops.h"
 

@@ -1,6 +1,6 @@
 /* torch.ops.nvfp4: the functions of nvfp4.h behind torch's dispatcher. */
-#ifndef NVFP4_BINDINGS_TORCH_OPS_H
-#define NVFP4_BINDINGS_TORCH_OPS_H
+#ifndef NVFP4_TORCH_OPS_H
+#define NVFP4_TORCH_OPS_H
 
 #include "nvfp4.h"
 

@@ -3,8 +3,8 @@
  * torch's own headers are C++; these are our words for the same declarations. The functions are looked up in the
  * libtorch that the process has loaded, so nothing links to torch. tests/torch_abi.cpp includes torch's headers and
  * asserts that every type below is equal to torch's. Each function exists since torch 2.10 or before. */
-#ifndef NVFP4_BINDINGS_TORCH_SHIM_H
-#define NVFP4_BINDINGS_TORCH_SHIM_H
+#ifndef NVFP4_TORCH_SHIM_H
+#define NVFP4_TORCH_SHIM_H
 
 #include <stdbool.h>
 #include <stddef.h>

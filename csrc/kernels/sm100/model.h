@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/sm100/config.h"
 #include "plan/math.h"
-#include "sm100_configs.h"
 
 /* Name, value. */
 #define SM100_MODEL_CONSTANTS(X)                                                                                       \
@@ -53,7 +53,7 @@ static const sm100_model sm100_b200 = {
 enum { SM100_GPCS = 8 };
 
 typedef struct sm100_model_input {
-    int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm100_configs.h); at least 1 */
+    int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm100/config.h); at least 1 */
     int32_t sm_count;
     int32_t cta_group, mma_tile_n, stages, accumulators;
     int32_t swap_ab;

@@ -149,7 +149,7 @@ static inline int32_t sm100_prefetch_stages(const device_props *props, const sm1
     if (tiling->tiles_mma_n > SM100_PREFETCH_SHARERS || tiling->tiles > tiling->clusters || config->cp_async ||
         !sm100_leaves_room(props, config, config->shared_bytes))
         return 0;
-    return (int32_t)min_int(SM100_PREFETCH_BYTES / ((SM100_X_BYTES + SM100_SFX_BYTES) * readers),
+    return (int32_t)min_int(SM100_PREFETCH_BYTES / ((SM100_MMA_A_BYTES + SM100_MMA_SFA_BYTES) * readers),
                             ceil_div(tiling->k_stages, split_k));
 }
 
@@ -224,7 +224,7 @@ static inline void sm100_fill_operand(const gemm_problem *p, int is_b, uint64_t 
     o->batch = is_b ? p->b_batch : p->a_batch;
     o->scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch;
     o->scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
-    o->policy = cache_policy;
+    o->cache_policy = cache_policy;
     o->rows = (int32_t)(is_b ? p->n : p->m);
 }
 
@@ -255,13 +255,13 @@ static inline void sm100_add_tensor_maps(const gemm_problem *p, const sm100_conf
     const tensor_layout a = values_layout(p, mma_a_is_b, p->l, SM100_BOX_BYTES, SM100_CTA_ROWS, 128);
     const tensor_layout b =
         values_layout(p, !mma_a_is_b, p->l, SM100_BOX_BYTES, config->mma_tile_n / config->cta_group, 128);
-    add_tensor_map(out, &a, &s->x.values);
-    add_tensor_map(out, &b, &s->y.values);
+    add_tensor_map(out, &a, &s->mma_a.values);
+    add_tensor_map(out, &b, &s->mma_b.values);
     if (config->cta_group == 1) return;
-    const tensor_layout sfa = sm100_scales_layout(p, mma_a_is_b, &s->x, SM100_CTA_ROWS);
-    const tensor_layout sfb = sm100_scales_layout(p, !mma_a_is_b, &s->y, config->mma_tile_n);
-    add_tensor_map(out, &sfa, &s->x.scales);
-    add_tensor_map(out, &sfb, &s->y.scales);
+    const tensor_layout sfa = sm100_scales_layout(p, mma_a_is_b, &s->mma_a, SM100_CTA_ROWS);
+    const tensor_layout sfb = sm100_scales_layout(p, !mma_a_is_b, &s->mma_b, config->mma_tile_n);
+    add_tensor_map(out, &sfa, &s->mma_a.scales);
+    add_tensor_map(out, &sfb, &s->mma_b.scales);
 }
 
 static inline void sm100_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c,
@@ -275,17 +275,18 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     step->cluster = config->cta_group * c->split_k;
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm100_schedule *s = (sm100_schedule *)add_param(out, step, sizeof(sm100_schedule));
+    memset(s, 0, sizeof *s);
     s->tiles = tiling.tiles;
-    s->tiles_x = tiling.tiles_mma_m;
-    s->tiles_y = tiling.tiles_mma_n;
+    s->tiles_mma_m = tiling.tiles_mma_m;
+    s->tiles_mma_n = tiling.tiles_mma_n;
     s->split_k = c->split_k;
     s->k_stages = tiling.k_stages;
     s->swap_ab = c->swap_ab;
     s->values_by_tma = traits_of(p).tma_values;
     s->prefetch_stages = c->prefetch_stages;
     s->partials_in_stages = tiling.partials_in_stages;
-    sm100_fill_operand(p, c->swap_ab, policies.mma_a, &s->x);
-    sm100_fill_operand(p, !c->swap_ab, policies.mma_b, &s->y);
+    sm100_fill_operand(p, c->swap_ab, policies.mma_a, &s->mma_a);
+    sm100_fill_operand(p, !c->swap_ab, policies.mma_b, &s->mma_b);
 #ifdef NVFP4_DUMP
     s->dump = (sm100_dump *)out->dump;
     s->dump_cta = out->dump_cta, s->dump_block = out->dump_block;

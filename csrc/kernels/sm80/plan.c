@@ -43,7 +43,7 @@ static const sm80_model measured = {
 };
 
 typedef struct sm80_tiling {
-    int64_t split_tiles, reduce_grid;
+    int64_t k_tiles_per_split, reduce_grid;
     int32_t tiles_m, tiles_n;
 } sm80_tiling;
 _Static_assert(sizeof(sm80_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
@@ -56,9 +56,9 @@ static double chunk_clocks(const sm80_model *model, const gemm_traits *t, const 
 }
 
 static double modelled_us(const sm80_model *model, const device_props *props, const gemm_traits *t,
-                          const sm80_config *c, int64_t grid, int64_t split_tiles, int64_t split) {
+                          const sm80_config *c, int64_t grid, int64_t k_tiles_per_split, int64_t split) {
     const int64_t ctas = ceil_div(grid, props->sm_count);
-    const double chunks = (double)(ctas * split_tiles * (c->tile_k / SM80_CHUNK));
+    const double chunks = (double)(ctas * k_tiles_per_split * (c->tile_k / SM80_CHUNK));
     const double idle = ctas * c->warps < 8 ? model->few_warps : 1.0;
     double clocks = chunks * chunk_clocks(model, t, c) * idle + model->launch_clocks;
     if (split > 1) {
@@ -75,18 +75,18 @@ static int32_t list_one(const sm80_model *model, const device_props *props, cons
                         int64_t wanted, gemm_candidate *out) {
     const sm80_config *c = &configs[kernel];
     const int64_t tiles_m = ceil_div(t->m, c->tile_m), tiles_n = ceil_div(t->n, c->tile_n);
-    const int64_t k_tiles = ceil_div(t->k, c->tile_k), split_tiles = ceil_div(k_tiles, wanted);
-    const int64_t split = split_tiles ? ceil_div(k_tiles, split_tiles) : 1; /* no part is empty */
+    const int64_t k_tiles = ceil_div(t->k, c->tile_k), k_tiles_per_split = ceil_div(k_tiles, wanted);
+    const int64_t split = k_tiles_per_split ? ceil_div(k_tiles, k_tiles_per_split) : 1; /* no part is empty */
     const int64_t grid = tiles_m * tiles_n * t->l * split;
     if (grid > INT32_MAX) return 0;
     const sm80_tiling tiling = {
-        .split_tiles = split_tiles,
+        .k_tiles_per_split = k_tiles_per_split,
         .reduce_grid = split > 1 ? ceil_div(t->l * t->m * ceil_div(t->n, 4), SM80_REDUCE_THREADS) : 0,
         .tiles_m = (int32_t)tiles_m,
         .tiles_n = (int32_t)tiles_n,
     };
     *out = (gemm_candidate){
-        .modelled_us = modelled_us(model, props, t, c, grid, split_tiles, split),
+        .modelled_us = modelled_us(model, props, t, c, grid, k_tiles_per_split, split),
         .name = c->name,
         .reason = split > 1 ? c->split_reason : c->reason,
         .grid = grid,
@@ -143,8 +143,8 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     launch_step *gemm = add_step(out, c->kernel, c->grid, configs[c->kernel].shared_bytes);
     *(gemm_problem *)add_param(out, gemm, sizeof *p) = *p;
     *(sm80_schedule *)add_param(out, gemm, sizeof(sm80_schedule)) = (sm80_schedule){
-        .partial = workspace,
-        .split_tiles = tiling.split_tiles,
+        .partials = workspace,
+        .k_tiles_per_split = tiling.k_tiles_per_split,
         .reduce_grid = tiling.reduce_grid,
         .tiles_m = tiling.tiles_m,
         .tiles_n = tiling.tiles_n,

@@ -2,8 +2,8 @@
 #ifndef NVFP4_SM80_PLAN_H
 #define NVFP4_SM80_PLAN_H
 
+#include "kernels/sm80/config.h"
 #include "plan/gemm_family.h"
-#include "sm80_configs.h"
 
 enum {
 #define X(id, ...) KERNEL_##id,

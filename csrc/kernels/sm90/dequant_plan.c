@@ -36,16 +36,17 @@ int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more) {
     return dequantized > 0 ? dequantized + more + WORKSPACE_ALIGNMENT - CALLER_ALIGNMENT : 0;
 }
 
-static int64_t ctas_of(const sm90_operand_size *size, int64_t k, int64_t rows_a_thread) {
-    return size->dequant_bytes ? SM90_DEQUANT_CTAS(size->rows, k, size->batches, rows_a_thread) : 0;
+static int64_t ctas_of(const sm90_operand_size *size, int64_t k, int64_t rows_per_thread) {
+    return size->dequant_bytes ? SM90_DEQUANT_CTAS(size->rows, k, size->batches, rows_per_thread) : 0;
 }
 
 sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, const sm90_operand_size *mma_b,
                                         const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
                                         uint8_t **mma_b_fp16, uint8_t **behind) {
     const int64_t one_row = ctas_of(mma_b, p->k, 1) + ctas_of(mma_a, p->k, 1);
-    const int64_t rows_a_thread = one_row <= MAX_ONE_ROW_CTAS ? 1 : 4;
-    const int64_t first_ctas = ctas_of(mma_b, p->k, rows_a_thread), second_ctas = ctas_of(mma_a, p->k, rows_a_thread);
+    const int64_t rows_per_thread = one_row <= MAX_ONE_ROW_CTAS ? 1 : 4;
+    const int64_t first_ctas = ctas_of(mma_b, p->k, rows_per_thread),
+                  second_ctas = ctas_of(mma_a, p->k, rows_per_thread);
     const uintptr_t begin =
         ((uintptr_t)workspace + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
     *mma_b_fp16 = (uint8_t *)begin;
@@ -58,7 +59,7 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, c
                                  .scale_layout = p->scale_layout,
                                  .first_ctas = (int32_t)first_ctas,
                                  .second_ctas = (int32_t)second_ctas,
-                                 .rows_a_thread = (int32_t)rows_a_thread};
+                                 .rows_per_thread = (int32_t)rows_per_thread};
     if (second_ctas) s->second = sm90_operand_of(p, !mma_b_is_b);
     s->first.to = *mma_b_fp16;
     s->second.to = *behind;

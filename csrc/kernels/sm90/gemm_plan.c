@@ -7,7 +7,7 @@ typedef struct gemm_config {
     int32_t mma_tile_m, mma_tile_n, stages;
     int32_t shared_bytes;
     int32_t partials_room; /* for partial sums in place of the stages */
-    int32_t math_warpgroups, x_tiles;
+    int32_t math_warpgroups, wgmmas_m;
     int32_t dequant_b_in_kernel; /* no pre-pass */
     int32_t streamk;
     const char *reasons[2][2]; /* by swap_ab, by whether K is split */
@@ -23,11 +23,11 @@ typedef struct gemm_config {
 #define SPLIT       "; split along K over a cluster so that more SMs load"
 #define STREAMK     "; stream-K: CTAs without a tile compute the beginning of K for those that have one"
 #define REASON(registers, split, mma_tile_m, mma_tile_n, streamk)                                                      \
-    ((streamk)                ? registers PRE_PASS split STREAMK                                                       \
-     : SM90_Y_RAW(mma_tile_n) ? registers IN_KERNEL NARROW split                                                       \
-     : (mma_tile_n) <= 32     ? registers PRE_PASS NARROW split                                                        \
-     : (mma_tile_m) > 128     ? registers PRE_PASS TALL split                                                          \
-                              : registers PRE_PASS SQUARE split)
+    ((streamk)                              ? registers PRE_PASS split STREAMK                                         \
+     : SM90_DEQUANT_B_IN_KERNEL(mma_tile_n) ? registers IN_KERNEL NARROW split                                         \
+     : (mma_tile_n) <= 32                   ? registers PRE_PASS NARROW split                                          \
+     : (mma_tile_m) > 128                   ? registers PRE_PASS TALL split                                            \
+                                            : registers PRE_PASS SQUARE split)
 
 enum {
     MAX_CLUSTER = 8,      /* CTAs, of a portable cluster */
@@ -37,20 +37,20 @@ enum {
 };
 
 static const gemm_config configs[] = {
-#define X(id, math_warpgroups, x_tiles, tile_y, group_words, stages, streamk)                                          \
-    {SM90_TILE_X(math_warpgroups, x_tiles),                                                                            \
-     tile_y,                                                                                                           \
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
+    {SM90_MMA_TILE_M(math_warpgroups, wgmmas_m),                                                                       \
+     mma_tile_n,                                                                                                       \
      stages,                                                                                                           \
-     SM90_SHARED_BYTES(math_warpgroups, x_tiles, tile_y, stages),                                                      \
-     SM90_PARTIALS_ROOM(math_warpgroups, x_tiles, tile_y, stages),                                                     \
+     SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages),                                                 \
+     SM90_PARTIALS_ROOM(math_warpgroups, wgmmas_m, mma_tile_n, stages),                                                \
      math_warpgroups,                                                                                                  \
-     x_tiles,                                                                                                          \
-     SM90_Y_RAW(tile_y),                                                                                               \
+     wgmmas_m,                                                                                                         \
+     SM90_DEQUANT_B_IN_KERNEL(mma_tile_n),                                                                             \
      streamk,                                                                                                          \
-     {{REASON(A_REGISTERS, "", SM90_TILE_X(math_warpgroups, x_tiles), tile_y, streamk),                                \
-       REASON(A_REGISTERS, SPLIT, SM90_TILE_X(math_warpgroups, x_tiles), tile_y, streamk)},                            \
-      {REASON(B_REGISTERS, "", SM90_TILE_X(math_warpgroups, x_tiles), tile_y, streamk),                                \
-       REASON(B_REGISTERS, SPLIT, SM90_TILE_X(math_warpgroups, x_tiles), tile_y, streamk)}}},
+     {{REASON(A_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk),                       \
+       REASON(A_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk)},                   \
+      {REASON(B_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk),                       \
+       REASON(B_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk)}}},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -60,7 +60,7 @@ _Static_assert(CONFIGS * 2 * MAX_CLUSTER + OTHER_KINDS <= FAMILY_MAX_CANDIDATES,
 typedef struct gemm_tiling {
     int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
     int32_t partials_in_stages;
-    sm90_streamk streamk;
+    sm90_streamk_split streamk;
 } gemm_tiling;
 _Static_assert(sizeof(gemm_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
@@ -79,11 +79,11 @@ static int is_too_large(const gemm_config *config, int64_t mma_m, int64_t mma_n)
 }
 
 static int32_t partials_bytes(const gemm_config *config, int32_t split_k) {
-    return SM90_PARTIALS_BYTES(config->math_warpgroups, config->x_tiles, config->mma_tile_n, split_k);
+    return SM90_PARTIALS_BYTES(config->math_warpgroups, config->wgmmas_m, config->mma_tile_n, split_k);
 }
 
 static int32_t partial_tile_bytes(const gemm_config *config) {
-    return SM90_PARTIAL_TILE_BYTES(config->math_warpgroups, config->x_tiles, config->mma_tile_n);
+    return SM90_PARTIAL_TILE_BYTES(config->math_warpgroups, config->wgmmas_m, config->mma_tile_n);
 }
 
 static sm90_model_input model_input(const device_props *props, const gemm_traits *t, const gemm_config *config,
@@ -209,8 +209,8 @@ static uint32_t reciprocal(int32_t d) {
 /* Where the workers' partial tiles and flags lie, `behind` the dequantized mma_b. The pre-pass clears the flags. */
 static void build_streamk(const gemm_config *config, const gemm_tiling *tiling, int32_t split_k, uint8_t *behind,
                           sm90_dequant_schedule *dequant, sm90_schedule *s) {
-    const sm90_streamk *streamk = &tiling->streamk;
-    s->whole = streamk->dp_tiles;
+    const sm90_streamk_split *streamk = &tiling->streamk;
+    s->dp_tiles = streamk->dp_tiles;
     s->k_stages = tiling->k_stages;
     s->worker_clusters = streamk->worker_clusters;
     s->streamk_stages = streamk->streamk_stages;
@@ -247,16 +247,18 @@ void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gem
     const sm90_dequant_operand mma_a = sm90_operand_of(p, mma_a_is_b);
     const int32_t split_stages = tiling.k_stages - tiling.streamk.streamk_stages;
     *s = (sm90_schedule){
-        .x = {.scale = mma_a.scale,
-              .scale_pitch = mma_a.scale_pitch,
-              .scale_batch = mma_a.scale_batch,
-              .policy = policies.mma_a,
-              .rows = mma_a.rows},
-        .y = {.policy = policies.mma_b, .rows = (int32_t)mma_b.rows, .shared = p->l > 1 && mma_b.batches == 1},
-        .raw_y = sm90_operand_of(p, !mma_a_is_b),
+        .mma_a = {.scale = mma_a.scale,
+                  .scale_pitch = mma_a.scale_pitch,
+                  .scale_batch = mma_a.scale_batch,
+                  .cache_policy = policies.mma_a,
+                  .rows = mma_a.rows},
+        .mma_b = {.cache_policy = policies.mma_b,
+                  .rows = (int32_t)mma_b.rows,
+                  .shared = p->l > 1 && mma_b.batches == 1},
+        .mma_b_e2m1 = sm90_operand_of(p, !mma_a_is_b),
         .tiles = tiling.tiles,
-        .tiles_x = tiling.tiles_mma_m,
-        .tiles_y = tiling.tiles_mma_n,
+        .tiles_mma_m = tiling.tiles_mma_m,
+        .tiles_mma_n = tiling.tiles_mma_n,
         .split_k = c->split_k,
         .stages_per_split = split_stages / c->split_k,
         .splits_with_one_more = split_stages % c->split_k,
@@ -267,8 +269,8 @@ void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gem
     if (config->streamk) build_streamk(config, &tiling, c->split_k, behind, dequant, s);
     if (p->k == 0) return;
     const tensor_layout values = values_layout(p, mma_a_is_b, p->l, SM90_STAGE_K / 2, config->mma_tile_m, 0);
-    add_tensor_map(out, &values, &s->x.values);
+    add_tensor_map(out, &values, &s->mma_a.values);
     if (config->dequant_b_in_kernel) return;
     const tensor_layout fp16 = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, &mma_b, config->mma_tile_n);
-    add_tensor_map(out, &fp16, &s->y.values);
+    add_tensor_map(out, &fp16, &s->mma_b.values);
 }

@@ -1,4 +1,4 @@
-/* A few rows of A: which instantiation, and how its warps share the rows of B and K (the rule of sm90_gemv_configs.h).
+/* A few rows of A: which instantiation, and how its warps share the rows of B and K (the rule of sm90/gemv_config.h).
  * One row of B and many of A are the transposed product.
  *
  * The model: B passes at the rate of DRAM, or the warp with most to do takes longer. */
@@ -23,33 +23,34 @@ static const gemv_config *config_for(int64_t m) {
     return found;
 }
 
-/* Steps that the busiest warp does, with K in 2^log2_cut parts. */
-static int64_t busiest_steps(const gemv_config *c, const sm90_gemv_schedule *s, int32_t log2_cut) {
-    return ceil_div(s->units_per_cta, c->warps >> log2_cut) * ceil_div(s->steps, (int64_t)1 << log2_cut);
+/* Steps that the busiest warp does, with K in 2^log2_split_k parts. */
+static int64_t busiest_steps(const gemv_config *c, const sm90_gemv_schedule *s, int32_t log2_split_k) {
+    return ceil_div(s->tiles_per_cta, c->warps >> log2_split_k) * ceil_div(s->steps, (int64_t)1 << log2_split_k);
 }
 
 static sm90_gemv_schedule schedule_of(const device_props *props, const gemv_config *c, int64_t n, int64_t k,
                                       int64_t l) {
-    const int64_t steps = SM90_GEMV_STEPS(k), units = SM90_GEMV_UNITS(n);
+    const int64_t steps = SM90_GEMV_STEPS(k), tiles = SM90_GEMV_TILES(n);
     const int64_t room = SM90_GEMV_PARTIALS_LIMIT / SM90_GEMV_PARTIALS_BYTES(c->rows, 1, 1);
     const int64_t wanted = props->sm_count > l ? props->sm_count / l : 1;
-    const int64_t ctas = max_int(min_int(units, wanted), ceil_div(units, room));
-    const int64_t units_per_cta = ceil_div(units, ctas);
+    const int64_t ctas = max_int(min_int(tiles, wanted), ceil_div(tiles, room));
+    const int64_t tiles_per_cta = ceil_div(tiles, ctas);
     sm90_gemv_schedule s = {.ctas = (int32_t)ctas,
-                            .units_per_cta = (int32_t)units_per_cta,
-                            .units_left = (int32_t)(units % ctas),
+                            .tiles_per_cta = (int32_t)tiles_per_cta,
+                            .full_ctas = (int32_t)(tiles % ctas),
                             .steps = (int32_t)steps};
-    for (int32_t log2_cut = 0; 1 << log2_cut <= c->warps && (log2_cut == 0 || 1 << log2_cut <= steps); log2_cut++) {
-        if (SM90_GEMV_PARTIALS_BYTES(c->rows, units_per_cta, 1 << log2_cut) > SM90_GEMV_PARTIALS_LIMIT) break;
-        if (busiest_steps(c, &s, log2_cut) < busiest_steps(c, &s, s.log2_cut)) s.log2_cut = log2_cut;
+    for (int32_t log2_split_k = 0; 1 << log2_split_k <= c->warps && (log2_split_k == 0 || 1 << log2_split_k <= steps);
+         log2_split_k++) {
+        if (SM90_GEMV_PARTIALS_BYTES(c->rows, tiles_per_cta, 1 << log2_split_k) > SM90_GEMV_PARTIALS_LIMIT) break;
+        if (busiest_steps(c, &s, log2_split_k) < busiest_steps(c, &s, s.log2_split_k)) s.log2_split_k = log2_split_k;
     }
     return s;
 }
 
 static int64_t shared_bytes(const gemv_config *c, const sm90_gemv_schedule *s) {
-    const int64_t rows = c->rows, stages = min_int(c->stages, busiest_steps(c, s, s->log2_cut));
-    return SM90_GEMV_PARTIALS_BYTES(rows, s->units_per_cta, 1 << s->log2_cut) + SM90_GEMV_A_BYTES(rows, s->steps) +
-           SM90_GEMV_RING_BYTES(c->warps, stages);
+    const int64_t rows = c->rows, stages = min_int(c->stages, busiest_steps(c, s, s->log2_split_k));
+    return SM90_GEMV_PARTIALS_BYTES(rows, s->tiles_per_cta, 1 << s->log2_split_k) + SM90_GEMV_A_BYTES(rows, s->steps) +
+           SM90_GEMV_STAGES_BYTES(c->warps, stages);
 }
 
 /* A has m rows and B n of the product that the kernel computes, which with swap_ab is the transposed one. */
@@ -60,7 +61,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, int6
     const sm90_gemv_schedule s = schedule_of(props, c, n, k, l);
     if (s.ctas * l > INT32_MAX || shared_bytes(c, &s) > props->shared_per_block) return 0;
     const double bytes = (double)l * (double)n * (double)k * SM90_RAW_BYTES;
-    const double values = (double)busiest_steps(c, &s, s.log2_cut) * c->warps * SM90_GEMV_UNIT_ROWS * SM90_GEMV_STEP_K;
+    const double values = (double)busiest_steps(c, &s, s.log2_split_k) * c->warps * SM90_GEMV_TILE_N * SM90_GEMV_STEP_K;
     const double rounds = (double)ceil_div(s.ctas * l, props->sm_count);
     const double rows = 1.0 + model->gemv_row_cost * (c->rows - 1);
     const double computing = sm90_clocks_us(model, rounds * values * rows / model->gemv_per_clk);
@@ -74,8 +75,8 @@ static int32_t list_one(const sm90_model *model, const device_props *props, int6
         .kernel = c->kernel,
         .swap_ab = swap_ab,
         .split_k = 1,
-        .tile_m = swap_ab ? SM90_GEMV_UNIT_ROWS : c->rows,
-        .tile_n = swap_ab ? c->rows : SM90_GEMV_UNIT_ROWS,
+        .tile_m = swap_ab ? SM90_GEMV_TILE_N : c->rows,
+        .tile_n = swap_ab ? c->rows : SM90_GEMV_TILE_N,
         .tile_k = SM90_GEMV_STEP_K,
         .stages = c->stages,
     };

@@ -12,8 +12,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "kernels/sm90/gemm_config.h"
 #include "plan/math.h"
-#include "sm90_configs.h"
 
 /* Name, value, meaning. */
 #define SM90_MODEL_CONSTANTS(X)                                                                                        \
@@ -64,16 +64,16 @@ static inline int64_t sm90_ctas_that_fit(int32_t sm_count, int32_t cluster) {
     return usable < cluster ? cluster : usable / cluster * cluster;
 }
 
-/* How a stream-K kernel distributes its work (sm90_gemm_parts.cuh). */
-typedef struct sm90_streamk {
+/* How a stream-K kernel distributes its work (sm90/schedule.cuh). */
+typedef struct sm90_streamk_split {
     int32_t dp_tiles;        /* data-parallel tiles */
     int32_t worker_clusters; /* 0: not a stream-K kernel */
     int32_t streamk_stages;  /* of a tile, that workers compute */
     int32_t worker_stages;   /* of a worker */
-} sm90_streamk;
+} sm90_streamk_split;
 
 typedef struct sm90_model_input {
-    int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm90_configs.h); at least 1 */
+    int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm90/gemm_config.h); at least 1 */
     int32_t sm_count;
     int32_t mma_tile_m, mma_tile_n;
     int32_t stage_k;             /* values along K of a stage */
@@ -84,7 +84,7 @@ typedef struct sm90_model_input {
     int64_t dequant_batches;     /* of mma_b: l, or 1 where one serves all; 0 where there is no pre-pass */
     int32_t output_bytes;        /* of an element */
     int32_t partial_tile_bytes;  /* that a worker stores for a tile */
-    sm90_streamk streamk;
+    sm90_streamk_split streamk;
 } sm90_model_input;
 
 static inline double sm90_clocks_us(const sm90_model *m, double clocks) {
@@ -186,7 +186,7 @@ static inline int sm90_plan_streamk(const sm90_model *m, sm90_model_input *in) {
     const int64_t dp_tiles = split == 1 ? tiles / clusters * clusters : 0, rest = tiles - dp_tiles;
     const int64_t most = (clusters - rest) * split;
     if (rest < 1 || rest >= clusters || most > SM90_MAX_WORKERS) return 0;
-    sm90_streamk best = {.worker_clusters = 0};
+    sm90_streamk_split best = {.worker_clusters = 0};
     double least = INFINITY;
     in->streamk.dp_tiles = (int32_t)dp_tiles;
     for (int64_t workers = most, any_cut = 0; workers >= (most < rest ? most : rest);

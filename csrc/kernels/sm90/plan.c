@@ -4,11 +4,11 @@
 #include "api/error.h"
 
 static const kernel_entry kernels[SM90_KERNELS] = {
-#define X(id, math_warpgroups, x_tiles, tile_y, group_words, stages, helped)                                           \
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
                      .fatbin = "sm90_gemm",                                                                            \
                      .threads = SM90_THREADS(math_warpgroups),                                                         \
-                     .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, x_tiles, tile_y, stages),                      \
+                     .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages),                 \
                      .more_shared = 1,                                                                                 \
                      .pdl = 1},
     SM90_GEMM_CONFIGS(X)

@@ -3,13 +3,13 @@
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H
 
+#include "kernels/sm90/gemm_config.h"
+#include "kernels/sm90/gemv_config.h"
 #include "kernels/sm90/model.h"
+#include "kernels/sm90/prefill_config.h"
 #include "plan/gemm_family.h"
 #include "plan/math.h"
 #include "plan/operands.h"
-#include "sm90_configs.h"
-#include "sm90_gemv_configs.h"
-#include "sm90_prefill_configs.h"
 
 enum {
 #define X(id, ...) KERNEL_##id,

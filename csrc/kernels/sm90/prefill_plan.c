@@ -1,5 +1,5 @@
 /* The large-M (prefill) kernels: one operand or both are dequantized to fp16 once, in a workspace. The rules are those
- * of sm90_prefill_configs.h. */
+ * of sm90/prefill_config.h. */
 #include "kernels/sm90/plan.h"
 
 typedef struct prefill_config {
@@ -21,7 +21,7 @@ enum { CLUSTER_ROWS = 256, BOX_ROWS = 128 }; /* of either operand: of a cluster;
 
 typedef struct prefill_tiling {
     int32_t tiles_mma_m, tiles_mma_n, k_stages, clusters; /* clusters that run at once */
-    int32_t whole, halved;                                /* pairs of tiles (sm90_prefill_configs.h) */
+    int32_t dp_pairs, split_k_tiles;                      /* as in sm90_prefill_schedule */
 } prefill_tiling;
 _Static_assert(sizeof(prefill_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
@@ -43,32 +43,32 @@ static int tile(const device_props *props, const gemm_traits *t, const prefill_c
     const int64_t clusters = props->sm_count / 2;
     if (clusters == 0) return 0;
     if (config->mma_a_e2m1 && (t->scale_layout != SCALES_128X4 || t->k % 64 != 0 || !t->tma_values)) return 0;
-    const int64_t tiles_m = ceil_div(o->mma_a.rows, SM90_PREFILL_TILE_X);
-    const int64_t tiles_n = ceil_div(o->mma_b.rows, SM90_PREFILL_TILE_Y);
+    const int64_t tiles_m = ceil_div(o->mma_a.rows, SM90_PREFILL_MMA_TILE_M);
+    const int64_t tiles_n = ceil_div(o->mma_b.rows, SM90_PREFILL_MMA_TILE_N);
     const int64_t most = INT32_MAX - props->sm_count;
     if (ceil_div(tiles_m, 2) * tiles_n > most || ceil_div(tiles_m, 2) * tiles_n * t->l > most) return 0;
     const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * t->l, rest = pairs % clusters;
-    const int64_t halved = 2 * rest <= clusters ? 2 * rest : 0;
+    const int64_t split_k_tiles = 2 * rest <= clusters ? 2 * rest : 0;
     *tiling = (prefill_tiling){
         .tiles_mma_m = (int32_t)tiles_m,
         .tiles_mma_n = (int32_t)tiles_n,
         .k_stages = (int32_t)ceil_div(t->k, SM90_PREFILL_STAGE_K),
         .clusters = (int32_t)clusters,
-        .whole = (int32_t)(pairs - halved / 2),
-        .halved = (int32_t)halved,
+        .dp_pairs = (int32_t)(pairs - split_k_tiles / 2),
+        .split_k_tiles = (int32_t)split_k_tiles,
     };
     return 1;
 }
 
 static double modelled_us(const sm90_model *m, const gemm_traits *t, const prefill_operands *o,
                           const prefill_tiling *tiling) {
-    const double elements = SM90_PREFILL_TILE_X * SM90_PREFILL_TILE_Y;
-    const double stage = SM90_PREFILL_TILE_X / 64 * (SM90_PREFILL_STAGE_K / 16) * (SM90_PREFILL_TILE_Y / 2.0);
-    const double rounds = (double)ceil_div(tiling->whole, tiling->clusters);
-    const double stages = (double)tiling->k_stages * (rounds + (tiling->halved ? 0.5 : 0.0));
+    const double elements = SM90_PREFILL_MMA_TILE_M * SM90_PREFILL_MMA_TILE_N;
+    const double stage = SM90_PREFILL_MMA_TILE_M / 64 * (SM90_PREFILL_STAGE_K / 16) * (SM90_PREFILL_MMA_TILE_N / 2.0);
+    const double rounds = (double)ceil_div(tiling->dp_pairs, tiling->clusters);
+    const double stages = (double)tiling->k_stages * (rounds + (tiling->split_k_tiles ? 0.5 : 0.0));
     const double stored = elements * t->output_bytes / m->prefill_store_b_clk;
-    const double stores = (rounds + (tiling->halved ? 0.5 : 0.0)) * stored;
-    const double exchange = tiling->halved ? sm90_exchange_time_us(m, elements / 2 * sizeof(float)) : 0.0;
+    const double stores = (rounds + (tiling->split_k_tiles ? 0.5 : 0.0)) * stored;
+    const double exchange = tiling->split_k_tiles ? sm90_exchange_time_us(m, elements / 2 * sizeof(float)) : 0.0;
     const double values = (double)(o->mma_a.dequant_bytes + o->mma_b.dequant_bytes) / SM90_FP16_BYTES;
     return m->prefill_fixed_us + sm90_dequant_time_us(m, values) +
            sm90_clocks_us(m, stages * stage * m->prefill_loss + stores) + exchange;
@@ -86,7 +86,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
         .modelled_us = modelled_us(model, t, &operands, &tiling),
         .name = sm90_kernel_name(kernel),
         .reason = config->reason,
-        .grid = 2 * min_int(max_int(tiling.whole, tiling.halved), tiling.clusters),
+        .grid = 2 * min_int(max_int(tiling.dp_pairs, tiling.split_k_tiles), tiling.clusters),
         .workspace = sm90_workspace_bytes(operands.mma_a.dequant_bytes + operands.mma_b.dequant_bytes, 0),
         .family = NVFP4_BACKEND_SM90,
         .kernel = kernel,
@@ -135,12 +135,12 @@ void sm90_prefill_build(const device_props *props, const gemm_problem *p, const 
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_prefill_schedule *s = add_param(out, step, sizeof *s);
     *s = (sm90_prefill_schedule){
-        .x = prefill_operand(p, mma_a_is_b, &o.mma_a),
-        .y = prefill_operand(p, !mma_a_is_b, &o.mma_b),
-        .tiles_x = tiling.tiles_mma_m,
-        .tiles_y = tiling.tiles_mma_n,
-        .whole = tiling.whole,
-        .halved = tiling.halved,
+        .mma_a = prefill_operand(p, mma_a_is_b, &o.mma_a),
+        .mma_b = prefill_operand(p, !mma_a_is_b, &o.mma_b),
+        .tiles_mma_m = tiling.tiles_mma_m,
+        .tiles_mma_n = tiling.tiles_mma_n,
+        .dp_pairs = tiling.dp_pairs,
+        .split_k_tiles = tiling.split_k_tiles,
         .k_stages = tiling.k_stages,
         .swap_ab = c->swap_ab,
     };
@@ -149,6 +149,6 @@ void sm90_prefill_build(const device_props *props, const gemm_problem *p, const 
     const tensor_layout mma_a =
         config->mma_a_e2m1 ? values_layout(p, mma_a_is_b, o.mma_a.batches, SM90_PREFILL_STAGE_K / 2, BOX_ROWS, 0)
                            : sm90_fp16_layout(p, mma_a_is_b, mma_a_fp16, &o.mma_a, BOX_ROWS);
-    add_tensor_map(out, &mma_b, &s->y.values);
-    add_tensor_map(out, &mma_a, &s->x.values);
+    add_tensor_map(out, &mma_b, &s->mma_b.values);
+    add_tensor_map(out, &mma_a, &s->mma_a.values);
 }

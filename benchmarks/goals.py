@@ -1,0 +1,130 @@
+"""Compares a run on an H200 with the goals of the Hopper kernels and with published W4A16 kernels.
+
+    python benchmarks/goals.py [RUN.json]      default: results/h200.json
+
+Times in us: single-call, cold L2, an event pair of 1.3 us included. The W4A16 kernels multiply fp16 activations with
+repacked NVFP4 weights; each figure is the best configuration. They were measured in another run, so no ratio to them is
+printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from nvfp4.cli import report, show
+from nvfp4.cli.shapes import Shape, task_shapes
+
+DEFAULT = Path(__file__).resolve().parent / "results/h200.json"
+DEVICE = "H200"  # in the name of the GPU
+FAMILY = "sm90"  # in the names of the kernels
+
+GOALS = {
+    Shape(1, 7168, 16384): 19.0,
+    Shape(1, 4096, 7168): 7.5,
+    Shape(1, 7168, 2048): 5.5,
+    Shape(16, 7168, 16384): 20.0,
+    Shape(16, 4096, 7168): 7.5,
+    Shape(16, 7168, 2048): 5.5,
+    Shape(64, 7168, 16384): 26.0,
+    Shape(64, 4096, 7168): 9.0,
+    Shape(64, 7168, 2048): 6.5,
+    Shape(128, 7168, 16384): 42.0,
+    Shape(128, 4096, 7168): 13.5,
+    Shape(128, 7168, 2048): 8.5,
+    Shape(256, 7168, 16384): 84.0,
+    Shape(256, 4096, 7168): 24.0,
+    Shape(256, 7168, 2048): 14.0,
+    Shape(2304, 4608, 7168): 200.0,
+}
+
+W4A16 = ("Marlin W4A16", "Humming W4A16")  # the columns of PUBLISHED
+PUBLISHED = {
+    Shape(1, 7168, 16384): (36.4, 36.5),
+    Shape(1, 4096, 7168): (16.3, 16.9),
+    Shape(1, 7168, 2048): (12.3, 13.0),
+    Shape(16, 7168, 16384): (38.0, 38.7),
+    Shape(16, 4096, 7168): (17.1, 16.9),
+    Shape(16, 7168, 2048): (13.0, 14.0),
+    Shape(64, 7168, 16384): (64.1, 47.3),
+    Shape(64, 4096, 7168): (25.1, 18.8),
+    Shape(64, 7168, 2048): (20.1, 15.5),
+    Shape(128, 7168, 16384): (100.5, 58.9),
+    Shape(128, 4096, 7168): (38.5, 23.4),
+    Shape(128, 7168, 2048): (24.9, 19.1),
+    Shape(256, 7168, 16384): (183.0, 105.7),
+    Shape(256, 4096, 7168): (57.6, 34.5),
+    Shape(256, 7168, 2048): (34.8, 24.4),
+    Shape(2304, 4608, 7168): (468.0, 215.0),
+}
+
+
+def load(path: Path) -> report.Report:
+    """A run that the goals apply to: on this GPU, the first implementation with kernels of this family."""
+    run = report.load(path)
+    kernels = [result["implementations"][0]["kernel"] for result in run["results"]]
+    if DEVICE not in run["conditions"]["hardware"] or not any(FAMILY in kernel for kernel in kernels):
+        raise show.CommandError(f"{path}: is not a run of the {FAMILY} kernels on an {DEVICE}")
+    return run
+
+
+def median_us(result: dict[str, Any]) -> float:
+    return float(result["implementations"][0]["seconds"]["single_call"]["median"]) * 1e6
+
+
+def goal_cell(shape: Shape, us: float) -> str:
+    """The goal in us, and how far the time is above it."""
+    if shape not in GOALS:
+        return "-"
+    miss = us / GOALS[shape] - 1
+    return f"{GOALS[shape]:g} ({'met' if miss <= 0 else f'missed by {miss:.0%}'})"
+
+
+def table(run: report.Report) -> tuple[list[str], list[list[str]]]:
+    columns = ["<M x N x K", f"{report.names(run)[0]}, us", "goal, us", *(f"{name}, us" for name in W4A16)]
+    rows = []
+    for result in run["results"]:
+        shape, us = report.shape_of(result), median_us(result)
+        published = [f"{value:g}" for value in PUBLISHED.get(shape, ())] or ["-"] * len(W4A16)
+        rows.append([str(shape), show.digits(us), goal_cell(shape, us), *published])
+    return columns, rows
+
+
+def means(run: report.Report) -> str:
+    """Geometric means over the ranked shapes at M = 128; "" if the run lacks one of them."""
+    wanted = task_shapes([report.RANKED_M])
+    times = {report.shape_of(result): median_us(result) for result in run["results"]}
+    if any(shape not in times for shape in wanted):
+        return ""
+    values = {report.names(run)[0]: [times[shape] for shape in wanted]}
+    values |= {name: [PUBLISHED[shape][i] for shape in wanted] for i, name in enumerate(W4A16)}
+    parts = [f"{name} {show.digits(statistics.geometric_mean(column))} us" for name, column in values.items()]
+    return f"geometric means, ranked shapes at M = {report.RANKED_M}: {', '.join(parts)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "run", nargs="?", type=Path, default=DEFAULT, metavar="RUN.json", help="of `nvfp4 bench --json`"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the table in markdown")
+    options = parser.parse_args()
+    try:
+        run = load(options.run)
+    except show.CommandError as error:
+        print(f"goals.py: {error}", file=sys.stderr)
+        return 2
+    if options.markdown:
+        print(show.markdown(*table(run)))
+    else:
+        show.table(f"Single-call (cold L2) times against the goals: {run['conditions']['hardware']}", *table(run))
+    if text := means(run):
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

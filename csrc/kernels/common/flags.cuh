@@ -1,0 +1,22 @@
+/* Flags in global memory between CTAs of a grid (PTX ISA 9.0, sections 8.8 memory consistency model, 9.7.13.5 membar
+ * and fence). A flag counts arrivals; a waiter that sees the full count sees what the arrivers wrote. */
+#ifndef NVFP4_COMMON_FLAGS_CUH
+#define NVFP4_COMMON_FLAGS_CUH
+
+#include <stdint.h>
+
+/* Executed by one lane after __syncwarp, for its warp: releases all that the warp has written. */
+__device__ __forceinline__ void flag_arrive(uint32_t *flag) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(flag) : "memory");
+}
+
+/* Waits for `count` arrivals. The proxy fence makes the data readable by bulk copies too, which use the async proxy
+ * (section 9.7.13.5 fence.proxy). Needs sm_90. */
+__device__ __forceinline__ void flag_wait(const uint32_t *flag, uint32_t count) {
+    uint32_t seen;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    while (seen < count);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+#endif

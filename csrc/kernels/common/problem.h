@@ -1,0 +1,60 @@
+/* Problems after checking, as every kernel takes them: pointers, sizes, and strides in bytes. Host C and device code
+ * include this; a GPU kernel receives its problem by value as the first parameter. */
+#ifndef NVFP4_COMMON_PROBLEM_H
+#define NVFP4_COMMON_PROBLEM_H
+
+#include <stdint.h>
+
+enum { SCALES_128X4 = 0, SCALES_LINEAR = 1 };      /* = nvfp4_layout */
+enum { OUT_FP16 = 4, OUT_BF16 = 5, OUT_FP32 = 6 }; /* = nvfp4_dtype */
+
+typedef struct gemm_problem {
+    int64_t m, n, k, l;
+    const uint8_t *a, *b;     /* [l][rows][k/2] bytes */
+    int64_t a_pitch, b_pitch; /* bytes between rows: a multiple of 16, or k/2 */
+    int64_t a_batch, b_batch; /* bytes between batches */
+    const uint8_t *sfa, *sfb;
+    int64_t sfa_pitch, sfb_pitch; /* linear: bytes between rows; 128x4: between 128-row blocks */
+    int64_t sfa_batch, sfb_batch;
+    void *out;
+    int64_t out_pitch, out_batch;
+    const void *c; /* NULL: no beta*C */
+    int64_t c_pitch, c_batch;
+    const float *alpha;   /* NULL: alpha_value */
+    int64_t alpha_stride; /* elements: 0: one alpha, 1: one for each column */
+    const void *bias;     /* NULL: none */
+    float alpha_value, beta;
+    int32_t scale_layout; /* SCALES_* */
+    int32_t out_type;     /* OUT_* : of out and c */
+    int32_t bias_type;    /* OUT_* */
+    int32_t aligned16;    /* 1: every row of a and b is 16-byte aligned; 0: 8-byte */
+} gemm_problem;
+
+/* The epilogue of every backend, in fp32 and in this order, so that equal sums give equal bits:
+ *   v = alpha * sum;  if c: v = fma(beta, c, v);  if bias: v = v + bias;  one rounding to out_type. */
+
+/* Quantisation and dequantisation. */
+typedef struct quantize_problem {
+    int64_t rows, k, l;
+    void *x; /* input of quantize, output of dequantize */
+    int64_t x_pitch, x_batch;
+    uint8_t *data;
+    int64_t data_pitch, data_batch;
+    uint8_t *scale;
+    int64_t scale_pitch, scale_batch; /* as sfa_pitch */
+    const float *global_scale;        /* NULL: global_value */
+    float global_value;
+    int32_t scale_layout;
+    int32_t x_type; /* OUT_* */
+    int32_t padding_;
+} quantize_problem;
+
+/* Conversion between scale layouts, rows x columns scales a batch. */
+typedef struct swizzle_problem {
+    int64_t rows, columns, l;
+    uint8_t *linear;
+    int64_t linear_pitch, linear_batch;
+    uint8_t *swizzled; /* contiguous */
+} swizzle_problem;
+
+#endif

@@ -1,0 +1,102 @@
+/* The instantiations of sm100/gemm.cu and the schedule that a launch passes to them. Plain C preprocessor: host C and
+ * device code include it.
+ *
+ * mma_a and mma_b are the operands A and B of tcgen05.mma: mma_a has 128 rows a CTA, mma_b mma_tile_n rows a tile. With
+ * swap_ab mma_a is the caller's B. cta_group = 2: a pair of CTAs computes tiles of 256 x mma_tile_n. accumulators = 2:
+ * the epilogue of one tile overlaps the mma of the next. cp_async = 1: four more warps load with cp.async what TMA
+ * cannot. */
+#ifndef NVFP4_SM100_CONFIG_H
+#define NVFP4_SM100_CONFIG_H
+
+#include <stdint.h>
+
+#include "kernels/common/ceil_div.h"
+#include "kernels/common/tensor_map.h"
+#ifdef NVFP4_DUMP
+#include "kernels/common/dump.h"
+#define SM100_DUMP_BYTES 16 /* two more mbarriers, at the end */
+#else
+#define SM100_DUMP_BYTES 0
+#endif
+
+/*    id, cta_group, mma_tile_n, stages, accumulators, cp_async */
+#define SM100_GEMM_CONFIGS(X)                                                                                          \
+    X(sm100_gemm_128x16, 1, 16, 4, 1, 0)                                                                               \
+    X(sm100_gemm_128x32, 1, 32, 4, 1, 0)                                                                               \
+    X(sm100_gemm_128x64, 1, 64, 4, 1, 0)                                                                               \
+    X(sm100_gemm_128x128, 1, 128, 6, 2, 0)                                                                             \
+    X(sm100_gemm_256x64, 2, 64, 4, 1, 0)                                                                               \
+    X(sm100_gemm_256x128, 2, 128, 4, 1, 0)                                                                             \
+    X(sm100_gemm_256x128_deep, 2, 128, 8, 2, 0)                                                                        \
+    X(sm100_gemm_256x256, 2, 256, 5, 1, 0)                                                                             \
+    X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1)                                                                      \
+    X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1)
+
+#define SM100_STAGE_K    256 /* K of a stage: rows of 128 bytes, one span of the 128-byte swizzle */
+#define SM100_MMA_K      64  /* K of one tcgen05.mma */
+#define SM100_ATOM_BYTES 512 /* a scale atom: 128 rows, K = 64 */
+#define SM100_ATOM_ROWS  128
+#define SM100_CTA_ROWS   128 /* rows of mma_a in one CTA */
+
+/* Shared memory of a stage: values of mma_a and mma_b, then whole scale atoms of each. A CTA of a pair holds half of
+ * mma_b's values but all of its scales. */
+#define SM100_MMA_A_BYTES                        (SM100_CTA_ROWS * SM100_STAGE_K / 2)
+#define SM100_MMA_B_BYTES(cta_group, mma_tile_n) ((mma_tile_n) / (cta_group) * SM100_STAGE_K / 2)
+#define SM100_STAGE_ATOMS                        (SM100_STAGE_K / SM100_MMA_K)
+#define SM100_MMA_SFA_BYTES                      (SM100_STAGE_ATOMS * SM100_ATOM_BYTES)
+#define SM100_MMA_SFB_BYTES(mma_tile_n)          (CEIL_DIV(mma_tile_n, SM100_ATOM_ROWS) * SM100_MMA_SFA_BYTES)
+#define SM100_STAGE_BYTES(cta_group, mma_tile_n)                                                                       \
+    (SM100_MMA_A_BYTES + SM100_MMA_B_BYTES(cta_group, mma_tile_n) + SM100_MMA_SFA_BYTES +                              \
+     SM100_MMA_SFB_BYTES(mma_tile_n))
+/* Behind the stages: mbarriers full and empty of each stage, full and empty of at most two accumulators, partials_full;
+ * the tensor memory address. */
+#define SM100_BARRIER_BYTES(stages) (16 * (stages) + 48 + SM100_DUMP_BYTES)
+#define SM100_SHARED_BYTES(cta_group, mma_tile_n, stages)                                                              \
+    ((stages) * SM100_STAGE_BYTES(cta_group, mma_tile_n) + SM100_BARRIER_BYTES(stages))
+/* Split-K: fp32 partial sums that a CTA receives. Additional shared memory of the launch, unless they replace the
+ * stages. */
+#define SM100_PARTIALS_BYTES(mma_tile_n, split_k) (((split_k) - 1) * ((mma_tile_n) / (split_k)) * SM100_CTA_ROWS * 4)
+
+/* Tensor memory columns: accumulators, then 4 columns a scale atom for each stage. Allocations are powers of two. */
+#define SM100_SCALE_COLUMNS(mma_tile_n) (4 * SM100_STAGE_ATOMS * (1 + CEIL_DIV(mma_tile_n, SM100_ATOM_ROWS)))
+#define SM100_USED_COLUMNS(mma_tile_n, stages, accumulators)                                                           \
+    ((accumulators) * (mma_tile_n) + (stages) * SM100_SCALE_COLUMNS(mma_tile_n))
+#define SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators)                                                           \
+    (SM100_USED_COLUMNS(mma_tile_n, stages, accumulators) <= 256 ? 256 : 512)
+
+/* Warps: 0-3 epilogue, 4 TMA producer, 5 mma, 6-9 cp.async producer. */
+#define SM100_THREADS(cp_async) ((cp_async) ? 320 : 192)
+
+/* Operand A or B of the mma. */
+typedef struct sm100_operand {
+    tensor_map values; /* uint8 {K/2, rows, L}, box {128, rows of the tile in one CTA, 1}, 128-byte swizzle */
+    tensor_map scales; /* pairs only: uint16 {256, ceil(K/64), ceil(rows/128), L}, box {256, 4, 1, 1}: 256 an atom */
+    const uint8_t *data;
+    const uint8_t *scale;
+    int64_t pitch, batch;             /* bytes between rows and between batches of data */
+    int64_t scale_pitch, scale_batch; /* 128x4: bytes between 128-row blocks; linear: between rows */
+    uint64_t cache_policy;            /* L2, of values and scales (PTX createpolicy) */
+    int32_t rows;
+    int32_t padding_;
+} sm100_operand;
+
+/* Second parameter of the GEMM kernels. A cluster has cta_group * split_k CTAs; its rank r is CTA r % cta_group of the
+ * split index r / cta_group. Cluster c of n computes tiles c, c + n, ...; mma_b fastest, then mma_a, then the batch. */
+typedef struct sm100_schedule {
+    sm100_operand mma_a, mma_b;
+    int32_t tiles;                    /* tiles_mma_m * tiles_mma_n * L */
+    int32_t tiles_mma_m, tiles_mma_n; /* of 128 * cta_group rows of mma_a, mma_tile_n rows of mma_b */
+    int32_t split_k;       /* > 1: a cluster computes one tile; each index reduces mma_tile_n/split_k columns, >= 4 */
+    int32_t k_stages;      /* ceil(K/256); index i has stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
+    int32_t swap_ab;       /* 1: mma_a is the caller's B, so accumulator lanes are columns of the output */
+    int32_t values_by_tma; /* cp.async kernels: 1 if tensor maps describe the values; cp.async then loads scales only */
+    int32_t prefetch_stages;    /* stages of mma_a prefetched into L2 ahead of griddepcontrol.wait; 0: none */
+    int32_t partials_in_stages; /* split_k > 1: partial sums replace the stages */
+    int32_t padding_;
+#ifdef NVFP4_DUMP
+    sm100_dump *dump;             /* where one K block of one CTA is written, or NULL */
+    int32_t dump_cta, dump_block; /* blockIdx.x; K block, counted through the tiles of the CTA */
+#endif
+} sm100_schedule;
+
+#endif

@@ -1,0 +1,118 @@
+/* Interface of the large-M (prefill) kernels and the dequantize pre-pass of Hopper: sm90/prefill.cu, sm90/dequant.cu.
+ * Host C and device code share this file: plain C preprocessor.
+ *
+ * mma_a is the wgmma operand of which a CTA takes 128 rows, mma_b the one of which it takes 256. swap_ab selects which
+ * user matrix is mma_a (1: B). mma_b is dequantized to fp16 in a workspace first. Two kernels:
+ *
+ *   sm90_prefill_mixed   mma_a stays e2m1 and is dequantized in the kernel; it should be the operand with more rows
+ *   sm90_prefill_fp16    both operands are dequantized first
+ *
+ * sm90_prefill_mixed needs 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches on 16
+ * bytes), and scale, scale_batch and scale_pitch of mma_a on 16 bytes. sm90_prefill_fp16 takes everything.
+ *
+ * A call is two launches on one stream, both programmatic (PDL):
+ *
+ *   1. nvfp4_sm90_dequant(sm90_dequant_schedule)         first_ctas + second_ctas CTAs of SM90_DEQUANT_THREADS
+ *                                                        threads
+ *   2. nvfp4_<id>(gemm_problem, sm90_prefill_schedule)   clusters of 2 CTAs of SM90_PREFILL_THREADS threads, with
+ *                                                        SM90_PREFILL_SHARED_BYTES of dynamic shared memory
+ *
+ * With K = 0 only the second is launched, with k_stages = 0.
+ *
+ * Workspace, on 256 bytes: fp16 mma_b, then fp16 mma_a if there is one. Each is [batches][rows][64 * k_stages],
+ * SM90_DEQUANT_BYTES long, zero past K. batches is L, or 1 if one matrix serves all batches (batch stride 0).
+ *
+ * Grid of the second launch, with C = sm_count / 2 concurrent clusters:
+ *
+ *   tiles_mma_m   = ceil(mma_m / 128), tiles_mma_n = ceil(mma_n / 256)
+ *   pairs         = ceil(tiles_mma_m / 2) * tiles_mma_n * L
+ *   rest          = pairs % C
+ *   split_k_tiles = 2 * rest if 2 * rest <= C, else 0
+ *   dp_pairs      = pairs - split_k_tiles / 2
+ *   grid          = 2 * min(C, max(dp_pairs, split_k_tiles))
+ *
+ * A pair is 256 rows of mma_a by 256 of mma_b, 128 rows of mma_a a CTA. Cluster c computes pairs c, c + clusters, ...
+ * below dp_pairs. Then cluster c < split_k_tiles computes one tile of 128 x 256, half of K a CTA: a last wave that
+ * would leave half of the clusters idle takes half the time. */
+#ifndef NVFP4_SM90_PREFILL_CONFIG_H
+#define NVFP4_SM90_PREFILL_CONFIG_H
+
+#include <stdint.h>
+
+#include "kernels/common/tensor_map.h"
+
+/*    id, mma_a_e2m1, stages */
+#define SM90_PREFILL_CONFIGS(X)                                                                                        \
+    X(sm90_prefill_mixed, 1, 5)                                                                                        \
+    X(sm90_prefill_fp16, 0, 4)
+
+#define SM90_PREFILL_THREADS    384 /* a producer warpgroup, two math warpgroups */
+#define SM90_PREFILL_STAGE_K    64  /* values along K of a stage: 128 bytes of fp16, one span of the 128-byte swizzle */
+#define SM90_PREFILL_MMA_TILE_M 128
+#define SM90_PREFILL_MMA_TILE_N 256
+
+/* A stage: mma_b fp16, then mma_a fp16, or mma_a e2m1 (32 bytes a row) and its scales (one 128x4 atom), padded to 1024
+ * bytes for the swizzle. */
+#define SM90_PREFILL_MMA_B_BYTES (SM90_PREFILL_MMA_TILE_N * SM90_PREFILL_STAGE_K * 2)
+#define SM90_PREFILL_MMA_A_BYTES(mma_a_e2m1)                                                                           \
+    (SM90_PREFILL_MMA_TILE_M * ((mma_a_e2m1) ? SM90_PREFILL_STAGE_K / 2 : SM90_PREFILL_STAGE_K * 2))
+#define SM90_PREFILL_STAGE_BYTES(mma_a_e2m1)                                                                           \
+    (SM90_PREFILL_MMA_B_BYTES + SM90_PREFILL_MMA_A_BYTES(mma_a_e2m1) + ((mma_a_e2m1) ? 1024 : 0))
+/* Epilogue staging buffer of a warp: 32 columns of 16 rows, fp32, padded; for plain 16-bit output the four buffers of a
+ * warpgroup hold 64 columns of 64 rows. */
+#define SM90_PREFILL_EPILOGUE_STAGING_BYTES (32 * 20 * 4)
+/* Stages, an epilogue staging buffer for each of 8 math warps, a full and an empty mbarrier a stage. */
+#define SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages)                                                                  \
+    ((stages) * SM90_PREFILL_STAGE_BYTES(mma_a_e2m1) + 8 * SM90_PREFILL_EPILOGUE_STAGING_BYTES + 16 * (stages))
+
+#define SM90_DEQUANT_THREADS 512
+#define SM90_DEQUANT_K       256 /* values along K of a CTA, which has 32 rows for each row of a thread */
+/* CTAs of one operand; its bytes, a multiple of 256, so that the next operand can follow. */
+#define SM90_DEQUANT_CTAS(rows, k, batches, rows_per_thread)                                                           \
+    ((((rows) + 32 * (rows_per_thread) - 1) / (32 * (rows_per_thread))) *                                              \
+     (((k) + SM90_DEQUANT_K - 1) / SM90_DEQUANT_K) * (batches))
+#define SM90_DEQUANT_PITCH(k)                (((k) + SM90_PREFILL_STAGE_K - 1) / SM90_PREFILL_STAGE_K * (SM90_PREFILL_STAGE_K * 2))
+#define SM90_DEQUANT_BYTES(rows, k, batches) (((rows) * (batches) * SM90_DEQUANT_PITCH(k) + 255) / 256 * 256)
+
+typedef struct sm90_dequant_operand {
+    const uint8_t *data, *scale;
+    int64_t pitch, batch;             /* bytes between rows (a multiple of 8), between batches */
+    int64_t scale_pitch, scale_batch; /* 128x4: bytes between 128-row blocks; linear: between rows */
+    void *to;                         /* in the workspace */
+    int32_t rows;
+    int32_t padding_;
+} sm90_dequant_operand;
+
+/* The parameter of nvfp4_sm90_dequant. */
+typedef struct sm90_dequant_schedule {
+    sm90_dequant_operand first, second; /* second: if second_ctas > 0 */
+    int64_t k;
+    int32_t scale_layout;            /* SCALES_* */
+    int32_t first_ctas, second_ctas; /* SM90_DEQUANT_CTAS; second is 0 if mma_a stays e2m1 */
+    int32_t rows_per_thread;         /* 4 or 1 */
+    int32_t flags;                   /* fix-up flags to zero for sm90/gemm.cu, at most SM90_MAX_WORKERS */
+    int32_t padding_;
+    uint32_t *zeroed; /* their address */
+} sm90_dequant_schedule;
+
+/* Second parameter of the prefill kernels. The scale fields of an fp16 operand are unused. */
+typedef struct sm90_prefill_operand {
+    tensor_map values; /* fp16 {64 * k_stages, rows, batches}, box {64, 128, 1}, 128-byte swizzle; e2m1: uint8 {K/2,
+                          rows, batches}, box {32, 128, 1}, no swizzle */
+    const uint8_t *scale;
+    int64_t scale_pitch, scale_batch; /* bytes between 128-row blocks, between batches */
+    int32_t rows;
+    int32_t batches; /* L, or 1 if all batches share the operand */
+    uint8_t padding_[32];
+} sm90_prefill_operand;
+
+typedef struct sm90_prefill_schedule {
+    sm90_prefill_operand mma_a, mma_b;
+    int32_t tiles_mma_m, tiles_mma_n;
+    int32_t dp_pairs, split_k_tiles; /* see above */
+    int32_t k_stages;                /* ceil(K/64) */
+    int32_t swap_ab;                 /* 1: mma_a is B, so mma_m counts columns of the output */
+    uint8_t padding_[40];
+} sm90_prefill_schedule;
+
+#endif

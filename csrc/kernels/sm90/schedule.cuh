@@ -1,0 +1,146 @@
+/* Tile schedulers of sm90/gemm.cu: which output tiles and which stages along K a CTA computes.
+ *
+ *   tile_scheduler      Data-parallel and split-K: cluster c computes tiles c, c + clusters, ...; CTA u of a cluster
+ *                       computes split u along K of each.
+ *   streamk_scheduler   Stream-K: data-parallel tiles, then parts of stream-K tiles.
+ *
+ * Stream-K serves grids that would leave SMs idle. The first streamk_stages along K of each stream-K tile belong to
+ * workers; the cluster that owns the tile computes the rest, split over its CTAs. The workers' stages of all tiles form
+ * one row, of which each worker takes worker_stages: a worker can cover several tiles, and a tile several workers. A
+ * worker stores each partial tile in the workspace and raises one flag after its last, because a release at GPU scope
+ * takes about 1 us. The dequantize pre-pass zeroes the flags. With more tiles than clusters (split_k 1) all CTAs first
+ * compute dp_tiles data-parallel tiles.
+ *
+ * Workers wait for nobody and are the first CTAs of the grid. GPUs start CTAs in that order (CUDA does not promise it),
+ * so waiting CTAs cannot keep workers from starting. */
+#ifndef NVFP4_SM90_SCHEDULE_CUH
+#define NVFP4_SM90_SCHEDULE_CUH
+
+#include <stdint.h>
+
+#include "kernels/common/problem.h"
+#include "kernels/sm90/gemm_config.h"
+
+/* What a CTA derives from the schedule, and its shared memory. */
+template <class C> struct cta_context {
+    uint32_t base;      /* shared address of the stages */
+    uint32_t split_idx; /* rank in the cluster */
+    uint32_t first_tile, tile_step;
+    int32_t k_begin, k_end; /* stages along K: [k_begin, k_end) */
+    int32_t scales;         /* scales of a row */
+    int32_t k_tail;         /* the partial last stage; none if K fills it */
+    uint32_t partials;      /* shared address of received partials */
+
+    __device__ __forceinline__ cta_context(const gemm_problem &p, const sm90_schedule &s, uint32_t base) : base(base) {
+        split_idx = blockIdx.x;
+        first_tile = blockIdx.y;
+        tile_step = gridDim.y;
+        k_begin = (C::STREAMK ? s.streamk_stages : 0) + (int32_t)split_idx * s.stages_per_split +
+                  min((int32_t)split_idx, s.splits_with_one_more);
+        k_end = k_begin + s.stages_per_split + ((int32_t)split_idx < s.splits_with_one_more);
+        scales = (int32_t)(p.k / 16);
+        k_tail = (int32_t)(p.k / SM90_STAGE_K);
+        partials = base + (s.partials_in_stages ? 0 : C::PARTIALS_OFFSET);
+    }
+
+    __device__ __forceinline__ uint32_t stage(uint32_t stage_idx) const { return base + stage_idx * C::STAGE_BYTES; }
+    __device__ __forceinline__ uint32_t full(uint32_t stage_idx) const { return base + C::FULL_OFFSET + 8 * stage_idx; }
+    __device__ __forceinline__ uint32_t empty(uint32_t stage_idx) const {
+        return base + C::EMPTY_OFFSET + 8 * stage_idx;
+    }
+    __device__ __forceinline__ uint32_t partials_full() const { return base + C::PARTIALS_FULL_OFFSET; }
+
+    /* Mask of scale i of stage k_tail: zero past the end of K, else the magnitude bits (bit 7 is ignored). */
+    __device__ __forceinline__ uint32_t tail_mask(int i) const { return k_tail * 8 + i < scales ? 0x7F7F : 0; }
+};
+
+/* First row of mma_a and of mma_b of a tile, and its batch. */
+struct tile_coord {
+    int32_t mma_m, mma_n, l;
+};
+
+template <class C> __device__ __forceinline__ tile_coord tile_coord_of(const sm90_schedule &s, uint32_t tile) {
+    uint32_t m = tile, n = 0, l = 0; /* no division for one tile along N and one batch */
+    if (s.tiles_mma_n > 1) n = m % s.tiles_mma_n, m /= s.tiles_mma_n;
+    if (m >= (uint32_t)s.tiles_mma_m) l = m / s.tiles_mma_m, m %= s.tiles_mma_m;
+    return {(int32_t)m * C::MMA_TILE_M, (int32_t)n * C::MMA_TILE_N, (int32_t)l};
+}
+
+/* The tiles of this CTA. */
+template <class C> struct tile_scheduler {
+    const sm90_schedule &s;
+    uint32_t tile, step;
+    tile_coord coord;
+
+    __device__ __forceinline__ tile_scheduler(const sm90_schedule &s, const cta_context<C> &cta)
+        : s(s), tile(cta.first_tile), step(cta.tile_step) {
+        coord = tile_coord_of<C>(s, tile);
+    }
+    __device__ __forceinline__ bool more() const { return tile < (uint32_t)s.tiles; }
+    __device__ __forceinline__ void advance() {
+        tile += step;
+        if (more()) coord = tile_coord_of<C>(s, tile);
+    }
+};
+
+/* x / d with by = ceil(2^31 / d). It stays in uniform registers, unlike a division. */
+__device__ __forceinline__ int32_t divide(int32_t x, uint32_t by) {
+    return (int32_t)((uint64_t)(uint32_t)x * by >> 31);
+}
+
+/* The units of work of a stream-K CTA: data-parallel tiles, then parts of stream-K tiles. All fields but the
+ * coordinates are computed without branches, in uniform registers: the mainloop's bounds and addresses then stay there
+ * too, which saves 30 of its 190 instructions. */
+template <class C> struct streamk_scheduler {
+    const sm90_schedule &s;
+    int32_t worker;            /* index of this worker; -1: an owner */
+    int32_t dp_tile;           /* next data-parallel tile */
+    int32_t streamk_tile;      /* stream-K tile behind the current one */
+    int32_t first, last, left; /* of the next part: first stage, end of its range, stages left */
+    bool is_dp_tile;           /* of the current unit of work */
+    int32_t k_begin, k_end;    /* its stages */
+    tile_coord coord;
+
+    __device__ __forceinline__ streamk_scheduler(const sm90_schedule &s, const cta_context<C> &cta) : s(s) {
+        int32_t cluster = blockIdx.y, worker_idx = cluster * (int32_t)gridDim.x + (int32_t)blockIdx.x;
+        int32_t begin = worker_idx * s.worker_stages,
+                end = min(begin + s.worker_stages, (s.tiles - s.dp_tiles) * s.streamk_stages);
+        int32_t worker_tile = divide(begin, s.inv_streamk_stages), own_tile = cluster - s.worker_clusters;
+        bool is_worker = cluster < s.worker_clusters;
+        worker = is_worker ? worker_idx : -1;
+        dp_tile = cluster;
+        streamk_tile = is_worker ? worker_tile : own_tile;
+        first = is_worker ? begin - worker_tile * s.streamk_stages : cta.k_begin;
+        last = is_worker ? s.streamk_stages : cta.k_end;
+        left = is_worker ? end - begin : cta.k_end - cta.k_begin;
+    }
+    __device__ __forceinline__ bool next() {
+        is_dp_tile = dp_tile < s.dp_tiles;
+        if (!is_dp_tile && left <= 0) return false;
+        k_begin = is_dp_tile ? 0 : first;
+        k_end = is_dp_tile ? s.k_stages : min(last, first + left);
+        coord = tile_coord_of<C>(s, is_dp_tile ? dp_tile : s.dp_tiles + streamk_tile);
+        dp_tile += gridDim.y;
+        left -= is_dp_tile ? 0 : k_end - k_begin;
+        first = is_dp_tile ? first : 0;
+        streamk_tile += is_dp_tile ? 0 : 1;
+        return true;
+    }
+    /* The current part is a worker's. */
+    __device__ __forceinline__ bool stores_partial_tile() const { return !is_dp_tile && worker >= 0; }
+    /* The current part is an owner's: workers() partial tiles from first_worker() on are added to it. */
+    __device__ __forceinline__ bool needs_fixup() const { return !is_dp_tile && worker < 0; }
+    __device__ __forceinline__ int32_t first_worker() const {
+        return divide((streamk_tile - 1) * s.streamk_stages, s.inv_worker_stages);
+    }
+    __device__ __forceinline__ int32_t workers() const {
+        return divide(streamk_tile * s.streamk_stages - 1, s.inv_worker_stages) - first_worker() + 1;
+    }
+    /* Where a worker stores its partial tile of the current tile. Both indices grow along the row, so the places are
+     * distinct. */
+    __device__ __forceinline__ uint8_t *partial_tile(int32_t worker) const {
+        return s.partial_tiles + (int64_t)(worker + streamk_tile - 1) * C::PARTIAL_TILE_BYTES;
+    }
+};
+
+#endif

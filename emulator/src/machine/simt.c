@@ -1,0 +1,249 @@
+/* Warps: fragments, the interpreter's loop, divergence and reconvergence.
+ *
+ * Lanes run independently, as on Volta and later. The fragment deepest in calls and lowest in the program runs
+ * first, since branches of nvcc's code then reconverge where they join. One turn in sixteen prefers another
+ * fragment, so that no program can rely on it. */
+#include <stdlib.h>
+
+#include "machine/simt.h"
+
+static int same_place(const fragment *a, const fragment *b) {
+    return a->pc == b->pc && a->function == b->function && a->stack == b->stack && !a->alone && !b->alone;
+}
+
+static fragment *new_fragment(warp *w, const fragment *like, uint32_t lanes) {
+    fragment *f = &w->fragments[w->fragment_count++];
+    *f = *like;
+    f->lanes = lanes;
+    f->state = FRAGMENT_RUNS;
+    f->wait = (wait_note){0};
+    f->alone = 0;
+    return f;
+}
+
+static void remove_fragment(warp *w, fragment *f) {
+    fragment *last = &w->fragments[--w->fragment_count];
+    if (w->current == last) w->current = f;
+    if (f != last) *f = *last;
+}
+
+run_result park(warp *w, int kind, uint64_t a, uint64_t b) {
+    w->current->wait = (wait_note){.kind = kind, .a = a, .b = b};
+    return RUN_PARK;
+}
+
+/* Whether a fragment waits for the same members at another instruction of the same name. */
+static int waits_elsewhere(const warp *w, const fragment *f, const instr *in, uint32_t members) {
+    const instr *other = &f->function->code[f->pc];
+    return f != w->current && f->wait.kind == WAIT_LANES && !f->wait.b && ((uint32_t)f->wait.a & w->live) == members &&
+           other->run == in->run && !strcmp(other->name, in->name);
+}
+
+int converge(warp *w, const instr *in, uint32_t members) {
+    members &= w->live;
+    uint32_t here = w->executing;
+    for (int i = 0; (here & members) != members && i < w->fragment_count; i++)
+        if (waits_elsewhere(w, &w->fragments[i], in, members)) here |= w->fragments[i].lanes;
+    if ((here & members) == members) return 1;
+    park(w, WAIT_LANES, members, 0);
+    return 0;
+}
+
+int elsewhere(const warp *w, const instr *in, uint32_t members, meeting out[WARP_LANES]) {
+    int count = 0;
+    members &= w->live;
+    for (int i = 0; i < w->fragment_count; i++) {
+        const fragment *f = &w->fragments[i];
+        if (!(f->lanes & members) || !waits_elsewhere(w, f, in, members)) continue;
+        out[count++] = (meeting){&f->function->code[f->pc], f->lanes & members};
+    }
+    return count;
+}
+
+void elsewhere_done(warp *w, const instr *in, uint32_t members) {
+    members &= w->live;
+    for (int i = 0; i < w->fragment_count; i++) {
+        fragment *f = &w->fragments[i];
+        if (!waits_elsewhere(w, f, in, members)) continue;
+        f->pc++;
+        f->wait = (wait_note){0};
+        f->state = FRAGMENT_RUNS;
+    }
+}
+
+int converge_aligned(warp *w, const instr *in, uint32_t lanes) {
+    if (lanes == w->live) return 1;
+    if (lanes != w->current->lanes)
+        fault(w, in, -1,
+              "the instruction is .aligned, but only lanes %08x execute it: the guard is false in lanes %08x", lanes,
+              w->current->lanes & ~lanes);
+    for (int i = 0; i < w->fragment_count; i++) {
+        const fragment *f = &w->fragments[i];
+        if (f != w->current && f->wait.kind == WAIT_LANES && f->wait.b && f->state == FRAGMENT_PARKED)
+            fault(w, in, -1,
+                  "the instruction is .aligned, but only lanes %08x execute it: lanes %08x are at line %d, which is "
+                  ".aligned too",
+                  lanes, f->lanes, f->function->code[f->pc].line);
+    }
+    park(w, WAIT_LANES, w->live, 1);
+    return 0;
+}
+
+void split_off(warp *w, uint32_t lanes) {
+    fragment *f = w->current;
+    lanes &= f->lanes;
+    if (lanes == f->lanes || !lanes) return;
+    fragment *parked = new_fragment(w, f, lanes);
+    parked->pc = f->pc - 1; /* the interpreter has gone past the instruction already */
+    parked->state = FRAGMENT_PARKED;
+    parked->wait = f->wait;
+    f->wait = (wait_note){0};
+    f->lanes &= ~lanes;
+    w->executing &= ~lanes;
+}
+
+void jump_function(warp *w, uint32_t lanes, const function *to, int32_t pc, call_node *stack) {
+    fragment *f = w->current;
+    if (lanes != f->lanes) {
+        f->lanes &= ~lanes;
+        f = new_fragment(w, f, lanes);
+    }
+    f->function = to;
+    f->pc = pc;
+    f->stack = stack;
+}
+
+void jump(warp *w, uint32_t lanes, int32_t pc) {
+    jump_function(w, lanes, w->current->function, pc, w->current->stack);
+}
+
+void exit_lanes(warp *w, uint32_t lanes) {
+    fragment *f = w->current;
+    f->lanes &= ~lanes;
+    w->live &= ~lanes;
+    cluster_barrier_exit(w, lanes);
+    w->cta->cluster->exited_threads += (uint32_t)__builtin_popcount(lanes);
+    machine_progress(machine_of(w));
+    /* collectives and barriers may have waited for these lanes */
+    for (int i = 0; i < w->fragment_count; i++) w->fragments[i].state = FRAGMENT_RUNS;
+    wake_cluster(w->cta->cluster);
+}
+
+void wake_warp(warp *w) {
+    int woke = 0;
+    for (int i = 0; i < w->fragment_count; i++)
+        if (w->fragments[i].state == FRAGMENT_PARKED && w->fragments[i].wait.kind != WAIT_LANES) {
+            w->fragments[i].state = FRAGMENT_RUNS;
+            woke = 1;
+        }
+    if (woke || w->in_ready < 0) machine_ready(w);
+}
+
+static int deeper(const fragment *a, const fragment *b) {
+    int da = a->stack ? a->stack->depth : 0, db = b->stack ? b->stack->depth : 0;
+    return da != db ? da > db : a->pc < b->pc;
+}
+
+static fragment *choose(machine *m, warp *w) {
+    fragment *best = NULL;
+    int runs = 0;
+    for (int i = 0; i < w->fragment_count; i++) {
+        fragment *f = &w->fragments[i];
+        if (f->state != FRAGMENT_RUNS) continue;
+        runs++;
+        if (!best || deeper(f, best)) best = f;
+    }
+    if (runs < 2 || machine_below(m, 16)) return best;
+    for (int skip = (int)machine_below(m, (uint32_t)runs), i = 0; i < w->fragment_count; i++)
+        if (w->fragments[i].state == FRAGMENT_RUNS && skip-- == 0) return &w->fragments[i];
+    return best;
+}
+
+/* Puts fragments that stand where the current one stands into it. */
+static void merge_here(warp *w) {
+    for (int i = w->fragment_count - 1; i >= 0; i--) {
+        fragment *f = &w->fragments[i];
+        if (f == w->current || !same_place(f, w->current)) continue;
+        w->current->lanes |= f->lanes;
+        w->current->wait = (wait_note){0};
+        remove_fragment(w, f);
+    }
+}
+
+/* Whether another runnable fragment should run first, so that it meets the current one. */
+static int overtaken(const warp *w) {
+    for (int i = 0; i < w->fragment_count; i++)
+        if (w->fragments[i].state == FRAGMENT_RUNS && deeper(&w->fragments[i], w->current)) return 1;
+    return 0;
+}
+
+/* Runs the current fragment for up to *budget instructions. 1: its turn is over (it yielded). */
+static int run_current(machine *m, warp *w, uint32_t *budget) {
+    const instr *code = w->current->function->code;
+    uint32_t left = *budget;
+    int yielded = 0, diverged = w->fragment_count > 1;
+    while (left && !yielded) {
+        if (diverged) merge_here(w);
+        fragment *f = w->current;
+        instr *in = (instr *)&code[f->pc++];
+        uint32_t lanes = f->lanes;
+        if (in->guard != NO_SLOT) {
+            uint32_t guard = *predicate(w, in->guard);
+            lanes &= in->guard_negated ? ~guard : guard;
+        }
+        left--;
+        w->instructions++; /* here, so that %clock advances within a turn */
+        if (!lanes) continue;
+        w->executing = lanes;
+        m->instruction = in;
+        run_result result = in->run(w, in, lanes);
+        f = w->current; /* splitting never moves it; removing is done below */
+        if (result != RUN_PARK) {
+            in->executions++;
+            in->lane_executions += (uint64_t)__builtin_popcount(lanes);
+        }
+        if (result == RUN_NEXT && !diverged && w->fragment_count == 1) {
+            f->wait.kind = WAIT_NOTHING;
+            f->alone = 0;
+            continue;
+        }
+        if (result == RUN_PARK) {
+            uint32_t others = f->lanes & ~w->executing; /* their guard is false: they go on */
+            if (others) {
+                new_fragment(w, f, others);
+                f->lanes &= ~others;
+            }
+            f->pc--;
+            f->state = FRAGMENT_PARKED;
+            break;
+        }
+        f->wait = (wait_note){0};
+        f->alone = 0;
+        if (!f->lanes) {
+            remove_fragment(w, f);
+            break;
+        }
+        yielded = result == RUN_YIELD;
+        code = f->function->code;
+        diverged = w->fragment_count > 1;
+        if (diverged && overtaken(w)) break;
+    }
+    *budget = left;
+    return yielded;
+}
+
+int warp_turn(machine *m, warp *w, uint32_t budget) {
+    int yielded = 0;
+    m->running = w;
+    while (budget && !yielded && (w->current = choose(m, w)) != NULL) yielded = run_current(m, w, &budget);
+    w->current = NULL;
+    m->running = NULL;
+    m->instruction = NULL;
+    return yielded;
+}
+
+int warp_can_run(const warp *w) {
+    for (int i = 0; i < w->fragment_count; i++)
+        if (w->fragments[i].state == FRAGMENT_RUNS) return 1;
+    return 0;
+}
