@@ -370,6 +370,41 @@ def test_wrong_signatures_are_type_errors(operands: list[torch.Tensor]) -> None:
             call()
 
 
+@pytest.mark.parametrize("flags", [1, 2, 1 << 31, 2**32 - 1])
+def test_flags_are_rejected(flags: int, operands: list[torch.Tensor]) -> None:
+    """None is defined yet. Neither the functions of nvfp4 nor their fakes can set one."""
+    out = torch.full((M, N), 7.0, dtype=torch.float16)
+    message = f"flags: is {flags}; must be 0, no flag is defined"
+    with pytest.raises(nvfp4.Error) as error:
+        _C.gemm(*operands, None, None, None, 0.0, out, None, "128x4", None, flags)
+    assert str(error.value) == message and (out == 7).all()
+    described = [(str(x.dtype).removeprefix("torch."), -1, tuple(x.shape), x.stride()) for x in (*operands, out)]
+    with pytest.raises(nvfp4.Error) as error:
+        _C.check_gemm(*described[:4], None, None, None, described[4], 0.0, "128x4", None, flags)
+    assert str(error.value) == message
+    _C.check_gemm(*described[:4], None, None, None, described[4], 0.0, "128x4", None, 0)
+    _C.gemm(*operands, None, None, None, 0.0, out, None, "128x4", None, 0)
+
+
+@pytest.mark.parametrize("flags", [-1, 2**32, 2**70])
+def test_flags_beyond_32_bits(flags: int, operands: list[torch.Tensor]) -> None:
+    with pytest.raises(nvfp4.Error, match=f"^flags: is {flags}; must be between 0 and 4294967295$"):
+        _C.gemm(*operands, None, None, None, 0.0, None, None, "128x4", None, flags)
+
+
+def test_names_end_with_their_last_character(operands: list[torch.Tensor]) -> None:
+    for layout in ("128x4\0", "linear\0", "128x4\0x", "\0"):
+        for function, arguments in (
+            (nvfp4.gemm, operands),
+            (nvfp4.quantize, [torch.zeros(2, 16)]),
+            (nvfp4.dequantize, operands[::2]),
+        ):
+            with pytest.raises(nvfp4.Error, match="^scale_layout: contains a null character; must be a name$"):
+                function(*arguments, scale_layout=layout)
+    with pytest.raises(nvfp4.Error, match="^backend: contains a null character; must be a name$"):
+        nvfp4.gemm(*operands, backend="cpu\0")
+
+
 def test_gradients_are_rejected_not_lost(operands: list[torch.Tensor]) -> None:
     message = "{0}: requires grad; nvfp4 computes no gradients: pass {0}.detach() or use torch.no_grad()"
     vector, matrix = torch.zeros(N, requires_grad=True), torch.zeros(M, N, dtype=torch.float16, requires_grad=True)

@@ -33,10 +33,10 @@ def call(m, n, k, l=None, backend="sm80", layout="128x4"):
     nvfp4.gemm(a, b, scale(m), scale(n), out=out, backend=backend, scale_layout=layout)
     return out
 def force(kernel, m, n, k):
-    # The first plan on this kernel that has B as x is the one that is taken from now on.
+    # The first plan on this kernel of sm90 with swap_ab is the one that is taken from now on.
     for i in range(400):
         nvfp4._C.set_candidate(i)
-        plan = nvfp4.info(m, n, k, device=0)["plan"]
+        plan = nvfp4.info(m, n, k, device=0, backend="sm90")["plan"]
         if plan["kernel"] == kernel and plan["swap_ab"]: return plan
     raise KeyError(kernel)
 """

@@ -1,4 +1,4 @@
-"""csrc/torch_shim.h and csrc/dlpack.h against the headers of the torch that is installed."""
+"""csrc/bindings/torch/shim.h and csrc/bindings/dlpack.h against the headers of the torch that is installed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 TESTS = Path(__file__).resolve().parent
 INCLUDE = Path(torch.__file__).parent / "include"
+BINDINGS = Path("csrc/bindings")
 
 
 def compiles(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -24,10 +25,11 @@ def copy(tmp_path: Path) -> Path:
     if shutil.which("g++") is None or not (INCLUDE / "torch/csrc/stable/c/shim.h").exists():
         pytest.skip("needs g++ and torch's headers")
     (tmp_path / "tests").mkdir()
-    (tmp_path / "csrc").mkdir()
     shutil.copy(TESTS / "torch_abi.cpp", tmp_path / "tests")
-    for name in ("torch_shim.h", "dlpack.h"):
-        shutil.copy(TESTS.parent / "csrc" / name, tmp_path / "csrc")
+    for name in ("torch/shim.h", "dlpack.h"):
+        to = tmp_path / BINDINGS / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TESTS.parent / BINDINGS / name, to)
     return tmp_path
 
 
@@ -39,14 +41,14 @@ def test_declarations_equal_torchs(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("torch_shim.h", "(torch_tensor tensor, int64_t *out)", "(torch_tensor tensor, int32_t *out)"),
-        ("torch_shim.h", "int32_t device_index, torch_tensor *out", "torch_tensor *out"),
+        ("torch/shim.h", "(torch_tensor tensor, int64_t *out)", "(torch_tensor tensor, int32_t *out)"),
+        ("torch/shim.h", "int32_t device_index, torch_tensor *out", "torch_tensor *out"),
         ("dlpack.h", "uint16_t lanes", "uint32_t lanes"),
         ("dlpack.h", "DL_FLOAT8_E4M3FN = 10", "DL_FLOAT8_E4M3FN = 11"),
     ],
 )
 def test_a_difference_is_seen(copy: Path, file: str, old: str, new: str) -> None:
-    path = copy / "csrc" / file
+    path = copy / BINDINGS / file
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))

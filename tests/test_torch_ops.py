@@ -19,7 +19,7 @@ from nvfp4 import reference
 
 ops = torch.ops.nvfp4
 M, N, K = 5, 7, 64
-AUTO = ("128x4", "auto")
+AUTO = ("128x4", "auto", 0)  # scale_layout, backend, flags
 
 
 @pytest.fixture
@@ -105,10 +105,28 @@ def test_operators_raise_error_messages(operands: list[torch.Tensor]) -> None:
             a, b[:, :16], scale_a, scale_b, none, none, none, 1.0, 0.0, *AUTO, out
         ),
         "scale_layout: is '4'; must be '128x4' or 'linear'": lambda: ops.gemm_out(
-            *operands, none, none, none, 1.0, 0.0, "4", "auto", out
+            *operands, none, none, none, 1.0, 0.0, "4", "auto", 0, out
         ),
         "backend: is ''; must be None, 'cpu', 'sm80', 'sm90' or 'sm100'": lambda: ops.gemm_out(
-            *operands, none, none, none, 1.0, 0.0, "128x4", "", out
+            *operands, none, none, none, 1.0, 0.0, "128x4", "", 0, out
+        ),
+        "flags: is 1; must be 0, no flag is defined": lambda: ops.gemm_out(
+            *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 1, out
+        ),
+        "flags: is 2147483648; must be 0, no flag is defined": lambda: ops.gemm(
+            *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 1 << 31, torch.float16
+        ),
+        "flags: is -1; must be between 0 and 4294967295": lambda: ops.gemm(
+            *operands, none, none, none, 1.0, 0.0, "128x4", "auto", -1, torch.float16
+        ),
+        "flags: is 4294967296; must be between 0 and 4294967295": lambda: ops.gemm_out(
+            *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 1 << 32, out
+        ),
+        "scale_layout: contains a null character; must be a name": lambda: ops.gemm_out(
+            *operands, none, none, none, 1.0, 0.0, "128x4\0", "auto", 0, out
+        ),
+        "backend: contains a null character; must be a name": lambda: ops.gemm_out(
+            *operands, none, none, none, 1.0, 0.0, "128x4", "cpu\0", 0, out
         ),
         "beta: is 1 but c is missing": lambda: ops.gemm_out(*operands, none, none, none, 1.0, 1.0, *AUTO, out),
         "a: has 2 dimensions; must have 3 ([M, K/2, L])": lambda: ops.custom_kernel(a, b, scale_a, scale_b, out),
@@ -129,7 +147,7 @@ def test_a_cut_text_is_still_text(operands: list[torch.Tensor]) -> None:
     """A message quotes 80 bytes of a word; a character that they truncate is not valid UTF-8."""
     none = torch.empty(0, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="^scale_layout: is 'xé+\\?'; must be '128x4' or 'linear'"):
-        ops.gemm(*operands, none, none, none, 1.0, 0.0, "x" + "é" * 60, "auto", torch.float16)
+        ops.gemm(*operands, none, none, none, 1.0, 0.0, "x" + "é" * 60, "auto", 0, torch.float16)
 
 
 def test_numbers_beyond_fp32(operands: list[torch.Tensor]) -> None:
@@ -156,7 +174,7 @@ def test_kernels_keep_no_references(operands: list[torch.Tensor]) -> None:
         ops.dequantize(operands[0], operands[2], none, 1.0, "128x4", torch.float16)
         for layout, backend in (("4", "auto"), ("128x4", "tpu")):
             with pytest.raises(RuntimeError):
-                ops.gemm_out(*operands, none, none, none, 1.0, 0.0, layout, backend, out)
+                ops.gemm_out(*operands, none, none, none, 1.0, 0.0, layout, backend, 0, out)
     assert [x._use_count() for x in tensors] == before
 
 

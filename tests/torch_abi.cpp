@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "../csrc/dlpack.h"
-#include "../csrc/torch_shim.h"
+#include "../csrc/bindings/dlpack.h"
+#include "../csrc/bindings/torch/shim.h"
 
 static_assert(std::is_same_v<torch_tensor, AtenTensorHandle>);
 static_assert(std::is_same_v<torch_library, TorchLibraryHandle>);
@@ -61,7 +61,7 @@ SAME_FIELD(dl_exchange_table, allocate, DLPackExchangeAPI, managed_tensor_alloca
 SAME_FIELD(dl_exchange_table, own_from_python, DLPackExchangeAPI, managed_tensor_from_py_object_no_sync);
 SAME_FIELD(dl_exchange_table, own_to_python, DLPackExchangeAPI, managed_tensor_to_py_object_no_sync);
 SAME_FIELD(dl_exchange_table, borrow, DLPackExchangeAPI, dltensor_from_py_object_no_sync);
-SAME_FIELD(dl_exchange_table, current_queue, DLPackExchangeAPI, current_work_stream);
+SAME_FIELD(dl_exchange_table, current_stream, DLPackExchangeAPI, current_work_stream);
 
 #define SAME_VALUE(ours, theirs) static_assert(int(ours) == int(theirs))
 SAME_VALUE(DL_MAJOR, DLPACK_MAJOR_VERSION);

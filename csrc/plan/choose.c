@@ -5,6 +5,8 @@ _Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) 
                "no padding");
 _Static_assert(sizeof(gemm_traits) == 4 * 8 + 6 * 4 && sizeof(device_props) == 4 * 4 + 8, "no padding");
 
+enum { GPU_FAMILIES = GEMM_FAMILIES - 2 }; /* all but NVFP4_AUTO and the CPU */
+
 static int is_override(const gemm_candidate *c, const plan_settings *s) {
     return s->split_k > 0 && c->family == s->family && c->kernel == s->kernel && c->swap_ab == s->swap_ab &&
            c->split_k == s->split_k && c->prefetch_stages == s->prefetch_stages;
@@ -28,7 +30,7 @@ static void select_rank(gemm_candidate *all, int32_t count, int32_t rank, const 
 }
 
 static void choose(const plan_query *q, plan_choice *choice) {
-    gemm_candidate all[PLAN_MAX_CANDIDATES];
+    gemm_candidate all[GPU_FAMILIES * FAMILY_MAX_CANDIDATES];
     int32_t count = 0;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++)
         if (q->families >> f & 1) count += gemm_families[f]->candidates(&q->props, &q->traits, all + count);

@@ -13,7 +13,6 @@
 
 enum {
     FAMILY_MAX_CANDIDATES = 224,
-    PLAN_MAX_CANDIDATES = 2 * FAMILY_MAX_CANDIDATES, /* sm80, and the one other family that a device runs */
     PLAN_MAX_STEPS = 2,
     PLAN_MAX_PARAMS = 2, /* of a kernel */
     PLAN_MAX_TENSOR_MAPS = 4,

@@ -1,4 +1,4 @@
-/* csrc/cuda_abi.h against the toolkit's own cuda.h. Compiling is the test. */
+/* csrc/driver/cuda_abi.h against the toolkit's own cuda.h. Compiling is the test. */
 #define CUresult                                                 our_CUresult
 #define CUdevice                                                 our_CUdevice
 #define CUcontext                                                our_CUcontext
@@ -32,7 +32,7 @@
 #define CU_TENSOR_MAP_SWIZZLE_128B                               OUR_SWIZZLE
 #define CU_TENSOR_MAP_L2_PROMOTION_L2_256B                       OUR_PROMOTION
 #define CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE                        OUR_FILL
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 #undef CUresult
 #undef CUdevice
 #undef CUcontext

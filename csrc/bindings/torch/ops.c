@@ -66,10 +66,14 @@ static nvfp4_status read_float(torch_value value, const char *name, float *numbe
     return NVFP4_OK;
 }
 
-static nvfp4_status read_name(torch_value value, nvfp4_status (*parse)(const char *, int32_t *), int32_t *number) {
+static nvfp4_status read_name(torch_value value, const char *argument, nvfp4_status (*parse)(const char *, int32_t *),
+                              int32_t *number) {
+    const torch_string string = (torch_string)(uintptr_t)value;
     const char *name;
-    if (shim.torch_string_c_str((torch_string)(uintptr_t)value, &name))
-        return fail(NVFP4_INVALID, "a string argument could not be read");
+    size_t length;
+    if (shim.torch_string_c_str(string, &name) || shim.torch_string_length(string, &length))
+        return fail(NVFP4_INVALID, "%s: could not be read", argument);
+    if (strlen(name) != length) return fail(NVFP4_INVALID, "%s: contains a null character; must be a name", argument);
     return parse(name, number);
 }
 
@@ -137,8 +141,8 @@ static nvfp4_status read_gemm(const torch_value *stack, nvfp4_gemm_args *args) {
     if (!status) status = read_optional(stack[6], "c", &args->c);
     if (!status) status = read_float(stack[7], "alpha", &args->alpha_value);
     if (!status) status = read_float(stack[8], "beta", &args->beta);
-    if (!status) status = read_name(stack[9], layout_from_name, &args->scale_layout);
-    if (!status) status = read_name(stack[10], backend_from_name, &args->backend);
+    if (!status) status = read_name(stack[9], "scale_layout", layout_from_name, &args->scale_layout);
+    if (!status) status = read_name(stack[10], "backend", backend_from_name, &args->backend);
     if (!status) status = read_flags(stack[11], &args->flags);
     return status;
 }
@@ -221,7 +225,7 @@ static void quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     nvfp4_status status = read_tensor(stack[0], "x", &args.x);
     if (!status) status = read_optional(stack[1], "global_scale", &args.global_scale);
     if (!status) status = read_float(stack[2], "global_scale", &args.global_value);
-    if (!status) status = read_name(stack[3], layout_from_name, &args.scale_layout);
+    if (!status) status = read_name(stack[3], "scale_layout", layout_from_name, &args.scale_layout);
     if (!status) status = quantize_results(&args.x, args.scale_layout, &args.data, &args.scale);
     if (!status) status = new_tensor(stack[0], &args.data, &results[0]);
     if (!status) status = new_tensor(stack[0], &args.scale, &results[1]);
@@ -242,7 +246,7 @@ static void dequantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     if (!status) status = read_tensor(stack[1], "scale", &args.scale);
     if (!status) status = read_optional(stack[2], "global_scale", &args.global_scale);
     if (!status) status = read_float(stack[3], "global_scale", &args.global_value);
-    if (!status) status = read_name(stack[4], layout_from_name, &args.scale_layout);
+    if (!status) status = read_name(stack[4], "scale_layout", layout_from_name, &args.scale_layout);
     if (!status) status = read_dtype((int32_t)stack[5], "out_dtype", &dtype);
     if (!status) status = dequantize_result(&args.data, dtype, &args.x);
     if (!status) status = new_tensor(stack[0], &args.x, &result);

@@ -1,4 +1,4 @@
-/* Prototypes of the functions of torch's stable C shim that torch_ops.c calls.
+/* Prototypes of the functions of torch's stable C shim that ops.c calls.
  *
  * torch's own headers are C++; these are our words for the same declarations. The functions are looked up in the
  * libtorch that the process has loaded, so nothing links to torch. tests/torch_abi.cpp includes torch's headers and
@@ -39,6 +39,7 @@ typedef void torch_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs)
        int32_t device_index, torch_tensor *out))                                                                       \
     X(int32_t, aoti_torch_delete_tensor_object, (torch_tensor tensor))                                                 \
     X(int32_t, torch_string_c_str, (torch_string string, const char **out))                                            \
+    X(int32_t, torch_string_length, (torch_string string, size_t *out))                                                \
     X(int32_t, torch_delete_string, (torch_string string))                                                             \
     X(int32_t, torch_get_num_threads, (uint32_t *out))                                                                 \
     X(int32_t, aoti_torch_device_type_cuda, (void))                                                                    \

@@ -1,0 +1,223 @@
+/* The ranking of all families' candidates (plan/choose.c), and plans that a user puts first (plan/overrides.c). Prints
+ * "N passed, N failed". The argument is a seed. */
+#include "plan_checks.h"
+
+#include "plan/overrides.h"
+
+enum { SM80 = 1 << NVFP4_BACKEND_SM80, SM90 = 1 << NVFP4_BACKEND_SM90, SM100 = 1 << NVFP4_BACKEND_SM100 };
+
+typedef struct ranking {
+    int32_t count;
+    gemm_candidate all[3 * FAMILY_MAX_CANDIDATES];
+} ranking;
+
+static int by_time(const void *left, const void *right) {
+    const gemm_candidate *x = left, *y = right;
+    const double differences[] = {x->modelled_us - y->modelled_us, (double)x->prefetch_stages - y->prefetch_stages,
+                                  (double)y->family - x->family,   (double)x->kernel - y->kernel,
+                                  (double)x->swap_ab - y->swap_ab, (double)x->split_k - y->split_k};
+    for (size_t i = 0; i < COUNT(differences); i++)
+        if (differences[i] != 0.0) return differences[i] < 0.0 ? -1 : 1;
+    return 0;
+}
+
+/* What the ranking has to be: the candidates of these families, sorted by their times. */
+static void rank_all(const gpu *g, const gemm_problem *p, uint32_t families, ranking *r) {
+    static candidate_list list;
+    r->count = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        if (!(families >> f & 1)) continue;
+        list_candidates(f, g, p, 0, &list);
+        memcpy(r->all + r->count, list.all, (size_t)list.count * sizeof *list.all);
+        r->count += list.count;
+    }
+    qsort(r->all, (size_t)r->count, sizeof *r->all, by_time);
+}
+
+static int same(const gemm_candidate *x, const gemm_candidate *y) {
+    return same_settings(x, y) && x->modelled_us == y->modelled_us && x->grid == y->grid && !strcmp(x->name, y->name);
+}
+
+static const gemm_candidate *take(const gpu *g, const gemm_problem *p, uint32_t families, int32_t rank,
+                                  plan_settings override, int32_t candidates) {
+    plan_query query = query_of(g, p, families, rank);
+    query.override = override;
+    const plan_choice *choice = plan_choose(&query);
+    expect(choice->candidates == candidates, "how many candidates there are");
+    return &choice->taken;
+}
+
+/* Rank i is the i-th of all families' candidates; returns the bits of the families that are ranked. */
+static uint32_t check_ranks(int gpu_index, int64_t m, int64_t n, int64_t k, int64_t l, variant v, uint32_t families) {
+    static ranking r;
+    const gpu *g = &gpus[gpu_index];
+    const gemm_problem p = problem(m, n, k, l, v);
+    const plan_settings none = {0};
+    uint32_t found = 0;
+    name_product(g, &p, v);
+    rank_all(g, &p, families, &r);
+    for (int32_t i = 0; i < r.count; i++) {
+        const gemm_candidate *c = take(g, &p, families, i, none, r.count);
+        expect(same(c, &r.all[i]), "a rank counts candidates by their times");
+        expect(i == 0 || c->modelled_us >= r.all[i - 1].modelled_us,
+               "none is modelled to be faster than the one before");
+        expect(families >> c->family & 1, "no family but those of the mask");
+        found |= 1u << c->family;
+    }
+    if (r.count) {
+        expect(same(take(g, &p, families, r.count, none, r.count), &r.all[r.count - 1]), "beyond the last is the last");
+        expect(same(take(g, &p, families, INT32_MAX, none, r.count), &r.all[r.count - 1]), "far beyond it too");
+    }
+    return found;
+}
+
+/* A candidate that is put first leaves the others in their order; settings that no candidate has change nothing.
+ * Every step-th candidate is put first. */
+static void check_override(int gpu_index, int64_t m, int64_t n, int64_t k, variant v, uint32_t families, int step) {
+    static ranking r;
+    const gpu *g = &gpus[gpu_index];
+    const gemm_problem p = problem(m, n, k, 1, v);
+    name_product(g, &p, v);
+    rank_all(g, &p, families, &r);
+    expect(r.count > step, "candidates");
+    for (int32_t i = 0; i < r.count; i += step)
+        for (int32_t j = 0; j < r.count; j++) {
+            const gemm_candidate *c = take(g, &p, families, j, settings_of(&r.all[i]), r.count);
+            expect(same(c, &r.all[j == 0 ? i : j - (j <= i)]), "one goes to the front");
+        }
+    const gemm_candidate *first = &r.all[0], *last = &r.all[r.count - 1];
+    plan_settings unknown = settings_of(last);
+    unknown.prefetch_stages += 1000;
+    expect(same(take(g, &p, families, 0, unknown, r.count), first), "what no candidate has is nothing");
+    unknown = settings_of(last);
+    unknown.split_k = 0;
+    expect(same(take(g, &p, families, 0, unknown, r.count), first), "nor is a split of 0");
+    unknown = settings_of(last);
+    unknown.family = NVFP4_BACKEND_CPU;
+    expect(same(take(g, &p, families, 0, unknown, r.count), first), "nor a kernel of another family");
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        if (!(families >> f & 1)) continue;
+        static ranking without;
+        rank_all(g, &p, families & ~(1u << f), &without);
+        if (without.count == 0) continue;
+        const gemm_candidate *of_f = NULL;
+        for (int32_t i = 0; i < r.count && !of_f; i++)
+            if (r.all[i].family == f) of_f = &r.all[i];
+        expect(of_f && same(take(g, &p, families & ~(1u << f), 0, settings_of(of_f), without.count), &without.all[0]),
+               "nor one of a family that the mask leaves out");
+    }
+}
+
+static void check_families(void) {
+    static const char *const names[] = {"auto", "cpu", "sm80", "sm90", "sm100"};
+    snprintf(about, sizeof about, "families");
+    expect(COUNT(names) == GEMM_FAMILIES && gemm_families[NVFP4_AUTO] == NULL, "a row for every backend");
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        expect(!strcmp(nvfp4_backend_name(f), names[f]), "a backend's name");
+        if (f == NVFP4_AUTO) continue;
+        const gemm_family *family = gemm_families[f];
+        expect(!strcmp(family->name, names[f]) && family->runs_on && family->candidates && family->reject, names[f]);
+        expect(!!family->kernels == (f != NVFP4_BACKEND_CPU), "kernels of a GPU's family");
+        expect(!!family->build == !!family->kernels && !!family->run_host == !family->kernels, "what runs a candidate");
+    }
+    gemm_candidate cpu;
+    expect(gemm_families[NVFP4_BACKEND_CPU]->candidates(NULL, NULL, &cpu) == 1 && cpu.family == NVFP4_BACKEND_CPU &&
+               !strcmp(cpu.name, nvfp4_cpu_kernel()),
+           "the CPU has one candidate");
+    for (int g = 0; g < GPUS; g++) {
+        int others = 0;
+        for (int32_t f = NVFP4_BACKEND_SM90; f < GEMM_FAMILIES; f++) others += runs_on(f, &gpus[g]);
+        snprintf(about, sizeof about, "%s", gpus[g].name);
+        expect(runs_on(NVFP4_BACKEND_SM80, &gpus[g]) && others <= 1, "sm80, and at most one other family");
+    }
+}
+
+/* A family that cannot take a product leaves it to the others. */
+static void check_gaps(void) {
+    const gemm_problem huge = problem(1 << 20, 1 << 20, 1 << 20, 1, LINEAR),
+                       many = problem(INT32_MAX, INT32_MAX, 64, 1, PLAIN);
+    const plan_settings none = {0};
+    static ranking r;
+    snprintf(about, sizeof about, "gaps");
+    rank_all(&gpus[H200], &huge, SM90, &r);
+    expect(r.count == 0, "sm90 cannot take it");
+    take(&gpus[H200], &huge, SM90, 0, none, 0);
+    take(&gpus[H200], &huge, SM90, 7, none, 0);
+    rank_all(&gpus[H200], &huge, SM80, &r);
+    expect(r.count > 0 && take(&gpus[H200], &huge, SM80 | SM90, 0, none, r.count)->family == NVFP4_BACKEND_SM80,
+           "sm80 takes it");
+    take(&gpus[H200], &many, SM80 | SM90, 0, none, 0);
+    take(&gpus[B200], &many, SM80 | SM100, 0, none, 0);
+}
+
+/* The table of overrides against a search from the last to the first of what was added. */
+static void check_overrides(uint64_t seed) {
+    enum { ADDED = 400 };
+    static plan_override added[ADDED];
+    plan_overrides table = {0};
+    snprintf(about, sizeof about, "overrides, seed %llu", (unsigned long long)seed);
+    for (int i = 0; i < ADDED; i++) {
+        int64_t numbers[5];
+        for (int j = 0; j < 5; j++) {
+            seed = seed * 6364136223846793005 + 1442695040888963407;
+            numbers[j] = j < 3 ? (int64_t)(seed >> 62) : (int64_t)(seed >> 63) * INT32_MAX;
+        }
+        added[i] = (plan_override){.device = numbers[0],
+                                   .m = numbers[1],
+                                   .n = numbers[2],
+                                   .k = numbers[3],
+                                   .l = numbers[4],
+                                   .settings = {NVFP4_BACKEND_SM80, i, i % 2, 1, 0}};
+        expect(overrides_add(&table, &added[i]) == NVFP4_OK, "one more");
+    }
+    size_t shapes = 0;
+    for (int64_t key = 0; key < 5 * 5 * 5 * 2 * 2; key++) {
+        const int64_t device = key % 5, m = key / 5 % 5, n = key / 25 % 5;
+        const int64_t k = key / 125 % 2 * INT32_MAX, l = key / 250 * INT32_MAX;
+        const gemm_problem p = {.m = m, .n = n, .k = k, .l = l};
+        int i = ADDED - 1;
+        while (i >= 0 &&
+               (added[i].device != device || added[i].m != m || added[i].n != n || added[i].k != k || added[i].l != l))
+            i--;
+        const plan_settings found = overrides_find(&table, (int32_t)device, &p);
+        expect(i < 0 ? found.split_k == 0 : found.split_k == 1 && found.kernel == i && found.swap_ab == i % 2,
+               "what was added last, or nothing");
+        shapes += i >= 0;
+    }
+    expect(table.count == shapes, "a shape has one entry");
+    overrides_clear(&table);
+    const gemm_problem p = {.m = added[0].m, .n = added[0].n, .k = added[0].k, .l = added[0].l};
+    expect(overrides_find(&table, (int32_t)added[0].device, &p).split_k == 0 && table.count == 0, "cleared");
+}
+
+int main(int argc, char **argv) {
+    static const int64_t m[] = {1, 2, 16, 128, 2304}, n[] = {1, 24, 7168}, k[] = {0, 464, 2048, 16384};
+    uint32_t found = 0, mixed = 0, first = 0;
+    check_families();
+    check_gaps();
+    check_overrides(argc > 1 ? strtoull(argv[1], NULL, 10) : 1);
+    for (size_t i = 0; i < COUNT(m) * COUNT(n) * COUNT(k); i++) {
+        const int64_t a = m[i % COUNT(m)], b = n[i / COUNT(m) % COUNT(n)], c = k[i / COUNT(m) / COUNT(n)];
+        const variant v = (variant)(i % VARIANTS);
+        found |= check_ranks(H200, a, b, c, 1, v, SM80);
+        found |= check_ranks(H200, a, b, c, 3, v, SM90);
+        found |= check_ranks(B200, a, b, c, 1, v, SM100);
+        const uint32_t on_h200 = check_ranks(H200, a, b, c, 1, v, SM80 | SM90);
+        const uint32_t on_b200 = check_ranks(B200, a, b, c, 2, v, SM80 | SM100);
+        mixed |= (on_h200 == (SM80 | SM90)) | (uint32_t)(on_b200 == (SM80 | SM100)) << 1;
+        const gemm_problem p = problem(a, b, c, 1, v);
+        plan_query query = query_of(&gpus[H200], &p, SM80 | SM90, 0);
+        first |= 1u << plan_choose(&query)->taken.family;
+    }
+    snprintf(about, sizeof about, "what there is");
+    expect(found == (SM80 | SM90 | SM100), "every family is ranked");
+    expect(mixed == 3, "together with sm80");
+    expect(first == (SM80 | SM90), "either may be first on an H200");
+    check_override(B200, 128, 7168, 16384, PLAIN, SM100, 1);
+    check_override(B200, 3, 500, 96, LINEAR, SM100, 1);
+    check_override(H200, 2, 500, 1040, LINEAR, SM90, 1);
+    check_override(H200, 128, 7168, 16384, PLAIN, SM80 | SM90, 5);
+    check_override(B200, 128, 7168, 2048, PLAIN, SM80 | SM100, 7);
+    check_override(A100, 16, 4096, 7168, PLAIN, SM80, 1);
+    return report();
+}
