@@ -3,8 +3,8 @@
 
 #include <float.h>
 
-#include "api/error.h"
-#include "plan/math.h"
+#include "common/error.h"
+#include "common/math.h"
 
 #define MAX_SIZE INT32_MAX /* of one dimension: kernels count rows and columns in 32 bits */
 

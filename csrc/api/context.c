@@ -1,10 +1,11 @@
 /* The context, and what can be asked about the machine. */
 #include "api/context.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "common/error.h"
 #include "cpu/cpu.h"
 #include "driver/fatbin.h"
 #include "plan/gemm_family.h"
@@ -66,6 +67,27 @@ const char *nvfp4_backend_name(int32_t backend) {
     return backend > NVFP4_AUTO && backend < GEMM_FAMILIES ? gemm_families[backend]->name : "unknown";
 }
 
+char *list_backends(char *text, size_t size, uint32_t backends, const char *format, const char *last) {
+    size_t length = 0;
+    for (int32_t i = NVFP4_AUTO; i < GEMM_FAMILIES && length < size; i++) {
+        if (!(backends >> i & 1)) continue;
+        const char *separator = length == 0 ? "" : backends >> i == 1 ? last : ", ";
+        length += (size_t)snprintf(text + length, size - length, "%s", separator);
+        if (length < size) length += (size_t)snprintf(text + length, size - length, format, nvfp4_backend_name(i), i);
+    }
+    return text;
+}
+
+/* The backends whose kernels the device has; device NVFP4_HOST: all that a GPU runs. */
+static uint32_t gpu_backends(const nvfp4_context *context, int32_t device) {
+    uint32_t backends = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        const kernel_set *kernels = gemm_families[f] ? gemm_families[f]->kernels : NULL;
+        if (kernels && (device == NVFP4_HOST || driver_has_set(context->driver, device, kernels))) backends |= 1u << f;
+    }
+    return backends;
+}
+
 /* NVFP4_BACKEND names the backend of calls on host memory that leave it to the library. */
 static nvfp4_status backend_from_environment(int32_t *backend) {
     const char *name = getenv("NVFP4_BACKEND");
@@ -75,37 +97,30 @@ static nvfp4_status backend_from_environment(int32_t *backend) {
             *backend = i;
             return NVFP4_OK;
         }
-    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be auto, cpu, sm80, sm90 or sm100", name);
+    char names[160];
+    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be %s", name,
+                list_backends(names, sizeof names, ALL_BACKENDS, "%s", " or "));
 }
 
-static nvfp4_status reject_family(nvfp4_context *context, const target *where, int32_t backend) {
+static nvfp4_status reject_family(const nvfp4_context *context, const target *where, int32_t backend) {
     nvfp4_device device;
     nvfp4_status status = driver_device(context->driver, where->device, &device);
     if (status) return status;
+    char names[160];
+    list_backends(names, sizeof names, gpu_backends(context, where->device), "%s", ", ");
     return fail(NVFP4_UNSUPPORTED,
-                "backend: is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d; must be sm80 or "
+                "backend: is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d; must be %s or "
                 "None there",
                 gemm_families[backend]->name, gemm_families[backend]->runs_on, where->device, device.name,
-                device.compute_capability / 10, device.compute_capability % 10);
-}
-
-/* The families whose kernels the device has: all of them, or the one that is asked for by name. */
-static nvfp4_status find_families(nvfp4_context *context, int32_t backend, target *where) {
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        const kernel_set *kernels = gemm_families[f] ? gemm_families[f]->kernels : NULL;
-        if (kernels && (backend == NVFP4_AUTO || backend == f) &&
-            driver_has_set(context->driver, where->device, kernels))
-            where->families |= 1u << f;
-    }
-    return where->families ? NVFP4_OK : reject_family(context, where, backend);
+                device.compute_capability / 10, device.compute_capability % 10, names);
 }
 
 nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where) {
+    char names[160];
     *where = (target){0};
     if (backend < NVFP4_AUTO || backend >= GEMM_FAMILIES)
-        return fail(NVFP4_INVALID, "backend: is %d; must be auto (%d), cpu (%d), sm80 (%d), sm90 (%d) or sm100 (%d)",
-                    backend, NVFP4_AUTO, NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80, NVFP4_BACKEND_SM90,
-                    NVFP4_BACKEND_SM100);
+        return fail(NVFP4_INVALID, "backend: is %d; must be %s", backend,
+                    list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or "));
     if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
         nvfp4_status status = backend_from_environment(&backend);
         if (status) return status;
@@ -116,8 +131,8 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
         return NVFP4_OK;
     }
     if (backend == NVFP4_BACKEND_CPU)
-        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be sm80, sm90, sm100 or None",
-                    device);
+        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be %s or None", device,
+                    list_backends(names, sizeof names, gpu_backends(context, NVFP4_HOST), "%s", ", "));
     where->on_gpu = 1;
     where->host_memory = device == NVFP4_HOST;
     where->device = where->host_memory ? 0 : device;
@@ -125,7 +140,10 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
     if (!status && where->host_memory && !driver_reads_host_memory(context->driver, 0))
         return fail(NVFP4_INVALID, "backend: is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
                     nvfp4_backend_name(backend));
-    return status ? status : find_families(context, backend, where);
+    if (status) return status;
+    where->families = gpu_backends(context, where->device);
+    if (backend != NVFP4_AUTO) where->families &= 1u << backend;
+    return where->families ? NVFP4_OK : reject_family(context, where, backend);
 }
 
 nvfp4_status nvfp4_driver_info(nvfp4_context *context, int32_t *count, int32_t *version) {

@@ -28,4 +28,9 @@ typedef struct target {
  * only on a device that reads it. */
 nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where);
 
+/* Writes "x, y or z" for error messages: the backends of the bit mask, each by a format that takes its name and its
+ * number, the last one behind `last`. Returns text. */
+char *list_backends(char *text, size_t size, uint32_t backends, const char *format, const char *last);
+enum { ALL_BACKENDS = (1 << GEMM_FAMILIES) - 1 };
+
 #endif

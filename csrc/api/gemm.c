@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "api/check.h"
-#include "api/error.h"
+#include "common/error.h"
 #include "plan/choose.h"
 
 static int is_empty(const gemm_problem *p) {

@@ -1,10 +1,10 @@
 /* Quantisation, its inverse, and changes of scale layout: check, launch. */
 #include "api/check.h"
 #include "api/context.h"
+#include "common/math.h"
 #include "cpu/cpu.h"
 #include "kernels/quantize/kernels.h"
 #include "plan/gemm_family.h"
-#include "plan/math.h"
 
 /* The kernel over one thread an item. */
 static nvfp4_status run(nvfp4_context *context, const target *where, int32_t kernel, int64_t items, void *problem,

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
-#include "plan/gemm_family.h"
-#include "plan/math.h"
+#include "api/context.h"
+#include "common/error.h"
+#include "common/math.h"
 
 /* ---- words ---- */
 
@@ -24,7 +24,9 @@ nvfp4_status layout_from_name(const char *name, int32_t *layout) {
 nvfp4_status backend_from_name(const char *name, int32_t *backend) {
     for (*backend = NVFP4_AUTO; *backend < GEMM_FAMILIES; ++*backend)
         if (strcmp(name, nvfp4_backend_name(*backend)) == 0) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "backend: is '%.80s'; must be None, 'cpu', 'sm80', 'sm90' or 'sm100'", name);
+    char names[160];
+    return fail(NVFP4_INVALID, "backend: is '%.80s'; must be None, %s", name,
+                list_backends(names, sizeof names, ALL_BACKENDS & ~1u, "'%s'", " or "));
 }
 
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype) {

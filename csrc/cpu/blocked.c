@@ -9,7 +9,7 @@
  *
  * Nothing is shared between tasks, and an element's sum is formed in the order of K whatever the chunk it falls in, so
  * its bits do not depend on the number of threads. */
-#include "api/error.h"
+#include "common/error.h"
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
 

@@ -1,6 +1,6 @@
 /* Which CPU kernel to use: the fastest that the CPU runs, or the one that NVFP4_CPU names. */
 #define _GNU_SOURCE
-#include "api/error.h"
+#include "common/error.h"
 #include "cpu/cpu.h"
 
 #include <pthread.h>

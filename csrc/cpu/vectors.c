@@ -1,6 +1,6 @@
 /* The product with few short rows (one: a matrix times a vector), bound by reading the long operand: the short rows
  * are packed once, then every long row is read once. A task is a group of long rows at one batch index. */
-#include "api/error.h"
+#include "common/error.h"
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
 

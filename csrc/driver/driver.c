@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "common/error.h"
 #include "driver/cuda_abi.h"
 #include "driver/fatbin.h"
 

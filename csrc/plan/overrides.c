@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "api/error.h"
+#include "common/error.h"
 
 static int compare(const void *a, const void *b) {
     const plan_override *x = a, *y = b;

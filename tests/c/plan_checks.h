@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "plan/choose.h"
-#include "plan/math.h"
+#include "common/math.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

@@ -3,7 +3,7 @@
  * N failed". */
 #include "plan_checks.h"
 
-#include "api/error.h"
+#include "common/error.h"
 
 enum { TINY = NVFP4_BACKEND_SM100, MAX_ROWS = 4, TILE_N = 64, THREADS = 128, SHARED_BYTES = 4096 };
 

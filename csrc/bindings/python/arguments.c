@@ -2,10 +2,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "api/error.h"
 #include "bindings/frontend.h"
 #include "bindings/python/module.h"
 #include "bindings/python/tensor.h"
+#include "common/error.h"
 
 static int reject_type(PyObject *object, const char *name, const char *rule) {
     char type[64];

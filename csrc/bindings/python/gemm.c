@@ -1,9 +1,9 @@
 /* gemm and custom_kernel: Python arguments to nvfp4_gemm_args. */
 #include "api/gemm.h"
-#include "api/error.h"
 #include "bindings/frontend.h"
 #include "bindings/python/module.h"
 #include "bindings/python/tensor.h"
+#include "common/error.h"
 
 typedef struct workspace_owner {
     int32_t device;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
 #include "bindings/dlpack.h"
+#include "common/error.h"
 
 enum { DTYPE_COUNT = NVFP4_FP32 + 1 };
 

@@ -9,10 +9,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "api/error.h"
 #include "api/gemm.h"
 #include "bindings/frontend.h"
 #include "bindings/torch/shim.h"
+#include "common/error.h"
 
 static struct {
 #define X(result, name, arguments) result(*name) arguments;

@@ -1,7 +1,7 @@
 /* The sm100 family's row in the table of families: its kernels, and plan.h with the constants of a B200. */
 #include "plan/gemm_family.h"
 
-#include "api/error.h"
+#include "common/error.h"
 #include "kernels/sm100/plan.h"
 
 _Static_assert((int)SM100_FAMILY == (int)NVFP4_BACKEND_SM100, "the backend's number");

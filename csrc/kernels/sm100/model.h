@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/math.h"
 #include "kernels/sm100/config.h"
-#include "plan/math.h"
 
 /* Name, value, unit, source. Numbers in brackets are sections of the notes on B200s that collect published
  * measurements. "H200" was measured there by benchmarks/launch_terms.cu. A constant changes when a better source is

@@ -5,8 +5,8 @@
  * Split-K gives more CTAs, and costs a second launch and a round trip of the partial sums through L2. */
 #include "kernels/sm80/plan.h"
 
-#include "api/error.h"
-#include "plan/math.h"
+#include "common/error.h"
+#include "common/math.h"
 
 typedef struct sm80_config {
     const char *name;

@@ -12,8 +12,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "common/math.h"
 #include "kernels/sm90/gemm_config.h"
-#include "plan/math.h"
 
 /* Name, value, meaning. */
 #define SM90_MODEL_CONSTANTS(X)                                                                                        \

@@ -1,7 +1,7 @@
 /* The sm90 family: its kernels, and which kind of them lists and builds a candidate. */
 #include "kernels/sm90/plan.h"
 
-#include "api/error.h"
+#include "common/error.h"
 
 static const kernel_entry kernels[SM90_KERNELS] = {
 #define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \

@@ -3,12 +3,12 @@
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H
 
+#include "common/math.h"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/gemv_config.h"
 #include "kernels/sm90/model.h"
 #include "kernels/sm90/prefill_config.h"
 #include "plan/gemm_family.h"
-#include "plan/math.h"
 #include "plan/operands.h"
 
 enum {

@@ -1,5 +1,5 @@
 /* The error message of the calling thread. */
-#include "api/error.h"
+#include "common/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* Integer arithmetic of plans and checks, in C11 and in C++17. */
-#ifndef NVFP4_PLAN_MATH_H
-#define NVFP4_PLAN_MATH_H
+/* Arithmetic of plans and checks, in C11 and in C++17. */
+#ifndef NVFP4_COMMON_MATH_H
+#define NVFP4_COMMON_MATH_H
 
 #include <stdint.h>
 

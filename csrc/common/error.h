@@ -1,6 +1,6 @@
 /* The error message of the calling thread. */
-#ifndef NVFP4_API_ERROR_H
-#define NVFP4_API_ERROR_H
+#ifndef NVFP4_COMMON_ERROR_H
+#define NVFP4_COMMON_ERROR_H
 
 #include "nvfp4.h"
 
