@@ -17,7 +17,7 @@ CSRC = ROOT / "csrc"
 PROGRAMS = sorted([*(ROOT / "tests/c").glob("test_*.c"), ROOT / "tests/c/example.c"])
 NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
 CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
-REPLACES = {"test_new_family": "plan-families.c.o"}  # what a program has its own version of
+OWN_TABLE = ("test_new_family", "test_plan_cache")  # programs with families of their own
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -63,7 +63,8 @@ def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def build_and_run(core: tuple[Build, list[Path]], program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     build, objects = core
-    objects = [path for path in objects if path.name != REPLACES.get(program.stem)]
+    if program.stem in OWN_TABLE:
+        objects = [path for path in objects if path.name != "plan-families.c.o"]
     binary = folder / program.stem
     command = [build.compiler, *WARNINGS, *build.flags, f"-I{CSRC}", str(program), *map(str, objects)]
     command += ["-lm", "-ldl", "-lpthread", "-o", str(binary)]

@@ -1,5 +1,6 @@
-"""A remembered choice of a plan (plan_choice.c) answers the question that was asked: the plan of a product is the same
-whatever the thread has planned before, products of the same sizes with an operand for all batches included."""
+"""The cache of plan_choose (csrc/plan/choose.c) answers the query that was asked: the plan of a product is the same
+whatever the thread has planned before, products of the same sizes with an operand for all batches included. That every
+field of a query counts is tested by tests/c/test_plan_cache.c."""
 
 from __future__ import annotations
 
@@ -8,29 +9,21 @@ import subprocess
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
-SOURCES = (
-    "kernels/sm90/gemm_plan.c",
-    "kernels/sm90/dequant_plan.c",
-    "kernels/sm90/prefill_plan.c",
-    "kernels/sm90/gemv_plan.c",
-    "plan_choice.c",
-    "plan_operands.c",
-    "kernels.c",
-    "error.c",
-)
-# Reads "M N K L shared", shared: 0, or 1 or 2 where A or B serves all batches; facts of an H200.
+SOURCES = (*sorted(CSRC.glob("kernels/sm*/*.c")), CSRC / "plan/choose.c", CSRC / "api/error.c")
+# Reads "M N K L shared", shared: 0, or 1 or 2 where A or B serves all batches; properties of an H200.
 PLANNER = r"""
 #include <stdio.h>
-#include "sm90_plan.h"
+#include "plan/choose.h"
+
+extern const gemm_family sm80_family, sm90_family;
+const gemm_family *const gemm_families[GEMM_FAMILIES] = {
+    [NVFP4_BACKEND_SM80] = &sm80_family, [NVFP4_BACKEND_SM90] = &sm90_family};
 
 static int64_t scale_bytes(int64_t rows, int64_t k) {
     return (rows + 127) / 128 * (k / 64) * 512;
 }
 
 int main(void) {
-    const device_facts h200 = {.compute_capability = 90, .has_sm90 = 1, .sm_count = 132, .shared_per_block = 232448,
-                               .shared_per_sm = 233472, .l2_bytes = 50 << 20};
-    const plan_wish wish = {.candidate = 0};
     long long m, n, k, l;
     int shared;
     while (scanf("%lld %lld %lld %lld %d", &m, &n, &k, &l, &shared) == 5) {
@@ -40,10 +33,16 @@ int main(void) {
                                 .sfa_batch = shared == 1 ? 0 : scale_bytes(m, k),
                                 .sfb_batch = shared == 2 ? 0 : scale_bytes(n, k),
                                 .out_type = OUT_FP16, .out_pitch = n * 2, .out_batch = m * n * 2, .aligned16 = 1};
-        nvfp4_plan plan;
-        sm90_run run;
-        if (sm90_plan(&h200, &p, &wish, &plan, &run)) return 1;
-        printf("%s %d %d %zu\n", plan.name, plan.swap_ab, plan.split_k, plan.workspace);
+        plan_query query;
+        memset(&query, 0, sizeof query);
+        query.traits = traits_of(&p);
+        query.props = (device_props){.compute_capability = 90, .sm_count = 132, .shared_per_block = 232448,
+                                     .shared_per_sm = 233472, .l2_bytes = 50 << 20};
+        query.families = 1u << NVFP4_BACKEND_SM80 | 1u << NVFP4_BACKEND_SM90;
+        const plan_choice *choice = plan_choose(&query);
+        const gemm_candidate *c = &choice->taken;
+        if (choice->candidates == 0) return 1;
+        printf("%s %d %d %lld %d\n", c->name, c->swap_ab, c->split_k, (long long)c->workspace, choice->candidates);
     }
 }
 """
@@ -54,8 +53,8 @@ def test_plan_does_not_depend_on_what_was_planned_before(tmp_path: Path) -> None
     draw = random.Random(seed)
     (tmp_path / "planner.c").write_text(PLANNER)
     binary = tmp_path / "planner"
-    sources = [tmp_path / "planner.c", *(CSRC / name for name in SOURCES)]
-    subprocess.run(["gcc", "-std=c11", "-O2", f"-I{CSRC}", *sources, "-lm", "-o", binary], check=True)
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
+    subprocess.run(["gcc", *flags, tmp_path / "planner.c", *SOURCES, "-lm", "-o", binary], check=True)
 
     def plans(questions: list[str]) -> list[str]:
         result = subprocess.run([binary], input="\n".join(questions), capture_output=True, text=True, check=True)

@@ -58,7 +58,7 @@ typedef enum variant {
     PLAIN,
     LINEAR,
     UNALIGNED,
-    FP32,
+    FP32,          /* of C; an alpha for each column */
     FAR_ROWS,      /* of A: further apart than a tensor map can say, */
     FAR_BATCHES,   /* and its batches */
     ONE_FOR_ALL,   /* A and its scales serve all batches */
@@ -87,6 +87,7 @@ static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, v
     p.out = memory[4];
     p.out_pitch = n * element;
     p.out_batch = m * n * element;
+    p.alpha = v == FP32 ? (const float *)memory[5] : NULL, p.alpha_stride = v == FP32;
     p.alpha_value = 1;
     p.bias = v == BIASED ? memory[5] : NULL;
     p.scale_layout = v == LINEAR ? SCALES_LINEAR : SCALES_128X4;

@@ -43,9 +43,8 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     (void)props;
     launch_step *step = add_step(out, c->kernel, c->grid, SHARED_BYTES);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
-    tiny_schedule *s = add_param(out, step, sizeof *s);
-    s->sums = workspace;
-    s->tiles_n = (int32_t)ceil_div(p->n, TILE_N);
+    *(tiny_schedule *)add_param(out, step, sizeof(tiny_schedule)) =
+        (tiny_schedule){.sums = workspace, .tiles_n = (int32_t)ceil_div(p->n, TILE_N)};
 }
 
 static const kernel_entry kernels[] = {

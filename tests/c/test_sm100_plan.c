@@ -4,7 +4,7 @@
 #include "plan_checks.h"
 
 static const int64_t sizes[] = {1, 2, 8, 9, 32, 33, 64, 65, 127, 128, 129, 300, 2304, 7168, 100000};
-static const int64_t depths[] = {0, 16, 64, 464, 2048, 7168, 16384, 1 << 20, INT32_MAX / 64 * 64};
+static const int64_t depths[] = {0, 16, 64, 96, 464, 2048, 7168, 16384, 1 << 20, INT32_MAX / 64 * 64};
 static const int64_t batches[] = {1, 3, 1000};
 static const int on[] = {B200, B200_SLICE, B300_ODD};
 
@@ -244,6 +244,8 @@ int main(void) {
     one(&gpus[B200], 1, INT32_MAX, 1 << 20, 1, LINEAR, 0);
     one(&gpus[B200], 1, 1, 64, INT32_MAX - 148, PLAIN, 0);
     one(&gpus[B200], 128, 128, 1 << 20, 1 << 24, PLAIN, 0);
+    one(&gpus[B200], 8, INT32_MAX, 64, 200, PLAIN, 1); /* more tiles than are counted, of some sizes */
+    one(&gpus[B200], 200, INT32_MAX, 64, 200, PLAIN, 1);
     for (size_t i = 0; i < COUNT(configs); i++) {
         const long (*t)[2] = times_first[i];
         snprintf(about, sizeof about, "%s", entry_of((int32_t)i)->name);

@@ -4,7 +4,7 @@
 #include "plan_checks.h"
 
 static const int64_t sizes[] = {1, 2, 4, 5, 8, 9, 32, 33, 64, 112, 127, 128, 129, 300, 2304, 7168, 100000};
-static const int64_t depths[] = {0, 16, 64, 144, 464, 2048, 7168, 16384, 1 << 20, INT32_MAX / 64 * 64};
+static const int64_t depths[] = {0, 16, 64, 96, 144, 464, 2048, 7168, 16384, 1 << 20, INT32_MAX / 64 * 64};
 static const int64_t batches[] = {1, 3, 1000};
 static const int on[] = {H200, H100_PCIE, H200_SLICE};
 
@@ -421,8 +421,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     }
 }
 
-/* Whether an operand that has to be dequantized is beyond what a tensor map's strides reach: the smaller one, or, where
- * the other cannot be read as it lies, either. */
+/* Whether there are too many of the largest tiles, or an operand that has to be dequantized is beyond what a tensor
+ * map's strides reach: the smaller one, or, where the other cannot be read as it lies, either. */
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
     const double row = (double)SM90_DEQUANT_PITCH(p->k), end = (double)TENSOR_STRIDE_END;
@@ -432,6 +432,7 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
     expect(gemm_families[NVFP4_BACKEND_SM90]->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                (strstr(nvfp4_last_error(), "workspace") || strstr(nvfp4_last_error(), "tiles")),
            nvfp4_last_error());
+    if (ceil_div(p->m, 256) * ceil_div(p->n, 256) * p->l > INT32_MAX - g->props.sm_count) return 1;
     return e2m1 ? (a < b ? a : b) >= end : (a > b ? a : b) >= end;
 }
 
@@ -541,6 +542,9 @@ int main(void) {
     one(&gpus[H200], 1, INT32_MAX, 1 << 20, 1, LINEAR, 0);
     one(&gpus[H200], 1, 1, 64, INT32_MAX - 132, PLAIN, 0);
     one(&gpus[H200], 128, 128, 1 << 20, 1 << 24, PLAIN, 0);
+    one(&gpus[H200], 8, INT32_MAX, 64, 300, PLAIN, 1); /* more tiles than are counted */
+    one(&gpus[H200], 40, INT32_MAX, 64, 300, PLAIN, 1);
+    one(&gpus[H200], INT32_MAX, 8, 64, 200, FP32, 1);
     snprintf(about, sizeof about, "what there is");
     for (int32_t k = 0; k < KERNEL_SM90_DEQUANT; k++) {
         expect(times_listed[k] > 0, entry_of(k)->name);

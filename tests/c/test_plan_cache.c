@@ -1,0 +1,178 @@
+/* The cache of plan_choose: two queries that differ in one field never share an answer, whatever was asked before. Two
+ * families of this program's own answer with what they were asked, so that an answer to another query is seen. Prints
+ * "N passed, N failed". The argument is a seed. */
+#include "plan_checks.h"
+
+enum { ANSWERS = 4 };
+
+static uint64_t seed;
+static int32_t listed; /* how often a family was asked */
+
+static uint32_t draw(void) {
+    seed = seed * 6364136223846793005 + 1442695040888963407;
+    return (uint32_t)(seed >> 33);
+}
+
+/* FNV-1a (RFC draft-eastlake-fnv) of what a family is given, in 31 bits and not 0. */
+static int64_t digest(const device_props *props, const gemm_traits *t) {
+    uint64_t hash = 0xCBF29CE484222325;
+    for (size_t i = 0; i < sizeof *props + sizeof *t; i++) {
+        hash ^= i < sizeof *props ? ((const unsigned char *)props)[i] : ((const unsigned char *)t)[i - sizeof *props];
+        hash *= 0x100000001B3;
+    }
+    return (int64_t)(hash >> 33) + 1;
+}
+
+static int32_t answer(int32_t family, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    listed++;
+    for (int32_t i = 0; i < ANSWERS; i++) {
+        memset(&out[i], 0, sizeof out[i]);
+        out[i].modelled_us = family + 10.0 * i;
+        out[i].grid = digest(props, t);
+        out[i].family = family;
+        out[i].kernel = i;
+        out[i].swap_ab = i % 2;
+        out[i].split_k = 1 + i;
+    }
+    return ANSWERS;
+}
+
+static int32_t answer_sm80(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    return answer(NVFP4_BACKEND_SM80, props, t, out);
+}
+
+static int32_t answer_sm90(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    return answer(NVFP4_BACKEND_SM90, props, t, out);
+}
+
+static const gemm_family sm80 = {.name = "sm80", .candidates = answer_sm80};
+static const gemm_family sm90 = {.name = "sm90", .candidates = answer_sm90};
+const gemm_family *const gemm_families[GEMM_FAMILIES] = {[NVFP4_BACKEND_SM80] = &sm80, [NVFP4_BACKEND_SM90] = &sm90};
+
+enum { SM80 = 1 << NVFP4_BACKEND_SM80, SM90 = 1 << NVFP4_BACKEND_SM90 };
+
+static int is_override(const plan_query *q, int32_t family, int32_t i) {
+    const plan_settings *s = &q->override;
+    return s->split_k == 1 + i && s->family == family && s->kernel == i && s->swap_ab == i % 2 &&
+           s->prefetch_stages == 0 && (q->families >> family & 1);
+}
+
+/* The answer to a query by itself. Candidate i of a family takes 10 i us and the family's number more. */
+static void check_answer(const plan_query *q, const char *rule) {
+    int32_t order[2 * ANSWERS][2], count = 0;
+    for (int overrides = 1; overrides >= 0; overrides--)
+        for (int32_t i = 0; i < ANSWERS; i++)
+            for (int32_t family = NVFP4_BACKEND_SM80; family <= NVFP4_BACKEND_SM90; family++)
+                if ((q->families >> family & 1) && is_override(q, family, i) == overrides)
+                    order[count][0] = family, order[count++][1] = i;
+    const int32_t *wanted = order[q->rank < count ? q->rank : count - 1];
+    const plan_choice *choice = plan_choose(q);
+    expect(choice->candidates == count && choice->taken.family == wanted[0] && choice->taken.kernel == wanted[1] &&
+               choice->taken.grid == digest(&q->props, &q->traits),
+           rule);
+}
+
+/* Each asked before and after the other, and twice in a row. */
+static void check_pair(const plan_query *x, const plan_query *y, const char *field) {
+    const plan_query *const order[] = {x, y, x, y, y, x, x};
+    snprintf(about, sizeof about, "%s", field);
+    expect(memcmp(x, y, sizeof *x) != 0, "the queries differ");
+    for (size_t i = 0; i < COUNT(order); i++) check_answer(order[i], "its own answer");
+}
+
+static plan_query base_query(void) {
+    const gemm_problem p = problem(1 + draw() % 4096, 1 + draw() % 4096, 64 * (1 + draw() % 64), 1 + draw() % 4, PLAIN);
+    plan_query q = query_of(&gpus[H200], &p, SM80 | SM90, 0);
+    q.override = (plan_settings){NVFP4_BACKEND_SM90, 2, 0, 3, 0};
+    return q;
+}
+
+typedef struct field {
+    const char *name;
+    size_t offset, bytes;
+} field;
+#define FIELD(member) {#member, offsetof(plan_query, member), sizeof(((plan_query *)0)->member)}
+static const field fields[] = {
+    FIELD(traits.m),
+    FIELD(traits.n),
+    FIELD(traits.k),
+    FIELD(traits.l),
+    FIELD(traits.scale_layout),
+    FIELD(traits.output_bytes),
+    FIELD(traits.tma_values),
+    FIELD(traits.output_is_column),
+    FIELD(traits.broadcast_a),
+    FIELD(traits.broadcast_b),
+    FIELD(props.compute_capability),
+    FIELD(props.sm_count),
+    FIELD(props.shared_per_block),
+    FIELD(props.shared_per_sm),
+    FIELD(props.l2_bytes),
+    FIELD(families),
+    FIELD(override.family),
+    FIELD(override.kernel),
+    FIELD(override.swap_ab),
+    FIELD(override.split_k),
+    FIELD(override.prefetch_stages),
+    FIELD(rank),
+    FIELD(padding_),
+};
+
+/* Every bit of every field that a family is given; what is chosen between has few values that mean something. */
+static void check_fields(void) {
+    size_t end = 0;
+    snprintf(about, sizeof about, "fields");
+    for (size_t i = 0; i < COUNT(fields); i++) {
+        expect(fields[i].offset == end, "no field is left out");
+        end += fields[i].bytes;
+    }
+    expect(end == sizeof(plan_query), "up to the last");
+    for (size_t i = 0; i < COUNT(fields); i++) {
+        const int given = fields[i].offset < offsetof(plan_query, families);
+        const plan_query x = base_query();
+        plan_query y = x;
+        unsigned char *bytes = (unsigned char *)&y + fields[i].offset;
+        for (size_t bit = 0; given && bit < 8 * fields[i].bytes; bit++) {
+            bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+            check_pair(&x, &y, fields[i].name);
+            bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        }
+        if (given || !strcmp(fields[i].name, "padding_")) continue;
+        for (int32_t value = 0; value < 6; value++) {
+            memcpy(bytes, &value, sizeof value);
+            if (!strcmp(fields[i].name, "families")) y.families = value % 3 ? value % 3 * SM80 : SM80 | SM90;
+            if (memcmp(&x, &y, sizeof x) != 0) check_pair(&x, &y, fields[i].name);
+        }
+    }
+}
+
+/* Sizes that share an entry of the cache: there are more queries than entries. */
+static void check_collisions(void) {
+    enum { QUERIES = 500 };
+    static plan_query all[QUERIES];
+    snprintf(about, sizeof about, "collisions");
+    for (int i = 0; i < QUERIES; i++) {
+        all[i] = base_query();
+        all[i].families = 1u << (NVFP4_BACKEND_SM80 + draw() % 2);
+        all[i].rank = (int32_t)(draw() % 5);
+    }
+    for (int i = 0; i < 20 * QUERIES; i++) check_answer(&all[draw() % QUERIES], "its own answer");
+}
+
+/* An answer is kept: asking again asks no family. */
+static void check_hits(void) {
+    const plan_query q = base_query();
+    snprintf(about, sizeof about, "hits");
+    check_answer(&q, "an answer");
+    const int32_t before = listed;
+    for (int i = 0; i < 10; i++) check_answer(&q, "the same");
+    expect(listed == before, "no family is asked again");
+}
+
+int main(int argc, char **argv) {
+    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    check_fields();
+    check_collisions();
+    check_hits();
+    return report();
+}
