@@ -1,5 +1,5 @@
 /* The rule of the contest's file (csrc/contest/settings.h) beside kernels/sm100/plan.h: what each chooses, what the
- * model says of either, and whether the schedules agree. Built as a library by tests/test_submission_rule.py. */
+ * model says of either, and whether the schedules agree. Built as a library by tests/plan/test_submission_rule.py. */
 #include <string.h>
 
 #include "contest/settings.h"

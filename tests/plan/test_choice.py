@@ -1,0 +1,75 @@
+"""A remembered choice of a plan (plan_choice.c) answers the question that was asked: the plan of a product is the same
+whatever the thread has planned before, products of the same sizes with an operand for all batches included."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+from paths import CSRC
+
+SOURCES = (
+    "kernels/sm90/gemm_plan.c",
+    "kernels/sm90/dequant_plan.c",
+    "kernels/sm90/prefill_plan.c",
+    "kernels/sm90/gemv_plan.c",
+    "plan_choice.c",
+    "plan_operands.c",
+    "kernels.c",
+    "error.c",
+)
+# Reads "M N K L shared", shared: 0, or 1 or 2 where A or B serves all batches; facts of an H200.
+PLANNER = r"""
+#include <stdio.h>
+#include "sm90_plan.h"
+
+static int64_t scale_bytes(int64_t rows, int64_t k) {
+    return (rows + 127) / 128 * (k / 64) * 512;
+}
+
+int main(void) {
+    const device_facts h200 = {.compute_capability = 90, .has_sm90 = 1, .sm_count = 132, .shared_per_block = 232448,
+                               .shared_per_sm = 233472, .l2_bytes = 50 << 20};
+    const plan_wish wish = {.candidate = 0};
+    long long m, n, k, l;
+    int shared;
+    while (scanf("%lld %lld %lld %lld %d", &m, &n, &k, &l, &shared) == 5) {
+        const gemm_problem p = {.m = m, .n = n, .k = k, .l = l, .a_pitch = k / 2, .b_pitch = k / 2,
+                                .a_batch = shared == 1 ? 0 : m * k / 2, .b_batch = shared == 2 ? 0 : n * k / 2,
+                                .sfa_pitch = k / 64 * 512, .sfb_pitch = k / 64 * 512,
+                                .sfa_batch = shared == 1 ? 0 : scale_bytes(m, k),
+                                .sfb_batch = shared == 2 ? 0 : scale_bytes(n, k),
+                                .out_type = OUT_FP16, .out_pitch = n * 2, .out_batch = m * n * 2, .aligned16 = 1};
+        nvfp4_plan plan;
+        sm90_run run;
+        if (sm90_plan(&h200, &p, &wish, &plan, &run)) return 1;
+        printf("%s %d %d %zu\n", plan.name, plan.swap_ab, plan.split_k, plan.workspace);
+    }
+}
+"""
+
+
+def test_plan_does_not_depend_on_what_was_planned_before(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    (tmp_path / "planner.c").write_text(PLANNER)
+    binary = tmp_path / "planner"
+    sources = [tmp_path / "planner.c", *(CSRC / name for name in SOURCES)]
+    subprocess.run(["gcc", "-std=c11", "-O2", f"-I{CSRC}", *sources, "-lm", "-o", binary], check=True)
+
+    def plans(questions: list[str]) -> list[str]:
+        result = subprocess.run([binary], input="\n".join(questions), capture_output=True, text=True, check=True)
+        return result.stdout.splitlines()
+
+    def shape() -> str:
+        m, n = int(2 ** draw.uniform(0, 12)), int(2 ** draw.uniform(5, 12))
+        return f"{m} {n} {64 * draw.randint(1, 100)} {draw.choice((2, 4, 8))}"
+
+    shapes = [shape() for _ in range(100)]
+    variants = [f"{shape} {shared}" for shape in shapes for shared in range(3)]
+    forwards, backwards = plans(variants), plans(variants[::-1])[::-1]
+    assert len(forwards) == len(backwards) == len(variants)
+    different = [v for v, x, y in zip(variants, forwards, backwards) if x != y]
+    assert not different, f"seed {seed}: {different[:5]}"
+    assert any(len(set(forwards[i : i + 3])) > 1 for i in range(0, len(variants), 3))
