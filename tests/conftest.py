@@ -8,15 +8,15 @@ import os
 import random
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 # torch's threads must not spin while those of nvfp4 work: tests run both in turn, on machines of two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from paths import BENCHMARKS, EMULATOR, KERNELS  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "emulator"))
+sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
 
 import emulate  # noqa: E402  (the project in emulator/)
 

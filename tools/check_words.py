@@ -26,7 +26,7 @@ WORDS = HERE / "words.txt"
 EXEMPT = (
     "tools/words.txt",
     "tools/rename_results.py",
-    "tests/*test_rename_results.py",
+    "tests/package/test_rename_results.py",
     "benchmarks/results/*",
     "benchmarks/log/*.csv",
     "LICENSE",

@@ -1,7 +1,7 @@
 /* The part of DLPack 1.x that tensors are read through: our own words for its structs (DLPack 1.3, "C API").
  *
  * A tensor library publishes one exchange table, as the attribute __dlpack_c_exchange_api__ of its tensor type. The
- * table's major version is checked before use; tests/torch_abi.cpp asserts that torch's structs equal these. */
+ * table's major version is checked before use; tests/api/torch_abi.cpp asserts that torch's structs equal these. */
 #ifndef NVFP4_DLPACK_H
 #define NVFP4_DLPACK_H
 

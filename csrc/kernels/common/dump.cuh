@@ -1,6 +1,6 @@
 /* Debug hooks of sm100/gemm.cu: with NVFP4_DUMP one CTA's stage, scale columns and accumulator are written to global
  * memory after the mma of one K block of 64. Without it the hooks are empty and the machine code is the same as without
- * them (tests/test_dump.py).
+ * them (tests/kernels/test_dump.py).
  *
  *   mma thread      mma of the chosen K block | record its operands | commit -> ready | wait done  | next K block
  *   epilogue warps                              wait ready          | copy stage, scales, sums     | arrive done

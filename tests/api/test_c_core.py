@@ -1,0 +1,118 @@
+"""The C core without Python: each program in tests/c is built against the C files alone, which is also what nvfp4.h
+promises, and run three times: as it is, under AddressSanitizer and UBSan, and as aarch64 code under qemu."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from paths import CSRC, TESTS
+
+PROGRAMS = sorted([*(TESTS / "c").glob("test_*.c"), TESTS / "c/example.c"])
+NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
+CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
+OWN_TABLE = ("test_new_family", "test_plan_cache")  # programs with families of their own
+WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
+
+
+@dataclass
+class Build:
+    compiler: str
+    flags: list[str]
+    shapes: int  # that test_cpu draws: a sanitizer and an emulator are slow
+    runner: list[str] = field(default_factory=list)
+
+    def missing(self) -> list[str]:
+        return [tool for tool in [self.compiler, *self.runner[:1]] if not shutil.which(tool)]
+
+
+BUILDS = {
+    "native": Build("gcc", ["-O3"], 100),
+    "sanitized": Build("gcc", ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 24),
+    "aarch64": Build("aarch64-linux-gnu-gcc", ["-O3"], 12, ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
+}
+
+
+@pytest.fixture(scope="session", params=BUILDS)
+def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Build, list[Path]]:
+    """A build and the object files of the core."""
+    build = BUILDS[request.param]
+    if build.missing():
+        pytest.skip(f"{' and '.join(build.missing())} not installed")
+    folder = tmp_path_factory.mktemp(request.param)
+
+    def compile_one(source: Path) -> Path:
+        output = folder / ("-".join(source.relative_to(CSRC).parts) + ".o")
+        done = subprocess.run(
+            [build.compiler, *WARNINGS, *build.flags, f"-I{CSRC}", "-c", str(source), "-o", str(output)],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return output
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return build, list(pool.map(compile_one, CORE))
+
+
+def build_and_run(core: tuple[Build, list[Path]], program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    build, objects = core
+    if program.stem in OWN_TABLE:
+        objects = [path for path in objects if path.name != "plan-families.c.o"]
+    binary = folder / program.stem
+    command = [build.compiler, *WARNINGS, *build.flags, f"-I{CSRC}", str(program), *map(str, objects)]
+    command += ["-lm", "-ldl", "-lpthread", "-o", str(binary)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # qemu-user 7.2 cannot fork a process of several threads.
+    environment = os.environ | {"NVFP4_TEST_FORK": "0" if build.runner else "1"}
+    arguments = [os.environ["NVFP4_TEST_SEED"], str(build.shapes)]
+    command = [*build.runner, str(binary), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_program(core: tuple[Build, list[Path]], program: Path, tmp_path: Path) -> None:
+    done = build_and_run(core, program, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout, "a test that prints nothing may have tested nothing"
+
+
+def test_example_prints_the_product_and_the_error(core: tuple[Build, list[Path]], tmp_path: Path) -> None:
+    lines = build_and_run(core, TESTS / "c/example.c", tmp_path).stdout.splitlines()
+    assert lines[:2] == ["4 0 2", "8 0 4"]
+    status, message = lines[2].split(": ", 1)
+    assert status == "status 1"
+    assert message.startswith("b") and "8" in message and "16" in message
+    assert len(lines) == 3
+
+
+def test_only_the_public_header() -> None:
+    """The example is a user's program: it sees nvfp4.h and the standard library."""
+    includes = [line for line in (TESTS / "c/example.c").read_text().splitlines() if line.startswith("#include")]
+    assert [line for line in includes if '"' in line] == ['#include "nvfp4.h"']
+
+
+def test_header_is_cxx_as_well(tmp_path: Path) -> None:
+    if not shutil.which("g++"):
+        pytest.skip("g++ not installed")
+    source = tmp_path / "header.cpp"
+    source.write_text('#include "nvfp4.h"\nint main() { return nvfp4_last_error() == nullptr; }\n')
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{CSRC}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_driver_prototypes_equal_the_toolkits(tmp_path: Path) -> None:
+    nvcc = os.environ.get("NVFP4_NVCC") or shutil.which("nvcc")
+    if not nvcc:
+        pytest.skip("nvcc not installed: no cuda.h to compare with")
+    source = TESTS / "c/cuda_abi.c"
+    command = [nvcc, "-c", f"-I{CSRC}", "-Xcompiler", ",".join(WARNINGS), str(source), "-o", str(tmp_path / "abi.o")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

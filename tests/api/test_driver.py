@@ -1,0 +1,388 @@
+"""The host's side of a GPU call, on a libcuda that runs nothing (tests/fake_driver): what is refused, in which words,
+and what is launched. Each case is a process of its own, since the driver is opened once a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import call_cost
+import pytest
+import ragged
+import sanitize
+from paths import CSRC, TESTS
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+CALL = """
+import numpy as np, nvfp4
+def call(m, n, k, l=None, backend="sm80", layout="128x4"):
+    batch = () if l is None else (l,)
+    scale = lambda rows: np.zeros(batch + (-(-rows // 128) * 128, -(-k // 64) * 4), np.uint8)
+    a, b = (np.zeros(batch + (rows, k // 2), np.uint8) for rows in (m, n))
+    out = np.full(batch + (m, n), 7, np.float16)
+    nvfp4.gemm(a, b, scale(m), scale(n), out=out, backend=backend, scale_layout=layout)
+    return out
+def force(kernel, m, n, k):
+    # The first plan on this kernel of sm90 with swap_ab is the one that is taken from now on.
+    for i in range(400):
+        nvfp4._C.set_candidate(i)
+        plan = nvfp4.info(m, n, k, device=0, backend="sm90")["plan"]
+        if plan["kernel"] == kernel and plan["swap_ab"]: return plan
+    raise KeyError(kernel)
+"""
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("fake") / "libcuda_fake.so"
+    source = TESTS / "fake_driver" / "libcuda.c"
+    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    return library
+
+
+def run(code: str, library: Path | str, **variables: str) -> str:
+    """What the process prints: its output, or the message of the nvfp4.Error that ended it."""
+    program = f"{CALL}\ntry:\n    {code}\nexcept nvfp4.Error as error:\n    print(error)\n"
+    environment = {**os.environ, "NVFP4_LIBCUDA": str(library), **variables}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def launches(code: str, library: Path, log: Path, **variables: str) -> list[list[str]]:
+    assert run(code, library, FAKE_LOG=str(log), **variables) == ""
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def test_one_launch_a_call(fake_driver: Path, tmp_path: Path) -> None:
+    (name, grid, threads, shared, stream, *attributes), *rest = launches(
+        "call(128, 7168, 2048)", fake_driver, tmp_path / "log"
+    )
+    assert name.startswith("nvfp4_sm80_gemm_") and int(grid) > 0 and int(threads) % 32 == 0
+    assert attributes == ["0", "0"]  # no cluster, no early start
+    assert all(row[0] == "nvfp4_sm80_split_reduce" for row in rest) and len(rest) <= 1
+
+
+def test_batch_is_one_launch(fake_driver: Path, tmp_path: Path) -> None:
+    rows = launches("call(128, 7168, 2048, l=3)", fake_driver, tmp_path / "log")
+    assert sum("gemm" in row[0] for row in rows) == 1
+
+
+def test_split_along_k_for_a_small_grid(fake_driver: Path, tmp_path: Path) -> None:
+    names = [row[0] for row in launches("call(1, 64, 65536)", fake_driver, tmp_path / "log")]
+    assert len(names) == 2 and names[1] == "nvfp4_sm80_split_reduce"
+
+
+GPUS_OF = [("sm80", "80"), ("sm80", "90"), ("sm80", "100"), ("sm90", "90"), ("sm100", "100")]
+
+
+@pytest.mark.parametrize(("backend", "capability"), GPUS_OF)
+def test_launches_that_call_cost_has_rows_for(backend: str, capability: str, fake_driver: Path, tmp_path: Path) -> None:
+    def kernels(shape: tuple[int, int, int]) -> list[str]:
+        code = f"call(*{shape}, backend={backend!r})"
+        log = tmp_path / str(shape)
+        return [row[0] for row in launches(code, fake_driver, log, FAKE_CC=capability) if row[0] != "map"]
+
+    def workspace(shape: tuple[int, int, int]) -> int:
+        code = f"print(nvfp4.info(*{shape}, device=0, backend={backend!r})['plan']['workspace'])"
+        return int(run(code, fake_driver, FAKE_CC=capability))
+
+    assert len(kernels(call_cost.ONE_LAUNCH)) == 1 and workspace(call_cost.ONE_LAUNCH) == 0
+    if backend in call_cost.TWO_LAUNCHES:
+        first, second = kernels(call_cost.TWO_LAUNCHES[backend])
+        added = {"sm80": second == "nvfp4_sm80_split_reduce", "sm90": first.startswith("nvfp4_sm90_dequant")}
+        assert added[backend] and workspace(call_cost.TWO_LAUNCHES[backend]) > 0
+
+
+@pytest.mark.parametrize("backend", ["sm80", "sm90", "sm100"])
+def test_call_cost(backend: str) -> None:
+    command = [sys.executable, call_cost.__file__, "--json", "--calls", "20", "--backend", backend]
+    done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    rows = json.loads(done.stdout)
+    assert len(rows) == 5 and all(0 < row["best_ns"] <= row["median_ns"] for row in rows.values())
+
+
+def test_empty_result_launches_nothing(fake_driver: Path, tmp_path: Path) -> None:
+    assert launches("call(0, 64, 64); call(64, 0, 64); call(4, 4, 64, l=0)", fake_driver, tmp_path / "log") == []
+
+
+def test_no_library() -> None:
+    said = run("call(16, 16, 64)", "/nonexistent/libcuda.so")
+    assert "/nonexistent/libcuda.so" in said and "580" in said
+
+
+def test_library_named_in_another_encoding() -> None:
+    assert "/nonexistent/?" in run("call(16, 16, 64)", os.fsdecode(b"/nonexistent/\xff"))
+    assert "/nonexistent/?" in run("print(nvfp4.info()['driver_reason'])", os.fsdecode(b"/nonexistent/\xff"))
+
+
+def test_shape_of_no_tensor(fake_driver: Path) -> None:
+    said = run("nvfp4.info(2**30, 2**30, 64, 2**30, backend='sm80')", fake_driver)
+    assert said == "shape: M, N, L are 1073741824, 1073741824, 1073741824; their product must be at most 2^60"
+
+
+def test_failure_to_open_is_said_again() -> None:
+    code = "\n    ".join(["for _ in range(2):", "    try: call(16, 16, 64)", "    except nvfp4.Error as e: print(e)"])
+    first, second = run(code, "/nonexistent/libcuda.so").splitlines()
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"FAKE_VERSION": "12080"}, ["CUDA 12.8", "13.0", "580"]),
+        ({"FAKE_DEVICES": "0"}, ["cuda:0", "0 device"]),
+        ({"FAKE_CC": "75"}, ["Fake GPU 0", "7.5", "8.0"]),
+        ({"FAKE_MISSING": "cuLaunchKernelEx"}, ["cuLaunchKernelEx"]),
+        ({"FAKE_FAIL": "cuInit"}, ["cuInit", "fake error"]),
+        ({"FAKE_FAIL": "cuDevicePrimaryCtxRetain"}, ["context", "fake error"]),
+        ({"FAKE_FAIL": "cuLibraryLoadData"}, ["load the GPU code", "fake error"]),
+        ({"FAKE_FAIL": "cuLaunchKernelEx"}, ["nvfp4_sm80_gemm", "fake error"]),
+        ({"FAKE_PAGEABLE": "0"}, ["backend: is sm80", "on the CPU"]),
+        ({"FAKE_MISSING": "cuTensorMapEncodeTiled"}, ["cuTensorMapEncodeTiled"]),
+    ],
+    ids=lambda value: next(iter(value.items())).__str__() if isinstance(value, dict) else "",
+)
+def test_errors_are_messages(fake_driver: Path, variables: dict[str, str], words: list[str]) -> None:
+    said = run("call(16, 16, 64)", fake_driver, **variables)
+    assert said and all(word in said for word in words), said
+
+
+def test_errors_of_sm100(fake_driver: Path) -> None:
+    code = "call(16, 16, 64, backend='sm100')"
+    said = run(code, fake_driver, FAKE_CC="90")
+    assert all(word in said for word in ["backend: is sm100", "10.0", "B200", "Fake GPU 0", "9.0", "sm80"]), said
+    said = run(code, fake_driver, FAKE_CC="100", FAKE_FAIL="cuTensorMapEncodeTiled")
+    assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake error"]), said
+    said = run(code, fake_driver, FAKE_CC="100", FAKE_FAIL="cuLaunchKernelEx")
+    assert "nvfp4_sm100_gemm" in said and "fake error" in said
+    assert "NVFP4_BACKEND: is 'sm99'; must be auto, cpu, sm80, sm90 or sm100" in run(
+        "call(16, 16, 64, backend=None)", fake_driver, NVFP4_BACKEND="sm99"
+    )
+
+
+@pytest.mark.parametrize("cc", ["80", "86", "89", "90", "100", "120"])
+def test_every_gpu_gets_a_kernel_that_fits(fake_driver: Path, tmp_path: Path, cc: str) -> None:
+    limit = {"80": 166912, "90": 232448, "100": 232448}.get(cc, 101376)
+    for m, n, k in [(1, 4096, 7168), (16, 4096, 7168), (64, 512, 256), (128, 7168, 2048), (2304, 4608, 7168)]:
+        log = tmp_path / f"{m}-{n}-{k}"
+        rows = launches(f"call({m}, {n}, {k})", fake_driver, log, FAKE_CC=cc)
+        assert rows and all(int(row[3]) <= limit for row in rows)
+
+
+def test_the_family_of_the_gpu_is_chosen(fake_driver: Path) -> None:
+    code = "print(nvfp4.info(128, 4096, 7168, device=0)['plan']['backend'])"
+    for cc, family in {
+        "89": "sm80",
+        "90": "sm90",
+        "100": "sm100",
+        "103": "sm100",
+        "110": "sm80",
+        "120": "sm80",
+    }.items():
+        assert run(code, fake_driver, FAKE_CC=cc) == family
+    forced = code.replace("device=0", "device=0, backend='sm80'")
+    for cc in ("90", "100"):
+        assert run(forced, fake_driver, FAKE_CC=cc) == "sm80"
+
+
+@pytest.mark.parametrize(("cc", "family"), [("90", "sm90"), ("100", "sm100")])
+def test_without_code_for_the_device_another_family_runs(
+    fake_driver: Path, tmp_path: Path, cc: str, family: str
+) -> None:
+    absent = {"FAKE_CC": cc, "FAKE_ABSENT": f"nvfp4_{family}"}
+    rows = launches(
+        "call(128, 4096, 7168, backend=None)", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80", **absent
+    )
+    assert rows[0][0].startswith("nvfp4_sm80")
+    assert run("print(nvfp4.info(1, 1, 64, device=0)['plan']['backend'])", fake_driver, **absent) == "sm80"
+    said = run(f"call(1, 1, 64, backend='{family}')", fake_driver, **absent)
+    assert said.startswith(f"backend: is {family}, whose code")
+    # The other families' code has to be there.
+    said = run("call(1, 1, 64)", fake_driver, FAKE_ABSENT="nvfp4_sm80")
+    assert "load the GPU code" in said
+
+
+def maps_and_launch(code: str, library: Path, log: Path) -> tuple[list[list[str]], list[str]]:
+    *maps, launch = launches(code, library, log, FAKE_CC="100")
+    assert all(row[0] == "map" for row in maps) and launch[0].startswith("nvfp4_sm100_gemm_")
+    return maps, launch
+
+
+def test_sm100_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
+    """One launch, whose attributes are the plan's: CTAs of a pair times parts of K, and programmatic serialization."""
+    for shape in [(128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048), (1, 4096, 7168), (4096, 4096, 256)]:
+        text = ", ".join(map(str, shape))
+        log = tmp_path / text
+        _, (name, grid, threads, shared, _, cluster, programmatic) = maps_and_launch(
+            f"call({text}, backend='sm100')", fake_driver, log
+        )
+        plan = json.loads(
+            run(f"import json; print(json.dumps(nvfp4.info({text}, device=0)['plan']))", fake_driver, FAKE_CC="100")
+        )
+        group = max(plan["tile_m"], plan["tile_n"], 128) // 128 if "256x" in name else 1
+        assert name == plan["kernel"] and int(grid) == plan["grid"] and plan["workspace"] == 0
+        assert int(cluster) == group * plan["split_k"] and int(grid) % int(cluster) == 0
+        assert programmatic == "1" and threads == "192" and 0 < int(shared) <= 232448
+
+
+def test_tensor_maps_of_sm100(fake_driver: Path, tmp_path: Path) -> None:
+    """A pair's four: values in the 128-byte swizzle, and scales by atoms of 256 two-byte elements."""
+    maps, launch = maps_and_launch("call(128, 7168, 16384, backend='sm100')", fake_driver, tmp_path / "log")
+    assert launch[0].startswith("nvfp4_sm100_gemm_256x128")
+    assert maps == [
+        ["map", "8", "3", "8192,7168,1", "8192,16", "128,128,1", "128"],  # the weights, 128 rows a CTA
+        ["map", "8", "3", "8192,128,1", "8192,16", "128,64,1", "128"],  # half of the other side
+        ["map", "16", "4", "256,256,56,1", "512,131072,16", "256,4,1,1", "0"],
+        ["map", "16", "4", "256,256,1,1", "512,16,16", "256,4,1,1", "0"],
+    ]
+    # One CTA takes scales by plain copies. Batches: where the one before ends, the next begins.
+    maps, launch = maps_and_launch("call(1, 4096, 7168, l=3, backend='sm100')", fake_driver, tmp_path / "batch")
+    tile = launch[0].removeprefix("nvfp4_sm100_gemm_128x")
+    assert int(tile) <= 16
+    assert maps == [
+        ["map", "8", "3", "3584,4096,3", "3584,14680064", "128,128,1", "128"],
+        ["map", "8", "3", "3584,1,3", "16,3584", f"128,{tile},1", "128"],
+    ]
+
+
+def test_cp_async_kernels_of_sm100_need_no_tensor_map(fake_driver: Path, tmp_path: Path) -> None:
+    for name, code, count in [
+        ("tail", "call(5, 300, 80, backend='sm100')", 0),  # rows of 40 bytes
+        ("scale tail", "call(5, 300, 96, backend='sm100')", 2),  # rows of 48
+        ("no K", "call(5, 300, 0, backend='sm100')", 0),
+    ]:
+        maps, launch = maps_and_launch(code, fake_driver, tmp_path / name)
+        assert len(maps) == count and ("cp_async" in launch[0]) == (name != "no K"), name
+
+
+def test_errors_of_sm90(fake_driver: Path) -> None:
+    code = "call(16, 16, 64, backend='sm90')"
+    for cc, name in {"80": "8.0", "89": "8.9", "100": "10.0", "120": "12.0"}.items():
+        said = run(code, fake_driver, FAKE_CC=cc)
+        assert all(word in said for word in ["backend: is sm90", "9.0", "H100", "Fake GPU 0", name, "sm80"]), said
+    said = run(code, fake_driver, FAKE_FAIL="cuTensorMapEncodeTiled")
+    assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake error"]), said
+    said = run(code, fake_driver, FAKE_FAIL="cuLaunchKernelEx")
+    assert "nvfp4_sm90_gemm" in said and "fake error" in said
+    said = run("call(32, 32, 64, backend='sm90')", fake_driver, FAKE_FAIL="cuLaunchKernelEx")
+    assert "nvfp4_sm90_dequant" in said and "fake error" in said
+
+
+def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
+    """After the dequantize pre-pass of an operand with more than 16 rows, a launch with the attributes of the plan: a
+    cluster of split_k CTAs, and programmatic dependent launch."""
+    for shape in [(128, 7168, 16384), (128, 4096, 7168), (64, 7168, 2048), (16, 4096, 7168), (512, 512, 256)]:
+        text = ", ".join(map(str, shape))
+        *_, first, second = launches(f"call({text}, backend='sm90')", fake_driver, tmp_path / text)
+        name, grid, threads, shared, _, cluster, programmatic = second
+        plan = json.loads(run(f"import json; print(json.dumps(nvfp4.info({text}, device=0)['plan']))", fake_driver))
+        if shape[0] <= 16:
+            assert first[0] == "map" and plan["workspace"] == 0
+        else:
+            assert first[0] == "nvfp4_sm90_dequant" and first[5:] == ["0", "1"]
+        assert name == plan["kernel"] and name.startswith("nvfp4_sm90_gemm_") and int(grid) == plan["grid"]
+        assert int(cluster) == plan["split_k"] and int(grid) % int(cluster) == 0
+        assert programmatic == "1" and int(threads) % 128 == 0 and 0 < int(shared) <= 232448
+
+
+def test_tensor_maps_of_sm90(fake_driver: Path, tmp_path: Path) -> None:
+    """The larger operand as e2m1, the other one dequantized to fp16, unless it has so few rows that it needs no map."""
+    shapes = {"weights": (24, 7168, 2048, 1), "batch": (19, 4096, 1088, 3), "few rows": (9, 4096, 1088, 3)}
+    for name, (m, n, k, batch) in shapes.items():
+        code = f"call({m}, {n}, {k}, l={batch}, backend='sm90')"
+        rows = launches(code, fake_driver, tmp_path / name)
+        (mma_a, launch), mma_b, dequant = (rows[0], rows[-1]), rows[1], rows[-2]
+        mma_tile_m, mma_tile_n = re.fullmatch(r"nvfp4_sm90_gemm_(\d+)x(\d+)\w*", launch[0]).groups()
+        far = 16 if batch == 1 else n * k // 2
+        pitch = 2 * k * m  # also of a single batch
+        assert mma_a == ["map", "8", "3", f"{k // 2},{n},{batch}", f"{k // 2},{far}", f"64,{mma_tile_m},1", "0"]
+        assert len(rows) == (2 if m <= 16 else 4)
+        if m <= 16:
+            continue
+        assert mma_b == ["map", "16", "3", f"{k},{m},{batch}", f"{2 * k},{pitch}", f"64,{mma_tile_n},1", "128"]
+        assert dequant[:2] == ["nvfp4_sm90_dequant", str(batch * -(-k // 256))]
+
+
+def test_few_rows_on_sm90_are_one_launch_without_clusters(fake_driver: Path, tmp_path: Path) -> None:
+    ((name, grid, threads, shared, _, cluster, programmatic),) = launches(
+        "call(1, 4096, 7168, backend='sm90')", fake_driver, tmp_path / "log"
+    )
+    plan = json.loads(run("import json; print(json.dumps(nvfp4.info(1, 4096, 7168, device=0)['plan']))", fake_driver))
+    assert name == plan["kernel"] == "nvfp4_sm90_gemv_1" and int(grid) == plan["grid"]
+    assert int(threads) % 32 == 0 and 0 < int(shared) <= 232448
+    assert (cluster, programmatic) == ("0", "1")
+
+
+@pytest.mark.parametrize("kernel", ["mixed", "fp16"])
+def test_prefill_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) -> None:
+    """The pre-pass dequantizes operands in a launch before the product, which reads them; B is mma_a."""
+    m, n, k = 600, 520, 1088
+    name = f"nvfp4_sm90_prefill_{kernel}"
+    code = f"force('{name}', {m}, {n}, {k}); call({m}, {n}, {k}, backend='sm90')"
+    rows = launches(code, fake_driver, tmp_path / "log")
+    raw = {size: ["map", "8", "3", f"{k // 2},{size},1", f"{k // 2},16", "32,128,1", "0"] for size in (m, n)}
+    dequantized = {
+        size: ["map", "16", "3", f"{k},{size},1", f"{2 * k},{2 * k * size}", "64,128,1", "128"] for size in (m, n)
+    }
+    assert rows[:2] == [dequantized[m], (dequantized if kernel == "fp16" else raw)[n]]
+    ctas = 5 * (19 + 17 if kernel == "fp16" else 19)  # 32 rows by 256 along K each
+    assert rows[2:-1] == [["nvfp4_sm90_dequant", str(ctas), "512", "0", rows[-1][4], "0", "1"]]
+    assert rows[-1][0] == name and rows[-1][5:] == ["2", "1"]
+
+
+def test_unaligned_operands_of_sm90_are_dequantized(fake_driver: Path, tmp_path: Path) -> None:
+    for name, code in {
+        "rows of 40 bytes": "call(5, 300, 80, backend='sm90')",
+        "rows of 24 bytes": "call(20, 20, 48, l=2, backend='sm90')",
+    }.items():
+        *maps, dequant, launch = launches(code, fake_driver, tmp_path / name)
+        assert [row[1] for row in maps] == ["16", "16"] and dequant[0] == "nvfp4_sm90_dequant", name
+        assert launch[0] == "nvfp4_sm90_prefill_fp16", name
+
+
+def test_few_unaligned_rows_go_to_sm80(fake_driver: Path) -> None:
+    """Unless sm90 is forced; a pre-pass pays off for many rows. Rows of K = 1040 have 520 bytes."""
+    for options, backend in {
+        "16, 7168, 1040": "sm80",
+        "16, 7168, 1040, backend='sm90'": "sm90",
+        "4096, 1200, 1040": "sm90",
+        "16, 7168, 1024": "sm90",
+        "1, 7168, 1040": "sm90",
+    }.items():
+        assert run(f"print(nvfp4.info({options}, device=0)['plan']['backend'])", fake_driver) == backend, options
+
+
+def test_no_k_on_sm90_dequants_nothing(fake_driver: Path, tmp_path: Path) -> None:
+    (launch,) = launches("call(5, 300, 0, backend='sm90')", fake_driver, tmp_path / "log")
+    assert launch[0].startswith("nvfp4_sm90_")
+
+
+RAGGED = {
+    "exact": [(case.m, case.n, case.k, case.l or 1) for case in ragged.cases()],
+    "sanitized": sanitize.SHAPES,
+}
+
+
+@pytest.mark.parametrize("shapes", RAGGED.values(), ids=RAGGED)
+def test_ragged_sets_reach_every_instantiation(fake_driver: Path, shapes: list[tuple[int, ...]]) -> None:
+    """With and without split-K, with the device properties of an H200: a kernel outside these sets has no test."""
+    plans = f"[nvfp4.info(*shape, device=0, backend='sm80')['plan'] for shape in {shapes}]"
+    planned = json.loads(run(f"import json; print(json.dumps({plans}))", fake_driver))
+    configs = (CSRC / "kernels/sm80/config.h").read_text()
+    names = [f"nvfp4_{name}" for name in re.findall(r"X\((sm80_gemm_\w+),", configs)]
+    assert len(names) > 1
+    assert {(plan["kernel"], plan["split_k"] > 1) for plan in planned} == {(n, cut) for n in names for cut in (0, 1)}
+
+
+def test_host_memory_stays_on_the_cpu_unless_asked(fake_driver: Path, tmp_path: Path) -> None:
+    assert launches("call(16, 16, 64, backend=None)", fake_driver, tmp_path / "log") == []

@@ -1,0 +1,226 @@
+"""compute-sanitizer over the GPU kernels: `python tests/kernels/sanitize.py` on a machine with a GPU and the CUDA toolkit.
+
+Runs ragged calls under memcheck, racecheck, synccheck and initcheck in parallel, and prints a table. Each tensor is an
+allocation of exactly its size, so that memcheck detects an access one byte past the end. The data come from the host,
+so that initcheck knows what is initialized. Each result is compared with the CPU backend's.
+
+`--backend sm90` runs the calls of one family, `--tool racecheck` one tool. A tool that exceeds `--limit` seconds is
+killed, and the current call is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import mmap
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # tests without torch import the shapes
+    import torch
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+# Every sm80 instantiation with and without split-K (checked by test_driver.py), tails along M, N and K, K = 0, batches.
+SHAPES = [
+    (1, 1, 16, 1),
+    (1, 300, 2064, 1),
+    (7, 33, 80, 2),
+    (8, 64, 4096, 1),
+    (16, 100, 1040, 1),
+    (17, 65, 528, 2),
+    (33, 129, 272, 1),
+    (64, 48, 0, 1),
+    (65, 130, 4160, 1),
+    (129, 257, 144, 3),
+    (200, 128, 256, 1),
+    (5, 1, 8208, 1),
+    (50, 57, 8208, 1),
+    (385, 65, 528, 1),
+    (33, 5000, 16, 1),
+    (33, 5000, 272, 1),
+    (129, 65, 4112, 1),
+    (129, 65, 8208, 1),
+]
+
+
+# Families with many plans for a product: each kernel, with and without split-K, on the first shape that has it.
+PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088, 2), (300, 280, 1152, 1)]
+PLANNED += [(30, 7100, 4160, 1), (40, 7100, 4160, 1), (100, 7100, 4160, 1)]  # stream-K
+
+
+class UnderWay:
+    """The current call, in a memory-mapped file that another process reads: readable even if a call never ends."""
+
+    SIZE = 256
+
+    def __init__(self, path: str | None) -> None:
+        self.file: mmap.mmap | bytearray = bytearray(self.SIZE)
+        if path:
+            with open(path, "r+b") as file:
+                self.file = mmap.mmap(file.fileno(), self.SIZE)
+
+    def say(self, text: str) -> None:
+        self.file[:] = text.encode()[: self.SIZE].ljust(self.SIZE)
+
+
+under_way = UnderWay(None)
+
+
+def gpu(x: torch.Tensor) -> torch.Tensor:
+    """On the GPU; an emulated GPU takes CPU tensors."""
+    import torch
+
+    return x.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def families() -> list[str]:
+    """The backends of this GPU."""
+    import nvfp4
+
+    own = {9: "sm90", 10: "sm100"}.get(nvfp4.info()["devices"][0]["compute_capability"] // 10)
+    return ["sm80", *([own] if own else [])]
+
+
+def run_products(shapes: list[tuple[int, int, int, int]], backend: str, kernel: str = "") -> int:
+    """Runs shapes in both layouts, with the full epilogue in 16 and 32 bits, and with alpha alone in 16 bits (another
+    code path). Returns the number of calls that agree with the CPU. `kernel` is for messages."""
+    import torch
+
+    import nvfp4
+
+    calls = 0
+    ends = ((torch.float16, True), (torch.float32, True), (torch.float16, False))
+    for (m, n, k, batch), layout, (dtype, everything) in itertools.product(shapes, ("128x4", "linear"), ends):
+        end = f"{'everything' if everything else 'alpha'} in {dtype}"
+        call = f"call {calls} of {m}x{n}x{k}x{batch}, {layout}, {end}, on {backend} {kernel}"
+        under_way.say(call)
+        operands = []
+        for rows in (m, n):
+            data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8)
+            scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (batch, rows, k // 16))]
+            operands.append((data, nvfp4.swizzle(scale) if layout == "128x4" else scale))
+        (a, scale_a), (b, scale_b) = operands
+        alpha, bias, c = torch.full((n,), 2.0**-10), torch.randn(n).to(dtype), torch.randn(batch, m, n).to(dtype)
+        given = {"alpha": alpha, "bias": bias, "c": c} if everything else {"alpha": alpha[:1]}
+        options = {"out_dtype": dtype, "scale_layout": layout} | ({"beta": 0.5} if everything else {})
+        expected = nvfp4.gemm(a, b, scale_a, scale_b, **given, **options)
+        given = {name: gpu(x) for name, x in given.items()}
+        out = nvfp4.gemm(*(gpu(x) for x in (a, b, scale_a, scale_b)), **given, **options, backend=backend)
+        if not torch.equal(out.cpu(), expected):
+            sys.exit(f"{call}: differs from the CPU backend")
+        calls += 1
+    return calls
+
+
+def run_every_kernel(backend: str) -> int:
+    """Runs each kernel among the plans once with split_k 1, 2 (a code path of its own) and more. Returns the number of
+    calls that agree with the CPU."""
+    import nvfp4
+    from nvfp4 import _C
+
+    seen, calls = set(), 0
+    for shape in PLANNED:
+        m, n, k, batch = shape
+        for place in range(nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]["candidates"]):
+            _C.set_candidate(place)
+            plan = nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]
+            key = (plan["kernel"], plan["swap_ab"], min(plan["split_k"], 3))
+            if key not in seen:
+                seen.add(key)
+                calls += run_products([shape], backend, f"{plan['kernel']}, candidate {place}")
+        _C.set_candidate(0)
+    return calls
+
+
+def run(backends: list[str]) -> int:
+    """Runs all calls; returns the number that agree with the CPU."""
+    import torch
+
+    import nvfp4
+
+    calls = sum(run_products(SHAPES, backend) for backend in backends)
+    calls += sum(run_every_kernel(backend) for backend in backends if backend != "sm80")
+    x = torch.randn(2, 129, 80)
+    for layout in ("128x4", "linear"):
+        under_way.say(f"quantize, swizzle, dequantize, {layout}")
+        data, scale = nvfp4.quantize(gpu(x), scale_layout=layout)
+        expected = nvfp4.quantize(x, scale_layout=layout)
+        swizzled = nvfp4.swizzle(gpu(nvfp4.quantize(x, scale_layout="linear")[1]))
+        back = nvfp4.dequantize(data, scale, scale_layout=layout)
+        if not torch.equal(data.cpu(), expected[0]) or not torch.equal(scale.cpu(), expected[1]):
+            sys.exit(f"quantize {layout}: differs from the CPU backend")
+        if not torch.equal(back.cpu(), nvfp4.dequantize(*expected, scale_layout=layout)):
+            sys.exit(f"dequantize {layout}: differs from the CPU backend")
+        if not torch.equal(nvfp4.unswizzle(swizzled, 129, 5).cpu(), nvfp4.quantize(x, scale_layout="linear")[1]):
+            sys.exit("swizzle and unswizzle: do not give back the scales")
+        calls += 3
+    return calls
+
+
+def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]:
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--target-processes", "all"]
+    if tool != "initcheck":  # initcheck must see the writes of all kernels
+        command += ["--kernel-name", "kns=nvfp4"]
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command += [sys.executable, __file__, "--run", *(f"--backend={backend}" for backend in backends)]
+    start = time.monotonic()
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(UnderWay.SIZE)
+        command.append(f"--under-way={file.name}")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+        try:
+            output, _ = done.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired as late:
+            print((late.output or b"").decode()[-4000:])
+            said = file.read().decode().strip("\0 ") or "no call yet"
+            return False, f"had not ended after {limit_s:.0f} s; under way: {said}"
+        finally:  # also after KeyboardInterrupt
+            if done.poll() is None:
+                os.killpg(done.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a thread blocked in the driver does not exit
+                    done.wait(10)
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", output)
+    calls = re.findall(r"\d+ calls agree with the CPU backend", output)
+    clean = done.returncode == 0 and bool(summary) and bool(calls)
+    if not clean:
+        print(output[-4000:])
+    told = [summary[-1] if summary else f"no summary, exit status {done.returncode}", *calls[-1:]]
+    return clean, f"{', '.join(told)}, {time.monotonic() - start:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--backend", action="append", help="of this GPU; default: all")
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="default: all four")
+    parser.add_argument("--run", action="store_true", help="run the calls without a tool")
+    parser.add_argument("--under-way", help="with --run: file for the current call")
+    parser.add_argument("--limit", type=float, default=300, help="time limit of a tool in seconds")
+    args = parser.parse_args()
+    backends = args.backend or families()
+    if args.run:
+        global under_way
+        under_way = UnderWay(args.under_way)
+        print(f"{run(backends)} calls agree with the CPU backend", flush=True)
+        return
+    if not shutil.which("compute-sanitizer"):
+        sys.exit("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
+    tools = args.tool or list(TOOLS)
+    with ThreadPoolExecutor(len(tools)) as pool:
+        results = list(pool.map(lambda tool: sanitize(tool, backends, args.limit), tools))
+    for tool, (clean, summary) in zip(tools, results):
+        print(f"{tool:10}  {'clean' if clean else 'FAILED':6}  {', '.join(backends)}: {summary}")
+    sys.exit(not all(clean for clean, _ in results))
+
+
+if __name__ == "__main__":
+    main()

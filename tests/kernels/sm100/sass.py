@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Reads the SASS of the sm_100 kernels (or another family's) from the installed module with NVIDIA's disassembler. Run
+as a program it prints one row a kernel:
+
+    python tests/kernels/sm100/sass.py [nvfp4/_C.abi3.so | file.fatbin | file.cubin]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NEEDS = "needs nvdisasm and cuobjdump (wheels nvidia-cuda-nvdisasm and nvidia-cuda-cuobjdump, in the extra `test`)"
+PREFIX = "nvfp4_sm100_gemm_"
+FATBIN = b"\x50\xed\x55\xba"  # the magic number, then u16 version, u16 bytes of this header, u64 bytes behind it
+
+
+def tool(name: str) -> Path | None:
+    """The path of a tool in NVIDIA's wheels."""
+    places = (Path(entry, "nvidia", "cu13", "bin", name) for entry in sys.path)
+    return next((path for path in places if path.is_file()), None)
+
+
+def output_of(name: str, *arguments: str, folder: Path | None = None) -> str:
+    path = tool(name)
+    if path is None:
+        raise FileNotFoundError(NEEDS)
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        raise RuntimeError(f"{name} {' '.join(arguments)}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+def fatbins(data: bytes) -> Iterator[bytes]:
+    at = -1
+    while (at := data.find(FATBIN, at + 1)) >= 0:
+        _, version, header, size = struct.unpack_from("<IHHQ", data, at)
+        if version == 1 and header == 16 and at + header + size <= len(data):
+            yield data[at : at + header + size]
+
+
+def find_cubin(source: Path, folder: Path, prefix: str) -> Path:
+    """Unpacks the fat binaries in a file into the folder and returns the cubin with those kernels."""
+    data = source.read_bytes()
+    if data[:4] == b"\x7fELF" and prefix.encode() in data and FATBIN not in data:
+        return source
+    for i, fatbin in enumerate(fatbins(data)):
+        place = folder / str(i)
+        place.mkdir()
+        (place / "kernels.fatbin").write_bytes(fatbin)
+        output_of("cuobjdump", "-xelf", "all", "kernels.fatbin", folder=place)
+        for cubin in place.glob("*.cubin"):
+            if prefix.encode() in cubin.read_bytes():
+                return cubin
+    raise LookupError(f"{source} contains no SASS of {prefix}*")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    address: int
+    guard: str  # @!P0, or nothing
+    opcode: str
+    operands: str
+
+    @property
+    def target(self) -> str | None:
+        found = re.search(r"`\((\.L_\w+)\)", self.operands)
+        return found[1] if found and self.opcode.startswith("BRA") else None
+
+    @property
+    def always(self) -> bool:
+        """Whether it is an unconditional branch."""
+        return self.opcode == "BRA" and not self.guard and not re.match(r"!?U?P\d", self.operands)
+
+
+@dataclass
+class Kernel:
+    name: str
+    code: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # to the index of the following instruction
+    registers: int = 0
+    stack: int = 0
+    local: int = 0
+
+    def all(self, pattern: str) -> list[Instruction]:
+        return [i for i in self.code if re.match(pattern, i.opcode)]
+
+    def paths(self, first: int, last: int) -> Iterator[list[Instruction]]:
+        """Every path from the loop head to its back edge that repeats no instruction and stays inside."""
+        stack: list[tuple[int, tuple[int, ...]]] = [(first, ())]
+        while stack:
+            at, path = stack.pop()
+            while True:
+                path += (at,)
+                if at == last:
+                    yield [self.code[i] for i in path]
+                    break
+                instruction = self.code[at]
+                goes = self.labels.get(instruction.target) if instruction.target else None
+                if goes is not None and at < goes <= last:
+                    if not instruction.always:
+                        stack.append((at + 1, path))
+                    at = goes
+                elif instruction.always:
+                    break
+                else:
+                    at += 1
+
+    @property
+    def atoms(self) -> int:
+        """Scale atoms a K block: 128 rows of mma_a in a CTA, all rows of mma_b."""
+        return 1 + -(-int(re.search(r"x(\d+)", self.name)[1]) // 128)
+
+    def mainloop_stage(self) -> list[Instruction]:
+        """The instructions of one full K stage in the mma warp: in the innermost loop with UTCOMMA, the shortest path
+        with four of them and the UTCCP of their scales."""
+
+        def count(path: list[Instruction], opcode: str) -> int:
+            return sum(instruction.opcode.startswith(opcode) for instruction in path)
+
+        mma = [i for i, instruction in enumerate(self.code) if instruction.opcode.startswith("UTCOMMA")]
+        loops = [
+            (last - first, first, last)
+            for last, instruction in enumerate(self.code)
+            if instruction.target and (first := self.labels[instruction.target]) <= mma[0] and last >= mma[-1]
+        ]
+        _, first, last = min(loops)
+        paths = self.paths(first, last)
+        return min((p for p in paths if count(p, "UTCOMMA") == 4 and count(p, "UTCCP") == 4 * self.atoms), key=len)
+
+
+def disassemble(cubin: Path, prefix: str) -> dict[str, Kernel]:
+    """Kernels by name without the common prefix."""
+    kernels: dict[str, Kernel] = {}
+    kernel = None
+    for line in output_of("nvdisasm", "--print-code", str(cubin)).splitlines():
+        if found := re.match(r"\.text\.(\w+):", line):
+            kernel = kernels.setdefault(found[1].removeprefix(prefix), Kernel(found[1]))
+        elif kernel and (found := re.match(r"(\.L_\w+):", line)):
+            kernel.labels[found[1]] = len(kernel.code)
+        elif kernel and (found := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+)?\s*([A-Z]\S*)\s*(.*?)\s*;", line)):
+            kernel.code.append(Instruction(int(found[1], 16), found[2] or "", found[3], found[4]))
+    usage = output_of("cuobjdump", "--dump-resource-usage", str(cubin))
+    for name, registers, stack, local in re.findall(
+        r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage
+    ):
+        kernel = kernels[name.removeprefix(prefix)]
+        kernel.registers, kernel.stack, kernel.local = int(registers), int(stack), int(local)
+    return kernels
+
+
+def kernels_of(source: Path, prefix: str = PREFIX) -> dict[str, Kernel]:
+    with tempfile.TemporaryDirectory() as folder:
+        return disassemble(find_cubin(source.resolve(), Path(folder), prefix), prefix)
+
+
+def main() -> int:
+    import nvfp4
+
+    source = Path(sys.argv[1]) if sys.argv[1:] else Path(nvfp4._C.__file__)
+    print(f"{'kernel':22} {'bytes':>7} registers {'stack':>5} mainloop stage")
+    for name, kernel in sorted(kernels_of(source).items()):
+        stage = len(kernel.mainloop_stage())
+        print(f"{name:22} {16 * len(kernel.code):7} {kernel.registers:9} {kernel.stack:5} {stage:4} instructions")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        os._exit(1)

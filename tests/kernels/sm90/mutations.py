@@ -1,0 +1,507 @@
+"""Mutations of csrc/kernels/sm90/gemm.cu, kernels/sm90/reduce.cuh, kernels/sm90/schedule.cuh and
+kernels/sm90/dequant.cu, and whether the emulator finds them in at most 20 timings.
+
+python tests/kernels/sm90/mutations.py               every mutation, as a table (minutes)
+python tests/kernels/sm90/mutations.py mma_b parity  those whose name contains one of the words
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from sm90.launch import CSRC, StreamK, configs
+from sm90.prefill import PrefillProduct
+from sm90.verify import Launch, prove
+from sm100.launch import FP32, Emulator, compile_ptx, rounded
+from sm100.verify import Verdict
+
+sys.path.insert(0, str(CSRC.parent / "emulator"))
+from emulate import EmulatorError
+
+SEEDS = 20
+FINDS = ("not_wellsynced", "potential_race", "invalid_lifecycle")  # verdicts that count as found
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """Two launches of csrc/kernels/sm90/dequant.cu for one operand of two batches, into the same memory."""
+
+    note: str
+    rows: int
+    k: int
+    rows_per_thread: int
+    calls = 2
+
+    @property
+    def name(self) -> str:
+        return f"dequant {self.note}"
+
+    def start(self, emulator: Emulator, module: Any, generator: numpy.random.Generator) -> list[Dequantized]:
+        """Launches the calls; the second overwrites the result of the first."""
+        calls = [PrefillProduct(emulator, generator, self.rows, 1, self.k, 2, integer=False) for _ in range(self.calls)]
+        output = calls[0].dequant_output(0)
+        for call in calls:
+            call.outputs[0] = output
+            call.dequantize(module, [(0, output)], rows_per_thread=self.rows_per_thread)
+        return [Dequantized(calls[-1])]
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """The operand, with the interface of a product."""
+
+    product: PrefillProduct
+    out_type = FP32  # exact for these numbers
+
+    def result(self) -> numpy.ndarray:
+        return self.product.outputs[0].numpy()
+
+    def expected(self) -> numpy.ndarray:
+        return self.product.expected_dequant(0)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    launch: Launch | Dequantize
+    edits: tuple[tuple[str, str], ...]  # old text, found exactly once in the source, and new text
+    found_by: str  # both, emulator, verifier; machine code: tests/kernels/test_sm90_sass.py; nobody
+
+    def source(self) -> str:
+        """The kernel's files in one, mutated, with the launched instantiation alone."""
+        edits = self.edits
+        if isinstance(self.launch, Dequantize):
+            text = (CSRC / "kernels/sm90/dequant.cu").read_text()
+        else:
+            text = (CSRC / "kernels/sm90/gemm.cu").read_text()
+            for name in ("kernels/sm90/reduce.cuh", "kernels/sm90/schedule.cuh", "kernels/common/flags.cuh"):
+                include = f'#include "{name}"\n'
+                assert text.count(include) == 1
+                text = text.replace(include, (CSRC / name).read_text())
+            edits += (("SM90_GEMM_CONFIGS(KERNEL)", f"KERNEL({configs()[self.launch.config].row})"),)
+        for old, new in edits:
+            count = text.count(old)
+            assert count == 1, f"{self.name}: found {count} times in the source: {old}"
+            text = text.replace(old, new)
+        return text
+
+    def ptx(self) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "mutation.cu")
+            path.write_text(self.source())
+            return compile_ptx(path, family="sm90")
+
+
+def mutation(name: str, launch: Launch | Dequantize, *edits: str, found_by: str = "both") -> Mutation:
+    return Mutation(name, launch, tuple(zip(edits[::2], edits[1::2])), found_by)
+
+
+# Launches to mutate. Pipelines wrap around, so that the second fill of a stage can race with the first.
+WRAP = Launch("sm90_gemm_128x32", "wrap", 19)
+DEQUANT = Launch("sm90_gemm_128x16", "wrap, dequant", 23)
+TAIL = Launch("sm90_gemm_128x16", "tail", 1, tail=48)
+TILES = Launch("sm90_gemm_128x16", "tiles", 2, tiles=12, clusters=1)
+SPLIT = Launch("sm90_gemm_128x16", "split", 5, split_k=2)
+LATE = Launch("sm90_gemm_128x64", "one stage, split", 1, split_k=8)  # CTAs send before another one has started
+LATE_IN_STAGES = Launch("sm90_gemm_128x64", "and in stages", 1, split_k=2, in_stages=True)
+HALVES = Launch("sm90_gemm_128x64", "halves, plain", 2, split_k=2, plain=True)
+THIRDS = Launch("sm90_gemm_128x64", "thirds", 3, split_k=3)
+IN_STAGES = Launch("sm90_gemm_128x16", "split in stages", 20, split_k=2, in_stages=True)
+STREAMK = Launch("sm90_gemm_128x32_streamk", "stream-K", 7, tiles=2, split_k=2, streamk=StreamK(2, 4, 2))
+UNEVEN = Launch("sm90_gemm_128x32_streamk", "stream-K, uneven", 5, tiles=3, streamk=StreamK(2, 2, 3))
+# The fix-up has more chunks of partial tiles than the pipeline has stages.
+FIXUP_WRAP = Launch("sm90_gemm_128x32_streamk", "stream-K, wrap", 7, streamk=StreamK(6, 6, 1))
+ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K > 0 the loads wait as well
+FEW = Dequantize("few rows", 150, 528, 1)
+MANY = Dequantize("many rows", 150, 528, 4)
+
+WAIT_EMPTY = "                mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n"
+WAIT_FULL = "\n        mbarrier_wait(cta.full(state.index), state.phase);\n"
+STORE_B = "            rows.store("
+WAIT_EMPTY_B = "            mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + STORE_B
+ARRIVE_FULL_B = "            mbarrier_arrive(cta.full(state.index));\n"
+RELEASE = "            if (group == 0 && k > cta.k_begin) mbarrier_arrive(previous_empty);\n"
+RELEASE_LAST = "    if (cta.k_begin < cta.k_end) mbarrier_arrive(cta.empty(previous));\n"
+RELEASE_FIXUP = "            mbarrier_arrive(cta.empty(state.index));\n            state.advance();\n"
+WAIT_FIXUP = "\n            mbarrier_wait(cta.full(state.index), state.phase);\n"
+WAIT_PARTIALS = "            mbarrier_wait_cluster(cta.partials_full(), 0);\n"
+EACH_PARTIAL = "    for (int from = 0; from < kept.splits; from++) {\n"
+SECOND_HALF = "if (s.split_k == 2) return function(kept_columns<C>(2, 1, 1u << 30));"
+STORE_KEPT = "if (stored) epilogue_plain<true>(p, s, coord, kept, acc);"
+FREE_STAGES = (
+    "            if (s.partials_in_stages)\n                barrier_cluster_arrive(), barrier_cluster_wait(); /*"
+)
+FREE_STAGES_PRODUCER = "        if (s.partials_in_stages) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();\n"
+MUTATIONS = [
+    mutation("producer: no wait on empty", WRAP, WAIT_EMPTY, ""),
+    mutation("producer: phase parity of empty flipped", WRAP, WAIT_EMPTY, WAIT_EMPTY.replace(" ^ 1", "")),
+    mutation("producer: expect_tx 16 bytes short", WRAP, "scale_blocks * bytes);", "scale_blocks * bytes - 16);"),
+    mutation(
+        "producer: expect_tx 16 bytes long",
+        WRAP,
+        "scale_blocks * bytes);",
+        "scale_blocks * bytes + 16);",
+    ),
+    mutation(
+        "producer: expect_tx without mma_b",
+        WRAP,
+        "(C::DEQUANT_B_IN_KERNEL ? C::MMA_SFA_OFFSET - C::MMA_A_OFFSET : C::MMA_SFA_OFFSET)",
+        "(C::MMA_SFA_OFFSET - C::MMA_A_OFFSET)",
+    ),
+    mutation(
+        "producer: preloads one stage too many",
+        WRAP,
+        "PRELOAD_STAGES = DEQUANT_B_IN_KERNEL ? 0 : 2;",
+        "PRELOAD_STAGES = STAGES + 1;",
+    ),
+    mutation("mma_b: no wait on empty", DEQUANT, WAIT_EMPTY_B, STORE_B),
+    mutation("mma_b: phase parity of empty flipped", DEQUANT, WAIT_EMPTY_B, WAIT_EMPTY_B.replace(" ^ 1", "")),
+    mutation("mma_b: no proxy fence", DEQUANT, "            fence_proxy_async();\n", "", found_by="emulator"),
+    mutation(
+        "mma_b: full expects a lane too few",
+        DEQUANT,
+        "1 + (C::DEQUANT_B_IN_KERNEL ? 32 : 0)",
+        "1 + (C::DEQUANT_B_IN_KERNEL ? 31 : 0)",
+    ),
+    mutation("mma_b: full arrives before the store", DEQUANT, ARRIVE_FULL_B, "", STORE_B, ARRIVE_FULL_B + STORE_B),
+    mutation(
+        "mma_b: a warp takes another's stage",
+        DEQUANT,
+        "            skip = C::DEQUANT_WARPS - 1;\n",
+        "            skip = C::DEQUANT_WARPS;\n",
+    ),
+    mutation("math: no wait on full", WRAP, WAIT_FULL, "\n"),
+    mutation("math: phase parity of full flipped", WRAP, WAIT_FULL, WAIT_FULL.replace("phase", "phase ^ 1")),
+    mutation(
+        "math: empty expects a warp too few",
+        WRAP,
+        "mbarrier_init(cta.empty(i), 32 * C::MATH_WARPS)",
+        "mbarrier_init(cta.empty(i), 32 * C::MATH_WARPS - 32)",
+    ),
+    mutation(
+        "math: stage released before its wgmma are complete",
+        WRAP,
+        RELEASE,
+        "",
+        "            wgmma_commit_group();\n",
+        "            if (group == 0 && k + 1 < cta.k_end) mbarrier_arrive(cta.empty(state.index));\n"
+        "            wgmma_commit_group();\n",
+    ),
+    mutation(
+        "math: stage released before mma_a is read",
+        WRAP,
+        RELEASE,
+        "",
+        WAIT_FULL,
+        WAIT_FULL + "        mbarrier_arrive(cta.empty(state.index));\n",
+        RELEASE_LAST,
+        "",
+    ),
+    mutation("math: last stage of a tile not released", TILES, RELEASE_LAST, ""),
+    mutation(
+        "math: fragments overwritten while wgmma read them",
+        WRAP,
+        "            wgmma_wait_group<1>();\n",
+        "            wgmma_wait_group<2>();\n",
+        found_by="emulator",
+    ),
+    mutation("math: no wait for the last wgmma", WRAP, "    wgmma_wait_group<0>();\n", "", found_by="emulator"),
+    mutation("math: no fence before wgmma", WRAP, "            wgmma_fence();\n", "", found_by="emulator"),
+    mutation(
+        "math: accumulators not cleared between tiles", TILES, "all > 0 || k > cta.k_begin)", "1)", found_by="emulator"
+    ),
+    mutation(
+        "math: accumulators cleared at K = 0 only",
+        SPLIT,
+        "all > 0 || k > cta.k_begin)",
+        "all > 0 || k > 0)",
+        found_by="emulator",
+    ),
+    mutation(
+        "math: scales past K kept", TAIL, "(k == cta.k_tail ? tail_mask[b] : 0x7F7F)", "0x7F7F", found_by="emulator"
+    ),
+    mutation(
+        "math: staging buffer read before all lanes have stored",
+        WRAP,
+        "            stage_group(staging, s.swap_ab, {groups[g].x, groups[g].y, groups[g].z, groups[g].w});\n"
+        "            __syncwarp();\n",
+        "            stage_group(staging, s.swap_ab, {groups[g].x, groups[g].y, groups[g].z, groups[g].w});\n",
+        found_by="verifier",
+    ),
+    mutation("split-K: no wait for partials", SPLIT, WAIT_PARTIALS, ""),
+    mutation("split-K by 2: no wait for partials", HALVES, WAIT_PARTIALS, "", found_by="emulator"),
+    mutation("split-K: expect_tx half of the partials", SPLIT, "C::MATH_WARPS * 512);", "C::MATH_WARPS * 256);"),
+    mutation("split-K: partials overlap", SPLIT, "sender + threadIdx.x * 16;", "sender + threadIdx.x / 2 * 16;"),
+    mutation(
+        "split-K: no cluster barrier at the start",
+        LATE,
+        "    if (s.split_k > 1) barrier_cluster_arrive_relaxed(); /*",
+        "    /*",
+        "            barrier_cluster_wait(); /*",
+        "            /*",
+        "        if (s.split_k > 1) barrier_cluster_wait();\n" + FREE_STAGES_PRODUCER,
+        FREE_STAGES_PRODUCER,
+    ),
+    mutation(
+        "split-K: last partial added twice",
+        THIRDS,
+        EACH_PARTIAL,
+        EACH_PARTIAL.replace("int from", "int each").replace(
+            "from < kept.splits; from++", "each <= kept.splits; each++"
+        )
+        + "        int from = min(each, kept.splits - 1);\n",
+        found_by="emulator",
+    ),
+    mutation(
+        "split-K: last partial left out",
+        THIRDS,
+        EACH_PARTIAL,
+        EACH_PARTIAL.replace("splits", "splits - 1"),
+        found_by="emulator",
+    ),
+    mutation(
+        "split-K by 2: partial left out", HALVES, EACH_PARTIAL, EACH_PARTIAL.replace("= 0", "= 1"), found_by="emulator"
+    ),
+    mutation(
+        "split-K by 2: second CTA keeps the columns of the first",
+        HALVES,
+        SECOND_HALF,
+        SECOND_HALF.replace("2, 1", "2, 0"),
+        found_by="emulator",
+    ),
+    mutation(
+        "split-K by 2: second CTA stores the columns of the first",
+        HALVES,
+        STORE_KEPT,
+        STORE_KEPT.replace("kept, acc", "kept.of(0), acc"),
+        found_by="emulator",
+    ),
+    mutation(
+        "split-K: sent to the sender's columns",
+        THIRDS,
+        "- theirs.first * layout.GROUP",
+        "- kept.first * layout.GROUP",
+    ),
+    mutation(
+        "split-K in stages: partials sent before the stages are free",
+        LATE_IN_STAGES,
+        FREE_STAGES,
+        "            /*",
+        FREE_STAGES_PRODUCER,
+        "",
+    ),
+    mutation(
+        "stream-K: flag not raised",
+        STREAMK,
+        "flag_arrive(s.fixup_flags + scheduler.worker);",
+        "{}",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: flag raised before the partial tile is stored",
+        STREAMK,
+        "        if (scheduler.stores_partial_tile()) {\n",
+        "        if (scheduler.stores_partial_tile()) {\n"
+        "            if (threadIdx.x % 32 == 0) flag_arrive(s.fixup_flags + scheduler.worker);\n",
+        "        if (threadIdx.x % 32 == 0) flag_arrive(s.fixup_flags + scheduler.worker);\n        if (s.split_k",
+        "        if (s.split_k",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: no wait for the flag",
+        STREAMK,
+        "        flag_wait(scheduler.s.fixup_flags + worker, C::MATH_WARPS);\n",
+        "",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: waits for one warp of the worker only",
+        STREAMK,
+        "flag_wait(scheduler.s.fixup_flags + worker, C::MATH_WARPS);",
+        "flag_wait(scheduler.s.fixup_flags + worker, 1);",
+        found_by="emulator",
+    ),
+    mutation("stream-K: no acquire", STREAMK, "ld.acquire.gpu.global", "ld.relaxed.gpu.global", found_by="emulator"),
+    mutation("stream-K: no release", STREAMK, "red.release.gpu.global", "red.relaxed.gpu.global", found_by="nobody"),
+    mutation(
+        "stream-K: no proxy fence before the bulk copies",
+        STREAMK,
+        '    asm volatile("fence.proxy.async.global;" ::: "memory");\n',
+        "",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: waits for another worker's flag",
+        STREAMK,
+        "flag_wait(scheduler.s.fixup_flags + worker, C::MATH_WARPS);",
+        "flag_wait(scheduler.s.fixup_flags, C::MATH_WARPS);",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: partial tiles overlap",
+        UNEVEN,
+        "(int64_t)(worker + streamk_tile - 1) * C::PARTIAL_TILE_BYTES",
+        "(int64_t)worker * C::PARTIAL_TILE_BYTES",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: last worker of a tile left out",
+        UNEVEN,
+        "return divide(streamk_tile * s.streamk_stages - 1, s.inv_worker_stages) - first_worker() + 1;",
+        "return divide(streamk_tile * s.streamk_stages - 1, s.inv_worker_stages) - first_worker();",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: worker continues past streamk_stages of a tile",
+        UNEVEN,
+        "last = is_worker ? s.streamk_stages : cta.k_end;",
+        "last = is_worker ? s.k_stages : cta.k_end;",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: next tile starts at the first stage of the previous",
+        UNEVEN,
+        "        first = is_dp_tile ? first : 0;\n",
+        "",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: stages of the fix-up not released",
+        FIXUP_WRAP,
+        RELEASE_FIXUP,
+        "            state.advance();\n",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: no wait on empty in the fix-up",
+        FIXUP_WRAP,
+        "            mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n"
+        "            mbarrier_arrive_expect_tx(cta.full(state.index), bytes);",
+        "            mbarrier_arrive_expect_tx(cta.full(state.index), bytes);",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: fix-up before the copies are complete",
+        STREAMK,
+        WAIT_FIXUP,
+        "\n",
+        found_by="emulator",
+    ),
+    mutation(
+        "stream-K: workspace written before griddepcontrol.wait",
+        STREAMK,
+        "            griddepcontrol_wait();\n            store_partial_tile(scheduler, acc);",
+        "            store_partial_tile(scheduler, acc);",
+        found_by="nobody",  # the mainloop depends on loads of mma_b behind the same wait
+    ),
+    mutation(
+        "calls: no griddepcontrol.wait",
+        ROW,
+        "        griddepcontrol_wait();\n        " + STORE_KEPT,
+        "        " + STORE_KEPT,
+        found_by="emulator",
+    ),
+    mutation(
+        "start: mbarriers used before initialization",
+        WRAP,
+        "    __syncthreads();\n}\n\ntemplate <class C> __device__ __forceinline__ void gemm(",
+        "}\n\ntemplate <class C> __device__ __forceinline__ void gemm(",
+    ),
+    mutation("start: no fence behind mbarrier.init", SPLIT, "        fence_mbarrier_init();\n", "", found_by="nobody"),
+    mutation(
+        "split-K: wait for partials at CTA scope",
+        SPLIT,
+        WAIT_PARTIALS,
+        WAIT_PARTIALS.replace("wait_cluster", "wait"),
+        found_by="nobody",
+    ),
+    mutation(
+        "split-K in stages: relaxed cluster arrival",
+        IN_STAGES,
+        FREE_STAGES,
+        FREE_STAGES.replace("arrive", "arrive_relaxed"),
+        found_by="nobody",
+    ),
+    mutation(
+        "math: setmaxnreg beyond the register file",
+        WRAP,
+        "setmaxnreg_inc<C::MATH_REGISTERS>()",
+        "setmaxnreg_inc<256 - 8>()",
+        found_by="machine code",
+    ),
+    mutation(
+        "dequant: scales of the first quarter for all",
+        FEW,
+        " + quarter % 4 * 4",
+        "",
+        found_by="emulator",
+    ),
+    mutation(
+        "dequant: writes rows of the following CTAs",
+        FEW,
+        "        if (i == s.rows_per_thread) break;\n",
+        "",
+        found_by="emulator",
+    ),
+    mutation("dequant: all CTAs take the first rows", FEW, "= block * s.rows_per_thread;", "= 0;", found_by="emulator"),
+    mutation(
+        "dequant: batch index not advanced",
+        FEW,
+        "l = block / blocks, block -= l * blocks;",
+        "{}",
+        found_by="emulator",
+    ),
+    mutation("dequant: one scale for a lane's rows", MANY, "scale[i * scale_step]", "scale[0]", found_by="emulator"),
+    mutation("dequant: no griddepcontrol.wait", MANY, "    griddepcontrol_wait();\n", "", found_by="emulator"),
+]
+# The launches of the mutations, with the unchanged kernel.
+CONTROLS = [Mutation(f"unchanged: {one.note}", one, (), "nobody") for one in dict.fromkeys(m.launch for m in MUTATIONS)]
+
+
+def emulate(mutation: Mutation, ptx: str, seeds: int = SEEDS) -> str:
+    """The emulator's finding and its seed; empty if it finds nothing."""
+    generator = numpy.random.default_rng()
+    for seed in range(seeds):
+        emulator = Emulator("sm_90", seed=seed)
+        try:
+            calls = mutation.launch.start(emulator, emulator.load(ptx), generator)
+            emulator.synchronize()
+            expected = sum(call.expected() for call in calls)
+            assert (calls[-1].result() == rounded(expected, calls[-1].out_type)).all()
+        except (EmulatorError, AssertionError) as error:
+            said = "wrong result" if isinstance(error, AssertionError) else str(error).split("\n")[0].split("`: ")[-1]
+            return f"seed {seed}: {said}"
+    return ""
+
+
+def main(words: Sequence[str]) -> int:
+    surprises = 0
+    print(f"{'mutation':62} {'in':16} {'verifier':18} {'s':>5}  emulator")
+    for one in CONTROLS + MUTATIONS:
+        if words and not any(word in one.name for word in words):
+            continue
+        ptx = one.ptx()
+        provable = isinstance(one.launch, Launch) and one.launch.for_verifier
+        verdict = prove(one.launch, ptx, 100) if provable else Verdict("-", 0.0, 0.0)
+        said = emulate(one, ptx)
+        found = {(False, False): "nobody", (True, False): "verifier", (False, True): "emulator", (True, True): "both"}
+        by = found[verdict.result in FINDS, bool(said)]
+        surprises += by != ("nobody" if one.found_by == "machine code" else one.found_by)
+        seen = "-" if verdict.result == "race_free" else verdict.result
+        print(f"{one.name:62} {one.launch.note:16} {seen:18} {verdict.seconds:5.1f}  {said or '-'}", flush=True)
+        for detail in verdict.details[:1] if seen not in FINDS else []:
+            print(f"        {detail}", flush=True)
+    print(f"{surprises} found by others than MUTATIONS says")
+    return 1 if surprises else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

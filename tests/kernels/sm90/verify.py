@@ -1,0 +1,187 @@
+"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm90/gemm.cu are
+well synchronised and free of races, and that their barriers live long enough.
+
+    python tests/kernels/sm90/verify.py               every launch, as a table (minutes)
+    python tests/kernels/sm90/verify.py 256x64 split  those whose name contains one of the words
+
+What is proven is the PTX that nvcc writes for the product, with the arguments that launch.py passes, for one cluster
+of CTAs. The verifier does not know wgmma: `with_reads` puts in its place what it reads of shared memory, and when.
+docs/kernels.md, "Every schedule", says what that leaves out.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from sm90.launch import STAGE_K, Product, Schedule, StreamK, configs, gemm_ptx
+from sm100.launch import FP16, FP32, Problem, only_entry
+from sm100.verify import SECONDS, Recorder, Verdict, judge, recorded_input
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel with one tile along mma_a and `tiles` along mma_b. mma_a is A and the output fp32; with
+    `plain` mma_a is B and the output fp16."""
+
+    config: str
+    note: str
+    stages: int  # along K
+    tail: int = 0  # values along K behind the last full stage
+    tiles: int = 1
+    clusters: int = 0  # 0: one a tile
+    split_k: int = 1
+    in_stages: bool = False
+    calls: int = 1  # dependent launches, each adds the result before
+    plain: bool = False
+    streamk: StreamK | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.removeprefix('sm90_gemm_')} {self.note}"
+
+    @property
+    def for_verifier(self) -> bool:
+        """The verifier takes one grid of one cluster, and does not evaluate the alignment test of plain output."""
+        return self.calls == 1 and not self.streamk and not self.plain
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        config = configs()[self.config]
+        mma_m, mma_n = config.mma_tile_m, self.tiles * config.mma_tile_n
+        return (*((mma_n, mma_m) if self.plain else (mma_m, mma_n)), self.stages * STAGE_K + self.tail)
+
+    def start(self, emulator: Any, module: Any, generator: numpy.random.Generator) -> list[Product]:
+        """Launches the calls without waiting for them."""
+        form = {"pitch": (self.size[2] // 2 + 15) // 16 * 16, "out_type": FP16 if self.plain else FP32}
+        calls = [Product(emulator, generator, *self.size, **form) for _ in range(self.calls)]
+        for before, call in zip([None, *calls], calls):
+            call.add = before
+            how = {"clusters": self.clusters, "in_stages": self.in_stages, "wait": False, "streamk": self.streamk}
+            call.launch(module, configs()[self.config], self.plain, self.split_k, **how)
+        return calls
+
+
+def launches() -> Iterator[Launch]:
+    """Of every instantiation but stream-K: two stages more than the pipeline has, several tiles for one CTA, every kind
+    of split-K, a partial last stage."""
+    for name, config in configs().items():
+        if config.numbers["streamk"]:
+            continue
+        yield Launch(name, "wrap", config.numbers["stages"] + 2)
+        yield Launch(name, "tiles", 1, 16, tiles=config.numbers["stages"] // 2 + 2, clusters=1)
+        yield Launch(name, "tail", 1, 48)
+        for split in (2, 4, 8) if config.mma_tile_m == 128 else (2, 4):
+            yield Launch(name, f"split {split}", split + 1, split_k=split)
+            yield Launch(name, f"split {split} in stages", split, split_k=split, in_stages=True)
+        yield Launch(name, "split 3, one stage", 1, split_k=3)
+
+
+# ---- rewrites of PTX that sentryward 0.1.1 does not support -----------------------------------------------------
+
+
+def without_bit_fields(text: str) -> str:
+    """Rewrites bfi as a shift and masks."""
+
+    def spelled(found: re.Match[str]) -> str:
+        to, inserted, into, at, bits = found.groups()
+        mask = (1 << int(bits)) - 1 << int(at) & 0xFFFFFFFF
+        keep = 0xFFFFFFFF - mask
+        return (
+            f"{{ .reg .b32 field, rest; shl.b32 field, {inserted}, {at}; and.b32 field, field, {signed(mask)};"
+            f" and.b32 rest, {into}, {signed(keep)}; or.b32 {to}, field, rest; }}"
+        )
+
+    return re.sub(r"bfi\.b32 *\t(%r\d+), (%r\d+), (%r\d+), (\d+), (\d+);", spelled, text)
+
+
+def signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+def with_reads(text: str) -> str:
+    """Rewrites wgmma as its reads of shared memory by every warp: at the issue and at the wait that completes it.
+    Accesses ordered with both are ordered with all moments between. A wait is warp-wide, so a warp barrier follows it.
+    8 rows of mma_b stand for all, since one copy writes all of them."""
+
+    def reads(descriptor: str, guard: str = "") -> str:
+        return (
+            f"{guard} cvt.u32.u64 wg_at, {descriptor}; {guard} and.b32 wg_at, wg_at, 16383; "
+            f"{guard} shl.b32 wg_at, wg_at, 4; mov.u32 wg_lane, %tid.x; and.b32 wg_lane, wg_lane, 7; "
+            f"shl.b32 wg_lane, wg_lane, 7; {guard} add.u32 wg_at, wg_at, wg_lane; "
+            f"{guard} ld.shared.v4.b32 {{wg_a, wg_b, wg_c, wg_d}}, [wg_at]; "
+        )
+
+    lines: list[str] = []
+    group: list[str] = []  # descriptors of the wgmma since the last commit
+    most = max(sum(1 for _ in re.findall(r"wgmma\.mma_async", part)) for part in text.split("wgmma.commit_group"))
+    for line in text.split("\n"):
+        if product := re.search(r"wgmma\.mma_async.*\}, (%rd\d+), add, 1, 1, 0;", line):
+            if product[1] not in group:
+                group.append(product[1])
+            lines += [f"mov.b64 wg_now{group.index(product[1])}, {product[1]};", reads(product[1])]
+        elif "wgmma.commit_group" in line:
+            for i in range(most):
+                now = i if i < len(group) else 0  # a group of fewer reads its first again
+                lines.append(f"mov.b64 wg_before{i}, wg_last{i}; mov.b64 wg_last{i}, wg_now{now};")
+            lines.append("add.u32 wg_groups, wg_groups, 1;")
+            group = []
+        elif wait := re.search(r"wgmma\.wait_group\.sync\.aligned (\d);", line):
+            lines.append("setp.ge.u32 wg_one, wg_groups, 1; setp.ge.u32 wg_two, wg_groups, 2;")
+            for i in range(most):  # a wait for groups before the last two has no effect here
+                if wait[1] in "01":
+                    lines.append(reads(f"wg_before{i}", "@wg_two"))
+                if wait[1] == "0":
+                    lines.append(reads(f"wg_last{i}", "@wg_one"))
+            lines.append("bar.warp.sync -1;" + (" mov.u32 wg_groups, 0;" if wait[1] == "0" else ""))
+        elif "wgmma.fence" not in line:
+            lines.append(line)
+    text = "\n".join(lines)
+    assert "wgmma" not in text
+    registers = "".join(f".reg .b64 wg_now{i}, wg_last{i}, wg_before{i}; " for i in range(most))
+    registers += ".reg .b32 wg_at, wg_lane, wg_a, wg_b, wg_c, wg_d, wg_groups; .reg .pred wg_one, wg_two;"
+    body = text.index("\n{\n") + 3
+    first = body + re.search(r"^\t(mov|ld)\.", text[body:], re.MULTILINE).start()
+    return text[:body] + registers + "\n" + text[body:first] + "\tmov.u32 wg_groups, 0;\n" + text[first:]
+
+
+# ---- proof ----------------------------------------------------------------------------------------------------------
+
+
+def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
+    """ptx: of the whole file or of that kernel. seconds: time limit."""
+    config, recorder = configs()[launch.config], Recorder()
+    assert launch.for_verifier
+    launch.start(recorder, recorder, numpy.random.default_rng(0))
+    text = with_reads(without_bit_fields(only_entry(ptx, config.kernel)))
+    return judge(text, recorded_input(recorder, (Problem, Schedule)), True, seconds)
+
+
+def main(words: Sequence[str]) -> int:
+    chosen = [one for one in launches() if not words or any(word in one.name for word in words)]
+    ptx, failed = gemm_ptx(), 0
+    print(f"{'launch':30} {'M':>5} {'N':>5} {'K':>5} {'split':>5}  {'verdict':20} {'s':>6} {'MB':>5}")
+    for launch in chosen:
+        verdict = prove(launch, ptx)
+        failed += verdict.result != "race_free"
+        m, n, k = launch.size
+        print(
+            f"{launch.name:30} {m:5} {n:5} {k:5} {launch.split_k:5}  {verdict.result:20} "
+            f"{verdict.seconds:6.1f} {verdict.megabytes:5.0f}",
+            *verdict.details[:3],
+            sep="\n    ",
+            flush=True,
+        )
+    print(f"{len(chosen)} launches, {failed} not proven")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

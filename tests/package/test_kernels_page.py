@@ -1,0 +1,133 @@
+"""docs/kernels.md says what the headers say: its tables of instantiations, and that the tests it names are there."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+
+# The rows of each table, printed by the headers' own macros; KIB rounds up.
+PROGRAM = r"""
+#include "kernels/sm100/config.h"
+#include "kernels/sm80/config.h"
+#include "kernels/sm90/gemm_config.h"
+#include "kernels/sm90/prefill_config.h"
+#include "kernels/sm90/gemv_config.h"
+#include <stdio.h>
+
+#define KIB(bytes) (((bytes) + 1023) / 1024)
+#define NAME(id)   (#id + sizeof "smNN_gemm_" - 1)
+#define SM80(id, m, n, k, stages, warps, weights_first, ctas)                                                         \
+    printf("sm80 | %s | %d | %d | %d | %d | %d | %d |\n", NAME(id), warps, k / warps, stages,                         \
+           SM80_STAGE_BYTES(m, n, k), KIB(SM80_SHARED_BYTES(m, n, k, stages, warps)), ctas);
+#define SM90(id, groups, tiles, y, words, stages, ...)                                                                \
+    printf("sm90 | %s | %d | %d | %d | %d |\n", NAME(id), 4 * groups, stages, SM90_STAGE_BYTES(groups, tiles, y),     \
+           KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
+#define PREFILL(id, raw, stages)                                                                                      \
+    printf("prefill | %s | %d | %d | %d | %d |\n", #id + sizeof "sm90_prefill", 8, stages,                            \
+           SM90_PREFILL_STAGE_BYTES(raw), KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
+#define GEMV(id, rows, warps, stages)                                                                                 \
+    printf("gemv | %d | %d | %d | %d | %d |\n", rows, warps, stages, SM90_GEMV_STEP_BYTES,                            \
+           KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));
+#define SM100(id, group, y, stages, accumulators, gather)                                                             \
+    printf("sm100 | %s | %d | %d | %d | %d | %d x %d | %d x %d from %d | %d of %d |\n", NAME(id) + 1, group, stages,  \
+           SM100_STAGE_BYTES(group, y), KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages,           \
+           SM100_SCALE_COLUMNS(y), accumulators * y, SM100_USED_COLUMNS(y, stages, accumulators),                     \
+           SM100_TMEM_COLUMNS(y, stages, accumulators));
+
+int main(void) {
+    SM80_GEMM_CONFIGS(SM80)
+    SM90_GEMV_CONFIGS(GEMV)
+    SM90_GEMM_CONFIGS(SM90)
+    SM90_PREFILL_CONFIGS(PREFILL)
+    SM100_GEMM_CONFIGS(SM100)
+    printf("stage | mma_a values %d: %d rows of %d bytes, swizzled | mma_b values %d: its half |", SM100_MMA_A_BYTES,
+           SM100_CTA_ROWS, SM100_STAGE_K / 2, SM100_MMA_B_BYTES(2, 128));
+    printf(" mma_a scales %d | mma_b scales %d: of all mma_b |\n", SM100_MMA_SFA_BYTES, SM100_MMA_SFB_BYTES(128));
+    return 0;
+}
+"""
+
+
+def of_the_headers(folder: Path) -> dict[str, list[str]]:
+    (folder / "rows.c").write_text(PROGRAM)
+    command = ["gcc", f"-I{ROOT / 'csrc'}", "-o", str(folder / "rows"), str(folder / "rows.c")]
+    subprocess.run(command, check=True)
+    lines = subprocess.run([folder / "rows"], capture_output=True, text=True, check=True).stdout.splitlines()
+    tables: dict[str, list[str]] = {}
+    for line in lines:
+        table, row = line.split(" ", 1)
+        tables.setdefault(table, []).append(row)
+    return tables
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+def test_tables_are_the_headers(tmp_path: Path) -> None:
+    shown = dict(re.findall(r"(?ms)^<!-- instantiations: (\w+) -->\n\|[^\n]*\n\|[-:| ]*\n(.*?)^<!-- end -->$", PAGE))
+    tables = of_the_headers(tmp_path)
+    (stage,) = tables.pop("stage")
+    assert {name: rows.splitlines() for name, rows in shown.items()} == tables
+    assert stage in PAGE
+
+
+def test_the_drawn_columns_are_the_tables() -> None:
+    """Of 256x128: where sums end and where each stage's scales begin."""
+    (row,) = re.findall(r"(?m)^\| 256x128 \|.*\| 1 x (\d+) \| (\d+) x (\d+) from (\d+) \| (\d+) of \d+ \|$", PAGE)
+    sums, slots, width, scales, used = map(int, row)
+    drawn = re.search(r"tensor memory, columns\n([ \d]+)\n", PAGE)[1].split()
+    assert drawn == ["0", *(str(scales + slot * width) for slot in range(slots)), str(used - 1)] and scales == sums
+    assert PAGE.count(f"| mma_a {width // 2} | mma_b {width // 2}") == slots
+
+
+def test_what_shows_a_mistake_is_there() -> None:
+    """Mutations and tests that the page names."""
+    mistakes = PAGE.split("## Five mistakes")[1]
+    assert re.findall(r"(?m)^### (\d)", mistakes) == list("12345")
+    named = [" ".join(part.split("\n\n")[0].split()) for part in mistakes.split("Shown by ")[1:]]
+    assert len(named) == 6
+    mutations = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/kernels/sm100").glob("*.py"))
+    files = [path for top in ("tests", "emulator") for path in (ROOT / top).rglob("test_*.py")]
+    tests = "".join(path.read_text(encoding="utf-8") for path in files)
+    for shown in named:
+        names, functions = re.findall(r'"([^"]+)"', shown), re.findall(r"`(test_\w+)`", shown)
+        assert names
+        for name in names:
+            assert f'"{name}"' in mutations, name
+        for name in functions:
+            assert f"def {name}(" in tests, name
+
+
+def recorded(name: str) -> list[dict[str, str]]:
+    with (ROOT / "docs" / "proof" / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_recorded_proofs_are_what_the_page_says() -> None:
+    """Counts, times and verdicts of the static verifier's runs; the mutations are those of the tests."""
+    launches, mutations = recorded("sm100_launches.csv"), recorded("sm100_mutations.csv")
+    seconds = [float(launch["processor s"]) for launch in launches]
+    most = max(int(launch["MB"]) for launch in launches)
+    text = " ".join(PAGE.split())
+    assert f"{len(launches)} launches, all race_free, {min(seconds)} to {max(seconds)} s of processor time" in text
+    assert f"up to {most} MB each" in text and {launch["verdict"] for launch in launches} == {"race_free"}
+    configs = re.findall(r"X\(sm100_gemm_(\w+),", (ROOT / "csrc/kernels/sm100/config.h").read_text())
+    assert {launch["kernel"] for launch in launches} == set(configs)
+    assert f"{len(mutations)} mutations, each found by the verifier, the emulator or both" in text
+    assert all({row["verifier"], row["emulator (seed)"]} != {"-"} for row in mutations)
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/kernels/sm100").glob("*.py"))
+    for row in mutations:
+        assert f'"{row["mutation"]}"' in tests, row["mutation"]
+
+
+def test_files_that_are_named_are_there() -> None:
+    named = re.findall(r"`(?:python )?((?:csrc|tests|benchmarks)/[\w/]+\.\w+)[` ]", PAGE)
+    assert len(named) >= 10
+    for name in named:
+        assert (ROOT / name).exists(), name

@@ -1,0 +1,211 @@
+"""The documents agree with the stored runs, and benchmarks/readme_tables.py detects when they do not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_gpu
+import pytest
+from paths import ROOT
+
+from nvfp4.__main__ import main, parser
+from nvfp4.cli import plot, report, show
+
+SCRIPT = ROOT / "benchmarks" / "readme_tables.py"
+HOPPER = ["bench", "--set", "hopper", "--backend", "sm90", "--against", "fp16,fp8"]
+
+spec = importlib.util.spec_from_file_location("readme_tables", SCRIPT)
+readme_tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(readme_tables)
+
+
+def test_nothing_is_stale() -> None:
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}run `python benchmarks/readme_tables.py --write`"
+
+
+def test_every_stored_run_is_shown() -> None:
+    shown = "".join(document.read_text(encoding="utf-8") for document in readme_tables.documents(ROOT))
+    stored = {path.name for path in (ROOT / readme_tables.RESULTS).glob("*.json")}
+    assert stored == set(readme_tables.MARKED.findall(shown))
+    drawn = {path.stem for path in (ROOT / readme_tables.RESULTS).glob("*.svg")}
+    assert drawn <= {Path(name).stem for name in stored}
+
+
+def test_the_commands_in_the_documents_are_understood() -> None:
+    found = set()
+    for document in [ROOT / "CONTRIBUTING.md", *readme_tables.documents(ROOT)]:
+        found |= set(re.findall(r"(?m)python -m nvfp4 (bench[^`#|\n]*)", document.read_text(encoding="utf-8")))
+    assert len(found) >= 4
+    for command in found:
+        parser().parse_args(command.split())
+
+
+def test_stored_plots_are_redrawn_alike() -> None:
+    """By the matplotlib that drew them; another version may place digits differently."""
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib comes with the extra `plot`")
+    drawn = sorted((ROOT / readme_tables.RESULTS).glob("*.svg"))
+    assert drawn
+    for path in drawn:
+        text, run = path.read_text(encoding="utf-8"), report.load(path.with_suffix(".json"))
+        assert plot.digest(run) in text
+        (version,) = re.findall(r"Matplotlib v(\S+),", text)
+        if version != matplotlib.__version__:
+            pytest.skip(f"drawn by matplotlib {version}, this is {matplotlib.__version__}")
+        assert plot.svg(run) == text, path.name
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one run, shown in both documents."""
+    pytest.importorskip("matplotlib", reason="matplotlib comes with the extra `plot`")
+    fake_gpu.install(monkeypatch, fake_gpu.Clock())
+    results = tmp_path / readme_tables.RESULTS
+    results.mkdir(parents=True)
+    marked = "before\n\n<!-- run: gpu.json -->\nold\n<!-- end of run -->\n\nafter\n"
+    (tmp_path / "README.md").write_text(marked)
+    (tmp_path / "benchmarks" / "hopper.md").write_text(marked)
+    assert main([*HOPPER, "--json", str(results / "gpu.json")]) == 0
+    monkeypatch.setattr(readme_tables, "ROOT", tmp_path)
+    return tmp_path
+
+
+def run_script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["readme_tables.py", *arguments])
+    return readme_tables.main()
+
+
+def test_stale_files_are_listed_and_written(tree: Path, monkeypatch, capsys) -> None:
+    svg = tree / readme_tables.RESULTS / "gpu.svg"
+    assert run_script(monkeypatch) == 1
+    told = capsys.readouterr().out.splitlines()
+    files = ("README.md", "benchmarks/hopper.md", "benchmarks/results/gpu.svg")
+    assert told[-3:] == [f"stale: {name}" for name in files] and not svg.exists()
+    assert run_script(monkeypatch, "--write") == 0 and svg.exists()
+    assert run_script(monkeypatch) == 0
+    readme = (tree / "README.md").read_text()
+    assert readme.startswith("before\n\n<!-- run: gpu.json -->\n`python -m nvfp4 bench --set hopper")
+    assert readme.endswith("<!-- end of run -->\n\nafter\n") and "\nold\n" not in readme
+    assert (
+        "(benchmarks/results/gpu.svg)" in readme and "(results/gpu.svg)" in (tree / "benchmarks/hopper.md").read_text()
+    )
+    assert "not exact" in readme and "\\* torch fp8" in readme
+    rows = [line for line in readme.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + 16 and all(row.count("|") == rows[0].count("|") for row in rows)
+
+    (tree / "README.md").write_text(readme.replace("nvfp4 sm90", "nvfp4 sm91", 1))
+    assert run_script(monkeypatch) == 1
+    run = json.loads((tree / readme_tables.RESULTS / "gpu.json").read_text())
+    assert run_script(monkeypatch, "--write") == 0
+    run["results"][3]["implementations"][0]["seconds"]["single_call"]["median"] *= 2
+    (tree / readme_tables.RESULTS / "gpu.json").write_text(json.dumps(run))
+    capsys.readouterr()
+    assert run_script(monkeypatch) == 1 and len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_document_never_mixes_two_runs(tree: Path, monkeypatch, capsys) -> None:
+    path = tree / readme_tables.RESULTS / "gpu.json"
+    run = report.load(path)
+    run["results"][0]["run"] = "another"
+    path.write_text(json.dumps(run))
+    assert run_script(monkeypatch, "--write") == 2
+    assert "no ratio is taken between two runs" in capsys.readouterr().err
+    with pytest.raises(show.CommandError):
+        report.load(path)
+
+
+@pytest.fixture
+def output(tree: Path, monkeypatch) -> Path:
+    """A recorded program, instead of the run of bench in the README."""
+    path = tree / readme_tables.RESULTS / "out.json"
+    gpu = report.load(path.with_name("gpu.json"))["conditions"]["hardware"]
+    monkeypatch.setattr(readme_tables, "hardware", lambda: ["A CPU (avx2), 2 threads", gpu])
+    command = "printf 'one %s\\n' \"$(cat counter)\"; python -c 'import sys; print(sys.prefix)'"
+    (tree / "counter").write_text("1")
+    assert run_script(monkeypatch, "--record", "out.json", command) == 0
+    (tree / "README.md").write_text((tree / "README.md").read_text().replace("gpu.json", "out.json"))
+    return path
+
+
+def test_output_of_a_program(tree: Path, output: Path, monkeypatch, capsys) -> None:
+    run = json.loads(output.read_text())
+    assert run["output"] == f"one 1\n{sys.prefix}\n", "python is not this one"
+    assert run_script(monkeypatch, "--write") == 0 and run_script(monkeypatch) == 0
+    readme = (tree / "README.md").read_text()
+    assert (
+        f"`{run['command']}` ([run](benchmarks/results/out.json)):\n\n```text\none 1\n{sys.prefix}\n```\n\n" in readme
+    )
+    assert f"- hardware: {run['hardware']}\n" in readme and not (output.with_suffix(".svg")).exists()
+    run["output"] = "two\n"
+    output.write_text(json.dumps(run))
+    assert run_script(monkeypatch) == 1 and "stale: README.md" in capsys.readouterr().out
+
+
+def test_measure_repeats_the_runs_of_this_machine(tree: Path, output: Path, monkeypatch, capsys) -> None:
+    (tree / "counter").write_text("2")
+    ran = []
+    shell = readme_tables.shell
+
+    def note(command: str, root: Path, **options):
+        ran.append(command)
+        return shell("true" if "nvfp4 bench" in command else command, root, **options)
+
+    monkeypatch.setattr(readme_tables, "shell", note)
+    assert run_script(monkeypatch, "--measure", "--write") == 0
+    assert "one 2\n" in (tree / "README.md").read_text()
+    bench = report.load(tree / readme_tables.RESULTS / "gpu.json")
+    of_gpu = f"{bench['command']} --json {readme_tables.RESULTS}/gpu.json"
+    assert ran == [of_gpu, json.loads(output.read_text())["command"]]  # the fake GPU is here
+
+    # Of both devices that the recorded program named, one is here; and none of the other run's.
+    monkeypatch.setattr(readme_tables, "hardware", lambda: ["A CPU (avx2), 99 threads", "another GPU"])
+    (tree / "counter").write_text("3")
+    ran.clear()
+    assert run_script(monkeypatch, "--measure", "--write") == 0
+    assert not ran and "one 2\n" in (tree / "README.md").read_text()
+    assert "other hardware, not measured" in capsys.readouterr().out
+
+
+def test_a_run_of_the_competitions_measurement(tree: Path, monkeypatch) -> None:
+    shape = {"m": 128, "n": 7168, "k": 16384, "l": 1}
+    seconds = {"mean": 50e-6, "error": 1e-8, "best": 49e-6, "repeats": 100}
+    run = {
+        "format": "nvfp4-contest-2",
+        "task": "nvfp4_gemm",
+        "command": "python benchmarks/contest.py --backend sm90",
+        "ran": "nvfp4 0.1.0, backend sm90",
+        "hardware": "NVIDIA H200, 132 SMs",
+        "software": "torch 2",
+        "inputs": 50,
+        "timed": True,
+        "mode": "back-to-back",
+        "bytes_per_s": 4e12,
+        "clocks before": "SM 1 MHz",
+        "clocks after": "SM 2 MHz",
+        "flush": "62.5 GiB written before",
+        "shapes": [{"shape": shape, "right": True, "why": "", "seconds": seconds, "stopped by": "error"}],
+    }
+    (tree / readme_tables.RESULTS / "contest.json").write_text(json.dumps(run))
+    (tree / "README.md").write_text((tree / "README.md").read_text().replace("gpu.json", "contest.json"))
+    assert run_script(monkeypatch, "--write") == 0 and run_script(monkeypatch) == 0
+    readme = (tree / "README.md").read_text()
+    assert f"`{run['command']}` ([run](benchmarks/results/contest.json)). The competition's nvfp4_gemm: nvfp4" in readme
+    assert "| 128x7168x16384x1 | 50.00 | 0.02% | 49.00 | 100 | error |" in readme
+    assert "- geometric mean: 50.00 us\n" in readme and "no ratio on other hardware" in readme
+
+
+def test_a_program_that_fails_leaves_the_stored_output(tree: Path, output: Path, monkeypatch, capsys) -> None:
+    before = output.read_text()
+    assert run_script(monkeypatch, "--record", "out.json", "echo half; exit 3") == 2
+    assert "exit status 3: echo half; exit 3" in capsys.readouterr().err and output.read_text() == before
+
+
+def test_one_m_has_no_plot(tree: Path, monkeypatch) -> None:
+    assert main(["bench", "--m", "128", "--json", str(tree / readme_tables.RESULTS / "gpu.json")]) == 0
+    assert run_script(monkeypatch, "--write") == 0
+    assert not (tree / readme_tables.RESULTS / "gpu.svg").exists() and ".svg" not in (tree / "README.md").read_text()

@@ -1,0 +1,545 @@
+"""`python -m nvfp4 submission`: the file is the package's sources and nothing else, --check finds what the competition
+rejects, and the file, compiled by torch's load_inline and called like the harness does, gives right results."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import emulate
+import pytest
+from paths import ROOT
+
+from nvfp4 import _C, __main__, __version__
+from nvfp4.cli import submission, submission_check, submission_run
+from nvfp4.cli.amalgamate import amalgamate, release_lines, without_guard
+from nvfp4.cli.show import CommandError
+
+TASKS = list(submission.TASKS)
+TEXTS = {"KERNEL": "contest/launch.cu", "BINDING": "contest/binding.cpp"}
+MARKER = re.compile(r"/\* ==== (csrc/\S+) ==== \*/\n")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("file") / "submission.py"
+    path.write_text(submission.submission("nvfp4_gemm"))
+    return path
+
+
+def embedded(text: str) -> dict[str, str]:
+    """The two source texts in a submission."""
+    return {name: text.partition(f"{name} = r'''\n")[2].partition("'''\n")[0] for name in TEXTS}
+
+
+# --- the text is the package's sources ------------------------------------------------------------------------------
+
+
+def tokens(source: Path, folder: Path) -> str:
+    """A file preprocessed by g++ with our own includes; system headers are empty files in the folder."""
+    for name in re.findall(r"^#include <(.+)>", amalgamate(TEXTS["KERNEL"]) + amalgamate(TEXTS["BINDING"]), re.M):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    command = ["g++", "-E", "-P", "-nostdinc", "-nostdinc++", f"-I{folder}", "-x", "c++", source]
+    return " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_is_the_sources_to_the_compiler(name: str, file: Path, tmp_path: Path) -> None:
+    if not shutil.which("g++"):
+        pytest.skip("needs g++")
+    text = embedded(file.read_text())[name]
+    (tmp_path / "text").write_text(text)
+    ours, theirs = (tokens(path, tmp_path / "system") for path in (tmp_path / "text", ROOT / "csrc" / TEXTS[name]))
+    assert ours == theirs and len(ours) > 1000
+    (tmp_path / "text").write_text(text + "int more;\n")
+    assert tokens(tmp_path / "text", tmp_path / "system") != theirs
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
+    """Every line of every file in order, comments too, except includes, guards and debug code."""
+    _, *parts = MARKER.split(embedded(file.read_text())[name])
+    found = dict(zip(parts[::2], parts[1::2]))
+    assert len(found) == len(parts) // 2, "each file once"
+    command = ["g++", "-MM", "-x", "c++", "-isystem/", "-MG", ROOT / "csrc" / TEXTS[name]]
+    wanted = subprocess.run(command, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ").split()
+    paths = {Path(path).resolve() for path in wanted[1:] if Path(path).is_absolute()}
+    assert {str(path.relative_to(ROOT)) for path in paths} == set(found)
+    for path, text in found.items():
+        lines, debug = iter(text.strip().split("\n")), False
+        line = next(lines)
+        for original in (ROOT / path).read_text().strip().split("\n"):
+            if line == original:
+                line = next(lines, None)
+                continue
+            debug = debug or original == "#ifdef NVFP4_DUMP"
+            joins = re.match(r'#include "|#ifndef NVFP4_\w+H$|#define NVFP4_\w+H$|#endif$|#else$|$', original)
+            assert joins or debug, f"{path}: not in the file: {original}"
+            debug = debug and original != "#endif"
+        assert line is None, f"{path}: not in the source: {line}"
+
+
+def test_no_debug_code(file: Path) -> None:
+    assert not re.search(r"sm100_dump\b|^\s*#.*NVFP4_DUMP", file.read_text(), re.M)
+
+
+def test_packaged_sources_are_the_checkouts() -> None:
+    for name in TEXTS.values():
+        assert amalgamate(name) == amalgamate(name, ROOT / "csrc")
+
+
+DEBUG = """\
+first
+#ifdef NVFP4_DUMP
+debug
+#if OTHER
+debug too
+#else
+debug as well
+#endif
+#else
+release
+#ifdef OTHER
+other
+#else
+not other
+#endif
+#endif
+#ifndef NVFP4_DUMP
+release too
+#endif
+last"""
+RELEASE = "first\nrelease\n#ifdef OTHER\nother\n#else\nnot other\n#endif\nrelease too\nlast"
+
+
+def test_debug_blocks() -> None:
+    assert release_lines(DEBUG.splitlines()) == RELEASE.splitlines()
+    with pytest.raises(ValueError, match="#elif"):
+        release_lines(["#ifdef NVFP4_DUMP", "#elif OTHER", "#endif"])
+
+
+def test_guards() -> None:
+    guard = "/* what */\n#ifndef NVFP4_X_CUH\n#define NVFP4_X_CUH\n\n#if A\n#endif\nint x;\n\n#endif\n"
+    assert " ".join(without_guard(guard).split()) == "/* what */ #if A #endif int x;"
+    assert without_guard("int x;\n#if A\n#endif") == "int x;\n#if A\n#endif"
+
+
+def test_a_missing_source_is_named(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
+    (tmp_path / "csrc/kernels/common/tma.cuh").unlink()
+    with pytest.raises(CommandError, match=r"a source file of the package cannot be read.*tma\.cuh"):
+        amalgamate("contest/launch.cu", tmp_path / "csrc")
+
+
+def setup_py(folder: Path, *arguments: str) -> None:
+    command = [sys.executable, "setup.py", "-q", *arguments]
+    environment = os.environ | {"NVFP4_CUDA": "0"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ignore = shutil.ignore_patterns(".git", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*cache", ".venv*")
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("copy") / "nvfp4", symlinks=True, ignore=ignore))
+
+
+@pytest.fixture(scope="module", params=["checkout", "source distribution"])
+def tree(request: pytest.FixtureRequest, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source tree of a wheel."""
+    pytest.importorskip("setuptools", minversion="77")
+    if request.param == "checkout":
+        return checkout
+    folder = tmp_path_factory.mktemp("sdist")
+    setup_py(checkout, "sdist", "--dist-dir", str(folder))
+    (archive,) = folder.iterdir()
+    shutil.unpack_archive(archive, folder)
+    return archive.parent / archive.name.removesuffix(".tar.gz")
+
+
+def test_a_wheel_has_the_sources(tree: Path, file: Path, tmp_path: Path) -> None:
+    """A wheel, with the compiled module copied in, writes the same file outside the checkout."""
+    setup_py(tree, "build_py", "--build-lib", str(tmp_path / "lib"))
+    package = tmp_path / "lib/nvfp4"
+    assert not (package / "csrc").is_symlink()
+    assert {str(path.relative_to(package)) for path in (package / "csrc").rglob("*") if path.is_file()} == {
+        str(path.relative_to(ROOT))
+        for pattern in ("contest/*", "driver/*.h", "kernels/common/*", "kernels/sm100/*", "plan/*.h")
+        for path in (ROOT / "csrc").glob(pattern)
+    }
+    shutil.copy(_C.__file__, package)
+    command = [sys.executable, "-m", "nvfp4", "submission"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert embedded((tmp_path / "submission.py").read_text()) == embedded(file.read_text())
+    (package / "csrc/kernels/common/tma.cuh").unlink()
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and f"'{package}/csrc/kernels/common/tma.cuh'" in done.stderr
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_is_the_same_every_time(task: str, tmp_path: Path) -> None:
+    files = []
+    for i in range(2):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        environment = os.environ | {"PYTHONHASHSEED": str(i), "TZ": f"UTC{i}"}
+        command = [sys.executable, "-m", "nvfp4", "submission", "--task", task]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(f"submission.py: {os.path.getsize(folder / 'submission.py'):,} bytes for {task}")
+        files.append((folder / "submission.py").read_bytes())
+    assert files[0] == files[1] == submission.submission(task).encode()
+
+
+def test_both_tasks_share_the_kernel() -> None:
+    one, other = (submission.submission(task) for task in TASKS)
+    assert embedded(one) == embedded(other) and one != other
+
+
+def test_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["submission", "-o", "-"]) == 0
+    assert capsys.readouterr().out == submission.submission("nvfp4_gemm")
+
+
+def test_argument_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert __main__.main(["submission", "-o", str(tmp_path)]) == 2
+    assert "Is a directory" in capsys.readouterr().err
+    assert __main__.main(["submission", "-o", "-", "--check"]) == 2
+    assert "--check: checks a file" in capsys.readouterr().err
+    assert __main__.main(["submission", "-o", "-", "--json"]) == 2
+    assert "--json: reports on a file" in capsys.readouterr().err
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "submission.py"
+    command = ["submission", "-o", str(path), "--task", "nvfp4_gemv", "--json"]
+    assert __main__.main(command) == 0
+    size = len(submission.submission("nvfp4_gemv"))
+    wanted = {"file": str(path), "bytes": size, "task": "nvfp4_gemv"}
+    assert json.loads(capsys.readouterr().out) == wanted | {"rules": []}
+    rules = {name: submission_check.RULES[name] for name in ("python", "size", "nvcc")}
+    monkeypatch.setattr(submission_check, "RULES", rules)
+    monkeypatch.setattr(submission_check, "find_nvcc", lambda: None)
+    assert __main__.main([*command, "--check"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    found = [(rule["name"], rule["verdict"]) for rule in answer["rules"]]
+    assert found == [("python", "pass"), ("size", "pass"), ("nvcc", "skipped")]
+    assert answer["rules"][2]["why"].startswith("no nvcc was found")
+    assert answer == wanted | {"rules": answer["rules"]}
+    monkeypatch.setattr(submission_check, "LIMIT", size - 1)
+    assert __main__.main([*command, "--check"]) == 1
+    assert json.loads(capsys.readouterr().out)["rules"][1]["verdict"] == "FAIL"
+
+
+def test_commit_is_named_if_the_sources_are_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not shutil.which("git"):
+        pytest.skip("needs git")
+    checkout, package = tmp_path / "checkout", tmp_path / "checkout/nvfp4"
+    package.mkdir(parents=True)
+    (checkout / "csrc").mkdir()
+    (checkout / "csrc/file.h").write_text("one\n")
+    (package / "csrc").symlink_to("../csrc")
+    monkeypatch.setattr(submission, "SOURCES", package / "csrc")
+    assert submission.provenance() == __version__
+
+    def git(*arguments: str, folder: Path = checkout) -> str:
+        identity = ["-c", "user.name=n", "-c", "user.email=e"]
+        done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    assert submission.provenance() == __version__  # no commit yet
+    git("add", ".")
+    git("commit", "-q", "-m", "m")
+    assert submission.provenance() == f"{__version__}, commit {git('rev-parse', 'HEAD')}"
+    (checkout / "submission.py").write_text("untracked\n")
+    assert "commit" in submission.provenance()
+    (checkout / "csrc/file.h").write_text("two\n")
+    assert submission.provenance() == __version__
+    git("checkout", "-q", ".")
+    # A wheel installed inside another repository.
+    installed = checkout / ".venv/nvfp4/csrc"
+    installed.mkdir(parents=True)
+    monkeypatch.setattr(submission, "SOURCES", installed)
+    assert submission.provenance() == __version__
+    monkeypatch.setattr(submission, "SOURCES", package / "csrc")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert submission.provenance() == __version__
+
+
+# --- the rules that need no compiler --------------------------------------------------------------------------------
+
+
+def verdicts(path: Path, task: str = "nvfp4_gemm", skip: tuple[str, ...] = ("nvcc", "run")) -> dict[str, str]:
+    """The verdict of each rule, by name."""
+    rules = {name: rule for name, rule in submission_check.RULES.items() if name not in skip}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submission_check, "RULES", rules)
+        return {name: str(verdict) for name, verdict in submission_check.check(path, task)}
+
+
+@pytest.mark.parametrize("commit", ["", ", commit " + "0123456789" * 4], ids=["version", "commit"])
+@pytest.mark.parametrize("task", TASKS)
+def test_keeps_the_rules(task: str, commit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "provenance", lambda: __version__ + commit)
+    path = tmp_path / "submission.py"
+    path.write_text(submission.submission(task))
+    expected = dict.fromkeys(("python", "word", "size", "encoding", "directives", "blobs"), "pass")
+    have_kernelguard = submission_check.importlib.util.find_spec("kernelguard") is not None
+    assert verdicts(path, task) == expected | {"kernelguard": "pass" if have_kernelguard else "skipped"}
+
+
+WORD = "s" + "tream"
+REPLAY = """
+KEPT = {}
+
+
+def custom_kernel(data: input_t) -> output_t:
+    key = data[0].data_ptr()
+    if key in KEPT:
+        return KEPT[key]
+    KEPT[key] = compute(data)
+    return KEPT[key]
+"""
+MUTATIONS = {
+    "a bracket": ("python", "def custom_kernel(", "def custom_kernel(("),
+    "the word in a comment": ("word", "# For g++", f"# up{WORD.upper()} of g++"),
+    "the word in CUDA": ("word", "cudaLaunchConfig_t launch", f"cuda{WORD.title()}_t launch"),
+    "much": ("size", "import torch\n", "import torch\n" + "# more of the same\n" * 2000),
+    "an accent": ("encoding", "# For g++", "# F\u00fcr g++"),
+    "a tab": ("encoding", "    gemm(a,", "\tgemm(a,"),
+    "another board": ("directives", "leaderboard nvfp4_gemm", "leaderboard nvfp4_gemv"),
+    "a directive too late": ("directives", "#!POPCORN gpu NVIDIA\n\n", "\n#!POPCORN gpu NVIDIA\n"),
+    "a long line": ("blobs", "# For g++", "# " + "very " * 24 + "long"),
+    "base64": ("blobs", "# For g++", "# " + "AbC4" * 20),
+    "a table": ("blobs", "import torch\n", "import torch\nT = [\n" + "    1, 0x2, 3, 4, 5,\n" * 10 + "]\n"),
+    "a kept result": ("kernelguard", "def custom_kernel(data: input_t) -> output_t:", "def compute(data):"),
+    "torch's own product": (
+        "kernelguard",
+        "    gemm(a,",
+        "    return torch._scaled_mm(a, b, sfa_permuted)\n    gemm(a,",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_a_broken_rule_fails(what: str, file: Path, tmp_path: Path) -> None:
+    rule, there, instead = MUTATIONS[what]
+    if rule == "kernelguard":
+        pytest.importorskip("kernelguard")
+    text = file.read_text()
+    assert text.count(there) == 1
+    path = tmp_path / "submission.py"
+    path.write_text(text.replace(there, instead) + (REPLAY if what == "a kept result" else ""))
+    assert verdicts(path)[rule] == "FAIL"
+
+
+def test_a_file_that_does_not_parse_is_not_run(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "submission.py"
+    path.write_text(file.read_text().replace("def custom_kernel(", "def custom_kernel(("))
+    found = verdicts(path, skip=())
+    assert found["python"] == "FAIL" and {found[name] for name in ("kernelguard", "nvcc", "run")} == {"skipped"}
+
+
+def test_reports_what_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission_check, "find_nvcc", lambda: None)
+    find = submission_check.importlib.util.find_spec
+    monkeypatch.setattr(submission_check.importlib.util, "find_spec", lambda n: None if n == "kernelguard" else find(n))
+    found = dict(submission_check.check(file, "nvfp4_gemm"))
+    said = {name: (str(found[name]), found[name].why) for name in ("kernelguard", "nvcc", "run")}
+    assert said["kernelguard"] == ("skipped", "is not installed: pip install kernelguard==0.3.2")
+    assert said["nvcc"][0] == "skipped" and "no nvcc" in said["nvcc"][1]
+    assert said["run"][0] == "skipped" and "no nvcc" in said["run"][1]
+
+
+def test_reports_a_missing_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submission_check, "find_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert __main__.main(["submission", "-o", str(tmp_path / "submission.py"), "--check"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^nvcc +skipped +nvcc needs g\+\+, which was not found$", said, re.M), said
+    assert re.search(r"^run +skipped +needs g\+\+, which was not found$", said, re.M), said
+
+
+def test_reports_a_failing_compiler(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    if torch.version.cuda is not None:
+        pytest.skip("needs a torch for CPUs")
+    pytest.importorskip("ninja")
+    (tmp_path / "g++").write_text("#!/bin/sh\necho 'first' >&2\necho 'no room' >&2\nexit 1\n")
+    (tmp_path / "g++").chmod(0o755)
+    (tmp_path / submission_run.RUNTIME).touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("NVFP4_LIBCUDA", str(tmp_path / "libcuda.so.1"))
+    assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (False, "g++ cannot link a library: no room")
+
+
+@pytest.mark.parametrize("missing", ["torch", "ninja"])
+def test_reports_a_missing_package(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = submission_run.importlib.util.find_spec
+    monkeypatch.setattr(submission_run.importlib.util, "find_spec", lambda n: None if n == missing else find(n))
+    assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (None, f"is not installed: pip install {missing}")
+
+
+def test_reports_why_there_is_no_gpu(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission_run, "SOURCES", tmp_path / "nvfp4/csrc")
+    monkeypatch.setenv("NVFP4_LIBCUDA", str(tmp_path / "libcuda.so.1"))
+    driver, why_not = submission_run.emulator()
+    assert driver is None and "no checkout of the project, and NVFP4_LIBCUDA does not name" in why_not
+
+
+# --- the rules that need a compiler ---------------------------------------------------------------------------------
+
+
+def nvcc() -> Path:
+    found = submission_check.find_nvcc()
+    if found is None or not shutil.which("g++"):
+        lacks("nvcc and g++")
+    return found
+
+
+def lacks(what: str) -> None:
+    """Skips the test; fails in .ci/run, which installs everything, so that each rule is tested there."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what}")
+
+
+def judged_by_nvcc(text: str, tmp_path: Path) -> submission_check.Verdict:
+    path = tmp_path / "submission.py"
+    path.write_text(text)
+    return submission_check.nvcc(submission_check.Submission(path, "nvfp4_gemm", path.read_bytes()))
+
+
+SPILLS = 'extern "C" __global__ void f(int *p) { int a[99]; for (int i = 0; i < 99; i++) a[p[i]] = i; p[0] = a[p[1]]; }'
+
+
+def test_nvcc_errors_are_reported(tmp_path: Path) -> None:
+    nvcc()
+    wrong = judged_by_nvcc("KERNEL = '''\nint f() { return nothing; }\n'''\n", tmp_path)
+    assert str(wrong) == "FAIL" and wrong.why.startswith("kernel.cu(2): error: ") and "nothing" in wrong.why
+    local = judged_by_nvcc(f"KERNEL = '''{SPILLS}'''\n", tmp_path)
+    assert str(local) == "FAIL" and local.why == "1 of 1 kernels use local memory"
+    assert str(judged_by_nvcc("OTHER = ''\n", tmp_path)) == "FAIL"
+    assert str(judged_by_nvcc("KERNEL = 'int f();'\n", tmp_path)) == "FAIL"
+
+
+@pytest.fixture(scope="module")
+def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """torch's build cache, shared by this module; and the emulated GPU, built even if the tested package is
+    installed."""
+    import torch
+
+    if torch.version.cuda is not None:
+        pytest.skip("needs a torch for CPUs")
+    if submission_run.importlib.util.find_spec("ninja") is None:
+        lacks("ninja")
+    nvcc()
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("extensions")
+        patch.setenv("NVFP4_LIBCUDA", str(emulate.build()))
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
+        yield folder
+
+
+def test_check_passes_every_rule(extensions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slow: torch compiles the file."""
+    path = tmp_path / "submission.py"
+    status = __main__.main(["submission", "-o", str(path), "--check"])
+    said = capsys.readouterr().out
+    assert status == 0, said
+    assert re.search(r"^run +pass .*128x256x256x1: every bit is equal, on an emulated B200", said, re.M), said
+    assert re.search(r"^nvcc +pass +10 kernels for sm_100a, none", said, re.M), said
+    may_lack = not os.environ.get("CI") or sys.version_info < (3, 11)  # for which there is no kernelguard
+    skips = re.findall(r"^(\w+) +skipped", said, re.M)
+    assert "0 failed" in said and (not skips or (may_lack and skips == ["kernelguard"])), said
+
+
+def test_gemv_too(extensions: Path, tmp_path: Path) -> None:
+    path = tmp_path / "submission.py"
+    path.write_text(submission.submission("nvfp4_gemv"))
+    passed, why = submission_run.run(path, "nvfp4_gemv", nvcc())
+    assert passed and "128x1x256x1: every bit is equal" in why
+
+
+def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
+    """Products of other shapes, of every kernel but the largest, and calls that must raise errors."""
+    shutil.copy(file, tmp_path / "submission.py")
+    (tmp_path / "task.py").write_text(submission_run.TASK)
+    script = Path(__file__).with_name("submission_calls.py")
+    driver, why_not = submission_run.emulator()
+    assert driver, why_not
+    with submission_run.emulated(driver, nvcc()) as settings:
+        command = [sys.executable, script, tmp_path]
+        done = subprocess.run(command, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["products"] >= 15 and answer["errors"] >= 19
+
+
+def test_host_memory_that_the_gpu_cannot_read_is_rejected(extensions: Path, file: Path) -> None:
+    driver, _ = submission_run.emulator()
+    with submission_run.emulated(driver, nvcc()) as settings:
+        settings["EMULATE_HOST_MEMORY"] = "0"
+        passed, why = submission_run.in_process(file, "nvfp4_gemm", "here", settings)
+    assert passed is False and "the tensors are in host memory, which the GPU cannot read" in why
+
+
+FORGED = """
+import json, os, sys
+print(json.dumps({"passed": True, "why": "every bit is equal", "build_s": 1}), flush=True)
+os._exit(STATUS)
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_forged_verdict_fails(status: int, tmp_path: Path) -> None:
+    """A file without a kernel that prints a verdict and exits when it is imported."""
+    path = tmp_path / "submission.py"
+    path.write_text(FORGED.replace("STATUS", str(status)))
+    settings = os.environ | {"CUDA_HOME": str(tmp_path)}
+    passed, why = submission_run.in_process(path, "nvfp4_gemm", "here", settings)
+    assert passed is False
+    assert why.startswith("ended with status 3: " if status else "it ended the process before there were results")
+
+
+CALL = "gemm(a, b, sfa_permuted, sfb_permuted, c)"
+WRONG_CALLS = {
+    "the first result again": (
+        f"    {CALL}\n    return c\n",
+        f"    if KEPT:\n        return c.copy_(KEPT[0])\n    {CALL}\n    KEPT.append(c)\n    return c\n\n\nKEPT = []\n",
+        "of 32768 values are wrong",
+    ),
+    "a copy": ("    return c\n", "    return c.clone()\n", "what was returned is not c"),
+    "a bad end": ("import torch\n", "import atexit, os, torch\natexit.register(os._exit, 3)\n", "ended with status 3"),
+    "nothing computed": (f"    {CALL}\n", "", "32768 of 32768 values are wrong"),
+    "an argument for another": (CALL, CALL.replace("a, b", "b, a"), "a: is [256, 128, 1]; must be [128, 128, 1]"),
+    "mma_a scales for mma_b, in the kernel": (
+        "sfb(scales + 4 * SM100_STAGE_ATOMS)",
+        "sfb(scales)",
+        "values are wrong",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_CALLS)
+def test_a_wrong_result_fails(what: str, extensions: Path, file: Path, tmp_path: Path) -> None:
+    there, instead, said = WRONG_CALLS[what]
+    text = file.read_text()
+    assert text.count(there) == 1
+    path = tmp_path / "submission.py"
+    path.write_text(text.replace(there, instead))
+    passed, why = submission_run.run(path, "nvfp4_gemm", nvcc())
+    assert passed is False and said in why

@@ -1,0 +1,206 @@
+"""Every plan of a product on sm90, not only the one ranked first: each instantiation, with and without swap_ab, each
+split_k, gemv and prefill kernels, launched through the package. All give the same bits. On an emulated GPU: a random
+sample."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from collections.abc import Iterator
+
+import fit_sm90
+import pytest
+import ragged
+import torch
+from conftest import Backend
+from paths import CSRC
+
+import nvfp4
+from nvfp4 import _C, reference
+
+CASES = [
+    ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
+    ragged.Case(131, 70, 2112, alpha="float", c="out"),
+    ragged.Case(260, 140, 320, bias="fp32", typed=True),
+    ragged.Case(300, 7, 528, 2, layout="linear", out_dtype=torch.bfloat16, alpha="one"),
+    ragged.Case(35, 150, 1072, pitched=True),
+    ragged.Case(40, 24, 1152, out_dtype=torch.float32, bias="fp32"),
+    ragged.Case(24, 40, 0, bias="fp32", c="c"),
+    ragged.Case(14, 290, 1040, out_dtype=torch.bfloat16, alpha="float", pitched=True),
+    ragged.Case(290, 27, 1088, 2, c="out"),
+    ragged.Case(1, 300, 1600, 2, alpha="vector", bias="out", out_dtype=torch.float32),
+    ragged.Case(2, 130, 1040, layout="linear", c="out"),
+    ragged.Case(4, 77, 48, c="c", pitched=True),
+    ragged.Case(300, 1, 1600, 2, alpha="vector", c="c", out_dtype=torch.float32),
+    ragged.Case(77, 1, 528, 3, layout="linear", alpha="one", c="out", out_dtype=torch.bfloat16),
+    ragged.Case(131, 1, 2064, bias="out", c="c"),
+    ragged.Case(300, 280, 1152, 2, alpha="vector", out_dtype=torch.bfloat16),
+    ragged.Case(520, 270, 192, layout="linear", bias="out", c="c"),
+    ragged.Case(30, 270, 4128, alpha="vector", c="c"),
+    ragged.Case(390, 60, 4160, out_dtype=torch.bfloat16, bias="out", pitched=True),
+    ragged.Case(100, 140, 4096, 2, out_dtype=torch.float32),
+]
+DEVICE = 0
+EMULATED_SAMPLE = 12  # plans of a case
+
+
+def plan(case: ragged.Case) -> dict[str, object]:
+    """Of contiguous, aligned data in the 128x4 layout: about as many plans as the case has."""
+    return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm90")["plan"]
+
+
+def instantiations() -> set[str]:
+    headers = ("kernels/sm90/gemm_config.h", "kernels/sm90/gemv_config.h", "kernels/sm90/prefill_config.h")
+    names = [name for header in headers for name in re.findall(r"X\((sm90_\w+),", (CSRC / header).read_text())]
+    return {f"nvfp4_{name}" for name in names}
+
+
+@pytest.fixture
+def candidate() -> Iterator[None]:
+    yield
+    _C.set_candidate(0)
+
+
+@pytest.fixture
+def sm90(backend: Backend) -> Backend:
+    if backend.name != "sm90":
+        pytest.skip("needs an sm90 GPU")
+    return backend
+
+
+def test_every_instantiation_is_among_them(sm90: Backend, candidate: None) -> None:
+    found, cuts = set(), set()
+    for case in CASES:
+        for i in range(plan(case)["candidates"]):
+            _C.set_candidate(i)
+            found.add(plan(case)["kernel"])
+            cuts.add(plan(case)["split_k"])
+    assert len(found) > 10 and found == instantiations()
+    assert cuts == set(range(1, 9))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equal_bits(case: ragged.Case, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
+    """A candidate past the end selects the last one, so counting too far is no error."""
+    places = list(range(plan(case)["candidates"]))
+    if sm90.emulated:
+        rng = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}")
+        places = rng.sample(places, min(len(places), EMULATED_SAMPLE))
+    for i in places:
+        _C.set_candidate(i)
+        assert ragged.run(case, "sm90", sm90.device) == "", f"candidate {i}: {plan(case)}"
+
+
+def test_one_row_of_b_streams_a(sm90: Backend) -> None:
+    """N = 1 runs as M = 1 with swapped operands if C is a contiguous column and there is no bias."""
+    for task in reference.load_task("nvfp4_gemv")["benchmarks"]:
+        m, k, l = (task[size] for size in "mkl")
+        swapped = nvfp4.info(m, 1, k, l, device=DEVICE, backend="sm90")["plan"]
+        plain = nvfp4.info(1, m, k, l, device=DEVICE, backend="sm90")["plan"]
+        assert swapped["swap_ab"] and not plain["swap_ab"] and swapped["reason"] != plain["reason"]
+        assert all(swapped[name] == plain[name] for name in ("kernel", "grid", "workspace", "modelled_us"))
+        assert swapped["kernel"] == "nvfp4_sm90_gemv_1"
+        assert (swapped["tile_m"], swapped["tile_n"]) == (plain["tile_n"], plain["tile_m"])
+
+
+def test_one_row_of_b_where_c_is_no_column(sm90: Backend, generator: torch.Generator) -> None:
+    """Rows of out or of c that lie apart, and a bias, after a call of the same shape without: the same bits, and
+    nothing is written between the rows."""
+    m, k = 67, 320
+    seed = int(torch.randint(2**31, (), generator=generator))
+    a, b, sfa, sfb = reference.batch_first(reference.generate_input(m, 1, k, 2, seed, device=sm90.device))
+    bias, c = (torch.randn(shape, generator=generator).half().to(sm90.device) for shape in ((1,), (2, m, 8)))
+    apart, dense = {"c": c[:, :, :1], "beta": 2.0}, {"c": c[:, :, 1:2].contiguous(), "beta": -1.0}
+    for options in ({}, apart, {"bias": bias}, dense, {"bias": bias, **dense}, {"bias": bias, **apart}):
+        wanted = reference.gemm(a, b, sfa, sfb, scale_layout="linear", **options)
+        for step in (1, 8):
+            memory = torch.full((2, m, step), torch.nan, dtype=torch.float16, device=sm90.device)
+            nvfp4.gemm(a, b, sfa, sfb, scale_layout="linear", out=memory[:, :, :1], backend="sm90", **options)
+            assert reference.compare(memory[:, :, :1], wanted, exact=True)[0], (options.keys(), step)
+            assert memory[:, :, 1:].isnan().all()
+
+
+def streamk_bytes(found: dict[str, int], m: int, n: int) -> int:
+    """Partial tiles and fix-up flags of plans without data-parallel tiles."""
+    tiles = -(-m // found["tile_m"]) * -(-n // found["tile_n"])
+    workers = found["grid"] - tiles * found["split_k"]
+    return (workers + tiles) * found["tile_m"] * found["tile_n"] * 4 + workers * 4
+
+
+@pytest.mark.parametrize("case", CASES[-3:], ids=str)
+def test_streamk_plans(case: ragged.Case, sm90: Backend, candidate: None) -> None:
+    """All of them, twice in one workspace: the second call starts with the flags of the first."""
+    found = 0
+    for i in range(plan(case)["candidates"]):
+        _C.set_candidate(i)
+        if "streamk" in plan(case)["kernel"]:
+            found += 1
+            assert not any(ragged.run(case, "sm90", sm90.device) for _ in range(2)), f"candidate {i}: {plan(case)}"
+    assert found > 1
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(300, 280, 1152), (12, 280, 1152)])
+def test_workspace_of_the_plan_is_enough_and_needed(m: int, n: int, k: int, sm90: Backend, candidate: None) -> None:
+    """The workspace holds the dequantized operands and the stream-K partial tiles, and nothing else."""
+    for i in range(nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]["candidates"]):
+        _C.set_candidate(i)
+        found = nvfp4.info(m, n, k, device=DEVICE, backend="sm90")["plan"]
+        mma_n = m if found["swap_ab"] else n
+        in_kernel = "gemv" in found["kernel"] or ("gemm" in found["kernel"] and mma_n <= 16)
+        rows = 0 if in_kernel else m + n if found["kernel"].endswith("prefill_fp16") else mma_n
+        wanted = rows * k * 2 + (streamk_bytes(found, m, n) if "streamk" in found["kernel"] else 0)
+        assert wanted <= found["workspace"] < wanted + 1024, found
+
+
+def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
+    shape = (24, 384, 1024)
+    try:
+        for place in (3, 0, 7):
+            _C.set_candidate(place)
+            wanted = _C.plan(DEVICE, "sm90", *shape, 1)
+            _C.set_candidate(0)
+            settings = [wanted[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")]
+            _C.override_plan(DEVICE, *shape, 1, *settings)
+            taken = _C.plan(DEVICE, "sm90", *shape, 1)
+            assert [taken[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")] == settings
+        assert _C.plan(DEVICE, "sm90", 25, 384, 1024, 1)["kernel"]  # other shapes are unaffected
+        with pytest.raises(nvfp4.Error, match="none of the"):
+            _C.override_plan(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0)  # does not hold 24 rows
+    finally:
+        _C.clear_overrides()
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
+def test_no_measured_shape_has_a_slow_plan() -> None:
+    """The chosen plan of each shape is within 5 % of its fastest measured plan on an H200; for products below 8 us
+    within 1 us, since CUDA events count in steps of 0.25 us."""
+    model, measured = fit_sm90.Model(), fit_sm90.read_measured()
+    ranked = {shape: model.rank(shape) for shape in measured}
+    assert len(measured) >= 136
+    slow = [
+        found
+        for shape, plans in measured.items()
+        if (found := fit_sm90.outcome(shape, plans, ranked[shape])).regret > 0.05
+        and not (found.best_us < 8 and found.chosen_us - found.best_us <= 1)
+    ]
+    assert not slow
+
+
+@pytest.mark.parametrize("shared", [0, 1], ids=["a", "b"])
+def test_values_for_all_batches(shared: int, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
+    """The tensor map of an operand in the user's memory then has a batch stride of 0."""
+    case = ragged.Case(40, 300, 576, 3)
+    places = list(range(plan(case)["candidates"]))
+    if sm90.emulated:
+        places = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}").sample(places, EMULATED_SAMPLE)
+    call = ragged.Call(case, ragged.generator(case, shared), sm90.device)
+    given = list(call.operands)
+    given[shared] = given[shared][:1].expand(3, *given[shared].shape[1:])  # values; scales must be contiguous
+    expected = reference.gemm(*given, scale_layout=case.layout, out_dtype=case.out_dtype)
+    for i in places:
+        _C.set_candidate(i)
+        found = nvfp4.gemm(*given, scale_layout=case.layout, out_dtype=case.out_dtype, backend="sm90")
+        equal, message = reference.compare(found, expected, exact=True)
+        assert equal, f"candidate {i}: {plan(case)}: {message}"

@@ -1,0 +1,437 @@
+"""`bench --tune` and nvfp4.use_tuning: all but the clock, which needs an H200 or a B200.
+
+Tests that need the sm90 or sm100 kernels take the fixture tunable. Ordinary runs start them in other processes, on the
+emulated H200 and B200, with a fake clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import NO_SM90, NO_SM100, has_sm90, has_sm100
+from emulated import emulated
+
+import nvfp4
+from nvfp4 import _C, reference
+from nvfp4.__main__ import main
+from nvfp4._tuning import SETTINGS
+from nvfp4.cli import bench, machine, show, timing, tune
+from nvfp4.cli.shapes import Shape
+
+SMALL, UNALIGNED = Shape(16, 128, 512), Shape(3, 130, 96)
+CALLS = 2
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    seed = int(os.environ["NVFP4_TEST_SEED"])
+    print(f"NVFP4_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+def settings(plan: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(plan[name] for name in SETTINGS)
+
+
+# --- statistics of the times ----------------------------------------------------------------------------------------
+
+
+def test_rank_correlation_is_spearmans(dice: random.Random) -> None:
+    for count in range(2, 30):
+        x, y = dice.sample(range(1000), count), dice.sample(range(1000), count)
+        ranks = [[sorted(values).index(value) for value in values] for values in (x, y)]
+        squares = sum((i - j) ** 2 for i, j in zip(*ranks))
+        assert tune.rank_correlation(x, y) == pytest.approx(1 - 6 * squares / (count * (count**2 - 1)))
+    assert tune.ranks([5, 1, 5, 3]) == [3.5, 1, 3.5, 2]
+    assert tune.rank_correlation([1, 2, 3], [10, 20, 400]) == pytest.approx(1)
+    assert tune.rank_correlation([1, 2, 3], [4, 4, 4]) is None
+
+
+def result_of(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    candidates = [{"modelled_us": modelled, "samples_us": [us - 1, us, us + 1], "wrong": ""} for modelled, us in points]
+    return {"candidates": [*candidates, {"modelled_us": 1.0, "samples_us": [], "wrong": "every value"}]}
+
+
+def test_the_fit_finds_a_line(dice: random.Random) -> None:
+    offset, scale = dice.uniform(-1, 3), dice.uniform(0.5, 2)
+    modelled = [dice.uniform(3, 40) for _ in range(30)]
+    results = [result_of([(x, offset + scale * x) for x in part]) for part in (modelled[:10], modelled[10:])]
+    fitted = tune.fit(results)
+    assert fitted is not None and fitted["plans"] == 30
+    assert (fitted["offset_us"], fitted["scale"]) == (pytest.approx(offset), pytest.approx(scale))
+    assert fitted["relative_error"] < 1e-9
+    assert tune.fit([result_of([(1, 2), (1, 3), (2, 3)])]) is None
+
+
+def with_samples(*samples: list[float], wrong: int | None = None) -> list[tune.Candidate]:
+    plan = {"kernel": "k", "swap_ab": False, "split_k": 1, "prefetch_stages": 0, "tile_m": 1, "tile_n": 1, "stages": 1}
+    made = [tune.Candidate(i, plan | {"grid": 1, "modelled_us": float(i)}, "", list(s)) for i, s in enumerate(samples)]
+    if wrong is not None:
+        made[wrong].wrong = "every value"
+    return made
+
+
+def test_the_fastest_is_selected_on_even_rounds_and_compared_on_odd_ones() -> None:
+    verdict = tune.judge(with_samples([10, 10] * 10, [8, 9] * 10, [9, 5] * 10))
+    assert verdict["fastest"] == verdict["selected"] == 1
+    assert verdict["loss"] == {"median": 10 / 9, "p10": 10 / 9, "p90": 10 / 9, "samples": 10}
+    assert verdict["rank_correlation"] == pytest.approx(-1)
+
+
+def test_the_models_choice_stays_unless_it_is_slower_in_nine_rounds_of_ten() -> None:
+    lucky = tune.judge(with_samples([10, 10] * 10, [8, 9, 8, 9, 8, 11] * 3 + [8, 9]))
+    assert (lucky["fastest"], lucky["selected"]) == (1, 0)
+    equal = tune.judge(with_samples([10, 10] * 10, [8, 10] * 10))
+    assert (equal["fastest"], equal["selected"]) == (1, 0)
+
+
+def test_a_wrong_plan_is_neither_fastest_nor_compared_with() -> None:
+    assert tune.judge(with_samples([10, 10], [1, 1], [9, 9], wrong=1))["fastest"] == 2
+    without_choice = tune.judge(with_samples([1, 1], [9, 9], wrong=0))
+    assert (without_choice["fastest"], without_choice["selected"], without_choice["loss"]) == (1, 1, None)
+    assert tune.judge(with_samples([1, 1], wrong=0))["selected"] is None
+
+
+# --- the clock's logic, on a fake GPU -------------------------------------------------------------------------------
+
+
+def stream_clock(late: int) -> tuple[tune.StreamClock, list[str]]:
+    """A clock whose GPU completes the first event too early `late` times, and its log."""
+    log: list[str] = []
+    pairs = iter(range(10**6))
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.number = next(pairs)
+
+        def record(self) -> None:
+            log.append("event")
+
+        def query(self) -> bool:
+            return self.number // 2 < late
+
+        def elapsed_time(self, end: Event) -> float:
+            assert end.number == self.number + 1
+            return 0.004 * (self.number // 2 + 1)
+
+    clock = object.__new__(tune.StreamClock)
+    flush = SimpleNamespace(fill_=lambda value: log.append("write"), numel=lambda: 2**29)
+    cuda = SimpleNamespace(Event=Event, synchronize=lambda: log.append("wait"))
+    clock.clock, clock.torch, clock.writes = SimpleNamespace(flush=flush), SimpleNamespace(cuda=cuda), 1
+    return clock, log
+
+
+def test_times_that_include_host_time_are_dropped() -> None:
+    clock, log = stream_clock(late=2)
+    calls = [lambda: log.append("call")] * 4
+    assert clock.run(calls) == pytest.approx(3e-6)  # 12 us of the third try, over 4 calls
+    tries = [["write"] * writes + ["event", *["call"] * 4, "event", "wait"] for writes in (1, 2, 4)]
+    assert log == sum(tries, [])
+    del log[:]
+    clock.run(calls)
+    assert log == tries[2]  # it keeps the number of writes
+    assert "4 writes of 512 MiB" in clock.describe()
+
+
+def test_a_host_that_is_too_slow_is_an_error() -> None:
+    clock, _ = stream_clock(late=10**6)
+    with pytest.raises(show.Failure, match=f"cannot enqueue 4 calls in the time of {timing.MAX_WRITES} writes"):
+        clock.run([lambda: None] * 4)
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+ON_CPU = machine.Target(torch.device("cpu"), torch.device("cpu"), None)
+
+
+def test_inputs_have_exact_sums(dice: random.Random) -> None:
+    scales_by_k = {}
+    for k in (16, 1024, 16384, 1 << 17):
+        products = tune.Products(Shape(2, 3, k), ON_CPU, CALLS, dice.randrange(2**31))
+        for (a, b, scale_a, scale_b), expected in zip(products.inputs, products.expected):
+            wide = [reference.operand(x, scale, "128x4")[0] for x, scale in ((a, scale_a), (b, scale_b))]
+            assert reference.sums_are_exact(*wide)
+            assert torch.equal((wide[0].double() @ wide[1].double().T).half(), expected)
+        scales_by_k[k] = set(products.inputs[0][2].flatten().tolist()) - {reference.E4M3_NAN}
+        assert reference.E4M3_NAN in products.inputs[0][2]  # padding
+        first, second = (products.inputs[i][0] for i in range(2))
+        assert not torch.equal(first, second) or k == 16
+    assert scales_by_k[16384] == {0, 0x38, 0x40, 0x44} and scales_by_k[1 << 17] == {0, 0x38}
+    with pytest.raises(show.CommandError, match="K is too large"):
+        tune.Products(Shape(1, 1, 1 << 21), ON_CPU, 1, 0)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_has_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--tune", "--backend", "cpu"]) == 2
+    assert "--backend is cpu: must be sm90, sm100 or left out" in capsys.readouterr().err
+    with pytest.raises(show.CommandError, match="B200, B300.*no usable GPU here"):
+        tune.tunable(argparse.Namespace(backend=None), ON_CPU)
+
+
+def test_another_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    a100 = {"name": "NVIDIA A100", "compute_capability": 80}
+    monkeypatch.setattr(tune, "info", lambda: {"devices": [a100]})
+    gpu = torch.device("cuda:0")
+    with pytest.raises(show.CommandError, match="B300.; cuda:0 is NVIDIA A100, of compute capability 8.0"):
+        tune.tunable(argparse.Namespace(backend=None), machine.Target(gpu, gpu, None))
+
+
+def error_of(path: Path | str) -> str:
+    with pytest.raises(nvfp4.Error) as error:
+        nvfp4.use_tuning(path)
+    assert str(path) in str(error.value)
+    return str(error.value)
+
+
+def test_files_that_are_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    assert "No such file" in error_of(path)
+    path.write_text("no")
+    assert "is not JSON" in error_of(path)
+    for text in ("[]", "{}", '{"format": "nvfp4-tune 0"}'):
+        path.write_text(text)
+        assert "is not a file of `bench --tune` in the format 'nvfp4-tune 2'" in error_of(path)
+    path.write_text('{"format": "nvfp4-tune 1"}')
+    assert f"rewrite it with `python tools/rename_results.py {path}`" in error_of(path)
+    ours = {"format": "nvfp4-tune 2", "nvfp4": nvfp4.__version__, "results": []}
+    for damaged in (ours, ours | {"device": 1}, ours | {"device": {"name": "a"}}):
+        path.write_text(json.dumps(damaged))
+        assert "is damaged" in error_of(path)
+    path.write_text(json.dumps(ours | {"nvfp4": "0.0.1"}))
+    assert f"measured with nvfp4 0.0.1, this is {nvfp4.__version__}" in error_of(path)
+    gpu = {"name": "Another GPU", "compute_capability": 100, "sm_count": 148}
+    path.write_text(json.dumps(ours | {"device": gpu}))
+    assert "was measured on Another GPU with 148 SMs; this machine has " in error_of(path)
+    assert nvfp4.use_tuning(None) == []
+
+
+# --- on a GPU whose kernels have many plans -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["sm_90", "sm_100"])
+def test_on_an_emulated_gpu(device: str) -> None:
+    if not nvfp4.info()["archs"]:
+        pytest.skip("this build has no GPU code")
+    output = emulated(device, "plan/test_tune.py", "-k", "test_tunable")
+    assert int(output.split(" passed")[0].split()[-1]) >= 7
+
+
+class FakeClock:
+    """Runs each call once, and gives a random time that depends on the plan."""
+
+    def __init__(self, seed: int, shape: Shape) -> None:
+        self.seed, self.shape, self.runs = seed, shape, 0
+
+    def describe(self) -> str:
+        return "fake"
+
+    def us(self, plan: dict[str, Any]) -> float:
+        return random.Random(f"{self.seed} {settings(plan)}").uniform(5, 20)
+
+    def run(self, calls: Sequence[Callable[[], object]]) -> float:
+        assert len(calls) == CALLS
+        self.runs += 1
+        return 1e-6 * (self.us(plan_of(self.shape)) + 1e-3 * (self.runs % 7))
+
+
+def family() -> str:
+    return "sm90" if has_sm90() else "sm100"
+
+
+def plan_of(shape: Shape) -> dict[str, Any]:
+    return _C.plan(0, family(), shape.m, shape.n, shape.k, 1)
+
+
+@pytest.fixture
+def tunable() -> Iterator[machine.Target]:
+    if not has_sm90() and not has_sm100():
+        pytest.skip(f"{NO_SM90}; or {NO_SM100}")
+    nvfp4.use_tuning(None)
+    yield machine.pick_target(None)
+    nvfp4.use_tuning(None)
+
+
+@pytest.fixture
+def tuning(tunable: machine.Target, dice: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file for SMALL, whose selected plan is not the model's choice."""
+    monkeypatch.chdir(tmp_path)
+    while True:
+        clock = FakeClock(dice.randrange(2**31), SMALL)
+        report = tune.tune([SMALL], tunable, clock, 3, clock.seed, CALLS)
+        if report["results"][0]["selected"] != 0:
+            return tmp_path / tune.write(report)
+
+
+def test_tunable_times_every_plan_and_finds_the_fastest(tunable: machine.Target, dice: random.Random) -> None:
+    clock = FakeClock(dice.randrange(2**31), SMALL)
+    before = plan_of(SMALL)
+    report = json.loads(json.dumps(tune.tune([SMALL], tunable, clock, 5, clock.seed, CALLS)))
+    (result,) = report["results"]
+    assert report["failure"] == "" and clock.runs == 5 * before["candidates"]
+    assert plan_of(SMALL) == before  # no override is left
+    assert len({settings(c) for c in result["candidates"]}) == before["candidates"] == len(result["candidates"])
+    for rank, candidate in enumerate(result["candidates"]):
+        assert candidate["rank"] == rank and candidate["wrong"] == ""
+        assert candidate["samples_us"] == pytest.approx([clock.us(candidate)] * 5, abs=0.01)
+    modelled = [c["modelled_us"] for c in result["candidates"]]
+    assert modelled == sorted(modelled)
+    fastest = min(result["candidates"], key=clock.us)
+    assert result["fastest"] == result["selected"] == fastest["rank"]
+    assert result["loss"]["median"] == pytest.approx(clock.us(before) / clock.us(fastest), rel=0.01)
+
+
+def test_tunable_plans_give_equal_bits(tunable: machine.Target, dice: random.Random) -> None:
+    """Also with unaligned scales and partial tiles."""
+    for shape in (SMALL, UNALIGNED):
+        products = tune.Products(shape, tunable, 1, dice.randrange(2**31))
+        for candidate in tune.candidates(shape, 0):
+            with tune.forced(candidate.rank):
+                assert plan_of(shape) == candidate.plan
+                products.outputs[0].fill_(float("nan"))
+                products.calls()[0]()
+            tune.wait(tunable.tensors)
+            bits = [x.view(torch.int16) for x in (products.outputs[0], products.expected[0])]
+            assert torch.equal(*bits), candidate
+
+
+def test_tunable_plans_that_are_wrong_are_reported_and_not_timed(
+    tunable: machine.Target,
+    dice: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """One is wrong in one value of one call, one writes nothing, one raises."""
+    found = tune.candidates(SMALL, 0)
+    wrong, idle, rejected = dice.sample(found, 3)
+    count = 0
+
+    def gemm(*inputs: torch.Tensor, out: torch.Tensor | None = None, backend: str) -> torch.Tensor:
+        nonlocal count
+        if backend == family() and plan_of(SMALL) == rejected.plan:
+            raise nvfp4.Error("the CUDA driver refused the launch")
+        if backend == family() and plan_of(SMALL) == idle.plan:
+            return out
+        result = nvfp4.gemm(*inputs, out=out, backend=backend)
+        if backend == family() and plan_of(SMALL) == wrong.plan:
+            count += 1
+            if count % CALLS == 0:
+                result[3, 5] += 1
+        return result
+
+    monkeypatch.setattr(tune, "gemm", gemm)
+    monkeypatch.chdir(tmp_path)
+    args = argparse.Namespace(backend=None, repeat=2, seed=1, json=True, markdown=False)
+    assert tune.run(args, tunable, [SMALL], FakeClock(1, SMALL), CALLS) == 1
+    report = json.loads(capsys.readouterr().out)
+    (path,) = tmp_path.glob("nvfp4-tune-*.json")
+    assert json.loads(path.read_text()) == report
+    by_rank = {c["rank"]: c for c in report["results"][0]["candidates"]}
+    assert by_rank[rejected.rank]["wrong"] == "the CUDA driver refused the launch"
+    assert by_rank[wrong.rank]["wrong"].startswith("call 1 of 2: 1 of 2048 values are wrong, the first at [3, 5]")
+    assert by_rank[idle.rank]["wrong"].startswith("call 0 of 2: 2048 of 2048 values are wrong")
+    for rank, candidate in by_rank.items():
+        bad = rank in (wrong.rank, idle.rank, rejected.rank)
+        assert (bool(candidate["wrong"]), bool(candidate["samples_us"])) == (bad, not bad)
+
+
+def test_tunable_that_stops_writes_what_was_measured(
+    tunable: machine.Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Stopping(FakeClock):
+        def run(self, calls: Sequence[Callable[[], object]]) -> float:
+            if self.runs == plan_of(SMALL)["candidates"]:
+                raise RuntimeError("CUDA error: an illegal instruction was encountered\nand more")
+            return super().run(calls)
+
+    monkeypatch.chdir(tmp_path)
+    args = argparse.Namespace(backend=family(), repeat=1, seed=1, json=False, markdown=True)
+    assert tune.run(args, tunable, [SMALL, UNALIGNED], Stopping(1, SMALL), CALLS) == 1
+    (path,) = tmp_path.glob("nvfp4-tune-*.json")
+    report = json.loads(path.read_text())
+    assert [result["shape"] for result in report["results"]] == [{"m": 16, "n": 128, "k": 512}]
+    assert re.match(r"3x130x96: \d+x\w+, ", report["failure"]) and report["failure"].endswith(
+        "an illegal instruction was encountered"
+    )
+    out = capsys.readouterr().out
+    assert f"THE GPU STOPPED: {report['failure']}." in out and path.name in out
+    assert out.count("\n| ") == plan_of(SMALL)["candidates"] + 2  # and header and rule
+
+
+def test_tunable_that_is_emulated_is_not_timed(tunable: machine.Target, capsys: pytest.CaptureFixture[str]) -> None:
+    if tunable.device == tunable.tensors:
+        pytest.skip("a real one is")
+    assert main(["bench", "--tune"]) == 2
+    assert "timing it needs a torch that can use it" in capsys.readouterr().err
+
+
+def test_tunable_uses_a_tuning_file(tunable: machine.Target, tuning: Path, dice: random.Random) -> None:
+    model = {shape: plan_of(shape) for shape in (SMALL, UNALIGNED)}
+    batched = _C.plan(0, family(), 16, 128, 512, 2)
+    (result,) = json.loads(tuning.read_text())["results"]
+    best = result["candidates"][result["selected"]]
+    (used,) = nvfp4.use_tuning(tuning)
+    assert used == {"m": 16, "n": 128, "k": 512} | {name: best[name] for name in SETTINGS}
+    assert settings(nvfp4.info(16, 128, 512, backend=family())["plan"]) == settings(best) != settings(model[SMALL])
+    assert plan_of(UNALIGNED) == model[UNALIGNED]
+    assert _C.plan(0, family(), 16, 128, 512, 2) == batched
+
+    a, b, scale_a, scale_b = tune.Products(SMALL, tunable, 1, dice.randrange(2**31)).inputs[0]
+    linear = [nvfp4.unswizzle(s.flatten(), rows, 32) for s, rows in ((scale_a, 16), (scale_b, 128))]
+    for out_dtype in (torch.float16, torch.float32):
+        expected = nvfp4.gemm(a.cpu(), b.cpu(), scale_a.cpu(), scale_b.cpu(), out_dtype=out_dtype, backend="cpu")
+        product = nvfp4.gemm(a, b, scale_a, scale_b, out_dtype=out_dtype, backend=family())
+        by_linear = nvfp4.gemm(a, b, *linear, out_dtype=out_dtype, scale_layout="linear", backend=family())
+        assert torch.equal(product.cpu(), expected) and torch.equal(by_linear.cpu(), expected)
+
+    with tune.forced(1):  # the other plans keep the model's order
+        assert settings(plan_of(SMALL)) == settings(model[SMALL])
+    assert nvfp4.use_tuning(None) == [] and plan_of(SMALL) == model[SMALL]
+
+
+def test_tunable_rejects_a_tuning_that_is_stale(tunable: machine.Target, tuning: Path, tmp_path: Path) -> None:
+    nvfp4.use_tuning(tuning)
+    in_force = plan_of(SMALL)
+    stale = tmp_path / "stale.json"
+
+    def without(change: Callable[[dict[str, Any]], None]) -> str:
+        report = json.loads(tuning.read_text())
+        change(report["results"][0]["candidates"][report["results"][0]["selected"]])
+        stale.write_text(json.dumps(report))
+        message = error_of(stale)
+        assert plan_of(SMALL) == in_force  # the overrides stay
+        return message
+
+    plans = f"which is none of the {in_force['candidates']} plans for a product of M = 16, N = 128, K = 512, L = 1"
+    assert plans in without(lambda c: c.update(kernel=f"nvfp4_{family()}_gemm_512x512"))
+    assert plans in without(lambda c: c.update(kernel="nvfp4_sm80_gemm_128x128"))
+    assert plans in without(lambda c: c.update(split_k=8, prefetch_stages=77))
+    assert "must be between 1 and" in without(lambda c: c.update(split_k=0))
+    assert "does not fit this nvfp4" in without(lambda c: c.update(kernel=None))
+    assert "is damaged" in without(lambda c: c.pop("swap_ab"))
+
+    report = json.loads(tuning.read_text())
+    report["results"].append(report["results"][0] | {"shape": {"m": 16, "n": 128, "k": 24}})
+    stale.write_text(json.dumps(report))
+    assert "K a multiple of 16" in error_of(stale) and plan_of(SMALL) == in_force
+
+
+def test_bench_still_has_its_shapes() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert parser.parse_args([]).m is None and parser.parse_args(["--m", "1,5"]).m == [1, 5]
+    assert [str(shape) for shape in bench.task_shapes([128])] == ["128x7168x16384", "128x4096x7168", "128x7168x2048"]
