@@ -73,7 +73,8 @@ def configs() -> dict[str, Config]:
 @functools.cache
 def compile_ptx(source: Path, *options: str, family: str = "sm100") -> str:
     """nvcc's PTX for the family, cached in the temporary folder under a hash of all device code."""
-    files = [source, *sorted(CSRC.glob("device/*")), *sorted(CSRC.glob(f"{family}_*.*h")), CSRC / f"{family}_gemm.cu"]
+    folders = (CSRC / "kernels/common", CSRC / f"kernels/{family}")
+    files = [source, *(path for folder in folders for path in sorted(folder.iterdir()))]
     content = b"\0".join(path.read_bytes() for path in files)
     key = hashlib.sha256(" ".join(options).encode() + content).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"nvfp4-{family}-{os.getuid()}"
