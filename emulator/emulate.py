@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import fcntl
+import functools
 import os
 import re
 import struct
@@ -37,11 +38,13 @@ class EmulatorError(RuntimeError):
 
 
 def build() -> Path:
-    """Compiles what has changed, into EMULATE_BUILD (emulator/build); returns the path of libcuda.so.1.
+    """Compiles what has changed, into EMULATE_BUILD (emulator/build); returns the path of libcuda.so.1."""
+    return build_in(Path(os.environ.get("EMULATE_BUILD", HERE / "build")).resolve())
 
-    Processes that want it at once take turns.
-    """
-    folder = Path(os.environ.get("EMULATE_BUILD", HERE / "build")).resolve()
+
+@functools.cache  # a make that has nothing to do takes 50 ms, and tests make thousands of Emulators
+def build_in(folder: Path) -> Path:
+    """Processes that want it at once take turns."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
