@@ -6,15 +6,18 @@ import ctypes
 import gc
 import os
 import random
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 # torch's threads must not spin while those of nvfp4 work: tests run both in turn, on machines of two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import numpy  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from paths import BENCHMARKS, EMULATOR, KERNELS  # noqa: E402
+from paths import BENCHMARKS, EMULATOR, KERNELS, TESTS  # noqa: E402
 
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
 
@@ -171,3 +174,19 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """Random numbers that differ from session to session and from test to test."""
     salt = f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}"
     return torch.Generator().manual_seed(random.Random(salt).getrandbits(62))
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libcuda that launches nothing."""
+    library = tmp_path_factory.mktemp("fake") / "libcuda_fake.so"
+    source = TESTS / "fake_driver" / "libcuda.c"
+    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    return library
+
+
+@pytest.fixture(name="random")
+def numpy_generator(request: pytest.FixtureRequest) -> numpy.random.Generator:
+    """The same, of NumPy."""
+    return numpy.random.default_rng([int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()])

@@ -14,7 +14,7 @@ import call_cost
 import pytest
 import ragged
 import sanitize
-from paths import CSRC, TESTS
+from paths import CSRC
 
 import nvfp4
 
@@ -37,15 +37,6 @@ def force(kernel, m, n, k):
         if plan["kernel"] == kernel and plan["swap_ab"]: return plan
     raise KeyError(kernel)
 """
-
-
-@pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("fake") / "libcuda_fake.so"
-    source = TESTS / "fake_driver" / "libcuda.c"
-    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)]
-    subprocess.run(command, check=True)
-    return library
 
 
 def run(code: str, library: Path | str, **variables: str) -> str:
