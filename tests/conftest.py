@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from paths import BENCHMARKS, EMULATOR, KERNELS, TESTS  # noqa: E402
+from paths import BENCHMARKS, EMULATOR, KERNELS, TESTS, families  # noqa: E402
 
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
 
@@ -26,8 +26,6 @@ import emulate  # noqa: E402  (the project in emulator/)
 import nvfp4  # noqa: E402
 
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
-NO_SM90 = "needs a GPU of compute capability 9.0"
-NO_SM100 = "needs a GPU of compute capability 10.0 or 10.3"
 
 
 @dataclass(frozen=True)
@@ -129,24 +127,17 @@ def compute_capability() -> int:
     return devices[0]["compute_capability"] if devices else 0
 
 
-def has_sm90() -> bool:
-    """Whether that GPU runs the sm90 kernels."""
-    return compute_capability() == 90
-
-
-def has_sm100() -> bool:
-    """Whether that GPU runs the sm100 kernels."""
-    return compute_capability() // 10 == 10
+def runs(family: str) -> bool:
+    """Whether that GPU runs the family's kernels: sm80's are for every GPU, the others for their own architecture."""
+    return family == "sm80" or compute_capability() // 10 == int(family.removeprefix("sm")) // 10
 
 
 def skip_other_families(name: str) -> None:
-    if name == "sm90" and not has_sm90():
-        pytest.skip(NO_SM90)
-    if name == "sm100" and not has_sm100():
-        pytest.skip(NO_SM100)
+    if name != "cpu" and not runs(name):
+        pytest.skip(f"needs a GPU that runs the {name} kernels")
 
 
-@pytest.fixture(params=["cpu", "sm80", "sm90", "sm100"])
+@pytest.fixture(params=["cpu", *families()])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     if request.config.getoption("--emulate"):
         if request.param == "cpu":

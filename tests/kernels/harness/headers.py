@@ -235,9 +235,3 @@ def family(name: str, *defines: str) -> Family:
 
 def config_headers(name: str) -> list[Path]:
     return sorted((CSRC / "kernels" / name).glob("*config.h"))
-
-
-def families() -> list[str]:
-    """Folders of csrc/kernels that have a config header, oldest architecture first."""
-    names = {path.parent.name for path in (CSRC / "kernels").glob("*/*config.h")}
-    return sorted(names, key=lambda name: int(name.removeprefix("sm")))
