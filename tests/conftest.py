@@ -6,15 +6,18 @@ import ctypes
 import gc
 import os
 import random
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 # torch's threads must not spin while those of nvfp4 work: tests run both in turn, on machines of two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import numpy  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from paths import BENCHMARKS, EMULATOR, KERNELS  # noqa: E402
+from paths import BENCHMARKS, EMULATOR, KERNELS, TESTS, families  # noqa: E402
 
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
 
@@ -23,8 +26,6 @@ import emulate  # noqa: E402  (the project in emulator/)
 import nvfp4  # noqa: E402
 
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
-NO_SM90 = "needs a GPU of compute capability 9.0"
-NO_SM100 = "needs a GPU of compute capability 10.0 or 10.3"
 
 
 @dataclass(frozen=True)
@@ -126,24 +127,17 @@ def compute_capability() -> int:
     return devices[0]["compute_capability"] if devices else 0
 
 
-def has_sm90() -> bool:
-    """Whether that GPU runs the sm90 kernels."""
-    return compute_capability() == 90
-
-
-def has_sm100() -> bool:
-    """Whether that GPU runs the sm100 kernels."""
-    return compute_capability() // 10 == 10
+def runs(family: str) -> bool:
+    """Whether that GPU runs the family's kernels: sm80's are for every GPU, the others for their own architecture."""
+    return family == "sm80" or compute_capability() // 10 == int(family.removeprefix("sm")) // 10
 
 
 def skip_other_families(name: str) -> None:
-    if name == "sm90" and not has_sm90():
-        pytest.skip(NO_SM90)
-    if name == "sm100" and not has_sm100():
-        pytest.skip(NO_SM100)
+    if name != "cpu" and not runs(name):
+        pytest.skip(f"needs a GPU that runs the {name} kernels")
 
 
-@pytest.fixture(params=["cpu", "sm80", "sm90", "sm100"])
+@pytest.fixture(params=["cpu", *families()])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     if request.config.getoption("--emulate"):
         if request.param == "cpu":
@@ -171,3 +165,19 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """Random numbers that differ from session to session and from test to test."""
     salt = f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}"
     return torch.Generator().manual_seed(random.Random(salt).getrandbits(62))
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libcuda that launches nothing."""
+    library = tmp_path_factory.mktemp("fake") / "libcuda_fake.so"
+    source = TESTS / "fake_driver" / "libcuda.c"
+    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    return library
+
+
+@pytest.fixture(name="random")
+def numpy_generator(request: pytest.FixtureRequest) -> numpy.random.Generator:
+    """The same, of NumPy."""
+    return numpy.random.default_rng([int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()])

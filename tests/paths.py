@@ -7,3 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CSRC, BENCHMARKS, EMULATOR, TESTS = ROOT / "csrc", ROOT / "benchmarks", ROOT / "emulator", ROOT / "tests"
 KERNELS = TESTS / "kernels"
+
+
+def families() -> list[str]:
+    """Of GPU kernels, oldest architecture first: folders of csrc/kernels with a config header."""
+    names = {path.parent.name for path in (CSRC / "kernels").glob("*/*config.h")}
+    return sorted(names, key=lambda name: int(name.removeprefix("sm")))

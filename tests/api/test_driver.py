@@ -14,7 +14,7 @@ import call_cost
 import pytest
 import ragged
 import sanitize
-from paths import CSRC, TESTS
+from harness.headers import family
 
 import nvfp4
 
@@ -37,15 +37,6 @@ def force(kernel, m, n, k):
         if plan["kernel"] == kernel and plan["swap_ab"]: return plan
     raise KeyError(kernel)
 """
-
-
-@pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("fake") / "libcuda_fake.so"
-    source = TESTS / "fake_driver" / "libcuda.c"
-    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)]
-    subprocess.run(command, check=True)
-    return library
 
 
 def run(code: str, library: Path | str, **variables: str) -> str:
@@ -181,7 +172,7 @@ def test_every_gpu_gets_a_kernel_that_fits(fake_driver: Path, tmp_path: Path, cc
 
 def test_the_family_of_the_gpu_is_chosen(fake_driver: Path) -> None:
     code = "print(nvfp4.info(128, 4096, 7168, device=0)['plan']['backend'])"
-    for cc, family in {
+    for cc, name in {
         "89": "sm80",
         "90": "sm90",
         "100": "sm100",
@@ -189,7 +180,7 @@ def test_the_family_of_the_gpu_is_chosen(fake_driver: Path) -> None:
         "110": "sm80",
         "120": "sm80",
     }.items():
-        assert run(code, fake_driver, FAKE_CC=cc) == family
+        assert run(code, fake_driver, FAKE_CC=cc) == name
     forced = code.replace("device=0", "device=0, backend='sm80'")
     for cc in ("90", "100"):
         assert run(forced, fake_driver, FAKE_CC=cc) == "sm80"
@@ -378,8 +369,7 @@ def test_ragged_sets_reach_every_instantiation(fake_driver: Path, shapes: list[t
     """With and without split-K, with the device properties of an H200: a kernel outside these sets has no test."""
     plans = f"[nvfp4.info(*shape, device=0, backend='sm80')['plan'] for shape in {shapes}]"
     planned = json.loads(run(f"import json; print(json.dumps({plans}))", fake_driver))
-    configs = (CSRC / "kernels/sm80/config.h").read_text()
-    names = [f"nvfp4_{name}" for name in re.findall(r"X\((sm80_gemm_\w+),", configs)]
+    names = [config.kernel for config in family("sm80").configs().values()]
     assert len(names) > 1
     assert {(plan["kernel"], plan["split_k"] > 1) for plan in planned} == {(n, cut) for n in names for cut in (0, 1)}
 

@@ -1,4 +1,6 @@
-"""compute-sanitizer over the GPU kernels: `python tests/kernels/sanitize.py` on a machine with a GPU and the CUDA toolkit.
+"""compute-sanitizer over the GPU kernels, on a machine with a GPU and the CUDA toolkit:
+
+    python tests/kernels/sanitize.py
 
 Runs ragged calls under memcheck, racecheck, synccheck and initcheck in parallel, and prints a table. Each tensor is an
 allocation of exactly its size, so that memcheck detects an access one byte past the end. The data come from the host,

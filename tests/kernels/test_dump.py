@@ -16,7 +16,11 @@ import numpy
 import pytest
 import torch
 from emulate import Emulator, build
-from sm100.launch import CSRC, Config, Operand, Product, Schedule, compile_ptx, configs, decode, gemm_ptx, only_entry
+from harness.headers import Config, Struct, family
+from harness.launch import compile_ptx, only_entry, ptx_of
+from harness.values import decode
+from paths import CSRC
+from sm100.gemm import CONFIGS, Product, mma_tile_m
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -24,12 +28,6 @@ from nvfp4.__main__ import main
 from nvfp4.cli import dump, machine, show
 
 needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
-
-
-@pytest.fixture
-def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
-    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
-    return numpy.random.default_rng(seed)
 
 
 # --- without the flag -----------------------------------------------------------------------------------------------
@@ -46,23 +44,31 @@ def without_hooks(text: str) -> str:
 @needs_nvcc
 def test_without_the_flag_the_code_is_the_same(tmp_path: Path) -> None:
     """Equal PTX gives equal machine code: ptxas has no other input."""
-    bare = tmp_path / "kernels/sm100/gemm.cu"
+    bare = tmp_path / "gemm.cu"
     bare.write_text(without_hooks((CSRC / "kernels/sm100/gemm.cu").read_text()))
     assert "dump" not in bare.read_text()
-    plain = gemm_ptx()
-    assert compile_ptx(bare) == plain
-    assert gemm_ptx("-DNVFP4_DUMP") != plain
+    (config, *_) = CONFIGS.values()
+    plain = ptx_of(config)
+    assert compile_ptx(bare, "sm100") == plain
+    assert ptx_of(config, "-DNVFP4_DUMP") != plain
 
 
 # --- on the emulated B200 -------------------------------------------------------------------------------------------
 
 
-class DebugConfig(Config):
-    """The same in a debug build, which has two more barriers."""
+DEBUG = family("sm100", "NVFP4_DUMP")  # the debug build's headers
+Record = DEBUG.structs["sm100_dump"]
 
-    @property
-    def shared_bytes(self) -> int:
-        return super().shared_bytes + 16
+
+def test_python_reads_the_structs_fields() -> None:
+    """dump.py has a copy of the layout, since an installed package has no headers."""
+    names = [name for name, _ in Record._fields_]
+    assert [name.rstrip("_") for name in names[: len(dump.FIELDS)]] == list(dump.FIELDS)
+    assert [getattr(Record, name).offset for name in names[: len(dump.FIELDS)]] == list(AT.values())
+    assert [getattr(Record, name).offset for name in names[len(dump.FIELDS) :]] == [
+        dump.HEADER.size, COLUMNS_AT, SUMS_AT
+    ]  # fmt: skip
+    assert ctypes.sizeof(Record) == dump.BYTES
 
 
 class Dumped(Product):
@@ -72,15 +78,15 @@ class Dumped(Product):
         """Runs it, checks it, and returns the dump's bytes."""
         self.memory = self.emulator.array(numpy.zeros(dump.BYTES, numpy.uint8))
         self.request = (self.memory.address, cta, k_block)
-        debug = DebugConfig(**vars(config))
-        module = self.emulator.load(only_entry(gemm_ptx("-DNVFP4_DUMP"), config.kernel))
+        debug = DEBUG.configs()[config.name]
+        module = self.emulator.load(only_entry(ptx_of(config, "-DNVFP4_DUMP"), config.kernel))
         self.launch(module, debug, swap_ab, split, clusters)
         return torch.from_numpy(self.memory.numpy().copy())
 
-    def schedule(self, *arguments: object) -> Schedule:
-        schedule = super().schedule(*arguments)
-        schedule.alignment[:16] = struct.pack("<Qii", *self.request)  # dump, dump_cta, dump_block
-        return schedule
+    def schedule(self, *arguments: object) -> Struct:
+        made = DEBUG.structs["sm100_schedule"].from_buffer_copy(super().schedule(*arguments))
+        made.dump, made.dump_cta, made.dump_block = self.request
+        return made
 
     def operands(self, swap_ab: int, batch: int) -> tuple[dump.Operand, dump.Operand]:
         """mma_a and mma_b, with the drawn data."""
@@ -108,11 +114,11 @@ CASES = {
 
 def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Dumped, torch.Tensor, dump.Request]:
     kernel, split, mma_a_is, cta, more_m, more_n = CASES[name]
-    config, swap_ab = configs()[kernel], mma_a_is == "b"
+    config, swap_ab = CONFIGS[kernel], mma_a_is == "b"
     seed = int(random.integers(2**30))
     mma_m, mma_n = (
         tile + more if more else tile - int(random.integers(8))
-        for tile, more in ((config.mma_tile_m, more_m), (config.mma_tile_n, more_n))
+        for tile, more in ((mma_tile_m(config), more_m), (config.mma_tile_n, more_n))
     )
     k = 256 * split + 64 * int(random.integers(1, 12)) - (48 if config.cp_async else 0)
     emulator = Emulator("sm_100", seed=seed, tmem_base=32 * (seed % 5) if config.cta_group * split == 1 else 0)
@@ -126,7 +132,7 @@ def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Du
     tiles = 2 if name.endswith("second_tile") else 1  # of one cluster
     k_block = int(random.integers(1, tiles * blocks)) + (tiles - 1) if later else 0
     k_block = min(k_block, tiles * blocks - 1)
-    clusters = -(-mma_m // config.mma_tile_m) * -(-mma_n // config.mma_tile_n) // tiles if split == 1 else 0
+    clusters = -(-mma_m // mma_tile_m(config)) * -(-mma_n // config.mma_tile_n) // tiles if split == 1 else 0
     print(
         f"seed {seed}: {mma_m} x {mma_n} x {k}, CTA {cta}, k_block {k_block} of {tiles} x {blocks}, {clusters} clusters"
     )
@@ -191,7 +197,7 @@ def test_dump_is_the_truth(
 def test_no_such_k_block(random: numpy.random.Generator) -> None:
     """The product is right, and the dump says which k_blocks exist."""
     product = Dumped(Emulator("sm_100", seed=3), random, 40, 200, 512)
-    config = configs()["sm100_gemm_128x64"]
+    config = CONFIGS["sm100_gemm_128x64"]
     for cta, k_block, exists in ((0, 8, 1), (1, 2**30, 1), (2, 0, 0)):
         h = dump.Dump(product.dump(config, True, 1, 0, cta, k_block)).h
         product.check()
@@ -259,11 +265,11 @@ def test_differences_are_marked(
 @needs_nvcc
 def test_wrong_scales_are_found(random: numpy.random.Generator) -> None:
     """The first finding names the fault, which also shows in the sums."""
-    config = configs()["sm100_gemm_128x64"]
+    config = CONFIGS["sm100_gemm_128x64"]
     product = Dumped(Emulator("sm_100", seed=int(random.integers(2**30))), random, 60, 128, 512)
     right = product.operand
 
-    def with_scales_of_b(config: Config, which: int, *rest: int) -> Operand:
+    def with_scales_of_b(config: Config, which: int, *rest: int) -> Struct:
         made = right(config, which, *rest)
         made.scale = product.arrays[3].address
         return made

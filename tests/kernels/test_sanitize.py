@@ -1,4 +1,4 @@
-"""What tests/kernels/sanitize.py makes of a sanitizer: here a made-up one, which runs no kernel."""
+"""What tests/kernels/sanitize.py makes of a sanitizer: here a fake one, which runs no kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import sanitize
 CALL = "call 2 of 7x33x80x2, linear, torch.float32, on sm90"
 
 
-def made_up(folder: Path, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_sanitizer(folder: Path, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = folder / "compute-sanitizer"
     program.write_text(RUNS.format(python=sys.executable, tests=str(Path(sanitize.__file__).parent), then=then))
     program.chmod(0o755)
@@ -37,7 +37,7 @@ process = subprocess.Popen(["sleep", "300"])
 open({str(child)!r}, "w").write(str(process.pid))
 time.sleep(300)
 """
-    made_up(tmp_path, then, monkeypatch)
+    fake_sanitizer(tmp_path, then, monkeypatch)
     start = time.monotonic()
     clean, summary = sanitize.sanitize("racecheck", ["sm90"], 5.0)
     assert not clean and summary == f"had not ended after 5 s; under way: {CALL}"
@@ -48,7 +48,7 @@ time.sleep(300)
 
 
 def test_a_tool_that_does_not_end_before_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up(tmp_path, "time.sleep(300)", monkeypatch)
+    fake_sanitizer(tmp_path, "time.sleep(300)", monkeypatch)
     assert sanitize.sanitize("memcheck", ["sm90"], 2.0) == (
         False,
         "had not ended after 2 s; under way: no call yet",
@@ -67,5 +67,5 @@ def test_a_tool_that_does_not_end_before_any_call(tmp_path: Path, monkeypatch: p
 def test_clean_is_a_summary_and_calls_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, status: int, clean: bool
 ) -> None:
-    made_up(tmp_path, f"print({printed.replace('; ', chr(10))!r}); sys.exit({status})", monkeypatch)
+    fake_sanitizer(tmp_path, f"print({printed.replace('; ', chr(10))!r}); sys.exit({status})", monkeypatch)
     assert sanitize.sanitize("memcheck", ["sm90"], 60.0)[0] is clean

@@ -12,8 +12,11 @@ import os
 
 import numpy
 import pytest
-from emulate import Emulator, Module
-from sm100.launch import FP16, FP32, Config, Product, configs, gemm_ptx, only_entry
+from emulate import Emulator
+from harness.headers import Config
+from harness.launch import chain, check_chain, load, ptx_of, timing
+from harness.values import FP16, FP32
+from sm100.gemm import CONFIGS, Product, mma_tile_m, splits, tmem_base
 
 import nvfp4
 
@@ -21,31 +24,12 @@ pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 
 SEEDS = int(os.environ.get("SM100_SEEDS", 4))
 RANKED_SEEDS = int(os.environ.get("SM100_RANKED", 0))
-CONFIGS = configs()
 RANKED = ((128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048))
-
-
-def load(config: Config, seed: int, cluster: int = 1) -> tuple[Emulator, Module]:
-    """A B200 whose first free tensor memory column varies. For clusters it is 0: with fewer free columns, two clusters
-    could each hold columns on an SM that the other needs, and deadlock. On a B200 that cannot happen: shared memory
-    admits no more CTAs to an SM than tensor memory does."""
-    emulator = Emulator("sm_100", seed=seed, tmem_base=seed % 5 * 32 if cluster == 1 else 0)
-    return emulator, emulator.load(only_entry(gemm_ptx(), config.kernel))
-
-
-@pytest.fixture
-def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
-    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
-    return numpy.random.default_rng(seed)
-
-
-def splits(config: Config) -> list[int]:
-    return [split for split in (1, 2, 4, 8) if config.cta_group * split <= 8 and config.mma_tile_n >= 4 * split]
 
 
 def ragged_sizes(config: Config, random: numpy.random.Generator, tiles: bool) -> tuple[int, int, int]:
     """Rows of mma_a, rows of mma_b, K; with `tiles` up to three tiles each way."""
-    mma_m = int(random.integers(1, config.mma_tile_m * (3 if tiles else 1) + 1))
+    mma_m = int(random.integers(1, mma_tile_m(config) * (3 if tiles else 1) + 1))
     most_n = config.mma_tile_n if config.mma_tile_n < 64 else config.mma_tile_n * (3 if tiles else 1)
     mma_n = int(random.integers(1, most_n + 1))
     k = 16 * int(random.integers(1, 100)) if config.cp_async else 64 * int(random.integers(1, 33))
@@ -58,8 +42,8 @@ def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generato
     """Any size, batches, more tiles than clusters: equal bits, and no write outside the result."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        seed = int(random.integers(2**30)) * 4 + case % 4  # each kind of timing once
-        emulator, module = load(config, seed, config.cta_group)
+        seed = timing(random, case)  # each kind of timing once
+        emulator, module = load(config, seed, tmem_base(seed, config.cta_group))
         mma_m, mma_n, k = ragged_sizes(config, random, tiles=True)
         l = int(random.integers(1, 4))
         form = {"linear": bool(config.cp_async and case % 2), "out_type": (FP32, FP16)[case // 2 % 2]}
@@ -79,8 +63,8 @@ def test_split_products(name: str, split: int, swap_ab: bool, random: numpy.rand
     """Split-K, with a last stage that is not whole and split indices whose stage counts differ by one."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        seed = int(random.integers(2**30)) * 4 + case % 4
-        emulator, module = load(config, seed, config.cta_group * split)
+        seed = timing(random, case)
+        emulator, module = load(config, seed, tmem_base(seed, config.cta_group * split))
         mma_m, mma_n, _ = ragged_sizes(config, random, tiles=case % 2 == 0)
         k = 256 * split + (16 if config.cp_async else 64) * int(random.integers(1, 40))
         product = Product(
@@ -95,7 +79,8 @@ def test_split_products(name: str, split: int, swap_ab: bool, random: numpy.rand
 @pytest.mark.parametrize("name", CONFIGS)
 def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
-    emulator, module = load(config, int(random.integers(2**32)), config.cta_group)
+    seed = timing(random, 1)
+    emulator, module = load(config, seed, tmem_base(seed, config.cta_group))
     product = Product(emulator, random, 3, 5, 0)
     product.launch(module, config, swap_ab=False)
     product.check()
@@ -107,40 +92,33 @@ def test_back_to_back_calls(name: str, random: numpy.random.Generator) -> None:
     call start early on the same SMs; they must neither block tensor memory allocation nor read too soon."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        seed = int(random.integers(2**30)) * 4 + case % 4
+        seed = timing(random, case)
         split = splits(config)[case % len(splits(config))]
-        emulator, module = load(config, seed, 2)  # room for two CTAs an SM
-        m, n, k = 2 * config.mma_tile_m, config.mma_tile_n, 256 * max(split, 3)
-        calls = [Product(emulator, random, m, n, k, linear=bool(config.cp_async)) for _ in range(4)]
+        emulator, module = load(config, seed, tmem_base(seed, 2))  # room for two CTAs an SM
+        m, n, k = 2 * mma_tile_m(config), config.mma_tile_n, 256 * max(split, 3)
+        calls = chain([Product(emulator, random, m, n, k, linear=bool(config.cp_async)) for _ in range(4)])
         print(f"seed {seed}: {m} x {n} x {k}, split {split}")
-        for before, call in zip([None, *calls], calls):
-            call.add = before
+        for call in calls:
             call.launch(module, config, False, split, wait=False)
         emulator.synchronize()
-        total = 0
-        for call in calls:
-            total = total + call.expected()
-            assert (call.result() == total).all()
-            assert call.untouched()
+        check_chain(calls)
 
 
 def test_back_to_back_calls_of_different_kernels(random: numpy.random.Generator) -> None:
     """The same with a different instantiation each time, with and without split-K: kernels of 256 and 512 tensor memory
     columns, single CTAs and pairs, follow each other on the SMs."""
     for case in range(SEEDS):
-        seed = int(random.integers(2**30)) * 4 + case % 4
+        seed = timing(random, case)
         emulator = Emulator("sm_100", seed=seed)
-        module = emulator.load(gemm_ptx())
         chosen = [CONFIGS[name] for name in random.choice(list(CONFIGS), 6)]
-        calls = [Product(emulator, random, 300, 16, 768, linear=bool(config.cp_async)) for config in chosen]
-        print(f"seed {seed}: {[config.name for config in chosen]}")
-        for before, call, config in zip([None, *calls], calls, chosen):
-            call.add = before
+        module = emulator.load(ptx_of(chosen[0]))
+        calls = chain([Product(emulator, random, 300, 16, 768, linear=bool(config.cp_async)) for config in chosen])
+        print(f"seed {seed}: {chosen}")
+        for call, config in zip(calls, chosen):
             split = int(random.choice([split for split in splits(config) if split <= 2]))
             call.launch(module, config, False, split, wait=False)
         emulator.synchronize()
-        assert (calls[-1].result() == sum(call.expected() for call in calls)).all()
-        assert all(call.untouched() for call in calls)
+        check_chain(calls)
 
 
 @pytest.mark.skipif(not RANKED_SEEDS, reason="SM100_RANKED=3 runs the competition's shapes: minutes")
@@ -149,7 +127,7 @@ def test_back_to_back_calls_of_different_kernels(random: numpy.random.Generator)
 def test_ranked_shapes(name: str, shape: tuple[int, int, int], random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for case, split in itertools.product(range(RANKED_SEEDS), splits(config)[:3]):
-        emulator, module = load(config, int(random.integers(2**30)) * 4 + case, config.cta_group * split)
+        emulator, module = load(config, timing(random, case))
         product = Product(emulator, random, *shape)
         product.launch(module, config, True, split)
         product.check()

@@ -1,70 +1,36 @@
 """SASS of the sm_100 kernels in the installed module: the expected instructions, no local memory, registers within the
 budget of two CTAs an SM, and a mainloop that keeps up with the tensor core.
 
-`python tests/kernels/sm100/sass.py` prints the numbers.
+`python tests/kernels/harness/sass.py` prints the numbers.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sm100 import sass
-from sm100.launch import CSRC, configs
-from sm100.sass import Kernel
+from harness import sass
+from harness.sass import Instruction, Kernel
+from harness.values import ceil_div
+from sm100 import gemm
 
 import nvfp4
 
 pytestmark = [
     pytest.mark.skipif("sm_100f" not in nvfp4.info()["archs"], reason="this build has no machine code for sm_100"),
-    pytest.mark.skipif(not (sass.tool("nvdisasm") and sass.tool("cuobjdump")), reason=sass.NEEDS),
+    sass.needed,
 ]
 
-CONFIGS = {name.removeprefix("sm100_gemm_"): config for name, config in configs().items()}
+CONFIGS = {config.short: config for config in gemm.CONFIGS.values()}
 NAMES = pytest.mark.parametrize("name", CONFIGS)
 REGISTERS, SHARED = 65536, 228 * 1024  # of an SM; each CTA reserves 1 KiB of shared memory more
 STAGE_INSTRUCTIONS = 90  # of one thread; a stage of 256x128 takes the tensor core 256 clocks
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Sizes of an instantiation from kernels/sm100/config.h."""
-
-    shared: int
-    columns: int
-    barriers_at: int
-
-
 @pytest.fixture(scope="session")
 def kernels() -> dict[str, Kernel]:
-    return sass.kernels_of(Path(nvfp4._C.__file__))
-
-
-@pytest.fixture(scope="session")
-def budgets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Budget]:
-    """Computed by the macros themselves."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if not compiler:
-        pytest.skip("needs a C compiler")
-    folder = tmp_path_factory.mktemp("budgets")
-    (folder / "budgets.c").write_text("""\
-#include <stdio.h>
-#include "kernels/sm100/config.h"
-#define ROW(id, cta_group, mma_tile_n, stages, accumulators, cp_async) \\
-    printf("%s %d %d %d\\n", #id, SM100_SHARED_BYTES(cta_group, mma_tile_n, stages), \\
-           SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators), stages * SM100_STAGE_BYTES(cta_group, mma_tile_n));
-int main(void) {
-    SM100_GEMM_CONFIGS(ROW)
-}
-""")
-    subprocess.run([compiler, f"-I{CSRC}", "budgets.c", "-o", "budgets"], cwd=folder, check=True)
-    text = subprocess.run([folder / "budgets"], capture_output=True, text=True, check=True).stdout
-    rows = (line.split() for line in text.splitlines())
-    return {name.removeprefix("sm100_gemm_"): Budget(*map(int, numbers)) for name, *numbers in rows}
+    return sass.kernels_of(Path(nvfp4._C.__file__), "nvfp4_sm100_gemm_")
 
 
 def of_pairs(kernel: Kernel, pattern: str) -> set[bool]:
@@ -114,19 +80,18 @@ def test_no_local_memory(name: str, kernels: dict[str, Kernel]) -> None:
 
 
 @NAMES
-def test_resources(name: str, kernels: dict[str, Kernel], budgets: dict[str, Budget]) -> None:
+def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     """Where shared and tensor memory admit a CTA of the next call, registers do too. Allocated columns and barrier
     offsets are those of the macros, which the host launches by."""
-    kernel, config, budget = kernels[name], CONFIGS[name], budgets[name]
-    ctas = min(SHARED // (budget.shared + 1024), 512 // budget.columns, 2)
+    kernel, config = kernels[name], CONFIGS[name]
+    ctas = min(SHARED // (config.shared_bytes + 1024), 512 // config.tmem_columns, 2)
     warps = config.threads // 32
     assert kernel.registers <= REGISTERS // (ctas * warps) // 256 * 8, f"{ctas} CTAs do not fit"
     columns = {last_constant(kernel, i.address, i.operands) * 32 for i in kernel.all("UTCATOMSWS.*FIND")}
-    assert columns == {budget.columns}
-    barriers = {int(at, 16) for i in kernel.all(r"SYNCS\.EXCH") for at in re.findall(r"\+(0x[0-9a-f]+)\]", i.operands)}
-    count = 2 * config.stages + 2 * config.accumulators + 1
-    assert barriers == {budget.barriers_at + 8 * i for i in range(count)}
-    assert max(barriers) + 8 <= budget.shared
+    assert columns == {config.tmem_columns}
+    count, barriers = 2 * config.stages + 2 * config.accumulators + 1, kernel.barriers()
+    assert barriers == {config.stages * config.stage_bytes + 8 * i for i in range(count)}
+    assert max(barriers) + 8 <= config.shared_bytes
 
 
 def last_constant(kernel: Kernel, address: int, operands: str) -> int:
@@ -136,11 +101,22 @@ def last_constant(kernel: Kernel, address: int, operands: str) -> int:
     return int(moves[-1].operands.split(", ")[1], 16)
 
 
+def mainloop_stage(kernel: Kernel, atoms: int) -> list[Instruction]:
+    """The instructions of one full K stage in the mma warp: in the innermost loop with UTCOMMA, the shortest path with
+    four of them and the UTCCP of their scales. atoms: of a K block."""
+
+    def count(path: list[Instruction], opcode: str) -> int:
+        return sum(instruction.opcode.startswith(opcode) for instruction in path)
+
+    paths = kernel.paths(*kernel.loop("UTCOMMA"))
+    return min((p for p in paths if count(p, "UTCOMMA") == 4 and count(p, "UTCCP") == 4 * atoms), key=len)
+
+
 @NAMES
 def test_mainloop_stage(name: str, kernels: dict[str, Kernel]) -> None:
     """A full stage: four consecutive mma, one cp an atom, one commit; one thread's work, so the only branches are the
     loop, the tail and the wait, and no loop goes over lanes."""
-    stage = kernels[name].mainloop_stage()
+    stage = mainloop_stage(kernels[name], 1 + ceil_div(CONFIGS[name].mma_tile_n, gemm.ATOM_ROWS))
     opcodes = [i.opcode for i in stage]
 
     def places(start: str) -> list[int]:
@@ -158,11 +134,7 @@ def test_mainloop_stage(name: str, kernels: dict[str, Kernel]) -> None:
 @NAMES
 def test_waits_are_tight(name: str, kernels: dict[str, Kernel]) -> None:
     """A wait loop has a few instructions and no fence."""
-    kernel, tight = kernels[name], 0
-    for last, instruction in enumerate(kernel.code):
-        first = kernel.labels.get(instruction.target, last) if instruction.target else last
-        body = kernel.code[first:last]
-        if first < last and len(body) <= 8 and any("TRYWAIT" in i.opcode for i in body):
-            assert len(body) <= 5 and not any(re.match("MEMBAR|ERRBAR", i.opcode) for i in body)
-            tight += 1
-    assert tight >= 5, "wait loops: the producer's and its drain, the mma's two, the epilogue's"
+    loops = kernels[name].wait_loops()
+    assert len(loops) >= 5, "wait loops: the producer's and its drain, the mma's two, the epilogue's"
+    for body in loops:
+        assert len(body) <= 5 and not any(re.match("MEMBAR|ERRBAR", i.opcode) for i in body)

@@ -14,29 +14,17 @@ import re
 import struct
 import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import numpy
 import pytest
 from emulate import Emulator, EmulatorError, Kernel, build
-from sm100.expected import BF16, box, codes, swizzled, tensor_core, to_type
-from sm100.hardware import Hardware
-from sm100.launch import (
-    FP16,
-    FP32,
-    NAN,
-    NO_SWIZZLE,
-    SWIZZLE_128,
-    UINT8,
-    UINT16,
-    Config,
-    Product,
-    compile_ptx,
-    configs,
-    only_entry,
-    swizzle_scales,
-)
+from harness.hardware import Hardware
+from harness.headers import Config
+from harness.launch import NO_SWIZZLE, SHARED_LIMIT, SWIZZLE_128, UINT8, UINT16, compile_ptx, only_entry
+from harness.values import BF16, FP16, FP32, stored, swizzle_scales
+from paths import KERNELS
+from sm100.expected import box, codes, swizzled, tensor_core
+from sm100.gemm import CONFIGS, Product, mma_tile_m, splits
 
 import nvfp4
 
@@ -44,7 +32,6 @@ pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 
 SEEDS = int(os.environ.get("SM100_SEEDS", 4))
 HARDWARE = os.environ.get("SM100_HARDWARE") == "1"
-CONFIGS = configs()
 NEVER_WRITTEN = 0xA5
 CTA_BYTES = 65536  # as in stages.cu
 SHARED = CTA_BYTES + 64
@@ -53,13 +40,8 @@ ATOM = 512
 Generator = numpy.random.Generator
 
 
-@pytest.fixture
-def random(request: pytest.FixtureRequest) -> Generator:
-    return numpy.random.default_rng([int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()])
-
-
 def by_name(chosen: list[Config]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("config", chosen, ids=lambda c: c.name.removeprefix("sm100_gemm_"))
+    return pytest.mark.parametrize("config", chosen, ids=lambda c: c.short)
 
 
 ALL = by_name(list(CONFIGS.values()))
@@ -73,7 +55,7 @@ def gpu(seed: int, tmem_base: int) -> Emulator:
 
 
 def kernel_text(name: str) -> str:
-    return only_entry(compile_ptx(Path(__file__).parent / "sm100" / "stages.cu"), name)
+    return only_entry(compile_ptx(KERNELS / "sm100/stages.cu", "sm100"), name)
 
 
 def stage(name: str, seed: int, tmem_base: int | None = None) -> tuple[Emulator, Kernel]:
@@ -336,7 +318,7 @@ def test_c_scales_in_tensor_memory(cta_group: int, sfb_atoms: int, random: Gener
     for seed in range(SEEDS):
         emulator, kernel = stage(f"stage_c_{cta_group}_{sfb_atoms}", seed)
         scales = random.integers(0, 256, (cta_group, blocks, 128, 16), numpy.uint8)  # of four atoms along K
-        atoms = swizzle_scales(scales.reshape(cta_group * blocks, 128, 16), NAN)
+        atoms = swizzle_scales(scales.reshape(cta_group * blocks, 128, 16))
         source = emulator.array(atoms)
         image = emulator.empty((cta_group, 128, 64, 4), numpy.uint8)
         first = 4 * int(random.integers(0, 5))
@@ -365,7 +347,7 @@ def set_scales(product: Product, random: Generator, choices: numpy.ndarray) -> N
     for which in (0, 1):
         scales = random.choice(choices, product.scales[which].shape)
         product.scales[which] = scales
-        product.arrays[2 * which + 1].numpy()[...] = swizzle_scales(scales, NAN)
+        product.arrays[2 * which + 1].numpy()[...] = swizzle_scales(scales)
 
 
 FINITE = numpy.arange(0x7F, dtype=numpy.uint8)  # zero, subnormal and normal
@@ -377,7 +359,7 @@ def run_products(config: Config, random: Generator, k: int, choices: numpy.ndarr
     """Accumulators of one tile of mma_a and `tiles` of mma_b against tensor_core(): equal bits."""
     for seed in range(SEEDS):
         emulator, kernel = stage(f"stage_d_{config.name}", seed)
-        m = config.mma_tile_m - int(random.integers(0, 20))
+        m = mma_tile_m(config) - int(random.integers(0, 20))
         n = config.mma_tile_n * (tiles - 1) + int(random.integers(config.mma_tile_n // 2 + 1, config.mma_tile_n + 1))
         pitch = (
             k // 2 + 8 * int(random.integers(2)) if config.cp_async else 0
@@ -397,8 +379,8 @@ def run_products(config: Config, random: Generator, k: int, choices: numpy.ndarr
             codes(product.data[1][0, :, : k // 2]),
             product.scales[1][0],
         )
-        accumulators = image.numpy().reshape(tiles, config.mma_tile_m, config.mma_tile_n)
-        got = accumulators.transpose(1, 0, 2).reshape(config.mma_tile_m, -1)[:m, :n]
+        accumulators = image.numpy().reshape(tiles, mma_tile_m(config), config.mma_tile_n)
+        got = accumulators.transpose(1, 0, 2).reshape(mma_tile_m(config), -1)[:m, :n]
         wrong = numpy.argwhere(got != expected)
         assert not len(wrong), (
             f"seed {seed}, {m}x{n}x{k}: {len(wrong)} of {got.size} wrong, first at {wrong[0].tolist()}: "
@@ -433,7 +415,7 @@ def test_d_chain(config: Config, random: Generator) -> None:
     some timings only is a barrier's phase or a missing wait (if stage D with K = 64 passes).
     """
     k = 256 * (2 * config.stages + 1) + 64 * int(random.integers(1, 4))
-    run_products(replace(config), random, k, MIDDLE)
+    run_products(config, random, k, MIDDLE)
 
 
 # ---- E: the epilogue
@@ -458,13 +440,13 @@ def run_epilogue(
     weights: of tile, lane and column in a cell's sum. extras: alpha a column, bias and beta * C.
     """
     emulator, kernel = stage(f"stage_e_{config.name}", seed, tmem_base=None if split == 1 else 0)
-    mma_m = int(random.integers(1, 2 * config.mma_tile_m + 1))
+    mma_m = int(random.integers(1, 2 * mma_tile_m(config) + 1))
     mma_n = int(random.integers(1, 2 * config.mma_tile_n + 1))
     m, n = (mma_n, mma_m) if swap_ab else (mma_m, mma_n)
     l = int(random.integers(1, 3)) if split == 1 else 1
     product = Product(emulator, random, m, n, 256 * split, l=l, out_type=kind)
     in_stages = split > 1 and bool(
-        config.shared_bytes + config.partials_bytes(split) > 227 * 1024 or random.integers(2)
+        config.shared_bytes + config.partials_bytes(split) > SHARED_LIMIT or random.integers(2)
     )
     schedule = product.schedule(config, swap_ab, split, in_stages)
     item = 4 if kind == FP32 else 2
@@ -479,9 +461,9 @@ def run_epilogue(
         alpha = random.choice(numpy.float32([0.5, 1, 2, -1]), n)
         bias = random.integers(-8, 9, n).astype(numpy.float32)
         c, beta = random.integers(-8, 9, (l, m, n)).astype(numpy.float32), 0.5
-    arrays = [emulator.array(alpha), emulator.array(to_type(bias, kind))]
+    arrays = [emulator.array(alpha), emulator.array(stored(bias, kind))]
     if extras:
-        arrays.append(emulator.array(to_type(c, kind)))
+        arrays.append(emulator.array(stored(c, kind)))
         problem.alpha, problem.alpha_stride = arrays[0].address, 1
         problem.bias, problem.bias_type = arrays[1].address, kind
         problem.c, problem.c_pitch, problem.c_batch, problem.beta = arrays[2].address, n * item, m * n * item, beta
@@ -492,15 +474,15 @@ def run_epilogue(
     emulator.launch(kernel, grid, 320, [bytes(problem), bytes(schedule), pattern], shared, cluster=cluster)
 
     z, row, column = numpy.ogrid[:l, :mma_m, :mma_n]
-    tile = (z * schedule.tiles_mma_m + row // config.mma_tile_m) * schedule.tiles_mma_n + column // config.mma_tile_n
-    cells = weights[0] * tile + weights[1] * (row % config.mma_tile_m) + weights[2] * (column % config.mma_tile_n)
+    tile = (z * schedule.tiles_mma_m + row // mma_tile_m(config)) * schedule.tiles_mma_n + column // config.mma_tile_n
+    cells = weights[0] * tile + weights[1] * (row % mma_tile_m(config)) + weights[2] * (column % config.mma_tile_n)
     sums = cells * sum(1 + split_idx for split_idx in range(split))
     sums = (sums.transpose(0, 2, 1) if swap_ab else sums).astype(numpy.float32)
     v = alpha * sums
     if extras:
         v = v + numpy.float32(beta) * c + bias
     image = numpy.full(out.nbytes, 0xFF, numpy.uint8)
-    bits = to_type(v, kind)
+    bits = stored(v, kind)
     batches, rows, columns, byte = numpy.ogrid[:l, :m, :n, :item]
     image[start + batches * batch + rows * pitch + columns * item + byte] = bits.view(numpy.uint8).reshape(
         l, m, n, item
@@ -553,15 +535,14 @@ def test_e_split(config: Config, random: Generator) -> None:
     """E: the partial sums of a cluster, times split_idx + 1, are added in the CTA that owns the column. A failure here
     only is in the split-K reduction: owned columns, addresses in other CTAs' shared memory, or its barriers."""
     for seed in range(SEEDS):
-        splits = [split for split in (2, 4, 8) if config.cta_group * split <= 8 and config.mma_tile_n // split >= 4]
-        split = splits[seed % len(splits)]
+        split = splits(config)[1:][seed % len(splits(config)[1:])]
         weights = (65536.0, 256.0, 1.0)
         run_epilogue(config, random, seed, bool(random.integers(2)), FP32, weights, split)
 
 
 @pytest.mark.skipif(HARDWARE, reason="tests the emulated GPU")
 def test_stages_run_through_the_hardware_interface() -> None:
-    """SM100_HARDWARE=1: some of these tests through tests/kernels/sm100/hardware.py, with the emulated driver as libcuda."""
+    """SM100_HARDWARE=1: some of these tests through harness/hardware.py, with the emulated driver as libcuda."""
     environment = {**os.environ, "SM100_HARDWARE": "1", "SM100_SEEDS": "1", "LD_LIBRARY_PATH": str(build().parent)}
     chosen = "test_a_cp_async or test_c or test_e_alpha and 128x16"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]

@@ -11,59 +11,18 @@ import os
 
 import numpy
 import pytest
-from emulate import Emulator, Module
-from sm90.launch import SHARED_LIMIT, SPLITS, STAGE_K, Config, Product, configs, gemm_ptx
-from sm100.launch import BF16, FP16, FP32, only_entry
+from emulate import Emulator
+from harness.launch import SHARED_LIMIT, chain, check_chain, lazy_timing, load, ptx_of
+from harness.values import BF16, FP16, TYPES
+from sm90.gemm import CONFIGS, SPLITS, STAGE_K, Product, product, rows, tail
 
 import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 SEEDS = int(os.environ.get("SM90_SEEDS", 1))
-CONFIGS = configs()
-TYPES = (FP32, FP16, BF16)
-by_name = pytest.mark.parametrize("name", [name for name, c in CONFIGS.items() if not c.numbers["streamk"]])
+by_name = pytest.mark.parametrize("name", [name for name, c in CONFIGS.items() if not c.streamk])
 by_swap = pytest.mark.parametrize("swap_ab", [False, True], ids=["mma_a_is_a", "mma_a_is_b"])
-
-
-def load(config: Config, random: numpy.random.Generator, case: int) -> tuple[Emulator, Module]:
-    """Each kind of timing in turn, except the eager one, which hides races."""
-    seed = int(random.integers(2**30)) * 4 + 1 + case % 3
-    print(f"{config.name}, seed {seed}")
-    emulator = Emulator("sm_90", seed=seed)
-    return emulator, emulator.load(only_entry(gemm_ptx(), config.kernel))
-
-
-@pytest.fixture
-def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
-    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
-    return numpy.random.default_rng(seed)
-
-
-def product(
-    emulator: Emulator,
-    random: numpy.random.Generator,
-    swap_ab: bool,
-    mma_m: int,
-    mma_n: int,
-    k: int,
-    l: int = 1,
-    apart: int = 0,
-    **form: int,
-) -> Product:
-    """Rows on 16 bytes, as tensor maps require, `apart` more bytes between them."""
-    m, n = (mma_n, mma_m) if swap_ab else (mma_m, mma_n)
-    print(f"{m} x {n} x {k} x {l}, {form}, rows {apart} bytes apart")
-    return Product(emulator, random, m, n, k, l, pitch=(k // 2 + 15) // 16 * 16 + apart, **form)
-
-
-def tail(random: numpy.random.Generator) -> int:
-    """Values along K behind the last full stage."""
-    return int(random.choice([0, *range(16, STAGE_K, 16)]))
-
-
-def rows(most: int, random: numpy.random.Generator) -> int:
-    return int(random.integers(1, most + 1))
 
 
 @by_swap
@@ -73,10 +32,10 @@ def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generato
     out of bounds."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         if case % 3 == 0:  # one tile, K so long that the pipeline wraps around
             mma_m, mma_n = rows(config.mma_tile_m, random), rows(config.mma_tile_n, random)
-            l, stages = 1, config.numbers["stages"] + 2
+            l, stages = 1, config.stages + 2
         else:
             mma_m, mma_n = rows(2 * config.mma_tile_m, random), rows(3 * config.mma_tile_n, random)
             l, stages = 1 + case % 2, 2
@@ -95,11 +54,11 @@ def test_split_products(name: str, split: int, random: numpy.random.Generator) -
     config = CONFIGS[name]
     for case in range(SEEDS):
         swap_ab = bool(random.integers(2))
-        emulator, module = load(config, random, case + split)
+        emulator, module = load(config, lazy_timing(random, case + split))
         stages = split + int(random.integers(0, split)) if random.integers(3) else int(random.integers(0, split))
         k = STAGE_K * stages + tail(random)
         mma_m, mma_n = rows(config.mma_tile_m, random), rows((1 + (stages < split)) * config.mma_tile_n, random)
-        fits = config.shared_bytes + config.partials_bytes[split] <= SHARED_LIMIT
+        fits = config.shared_bytes + config.partials_bytes(split) <= SHARED_LIMIT
         in_stages = bool(not fits or random.integers(2))
         print(f"split {split}, swap_ab {swap_ab}, in_stages {in_stages}")
         p = product(emulator, random, swap_ab, mma_m, mma_n, k, out_type=TYPES[random.integers(3)])
@@ -111,7 +70,7 @@ def test_split_products(name: str, split: int, random: numpy.random.Generator) -
 def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for split in (1, 2):
-        emulator, module = load(config, random, split)
+        emulator, module = load(config, lazy_timing(random, split))
         p = product(emulator, random, False, 3, 5, 0)
         p.set_epilogue(random, c="apart")
         p.launch(module, config, False, split)
@@ -124,7 +83,7 @@ def test_epilogues(name: str, swap_ab: bool, random: numpy.random.Generator) -> 
     """alpha by value, in memory or per column; a bias of each type; c apart or aliasing out."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         mma_m, mma_n = rows(config.mma_tile_m + 9, random), rows(config.mma_tile_n + 9, random)
         p = product(emulator, random, swap_ab, mma_m, mma_n, 144, out_type=TYPES[case % 3])
         form = {
@@ -145,7 +104,7 @@ def test_whole_columns(name: str, swap_ab: bool, random: numpy.random.Generator)
     CTA, of two, or of so many that each keeps an odd number of column groups."""
     config = CONFIGS[name]
     for case in range(4 * SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         mma_m = config.mma_tile_m if swap_ab else rows(config.mma_tile_m, random)
         mma_n = rows(2 * config.mma_tile_n, random) if swap_ab else 2 * config.mma_tile_n
         split = (1, 2, int(random.choice(SPLITS[2:])), int(random.choice(SPLITS)))[case % 4]
@@ -166,7 +125,7 @@ def test_equal_bits_in_every_timing(name: str, random: numpy.random.Generator) -
     mma_m, mma_n, k = config.mma_tile_m - 3, config.mma_tile_n, STAGE_K * split - 48
     found, state = set(), random.bit_generator.state
     for case in range(max(3, SEEDS)):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         same = numpy.random.Generator(type(random.bit_generator)())
         same.bit_generator.state = state
         p = product(emulator, same, False, mma_m, mma_n, k, integer=False)
@@ -180,30 +139,23 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     """Dependent launches, each reading the previous output as c: CTAs of the next launch start early and must wait."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         split = int(random.integers(1, 4))
-        calls = [product(emulator, random, False, 130, 9, STAGE_K * max(split, 2)) for _ in range(3)]
-        for before, call in zip([None, *calls], calls):
-            call.add = before
+        calls = chain([product(emulator, random, False, 130, 9, STAGE_K * max(split, 2)) for _ in range(3)])
+        for call in calls:
             call.launch(module, config, False, split, wait=False)
         emulator.synchronize()
-        total = 0
-        for call in calls:
-            total = total + call.expected()
-            assert (call.result() == total).all()
-            assert call.untouched()
+        check_chain(calls)
 
 
 def test_calls_of_different_kernels_in_a_row(random: numpy.random.Generator) -> None:
     for _ in range(SEEDS):
         emulator = Emulator("sm_90", seed=int(random.integers(2**30)))
-        module = emulator.load(gemm_ptx())
-        chosen = random.choice([config for config in CONFIGS.values() if not config.numbers["streamk"]], 6)
-        print([config.name for config in chosen])
-        calls = [Product(emulator, random, 300, 16, 384) for _ in chosen]
-        for before, call, config in zip([None, *calls], calls, chosen):
-            call.add = before
+        chosen = [CONFIGS[name] for name in random.choice([name for name, c in CONFIGS.items() if not c.streamk], 6)]
+        module = emulator.load(ptx_of(chosen[0]))
+        print(chosen)
+        calls = chain([Product(emulator, random, 300, 16, 384) for _ in chosen])
+        for call, config in zip(calls, chosen):
             call.launch(module, config, bool(random.integers(2)), int(random.integers(1, 4)), wait=False)
         emulator.synchronize()
-        assert (calls[-1].result() == sum(call.expected() for call in calls)).all()
-        assert all(call.untouched() for call in calls)
+        check_chain(calls)

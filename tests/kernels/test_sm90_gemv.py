@@ -8,41 +8,22 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy
 import pytest
+from harness import sass
+from harness.launch import SHARED_LIMIT, chain, check_chain, lazy_timing, load
+from harness.values import E4M3, NAN, TYPES, VALUES, rounded, stored, swizzle_scales
+from paths import CSRC
+from sm90.gemv import CONFIGS, FAMILY, Product, schedule
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "emulator"))
-
-from emulate import Emulator, Module  # noqa: E402
-from sm90.gemv import Config, Product, configs, gemv_ptx, schedule  # noqa: E402
-from sm100 import sass  # noqa: E402
-from sm100.launch import BF16, CSRC, E4M3, FP16, FP32, NAN, VALUES, only_entry, rounded, swizzle_scales  # noqa: E402
-
-import nvfp4  # noqa: E402
+import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 SEEDS = int(os.environ.get("SM90_SEEDS", 1))
-CONFIGS = configs()
-TYPES = (FP32, FP16, BF16)
 by_name = pytest.mark.parametrize("name", CONFIGS)
-
-
-def load(config: Config, random: numpy.random.Generator, case: int) -> tuple[Emulator, Module]:
-    """Each kind of timing in turn, except the eager one, which hides races."""
-    seed = int(random.integers(2**30)) * 4 + 1 + case % 3
-    print(f"{config.name}, seed {seed}")
-    emulator = Emulator("sm_90", seed=seed)
-    return emulator, emulator.load(only_entry(gemv_ptx(), config.kernel))
-
-
-@pytest.fixture
-def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
-    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
-    return numpy.random.default_rng(seed)
 
 
 @by_name
@@ -51,7 +32,7 @@ def test_ragged_products(name: str, linear: bool, random: numpy.random.Generator
     """Any N and K, rows on 16 bytes or on 8, batches, few SMs and many: equal bits, nothing written out of bounds."""
     config = CONFIGS[name]
     for case in range(8 * SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         m, l = int(random.integers(1, config.rows + 1)), int(random.integers(1, 4))
         n = int(random.integers(1, (40, 300)[case % 2]))
         k = int(random.choice([16, 32, 64, 512])) * int(random.integers(1, 7)) + int(random.choice([0, 512, 4096]))
@@ -70,7 +51,7 @@ def test_every_split_k(name: str, random: numpy.random.Generator) -> None:
     """Split-K over any number of warps, splits that differ by a step, a partial last step."""
     config = CONFIGS[name]
     for case, split_k in enumerate((1, 2, 4, 8, 16)[: config.warps.bit_length()]):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         k = 512 * (split_k + int(random.integers(0, split_k + 2))) + 32 * int(random.integers(1, 16))
         product = Product(emulator, random, config.rows, 200, k)
         print(f"split_k {split_k}, K {k}")
@@ -82,7 +63,7 @@ def test_every_split_k(name: str, random: numpy.random.Generator) -> None:
 def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None:
     """Every pair of codes and every scale of both operands, sign bit set or not: the exact product, rounded once."""
     config = CONFIGS[name]
-    emulator, module = load(config, random, 0)
+    emulator, module = load(config, lazy_timing(random, 0))
     n, k = 256, 16 * 256
     product = Product(emulator, random, config.rows, n, k)
     a, b = numpy.zeros((1, config.rows, k), "u1"), numpy.zeros((1, n, k), "u1")
@@ -109,7 +90,7 @@ def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None
 def test_nan_scales(name: str, random: numpy.random.Generator) -> None:
     """A NaN scale makes its row or column NaN, even if the products sum to 0, and nothing else."""
     config = CONFIGS[name]
-    emulator, module = load(config, random, 1)
+    emulator, module = load(config, lazy_timing(random, 1))
     product = Product(emulator, random, config.rows, 150, 1040)
     product.scales[1][0, 70, 64] = NAN
     product.scales[0][0, 0, 3] = 0x38
@@ -126,39 +107,20 @@ def test_epilogues(name: str, k: int, random: numpy.random.Generator) -> None:
     """alpha by value, in memory, per column; c, also aliasing out; bias; each output type; K = 0."""
     config = CONFIGS[name]
     for case in range(6 * SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         out_type, bias_type = TYPES[case % 3], TYPES[int(random.integers(3))]
         product = Product(emulator, random, config.rows, 133, k, l=2, out_type=out_type)
-        problem, columns = product.problem(), case % 2 == 1
+        columns, in_place = case % 2 == 1, case // 2 % 2 == 1
         alpha = random.choice([0.5, 1, -2, 4], 133 if columns else 1).astype("f4")
         bias = rounded(random.integers(-64, 65, 133), bias_type)
         c = rounded(random.integers(-64, 65, (2, config.rows, 133)), out_type)
-        arrays = {"alpha": emulator.array(alpha), "bias": emulator.array(stored(bias, bias_type))}
-        rows = numpy.zeros_like(product.out.numpy())
-        rows[..., : 133 * product.item] = stored(c, out_type).view("u1").reshape(2, config.rows, -1)
-        in_place = case // 2 % 2 == 1
-        if in_place:
-            product.out.numpy()[..., : 133 * product.item] = rows[..., : 133 * product.item]
-        else:
-            arrays["c"] = emulator.array(rows)
-        problem.c = product.out.address if in_place else arrays["c"].address
-        problem.c_pitch, problem.c_batch, problem.beta = product.out_pitch, config.rows * product.out_pitch, -0.5
-        problem.alpha, problem.alpha_stride = arrays["alpha"].address, int(columns)
-        problem.bias, problem.bias_type = arrays["bias"].address, bias_type
+        product.keep(alpha, "alpha", alpha_stride=int(columns))
+        product.keep(stored(bias, bias_type), "bias", bias_type=bias_type)
+        product.place_c(c, -0.5, in_place)
         print(f"K {k}, types {out_type}, {bias_type}, in place {in_place}, alpha of each column {columns}")
-        product.launch(module, config, sms=9, problem=problem)
+        product.launch(module, config, sms=9)
         expected = (alpha * product.expected()).astype("f4")
-        expected = ((expected - numpy.float32(0.5) * c).astype("f4") + bias).astype("f4")
-        assert (product.result() == rounded(expected, out_type)).all()
-        assert product.untouched()
-
-
-def stored(values: numpy.ndarray, out_type: int) -> numpy.ndarray:
-    """The bits of values that the type holds."""
-    single = numpy.ascontiguousarray(values, "f4")
-    if out_type == FP16:
-        return single.astype("f2").view("u2")
-    return single if out_type == FP32 else (single.view("u4") >> 16).astype("u2")
+        product.check(((expected - numpy.float32(0.5) * c).astype("f4") + bias).astype("f4"))
 
 
 @by_name
@@ -166,17 +128,12 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     """Dependent launches, each reading the previous output as c."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        emulator, module = load(config, random, case)
-        calls = [Product(emulator, random, config.rows, 260, 1536) for _ in range(4)]
-        for before, call in zip([None, *calls], calls):
-            call.add = before
+        emulator, module = load(config, lazy_timing(random, case))
+        calls = chain([Product(emulator, random, config.rows, 260, 1536) for _ in range(4)])
+        for call in calls:
             call.launch(module, config, sms=20, wait=False)
         emulator.synchronize()
-        total = 0
-        for call in calls:
-            total = total + call.expected()
-            assert (call.result() == total).all()
-            assert call.untouched()
+        check_chain(calls)
 
 
 def test_rule_of_the_schedule() -> None:
@@ -187,16 +144,16 @@ def test_rule_of_the_schedule() -> None:
             tiles = n // 128 * 16 + -(-min(n % 128, 32) // 2)
             full_ctas = made.full_ctas or made.ctas
             assert made.tiles_per_cta * full_ctas + (made.tiles_per_cta - 1) * (made.ctas - full_ctas) == tiles
-            assert 1 << made.log2_split_k <= config.warps and shared <= 227 * 1024
+            assert 1 << made.log2_split_k <= config.warps and shared <= SHARED_LIMIT
 
 
-@pytest.mark.skipif(not (sass.tool("nvdisasm") and sass.tool("cuobjdump")), reason=sass.NEEDS)
+@sass.needed
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_machine_code(tmp_path: Path) -> None:
     """No local memory; both variants contain exactly the dp4a of a step of 4 rows and 32 values. No cp.async with a
     cache policy has a uniform register in its shared address: an H200 rejects that as an illegal instruction."""
     cubin = tmp_path / "kernels.cubin"
-    source = CSRC / "kernels/sm90/gemv.cu"
+    source = FAMILY.folder / "gemv.cu"
     subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", f"-I{CSRC}", "-o", str(cubin), str(source)], check=True)
     kernels = sass.disassemble(cubin, "nvfp4_")
     for name, config in CONFIGS.items():

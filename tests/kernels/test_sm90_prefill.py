@@ -10,55 +10,28 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy
 import pytest
+from emulate import Emulator, Module
+from harness import launch, sass
+from harness.headers import Config
+from harness.launch import chain, check_chain, lazy_timing
+from harness.values import BF16, FP16, FP32, rounded
+from sm90.prefill import CONFIGS, PrefillProduct, dequant_ptx
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from sm90.prefill import Config, PrefillProduct, configs, dequant_ptx, prefill_ptx  # noqa: E402
-from sm100 import sass  # noqa: E402
-from sm100.launch import FP16, FP32, Emulator, Module  # noqa: E402
-
-import nvfp4  # noqa: E402
+import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 SEEDS = int(os.environ.get("SM90_SEEDS", 2))
-BF16 = 5
-CONFIGS = configs()
 by_rows = pytest.mark.parametrize("rows_per_thread", [1, 4])
 
 
-def rounded(values: numpy.ndarray, kind: int) -> numpy.ndarray:
-    """fp32 values rounded to the type, ties to even, as fp32."""
-    if kind == FP32:
-        return values
-    if kind == FP16:
-        return values.astype(numpy.float16).astype(numpy.float32)
-    bits = values.view(numpy.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(numpy.float32)
-
-
-def result(product: PrefillProduct) -> numpy.ndarray:
-    """As fp32, exactly."""
-    if product.out_type != BF16:
-        return product.result().astype(numpy.float32)
-    rows = numpy.ascontiguousarray(product.out.numpy()[:, :, : product.n * 2]).view(numpy.uint16)
-    return (rows.astype(numpy.uint32) << 16).view(numpy.float32)
-
-
 def load(config: Config, seed: int) -> tuple[Emulator, Module, Module]:
-    emulator = Emulator("sm_90", seed=seed)
-    return emulator, emulator.load(dequant_ptx()), emulator.load(prefill_ptx(config))
-
-
-@pytest.fixture
-def random(request: pytest.FixtureRequest) -> numpy.random.Generator:
-    seed = [int(os.environ["NVFP4_TEST_SEED"]), *request.node.nodeid.encode()]
-    return numpy.random.default_rng(seed)
+    emulator, module = launch.load(config, seed)
+    return emulator, emulator.load(dequant_ptx()), module
 
 
 @by_rows
@@ -128,7 +101,7 @@ def test_products(name: str, swap_ab: bool, random: numpy.random.Generator) -> N
     config = CONFIGS[name]
     e2m1 = config.mma_a_e2m1
     for case in range(SEEDS):
-        seed = int(random.integers(2**30)) * 4 + 1 + case % 3  # lazy, and both kinds of random timing
+        seed = lazy_timing(random, case)
         emulator, dequant, module = load(config, seed)
         mma_m, mma_n = int(random.integers(1, 600)), int(random.integers(1, 300))
         k = 64 * int(random.integers(1, 14)) if e2m1 else 16 * int(random.integers(1, 40))
@@ -148,11 +121,11 @@ def test_split_k_tiles(name: str, random: numpy.random.Generator) -> None:
     """One data-parallel wave, then tiles split along K over the CTAs of a cluster, also for an odd k_stages."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        seed = int(random.integers(2**30)) * 4 + 1 + case % 3
+        seed = lazy_timing(random, case)
         emulator, dequant, module = load(config, seed)
         k = 64 * (2 * int(random.integers(0 if case % 2 else 1, 6)) + case % 2)
         product = PrefillProduct(emulator, random, 700, 200, k)
-        schedule = product.prefill_schedule(False, 2)
+        schedule = product.prefill_schedule(config, False, 2)
         assert (schedule.dp_pairs, schedule.split_k_tiles) == (2, 2)
         print(f"seed {seed}: K = {k}")
         product.launch_prefill(dequant, module, config, False, clusters=2)
@@ -181,13 +154,11 @@ def test_epilogue(out_type: int, swap_ab: bool, random: numpy.random.Generator) 
     before, product = (PrefillProduct(emulator, random, m, n, k, out_type=out_type) for k in (64, 192))
     product.add = before
     alpha, bias = (emulator.array(random.standard_normal(n).astype(numpy.float32)) for _ in range(2))
-    product.more = {"alpha": alpha.address, "alpha_stride": 1, "bias": bias.address}
+    product.extras = {"alpha": alpha.address, "alpha_stride": 1, "bias": bias.address}
     before.launch_prefill(dequant, module, config, swap_ab, clusters=1, wait=False)
     product.launch_prefill(dequant, module, config, swap_ab, clusters=1)
     c = rounded(before.expected().astype(numpy.float32), out_type)
-    value = alpha.numpy() * product.expected().astype(numpy.float32) + c + bias.numpy()
-    assert (result(product) == rounded(value, out_type)).all(), f"{m} x {n}"
-    assert product.untouched()
+    product.check(alpha.numpy() * product.expected().astype(numpy.float32) + c + bias.numpy())
 
 
 @pytest.mark.parametrize("swap_ab", [False, True], ids=["mma_a_is_a", "mma_a_is_b"])
@@ -199,11 +170,9 @@ def test_plain_output(out_type: int, swap_ab: bool, random: numpy.random.Generat
     m, n = int(random.integers(1, 260)), 8 * int(random.integers(1, 40))
     product = PrefillProduct(emulator, random, m, n, 128, 2, out_type=out_type)
     alpha = numpy.float32(random.standard_normal())
-    product.more = {"alpha_value": alpha}
+    product.extras = {"alpha_value": alpha}
     product.launch_prefill(dequant, module, config, swap_ab, clusters=3)
-    value = alpha * product.expected().astype(numpy.float32)
-    assert (result(product) == rounded(value, out_type)).all(), f"{m} x {n}"
-    assert product.untouched()
+    product.check(alpha * product.expected().astype(numpy.float32))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -221,21 +190,16 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for case in range(SEEDS):
         emulator, dequant, module = load(config, int(random.integers(2**30)) * 4 + 2 + case % 2)
-        calls = [PrefillProduct(emulator, random, 300, 20, 512) for _ in range(3)]
-        outputs: dict[int, object] = {}
-        for before, call in zip([None, *calls], calls):
-            call.add, call.outputs = before, outputs
+        calls = chain([PrefillProduct(emulator, random, 300, 20, 512) for _ in range(3)])
+        for call in calls:
+            call.outputs = calls[0].outputs
             call.launch_prefill(dequant, module, config, False, clusters=2, wait=False)
         emulator.synchronize()
-        total = 0
-        for call in calls:
-            total = total + call.expected()
-            assert (call.result() == total).all()
-            assert call.untouched()
+        check_chain(calls)
 
 
 @pytest.mark.skipif("sm_90a" not in nvfp4.info()["archs"], reason="this build has no machine code for sm_90a")
-@pytest.mark.skipif(not (sass.tool("nvdisasm") and sass.tool("cuobjdump")), reason=sass.NEEDS)
+@sass.needed
 def test_machine_code() -> None:
     """wgmma m64n256k16 only, four to a group, e2m1 mma_a in registers; no local memory; griddepcontrol.wait before any
     access to global memory."""

@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 
 import pytest
-from sm90.launch import SHARED_LIMIT, configs
-from sm100 import sass
-from sm100.sass import Instruction, Kernel
+from harness import sass
+from harness.launch import SHARED_LIMIT
+from harness.sass import Instruction, Kernel
+from sm90 import gemm
 
 import nvfp4
 
@@ -24,10 +25,10 @@ pytestmark = [
         "SM90_CUBIN" not in os.environ and "sm_90a" not in nvfp4.info()["archs"],
         reason="this build has no machine code for sm_90a",
     ),
-    pytest.mark.skipif(not (sass.tool("nvdisasm") and sass.tool("cuobjdump")), reason=sass.NEEDS),
+    sass.needed,
 ]
 
-CONFIGS = {name.removeprefix("sm90_gemm_"): config for name, config in configs().items()}
+CONFIGS = {config.short: config for config in gemm.CONFIGS.values()}
 NAMES = pytest.mark.parametrize("name", CONFIGS)
 REGISTERS = 65536  # of an SM
 
@@ -37,20 +38,9 @@ def kernels() -> dict[str, Kernel]:
     return sass.kernels_of(SOURCE, PREFIX)
 
 
-def smallest_loop(kernel: Kernel, pattern: str) -> list[Instruction]:
-    """The smallest loop around all instructions of that kind."""
-    places = [i for i, instruction in enumerate(kernel.code) if re.match(pattern, instruction.opcode)]
-    loops = [
-        (last - first, first, last)
-        for last, instruction in enumerate(kernel.code)
-        if instruction.target and (first := kernel.labels[instruction.target]) <= places[0] and places[-1] <= last
-    ]
-    _, first, last = min(loops)
-    return kernel.code[first : last + 1]
-
-
 def main_loop(kernel: Kernel) -> list[Instruction]:
-    return smallest_loop(kernel, "HGMMA")
+    first, last = kernel.loop("HGMMA")
+    return kernel.code[first : last + 1]
 
 
 def test_all_kernels_are_there(kernels: dict[str, Kernel]) -> None:
@@ -65,7 +55,7 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     products = kernel.all("HGMMA")
     assert {i.opcode for i in products} == {f"HGMMA.64x{config.mma_tile_n}x16.F32"}
     assert all(re.match(r"R\d+, R\d+, gdesc\[UR\d+\], R\d+", i.operands) for i in products)
-    assert len(products) == 8 * config.numbers["wgmmas_m"]
+    assert len(products) == 8 * config.wgmmas_m
     assert not kernel.all("(HMMA|IMMA|QGMMA|IGMMA|BGMMA)\\b")
     assert {i.opcode for i in kernel.all("UTMALDG")} == {"UTMALDG.3D"}
     assert kernel.all("UBLKCP")
@@ -79,7 +69,7 @@ def test_wgmma_are_not_serialized(name: str, kernels: dict[str, Kernel]) -> None
     config, loop = CONFIGS[name], main_loop(kernels[name])
     places = [i for i, instruction in enumerate(loop) if instruction.opcode.startswith("HGMMA")]
     groups = sum(loop[i].operands.endswith("gsb0") for i in places)
-    assert groups == 4 // config.numbers["group_words"]
+    assert groups == 4 // config.group_words
     between = loop[places[0] : places[-1]]
     assert sum(i.opcode == "WARPGROUP.ARRIVE" for i in between) == groups - 1
     assert not [i for i in between if i.opcode == "WARPGROUP.DEPBAR.LE" and i.operands.endswith("0x0")]
@@ -94,8 +84,8 @@ def test_no_local_memory(name: str, kernels: dict[str, Kernel]) -> None:
 @NAMES
 def test_decoding(name: str, kernels: dict[str, Kernel]) -> None:
     """A conversion and a multiplication for two values of mma_a, a conversion for two scales, and nothing twice."""
-    loop, numbers = main_loop(kernels[name]), CONFIGS[name].numbers
-    rows = 2 * numbers["wgmmas_m"]  # of a thread, each 32 values and 2 scales
+    loop, config = main_loop(kernels[name]), CONFIGS[name]
+    rows = 2 * config.wgmmas_m  # of a thread, each 32 values and 2 scales
     assert sum(i.opcode.startswith("F2FP.F16.E4M3.UNPACK_B") for i in loop) <= 17 * rows
     assert sum(i.opcode.startswith("HMUL2") for i in loop) <= 16 * rows
     assert not [i for i in loop if re.match(r"(F2F\b|I2F|FMUL|FFMA|HFMA2|HADD2)", i.opcode)]
@@ -126,25 +116,20 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     (taken,), (given,) = (
         [int(i.operands.split()[-1], 16) for i in kernel.all(f"USETMAXREG.{kind}")] for kind in ("TRY_ALLOC", "DEALLOC")
     )
-    math, support = 128 * config.numbers["math_warpgroups"], 128
+    math, support = 128 * config.math_warpgroups, 128
     assert math + support == config.threads
     at_launch = -(-kernel.registers // 8) * 8
     assert at_launch * config.threads <= REGISTERS
     assert math * taken + support * given <= at_launch * config.threads
-    barriers = {int(at, 16) for i in kernel.all(r"SYNCS\.EXCH") for at in re.findall(r"\+(0x[0-9a-f]+)\]", i.operands)}
-    rings = [number for what, number in config.numbers.items() if what.endswith("stages")]
-    assert len(barriers) == 2 * sum(rings) + 1
-    assert max(barriers) + 8 <= config.shared_bytes and max(barriers) - min(barriers) == 16 * sum(rings)
+    barriers = kernel.barriers()
+    assert len(barriers) == 2 * config.stages + 1
+    assert max(barriers) + 8 <= config.shared_bytes and max(barriers) - min(barriers) == 16 * config.stages
 
 
 @NAMES
 def test_waits_are_tight(name: str, kernels: dict[str, Kernel]) -> None:
     """Wait loops have few instructions, and no fence."""
-    kernel, tight = kernels[name], 0
-    for last, instruction in enumerate(kernel.code):
-        first = kernel.labels.get(instruction.target, last) if instruction.target else last
-        body = kernel.code[first:last]
-        if first < last and len(body) <= 8 and any("TRYWAIT" in i.opcode for i in body):
-            assert len(body) <= 5 and not any(re.match("MEMBAR|ERRBAR", i.opcode) for i in body)
-            tight += 1
-    assert tight >= 4, "wait loops: the producer's, two of the mainloop, one for partials"
+    loops = kernels[name].wait_loops()
+    assert len(loops) >= 4, "wait loops: the producer's, two of the mainloop, one for partials"
+    for body in loops:
+        assert len(body) <= 5 and not any(re.match("MEMBAR|ERRBAR", i.opcode) for i in body)

@@ -7,20 +7,22 @@ SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
 
 from __future__ import annotations
 
+import os
+
 import numpy
 import pytest
-from sm90.launch import STAGE_K, Config, Product, StreamK
-from test_sm90_gemm import BF16, CONFIGS, FP16, SEEDS, TYPES, load, product, random, rows, tail
+from harness.launch import lazy_timing, load
+from harness.values import BF16, FP16, TYPES
+from sm90.gemm import CONFIGS, STAGE_K, StreamK, product, rows, tail
 
 import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
-STREAMK = [name for name, config in CONFIGS.items() if config.numbers["streamk"]]
+SEEDS = int(os.environ.get("SM90_SEEDS", 1))
+STREAMK = [name for name, config in CONFIGS.items() if config.streamk]
 by_name = pytest.mark.parametrize("name", STREAMK)
 by_split_k = pytest.mark.parametrize("split", [1, 2])
-
-assert random  # the fixture
 
 
 def random_streamk(random: numpy.random.Generator, split: int, tiles: int, stages: int, most: int = 9) -> StreamK:
@@ -44,10 +46,10 @@ def test_streamk_tiles(name: str, split: int, random: numpy.random.Generator) ->
     """Any division: exact, and nothing written out of bounds."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         swap_ab = bool(random.integers(2))
         mma_m, mma_n, l = rows(2 * config.mma_tile_m, random), rows(2 * config.mma_tile_n, random), 1 + case % 2
-        stages = int(random.integers(split + 1, 2 * config.numbers["stages"] if case % 3 == 0 else 6))
+        stages = int(random.integers(split + 1, 2 * config.stages if case % 3 == 0 else 6))
         k = STAGE_K * stages - tail(random) // 2 // 16 * 16
         p = product(emulator, random, swap_ab, mma_m, mma_n, k, l, out_type=TYPES[case % 3], apart=16 * (case % 2))
         streamk = random_streamk(random, split, p.schedule(config, swap_ab, 1).tiles, stages)
@@ -61,7 +63,7 @@ def test_data_parallel_tiles_before(name: str, random: numpy.random.Generator) -
     """One or two waves of data-parallel tiles by all CTAs, workers included."""
     config = CONFIGS[name]
     for case in range(2 * SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         streamk_tiles, workers, waves, stages = int(random.integers(1, 4)), int(random.integers(1, 4)), 1 + case % 2, 3
         tiles = streamk_tiles + waves * (streamk_tiles + workers)
         p = product(
@@ -81,7 +83,7 @@ def test_every_worker_stages(name: str, split: int, random: numpy.random.Generat
     """Two tiles with three stream-K stages each; workers of 1 to 6 stages."""
     config = CONFIGS[name]
     for worker_stages in range(1, 7):
-        emulator, module = load(config, random, worker_stages)
+        emulator, module = load(config, lazy_timing(random, worker_stages))
         p = product(emulator, random, True, 2 * config.mma_tile_m, 5, STAGE_K * 5)
         p.launch(module, config, True, split, streamk=StreamK(-(-6 // (worker_stages * split)), 3, worker_stages))
         p.check()
@@ -92,7 +94,7 @@ def test_every_worker_stages(name: str, split: int, random: numpy.random.Generat
 def test_epilogues(name: str, split: int, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for case in range(2 * SEEDS):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         full_columns = case % 2 == 0
         mma_m, mma_n = (
             (config.mma_tile_m if full_columns else rows(config.mma_tile_m + 9, random)),
@@ -116,7 +118,7 @@ def test_equal_bits_in_every_timing(name: str, split: int, random: numpy.random.
     config = CONFIGS[name]
     found, state = set(), random.bit_generator.state
     for case in range(max(4, SEEDS)):
-        emulator, module = load(config, random, case)
+        emulator, module = load(config, lazy_timing(random, case))
         same = numpy.random.Generator(type(random.bit_generator)())
         same.bit_generator.state = state
         p = product(emulator, same, True, 2 * config.mma_tile_m - 3, config.mma_tile_n, STAGE_K * 7 - 48, integer=False)
@@ -129,17 +131,8 @@ def test_equal_bits_in_every_timing(name: str, split: int, random: numpy.random.
 def test_workers_wait_for_nobody(name: str, random: numpy.random.Generator) -> None:
     """Launched without the clusters that own tiles, workers end and raise their flags."""
     config = CONFIGS[name]
-    emulator, module = load(config, random, 1)
+    emulator, module = load(config, lazy_timing(random, 1))
     p = product(emulator, random, True, 2 * config.mma_tile_m, 8, STAGE_K * 4)
     streamk = StreamK(2, 2, 2)
-    start(p, module, config, streamk, clusters=2)
-    assert list(p.fixup_flags.numpy()) == [config.numbers["math_warpgroups"] * 4] * 2
-
-
-def start(p: Product, module: object, config: Config, streamk: StreamK, clusters: int) -> None:
-    """Launches `clusters` clusters only."""
-    schedule = p.schedule(config, True, 1, streamk=streamk)
-    p.emulator.launch(
-        module[config.kernel], grid=(1, clusters), block=config.threads,
-        args=[bytes(p.problem()), bytes(schedule)], shared=config.shared_bytes, cluster=1, programmatic=True,
-    )  # fmt: skip
+    p.launch(module, config, True, 1, clusters=2, streamk=streamk)
+    assert list(p.fixup_flags.numpy()) == [config.math_warpgroups * 4] * 2

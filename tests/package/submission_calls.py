@@ -1,6 +1,6 @@
-"""Calls a submission's operation on the emulated GPU, in a process that tests/package/test_submission.py starts. Products of
-shapes that the competition does not have must be right to the bit; arguments that the kernel cannot take must raise an
-error and leave c unchanged. Prints the number of each."""
+"""Calls a submission's operation on the emulated GPU, in a process that test_submission.py starts. Products of shapes
+that the competition does not have must be right to the bit; arguments that the kernel cannot take must raise an error
+and leave c unchanged. Prints the number of each."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from paths import ROOT
-from test_driver import fake_driver  # noqa: F401
 
 import nvfp4
 from nvfp4 import reference

@@ -3,19 +3,17 @@ split-K, launched by the package. All give the same bits."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
 import ragged
 import torch
 from conftest import Backend
-from paths import CSRC
+from harness.headers import family
 
 import nvfp4
 from nvfp4 import _C
 
-CONFIGS = CSRC / "kernels/sm100/config.h"
 CASES = [
     ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
     ragged.Case(131, 70, 2112, alpha="float", c="out"),
@@ -52,7 +50,7 @@ def test_every_instantiation_is_among_them(sm100: Backend, candidate: None) -> N
         for i in range(plan(case)["candidates"]):
             _C.set_candidate(i)
             found.add((plan(case)["kernel"], plan(case)["split_k"] > 1))
-    names = [f"nvfp4_{name}" for name in re.findall(r"X\((sm100_gemm_\w+),", CONFIGS.read_text())]
+    names = [config.kernel for config in family("sm100").configs().values()]
     assert len(names) > 1 and found == {(name, split) for name in names for split in (False, True)}
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ import pytest
 import ragged
 import torch
 from conftest import Backend
-from paths import CSRC
+from harness.headers import family
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -51,12 +50,6 @@ def plan(case: ragged.Case) -> dict[str, object]:
     return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm90")["plan"]
 
 
-def instantiations() -> set[str]:
-    headers = ("kernels/sm90/gemm_config.h", "kernels/sm90/gemv_config.h", "kernels/sm90/prefill_config.h")
-    names = [name for header in headers for name in re.findall(r"X\((sm90_\w+),", (CSRC / header).read_text())]
-    return {f"nvfp4_{name}" for name in names}
-
-
 @pytest.fixture
 def candidate() -> Iterator[None]:
     yield
@@ -77,7 +70,7 @@ def test_every_instantiation_is_among_them(sm90: Backend, candidate: None) -> No
             _C.set_candidate(i)
             found.add(plan(case)["kernel"])
             cuts.add(plan(case)["split_k"])
-    assert len(found) > 10 and found == instantiations()
+    assert len(found) > 10 and found == {config.kernel for config in family("sm90").configs().values()}
     assert cuts == set(range(1, 9))
 
 

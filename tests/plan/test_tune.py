@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NO_SM90, NO_SM100, has_sm90, has_sm100
+from conftest import runs
 from emulated import emulated
 
 import nvfp4
@@ -249,7 +249,7 @@ class FakeClock:
 
 
 def family() -> str:
-    return "sm90" if has_sm90() else "sm100"
+    return "sm90" if runs("sm90") else "sm100"
 
 
 def plan_of(shape: Shape) -> dict[str, Any]:
@@ -258,8 +258,8 @@ def plan_of(shape: Shape) -> dict[str, Any]:
 
 @pytest.fixture
 def tunable() -> Iterator[machine.Target]:
-    if not has_sm90() and not has_sm100():
-        pytest.skip(f"{NO_SM90}; or {NO_SM100}")
+    if not runs("sm90") and not runs("sm100"):
+        pytest.skip("needs a GPU that runs the sm90 or the sm100 kernels")
     nvfp4.use_tuning(None)
     yield machine.pick_target(None)
     nvfp4.use_tuning(None)

@@ -1,11 +1,9 @@
-"""Expected memory contents for tests/kernels/test_sm100_stages.py, computed from the definitions without the emulator."""
+"""Expected memory contents for test_sm100_stages.py, computed from the definitions without the emulator."""
 
 from __future__ import annotations
 
 import numpy
-from sm100.launch import FP16, FP32, VALUES
-
-BF16 = 5  # OUT_BF16
+from harness.values import VALUES
 
 
 def box(source: numpy.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]) -> numpy.ndarray:
@@ -80,14 +78,3 @@ def tensor_core(
 def codes(data: numpy.ndarray) -> numpy.ndarray:
     """Bytes of two e2m1 values [rows, K/2] to codes [rows, K]."""
     return numpy.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
-
-
-def to_type(values: numpy.ndarray, kind: int) -> numpy.ndarray:
-    """fp32 to the bits of that type, to nearest even."""
-    values = numpy.ascontiguousarray(values, numpy.float32)
-    if kind == FP32:
-        return values.view(numpy.uint32)
-    if kind == FP16:
-        return values.astype(numpy.float16).view(numpy.uint16)
-    bits = values.view(numpy.uint32)
-    return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(numpy.uint16)

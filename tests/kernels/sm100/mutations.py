@@ -1,30 +1,9 @@
-"""Mutations of csrc/kernels/sm100/gemm.cu, and which tool finds each: the static verifier (verify.py) over every
-schedule, the emulator in at most 20 timings.
-
-    python tests/kernels/sm100/mutations.py                every mutation on both, as a table (minutes)
-    python tests/kernels/sm100/mutations.py pair phase     those whose name contains one of the words
-"""
+"""Mutations of csrc/kernels/sm100/gemm.cu, and which tool finds each."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-import numpy
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sm100.launch import CSRC, Emulator, compile_ptx, configs, gemm_ptx, only_entry
-from sm100.verify import Launch, Verdict, prove
-
-sys.path.insert(0, str(CSRC.parent / "emulator"))
-from emulate import EmulatorError
-
-SEEDS = 20
-EMULATOR = ("both", "emulator")  # values of found_by that include it
-FINDS = ("not_wellsynced", "potential_race", "invalid_lifecycle")  # other results do not count as found
+from harness.mutations import controls_of, mutation
+from sm100.schedules import Launch
 
 # Launches that show the mutations. The pipeline wraps, so that a stage's second load can meet its first.
 ONE = Launch("sm100_gemm_128x64", "wrap", 64, 128, 6)
@@ -35,37 +14,6 @@ IN_STAGES = Launch("sm100_gemm_128x64", "split in stages", 64, 128, 2, split_k=2
 PAIR = Launch("sm100_gemm_256x64", "pair", 64, 256, 5)
 PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 512, 64, 1, swap_ab=False)
 CP_ASYNC = Launch("sm100_gemm_128x16_cp_async", "cp.async", 16, 128, 5, pitch=648)
-
-
-@dataclass(frozen=True)
-class Mutation:
-    name: str
-    launch: Launch
-    edits: tuple[tuple[str, str], ...]  # old text, which must occur exactly once, and new text
-    found_by: str
-
-    def source(self) -> str:
-        """The kernel's file with the mutation and only the launched instantiation."""
-        text = (CSRC / "kernels/sm100/gemm.cu").read_text()
-        c = configs()[self.launch.config]
-        alone = f"KERNEL({c.name}, {c.cta_group}, {c.mma_tile_n}, {c.stages}, {c.accumulators}, {c.cp_async})"
-        for old, new in (*self.edits, ("SM100_GEMM_CONFIGS(KERNEL)", alone)):
-            count = text.count(old)
-            assert count == 1, f"{self.name}: occurs {count} times in the kernel: {old}"
-            text = text.replace(old, new)
-        return text
-
-    def ptx(self) -> str:
-        if not self.edits:
-            return gemm_ptx()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "mutated.cu")
-            path.write_text(self.source())
-            return compile_ptx(path)
-
-
-def mutation(name: str, launch: Launch, *edits: str, found_by: str = "both") -> Mutation:
-    return Mutation(name, launch, tuple(zip(edits[::2], edits[1::2])), found_by)
 
 
 WAIT_FOR_STAGE = (  # of the TMA producer
@@ -310,47 +258,19 @@ HALVES = [
     )
 ]
 
-# The same launches of the kernel without a mutation.
-CONTROLS = [
-    mutation(f"no mutation: {launch.name}", launch, found_by="nobody")
-    for launch in dict.fromkeys(m.launch for m in MUTATIONS)
+CONTROLS = controls_of(MUTATIONS)
+CONTROL_SEEDS = 20  # timings, in an ordinary run
+# What an ordinary run of the tests proves, a few seconds each: a pipeline that wraps (single CTA, pair, cp.async), two
+# tiles for one CTA, split-K, a tail.
+PROVEN = [
+    Launch("sm100_gemm_128x64", "wrap", 64, 128, 5),
+    Launch("sm100_gemm_256x64", "wrap", 64, 256, 5),
+    Launch("sm100_gemm_128x16_cp_async", "wrap", 16, 128, 5, pitch=648),
+    Launch("sm100_gemm_128x32", "two tiles", 256, 32, 1, swap_ab=False),
+    Launch("sm100_gemm_128x128", "two tiles", 128, 256, 1, swap_ab=False),
+    Launch("sm100_gemm_128x16", "split 2", 16, 128, 3, split_k=2),
+    Launch("sm100_gemm_128x64", "split 2 in stages", 64, 128, 2, split_k=2, in_stages=True),
+    Launch("sm100_gemm_256x128", "tail", 128, 256, 1, tail=64),
+    Launch("sm100_gemm_256x256", "one stage", 256, 256, 1),
 ]
-
-
-def emulate(mutant: Mutation, ptx: str) -> str:
-    """The emulator's error message and the seed that showed it; empty if it finds nothing."""
-    text = only_entry(ptx, configs()[mutant.launch.config].kernel)
-    generator = numpy.random.default_rng()
-    for seed in range(SEEDS):
-        emulator = Emulator("sm_100", seed=seed)
-        product = mutant.launch.product(emulator, generator)
-        try:
-            mutant.launch.start(product, emulator.load(text))
-            product.check()
-        except (EmulatorError, AssertionError) as error:
-            said = "wrong result" if isinstance(error, AssertionError) else str(error).split("\n")[0].split("`: ")[-1]
-            return f"seed {seed}: {said}"
-    return ""
-
-
-def main(words: Sequence[str]) -> int:
-    surprises = 0
-    print(f"{'mutation':54} {'in':15} {'verifier':18} {'s':>5}  emulator")
-    for mutant in CONTROLS + HALVES + MUTATIONS:
-        if words and not any(word in mutant.name for word in words):
-            continue
-        ptx = mutant.ptx()
-        verdict: Verdict = prove(mutant.launch, ptx, seconds=100)
-        emulated = emulate(mutant, ptx) if mutant not in HALVES else ""
-        found = {(False, False): "nobody", (True, False): "verifier", (False, True): "emulator", (True, True): "both"}
-        surprises += found[verdict.result in FINDS, bool(emulated)] != mutant.found_by
-        seen = "-" if verdict.result == "race_free" else verdict.result
-        print(f"{mutant.name:54} {mutant.launch.note:15} {seen:18} {verdict.seconds:5.1f}  {emulated or '-'}")
-        for one in verdict.details[:1] if seen not in FINDS else []:
-            print(f"        {one}", flush=True)
-    print(f"{surprises} not found by what MUTATIONS says")
-    return 1 if surprises else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+QUICK = ("mma: no wait on full", "dealloc without the CTA barrier", "split-K: partials overlap")

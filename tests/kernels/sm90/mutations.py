@@ -1,37 +1,22 @@
-"""Mutations of csrc/kernels/sm90/gemm.cu, kernels/sm90/reduce.cuh, kernels/sm90/schedule.cuh and
-kernels/sm90/dequant.cu, and whether the emulator finds them in at most 20 timings.
-
-python tests/kernels/sm90/mutations.py               every mutation, as a table (minutes)
-python tests/kernels/sm90/mutations.py mma_b parity  those whose name contains one of the words
-"""
+"""Mutations of csrc/kernels/sm90/gemm.cu, reduce.cuh, schedule.cuh and dequant.cu there, and which tool finds each."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sm90.launch import CSRC, StreamK, configs
-from sm90.prefill import PrefillProduct
-from sm90.verify import Launch, prove
-from sm100.launch import FP32, Emulator, compile_ptx, rounded
-from sm100.verify import Verdict
-
-sys.path.insert(0, str(CSRC.parent / "emulator"))
-from emulate import EmulatorError
-
-SEEDS = 20
-FINDS = ("not_wellsynced", "potential_race", "invalid_lifecycle")  # verdicts that count as found
+from emulate import Emulator
+from harness import verify
+from harness.launch import Generator
+from harness.mutations import Mutation, controls_of, mutation
+from sm90.gemm import StreamK
+from sm90.prefill import FAMILY, PrefillProduct, dequant_ptx
+from sm90.schedules import Launch
 
 
 @dataclass(frozen=True)
-class Dequantize:
+class Dequantize(verify.Launch):
     """Two launches of csrc/kernels/sm90/dequant.cu for one operand of two batches, into the same memory."""
 
     note: str
@@ -39,13 +24,20 @@ class Dequantize:
     k: int
     rows_per_thread: int
     calls = 2
+    for_verifier, device, kernel = False, FAMILY.name, "nvfp4_sm90_dequant"
 
     @property
     def name(self) -> str:
         return f"dequant {self.note}"
 
-    def start(self, emulator: Emulator, module: Any, generator: numpy.random.Generator) -> list[Dequantized]:
-        """Launches the calls; the second overwrites the result of the first."""
+    def source(self) -> str:
+        return (FAMILY.folder / "dequant.cu").read_text()
+
+    def ptx(self) -> str:
+        return dequant_ptx()
+
+    def start(self, emulator: Emulator, module: Any, generator: Generator) -> list[Dequantized]:
+        """The second call overwrites the result of the first."""
         calls = [PrefillProduct(emulator, generator, self.rows, 1, self.k, 2, integer=False) for _ in range(self.calls)]
         output = calls[0].dequant_output(0)
         for call in calls:
@@ -59,49 +51,12 @@ class Dequantized:
     """The operand, with the interface of a product."""
 
     product: PrefillProduct
-    out_type = FP32  # exact for these numbers
-
-    def result(self) -> numpy.ndarray:
-        return self.product.outputs[0].numpy()
 
     def expected(self) -> numpy.ndarray:
         return self.product.expected_dequant(0)
 
-
-@dataclass(frozen=True)
-class Mutation:
-    name: str
-    launch: Launch | Dequantize
-    edits: tuple[tuple[str, str], ...]  # old text, found exactly once in the source, and new text
-    found_by: str  # both, emulator, verifier; machine code: tests/kernels/test_sm90_sass.py; nobody
-
-    def source(self) -> str:
-        """The kernel's files in one, mutated, with the launched instantiation alone."""
-        edits = self.edits
-        if isinstance(self.launch, Dequantize):
-            text = (CSRC / "kernels/sm90/dequant.cu").read_text()
-        else:
-            text = (CSRC / "kernels/sm90/gemm.cu").read_text()
-            for name in ("kernels/sm90/reduce.cuh", "kernels/sm90/schedule.cuh", "kernels/common/flags.cuh"):
-                include = f'#include "{name}"\n'
-                assert text.count(include) == 1
-                text = text.replace(include, (CSRC / name).read_text())
-            edits += (("SM90_GEMM_CONFIGS(KERNEL)", f"KERNEL({configs()[self.launch.config].row})"),)
-        for old, new in edits:
-            count = text.count(old)
-            assert count == 1, f"{self.name}: found {count} times in the source: {old}"
-            text = text.replace(old, new)
-        return text
-
-    def ptx(self) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "mutation.cu")
-            path.write_text(self.source())
-            return compile_ptx(path, family="sm90")
-
-
-def mutation(name: str, launch: Launch | Dequantize, *edits: str, found_by: str = "both") -> Mutation:
-    return Mutation(name, launch, tuple(zip(edits[::2], edits[1::2])), found_by)
+    def check(self, expected: numpy.ndarray) -> None:
+        assert (self.product.outputs[0].numpy() == expected).all()
 
 
 # Launches to mutate. Pipelines wrap around, so that the second fill of a stage can race with the first.
@@ -462,46 +417,15 @@ MUTATIONS = [
     mutation("dequant: one scale for a lane's rows", MANY, "scale[i * scale_step]", "scale[0]", found_by="emulator"),
     mutation("dequant: no griddepcontrol.wait", MANY, "    griddepcontrol_wait();\n", "", found_by="emulator"),
 ]
-# The launches of the mutations, with the unchanged kernel.
-CONTROLS = [Mutation(f"unchanged: {one.note}", one, (), "nobody") for one in dict.fromkeys(m.launch for m in MUTATIONS)]
-
-
-def emulate(mutation: Mutation, ptx: str, seeds: int = SEEDS) -> str:
-    """The emulator's finding and its seed; empty if it finds nothing."""
-    generator = numpy.random.default_rng()
-    for seed in range(seeds):
-        emulator = Emulator("sm_90", seed=seed)
-        try:
-            calls = mutation.launch.start(emulator, emulator.load(ptx), generator)
-            emulator.synchronize()
-            expected = sum(call.expected() for call in calls)
-            assert (calls[-1].result() == rounded(expected, calls[-1].out_type)).all()
-        except (EmulatorError, AssertionError) as error:
-            said = "wrong result" if isinstance(error, AssertionError) else str(error).split("\n")[0].split("`: ")[-1]
-            return f"seed {seed}: {said}"
-    return ""
-
-
-def main(words: Sequence[str]) -> int:
-    surprises = 0
-    print(f"{'mutation':62} {'in':16} {'verifier':18} {'s':>5}  emulator")
-    for one in CONTROLS + MUTATIONS:
-        if words and not any(word in one.name for word in words):
-            continue
-        ptx = one.ptx()
-        provable = isinstance(one.launch, Launch) and one.launch.for_verifier
-        verdict = prove(one.launch, ptx, 100) if provable else Verdict("-", 0.0, 0.0)
-        said = emulate(one, ptx)
-        found = {(False, False): "nobody", (True, False): "verifier", (False, True): "emulator", (True, True): "both"}
-        by = found[verdict.result in FINDS, bool(said)]
-        surprises += by != ("nobody" if one.found_by == "machine code" else one.found_by)
-        seen = "-" if verdict.result == "race_free" else verdict.result
-        print(f"{one.name:62} {one.launch.note:16} {seen:18} {verdict.seconds:5.1f}  {said or '-'}", flush=True)
-        for detail in verdict.details[:1] if seen not in FINDS else []:
-            print(f"        {detail}", flush=True)
-    print(f"{surprises} found by others than MUTATIONS says")
-    return 1 if surprises else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+CONTROLS = controls_of(MUTATIONS)
+CONTROL_SEEDS = 4  # timings, in an ordinary run
+HALVES: list[Mutation] = []
+# What an ordinary run of the tests proves, a few seconds each: pipelines that wrap around, two tiles for one
+# CTA, split-K, partials in the stages.
+PROVEN = [
+    Launch("sm90_gemm_128x8", "wrap", 12),
+    Launch("sm90_gemm_128x16", "tiles", 3, 16, tiles=5, clusters=1),
+    Launch("sm90_gemm_128x16", "split 3 in stages", 3, split_k=3, in_stages=True),
+    Launch("sm90_gemm_128x64", "split 2", 3, split_k=2),
+]
+QUICK: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Reads the SASS of the sm_100 kernels (or another family's) from the installed module with NVIDIA's disassembler. Run
-as a program it prints one row a kernel:
+"""Reads the SASS of a family's kernels from the installed module with NVIDIA's disassembler. Run as a program it prints
+one row a kernel:
 
-    python tests/kernels/sm100/sass.py [nvfp4/_C.abi3.so | file.fatbin | file.cubin]
+    python tests/kernels/harness/sass.py [nvfp4_sm90_gemm_ [nvfp4/_C.abi3.so | file.fatbin | file.cubin]]
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 NEEDS = "needs nvdisasm and cuobjdump (wheels nvidia-cuda-nvdisasm and nvidia-cuda-cuobjdump, in the extra `test`)"
-PREFIX = "nvfp4_sm100_gemm_"
 FATBIN = b"\x50\xed\x55\xba"  # the magic number, then u16 version, u16 bytes of this header, u64 bytes behind it
 
 
@@ -26,6 +27,10 @@ def tool(name: str) -> Path | None:
     """The path of a tool in NVIDIA's wheels."""
     places = (Path(entry, "nvidia", "cu13", "bin", name) for entry in sys.path)
     return next((path for path in places if path.is_file()), None)
+
+
+def _missing() -> bool:
+    return not (tool("nvdisasm") and tool("cuobjdump"))
 
 
 def output_of(name: str, *arguments: str, folder: Path | None = None) -> str:
@@ -60,6 +65,9 @@ def find_cubin(source: Path, folder: Path, prefix: str) -> Path:
             if prefix.encode() in cubin.read_bytes():
                 return cubin
     raise LookupError(f"{source} contains no SASS of {prefix}*")
+
+
+needed = pytest.mark.skipif(_missing(), reason=NEEDS)
 
 
 @dataclass(frozen=True)
@@ -113,27 +121,30 @@ class Kernel:
                 else:
                     at += 1
 
-    @property
-    def atoms(self) -> int:
-        """Scale atoms a K block: 128 rows of mma_a in a CTA, all rows of mma_b."""
-        return 1 + -(-int(re.search(r"x(\d+)", self.name)[1]) // 128)
-
-    def mainloop_stage(self) -> list[Instruction]:
-        """The instructions of one full K stage in the mma warp: in the innermost loop with UTCOMMA, the shortest path
-        with four of them and the UTCCP of their scales."""
-
-        def count(path: list[Instruction], opcode: str) -> int:
-            return sum(instruction.opcode.startswith(opcode) for instruction in path)
-
-        mma = [i for i, instruction in enumerate(self.code) if instruction.opcode.startswith("UTCOMMA")]
+    def loop(self, pattern: str) -> tuple[int, int]:
+        """First and last instruction of the smallest loop around all instructions of that kind."""
+        places = [i for i, instruction in enumerate(self.code) if re.match(pattern, instruction.opcode)]
         loops = [
             (last - first, first, last)
             for last, instruction in enumerate(self.code)
-            if instruction.target and (first := self.labels[instruction.target]) <= mma[0] and last >= mma[-1]
+            if instruction.target and (first := self.labels[instruction.target]) <= places[0] and places[-1] <= last
         ]
-        _, first, last = min(loops)
-        paths = self.paths(first, last)
-        return min((p for p in paths if count(p, "UTCOMMA") == 4 and count(p, "UTCCP") == 4 * self.atoms), key=len)
+        return min(loops)[1:]
+
+    def wait_loops(self) -> list[list[Instruction]]:
+        """The short loops around a wait for an mbarrier."""
+        found = []
+        for last, instruction in enumerate(self.code):
+            first = self.labels.get(instruction.target, last) if instruction.target else last
+            body = self.code[first:last]
+            if first < last and len(body) <= 8 and any("TRYWAIT" in i.opcode for i in body):
+                found.append(body)
+        return found
+
+    def barriers(self) -> set[int]:
+        """Offsets of the mbarriers that are initialized."""
+        places = [re.findall(r"\+(0x[0-9a-f]+)\]", i.operands) for i in self.all(r"SYNCS\.EXCH")]
+        return {int(at, 16) for found in places for at in found}
 
 
 def disassemble(cubin: Path, prefix: str) -> dict[str, Kernel]:
@@ -156,7 +167,7 @@ def disassemble(cubin: Path, prefix: str) -> dict[str, Kernel]:
     return kernels
 
 
-def kernels_of(source: Path, prefix: str = PREFIX) -> dict[str, Kernel]:
+def kernels_of(source: Path, prefix: str) -> dict[str, Kernel]:
     with tempfile.TemporaryDirectory() as folder:
         return disassemble(find_cubin(source.resolve(), Path(folder), prefix), prefix)
 
@@ -164,11 +175,11 @@ def kernels_of(source: Path, prefix: str = PREFIX) -> dict[str, Kernel]:
 def main() -> int:
     import nvfp4
 
-    source = Path(sys.argv[1]) if sys.argv[1:] else Path(nvfp4._C.__file__)
-    print(f"{'kernel':22} {'bytes':>7} registers {'stack':>5} mainloop stage")
-    for name, kernel in sorted(kernels_of(source).items()):
-        stage = len(kernel.mainloop_stage())
-        print(f"{name:22} {16 * len(kernel.code):7} {kernel.registers:9} {kernel.stack:5} {stage:4} instructions")
+    prefix = sys.argv[1] if sys.argv[1:] else "nvfp4_sm100_gemm_"
+    source = Path(sys.argv[2]) if sys.argv[2:] else Path(nvfp4._C.__file__)
+    print(f"{'kernel':22} {'bytes':>7} registers stack")
+    for name, kernel in sorted(kernels_of(source, prefix).items()):
+        print(f"{name:22} {16 * len(kernel.code):7} {kernel.registers:9} {kernel.stack:5}")
     return 0
 
 

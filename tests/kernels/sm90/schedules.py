@@ -1,37 +1,27 @@
-"""Proves with the static verifier sentryward, over every schedule, that the kernels of csrc/kernels/sm90/gemm.cu are
-well synchronised and free of races, and that their barriers live long enough.
-
-    python tests/kernels/sm90/verify.py               every launch, as a table (minutes)
-    python tests/kernels/sm90/verify.py 256x64 split  those whose name contains one of the words
-
-What is proven is the PTX that nvcc writes for the product, with the arguments that launch.py passes, for one cluster
-of CTAs. The verifier does not know wgmma: `with_reads` puts in its place what it reads of shared memory, and when.
-docs/kernels.md, "Every schedule", says what that leaves out.
-"""
+"""Launches of csrc/kernels/sm90/gemm.cu for the static verifier, and its PTX rewritten for it. The verifier does not
+know wgmma: `with_reads` puts in its place what it reads of shared memory, and when."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sm90.launch import STAGE_K, Product, Schedule, StreamK, configs, gemm_ptx
-from sm100.launch import FP16, FP32, Problem, only_entry
-from sm100.verify import SECONDS, Recorder, Verdict, judge, recorded_input
+from harness import verify
+from harness.headers import Config
+from harness.launch import Generator, chain
+from harness.values import FP16, FP32
+from paths import CSRC
+from sm90.gemm import CONFIGS, STAGE_K, Product, Schedule, StreamK
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(verify.Launch):
     """One launch of a kernel with one tile along mma_a and `tiles` along mma_b. mma_a is A and the output fp32; with
     `plain` mma_a is B and the output fp16."""
 
-    config: str
+    config_name: str
     note: str
     stages: int  # along K
     tail: int = 0  # values along K behind the last full stage
@@ -43,9 +33,11 @@ class Launch:
     plain: bool = False
     streamk: StreamK | None = None
 
+    schedule = Schedule
+
     @property
-    def name(self) -> str:
-        return f"{self.config.removeprefix('sm90_gemm_')} {self.note}"
+    def config(self) -> Config:
+        return CONFIGS[self.config_name]
 
     @property
     def for_verifier(self) -> bool:
@@ -54,29 +46,38 @@ class Launch:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        config = configs()[self.config]
-        mma_m, mma_n = config.mma_tile_m, self.tiles * config.mma_tile_n
+        mma_m, mma_n = self.config.mma_tile_m, self.tiles * self.config.mma_tile_n
         return (*((mma_n, mma_m) if self.plain else (mma_m, mma_n)), self.stages * STAGE_K + self.tail)
 
-    def start(self, emulator: Any, module: Any, generator: numpy.random.Generator) -> list[Product]:
-        """Launches the calls without waiting for them."""
+    def start(self, emulator: Any, module: Any, generator: Generator) -> list[Product]:
         form = {"pitch": (self.size[2] // 2 + 15) // 16 * 16, "out_type": FP16 if self.plain else FP32}
-        calls = [Product(emulator, generator, *self.size, **form) for _ in range(self.calls)]
-        for before, call in zip([None, *calls], calls):
-            call.add = before
+        calls = chain([Product(emulator, generator, *self.size, **form) for _ in range(self.calls)])
+        for call in calls:
             how = {"clusters": self.clusters, "in_stages": self.in_stages, "wait": False, "streamk": self.streamk}
-            call.launch(module, configs()[self.config], self.plain, self.split_k, **how)
+            call.launch(module, self.config, self.plain, self.split_k, **how)
         return calls
+
+    def source(self) -> str:
+        """With the files that mutations edit in place of their includes."""
+        text = super().source()
+        for name in ("kernels/sm90/reduce.cuh", "kernels/sm90/schedule.cuh", "kernels/common/flags.cuh"):
+            include = f'#include "{name}"\n'
+            assert text.count(include) == 1
+            text = text.replace(include, (CSRC / name).read_text())
+        return text
+
+    def readable(self, text: str) -> str:
+        return with_reads(without_bit_fields(text))
 
 
 def launches() -> Iterator[Launch]:
     """Of every instantiation but stream-K: two stages more than the pipeline has, several tiles for one CTA, every kind
     of split-K, a partial last stage."""
-    for name, config in configs().items():
-        if config.numbers["streamk"]:
+    for name, config in CONFIGS.items():
+        if config.streamk:
             continue
-        yield Launch(name, "wrap", config.numbers["stages"] + 2)
-        yield Launch(name, "tiles", 1, 16, tiles=config.numbers["stages"] // 2 + 2, clusters=1)
+        yield Launch(name, "wrap", config.stages + 2)
+        yield Launch(name, "tiles", 1, 16, tiles=config.stages // 2 + 2, clusters=1)
         yield Launch(name, "tail", 1, 48)
         for split in (2, 4, 8) if config.mma_tile_m == 128 else (2, 4):
             yield Launch(name, f"split {split}", split + 1, split_k=split)
@@ -150,38 +151,3 @@ def with_reads(text: str) -> str:
     body = text.index("\n{\n") + 3
     first = body + re.search(r"^\t(mov|ld)\.", text[body:], re.MULTILINE).start()
     return text[:body] + registers + "\n" + text[body:first] + "\tmov.u32 wg_groups, 0;\n" + text[first:]
-
-
-# ---- proof ----------------------------------------------------------------------------------------------------------
-
-
-def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
-    """ptx: of the whole file or of that kernel. seconds: time limit."""
-    config, recorder = configs()[launch.config], Recorder()
-    assert launch.for_verifier
-    launch.start(recorder, recorder, numpy.random.default_rng(0))
-    text = with_reads(without_bit_fields(only_entry(ptx, config.kernel)))
-    return judge(text, recorded_input(recorder, (Problem, Schedule)), True, seconds)
-
-
-def main(words: Sequence[str]) -> int:
-    chosen = [one for one in launches() if not words or any(word in one.name for word in words)]
-    ptx, failed = gemm_ptx(), 0
-    print(f"{'launch':30} {'M':>5} {'N':>5} {'K':>5} {'split':>5}  {'verdict':20} {'s':>6} {'MB':>5}")
-    for launch in chosen:
-        verdict = prove(launch, ptx)
-        failed += verdict.result != "race_free"
-        m, n, k = launch.size
-        print(
-            f"{launch.name:30} {m:5} {n:5} {k:5} {launch.split_k:5}  {verdict.result:20} "
-            f"{verdict.seconds:6.1f} {verdict.megabytes:5.0f}",
-            *verdict.details[:3],
-            sep="\n    ",
-            flush=True,
-        )
-    print(f"{len(chosen)} launches, {failed} not proven")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""Operands, schedule and grid of csrc/kernels/sm100/gemm.cu."""
+
+from __future__ import annotations
+
+from harness import launch
+from harness.headers import Config, Struct, family
+from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, UINT16
+from harness.values import ceil_div
+
+FAMILY = family("sm100")
+CONFIGS = FAMILY.configs()
+Operand, Schedule = FAMILY.structs["sm100_operand"], FAMILY.structs["sm100_schedule"]
+STAGE_K, ATOM_ROWS = FAMILY.value("SM100_STAGE_K"), FAMILY.value("SM100_ATOM_ROWS")
+STAGE_ATOMS, CTA_ROWS = FAMILY.value("SM100_STAGE_ATOMS"), FAMILY.value("SM100_CTA_ROWS")
+
+
+def mma_tile_m(config: Config) -> int:
+    return CTA_ROWS * config.cta_group
+
+
+def splits(config: Config) -> list[int]:
+    """Every split_k."""
+    return [split for split in (1, 2, 4, 8) if config.cta_group * split <= 8 and config.mma_tile_n >= 4 * split]
+
+
+def tmem_base(seed: int, cluster: int) -> int:
+    """The first free tensor memory column. For clusters it is 0: with fewer free columns, two clusters could each hold
+    columns on an SM that the other needs, and deadlock. On a B200 that cannot happen: shared memory admits no more CTAs
+    to an SM than tensor memory does."""
+    return seed % 5 * 32 if cluster == 1 else 0
+
+
+class Product(launch.Product):
+    def operand(self, config: Config, which: int, box_rows: int, atoms: int, cache_policy: int) -> Struct:
+        rows, placed = self.rows(which), self.placed(which)
+        operand = Operand(cache_policy=cache_policy, **placed)
+        if self.k and self.problem().aligned16:
+            operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1), SWIZZLE_128)
+        if self.k and config.cta_group == 2:
+            operand.scales = self.tensor_map(
+                UINT16, self.arrays[2 * which + 1],
+                (256, ceil_div(self.k, 64), ceil_div(rows, ATOM_ROWS), self.l),
+                (512, placed["scale_pitch"], placed["scale_batch"]), (256, STAGE_ATOMS, atoms, 1),
+            )  # fmt: skip
+        return operand
+
+    def schedule(self, config: Config, swap_ab: bool, split_k: int, in_stages: bool = False) -> Struct:
+        mma_a, mma_b = (1, 0) if swap_ab else (0, 1)
+        tiles_mma_m = ceil_div(self.rows(mma_a), mma_tile_m(config))
+        tiles_mma_n = ceil_div(self.rows(mma_b), config.mma_tile_n)
+        atoms, b_rows = ceil_div(config.mma_tile_n, ATOM_ROWS), config.mma_tile_n // config.cta_group
+        return Schedule(
+            mma_a=self.operand(config, mma_a, CTA_ROWS, 1, EVICT_FIRST),
+            mma_b=self.operand(config, mma_b, b_rows, atoms, EVICT_LAST),
+            tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n, split_k=split_k,
+            k_stages=ceil_div(self.k, STAGE_K), swap_ab=int(swap_ab), values_by_tma=int(self.pitch % 16 == 0),
+            prefetch_stages=3, partials_in_stages=int(in_stages),
+        )  # fmt: skip
+
+    def grid(self, config: Config, split_k: int, clusters: int) -> tuple[int, int]:
+        return clusters * config.cta_group * split_k, config.cta_group * split_k

@@ -1,0 +1,127 @@
+"""Operands, schedule and grid of csrc/kernels/sm90/gemm.cu. mma_b is dequantized by NumPy where the kernel does not
+do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy
+from emulate import Array, Emulator
+from harness.headers import Config, Struct, family
+from harness.launch import EVICT_FIRST, EVICT_LAST, Generator
+from harness.values import ceil_div
+from sm90.operands import Dequantizing, DequantOperand, dequantized
+
+FAMILY = family("sm90")
+CONFIGS = FAMILY.configs("gemm")
+MmaAOperand, MmaBOperand = FAMILY.structs["sm90_mma_a_operand"], FAMILY.structs["sm90_mma_b_operand"]
+Schedule = FAMILY.structs["sm90_schedule"]
+STAGE_K = FAMILY.value("SM90_STAGE_K")
+SPLITS = range(1, 9)
+
+
+@dataclass(frozen=True)
+class StreamK:
+    """The division of work of a stream-K kernel, as in sm90_schedule."""
+
+    worker_clusters: int
+    streamk_stages: int
+    worker_stages: int
+    dp_tiles: int = 0
+
+
+def inverse(n: int) -> int:
+    return ceil_div(2**31, n)
+
+
+class Product(Dequantizing):
+    workspace: Array  # dequantized mma_b
+    partial_tiles: Array  # of stream-K workers
+    fixup_flags: Array
+
+    def mma_a_operand(self, which: int, box_rows: int) -> Struct:
+        placed = self.placed(which)
+        names = ("scale", "scale_pitch", "scale_batch", "rows")
+        operand = MmaAOperand(cache_policy=EVICT_FIRST, **{name: placed[name] for name in names})
+        if self.k:
+            operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1))
+        return operand
+
+    def mma_b_operand(self, which: int, box_rows: int) -> Struct:
+        operand = MmaBOperand(cache_policy=EVICT_LAST, rows=self.rows(which))
+        if self.k:
+            made = dequantized(self.decoded(which)).astype("f2")
+            self.workspace = self.emulator.array(made.view("u2"))
+            operand.values = self.fp16_map(which, self.workspace, box_rows)
+        return operand
+
+    def schedule(
+        self, config: Config, swap_ab: bool, split_k: int, in_stages: bool = False, streamk: StreamK | None = None
+    ) -> Struct:
+        mma_a, mma_b = (1, 0) if swap_ab else (0, 1)
+        tiles_mma_m = ceil_div(self.rows(mma_a), config.mma_tile_m)
+        tiles_mma_n = ceil_div(self.rows(mma_b), config.mma_tile_n)
+        stages = ceil_div(self.k, STAGE_K) - (streamk.streamk_stages if streamk else 0)
+        in_kernel = config.dequant_b_in_kernel
+        made = Schedule(
+            mma_a=self.mma_a_operand(mma_a, config.mma_tile_m),
+            mma_b=MmaBOperand(rows=self.rows(mma_b)) if in_kernel else self.mma_b_operand(mma_b, config.mma_tile_n),
+            mma_b_e2m1=DequantOperand(**self.placed(mma_b)) if in_kernel else DequantOperand(),
+            tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n,
+            split_k=split_k, stages_per_split=stages // split_k,
+            splits_with_one_more=stages % split_k, swap_ab=int(swap_ab), partials_in_stages=int(in_stages),
+            inv_split_k=inverse(split_k),
+        )  # fmt: skip
+        if streamk:
+            self.set_streamk(made, config, streamk)
+        return made
+
+    def set_streamk(self, made: Struct, config: Config, streamk: StreamK) -> None:
+        """A workspace of its own, with zero flags, as the dequantize pre-pass leaves them."""
+        workers = streamk.worker_clusters * made.split_k
+        room = (workers + made.tiles - streamk.dp_tiles) * config.partial_tile_bytes
+        self.partial_tiles = self.emulator.array(numpy.full(room, 0xFF, "u1"))
+        self.fixup_flags = self.emulator.array(numpy.zeros(workers, "u4"))
+        made.dp_tiles, made.k_stages = streamk.dp_tiles, ceil_div(self.k, STAGE_K)
+        made.worker_clusters, made.streamk_stages = streamk.worker_clusters, streamk.streamk_stages
+        made.worker_stages = streamk.worker_stages
+        made.inv_streamk_stages, made.inv_worker_stages = (
+            inverse(streamk.streamk_stages),
+            inverse(streamk.worker_stages),
+        )
+        made.partial_tiles, made.fixup_flags = self.partial_tiles.address, self.fixup_flags.address
+
+    def clusters(self, config: Config, schedule: Struct, split_k: int, streamk: StreamK | None = None) -> int:
+        return streamk.worker_clusters + schedule.tiles - streamk.dp_tiles if streamk else schedule.tiles
+
+    def grid(self, config: Config, split_k: int, clusters: int) -> tuple[tuple[int, int], int]:
+        return (split_k, clusters), split_k
+
+
+# ---- random sizes and data
+
+
+def product(
+    emulator: Emulator,
+    random: Generator,
+    swap_ab: bool,
+    mma_m: int,
+    mma_n: int,
+    k: int,
+    l: int = 1,
+    apart: int = 0,
+    **form: int,
+) -> Product:
+    """Random data. Rows on 16 bytes, as tensor maps require, `apart` more bytes between them."""
+    m, n = (mma_n, mma_m) if swap_ab else (mma_m, mma_n)
+    print(f"{m} x {n} x {k} x {l}, {form}, rows {apart} bytes apart")
+    return Product(emulator, random, m, n, k, l, pitch=(k // 2 + 15) // 16 * 16 + apart, **form)
+
+
+def tail(random: Generator) -> int:
+    """Values along K behind the last full stage."""
+    return int(random.choice([0, *range(16, STAGE_K, 16)]))
+
+
+def rows(most: int, random: Generator) -> int:
+    return int(random.integers(1, most + 1))

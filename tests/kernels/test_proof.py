@@ -1,0 +1,136 @@
+"""The GEMM kernels of Hopper and Blackwell under the static verifier sentryward: every schedule of some launches
+(prove.py has all of them, minutes long), and mutations of the kernels, each of which the verifier or the emulator must
+find.
+
+SM90_MUTATIONS=all, SM100_MUTATIONS=all: the emulator tries every mutation of the family; by default a quarter of them,
+chosen by NVFP4_TEST_SEED. Every run checks that all mutations apply to the source.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+import pytest
+import sm90.mutations
+import sm100.mutations
+from harness.mutations import FINDS, SEEDS, Mutation, emulate
+from harness.verify import Launch, Verdict, prove
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+needs_verifier = pytest.mark.skipif(
+    importlib.util.find_spec("sentryward") is None,
+    reason="sentryward is not installed: pip install sentryward==0.1.1, for Linux on x86-64",
+)
+FAMILIES = {"sm90": sm90.mutations, "sm100": sm100.mutations}
+
+
+def tries_all(family: str) -> bool:
+    return os.environ.get(f"{family.upper()}_MUTATIONS") == "all"
+
+
+def caught(family: ModuleType) -> list[Mutation]:
+    """What the verifier has to find in this run: the quick ones, and those that the emulator does not find."""
+    return [one for one in family.MUTATIONS if one.found_by == "verifier" or one.name in family.QUICK]
+
+
+def clean(family: ModuleType) -> list[Mutation]:
+    launches = [one.launch for one in caught(family)]
+    return [one for one in family.CONTROLS if one.launch in launches]
+
+
+def emulated(family: ModuleType) -> list[Mutation]:
+    found = [one for one in family.MUTATIONS if one.found_by in ("both", "emulator")]
+    name = next(name for name, module in FAMILIES.items() if module is family)
+    return found if tries_all(name) else found[int(os.environ.get("NVFP4_TEST_SEED", 0)) % 4 :: 4]
+
+
+def each(what: Callable[[ModuleType], list[Any]]) -> pytest.MarkDecorator:
+    """Parametrizes with that list of every family."""
+    cases = [(name, one) for name, family in FAMILIES.items() for one in what(family)]
+    return pytest.mark.parametrize(("family", "one"), cases, ids=[f"{name}-{one.name}" for name, one in cases])
+
+
+def judge(what: Launch | Mutation) -> Verdict:
+    return prove(what, what.ptx()) if isinstance(what, Launch) else prove(what.launch, what.ptx())
+
+
+@pytest.fixture(scope="module")
+def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[Launch | Mutation, Future[Verdict]]]:
+    """Of the tests that this run has selected; two at a time, each takes one core."""
+    asked = [item.callspec.params["one"] for item in request.session.items if "verdicts" in fixtures_of(item)]
+    for launch in {one.config.source: one for one in map(launch_of, asked)}.values():
+        launch.ptx()  # which all of them need
+    with ThreadPoolExecutor(2) as pool:
+        yield {one: pool.submit(judge, one) for one in asked}
+        pool.shutdown(cancel_futures=True)
+
+
+def fixtures_of(item: pytest.Item) -> tuple[str, ...]:
+    return getattr(item, "fixturenames", ())
+
+
+def launch_of(what: Launch | Mutation) -> Launch:
+    return what if isinstance(what, Launch) else what.launch
+
+
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest) -> Iterator[dict[Mutation, Future[str]]]:
+    """PTX, compiled two at a time."""
+    asked = [item.callspec.params["one"] for item in request.session.items if "compiled" in fixtures_of(item)]
+    for launch in {one.launch.source(): one.launch for one in asked if not one.edits}.values():
+        launch.ptx()
+    with ThreadPoolExecutor(2) as pool:
+        yield {one: pool.submit(one.ptx) for one in asked}
+        pool.shutdown(cancel_futures=True)
+
+
+@each(lambda family: [*family.MUTATIONS, *family.HALVES])
+def test_mutation_applies(family: str, one: Mutation) -> None:
+    one.source()
+
+
+@needs_verifier
+@each(lambda family: family.PROVEN)
+def test_every_schedule(family: str, one: Launch, verdicts: dict[Launch, Future[Verdict]]) -> None:
+    verdict = verdicts[one].result()
+    assert verdict.result == "race_free", verdict
+
+
+@needs_verifier
+@each(lambda family: family.HALVES[::2])
+def test_every_schedule_of_both_halves(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
+    verdict = verdicts[one].result()
+    assert verdict.result == "race_free", verdict
+
+
+@needs_verifier
+@each(clean)
+def test_verifier_finds_nothing_else(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
+    """The launches of the mutations, without one."""
+    verdict = verdicts[one].result()
+    assert verdict.result == "race_free", verdict
+
+
+@needs_verifier
+@each(caught)
+def test_verifier_finds(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
+    verdict = verdicts[one].result()
+    assert verdict.result in FINDS, verdict
+
+
+@each(emulated)
+def test_emulator_finds(family: str, one: Mutation, compiled: dict[Mutation, Future[str]]) -> None:
+    assert emulate(one, compiled[one].result())
+
+
+@each(lambda family: family.CONTROLS)
+def test_emulator_finds_nothing_else(family: str, one: Mutation, compiled: dict[Mutation, Future[str]]) -> None:
+    seeds = SEEDS if tries_all(family) else FAMILIES[family].CONTROL_SEEDS
+    assert not emulate(one, compiled[one].result(), seeds)
