@@ -1,6 +1,8 @@
 """The emulator against results recorded on an H200 (golden/): one test for each source file of kernels, each
 with a fresh EMULATE_SEED. And cases where the hardware's rules and the emulator's checks meet."""
 
+import csv
+import fnmatch
 import os
 import random
 import shutil
@@ -37,6 +39,19 @@ def test_agrees_with_hardware(source: str, library: Path) -> None:
 
 def test_every_source_has_vectors() -> None:
     assert {path.stem for path in GOLDEN.glob("*.cu")} | {"encodings"} == set(SOURCES)
+
+
+def test_findings_name_recorded_cases() -> None:
+    command = [sys.executable, GOLDEN / "record.py", "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = {line.split()[2] for line in done.stdout.splitlines()} | {"encodings"}
+    with (GOLDEN / "findings.csv").open(encoding="utf-8", newline="") as file:
+        findings = list(csv.DictReader(file))
+    assert len(findings) >= 30
+    for finding in findings:
+        assert finding["subject"] and finding["question"] and finding["answer"]
+        for pattern in finding["cases"].split():
+            assert fnmatch.filter(names, pattern), f"{finding['question']}: no case is named {pattern}"
 
 
 STORE = """
