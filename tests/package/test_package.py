@@ -248,7 +248,7 @@ def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.Monke
 
 @dataclass
 class Device:
-    """Two device sources, compiled by an nvcc that logs its arguments."""
+    """Two device sources, compiled by an nvcc that logs its arguments; one includes from the root, and from beside."""
 
     finder: ModuleType
     folder: Path
@@ -260,8 +260,8 @@ class Device:
         """Builds; returns the sources that nvcc compiled."""
         log = self.nvcc.parent / "log"
         log.unlink(missing_ok=True)
-        sources = {self.folder / name: list(self.archs) for name in ("one.cu", "two.cu")}
-        self.finder.write_fatbins(sources, self.folder / "out", list(self.flags))
+        sources = {self.folder / "kernels" / name: list(self.archs) for name in ("one.cu", "two.cu")}
+        self.finder.write_fatbins(sources, self.folder / "out", list(self.flags), self.folder)
         return sorted(Path(line.split()[-1]).name for line in log.read_text().splitlines()) if log.exists() else []
 
     def fatbins(self) -> list[str]:
@@ -278,11 +278,12 @@ def device(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     for name in finder.HIDDEN_INPUTS:
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "device").mkdir()
-    (tmp_path / "kernels/common/header.cuh").write_text('#include "../deep.h"\n')
-    (tmp_path / "deep.h").write_text("// first\n")
-    (tmp_path / "one.cu").write_text('#include <cuda_fp16.h>\n#  include "kernels/common/header.cuh"\n')
-    (tmp_path / "two.cu").write_text("#include <stdint.h>\n")
+    kernels = tmp_path / "kernels"
+    (kernels / "common").mkdir(parents=True)
+    (kernels / "common/header.cuh").write_text('#include "../deep.h"\n')
+    (kernels / "deep.h").write_text("// first\n")
+    (kernels / "one.cu").write_text('#include <cuda_fp16.h>\n#  include "kernels/common/header.cuh"\n')
+    (kernels / "two.cu").write_text("#include <stdint.h>\n")
     made = Device(finder, tmp_path, nvcc)
     assert made.compiled() == BOTH
     assert made.compiled() == []
@@ -290,9 +291,9 @@ def device(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_only_what_has_other_inputs_is_compiled(device: Device) -> None:
-    (device.folder / "deep.h").write_text("// second\n")
+    (device.folder / "kernels/deep.h").write_text("// second\n")
     assert device.compiled() == ["one.cu"] and device.compiled() == []
-    os.utime(device.folder / "deep.h")  # contents count
+    os.utime(device.folder / "kernels/deep.h")  # contents count
     assert device.compiled() == []
     device.flags = ("-DNVFP4_DUMP",)
     assert device.compiled() == BOTH and device.compiled() == []
@@ -367,13 +368,13 @@ def test_a_toolkit_of_another_form_compiles_each_time(name: str, device: Device)
 
 @pytest.mark.parametrize("line", ["#include NAME", '#include "not_here.h"'])
 def test_an_include_that_is_not_found_compiles_each_time(device: Device, line: str) -> None:
-    (device.folder / "two.cu").write_text(f"{line}\n")
+    (device.folder / "kernels/two.cu").write_text(f"{line}\n")
     assert device.compiled() == ["two.cu"] and device.compiled() == ["two.cu"]
 
 
 def test_a_fat_binary_that_was_touched_is_made_again(device: Device) -> None:
-    (device.folder / "out/one.fatbin").write_text("something else")
-    (device.folder / "out/two.key").write_text("half")
+    (device.folder / "out/kernels_one.fatbin").write_text("something else")
+    (device.folder / "out/kernels_two.key").write_text("half")
     assert device.compiled() == BOTH and device.compiled() == []
 
 
@@ -383,10 +384,11 @@ def test_an_interrupted_build_leaves_nothing_to_be_taken(device: Device) -> None
     device.nvcc.write_text(nvcc.replace("echo fatbin", "echo half") + "kill -9 $PPID $$\n")
     device.flags = ("-DOTHER",)
     build = (
-        "import sys; from pathlib import Path; backend, source, out = sys.argv[1:]; sys.path.insert(0, backend); "
-        "import nvfp4_cuda; nvfp4_cuda.write_fatbins({Path(source): ['sm_80']}, Path(out), ['-DOTHER'])"
+        "import sys; from pathlib import Path; backend, root = sys.argv[1], Path(sys.argv[2]); "
+        "sys.path.insert(0, backend); import nvfp4_cuda; "
+        "nvfp4_cuda.write_fatbins({root / 'kernels/one.cu': ['sm_80']}, root / 'out', ['-DOTHER'], root)"
     )
-    arguments = [ROOT / "build_backend", device.folder / "one.cu", device.folder / "out"]
+    arguments = [ROOT / "build_backend", device.folder]
     environment = os.environ | {"NVFP4_NVCC": str(device.nvcc)}
     command = [sys.executable, "-c", build, *arguments]
     assert subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
@@ -397,12 +399,12 @@ def test_an_interrupted_build_leaves_nothing_to_be_taken(device: Device) -> None
 
 
 def test_a_source_that_changes_meanwhile_is_compiled_again(device: Device) -> None:
-    nvcc, header = device.nvcc.read_text(), (device.folder / "deep.h").read_text()
-    device.nvcc.write_text(nvcc + f"echo '// third' > {device.folder}/deep.h\n")
+    nvcc, header = device.nvcc.read_text(), (device.folder / "kernels/deep.h").read_text()
+    device.nvcc.write_text(nvcc + f"echo '// third' > {device.folder}/kernels/deep.h\n")
     device.flags = ("-DOTHER",)
     assert device.compiled() == BOTH
     device.nvcc.write_text(nvcc)
-    (device.folder / "deep.h").write_text(header)
+    (device.folder / "kernels/deep.h").write_text(header)
     assert "one.cu" in device.compiled() and device.compiled() == []
 
 
@@ -417,7 +419,10 @@ def test_two_builds_at_once_leave_what_one_of_them_made(device: Device) -> None:
             list(
                 pool.map(
                     lambda build: build.finder.write_fatbins(
-                        {build.folder / name: ["sm_80"] for name in BOTH}, build.folder / "out", list(build.flags)
+                        {build.folder / "kernels" / name: ["sm_80"] for name in BOTH},
+                        build.folder / "out",
+                        list(build.flags),
+                        build.folder,
                     ),
                     both,
                 )
