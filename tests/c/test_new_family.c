@@ -1,5 +1,5 @@
 /* A new family of kernels is a gemm_family and a row in the table: this program has a table of its own in place of
- * plan/families.c, with a family of one made-up kernel for products with M <= 4 beside sm80 and sm90. Prints "N passed,
+ * plan/families.c, with a family of one fake kernel for products with M <= 4 beside sm80 and sm90. Prints "N passed,
  * N failed". */
 #include "plan_checks.h"
 
