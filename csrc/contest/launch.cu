@@ -134,7 +134,7 @@ std::string contest_gemm(const contest_product &of) {
     int current = 0;
     if (cudaGetDevice(&current) || current != here.ordinal || (of.device >= 0 && of.device != current))
         return "the tensors are on another GPU than the one that was current at the first call";
-    if (of.device < 0 && !here.reads_host_memory) return "the tensors are in host memory, which the GPU does not read";
+    if (of.device < 0 && !here.reads_host_memory) return "the tensors are in host memory, which the GPU cannot read";
 
     const gemm_problem p = problem_of(of);
     const gemm_candidate *candidate = choose(here.props, p);
@@ -143,7 +143,7 @@ std::string contest_gemm(const contest_product &of) {
     launch_plan_init(&plan);
     sm100_build(&here.props, &p, candidate, &plan);
     for (int i = 0; i < plan.tensor_maps; i++)
-        if (encode(here, plan, plan.tensor_map[i])) return "the driver rejects a tensor map (cuTensorMapEncodeTiled)";
+        if (encode(here, plan, plan.tensor_map[i])) return "cuTensorMapEncodeTiled rejected a tensor map";
     const cudaError_t error = launch(plan, plan.step[0]);
     return error ? std::string("the launch failed: ") + cudaGetErrorString(error) : std::string();
 }

@@ -16,7 +16,7 @@ SOURCE = Path("tests/api/torch_abi.cpp")
 
 
 def compiles(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = ["g++", "-std=c++17", "-fsyntax-only", f"-isystem{INCLUDE}", str(folder / SOURCE)]
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-isystem{INCLUDE}", f"-I{folder / 'csrc'}", str(folder / SOURCE)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

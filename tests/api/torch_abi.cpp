@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "../csrc/bindings/dlpack.h"
-#include "../csrc/bindings/torch/shim.h"
+#include "bindings/dlpack.h"
+#include "bindings/torch/shim.h"
 
 static_assert(std::is_same_v<torch_tensor, AtenTensorHandle>);
 static_assert(std::is_same_v<torch_library, TorchLibraryHandle>);
