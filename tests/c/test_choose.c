@@ -150,28 +150,6 @@ static void check_gaps(void) {
     take(&gpus[B200], &many, SM80 | SM100, 0, none, 0);
 }
 
-/* Answers do not depend on what the thread has asked before: the same in either order, of more queries than it keeps,
- * among them products of equal sizes with an operand for all batches. */
-static void check_order(void) {
-    enum { SHAPES = 100, QUERIES = 2 * SHAPES };
-    static plan_choice forward[QUERIES];
-    const variant variants[2] = {PLAIN, ONE_FOR_ALL};
-    for (int pass = 0; pass < 2; pass++)
-        for (int step = 0; step < QUERIES; step++) {
-            const int i = pass ? QUERIES - 1 - step : step, shape = i / 2;
-            const gemm_problem p = problem(1 + shape * shape % 3989, 32 + shape * 41, 64 * (1 + shape * 7 % 100),
-                                           2 << shape % 3, variants[i % 2]);
-            const plan_query query = query_of(&gpus[H200], &p, SM80 | SM90, 0);
-            const plan_choice *found = plan_choose(&query);
-            name_product(&gpus[H200], &p, variants[i % 2]);
-            if (pass == 0)
-                forward[i] = *found;
-            else
-                expect(found->candidates == forward[i].candidates && same(&found->taken, &forward[i].taken),
-                       "the answer is that of the other order");
-        }
-}
-
 /* The table of overrides against a search from the last to the first of what was added. */
 static void check_overrides(uint64_t seed) {
     enum { ADDED = 400 };
@@ -217,7 +195,6 @@ int main(int argc, char **argv) {
     uint32_t found = 0, mixed = 0, first = 0;
     check_families();
     check_gaps();
-    check_order();
     check_overrides(argc > 1 ? strtoull(argv[1], NULL, 10) : 1);
     for (size_t i = 0; i < COUNT(m) * COUNT(n) * COUNT(k); i++) {
         const int64_t a = m[i % COUNT(m)], b = n[i / COUNT(m) % COUNT(n)], c = k[i / COUNT(m) / COUNT(n)];

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -60,15 +59,19 @@ DEBUG = family("sm100", "NVFP4_DUMP")  # the debug build's headers
 Record = DEBUG.structs["sm100_dump"]
 
 
+AT = {name: getattr(Record, name).offset for name, _ in Record._fields_}
+COLUMNS_AT, SUMS_AT = AT["scale_columns"], AT["sums"]
+
+
 def test_python_reads_the_structs_fields() -> None:
     """dump.py has a copy of the layout, since an installed package has no headers."""
-    names = [name for name, _ in Record._fields_]
-    assert [name.rstrip("_") for name in names[: len(dump.FIELDS)]] == list(dump.FIELDS)
-    assert [getattr(Record, name).offset for name in names[: len(dump.FIELDS)]] == list(AT.values())
-    assert [getattr(Record, name).offset for name in names[len(dump.FIELDS) :]] == [
-        dump.HEADER.size, COLUMNS_AT, SUMS_AT
-    ]  # fmt: skip
-    assert ctypes.sizeof(Record) == dump.BYTES
+    record, fields = Record(), [name for name, _ in Record._fields_][: len(dump.FIELDS)]
+    for i, name in enumerate(fields):
+        setattr(record, name, i + 1)
+    assert tuple(name.rstrip("_") for name in fields) == dump.FIELDS
+    assert dump.HEADER.unpack_from(bytes(record)) == tuple(range(1, len(dump.FIELDS) + 1))
+    assert (AT["stage_data"], COLUMNS_AT) == (dump.HEADER.size, dump.HEADER.size + dump.STAGE_BYTES)
+    assert COLUMNS_AT + 512 * dump.SCALE_COLUMNS == SUMS_AT and ctypes.sizeof(Record) == dump.BYTES
 
 
 class Dumped(Product):
@@ -213,9 +216,6 @@ def a_dump() -> tuple[Dumped, torch.Tensor, dump.Request]:
     return run_case("leader", numpy.random.default_rng(int(os.environ["NVFP4_TEST_SEED"])), True)
 
 
-AT = {name: struct.calcsize(f"<{i}I" if i < 28 else f"<28I{i - 28}Q") for i, name in enumerate(dump.FIELDS)}
-COLUMNS_AT = dump.HEADER.size + dump.STAGE_BYTES
-SUMS_AT = COLUMNS_AT + 512 * dump.SCALE_COLUMNS
 STAGE_OF_A_PAIR = {"mma_a": 0, "mma_b": 16384, "sfa": 16384 + 32 * 128, "sfb": 16384 + 32 * 128 + 2048}
 
 

@@ -12,8 +12,12 @@ import b200_report as report
 import b200_trace as trace
 import c_model
 import model_b200 as model
+import numpy
 import pytest
+from harness.launch import load
+from harness.values import FP16
 from paths import ROOT
+from sm100.gemm import CONFIGS, Product, splits
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
 
@@ -176,16 +180,12 @@ def test_document_is_current() -> None:
 @pytest.mark.parametrize("name", [config.name for config in model.configs()] if shutil.which("gcc") else [])
 def test_counts_are_the_kernels(name, tmp_path):
     """Of whole tiles, one or several, any split of K: what the model times is what the kernel does."""
-    import numpy
-    from sm100.launch import FP16, Emulator, Product, configs, gemm_ptx, only_entry
-
     seed = random.randrange(2**32)
     draw = random.Random(seed)
     config = next(config for config in model.configs() if config.name == name)
-    launched = configs()[f"sm100_gemm_{name}"]
-    emulator = Emulator("sm_100", seed=0)
-    module = emulator.load(only_entry(gemm_ptx(), launched.kernel))
-    for split in [split for split in (1, 2, 4, 8) if split * config.cta_group <= 8 and config.mma_tile_n >= 4 * split]:
+    launched = CONFIGS[f"sm100_gemm_{name}"]
+    emulator, module = load(launched, 0)
+    for split in splits(launched):
         swap_ab = draw.random() < 0.5
         mma_m = 128 * config.cta_group * draw.randint(1, 2)
         mma_n = config.mma_tile_n * draw.randint(1, 2 if config.mma_tile_n > 32 else 1)

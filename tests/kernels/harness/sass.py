@@ -158,13 +158,17 @@ def disassemble(cubin: Path, prefix: str) -> dict[str, Kernel]:
             kernel.labels[found[1]] = len(kernel.code)
         elif kernel and (found := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+)?\s*([A-Z]\S*)\s*(.*?)\s*;", line)):
             kernel.code.append(Instruction(int(found[1], 16), found[2] or "", found[3], found[4]))
-    usage = output_of("cuobjdump", "--dump-resource-usage", str(cubin))
-    for name, registers, stack, local in re.findall(
-        r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage
-    ):
+    for name, (registers, stack, local) in usage_of(cubin).items():
         kernel = kernels[name.removeprefix(prefix)]
-        kernel.registers, kernel.stack, kernel.local = int(registers), int(stack), int(local)
+        kernel.registers, kernel.stack, kernel.local = registers, stack, local
     return kernels
+
+
+def usage_of(cubin: Path) -> dict[str, tuple[int, int, int]]:
+    """Registers, bytes of stack and of local memory of each kernel."""
+    usage = output_of("cuobjdump", "--dump-resource-usage", str(cubin))
+    found = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    return {name: (int(registers), int(stack), int(local)) for name, registers, stack, local in found}
 
 
 def kernels_of(source: Path, prefix: str) -> dict[str, Kernel]:

@@ -85,10 +85,8 @@ class Product(Dequantizing):
         made.dp_tiles, made.k_stages = streamk.dp_tiles, ceil_div(self.k, STAGE_K)
         made.worker_clusters, made.streamk_stages = streamk.worker_clusters, streamk.streamk_stages
         made.worker_stages = streamk.worker_stages
-        made.inv_streamk_stages, made.inv_worker_stages = (
-            inverse(streamk.streamk_stages),
-            inverse(streamk.worker_stages),
-        )
+        made.inv_streamk_stages = inverse(streamk.streamk_stages)
+        made.inv_worker_stages = inverse(streamk.worker_stages)
         made.partial_tiles, made.fixup_flags = self.partial_tiles.address, self.fixup_flags.address
 
     def clusters(self, config: Config, schedule: Struct, split_k: int, streamk: StreamK | None = None) -> int:

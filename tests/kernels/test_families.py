@@ -1,0 +1,51 @@
+"""Every kernel family with a config header, without a line about any: its instantiations are in the installed module,
+use no stack, and fit an SM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import sass
+from harness.headers import Config, family
+from harness.launch import SHARED_LIMIT
+from paths import families
+
+import nvfp4
+
+CONFIGS = {name: config for of in families() for name, config in family(of).configs().items()}
+REGISTERS = 65536  # of an SM
+by_name = pytest.mark.parametrize("name", CONFIGS)
+
+
+def prefix_of(config: Config) -> str:
+    return f"nvfp4_{config.family.name}_{config.source.stem}_"
+
+
+@pytest.fixture(scope="module")
+def usage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, int, int]]:
+    """Of all kernels; of each file's fat binary the first architecture."""
+    found = {}
+    for prefix in sorted({prefix_of(config) for config in CONFIGS.values()}):
+        cubin = sass.find_cubin(Path(nvfp4._C.__file__), tmp_path_factory.mktemp("cubin"), prefix)
+        found |= sass.usage_of(cubin)
+    return found
+
+
+@sass.needed
+@pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+@by_name
+def test_machine_code(name: str, usage: dict[str, tuple[int, int, int]]) -> None:
+    config = CONFIGS[name]
+    threads = 32 * config.warps if "warps" in config.columns else config.threads
+    registers, stack, local = usage[config.kernel]
+    assert (stack, local) == (0, 0)
+    assert 0 < registers * threads <= REGISTERS
+
+
+@by_name
+def test_shared_memory(name: str) -> None:
+    shared = getattr(CONFIGS[name], "shared_bytes", None)
+    if not isinstance(shared, int):
+        pytest.skip("depends on the product")
+    assert 0 < shared <= SHARED_LIMIT
