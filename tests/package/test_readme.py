@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import doctest
+import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from paths import ROOT
@@ -50,9 +52,15 @@ def test_the_examples_run_and_print_what_the_readme_prints() -> None:
 
 
 def test_ci_runs_the_install_commands() -> None:
+    """Each command of a chain as a command of its own, in this order: CI starts other tests between two of them."""
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").replace("pip install -q ", "pip install ")
-    commands = [command.strip() for command in blocks(README, "sh")]
-    assert len(commands) == 2 and all(command in ci for command in commands)
+    steps = [step.strip() for line in ci.splitlines() for step in line.split(" && ")]
+    chains = blocks(README, "sh")
+    assert len(chains) == 2
+    for chain in chains:
+        left = iter(steps)
+        for command in chain.strip().split(" && "):
+            assert any(step == command or step.startswith(f"{command} ") for step in left), command
 
 
 def test_the_readme_is_short() -> None:
@@ -140,6 +148,84 @@ def test_recorded_tables_are_whole_and_linked() -> None:
         with path.open(encoding="utf-8", newline="") as file:
             columns, *rows = csv.reader(file)
         assert rows and all(len(row) == len(columns) for row in rows), path
+
+
+def in_code(text: str) -> Iterator[str]:
+    """The words of `code` and of shell commands, each alternative of a{b,c}d by itself."""
+    parts = [*re.findall(r"`([^`\n]+)`", FENCED.sub("", text)), *blocks(text, "sh")]
+    for word in " ".join(parts).split():
+        before, *braced = re.split(r"\{([^}]*)\}", word)
+        choices = [before]
+        for inside, behind in zip(braced[::2], braced[1::2]):
+            choices = [f"{choice}{one}{behind}" for choice in choices for one in inside.split(",")]
+        yield from choices
+
+
+@functools.cache
+def checkout() -> tuple[frozenset[Path], frozenset[str]]:
+    """Its files, and every word of those that may define a name: neither pages nor stored results."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True)
+    paths = [Path(name) for name in listed.stdout.splitlines()] if listed.returncode == 0 else []
+    if not paths:  # a source distribution
+        paths = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+    paths = [path for path in paths if (ROOT / path).is_file()]
+    defining = {*SOURCES, ".pyi", ".toml", ".yml", ".csv", ""}
+    texts = [(ROOT / path).read_text(encoding="utf-8", errors="ignore") for path in paths if path.suffix in defining]
+    return frozenset(paths), frozenset(re.findall(r"\w+", "\n".join(texts)))
+
+
+# What a reader makes or has elsewhere: outputs, examples, names of other libraries.
+NOT_OURS = {
+    *("submission.py", "kernel.ptx", "run.json", "run.csv", "run.svg", "gemv.json", "reverse.cu"),
+    *("weight_scale_2", "input_scale", "per_tensor_scale", "act_per_tensor_scale"),
+    *("weight_global_scale", "input_global_scale", "OMP_WAIT_POLICY=PASSIVE", "CUDA_HOME", "LD_LIBRARY_PATH"),
+}
+
+
+def missing(text: str, folder: Path) -> tuple[list[str], int]:
+    """Files and names in a page's code that do not exist, and how many were looked up. A file may be named by its path
+    from the checkout, from the page's folder or from one above, or by its name alone; an identifier may be anywhere."""
+    found, words = checkout()
+    names, folders = {path.name for path in found}, {parent for path in found for parent in path.parents}
+    bases = [folder, *folder.parents]
+    absent, checked = [], 0
+    for word in (word.strip("();:,") for word in in_code(text)):
+        if word in NOT_OURS or "sm120" in word.lower() or "NAME" in word or "..." in word:
+            continue
+        if re.fullmatch(r"[\w./-]+\.(cu?|cuh|h|cpp|py|pyi|md|csv|yml|toml)", word):
+            exists = word in names or any(base / word in found or (ROOT / base / word).is_file() for base in bases)
+        elif re.fullmatch(r"([\w.-]+/)+", word):
+            exists = any(base / word in folders or (ROOT / base / word).is_dir() for base in bases)
+        elif name := re.fullmatch(r"(?:nvfp4\.|--)?([A-Za-z]\w*_\w*[A-Za-z0-9]|(?<=nvfp4\.)\w+)([=(].*)?", word):
+            exists = name[1] in words
+        else:
+            continue
+        checked += 1
+        if not exists:
+            absent.append(word)
+    return absent, checked
+
+
+def test_files_and_names_in_the_pages_exist() -> None:
+    absent, checked = [], 0
+    for page in pages():
+        words, count = missing(page.read_text(encoding="utf-8"), page.parent.relative_to(ROOT))
+        absent += [f"{page.relative_to(ROOT)}: {word}" for word in words]
+        checked += count
+    assert checked >= 200
+    assert not absent, "\n".join(absent)
+
+
+def test_missing_files_and_names_are_found() -> None:
+    nothing = "_".join(["nvfp4", "nothing"])  # a word that no source has
+    page = f"""`csrc/nvfp4.h` `../docs/none.md` `gemm.cu` `none.cu` `src/none/` `nvfp4_override_plan` `{nothing}(1)`
+```sh
+pytest tests/{{conftest,none}}.py
+```
+"""
+    absent, checked = missing(page, Path("emulator"))
+    assert absent == ["../docs/none.md", "none.cu", "src/none/", f"{nothing}(1", "tests/none.py"] and checked == 9
 
 
 def test_pages_that_sources_name_are_there() -> None:
