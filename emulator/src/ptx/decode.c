@@ -490,6 +490,7 @@ static void decode_statement(decoder *d, const statement *s, instr *in) {
     *in = (instr){.guard = NO_SLOT, .d = NO_SLOT, .d2 = NO_SLOT, .line = s->line, .text = s->text};
     for (size_t i = 0; i < sizeof in->s / sizeof *in->s; i++) in->s[i] = NO_SLOT;
     in->name = mnemonic(d);
+    d->taken = 0; /* a modifier is found once */
     in->lanes_meet = (uint8_t)lanes_meet(d);
     in->lanes_part = (uint8_t)lanes_part(d);
     if (s->guard) {
