@@ -168,8 +168,8 @@ def pack(value: Any, size: int, kind: str = "") -> bytes:
 
 
 class Emulator:
-    """The emulated driver, set to a device and a seed. Other settings by name: arithmetic, fences, trace, tmem_base,
-    host_memory, quiet (see README.md)."""
+    """The emulated driver, set to a device and a seed. Other settings by name: arithmetic, fences, lanes, trace,
+    tmem_base, host_memory, quiet (see README.md). EMULATE_LANES sets the default of lanes."""
 
     def __init__(
         self, device: str = "sm_100", seed: int = 0, library: Path | str | None = None, **settings: str | int
@@ -180,6 +180,7 @@ class Emulator:
         defaults = {
             "arithmetic": "hardware",
             "fences": "text",
+            "lanes": os.environ.get("EMULATE_LANES", "together"),
             "tmem_base": 0,
             "host_memory": 0,
             "quiet": 1,
@@ -392,6 +393,7 @@ def run(options: argparse.Namespace) -> int:
             seed,
             arithmetic=options.arithmetic,
             fences=options.fences,
+            lanes=options.lanes,
             tmem_base=options.tmem_base,
             trace=options.trace or "",
         )
@@ -439,6 +441,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data-seed", type=int, default=0, help="of random arguments")
     parser.add_argument("--arithmetic", choices=("hardware", "fp64"), default="hardware")
     parser.add_argument("--fences", choices=("text", "hardware"), default="text")
+    parser.add_argument(
+        "--lanes",
+        choices=("together", "apart"),
+        default=os.environ.get("EMULATE_LANES", "together"),
+        help="apart: lanes of a warp wait for each other only where PTX says so",
+    )
     parser.add_argument("--tmem-base", type=int, default=0, help="first column of tensor memory that is handed out")
     parser.add_argument("--trace", help="write counts and a timeline to this file, as JSON")
     parser.add_argument("--save", help="write device memory to <SAVE>0.npy ... afterwards")

@@ -2,7 +2,7 @@
  * grids can overlap. All streams share one queue, in the order of the calls.
  *
  * Settings (README): EMULATE_DEVICE, EMULATE_SEED, EMULATE_ARITHMETIC, EMULATE_FENCES, EMULATE_TRACE,
- * EMULATE_TMEM_BASE, EMULATE_HOST_MEMORY, EMULATE_QUIET; or emulator_configure from the same process. */
+ * EMULATE_LANES, EMULATE_TMEM_BASE, EMULATE_HOST_MEMORY, EMULATE_QUIET; or emulator_configure from the same process. */
 #define _GNU_SOURCE /* asprintf, recursive mutex */
 #include "driver/driver.h"
 
@@ -58,6 +58,7 @@ static void apply(machine *m) {
     machine_seed(m, driver.seed);
     m->arithmetic = driver.arithmetic;
     m->fences = driver.fences;
+    m->lanes = driver.lanes;
     m->tmem_base = driver.tmem_base;
 }
 
@@ -100,6 +101,9 @@ const char *driver_wrong_setting(const char *name, const char *value) {
     } else if (!strcmp(name, "fences")) {
         if (strcmp(value, "text") != 0 && strcmp(value, "hardware") != 0) return "must be text or hardware";
         driver.fences = strcmp(value, "hardware") ? FENCES_TEXT : FENCES_HARDWARE;
+    } else if (!strcmp(name, "lanes")) {
+        if (strcmp(value, "together") != 0 && strcmp(value, "apart") != 0) return "must be together or apart";
+        driver.lanes = strcmp(value, "apart") ? LANES_TOGETHER : LANES_APART;
     } else if (!strcmp(name, "tmem_base")) {
         if (!is_number || number >= 512 || number % 32) return "must be a multiple of 32 below 512";
         driver.tmem_base = (int)number;
@@ -117,7 +121,8 @@ const char *driver_wrong_setting(const char *name, const char *value) {
             if (driver.trace_path) trace_begin(driver.machine, driver.trace_path);
         }
     } else {
-        return "is no setting: there are device, seed, arithmetic, fences, tmem_base, host_memory, trace and quiet";
+        return "is no setting: there are device, seed, arithmetic, fences, lanes, tmem_base, host_memory, trace and "
+               "quiet";
     }
     if (driver.machine && strcmp(name, "trace") != 0) apply(driver.machine);
     return NULL;
@@ -130,7 +135,7 @@ void driver_open(void) {
     opened = 1;
     driver.device = device_by_key(NULL);
     host_memory_allowed = 1;
-    static const char *const names[] = {"device",    "seed",        "arithmetic", "fences",
+    static const char *const names[] = {"device",    "seed",        "arithmetic", "fences", "lanes",
                                         "tmem_base", "host_memory", "quiet",      "trace"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char variable[64] = "EMULATE_";

@@ -43,6 +43,7 @@ typedef struct {
     uint64_t seed;
     arithmetic arithmetic;
     fences fences;
+    lanes_order lanes;
     int tmem_base;
     char *trace_path;
     char *error; /* the last message: of a fault, or why a call was rejected */

@@ -64,6 +64,8 @@ typedef enum { ARITHMETIC_HARDWARE, ARITHMETIC_FP64 } arithmetic;
  * tcgen05.fence between an mbarrier wait and a tcgen05.ld, no fence.proxy.async, exit with bulk stores under way,
  * reliance on warps that advance at about the same pace. */
 typedef enum { FENCES_TEXT, FENCES_HARDWARE } fences;
+/* LANES_APART: lanes of a warp wait for each other only where PTX says so (simt.c). */
+typedef enum { LANES_TOGETHER, LANES_APART } lanes_order;
 
 /* When asynchronous operations and warps run; drawn from the seed (timing_of_seed, async.c). */
 typedef struct timing {
@@ -214,6 +216,8 @@ struct fragment {
     call_node *stack;
     fragment_state state;
     int alone;      /* has arrived somewhere: no other fragment may merge with it until it is done */
+    int joined;     /* LANES_APART: its lanes have met and not parted since */
+    uint32_t rank;  /* LANES_APART: the highest runs first */
     wait_note wait; /* kept while the parked instruction is tried again; cleared when it is done */
 };
 
@@ -287,6 +291,7 @@ struct machine {
     timing timing;
     arithmetic arithmetic;
     fences fences;
+    lanes_order lanes;
     int tmem_base; /* first column that is handed out, to find kernels that assume 0 */
     sm *sms;
     int sm_count;

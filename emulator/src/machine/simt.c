@@ -2,10 +2,16 @@
  *
  * Lanes run independently, as on Volta and later. The fragment deepest in calls and lowest in the program runs
  * first, since branches of nvcc's code then reconverge where they join. One turn in sixteen prefers another
- * fragment, so that no program can rely on it. */
+ * fragment, so that no program can rely on it.
+ *
+ * EMULATE_LANES=apart: lanes meet only at instructions that make them wait for each other (.sync, .aligned, bar). After
+ * each of these a fragment parts in two at its first access to memory that other lanes can see. One part runs ahead,
+ * mostly until it waits; the other stays behind, before that access. */
 #include <stdlib.h>
 
 #include "machine/simt.h"
+
+enum { PARTS_KINDS = 4 };
 
 static int same_place(const fragment *a, const fragment *b) {
     return a->pc == b->pc && a->function == b->function && a->stack == b->stack && !a->alone && !b->alone;
@@ -66,6 +72,7 @@ void elsewhere_done(warp *w, const instr *in, uint32_t members) {
         fragment *f = &w->fragments[i];
         if (!waits_elsewhere(w, f, in, members)) continue;
         f->pc++;
+        f->joined = 1;
         f->wait = (wait_note){0};
         f->state = FRAGMENT_RUNS;
     }
@@ -139,6 +146,29 @@ void wake_warp(warp *w) {
     if (woke || w->in_ready < 0) machine_ready(w);
 }
 
+/* LANES_APART: some lanes stay behind. */
+static void part_lanes(machine *m, warp *w, fragment *f) {
+    uint32_t lanes = f->lanes, count = (uint32_t)__builtin_popcount(lanes), some = machine_random(m);
+    f->joined = 0;
+    if (count < 2) return;
+    switch (machine_below(m, PARTS_KINDS)) {
+    case 0: /* a lane of its own */
+        for (uint32_t skip = machine_below(m, count); skip; skip--) lanes &= lanes - 1;
+        some = lanes & -lanes;
+        break;
+    case 1: /* the lower and the upper ones */
+        some = (1u << machine_below(m, WARP_LANES)) - 1;
+        break;
+    }
+    if (machine_below(m, 2)) some = ~some;
+    some &= f->lanes;
+    if (!some || some == f->lanes) return;
+    fragment *behind = new_fragment(w, f, some);
+    f->lanes &= ~some;
+    f->rank = machine_random(m) | 1u << 31;
+    behind->rank = f->rank >> 1;
+}
+
 static int deeper(const fragment *a, const fragment *b) {
     int da = a->stack ? a->stack->depth : 0, db = b->stack ? b->stack->depth : 0;
     return da != db ? da > db : a->pc < b->pc;
@@ -151,7 +181,7 @@ static fragment *choose(machine *m, warp *w) {
         fragment *f = &w->fragments[i];
         if (f->state != FRAGMENT_RUNS) continue;
         runs++;
-        if (!best || deeper(f, best)) best = f;
+        if (!best || (m->lanes == LANES_APART ? f->rank > best->rank : deeper(f, best))) best = f;
     }
     if (runs < 2 || machine_below(m, 16)) return best;
     for (int skip = (int)machine_below(m, (uint32_t)runs), i = 0; i < w->fragment_count; i++)
@@ -181,10 +211,15 @@ static int overtaken(const warp *w) {
 static int run_current(machine *m, warp *w, uint32_t *budget) {
     const instr *code = w->current->function->code;
     uint32_t left = *budget;
-    int yielded = 0, diverged = w->fragment_count > 1;
+    int yielded = 0, diverged = w->fragment_count > 1, apart = m->lanes == LANES_APART;
     while (left && !yielded) {
-        if (diverged) merge_here(w);
         fragment *f = w->current;
+        if (diverged && (!apart || code[f->pc].lanes_meet)) merge_here(w);
+        f = w->current;
+        if (apart && f->joined && code[f->pc].lanes_part) {
+            part_lanes(m, w, f);
+            diverged = w->fragment_count > 1;
+        }
         instr *in = (instr *)&code[f->pc++];
         uint32_t lanes = f->lanes;
         if (in->guard != NO_SLOT) {
@@ -201,6 +236,7 @@ static int run_current(machine *m, warp *w, uint32_t *budget) {
         if (result != RUN_PARK) {
             in->executions++;
             in->lane_executions += (uint64_t)__builtin_popcount(lanes);
+            if (apart && in->lanes_meet) f->joined = 1;
         }
         if (result == RUN_NEXT && !diverged && w->fragment_count == 1) {
             f->wait.kind = WAIT_NOTHING;
@@ -224,9 +260,10 @@ static int run_current(machine *m, warp *w, uint32_t *budget) {
             break;
         }
         yielded = result == RUN_YIELD;
+        if (apart && yielded) f->rank = machine_random(m);
         code = f->function->code;
         diverged = w->fragment_count > 1;
-        if (diverged && overtaken(w)) break;
+        if (diverged && !apart && overtaken(w)) break;
     }
     *budget = left;
     return yielded;
@@ -235,7 +272,11 @@ static int run_current(machine *m, warp *w, uint32_t *budget) {
 int warp_turn(machine *m, warp *w, uint32_t budget) {
     int yielded = 0;
     m->running = w;
-    while (budget && !yielded && (w->current = choose(m, w)) != NULL) yielded = run_current(m, w, &budget);
+    while (budget && !yielded && (w->current = choose(m, w)) != NULL) {
+        yielded = run_current(m, w, &budget);
+        /* its operations may end before the lanes behind issue theirs */
+        if (m->lanes == LANES_APART && machine_below(m, 2)) break;
+    }
     w->current = NULL;
     m->running = NULL;
     m->instruction = NULL;

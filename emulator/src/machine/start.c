@@ -103,7 +103,7 @@ void warps_start(cta *c) {
         w->in_ready = -1;
         w->live = w->threads = threads >= WARP_LANES ? ALL_LANES : (1u << threads) - 1;
         w->fragment_count = 1;
-        w->fragments[0] = (fragment){.lanes = w->threads, .function = g->launch.entry->function};
+        w->fragments[0] = (fragment){.joined = 1, .lanes = w->threads, .function = g->launch.entry->function};
         w->registers = registers + (size_t)i * bytes;
         if (!g->image) {
             memset(w->registers, POISON_BYTE, bytes);

@@ -470,12 +470,29 @@ static const char *mnemonic(decoder *d) {
     return name;
 }
 
+/* Lanes of a warp meet where PTX has them wait for each other. */
+static int lanes_meet(decoder *d) {
+    return has_modifier(d, "sync") || has_modifier(d, "aligned") || !strcmp(d->statement->opcode, "bar");
+}
+
+/* What another lane can see or change. */
+static int lanes_part(decoder *d) {
+    static const char *const opcodes[] = {"ld", "ldu", "st", "atom", "red", "cp", "mbarrier", "tcgen05", NULL};
+    if (has_modifier(d, "param") || has_modifier(d, "local") || has_modifier(d, "const") || lanes_meet(d)) return 0;
+    for (int i = 0; opcodes[i]; i++)
+        if (!strcmp(d->statement->opcode, opcodes[i])) return 1;
+    return 0;
+}
+
 static void decode_statement(decoder *d, const statement *s, instr *in) {
     d->statement = s;
     d->in = in;
     *in = (instr){.guard = NO_SLOT, .d = NO_SLOT, .d2 = NO_SLOT, .line = s->line, .text = s->text};
     for (size_t i = 0; i < sizeof in->s / sizeof *in->s; i++) in->s[i] = NO_SLOT;
     in->name = mnemonic(d);
+    d->taken = 0; /* a modifier is found once */
+    in->lanes_meet = (uint8_t)lanes_meet(d);
+    in->lanes_part = (uint8_t)lanes_part(d);
     if (s->guard) {
         in->guard = s->guard->slot;
         in->guard_negated = (uint8_t)s->guard_negated;

@@ -181,6 +181,7 @@ struct instr {
     uint8_t guard_negated;
     uint8_t type, type2;                 /* ptx_type */
     uint8_t space;                       /* ptx_space */
+    uint8_t lanes_meet, lanes_part;      /* where lanes of a warp run apart (simt.c): set by decode.c */
     uint32_t d, d2;                      /* destination slots, NO_SLOT: the sink */
     uint32_t s[6];                       /* source slots */
     int64_t offset;                      /* [s[0] + offset] */

@@ -19,7 +19,7 @@ typedef struct core_op {
     int lane;
     struct core_commit *commits; /* that this operation, the last of its thread, lets go when it ends */
     tmem_reader reader;
-    tmem_write write;
+    tmem_note note;
 } core_op;
 
 /* Queues it for the core, which fault()s where the peer has exited. The operation was allocated with malloc. */

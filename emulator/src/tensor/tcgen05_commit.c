@@ -45,7 +45,7 @@ void core_start(core_op *op, warp *w, const instr *in, int lane, tensor_core *co
     op->core = core;
     op->lane = lane;
     op->reader = tmem_reader_of(w, 1);
-    op->write = tmem_write_of(w, 1);
+    op->note = tmem_note_of(w, in, 1);
     async_start(machine_of(w), &op->op, w, in, &core->queue);
 }
 

@@ -79,7 +79,7 @@ static void copy_rows(copy_op *c, const cta *to, uint32_t first, uint32_t count)
         for (uint32_t i = 0; i < copies; i++) {
             uint32_t lane = c->lane + lanes[i];
             memcpy(&t->cells[lane][c->column], row, bytes);
-            tmem_mark(t, to->grid->on, &c->base.write, lane, 1, c->column, bytes / 4);
+            tmem_mark(t->written, to->grid->on, &c->base.note, lane, 1, c->column, bytes / 4);
         }
     }
 }
@@ -87,6 +87,9 @@ static void copy_rows(copy_op *c, const cta *to, uint32_t first, uint32_t count)
 static int step_copy(async_op *op) {
     copy_op *c = (copy_op *)op;
     uint32_t blocks = c->source.rows / BLOCK_ROWS;
+    for (int i = 0; !c->order.done && c->what->shape != CP_4X256B && i < c->base.core->group; i++)
+        tmem_check_overwrite(op, tmem_of(c->base.core->ctas[i]), &c->base.reader, 1, 0, TMEM_LANES, c->column,
+                             c->source.k_bytes / 4);
     for (uint32_t n = async_piece(op->from->grid->on, c->order.count - c->order.done); n; n--) {
         uint32_t block = piece_order_next(&c->order);
         const cta *to = c->base.core->ctas[block / blocks];
@@ -164,11 +167,12 @@ static int step_shift(async_op *op) {
     shift_op *s = (shift_op *)op;
     for (int i = 0; i < s->base.core->group; i++) {
         tmem *t = tmem_of(s->base.core->ctas[i]);
+        tmem_check_overwrite(op, t, &s->base.reader, 0, s->lane, SHIFT_LANES, s->column, SHIFT_COLUMNS);
         for (uint32_t lane = s->lane + SHIFT_LANES - 1; lane > s->lane; lane--)
             for (uint32_t column = s->column; column < s->column + SHIFT_COLUMNS; column++)
                 t->cells[lane][column] =
                     tmem_ordered(t, &s->base.reader, lane - 1, column) ? t->cells[lane - 1][column] : UINT32_MAX;
-        tmem_mark(t, op->from->grid->on, &s->base.write, s->lane, SHIFT_LANES, s->column, SHIFT_COLUMNS);
+        tmem_mark(t->written, op->from->grid->on, &s->base.note, s->lane, SHIFT_LANES, s->column, SHIFT_COLUMNS);
     }
     return 1;
 }

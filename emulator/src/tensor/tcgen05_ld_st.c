@@ -41,7 +41,7 @@ typedef struct tmem_access {
     int ended;
     int awaited; /* the warp waits in the load itself */
     tmem_reader reader;
-    tmem_write write;
+    tmem_note note;
     uint32_t values[][WARP_LANES]; /* a register each */
 } tmem_access;
 
@@ -100,13 +100,15 @@ static int step(async_op *op) {
     tmem_access *a = (tmem_access *)op;
     const access *x = a->what;
     machine *m = op->from->grid->on;
+    uint32_t columns[] = {a->column, a->column + x->split};
+    int parts = x->shape == SHAPE_16X32BX2 ? 2 : 1;
+    for (int i = 0; x->store && !a->done && i < parts; i++)
+        tmem_check_overwrite(op, a->memory, &a->reader, 1, a->lane, lanes_of(x), columns[i], x->columns);
     for (uint32_t n = async_piece(m, x->registers - a->done); n; n--) move_register(a, a->done++);
     if (a->done < x->registers) return 0;
-    if (x->store) {
-        tmem_mark(a->memory, m, &a->write, a->lane, lanes_of(x), a->column, x->columns);
-        if (x->shape == SHAPE_16X32BX2)
-            tmem_mark(a->memory, m, &a->write, a->lane, lanes_of(x), a->column + x->split, x->columns);
-    }
+    for (int i = 0; i < parts; i++)
+        tmem_mark(x->store ? a->memory->written : a->memory->loaded, m, &a->note, a->lane, lanes_of(x), columns[i],
+                  x->columns);
     return 1;
 }
 
@@ -185,7 +187,7 @@ static run_result run_access(warp *w, const instr *in, uint32_t lanes) {
     a->lane = lane;
     a->column = column;
     a->reader = tmem_reader_of(w, 0);
-    a->write = tmem_write_of(w, 0);
+    a->note = tmem_note_of(w, in, 0);
     for (uint32_t i = 0; i < x->registers; i++) {
         if (x->store)
             memcpy(a->values[i], r32(w, in->vs[i]), sizeof a->values[i]);

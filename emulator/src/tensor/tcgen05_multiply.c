@@ -98,9 +98,12 @@ static void gather(const mma_op *o, int which, uint32_t first, uint32_t count, o
         unpack(o->shape.a_type, x->a, count * ROW_BYTES);
     }
     if (what->blocks) {
-        const tmem *t = tmem_of(core->ctas[which]);
+        tmem *t = tmem_of(core->ctas[which]);
+        machine *m = core->ctas[which]->grid->on;
         gather_scales(o, t, o->sfa, first, count, o->shape.sfa_id, "A", x->sfa);
         gather_scales(o, t, o->sfb, 0, o->shape.n, o->shape.sfb_id, "B", x->sfb);
+        tmem_mark(t->taken, m, &o->base.note, 0, TMEM_LANES, tmem_column(o->sfa), o->rows / 32);
+        tmem_mark(t->taken, m, &o->base.note, 0, TMEM_LANES, tmem_column(o->sfb), (o->shape.n + 31) / 32);
     }
 }
 
@@ -146,18 +149,20 @@ static void multiply(const mma_op *o, int which, uint32_t first, uint32_t count,
     op.a = x->a + (first - gathered_from) * ROW_BYTES;
     if (o->what->a_in_tmem) {
         gather_a_tmem(o, t, first, count, part, a);
+        tmem_mark(t->taken, m, &o->base.note, lane, count, tmem_column(o->a), ROW_BYTES / 4);
         op.a = a;
     }
     op.b = x->b + part * n * ROW_BYTES;
     op.sfa = x->sfa + (first - gathered_from) * 4;
     op.sfb = x->sfb + part * n * 4;
     op.d = &t->cells[lane][column];
+    tmem_check_overwrite(&o->base.op, t, &o->base.reader, !o->accumulate, lane, count, column, n);
     if (o->accumulate) {
         spoil_unordered(o, t, lane, count, column, n);
         op.c = op.d;
     }
     tensor_multiply(&op);
-    tmem_mark(t, m, &o->base.write, lane, count, column, n);
+    tmem_mark(t->written, m, &o->base.note, lane, count, column, n);
 }
 
 /* Rows [first, first + count) of a CTA: in runs that tensor_multiply can take as a whole. */

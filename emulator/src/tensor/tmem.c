@@ -46,19 +46,48 @@ static uint64_t *published_by(const warp *w) {
 }
 
 tmem_reader tmem_reader_of(const warp *w, int by_core) {
-    return (tmem_reader){w, w->tcgen05_fence_time, by_core, machine_of(w)->fences == FENCES_TEXT};
+    const machine *m = machine_of(w);
+    return (tmem_reader){w, m->now, w->tcgen05_fence_time, by_core, m->fences == FENCES_TEXT};
 }
 
-tmem_write tmem_write_of(warp *w, int by_core) {
-    return (tmem_write){.by = w, .published = published_by(w), .issued = machine_of(w)->now, .by_core = by_core};
+tmem_note tmem_note_of(warp *w, const instr *in, int by_core) {
+    return (tmem_note){
+        .by = w, .in = in, .published = published_by(w), .issued = machine_of(w)->now, .by_core = by_core};
 }
 
-void tmem_mark(tmem *t, machine *m, const tmem_write *write, uint32_t lane, uint32_t lanes, uint32_t column,
+void tmem_mark(tmem_notes notes, machine *m, const tmem_note *note, uint32_t lane, uint32_t lanes, uint32_t column,
                uint32_t columns) {
-    tmem_write finished = *write;
+    tmem_note finished = *note;
     finished.finished = m->now;
     for (uint32_t group = lane / TMEM_GROUP; group * TMEM_GROUP < lane + lanes; group++)
-        for (uint32_t i = column; i < column + columns; i++) t->last[group][i] = finished;
+        for (uint32_t i = column; i < column + columns; i++) notes[group][i] = finished;
+}
+
+/* A thread's load that tcgen05.wait has ended is ordered before what its own warp issues then. */
+static int waited_for(const tmem_note *load, const tmem_reader *r) {
+    return load->by == r->by && !load->by_core && r->issued >= load->finished;
+}
+
+void tmem_check_overwrite(const async_op *op, const tmem *t, const tmem_reader *r, int behind_writes, uint32_t lane,
+                          uint32_t lanes, uint32_t column, uint32_t columns) {
+    if (!r->checked) return;
+    /* groups that it overwrites as a whole: the notes tell no single lanes */
+    for (uint32_t group = (lane + TMEM_GROUP - 1) / TMEM_GROUP; (group + 1) * TMEM_GROUP <= lane + lanes; group++)
+        for (uint32_t i = column; i < column + columns; i++) {
+            const tmem_note *const notes[] = {&t->loaded[group][i], &t->taken[group][i], &t->written[group][i]};
+            for (int k = 0; k < 2 + behind_writes; k++) {
+                const tmem_note *last = notes[k];
+                int order = tmem_order(last, r);
+                if (order == TMEM_ORDERED || (k == 0 && waited_for(last, r))) continue;
+                fault(op->by, op->in, -1,
+                      "overwrites column %u of tensor memory, lanes %u to %u, which warp %d of CTA %u has %s in line "
+                      "%d `%s`; warp %d has executed no tcgen05.fence::%s_thread_sync since",
+                      i, group * TMEM_GROUP, group * TMEM_GROUP + TMEM_GROUP - 1, last->by->index, last->by->cta->rank,
+                      k == 2 ? "written" : "read", last->in->line, last->in->text,
+                      order == TMEM_NOT_FENCED_AFTER ? r->by->index : last->by->index,
+                      order == TMEM_NOT_FENCED_AFTER ? "after" : "before");
+            }
+        }
 }
 
 void tensor_core_publish(warp *w) {
@@ -181,8 +210,11 @@ static void take_columns(cta *c, const instr *in, uint32_t column, uint32_t colu
     for (uint32_t unit = column / TMEM_UNIT; unit < (column + columns) / TMEM_UNIT; unit++) t->owner[unit] = c;
     for (uint32_t lane = 0; lane < TMEM_LANES; lane++)
         memset(&t->cells[lane][column], POISON_BYTE, columns * sizeof(uint32_t));
-    for (uint32_t group = 0; group < TMEM_LANES / TMEM_GROUP; group++)
-        memset(&t->last[group][column], 0, columns * sizeof(tmem_write));
+    for (uint32_t group = 0; group < TMEM_LANES / TMEM_GROUP; group++) {
+        memset(&t->written[group][column], 0, columns * sizeof(tmem_note));
+        memset(&t->loaded[group][column], 0, columns * sizeof(tmem_note));
+        memset(&t->taken[group][column], 0, columns * sizeof(tmem_note));
+    }
     c->tmem_columns_held += (int)columns;
     ((tensor_core *)c->tcgen05)->last_columns[tensor_core_index(c)] = columns;
 }

@@ -13,20 +13,22 @@ enum {
     TMEM_MAX_WARPS = 32 /* of a CTA */
 };
 
-/* Who wrote a cell last: what decides whether a read is ordered behind it (9.7.16.6). */
+/* Who wrote or read a cell last: what decides whether an access is ordered behind it (9.7.16.6). */
 typedef struct {
-    const warp *by;            /* that issued the write; NULL: nobody yet */
+    const warp *by; /* that issued it; NULL: nobody yet */
+    const instr *in;
     const uint64_t *published; /* when that warp last executed fence::before_thread_sync or a commit */
     uint64_t issued, finished; /* turns */
-    int by_core;               /* mma, cp, shift: not a thread's st */
-} tmem_write;
+    int by_core;               /* mma, cp, shift: not a thread's ld or st */
+} tmem_note;
+typedef tmem_note tmem_notes[TMEM_LANES / TMEM_GROUP][TMEM_COLUMNS];
 
 struct tmem {
     uint32_t cells[TMEM_LANES][TMEM_COLUMNS];
     const cta *owner[TMEM_COLUMNS / TMEM_UNIT];
     uint32_t allocated[TMEM_COLUMNS / TMEM_UNIT];     /* columns of the allocation that begins here, else 0 */
     const instr *allocator[TMEM_COLUMNS / TMEM_UNIT]; /* what made it */
-    tmem_write last[TMEM_LANES / TMEM_GROUP][TMEM_COLUMNS];
+    tmem_notes written, loaded, taken;                /* by anyone; read by ld; read by the tensor core */
 };
 
 tmem *tmem_of(const cta *c);
@@ -45,28 +47,39 @@ void tmem_check(warp *w, const instr *in, const cta *c, uint32_t lane, uint32_t 
 
 /* ---- order ---- */
 
-/* An operation that reads TMEM, as it was when it was issued. */
+/* An operation on TMEM, as it was when it was issued. */
 typedef struct {
     const warp *by;
+    uint64_t issued;
     uint64_t fenced; /* by's last fence::after_thread_sync */
     int by_core;
     int checked; /* 0: machine->fences says that the wait alone orders */
 } tmem_reader;
 
 tmem_reader tmem_reader_of(const warp *w, int by_core);
-tmem_write tmem_write_of(warp *w, int by_core); /* finished: set by tmem_mark */
-void tmem_mark(tmem *t, machine *m, const tmem_write *write, uint32_t lane, uint32_t lanes, uint32_t column,
+tmem_note tmem_note_of(warp *w, const instr *in, int by_core); /* finished: set by tmem_mark */
+void tmem_mark(tmem_notes notes, machine *m, const tmem_note *note, uint32_t lane, uint32_t lanes, uint32_t column,
                uint32_t columns);
+/* Faults where the operation overwrites what it is not ordered behind: reads, and writes too if it reads no cell. */
+void tmem_check_overwrite(const async_op *op, const tmem *t, const tmem_reader *r, int behind_writes, uint32_t lane,
+                          uint32_t lanes, uint32_t column, uint32_t columns);
 
-/* Whether the reader is ordered behind what was last written to a cell. Threads' own st and ld are ordered by
- * wait::st; operations that one warp issued to the core by their queue; everything else needs fences on both sides. */
-static inline int tmem_ordered(const tmem *t, const tmem_reader *r, uint32_t lane, uint32_t column) {
-    const tmem_write *last = &t->last[lane / TMEM_GROUP][column];
-    if (!r->checked || !last->by) return 1;
-    if (last->by == r->by && last->by_core == r->by_core) return 1;
+enum { TMEM_ORDERED, TMEM_NOT_FENCED_AFTER, TMEM_NOT_FENCED_BEFORE };
+
+/* Whether an access is ordered behind another. Threads' own st and ld are ordered by tcgen05.wait; operations that one
+ * warp issued to the core by their queue; everything else needs fences on both sides. */
+static inline int tmem_order(const tmem_note *last, const tmem_reader *r) {
+    if (!r->checked || !last->by) return TMEM_ORDERED;
+    if (last->by == r->by && last->by_core == r->by_core) return TMEM_ORDERED;
     uint64_t must_precede = last->by_core && r->by_core ? last->issued : last->finished;
-    if (must_precede > r->fenced) return 0;
-    return last->by == r->by || *last->published >= (last->by_core ? last->issued : last->finished);
+    if (must_precede > r->fenced) return TMEM_NOT_FENCED_AFTER;
+    if (last->by == r->by || *last->published >= (last->by_core ? last->issued : last->finished)) return TMEM_ORDERED;
+    return TMEM_NOT_FENCED_BEFORE;
+}
+
+/* Whether a read is ordered behind what was last written to the cell. */
+static inline int tmem_ordered(const tmem *t, const tmem_reader *r, uint32_t lane, uint32_t column) {
+    return tmem_order(&t->written[lane / TMEM_GROUP][column], r) == TMEM_ORDERED;
 }
 
 /* ---- the tensor core of a CTA or a pair ---- */
