@@ -42,7 +42,7 @@ void nvfp4_destroy(nvfp4_context *context) {
 
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
     if (candidate < 0) return fail(NVFP4_INVALID, "candidate: is %d; must not be negative", candidate);
-    context->candidate = candidate;
+    context->rank = candidate;
     return NVFP4_OK;
 }
 
@@ -58,7 +58,7 @@ size_t nvfp4_dump_bytes(void) {
 void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_block) {
     context->dump = memory;
     context->dump_cta = cta;
-    context->dump_block = k_block;
+    context->dump_k_block = k_block;
 }
 #endif
 

@@ -8,11 +8,11 @@
 
 struct nvfp4_context {
     driver *driver;
-    int32_t candidate; /* nvfp4_set_candidate */
+    int32_t rank; /* nvfp4_set_candidate */
     plan_overrides overrides;
 #ifdef NVFP4_DUMP
     void *dump; /* nvfp4_dump */
-    int32_t dump_cta, dump_block;
+    int32_t dump_cta, dump_k_block;
 #endif
 };
 

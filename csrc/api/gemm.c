@@ -11,7 +11,8 @@ static int is_empty(const gemm_problem *p) {
     return p->m == 0 || p->n == 0 || p->l == 0;
 }
 
-/* The family of the lowest number that may run the call: it explains why there is no candidate. */
+/* The family of the lowest number that may run the call: the CPU's, or the GPU family that says why there is no
+ * candidate. */
 static int32_t first_family(const target *where) {
     return __builtin_ctz(where->families);
 }
@@ -46,7 +47,7 @@ static nvfp4_status choose(nvfp4_context *context, gemm_call *call) {
     }
     if (where->on_gpu) {
         const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem);
-        return choose_on_gpu(call, &override, context->candidate);
+        return choose_on_gpu(call, &override, context->rank);
     }
     const gemm_family *family = gemm_families[first_family(where)];
     return family->candidates(NULL, NULL, &call->candidate) ? NVFP4_OK : family->reject(NULL, NULL);
@@ -68,7 +69,8 @@ static nvfp4_status find_workspace(int64_t bytes, const nvfp4_gemm_args *args, v
         if (*nvfp4_last_error()) return NVFP4_OUT_OF_MEMORY; /* our own front ends say why */
         return fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %lld bytes", (long long)bytes);
     }
-    if (bytes <= (int64_t)args->workspace_size && (uintptr_t)args->workspace % 16 == 0) return NVFP4_OK;
+    if (args->workspace && (uint64_t)bytes <= args->workspace_size && (uintptr_t)args->workspace % 16 == 0)
+        return NVFP4_OK;
     return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %lld, aligned to 16 (nvfp4_gemm_plan)",
                 args->workspace_size, args->workspace, (long long)bytes);
 }
@@ -105,12 +107,12 @@ static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_gemm_args *ar
     if (status) return status;
     launch_plan_init(&plan);
 #ifdef NVFP4_DUMP
-    plan.dump = context->dump, plan.dump_cta = context->dump_cta, plan.dump_block = context->dump_block;
+    plan.dump = context->dump, plan.dump_cta = context->dump_cta, plan.dump_k_block = context->dump_k_block;
 #endif
     gemm_families[candidate->family]->build(call->where.props, &call->problem, candidate, workspace, &plan);
     status = launch(context->driver, call, &plan, args->stream);
     if (!call->where.host_memory) return status;
-    /* Also for what a failed call did launch. */
+    /* After an error too: an earlier launch may still use the caller's memory. */
     nvfp4_status waited = driver_synchronize(context->driver, call->where.device, args->stream);
     return status ? status : waited;
 }
@@ -129,7 +131,7 @@ nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
     return status ? status : gemm_run(context, args, &call);
 }
 
-/* ---- plans by themselves ---- */
+/* ---- plans without a launch ---- */
 
 static void describe(const gemm_call *call, nvfp4_plan *plan) {
     const gemm_candidate *c = &call->candidate;
@@ -177,7 +179,9 @@ static nvfp4_status problem_of_shape(int64_t m, int64_t n, int64_t k, int64_t l,
                         .b_pitch = k / 2,
                         .a_batch = m * k / 2,
                         .b_batch = n * k / 2,
-                        .out_type = NVFP4_FP16,
+                        .sfa_batch = (m + 127) / 128 * ((k + 63) / 64) * 512,
+                        .sfb_batch = (n + 127) / 128 * ((k + 63) / 64) * 512,
+                        .out_type = OUT_FP16,
                         .out_pitch = n * 2,
                         .out_batch = m * n * 2,
                         .aligned16 = k % 32 == 0};
@@ -194,7 +198,7 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t ba
     return status;
 }
 
-/* The family and kernel of this name; family NVFP4_AUTO for none. */
+/* The settings that a plan names; family NVFP4_AUTO and kernel -1 where no kernel has its name. */
 static plan_settings settings_of(const nvfp4_plan *plan) {
     plan_settings s = {
         .kernel = -1, .swap_ab = plan->swap_ab, .split_k = plan->split_k, .prefetch_stages = plan->prefetch_stages};
@@ -204,11 +208,6 @@ static plan_settings settings_of(const nvfp4_plan *plan) {
             if (strcmp(plan->name, set->kernels[k].name) == 0) s.family = f, s.kernel = k;
     }
     return s;
-}
-
-static int is_plan(const gemm_candidate *c, const plan_settings *s) {
-    return c->family == s->family && c->kernel == s->kernel && c->swap_ab == s->swap_ab && c->split_k == s->split_k &&
-           c->prefetch_stages == s->prefetch_stages;
 }
 
 nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
@@ -223,7 +222,7 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
     call.candidates = 0;
     if (!is_empty(&call.problem)) status = choose_on_gpu(&call, &settings, 0);
     if (status) return status;
-    if (call.candidates == 0 || !is_plan(&call.candidate, &settings))
+    if (call.candidates == 0 || !candidate_is(&call.candidate, &settings))
         return fail(
             NVFP4_INVALID,
             "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, which is none of the %d plans for a "

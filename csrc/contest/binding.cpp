@@ -16,7 +16,7 @@ bool has_type(const at::Tensor &t, at::ScalarType type) {
 }
 
 /* [rows, K/2, L] with K innermost and 16-byte alignment, which TMA needs. The stride of a dimension of size 1 may be
- * anything; settings.h does not use it. */
+ * anything; the launch plan does not use it. */
 void check_values(const char *name, const at::Tensor &t, int64_t rows, int64_t k, int64_t l) {
     TORCH_CHECK(t.dim() == 3 && t.size(0) == rows && t.size(1) == k / 2 && t.size(2) == l, name, ": is ", t.sizes(),
                 "; must be [", rows, ", ", k / 2, ", ", l, "]");

@@ -279,12 +279,17 @@ static nvfp4_status load_sets(driver *d, device_state *state) {
     for (int32_t s = 0; s < d->set_count; s++) {
         const kernel_set *set = d->sets[s];
         if (!runs_on(set, &state->props)) continue;
+        int32_t loaded = 0, absent = 0;
         for (int32_t k = 0; k < set->count && !status; k++) {
             const int32_t index = d->first[s] + k;
             if (!d->kernels[index]) status = find_kernel(d, set, &set->kernels[k], &d->kernels[index]);
             if (!status) status = load_function(d, state, set, &set->kernels[k], index);
-            if (state->functions[index]) state->sets |= 1u << s;
+            if (state->functions[index])
+                loaded++;
+            else if (set->kernels[k].shared_bytes <= state->props.shared_per_block)
+                absent++;
         }
+        if (loaded && !absent) state->sets |= 1u << s;
     }
     return status;
 }

@@ -5,40 +5,43 @@ _Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) 
                "no padding");
 _Static_assert(sizeof(gemm_traits) == 4 * 8 + 6 * 4 && sizeof(device_props) == 4 * 4 + 8, "no padding");
 
-enum { GPU_FAMILIES = GEMM_FAMILIES - 2 }; /* all but NVFP4_AUTO and the CPU */
-
-static int is_override(const gemm_candidate *c, const plan_settings *s) {
+int candidate_is(const gemm_candidate *c, const plan_settings *s) {
     return s->split_k > 0 && c->family == s->family && c->kernel == s->kernel && c->swap_ab == s->swap_ab &&
            c->split_k == s->split_k && c->prefetch_stages == s->prefetch_stages;
 }
 
 static int precedes(const gemm_candidate *x, const gemm_candidate *y, const plan_settings *override) {
-    const int x_first = is_override(x, override), y_first = is_override(y, override);
+    const int x_first = candidate_is(x, override), y_first = candidate_is(y, override);
     return x_first != y_first ? x_first : candidate_precedes(x, y);
 }
 
-/* Moves the candidate of the given rank to its place, by selection: nearly every call wants rank 0. */
-static void select_rank(gemm_candidate *all, int32_t count, int32_t rank, const plan_settings *override) {
-    for (int32_t i = 0; i <= rank; i++) {
-        int32_t first = i;
-        for (int32_t j = i + 1; j < count; j++)
-            if (precedes(&all[j], &all[first], override)) first = j;
-        const gemm_candidate taken = all[first];
-        all[first] = all[i];
-        all[i] = taken;
+/* Takes the first candidate, or the first that follows `previous`. 0 if there is none: `taken` stays as it was. One
+ * family is listed at a time, so that the stack does not grow with the families. */
+static int take_next(const plan_query *q, const gemm_candidate *previous, plan_choice *choice) {
+    gemm_candidate listed[FAMILY_MAX_CANDIDATES];
+    int found = 0;
+    choice->candidates = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        if (!(q->families >> f & 1)) continue;
+        const int32_t count = gemm_families[f]->candidates(&q->props, &q->traits, listed);
+        choice->candidates += count;
+        for (int32_t i = 0; i < count; i++) {
+            if (previous && !precedes(previous, &listed[i], &q->override)) continue;
+            if (found && !precedes(&listed[i], &choice->taken, &q->override)) continue;
+            choice->taken = listed[i];
+            found = 1;
+        }
     }
+    return found;
 }
 
+/* Nearly every call wants rank 0. A rank past the last takes the last. */
 static void choose(const plan_query *q, plan_choice *choice) {
-    gemm_candidate all[GPU_FAMILIES * FAMILY_MAX_CANDIDATES];
-    int32_t count = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (q->families >> f & 1) count += gemm_families[f]->candidates(&q->props, &q->traits, all + count);
-    choice->candidates = count;
-    if (count == 0) return;
-    const int32_t rank = q->rank < count ? q->rank : count - 1;
-    select_rank(all, count, rank, &q->override);
-    choice->taken = all[rank];
+    int found = take_next(q, NULL, choice);
+    for (int32_t rank = 1; found && rank <= q->rank; rank++) {
+        const gemm_candidate previous = choice->taken;
+        found = take_next(q, &previous, choice);
+    }
 }
 
 const plan_choice *plan_choose(const plan_query *q) {

@@ -24,6 +24,9 @@ typedef struct plan_choice {
     int32_t candidates; /* how many there are; 0: none is taken */
 } plan_choice;
 
+/* Whether settings name this candidate; settings with split_k = 0 name none. */
+int candidate_is(const gemm_candidate *candidate, const plan_settings *settings);
+
 /* Each thread keeps the answers of some queries, since modelling all candidates takes longer than a call. The answer
  * stays valid until the thread's next query. */
 const plan_choice *plan_choose(const plan_query *query);

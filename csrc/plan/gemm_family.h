@@ -1,5 +1,5 @@
 /* A family of GEMM kernels, and the table of all families (families.c). A new family is a folder with its kernels and
- * a gemm_family, and a row in the table. */
+ * a gemm_family, a number in nvfp4_backend, and a row in the table (CONTRIBUTING.md). */
 #ifndef NVFP4_PLAN_GEMM_FAMILY_H
 #define NVFP4_PLAN_GEMM_FAMILY_H
 
@@ -11,26 +11,28 @@
 
 typedef struct gemm_family {
     const char *name;          /* of the backend */
-    const char *runs_on;       /* for error messages, behind "runs on" */
+    const char *runs_on;       /* for error messages, after "runs on" */
     const kernel_set *kernels; /* NULL: a family of the host */
 
-    /* Writes the ways to run a product, in any order, and returns how many; at most FAMILY_MAX_CANDIDATES. Depends on
-     * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets props = NULL. */
+    /* Writes the candidates of a product, in any order, and returns how many; at most FAMILY_MAX_CANDIDATES. Depends on
+     * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets NULL for props and traits,
+     * here and in reject, and writes at most one. */
     int32_t (*candidates)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
     /* Why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
-    /* Fills an initialised launch plan for a candidate of these traits; workspace is aligned to 16. GPU families. */
+    /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU families only.
+     */
     void (*build)(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                   void *workspace, launch_plan *out);
     /* Computes the product. Families of the host; threads: 0 means all CPUs that the process may run on. */
     nvfp4_status (*run_host)(const gemm_problem *problem, const gemm_candidate *candidate, int32_t threads);
 } gemm_family;
 
-/* By nvfp4_backend; NVFP4_AUTO has none. */
-enum { GEMM_FAMILIES = NVFP4_BACKEND_SM100 + 1 };
+/* By nvfp4_backend; the row of NVFP4_AUTO is NULL. */
+enum { GEMM_FAMILIES = NVFP4_BACKEND_SM100 + 1 /* rows of the table */ };
 extern const gemm_family *const gemm_families[GEMM_FAMILIES];
 
-/* The quantisers and layout changes: kernels of kernels/quantize/. */
+/* The quantizers and layout changes: kernels of kernels/quantize/. */
 extern const kernel_set quantize_kernels;
 
 #endif

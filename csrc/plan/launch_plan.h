@@ -1,9 +1,11 @@
 /* A way to run a product, as plain data: a candidate says which kernel and how the problem is tiled; a launch plan is
- * what a candidate becomes for given operands: launches, their parameters, and tensor maps to be encoded into these.
+ * what a candidate becomes for given operands: launches, their parameters, and the tensor maps to be encoded into the
+ * parameters. The C API's nvfp4_plan describes a candidate.
  * C11 and C++17. */
 #ifndef NVFP4_PLAN_LAUNCH_PLAN_H
 #define NVFP4_PLAN_LAUNCH_PLAN_H
 
+#include <assert.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -21,15 +23,16 @@ enum {
 };
 
 typedef struct gemm_candidate {
-    double modelled_us; /* of a call; candidates are ranked by it */
+    double modelled_us; /* of a single call (sm80, sm90), back to back (sm100); candidates are ranked by it */
     const char *name;   /* of the kernel; static, as is reason */
     const char *reason;
     int64_t grid;      /* CTAs of the GEMM kernel; 0 on the CPU */
-    int64_t workspace; /* bytes of device memory, aligned to 16 */
+    int64_t workspace; /* bytes of device memory; its address is aligned to 16 */
     int32_t family;    /* nvfp4_backend */
     int32_t kernel;    /* of the family's kernel_set; on the CPU a cpu_isa */
     int32_t swap_ab;   /* 1: B is the A operand of the mma */
-    int32_t split_k;   /* CTAs, or pairs of CTAs, that share an output tile along K */
+    int32_t split_k; /* CTAs, or pairs of CTAs, that share an output tile along K; 1 where a kernel splits by a rule of
+                      * its own (sm90 gemv, prefill) */
     int32_t prefetch_stages;
     int32_t tile_m, tile_n, tile_k, stages;
     int32_t padding_;
@@ -41,10 +44,10 @@ typedef struct gemm_candidate {
 
 typedef struct launch_step {
     int32_t kernel;  /* of the family's kernel_set */
-    int32_t cluster; /* CTAs of a cluster, along x; 0: no clusters */
+    int32_t cluster; /* CTAs of a cluster, along x; 0: launched without the cluster attribute */
     int64_t grid_x, grid_y;
     int32_t shared_bytes; /* dynamic shared memory of a CTA */
-    int32_t params;       /* of the kernel */
+    int32_t params;       /* how many the kernel has */
     int32_t param_offset[PLAN_MAX_PARAMS];
 } launch_step;
 
@@ -60,37 +63,43 @@ typedef struct launch_plan {
     tensor_map_request tensor_map[PLAN_MAX_TENSOR_MAPS];
 #ifdef NVFP4_DUMP
     void *dump; /* nvfp4_dump: set before a family builds the plan */
-    int32_t dump_cta, dump_block;
+    int32_t dump_cta, dump_k_block;
 #endif
     unsigned char __attribute__((aligned(64))) params[PLAN_PARAM_BYTES];
 } launch_plan;
 
 static inline void launch_plan_init(launch_plan *plan) {
     plan->steps = plan->tensor_maps = plan->param_bytes = 0;
+#ifdef NVFP4_DUMP
+    plan->dump = NULL;
+#endif
 }
 
 /* Adds a launch of one row of CTAs without clusters, with no parameters. */
-static inline launch_step *add_step(launch_plan *plan, int32_t kernel, int64_t grid, int32_t shared_bytes) {
+static inline launch_step *add_step(launch_plan *plan, int32_t kernel, int64_t grid_x, int32_t shared_bytes) {
+    assert(plan->steps < PLAN_MAX_STEPS);
     launch_step *step = &plan->step[plan->steps++];
     memset(step, 0, sizeof *step);
     step->kernel = kernel;
-    step->grid_x = grid;
+    step->grid_x = grid_x;
     step->grid_y = 1;
     step->shared_bytes = shared_bytes;
     return step;
 }
 
 /* Adds a parameter to a launch and returns where it lies, for the caller to fill. Aligned to 64, which tensor maps in
- * it need. */
+ * it need. Its bytes are not cleared. */
 static inline void *add_param(launch_plan *plan, launch_step *step, size_t bytes) {
+    assert(step->params < PLAN_MAX_PARAMS && plan->param_bytes + bytes <= PLAN_PARAM_BYTES);
     unsigned char *param = plan->params + plan->param_bytes;
     step->param_offset[step->params++] = plan->param_bytes;
     plan->param_bytes += (int32_t)((bytes + 63) / 64 * 64);
     return param;
 }
 
-/* The tensor map is a member of a parameter. */
+/* `map` lies in a parameter of this plan; launching encodes it there. */
 static inline void add_tensor_map(launch_plan *plan, const tensor_layout *layout, const tensor_map *map) {
+    assert(plan->tensor_maps < PLAN_MAX_TENSOR_MAPS);
     tensor_map_request *request = &plan->tensor_map[plan->tensor_maps++];
     request->layout = *layout;
     request->offset = (int32_t)((const unsigned char *)map - plan->params);
@@ -102,7 +111,7 @@ static inline void add_tensor_map(launch_plan *plan, const tensor_layout *layout
 static inline int candidate_precedes(const gemm_candidate *x, const gemm_candidate *y) {
     if (x->modelled_us != y->modelled_us) return x->modelled_us < y->modelled_us;
     if (x->prefetch_stages != y->prefetch_stages) return x->prefetch_stages < y->prefetch_stages;
-    if (x->family != y->family) return x->family > y->family;
+    if (x->family != y->family) return x->family > y->family; /* the newer architecture */
     if (x->kernel != y->kernel) return x->kernel < y->kernel;
     if (x->swap_ab != y->swap_ab) return x->swap_ab < y->swap_ab;
     return x->split_k < y->split_k;

@@ -321,7 +321,7 @@ static inline void build_plan(const gpu *g, const gemm_problem *p, const gemm_ca
     memset(plan, garbage, sizeof *plan);
     launch_plan_init(plan);
 #ifdef NVFP4_DUMP
-    plan->dump = NULL, plan->dump_cta = plan->dump_block = 0;
+    plan->dump = NULL, plan->dump_cta = plan->dump_k_block = 0;
 #endif
     gemm_families[c->family]->build(&g->props, p, c, (void *)WORKSPACE, plan); /* NOLINT: nothing is read */
 }

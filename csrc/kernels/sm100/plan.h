@@ -290,7 +290,7 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     sm100_fill_operand(p, !c->swap_ab, policies.mma_b, &s->mma_b);
 #ifdef NVFP4_DUMP
     s->dump = (sm100_dump *)out->dump;
-    s->dump_cta = out->dump_cta, s->dump_block = out->dump_block;
+    s->dump_cta = out->dump_cta, s->dump_block = out->dump_k_block;
 #endif
     if (p->k > 0 && s->values_by_tma) sm100_add_tensor_maps(p, config, s, out);
 }

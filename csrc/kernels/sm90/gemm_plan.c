@@ -1,6 +1,6 @@
 /* The wgmma kernels of gemm.cu: every instantiation is tried with either operand as mma_a, the one that is decoded in
- * registers, and with K in 1 to 8 parts. What the kernel relies on is a rule here and not a model: tiles that are
- * narrow along mma_b hold all of it, no split of K is empty, partial sums have room. */
+ * registers, and with K in 1 to 8 parts. What the kernel relies on is a rule here and not a model: no split
+ * of K is empty, partial sums have room. Narrow tiles are listed only where one holds all of mma_b. */
 #include "kernels/sm90/plan.h"
 
 typedef struct gemm_config {
@@ -18,7 +18,7 @@ typedef struct gemm_config {
 #define IN_KERNEL   "in the same kernel by warps that would be idle"
 #define PRE_PASS    "dequantized to fp16 by a pre-pass"
 #define NARROW      ", all of whose rows are in one narrow tile: each byte is loaded once"
-#define TALL        ", for 256 rows of the other: it is loaded and decoded for more products"
+#define TALL        ", in tiles of 256 rows of the former: each fp16 value is loaded for more products"
 #define SQUARE      ", in tiles of 128 rows: more SMs have work"
 #define SPLIT       "; split along K over a cluster so that more SMs load"
 #define STREAMK     "; stream-K: CTAs without a tile compute the beginning of K for those that have one"
@@ -30,10 +30,10 @@ typedef struct gemm_config {
                                             : registers PRE_PASS SQUARE split)
 
 enum {
-    MAX_CLUSTER = 8,      /* CTAs, of a portable cluster */
-    STREAMK_CLUSTER = 2,  /* larger ones leave SMs idle */
-    MAX_CLUSTERS = 65535, /* of a grid along y (CUDA programming guide, compute capabilities) */
-    NARROW_TILE = 32,     /* tiles no wider than this have to hold all of mma_b */
+    MAX_CLUSTER = 8,         /* CTAs, of a portable cluster */
+    STREAMK_MAX_SPLIT_K = 2, /* larger ones leave SMs idle */
+    MAX_GRID_Y = 65535,      /* of a grid along y (CUDA programming guide, compute capabilities) */
+    NARROW_TILE = 32,        /* tiles no wider than this have to hold all of mma_b */
 };
 
 static const gemm_config configs[] = {
@@ -54,8 +54,8 @@ static const gemm_config configs[] = {
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
-enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_KINDS = 8 };
-_Static_assert(CONFIGS * 2 * MAX_CLUSTER + OTHER_KINDS <= FAMILY_MAX_CANDIDATES, "room for all");
+enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 8 /* gemv: 2, prefill: 4 */ };
+_Static_assert(CONFIGS * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= FAMILY_MAX_CANDIDATES, "room for all");
 
 typedef struct gemm_tiling {
     int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
@@ -124,19 +124,19 @@ static int tile(const sm90_model *model, const device_props *props, const gemm_c
     if (is_too_large(config, mma_m, mma_n)) return 0;
     if (mma_m < mma_n && mma_m == 1) return 0; /* a vector as mma_a would leave its other rows idle */
     const int64_t tiles_m = ceil_div(mma_m, config->mma_tile_m), tiles_n = ceil_div(mma_n, config->mma_tile_n);
-    const int64_t most = INT32_MAX - props->sm_count; /* the kernel counts on from a tile by the number of clusters */
+    const int64_t most = INT32_MAX - props->sm_count; /* tile + clusters must not overflow in the kernel */
     if (tiles_m * tiles_n > most || tiles_m * tiles_n * in->l > most) return 0;
     const int64_t tiles = tiles_m * tiles_n * in->l;
-    int64_t clusters = ceil_div(tiles, ceil_div(tiles, props->sm_count)); /* about as many tiles as the others */
+    int64_t clusters = ceil_div(tiles, ceil_div(tiles, props->sm_count)); /* equal numbers of tiles, give or take one */
     if (in->split_k > 1) {
         clusters = tiles;
-        if (in->split_k > tiling->k_stages || clusters > MAX_CLUSTERS) return 0;
+        if (in->split_k > tiling->k_stages || clusters > MAX_GRID_Y) return 0;
         /* Partial sums lie behind what the kernel always has, or else in place of its stages. */
         tiling->partials_in_stages = config->shared_bytes + in->partials_bytes > props->shared_per_block;
         if (tiling->partials_in_stages && in->partials_bytes > config->partials_room) return 0;
     }
     if (config->streamk) {
-        if (tiling->k_stages == 0 || in->split_k > STREAMK_CLUSTER || tiling->partials_in_stages ||
+        if (tiling->k_stages == 0 || in->split_k > STREAMK_MAX_SPLIT_K || tiling->partials_in_stages ||
             !sm90_plan_streamk(model, in))
             return 0;
         tiling->streamk = in->streamk;
@@ -201,7 +201,7 @@ int32_t sm90_gemm_candidates(const sm90_model *model, const device_props *props,
     return count;
 }
 
-/* The smallest factor f so that x * f >> 31 is x / d where x * d is below 2^31. */
+/* The multiplier of a division (CUTLASS: FastDivmod): x * f >> 31 is x / d where x * d is below 2^31. */
 static uint32_t reciprocal(int32_t d) {
     return (uint32_t)ceil_div((int64_t)1 << 31, d);
 }
