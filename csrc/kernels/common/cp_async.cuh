@@ -1,5 +1,5 @@
 /* cp.async: asynchronous copies from global to shared memory (PTX ISA 9.0, section 9.7.9.25.3). A thread's copies form
- * groups. Waiting for a group covers this thread's copies alone; other threads need a barrier behind the wait. Needs
+ * groups. Waiting for a group covers this thread's copies alone; other threads need a barrier after the wait. Needs
  * sm_80. */
 #ifndef NVFP4_COMMON_CP_ASYNC_CUH
 #define NVFP4_COMMON_CP_ASYNC_CUH

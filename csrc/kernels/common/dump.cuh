@@ -82,7 +82,7 @@ template <class C> struct dumper {
     /* ---- the epilogue warps */
 
     __device__ __forceinline__ int32_t blocks() const {
-        return min(cta.k_last * SM100_STAGE_ATOMS, cta.k_blocks) - cta.k_first * SM100_STAGE_ATOMS;
+        return min(cta.k_end * SM100_STAGE_ATOMS, cta.k_blocks) - cta.k_begin * SM100_STAGE_ATOMS;
     }
 
     __device__ __forceinline__ void begin(const sm100_schedule &s) {
@@ -92,7 +92,7 @@ template <class C> struct dumper {
         to->stage_bytes = C::STAGE_BYTES, to->swap_ab = s.swap_ab, to->split_k = s.split_k;
         to->rank = (int32_t)cta.rank, to->split_idx = (int32_t)cta.split_idx;
         to->tiles = cta.first < (uint32_t)s.tiles ? (int32_t)((s.tiles - cta.first + cta.step - 1) / cta.step) : 0;
-        to->k_blocks = blocks(), to->first_block = cta.k_first * SM100_STAGE_ATOMS;
+        to->k_blocks = blocks(), to->first_block = cta.k_begin * SM100_STAGE_ATOMS;
         to->exists = 1;
     }
 
@@ -101,8 +101,8 @@ template <class C> struct dumper {
         int32_t block = left;
         left -= blocks();
         if (block < 0 || left >= 0) return;
-        /* Each tile takes k_last - k_first stages; its last one may hold fewer than 4 K blocks. */
-        int32_t before = first / blocks() * (cta.k_last - cta.k_first) + block / SM100_STAGE_ATOMS;
+        /* Each tile takes k_end - k_begin stages; its last one may hold fewer than 4 K blocks. */
+        int32_t before = first / blocks() * (cta.k_end - cta.k_begin) + block / SM100_STAGE_ATOMS;
         uint32_t from = cta.stage((uint32_t)before % C::STAGES), in_stage = (uint32_t)block % SM100_STAGE_ATOMS;
         uint32_t sums = accumulator * C::MMA_TILE_N;
         uint32_t scales = C::SCALES_COLUMN + (uint32_t)before % C::STAGES * C::SCALE_COLUMNS;
@@ -111,7 +111,7 @@ template <class C> struct dumper {
         if (threadIdx.x == 0) {
             to->tile = (int32_t)scheduler.tile, to->mma_a_row = scheduler.coord.mma_m;
             to->mma_b_row = scheduler.coord.mma_n, to->batch = scheduler.coord.l;
-            to->k_block = cta.k_first * SM100_STAGE_ATOMS + block;
+            to->k_block = cta.k_begin * SM100_STAGE_ATOMS + block;
             to->stage_address = from, to->tmem = tmem, to->accumulator = sums, to->scales = scales;
         }
         for (uint32_t i = threadIdx.x; i < C::STAGE_BYTES / 4; i += SM100_DUMP_LANES)

@@ -46,12 +46,12 @@ __device__ __forceinline__ void store_floats(void *base, int32_t type, const flo
 }
 
 /* Epilogue of 4 neighbouring columns, n to n + 3 (fewer at the end of the output), for any number of rows. */
-struct column_epilogue {
+struct four_column_epilogue {
     int64_t n;
     int count;
     float alpha[4], bias[4];
 
-    __device__ __forceinline__ column_epilogue(const gemm_problem &p, int64_t first) : n(first) {
+    __device__ __forceinline__ four_column_epilogue(const gemm_problem &p, int64_t first) : n(first) {
         count = (int)min((int64_t)4, p.n - n);
         for (int i = 0; i < 4; i++) {
             alpha[i] = !p.alpha ? p.alpha_value : i < count ? p.alpha[(n + i) * p.alpha_stride] : 0.0f;
@@ -152,11 +152,11 @@ template <int COUNT> __device__ __forceinline__ void store_neighbours(const floa
  * PLAIN: no c, no bias, and one alpha for the call or the column. */
 
 /* One column, any number of rows: for threads that are neighbours along a row. */
-struct single_epilogue {
+struct one_column_epilogue {
     int64_t n;
     float alpha, bias;
 
-    __device__ __forceinline__ single_epilogue(const gemm_problem &p, int64_t column) : n(column) {
+    __device__ __forceinline__ one_column_epilogue(const gemm_problem &p, int64_t column) : n(column) {
         alpha = p.alpha ? p.alpha[n * p.alpha_stride] : p.alpha_value;
         bias = p.bias ? load_float(p.bias, n, p.bias_type) : 0.0f;
     }

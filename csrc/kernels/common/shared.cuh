@@ -61,8 +61,8 @@ __device__ __forceinline__ bool elect_one() {
     return elected != 0;
 }
 
-/* Computes the value here and keeps it in a register. Without it the compiler may compute it again at each use, or sink
- * it behind a wait. */
+/* Computes the value here and keeps it in a register. Without it the compiler may compute it again at each use, or move
+ * it to after a wait. */
 template <class T> __device__ __forceinline__ void pin(T &value) {
     if constexpr (sizeof(T) == 8)
         asm volatile("" : "+l"(value));

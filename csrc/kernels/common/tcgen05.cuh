@@ -3,7 +3,7 @@
  * instructions of a kernel use the same. Needs sm_100f (sm_100, sm_103).
  *
  * Order (9.7.16.6): in one thread cp precedes a later mma, and mma a later mma on the same accumulator. A cp is not
- * ordered behind an earlier mma. Other threads observe cp and mma by tcgen05_commit, an mbarrier wait and then
+ * ordered after an earlier mma. Other threads observe cp and mma by tcgen05_commit, an mbarrier wait and then
  * tcgen05_fence_after_thread_sync. A thread calls tcgen05_fence_before_thread_sync between its own tcgen05.ld and the
  * arrive or barrier that publishes it. */
 #ifndef NVFP4_COMMON_TCGEN05_CUH
@@ -11,11 +11,11 @@
 
 #include "kernels/common/shared.cuh"
 
-/* ---- allocation (9.7.16.7): one converged warp; in a pair one warp of each CTA, behind a cluster barrier, because
+/* ---- allocation (9.7.16.7): one converged warp; in a pair one warp of each CTA, after a cluster barrier, because
  * both CTAs must be running */
 
 /* Allocates `columns` (a power of two, 32 to 512) and writes their address to shared memory at `to`. Blocks until other
- * CTAs of the SM have freed enough. */
+ * CTAs of the SM have deallocated enough. */
 template <int CTA_GROUP, int columns> __device__ __forceinline__ void tcgen05_alloc(uint32_t to) {
     if constexpr (CTA_GROUP == 2)
         asm volatile("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to), "n"(columns)

@@ -7,7 +7,7 @@
  * that two single CTAs load.
  *
  *   warp  role                       threads  waits for     work                                    arrives on
- *   0-3   epilogue                   128      acc_full[i]   tcgen05.ld, convert, store              acc_empty[i]
+ *   0-3   epilogue                   128      acc_full[i]   tcgen05.ld, common/epilogue.cuh, store  acc_empty[i]
  *   4     TMA producer               1        empty[stage]  TMA loads of values and scales          full[stage]
  *   5     mma                        1        full[stage]   tcgen05.cp of scales, tcgen05.mma       empty[stage]
  *                                             acc_empty[i]  (once a tile)                           acc_full[i]
@@ -29,17 +29,17 @@
  *
  *   kernel         128x16  128x32  128x64  128x128  256x64  256x128  256x128_deep  256x256
  *   stages              4       4       4        6       4        4             8        5
- *   shared, KiB        88      96     112      216      96      112           224      190
+ *   stages, KiB        88      96     112      216      96      112           224      190
  *   TMEM columns      144     160     192      448     192      256           512      496
  *   allocated         256     256     256      512     256      256           512      512
  *
  * Tensor memory: accumulators of MMA_TILE_N columns, then 32 columns of scales a stage (256x256: 48). Each stage has
- * scale columns of its own because PTX does not order a tcgen05.cp behind an earlier tcgen05.mma (9.7.16.6): the cp
+ * scale columns of its own because PTX does not order a tcgen05.cp after an earlier tcgen05.mma (9.7.16.6): the cp
  * into a stage's columns follows the wait on full[stage], so the mma instructions that read them have completed.
  *
- * Split-K: the split_k CTAs or pairs of a cluster share a tile, each with a range of K stages. Each owns MMA_TILE_N /
+ * Split-K: the split_k CTAs or pairs of a cluster share a tile, each with a range of K stages. Each keeps MMA_TILE_N /
  * split_k columns; the others send it their partial sums by st.async, [sender][4 columns][128 lanes][4] fp32, and it
- * adds them in the order of split_idx. The buffer lies behind the barriers, or replaces the stages (partials_in_stages)
+ * adds them in the order of split_idx. The buffer lies after the barriers, or replaces the stages (partials_in_stages)
  * after a cluster barrier, where a buffer of its own would cost the next call's CTA its residency.
  *
  * Edges: rows past the end of a tensor load as zeros (TMA) or keep old bytes (cp.async); their results are not stored.
@@ -67,7 +67,7 @@ template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int C
     static constexpr int STAGE_BYTES = SM100_STAGE_BYTES(CTA_GROUP, MMA_TILE_N), MMA_B_OFFSET = SM100_MMA_A_BYTES;
     static constexpr int MMA_SFA_OFFSET = MMA_B_OFFSET + SM100_MMA_B_BYTES(CTA_GROUP, MMA_TILE_N);
     static constexpr int MMA_SFB_OFFSET = MMA_SFA_OFFSET + SM100_MMA_SFA_BYTES;
-    /* Byte offsets behind the stages. */
+    /* Byte offsets after the stages. */
     static constexpr int FULL_OFFSET = STAGES * STAGE_BYTES, EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
     static constexpr int ACC_FULL_OFFSET = EMPTY_OFFSET + 8 * STAGES;
     static constexpr int ACC_EMPTY_OFFSET = ACC_FULL_OFFSET + 8 * ACCUMULATORS;
@@ -93,22 +93,22 @@ template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int C
 
 /* Which part of the product this CTA computes, and where its barriers are. */
 template <class C> struct cta_context {
-    uint32_t base;           /* shared address of the stages */
-    uint32_t rank;           /* in the pair: 0 is the leader */
-    uint32_t split_idx;      /* rank of this CTA or pair among the split_k that share a tile */
-    uint32_t first, step;    /* tiles first, first + step, ... */
-    int32_t k_first, k_last; /* K stages [k_first, k_last) */
-    int32_t k_blocks;        /* K blocks of 64 in all of K */
-    uint32_t partials;       /* shared address of the received partial sums */
+    uint32_t base;          /* shared address of the stages */
+    uint32_t rank;          /* in the pair: 0 is the leader */
+    uint32_t split_idx;     /* rank of this CTA or pair among the split_k that share a tile */
+    uint32_t first, step;   /* tiles first, first + step, ... */
+    int32_t k_begin, k_end; /* K stages [k_begin, k_end) */
+    int32_t k_blocks;       /* K blocks of 64 in all of K */
+    uint32_t partials;      /* shared address of the received partial sums */
 
     __device__ __forceinline__ cta_context(const gemm_problem &p, const sm100_schedule &s, uint32_t base) : base(base) {
-        uint32_t in_cluster = C::CTA_GROUP * s.split_k, cluster = cluster_ctarank();
-        rank = cluster % C::CTA_GROUP;
-        split_idx = cluster / C::CTA_GROUP;
-        first = blockIdx.x / in_cluster;
-        step = gridDim.x / in_cluster;
-        k_first = (int32_t)((int64_t)split_idx * s.k_stages / s.split_k);
-        k_last = (int32_t)((int64_t)(split_idx + 1) * s.k_stages / s.split_k);
+        uint32_t cluster_size = C::CTA_GROUP * s.split_k, ctarank = cluster_ctarank();
+        rank = ctarank % C::CTA_GROUP;
+        split_idx = ctarank / C::CTA_GROUP;
+        first = blockIdx.x / cluster_size;
+        step = gridDim.x / cluster_size;
+        k_begin = (int32_t)((int64_t)split_idx * s.k_stages / s.split_k);
+        k_end = (int32_t)((int64_t)(split_idx + 1) * s.k_stages / s.split_k);
         k_blocks = (int32_t)((p.k + SM100_MMA_K - 1) / SM100_MMA_K);
         partials = base + (s.partials_in_stages ? 0 : C::PARTIALS_OFFSET);
     }
@@ -178,7 +178,7 @@ __device__ __forceinline__ void tma_producer(const sm100_schedule &s, const cta_
         const uint8_t *sfa = op_a.scale + coord.l * op_a.scale_batch + a_block * op_a.scale_pitch;
         const uint8_t *sfb = op_b.scale + coord.l * op_b.scale_batch + b_block * op_b.scale_pitch;
 #pragma unroll 1 /* unrolling puts address arithmetic ahead of the first load */
-        for (int32_t k = cta.k_first; k < cta.k_last; k++, state.advance()) {
+        for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {
             uint32_t stage = cta.stage(state.index), own = cta.full(state.index), full = cta.of_leader(own);
             mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
             if constexpr (C::CP_ASYNC)
@@ -275,7 +275,7 @@ template <class C> struct cp_async_producer {
         int pending = 0;
         for (; scheduler.more(); scheduler.advance()) {
             tile_coord coord = scheduler.coord;
-            for (int32_t k = cta.k_first; k < cta.k_last; k++, state.advance()) {
+            for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {
                 uint32_t stage = cta.stage(state.index);
                 mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
                 scales(stage + C::MMA_SFA_OFFSET, s.mma_a, coord.mma_m + thread, coord.l, k);
@@ -344,36 +344,37 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, tile_schedul
     pipeline_state<C::STAGES> state;
     pipeline_state<C::ACCUMULATORS> acc;
     dumper<C> dump(scheduler.s, cta);
-    if (cta.k_first == cta.k_last) return; /* K = 0: the epilogue stores zeros */
+    if (cta.k_begin == cta.k_end) return; /* K = 0: the epilogue stores zeros */
     for (; scheduler.more(); scheduler.advance(), acc.advance()) {
         uint32_t half = C::MMA_TILE_N == 64 ? scheduler.coord.mma_n / 64 % 2 * 2 : 0;
         mbarrier_wait(cta.acc_empty(acc.index), acc.phase ^ 1);
         tcgen05_fence_after_thread_sync();
-        for (int32_t k = cta.k_first; k < cta.k_last; k++, state.advance()) {
+        for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {
             mbarrier_wait(cta.full(state.index), state.phase);
             tcgen05_fence_after_thread_sync();
-            /* Behind the wait the compiler knows that one thread runs, and uses uniform registers. */
+            /* After the wait the compiler knows that one thread runs, and uses uniform registers. */
             stage_mma<C> stage(cta.stage(state.index), tmem + acc.index * C::MMA_TILE_N,
                                tmem + C::SCALES_COLUMN + state.index * C::SCALE_COLUMNS, half);
             int blocks = cta.blocks(k);
             dump.stage(state.index, state.phase);
             if (blocks == SM100_STAGE_ATOMS)
-                stage.template issue<true>(blocks, k > cta.k_first, dump);
+                stage.template issue<true>(blocks, k > cta.k_begin, dump);
             else
-                stage.template issue<false>(blocks, k > cta.k_first, dump);
+                stage.template issue<false>(blocks, k > cta.k_begin, dump);
             tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), pair);
         }
         tcgen05_commit<C::CTA_GROUP>(cta.acc_full(acc.index), pair);
     }
 }
 
-/* Stores one lane of the accumulator, row m of mma_a: a row of the output, or a column of it with swap_ab. */
+/* Stores one lane of the accumulator, row m of mma_a: a row of the output, or a column of it with swap_ab. alpha,
+ * beta*C, bias and rounding are in common/epilogue.cuh. */
 struct output {
     const gemm_problem &p;
-    bool swap_ab, plain; /* plain: alpha only, one for the lane */
+    bool swap_ab, plain; /* plain: no c, no bias, and one alpha for all elements of the lane */
     bool exists;
     int64_t l, m;
-    single_epilogue column;
+    one_column_epilogue column;
 
     __device__ __forceinline__ output(const gemm_problem &p, const sm100_schedule &s, int64_t l, int64_t m)
         : p(p), swap_ab(s.swap_ab), plain(!p.c && !p.bias && (swap_ab || !p.alpha || p.alpha_stride == 0)),
@@ -390,7 +391,7 @@ struct output {
     }
 };
 
-/* Split-K reduction of one lane: this CTA owns `count` columns from split_idx * count on. splits is 0 for K = 0. */
+/* Split-K reduction of one lane: this CTA keeps `count` columns from split_idx * count on. splits is 0 for K = 0. */
 struct split_k_reduction {
     int count, split_idx, splits;
     const float4 *partials;
@@ -442,26 +443,26 @@ __device__ __forceinline__ void store_accumulator(const output &out, uint32_t ac
     }
 }
 
-/* Epilogue warps with split-K: sends the partial sums of columns that other CTAs own, beginning with the next split
+/* Epilogue warps with split-K: sends the partial sums of columns that other CTAs keep, beginning with the next split
  * index, so that the CTAs of a cluster do not all send to the same one. */
-template <class C> __device__ __forceinline__ void send_partials(const cta_context<C> &cta, uint32_t lanes, int owned) {
+template <class C> __device__ __forceinline__ void send_partials(const cta_context<C> &cta, uint32_t lanes, int kept) {
     static_assert((C::MMA_TILE_N & (C::MMA_TILE_N - 1)) == 0, "columns wrap by a mask");
-    int shift = __ffs(owned) - 1;
-    int start = ((int)cta.split_idx + 1) * owned & -C::CHUNK;
+    int shift = __ffs(kept) - 1;
+    int start = ((int)cta.split_idx + 1) * kept & -C::CHUNK;
 #pragma unroll 1
     for (int done = 0; done < C::MMA_TILE_N; done += C::CHUNK) {
         int chunk = (start + done) & (C::MMA_TILE_N - 1);
-        if (owned >= C::CHUNK && chunk >> shift == cta.split_idx) continue;
+        if (kept >= C::CHUNK && chunk >> shift == cta.split_idx) continue;
         float v[C::CHUNK];
         tcgen05_ld(v, lanes + chunk);
         tcgen05_wait_ld(v);
 #pragma unroll
         for (int i = 0; i < C::CHUNK; i += 4) {
-            uint32_t column = (chunk + i) & (owned - 1), owner = (chunk + i) >> shift;
-            if (owner == cta.split_idx) continue;
-            uint32_t from = cta.split_idx < owner ? cta.split_idx : cta.split_idx - 1; /* index among the senders */
-            uint32_t to = cta.partials + ((from * owned + column) * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
-            uint32_t rank = owner * C::CTA_GROUP + cta.rank;
+            uint32_t column = (chunk + i) & (kept - 1), receiver = (chunk + i) >> shift;
+            if (receiver == cta.split_idx) continue;
+            uint32_t from = cta.split_idx < receiver ? cta.split_idx : cta.split_idx - 1; /* index among the senders */
+            uint32_t to = cta.partials + ((from * kept + column) * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
+            uint32_t rank = receiver * C::CTA_GROUP + cta.rank;
             st_async(mapa(to, rank), mapa(cta.partials_full(), rank), v[i], v[i + 1], v[i + 2], v[i + 3]);
         }
     }
@@ -513,21 +514,21 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm100_sche
 template <class C>
 __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_context<C> &cta,
                                             const tile_coord &coord) {
-    int32_t stages = min(s.prefetch_stages, cta.k_last - cta.k_first);
+    int32_t stages = min(s.prefetch_stages, cta.k_end - cta.k_begin);
     if (stages <= 0 || cta.first >= (uint32_t)s.tiles) return;
     const sm100_operand &op_a = s.mma_a, &op_b = s.mma_b;
     int32_t sharer = coord.mma_n / C::MMA_TILE_N; /* CTAs that read the same mma_a share its stages out */
     if (coord.mma_m < op_a.rows) {
-        int32_t atoms = min(stages * SM100_STAGE_ATOMS, cta.k_blocks - cta.k_first * SM100_STAGE_ATOMS);
+        int32_t atoms = min(stages * SM100_STAGE_ATOMS, cta.k_blocks - cta.k_begin * SM100_STAGE_ATOMS);
         if (sharer == 0)
             cp_async_bulk_prefetch_l2(op_a.scale + coord.l * op_a.scale_batch +
                                           coord.mma_m / SM100_ATOM_ROWS * op_a.scale_pitch +
-                                          (int64_t)cta.k_first * SM100_MMA_SFA_BYTES,
+                                          (int64_t)cta.k_begin * SM100_MMA_SFA_BYTES,
                                       atoms * SM100_ATOM_BYTES);
-        for (int32_t k = cta.k_first + sharer; k < cta.k_first + stages; k += s.tiles_mma_n)
+        for (int32_t k = cta.k_begin + sharer; k < cta.k_begin + stages; k += s.tiles_mma_n)
             tma_prefetch_l2_3d(&op_a.values, k * (SM100_STAGE_K / 2), coord.mma_m, coord.l);
     }
-    int32_t k = cta.k_first + (int32_t)(cta.first % (uint32_t)(cta.k_last - cta.k_first));
+    int32_t k = cta.k_begin + (int32_t)(cta.first % (uint32_t)(cta.k_end - cta.k_begin));
     tma_prefetch_l2_3d(&op_b.values, k * (SM100_STAGE_K / 2), coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS, coord.l);
     cp_async_bulk_prefetch_l2(op_b.scale + coord.l * op_b.scale_batch +
                                   coord.mma_n / SM100_ATOM_ROWS * op_b.scale_pitch + (int64_t)k * SM100_MMA_SFA_BYTES,

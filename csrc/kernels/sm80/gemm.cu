@@ -235,7 +235,7 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm80_sched
     constexpr int GROUPS = C::TILE_N / 4, PASS_ROWS = C::THREADS / GROUPS;
     int column = threadIdx.x % GROUPS * 4, first = threadIdx.x / GROUPS;
     if (first >= PASS_ROWS || n0 + column >= p.n) return;
-    column_epilogue columns(p, n0 + column);
+    four_column_epilogue columns(p, n0 + column);
     float *partials = s.partials + ((split_idx * p.l + l) * p.m + m0) * p.n + n0 + column;
     int rows = (int)min((int64_t)C::TILE_M, p.m - m0);
 #pragma unroll 2

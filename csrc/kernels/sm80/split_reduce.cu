@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(SM80_REDUCE_THREADS)
     int64_t l = row / p.m, m = row % p.m, plane = p.l * p.m * p.n;
     const float *partials = s.partials + row * p.n + n;
 
-    column_epilogue epilogue(p, n);
+    four_column_epilogue epilogue(p, n);
     float sums[4] = {};
     if (p.n % 4 == 0) {
 #pragma unroll 8

@@ -1,17 +1,17 @@
 /* C = epilogue(A . B^T) of NVFP4 operands on Hopper tensor cores: wgmma, fp16 operands, fp32 accumulators.
  *
- * wgmma's operand A (here mma_a) is the larger matrix. It stays e2m1 in memory and is dequantized, exactly, into the
- * registers that wgmma reads. Operand B (mma_b) is fp16: the pre-pass sm90/dequant.cu dequantizes it once. For at most
- * 16 rows (DEQUANT_B_IN_KERNEL) a second launch costs more than the work, so idle warps dequantize mma_b in the kernel.
- * swap_ab selects which user matrix is mma_a (1: B). A CTA computes a tile of MMA_TILE_M rows of mma_a by MMA_TILE_N
- * rows of mma_b.
+ * wgmma's operand A (here mma_a) is usually the larger matrix. It stays e2m1 in memory and is dequantized, exactly,
+ * into the registers that wgmma reads. Operand B (mma_b) is fp16: the pre-pass sm90/dequant.cu dequantizes it once. For
+ * at most 16 rows (DEQUANT_B_IN_KERNEL) a second launch costs more than the work, so idle warps dequantize mma_b in the
+ * kernel. swap_ab selects which user matrix is mma_a (1: B). A CTA computes a tile of MMA_TILE_M rows of mma_a by
+ * MMA_TILE_N rows of mma_b.
  *
- * Warp roles, one warpgroup of producers behind the consumers:
+ * Warp roles, one warpgroup of producers after the consumers:
  *
  *   warp                          waits for   does                                                    arrives at
  *   math warpgroups (consumers)   full        dequantize mma_a to registers, wgmma; epilogue of a tile    empty
  *   producer (1 thread)           empty       TMA loads of values, bulk copies of mma_a's scales          full
- *   3 warps, if B in kernel       empty       every third stage of mma_b, from global memory to fp16      full
+ *   3 warps, DEQUANT_B_IN_KERNEL  empty       every third stage of mma_b, from global memory to fp16      full
  *
  * Shared memory: STAGES stages, an epilogue staging buffer for each math warp, mbarriers (SM90_SHARED_BYTES). A stage
  * covers 128 values along K:
@@ -52,7 +52,7 @@ struct config {
     static constexpr int COLUMN_GROUPS = MMA_TILE_N / 8;
     static constexpr bool DEQUANT_B_IN_KERNEL = SM90_DEQUANT_B_IN_KERNEL(MMA_TILE_N);
     static constexpr int DEQUANT_WARPS = DEQUANT_B_IN_KERNEL ? 3 : 0;
-    /* Stages of mma_a loaded before griddepcontrol.wait. More of them delay the first mma_b loads behind the pre-pass:
+    /* Stages of mma_a loaded before griddepcontrol.wait. More of them delay the first mma_b loads after the pre-pass:
      * 6 stages cost 0.3 to 1.5 us (H200, cold L2). */
     static constexpr int PRELOAD_STAGES = DEQUANT_B_IN_KERNEL ? 0 : 2;
     static constexpr bool STREAMK = STREAMK_;
@@ -61,7 +61,7 @@ struct config {
     static constexpr int MMA_B_SPAN = MMA_TILE_N * 128, MMA_A_OFFSET = 2 * MMA_B_SPAN,
                          MMA_SFA_OFFSET = MMA_A_OFFSET + MMA_TILE_M * SM90_STAGE_K / 2;
     static constexpr int STAGE_BYTES = SM90_STAGE_BYTES(MATH_WARPGROUPS, WGMMAS_M, MMA_TILE_N);
-    /* Byte offsets behind the stages. */
+    /* Byte offsets after the stages. */
     static constexpr int EPILOGUE_STAGING_OFFSET = STAGES * STAGE_BYTES,
                          FULL_OFFSET = EPILOGUE_STAGING_OFFSET + MATH_WARPS * SM90_EPILOGUE_STAGING_BYTES;
     static constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, PARTIALS_FULL_OFFSET = EMPTY_OFFSET + 8 * STAGES;
@@ -73,7 +73,7 @@ struct config {
         (65536 / THREADS / 8 * 8 * (MATH_WARPGROUPS + 1) - PRODUCER_REGISTERS) / MATH_WARPGROUPS / 8 * 8;
 
     static_assert(GROUP_WORDS == 1 || GROUP_WORDS == 2, "wgmma groups alternate between two register buffers");
-    static_assert(MMA_TILE_M % SM90_ATOM_ROWS == 0, "a tile of MMA A has whole blocks of scales");
+    static_assert(MMA_TILE_M % SM90_ATOM_ROWS == 0, "a tile of mma_a has whole atoms of scales");
     static_assert(STAGE_BYTES % 1024 == 0 && MMA_B_SPAN % 1024 == 0, "the 128-byte swizzle repeats every 1024 bytes");
     static_assert(PARTIALS_FULL_OFFSET + 8 <= PARTIALS_OFFSET && PARTIALS_OFFSET % 16 == 0, "the barriers fit");
     static_assert(PARTIALS_OFFSET <= 227 * 1024, "shared memory of a CTA on Hopper");
@@ -148,7 +148,7 @@ template <class C> struct producer {
     __device__ __forceinline__ void run(streamk_scheduler<C> scheduler) {
         pipeline_state<C::STAGES> state;
         if (!scheduler.next()) return;
-        begin_tile(scheduler.coord);
+        begin_tile(scheduler.coord); /* for preload_a; the loop repeats it, with the same result */
         int32_t preloaded = preload_a(scheduler.k_begin, scheduler.k_end);
         do {
             begin_tile(scheduler.coord);
@@ -160,7 +160,7 @@ template <class C> struct producer {
     __device__ __forceinline__ void run(tile_scheduler<C> scheduler) {
         pipeline_state<C::STAGES> state;
         if (!scheduler.more()) return;
-        begin_tile(scheduler.coord);
+        begin_tile(scheduler.coord); /* for preload_a; the loop repeats it, with the same result */
         int32_t preloaded = preload_a(cta.k_begin, cta.k_end);
         for (; scheduler.more(); scheduler.advance()) {
             begin_tile(scheduler.coord);
@@ -202,8 +202,9 @@ __device__ __forceinline__ uint32_t scale_offset(int row) {
     return row / SM90_ATOM_ROWS * SM90_BLOCK_BYTES + row % 32 * 16 + row % SM90_ATOM_ROWS / 32 * 4;
 }
 
-/* The mainloop of one tile. A stage is released after the first wgmma group of the next stage is issued. Every lane
- * arrives, because each reads mma_a for itself: a __syncwarp in the loop serializes wgmma (measured). */
+/* The mainloop of one tile. A stage is released once the first wgmma group of the next stage is issued and
+ * wgmma.wait_group 1 has completed all groups before it. Every lane arrives, because each reads mma_a for itself: a
+ * __syncwarp in the loop serializes wgmma (measured). */
 template <class C>
 __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_state<C::STAGES> &state,
                                          accumulators<C> &acc) {
@@ -211,12 +212,12 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_sta
     int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
     int row = warp / 4 * 64 * C::WGMMAS_M + warp % 4 * 16 + lane / 4; /* and rows 8, 64, 72 further */
     uint32_t values = C::MMA_A_OFFSET + row * 64 + t * 8, scales = C::MMA_SFA_OFFSET + scale_offset(row) + t;
-    uint32_t tail_mask[2] = {cta.tail_mask(t), cta.tail_mask(4 + t)}, previous = 0;
+    uint32_t tail_mask[2] = {cta.tail_mask(t), cta.tail_mask(4 + t)}, previous_stage = 0;
     pin(values), pin(scales), pin(tail_mask[0]), pin(tail_mask[1]);
     uint32_t a_fragments[2][C::WGMMAS_M][STEPS][4];
     uint2 words[C::WGMMAS_M][2][2]; /* [wgmma][64 along K][row, row + 8] */
     uint32_t scale[C::WGMMAS_M][2][2];
-    auto load_a = [&] {
+    auto read_a = [&] {
         uint32_t stage = cta.stage(state.index);
         mbarrier_wait(cta.full(state.index), state.phase);
 #pragma unroll
@@ -229,11 +230,11 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_sta
                     scale[i][b][h] = ld_shared_u8(stage + scales + b * SM90_ATOM_BYTES + h * 8 * 16 + i * 8);
                 }
     };
-    if (cta.k_begin < cta.k_end) load_a();
+    if (cta.k_begin < cta.k_end) read_a();
 #pragma unroll 1
     for (int32_t k = cta.k_begin; k < cta.k_end; k++) {
         uint64_t b_descriptor = wgmma_smem_descriptor(cta.stage(state.index));
-        uint32_t previous_empty = cta.empty(previous);
+        uint32_t previous_empty = cta.empty(previous_stage);
         uint32_t scale_pairs[C::WGMMAS_M][2]; /* of row and row + 8 */
 #pragma unroll
         for (int b = 0; b < 2; b++)
@@ -272,9 +273,9 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_sta
                 }
             wgmma_commit_group();
             if (group == GROUPS - 1) { /* mma_a of this stage is decoded */
-                previous = state.index;
+                previous_stage = state.index;
                 state.advance();
-                if (k + 1 < cta.k_end) load_a();
+                if (k + 1 < cta.k_end) read_a();
             }
             wgmma_wait_group<1>();
             if (group == 0 && k > cta.k_begin) mbarrier_arrive(previous_empty);
@@ -288,7 +289,7 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_sta
             if (cta.k_begin == cta.k_end) acc[i][j] = 0.0f; /* K = 0 */
             pin_float(acc[i][j]);
         }
-    if (cta.k_begin < cta.k_end) mbarrier_arrive(cta.empty(previous));
+    if (cta.k_begin < cta.k_end) mbarrier_arrive(cta.empty(previous_stage));
 }
 
 /* Removes the power of two that decode.cuh leaves in a product. The fma with +0 turns -0 into +0. */
@@ -296,7 +297,7 @@ __device__ __forceinline__ float rescale(float sum) {
     return __fmaf_rn(sum, DECODED_PRODUCT_UNIT, 0.0f);
 }
 
-/* Rounds two values to a 16-bit type, one instruction each. */
+/* Rounds two values to a 16-bit type: one cvt for either type. */
 __device__ __forceinline__ uint32_t round_pair(float first, float second, int32_t type) {
     __half2 half = __floats2half2_rn(first, second);
     __nv_bfloat162 bfloat = __floats2bfloat162_rn(first, second);
@@ -324,7 +325,7 @@ __device__ __forceinline__ void store_two_groups(char *to, bool exists, uint32_t
 
 /* Writes 8 columns of a warp's 16 rows from the wgmma register layout to its epilogue staging buffer, in the order of
  * the output: pitch 12 floats, or 20 with swap_ab, against bank conflicts. */
-__device__ __forceinline__ void stage_group(float *to, bool swap_ab, const float (&v)[4]) {
+__device__ __forceinline__ void write_group_to_staging(float *to, bool swap_ab, const float (&v)[4]) {
     int mma_m = threadIdx.x % 32 / 4, mma_n = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -333,7 +334,8 @@ __device__ __forceinline__ void stage_group(float *to, bool swap_ab, const float
     }
 }
 
-/* Whether the output is alpha times the sums, in 16 bits, in full columns and rows aligned to 8 bytes. */
+/* Whether the output is one alpha times the sums, in 16 bits, with rows aligned to 8 bytes, and the tile does not pass
+ * the last column. */
 template <class C>
 __device__ __forceinline__ bool is_plain(const gemm_problem &p, const sm90_schedule &s, const tile_coord &coord) {
     int64_t columns = s.swap_ab ? (int64_t)coord.mma_m + C::MMA_TILE_M : (int64_t)coord.mma_n + C::MMA_TILE_N;
@@ -398,6 +400,8 @@ __device__ __forceinline__ void epilogue_any(const gemm_problem &p, const sm90_s
         int i = step / PAIRS, first = step % PAIRS * 2;
         bool have[2] = {kept.have(first), first + 1 < C::COLUMN_GROUPS && kept.have(first + 1)};
         if (!have[0] && !have[1]) continue;
+        /* The accumulators are registers, which take constant indices only. The two groups of this step pass through
+         * shared memory, which saves a chain of selects for each register. */
 #pragma unroll
         for (int j = 0; j < PAIRS * C::WGMMAS_M; j++)
             if (j == step)
@@ -413,12 +417,12 @@ __device__ __forceinline__ void epilogue_any(const gemm_problem &p, const sm90_s
 #pragma unroll
         for (int g = 0; g < 2; g++) {
             __syncwarp();
-            stage_group(staging, s.swap_ab, {groups[g].x, groups[g].y, groups[g].z, groups[g].w});
+            write_group_to_staging(staging, s.swap_ab, {groups[g].x, groups[g].y, groups[g].z, groups[g].w});
             __syncwarp();
             float4 four = *(const float4 *)(staging + row * (s.swap_ab ? 20 : 12) + column);
             int64_t m = row + (s.swap_ab ? mma_n + g * 8 : mma_m), n = column + (s.swap_ab ? mma_m : mma_n + g * 8);
             if (have[g] && m < p.m && n < p.n)
-                column_epilogue(p, n).store(p, coord.l, m, {four.x, four.y, four.z, four.w});
+                four_column_epilogue(p, n).store(p, coord.l, m, {four.x, four.y, four.z, four.w});
         }
         __syncwarp();
     }
@@ -429,6 +433,8 @@ __device__ __forceinline__ void epilogue_any(const gemm_problem &p, const sm90_s
 template <class C, class F>
 __device__ __forceinline__ void finish_tile(const gemm_problem &p, const sm90_schedule &s, const cta_context<C> &cta,
                                             const tile_coord &coord, uint8_t *shared, accumulators<C> &acc, F fixup) {
+    /* stored: with swap_ab, plain output is stored inside with_kept_columns, where the kept columns of 1 and 2 splits
+     * are compile-time constants. */
     bool plain = is_plain<C>(p, s, coord), stored = plain && s.swap_ab;
     with_kept_columns(s, cta, [&](const kept_columns<C> &kept) {
         if (kept.splits > 1) send_partials(cta, kept, acc);
@@ -504,7 +510,7 @@ template <class C> __device__ __forceinline__ void prologue(const sm90_schedule 
         if (s.split_k > 1 && !is_worker) {
             kept_columns<C> kept(s.split_k, cta.split_idx, s.inv_split_k);
             mbarrier_arrive_expect_tx(cta.partials_full(),
-                                      (s.split_k - 1) * (kept.last - kept.first) * C::WGMMAS_M * C::MATH_WARPS * 512);
+                                      (s.split_k - 1) * (kept.end - kept.begin) * C::WGMMAS_M * C::MATH_WARPS * 512);
         }
     }
     __syncwarp();

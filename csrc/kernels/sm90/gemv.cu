@@ -21,7 +21,7 @@
  *   each warp     cp.async of its first STAGES steps of B
  *   all threads   dequantize A to int8 and fp32 scales in shared memory; CTA barrier
  *   each warp     step i: wait for its copies; warp barrier; dot products; warp barrier; cp.async of step i +
- *                 STAGES. Behind the last step of a tile: reduce over lanes, 8 partial sums to shared memory
+ *                 STAGES. After the last step of a tile: reduce over lanes, 8 partial sums to shared memory
  *   all threads   CTA barrier; a thread a column adds the partials in the order of K and runs the epilogue
  *
  * Each warp has its own cp.async pipeline. A stage:
@@ -473,9 +473,9 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
 #pragma unroll
         for (int m = 0; m < C::ROWS; m++) v[m] *= 0.25f; /* both operands are doubled */
         if (p.c || p.bias)
-            single_epilogue(p, n).store<false>(p, batch, 0, v, (int)p.m);
+            one_column_epilogue(p, n).store<false>(p, batch, 0, v, (int)p.m);
         else
-            single_epilogue(p, n).store<true>(p, batch, 0, v, (int)p.m);
+            one_column_epilogue(p, n).store<true>(p, batch, 0, v, (int)p.m);
     }
 }
 

@@ -43,7 +43,7 @@ template <int MMA_A_E2M1_, int STAGES_> struct config {
     static constexpr int HALF_B_BYTES = SM90_PREFILL_MMA_B_BYTES / 2, MMA_A_OFFSET = SM90_PREFILL_MMA_B_BYTES;
     static constexpr int MMA_A_BYTES = SM90_PREFILL_MMA_A_BYTES(MMA_A_E2M1),
                          MMA_SFA_OFFSET = MMA_A_OFFSET + MMA_A_BYTES;
-    /* Byte offsets behind the stages. */
+    /* Byte offsets after the stages. */
     static constexpr int EPILOGUE_STAGING_OFFSET = STAGES * STAGE_BYTES,
                          FULL_OFFSET = EPILOGUE_STAGING_OFFSET + MATH_WARPS * SM90_PREFILL_EPILOGUE_STAGING_BYTES;
     static constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, END = EMPTY_OFFSET + 8 * STAGES;
@@ -400,7 +400,7 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm90_prefi
         int64_t mma_n = scheduler.mma_n + chunk;
         int64_t m = (s.swap_ab ? mma_n : mma_m) + staging.row, n = (s.swap_ab ? mma_m : mma_n) + staging.column;
         if (n < p.n) {
-            column_epilogue columns(p, n);
+            four_column_epilogue columns(p, n);
 #pragma unroll 1
             for (int pass = 0; pass < 4; pass++) {
                 float4 v = staging.get(pass);
@@ -434,7 +434,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     int warp = threadIdx.x / 32;
     prologue(s, smem);
     griddepcontrol_wait();
-    /* Behind the wait: launched earlier, the grid after next could start before this one's predecessor is complete. */
+    /* After the wait: launched earlier, the grid after next could start before this one's predecessor is complete. */
     griddepcontrol_launch_dependents();
 
     tile_scheduler scheduler(s);

@@ -1,15 +1,16 @@
 /* Tile schedulers of sm90/gemm.cu: which output tiles and which stages along K a CTA computes.
  *
- *   tile_scheduler      Data-parallel and split-K: cluster c computes tiles c, c + clusters, ...; CTA u of a cluster
- *                       computes split u along K of each.
- *   streamk_scheduler   Stream-K: data-parallel tiles, then parts of stream-K tiles.
+ *   tile_scheduler      Data-parallel (split_k = 1): CTA c computes tiles c, c + clusters, ...
+ *                       Split-K: cluster c computes tile c only, CTA u of the cluster split u along K.
+ *   streamk_scheduler   Stream-K: work tiles (CUTLASS's word), each an output tile and a range of stages along K: all
+ *                       stages of a data-parallel tile, or some of a stream-K tile.
  *
  * Stream-K serves grids that would leave SMs idle. The first streamk_stages along K of each stream-K tile belong to
- * workers; the cluster that owns the tile computes the rest, split over its CTAs. The workers' stages of all tiles form
- * one row, of which each worker takes worker_stages: a worker can cover several tiles, and a tile several workers. A
- * worker stores each partial tile in the workspace and raises one flag after its last, because a release at GPU scope
- * takes about 1 us. The dequantize pre-pass zeroes the flags. With more tiles than clusters (split_k 1) all CTAs first
- * compute dp_tiles data-parallel tiles.
+ * workers (CUTLASS: stream-K units); the cluster that owns the tile computes the rest, split over its CTAs. The
+ * workers' stages of all tiles form one linear range, of which each worker takes worker_stages: a worker can cover
+ * several tiles, and a tile several workers. A worker stores each partial tile in the workspace. Its warps add to its
+ * flag once, after the last partial tile, because a release at GPU scope takes about 1 us. The dequantize pre-pass
+ * zeroes the flags. With more tiles than clusters (split_k 1) all CTAs first compute dp_tiles data-parallel tiles.
  *
  * Workers wait for nobody and are the first CTAs of the grid. GPUs start CTAs in that order (CUDA does not promise it),
  * so waiting CTAs cannot keep workers from starting. */
@@ -27,8 +28,8 @@ template <class C> struct cta_context {
     uint32_t split_idx; /* rank in the cluster */
     uint32_t first_tile, tile_step;
     int32_t k_begin, k_end; /* stages along K: [k_begin, k_end) */
-    int32_t scales;         /* scales of a row */
-    int32_t k_tail;         /* the partial last stage; none if K fills it */
+    int32_t scales;         /* scales along K: K / 16 */
+    int32_t k_tail;         /* index of the partial last stage; the number of stages if K fills them all */
     uint32_t partials;      /* shared address of received partials */
 
     __device__ __forceinline__ cta_context(const gemm_problem &p, const sm90_schedule &s, uint32_t base) : base(base) {
@@ -50,7 +51,8 @@ template <class C> struct cta_context {
     }
     __device__ __forceinline__ uint32_t partials_full() const { return base + C::PARTIALS_FULL_OFFSET; }
 
-    /* Mask of scale i of stage k_tail: zero past the end of K, else the magnitude bits (bit 7 is ignored). */
+    /* Mask of two bytes, scale i of a row and of row + 8, in stage k_tail: zero past the end of K, else the magnitude
+     * bits (bit 7 is ignored). */
     __device__ __forceinline__ uint32_t tail_mask(int i) const { return k_tail * 8 + i < scales ? 0x7F7F : 0; }
 };
 
@@ -83,22 +85,24 @@ template <class C> struct tile_scheduler {
     }
 };
 
-/* x / d with by = ceil(2^31 / d). It stays in uniform registers, unlike a division. */
-__device__ __forceinline__ int32_t divide(int32_t x, uint32_t by) {
-    return (int32_t)((uint64_t)(uint32_t)x * by >> 31);
+/* x / d with inv = ceil(2^31 / d), exact for x * d < 2^31 (CUTLASS: FastDivmod). It stays in uniform registers, unlike
+ * a division. */
+__device__ __forceinline__ int32_t divide(int32_t x, uint32_t inv) {
+    return (int32_t)((uint64_t)(uint32_t)x * inv >> 31);
 }
 
-/* The units of work of a stream-K CTA: data-parallel tiles, then parts of stream-K tiles. All fields but the
- * coordinates are computed without branches, in uniform registers: the mainloop's bounds and addresses then stay there
+/* The work tiles of a stream-K CTA: data-parallel tiles, then ranges of stream-K tiles. All fields but the coordinates
+ * are computed without branches, in uniform registers: the mainloop's bounds and addresses then stay there
  * too, which saves 30 of its 190 instructions. */
 template <class C> struct streamk_scheduler {
     const sm90_schedule &s;
-    int32_t worker;            /* index of this worker; -1: an owner */
-    int32_t dp_tile;           /* next data-parallel tile */
-    int32_t streamk_tile;      /* stream-K tile behind the current one */
-    int32_t first, last, left; /* of the next part: first stage, end of its range, stages left */
-    bool is_dp_tile;           /* of the current unit of work */
-    int32_t k_begin, k_end;    /* its stages */
+    int32_t worker;               /* index of this worker; -1: an owner */
+    int32_t dp_tile;              /* next data-parallel tile */
+    int32_t streamk_tile;         /* stream-K tile after the current one */
+    int32_t next_begin, next_end; /* stages of the next stream-K work tile, before `left` limits them */
+    int32_t left;                 /* stages of stream-K tiles that this CTA has left */
+    bool is_dp_tile;              /* of the current work tile */
+    int32_t k_begin, k_end;       /* its stages */
     tile_coord coord;
 
     __device__ __forceinline__ streamk_scheduler(const sm90_schedule &s, const cta_context<C> &cta) : s(s) {
@@ -110,25 +114,25 @@ template <class C> struct streamk_scheduler {
         worker = is_worker ? worker_idx : -1;
         dp_tile = cluster;
         streamk_tile = is_worker ? worker_tile : own_tile;
-        first = is_worker ? begin - worker_tile * s.streamk_stages : cta.k_begin;
-        last = is_worker ? s.streamk_stages : cta.k_end;
+        next_begin = is_worker ? begin - worker_tile * s.streamk_stages : cta.k_begin;
+        next_end = is_worker ? s.streamk_stages : cta.k_end;
         left = is_worker ? end - begin : cta.k_end - cta.k_begin;
     }
     __device__ __forceinline__ bool next() {
         is_dp_tile = dp_tile < s.dp_tiles;
         if (!is_dp_tile && left <= 0) return false;
-        k_begin = is_dp_tile ? 0 : first;
-        k_end = is_dp_tile ? s.k_stages : min(last, first + left);
+        k_begin = is_dp_tile ? 0 : next_begin;
+        k_end = is_dp_tile ? s.k_stages : min(next_end, next_begin + left);
         coord = tile_coord_of<C>(s, is_dp_tile ? dp_tile : s.dp_tiles + streamk_tile);
         dp_tile += gridDim.y;
         left -= is_dp_tile ? 0 : k_end - k_begin;
-        first = is_dp_tile ? first : 0;
+        next_begin = is_dp_tile ? next_begin : 0;
         streamk_tile += is_dp_tile ? 0 : 1;
         return true;
     }
-    /* The current part is a worker's. */
+    /* The current work tile is a worker's. */
     __device__ __forceinline__ bool stores_partial_tile() const { return !is_dp_tile && worker >= 0; }
-    /* The current part is an owner's: workers() partial tiles from first_worker() on are added to it. */
+    /* The current work tile is an owner's: workers() partial tiles from first_worker() on are added to it. */
     __device__ __forceinline__ bool needs_fixup() const { return !is_dp_tile && worker < 0; }
     __device__ __forceinline__ int32_t first_worker() const {
         return divide((streamk_tile - 1) * s.streamk_stages, s.inv_worker_stages);
@@ -136,8 +140,8 @@ template <class C> struct streamk_scheduler {
     __device__ __forceinline__ int32_t workers() const {
         return divide(streamk_tile * s.streamk_stages - 1, s.inv_worker_stages) - first_worker() + 1;
     }
-    /* Where a worker stores its partial tile of the current tile. Both indices grow along the row, so the places are
-     * distinct. */
+    /* Where a worker stores its partial tile of the current tile. Both indices grow along the linear range, so the
+     * addresses are distinct. */
     __device__ __forceinline__ uint8_t *partial_tile(int32_t worker) const {
         return s.partial_tiles + (int64_t)(worker + streamk_tile - 1) * C::PARTIAL_TILE_BYTES;
     }

@@ -207,8 +207,8 @@ MUTATIONS = [
     mutation(
         "split-K: partials overlap",
         SPLIT,
-        "(from * owned + column) * SM100_CTA_ROWS",
-        "(from * owned + column / 2) * SM100_CTA_ROWS",
+        "(from * kept + column) * SM100_CTA_ROWS",
+        "(from * kept + column / 2) * SM100_CTA_ROWS",
     ),
     mutation(
         "split-K: no cluster barrier at the start",

@@ -84,9 +84,12 @@ STORE_B = "            rows.store("
 WAIT_EMPTY_B = "            mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + STORE_B
 ARRIVE_FULL_B = "            mbarrier_arrive(cta.full(state.index));\n"
 RELEASE = "            if (group == 0 && k > cta.k_begin) mbarrier_arrive(previous_empty);\n"
-RELEASE_LAST = "    if (cta.k_begin < cta.k_end) mbarrier_arrive(cta.empty(previous));\n"
+RELEASE_LAST = "    if (cta.k_begin < cta.k_end) mbarrier_arrive(cta.empty(previous_stage));\n"
 RELEASE_FIXUP = "            mbarrier_arrive(cta.empty(state.index));\n            state.advance();\n"
 WAIT_FIXUP = "\n            mbarrier_wait(cta.full(state.index), state.phase);\n"
+WRITE_STAGING = (
+    "            write_group_to_staging(staging, s.swap_ab, {groups[g].x, groups[g].y, groups[g].z, groups[g].w});\n"
+)
 WAIT_PARTIALS = "            mbarrier_wait_cluster(cta.partials_full(), 0);\n"
 EACH_PARTIAL = "    for (int from = 0; from < kept.splits; from++) {\n"
 SECOND_HALF = "if (s.split_k == 2) return function(kept_columns<C>(2, 1, 1u << 30));"
@@ -186,15 +189,16 @@ MUTATIONS = [
     mutation(
         "math: staging buffer read before all lanes have stored",
         WRAP,
-        "            stage_group(staging, s.swap_ab, {groups[g].x, groups[g].y, groups[g].z, groups[g].w});\n"
-        "            __syncwarp();\n",
-        "            stage_group(staging, s.swap_ab, {groups[g].x, groups[g].y, groups[g].z, groups[g].w});\n",
+        WRITE_STAGING + "            __syncwarp();\n",
+        WRITE_STAGING,
         found_by="verifier",
     ),
     mutation("split-K: no wait for partials", SPLIT, WAIT_PARTIALS, ""),
     mutation("split-K by 2: no wait for partials", HALVES, WAIT_PARTIALS, "", found_by="emulator"),
     mutation("split-K: expect_tx half of the partials", SPLIT, "C::MATH_WARPS * 512);", "C::MATH_WARPS * 256);"),
-    mutation("split-K: partials overlap", SPLIT, "sender + threadIdx.x * 16;", "sender + threadIdx.x / 2 * 16;"),
+    mutation(
+        "split-K: partials overlap", SPLIT, "sender_bytes + threadIdx.x * 16;", "sender_bytes + threadIdx.x / 2 * 16;"
+    ),
     mutation(
         "split-K: no cluster barrier at the start",
         LATE,
@@ -242,8 +246,8 @@ MUTATIONS = [
     mutation(
         "split-K: sent to the sender's columns",
         THIRDS,
-        "- theirs.first * layout.GROUP",
-        "- kept.first * layout.GROUP",
+        "- theirs.begin * layout.GROUP_BYTES",
+        "- kept.begin * layout.GROUP_BYTES",
     ),
     mutation(
         "split-K in stages: partials sent before the stages are free",
@@ -317,14 +321,14 @@ MUTATIONS = [
     mutation(
         "stream-K: worker continues past streamk_stages of a tile",
         UNEVEN,
-        "last = is_worker ? s.streamk_stages : cta.k_end;",
-        "last = is_worker ? s.k_stages : cta.k_end;",
+        "next_end = is_worker ? s.streamk_stages : cta.k_end;",
+        "next_end = is_worker ? s.k_stages : cta.k_end;",
         found_by="emulator",
     ),
     mutation(
         "stream-K: next tile starts at the first stage of the previous",
         UNEVEN,
-        "        first = is_dp_tile ? first : 0;\n",
+        "        next_begin = is_dp_tile ? next_begin : 0;\n",
         "",
         found_by="emulator",
     ),
@@ -355,7 +359,7 @@ MUTATIONS = [
         STREAMK,
         "            griddepcontrol_wait();\n            store_partial_tile(scheduler, acc);",
         "            store_partial_tile(scheduler, acc);",
-        found_by="nobody",  # the mainloop depends on loads of mma_b behind the same wait
+        found_by="nobody",  # the mainloop depends on loads of mma_b after the same wait
     ),
     mutation(
         "calls: no griddepcontrol.wait",
@@ -370,7 +374,7 @@ MUTATIONS = [
         "    __syncthreads();\n}\n\ntemplate <class C> __device__ __forceinline__ void gemm(",
         "}\n\ntemplate <class C> __device__ __forceinline__ void gemm(",
     ),
-    mutation("start: no fence behind mbarrier.init", SPLIT, "        fence_mbarrier_init();\n", "", found_by="nobody"),
+    mutation("start: no fence after mbarrier.init", SPLIT, "        fence_mbarrier_init();\n", "", found_by="nobody"),
     mutation(
         "split-K: wait for partials at CTA scope",
         SPLIT,
