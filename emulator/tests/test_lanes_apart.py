@@ -1,5 +1,5 @@
-"""EMULATE_LANES=apart: lanes of a warp wait for each other only where PTX says so. A missing bar.warp.sync shows in most
-seeds; with it, and with each other instruction that makes lanes wait, every seed gives the right result."""
+"""EMULATE_LANES=apart: lanes of a warp wait for each other only where PTX says so. A missing bar.warp.sync shows in
+most seeds; with it, and with each other instruction that makes lanes wait, every seed gives the right result."""
 
 from __future__ import annotations
 
