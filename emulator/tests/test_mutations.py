@@ -16,6 +16,7 @@ import pytest
 SEEDS_TO_FIND = 20
 CLEAN_SEEDS = 200 if os.environ.get("EMULATE_ALL_SEEDS") == "1" else 12
 CLEAN = ("none", "first")  # first: the grid that the dependent one follows
+APART = ("no_warp_sync_behind_scales",)  # found with EMULATE_LANES=apart
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("nvcc") and not os.environ.get("CI"), reason="nvcc is not here: the kernels cannot be compiled"
@@ -26,10 +27,11 @@ def fresh() -> numpy.random.Generator:
     return numpy.random.default_rng()
 
 
+@pytest.mark.parametrize("lanes", ["together", "apart"])
 @pytest.mark.parametrize("name", kernels.KERNELS)
-def test_clean_kernels_are_right_at_every_time(name: str) -> None:
+def test_clean_kernels_are_right_at_every_time(name: str, lanes: str) -> None:
     for first in range(0, CLEAN_SEEDS, SEEDS_TO_FIND):
-        runner = kernels.Runner(kernels.KERNELS[name], "none", fresh())
+        runner = kernels.Runner(kernels.KERNELS[name], "none", fresh(), lanes=lanes)
         wrong = {
             seed: what
             for seed in range(first, min(first + SEEDS_TO_FIND, CLEAN_SEEDS))
@@ -44,7 +46,7 @@ def test_mutations_are_found(name: str) -> None:
     for entry in kernels.entries(kernel):
         if entry in CLEAN:
             continue
-        runner = kernels.Runner(kernel, entry, fresh())
+        runner = kernels.Runner(kernel, entry, fresh(), lanes="apart" if entry in APART else "together")
         outcomes = ((seed, runner.outcome(seed)) for seed in range(SEEDS_TO_FIND))
         found[entry] = next(((seed, what) for seed, what in outcomes if what), None)
         if found[entry] is None:

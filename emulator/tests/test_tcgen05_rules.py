@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy
 import pytest
 from tensor_core import (
@@ -105,6 +107,117 @@ def test_shared_memory_needs_a_proxy_fence() -> None:
     fenced = run_tensor_core(stores.replace("FENCE", "fence.proxy.async.shared::cta;"), shared, image, seed=1)[0]
     numpy.testing.assert_array_equal(unfenced, product)  # the tensor core still sees what was published
     assert not (fenced == product).all()
+
+
+# Every warp loads column 0; one thread then overwrites it, and all wait for its commit.
+OVERWRITTEN = """
+  tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%v0}}, [%where];
+  tcgen05.wait::ld.sync.aligned;
+  {before}
+  {early}
+  bar.sync 1;
+  setp.ne.u32 %p, %thread, 32;
+  @%p bra overwritten;
+  {after}
+  {write}
+  tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%mbar];
+overwritten:
+  mbarrier.try_wait.parity.shared::cta.b64 %wait, [%mbar], 1;
+  @!%wait bra overwritten;
+  tcgen05.fence::after_thread_sync;
+"""
+AFTER, BEFORE = "tcgen05.fence::after_thread_sync;", "tcgen05.fence::before_thread_sync;"
+CP = "tcgen05.cp.cta_group::1.32x128b.warpx4 [%taddr], %d0;"
+WRITES = {
+    "mma": "",  # of bf16_operands
+    "cp": descriptor("%d0", 0x0000400800000000, A_AT) + CP,
+    "shift": "tcgen05.shift.cta_group::1.down [%taddr];",
+}
+
+
+def overwritten(write: str, seed: int, before: str = BEFORE, early: str = "", after: str = AFTER, **settings) -> None:
+    shared, _, multiply = bf16_operands(random_of("overwritten in tensor memory"))
+    body = OVERWRITTEN.format(before=before, early=early, after=after, write=WRITES[write] or multiply)
+    run_tensor_core("", shared, numpy.zeros((LANES, 64), numpy.uint32), seed=seed, warps=body, **settings)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_behind_a_load_needs_both_fences(write: str) -> None:
+    """PTX ISA 9.7.16.6.4.4, example 1."""
+    found = {"before": 0, "after": 0}
+    for seed in range(12):
+        overwritten(write, seed)
+        for missing in found:
+            overwritten(write, seed, **{missing: ""}, fences="hardware")
+            try:
+                overwritten(write, seed, **{missing: ""})
+            except EmulatorError as error:
+                found[missing] += 1
+                text = str(error).replace("\n", " ")
+                assert re.search(
+                    rf"has read in line .*tcgen05.ld.* no tcgen05.fence::{missing}_thread_sync since", text
+                )
+    assert found["before"] == 12 and found["after"] > 6, found
+
+
+def test_a_fence_ahead_of_the_synchronisation_orders_nothing() -> None:
+    found = 0
+    for seed in range(20):
+        try:
+            overwritten("mma", seed, early=AFTER, after="")
+        except EmulatorError as error:
+            assert "fence::after_thread_sync" in str(error)
+            found += 1
+    assert found
+
+
+# The accumulator of thread 32 is overwritten by another thread, once the commit has arrived.
+HANDED_OVER = """
+  bar.sync 1;
+  setp.ne.u32 %p, %thread, 32;
+  @%p bra handed_over;
+  {multiply}
+  tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%mbar];
+handed_over:
+  mbarrier.try_wait.parity.shared::cta.b64 %wait, [%mbar], 1;
+  @!%wait bra handed_over;
+  bar.sync 1;
+  {after}
+  {write}
+  bar.sync 1;
+  tcgen05.fence::after_thread_sync;
+"""
+HANDED_OVER_WRITES = {
+    "st": "tcgen05.st.sync.aligned.32x32b.x1.b32 [%where], {%thread}; tcgen05.wait::st.sync.aligned;",
+    "mma": "setp.eq.u32 %p, %thread, 64;\n@%p tcgen05.mma.cta_group::1.kind::f16 [%taddr], %d0, %d1, %t1, %q;",
+    "cp": "setp.eq.u32 %p, %thread, 64;\n@%p " + CP,
+}
+
+
+@pytest.mark.parametrize("write", HANDED_OVER_WRITES)
+def test_a_write_behind_an_mma_of_another_thread_needs_the_fence(write: str) -> None:
+    """9.7.16.6.4.4, example 2. The commit is the fence on the mma's side."""
+    shared, _, multiply = bf16_operands(random_of("handed over"))
+    *lines, issue = multiply.strip().splitlines()
+    operands = "\n".join(lines) + "\n"
+    if write == "cp":
+        operands, issue = operands.replace("%d0", "%d2"), issue.replace("%d0", "%d2")
+        operands += descriptor("%d0", 0x0000400800000000, A_AT)
+    text = HANDED_OVER_WRITES[write]
+    if write != "st":  # and this is waited for too
+        text += (
+            "\n@%p tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%mbar];\n"
+            "rewritten:\nmbarrier.try_wait.parity.shared::cta.b64 %wait, [%mbar], 0;\n@!%wait bra rewritten;"
+        )
+    image = numpy.zeros((LANES, 64), numpy.uint32)
+    for seed in range(8):
+        for after, fences in ((AFTER, "text"), ("", "hardware"), ("", "text")):
+            body = operands + HANDED_OVER.format(multiply=issue, after=after, write=text)
+            if after or fences == "hardware":
+                run_tensor_core("", shared, image, seed=seed, warps=body, fences=fences)
+                continue
+            with pytest.raises(EmulatorError, match="written in line .*tcgen05.mma.*fence::after_thread_sync since"):
+                run_tensor_core("", shared, image, seed=seed, warps=body, fences=fences)
 
 
 def test_pairs_commit_to_both() -> None:

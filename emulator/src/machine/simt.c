@@ -200,6 +200,12 @@ static void merge_here(warp *w) {
     }
 }
 
+/* LANES_APART: of one side of a branch. Mostly the many lanes go first: they may need what the few write. */
+static uint32_t branch_rank(machine *m, const fragment *f) {
+    uint32_t random = machine_random(m);
+    return __builtin_popcount(f->lanes) > WARP_LANES / 2 ? random | 1u << 31 : random;
+}
+
 /* Whether another runnable fragment should run first, so that it meets the current one. */
 static int overtaken(const warp *w) {
     for (int i = 0; i < w->fragment_count; i++)
@@ -231,6 +237,7 @@ static int run_current(machine *m, warp *w, uint32_t *budget) {
         if (!lanes) continue;
         w->executing = lanes;
         m->instruction = in;
+        int fragments = w->fragment_count;
         run_result result = in->run(w, in, lanes);
         f = w->current; /* splitting never moves it; removing is done below */
         if (result != RUN_PARK) {
@@ -263,6 +270,11 @@ static int run_current(machine *m, warp *w, uint32_t *budget) {
         if (apart && yielded) f->rank = machine_random(m);
         code = f->function->code;
         diverged = w->fragment_count > 1;
+        if (apart && w->fragment_count > fragments) { /* either side of a branch may go first */
+            f->rank = branch_rank(m, f);
+            for (int i = fragments; i < w->fragment_count; i++) w->fragments[i].rank = branch_rank(m, &w->fragments[i]);
+            break;
+        }
         if (diverged && !apart && overtaken(w)) break;
     }
     *budget = left;

@@ -81,9 +81,9 @@ void tmem_check_overwrite(const async_op *op, const tmem *t, const tmem_reader *
                 if (order == TMEM_ORDERED || (k == 0 && waited_for(last, r))) continue;
                 fault(op->by, op->in, -1,
                       "overwrites column %u of tensor memory, lanes %u to %u, which warp %d of CTA %u has %s in line "
-                      "%d `%s`; warp %d has executed no tcgen05.fence::%s_thread_sync since",
+                      "%d by %s; warp %d has executed no tcgen05.fence::%s_thread_sync since",
                       i, group * TMEM_GROUP, group * TMEM_GROUP + TMEM_GROUP - 1, last->by->index, last->by->cta->rank,
-                      k == 2 ? "written" : "read", last->in->line, last->in->text,
+                      k == 2 ? "written" : "read", last->in->line, last->in->name,
                       order == TMEM_NOT_FENCED_AFTER ? r->by->index : last->by->index,
                       order == TMEM_NOT_FENCED_AFTER ? "after" : "before");
             }

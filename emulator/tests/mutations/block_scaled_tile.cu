@@ -27,6 +27,7 @@
     X(no_empty_wait)                                                                                                   \
     X(expects_too_little)                                                                                              \
     X(expects_too_much)                                                                                                \
+    X(no_warp_sync_behind_scales)                                                                                      \
     X(no_proxy_fence_behind_scales)                                                                                    \
     X(scales_arrive_early)                                                                                             \
     X(no_ready_wait)                                                                                                   \
@@ -205,7 +206,7 @@ template <mutation active> static __device__ __forceinline__ void write_scales(c
         uint4 *to = (uint4 *)(smem + AT_SFB + stage * SCALE_BYTES);
         for (u32 i = lane; i < SCALE_BYTES / 16; i += 32) to[i] = sfb[fill * SCALE_BYTES / 16 + i];
         if (!IS(no_proxy_fence_behind_scales)) fence_proxy_async();
-        __syncwarp();
+        if (!IS(no_warp_sync_behind_scales)) __syncwarp();
         if (!IS(scales_arrive_early) && lane == 0) arrive_at_leader(bar.full + 8 * stage);
     }
 }
