@@ -172,29 +172,29 @@ def test_a_fence_ahead_of_the_synchronisation_orders_nothing() -> None:
 
 
 # The accumulator of thread 32 is overwritten by another thread, once the commit has arrived.
-HANDED_OVER = """
+ISSUED_BY_ANOTHER = """
   bar.sync 1;
   setp.ne.u32 %p, %thread, 32;
-  @%p bra handed_over;
+  @%p bra skip_issue;
   {multiply}
   tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%mbar];
-handed_over:
+skip_issue:
   mbarrier.try_wait.parity.shared::cta.b64 %wait, [%mbar], 1;
-  @!%wait bra handed_over;
+  @!%wait bra skip_issue;
   bar.sync 1;
   {after}
   {write}
   bar.sync 1;
   tcgen05.fence::after_thread_sync;
 """
-HANDED_OVER_WRITES = {
+ISSUED_BY_ANOTHER_WRITES = {
     "st": "tcgen05.st.sync.aligned.32x32b.x1.b32 [%where], {%thread}; tcgen05.wait::st.sync.aligned;",
     "mma": "setp.eq.u32 %p, %thread, 64;\n@%p tcgen05.mma.cta_group::1.kind::f16 [%taddr], %d0, %d1, %t1, %q;",
     "cp": "setp.eq.u32 %p, %thread, 64;\n@%p " + CP,
 }
 
 
-@pytest.mark.parametrize("write", HANDED_OVER_WRITES)
+@pytest.mark.parametrize("write", ISSUED_BY_ANOTHER_WRITES)
 def test_a_write_behind_an_mma_of_another_thread_needs_the_fence(write: str) -> None:
     """9.7.16.6.4.4, example 2. The commit is the fence on the mma's side."""
     shared, _, multiply = bf16_operands(random_of("handed over"))
@@ -203,7 +203,7 @@ def test_a_write_behind_an_mma_of_another_thread_needs_the_fence(write: str) -> 
     if write == "cp":
         operands, issue = operands.replace("%d0", "%d2"), issue.replace("%d0", "%d2")
         operands += descriptor("%d0", 0x0000400800000000, A_AT)
-    text = HANDED_OVER_WRITES[write]
+    text = ISSUED_BY_ANOTHER_WRITES[write]
     if write != "st":  # and this is waited for too
         text += (
             "\n@%p tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%mbar];\n"
@@ -212,7 +212,7 @@ def test_a_write_behind_an_mma_of_another_thread_needs_the_fence(write: str) -> 
     image = numpy.zeros((LANES, 64), numpy.uint32)
     for seed in range(8):
         for after, fences in ((AFTER, "text"), ("", "hardware"), ("", "text")):
-            body = operands + HANDED_OVER.format(multiply=issue, after=after, write=text)
+            body = operands + ISSUED_BY_ANOTHER.format(multiply=issue, after=after, write=text)
             if after or fences == "hardware":
                 run_tensor_core("", shared, image, seed=seed, warps=body, fences=fences)
                 continue

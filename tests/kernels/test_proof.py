@@ -48,7 +48,11 @@ def clean(family: ModuleType) -> list[Mutation]:
 def emulated(family: ModuleType) -> list[Mutation]:
     found = [one for one in family.MUTATIONS if one.found_by in ("both", "emulator")]
     name = next(name for name, module in FAMILIES.items() if module is family)
-    return found if tries_all(name) else found[int(os.environ.get("NVFP4_TEST_SEED", 0)) % 4 :: 4]
+    if tries_all(name):
+        return found
+    drawn = found[int(os.environ.get("NVFP4_TEST_SEED", 0)) % 4 :: 4]
+    # A fault at the CTA's exit, in every timing: the one check that tensor memory is deallocated.
+    return drawn + [one for one in found if one.name == "no dealloc" and one not in drawn]
 
 
 def each(what: Callable[[ModuleType], list[Any]]) -> pytest.MarkDecorator:
