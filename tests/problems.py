@@ -91,7 +91,8 @@ class Conversion:
 
 # --- strategies ---------------------------------------------------------------------------------------------------
 
-EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17, 31, 32, 33, 56, 57, 63, 64, 65, 127, 128, 129, 130, 191, 257)
+EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17, 31, 32, 33, 56, 57, 63, 64, 65, 127, 128, 129, 130, 191, 256, 257)
+WHOLE = (8, 16, 32, 64, 128, 192, 256)  # tiles
 
 
 def one_of(draw: Draw, *choices: Any) -> Any:
@@ -146,8 +147,15 @@ def draw_broken(draw: Draw, l: int | None, rows: int, row: int, unit: int, swizz
     return draw(st.sampled_from(broken)) if broken else None
 
 
+def backends(target: str) -> list[str | None]:
+    """Those that run on the target, the family of its own more often. CPU tensors are the CPU's by default."""
+    if target in FAMILIES:
+        return [*FAMILIES[target][:1] * 4, *FAMILIES[target][1:]]
+    return [None, "sm80"] if target == "cuda" else [None, "cpu"]
+
+
 def draw_size(draw: Draw, most: int) -> int:
-    return min(most, one_of(draw, *EDGES) if one_of(draw, True, False) else draw(st.integers(1, 300)))
+    return min(most, draw(st.one_of(st.sampled_from(EDGES), st.sampled_from(WHOLE), st.integers(1, 300))))
 
 
 @st.composite
@@ -165,6 +173,8 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
     item = DTYPES[dtype].itemsize
     alpha = one_of(draw, None, "number", "one", "vector", "vector")
     bias, c = one_of(draw, None, None, "float32", "out"), one_of(draw, None, None, "c", "out", "unread")
+    if one_of(draw, False, False, True):  # kernels have paths for this
+        bias = c = None
 
     at = {}
     matrices = {"a": (m, k // 2, 8), "b": (n, k // 2, 8), "out": (m, n * item, item)}
@@ -189,7 +199,6 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         rows, row, unit = matrices.get(broken, (0, 0, 0))
         wrong = draw_broken(draw, l, rows, row, unit, broken not in matrices)
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
-    families = FAMILIES.get(target, (target,))
     return Gemm(
         m,
         n,
@@ -203,7 +212,7 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         allocated=c != "out" and broken != "out" and one_of(draw, False, False, False, True),
         typed="".join(x for x in "abAB" if one_of(draw, False, True)),
         scales=one_of(draw, "contest", "contest", "contest", "nan", "finite"),
-        backend=one_of(draw, *[families[0]] * 4, *families[1:]) if target in FAMILIES else one_of(draw, None, "cpu"),
+        backend=one_of(draw, *backends(target)),
         rank=one_of(draw, 0.0, draw(st.integers(0, 99)) / 100) if target in FAMILIES else 0.0,
         threads=one_of(draw, 1, 2) if target not in FAMILIES else 1,
         seed=draw(st.integers(0, 2**20)),
@@ -243,7 +252,7 @@ def conversions(draw: Draw, target: str) -> Conversion:
         dtype,
         one_of(draw, False, True),
         one_of(draw, None, "number", "one"),
-        one_of(draw, *FAMILIES[target]) if target in FAMILIES else None,
+        one_of(draw, *backends(target)),
         threads=one_of(draw, 1, 2) if target not in FAMILIES else 1,
         seed=draw(st.integers(0, 2**20)),
         at=at,
@@ -534,5 +543,6 @@ if __name__ == "__main__":
     from paths import EMULATOR
 
     sys.path.append(str(EMULATOR))
-    sys.modules["problems"] = sys.modules["__main__"]
-    sys.exit(main(*sys.argv[1:]))
+    import problems  # whose classes the worker can unpickle, as it cannot those of __main__
+
+    sys.exit(problems.main(*sys.argv[1:]))

@@ -67,7 +67,10 @@ class Workers:
         if not select.select([reply], [], [], PATIENCE)[0]:
             self.close()
             return f"no answer after {PATIENCE:.0f} s"
-        return receive(reply)
+        answer = receive(reply)
+        if answer is None:
+            raise RuntimeError("worker.py has ended")
+        return answer
 
     def run(self, target: str, case: Any) -> str:
         """The verdict on a problems.Gemm or Conversion: "" if it is right."""
