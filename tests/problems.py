@@ -133,15 +133,15 @@ def draw_at(draw: Draw, l: int | None, rows: int, row: int, unit: int, align: in
 
 
 def draw_broken(draw: Draw, l: int | None, rows: int, row: int, unit: int, swizzled: bool) -> At | None:
-    """A layout that breaks one rule; None where there is no rule to break."""
+    """A layout that breaks one rule, and by its edge keeps the address aligned. None: there is no rule to break."""
     broken = []
     if swizzled:
         return At(slack=one_of(draw, 8, 4, 1))
     if rows > 1:
         apart = [x for x in (row + 1, row + 2, row + 4, row + 8, row + 12) if x % 16 and x % max(1, unit % 8) == 0]
-        broken += [At(pitch=x) for x in apart]
+        broken += [At(pitch=x, edge="begin") for x in apart]
     if unit == 8 and (l or 1) > 1:
-        broken += [At(batch=rows * row + 4), At(batch=rows * row + 1)]
+        broken += [At(batch=rows * row + x, edge="begin") for x in (1, 4)]
     if unit == 8:
         broken += [At(slack=4), At(slack=1), At(slack=4, edge="begin")]
     return draw(st.sampled_from(broken)) if broken else None

@@ -55,7 +55,9 @@ class Workers:
     def __init__(self) -> None:
         import emulate
 
-        self.library = str(emulate.build())
+        import nvfp4
+
+        self.library = str(emulate.build()) if nvfp4.info()["archs"] else ""
         self.process = subprocess.Popen(
             [sys.executable, __file__, self.library], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
