@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from paths import BENCHMARKS, EMULATOR, KERNELS, TESTS, families  # noqa: E402
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
 
 import emulate  # noqa: E402  (the project in emulator/)
+from worker import TARGETS, Workers  # noqa: E402
 
 import nvfp4  # noqa: E402
 
@@ -151,6 +153,28 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip(NO_GPU)
     skip_other_families(request.param)
     return Backend(request.param, "cuda")
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Workers]:
+    workers = Workers()
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, workers: Workers) -> str:
+    """What runs problems.py in a process of its own: a kernel of the CPU, an emulated GPU, or the GPU."""
+    target, emulate = request.param, request.config.getoption("--emulate")
+    if emulate and emulate != target:
+        pytest.skip("is not what --emulate asks for")
+    if target.startswith("sm_") and not nvfp4.info()["archs"]:
+        pytest.skip("this build has no GPU code")
+    if target == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
+    if workers.ask(target, "usable") is not True:
+        pytest.skip(f"this CPU has not the instructions of {target}")
+    return target
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bounds import U, gamma, roundings
 from conftest import Backend
 
 import nvfp4
 from nvfp4 import reference
 
-U = 2.0**-24
 SHAPES = [
     (1, 64, 16),
     (1, 300, 7168),
@@ -44,16 +44,6 @@ SHAPES = [
     (130, 200, 1040),
     (257, 131, 528),
 ]
-
-
-def gamma(n: int) -> float:
-    return n * U / (1 - n * U)
-
-
-def roundings(kernel: str, k: int) -> int:
-    tensor_core = 72 * (k // 16) + 64
-    known = {"amx": k + 8, "sm80": tensor_core, "sm90": tensor_core, "sm100": 3 * (k // 64 + 1) + 16}
-    return known.get(kernel, k // 16 + 8)
 
 
 def kernel(backend: Backend) -> str:

@@ -1,0 +1,55 @@
+"""Calls in guarded memory (guarded.py), generated (problems.py), on every CPU kernel and on the emulated GPUs.
+
+The sequence of generated calls follows from NVFP4_TEST_SEED; the time says how many of them run. A minute in all by
+default; NVFP4_GENERATED_SECONDS=3600 is an hour for each target. A failure prints the smallest call that fails, which
+`python tests/problems.py TARGET 'CALL'` repeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from problems import Conversion, Gemm, conversions, gemms
+from worker import Workers
+
+SECONDS = 13.0  # of an emulated GPU; a third of that of a CPU kernel
+VOLUME = {"cpu-reference": 5e5, "cpu-portable": 2e6}  # M * N * K * L; of others 4e6
+ROUND = 100  # examples of a hypothesis run, which remembers all of them
+
+
+def test_generated(target: str, workers: Workers) -> None:
+    default = SECONDS / 3 if target.startswith("cpu") else SECONDS
+    end = time.monotonic() + float(os.environ.get("NVFP4_GENERATED_SECONDS", default))
+    products, others = gemms(target, VOLUME.get(target, 4e6)), conversions(target)
+    calls = st.sampled_from([*[products] * 9, others]).flatmap(lambda strategy: strategy)
+    failed, count, rounds = False, 0, 0
+
+    def check(case: Gemm | Conversion) -> None:
+        nonlocal failed, count
+        if not failed and time.monotonic() > end:  # after a failure it goes on for the smallest one
+            pytest.skip("the time is over")  # ends hypothesis's run at once
+        count += 1
+        verdict = workers.run(target, case)
+        failed = failed or bool(verdict)
+        assert not verdict, f"{verdict}\n  python tests/problems.py {target} {str(case)!r}"
+
+    while time.monotonic() < end:
+        draw = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {target} {rounds}").getrandbits(62)
+        limits = settings(
+            max_examples=ROUND,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        )
+        with contextlib.suppress(pytest.skip.Exception):
+            limits(seed(draw)(given(calls)(check)))()
+        rounds += 1
+    print(f"{count} calls on {target}")
+    assert count

@@ -1,0 +1,172 @@
+"""Named calls in guarded memory: what tests of contiguous tensors let through, on the CPU and on the emulated GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from problems import FAMILIES, At, Conversion, Gemm, up
+from worker import Workers
+
+
+def backend(target: str) -> str | None:
+    """Of an emulated GPU the family of its own; of others the default."""
+    return FAMILIES[target][0] if target in FAMILIES else None
+
+
+def ranks(workers: Workers, target: str, case: Gemm, most: int, **wanted: object) -> list[float]:
+    """Of some plans with these settings, spread over all of them; of one that has several ranks the first."""
+    if target not in FAMILIES:
+        return [0.0]
+    plans = workers.ask(target, "plans", case)
+    of = {}
+    for rank, plan in enumerate(plans):
+        if all(check(plan[name]) for name, check in wanted.items()):
+            of.setdefault((plan["kernel"], plan["swap_ab"], plan["split_k"]), (rank + 0.5) / len(plans))
+    return list(of.values())[:: max(1, -(-len(of) // most))]
+
+
+def verdicts(workers: Workers, target: str, cases: list[Gemm]) -> list[str]:
+    return [f"{verdict}: {case!r}" for case in cases if (verdict := workers.run(target, case))]
+
+
+# --- the guard itself ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edge", ["begin", "end"])
+@pytest.mark.parametrize("by", [0, 7, 4095])
+def test_an_over_read_is_a_fault(edge: str, by: int, workers: Workers) -> None:
+    where = f"{by} bytes behind the last byte of x" if edge == "end" else f"{by + 1} bytes before the first byte of x"
+    assert workers.ask("cpu-reference", "go_past", edge, by, False).endswith(where)
+
+
+def test_a_write_to_an_input_is_a_fault(workers: Workers) -> None:
+    assert workers.ask("cpu-reference", "go_past", "end", 0, True).endswith(
+        "byte 0 of 100, which it may not access, of x"
+    )
+
+
+def test_a_process_that_died_is_replaced(workers: Workers) -> None:
+    assert workers.ask("cpu-reference", "go_past", "end", 0, False).startswith("a fault at 0x")
+    assert workers.run("cpu-reference", Gemm(3, 5, 48)) == ""
+
+
+@pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b", "alpha", "bias", "c", "out"])
+def test_every_tensor_is_guarded(name: str, target: str, workers: Workers) -> None:
+    """An access to a tensor of a product is a fault that names the tensor, also inside an emulated kernel."""
+    if target == "cuda":
+        pytest.skip("plain allocations have no guard")
+    case = Gemm(16, 129, 64, alpha="vector", bias="out", c="c", backend=backend(target))
+    verdict = workers.ask(target, "without", name, case)
+    assert "which it may not access, of " + name in verdict and ("a fault" in verdict or "not mapped" in verdict)
+
+
+# --- products -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("l", "n"), [(3, 64), (3, 66), (2, 61), (None, 66)])
+def test_split_k_of_batches(l: int | None, n: int, target: str, workers: Workers) -> None:
+    """Partial sums of every batch, also where rows of them begin on 8 or 4 bytes only (N % 4 = 2, 1)."""
+    sizes = ((3, 3136), (40, 1104)) if target != "cpu-reference" else ((3, 1104),)
+    cases = []
+    for (m, k), dtype in zip(sizes, ("float32", "float16")):
+        case = Gemm(m, n, k, l, out_dtype=dtype, alpha="vector", bias="float32", c="out", backend=backend(target))
+        found = ranks(workers, target, case, 5, split_k=lambda split: split > 1)
+        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(found)]
+    assert len(cases) > 3 or target not in FAMILIES
+    assert not verdicts(workers, target, cases)
+
+
+DISTANCES = [f"{name}.{what}" for name in "ab" for what in ("slack", "pitch", "batch")]
+
+
+@pytest.mark.parametrize("odd", [*DISTANCES, "none", "all"])
+@pytest.mark.parametrize("edge", ["begin", "end"])
+def test_one_distance_on_8_bytes(odd: str, edge: str, target: str, workers: Workers) -> None:
+    """One address, row pitch or batch stride of one operand is no multiple of 16; those of the other tensors are."""
+    cases = []
+    for m, n in ((5, 40), (70, 33)):
+        k = 272 if "pitch" in odd or odd == "all" else 288  # a pitch of 8 bytes more is dense
+        at = {}
+        for name, rows in (("a", m), ("b", n)):
+            pitch = k // 2 if f"{name}.pitch" == odd or odd == "all" else 160
+            batch = up(rows * pitch, 16) + 8 * (f"{name}.batch" == odd or odd == "all")
+            slack = 8 * (f"{name}.slack" == odd or odd == "all")
+            if edge == "end":
+                slack += -((rows - 1) * pitch + batch + k // 2) % 16
+            at[name] = At(pitch, batch, slack, edge)
+        case = Gemm(m, n, k, 2, at=at, backend=backend(target))
+        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 3))]
+    assert not verdicts(workers, target, cases)
+
+
+@pytest.mark.parametrize("unit", [1, 2, 4, 8, 16])
+def test_distances_that_differ_by_operand(unit: int, target: str, workers: Workers) -> None:
+    """Batch strides and addresses of linear scales, c and out are multiples of `unit` alone, or of their own type."""
+    cases = []
+    for dtype, item in (("float16", 2), ("bfloat16", 2), ("float32", 4)):
+        for m, n, k in ((5, 42, 272), (33, 130, 96)):
+            at = {}
+            matrices = {"a": (m, k // 2, 8), "b": (n, k // 2, 8), "scale_a": (m, k // 16, 1)}
+            matrices |= {"scale_b": (n, k // 16, 1), "c": (m, n * item, item), "out": (m, n * item, item)}
+            for i, (name, (rows, row, least)) in enumerate(matrices.items()):
+                step = max(unit, least)
+                pitch = up(row, 16) + 16 * (i % 2)
+                at[name] = At(pitch, up(rows * pitch, step) + (i + 1) * step, 0, ("end", "begin")[i % 2])
+            case = Gemm(m, n, k, 3, "linear", dtype, "vector", "out", "c", backend=backend(target), at=at)
+            cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 2))]
+    assert not verdicts(workers, target, cases)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_vector_alpha(dtype: str, target: str, workers: Workers) -> None:
+    """Nothing but a vector of alpha, on results that are whole tiles: the paths for one alpha must not take it."""
+    cases = []
+    for m, n, k in ((8, 256, 128), (128, 256, 128), (256, 128, 64), (1, 256, 128), (256, 1, 128)):
+        case = Gemm(m, n, k, out_dtype=dtype, alpha="vector", backend=backend(target))
+        if target == "cpu-reference" and m * n * k > 1e6:
+            continue
+        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 8))]
+    assert not verdicts(workers, target, cases)
+
+
+# --- rules --------------------------------------------------------------------------------------------------------
+
+RULES = {  # each breaks one rule alone: the edge keeps the address aligned
+    "a": [At(pitch=40), At(batch=12 * 32 + 4, edge="begin"), At(slack=4), At(slack=1, edge="begin")],
+    "b": [At(pitch=40), At(batch=20 * 32 + 4, edge="begin"), At(slack=4), At(slack=1, edge="begin")],
+    "scale_a": [At(pitch=5), At(pitch=8), At(pitch=20)],
+    "scale_b": [At(pitch=5), At(pitch=8), At(pitch=20)],
+    "c": [At(pitch=42), At(pitch=44), At(pitch=56)],
+    "out": [At(pitch=42), At(pitch=44), At(pitch=56), At(pitch=16), At(pitch=48, batch=16), At(pitch=0), At(batch=0)],
+}
+
+
+@pytest.mark.parametrize(("name", "at"), [(name, at) for name, wrong in RULES.items() for at in wrong], ids=str)
+def test_every_rule_holds_for_every_operand(name: str, at: At, workers: Workers) -> None:
+    """The message names the operand, and nothing is written."""
+    case = Gemm(12, 20, 64, 2, "linear", c="c", broken=name, at={name: at})
+    assert workers.run("cpu-portable", case) == ""
+
+
+@pytest.mark.parametrize("name", ["scale_a", "scale_b"])
+@pytest.mark.parametrize("slack", [1, 4, 8])
+def test_swizzled_scales_are_aligned(name: str, slack: int, workers: Workers) -> None:
+    case = Gemm(12, 20, 64, 2, broken=name, at={name: At(slack=slack)})
+    assert workers.run("cpu-portable", case) == ""
+
+
+# --- conversions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edge", ["begin", "end"])
+@pytest.mark.parametrize("call", ["quantize", "dequantize", "swizzle", "unswizzle"])
+def test_conversions(call: str, edge: str, target: str, workers: Workers) -> None:
+    at = {name: At(edge=edge) for name in ("x", "data", "scale", "global_scale")}
+    wrong = []
+    for rows, columns in ((1, 1), (3, 5), (33, 4), (129, 9)):
+        for layout, dtype, l in (("128x4", "float32", None), ("linear", "float16", 2), ("linear", "bfloat16", None)):
+            size = 16 * columns if call in ("quantize", "dequantize") else columns
+            case = Conversion(call, rows, size, l, layout, dtype, global_scale="one", backend=backend(target), at=at)
+            wrong += verdicts(workers, target, [case])
+    assert not wrong

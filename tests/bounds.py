@@ -1,0 +1,15 @@
+"""How far a product in fp32 may be off, by kernel: derived in api/test_gemm_bounds.py."""
+
+from __future__ import annotations
+
+U = 2.0**-24  # half a unit in the last place of fp32
+
+
+def gamma(n: int) -> float:
+    return n * U / (1 - n * U)
+
+
+def roundings(kernel: str, k: int) -> int:
+    tensor_core = 72 * (k // 16) + 64
+    known = {"amx": k + 8, "sm80": tensor_core, "sm90": tensor_core, "sm100": 3 * (k // 64 + 1) + 16}
+    return known.get(kernel, k // 16 + 8)

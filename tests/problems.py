@@ -1,0 +1,548 @@
+"""Calls of every kind, where each tensor has a layout of its own in guarded memory, and the verdict on one of them.
+
+`gemms` and `conversions` are hypothesis strategies. `run_gemm` and `run_conversion` make the tensors, call and judge,
+in a child of worker.py. The definition is reference.py: equal bits where sums are exact, else the bound of bounds.py.
+
+    python tests/problems.py sm_90 'Gemm(3, 40, 96, seed=5)'      # one call again, as a failure prints it
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from bounds import U, gamma, roundings
+from guarded import Memory
+from hypothesis import strategies as st
+
+import nvfp4
+from nvfp4 import _C, reference
+
+Draw = Callable[[st.SearchStrategy], Any]
+FAMILIES = {"sm_80": ("sm80",), "sm_90": ("sm90", "sm80"), "sm_100": ("sm100", "sm80"), "sm_120": ("sm80",)}
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class At:
+    """How a tensor lies in memory. In bytes."""
+
+    pitch: int | None = None  # between rows; None: dense
+    batch: int | None = None  # between batches; None: one after the other
+    slack: int = 0  # between the tensor and the edge of its memory
+    edge: str = "end"
+
+    def __repr__(self) -> str:
+        parts = [f"{name}={getattr(self, name)!r}" for name in ("pitch", "batch", "slack", "edge")]
+        return f"At({', '.join(p for p in parts if not p.endswith(('=None', '=0', 'end' + chr(39))))})"
+
+
+@dataclass(frozen=True)
+class Gemm:
+    m: int
+    n: int
+    k: int
+    l: int | None = None  # None: no batch dimension
+    layout: str = "128x4"
+    out_dtype: str = "float16"
+    alpha: str | None = None  # "number", "one", "vector"
+    bias: str | None = None  # "float32", "out"
+    c: str | None = None  # "c", "out" (in place), "unread" (beta = 0, NaN)
+    allocated: bool = False  # no out is passed
+    typed: str = ""  # of a, b, A, B (scales): those that have the types of torch rather than uint8
+    scales: str = "contest"
+    backend: str | None = None
+    rank: float = 0.0  # of the plan, as a part of the number of candidates
+    threads: int = 1  # on the CPU
+    seed: int = 0  # of the data, and the emulated GPU's
+    broken: str = ""  # the operand whose layout breaks a rule
+    at: dict[str, At] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        default = Gemm(self.m, self.n, self.k)
+        given = [f"{name}={value!r}" for name, value in vars(self).items() if value != getattr(default, name)]
+        return f"Gemm({', '.join([str(self.m), str(self.n), str(self.k), *given])})"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """quantize, dequantize, swizzle or unswizzle of rows x columns (K, or scales)."""
+
+    call: str
+    rows: int
+    columns: int
+    l: int | None = None
+    layout: str = "128x4"
+    dtype: str = "float32"  # of x
+    typed: bool = False
+    global_scale: str | None = None  # "number", "one"
+    backend: str | None = None
+    threads: int = 1
+    seed: int = 0
+    at: dict[str, At] = field(default_factory=dict)
+
+
+# --- strategies ---------------------------------------------------------------------------------------------------
+
+EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17, 31, 32, 33, 56, 57, 63, 64, 65, 127, 128, 129, 130, 191, 256, 257)
+WHOLE = (8, 16, 32, 64, 128, 192, 256)  # tiles
+
+
+def one_of(draw: Draw, *choices: Any) -> Any:
+    return draw(st.sampled_from(choices))
+
+
+def up(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def draw_at(draw: Draw, l: int | None, rows: int, row: int, unit: int, align: int, written: bool) -> At:
+    """A legal layout of l x rows rows of `row` bytes. `unit`: of batch strides and of the address, by the rules;
+    `align`: a multiple of unit that all distances shall have, if they can."""
+    edge = one_of(draw, "end", "end", "begin")
+    if rows == 0 or row == 0 or l == 0:
+        return At(edge=edge)
+    step = max(align, unit)
+    kind = one_of(draw, "dense", "dense", "padded", "padded", "inner", *(() if written else ("shared", "overlapping")))
+    pitch, batch = row, None
+    if kind == "padded" or (kind != "inner" and step == 16 and row % 16):
+        pitch = up(row, 16) + 16 * draw(st.integers(0, 3))
+    if kind == "inner" and (l or 1) > 1:  # batches lie inside rows
+        batch = up(row, step) + step * draw(st.integers(0, 3))
+        pitch = up(l * batch, 16) + 16 * draw(st.integers(0, 1))
+    elif kind == "shared":
+        batch = 0
+    elif kind == "overlapping" and one_of(draw, False, True):
+        pitch = one_of(draw, 0, 16)
+    if batch is None and l is not None and one_of(draw, False, True):
+        batch = up((rows - 1) * pitch + row, step) + step * draw(st.integers(0, 5))
+    elif batch is None and step == 16:
+        batch = up(rows * pitch, 16)
+    size = row + (rows - 1) * pitch + ((l or 1) - 1) * (rows * pitch if batch is None else batch)
+    slack = -size % step if edge == "end" else 0
+    if align <= unit:
+        slack += unit * draw(st.integers(0, 3)) if one_of(draw, False, False, True) else 0
+    return At(None if pitch == row else pitch, batch if l is not None else None, slack, edge)
+
+
+def draw_broken(draw: Draw, l: int | None, rows: int, row: int, unit: int, swizzled: bool) -> At | None:
+    """A layout that breaks one rule, and by its edge keeps the address aligned. None: there is no rule to break."""
+    broken = []
+    if swizzled:
+        return At(slack=one_of(draw, 8, 4, 1))
+    if rows > 1:
+        apart = [x for x in (row + 1, row + 2, row + 4, row + 8, row + 12) if x % 16 and x % max(1, unit % 8) == 0]
+        broken += [At(pitch=x, edge="begin") for x in apart]
+    if unit == 8 and (l or 1) > 1:
+        broken += [At(batch=rows * row + x, edge="begin") for x in (1, 4)]
+    if unit == 8:
+        broken += [At(slack=4), At(slack=1), At(slack=4, edge="begin")]
+    return draw(st.sampled_from(broken)) if broken else None
+
+
+def backends(target: str) -> list[str | None]:
+    """Those that run on the target, the family of its own more often. CPU tensors are the CPU's by default."""
+    if target in FAMILIES:
+        return [*FAMILIES[target][:1] * 4, *FAMILIES[target][1:]]
+    return [None, "sm80"] if target == "cuda" else [None, "cpu"]
+
+
+def draw_size(draw: Draw, most: int) -> int:
+    return min(most, draw(st.one_of(st.sampled_from(EDGES), st.sampled_from(WHOLE), st.integers(1, 300))))
+
+
+@st.composite
+def gemms(draw: Draw, target: str, volume: float) -> Gemm:
+    """`volume`: the largest M * N * K * L, each of M and N at least 16."""
+    l = one_of(draw, None, None, 1, 2, 3)
+    m = draw_size(draw, 300)
+    n = draw_size(draw, max(1, int(volume / 64 / max(m, 16) / (l or 1))))
+    most = max(1, int(volume / max(m, 16) / max(n, 16) / (l or 1)) // 16)
+    k = 16 * min(most, one_of(draw, *range(1, 10), 15, 16, 17, 31, 32, 33, 34, 64, 65, 68, 96, 128, 130, 144))
+    if one_of(draw, *([False] * 30), True):
+        name = one_of(draw, "m", "n", "k", "l")
+        m, n, k, l = (0 if name == x and (y is not None) else y for x, y in zip("mnkl", (m, n, k, l)))
+    layout, dtype = one_of(draw, "128x4", "linear"), one_of(draw, *DTYPES)
+    item = DTYPES[dtype].itemsize
+    alpha = one_of(draw, None, "number", "one", "vector", "vector")
+    bias, c = one_of(draw, None, None, "float32", "out"), one_of(draw, None, None, "c", "out", "unread")
+    if one_of(draw, False, False, True):  # kernels have paths for this
+        bias = c = None
+
+    at = {}
+    matrices = {"a": (m, k // 2, 8), "b": (n, k // 2, 8), "out": (m, n * item, item)}
+    if c in ("c", "unread"):
+        matrices["c"] = (m, n * item, item)
+    if layout == "linear":
+        matrices |= {"scale_a": (m, k // 16, 1), "scale_b": (n, k // 16, 1)}
+    # Most kernels have a path for data on 16 bytes, which one operand on 8 is enough to forbid.
+    odd = one_of(draw, "", "", "a", "b", "both")
+    for name, (rows, row, unit) in matrices.items():
+        align = 16 if name not in (odd, "scale_a", "scale_b", "c") and odd != "both" else unit
+        at[name] = draw_at(draw, l, rows, row, unit, align, name == "out")
+    if layout == "128x4":
+        at |= {f"scale_{x}": At(slack=one_of(draw, 0, 0, 16), edge=one_of(draw, "end", "begin")) for x in "ab"}
+    for name, there in (("alpha", alpha in ("one", "vector")), ("bias", bias)):
+        if there:
+            at[name] = At(slack=one_of(draw, 0, 0, 4, 8), edge=one_of(draw, "end", "begin"))
+
+    broken = ""
+    if one_of(draw, *([False] * 7), True) and 0 not in (m, n, k, l):
+        broken = one_of(draw, *sorted(x for x in at if x not in ("alpha", "bias")))
+        rows, row, unit = matrices.get(broken, (0, 0, 0))
+        wrong = draw_broken(draw, l, rows, row, unit, broken not in matrices)
+        broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
+    return Gemm(
+        m,
+        n,
+        k,
+        l,
+        layout,
+        dtype,
+        alpha,
+        bias,
+        c,
+        allocated=c != "out" and broken != "out" and one_of(draw, False, False, False, True),
+        typed="".join(x for x in "abAB" if one_of(draw, False, True)),
+        scales=one_of(draw, "contest", "contest", "contest", "nan", "finite"),
+        backend=one_of(draw, *backends(target)),
+        rank=one_of(draw, 0.0, draw(st.integers(0, 99)) / 100) if target in FAMILIES else 0.0,
+        threads=one_of(draw, 1, 2) if target not in FAMILIES else 1,
+        seed=draw(st.integers(0, 2**20)),
+        broken=broken,
+        at={name: x for name, x in at.items() if x != At()},
+    )
+
+
+@st.composite
+def conversions(draw: Draw, target: str) -> Conversion:
+    call = one_of(draw, "quantize", "dequantize", "swizzle", "unswizzle")
+    l, rows = one_of(draw, None, 1, 2, 3), draw_size(draw, 300)
+    columns = draw_size(draw, 20)
+    scales = columns
+    dtype = one_of(draw, *DTYPES)
+    layout = one_of(draw, "128x4", "linear")
+    if call in ("quantize", "dequantize"):
+        columns *= 16
+    item = DTYPES[dtype].itemsize
+    matrices = {"quantize": {"x": (columns * item, item)}, "dequantize": {"data": (columns // 2, 8)}}
+    matrices |= {"swizzle": {"scale": (columns, 1)}, "unswizzle": {}}
+    if call == "dequantize" and layout == "linear":
+        matrices[call]["scale"] = (scales, 1)
+    at = {
+        name: draw_at(draw, l, rows, row, unit, one_of(draw, unit, 16), False)
+        for name, (row, unit) in matrices[call].items()
+    }
+    if "scale" not in at and call in ("dequantize", "unswizzle"):
+        at["scale"] = At(edge=one_of(draw, "end", "begin"))
+    at["global_scale"] = At(slack=one_of(draw, 0, 4), edge=one_of(draw, "end", "begin"))
+    return Conversion(
+        call,
+        rows,
+        columns,
+        l,
+        layout,
+        dtype,
+        one_of(draw, False, True),
+        one_of(draw, None, "number", "one"),
+        one_of(draw, *backends(target)),
+        threads=one_of(draw, 1, 2) if target not in FAMILIES else 1,
+        seed=draw(st.integers(0, 2**20)),
+        at=at,
+    )
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------
+
+tensors: dict[str, Memory] = {}  # of the call that runs, for the report of a fault
+
+
+def where(address: int) -> str:
+    found = [f"{near} {name}" for name, memory in tensors.items() if (near := memory.where(address))]
+    return found[0] if found else "near no tensor of the call"
+
+
+class Maker:
+    def __init__(self, seed: int, at: dict[str, At], device: str) -> None:
+        tensors.clear()
+        self.random = torch.Generator().manual_seed(seed)
+        self.at, self.device = at, device
+
+    def place(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """The values in memory laid out as `at` says. Rows or batches that share memory keep the last values."""
+        at, item = self.at.get(name, At()), values.element_size()
+        strides = list(values.contiguous().stride())
+        if values.ndim in (2, 3) and values.numel():
+            if at.pitch is not None:
+                strides[-2] = at.pitch // item
+            if values.ndim == 3:
+                strides[0] = values.shape[1] * strides[1] if at.batch is None else at.batch // item
+        form = {"edge": at.edge, "slack": at.slack, "device": self.device}
+        tensors[name] = Memory(values.shape, strides, values.dtype, generator=self.random, **form)
+        if values.numel():
+            shared = [x for x in range(values.ndim) if strides[x] == 0 and values.shape[x] > 1]
+            target = tensors[name].tensor
+            for x in shared:
+                target, values = target.narrow(x, 0, 1), values.narrow(x, 0, 1)
+            for row in range(values.shape[-2]) if values.ndim > 1 and strides[-2] < values.shape[-1] else ():
+                target[..., row, :] = values[..., row, :]  # one by one: copy_ rejects rows that overlap
+            if values.ndim < 2 or strides[-2] >= values.shape[-1] or values.shape[-2] == 1:
+                target.copy_(values)
+        tensors[name].freeze(writable=name == "out")
+        return tensors[name].tensor
+
+    def bytes(self, *shape: int) -> torch.Tensor:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=self.random)
+
+    def scales(self, kind: str, *shape: int) -> torch.Tensor:
+        choices = {**reference.SCALE_SETS, "nan": (*[0x38, 0x40, 0x44] * 40, reference.E4M3_NAN)}[kind]
+        picked = torch.randint(0, len(choices), shape, generator=self.random)
+        return torch.tensor(choices, dtype=torch.uint8)[picked]
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.random)
+
+
+def prepare(target: str, backend: str | None, seed: int, threads: int) -> str:
+    """The device of the tensors."""
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, sorted(every_cpu)[:threads] if threads else every_cpu)
+    os.environ["NVFP4_BACKEND"] = backend or ""  # of what takes no backend
+    if backend is None:
+        del os.environ["NVFP4_BACKEND"]
+    if target.startswith("sm_"):
+        emulator().emulator_configure(b"seed", str(seed).encode())
+    return "cuda" if target == "cuda" else "cpu"
+
+
+every_cpu = os.sched_getaffinity(0)
+
+
+def emulator() -> ctypes.CDLL:
+    return ctypes.CDLL(os.environ["NVFP4_LIBCUDA"])
+
+
+def explain(target: str, error: nvfp4.Error) -> str:
+    """The message, and of an address that is not mapped in which tensor it is."""
+    message = str(error)
+    if target.startswith("sm_"):
+        emulator().emulator_reset()
+    found = re.search(r"address (0x[0-9a-f]+) is not mapped", message)
+    return message + (f": {where(int(found[1], 16))}" if found else "")
+
+
+def usable(target: str) -> bool:
+    """Whether the CPU has the instructions that the target needs."""
+    return "this CPU has not the instructions" not in run_gemm(
+        target, Gemm(1, 1, 16, backend=FAMILIES.get(target, (None,))[0])
+    )
+
+
+def plans(target: str, case: Gemm) -> list[dict[str, Any]]:
+    """Every plan of a product of this shape, by rank."""
+    shape = (0, case.backend, case.m, case.n, case.k, 1 if case.l is None else case.l)
+    found = []
+    try:
+        for rank in range(max(1, _C.plan(*shape)["candidates"])):
+            _C.set_candidate(rank)
+            found.append(_C.plan(*shape))
+    finally:
+        _C.set_candidate(0)
+    return found
+
+
+# --- products -----------------------------------------------------------------------------------------------------
+
+
+def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
+    make, batch = Maker(case.seed, case.at, device), () if case.l is None else (case.l,)
+    dtype = DTYPES[case.out_dtype]
+    args: dict[str, Any] = {}
+    for name, rows in (("a", case.m), ("b", case.n)):
+        args[name] = make.place(name, make.bytes(*batch, rows, case.k // 2))
+        scale = make.scales(case.scales, *batch, rows, case.k // 16)
+        scale = reference.swizzle(scale, padding=reference.E4M3_NAN) if case.layout == "128x4" else scale
+        args[f"scale_{name}"] = make.place(f"scale_{name}", scale)
+        if name in case.typed:
+            args[name] = args[name].view(torch.float4_e2m1fn_x2)
+        if name.upper() in case.typed:
+            args[f"scale_{name}"] = args[f"scale_{name}"].view(torch.float8_e4m3fn)
+    if case.alpha == "number":
+        args["alpha"] = float(make.normal(1))
+    elif case.alpha:
+        args["alpha"] = make.place("alpha", make.normal(case.n if case.alpha == "vector" else 1))
+    if case.bias:
+        args["bias"] = make.place("bias", make.normal(case.n).to(torch.float32 if case.bias == "float32" else dtype))
+    shape = (*batch, case.m, case.n)
+    if not case.allocated:
+        values = make.normal(*shape) if case.c == "out" else torch.full(shape, math.nan)
+        args["out"] = make.place("out", values.to(dtype))
+    if case.c:
+        values = torch.full(shape, math.nan) if case.c == "unread" else make.normal(*shape)
+        args["c"] = args["out"] if case.c == "out" else make.place("c", values.to(dtype))
+        args["beta"] = 0.0 if case.c == "unread" else float(make.normal(1))
+    return args | {"scale_layout": case.layout, "out_dtype": dtype}
+
+
+def run_gemm(target: str, case: Gemm) -> str:
+    """The verdict: "" or what is wrong."""
+    device = prepare(target, case.backend, case.seed, case.threads)
+    args = make_gemm(case, device)
+    copies = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in args.items() if name != "out"}
+    try:
+        if case.rank:
+            shape = (0, case.backend, case.m, case.n, case.k, 1 if case.l is None else case.l)
+            _C.set_candidate(int(case.rank * _C.plan(*shape)["candidates"]))
+        try:
+            result = nvfp4.gemm(**args, backend=case.backend)
+        except nvfp4.Error as error:
+            if not case.broken:
+                return explain(target, error)
+            if not str(error).startswith(f"{case.broken}: "):
+                return f"the message does not begin with {case.broken}: {error}"
+            return "" if all(memory.unchanged() for memory in tensors.values()) else "something was written"
+    finally:
+        _C.set_candidate(0)
+    if case.broken:
+        return f"a call was accepted that breaks a rule of {case.broken}"
+    if case.allocated:
+        if result.shape != (*args["a"].shape[:-1], case.n) or result.dtype != args["out_dtype"]:
+            return f"the result has shape {tuple(result.shape)} and dtype {result.dtype}"
+    elif result.data_ptr() != args["out"].data_ptr():
+        return "out was not returned"
+    verdict = judge(target, case, copies, result)
+    if not verdict and "out" in tensors and not tensors["out"].unchanged_around():
+        verdict = "bytes around out were written"
+    if not verdict and not all(memory.unchanged() for name, memory in tensors.items() if name != "out"):
+        verdict = "an input was written"
+    return verdict
+
+
+def judge(target: str, case: Gemm, args: dict[str, Any], result: torch.Tensor) -> str:
+    args = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in args.items()}
+    result = result.cpu()
+    expected = reference.gemm(**args)
+    x, y = (reference.operand(args[name], args[f"scale_{name}"], case.layout).nan_to_num(0.0) for name in "ab")
+    if reference.sums_are_exact(x, y):
+        equal, message = reference.compare(result, expected, exact=True)
+        return "" if equal else message
+    # Errors of the sum, and of each step of the epilogue on what it is given.
+    kernel = _C.cpu_kernel() if target.startswith("cpu") else case.backend or "sm80"  # whose bound is the widest
+    magnitude = x.double().abs() @ y.double().abs().mT
+    value, error = x.double() @ y.double().mT, gamma(roundings(kernel, case.k)) * magnitude + U * magnitude
+    scale = torch.as_tensor(args.get("alpha", 1.0)).double()
+    value, error = value * scale, error * scale.abs()
+    error = error + U * (value.abs() + error)
+    if args.get("beta"):
+        value = value + float(torch.tensor(args["beta"])) * args["c"].double()
+        error = error + U * (value.abs() + error)
+    if case.bias:
+        value = value + args["bias"].double()
+        error = error + U * (value.abs() + error)
+    value, error = value.reshape(expected.shape), error.reshape(expected.shape)
+    info = torch.finfo(expected.dtype)
+    error = error + info.eps / 2 * (value.abs() + error) + info.tiny * info.eps
+    known = ~expected.isnan() & (value.abs() + error < info.max)
+    wrong = known & ~((result.double() - value).abs() <= error) | (expected.isnan() != result.isnan())
+    return f"{int(wrong.sum())} values are not within the bound" if wrong.any() else ""
+
+
+# --- conversions --------------------------------------------------------------------------------------------------
+
+
+def run_conversion(target: str, case: Conversion) -> str:
+    device = prepare(target, case.backend, case.seed, case.threads)
+    make, batch = Maker(case.seed, case.at, device), () if case.l is None else (case.l,)
+    shape = (*batch, case.rows, case.columns)
+    args: dict[str, Any] = {}
+    if case.call == "quantize":
+        args["x"] = make.place("x", make.normal(*shape).to(DTYPES[case.dtype]))
+    if case.call == "dequantize":
+        args["data"] = make.place("data", make.bytes(*batch, case.rows, case.columns // 2))
+    if case.call != "quantize":
+        columns = case.columns // 16 if case.call == "dequantize" else case.columns
+        scale = make.scales("finite", *batch, case.rows, columns)
+        if case.call == "unswizzle" or (case.call == "dequantize" and case.layout == "128x4"):
+            scale = reference.swizzle(scale, padding=reference.E4M3_NAN)
+            scale = scale.view(*batch, up(case.rows, 128), up(columns, 4))
+        args["scale"] = make.place("scale", scale)
+        if case.typed:
+            args["scale"] = args["scale"].view(torch.float8_e4m3fn)
+    if case.call in ("quantize", "dequantize"):
+        args["scale_layout"] = case.layout
+        if case.global_scale == "one":
+            args["global_scale"] = make.place("global_scale", torch.tensor([0.25]))
+        elif case.global_scale:
+            args["global_scale"] = 0.75
+    if case.call == "dequantize":
+        args["out_dtype"] = DTYPES[case.dtype]
+    if case.call == "unswizzle":
+        args |= {"rows": case.rows, "columns": case.columns}
+    copies = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in args.items()}
+    try:
+        got = getattr(nvfp4, case.call)(**args)
+    except nvfp4.Error as error:
+        return explain(target, error)
+    copies = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in copies.items()}
+    if case.call in ("swizzle", "unswizzle"):
+        expected = getattr(reference, case.call)(*copies.values())
+    else:
+        expected = getattr(reference, case.call)(**copies)
+    got, expected = (x if isinstance(x, tuple) else (x,) for x in (got, expected))
+    for mine, theirs in zip(got, expected, strict=True):
+        if mine.numel() * mine.element_size() != theirs.numel() * theirs.element_size():
+            return f"a result has shape {tuple(mine.shape)}"
+        if not torch.equal(mine.cpu().view(torch.uint8).flatten(), theirs.view(torch.uint8).flatten()):
+            return "a result differs"
+    return "" if all(memory.unchanged() for memory in tensors.values()) else "an input was written"
+
+
+# --- proof of the guard -------------------------------------------------------------------------------------------
+
+
+def go_past(target: str, edge: str, by: int, write: bool) -> str:
+    """A deliberate access: a read `by` bytes past a tensor, or a write to an input. Must not return."""
+    prepare(target, None, 0, 1)
+    x = Maker(0, {"x": At(edge=edge)}, "cpu").place("x", torch.zeros(100, dtype=torch.uint8))
+    past = -1 - by if edge == "begin" else 100 + by
+    ctypes.memset(x.data_ptr(), 0, 1) if write else ctypes.string_at(x.data_ptr() + past, 1)
+    return "no fault"
+
+
+def without(target: str, name: str, case: Gemm) -> str:
+    """A product one of whose tensors the kernel cannot read."""
+    prepare(target, case.backend, case.seed, case.threads)
+    args = make_gemm(case, "cpu")
+    tensors[name].forbid()
+    try:
+        nvfp4.gemm(**args, backend=case.backend)
+    except nvfp4.Error as error:
+        return explain(target, error)
+    return "no fault"
+
+
+def main(target: str, text: str) -> int:
+    from worker import Workers
+
+    case = eval(text, {"Gemm": Gemm, "Conversion": Conversion, "At": At})
+    workers = Workers()
+    verdict = workers.run(target, case)
+    workers.close()
+    print(verdict or "right")
+    return bool(verdict)
+
+
+if __name__ == "__main__":
+    from paths import EMULATOR
+
+    sys.path.append(str(EMULATOR))
+    import problems  # whose classes the worker can unpickle, as it cannot those of __main__
+
+    sys.exit(problems.main(*sys.argv[1:]))
