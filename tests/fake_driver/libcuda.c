@@ -1,4 +1,4 @@
-/* A libcuda that runs nothing: it answers the entry points that csrc/driver/driver.c asks for and writes down every launch.
+/* A libcuda that runs nothing: it answers the entry points that csrc/driver/driver.c asks for and logs every launch.
  *
  *     gcc -shared -fPIC -o libcuda_fake.so tests/fake_driver/libcuda.c
  *     NVFP4_LIBCUDA=./libcuda_fake.so FAKE_LOG=launches.txt python ...
