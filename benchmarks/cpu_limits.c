@@ -1,7 +1,8 @@
 /* The CPU kernels beside the limits of the machine, measured in turns in one run so that the ratios hold on a busy
  * machine. Prints one table.
  *
- *   gcc -O3 -Icsrc benchmarks/cpu_limits.c csrc/cpu/(all).c csrc/common/error.c -lpthread -lm && ./a.out [threads] [rounds]
+ *   gcc -O3 -Icsrc benchmarks/cpu_limits.c csrc/cpu/(all).c csrc/common/error.c -lpthread -lm
+ *   ./a.out [threads] [rounds]
  *
  * fp32 FMA peak: a loop of independent fused multiply-adds in registers. Plain read: a sum over as many bytes as the
  * product reads, values and scales of the weights. Both by the pool that the kernels use; the best of all rounds. */

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/choose.h"
 #include "common/math.h"
+#include "plan/choose.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

@@ -1,5 +1,6 @@
 /* The sm100 plan (kernels/sm100/plan.h) as C11 and as C++17: prints every candidate of some hundred products, and the
- * launch plan of each as bytes. tests/plan/test_submission_rule.py compiles it in both languages. The argument is a seed. */
+ * launch plan of each as bytes. tests/plan/test_submission_rule.py compiles it in both languages. The argument:
+ * a seed. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
