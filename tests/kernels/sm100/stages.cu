@@ -126,7 +126,7 @@ SM100_GEMM_CONFIGS(STAGE_A_CP_ASYNC)
 
 #if HAS_TENSOR_MEMORY
 
-/* ---- helpers of B to E ----------------------------------------------------------------------------------------- */
+/* ---- functions that B to E share ------------------------------------------------------------------- */
 
 /* Stores 8 columns of the warp's lane quarter; the kernel itself has no tcgen05.st. */
 __device__ void tensor_store(uint32_t address, const uint32_t (&v)[8]) {
