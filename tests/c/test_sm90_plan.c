@@ -143,7 +143,7 @@ static void check_streamk(const gpu *g, const gemm_candidate *c, const sm90_sche
         for (int64_t next; at < end; at = next) {
             const int64_t tile = at / s->streamk_stages;
             next = min_int(end, (tile + 1) * s->streamk_stages);
-            expect(done[tile] == at - tile * s->streamk_stages, "a tile's pieces follow each other");
+            expect(done[tile] == at - tile * s->streamk_stages, "a tile's work tiles follow each other");
             expect(!taken[worker + tile], "a partial tile of its own");
             taken[worker + tile] = 1;
             if (done[tile] == 0) from[tile] = worker;

@@ -49,7 +49,7 @@
 #define SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages)                                               \
     ((stages) * SM90_STAGE_BYTES(math_warpgroups, wgmmas_m, mma_tile_n) +                                              \
      (math_warpgroups) * 4 * SM90_EPILOGUE_STAGING_BYTES + 16 * (stages) + 16)
-/* split-K partials that a CTA receives, fp32 accumulators. They lie behind the mbarriers, as additional dynamic shared
+/* split-K partials that a CTA receives, fp32 accumulators. They follow the mbarriers, as additional dynamic shared
  * memory, or in the stages (partials_in_stages), which takes a cluster barrier. */
 #define SM90_PARTIALS_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, split_k)                                            \
     (((split_k) - 1) * CEIL_DIV((mma_tile_n) / 8, split_k) * (math_warpgroups) * (wgmmas_m) * 2048)
