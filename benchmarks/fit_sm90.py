@@ -24,7 +24,7 @@ MEASURED = Path(__file__).resolve().parent / "results/sm90_candidates.csv"
 KEPT = {
     "least_worker",
     "uneven",
-    "uneven_split",
+    "unaligned_split",
     "clock_ghz",
     "dram_tb_s",
     "dequant_tb_s",

@@ -34,7 +34,7 @@
     X(least_worker, 8.0)     /* stages of a stream-K worker: no plan with fewer has been measured to win */            \
     X(partial_b_clk, 21.89)  /* of sums that a worker stores in the workspace */                                       \
     X(fixup_b_clk, 42.65)    /* of such sums that a CTA adds to its own */                                             \
-    X(uneven_split, 0.97)    /* an uneven split must be at least so much faster (sm90_distribute) */                   \
+    X(unaligned_split, 0.97) /* an unaligned split must be at least so much faster (sm90_distribute) */                \
     X(worker_us, 1.598)      /* from a worker's last stage until its sums are visible */                               \
     /* dequant.cu */                                                                                                   \
     X(dequant_us, 1.989) /* a launch before another */                                                                 \
@@ -142,9 +142,9 @@ static inline double sm90_streamk_tile_us(const sm90_model *m, const sm90_model_
                                           double stage_us) {
     const int64_t of_tile = in->streamk.streamk_stages, of_worker = in->streamk.worker_stages;
     const int64_t own = ceil_div(stages - of_tile, in->split_k);
-    const int even = of_worker % of_tile == 0 || of_tile % of_worker == 0;
-    const int64_t work_tiles = ceil_div(of_worker, of_tile) + !even; /* of a worker */
-    const int64_t added = ceil_div(of_tile, of_worker) + !even;      /* to a tile */
+    const int aligned = of_worker % of_tile == 0 || of_tile % of_worker == 0;
+    const int64_t work_tiles = ceil_div(of_worker, of_tile) + !aligned; /* of a worker */
+    const int64_t added = ceil_div(of_tile, of_worker) + !aligned;      /* to a tile */
     const double own_us = (double)own * stage_us + sm90_cluster_us(m, in);
     const double worker_us =
         (double)of_worker * stage_us + (double)work_tiles * sm90_work_tile_us(m, in) + m->worker_us;
@@ -153,18 +153,18 @@ static inline double sm90_streamk_tile_us(const sm90_model *m, const sm90_model_
 }
 
 /* Chooses the stages of each worker and of each stream-K tile so that `workers` workers and the clusters that own
- * the `rest` stream-K tiles end at the same time. All workers take equally many stages. An even split gives a
- * worker whole work tiles: one of each of some tiles, or one of several of a tile. An uneven one lets them end at any
- * stage. Returns the time; infinity: no worker would have so many stages that more is won than lost. */
+ * the `rest` stream-K tiles end at the same time. All workers take equally many stages. An aligned split gives a
+ * worker whole work tiles: one of each of some tiles, or one of several of a tile. An unaligned one lets them end at
+ * any stage. Returns the time; infinity: no worker would have so many stages that more is won than lost. */
 static inline double sm90_distribute(const sm90_model *m, sm90_model_input *in, int64_t workers, int64_t rest,
-                                     int uneven) {
+                                     int unaligned) {
     const double split = in->split_k, tiles_each = (double)rest / (double)workers;
     const int64_t stages = ceil_div(in->k, in->stage_k);
     const double stage_us = sm90_stage_us(m, in), work_tile = sm90_work_tile_us(m, in) / stage_us; /* in stages */
     /* What a worker needs beside its work tiles, less what the clusters need. */
     const double later = (m->worker_us - sm90_cluster_us(m, in)) / stage_us, own = (double)stages / split - later;
     int64_t of_tile, of_worker;
-    if (uneven) {
+    if (unaligned) {
         of_tile = (int64_t)((own - (tiles_each + 1.0) * work_tile) / (tiles_each + 1.0 / split));
         of_worker = ceil_div(rest * of_tile, workers);
     } else {
@@ -191,10 +191,10 @@ static inline int sm90_plan_streamk(const sm90_model *m, sm90_model_input *in) {
     sm90_streamk_split best = {.worker_clusters = 0};
     double least = INFINITY;
     in->streamk.dp_tiles = (int32_t)dp_tiles;
-    for (int64_t workers = most, uneven = 0; workers >= (most < rest ? most : rest);
-         workers /= 1 + uneven, uneven = !uneven) {
-        const double us = sm90_distribute(m, in, workers, rest, (int)uneven);
-        if (us >= (uneven ? m->uneven_split : 1.0) * least) continue;
+    for (int64_t workers = most, unaligned = 0; workers >= (most < rest ? most : rest);
+         workers /= 1 + unaligned, unaligned = !unaligned) {
+        const double us = sm90_distribute(m, in, workers, rest, (int)unaligned);
+        if (us >= (unaligned ? m->unaligned_split : 1.0) * least) continue;
         const int64_t needed = ceil_div(rest * in->streamk.streamk_stages, in->streamk.worker_stages);
         in->streamk.worker_clusters = (int32_t)(dp_tiles ? clusters - rest : ceil_div(needed, split));
         least = us, best = in->streamk;
