@@ -13,7 +13,7 @@
 #include "kernels/common/dump.h"
 #endif
 
-/* The kernels of every family, and the quantisers'. */
+/* The kernels of every family, and the quantizers'. */
 static driver *create_driver(void) {
     const kernel_set *sets[GEMM_FAMILIES + 1] = {&quantize_kernels};
     int32_t count = 1;

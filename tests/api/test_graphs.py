@@ -71,7 +71,7 @@ def test_call_does_not_wait(cuda: Backend, generator: torch.Generator) -> None:
 
 
 class Layer(torch.nn.Module):
-    """What a model does: quantise activations, multiply by a quantised weight, add, activate."""
+    """What a model does: quantize activations, multiply by a quantized weight, add, activate."""
 
     def __init__(self, inputs: int, outputs: int, device: str) -> None:
         super().__init__()
