@@ -6,11 +6,13 @@ import ctypes
 import gc
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # torch's threads must not spin while those of nvfp4 work: tests run both in turn, on machines of two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -67,28 +69,55 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["EMULATE_DEVICE"] = device
 
 
-def in_background(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests of what other processes do (test_emulated.py): begun first, waited for last."""
-    return [item for item in items if "outputs" in getattr(item, "fixturenames", ())]
+# Longest first, so that `pytest -n 2` ends with short ones: 10 to 60 s each on one core. The first two are split by test
+# and by build; of every other file the tests stay together, since fixtures of a module do work for all of them.
+LONGEST = [
+    "kernels/test_emulated.py",
+    "api/test_c_core.py",
+    "kernels/test_proof.py",
+    "package/test_submission.py",
+    "api/test_generated.py",
+    "kernels/test_sm100_gemm.py",
+    "api/test_torch_ops.py",
+    "api/test_binding.py",
+    "api/test_guarded.py",
+    "api/test_driver.py",
+    "kernels/test_sm100_stages.py",
+    "kernels/test_sm90_gemm.py",
+    "api/test_gemm_exact.py",
+]
+
+
+def unit(nodeid: str) -> str:
+    """The tests that one process of `pytest -n` runs together."""
+    file, _, name = nodeid.partition("::")
+    if file.endswith(LONGEST[0]):
+        return nodeid
+    if file.endswith(LONGEST[1]) and "[" in name:
+        return f"{file}[{re.split('[[-]', name.rstrip(']'))[1]}"  # the build: all its programs link the same objects
+    return file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    config.option.loadscopereorder = False  # by the number of tests, which says little about their time
+    return ByUnit(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    last = set(in_background(items))
-    items.sort(key=lambda item: item in last)
+    places = {str(TESTS / name): place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(str(item.path), len(places)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # thousands of items and torch, which each full collection would go through: a tenth of a session
-    items = in_background(session.items)
-    if items and not session.config.option.collectonly:
-        items[0].module.begin([item.callspec.params["run"] for item in items])
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    items = in_background(getattr(session, "items", []))
-    if items:
-        items[0].module.end()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -112,8 +141,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def timing(request: pytest.FixtureRequest) -> int:
-    """The emulated GPU's seed. Its lowest two bits choose the kind of timing, so four in a row try them all."""
-    seed = 4 * random.Random(f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}").getrandbits(30) + request.param
+    """The emulated GPU's seed. Its lowest two bits choose the kind of timing: of a test's first seed any, and four in a
+    row have them all."""
+    test = request.node.nodeid.replace(f"-time{request.param}]", "]").replace(f"[time{request.param}]", "")
+    seed = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {test}").getrandbits(32) + request.param
     print(f"EMULATE_SEED={seed}")  # shown with a failure
     driver = ctypes.CDLL(os.environ["NVFP4_LIBCUDA"])
     driver.emulator_reset()  # a fault of an earlier test must not stick

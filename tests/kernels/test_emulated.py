@@ -1,8 +1,8 @@
 """The GPU's kernels on an emulated GPU (emulator/), as part of an ordinary run of the tests: each device that it
-can pose as, several timings a test. It is another process, since a process opens one CUDA driver. These begin when the
-session begins, at low priority beside its other tests, which mostly use one core, and are waited for at its end.
+can pose as, each test in one of the emulator's kinds of timing. It is another process, since a process opens one CUDA
+driver.
 
-`pytest --emulate sm_80` runs everything that needs a GPU there, not only what is chosen here.
+`pytest --emulate sm_80 --seeds 4` runs everything that needs a GPU there, in all kinds of timing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import os
 import random
 import subprocess
 import sys
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import emulate
 import pytest
-from emulated import command, driver
+from emulated import driver, emulated
 from paths import KERNELS, TESTS
 
 import nvfp4
@@ -33,14 +31,11 @@ class Run:
     arguments: tuple[str, ...]
     least: int  # tests that must have passed
 
-    def command(self) -> list[str]:
-        return ["nice", "-n", "10", *command(self.device, *self.arguments)]
 
-
-def ragged(device: str, family: str, timings: int) -> Run:
+def ragged(device: str, family: str) -> Run:
     """Every case: 335 ragged shapes, layouts, types and epilogues, equal to the CPU's to the bit."""
-    arguments = (f"--seeds={timings}", "api/test_gemm_exact.py", "-k", f"equal_bits and {family}")
-    return Run(f"ragged products of {family}", device, arguments, timings * 300)
+    arguments = ("api/test_gemm_exact.py", "-k", f"equal_bits and {family}")
+    return Run(f"ragged products of {family}", device, arguments, 300)
 
 
 def one_of_each_kind(device: str) -> Run:
@@ -51,12 +46,12 @@ def one_of_each_kind(device: str) -> Run:
 
 
 RUNS = [
-    ragged("sm_80", "sm80", 5),  # on the oldest GPU
-    ragged("sm_90", "sm90", 4),  # each kind of timing once
-    ragged("sm_100", "sm100", 4),
+    ragged("sm_80", "sm80"),  # on the oldest GPU
+    ragged("sm_90", "sm90"),
+    ragged("sm_100", "sm100"),
     # What the plan could choose as well, on a few shapes; of sm90 a sample.
-    Run("plans of sm90", "sm_90", ("--seeds=2", "plan/test_sm90.py", "-k", "sm90"), 2 * 14),
-    Run("plans of sm100", "sm_100", ("--seeds=2", "plan/test_sm100.py", "-k", "sm100"), 2 * 7),
+    Run("plans of sm90", "sm_90", ("plan/test_sm90.py", "-k", "sm90"), 14),
+    Run("plans of sm100", "sm_100", ("plan/test_sm100.py", "-k", "sm100"), 7),
     # Sums that round, of up to 16384 products.
     Run("bounds of sm90", "sm_90", ("api/test_gemm_bounds.py", "-k", "sm90"), 20),
     Run("bounds of sm100", "sm_100", ("api/test_gemm_bounds.py", "-k", "sm100"), 20),
@@ -64,61 +59,9 @@ RUNS = [
 ]
 
 
-class Background:
-    """Runs, two at a time, each of which takes one core."""
-
-    def __init__(self, runs: list[Run]) -> None:
-        self.lock = threading.Lock()
-        self.started: list[subprocess.Popen[str]] = []
-        self.ended = False
-        self.pool = ThreadPoolExecutor(2)
-        self.outputs = {run.name: self.pool.submit(self.output, run) for run in runs}
-
-    def output(self, run: Run) -> str:
-        driver()  # one of them builds the emulator, the other waits for that
-        with self.lock:
-            if self.ended:
-                return ""
-            pipe = subprocess.PIPE
-            process = subprocess.Popen(run.command(), cwd=TESTS, stdout=pipe, stderr=pipe, text=True)
-            self.started.append(process)
-        output, errors = process.communicate()
-        assert process.returncode == 0, output[-5000:] + errors[-2000:]
-        return output
-
-    def end(self) -> None:
-        """Of a session that stops before its end as well: nothing goes on without it."""
-        with self.lock:
-            self.ended = True
-            for process in self.started:
-                if process.poll() is None:
-                    process.terminate()
-        self.pool.shutdown(cancel_futures=True)
-
-
-background: Background | None = None
-
-
-def begin(runs: list[Run]) -> None:
-    """Those that the session will ask for (conftest.py)."""
-    global background
-    if nvfp4.info()["archs"]:
-        background = Background(runs)
-
-
-def end() -> None:
-    if background:
-        background.end()
-
-
-@pytest.fixture
-def outputs() -> dict[str, Future[str]]:
-    return background.outputs
-
-
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_runs(run: Run, outputs: dict[str, Future[str]]) -> None:
-    passed = int(outputs[run.name].result().split(" passed")[0].split()[-1])
+def test_runs(run: Run) -> None:
+    passed = int(emulated(run.device, *run.arguments).split(" passed")[0].split()[-1])
     assert passed >= run.least
 
 

@@ -428,7 +428,6 @@ HALVES: list[Mutation] = []
 # CTA, split-K, partials in the stages.
 PROVEN = [
     Launch("sm90_gemm_128x8", "wrap", 12),
-    Launch("sm90_gemm_128x16", "tiles", 3, 16, tiles=5, clusters=1),
     Launch("sm90_gemm_128x16", "split 3 in stages", 3, split_k=3, in_stages=True),
     Launch("sm90_gemm_128x64", "split 2", 3, split_k=2),
 ]
