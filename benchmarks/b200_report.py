@@ -148,7 +148,7 @@ def peers() -> list[Peer]:
 def slope_lines() -> list[str]:
     """Microseconds for a further 256 along K of the kernels with one stage, from the first shape and the third: their
     fixed part is not of the GPU alone."""
-    lines = header("one stage, 128x128: a further 256 along K", "published us", "model us", "error %")
+    lines = header("one stage, 128x128: a further 256 along K", "published us", "model us", "model error %")
     stages = (RANKED[0].k - RANKED[2].k) / c_model.number("SM100_STAGE_K")
     own = [times(peer_work(shape, 128, 128, 1), constants()).call.plain for shape in (RANKED[0], RANKED[2])]
     for name, first, third in (("CuTe DSL template", 96.5, 36.9), ("naive PTX", 459.0, 82.7)):
@@ -158,7 +158,9 @@ def slope_lines() -> list[str]:
 
 
 def peer_table() -> list[str]:
-    lines = header("kernel, tiling as known or assumed", "M x N x K", "published us", "model us", "error %", "bound by")
+    lines = header(
+        "kernel, tiling as known or assumed", "M x N x K", "published us", "model us", "model error %", "bound by"
+    )
     for peer in peers():
         t = times(peer.work, constants())
         us = peer.time(t)
@@ -178,7 +180,7 @@ def plan_row(plan: Plan, plain_us: float) -> str:
 
 
 COLUMNS = (
-    "M x N x K", "configuration", "dependent us", "plain us", "bound by", "first byte us", "main loop us",
+    "M x N x K", "configuration", "with PDL us", "without PDL us", "bound by", "first byte us", "main loop us",
     "last stage us", "partial sums us", "stores us", "prologue us",
 )  # fmt: skip
 
@@ -208,10 +210,10 @@ def ranked_plain(rows: list[Config], c: Struct) -> float:
 
 def goal_table(rows: list[Config], c: Struct) -> list[str]:
     lines = header("ranked shapes, geometric mean", "model us", "goal us")
-    lines.append(row("back to back, dependent launch", ranked(rows, c), GOAL_DEPENDENT))
+    lines.append(row("back-to-back, with PDL", ranked(rows, c), GOAL_DEPENDENT))
     late = c.copy(dependent_gap_us=c.dependent_gap_us + c.early_trigger_us)
-    lines.append(row("the same, trigger before the wait", ranked(rows, late), GOAL_DEPENDENT))
-    lines.append(row("back to back, plain launches", ranked_plain(rows, c), GOAL_PLAIN))
+    lines.append(row("the same, `launch_dependents` before the wait", ranked(rows, late), GOAL_DEPENDENT))
+    lines.append(row("back-to-back, without PDL", ranked_plain(rows, c), GOAL_PLAIN))
     floors = [shape_floor(shape, c) for shape in RANKED]
     lines.append(row("floor: DRAM alone, " + " / ".join(f"{floor:.2f}" for floor in floors), geomean(floors), ""))
     return lines
@@ -236,7 +238,7 @@ def sensitivity(rows: list[Config]) -> list[tuple[float, str, float, float]]:
 
 
 def sensitivity_table(rows: list[Config]) -> list[str]:
-    lines = header("constant", "geomean at -20 %, us", "geomean at +20 %, us", "most change %")
+    lines = header("constant", "geomean at -20 %, us", "geomean at +20 %, us", "largest change %")
     for change, name, low, high in sensitivity(rows):
         lines.append(row(name, low, high, f"{change:.1f}"))
     return lines
@@ -256,7 +258,7 @@ SCENARIOS = (
 
 
 def scenario_table(rows: list[Config], base: Struct) -> list[str]:
-    lines = header("if instead", "geomean, dependent us", "geomean, plain us")
+    lines = header("if instead", "geomean with PDL us", "geomean without PDL us")
     lines.append(row("as above", ranked(rows, base), ranked_plain(rows, base)))
     for name, changes in SCENARIOS:
         c = base.copy(**changes)
@@ -288,16 +290,19 @@ def config_table(rows: list[Config], c: Struct) -> list[str]:
     base = means(rows)
     names = ("ranked", "decode", "task.yml's tests", "prefill")
     lines = header("change", *(f"{name}, %" for name in names))
+    changes = {}
     for config in rows:
         if not config.cp_async:
             left = [other for other in rows if other != config]
-            lines.append(row(f"without {config.name}", *change(means(left), base)))
+            changes[f"without {config.name}"] = change(means(left), base)
     for names in (("128x64", "128x128", "256x128_deep"),):
         left = [other for other in rows if other.name not in names]
-        lines.append(row("without " + ", ".join(names), *change(means(left), base)))
+        changes["without " + ", ".join(names)] = change(means(left), base)
     for other in OTHER_CONFIGS:
-        lines.append(row(f"with {other.name}", *change(means([*rows, other]), base)))
-    return lines
+        changes[f"with {other.name}"] = change(means([*rows, other]), base)
+    none = ["+0.0"] * len(sets)
+    lines += [row(name, *values) for name, values in changes.items() if values != none]
+    return [*lines, row("; ".join(name for name, values in changes.items() if values == none), *none)]
 
 
 def change(means: list[float], base: list[float]) -> list[str]:

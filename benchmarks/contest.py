@@ -270,22 +270,23 @@ def report_times(found: dict[str, Any]) -> None:
 def time_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Times in us; the ratio to the speed of light is printed only on a B200."""
     on_b200 = "B200" in found["hardware"]
-    columns = ["<M x N x K x L", "mean, us", "error", "best", "repeats", "<stopped by", "B200's speed of light"]
-    columns += ["ratio to it"] * on_b200 + ["floor here", "ratio to it"]
+    columns = ["<M x N x K x L", "mean, us", "standard error", "fastest, us", "repeats", "<stopped by"]
+    columns += ["competition's speed of light on a B200, us"] + ["mean / speed of light"] * on_b200
+    columns += ["copy time, us", "mean / copy time"]
     rows = []
     for result in found["shapes"]:
         sizes = tuple(result["shape"].values())
         light = SPEED_OF_LIGHT[found["task"]].get(sizes)
-        floor = Shape(*sizes[:3]).bytes * sizes[3] / found["bytes_per_s"] * 1e6
+        copy = Shape(*sizes[:3]).bytes * sizes[3] / found["bytes_per_s"] * 1e6
         fixed = [f"{light:g}" if light else "-"]
         if not result["right"]:
-            rows.append([title(result["shape"]), "WRONG", "", "", "", "", *fixed, *[""] * on_b200, f"{floor:.2f}", ""])
+            rows.append([title(result["shape"]), "WRONG", "", "", "", "", *fixed, *[""] * on_b200, f"{copy:.2f}", ""])
             continue
         mean, error, best = (result["seconds"][name] * 1e6 for name in ("mean", "error", "best"))
         measured = [f"{mean:.2f}", f"{error / mean:.2%}", f"{best:.2f}", str(result["seconds"]["repeats"])]
         ratio = [f"{mean / light:.2f}" if light else "-"] * on_b200
-        of_floor = [f"{floor:.2f}", f"{mean / floor:.2f}"]
-        rows.append([title(result["shape"]), *measured, result["stopped by"], *fixed, *ratio, *of_floor])
+        of_copy = [f"{copy:.2f}", f"{mean / copy:.2f}"]
+        rows.append([title(result["shape"]), *measured, result["stopped by"], *fixed, *ratio, *of_copy])
     return columns, rows
 
 
@@ -298,9 +299,7 @@ def summary(found: dict[str, Any]) -> list[str]:
     calls = f"{found['inputs']} back-to-back calls, time per call" if found["mode"] == "back-to-back" else "one call"
     lines.append(f"between two events: {calls}; {found['flush']}")
     rate = show.si(found["bytes_per_s"], "B/s")
-    lines.append(f"floor here: the minimum traffic at the rate of a copy, {rate}, measured before")
-    if "B200" not in found["hardware"]:
-        lines.append("speed of light: the competition's figure for a B200; no ratio on other hardware")
+    lines.append(f"copy time: the minimum traffic at the rate of a copy, {rate}, measured before")
     if exposed := sum(result.get("exposed", 0) for result in found["shapes"]):
         lines.append(f"{exposed} repeats include host time: their calls were not all enqueued when the first one began")
     return [*lines, f"clocks: {found['clocks before']}; after: {found['clocks after']}"]

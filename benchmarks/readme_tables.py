@@ -64,7 +64,7 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
         return "\n".join([*lines, *(f"- {report.escaped(line)}" for line in [*contest.summary(run), run["software"]])])
     _, columns, rows = report.compact_table(run)
     first, *others = report.names(run)
-    what = f"{report.mode_title(run, 'single_call')} and back-to-back times"
+    what = f"{report.mode_title(run, 'single_call')} median (p10..p90) and back-to-back median"
     ratios = f" Speed-ups (above 1: {first} is faster): single-call / back-to-back." if others else ""
     lines = [f"`{run['command']}` ([run]({folder}/{name})), {first}: {what}.{ratios}"]
     lines += ["", show.markdown(columns, rows), ""]

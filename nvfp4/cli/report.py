@@ -64,7 +64,7 @@ def notes(report: Report) -> dict[str, str]:
 
 
 def floor(report: Report, shape: Shape) -> float:
-    """Lower bound in seconds: the bytes at the measured copy bandwidth, or the operations at the measured fp16 rate."""
+    """Seconds, the larger of two: the bytes at the measured copy bandwidth, the operations at the rate measured."""
     limits = report["limits"]
     return max(shape.bytes / limits["bytes_per_s"], shape.operations / limits["flops_per_s"])
 

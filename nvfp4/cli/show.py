@@ -89,9 +89,9 @@ def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The table in GitHub's markdown."""
-    rule = [":--" if column.startswith("<") else "--:" for column in columns]
-    columns = [column.removeprefix("<") for column in columns]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [columns, rule, *rows])
+    rule = "|".join(":--" if column.startswith("<") else "--:" for column in columns)
+    head, *lines = ("| " + " | ".join(line) + " |" for line in [[c.removeprefix("<") for c in columns], *rows])
+    return "\n".join([head, f"|{rule}|", *lines])
 
 
 @contextmanager
