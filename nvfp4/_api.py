@@ -52,7 +52,7 @@ def gemm(
         beta: a number.
         out: where to write, [M, N] or [L, M, N]; must not overlap other arguments than c. By default a new tensor.
         out_dtype: torch.float16 (the default), torch.bfloat16 or torch.float32; NumPy's types and names such as
-            "float32" do as well. With `out`, must be its dtype.
+            "float32" are accepted too. With `out`, must be its dtype.
         scale_layout: "128x4", the tensor core's: the scale of row r, column s is at byte
             ((r//128) * ceil(K/64) + s//4) * 512 + (r%32) * 16 + (r%128)//32 * 4 + s%4
             of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
@@ -93,7 +93,7 @@ def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted
     Args:
         a: [M, K/2, L], b: [N, K/2, L]: float4_e2m1fn_x2 or uint8, in memory (L, rows, K/2).
         sfa_permuted, sfb_permuted: [32, 4, ceil(rows/128), 4, ceil(K/64), L], float8_e4m3fn or uint8: the view
-            permute(3, 4, 1, 5, 2, 0) of contiguous (L, ceil(rows/128), ceil(K/64), 32, 4, 4), which are the bytes of
+            permute(3, 4, 1, 5, 2, 0) of contiguous (L, ceil(rows/128), ceil(K/64), 32, 4, 4), whose bytes are those of
             gemm's "128x4".
         c: [M, N, L], float16 (or bfloat16, float32), in memory (L, M, N).
 
@@ -203,8 +203,8 @@ def unswizzle(scale: Array, rows: int, columns: int) -> Array:
     """Scales from the 128x4 to the linear layout; padding is not read.
 
     Args:
-        scale: contiguous, float8_e4m3fn or uint8. A three-dimensional one holds L batches, in its first dimension; of
-            any other shape it holds one.
+        scale: contiguous, float8_e4m3fn or uint8. A three-dimensional scale holds L batches in its first dimension,
+            any other shape one batch.
         rows: R, the rows that the scales belong to.
         columns: S = K/16, the scales of a row.
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _ordinal(device: Any) -> int:
-    """-1 for the CPU, else the ordinal: of an int, "cpu", "cuda", "cuda:1" or a torch.device."""
+    """The ordinal of a device, -1 for the CPU; device: an int, "cpu", "cuda", "cuda:1" or a torch.device."""
     if isinstance(device, int) and not isinstance(device, bool):
         return device
     kind, _, index = str(device).partition(":")

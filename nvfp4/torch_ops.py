@@ -198,7 +198,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 
 
 def _dtype(out_dtype: Any, default: torch.dtype) -> torch.dtype:
-    """A dtype of torch, a name, or a type of NumPy, which has its name as __name__."""
+    """The torch dtype of out_dtype: a torch dtype, a name, or a NumPy type (whose __name__ is the name)."""
     if out_dtype is None or isinstance(out_dtype, torch.dtype):
         return default if out_dtype is None else out_dtype
     name = out_dtype if isinstance(out_dtype, str) else getattr(out_dtype, "__name__", str(out_dtype))

@@ -33,7 +33,7 @@ def run(*command: str, folder: Path) -> str:
 
 
 def normal(instruction: str, name: str) -> str:
-    """Without address and comments; a label, section or symbol named after the kernel is its own name's no more."""
+    """The instruction without address and comments, with KERNEL in place of the kernel's name."""
     instruction = re.sub(r"/\*[0-9a-f]{4,}\*/", "", instruction)
     return " ".join(instruction.replace(name, "KERNEL").split())
 

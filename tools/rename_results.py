@@ -85,7 +85,7 @@ def kernel(name: str) -> str:
 
 
 def text(old: str) -> str:
-    """A sentence of the run in the new words; any other one as it is."""
+    """A known sentence of a run in the new words; any other text unchanged."""
     for pattern, new in TEXTS:
         if re.fullmatch(pattern, old):
             return re.sub(pattern, new, old, count=1)

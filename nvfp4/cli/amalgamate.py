@@ -19,7 +19,7 @@ CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 
 
 def amalgamate(root: str, folder: Path = SOURCES) -> str:
-    """The text of a file after the files that it includes, all named relative to the folder."""
+    """The text of the files that a file includes, then its own. Names are relative to the folder."""
     parts: list[str] = []
     seen: set[Path] = set()
 
@@ -46,7 +46,7 @@ def read(path: Path) -> str:
 
 
 def release_lines(lines: list[str]) -> list[str]:
-    """The lines without code that only debug builds compile and without the directives around it."""
+    """The lines of a release build: no code for debug builds only, and no directives around such code."""
     kept = []
     asks: list[bool | None] = []  # for each open condition: whether it needs DEBUG; None: it does not depend on DEBUG
     for line in lines:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time this backend (cpu, sm80, sm90, sm100) instead of the chosen one; repeat it for several in one run",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--set", choices=SETS, help="the shapes to time (ranked)")
+    which.add_argument("--set", choices=SETS, help="the shapes to time (default: ranked)")
     which.add_argument("--shapes", type=shape_list, metavar="MxNxK,...", help="time these shapes instead")
     which.add_argument("--from", dest="stored", metavar="FILE", help="report a run that --json wrote, without timing")
     parser.add_argument("--m", type=size_list, metavar="M,...", help="rows of A, instead of those of the set")
@@ -61,12 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         type=kind_list,
         metavar="BASELINE,...",
-        help=f"baselines, of {', '.join(KINDS)} (fp16,fp8,dequant on a GPU, bf16,fp32,dequant on a CPU)",
+        help=f"baselines out of {', '.join(KINDS)} (default: fp16,fp8,dequant on a GPU, bf16,fp32,dequant on a CPU)",
     )
     parser.add_argument(
-        "--repeat", type=size, metavar="R", help="rounds per shape (200 on a GPU, 50 on a CPU; 100 with --tune)"
+        "--repeat",
+        type=size,
+        metavar="R",
+        help="rounds per shape (default: 200 on a GPU, 50 on a CPU, 100 with --tune)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: 0)")
     parser.add_argument(
         "--tune",
         action="store_true",
@@ -263,12 +266,12 @@ def spread(samples: list[float]) -> dict[str, Any]:
 
 
 def rounded(values: timing.Spread) -> dict[str, Any]:
-    """Five digits: no clock used here is more precise."""
+    """Rounded to five digits: no clock used here is more precise."""
     return {name: value if name == "samples" else float(f"{value:.5g}") for name, value in asdict(values).items()}
 
 
 def limits_of(device: torch.device, clock: timing.Clock) -> dict[str, Any]:
-    """The limits for the floor: the best of some copies and of some large torch products, in this run."""
+    """The rates behind the floor, measured in this run: the best of some copies and of some large torch products."""
     torch = machine.need_torch()
     dtype, name, size = (torch.float16, "fp16", 8192) if device.type == "cuda" else (torch.bfloat16, "bf16", 2048)
     rate = timing.matmul_rate(clock, device, dtype, size, repeat=10)
@@ -280,7 +283,7 @@ def limits_of(device: torch.device, clock: timing.Clock) -> dict[str, Any]:
 
 
 def host_costs(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Time per call of the calling thread, by implementation: the median over the shapes, the least and the most."""
+    """The calling thread's time per call of each implementation: median, minimum and maximum over the shapes."""
     found: dict[str, list[float]] = {}
     for result in results:
         for entry in result["implementations"]:
@@ -294,7 +297,7 @@ def host_costs(results: list[dict[str, Any]]) -> dict[str, Any]:
 def host_costs_on_cpu(
     device: torch.device, backends: list[str | None], kinds: list[str], seed: int, clock: timing.Clock
 ) -> dict[str, Any]:
-    """The same on a CPU, where the calling thread computes: from a product with negligible arithmetic."""
+    """The same on a CPU. The calling thread computes there, so the product has negligible arithmetic."""
     bench = prepare(HOST_SHAPE, device, backends, kinds, seed, max_sets=1)
     timing.run_single_call_rounds(bench.implementations, clock, timing.MIN_ROUNDS)
     timing.run_back_to_back_rounds(bench.implementations, clock, HOST_ROUNDS)

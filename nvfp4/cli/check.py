@@ -2,8 +2,8 @@
 
 Each test draws random data, fills the output with NaN, multiplies, and compares with an fp64 sum of the same data:
 within the competition's tolerance of 1e-3, and bit for bit, since the sums of this data are exact. A second call is
-timed and must give the same bits. The tests run on the first usable GPU, else on the CPU. The tasks are nvfp4_gemm, a
-product of two matrices, and nvfp4_gemv, a matrix times the first row of a b that is padded to 128 rows.
+timed and must give the same bits. The tests run on the first usable GPU, else on the CPU. Task nvfp4_gemm multiplies
+two matrices. Task nvfp4_gemv multiplies a matrix with a vector: row 0 of b, which is padded to 128 rows.
 
 Exit status: 0 all tests passed, 1 a test failed, 2 the tests cannot run.
 """
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", metavar="B", help="run on this backend (cpu, sm80, sm90, sm100) instead of the chosen one"
     )
-    parser.add_argument("--task", choices=TASKS, default="nvfp4_gemm", help="the task whose tests run (nvfp4_gemm)")
+    parser.add_argument(
+        "--task", choices=TASKS, default="nvfp4_gemm", help="the task whose tests run (default: nvfp4_gemm)"
+    )
     parser.add_argument("--only", type=int, metavar="N", help="run only test N, counted from 1")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of the random data, instead of the one in task.yml")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=dump.parse,
         metavar="cta=I,k_block=J",
         help="with --only, on a B200, in a debug build: print the state of this CTA after the k_block of 64 values was "
-        "multiplied; lanes=A:B and columns=A:B select the part to print (0:8)",
+        "multiplied; add lanes=A:B and columns=A:B to select the part to print (default: 0:8)",
     )
 
 

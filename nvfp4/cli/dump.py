@@ -388,8 +388,8 @@ class Report:
 
 
 def error_bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | float:
-    """The error allowed in fp32 sums of these products: 0 if sums are exact in every order, else one rounding a product
-    of the sum of absolute values."""
+    """The error allowed in fp32 sums of these products: 0 if sums are exact in every order, else K roundings of the sum
+    of absolute values."""
     from .. import reference
 
     if reference.sums_are_exact(a, b):

@@ -258,7 +258,7 @@ def draw_panel(axes: Axes, report: dict[str, Any], mode: str, shapes: Sequence[S
 
 
 def tick_labels(shapes: Sequence[Shape], low: float, high: float) -> list[str]:
-    """The M of each shape; "" where it would touch the label before."""
+    """The label of each shape, its M; "" where it would touch the previous label."""
     labels, taken = [], -math.inf
     for shape in shapes:
         x = math.log(shape.m / low) / math.log(high / low) * (PANEL_WIDTH - LEFT - RIGHT)

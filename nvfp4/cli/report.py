@@ -107,7 +107,7 @@ def layer_cell(result: dict[str, Any]) -> str:
 
 
 def first_columns(report: Report, result: dict[str, Any] | None) -> list[str]:
-    """The cells of a row for the shape and, in sets of layers, the layer; without a result, their headings."""
+    """The cells of a row that name the shape and, in sets of layers, the layer. Without a result: their headings."""
     with_layer = report["set"] in ("decode", "prefill")
     if result is None:
         return ["<M x N x K"] + ["<layer"] * with_layer

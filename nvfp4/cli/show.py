@@ -96,7 +96,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Yields a function that reports the begin of the next of `total` steps.
+    """Yields a function that reports the start of a step; there are `total` steps.
 
     With rich on a terminal it draws a bar; otherwise it prints one line per step.
     """

@@ -1,8 +1,9 @@
 """Write the competition's file: the sm100 kernel, self-contained, from the package's own sources.
 
 The file holds the CUDA sources of the wheel, a launcher and a torch binding, and compiles them when it is imported.
---check tests every rule that this machine can: the competition's text rules, its static checker, nvcc, and the right
-bits when run like the competition's harness, on a B200 or, in a checkout, on an emulated one. --json prints one object.
+--check tests every rule that this machine can test: the competition's text rules, its static checker, compilation by
+nvcc, and the bits of a result. For the last one the file runs as in the competition's harness, on a B200 or, in a
+checkout, on an emulated one. --json prints one object.
 
 Exit status: 0 written, and no rule failed; 1 a rule failed; 2 the command cannot run.
 """
@@ -73,10 +74,16 @@ def custom_kernel(data: input_t) -> output_t:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", metavar="FILE", default="submission.py", help="write here (submission.py); - is stdout"
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="submission.py",
+        help="the file to write (default: submission.py); - is stdout",
     )
-    parser.add_argument("--task", choices=TASKS, default="nvfp4_gemm", help="the competition's problem (nvfp4_gemm)")
-    parser.add_argument("--check", action="store_true", help="then test every rule on the file, a line each")
+    parser.add_argument(
+        "--task", choices=TASKS, default="nvfp4_gemm", help="the competition's task (default: nvfp4_gemm)"
+    )
+    parser.add_argument("--check", action="store_true", help="test the written file against every rule")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -107,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def submission(task: str) -> str:
-    """The file's text, a function of the sources."""
+    """The file's text. It depends on the sources only."""
     parts = {
         "TASK": task,
         "WHAT": TASKS[task],

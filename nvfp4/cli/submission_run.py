@@ -163,7 +163,7 @@ def main(folder: str, name: str) -> None:
 
 
 def finish() -> None:
-    """Waits for the GPU; a CPU torch cannot."""
+    """Waits for the GPU: by torch, or by the CUDA runtime if torch has no CUDA."""
     import torch
 
     if torch.cuda.is_available():

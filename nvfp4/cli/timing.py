@@ -70,10 +70,10 @@ class Clock(Protocol):
         """Seconds of each call, one at a time with cold caches."""
 
     def back_to_back(self, calls: Sequence[Call]) -> StreamTime:
-        """Seconds a call of consecutive calls."""
+        """Seconds per call, over consecutive calls."""
 
     def copy_bandwidth(self, repeat: int) -> float:
-        """Bytes read and written a second by a copy that no cache holds, the best of `repeat`."""
+        """Bytes per second, read plus written, of a copy that no cache holds: the best of `repeat`."""
 
 
 class HostClock:
@@ -174,7 +174,7 @@ def time_on_stream(
 
 
 def matmul_rate(clock: Clock, device: torch.device, dtype: torch.dtype, size: int, repeat: int) -> float:
-    """Operations a second of torch's product of two square matrices of random values, the best of `repeat`."""
+    """Operations per second of torch's product of two square random matrices: the best of `repeat`."""
     torch = need_torch()
     a, b, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
     torch.matmul(a, b, out=out)
@@ -232,7 +232,7 @@ class Spread:
 
 
 def ratio(baseline: Implementation, ours: Implementation, mode: str = "single_call") -> Spread:
-    """The baseline's time over ours, of the rounds in which both ran: above 1 we are faster."""
+    """The baseline's time over ours, from rounds in which both ran. Above 1 ours is faster."""
     if baseline.run != ours.run:
         raise ValueError(
             f"{baseline.name} ran in run {baseline.run}, {ours.name} in run {ours.run}: no ratio of two runs"

@@ -47,7 +47,7 @@ class Clock(Protocol):
     def describe(self) -> str: ...
 
     def run(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Seconds a call, of consecutive calls."""
+        """Seconds per call, over consecutive calls."""
 
 
 class StreamClock:

@@ -34,8 +34,8 @@ needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 
 def without_hooks(text: str) -> str:
     """kernels/sm100/gemm.cu with every dump hook removed."""
-    operands = re.search(r"struct mma_operands \{.*?\n\};\n", (CSRC / "kernels/common/dump.cuh").read_text(), re.S)[0]
-    text = text.replace('#include "kernels/common/dump.cuh"\n', '#include "kernels/common/mbarrier.cuh"\n' + operands)
+    operands = re.search(r"struct mma_operands \{.*?\n\};\n", (CSRC / "kernels/sm100/dump.cuh").read_text(), re.S)[0]
+    text = text.replace('#include "kernels/sm100/dump.cuh"\n', '#include "kernels/common/mbarrier.cuh"\n' + operands)
     text = re.sub(r"^ *(dumper<C>(::init\(cta\)| dump\([\w., ]*\))|dump\.\w+\([\w., ]*\));\n", "", text, flags=re.M)
     return re.sub(r", (dumper<C> &)?dump\b", "", text)
 

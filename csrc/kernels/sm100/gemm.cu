@@ -47,12 +47,12 @@
  * cp.async kernels take the rest and zero the scales past K, so any value bytes there multiply to zero. */
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/cp_async.cuh"
-#include "kernels/common/dump.cuh"
 #include "kernels/common/epilogue.cuh"
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/tcgen05.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/sm100/config.h"
+#include "kernels/sm100/dump.cuh"
 
 enum { EPILOGUE_WARPS = 4, PRODUCER_WARP = 4, MMA_WARP = 5, CP_ASYNC_WARP = 6, CP_ASYNC_THREADS = 128 };
 

@@ -7,8 +7,8 @@
  *
  * In a pair the leader's mma thread does this for either CTA. The stage stays allocated and the instruction order is
  * that of the release kernel. */
-#ifndef NVFP4_COMMON_DUMP_CUH
-#define NVFP4_COMMON_DUMP_CUH
+#ifndef NVFP4_SM100_DUMP_CUH
+#define NVFP4_SM100_DUMP_CUH
 
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/tcgen05.cuh"
