@@ -30,6 +30,8 @@ from worker import TARGETS, Workers  # noqa: E402
 import nvfp4  # noqa: E402
 
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
+FULL = bool(os.environ.get("CI_FULL"))  # of .ci/full: what an ordinary run has no time for
+in_full = pytest.mark.skipif(not FULL, reason="CI_FULL=1 runs it")
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["EMULATE_DEVICE"] = device
 
 
-# Longest first, so that `pytest -n 2` ends with short ones: 10 to 60 s each on one core. The first two are split by test
-# and by build; of every other file the tests stay together, since fixtures of a module do work for all of them.
+# Longest first, so that `pytest -n 2` ends with short ones: 10 to 60 s each on one core. The first two are split by
+# test and by build; of every other file the tests stay together, since module fixtures do work for all of them.
 LONGEST = [
     "kernels/test_emulated.py",
     "api/test_c_core.py",
@@ -93,8 +95,9 @@ def unit(nodeid: str) -> str:
     file, _, name = nodeid.partition("::")
     if file.endswith(LONGEST[0]):
         return nodeid
-    if file.endswith(LONGEST[1]) and "[" in name:
-        return f"{file}[{re.split('[[-]', name.rstrip(']'))[1]}"  # the build: all its programs link the same objects
+    build = re.search(r"\[(\w+)", name)
+    if file.endswith(LONGEST[1]) and build:
+        return f"{file}[{build[1]}"  # all its programs link the same objects
     return file
 
 

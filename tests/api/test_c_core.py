@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from conftest import FULL
 from paths import CSRC, TESTS
 
 PROGRAMS = sorted([*(TESTS / "c").glob("test_*.c"), TESTS / "c/example.c"])
@@ -34,7 +35,6 @@ class Build:
         return [tool for tool in [self.compiler, *self.runner[:1]] if not shutil.which(tool)]
 
 
-FULL = bool(os.environ.get("CI_FULL"))
 BUILDS = {
     "native": Build("gcc", ["-O3"], 100 if FULL else 50),
     "sanitized": Build("gcc", ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 24),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from problems import Conversion, Gemm, conversions, gemms
 from worker import Workers
 
-SECONDS = 13.0  # of an emulated GPU; a third of that of a CPU kernel
+SECONDS = 10.0  # of an emulated GPU; a third of that of a CPU kernel
 VOLUME = {"cpu-reference": 5e5, "cpu-portable": 2e6}  # M * N * K * L; of others 4e6
 ROUND = 100  # examples of a hypothesis run, which remembers all of them
 

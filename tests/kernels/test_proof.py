@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import sm90.mutations
 import sm100.mutations
+from conftest import in_full
 from harness.mutations import FINDS, SEEDS, Mutation, emulate
 from harness.verify import Launch, Verdict, prove
 
@@ -107,6 +108,7 @@ def test_every_schedule(family: str, one: Launch, verdicts: dict[Launch, Future[
     assert verdict.result == "race_free", verdict
 
 
+@in_full
 @needs_verifier
 @each(lambda family: family.HALVES[::2])
 def test_every_schedule_of_both_halves(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
@@ -114,6 +116,7 @@ def test_every_schedule_of_both_halves(family: str, one: Mutation, verdicts: dic
     assert verdict.result == "race_free", verdict
 
 
+@in_full
 @needs_verifier
 @each(clean)
 def test_verifier_finds_nothing_else(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:

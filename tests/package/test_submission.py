@@ -14,6 +14,7 @@ from pathlib import Path
 
 import emulate
 import pytest
+from conftest import in_full
 from paths import CSRC, ROOT
 
 from nvfp4 import _C, __main__, __version__
@@ -454,6 +455,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@in_full
 def test_check_passes_every_rule(extensions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Slow: torch compiles the file."""
     path = tmp_path / "submission.py"
@@ -532,9 +534,10 @@ WRONG_CALLS = {
         "values are wrong",
     ),
 }
+*HOST, IN_KERNEL = WRONG_CALLS  # the last one takes 15 s to compile
 
 
-@pytest.mark.parametrize("what", WRONG_CALLS)
+@pytest.mark.parametrize("what", [*HOST, pytest.param(IN_KERNEL, marks=in_full)])
 def test_a_wrong_result_fails(what: str, extensions: Path, file: Path, tmp_path: Path) -> None:
     there, instead, said = WRONG_CALLS[what]
     text = file.read_text()
