@@ -51,9 +51,6 @@ RUNS = [
     ragged("sm_80", "sm80"),  # on the oldest GPU
     ragged("sm_90", "sm90"),
     ragged("sm_100", "sm100"),
-    # What the plan could choose as well, on a few shapes; of sm90 a sample.
-    Run("plans of sm90", "sm_90", ("plan/test_sm90.py", "-k", "sm90"), 14),
-    Run("plans of sm100", "sm_100", ("plan/test_sm100.py", "-k", "sm100"), 7),
     # Sums that round, of up to 16384 products.
     Run("bounds of sm90", "sm_90", ("api/test_gemm_bounds.py", "-k", "sm90"), 20),
     Run("bounds of sm100", "sm_100", ("api/test_gemm_bounds.py", "-k", "sm100"), 20),
