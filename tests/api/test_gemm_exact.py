@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import ragged
 import torch
-from conftest import Backend
+from conftest import FULL, Backend
 
 CASES = ragged.cases()
 
@@ -40,15 +39,15 @@ def test_equal_bits(case: ragged.Case, backend: Backend) -> None:
 
 @pytest.mark.parametrize("isa", ["reference", "portable", "avx2", "avx512vnni", "amx"])
 def test_instruction_sets(isa: str) -> None:
-    """Every way to compute on a CPU, each in a process of its own since NVFP4_CPU is read once."""
-    script = Path(ragged.__file__)
-    result = subprocess.run(
-        [sys.executable, str(script), "cpu"], env={**os.environ, "NVFP4_CPU": isa}, capture_output=True, text=True
-    )
+    """Every way to compute on a CPU, each in a process of its own since NVFP4_CPU is read once. Of the definition,
+    which is slow, a third."""
+    step = 3 if isa == "reference" and not FULL else 1
+    command = [sys.executable, ragged.__file__, "cpu", str(step)]
+    result = subprocess.run(command, env={**os.environ, "NVFP4_CPU": isa}, capture_output=True, text=True)
     if "this CPU has not the instructions" in result.stderr:
         pytest.skip(f"this CPU has not the instructions of {isa}")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
-    assert f"{len(CASES)} cases on cpu, 0 wrong" in result.stdout
+    assert int(result.stdout.split(" cases on cpu, 0 wrong")[0].split()[-1]) >= len(CASES) // step
 
 
 def test_the_judge_sees_one_wrong_bit() -> None:

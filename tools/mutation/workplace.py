@@ -1,0 +1,243 @@
+"""A copy of the checkout in which one mutant after another is built and tested.
+
+Host code is compiled with -O1, device code to PTX alone, which the emulated GPU runs. Only what includes the mutated
+file is compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from families import Arguments
+from mutant import Mutant
+
+# Of the PTX; what emulated GPUs of later generations run too.
+VIRTUAL = {"sm90": "compute_90a", "sm100": "compute_100f"}
+PORTABLE = "compute_80"
+CFLAGS = [
+    "-std=c11",
+    "-O1",
+    "-fvisibility=hidden",
+    "-fexceptions",
+    "-g0",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-DPy_LIMITED_API=0x030A0000",
+    "-DNVFP4_CUDA=1",
+]
+
+
+class Broken(Exception):
+    """The mutant does not compile."""
+
+
+@dataclass
+class Workplace:
+    folder: Path
+    cores: list[int]
+    objects: dict[Path, bytes] = field(default_factory=dict)  # of the unchanged sources, by the files that are made
+    said: str = ""  # by the last test that failed
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "checkout"
+
+    @property
+    def made(self) -> Path:
+        return self.folder / "made"
+
+    @classmethod
+    def create(cls, checkout: Path, folder: Path, cores: list[int]) -> Workplace:
+        """Copies what git tracks, and the emulator's build."""
+        listed = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=checkout, capture_output=True)
+        names = [name.decode() for name in listed.stdout.split(b"\0") if name]
+        names = [name for name in names if os.path.lexists(checkout / name)]
+        if listed.returncode:  # not a repository: a copy of one
+            files = [path.relative_to(checkout) for path in checkout.rglob("*") if path.is_file() or path.is_symlink()]
+            names = [str(path) for path in files if path.parts[0] not in ("build", ".git") and path.suffix != ".so"]
+        subprocess.run(["make", "-s", "-C", "emulator", f"-j{len(cores)}"], cwd=checkout, check=True)
+        made = [path for path in (checkout / "emulator/build").rglob("*") if path.is_file()]
+        names += [str(path.relative_to(checkout)) for path in made]
+        place = cls(folder, cores)
+        for name in names:
+            (place.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(checkout / name, place.root / name, follow_symlinks=False)
+        (folder / "tmp").mkdir()
+        place.made.mkdir()
+        return place
+
+    def copy(self, folder: Path, cores: list[int]) -> Workplace:
+        shutil.copytree(self.folder, folder, symlinks=True)
+        other = Workplace(folder, cores, dict(self.objects))
+        other.objects = {folder / path.relative_to(self.folder): data for path, data in self.objects.items()}
+        other.write_table()
+        other.compile([other.root / "csrc/driver/fatbin.c"])
+        other.objects[other.output(other.root / "csrc/driver/fatbin.c")] = b""  # names this folder
+        other.link()
+        return other
+
+    # ---- building
+
+    def sources(self) -> list[Path]:
+        csrc = self.root / "csrc"
+        host = [path for path in csrc.rglob("*.c") if "contest" not in path.parts]
+        return sorted(host) + sorted((csrc / "kernels").rglob("*.cu"))
+
+    def output(self, source: Path) -> Path:
+        name = "-".join(source.relative_to(self.root / "csrc").parts)
+        return self.made / (name + (".ptx" if source.suffix == ".cu" else ".o"))
+
+    def compile(self, sources: list[Path]) -> None:
+        with ThreadPoolExecutor(len(self.cores)) as pool:
+            list(pool.map(self.compile_one, sources))
+
+    def compile_one(self, source: Path) -> None:
+        output = self.output(source)
+        if source.suffix == ".cu":
+            arch = VIRTUAL.get(source.parent.name, PORTABLE)
+            command = ["nvcc", "-ptx", f"-arch={arch}", f"-I{self.root}/csrc", "-o", str(output), str(source)]
+        else:
+            include = [f"-I{self.root}/csrc", f"-I{sysconfig.get_paths()['include']}", f"-I{self.made}"]
+            command = ["gcc", *CFLAGS, *include, "-c", str(source), "-o", str(output)]
+        if self.call(command, 300)[0]:
+            raise Broken
+        if source.suffix == ".cu":
+            self.pack(source)
+
+    def pack(self, source: Path) -> None:
+        """PTX into a fat binary."""
+        ptx = self.output(source)
+        arch = VIRTUAL.get(source.parent.name, PORTABLE).removeprefix("compute_")
+        command = ["fatbinary", "-64", f"--create={ptx.with_suffix('.fatbin')}"]
+        if self.call([*command, f"--image3=kind=ptx,sm={arch},file={ptx}"], 60)[0]:
+            raise Broken
+
+    def write_table(self) -> None:
+        lines, archs = [], []
+        for source in (path for path in self.sources() if path.suffix == ".cu"):
+            arch = VIRTUAL.get(source.parent.name, PORTABLE)
+            fatbin = self.output(source).with_suffix(".fatbin")
+            lines.append(f'FATBIN({source.parent.name}_{source.stem}, "{fatbin}", "{arch}")\n')
+            archs += [arch] * (arch not in archs)
+        lines += ["#undef FATBIN_ARCHS\n", f'#define FATBIN_ARCHS "{" ".join(archs)}"\n']
+        (self.made / "fatbins.inc").write_text("".join(lines))
+
+    def link(self) -> None:
+        objects = [str(self.output(source)) for source in self.sources() if source.suffix == ".c"]
+        module = self.root / "nvfp4/_C.abi3.so"
+        module.unlink(missing_ok=True)  # a process may still have it open
+        if self.call(["gcc", "-shared", "-Wl,-s", "-o", str(module), *objects, "-lm", "-ldl", "-lpthread"], 60)[0]:
+            raise Broken
+
+    def build_all(self) -> None:
+        self.compile([source for source in self.sources() if source.suffix == ".cu"])
+        self.write_table()
+        self.compile([source for source in self.sources() if source.suffix == ".c"])
+        self.objects = {path: path.read_bytes() for path in self.made.iterdir() if path.suffix in (".o", ".ptx")}
+        self.link()
+
+    def includers(self, file: str) -> list[Path]:
+        """Sources that the file goes into."""
+        return [source for source in self.sources() if (self.root / file) in self.inputs(source)]
+
+    def inputs(self, source: Path) -> set[Path]:
+        found, queue = {source}, [source]
+        while queue:
+            path = queue.pop()
+            for name in re.findall(r'^\s*#\s*include\s*"(\S+)"', path.read_text(), re.M):
+                for place in (path.parent / name, self.root / "csrc" / name):
+                    if place.is_file() and place not in found:
+                        found.add(place)
+                        queue.append(place)
+        return found
+
+    # ---- testing
+
+    def call(self, command: list[str], seconds: float, cwd: Path | None = None) -> tuple[int | None, str]:
+        """The exit status, None if it ran past the time, and the output."""
+        environment = os.environ | {
+            "TMPDIR": str(self.folder / "tmp"),
+            "PYTHONPATH": os.pathsep.join([str(self.root), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                ["taskset", "-c", ",".join(map(str, self.cores)), *command],
+                cwd=cwd,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            if code is None or code:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # pytest's own processes
+                process.wait()
+            output.seek(0)
+            return code, output.read().decode(errors="replace")
+
+    def test(self, tests: tuple[Arguments, ...], seconds: float, seed: str) -> tuple[str, str]:
+        """The first of them that fails, and what; ("", "") if none does."""
+        for arguments in tests:
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-rf"]
+            os.environ["NVFP4_TEST_SEED"] = seed
+            code, output = self.call([*command, *arguments], seconds, self.root / "tests")
+            if code is None:
+                return " ".join(arguments), f"no end after {seconds:.0f} s"
+            if code:
+                failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
+                self.said = output
+                return " ".join(arguments), failed[0] if failed else output.strip()[-200:]
+        return "", ""
+
+    def run(self, one: Mutant, tests: tuple[Arguments, ...], seconds: float, seed: str) -> dict[str, object]:
+        """The verdict: killed, survived, equivalent (the same machine code or PTX), broken (does not compile)."""
+        begin = time.monotonic()
+        path = self.root / one.file
+        original = path.read_bytes()
+        verdict, by, what = "survived", "", ""
+        changed: list[Path] = []
+        try:
+            path.write_bytes(one.apply(original))
+            changed = self.includers(one.file)
+            self.compile(changed)
+            made = [self.output(source) for source in changed]
+            if all(output.read_bytes() == self.objects[output] for output in made):
+                verdict = "equivalent"
+            else:
+                if any(source.suffix == ".cu" for source in changed):
+                    self.compile([self.root / "csrc/driver/fatbin.c"])
+                self.link()
+                by, what = self.test(tests, seconds, seed)
+                verdict = "killed" if by else "survived"
+        except Broken:
+            verdict = "broken"
+        finally:
+            path.write_bytes(original)
+            for source in changed:
+                output = self.output(source)
+                output.write_bytes(self.objects[output])
+                if source.suffix == ".cu":
+                    self.pack(source)
+            if changed:
+                self.compile([self.root / "csrc/driver/fatbin.c"])
+        return {"verdict": verdict, "by": by, "what": what, "seconds": round(time.monotonic() - begin, 1)}
