@@ -64,7 +64,10 @@ FAMILIES = {
     ),
     "sm90_gemm": Family(
         ("kernels/sm90/gemm.cu", "kernels/sm90/dequant.cu", "kernels/sm90/*.cuh"),
-        sm90("gemm", "kernels/test_sm90_streamk.py"),
+        (
+            *sm90("gemm", "kernels/test_sm90_streamk.py"),
+            ("kernels/test_proof.py", "-k", "test_every_schedule and sm90"),
+        ),
     ),
     "sm90_gemv": Family(("kernels/sm90/gemv.cu",), sm90("gemv")),
     "sm90_prefill": Family(("kernels/sm90/prefill.cu",), sm90("prefill")),
@@ -78,6 +81,7 @@ FAMILIES = {
             ("kernels/test_sm100_stages.py",),
             guarded("sm_100")[1],
             ragged("sm_100", "sm100"),
+            ("kernels/test_proof.py", "-k", "test_every_schedule and sm100"),
         ),
     ),
     "common": Family(
