@@ -177,6 +177,40 @@ def test_plain_output_on_few_bytes(odd: str, target: str, workers: Workers) -> N
     assert not verdicts(workers, target, cases)
 
 
+FAR = {  # bytes between rows, and between batches
+    "rows": (2**31 + 48, None),
+    "rows of batches": (2**32 - 16, 2**36 + 8 * 2**20),
+    "batches": (None, 2**32 + 4096),
+    "batches inside rows": (2**33 + 16, 2**31 + 16),
+}
+
+
+@pytest.mark.parametrize("far", FAR)
+def test_tensors_of_gigabytes(far: str, target: str, workers: Workers) -> None:
+    """Rows and batches of every tensor lie so far apart that 32 bits do not count the bytes."""
+    if target == "cuda":
+        pytest.skip("needs more memory than a GPU has")
+    pitch, batch = FAR[far]
+    cases = []
+    for (m, n), (k, layout) in product(((3, 5), (9, 6)), ((64, "128x4"), (80, "linear"))):
+        names = ["a", "b", "c", "out"] + ["scale_a", "scale_b"] * (layout == "linear")
+        case = Gemm(m, n, k, 3 if batch else None, layout, "float32", c="c", bias="out", backend=backend(target))
+        case = replace(case, at=dict.fromkeys(names, At(pitch, batch)))
+        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 5))]
+    assert not verdicts(workers, target, cases)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "out"])
+def test_many_rows_of_gigabytes(name: str, target: str, workers: Workers) -> None:
+    """The bytes between two rows fit 26 bits, which kernels have paths for, but rows from 65 on are beyond 4 GiB."""
+    if target == "cuda":
+        pytest.skip("needs more memory than a GPU has")
+    m, n = (3, 130) if name == "b" else (130, 3)
+    case = Gemm(m, n, 64, backend=backend(target), at={name: At(2**26 - 16)})
+    cases = [replace(case, rank=rank) for rank in ranks(workers, target, case, 12)]
+    assert not verdicts(workers, target, cases)
+
+
 # --- rules --------------------------------------------------------------------------------------------------------
 
 RULES = {  # each breaks one rule alone: the edge keeps the address aligned
