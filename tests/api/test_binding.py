@@ -288,6 +288,65 @@ def test_errors(operands: list[torch.Tensor], message: str, wrong: dict[str, Any
     assert out.unchanged()
 
 
+def c_beside_out() -> dict[str, tuple[int | None, Any, Any]]:
+    """L, out and c as views of a tensor of 6 x 4M x 16."""
+    return {
+        "rows twice as far apart": (None, lambda x: x[0, :M, :N], lambda x: x[0, : 2 * M : 2, :N]),
+        "a row further on": (None, lambda x: x[0, :M, :N], lambda x: x[0, 1 : M + 1, :N]),
+        "a column further on": (None, lambda x: x[0, :M, :N], lambda x: x[0, :M, 1 : N + 1]),
+        "batches twice as far apart": (3, lambda x: x[:3, :M, :N], lambda x: x[::2, :M, :N]),
+        "rows of batches twice as far apart": (3, lambda x: x[:3, :M, :N], lambda x: x[:3, : 2 * M : 2, :N]),
+        "a batch further on": (3, lambda x: x[:3, :M, :N], lambda x: x[1:4, :M, :N]),
+        "batch 0 for all": (3, lambda x: x[:3, :M, :N], lambda x: x[:1, :M, :N].expand(3, M, N)),
+    }
+
+
+@pytest.mark.parametrize("how", c_beside_out())
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_c_overlaps_out(operands: list[torch.Tensor], how: str, beta: float) -> None:
+    """Only c that is out itself may share its memory: its elements are read where they are then written."""
+    l, out, c = c_beside_out()[how]
+    memory = torch.full((6, 4 * M, 16), 7.0, dtype=torch.float16)
+    given = operands if l is None else [x.expand(l, *x.shape).contiguous() for x in operands]
+    with pytest.raises(nvfp4.Error, match="^out: shares memory with c; must not overlap it, it is written$"):
+        nvfp4.gemm(*given, out=out(memory), c=c(memory), beta=beta)
+    assert bool((memory == 7.0).all())
+    nvfp4.gemm(*given, out=out(memory), c=out(memory), beta=beta)
+
+
+def test_c_of_one_row_is_out_whatever_its_stride(operands: list[torch.Tensor]) -> None:
+    a, b, scale_a, scale_b = operands
+    memory = torch.full((1, 64), 7.0, dtype=torch.float32)
+    expected = nvfp4.gemm(a[:1], b, scale_a, scale_b, c=memory[:, :N].clone(), beta=0.5, out_dtype="float32")
+    c = memory.as_strided((1, N), (20, 1))
+    assert bits(nvfp4.gemm(a[:1], b, scale_a, scale_b, out=memory[:, :N], c=c, beta=0.5)) == bits(expected)
+
+
+@pytest.mark.parametrize("l", [None, 2])
+def test_c_is_not_read_without_beta(operands: list[torch.Tensor], l: int | None) -> None:
+    given = operands if l is None else [x.expand(l, *x.shape).contiguous() for x in operands]
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        expected = nvfp4.gemm(*given, out_dtype=dtype)
+        for value in (torch.nan, torch.inf):
+            c = torch.full_like(expected, value)
+            assert bits(nvfp4.gemm(*given, c=c, beta=0.0, out_dtype=dtype)) == bits(expected)
+            assert bits(nvfp4.gemm(*given, c=c, out=c)) == bits(expected)
+
+
+def test_the_latest_out_dtype_is_kept(operands: list[torch.Tensor]) -> None:
+    """It is recognized by its address, which must not become another object's: one reference is held, to one object."""
+    names = [("float", "32"), ("float", "16"), ("bfloat", "16")]
+    dtypes = ["".join(name) for name in names]  # objects that nothing else refers to
+    for i in range(len(dtypes)):
+        before = [sys.getrefcount(x) for x in dtypes]
+        for _ in range(3):
+            nvfp4.gemm(*operands, out_dtype=dtypes[i])
+        after = [sys.getrefcount(x) for x in dtypes]
+        assert [y - x for x, y in zip(before, after)] == [
+            1 if j == i else -1 if j == i - 1 else 0 for j in range(len(dtypes))
+        ]
+
+
 def test_errors_of_conversions() -> None:
     scale = torch.zeros(256, 8, dtype=torch.uint8)
     calls: dict[str, Any] = {

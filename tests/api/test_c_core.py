@@ -97,6 +97,22 @@ def test_example_prints_the_product_and_the_error(core: tuple[Build, list[Path]]
     assert len(lines) == 3
 
 
+def test_pool_under_thread_sanitizer(tmp_path: Path) -> None:
+    command = ["gcc", *WARNINGS, "-O1", "-g", "-fsanitize=thread"]
+    empty = tmp_path / "empty.c"
+    empty.write_text("int main(void) { return 0; }\n")
+    for source in (empty, TESTS / "c/test_threads.c"):
+        binary = tmp_path / source.stem
+        built = subprocess.run(
+            [*command, f"-I{CSRC}", str(source), "-lpthread", "-o", str(binary)], capture_output=True
+        )
+        run = [str(binary), os.environ["NVFP4_TEST_SEED"], "50"]
+        done = built if built.returncode else subprocess.run(run, capture_output=True)
+        if source == empty and done.returncode:
+            pytest.skip("no ThreadSanitizer that runs here")
+        assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
 def test_only_the_public_header() -> None:
     """The example is a user's program: it sees nvfp4.h and the standard library."""
     includes = [line for line in (TESTS / "c/example.c").read_text().splitlines() if line.startswith("#include")]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
-from problems import FAMILIES, At, Conversion, Gemm, up
+from problems import DTYPES, FAMILIES, At, Conversion, Gemm, up
 from worker import Workers
 
 
@@ -127,6 +128,86 @@ def test_vector_alpha(dtype: str, target: str, workers: Workers) -> None:
         if target == "cpu-reference" and m * n * k > 1e6:
             continue
         cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 8))]
+    assert not verdicts(workers, target, cases)
+
+
+def test_linear_scales_on_4_bytes_or_not(target: str, workers: Workers) -> None:
+    """Row pitch and address of the scales of either operand are multiples of 4 or not, in every combination: copies of
+    four scales need all of them. K is more than the longest tile; 66 scales a row are 2 more than a multiple of 4."""
+    cases = []
+    m, n, k, l = 3, 5, 1056, 2
+    found = ranks(workers, target, Gemm(m, n, k, l, "linear", backend=backend(target)), 12 if target == "sm_80" else 2)
+    for i, odd in enumerate(product((False, True), repeat=4)):
+        at = {}
+        for name, rows, (pitch_odd, address_odd) in (("scale_a", m, odd[:2]), ("scale_b", n, odd[2:])):
+            pitch = k // 16 if pitch_odd else up(k // 16, 16)
+            batch = up(rows * pitch, 4) + 2 * (address_odd and i % 2)
+            slack = -(batch * (l - 1) + (rows - 1) * pitch + k // 16) % 4 + 2 * address_odd
+            at[name] = At(pitch, batch, slack)
+        case = Gemm(m, n, k, l, "linear", backend=backend(target), at=at)
+        cases += [replace(case, rank=rank, seed=i) for rank in (found if target == "sm_80" else found[i % 2 :: 2])]
+    assert not verdicts(workers, target, cases)
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 130), (61, 55), (70, 123)])
+def test_c_is_out(m: int, n: int, target: str, workers: Workers) -> None:
+    """beta * c + sum in place, in every plan: an element that is stored twice has beta * c twice."""
+    cases = []
+    for l, bias in ((None, None), (2, "float32")):
+        case = Gemm(m, n, 96, l, bias=bias, c="out", backend=backend(target))
+        for i, rank in enumerate(ranks(workers, target, case, 12)):
+            cases.append(replace(case, rank=rank, seed=i, out_dtype=list(DTYPES)[(i + (l or 0)) % 3]))
+    assert not verdicts(workers, target, cases)
+
+
+@pytest.mark.parametrize("odd", ["address", "batch", "pitch"])
+def test_plain_output_on_few_bytes(odd: str, target: str, workers: Workers) -> None:
+    """One alpha alone and whole tiles of columns, which kernels have wide stores for: the address, the batch stride or
+    the row pitch of out is a multiple of 2, 4 or 8 bytes only."""
+    cases = []
+    for i, (unit, m, n) in enumerate(
+        ((2, 16, 256), (4, 16, 256), (8, 16, 256), (4, 3, 256), (2, 256, 128), (8, 256, 128))
+    ):
+        n += unit // 2 * (odd == "pitch")  # such a pitch is a dense one
+        batch = up(m * n * 2, 16) + unit * (odd == "batch")
+        slack = (-(batch + m * n * 2) + unit * (odd == "address")) % 16
+        form = {"out_dtype": ("float16", "bfloat16")[i % 2], "alpha": (None, "number", "one")[i % 3]}
+        case = Gemm(m, n, 32, 2, backend=backend(target), at={"out": At(None, batch, slack)}, **form)
+        cases += [replace(case, rank=rank, seed=i) for rank in ranks(workers, target, case, 4 if m == 16 else 2)]
+    assert not verdicts(workers, target, cases)
+
+
+FAR = {  # bytes between rows, and between batches
+    "rows": (2**31 + 48, None),
+    "rows of batches": (2**32 - 16, 2**36 + 8 * 2**20),
+    "batches": (None, 2**32 + 4096),
+    "batches inside rows": (2**33 + 16, 2**31 + 16),
+}
+
+
+@pytest.mark.parametrize("far", FAR)
+def test_tensors_of_gigabytes(far: str, target: str, workers: Workers) -> None:
+    """Rows and batches of every tensor lie so far apart that 32 bits do not count the bytes."""
+    if target == "cuda":
+        pytest.skip("needs more memory than a GPU has")
+    pitch, batch = FAR[far]
+    cases = []
+    for (m, n), (k, layout) in product(((3, 5), (9, 6)), ((64, "128x4"), (80, "linear"))):
+        names = ["a", "b", "c", "out"] + ["scale_a", "scale_b"] * (layout == "linear")
+        case = Gemm(m, n, k, 3 if batch else None, layout, "float32", c="c", bias="out", backend=backend(target))
+        case = replace(case, at=dict.fromkeys(names, At(pitch, batch)))
+        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 5))]
+    assert not verdicts(workers, target, cases)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "out"])
+def test_many_rows_of_gigabytes(name: str, target: str, workers: Workers) -> None:
+    """The bytes between two rows fit 26 bits, which kernels have paths for, but rows from 65 on are beyond 4 GiB."""
+    if target == "cuda":
+        pytest.skip("needs more memory than a GPU has")
+    m, n = (3, 130) if name == "b" else (130, 3)
+    case = Gemm(m, n, 64, backend=backend(target), at={name: At(2**26 - 16)})
+    cases = [replace(case, rank=rank) for rank in ranks(workers, target, case, 12)]
     assert not verdicts(workers, target, cases)
 
 

@@ -216,6 +216,27 @@ static void test_integers(int64_t l, int64_t m, int64_t n, int64_t k) {
     side_free(a), side_free(b);
 }
 
+/* Many more threads than rows, and K so long that they are worth it: the same bits as with one. */
+static void test_more_threads_than_rows(int64_t m, int64_t n, int64_t k) {
+    side a = side_new(1, m, k, SCALES_128X4, 0, 0, ordinary_scale);
+    side b = side_new(1, n, k, SCALES_128X4, 0, 0, ordinary_scale);
+    gemm_problem p = problem_of(1, m, n, k, SCALES_128X4, a, b);
+    output one = output_new(&p), more = output_new(&p);
+    for (int isa = CPU_PORTABLE; isa < CPU_ISA_COUNT; isa++) {
+        if (!cpu_isa_usable((cpu_isa)isa)) continue;
+        gemm_problem q = p;
+        q.out = one.memory.data + MARGIN;
+        run_into(q, &one, (cpu_isa)isa, 1, NULL);
+        run_into(p, &more, (cpu_isa)isa, 64, NULL);
+        char what[200];
+        snprintf(what, sizeof what, "64 threads, %s: m %lld n %lld k %lld", cpu_isa_name((cpu_isa)isa), (long long)m,
+                 (long long)n, (long long)k);
+        check(memcmp(one.memory.data, more.memory.data, one.memory.bytes) == 0, what);
+    }
+    guarded_free(one.memory), guarded_free(more.memory);
+    side_free(a), side_free(b);
+}
+
 static double value_of(const side *s, int layout, int64_t batch, int64_t row, int64_t k) {
     static const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     uint8_t pair = (uint8_t)s->data.data[batch * s->batch + row * s->pitch + k / 2];
@@ -535,6 +556,7 @@ int main(int count, char **arguments) {
     test_integers(1, 0, 5, 32), test_integers(1, 5, 0, 32), test_integers(0, 5, 5, 32);
     test_integers(1, 3, 1100, 64), test_integers(1, 1100, 20, 64);
     test_concurrency(1), test_concurrency(50);
+    test_more_threads_than_rows(1, 2, 3 << 20), test_more_threads_than_rows(9, 9, 3 << 16);
     for (int i = 0; i < 30; i++)
         test_quantize(1 + below(2), sizes[below(SIZES)], 16 * (1 + below(20)), i % 2, OUT_FP16 + i % 3);
     for (int i = 0; i < 20; i++) test_swizzle(1 + below(3), sizes[below(SIZES)], 1 + below(40));

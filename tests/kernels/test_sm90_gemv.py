@@ -104,7 +104,8 @@ def test_nan_scales(name: str, random: numpy.random.Generator) -> None:
 @by_name
 @pytest.mark.parametrize("k", [0, 16, 1024])
 def test_epilogues(name: str, k: int, random: numpy.random.Generator) -> None:
-    """alpha by value, in memory, per column; c, also aliasing out; bias; each output type; K = 0."""
+    """alpha by value, in memory, per column; c, also aliasing out; bias; each output type; K = 0; all rows or one less,
+    with a guard row behind the last one of each batch."""
     config = CONFIGS[name]
     for case in range(6 * SEEDS):
         emulator, module = load(config, lazy_timing(random, case))
@@ -117,10 +118,15 @@ def test_epilogues(name: str, k: int, random: numpy.random.Generator) -> None:
         product.keep(alpha, "alpha", alpha_stride=int(columns))
         product.keep(stored(bias, bias_type), "bias", bias_type=bias_type)
         product.place_c(c, -0.5, in_place)
-        print(f"K {k}, types {out_type}, {bias_type}, in place {in_place}, alpha of each column {columns}")
+        rows = max(1, config.rows - case // 3 % 2)
+        product.extras["m"] = rows
+        print(f"K {k}, types {out_type}, {bias_type}, in place {in_place}, alpha of each column {columns}, {rows} rows")
+        guard = product.out.numpy()[:, rows:].copy()
         product.launch(module, config, sms=9)
+        assert (product.out.numpy()[:, rows:] == guard).all(), "a row behind the last one was written"
         expected = (alpha * product.expected()).astype("f4")
-        product.check(((expected - numpy.float32(0.5) * c).astype("f4") + bias).astype("f4"))
+        expected = rounded(((expected - numpy.float32(0.5) * c).astype("f4") + bias).astype("f4"), out_type)
+        assert (product.result() == expected)[:, :rows].all() and product.untouched()
 
 
 @by_name

@@ -1,0 +1,94 @@
+/* The pool of csrc/cpu/threads.c, with pauses where a thread has just released the lock: what another one may do there
+ * happens often. tests/api/test_c_core.py builds it under ThreadSanitizer too.
+ *
+ * test_threads [SEED [ROUNDS / 20]] */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t seed;
+static atomic_uint_fast64_t drawn;
+
+/* splitmix64 of a counter that all threads share */
+static uint64_t draw(void) {
+    uint64_t z = seed + atomic_fetch_add_explicit(&drawn, 1, memory_order_relaxed) * 0x9E3779B97F4A7C15;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
+    z = (z ^ z >> 27) * 0x94D049BB133111EB;
+    return z ^ z >> 31;
+}
+
+static int unlock_and_pause(pthread_mutex_t *lock) {
+    int result = pthread_mutex_unlock(lock);
+    uint64_t choice = draw() % 8;
+    if (choice == 0) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    if (choice == 1) sched_yield();
+    return result;
+}
+
+/* A copy of its own: the program is linked with the core. */
+#define pthread_mutex_unlock unlock_and_pause
+#define parallel_for         paused_parallel_for
+#define threads_available    paused_threads_available
+#include "cpu/threads.c"
+
+enum { CALLERS = 4, MAX_THREADS = 6, MAX_TASKS = 12 };
+
+typedef struct call {
+    int tasks, threads;
+    int times[MAX_TASKS]; /* that a task ran; not atomic: the pool orders them before the caller's reads */
+    atomic_int busy[MAX_THREADS];
+    atomic_int wrong; /* a task or thread that does not exist, or two tasks at once with the same thread number */
+} call;
+
+static void run_task(void *context, int64_t task, int thread) {
+    call *c = context;
+    if (task < 0 || task >= c->tasks || thread < 0 || thread >= c->threads) {
+        atomic_fetch_add(&c->wrong, 1);
+        return;
+    }
+    if (atomic_exchange(&c->busy[thread], 1)) atomic_fetch_add(&c->wrong, 1);
+    c->times[task]++;
+    if (draw() % 4 == 0) sched_yield();
+    atomic_store(&c->busy[thread], 0);
+}
+
+/* Overwrites the stack below the caller, where the last job was. */
+static __attribute__((noinline)) void overwrite_stack(void) {
+    volatile char bytes[1024];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)(i % 8 == 7 ? i / 8 % 2 : 0x5A);
+}
+
+static int rounds = 1000;
+
+static void *caller(void *result) {
+    int *wrong = result;
+    for (int i = 0; i < rounds; i++) {
+        call c = {.tasks = (int)(draw() % (MAX_TASKS + 1)), .threads = 1 + (int)(draw() % MAX_THREADS)};
+        parallel_for(c.threads, c.tasks, run_task, &c);
+        overwrite_stack();
+        for (int task = 0; task < c.tasks; task++) *wrong += c.times[task] != 1;
+        *wrong += atomic_load(&c.wrong);
+    }
+    return NULL;
+}
+
+int main(int count, char **arguments) {
+    seed = count > 1 ? strtoull(arguments[1], NULL, 0) : (uint64_t)time(NULL);
+    if (count > 2) rounds = 20 * atoi(arguments[2]);
+    alarm(60); /* a pool that has gone wrong may wait for ever */
+    pthread_t threads[CALLERS];
+    int wrong[CALLERS] = {0}, total = 0;
+    for (int i = 0; i < CALLERS; i++)
+        if (pthread_create(threads + i, NULL, caller, wrong + i)) abort();
+    for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], NULL), total += wrong[i];
+    printf("seed %llu: %d calls of %d callers, %d tasks wrong\n", (unsigned long long)seed, rounds * CALLERS, CALLERS,
+           total);
+    return total != 0;
+}
