@@ -202,15 +202,19 @@ def wilson(found: int, of: int) -> tuple[float, float]:
 
 
 def reasons() -> dict[tuple[str, ...], str]:
-    """Why a survivor changes no result: by file, old and new text, and the line it stands in, which may move."""
+    """Why a survivor changes no result: by file, old and new text, and where, which may move."""
     known = json.loads(EQUIVALENT.read_text())
-    return {(one["file"], one["before"], one["after"], one["line"]): one["reason"] for one in known}
+    return {(one["file"], one["before"], one["after"], one["where"]): one["reason"] for one in known}
+
+
+def where(row: dict[str, str]) -> str:
+    """The line that it begins in and the one before."""
+    last = int(row["line"])
+    return "\n".join(line.strip() for line in (ROOT / row["file"]).read_text().splitlines()[max(0, last - 2) : last])
 
 
 def reason(row: dict[str, str], known: dict[tuple[str, ...], str]) -> str:
-    lines = (ROOT / row["file"]).read_text().splitlines()
-    line = lines[int(row["line"]) - 1].strip() if int(row["line"]) <= len(lines) else ""
-    return known.get((row["file"], row["before"], row["after"], line), "")
+    return known.get((row["file"], row["before"], row["after"], where(row)), "")
 
 
 def report(results: Path, by: str) -> None:
@@ -239,7 +243,7 @@ def report(results: Path, by: str) -> None:
         print(f"{name:40} {counts}  {share}")
     for row in survivors:
         print(f"\n{row['key']}  {row['family']}  {row['file']}:{row['line']}  {row['operator']}")
-        print(f"  - {row['before']}\n  + {row['after']}")
+        print(f"  - {row['before']}\n  + {row['after']}\n  where: {json.dumps(where(row))}")
 
 
 START = time.monotonic()
