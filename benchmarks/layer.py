@@ -51,7 +51,11 @@ def layer(m: int, n: int, k: int) -> list[Callable[[], object]]:
 def conversions(size: int) -> list[Callable[[], object]]:
     x = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     data, scale = nvfp4.quantize(x)
-    return [lambda: nvfp4.quantize(x), lambda: nvfp4.dequantize(data, scale, out_dtype=torch.bfloat16), lambda: x.clone()]
+    return [
+        lambda: nvfp4.quantize(x),
+        lambda: nvfp4.dequantize(data, scale, out_dtype=torch.bfloat16),
+        lambda: x.clone(),
+    ]
 
 
 def main() -> None:

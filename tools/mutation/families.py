@@ -42,6 +42,7 @@ def sm90(kernel: str, *more: str) -> tuple[Arguments, ...]:
     named, drawn = guarded("sm_90")
     return (
         (f"kernels/test_sm90_{kernel}.py", *more),
+        ("kernels/test_dependent_launch.py",),
         named,
         one_of_each_kind("sm_90", "sm90"),
         on("sm_90", "api/test_gemm_bounds.py", "-k", "sm90"),
@@ -75,6 +76,7 @@ FAMILIES = {
         ("kernels/sm100/gemm.cu",),
         (
             ("kernels/test_sm100_gemm.py",),
+            ("kernels/test_dependent_launch.py",),
             guarded("sm_100")[0],
             one_of_each_kind("sm_100", "sm100"),
             on("sm_100", "api/test_gemm_bounds.py", "-k", "sm100"),
