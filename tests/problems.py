@@ -62,6 +62,7 @@ class Gemm:
     rank: float = 0.0  # of the plan, as a part of the number of candidates
     threads: int = 1  # on the CPU
     seed: int = 0  # of the data, and the emulated GPU's
+    lanes: str = ""  # "apart"; the default is EMULATE_LANES
     broken: str = ""  # the operand whose layout breaks a rule
     at: dict[str, At] = field(default_factory=dict)
 
@@ -310,7 +311,7 @@ class Maker:
         return torch.randn(shape, generator=self.random)
 
 
-def prepare(target: str, backend: str | None, seed: int, threads: int) -> str:
+def prepare(target: str, backend: str | None, seed: int, threads: int, lanes: str = "") -> str:
     """The device of the tensors."""
     torch.set_num_threads(1)
     os.sched_setaffinity(0, sorted(every_cpu)[:threads] if threads else every_cpu)
@@ -319,6 +320,8 @@ def prepare(target: str, backend: str | None, seed: int, threads: int) -> str:
         del os.environ["NVFP4_BACKEND"]
     if target.startswith("sm_"):
         emulator().emulator_configure(b"seed", str(seed).encode())
+        lanes = lanes or os.environ.get("EMULATE_LANES", "together")
+        assert emulator().emulator_configure(b"lanes", lanes.encode()) == 0
     return "cuda" if target == "cuda" else "cpu"
 
 
@@ -393,7 +396,7 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
 
 def run_gemm(target: str, case: Gemm) -> str:
     """The verdict: "" or what is wrong."""
-    device = prepare(target, case.backend, case.seed, case.threads)
+    device = prepare(target, case.backend, case.seed, case.threads, case.lanes)
     args = make_gemm(case, device)
     copies = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in args.items() if name != "out"}
     try:

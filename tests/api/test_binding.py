@@ -288,6 +288,12 @@ def test_errors(operands: list[torch.Tensor], message: str, wrong: dict[str, Any
     assert out.unchanged()
 
 
+def test_sizes_of_swizzled_scales_are_checked_first(operands: list[torch.Tensor]) -> None:
+    a, b, scale_a, scale_b = (x.numpy() for x in operands)
+    with pytest.raises(nvfp4.Error, match="^scale_a: stride of dimension 0 is -4; must not be negative$"):
+        nvfp4.gemm(a, b, scale_a[::-1], scale_b)
+
+
 def c_beside_out() -> dict[str, tuple[int | None, Any, Any]]:
     """L, out and c as views of a tensor of 6 x 4M x 16."""
     return {

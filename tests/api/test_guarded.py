@@ -160,6 +160,17 @@ def test_c_is_out(m: int, n: int, target: str, workers: Workers) -> None:
     assert not verdicts(workers, target, cases)
 
 
+def test_lanes_that_run_apart(target: str, workers: Workers) -> None:
+    """Lanes of a warp that share a stage wait for each other's copies, not for their own alone."""
+    if not target.startswith("sm_"):
+        pytest.skip("is a matter of the emulated GPU")
+    cases = []
+    for m, n, k in ((3, 40, 2080), (61, 55, 1056)):
+        case = Gemm(m, n, k, backend=backend(target), lanes="apart")
+        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 6))]
+    assert not verdicts(workers, target, cases)
+
+
 @pytest.mark.parametrize("odd", ["address", "batch", "pitch"])
 def test_plain_output_on_few_bytes(odd: str, target: str, workers: Workers) -> None:
     """One alpha alone and whole tiles of columns, which kernels have wide stores for: the address, the batch stride or
