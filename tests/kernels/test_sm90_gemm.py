@@ -12,7 +12,7 @@ import os
 import numpy
 import pytest
 from emulate import Emulator
-from harness.launch import SHARED_LIMIT, chain, check_chain, lazy_timing, load, ptx_of
+from harness.launch import SHARED_LIMIT, chain, check_chain, load, ptx_of, timing
 from harness.values import BF16, FP16, TYPES
 from sm90.gemm import CONFIGS, SPLITS, STAGE_K, Product, product, rows, tail
 
@@ -32,7 +32,7 @@ def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generato
     out of bounds."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         if case % 3 == 0:  # one tile, K so long that the pipeline wraps around
             mma_m, mma_n = rows(config.mma_tile_m, random), rows(config.mma_tile_n, random)
             l, stages = 1, config.stages + 2
@@ -54,7 +54,7 @@ def test_split_products(name: str, split: int, random: numpy.random.Generator) -
     config = CONFIGS[name]
     for case in range(SEEDS):
         swap_ab = bool(random.integers(2))
-        emulator, module = load(config, lazy_timing(random, case + split))
+        emulator, module = load(config, timing(random, case + split))
         stages = split + int(random.integers(0, split)) if random.integers(3) else int(random.integers(0, split))
         k = STAGE_K * stages + tail(random)
         mma_m, mma_n = rows(config.mma_tile_m, random), rows((1 + (stages < split)) * config.mma_tile_n, random)
@@ -70,7 +70,7 @@ def test_split_products(name: str, split: int, random: numpy.random.Generator) -
 def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for split in (1, 2):
-        emulator, module = load(config, lazy_timing(random, split))
+        emulator, module = load(config, timing(random, split))
         p = product(emulator, random, False, 3, 5, 0)
         p.set_epilogue(random, c="apart")
         p.launch(module, config, False, split)
@@ -83,7 +83,7 @@ def test_epilogues(name: str, swap_ab: bool, random: numpy.random.Generator) -> 
     """alpha by value, in memory or per column; a bias of each type; c apart or aliasing out."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         mma_m, mma_n = rows(config.mma_tile_m + 9, random), rows(config.mma_tile_n + 9, random)
         p = product(emulator, random, swap_ab, mma_m, mma_n, 144, out_type=TYPES[case % 3])
         form = {
@@ -104,7 +104,7 @@ def test_whole_columns(name: str, swap_ab: bool, random: numpy.random.Generator)
     CTA, of two, or of so many that each keeps an odd number of column groups."""
     config = CONFIGS[name]
     for case in range(4 * SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         mma_m = config.mma_tile_m if swap_ab else rows(config.mma_tile_m, random)
         mma_n = rows(2 * config.mma_tile_n, random) if swap_ab else 2 * config.mma_tile_n
         split = (1, 2, int(random.choice(SPLITS[2:])), int(random.choice(SPLITS)))[case % 4]
@@ -125,7 +125,7 @@ def test_equal_bits_in_every_timing(name: str, random: numpy.random.Generator) -
     mma_m, mma_n, k = config.mma_tile_m - 3, config.mma_tile_n, STAGE_K * split - 48
     found, state = set(), random.bit_generator.state
     for case in range(max(3, SEEDS)):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         same = numpy.random.Generator(type(random.bit_generator)())
         same.bit_generator.state = state
         p = product(emulator, same, False, mma_m, mma_n, k, integer=False)
@@ -139,9 +139,11 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     """Dependent launches, each reading the previous output as c: CTAs of the next launch start early and must wait."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         split = int(random.integers(1, 4))
         calls = chain([product(emulator, random, False, 130, 9, STAGE_K * max(split, 2)) for _ in range(3)])
+        for call in calls:  # NumPy dequantizes mma_b; making its array would wait for the calls before
+            call.schedule(config, False, split)
         for call in calls:
             call.launch(module, config, False, split, wait=False)
         emulator.synchronize()
@@ -155,7 +157,10 @@ def test_calls_of_different_kernels_in_a_row(random: numpy.random.Generator) -> 
         module = emulator.load(ptx_of(chosen[0]))
         print(chosen)
         calls = chain([Product(emulator, random, 300, 16, 384) for _ in chosen])
-        for call, config in zip(calls, chosen):
-            call.launch(module, config, bool(random.integers(2)), int(random.integers(1, 4)), wait=False)
+        forms = [(bool(random.integers(2)), int(random.integers(1, 4))) for _ in chosen]
+        for call, config, (swap_ab, split) in zip(calls, chosen, forms):
+            call.schedule(config, swap_ab, split)
+        for call, config, (swap_ab, split) in zip(calls, chosen, forms):
+            call.launch(module, config, swap_ab, split, wait=False)
         emulator.synchronize()
         check_chain(calls)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 import pytest
 from harness import sass
-from harness.launch import SHARED_LIMIT, chain, check_chain, lazy_timing, load
+from harness.launch import SHARED_LIMIT, chain, check_chain, load, timing
 from harness.values import E4M3, NAN, TYPES, VALUES, rounded, stored, swizzle_scales
 from paths import CSRC
 from sm90.gemv import CONFIGS, FAMILY, Product, schedule
@@ -32,7 +32,7 @@ def test_ragged_products(name: str, linear: bool, random: numpy.random.Generator
     """Any N and K, rows on 16 bytes or on 8, batches, few SMs and many: equal bits, nothing written out of bounds."""
     config = CONFIGS[name]
     for case in range(8 * SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         m, l = int(random.integers(1, config.rows + 1)), int(random.integers(1, 4))
         n = int(random.integers(1, (40, 300)[case % 2]))
         k = int(random.choice([16, 32, 64, 512])) * int(random.integers(1, 7)) + int(random.choice([0, 512, 4096]))
@@ -51,7 +51,7 @@ def test_every_split_k(name: str, random: numpy.random.Generator) -> None:
     """Split-K over any number of warps, splits that differ by a step, a partial last step."""
     config = CONFIGS[name]
     for case, split_k in enumerate((1, 2, 4, 8, 16)[: config.warps.bit_length()]):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         k = 512 * (split_k + int(random.integers(0, split_k + 2))) + 32 * int(random.integers(1, 16))
         product = Product(emulator, random, config.rows, 200, k)
         print(f"split_k {split_k}, K {k}")
@@ -63,7 +63,7 @@ def test_every_split_k(name: str, random: numpy.random.Generator) -> None:
 def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None:
     """Every pair of codes and every scale of both operands, sign bit set or not: the exact product, rounded once."""
     config = CONFIGS[name]
-    emulator, module = load(config, lazy_timing(random, 0))
+    emulator, module = load(config, timing(random, 0))
     n, k = 256, 16 * 256
     product = Product(emulator, random, config.rows, n, k)
     a, b = numpy.zeros((1, config.rows, k), "u1"), numpy.zeros((1, n, k), "u1")
@@ -90,7 +90,7 @@ def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None
 def test_nan_scales(name: str, random: numpy.random.Generator) -> None:
     """A NaN scale makes its row or column NaN, even if the products sum to 0, and nothing else."""
     config = CONFIGS[name]
-    emulator, module = load(config, lazy_timing(random, 1))
+    emulator, module = load(config, timing(random, 1))
     product = Product(emulator, random, config.rows, 150, 1040)
     product.scales[1][0, 70, 64] = NAN
     product.scales[0][0, 0, 3] = 0x38
@@ -107,7 +107,7 @@ def test_epilogues(name: str, k: int, random: numpy.random.Generator) -> None:
     """alpha by value, in memory, per column; c, also aliasing out; bias; each output type; K = 0."""
     config = CONFIGS[name]
     for case in range(6 * SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         out_type, bias_type = TYPES[case % 3], TYPES[int(random.integers(3))]
         product = Product(emulator, random, config.rows, 133, k, l=2, out_type=out_type)
         columns, in_place = case % 2 == 1, case // 2 % 2 == 1
@@ -128,7 +128,7 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     """Dependent launches, each reading the previous output as c."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         calls = chain([Product(emulator, random, config.rows, 260, 1536) for _ in range(4)])
         for call in calls:
             call.launch(module, config, sms=20, wait=False)

@@ -17,9 +17,10 @@ import pytest
 from emulate import Emulator, Module
 from harness import launch, sass
 from harness.headers import Config
-from harness.launch import chain, check_chain, lazy_timing
+from harness.launch import chain, check_chain, timing
 from harness.values import BF16, FP16, FP32, rounded
-from sm90.prefill import CONFIGS, PrefillProduct, dequant_ptx
+from sm90.operands import dequant_ptx
+from sm90.prefill import CONFIGS, PrefillProduct
 
 import nvfp4
 
@@ -101,7 +102,7 @@ def test_products(name: str, swap_ab: bool, random: numpy.random.Generator) -> N
     config = CONFIGS[name]
     e2m1 = config.mma_a_e2m1
     for case in range(SEEDS):
-        seed = lazy_timing(random, case)
+        seed = timing(random, case)
         emulator, dequant, module = load(config, seed)
         mma_m, mma_n = int(random.integers(1, 600)), int(random.integers(1, 300))
         k = 64 * int(random.integers(1, 14)) if e2m1 else 16 * int(random.integers(1, 40))
@@ -121,7 +122,7 @@ def test_split_k_tiles(name: str, random: numpy.random.Generator) -> None:
     """One data-parallel wave, then tiles split along K over the CTAs of a cluster, also for an odd k_stages."""
     config = CONFIGS[name]
     for case in range(SEEDS):
-        seed = lazy_timing(random, case)
+        seed = timing(random, case)
         emulator, dequant, module = load(config, seed)
         k = 64 * (2 * int(random.integers(0 if case % 2 else 1, 6)) + case % 2)
         product = PrefillProduct(emulator, random, 700, 200, k)

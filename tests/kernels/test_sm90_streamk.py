@@ -11,7 +11,7 @@ import os
 
 import numpy
 import pytest
-from harness.launch import lazy_timing, load
+from harness.launch import load, timing
 from harness.values import BF16, FP16, TYPES
 from sm90.gemm import CONFIGS, STAGE_K, StreamK, product, rows, tail
 
@@ -46,7 +46,7 @@ def test_streamk_tiles(name: str, split: int, random: numpy.random.Generator) ->
     """Any division: exact, and nothing written out of bounds."""
     config = CONFIGS[name]
     for case in range(3 * SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         swap_ab = bool(random.integers(2))
         mma_m, mma_n, l = rows(2 * config.mma_tile_m, random), rows(2 * config.mma_tile_n, random), 1 + case % 2
         stages = int(random.integers(split + 1, 2 * config.stages if case % 3 == 0 else 6))
@@ -63,7 +63,7 @@ def test_data_parallel_tiles_before(name: str, random: numpy.random.Generator) -
     """One or two waves of data-parallel tiles by all CTAs, workers included."""
     config = CONFIGS[name]
     for case in range(2 * SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         streamk_tiles, workers, waves, stages = int(random.integers(1, 4)), int(random.integers(1, 4)), 1 + case % 2, 3
         tiles = streamk_tiles + waves * (streamk_tiles + workers)
         p = product(
@@ -83,7 +83,7 @@ def test_every_worker_stages(name: str, split: int, random: numpy.random.Generat
     """Two tiles with three stream-K stages each; workers of 1 to 6 stages."""
     config = CONFIGS[name]
     for worker_stages in range(1, 7):
-        emulator, module = load(config, lazy_timing(random, worker_stages))
+        emulator, module = load(config, timing(random, worker_stages))
         p = product(emulator, random, True, 2 * config.mma_tile_m, 5, STAGE_K * 5)
         p.launch(module, config, True, split, streamk=StreamK(-(-6 // (worker_stages * split)), 3, worker_stages))
         p.check()
@@ -94,7 +94,7 @@ def test_every_worker_stages(name: str, split: int, random: numpy.random.Generat
 def test_epilogues(name: str, split: int, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for case in range(2 * SEEDS):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         full_columns = case % 2 == 0
         mma_m, mma_n = (
             (config.mma_tile_m if full_columns else rows(config.mma_tile_m + 9, random)),
@@ -118,7 +118,7 @@ def test_equal_bits_in_every_timing(name: str, split: int, random: numpy.random.
     config = CONFIGS[name]
     found, state = set(), random.bit_generator.state
     for case in range(max(4, SEEDS)):
-        emulator, module = load(config, lazy_timing(random, case))
+        emulator, module = load(config, timing(random, case))
         same = numpy.random.Generator(type(random.bit_generator)())
         same.bit_generator.state = state
         p = product(emulator, same, True, 2 * config.mma_tile_m - 3, config.mma_tile_n, STAGE_K * 7 - 48, integer=False)
@@ -131,7 +131,7 @@ def test_equal_bits_in_every_timing(name: str, split: int, random: numpy.random.
 def test_workers_wait_for_nobody(name: str, random: numpy.random.Generator) -> None:
     """Launched without the clusters that own tiles, workers end and raise their flags."""
     config = CONFIGS[name]
-    emulator, module = load(config, lazy_timing(random, 1))
+    emulator, module = load(config, timing(random, 1))
     p = product(emulator, random, True, 2 * config.mma_tile_m, 8, STAGE_K * 4)
     streamk = StreamK(2, 2, 2)
     p.launch(module, config, True, 1, clusters=2, streamk=streamk)

@@ -1,5 +1,5 @@
-"""Operands, schedule and grid of csrc/kernels/sm90/gemm.cu. mma_b is dequantized by NumPy where the kernel does not
-do it."""
+"""Operands, schedule and grid of csrc/kernels/sm90/gemm.cu. Where the kernel does not dequantize mma_b, the pre-pass or
+NumPy does."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def inverse(n: int) -> int:
 
 
 class Product(Dequantizing):
-    workspace: Array  # dequantized mma_b
-    partial_tiles: Array  # of stream-K workers
-    fixup_flags: Array
+    partial_tiles: Array | None = None  # of stream-K workers
+    fixup_flags: Array | None = None
 
     def mma_a_operand(self, which: int, box_rows: int) -> Struct:
         placed = self.placed(which)
@@ -50,9 +49,9 @@ class Product(Dequantizing):
     def mma_b_operand(self, which: int, box_rows: int) -> Struct:
         operand = MmaBOperand(cache_policy=EVICT_LAST, rows=self.rows(which))
         if self.k:
-            made = dequantized(self.decoded(which)).astype("f2")
-            self.workspace = self.emulator.array(made.view("u2"))
-            operand.values = self.fp16_map(which, self.workspace, box_rows)
+            if which not in self.outputs:
+                self.outputs[which] = self.emulator.array(dequantized(self.decoded(which)).astype("f2"))
+            operand.values = self.fp16_map(which, self.outputs[which], box_rows)
         return operand
 
     def schedule(
@@ -77,11 +76,12 @@ class Product(Dequantizing):
         return made
 
     def set_streamk(self, made: Struct, config: Config, streamk: StreamK) -> None:
-        """A workspace of its own, with zero flags, as the dequantize pre-pass leaves them."""
+        """Unless it has one, a workspace of its own, with zero flags, as the dequantize pre-pass leaves them."""
         workers = streamk.worker_clusters * made.split_k
-        room = (workers + made.tiles - streamk.dp_tiles) * config.partial_tile_bytes
-        self.partial_tiles = self.emulator.array(numpy.full(room, 0xFF, "u1"))
-        self.fixup_flags = self.emulator.array(numpy.zeros(workers, "u4"))
+        if not self.partial_tiles or not self.fixup_flags:
+            room = (workers + made.tiles - streamk.dp_tiles) * config.partial_tile_bytes
+            self.partial_tiles = self.emulator.array(numpy.full(room, 0xFF, "u1"))
+            self.fixup_flags = self.emulator.array(numpy.zeros(workers, "u4"))
         made.dp_tiles, made.k_stages = streamk.dp_tiles, ceil_div(self.k, STAGE_K)
         made.worker_clusters, made.streamk_stages = streamk.worker_clusters, streamk.streamk_stages
         made.worker_stages = streamk.worker_stages

@@ -11,7 +11,8 @@ from harness import verify
 from harness.launch import Generator
 from harness.mutations import Mutation, controls_of, mutation
 from sm90.gemm import StreamK
-from sm90.prefill import FAMILY, PrefillProduct, dequant_ptx
+from sm90.operands import FAMILY, dequant_ptx
+from sm90.prefill import PrefillProduct
 from sm90.schedules import Launch
 
 

@@ -1,16 +1,26 @@
-"""What the Hopper kernels share: dequantized operands, and the order of their values."""
+"""What the Hopper kernels share: dequantized operands, the order of their values, and the dequantize pre-pass
+csrc/kernels/sm90/dequant.cu."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
-from emulate import Array
+from emulate import Array, Emulator, Module
 from harness import launch
 from harness.headers import Struct, family
-from harness.launch import SWIZZLE_128, UINT16
+from harness.launch import SWIZZLE_128, UINT16, compile_ptx
 from harness.values import ceil_div
 
-DequantOperand = family("sm90").structs["sm90_dequant_operand"]
+FAMILY = family("sm90")
+DequantOperand, DequantSchedule = FAMILY.structs["sm90_dequant_operand"], FAMILY.structs["sm90_dequant_schedule"]
+STAGE_K = FAMILY.value("SM90_PREFILL_STAGE_K")
+MOST_THIN_CTAS = 264  # CTAs of the pre-pass with one row a thread (csrc/kernels/sm90/dequant_plan.c)
 UNIT = 64.0  # dequantized values are divided by it
+
+
+def dequant_ptx() -> str:
+    return compile_ptx(FAMILY.folder / "dequant.cu", "sm90")
 
 
 def dequantized(values: numpy.ndarray) -> numpy.ndarray:
@@ -24,6 +34,54 @@ def dequantized(values: numpy.ndarray) -> numpy.ndarray:
 
 
 class Dequantizing(launch.Product):
+    """A product with operands that the pre-pass dequantizes."""
+
+    def __init__(self, emulator: Emulator, *arguments: Any, **options: Any) -> None:
+        self.outputs: dict[int, Array] = {}  # dequantized operands
+        super().__init__(emulator, *arguments, **options)
+
+    @property
+    def k_stages(self) -> int:
+        return ceil_div(self.k, STAGE_K)
+
+    def dequant_output(self, which: int) -> Array:
+        """Poisoned memory for a dequantized operand."""
+        return self.emulator.empty((self.batches(which), self.rows(which), self.k_stages * STAGE_K), numpy.float16)
+
+    def dequant_ctas(self, which: int, rows_per_thread: int) -> int:
+        return FAMILY.value("SM90_DEQUANT_CTAS", self.rows(which), self.k, self.batches(which), rows_per_thread)
+
+    def dequantize(
+        self,
+        module: Module,
+        operands: list[tuple[int, Array]],
+        wait: bool = False,
+        rows_per_thread: int = 0,
+        flags: int = 0,
+        zeroed: Array | None = None,
+    ) -> None:
+        """rows_per_thread: 0: the planner's rule. flags: words of `zeroed` to zero, for stream-K kernels."""
+        if not rows_per_thread:
+            rows_per_thread = 1 if sum(self.dequant_ctas(which, 1) for which, _ in operands) <= MOST_THIN_CTAS else 4
+        ctas = [self.dequant_ctas(which, rows_per_thread) for which, _ in operands]
+        filled = [DequantOperand(to=to.address, **self.placed(which)) for which, to in operands]
+        schedule = DequantSchedule(
+            first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0],
+            rows_per_thread=rows_per_thread,
+        )  # fmt: skip
+        if zeroed:
+            schedule.flags, schedule.zeroed = flags, zeroed.address
+        if len(filled) == 2:
+            schedule.second, schedule.second_ctas = filled[1], ctas[1]
+        self.emulator.launch(
+            module["nvfp4_sm90_dequant"], grid=sum(ctas), block=FAMILY.value("SM90_DEQUANT_THREADS"),
+            args=[bytes(schedule)], programmatic=True, wait=wait,
+        )  # fmt: skip
+
+    def expected_dequant(self, which: int) -> numpy.ndarray:
+        """[batches, rows, 64 * k_stages] in the kernel's order along K."""
+        return dequantized(self.decoded(which)[: self.batches(which)])
+
     def fp16_map(self, which: int, array: Array, box_rows: int) -> Struct:
         """Of a dequantized operand in that array."""
         width, rows = ceil_div(self.k, 64) * 64, self.rows(which)

@@ -1,0 +1,238 @@
+"""Programmatic dependent launch: a kernel reads and writes nothing that a grid before it uses ahead of
+griddepcontrol.wait. The grid before writes one operand late, or reads and overwrites the output or the workspace late
+(harness/predecessor.py). Kernels of sm80 and those that quantize have no dependent launch.
+
+SM90_SEEDS and SM100_SEEDS are the number of timings of each case (1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy
+import pytest
+import sm90.gemm
+import sm90.gemv
+import sm90.prefill
+import sm100.gemm
+from emulate import Emulator
+from harness.headers import Config
+from harness.launch import Generator, Product, chain, check_chain, load, timing
+from harness.predecessor import Predecessor
+from harness.values import BF16, FP16, FP32, TYPES
+from sm90.gemm import STAGE_K, StreamK
+from sm90.operands import Dequantizing, dequant_ptx
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+READ_BY_MAINLOOP, READ_BY_EPILOGUE = ["a", "sfa", "b", "sfb"], ["alpha", "bias", "c"]
+PRE_PASS, STREAMK = "sm90_gemm with the pre-pass", "sm90_gemm stream-K"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Products of one size by one instantiation."""
+
+    emulator: Emulator
+    make: Callable[[], Product]  # random data
+    queue: Callable[[Product, bool], None]  # its launches; False: without the pre-pass, if there is one
+
+    def run_after(self, before: Predecessor, product: Product, pre_pass: bool = True) -> None:
+        with before.launched():
+            self.queue(product, pre_pass)
+        product.check()
+
+
+def kinds() -> dict[str, list[Config]]:
+    """Instantiations by what they do around griddepcontrol.wait."""
+    gemm, sm100_gemm = sm90.gemm.CONFIGS.values(), sm100.gemm.CONFIGS.values()
+    return {
+        "sm90_gemm": [config for config in gemm if config.dequant_b_in_kernel],
+        PRE_PASS: [config for config in gemm if not config.dequant_b_in_kernel and not config.streamk],
+        STREAMK: [config for config in gemm if config.streamk],
+        "sm90_gemv": list(sm90.gemv.CONFIGS.values()),
+        **{name: [config] for name, config in sm90.prefill.CONFIGS.items()},
+        "sm100_gemm": [config for config in sm100_gemm if not config.cp_async and config.cta_group == 1],
+        "sm100_gemm pairs": [config for config in sm100_gemm if config.cta_group == 2],
+        "sm100_gemm cp_async": [config for config in sm100_gemm if config.cp_async],
+    }
+
+
+KINDS = kinds()
+WITH_PRE_PASS = [PRE_PASS, STREAMK, *sm90.prefill.CONFIGS]
+
+
+def seeds(kind: str, random: Generator) -> list[int]:
+    count = int(os.environ.get("SM100_SEEDS" if kind.startswith("sm100") else "SM90_SEEDS", 1))
+    return [timing(random, case) for case in range(count)]
+
+
+def form_of(kind: str, seed: int, random: Generator, out_type: int, empty: bool = False) -> Form:
+    """Of one of the instantiations, about one tile; empty: K = 0."""
+    config = KINDS[kind][random.integers(len(KINDS[kind]))]
+    emulator, module = load(config, seed)
+    swap_ab, whole = bool(random.integers(2)), bool(random.integers(2))
+
+    def sizes(mma_m: int, mma_n: int) -> tuple[int, int]:
+        mma_m, mma_n = (size if whole else size - int(random.integers(size // 2)) for size in (mma_m, mma_n))
+        return (mma_n, mma_m) if swap_ab else (mma_m, mma_n)
+
+    if kind == "sm90_gemv":
+        n, k = int(random.integers(20, 200)), 0 if empty else 32 * int(random.integers(20, 50))
+        return Form(
+            emulator,
+            lambda: sm90.gemv.Product(emulator, random, config.rows, n, k, out_type=out_type),
+            lambda product, _: product.launch(module, config, sms=9, wait=False),
+        )
+    if kind.startswith("sm100"):
+        split = 1 if empty else int(random.choice(sm100.gemm.splits(config)[:2]))
+        k = 0 if empty else 256 * split + 64 * int(random.integers(4))
+        size, linear = sizes(sm100.gemm.mma_tile_m(config), config.mma_tile_n), bool(config.cp_async)
+        return Form(
+            emulator,
+            lambda: sm100.gemm.Product(emulator, random, *size, k, out_type=out_type, linear=linear),
+            lambda product, _: product.launch(module, config, swap_ab, split, wait=False),
+        )
+    dequant, mma_b = emulator.load(dequant_ptx()), 0 if swap_ab else 1
+    if kind.startswith("sm90_prefill"):
+        k, clusters = 0 if empty else 64 * int(random.integers(1, 6)), int(random.integers(1, 3))
+        size = sizes(256, 128)
+
+        def make_prefill() -> Product:
+            product = sm90.prefill.PrefillProduct(emulator, random, *size, k, out_type=out_type)
+            for which in [mma_b] if config.mma_a_e2m1 else [0, 1]:
+                product.outputs[which] = product.dequant_output(which)
+            return product
+
+        def queue_prefill(product: Product, pre_pass: bool) -> None:
+            product.launch_prefill(dequant if pre_pass else None, module, config, swap_ab, clusters, wait=False)
+
+        return Form(emulator, make_prefill, queue_prefill)
+
+    split, streamk = int(random.integers(1, 3)), None
+    k = 0 if empty else STAGE_K * int(random.integers(split + 2, 5)) - 16 * int(random.integers(8))
+    size = sizes(config.mma_tile_m, config.mma_tile_n)
+    if config.streamk:
+        worker_stages = int(random.integers(1, 3))
+        streamk = StreamK(-(-2 // (worker_stages * split)), 2, worker_stages)
+
+    def make_gemm() -> Product:
+        product = sm90.gemm.product(emulator, random, False, *size, k, out_type=out_type)
+        if not config.dequant_b_in_kernel and not empty:
+            product.outputs[mma_b] = product.dequant_output(mma_b)
+        product.schedule(config, swap_ab, split, streamk=streamk)  # makes what else is in the workspace
+        if product.fixup_flags:
+            product.fixup_flags.numpy()[...] = 4 * config.math_warpgroups  # as the product before leaves them
+        return product
+
+    def queue_gemm(product: Product, pre_pass: bool) -> None:
+        if pre_pass and product.outputs:
+            flags = product.fixup_flags.shape[0] if product.fixup_flags else 0
+            product.dequantize(dequant, list(product.outputs.items()), flags=flags, zeroed=product.fixup_flags)
+        product.launch(module, config, swap_ab, split, wait=False, streamk=streamk)
+
+    return Form(emulator, make_gemm, queue_gemm)
+
+
+def set_epilogue(product: Product, operand: str, random: Generator) -> None:
+    """With that operand; the others at random, or none, which has code of its own."""
+    plain = operand not in ("bias", "c") and product.out_type in (FP16, BF16) and bool(random.integers(2))
+    alpha, bias, c = random.choice(["one", "value"]), None, "none"
+    if not plain:
+        alpha, bias, c = random.choice(["vector", "one"]), random.choice(TYPES), random.choice(["none", "apart"])
+    product.set_epilogue(
+        random,
+        "one" if operand == "alpha" and alpha == "value" else alpha,
+        int(bias) if bias is not None else None,
+        "apart" if operand == "c" else c,
+    )
+
+
+def out_type(random: Generator) -> int:
+    return TYPES[random.integers(3)]
+
+
+def run(kind: str, operand: str, random: Generator, empty: bool = False) -> None:
+    """A product after a grid that writes that operand late, or that reads the output late and overwrites it."""
+    for seed in seeds(kind, random):
+        form = form_of(kind, seed, random, out_type(random), empty)
+        product = form.make()
+        set_epilogue(product, operand, random)
+        before = Predecessor(form.emulator, KINDS[kind][0].family.name)
+        if operand == "out":
+            before.reads_and_writes(product.out)
+        else:
+            before.writes(product.memory(operand))
+        form.run_after(before, product)
+
+
+@pytest.mark.parametrize("operand", [*READ_BY_MAINLOOP, *READ_BY_EPILOGUE, "out"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_operand(kind: str, operand: str, random: Generator) -> None:
+    run(kind, operand, random)
+
+
+@pytest.mark.parametrize("operand", [*READ_BY_EPILOGUE, "out"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != STREAMK])
+def test_operand_with_empty_k(kind: str, operand: str, random: Generator) -> None:
+    """The epilogue then has no pre-pass before it, and waits for no main loop."""
+    run(kind, operand, random, empty=True)
+
+
+@pytest.mark.parametrize("kind", WITH_PRE_PASS)
+def test_pre_pass_is_late(kind: str, random: Generator) -> None:
+    """The grid before writes the dequantized operands, and zeroes the flags, in place of the pre-pass."""
+    for seed in seeds(kind, random):
+        form = form_of(kind, seed, random, out_type(random))
+        product = form.make()
+        before = Predecessor(form.emulator, "sm90")
+        for which, output in product.outputs.items():
+            output.numpy()[...] = product.expected_dequant(which)
+            before.writes(output)
+        if flags := getattr(product, "fixup_flags", None):
+            arrived = flags.numpy()[0]
+            flags.numpy()[...] = 0
+            before.writes(flags, before=arrived)
+        form.run_after(before, product, pre_pass=False)
+
+
+@pytest.mark.parametrize("used", ["data", "scale", "output", "flags"])
+def test_pre_pass(used: str, random: Generator) -> None:
+    """Alone, for both operands. Its output and the flags are the workspace of the product before."""
+    for seed in seeds("sm90", random):
+        emulator = Emulator("sm_90", seed=seed)
+        module = emulator.load(dequant_ptx())
+        product = Dequantizing(emulator, random, int(random.integers(20, 200)), int(random.integers(20, 200)), 320)
+        outputs = {which: product.dequant_output(which) for which in (0, 1)}
+        flags = emulator.array(numpy.full(9, 8, "u4"))
+        before, which = Predecessor(emulator, "sm90"), int(random.integers(2))
+        print(f"{product.m} x {product.n}, operand {which}")
+        if used in ("data", "scale"):
+            before.writes(product.arrays[2 * which + (used == "scale")])
+        else:
+            before.reads_and_writes(outputs[which] if used == "output" else flags)
+        with before.launched():
+            product.dequantize(module, list(outputs.items()), flags=9, zeroed=flags)
+        for each, output in outputs.items():
+            assert (output.numpy() == product.expected_dequant(each)).all(), f"operand {each}"
+        assert not flags.numpy().any()
+
+
+@pytest.mark.parametrize("kind", WITH_PRE_PASS)
+def test_products_share_a_workspace(kind: str, random: Generator) -> None:
+    """Three products of one size and other data, each with its pre-pass and with the result before as c."""
+    for seed in seeds(kind, random):
+        form = form_of(kind, seed, random, FP32)
+        calls = chain([form.make() for _ in range(3)])
+        for call in calls[1:]:
+            for name in ("outputs", "partial_tiles", "fixup_flags"):
+                if hasattr(calls[0], name):
+                    setattr(call, name, getattr(calls[0], name))
+        for call in calls:
+            form.queue(call, True)
+        form.emulator.synchronize()
+        check_chain(calls)
