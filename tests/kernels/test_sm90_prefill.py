@@ -134,6 +134,16 @@ def test_split_k_tiles(name: str, random: numpy.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+def test_bands_of_tiles(name: str, random: numpy.random.Generator) -> None:
+    """More tiles along mma_m than a band holds: each is computed once."""
+    config = CONFIGS[name]
+    emulator, dequant, module = load(config, timing(random, 0))
+    product = PrefillProduct(emulator, random, 2048 + int(random.integers(1, 300)), 257, 64)
+    product.launch_prefill(dequant, module, config, False, clusters=3)
+    product.check()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_shared_operands(name: str, random: numpy.random.Generator) -> None:
     """All batches share A, or B, which is dequantized once."""
     config = CONFIGS[name]
