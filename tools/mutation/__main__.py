@@ -106,29 +106,22 @@ class Run:
     def next(self) -> tuple[dict[str, object], Mutant, str] | None:
         """One that has to be run. As many of a family are begun as may still count."""
         with self.lock:
-            if time.monotonic() > self.end:
-                return None
-            for place, (one, mutant) in enumerate(self.todo):
+            place = 0
+            while place < len(self.todo) and time.monotonic() < self.end:
+                one, mutant = self.todo[place]
                 family, count = str(one["family"]), int(one.get("count", 10**9))
                 if self.decided[family] + self.begun[family] >= count:
+                    place += 1
                     continue
                 del self.todo[place]
                 text = mutant.apply((ROOT / mutant.file).read_bytes())
                 key = hashlib.sha256(f"{mutant.file}\0".encode() + text).hexdigest()[:16]
                 known = self.known.get(key)
-                if known is not None and not (self.arguments.again and known["verdict"] == "survived"):
-                    self.decided[family] += known["verdict"] in DECIDED
-                    return self.next_unlocked()
-                self.begun[family] += 1
-                return one, mutant, key
-            return None
-
-    def next_unlocked(self) -> tuple[dict[str, object], Mutant, str] | None:
-        self.lock.release()
-        try:
-            return self.next()
-        finally:
-            self.lock.acquire()
+                if known is None or (self.arguments.again and known["verdict"] == "survived"):
+                    self.begun[family] += 1
+                    return one, mutant, key
+                self.decided[family] += known["verdict"] in DECIDED
+        return None
 
     def record(self, one: dict[str, object], mutant: Mutant, key: str, result: dict[str, object]) -> None:
         family = str(one["family"])
