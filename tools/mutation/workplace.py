@@ -23,6 +23,10 @@ from pathlib import Path
 from families import Arguments
 from mutant import Mutant
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build_backend"))
+
+import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
+
 # Of the PTX; what emulated GPUs of later generations run too.
 VIRTUAL = {"sm90": "compute_90a", "sm100": "compute_100f"}
 PORTABLE = "compute_80"
@@ -82,7 +86,7 @@ class Workplace:
 
     def copy(self, folder: Path, cores: list[int]) -> Workplace:
         shutil.copytree(self.folder, folder, symlinks=True)
-        other = Workplace(folder, cores, dict(self.objects))
+        other = Workplace(folder, cores)
         other.objects = {folder / path.relative_to(self.folder): data for path, data in self.objects.items()}
         other.write_table()
         other.compile([other.root / "csrc/driver/fatbin.c"])
@@ -151,19 +155,10 @@ class Workplace:
         self.link()
 
     def includers(self, file: str) -> list[Path]:
-        """Sources that the file goes into."""
-        return [source for source in self.sources() if (self.root / file) in self.inputs(source)]
-
-    def inputs(self, source: Path) -> set[Path]:
-        found, queue = {source}, [source]
-        while queue:
-            path = queue.pop()
-            for name in re.findall(r'^\s*#\s*include\s*"(\S+)"', path.read_text(), re.M):
-                for place in (path.parent / name, self.root / "csrc" / name):
-                    if place.is_file() and place not in found:
-                        found.add(place)
-                        queue.append(place)
-        return found
+        """Sources that the file goes into. Of fatbin.c, which includes what the build writes, itself alone."""
+        path = (self.root / file).resolve()
+        inputs = {source: nvfp4_cuda.inputs(source.resolve(), self.root / "csrc") for source in self.sources()}
+        return [source for source, files in inputs.items() if source.resolve() == path or path in (files or ())]
 
     # ---- testing
 
