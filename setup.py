@@ -1,8 +1,8 @@
 """Builds nvfp4/_C.abi3.so: the C core, its Python module and the device code. Everything else is in pyproject.toml.
 
 Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings
-errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 is for
-`python -m nvfp4 check --dump` (docs/debugging.md).
+errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 and
+NVFP4_WATCHDOG=1 add code for debugging (docs/debugging.md).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ARCHS = {"sm90": ["sm_90a", "compute_90a"], "sm100": ["sm_100f", "compute_100f"]
 if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, which a build without isolation ignores
     sys.exit(f"nvfp4: building needs setuptools 77 or later, this is {setuptools.__version__}.")
 
-DUMP = os.environ.get("NVFP4_DUMP", "0") == "1"
+DEBUG = [name for name in ("NVFP4_DUMP", "NVFP4_WATCHDOG") if os.environ.get(name, "0") == "1"]
 WERROR = os.environ.get("NVFP4_WERROR", "0") == "1"
 CFLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", "-g0"]
 
@@ -76,7 +76,7 @@ class BuildExt(build_ext):
         if nvfp4_cuda.wanted():
             folder = ROOT / "build" / "cuda"
             flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", ""))
-            flags += ["-Werror=all-warnings"] * WERROR + ["-DNVFP4_DUMP"] * DUMP
+            flags += ["-Werror=all-warnings"] * WERROR + [f"-D{name}" for name in DEBUG]
             sources = [ROOT / name for name in relative("csrc/kernels/**/*.cu")]
             folder.mkdir(parents=True, exist_ok=True)
             archs = {source: ARCHS.get(source.parent.name, PORTABLE) for source in sources}
@@ -110,7 +110,7 @@ setup(
             "nvfp4._C",
             sources=relative("csrc/**/*.c"),
             include_dirs=["csrc"],
-            define_macros=[("Py_LIMITED_API", "0x030A0000")] + [("NVFP4_DUMP", "1")] * DUMP,
+            define_macros=[("Py_LIMITED_API", "0x030A0000")] + [(name, "1") for name in DEBUG],
             extra_compile_args=CFLAGS + ["-Werror"] * WERROR,
             extra_link_args=["-Wl,-s"],
             libraries=["m", "dl", "pthread"],

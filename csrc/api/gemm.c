@@ -96,7 +96,7 @@ static nvfp4_status launch(driver *d, const gemm_call *call, launch_plan *plan, 
                                    .stream = stream};
         status = driver_launch(d, call->where.device, &one);
     }
-    return status;
+    return status ? status : driver_watch(d, call->where.device, stream);
 }
 
 static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_gemm_args *args, const gemm_call *call) {

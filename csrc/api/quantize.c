@@ -17,6 +17,7 @@ static nvfp4_status run(nvfp4_context *context, const target *where, int32_t ker
                                   .params = params,
                                   .stream = stream};
     nvfp4_status status = driver_launch(context->driver, where->device, &launch);
+    if (!status) status = driver_watch(context->driver, where->device, stream);
     if (!status && where->host_memory) status = driver_synchronize(context->driver, where->device, stream);
     return status;
 }

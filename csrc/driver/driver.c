@@ -12,6 +12,12 @@
 #include "common/error.h"
 #include "driver/cuda_abi.h"
 #include "driver/fatbin.h"
+#ifdef NVFP4_WATCHDOG
+#include <threads.h>
+#include <time.h>
+
+#include "driver/watchdog.h"
+#endif
 
 #define DRIVER_VERSION_NEEDED 13000 /* a cubin runs on a driver of its own CUDA major or a later one */
 #define MAX_DEVICES           64
@@ -44,7 +50,19 @@
       (void *map, int type, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,               \
        const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2_promotion, int fill))           \
     X(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))           \
-    X(cuStreamSynchronize, (CUstream stream))
+    X(cuStreamSynchronize, (CUstream stream))                                                                          \
+    WATCHDOG_ENTRY_POINTS(X)
+
+#ifdef NVFP4_WATCHDOG
+#define WATCHDOG_ENTRY_POINTS(X)                                                                                       \
+    X(cuLibraryGetGlobal, (CUdeviceptr * address, size_t *bytes, CUlibrary library, const char *name))                 \
+    X(cuMemcpyHtoD, (CUdeviceptr to, const void *from, size_t bytes))                                                  \
+    X(cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))                                                   \
+    X(cuStreamIsCapturing, (CUstream stream, int *status))                                                             \
+    X(cuStreamQuery, (CUstream stream))
+#else
+#define WATCHDOG_ENTRY_POINTS(X)
+#endif
 
 typedef struct device_state {
     atomic_int ready;
@@ -68,6 +86,10 @@ struct driver {
     CUlibrary *libraries;               /* one a fat binary, loaded with the first device that it has code for */
     CUkernel kernels[MAX_KERNELS];
     device_state devices[MAX_DEVICES];
+#ifdef NVFP4_WATCHDOG
+    watchdog_record *records; /* one a fat binary, which every device writes */
+    const char **launched;    /* and the name of its kernel that was launched last */
+#endif
 #define X(name, arguments) CUresult(*name) arguments;
     ENTRY_POINTS(X)
 #undef X
@@ -294,11 +316,55 @@ static nvfp4_status load_sets(driver *d, device_state *state) {
     return status;
 }
 
+#ifdef NVFP4_WATCHDOG
+
+static uint64_t watchdog_setting(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+/* Tells the kernels of the current device where to record waits. The records stay until the process ends: a kernel
+ * that hangs may write them at any time. */
+static nvfp4_status start_watchdog(driver *d) {
+    const size_t bytes = (size_t)nvfp4_fatbin_count * sizeof *d->records;
+    CUresult error = CUDA_SUCCESS;
+    if (!d->records) {
+        void *memory;
+        error = d->cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+        if (error) return driver_error(d, "cuMemHostAlloc", error);
+        d->records = memset(memory, 0, bytes);
+    }
+    if (!d->launched) d->launched = calloc((size_t)nvfp4_fatbin_count, sizeof *d->launched);
+    if (!d->launched) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
+    for (int i = 0; i < nvfp4_fatbin_count && !error; i++) {
+        const watchdog_state state = {.record = &d->records[i],
+                                      .limit = watchdog_setting("NVFP4_WATCHDOG_CLOCKS", UINT64_C(4000000000))};
+        CUdeviceptr variable;
+        if (!d->libraries[i]) continue; /* it has no code for a device here */
+        error = d->cuLibraryGetGlobal(&variable, NULL, d->libraries[i], "nvfp4_watchdog");
+        if (error == CUDA_ERROR_NOT_FOUND) /* no kernel in it waits */
+            error = CUDA_SUCCESS;
+        else if (!error)
+            error = d->cuMemcpyHtoD(variable, &state, sizeof state);
+    }
+    return error ? driver_error(d, "the watchdog's state", error) : NVFP4_OK;
+}
+
+#else
+
+static nvfp4_status start_watchdog(driver *d) {
+    (void)d;
+    return NVFP4_OK;
+}
+
+#endif
+
 /* With the primary context current. */
 static nvfp4_status load_in_context(driver *d, device_state *state) {
     if (!d->libraries) d->libraries = calloc((size_t)nvfp4_fatbin_count, sizeof *d->libraries);
     if (!d->libraries) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
-    return load_sets(d, state);
+    nvfp4_status status = load_sets(d, state);
+    return status ? status : start_watchdog(d);
 }
 
 static nvfp4_status load_device(driver *d, int32_t device) {
@@ -414,6 +480,10 @@ nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launc
     CUresult error = enter(d, state, &pushed);
     if (!error) error = d->cuLaunchKernelEx(&config, function, launch->params, NULL);
     leave(d, pushed);
+#ifdef NVFP4_WATCHDOG
+    for (int i = 0; i < nvfp4_fatbin_count; i++)
+        if (strcmp(nvfp4_fatbins[i].name, kernel->fatbin) == 0) d->launched[i] = kernel->name;
+#endif
     return error ? driver_error(d, kernel->name, error) : NVFP4_OK;
 }
 
@@ -424,3 +494,45 @@ nvfp4_status driver_synchronize(driver *d, int32_t device, void *stream) {
     leave(d, pushed);
     return error ? driver_error(d, "cuStreamSynchronize", error) : NVFP4_OK;
 }
+
+#ifdef NVFP4_WATCHDOG
+
+/* The message of a stream that failed or did not end. */
+static nvfp4_status watchdog_error(driver *d, const char *how) {
+    for (int i = 0; i < nvfp4_fatbin_count; i++) {
+        char text[900];
+        if (d->launched[i] && watchdog_describe(&d->records[i], text, sizeof text))
+            return fail(NVFP4_DRIVER, "%s %s. It waits at %s", d->launched[i], how, text);
+    }
+    return fail(NVFP4_DRIVER, "the stream %s; no wait of our kernels is recorded", how);
+}
+
+nvfp4_status driver_watch(driver *d, int32_t device, void *stream) {
+    const uint64_t seconds = watchdog_setting("NVFP4_WATCHDOG_SECONDS", 60);
+    const struct timespec pause = {.tv_nsec = 20000};
+    struct timespec start, now;
+    int pushed, capturing = 0;
+    CUresult error = enter(d, &d->devices[device], &pushed);
+    if (!error) error = d->cuStreamIsCapturing(stream, &capturing);
+    if (error || capturing) {
+        leave(d, pushed);
+        return error ? driver_error(d, "cuStreamIsCapturing", error) : NVFP4_OK;
+    }
+    timespec_get(&start, TIME_UTC);
+    now = start;
+    while ((error = d->cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY &&
+           (uint64_t)(now.tv_sec - start.tv_sec) < seconds) {
+        thrd_sleep(&pause, NULL);
+        timespec_get(&now, TIME_UTC);
+    }
+    leave(d, pushed);
+    if (!error) return NVFP4_OK;
+    char how[160];
+    if (error == CUDA_ERROR_NOT_READY)
+        snprintf(how, sizeof how, "has not ended after %llu s", (unsigned long long)seconds);
+    else
+        snprintf(how, sizeof how, "failed: %s (%d)", error_text(d, error), error);
+    return watchdog_error(d, how);
+}
+
+#endif

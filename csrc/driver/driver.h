@@ -52,4 +52,15 @@ nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launc
 /* Synchronises a stream. Only calls on host memory need it. */
 nvfp4_status driver_synchronize(driver *d, int32_t device, void *stream);
 
+/* A debug build with NVFP4_WATCHDOG waits here for what was launched, and puts a wait that did not end into an error
+ * message; on a stream that is being captured it does nothing. Other builds never wait. */
+#ifdef NVFP4_WATCHDOG
+nvfp4_status driver_watch(driver *d, int32_t device, void *stream);
+#else
+static inline nvfp4_status driver_watch(driver *d, int32_t device, void *stream) {
+    (void)d, (void)device, (void)stream;
+    return NVFP4_OK;
+}
+#endif
+
 #endif

@@ -1,6 +1,6 @@
 """Joins a source file and the project files that it includes into one text, each file once, comments included.
 
-Left out are `#include "..."`, include guards and the code of debug builds (`#ifdef NVFP4_DUMP`). Nothing is rewritten.
+Left out are `#include "..."`, include guards and the code of debug builds (DEBUG). Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from .show import CommandError
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"  # in a checkout a link to csrc/, in a wheel copies
-DEBUG = "NVFP4_DUMP"
+DEBUG = ("NVFP4_DUMP", "NVFP4_WATCHDOG")
 
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 GUARD = re.compile(r"#ifndef (NVFP4_\w+_C?U?H)\n#define \1\n")
@@ -48,13 +48,13 @@ def read(path: Path) -> str:
 def release_lines(lines: list[str]) -> list[str]:
     """The lines of a release build: no code for debug builds only, and no directives around such code."""
     kept = []
-    asks: list[bool | None] = []  # for each open condition: whether it needs DEBUG; None: it does not depend on DEBUG
+    asks: list[bool | None] = []  # for each open condition: whether a debug build has it; None: all builds
     for line in lines:
         condition = CONDITION.match(line)
         if condition:
             word, name = condition.groups()
             if word.startswith("if"):
-                asks.append({"ifdef": True, "ifndef": False}.get(word) if name == DEBUG else None)
+                asks.append({"ifdef": True, "ifndef": False}.get(word) if name in DEBUG else None)
                 if asks[-1] is not None:
                     continue
             elif asks[-1] is not None:
@@ -63,7 +63,7 @@ def release_lines(lines: list[str]) -> list[str]:
                 elif word == "else":
                     asks[-1] = not asks[-1]
                 else:
-                    raise ValueError(f"#elif behind #ifdef {DEBUG}: {line}")
+                    raise ValueError(f"#elif behind #ifdef of a debug build: {line}")
                 continue
             elif word == "endif":
                 asks.pop()

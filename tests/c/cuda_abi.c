@@ -1,6 +1,7 @@
 /* csrc/driver/cuda_abi.h against the toolkit's own cuda.h. Compiling is the test. */
 #define CUresult                                                 our_CUresult
 #define CUdevice                                                 our_CUdevice
+#define CUdeviceptr                                              our_CUdeviceptr
 #define CUcontext                                                our_CUcontext
 #define CUlibrary                                                our_CUlibrary
 #define CUkernel                                                 our_CUkernel
@@ -10,6 +11,7 @@
 #define CUDA_SUCCESS                                             OUR_SUCCESS
 #define CUDA_ERROR_NO_DEVICE                                     OUR_NO_DEVICE
 #define CUDA_ERROR_NOT_FOUND                                     OUR_NOT_FOUND
+#define CUDA_ERROR_NOT_READY                                     OUR_NOT_READY
 #define CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                 OUR_SM_COUNT
 #define CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE                        OUR_L2
 #define CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR             OUR_MAJOR
@@ -19,6 +21,8 @@
 #define CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN    OUR_SHARED_BLOCK
 #define CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES          OUR_DYNAMIC
 #define CU_STREAM_CAPTURE_MODE_RELAXED                           OUR_RELAXED
+#define CU_MEMHOSTALLOC_DEVICEMAP                                OUR_DEVICEMAP
+#define CU_MEMHOSTALLOC_PORTABLE                                 OUR_PORTABLE
 #define CUlaunchAttributeValue                                   our_CUlaunchAttributeValue
 #define CUlaunchAttribute                                        our_CUlaunchAttribute
 #define CUDA_ERROR_NO_BINARY_FOR_GPU                             OUR_NO_BINARY
@@ -35,6 +39,7 @@
 #include "driver/cuda_abi.h"
 #undef CUresult
 #undef CUdevice
+#undef CUdeviceptr
 #undef CUcontext
 #undef CUlibrary
 #undef CUkernel
@@ -44,6 +49,7 @@
 #undef CUDA_SUCCESS
 #undef CUDA_ERROR_NO_DEVICE
 #undef CUDA_ERROR_NOT_FOUND
+#undef CUDA_ERROR_NOT_READY
 #undef CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 #undef CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 #undef CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
@@ -53,6 +59,8 @@
 #undef CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 #undef CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 #undef CU_STREAM_CAPTURE_MODE_RELAXED
+#undef CU_MEMHOSTALLOC_DEVICEMAP
+#undef CU_MEMHOSTALLOC_PORTABLE
 #undef CUlaunchAttributeValue
 #undef CUlaunchAttribute
 #undef CUDA_ERROR_NO_BINARY_FOR_GPU
@@ -74,6 +82,7 @@
 SAME(OUR_SUCCESS, CUDA_SUCCESS);
 SAME(OUR_NO_DEVICE, CUDA_ERROR_NO_DEVICE);
 SAME(OUR_NOT_FOUND, CUDA_ERROR_NOT_FOUND);
+SAME(OUR_NOT_READY, CUDA_ERROR_NOT_READY);
 SAME(OUR_SM_COUNT, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 SAME(OUR_L2, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
 SAME(OUR_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
@@ -82,6 +91,8 @@ SAME(OUR_SHARED_SM, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
 SAME(OUR_PAGEABLE, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
 SAME(OUR_SHARED_BLOCK, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
 SAME(OUR_DYNAMIC, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+SAME(OUR_PORTABLE, CU_MEMHOSTALLOC_PORTABLE);
+SAME(OUR_DEVICEMAP, CU_MEMHOSTALLOC_DEVICEMAP);
 SAME(OUR_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
 SAME(OUR_NO_BINARY, CUDA_ERROR_NO_BINARY_FOR_GPU);
 SAME(OUR_CLUSTER, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
@@ -104,6 +115,7 @@ SAME(sizeof(tensor_map), sizeof(CUtensorMap));
 SAME(_Alignof(tensor_map), 64); /* all that cuTensorMapEncodeTiled asks for; the header's type has 128 */
 SAME(sizeof(our_CUresult), sizeof(CUresult));
 SAME(sizeof(our_CUdevice), sizeof(CUdevice));
+SAME(sizeof(our_CUdeviceptr), sizeof(CUdeviceptr));
 SAME(sizeof(our_CUlaunchConfig), sizeof(CUlaunchConfig));
 SAME(offsetof(our_CUlaunchConfig, blockDimX), offsetof(CUlaunchConfig, blockDimX));
 SAME(offsetof(our_CUlaunchConfig, sharedMemBytes), offsetof(CUlaunchConfig, sharedMemBytes));

@@ -8,6 +8,8 @@
  *   FAKE_DEVICES  number of devices (1)        FAKE_MISSING an entry point to leave out
  *   FAKE_PAGEABLE 1: the device reads host memory (1)       FAKE_FAIL  an entry point that fails
  *   FAKE_ABSENT   kernels whose names begin so have no code for the device
+ *   FAKE_QUERY    what cuStreamQuery says (0)  FAKE_CAPTURES 1: streams are being captured (0)
+ *   FAKE_WAIT     1: each launch leaves a wait in the watchdog's records
  *   FAKE_LOG      file to append "kernel grid threads shared stream cluster programmatic" to for each launch, and
  *                 "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists; none:
  *                 nothing is written
@@ -18,6 +20,7 @@
 #include <string.h>
 
 #include "../../csrc/driver/cuda_abi.h"
+#include "../../csrc/kernels/common/watchdog.h"
 
 #define EXPORT __attribute__((visibility("default")))
 enum { FAILED = 999 };
@@ -181,6 +184,58 @@ ENTRY(cuKernelSetAttribute, int attribute, int value, CUkernel kernel, CUdevice 
     return CUDA_SUCCESS;
 }
 
+/* Of the builds with NVFP4_WATCHDOG: cuLibraryGetGlobal gives the address of `watched`, whichever variable it is. */
+static watchdog_state watched;
+static watchdog_record *records[64];
+static int record_count;
+
+ENTRY(cuLibraryGetGlobal, CUdeviceptr *address, size_t *bytes, CUlibrary library, const char *name) {
+    MAY_FAIL;
+    (void)bytes, (void)library, (void)name;
+    *address = (CUdeviceptr)(uintptr_t)&watched;
+    return CUDA_SUCCESS;
+}
+
+ENTRY(cuMemcpyHtoD, CUdeviceptr to, const void *from, size_t bytes) {
+    MAY_FAIL;
+    memcpy((void *)(uintptr_t)to, from, bytes); /* NOLINT: it is an address here */
+    if (record_count < 64) records[record_count++] = watched.record;
+    return CUDA_SUCCESS;
+}
+
+ENTRY(cuMemHostAlloc, void **memory, size_t bytes, unsigned flags) {
+    MAY_FAIL;
+    (void)flags;
+    *memory = malloc(bytes);
+    memset(*memory, 255, bytes);
+    return CUDA_SUCCESS;
+}
+
+ENTRY(cuStreamIsCapturing, CUstream stream, int *status) {
+    MAY_FAIL;
+    (void)stream;
+    *status = number("FAKE_CAPTURES", 0);
+    return CUDA_SUCCESS;
+}
+
+ENTRY(cuStreamQuery, CUstream stream) {
+    (void)stream;
+    return number("FAKE_QUERY", 0);
+}
+
+static void leave_wait(void) {
+    for (int i = 0; i < record_count; i++)
+        records[i]->expired[0] = (watchdog_wait){.kind = WATCHDOG_FLAG,
+                                                 .line = 7,
+                                                 .file = "some.cu",
+                                                 .cta_x = 1,
+                                                 .cta_y = 2,
+                                                 .warp = 3,
+                                                 .wanted = 6,
+                                                 .seen = 5,
+                                                 .address = 64};
+}
+
 static FILE *open_log(void) {
     const char *path = getenv("FAKE_LOG");
     return path ? fopen(path, "a") : NULL;
@@ -230,6 +285,7 @@ ENTRY(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void 
         else
             return FAILED;
     }
+    if (number("FAKE_WAIT", 0)) leave_wait();
     FILE *log = open_log();
     if (!log) return CUDA_SUCCESS;
     fprintf(log, "%s %u %u %u %p %u %d\n", kernel_names[(uintptr_t)function - 1], config->gridDimX * config->gridDimY,
@@ -273,6 +329,11 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **entry, int version,
         ROW(cuTensorMapEncodeTiled),
         ROW(cuLaunchKernelEx),
         ROW(cuStreamSynchronize),
+        ROW(cuLibraryGetGlobal),
+        ROW(cuMemcpyHtoD),
+        ROW(cuMemHostAlloc),
+        ROW(cuStreamIsCapturing),
+        ROW(cuStreamQuery),
     };
     const char *missing = getenv("FAKE_MISSING");
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)

@@ -173,6 +173,9 @@ def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]
     if tool != "initcheck":  # initcheck must see the writes of all kernels
         command += ["--kernel-name", "kns=nvfp4"]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    # Of a build with NVFP4_WATCHDOG: a launch under a tool takes seconds, and one that hangs ends before the limit.
+    environment.setdefault("NVFP4_WATCHDOG_CLOCKS", f"{limit_s / 2 * 1e9:.0f}")
+    environment.setdefault("NVFP4_WATCHDOG_SECONDS", f"{limit_s / 2:.0f}")
     command += [sys.executable, __file__, "--run", *(f"--backend={backend}" for backend in backends)]
     start = time.monotonic()
     with tempfile.NamedTemporaryFile() as file:

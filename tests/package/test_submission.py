@@ -80,7 +80,7 @@ def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
             if line == original:
                 line = next(lines, None)
                 continue
-            debug = debug or original == "#ifdef NVFP4_DUMP"
+            debug = debug or original in ("#ifdef NVFP4_DUMP", "#ifdef NVFP4_WATCHDOG")
             joins = re.match(r'#include "|#ifndef NVFP4_\w+H$|#define NVFP4_\w+H$|#endif$|#else$|$', original)
             assert joins or debug, f"{path}: not in the file: {original}"
             debug = debug and original != "#endif"
@@ -88,7 +88,7 @@ def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
 
 
 def test_no_debug_code(file: Path) -> None:
-    assert not re.search(r"sm100_dump\b|^\s*#.*NVFP4_DUMP", file.read_text(), re.M)
+    assert not re.search(r"sm100_dump\b|watchdog_wait|^\s*#.*NVFP4_(DUMP|WATCHDOG)", file.read_text(), re.M)
 
 
 def test_packaged_sources_are_the_checkouts() -> None:
@@ -115,6 +115,9 @@ not other
 #endif
 #ifndef NVFP4_DUMP
 release too
+#endif
+#ifdef NVFP4_WATCHDOG
+debug again
 #endif
 last"""
 RELEASE = "first\nrelease\n#ifdef OTHER\nother\n#else\nnot other\n#endif\nrelease too\nlast"

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "kernels/common/watchdog.cuh"
+
 __device__ __forceinline__ uint32_t cluster_ctarank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -23,7 +25,8 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void barrier_cluster_wait() {
+__device__ __forceinline__ void barrier_cluster_wait(wait_site site = WAIT_SITE) {
+    RECORD_BLOCKED(WATCHDOG_CLUSTER);
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
@@ -49,7 +52,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 
 /* Waits until the prerequisite grids have completed and their writes are visible. Each thread that reads what they
  * write, or writes what they read, calls it first. */
-__device__ __forceinline__ void griddepcontrol_wait() {
+__device__ __forceinline__ void griddepcontrol_wait(wait_site site = WAIT_SITE) {
+    RECORD_BLOCKED(WATCHDOG_GRID);
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 

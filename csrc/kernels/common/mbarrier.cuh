@@ -6,6 +6,7 @@
 #define NVFP4_COMMON_MBARRIER_CUH
 
 #include "kernels/common/shared.cuh"
+#include "kernels/common/watchdog.cuh"
 
 /* One thread, before any other use; count: arrivals a phase. */
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) {
@@ -37,19 +38,45 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint
 /* Waits until the phase of that parity completes. Orders what arriving threads of this CTA did before, and the TMA
  * loads and tcgen05 operations that the barrier counts, those of the pair's other CTA too. Does not order ordinary
  * stores of other CTAs: acquire.cluster would invalidate the L1 cache at each wait. */
-__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity, wait_site site = WAIT_SITE) {
+#ifdef NVFP4_WATCHDOG
+    uint32_t done;
+    for (polled_wait wait(WATCHDOG_MBARRIER, barrier, parity, site);; wait.again()) {
+        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;"
+                     " selp.u32 %0, 1, 0, done; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+        if (done) return;
+    }
+#else
+    (void)site;
     asm volatile("{ .reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;"
                  " @!done bra WAIT; }" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
+#endif
 }
 
 /* The same with cluster scope, for data that threads of other CTAs have stored. */
-__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity, wait_site site = WAIT_SITE) {
+#ifdef NVFP4_WATCHDOG
+    uint32_t done;
+    for (polled_wait wait(WATCHDOG_MBARRIER, barrier, parity, site);; wait.again()) {
+        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;"
+                     " selp.u32 %0, 1, 0, done; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+        if (done) return;
+    }
+#else
+    (void)site;
     asm volatile("{ .reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;"
                  " @!done bra WAIT; }" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
+#endif
 }
 
 /* The stage of a pipeline and the phase parity of its full barrier; the consumer waits for phase, the producer waits

@@ -70,7 +70,7 @@
 /* Operand A or B of the mma. */
 typedef struct sm100_operand {
     tensor_map values; /* uint8 {K/2, rows, L}, box {128, rows of the tile in one CTA, 1}, 128-byte swizzle */
-    tensor_map scales; /* pairs only: uint16 {256, ceil(K/64), ceil(rows/128), L}, box {256, 4, 1, 1}: 256 an atom */
+    tensor_map scales; /* pairs only: uint16 {256, ceil(K/64), ceil(rows/128), L}, box {256, 4, atoms of its rows, 1} */
     const uint8_t *data;
     const uint8_t *scale;
     int64_t pitch, batch;             /* bytes between rows and between batches of data */
