@@ -194,6 +194,7 @@ static nvfp4_status check_ordinal(driver *d, int32_t device) {
     nvfp4_status status = driver_open(d);
     if (status) return status;
     if (device >= 0 && device < d->device_count) return NVFP4_OK;
+    if (d->device_count == 0) return fail(NVFP4_DRIVER, "no CUDA device: the driver has none");
     return fail(NVFP4_DRIVER, "device: is cuda:%d; the driver has %d device(s)", device, d->device_count);
 }
 
@@ -501,8 +502,11 @@ nvfp4_status driver_synchronize(driver *d, int32_t device, void *stream) {
 static nvfp4_status watchdog_error(driver *d, const char *how) {
     for (int i = 0; i < nvfp4_fatbin_count; i++) {
         char text[900];
-        if (d->launched[i] && watchdog_describe(&d->records[i], text, sizeof text))
-            return fail(NVFP4_DRIVER, "%s %s. It waits at %s", d->launched[i], how, text);
+        if (!d->launched[i] || !watchdog_describe(&d->records[i], text, sizeof text)) continue;
+        fail(NVFP4_DRIVER, "%s %s. It waits at %s", d->launched[i], how, text);
+        /* Before an exception is shown PyTorch may free a tensor, which aborts the process in a lost context. */
+        fprintf(stderr, "nvfp4: %s\n", nvfp4_last_error());
+        return NVFP4_DRIVER;
     }
     return fail(NVFP4_DRIVER, "the stream %s; no wait of our kernels is recorded", how);
 }

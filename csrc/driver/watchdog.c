@@ -33,12 +33,12 @@ static int describe(const place *p, char *text, size_t bytes) {
     char what[96];
     switch (w->kind) {
     case WATCHDOG_MBARRIER:
-        snprintf(what, sizeof what, "the mbarrier at shared address 0x%llx, parity %u", (unsigned long long)w->address,
-                 w->wanted);
+        snprintf(what, sizeof what, "the mbarrier at shared address 0x%llx, parity %u, after %u polls",
+                 (unsigned long long)w->address, w->wanted, w->polls);
         break;
     case WATCHDOG_FLAG:
-        snprintf(what, sizeof what, "the flag at 0x%llx, %u of %u arrivals", (unsigned long long)w->address, w->seen,
-                 w->wanted);
+        snprintf(what, sizeof what, "the flag at 0x%llx, %u of %u arrivals after %u polls",
+                 (unsigned long long)w->address, w->seen, w->wanted, w->polls);
         break;
     case WATCHDOG_CLUSTER:
         snprintf(what, sizeof what, "barrier.cluster.wait");

@@ -233,6 +233,7 @@ static void leave_wait(void) {
                                                  .warp = 3,
                                                  .wanted = 6,
                                                  .seen = 5,
+                                                 .polls = 4,
                                                  .address = 64};
 }
 

@@ -22,7 +22,7 @@ struct wait_site {
 #define WAIT_SITE {__builtin_FILE(), __builtin_LINE()}
 
 __device__ __forceinline__ void watchdog_write(volatile watchdog_wait &to, int32_t kind, const wait_site &site,
-                                               uint64_t address, uint32_t wanted, uint32_t seen) {
+                                               uint64_t address, uint32_t wanted, uint32_t seen, uint32_t polls) {
     const char *name = site.file;
     for (const char *c = site.file; *c; c++)
         if (*c == '/') name = c + 1;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void watchdog_write(volatile watchdog_wait &to, int32
     }
     to.line = site.line;
     to.cta_x = blockIdx.x, to.cta_y = blockIdx.y, to.warp = threadIdx.x / 32;
-    to.address = address, to.wanted = wanted, to.seen = seen;
+    to.address = address, to.wanted = wanted, to.seen = seen, to.polls = polls;
     __threadfence_system();
     to.kind = kind;
 }
@@ -48,22 +48,19 @@ struct polled_wait {
     const uint32_t wanted;
     const wait_site &site;
     const int64_t start = clock64();
-    uint32_t pause = 32; /* ns */
+    uint32_t polls = 0; /* that failed */
 
     __device__ __forceinline__ polled_wait(int32_t kind, uint64_t address, uint32_t wanted, const wait_site &site)
         : kind(kind), address(address), wanted(wanted), site(site) {}
 
     __device__ __forceinline__ void again(uint32_t seen = 0) {
-        /* compute-sanitizer records every poll, which slows down the warps that are waited for: without pauses one
-         * launch under racecheck took up to 34 s on an H200. */
-        __nanosleep(pause);
-        if (pause < 4096) pause *= 2;
+        polls++;
         const uint64_t limit = nvfp4_watchdog.limit;
         if (!nvfp4_watchdog.record || (uint64_t)(clock64() - start) < limit) return;
         if (is_first_active_lane()) {
             uint32_t place = atomicAdd(&nvfp4_watchdog.expired, 1);
             if (place < WATCHDOG_EXPIRED)
-                watchdog_write(nvfp4_watchdog.record->expired[place], kind, site, address, wanted, seen);
+                watchdog_write(nvfp4_watchdog.record->expired[place], kind, site, address, wanted, seen, polls);
             __threadfence_system();
         }
         /* Time for the waits that expire at about the same time, in this warp and others: all are recorded. */
@@ -80,7 +77,7 @@ struct blocked_wait {
         if (!nvfp4_watchdog.record || !is_first_active_lane()) return;
         const uint32_t warps = (blockDim.x + 31) / 32, cta = blockIdx.y * gridDim.x + blockIdx.x;
         to = &nvfp4_watchdog.record->blocked[(cta * warps + threadIdx.x / 32) % WATCHDOG_BLOCKED];
-        watchdog_write(*to, kind, site, 0, 0, 0);
+        watchdog_write(*to, kind, site, 0, 0, 0, 0);
     }
     __device__ __forceinline__ ~blocked_wait() {
         if (to) to->kind = WATCHDOG_NONE;

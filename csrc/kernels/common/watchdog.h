@@ -18,8 +18,8 @@ typedef struct watchdog_wait {
     uint32_t cta_x, cta_y, warp;    /* blockIdx; threadIdx.x / 32 */
     uint32_t wanted;                /* parity of an mbarrier's phase, or arrivals of a flag */
     uint32_t seen;                  /* arrivals of a flag */
-    uint32_t padding_;
-    uint64_t address; /* of the mbarrier in shared memory, of the flag in global memory */
+    uint32_t polls;                 /* that failed */
+    uint64_t address;               /* of the mbarrier in shared memory, of the flag in global memory */
 } watchdog_wait;
 
 typedef struct watchdog_record {
