@@ -131,7 +131,7 @@ def test_failure_to_open_is_said_again() -> None:
     ("variables", "words"),
     [
         ({"FAKE_VERSION": "12080"}, ["CUDA 12.8", "13.0", "580"]),
-        ({"FAKE_DEVICES": "0"}, ["cuda:0", "0 device"]),
+        ({"FAKE_DEVICES": "0"}, ["no CUDA device"]),
         ({"FAKE_CC": "75"}, ["Fake GPU 0", "7.5", "8.0"]),
         ({"FAKE_MISSING": "cuLaunchKernelEx"}, ["cuLaunchKernelEx"]),
         ({"FAKE_FAIL": "cuInit"}, ["cuInit", "fake error"]),

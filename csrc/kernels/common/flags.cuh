@@ -12,19 +12,22 @@ __device__ __forceinline__ void flag_arrive(uint32_t *flag) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(flag) : "memory");
 }
 
+__device__ __forceinline__ uint32_t flag_load(const uint32_t *flag) {
+    uint32_t seen;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    return seen;
+}
+
 /* Waits for `count` arrivals. The proxy fence makes the data readable by bulk copies too, which use the async proxy
  * (section 9.7.13.5 fence.proxy). Needs sm_90. */
 __device__ __forceinline__ void flag_wait(const uint32_t *flag, uint32_t count, wait_site site = WAIT_SITE) {
-    uint32_t seen;
 #ifdef NVFP4_WATCHDOG
-    for (polled_wait wait(WATCHDOG_FLAG, (uint64_t)flag, count, site);; wait.again(seen)) {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-        if (seen >= count) break;
-    }
+    polled_wait wait(WATCHDOG_FLAG, (uint64_t)flag, count, site);
+    for (uint32_t seen; (seen = flag_load(flag)) < count;) wait.again(seen);
 #else
     (void)site;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-    while (seen < count);
+    while (flag_load(flag) < count) {
+    }
 #endif
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
