@@ -25,6 +25,7 @@ from paths import BENCHMARKS, EMULATOR, KERNELS, TESTS, families  # noqa: E402
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
 
 import emulate  # noqa: E402  (the project in emulator/)
+import interpreter  # noqa: E402
 from worker import TARGETS, Workers  # noqa: E402
 
 import nvfp4  # noqa: E402
@@ -121,6 +122,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # thousands of items and torch, which each full collection would go through: a tenth of a session
+
+
+def pytest_sessionfinish() -> None:
+    interpreter.close()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

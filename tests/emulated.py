@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import emulate
+from interpreter import python
 from paths import TESTS
 
 
@@ -14,13 +12,9 @@ def driver() -> dict[str, str]:
     return {"NVFP4_LIBCUDA": str(emulate.build()), "CUDA_VISIBLE_DEVICES": ""}
 
 
-def command(device: str, *arguments: str) -> list[str]:
-    """To be run in tests/."""
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--emulate={device}", *arguments]
-
-
 def emulated(device: str, *arguments: str) -> str:
     """The output of such a run, which must pass."""
-    done = subprocess.run(command(device, *arguments), cwd=TESTS, capture_output=True, text=True)
+    options = ("-q", "-p", "no:cacheprovider", f"--emulate={device}")
+    done = python("-m", "pytest", *options, *arguments, cwd=TESTS)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return done.stdout

@@ -21,6 +21,7 @@ import pytest
 import torch
 from buffers import Guarded
 from conftest import Backend
+from interpreter import python
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
@@ -30,10 +31,9 @@ from nvfp4 import _C, reference
 M, N, K = 5, 7, 64
 
 
-def python(program: str) -> str:
-    """What a fresh interpreter prints."""
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd="/")  # not where a checkout would be imported
+def output(program: str) -> str:
+    """Of a process of its own that has imported torch."""
+    result = python("-c", textwrap.dedent(program), cwd="/")  # not where a checkout would be imported
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -61,7 +61,8 @@ def test_examples_of_the_docstrings() -> None:
 
 def test_import_brings_neither_torch_nor_numpy() -> None:
     program = "import sys; before = {*sys.modules}; import nvfp4; print(*sorted({*sys.modules} - before))"
-    assert set(python(program).split()) <= {
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
+    assert set(result.stdout.split()) <= {
         "__future__",
         "nvfp4",
         "nvfp4._C",
@@ -142,7 +143,7 @@ def test_bfloat16_without_ml_dtypes() -> None:
         try: nvfp4.gemm(a, a, s, s, out_dtype="bfloat16")
         except nvfp4.Error as error: print(error)
     """
-    assert python(program) == "out_dtype: is bfloat16, which NumPy has only when ml_dtypes has been imported\n"
+    assert output(program) == "out_dtype: is bfloat16, which NumPy has only when ml_dtypes has been imported\n"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_only_names_are_renamed() -> None:
         except nvfp4.Error as error:
             print(error)
     """
-    assert python(program).endswith('is "out of order"\n')
+    assert output(program).endswith('is "out of order"\n')
 
 
 # ---- errors ----
@@ -546,7 +547,7 @@ ANOTHER_TABLE = """
 def test_exchange_tables(published: str, by_dispatcher: bool) -> None:
     """A table of an unknown version, unless it leads to an older one, sends every tensor through the dispatcher."""
     program = textwrap.dedent(ANOTHER_TABLE) + f"torch.Tensor.__dlpack_c_exchange_api__ = {published}\nshow()\n"
-    assert python(program) == f"True {by_dispatcher}\n"
+    assert output(program) == f"True {by_dispatcher}\n"
 
 
 def test_a_torch_without_the_table_is_named() -> None:
@@ -557,7 +558,7 @@ def test_a_torch_without_the_table_is_named() -> None:
         try: nvfp4.swizzle(torch.zeros(1, 1, dtype=torch.uint8))
         except nvfp4.Error as error: print(error)
     """
-    assert python(program) == "torch: version is 2.9.1; must be 2.10 or newer\n"
+    assert output(program) == "torch: version is 2.9.1; must be 2.10 or newer\n"
 
 
 # ---- references and threads ----
@@ -658,7 +659,7 @@ def test_threads_are_as_many_as_torch_says() -> None:
         print(len(os.listdir("/proc/self/task")) - before)
     """
     for count in (1, 2, 3):
-        assert python(textwrap.dedent(program).format(count=count)) == f"{count - 1}\n"
+        assert output(textwrap.dedent(program).format(count=count)) == f"{count - 1}\n"
 
 
 def test_current_stream_is_used(cuda: Backend) -> None:

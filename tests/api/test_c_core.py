@@ -36,7 +36,7 @@ class Build:
 
 BUILDS = {
     "native": Build("gcc", ["-O3"], 100 if FULL else 50),
-    "sanitized": Build("gcc", ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 24),
+    "sanitized": Build("gcc", ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 24),
     "aarch64": Build("aarch64-linux-gnu-gcc", ["-O3"], 12, ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
 }
 

@@ -15,6 +15,7 @@ import pytest
 import ragged
 import sanitize
 from harness.headers import family
+from interpreter import python
 
 import nvfp4
 
@@ -43,7 +44,7 @@ def run(code: str, library: Path | str, **variables: str) -> str:
     """What the process prints: its output, or the message of the nvfp4.Error that ended it."""
     program = f"{CALL}\ntry:\n    {code}\nexcept nvfp4.Error as error:\n    print(error)\n"
     environment = {**os.environ, "NVFP4_LIBCUDA": str(library), **variables}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = python("-c", program, library="numpy", env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -94,12 +95,22 @@ def test_launches_that_call_cost_has_rows_for(backend: str, capability: str, fak
 
 
 @pytest.mark.parametrize("backend", ["sm80", "sm90", "sm100"])
-def test_call_cost(backend: str) -> None:
-    command = [sys.executable, call_cost.__file__, "--json", "--calls", "20", "--backend", backend]
-    done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()
+def test_call_cost(backend: str, fake_driver: Path) -> None:
+    """What it measures in the process that it starts, whose environment the next test checks."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "NVFP4_LIBCUDA": str(fake_driver)}
+    environment["FAKE_CC"] = "100" if backend == "sm100" else "90"
+    arguments = ("--measure", "--calls", "20", "--backend", backend)
+    done = python(call_cost.__file__, *arguments, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert len(rows) == 5 and all(0 < row["best_ns"] <= row["median_ns"] for row in rows.values())
+
+
+def test_call_cost_finds_the_fake_driver() -> None:
+    command = [sys.executable, call_cost.__file__, "--json", "--calls", "20", "--backend", "sm100"]
+    done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(json.loads(done.stdout)) == 5
 
 
 def test_empty_result_launches_nothing(fake_driver: Path, tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import ragged
 import torch
 from conftest import FULL, Backend
+from interpreter import python
 
 CASES = ragged.cases()
 
@@ -42,8 +41,7 @@ def test_instruction_sets(isa: str) -> None:
     """Every way to compute on a CPU, each in a process of its own since NVFP4_CPU is read once. Of the definition,
     which is slow, a third."""
     step = 3 if isa == "reference" and not FULL else 1
-    command = [sys.executable, ragged.__file__, "cpu", str(step)]
-    result = subprocess.run(command, env={**os.environ, "NVFP4_CPU": isa}, capture_output=True, text=True)
+    result = python(ragged.__file__, "cpu", str(step), env={**os.environ, "NVFP4_CPU": isa})
     if "this CPU has not the instructions" in result.stderr:
         pytest.skip(f"this CPU has not the instructions of {isa}")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Backend
+from interpreter import python
 
 import nvfp4
 from nvfp4 import reference
@@ -53,7 +52,7 @@ print("equal")
 def test_first_call_is_captured(cuda: Backend, m: int, n: int, k: int, tmp_path: Path) -> None:
     """In a new process, so that nothing has been loaded; one shape that is split along K and one that is not."""
     code = f"M, N, K = {m}, {n}, {k}\n{FIRST_CALL_IS_CAPTURED}"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    result = python("-c", code, cwd=tmp_path)
     assert result.stdout == "equal\n", result.stderr[-3000:]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Backend
+from interpreter import python
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
@@ -251,8 +252,11 @@ def test_import_orders(order: tuple[str, str], compiled_first: bool) -> None:
     compiled = "lambda f: torch.compile(f, fullgraph=True, backend='aot_eager')"
     uses = [compiled, "lambda f: f", compiled] if compiled_first else ["lambda f: f", compiled]
     text = IMPORTS.format(first=order[0], second=order[1], uses=f"[{', '.join(uses)}]")
-    command = [sys.executable, "-c", textwrap.dedent(text)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    program = ("-c", textwrap.dedent(text))
+    if order[0] == "torch":
+        result = python(*program, cwd="/")
+    else:
+        result = subprocess.run([sys.executable, *program], capture_output=True, text=True, cwd="/")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "True\n" * len(uses)
 

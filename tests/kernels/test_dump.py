@@ -6,8 +6,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +16,7 @@ from emulate import Emulator, build
 from harness.headers import Config, Struct, family
 from harness.launch import compile_ptx, only_entry, ptx_of
 from harness.values import decode
+from interpreter import python
 from paths import CSRC
 from sm100.gemm import CONFIGS, Product, mma_tile_m
 
@@ -311,8 +310,7 @@ def test_other_backends_are_rejected(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.skipif(hasattr(_C, "dump"), reason="this is a debug build")
 def test_a_release_build_names_the_build_it_needs() -> None:
     environment = {**os.environ, "NVFP4_LIBCUDA": str(build()), "EMULATE_DEVICE": "sm_100"}
-    command = [sys.executable, "-m", "nvfp4", "check", "--only", "1", "--dump", "cta=0,k_block=0"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = python("-m", "nvfp4", "check", "--only", "1", "--dump", "cta=0,k_block=0", env=environment, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
     assert "debug build" in done.stderr and dump.BUILD in done.stderr and "Traceback" not in done.stderr
 

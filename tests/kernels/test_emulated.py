@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import emulate
 import pytest
 from emulated import driver, emulated
+from interpreter import python
 from paths import KERNELS, TESTS
 
 import nvfp4
@@ -74,8 +73,7 @@ def test_bits_of_an_h200() -> None:
         "EMULATE_DEVICE": "sm_90",
         "EMULATE_SEED": str(seed),
     }
-    command = [sys.executable, "kernels/product_bits.py"]
-    done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
+    done = python(KERNELS / "product_bits.py", env=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["sha256"] == recorded["sha256"], f"EMULATE_SEED={seed}"
 
@@ -86,14 +84,12 @@ def test_bits_of_an_h200() -> None:
 def test_check_runs_on_it(device: str, name: str, family: str) -> None:
     """NVFP4_LIBCUDA alone is enough."""
     environment = {**os.environ, **driver(), "EMULATE_DEVICE": device}
-    command = [sys.executable, "-m", "nvfp4", "check", "--only", "1"]
-    done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
+    done = python("-m", "nvfp4", "check", "--only", "1", env=environment, cwd=TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert name in done.stdout and "1 of 1 tests passed" in done.stdout and f"nvfp4_{family}_" in done.stdout
 
 
 def test_a_gpu_that_is_only_emulated_is_not_timed() -> None:
     environment = {**os.environ, **driver()}
-    command = [sys.executable, "-m", "nvfp4", "bench", "--shapes", "1x64x64"]
-    done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
+    done = python("-m", "nvfp4", "bench", "--shapes", "1x64x64", env=environment, cwd=TESTS)
     assert done.returncode == 2 and "Emulated B200" in done.stderr, done.stdout + done.stderr

@@ -24,6 +24,7 @@ import fake_gpu
 import goals  # benchmarks/goals.py
 import pytest
 import torch
+from interpreter import python
 
 from nvfp4.__main__ import main
 from nvfp4.cli import baselines, bench, machine, plot, report, shapes, show, timing
@@ -149,8 +150,7 @@ def test_a_baseline_that_rejects_the_shape_is_left_out(monkeypatch: pytest.Monke
 
 def test_without_a_gpu_no_gpu_backend() -> None:
     arguments = ["bench", "--backend", "cpu", "--backend", "sm80", "--shapes", "1x16x16"]
-    program = [sys.executable, "-m", "nvfp4", *arguments]
-    done = subprocess.run(program, env={"NVFP4_LIBCUDA": "/nowhere/libcuda.so.1"}, capture_output=True, text=True)
+    done = python("-m", "nvfp4", *arguments, env={"NVFP4_LIBCUDA": "/nowhere/libcuda.so.1"})
     assert done.returncode == 2 and "/nowhere/libcuda.so.1" in done.stderr and done.stdout == ""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter import python
 from paths import ROOT
 
 import nvfp4
@@ -23,6 +24,7 @@ from nvfp4.cli import check, machine, show
 README = ROOT / "README.md"
 WITHOUT = """
 import sys
+assert {name!r} not in sys.modules
 class NotInstalled:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == {name!r}:
@@ -43,11 +45,13 @@ for command in ("check", "bench"):
 
 def nvfp4_command(*arguments: str, without: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs `python -m nvfp4 ...` in a process of its own, without one package if asked."""
+    environment = {**os.environ, **variables}
     program = ["-m", "nvfp4", *arguments]
     if without is not None:
         program = ["-c", WITHOUT.format(name=without, arguments=list(arguments))]
-    environment = {**os.environ, **variables}
-    return subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, timeout=600)
+    if without in ("numpy", "torch"):
+        return subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, timeout=600)
+    return python(*program, env=environment)
 
 
 @pytest.fixture
@@ -185,9 +189,7 @@ def test_an_unknown_backend_is_rejected(command: str, in_process) -> None:
 
 def test_a_gpu_backend_without_a_driver_is_rejected() -> None:
     environment = {**os.environ, "NVFP4_LIBCUDA": "/nowhere/libcuda.so.1"}
-    done = subprocess.run(
-        [sys.executable, "-c", UNUSABLE_BACKENDS], env=environment, capture_output=True, text=True, timeout=600
-    )
+    done = python("-c", UNUSABLE_BACKENDS, env=environment)
     assert done.stdout.split() == ["2"] * 6, done.stderr
     *messages, rest = re.split(r"of \w+ sm\d+\n", done.stderr)
     assert len(messages) == 6 and not rest

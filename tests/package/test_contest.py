@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 import emulate
 import pytest
 import torch
+from interpreter import python
 from paths import BENCHMARKS
 
 import nvfp4
@@ -484,8 +485,7 @@ def test_correctness_on_the_emulated_gpu(task: str) -> None:
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
-    program = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300, cwd="/")
+    return python(SCRIPT, *arguments, env=environment, timeout=300, cwd="/")
 
 
 SUBMISSION = """

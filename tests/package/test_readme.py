@@ -7,10 +7,10 @@ import doctest
 import functools
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from interpreter import python
 from paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def pages() -> list[Path]:
 def test_the_examples_run_and_print_what_the_readme_prints() -> None:
     example, module = blocks(README, "python")
     program = f"{example}\n{module}\n{USE}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = python("-c", program, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == blocks(README, "text")[0]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import fake_gpu
 import pytest
+from interpreter import python
 from paths import ROOT
 
 from nvfp4.__main__ import main, parser
@@ -25,7 +25,7 @@ spec.loader.exec_module(readme_tables)
 
 
 def test_nothing_is_stale() -> None:
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300)
+    done = python(SCRIPT, timeout=300)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}run `python benchmarks/readme_tables.py --write`"
 
 

@@ -62,6 +62,7 @@ class Dequantized:
 
 # Launches to mutate. Pipelines wrap around, so that the second fill of a stage can race with the first.
 WRAP = Launch("sm90_gemm_128x32", "wrap", 19)
+ONE_STAGE = Launch("sm90_gemm_128x32", "one stage", 1)  # an epilogue is proven in 1.5 s, behind 19 stages in 8 s
 DEQUANT = Launch("sm90_gemm_128x16", "wrap, dequant", 23)
 TAIL = Launch("sm90_gemm_128x16", "tail", 1, tail=48)
 TILES = Launch("sm90_gemm_128x16", "tiles", 2, tiles=12, clusters=1)
@@ -189,7 +190,7 @@ MUTATIONS = [
     ),
     mutation(
         "math: staging buffer read before all lanes have stored",
-        WRAP,
+        ONE_STAGE,
         WRITE_STAGING + "            __syncwarp();\n",
         WRITE_STAGING,
         found_by="verifier",
