@@ -147,9 +147,9 @@ class Linear(torch.nn.Module):
     @classmethod
     def from_packed(cls, packed: PackedLinear) -> Linear:
         """The layer of tensors that nvfp4.checkpoints reads. The weight and the bias are shared and not copied, except
-        a weight that is not contiguous or not aligned to 16 bytes."""
+        a weight that is not contiguous or not aligned to 8 bytes, as gemm needs it."""
         weight = packed.weight.contiguous()
-        if not weight.is_meta and weight.data_ptr() % 16:  # a tensor in the middle of a file that is mapped
+        if not weight.is_meta and weight.data_ptr() % 8:  # within a file that is mapped
             weight = weight.clone()
         layer = cls(packed.in_features, packed.out_features, False, packed.activations, "meta")
         swizzled = nvfp4.swizzle(packed.weight_scale.contiguous())

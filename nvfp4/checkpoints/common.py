@@ -12,8 +12,8 @@ from nvfp4 import _C
 from nvfp4.packed import check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
-# How a layer is computed: quantized activations, 16-bit activations, not NVFP4.
-W4A4, W4A16 = "W4A4", "W4A16"
+# How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
+W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Recipe:
 
     Attributes:
         format: "compressed-tensors" or "modelopt".
-        mode: a function of a layer's name: "W4A4", "W4A16", None for a layer that is not quantized, or the format's
-            name of another way to quantize it ("FP8").
+        mode: a function of a layer's name: "W4A4", "W4A4 dynamic", "W4A16", None for a layer that is not quantized,
+            or another way to quantize it in words of the format ("FP8").
     """
 
     format: str
@@ -68,8 +68,10 @@ def one_scale(format_name: str, scale: Tensor) -> Tensor:
     return scale
 
 
-def resolve(activations: str | None, has_input_scale: bool) -> str | None:
-    """The `activations` of a PackedLinear; AUTO: quantized if the checkpoint has an input scale."""
+def resolve(activations: str | None, input_scale: str, tensors: Mapping[str, Tensor]) -> str | None:
+    """The `activations` of a PackedLinear; AUTO: quantized if the tensors have the input scale of this name."""
     if activations == AUTO:
-        return "nvfp4" if has_input_scale else None
+        return "nvfp4" if input_scale in tensors else None
+    if activations is None and input_scale in tensors:
+        raise _C.Error(f"{input_scale}: is there, but the layer is W4A16")
     return activations

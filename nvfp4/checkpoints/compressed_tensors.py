@@ -21,6 +21,7 @@ from nvfp4 import _C
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
+    W4A4_DYNAMIC,
     W4A16,
     Recipe,
     check_names,
@@ -32,8 +33,9 @@ from nvfp4.checkpoints.common import (
 from nvfp4.packed import PackedLinear
 
 NAME = "compressed-tensors"
+INPUT_SCALE = "input_global_scale"
 REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
-KNOWN = (*REQUIRED, "input_global_scale", "bias")
+KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
 
 
 def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> PackedLinear:
@@ -59,7 +61,7 @@ def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> Packe
         scales["weight_global_scale"],
         scales.get("input_global_scale"),
         tensors.get("bias"),
-        resolve(activations, "input_global_scale" in tensors),
+        resolve(activations, INPUT_SCALE, tensors),
     )
 
 
@@ -109,13 +111,16 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
 
 
 def group_mode(group: Mapping[str, Any]) -> str:
-    """W4A4, W4A16, or what else the group's numbers are."""
+    """W4A4, W4A16, or what else the group's numbers are. `dynamic` of the activations is true, or "local": block scales
+    alone are computed at run time."""
     weights, inputs = group.get("weights") or {}, group.get("input_activations")
     if not is_nvfp4(weights):
         return described(weights)
     if inputs is None:
         return W4A16
-    return W4A4 if is_nvfp4(inputs) else f"{described(weights)} with activations of {described(inputs)}"
+    if not is_nvfp4(inputs):
+        return f"{described(weights)} with activations of {described(inputs)}"
+    return W4A4_DYNAMIC if inputs.get("dynamic") is True else W4A4
 
 
 def is_nvfp4(numbers: Mapping[str, Any]) -> bool:

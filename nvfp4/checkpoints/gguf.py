@@ -57,7 +57,7 @@ def read(
         torch.ones((), device=blocks.device) if scale is None else read_scalar("scale", scale),
         None if input_scale is None else read_scalar("input_scale", input_scale),
         bias,
-        resolve(activations, input_scale is not None),
+        resolve(activations, "input_scale", {} if input_scale is None else {"input_scale": input_scale}),
     )
 
 

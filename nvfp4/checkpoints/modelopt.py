@@ -23,8 +23,9 @@ from nvfp4.checkpoints.common import AUTO, W4A4, W4A16, Recipe, check_names, one
 from nvfp4.packed import PackedLinear
 
 NAME = "modelopt"
+INPUT_SCALE = "input_scale"
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
-KNOWN = (*REQUIRED, "input_scale", "bias")
+KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
 MODES = {"NVFP4": W4A4, "W4A16_NVFP4": W4A16}
 MIXED = "MIXED_PRECISION"
 
@@ -48,7 +49,7 @@ def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> Packe
         read_scalar("weight_scale_2", tensors["weight_scale_2"]),
         None if scale is None else read_scalar("input_scale", scale),
         tensors.get("bias"),
-        resolve(activations, scale is not None),
+        resolve(activations, INPUT_SCALE, tensors),
     )
 
 

@@ -117,7 +117,7 @@ def test_modes_follow_the_tensors_or_the_argument(packed: PackedLinear) -> None:
             again = format.read(tensors, activations="nvfp4")
             assert again.activations == "nvfp4" and again.input_global_scale is None
         else:
-            with pytest.raises(nvfp4.Error, match="^input_global_scale: is given but activations is None"):
+            with pytest.raises(nvfp4.Error, match="^input_(global_)?scale: is there, but the layer is W4A16$"):
                 format.read(tensors, activations=None)
 
 
