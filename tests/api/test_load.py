@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from bounds import U, gamma
+from paths import ROOT
 from torch import Tensor, nn
 
 import nvfp4
@@ -347,6 +348,27 @@ def tiny_llama() -> nn.Module:
     others = {"num_key_value_heads": 2, "vocab_size": 512, "architectures": ["LlamaForCausalLM"]}
     config = transformers.LlamaConfig(**sizes, **others, max_position_embeddings=128)
     return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a folder as ModelOpt writes one."""
+    base, ids = tiny_llama(), torch.arange(32)[None]
+    base.config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": config_of("modelopt", True)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    nvfp4.quantize_model(base, calibrate=lambda model: model(ids))
+    layers = {name: module for name, module in base.named_modules() if isinstance(module, nvfp4.Linear)}
+    tensors = {name: t for name, t in base.state_dict().items() if name.rpartition(".")[0] not in layers}
+    for name, layer in layers.items():
+        tensors |= {f"{name}.{key}": t for key, t in modelopt.write(layer.packed()).items()}
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    example = page.split("## Load a checkpoint")[1].split("```python\n")[1].split("```")[0]
+    scope = {"nvfp4": nvfp4, "folder": str(tmp_path)}
+    exec(example, scope)
+    assert capsys.readouterr().out == "modelopt 14 {}\n"
+    with torch.no_grad():
+        assert torch.equal(scope["model"].to(torch.bfloat16)(ids).logits, base(ids).logits)
 
 
 @pytest.mark.parametrize("kind", ["W4A4", "W4A16", "KV"])
