@@ -15,6 +15,7 @@ import pytest
 import torch
 from bounds import gamma, roundings
 from conftest import NO_GPU, gpu
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
 from nvfp4 import reference
@@ -45,7 +46,7 @@ def integers(generator: torch.Generator, *shape: int) -> torch.Tensor:
 def exact_layer(
     generator: torch.Generator, activations: str | None, rows: int = N, vector: bool = False
 ) -> nvfp4.Linear:
-    """Integer scales and a bias of integers; one global scale that is no power of two, or a vector of them."""
+    """Integer scales, an fp32 bias, and one global scale that is no power of two, or a vector of them."""
     scale = torch.randint(0, 16, (rows, K // 16), generator=generator).float().to(torch.float8_e4m3fn)
     shape = (rows,) if vector else ()
     return nvfp4.Linear.from_packed(
@@ -54,7 +55,7 @@ def exact_layer(
             scale,
             torch.rand(shape, generator=generator) + 0.5,
             None if activations is None else torch.tensor(1.0),
-            torch.randint(-9, 10, (rows,), generator=generator).float(),
+            torch.randn(rows, generator=generator),
             activations,
         )
     )
@@ -323,6 +324,17 @@ def test_meta_tensors(activations: str | None) -> None:
     assert nvfp4.Linear.from_linear(linear, activations).weight.device.type == "meta"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activations", MODES)
+def test_fake_tensors_of_a_gpu(activations: str | None, dtype: torch.dtype) -> None:
+    """The GPU that they claim to be on need not exist; weight-only products take another path there."""
+    with FakeTensorMode():
+        layer = nvfp4.Linear(K, N, activations=activations, device="cuda:0")
+        with torch.no_grad():
+            y = layer(torch.empty(2, 3, K, dtype=dtype, device="cuda:0"))
+    assert (y.shape, y.dtype, str(y.device)) == ((2, 3, N), dtype, "cuda:0")
+
+
 # ---- a module's life ----
 
 
@@ -345,6 +357,7 @@ def test_casts_change_the_bias_alone(cast: str, generator: torch.Generator) -> N
 
 def test_moves(device: str, generator: torch.Generator) -> None:
     layer = exact_layer(generator, "nvfp4")
+    layer.bias.round_()  # fits into fp16
     before, x = state_of(layer), integers(generator, 3, K)
     want = expected(layer, x, torch.float32)
     layer.to(device, torch.float16)

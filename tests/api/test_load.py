@@ -27,7 +27,7 @@ FORMATS = {"modelopt": modelopt, "compressed-tensors": compressed_tensors}
 
 
 class Model(nn.Module):
-    """Two layers to quantize, a head that is not, a norm, a tied embedding and a buffer outside the state dict."""
+    """Two layers to quantize, a head that is not, a norm, a tied embedding, buffers in and outside the state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +36,7 @@ class Model(nn.Module):
         self.norm = nn.LayerNorm(64)
         self.lm_head = nn.Linear(64, 50, bias=False)
         self.lm_head.weight = self.embed.weight
+        self.register_buffer("offset", torch.zeros(2))
         self.register_buffer("steps", torch.arange(3), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -55,6 +56,7 @@ def quantized(w4a4: bool = True) -> Model:
     """A model whose global scales are powers of two: compressed-tensors' divisors are exact then."""
     torch.manual_seed(0)
     model = Model()
+    model.offset += 0.5
     for name, layer in list(model.block.items()):
         packed = nvfp4.Linear.from_linear(layer, "nvfp4" if w4a4 else None).packed()
         scales = (torch.tensor(2.0**-11), torch.tensor(2.0**-9) if w4a4 else None)
@@ -94,7 +96,7 @@ def test_a_folder_into_a_model(format_name: str, w4a4: bool, meta: bool, tmp_pat
     model.steps = torch.arange(3)
     checkpoint = nvfp4.load(tmp_path, model)
     assert checkpoint.format == format_name and set(checkpoint.layers) == {"block.up", "block.down"}
-    assert set(checkpoint.tensors) == {"embed.weight", "norm.weight", "norm.bias"}
+    assert set(checkpoint.tensors) == {"embed.weight", "norm.weight", "norm.bias", "offset"}
     assert checkpoint.skipped == {"block.up.k_scale": "is a scale of the KV cache, which nvfp4 does not have"}
     assert model.lm_head.weight is model.embed.weight and isinstance(model.norm.weight, nn.Parameter)
     assert state(model) == state(source)
@@ -189,7 +191,14 @@ def test_two_groups_of_compressed_tensors(tmp_path: Path) -> None:
     checkpoint = nvfp4.load(write(tmp_path, tensors, config | {"config_groups": groups}))
     assert set(checkpoint.layers) == {"block.up", "block.down"}
     assert checkpoint.skipped == {"q": "is quantized in another way: 8-bit float"}
-    assert set(checkpoint.tensors) == {"q.weight", "q.weight_scale", "embed.weight", "norm.weight", "norm.bias"}
+    assert set(checkpoint.tensors) == {
+        "q.weight",
+        "q.weight_scale",
+        "embed.weight",
+        "norm.weight",
+        "norm.bias",
+        "offset",
+    }
 
 
 def test_an_activation_scale_of_its_own_needs_none_stored(tmp_path: Path) -> None:

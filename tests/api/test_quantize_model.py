@@ -151,7 +151,9 @@ def test_fused_model_compiles_copies_and_moves(real: tuple[Attention, Tensor]) -
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), want) and torch.equal(compiled(x), want)
+    model.query(x)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.query.kept is None
         assert other.key._owner[0] is other.query and torch.equal(other(x), want)
     names = {name.rpartition(".")[0] for name in model.state_dict()}
     assert names == {"query.linear", "output"}
@@ -229,6 +231,15 @@ def test_patterns_of_ignore() -> None:
     for pattern in ("up", "layers.12", "*.mlp", "re:layers", "model.layers.1"):
         assert matches(name, pattern) == (pattern == "*.mlp"), pattern  # a module above it
     assert not matches("", "*")
+
+
+def test_the_error_is_of_all_rows(generator: torch.Generator) -> None:
+    """More than are compared at a time; their sizes differ, and so do their errors."""
+    linear = nn.Linear(32, 2500).requires_grad_(False)
+    linear.weight.data = torch.randn(2500, 32, generator=generator) * torch.arange(2500)[:, None]
+    (row,) = nvfp4.quantize_model(model := nn.Sequential(linear)).layers
+    w = nvfp4.dequantize(model[0].weight, model[0].weight_scale, global_scale=model[0].weight_global_scale)
+    assert row.error == pytest.approx(relative(w.double(), linear.weight.double()), rel=1e-5)
 
 
 def test_an_empty_model() -> None:
