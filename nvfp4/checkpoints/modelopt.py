@@ -93,7 +93,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
             return None
         if algorithm != MIXED:
             return MODES[algorithm]
-        own = layers.get(name, {}).get("quant_algo")
-        return MODES.get(own, own)
+        own: str | None = layers.get(name, {}).get("quant_algo")
+        return None if own is None else MODES.get(own, own)
 
     return Recipe(NAME, mode)
