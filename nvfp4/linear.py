@@ -94,6 +94,9 @@ class Linear(torch.nn.Module):
             raise _C.Error(f"out_features: is {out_features}; must be 0 or more")
         if activations not in ACTIVATIONS:
             raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
         self.in_features = in_features
         self.out_features = out_features
         self.activations = activations
@@ -106,9 +109,7 @@ class Linear(torch.nn.Module):
         self.register_buffer("weight_scale", zeros(*scales, dtype=torch.uint8).view(torch.float8_e4m3fn))
         self.register_buffer("weight_global_scale", torch.ones((), dtype=torch.float32, device=device))
         self.register_buffer("input_global_scale", None)
-        self.register_buffer("bias", zeros(out_features, dtype=dtype or torch.get_default_dtype()) if bias else None)
-        if self.bias is not None:
-            check_tensor("dtype", self.bias, None)
+        self.register_buffer("bias", zeros(out_features, dtype=dtype) if bias else None)
         self.register_buffer("alpha", None, persistent=False)
         self.update_alpha()
 
@@ -133,7 +134,7 @@ class Linear(torch.nn.Module):
         check_tensor("weight", weight, None)
         if not weight.is_meta and not bool(weight.isfinite().all()):
             raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
-        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta")
+        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", torch.float32)
         scale = global_scale(weight) if weight.numel() else torch.ones((), device=weight.device)
         data, weight_scale = nvfp4.quantize(weight.contiguous(), global_scale=scale)
         if input_global_scale is not None:
@@ -153,7 +154,7 @@ class Linear(torch.nn.Module):
         weight = packed.weight.contiguous()
         if not weight.is_meta and weight.data_ptr() % 8:  # within a file that is mapped
             weight = weight.clone()
-        layer = cls(packed.in_features, packed.out_features, False, packed.activations, "meta")
+        layer = cls(packed.in_features, packed.out_features, False, packed.activations, "meta", torch.float32)
         swizzled = nvfp4.swizzle(packed.weight_scale.contiguous())
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
 

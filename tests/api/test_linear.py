@@ -472,9 +472,7 @@ def test_errors_name_argument_rule_and_value() -> None:
         "in_features: is 0; must be a positive multiple of 16": lambda: nvfp4.Linear(0, 2),
         "out_features: is -1; must be 0 or more": lambda: nvfp4.Linear(16, -1),
         "activations: is 'fp8'; must be 'nvfp4' or None": lambda: nvfp4.Linear(16, 2, activations="fp8"),
-        "dtype: dtype is float64; must be float16, bfloat16 or float32": lambda: nvfp4.Linear(
-            16, 2, dtype=torch.float64
-        ),
+        "dtype: is float64; must be float16, bfloat16 or float32": lambda: nvfp4.Linear(16, 2, dtype=torch.float64),
         "weight: has a value that is NaN or infinite; must be finite": lambda: nvfp4.Linear.from_linear(nan),
         "weight: dtype is float64; must be float16, bfloat16 or float32": lambda: nvfp4.Linear.from_linear(
             linear(16, 2).double()
