@@ -9,6 +9,9 @@ scale (e4m3) for every 16 values along K.
     swizzle         scales from the linear to the tensor core's layout;  unswizzle: back
     info, init      what this machine can run and why; load the GPU code early
     use_tuning      override launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
+    Linear          torch.nn.Linear with NVFP4 weights (this and the next two need torch)
+    quantize_model  a model's linear layers as NVFP4, in place
+    load            an NVFP4 checkpoint of compressed-tensors or ModelOpt, and into a model
     Error           raised for every invalid call, with an error message
 
 help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they exist once both
@@ -16,6 +19,7 @@ torch and nvfp4 are imported, in any order (nvfp4.torch_ops).
 """
 
 import sys
+from importlib import import_module
 
 from nvfp4._api import custom_kernel, dequantize, gemm, quantize, swizzle, unswizzle
 from nvfp4._C import Error
@@ -37,5 +41,31 @@ __all__ = [
     "use_tuning",
 ]
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvfp4.checkpoints.loader import load as load
+    from nvfp4.linear import Linear as Linear
+    from nvfp4.model import quantize_model as quantize_model
+
 if "torch" in sys.modules:
     from nvfp4 import torch_ops as torch_ops
+
+# What imports torch is imported at its first use. It is not in __all__, so that `from nvfp4 import *` needs no torch.
+_LAZY = {"Linear": "nvfp4.linear", "quantize_model": "nvfp4.model", "load": "nvfp4.checkpoints.loader"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'nvfp4' has no attribute {name!r}")
+    try:
+        value = getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(f"nvfp4.{name} needs torch, which is not installed", name="torch") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -16,17 +16,14 @@ from paths import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SOURCES = {".c", ".h", ".cu", ".cuh", ".cpp", ".py"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
-# Uses the module of the second example on the tensors of the first.
+# After the second example, which uses the tensors of the first.
 USE = """
-linear = torch.nn.Linear(64, 3)
-with torch.no_grad():
-    linear.weight.copy_(w)
-out = Linear(linear)(x.view(2, 2, 64))
-assert out.shape == (2, 2, 3) and out.dtype == x.dtype and not out.requires_grad
-assert torch.equal(out.view(4, 3), y + linear.bias.detach())
+assert [type(layer) for layer in model] == [nvfp4.Linear, torch.nn.ReLU, nvfp4.Linear]
+assert y.shape == (2, 2, 3) and y.dtype == x.dtype and len(report.layers) == 2
 """
 
 
@@ -49,6 +46,15 @@ def test_the_examples_run_and_print_what_the_readme_prints() -> None:
     done = python("-c", program, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == blocks(README, "text")[0]
+
+
+def test_the_first_example_of_checkpoints_runs() -> None:
+    """The second one, of transformers, runs in tests/api/test_load.py."""
+    example, _ = blocks(CHECKPOINTS, "python")
+    program = f"{example}\nassert len(report.layers) == 2 and y.shape == (32, 64)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split()[0] == "total"
 
 
 def test_ci_runs_the_install_commands() -> None:
@@ -179,6 +185,7 @@ def checkout() -> tuple[frozenset[Path], frozenset[str]]:
 # What a reader makes or has elsewhere: outputs, examples, names of other libraries.
 NOT_OURS = {
     *("submission.py", "kernel.ptx", "run.json", "run.csv", "run.svg", "gemv.json", "reverse.cu"),
+    *("from_config", "from_pretrained"),
     *("weight_scale_2", "input_scale", "per_tensor_scale", "act_per_tensor_scale"),
     *("weight_global_scale", "input_global_scale", "OMP_WAIT_POLICY=PASSIVE", "CUDA_HOME", "LD_LIBRARY_PATH"),
 }

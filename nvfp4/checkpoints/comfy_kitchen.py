@@ -1,0 +1,87 @@
+"""NVFP4 weights of comfy-kitchen (ComfyUI), as its TensorCoreNVFP4Layout stores them.
+
+    weight           [N rounded up to 16, K/2] uint8; by default the even element is in the HIGH nibble (hi_first)
+    weight_scale     float8_e4m3fn in the 128x4 layout
+    weight_scale_2   [] float32, a multiplier: amax / (448 * 6)
+    bias             [N]
+
+Activations have no stored scale. Source: tensor/nvfp4.py and backends/eager/quantization.py in comfy-kitchen 0.2.40.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+import nvfp4
+from nvfp4 import _C
+from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
+from nvfp4.packed import BLOCK, PackedLinear, check_tensor, round_up
+
+NAME = "comfy-kitchen"
+REQUIRED = ("weight", "weight_scale", "weight_scale_2")
+KNOWN = (*REQUIRED, "bias")
+ROWS = 16  # to a multiple of which the weight is padded with rows of zeros
+
+
+def swap_nibbles(data: Tensor) -> Tensor:
+    return data << 4 | data >> 4
+
+
+def read(
+    tensors: Mapping[str, Tensor],
+    rows: int | None = None,
+    hi_first: bool = True,
+    activations: str | None = "nvfp4",
+) -> PackedLinear:
+    """A layer's tensors as ours.
+
+    Args:
+        tensors: by the names above.
+        rows: N; None: that of the bias, or without one all stored rows.
+        hi_first: whether the even element is in the high nibble.
+        activations: "nvfp4" (W4A4, with a dynamic scale) or None (W4A16).
+
+    Raises:
+        nvfp4.Error: a tensor is missing, unknown, or of another shape or dtype, or weight_scale_2 is not positive and
+            finite.
+    """
+    check_names(NAME, tensors, REQUIRED, KNOWN)
+    weight, scale, bias = tensors["weight"], tensors["weight_scale"], tensors.get("bias")
+    check_tensor("weight", weight, torch.uint8)
+    check_tensor("weight_scale", scale, torch.float8_e4m3fn)
+    if weight.ndim != 2:
+        raise _C.Error(f"weight: has {weight.ndim} dimensions; must have 2 ([N, K/2])")
+    stored = weight.shape[0]
+    if rows is None:
+        rows = stored if bias is None else bias.shape[0]
+    if rows > stored:
+        raise _C.Error(f"rows: is {rows} but weight has {stored}")
+    linear = nvfp4.unswizzle(scale.reshape(-1), stored, weight.shape[1] * 2 // BLOCK)
+    weight = weight[:rows]
+    return PackedLinear(
+        swap_nibbles(weight) if hi_first else weight,
+        linear[:rows],
+        read_scalar("weight_scale_2", tensors["weight_scale_2"]),
+        bias=bias,
+        activations=activations,
+    )
+
+
+def write(packed: PackedLinear, hi_first: bool = True) -> dict[str, Tensor]:
+    """Our tensors as the format's, without an input_global_scale, which it does not store.
+
+    Raises:
+        nvfp4.Error: the layer has one weight_global_scale for each row.
+    """
+    more = round_up(packed.out_features, ROWS) - packed.out_features
+    weight = torch.nn.functional.pad(packed.weight, (0, 0, 0, more))
+    tensors = {
+        "weight": swap_nibbles(weight) if hi_first else weight,
+        "weight_scale": nvfp4.swizzle(packed.weight_scale.contiguous()),
+        "weight_scale_2": one_scale(NAME, packed.weight_global_scale),
+        "bias": packed.bias,
+    }
+    return {name: t for name, t in tensors.items() if t is not None}

@@ -1,0 +1,77 @@
+"""What the formats share: errors by name, global scales, patterns of names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.packed import check_positive, short
+
+AUTO = "auto"  # of `activations`: by what tensors there are
+# How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
+W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a checkpoint's configuration says of its layers.
+
+    Attributes:
+        format: "compressed-tensors" or "modelopt".
+        mode: a function of a layer's name: "W4A4", "W4A4 dynamic", "W4A16", None for a layer that is not quantized,
+            or another way to quantize it in words of the format ("FP8").
+    """
+
+    format: str
+    mode: Callable[[str], str | None]
+
+
+def check_names(format_name: str, tensors: Mapping[str, Tensor], required: Sequence[str], known: Sequence[str]) -> None:
+    """Rejects a missing and an unknown name: a tensor that is not read may change what the layer computes."""
+    for name in required:
+        if name not in tensors:
+            raise _C.Error(f"{name}: is missing; a layer of {format_name} has {', '.join(required)}")
+    for name in tensors:
+        if name not in known:
+            raise _C.Error(f"{name}: is no tensor of an NVFP4 layer of {format_name}: {', '.join(known)}")
+
+
+def read_scalar(name: str, t: Tensor) -> Tensor:
+    """A stored global scale, float32 with one element, as []. It must be positive and finite."""
+    if t.dtype != torch.float32:
+        raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be float32")
+    if t.numel() != 1:
+        raise _C.Error(f"{name}: shape is {list(t.shape)}; must have 1 element")
+    check_positive(name, t)
+    return t.reshape(())
+
+
+def reciprocal(name: str, t: Tensor) -> Tensor:
+    """A divisor as a multiplier or the reverse, rounded once. There and back is off by at most 2^-23 of the value."""
+    result = t.reciprocal()
+    if not result.is_meta and not bool((result > 0) & result.isfinite()):
+        raise _C.Error(f"{name}: is {float(t):g}; its reciprocal must be positive and finite")
+    return result
+
+
+def one_scale(format_name: str, scale: Tensor) -> Tensor:
+    """A weight_global_scale that a format stores as one number."""
+    if scale.ndim:
+        raise _C.Error(
+            f"weight_global_scale: shape is {list(scale.shape)}; {format_name} stores one scale for a layer: "
+            "write the layers before they are fused"
+        )
+    return scale
+
+
+def resolve(activations: str | None, input_scale: str, tensors: Mapping[str, Tensor]) -> str | None:
+    """The `activations` of a PackedLinear; AUTO: quantized if the tensors have the input scale of this name."""
+    if activations == AUTO:
+        return "nvfp4" if input_scale in tensors else None
+    if activations is None and input_scale in tensors:
+        raise _C.Error(f"{input_scale}: is there, but the layer is W4A16")
+    return activations

@@ -1,0 +1,150 @@
+"""The format `nvfp4-pack-quantized` of compressed-tensors (llm-compressor, vLLM).
+
+    weight_packed         [N, K/2] uint8, the even element in the low nibble
+    weight_scale          [N, K/16] float8_e4m3fn
+    weight_global_scale   [1] float32, a divisor: 448 * 6 / amax
+    input_global_scale    [1] float32, a divisor; layers with static activations alone
+    bias                  [N]
+
+A value is weight_packed * weight_scale / weight_global_scale. Source: compressors/nvfp4/ in compressed-tensors 0.20.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.checkpoints.common import (
+    AUTO,
+    W4A4,
+    W4A4_DYNAMIC,
+    W4A16,
+    Recipe,
+    check_names,
+    one_scale,
+    read_scalar,
+    reciprocal,
+    resolve,
+)
+from nvfp4.packed import PackedLinear
+
+NAME = "compressed-tensors"
+INPUT_SCALE = "input_global_scale"
+REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
+KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
+
+
+def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> PackedLinear:
+    """A layer's tensors as ours. The global scales become multipliers, with one rounding.
+
+    Args:
+        tensors: by the names above.
+        activations: "nvfp4" (W4A4), None (W4A16), or "auto": W4A4 if there is an input_global_scale.
+
+    Raises:
+        nvfp4.Error: a tensor is missing, unknown, or of another shape or dtype, or a global scale is not positive and
+            finite.
+    """
+    check_names(NAME, tensors, REQUIRED, KNOWN)
+    scales = {
+        name: reciprocal(name, read_scalar(name, tensors[name]))
+        for name in ("weight_global_scale", "input_global_scale")
+        if name in tensors
+    }
+    return PackedLinear(
+        tensors["weight_packed"],
+        tensors["weight_scale"],
+        scales["weight_global_scale"],
+        scales.get("input_global_scale"),
+        tensors.get("bias"),
+        resolve(activations, INPUT_SCALE, tensors),
+    )
+
+
+def write(packed: PackedLinear) -> dict[str, Tensor]:
+    """Our tensors as the format's. The global scales become divisors, with one rounding.
+
+    Raises:
+        nvfp4.Error: the layer has one weight_global_scale for each row.
+    """
+    tensors = {
+        "weight_packed": packed.weight,
+        "weight_scale": packed.weight_scale,
+        "weight_global_scale": one_scale(NAME, packed.weight_global_scale),
+        "input_global_scale": packed.input_global_scale,
+        "bias": packed.bias,
+    }
+    return {
+        name: reciprocal(name, t).reshape(1) if name.endswith("global_scale") else t
+        for name, t in tensors.items()
+        if t is not None
+    }
+
+
+def recipe(config: Mapping[str, Any]) -> Recipe:
+    """Reads `quantization_config` of config.json: the groups' targets, the ignored names, and each group's mode.
+
+    A target or ignored name is a layer's name, a regular expression after "re:" that matches from the start of a name,
+    or the class "Linear".
+    """
+    ignore = list(config.get("ignore") or [])
+    groups = []
+    for key, group in (config.get("config_groups") or {}).items():
+        if not isinstance(group, Mapping):
+            raise _C.Error(f"config_groups.{key}: is {group!r}; must be a table with targets and weights")
+        groups.append((list(group.get("targets") or []), group_mode(group)))
+
+    def mode(name: str) -> str | None:
+        if any(matches(name, pattern) for pattern in ignore):
+            return None
+        for rank in (is_name, is_regex, is_class):  # the most specific target counts
+            for targets, group in groups:
+                if any(rank(target) and matches(name, target) for target in targets):
+                    return group
+        return None
+
+    return Recipe(NAME, mode)
+
+
+def group_mode(group: Mapping[str, Any]) -> str:
+    """W4A4, W4A16, or what else the group's numbers are. `dynamic` of the activations is true, or "local": block scales
+    alone are computed at run time."""
+    weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    if not is_nvfp4(weights):
+        return described(weights)
+    if inputs is None:
+        return W4A16
+    if not is_nvfp4(inputs):
+        return f"{described(weights)} with activations of {described(inputs)}"
+    return W4A4_DYNAMIC if inputs.get("dynamic") is True else W4A4
+
+
+def is_nvfp4(numbers: Mapping[str, Any]) -> bool:
+    return numbers.get("num_bits") == 4 and numbers.get("type") == "float" and numbers.get("group_size") == 16
+
+
+def described(numbers: Mapping[str, Any]) -> str:
+    group = numbers.get("group_size")
+    return f"{numbers.get('num_bits')}-bit {numbers.get('type')}" + (f" in groups of {group}" if group else "")
+
+
+def is_regex(target: str) -> bool:
+    return target.startswith("re:")
+
+
+def is_class(target: str) -> bool:
+    return target == "Linear"
+
+
+def is_name(target: str) -> bool:
+    return not is_regex(target) and not is_class(target)
+
+
+def matches(name: str, target: str) -> bool:
+    if is_regex(target):
+        return re.match(target.removeprefix("re:"), name) is not None
+    return is_class(target) or name == target

@@ -1,0 +1,305 @@
+"""nvfp4.load: a checkpoint's NVFP4 layers, alone or in a model."""
+
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Recipe
+from nvfp4.linear import Linear
+from nvfp4.packed import PackedLinear, short
+
+KV_CACHE = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")  # names of scales beside a layer
+INDEX = "model.safetensors.index.json"
+ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
+FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
+
+
+@dataclass
+class Checkpoint:
+    """What nvfp4.load read.
+
+    Attributes:
+        format: "compressed-tensors" or "modelopt".
+        layers: the NVFP4 layers by the name of their module.
+        tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
+        skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
+    """
+
+    format: str
+    layers: dict[str, PackedLinear] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def load(source: str | Path | Mapping[str, Tensor], model: torch.nn.Module | None = None) -> Checkpoint:
+    """Reads a checkpoint of NVFP4 layers, and puts it into a model.
+
+    Args:
+        source: a folder with config.json and *.safetensors files, one such file, or a dict of tensors by their full
+            names. Files are mapped into memory: a tensor's bytes are read when they are used. A weight that a file does
+            not align to 8 bytes is copied for its nvfp4.Linear. Needs safetensors.
+        model: a model whose modules have the checkpoint's names. Each layer of the checkpoint replaces the
+            torch.nn.Linear or nvfp4.Linear of its name, on that layer's device, or on the CPU and still in the mapped
+            file if that was on the meta device. All other tensors are copied into the parameters and buffers of their
+            names; those on the meta device become the file's tensors. Buffers that a state dict leaves out stay as they
+            are. None: there is no model to change.
+
+    The format and each layer's mode (W4A4 or W4A16), with its ignored names, are those of the configuration:
+    `quantization_config` of config.json, or hf_quant_config.json. Without one, as for a dict, the format follows from
+    the names, and a layer with an input scale is W4A4.
+
+    Returns:
+        A Checkpoint, which tells what was skipped: scales of a KV cache, layers that are quantized in another way, and
+        stacked experts, whose product does not exist yet.
+
+    Raises:
+        nvfp4.Error: a file is missing or damaged, the format is unknown, a tensor is missing or has a wrong shape or
+            dtype, or the model does not fit the checkpoint. The message names the file or the tensor. The model is
+            unchanged.
+
+    Example:
+        >>> import nvfp4, torch
+        >>> from nvfp4.checkpoints import modelopt
+        >>> layer = nvfp4.Linear.from_linear(torch.nn.Linear(64, 32), activations=None)
+        >>> tensors = {f"0.{name}": t for name, t in modelopt.write(layer.packed()).items()}
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32))
+        >>> nvfp4.load(tensors, model).format, model[0]
+        ('modelopt', Linear(in_features=64, out_features=32, bias=True, activations=None))
+    """
+    if isinstance(source, Mapping):
+        tensors, recipe, where = dict(source), None, "source"
+    else:
+        where = str(source)
+        path = Path(source)
+        folder = path if path.is_dir() else path.parent
+        tensors = read_files(path)
+        recipe = read_recipe(folder)
+    if recipe is None:
+        recipe = Recipe(recognised(where, tensors), lambda name: AUTO)
+    checkpoint = sort(tensors, recipe)
+    if model is not None:
+        put(checkpoint, model)
+    return checkpoint
+
+
+# ---- files ----
+
+
+def read_files(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("nvfp4.load needs safetensors: pip install safetensors", name="safetensors") from None
+    if not path.exists():
+        raise _C.Error(f"{path}: does not exist")
+    index = path / INDEX
+    expected: dict[str, str] = {}
+    if not path.is_dir():
+        files = [path]
+    elif index.exists():
+        expected = read_json(index).get("weight_map") or {}
+        files = [path / name for name in sorted(set(expected.values()))]
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise _C.Error(f"{path}: has no *.safetensors file")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        if not file.exists():
+            raise _C.Error(f"{file}: does not exist, but {INDEX} names it")
+        try:
+            with safe_open(str(file), framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  (no dict)
+                    if name in tensors:
+                        raise _C.Error(f"{name}: is in {file.name} and in another file")
+                    tensors[name] = opened.get_tensor(name)
+        except SafetensorError as error:
+            raise _C.Error(f"{file}: is no safetensors file, or damaged: {error}") from None
+    for name, file_name in expected.items():
+        if name not in tensors:
+            raise _C.Error(f"{name}: is not in {file_name}, where {INDEX} says it is")
+    return tensors
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise _C.Error(f"{path}: is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise _C.Error(f"{path}: is a {type(content).__name__}; must be an object")
+    return content
+
+
+def read_recipe(folder: Path) -> Recipe | None:
+    """The recipe of config.json or hf_quant_config.json; None if neither says how the model is quantized."""
+    for name in ("config.json", "hf_quant_config.json"):
+        path = folder / name
+        if not path.exists():
+            continue
+        config = read_json(path)
+        config = config if name == "hf_quant_config.json" else config.get("quantization_config") or {}
+        if not config:
+            continue
+        method = modelopt.NAME if name == "hf_quant_config.json" else config.get("quant_method")
+        if method not in FORMATS:
+            raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+        try:
+            return FORMATS[method].recipe(config)
+        except _C.Error as error:
+            raise _C.Error(f"{path}: {error}") from None
+    return None
+
+
+def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
+    """The format by the names of tensors."""
+    if any(name.rpartition(".")[2] == "weight_packed" for name in tensors):
+        return compressed_tensors.NAME
+    if any(name.rpartition(".")[2] == "weight_scale_2" for name in tensors):
+        return modelopt.NAME
+    raise _C.Error(
+        f"{where}: has neither a weight_packed (compressed-tensors) nor a weight_scale_2 (ModelOpt); "
+        "no known format of NVFP4"
+    )
+
+
+# ---- tensors ----
+
+
+def sort(tensors: Mapping[str, Tensor], recipe: Recipe) -> Checkpoint:
+    """Reads the layers; leaves what is none."""
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, t in tensors.items():
+        module, _, local = name.rpartition(".")
+        modules.setdefault(module, {})[local] = t
+    checkpoint = Checkpoint(recipe.format)
+    for module, own in modules.items():
+        prefix = f"{module}." if module else ""
+        for local in [local for local in own if local in KV_CACHE]:
+            checkpoint.skipped[prefix + local] = "is a scale of the KV cache, which nvfp4 does not have"
+            del own[local]
+        mode = recipe.mode(module)
+        if mode is not None and mode not in ACTIVATIONS:
+            if any("scale" in local for local in own):  # a target "Linear" also matches the names of other modules
+                checkpoint.skipped[module] = f"is quantized in another way: {mode}"
+        elif is_layer(recipe.format, own):
+            weight = own.get("weight_packed", own.get("weight"))
+            if weight is None or weight.ndim != 3:
+                checkpoint.layers[module] = read_layer(prefix, own, recipe.format, mode)
+                continue
+            checkpoint.skipped[module] = f"is a stack of {weight.shape[0]} experts, for which there is no product"
+        checkpoint.tensors |= {prefix + local: t for local, t in own.items()}
+    return checkpoint
+
+
+def read_layer(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None) -> PackedLinear:
+    format = FORMATS[format_name]
+    if mode is None:
+        raise _C.Error(f"{prefix.rstrip('.')}: the configuration leaves it unquantized, but its tensors are NVFP4")
+    if mode == W4A4 and format.INPUT_SCALE not in own:
+        raise _C.Error(f"{prefix}{format.INPUT_SCALE}: is missing; the configuration says {mode}")
+    try:
+        return format.read(own, ACTIVATIONS[mode])
+    except _C.Error as error:
+        raise _C.Error(f"{prefix}{error}") from None
+
+
+def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
+    """Whether a module's tensors are an NVFP4 layer's, whole or not."""
+    if format_name == compressed_tensors.NAME:
+        return "weight_packed" in own or "weight_global_scale" in own
+    weight = own.get("weight")
+    return "weight_scale_2" in own or (weight is not None and weight.dtype == torch.uint8 and "weight_scale" in own)
+
+
+# ---- the model ----
+
+
+def put(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
+    """Checks everything first, so that an error changes nothing."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, packed in checkpoint.layers.items():
+        check_layer(name, packed, modules)
+    replaced = {id(modules[name]) for name in checkpoint.layers}
+    own = {
+        f"{name}.{key}" if name else key: t
+        for name, module in modules.items()
+        if id(module) not in replaced
+        for key, t in (*module._parameters.items(), *module._buffers.items())
+        if t is not None
+    }
+    for name, t in checkpoint.tensors.items():
+        if name.rpartition(".")[0] in checkpoint.skipped:
+            raise _C.Error(f"{name}: cannot be put into the model: {checkpoint.skipped[name.rpartition('.')[0]]}")
+        if name not in own:
+            raise _C.Error(f"{name}: is in the checkpoint but not in the model")
+        if own[name].shape != t.shape:
+            raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {list(own[name].shape)} for the model")
+        if t.is_floating_point() != own[name].is_floating_point():
+            raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
+    given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
+    buffers = {name for name, module in modules.items() for key in module._non_persistent_buffers_set}
+    for name, t in own.items():
+        module, _, key = name.rpartition(".")
+        temporary = module in buffers and key in modules[module]._non_persistent_buffers_set
+        if id(t) not in given and not temporary:
+            raise _C.Error(f"{name}: is in the model but not in the checkpoint")
+
+    layers: dict[int, Linear] = {}
+    for name, packed in checkpoint.layers.items():
+        old = modules[name]
+        device = old.weight.device
+        layer = Linear.from_packed(packed).train(old.training)
+        layers[id(old)] = layer if device.type == "meta" else layer.to(device)
+    for module in list(modules.values()):
+        for key, child in module._modules.items():
+            if id(child) in layers:
+                setattr(module, key, layers[id(child)])
+    with torch.no_grad():
+        fill(checkpoint.tensors, own, modules)
+
+
+def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.Module]) -> None:
+    old = modules.get(name)
+    if old is None:
+        raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
+    if type(old) is not torch.nn.Linear and type(old) is not Linear:
+        raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")
+    if not name:
+        raise _C.Error("model: is the layer itself; use nvfp4.Linear.from_packed")
+    ours, theirs = (packed.out_features, packed.in_features), (old.out_features, old.in_features)
+    if ours != theirs:
+        raise _C.Error(f"{name}: is {ours[0]} x {ours[1]} (N x K); must be {theirs[0]} x {theirs[1]} for the model")
+    if (packed.bias is None) != (old.bias is None):
+        has, has_not = ("model", "checkpoint") if packed.bias is None else ("checkpoint", "model")
+        raise _C.Error(f"{name}.bias: is in the {has} but not in the {has_not}")
+
+
+def fill(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], modules: Mapping[str, torch.nn.Module]) -> None:
+    """Copies tensors into those of the model. One on the meta device is replaced, wherever the model has it."""
+    new: dict[int, Tensor] = {}
+    for name, t in tensors.items():
+        old = own[name]
+        if not old.is_meta:
+            old.copy_(t)
+        elif isinstance(old, torch.nn.Parameter):
+            new[id(old)] = torch.nn.Parameter(t, requires_grad=old.requires_grad and t.is_floating_point())
+        else:
+            new[id(old)] = t
+    tables: list[Any] = [table for module in modules.values() for table in (module._parameters, module._buffers)]
+    for table in tables:
+        for key, t in table.items():
+            if t is not None and id(t) in new:
+                table[key] = new[id(t)]

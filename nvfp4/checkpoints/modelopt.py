@@ -1,0 +1,99 @@
+"""NVFP4 checkpoints of NVIDIA's ModelOpt: quant_algo NVFP4 (W4A4), W4A16_NVFP4, and such layers of MIXED_PRECISION.
+
+    weight           [N, K/2] uint8, the even element in the low nibble
+    weight_scale     [N, K/16] float8_e4m3fn
+    weight_scale_2   [] float32, a multiplier: amax / (448 * 6)
+    input_scale      [] float32, a multiplier; W4A4 alone
+    bias             [N]
+
+A value is weight * weight_scale * weight_scale_2. A block of zeros has the scale 1 and not 0. Source:
+torch/quantization/qtensor/nvfp4_tensor.py and torch/export/ in ModelOpt 0.47.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.checkpoints.common import AUTO, W4A4, W4A16, Recipe, check_names, one_scale, read_scalar, resolve
+from nvfp4.packed import PackedLinear
+
+NAME = "modelopt"
+INPUT_SCALE = "input_scale"
+REQUIRED = ("weight", "weight_scale", "weight_scale_2")
+KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
+MODES = {"NVFP4": W4A4, "W4A16_NVFP4": W4A16}
+MIXED = "MIXED_PRECISION"
+
+
+def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> PackedLinear:
+    """A layer's tensors as ours: the same bytes.
+
+    Args:
+        tensors: by the names above.
+        activations: "nvfp4" (W4A4), None (W4A16), or "auto": W4A4 if there is an input_scale.
+
+    Raises:
+        nvfp4.Error: a tensor is missing, unknown (pre_quant_scale of AWQ), or of another shape or dtype, or a global
+            scale is not positive and finite.
+    """
+    check_names(NAME, tensors, REQUIRED, KNOWN)
+    scale = tensors.get("input_scale")
+    return PackedLinear(
+        tensors["weight"],
+        tensors["weight_scale"],
+        read_scalar("weight_scale_2", tensors["weight_scale_2"]),
+        None if scale is None else read_scalar("input_scale", scale),
+        tensors.get("bias"),
+        resolve(activations, INPUT_SCALE, tensors),
+    )
+
+
+def write(packed: PackedLinear) -> dict[str, Tensor]:
+    """Our tensors as the format's: the same bytes.
+
+    Raises:
+        nvfp4.Error: the layer has one weight_global_scale for each row.
+    """
+    tensors = {
+        "weight": packed.weight,
+        "weight_scale": packed.weight_scale,
+        "weight_scale_2": one_scale(NAME, packed.weight_global_scale),
+        "input_scale": packed.input_global_scale,
+        "bias": packed.bias,
+    }
+    return {name: t for name, t in tensors.items() if t is not None}
+
+
+def recipe(config: Mapping[str, Any]) -> Recipe:
+    """Reads `quantization_config` of config.json or the content of hf_quant_config.json.
+
+    Names to leave out are wildcards (fnmatch), under `ignore` in the first file, `exclude_modules` in the second.
+    `quantized_layers` of MIXED_PRECISION names each layer's algorithm.
+
+    Raises:
+        nvfp4.Error: quant_algo is none that has NVFP4 layers.
+    """
+    config = config.get("quantization", config)
+    algorithm = config.get("quant_algo")
+    if algorithm not in (*MODES, MIXED):
+        raise _C.Error(f"quant_algo: is {algorithm!r}; must be one of {', '.join((*MODES, MIXED))}")
+    group = config.get("group_size", 16)
+    if group != 16:
+        raise _C.Error(f"group_size: is {group}; must be 16")
+    ignore = list(config.get("ignore") or config.get("exclude_modules") or [])
+    layers = config.get("quantized_layers") or {}
+
+    def mode(name: str) -> str | None:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore):
+            return None
+        if algorithm != MIXED:
+            return MODES[algorithm]
+        own: str | None = layers.get(name, {}).get("quant_algo")
+        return None if own is None else MODES.get(own, own)
+
+    return Recipe(NAME, mode)

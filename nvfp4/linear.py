@@ -1,0 +1,332 @@
+"""nvfp4.Linear: torch.nn.Linear with NVFP4 weights."""
+
+# mypy: disable-error-code="no-any-return,no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nvfp4
+from nvfp4 import _C
+from nvfp4.packed import ACTIVATIONS, BLOCK, PackedLinear, check_positive, check_tensor, global_scale, round_up, short
+
+# Floating-point buffers that keep their dtype, and the integers that stand for them while a module is cast.
+_FIXED = {
+    "weight_scale": torch.uint8,
+    "weight_global_scale": torch.int32,
+    "input_global_scale": torch.int32,
+    "alpha": torch.int32,
+}
+
+
+class Linear(torch.nn.Module):
+    """y = x . W^T + bias, where W [out_features, in_features] is NVFP4.
+
+    Args:
+        in_features: K, a positive multiple of 16.
+        out_features: N.
+        bias: whether the layer has one.
+        activations: "nvfp4" quantizes the input at each call and multiplies by nvfp4.gemm (W4A4). None leaves the
+            input as it is (W4A16): until nvfp4.gemm takes 16-bit activations, each call dequantizes the whole weight
+            (fp32 on a CPU, the input's dtype on a GPU) and calls torch.mm.
+        device: of the buffers.
+        dtype: of the bias; by default torch.get_default_dtype().
+
+    A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it.
+
+    Buffers:
+        weight: [N, K/2] uint8, as gemm's b.
+        weight_scale: [N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout.
+        weight_global_scale: float32, a multiplier: [], or [N] where each row has its own (fused layers).
+        input_global_scale: float32 [], a multiplier; or None (dynamic): amax(|x|) / (448 * 6) of the whole input x,
+            at each call. Rows of one call then share it, so the result of a row depends on the others. It is 1 for an
+            input with a NaN or an infinity.
+        alpha: float32 [] or [N]: weight_global_scale * input_global_scale, or the first alone if the second is None.
+            Not in the state dict.
+        bias: [N], or None.
+
+    `.to(dtype)`, `.half()` and their kin cast the bias alone. Buffers that are changed by hand need `update_alpha()`.
+
+    Forward takes x [..., K] in float16, bfloat16 or float32 and returns [..., N] in the same dtype. Under autocast, x
+    is first cast to autocast's dtype. Sums are fp32 sums of exact products, alpha and bias are applied in fp32, and the
+    result is rounded once. That holds for activations=None too: value * scale has at most 6 significant bits and is
+    exact in 16, so the global scale is applied to the sums and not to the weights. Only the products with a float32
+    input round.
+
+    With activations=None there is a gradient with respect to x. With "nvfp4" there is none, and an input that requires
+    one is rejected while gradients are recorded.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import nvfp4, torch
+        >>> layer = nvfp4.Linear.from_linear(torch.nn.Linear(64, 32))
+        >>> with torch.inference_mode():
+        ...     layer(torch.randn(2, 3, 64)).shape
+        torch.Size([2, 3, 32])
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    weight_global_scale: Tensor
+    input_global_scale: Tensor | None
+    alpha: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        activations: str | None = "nvfp4",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if in_features <= 0 or in_features % BLOCK:
+            raise _C.Error(f"in_features: is {in_features}; must be a positive multiple of {BLOCK}")
+        if out_features < 0:
+            raise _C.Error(f"out_features: is {out_features}; must be 0 or more")
+        if activations not in ACTIVATIONS:
+            raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.activations = activations
+        scales = (round_up(out_features, 128), round_up(in_features // BLOCK, 4))
+
+        def zeros(*shape: int, dtype: torch.dtype | None) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.register_buffer("weight", zeros(out_features, in_features // 2, dtype=torch.uint8))
+        self.register_buffer("weight_scale", zeros(*scales, dtype=torch.uint8).view(torch.float8_e4m3fn))
+        self.register_buffer("weight_global_scale", torch.ones((), dtype=torch.float32, device=device))
+        self.register_buffer("input_global_scale", None)
+        self.register_buffer("bias", zeros(out_features, dtype=dtype) if bias else None)
+        self.register_buffer("alpha", None, persistent=False)
+        self.update_alpha()
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        activations: str | None = "nvfp4",
+        input_global_scale: float | Tensor | None = None,
+    ) -> Linear:
+        """Quantizes a layer's weight, with amax(|weight|) / (448 * 6) as its global scale.
+
+        Args:
+            linear: weight [N, K] in float16, bfloat16 or float32; its bias, if any, is shared and not copied.
+            activations: as of the constructor.
+            input_global_scale: a positive number or a tensor of one element; None: dynamic.
+
+        Raises:
+            nvfp4.Error: K is no multiple of 16, or the weight has another dtype or a value that is not finite.
+        """
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        check_tensor("weight", weight, None)
+        if not weight.is_meta and not bool(weight.isfinite().all()):
+            raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
+        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", torch.float32)
+        scale = global_scale(weight) if weight.numel() else torch.ones((), device=weight.device)
+        data, weight_scale = nvfp4.quantize(weight.contiguous(), global_scale=scale)
+        if input_global_scale is not None:
+            if activations is None:
+                raise _C.Error("input_global_scale: is given but activations is None; must be None then")
+            given = torch.as_tensor(input_global_scale, dtype=torch.float32, device=weight.device)
+            if given.numel() != 1:
+                raise _C.Error(f"input_global_scale: has {given.numel()} elements; must have 1")
+            check_positive("input_global_scale", given)
+            input_global_scale = given.detach().clone().reshape(())
+        return layer._set(data, weight_scale, scale, input_global_scale, bias)
+
+    @classmethod
+    def from_packed(cls, packed: PackedLinear) -> Linear:
+        """The layer of tensors that nvfp4.checkpoints reads. The weight and the bias are shared and not copied, except
+        a weight that is not contiguous or not aligned to 8 bytes, as gemm needs it."""
+        weight = packed.weight.contiguous()
+        if not weight.is_meta and weight.data_ptr() % 8:  # within a file that is mapped
+            weight = weight.clone()
+        layer = cls(packed.in_features, packed.out_features, False, packed.activations, "meta", torch.float32)
+        swizzled = nvfp4.swizzle(packed.weight_scale.contiguous())
+        return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
+
+    def packed(self) -> PackedLinear:
+        """The layer's tensors as nvfp4.checkpoints writes them. The weight and the bias are shared."""
+        scale = nvfp4.unswizzle(self.weight_scale, self.out_features, self.in_features // BLOCK)
+        scales = (scale, self.weight_global_scale, self.input_global_scale)
+        return PackedLinear(self.weight, *scales, self.bias, self.activations)
+
+    @classmethod
+    def fuse(cls, layers: Sequence[Linear]) -> Linear:
+        """One layer with the outputs of several, one after another: [..., N1 + N2 + ...]. Layers with different weight
+        global scales give a vector of them, so that no weight changes.
+
+        Raises:
+            nvfp4.Error: the layers have not the same in_features, activations, input_global_scale or dtype of bias.
+        """
+        if not layers:
+            raise _C.Error("layers: has none; must have 1 or more")
+        first = layers[0]
+        for i, layer in enumerate(layers):
+            for name in ("in_features", "activations", "input_global_scale", "bias"):
+                ours, theirs = _described(getattr(first, name), name), _described(getattr(layer, name), name)
+                if ours != theirs:
+                    raise _C.Error(f"layers: {name} of layer {i} is {theirs} but of layer 0 {ours}")
+        parts = [layer.packed() for layer in layers]
+        scales = [part.weight_global_scale for part in parts]
+        if all(scale.ndim == 0 and torch.equal(scale, scales[0]) for scale in scales):
+            scale = scales[0]
+        else:
+            scale = torch.cat([scale.expand(part.out_features) for scale, part in zip(scales, parts)])
+        bias = None if first.bias is None else torch.cat([part.bias for part in parts if part.bias is not None])
+        weight = torch.cat([part.weight for part in parts])
+        blocks = torch.cat([part.weight_scale.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
+        return cls.from_packed(
+            PackedLinear(weight, blocks, scale, first.input_global_scale, bias, activations=first.activations)
+        )
+
+    def _set(
+        self,
+        weight: Tensor,
+        weight_scale: Tensor,
+        weight_global_scale: Tensor,
+        input_global_scale: Tensor | None,
+        bias: Tensor | None,
+    ) -> Linear:
+        self.weight, self.weight_scale, self.weight_global_scale = weight, weight_scale, weight_global_scale
+        self.input_global_scale, self.bias = input_global_scale, bias
+        self.update_alpha()
+        return self
+
+    def update_alpha(self) -> None:
+        """Computes alpha from the global scales."""
+        scale, given = self.weight_global_scale, self.input_global_scale
+        self.alpha = scale.clone() if given is None else scale * given
+
+    # ---- what torch.nn.Module does with the buffers ----
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        """Gives fn the buffers of fixed dtype as integers, which functions that cast leave alone."""
+        before = {name: t for name in _FIXED if (t := self._buffers[name]) is not None}
+        given = {name: t.view(_FIXED[name]) for name, t in before.items()}
+        self._buffers.update(given)
+        try:
+            return super()._apply(fn, recurse)
+        finally:
+            for name, t in before.items():
+                moved = self._buffers[name]
+                self._buffers[name] = t if moved is given[name] or moved is None else moved.view(t.dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, which cannot read back a float8 tensor: the scales as bytes."""
+        state = dict(self.__dict__)
+        state["_buffers"] = self._buffers | {"weight_scale": self.weight_scale.view(torch.uint8)}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._buffers["weight_scale"] = self.weight_scale.view(torch.float8_e4m3fn)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Also takes a state whose layer has one weight_global_scale for each row, or an input_global_scale, where
+        this layer has not, and the reverse."""
+        scale, given = (state_dict.get(prefix + name) for name in ("weight_global_scale", "input_global_scale"))
+        shape = None if scale is None else tuple(scale.shape)
+        if shape in ((), (self.out_features,)) and shape != self.weight_global_scale.shape:
+            self.weight_global_scale = self.weight_global_scale.new_ones(shape)
+        if prefix + "weight" in state_dict and self.activations is not None:
+            self.input_global_scale = None if given is None else self.weight_global_scale.new_ones(())
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self.update_alpha()
+
+    def extra_repr(self) -> str:
+        text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        text += f", activations={self.activations!r}"
+        if self.activations is not None:
+            text += f", input_global_scale={'dynamic' if self.input_global_scale is None else 'static'}"
+        return text + (", weight_global_scale=[N]" if self.weight_global_scale.ndim else "")
+
+    # ---- the product ----
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise _C.Error(f"x: shape is {list(x.shape)}; the last dimension must be in_features = {self.in_features}")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            raise _C.Error(f"x: dtype is {short(x.dtype)}; must be float16, bfloat16 or float32")
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        shape = (*x.shape[:-1], self.out_features)
+        rows = x.reshape(-1, self.in_features)
+        if rows.shape[0] == 0:
+            return x.new_empty(shape)
+        if self.activations is None:
+            if torch.is_grad_enabled() and x.requires_grad:
+                y = _WeightOnly.apply(rows, self.weight, self.weight_scale, self.alpha, self.bias)
+            else:
+                y = _weight_only(rows, self.weight, self.weight_scale, self.alpha, self.bias)
+            return y.reshape(shape)
+        if rows.stride(-1) != 1:
+            rows = rows.contiguous()
+        alpha, scale = self.alpha, self.input_global_scale
+        if scale is None:
+            scale = global_scale(rows)
+            alpha = alpha * scale
+        bias = self.bias
+        if bias is not None and bias.dtype != x.dtype:
+            bias = bias.float()
+        a, scale_a = nvfp4.quantize(rows, global_scale=scale)
+        y = nvfp4.gemm(a, self.weight, scale_a, self.weight_scale, alpha=alpha, bias=bias, out_dtype=x.dtype)
+        return y.reshape(shape)
+
+
+def _described(value: Any, name: str) -> Any:
+    """An attribute as two layers are compared by it."""
+    if not isinstance(value, Tensor):
+        return value
+    return short(value.dtype) if name == "bias" else float(value)
+
+
+def _matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, transpose: bool) -> Tensor:
+    """fp32 sums of x . W^T, or of x . W without `transpose`, W being value * scale. 16-bit operands have exact products
+    in fp32. torch.mm sums these in fp32 without rounding the sums to 16 bits on a GPU alone; a CPU gets fp32 operands.
+    """
+    dtype = x.dtype if x.is_cuda else torch.float32
+    w = nvfp4.dequantize(weight, weight_scale, out_dtype=dtype)
+    w = w.t() if transpose else w
+    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+        return torch.mm(x.float(), w) if dtype == torch.float32 else torch.mm(x, w, out_dtype=torch.float32)
+
+
+def _weight_only(x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor, bias: Tensor | None) -> Tensor:
+    y = _matmul(x, weight, weight_scale, True) * alpha
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+class _WeightOnly(torch.autograd.Function):
+    """_weight_only, with a gradient with respect to x that dequantizes the weight again: only packed bytes are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(weight, weight_scale, alpha)
+        return _weight_only(x, weight, weight_scale, alpha, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """(alpha * dy) . W. One alpha is applied to the fp32 sums; one for each row of W lies along the sums."""
+        weight, weight_scale, alpha = ctx.saved_tensors
+        dy = gradients[0]
+        if alpha.ndim == 0:
+            dx = _matmul(dy, weight, weight_scale, False) * alpha
+        else:
+            dx = _matmul(dy.float() * alpha, weight, weight_scale, False)
+        return dx.to(dy.dtype), None, None, None, None

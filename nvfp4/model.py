@@ -1,0 +1,365 @@
+"""nvfp4.quantize_model: the linear layers of a model as nvfp4.Linear, in place, with a report."""
+
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nvfp4
+from nvfp4 import _C
+from nvfp4.cli import show
+from nvfp4.linear import Linear
+from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, check_tensor
+
+# Layers with one parent and, where the model calls them one after another, one input.
+FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"), ("w1", "w3"))
+ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """What quantize_model did to a layer.
+
+    Attributes:
+        name: of the module in the model.
+        shape: (N, K) of its weight.
+        error: |W - W_nvfp4| / |W|, Frobenius norms, of the weight; 0 for a weight of zeros.
+        bytes_before, bytes_after: of weight, scales and bias.
+        input_global_scale: the one that calibration found; None: dynamic, or no quantized activations.
+        fused: names of the layers that became one module with this one, itself included; () if none.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    error: float
+    bytes_before: int
+    bytes_after: int
+    input_global_scale: float | None = None
+    fused: tuple[str, ...] = ()
+
+
+@dataclass
+class QuantizeReport:
+    """What quantize_model did. `print(report)` prints it as a table.
+
+    Attributes:
+        layers: the layers that are NVFP4 now, in the model's order.
+        skipped: the names of the other linear layers, each with the reason.
+    """
+
+    layers: list[QuantizedLayer] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(layer.bytes_before for layer in self.layers)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(layer.bytes_after for layer in self.layers)
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                layer.name,
+                "x".join(map(str, layer.shape)),
+                f"{layer.error:.4f}",
+                str(layer.bytes_before),
+                str(layer.bytes_after),
+                "-" if layer.input_global_scale is None else f"{layer.input_global_scale:.3g}",
+                "+".join(name.rpartition(".")[2] for name in layer.fused),
+            )
+            for layer in self.layers
+        ]
+        rows.append(("total", "", "", str(self.bytes_before), str(self.bytes_after), "", ""))
+        columns = ("layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused")
+        text = show.plain(columns, rows, [True] + [False] * 5 + [True])
+        return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items())])
+
+
+def quantize_model(
+    model: torch.nn.Module,
+    ignore: Sequence[str] = ("lm_head",),
+    activations: str | None = "nvfp4",
+    calibrate: Callable[[torch.nn.Module], Any] | None = None,
+    fuse: bool = False,
+) -> QuantizeReport:
+    """Replaces each torch.nn.Linear of a model by an nvfp4.Linear, in place.
+
+    The weights are quantized layer by layer, each on its own device, so that no more than one of them exists twice.
+    On a terminal a progress bar is drawn on standard error.
+
+    Args:
+        model: any module; its linear layers are found by type. A layer that the model has under several names is
+            quantized once. Skipped are subclasses of torch.nn.Linear, layers whose in_features is no multiple of 16,
+            and those of torch.nn.TransformerEncoderLayer, which reads their weights itself.
+        ignore: names of layers to leave as they are. A pattern with the wildcards of fnmatch is compared with the name
+            of the layer, the names of the modules above it, and the last part of each of these. A pattern that begins
+            with "re:" is a regular expression, matched from the start of the layer's name. A pattern that matches no
+            module is an error; "lm_head" may be missing.
+        activations: "nvfp4" (W4A4) or None (W4A16), see nvfp4.Linear.
+        calibrate: a function that is given the model, before anything is changed, and runs it on sample inputs. The
+            largest absolute value that a layer reads gives its input_global_scale. By default, and for a layer that the
+            function does not reach, the scale is dynamic.
+        fuse: joins q_proj, k_proj and v_proj (query, key and value) of one module into one layer, and gate_proj and
+            up_proj (w1 and w3): one product where the model makes three. Each part keeps its global scale. The module
+            that is called first computes all parts and keeps the others' until they are called with the same tensor.
+            So the model must not change that tensor in between. A model that calls them with different tensors stays
+            right and becomes slower. Parts with different calibrated input scales or only some biases are not joined.
+
+    Returns:
+        A QuantizeReport.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, or a weight or a layer's input has a value that is NaN or infinite. The
+            model is unchanged.
+
+    Example:
+        >>> import nvfp4, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
+        >>> report = nvfp4.quantize_model(model, calibrate=lambda m: m(torch.randn(4, 64)))
+        >>> [layer.name for layer in report.layers], report.bytes_before, report.bytes_after
+        (['0', '2'], 37408, 6704)
+    """
+    if activations not in ACTIVATIONS:
+        raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+    if activations is None and calibrate is not None:
+        raise _C.Error("calibrate: is given but activations is None; there are no input scales then")
+    if isinstance(ignore, str):
+        raise _C.Error(f"ignore: is the string {ignore!r}; must be a sequence of patterns")
+    if type(model) is torch.nn.Linear:
+        raise _C.Error("model: is a Linear; use nvfp4.Linear.from_linear")
+    linears, skipped = find_linears(model, ignore)
+    for name, linear in linears.items():
+        with prefix_errors(name):
+            check_tensor("weight", linear.weight, None)
+            if not linear.weight.is_meta and not bool(linear.weight.isfinite().all()):
+                raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
+    scales = {} if calibrate is None else input_scales(model, linears, calibrate)
+    report, names = QuantizeReport(skipped=skipped), list(linears)
+    groups = fusible(model, linears, scales) if fuse else {}
+    places = places_of(model, linears)
+    made: dict[str, Linear] = {}
+    steps = show.progress(len(names)) if sys.stderr.isatty() else contextlib.nullcontext(lambda name: None)
+    with steps as step, torch.no_grad():
+        for name in names:
+            step(name)
+            linear = linears.pop(name)
+            layer = Linear.from_linear(linear, activations, scales.get(name)).train(linear.training)
+            group = groups.get(name, ())
+            report.layers.append(
+                QuantizedLayer(
+                    name,
+                    (layer.out_features, layer.in_features),
+                    weight_error(linear.weight, layer),
+                    linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
+                    sum(t.nbytes for t in layer.state_dict().values()),
+                    scales.get(name),
+                    group,
+                )
+            )
+            put(places[name], layer)
+            if group:
+                made[name] = layer
+            if group and name == group[-1]:
+                for part, fused in zip(group, FusedPart.join([made.pop(part) for part in group])):
+                    put(places[part], fused)
+            del linear, layer
+    return report
+
+
+def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Linear], dict[str, str]]:
+    """The linear layers to quantize by name, and why others are skipped."""
+    linears: dict[str, torch.nn.Linear] = {}
+    skipped: dict[str, str] = {}
+    unused = {pattern for pattern in ignore if pattern != "lm_head"}
+    own: dict[str, str] = {}  # modules that read their layers' weights, with their type
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: set[int] = set()
+    ignored = {id(m) for name, m in modules.items() if any(matches(name, pattern) for pattern in ignore)}
+    for name, module in modules.items():
+        unused -= {pattern for pattern in unused if matches(name, pattern)}
+        if isinstance(module, torch.nn.TransformerEncoderLayer):
+            own[f"{name}." if name else ""] = type(module).__name__
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        reader = next((kind for prefix, kind in own.items() if name.startswith(prefix)), None)
+        if id(module) in ignored:
+            pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
+            skipped[name] = "is the same layer as an ignored one" if pattern is None else f"ignore has {pattern!r}"
+        elif type(module) is not torch.nn.Linear:
+            skipped[name] = f"is a {type(module).__name__}, which may have a forward of its own"
+        elif reader is not None:
+            skipped[name] = f"{reader} reads its weight itself"
+        elif module.in_features == 0 or module.in_features % BLOCK:
+            skipped[name] = f"in_features is {module.in_features}, no positive multiple of {BLOCK}"
+        elif id(module) not in found:
+            linears[name] = module
+            found.add(id(module))
+    if unused:
+        raise _C.Error(f"ignore: {sorted(unused)[0]!r} matches no module of the model")
+    return linears, skipped
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern of quantize_model's `ignore` matches a module of this name."""
+    if not name:
+        return False
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), name) is not None
+    parts = name.split(".")
+    names = [".".join(parts[: i + 1]) for i in range(len(parts))] + parts
+    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in names)
+
+
+@contextlib.contextmanager
+def prefix_errors(name: str) -> Iterator[None]:
+    """Puts a layer's name in front of an error message."""
+    try:
+        yield
+    except _C.Error as error:
+        raise _C.Error(f"{name}.{error}") from None
+
+
+def input_scales(
+    model: torch.nn.Module, linears: dict[str, torch.nn.Linear], calibrate: Callable[[torch.nn.Module], Any]
+) -> dict[str, float]:
+    """amax(|x|) / (448 * 6) over all inputs x of each layer while `calibrate` runs; nothing for a layer that reads
+    none or zeros alone."""
+    amax: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def record(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            x = arguments[0] if arguments else keywords["input"]
+            if x.numel():
+                largest = torch.stack(x.detach().aminmax()).abs().amax().float()
+                amax[name] = largest if name not in amax else torch.maximum(amax[name], largest)
+
+        return record
+
+    hooks = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in linears.items()]
+    try:
+        with torch.no_grad():
+            calibrate(model)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    scales = {}
+    for name, largest in amax.items():
+        scale = float(largest / LARGEST)
+        if not scale < float("inf"):
+            raise _C.Error(f"{name}.input: amax is {float(largest):g} while calibrating; must be finite")
+        if scale > 0:
+            scales[name] = scale
+    return scales
+
+
+def weight_error(weight: Tensor, layer: Linear) -> float:
+    """|weight - the layer's| / |weight|, by slices of rows."""
+    if weight.is_meta:
+        return 0.0
+    lost = total = 0.0
+    for row in range(0, len(weight), ERROR_ROWS):
+        rows = slice(row, row + ERROR_ROWS)
+        w = weight[rows].float()
+        total += float(w.square().sum(dtype=torch.float64))
+        data, scale = layer.weight[rows], layer.weight_scale[rows]
+        w = w - nvfp4.dequantize(data, scale, global_scale=layer.weight_global_scale)
+        lost += float(w.square().sum(dtype=torch.float64))
+    return (lost / total) ** 0.5 if total else 0.0
+
+
+def places_of(
+    model: torch.nn.Module, linears: dict[str, torch.nn.Linear]
+) -> dict[str, list[tuple[torch.nn.Module, str]]]:
+    """Of each layer the modules that have it as a child, with its name there."""
+    names = {id(layer): name for name, layer in linears.items()}
+    places: dict[str, list[tuple[torch.nn.Module, str]]] = {name: [] for name in linears}
+    for module in model.modules():
+        for attribute, child in module._modules.items():
+            if id(child) in names:
+                places[names[id(child)]].append((module, attribute))
+    return places
+
+
+def put(places: list[tuple[torch.nn.Module, str]], layer: torch.nn.Module) -> None:
+    for module, attribute in places:
+        setattr(module, attribute, layer)
+
+
+def fusible(
+    model: torch.nn.Module, linears: dict[str, torch.nn.Linear], scales: dict[str, float]
+) -> dict[str, tuple[str, ...]]:
+    """Of each layer that can be joined with its siblings the names of all of them, in the model's order."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for parent, _ in model.named_modules():
+        for siblings in FUSED:
+            names = [f"{parent}.{sibling}" if parent else sibling for sibling in siblings]
+            if not all(name in linears for name in names):
+                continue
+            layers = [linears[name] for name in names]
+            if len({layer.in_features for layer in layers}) != 1 or len({scales.get(name) for name in names}) != 1:
+                continue
+            if len({None if layer.bias is None else layer.bias.dtype for layer in layers}) != 1:
+                continue
+            if len({layer.weight.device for layer in layers}) == 1:
+                ordered = tuple(name for name in linears if name in names)
+                groups |= dict.fromkeys(names, ordered)
+    return groups
+
+
+class FusedPart(torch.nn.Module):
+    """One of several linear layers that share an input and are computed as one, `linear`, by the first that is called.
+
+    The outputs of the other parts are kept until each is called with the same tensor object, unchanged. `join` makes
+    the parts; the first of them owns the joined layer, and with it the state dict's tensors.
+    """
+
+    def __init__(self, owner: FusedPart | None, linear: Linear, index: int, sizes: list[int]) -> None:
+        super().__init__()
+        self.linear = linear if owner is None else None
+        self._owner = (owner,)  # a tuple, so that it is no submodule
+        self.in_features, self.out_features = linear.in_features, sizes[index]
+        self.index, self.sizes = index, sizes
+        self.kept: tuple[Tensor, int | None, dict[int, Tensor]] | None = None  # input, its version, outputs; of owner
+
+    @classmethod
+    def join(cls, layers: Sequence[Linear]) -> list[FusedPart]:
+        linear, sizes = Linear.fuse(layers), [layer.out_features for layer in layers]
+        linear.train(layers[0].training)
+        first = cls(None, linear, 0, sizes).train(layers[0].training)
+        others = [cls(first, linear, i, sizes).train(layers[i].training) for i in range(1, len(layers))]
+        return [first, *others]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__, kept=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        owner = self if self._owner[0] is None else self._owner[0]
+        # Inference tensors and those of a traced program have no version.
+        traced = torch.compiler.is_dynamo_compiling() or x.is_inference()
+        version = None if traced else x._version
+        if owner.kept is not None:
+            given, given_version, outputs = owner.kept
+            if given is x and given_version == version and self.index in outputs:
+                y = outputs.pop(self.index)
+                if not outputs:
+                    owner.kept = None
+                return y
+        assert owner.linear is not None
+        parts = owner.linear(x).split(self.sizes, -1)
+        owner.kept = (x, version, {i: part for i, part in enumerate(parts) if i != self.index})
+        return parts[self.index]
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, index={self.index}"

