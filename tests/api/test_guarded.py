@@ -160,6 +160,17 @@ def test_c_is_out(m: int, n: int, target: str, workers: Workers) -> None:
     assert not verdicts(workers, target, cases)
 
 
+@pytest.mark.parametrize("wide", ["c", "out", "neither"])
+def test_one_column(wide: str, target: str, workers: Workers) -> None:
+    """N = 1: c or the output is a column of a wider tensor, or both are dense, which another kernel takes as a row."""
+    cases = []
+    for m, l, dtype in ((9, None, "float32"), (70, 2, "bfloat16")):
+        at = {} if wide == "neither" else {wide: At(16)}
+        case = Gemm(m, 1, 272, l, out_dtype=dtype, c="c", backend=backend(target), at=at)
+        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 4))]
+    assert not verdicts(workers, target, cases)
+
+
 def test_lanes_that_run_apart(target: str, workers: Workers) -> None:
     """Lanes of a warp that share a stage wait for each other's copies, not for their own alone."""
     if not target.startswith("sm_"):

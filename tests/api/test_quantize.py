@@ -167,6 +167,12 @@ def test_global_scale(backend: Backend, layout: str, form: str, generator: torch
     assert torch.equal(got, expected)
 
 
+def test_global_scale_of_which_six_times_overflows(backend: Backend, generator: torch.Generator) -> None:
+    """The scale is amax / 6 / g, in this order: 6 g is not finite here."""
+    x = torch.randn(8, 64, generator=generator).clamp(-3, 3) * 1e38
+    check(x, backend, g=1e38)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(1, 16), (5, 48), (130, 80), (2, 129, 144)])

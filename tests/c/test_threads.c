@@ -55,7 +55,9 @@ static void run_task(void *context, int64_t task, int thread) {
     }
     if (atomic_exchange(&c->busy[thread], 1)) atomic_fetch_add(&c->wrong, 1);
     c->times[task]++;
-    if (draw() % 4 == 0) sched_yield();
+    uint64_t choice = draw() % 16;
+    if (choice == 0) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    if (choice < 4) sched_yield();
     atomic_store(&c->busy[thread], 0);
 }
 
@@ -66,10 +68,13 @@ static __attribute__((noinline)) void overwrite_stack(void) {
 }
 
 static int rounds = 1000;
+static pthread_barrier_t together;
 
 static void *caller(void *result) {
     int *wrong = result;
     for (int i = 0; i < rounds; i++) {
+        /* A caller that is not woken stays so: no later call of another one wakes it by chance. */
+        if (i % 4 == 0) pthread_barrier_wait(&together);
         call c = {.tasks = (int)(draw() % (MAX_TASKS + 1)), .threads = 1 + (int)(draw() % MAX_THREADS)};
         parallel_for(c.threads, c.tasks, run_task, &c);
         overwrite_stack();
@@ -83,6 +88,7 @@ int main(int count, char **arguments) {
     seed = count > 1 ? strtoull(arguments[1], NULL, 0) : (uint64_t)time(NULL);
     if (count > 2) rounds = 20 * atoi(arguments[2]);
     alarm(60); /* a pool that has gone wrong may wait for ever */
+    pthread_barrier_init(&together, NULL, CALLERS);
     pthread_t threads[CALLERS];
     int wrong[CALLERS] = {0}, total = 0;
     for (int i = 0; i < CALLERS; i++)

@@ -7,6 +7,7 @@ import doctest
 import functools
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
