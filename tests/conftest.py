@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from paths import BENCHMARKS, EMULATOR, KERNELS, TESTS, families  # noqa: E402
+from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, TESTS, families  # noqa: E402
 
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
 
@@ -238,6 +238,17 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)]
     subprocess.run(command, check=True)
     return library
+
+
+@pytest.fixture(scope="session")
+def empty_fatbins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a fatbins.inc, for C builds with -DNVFP4_CUDA: one byte in place of each fat binary."""
+    folder = tmp_path_factory.mktemp("fatbins")
+    (folder / "empty").write_bytes(b"\0")
+    names = ["_".join(path.with_suffix("").parts[-2:]) for path in CSRC.glob("kernels/*/*.cu")]
+    rows = [f'FATBIN({name}, "{folder / "empty"}", "sm_90a")' for name in names]
+    (folder / "fatbins.inc").write_text("\n".join([*rows, "#undef FATBIN_ARCHS", '#define FATBIN_ARCHS "sm_90a"', ""]))
+    return folder
 
 
 @pytest.fixture(name="random")

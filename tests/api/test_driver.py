@@ -16,6 +16,7 @@ import ragged
 import sanitize
 from harness.headers import family
 from interpreter import python
+from paths import CSRC, TESTS
 
 import nvfp4
 
@@ -157,6 +158,24 @@ def test_failure_to_open_is_said_again() -> None:
 def test_errors_are_messages(fake_driver: Path, variables: dict[str, str], words: list[str]) -> None:
     said = run("call(16, 16, 64)", fake_driver, **variables)
     assert said and all(word in said for word in words), said
+
+
+def test_a_driver_that_does_not_open_is_named_in_every_thread(fake_driver: Path) -> None:
+    """The error is kept, and messages are a thread's own."""
+    lines = ["import threading", "threading.excepthook = lambda error: None"]
+    lines += ["first = threading.Thread(target=call, args=(16, 16, 64))"]
+    lines += ["first.start(); first.join(); call(16, 16, 64)"]
+    assert "fake error" in run("\n    ".join(lines), fake_driver, FAKE_FAIL="cuInit")
+
+
+def test_workspaces_of_c_callers(fake_driver: Path, empty_fatbins: Path, tmp_path: Path) -> None:
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-DNVFP4_CUDA", f"-I{CSRC}", f"-I{empty_fatbins}"]
+    sources = [path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in ("bindings", "contest")]
+    program, libraries = tmp_path / "workspace", ["-lm", "-ldl", "-lpthread"]
+    subprocess.run(["gcc", *flags, TESTS / "c/workspace.c", *sources, *libraries, "-o", program], check=True)
+    environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.count("status") == 5, done.stdout
 
 
 def test_errors_of_sm100(fake_driver: Path) -> None:

@@ -213,13 +213,9 @@ except nvfp4.Error as error:
 
 
 @pytest.fixture(scope="module")
-def debug_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def debug_build(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a package whose module is built with NVFP4_WATCHDOG and without device code."""
     folder = tmp_path_factory.mktemp("debug")
-    names = ["_".join(path.with_suffix("").parts[-2:]) for path in CSRC.glob("kernels/*/*.cu")]
-    (folder / "empty").write_bytes(b"\0")
-    rows = [f'FATBIN({name}, "{folder / "empty"}", "sm_90a")' for name in names]
-    (folder / "fatbins.inc").write_text("\n".join([*rows, "#undef FATBIN_ARCHS", '#define FATBIN_ARCHS "sm_90a"', ""]))
     package = folder / "nvfp4"
     package.mkdir()
     for path in (ROOT / "nvfp4").glob("*.py"):
@@ -234,7 +230,7 @@ def debug_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-DNVFP4_CUDA",
         "-DNVFP4_WATCHDOG",
     ]
-    flags += ["-DPy_LIMITED_API=0x030A0000", f"-I{CSRC}", f"-I{folder}", f"-I{sysconfig.get_paths()['include']}"]
+    flags += ["-DPy_LIMITED_API=0x030A0000", f"-I{CSRC}", f"-I{empty_fatbins}", f"-I{sysconfig.get_paths()['include']}"]
     sources = map(str, CSRC.glob("**/*.c"))
     libraries = ["-lm", "-ldl", "-lpthread"]
     subprocess.run(["gcc", "-shared", *flags, *sources, "-o", package / "_C.abi3.so", *libraries], check=True)

@@ -144,7 +144,7 @@ FAMILIES = {
             ("api/test_binding.py",),
             C_CORE,
             ("api/test_fuzz.py", "api/test_torch_ops.py"),
-            ("api/test_quantize.py", "api/test_guarded.py", "-k", "cpu or rule or aligned"),
+            ("api/test_quantize.py", "api/test_guarded.py", "-k", "cpu or sm_80 or rule or aligned"),
             ("api/test_driver.py", "api/test_custom_kernel.py", "plan/test_choice.py"),
             ("api/test_generated.py",),
         ),

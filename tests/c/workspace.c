@@ -1,0 +1,70 @@
+/* The rules of a caller's workspace, on a libcuda that runs nothing (NVFP4_LIBCUDA): a product of 1 x 64 by 65536,
+ * which sm80 splits along K. Prints what each call answers; 1 if one is not as it should be. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nvfp4.h"
+
+enum { M = 1, N = 64, K = 65536 };
+
+static nvfp4_tensor matrix(void *data, nvfp4_dtype dtype, int64_t rows, int64_t columns) {
+    return (nvfp4_tensor){
+        .data = data,
+        .dtype = dtype,
+        .device = NVFP4_HOST,
+        .ndim = 2,
+        .shape = {rows, columns},
+        .stride = {columns, 1},
+    };
+}
+
+static nvfp4_context *context;
+static int failed;
+
+static void expect(const char *what, const nvfp4_gemm_args *args, nvfp4_status wanted, const char *word) {
+    nvfp4_status status = nvfp4_gemm(context, args);
+    int right = status == wanted && (!status || strstr(nvfp4_last_error(), word));
+    printf("%s: status %d%s%s%s\n", what, (int)status, status ? ", " : "", status ? nvfp4_last_error() : "",
+           right ? "" : "  WRONG");
+    failed |= !right;
+}
+
+static void *no_memory(void *owner, size_t bytes) {
+    *(size_t *)owner = bytes;
+    return NULL;
+}
+
+int main(void) {
+    if (nvfp4_create(&context)) return 1;
+    nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
+    args.a = matrix(calloc(M, K / 2), NVFP4_UINT8, M, K / 2);
+    args.b = matrix(calloc(N, K / 2), NVFP4_UINT8, N, K / 2);
+    args.scale_a = matrix(calloc(M, K / 16), NVFP4_E4M3, M, K / 16);
+    args.scale_b = matrix(calloc(N, K / 16), NVFP4_E4M3, N, K / 16);
+    args.out = matrix(calloc(M, N * 4), NVFP4_FP32, M, N);
+    args.scale_layout = NVFP4_LINEAR;
+    args.backend = NVFP4_BACKEND_SM80;
+
+    nvfp4_plan plan;
+    if (nvfp4_gemm_plan(context, &args, &plan) || plan.workspace <= 0) {
+        printf("no workspace is needed: %s\n", nvfp4_last_error());
+        return 1;
+    }
+    const size_t bytes = (size_t)plan.workspace;
+    char *memory = aligned_alloc(16, (bytes + 63) / 16 * 16);
+    args.workspace = memory, args.workspace_size = bytes;
+    expect("the exact size", &args, NVFP4_OK, "");
+    args.workspace_size = bytes - 1;
+    expect("a byte less", &args, NVFP4_INVALID, "workspace: has ");
+    args.workspace = memory + 8, args.workspace_size = bytes + 16;
+    expect("aligned to 8", &args, NVFP4_INVALID, "aligned to 16");
+    args.workspace = NULL, args.workspace_size = bytes;
+    expect("NULL with a size", &args, NVFP4_INVALID, "workspace: has ");
+    size_t asked = 0;
+    args.workspace_size = 0, args.allocate = no_memory, args.owner = &asked;
+    expect("an allocator without memory", &args, NVFP4_OUT_OF_MEMORY, "workspace: no memory for ");
+    failed |= asked != bytes;
+    nvfp4_destroy(context);
+    return failed;
+}
