@@ -19,7 +19,6 @@ torch and nvfp4 are imported, in any order (nvfp4.torch_ops).
 """
 
 import sys
-from importlib import import_module
 
 from nvfp4._api import custom_kernel, dequantize, gemm, quantize, swizzle, unswizzle
 from nvfp4._C import Error
@@ -57,6 +56,8 @@ _LAZY = {"Linear": "nvfp4.linear", "quantize_model": "nvfp4.model", "load": "nvf
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'nvfp4' has no attribute {name!r}")
+    from importlib import import_module  # here: a plain interpreter has not loaded it
+
     try:
         value = getattr(import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
