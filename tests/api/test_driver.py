@@ -17,6 +17,7 @@ import sanitize
 from harness.headers import family
 from interpreter import python
 from paths import CSRC, TESTS
+from test_c_core import CORE, WARNINGS
 
 import nvfp4
 
@@ -169,10 +170,9 @@ def test_a_driver_that_does_not_open_is_named_in_every_thread(fake_driver: Path)
 
 
 def test_workspaces_of_c_callers(fake_driver: Path, empty_fatbins: Path, tmp_path: Path) -> None:
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-DNVFP4_CUDA", f"-I{CSRC}", f"-I{empty_fatbins}"]
-    sources = [path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in ("bindings", "contest")]
+    flags = [*WARNINGS, "-DNVFP4_CUDA", f"-I{CSRC}", f"-I{empty_fatbins}"]
     program, libraries = tmp_path / "workspace", ["-lm", "-ldl", "-lpthread"]
-    subprocess.run(["gcc", *flags, TESTS / "c/workspace.c", *sources, *libraries, "-o", program], check=True)
+    subprocess.run(["gcc", *flags, TESTS / "c/workspace.c", *CORE, *libraries, "-o", program], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
     done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.count("status") == 5, done.stdout
