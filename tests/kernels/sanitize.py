@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import mmap
 import os
 import re
@@ -59,6 +58,11 @@ PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088,
 PLANNED += [(30, 200, 1088, 1), (30, 2100, 4160, 1), (40, 2100, 4160, 1), (100, 2100, 4160, 1)]  # the last: stream-K
 
 
+LAYOUTS = ("128x4", "linear")
+# Output type, whether with the full epilogue: alpha alone in 16 bits is another code path. Their number is odd, so that
+# each meets both layouts on successive shapes.
+EPILOGUES = (("float16", True), ("float32", True), ("float16", False))
+
 # Under racecheck an mbarrier of these kernels, split along K, sometimes stays incomplete for a warp that waits for it,
 # after other warps of its CTA have passed it: 37,000 polls in 0.3 s, up to 34 s a launch (docs/lessons.md).
 STALLED_BY_RACECHECK = ("nvfp4_sm90_gemm_128x8",)
@@ -101,37 +105,50 @@ def is_stalled(tool: str, plan: dict[str, Any]) -> bool:
     return tool == "racecheck" and plan["kernel"] in STALLED_BY_RACECHECK and plan["split_k"] > 1
 
 
-def run_products(shapes: list[tuple[int, int, int, int]], backend: str, tool: str, kernel: str = "") -> int:
-    """Runs shapes in both layouts, with the full epilogue in 16 and 32 bits, and with alpha alone in 16 bits (another
-    code path). Returns the number of calls that agree with the CPU. `kernel` is for messages."""
+def agrees(shape: tuple[int, int, int, int], layout: str, dtype: torch.dtype, everything: bool, backend: str) -> bool:
+    """Whether a product of random data is the CPU backend's, bit for bit."""
     import torch
 
     import nvfp4
 
-    calls = 0
-    ends = ((torch.float16, True), (torch.float32, True), (torch.float16, False))
-    for (m, n, k, batch), layout, (dtype, everything) in itertools.product(shapes, ("128x4", "linear"), ends):
-        if is_stalled(tool, nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]):
+    m, n, k, batch = shape
+    operands = []
+    for rows in (m, n):
+        data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8)
+        scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (batch, rows, k // 16))]
+        operands.append((data, nvfp4.swizzle(scale) if layout == "128x4" else scale))
+    (a, scale_a), (b, scale_b) = operands
+    alpha, bias, c = torch.full((n,), 2.0**-10), torch.randn(n).to(dtype), torch.randn(batch, m, n).to(dtype)
+    given = {"alpha": alpha, "bias": bias, "c": c} if everything else {"alpha": alpha[:1]}
+    options = {"out_dtype": dtype, "scale_layout": layout} | ({"beta": 0.5} if everything else {})
+    expected = nvfp4.gemm(a, b, scale_a, scale_b, **given, **options)
+    given = {name: gpu(x) for name, x in given.items()}
+    out = nvfp4.gemm(*(gpu(x) for x in (a, b, scale_a, scale_b)), **given, **options, backend=backend)
+    return torch.equal(out.cpu(), expected)
+
+
+def run_products(
+    shapes: list[tuple[int, int, int, int]], backend: str, tool: str, first: int = 0, kernel: str = ""
+) -> int:
+    """Runs each shape with three epilogues, in the two scale layouts by turns: the call after `first` calls is in
+    "128x4" if `first` is even. Returns the number of calls that agree with the CPU. `kernel` is for messages."""
+    import torch
+
+    import nvfp4
+
+    calls = first
+    for shape in shapes:
+        if is_stalled(tool, nvfp4.info(*shape, device=0, backend=backend)["plan"]):
             continue
-        end = f"{'everything' if everything else 'alpha'} in {dtype}"
-        call = f"call {calls} of {m}x{n}x{k}x{batch}, {layout}, {end}, on {backend} {kernel}"
-        under_way.say(call)
-        operands = []
-        for rows in (m, n):
-            data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8)
-            scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (batch, rows, k // 16))]
-            operands.append((data, nvfp4.swizzle(scale) if layout == "128x4" else scale))
-        (a, scale_a), (b, scale_b) = operands
-        alpha, bias, c = torch.full((n,), 2.0**-10), torch.randn(n).to(dtype), torch.randn(batch, m, n).to(dtype)
-        given = {"alpha": alpha, "bias": bias, "c": c} if everything else {"alpha": alpha[:1]}
-        options = {"out_dtype": dtype, "scale_layout": layout} | ({"beta": 0.5} if everything else {})
-        expected = nvfp4.gemm(a, b, scale_a, scale_b, **given, **options)
-        given = {name: gpu(x) for name, x in given.items()}
-        out = nvfp4.gemm(*(gpu(x) for x in (a, b, scale_a, scale_b)), **given, **options, backend=backend)
-        if not torch.equal(out.cpu(), expected):
-            sys.exit(f"{call}: differs from the CPU backend")
-        calls += 1
-    return calls
+        for type_name, everything in EPILOGUES:
+            layout = LAYOUTS[calls % 2]
+            end = f"{'everything' if everything else 'alpha'} in {type_name}"
+            call = f"call {calls} of {'x'.join(map(str, shape))}, {layout}, {end}, on {backend} {kernel}"
+            under_way.say(call)
+            if not agrees(shape, layout, getattr(torch, type_name), everything, backend):
+                sys.exit(f"{call}: differs from the CPU backend")
+            calls += 1
+    return calls - first
 
 
 def run_every_kernel(backend: str, tool: str) -> int:
@@ -149,7 +166,7 @@ def run_every_kernel(backend: str, tool: str) -> int:
             key = (plan["kernel"], plan["swap_ab"], min(plan["split_k"], 3))
             if key not in seen:
                 seen.add(key)
-                calls += run_products([shape], backend, tool, f"{plan['kernel']}, candidate {place}")
+                calls += run_products([shape], backend, tool, calls, f"{plan['kernel']}, candidate {place}")
         _C.set_candidate(0)
     return calls
 
