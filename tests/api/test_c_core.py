@@ -20,6 +20,8 @@ PROGRAMS = sorted([*(TESTS / "c").glob("test_*.c"), TESTS / "c/example.c"])
 NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
 CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
 OWN_TABLE = ("test_new_family", "test_plan_cache")  # programs with families of their own
+# Programs that put functions of their own in place of the C library's.
+WRAPPED = {"test_allocations": [f"-Wl,--wrap={name}" for name in ("calloc", "realloc", "aligned_alloc")]}
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -69,7 +71,7 @@ def build_and_run(core: tuple[Build, list[Path]], program: Path, folder: Path) -
         objects = [path for path in objects if path.name != "plan-families.c.o"]
     binary = folder / program.stem
     command = [build.compiler, *WARNINGS, *build.flags, f"-I{CSRC}", str(program), *map(str, objects)]
-    command += ["-lm", "-ldl", "-lpthread", "-o", str(binary)]
+    command += [*WRAPPED.get(program.stem, []), "-lm", "-ldl", "-lpthread", "-o", str(binary)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     # qemu-user 7.2 cannot fork a process of several threads.

@@ -17,7 +17,7 @@ import sanitize
 from harness.headers import family
 from interpreter import python
 from paths import CSRC, TESTS
-from test_c_core import CORE, WARNINGS
+from test_c_core import CORE, WARNINGS, WRAPPED
 
 import nvfp4
 
@@ -169,13 +169,32 @@ def test_a_driver_that_does_not_open_is_named_in_every_thread(fake_driver: Path)
     assert "fake error" in run("\n    ".join(lines), fake_driver, FAKE_FAIL="cuInit")
 
 
-def test_workspaces_of_c_callers(fake_driver: Path, empty_fatbins: Path, tmp_path: Path) -> None:
-    flags = [*WARNINGS, "-DNVFP4_CUDA", f"-I{CSRC}", f"-I{empty_fatbins}"]
-    program, libraries = tmp_path / "workspace", ["-lm", "-ldl", "-lpthread"]
-    subprocess.run(["gcc", *flags, TESTS / "c/workspace.c", *CORE, *libraries, "-o", program], check=True)
+@pytest.fixture(scope="session")
+def core_with_driver(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that links a C program with a core that opens the driver."""
+    library, folder = tmp_path_factory.mktemp("core") / "core.o", f"-I{empty_fatbins}"
+    flags = ["gcc", *WARNINGS, "-DNVFP4_CUDA", f"-I{CSRC}"]
+    subprocess.run([*flags, folder, *CORE, "-r", "-o", library], check=True)
+    return [*map(str, flags), str(library), "-lm", "-ldl", "-lpthread"]
+
+
+@pytest.mark.parametrize(("program", "lines"), [("workspace", 5), ("test_allocations", 1)])
+def test_c_callers(program: str, lines: int, core_with_driver: list[str], fake_driver: Path, tmp_path: Path) -> None:
+    """The rules of a caller's workspace, and what an allocation that fails leaves."""
+    binary, wrapped = tmp_path / program, WRAPPED.get(program, [])
+    subprocess.run([*core_with_driver, TESTS / f"c/{program}.c", *wrapped, "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
-    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout.count("status") == 5, done.stdout
+    done = subprocess.run([binary], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == lines, done.stdout
+
+
+@pytest.mark.parametrize("backend", ["sm80", "sm90"])  # sm90 makes tensor maps too
+@pytest.mark.parametrize("current", [0, 1, 2, 77])
+def test_a_call_runs_in_the_context_of_its_device(current: int, backend: str, fake_driver: Path) -> None:
+    """Whatever context the thread has, none, another GPU's or one of its own, and it has the same one afterwards."""
+    lines = ["import ctypes, os", f"for _ in range(2): call(40, 4096, 512, backend={backend!r})"]
+    lines += ["print(ctypes.CDLL(os.environ['NVFP4_LIBCUDA']).fake_context())"]
+    assert run("\n    ".join(lines), fake_driver, FAKE_CURRENT=str(current)) == str(current)
 
 
 def test_errors_of_sm100(fake_driver: Path) -> None:

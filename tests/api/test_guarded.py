@@ -149,6 +149,20 @@ def test_linear_scales_on_4_bytes_or_not(target: str, workers: Workers) -> None:
     assert not verdicts(workers, target, cases)
 
 
+@pytest.mark.parametrize("odd", ["none", *(f"scale_{name}.{what}" for name in "ab" for what in ("slack", "batch"))])
+def test_one_distance_of_linear_scales(odd: str, target: str, workers: Workers) -> None:
+    """One address or batch stride of linear scales is no multiple of 4, where rows could be copied by 4."""
+    m, n, k, l = 3, 40, 1088, 2
+    at = {}
+    for name, rows in (("scale_a", m), ("scale_b", n)):
+        pitch = up(k // 16, 16)
+        batch = rows * pitch + 2 * (odd == f"{name}.batch")
+        at[name] = At(pitch, batch, 2 * (odd == f"{name}.slack"), "begin")
+    case = Gemm(m, n, k, l, "linear", backend=backend(target), at=at)
+    chosen = ranks(workers, target, case, 2, kernel=lambda name: "gemv" in name) or ranks(workers, target, case, 2)
+    assert not verdicts(workers, target, [replace(case, rank=rank) for rank in chosen])
+
+
 @pytest.mark.parametrize(("m", "n"), [(3, 130), (61, 55), (70, 123)])
 def test_c_is_out(m: int, n: int, target: str, workers: Workers) -> None:
     """beta * c + sum in place, in every plan: an element that is stored twice has beta * c twice."""
@@ -222,14 +236,16 @@ def test_tensors_of_gigabytes(far: str, target: str, workers: Workers) -> None:
     assert not verdicts(workers, target, cases)
 
 
+@pytest.mark.parametrize("pitch", [2**26 - 16, 2**27 - 16, 2**31 - 16])
 @pytest.mark.parametrize("name", ["a", "b", "out"])
-def test_many_rows_of_gigabytes(name: str, target: str, workers: Workers) -> None:
-    """The bytes between two rows fit 26 bits, which kernels have paths for, but rows from 65 on are beyond 4 GiB."""
+def test_many_rows_of_gigabytes(name: str, pitch: int, target: str, workers: Workers) -> None:
+    """The bytes between two rows fit 26 bits, which kernels have paths for, or 31, but rows from 65 on are beyond
+    4 GiB."""
     if target == "cuda":
         pytest.skip("needs more memory than a GPU has")
     m, n = (3, 130) if name == "b" else (130, 3)
-    case = Gemm(m, n, 64, backend=backend(target), at={name: At(2**26 - 16)})
-    cases = [replace(case, rank=rank) for rank in ranks(workers, target, case, 12)]
+    case = Gemm(m, n, 64, backend=backend(target), at={name: At(pitch)})
+    cases = [replace(case, rank=rank) for rank in ranks(workers, target, case, 12 if pitch < 2**26 else 4)]
     assert not verdicts(workers, target, cases)
 
 

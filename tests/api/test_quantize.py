@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +167,14 @@ def test_global_scale(backend: Backend, layout: str, form: str, generator: torch
     got = nvfp4.dequantize(data, scale, global_scale=scale_on_device, scale_layout=layout)
     expected = reference.dequantize(data, scale, global_scale=g, scale_layout=layout)
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("g", [0.0, -0.0, -1.0, math.inf, -math.inf, math.nan, 1e-46])
+@pytest.mark.parametrize("form", [float, torch.tensor])
+def test_global_scale_is_positive_and_finite(g: float, form: Callable[[float], Any]) -> None:
+    """As a number and as a tensor that the host can read; 1e-46 is 0 in fp32."""
+    with pytest.raises(nvfp4.Error, match=r"^global_scale: is .*; must be positive and finite$"):
+        nvfp4.quantize(torch.ones(2, 16), global_scale=form(g))
 
 
 def test_global_scale_of_which_six_times_overflows(backend: Backend, generator: torch.Generator) -> None:

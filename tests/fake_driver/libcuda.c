@@ -9,6 +9,7 @@
  *   FAKE_PAGEABLE 1: the device reads host memory (1)       FAKE_FAIL  an entry point that fails
  *   FAKE_ABSENT   kernels whose names begin so have no code for the device
  *   FAKE_QUERY    what cuStreamQuery says (0)  FAKE_CAPTURES 1: streams are being captured (0)
+ *   FAKE_CURRENT  a thread's current context before any push (0: none); device i's primary context is i + 1
  *   FAKE_WAIT     1: each launch leaves a wait in the watchdog's records
  *   FAKE_LOG      file to append "kernel grid threads shared stream cluster programmatic" to for each launch, and
  *                 "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists; none:
@@ -22,7 +23,8 @@
 #include "../../csrc/driver/cuda_abi.h"
 #include "../../csrc/kernels/common/watchdog.h"
 
-#define EXPORT __attribute__((visibility("default")))
+#define EXPORT   __attribute__((visibility("default")))
+#define DEVICE_0 ((CUcontext)1) /* its primary context: tests have tensors of no other device */
 enum { FAILED = 999 };
 
 static int number(const char *name, int otherwise) {
@@ -42,7 +44,17 @@ static int fails(const char *entry) {
 
 static char kernel_names[256][64]; /* a kernel is its index here plus one */
 static int kernel_count;
-static CUcontext current;
+static _Thread_local CUcontext pushed[8];
+static _Thread_local int depth;
+
+static CUcontext current(void) {
+    return depth ? pushed[depth - 1] : (CUcontext)(uintptr_t)number("FAKE_CURRENT", 0);
+}
+
+/* For a test: the number of the thread's current context. */
+EXPORT int fake_context(void) {
+    return (int)(uintptr_t)current();
+}
 
 EXPORT CUresult cuDriverGetVersion(int *version) {
     *version = number("FAKE_VERSION", 13000);
@@ -127,19 +139,20 @@ ENTRY(cuDevicePrimaryCtxRelease, CUdevice device) {
 }
 
 ENTRY(cuCtxGetCurrent, CUcontext *context) {
-    *context = current;
+    *context = current();
     return CUDA_SUCCESS;
 }
 
 ENTRY(cuCtxPushCurrent, CUcontext context) {
     MAY_FAIL;
-    current = context;
+    if (depth == sizeof pushed / sizeof *pushed) return FAILED;
+    pushed[depth++] = context;
     return CUDA_SUCCESS;
 }
 
 ENTRY(cuCtxPopCurrent, CUcontext *context) {
-    *context = current;
-    current = NULL;
+    if (!depth) return FAILED;
+    *context = pushed[--depth];
     return CUDA_SUCCESS;
 }
 
@@ -252,7 +265,7 @@ ENTRY(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *address,
       int l2_promotion, int fill) {
     MAY_FAIL;
     (void)l2_promotion;
-    if (!current) return FAILED; /* as the driver of an H200 does */
+    if (current() != DEVICE_0) return FAILED; /* without a context, an H200's driver fails too */
     if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank < 1 || rank > 5 || interleave || fill) return FAILED;
     for (uint32_t i = 0; i < rank; i++)
         if (steps[i] != 1 || !dims[i] || !box[i] || box[i] > 256) return FAILED;
@@ -275,6 +288,7 @@ ENTRY(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *address,
 ENTRY(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
     MAY_FAIL;
     (void)arguments, (void)extra;
+    if (current() != DEVICE_0) return FAILED;
     unsigned cluster = 0;
     int programmatic = 0;
     for (unsigned i = 0; i < config->numAttrs; i++) {

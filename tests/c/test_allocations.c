@@ -1,0 +1,127 @@
+/* Every allocation of the core fails once: calls answer NVFP4_OUT_OF_MEMORY with a message and write nothing, what was
+ * allocated before is freed once when the thread ends, and the next thread computes the same product. Linked with
+ * -Wl,--wrap for each allocating function of the core. FAKE_CC in the environment: on a libcuda that runs nothing
+ * (NVFP4_LIBCUDA), the products are launched too. Prints how many allocations failed. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nvfp4.h"
+
+static _Thread_local int left; /* allocations of this thread until one fails; 0: none fails */
+static _Thread_local int failures;
+
+static int fails(void) {
+    if (!left || --left) return 0;
+    failures++;
+    return 1;
+}
+
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *memory, size_t size);
+void *__real_aligned_alloc(size_t alignment, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *memory, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+
+void *__wrap_calloc(size_t count, size_t size) {
+    return fails() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *memory, size_t size) {
+    return fails() ? NULL : __real_realloc(memory, size);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size) {
+    return fails() ? NULL : __real_aligned_alloc(alignment, size);
+}
+
+enum { M = 40, N = 72, K = 512, MAX_OUT = M * N };
+
+_Alignas(16) static uint8_t a[M * K / 2], b[N * K / 2], scale_a[M * K / 16], scale_b[N * K / 16];
+static float expected[2][MAX_OUT]; /* of the first thread, in which nothing fails */
+static int gpu;
+
+typedef struct run {
+    int fail_at, failed, wrong; /* wrong: the line of the rule that does not hold */
+} run;
+
+#define EXPECT(holds)                                                                                                  \
+    if (!(holds) && !r->wrong) r->wrong = __LINE__
+
+static nvfp4_tensor matrix(void *data, nvfp4_dtype dtype, int64_t rows, int64_t columns) {
+    return (nvfp4_tensor){.data = data,
+                          .dtype = dtype,
+                          .device = NVFP4_HOST,
+                          .ndim = 2,
+                          .shape = {rows, columns},
+                          .stride = {columns, 1}};
+}
+
+/* Whether the call succeeded. A failure must be the one that was made. */
+static int succeeded(run *r, nvfp4_status status) {
+    EXPECT(status == NVFP4_OK ? !failures : status == NVFP4_OUT_OF_MEMORY && failures && *nvfp4_last_error());
+    return status == NVFP4_OK;
+}
+
+static int multiply(run *r, nvfp4_context *context, int m, int32_t backend, float *result) {
+    static _Thread_local float out[MAX_OUT], before[MAX_OUT];
+    nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
+    args.a = matrix(a, NVFP4_UINT8, m, K / 2), args.scale_a = matrix(scale_a, NVFP4_E4M3, m, K / 16);
+    args.b = matrix(b, NVFP4_UINT8, N, K / 2), args.scale_b = matrix(scale_b, NVFP4_E4M3, N, K / 16);
+    args.out = matrix(out, NVFP4_FP32, m, N);
+    args.scale_layout = NVFP4_LINEAR, args.backend = backend, args.threads = 2;
+    memset(out, 0x77, sizeof out);
+    memcpy(before, out, sizeof out);
+    if (!succeeded(r, nvfp4_gemm(context, &args))) {
+        EXPECT(memcmp(out, before, sizeof out) == 0);
+        return 0;
+    }
+    if (!result) return 1; /* launched, by a libcuda that runs nothing */
+    if (!r->fail_at) memcpy(result, out, sizeof out);
+    EXPECT(memcmp(out, result, sizeof out) == 0);
+    return 1;
+}
+
+/* Ends at the first failure: what the thread then holds is freed when it ends. */
+static void *run_calls(void *argument) {
+    run *r = argument;
+    nvfp4_context *context = NULL;
+    nvfp4_plan plan;
+    left = r->fail_at, failures = 0;
+    int goes_on = succeeded(r, nvfp4_create(&context));
+    goes_on = goes_on && multiply(r, context, 2, NVFP4_BACKEND_CPU, expected[0]);
+    goes_on = goes_on && multiply(r, context, M, NVFP4_BACKEND_CPU, expected[1]);
+    if (gpu) {
+        goes_on = goes_on && multiply(r, context, M, NVFP4_BACKEND_SM80, NULL);
+        goes_on = goes_on && succeeded(r, nvfp4_plan_shape(context, 0, NVFP4_BACKEND_SM80, M, N, K, 1, &plan));
+        goes_on = goes_on && succeeded(r, nvfp4_override_plan(context, 0, M, N, K, 1, &plan));
+    }
+    r->failed = failures;
+    EXPECT(goes_on != (failures > 0));
+    nvfp4_destroy(context);
+    return NULL;
+}
+
+int main(void) {
+    uint64_t state = 1;
+    for (size_t i = 0; i < sizeof a + sizeof b; i++) {
+        state = state * 6364136223846793005 + 1442695040888963407;
+        *(i < sizeof a ? &a[i] : &b[i - sizeof a]) = (uint8_t)(state >> 56);
+    }
+    memset(scale_a, 0x38, sizeof scale_a), memset(scale_b, 0x40, sizeof scale_b); /* 1 and 2 */
+    gpu = getenv("FAKE_CC") != NULL;
+    int failed = 0;
+    for (int at = 0;; at++) {
+        run r = {.fail_at = at};
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, run_calls, &r) || pthread_join(thread, NULL)) return 1;
+        if (r.wrong) printf("line %d: not so where allocation %d fails: %s\n", r.wrong, at, nvfp4_last_error());
+        if (r.wrong) return 1;
+        if (at && !r.failed) break;
+        failed += r.failed;
+    }
+    printf("%d allocations failed\n", failed);
+    return failed < (gpu ? 4 : 2);
+}
