@@ -60,6 +60,7 @@ class Gemm:
     scales: str = "contest"
     backend: str | None = None
     rank: float = 0.0  # of the plan, as a part of the number of candidates
+    plan: tuple[str, bool, int, int] | None = None  # kernel, swap_ab, split_k, prefetch_stages: instead of a rank
     threads: int = 1  # on the CPU
     seed: int = 0  # of the data, and the emulated GPU's
     lanes: str = ""  # "apart"; the default is EMULATE_LANES
@@ -400,7 +401,9 @@ def run_gemm(target: str, case: Gemm) -> str:
     args = make_gemm(case, device)
     copies = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in args.items() if name != "out"}
     try:
-        if case.rank:
+        if case.plan:
+            _C.override_plan(0, case.m, case.n, case.k, 1 if case.l is None else case.l, *case.plan)
+        elif case.rank:
             shape = (0, case.backend, case.m, case.n, case.k, 1 if case.l is None else case.l)
             _C.set_candidate(int(case.rank * _C.plan(*shape)["candidates"]))
         try:
@@ -413,6 +416,7 @@ def run_gemm(target: str, case: Gemm) -> str:
             return "" if all(memory.unchanged() for memory in tensors.values()) else "something was written"
     finally:
         _C.set_candidate(0)
+        _C.clear_overrides()
     if case.broken:
         return f"a call was accepted that breaks a rule of {case.broken}"
     if case.allocated:

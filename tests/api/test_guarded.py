@@ -15,16 +15,21 @@ def backend(target: str) -> str | None:
     return FAMILIES[target][0] if target in FAMILIES else None
 
 
-def ranks(workers: Workers, target: str, case: Gemm, most: int, **wanted: object) -> list[float]:
-    """Of some plans with these settings, spread over all of them; of one that has several ranks the first."""
+def on_plans(workers: Workers, target: str, case: Gemm, most: int, **wanted: object) -> list[Gemm]:
+    """The case on some plans with these settings, spread over all of them. Plans are forced by name: another scale
+    layout or type ranks them otherwise than the shape alone. Where a and b do not lie on 16 bytes there are fewer
+    plans than for the shape, so these are forced by rank."""
     if target not in FAMILIES:
-        return [0.0]
-    plans = workers.ask(target, "plans", case)
-    of = {}
+        return [case]
+    plans, of = workers.ask(target, "plans", case), {}
+    lie = [case.at[name] for name in "ab" if name in case.at]
+    by_name = all(x is None or x % 16 == 0 for at in lie for x in (at.pitch, at.batch, at.slack))
     for rank, plan in enumerate(plans):
         if all(check(plan[name]) for name, check in wanted.items()):
-            of.setdefault((plan["kernel"], plan["swap_ab"], plan["split_k"]), (rank + 0.5) / len(plans))
-    return list(of.values())[:: max(1, -(-len(of) // most))]
+            settings = tuple(plan[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages"))
+            of.setdefault(settings[:3], {"plan": settings} if by_name else {"rank": (rank + 0.5) / len(plans)})
+    chosen = list(of.values())[:: max(1, -(-len(of) // most))]
+    return [replace(case, seed=i, **how) for i, how in enumerate(chosen)]
 
 
 def verdicts(workers: Workers, target: str, cases: list[Gemm]) -> list[str]:
@@ -72,8 +77,7 @@ def test_split_k_of_batches(l: int | None, n: int, target: str, workers: Workers
     cases = []
     for (m, k), dtype in zip(sizes, ("float32", "float16")):
         case = Gemm(m, n, k, l, out_dtype=dtype, alpha="vector", bias="float32", c="out", backend=backend(target))
-        found = ranks(workers, target, case, 5, split_k=lambda split: split > 1)
-        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(found)]
+        cases += on_plans(workers, target, case, 5, split_k=lambda split: split > 1)
     assert len(cases) > 3 or target not in FAMILIES
     assert not verdicts(workers, target, cases)
 
@@ -97,7 +101,7 @@ def test_one_distance_on_8_bytes(odd: str, edge: str, target: str, workers: Work
                 slack += -((rows - 1) * pitch + batch + k // 2) % 16
             at[name] = At(pitch, batch, slack, edge)
         case = Gemm(m, n, k, 2, at=at, backend=backend(target))
-        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 3))]
+        cases += on_plans(workers, target, case, 3)
     assert not verdicts(workers, target, cases)
 
 
@@ -115,7 +119,7 @@ def test_distances_that_differ_by_operand(unit: int, target: str, workers: Worke
                 pitch = up(row, 16) + 16 * (i % 2)
                 at[name] = At(pitch, up(rows * pitch, step) + (i + 1) * step, 0, ("end", "begin")[i % 2])
             case = Gemm(m, n, k, 3, "linear", dtype, "vector", "out", "c", backend=backend(target), at=at)
-            cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 2))]
+            cases += on_plans(workers, target, case, 2)
     assert not verdicts(workers, target, cases)
 
 
@@ -127,7 +131,7 @@ def test_vector_alpha(dtype: str, target: str, workers: Workers) -> None:
         case = Gemm(m, n, k, out_dtype=dtype, alpha="vector", backend=backend(target))
         if target == "cpu-reference" and m * n * k > 1e6:
             continue
-        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 8))]
+        cases += on_plans(workers, target, case, 8)
     assert not verdicts(workers, target, cases)
 
 
@@ -136,7 +140,8 @@ def test_linear_scales_on_4_bytes_or_not(target: str, workers: Workers) -> None:
     four scales need all of them. K is more than the longest tile; 66 scales a row are 2 more than a multiple of 4."""
     cases = []
     m, n, k, l = 3, 5, 1056, 2
-    found = ranks(workers, target, Gemm(m, n, k, l, "linear", backend=backend(target)), 12 if target == "sm_80" else 2)
+    case = Gemm(m, n, k, l, "linear", backend=backend(target))
+    found = on_plans(workers, target, case, 12 if target == "sm_80" else 2)
     for i, odd in enumerate(product((False, True), repeat=4)):
         at = {}
         for name, rows, (pitch_odd, address_odd) in (("scale_a", m, odd[:2]), ("scale_b", n, odd[2:])):
@@ -144,8 +149,7 @@ def test_linear_scales_on_4_bytes_or_not(target: str, workers: Workers) -> None:
             batch = up(rows * pitch, 4) + 2 * (address_odd and i % 2)
             slack = -(batch * (l - 1) + (rows - 1) * pitch + k // 16) % 4 + 2 * address_odd
             at[name] = At(pitch, batch, slack)
-        case = Gemm(m, n, k, l, "linear", backend=backend(target), at=at)
-        cases += [replace(case, rank=rank, seed=i) for rank in (found if target == "sm_80" else found[i % 2 :: 2])]
+        cases += [replace(case, at=at, seed=i) for case in (found if target == "sm_80" else found[i % 2 :: 2])]
     assert not verdicts(workers, target, cases)
 
 
@@ -159,8 +163,8 @@ def test_one_distance_of_linear_scales(odd: str, target: str, workers: Workers) 
         batch = rows * pitch + 2 * (odd == f"{name}.batch")
         at[name] = At(pitch, batch, 2 * (odd == f"{name}.slack"), "begin")
     case = Gemm(m, n, k, l, "linear", backend=backend(target), at=at)
-    chosen = ranks(workers, target, case, 2, kernel=lambda name: "gemv" in name) or ranks(workers, target, case, 2)
-    assert not verdicts(workers, target, [replace(case, rank=rank) for rank in chosen])
+    gemv = on_plans(workers, target, case, 2, kernel=lambda name: "gemv" in name)
+    assert not verdicts(workers, target, gemv or on_plans(workers, target, case, 2))
 
 
 @pytest.mark.parametrize(("m", "n"), [(3, 130), (61, 55), (70, 123)])
@@ -169,8 +173,8 @@ def test_c_is_out(m: int, n: int, target: str, workers: Workers) -> None:
     cases = []
     for l, bias in ((None, None), (2, "float32")):
         case = Gemm(m, n, 96, l, bias=bias, c="out", backend=backend(target))
-        for i, rank in enumerate(ranks(workers, target, case, 12)):
-            cases.append(replace(case, rank=rank, seed=i, out_dtype=list(DTYPES)[(i + (l or 0)) % 3]))
+        for i, planned in enumerate(on_plans(workers, target, case, 12)):
+            cases.append(replace(planned, out_dtype=list(DTYPES)[(i + (l or 0)) % 3]))
     assert not verdicts(workers, target, cases)
 
 
@@ -181,7 +185,7 @@ def test_one_column(wide: str, target: str, workers: Workers) -> None:
     for m, l, dtype in ((9, None, "float32"), (70, 2, "bfloat16")):
         at = {} if wide == "neither" else {wide: At(16)}
         case = Gemm(m, 1, 272, l, out_dtype=dtype, c="c", backend=backend(target), at=at)
-        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 4))]
+        cases += on_plans(workers, target, case, 4)
     assert not verdicts(workers, target, cases)
 
 
@@ -192,7 +196,7 @@ def test_lanes_that_run_apart(target: str, workers: Workers) -> None:
     cases = []
     for m, n, k in ((3, 40, 2080), (61, 55, 1056)):
         case = Gemm(m, n, k, backend=backend(target), lanes="apart")
-        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 6))]
+        cases += on_plans(workers, target, case, 6)
     assert not verdicts(workers, target, cases)
 
 
@@ -209,7 +213,7 @@ def test_plain_output_on_few_bytes(odd: str, target: str, workers: Workers) -> N
         slack = (-(batch + m * n * 2) + unit * (odd == "address")) % 16
         form = {"out_dtype": ("float16", "bfloat16")[i % 2], "alpha": (None, "number", "one")[i % 3]}
         case = Gemm(m, n, 32, 2, backend=backend(target), at={"out": At(None, batch, slack)}, **form)
-        cases += [replace(case, rank=rank, seed=i) for rank in ranks(workers, target, case, 4 if m == 16 else 2)]
+        cases += on_plans(workers, target, case, 4 if m == 16 else 2)
     assert not verdicts(workers, target, cases)
 
 
@@ -232,7 +236,7 @@ def test_tensors_of_gigabytes(far: str, target: str, workers: Workers) -> None:
         names = ["a", "b", "c", "out"] + ["scale_a", "scale_b"] * (layout == "linear")
         case = Gemm(m, n, k, 3 if batch else None, layout, "float32", c="c", bias="out", backend=backend(target))
         case = replace(case, at=dict.fromkeys(names, At(pitch, batch)))
-        cases += [replace(case, rank=rank, seed=i) for i, rank in enumerate(ranks(workers, target, case, 5))]
+        cases += on_plans(workers, target, case, 5)
     assert not verdicts(workers, target, cases)
 
 
@@ -245,8 +249,7 @@ def test_many_rows_of_gigabytes(name: str, pitch: int, target: str, workers: Wor
         pytest.skip("needs more memory than a GPU has")
     m, n = (3, 130) if name == "b" else (130, 3)
     case = Gemm(m, n, 64, backend=backend(target), at={name: At(pitch)})
-    cases = [replace(case, rank=rank) for rank in ranks(workers, target, case, 12 if pitch < 2**26 else 4)]
-    assert not verdicts(workers, target, cases)
+    assert not verdicts(workers, target, on_plans(workers, target, case, 12))
 
 
 # --- rules --------------------------------------------------------------------------------------------------------

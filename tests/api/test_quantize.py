@@ -171,7 +171,7 @@ def test_global_scale(backend: Backend, layout: str, form: str, generator: torch
 
 @pytest.mark.parametrize("g", [0.0, -0.0, -1.0, math.inf, -math.inf, math.nan, 1e-46])
 @pytest.mark.parametrize("form", [float, torch.tensor])
-def test_global_scale_is_positive_and_finite(g: float, form: Callable[[float], Any]) -> None:
+def test_rule_of_global_scale(g: float, form: Callable[[float], Any]) -> None:
     """As a number and as a tensor that the host can read; 1e-46 is 0 in fp32."""
     with pytest.raises(nvfp4.Error, match=r"^global_scale: is .*; must be positive and finite$"):
         nvfp4.quantize(torch.ones(2, 16), global_scale=form(g))
