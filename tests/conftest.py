@@ -9,7 +9,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,12 @@ import nvfp4  # noqa: E402
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
 FULL = bool(os.environ.get("CI_FULL"))  # of .ci/full: what an ordinary run has no time for
 in_full = pytest.mark.skipif(not FULL, reason="CI_FULL=1 runs it")
+
+
+def one_in(count: int, cases: Sequence[Any]) -> list[Any]:
+    """Every count-th case, beginning at one that the session's seed draws; all of them with CI_FULL=1."""
+    first = random.Random(os.environ["NVFP4_TEST_SEED"]).randrange(count)
+    return list(cases) if FULL else list(cases)[first::count]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Backend
+from conftest import Backend, in_full, one_in
 from interpreter import python
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -204,7 +204,10 @@ def compare_program(run: Any, m: int, device: str = "cpu") -> None:
     assert all(same(p, q) for p, q in zip((*got, out), (*expected, expected_out)))
 
 
-@pytest.mark.parametrize(("compiler", "dynamic"), [("aot_eager", False), ("aot_eager", True), ("inductor", None)])
+INDUCTOR = pytest.param("inductor", None, marks=in_full)  # 15 s; an ordinary run compiles a layer with it
+
+
+@pytest.mark.parametrize(("compiler", "dynamic"), [("aot_eager", False), ("aot_eager", True), INDUCTOR])
 def test_compile(compiler: str, dynamic: bool | None) -> None:
     if compiler == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs g++")
@@ -246,7 +249,8 @@ IMPORTS = """
 
 
 @pytest.mark.parametrize(
-    ("order", "compiled_first"), [(("torch", "nvfp4"), True), (("nvfp4", "torch"), True), (("nvfp4", "torch"), False)]
+    ("order", "compiled_first"),
+    one_in(3, [(("torch", "nvfp4"), True), (("nvfp4", "torch"), True), (("nvfp4", "torch"), False)]),
 )
 def test_import_orders(order: tuple[str, str], compiled_first: bool) -> None:
     compiled = "lambda f: torch.compile(f, fullgraph=True, backend='aot_eager')"

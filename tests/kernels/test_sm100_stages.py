@@ -30,7 +30,7 @@ import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
-SEEDS = int(os.environ.get("SM100_SEEDS", 4))
+SEEDS = int(os.environ.get("SM100_SEEDS", 2))
 HARDWARE = os.environ.get("SM100_HARDWARE") == "1"
 NEVER_WRITTEN = 0xA5
 CTA_BYTES = 65536  # as in stages.cu

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import runs
+from conftest import one_in, runs
 from emulated import emulated
 
 import nvfp4
@@ -222,7 +222,7 @@ def test_files_that_are_rejected(tmp_path: Path) -> None:
 # --- on a GPU whose kernels have many plans -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("device", one_in(2, ["sm_90", "sm_100"]))
 def test_on_an_emulated_gpu(device: str) -> None:
     if not nvfp4.info()["archs"]:
         pytest.skip("this build has no GPU code")
