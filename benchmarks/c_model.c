@@ -157,7 +157,7 @@ const char *describe(void) {
     FIELD(gemm_candidate, tile_n);
     FIELD(gemm_candidate, tile_k);
     FIELD(gemm_candidate, stages);
-    FIELD(gemm_candidate, padding_);
+    FIELD(gemm_candidate, batch_invariant);
     FIELD(gemm_candidate, tiling);
 
     SIZE(sm100_work);

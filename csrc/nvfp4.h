@@ -63,6 +63,13 @@ typedef enum nvfp4_backend {
     NVFP4_BACKEND_SM100, /* B200, GB200, B300: compute capability 10.0 and 10.3 */
 } nvfp4_backend;
 
+typedef enum nvfp4_flags {
+    /* The bits of a row of the result depend neither on M nor on the row's place: one order of additions along K for
+     * every M of the same N, K and L on one device, whatever is forced by nvfp4_set_candidate or nvfp4_override_plan.
+     */
+    NVFP4_BATCH_INVARIANT = 1,
+} nvfp4_flags;
+
 #define NVFP4_HOST (-1) /* nvfp4_tensor.device of host memory */
 
 /* A strided tensor. Strides count elements (a packed pair of e2m1 values is one), as DLPack has it. */
@@ -95,7 +102,7 @@ const char *nvfp4_last_error(void);
  *   bias     absent, or [N] in fp32 or in the dtype of out.
  *   c, beta  absent, or as out (c may be out itself). beta = 0 means that c is not read, as in BLAS.
  *   stream   the CUstream to enqueue on; NULL is the default one. Ignored on the CPU.
- *   flags    bits that change how the product is computed. None is defined yet: must be 0.
+ *   flags    bits that change how the product is computed: nvfp4_flags.
  *   workspace, workspace_size   device memory of at least nvfp4_plan.workspace bytes, aligned to 16, that nothing
  *            else uses until this call has run. Holds anything before and after.
  *   allocate, owner   where set, asked instead when the plan needs a workspace: allocate(owner, bytes) returns such

@@ -31,6 +31,7 @@ def gemm(
     out_dtype: DType | None = None,
     scale_layout: str = "128x4",
     backend: str | None = None,
+    batch_invariant: bool = False,
 ) -> Array:
     """C = alpha * (A . B^T) + beta * c + bias, of NVFP4 matrices A (M x K) and B (N x K).
 
@@ -59,6 +60,9 @@ def gemm(
             anything. Or "linear": [rows, K/16] or [L, rows, K/16].
         backend: None chooses by rule (`info(m, n, k)` shows the plan and the reason); "cpu", "sm80" (any GPU since
             Ampere), "sm90" (H100, H200) or "sm100" (B200, B300) forces one.
+        batch_invariant: True: the bits of a row of the result depend neither on M nor on the row's place. One order of
+            additions along K serves every M of the same N, K, L, scale layout, alignment and backend on one device;
+            tuned plans do not count. Slower, most of all for few rows.
 
     Returns:
         `out`, or a new tensor of a's library on a's device.
@@ -83,8 +87,24 @@ def gemm(
     if torch is not None and torch.compiler.is_dynamo_compiling():
         from nvfp4 import torch_ops
 
-        return torch_ops.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, 0)
-    return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, 0)
+        return torch_ops.gemm(
+            a,
+            b,
+            scale_a,
+            scale_b,
+            alpha,
+            bias,
+            c,
+            beta,
+            out,
+            out_dtype,
+            scale_layout,
+            backend,
+            1 if batch_invariant else 0,
+        )
+    return _C.gemm(
+        a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, 1 if batch_invariant else 0
+    )
 
 
 def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array) -> Array:

@@ -387,7 +387,8 @@ static nvfp4_status check_alpha_and_bias(const nvfp4_gemm_args *args, gemm_probl
 }
 
 static nvfp4_status check_flags(uint32_t flags) {
-    return flags ? fail(NVFP4_INVALID, "flags: is %u; must be 0, no flag is defined", flags) : NVFP4_OK;
+    if ((flags & ~(uint32_t)NVFP4_BATCH_INVARIANT) == 0) return NVFP4_OK;
+    return fail(NVFP4_INVALID, "flags: is %u; must be 0 or %d (batch invariant)", flags, NVFP4_BATCH_INVARIANT);
 }
 
 nvfp4_status check_gemm(const nvfp4_gemm_args *args, gemm_problem *p) {

@@ -21,7 +21,7 @@ static int32_t last_family(const target *where) {
     return 31 - __builtin_clz(where->families);
 }
 
-static nvfp4_status choose_on_gpu(gemm_call *call, const plan_settings *override, int32_t rank) {
+static nvfp4_status choose_on_gpu(gemm_call *call, const plan_settings *override, int32_t rank, uint32_t flags) {
     const target *where = &call->where;
     plan_query query;
     memset(&query, 0, sizeof query);
@@ -30,14 +30,21 @@ static nvfp4_status choose_on_gpu(gemm_call *call, const plan_settings *override
     query.families = where->families;
     query.override = *override;
     query.rank = rank;
+    query.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
     const plan_choice *choice = plan_choose(&query);
     call->candidates = choice->candidates;
+    if (choice->candidates == 0 && query.batch_invariant)
+        return fail(
+            NVFP4_UNSUPPORTED,
+            "flags: no kernel of this backend is batch invariant for M = %lld, N = %lld, K = %lld, L = %lld and "
+            "operands that lie so; M * L must be smaller, or the backend auto or sm80",
+            (long long)query.traits.m, (long long)query.traits.n, (long long)query.traits.k, (long long)query.traits.l);
     if (choice->candidates == 0) return gemm_families[first_family(where)]->reject(&query.props, &query.traits);
     call->candidate = choice->taken;
     return NVFP4_OK;
 }
 
-static nvfp4_status choose(nvfp4_context *context, gemm_call *call) {
+static nvfp4_status choose(nvfp4_context *context, uint32_t flags, gemm_call *call) {
     const target *where = &call->where;
     call->candidates = 0;
     if (where->on_gpu && is_empty(&call->problem)) {
@@ -47,16 +54,18 @@ static nvfp4_status choose(nvfp4_context *context, gemm_call *call) {
     }
     if (where->on_gpu) {
         const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem);
-        return choose_on_gpu(call, &override, context->rank);
+        return choose_on_gpu(call, &override, context->rank, flags);
     }
     const gemm_family *family = gemm_families[first_family(where)];
-    return family->candidates(NULL, NULL, &call->candidate) ? NVFP4_OK : family->reject(NULL, NULL);
+    if (!family->candidates(NULL, NULL, &call->candidate)) return family->reject(NULL, NULL);
+    call->candidate.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
+    return NVFP4_OK;
 }
 
 nvfp4_status gemm_prepare(nvfp4_context *context, const nvfp4_gemm_args *args, gemm_call *call) {
     nvfp4_status status = check_gemm(args, &call->problem);
     if (!status) status = find_target(context, args->backend, args->a.device, &call->where);
-    return status ? status : choose(context, call);
+    return status ? status : choose(context, args->flags, call);
 }
 
 static nvfp4_status find_workspace(int64_t bytes, const nvfp4_gemm_args *args, void **workspace) {
@@ -193,7 +202,7 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t ba
     gemm_call call;
     nvfp4_status status = problem_of_shape(m, n, k, l, &call.problem);
     if (!status) status = find_target(context, backend, device, &call.where);
-    if (!status) status = choose(context, &call);
+    if (!status) status = choose(context, 0, &call);
     if (!status) describe(&call, plan);
     return status;
 }
@@ -220,7 +229,7 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
     if (!status) status = find_target(context, settings.family, device, &call.where);
     if (status) return status;
     call.candidates = 0;
-    if (!is_empty(&call.problem)) status = choose_on_gpu(&call, &settings, 0);
+    if (!is_empty(&call.problem)) status = choose_on_gpu(&call, &settings, 0, 0);
     if (status) return status;
     if (call.candidates == 0 || !candidate_is(&call.candidate, &settings))
         return fail(

@@ -22,7 +22,7 @@ int cpu_isa_usable(cpu_isa isa);
 const char *cpu_isa_name(cpu_isa isa);
 
 /* threads: 0 means all CPUs that the process may run on. */
-nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads);
+nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 nvfp4_status cpu_quantize(const quantize_problem *problem, int threads);
 nvfp4_status cpu_dequantize(const quantize_problem *problem, int threads);
 void cpu_swizzle(const swizzle_problem *problem);

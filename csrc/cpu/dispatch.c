@@ -11,7 +11,8 @@ static const cpu_kernel *const kernels[CPU_ISA_COUNT] = {
 #endif
 };
 
-nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads) {
+/* Of the two drivers, vectors.c adds in another order along K than blocked.c. */
+nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch_invariant) {
     if (p->m == 0 || p->n == 0 || p->l == 0) return NVFP4_OK;
     if (threads <= 0) threads = threads_available();
     /* A second thread is worth waking for some 20 us of work. */
@@ -19,6 +20,6 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads) {
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     const cpu_kernel *kernel = kernels[isa];
     if (!kernel || p->k == 0) return reference_gemm(p, threads);
-    return least(p->m, p->n) <= kernel->max_vectors ? vectors_gemm(p, kernel, threads)
-                                                    : blocked_gemm(p, kernel, threads);
+    if (least(p->m, p->n) <= kernel->max_vectors && !batch_invariant) return vectors_gemm(p, kernel, threads);
+    return blocked_gemm(p, kernel, threads);
 }

@@ -26,7 +26,7 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *traits)
 }
 
 static nvfp4_status run_host(const gemm_problem *p, const gemm_candidate *c, int32_t threads) {
-    return cpu_gemm(p, (cpu_isa)c->kernel, threads);
+    return cpu_gemm(p, (cpu_isa)c->kernel, threads, c->batch_invariant);
 }
 
 const gemm_family cpu_family = {

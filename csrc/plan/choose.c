@@ -44,6 +44,20 @@ static void choose(const plan_query *q, plan_choice *choice) {
     }
 }
 
+/* The family of the highest number that has an order for every M takes the product, whatever the times: another
+ * family adds in another order. */
+static void choose_batch_invariant(const plan_query *q, plan_choice *choice) {
+    gemm_candidate listed[FAMILY_MAX_CANDIDATES];
+    int32_t count = -1;
+    for (int32_t f = GEMM_FAMILIES - 1; f >= 0 && count < 0; f--)
+        if (q->families >> f & 1 && gemm_families[f]->batch_invariant)
+            count = gemm_families[f]->batch_invariant(&q->props, &q->traits, listed);
+    choice->candidates = count > 0 ? count : 0;
+    for (int32_t i = 0; i < choice->candidates; i++)
+        if (i == 0 || candidate_precedes(&listed[i], &choice->taken)) choice->taken = listed[i];
+    choice->taken.batch_invariant = 1;
+}
+
 const plan_choice *plan_choose(const plan_query *q) {
     static _Thread_local struct {
         plan_query query;
@@ -57,7 +71,7 @@ const plan_choice *plan_choose(const plan_query *q) {
     plan_choice *choice = &cache[hash >> 58].choice;
     if (choice->candidates == 0 || memcmp(key, q, sizeof *q) != 0) {
         *key = *q;
-        choose(q, choice);
+        q->batch_invariant ? choose_batch_invariant(q, choice) : choose(q, choice);
     }
     return choice;
 }

@@ -13,10 +13,10 @@ typedef struct plan_settings {
 typedef struct plan_query { /* compared as bytes: no padding, cleared before it is filled */
     gemm_traits traits;
     device_props props;
-    uint32_t families;      /* bit f: those of gemm_families[f], which run on a GPU */
-    plan_settings override; /* this candidate comes first, if the problem has it */
-    int32_t rank;           /* take the candidate of this rank; the last one if there are fewer */
-    int32_t padding_;
+    uint32_t families;       /* bit f: those of gemm_families[f], which run on a GPU */
+    plan_settings override;  /* this candidate comes first, if the problem has it */
+    int32_t rank;            /* take the candidate of this rank; the last one if there are fewer */
+    int32_t batch_invariant; /* 1: only candidates that add in the one order; override and rank do not count */
 } plan_query;
 
 typedef struct plan_choice {

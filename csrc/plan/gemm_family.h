@@ -18,6 +18,11 @@ typedef struct gemm_family {
      * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets NULL for props and traits,
      * here and in reject, and writes at most one. */
     int32_t (*candidates)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+    /* The same for a product whose rows must have the same bits for every M: the candidates that add along K in the one
+     * order which the family takes for such products. The order follows from the device and from all traits but M and
+     * the rows' distances. -1: the family has no order that serves every M; 0: none for this M, since it is too large.
+     * NULL: as -1. A family of the host has one candidate, whose batch_invariant its run_host obeys. */
+    int32_t (*batch_invariant)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
     /* Why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
     /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU families only.

@@ -35,7 +35,7 @@ typedef struct gemm_candidate {
                       * its own (sm90 gemv, prefill) */
     int32_t prefetch_stages;
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t padding_;
+    int32_t batch_invariant; /* 1: chosen for a product whose rows must not depend on M */
     union {
         int64_t align;
         unsigned char bytes[PLAN_TILING_BYTES]; /* the family's own struct: how the problem is tiled */

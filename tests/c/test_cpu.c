@@ -161,7 +161,7 @@ static int margins_intact(const output *o) {
 static void run_into(gemm_problem p, const output *o, cpu_isa isa, int threads, const guarded *c) {
     memset(o->memory.data, POISON, o->memory.bytes);
     if (p.c == p.out && c) memcpy(p.out, c->data, c->bytes);
-    if (cpu_gemm(&p, isa, threads) != NVFP4_OK) abort();
+    if (cpu_gemm(&p, isa, threads, 0) != NVFP4_OK) abort();
 }
 
 /* Every kernel against the definition on integer data, bit by bit, with a random epilogue. */
@@ -208,7 +208,7 @@ static void test_integers(int64_t l, int64_t m, int64_t n, int64_t k) {
         for (int64_t r = 0; r < l * m; r++) memset((char *)p.out + r * p.out_pitch, 0x42, (size_t)got.row_bytes);
         p.c = p.out;
         cpu_isa isa;
-        if (cpu_isa_detect(&isa) != NVFP4_OK || cpu_gemm(&p, isa, 2) != NVFP4_OK) abort();
+        if (cpu_isa_detect(&isa) != NVFP4_OK || cpu_gemm(&p, isa, 2, 0) != NVFP4_OK) abort();
         check(memcmp(expected.memory.data, got.memory.data, got.memory.bytes) == 0, "c is out");
     }
     guarded_free(alpha), guarded_free(bias), guarded_free(c);
@@ -491,7 +491,7 @@ static void *repeat(void *right) {
     *(int *)right = cpu_isa_detect(&isa) == NVFP4_OK;
     for (int i = 0; i < 20; i++) {
         memset(out, POISON, (size_t)(p.m * p.n) * 4);
-        *(int *)right &= cpu_gemm(&p, isa, 3) == NVFP4_OK;
+        *(int *)right &= cpu_gemm(&p, isa, 3, 0) == NVFP4_OK;
         for (int64_t r = 0; r < p.m; r++)
             *(int *)right &=
                 !memcmp(out + r * p.out_pitch, shared_expected->memory.data + MARGIN + r * shared_expected->pitch,

@@ -41,7 +41,7 @@ def ragged(device: str, family: str) -> Run:
 def one_of_each_kind(device: str) -> Run:
     """H200 and B200 run their own kernels; others sm80's, which differ from sm_80's in how they decode e2m1."""
     family = {"sm_90": "sm90", "sm_100": "sm100"}.get(device, "sm80")
-    files = ("layouts", "quantize")
+    files = ("layouts", "quantize", "batch_invariant")
     if family != "sm80" or FULL:
         files += ("epilogue", "nan", "shared_batches", "custom_kernel")
     chosen = f"{family} or (sm80 and (test_decode or test_quantize))"

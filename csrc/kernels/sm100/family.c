@@ -27,6 +27,18 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
     return sm100_candidates(&sm100_b200, props, t, out);
 }
 
+/* Every kernel adds K in the same order, 64 values at a time. Two CTAs, or pairs, that share a tile keep columns that
+ * depend on the tile; the sum of two does not depend on it. */
+static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    const int64_t tiles = ceil_div(t->n, SM100_CTA_ROWS);
+    const int32_t split_k = 2 * tiles <= props->sm_count && t->k > SM100_STAGE_K ? 2 : 1;
+    int32_t count = 0;
+    for (int32_t kernel = 0; kernel < SM100_CONFIGS; kernel++)
+        for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
+            count += sm100_list_one(&sm100_b200, props, t, kernel, swap_ab, split_k, out + count);
+    return count;
+}
+
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     int32_t least = INT32_MAX;
     for (int32_t i = 0; i < SM100_CONFIGS; i++)
@@ -50,6 +62,7 @@ const gemm_family sm100_family = {
     .runs_on = "compute capability 10.0 and 10.3 (B200, B300)",
     .kernels = &set,
     .candidates = candidates,
+    .batch_invariant = batch_invariant,
     .reject = reject,
     .build = build,
 };

@@ -128,6 +128,22 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
     return sm80_candidates(&measured, props, t, out);
 }
 
+/* The kernels whose warps divide K in the same way, and tiles of 64 columns, so that the parts of K follow from N and
+ * K: as many as fill the SMs with one row of tiles, at most 8, since each has its own partial sums. */
+static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    const sm80_config *first = &configs[KERNEL_sm80_gemm_32x64];
+    const int64_t k_tiles = ceil_div(t->k, first->tile_k);
+    const int64_t wanted = min_int(props->sm_count / ceil_div(t->n, first->tile_n), min_int(k_tiles, 8));
+    int32_t count = 0;
+    for (int32_t kernel = 0; kernel < CONFIGS; kernel++) {
+        const sm80_config *c = &configs[kernel];
+        if (c->tile_k != first->tile_k || c->warps != first->warps || c->shared_bytes > props->shared_per_block)
+            continue;
+        count += list_one(&measured, props, t, kernel, wanted > 1 ? wanted : 1, out + count);
+    }
+    return count;
+}
+
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     return fail(NVFP4_UNSUPPORTED,
                 "the product of M = %lld, N = %lld, L = %lld needs more CTAs or more shared memory than the GPU "
@@ -176,6 +192,7 @@ const gemm_family sm80_family = {
     .runs_on = "any GPU of compute capability 8.0 or later",
     .kernels = &set,
     .candidates = candidates,
+    .batch_invariant = batch_invariant,
     .reject = reject,
     .build = build,
 };

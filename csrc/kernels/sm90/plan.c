@@ -58,6 +58,10 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
     return sm90_candidates(&measured, props, t, out);
 }
 
+static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    return sm90_gemm_batch_invariant(&measured, props, t, out);
+}
+
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
     if (c->kernel < SM90_FIRST_GEMV)
@@ -92,6 +96,7 @@ const gemm_family sm90_family = {
     .runs_on = "compute capability 9.0 (H100, H200)",
     .kernels = &set,
     .candidates = candidates,
+    .batch_invariant = batch_invariant,
     .reject = reject,
     .build = build,
 };

@@ -30,6 +30,8 @@ enum {
 };
 
 /* Each kind of kernel lists its candidates and builds their launches, as a gemm_family does. */
+int32_t sm90_gemm_batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *traits,
+                                  gemm_candidate *out);
 int32_t sm90_gemm_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                              gemm_candidate *out);
 int32_t sm90_gemv_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,

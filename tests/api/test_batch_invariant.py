@@ -1,0 +1,119 @@
+"""gemm(..., batch_invariant=True): the bits of a row depend neither on M nor on its place. The data round at every
+step, so that another order of additions gives other bits."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from conftest import Backend, one_in
+
+import nvfp4
+from nvfp4 import _C, reference
+
+# Few rows and many, the tiles' sizes and beside them, and more rows than columns.
+ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 200, 257, 300]
+# Columns that fill few SMs, so that K is split, more than a tile, one; K of several stages, with and without a tail.
+MOST = 300
+EMULATED = "EMULATE_DEVICE" in os.environ
+SIZES = [(130, 1056), (256, 2048), (61, 1040), (1, 1024)]
+
+
+class Products:
+    """Rows of one A with one B."""
+
+    def __init__(self, m: int, n: int, k: int, layout: str, device: str, generator: torch.Generator) -> None:
+        def draw(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+            data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
+            return data, torch.randint(0x20, 0x58, (rows, k // 16), dtype=torch.uint8, generator=generator)
+
+        self.layout, self.device = layout, device
+        self.a, self.scale_a = draw(m)
+        b, scale_b = draw(n)
+        self.b, self.scale_b = b.to(device), self.laid_out(scale_b)
+        self.bias = torch.randn(n, generator=generator).to(device)
+
+    def laid_out(self, scale: torch.Tensor) -> torch.Tensor:
+        padding = reference.E4M3_NAN
+        return (reference.swizzle(scale, padding=padding) if self.layout == "128x4" else scale).to(self.device)
+
+    def rows(self, first: int, m: int, backend: str | None, batch_invariant: bool = True) -> torch.Tensor:
+        a, scale_a = (x[first : first + m].clone() for x in (self.a, self.scale_a))
+        operands = (a.to(self.device), self.b, self.laid_out(scale_a), self.scale_b)
+        options = {"out_dtype": torch.float32, "scale_layout": self.layout, "backend": backend}
+        return nvfp4.gemm(*operands, bias=self.bias, **options, batch_invariant=batch_invariant).cpu()
+
+
+@pytest.mark.parametrize("layout", ["128x4", "linear"])
+@pytest.mark.parametrize(("n", "k"), one_in(2, SIZES) if EMULATED else SIZES)
+def test_rows_do_not_depend_on_m(
+    n: int, k: int, layout: str, backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sm90 has no such order for linear scales, rows not on 16 bytes, or one column: sm80 takes its place there."""
+    monkeypatch.delenv("NVFP4_BACKEND", raising=False)
+    name = None if backend.name == "sm90" and (layout == "linear" or k % 32 or n == 1) else backend.name
+    sizes = one_in(5, ROWS) if backend.emulated else range(1, MOST + 1)
+    products = Products(MOST, n, k, layout, backend.device, generator)
+    whole = products.rows(0, MOST, name)
+    for m in sizes:
+        first = int(torch.randint(0, MOST - m + 1, (), generator=generator))
+        rows = f"rows {first} to {first + m} of {MOST}"
+        assert torch.equal(products.rows(first, m, name), whole[first : first + m]), rows
+
+
+def test_the_data_tell_orders_apart(backend: Backend, generator: torch.Generator) -> None:
+    """Without the flag some number of rows gives other bits, where the backend has more than one order."""
+    if backend.name == "cpu" and nvfp4.info()["cpu_kernel"] in ("reference", "portable"):
+        pytest.skip("adds in one order")
+    products = Products(MOST, 256, 2048, "128x4", backend.device, generator)
+    whole = products.rows(0, MOST, backend.name, False)
+    assert any(not torch.equal(products.rows(0, m, backend.name, False), whole[:m]) for m in (1, 16, 64))
+
+
+def test_compiled(generator: torch.Generator) -> None:
+    """The flag reaches the operator: one row has the bits that it has among 300, which it has not without the flag."""
+    products = Products(MOST, 64, 2048, "128x4", "cpu", generator)
+    whole = products.rows(0, MOST, "cpu")
+    operands = (products.a[:1].clone(), products.b, products.laid_out(products.scale_a[:1].clone()), products.scale_b)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(*operands: torch.Tensor) -> torch.Tensor:
+        return nvfp4.gemm(*operands, bias=products.bias, out_dtype=torch.float32, backend="cpu", batch_invariant=True)
+
+    assert torch.equal(run(*operands), whole[:1])
+
+
+def test_forced_plans_do_not_count(backend: Backend, generator: torch.Generator) -> None:
+    if backend.name == "cpu":
+        pytest.skip("has one plan")
+    products = Products(33, 130, 1056, "128x4", backend.device, generator)
+    expected = products.rows(0, 33, backend.name)
+    candidates = nvfp4.info(33, 130, 1056, device=0, backend=backend.name)["plan"]["candidates"]
+    try:
+        for rank in range(0, candidates, max(1, candidates // 4)):
+            _C.set_candidate(rank)
+            plan = nvfp4.info(33, 130, 1056, device=0, backend=backend.name)["plan"]
+            settings = [plan[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")]
+            assert torch.equal(products.rows(0, 33, backend.name), expected)
+            _C.set_candidate(0)
+            _C.override_plan(0, 33, 130, 1056, 1, *settings)
+            assert torch.equal(products.rows(0, 33, backend.name), expected)
+    finally:
+        _C.set_candidate(0)
+        _C.clear_overrides()
+
+
+def test_operands_without_such_an_order(backend: Backend, generator: torch.Generator) -> None:
+    """The error names the flag and what does have one; nothing is written."""
+    if backend.name != "sm90":
+        pytest.skip("has an order for every operand")
+    products = Products(4, 64, 96, "linear", backend.device, generator)
+    out = torch.full((4, 64), 7.0, device=backend.device)
+    with pytest.raises(
+        nvfp4.Error, match=r"^flags: no kernel of this backend is batch invariant .* or the backend auto"
+    ):
+        scale_a = products.laid_out(products.scale_a)
+        operands = (products.a.to(backend.device), products.b, scale_a, products.scale_b)
+        nvfp4.gemm(*operands, out=out, scale_layout="linear", backend="sm90", batch_invariant=True)
+    assert (out == 7.0).all()
