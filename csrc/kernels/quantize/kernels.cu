@@ -137,6 +137,13 @@ template <int TYPE> struct raw_block {
             w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
         }
     }
+    /* From any address of a value. */
+    __device__ __forceinline__ void load_unaligned(const char *x) {
+#pragma unroll
+        for (int i = 0; i < words; i++)
+            w[i] = TYPE == OUT_FP32 ? ((const uint32_t *)x)[i]
+                                    : ((const uint16_t *)x)[2 * i] | (uint32_t)((const uint16_t *)x)[2 * i + 1] << 16;
+    }
     __device__ __forceinline__ block unpack() const {
         block b;
         uint32_t pairs[8];
@@ -187,13 +194,13 @@ __device__ __forceinline__ void quantize_block(const block &b, float g, reciproc
     *data = make_uint2((codes.x | b.signs[0]) & mask, (codes.y | b.signs[1]) & mask);
 }
 
-/* The block of 16 values of `type` at x by the definition: of any alignment, with any global scale. */
-__device__ __forceinline__ void quantize_any(const char *x, int32_t type, float g, uint2 *data, uint8_t *scale) {
+/* The block at any address x by the definition, with any global scale. */
+template <int TYPE> __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data, uint8_t *scale) {
     float amax = 0.0f;
     bool nan = false;
 #pragma unroll 1
     for (int i = 0; i < 16; i++) {
-        float value = load_float(x, i, type);
+        float value = load_float(x, i, TYPE);
         nan |= isnan(value);
         amax = fmaxf(amax, fabsf(value));
     }
@@ -204,7 +211,7 @@ __device__ __forceinline__ void quantize_any(const char *x, int32_t type, float 
     bool empty = code == 0 || code == 0x7F;
 #pragma unroll 1
     for (int i = 0; i < 16 && !empty; i++)
-        codes |= (uint64_t)encode_e2m1(__fdiv_rn(load_float(x, i, type), unit)) << 4 * i;
+        codes |= (uint64_t)encode_e2m1(__fdiv_rn(load_float(x, i, TYPE), unit)) << 4 * i;
     *scale = (uint8_t)code;
     *data = make_uint2((uint32_t)codes, (uint32_t)(codes >> 32));
 }
@@ -224,7 +231,8 @@ template <int TYPE> __device__ __forceinline__ void quantize(const quantize_prob
     uint8_t *scale = at.scale + at.lane;
     uint32_t step = gridDim.x << p.tile_log2; /* the thread's columns are first, first + step, ... */
     float g = global_scale(p);
-    if ((uintptr_t)x % 16 == 0 && g >= LEAST_SCALE && g <= MOST_SCALE) {
+    bool in_range = g >= LEAST_SCALE && g <= MOST_SCALE;
+    if ((uintptr_t)x % 16 == 0 && in_range) {
         reciprocal over_g = reciprocal_of(g);
         raw_block<TYPE> next;
         if (end) next.load(x);
@@ -237,13 +245,21 @@ template <int TYPE> __device__ __forceinline__ void quantize(const quantize_prob
             else
                 scale[(uint64_t)i * pitch] = 0;
         }
-    } else {
+        return;
+    }
 #pragma unroll 1
-        for (uint32_t i = 0; i < stored; i += step)
-            if (i < end)
-                quantize_any(x + (uint64_t)i * (16 * item), TYPE, g, data + i, scale + (uint64_t)i * pitch);
-            else
-                scale[(uint64_t)i * pitch] = 0;
+    for (uint32_t i = 0; i < stored; i += step) {
+        const char *from = x + (uint64_t)i * (16 * item);
+        uint8_t *code = scale + (uint64_t)i * pitch;
+        if (i >= end) {
+            *code = 0;
+        } else if (in_range) {
+            raw_block<TYPE> raw;
+            raw.load_unaligned(from);
+            quantize_block(raw.unpack(), g, reciprocal_of(g), data + i, code);
+        } else {
+            quantize_any<TYPE>(from, g, data + i, code);
+        }
     }
 }
 
