@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from buffers import Guarded
-from conftest import Backend
+from conftest import FULL, Backend
 
 import nvfp4
 from nvfp4 import reference
@@ -242,6 +242,19 @@ def test_batches(backend: Backend, generator: torch.Generator) -> None:
             got = nvfp4.quantize(x, scale_layout=layout)
             expected = reference.dequantize(*(y.cpu() for y in got), scale_layout=layout)
             assert torch.equal(nvfp4.dequantize(*got, scale_layout=layout).cpu(), expected)
+
+
+@pytest.mark.skipif(not FULL, reason="a minute on an emulated GPU: CI_FULL=1")
+def test_more_rows_of_tiles_than_a_grid_has_along_y(backend: Backend, generator: torch.Generator) -> None:
+    batches = 65600
+    scale = torch.randint(0, 127, (batches, 1, 1), dtype=torch.uint8, generator=generator).to(backend.device)
+    swizzled = nvfp4.swizzle(scale)
+    assert torch.equal(swizzled.flatten(), reference.swizzle(scale).flatten())
+    assert torch.equal(nvfp4.unswizzle(swizzled, 1, 1), scale)
+    x = torch.randn(batches, 1, 16, generator=generator).to(backend.device)
+    assert same_as_reference(x, "linear")
+    got = nvfp4.quantize(x, scale_layout="linear")
+    assert torch.equal(nvfp4.dequantize(*got, scale_layout="linear"), reference.dequantize(*got, scale_layout="linear"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
