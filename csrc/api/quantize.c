@@ -6,14 +6,15 @@
 #include "kernels/quantize/kernels.h"
 #include "plan/gemm_family.h"
 
-/* The kernel over one thread an item. */
-static nvfp4_status run(nvfp4_context *context, const target *where, int32_t kernel, int64_t items, void *problem,
-                        void *stream) {
+/* One launch: a CTA for each of `across` tiles of a row, and each of `down` rows of tiles, along y and z. */
+static nvfp4_status run(nvfp4_context *context, const target *where, int32_t kernel, int64_t across, int64_t down,
+                        void *problem, void *stream) {
     void *params[] = {problem};
     const kernel_launch launch = {.set = &quantize_kernels,
                                   .kernel = kernel,
-                                  .grid_x = ceil_div(items, QUANTIZE_THREADS),
-                                  .grid_y = 1,
+                                  .grid_x = across,
+                                  .grid_y = min_int(down, UINT16_MAX),
+                                  .grid_z = ceil_div(down, UINT16_MAX),
                                   .params = params,
                                   .stream = stream};
     nvfp4_status status = driver_launch(context->driver, where->device, &launch);
@@ -22,10 +23,28 @@ static nvfp4_status run(nvfp4_context *context, const target *where, int32_t ker
     return status;
 }
 
-/* Scales of the problem, those of the 128x4 layout's padding included. */
-static int64_t scale_count(const quantize_problem *p) {
-    int64_t columns = p->k / 16;
-    return p->l * (p->scale_layout == NVFP4_128X4 ? swizzled_bytes(p->rows, columns) : p->rows * columns);
+/* Tiles of 128x4 scales are half an atom. Linear ones have 32 scales of a row, so that a warp has neighbours in memory,
+ * more if there are fewer rows than such a tile has. */
+static nvfp4_status run_blocks(nvfp4_context *context, const target *where, int32_t kernel, quantize_problem *p,
+                               void *stream) {
+    int64_t columns = p->k / 16, down = ceil_div(p->rows, 128) * 2, across, serial = 1;
+    p->tile_log2 = 2;
+    if (p->scale_layout == NVFP4_LINEAR) {
+        int32_t log2 = 0;
+        while (1 << log2 < min_int(columns, QUANTIZE_THREADS >> log2 > p->rows ? QUANTIZE_THREADS : 32)) log2++;
+        p->tile_log2 = log2;
+        down = ceil_div(p->rows, QUANTIZE_THREADS >> log2);
+    }
+    across = ceil_div(columns, 1 << p->tile_log2);
+    /* A CTA of quantize takes up to 16 tiles, as long as there are 1024 CTAs: two for each that an H200 runs at once.
+     */
+    if (kernel == KERNEL_QUANTIZE) serial = max_int(1, min_int(16, p->l * down * across / 1024));
+    return run(context, where, kernel + p->x_type - OUT_FP16, ceil_div(across, serial), p->l * down, p, stream);
+}
+
+static nvfp4_status run_scales(nvfp4_context *context, const target *where, int32_t kernel, swizzle_problem *p,
+                               void *stream) {
+    return run(context, where, kernel, ceil_div(p->columns, SWIZZLE_COLUMNS), p->l * ceil_div(p->rows, 128), p, stream);
 }
 
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
@@ -33,8 +52,8 @@ nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *a
     target where;
     nvfp4_status status = check_quantize(args, 0, &p);
     if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
-    if (status || scale_count(&p) == 0) return status;
-    return where.on_gpu ? run(context, &where, KERNEL_QUANTIZE, scale_count(&p), &p, args->stream)
+    if (status || p.l * p.rows * p.k == 0) return status;
+    return where.on_gpu ? run_blocks(context, &where, KERNEL_QUANTIZE, &p, args->stream)
                         : cpu_quantize(&p, args->threads);
 }
 
@@ -43,9 +62,8 @@ nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args 
     target where;
     nvfp4_status status = check_quantize(args, 1, &p);
     if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
-    int64_t blocks = status ? 0 : p.l * p.rows * (p.k / 16);
-    if (status || blocks == 0) return status;
-    return where.on_gpu ? run(context, &where, KERNEL_DEQUANTIZE, blocks, &p, args->stream)
+    if (status || p.l * p.rows * p.k == 0) return status;
+    return where.on_gpu ? run_blocks(context, &where, KERNEL_DEQUANTIZE, &p, args->stream)
                         : cpu_dequantize(&p, args->threads);
 }
 
@@ -55,9 +73,8 @@ nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_tensor *linear, c
     target where;
     nvfp4_status status = check_swizzle(linear, swizzled, 0, &p);
     if (!status) status = find_target(context, NVFP4_AUTO, linear->device, &where);
-    int64_t bytes = status ? 0 : p.l * swizzled_bytes(p.rows, p.columns);
-    if (status || bytes == 0) return status;
-    if (where.on_gpu) return run(context, &where, KERNEL_SWIZZLE, bytes, &p, stream);
+    if (status || p.l * p.rows * p.columns == 0) return status;
+    if (where.on_gpu) return run_scales(context, &where, KERNEL_SWIZZLE, &p, stream);
     cpu_swizzle(&p);
     return NVFP4_OK;
 }
@@ -68,9 +85,8 @@ nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_tensor *swizzle
     target where;
     nvfp4_status status = check_swizzle(linear, swizzled, 1, &p);
     if (!status) status = find_target(context, NVFP4_AUTO, linear->device, &where);
-    int64_t bytes = status ? 0 : p.l * p.rows * p.columns;
-    if (status || bytes == 0) return status;
-    if (where.on_gpu) return run(context, &where, KERNEL_UNSWIZZLE, bytes, &p, stream);
+    if (status || p.l * p.rows * p.columns == 0) return status;
+    if (where.on_gpu) return run_scales(context, &where, KERNEL_UNSWIZZLE, &p, stream);
     cpu_unswizzle(&p);
     return NVFP4_OK;
 }

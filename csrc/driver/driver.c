@@ -462,7 +462,7 @@ nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launc
     CUlaunchConfig config = {
         .gridDimX = (unsigned)launch->grid_x,
         .gridDimY = (unsigned)launch->grid_y,
-        .gridDimZ = 1,
+        .gridDimZ = launch->grid_z ? (unsigned)launch->grid_z : 1,
         .blockDimX = (unsigned)kernel->threads,
         .blockDimY = 1,
         .blockDimZ = 1,

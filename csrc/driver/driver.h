@@ -39,10 +39,10 @@ nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *tenso
 /* What to enqueue, and on which stream (CUstream) of the device's primary context. */
 typedef struct kernel_launch {
     const kernel_set *set;
-    int32_t kernel;  /* of the set */
-    int32_t cluster; /* CTAs of a cluster, along x; 0: no clusters */
-    int64_t grid_x, grid_y;
-    int32_t shared_bytes; /* dynamic shared memory of a CTA */
+    int32_t kernel;                 /* of the set */
+    int32_t cluster;                /* CTAs of a cluster, along x; 0: no clusters */
+    int64_t grid_x, grid_y, grid_z; /* z: 0 is 1 */
+    int32_t shared_bytes;           /* dynamic shared memory of a CTA */
     void **params;
     void *stream;
 } kernel_launch;

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from buffers import Guarded
-from conftest import Backend
+from conftest import FULL, Backend
 
 import nvfp4
 from nvfp4 import reference
@@ -181,6 +181,90 @@ def test_global_scale_of_which_six_times_overflows(backend: Backend, generator: 
     """The scale is amax / 6 / g, in this order: 6 g is not finite here."""
     x = torch.randn(8, 64, generator=generator).clamp(-3, 3) * 1e38
     check(x, backend, g=1e38)
+
+
+def same_as_reference(x: torch.Tensor, layout: str, g: float = 1.0) -> bool:
+    got = nvfp4.quantize(x, global_scale=g, scale_layout=layout)
+    expected = reference.quantize(x.cpu(), global_scale=g, scale_layout=layout)
+    return all(torch.equal(a.cpu().view(torch.uint8).flatten(), b.flatten()) for a, b in zip(got, expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ties_over_random_units(backend: Backend, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Quotients at and next to every tie, over units with all 24 bits; fp16 and bf16 get as near as they can."""
+    rows = 1024
+    for exponent in (-20, -3, 9):
+        g = float(2.0**exponent * (1 + torch.rand(1, generator=generator)))
+        code = torch.randint(8 if dtype == torch.float16 else 1, 120, (rows, 1), generator=generator)
+        unit = reference.e4m3_table()[code] * torch.tensor(g)
+        edge = torch.tensor(E2M1_EDGES)[torch.randint(0, 7, (rows, 64), generator=generator)]
+        x = (edge * unit).view(torch.int32) + torch.randint(-2, 3, (rows, 64), dtype=torch.int32, generator=generator)
+        x = x.view(torch.float32) * (torch.randint(0, 2, (rows, 64), generator=generator) * 2 - 1)
+        x[:, ::16] = 6 * unit
+        x = torch.where(x.to(dtype).isfinite(), x, 0).to(dtype).to(backend.device)
+        for layout in LAYOUTS:
+            assert same_as_reference(x, layout, g)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_global_scales_near_and_past_the_fast_range(
+    backend: Backend, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """The GPU divides otherwise for global scales below 2^-48 and above 2^48."""
+    bits = torch.randint(0, 256, (9, 64 * dtype.itemsize), dtype=torch.uint8, generator=generator)
+    wild = bits.view(dtype)
+    for g in (2.0**-49, 2.0**-48, 1.3 * 2.0**-48, 2.0**48, 1.7 * 2.0**48, 1e-45, 1e-38, 3e38):
+        near = (torch.randn(9, 64, generator=generator) * 1000 * g).to(dtype)
+        for x in (wild, near):
+            assert same_as_reference(x.to(backend.device), "128x4", g)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_input_at_every_address(backend: Backend, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Aligned to fewer than 16 bytes, in the first row or in odd batches alone."""
+    for shape in ((3, 48), (2, 5, 16), (2, 130, 80)):
+        values = torch.randn(shape, generator=generator).to(dtype)
+        for offset in range(16 // dtype.itemsize):
+            memory = torch.zeros(values.numel() + 64, dtype=dtype).to(backend.device)
+            memory[offset : offset + values.numel()] = values.flatten()
+            assert same_as_reference(memory[offset : offset + values.numel()].view(shape), "linear")
+        batches = torch.zeros(2, shape[-2] * shape[-1] + 1, dtype=dtype).to(backend.device)
+        batch = shape[-2] * shape[-1]
+        x = batches.flatten().as_strided((2, *shape[-2:]), (batch + 1, shape[-1], 1))
+        x.copy_(torch.randn(2, *shape[-2:], generator=generator))
+        assert same_as_reference(x, "128x4")
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "columns"), [("128x4", 1, 6403), ("128x4", 130, 16), ("linear", 8200, 33), ("linear", 1, 519)]
+)
+def test_many_tiles(backend: Backend, layout: str, rows: int, columns: int, generator: torch.Generator) -> None:
+    """A CTA of the GPU takes up to three tiles of these rows one after another; some have less than a tile."""
+    x = torch.randn(1, columns * 16, generator=generator).expand(rows, -1).to(torch.bfloat16)
+    assert same_as_reference(x.to(backend.device), layout, 0.5)
+
+
+def test_batches(backend: Backend, generator: torch.Generator) -> None:
+    for batches, rows, columns in ((3, 64, 1), (2, 65, 4), (5, 1, 5), (2, 128, 3), (2, 257, 2)):
+        x = torch.randn(batches, rows, columns * 16, generator=generator).to(backend.device)
+        for layout in LAYOUTS:
+            assert same_as_reference(x, layout)
+            got = nvfp4.quantize(x, scale_layout=layout)
+            expected = reference.dequantize(*(y.cpu() for y in got), scale_layout=layout)
+            assert torch.equal(nvfp4.dequantize(*got, scale_layout=layout).cpu(), expected)
+
+
+@pytest.mark.skipif(not FULL, reason="a minute on an emulated GPU: CI_FULL=1")
+def test_more_rows_of_tiles_than_a_grid_has_along_y(backend: Backend, generator: torch.Generator) -> None:
+    batches = 65600
+    scale = torch.randint(0, 127, (batches, 1, 1), dtype=torch.uint8, generator=generator).to(backend.device)
+    swizzled = nvfp4.swizzle(scale)
+    assert torch.equal(swizzled.flatten(), reference.swizzle(scale).flatten())
+    assert torch.equal(nvfp4.unswizzle(swizzled, 1, 1), scale)
+    x = torch.randn(batches, 1, 16, generator=generator).to(backend.device)
+    assert same_as_reference(x, "linear")
+    got = nvfp4.quantize(x, scale_layout="linear")
+    assert torch.equal(nvfp4.dequantize(*got, scale_layout="linear"), reference.dequantize(*got, scale_layout="linear"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

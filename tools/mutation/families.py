@@ -101,9 +101,10 @@ FAMILIES = {
         ),
     ),
     "quantize": Family(
-        ("kernels/quantize/*.cu",),
+        ("kernels/quantize/*.cu", "kernels/quantize/quotient.h"),
         (
             on("sm_80", "api/test_quantize.py"),
+            ("kernels/test_dequantize_unaligned.py",),
             ("api/test_guarded.py", "-k", "test_conversions and sm_80"),
             guarded("sm_80")[1],
         ),

@@ -45,8 +45,8 @@ typedef struct quantize_problem {
     const float *global_scale;        /* NULL: global_value */
     float global_value;
     int32_t scale_layout;
-    int32_t x_type; /* OUT_* */
-    int32_t padding_;
+    int32_t x_type;    /* OUT_* */
+    int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
 } quantize_problem;
 
 /* Conversion between scale layouts, rows x columns scales a batch. */

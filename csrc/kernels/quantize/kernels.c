@@ -5,8 +5,12 @@
 
 #define ROW(symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_kernels", .threads = QUANTIZE_THREADS}
 static const kernel_entry kernels[QUANTIZE_KERNELS] = {
-    [KERNEL_QUANTIZE] = ROW("quantize_blocks"),
-    [KERNEL_DEQUANTIZE] = ROW("dequantize_blocks"),
+    [KERNEL_QUANTIZE] = ROW("quantize_fp16"),
+    ROW("quantize_bf16"),
+    ROW("quantize_fp32"),
+    [KERNEL_DEQUANTIZE] = ROW("dequantize_fp16"),
+    ROW("dequantize_bf16"),
+    ROW("dequantize_fp32"),
     [KERNEL_SWIZZLE] = ROW("swizzle_scales"),
     [KERNEL_UNSWIZZLE] = ROW("unswizzle_scales"),
 };

@@ -42,7 +42,8 @@ Generator = numpy.random.Generator
 @functools.cache
 def compile_ptx(source: Path, name: str, *options: str) -> str:
     """nvcc's PTX for the family of that name, cached in the temporary folder under a hash of its device code."""
-    files = [source, *sorted((CSRC / "kernels/common").iterdir()), *sorted((CSRC / "kernels" / name).iterdir())]
+    folders = [source.parent, CSRC / "kernels/common", CSRC / "kernels" / name]
+    files = [source, *(path for folder in folders for path in sorted(folder.iterdir()) if path.is_file())]
     content = b"\0".join(path.read_bytes() for path in files)
     key = hashlib.sha256(" ".join(options).encode() + content).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"nvfp4-{name}-{os.getuid()}"
