@@ -259,6 +259,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     if (e) {
         uintptr_t used = check_dequantized(p, mma_b_is_b, e, 0, mma_b_batches, WORKSPACE, end);
         check_rows_per_thread(e, mma_b_batches, 0);
+        expect(e->span == SM90_STAGE_K, "the order along K of sm90/gemm.cu");
         expect(e->second_ctas == 0 && plan->step[0].grid_x == e->first_ctas, "it dequantizes mma_b alone");
         used = check_flags(c, s, e, used, end);
         expect(end - used < 256, "and no more workspace than that");
@@ -279,7 +280,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
                    t->box[1] == (uint32_t)(i ? c->mma_tile_n : mma_tile_m) && t->box[2] == 1,
                "a box");
         expect(t->swizzle == (i ? 128 : 0), "mma_b is swizzled");
-        expect((int64_t)t->dims[0] == (i ? ceil_div(p->k, 64) * 64 : p->k / 2) && (int64_t)t->dims[1] == rows[i] &&
+        expect((int64_t)t->dims[0] == (i ? ceil_div(p->k, 128) * 128 : p->k / 2) && (int64_t)t->dims[1] == rows[i] &&
                    (int64_t)t->dims[2] == (i ? mma_b_batches : p->l),
                "all is there");
     }
@@ -375,6 +376,7 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     expect(c->workspace > 0 ? end - from < 256 : !e, "and no more than that");
     if (e) {
         check_rows_per_thread(e, counts[1], counts[0]);
+        expect(e->span == SM90_PREFILL_STAGE_K, "the order along K of sm90/prefill.cu");
         expect(plan->step[0].grid_x == e->first_ctas + e->second_ctas, "the grid of the pre-pass");
         expect(e->flags == 0, "no flags");
     }
@@ -395,7 +397,7 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
                "a box");
         expect(t->swizzle == (e2m1[i] ? 0 : 128), "what is dequantized is swizzled");
         expect((int64_t)t->dims[1] == rows[i] && (int64_t)t->dims[2] == operands[i]->batches, "all rows are there");
-        expect((int64_t)t->dims[0] == (e2m1[i] ? p->k / 2 : s->k_stages * 64), "all of K is there");
+        expect((int64_t)t->dims[0] == (e2m1[i] ? p->k / 2 : ceil_div(p->k, 128) * 128), "all of K is there");
     }
 }
 

@@ -6,13 +6,13 @@
 #include "kernels/common/decode.cuh"
 #include "kernels/common/shared.cuh"
 
-/* 8 * EIGHTS rows by 128 values along K. Lane 4r + t has rows r, r + 8, ... and in each span of 64 values the 16 under
- * scale t. Pair q of word w of these goes to bytes 4t of 16-byte chunk 4w + q of a 128-byte row, in the 128-byte
- * swizzle. Each store of the warp covers all 32 banks. */
+/* 8 * EIGHTS rows by 128 values along K. Lane 4r + t has rows r, r + 8, ... and the 32 values under scales 2t and 2t +
+ * 1, which go to the first and the second span. There pair q of word w goes to bytes 4t of 16-byte chunk 4w + q of a
+ * 128-byte row, in the 128-byte swizzle. Each store of the warp covers all 32 banks. */
 template <int EIGHTS> class dequant_rows {
     const uint8_t *data[EIGHTS], *scale[EIGHTS];
     int32_t left;           /* scales of a row from this lane's first on */
-    uint2 words[EIGHTS][2]; /* [8 rows][64 values] */
+    uint2 words[EIGHTS][2]; /* [8 rows][scale] */
     uint32_t scales[EIGHTS][2];
     int r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 
@@ -21,12 +21,12 @@ template <int EIGHTS> class dequant_rows {
      * scale_pitch bytes apart, `all` scales along K; scales past them are zero. */
     __device__ __forceinline__ void begin(const uint8_t *values, int64_t pitch, const uint8_t *atoms,
                                           int64_t scale_pitch, int32_t first, int32_t rows, int32_t all) {
-        left = all - t;
+        left = all - 2 * t;
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++) {
             int32_t row = min(first + i * 8 + r, rows - 1);
-            data[i] = values + row * pitch + t * 8;
-            scale[i] = atoms + row / 128 * scale_pitch + row % 32 * 16 + row % 128 / 32 * 4 + t;
+            data[i] = values + row * pitch + t * 16;
+            scale[i] = atoms + row / 128 * scale_pitch + row % 32 * 16 + row % 128 / 32 * 4 + t / 2 * 512 + t % 2 * 2;
         }
     }
 
@@ -37,14 +37,14 @@ template <int EIGHTS> class dequant_rows {
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 words[i][b] = make_uint2(0, 0), scales[i][b] = 0;
-                if (k * 8 + b * 4 < left) {
-                    words[i][b] = *(const uint2 *)(data[i] + (int64_t)k * 64 + b * 32);
-                    scales[i][b] = scale[i][(int64_t)k * 1024 + b * 512];
+                if (k * 8 + b < left) {
+                    words[i][b] = *(const uint2 *)(data[i] + (int64_t)k * 64 + b * 8);
+                    scales[i][b] = scale[i][(int64_t)k * 1024 + b];
                 }
             }
     }
 
-    /* Dequantizes the loaded values: the first 64 to `to`, the others `span` bytes further. */
+    /* Dequantizes the loaded values: the first span to `to`, the second `span` bytes further. */
     __device__ __forceinline__ void store(uint32_t to, uint32_t span) const {
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++)

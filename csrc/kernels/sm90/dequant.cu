@@ -1,14 +1,18 @@
 /* Dequantize pre-pass of sm90/gemm.cu and sm90/prefill.cu: NVFP4 to fp16, exact up to the power of two that decode.cuh
- * leaves to the epilogue. Rows have 64 * ceil(K/64) values, zero past K.
+ * leaves to the epilogue. Rows have 128 * ceil(K/128) values, zero past K.
  *
- * Order of 64 values along K: the order in which those kernels dequantize the other operand in registers. In a wgmma
- * K-step of 16, lane t of a quad supplies columns 2t, 2t + 1, 2t + 8, 2t + 9, and takes them from the 16 values under
- * scale t: pairs 0 and 1 of their word 0 for step 0, pairs 2 and 3 for step 1, word 1 likewise for steps 2 and 3. So
- * 16-byte chunk 4w + q of a row of the output holds pair q of word w of the four scale groups.
+ * Order along K: the order in which those kernels dequantize the other operand in registers. In a wgmma K-step of 16,
+ * lane t of a quad supplies columns 2t, 2t + 1, 2t + 8, 2t + 9. Four K-steps, 128 bytes of the output, take 16 values
+ * under one scale from each lane: pairs 0 and 1 of their word 0 for step 0, pairs 2 and 3 for step 1, word 1 likewise
+ * for steps 2 and 3. So 16-byte chunk 4w + q of 128 bytes holds pair q of word w of four scale groups. Of each `span`
+ * values these groups are
+ *
+ *   span 64, sm90/prefill.cu    0, 1, 2, 3
+ *   span 128, sm90/gemm.cu      0, 2, 4, 6 in the first 128 bytes, 1, 3, 5, 7 in the second
  *
  * A CTA dequantizes 256 values of 128 rows, or of 32 rows (rows_per_thread 1) if latency matters more than throughput:
  *
- *   lane      4 scale groups x 4 blocks of 64 along K x 2 rows
+ *   lane      4 scale groups x 4 times 128 bytes of the output x 2 rows
  *   further   rows 32, 64, 96 of the same lane: their scales are neighbours in the 128x4 layout
  *
  * Lanes of a quad exchange pairs (transpose_quad), so that each holds whole chunks and a warp stores whole lines. */
@@ -55,17 +59,19 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     uint32_t l = 0;
     if (block >= blocks) l = block / blocks, block -= l * blocks; /* no division for one batch */
 
-    int lane = threadIdx.x % 32, t = lane % 4, atom = lane / 4 % 4, warp = threadIdx.x / 32;
-    int r = warp * 2 + lane / 16; /* of 32 rows */
-    int64_t k64 = (int64_t)chunk * (SM90_DEQUANT_K / SM90_PREFILL_STAGE_K) + atom, group = k64 * 4 + t;
-    bool exists = group * 16 < s.k, stored = k64 * SM90_PREFILL_STAGE_K < s.k, linear = s.scale_layout == SCALES_LINEAR;
+    int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
+    int r = warp * 2 + lane / 16;                                        /* of 32 rows */
+    int64_t k64 = (int64_t)chunk * (SM90_DEQUANT_K / 64) + lane / 4 % 4; /* 128 bytes of the output */
+    int64_t group = s.span == 128 ? k64 / 2 * 8 + t * 2 + k64 % 2 : k64 * 4 + t;
+    bool exists = group * 16 < s.k, stored = k64 / 2 * 128 < s.k, linear = s.scale_layout == SCALES_LINEAR;
     uint32_t quarter = block * s.rows_per_thread; /* quarter of a block of 128 rows */
     int32_t first = quarter * 32 + r;
     int64_t to_pitch = SM90_DEQUANT_PITCH(s.k);
     const uint8_t *data = operand.data + l * operand.batch + first * operand.pitch + group * 8;
-    const uint8_t *scale = operand.scale + l * operand.scale_batch +
-                           (linear ? first * operand.scale_pitch + group
-                                   : quarter / 4 * operand.scale_pitch + k64 * 512 + r * 16 + quarter % 4 * 4 + t);
+    const uint8_t *scale =
+        operand.scale + l * operand.scale_batch +
+        (linear ? first * operand.scale_pitch + group
+                : quarter / 4 * operand.scale_pitch + group / 4 * 512 + r * 16 + quarter % 4 * 4 + group % 4);
     int64_t scale_step = linear ? 32 * operand.scale_pitch : 4;
     char *to = (char *)operand.to + ((int64_t)l * operand.rows + first) * to_pitch + k64 * 128 + t * 16;
 

@@ -59,7 +59,8 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, c
                                  .scale_layout = p->scale_layout,
                                  .first_ctas = (int32_t)first_ctas,
                                  .second_ctas = (int32_t)second_ctas,
-                                 .rows_per_thread = (int32_t)rows_per_thread};
+                                 .rows_per_thread = (int32_t)rows_per_thread,
+                                 .span = SM90_PREFILL_STAGE_K};
     if (second_ctas) s->second = sm90_operand_of(p, !mma_b_is_b);
     s->first.to = *mma_b_fp16;
     s->second.to = *behind;

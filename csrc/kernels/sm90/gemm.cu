@@ -20,10 +20,11 @@
  *   mma_a      e2m1, 64 bytes a row
  *   mma_a SF   e4m3 scale factors, 128x4 layout
  *
- * Order along K: a sum over K may be taken in any order that both operands share. Of 64 values, lane t of a quad takes
- * the 16 under scale t, which are 8 bytes of a row; word i of them supplies this lane's fragments of wgmma K-steps 2i
- * and 2i + 1. So mma_a needs no shuffle, and sm90/dequant.cu writes mma_b in the same order. While wgmma runs on one
- * group of K-steps, the math warp dequantizes the next into a second set of registers.
+ * Order along K: a sum over K may be taken in any order that both operands share. Of the 128 values of a stage, lane t
+ * of a quad takes the 32 under scales 2t and 2t + 1, which are 16 bytes of a row; word i of them supplies this lane's
+ * fragments of wgmma K-steps 2i and 2i + 1. So mma_a needs no shuffle, a row is one 16-byte load without bank conflicts
+ * and one 2-byte load of scales, and sm90/dequant.cu writes mma_b in the same order. While wgmma runs on one group of
+ * K-steps, the math warp dequantizes the next into a second set of registers.
  *
  * Dependent launch: the dequantize pre-pass calls launch_dependents after its own wait, so this grid starts early and
  * loads PRELOAD_STAGES of mma_a before griddepcontrol.wait. With DEQUANT_B_IN_KERNEL nothing is loaded before the wait.
@@ -49,6 +50,11 @@ struct config {
                          SCALE_BLOCKS = MMA_TILE_M / SM90_ATOM_ROWS;
     /* Words of a row that form one wgmma group (two K-steps a word): WGMMAS_M * GROUP_WORDS * 8 registers. */
     static constexpr int GROUP_WORDS = GROUP_WORDS_;
+    static constexpr int GROUPS = 4 / GROUP_WORDS; /* of a stage */
+    /* The wgmma group of a stage after which the next stage of mma_a is read into registers. After the first, its
+     * latency is hidden, but math warps wait for a stage earlier. Four math warpgroups hide it by themselves; groups of
+     * one word would make ptxas serialize wgmma (measured: benchmarks/log/sm90_gemm.csv, rows 35 to 38). */
+    static constexpr int READ_GROUP = MATH_WARPGROUPS == 2 && GROUP_WORDS == 2 ? 0 : GROUPS - 1;
     static constexpr int COLUMN_GROUPS = MMA_TILE_N / 8;
     static constexpr bool DEQUANT_B_IN_KERNEL = SM90_DEQUANT_B_IN_KERNEL(MMA_TILE_N);
     static constexpr int DEQUANT_WARPS = DEQUANT_B_IN_KERNEL ? 3 : 0;
@@ -202,83 +208,95 @@ __device__ __forceinline__ uint32_t scale_offset(int row) {
     return row / SM90_ATOM_ROWS * SM90_BLOCK_BYTES + row % 32 * 16 + row % SM90_ATOM_ROWS / 32 * 4;
 }
 
+/* The i-th word, for a constant i. */
+__device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+/* What a lane reads of mma_a in a stage: [wgmma][row, row + 8] 32 values, two scales. */
+template <class C> struct a_words {
+    uint4 values[C::WGMMAS_M][2];
+    uint32_t scales[C::WGMMAS_M][2];
+};
+
 /* The mainloop of one tile. A stage is released once the first wgmma group of the next stage is issued and
  * wgmma.wait_group 1 has completed all groups before it. Every lane arrives, because each reads mma_a for itself: a
  * __syncwarp in the loop serializes wgmma (measured). */
 template <class C>
 __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_state<C::STAGES> &state,
                                          accumulators<C> &acc) {
-    constexpr int GROUPS = 4 / C::GROUP_WORDS, STEPS = 2 * C::GROUP_WORDS;
+    constexpr int GROUPS = C::GROUPS, STEPS = 2 * C::GROUP_WORDS;
     int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
     int row = warp / 4 * 64 * C::WGMMAS_M + warp % 4 * 16 + lane / 4; /* and rows 8, 64, 72 further */
-    uint32_t values = C::MMA_A_OFFSET + row * 64 + t * 8, scales = C::MMA_SFA_OFFSET + scale_offset(row) + t;
-    uint32_t tail_mask[2] = {cta.tail_mask(t), cta.tail_mask(4 + t)}, previous_stage = 0;
-    pin(values), pin(scales), pin(tail_mask[0]), pin(tail_mask[1]);
+    uint32_t values = C::MMA_A_OFFSET + row * 64 + t * 16,
+             scales = C::MMA_SFA_OFFSET + scale_offset(row) + t / 2 * SM90_ATOM_BYTES + t % 2 * 2;
+    uint32_t tail_mask = cta.tail_mask(2 * t), current_stage = state.index, previous_stage = 0;
+    pin(values), pin(scales), pin(tail_mask);
     uint32_t a_fragments[2][C::WGMMAS_M][STEPS][4];
-    uint2 words[C::WGMMAS_M][2][2]; /* [wgmma][64 along K][row, row + 8] */
-    uint32_t scale[C::WGMMAS_M][2][2];
+    a_words<C> next;
     auto read_a = [&] {
         uint32_t stage = cta.stage(state.index);
         mbarrier_wait(cta.full(state.index), state.phase);
 #pragma unroll
         for (int i = 0; i < C::WGMMAS_M; i++)
 #pragma unroll
-            for (int b = 0; b < 2; b++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) { /* 64 rows further are 8 bytes further in a block of scales */
-                    words[i][b][h] = ld_shared_v2(stage + values + b * 32 + (i * 64 + h * 8) * 64);
-                    scale[i][b][h] = ld_shared_u8(stage + scales + b * SM90_ATOM_BYTES + h * 8 * 16 + i * 8);
-                }
-    };
-    if (cta.k_begin < cta.k_end) read_a();
-#pragma unroll 1
-    for (int32_t k = cta.k_begin; k < cta.k_end; k++) {
-        uint64_t b_descriptor = wgmma_smem_descriptor(cta.stage(state.index));
-        uint32_t previous_empty = cta.empty(previous_stage);
-        uint32_t scale_pairs[C::WGMMAS_M][2]; /* of row and row + 8 */
-#pragma unroll
-        for (int b = 0; b < 2; b++)
-#pragma unroll
-            for (int i = 0; i < C::WGMMAS_M; i++) {
-                uint32_t unused, bytes = scale[i][b][0] | scale[i][b][1] << 8;
-                e4m3x4_to_half2x2(bytes & (k == cta.k_tail ? tail_mask[b] : 0x7F7F), scale_pairs[i][b], unused);
+            for (int h = 0; h < 2; h++) { /* 64 rows further are 8 bytes further in a block of scales */
+                next.values[i][h] = ld_shared_v4(stage + values + (i * 64 + h * 8) * 64);
+                next.scales[i][h] = ld_shared_u16(stage + scales + h * 8 * 16 + i * 8);
             }
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            auto &fragments = a_fragments[group % 2];
+        state.advance();
+    };
+    if (cta.k_begin < cta.k_end) { /* K > 0 */
+        read_a();
+#pragma unroll 1
+        for (int32_t k = cta.k_begin; k < cta.k_end; k++) {
+            const a_words<C> now = next;
+            uint64_t b_descriptor = wgmma_smem_descriptor(cta.stage(current_stage));
+            pin(b_descriptor); /* one addition a step */
+            uint32_t previous_empty = cta.empty(previous_stage);
+            previous_stage = current_stage, current_stage = state.index;
+            uint32_t scale_pairs[C::WGMMAS_M][2];
 #pragma unroll
             for (int i = 0; i < C::WGMMAS_M; i++)
 #pragma unroll
-                for (int j = 0; j < C::GROUP_WORDS; j++)
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        int word = group * C::GROUP_WORDS + j, b = word / 2;
-                        uint32_t bits = word % 2 ? words[i][b][h].y : words[i][b][h].x, pairs[4];
-                        if (h == 0)
-                            decode_word<0>(bits, scale_pairs[i][b], pairs);
-                        else
-                            decode_word<1>(bits, scale_pairs[i][b], pairs);
-#pragma unroll
-                        for (int q = 0; q < 4; q++) fragments[i][2 * j + q / 2][q % 2 * 2 + h] = pairs[q];
-                    }
-            wgmma_fence();
-#pragma unroll
-            for (int step = 0; step < STEPS; step++)
-#pragma unroll
-                for (int i = 0; i < C::WGMMAS_M; i++) {
-                    int all = group * STEPS + step;
-                    wgmma_rs<C::MMA_TILE_N>::mma_async(acc[i], fragments[i][step],
-                                                       b_descriptor + (all / 4 * C::MMA_B_SPAN + all % 4 * 32) / 16,
-                                                       all > 0 || k > cta.k_begin);
+                for (int h = 0; h < 2; h++) {
+                    uint32_t unused;
+                    e4m3x4_to_half2x2(now.scales[i][h] & (k == cta.k_tail ? tail_mask : 0x7F7F), scale_pairs[i][h],
+                                      unused);
                 }
-            wgmma_commit_group();
-            if (group == GROUPS - 1) { /* mma_a of this stage is decoded */
-                previous_stage = state.index;
-                state.advance();
-                if (k + 1 < cta.k_end) read_a();
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++) {
+                auto &fragments = a_fragments[group % 2];
+#pragma unroll
+                for (int i = 0; i < C::WGMMAS_M; i++)
+#pragma unroll
+                    for (int j = 0; j < C::GROUP_WORDS; j++)
+#pragma unroll
+                        for (int h = 0; h < 2; h++) {
+                            int word = group * C::GROUP_WORDS + j;
+                            uint32_t bits = word_of(now.values[i][h], word), pairs[4];
+                            if (word < 2)
+                                decode_word<0>(bits, scale_pairs[i][h], pairs);
+                            else
+                                decode_word<1>(bits, scale_pairs[i][h], pairs);
+#pragma unroll
+                            for (int q = 0; q < 4; q++) fragments[i][2 * j + q / 2][q % 2 * 2 + h] = pairs[q];
+                        }
+                wgmma_fence();
+#pragma unroll
+                for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                    for (int i = 0; i < C::WGMMAS_M; i++) {
+                        int all = group * STEPS + step;
+                        wgmma_rs<C::MMA_TILE_N>::mma_async(acc[i], fragments[i][step],
+                                                           b_descriptor + (all / 4 * C::MMA_B_SPAN + all % 4 * 32) / 16,
+                                                           all > 0 || k > cta.k_begin);
+                    }
+                wgmma_commit_group();
+                if (group == C::READ_GROUP && k + 1 < cta.k_end) read_a();
+                wgmma_wait_group<1>();
+                if (group == 0 && k > cta.k_begin) mbarrier_arrive(previous_empty);
             }
-            wgmma_wait_group<1>();
-            if (group == 0 && k > cta.k_begin) mbarrier_arrive(previous_empty);
         }
     }
     wgmma_wait_group<0>();

@@ -252,6 +252,7 @@ void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gem
     uint8_t *mma_b_fp16, *behind;
     sm90_dequant_schedule *dequant =
         sm90_add_dequant(p, !mma_a_is_b, &mma_b, &no_operand, workspace, out, &mma_b_fp16, &behind);
+    if (dequant) dequant->span = SM90_STAGE_K;
 
     launch_step *step = add_step(out, c->kernel, c->split_k, config->shared_bytes);
     if (!tiling.partials_in_stages) step->shared_bytes += partials_bytes(config, c->split_k);

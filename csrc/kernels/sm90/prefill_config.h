@@ -19,7 +19,7 @@
  *
  * With K = 0 only the second is launched, with k_stages = 0.
  *
- * Workspace, on 256 bytes: fp16 mma_b, then fp16 mma_a if there is one. Each is [batches][rows][64 * k_stages],
+ * Workspace, on 256 bytes: fp16 mma_b, then fp16 mma_a if there is one. Each is [batches][rows][128 ceil(K/128)],
  * SM90_DEQUANT_BYTES long, zero past K. batches is L, or 1 if one matrix serves all batches (batch stride 0).
  *
  * Grid of the second launch, with C = sm_count / 2 concurrent clusters:
@@ -71,7 +71,7 @@
 #define SM90_DEQUANT_CTAS(rows, k, batches, rows_per_thread)                                                           \
     ((((rows) + 32 * (rows_per_thread) - 1) / (32 * (rows_per_thread))) *                                              \
      (((k) + SM90_DEQUANT_K - 1) / SM90_DEQUANT_K) * (batches))
-#define SM90_DEQUANT_PITCH(k)                (((k) + SM90_PREFILL_STAGE_K - 1) / SM90_PREFILL_STAGE_K * (SM90_PREFILL_STAGE_K * 2))
+#define SM90_DEQUANT_PITCH(k)                (((k) + 127) / 128 * 256)
 #define SM90_DEQUANT_BYTES(rows, k, batches) (((rows) * (batches) * SM90_DEQUANT_PITCH(k) + 255) / 256 * 256)
 
 typedef struct sm90_dequant_operand {
@@ -91,13 +91,13 @@ typedef struct sm90_dequant_schedule {
     int32_t first_ctas, second_ctas; /* SM90_DEQUANT_CTAS; second is 0 if mma_a stays e2m1 */
     int32_t rows_per_thread;         /* 4 or 1 */
     int32_t flags;                   /* fix-up flags to zero for sm90/gemm.cu, at most SM90_MAX_WORKERS */
-    int32_t padding_;
-    uint32_t *zeroed; /* their address */
+    int32_t span;                    /* values along K that are reordered together: 64 (sm90/prefill.cu) or 128 */
+    uint32_t *zeroed;                /* their address */
 } sm90_dequant_schedule;
 
 /* Second parameter of the prefill kernels. The scale fields of an fp16 operand are unused. */
 typedef struct sm90_prefill_operand {
-    tensor_map values; /* fp16 {64 * k_stages, rows, batches}, box {64, 128, 1}, 128-byte swizzle; e2m1: uint8 {K/2,
+    tensor_map values; /* fp16 {128 ceil(K/128), rows, batches}, box {64, 128, 1}, 128-byte swizzle; e2m1: uint8 {K/2,
                           rows, batches}, box {32, 128, 1}, no swizzle */
     const uint8_t *scale;
     int64_t scale_pitch, scale_batch; /* bytes between 128-row blocks, between batches */

@@ -51,9 +51,12 @@ template <class C> struct cta_context {
     }
     __device__ __forceinline__ uint32_t partials_full() const { return base + C::PARTIALS_FULL_OFFSET; }
 
-    /* Mask of two bytes, scale i of a row and of row + 8, in stage k_tail: zero past the end of K, else the magnitude
-     * bits (bit 7 is ignored). */
-    __device__ __forceinline__ uint32_t tail_mask(int i) const { return k_tail * 8 + i < scales ? 0x7F7F : 0; }
+    /* Mask of two bytes, scales i and i + 1 of a row in stage k_tail: zero past the end of K, else the magnitude bits
+     * (bit 7 is ignored). */
+    __device__ __forceinline__ uint32_t tail_mask(int i) const {
+        int32_t left = scales - (k_tail * 8 + i);
+        return left >= 2 ? 0x7F7F : left == 1 ? 0x7F : 0;
+    }
 };
 
 /* First row of mma_a and of mma_b of a tile, and its batch. */

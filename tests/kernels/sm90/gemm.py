@@ -35,6 +35,7 @@ def inverse(n: int) -> int:
 
 
 class Product(Dequantizing):
+    span = STAGE_K
     partial_tiles: Array | None = None  # of stream-K workers
     fixup_flags: Array | None = None
 
@@ -50,7 +51,7 @@ class Product(Dequantizing):
         operand = MmaBOperand(cache_policy=EVICT_LAST, rows=self.rows(which))
         if self.k:
             if which not in self.outputs:
-                self.outputs[which] = self.emulator.array(dequantized(self.decoded(which)).astype("f2"))
+                self.outputs[which] = self.emulator.array(dequantized(self.decoded(which), self.span).astype("f2"))
             operand.values = self.fp16_map(which, self.outputs[which], box_rows)
         return operand
 

@@ -10,7 +10,7 @@ from emulate import Emulator
 from harness import verify
 from harness.launch import Generator
 from harness.mutations import Mutation, controls_of, mutation
-from sm90.gemm import StreamK
+from sm90.gemm import Product, StreamK
 from sm90.operands import FAMILY, dequant_ptx
 from sm90.prefill import PrefillProduct
 from sm90.schedules import Launch
@@ -24,6 +24,7 @@ class Dequantize(verify.Launch):
     rows: int
     k: int
     rows_per_thread: int
+    span: int = PrefillProduct.span
     calls = 2
     for_verifier, device, kernel = False, FAMILY.name, "nvfp4_sm90_dequant"
 
@@ -42,7 +43,7 @@ class Dequantize(verify.Launch):
         calls = [PrefillProduct(emulator, generator, self.rows, 1, self.k, 2, integer=False) for _ in range(self.calls)]
         output = calls[0].dequant_output(0)
         for call in calls:
-            call.outputs[0] = output
+            call.outputs[0], call.span = output, self.span
             call.dequantize(module, [(0, output)], rows_per_thread=self.rows_per_thread)
         return [Dequantized(calls[-1])]
 
@@ -79,6 +80,7 @@ FIXUP_WRAP = Launch("sm90_gemm_128x32_streamk", "stream-K, wrap", 7, streamk=Str
 ROW = Launch("sm90_gemm_128x16", "two calls, K = 0", 0, calls=2)  # with K > 0 the loads wait as well
 FEW = Dequantize("few rows", 150, 528, 1)
 MANY = Dequantize("many rows", 150, 528, 4)
+WIDE = Dequantize("spans of sm90/gemm.cu", 40, 528, 1, Product.span)  # K ends in the first half of a span
 
 WAIT_EMPTY = "                mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n"
 WAIT_FULL = "\n        mbarrier_wait(cta.full(state.index), state.phase);\n"
@@ -185,8 +187,13 @@ MUTATIONS = [
         "all > 0 || k > 0)",
         found_by="emulator",
     ),
+    mutation("math: scales past K kept", TAIL, "(k == cta.k_tail ? tail_mask : 0x7F7F)", "0x7F7F", found_by="emulator"),
     mutation(
-        "math: scales past K kept", TAIL, "(k == cta.k_tail ? tail_mask[b] : 0x7F7F)", "0x7F7F", found_by="emulator"
+        "math: second scale of a lane past K kept",
+        TAIL,
+        "left >= 2 ? 0x7F7F : left == 1 ? 0x7F : 0",
+        "left >= 1 ? 0x7F7F : 0",
+        found_by="emulator",
     ),
     mutation(
         "math: staging buffer read before all lanes have stored",
@@ -418,6 +425,14 @@ MUTATIONS = [
         FEW,
         "l = block / blocks, block -= l * blocks;",
         "{}",
+        found_by="emulator",
+    ),
+    mutation("dequant: order of another kernel", WIDE, "s.span == 128 ?", "s.span == 64 ?", found_by="emulator"),
+    mutation(
+        "dequant: last half span not zeroed",
+        WIDE,
+        "stored = k64 / 2 * 128 < s.k",
+        "stored = k64 * 64 < s.k",
         found_by="emulator",
     ),
     mutation("dequant: one scale for a lane's rows", MANY, "scale[i * scale_step]", "scale[0]", found_by="emulator"),

@@ -23,30 +23,37 @@ def dequant_ptx() -> str:
     return compile_ptx(FAMILY.folder / "dequant.cu", "sm90")
 
 
-def dequantized(values: numpy.ndarray) -> numpy.ndarray:
-    """[L, R, K] as csrc/kernels/sm90/dequant.cu writes them, [L, R, 64 ceil(K/64)], zeros past K. Value 16t + 8w + e of
-    64 is element e // 2 % 2 of pair q = (e % 2) * 2 + e // 4 of word w."""
+def dequantized(values: numpy.ndarray, span: int) -> numpy.ndarray:
+    """[L, R, K] as csrc/kernels/sm90/dequant.cu writes them, [L, R, 128 ceil(K/128)], zeros past K. Of `span` values,
+    lane t of a quad has scale groups t (64), or 2t and 2t + 1, one in each half (128). Value 8w + e of a group is
+    element e // 2 % 2 of pair q = (e % 2) * 2 + e // 4 of word w."""
     l, rows, k = values.shape
-    padded = numpy.zeros((l, rows, ceil_div(k, 64) * 64))
+    padded = numpy.zeros((l, rows, ceil_div(k, 128) * 128))
     padded[:, :, :k] = values / UNIT
-    apart = padded.reshape(l, rows, -1, 4, 2, 2, 2, 2)  # ..., t, w, e // 4, e // 2 % 2, e % 2
-    return apart.transpose(0, 1, 2, 4, 7, 5, 3, 6).reshape(padded.shape)  # ..., w, e % 2, e // 4, t, e // 2 % 2
+    groups = (2, 4) if span == 64 else (4, 2)  # (half, t) or (t, half)
+    apart = padded.reshape(l, rows, -1, *groups, 2, 2, 2, 2)  # ..., w, e // 4, e // 2 % 2, e % 2
+    if span == 128:
+        apart = apart.swapaxes(3, 4)
+    # ..., half, w, e % 2, e // 4, t, e // 2 % 2
+    return apart.transpose(0, 1, 2, 3, 5, 8, 6, 4, 7).reshape(padded.shape)
 
 
 class Dequantizing(launch.Product):
     """A product with operands that the pre-pass dequantizes."""
+
+    span: int  # values along K that the kernel reorders together
 
     def __init__(self, emulator: Emulator, *arguments: Any, **options: Any) -> None:
         self.outputs: dict[int, Array] = {}  # dequantized operands
         super().__init__(emulator, *arguments, **options)
 
     @property
-    def k_stages(self) -> int:
-        return ceil_div(self.k, STAGE_K)
+    def width(self) -> int:
+        return int(FAMILY.value("SM90_DEQUANT_PITCH", self.k)) // 2
 
     def dequant_output(self, which: int) -> Array:
         """Poisoned memory for a dequantized operand."""
-        return self.emulator.empty((self.batches(which), self.rows(which), self.k_stages * STAGE_K), numpy.float16)
+        return self.emulator.empty((self.batches(which), self.rows(which), self.width), numpy.float16)
 
     def dequant_ctas(self, which: int, rows_per_thread: int) -> int:
         return FAMILY.value("SM90_DEQUANT_CTAS", self.rows(which), self.k, self.batches(which), rows_per_thread)
@@ -67,7 +74,7 @@ class Dequantizing(launch.Product):
         filled = [DequantOperand(to=to.address, **self.placed(which)) for which, to in operands]
         schedule = DequantSchedule(
             first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0],
-            rows_per_thread=rows_per_thread,
+            rows_per_thread=rows_per_thread, span=self.span,
         )  # fmt: skip
         if zeroed:
             schedule.flags, schedule.zeroed = flags, zeroed.address
@@ -79,11 +86,11 @@ class Dequantizing(launch.Product):
         )  # fmt: skip
 
     def expected_dequant(self, which: int) -> numpy.ndarray:
-        """[batches, rows, 64 * k_stages] in the kernel's order along K."""
-        return dequantized(self.decoded(which)[: self.batches(which)])
+        """[batches, rows, width] in the kernel's order along K."""
+        return dequantized(self.decoded(which)[: self.batches(which)], self.span)
 
     def fp16_map(self, which: int, array: Array, box_rows: int) -> Struct:
         """Of a dequantized operand in that array."""
-        width, rows = ceil_div(self.k, 64) * 64, self.rows(which)
+        width, rows = self.width, self.rows(which)
         dims, strides = (width, rows, self.batches(which)), (2 * width, 2 * width * rows)
         return self.tensor_map(UINT16, array, dims, strides, (64, box_rows, 1), SWIZZLE_128)

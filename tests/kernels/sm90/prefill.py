@@ -14,6 +14,8 @@ PrefillOperand, PrefillSchedule = FAMILY.structs["sm90_prefill_operand"], FAMILY
 class PrefillProduct(Dequantizing):
     """One product, and its two launches."""
 
+    span = STAGE_K
+
     def operand(self, config: Config, which: int, e2m1: bool) -> Struct:
         operand = PrefillOperand(rows=self.rows(which), batches=self.batches(which))
         if e2m1:
@@ -36,7 +38,7 @@ class PrefillProduct(Dequantizing):
         split_k_tiles = 2 * rest if 2 * rest <= clusters else 0
         return PrefillSchedule(
             tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n, dp_pairs=pairs - split_k_tiles // 2,
-            split_k_tiles=split_k_tiles, k_stages=self.k_stages, swap_ab=int(swap_ab),
+            split_k_tiles=split_k_tiles, k_stages=ceil_div(self.k, STAGE_K), swap_ab=int(swap_ab),
         )  # fmt: skip
 
     def launch_prefill(
