@@ -4,7 +4,7 @@ Importing registers a quantizer for `quant_method = "modelopt"`. The quantizer r
 are NVFP4 in the checkpoint by modules that have the checkpoint's tensors, which transformers then loads like others
 (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of them becomes an
 nvfp4.Linear, in place. transformers has a quantizer of its own for "compressed-tensors", which decompresses the weights
-to bf16; `load` goes round it.
+to bf16; `load` reads these checkpoints with a quantizer of ours, under another name.
 """
 
 # mypy: disable-error-code="no-any-return,no-untyped-call"
@@ -142,7 +142,7 @@ class ModelOptConfig(QuantizationConfigMixin):
 
     def get(self, key: str, default: Any = None) -> Any:
         """transformers reads a dict so; a loaded model's configuration, used again, has this object."""
-        return self.quant_method if key == "quant_method" else self.content.get(key, default)
+        return self.content.get(key, default)
 
     def to_dict(self) -> dict[str, Any]:
         return copy.deepcopy(self.content) | {"quant_method": self.format.NAME}
@@ -201,7 +201,6 @@ class ModelOptQuantizer(HfQuantizer):
             stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
             # Tied by the configuration, but the checkpoint has a weight of its own, which can be no Parameter.
             if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
-                model.config.get_text_config(decoder=True).tie_word_embeddings = False
                 model.config.tie_word_embeddings = False
         for module in list(modules.values()):
             for key, child in module._modules.items():
@@ -272,7 +271,6 @@ class _Stored(Linear):
         for key, t in format.write(packed).items():
             dtype = old.bias.dtype if key == "bias" else t.dtype
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
-        self.train(old.training)
 
     def finish(self, name: str) -> None:
         tensors = {key: t.detach() for key, t in self._buffers.items() if t is not None}

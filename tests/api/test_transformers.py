@@ -212,6 +212,64 @@ def test_layers_that_wildcards_ignore_stay_dense(source: Callable[..., Source], 
     assert torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
 
 
+def test_layers_of_mixed_precision(source: Callable[..., Source], tmp_path: Path) -> None:
+    """Each layer's algorithm is its own; those without one are dense."""
+    own = source(ignore=["lm_head", "model.layers.0.*"])
+    layers = {name: {"quant_algo": "NVFP4", "group_size": 16} for name in own.layers}
+    config = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "ignore": []}
+    model = load(own.write(tmp_path / "first", "modelopt", **config))
+    assert len(layers_of(model)) == 7 and torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
+    model.save_pretrained(tmp_path / "second")
+    assert state(load(tmp_path / "second")) == state(model)
+
+
+def test_modules_that_a_model_keeps_in_fp32(
+    source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers casts their block scales too."""
+    own = source()
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"up_proj", "norm"})
+    for format_name in FORMATS:
+        model = load(own.write(tmp_path, format_name), format_name)
+        assert model.model.norm.weight.dtype == torch.float32
+        for name, layer in layers_of(model).items():
+            expected = nvfp4.Linear.from_packed(own.layers[name])
+            assert state(layer) == state(expected) and f"{tmp_path}/model.safetensors" in mapping(layer.weight)
+
+
+def test_names_that_transformers_changes(tmp_path: Path) -> None:
+    """A model of text and images, with the names of its older checkpoints, which it also saves."""
+    both = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    image = both | {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 16, "projection_dim": 32}
+    text = both | {"model_type": "llama", "num_key_value_heads": 2, "vocab_size": 64}
+    config = transformers.LlavaConfig(vision_config=image, text_config=text, image_token_index=3)
+    torch.manual_seed(0)
+    expected = transformers.LlavaForConditionalGeneration(config).eval()
+    prefixes = {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.", "model.": ""}
+    tensors = {}
+    for name, t in expected.state_dict().items():
+        prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
+        tensors[prefixes[prefix] + name.removeprefix(prefix)] = t.clone()
+    for name, module in [*expected.named_modules()]:
+        if isinstance(module, nn.Linear) and name.startswith("model.language_model."):
+            layer = nvfp4.Linear.from_linear(module, None)
+            parent, _, leaf = name.rpartition(".")
+            setattr(expected.get_submodule(parent), leaf, layer.eval())
+            old = name.replace("model.language_model.", "language_model.model.")
+            tensors |= {f"{old}.{key}": t.clone() for key, t in modelopt.write(layer.packed()).items()}
+    ignore = ["language_model.lm_head", "vision_tower*", "multi_modal_projector*"]
+    config.architectures = ["LlavaForConditionalGeneration"]
+    content = config.to_dict() | {"quantization_config": quantization("modelopt", "W4A16", ignore)}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    safetensors.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path)
+    assert len(layers_of(model)) == 7 and state(model) == state(expected)
+    ids = torch.arange(4, 20)[None]
+    assert torch.equal(logits(model, ids), logits(expected, ids))
+    model.save_pretrained(tmp_path / "again")
+    assert {*safetensors.load_file(tmp_path / "again" / "model.safetensors")} == {*tensors}
+
+
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_tied_weights_shards_and_a_round_trip(format_name: str, source: Callable[..., Source], tmp_path: Path) -> None:
     own = source("qwen2", tied=True)
@@ -296,6 +354,8 @@ def test_hf_quant_config_alone(source: Callable[..., Source], tmp_path: Path) ->
     assert torch.equal(logits(model), logits(own.by_hand(torch.float16)))
     model.save_pretrained(tmp_path / "second")
     assert state(load(tmp_path / "second")) == state(model)
+    saved = json.loads((tmp_path / "second" / "config.json").read_text())["quantization_config"]
+    assert saved["ignore"] == ["lm_h*"] and saved["quant_method"] == "modelopt" and "exclude_modules" not in saved
     (folder / "hf_quant_config.json").unlink()
     with pytest.raises(nvfp4.Error, match=r"first: has no quantization_config in config.json and no hf_quant_config"):
         nvfp4.transformers.load(folder)
@@ -308,7 +368,11 @@ def test_what_is_done_to_a_loaded_model(source: Callable[..., Source], tmp_path:
         want = logits(model)
         assert torch.equal(logits(copy.deepcopy(model)), want)
         assert torch.equal(logits(pickle.loads(pickle.dumps(model))), want)
-        assert torch.equal(logits(load(tmp_path, format_name, config=model.config)), want)
+        given = transformers.AutoConfig.from_pretrained(tmp_path)
+        for config in (model.config, given):
+            before = config.to_dict()
+            assert torch.equal(logits(load(tmp_path, format_name, config=config)), want)
+            assert config.to_dict() == before
         half = own.by_hand(torch.bfloat16).to(torch.float16)
         assert torch.equal(logits(model.to(torch.float16)), logits(half))
 
@@ -320,10 +384,13 @@ def test_device_map_of_the_cpu(source: Callable[..., Source], tmp_path: Path) ->
     places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
     places |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
     want = logits(own.by_hand(torch.bfloat16))
-    for device_map in ("cpu", "auto") if not gpu() else ("cpu", places):
-        model = load(folder, device_map=device_map)
+    for device_map in ("cpu", places) if gpu() else ("cpu", "auto", places):
+        model = load(folder, device_map=device_map, offload_folder=tmp_path / "offloaded")
         assert len(layers_of(model)) == 14 and torch.equal(logits(model), want)
-        model.save_pretrained(tmp_path / "again")
+        assert all(f"{folder}/model.safetensors" in mapping(layer.weight) for layer in layers_of(model).values())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # transformers' of offloaded modules
+            model.save_pretrained(tmp_path / "again")
         assert torch.equal(logits(load(tmp_path / "again")), want)
 
 
@@ -402,6 +469,19 @@ def test_damage_is_named(message: str, source: Callable[..., Source], tmp_path: 
     with pytest.raises(nvfp4.Error) as error:
         load(own.write(tmp_path, "modelopt", tensors, **config))
     assert str(error.value) == message
+
+
+def test_experts_that_transformers_joins_are_rejected(source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source(mode="W4A16")
+    more = {"num_local_experts": 2, "num_hidden_layers": 1}
+    config = transformers.MixtralConfig(**SIZES | more, architectures=["MixtralForCausalLM"]).to_dict()
+    expert = "model.layers.0.block_sparse_moe.experts.0.w1"
+    tensors = {f"{expert}.{key}": t for key, t in modelopt.write(own.layers[UP]).items()}
+    own.write(tmp_path, "modelopt", tensors)
+    config["quantization_config"] = quantization("modelopt", "W4A16", [])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(nvfp4.Error, match=f"^{expert}: is joined with other layers by transformers, which NVFP4 "):
+        load(tmp_path)
 
 
 def test_other_rejected_calls(source: Callable[..., Source], tmp_path: Path) -> None:
