@@ -12,6 +12,7 @@ scale (e4m3) for every 16 values along K.
     Linear          torch.nn.Linear with NVFP4 weights (this and the next two need torch)
     quantize_model  a model's linear layers as NVFP4, in place
     load            an NVFP4 checkpoint of compressed-tensors or ModelOpt, and into a model
+    transformers    a module to import: such checkpoints in Hugging Face transformers
     Error           raised for every invalid call, with an error message
 
 help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they exist once both

@@ -1,0 +1,333 @@
+"""NVFP4 checkpoints in Hugging Face transformers: `import nvfp4.transformers`, then `from_pretrained` as usual.
+
+Importing registers a quantizer for `quant_method = "modelopt"`. The quantizer replaces the torch.nn.Linear modules that
+are NVFP4 in the checkpoint by modules that have the checkpoint's tensors, which transformers then loads like others
+(renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of them becomes an
+nvfp4.Linear, in place. transformers has a quantizer of its own for "compressed-tensors", which decompresses the weights
+to bf16; `load` reads these checkpoints with a quantizer of ours, under another name.
+"""
+
+# mypy: disable-error-code="no-any-return,no-untyped-call"
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16, Recipe
+from nvfp4.checkpoints.loader import FORMATS, KV_CACHE, Checkpoint, check_layer, read_files, sort
+from nvfp4.linear import Linear
+from nvfp4.packed import PackedLinear, short
+
+TESTED = "5.17.0 and 5.23.0"
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    message = "nvfp4.transformers needs transformers: pip install transformers"
+    raise ModuleNotFoundError(message, name="transformers") from None
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+    from transformers.utils.hub import cached_file
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+except ImportError as error:
+    raise ImportError(
+        f"transformers: is version {transformers.__version__}, which lacks what nvfp4.transformers needs "
+        f"({error}); tested are {TESTED}"
+    ) from None
+
+__all__ = ["CompressedTensorsConfig", "CompressedTensorsQuantizer", "ModelOptConfig", "ModelOptQuantizer", "load"]
+
+# The name in transformers' registry, in which "compressed-tensors" is taken.
+COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
+HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+KV_PATTERN = rf"(^|\.)({'|'.join(KV_CACHE)})$"
+
+
+def load(path: str | os.PathLike[str], *, auto_class: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:
+    """`auto_class.from_pretrained(path, **kwargs)` for an NVFP4 checkpoint of either format.
+
+    Args:
+        path: a folder or a name on the Hub. The configuration is `quantization_config` of config.json, with the
+            quant_method "compressed-tensors" or "modelopt", or else hf_quant_config.json (ModelOpt).
+        auto_class: a class with from_pretrained: AutoModelForCausalLM, AutoModel, LlamaForCausalLM.
+        **kwargs: those of from_pretrained, such as dtype (float16, bfloat16 or float32) and device_map.
+
+    Returns:
+        The model, in eval mode. Its layers that are NVFP4 in the checkpoint are nvfp4.Linear. On a CPU their weights
+        [N, K/2] uint8 are the bytes of the mapped files, except those that a file does not align to 8 bytes.
+        `model.hf_quantizer.skipped` has the names of the KV cache's scales, which are skipped with a warning.
+        `save_pretrained` writes the format that was read.
+
+    Raises:
+        nvfp4.Error: the checkpoint is damaged, is no NVFP4, or does not fit the model. The message names the tensor or
+            the layer.
+
+    Example:
+        >>> import nvfp4.transformers
+        >>> model = nvfp4.transformers.load("Llama-NVFP4", dtype="bfloat16")  # doctest: +SKIP
+    """
+    hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
+    config = kwargs.pop("config", None)
+    if config is None:
+        trust = {name: kwargs[name] for name in ("trust_remote_code", "code_revision") if name in kwargs}
+        config = AutoConfig.from_pretrained(path, **hub, **trust)
+        for name in [name for name in kwargs if hasattr(config, name) and name not in ("dtype", "torch_dtype")]:
+            setattr(config, name, kwargs.pop(name))
+    else:
+        config = copy.deepcopy(config)
+    quantization = _quantization(config, path, hub)
+    method = quantization.get("quant_method")
+    if method not in FORMATS:
+        raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+    registered = modelopt.NAME if method == modelopt.NAME else COMPRESSED_TENSORS
+    config.quantization_config = quantization | {"quant_method": registered}
+    return auto_class.from_pretrained(path, config=config, **kwargs)
+
+
+def _quantization(config: Any, path: str | os.PathLike[str], hub: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of quantization_config, or of hf_quant_config.json in its form."""
+    for own in (config, config.get_text_config(decoder=True)):
+        given = getattr(own, "quantization_config", None)
+        if given is not None:
+            return dict(given if isinstance(given, Mapping) else given.to_dict())
+    file = cached_file(path, "hf_quant_config.json", _raise_exceptions_for_missing_entries=False, **hub)
+    if file is None:
+        raise _C.Error(f"{path}: has no quantization_config in config.json and no hf_quant_config.json")
+    content = json.loads(Path(file).read_text(encoding="utf-8"))
+    quantization = dict(content.get("quantization", {}))
+    ignore = quantization.pop("exclude_modules", None) or []
+    more = {"producer": content["producer"]} if "producer" in content else {}
+    return quantization | more | {"ignore": ignore, "quant_method": modelopt.NAME}
+
+
+# ---- configurations ----
+
+
+class ModelOptConfig(QuantizationConfigMixin):
+    """`quantization_config` of a ModelOpt checkpoint, kept as it is in config.json.
+
+    Raises:
+        nvfp4.Error: quant_algo is none that has NVFP4 layers, or group_size is not 16.
+    """
+
+    format: ModuleType = modelopt
+
+    def __init__(self, **content: Any) -> None:
+        self.quant_method = content.get("quant_method")
+        self.content = content
+        self.recipe()
+
+    def recipe(self) -> Recipe:
+        try:
+            return self.format.recipe(self.content)
+        except _C.Error as error:
+            raise _C.Error(f"quantization_config.{error}") from None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """transformers reads a dict so; a loaded model's configuration, used again, has this object."""
+        return self.content.get(key, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self.content) | {"quant_method": self.format.NAME}
+
+    def drop_kv_cache(self) -> None:
+        """Other readers would miss its scales in a model that is saved."""
+        for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
+            if self.content.get(name) is not None:
+                self.content[name] = None
+
+
+class CompressedTensorsConfig(ModelOptConfig):
+    """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json."""
+
+    format = compressed_tensors
+
+
+# ---- quantizers ----
+
+
+class ModelOptQuantizer(HfQuantizer):
+    """Loads ModelOpt's NVFP4 checkpoints, and saves them. Rejects other tensors of a quantized layer, and layers that
+    are quantized in another way (FP8) or that have no product yet (stacked experts)."""
+
+    requires_calibration = True  # as transformers says that it quantizes no model while it loads one
+
+    def __init__(self, quantization_config: ModelOptConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.skipped: dict[str, str] = {}
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+        return dtype
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if getattr(model.config, "distributed_config", None) is not None:
+            raise _C.Error("distributed_config: is given; NVFP4 layers cannot be distributed yet")
+        checkpoint = self._read(kwargs.get("checkpoint_files"))
+        for name, reason in checkpoint.skipped.items():
+            if name.rpartition(".")[2] not in KV_CACHE:
+                raise _C.Error(f"{name}: cannot be put into the model: {reason}")
+        names, given = _names(model, checkpoint)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        for name, packed in checkpoint.layers.items():
+            check_layer(name, packed, {name: modules[names[name]]} if names[name] in modules else {})
+        mode = self.quantization_config.recipe().mode
+        for name, module in modules.items():  # transformers warns of missing tensors, and makes them up
+            absent = f"{name}.weight" not in given and f"{name}.weight" not in model.all_tied_weights_keys
+            if type(module) is torch.nn.Linear and absent and mode(name) in (W4A4, W4A4_DYNAMIC, W4A16):
+                raise _C.Error(f"{name}: is NVFP4 by the configuration but not in the checkpoint")
+
+        stored: dict[int, _Stored] = {}
+        for name, packed in checkpoint.layers.items():
+            old = modules[names[name]]
+            stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
+            # Tied by the configuration, but the checkpoint has a weight of its own, which can be no Parameter.
+            if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
+                model.config.tie_word_embeddings = False
+        for module in list(modules.values()):
+            for key, child in module._modules.items():
+                if id(child) in stored:
+                    setattr(module, key, stored[id(child)])
+        self.skipped = checkpoint.skipped
+        if self.skipped:
+            first = next(iter(self.skipped))
+            warnings.warn(f"skips {len(self.skipped)} scales of the KV cache ({first}, ...)", stacklevel=2)
+            ignored = set(model._keys_to_ignore_on_load_unexpected or ()) | {KV_PATTERN}
+            model._keys_to_ignore_on_load_unexpected = ignored
+            self.quantization_config.drop_kv_cache()
+
+    def _read(self, files: list[str] | None) -> Checkpoint:
+        """The mapped tensors of all files, checked by name, shape and dtype; transformers reads them again."""
+        if not files:
+            raise _C.Error(
+                f"checkpoint_files: transformers {transformers.__version__} names no files to load; an NVFP4 model is "
+                "made from *.safetensors files alone"
+            )
+        tensors: dict[str, Tensor] = {}
+        for file in files:
+            if not file.endswith(".safetensors"):
+                raise _C.Error(f"{file}: is no *.safetensors file")
+            tensors |= read_files(Path(file))
+        return sort(tensors, self.quantization_config.recipe())
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for name, module in model.named_modules():
+            if isinstance(module, _Stored):
+                module.finish(name)
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained."""
+        state = model.state_dict()
+        for name, module in model.named_modules(remove_duplicate=False):
+            if isinstance(module, Linear):
+                for key in module._buffers:
+                    state.pop(f"{name}.{key}", None)
+                written = self.quantization_config.format.write(module.packed())
+                state |= {f"{name}.{key}": t for key, t in written.items()}
+        return state, {}
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+class CompressedTensorsQuantizer(ModelOptQuantizer):
+    """The same for compressed-tensors' `nvfp4-pack-quantized`; `load` chooses it."""
+
+
+class _Stored(Linear):
+    """A layer with its checkpoint's tensors as buffers of their names, on the meta device until transformers loads
+    them.
+
+    `finish` turns it into an nvfp4.Linear in place: hooks that accelerate adds to a module stay where they are.
+    """
+
+    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = packed.in_features, packed.out_features
+        self.activations, self.format = packed.activations, format
+        for key, t in format.write(packed).items():
+            dtype = old.bias.dtype if key == "bias" else t.dtype
+            self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
+
+    def finish(self, name: str) -> None:
+        tensors = {key: t.detach() for key, t in self._buffers.items() if t is not None}
+        for key, t in tensors.items():
+            if t.is_meta:
+                raise _C.Error(f"{name}.{key}: is not loaded; NVFP4 layers cannot be offloaded")
+        # A model may keep modules in fp32, which holds e4m3 exactly.
+        tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
+        try:
+            layer = Linear.from_packed(self.format.read(tensors, self.activations))
+        except _C.Error as error:
+            raise _C.Error(f"{name}.{error}") from None
+        del self.format
+        self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
+        self.__class__ = Linear  # type: ignore[assignment]
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    _apply = torch.nn.Module._apply  # type: ignore[assignment]
+
+
+def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
+    """Of each layer of the checkpoint its name in the model, by the renamings with which transformers loads, and the
+    names of all weights that the model is given."""
+    conversions = get_model_conversion_mapping(model)
+    renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    by_source = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    state = model.state_dict()
+
+    def renamed(key: str) -> tuple[str, str | None]:
+        new, source = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
+        return (key, None) if new not in state and key in state else (new, source)
+
+    names, given = {}, set()
+    for name in checkpoint.layers:
+        key, source = renamed(f"{name}.weight")
+        if source is not None:
+            raise _C.Error(f"{name}: is joined with other layers by transformers, which NVFP4 layers cannot be yet")
+        names[name] = key.removesuffix(".weight")
+        given.add(key)
+    for name in checkpoint.tensors:
+        key, source = renamed(name)
+        targets = [] if source is None else by_source[source].target_patterns  # one of the checkpoint, several here
+        given |= {key, *(key.replace(targets[0], target) for target in targets)}
+    return names, given
+
+
+def _register(method: str, config: type[ModelOptConfig], quantizer: type[ModelOptQuantizer]) -> None:
+    """A second import of this file (importlib.reload) replaces its own classes, and nobody else's."""
+    for mapping in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
+        if method in mapping and mapping[method].__module__ == __name__:
+            del mapping[method]
+    register_quantization_config(method)(config)
+    register_quantizer(method)(quantizer)
+
+
+_register(modelopt.NAME, ModelOptConfig, ModelOptQuantizer)
+_register(COMPRESSED_TENSORS, CompressedTensorsConfig, CompressedTensorsQuantizer)

@@ -1,0 +1,624 @@
+"""nvfp4.transformers: checkpoints of both formats through from_pretrained, with equal bits to layers made by hand."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import importlib
+import json
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import NO_GPU, gpu
+from paths import ROOT
+from torch import Tensor, nn
+
+import nvfp4
+from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.packed import PackedLinear
+
+pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
+import transformers  # noqa: E402
+from transformers import AutoModel, AutoModelForCausalLM  # noqa: E402
+
+import nvfp4.transformers  # noqa: E402
+
+transformers.utils.logging.disable_progress_bar()
+
+FORMATS = {"modelopt": modelopt, "compressed-tensors": compressed_tensors}
+MODES = {"W4A4": "nvfp4", "W4A16": None}
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+IDS = (torch.arange(24) * 37 % 128).view(2, 12)
+FOUR = {"num_bits": 4, "type": "float", "group_size": 16}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+}
+ARCHITECTURES = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}  # the second has q/k/v bias
+
+
+def quantization(format_name: str, mode: str, ignore: list[str]) -> dict[str, Any]:
+    """`quantization_config` as the producers write it."""
+    inputs = None if mode == "W4A16" else FOUR | {"dynamic": "local" if format_name != "modelopt" else False}
+    groups = {"group_0": {"targets": ["Linear"], "weights": FOUR, "input_activations": inputs}}
+    config = {"quant_method": format_name, "config_groups": groups, "ignore": ignore}
+    if format_name == "modelopt":
+        config |= {"quant_algo": "NVFP4" if mode == "W4A4" else "W4A16_NVFP4", "producer": {"name": "modelopt"}}
+    return config
+
+
+class Source:
+    """A random model, the layers that replace its linear layers, and folders of it as checkpoints."""
+
+    def __init__(self, architecture: str, mode: str, tied: bool = False, ignore: list[str] | None = None) -> None:
+        torch.manual_seed(0)
+        self.mode, self.ignore = mode, ["lm_head"] if ignore is None else ignore
+        self.config = ARCHITECTURES[architecture](**SIZES, tie_word_embeddings=tied, use_cache=True)
+        self.config.architectures = ["LlamaForCausalLM" if architecture == "llama" else "Qwen2ForCausalLM"]
+        self.base = AutoModelForCausalLM.from_config(self.config, dtype=torch.bfloat16).eval()
+        for name, parameter in self.base.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(parameter)
+        self.layers: dict[str, PackedLinear] = {}
+        self.dense = {name: t.clone() for name, t in self.base.state_dict().items()}
+        for name, module in self.base.named_modules():
+            if isinstance(module, nn.Linear) and not any(fnmatch.fnmatch(name, pattern) for pattern in self.ignore):
+                self.layers[name] = self.packed(module)
+        if tied:
+            del self.dense["lm_head.weight"]
+        self.dense = {name: t for name, t in self.dense.items() if name.rpartition(".")[0] not in self.layers}
+
+    def packed(self, linear: nn.Linear) -> PackedLinear:
+        """Global scales that are reciprocals, as compressed-tensors stores divisors; no powers of two."""
+        packed = nvfp4.Linear.from_linear(linear, MODES[self.mode]).packed()
+        scale = packed.weight_global_scale.reciprocal().reciprocal()
+        given = None if packed.activations is None else torch.tensor(600.0 * linear.out_features).reciprocal()
+        return PackedLinear(packed.weight, packed.weight_scale, scale, given, packed.bias, packed.activations)
+
+    def tensors(self, format_name: str) -> dict[str, Tensor]:
+        tensors = dict(self.dense)
+        for name, packed in self.layers.items():
+            tensors |= {f"{name}.{key}": t for key, t in FORMATS[format_name].write(packed).items()}
+        return {name: t.clone() for name, t in tensors.items()}
+
+    def write(self, folder: Path, format_name: str, tensors: dict[str, Tensor] | None = None, **changes: Any) -> Path:
+        folder.mkdir(exist_ok=True, parents=True)
+        own = self.tensors(format_name) if tensors is None else tensors
+        safetensors.save_file(own, folder / "model.safetensors", {"format": "pt"})
+        quantized = {"quantization_config": quantization(format_name, self.mode, self.ignore) | changes}
+        config = self.config.to_dict() | quantized
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    def by_hand(self, dtype: torch.dtype) -> nn.Module:
+        """The model with nvfp4.Linear in place of its layers, without any of the code under test."""
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(self.config), dtype=dtype).eval()
+        missing, unexpected = model.load_state_dict(self.dense, strict=False)
+        assert unexpected == [] and {name.rpartition(".")[0] for name in missing} <= {*self.layers, "lm_head"}
+        for name, packed in self.layers.items():
+            parent, _, leaf = name.rpartition(".")
+            layer = nvfp4.Linear.from_packed(packed)
+            setattr(model.get_submodule(parent), leaf, layer.to(dtype).eval())
+        return model
+
+
+@pytest.fixture(scope="module")
+def source() -> Callable[..., Source]:
+    made: dict[Any, Source] = {}
+
+    def make(architecture: str = "llama", mode: str = "W4A4", **more: Any) -> Source:
+        key = (architecture, mode, str(more))
+        if key not in made:
+            made[key] = Source(architecture, mode, **more)
+        return made[key]
+
+    return make
+
+
+def load(folder: Path, format_name: str = "modelopt", **more: Any) -> Any:
+    """As a user does; no warning of transformers or ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        if format_name == "modelopt":
+            return AutoModelForCausalLM.from_pretrained(folder, **more)
+        return nvfp4.transformers.load(folder, **more)
+
+
+def logits(model: nn.Module, ids: Tensor = IDS) -> Tensor:
+    with torch.no_grad():
+        return model(ids.to(model.device)).logits.cpu()
+
+
+def generate(model: Any) -> Tensor:
+    ids = IDS.to(model.device)
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=16, max_new_tokens=16
+    )
+
+
+def layers_of(model: nn.Module) -> dict[str, nvfp4.Linear]:
+    return {name: module for name, module in model.named_modules() if type(module) is nvfp4.Linear}
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: (t.dtype, raw(t)) for name, t in named}
+
+
+def raw(t: Tensor) -> bytes:
+    return t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def mapping(t: Tensor) -> str:
+    """The line of /proc/self/maps that has a tensor's memory."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if start <= t.data_ptr() < end:
+            return line
+    return ""
+
+
+# ---- what is loaded ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_equal_bits_to_layers_made_by_hand(
+    architecture: str, mode: str, source: Callable[..., Source], tmp_path: Path
+) -> None:
+    own = source(architecture, mode)
+    for dtype in DTYPES:
+        expected, tokens = own.by_hand(dtype), []
+        want = logits(expected)
+        assert want.dtype == dtype and want.isfinite().all()
+        for format_name in FORMATS:
+            folder = own.write(tmp_path / format_name, format_name)
+            model = load(folder, format_name, dtype=dtype)
+            assert {*layers_of(model)} == {*own.layers} and type(model.lm_head) is nn.Linear
+            assert not model.training and not any(module.training for module in model.modules())
+            assert state(model) == state(expected)
+            assert torch.equal(logits(model), want)
+            for name, layer in layers_of(model).items():
+                assert layer.weight_global_scale.dtype == layer.alpha.dtype == torch.float32
+                assert torch.equal(layer.weight_global_scale, own.layers[name].weight_global_scale)
+                assert layer.activations == MODES[mode] and layer.weight_scale.dtype == torch.float8_e4m3fn
+                assert (layer.bias is None) == (own.layers[name].bias is None)
+                assert f"{folder}/model.safetensors" in mapping(layer.weight)
+            if dtype == torch.bfloat16:
+                tokens.append(generate(model))
+        assert dtype != torch.bfloat16 or tokens[0].shape == (2, 28) and torch.equal(*tokens)
+
+
+def test_layers_that_wildcards_ignore_stay_dense(source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source(ignore=["lm_head", "model.layers.0.self_attn*", "*.1.mlp.?p_proj"])
+    assert len(own.layers) == 9
+    model = load(own.write(tmp_path, "modelopt"))
+    assert {*layers_of(model)} == {*own.layers} and type(model.model.layers[0].self_attn.q_proj) is nn.Linear
+    assert torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
+
+
+def test_layers_of_mixed_precision(source: Callable[..., Source], tmp_path: Path) -> None:
+    """Each layer's algorithm is its own; those without one are dense."""
+    own = source(ignore=["lm_head", "model.layers.0.*"])
+    layers = {name: {"quant_algo": "NVFP4", "group_size": 16} for name in own.layers}
+    config = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "ignore": []}
+    model = load(own.write(tmp_path / "first", "modelopt", **config))
+    assert len(layers_of(model)) == 7 and torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
+    model.save_pretrained(tmp_path / "second")
+    assert state(load(tmp_path / "second")) == state(model)
+
+
+def test_modules_that_a_model_keeps_in_fp32(
+    source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers casts their block scales too."""
+    own = source()
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"up_proj", "norm"})
+    for format_name in FORMATS:
+        model = load(own.write(tmp_path, format_name), format_name)
+        assert model.model.norm.weight.dtype == torch.float32
+        for name, layer in layers_of(model).items():
+            expected = nvfp4.Linear.from_packed(own.layers[name])
+            assert state(layer) == state(expected) and f"{tmp_path}/model.safetensors" in mapping(layer.weight)
+
+
+def test_names_that_transformers_changes(tmp_path: Path) -> None:
+    """A model of text and images, with the names of its older checkpoints, which it also saves."""
+    both = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    image = both | {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 16, "projection_dim": 32}
+    text = both | {"model_type": "llama", "num_key_value_heads": 2, "vocab_size": 64}
+    config = transformers.LlavaConfig(vision_config=image, text_config=text, image_token_index=3)
+    torch.manual_seed(0)
+    expected = transformers.LlavaForConditionalGeneration(config).eval()
+    prefixes = {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.", "model.": ""}
+    tensors = {}
+    for name, t in expected.state_dict().items():
+        prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
+        tensors[prefixes[prefix] + name.removeprefix(prefix)] = t.clone()
+    for name, module in [*expected.named_modules()]:
+        if isinstance(module, nn.Linear) and name.startswith("model.language_model."):
+            layer = nvfp4.Linear.from_linear(module, None)
+            parent, _, leaf = name.rpartition(".")
+            setattr(expected.get_submodule(parent), leaf, layer.eval())
+            old = name.replace("model.language_model.", "language_model.model.")
+            tensors |= {f"{old}.{key}": t.clone() for key, t in modelopt.write(layer.packed()).items()}
+    ignore = ["language_model.lm_head", "vision_tower*", "multi_modal_projector*"]
+    config.architectures = ["LlavaForConditionalGeneration"]
+    content = config.to_dict() | {"quantization_config": quantization("modelopt", "W4A16", ignore)}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    safetensors.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path)
+    assert len(layers_of(model)) == 7 and state(model) == state(expected)
+    ids = torch.arange(4, 20)[None]
+    assert torch.equal(logits(model, ids), logits(expected, ids))
+    model.save_pretrained(tmp_path / "again")
+    assert {*safetensors.load_file(tmp_path / "again" / "model.safetensors")} == {*tensors}
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_tied_weights_shards_and_a_round_trip(format_name: str, source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source("qwen2", tied=True)
+    folder = own.write(tmp_path / "first", format_name)
+    model = load(folder, format_name)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path / "second", max_shard_size="20KB")
+    files = sorted((tmp_path / "second").glob("*.safetensors"))
+    assert len(files) > 2
+    stored = {name: t for file in files for name, t in safetensors.load_file(file).items()}
+    before = own.tensors(format_name)
+    described = [{name: (t.dtype, t.shape, raw(t)) for name, t in ts.items()} for ts in (stored, before)]
+    assert described[0] == described[1]
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "second")]
+    assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
+    again = load(tmp_path / "second", format_name)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert state(again) == state(model) and torch.equal(logits(again), logits(model))
+    expected = own.by_hand(torch.bfloat16)
+    nvfp4.load(tmp_path / "second", expected)
+    assert state(expected) == state(model)
+    again.save_pretrained(tmp_path / "second", max_shard_size="20KB")  # over the files that it is mapped from
+    assert state(load(tmp_path / "second", format_name)) == state(model)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_an_output_layer_of_its_own_that_the_configuration_ties(
+    format_name: str, source: Callable[..., Source], tmp_path: Path
+) -> None:
+    own = source(ignore=[])
+    assert "lm_head" in own.layers
+    folder = own.write(tmp_path / "first", format_name)
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = load(folder, format_name)
+    assert torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
+    model.tie_weights()
+    model.save_pretrained(tmp_path / "second")
+    assert state(load(tmp_path / "second", format_name)) == state(model)
+
+
+def test_the_base_model_alone(source: Callable[..., Source], tmp_path: Path) -> None:
+    """Its names lack the prefix "model."."""
+    own = source()
+    for format_name in FORMATS:
+        folder = own.write(tmp_path / format_name, format_name)
+        if format_name == "modelopt":
+            model = AutoModel.from_pretrained(folder)
+        else:
+            model = nvfp4.transformers.load(folder, auto_class=AutoModel)
+        assert len(layers_of(model)) == 14 and type(model).__name__ == "LlamaModel"
+        with torch.no_grad():
+            want = own.by_hand(torch.bfloat16).model(IDS).last_hidden_state
+            assert torch.equal(model(IDS).last_hidden_state, want)
+
+
+def test_scales_of_the_kv_cache_are_skipped_with_a_warning(source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source()
+    scales = [f"model.layers.{i}.self_attn.{name}" for i in (0, 1) for name in ("k_proj.k_scale", "v_proj.v_scale")]
+    scheme = {"num_bits": 8, "type": "float", "dynamic": False}
+    for format_name in FORMATS:
+        tensors = own.tensors(format_name) | {name: torch.tensor(1.0) for name in scales}
+        folder = own.write(tmp_path / format_name, format_name, tensors, kv_cache_scheme=scheme)
+        with pytest.warns(UserWarning, match=r"^skips 4 scales of the KV cache \(model.layers.0.self_attn.k_proj.k_"):
+            model, report = nvfp4.transformers.load(folder, output_loading_info=True)
+        assert {*model.hf_quantizer.skipped} == {*scales}
+        assert all(not names for names in report.values())
+        assert torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
+        model.save_pretrained(folder)
+        assert json.loads((folder / "config.json").read_text())["quantization_config"]["kv_cache_scheme"] is None
+        load(folder, format_name)
+
+
+def test_hf_quant_config_alone(source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source(mode="W4A16")
+    folder = own.write(tmp_path / "first", "modelopt")
+    own.config.save_pretrained(folder)
+    content = {"quant_algo": "W4A16_NVFP4", "group_size": 16, "exclude_modules": ["lm_h*"]}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": content}))
+    model = nvfp4.transformers.load(folder, dtype="float16", use_cache=False)
+    assert model.dtype == torch.float16 and not model.config.use_cache
+    assert torch.equal(logits(model), logits(own.by_hand(torch.float16)))
+    model.save_pretrained(tmp_path / "second")
+    assert state(load(tmp_path / "second")) == state(model)
+    saved = json.loads((tmp_path / "second" / "config.json").read_text())["quantization_config"]
+    assert saved["ignore"] == ["lm_h*"] and saved["quant_method"] == "modelopt" and "exclude_modules" not in saved
+    (folder / "hf_quant_config.json").unlink()
+    with pytest.raises(nvfp4.Error, match=r"first: has no quantization_config in config.json and no hf_quant_config"):
+        nvfp4.transformers.load(folder)
+
+
+def test_what_is_done_to_a_loaded_model(source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source()
+    for format_name in FORMATS:
+        model = load(own.write(tmp_path, format_name), format_name)
+        want = logits(model)
+        assert torch.equal(logits(copy.deepcopy(model)), want)
+        assert torch.equal(logits(pickle.loads(pickle.dumps(model))), want)
+        given = transformers.AutoConfig.from_pretrained(tmp_path)
+        for config in (model.config, given):
+            before = config.to_dict()
+            assert torch.equal(logits(load(tmp_path, format_name, config=config)), want)
+            assert config.to_dict() == before
+        half = own.by_hand(torch.bfloat16).to(torch.float16)
+        assert torch.equal(logits(model.to(torch.float16)), logits(half))
+
+
+def test_device_map_of_the_cpu(source: Callable[..., Source], tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    own = source("qwen2")
+    folder = own.write(tmp_path, "modelopt")
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
+    places |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
+    want = logits(own.by_hand(torch.bfloat16))
+    for device_map in ("cpu", places) if gpu() else ("cpu", "auto", places):
+        model = load(folder, device_map=device_map, offload_folder=tmp_path / "offloaded")
+        assert len(layers_of(model)) == 14 and torch.equal(logits(model), want)
+        assert all(f"{folder}/model.safetensors" in mapping(layer.weight) for layer in layers_of(model).values())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # transformers' of offloaded modules
+            model.save_pretrained(tmp_path / "again")
+        assert torch.equal(logits(load(tmp_path / "again")), want)
+
+
+# ---- errors ----
+
+Tensors = dict[str, Tensor]
+UP = "model.layers.1.mlp.up_proj"
+
+
+def without(*names: str) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith(names)]:
+            del tensors[name]
+
+    return change
+
+
+def changed(name: str, function: Callable[[Tensor], Tensor]) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[f"{UP}.{name}"] = function(tensors[f"{UP}.{name}"]).contiguous()
+
+    return change
+
+
+def fp8(tensors: Tensors) -> None:
+    without(UP)(tensors)
+    tensors |= {f"{UP}.weight": torch.zeros(96, 64).to(torch.float8_e4m3fn), f"{UP}.weight_scale": torch.tensor(1.0)}
+
+
+MIXED = {"quantized_layers": {UP: {"quant_algo": "FP8"}}, "quant_algo": "MIXED_PRECISION"}
+DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
+    "quantization_config.quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, MIXED_PRECISION": (
+        without("none"),
+        {"quant_algo": "FP8"},
+    ),
+    f"{UP}: is NVFP4 by the configuration but not in the checkpoint": (without(UP), {}),
+    f"{UP}.weight_scale: is missing; a layer of modelopt has weight, weight_scale, weight_scale_2": (
+        lambda tensors: tensors.pop(f"{UP}.weight_scale"),
+        {},
+    ),
+    f"{UP}.input_scale: is missing; the configuration says W4A4": (without(f"{UP}.input_scale"), {}),
+    f"{UP}: is 96 x 32 (N x K); must be 96 x 64 for the model": (
+        lambda tensors: (
+            changed("weight", lambda t: t[:, :16])(tensors),
+            changed("weight_scale", lambda t: t[:, :2])(tensors),
+        ),
+        {},
+    ),
+    f"{UP}.weight_scale: shape is [96, 2]; must be [96, 4]": (changed("weight_scale", lambda t: t[:, :2]), {}),
+    f"{UP}.weight_scale_2: dtype is bfloat16; must be float32": (changed("weight_scale_2", Tensor.bfloat16), {}),
+    f"{UP}.weight_scale_2: is inf; must be positive and finite": (changed("weight_scale_2", lambda t: t / 0), {}),
+    f"{UP}.pre_quant_scale: is no tensor of an NVFP4 layer of modelopt: "
+    "weight, weight_scale, weight_scale_2, input_scale, bias": (
+        lambda tensors: tensors.update({f"{UP}.pre_quant_scale": torch.ones(64)}),
+        {},
+    ),
+    f"{UP}: cannot be put into the model: is quantized in another way: FP8": (
+        lambda tensors: (fp8(tensors), [tensors.pop(n) for n in [*tensors] if "scale" in n and UP not in n]),
+        MIXED,
+    ),
+    "model.layers.7.fc: is a layer of the checkpoint but no module of the model": (
+        lambda tensors: tensors.update(
+            {f"model.layers.7.fc{n.removeprefix(UP)}": t.clone() for n, t in tensors.items() if n.startswith(UP)}
+        ),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGE)
+def test_damage_is_named(message: str, source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source()
+    tensors = own.tensors("modelopt")
+    change, config = DAMAGE[message]
+    change(tensors)
+    with pytest.raises(nvfp4.Error) as error:
+        load(own.write(tmp_path, "modelopt", tensors, **config))
+    assert str(error.value) == message
+
+
+def test_experts_that_transformers_joins_are_rejected(source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source(mode="W4A16")
+    more = {"num_local_experts": 2, "num_hidden_layers": 1}
+    config = transformers.MixtralConfig(**SIZES | more, architectures=["MixtralForCausalLM"]).to_dict()
+    expert = "model.layers.0.block_sparse_moe.experts.0.w1"
+    tensors = {f"{expert}.{key}": t for key, t in modelopt.write(own.layers[UP]).items()}
+    own.write(tmp_path, "modelopt", tensors)
+    config["quantization_config"] = quantization("modelopt", "W4A16", [])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(nvfp4.Error, match=f"^{expert}: is joined with other layers by transformers, which NVFP4 "):
+        load(tmp_path)
+
+
+def test_other_rejected_calls(source: Callable[..., Source], tmp_path: Path) -> None:
+    own = source()
+    folder = own.write(tmp_path / "first", "modelopt")
+    with pytest.raises(nvfp4.Error, match=r"^dtype: is float64; must be float16, bfloat16 or float32$"):
+        load(folder, dtype=torch.float64)
+    (folder / "model.safetensors").write_bytes(b"GGUF")
+    with pytest.raises(Exception, match="model.safetensors|[Hh]eader"):  # transformers reads it before us
+        load(folder)
+    torch.save(own.tensors("modelopt"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(nvfp4.Error, match=r"pytorch_model.bin: is no \*.safetensors file$"):
+        load(folder, use_safetensors=False)
+    other = own.write(tmp_path / "other", "modelopt", quant_method="gptq")
+    with pytest.raises(nvfp4.Error, match="other: quant_method is 'gptq'; must be compressed-tensors or modelopt$"):
+        nvfp4.transformers.load(other)
+    with pytest.raises(ValueError, match="does require the model to be pre-quantized"):
+        own.base.save_pretrained(tmp_path / "dense")
+        config = nvfp4.transformers.ModelOptConfig(**quantization("modelopt", "W4A4", []))
+        load(tmp_path / "dense", quantization_config=config)
+
+
+def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a version alone is no error."""
+    package = sys.modules["transformers"]  # its own code replaces it at times
+    monkeypatch.setattr(package, "__version__", "6.1.0")
+    module = importlib.reload(nvfp4.transformers)
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    assert AUTO_QUANTIZER_MAPPING["modelopt"] is module.ModelOptQuantizer
+    monkeypatch.setattr(package, "__version__", "4.57.1")
+    monkeypatch.delattr(package.quantizers, "register_quantizer")
+    message = r"^transformers: is version 4.57.1, which lacks .*register_quantizer.*; tested are 5.17.0 and 5.23.0$"
+    with pytest.raises(ImportError, match=message):
+        importlib.reload(nvfp4.transformers)
+
+
+# ---- the page, and the producers' own files ----
+
+
+def test_the_example_of_the_page(source: Callable[..., Source], tmp_path: Path, capsys: Any) -> None:
+    own = source()
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    example = page.split("## Load with transformers")[1].split("```python\n")[1].split("```")[0]
+    scope: dict[str, Any] = {"folder": str(own.write(tmp_path / "source", "modelopt")), "target": str(tmp_path / "t")}
+    scope["compressed_tensors_folder"] = str(own.write(tmp_path / "ct", "compressed-tensors"))
+    scope["ids"] = IDS
+    exec(example, scope)
+    assert capsys.readouterr().out.startswith("tensor([[")
+    assert state(load(tmp_path / "t")) == state(scope["model"])
+    assert len(layers_of(scope["other"])) == 14
+
+
+@pytest.mark.parametrize("kind", ["W4A4", "W4A16", "KV"])
+def test_a_checkpoint_that_modelopt_exports(kind: str, source: Callable[..., Source], tmp_path: Path) -> None:
+    mtq = pytest.importorskip("modelopt.torch.quantization")
+    from modelopt.torch.export import export_hf_checkpoint
+
+    settings = copy.deepcopy(mtq.NVFP4_DEFAULT_CFG)
+    if kind == "W4A16":
+        settings = copy.deepcopy(getattr(mtq, "W4A16_NVFP4_CFG", None) or mtq.NVFP4_W4A16_CFG)
+    if kind == "KV":
+        settings = mtq.update_quant_cfg_with_kv_cache_quant(settings, mtq.FP8_KV_CFG["quant_cfg"])
+    base = source("qwen2").base
+    with torch.no_grad():
+        export_hf_checkpoint(
+            mtq.quantize(copy.deepcopy(base), settings, lambda model: model(IDS)), export_dir=tmp_path / "first"
+        )
+    expected = copy.deepcopy(base)
+    nvfp4.load(tmp_path / "first", expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
+    assert len(layers_of(model)) == 14 and len(model.hf_quantizer.skipped) == (4 if kind == "KV" else 0)
+    assert torch.equal(logits(model), logits(expected)) and state(model) == state(expected)
+    model.save_pretrained(tmp_path / "second")
+    assert state(load(tmp_path / "second")) == state(model)
+
+
+@pytest.mark.parametrize("kind", ["W4A4", "W4A16"])
+def test_a_checkpoint_that_compressed_tensors_writes(kind: str, source: Callable[..., Source], tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, apply_quantization_config
+    from compressed_tensors.quantization.quant_scheme import NVFP4, NVFP4A16
+
+    base = source("qwen2").base
+    model = copy.deepcopy(base)
+    scheme = QuantizationScheme(targets=["Linear"], **copy.deepcopy(NVFP4 if kind == "W4A4" else NVFP4A16))
+    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"]))
+    with torch.no_grad():
+        for layer in model.modules():
+            if getattr(getattr(layer, "quantization_scheme", None), "weights", None):
+                divisor = 448 * 6 / layer.weight.float().abs().max()
+                layer.weight_global_scale.fill_(divisor)
+                scale = layer.weight.float().view(layer.weight.shape[0], -1, 16).abs().amax(-1) / 6 * divisor
+                layer.weight_scale.data = scale.to(torch.float8_e4m3fn).to(layer.weight_scale.dtype)
+                if kind == "W4A4":
+                    layer.input_global_scale.fill_(600.0)
+        compressor = ModelCompressor.from_pretrained_model(model)
+        compressor.compress_model(model)
+        model.save_pretrained(tmp_path / "first")
+        compressor.update_config(tmp_path / "first")
+    expected = copy.deepcopy(base)
+    nvfp4.load(tmp_path / "first", expected)
+    loaded = nvfp4.transformers.load(tmp_path / "first")
+    assert len(layers_of(loaded)) == 14
+    assert torch.equal(logits(loaded), logits(expected)) and state(loaded) == state(expected)
+
+
+# ---- a GPU ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_on_a_gpu(format_name: str, mode: str, source: Callable[..., Source], tmp_path: Path) -> None:
+    """Moved there, and by each device_map: the bits of layers made by hand on the GPU."""
+    if not gpu():
+        pytest.skip(NO_GPU)
+    own = source("qwen2", mode)
+    folder = own.write(tmp_path / "first", format_name)
+    for dtype in DTYPES:
+        expected = own.by_hand(dtype).to("cuda")
+        model = load(folder, format_name, dtype=dtype).to("cuda")
+        assert torch.equal(logits(model), logits(expected)) and state(model) == state(expected)
+    pytest.importorskip("accelerate")
+    tokens = generate(model)
+    places = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu", "model.norm": 0}
+    places |= {"model.rotary_emb": 0, "lm_head": 0}
+    for device_map in ("cuda", "auto", {"": 0}, places):
+        model = load(folder, format_name, dtype=torch.float32, device_map=device_map)
+        assert len(layers_of(model)) == 14
+        assert all(layer.weight.is_cuda for layer in layers_of(model).values())
+        assert torch.equal(logits(model), logits(expected))
+        assert torch.equal(generate(model), tokens)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # transformers' of offloaded modules
+            model.save_pretrained(tmp_path / "second")
+        assert torch.equal(logits(load(tmp_path / "second", format_name).to("cuda")), logits(expected))
