@@ -167,6 +167,14 @@ def test_one_distance_of_linear_scales(odd: str, target: str, workers: Workers) 
     assert not verdicts(workers, target, gemv or on_plans(workers, target, case, 2))
 
 
+@pytest.mark.parametrize("shared", ["a", "b", "scale_a", "scale_b"])
+def test_batches_share_values_or_scales(shared: str, target: str, workers: Workers) -> None:
+    """One array of values for all batches, each with scales of its own, or one of scales: in every kernel."""
+    layout = "linear" if shared.startswith("scale") else "128x4"
+    case = Gemm(70, 130, 160, 3, layout, backend=backend(target), at={shared: At(batch=0)})
+    assert not verdicts(workers, target, on_plans(workers, target, case, 12))
+
+
 @pytest.mark.parametrize(("m", "n"), [(3, 130), (61, 55), (70, 123)])
 def test_c_is_out(m: int, n: int, target: str, workers: Workers) -> None:
     """beta * c + sum in place, in every plan: an element that is stored twice has beta * c twice."""

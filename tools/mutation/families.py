@@ -59,6 +59,7 @@ FAMILIES = {
         (
             guarded("sm_80")[0],
             one_of_each_kind("sm_80", "sm80"),
+            on("sm_120", "kernels/test_decode.py"),  # where e4m3 is converted by an instruction
             guarded("sm_80")[1],
             ragged("sm_80", "sm80"),
         ),
@@ -67,6 +68,7 @@ FAMILIES = {
         ("kernels/sm90/gemm.cu", "kernels/sm90/dequant.cu", "kernels/sm90/*.cuh"),
         (
             *sm90("gemm", "kernels/test_sm90_streamk.py"),
+            ("kernels/test_sm90_prefill.py", "-k", "dequant"),
             ("kernels/test_proof.py", "-k", "test_every_schedule and sm90"),
         ),
     ),
