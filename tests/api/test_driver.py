@@ -347,12 +347,13 @@ def test_tensor_maps_of_sm90(fake_driver: Path, tmp_path: Path) -> None:
         (mma_a, launch), mma_b, dequant = (rows[0], rows[-1]), rows[1], rows[-2]
         mma_tile_m, mma_tile_n = re.fullmatch(r"nvfp4_sm90_gemm_(\d+)x(\d+)\w*", launch[0]).groups()
         far = 16 if batch == 1 else n * k // 2
-        pitch = 2 * k * m  # also of a single batch
+        wide = -(-k // 128) * 128  # what the pre-pass writes
+        pitch = 2 * wide * m  # also of a single batch
         assert mma_a == ["map", "8", "3", f"{k // 2},{n},{batch}", f"{k // 2},{far}", f"64,{mma_tile_m},1", "0"]
         assert len(rows) == (2 if m <= 16 else 4)
         if m <= 16:
             continue
-        assert mma_b == ["map", "16", "3", f"{k},{m},{batch}", f"{2 * k},{pitch}", f"64,{mma_tile_n},1", "128"]
+        assert mma_b == ["map", "16", "3", f"{wide},{m},{batch}", f"{2 * wide},{pitch}", f"64,{mma_tile_n},1", "128"]
         assert dequant[:2] == ["nvfp4_sm90_dequant", str(batch * -(-k // 256))]
 
 
@@ -369,13 +370,14 @@ def test_few_rows_on_sm90_are_one_launch_without_clusters(fake_driver: Path, tmp
 @pytest.mark.parametrize("kernel", ["mixed", "fp16"])
 def test_prefill_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str) -> None:
     """The pre-pass dequantizes operands in a launch before the product, which reads them; B is mma_a."""
-    m, n, k = 600, 520, 1088
+    m, n, k, wide = 600, 520, 1088, 1152
     name = f"nvfp4_sm90_prefill_{kernel}"
     code = f"force('{name}', {m}, {n}, {k}); call({m}, {n}, {k}, backend='sm90')"
     rows = launches(code, fake_driver, tmp_path / "log")
     raw = {size: ["map", "8", "3", f"{k // 2},{size},1", f"{k // 2},16", "32,128,1", "0"] for size in (m, n)}
     dequantized = {
-        size: ["map", "16", "3", f"{k},{size},1", f"{2 * k},{2 * k * size}", "64,128,1", "128"] for size in (m, n)
+        size: ["map", "16", "3", f"{wide},{size},1", f"{2 * wide},{2 * wide * size}", "64,128,1", "128"]
+        for size in (m, n)
     }
     assert rows[:2] == [dequantized[m], (dequantized if kernel == "fp16" else raw)[n]]
     ctas = 5 * (19 + 17 if kernel == "fp16" else 19)  # 32 rows by 256 along K each

@@ -23,7 +23,8 @@ from harness.launch import Generator, Product, chain, check_chain, load, timing
 from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, FP32, TYPES
 from sm90.gemm import STAGE_K, StreamK
-from sm90.operands import Dequantizing, dequant_ptx
+from sm90.operands import dequant_ptx
+from sm90.prefill import PrefillProduct
 
 import nvfp4
 
@@ -206,7 +207,7 @@ def test_pre_pass(used: str, random: Generator) -> None:
     for seed in seeds("sm90", random):
         emulator = Emulator("sm_90", seed=seed)
         module = emulator.load(dequant_ptx())
-        product = Dequantizing(emulator, random, int(random.integers(20, 200)), int(random.integers(20, 200)), 320)
+        product = PrefillProduct(emulator, random, int(random.integers(20, 200)), int(random.integers(20, 200)), 320)
         outputs = {which: product.dequant_output(which) for which in (0, 1)}
         flags = emulator.array(numpy.full(9, 8, "u4"))
         before, which = Predecessor(emulator, "sm90"), int(random.integers(2))
