@@ -12,7 +12,7 @@ A value is weight_packed * weight_scale / weight_global_scale. Source: compresso
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +33,7 @@ from nvfp4.checkpoints.common import (
 from nvfp4.packed import PackedLinear
 
 NAME = "compressed-tensors"
+FORMAT = "nvfp4-pack-quantized"
 INPUT_SCALE = "input_global_scale"
 REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
@@ -148,3 +149,33 @@ def matches(name: str, target: str) -> bool:
     if is_regex(target):
         return re.match(target.removeprefix("re:"), name) is not None
     return is_class(target) or name == target
+
+
+def config(targets: Mapping[str, Sequence[str]], ignore: Sequence[str]) -> dict[str, Any]:
+    """`quantization_config` of config.json.
+
+    Args:
+        targets: of each mode, "W4A4", "W4A4 dynamic" or "W4A16": names of layers, or "Linear".
+        ignore: names of linear layers that are not quantized.
+    """
+    four = {"group_size": 16, "num_bits": 4, "scale_dtype": "torch.float8_e4m3fn", "strategy": "tensor_group"}
+    four |= {"symmetric": True, "type": "float"}
+    dynamic = {W4A4: "local", W4A4_DYNAMIC: True}
+    groups = {
+        f"group_{i}": {
+            "format": FORMAT,
+            "input_activations": None if mode == W4A16 else {**four, "dynamic": dynamic[mode]},
+            "output_activations": None,
+            "targets": list(names),
+            "weights": {**four, "dynamic": False},
+        }
+        for i, (mode, names) in enumerate(targets.items())
+    }
+    return {
+        "config_groups": groups,
+        "format": FORMAT,
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+        "quant_method": NAME,
+        "quantization_status": "compressed",
+    }
