@@ -97,6 +97,13 @@ def check_positive(name: str, t: Tensor) -> None:
         raise _C.Error(f"{name}: is {value:g}; must be positive and finite")
 
 
+def aligned(t: Tensor) -> Tensor:
+    """A contiguous tensor at a multiple of 8 bytes, as gemm and dequantize need it; in a mapped file it may be at any.
+    A copy if t is not one."""
+    t = t.contiguous()
+    return t.clone() if not t.is_meta and t.data_ptr() % 8 else t
+
+
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

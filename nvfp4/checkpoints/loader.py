@@ -77,6 +77,14 @@ def load(source: str | Path | Mapping[str, Tensor], model: torch.nn.Module | Non
         >>> nvfp4.load(tensors, model).format, model[0]
         ('modelopt', Linear(in_features=64, out_features=32, bias=True, activations=None))
     """
+    checkpoint = sort(*read(source))
+    if model is not None:
+        put(checkpoint, model)
+    return checkpoint
+
+
+def read(source: str | Path | Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Recipe]:
+    """The tensors and the configuration of load's source."""
     if isinstance(source, Mapping):
         tensors, recipe, where = dict(source), None, "source"
     else:
@@ -85,12 +93,7 @@ def load(source: str | Path | Mapping[str, Tensor], model: torch.nn.Module | Non
         folder = path if path.is_dir() else path.parent
         tensors = read_files(path)
         recipe = read_recipe(folder)
-    if recipe is None:
-        recipe = Recipe(recognised(where, tensors), lambda name: AUTO)
-    checkpoint = sort(tensors, recipe)
-    if model is not None:
-        put(checkpoint, model)
-    return checkpoint
+    return tensors, recipe or Recipe(recognised(where, tensors), lambda name: AUTO)
 
 
 # ---- files ----
@@ -178,8 +181,8 @@ def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
 # ---- tensors ----
 
 
-def sort(tensors: Mapping[str, Tensor], recipe: Recipe) -> Checkpoint:
-    """Reads the layers; leaves what is none."""
+def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] | None = None) -> Checkpoint:
+    """Reads the layers; leaves what is none. With `errors`, notes the error of a layer there and goes on."""
     modules: dict[str, dict[str, Tensor]] = {}
     for name, t in tensors.items():
         module, _, local = name.rpartition(".")
@@ -197,7 +200,12 @@ def sort(tensors: Mapping[str, Tensor], recipe: Recipe) -> Checkpoint:
         elif is_layer(recipe.format, own):
             weight = own.get("weight_packed", own.get("weight"))
             if weight is None or weight.ndim != 3:
-                checkpoint.layers[module] = read_layer(prefix, own, recipe.format, mode)
+                try:
+                    checkpoint.layers[module] = read_layer(prefix, own, recipe.format, mode)
+                except _C.Error as error:
+                    if errors is None:
+                        raise
+                    errors[module] = str(error)
                 continue
             checkpoint.skipped[module] = f"is a stack of {weight.shape[0]} experts, for which there is no product"
         checkpoint.tensors |= {prefix + local: t for local, t in own.items()}

@@ -230,6 +230,7 @@ def write(
             (folder / name).write_text(text, encoding="utf-8")
         for name, keys in shards.items():
             safetensors.torch.save_file(own({key: stored[key] for key in keys}), folder / name, {"format": "pt"})
+            (folder / name).chmod((folder / "config.json").stat().st_mode)  # safetensors 0.8 gives its files 0600
         folder.replace(path)
     except BaseException:
         shutil.rmtree(folder)
