@@ -11,8 +11,8 @@ scale (e4m3) for every 16 values along K.
     use_tuning      override launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
     Linear          torch.nn.Linear with NVFP4 weights (this and the next three need torch)
     quantize_model  a model's linear layers as NVFP4, in place
-    load            an NVFP4 checkpoint of compressed-tensors or ModelOpt, and into a model
-    save            a model's NVFP4 layers as such a checkpoint
+    load            an NVFP4 checkpoint, and into a model
+    save            a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
     Error           raised for every invalid call, with an error message
 
 help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they exist once both

@@ -97,11 +97,11 @@ def check_positive(name: str, t: Tensor) -> None:
         raise _C.Error(f"{name}: is {value:g}; must be positive and finite")
 
 
-def aligned(t: Tensor) -> Tensor:
-    """A contiguous tensor at a multiple of 8 bytes, as gemm and dequantize need it; in a mapped file it may be at any.
-    A copy if t is not one."""
+def aligned(t: Tensor, to: int = 8) -> Tensor:
+    """A contiguous tensor at a multiple of `to` bytes: 8 for values, 16 for scales in the 128x4 layout. In a mapped
+    file it may be anywhere. A copy if t is not one."""
     t = t.contiguous()
-    return t.clone() if not t.is_meta and t.data_ptr() % 8 else t
+    return t.clone() if not t.is_meta and t.data_ptr() % to else t
 
 
 def short(dtype: torch.dtype) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4 import _C
-from nvfp4.checkpoints.loader import INDEX, Checkpoint, load, read_json
+from nvfp4.checkpoints.common import Checkpoint
+from nvfp4.checkpoints.loader import INDEX, load, read_json
 from nvfp4.checkpoints.save import SaveReport, check_format, shard_bytes, write
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -43,6 +44,8 @@ def convert(
         raise _C.Error(f"format: {folder} has the format {format!r} already")
     if not checkpoint.layers:
         raise _C.Error(f"source: {folder} has no NVFP4 layer")
+    for name, experts in checkpoint.experts.items():
+        raise _C.Error(f"{name}: cannot be converted: is a stack of {len(experts)} experts")
     others = {name.rpartition(".")[0] for name in checkpoint.tensors}
     for name, reason in checkpoint.skipped.items():
         if name in others:

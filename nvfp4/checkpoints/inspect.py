@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 import nvfp4
-from nvfp4.checkpoints.loader import Checkpoint, read, sort
+from nvfp4.checkpoints.common import Checkpoint
+from nvfp4.checkpoints.loader import read
 from nvfp4.checkpoints.save import mode_of
 from nvfp4.model import FUSED
 from nvfp4.packed import BLOCK, PackedLinear, aligned
@@ -69,7 +70,7 @@ class Inspection:
     """What was found in a checkpoint.
 
     Attributes:
-        format: "compressed-tensors" or "modelopt".
+        format: as of nvfp4.load's Checkpoint.
         layers: the layers that could be read.
         errors: the error messages of the others.
         notes: what concerns several layers.
@@ -87,19 +88,19 @@ class Inspection:
         return bool(self.errors) or any(layer.damage for layer in self.layers)
 
 
-def inspect(source: str | Path | Mapping[str, Tensor]) -> Inspection:
-    """Inspects all NVFP4 layers of a checkpoint; `source` is as of nvfp4.load.
+def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None) -> Inspection:
+    """Inspects all NVFP4 layers of a checkpoint; `source` and `format` are as of nvfp4.load.
 
     Raises:
         nvfp4.Error: a file is missing or damaged, or the format is unknown. A layer that cannot be read raises nothing.
     """
     errors: dict[str, str] = {}
-    tensors, recipe = read(source)
-    checkpoint = sort(tensors, recipe, errors)
+    checkpoint = read(source, format, errors=errors)
     norms: dict[str, Tensor] = {}
     layers = []
-    for name, packed in checkpoint.layers.items():
-        layers.append(inspect_layer(name, packed, recipe.format))
+    experts = {f"{name}[{i}]": x for name, stack in checkpoint.experts.items() for i, x in enumerate(stack)}
+    for name, packed in (checkpoint.layers | experts).items():
+        layers.append(inspect_layer(name, packed, checkpoint.format))
         if not layers[-1].nan:
             layers[-1].nibbles = nibble_order(name, packed, checkpoint, norms)
         if layers[-1].nibbles == "reversed":

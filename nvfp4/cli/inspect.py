@@ -28,7 +28,8 @@ COLUMNS = ["<layer", "<mode", "N x K", "block scales", "0", "448", "global", "in
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a checkpoint's folder, or one *.safetensors file")
+    parser.add_argument("path", metavar="PATH", help="a checkpoint's folder, or one *.safetensors or *.gguf file")
+    parser.add_argument("--format", choices=["comfy-kitchen"], help="of a file that does not say it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ..checkpoints.inspect import inspect
 
     try:
-        found = inspect(args.path)
+        found = inspect(args.path, args.format)
     except ModuleNotFoundError as error:
         raise show.CommandError(str(error)) from None
     if args.json:

@@ -154,18 +154,12 @@ def test_one_file(tmp_path: Path) -> None:
 
 
 def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
-    """FP8 layers of mixed precision, and stacked experts."""
+    """FP8 layers of mixed precision."""
     tensors = tensors_of(quantized(), "modelopt")
     fp8 = {"weight": torch.zeros(8, 8).to(torch.float8_e4m3fn), "weight_scale": torch.tensor(1.0)}
-    experts = {
-        "weight": torch.zeros(2, 8, 8, dtype=torch.uint8),
-        "weight_scale": torch.zeros(2, 8, 1).to(torch.float8_e4m3fn),
-        "weight_scale_2": torch.ones(2),
-    }
     tensors |= {f"w4a8.{name}": t for name, t in modelopt.write(quantized(False).block["up"].packed()).items()}
-    tensors |= {f"fp8.{name}": t for name, t in fp8.items()} | {f"experts.{name}": t for name, t in experts.items()}
+    tensors |= {f"fp8.{name}": t for name, t in fp8.items()}
     layers = {"block.up": "NVFP4", "block.down": "NVFP4", "fp8": "FP8", "w4a8": "W4A8_NVFP4_FP8"}
-    layers["experts"] = "NVFP4"
     layers = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
     from nvfp4.checkpoints.loader import sort
 
@@ -175,9 +169,8 @@ def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
     assert checkpoint.skipped == {
         "w4a8": "is quantized in another way: W4A8_NVFP4_FP8",
         "fp8": "is quantized in another way: FP8",
-        "experts": "is a stack of 2 experts, for which there is no product",
     }
-    assert {"fp8.weight", "experts.weight_scale_2", "norm.weight"} <= set(checkpoint.tensors)
+    assert {"fp8.weight", "norm.weight"} <= set(checkpoint.tensors)
 
 
 def test_two_groups_of_compressed_tensors(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_what_cannot_be_converted(folder: Path, tmp_path: Path, capsys: pytest.C
 
     def experts(tensors: dict[str, Tensor]) -> None:
         tensors |= {"e.weight": torch.zeros(2, 8, 8, dtype=torch.uint8), "e.weight_scale_2": torch.ones(2)}
-        tensors["e.weight_scale"] = torch.zeros(2, 8, 1).to(FP8)
+        tensors |= {"e.weight_scale": torch.zeros(2, 8, 1).to(FP8), "e.input_scale": torch.tensor(1.0)}
 
     for change, arguments, message in (
         (None, [folder, out, "--to", "modelopt"], f"format: {folder} has the format 'modelopt' already"),
