@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,22 @@ class Checkpoint:
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+
+
+def table(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
+    """An object of a configuration; empty if it is missing or null."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise _C.Error(f"{where}{name}: is {value!r}; must be an object")
+    return value or {}
+
+
+def strings(config: Mapping[str, Any], name: str, where: str = "") -> list[str]:
+    """A list of strings of a configuration; empty if it is missing or null."""
+    value = config.get(name)
+    if value is not None and (not isinstance(value, list) or not all(isinstance(item, str) for item in value)):
+        raise _C.Error(f"{where}{name}: is {value!r}; must be a list of strings")
+    return list(value or [])
 
 
 def check_names(format_name: str, tensors: Mapping[str, Tensor], required: Sequence[str], known: Sequence[str]) -> None:

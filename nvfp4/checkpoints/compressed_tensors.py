@@ -29,6 +29,8 @@ from nvfp4.checkpoints.common import (
     read_scalar,
     reciprocal,
     resolve,
+    strings,
+    table,
 )
 from nvfp4.packed import PackedLinear
 
@@ -92,12 +94,14 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     A target or ignored name is a layer's name, a regular expression after "re:" that matches from the start of a name,
     or the class "Linear".
     """
-    ignore = list(config.get("ignore") or [])
+    ignore = patterns(config, "ignore")
     groups = []
-    for key, group in (config.get("config_groups") or {}).items():
+    for key, group in table(config, "config_groups").items():
         if not isinstance(group, Mapping):
             raise _C.Error(f"config_groups.{key}: is {group!r}; must be a table with targets and weights")
-        groups.append((list(group.get("targets") or []), group_mode(group)))
+        where = f"config_groups.{key}."
+        numbers = table(group, "weights", where), table(group, "input_activations", where)
+        groups.append((patterns(group, "targets", where), group_mode(*numbers)))
 
     def mode(name: str) -> str | None:
         if any(matches(name, pattern) for pattern in ignore):
@@ -111,13 +115,23 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     return Recipe(NAME, mode)
 
 
-def group_mode(group: Mapping[str, Any]) -> str:
+def patterns(config: Mapping[str, Any], name: str, where: str = "") -> list[str]:
+    """Targets or ignored names, of which the regular expressions are checked."""
+    found = strings(config, name, where)
+    for pattern in filter(is_regex, found):
+        try:
+            re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise _C.Error(f"{where}{name}: {pattern!r} is no regular expression: {error}") from None
+    return found
+
+
+def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
     """W4A4, W4A16, or what else the group's numbers are. `dynamic` of the activations is true, or "local": block scales
     alone are computed at run time."""
-    weights, inputs = group.get("weights") or {}, group.get("input_activations")
     if not is_nvfp4(weights):
         return described(weights)
-    if inputs is None:
+    if not inputs:
         return W4A16
     if not is_nvfp4(inputs):
         return f"{described(weights)} with activations of {described(inputs)}"

@@ -9,6 +9,8 @@ other, and that of the differences must have the same sign. The opposite sign, b
 is reported. Without such a tensor, or with a weaker correlation, nothing is said.
 """
 
+# mypy: disable-error-code="no-any-return,no-untyped-call"
+
 from __future__ import annotations
 
 import re

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, others, torchao
-from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Checkpoint, Recipe, read_experts
+from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Checkpoint, Recipe, read_experts, table
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear, short
 
@@ -87,7 +87,8 @@ def read(
         rows: N of layers that the format pads.
         errors: where the error message of a layer goes, instead of being raised.
     """
-    tensors, metadata, recipe, where = {}, {}, None, "source"
+    metadata: dict[str, str] = {}
+    recipe, where = None, "source"
     if isinstance(source, Mapping):
         tensors = dict(source)
     else:
@@ -123,7 +124,7 @@ def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not path.is_dir():
         files = [path]
     elif index.exists():
-        expected = read_json(index).get("weight_map") or {}
+        expected = weight_map(index)
         files = [path / name for name in sorted(set(expected.values()))]
     else:
         files = sorted(path.glob("*.safetensors"))
@@ -132,12 +133,12 @@ def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for file in files:
-        if not file.exists():
+        if not file.is_file():
             raise _C.Error(f"{file}: does not exist, but {INDEX} names it")
         try:
             with safe_open(str(file), framework="pt") as opened:
                 metadata |= opened.metadata() or {}
-                for name in opened.keys():  # noqa: SIM118  (no dict)
+                for name in sorted(opened.keys()):
                     if name in tensors:
                         raise _C.Error(f"{name}: is in {file.name} and in another file")
                     tensors[name] = opened.get_tensor(name)
@@ -149,7 +150,16 @@ def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
+def weight_map(index: Path) -> dict[str, str]:
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+        raise _C.Error(f"{index}: weight_map is {found!r}; must be an object of tensor names with file names")
+    return found
+
+
 def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise _C.Error(f"{path}: is no file")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -165,15 +175,15 @@ def read_recipe(folder: Path) -> Recipe | None:
         path = folder / name
         if not path.exists():
             continue
-        config = read_json(path)
-        config = config if name == "hf_quant_config.json" else config.get("quantization_config") or {}
-        if not config:
-            continue
-        method = modelopt.NAME if name == "hf_quant_config.json" else config.get("quant_method")
-        if method not in FORMATS:
-            raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+        config: Mapping[str, Any] = read_json(path)
         try:
-            return FORMATS[method].recipe(config)
+            config = config if name == "hf_quant_config.json" else table(config, "quantization_config")
+            if not config:
+                continue
+            method = modelopt.NAME if name == "hf_quant_config.json" else config.get("quant_method")
+            if method not in list(FORMATS):
+                raise _C.Error(f"quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+            return FORMATS[str(method)].recipe(config)
         except _C.Error as error:
             raise _C.Error(f"{path}: {error}") from None
     return None
@@ -213,12 +223,12 @@ def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] |
         elif is_layer(recipe.format, own):
             weight = "weight_packed" if "weight_packed" in own else "weight"
             try:
-                check_layer_mode(prefix, own, recipe.format, mode)
+                activations = layer_activations(prefix, own, recipe.format, mode)
+                read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
                 if weight in own and own[weight].ndim == 3:
-                    read_one = functools.partial(FORMATS[recipe.format].read, activations=ACTIVATIONS[mode])
                     checkpoint.experts[module] = read_experts(module, own, weight, read_one)
                 else:
-                    checkpoint.layers[module] = read_layer(prefix, own, recipe.format, mode)
+                    checkpoint.layers[module] = read_layer(prefix, own, read_one)
             except _C.Error as error:
                 if errors is None:
                     raise
@@ -228,17 +238,20 @@ def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] |
     return checkpoint
 
 
-def check_layer_mode(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None) -> None:
+def layer_activations(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None) -> str | None:
     input_scale = FORMATS[format_name].INPUT_SCALE
     if mode is None:
         raise _C.Error(f"{prefix.rstrip('.')}: the configuration leaves it unquantized, but its tensors are NVFP4")
     if mode == W4A4 and input_scale not in own:
         raise _C.Error(f"{prefix}{input_scale}: is missing; the configuration says {mode}")
+    return ACTIVATIONS[mode]
 
 
-def read_layer(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str) -> PackedLinear:
+def read_layer(
+    prefix: str, own: Mapping[str, Tensor], read_one: Callable[[Mapping[str, Tensor]], PackedLinear]
+) -> PackedLinear:
     try:
-        return FORMATS[format_name].read(own, ACTIVATIONS[mode])
+        return read_one(own)
     except _C.Error as error:
         raise _C.Error(f"{prefix}{error}") from None
 
@@ -327,8 +340,8 @@ def fill(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], modules: Mapp
             new[id(old)] = torch.nn.Parameter(t, requires_grad=old.requires_grad and t.is_floating_point())
         else:
             new[id(old)] = t
-    tables: list[Any] = [table for module in modules.values() for table in (module._parameters, module._buffers)]
-    for table in tables:
-        for key, t in table.items():
+    owners: list[Any] = [own for module in modules.values() for own in (module._parameters, module._buffers)]
+    for owner in owners:
+        for key, t in owner.items():
             if t is not None and id(t) in new:
-                table[key] = new[id(t)]
+                owner[key] = new[id(t)]

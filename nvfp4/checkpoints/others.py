@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, gguf, torchao
-from nvfp4.checkpoints.common import Checkpoint, read_experts
+from nvfp4.checkpoints.common import Checkpoint, read_experts, table
 from nvfp4.packed import PackedLinear, round_up
 
 Errors = dict[str, str] | None  # of the layers by name, where they are not raised
@@ -79,9 +79,11 @@ def read_torchao(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], err
             checkpoint.skipped[module] = f"is quantized in another way: {kind} of {parameter}"
             continue
         mine = {local: own.pop(local) for local in torchao.KNOWN if local in own}
-        swizzled = description["_data"].get("is_swizzled_scales", False)
-        activations = description["_data"].get("act_quant_kwargs")
-        dynamic = bool(activations) and activations.get("_data", {}).get("use_dynamic_per_tensor_scale", False)
+        data = table(description, "_data", f"metadata of {name}: ")
+        swizzled = bool(data.get("is_swizzled_scales", False))
+        activations = table(data, "act_quant_kwargs", f"metadata of {name}: ")
+        kind = table(activations, "_data", f"metadata of {name}: act_quant_kwargs.")
+        dynamic = bool(kind.get("use_dynamic_per_tensor_scale", False))
 
         def read(
             given: Mapping[str, Tensor],
@@ -115,7 +117,8 @@ def read_comfy(
     marks: dict[str, Any] = {}
     if comfy_kitchen.METADATA in metadata:
         content = parsed(comfy_kitchen.METADATA, metadata[comfy_kitchen.METADATA])
-        marks = {name: mark.get("format") for name, mark in content.get("layers", {}).items()}
+        layers = table(content, "layers", f"{comfy_kitchen.METADATA}.")
+        marks = {name: table(layers, name, f"{comfy_kitchen.METADATA}.layers.").get("format") for name in layers}
     for module, own in modules.items():
         if comfy_kitchen.MARK in own:
             where = f"{module}.{comfy_kitchen.MARK}"
@@ -142,6 +145,10 @@ def read_comfy(
 
 
 # ---- GGUF ----
+
+
+def read_blocks(own: Mapping[str, Tensor]) -> PackedLinear:
+    return gguf.read(own["blocks"], own.get("scale"), own.get("input_scale"), own.get("bias"))
 
 
 def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
@@ -172,6 +179,6 @@ def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
         if f"{prefix}weight" in packed:
             scales = [local for local in ("scale", "input_scale", "bias") if local in own]
             mine = {"blocks": own.pop("weight")} | {local: own.pop(local) for local in scales}
-            add(checkpoint, module, mine, "blocks", lambda given: gguf.read(**given), errors)
+            add(checkpoint, module, mine, "blocks", read_blocks, errors)
         checkpoint.tensors |= {prefix + local: t for local, t in own.items()}
     return checkpoint

@@ -7,8 +7,6 @@
 Everything is checked first and written into a temporary folder beside the wanted one, which is renamed at the end.
 """
 
-# mypy: disable-error-code="no-any-return"
-
 from __future__ import annotations
 
 import json
