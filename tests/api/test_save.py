@@ -13,6 +13,7 @@ from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
+from nvfp4.model import FusedPart
 from nvfp4.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
@@ -82,8 +83,10 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool, tmp_path: Path) -> None:
-    """All bits, but the global scales that the report names: a divisor is a rounded reciprocal."""
-    model, folder = quantized(mode, fuse), tmp_path / "new" / "folder"
+    """All bits, but the global scales that the report names: a divisor is a rounded reciprocal. Joined layers are those
+    that were joined."""
+    model, alone, folder = quantized(mode, fuse), quantized(mode), tmp_path / "new" / "folder"
+    assert isinstance(model.attention.q_proj, FusedPart) == fuse
     if (format, mode) == ("modelopt", "W4A4 dynamic"):
         with pytest.raises(nvfp4.Error, match="^attention.q_proj: is W4A4 without an input_global_scale; modelopt can"):
             nvfp4.save(model, folder, format)
@@ -101,7 +104,7 @@ def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool,
     scales = ("weight_global_scale", "input_global_scale")
     changed = set()
     for name in names:
-        before, after = packed(model, name), loaded.layers[name]
+        before, after = packed(alone, name), loaded.layers[name]
         assert state(before, scales) == state(after, scales) == state(packed(again, name), scales)
         for scale in scales:
             ours, theirs = getattr(before, scale), getattr(after, scale)

