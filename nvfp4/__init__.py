@@ -9,9 +9,10 @@ scale (e4m3) for every 16 values along K.
     swizzle         scales from the linear to the tensor core's layout;  unswizzle: back
     info, init      what this machine can run and why; load the GPU code early
     use_tuning      override launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
-    Linear          torch.nn.Linear with NVFP4 weights (this and the next two need torch)
+    Linear          torch.nn.Linear with NVFP4 weights (this and the next three need torch)
     quantize_model  a model's linear layers as NVFP4, in place
-    load            an NVFP4 checkpoint of compressed-tensors or ModelOpt, and into a model
+    load            an NVFP4 checkpoint, and into a model
+    save            a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
     transformers    a module to import: such checkpoints in Hugging Face transformers
     Error           raised for every invalid call, with an error message
 
@@ -44,6 +45,7 @@ __all__ = [
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nvfp4.checkpoints.loader import load as load
+    from nvfp4.checkpoints.save import save as save
     from nvfp4.linear import Linear as Linear
     from nvfp4.model import quantize_model as quantize_model
 
@@ -51,7 +53,12 @@ if "torch" in sys.modules:
     from nvfp4 import torch_ops as torch_ops
 
 # What imports torch is imported at its first use. It is not in __all__, so that `from nvfp4 import *` needs no torch.
-_LAZY = {"Linear": "nvfp4.linear", "quantize_model": "nvfp4.model", "load": "nvfp4.checkpoints.loader"}
+_LAZY = {
+    "Linear": "nvfp4.linear",
+    "quantize_model": "nvfp4.model",
+    "load": "nvfp4.checkpoints.loader",
+    "save": "nvfp4.checkpoints.save",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -7,10 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from . import Error, __version__
-from .cli import bench, check, info, submission
+from .cli import bench, check, convert, info, inspect, submission
 from .cli.show import CommandError
 
-COMMANDS = {"check": check, "info": info, "bench": bench, "submission": submission}
+COMMANDS = {
+    "check": check,
+    "info": info,
+    "bench": bench,
+    "inspect": inspect,
+    "convert": convert,
+    "submission": submission,
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0 done, 1 a check failed, 2 the command cannot run."""
+    """Runs a command and returns its exit status: 0 done, 1 a check failed or a layer is damaged, 2 it cannot run."""
     args = parser().parse_args(argv)
     try:
         return COMMANDS[args.command].run(args)

@@ -12,7 +12,17 @@ from torch import Tensor
 
 import nvfp4
 from nvfp4 import _C
-from nvfp4.packed import ACTIVATIONS, BLOCK, PackedLinear, check_positive, check_tensor, global_scale, round_up, short
+from nvfp4.packed import (
+    ACTIVATIONS,
+    BLOCK,
+    PackedLinear,
+    aligned,
+    check_positive,
+    check_tensor,
+    global_scale,
+    round_up,
+    short,
+)
 
 # Floating-point buffers that keep their dtype, and the integers that stand for them while a module is cast.
 _FIXED = {
@@ -151,9 +161,7 @@ class Linear(torch.nn.Module):
     def from_packed(cls, packed: PackedLinear) -> Linear:
         """The layer of tensors that nvfp4.checkpoints reads. The weight and the bias are shared and not copied, except
         a weight that is not contiguous or not aligned to 8 bytes, as gemm needs it."""
-        weight = packed.weight.contiguous()
-        if not weight.is_meta and weight.data_ptr() % 8:  # within a file that is mapped
-            weight = weight.clone()
+        weight = aligned(packed.weight)
         layer = cls(packed.in_features, packed.out_features, False, packed.activations, "meta", torch.float32)
         swizzled = nvfp4.swizzle(packed.weight_scale.contiguous())
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)

@@ -19,7 +19,7 @@ import nvfp4
 from nvfp4 import _C
 from nvfp4.cli import show
 from nvfp4.linear import Linear
-from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, check_tensor
+from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, PackedLinear, check_tensor
 
 # Layers with one parent and, where the model calls them one after another, one input.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"), ("w1", "w3"))
@@ -340,6 +340,22 @@ class FusedPart(torch.nn.Module):
         first = cls(None, linear, 0, sizes).train(layers[0].training)
         others = [cls(first, linear, i, sizes).train(layers[i].training) for i in range(1, len(layers))]
         return [first, *others]
+
+    def packed(self) -> PackedLinear:
+        """This part's tensors, as before the layers were joined. They are shared."""
+        owner = self if self._owner[0] is None else self._owner[0]
+        assert owner.linear is not None
+        whole, start = owner.linear.packed(), sum(self.sizes[: self.index])
+        rows = slice(start, start + self.sizes[self.index])
+        scale = whole.weight_global_scale
+        return PackedLinear(
+            whole.weight[rows],
+            whole.weight_scale[rows],
+            scale[start] if scale.ndim else scale,
+            whole.input_global_scale,
+            None if whole.bias is None else whole.bias[rows],
+            whole.activations,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__, kept=None)

@@ -97,6 +97,13 @@ def check_positive(name: str, t: Tensor) -> None:
         raise _C.Error(f"{name}: is {value:g}; must be positive and finite")
 
 
+def aligned(t: Tensor, to: int = 8) -> Tensor:
+    """A contiguous tensor at a multiple of `to` bytes: 8 for values, 16 for scales in the 128x4 layout. In a mapped
+    file it may be anywhere. A copy if t is not one."""
+    t = t.contiguous()
+    return t.clone() if not t.is_meta and t.data_ptr() % to else t
+
+
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -3,9 +3,12 @@
     weight           [N rounded up to 16, K/2] uint8; by default the even element is in the HIGH nibble (hi_first)
     weight_scale     float8_e4m3fn in the 128x4 layout
     weight_scale_2   [] float32, a multiplier: amax / (448 * 6)
+    input_scale      [] float32, a multiplier; optional
     bias             [N]
 
-Activations have no stored scale. Source: tensor/nvfp4.py and backends/eager/quantization.py in comfy-kitchen 0.2.40.
+Activations have no stored scale in comfy-kitchen; files for ComfyUI may have one. Such files mark a layer by a tensor
+`comfy_quant`, uint8 of JSON {"format": "nvfp4"}, or in `_quantization_metadata` of the file's metadata. Source:
+tensor/nvfp4.py and backends/eager/quantization.py in comfy-kitchen 0.2.40, comfy/ops.py and comfy/utils.py in ComfyUI.
 """
 
 from __future__ import annotations
@@ -18,12 +21,18 @@ from torch import Tensor
 import nvfp4
 from nvfp4 import _C
 from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
-from nvfp4.packed import BLOCK, PackedLinear, check_tensor, round_up
+from nvfp4.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
 
 NAME = "comfy-kitchen"
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
-KNOWN = (*REQUIRED, "bias")
+INPUT_SCALE, MARK, METADATA = "input_scale", "comfy_quant", "_quantization_metadata"
+KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
 ROWS = 16  # to a multiple of which the weight is padded with rows of zeros
+
+
+def is_marked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bool:
+    """Whether a file is one for ComfyUI."""
+    return METADATA in metadata or any(name.rpartition(".")[2] == MARK for name in tensors)
 
 
 def swap_nibbles(data: Tensor) -> Tensor:
@@ -42,7 +51,7 @@ def read(
         tensors: by the names above.
         rows: N; None: that of the bias, or without one all stored rows.
         hi_first: whether the even element is in the high nibble.
-        activations: "nvfp4" (W4A4, with a dynamic scale) or None (W4A16).
+        activations: "nvfp4" (W4A4, with a dynamic scale if there is no input_scale) or None (W4A16).
 
     Raises:
         nvfp4.Error: a tensor is missing, unknown, or of another shape or dtype, or weight_scale_2 is not positive and
@@ -59,12 +68,13 @@ def read(
         rows = stored if bias is None else bias.shape[0]
     if rows > stored:
         raise _C.Error(f"rows: is {rows} but weight has {stored}")
-    linear = nvfp4.unswizzle(scale.reshape(-1), stored, weight.shape[1] * 2 // BLOCK)
+    linear = nvfp4.unswizzle(aligned(scale, 16).reshape(-1), stored, weight.shape[1] * 2 // BLOCK)
     weight = weight[:rows]
     return PackedLinear(
         swap_nibbles(weight) if hi_first else weight,
         linear[:rows],
         read_scalar("weight_scale_2", tensors["weight_scale_2"]),
+        read_scalar(INPUT_SCALE, tensors[INPUT_SCALE]) if INPUT_SCALE in tensors else None,
         bias=bias,
         activations=activations,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.packed import check_positive, short
+from nvfp4.packed import PackedLinear, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
@@ -28,6 +29,41 @@ class Recipe:
 
     format: str
     mode: Callable[[str], str | None]
+
+
+@dataclass
+class Checkpoint:
+    """What nvfp4.load read.
+
+    Attributes:
+        format: "compressed-tensors", "modelopt", "torchao", "GGUF" or "comfy-kitchen".
+        layers: the NVFP4 layers by the name of their module.
+        experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
+        tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
+        skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
+    """
+
+    format: str
+    layers: dict[str, PackedLinear] = field(default_factory=dict)
+    experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def table(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
+    """An object of a configuration; empty if it is missing or null."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise _C.Error(f"{where}{name}: is {value!r}; must be an object")
+    return value or {}
+
+
+def strings(config: Mapping[str, Any], name: str, where: str = "") -> list[str]:
+    """A list of strings of a configuration; empty if it is missing or null."""
+    value = config.get(name)
+    if value is not None and (not isinstance(value, list) or not all(isinstance(item, str) for item in value)):
+        raise _C.Error(f"{where}{name}: is {value!r}; must be a list of strings")
+    return list(value or [])
 
 
 def check_names(format_name: str, tensors: Mapping[str, Tensor], required: Sequence[str], known: Sequence[str]) -> None:
@@ -75,3 +111,27 @@ def resolve(activations: str | None, input_scale: str, tensors: Mapping[str, Ten
     if activations is None and input_scale in tensors:
         raise _C.Error(f"{input_scale}: is there, but the layer is W4A16")
     return activations
+
+
+def read_experts(
+    name: str, own: Mapping[str, Tensor], weight: str, read: Callable[[Mapping[str, Tensor]], PackedLinear]
+) -> list[PackedLinear]:
+    """The layers of a stack of E experts. Its tensors are stacked too, or have one element, for all experts.
+
+    Args:
+        name: of the module, for error messages.
+        own: the module's tensors.
+        weight: the name of the one that has the shape [E, N, K/2].
+        read: reads one expert's tensors.
+    """
+    count = own[weight].shape[0]
+    for local, t in own.items():
+        if t.numel() != 1 and (t.ndim == 0 or t.shape[0] != count):
+            raise _C.Error(f"{name}.{local}: shape is {list(t.shape)}; must begin with {count}, the number of experts")
+    layers = []
+    for i in range(count):
+        try:
+            layers.append(read({local: t[i] if t.ndim and t.shape[0] == count else t for local, t in own.items()}))
+        except _C.Error as error:
+            raise _C.Error(f"{name}[{i}].{error}") from None
+    return layers

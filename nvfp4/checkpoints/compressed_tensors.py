@@ -12,7 +12,7 @@ A value is weight_packed * weight_scale / weight_global_scale. Source: compresso
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -29,10 +29,13 @@ from nvfp4.checkpoints.common import (
     read_scalar,
     reciprocal,
     resolve,
+    strings,
+    table,
 )
 from nvfp4.packed import PackedLinear
 
 NAME = "compressed-tensors"
+FORMAT = "nvfp4-pack-quantized"
 INPUT_SCALE = "input_global_scale"
 REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
@@ -91,12 +94,14 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     A target or ignored name is a layer's name, a regular expression after "re:" that matches from the start of a name,
     or the class "Linear".
     """
-    ignore = list(config.get("ignore") or [])
+    ignore = patterns(config, "ignore")
     groups = []
-    for key, group in (config.get("config_groups") or {}).items():
+    for key, group in table(config, "config_groups").items():
         if not isinstance(group, Mapping):
             raise _C.Error(f"config_groups.{key}: is {group!r}; must be a table with targets and weights")
-        groups.append((list(group.get("targets") or []), group_mode(group)))
+        where = f"config_groups.{key}."
+        numbers = table(group, "weights", where), table(group, "input_activations", where)
+        groups.append((patterns(group, "targets", where), group_mode(*numbers)))
 
     def mode(name: str) -> str | None:
         if any(matches(name, pattern) for pattern in ignore):
@@ -110,13 +115,23 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     return Recipe(NAME, mode)
 
 
-def group_mode(group: Mapping[str, Any]) -> str:
+def patterns(config: Mapping[str, Any], name: str, where: str = "") -> list[str]:
+    """Targets or ignored names, of which the regular expressions are checked."""
+    found = strings(config, name, where)
+    for pattern in filter(is_regex, found):
+        try:
+            re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise _C.Error(f"{where}{name}: {pattern!r} is no regular expression: {error}") from None
+    return found
+
+
+def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
     """W4A4, W4A16, or what else the group's numbers are. `dynamic` of the activations is true, or "local": block scales
     alone are computed at run time."""
-    weights, inputs = group.get("weights") or {}, group.get("input_activations")
     if not is_nvfp4(weights):
         return described(weights)
-    if inputs is None:
+    if not inputs:
         return W4A16
     if not is_nvfp4(inputs):
         return f"{described(weights)} with activations of {described(inputs)}"
@@ -148,3 +163,33 @@ def matches(name: str, target: str) -> bool:
     if is_regex(target):
         return re.match(target.removeprefix("re:"), name) is not None
     return is_class(target) or name == target
+
+
+def config(targets: Mapping[str, Sequence[str]], ignore: Sequence[str]) -> dict[str, Any]:
+    """`quantization_config` of config.json.
+
+    Args:
+        targets: of each mode, "W4A4", "W4A4 dynamic" or "W4A16": names of layers, or "Linear".
+        ignore: names of linear layers that are not quantized.
+    """
+    four = {"group_size": 16, "num_bits": 4, "scale_dtype": "torch.float8_e4m3fn", "strategy": "tensor_group"}
+    four |= {"symmetric": True, "type": "float"}
+    dynamic = {W4A4: "local", W4A4_DYNAMIC: True}
+    groups = {
+        f"group_{i}": {
+            "format": FORMAT,
+            "input_activations": None if mode == W4A16 else {**four, "dynamic": dynamic[mode]},
+            "output_activations": None,
+            "targets": list(names),
+            "weights": {**four, "dynamic": False},
+        }
+        for i, (mode, names) in enumerate(targets.items())
+    }
+    return {
+        "config_groups": groups,
+        "format": FORMAT,
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+        "quant_method": NAME,
+        "quantization_status": "compressed",
+    }

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Recipe
+from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, others, torchao
+from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Checkpoint, Recipe, read_experts, table
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear, short
 
@@ -25,48 +25,36 @@ ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
 FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
 
 
-@dataclass
-class Checkpoint:
-    """What nvfp4.load read.
-
-    Attributes:
-        format: "compressed-tensors" or "modelopt".
-        layers: the NVFP4 layers by the name of their module.
-        tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
-        skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
-    """
-
-    format: str
-    layers: dict[str, PackedLinear] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-
-def load(source: str | Path | Mapping[str, Tensor], model: torch.nn.Module | None = None) -> Checkpoint:
+def load(
+    source: str | Path | Mapping[str, Tensor], model: torch.nn.Module | None = None, format: str | None = None
+) -> Checkpoint:
     """Reads a checkpoint of NVFP4 layers, and puts it into a model.
 
     Args:
-        source: a folder with config.json and *.safetensors files, one such file, or a dict of tensors by their full
-            names. Files are mapped into memory: a tensor's bytes are read when they are used. A weight that a file does
-            not align to 8 bytes is copied for its nvfp4.Linear. Needs safetensors.
+        source: a folder with config.json and *.safetensors files, one such file, a GGUF file, or a dict of tensors by
+            their full names. Files are mapped into memory: a tensor's bytes are read when they are used. A weight that
+            a file does not align to 8 bytes is copied for its nvfp4.Linear, and so are all weights of GGUF and
+            comfy-kitchen, whose nibbles have another order. Needs safetensors, or gguf.
         model: a model whose modules have the checkpoint's names. Each layer of the checkpoint replaces the
             torch.nn.Linear or nvfp4.Linear of its name, on that layer's device, or on the CPU and still in the mapped
             file if that was on the meta device. All other tensors are copied into the parameters and buffers of their
             names; those on the meta device become the file's tensors. Buffers that a state dict leaves out stay as they
             are. None: there is no model to change.
+        format: None: what the source says. "comfy-kitchen" for such tensors without a mark (`comfy_quant` tensors, or
+            `_quantization_metadata` of the file), whose names are ModelOpt's.
 
     The format and each layer's mode (W4A4 or W4A16), with its ignored names, are those of the configuration:
     `quantization_config` of config.json, or hf_quant_config.json. Without one, as for a dict, the format follows from
-    the names, and a layer with an input scale is W4A4.
+    the names, and a layer with an input scale is W4A4. A file of torchao describes its layers itself.
 
     Returns:
-        A Checkpoint, which tells what was skipped: scales of a KV cache, layers that are quantized in another way, and
-        stacked experts, whose product does not exist yet.
+        A Checkpoint, which tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
+        Stacked experts [E, N, K/2] are in `experts`, one layer for each.
 
     Raises:
         nvfp4.Error: a file is missing or damaged, the format is unknown, a tensor is missing or has a wrong shape or
-            dtype, or the model does not fit the checkpoint. The message names the file or the tensor. The model is
-            unchanged.
+            dtype, or the model does not fit the checkpoint: it cannot take stacked experts. The message names the file
+            or the tensor. The model is unchanged.
 
     Example:
         >>> import nvfp4, torch
@@ -77,27 +65,54 @@ def load(source: str | Path | Mapping[str, Tensor], model: torch.nn.Module | Non
         >>> nvfp4.load(tensors, model).format, model[0]
         ('modelopt', Linear(in_features=64, out_features=32, bias=True, activations=None))
     """
-    if isinstance(source, Mapping):
-        tensors, recipe, where = dict(source), None, "source"
-    else:
-        where = str(source)
-        path = Path(source)
-        folder = path if path.is_dir() else path.parent
-        tensors = read_files(path)
-        recipe = read_recipe(folder)
-    if recipe is None:
-        recipe = Recipe(recognised(where, tensors), lambda name: AUTO)
-    checkpoint = sort(tensors, recipe)
+    if format not in (None, comfy_kitchen.NAME):
+        raise _C.Error(f"format: is {format!r}; must be None or {comfy_kitchen.NAME!r}: other sources say their own")
+    rows = {} if model is None else others.rows_of(model)
+    checkpoint = read(source, format, rows)
     if model is not None:
         put(checkpoint, model)
     return checkpoint
 
 
+def read(
+    source: str | Path | Mapping[str, Tensor],
+    format: str | None = None,
+    rows: Mapping[str, int] | None = None,
+    errors: dict[str, str] | None = None,
+) -> Checkpoint:
+    """A checkpoint without a model.
+
+    Args:
+        source, format: as of load.
+        rows: N of layers that the format pads.
+        errors: where the error message of a layer goes, instead of being raised.
+    """
+    metadata: dict[str, str] = {}
+    recipe, where = None, "source"
+    if isinstance(source, Mapping):
+        tensors = dict(source)
+    else:
+        where, path = str(source), Path(source)
+        if path.suffix == ".gguf":
+            return others.read_gguf(path, errors)
+        tensors, metadata = read_files(path)
+        if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
+            recipe = read_recipe(path if path.is_dir() else path.parent)
+    if recipe is None:
+        if torchao.is_described(metadata):
+            return others.read_torchao(tensors, metadata, errors)
+        if format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata):
+            return others.read_comfy(tensors, metadata, rows or {}, errors)
+        recipe = Recipe(recognised(where, tensors), lambda name: AUTO)
+    return sort(tensors, recipe, errors)
+
+
 # ---- files ----
 
 
-def read_files(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped."""
+def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped. And the
+    files' metadata."""
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
@@ -109,19 +124,21 @@ def read_files(path: Path) -> dict[str, Tensor]:
     if not path.is_dir():
         files = [path]
     elif index.exists():
-        expected = read_json(index).get("weight_map") or {}
+        expected = weight_map(index)
         files = [path / name for name in sorted(set(expected.values()))]
     else:
         files = sorted(path.glob("*.safetensors"))
     if not files:
         raise _C.Error(f"{path}: has no *.safetensors file")
     tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
     for file in files:
-        if not file.exists():
+        if not file.is_file():
             raise _C.Error(f"{file}: does not exist, but {INDEX} names it")
         try:
             with safe_open(str(file), framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  (no dict)
+                metadata |= opened.metadata() or {}
+                for name in sorted(opened.keys()):
                     if name in tensors:
                         raise _C.Error(f"{name}: is in {file.name} and in another file")
                     tensors[name] = opened.get_tensor(name)
@@ -130,10 +147,19 @@ def read_files(path: Path) -> dict[str, Tensor]:
     for name, file_name in expected.items():
         if name not in tensors:
             raise _C.Error(f"{name}: is not in {file_name}, where {INDEX} says it is")
-    return tensors
+    return tensors, metadata
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+        raise _C.Error(f"{index}: weight_map is {found!r}; must be an object of tensor names with file names")
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise _C.Error(f"{path}: is no file")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -149,15 +175,15 @@ def read_recipe(folder: Path) -> Recipe | None:
         path = folder / name
         if not path.exists():
             continue
-        config = read_json(path)
-        config = config if name == "hf_quant_config.json" else config.get("quantization_config") or {}
-        if not config:
-            continue
-        method = modelopt.NAME if name == "hf_quant_config.json" else config.get("quant_method")
-        if method not in FORMATS:
-            raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+        config: Mapping[str, Any] = read_json(path)
         try:
-            return FORMATS[method].recipe(config)
+            config = config if name == "hf_quant_config.json" else table(config, "quantization_config")
+            if not config:
+                continue
+            method = modelopt.NAME if name == "hf_quant_config.json" else config.get("quant_method")
+            if method not in list(FORMATS):
+                raise _C.Error(f"quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+            return FORMATS[str(method)].recipe(config)
         except _C.Error as error:
             raise _C.Error(f"{path}: {error}") from None
     return None
@@ -178,8 +204,8 @@ def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
 # ---- tensors ----
 
 
-def sort(tensors: Mapping[str, Tensor], recipe: Recipe) -> Checkpoint:
-    """Reads the layers; leaves what is none."""
+def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] | None = None) -> Checkpoint:
+    """Reads the layers; leaves what is none. With `errors`, notes the error of a layer there and goes on."""
     modules: dict[str, dict[str, Tensor]] = {}
     for name, t in tensors.items():
         module, _, local = name.rpartition(".")
@@ -195,23 +221,37 @@ def sort(tensors: Mapping[str, Tensor], recipe: Recipe) -> Checkpoint:
             if any("scale" in local for local in own):  # a target "Linear" also matches the names of other modules
                 checkpoint.skipped[module] = f"is quantized in another way: {mode}"
         elif is_layer(recipe.format, own):
-            weight = own.get("weight_packed", own.get("weight"))
-            if weight is None or weight.ndim != 3:
-                checkpoint.layers[module] = read_layer(prefix, own, recipe.format, mode)
-                continue
-            checkpoint.skipped[module] = f"is a stack of {weight.shape[0]} experts, for which there is no product"
+            weight = "weight_packed" if "weight_packed" in own else "weight"
+            try:
+                activations = layer_activations(prefix, own, recipe.format, mode)
+                read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
+                if weight in own and own[weight].ndim == 3:
+                    checkpoint.experts[module] = read_experts(module, own, weight, read_one)
+                else:
+                    checkpoint.layers[module] = read_layer(prefix, own, read_one)
+            except _C.Error as error:
+                if errors is None:
+                    raise
+                errors[module] = str(error)
+            continue
         checkpoint.tensors |= {prefix + local: t for local, t in own.items()}
     return checkpoint
 
 
-def read_layer(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None) -> PackedLinear:
-    format = FORMATS[format_name]
+def layer_activations(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None) -> str | None:
+    input_scale = FORMATS[format_name].INPUT_SCALE
     if mode is None:
         raise _C.Error(f"{prefix.rstrip('.')}: the configuration leaves it unquantized, but its tensors are NVFP4")
-    if mode == W4A4 and format.INPUT_SCALE not in own:
-        raise _C.Error(f"{prefix}{format.INPUT_SCALE}: is missing; the configuration says {mode}")
+    if mode == W4A4 and input_scale not in own:
+        raise _C.Error(f"{prefix}{input_scale}: is missing; the configuration says {mode}")
+    return ACTIVATIONS[mode]
+
+
+def read_layer(
+    prefix: str, own: Mapping[str, Tensor], read_one: Callable[[Mapping[str, Tensor]], PackedLinear]
+) -> PackedLinear:
     try:
-        return format.read(own, ACTIVATIONS[mode])
+        return read_one(own)
     except _C.Error as error:
         raise _C.Error(f"{prefix}{error}") from None
 
@@ -229,6 +269,8 @@ def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
 
 def put(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
     """Checks everything first, so that an error changes nothing."""
+    for name, experts in checkpoint.experts.items():
+        raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, packed in checkpoint.layers.items():
         check_layer(name, packed, modules)
@@ -298,8 +340,8 @@ def fill(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], modules: Mapp
             new[id(old)] = torch.nn.Parameter(t, requires_grad=old.requires_grad and t.is_floating_point())
         else:
             new[id(old)] = t
-    tables: list[Any] = [table for module in modules.values() for table in (module._parameters, module._buffers)]
-    for table in tables:
-        for key, t in table.items():
+    owners: list[Any] = [own for module in modules.values() for own in (module._parameters, module._buffers)]
+    for owner in owners:
+        for key, t in owner.items():
             if t is not None and id(t) in new:
-                table[key] = new[id(t)]
+                owner[key] = new[id(t)]

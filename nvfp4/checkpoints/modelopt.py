@@ -13,13 +13,24 @@ torch/quantization/qtensor/nvfp4_tensor.py and torch/export/ in ModelOpt 0.47.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from nvfp4 import _C
-from nvfp4.checkpoints.common import AUTO, W4A4, W4A16, Recipe, check_names, one_scale, read_scalar, resolve
+from nvfp4 import _C, __version__
+from nvfp4.checkpoints.common import (
+    AUTO,
+    W4A4,
+    W4A16,
+    Recipe,
+    check_names,
+    one_scale,
+    read_scalar,
+    resolve,
+    strings,
+    table,
+)
 from nvfp4.packed import PackedLinear
 
 NAME = "modelopt"
@@ -78,22 +89,59 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     Raises:
         nvfp4.Error: quant_algo is none that has NVFP4 layers.
     """
-    config = config.get("quantization", config)
+    config = table(config, "quantization") or config
     algorithm = config.get("quant_algo")
-    if algorithm not in (*MODES, MIXED):
+    if algorithm not in [*MODES, MIXED]:
         raise _C.Error(f"quant_algo: is {algorithm!r}; must be one of {', '.join((*MODES, MIXED))}")
     group = config.get("group_size", 16)
     if group != 16:
         raise _C.Error(f"group_size: is {group}; must be 16")
-    ignore = list(config.get("ignore") or config.get("exclude_modules") or [])
-    layers = config.get("quantized_layers") or {}
+    ignore = strings(config, "ignore") or strings(config, "exclude_modules")
+    layers = table(config, "quantized_layers")
+    algorithms = {name: table(layers, name, "quantized_layers.").get("quant_algo") for name in layers}
 
     def mode(name: str) -> str | None:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore):
             return None
         if algorithm != MIXED:
             return MODES[algorithm]
-        own: str | None = layers.get(name, {}).get("quant_algo")
-        return None if own is None else MODES.get(own, own)
+        own = algorithms.get(name)
+        return None if own is None else MODES.get(str(own), str(own))
 
     return Recipe(NAME, mode)
+
+
+def configs(
+    targets: Mapping[str, Sequence[str]], modes: Mapping[str, Sequence[str]], ignore: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`quantization_config` of config.json and the content of hf_quant_config.json, as ModelOpt's
+    convert_hf_quant_config_format relates them.
+
+    Args:
+        targets: of each mode, "W4A4" or "W4A16": names of layers, or "Linear".
+        modes: of each mode the names of its layers.
+        ignore: names of linear layers that are not quantized.
+    """
+    algorithms = {mode: algorithm for algorithm, mode in MODES.items()}
+    four = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    groups: dict[str, Any] = {}
+    for i, (mode, names) in enumerate(targets.items()):
+        inputs = {} if mode == W4A16 else {"input_activations": dict(four)}
+        groups[f"group_{i}"] = inputs | {"weights": dict(four), "targets": list(names)}
+    (single,) = modes if len(modes) == 1 else (None,)
+    algorithm = MIXED if single is None else algorithms[single]
+    own: dict[str, Any] = {}
+    if single is None:
+        own["quantized_layers"] = {
+            name: {"quant_algo": algorithms[mode], "group_size": 16} for mode, names in modes.items() for name in names
+        }
+    producer = {"producer": {"name": "nvfp4", "version": __version__}}
+    config = {"config_groups": groups, "ignore": list(ignore), "quant_algo": algorithm, "quant_method": NAME}
+    quantization: dict[str, Any] = {
+        "quant_algo": algorithm,
+        "kv_cache_quant_algo": None,
+        "exclude_modules": list(ignore),
+    }
+    if single is not None:
+        quantization["group_size"] = 16
+    return config | own | producer, producer | {"quantization": quantization | own}

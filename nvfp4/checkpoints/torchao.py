@@ -21,11 +21,16 @@ from torch import Tensor
 import nvfp4
 from nvfp4 import _C
 from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
-from nvfp4.packed import BLOCK, PackedLinear, check_tensor, round_up
+from nvfp4.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
 
 NAME = "torchao"
 REQUIRED = ("_weight_qdata", "_weight_scale")
 KNOWN = (*REQUIRED, "_weight_per_tensor_scale", "_weight_act_per_tensor_scale", "bias")
+
+
+def is_described(metadata: Mapping[str, str]) -> bool:
+    """Whether a file's metadata is torchao's, with an NVFP4Tensor."""
+    return "tensor_names" in metadata and any('"NVFP4Tensor"' in text for text in metadata.values())
 
 
 def read(
@@ -53,7 +58,7 @@ def read(
         check_tensor("_weight_scale", scale, torch.float8_e4m3fn)
         if weight.ndim != 2:
             raise _C.Error(f"_weight_qdata: has {weight.ndim} dimensions; must have 2 ([N, K/2])")
-        scale = nvfp4.unswizzle(scale.reshape(-1), weight.shape[0], weight.shape[1] * 2 // BLOCK)
+        scale = nvfp4.unswizzle(aligned(scale, 16).reshape(-1), weight.shape[0], weight.shape[1] * 2 // BLOCK)
     given = tensors.get("_weight_act_per_tensor_scale")
     if activations is None or dynamic:
         given = None

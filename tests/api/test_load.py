@@ -1,4 +1,4 @@
-"""nvfp4.load: files as the producers write them, into models, and twenty-odd damaged ones, each rejected by name."""
+"""nvfp4.load: files as the producers write them, into models, and 45 damaged ones, each rejected by name."""
 
 from __future__ import annotations
 
@@ -154,18 +154,12 @@ def test_one_file(tmp_path: Path) -> None:
 
 
 def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
-    """FP8 layers of mixed precision, and stacked experts."""
+    """FP8 layers of mixed precision."""
     tensors = tensors_of(quantized(), "modelopt")
     fp8 = {"weight": torch.zeros(8, 8).to(torch.float8_e4m3fn), "weight_scale": torch.tensor(1.0)}
-    experts = {
-        "weight": torch.zeros(2, 8, 8, dtype=torch.uint8),
-        "weight_scale": torch.zeros(2, 8, 1).to(torch.float8_e4m3fn),
-        "weight_scale_2": torch.ones(2),
-    }
     tensors |= {f"w4a8.{name}": t for name, t in modelopt.write(quantized(False).block["up"].packed()).items()}
-    tensors |= {f"fp8.{name}": t for name, t in fp8.items()} | {f"experts.{name}": t for name, t in experts.items()}
+    tensors |= {f"fp8.{name}": t for name, t in fp8.items()}
     layers = {"block.up": "NVFP4", "block.down": "NVFP4", "fp8": "FP8", "w4a8": "W4A8_NVFP4_FP8"}
-    layers["experts"] = "NVFP4"
     layers = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
     from nvfp4.checkpoints.loader import sort
 
@@ -175,9 +169,8 @@ def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
     assert checkpoint.skipped == {
         "w4a8": "is quantized in another way: W4A8_NVFP4_FP8",
         "fp8": "is quantized in another way: FP8",
-        "experts": "is a stack of 2 experts, for which there is no product",
     }
-    assert {"fp8.weight", "experts.weight_scale_2", "norm.weight"} <= set(checkpoint.tensors)
+    assert {"fp8.weight", "norm.weight"} <= set(checkpoint.tensors)
 
 
 def test_two_groups_of_compressed_tensors(tmp_path: Path) -> None:
@@ -266,17 +259,97 @@ DAMAGE: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.parametrize("message", DAMAGE)
-def test_damage_is_named_and_changes_nothing(message: str, tmp_path: Path) -> None:
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def cut(length: Callable[[bytes], int]) -> Callable[[Path], None]:
+    """Truncates the file."""
+
+    def change(folder: Path) -> None:
+        whole = (folder / FILE).read_bytes()
+        (folder / FILE).write_bytes(whole[: length(whole)])
+
+    return change
+
+
+def text(name: str, content: Any) -> Callable[[Path], None]:
+    """Another content of a file: text, or an object to write as JSON."""
+    content = content if isinstance(content, str) else json.dumps(content)
+
+    def change(folder: Path) -> None:
+        (folder / name).write_text(content)
+
+    return change
+
+
+def quantization(**changes: Any) -> Callable[[Path], None]:
+    return text("config.json", {"quantization_config": config_of("modelopt", True) | changes})
+
+
+def groups(**group: Any) -> Callable[[Path], None]:
+    config = {"quant_method": "compressed-tensors", "config_groups": {"a": group}}
+    return text("config.json", {"quantization_config": config})
+
+
+def twice(folder: Path) -> None:
+    (folder / "z.safetensors").write_bytes((folder / FILE).read_bytes())
+
+
+DAMAGED, CONFIG = "FOLDER/model.safetensors: is no safetensors file, or damaged: ", "FOLDER/config.json: "
+WEIGHT_MAP = "must be an object of tensor names with file names"
+# Of whole files. A message that ends with a blank is the beginning of the whole one.
+FILES: list[tuple[str, Callable[[Path], None]]] = [
+    (DAMAGED, cut(lambda whole: len(whole) // 2)),
+    (DAMAGED, cut(lambda whole: 8 + struct.unpack_from("<Q", whole)[0] - 1)),
+    (DAMAGED, cut(lambda whole: 4)),
+    (DAMAGED, cut(lambda whole: 0)),
+    (DAMAGED, text(FILE, "GGUF")),
+    ("FOLDER: has no *.safetensors file", lambda folder: (folder / FILE).unlink()),
+    ("block.down.input_scale: is in z.safetensors and in another file", twice),
+    (f"{CONFIG}is no JSON: ", text("config.json", "{")),
+    (f"{CONFIG}is a list; must be an object", text("config.json", [1])),
+    (f"{CONFIG}quantization_config: is 'x'; must be an object", text("config.json", {"quantization_config": "x"})),
+    (f"{CONFIG}quant_method is ['a']; must be compressed-tensors or modelopt", quantization(quant_method=["a"])),
+    (f"{CONFIG}ignore: is 'lm_head'; must be a list of strings", quantization(ignore="lm_head")),
+    (
+        f"{CONFIG}quantized_layers.a: is 'NVFP4'; must be an object",
+        quantization(quant_algo="MIXED_PRECISION", quantized_layers={"a": "NVFP4"}),
+    ),
+    (f"{CONFIG}config_groups.a.weights: is 4; must be an object", groups(targets=["Linear"], weights=4)),
+    (f"{CONFIG}config_groups.a.targets: is 'Linear'; must be a list of strings", groups(targets="Linear")),
+    (f"{CONFIG}config_groups.a.targets: 're:(' is no regular expression: ", groups(targets=["re:("])),
+    (f"FOLDER/{INDEX}: is no JSON: ", text(INDEX, "{")),
+    (f"FOLDER/{INDEX}: weight_map is None; {WEIGHT_MAP}", text(INDEX, {})),
+    (f"FOLDER/{INDEX}: weight_map is {{'a': 1}}; {WEIGHT_MAP}", text(INDEX, {"weight_map": {"a": 1}})),
+    (f"FOLDER/b: does not exist, but {INDEX} names it", text(INDEX, {"weight_map": {"a": "b"}})),
+    (f"a: is not in {FILE}, where {INDEX} says it is", text(INDEX, {"weight_map": {"a": FILE}})),
+]
+
+
+@pytest.mark.parametrize("case", [*DAMAGE, *range(len(FILES))])
+def test_damage_is_named_and_changes_nothing(case: str | int, tmp_path: Path) -> None:
     tensors, config = tensors_of(quantized(), "modelopt"), config_of("modelopt", True)
-    DAMAGE[message](tensors, config)
+    message, change = FILES[case] if isinstance(case, int) else (case, None)
+    if change is None:
+        DAMAGE[message](tensors, config)
     write(tmp_path, tensors, config)
+    if change is not None:
+        change(tmp_path)
     model = Model()
     before = state(model)
     with pytest.raises(nvfp4.Error) as error:
         nvfp4.load(tmp_path, model)
-    assert str(error.value) == message.replace("FOLDER", str(tmp_path))
+    message = message.replace("FOLDER", str(tmp_path))
+    assert str(error.value) == message or (message.endswith(" ") and str(error.value).startswith(message))
     assert state(model) == before and type(model.block["up"]) is nn.Linear
+
+
+def test_a_source_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(nvfp4.Error) as error:
+        nvfp4.load(tmp_path / "none")
+    assert str(error.value) == f"{tmp_path / 'none'}: does not exist"
+    with pytest.raises(nvfp4.Error, match=r"^source: has neither a weight_packed \(compressed-tensors\) nor"):
+        nvfp4.load({"weight": torch.ones(2, 2)})
 
 
 def test_a_model_that_does_not_fit() -> None:
@@ -303,48 +376,6 @@ def test_a_model_that_does_not_fit() -> None:
             nvfp4.load(given, own)
         assert str(error.value) == message
         assert state(own) == state(before)
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    write(tmp_path, tensors_of(quantized(), "modelopt"), config_of("modelopt", True))
-    file = tmp_path / "model.safetensors"
-    whole = file.read_bytes()
-    (length,) = struct.unpack_from("<Q", whole)
-    for content in (whole[: len(whole) // 2], whole[:4], whole[: 8 + length - 1], b"", b"GGUF" + whole):
-        file.write_bytes(content)
-        with pytest.raises(nvfp4.Error, match=f"^{file}: is no safetensors file, or damaged: "):
-            nvfp4.load(tmp_path)
-    file.write_bytes(whole)
-    for name, content, message in (
-        ("config.json", "{", "config.json: is no JSON: "),
-        ("config.json", "[1]", "config.json: is a list; must be an object"),
-        (
-            "model.safetensors.index.json",
-            '{"weight_map": {"a": "b.safetensors"}}',
-            "b.safetensors: does not exist, but",
-        ),
-        (
-            "model.safetensors.index.json",
-            '{"weight_map": {"a": "model.safetensors"}}',
-            "a: is not in model.safetensors, where model.safetensors.index.json says it is",
-        ),
-    ):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(nvfp4.Error) as error:
-            nvfp4.load(tmp_path)
-        assert message in str(error.value)
-        (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors.index.json").unlink()
-    (tmp_path / "again.safetensors").write_bytes(whole)
-    with pytest.raises(nvfp4.Error, match="is in model.safetensors and in another file$"):
-        nvfp4.load(tmp_path)
-    for path, message in ((tmp_path / "none", "does not exist"), (tmp_path / "empty", "has no *.safetensors file")):
-        (tmp_path / "empty").mkdir(exist_ok=True)
-        with pytest.raises(nvfp4.Error) as error:
-            nvfp4.load(path)
-        assert str(error.value) == f"{path}: {message}"
-    with pytest.raises(nvfp4.Error, match=r"^source: has neither a weight_packed \(compressed-tensors\) nor"):
-        nvfp4.load({"weight": torch.ones(2, 2)})
 
 
 # ---- the producers' own files ----

@@ -204,9 +204,9 @@ def test_without_numpy_nothing_is_said_of_it(command: list[str]) -> None:
     assert "NumPy" not in done.stderr and "Warning" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["check", "bench"])
+@pytest.mark.parametrize("command", ["check", "bench", "inspect ."])
 def test_without_torch_a_message_says_how_to_install_it(command: str) -> None:
-    says(nvfp4_command(command, without="torch"), 2, "torch is needed", "pip install torch")
+    says(nvfp4_command(*command.split(), without="torch"), 2, "torch is needed", "pip install torch")
 
 
 def test_info_rejects_a_backend_without_a_shape(in_process) -> None:
@@ -223,6 +223,9 @@ def test_info_rejects_a_backend_without_a_shape(in_process) -> None:
         (["bench", "--m", "1,x"], "positive"),
         (["bench", "--repeat", "0"], "positive"),
         (["check", "--only", "two"], "two"),
+        (["inspect"], "PATH"),
+        (["convert", "a", "b"], "--to"),
+        (["convert", "a", "b", "--to", "gguf"], "gguf"),
         (["sing"], "sing"),
         ([], "command"),
     ],
@@ -231,7 +234,7 @@ def test_arguments_that_cannot_be_read(arguments: list[str], word: str, in_proce
     says(in_process(*arguments), 2, word)
 
 
-@pytest.mark.parametrize("command", ["check", "info", "bench"])
+@pytest.mark.parametrize("command", ["check", "info", "bench", "inspect", "convert"])
 def test_help(command: str, in_process) -> None:
     done = in_process(command, "--help")
     assert done.returncode == 0 and "--json" in done.stdout and len(done.stdout.splitlines()) > 10

@@ -1,0 +1,251 @@
+"""What is odd in a checkpoint's NVFP4 layers: block scales, global scales, the order of the nibbles.
+
+The order of the nibbles. Values that are exchanged in pairs along K keep every statistic of a single layer. What shows
+them is another tensor with the same channels that is not packed along them: the rows of the layer before (up_proj for
+down_proj), the norm before, the embedding. Let c be the log norms of the layer's columns and r those of the other
+tensor. For each pair of columns, the sums c0 + c1 and r0 + r1 do not change if the two are exchanged; the differences
+c0 - c1 change their sign. So the rank correlation of the sums tells whether c and r rise together or against each
+other, and that of the differences must have the same sign. The opposite sign, both at 6 standard deviations or more,
+is reported. Without such a tensor, or with a weaker correlation, nothing is said.
+"""
+
+# mypy: disable-error-code="no-any-return,no-untyped-call"
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import nvfp4
+from nvfp4.checkpoints.common import Checkpoint
+from nvfp4.checkpoints.loader import read
+from nvfp4.checkpoints.save import mode_of
+from nvfp4.model import FUSED
+from nvfp4.packed import BLOCK, PackedLinear, aligned
+
+NAN, ZERO, LARGEST = 0x7F, 0x00, 0x7E  # e4m3 without the sign; the largest is 448
+ROWS, BLOCKS = 1024, 64  # a weight's rows or blocks of columns that are decoded, at most
+SIGMAS = 6.0
+SATURATED = 0.01  # of the blocks: with amax / (448 * 6) as the global scale, only the blocks of largest values have 448
+
+
+@dataclass
+class LayerReport:
+    """What was found in a layer.
+
+    Attributes:
+        name, format, mode: "W4A4", "W4A4 dynamic" or "W4A16".
+        shape: (N, K).
+        scales: the least and the largest block scale other than zero and NaN; None: there is none.
+        zero, nan, negative, largest: numbers of block scales that are 0, NaN, below 0, and 448.
+        lost: blocks with the scale 0 whose values are not all 0.
+        weight_global_scale, input_global_scale: as multipliers.
+        nibbles: "in order", "reversed", or None: it cannot be told.
+        damage: what makes the layer compute something else than its producer meant.
+        notes: what is unusual and right.
+    """
+
+    name: str
+    format: str
+    mode: str
+    shape: tuple[int, int]
+    scales: tuple[float, float] | None
+    zero: int
+    nan: int
+    negative: int
+    largest: int
+    lost: int
+    weight_global_scale: float
+    input_global_scale: float | None
+    nibbles: str | None = None
+    damage: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Inspection:
+    """What was found in a checkpoint.
+
+    Attributes:
+        format: as of nvfp4.load's Checkpoint.
+        layers: the layers that could be read.
+        errors: the error messages of the others.
+        notes: what concerns several layers.
+        skipped: as of nvfp4.load.
+    """
+
+    format: str
+    layers: list[LayerReport]
+    errors: dict[str, str]
+    notes: list[str]
+    skipped: dict[str, str]
+
+    @property
+    def damaged(self) -> bool:
+        return bool(self.errors) or any(layer.damage for layer in self.layers)
+
+
+def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None) -> Inspection:
+    """Inspects all NVFP4 layers of a checkpoint; `source` and `format` are as of nvfp4.load.
+
+    Raises:
+        nvfp4.Error: a file is missing or damaged, or the format is unknown. A layer that cannot be read raises nothing.
+    """
+    errors: dict[str, str] = {}
+    checkpoint = read(source, format, errors=errors)
+    norms: dict[str, Tensor] = {}
+    layers = []
+    experts = {f"{name}[{i}]": x for name, stack in checkpoint.experts.items() for i, x in enumerate(stack)}
+    for name, packed in (checkpoint.layers | experts).items():
+        layers.append(inspect_layer(name, packed, checkpoint.format))
+        if not layers[-1].nan:
+            layers[-1].nibbles = nibble_order(name, packed, checkpoint, norms)
+        if layers[-1].nibbles == "reversed":
+            layers[-1].damage.append("the nibbles of each byte look reversed")
+    return Inspection(checkpoint.format, layers, errors, fused_notes(checkpoint), checkpoint.skipped)
+
+
+def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:
+    scale = packed.weight_scale.contiguous().view(torch.uint8)
+    counts = torch.bincount(scale.flatten(), minlength=256)
+    both = counts[:128] + counts[128:]
+    used = both[1:NAN].nonzero().flatten() + 1
+    values = used.to(torch.uint8).view(torch.float8_e4m3fn).float()
+    report = LayerReport(
+        name,
+        format,
+        mode_of(packed),
+        (packed.out_features, packed.in_features),
+        (float(values[0]), float(values[-1])) if len(used) else None,
+        zero=int(both[ZERO]),
+        nan=int(both[NAN]),
+        negative=int(counts[129:255].sum()),
+        largest=int(both[LARGEST]),
+        lost=lost_blocks(packed, scale) if both[ZERO] else 0,
+        weight_global_scale=float(packed.weight_global_scale),
+        input_global_scale=None if packed.input_global_scale is None else float(packed.input_global_scale),
+    )
+    for count, what in (
+        (report.nan, "NaN"),
+        (report.negative, "negative"),
+        (report.lost, "0 but have values that are not"),
+    ):
+        if count:
+            report.damage.append(f"{count} of {scale.numel()} block scales are {what}")
+    if report.zero > report.lost:
+        report.notes.append(f"{report.zero - report.lost} blocks of zeros have the scale 0")
+    if report.largest > max(1, SATURATED * scale.numel()):
+        report.notes.append(f"{report.largest} of {scale.numel()} block scales are 448: the largest values may be cut")
+    return report
+
+
+def lost_blocks(packed: PackedLinear, scale: Tensor) -> int:
+    """Blocks with the scale 0 and other values than 0 and -0."""
+    rows, blocks = (scale & 0x7F == 0).nonzero(as_tuple=True)
+    codes = packed.weight.reshape(packed.out_features, -1, BLOCK // 2)[rows, blocks]
+    return int((codes & 0x77).any(-1).sum())
+
+
+def fused_notes(checkpoint: Checkpoint) -> list[str]:
+    """Layers that engines join, with global scales that differ: one scale for all of them changes weights."""
+    notes = []
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in checkpoint.layers):
+        for siblings in FUSED:
+            names = [f"{parent}.{sibling}" if parent else sibling for sibling in siblings]
+            if not all(name in checkpoint.layers for name in names):
+                continue
+            for scale in ("weight_global_scale", "input_global_scale"):
+                given = [getattr(checkpoint.layers[name], scale) for name in names]
+                values = [float(t) for t in given if t is not None]
+                if len(set(values)) > 1:
+                    ratio = max(values) / min(values)
+                    notes.append(f"{', '.join(names)}: {scale} differs, by a factor of up to {ratio:.3g}")
+    return notes
+
+
+# ---- the order of the nibbles ----
+
+
+def nibble_order(
+    name: str, packed: PackedLinear, checkpoint: Checkpoint, norms: dict[str, Tensor] | None = None
+) -> str | None:
+    """ "in order", "reversed", or None if nothing tells. `norms` keeps the references of other layers."""
+    columns = column_norms(packed)
+    others = references(name, packed.in_features, checkpoint, {} if norms is None else norms)
+    verdicts = {order(columns, other) for other in others} - {None}
+    return verdicts.pop() if len(verdicts) == 1 else None
+
+
+def references(name: str, k: int, checkpoint: Checkpoint, norms: dict[str, Tensor]) -> list[Tensor]:
+    """Log norms of a layer's K input channels, from tensors that are not packed along them: layers of the same block
+    that have them as rows, its norms, and embeddings."""
+    names = []
+    for other, packed in checkpoint.layers.items():
+        if other != name and packed.out_features == k and block_of(other) == block_of(name):
+            names.append(other)
+            if other not in norms:
+                norms[other] = row_norms(packed)
+    for other, t in checkpoint.tensors.items():
+        if not t.is_floating_point() or t.element_size() == 1 or t.ndim not in (1, 2) or t.shape[-1] != k:
+            continue
+        is_norm = t.ndim == 1 and other.endswith("weight") and block_of(other) == block_of(name)
+        if is_norm or (t.ndim == 2 and "embed" in other.lower()):
+            names.append(other)
+            if other not in norms:
+                norms[other] = log_norms(t.reshape(-1, k)[:: max(1, t.numel() // k // ROWS)])
+    return [norms[other] for other in names]
+
+
+def block_of(name: str) -> str:
+    """The name up to the last number: model.layers.3 of model.layers.3.mlp.up_proj."""
+    match = re.match(r"(.*\.)?\d+(?=\.)", name)
+    return match[0] if match else ""
+
+
+def order(columns: Tensor, other: Tensor) -> str | None:
+    """The verdict of one reference."""
+    (c0, c1), (r0, r1) = columns.view(-1, 2).T, other.view(-1, 2).T
+    sums, differences = deviations(c0 + c1, r0 + r1), deviations(c0 - c1, r0 - r1)
+    if abs(sums) < SIGMAS or abs(differences) < SIGMAS:
+        return None
+    return "in order" if sums * differences > 0 else "reversed"
+
+
+def deviations(x: Tensor, y: Tensor) -> float:
+    """Spearman's rank correlation, over its standard deviation for independent x and y."""
+    x, y = ranks(x), ranks(y)
+    largest = float((x.square().sum() * y.square().sum()).sqrt())
+    return float((x * y).sum()) / largest * (len(x) - 1) ** 0.5 if largest else 0.0
+
+
+def ranks(x: Tensor) -> Tensor:
+    """Ranks with the mean 0; equal values share theirs."""
+    _, index, counts = x.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2.0 - (len(x) + 1) / 2.0).double()[index]
+
+
+def log_norms(t: Tensor) -> Tensor:
+    """The log of each column's norm."""
+    return (t.float().square().sum(0) + 1e-30).log()
+
+
+def column_norms(packed: PackedLinear) -> Tensor:
+    step = max(1, packed.out_features // ROWS)
+    return log_norms(decoded(packed.weight[::step], packed.weight_scale[::step]))
+
+
+def row_norms(packed: PackedLinear) -> Tensor:
+    blocks = packed.weight.reshape(packed.out_features, -1, BLOCK // 2)
+    step = max(1, blocks.shape[1] // BLOCKS)
+    weight = blocks[:, ::step].reshape(packed.out_features, -1)
+    return log_norms(decoded(weight, packed.weight_scale[:, ::step]).T)
+
+
+def decoded(weight: Tensor, scale: Tensor) -> Tensor:
+    """Without the global scale, which changes no correlation."""
+    return nvfp4.dequantize(aligned(weight), aligned(scale), scale_layout="linear")

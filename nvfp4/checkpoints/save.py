@@ -1,0 +1,284 @@
+"""nvfp4.save: a model's NVFP4 layers as a checkpoint of ModelOpt or compressed-tensors.
+
+    config.json                   the model's configuration, with quantization_config
+    hf_quant_config.json          the same for readers of ModelOpt's checkpoints
+    model.safetensors             or model-00001-of-00002.safetensors ... with model.safetensors.index.json
+
+Everything is checked first and written into a temporary folder beside the wanted one, which is renamed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
+from nvfp4.checkpoints.loader import FORMATS, INDEX
+from nvfp4.linear import Linear
+from nvfp4.model import FusedPart
+from nvfp4.packed import PackedLinear
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass
+class SaveReport:
+    """What nvfp4.save wrote.
+
+    Attributes:
+        format: "modelopt" or "compressed-tensors".
+        files: the names of the *.safetensors files, each with its bytes of tensors.
+        layers: the names of the NVFP4 layers.
+        rounded: the global scales that nvfp4.load does not give back to the bit, with their relative error, at most
+            2^-23. Only compressed-tensors has such scales: it stores a divisor, the rounded reciprocal.
+    """
+
+    format: str
+    files: dict[str, int] = field(default_factory=dict)
+    layers: list[str] = field(default_factory=list)
+    rounded: dict[str, float] = field(default_factory=dict)
+
+
+def save(
+    model: torch.nn.Module, path: str | Path, format: str = "modelopt", max_shard_size: int | str = "5GB"
+) -> SaveReport:
+    """Writes a model with NVFP4 layers as a checkpoint, which nvfp4.load and the format's other readers read.
+
+    Args:
+        model: each nvfp4.Linear of it is stored in the format. Layers that quantize_model joined are stored one by one.
+            All other tensors of the state dict are stored as they are, those with several names once, under the first.
+            `model.config`, a dict or an object with `to_dict`, is written into config.json.
+        path: a folder that is new or empty.
+        format: "modelopt" or "compressed-tensors". ModelOpt cannot store W4A4 without an input_global_scale. In
+            compressed-tensors that is `dynamic: true`.
+        max_shard_size: bytes, or a number with the unit KB, MB, GB, KiB, MiB or GiB: files hold no more tensors than
+            that, except a tensor that is larger by itself. Needs safetensors.
+
+    Weights and block scales are stored byte for byte, [N, K/2] uint8 and [N, K/16] float8_e4m3fn in the linear layout.
+    ModelOpt stores the global scales as they are. compressed-tensors stores their rounded reciprocals: a scale that
+    nvfp4.load read from compressed-tensors survives, any other may change by 2^-23 of its value.
+
+    Returns:
+        A SaveReport.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, the model has no NVFP4 layer or is one itself, a tensor is on the meta
+            device, or a layer cannot be stored: the message names it. Nothing is written then.
+
+    Example:
+        >>> import nvfp4, tempfile, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+        >>> report = nvfp4.quantize_model(model, ignore=["2"], activations=None)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     nvfp4.save(model, folder, "modelopt").layers, list(nvfp4.load(folder).tensors)
+        (['0'], ['2.bias', '2.weight'])
+    """
+    check_format(format)
+    limit = shard_bytes(max_shard_size)
+    layers, tensors, ignore = collect(model)
+    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit)
+
+
+# ---- the model ----
+
+
+def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, Tensor], list[str]]:
+    """The NVFP4 layers, the other tensors of the state dict, and the names of the other linear layers."""
+    layers: dict[str, PackedLinear] = {}
+    inside: list[str] = []
+    ignore: list[str] = []
+    stored: set[int] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, (Linear, FusedPart)):
+            if not name:
+                raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
+            if not name.startswith(tuple(inside)):  # not the layer inside a FusedPart
+                inside.append(f"{name}.")
+                if id(module) not in stored:
+                    layers[name] = module.packed()
+                    stored.add(id(module))
+        elif isinstance(module, torch.nn.Linear):
+            ignore.append(name)
+    if not layers:
+        raise _C.Error("model: has no nvfp4.Linear; must have 1 or more")
+    tensors: dict[str, Tensor] = {}
+    seen: set[Any] = set()
+    for name, t in model.state_dict(keep_vars=True).items():
+        if name.startswith(tuple(inside)):
+            continue
+        if not isinstance(t, Tensor):
+            raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
+        key = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride()) if t.numel() and not t.is_meta else id(t)
+        if key not in seen:
+            seen.add(key)
+            tensors[name] = t.detach()
+    return layers, tensors, ignore
+
+
+def config_of(model: torch.nn.Module) -> dict[str, Any]:
+    config = getattr(model, "config", None)
+    to_dict = getattr(config, "to_dict", None)
+    if callable(to_dict):
+        config = to_dict()
+    if not isinstance(config, Mapping):
+        return {}
+    content = dict(config)
+    if callable(to_dict) and not content.get("architectures"):  # as transformers' save_pretrained
+        content["architectures"] = [type(model).__name__]
+    return content
+
+
+# ---- the configuration ----
+
+
+def check_format(format: str) -> None:
+    if format not in FORMATS:
+        raise _C.Error(f"format: is {format!r}; must be {' or '.join(map(repr, FORMATS))}")
+
+
+def mode_of(packed: PackedLinear) -> str:
+    if packed.activations is None:
+        return W4A16
+    return W4A4_DYNAMIC if packed.input_global_scale is None else W4A4
+
+
+def quantization_configs(
+    format: str, layers: Mapping[str, PackedLinear], ignore: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """`quantization_config` of config.json, and the content of hf_quant_config.json if the format has one."""
+    modes: dict[str, list[str]] = {}
+    for name, packed in layers.items():
+        modes.setdefault(mode_of(packed), []).append(name)
+    # With one mode the class is the target, as the producers write it; else vLLM would take a group by its class
+    # before it looks up the parts of a fused layer by name.
+    targets = {mode: ["Linear"] if len(modes) == 1 else names for mode, names in modes.items()}
+    names = sorted(set(ignore) - set(layers))
+    if format == modelopt.NAME:
+        return modelopt.configs(targets, modes, names)
+    return compressed_tensors.config(targets, names), None
+
+
+# ---- files ----
+
+
+def shard_bytes(size: int | str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(size).strip())
+    unit = UNITS.get(match[2].upper()) if match else None
+    if isinstance(size, bool) or match is None or unit is None or int(float(match[1]) * unit) <= 0:
+        raise _C.Error(f"max_shard_size: is {size!r}; must be a positive number of bytes, or one with a unit: '5GB'")
+    return int(float(match[1]) * unit)
+
+
+def write(
+    path: Path,
+    format: str,
+    layers: Mapping[str, PackedLinear],
+    tensors: Mapping[str, Tensor],
+    ignore: Iterable[str],
+    config: Mapping[str, Any],
+    limit: int,
+    files: Iterable[Path] = (),
+) -> SaveReport:
+    """Writes a checkpoint's folder, with copies of other files; see save."""
+    try:
+        import safetensors.torch
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("nvfp4.save needs safetensors: pip install safetensors", name="safetensors") from None
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise _C.Error(f"path: {path} exists; must be a new or an empty folder")
+    report = SaveReport(format, layers=list(layers))
+    stored = dict(tensors)
+    for name, packed in layers.items():
+        stored |= packed_tensors(name, packed, report)
+    for name, t in stored.items():
+        if t.is_meta:
+            raise _C.Error(f"{name}: is on the meta device; must have values")
+    quantization, other = quantization_configs(format, layers, ignore)
+    texts = {"config.json": {**config, "quantization_config": quantization}}
+    if other is not None:
+        texts["hf_quant_config.json"] = other
+    shards = split(stored, limit)
+    report.files = {name: sum(stored[key].nbytes for key in keys) for name, keys in shards.items()}
+    if len(shards) > 1:
+        where = {key: name for name, keys in shards.items() for key in keys}
+        texts[INDEX] = {"metadata": {"total_size": sum(report.files.values())}, "weight_map": where}
+    try:
+        encoded = {name: json.dumps(content, indent=2) + "\n" for name, content in texts.items()}
+    except (TypeError, ValueError) as error:
+        raise _C.Error(f"model.config: cannot be written as JSON: {error}") from None
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folder.mkdir()
+    try:
+        for file in files:
+            shutil.copyfile(file, folder / file.name)
+        for name, text in encoded.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        for name, keys in shards.items():
+            safetensors.torch.save_file(own({key: stored[key] for key in keys}), folder / name, {"format": "pt"})
+            (folder / name).chmod((folder / "config.json").stat().st_mode)  # safetensors 0.8 gives its files 0600
+        folder.replace(path)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    return report
+
+
+def packed_tensors(name: str, packed: PackedLinear, report: SaveReport) -> dict[str, Tensor]:
+    """A layer's tensors by their full names. Notes global scales that change."""
+    if report.format == modelopt.NAME and mode_of(packed) == W4A4_DYNAMIC:
+        raise _C.Error(
+            f"{name}: is W4A4 without an input_global_scale; {report.format} cannot store that: calibrate the layer, "
+            f"or write {compressed_tensors.NAME}"
+        )
+    format = FORMATS[report.format]
+    try:
+        tensors = format.write(packed)
+        again = format.read(tensors, packed.activations)
+    except _C.Error as error:
+        raise _C.Error(f"{name}.{error}") from None
+    for key in ("weight_global_scale", "input_global_scale"):
+        before, after = getattr(packed, key), getattr(again, key)
+        if before is not None and not before.is_meta and not torch.equal(before, after):
+            report.rounded[f"{name}.{key}"] = abs(float(after.double() / before.double()) - 1)
+    return {f"{name}.{key}": t for key, t in tensors.items()}
+
+
+def split(tensors: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
+    """File names with the names of their tensors, in the order of the tensors."""
+    shards: list[list[str]] = []
+    room = 0
+    for name, t in tensors.items():
+        if not shards or t.nbytes > room:
+            shards.append([])
+            room = limit
+        shards[-1].append(name)
+        room -= t.nbytes
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    return {f"model-{i:05}-of-{len(shards):05}.safetensors": names for i, names in enumerate(shards, start=1)}
+
+
+def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with a storage of their own, as save_file needs them."""
+    taken: set[int] = set()
+    result = {}
+    for name, t in tensors.items():
+        t = t.contiguous()
+        if t.untyped_storage().nbytes() != t.nbytes or t.untyped_storage().data_ptr() in taken:
+            t = t.clone()
+        taken.add(t.untyped_storage().data_ptr())
+        result[name] = t
+    return result

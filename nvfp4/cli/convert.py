@@ -1,0 +1,55 @@
+"""Write a checkpoint of ModelOpt as one of compressed-tensors, or the reverse.
+
+Weights and block scales keep their bytes: nothing is decoded. The global scales of the two formats are reciprocals of
+each other, each rounded once; the command says how many of them nvfp4.load reads with other bits than before. Files
+without weights are copied. Scales of a KV cache are left out. A checkpoint with layers that are quantized in another
+way, such as FP8, is rejected.
+
+Exit status: 0 done, 2 the checkpoint cannot be read or converted: nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from . import machine, show
+
+FORMATS = ("modelopt", "compressed-tensors")  # of nvfp4.save, which needs torch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="IN", help="a checkpoint's folder")
+    parser.add_argument("path", metavar="OUT", help="a folder that is new or empty")
+    parser.add_argument("--to", choices=FORMATS, required=True, help="the format to write")
+    parser.add_argument(
+        "--max-shard-size",
+        default="5GB",
+        metavar="SIZE",
+        help="bytes of tensors in a file, such as 500MB (default: 5GB)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    machine.need_torch()
+    from ..checkpoints.convert import convert
+
+    try:
+        read, wrote = convert(args.source, args.path, args.to, args.max_shard_size)
+    except ModuleNotFoundError as error:
+        raise show.CommandError(str(error)) from None
+    if args.json:
+        print(json.dumps(dataclasses.asdict(wrote) | {"from": read.format, "skipped": read.skipped}, indent=1))
+        return 0
+    for name, reason in read.skipped.items():
+        print(f"left out: {name}: {reason}")
+    size = show.si(sum(wrote.files.values()), "B")
+    print(f"{read.format} to {wrote.format}: {len(wrote.layers)} layers, {size} in {len(wrote.files)} files")
+    if wrote.rounded:
+        largest = max(wrote.rounded.values())
+        print(f"global scales that changed: {len(wrote.rounded)}, by at most {largest:.2g} of their value")
+    else:
+        print("global scales that changed: none")
+    return 0

