@@ -185,6 +185,8 @@ class ModelOptQuantizer(HfQuantizer):
         for name, reason in checkpoint.skipped.items():
             if name.rpartition(".")[2] not in KV_CACHE:
                 raise _C.Error(f"{name}: cannot be put into the model: {reason}")
+        for name, experts in checkpoint.experts.items():
+            raise _C.Error(f"{name}: cannot be put into the model: is a stack of {len(experts)} experts")
         names, given = _names(model, checkpoint)
         modules = dict(model.named_modules(remove_duplicate=False))
         for name, packed in checkpoint.layers.items():
@@ -225,7 +227,7 @@ class ModelOptQuantizer(HfQuantizer):
         for file in files:
             if not file.endswith(".safetensors"):
                 raise _C.Error(f"{file}: is no *.safetensors file")
-            tensors |= read_files(Path(file))
+            tensors |= read_files(Path(file))[0]
         return sort(tensors, self.quantization_config.recipe())
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
