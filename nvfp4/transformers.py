@@ -12,7 +12,6 @@ to bf16; `load` reads these checkpoints with a quantizer of ours, under another 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -25,8 +24,8 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16, Recipe
-from nvfp4.checkpoints.loader import FORMATS, KV_CACHE, Checkpoint, check_layer, read_files, sort
+from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16, Checkpoint, Recipe
+from nvfp4.checkpoints.loader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear, short
 
@@ -110,7 +109,7 @@ def _quantization(config: Any, path: str | os.PathLike[str], hub: Mapping[str, A
     file = cached_file(path, "hf_quant_config.json", _raise_exceptions_for_missing_entries=False, **hub)
     if file is None:
         raise _C.Error(f"{path}: has no quantization_config in config.json and no hf_quant_config.json")
-    content = json.loads(Path(file).read_text(encoding="utf-8"))
+    content = read_json(Path(file))
     quantization = dict(content.get("quantization", {}))
     ignore = quantization.pop("exclude_modules", None) or []
     more = {"producer": content["producer"]} if "producer" in content else {}

@@ -35,6 +35,11 @@ FULL = bool(os.environ.get("CI_FULL"))  # of .ci/full: what an ordinary run has 
 in_full = pytest.mark.skipif(not FULL, reason="CI_FULL=1 runs it")
 
 
+def is_emulated() -> bool:
+    """Whether --emulate is given, whose calls take a thousand times as long; for decorators, which have no fixtures."""
+    return "EMULATE_DEVICE" in os.environ
+
+
 def one_in(count: int, cases: Sequence[Any]) -> list[Any]:
     """Every count-th case, beginning at one that the session's seed draws; all of them with CI_FULL=1."""
     first = random.Random(os.environ["NVFP4_TEST_SEED"]).randrange(count)

@@ -3,6 +3,7 @@
 #ifndef NVFP4_PLAN_GEMM_FAMILY_H
 #define NVFP4_PLAN_GEMM_FAMILY_H
 
+#include "common/math.h"
 #include "driver/device_props.h"
 #include "driver/kernel_set.h"
 #include "nvfp4.h"
@@ -32,6 +33,14 @@ typedef struct gemm_family {
     /* Computes the product. Families of the host; threads: 0 means all CPUs that the process may run on. */
     nvfp4_status (*run_host)(const gemm_problem *problem, const gemm_candidate *candidate, int32_t threads);
 } gemm_family;
+
+/* Parts of K of a batch-invariant product, for kernels whose CTAs of a cluster keep some columns of a tile each: which
+ * ones depends on the tile. The sum of two parts does not depend on who adds, that of three would. So 2 where one row
+ * of tiles leaves half of the SMs idle and there are two stages, else 1. */
+static inline int32_t batch_invariant_split_k(const device_props *props, const gemm_traits *t, int32_t tile,
+                                              int32_t stage_k) {
+    return 2 * ceil_div(t->n, tile) <= props->sm_count && t->k > stage_k ? 2 : 1;
+}
 
 /* By nvfp4_backend; the row of NVFP4_AUTO is NULL. */
 enum { GEMM_FAMILIES = NVFP4_BACKEND_SM100 + 1 /* rows of the table */ };

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,43 @@ def resolve(activations: str | None, input_scale: str, tensors: Mapping[str, Ten
     if activations is None and input_scale in tensors:
         raise _C.Error(f"{input_scale}: is there, but the layer is W4A16")
     return activations
+
+
+def by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each module by their names in it."""
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, t in tensors.items():
+        module, _, local = name.rpartition(".")
+        modules.setdefault(module, {})[local] = t
+    return modules
+
+
+@contextlib.contextmanager
+def noted(name: str, errors: dict[str, str] | None) -> Iterator[None]:
+    """Puts a layer's error message into `errors`; None: raises it."""
+    try:
+        yield
+    except _C.Error as error:
+        if errors is None:
+            raise
+        errors[name] = str(error)
+
+
+def add_layer(
+    checkpoint: Checkpoint,
+    name: str,
+    own: Mapping[str, Tensor],
+    weight: str,
+    read: Callable[[Mapping[str, Tensor]], PackedLinear],
+) -> None:
+    """Reads a layer, or a stack of experts if own[weight] is [E, N, K/2], into the checkpoint."""
+    if weight in own and own[weight].ndim == 3:
+        checkpoint.experts[name] = read_experts(name, own, weight, read)
+        return
+    try:
+        checkpoint.layers[name] = read(own)
+    except _C.Error as error:
+        raise _C.Error(f"{name}.{error}" if name else str(error)) from None
 
 
 def read_experts(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,18 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, others, torchao
-from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Checkpoint, Recipe, read_experts, table
+from nvfp4.checkpoints.common import (
+    AUTO,
+    W4A4,
+    W4A4_DYNAMIC,
+    W4A16,
+    Checkpoint,
+    Recipe,
+    add_layer,
+    by_module,
+    noted,
+    table,
+)
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear, short
 
@@ -206,12 +217,8 @@ def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
 
 def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] | None = None) -> Checkpoint:
     """Reads the layers; leaves what is none. With `errors`, notes the error of a layer there and goes on."""
-    modules: dict[str, dict[str, Tensor]] = {}
-    for name, t in tensors.items():
-        module, _, local = name.rpartition(".")
-        modules.setdefault(module, {})[local] = t
     checkpoint = Checkpoint(recipe.format)
-    for module, own in modules.items():
+    for module, own in by_module(tensors).items():
         prefix = f"{module}." if module else ""
         for local in [local for local in own if local in KV_CACHE]:
             checkpoint.skipped[prefix + local] = "is a scale of the KV cache, which nvfp4 does not have"
@@ -222,17 +229,10 @@ def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] |
                 checkpoint.skipped[module] = f"is quantized in another way: {mode}"
         elif is_layer(recipe.format, own):
             weight = "weight_packed" if "weight_packed" in own else "weight"
-            try:
+            with noted(module, errors):
                 activations = layer_activations(prefix, own, recipe.format, mode)
                 read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
-                if weight in own and own[weight].ndim == 3:
-                    checkpoint.experts[module] = read_experts(module, own, weight, read_one)
-                else:
-                    checkpoint.layers[module] = read_layer(prefix, own, read_one)
-            except _C.Error as error:
-                if errors is None:
-                    raise
-                errors[module] = str(error)
+                add_layer(checkpoint, module, own, weight, read_one)
             continue
         checkpoint.tensors |= {prefix + local: t for local, t in own.items()}
     return checkpoint
@@ -245,15 +245,6 @@ def layer_activations(prefix: str, own: Mapping[str, Tensor], format_name: str, 
     if mode == W4A4 and input_scale not in own:
         raise _C.Error(f"{prefix}{input_scale}: is missing; the configuration says {mode}")
     return ACTIVATIONS[mode]
-
-
-def read_layer(
-    prefix: str, own: Mapping[str, Tensor], read_one: Callable[[Mapping[str, Tensor]], PackedLinear]
-) -> PackedLinear:
-    try:
-        return read_one(own)
-    except _C.Error as error:
-        raise _C.Error(f"{prefix}{error}") from None
 
 
 def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +12,10 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, gguf, torchao
-from nvfp4.checkpoints.common import Checkpoint, read_experts, table
+from nvfp4.checkpoints.common import Checkpoint, add_layer, by_module, noted, table
 from nvfp4.packed import PackedLinear, round_up
 
 Errors = dict[str, str] | None  # of the layers by name, where they are not raised
-
-
-def by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    modules: dict[str, dict[str, Tensor]] = {}
-    for name, t in tensors.items():
-        module, _, local = name.rpartition(".")
-        modules.setdefault(module, {})[local] = t
-    return modules
-
-
-def add(
-    checkpoint: Checkpoint,
-    name: str,
-    own: Mapping[str, Tensor],
-    weight: str,
-    read: Callable[[Mapping[str, Tensor]], PackedLinear],
-    errors: Errors,
-) -> None:
-    """Reads a layer or a stack of experts into the checkpoint."""
-    try:
-        if weight in own and own[weight].ndim == 3:
-            checkpoint.experts[name] = read_experts(name, own, weight, read)
-            return
-        try:
-            checkpoint.layers[name] = read(own)
-        except _C.Error as error:
-            raise _C.Error(f"{name}.{error}") from None
-    except _C.Error as error:
-        if errors is None:
-            raise
-        errors[name] = str(error)
 
 
 def parsed(where: str, text: str) -> dict[str, Any]:
@@ -93,7 +62,8 @@ def read_torchao(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], err
         ) -> PackedLinear:
             return torchao.read(given, swizzled, "nvfp4" if w4a4 else None, dynamic)
 
-        add(checkpoint, module, mine, "_weight_qdata", read, errors)
+        with noted(module, errors):
+            add_layer(checkpoint, module, mine, "_weight_qdata", read)
     for module, own in modules.items():
         checkpoint.tensors |= {f"{module}.{local}" if module else local: t for local, t in own.items()}
     return checkpoint
@@ -136,7 +106,8 @@ def read_comfy(
             def read(tensors: Mapping[str, Tensor], given: int | None = given) -> PackedLinear:
                 return comfy_kitchen.read(tensors, given)
 
-            add(checkpoint, module, own, "weight", read, errors)
+            with noted(module, errors):
+                add_layer(checkpoint, module, own, "weight", read)
             continue
         if mark is not None:
             checkpoint.skipped[module] = f"is quantized in another way: {mark}"
@@ -179,6 +150,7 @@ def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
         if f"{prefix}weight" in packed:
             scales = [local for local in ("scale", "input_scale", "bias") if local in own]
             mine = {"blocks": own.pop("weight")} | {local: own.pop(local) for local in scales}
-            add(checkpoint, module, mine, "blocks", read_blocks, errors)
+            with noted(module, errors):
+                add_layer(checkpoint, module, mine, "blocks", read_blocks)
         checkpoint.tensors |= {prefix + local: t for local, t in own.items()}
     return checkpoint

@@ -3,11 +3,9 @@ step, so that another order of additions gives other bits."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-from conftest import Backend, one_in
+from conftest import Backend, is_emulated, one_in
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -16,7 +14,6 @@ from nvfp4 import _C, reference
 ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 200, 257, 300]
 # Columns that fill few SMs, so that K is split, more than a tile, one; K of several stages, with and without a tail.
 MOST = 300
-EMULATED = "EMULATE_DEVICE" in os.environ
 SIZES = [(130, 1056), (256, 2048), (61, 1040), (1, 1024)]
 
 
@@ -46,7 +43,7 @@ class Products:
 
 
 @pytest.mark.parametrize("layout", ["128x4", "linear"])
-@pytest.mark.parametrize(("n", "k"), one_in(2, SIZES) if EMULATED else SIZES)
+@pytest.mark.parametrize(("n", "k"), one_in(2, SIZES) if is_emulated() else SIZES)
 def test_rows_do_not_depend_on_m(
     n: int, k: int, layout: str, backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,10 @@ import os
 import pytest
 import ragged
 import torch
-from conftest import FULL, Backend, one_in
+from conftest import FULL, Backend, is_emulated, one_in
 from interpreter import python
 
 CASES = ragged.cases()
-EMULATED = "EMULATE_DEVICE" in os.environ  # where a call takes a thousand times as long
 
 
 def test_enough_cases() -> None:
@@ -32,7 +31,7 @@ def test_enough_cases() -> None:
     assert max(case.k for case in CASES) <= ragged.LIMIT
 
 
-@pytest.mark.parametrize("case", one_in(3 if EMULATED else 1, CASES), ids=str)
+@pytest.mark.parametrize("case", one_in(3 if is_emulated() else 1, CASES), ids=str)
 def test_equal_bits(case: ragged.Case, backend: Backend) -> None:
     assert ragged.run(case, backend.name, backend.device) == ""
 

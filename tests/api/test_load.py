@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from bounds import U, gamma
+from mapped import mapping
 from paths import ROOT
 from torch import Tensor, nn
 
@@ -107,15 +108,6 @@ def test_a_folder_into_a_model(format_name: str, w4a4: bool, meta: bool, tmp_pat
     if meta:
         file = str(tmp_path / "model.safetensors")
         assert all(file in mapping(t) for t in (model.block["up"].weight, model.norm.weight))
-
-
-def mapping(t: Tensor) -> str:
-    """The line of /proc/self/maps that has a tensor's memory."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, end = (int(number, 16) for number in line.split()[0].split("-"))
-        if start <= t.data_ptr() < end:
-            return line
-    return ""
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

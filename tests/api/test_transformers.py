@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import NO_GPU, gpu
+from mapped import mapping
 from paths import ROOT
 from torch import Tensor, nn
 
@@ -162,15 +163,6 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 def raw(t: Tensor) -> bytes:
     return t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def mapping(t: Tensor) -> str:
-    """The line of /proc/self/maps that has a tensor's memory."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, end = (int(number, 16) for number in line.split()[0].split("-"))
-        if start <= t.data_ptr() < end:
-            return line
-    return ""
 
 
 # ---- what is loaded ----

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "nvfp4.h"
+#include "matrix.h"
 
 static _Thread_local int left; /* allocations of this thread until one fails; 0: none fails */
 static _Thread_local int failures;
@@ -49,15 +49,6 @@ typedef struct run {
 
 #define EXPECT(holds)                                                                                                  \
     if (!(holds) && !r->wrong) r->wrong = __LINE__
-
-static nvfp4_tensor matrix(void *data, nvfp4_dtype dtype, int64_t rows, int64_t columns) {
-    return (nvfp4_tensor){.data = data,
-                          .dtype = dtype,
-                          .device = NVFP4_HOST,
-                          .ndim = 2,
-                          .shape = {rows, columns},
-                          .stride = {columns, 1}};
-}
 
 /* Whether the call succeeded. A failure must be the one that was made. */
 static int succeeded(run *r, nvfp4_status status) {

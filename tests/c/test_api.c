@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "nvfp4.h"
+#include "matrix.h"
 
 static int passed, failed;
 
@@ -11,15 +11,6 @@ static void expect(int holds, const char *rule) {
     passed += holds != 0;
     failed += holds == 0;
     if (!holds) printf("FAILED: %s (%s)\n", rule, nvfp4_last_error());
-}
-
-static nvfp4_tensor matrix(void *data, nvfp4_dtype dtype, int64_t rows, int64_t columns) {
-    return (nvfp4_tensor){.data = data,
-                          .dtype = dtype,
-                          .device = NVFP4_HOST,
-                          .ndim = 2,
-                          .shape = {rows, columns},
-                          .stride = {columns, 1}};
 }
 
 int main(void) {

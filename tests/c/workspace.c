@@ -4,20 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "nvfp4.h"
+#include "matrix.h"
 
 enum { M = 1, N = 64, K = 65536 };
-
-static nvfp4_tensor matrix(void *data, nvfp4_dtype dtype, int64_t rows, int64_t columns) {
-    return (nvfp4_tensor){
-        .data = data,
-        .dtype = dtype,
-        .device = NVFP4_HOST,
-        .ndim = 2,
-        .shape = {rows, columns},
-        .stride = {columns, 1},
-    };
-}
 
 static nvfp4_context *context;
 static int failed;

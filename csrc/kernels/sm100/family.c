@@ -27,11 +27,9 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
     return sm100_candidates(&sm100_b200, props, t, out);
 }
 
-/* Every kernel adds K in the same order, 64 values at a time. Two CTAs, or pairs, that share a tile keep columns that
- * depend on the tile; the sum of two does not depend on it. */
+/* Every kernel adds K in the same order, 64 values at a time. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    const int64_t tiles = ceil_div(t->n, SM100_CTA_ROWS);
-    const int32_t split_k = 2 * tiles <= props->sm_count && t->k > SM100_STAGE_K ? 2 : 1;
+    const int32_t split_k = batch_invariant_split_k(props, t, SM100_CTA_ROWS, SM100_STAGE_K);
     int32_t count = 0;
     for (int32_t kernel = 0; kernel < SM100_CONFIGS; kernel++)
         for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)

@@ -191,14 +191,12 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     return 1;
 }
 
-/* Every kernel without stream-K adds K in the same order, stage by stage. Of two CTAs that share a tile each keeps some
- * columns, and which depends on the tile; the sum of two does not depend on it, that of three would. Linear scales and
- * operands that TMA does not reach have no such kernel; with N = 1 whether TMA reaches A depends on M. */
+/* Every kernel without stream-K adds K in the same order, stage by stage. Linear scales and operands that TMA does not
+ * reach have no such kernel; with N = 1 whether TMA reaches A depends on M. */
 int32_t sm90_gemm_batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                   gemm_candidate *out) {
     if (t->scale_layout != SCALES_128X4 || !t->tma_values || t->n == 1) return -1;
-    const int64_t tiles = ceil_div(t->n, SM90_ATOM_ROWS);
-    const int32_t split_k = 2 * tiles <= props->sm_count && t->k > SM90_STAGE_K ? 2 : 1;
+    const int32_t split_k = batch_invariant_split_k(props, t, SM90_ATOM_ROWS, SM90_STAGE_K);
     int32_t count = 0;
     for (int32_t kernel = 0; kernel < CONFIGS; kernel++)
         for (int32_t swap_ab = 0; swap_ab < 2 && !configs[kernel].streamk; swap_ab++)
