@@ -95,6 +95,8 @@ const char *nvfp4_last_error(void);
  *
  *   a        [M, K/2] or [L, M, K/2], uint8 or e2m1x2; b the same with N rows. K is a multiple of 16. Rows are dense
  *            inside; from row to row they are K/2 bytes apart or a multiple of 16; data is aligned to 8 bytes.
+ *            a may instead be fp16 or bf16, [M, K] or [L, M, K], with data and batches on 16 bytes: its values enter
+ *            the product as they are (W4A16), and scale_a is absent.
  *   scale_a  e4m3 or uint8. NVFP4_LINEAR: [M, K/16] or [L, M, K/16]. NVFP4_128X4: any shape, contiguous, of
  *            L * ceil(M/128)*ceil(K/64)*512 bytes. scale_b the same for N.
  *   out      [M, N] or [L, M, N], fp16, bf16 or fp32; row-major. Overlaps none of the others but c.

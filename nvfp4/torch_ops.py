@@ -12,7 +12,7 @@ compute shapes without memory, and the functions that pass a call of nvfp4's fun
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
 
-A uint8 tensor of shape [0] stands for an absent alpha, bias, c or global_scale; backend "auto" chooses by rule.
+A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c or global_scale; backend "auto" chooses by rule.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -222,15 +222,15 @@ def gemm(
     backend: str | None,
     flags: int,
 ) -> Any:
-    _check_tensors({"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}, bias=bias, c=c, out=out)
-    _check_no_grad(alpha=alpha, bias=bias, c=c, out=out)
+    _check_tensors({"a": a, "b": b, "scale_b": scale_b}, scale_a=scale_a, bias=bias, c=c, out=out)
+    _check_no_grad(a=a, alpha=alpha, bias=bias, c=c, out=out)
     alpha_tensor, alpha_value = _number_or_tensor("alpha", alpha, a)
     common = (
-        (a, b, scale_a, scale_b, alpha_tensor, _optional(bias, a), _optional(c, a))
+        (a, b, _optional(scale_a, a), scale_b, alpha_tensor, _optional(bias, a), _optional(c, a))
         + (alpha_value, float(beta), scale_layout, "auto" if backend is None else backend, flags)
     )  # fmt: skip
     if out is None:
-        return _call(_ops.gemm, *common, _dtype(out_dtype, torch.float16))
+        return _call(_ops.gemm, *common, _dtype(out_dtype, torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float16))
     if _dtype(out_dtype, out.dtype) != out.dtype:
         raise _C.Error(f"out_dtype: is {out_dtype} but out has {out.dtype}")
     _call(_ops.gemm_out, *common, out)

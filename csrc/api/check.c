@@ -48,6 +48,12 @@ const char *nvfp4_dtype_name(int32_t dtype) {
 static int is_bytes(int32_t dtype) {
     return dtype == NVFP4_UINT8 || dtype == NVFP4_E2M1X2;
 }
+static int is_16_bit(int32_t dtype) {
+    return dtype == NVFP4_FP16 || dtype == NVFP4_BF16;
+}
+static int is_a(int32_t dtype) {
+    return is_bytes(dtype) || is_16_bit(dtype);
+}
 static int is_scale(int32_t dtype) {
     return dtype == NVFP4_UINT8 || dtype == NVFP4_E4M3;
 }
@@ -175,6 +181,17 @@ static nvfp4_status check_data(const char *name, const char *shape2, const char 
     return check_alignment(name, t, 8);
 }
 
+/* a in 16 bits: 16-byte aligned rows whose length is a multiple of 16 values. */
+static nvfp4_status check_activations(const nvfp4_tensor *t, matrix *x) {
+    nvfp4_status status = check_matrix("a", "[M, K]", "[L, M, K]", t, INPUT, x);
+    if (status) return status;
+    if (x->columns % 16 != 0)
+        return fail(NVFP4_INVALID, "a: K is %lld; must be a multiple of 16", (long long)x->columns);
+    if (x->batch % 16 != 0)
+        return fail(NVFP4_INVALID, "a: batches are %lld bytes apart; must be a multiple of 16", (long long)x->batch);
+    return check_alignment("a", t, 16);
+}
+
 /* Scales of l batches of rows x columns in either layout. */
 static nvfp4_status check_scale(const char *name, const nvfp4_tensor *t, int32_t layout, int64_t l, int64_t rows,
                                 int64_t columns, direction use, int64_t *pitch, int64_t *batch) {
@@ -274,24 +291,27 @@ static nvfp4_status check_result_shape(const char *name, const nvfp4_tensor *t, 
 /* a and b: both 2-D or both 3-D, equal K and L. */
 static nvfp4_status check_operands(const nvfp4_gemm_args *args, gemm_problem *p) {
     matrix a, b;
+    const int a_is_16_bit = is_16_bit(args->a.dtype);
     nvfp4_status status = check_present("a", &args->a);
     if (!status) status = check_present("b", &args->b);
-    if (!status) status = check_data("a", "[M, K/2]", "[L, M, K/2]", &args->a, INPUT, &a);
+    if (!status) status = check_dtype("a", &args->a, is_a, "uint8, float4_e2m1fn_x2, float16 or bfloat16");
+    if (!status)
+        status = a_is_16_bit ? check_activations(&args->a, &a)
+                             : check_data("a", "[M, K/2]", "[L, M, K/2]", &args->a, INPUT, &a);
     if (!status) status = check_data("b", "[N, K/2]", "[L, N, K/2]", &args->b, INPUT, &b);
     if (!status) status = check_device("b", &args->b, "a", &args->a);
     if (status) return status;
     if (args->a.ndim != args->b.ndim)
         return fail(NVFP4_INVALID, "b: has %d dimensions but a has %d", args->b.ndim, args->a.ndim);
-    if (b.columns != a.columns)
-        return fail(NVFP4_INVALID, "b: K is %lld but a has K = %lld", (long long)b.columns * 2,
-                    (long long)a.columns * 2);
+    const int64_t k = a_is_16_bit ? a.columns : a.columns * 2;
+    if (b.columns * 2 != k)
+        return fail(NVFP4_INVALID, "b: K is %lld but a has K = %lld", (long long)b.columns * 2, (long long)k);
     if (b.l != a.l) return fail(NVFP4_INVALID, "b: L is %lld but a has L = %lld", (long long)b.l, (long long)a.l);
-    if (a.columns > MAX_SIZE / 2)
-        return fail(NVFP4_INVALID, "a: K is %lld; must be at most %d", (long long)a.columns * 2, MAX_SIZE);
+    if (k > MAX_SIZE) return fail(NVFP4_INVALID, "a: K is %lld; must be at most %d", (long long)k, MAX_SIZE);
     *p = (gemm_problem){
         .m = a.rows,
         .n = b.rows,
-        .k = a.columns * 2,
+        .k = k,
         .l = a.l,
         .a = args->a.data,
         .b = args->b.data,
@@ -299,6 +319,7 @@ static nvfp4_status check_operands(const nvfp4_gemm_args *args, gemm_problem *p)
         .b_pitch = b.pitch,
         .a_batch = a.batch,
         .b_batch = b.batch,
+        .a_type = a_is_16_bit ? args->a.dtype : VALUES_E2M1,
     };
     uintptr_t bits = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)(a.pitch | b.pitch);
     if (a.l > 1) bits |= (uintptr_t)(a.batch | b.batch);
@@ -307,16 +328,20 @@ static nvfp4_status check_operands(const nvfp4_gemm_args *args, gemm_problem *p)
 }
 
 static nvfp4_status check_scales(const nvfp4_gemm_args *args, gemm_problem *p) {
-    nvfp4_status status = check_present("scale_a", &args->scale_a);
+    const int a_is_e2m1 = p->a_type == VALUES_E2M1;
+    if (!a_is_e2m1 && !absent(&args->scale_a))
+        return fail(NVFP4_INVALID, "scale_a: is given but a is %s; must be absent, its values have no scales",
+                    nvfp4_dtype_name(p->a_type));
+    nvfp4_status status = a_is_e2m1 ? check_present("scale_a", &args->scale_a) : NVFP4_OK;
     if (!status) status = check_present("scale_b", &args->scale_b);
     if (!status) status = check_layout(args->scale_layout);
-    if (!status)
+    if (!status && a_is_e2m1)
         status = check_scale("scale_a", &args->scale_a, args->scale_layout, p->l, p->m, p->k / 16, INPUT, &p->sfa_pitch,
                              &p->sfa_batch);
     if (!status)
         status = check_scale("scale_b", &args->scale_b, args->scale_layout, p->l, p->n, p->k / 16, INPUT, &p->sfb_pitch,
                              &p->sfb_batch);
-    if (!status) status = check_device("scale_a", &args->scale_a, "a", &args->a);
+    if (!status && a_is_e2m1) status = check_device("scale_a", &args->scale_a, "a", &args->a);
     if (!status) status = check_device("scale_b", &args->scale_b, "a", &args->a);
     p->sfa = args->scale_a.data;
     p->sfb = args->scale_b.data;

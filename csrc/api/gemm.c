@@ -21,13 +21,26 @@ static int32_t last_family(const target *where) {
     return 31 - __builtin_clz(where->families);
 }
 
+/* Those of some families that multiply an A of this type. */
+static uint32_t taking_a(uint32_t families, int32_t a_type) {
+    for (int32_t f = 0; f < GEMM_FAMILIES && a_type != VALUES_E2M1; f++)
+        if (families >> f & 1 && !gemm_families[f]->takes_16_bit_a) families &= ~(1u << f);
+    return families;
+}
+
 static nvfp4_status choose_on_gpu(gemm_call *call, const plan_settings *override, int32_t rank, uint32_t flags) {
     const target *where = &call->where;
     plan_query query;
     memset(&query, 0, sizeof query);
     query.traits = traits_of(&call->problem);
     query.props = *where->props;
-    query.families = where->families;
+    query.families = taking_a(where->families, query.traits.a_type);
+    if (query.families == 0)
+        return fail(
+            NVFP4_UNSUPPORTED,
+            "a: dtype is %s, which the %s kernels do not take; must be uint8 or float4_e2m1fn_x2, or the backend "
+            "sm80",
+            nvfp4_dtype_name(query.traits.a_type), gemm_families[last_family(where)]->name);
     query.override = *override;
     query.rank = rank;
     query.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;

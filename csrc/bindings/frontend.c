@@ -68,6 +68,10 @@ static void dense_like(nvfp4_tensor *t, int32_t dtype, const nvfp4_tensor *like,
     dense(t, dtype, like->device, like->ndim, shape + 3 - like->ndim);
 }
 
+int32_t default_out_dtype(const nvfp4_gemm_args *args) {
+    return args->a.dtype == NVFP4_BF16 ? NVFP4_BF16 : NVFP4_FP16;
+}
+
 nvfp4_status gemm_result(const nvfp4_gemm_args *args, int32_t dtype, nvfp4_tensor *out) {
     nvfp4_status status = check_rank("a", &args->a);
     if (!status) status = check_rank("b", &args->b);
@@ -166,6 +170,9 @@ static nvfp4_status restore_blocks(const char *name, int64_t rows, int64_t k, in
 }
 
 nvfp4_status gemm_of_views(nvfp4_gemm_args *args) {
+    if (args->a.dtype == NVFP4_FP16 || args->a.dtype == NVFP4_BF16)
+        return fail(NVFP4_INVALID, "a: dtype is %s; must be uint8 or float4_e2m1fn_x2",
+                    nvfp4_dtype_name(args->a.dtype));
     nvfp4_status status = rotate("a", "[M, K/2, L]", &args->a);
     if (!status) status = rotate("b", "[N, K/2, L]", &args->b);
     if (!status) status = rotate("c", "[M, N, L]", &args->out);

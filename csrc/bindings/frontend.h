@@ -10,6 +10,8 @@ nvfp4_status backend_from_name(const char *name, int32_t *backend);             
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype); /* of a result */
 
 /* Fills dtype, device, shape and dense strides of a result that is still to be allocated; data is NULL. */
+/* The dtype of a result where the caller names none: that of a 16-bit a, else fp16. */
+int32_t default_out_dtype(const nvfp4_gemm_args *args);
 nvfp4_status gemm_result(const nvfp4_gemm_args *args, int32_t dtype, nvfp4_tensor *out);
 nvfp4_status quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale);
 nvfp4_status dequantize_result(const nvfp4_tensor *data, int32_t dtype, nvfp4_tensor *x);

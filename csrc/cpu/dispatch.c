@@ -19,7 +19,7 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch
     double products = (double)p->m * (double)p->n * (double)p->k * (double)p->l;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     const cpu_kernel *kernel = kernels[isa];
-    if (!kernel || p->k == 0) return reference_gemm(p, threads);
+    if (!kernel || p->k == 0 || p->a_type != VALUES_E2M1) return reference_gemm(p, threads);
     if (least(p->m, p->n) <= kernel->max_vectors && !batch_invariant) return vectors_gemm(p, kernel, threads);
     return blocked_gemm(p, kernel, threads);
 }

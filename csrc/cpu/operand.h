@@ -1,4 +1,4 @@
-/* One operand of a product at one batch index: packed rows and their scales. */
+/* One operand of a product at one batch index: packed rows and their scales, or rows of 16-bit values. */
 #ifndef NVFP4_CPU_OPERAND_H
 #define NVFP4_CPU_OPERAND_H
 
@@ -10,16 +10,27 @@ typedef struct operand {
     const uint8_t *data, *scale;
     int64_t rows, pitch, scale_pitch;
     int32_t scale_layout;
+    int32_t type; /* VALUES_E2M1, OUT_FP16 or OUT_BF16 */
 } operand;
 
 static inline operand operand_a(const gemm_problem *p, int64_t batch) {
-    return (operand){
-        p->a + batch * p->a_batch, p->sfa + batch * p->sfa_batch, p->m, p->a_pitch, p->sfa_pitch, p->scale_layout};
+    return (operand){p->a + batch * p->a_batch,
+                     p->sfa ? p->sfa + batch * p->sfa_batch : NULL,
+                     p->m,
+                     p->a_pitch,
+                     p->sfa_pitch,
+                     p->scale_layout,
+                     p->a_type};
 }
 
 static inline operand operand_b(const gemm_problem *p, int64_t batch) {
-    return (operand){
-        p->b + batch * p->b_batch, p->sfb + batch * p->sfb_batch, p->n, p->b_pitch, p->sfb_pitch, p->scale_layout};
+    return (operand){p->b + batch * p->b_batch,
+                     p->sfb + batch * p->sfb_batch,
+                     p->n,
+                     p->b_pitch,
+                     p->sfb_pitch,
+                     p->scale_layout,
+                     VALUES_E2M1};
 }
 
 /* Where the scale of a row's column (block of 16) lies from the first scale. */

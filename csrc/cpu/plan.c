@@ -29,5 +29,9 @@ static nvfp4_status run_host(const gemm_problem *p, const gemm_candidate *c, int
     return cpu_gemm(p, (cpu_isa)c->kernel, threads, c->batch_invariant);
 }
 
-const gemm_family cpu_family = {
-    .name = "cpu", .runs_on = "the CPU", .candidates = candidates, .reject = reject, .run_host = run_host};
+const gemm_family cpu_family = {.name = "cpu",
+                                .runs_on = "the CPU",
+                                .takes_16_bit_a = 1,
+                                .candidates = candidates,
+                                .reject = reject,
+                                .run_host = run_host};

@@ -1,12 +1,18 @@
 /* The definition: out = epilogue(sum over k of a[m][k]*scale_a[m][k/16] * b[n][k]*scale_b[n][k/16]).
- * Every product is exact in double; so is the sum unless its terms are more than 2^53 apart. One rounding to fp32. */
+ * a of 16 bits has no scales. Every product is exact in double; so is the sum unless its terms are more than 2^53
+ * apart. One rounding to fp32. */
 #include "cpu/epilogue.h"
 #include "cpu/gemm.h"
 #include "cpu/operand.h"
 #include "cpu/threads.h"
 
-/* The value of element k of a row times its scale: exact. */
+/* The value of element k of a row times its scale, if it has one: exact. */
 static double element(const operand *x, int64_t row, int64_t k) {
+    if (x->type != VALUES_E2M1) {
+        uint16_t code;
+        memcpy(&code, x->data + row * x->pitch + k * 2, 2);
+        return x->type == OUT_FP16 ? fp16_decode(code) : bf16_decode(code);
+    }
     uint8_t pair = x->data[row * x->pitch + k / 2];
     int code = k % 2 ? pair >> 4 : pair & 15;
     uint8_t scale = x->scale[scale_offset(x->scale_layout, x->scale_pitch, row, k / 16)];

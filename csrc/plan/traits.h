@@ -20,6 +20,8 @@ typedef struct gemm_traits { /* compared as bytes: no padding */
     int32_t output_is_column; /* 1: N = 1, without a bias, and the elements of C (and c) are contiguous: the transposed
                                  product writes them as one row */
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
+    int32_t a_type;                   /* as of gemm_problem */
+    int32_t padding_;
 } gemm_traits;
 
 /* Whether TMA takes rows that lie so: base and strides are multiples of 16 bytes, strides below 2^40 (PTX ISA 9.0,
@@ -41,6 +43,7 @@ static inline gemm_traits traits_of(const gemm_problem *p) {
     t.output_is_column = p->n == 1 && p->out_pitch == element && (!p->c || p->c_pitch == element) && !p->bias;
     t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfa_batch == 0 ? BROADCAST_SCALES : 0);
     t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfb_batch == 0 ? BROADCAST_SCALES : 0);
+    t.a_type = p->a_type;
     return t;
 }
 

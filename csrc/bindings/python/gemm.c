@@ -56,7 +56,7 @@ PyObject *python_gemm(PyObject *module, arguments a, Py_ssize_t count) {
     enum { A, B, SCALE_A, SCALE_B, ALPHA, BIAS, C, BETA, OUT, OUT_DTYPE, LAYOUT, BACKEND, FLAGS, COUNT };
 #define FIELD(name) offsetof(nvfp4_gemm_args, name)
     static const tensor_argument tensors[] = {
-        {A, "a", FORMAT, FIELD(a)},
+        {A, "a", NUMBERS, FIELD(a)},
         {B, "b", FORMAT, FIELD(b)},
         {SCALE_A, "scale_a", FORMAT, FIELD(scale_a)},
         {SCALE_B, "scale_b", FORMAT, FIELD(scale_b)},
@@ -81,6 +81,7 @@ PyObject *python_gemm(PyObject *module, arguments a, Py_ssize_t count) {
     reading done = read_tensors(a, tensors, 7 + alpha_is_tensor, &args);
     if (done == READ_FAILED) return raise_error();
     if (done == READ_BY_TORCH) return call_torch_op("gemm", a, count);
+    if (a[OUT_DTYPE] == Py_None) dtype = default_out_dtype(&args);
     if (!out && gemm_result(&args, dtype, &args.out) != NVFP4_OK) return raise_error();
     if (a[OUT_DTYPE] != Py_None && dtype != args.out.dtype) {
         fail(NVFP4_INVALID, "out_dtype: is %s but out has %s", nvfp4_dtype_name(dtype),

@@ -134,7 +134,7 @@ static nvfp4_status current_stream(int32_t device, void **stream) {
 static nvfp4_status read_gemm(const torch_value *stack, nvfp4_gemm_args *args) {
     nvfp4_status status = read_tensor(stack[0], "a", &args->a);
     if (!status) status = read_tensor(stack[1], "b", &args->b);
-    if (!status) status = read_tensor(stack[2], "scale_a", &args->scale_a);
+    if (!status) status = read_optional(stack[2], "scale_a", &args->scale_a);
     if (!status) status = read_tensor(stack[3], "scale_b", &args->scale_b);
     if (!status) status = read_optional(stack[4], "alpha", &args->alpha);
     if (!status) status = read_optional(stack[5], "bias", &args->bias);

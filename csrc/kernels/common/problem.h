@@ -7,13 +7,14 @@
 
 enum { SCALES_128X4 = 0, SCALES_LINEAR = 1 };      /* = nvfp4_layout */
 enum { OUT_FP16 = 4, OUT_BF16 = 5, OUT_FP32 = 6 }; /* = nvfp4_dtype */
+enum { VALUES_E2M1 = 0 };                          /* a_type; else OUT_FP16 or OUT_BF16 */
 
 typedef struct gemm_problem {
     int64_t m, n, k, l;
-    const uint8_t *a, *b;     /* [l][rows][k/2] bytes */
-    int64_t a_pitch, b_pitch; /* bytes between rows: a multiple of 16, or k/2 */
-    int64_t a_batch, b_batch; /* bytes between batches */
-    const uint8_t *sfa, *sfb;
+    const uint8_t *a, *b;         /* [l][rows][k/2] bytes; 16-bit a: [l][rows][k] values */
+    int64_t a_pitch, b_pitch;     /* bytes between rows: a multiple of 16, or k/2 */
+    int64_t a_batch, b_batch;     /* bytes between batches */
+    const uint8_t *sfa, *sfb;     /* 16-bit a: sfa is NULL */
     int64_t sfa_pitch, sfb_pitch; /* linear: bytes between rows; 128x4: between 128-row blocks */
     int64_t sfa_batch, sfb_batch;
     void *out;
@@ -27,7 +28,9 @@ typedef struct gemm_problem {
     int32_t scale_layout; /* SCALES_* */
     int32_t out_type;     /* OUT_* : of out and c */
     int32_t bias_type;    /* OUT_* */
-    int32_t aligned16;    /* 1: every row of a and b is 16-byte aligned; 0: 8-byte */
+    int32_t aligned16;    /* 1: every row of a and b is 16-byte aligned; 0: 8-byte (of a 16-bit a always 16-byte) */
+    int32_t a_type;       /* VALUES_E2M1, OUT_FP16 or OUT_BF16 */
+    int32_t padding_;
 } gemm_problem;
 
 /* The epilogue of every backend, in fp32 and in this order, so that equal sums give equal bits:

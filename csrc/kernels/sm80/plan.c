@@ -10,6 +10,8 @@
 
 typedef struct sm80_config {
     const char *name;
+    int32_t a_type; /* as of gemm_problem */
+    int octets;     /* of a W4A16 tile, 0: of others */
     int tile_m, tile_n, tile_k, stages, warps;
     int32_t shared_bytes;
     const char *reason, *split_reason;
@@ -22,6 +24,8 @@ typedef struct sm80_config {
 static const sm80_config configs[] = {
 #define X(id, tile_m, tile_n, tile_k, stages, warps, ...)                                                              \
     {"nvfp4_" #id,                                                                                                     \
+     VALUES_E2M1,                                                                                                      \
+     0,                                                                                                                \
      tile_m,                                                                                                           \
      tile_n,                                                                                                           \
      tile_k,                                                                                                           \
@@ -31,6 +35,20 @@ static const sm80_config configs[] = {
      (tile_m) <= 16 ? FEW : MANY,                                                                                      \
      (tile_m) <= 16 ? FEW SPLIT : MANY SPLIT},
     SM80_GEMM_CONFIGS(X)
+#undef X
+#define X(id, type, tile_m, octets, chunks, stages, warps, ...)                                                        \
+    {"nvfp4_" #id,                                                                                                     \
+     type,                                                                                                             \
+     octets,                                                                                                           \
+     tile_m,                                                                                                           \
+     SM80_W4A16_TILE_N(octets),                                                                                        \
+     SM80_W4A16_TILE_K(chunks, warps),                                                                                 \
+     stages,                                                                                                           \
+     warps,                                                                                                            \
+     SM80_W4A16_SHARED_BYTES(tile_m, octets, chunks, stages, warps),                                                   \
+     (tile_m) <= 16 ? FEW : MANY,                                                                                      \
+     (tile_m) <= 16 ? FEW SPLIT : MANY SPLIT},
+        SM80_W4A16_CONFIGS(X)
 #undef X
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, MAX_SPLIT = 32, MAX_WAVES = 4 };
@@ -48,10 +66,17 @@ typedef struct sm80_tiling {
 } sm80_tiling;
 _Static_assert(sizeof(sm80_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
+static int64_t tiles_along_n(const sm80_config *c, int64_t n) {
+    return c->octets ? SM80_W4A16_TILES_N(n, c->octets) : ceil_div(n, c->tile_n);
+}
+
 static double chunk_clocks(const sm80_model *model, const gemm_traits *t, const sm80_config *c) {
-    const double arithmetic =
-        model->decode_clocks * (c->tile_m + c->tile_n) + model->mma_clocks * c->tile_m * c->tile_n;
-    const double copies = model->copy_clocks * (double)(min_int(t->m, c->tile_m) + min_int(t->n, c->tile_n));
+    const int decoded = c->tile_n + (c->a_type == VALUES_E2M1 ? c->tile_m : 0);
+    const int mma_m = c->tile_m < 8 ? 8 : c->tile_m;
+    const double arithmetic = model->decode_clocks * decoded + model->mma_clocks * mma_m * c->tile_n;
+    const double row_of_a = c->a_type == VALUES_E2M1 ? 1.0 : model->copy_a16;
+    const double copies =
+        model->copy_clocks * (row_of_a * (double)min_int(t->m, c->tile_m) + (double)min_int(t->n, c->tile_n));
     return model->chunk_clocks + (arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3);
 }
 
@@ -74,7 +99,7 @@ static double modelled_us(const sm80_model *model, const device_props *props, co
 static int32_t list_one(const sm80_model *model, const device_props *props, const gemm_traits *t, int32_t kernel,
                         int64_t wanted, gemm_candidate *out) {
     const sm80_config *c = &configs[kernel];
-    const int64_t tiles_m = ceil_div(t->m, c->tile_m), tiles_n = ceil_div(t->n, c->tile_n);
+    const int64_t tiles_m = ceil_div(t->m, c->tile_m), tiles_n = tiles_along_n(c, t->n);
     const int64_t k_tiles = ceil_div(t->k, c->tile_k), k_tiles_per_split = ceil_div(k_tiles, wanted);
     const int64_t split = k_tiles_per_split ? ceil_div(k_tiles, k_tiles_per_split) : 1; /* no part is empty */
     const int64_t grid = tiles_m * tiles_n * t->l * split;
@@ -107,8 +132,8 @@ int32_t sm80_candidates(const sm80_model *model, const device_props *props, cons
     int32_t count = 0;
     for (int32_t kernel = 0; kernel < CONFIGS; kernel++) {
         const sm80_config *c = &configs[kernel];
-        if (c->shared_bytes > props->shared_per_block) continue;
-        const int64_t tiles = ceil_div(t->m, c->tile_m) * ceil_div(t->n, c->tile_n) * t->l;
+        if (c->a_type != t->a_type || c->shared_bytes > props->shared_per_block) continue;
+        const int64_t tiles = ceil_div(t->m, c->tile_m) * tiles_along_n(c, t->n) * t->l;
         const int64_t most = min_int(ceil_div(t->k, c->tile_k), MAX_SPLIT);
         count += list_one(model, props, t, kernel, 1, out + count);
         /* Split to fill the SMs once, twice and so on: a split in between leaves some idle for as long. */
@@ -131,13 +156,16 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
 /* The kernels whose warps divide K in the same way, and tiles of 64 columns, so that the parts of K follow from N and
  * K: as many as fill the SMs with one row of tiles, at most 8, since each has its own partial sums. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    const sm80_config *first = &configs[KERNEL_sm80_gemm_32x64];
+    const sm80_config *first = &configs[t->a_type == OUT_FP16   ? KERNEL_sm80_w4a16_fp16_32x64
+                                        : t->a_type == OUT_BF16 ? KERNEL_sm80_w4a16_bf16_32x64
+                                                                : KERNEL_sm80_gemm_32x64];
     const int64_t k_tiles = ceil_div(t->k, first->tile_k);
     const int64_t wanted = min_int(props->sm_count / ceil_div(t->n, first->tile_n), min_int(k_tiles, 8));
     int32_t count = 0;
     for (int32_t kernel = 0; kernel < CONFIGS; kernel++) {
         const sm80_config *c = &configs[kernel];
-        if (c->tile_k != first->tile_k || c->warps != first->warps || c->shared_bytes > props->shared_per_block)
+        if (c->a_type != t->a_type || c->tile_k != first->tile_k || c->warps != first->warps ||
+            c->shared_bytes > props->shared_per_block)
             continue;
         count += list_one(&measured, props, t, kernel, wanted > 1 ? wanted : 1, out + count);
     }
@@ -180,9 +208,16 @@ static const kernel_entry kernels[SM80_KERNELS] = {
                      .shared_bytes = SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps)},
     SM80_GEMM_CONFIGS(X)
 #undef X
-        [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
-                                      .fatbin = "sm80_split_reduce",
-                                      .threads = SM80_REDUCE_THREADS},
+#define X(id, type, tile_m, octets, chunks, stages, warps, ...)                                                        \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm80_w4a16",                                                                           \
+                     .threads = 32 * (warps),                                                                          \
+                     .shared_bytes = SM80_W4A16_SHARED_BYTES(tile_m, octets, chunks, stages, warps)},
+        SM80_W4A16_CONFIGS(X)
+#undef X
+            [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
+                                          .fatbin = "sm80_split_reduce",
+                                          .threads = SM80_REDUCE_THREADS},
 };
 static const kernel_set set = {
     .kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
@@ -190,6 +225,7 @@ static const kernel_set set = {
 const gemm_family sm80_family = {
     .name = "sm80",
     .runs_on = "any GPU of compute capability 8.0 or later",
+    .takes_16_bit_a = 1,
     .kernels = &set,
     .candidates = candidates,
     .batch_invariant = batch_invariant,

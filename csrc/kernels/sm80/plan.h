@@ -3,11 +3,12 @@
 #define NVFP4_SM80_PLAN_H
 
 #include "kernels/sm80/config.h"
+#include "kernels/sm80/w4a16_config.h"
 #include "plan/gemm_family.h"
 
 enum {
 #define X(id, ...) KERNEL_##id,
-    SM80_GEMM_CONFIGS(X)
+    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X)
 #undef X
         KERNEL_SM80_SPLIT_REDUCE,
     SM80_KERNELS
@@ -20,6 +21,7 @@ enum {
     X(decode_clocks, 1.6)    /* a row of a chunk of 64 along K */                                                      \
     X(mma_clocks, 0.06)      /* a row and column of a chunk */                                                         \
     X(copy_clocks, 2.4)      /* a row of a chunk: 36 bytes */                                                          \
+    X(copy_a16, 3.5)         /* times as much for a row of 16-bit A: 128 bytes */                                      \
     X(chunk_clocks, 16.0)    /* a chunk: waits, addresses */                                                           \
     X(few_warps, 1.2)        /* times as long where an SM has less than 8 warps */                                     \
     X(launch_clocks, 4500.0) /* until the first copies complete, and from the last sum to memory */                    \

@@ -1,0 +1,89 @@
+/* Operands of mma where A is fp16 or bf16 and B is NVFP4 (W4A16): e2m1 values times their scales in A's type, exact up
+ * to a power of two that the epilogue removes, and A's values in the same order along K.
+ *
+ *   fp16   as decode.cuh: value * 2^-6, or * 2^-14 and scale * 2^7
+ *   bf16   an e2m1 code in place in bf16 (bias 127) is value * 2^-126; the scale is multiplied by 2^119, which keeps
+ *          448 * 2^119 below 2^128. The product has at most 6 significant bits, of bf16's 8. */
+#ifndef NVFP4_COMMON_W4A16_CUH
+#define NVFP4_COMMON_W4A16_CUH
+
+#include <cuda_fp16.h>
+
+#include "kernels/common/decode.cuh"
+#include "kernels/common/mma.cuh"
+#include "kernels/common/problem.h"
+
+/* Multiplies pairs; the sum with -0 changes no bit. fma because mul.bf16x2 needs sm_90. */
+__device__ __forceinline__ uint32_t bf162_multiply(uint32_t x, uint32_t y) {
+    uint32_t result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(y), "r"(0x80008000));
+    return result;
+}
+
+/* 8 neighbours along K, in natural order, as pairs i, i + 4: the order of words that are converted by masks. */
+__device__ __forceinline__ void pairs_4_apart(const uint4 &natural, uint32_t (&pairs)[4]) {
+    pairs[0] = __byte_perm(natural.x, natural.z, 0x5410);
+    pairs[1] = __byte_perm(natural.x, natural.z, 0x7632);
+    pairs[2] = __byte_perm(natural.y, natural.w, 0x5410);
+    pairs[3] = __byte_perm(natural.y, natural.w, 0x7632);
+}
+
+template <int TYPE> struct w4a16;
+
+template <> struct w4a16<OUT_FP16> {
+    static constexpr float UNIT = DECODE_HAS_CVT ? 64.0f : 128.0f;
+
+    static __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint32_t b0, uint32_t b1) {
+        mma_m16n8k16(d, a0, a1, a2, a3, b0, b1);
+    }
+    /* Two scales in the low bytes, to a pair of factors. */
+    static __device__ __forceinline__ uint32_t scales(uint32_t bytes) {
+        return decode_scales(bytes & 0xFF, bytes >> 8 & 0xFF);
+    }
+    template <int half>
+    static __device__ __forceinline__ void word(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
+        decode_word<half>(word, scales, pairs);
+    }
+    static __device__ __forceinline__ void activations(const uint4 &natural, uint32_t (&pairs)[4]) {
+#if DECODE_HAS_CVT
+        pairs[0] = __byte_perm(natural.x, natural.y, 0x5410);
+        pairs[1] = __byte_perm(natural.z, natural.w, 0x5410);
+        pairs[2] = __byte_perm(natural.x, natural.y, 0x7632);
+        pairs[3] = __byte_perm(natural.z, natural.w, 0x7632);
+#else
+        pairs_4_apart(natural, pairs);
+#endif
+    }
+};
+
+template <> struct w4a16<OUT_BF16> {
+    static constexpr float UNIT = 128.0f;
+
+    static __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint32_t b0, uint32_t b1) {
+        mma_m16n8k16_bf16(d, a0, a1, a2, a3, b0, b1);
+    }
+    static __device__ __forceinline__ uint32_t scales(uint32_t bytes) {
+        constexpr float FACTOR = DECODE_HAS_CVT ? 0x1p119f : 0x1p112f; /* of what decode_scales gives */
+        const uint32_t pair = w4a16<OUT_FP16>::scales(bytes);
+        const float2 two = __half22float2(*(const __half2 *)&pair);
+        uint32_t result;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(two.y * FACTOR), "f"(two.x * FACTOR));
+        return result;
+    }
+    template <int half>
+    static __device__ __forceinline__ void word(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t codes = word << (12 - 4 * i);
+            pairs[i] = and_or(codes, 0x80008000, codes >> 6 & 0x01C001C0);
+            pairs[i] = bf162_multiply(pairs[i], both_halves<half>(scales));
+        }
+    }
+    static __device__ __forceinline__ void activations(const uint4 &natural, uint32_t (&pairs)[4]) {
+        pairs_4_apart(natural, pairs);
+    }
+};
+
+#endif
