@@ -163,9 +163,10 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
 /* Runs the product. On a GPU it is enqueued on args->stream: no allocation, no synchronisation. */
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args);
 
-/* How a product of this shape would be run on a device (NVFP4_HOST or an ordinal), for dense 16-byte aligned data. */
-nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int64_t m, int64_t n, int64_t k,
-                              int64_t l, nvfp4_plan *plan);
+/* How a product of this shape would be run on a device (NVFP4_HOST or an ordinal), for dense 16-byte aligned data.
+ * a_dtype: NVFP4_NONE for NVFP4 a; NVFP4_FP16 or NVFP4_BF16. */
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, int64_t m,
+                              int64_t n, int64_t k, int64_t l, nvfp4_plan *plan);
 
 /* x [R, K] or [L, R, K] (fp16, bf16, fp32) to data [.., R, K/2] and scales.
  *   scale = e4m3(amax/6 / g), value = e2m1(x / (scale * g)), both to nearest, ties to even, saturating at 448 and 6;

@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from nvfp4._types import DType
+
 
 def _ordinal(device: Any) -> int:
     """The ordinal of a device, -1 for the CPU; device: an int, "cpu", "cuda", "cuda:1" or a torch.device."""
@@ -27,6 +29,11 @@ def _ordinal(device: Any) -> int:
     raise _C.Error(f"device: is {device!r}; must be an ordinal, 'cpu', 'cuda' or 'cuda:<ordinal>'")
 
 
+def _name(dtype: Any) -> str:
+    """Of a torch dtype, a NumPy type or a name: as the C library has it."""
+    return str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
+
+
 def info(
     m: int | None = None,
     n: int | None = None,
@@ -35,6 +42,7 @@ def info(
     *,
     device: Any = None,
     backend: str | None = None,
+    a_dtype: DType | None = None,
 ) -> dict[str, Any]:
     """The version of nvfp4, what this machine can run, and the launch plan of a product of m x n x k.
 
@@ -43,6 +51,7 @@ def info(
         device: the device of the product: an ordinal, "cpu", "cuda", "cuda:1" or a torch.device. By default the
             first usable GPU, else the CPU.
         backend: as in gemm.
+        a_dtype: of gemm's a: torch.float16 or torch.bfloat16 (NumPy's types and names too), or None for NVFP4.
 
     Returns:
         A dict of plain values: version; archs, the GPU architectures with code inside; cpu_kernel; cpu_threads;
@@ -75,7 +84,9 @@ def info(
         ordinal = -1 if backend == "cpu" else next(usable, -1)
     else:
         ordinal = _ordinal(device)
-    result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(ordinal, backend, m, n, k, l)
+    result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(
+        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l
+    )
     return result
 
 

@@ -230,7 +230,9 @@ def gemm(
         + (alpha_value, float(beta), scale_layout, "auto" if backend is None else backend, flags)
     )  # fmt: skip
     if out is None:
-        return _call(_ops.gemm, *common, _dtype(out_dtype, torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float16))
+        return _call(
+            _ops.gemm, *common, _dtype(out_dtype, torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float16)
+        )
     if _dtype(out_dtype, out.dtype) != out.dtype:
         raise _C.Error(f"out_dtype: is {out_dtype} but out has {out.dtype}")
     _call(_ops.gemm_out, *common, out)

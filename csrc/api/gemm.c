@@ -183,7 +183,10 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
 }
 
 /* A product of this shape, contiguous and aligned. */
-static nvfp4_status problem_of_shape(int64_t m, int64_t n, int64_t k, int64_t l, gemm_problem *p) {
+static nvfp4_status problem_of_shape(int32_t a_dtype, int64_t m, int64_t n, int64_t k, int64_t l, gemm_problem *p) {
+    if (a_dtype != NVFP4_NONE && a_dtype != NVFP4_FP16 && a_dtype != NVFP4_BF16)
+        return fail(NVFP4_INVALID, "a_dtype: is %s; must be none (NVFP4), float16 or bfloat16",
+                    nvfp4_dtype_name(a_dtype));
     if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
         return fail(NVFP4_INVALID,
                     "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and %d, and K a "
@@ -193,27 +196,29 @@ static nvfp4_status problem_of_shape(int64_t m, int64_t n, int64_t k, int64_t l,
     if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as check.c bounds a tensor */
         return fail(NVFP4_INVALID, "shape: M, N, L are %lld, %lld, %lld; their product must be at most 2^60",
                     (long long)m, (long long)n, (long long)l);
+    const int64_t a_row = a_dtype == NVFP4_NONE ? k / 2 : k * 2;
     *p = (gemm_problem){.m = m,
                         .n = n,
                         .k = k,
                         .l = l,
-                        .a_pitch = k / 2,
+                        .a_pitch = a_row,
                         .b_pitch = k / 2,
-                        .a_batch = m * k / 2,
+                        .a_batch = m * a_row,
                         .b_batch = n * k / 2,
-                        .sfa_batch = swizzled_bytes(m, k / 16),
+                        .sfa_batch = a_dtype == NVFP4_NONE ? swizzled_bytes(m, k / 16) : 0,
                         .sfb_batch = swizzled_bytes(n, k / 16),
                         .out_type = OUT_FP16,
                         .out_pitch = n * 2,
                         .out_batch = m * n * 2,
-                        .aligned16 = k % 32 == 0};
+                        .aligned16 = k % 32 == 0,
+                        .a_type = a_dtype == NVFP4_NONE ? VALUES_E2M1 : a_dtype};
     return NVFP4_OK;
 }
 
-nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int64_t m, int64_t n, int64_t k,
-                              int64_t l, nvfp4_plan *plan) {
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, int64_t m,
+                              int64_t n, int64_t k, int64_t l, nvfp4_plan *plan) {
     gemm_call call;
-    nvfp4_status status = problem_of_shape(m, n, k, l, &call.problem);
+    nvfp4_status status = problem_of_shape(a_dtype, m, n, k, l, &call.problem);
     if (!status) status = find_target(context, backend, device, &call.where);
     if (!status) status = choose(context, 0, &call);
     if (!status) describe(&call, plan);
@@ -238,19 +243,26 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
     if (!plan->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
     if (device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", device);
     const plan_settings settings = settings_of(plan);
-    nvfp4_status status = problem_of_shape(m, n, k, l, &call.problem);
-    if (!status) status = find_target(context, settings.family, device, &call.where);
-    if (status) return status;
-    call.candidates = 0;
-    if (!is_empty(&call.problem)) status = choose_on_gpu(&call, &settings, 0, 0);
-    if (status) return status;
-    if (call.candidates == 0 || !candidate_is(&call.candidate, &settings))
+    static const int32_t a_dtypes[] = {NVFP4_NONE, NVFP4_FP16, NVFP4_BF16}; /* a kernel multiplies one of them */
+    int found = 0, plans = 0;
+    for (size_t i = 0; i < sizeof a_dtypes / sizeof *a_dtypes && !found; i++) {
+        nvfp4_status status = problem_of_shape(a_dtypes[i], m, n, k, l, &call.problem);
+        if (!status) status = find_target(context, settings.family, device, &call.where);
+        if (status) return status;
+        call.candidates = 0;
+        if (is_empty(&call.problem) || !taking_a(call.where.families, call.problem.a_type)) continue;
+        status = choose_on_gpu(&call, &settings, 0, 0);
+        if (status) return status;
+        plans += call.candidates;
+        found = candidate_is(&call.candidate, &settings);
+    }
+    if (!found)
         return fail(
             NVFP4_INVALID,
             "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, which is none of the %d plans for a "
             "product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
-            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, call.candidates, (long long)m,
-            (long long)n, (long long)k, (long long)l, call.where.device);
+            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plans, (long long)m, (long long)n,
+            (long long)k, (long long)l, call.where.device);
     const plan_override one = {.device = call.where.device, .m = m, .n = n, .k = k, .l = l, .settings = settings};
     return overrides_add(&context->overrides, &one);
 }

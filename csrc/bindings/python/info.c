@@ -1,18 +1,22 @@
 /* What info() and init() need to know: driver, devices, and how a shape would be run. */
+#include "bindings/frontend.h"
 #include "bindings/python/module.h"
 
 /* How a shape would be run on a device, as a dict with the names of nvfp4_plan. */
 PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
-    enum { DEVICE, BACKEND, M, N, K, L, COUNT };
+    enum { DEVICE, BACKEND, A_DTYPE, M, N, K, L, COUNT };
     (void)module;
     if (!check_count("plan", count, COUNT)) return NULL;
     int64_t device, m, n, k, l;
-    int32_t backend;
+    int32_t backend, a_dtype = NVFP4_NONE;
     nvfp4_plan plan;
-    if (!read_integer(a[DEVICE], "device", NVFP4_HOST, INT32_MAX, &device) || !read_backend(a[BACKEND], &backend) ||
+    const char *name = a[A_DTYPE] == Py_None ? NULL : PyUnicode_AsUTF8AndSize(a[A_DTYPE], NULL);
+    if (a[A_DTYPE] != Py_None && !name) return NULL;
+    if ((name && dtype_from_name("a_dtype", name, &a_dtype) != NVFP4_OK) ||
+        !read_integer(a[DEVICE], "device", NVFP4_HOST, INT32_MAX, &device) || !read_backend(a[BACKEND], &backend) ||
         !read_integer(a[M], "m", 0, INT32_MAX, &m) || !read_integer(a[N], "n", 0, INT32_MAX, &n) ||
         !read_integer(a[K], "k", 0, INT32_MAX, &k) || !read_integer(a[L], "l", 0, INT32_MAX, &l) ||
-        nvfp4_plan_shape(python_context, (int32_t)device, backend, m, n, k, l, &plan) != NVFP4_OK)
+        nvfp4_plan_shape(python_context, (int32_t)device, backend, a_dtype, m, n, k, l, &plan) != NVFP4_OK)
         return raise_error();
     return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
                          "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n,

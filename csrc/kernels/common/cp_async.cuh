@@ -12,13 +12,6 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* 16 bytes that are read once: evict_first, so that they displace each other in L2 and nothing else. */
-__device__ __forceinline__ void cp_async_16_once(uint32_t to, const void *from) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "l"(0x12F0000000000000) /* evict_first, fraction 1 */
-                 : "memory");
-}
-
 /* 8 and 4 bytes, both addresses aligned to as much. */
 __device__ __forceinline__ void cp_async_8(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");

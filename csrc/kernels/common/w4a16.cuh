@@ -37,9 +37,15 @@ template <> struct w4a16<OUT_FP16> {
                                                uint32_t b0, uint32_t b1) {
         mma_m16n8k16(d, a0, a1, a2, a3, b0, b1);
     }
-    /* Two scales in the low bytes, to a pair of factors. */
+    /* Two scales in the low bytes, with bit 7 clear, to a pair of factors. */
     static __device__ __forceinline__ uint32_t scales(uint32_t bytes) {
-        return decode_scales(bytes & 0xFF, bytes >> 8 & 0xFF);
+#if DECODE_HAS_CVT
+        uint32_t pair, unused;
+        e4m3x4_to_half2x2(bytes, pair, unused);
+        return pair;
+#else
+        return decode_scales(bytes & 0xFF, bytes >> 8);
+#endif
     }
     template <int half>
     static __device__ __forceinline__ void word(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
@@ -85,5 +91,11 @@ template <> struct w4a16<OUT_BF16> {
         pairs_4_apart(natural, pairs);
     }
 };
+
+/* What the sum of products of fragments of TYPE is multiplied by: the powers of two that B's conversion leaves, and
+ * A's if A is NVFP4, whose fragments are fp16. */
+template <int TYPE> __device__ __forceinline__ float product_unit(const gemm_problem &p) {
+    return TYPE == OUT_FP16 && p.a_type == VALUES_E2M1 ? DECODED_PRODUCT_UNIT : w4a16<TYPE>::UNIT;
+}
 
 #endif

@@ -1,5 +1,5 @@
-/* wgmma (PTX ISA 9.0, section 9.7.15): d += a . b by a warpgroup, asynchronously. a is 64 x 16 fp16 in registers, b 16
- * x N fp16 in shared memory, d 64 x N fp32 in registers. Needs sm_90a.
+/* wgmma (PTX ISA 9.0, section 9.7.15): d += a . b by a warpgroup, asynchronously. a is 64 x 16 fp16 or bf16 in
+ * registers, b 16 x N of the same type in shared memory, d 64 x N fp32 in registers. Needs sm_90a.
  *
  * Fragments of lane l of warp w: of a, rows 16w + l/4 and 8 further, columns 2(l%4), the next, and both 8 further; of d
  * the same rows and, of every 8 columns, columns 2(l%4) and the next. From wgmma.fence until the wait for its group, a
@@ -8,6 +8,8 @@
 #define NVFP4_COMMON_WGMMA_CUH
 
 #include <stdint.h>
+
+#include "kernels/common/problem.h"
 
 /* Matrix descriptor of b: rows of 128 bytes, 64 values along K, 128-byte swizzle, which repeats every 1024 bytes
  * (section 9.7.15.5.1). A K-step of 16 is 32 bytes. The address is masked: in a cluster its upper bits hold the CTA
@@ -38,21 +40,25 @@ template <int REGISTERS> __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-template <int N> struct wgmma_rs;
+template <int N, int TYPE> struct wgmma_rs; /* TYPE: of a and b, OUT_FP16 or OUT_BF16 */
 
 /* scale_d = 0: d = a . b. */
-#define WGMMA_RS(n, registers, a0, a1, a2, a3, descriptor, scale, ...)                                                 \
-    template <> struct wgmma_rs<n> {                                                                                   \
+#define WGMMA_RS_OF(type, type_name, n, registers, a0, a1, a2, a3, descriptor, scale, ...)                             \
+    template <> struct wgmma_rs<n, type> {                                                                             \
         static __device__ __forceinline__ void mma_async(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,        \
                                                          uint32_t scale_d) {                                           \
             asm volatile("{ .reg .pred add; setp.ne.u32 add, " scale ", 0;"                                            \
-                         " wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" registers "}, {" a0 ", " a1       \
-                         ", " a2 ", " a3 "}, " descriptor ", add, 1, 1, 0; }"                                          \
+                         " wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type_name "." type_name " {" registers     \
+                         "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " descriptor ", add, 1, 1, 0; }"                        \
                          : __VA_ARGS__                                                                                 \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d)                            \
                          : "memory");                                                                                  \
         }                                                                                                              \
     };
+
+#define WGMMA_RS(...)                                                                                                  \
+    WGMMA_RS_OF(OUT_FP16, "f16", __VA_ARGS__)                                                                          \
+    WGMMA_RS_OF(OUT_BF16, "bf16", __VA_ARGS__)
 
 #define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D8(i)  D4(i), D4(i + 4)
@@ -79,6 +85,7 @@ WGMMA_RS(112, P0_55, "%56", "%57", "%58", "%59", "%60", "%61", D32(0), D16(32), 
 WGMMA_RS(128, P0_55 P56_63, "%64", "%65", "%66", "%67", "%68", "%69", D32(0), D32(32))
 
 #undef WGMMA_RS
+#undef WGMMA_RS_OF
 #undef D4
 #undef D8
 #undef D16

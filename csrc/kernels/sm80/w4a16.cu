@@ -96,19 +96,19 @@ template <class C> struct b_loader {
 
     /* Issues the copies of a full stage: rows on 16 bytes, linear scales on 4. */
     __device__ __forceinline__ void start(uint32_t stage) {
+        const uint32_t values_at = stage + values_to, scales_at = stage + scales_to;
 #pragma unroll
         for (int i = 0; i < PASSES; i++)
-            if (pass_row(i) < rows)
-                cp_async_16_once(stage + values_to + i * PASS_ROWS * 32, values + pass_row(i) * pitch);
+            if (pass_row(i) < rows) cp_async_16(values_at + i * PASS_ROWS * 32, values + pass_row(i) * pitch);
         if (!linear) {
-            if (scale_rows) cp_async_16_once(stage + scales_to, scales);
+            if (scale_rows) cp_async_16(scales_at, scales);
         } else {
 #pragma unroll
             for (int octet = 0; octet < C::OCTETS; octet++)
 #pragma unroll
                 for (int chunk = 0; chunk < C::CHUNKS; chunk++)
                     if (octet * 8 < scale_rows)
-                        cp_async_4(stage + scales_to + chunk * C::SCALES_BYTES + octet * 128,
+                        cp_async_4(scales_at + chunk * C::SCALES_BYTES + octet * 128,
                                    scales + octet * 8 * scale_pitch + chunk * 4);
         }
         advance();
@@ -199,8 +199,8 @@ __device__ __forceinline__ void mma_stage(const uint8_t *stage, int g, int t, fl
             const uint32_t selector = t | (4 + t) << 4; /* byte t of both words */
             const uint32_t low = __byte_perm(quarters.x, quarters.y, selector);
             const uint32_t high = __byte_perm(quarters.z, quarters.w, selector);
-            scale_pair[octet * 2] = convert::scales(low);
-            scale_pair[octet * 2 + 1] = convert::scales(high);
+            scale_pair[octet * 2] = convert::scales(low & 0x7F7F);
+            scale_pair[octet * 2 + 1] = convert::scales(high & 0x7F7F);
 #pragma unroll
             for (int quarter = 0; quarter < 4; quarter++)
                 words[octet * 2 + quarter / 2][quarter % 2] = *(const uint2 *)(values + (octet * 4 + quarter) * 8 * 32);

@@ -1,5 +1,6 @@
 /* Dequantize pre-pass of sm90/gemm.cu and sm90/prefill.cu: NVFP4 to fp16, exact up to the power of two that decode.cuh
- * leaves to the epilogue. Rows have 128 * ceil(K/128) values, zero past K.
+ * leaves to the epilogue. Rows have 128 * ceil(K/128) values, zero past K. An fp16 or bf16 A (W4A16) is copied in the
+ * same order along K; its pairs are those of common/w4a16.cuh.
  *
  * Order along K: the order in which those kernels dequantize the other operand in registers. In a wgmma K-step of 16,
  * lane t of a quad supplies columns 2t, 2t + 1, 2t + 8, 2t + 9. Four K-steps, 128 bytes of the output, take 16 values
@@ -19,6 +20,7 @@
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/problem.h"
+#include "kernels/common/w4a16.cuh"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/prefill_config.h"
 
@@ -48,6 +50,15 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
     }
 }
 
+/* Stores 16 values, as pairs of two words, of each lane of a quad. */
+__device__ __forceinline__ void store_pairs(char *to, uint32_t (&pairs)[2][4], bool exists) {
+    transpose_quad(pairs[0]);
+    transpose_quad(pairs[1]);
+    if (!exists) return;
+    ((uint4 *)to)[0] = make_uint4(pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]);
+    ((uint4 *)to)[4] = make_uint4(pairs[1][0], pairs[1][1], pairs[1][2], pairs[1][3]);
+}
+
 extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     nvfp4_sm90_dequant(const __grid_constant__ sm90_dequant_schedule s) {
     bool is_second = (int32_t)blockIdx.x >= s.first_ctas;
@@ -67,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     uint32_t quarter = block * s.rows_per_thread; /* quarter of a block of 128 rows */
     int32_t first = quarter * 32 + r;
     int64_t to_pitch = SM90_DEQUANT_PITCH(s.k);
-    const uint8_t *data = operand.data + l * operand.batch + first * operand.pitch + group * 8;
+    const uint8_t *data =
+        operand.data + l * operand.batch + first * operand.pitch + group * (operand.type == VALUES_E2M1 ? 8 : 32);
     const uint8_t *scale =
         operand.scale + l * operand.scale_batch +
         (linear ? first * operand.scale_pitch + group
@@ -79,6 +91,29 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     griddepcontrol_launch_dependents();
     if (blockIdx.x == 0 && (int32_t)threadIdx.x < s.flags) s.zeroed[threadIdx.x] = 0;
 
+    if (operand.type != VALUES_E2M1) {
+        uint4 values[ROWS_PER_THREAD][2];
+#pragma unroll
+        for (int i = 0; i < ROWS_PER_THREAD; i++)
+#pragma unroll
+            for (int w = 0; w < 2; w++) {
+                const bool loaded = i < s.rows_per_thread && exists && first + i * 32 < operand.rows;
+                values[i][w] = loaded ? ((const uint4 *)(data + i * 32 * operand.pitch))[w] : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+        for (int i = 0; i < ROWS_PER_THREAD; i++) {
+            if (i == s.rows_per_thread) break;
+            uint32_t pairs[2][4];
+#pragma unroll
+            for (int w = 0; w < 2; w++)
+                if (operand.type == OUT_FP16)
+                    w4a16<OUT_FP16>::activations(values[i][w], pairs[w]);
+                else
+                    w4a16<OUT_BF16>::activations(values[i][w], pairs[w]);
+            store_pairs(to + i * 32 * to_pitch, pairs, stored && first + i * 32 < operand.rows);
+        }
+        return;
+    }
     uint2 words[ROWS_PER_THREAD];
     uint32_t scales[ROWS_PER_THREAD];
 #pragma unroll
@@ -96,12 +131,6 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
         uint32_t pairs[2][4], scale_pair = decode_scales(scales[i], 0);
         decode_word<0>(words[i].x, scale_pair, pairs[0]);
         decode_word<0>(words[i].y, scale_pair, pairs[1]);
-        transpose_quad(pairs[0]);
-        transpose_quad(pairs[1]);
-        if (stored && first + i * 32 < operand.rows) {
-            uint4 *dst = (uint4 *)(to + i * 32 * to_pitch);
-            dst[0] = make_uint4(pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]);
-            dst[4] = make_uint4(pairs[1][0], pairs[1][1], pairs[1][2], pairs[1][3]);
-        }
+        store_pairs(to + i * 32 * to_pitch, pairs, stored && first + i * 32 < operand.rows);
     }
 }

@@ -14,7 +14,8 @@ sm90_dequant_operand sm90_operand_of(const gemm_problem *p, int is_b) {
                                   .batch = is_b ? p->b_batch : p->a_batch,
                                   .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
                                   .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
-                                  .rows = (int32_t)(is_b ? p->n : p->m)};
+                                  .rows = (int32_t)(is_b ? p->n : p->m),
+                                  .type = is_b ? VALUES_E2M1 : p->a_type};
 }
 
 sm90_operand_size sm90_e2m1_operand(const gemm_traits *t, int is_b) {

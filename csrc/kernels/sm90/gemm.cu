@@ -38,11 +38,13 @@
 #include "kernels/common/decode.cuh"
 #include "kernels/common/dequant_rows.cuh"
 #include "kernels/common/epilogue.cuh"
+#include "kernels/common/w4a16.cuh"
 #include "kernels/common/wgmma.cuh"
 #include "kernels/sm90/reduce.cuh"
 
-template <int MATH_WARPGROUPS_, int WGMMAS_M_, int MMA_TILE_N_, int GROUP_WORDS_, int STAGES_, int STREAMK_>
+template <int TYPE_, int MATH_WARPGROUPS_, int WGMMAS_M_, int MMA_TILE_N_, int GROUP_WORDS_, int STAGES_, int STREAMK_>
 struct config {
+    static constexpr int TYPE = TYPE_; /* of the wgmma operands */
     static constexpr int MATH_WARPGROUPS = MATH_WARPGROUPS_, WGMMAS_M = WGMMAS_M_, MMA_TILE_N = MMA_TILE_N_,
                          STAGES = STAGES_;
     static constexpr int THREADS = SM90_THREADS(MATH_WARPGROUPS), MATH_WARPS = 4 * MATH_WARPGROUPS;
@@ -225,6 +227,7 @@ template <class C> struct a_words {
 template <class C>
 __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_state<C::STAGES> &state,
                                          accumulators<C> &acc) {
+    using convert = w4a16<C::TYPE>;
     constexpr int GROUPS = C::GROUPS, STEPS = 2 * C::GROUP_WORDS;
     int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
     int row = warp / 4 * 64 * C::WGMMAS_M + warp % 4 * 16 + lane / 4; /* and rows 8, 64, 72 further */
@@ -260,9 +263,7 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_sta
             for (int i = 0; i < C::WGMMAS_M; i++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    uint32_t unused;
-                    e4m3x4_to_half2x2(now.scales[i][h] & (k == cta.k_tail ? tail_mask : 0x7F7F), scale_pairs[i][h],
-                                      unused);
+                    scale_pairs[i][h] = convert::scales(now.scales[i][h] & (k == cta.k_tail ? tail_mask : 0x7F7F));
                 }
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) {
@@ -276,9 +277,9 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_sta
                             int word = group * C::GROUP_WORDS + j;
                             uint32_t bits = word_of(now.values[i][h], word), pairs[4];
                             if (word < 2)
-                                decode_word<0>(bits, scale_pairs[i][h], pairs);
+                                convert::template word<0>(bits, scale_pairs[i][h], pairs);
                             else
-                                decode_word<1>(bits, scale_pairs[i][h], pairs);
+                                convert::template word<1>(bits, scale_pairs[i][h], pairs);
 #pragma unroll
                             for (int q = 0; q < 4; q++) fragments[i][2 * j + q / 2][q % 2 * 2 + h] = pairs[q];
                         }
@@ -288,9 +289,9 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_sta
 #pragma unroll
                     for (int i = 0; i < C::WGMMAS_M; i++) {
                         int all = group * STEPS + step;
-                        wgmma_rs<C::MMA_TILE_N>::mma_async(acc[i], fragments[i][step],
-                                                           b_descriptor + (all / 4 * C::MMA_B_SPAN + all % 4 * 32) / 16,
-                                                           all > 0 || k > cta.k_begin);
+                        wgmma_rs<C::MMA_TILE_N, C::TYPE>::mma_async(
+                            acc[i], fragments[i][step], b_descriptor + (all / 4 * C::MMA_B_SPAN + all % 4 * 32) / 16,
+                            all > 0 || k > cta.k_begin);
                     }
                 wgmma_commit_group();
                 if (group == C::READ_GROUP && k + 1 < cta.k_end) read_a();
@@ -310,9 +311,9 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, pipeline_sta
     if (cta.k_begin < cta.k_end) mbarrier_arrive(cta.empty(previous_stage));
 }
 
-/* Removes the power of two that decode.cuh leaves in a product. The fma with +0 turns -0 into +0. */
-__device__ __forceinline__ float rescale(float sum) {
-    return __fmaf_rn(sum, DECODED_PRODUCT_UNIT, 0.0f);
+/* Removes the power of two that conversions leave in a product. The fma with +0 turns -0 into +0. */
+__device__ __forceinline__ float rescale(float sum, float unit) {
+    return __fmaf_rn(sum, unit, 0.0f);
 }
 
 /* Rounds two values to a 16-bit type: one cvt for either type. */
@@ -371,7 +372,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, const sm90
     int32_t rows = (SWAP_AB ? s.mma_b.rows : s.mma_a.rows) - row; /* from `row` on */
     int64_t column = SWAP_AB ? mma_m : coord.mma_n, eight_rows = 8 * p.out_pitch;
     char *out = (char *)p.out + coord.l * p.out_batch + row * p.out_pitch + column * 2;
-    float alpha = p.alpha ? *p.alpha : p.alpha_value;
+    float alpha = p.alpha ? *p.alpha : p.alpha_value, unit = product_unit<C::TYPE>(p);
 #pragma unroll
     for (int first = 0; first < C::COLUMN_GROUPS; first += 2)
 #pragma unroll
@@ -383,8 +384,8 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, const sm90
             for (int j = 0; j < 4; j++)
                 if (first + j / 2 < C::COLUMN_GROUPS) {
                     const float *v = acc[i] + first * 4 + j * 2;
-                    pairs[j / 2][j % 2] =
-                        round_pair(__fmul_rn(alpha, rescale(v[0])), __fmul_rn(alpha, rescale(v[1])), p.out_type);
+                    pairs[j / 2][j % 2] = round_pair(__fmul_rn(alpha, rescale(v[0], unit)),
+                                                     __fmul_rn(alpha, rescale(v[1], unit)), p.out_type);
                 }
 #pragma unroll
             for (int j = 0; j < 2; j++) /* a group, or 8 rows of mma_a */
@@ -412,6 +413,7 @@ __device__ __forceinline__ void epilogue_any(const gemm_problem &p, const sm90_s
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float *staging = (float *)(shared + C::EPILOGUE_STAGING_OFFSET + warp * SM90_EPILOGUE_STAGING_BYTES);
     float4 *own = (float4 *)staging + lane;
+    float unit = product_unit<C::TYPE>(p);
     int row = s.swap_ab ? lane / 4 : lane / 2, column = s.swap_ab ? lane % 4 * 4 : lane % 2 * 4; /* of the output */
 #pragma unroll 1
     for (int step = 0; step < PAIRS * C::WGMMAS_M; step++) {
@@ -427,7 +429,8 @@ __device__ __forceinline__ void epilogue_any(const gemm_problem &p, const sm90_s
                 for (int g = 0; g < 2; g++)
                     if (j % PAIRS * 2 + g < C::COLUMN_GROUPS) {
                         const float *v = acc[j / PAIRS] + (j % PAIRS * 2 + g) * 4;
-                        own[g * 32] = make_float4(rescale(v[0]), rescale(v[1]), rescale(v[2]), rescale(v[3]));
+                        own[g * 32] = make_float4(rescale(v[0], unit), rescale(v[1], unit), rescale(v[2], unit),
+                                                  rescale(v[3], unit));
                     }
         float4 groups[2] = {have[0] ? own[0] : float4{}, have[1] ? own[32] : float4{}};
         int64_t mma_m = coord.mma_m + (warp / 4 * C::WGMMAS_M + i) * 64 + warp % 4 * 16,
@@ -563,4 +566,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_schedule s) {                  \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \
     }
-SM90_GEMM_CONFIGS(KERNEL)
+#define FP16_KERNEL(id, ...) KERNEL(id, OUT_FP16, __VA_ARGS__)
+#define BF16_KERNEL(id, ...) KERNEL(id, OUT_BF16, __VA_ARGS__)
+SM90_GEMM_CONFIGS(FP16_KERNEL)
+SM90_GEMM_BF16_CONFIGS(BF16_KERNEL)

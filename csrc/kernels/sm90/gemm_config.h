@@ -28,6 +28,17 @@
     X(sm90_gemm_128x64_streamk, 2, 1, 64, 2, 6, 1)                                                                     \
     X(sm90_gemm_128x128_streamk, 2, 1, 128, 1, 4, 1)
 
+/* wgmma in bf16, for bf16 A: those with a pre-pass. */
+#define SM90_GEMM_BF16_CONFIGS(X)                                                                                      \
+    X(sm90_gemm_bf16_128x32, 2, 1, 32, 2, 8, 0)                                                                        \
+    X(sm90_gemm_bf16_256x32, 4, 1, 32, 2, 6, 0)                                                                        \
+    X(sm90_gemm_bf16_128x64, 2, 1, 64, 2, 6, 0)                                                                        \
+    X(sm90_gemm_bf16_256x64, 4, 1, 64, 1, 5, 0)                                                                        \
+    X(sm90_gemm_bf16_128x128, 2, 1, 128, 1, 4, 0)                                                                      \
+    X(sm90_gemm_bf16_128x32_streamk, 2, 1, 32, 2, 8, 1)                                                                \
+    X(sm90_gemm_bf16_128x64_streamk, 2, 1, 64, 2, 6, 1)                                                                \
+    X(sm90_gemm_bf16_128x128_streamk, 2, 1, 128, 1, 4, 1)
+
 #define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of mma_a, two 128-byte spans of mma_b */
 #define SM90_ATOM_BYTES  512  /* scales of 128 rows and 64 values along K */
 #define SM90_BLOCK_BYTES 1024 /* scales of 128 rows and 128 values along K */

@@ -4,6 +4,7 @@
 #include "kernels/sm90/plan.h"
 
 typedef struct gemm_config {
+    int32_t type; /* of the wgmma operands: OUT_FP16 or OUT_BF16 */
     int32_t mma_tile_m, mma_tile_n, stages;
     int32_t shared_bytes;
     int32_t partials_room; /* for partial sums in place of the stages */
@@ -37,8 +38,9 @@ enum {
 };
 
 static const gemm_config configs[] = {
-#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
-    {SM90_MMA_TILE_M(math_warpgroups, wgmmas_m),                                                                       \
+#define CONFIG(type, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                              \
+    {type,                                                                                                             \
+     SM90_MMA_TILE_M(math_warpgroups, wgmmas_m),                                                                       \
      mma_tile_n,                                                                                                       \
      stages,                                                                                                           \
      SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages),                                                 \
@@ -51,11 +53,19 @@ static const gemm_config configs[] = {
        REASON(A_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk)},                   \
       {REASON(B_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk),                       \
        REASON(B_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk)}}},
+#define X(id, ...) CONFIG(OUT_FP16, __VA_ARGS__)
     SM90_GEMM_CONFIGS(X)
 #undef X
+#define X(id, ...) CONFIG(OUT_BF16, __VA_ARGS__)
+        SM90_GEMM_BF16_CONFIGS(X)
+#undef X
+#undef CONFIG
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 8 /* gemv: 2, prefill: 4 */ };
-_Static_assert(CONFIGS * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= FAMILY_MAX_CANDIDATES, "room for all");
+#define X(...) +1
+_Static_assert((0 SM90_GEMM_CONFIGS(X)) * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= FAMILY_MAX_CANDIDATES,
+               "room for all of one type");
+#undef X
 
 typedef struct gemm_tiling {
     int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
@@ -64,11 +74,17 @@ typedef struct gemm_tiling {
 } gemm_tiling;
 _Static_assert(sizeof(gemm_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
+/* Whether the kernel multiplies this type of A: 16-bit A is mma_b, and the pre-pass puts it into order. */
+static int takes_type(const gemm_config *config, const gemm_traits *t) {
+    return config->type == sm90_wgmma_type(t) && (t->a_type == VALUES_E2M1 || !config->dequant_b_in_kernel);
+}
+
 /* Whether a smaller tile holds all of mma_a, or all of mma_b, as well: the rows between would be computed for nothing.
  */
-static int is_too_large(const gemm_config *config, int64_t mma_m, int64_t mma_n) {
+static int is_too_large(const gemm_config *config, const gemm_traits *t, int64_t mma_m, int64_t mma_n) {
     for (size_t i = 0; i < CONFIGS; i++) {
         const gemm_config *other = &configs[i];
+        if (!takes_type(other, t)) continue;
         const int alike = other->mma_tile_m == config->mma_tile_m || other->mma_tile_n <= NARROW_TILE;
         if (alike && mma_n <= other->mma_tile_n && other->mma_tile_n < config->mma_tile_n) return 1;
         if (other->mma_tile_n == config->mma_tile_n && mma_m <= other->mma_tile_m &&
@@ -109,19 +125,20 @@ static sm90_model_input model_input(const device_props *props, const gemm_traits
 
 /* Whether mma_a can be read as e2m1, and mma_b dequantized if there is a pre-pass. */
 static int takes_operands(const gemm_config *config, const gemm_traits *t, int32_t swap_ab, sm90_operand_size *mma_b) {
-    if (t->scale_layout != SCALES_128X4 || !t->tma_values) return 0;
+    if (t->scale_layout != SCALES_128X4 || !t->tma_values || !takes_type(config, t)) return 0;
+    if (t->a_type != VALUES_E2M1 && !swap_ab) return 0;
     if (!config->dequant_b_in_kernel) return sm90_fp16_operand(t, !swap_ab, mma_b);
     *mma_b = sm90_e2m1_operand(t, !swap_ab);
     return 1;
 }
 
 /* Tiles the problem; 0: the kernel cannot do it, or its tiles cannot be counted. */
-static int tile(const sm90_model *model, const device_props *props, const gemm_config *config, sm90_model_input *in,
-                gemm_tiling *tiling) {
+static int tile(const sm90_model *model, const device_props *props, const gemm_traits *t, const gemm_config *config,
+                sm90_model_input *in, gemm_tiling *tiling) {
     const int64_t mma_m = in->mma_m, mma_n = in->mma_n;
     if (config->shared_bytes > props->shared_per_block) return 0;
     if (config->mma_tile_n <= NARROW_TILE && mma_n > config->mma_tile_n) return 0;
-    if (is_too_large(config, mma_m, mma_n)) return 0;
+    if (is_too_large(config, t, mma_m, mma_n)) return 0;
     if (mma_m < mma_n && mma_m == 1) return 0; /* a vector as mma_a would leave its other rows idle */
     const int64_t tiles_m = ceil_div(mma_m, config->mma_tile_m), tiles_n = ceil_div(mma_n, config->mma_tile_n);
     const int64_t most = INT32_MAX - props->sm_count; /* tile + clusters must not overflow in the kernel */
@@ -167,7 +184,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     gemm_tiling tiling = {.k_stages = (int32_t)ceil_div(t->k, SM90_STAGE_K)};
     const int64_t dequant_batches = config->dequant_b_in_kernel ? 0 : mma_b.batches;
     sm90_model_input in = model_input(props, t, config, swap_ab, split_k, dequant_batches);
-    if (!tile(model, props, config, &in, &tiling)) return 0;
+    if (!tile(model, props, t, config, &in, &tiling)) return 0;
     const double time = sm90_gemm_time_us(model, &in);
     if (!(time < INFINITY)) return 0;
     const int64_t streamk_bytes =

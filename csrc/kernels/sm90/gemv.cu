@@ -175,6 +175,13 @@ struct position {
     }
 };
 
+/* 16 bytes that are read once: evict_first, so that they displace each other in L2 and nothing else. */
+__device__ __forceinline__ void cp_async_16_once(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "l"(0x12F0000000000000) /* evict_first, fraction 1 */
+                 : "memory");
+}
+
 /* Source addresses of a lane's copies of B. FAST: 128x4 scales, rows on 16 bytes, K a multiple of CHUNK_K. */
 template <bool FAST> struct b_source {
     const uint8_t *first_values, *first_scales; /* of tile 0, at the warp's first step */

@@ -86,6 +86,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, int6
 
 int32_t sm90_gemv_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                              gemm_candidate *out) {
+    if (t->a_type != VALUES_E2M1) return 0; /* integer dot products */
     int32_t count = list_one(model, props, t->m, t->n, t->k, t->l, 0, out);
     if (t->m > 1 && t->output_is_column) count += list_one(model, props, t->n, t->m, t->k, t->l, 1, out + count);
     return count;

@@ -11,7 +11,7 @@ static const kernel_entry kernels[SM90_KERNELS] = {
                      .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages),                 \
                      .more_shared = 1,                                                                                 \
                      .pdl = 1},
-    SM90_GEMM_CONFIGS(X)
+    SM90_GEMM_CONFIGS(X) SM90_GEMM_BF16_CONFIGS(X)
 #undef X
 #define X(id, rows, warps, ...)                                                                                        \
     [KERNEL_##id] = {                                                                                                  \
@@ -79,6 +79,11 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     if (least > props->shared_per_block)
         return fail(NVFP4_UNSUPPORTED, "the sm90 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
                     least, props->shared_per_block);
+    if (t->a_type != VALUES_E2M1 && (t->scale_layout != SCALES_128X4 || !t->tma_values))
+        return fail(NVFP4_UNSUPPORTED,
+                    "a: dtype is %s, which the sm90 kernels multiply by b with 128x4 scales and rows and batches on 16 "
+                    "bytes alone; must be uint8 or float4_e2m1fn_x2, or the backend sm80",
+                    nvfp4_dtype_name(t->a_type));
     sm90_operand_size a, b;
     if (!sm90_fp16_operand(t, 0, &a) || !sm90_fp16_operand(t, 1, &b))
         return fail(
@@ -94,6 +99,7 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
 const gemm_family sm90_family = {
     .name = "sm90",
     .runs_on = "compute capability 9.0 (H100, H200)",
+    .takes_16_bit_a = 1,
     .kernels = &set,
     .candidates = candidates,
     .batch_invariant = batch_invariant,

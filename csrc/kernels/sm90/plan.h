@@ -13,7 +13,7 @@
 
 enum {
 #define X(id, ...) KERNEL_##id,
-    SM90_GEMM_CONFIGS(X)
+    SM90_GEMM_CONFIGS(X) SM90_GEMM_BF16_CONFIGS(X)
 #undef X
         SM90_FIRST_GEMV,
     SM90_BEFORE_GEMV = SM90_FIRST_GEMV - 1,
@@ -53,7 +53,12 @@ int32_t sm90_candidates(const sm90_model *model, const device_props *props, cons
 int32_t sm90_kernel_shared_bytes(int32_t kernel);
 const char *sm90_kernel_name(int32_t kernel);
 
-/* An operand as a kernel reads it: e2m1 with its scales, or dequantized to fp16 in the workspace by the pre-pass. */
+/* Type of the wgmma operands that a product needs: bf16 for bf16 A. */
+static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
+    return t->a_type == OUT_BF16 ? OUT_BF16 : OUT_FP16;
+}
+
+/* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */
 typedef struct sm90_operand_size {
     int64_t rows, batches; /* batches of its tensor map: L, or 1 where one serves all */
     int64_t dequant_bytes; /* in the workspace; 0: read as e2m1 */

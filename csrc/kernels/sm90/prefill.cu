@@ -23,6 +23,7 @@
 #include "kernels/common/epilogue.cuh"
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/tma.cuh"
+#include "kernels/common/w4a16.cuh"
 #include "kernels/common/wgmma_m64n256.cuh"
 #include "kernels/sm90/prefill_config.h"
 
@@ -37,7 +38,8 @@ enum {
 /* createpolicy.fractional evict_normal, fraction 1 (PTX ISA 9.0, section 9.7.9.20). */
 static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
-template <int MMA_A_E2M1_, int STAGES_> struct config {
+template <int MMA_A_E2M1_, int STAGES_, int TYPE_ = OUT_FP16> struct config {
+    static constexpr int TYPE = TYPE_; /* of the wgmma operands */
     static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_;
     static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_PREFILL_STAGE_BYTES(MMA_A_E2M1);
     static constexpr int HALF_B_BYTES = SM90_PREFILL_MMA_B_BYTES / 2, MMA_A_OFFSET = SM90_PREFILL_MMA_B_BYTES;
@@ -179,16 +181,17 @@ template <class C> __device__ __forceinline__ void decode_a(uint32_t stage, uint
         words[h] = ld_shared_v2(values + h * 8 * 32);
         four[h] = ld_shared(scales + h * 8 * 16);
     }
-    uint32_t scale_pair = decode_scales(four[0] >> t * 8 & 0xFF, four[1] >> t * 8 & 0xFF);
+    using convert = w4a16<C::TYPE>;
+    uint32_t scale_pair = convert::scales((four[0] >> t * 8 & 0xFF | (four[1] >> t * 8 & 0xFF) << 8) & 0x7F7F);
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int w = 0; w < 2; w++) {
             uint32_t pairs[4], word = w ? words[h].y : words[h].x;
             if (h == 0)
-                decode_word<0>(word, scale_pair, pairs);
+                convert::template word<0>(word, scale_pair, pairs);
             else
-                decode_word<1>(word, scale_pair, pairs);
+                convert::template word<1>(word, scale_pair, pairs);
 #pragma unroll
             for (int i = 0; i < 4; i++) a[2 * w + i / 2][i % 2 * 2 + h] = pairs[i];
         }
@@ -212,7 +215,7 @@ template <class C> struct mainloop {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if constexpr (C::MMA_A_E2M1)
-                wgmma_m64n256k16(d, a[i], b_descriptor + 2 * i);
+                wgmma_m64n256k16<C::TYPE>(d, a[i], b_descriptor + 2 * i);
             else
                 wgmma_m64n256k16(d, a_descriptor + 2 * i, b_descriptor + 2 * i);
         wgmma_commit_group();
@@ -285,12 +288,12 @@ struct epilogue_staging {
         rows = swap_ab ? 8 : 4, pitch = swap_ab ? 20 : 40;
     }
 
-    __device__ __forceinline__ void put(const float *v) const {
+    __device__ __forceinline__ void put(const float *v, float unit) const {
         int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < 16; i += 2) {
             int mma_m = lane / 4 + i / 2 % 2 * 8, mma_n = i / 4 * 8 + lane % 4 * 2;
-            float2 pair = make_float2(v[i] * DECODED_PRODUCT_UNIT, v[i + 1] * DECODED_PRODUCT_UNIT);
+            float2 pair = make_float2(v[i] * unit, v[i + 1] * unit);
             if (swap_ab)
                 to[mma_n * 20 + mma_m] = pair.x, to[(mma_n + 1) * 20 + mma_m] = pair.y;
             else
@@ -329,7 +332,8 @@ template <bool TRANS> __device__ __forceinline__ void stmatrix_x4(uint32_t to, c
  * i of 16 bytes is at i ^ row % 8, against bank conflicts. */
 template <bool SWAP_AB>
 __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l, int32_t mma_m, int32_t mma_n,
-                                               int begin, int end, uint32_t staging, const float (&d)[SUMS]) {
+                                               int begin, int end, uint32_t staging, float unit,
+                                               const float (&d)[SUMS]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
     float alpha = p.alpha ? *p.alpha : p.alpha_value;
     bool fp16 = p.out_type == OUT_FP16;
@@ -352,7 +356,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l,
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float *v = d + chunk / 2 + i * 8 + j * 2;
-                float first = alpha * (v[0] * DECODED_PRODUCT_UNIT), second = alpha * (v[1] * DECODED_PRODUCT_UNIT);
+                float first = alpha * (v[0] * unit), second = alpha * (v[1] * unit);
                 __half2 halves = __floats2half2_rn(first, second);
                 __nv_bfloat162 bfloats = __floats2bfloat162_rn(first, second);
                 packed[j] = fp16 ? *(uint32_t *)&halves : *(uint32_t *)&bfloats;
@@ -377,7 +381,8 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l,
 
 /* Stores the accumulators of a warp; with split_k the columns that this CTA keeps. */
 __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm90_prefill_schedule &s,
-                                         const tile_scheduler &scheduler, float *to, const float (&d)[SUMS]) {
+                                         const tile_scheduler &scheduler, float *to, float unit,
+                                         const float (&d)[SUMS]) {
     int begin = scheduler.split_k && scheduler.rank == 1 ? 128 : 0,
         end = scheduler.split_k && scheduler.rank == 0 ? 128 : SM90_PREFILL_MMA_TILE_N;
     int warp = threadIdx.x / 32 - FIRST_MATH_WARP;
@@ -386,16 +391,16 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm90_prefi
         uint32_t staging = shared_address(to);
         if (s.swap_ab)
             epilogue_plain<true>(p, scheduler.l, scheduler.mma_m + warp / 4 * 64, scheduler.mma_n, begin, end,
-                                 staging - warp % 4 * SM90_PREFILL_EPILOGUE_STAGING_BYTES, d);
+                                 staging - warp % 4 * SM90_PREFILL_EPILOGUE_STAGING_BYTES, unit, d);
         else
-            epilogue_plain<false>(p, scheduler.l, mma_m, scheduler.mma_n, begin, end, staging, d);
+            epilogue_plain<false>(p, scheduler.l, mma_m, scheduler.mma_n, begin, end, staging, unit, d);
         return;
     }
     epilogue_staging staging(to, s.swap_ab);
 #pragma unroll
     for (int chunk = 0; chunk < SM90_PREFILL_MMA_TILE_N; chunk += 32) {
         if (chunk < begin || chunk >= end) continue;
-        staging.put(d + chunk / 2);
+        staging.put(d + chunk / 2, unit);
         __syncwarp();
         int64_t mma_n = scheduler.mma_n + chunk;
         int64_t m = (s.swap_ab ? mma_n : mma_m) + staging.row, n = (s.swap_ab ? mma_m : mma_n) + staging.column;
@@ -460,7 +465,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
                 else
                     exchange_partials<SUMS / 2>(smem.base, 0, d);
             }
-            epilogue(p, s, scheduler, staging, d);
+            epilogue(p, s, scheduler, staging, product_unit<C::TYPE>(p), d);
         }
     }
 }

@@ -41,10 +41,11 @@
 
 #include "kernels/common/tensor_map.h"
 
-/*    id, mma_a_e2m1, stages */
+/*    id, mma_a_e2m1, stages, type of the wgmma operands */
 #define SM90_PREFILL_CONFIGS(X)                                                                                        \
-    X(sm90_prefill_mixed, 1, 5)                                                                                        \
-    X(sm90_prefill_fp16, 0, 4)
+    X(sm90_prefill_mixed, 1, 5, OUT_FP16)                                                                              \
+    X(sm90_prefill_fp16, 0, 4, OUT_FP16)                                                                               \
+    X(sm90_prefill_mixed_bf16, 1, 5, OUT_BF16)
 
 #define SM90_PREFILL_THREADS    384 /* a producer warpgroup, two math warpgroups */
 #define SM90_PREFILL_STAGE_K    64  /* values along K of a stage: 128 bytes of fp16, one span of the 128-byte swizzle */
@@ -62,7 +63,7 @@
  * warpgroup hold 64 columns of 64 rows. */
 #define SM90_PREFILL_EPILOGUE_STAGING_BYTES (32 * 20 * 4)
 /* Stages, an epilogue staging buffer for each of 8 math warps, a full and an empty mbarrier a stage. */
-#define SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages)                                                                  \
+#define SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages, ...)                                                             \
     ((stages) * SM90_PREFILL_STAGE_BYTES(mma_a_e2m1) + 8 * SM90_PREFILL_EPILOGUE_STAGING_BYTES + 16 * (stages))
 
 #define SM90_DEQUANT_THREADS 512
@@ -76,11 +77,11 @@
 
 typedef struct sm90_dequant_operand {
     const uint8_t *data, *scale;
-    int64_t pitch, batch;             /* bytes between rows (a multiple of 8), between batches */
+    int64_t pitch, batch;             /* bytes between rows (a multiple of 8; 16-bit: of 16), between batches */
     int64_t scale_pitch, scale_batch; /* 128x4: bytes between 128-row blocks; linear: between rows */
     void *to;                         /* in the workspace */
     int32_t rows;
-    int32_t padding_;
+    int32_t type; /* VALUES_E2M1; OUT_FP16 or OUT_BF16: 16-bit values without scales, put into order */
 } sm90_dequant_operand;
 
 /* The parameter of nvfp4_sm90_dequant. */

@@ -4,13 +4,14 @@
 
 typedef struct prefill_config {
     int32_t mma_a_e2m1, stages;
+    int32_t type; /* of the wgmma operands */
     const char *reason;
 } prefill_config;
 
 #define MANY " so many products repay that"
 static const prefill_config configs[] = {
-#define X(id, mma_a_e2m1, stages)                                                                                      \
-    {mma_a_e2m1, stages,                                                                                               \
+#define X(id, mma_a_e2m1, stages, type)                                                                                \
+    {mma_a_e2m1, stages, type,                                                                                         \
      (mma_a_e2m1) ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY   \
                   : "both operands are dequantized to fp16 first:" MANY},
     SM90_PREFILL_CONFIGS(X)
@@ -79,6 +80,8 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     const prefill_config *config = &configs[kernel - SM90_FIRST_PREFILL];
     prefill_operands operands;
     prefill_tiling tiling;
+    if (config->type != sm90_wgmma_type(t)) return 0;
+    if (t->a_type != VALUES_E2M1 && !(config->mma_a_e2m1 && swap_ab)) return 0; /* 16-bit A is mma_b */
     if (sm90_kernel_shared_bytes(kernel) > props->shared_per_block || !operands_of(t, config, swap_ab, &operands) ||
         !tile(props, t, config, &operands, &tiling))
         return 0;
