@@ -54,11 +54,20 @@ static const sm80_config configs[] = {
 enum { CONFIGS = sizeof configs / sizeof *configs, MAX_SPLIT = 32, MAX_WAVES = 4 };
 _Static_assert(CONFIGS *(MAX_WAVES + 1) <= FAMILY_MAX_CANDIDATES, "room for all");
 
-static const sm80_model measured = {
-#define X(name, value) .name = value,
+static const sm80_model measured_e2m1 = {
+#define X(name, e2m1, a16) .name = e2m1,
     SM80_MODEL_CONSTANTS(X)
 #undef X
 };
+static const sm80_model measured_a16 = {
+#define X(name, e2m1, a16) .name = a16,
+    SM80_MODEL_CONSTANTS(X)
+#undef X
+};
+
+static const sm80_model *measured(const gemm_traits *t) {
+    return t->a_type == VALUES_E2M1 ? &measured_e2m1 : &measured_a16;
+}
 
 typedef struct sm80_tiling {
     int64_t k_tiles_per_split, reduce_grid;
@@ -71,12 +80,13 @@ static int64_t tiles_along_n(const sm80_config *c, int64_t n) {
 }
 
 static double chunk_clocks(const sm80_model *model, const gemm_traits *t, const sm80_config *c) {
-    const int decoded = c->tile_n + (c->a_type == VALUES_E2M1 ? c->tile_m : 0);
-    const int mma_m = c->tile_m < 8 ? 8 : c->tile_m;
-    const double arithmetic = model->decode_clocks * decoded + model->mma_clocks * mma_m * c->tile_n;
-    const double row_of_a = c->a_type == VALUES_E2M1 ? 1.0 : model->copy_a16;
+    const double decoded = c->a_type == VALUES_E2M1 ? c->tile_m + c->tile_n
+                           : c->a_type == OUT_BF16  ? c->tile_n * model->bf16_decode
+                                                    : c->tile_n;
+    const double mma = (double)max_int(c->tile_m, 8) * c->tile_n;
+    const double arithmetic = model->decode_clocks * decoded + model->mma_clocks * mma;
     const double copies =
-        model->copy_clocks * (row_of_a * (double)min_int(t->m, c->tile_m) + (double)min_int(t->n, c->tile_n));
+        model->copy_clocks * (model->copy_a * (double)min_int(t->m, c->tile_m) + (double)min_int(t->n, c->tile_n));
     return model->chunk_clocks + (arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3);
 }
 
@@ -150,7 +160,7 @@ int32_t sm80_candidates(const sm80_model *model, const device_props *props, cons
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm80_candidates(&measured, props, t, out);
+    return sm80_candidates(measured(t), props, t, out);
 }
 
 /* The kernels whose warps divide K in the same way, and tiles of 64 columns, so that the parts of K follow from N and
@@ -167,7 +177,7 @@ static int32_t batch_invariant(const device_props *props, const gemm_traits *t, 
         if (c->a_type != t->a_type || c->tile_k != first->tile_k || c->warps != first->warps ||
             c->shared_bytes > props->shared_per_block)
             continue;
-        count += list_one(&measured, props, t, kernel, wanted > 1 ? wanted : 1, out + count);
+        count += list_one(measured(t), props, t, kernel, wanted > 1 ? wanted : 1, out + count);
     }
     return count;
 }

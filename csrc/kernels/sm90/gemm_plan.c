@@ -185,7 +185,8 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     const int64_t dequant_batches = config->dequant_b_in_kernel ? 0 : mma_b.batches;
     sm90_model_input in = model_input(props, t, config, swap_ab, split_k, dequant_batches);
     if (!tile(model, props, t, config, &in, &tiling)) return 0;
-    const double time = sm90_gemm_time_us(model, &in);
+    const double loss = config->type == OUT_BF16 ? model->bf16_loss : 1.0;
+    const double time = loss * sm90_gemm_time_us(model, &in);
     if (!(time < INFINITY)) return 0;
     const int64_t streamk_bytes =
         config->streamk ? partial_tiles_bytes(config, &tiling, split_k) + flags_bytes(&tiling, split_k) : 0;

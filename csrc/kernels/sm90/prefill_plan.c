@@ -86,7 +86,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
         !tile(props, t, config, &operands, &tiling))
         return 0;
     *out = (gemm_candidate){
-        .modelled_us = modelled_us(model, t, &operands, &tiling),
+        .modelled_us = (config->type == OUT_BF16 ? model->bf16_loss : 1.0) * modelled_us(model, t, &operands, &tiling),
         .name = sm90_kernel_name(kernel),
         .reason = config->reason,
         .grid = 2 * min_int(max_int(tiling.dp_pairs, tiling.split_k_tiles), tiling.clusters),
