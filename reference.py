@@ -126,8 +126,11 @@ def scale_rows(scale: torch.Tensor, rows: int, columns: int, scale_layout: str) 
 # --- quantize and dequantize --------------------------------------------------------------------------------------
 
 
-def operand(data: torch.Tensor, scale: torch.Tensor, scale_layout: str) -> torch.Tensor:
-    """value * scale, [L, rows, K] fp32: exact, since e2m1 has 2 significant bits and e4m3 has 4."""
+def operand(data: torch.Tensor, scale: torch.Tensor | None, scale_layout: str) -> torch.Tensor:
+    """value * scale, [L, rows, K] fp32: exact, since e2m1 has 2 significant bits and e4m3 has 4. Without scales the
+    values themselves, [(L,) rows, K] in float16 or bfloat16."""
+    if scale is None:
+        return data.float().reshape(math.prod(data.shape[:-2]), *data.shape[-2:])
     rows, k = data.shape[-2], data.shape[-1] * 2
     values = decode_e2m1(data).reshape(math.prod(data.shape[:-2]), rows, k)
     scales = decode_e4m3(scale_rows(scale, rows, k // BLOCK, scale_layout))
@@ -180,7 +183,7 @@ def as_fp32(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
-    scale_a: torch.Tensor,
+    scale_a: torch.Tensor | None,
     scale_b: torch.Tensor,
     *,
     alpha: float | torch.Tensor | None = None,
@@ -190,7 +193,7 @@ def gemm(
     out_dtype: torch.dtype = torch.float16,
     scale_layout: str = "128x4",
 ) -> torch.Tensor:
-    """[(L,) M, K/2] and [(L,) N, K/2] to [(L,) M, N]."""
+    """[(L,) M, K/2] and [(L,) N, K/2] to [(L,) M, N]. A may be float16 or bfloat16 [(L,) M, K], without scale_a."""
     sums = operand(a, scale_a, scale_layout).double() @ operand(b, scale_b, scale_layout).double().mT
     sums = sums.float() + 0.0  # sums start from +0, so that no sum is -0
     out = epilogue(sums, alpha=alpha, bias=bias, c=c, beta=beta, out_dtype=out_dtype)

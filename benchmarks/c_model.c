@@ -141,6 +141,8 @@ const char *describe(void) {
     FIELD(gemm_traits, output_is_column);
     FIELD(gemm_traits, broadcast_a);
     FIELD(gemm_traits, broadcast_b);
+    FIELD(gemm_traits, a_type);
+    FIELD(gemm_traits, padding_);
 
     SIZE(gemm_candidate);
     FIELD(gemm_candidate, modelled_us);

@@ -12,7 +12,8 @@ compute shapes without memory, and the functions that pass a call of nvfp4's fun
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
 
-A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c or global_scale; backend "auto" chooses by rule.
+A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c or global_scale; backend "auto" chooses by
+rule.
 """
 
 # mypy: disable-error-code="untyped-decorator"

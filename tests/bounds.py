@@ -9,7 +9,7 @@ def gamma(n: int) -> float:
     return n * U / (1 - n * U)
 
 
-def roundings(kernel: str, k: int) -> int:
+def roundings(kernel: str, k: int, a_16_bit: bool = False) -> int:
     tensor_core = 72 * (k // 16) + 64
     known = {"amx": k + 8, "sm80": tensor_core, "sm90": tensor_core, "sm100": 3 * (k // 64 + 1) + 16}
-    return known.get(kernel, k // 16 + 8)
+    return known.get(kernel, k + 8 if a_16_bit else k // 16 + 8)

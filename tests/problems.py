@@ -62,6 +62,7 @@ class Gemm:
     rank: float = 0.0  # of the plan, as a part of the number of candidates
     plan: tuple[str, bool, int, int] | None = None  # kernel, swap_ab, split_k, prefetch_stages: instead of a rank
     threads: int = 1  # on the CPU
+    a: str = "nvfp4"  # or "float16", "bfloat16": of 16 bits
     seed: int = 0  # of the data, and the emulated GPU's
     lanes: str = ""  # "apart"; the default is EMULATE_LANES
     broken: str = ""  # the operand whose layout breaks a rule
@@ -140,10 +141,16 @@ def draw_broken(draw: Draw, l: int | None, rows: int, row: int, unit: int, swizz
     if swizzled:
         return At(slack=one_of(draw, 8, 4, 1))
     if rows > 1:
-        apart = [x for x in (row + 1, row + 2, row + 4, row + 8, row + 12) if x % 16 and x % max(1, unit % 8) == 0]
+        apart = [
+            x
+            for x in (row + 1, row + 2, row + 4, row + 8, row + 12)
+            if x % 16 and x % (2 if unit == 16 else max(1, unit % 8)) == 0
+        ]
         broken += [At(pitch=x, edge="begin") for x in apart]
-    if unit == 8 and (l or 1) > 1:
-        broken += [At(batch=rows * row + x, edge="begin") for x in (1, 4)]
+    if unit >= 8 and (l or 1) > 1:
+        broken += [At(batch=rows * row + x, edge="begin") for x in (unit // 8 * (1 if unit == 8 else 2), unit // 2)]
+    if unit == 16:
+        broken += [At(slack=8), At(slack=2), At(slack=8, edge="begin")]
     if unit == 8:
         broken += [At(slack=4), At(slack=1), At(slack=4, edge="begin")]
     return draw(st.sampled_from(broken)) if broken else None
@@ -178,19 +185,30 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
     if one_of(draw, False, False, True):  # kernels have paths for this
         bias = c = None
 
+    backend = one_of(draw, *backends(target))
+    a = one_of(draw, "nvfp4", "nvfp4", "float16", "bfloat16") if backend != "sm100" else "nvfp4"
+    if a != "nvfp4" and backend == "sm90":  # of which sm90 takes what TMA reaches
+        layout, k = "128x4", up(k, 32)
+
     at = {}
-    matrices = {"a": (m, k // 2, 8), "b": (n, k // 2, 8), "out": (m, n * item, item)}
+    matrices = {
+        "a": (m, k // 2, 8) if a == "nvfp4" else (m, k * 2, 16),
+        "b": (n, k // 2, 8),
+        "out": (m, n * item, item),
+    }
     if c in ("c", "unread"):
         matrices["c"] = (m, n * item, item)
     if layout == "linear":
-        matrices |= {"scale_a": (m, k // 16, 1), "scale_b": (n, k // 16, 1)}
+        matrices |= {"scale_a": (m, k // 16, 1)} if a == "nvfp4" else {}
+        matrices |= {"scale_b": (n, k // 16, 1)}
     # Most kernels have a path for data on 16 bytes, which one operand on 8 is enough to forbid.
-    odd = one_of(draw, "", "", "a", "b", "both")
+    odd = one_of(draw, "", "", "a", "b", "both") if a == "nvfp4" or backend != "sm90" else ""
     for name, (rows, row, unit) in matrices.items():
         align = 16 if name not in (odd, "scale_a", "scale_b", "c") and odd != "both" else unit
         at[name] = draw_at(draw, l, rows, row, unit, align, name == "out")
     if layout == "128x4":
-        at |= {f"scale_{x}": At(slack=one_of(draw, 0, 0, 16), edge=one_of(draw, "end", "begin")) for x in "ab"}
+        swizzled = "ab" if a == "nvfp4" else "b"
+        at |= {f"scale_{x}": At(slack=one_of(draw, 0, 0, 16), edge=one_of(draw, "end", "begin")) for x in swizzled}
     for name, there in (("alpha", alpha in ("one", "vector")), ("bias", bias)):
         if there:
             at[name] = At(slack=one_of(draw, 0, 0, 4, 8), edge=one_of(draw, "end", "begin"))
@@ -214,9 +232,10 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         allocated=c != "out" and broken != "out" and one_of(draw, False, False, False, True),
         typed="".join(x for x in "abAB" if one_of(draw, False, True)),
         scales=one_of(draw, "contest", "contest", "contest", "nan", "finite"),
-        backend=one_of(draw, *backends(target)),
+        backend=backend,
         rank=one_of(draw, 0.0, draw(st.integers(0, 99)) / 100) if target in FAMILIES else 0.0,
         threads=one_of(draw, 1, 2) if target not in FAMILIES else 1,
+        a=a,
         seed=draw(st.integers(0, 2**20)),
         broken=broken,
         at={name: x for name, x in at.items() if x != At()},
@@ -303,6 +322,9 @@ class Maker:
     def bytes(self, *shape: int) -> torch.Tensor:
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=self.random)
 
+    def integers(self, least: int, most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(least, most + 1, shape, generator=self.random)
+
     def scales(self, kind: str, *shape: int) -> torch.Tensor:
         choices = {**reference.SCALE_SETS, "nan": (*[0x38, 0x40, 0x44] * 40, reference.E4M3_NAN)}[kind]
         picked = torch.randint(0, len(choices), shape, generator=self.random)
@@ -349,9 +371,15 @@ def usable(target: str) -> bool:
     )
 
 
+def planned(case: Gemm) -> tuple[Any, ...]:
+    """The arguments of _C.plan."""
+    a = None if case.a == "nvfp4" else case.a
+    return 0, case.backend, a, case.m, case.n, case.k, 1 if case.l is None else case.l
+
+
 def plans(target: str, case: Gemm) -> list[dict[str, Any]]:
     """Every plan of a product of this shape, by rank."""
-    shape = (0, case.backend, case.m, case.n, case.k, 1 if case.l is None else case.l)
+    shape = planned(case)
     found = []
     try:
         for rank in range(max(1, _C.plan(*shape)["candidates"])):
@@ -369,7 +397,13 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
     make, batch = Maker(case.seed, case.at, device), () if case.l is None else (case.l,)
     dtype = DTYPES[case.out_dtype]
     args: dict[str, Any] = {}
+    if case.a != "nvfp4":
+        shape = (*batch, case.m, case.k)
+        halves = (make.integers(-12, 12, *shape) / 2) if case.scales == "contest" else make.normal(*shape)
+        args |= {"a": make.place("a", halves.to(DTYPES[case.a])), "scale_a": None}
     for name, rows in (("a", case.m), ("b", case.n)):
+        if name in args:
+            continue
         args[name] = make.place(name, make.bytes(*batch, rows, case.k // 2))
         scale = make.scales(case.scales, *batch, rows, case.k // 16)
         scale = reference.swizzle(scale, padding=reference.E4M3_NAN) if case.layout == "128x4" else scale
@@ -404,7 +438,7 @@ def run_gemm(target: str, case: Gemm) -> str:
         if case.plan:
             _C.override_plan(0, case.m, case.n, case.k, 1 if case.l is None else case.l, *case.plan)
         elif case.rank:
-            shape = (0, case.backend, case.m, case.n, case.k, 1 if case.l is None else case.l)
+            shape = planned(case)
             _C.set_candidate(int(case.rank * _C.plan(*shape)["candidates"]))
         try:
             result = nvfp4.gemm(**args, backend=case.backend)
@@ -443,7 +477,10 @@ def judge(target: str, case: Gemm, args: dict[str, Any], result: torch.Tensor) -
     # Errors of the sum, and of each step of the epilogue on what it is given.
     kernel = _C.cpu_kernel() if target.startswith("cpu") else case.backend or "sm80"  # whose bound is the widest
     magnitude = x.double().abs() @ y.double().abs().mT
-    value, error = x.double() @ y.double().mT, gamma(roundings(kernel, case.k)) * magnitude + U * magnitude
+    value, error = (
+        x.double() @ y.double().mT,
+        gamma(roundings(kernel, case.k, case.a != "nvfp4")) * magnitude + U * magnitude,
+    )
     scale = torch.as_tensor(args.get("alpha", 1.0)).double()
     value, error = value * scale, error * scale.abs()
     error = error + U * (value.abs() + error)

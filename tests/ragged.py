@@ -23,6 +23,7 @@ import nvfp4
 from nvfp4 import reference
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+A_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ALPHAS = (None, "float", "one", "vector")
 BIASES = (None, "fp32", "out")
 CS = (None, "c", "out", "unread")  # "unread": beta = 0 and a c of NaN
@@ -43,12 +44,18 @@ class Case:
     pitched: bool = False  # rows of every matrix lie further apart than they are long
     typed: bool = False  # float4_e2m1fn_x2 and float8_e4m3fn rather than uint8
     scales: str = "contest"
+    a: str | None = None  # "fp16", "bf16": of 16 bits, multiples of 1/2 up to 6
 
     def __str__(self) -> str:
         dtype = str(self.out_dtype).removeprefix("torch.")
         size = f"{self.m}x{self.n}x{self.k}" + (f"x{self.l}" if self.l is not None else "")
         form = [f"alpha:{self.alpha}" * bool(self.alpha), f"bias:{self.bias}" * bool(self.bias)]
-        form += [f"c:{self.c}" * bool(self.c), "pitched" * self.pitched, "typed" * self.typed]
+        form += [
+            f"a:{self.a}" * bool(self.a),
+            f"c:{self.c}" * bool(self.c),
+            "pitched" * self.pitched,
+            "typed" * self.typed,
+        ]
         return "-".join([size, self.layout, dtype, *filter(None, form)])
 
 
@@ -82,7 +89,12 @@ class Call:
                 return data.view(torch.float4_e2m1fn_x2), scale.view(torch.float8_e4m3fn)
             return data, scale
 
-        a, scale_a = operand(case.m)
+        scale_a: torch.Tensor | None
+        if case.a:
+            halves = torch.randint(-12, 13, (*batch, case.m, case.k), generator=generator) / 2
+            a, scale_a = place(halves.to(A_TYPES[case.a])), None
+        else:
+            a, scale_a = operand(case.m)
         b, scale_b = operand(case.n)
         self.operands = (a, b, scale_a, scale_b)
         self.out = Guarded(
@@ -127,6 +139,13 @@ def generator(*salt: object) -> torch.Generator:
     return torch.Generator().manual_seed(random.Random(f"{seed} {salt}").getrandbits(62))
 
 
+def takes(case: Case, backend: str) -> bool:
+    """Whether the backend has kernels for the type of A, and for how B lies."""
+    if not case.a or backend in ("cpu", "sm80"):
+        return True
+    return backend == "sm90" and case.layout == "128x4" and (case.pitched or case.k % 32 == 0)
+
+
 def run(case: Case, backend: str, device: str) -> str:
     call = Call(case, generator(case), device)
     result = call.run(backend=backend)
@@ -157,12 +176,21 @@ def cases() -> list[Case]:
     for i, (m, n, k, batch) in enumerate(shapes):
         layout, dtype, alpha, bias, c, pitched = forms[i % len(forms)]
         found.append(Case(m, n, k, batch, layout, dtype, alpha, bias, c, pitched, typed=i % 3 == 0))
+    # A of 16 bits: edges of the tiles of sm80/w4a16.cu in every quarter of a block of 128 rows, and of sm90's.
+    rows, columns = (1, 2, 4, 5, 8, 9, 16, 17, 33, 64, 65, 130), (1, 8, 31, 32, 33, 40, 72, 100, 128, 129, 160, 257)
+    for i in range(60):
+        layout, dtype, alpha, bias, c, pitched = rng.choice(forms)
+        k, batch = rng.choice((16, 48, 64, 96, 128, 208, 256, 1024, 1040, 2080)), rng.choice((None, None, 1, 2, 3))
+        m, n, a = rng.choice(rows), rng.choice(columns), ("fp16", "bf16")[i % 2]
+        found.append(Case(m, n, k, batch, layout, dtype, alpha, bias, c, pitched, typed=i % 3 == 0, a=a))
     return found
 
 
 def run_all(backend: str, device: str, step: int = 1, report: Callable[[str], None] = print) -> int:
     """Every step-th case, beginning anywhere."""
-    chosen = cases()[random.Random(os.environ["NVFP4_TEST_SEED"]).randrange(step) :: step]
+    chosen = [case for case in cases() if takes(case, backend)][
+        random.Random(os.environ["NVFP4_TEST_SEED"]).randrange(step) :: step
+    ]
     failures = [(case, text) for case in chosen if (text := run(case, backend, device))]
     for case, text in failures:
         report(f"{case}: {text}")

@@ -33,6 +33,8 @@ def test_enough_cases() -> None:
 
 @pytest.mark.parametrize("case", one_in(3 if is_emulated() else 1, CASES), ids=str)
 def test_equal_bits(case: ragged.Case, backend: Backend) -> None:
+    if not ragged.takes(case, backend.name):
+        pytest.skip("the backend has no kernel for this A and layout")
     assert ragged.run(case, backend.name, backend.device) == ""
 
 

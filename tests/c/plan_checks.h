@@ -64,26 +64,32 @@ typedef enum variant {
     ONE_FOR_ALL,   /* A and its scales serve all batches */
     ONE_A_FOR_ALL, /* its values alone do */
     BIASED,
+    FP16_A, /* A of 16 bits */
+    BF16_A,
     VARIANTS
 } variant;
 
 static uint8_t memory[6][16] __attribute__((aligned(16))); /* whose addresses stand for operands; nothing is read */
 
 static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, variant v) {
-    const int64_t pitch = v == FAR_ROWS ? TENSOR_STRIDE_END : k / 2, element = v == FP32 ? 4 : 2;
+    const int32_t a_type = v == FP16_A ? OUT_FP16 : v == BF16_A ? OUT_BF16 : VALUES_E2M1;
+    const int64_t a_row = a_type == VALUES_E2M1 ? k / 2 : k * 2;
+    const int64_t pitch = v == FAR_ROWS ? TENSOR_STRIDE_END : a_row, element = v == FP32 ? 4 : 2;
     const int64_t scale_pitch = v == LINEAR ? k / 16 : ceil_div(k, 64) * 512;
     const int one_a = v == ONE_FOR_ALL || v == ONE_A_FOR_ALL;
     gemm_problem p;
     memset(&p, 0, sizeof p);
     p.m = m, p.n = n, p.k = k, p.l = l;
     p.a = memory[0], p.b = memory[1];
-    p.a_pitch = m > 1 ? pitch : k / 2, p.b_pitch = k / 2;
+    p.a_pitch = m > 1 ? pitch : a_row, p.b_pitch = k / 2;
     p.a_batch = v == FAR_BATCHES ? TENSOR_STRIDE_END : one_a ? 0 : m * pitch;
     p.b_batch = n * k / 2;
     p.sfa = memory[2], p.sfb = memory[3];
     p.sfa_pitch = p.sfb_pitch = scale_pitch;
     p.sfa_batch = v == ONE_FOR_ALL ? 0 : scale_pitch * (v == LINEAR ? m : ceil_div(m, 128));
     p.sfb_batch = scale_pitch * (v == LINEAR ? n : ceil_div(n, 128));
+    if (a_type != VALUES_E2M1) p.sfa = NULL, p.sfa_pitch = p.sfa_batch = 0;
+    p.a_type = a_type;
     p.out = memory[4];
     p.out_pitch = n * element;
     p.out_batch = m * n * element;
@@ -367,6 +373,7 @@ static inline int32_t check_product(int32_t family, const gpu *g, const gemm_pro
                                     param_size *size_of, candidate_check *check, rejection_check *may_reject) {
     static candidate_list list, again;
     static launch_plan plan;
+    if (p->a_type != VALUES_E2M1 && !gemm_families[family]->takes_16_bit_a) return 0; /* which nobody asks of it */
     name_product(g, p, v);
     list_candidates(family, g, p, 0xA5, &list);
     list_candidates(family, g, p, 0x5A, &again);

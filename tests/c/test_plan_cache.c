@@ -118,6 +118,8 @@ static const field fields[] = {
     FIELD(traits.output_is_column),
     FIELD(traits.broadcast_a),
     FIELD(traits.broadcast_b),
+    FIELD(traits.a_type),
+    FIELD(traits.padding_),
     FIELD(props.compute_capability),
     FIELD(props.sm_count),
     FIELD(props.shared_per_block),

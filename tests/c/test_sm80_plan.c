@@ -22,11 +22,19 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     (void)g, (void)v;
     times_listed[c->kernel]++;
     expect(!memcmp(param_of(plan, gemm, 0), p, sizeof *p), "the kernel gets the problem");
-    expect(!strcmp(kernel->fatbin, "sm80_gemm"), "kernel is a GEMM");
+    const int w4a16 = p->a_type != VALUES_E2M1;
+    expect(!strcmp(kernel->fatbin, w4a16 ? "sm80_w4a16" : "sm80_gemm"), "kernel is a GEMM of this A");
+    if (w4a16) expect(strstr(kernel->name, p->a_type == OUT_FP16 ? "_fp16_" : "_bf16_") != NULL, "and of its type");
     expect(gemm->shared_bytes == kernel->shared_bytes, "all of its shared memory");
     expect(!kernel->pdl && gemm->cluster == 0 && gemm->grid_y == 1, "a launch that every GPU takes");
     expect(s->tiles_m * c->tile_m >= p->m && (s->tiles_m - 1) * c->tile_m < p->m, "tiles cover M");
-    expect(s->tiles_n * c->tile_n >= p->n && (s->tiles_n - 1) * c->tile_n < p->n, "tiles cover N");
+    if (w4a16) { /* a quarter of a tile's columns in each quarter of a block of 128: the first has most */
+        const int64_t whole = p->n / 128 * (128 / c->tile_n), first = min_int(p->n % 128, 32);
+        expect((s->tiles_n - whole) * c->tile_n / 4 >= first && (s->tiles_n - whole - 1) * c->tile_n / 4 < first,
+               "tiles cover the blocks of N");
+    } else {
+        expect(s->tiles_n * c->tile_n >= p->n && (s->tiles_n - 1) * c->tile_n < p->n, "tiles cover N");
+    }
     expect(c->grid == s->tiles_m * s->tiles_n * p->l * c->split_k, "grid is tiles x L x split");
     expect(s->split_k == c->split_k && c->split_k >= 1, "one split in both");
     expect(c->split_k * s->k_tiles_per_split * c->tile_k >= p->k, "splits cover K");

@@ -9,12 +9,17 @@ static const int64_t batches[] = {1, 3, 1000};
 static const int on[] = {H200, H100_PCIE, H200_SLICE};
 
 typedef struct config {
+    int type; /* of the wgmma operands */
     int math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk;
 } config;
 static const config configs[] = {
 #define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
-    {math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
+    {OUT_FP16, math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
     SM90_GEMM_CONFIGS(X)
+#undef X
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
+    {OUT_BF16, math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
+        SM90_GEMM_BF16_CONFIGS(X)
 #undef X
 };
 static const struct {
@@ -25,9 +30,9 @@ static const struct {
 #undef X
 };
 static const struct {
-    int mma_a_e2m1, stages;
+    int mma_a_e2m1, stages, type;
 } prefill_configs[] = {
-#define X(id, mma_a_e2m1, stages) {mma_a_e2m1, stages},
+#define X(id, ...) {__VA_ARGS__},
     SM90_PREFILL_CONFIGS(X)
 #undef X
 };
@@ -85,8 +90,8 @@ static void check_e2m1(const gemm_problem *p, int is_b, const sm90_dequant_opera
     expect(e->data == (is_b ? p->b : p->a) && e->scale == (is_b ? p->sfb : p->sfa) && e->rows == (is_b ? p->n : p->m) &&
                e->pitch == (is_b ? p->b_pitch : p->a_pitch) && e->batch == (is_b ? p->b_batch : p->a_batch) &&
                e->scale_pitch == (is_b ? p->sfb_pitch : p->sfa_pitch) &&
-               e->scale_batch == (is_b ? p->sfb_batch : p->sfa_batch),
-           "what is dequantized");
+               e->scale_batch == (is_b ? p->sfb_batch : p->sfa_batch) && e->type == (is_b ? VALUES_E2M1 : p->a_type),
+           "what is dequantized, or put into order");
 }
 
 /* A thread dequantizes one row where that takes no more CTAs than two an SM of an H200. */
@@ -187,6 +192,12 @@ static void check_gemm_memory(const gpu *g, const gemm_candidate *candidate, con
     expect(s->partials_in_stages == (fixed + partials > g->props.shared_per_block), "which is the second choice");
 }
 
+/* Whether a kernel multiplies A's type: 16 bits come through the pre-pass. */
+static int takes_type(const config *c, const gemm_problem *p) {
+    if (p->a_type != VALUES_E2M1) return c->type == p->a_type && !SM90_DEQUANT_B_IN_KERNEL(c->mma_tile_n);
+    return c->type == OUT_FP16;
+}
+
 static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const config *c,
                                 const sm90_schedule *s, const launch_step *gemm) {
     const int32_t mma_tile_m = SM90_MMA_TILE_M(c->math_warpgroups, c->wgmmas_m);
@@ -223,6 +234,7 @@ static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_
     expect(c->mma_tile_n > 32 || s->tiles_mma_n == 1, "a narrow tile holds all of mma_b");
     for (size_t i = 0; i < COUNT(configs); i++) {
         const config *other = &configs[i];
+        if (!takes_type(other, p)) continue;
         const int32_t other_m = SM90_MMA_TILE_M(other->math_warpgroups, other->wgmmas_m);
         const int alike = other_m == mma_tile_m || other->mma_tile_n <= 32;
         expect(!alike || other->mma_tile_n >= c->mma_tile_n || rows[1] > other->mma_tile_n,
@@ -230,7 +242,7 @@ static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_
         expect(other->mma_tile_n != c->mma_tile_n || other_m >= mma_tile_m || rows[0] > other_m,
                "no shorter tile holds all of mma_a");
     }
-    expect(!(rows[0] == 1 && rows[1] > 1), "a vector is no reason for 128 rows");
+    expect(p->a_type != VALUES_E2M1 || !(rows[0] == 1 && rows[1] > 1), "a vector is no reason for 128 rows");
     expect(needs_tma(p) && p->scale_layout == SCALES_128X4, "TMA reaches mma_a");
 }
 
@@ -241,6 +253,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     const int32_t mma_tile_m = SM90_MMA_TILE_M(c->math_warpgroups, c->wgmmas_m);
     const int mma_b_is_b = !s->swap_ab, in_kernel = SM90_DEQUANT_B_IN_KERNEL(c->mma_tile_n);
     const int64_t rows[2] = {s->mma_a.rows, s->mma_b.rows};
+    expect(takes_type(c, p) && (p->a_type == VALUES_E2M1 || s->swap_ab), "A of 16 bits is mma_b, in its own type");
     check_gemm_schedule(g, p, candidate, c, s, gemm);
     check_gemm_memory(g, candidate, c, s, gemm);
     check_cache_policies(g, p, s);
@@ -341,6 +354,9 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     const int64_t tiles_m = ceil_div(rows[0], 128), tiles_n = ceil_div(rows[1], 256);
     const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * p->l, rest = pairs % clusters;
     const int64_t split_k_tiles = 2 * rest <= clusters ? 2 * rest : 0, dp_pairs = pairs - split_k_tiles / 2;
+    expect(prefill_configs[c->kernel - SM90_FIRST_PREFILL].type == (p->a_type == OUT_BF16 ? OUT_BF16 : OUT_FP16) &&
+               (p->a_type == VALUES_E2M1 || (e2m1[0] && s->swap_ab)),
+           "A of 16 bits is mma_b, in its own type");
     expect(entry_of(c->kernel)->shared_bytes <= g->props.shared_per_block &&
                gemm->shared_bytes == entry_of(c->kernel)->shared_bytes,
            "shared memory fits a CTA");
@@ -432,9 +448,11 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
     const double b = row * (double)p->n * (double)p->l;
     const int e2m1 = p->scale_layout == SCALES_128X4 && needs_tma(p);
     expect(gemm_families[NVFP4_BACKEND_SM90]->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
-               (strstr(nvfp4_last_error(), "workspace") || strstr(nvfp4_last_error(), "tiles")),
+               (strstr(nvfp4_last_error(), "workspace") || (p->a_type && strstr(nvfp4_last_error(), "a: dtype is ")) ||
+                strstr(nvfp4_last_error(), "tiles")),
            nvfp4_last_error());
     if (ceil_div(p->m, 256) * ceil_div(p->n, 256) * p->l > INT32_MAX - g->props.sm_count) return 1;
+    if (p->a_type != VALUES_E2M1) return !e2m1 || a >= end;
     return e2m1 ? (a < b ? a : b) >= end : (a > b ? a : b) >= end;
 }
 
@@ -493,6 +511,9 @@ static void check_choices(void) {
         {1, 7168, 16384, LINEAR, GEMV, 0, 0},       {16, 7168, 16384, LINEAR, PREFILL, 0, 1},
         {16, 7168, 2048, UNALIGNED, PREFILL, 0, 1}, {128, 4096, 7168, LINEAR, PREFILL, 0, 1},
         {2304, 7168, 16384, LINEAR, PREFILL, 0, 0}, {4096, 4608, 7168, UNALIGNED, PREFILL, 0, 0},
+        {4, 7168, 2048, FP16_A, GEMM, 1, 1},        {8, 4096, 7168, BF16_A, GEMM, 1, 1},
+        {16, 7168, 16384, FP16_A, GEMM, 1, 0},      {16, 7168, 16384, BF16_A, GEMM, 1, 0},
+        {128, 7168, 16384, BF16_A, GEMM, 1, 0},     {2304, 4608, 7168, BF16_A, PREFILL, 1, 0},
     };
     const uint32_t sm80 = 1u << NVFP4_BACKEND_SM80, sm90 = 1u << NVFP4_BACKEND_SM90;
     const gpu *h200 = &gpus[H200];
@@ -509,7 +530,9 @@ static void check_choices(void) {
             expect(c.grid >= 90, "most SMs have work");
         }
         if (found == PREFILL)
-            expect((c.kernel == KERNEL_sm90_prefill_mixed) == (choices[i].v == PLAIN), "e2m1 where it can be");
+            expect(prefill_configs[c.kernel - SM90_FIRST_PREFILL].mma_a_e2m1 ==
+                       (choices[i].v == PLAIN || choices[i].v == BF16_A),
+                   "e2m1 where it can be");
         query.families |= sm80;
         const gemm_candidate taken = plan_choose(&query)->taken;
         expect(taken.family == (choices[i].sm80_first ? NVFP4_BACKEND_SM80 : NVFP4_BACKEND_SM90), "the family of AUTO");

@@ -11,17 +11,21 @@
 #include "kernels/sm80/config.h"
 
 /*    id, type of A, tile_m, octets, chunks, stages, warps, ctas_per_sm */
-#define SM80_W4A16_CONFIGS_OF(X, name, type)                                                                           \
-    X(sm80_w4a16_##name##_1x32, type, 1, 1, 2, 4, 8, 2)                                                                \
-    X(sm80_w4a16_##name##_4x32, type, 4, 1, 2, 3, 8, 2)                                                                \
-    X(sm80_w4a16_##name##_8x32, type, 8, 1, 2, 3, 8, 2)                                                                \
-    X(sm80_w4a16_##name##_16x32, type, 16, 1, 2, 3, 4, 2)                                                              \
-    X(sm80_w4a16_##name##_16x64, type, 16, 2, 1, 4, 4, 2)                                                              \
-    X(sm80_w4a16_##name##_32x64, type, 32, 2, 1, 3, 4, 2)                                                              \
-    X(sm80_w4a16_##name##_64x64, type, 64, 2, 1, 2, 4, 2)
 #define SM80_W4A16_CONFIGS(X)                                                                                          \
-    SM80_W4A16_CONFIGS_OF(X, fp16, OUT_FP16)                                                                           \
-    SM80_W4A16_CONFIGS_OF(X, bf16, OUT_BF16)
+    X(sm80_w4a16_fp16_1x32, OUT_FP16, 1, 1, 2, 4, 8, 2)                                                                \
+    X(sm80_w4a16_fp16_4x32, OUT_FP16, 4, 1, 2, 3, 8, 2)                                                                \
+    X(sm80_w4a16_fp16_8x32, OUT_FP16, 8, 1, 2, 3, 8, 2)                                                                \
+    X(sm80_w4a16_fp16_16x32, OUT_FP16, 16, 1, 2, 3, 4, 2)                                                              \
+    X(sm80_w4a16_fp16_16x64, OUT_FP16, 16, 2, 1, 4, 4, 2)                                                              \
+    X(sm80_w4a16_fp16_32x64, OUT_FP16, 32, 2, 1, 3, 4, 2)                                                              \
+    X(sm80_w4a16_fp16_64x64, OUT_FP16, 64, 2, 1, 2, 4, 2)                                                              \
+    X(sm80_w4a16_bf16_1x32, OUT_BF16, 1, 1, 2, 4, 8, 2)                                                                \
+    X(sm80_w4a16_bf16_4x32, OUT_BF16, 4, 1, 2, 3, 8, 2)                                                                \
+    X(sm80_w4a16_bf16_8x32, OUT_BF16, 8, 1, 2, 3, 8, 2)                                                                \
+    X(sm80_w4a16_bf16_16x32, OUT_BF16, 16, 1, 2, 3, 4, 2)                                                              \
+    X(sm80_w4a16_bf16_16x64, OUT_BF16, 16, 2, 1, 4, 4, 2)                                                              \
+    X(sm80_w4a16_bf16_32x64, OUT_BF16, 32, 2, 1, 3, 4, 2)                                                              \
+    X(sm80_w4a16_bf16_64x64, OUT_BF16, 64, 2, 1, 2, 4, 2)
 
 #define SM80_W4A16_TILE_N(octets)        (32 * (octets))
 #define SM80_W4A16_TILE_K(chunks, warps) ((warps) * (chunks) * SM80_CHUNK)

@@ -139,7 +139,8 @@ static int tile(const sm90_model *model, const device_props *props, const gemm_t
     if (config->shared_bytes > props->shared_per_block) return 0;
     if (config->mma_tile_n <= NARROW_TILE && mma_n > config->mma_tile_n) return 0;
     if (is_too_large(config, t, mma_m, mma_n)) return 0;
-    if (mma_m < mma_n && mma_m == 1) return 0; /* a vector as mma_a would leave its other rows idle */
+    /* A vector as mma_a would leave its other rows idle; of 16-bit A there is no other way. */
+    if (mma_m < mma_n && mma_m == 1 && t->a_type == VALUES_E2M1) return 0;
     const int64_t tiles_m = ceil_div(mma_m, config->mma_tile_m), tiles_n = ceil_div(mma_n, config->mma_tile_n);
     const int64_t most = INT32_MAX - props->sm_count; /* tile + clusters must not overflow in the kernel */
     if (tiles_m * tiles_n > most || tiles_m * tiles_n * in->l > most) return 0;

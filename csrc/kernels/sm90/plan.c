@@ -83,7 +83,7 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
         return fail(NVFP4_UNSUPPORTED,
                     "a: dtype is %s, which the sm90 kernels multiply by b with 128x4 scales and rows and batches on 16 "
                     "bytes alone; must be uint8 or float4_e2m1fn_x2, or the backend sm80",
-                    nvfp4_dtype_name(t->a_type));
+                    t->a_type == OUT_FP16 ? "float16" : "bfloat16");
     sm90_operand_size a, b;
     if (!sm90_fp16_operand(t, 0, &a) || !sm90_fp16_operand(t, 1, &b))
         return fail(
