@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def gemm(
     a: Array,
     b: AnyArray,
-    scale_a: AnyArray,
+    scale_a: AnyArray | None,
     scale_b: AnyArray,
     *,
     alpha: float | AnyArray | None = None,
@@ -33,7 +33,7 @@ def gemm(
     backend: str | None = None,
     batch_invariant: bool = False,
 ) -> Array:
-    """C = alpha * (A . B^T) + beta * c + bias, of NVFP4 matrices A (M x K) and B (N x K).
+    """C = alpha * (A . B^T) + beta * c + bias, of matrices A (M x K) and B (N x K): B is NVFP4, A NVFP4 or 16-bit.
 
     Tensors are torch tensors on the CPU or on one CUDA device, or NumPy arrays. On a GPU the work is enqueued on
     torch's current stream: nothing waits, and the call can be captured in a CUDA graph or traced by torch.compile.
@@ -43,7 +43,10 @@ def gemm(
             low nibble of byte i, element 2i+1 the high one. K is a multiple of 16; M, N, L may be
             any size, 0 included. Rows are contiguous; their pitch is K/2 bytes or a multiple of 16 bytes. The data is
             aligned to 8 bytes.
-        b: [N, K/2] or [L, N, K/2], as a.
+            Or float16 or bfloat16 values as they are (W4A16): [M, K] or [L, M, K], with data, rows and batches on 16
+            bytes, and None for scale_a. CPU, sm80 and sm90 kernels take it, sm90's with 128x4 scales and rows of b on
+            16 bytes. `info(m, n, k, a_dtype=...)` shows the plan.
+        b: [N, K/2] or [L, N, K/2], as an NVFP4 a.
         scale_a, scale_b: one float8_e4m3fn (or the same as uint8) for every 16 values along K, in `scale_layout`.
             Bit 7 is ignored; 0x7F is NaN and makes its row or column NaN.
         alpha: a number, or float32 on the device of a: a tensor of one element, or a vector of length N that scales
@@ -52,8 +55,8 @@ def gemm(
         c: a matrix like the result, same dtype; read only if beta is not 0. May be `out` itself.
         beta: a number.
         out: where to write, [M, N] or [L, M, N]; must not overlap other arguments than c. By default a new tensor.
-        out_dtype: torch.float16 (the default), torch.bfloat16 or torch.float32; NumPy's types and names such as
-            "float32" are accepted too. With `out`, must be its dtype.
+        out_dtype: torch.float16, torch.bfloat16 or torch.float32; NumPy's types and names such as "float32" are
+            accepted too. By default torch.float16, or the dtype of a 16-bit a. With `out`, must be its dtype.
         scale_layout: "128x4", the tensor core's: the scale of row r, column s is at byte
             ((r//128) * ceil(K/64) + s//4) * 512 + (r%32) * 16 + (r%128)//32 * 4 + s%4
             of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
@@ -67,9 +70,10 @@ def gemm(
     Returns:
         `out`, or a new tensor of a's library on a's device.
 
-    Sums are accumulated in fp32 from exact products; alpha, beta * c and bias are applied in fp32; the result is
-    rounded once, to nearest even. The same call on the same device gives the same bits every time. No gradient is
-    computed: a bias, c, alpha or out that requires one is rejected while gradients are recorded.
+    Sums are accumulated in fp32 from exact products (with bfloat16 values of a below 2^-109 they may underflow); alpha,
+    beta * c and bias are applied in fp32; the result is rounded once, to nearest even. The same call on the same device
+    gives the same bits every time. No gradient is computed: a bias, c, alpha or out that requires one is rejected while
+    gradients are recorded.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. The message names the argument,

@@ -41,8 +41,8 @@ class Linear(torch.nn.Module):
         out_features: N.
         bias: whether the layer has one.
         activations: "nvfp4" quantizes the input at each call and multiplies by nvfp4.gemm (W4A4). None leaves the
-            input as it is (W4A16): until nvfp4.gemm takes 16-bit activations, each call dequantizes the whole weight
-            (fp32 on a CPU, the input's dtype on a GPU) and calls torch.mm.
+            input as it is (W4A16): nvfp4.gemm multiplies a 16-bit input by the weight. For a float32 input each call
+            dequantizes the whole weight and calls torch.mm.
         device: of the buffers.
         dtype: of the bias; by default torch.get_default_dtype().
 
@@ -313,9 +313,21 @@ def _matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, transpose: bool) ->
         return torch.mm(x.float(), w) if dtype == torch.float32 else torch.mm(x, w, out_dtype=torch.float32)
 
 
+def _as_gemm_takes_it(x: Tensor) -> Tensor:
+    """Dense rows on 16 bytes: x itself, where they are. What is traced has no address, and is taken to be aligned."""
+    if x.stride(-1) != 1 or (x.shape[0] > 1 and x.stride(0) != x.shape[1]):
+        return x.contiguous()
+    traced = torch.compiler.is_compiling() or type(x) is not Tensor
+    return x if traced or x.data_ptr() % 16 == 0 else x.clone()
+
+
 def _weight_only(x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor, bias: Tensor | None) -> Tensor:
+    if x.dtype != torch.float32:
+        if bias is not None and bias.dtype != x.dtype:
+            bias = bias.float()
+        return nvfp4.gemm(_as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=x.dtype)
     y = _matmul(x, weight, weight_scale, True) * alpha
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    return y if bias is None else y + bias.float()
 
 
 class _WeightOnly(torch.autograd.Function):
