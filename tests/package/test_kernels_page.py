@@ -25,20 +25,19 @@ PROGRAM = r"""
 #define KIB(bytes) (((bytes) + 1023) / 1024)
 #define NAME(id)   (#id + sizeof "smNN_gemm_" - 1)
 #define SM80(id, m, n, k, stages, warps, weights_first, ctas)                                                         \
-    printf("sm80 | %s | %d | %d | %d | %d | %d | %d |\n", NAME(id), warps, k / warps, stages,                         \
-           SM80_STAGE_BYTES(m, n, k), KIB(SM80_SHARED_BYTES(m, n, k, stages, warps)), ctas);
+    printf("sm80 | %s | %d | %d | %d | %d | %d |\n", NAME(id), warps, k / warps, stages,                              \
+           KIB(SM80_SHARED_BYTES(m, n, k, stages, warps)), ctas);
 #define SM90(id, groups, tiles, y, words, stages, ...)                                                                \
-    printf("sm90 | %s | %d | %d | %d | %d |\n", NAME(id), 4 * groups, stages, SM90_STAGE_BYTES(groups, tiles, y),     \
+    printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                             \
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
 #define PREFILL(id, raw, stages)                                                                                      \
-    printf("prefill | %s | %d | %d | %d | %d |\n", #id + sizeof "sm90_prefill", 8, stages,                            \
-           SM90_PREFILL_STAGE_BYTES(raw), KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
+    printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                                        \
+           KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \
-    printf("gemv | %d | %d | %d | %d | %d |\n", rows, warps, stages, SM90_GEMV_STEP_BYTES,                            \
-           KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));
+    printf("gemv | %d | %d | %d | %d |\n", rows, warps, stages, KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));
 #define SM100(id, group, y, stages, accumulators, gather)                                                             \
-    printf("sm100 | %s | %d | %d | %d | %d | %d x %d | %d x %d from %d | %d of %d |\n", NAME(id) + 1, group, stages,  \
-           SM100_STAGE_BYTES(group, y), KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages,           \
+    printf("sm100 | %s | %d | %d | %d | %d x %d | %d x %d from %d | %d of %d |\n", NAME(id) + 1, group, stages,       \
+           KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages,                                        \
            SM100_SCALE_COLUMNS(y), accumulators * y, SM100_USED_COLUMNS(y, stages, accumulators),                     \
            SM100_TMEM_COLUMNS(y, stages, accumulators));
 
