@@ -319,14 +319,13 @@ def constants_table() -> list[str]:
 
 
 def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
-    """Those of b200_model.md. model_b200.py prints the rest: more shapes, --all plans, --peers, --sensitivity."""
+    """Those of b200_model.md. model_b200.py prints the rest: more shapes, --all plans, --peers, --sensitivity,
+    --configurations."""
     return {
         "goal": goal_table(rows, c),
         "ranked": shape_table(RANKED, rows, c),
         "slopes": slope_lines(),
-        "configurations": config_table(rows, c),
         "scenarios": scenario_table(rows, c),
-        "sensitivity": sensitivity_table(rows)[:8],
     }
 
 

@@ -2,7 +2,7 @@
  * machine. Prints one table.
  *
  *   gcc -O3 -Icsrc benchmarks/cpu_limits.c csrc/cpu/(all).c csrc/common/error.c -lpthread -lm
- *   ./a.out [threads] [rounds]
+ *   NVFP4_CPU=avx2 ./a.out [threads] [rounds]
  *
  * fp32 FMA peak: a loop of independent fused multiply-adds in registers. Plain read: a sum over as many bytes as the
  * product reads, values and scales of the weights. Both by the pool that the kernels use; the best of all rounds. */

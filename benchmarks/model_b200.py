@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every configuration, split and side, best first")
     parser.add_argument("--peers", action="store_true", help="published figures against the model")
     parser.add_argument("--sensitivity", action="store_true", help="each constant 20 %% less and more")
+    parser.add_argument("--configurations", action="store_true", help="without each configuration, and with others")
     parser.add_argument("--constants", action="store_true", help="each constant with its unit and source")
     parser.add_argument(
         "--count", metavar="TRACE", help="compare the counts with a trace of the emulator; needs --shape"
@@ -127,6 +128,8 @@ def main() -> None:
         print("\n".join(report.peer_table()))
     elif options.sensitivity:
         print("\n".join(report.sensitivity_table(rows)))
+    elif options.configurations:
+        print("\n".join(report.config_table(rows, c)))
     elif options.constants:
         print("\n".join(report.constants_table()))
     elif options.count:

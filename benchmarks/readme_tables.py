@@ -37,6 +37,8 @@ from nvfp4.cli import machine, plot, report, show  # noqa: E402
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
 OUTPUT = "nvfp4-output-1"  # the output of a program, stored by --record
+# Conditions that documents leave to the run's file: clocks, temperature, power, and what README.md's method says.
+UNSHOWN = ("clocks ", "clocks: ", "clock: ", "single-call: ", "back-to-back: ", "between two events: ")
 MARKED = re.compile(r"(?ms)^<!-- run: (\S+) -->\n.*?^<!-- end of run -->$")
 
 
@@ -61,7 +63,7 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
     if run["format"] == contest.FORMAT:
         lines = [f"`{run['command']}` ([run]({folder}/{name})). {contest.head(run)}:", ""]
         lines += [show.markdown(*contest.time_table(run)), ""]
-        return "\n".join([*lines, *(f"- {report.escaped(line)}" for line in [*contest.summary(run), run["software"]])])
+        return "\n".join([*lines, *shown_lines([*contest.summary(run), run["software"]])])
     _, columns, rows = report.compact_table(run)
     first, *others = report.names(run)
     what = f"{report.mode_title(run, 'single_call')} median (p10..p90) and back-to-back median"
@@ -70,8 +72,11 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
     lines += ["", show.markdown(columns, rows), ""]
     if has_plot(run):
         lines += [f"![{plot.title(run)}]({folder}/{Path(name).with_suffix('.svg')})", ""]
-    lines += [f"- {report.escaped(line)}" for line in report.summary(run)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *shown_lines(report.summary(run))])
+
+
+def shown_lines(summary: list[str]) -> list[str]:
+    return [f"- {report.escaped(line)}" for line in summary if not line.startswith(UNSHOWN)]
 
 
 def has_plot(run: dict[str, Any]) -> bool:

@@ -173,6 +173,24 @@ def test_document_is_current() -> None:
         assert f"<!-- {name} -->\n" + "\n".join(lines).rstrip() + "\n<!-- end -->" in text, name
 
 
+def cells(lines: list[str]) -> list[list[str]]:
+    """Of a table's rows."""
+    return [line.strip("| ").split(" | ") for line in lines[2:]]
+
+
+def test_figures_in_the_documents_sentences_are_current() -> None:
+    """Those of --configurations and --sensitivity, which the page sums up."""
+    text = " ".join(report.DOCUMENT.read_text().split())
+    table = report.config_table(model.configs(), model.constants())
+    changes = {name: [float(cell) for cell in row] for name, *row in cells(table)}
+    prefill, ranked = changes.pop("without 256x256")[3], changes.pop("without 256x64")[0]
+    assert f"Without 256x256 prefill takes {prefill} % longer, without 256x64 the ranked shapes {ranked} %." in text
+    assert max(abs(change) for row in changes.values() for change in row) < 3
+    first, second, third = ((name, most) for name, *_, most in cells(report.sensitivity_table(model.configs()))[:3])
+    most = f"20 % of `{first[0]}` change the mean most, by {first[1]} %;"
+    assert f"{most} then `{second[0]}` ({second[1]} %) and `{third[0]}` ({third[1]} %)." in text
+
+
 # ---- counts, against the real kernels in the emulator ----
 
 
