@@ -16,6 +16,8 @@ from typing import Any
 
 # torch's threads must not spin while those of nvfp4 work: tests run both in turn, on machines of two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# NumPy's threads do spin: beside another test, small products take three times their time on one thread.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy  # noqa: E402
 import pytest  # noqa: E402
