@@ -156,6 +156,7 @@ static void tile(float *sums, const void *strip, const void *panels, int panel_c
 const cpu_kernel amx_kernel = {
     .lanes = LANES,
     .strip_rows = STRIP_ROWS,
+    .chunk_blocks = CHUNK_BLOCKS,
     .panel_bytes = sizeof(panel),
     .strip_bytes = STRIP_BYTES,
     .pack_panel = pack_panel,

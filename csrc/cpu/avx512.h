@@ -25,6 +25,18 @@ static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, 
     return _mm_maskz_mov_epi8(valid, _mm_loadu_si128((const __m128i *)groups));
 }
 
+/* e4m3 without its sign, seven bits to the left, is the fp16 of value / 256, subnormals included. */
+static inline __m256i scales_as_fp16(__m128i codes) {
+    return _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 7), _mm256_set1_epi16(0x3F80));
+}
+
+static inline __m512 decode_scales(__m128i codes, float factor) {
+    __m256i half = scales_as_fp16(codes);
+    __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f * factor));
+    __mmask16 nan = _mm256_cmpeq_epi16_mask(half, _mm256_set1_epi16(0x3F80));
+    return _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(NAN));
+}
+
 /* 16 rows of four dwords, `pitch` bytes apart, to four vectors of 16 lanes. */
 static inline void transpose(__m512i to[4], const char *from, size_t pitch) {
     __m512i rows[4];
@@ -40,17 +52,6 @@ static inline void transpose(__m512i to[4], const char *from, size_t pitch) {
     to[1] = _mm512_unpackhi_epi64(low01, low23);
     to[2] = _mm512_unpacklo_epi64(high01, high23);
     to[3] = _mm512_unpackhi_epi64(high01, high23);
-}
-
-/* Brings the rows of the next strip close while this one is multiplied. Four neighbouring rows share their lines of
- * scales in the 128x4 layout; a linear row's are a line or two. */
-static inline void prefetch_rows(const operand *x, int64_t row, int64_t rows, int64_t block, int64_t blocks) {
-    int swizzled = x->scale_layout == SCALES_128X4;
-    for (int64_t r = row; r < least(row + rows, x->rows); r++) {
-        for (int64_t b = 0; b < blocks; b += 8) _mm_prefetch(x->data + r * x->pitch + (block + b) * 8, _MM_HINT_T0);
-        for (int64_t b = 0; b < blocks && (!swizzled || r % 4 == 0); b += swizzled ? 4 : 64)
-            _mm_prefetch(x->scale + scale_offset(x->scale_layout, x->scale_pitch, r, block + b), _MM_HINT_T0);
-    }
 }
 
 /* The product with few vectors, in avx512vnni.c. */

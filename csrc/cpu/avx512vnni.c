@@ -32,18 +32,6 @@ static inline __m512i doubled_table(int shift) {
     return _mm512_broadcast_i32x4(table);
 }
 
-/* e4m3 without its sign, seven bits to the left, is the fp16 of value / 256, subnormals included. */
-static inline __m256i scales_as_fp16(__m128i codes) {
-    return _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 7), _mm256_set1_epi16(0x3F80));
-}
-
-static inline __m512 decode_scales(__m128i codes, float factor) {
-    __m256i half = scales_as_fp16(codes);
-    __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f * factor));
-    __mmask16 nan = _mm256_cmpeq_epi16_mask(half, _mm256_set1_epi16(0x3F80));
-    return _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(NAN));
-}
-
 /* Blocks of one row, in order; writes whole groups of 4 blocks of values and 16 of scales. */
 static inline void decode_row(void *values, float *scales, const operand *x, int64_t row, int64_t block, int64_t blocks,
                               int shift, float factor) {
@@ -240,6 +228,7 @@ void avx512vnni_dots(float *sums, const operand *x, int64_t row, int64_t rows, c
 const cpu_kernel avx512vnni_kernel = {
     .lanes = LANES,
     .strip_rows = STRIP_ROWS,
+    .chunk_blocks = CHUNK_BLOCKS,
     .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block),
     .strip_bytes = sizeof(strip),
     .pack_panel = pack_panel,

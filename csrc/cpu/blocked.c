@@ -37,8 +37,8 @@ static void run_task(void *context, int64_t task, int thread) {
     char *panels = g->scratch + (size_t)thread * g->scratch_bytes, *strip = panels + g->panels_bytes;
     float *sums = (float *)(strip + kernel->strip_bytes);
 
-    for (int64_t block = 0; block < p->k / 16; block += CHUNK_BLOCKS) {
-        int64_t blocks = least(CHUNK_BLOCKS, p->k / 16 - block);
+    for (int64_t block = 0; block < p->k / 16; block += kernel->chunk_blocks) {
+        int64_t blocks = least(kernel->chunk_blocks, p->k / 16 - block);
         for (int i = 0; i < panel_count; i++)
             kernel->pack_panel(panels + (size_t)i * kernel->panel_bytes, &r.short_side, short0 + i * kernel->lanes,
                                block, blocks);
@@ -61,7 +61,8 @@ nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int t
     g.short_tasks = (r.short_side.rows + SHORT_ROWS - 1) / SHORT_ROWS;
     /* Some four tasks a thread even out their speeds; fewer rows a task pack the short side more often. */
     int64_t rows_wanted = r.long_side.rows * g.short_tasks * p->l / (4 * threads);
-    g.long_rows = least(round_up(rows_wanted + 1, LONG_ROWS_MULTIPLE), MAX_LONG_ROWS);
+    int64_t multiple = round_up(LONG_ROWS_MULTIPLE, kernel->strip_rows);
+    g.long_rows = least(round_up(rows_wanted + 1, multiple), MAX_LONG_ROWS / multiple * multiple);
     g.long_tasks = (r.long_side.rows + g.long_rows - 1) / g.long_rows;
 
     int64_t tasks = p->l * g.short_tasks * g.long_tasks;

@@ -4,7 +4,7 @@
  * rows; the weights, most often) is streamed; the short one is packed, and reused from cache:
  *
  *   short rows > max_vectors   blocked.c: panels of `lanes` short rows, K interleaved, against strips of decoded long
- *                              rows, CHUNK_BLOCKS blocks of K at a time
+ *                              rows, chunk_blocks blocks of K at a time
  *   else                       vectors.c: every long row is decoded in registers, once, against all short rows
  */
 #ifndef NVFP4_CPU_GEMM_H
@@ -15,7 +15,7 @@
 #include "cpu/operand.h"
 
 enum {
-    CHUNK_BLOCKS = 128,           /* K chunk, in blocks of 16: a strip stays in L1, the panels in L2 */
+    CHUNK_BLOCKS = 128,           /* K chunk of the kernels of NVFP4 by NVFP4, in blocks of 16 */
     SHORT_ROWS = 128,             /* short rows packed at a time */
     SUMS_PITCH = SHORT_ROWS + 16, /* not a power of two, or columns of sums would share few cache sets */
     MAX_VECTORS = 8,
@@ -23,7 +23,8 @@ enum {
 
 typedef struct cpu_kernel {
     int lanes, strip_rows;
-    size_t panel_bytes, strip_bytes; /* of CHUNK_BLOCKS blocks, a multiple of 64 */
+    int chunk_blocks;                /* so many blocks of a strip stay in L1, of all panels in L2; a multiple of 16 */
+    size_t panel_bytes, strip_bytes; /* of chunk_blocks blocks, a multiple of 64 */
     /* Rows row .. row+lanes-1 (strip_rows), blocks block .. block+blocks-1; rows past the end are zeros. */
     void (*pack_panel)(void *panel, const operand *x, int64_t row, int64_t block, int64_t blocks);
     void (*decode_strip)(void *strip, const operand *x, int64_t row, int64_t block, int64_t blocks);

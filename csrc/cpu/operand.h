@@ -33,10 +33,27 @@ static inline operand operand_b(const gemm_problem *p, int64_t batch) {
                      VALUES_E2M1};
 }
 
+/* Bytes of 16 values of a row. */
+static inline int64_t block_bytes(const operand *x) {
+    return x->type == VALUES_E2M1 ? 8 : 32;
+}
+
 /* Where the scale of a row's column (block of 16) lies from the first scale. */
 static inline ptrdiff_t scale_offset(int32_t layout, int64_t pitch, int64_t row, int64_t column) {
     if (layout == SCALES_LINEAR) return (ptrdiff_t)(row * pitch + column);
     return (ptrdiff_t)(row / 128 * pitch + column / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4);
+}
+
+/* Brings the rows of the next strip close while this one is multiplied. Four neighbouring rows share their lines of
+ * scales in the 128x4 layout; a linear row's are a line or two. */
+static inline void prefetch_rows(const operand *x, int64_t row, int64_t rows, int64_t block, int64_t blocks) {
+    int swizzled = x->scale_layout == SCALES_128X4;
+    int64_t end = row + rows < x->rows ? row + rows : x->rows, bytes = block_bytes(x);
+    for (int64_t r = row; r < end; r++) {
+        for (int64_t i = 0; i < blocks * bytes; i += 64) __builtin_prefetch(x->data + r * x->pitch + block * bytes + i);
+        for (int64_t b = 0; x->scale && b < blocks && (!swizzled || r % 4 == 0); b += swizzled ? 4 : 64)
+            __builtin_prefetch(x->scale + scale_offset(x->scale_layout, x->scale_pitch, r, block + b));
+    }
 }
 
 #endif

@@ -116,6 +116,7 @@ static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const
 const cpu_kernel portable_kernel = {
     .lanes = LANES,
     .strip_rows = STRIP_ROWS,
+    .chunk_blocks = CHUNK_BLOCKS,
     .panel_bytes = sizeof(panel),
     .strip_bytes = sizeof(strip),
     .pack_panel = pack_panel,

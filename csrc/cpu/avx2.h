@@ -1,0 +1,55 @@
+/* What the AVX2 kernels share. */
+#ifndef NVFP4_CPU_AVX2_H
+#define NVFP4_CPU_AVX2_H
+
+#include <immintrin.h>
+
+#include "cpu/gemm.h"
+
+/* 8 scale bytes of a row from a block (a multiple of 4) on; zeros past the last. Never reads past the last scale, or
+ * in the 128x4 layout past the last whole group of 4. */
+static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    const uint8_t *from = x->scale + scale_offset(x->scale_layout, x->scale_pitch, row, block);
+    uint8_t codes[8] = {0};
+    if (blocks >= 8) {
+        if (x->scale_layout == SCALES_LINEAR) return _mm_loadu_si64(from);
+        return _mm_unpacklo_epi32(_mm_loadu_si32(from), _mm_loadu_si32(from + 512));
+    }
+    for (int64_t i = 0; i < blocks; i++)
+        codes[i] = x->scale_layout == SCALES_LINEAR ? from[i] : from[i / 4 * 512 + i % 4];
+    return _mm_loadu_si64(codes);
+}
+
+/* e4m3 without its sign, seven bits to the left, is the fp16 of value / 256, subnormals included. */
+static inline __m128i scales_as_fp16(__m128i codes) {
+    return _mm_and_si128(_mm_slli_epi16(_mm_cvtepu8_epi16(codes), 7), _mm_set1_epi16(0x3F80));
+}
+
+static inline __m256 decode_scales(__m128i codes, float factor) {
+    __m128i half = scales_as_fp16(codes);
+    __m256 value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f * factor));
+    __m256i nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(half, _mm_set1_epi16(0x3F80)));
+    return _mm256_or_ps(value, _mm256_castsi256_ps(nan)); /* all ones is a NaN */
+}
+
+/* 8 rows of four dwords, `pitch` bytes apart, to four vectors of 8 lanes. */
+static inline void transpose(__m256i to[4], const char *from, size_t pitch) {
+    __m256i rows[4];
+    for (int i = 0; i < 4; i++)
+        rows[i] = _mm256_loadu2_m128i((const __m128i *)(from + (size_t)(i + 4) * pitch),
+                                      (const __m128i *)(from + (size_t)i * pitch));
+    __m256i low01 = _mm256_unpacklo_epi32(rows[0], rows[1]), high01 = _mm256_unpackhi_epi32(rows[0], rows[1]);
+    __m256i low23 = _mm256_unpacklo_epi32(rows[2], rows[3]), high23 = _mm256_unpackhi_epi32(rows[2], rows[3]);
+    to[0] = _mm256_unpacklo_epi64(low01, low23);
+    to[1] = _mm256_unpackhi_epi64(low01, low23);
+    to[2] = _mm256_unpacklo_epi64(high01, high23);
+    to[3] = _mm256_unpackhi_epi64(high01, high23);
+}
+
+static inline float add_lanes(__m256 x) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+#endif
