@@ -54,10 +54,14 @@ static inline void transpose(__m512i to[4], const char *from, size_t pitch) {
     to[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
-/* The product with few vectors, in avx512vnni.c. */
+/* The products with few vectors, in avx512vnni.c and w4a16_avx512.c. */
 size_t avx512vnni_vector_bytes(int64_t blocks);
 void avx512vnni_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks);
 void avx512vnni_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
                      int64_t blocks);
+size_t w4a16_avx512_vector_bytes(int64_t blocks);
+void w4a16_avx512_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks);
+void w4a16_avx512_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                       int64_t blocks);
 
 #endif

@@ -11,6 +11,15 @@ static const cpu_kernel *const kernels[CPU_ISA_COUNT] = {
 #endif
 };
 
+static const cpu_kernel *const w4a16_kernels[CPU_ISA_COUNT] = {
+    [CPU_PORTABLE] = &w4a16_portable_kernel,
+#if defined(__x86_64__)
+    [CPU_AVX2] = &w4a16_avx2_kernel,
+    [CPU_AVX512VNNI] = &w4a16_avx512_kernel,
+    [CPU_AMX] = &w4a16_avx512_kernel,
+#endif
+};
+
 /* Of the two drivers, vectors.c adds in another order along K than blocked.c. */
 nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch_invariant) {
     if (p->m == 0 || p->n == 0 || p->l == 0) return NVFP4_OK;
@@ -18,8 +27,8 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch
     /* A second thread is worth waking for some 20 us of work. */
     double products = (double)p->m * (double)p->n * (double)p->k * (double)p->l;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
-    const cpu_kernel *kernel = kernels[isa];
-    if (!kernel || p->k == 0 || p->a_type != VALUES_E2M1) return reference_gemm(p, threads);
+    const cpu_kernel *kernel = p->a_type == VALUES_E2M1 ? kernels[isa] : w4a16_kernels[isa];
+    if (!kernel || p->k == 0) return reference_gemm(p, threads);
     if (least(p->m, p->n) <= kernel->max_vectors && !batch_invariant) return vectors_gemm(p, kernel, threads);
     return blocked_gemm(p, kernel, threads);
 }

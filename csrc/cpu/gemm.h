@@ -41,9 +41,11 @@ typedef struct cpu_kernel {
     void (*epilogue)(const gemm_problem *problem, int64_t batch, sums_tile tile);
 } cpu_kernel;
 
-extern const cpu_kernel portable_kernel;
+/* w4a16: a in 16 bits, by NVFP4. */
+extern const cpu_kernel portable_kernel, w4a16_portable_kernel;
 #if defined(__x86_64__)
 extern const cpu_kernel avx2_kernel, avx512vnni_kernel, amx_kernel;
+extern const cpu_kernel w4a16_avx2_kernel, w4a16_avx512_kernel;
 #endif
 
 /* The two roles at one batch index. swap_ab: the long operand is a. */

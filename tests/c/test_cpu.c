@@ -62,6 +62,7 @@ static void guarded_free(guarded g) {
 typedef struct side {
     guarded data, scale;
     int64_t pitch, batch, scale_pitch, scale_batch;
+    int32_t type; /* VALUES_E2M1, OUT_FP16 or OUT_BF16 */
 } side;
 
 typedef uint8_t draw_scale(void);
@@ -107,7 +108,41 @@ static side side_new(int64_t l, int64_t rows, int64_t k, int layout, int64_t ext
 }
 static void side_free(side s) {
     guarded_free(s.data);
-    guarded_free(s.scale);
+    if (s.type == VALUES_E2M1) guarded_free(s.scale);
+}
+
+typedef uint16_t draw_code(int32_t type);
+static uint16_t code_of(float value, int32_t type) {
+    return type == OUT_FP16 ? fp16_encode(value) : bf16_encode(value);
+}
+/* Halves from -8 to 8. */
+static uint16_t integer_code(int32_t type) {
+    return code_of((float)below(33) / 2.0f - 8.0f, type);
+}
+static uint16_t ordinary_code(int32_t type) {
+    return code_of((float)(1 + below(1 << 20)) * (below(2) ? 0x1p-20f : -0x1p-20f), type);
+}
+/* Finite, of any size whose sums stay finite, or subnormal. */
+static uint16_t any_code(int32_t type) {
+    int64_t size = type == OUT_FP16 ? 0x7C00 : 0x7000;
+    return (uint16_t)(below(2) << 15 | below(below(4) ? size : 0x80));
+}
+
+/* Rows of 16-bit values, with NaN between them. */
+static side side_of_16_bit(int64_t l, int64_t rows, int64_t k, int64_t extra, int one_batch, int32_t type,
+                           draw_code *codes) {
+    side s = {.pitch = k * 2 + extra, .type = type};
+    int64_t batches = one_batch ? 1 : l;
+    s.batch = rows * s.pitch;
+    s.data = guarded_new(extent(batches, s.batch, rows, s.pitch, k * 2), 0xFF);
+    for (int64_t b = 0; b < batches; b++)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < k; i++) {
+                uint16_t code = codes(type);
+                memcpy(s.data.data + b * s.batch + r * s.pitch + i * 2, &code, 2);
+            }
+    if (one_batch) s.batch = 0;
+    return s;
 }
 
 static gemm_problem problem_of(int64_t l, int64_t m, int64_t n, int64_t k, int layout, side a, side b) {
@@ -130,7 +165,8 @@ static gemm_problem problem_of(int64_t l, int64_t m, int64_t n, int64_t k, int l
                           .alpha_value = 1.0f,
                           .scale_layout = layout,
                           .out_type = OUT_FP32,
-                          .bias_type = OUT_FP32};
+                          .bias_type = OUT_FP32,
+                          .a_type = a.type};
 }
 
 /* An output with room around its rows. */
@@ -165,9 +201,11 @@ static void run_into(gemm_problem p, const output *o, cpu_isa isa, int threads, 
 }
 
 /* Every kernel against the definition on integer data, bit by bit, with a random epilogue. */
-static void test_integers(int64_t l, int64_t m, int64_t n, int64_t k) {
+static void test_integers(int64_t l, int64_t m, int64_t n, int64_t k, int32_t a_type) {
     int layout = (int)below(2), one_batch = below(4) == 0;
-    side a = side_new(l, m, k, layout, below(2) * 16 * below(3), one_batch, integer_scale);
+    int64_t extra = below(2) * 16 * below(3);
+    side a = a_type == VALUES_E2M1 ? side_new(l, m, k, layout, extra, one_batch, integer_scale)
+                                   : side_of_16_bit(l, m, k, extra, one_batch, a_type, integer_code);
     side b = side_new(l, n, k, layout, below(2) * 16 * below(3), one_batch, integer_scale);
     gemm_problem p = problem_of(l, m, n, k, layout, a, b);
     p.out_type = OUT_FP16 + (int)below(3);
@@ -198,8 +236,8 @@ static void test_integers(int64_t l, int64_t m, int64_t n, int64_t k) {
         run_into(p, &got, (cpu_isa)isa, 1 + (int)below(3), NULL);
         int same = memcmp(expected.memory.data, got.memory.data, got.memory.bytes) == 0;
         char what[200];
-        snprintf(what, sizeof what, "integers, %s: l %lld m %lld n %lld k %lld layout %d out %d",
-                 cpu_isa_name((cpu_isa)isa), (long long)l, (long long)m, (long long)n, (long long)k, layout,
+        snprintf(what, sizeof what, "integers, %s: l %lld m %lld n %lld k %lld layout %d a %d out %d",
+                 cpu_isa_name((cpu_isa)isa), (long long)l, (long long)m, (long long)n, (long long)k, layout, a_type,
                  p.out_type);
         check(same && margins_intact(&got), what);
     }
@@ -217,8 +255,9 @@ static void test_integers(int64_t l, int64_t m, int64_t n, int64_t k) {
 }
 
 /* Many more threads than rows, and K so long that they are worth it: the same bits as with one. */
-static void test_more_threads_than_rows(int64_t m, int64_t n, int64_t k) {
-    side a = side_new(1, m, k, SCALES_128X4, 0, 0, ordinary_scale);
+static void test_more_threads_than_rows(int64_t m, int64_t n, int64_t k, int32_t a_type) {
+    side a = a_type == VALUES_E2M1 ? side_new(1, m, k, SCALES_128X4, 0, 0, ordinary_scale)
+                                   : side_of_16_bit(1, m, k, 0, 0, a_type, ordinary_code);
     side b = side_new(1, n, k, SCALES_128X4, 0, 0, ordinary_scale);
     gemm_problem p = problem_of(1, m, n, k, SCALES_128X4, a, b);
     output one = output_new(&p), more = output_new(&p);
@@ -239,6 +278,11 @@ static void test_more_threads_than_rows(int64_t m, int64_t n, int64_t k) {
 
 static double value_of(const side *s, int layout, int64_t batch, int64_t row, int64_t k) {
     static const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    if (s->type != VALUES_E2M1) {
+        uint16_t code;
+        memcpy(&code, s->data.data + batch * s->batch + row * s->pitch + k * 2, 2);
+        return s->type == OUT_FP16 ? fp16_decode(code) : bf16_decode(code);
+    }
     uint8_t pair = (uint8_t)s->data.data[batch * s->batch + row * s->pitch + k / 2];
     int code = pair >> k % 2 * 4 & 15;
     uint8_t scale = (uint8_t)s->scale.data[batch * s->scale_batch + scale_offset(layout, s->scale_pitch, row, k / 16)];
@@ -247,18 +291,27 @@ static double value_of(const side *s, int layout, int64_t batch, int64_t row, in
     return (code & 8 ? -1 : 1) * values[code & 7] * scale_value;
 }
 
-/* Any data: within K roundings of the sum of magnitudes; the same bits with 1, 2 and 3 threads; NaN where a scale is.
- */
-static void test_random(int64_t l, int64_t m, int64_t n, int64_t k, draw_scale *scales, int with_nan) {
+/* Any data: within K roundings of the sum of magnitudes; the same bits with 1, 2 and 3 threads; NaN where a scale or a
+ * 16-bit element is. */
+static void test_random(int64_t l, int64_t m, int64_t n, int64_t k, draw_scale *scales, int with_nan, int32_t a_type) {
     int layout = (int)below(2);
-    side a = side_new(l, m, k, layout, 0, 0, scales), b = side_new(l, n, k, layout, 32, 0, scales);
+    side a = a_type == VALUES_E2M1
+                 ? side_new(l, m, k, layout, 0, 0, scales)
+                 : side_of_16_bit(l, m, k, 0, 0, a_type, scales == any_scale ? any_code : ordinary_code);
+    side b = side_new(l, n, k, layout, 32, 0, scales);
     gemm_problem p = problem_of(l, m, n, k, layout, a, b);
     int64_t nan_m = below(m), nan_n = below(n), nan_batch = below(l);
     if (with_nan) {
         int64_t column_a = below(k / 16), column_b = below(k / 16);
-        a.scale.data[nan_batch * a.scale_batch + scale_offset(layout, a.scale_pitch, nan_m, column_a)] = 0x7F;
+        char *row = a.data.data + nan_batch * a.batch + nan_m * a.pitch;
         b.scale.data[nan_batch * b.scale_batch + scale_offset(layout, b.scale_pitch, nan_n, column_b)] = (char)0xFF;
-        memset(a.data.data + nan_batch * a.batch + nan_m * a.pitch + column_a * 8, 0, 8); /* zeros: NaN all the same */
+        if (a_type == VALUES_E2M1) {
+            a.scale.data[nan_batch * a.scale_batch + scale_offset(layout, a.scale_pitch, nan_m, column_a)] = 0x7F;
+            memset(row + column_a * 8, 0, 8); /* zeros: NaN all the same */
+        } else {
+            uint16_t code = code_of(NAN, a_type);
+            memcpy(row + column_a * 32 + below(16) * 2, &code, 2);
+        }
     }
     output one = output_new(&p), more = output_new(&p);
     for (int isa = CPU_REFERENCE; isa < CPU_ISA_COUNT; isa++) {
@@ -267,6 +320,8 @@ static void test_random(int64_t l, int64_t m, int64_t n, int64_t k, draw_scale *
         q.out = one.memory.data + MARGIN;
         run_into(q, &one, (cpu_isa)isa, 1, NULL);
         int within = 1, same = 1;
+        /* Sums that are subnormal round to multiples of 2^-149; what amx.c loses is in its header. */
+        double underflow = ldexp((double)k, isa == CPU_AMX && a_type == OUT_BF16 ? -114 : -149);
         for (int64_t batch = 0; batch < l; batch++)
             for (int64_t i = 0; i < m; i++)
                 for (int64_t j = 0; j < n; j++) {
@@ -281,30 +336,103 @@ static void test_random(int64_t l, int64_t m, int64_t n, int64_t k, draw_scale *
                         sum += term;
                         magnitude += fabs(term);
                     }
-                    within &= fabs(got - sum) <= ldexp((double)k, -24) * magnitude;
+                    within &= fabs(got - sum) <= ldexp((double)k, -24) * magnitude + underflow;
                 }
         for (int threads = 1; threads <= 3; threads++) {
             run_into(p, &more, (cpu_isa)isa, threads, NULL);
             same &= memcmp(one.memory.data, more.memory.data, one.memory.bytes) == 0;
         }
         char what[200];
-        snprintf(what, sizeof what, "random, %s: l %lld m %lld n %lld k %lld layout %d nan %d: within %d, same bits %d",
-                 cpu_isa_name((cpu_isa)isa), (long long)l, (long long)m, (long long)n, (long long)k, layout, with_nan,
-                 within, same);
+        snprintf(what, sizeof what,
+                 "random, %s: l %lld m %lld n %lld k %lld layout %d a %d nan %d: within %d, same bits %d",
+                 cpu_isa_name((cpu_isa)isa), (long long)l, (long long)m, (long long)n, (long long)k, layout, a_type,
+                 with_nan, within, same);
         check(within && same, what);
     }
     guarded_free(one.memory), guarded_free(more.memory);
     side_free(a), side_free(b);
 }
 
-/* All 16 codes times all 256 scale bytes, one product each, in `rows` rows a batch; a and b in either role. */
-static void test_decoding(int64_t rows, int64_t others, int table_is_a) {
+/* NaN and infinities in a 16-bit a: in each element of the result what the definition has. */
+static void test_specials(int64_t m, int64_t n, int64_t k, int32_t a_type) {
+    int layout = (int)below(2);
+    side a = side_of_16_bit(1, m, k, 16, 0, a_type, integer_code), b = side_new(1, n, k, layout, 0, 0, integer_scale);
+    for (int64_t r = 0; r < m; r++)
+        for (int64_t i = below(4); i > 0; i--) {
+            static const float values[] = {INFINITY, INFINITY, -INFINITY, NAN};
+            uint16_t code = code_of(values[below(4)], a_type);
+            memcpy(a.data.data + r * a.pitch + (below(2) ? k - 1 : below(k)) * 2, &code, 2);
+        }
+    for (int64_t r = 0; r < n; r++)
+        if (below(2)) /* no zeros, which make infinities NaN */
+            for (int64_t i = 0; i < k / 2; i++) b.data.data[r * b.pitch + i] |= 0x11;
+    gemm_problem p = problem_of(1, m, n, k, layout, a, b), q = p;
+    output expected = output_new(&q), got = output_new(&p);
+    run_into(q, &expected, CPU_REFERENCE, 1, NULL);
+    for (int isa = CPU_PORTABLE; isa < CPU_ISA_COUNT; isa++) {
+        if (!cpu_isa_usable((cpu_isa)isa)) continue;
+        run_into(p, &got, (cpu_isa)isa, 2, NULL);
+        int same = 1;
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < n; j++) {
+                float x = *(float *)((char *)q.out + i * q.out_pitch + j * 4);
+                float y = *(float *)((char *)p.out + i * p.out_pitch + j * 4);
+                same &= x == y || (isnan(x) && isnan(y));
+            }
+        char what[200];
+        snprintf(what, sizeof what, "NaN and infinities, %s: m %lld n %lld k %lld a %d", cpu_isa_name((cpu_isa)isa),
+                 (long long)m, (long long)n, (long long)k, a_type);
+        check(same, what);
+    }
+    guarded_free(expected.memory), guarded_free(got.memory);
+    side_free(a), side_free(b);
+}
+
+/* batch_invariant: the bits of a row depend neither on M nor on its place, whichever operand is the longer one. */
+static void test_batch_invariance(int64_t m, int64_t n, int64_t k, int32_t a_type) {
+    side a = side_of_16_bit(1, m, k, 0, 0, a_type, ordinary_code);
+    side b = side_new(1, n, k, SCALES_LINEAR, 0, 0, ordinary_scale);
+    gemm_problem p = problem_of(1, m, n, k, SCALES_LINEAR, a, b), q = p;
+    output whole = output_new(&p), part = output_new(&q);
+    for (int isa = CPU_PORTABLE; isa < CPU_ISA_COUNT; isa++) {
+        if (!cpu_isa_usable((cpu_isa)isa)) continue;
+        if (cpu_gemm(&p, (cpu_isa)isa, 2, 1) != NVFP4_OK) abort();
+        int same = 1;
+        for (int64_t row = 0, rows; row < m; row += rows) {
+            rows = least(m - row, 1 + below(below(2) ? 4 : m));
+            q.m = rows;
+            q.a = p.a + row * a.pitch;
+            if (cpu_gemm(&q, (cpu_isa)isa, 1, 1) != NVFP4_OK) abort();
+            for (int64_t r = 0; r < rows; r++)
+                same &=
+                    !memcmp((char *)q.out + r * q.out_pitch, (char *)p.out + (row + r) * p.out_pitch, (size_t)n * 4);
+        }
+        char what[200];
+        snprintf(what, sizeof what, "batch invariance, %s: m %lld n %lld k %lld a %d", cpu_isa_name((cpu_isa)isa),
+                 (long long)m, (long long)n, (long long)k, a_type);
+        check(same, what);
+    }
+    guarded_free(whole.memory), guarded_free(part.memory);
+    side_free(a), side_free(b);
+}
+
+/* All 16 codes times all 256 scale bytes, one product each, in `rows` rows a batch; a and b in either role. ones_type:
+ * of what the table meets. */
+static uint16_t code_of_one(int32_t type) {
+    return code_of(1.0f, type);
+}
+
+static void test_decoding(int64_t rows, int64_t others, int table_is_a, int32_t ones_type) {
     int64_t l = 4096 / rows;
     int layout = (int)below(2);
-    side table = side_new(l, rows, 16, layout, 0, 0, any_scale),
-         ones = side_new(l, others, 16, layout, 0, 0, any_scale);
-    memset(ones.data.data, 0x22, ones.data.bytes);   /* 1 */
-    memset(ones.scale.data, 0x38, ones.scale.bytes); /* 1 */
+    side table = side_new(l, rows, 16, layout, 0, 0, any_scale), ones;
+    if (ones_type == VALUES_E2M1) {
+        ones = side_new(l, others, 16, layout, 0, 0, any_scale);
+        memset(ones.data.data, 0x22, ones.data.bytes);   /* 1 */
+        memset(ones.scale.data, 0x38, ones.scale.bytes); /* 1 */
+    } else {
+        ones = side_of_16_bit(l, others, 16, 0, 0, ones_type, code_of_one);
+    }
     memset(table.data.data, 0, table.data.bytes);
     int64_t position = below(16);
     for (int64_t i = 0; i < 4096; i++) {
@@ -539,24 +667,41 @@ int main(int count, char **arguments) {
     printf("seed %llu\n", (unsigned long long)state);
     test_numbers();
     for (int table_is_a = 0; table_is_a < 2; table_is_a++) {
-        test_decoding(4096, 1, table_is_a);
-        test_decoding(4096, 20, table_is_a);
-        test_decoding(128, 129, table_is_a);
-        test_decoding(8, 9, table_is_a);
+        test_decoding(4096, 1, table_is_a, VALUES_E2M1);
+        test_decoding(4096, 20, table_is_a, VALUES_E2M1);
+        test_decoding(128, 129, table_is_a, VALUES_E2M1);
+        test_decoding(8, 9, table_is_a, VALUES_E2M1);
+    }
+    for (int type = OUT_FP16; type <= OUT_BF16; type++) {
+        test_decoding(4096, 1, 0, type);
+        test_decoding(4096, 20, 0, type);
+        test_decoding(128, 129, 0, type);
+        test_decoding(8, 9, 0, type);
+        test_decoding(1, 16, 0, type);
     }
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 64, 65, 127, 128, 129, 200};
     static const int64_t depths[] = {0, 16, 32, 48, 64, 80, 240, 256, 272, 512, 528, 1040, 2048, 2064, 4112};
     enum { SIZES = sizeof sizes / sizeof *sizes, DEPTHS = sizeof depths / sizeof *depths };
-    for (int i = 0; i < shapes; i++)
-        test_integers(1 + below(3), sizes[below(SIZES)], sizes[below(SIZES)], depths[below(DEPTHS)]);
-    for (int i = 0; i < shapes / 6; i++) {
+    static const int32_t a_types[] = {VALUES_E2M1, OUT_FP16, VALUES_E2M1, OUT_BF16};
+    for (int i = 0; i < shapes * 2; i++)
+        test_integers(1 + below(3), sizes[below(SIZES)], sizes[below(SIZES)], depths[below(DEPTHS)], a_types[i % 4]);
+    for (int i = 0; i < shapes / 3; i++) {
         int64_t k = depths[1 + below(DEPTHS - 1)], m = sizes[below(SIZES)], n = sizes[below(SIZES)];
-        test_random(1 + below(2), m, n, k, below(2) ? any_scale : ordinary_scale, i % 2);
+        test_random(1 + below(2), m, n, k, below(2) ? any_scale : ordinary_scale, i / 4 % 2, a_types[i % 4]);
     }
-    test_integers(1, 0, 5, 32), test_integers(1, 5, 0, 32), test_integers(0, 5, 5, 32);
-    test_integers(1, 3, 1100, 64), test_integers(1, 1100, 20, 64);
+    for (int i = 0; i < shapes / 2; i++)
+        test_specials(sizes[below(SIZES)], sizes[below(SIZES)], depths[1 + below(DEPTHS - 1)], OUT_FP16 + i % 2);
+    for (int i = 0; i < shapes / 6; i++)
+        test_batch_invariance(sizes[below(SIZES)], sizes[below(SIZES)], depths[1 + below(DEPTHS - 1)],
+                              OUT_FP16 + i % 2);
+    for (int i = 0; i < 4; i++) {
+        test_integers(1, 0, 5, 32, a_types[i]), test_integers(1, 5, 0, 32, a_types[i]);
+        test_integers(0, 5, 5, 32, a_types[i]), test_integers(1, 3, 1100, 64, a_types[i]);
+        test_integers(1, 1100, 20, 64, a_types[i]), test_integers(1, 1100, 3, 4112, a_types[i]);
+    }
     test_concurrency(1), test_concurrency(50);
-    test_more_threads_than_rows(1, 2, 3 << 20), test_more_threads_than_rows(9, 9, 3 << 16);
+    test_more_threads_than_rows(1, 2, 3 << 20, VALUES_E2M1), test_more_threads_than_rows(9, 9, 3 << 16, VALUES_E2M1);
+    test_more_threads_than_rows(1, 2, 3 << 18, OUT_BF16), test_more_threads_than_rows(9, 9, 3 << 16, OUT_FP16);
     for (int i = 0; i < 30; i++)
         test_quantize(1 + below(2), sizes[below(SIZES)], 16 * (1 + below(20)), i % 2, OUT_FP16 + i % 3);
     for (int i = 0; i < 20; i++) test_swizzle(1 + below(3), sizes[below(SIZES)], 1 + below(40));

@@ -1,0 +1,188 @@
+/* W4A16 with AVX2 and FMA, in fp32.
+ *
+ * Few rows: the long row's codes become the two bytes of bf16 by vpshufb and fp32 by a shift or a mask, without the
+ * scale: 1/64 of the value, so that no product or sum of four overflows where a is finite. One multiply-add takes the
+ * sum of four products times 64 * scale onto the lane's sum. */
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c")
+#include "cpu/avx2.h"
+
+enum { LANES = 8, STRIP_ROWS = 6, TILE_PANELS = 2, PREFETCH = 512 };
+
+typedef __m256 floats;
+
+static inline floats broadcast(float x) {
+    return _mm256_set1_ps(x);
+}
+
+static inline floats fused(floats x, floats y, floats sum) {
+    return _mm256_fmadd_ps(x, y, sum);
+}
+
+/* 8 codes, of magnitudes from a table; bit 3 is the sign. */
+static inline __m256 decode_codes(const uint8_t *codes, __m256 magnitudes) {
+    int word;
+    memcpy(&word, codes, 4);
+    __m256i index = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    __m256i sign = _mm256_and_si256(_mm256_slli_epi32(index, 28), _mm256_set1_epi32(INT32_MIN));
+    return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, index), _mm256_castsi256_ps(sign));
+}
+
+static inline __m256 decode_16_bit(const uint8_t *from, int32_t type) {
+    __m128i codes = _mm_loadu_si128((const __m128i *)from);
+    if (type == OUT_FP16) return _mm256_cvtph_ps(codes);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
+}
+
+static inline void decode_row(float *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
+    if (x->type != VALUES_E2M1) {
+        for (int64_t i = 0; i < blocks * 16; i += 8) _mm256_storeu_ps(to + i, decode_16_bit(from + i * 2, x->type));
+        return;
+    }
+    const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    for (int64_t b = 0; b < blocks; b += 8) {
+        float scales[8];
+        _mm256_storeu_ps(scales, decode_scales(load_scales(x, row, block + b, blocks - b), 1.0f));
+        for (int64_t i = 0; i < least(8, blocks - b); i++, from += 8, to += 16) {
+            __m256 table = _mm256_mul_ps(magnitudes, _mm256_set1_ps(scales[i]));
+            _mm256_storeu_ps(to, decode_codes(from, table));
+            _mm256_storeu_ps(to + 8, decode_codes(from + 4, table));
+        }
+    }
+}
+
+static inline void transpose_16(floats to[16], const float *rows, size_t pitch) {
+    for (int k = 0; k < 16; k += 4) transpose((__m256i *)to + k, (const char *)(rows + k), pitch);
+}
+
+#include "cpu/w4a16.h"
+
+/* A packed vector, for 8 blocks of the long row at a time: values[i][q] has the elements 4d + q of blocks i and i + 4,
+ * four lanes each. */
+typedef struct vector_group {
+    __m256 values[4][4];
+} vector_group;
+
+static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+    if (x->type == VALUES_E2M1) {
+        decode_row(vector, x, row, 0, blocks);
+        return;
+    }
+    float *to = vector;
+    for (int64_t b = 0; b < blocks; b += 8, to += 128) {
+        float values[128] = {0};
+        decode_row(values, x, row, b, least(8, blocks - b));
+        for (int i = 0; i < 8; i++) {
+            __m128 q[4];
+            for (int d = 0; d < 4; d++) q[d] = _mm_loadu_ps(values + i * 16 + d * 4);
+            _MM_TRANSPOSE4_PS(q[0], q[1], q[2], q[3]);
+            for (int j = 0; j < 4; j++) _mm_store_ps(to + i % 4 * 32 + j * 8 + i / 4 * 4, q[j]);
+        }
+    }
+}
+
+/* bf16 of value / 64 by code: the high bytes and the low ones. */
+#define TABLE(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
+#define HIGH_BYTES                                                                                                     \
+    TABLE(0, 0x3C, 0x3C, 0x3C, 0x3D, 0x3D, 0x3D, 0x3D, -0x80, -0x44, -0x44, -0x44, -0x43, -0x43, -0x43, -0x43)
+#define LOW_BYTES TABLE(0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40, 0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40)
+
+/* 16 bytes at `from` and at from + 32: to[h][q] has the elements 4d + q of the h-th block of each. */
+static inline void decode_blocks(__m256 to[2][4], const uint8_t *from) {
+    const __m256i nibble = _mm256_set1_epi8(15), upper = _mm256_set1_epi32((int)0xFFFF0000);
+    __m256i pairs = _mm256_loadu2_m128i((const __m128i *)(from + 32), (const __m128i *)from);
+    __m256i codes[2] = {_mm256_and_si256(pairs, nibble), _mm256_and_si256(_mm256_srli_epi16(pairs, 4), nibble)};
+    for (int i = 0; i < 2; i++) {
+        __m256i high = _mm256_shuffle_epi8(HIGH_BYTES, codes[i]), low = _mm256_shuffle_epi8(LOW_BYTES, codes[i]);
+        __m256i words[2] = {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
+        for (int h = 0; h < 2; h++) {
+            to[h][i] = _mm256_castsi256_ps(_mm256_slli_epi32(words[h], 16));
+            to[h][i + 2] = _mm256_castsi256_ps(_mm256_and_si256(words[h], upper));
+        }
+    }
+}
+
+/* 8 blocks, of which `blocks` exist, of a long row against every vector. */
+static inline __attribute__((always_inline)) void dots_group(__m256 *sum, const operand *x, int64_t row, int64_t block,
+                                                             int64_t blocks, const vector_group *v, size_t pitch,
+                                                             const int count) {
+    const uint8_t *from = x->data + row * x->pitch + block * 8;
+    _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
+    uint8_t copy[64];
+    if (blocks < 8) {
+        memset(copy, 0, sizeof copy);
+        memcpy(copy, from, (size_t)blocks * 8);
+        from = copy;
+    }
+    __m256 scales = decode_scales(load_scales(x, row, block, blocks), 64.0f);
+    __m256 scale[4] = {_mm256_permute_ps(scales, 0x00), _mm256_permute_ps(scales, 0x55),
+                       _mm256_permute_ps(scales, 0xAA), _mm256_permute_ps(scales, 0xFF)};
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        __m256 w[2][4];
+        decode_blocks(w, from + half * 16);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++)
+#pragma GCC unroll 8
+            for (int i = 0; i < count; i++) {
+                const __m256 *q = ((const vector_group *)((const char *)v + (size_t)i * pitch))->values[half * 2 + h];
+                __m256 part = _mm256_mul_ps(w[h][0], q[0]);
+                part = _mm256_fmadd_ps(w[h][1], q[1], part);
+                part = _mm256_fmadd_ps(w[h][2], q[2], part);
+                part = _mm256_fmadd_ps(w[h][3], q[3], part);
+                sum[i] = _mm256_fmadd_ps(part, scale[half * 2 + h], sum[i]);
+            }
+    }
+}
+
+static inline __attribute__((always_inline)) void dots_row(float *sums, const operand *x, int64_t row,
+                                                           const vector_group *v, int64_t blocks, const int count) {
+    size_t pitch = vector_bytes(blocks);
+    __m256 sum[MAX_VECTORS];
+    for (int i = 0; i < count; i++) sum[i] = _mm256_setzero_ps();
+    int64_t b = 0;
+    for (; b + 8 <= blocks; b += 8, v++) dots_group(sum, x, row, b, 8, v, pitch, count);
+    if (b < blocks) dots_group(sum, x, row, b, blocks - b, v, pitch, count);
+    for (int i = 0; i < count; i++) sums[i] = add_lanes(sum[i]);
+}
+
+#define DOTS_COUNT(COUNT)                                                                                              \
+    case COUNT:                                                                                                        \
+        for (int64_t r = 0; r < rows; r++) dots_row(sums + r * COUNT, x, row + r, vectors, blocks, COUNT);             \
+        break
+
+static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks) {
+    if (x->type != VALUES_E2M1) {
+        decoded_dots(sums, x, row, rows, vectors, count, blocks);
+        return;
+    }
+    switch (count) {
+        DOTS_COUNT(1);
+        DOTS_COUNT(2);
+        DOTS_COUNT(3);
+        DOTS_COUNT(4);
+        DOTS_COUNT(5);
+        DOTS_COUNT(6);
+        DOTS_COUNT(7);
+        DOTS_COUNT(8);
+    }
+}
+
+const cpu_kernel w4a16_avx2_kernel = {
+    .lanes = LANES,
+    .strip_rows = STRIP_ROWS,
+    .chunk_blocks = W4A16_CHUNK_BLOCKS,
+    .panel_bytes = sizeof(panel),
+    .strip_bytes = sizeof(strip),
+    .pack_panel = pack_panel,
+    .decode_strip = decode_strip,
+    .tile = tile,
+    .max_vectors = MAX_VECTORS,
+    .vector_bytes = vector_bytes,
+    .pack_vector = pack_vector,
+    .dots = dots,
+    .epilogue = epilogue,
+};
+#endif

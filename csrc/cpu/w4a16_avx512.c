@@ -1,0 +1,187 @@
+/* W4A16 with AVX-512, in fp32.
+ *
+ * Few rows: nibble i of 16 dwords, which are 8 blocks of the long row, is looked up by vpermps, without the scale: 1/64
+ * of the value, so that no product or sum of eight overflows where a is finite. One multiply-add takes the sum of eight
+ * products times 64 * scale onto the lane's sum. */
+#if defined(__x86_64__)
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")
+#include "cpu/avx512.h"
+
+enum { LANES = 16, STRIP_ROWS = 8, TILE_PANELS = 2, PREFETCH = 512 };
+
+typedef __m512 floats;
+
+static inline floats broadcast(float x) {
+    return _mm512_set1_ps(x);
+}
+
+static inline floats fused(floats x, floats y, floats sum) {
+    return _mm512_fmadd_ps(x, y, sum);
+}
+
+/* The values by code, times a factor. */
+static inline __m512 e2m1_table(float factor) {
+    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
+                                         -2.0f, -3.0f, -4.0f, -6.0f);
+    return _mm512_mul_ps(values, _mm512_set1_ps(factor));
+}
+
+/* 16 codes; vpermps ignores all but the low 4 bits of an index. */
+static inline __m512 decode_codes(const uint8_t *codes, __m512 table) {
+    const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    __m512i words = _mm512_permutexvar_epi32(word, _mm512_castsi128_si512(_mm_loadu_si64(codes)));
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), table);
+}
+
+static inline __m512 decode_16_bit(const uint8_t *from, int32_t type) {
+    __m256i codes = _mm256_loadu_si256((const __m256i *)from);
+    if (type == OUT_FP16) return _mm512_cvtph_ps(codes);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
+}
+
+static inline void decode_row(float *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
+    const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
+    if (x->type != VALUES_E2M1) {
+        for (int64_t b = 0; b < blocks; b++) _mm512_storeu_ps(to + b * 16, decode_16_bit(from + b * 32, x->type));
+        return;
+    }
+    for (int64_t b = 0; b < blocks; b += 16) {
+        float scales[16];
+        _mm512_storeu_ps(scales, decode_scales(load_scales(x, row, block + b, blocks - b), 1.0f));
+        for (int64_t i = 0; i < least(16, blocks - b); i++, from += 8, to += 16)
+            _mm512_storeu_ps(to, decode_codes(from, e2m1_table(scales[i])));
+    }
+}
+
+static inline void transpose_16(floats to[16], const float *rows, size_t pitch) {
+    for (int k = 0; k < 16; k += 4) transpose((__m512i *)to + k, (const char *)(rows + k), pitch);
+}
+
+#include "cpu/w4a16.h"
+
+/* A packed vector, for 16 blocks of the long row at a time: lane j of values[half][i] has element 8j + i of the half,
+ * which meets nibble i of its dword j. */
+typedef struct vector_group {
+    __m512 values[2][8];
+} vector_group;
+
+void w4a16_avx512_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+    if (x->type == VALUES_E2M1) {
+        decode_row(vector, x, row, 0, blocks);
+        return;
+    }
+    const __m512i eighths = _mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120);
+    vector_group *to = vector;
+    for (int64_t b = 0; b < blocks; b += 16, to++) {
+        float values[256] = {0};
+        decode_row(values, x, row, b, least(16, blocks - b));
+        for (int half = 0; half < 2; half++)
+            for (int i = 0; i < 8; i++) to->values[half][i] = _mm512_i32gather_ps(eighths, values + half * 128 + i, 4);
+    }
+}
+
+/* 16 blocks, of which `blocks` exist, of `rows` long rows against every vector. */
+static inline __attribute__((always_inline)) void dots_group(__m512 sum[][MAX_VECTORS], const operand *x, int64_t row,
+                                                             const int rows, int64_t block, int64_t blocks,
+                                                             const vector_group *v, size_t pitch, const int count) {
+    const __m512 table = e2m1_table(1.0f / 64.0f);
+    const __m512i pair = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    const uint8_t *from = x->data + row * x->pitch + block * 8;
+    __m512 scales[4];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        _mm_prefetch(from + r * x->pitch + PREFETCH, _MM_HINT_T0);
+        _mm_prefetch(from + r * x->pitch + PREFETCH + 64, _MM_HINT_T0);
+        scales[r] = decode_scales(load_scales(x, row + r, block, blocks), 64.0f);
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        int64_t valid = (blocks - half * 8) * 8;
+        if (valid <= 0) break;
+        __mmask64 mask = valid >= 64 ? ~0ull : (1ull << valid) - 1;
+        __m512i codes[4];
+        __m512 part[4][MAX_VECTORS];
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) codes[r] = _mm512_maskz_loadu_epi8(mask, from + r * x->pitch + half * 64);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                __m512 w = _mm512_permutexvar_ps(_mm512_srli_epi32(codes[r], 4 * (unsigned)i), table);
+#pragma GCC unroll 8
+                for (int c = 0; c < count; c++) {
+                    const vector_group *q = (const vector_group *)((const char *)v + (size_t)c * pitch);
+                    part[r][c] =
+                        i ? _mm512_fmadd_ps(w, q->values[half][i], part[r][c]) : _mm512_mul_ps(w, q->values[half][i]);
+                }
+            }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m512i index = _mm512_add_epi32(pair, _mm512_set1_epi32(half * 8));
+            __m512 scale = _mm512_permutexvar_ps(index, scales[r]);
+#pragma GCC unroll 8
+            for (int c = 0; c < count; c++) sum[r][c] = _mm512_fmadd_ps(part[r][c], scale, sum[r][c]);
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void dots_rows(float *sums, const operand *x, int64_t row, const int rows,
+                                                            const vector_group *v, int64_t blocks, const int count) {
+    size_t pitch = vector_bytes(blocks);
+    __m512 sum[4][MAX_VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < count; c++) sum[r][c] = _mm512_setzero_ps();
+    int64_t b = 0;
+    for (; b + 16 <= blocks; b += 16, v++) dots_group(sum, x, row, rows, b, 16, v, pitch, count);
+    if (b < blocks) dots_group(sum, x, row, rows, b, blocks - b, v, pitch, count);
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < count; c++) sums[r * count + c] = _mm512_reduce_add_ps(sum[r][c]);
+}
+
+/* Several rows at a time share the loads of the vectors, and the cache lines of scales in the 128x4 layout. */
+#define DOTS_COUNT(COUNT, ROWS)                                                                                        \
+    case COUNT:                                                                                                        \
+        for (; ROWS > 1 && rows >= ROWS; row += ROWS, rows -= ROWS, sums += ROWS * COUNT)                              \
+            dots_rows(sums, x, row, ROWS, vectors, blocks, COUNT);                                                     \
+        for (; rows > 0; row++, rows--, sums += COUNT) dots_rows(sums, x, row, 1, vectors, blocks, COUNT);             \
+        break
+
+void w4a16_avx512_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                       int64_t blocks) {
+    if (x->type != VALUES_E2M1) {
+        decoded_dots(sums, x, row, rows, vectors, count, blocks);
+        return;
+    }
+    switch (count) {
+        DOTS_COUNT(1, 4);
+        DOTS_COUNT(2, 4);
+        DOTS_COUNT(3, 2);
+        DOTS_COUNT(4, 2);
+        DOTS_COUNT(5, 1);
+        DOTS_COUNT(6, 1);
+        DOTS_COUNT(7, 1);
+        DOTS_COUNT(8, 1);
+    }
+}
+
+size_t w4a16_avx512_vector_bytes(int64_t blocks) {
+    return vector_bytes(blocks);
+}
+
+const cpu_kernel w4a16_avx512_kernel = {
+    .lanes = LANES,
+    .strip_rows = STRIP_ROWS,
+    .chunk_blocks = W4A16_CHUNK_BLOCKS,
+    .panel_bytes = sizeof(panel),
+    .strip_bytes = sizeof(strip),
+    .pack_panel = pack_panel,
+    .decode_strip = decode_strip,
+    .tile = tile,
+    .max_vectors = MAX_VECTORS,
+    .vector_bytes = w4a16_avx512_vector_bytes,
+    .pack_vector = w4a16_avx512_pack_vector,
+    .dots = w4a16_avx512_dots,
+    .epilogue = epilogue,
+};
+#endif
