@@ -1,9 +1,13 @@
 /* AMX: 16 x 16 tiles of fp32 sums, updated by 16 x 32 by 32 x 16 products of bf16.
  *
  * An e2m1 value times an e4m3 scale has at most 6 significant bits and is exact in bf16, so both sides are decoded with
- * their scales applied, and tdpbf16ps does the rest: exact products, fp32 sums. It flushes denormals, which cannot
- * occur: products are multiples of 2^-20. Long rows are the rows of the left tile, as decoded; short rows are the
- * columns of the right one, whose rows hold pairs of elements. Few short rows are the vectors of avx512vnni.c. */
+ * their scales applied, and tdpbf16ps does the rest: exact products, fp32 sums. Long rows are the rows of the left
+ * tile, as decoded; short rows are the columns of the right one, whose rows hold pairs of elements. Few short rows are
+ * the vectors of avx512vnni.c and w4a16_avx512.c.
+ *
+ * a may be bf16. tdpbf16ps takes subnormals as zeros and flushes sums below 2^-126. Of NVFP4 neither occurs: products
+ * are multiples of 2^-20. A bf16 a loses elements below 2^-126, which b multiplies by at most 6 * 448: an element of
+ * the result is off by at most K * 2^-114 before alpha, and only here. */
 #if defined(__x86_64__)
 #pragma GCC target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx2,fma,f16c")
 #include "cpu/avx512.h"
@@ -47,9 +51,21 @@ static inline __m512i decode_step(__m128i codes, const uint8_t *scales) {
     return _mm512_permutexvar_epi16(index, table);
 }
 
-/* Blocks of one row; writes whole steps, the missing block as zeros, which its scale makes it. */
+/* 32 bf16 values in the order of decode_step, zeros from `valid` on. */
+static inline __m512i load_step(const uint8_t *from, int64_t valid) {
+    const __m512i words = _mm512_set_epi16(31, 27, 23, 19, 15, 11, 7, 3, 30, 26, 22, 18, 14, 10, 6, 2, 29, 25, 21, 17,
+                                           13, 9, 5, 1, 28, 24, 20, 16, 12, 8, 4, 0);
+    return _mm512_permutexvar_epi16(words, _mm512_maskz_loadu_epi16(low_bits(valid), from));
+}
+
+/* Blocks of one row; writes whole steps, the missing block as zeros, which its scale or load_step makes it. */
 static inline void decode_row(char *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    const uint8_t *from = x->data + row * x->pitch + block * 8;
+    const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
+    if (x->type == OUT_BF16) {
+        for (int64_t b = 0; b < blocks; b += STEP, to += 64)
+            _mm512_storeu_si512(to, load_step(from + b * 32, (blocks - b) * 16));
+        return;
+    }
     uint8_t scales[CHUNK_BLOCKS];
     for (int64_t b = 0; b < blocks; b += 16)
         _mm_storeu_si128((__m128i *)(scales + b), load_scales(x, row, block + b, blocks - b));
@@ -166,6 +182,23 @@ const cpu_kernel amx_kernel = {
     .vector_bytes = avx512vnni_vector_bytes,
     .pack_vector = avx512vnni_pack_vector,
     .dots = avx512vnni_dots,
+    .epilogue = epilogue,
+};
+
+/* For a in bf16. */
+const cpu_kernel w4a16_amx_kernel = {
+    .lanes = LANES,
+    .strip_rows = STRIP_ROWS,
+    .chunk_blocks = CHUNK_BLOCKS,
+    .panel_bytes = sizeof(panel),
+    .strip_bytes = STRIP_BYTES,
+    .pack_panel = pack_panel,
+    .decode_strip = decode_strip,
+    .tile = tile,
+    .max_vectors = MAX_VECTORS,
+    .vector_bytes = w4a16_avx512_vector_bytes,
+    .pack_vector = w4a16_avx512_pack_vector,
+    .dots = w4a16_avx512_dots,
     .epilogue = epilogue,
 };
 #endif

@@ -16,9 +16,15 @@ static const cpu_kernel *const w4a16_kernels[CPU_ISA_COUNT] = {
 #if defined(__x86_64__)
     [CPU_AVX2] = &w4a16_avx2_kernel,
     [CPU_AVX512VNNI] = &w4a16_avx512_kernel,
-    [CPU_AMX] = &w4a16_avx512_kernel,
+    [CPU_AMX] = &w4a16_amx_kernel,
 #endif
 };
+
+static const cpu_kernel *kernel_for(const gemm_problem *p, cpu_isa isa) {
+    if (p->a_type == VALUES_E2M1) return kernels[isa];
+    if (isa == CPU_AMX && p->a_type == OUT_FP16) isa = CPU_AVX512VNNI; /* amx.c has tiles of bf16 alone */
+    return w4a16_kernels[isa];
+}
 
 /* Of the two drivers, vectors.c adds in another order along K than blocked.c. */
 nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch_invariant) {
@@ -27,7 +33,7 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch
     /* A second thread is worth waking for some 20 us of work. */
     double products = (double)p->m * (double)p->n * (double)p->k * (double)p->l;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
-    const cpu_kernel *kernel = p->a_type == VALUES_E2M1 ? kernels[isa] : w4a16_kernels[isa];
+    const cpu_kernel *kernel = kernel_for(p, isa);
     if (!kernel || p->k == 0) return reference_gemm(p, threads);
     if (least(p->m, p->n) <= kernel->max_vectors && !batch_invariant) return vectors_gemm(p, kernel, threads);
     return blocked_gemm(p, kernel, threads);

@@ -45,7 +45,7 @@ typedef struct cpu_kernel {
 extern const cpu_kernel portable_kernel, w4a16_portable_kernel;
 #if defined(__x86_64__)
 extern const cpu_kernel avx2_kernel, avx512vnni_kernel, amx_kernel;
-extern const cpu_kernel w4a16_avx2_kernel, w4a16_avx512_kernel;
+extern const cpu_kernel w4a16_avx2_kernel, w4a16_avx512_kernel, w4a16_amx_kernel; /* AMX: a in bf16 */
 #endif
 
 /* The two roles at one batch index. swap_ab: the long operand is a. */
