@@ -58,8 +58,8 @@ static inline void transpose_16(floats to[16], const float *rows, size_t pitch) 
 
 #include "cpu/w4a16.h"
 
-/* A packed vector, for 8 blocks of the long row at a time: values[i][q] has the elements 4d + q of blocks i and i + 4,
- * four lanes each. */
+/* A packed vector, for 8 blocks of the long row at a time: values[i][q] has the elements 4d + q of blocks j and j + 2,
+ * four lanes each, of j = 0, 1, 4, 5. */
 typedef struct vector_group {
     __m256 values[4][4];
 } vector_group;
@@ -77,7 +77,7 @@ static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blo
             __m128 q[4];
             for (int d = 0; d < 4; d++) q[d] = _mm_loadu_ps(values + i * 16 + d * 4);
             _MM_TRANSPOSE4_PS(q[0], q[1], q[2], q[3]);
-            for (int j = 0; j < 4; j++) _mm_store_ps(to + i % 4 * 32 + j * 8 + i / 4 * 4, q[j]);
+            for (int j = 0; j < 4; j++) _mm_store_ps(to + (i / 4 * 2 + i % 2) * 32 + j * 8 + i / 2 % 2 * 4, q[j]);
         }
     }
 }
@@ -88,10 +88,10 @@ static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blo
     TABLE(0, 0x3C, 0x3C, 0x3C, 0x3D, 0x3D, 0x3D, 0x3D, -0x80, -0x44, -0x44, -0x44, -0x43, -0x43, -0x43, -0x43)
 #define LOW_BYTES TABLE(0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40, 0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40)
 
-/* 16 bytes at `from` and at from + 32: to[h][q] has the elements 4d + q of the h-th block of each. */
+/* Four blocks: to[h][q] has the elements 4d + q of blocks h and h + 2. */
 static inline void decode_blocks(__m256 to[2][4], const uint8_t *from) {
     const __m256i nibble = _mm256_set1_epi8(15), upper = _mm256_set1_epi32((int)0xFFFF0000);
-    __m256i pairs = _mm256_loadu2_m128i((const __m128i *)(from + 32), (const __m128i *)from);
+    __m256i pairs = _mm256_loadu_si256((const __m256i *)from);
     __m256i codes[2] = {_mm256_and_si256(pairs, nibble), _mm256_and_si256(_mm256_srli_epi16(pairs, 4), nibble)};
     for (int i = 0; i < 2; i++) {
         __m256i high = _mm256_shuffle_epi8(HIGH_BYTES, codes[i]), low = _mm256_shuffle_epi8(LOW_BYTES, codes[i]);
@@ -115,13 +115,14 @@ static inline __attribute__((always_inline)) void dots_group(__m256 *sum, const 
         memcpy(copy, from, (size_t)blocks * 8);
         from = copy;
     }
-    __m256 scales = decode_scales(load_scales(x, row, block, blocks), 64.0f);
+    __m128i codes = _mm_shufflelo_epi16(load_scales(x, row, block, blocks), _MM_SHUFFLE(3, 1, 2, 0));
+    __m256 scales = decode_scales(codes, 64.0f); /* of blocks 0 1 4 5 and 2 3 6 7 */
     __m256 scale[4] = {_mm256_permute_ps(scales, 0x00), _mm256_permute_ps(scales, 0x55),
                        _mm256_permute_ps(scales, 0xAA), _mm256_permute_ps(scales, 0xFF)};
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
         __m256 w[2][4];
-        decode_blocks(w, from + half * 16);
+        decode_blocks(w, from + half * 32);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++)
 #pragma GCC unroll 8
