@@ -14,6 +14,7 @@ scale (e4m3) for every 16 values along K.
     load            an NVFP4 checkpoint, and into a model
     save            a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
     transformers    a module to import: such checkpoints in Hugging Face transformers
+    vllm            the same in vLLM, which imports it itself
     Error           raised for every invalid call, with an error message
 
 help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they exist once both

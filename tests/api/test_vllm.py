@@ -1,0 +1,415 @@
+"""nvfp4.vllm: checkpoints through vLLM on a CPU, with the tokens of transformers; vLLM's classes with tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# Read when vLLM is imported: one process, and 1 GiB for the KV cache.
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+
+import pytest
+import torch
+from torch import Tensor
+
+import nvfp4
+from nvfp4 import _C
+from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.packed import PackedLinear
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: .ci/full")
+transformers = pytest.importorskip("transformers", reason="comes with vLLM")
+if not importlib.metadata.entry_points(group="vllm.general_plugins", name="nvfp4"):
+    pytest.skip("nvfp4 is not installed, so that vLLM finds no plugin", allow_module_level=True)
+
+import vllm  # noqa: E402
+from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.model_executor.kernels import linear as kernels  # noqa: E402
+from vllm.model_executor.layers.linear import QKVParallelLinear  # noqa: E402
+from vllm.model_executor.layers.quantization import get_quantization_config  # noqa: E402
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (  # noqa: E402
+    CompressedTensorsConfig,
+)
+from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config  # noqa: E402
+from vllm.platforms import PlatformEnum  # noqa: E402
+from vllm.platforms.interface import DeviceCapability  # noqa: E402
+from vllm.plugins import load_general_plugins  # noqa: E402
+
+import nvfp4.transformers  # noqa: E402
+
+load_general_plugins()
+from nvfp4 import vllm as plugin  # noqa: E402  (whatever loads it first, the entry point is what registers it)
+
+FORMATS = {"compressed-tensors": compressed_tensors, "modelopt": modelopt}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 500,  # vLLM pads it to 512
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,  # 0.02 gives tokens of nearly equal probability
+    "dtype": "bfloat16",
+}
+PROMPTS = [(torch.arange(length) * factor % 499).tolist() for length, factor in ((8, 37), (13, 91), (21, 5))]
+TOKENS = 64
+
+
+# ---- whole models ----
+
+
+def checkpoint(folder: Path, format_name: str, activations: str | None, architecture: str, head: bool = False) -> Path:
+    """A random model as a checkpoint. The parts of a fused layer have other weight scales, and k other input scales."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{architecture}Config")(**SIZES, architectures=[f"{architecture}ForCausalLM"])
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.05)
+    ids = torch.tensor(PROMPTS[2:])
+    calibrate = None if activations is None else (lambda model: model(ids))
+    nvfp4.quantize_model(model, ignore=() if head else ("lm_head",), activations=activations, calibrate=calibrate)
+    if activations is not None:
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.input_global_scale *= 1.5
+    nvfp4.save(model.bfloat16(), folder, format_name)
+    return folder
+
+
+@pytest.fixture
+def engine() -> Iterator[Callable[..., Any]]:
+    """Makes a vllm.LLM; the last one is taken down, as vLLM has one in a process."""
+    made: list[Any] = []
+
+    def make(folder: Path, dtype: str) -> Any:
+        options = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 128, "max_num_seqs": 4}
+        made.append(vllm.LLM(str(folder), dtype=dtype, **options))
+        return made[0]
+
+    yield make
+    if made:
+        made.pop().llm_engine.engine_core.shutdown()
+    vllm.distributed.cleanup_dist_env_and_memory()
+    gc.collect()
+
+
+def generate(llm: Any) -> list[Any]:
+    given = vllm.SamplingParams(
+        temperature=0, max_tokens=TOKENS, min_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=2
+    )
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], given, use_tqdm=False)
+    return [output.outputs[0] for output in outputs]
+
+
+def reference(model: Any, prompt: list[int]) -> list[int]:
+    """transformers' tokens, without a token that ends."""
+    ids = torch.tensor([prompt])
+    more = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **more)
+    return out[0, len(prompt) :].tolist()
+
+
+def log_probabilities(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
+    """[tokens, vocabulary], of each given token's place, by transformers."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + tokens])).logits[0]
+    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+
+
+def difference(outputs: Any, expected: Tensor) -> float:
+    """The largest difference of a log probability that vLLM gives: of its token and of the likeliest ones."""
+    return max(
+        abs(given.logprob - float(expected[i, token]))
+        for i, step in enumerate(outputs.logprobs)
+        for token, given in step.items()
+    )
+
+
+CASES = {
+    "compressed-tensors W4A4": ("compressed-tensors", "nvfp4", "Llama"),
+    "compressed-tensors W4A16": ("compressed-tensors", None, "Qwen2"),  # Qwen2's q, k and v have a bias
+    "ModelOpt W4A4": ("modelopt", "nvfp4", "Qwen2"),
+    "ModelOpt W4A16": ("modelopt", None, "Llama"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_of_transformers(case: str, engine: Callable[..., Any], tmp_path: Path) -> None:
+    """In fp32 the hosts' other layers differ by some 1e-6, far less than two tokens' probabilities."""
+    format_name, activations, architecture = CASES[case]
+    folder = checkpoint(tmp_path / "model", format_name, activations, architecture, head="ModelOpt" in case)
+    outputs = generate(engine(folder, "float32"))
+    model = nvfp4.transformers.load(folder, dtype="float32")
+    for prompt, own in zip(PROMPTS, outputs):
+        tokens = list(own.token_ids)
+        assert len(tokens) == TOKENS and len(set(tokens)) > 4
+        assert tokens == reference(model, prompt)
+        assert difference(own, log_probabilities(model, prompt, tokens)) < 1e-4
+
+
+@pytest.mark.parametrize(("case", "bound"), [("compressed-tensors W4A16", 0.125), ("ModelOpt W4A4", 1.0)])
+def test_probabilities_of_transformers_in_bf16(
+    case: str, bound: float, engine: Callable[..., Any], tmp_path: Path
+) -> None:
+    """In bf16 vLLM's norms, rotations and attention round at other places, so that a random model's tokens soon differ.
+    Given vLLM's tokens, transformers' probabilities are near, and its choice is the same wherever it is clear. In W4A4
+    a last bit of an activation may move its 4-bit value by a whole step."""
+    format_name, activations, architecture = CASES[case]
+    folder = checkpoint(tmp_path / "model", format_name, activations, architecture)
+    outputs = generate(engine(folder, "bfloat16"))
+    model = nvfp4.transformers.load(folder, dtype="bfloat16")
+    clear = 0
+    for prompt, own in zip(PROMPTS, outputs):
+        tokens = torch.tensor(own.token_ids)
+        expected = log_probabilities(model, prompt, tokens.tolist())
+        assert difference(own, expected) < bound
+        best, second = expected.topk(2).values.T
+        decided = best - second > 2 * bound
+        assert torch.equal(expected.argmax(1)[decided], tokens[decided])
+        clear += int(decided.sum())
+    assert clear > 0 or activations is not None
+
+
+# ---- vLLM's layers with tensors ----
+
+QKV = {"q": 64, "k": 32, "v": 32}
+PREFIX = "model.layers.0.self_attn.qkv_proj"
+FOUR = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group", "symmetric": True}
+
+
+@pytest.fixture
+def parallel(tmp_path: Path) -> Iterator[None]:
+    """What vLLM's layers need around them."""
+    with set_current_vllm_config(VllmConfig()):
+        vllm.distributed.init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
+        vllm.distributed.initialize_model_parallel(1, 1)
+        yield
+        vllm.distributed.cleanup_dist_env_and_memory()
+
+
+def configuration(format_name: str, mode: str, kind: Any = None) -> Any:
+    """A quantization config as vLLM makes it from config.json; of this class, by default the registered one."""
+    if format_name == "modelopt":
+        config = {"quant_algo": "NVFP4" if mode == "W4A4" else "W4A16_NVFP4", "ignore": [], "quant_method": "modelopt"}
+        name = "modelopt_fp4"
+    elif format_name == "mixed":
+        algorithm = "NVFP4" if mode == "W4A4" else "W4A16_NVFP4"
+        layers = {PREFIX.replace("qkv", part): {"quant_algo": algorithm, "group_size": 16} for part in QKV}
+        config = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "ignore": [], "quant_method": "modelopt"}
+        name = "modelopt_mixed"
+    else:
+        inputs = FOUR | {"dynamic": "local" if mode == "W4A4" else True}
+        groups = {"targets": ["Linear"], "weights": FOUR, "input_activations": None if mode == "W4A16" else inputs}
+        config = {"format": "nvfp4-pack-quantized", "config_groups": {"group_0": groups}, "ignore": []}
+        name = "compressed-tensors"
+    made = (kind or get_quantization_config(name)).from_config(config)
+    made.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    return made
+
+
+def parts(mode: str, weight_scales: tuple[float, ...], input_scales: tuple[float, ...]) -> list[PackedLinear]:
+    """q, k and v. Global scales are reciprocals, as compressed-tensors stores divisors."""
+    torch.manual_seed(1)
+    made = []
+    for rows, scale, given in zip(QKV.values(), weight_scales, input_scales):
+        own = nvfp4.Linear.from_linear(torch.nn.Linear(64, rows)).packed()
+        scale, given = (torch.tensor(x).reciprocal() for x in (scale, given))
+        activations = None if mode == "W4A16" else "nvfp4"
+        given = given if mode == "W4A4" else None
+        made.append(PackedLinear(own.weight, own.weight_scale, scale, given, own.bias, activations))
+    return made
+
+
+def fused(config: Any, given: list[PackedLinear], dtype: torch.dtype, finish: bool = True) -> Any:
+    """vLLM's layer of q, k and v, loaded as from a checkpoint."""
+    format_name = "compressed-tensors" if config.get_name() == "compressed-tensors" else "modelopt"
+    layer = QKVParallelLinear(64, 16, 4, 2, params_dtype=dtype, quant_config=config, prefix=PREFIX)
+    for part, packed in zip(QKV, given):
+        for name, t in FORMATS[format_name].write(packed).items():
+            parameter = getattr(layer, name)
+            parameter.weight_loader(parameter, t.to(dtype) if name == "bias" else t, part)
+    if finish:
+        layer.quant_method.process_weights_after_loading(layer)
+    return layer
+
+
+def one_by_one(given: list[PackedLinear], x: Tensor) -> Tensor:
+    return torch.cat([nvfp4.Linear.from_packed(part).to(x.dtype)(x) for part in given], -1)
+
+
+SAME, OTHER = (700.0, 700.0, 700.0), (700.0, 300.0, 1100.0)
+
+
+@pytest.mark.parametrize("scales", [(SAME, SAME), (OTHER, SAME), (SAME, OTHER), (OTHER, (90.0, 70.0, 70.0))])
+@pytest.mark.parametrize(
+    ("format_name", "mode"),
+    [(name, mode) for name in ("compressed-tensors", "modelopt", "mixed") for mode in ("W4A4", "W4A16")]
+    + [("compressed-tensors", "W4A4 dynamic")],
+)
+def test_fused_layers_are_exact(format_name: str, mode: str, scales: Any, parallel: None) -> None:
+    """Equal bits to the layers one by one, whatever their global scales."""
+    given = parts(mode, *scales)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        layer = fused(configuration(format_name, mode), given, dtype)
+        assert not [name for name, _ in layer.named_parameters() if "scale" in name or name == "weight_packed"]
+        assert len(layer.nvfp4) == (1 if mode != "W4A4" else len({*scales[1]}))
+        for rows in (1, 5, 40):
+            x = torch.randn(rows, 64, dtype=dtype)
+            with torch.inference_mode():
+                assert torch.equal(layer(x)[0], one_by_one(given, x))
+                plain = layer.quant_method.apply(layer, x, None)
+                assert torch.equal(plain, one_by_one([dataclasses.replace(part, bias=None) for part in given], x))
+                other = torch.ones_like(layer.bias)  # not the layer's own
+                assert torch.equal(layer.quant_method.apply(layer, x, other), plain + other)
+
+
+def test_the_kernel_after_a_configuration_of_vllm(parallel: None) -> None:
+    """vLLM's own schemes choose the kernel too. They hand over one global scale, the largest, and no others."""
+    for format_name, own in (("compressed-tensors", CompressedTensorsConfig), ("modelopt", ModelOptNvFp4Config)):
+        config = configuration(format_name, "W4A4", own)
+        x = torch.randn(7, 64)
+        with torch.inference_mode():
+            for scales, exact in ((SAME, True), (OTHER, False)):
+                given = parts("W4A4", scales, SAME)
+                layer = fused(config, given, torch.float32)
+                kernel = layer.quant_method.kernel if format_name == "modelopt" else layer.scheme.kernel
+                assert type(kernel) is plugin.ExactNvFp4LinearKernel
+                assert torch.equal(layer(x)[0], one_by_one(given, x)) == exact
+
+
+def test_vllms_emulation(parallel: None) -> None:
+    """vLLM's emulation rounds values, sums and results to bf16: the same within some roundings of 2^-8."""
+    given = parts("W4A4", SAME, (90.0,) * 3)
+    exact = fused(configuration("modelopt", "W4A4"), given, torch.bfloat16)
+    own = configuration("modelopt", "W4A4", ModelOptNvFp4Config)
+    emulated = fused(own, given, torch.bfloat16, finish=False)
+    emulated.quant_method.kernel = kernels.EmulationNvFp4LinearKernel(kernels.NvFp4LinearLayerConfig())
+    emulated.quant_method.process_weights_after_loading(emulated)
+    x = torch.randn(33, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        ours, theirs = exact(x)[0].float(), emulated(x)[0].float()
+    assert (ours - theirs).norm() < 0.02 * ours.norm()
+
+
+# ---- what is registered, and what turns it off ----
+
+
+class Cuda:
+    """vLLM's platform of a GPU, as far as a kernel is chosen by it. No GPU is needed: nothing is computed."""
+
+    _enum = PlatformEnum.CUDA
+    device_name = "cuda"
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def is_cpu(self) -> bool:
+        return False
+
+    def is_cuda(self) -> bool:
+        return True
+
+    def get_device_capability(self) -> Any:
+        return DeviceCapability(self.capability // 10, self.capability % 10)
+
+
+def test_the_entry_point_registers() -> None:
+    for platform in (PlatformEnum.CPU, PlatformEnum.CUDA):
+        known = kernels._POSSIBLE_NVFP4_KERNELS[platform]
+        assert known[0] is plugin.ExactNvFp4LinearKernel and known.count(known[0]) == 1
+    before = list(kernels._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA])
+    plugin.register()
+    assert before == kernels._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
+    for name, config in plugin.CONFIGS.items():
+        assert get_quantization_config(name) is config
+
+
+@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
+def test_the_choice_on_cuda(capability: int, parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By vLLM's own function, on a CPU: nothing runs. W4A16 stays with vLLM."""
+    monkeypatch.setattr(plugin, "current_platform", Cuda(capability))
+    monkeypatch.setattr(kernels, "current_platform", Cuda(capability))
+    monkeypatch.setattr(_C, "archs", "sm_80")
+    for kernel in kernels._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA][1:]:
+        monkeypatch.setattr(kernel, "is_supported", classmethod(lambda cls, *_: (True, None)))
+    assert plugin.chosen("W4A4") == (80 <= capability <= 90) and not plugin.chosen("W4A16")
+    supported, reason = plugin.ExactNvFp4LinearKernel.is_supported(capability)
+    assert supported or reason == f"the compute capability is {capability}; must be 80 to 90"
+    monkeypatch.setattr(_C, "archs", "")
+    assert not plugin.chosen("W4A4")
+
+
+def test_what_turns_it_off(parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(plugin.logger, "info_once", messages.append)
+    assert plugin.chosen("W4A4") and plugin.chosen("W4A16")
+    assert messages == ["Using nvfp4.Linear for NVFP4 weights with 16-bit activations"]
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "ExactNvFp4LinearKernel")
+    assert not plugin.chosen("W4A16")
+    with pytest.raises(ValueError, match="ExactNvFp4LinearKernel disabled by environment variable"):
+        plugin.chosen("W4A4")  # vLLM has no other kernel on a CPU
+    monkeypatch.delenv("VLLM_DISABLED_KERNELS")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert not plugin.chosen("W4A16") and not plugin.chosen("W4A4")
+    monkeypatch.setenv("NVFP4_VLLM", "0")
+    monkeypatch.setattr(kernels, "_POSSIBLE_NVFP4_KERNELS", {})
+    monkeypatch.setattr(plugin, "register_quantization_config", None)
+    plugin.register()
+    assert kernels._POSSIBLE_NVFP4_KERNELS == {}
+
+
+def test_importing_nvfp4_imports_no_vllm() -> None:
+    code = "import sys, torch, nvfp4; nvfp4.Linear, nvfp4.load; assert not [m for m in sys.modules if 'vllm' in m]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_start_before_vllm_binds_the_caller() -> None:
+    """As many as torch has, all of which may run on every core of the process."""
+    code = """if True:
+        import os, torch
+        torch.set_num_threads(5)
+        from nvfp4 import vllm as plugin
+        before = set(os.listdir("/proc/self/task"))
+        plugin._start_threads()
+        started = set(os.listdir("/proc/self/task")) - before
+        assert len(started) >= 4, started
+        assert all(os.sched_getaffinity(int(task)) == os.sched_getaffinity(0) for task in started)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM logs that the plugin cannot be loaded, and goes on."""
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    monkeypatch.delattr(kernels, "NvFp4LinearKernel")
+    with pytest.raises(ImportError, match=r"^vllm: is version 0.99.0, which lacks .*NvFp4LinearKernel.*; tested is 0"):
+        importlib.reload(plugin)
+
+
+# ---- errors ----
+
+
+def test_damage_is_named(parallel: None) -> None:
+    given = parts("W4A4", OTHER, OTHER)
+    layer = fused(configuration("modelopt", "W4A4"), given, torch.bfloat16, finish=False)
+    layer.weight_scale_2.data[1] = torch.nan
+    with pytest.raises(nvfp4.Error, match=f"^{PREFIX}.weight_scale_2: is nan; must be positive and finite$"):
+        layer.quant_method.process_weights_after_loading(layer)
+    layer = fused(configuration("compressed-tensors", "W4A4"), given, torch.bfloat16, finish=False)
+    layer.input_global_scale.data[2] = 0
+    with pytest.raises(nvfp4.Error, match=f"^{PREFIX}.input_global_scale: is 0; must be positive and finite$"):
+        layer.quant_method.process_weights_after_loading(layer)
+    layer = fused(configuration("compressed-tensors", "W4A16"), [], torch.bfloat16, finish=False)
+    with pytest.raises(nvfp4.Error, match=f"^{PREFIX}.weight_scale: is NaN; the checkpoint lacks it, or has the layer"):
+        layer.quant_method.process_weights_after_loading(layer)
+    with pytest.raises(nvfp4.Error, match=f"^{PREFIX}: K is 72 on each device; must be a multiple of 16$"):
+        QKVParallelLinear(72, 16, 4, 2, quant_config=configuration("modelopt", "W4A16"), prefix=PREFIX)
