@@ -13,13 +13,9 @@ typedef struct config {
     int math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk;
 } config;
 static const config configs[] = {
-#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
-    {OUT_FP16, math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16)                               \
+    {(bf16) ? OUT_BF16 : OUT_FP16, math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
     SM90_GEMM_CONFIGS(X)
-#undef X
-#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
-    {OUT_BF16, math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
-        SM90_GEMM_BF16_CONFIGS(X)
 #undef X
 };
 static const struct {
@@ -30,7 +26,7 @@ static const struct {
 #undef X
 };
 static const struct {
-    int mma_a_e2m1, stages, type;
+    int mma_a_e2m1, stages, bf16;
 } prefill_configs[] = {
 #define X(id, ...) {__VA_ARGS__},
     SM90_PREFILL_CONFIGS(X)
@@ -354,7 +350,7 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     const int64_t tiles_m = ceil_div(rows[0], 128), tiles_n = ceil_div(rows[1], 256);
     const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * p->l, rest = pairs % clusters;
     const int64_t split_k_tiles = 2 * rest <= clusters ? 2 * rest : 0, dp_pairs = pairs - split_k_tiles / 2;
-    expect(prefill_configs[c->kernel - SM90_FIRST_PREFILL].type == (p->a_type == OUT_BF16 ? OUT_BF16 : OUT_FP16) &&
+    expect(prefill_configs[c->kernel - SM90_FIRST_PREFILL].bf16 == (p->a_type == OUT_BF16) &&
                (p->a_type == VALUES_E2M1 || (e2m1[0] && s->swap_ab)),
            "A of 16 bits is mma_b, in its own type");
     expect(entry_of(c->kernel)->shared_bytes <= g->props.shared_per_block &&

@@ -30,7 +30,7 @@ PROGRAM = r"""
 #define SM90(id, groups, tiles, y, words, stages, ...)                                                                \
     printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                             \
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
-#define PREFILL(id, raw, stages)                                                                                      \
+#define PREFILL(id, raw, stages, ...)                                                                                      \
     printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                                        \
            KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \

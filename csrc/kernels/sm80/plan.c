@@ -36,9 +36,9 @@ static const sm80_config configs[] = {
      (tile_m) <= 16 ? FEW SPLIT : MANY SPLIT},
     SM80_GEMM_CONFIGS(X)
 #undef X
-#define X(id, type, tile_m, octets, chunks, stages, warps, ...)                                                        \
+#define X(id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16)                                                \
     {"nvfp4_" #id,                                                                                                     \
-     type,                                                                                                             \
+     (bf16) ? OUT_BF16 : OUT_FP16,                                                                                     \
      octets,                                                                                                           \
      tile_m,                                                                                                           \
      SM80_W4A16_TILE_N(octets),                                                                                        \
@@ -218,7 +218,7 @@ static const kernel_entry kernels[SM80_KERNELS] = {
                      .shared_bytes = SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps)},
     SM80_GEMM_CONFIGS(X)
 #undef X
-#define X(id, type, tile_m, octets, chunks, stages, warps, ...)                                                        \
+#define X(id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16)                                                \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
                      .fatbin = "sm80_w4a16",                                                                           \
                      .threads = 32 * (warps),                                                                          \

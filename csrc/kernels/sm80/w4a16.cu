@@ -327,10 +327,9 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     epilogue<C>(p, s, tiles_of_sums, split_idx, l, m0, n0);
 }
 
-#define X(id, type, tile_m, octets, chunks, stages, warps, ctas_per_sm)                                                \
+#define KERNEL(id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16)                                           \
     extern "C" __global__ void __launch_bounds__(32 * (warps), ctas_per_sm)                                            \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
-        gemm<config<type, tile_m, octets, chunks, stages, warps>>(p, s);                                               \
+        gemm<config<(bf16) ? OUT_BF16 : OUT_FP16, tile_m, octets, chunks, stages, warps>>(p, s);                       \
     }
-SM80_W4A16_CONFIGS(X)
-#undef X
+SM80_W4A16_CONFIGS(KERNEL)

@@ -10,22 +10,22 @@
 #include "kernels/common/ceil_div.h"
 #include "kernels/sm80/config.h"
 
-/*    id, type of A, tile_m, octets, chunks, stages, warps, ctas_per_sm */
+/*    id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16 (A is bf16, else fp16) */
 #define SM80_W4A16_CONFIGS(X)                                                                                          \
-    X(sm80_w4a16_fp16_1x32, OUT_FP16, 1, 1, 2, 4, 8, 2)                                                                \
-    X(sm80_w4a16_fp16_4x32, OUT_FP16, 4, 1, 2, 3, 8, 2)                                                                \
-    X(sm80_w4a16_fp16_8x32, OUT_FP16, 8, 1, 2, 3, 8, 2)                                                                \
-    X(sm80_w4a16_fp16_16x32, OUT_FP16, 16, 1, 2, 3, 4, 2)                                                              \
-    X(sm80_w4a16_fp16_16x64, OUT_FP16, 16, 2, 1, 4, 4, 2)                                                              \
-    X(sm80_w4a16_fp16_32x64, OUT_FP16, 32, 2, 1, 3, 4, 2)                                                              \
-    X(sm80_w4a16_fp16_64x64, OUT_FP16, 64, 2, 1, 2, 4, 2)                                                              \
-    X(sm80_w4a16_bf16_1x32, OUT_BF16, 1, 1, 2, 4, 8, 2)                                                                \
-    X(sm80_w4a16_bf16_4x32, OUT_BF16, 4, 1, 2, 3, 8, 2)                                                                \
-    X(sm80_w4a16_bf16_8x32, OUT_BF16, 8, 1, 2, 3, 8, 2)                                                                \
-    X(sm80_w4a16_bf16_16x32, OUT_BF16, 16, 1, 2, 3, 4, 2)                                                              \
-    X(sm80_w4a16_bf16_16x64, OUT_BF16, 16, 2, 1, 4, 4, 2)                                                              \
-    X(sm80_w4a16_bf16_32x64, OUT_BF16, 32, 2, 1, 3, 4, 2)                                                              \
-    X(sm80_w4a16_bf16_64x64, OUT_BF16, 64, 2, 1, 2, 4, 2)
+    X(sm80_w4a16_fp16_1x32, 1, 1, 2, 4, 8, 2, 0)                                                                       \
+    X(sm80_w4a16_fp16_4x32, 4, 1, 2, 3, 8, 2, 0)                                                                       \
+    X(sm80_w4a16_fp16_8x32, 8, 1, 2, 3, 8, 2, 0)                                                                       \
+    X(sm80_w4a16_fp16_16x32, 16, 1, 2, 3, 4, 2, 0)                                                                     \
+    X(sm80_w4a16_fp16_16x64, 16, 2, 1, 4, 4, 2, 0)                                                                     \
+    X(sm80_w4a16_fp16_32x64, 32, 2, 1, 3, 4, 2, 0)                                                                     \
+    X(sm80_w4a16_fp16_64x64, 64, 2, 1, 2, 4, 2, 0)                                                                     \
+    X(sm80_w4a16_bf16_1x32, 1, 1, 2, 4, 8, 2, 1)                                                                       \
+    X(sm80_w4a16_bf16_4x32, 4, 1, 2, 3, 8, 2, 1)                                                                       \
+    X(sm80_w4a16_bf16_8x32, 8, 1, 2, 3, 8, 2, 1)                                                                       \
+    X(sm80_w4a16_bf16_16x32, 16, 1, 2, 3, 4, 2, 1)                                                                     \
+    X(sm80_w4a16_bf16_16x64, 16, 2, 1, 4, 4, 2, 1)                                                                     \
+    X(sm80_w4a16_bf16_32x64, 32, 2, 1, 3, 4, 2, 1)                                                                     \
+    X(sm80_w4a16_bf16_64x64, 64, 2, 1, 2, 4, 2, 1)
 
 #define SM80_W4A16_TILE_N(octets)        (32 * (octets))
 #define SM80_W4A16_TILE_K(chunks, warps) ((warps) * (chunks) * SM80_CHUNK)

@@ -42,9 +42,9 @@
 #include "kernels/common/wgmma.cuh"
 #include "kernels/sm90/reduce.cuh"
 
-template <int TYPE_, int MATH_WARPGROUPS_, int WGMMAS_M_, int MMA_TILE_N_, int GROUP_WORDS_, int STAGES_, int STREAMK_>
+template <int MATH_WARPGROUPS_, int WGMMAS_M_, int MMA_TILE_N_, int GROUP_WORDS_, int STAGES_, int STREAMK_, int BF16_>
 struct config {
-    static constexpr int TYPE = TYPE_; /* of the wgmma operands */
+    static constexpr int TYPE = BF16_ ? OUT_BF16 : OUT_FP16; /* of the wgmma operands */
     static constexpr int MATH_WARPGROUPS = MATH_WARPGROUPS_, WGMMAS_M = WGMMAS_M_, MMA_TILE_N = MMA_TILE_N_,
                          STAGES = STAGES_;
     static constexpr int THREADS = SM90_THREADS(MATH_WARPGROUPS), MATH_WARPS = 4 * MATH_WARPGROUPS;
@@ -566,7 +566,4 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_schedule s) {                  \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \
     }
-#define FP16_KERNEL(id, ...) KERNEL(id, OUT_FP16, __VA_ARGS__)
-#define BF16_KERNEL(id, ...) KERNEL(id, OUT_BF16, __VA_ARGS__)
-SM90_GEMM_CONFIGS(FP16_KERNEL)
-SM90_GEMM_BF16_CONFIGS(BF16_KERNEL)
+SM90_GEMM_CONFIGS(KERNEL)

@@ -13,31 +13,28 @@
 #include "kernels/common/tensor_map.h"
 #include "kernels/sm90/prefill_config.h"
 
-/*    id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk */
+/*    id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16 (wgmma in bf16, for bf16 A) */
 #define SM90_GEMM_CONFIGS(X)                                                                                           \
-    X(sm90_gemm_128x8, 2, 1, 8, 2, 10, 0)                                                                              \
-    X(sm90_gemm_256x8, 4, 1, 8, 2, 8, 0)                                                                               \
-    X(sm90_gemm_128x16, 2, 1, 16, 2, 10, 0)                                                                            \
-    X(sm90_gemm_256x16, 4, 1, 16, 1, 8, 0)                                                                             \
-    X(sm90_gemm_128x32, 2, 1, 32, 2, 8, 0)                                                                             \
-    X(sm90_gemm_256x32, 4, 1, 32, 2, 6, 0)                                                                             \
-    X(sm90_gemm_128x64, 2, 1, 64, 2, 6, 0)                                                                             \
-    X(sm90_gemm_256x64, 4, 1, 64, 1, 5, 0)                                                                             \
-    X(sm90_gemm_128x128, 2, 1, 128, 1, 4, 0)                                                                           \
-    X(sm90_gemm_128x32_streamk, 2, 1, 32, 2, 8, 1)                                                                     \
-    X(sm90_gemm_128x64_streamk, 2, 1, 64, 2, 6, 1)                                                                     \
-    X(sm90_gemm_128x128_streamk, 2, 1, 128, 1, 4, 1)
-
-/* wgmma in bf16, for bf16 A: those with a pre-pass. */
-#define SM90_GEMM_BF16_CONFIGS(X)                                                                                      \
-    X(sm90_gemm_bf16_128x32, 2, 1, 32, 2, 8, 0)                                                                        \
-    X(sm90_gemm_bf16_256x32, 4, 1, 32, 2, 6, 0)                                                                        \
-    X(sm90_gemm_bf16_128x64, 2, 1, 64, 2, 6, 0)                                                                        \
-    X(sm90_gemm_bf16_256x64, 4, 1, 64, 1, 5, 0)                                                                        \
-    X(sm90_gemm_bf16_128x128, 2, 1, 128, 1, 4, 0)                                                                      \
-    X(sm90_gemm_bf16_128x32_streamk, 2, 1, 32, 2, 8, 1)                                                                \
-    X(sm90_gemm_bf16_128x64_streamk, 2, 1, 64, 2, 6, 1)                                                                \
-    X(sm90_gemm_bf16_128x128_streamk, 2, 1, 128, 1, 4, 1)
+    X(sm90_gemm_128x8, 2, 1, 8, 2, 10, 0, 0)                                                                           \
+    X(sm90_gemm_256x8, 4, 1, 8, 2, 8, 0, 0)                                                                            \
+    X(sm90_gemm_128x16, 2, 1, 16, 2, 10, 0, 0)                                                                         \
+    X(sm90_gemm_256x16, 4, 1, 16, 1, 8, 0, 0)                                                                          \
+    X(sm90_gemm_128x32, 2, 1, 32, 2, 8, 0, 0)                                                                          \
+    X(sm90_gemm_256x32, 4, 1, 32, 2, 6, 0, 0)                                                                          \
+    X(sm90_gemm_128x64, 2, 1, 64, 2, 6, 0, 0)                                                                          \
+    X(sm90_gemm_256x64, 4, 1, 64, 1, 5, 0, 0)                                                                          \
+    X(sm90_gemm_128x128, 2, 1, 128, 1, 4, 0, 0)                                                                        \
+    X(sm90_gemm_128x32_streamk, 2, 1, 32, 2, 8, 1, 0)                                                                  \
+    X(sm90_gemm_128x64_streamk, 2, 1, 64, 2, 6, 1, 0)                                                                  \
+    X(sm90_gemm_128x128_streamk, 2, 1, 128, 1, 4, 1, 0)                                                                \
+    X(sm90_gemm_bf16_128x32, 2, 1, 32, 2, 8, 0, 1)                                                                     \
+    X(sm90_gemm_bf16_256x32, 4, 1, 32, 2, 6, 0, 1)                                                                     \
+    X(sm90_gemm_bf16_128x64, 2, 1, 64, 2, 6, 0, 1)                                                                     \
+    X(sm90_gemm_bf16_256x64, 4, 1, 64, 1, 5, 0, 1)                                                                     \
+    X(sm90_gemm_bf16_128x128, 2, 1, 128, 1, 4, 0, 1)                                                                   \
+    X(sm90_gemm_bf16_128x32_streamk, 2, 1, 32, 2, 8, 1, 1)                                                             \
+    X(sm90_gemm_bf16_128x64_streamk, 2, 1, 64, 2, 6, 1, 1)                                                             \
+    X(sm90_gemm_bf16_128x128_streamk, 2, 1, 128, 1, 4, 1, 1)
 
 #define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of mma_a, two 128-byte spans of mma_b */
 #define SM90_ATOM_BYTES  512  /* scales of 128 rows and 64 values along K */

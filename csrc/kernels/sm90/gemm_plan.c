@@ -38,8 +38,8 @@ enum {
 };
 
 static const gemm_config configs[] = {
-#define CONFIG(type, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                              \
-    {type,                                                                                                             \
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16)                               \
+    {(bf16) ? OUT_BF16 : OUT_FP16,                                                                                     \
      SM90_MMA_TILE_M(math_warpgroups, wgmmas_m),                                                                       \
      mma_tile_n,                                                                                                       \
      stages,                                                                                                           \
@@ -53,18 +53,13 @@ static const gemm_config configs[] = {
        REASON(A_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk)},                   \
       {REASON(B_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk),                       \
        REASON(B_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk)}}},
-#define X(id, ...) CONFIG(OUT_FP16, __VA_ARGS__)
     SM90_GEMM_CONFIGS(X)
 #undef X
-#define X(id, ...) CONFIG(OUT_BF16, __VA_ARGS__)
-        SM90_GEMM_BF16_CONFIGS(X)
-#undef X
-#undef CONFIG
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 8 /* gemv: 2, prefill: 4 */ };
-#define X(...) +1
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16) +!(bf16)
 _Static_assert((0 SM90_GEMM_CONFIGS(X)) * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= FAMILY_MAX_CANDIDATES,
-               "room for all of one type");
+               "room for all of fp16, which are more");
 #undef X
 
 typedef struct gemm_tiling {

@@ -4,25 +4,25 @@
 #include "common/error.h"
 
 static const kernel_entry kernels[SM90_KERNELS] = {
-#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk)                                     \
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, ...)                                         \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
                      .fatbin = "sm90_gemm",                                                                            \
                      .threads = SM90_THREADS(math_warpgroups),                                                         \
                      .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages),                 \
                      .more_shared = 1,                                                                                 \
                      .pdl = 1},
-    SM90_GEMM_CONFIGS(X) SM90_GEMM_BF16_CONFIGS(X)
+    SM90_GEMM_CONFIGS(X)
 #undef X
 #define X(id, rows, warps, ...)                                                                                        \
     [KERNEL_##id] = {                                                                                                  \
         .name = "nvfp4_" #id, .fatbin = "sm90_gemv", .threads = SM90_GEMV_THREADS(warps), .more_shared = 1, .pdl = 1},
         SM90_GEMV_CONFIGS(X)
 #undef X
-#define X(id, ...)                                                                                                     \
+#define X(id, mma_a_e2m1, stages, ...)                                                                                 \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
                      .fatbin = "sm90_prefill",                                                                         \
                      .threads = SM90_PREFILL_THREADS,                                                                  \
-                     .shared_bytes = SM90_PREFILL_SHARED_BYTES(__VA_ARGS__),                                           \
+                     .shared_bytes = SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages),                                    \
                      .pdl = 1},
             SM90_PREFILL_CONFIGS(X)
 #undef X

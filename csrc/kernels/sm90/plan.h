@@ -13,7 +13,7 @@
 
 enum {
 #define X(id, ...) KERNEL_##id,
-    SM90_GEMM_CONFIGS(X) SM90_GEMM_BF16_CONFIGS(X)
+    SM90_GEMM_CONFIGS(X)
 #undef X
         SM90_FIRST_GEMV,
     SM90_BEFORE_GEMV = SM90_FIRST_GEMV - 1,

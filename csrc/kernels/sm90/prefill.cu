@@ -38,8 +38,8 @@ enum {
 /* createpolicy.fractional evict_normal, fraction 1 (PTX ISA 9.0, section 9.7.9.20). */
 static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
-template <int MMA_A_E2M1_, int STAGES_, int TYPE_ = OUT_FP16> struct config {
-    static constexpr int TYPE = TYPE_; /* of the wgmma operands */
+template <int MMA_A_E2M1_, int STAGES_, int BF16_> struct config {
+    static constexpr int TYPE = BF16_ ? OUT_BF16 : OUT_FP16; /* of the wgmma operands */
     static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_;
     static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_PREFILL_STAGE_BYTES(MMA_A_E2M1);
     static constexpr int HALF_B_BYTES = SM90_PREFILL_MMA_B_BYTES / 2, MMA_A_OFFSET = SM90_PREFILL_MMA_B_BYTES;

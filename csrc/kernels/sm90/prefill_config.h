@@ -41,11 +41,11 @@
 
 #include "kernels/common/tensor_map.h"
 
-/*    id, mma_a_e2m1, stages, type of the wgmma operands */
+/*    id, mma_a_e2m1, stages, bf16 (wgmma in bf16, for bf16 A) */
 #define SM90_PREFILL_CONFIGS(X)                                                                                        \
-    X(sm90_prefill_mixed, 1, 5, OUT_FP16)                                                                              \
-    X(sm90_prefill_fp16, 0, 4, OUT_FP16)                                                                               \
-    X(sm90_prefill_mixed_bf16, 1, 5, OUT_BF16)
+    X(sm90_prefill_mixed, 1, 5, 0)                                                                                     \
+    X(sm90_prefill_fp16, 0, 4, 0)                                                                                      \
+    X(sm90_prefill_mixed_bf16, 1, 5, 1)
 
 #define SM90_PREFILL_THREADS    384 /* a producer warpgroup, two math warpgroups */
 #define SM90_PREFILL_STAGE_K    64  /* values along K of a stage: 128 bytes of fp16, one span of the 128-byte swizzle */
@@ -63,7 +63,7 @@
  * warpgroup hold 64 columns of 64 rows. */
 #define SM90_PREFILL_EPILOGUE_STAGING_BYTES (32 * 20 * 4)
 /* Stages, an epilogue staging buffer for each of 8 math warps, a full and an empty mbarrier a stage. */
-#define SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages, ...)                                                             \
+#define SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages)                                                                  \
     ((stages) * SM90_PREFILL_STAGE_BYTES(mma_a_e2m1) + 8 * SM90_PREFILL_EPILOGUE_STAGING_BYTES + 16 * (stages))
 
 #define SM90_DEQUANT_THREADS 512

@@ -10,8 +10,8 @@ typedef struct prefill_config {
 
 #define MANY " so many products repay that"
 static const prefill_config configs[] = {
-#define X(id, mma_a_e2m1, stages, type)                                                                                \
-    {mma_a_e2m1, stages, type,                                                                                         \
+#define X(id, mma_a_e2m1, stages, bf16)                                                                                \
+    {mma_a_e2m1, stages, (bf16) ? OUT_BF16 : OUT_FP16,                                                                 \
      (mma_a_e2m1) ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY   \
                   : "both operands are dequantized to fp16 first:" MANY},
     SM90_PREFILL_CONFIGS(X)
