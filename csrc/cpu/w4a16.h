@@ -4,11 +4,11 @@
  *   STRIP_ROWS, TILE_PANELS the register tile: rows of a strip by panels
  *   broadcast, fused        x in every lane; sum + x * y
  *   decode_row              blocks of one row, of any type, as floats in the order of K
- *   transpose_16               LANES rows of 16 floats, `pitch` bytes apart, to 16 vectors
+ *   transpose_16            LANES rows of 16 floats, `pitch` bytes apart, to 16 vectors
  *
  * An e2m1 value times an e4m3 scale has at most 6 significant bits, fp16 has 11 and bf16 has 8: values and products are
- * exact in fp32, subnormals included, and each addition rounds once. Blocked sums are formed element by element in the
- * order of K, so they have the same bits on every ISA. */
+ * exact in fp32 unless a product overflows, since the smallest product of bf16 is 2^-143. Each addition rounds once.
+ * Blocked sums are formed element by element in the order of K, so they have the same bits on every ISA. */
 #ifndef NVFP4_CPU_W4A16_H
 #define NVFP4_CPU_W4A16_H
 
