@@ -82,6 +82,24 @@ def test_split_k_of_batches(l: int | None, n: int, target: str, workers: Workers
     assert not verdicts(workers, target, cases)
 
 
+@pytest.mark.parametrize("a", ["float16", "bfloat16"])
+@pytest.mark.parametrize("edge", ["begin", "end"])
+def test_16_bit_a(a: str, edge: str, target: str, workers: Workers) -> None:
+    """Every kernel of this A, with and without split-K; N reaches into three quarters of a block of 128 rows."""
+    at = {name: At(edge=edge) for name in ("a", "b", "scale_b", "out")}
+    cases = []
+    for m, n, k, l in ((5, 72, 2080, None), (33, 200, 1056, 2)):
+        for family in FAMILIES.get(target, (None,)):
+            case = Gemm(m, n, k, l, alpha="vector", bias="out", c="c", backend=family, a=a, at=at)
+            if target in ("sm_100", "sm_120") or (target == "sm_90" and family == "sm80"):
+                case = replace(case, backend="sm80")  # the code that converts by cvt
+                cases += on_plans(workers, target, case, 2)[:2]
+            else:
+                for split in (lambda s: s == 1, lambda s: s > 1):
+                    cases += on_plans(workers, target, case, 6, split_k=split)
+    assert not verdicts(workers, target, cases)
+
+
 DISTANCES = [f"{name}.{what}" for name in "ab" for what in ("slack", "pitch", "batch")]
 
 

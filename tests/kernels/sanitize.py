@@ -58,6 +58,9 @@ PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088,
 PLANNED += [(30, 200, 1088, 1), (30, 2100, 4160, 1), (40, 2100, 4160, 1), (100, 2100, 4160, 1)]  # the last: stream-K
 
 
+# Of 16-bit A: narrow and wide tiles, every quarter of a block of 128 rows, stream-K, large M, K no multiple of a stage.
+A16_SHAPES = [(5, 104, 2080, 2), (70, 200, 1088, 1), (30, 2100, 4160, 1), (100, 2100, 4160, 1), (300, 280, 1152, 1)]
+
 LAYOUTS = ("128x4", "linear")
 # Output type, whether with the full epilogue: alpha alone in 16 bits is another code path. Their number is odd, so that
 # each meets both layouts on successive shapes.
@@ -105,7 +108,9 @@ def is_stalled(tool: str, plan: dict[str, Any]) -> bool:
     return tool == "racecheck" and plan["kernel"] in STALLED_BY_RACECHECK and plan["split_k"] > 1
 
 
-def agrees(shape: tuple[int, int, int, int], layout: str, dtype: torch.dtype, everything: bool, backend: str) -> bool:
+def agrees(
+    shape: tuple[int, int, int, int], layout: str, dtype: torch.dtype, everything: bool, backend: str, a_type: str = ""
+) -> bool:
     """Whether a product of random data is the CPU backend's, bit for bit."""
     import torch
 
@@ -118,12 +123,15 @@ def agrees(shape: tuple[int, int, int, int], layout: str, dtype: torch.dtype, ev
         scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (batch, rows, k // 16))]
         operands.append((data, nvfp4.swizzle(scale) if layout == "128x4" else scale))
     (a, scale_a), (b, scale_b) = operands
+    if a_type:
+        a, scale_a = (torch.randint(-12, 13, (batch, m, k)) / 2).to(getattr(torch, a_type)), None
     alpha, bias, c = torch.full((n,), 2.0**-10), torch.randn(n).to(dtype), torch.randn(batch, m, n).to(dtype)
     given = {"alpha": alpha, "bias": bias, "c": c} if everything else {"alpha": alpha[:1]}
     options = {"out_dtype": dtype, "scale_layout": layout} | ({"beta": 0.5} if everything else {})
     expected = nvfp4.gemm(a, b, scale_a, scale_b, **given, **options)
     given = {name: gpu(x) for name, x in given.items()}
-    out = nvfp4.gemm(*(gpu(x) for x in (a, b, scale_a, scale_b)), **given, **options, backend=backend)
+    operands = [None if x is None else gpu(x) for x in (a, b, scale_a, scale_b)]
+    out = nvfp4.gemm(*operands, **given, **options, backend=backend)
     return torch.equal(out.cpu(), expected)
 
 
@@ -171,6 +179,36 @@ def run_every_kernel(backend: str, tool: str) -> int:
     return calls
 
 
+def run_16_bit_a(backend: str) -> int:
+    """As run_every_kernel, of fp16 and bf16 A: each kernel once with split_k 1, 2 and more, where layouts (sm90: 128x4
+    alone) and epilogues take turns. Returns the number of calls that agree with the CPU."""
+    import torch
+
+    import nvfp4
+    from nvfp4 import _C
+
+    seen, calls = set(), 0
+    for a_type in ("float16", "bfloat16"):
+        for shape in A16_SHAPES:
+            plan_of = {"device": 0, "backend": backend, "a_dtype": a_type}
+            for place in range(nvfp4.info(*shape, **plan_of)["plan"]["candidates"]):
+                _C.set_candidate(place)
+                plan = nvfp4.info(*shape, **plan_of)["plan"]
+                key = (plan["kernel"], min(plan["split_k"], 3))
+                if key in seen:
+                    continue
+                seen.add(key)
+                type_name, everything = EPILOGUES[calls % 3]
+                layout = LAYOUTS[calls % 2] if backend == "sm80" else "128x4"
+                call = f"{'x'.join(map(str, shape))} of {a_type} A, {layout}, on {plan['kernel']}, candidate {place}"
+                under_way.say(call)
+                if not agrees(shape, layout, getattr(torch, type_name), everything, backend, a_type):
+                    sys.exit(f"{call}: differs from the CPU backend")
+                calls += 1
+            _C.set_candidate(0)
+    return calls
+
+
 def run(backends: list[str], tool: str = "") -> int:
     """Runs all calls that the tool can run; returns the number that agree with the CPU."""
     import torch
@@ -179,6 +217,7 @@ def run(backends: list[str], tool: str = "") -> int:
 
     calls = sum(run_products(SHAPES, backend, tool) for backend in backends)
     calls += sum(run_every_kernel(backend, tool) for backend in backends if backend != "sm80")
+    calls += sum(run_16_bit_a(backend) for backend in backends if backend != "sm100")
     x = torch.randn(2, 129, 80)
     for layout in ("128x4", "linear"):
         under_way.say(f"quantize, swizzle, dequantize, {layout}")

@@ -14,7 +14,7 @@ import pytest
 from harness import sass
 from harness.launch import SHARED_LIMIT
 from harness.sass import Instruction, Kernel
-from sm90 import gemm
+from sm90.gemm import FAMILY
 
 import nvfp4
 
@@ -28,7 +28,7 @@ pytestmark = [
     sass.needed,
 ]
 
-CONFIGS = {config.short: config for config in gemm.CONFIGS.values()}
+CONFIGS = {config.short: config for config in FAMILY.configs("gemm").values()}
 NAMES = pytest.mark.parametrize("name", CONFIGS)
 REGISTERS = 65536  # of an SM
 
@@ -53,7 +53,7 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     st.async of 16 bytes."""
     kernel, config = kernels[name], CONFIGS[name]
     products = kernel.all("HGMMA")
-    assert {i.opcode for i in products} == {f"HGMMA.64x{config.mma_tile_n}x16.F32"}
+    assert {i.opcode for i in products} == {f"HGMMA.64x{config.mma_tile_n}x16.F32" + ".BF16" * config.bf16}
     assert all(re.match(r"R\d+, R\d+, gdesc\[UR\d+\], R\d+", i.operands) for i in products)
     assert len(products) == 8 * config.wgmmas_m
     assert not kernel.all("(HMMA|IMMA|QGMMA|IGMMA|BGMMA)\\b")

@@ -17,6 +17,7 @@ PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
 PROGRAM = r"""
 #include "kernels/sm100/config.h"
 #include "kernels/sm80/config.h"
+#include "kernels/sm80/w4a16_config.h"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/gemv_config.h"
@@ -27,11 +28,15 @@ PROGRAM = r"""
 #define SM80(id, m, n, k, stages, warps, weights_first, ctas)                                                         \
     printf("sm80 | %s | %d | %d | %d | %d | %d |\n", NAME(id), warps, k / warps, stages,                              \
            KIB(SM80_SHARED_BYTES(m, n, k, stages, warps)), ctas);
-#define SM90(id, groups, tiles, y, words, stages, ...)                                                                \
-    printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                             \
+#define W4A16(id, m, octets, chunks, stages, warps, ctas, bf16)                                                       \
+    if (!(bf16))                                                                                                      \
+        printf("w4a16 | %s | %d | %d | %d | %d | %d |\n", #id + sizeof "sm80_w4a16_fp16_" - 1, warps,                 \
+               chunks * SM80_CHUNK, stages, KIB(SM80_W4A16_SHARED_BYTES(m, octets, chunks, stages, warps)), ctas);
+#define SM90(id, groups, tiles, y, words, stages, streamk, bf16)                                                      \
+    if (!(bf16)) printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                             \
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
-#define PREFILL(id, raw, stages, ...)                                                                                      \
-    printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                                        \
+#define PREFILL(id, raw, stages, bf16)                                                                                \
+    if (!(bf16)) printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                                        \
            KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \
     printf("gemv | %d | %d | %d | %d |\n", rows, warps, stages, KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));
@@ -43,6 +48,7 @@ PROGRAM = r"""
 
 int main(void) {
     SM80_GEMM_CONFIGS(SM80)
+    SM80_W4A16_CONFIGS(W4A16)
     SM90_GEMV_CONFIGS(GEMV)
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(PREFILL)

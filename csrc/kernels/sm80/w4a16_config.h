@@ -10,7 +10,7 @@
 #include "kernels/common/ceil_div.h"
 #include "kernels/sm80/config.h"
 
-/*    id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16 (A is bf16, else fp16) */
+/*    id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16 (of A; else fp16) */
 #define SM80_W4A16_CONFIGS(X)                                                                                          \
     X(sm80_w4a16_fp16_1x32, 1, 1, 2, 4, 8, 2, 0)                                                                       \
     X(sm80_w4a16_fp16_4x32, 4, 1, 2, 3, 8, 2, 0)                                                                       \

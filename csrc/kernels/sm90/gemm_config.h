@@ -13,7 +13,7 @@
 #include "kernels/common/tensor_map.h"
 #include "kernels/sm90/prefill_config.h"
 
-/*    id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16 (wgmma in bf16, for bf16 A) */
+/*    id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16 (wgmma in bf16 for bf16 A) */
 #define SM90_GEMM_CONFIGS(X)                                                                                           \
     X(sm90_gemm_128x8, 2, 1, 8, 2, 10, 0, 0)                                                                           \
     X(sm90_gemm_256x8, 4, 1, 8, 2, 8, 0, 0)                                                                            \

@@ -41,7 +41,7 @@
 
 #include "kernels/common/tensor_map.h"
 
-/*    id, mma_a_e2m1, stages, bf16 (wgmma in bf16, for bf16 A) */
+/*    id, mma_a_e2m1, stages, bf16 (wgmma in bf16 for bf16 A) */
 #define SM90_PREFILL_CONFIGS(X)                                                                                        \
     X(sm90_prefill_mixed, 1, 5, 0)                                                                                     \
     X(sm90_prefill_fp16, 0, 4, 0)                                                                                      \
