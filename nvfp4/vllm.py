@@ -6,7 +6,7 @@ vLLM calls `register` through the entry point `vllm.general_plugins`. Two things
 - vLLM's configurations "compressed-tensors", "modelopt_fp4" and "modelopt_mixed", each as a subclass. vLLM reduces the
   global scales of a fused layer (q, k, v) to the largest before a kernel sees them, which changes weights. The
   subclasses give NVFP4 layers a Scheme, which keeps one for each part. They also run W4A16 on a CPU, where vLLM has
-  Marlin alone, which needs CUDA. On CUDA, W4A16 stays with vLLM.
+  Marlin alone, which needs CUDA. On CUDA, W4A16 stays with vLLM: ours has not been measured beside Marlin there.
 
 Which kernel runs W4A4 is vLLM's choice, logged as "Using ... for NVFP4 GEMM". These leave a layer to vLLM:
 VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel, VLLM_BATCH_INVARIANT=1.

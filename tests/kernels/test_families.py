@@ -3,6 +3,7 @@ use no stack, and fit an SM."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,24 @@ def test_machine_code(name: str, usage: dict[str, tuple[int, int, int]]) -> None
     registers, stack, local = usage[config.kernel]
     assert (stack, local) == (0, 0)
     assert 0 < registers * threads <= REGISTERS
+
+
+@sass.needed
+@pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+def test_no_memory_descriptor_is_odd(tmp_path: Path) -> None:
+    """Memory descriptors are even uniform registers. For sm_90 ptxas has encoded copies with a cache policy otherwise,
+    which the GPU rejects as illegal and the emulator, which runs PTX, does not see (docs/lessons.md)."""
+    found = 0
+    for i, fatbin in enumerate(sass.fatbins(Path(nvfp4._C.__file__).read_bytes())):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "kernels.fatbin").write_bytes(fatbin)
+        sass.output_of("cuobjdump", "-xelf", "all", "kernels.fatbin", folder=folder)
+        for cubin in folder.glob("*sm_90*.cubin"):
+            code = sass.output_of("nvdisasm", "-c", str(cubin))
+            found += len(re.findall(r"desc\[UR\d+\]", code))
+            assert not re.findall(r".*desc\[UR\d*[13579]\].*", code)[:3]
+    assert found
 
 
 @by_name

@@ -86,6 +86,12 @@ def test_decoding(name: str, kernels: dict[str, Kernel]) -> None:
     """A conversion and a multiplication for two values of mma_a, a conversion for two scales, and nothing twice."""
     loop, config = main_loop(kernels[name]), CONFIGS[name]
     rows = 2 * config.wgmmas_m  # of a thread, each 32 values and 2 scales
+    if config.bf16:  # codes by masks; scales by way of fp16 and fp32
+        assert sum(i.opcode.startswith("F2FP.F16.E4M3.UNPACK_B") for i in loop) <= rows
+        assert sum(bool(re.match("(HMUL2|HFMA2)", i.opcode)) for i in loop) <= 16 * rows
+        assert sum(bool(re.match("(FMUL|HADD2)", i.opcode)) for i in loop) <= 4 * rows
+        assert not [i for i in loop if re.match(r"(F2F\b|I2F|FFMA)", i.opcode)]
+        return
     assert sum(i.opcode.startswith("F2FP.F16.E4M3.UNPACK_B") for i in loop) <= 17 * rows
     assert sum(i.opcode.startswith("HMUL2") for i in loop) <= 16 * rows
     assert not [i for i in loop if re.match(r"(F2F\b|I2F|FMUL|FFMA|HFMA2|HADD2)", i.opcode)]

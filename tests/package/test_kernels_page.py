@@ -33,10 +33,10 @@ PROGRAM = r"""
         printf("w4a16 | %s | %d | %d | %d | %d | %d |\n", #id + sizeof "sm80_w4a16_fp16_" - 1, warps,                 \
                chunks * SM80_CHUNK, stages, KIB(SM80_W4A16_SHARED_BYTES(m, octets, chunks, stages, warps)), ctas);
 #define SM90(id, groups, tiles, y, words, stages, streamk, bf16)                                                      \
-    if (!(bf16)) printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                             \
+    if (!(bf16)) printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                 \
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
 #define PREFILL(id, raw, stages, bf16)                                                                                \
-    if (!(bf16)) printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                                        \
+    if (!(bf16)) printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                            \
            KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \
     printf("gemv | %d | %d | %d | %d |\n", rows, warps, stages, KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));
