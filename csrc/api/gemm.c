@@ -253,7 +253,7 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
         if (is_empty(&call.problem) || !taking_a(call.where.families, call.problem.a_type)) continue;
         status = choose_on_gpu(&call, &settings, 0, 0);
         if (status) return status;
-        plans += call.candidates;
+        if (i == 0) plans = call.candidates; /* of NVFP4 A, for the message */
         found = candidate_is(&call.candidate, &settings);
     }
     if (!found)

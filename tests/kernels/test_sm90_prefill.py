@@ -19,7 +19,7 @@ from harness import launch, sass
 from harness.headers import Config
 from harness.launch import chain, check_chain, timing
 from harness.values import BF16, FP16, FP32, rounded
-from sm90.operands import dequant_ptx
+from sm90.operands import FAMILY, dequant_ptx
 from sm90.prefill import CONFIGS, PrefillProduct
 
 import nvfp4
@@ -216,12 +216,14 @@ def test_machine_code() -> None:
     access to global memory."""
     source = Path(os.environ.get("SM90_PREFILL_CUBIN", nvfp4._C.__file__))
     kernels = sass.kernels_of(source, "nvfp4_sm90_prefill_")
-    assert set(kernels) == {name.removeprefix("sm90_prefill_") for name in CONFIGS}, "install the package again"
-    for name, config in CONFIGS.items():
+    configs = FAMILY.configs("prefill")
+    assert set(kernels) == {name.removeprefix("sm90_prefill_") for name in configs}, "install the package again"
+    for name, config in configs.items():
         kernel = kernels[name.removeprefix("sm90_prefill_")]
         products = kernel.all("HGMMA")
         a = r"R\d+, " if config.mma_a_e2m1 else ""
-        assert {i.opcode for i in products} == {"HGMMA.64x256x16.F32"} and len(products) == 8
+        opcode = "HGMMA.64x256x16.F32" + ".BF16" * config.bf16
+        assert {i.opcode for i in products} == {opcode} and len(products) == 8
         assert all(re.match(rf"R\d+, {a}gdesc\[UR\d+\], R\d+", i.operands) for i in products)
         assert [i.operands.endswith("gsb0") for i in products] == [False, False, False, True] * 2
         assert not kernel.all("LDL|STL|HMMA")

@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
             }
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++) {
-            if (i == s.rows_per_thread) break;
+            if (i >= s.rows_per_thread) break;
             uint32_t pairs[2][4];
 #pragma unroll
             for (int w = 0; w < 2; w++)
