@@ -55,7 +55,7 @@ C_CORE = ("api/test_c_core.py", "-k", "native")
 
 FAMILIES = {
     "sm80": Family(
-        ("kernels/sm80/*.cu",),
+        ("kernels/sm80/*.cu", "kernels/sm80/*.cuh"),
         (
             guarded("sm_80")[0],
             one_of_each_kind("sm_80", "sm80"),

@@ -29,10 +29,10 @@
  * past the end of K are zero; e2m1 values are finite for every bit pattern. */
 #include "kernels/common/cp_async.cuh"
 #include "kernels/common/decode.cuh"
-#include "kernels/common/epilogue.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/shared.cuh"
 #include "kernels/sm80/config.h"
+#include "kernels/sm80/store_tile.cuh"
 
 template <int TILE_M_, int TILE_N_, int TILE_K_, int STAGES_, int WARPS_, int SWAP_AB_, int CTAS_PER_SM_>
 struct config {
@@ -227,31 +227,13 @@ __device__ __forceinline__ void store_sums(float *tile, int mma_m0, int mma_n0,
             }
 }
 
-/* Adds the warps' tiles in the order of K; then the epilogue, or with split_k a store to the workspace. A thread has 4
- * columns. */
 template <class C>
 __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm80_schedule &s, const float *sums,
                                          int64_t split_idx, int64_t l, int64_t m0, int64_t n0) {
     constexpr int GROUPS = C::TILE_N / 4, PASS_ROWS = C::THREADS / GROUPS;
     int column = threadIdx.x % GROUPS * 4, first = threadIdx.x / GROUPS;
     if (first >= PASS_ROWS || n0 + column >= p.n) return;
-    four_column_epilogue columns(p, n0 + column);
-    float *partials = s.partials + ((split_idx * p.l + l) * p.m + m0) * p.n + n0 + column;
-    int rows = (int)min((int64_t)C::TILE_M, p.m - m0);
-#pragma unroll 2
-    for (int row = first; row < rows; row += PASS_ROWS) {
-        float v[4] = {};
-#pragma unroll
-        for (int warp = 0; warp < C::WARPS; warp++) {
-            float4 add = *(const float4 *)(sums + (warp * C::TILE_M + row) * C::SUM_PITCH + column);
-            v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
-        }
-        for (int i = 0; i < 4; i++) v[i] *= DECODED_PRODUCT_UNIT;
-        if (s.split_k > 1)
-            store_floats(partials + row * p.n, OUT_FP32, v, columns.count);
-        else
-            columns.store(p, l, m0 + row, v);
-    }
+    store_tile<C, PASS_ROWS>(p, s, sums, split_idx, l, m0, n0 + column, column, first, DECODED_PRODUCT_UNIT);
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm80_schedule &s) {

@@ -22,9 +22,9 @@
  * the end of K, A and the scales of B are zero, since stale data may be NaN; e2m1 values are finite for every bit
  * pattern. */
 #include "kernels/common/cp_async.cuh"
-#include "kernels/common/epilogue.cuh"
 #include "kernels/common/shared.cuh"
 #include "kernels/common/w4a16.cuh"
+#include "kernels/sm80/store_tile.cuh"
 #include "kernels/sm80/w4a16_config.h"
 
 template <int TYPE_, int TILE_M_, int OCTETS_, int CHUNKS_, int STAGES_, int WARPS_> struct config {
@@ -245,32 +245,13 @@ __device__ __forceinline__ void store_sums(float *tile, int g, int t, const floa
             }
 }
 
-/* Adds the warps' tiles in the order of K; then the epilogue, or with split_k a store to the workspace. A thread has 4
- * columns. */
 template <class C>
 __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm80_schedule &s, const float *sums,
                                          int64_t split_idx, int64_t l, int64_t m0, int64_t n0) {
     constexpr int GROUPS = C::TILE_N / 4, PASS_ROWS = C::THREADS / GROUPS;
     const int column = threadIdx.x % GROUPS * 4, first = threadIdx.x / GROUPS;
     const int64_t n = n0 + column / 32 * 8 + column % 32 / 8 * 32 + column % 8;
-    if (n >= p.n) return;
-    four_column_epilogue columns(p, n);
-    float *partials = s.partials + ((split_idx * p.l + l) * p.m + m0) * p.n + n;
-    const int rows = (int)min((int64_t)C::TILE_M, p.m - m0);
-#pragma unroll 2
-    for (int row = first; row < rows; row += PASS_ROWS) {
-        float v[4] = {};
-#pragma unroll
-        for (int warp = 0; warp < C::WARPS; warp++) {
-            const float4 add = *(const float4 *)(sums + (warp * C::TILE_M + row) * C::SUM_PITCH + column);
-            v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
-        }
-        for (int i = 0; i < 4; i++) v[i] *= w4a16<C::TYPE>::UNIT;
-        if (s.split_k > 1)
-            store_floats(partials + row * p.n, OUT_FP32, v, columns.count);
-        else
-            columns.store(p, l, m0 + row, v);
-    }
+    if (n < p.n) store_tile<C, PASS_ROWS>(p, s, sums, split_idx, l, m0, n, column, first, w4a16<C::TYPE>::UNIT);
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm80_schedule &s) {
