@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4.cli import baselines, bench, machine, timing
+from nvfp4.cli import baselines, bench, layers, machine, timing
 from nvfp4.cli.shapes import Shape
 
 GPU = torch.device("cuda:0")
 COPY, MATH = 4.1e12, 7.0e14
 FLUSH_S, EVENTS_S, HOST_S = 160e-6, 20e-6, 4e-6
-SPEED = {"nvfp4 sm90": 1.3, "nvfp4 sm80": 3.0, "torch fp16 matmul": 4.0, "torch fp8 matmul": 2.4}
+LAYERS = {layers.W4A4: 1.5, layers.W4A16: 1.25, layers.BF16: 5.0}
+PRODUCTS = {"nvfp4 sm90": 1.3, "nvfp4 sm80": 3.0, "torch fp16 matmul": 4.0, "torch fp8 matmul": 2.4}
+SPEED = LAYERS | PRODUCTS
 
 
 def seconds(name: str, shape: Shape) -> float:
@@ -59,6 +61,12 @@ class Clock(timing.DeviceClock):
         return COPY
 
 
+def prepare_layers(shape: Shape, device: torch.device, seed: int, run: str = "", max_sets: int = 0) -> baselines.Bench:
+    calls = {name: partial(lambda i, name: seconds(name, shape), name=name) for name in LAYERS}
+    made = [timing.Implementation(name, call, run, ours="nvfp4" in name) for name, call in calls.items()]
+    return baselines.Bench(made, cold=True)
+
+
 def prepare(shape: Shape, device, backends, kinds, seed, run="", max_sets=0) -> baselines.Bench:
     names = [(baselines.title(b), "") for b in backends] + [
         (baselines.NAMES[k], baselines.NOTES.get(k, "")) for k in kinds
@@ -83,6 +91,7 @@ def prepare(shape: Shape, device, backends, kinds, seed, run="", max_sets=0) -> 
 def install(monkeypatch: pytest.MonkeyPatch, clock: Clock, capability: tuple[int, int] = (9, 0)) -> None:
     """Makes `main(["bench", ...])` run on the fake GPU."""
     monkeypatch.setattr(bench, "prepare", prepare)
+    monkeypatch.setattr(layers, "prepare", prepare_layers)
     monkeypatch.setattr(bench, "pick_target", lambda backends: machine.Target(GPU, GPU, backends[0]))
     monkeypatch.setattr(timing, "DeviceClock", lambda device: clock)
     monkeypatch.setattr(timing, "matmul_rate", lambda *args, **options: MATH)

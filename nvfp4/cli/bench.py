@@ -4,7 +4,10 @@ Shapes are a set (--set) or a list (--shapes). Sets:
   ranked           the competition's three shapes at M = 1, 16 and 128
   decode, prefill  layers of real models at small and at large M
   hopper           the ranked shapes at M = 1 to 256 and one large shape
---m replaces the M of a set.
+  linear           the ranked (N, K) at M = 1 to 1024, as layers
+  models           all linear layers of one decoder block of four models, with their sums, as layers
+--m replaces the M of a set. As layers: nvfp4.Linear, with bf16 activations that each call quantizes (W4A4, a static
+scale) and without that (W4A16), is timed in place of the product, against torch's bf16 layer.
 
 Our product, on each --backend, alternates with the baselines of --against on the same values. A ratio is the time of a
 baseline over that of the first implementation (above 1: ours is faster) in the same round of the same run.
@@ -29,13 +32,14 @@ import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from . import machine, plot, report, show, timing, tune
-from .baselines import KINDS, L2_MULTIPLE, NAMES, default_kinds, prepare, unavailable
-from .shapes import SETS, Shape, layer_of, task_shapes
+from . import layers, machine, plot, report, show, timing, tune
+from .baselines import KINDS, L2_MULTIPLE, NAMES, Bench, default_kinds, prepare, unavailable
+from .shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 HOST_SHAPE = Shape(1, 16, 64)  # negligible arithmetic
 HOST_ROUNDS = 20
 STDOUT = "-"
+
+Prepare = Callable[..., Bench]  # of a shape; run and max_sets by name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,6 +142,10 @@ def run(args: argparse.Namespace) -> int:
             raise show.CommandError("--from times nothing: only --markdown, --json, --csv and --plot go with it")
         deliver(report.load(args.stored), args)
         return 0
+    if args.set in OF_LAYERS and (args.backend or args.against):
+        raise show.CommandError(
+            f"--set {args.set} times nvfp4.Linear against torch's bf16 layer: --backend and --against do not go with it"
+        )
     backends = args.backend or [None]
     device = pick_target(backends).device
     shapes = args.shapes or SETS[args.set or "ranked"](args.m)
@@ -143,6 +153,15 @@ def run(args: argparse.Namespace) -> int:
         clock: timing.Clock = timing.DeviceClock(device) if device.type == "cuda" else timing.HostClock()
         deliver(measure(args, shapes, device, backends, clock), args)
     return 0
+
+
+def preparation(
+    args: argparse.Namespace, device: torch.device, backends: list[str | None], kinds: list[str]
+) -> Prepare:
+    """What makes the implementations of a shape."""
+    if args.set in OF_LAYERS:
+        return partial(layers.prepare, device=device, seed=args.seed)
+    return partial(prepare, device=device, backends=backends, kinds=kinds, seed=args.seed)
 
 
 def run_tune(args: argparse.Namespace) -> int:
@@ -184,16 +203,17 @@ def measure(
     on_gpu = device.type == "cuda"
     run_id = uuid.uuid4().hex[:12]
     repeat = args.repeat or (200 if on_gpu else 50)
-    kinds = args.against or default_kinds(device)
+    kinds = [] if args.set in OF_LAYERS else args.against or default_kinds(device)
     left_out = {NAMES[kind]: why for kind in kinds if (why := unavailable(kind, device))}
     kinds = [kind for kind in kinds if NAMES[kind] not in left_out]
 
+    prepare_shape = preparation(args, device, backends, kinds)
     before = machine.clocks(device) if on_gpu else None
     results, rotates = [], True
     with show.progress(len(shapes) + 1) as step:
         for shape in shapes:
             step(f"bench {shape}")
-            bench = prepare(shape, device, backends, kinds, args.seed, run_id)
+            bench = prepare_shape(shape, run=run_id)
             rotates = rotates and bench.cold
             left_out |= {name: why for name, why in bench.left_out.items() if name not in left_out}
             timing.run_single_call_rounds(bench.implementations, clock, repeat)
@@ -201,7 +221,7 @@ def measure(
             results.append(result_of(shape, bench.implementations, run_id))
         step("bench: limits of the hardware")
         limits = limits_of(device, clock)
-        host = host_costs(results) if on_gpu else host_costs_on_cpu(device, backends, kinds, args.seed, clock)
+        host = host_costs(results) if on_gpu else host_costs_on_cpu(prepare_shape, clock)
     measured_under = conditions(device, clock, rotates)
     if before is not None:
         measured_under |= {"clocks before": before, "clocks after": machine.clocks(device)}
@@ -294,11 +314,9 @@ def host_costs(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def host_costs_on_cpu(
-    device: torch.device, backends: list[str | None], kinds: list[str], seed: int, clock: timing.Clock
-) -> dict[str, Any]:
+def host_costs_on_cpu(prepare_shape: Prepare, clock: timing.Clock) -> dict[str, Any]:
     """The same on a CPU. The calling thread computes there, so the product has negligible arithmetic."""
-    bench = prepare(HOST_SHAPE, device, backends, kinds, seed, max_sets=1)
+    bench = prepare_shape(HOST_SHAPE, max_sets=1)
     timing.run_single_call_rounds(bench.implementations, clock, timing.MIN_ROUNDS)
     timing.run_back_to_back_rounds(bench.implementations, clock, HOST_ROUNDS)
     found = {c.name: spread(list(c.back_to_back.values())) for c in bench.implementations}

@@ -60,9 +60,11 @@ def pick_target(backend: str | None) -> Target:
     raise CommandError(f"--backend {backend}: there is a GPU, but torch {torch.__version__} cannot use it")
 
 
-def kernel(m: int, n: int, k: int, device: torch.device, backend: str | None, l: int = 1) -> str:
-    """The kernel that computes a product of this shape on the device."""
-    return info(m, n, k, l, device=device, backend=backend)["plan"]["kernel"]
+def kernel(
+    m: int, n: int, k: int, device: torch.device, backend: str | None, l: int = 1, a_dtype: str | None = None
+) -> str:
+    """The kernel that computes a product of this shape, with NVFP4 or 16-bit A, on the device."""
+    return info(m, n, k, l, device=device, backend=backend, a_dtype=a_dtype)["plan"]["kernel"]
 
 
 def describe(device: torch.device) -> str:

@@ -1,7 +1,7 @@
 """Reports a run of `nvfp4 bench`, from the object that --json writes: tables, CSV and notes.
 
-Ratios come from within the rounds of the run. This module never divides the times of two implementations, and it
-rejects a file with results of two runs: clocks, temperature and load of the machine differ between runs.
+Ratios come from within the rounds of the run; only the sums over a block's layers are divided here. A file with results
+of two runs is rejected: clocks, temperature and load of the machine differ between runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import show as screen
-from .shapes import Shape, task_shapes
+from .shapes import OF_LAYERS, Shape, task_shapes
 
 FORMAT = "nvfp4-bench-2"
 OLD_FORMATS = ("nvfp4-bench-1",)  # that tools/rename_results.py rewrites
@@ -66,7 +66,11 @@ def notes(report: Report) -> dict[str, str]:
 def floor(report: Report, shape: Shape) -> float:
     """Seconds, the larger of two: the bytes at the measured copy bandwidth, the operations at the rate measured."""
     limits = report["limits"]
-    return max(shape.bytes / limits["bytes_per_s"], shape.operations / limits["flops_per_s"])
+    return max(bytes_of(report, shape) / limits["bytes_per_s"], shape.operations / limits["flops_per_s"])
+
+
+def bytes_of(report: Report, shape: Shape) -> int:
+    return shape.layer_bytes if report["set"] in OF_LAYERS else shape.bytes
 
 
 def floor_text(report: Report) -> str:
@@ -108,7 +112,7 @@ def layer_cell(result: dict[str, Any]) -> str:
 
 def first_columns(report: Report, result: dict[str, Any] | None) -> list[str]:
     """The cells of a row that name the shape and, in sets of layers, the layer. Without a result: their headings."""
-    with_layer = report["set"] in ("decode", "prefill")
+    with_layer = report["set"] in ("decode", "prefill", "models")
     if result is None:
         return ["<M x N x K"] + ["<layer"] * with_layer
     return [str(shape_of(result))] + [layer_cell(result)] * with_layer
@@ -139,13 +143,34 @@ def time_table(report: Report, mode: str) -> Table:
         entries = [entry_of(result, each) for each in everyone]
         row += [spread(entry and entry["seconds"][mode], scale) for entry in entries]
         ours = first["seconds"][mode]["median"]
-        row += [screen.si(shape.operations / ours, "FLOP/s"), screen.si(shape.bytes / ours, "B/s")]
+        row += [screen.si(shape.operations / ours, "FLOP/s"), screen.si(bytes_of(report, shape) / ours, "B/s")]
         rows.append([*row, first["kernel"]])
     return f"Times, {mode_title(report, mode)}", columns, rows
 
 
+def sum_table(report: Report, mode: str) -> Table:
+    """For each model and M of the set `models`: the sums of the medians of its layers, and the last one's ratios."""
+    everyone = names(report)
+    *ours, last = everyone
+    name, scale = unit(report)
+    columns = ["<model", "M", f"floor, {name}", *(f"{each}, {name}" for each in everyone)]
+    columns += [f"{last} / {each}" for each in ours]
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for result in report["results"]:
+        groups.setdefault((result["model"], shape_of(result).m), []).append(result)
+    rows = []
+    for (model, m), results in groups.items():
+        found = [[entry_of(result, each) for result in results] for each in everyone]
+        sums = [sum(entry["seconds"][mode]["median"] for entry in entries if entry) for entries in found]
+        floors = sum(floor(report, shape_of(result)) for result in results)
+        row = [model, str(m), *(screen.digits(value * scale) for value in (floors, *sums))]
+        rows.append([*row, *(screen.digits(sums[-1] / value) for value in sums[:-1])])
+    return f"Sums over the layers of a block, {mode_title(report, mode)}", columns, rows
+
+
 def tables(report: Report) -> list[Table]:
-    found = [] if len(names(report)) == 1 else [ratio_table(report, mode) for mode in MODES]
+    found = [sum_table(report, mode) for mode in MODES] if report["set"] == "models" else []
+    found += [] if len(names(report)) == 1 else [ratio_table(report, mode) for mode in MODES]
     return found + [time_table(report, mode) for mode in MODES]
 
 

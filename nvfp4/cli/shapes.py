@@ -1,8 +1,8 @@
-"""The shapes that `nvfp4 bench` times: the competition's, layers of real models, and a set for the Hopper kernels."""
+"""The shapes that `nvfp4 bench` times: the competition's, layers of real models, a set for the Hopper kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .machine import need_torch
@@ -25,6 +25,11 @@ class Shape:
     def bytes(self) -> int:
         """The minimum traffic: both operands and their scales read once, fp16 results written once."""
         return (self.m + self.n) * (self.k // 2 + self.k // 16) + 2 * self.m * self.n
+
+    @property
+    def layer_bytes(self) -> int:
+        """The same of a layer, whose activations are 16-bit."""
+        return self.n * (self.k // 2 + self.k // 16) + 2 * self.m * self.k + 2 * self.m * self.n
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,39 @@ LAYERS = (
     Layer("Llama-3.1-8B", "gate and up", 28672, 4096),
     Layer("Llama-3.1-8B", "down", 4096, 14336),
 )
+# All linear layers of one decoder block.
+BLOCKS = (
+    *(layer for layer in LAYERS if layer.model == "Llama-3.1-8B"),
+    # 64 heads of 128 values and 8 of keys and values; a feed-forward of 28672.
+    Layer("Llama-3.1-70B", "query, key, value", 10240, 8192),
+    Layer("Llama-3.1-70B", "attention output", 8192, 8192),
+    Layer("Llama-3.1-70B", "gate and up", 57344, 8192),
+    Layer("Llama-3.1-70B", "down", 8192, 28672),
+    # 64 heads of 128 values and 8 of keys and values; a feed-forward of 25600.
+    Layer("Qwen3-32B", "query, key, value", 10240, 5120),
+    Layer("Qwen3-32B", "attention output", 5120, 8192),
+    Layer("Qwen3-32B", "gate and up", 51200, 5120),
+    Layer("Qwen3-32B", "down", 5120, 25600),
+    # One of the first three blocks, which have no experts. Queries of rank 1536; keys and values of rank 512 and 64
+    # values of position; 128 heads of 128 + 64 values for queries, 128 + 128 for keys and values.
+    Layer("DeepSeek-V3", "down to the ranks of query, key, value", 2112, 7168),
+    Layer("DeepSeek-V3", "query", 24576, 1536),
+    Layer("DeepSeek-V3", "key, value", 32768, 512),
+    LAYERS[0],
+    Layer("DeepSeek-V3", "dense gate and up", 36864, 7168),
+    Layer("DeepSeek-V3", "dense down", 7168, 18432),
+)
 DECODE_M = (1, 2, 4, 8, 16, 32, 64)  # concurrent sequences, one token each
 PREFILL_M = (512, 1024, 2048, 4096)  # prompt tokens
+LINEAR_M = (1, 16, 128, 1024)
+BLOCKS_M = (1, 8, 32, 128, 2048)
 HOPPER_M = (1, 16, 64, 128, 256)
 HOPPER_LARGEST = Shape(2304, 4608, 7168)  # the largest of the competition's tests
 
 
 def layer_of(shape: Shape) -> Layer | None:
     """The layer with this N and K, or None."""
-    return next((layer for layer in LAYERS if (layer.n, layer.k) == (shape.n, shape.k)), None)
+    return next((layer for layer in (*LAYERS, *BLOCKS) if (layer.n, layer.k) == (shape.n, shape.k)), None)
 
 
 def task_shapes(rows: list[int]) -> list[Shape]:
@@ -68,8 +97,8 @@ def task_shapes(rows: list[int]) -> list[Shape]:
     return [Shape(m, test["n"], test["k"]) for test in load_task()["benchmarks"] for m in rows]
 
 
-def layers(rows: list[int]) -> list[Shape]:
-    return [Shape(m, layer.n, layer.k) for layer in LAYERS for m in rows]
+def shapes_of(layers: Sequence[Layer], rows: Sequence[int]) -> list[Shape]:
+    return [Shape(m, layer.n, layer.k) for layer in layers for m in rows]
 
 
 def ranked(rows: list[int] | None) -> list[Shape]:
@@ -77,15 +106,23 @@ def ranked(rows: list[int] | None) -> list[Shape]:
 
 
 def decode(rows: list[int] | None) -> list[Shape]:
-    return layers(rows or [*DECODE_M])
+    return shapes_of(LAYERS, rows or DECODE_M)
 
 
 def prefill(rows: list[int] | None) -> list[Shape]:
-    return layers(rows or [*PREFILL_M])
+    return shapes_of(LAYERS, rows or PREFILL_M)
 
 
 def hopper(rows: list[int] | None) -> list[Shape]:
     return task_shapes(rows or [*HOPPER_M]) + ([] if rows else [HOPPER_LARGEST])
+
+
+def linear(rows: list[int] | None) -> list[Shape]:
+    return task_shapes(rows or [*LINEAR_M])
+
+
+def models(rows: list[int] | None) -> list[Shape]:
+    return shapes_of(BLOCKS, rows or BLOCKS_M)
 
 
 SETS: dict[str, Callable[[list[int] | None], list[Shape]]] = {
@@ -93,4 +130,7 @@ SETS: dict[str, Callable[[list[int] | None], list[Shape]]] = {
     "decode": decode,
     "prefill": prefill,
     "hopper": hopper,
+    "linear": linear,
+    "models": models,
 }
+OF_LAYERS = ("linear", "models")  # sets that time nvfp4.Linear in place of the product

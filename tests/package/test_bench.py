@@ -343,7 +343,7 @@ def test_figures_of_a_run(gpu: fake_gpu.Clock, tmp_path: Path) -> None:
     assert run["left_out"] == {} and run["conditions"]["clocks before"] and run["conditions"]["clocks after"]
     for result in run["results"]:
         shape, first = shapes_of(result), result["implementations"][0]
-        assert [entry["name"] for entry in result["implementations"]] == list(fake_gpu.SPEED)
+        assert [entry["name"] for entry in result["implementations"]] == list(fake_gpu.PRODUCTS)
         assert [entry["ours"] for entry in result["implementations"]] == [True, True, False, False]
         for entry in result["implementations"]:
             expected = fake_gpu.seconds(entry["name"], shape)

@@ -1,0 +1,101 @@
+"""`nvfp4 bench --set linear` and `--set models`: the layers that are timed, the sums over a block, error messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fake_gpu
+import pytest
+import torch
+
+import nvfp4
+from nvfp4.__main__ import main
+from nvfp4.cli import baselines, layers, report, shapes, timing
+from nvfp4.cli.shapes import Shape
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "last_level_cache", lambda: 20000)
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 2**20)
+    monkeypatch.setattr(timing, "PAUSE_S", 0)
+    monkeypatch.setattr(timing, "matmul_rate", lambda *args, **options: 1e9)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_gpu.Clock:
+    clock = fake_gpu.Clock(noise=0.0)
+    fake_gpu.install(monkeypatch, clock)
+    return clock
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_layers_quantize_without_loss_and_rotate(generator: torch.Generator) -> None:
+    """Equal bits of W4A4 and W4A16, for inputs that differ; the kernels are those of the two types of A."""
+    seed = int(torch.randint(2**31, (), generator=generator))
+    bench = layers.prepare(Shape(5, 48, 96), CPU, seed, "a run")
+    assert [each.name for each in bench.implementations] == list(fake_gpu.LAYERS) and bench.cold
+    quantizing, weights_only, plain = bench.implementations
+    assert [each.kernel for each in (quantizing, weights_only)] == [
+        nvfp4.info(5, 48, 96, device="cpu", a_dtype=a_dtype)["plan"]["kernel"] for a_dtype in (None, "bfloat16")
+    ]
+    assert quantizing.sets > 2 and plain.sets > 1
+    results = [quantizing.call(i) for i in range(3)]
+    for i, result in enumerate(results):
+        assert result.dtype == torch.bfloat16 and result.shape == (5, 48) and result.isfinite().all()
+        assert torch.equal(result, weights_only.call(i)), seed
+    assert not torch.equal(results[0], results[1])
+    torch.testing.assert_close(plain.call(1), results[1], rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_a_run_on_the_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        shapes, "BLOCKS", [shapes.Layer("a model", name, n, 64) for name, n in (("one", 32), ("two", 64))]
+    )
+    assert main(["bench", "--set", "models", "--m", "1,3", "--repeat", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("Sums over the layers") < out.index("Speed-up of nvfp4.Linear W4A4")
+    assert out.count("a model, two") == 2 * 2 * 2  # M, tables, figures
+
+
+@pytest.mark.usefixtures("gpu")
+def test_sums_over_a_block(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    assert main(["bench", "--set", "models", "--m", "1,2048", "--repeat", "3", "--json", str(path)]) == 0
+    run = report.load(path)
+    assert len(run["results"]) == 2 * len(shapes.BLOCKS)
+    _, columns, rows = report.sum_table(run, "back_to_back")
+    assert [tuple(row[:2]) for row in rows] == [
+        (model, m) for model in ("Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-32B", "DeepSeek-V3") for m in ("1", "2048")
+    ]
+    block = [Shape(2048, layer.n, layer.k) for layer in shapes.BLOCKS if layer.model == "Qwen3-32B"]
+    assert len(block) == 4
+    sums = [sum(fake_gpu.seconds(name, shape) for shape in block) for name in fake_gpu.LAYERS]
+    floors = sum(max(shape.layer_bytes / fake_gpu.COPY, shape.operations / fake_gpu.MATH) for shape in block)
+    wanted = [floors * 1e6, *(value * 1e6 for value in sums), sums[2] / sums[0], sums[2] / sums[1]]
+    assert [float(cell) for cell in rows[5][2:]] == pytest.approx(wanted, rel=0.02)
+    assert len(columns) == len(rows[5])
+
+
+def test_least_work_of_a_layer() -> None:
+    """Activations and results take two bytes a value, weights half a byte and a sixteenth."""
+    assert Shape(2, 3, 32).layer_bytes == 3 * 18 + 2 * 2 * 32 + 2 * 2 * 3
+
+
+def test_sets_of_layers() -> None:
+    assert [str(shape) for shape in shapes.SETS["linear"]([7])] == ["7x7168x16384", "7x4096x7168", "7x7168x2048"]
+    found = shapes.SETS["models"](None)
+    assert len(found) == len(set(found)) == len(shapes.BLOCKS) * 5
+    for shape in found:
+        layer = shapes.layer_of(shape)
+        assert layer in shapes.BLOCKS and shape.k % 16 == 0
+
+
+@pytest.mark.parametrize("option", [["--backend", "cpu"], ["--against", "fp32"]])
+def test_options_that_do_not_go_with_layers(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--set", "linear", *option]) == 2
+    streams = capsys.readouterr()
+    assert streams.out == "" and "--set linear times nvfp4.Linear" in streams.err and option[0] in streams.err
