@@ -64,8 +64,11 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
         lines = [f"`{run['command']}` ([run]({folder}/{name})). {contest.head(run)}:", ""]
         lines += [show.markdown(*contest.time_table(run)), ""]
         return "\n".join([*lines, *shown_lines([*contest.summary(run), run["software"]])])
-    _, columns, rows = report.compact_table(run)
+    title, columns, rows = report.compact_table(run)
     first, *others = report.names(run)
+    if run["set"] == "models":
+        lines = [f"`{run['command']}` ([run]({folder}/{name})), sums of single-call medians: {title}.", ""]
+        return "\n".join([*lines, show.markdown(columns, rows), "", *shown_lines(report.summary(run))])
     what = f"{report.mode_title(run, 'single_call')} median (p10..p90) and back-to-back median"
     ratios = f" Speed-ups (above 1: {first} is faster): single-call / back-to-back." if others else ""
     lines = [f"`{run['command']}` ([run]({folder}/{name})), {first}: {what}.{ratios}"]
@@ -80,8 +83,9 @@ def shown_lines(summary: list[str]) -> list[str]:
 
 
 def has_plot(run: dict[str, Any]) -> bool:
-    """Whether some N x K was timed at two M or more: a single point is not a curve."""
-    return run["format"] == report.FORMAT and any(len(shapes) > 1 for shapes in plot.groups(run))
+    """Whether some N x K was timed at two M or more, a single point is not a curve; of a model's layers only sums are
+    shown."""
+    return run["format"] == report.FORMAT and run["set"] != "models" and any(len(shapes) > 1 for shapes in plot.groups(run))
 
 
 def shown_text(root: Path) -> Iterator[tuple[Path, str]]:

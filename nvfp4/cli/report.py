@@ -148,6 +148,20 @@ def time_table(report: Report, mode: str) -> Table:
     return f"Times, {mode_title(report, mode)}", columns, rows
 
 
+def blocks(report: Report) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """The results for each model and M."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for result in report["results"]:
+        found.setdefault((result["model"], shape_of(result).m), []).append(result)
+    return found
+
+
+def sum_of(results: list[dict[str, Any]], name: str, mode: str) -> float:
+    """The sum of an implementation's medians."""
+    entries = (entry_of(result, name) for result in results)
+    return sum(entry["seconds"][mode]["median"] for entry in entries if entry)
+
+
 def sum_table(report: Report, mode: str) -> Table:
     """For each model and M of the set `models`: the sums of the medians of its layers, and the last one's ratios."""
     everyone = names(report)
@@ -155,13 +169,9 @@ def sum_table(report: Report, mode: str) -> Table:
     name, scale = unit(report)
     columns = ["<model", "M", f"floor, {name}", *(f"{each}, {name}" for each in everyone)]
     columns += [f"{last} / {each}" for each in ours]
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for result in report["results"]:
-        groups.setdefault((result["model"], shape_of(result).m), []).append(result)
     rows = []
-    for (model, m), results in groups.items():
-        found = [[entry_of(result, each) for result in results] for each in everyone]
-        sums = [sum(entry["seconds"][mode]["median"] for entry in entries if entry) for entries in found]
+    for (model, m), results in blocks(report).items():
+        sums = [sum_of(results, each, mode) for each in everyone]
         floors = sum(floor(report, shape_of(result)) for result in results)
         row = [model, str(m), *(screen.digits(value * scale) for value in (floors, *sums))]
         rows.append([*row, *(screen.digits(sums[-1] / value) for value in sums[:-1])])
@@ -174,8 +184,24 @@ def tables(report: Report) -> list[Table]:
     return found + [time_table(report, mode) for mode in MODES]
 
 
+def compact_sum_table(report: Report) -> Table:
+    """One row for each model: at each M the sums of the single calls of all implementations."""
+    name, scale = unit(report)
+    found = blocks(report)
+    rows = list(dict.fromkeys(m for _, m in found))
+    models = dict.fromkeys(model for model, _ in found)
+
+    def cell(results: list[dict[str, Any]]) -> str:
+        return " / ".join(screen.digits(sum_of(results, each, "single_call") * scale) for each in names(report))
+
+    table = [[model, *(cell(found[model, m]) for m in rows)] for model in models]
+    return f"{' / '.join(names(report))}, {name}", ["<model", *(f"M = {m}" for m in rows)], table
+
+
 def compact_table(report: Report) -> Table:
     """One table for a document: our times, and the median ratios of both figures."""
+    if report["set"] == "models":
+        return compact_sum_table(report)
     first, *others = names(report)
     name, scale = unit(report)
     columns = [*first_columns(report, None), f"floor, {name}", f"{first}, {name}", f"{MODES['back_to_back']}, {name}"]
