@@ -85,7 +85,11 @@ def shown_lines(summary: list[str]) -> list[str]:
 def has_plot(run: dict[str, Any]) -> bool:
     """Whether some N x K was timed at two M or more, a single point is not a curve; of a model's layers only sums are
     shown."""
-    return run["format"] == report.FORMAT and run["set"] != "models" and any(len(shapes) > 1 for shapes in plot.groups(run))
+    return (
+        run["format"] == report.FORMAT
+        and run["set"] != "models"
+        and any(len(shapes) > 1 for shapes in plot.groups(run))
+    )
 
 
 def shown_text(root: Path) -> Iterator[tuple[Path, str]]:

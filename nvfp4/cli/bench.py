@@ -5,6 +5,7 @@ Shapes are a set (--set) or a list (--shapes). Sets:
   decode, prefill  layers of real models at small and at large M
   hopper           the ranked shapes at M = 1 to 256 and one large shape
   linear           the ranked (N, K) at M = 1 to 1024, as layers
+  monotone         layers of four models at M = 1 to 512: benchmarks/monotone.py says where fewer rows take longer
   models           all linear layers of one decoder block of four models, with their sums, as layers
 --m replaces the M of a set. As layers: nvfp4.Linear, with bf16 activations that each call quantizes (W4A4, a static
 scale) and without that (W4A16), is timed in place of the product, against torch's bf16 layer.
@@ -67,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         type=kind_list,
         metavar="BASELINE,...",
-        help=f"baselines out of {', '.join(KINDS)} (default: fp16,fp8,dequant on a GPU, bf16,fp32,dequant on a CPU)",
+        help=f"baselines out of {', '.join(KINDS)}, or none (default: fp16,fp8,dequant on a GPU, bf16,fp32,dequant on "
+        "a CPU)",
     )
     parser.add_argument(
         "--repeat",
@@ -118,10 +120,10 @@ def shape_list(text: str) -> list[Shape]:
 
 
 def kind_list(text: str) -> list[str]:
-    kinds = text.split(",")
+    kinds = [] if text == "none" else text.split(",")
     for kind in kinds:
         if kind not in KINDS:
-            raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(KINDS)}")
+            raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(KINDS)}, none")
     return list(dict.fromkeys(kinds))
 
 
@@ -138,11 +140,11 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         plot.need_matplotlib()  # before minutes of timing
     if args.stored:
-        if args.backend or args.m or args.against or args.repeat or args.seed:
+        if args.backend or args.m or args.against is not None or args.repeat or args.seed:
             raise show.CommandError("--from times nothing: only --markdown, --json, --csv and --plot go with it")
         deliver(report.load(args.stored), args)
         return 0
-    if args.set in OF_LAYERS and (args.backend or args.against):
+    if args.set in OF_LAYERS and (args.backend or args.against is not None):
         raise show.CommandError(
             f"--set {args.set} times nvfp4.Linear against torch's bf16 layer: --backend and --against do not go with it"
         )
@@ -165,7 +167,7 @@ def preparation(
 
 
 def run_tune(args: argparse.Namespace) -> int:
-    if args.set or args.stored or args.against or args.csv or args.plot or args.json not in (None, STDOUT):
+    if args.set or args.stored or args.against is not None or args.csv or args.plot or args.json not in (None, STDOUT):
         raise show.CommandError(
             "--tune times --shapes or the ranked shapes and names its file: --set, --from, --against, --csv, --plot "
             "and a file for --json do not go with it"
@@ -203,7 +205,8 @@ def measure(
     on_gpu = device.type == "cuda"
     run_id = uuid.uuid4().hex[:12]
     repeat = args.repeat or (200 if on_gpu else 50)
-    kinds = [] if args.set in OF_LAYERS else args.against or default_kinds(device)
+    kinds = default_kinds(device) if args.against is None else args.against
+    kinds = [] if args.set in OF_LAYERS else kinds
     left_out = {NAMES[kind]: why for kind in kinds if (why := unavailable(kind, device))}
     kinds = [kind for kind in kinds if NAMES[kind] not in left_out]
 
@@ -251,8 +254,8 @@ def command(args: argparse.Namespace) -> str:
         words += ["--m", ",".join(map(str, args.m))]
     for backend in args.backend or []:
         words += ["--backend", backend]
-    if args.against:
-        words += ["--against", ",".join(args.against)]
+    if args.against is not None:
+        words += ["--against", ",".join(args.against) or "none"]
     if args.repeat:
         words += ["--repeat", str(args.repeat)]
     if args.seed:

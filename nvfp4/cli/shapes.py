@@ -80,6 +80,7 @@ DECODE_M = (1, 2, 4, 8, 16, 32, 64)  # concurrent sequences, one token each
 PREFILL_M = (512, 1024, 2048, 4096)  # prompt tokens
 LINEAR_M = (1, 16, 128, 1024)
 BLOCKS_M = (1, 8, 32, 128, 2048)
+MONOTONE_M = (*range(1, 33), *range(40, 129, 8), *range(160, 513, 32))
 HOPPER_M = (1, 16, 64, 128, 256)
 HOPPER_LARGEST = Shape(2304, 4608, 7168)  # the largest of the competition's tests
 
@@ -117,6 +118,12 @@ def hopper(rows: list[int] | None) -> list[Shape]:
     return task_shapes(rows or [*HOPPER_M]) + ([] if rows else [HOPPER_LARGEST])
 
 
+def monotone(rows: list[int] | None) -> list[Shape]:
+    """Three layers of each of the four models: every size of N and K among theirs."""
+    chosen = [layer for i, layer in enumerate(BLOCKS) if i in (0, 2, 3, 4, 6, 7, 8, 10, 11)]
+    return shapes_of([*chosen, *LAYERS[:3]], rows or MONOTONE_M)
+
+
 def linear(rows: list[int] | None) -> list[Shape]:
     return task_shapes(rows or [*LINEAR_M])
 
@@ -130,6 +137,7 @@ SETS: dict[str, Callable[[list[int] | None], list[Shape]]] = {
     "decode": decode,
     "prefill": prefill,
     "hopper": hopper,
+    "monotone": monotone,
     "linear": linear,
     "models": models,
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import fake_gpu
+import monotone  # benchmarks/monotone.py
 import pytest
 import torch
 
@@ -91,11 +94,31 @@ def test_least_work_of_a_layer() -> None:
 
 def test_sets_of_layers() -> None:
     assert [str(shape) for shape in shapes.SETS["linear"]([7])] == ["7x7168x16384", "7x4096x7168", "7x7168x2048"]
+    assert len({(shape.n, shape.k) for shape in shapes.SETS["monotone"](None)}) == 12
     found = shapes.SETS["models"](None)
     assert len(found) == len(set(found)) == len(shapes.BLOCKS) * 5
     for shape in found:
         layer = shapes.layer_of(shape)
         assert layer in shapes.BLOCKS and shape.k % 16 == 0
+
+
+@pytest.mark.usefixtures("gpu")
+def test_where_fewer_rows_take_longer(tmp_path: Path, monkeypatch, capsys) -> None:
+    """benchmarks/monotone.py, without baselines; a time of the fake GPU is changed."""
+    path = tmp_path / "run.json"
+    assert main(["bench", "--set", "monotone", "--m", "8,16,512", "--against", "none", "--json", str(path)]) == 0
+    run = report.load(path)
+    assert run["command"].endswith("--m 8,16,512 --against none") and report.names(run) == ["nvfp4"]
+    seconds = run["results"][0]["implementations"][0]["seconds"]["single_call"]
+    next_one = run["results"][1]["implementations"][0]["seconds"]["single_call"]["median"]
+    seconds["median"] = 1.25 * next_one
+    path.write_text(json.dumps(run))
+    monkeypatch.setattr(sys, "argv", ["monotone.py", str(path)])
+    capsys.readouterr()
+    assert monotone.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 14 and lines[1].startswith("6144x4096       8 ") and lines[1].endswith(" 25.0%")
+    assert lines[-1] == "1 of 24 points take over 3 % longer than one of a larger M"
 
 
 @pytest.mark.parametrize("option", [["--backend", "cpu"], ["--against", "fp32"]])

@@ -1,0 +1,65 @@
+"""Where a product takes longer than one of more rows, in a run of `nvfp4 bench --set monotone`.
+
+    python -m nvfp4 bench --set monotone --against none --repeat 21 --json run.json --plot run.svg
+    python benchmarks/monotone.py run.json [--most 3]
+
+Prints, for each N x K, the M whose single call takes the largest share more than the fastest of any larger M, with both
+kernels; and how many M are above --most per cent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from nvfp4.cli import report, show
+
+Point = tuple[int, float, str]  # M, seconds, kernel
+
+
+def curves(run: dict[str, Any]) -> dict[str, list[Point]]:
+    """The points of each N x K by M, of the first implementation."""
+    found: dict[str, list[Point]] = {}
+    for result in run["results"]:
+        shape, first = report.shape_of(result), result["implementations"][0]
+        point = (shape.m, first["seconds"]["single_call"]["median"], first["kernel"])
+        found.setdefault(f"{shape.n}x{shape.k}", []).append(point)
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def excess(points: list[Point]) -> list[tuple[float, Point, Point]]:
+    """For each M but the largest: its time over that of the fastest larger M, less 1; and both points."""
+    found = []
+    for i, point in enumerate(points[:-1]):
+        fastest = min(points[i + 1 :], key=lambda other: other[1])
+        found.append((point[1] / fastest[1] - 1, point, fastest))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", help="a run of nvfp4 bench")
+    parser.add_argument("--most", type=float, default=3.0, metavar="P", help="per cent that are allowed (default: 3)")
+    options = parser.parse_args()
+    try:
+        run = report.load(options.run)
+    except show.CommandError as error:
+        print(error, file=sys.stderr)
+        return 2
+    above = total = 0
+    print(f"{'N x K':12} {'M':>4} {'us':>7}  {'kernel':34} {'than M':>6} {'us':>7}  {'kernel':34} {'more':>6}")
+    for name, points in curves(run).items():
+        found = excess(points)
+        above += sum(100 * more > options.most for more, _, _ in found)
+        total += len(found)
+        if found:
+            more, (m, s, kernel), (larger, t, other) = max(found)
+            times = f"{m:4} {s * 1e6:7.2f}  {kernel:34} {larger:6} {t * 1e6:7.2f}  {other:34} {more:6.1%}"
+            print(f"{name:12} {times}")
+    print(f"{above} of {total} points take over {options.most:g} % longer than one of a larger M")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
