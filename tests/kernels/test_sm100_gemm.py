@@ -12,6 +12,7 @@ import os
 
 import numpy
 import pytest
+from conftest import one_in
 from emulate import Emulator
 from harness.headers import Config
 from harness.launch import chain, check_chain, load, ptx_of, timing
@@ -57,7 +58,7 @@ def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generato
         product.check()
 
 
-@pytest.mark.parametrize("name,split", [(name, s) for name in CONFIGS for s in splits(CONFIGS[name])[1:]])
+@pytest.mark.parametrize("name,split", one_in(2, [(name, s) for name in CONFIGS for s in splits(CONFIGS[name])[1:]]))
 def test_split_products(name: str, split: int, random: numpy.random.Generator) -> None:
     """Split-K, with a last stage that is not whole and split indices whose stage counts differ by one; either operand
     as mma_a."""
@@ -87,7 +88,7 @@ def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     product.check()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", one_in(2, CONFIGS))
 def test_back_to_back_calls(name: str, random: numpy.random.Generator) -> None:
     """Four calls with programmatic dependent launch, each reading as c what the previous one wrote. CTAs of the next
     call start early on the same SMs; they must neither block tensor memory allocation nor read too soon."""

@@ -11,6 +11,7 @@ import os
 
 import numpy
 import pytest
+from conftest import one_in
 from emulate import Emulator
 from harness.launch import SHARED_LIMIT, chain, check_chain, load, ptx_of, timing
 from harness.values import BF16, FP16, TYPES
@@ -21,7 +22,8 @@ import nvfp4
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 SEEDS = int(os.environ.get("SM90_SEEDS", 1))
-by_name = pytest.mark.parametrize("name", [name for name, c in CONFIGS.items() if not c.streamk])
+NAMES = [name for name, c in CONFIGS.items() if not c.streamk]
+by_name = pytest.mark.parametrize("name", NAMES)
 by_swap = pytest.mark.parametrize("swap_ab", [False, True], ids=["mma_a_is_a", "mma_a_is_b"])
 
 
@@ -97,8 +99,7 @@ def test_epilogues(name: str, swap_ab: bool, random: numpy.random.Generator) -> 
         p.check()
 
 
-@by_swap
-@by_name
+@pytest.mark.parametrize("name,swap_ab", one_in(2, [(name, swap_ab) for name in NAMES for swap_ab in (False, True)]))
 def test_whole_columns(name: str, swap_ab: bool, random: numpy.random.Generator) -> None:
     """The common case: 16-bit output, all columns of a tile, alpha alone. Output rows on 8 bytes or 2; tiles of one
     CTA, of two, or of so many that each keeps an odd number of column groups."""

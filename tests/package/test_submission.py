@@ -472,6 +472,7 @@ def test_check_passes_every_rule(extensions: Path, tmp_path: Path, capsys: pytes
     assert "0 failed" in said and (not skips or (may_lack and skips == ["kernelguard"])), said
 
 
+@in_full  # 30 s of compiling the same kernels; the file's text is tested in every run
 def test_gemv_too(extensions: Path, tmp_path: Path) -> None:
     path = tmp_path / "submission.py"
     path.write_text(submission.submission("nvfp4_gemv"))

@@ -200,7 +200,6 @@ MUTATIONS = [
         ONE_STAGE,
         WRITE_STAGING + "            __syncwarp();\n",
         WRITE_STAGING,
-        found_by="verifier",
     ),
     mutation("split-K: no wait for partials", SPLIT, WAIT_PARTIALS, ""),
     mutation("split-K by 2: no wait for partials", HALVES, WAIT_PARTIALS, "", found_by="emulator"),
