@@ -13,6 +13,7 @@ scale (e4m3) for every 16 values along K.
     quantize_model  a model's linear layers as NVFP4, in place
     load            an NVFP4 checkpoint, and into a model
     save            a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
+    parallel        a module to import: such layers on several devices, for torch's parallelize_module
     transformers    a module to import: such checkpoints in Hugging Face transformers
     vllm            the same in vLLM, which imports it itself
     Error           raised for every invalid call, with an error message

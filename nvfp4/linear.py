@@ -17,10 +17,12 @@ from nvfp4.packed import (
     BLOCK,
     PackedLinear,
     aligned,
+    amax,
     check_positive,
     check_tensor,
     global_scale,
     round_up,
+    scale_of,
     short,
 )
 
@@ -265,34 +267,48 @@ class Linear(torch.nn.Module):
     # ---- the product ----
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self._checked(x)
+        shape = (*x.shape[:-1], self.out_features)
+        rows = x.reshape(-1, self.in_features)
+        if rows.shape[0] == 0:
+            return x.new_empty(shape)
+        scale, alpha = self._scales(rows)
+        return self._product(rows, scale, alpha, self.bias, x.dtype).reshape(shape)
+
+    def _checked(self, x: Tensor) -> Tensor:
+        """The input in the dtype that the layer computes in."""
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise _C.Error(f"x: shape is {list(x.shape)}; the last dimension must be in_features = {self.in_features}")
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise _C.Error(f"x: dtype is {short(x.dtype)}; must be float16, bfloat16 or float32")
         if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        shape = (*x.shape[:-1], self.out_features)
-        rows = x.reshape(-1, self.in_features)
-        if rows.shape[0] == 0:
-            return x.new_empty(shape)
+        return x
+
+    def _scales(self, rows: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The global scale of an input [rows, K], or None if it is not quantized, and alpha with it."""
+        if self.activations is None or self.input_global_scale is not None:
+            return self.input_global_scale, self.alpha
+        scale = scale_of(self._amax(rows))
+        return scale, self.alpha * scale
+
+    def _amax(self, rows: Tensor) -> Tensor:
+        return amax(rows)
+
+    def _product(
+        self, rows: Tensor, scale: Tensor | None, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """alpha * sums + bias [rows, N], rounded once to dtype. Without alpha: the sums of values and block scales."""
         if self.activations is None:
-            if torch.is_grad_enabled() and x.requires_grad:
-                y = _WeightOnly.apply(rows, self.weight, self.weight_scale, self.alpha, self.bias)
-            else:
-                y = _weight_only(rows, self.weight, self.weight_scale, self.alpha, self.bias)
-            return y.reshape(shape)
+            if torch.is_grad_enabled() and rows.requires_grad:
+                return _WeightOnly.apply(rows, self.weight, self.weight_scale, alpha, bias, dtype)
+            return _weight_only(rows, self.weight, self.weight_scale, alpha, bias, dtype)
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
-        alpha, scale = self.alpha, self.input_global_scale
-        if scale is None:
-            scale = global_scale(rows)
-            alpha = alpha * scale
-        bias = self.bias
-        if bias is not None and bias.dtype != x.dtype:
+        if bias is not None and bias.dtype != dtype:
             bias = bias.float()
         a, scale_a = nvfp4.quantize(rows, global_scale=scale)
-        y = nvfp4.gemm(a, self.weight, scale_a, self.weight_scale, alpha=alpha, bias=bias, out_dtype=x.dtype)
-        return y.reshape(shape)
+        return nvfp4.gemm(a, self.weight, scale_a, self.weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
 
 
 def _described(value: Any, name: str) -> Any:
@@ -321,12 +337,15 @@ def _as_gemm_takes_it(x: Tensor) -> Tensor:
     return x if traced or x.data_ptr() % 16 == 0 else x.clone()
 
 
-def _weight_only(x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor, bias: Tensor | None) -> Tensor:
+def _weight_only(
+    x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     if x.dtype != torch.float32:
-        if bias is not None and bias.dtype != x.dtype:
+        if bias is not None and bias.dtype != dtype:
             bias = bias.float()
-        return nvfp4.gemm(_as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=x.dtype)
-    y = _matmul(x, weight, weight_scale, True) * alpha
+        return nvfp4.gemm(_as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
+    y = _matmul(x, weight, weight_scale, True)
+    y = y if alpha is None else y * alpha
     return y if bias is None else y + bias.float()
 
 
@@ -335,18 +354,26 @@ class _WeightOnly(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor, bias: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        weight_scale: Tensor,
+        alpha: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(weight, weight_scale, alpha)
-        return _weight_only(x, weight, weight_scale, alpha, bias)
+        return _weight_only(x, weight, weight_scale, alpha, bias, dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """(alpha * dy) . W. One alpha is applied to the fp32 sums; one for each row of W lies along the sums."""
         weight, weight_scale, alpha = ctx.saved_tensors
         dy = gradients[0]
-        if alpha.ndim == 0:
+        if alpha is None:
+            dx = _matmul(dy, weight, weight_scale, False)
+        elif alpha.ndim == 0:
             dx = _matmul(dy, weight, weight_scale, False) * alpha
         else:
             dx = _matmul(dy.float() * alpha, weight, weight_scale, False)
-        return dx.to(dy.dtype), None, None, None, None
+        return dx.to(dy.dtype), None, None, None, None, None

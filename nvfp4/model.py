@@ -331,6 +331,7 @@ class FusedPart(torch.nn.Module):
         self._owner = (owner,)  # a tuple, so that it is no submodule
         self.in_features, self.out_features = linear.in_features, sizes[index]
         self.index, self.sizes = index, sizes
+        self.split = False  # among ranks, by nvfp4.parallel; `linear` and `sizes` are this rank's from the first on
         self.kept: tuple[Tensor, int | None, dict[int, Tensor]] | None = None  # input, its version, outputs; of owner
 
     @classmethod
@@ -341,11 +342,15 @@ class FusedPart(torch.nn.Module):
         others = [cls(first, linear, i, sizes).train(layers[i].training) for i in range(1, len(layers))]
         return [first, *others]
 
-    def packed(self) -> PackedLinear:
-        """This part's tensors, as before the layers were joined. They are shared."""
+    def joined(self) -> Linear:
+        """The layer of all parts."""
         owner = self if self._owner[0] is None else self._owner[0]
         assert owner.linear is not None
-        whole, start = owner.linear.packed(), sum(self.sizes[: self.index])
+        return owner.linear
+
+    def packed(self) -> PackedLinear:
+        """This part's tensors, as before the layers were joined. They are shared."""
+        whole, start = self.joined().packed(), sum(self.sizes[: self.index])
         rows = slice(start, start + self.sizes[self.index])
         scale = whole.weight_global_scale
         return PackedLinear(
@@ -362,6 +367,8 @@ class FusedPart(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         owner = self if self._owner[0] is None else self._owner[0]
+        if self.split == (type(self.joined()) is Linear):
+            raise _C.Error("layer: is joined with layers that a parallel plan splits; must be in the plan as they are")
         # Inference tensors and those of a traced program have no version.
         traced = torch.compiler.is_dynamo_compiling() or x.is_inference()
         version = None if traced else x._version
@@ -372,8 +379,7 @@ class FusedPart(torch.nn.Module):
                 if not outputs:
                     owner.kept = None
                 return y
-        assert owner.linear is not None
-        parts = owner.linear(x).split(self.sizes, -1)
+        parts = self.joined()(x).split(self.sizes, -1)
         owner.kept = (x, version, {i: part for i, part in enumerate(parts) if i != self.index})
         return parts[self.index]
 

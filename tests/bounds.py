@@ -9,7 +9,10 @@ def gamma(n: int) -> float:
     return n * U / (1 - n * U)
 
 
-def roundings(kernel: str, k: int, a_16_bit: bool = False) -> int:
+def roundings(kernel: str, k: int, a_16_bit: bool = False, ranks: int = 1) -> int:
+    """Of a sum of k products. Each of several ranks sums an equal share of them, and the ranks' sums are added in fp32,
+    in any order: ranks - 1 additions at most for one of them."""
+    k, more = k // ranks, ranks - 1
     tensor_core = 72 * (k // 16) + 64
     known = {"amx": k + 8, "sm80": tensor_core, "sm90": tensor_core, "sm100": 3 * (k // 64 + 1) + 16}
-    return known.get(kernel, k + 8 if a_16_bit else k // 16 + 8)
+    return known.get(kernel, k + 8 if a_16_bit else k // 16 + 8) + more

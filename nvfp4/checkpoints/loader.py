@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,10 @@ from nvfp4.checkpoints.common import (
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear, short
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
+
 KV_CACHE = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")  # names of scales beside a layer
 INDEX = "model.safetensors.index.json"
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
@@ -37,7 +41,11 @@ FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
 
 
 def load(
-    source: str | Path | Mapping[str, Tensor], model: torch.nn.Module | None = None, format: str | None = None
+    source: str | Path | Mapping[str, Tensor],
+    model: torch.nn.Module | None = None,
+    format: str | None = None,
+    mesh: DeviceMesh | None = None,
+    plan: Mapping[str, ParallelStyle] | None = None,
 ) -> Checkpoint:
     """Reads a checkpoint of NVFP4 layers, and puts it into a model.
 
@@ -65,7 +73,7 @@ def load(
     Raises:
         nvfp4.Error: a file is missing or damaged, the format is unknown, a tensor is missing or has a wrong shape or
             dtype, or the model does not fit the checkpoint: it cannot take stacked experts. The message names the file
-            or the tensor. The model is unchanged.
+            or the tensor. The model is unchanged. So it is where a plan cannot split a layer.
 
     Example:
         >>> import nvfp4, torch
@@ -78,10 +86,14 @@ def load(
     """
     if format not in (None, comfy_kitchen.NAME):
         raise _C.Error(f"format: is {format!r}; must be None or {comfy_kitchen.NAME!r}: other sources say their own")
+    if (mesh is None) != (plan is None):
+        raise _C.Error("plan: and mesh must be given together")
+    if plan is not None and model is None:
+        raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
     checkpoint = read(source, format, rows)
     if model is not None:
-        put(checkpoint, model)
+        put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
     return checkpoint
 
 
@@ -258,8 +270,16 @@ def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
 # ---- the model ----
 
 
-def put(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
-    """Checks everything first, so that an error changes nothing."""
+def put(
+    checkpoint: Checkpoint,
+    model: torch.nn.Module,
+    split: tuple[DeviceMesh, Mapping[str, ParallelStyle]] | None = None,
+) -> None:
+    """Checks everything first, so that an error changes nothing.
+
+    Args:
+        split: load's mesh and plan.
+    """
     for name, experts in checkpoint.experts.items():
         raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -290,18 +310,28 @@ def put(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
         if id(t) not in given and not temporary:
             raise _C.Error(f"{name}: is in the model but not in the checkpoint")
 
+    parts: dict[str, Linear] = {}
+    styles: dict[str, ParallelStyle] = {}
+    if split is not None:
+        from nvfp4 import parallel  # here: imports torch.distributed.tensor, which takes a second
+
+        parts, styles = parallel.split_layers(checkpoint.layers, model, *split)
     layers: dict[int, Linear] = {}
     for name, packed in checkpoint.layers.items():
         old = modules[name]
         device = old.weight.device
-        layer = Linear.from_packed(packed).train(old.training)
-        layers[id(old)] = layer if device.type == "meta" else layer.to(device)
+        layer = (parts[name] if name in parts else Linear.from_packed(packed)).train(old.training)
+        layers[id(old)] = layer if name in parts or device.type == "meta" else layer.to(device)
     for module in list(modules.values()):
         for key, child in module._modules.items():
             if id(child) in layers:
                 setattr(module, key, layers[id(child)])
     with torch.no_grad():
         fill(checkpoint.tensors, own, modules)
+    if split is not None and styles:
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        parallelize_module(model, split[0], styles, src_data_rank=None)
 
 
 def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.Module]) -> None:
