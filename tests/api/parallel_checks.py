@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -228,6 +229,7 @@ def a_fused_layer_has_its_share_of_each_part(ranks: Ranks) -> None:
 @check
 def gradients_of_the_input(ranks: Ranks) -> None:
     """A pair of layers, as in a model: each rank sees the gradient of the whole input."""
+    warnings.filterwarnings("error", "c10d::")  # of a collective in place, which autograd takes for no operation
     up = ranks.layer(None, False, vector=False, bias=False)
     down = ranks.layer(None, False, k=256, n=40, vector=False, bias=False)
     for layer in (up, down):
