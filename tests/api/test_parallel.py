@@ -25,7 +25,7 @@ def run(folder: Path, device: str, ranks: int) -> dict[str, list[str]]:
     """Of each check what every rank says of it."""
     if device == "cpu":
         done = python(PROGRAM, folder, device, str(ranks), timeout=300)
-    else:  # from tests/interpreter.py the backward pass crashed once and hung once on two H200s (cause unknown)
+    else:  # from tests/interpreter.py it failed twice on two H200s, for a reason that is not known
         command = [sys.executable, PROGRAM, folder, device, str(ranks)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     print(done.stderr[-6000:])  # shown if a test fails
