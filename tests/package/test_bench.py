@@ -269,11 +269,18 @@ def fake_cuda(too_short: int) -> tuple[timing.DeviceClock, list[str]]:
     return clock, log
 
 
-def test_single_calls_after_writes() -> None:
+def test_single_calls_after_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, log = fake_cuda(too_short=0)
     assert clock.run([lambda: log.append("a"), lambda: log.append("b")]) == pytest.approx([8e-6, 8e-6])
     assert log == ["write", "event", "a", "event", "write", "event", "b", "event", "wait"]
     assert clock.empty_pair(3) == pytest.approx(8e-6)
+    clock, log = fake_cuda(too_short=1)  # the first write ended too early
+    assert clock.run([lambda: log.append("a")]) == pytest.approx([8e-6])
+    assert log == ["write", "event", "a", "event"] * 2 + ["wait"]
+    monkeypatch.setattr(timing, "MAX_TRIES", 1)
+    clock, _ = fake_cuda(too_short=1)
+    with pytest.raises(show.Failure, match="did not enqueue"):
+        clock.run([lambda: None])
 
 
 def test_back_to_back_calls_after_writes() -> None:
