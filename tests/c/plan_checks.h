@@ -254,10 +254,12 @@ static inline void check_tensor_layout(const gemm_problem *p, const gemm_candida
     expect(row % 16 == 0 && (!t->swizzle || row == (uint32_t)t->swizzle), "a box is a swizzle wide");
     expect(t->swizzle == 0 || t->swizzle == 64 || t->swizzle == 128, "a swizzle that exists");
     expect(box_bytes <= 64 << 10, "a box is no larger than a stage");
-    if (data >= WORKSPACE && data < WORKSPACE + (uintptr_t)c->workspace)
-        expect((double)(data - WORKSPACE) + (double)t->dims[t->rank - 1] * (double)t->strides[t->rank - 2] <=
-                   (double)c->workspace,
+    if (data >= WORKSPACE && data < WORKSPACE + (uintptr_t)c->workspace) {
+        double reach = (double)t->dims[0] * t->element_bytes;
+        for (int i = 1; i < t->rank; i++) reach += (double)(t->dims[i] - 1) * (double)t->strides[i - 1];
+        expect((double)(data - WORKSPACE) + reach <= (double)c->workspace,
                "what a tensor map reaches of the workspace is there");
+    }
 }
 
 /* Each tensor map is in a parameter, on 64 bytes, and none overlaps another. */

@@ -97,9 +97,16 @@ static void check_rows_per_thread(const sm90_dequant_schedule *e, int64_t first_
     expect(e->rows_per_thread == (first + second <= 264 ? 1 : 4), "rows that a thread dequantizes");
 }
 
-/* A dequantized operand: in the workspace, whose end it must not pass; returns where it ends. */
+/* Rows of a dequantized operand's tensor map. */
+static int64_t whole_tiles(int64_t rows, int64_t tile, int64_t k) {
+    const int64_t whole = ceil_div(rows, tile) * tile;
+    return (whole - rows) * ceil_div(k, 128) * 256 <= 64 << 20 ? whole : rows;
+}
+
+/* A dequantized operand: in the workspace, whose end it must not pass; returns where it ends, with the rows that fill
+ * the last tile of `tile` rows. */
 static uintptr_t check_dequantized(const gemm_problem *p, int is_b, const sm90_dequant_schedule *s, int is_second,
-                                   int64_t batches, uintptr_t from, uintptr_t end) {
+                                   int64_t batches, int64_t tile, uintptr_t from, uintptr_t end) {
     const sm90_dequant_operand *e = is_second ? &s->second : &s->first;
     const int64_t ctas = is_second ? s->second_ctas : s->first_ctas, rows = is_b ? p->n : p->m;
     expect(ctas == ceil_div(rows, 32 * s->rows_per_thread) * ceil_div(p->k, SM90_DEQUANT_K) * batches,
@@ -108,7 +115,7 @@ static uintptr_t check_dequantized(const gemm_problem *p, int is_b, const sm90_d
     check_e2m1(p, is_b, e);
     uintptr_t to = (uintptr_t)e->to;
     expect(to % 256 == 0 && to >= from, "in the workspace, on 256 bytes, behind the other");
-    to += (uintptr_t)SM90_DEQUANT_BYTES(rows, p->k, batches);
+    to += (uintptr_t)(((batches - 1) * rows + whole_tiles(rows, tile, p->k)) * ceil_div(p->k, 128) * 256);
     expect(to <= end, "the workspace has room");
     return to;
 }
@@ -266,7 +273,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     const uintptr_t end = WORKSPACE + (uintptr_t)candidate->workspace;
     expect(!!e == (!in_kernel && p->k > 0), "a pre-pass where mma_b is not dequantized in the kernel");
     if (e) {
-        uintptr_t used = check_dequantized(p, mma_b_is_b, e, 0, mma_b_batches, WORKSPACE, end);
+        uintptr_t used = check_dequantized(p, mma_b_is_b, e, 0, mma_b_batches, c->mma_tile_n, WORKSPACE, end);
         check_rows_per_thread(e, mma_b_batches, 0);
         expect(e->span == SM90_STAGE_K, "the order along K of sm90/gemm.cu");
         expect(e->second_ctas == 0 && plan->step[0].grid_x == e->first_ctas, "it dequantizes mma_b alone");
@@ -289,9 +296,11 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
                    t->box[1] == (uint32_t)(i ? c->mma_tile_n : mma_tile_m) && t->box[2] == 1,
                "a box");
         expect(t->swizzle == (i ? 128 : 0), "mma_b is swizzled");
-        expect((int64_t)t->dims[0] == (i ? ceil_div(p->k, 128) * 128 : p->k / 2) && (int64_t)t->dims[1] == rows[i] &&
+        expect((int64_t)t->dims[0] == (i ? ceil_div(p->k, 128) * 128 : p->k / 2) &&
                    (int64_t)t->dims[2] == (i ? mma_b_batches : p->l),
                "all is there");
+        expect((int64_t)t->dims[1] == (i ? whole_tiles(rows[i], c->mma_tile_n, p->k) : rows[i]),
+               "rows, in the workspace of whole tiles");
     }
 }
 
@@ -382,7 +391,7 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
         if (e && e2m1[i])
             expect((i ? e->first_ctas : e->second_ctas) == 0, "what is read as e2m1 is not dequantized");
         else if (e)
-            from = check_dequantized(p, is_b, e, i == 0, count, from, end);
+            from = check_dequantized(p, is_b, e, i == 0, count, 256, from, end);
         counts[i] = count;
     }
     expect(c->workspace > 0 ? end - from < 256 : !e, "and no more than that");
@@ -408,7 +417,9 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
                    t->box[2] == 1,
                "a box");
         expect(t->swizzle == (e2m1[i] ? 0 : 128), "what is dequantized is swizzled");
-        expect((int64_t)t->dims[1] == rows[i] && (int64_t)t->dims[2] == operands[i]->batches, "all rows are there");
+        expect((int64_t)t->dims[1] == (e2m1[i] ? rows[i] : whole_tiles(rows[i], 256, p->k)) &&
+                   (int64_t)t->dims[2] == operands[i]->batches,
+               "all rows are there, in the workspace of whole tiles");
         expect((int64_t)t->dims[0] == (e2m1[i] ? p->k / 2 : ceil_div(p->k, 128) * 128), "all of K is there");
     }
 }

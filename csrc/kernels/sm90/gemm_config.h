@@ -80,7 +80,7 @@ typedef struct sm90_mma_a_operand {
 
 /* fp16 in the workspace; with SM90_DEQUANT_B_IN_KERNEL only `rows` is set. */
 typedef struct sm90_mma_b_operand {
-    tensor_map values; /* fp16 {128 ceil(K/128), rows, L}, box {64, mma_tile_n, 1}, 128-byte swizzle */
+    tensor_map values; /* fp16 {128 ceil(K/128), rows of whole tiles, L}, box {64, mma_tile_n, 1}, 128-byte swizzle */
     uint64_t cache_policy;
     int32_t rows;
     int32_t shared; /* 1: one matrix for all batches */

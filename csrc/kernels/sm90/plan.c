@@ -85,7 +85,7 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
                     "bytes alone; must be uint8 or float4_e2m1fn_x2, or the backend sm80",
                     t->a_type == OUT_FP16 ? "float16" : "bfloat16");
     sm90_operand_size a, b;
-    if (!sm90_fp16_operand(t, 0, &a) || !sm90_fp16_operand(t, 1, &b))
+    if (!sm90_fp16_operand(t, 0, 1, &a) || !sm90_fp16_operand(t, 1, 1, &b))
         return fail(
             NVFP4_UNSUPPORTED,
             "the product of M = %lld, N = %lld, K = %lld, L = %lld needs a workspace beyond the %lld bytes that "

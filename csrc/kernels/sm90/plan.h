@@ -61,12 +61,13 @@ static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
 /* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */
 typedef struct sm90_operand_size {
     int64_t rows, batches; /* batches of its tensor map: L, or 1 where one serves all */
+    int64_t map_rows;      /* of its tensor map: 16-bit, whole tiles */
     int64_t dequant_bytes; /* in the workspace; 0: read as e2m1 */
 } sm90_operand_size;
 
 sm90_operand_size sm90_e2m1_operand(const gemm_traits *traits, int is_b);
 /* 0: the workspace would be larger than tensor maps reach, or the pre-pass have too many CTAs. */
-int sm90_fp16_operand(const gemm_traits *traits, int is_b, sm90_operand_size *size);
+int sm90_fp16_operand(const gemm_traits *traits, int is_b, int32_t tile_rows, sm90_operand_size *size);
 
 /* A or B of a problem, for the pre-pass and for in-kernel dequantize. */
 sm90_dequant_operand sm90_operand_of(const gemm_problem *problem, int is_b);

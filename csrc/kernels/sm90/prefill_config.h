@@ -20,7 +20,8 @@
  * With K = 0 only the second is launched, with k_stages = 0.
  *
  * Workspace, on 256 bytes: fp16 mma_b, then fp16 mma_a if there is one. Each is [batches][rows][128 ceil(K/128)],
- * SM90_DEQUANT_BYTES long, zero past K. batches is L, or 1 if one matrix serves all batches (batch stride 0).
+ * zero past K, with unwritten rows behind it that fill the last tile, unless these take more than SM90_MOST_UNWRITTEN
+ * bytes. batches is L, or 1 if one matrix serves all batches (batch stride 0).
  *
  * Grid of the second launch, with C = sm_count / 2 concurrent clusters:
  *
@@ -68,12 +69,12 @@
 
 #define SM90_DEQUANT_THREADS 512
 #define SM90_DEQUANT_K       256 /* values along K of a CTA, which has 32 rows for each row of a thread */
-/* CTAs of one operand; its bytes, a multiple of 256, so that the next operand can follow. */
+/* CTAs of one operand. */
 #define SM90_DEQUANT_CTAS(rows, k, batches, rows_per_thread)                                                           \
     ((((rows) + 32 * (rows_per_thread) - 1) / (32 * (rows_per_thread))) *                                              \
      (((k) + SM90_DEQUANT_K - 1) / SM90_DEQUANT_K) * (batches))
-#define SM90_DEQUANT_PITCH(k)                (((k) + 127) / 128 * 256)
-#define SM90_DEQUANT_BYTES(rows, k, batches) (((rows) * (batches) * SM90_DEQUANT_PITCH(k) + 255) / 256 * 256)
+#define SM90_DEQUANT_PITCH(k) (((k) + 127) / 128 * 256)
+#define SM90_MOST_UNWRITTEN   (64 << 20) /* bytes behind an operand, to fill its last tile */
 
 typedef struct sm90_dequant_operand {
     const uint8_t *data, *scale;
@@ -98,8 +99,8 @@ typedef struct sm90_dequant_schedule {
 
 /* Second parameter of the prefill kernels. The scale fields of an fp16 operand are unused. */
 typedef struct sm90_prefill_operand {
-    tensor_map values; /* fp16 {128 ceil(K/128), rows, batches}, box {64, 128, 1}, 128-byte swizzle; e2m1: uint8 {K/2,
-                          rows, batches}, box {32, 128, 1}, no swizzle */
+    tensor_map values; /* fp16 {128 ceil(K/128), rows of whole clusters, batches}, box {64, 128, 1}, 128-byte swizzle;
+                          e2m1: uint8 {K/2, rows, batches}, box {32, 128, 1}, no swizzle */
     const uint8_t *scale;
     int64_t scale_pitch, scale_batch; /* bytes between 128-row blocks, between batches */
     int32_t rows;

@@ -32,8 +32,8 @@ typedef struct prefill_operands {
 
 /* 0: an operand cannot be dequantized. */
 static int operands_of(const gemm_traits *t, const prefill_config *config, int swap_ab, prefill_operands *o) {
-    if (!sm90_fp16_operand(t, !swap_ab, &o->mma_b)) return 0;
-    if (!config->mma_a_e2m1) return sm90_fp16_operand(t, swap_ab, &o->mma_a);
+    if (!sm90_fp16_operand(t, !swap_ab, CLUSTER_ROWS, &o->mma_b)) return 0;
+    if (!config->mma_a_e2m1) return sm90_fp16_operand(t, swap_ab, CLUSTER_ROWS, &o->mma_a);
     o->mma_a = sm90_e2m1_operand(t, swap_ab);
     return 1;
 }
