@@ -239,9 +239,10 @@ static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_
         const config *other = &configs[i];
         if (!takes_type(other, p)) continue;
         const int32_t other_m = SM90_MMA_TILE_M(other->math_warpgroups, other->wgmmas_m);
-        const int alike = other_m == mma_tile_m || other->mma_tile_n <= 32;
+        const int alike = SM90_DEQUANT_B_IN_KERNEL(other->mma_tile_n) ? SM90_DEQUANT_B_IN_KERNEL(c->mma_tile_n)
+                                                                      : other_m == mma_tile_m;
         expect(!alike || other->mma_tile_n >= c->mma_tile_n || rows[1] > other->mma_tile_n,
-               "no narrower tile holds all of mma_b");
+               "no narrower tile that is dequantized alike holds all of mma_b");
         expect(other->mma_tile_n != c->mma_tile_n || other_m >= mma_tile_m || rows[0] > other_m,
                "no shorter tile holds all of mma_a");
     }

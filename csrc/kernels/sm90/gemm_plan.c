@@ -75,12 +75,14 @@ static int takes_type(const gemm_config *config, const gemm_traits *t) {
 }
 
 /* Whether a smaller tile holds all of mma_a, or all of mma_b, as well: the rows between would be computed for nothing.
+ * One that is dequantized in the kernel costs more in another place: with long K 128x32 is ahead of 128x8 and 128x16.
  */
 static int is_too_large(const gemm_config *config, const gemm_traits *t, int64_t mma_m, int64_t mma_n) {
     for (size_t i = 0; i < CONFIGS; i++) {
         const gemm_config *other = &configs[i];
         if (!takes_type(other, t)) continue;
-        const int alike = other->mma_tile_m == config->mma_tile_m || other->mma_tile_n <= NARROW_TILE;
+        const int alike =
+            other->dequant_b_in_kernel ? config->dequant_b_in_kernel : other->mma_tile_m == config->mma_tile_m;
         if (alike && mma_n <= other->mma_tile_n && other->mma_tile_n < config->mma_tile_n) return 1;
         if (other->mma_tile_n == config->mma_tile_n && mma_m <= other->mma_tile_m &&
             other->mma_tile_m < config->mma_tile_m)
