@@ -68,6 +68,10 @@ typedef enum nvfp4_flags {
      * every M of the same N, K and L on one device, whatever is forced by nvfp4_set_candidate or nvfp4_override_plan.
      */
     NVFP4_BATCH_INVARIANT = 1,
+    /* The caller's word that work which may still run when the product starts writes neither b nor scale_b, as between
+     * the layers of a model. Such work is the kernel before it on the stream, and whatever else that kernel does not
+     * wait for. sm90_gemm then loads b early; other kernels ignore the flag. Bits of the result do not change. */
+    NVFP4_CONSTANT_B = 2,
 } nvfp4_flags;
 
 #define NVFP4_HOST (-1) /* nvfp4_tensor.device of host memory */
@@ -104,7 +108,7 @@ const char *nvfp4_last_error(void);
  *   bias     absent, or [N] in fp32 or in the dtype of out.
  *   c, beta  absent, or as out (c may be out itself). beta = 0 means that c is not read, as in BLAS.
  *   stream   the CUstream to enqueue on; NULL is the default one. Ignored on the CPU.
- *   flags    bits that change how the product is computed: nvfp4_flags.
+ *   flags    how the product is computed, and what the caller promises: a sum of nvfp4_flags.
  *   workspace, workspace_size   device memory of at least nvfp4_plan.workspace bytes, aligned to 16, that nothing
  *            else uses until this call has run. Holds anything before and after.
  *   allocate, owner   where set, asked instead when the plan needs a workspace: allocate(owner, bytes) returns such

@@ -32,6 +32,7 @@ def gemm(
     scale_layout: str = "128x4",
     backend: str | None = None,
     batch_invariant: bool = False,
+    constant_b: bool = False,
 ) -> Array:
     """C = alpha * (A . B^T) + beta * c + bias, of matrices A (M x K) and B (N x K): B is NVFP4, A NVFP4 or 16-bit.
 
@@ -66,6 +67,11 @@ def gemm(
         batch_invariant: True: the bits of a row of the result depend neither on M nor on the row's place. One order of
             additions along K serves every M of the same N, K, L, scale layout, alignment and backend on one device;
             tuned plans do not count. Slower, most of all for few rows.
+        constant_b: True: your word that b and scale_b are complete before the kernel just before this call on the
+            stream starts, as a layer's weights are. If that kernel writes them, the result is undefined; it may write
+            everything else. (A kernel that lets its successor start early, by `griddepcontrol`, counts together with
+            those that it does not wait for itself; nvfp4's wait for all before letting go.) `sm90_gemm_*` then loads
+            the first weights while the kernel before runs. Without effect on other kernels, and on the bits.
 
     Returns:
         `out`, or a new tensor of a's library on a's device.
@@ -87,6 +93,7 @@ def gemm(
         array([[ 9., 19., 29.],
                [ 9., 19., 29.]], dtype=float32)
     """
+    flags = (1 if batch_invariant else 0) | (2 if constant_b else 0)
     torch = modules.get("torch")
     if torch is not None and torch.compiler.is_dynamo_compiling():
         from nvfp4 import torch_ops
@@ -104,11 +111,9 @@ def gemm(
             out_dtype,
             scale_layout,
             backend,
-            1 if batch_invariant else 0,
+            flags,
         )
-    return _C.gemm(
-        a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, 1 if batch_invariant else 0
-    )
+    return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, flags)
 
 
 def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array) -> Array:

@@ -412,8 +412,9 @@ static nvfp4_status check_alpha_and_bias(const nvfp4_gemm_args *args, gemm_probl
 }
 
 static nvfp4_status check_flags(uint32_t flags) {
-    if ((flags & ~(uint32_t)NVFP4_BATCH_INVARIANT) == 0) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "flags: is %u; must be 0 or %d (batch invariant)", flags, NVFP4_BATCH_INVARIANT);
+    if ((flags & ~(uint32_t)(NVFP4_BATCH_INVARIANT | NVFP4_CONSTANT_B)) == 0) return NVFP4_OK;
+    return fail(NVFP4_INVALID, "flags: is %u; must be 0, %d (batch invariant), %d (constant b) or %d", flags,
+                NVFP4_BATCH_INVARIANT, NVFP4_CONSTANT_B, NVFP4_BATCH_INVARIANT | NVFP4_CONSTANT_B);
 }
 
 nvfp4_status check_gemm(const nvfp4_gemm_args *args, gemm_problem *p) {
@@ -428,6 +429,7 @@ nvfp4_status check_gemm(const nvfp4_gemm_args *args, gemm_problem *p) {
     if (!status) status = check_apart("out", &args->out, "scale_b", &args->scale_b);
     if (!status) status = check_apart("out", &args->out, "alpha", &args->alpha);
     if (!status) status = check_apart("out", &args->out, "bias", &args->bias);
+    p->constant_b = (args->flags & NVFP4_CONSTANT_B) != 0;
     return status;
 }
 

@@ -395,7 +395,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
     """Names, order, what is by keyword only, and defaults; out_dtype None stands for the documented one."""
     signatures = {
         "gemm": "a, b, scale_a, scale_b, *, alpha=None, bias=None, c=None, beta=0.0, out=None, out_dtype=None, "
-        "scale_layout='128x4', backend=None, batch_invariant=False",
+        "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False",
         "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
         "quantize": "x, *, global_scale=None, scale_layout='128x4'",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
@@ -438,11 +438,11 @@ def test_wrong_signatures_are_type_errors(operands: list[torch.Tensor]) -> None:
             call()
 
 
-@pytest.mark.parametrize("flags", [2, 3, 1 << 31, 2**32 - 1])
+@pytest.mark.parametrize("flags", [4, 7, 1 << 31, 2**32 - 1])
 def test_flags_are_rejected(flags: int, operands: list[torch.Tensor]) -> None:
-    """None is defined yet. Neither the functions of nvfp4 nor their fakes can set one."""
+    """Undefined ones. Neither the functions of nvfp4 nor their fakes can set one."""
     out = torch.full((M, N), 7.0, dtype=torch.float16)
-    message = f"flags: is {flags}; must be 0 or 1 (batch invariant)"
+    message = f"flags: is {flags}; must be 0, 1 (batch invariant), 2 (constant b) or 3"
     with pytest.raises(nvfp4.Error) as error:
         _C.gemm(*operands, None, None, None, 0.0, out, None, "128x4", None, flags)
     assert str(error.value) == message and (out == 7).all()
@@ -450,8 +450,9 @@ def test_flags_are_rejected(flags: int, operands: list[torch.Tensor]) -> None:
     with pytest.raises(nvfp4.Error) as error:
         _C.check_gemm(*described[:4], None, None, None, described[4], 0.0, "128x4", None, flags)
     assert str(error.value) == message
-    _C.check_gemm(*described[:4], None, None, None, described[4], 0.0, "128x4", None, 0)
-    _C.gemm(*operands, None, None, None, 0.0, out, None, "128x4", None, 0)
+    for defined in range(4):
+        _C.check_gemm(*described[:4], None, None, None, described[4], 0.0, "128x4", None, defined)
+        _C.gemm(*operands, None, None, None, 0.0, out, None, "128x4", None, defined)
 
 
 @pytest.mark.parametrize("flags", [-1, 2**32, 2**70])

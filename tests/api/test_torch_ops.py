@@ -111,10 +111,10 @@ def test_operators_raise_error_messages(operands: list[torch.Tensor]) -> None:
         "backend: is ''; must be None, 'cpu', 'sm80', 'sm90' or 'sm100'": lambda: ops.gemm_out(
             *operands, none, none, none, 1.0, 0.0, "128x4", "", 0, out
         ),
-        "flags: is 2; must be 0 or 1 (batch invariant)": lambda: ops.gemm_out(
-            *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 2, out
+        "flags: is 4; must be 0, 1 (batch invariant), 2 (constant b) or 3": lambda: ops.gemm_out(
+            *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 4, out
         ),
-        "flags: is 2147483648; must be 0 or 1 (batch invariant)": lambda: ops.gemm(
+        "flags: is 2147483648; must be 0, 1 (batch invariant), 2 (constant b) or 3": lambda: ops.gemm(
             *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 1 << 31, torch.float16
         ),
         "flags: is -1; must be between 0 and 4294967295": lambda: ops.gemm(

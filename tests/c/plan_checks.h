@@ -100,6 +100,7 @@ static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, v
     p.out_type = v == FP32 ? OUT_FP32 : OUT_FP16;
     p.bias_type = OUT_FP32;
     p.aligned16 = v != UNALIGNED && k % 32 == 0;
+    p.constant_b = (m + n + k / 16 + (int)v) % 2;
     return p;
 }
 

@@ -1,8 +1,10 @@
 /* Arguments of the public C interface that no front end passes on: undefined bits of `flags` are rejected, and the
- * library can tell how a product runs without a GPU. Prints "N passed, N failed". */
+ * library can tell how a product runs without a GPU. The planners learn that B is constant. Prints "N passed, N
+ * failed". */
 #include <stdio.h>
 #include <string.h>
 
+#include "api/gemm.h"
 #include "matrix.h"
 
 static int passed, failed;
@@ -29,7 +31,7 @@ int main(void) {
     expect(args.flags == 0, "the default is no flag");
     memset(out, 0x77, sizeof out);
     memcpy(before, out, sizeof out);
-    for (int bit = 1; bit < 32; bit++) {
+    for (int bit = 2; bit < 32; bit++) {
         char flags[32];
         args.flags = (uint32_t)1 << bit;
         snprintf(flags, sizeof flags, "flags: is %u;", args.flags);
@@ -39,6 +41,12 @@ int main(void) {
                    strstr(nvfp4_last_error(), flags) == nvfp4_last_error(),
                "of a plan too");
         expect(memcmp(out, before, sizeof out) == 0, "nothing is written");
+    }
+    for (int32_t flags = 0; flags < 4; flags++) {
+        gemm_call call;
+        args.flags = (uint32_t)flags;
+        expect(gemm_prepare(context, &args, &call) == NVFP4_OK && call.problem.constant_b == (flags >> 1 & 1),
+               "constant_b of the problem");
     }
     args.flags = 0;
     expect(nvfp4_gemm_plan(context, &args, &plan) == NVFP4_OK && plan.backend == NVFP4_BACKEND_CPU &&

@@ -273,8 +273,11 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     const sm90_dequant_schedule *e = dequant_of(plan);
     const uintptr_t end = WORKSPACE + (uintptr_t)candidate->workspace;
     expect(!!e == (!in_kernel && p->k > 0), "a pre-pass where mma_b is not dequantized in the kernel");
+    const int constant_mma_a = p->constant_b && s->swap_ab;
+    expect(s->preload_stages == (e || constant_mma_a ? 2 : 0), "loads of mma_a before griddepcontrol.wait");
     if (e) {
         uintptr_t used = check_dequantized(p, mma_b_is_b, e, 0, mma_b_batches, c->mma_tile_n, WORKSPACE, end);
+        expect(e->launch_first == constant_mma_a, "the pre-pass waits first, unless mma_a is constant");
         check_rows_per_thread(e, mma_b_batches, 0);
         expect(e->span == SM90_STAGE_K, "the order along K of sm90/gemm.cu");
         expect(e->second_ctas == 0 && plan->step[0].grid_x == e->first_ctas, "it dequantizes mma_b alone");
@@ -400,7 +403,7 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
         check_rows_per_thread(e, counts[1], counts[0]);
         expect(e->span == SM90_PREFILL_STAGE_K, "the order along K of sm90/prefill.cu");
         expect(plan->step[0].grid_x == e->first_ctas + e->second_ctas, "the grid of the pre-pass");
-        expect(e->flags == 0, "no flags");
+        expect(e->flags == 0 && !e->launch_first, "no flags, and the pre-pass waits first");
     }
     expect(plan->tensor_maps == (p->k > 0 ? 2 : 0), "two tensor maps");
     for (int32_t j = 0; j < plan->tensor_maps; j++) {

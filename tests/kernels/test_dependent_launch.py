@@ -1,6 +1,7 @@
 """Programmatic dependent launch: a kernel reads and writes nothing that a grid before it uses ahead of
 griddepcontrol.wait. The grid before writes one operand late, or reads and overwrites the output or the workspace late
-(harness/predecessor.py). Kernels of sm80 and those that quantize have no dependent launch.
+(harness/predecessor.py). Kernels of sm80 and those that quantize have no dependent launch. With constant_b, B is loaded
+ahead of the wait, and nothing else is.
 
 SM90_SEEDS and SM100_SEEDS are the number of timings of each case (1).
 """
@@ -65,6 +66,7 @@ def kinds() -> dict[str, list[Config]]:
 
 KINDS = kinds()
 WITH_PRE_PASS = [PRE_PASS, STREAMK, *sm90.prefill.CONFIGS]
+WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK]
 
 
 def seeds(kind: str, random: Generator) -> list[int]:
@@ -72,11 +74,13 @@ def seeds(kind: str, random: Generator) -> list[int]:
     return [timing(random, case) for case in range(count)]
 
 
-def form_of(kind: str, seed: int, random: Generator, out_type: int, empty: bool = False) -> Form:
-    """Of one of the instantiations, about one tile; empty: K = 0."""
+def form_of(
+    kind: str, seed: int, random: Generator, out_type: int, empty: bool = False, constant_b: bool = False
+) -> Form:
+    """Of one of the instantiations, about one tile; empty: K = 0. constant_b: with that flag, and B as mma_a."""
     config = KINDS[kind][random.integers(len(KINDS[kind]))]
     emulator, module = load(config, seed)
-    swap_ab, whole = bool(random.integers(2)), bool(random.integers(2))
+    swap_ab, whole = constant_b or bool(random.integers(2)), bool(random.integers(2))
 
     def sizes(mma_m: int, mma_n: int) -> tuple[int, int]:
         mma_m, mma_n = (size if whole else size - int(random.integers(size // 2)) for size in (mma_m, mma_n))
@@ -123,6 +127,7 @@ def form_of(kind: str, seed: int, random: Generator, out_type: int, empty: bool 
 
     def make_gemm() -> Product:
         product = sm90.gemm.product(emulator, random, False, *size, k, out_type=out_type)
+        product.constant_b = constant_b
         if not config.dequant_b_in_kernel and not empty:
             product.outputs[mma_b] = product.dequant_output(mma_b)
         product.schedule(config, swap_ab, split, streamk=streamk)  # makes what else is in the workspace
@@ -157,10 +162,10 @@ def out_type(random: Generator) -> int:
     return TYPES[random.integers(3)]
 
 
-def run(kind: str, operand: str, random: Generator, empty: bool = False) -> None:
+def run(kind: str, operand: str, random: Generator, empty: bool = False, constant_b: bool = False) -> None:
     """A product after a grid that writes that operand late, or that reads the output late and overwrites it."""
     for seed in seeds(kind, random):
-        form = form_of(kind, seed, random, out_type(random), empty)
+        form = form_of(kind, seed, random, out_type(random), empty, constant_b)
         product = form.make()
         set_epilogue(product, operand, random)
         before = Predecessor(form.emulator, KINDS[kind][0].family.name)
@@ -175,6 +180,20 @@ def run(kind: str, operand: str, random: Generator, empty: bool = False) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_operand(kind: str, operand: str, random: Generator) -> None:
     run(kind, operand, random)
+
+
+@pytest.mark.parametrize("operand", ["a", "sfa", *READ_BY_EPILOGUE, "out"])
+@pytest.mark.parametrize("kind", WITH_CONSTANT_B)
+def test_other_operands_than_a_constant_b(kind: str, operand: str, random: Generator) -> None:
+    run(kind, operand, random, constant_b=True)
+
+
+@pytest.mark.parametrize("operand", ["b", "sfb"])
+@pytest.mark.parametrize("kind", WITH_CONSTANT_B)
+def test_constant_b_is_loaded_early(kind: str, operand: str, random: Generator) -> None:
+    """A grid that does write it late is the caller's error: the result is wrong."""
+    with pytest.raises(AssertionError, match="wrong, first at"):
+        run(kind, operand, random, constant_b=True)
 
 
 @pytest.mark.parametrize("operand", [*READ_BY_EPILOGUE, "out"])
@@ -223,11 +242,13 @@ def test_pre_pass(used: str, random: Generator) -> None:
         assert not flags.numpy().any()
 
 
-@pytest.mark.parametrize("kind", WITH_PRE_PASS)
-def test_products_share_a_workspace(kind: str, random: Generator) -> None:
+@pytest.mark.parametrize(
+    ("kind", "constant_b"), [*((kind, False) for kind in WITH_PRE_PASS), (PRE_PASS, True), (STREAMK, True)]
+)
+def test_products_share_a_workspace(kind: str, constant_b: bool, random: Generator) -> None:
     """Three products of one size and other data, each with its pre-pass and with the result before as c."""
     for seed in seeds(kind, random):
-        form = form_of(kind, seed, random, FP32)
+        form = form_of(kind, seed, random, FP32, constant_b=constant_b)
         calls = chain([form.make() for _ in range(3)])
         for call in calls[1:]:
             for name in ("outputs", "partial_tiles", "fixup_flags"):

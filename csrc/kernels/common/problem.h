@@ -30,7 +30,7 @@ typedef struct gemm_problem {
     int32_t bias_type;    /* OUT_* */
     int32_t aligned16;    /* 1: every row of a and b is 16-byte aligned; 0: 8-byte (of a 16-bit a always 16-byte) */
     int32_t a_type;       /* VALUES_E2M1, OUT_FP16 or OUT_BF16 */
-    int32_t padding_;
+    int32_t constant_b;   /* 1: what may still run when the first kernel starts does not write b and sfb. For plans */
 } gemm_problem;
 
 /* The epilogue of every backend, in fp32 and in this order, so that equal sums give equal bits:

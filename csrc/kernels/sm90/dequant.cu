@@ -87,8 +87,9 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     int64_t scale_step = linear ? 32 * operand.scale_pitch : 4;
     char *to = (char *)operand.to + ((int64_t)l * operand.rows + first) * to_pitch + k64 * 128 + t * 16;
 
+    if (s.launch_first) griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
+    griddepcontrol_launch_dependents(); /* has no effect the second time */
     if (blockIdx.x == 0 && (int32_t)threadIdx.x < s.flags) s.zeroed[threadIdx.x] = 0;
 
     if (operand.type != VALUES_E2M1) {

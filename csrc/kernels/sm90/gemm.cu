@@ -26,8 +26,16 @@
  * and one 2-byte load of scales, and sm90/dequant.cu writes mma_b in the same order. While wgmma runs on one group of
  * K-steps, the math warp dequantizes the next into a second set of registers.
  *
- * Dependent launch: the dequantize pre-pass calls launch_dependents after its own wait, so this grid starts early and
- * loads PRELOAD_STAGES of mma_a before griddepcontrol.wait. With DEQUANT_B_IN_KERNEL nothing is loaded before the wait.
+ * Dependent launch: preload_stages of mma_a are loaded before griddepcontrol.wait, where no grid that may still run
+ * writes mma_a:
+ *
+ *   with the pre-pass     It calls launch_dependents after its own wait. This grid starts when every CTA of it has, so
+ *                         all grids before it are complete, and the pre-pass itself does not write mma_a.
+ *   constant_b, swap_ab   Without the pre-pass too; and the pre-pass calls launch_dependents before its wait. The grid
+ *                         before the call may still run: the caller vouches that it does not write mma_a, which is B.
+ *                         Older grids are complete if that one calls launch_dependents after its own wait, as ours do
+ *                         (quantize is no dependent launch: it starts after them).
+ *   else                  Nothing is loaded.
  *
  * K can be split over the CTAs of a cluster (split_k) and, in the stream-K kernels, over workers: see sm90/reduce.cuh.
  *
@@ -60,9 +68,6 @@ struct config {
     static constexpr int COLUMN_GROUPS = MMA_TILE_N / 8;
     static constexpr bool DEQUANT_B_IN_KERNEL = SM90_DEQUANT_B_IN_KERNEL(MMA_TILE_N);
     static constexpr int DEQUANT_WARPS = DEQUANT_B_IN_KERNEL ? 3 : 0;
-    /* Stages of mma_a loaded before griddepcontrol.wait. More of them delay the first mma_b loads after the pre-pass:
-     * 6 stages cost 0.3 to 1.5 us (H200, cold L2). */
-    static constexpr int PRELOAD_STAGES = DEQUANT_B_IN_KERNEL ? 0 : 2;
     static constexpr bool STREAMK = STREAMK_;
     static constexpr int PARTIAL_TILE_BYTES = SM90_PARTIAL_TILE_BYTES(MATH_WARPGROUPS, WGMMAS_M, MMA_TILE_N);
     /* Byte offsets in a stage; mma_b is at 0. */
@@ -80,6 +85,7 @@ struct config {
     static constexpr int MATH_REGISTERS =
         (65536 / THREADS / 8 * 8 * (MATH_WARPGROUPS + 1) - PRODUCER_REGISTERS) / MATH_WARPGROUPS / 8 * 8;
 
+    static_assert(SM90_PRELOAD_STAGES <= STAGES, "nobody frees a stage that early");
     static_assert(GROUP_WORDS == 1 || GROUP_WORDS == 2, "wgmma groups alternate between two register buffers");
     static_assert(MMA_TILE_M % SM90_ATOM_ROWS == 0, "a tile of mma_a has whole atoms of scales");
     static_assert(STAGE_BYTES % 1024 == 0 && MMA_B_SPAN % 1024 == 0, "the 128-byte swizzle repeats every 1024 bytes");
@@ -143,9 +149,9 @@ template <class C> struct producer {
         }
     }
 
-    /* Loads mma_a of the first stages, then waits for the pre-pass. Returns the number of stages. */
+    /* Loads mma_a of the first stages, then waits for the grids before. Returns the number of stages. */
     __device__ __forceinline__ int32_t preload_a(int32_t k_begin, int32_t k_end) const {
-        int32_t preloaded = min(C::PRELOAD_STAGES, k_end - k_begin);
+        int32_t preloaded = min(s.preload_stages, k_end - k_begin);
 #pragma unroll 1
         for (int32_t i = 0; i < preloaded; i++) load_a(k_begin + i, i);
         griddepcontrol_wait();

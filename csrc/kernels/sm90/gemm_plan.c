@@ -266,7 +266,9 @@ void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gem
     uint8_t *mma_b_fp16, *behind;
     sm90_dequant_schedule *dequant =
         sm90_add_dequant(p, !mma_a_is_b, &mma_b, &no_operand, workspace, out, &mma_b_fp16, &behind);
-    if (dequant) dequant->span = SM90_STAGE_K;
+    /* What may be loaded before griddepcontrol.wait: see gemm.cu. */
+    const int constant_mma_a = mma_a_is_b && p->constant_b;
+    if (dequant) dequant->span = SM90_STAGE_K, dequant->launch_first = constant_mma_a;
 
     launch_step *step = add_step(out, c->kernel, c->split_k, config->shared_bytes);
     if (!tiling.partials_in_stages) step->shared_bytes += partials_bytes(config, c->split_k);
@@ -294,6 +296,7 @@ void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gem
         .splits_with_one_more = split_stages % c->split_k,
         .swap_ab = c->swap_ab,
         .partials_in_stages = tiling.partials_in_stages,
+        .preload_stages = dequant || constant_mma_a ? SM90_PRELOAD_STAGES : 0,
         .inv_split_k = reciprocal(c->split_k),
     };
     if (config->streamk) build_streamk(config, &tiling, c->split_k, behind, dequant, s);

@@ -94,7 +94,9 @@ typedef struct sm90_dequant_schedule {
     int32_t rows_per_thread;         /* 4 or 1 */
     int32_t flags;                   /* fix-up flags to zero for sm90/gemm.cu, at most SM90_MAX_WORKERS */
     int32_t span;                    /* values along K that are reordered together: 64 (sm90/prefill.cu) or 128 */
-    uint32_t *zeroed;                /* their address */
+    int32_t launch_first;            /* 1: launch_dependents before griddepcontrol.wait (sm90/gemm.cu says when) */
+    int32_t padding_;
+    uint32_t *zeroed; /* address of the flags */
 } sm90_dequant_schedule;
 
 /* Second parameter of the prefill kernels. The scale fields of an fp16 operand are unused. */

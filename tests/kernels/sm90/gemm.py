@@ -17,6 +17,7 @@ CONFIGS = {name: c for name, c in FAMILY.configs("gemm").items() if not c.bf16} 
 MmaAOperand, MmaBOperand = FAMILY.structs["sm90_mma_a_operand"], FAMILY.structs["sm90_mma_b_operand"]
 Schedule = FAMILY.structs["sm90_schedule"]
 STAGE_K = FAMILY.value("SM90_STAGE_K")
+PRELOAD_STAGES = FAMILY.value("SM90_PRELOAD_STAGES")
 SPLITS = range(1, 9)
 
 
@@ -70,6 +71,7 @@ class Product(Dequantizing):
             tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n,
             split_k=split_k, stages_per_split=stages // split_k,
             splits_with_one_more=stages % split_k, swap_ab=int(swap_ab), partials_in_stages=int(in_stages),
+            preload_stages=PRELOAD_STAGES if not in_kernel or (self.constant_b and swap_ab) else 0,
             inv_split_k=inverse(split_k),
         )  # fmt: skip
         if streamk:

@@ -121,8 +121,8 @@ MUTATIONS = [
     mutation(
         "producer: preloads one stage too many",
         WRAP,
-        "PRELOAD_STAGES = DEQUANT_B_IN_KERNEL ? 0 : 2;",
-        "PRELOAD_STAGES = STAGES + 1;",
+        "min(s.preload_stages, k_end - k_begin)",
+        "min(C::STAGES + 1, k_end - k_begin)",
     ),
     mutation("mma_b: no wait on empty", DEQUANT, WAIT_EMPTY_B, STORE_B),
     mutation("mma_b: phase parity of empty flipped", DEQUANT, WAIT_EMPTY_B, WAIT_EMPTY_B.replace(" ^ 1", "")),

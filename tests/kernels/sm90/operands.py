@@ -42,6 +42,7 @@ class Dequantizing(launch.Product):
     """A product with operands that the pre-pass dequantizes."""
 
     span: int  # values along K that the kernel reorders together
+    constant_b = False  # the caller's word: grids before do not write B
 
     def __init__(self, emulator: Emulator, *arguments: Any, **options: Any) -> None:
         self.outputs: dict[int, Array] = {}  # dequantized operands
@@ -76,6 +77,7 @@ class Dequantizing(launch.Product):
             first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0],
             rows_per_thread=rows_per_thread, span=self.span,
         )  # fmt: skip
+        schedule.launch_first = int(self.constant_b and [which for which, _ in operands] == [0])  # mma_a is B
         if zeroed:
             schedule.flags, schedule.zeroed = flags, zeroed.address
         if len(filled) == 2:

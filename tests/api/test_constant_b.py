@@ -1,0 +1,65 @@
+"""gemm(..., constant_b=True) behind the kernel that writes a: the same bits as without, and who passes the flag. What
+may be read early: kernels/test_dependent_launch.py, and on a GPU kernels/test_late_operands.py."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import Backend
+
+import nvfp4
+from nvfp4 import _C
+
+PLANS = 3  # of a shape, on an emulated GPU
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 200, 544), (9, 260, 1056), (40, 300, 2080), (70, 140, 2112)])
+def test_same_bits_behind_quantize(m: int, n: int, k: int, backend: Backend, generator: torch.Generator) -> None:
+    """Random plans: A and B as mma_a, with the pre-pass and without. Two calls share the workspace's memory."""
+    weight, x = (torch.randn(rows, k, generator=generator).to(backend.device) for rows in (n, m))
+    b, scale_b = nvfp4.quantize(weight)
+    expected = None
+    count = 1 if backend.name == "cpu" else nvfp4.info(m, n, k, device=0, backend=backend.name)["plan"]["candidates"]
+    draw = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {m}")
+    try:
+        for rank in sorted(draw.sample(range(count), min(count, PLANS)) if backend.emulated else range(count)):
+            if count > 1:
+                _C.set_candidate(rank)
+            a, scale_a = nvfp4.quantize(x)
+            options = {"out_dtype": torch.float32, "backend": backend.name}
+            expected = nvfp4.gemm(a, b, scale_a, scale_b, **options)
+            for _ in range(2):
+                a, scale_a = nvfp4.quantize(x)
+                assert torch.equal(nvfp4.gemm(a, b, scale_a, scale_b, **options, constant_b=True), expected), rank
+    finally:
+        _C.set_candidate(0)
+    assert expected is not None
+
+
+@pytest.fixture
+def flags(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Those of all calls from now on."""
+    seen: list[int] = []
+
+    def recording(call: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*arguments: Any) -> Any:
+            seen.append(arguments[-1])
+            return call(*arguments)
+
+        return record
+
+    monkeypatch.setattr(_C, "gemm", recording(_C.gemm))
+    return seen
+
+
+def test_flags(flags: list[int]) -> None:
+    a, scale_a = nvfp4.quantize(torch.ones(2, 32))
+    for batch_invariant in (False, True):
+        for constant_b in (False, True):
+            nvfp4.gemm(a, a, scale_a, scale_a, batch_invariant=batch_invariant, constant_b=constant_b)
+            assert flags.pop() == batch_invariant + 2 * constant_b
