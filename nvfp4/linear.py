@@ -308,7 +308,11 @@ class Linear(torch.nn.Module):
         if bias is not None and bias.dtype != dtype:
             bias = bias.float()
         a, scale_a = nvfp4.quantize(rows, global_scale=scale)
-        return nvfp4.gemm(a, self.weight, scale_a, self.weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
+        # quantize's kernel starts after all work before it and writes a and scale_a alone, so whatever wrote the weight
+        # is complete when gemm's starts. In _weight_only no kernel of ours comes before gemm's.
+        return nvfp4.gemm(
+            a, self.weight, scale_a, self.weight_scale, alpha=alpha, bias=bias, out_dtype=dtype, constant_b=True
+        )
 
 
 def _described(value: Any, name: str) -> Any:

@@ -63,3 +63,12 @@ def test_flags(flags: list[int]) -> None:
         for constant_b in (False, True):
             nvfp4.gemm(a, a, scale_a, scale_a, batch_invariant=batch_invariant, constant_b=constant_b)
             assert flags.pop() == batch_invariant + 2 * constant_b
+
+
+@pytest.mark.parametrize("activations", ["nvfp4", None])
+def test_linear_passes_it_behind_quantize(activations: str | None, flags: list[int]) -> None:
+    """Without activations to quantize, what precedes the product may have written the weight."""
+    layer = nvfp4.Linear(32, 8, activations=activations)
+    with torch.inference_mode():
+        layer(torch.ones(2, 32, dtype=torch.float16))
+    assert flags == [2 if activations else 0]
