@@ -37,8 +37,8 @@ from nvfp4.cli import machine, plot, report, show  # noqa: E402
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
 OUTPUT = "nvfp4-output-1"  # the output of a program, stored by --record
-# Conditions that documents leave to the run's file: clocks, temperature, power, and what README.md's method says.
-UNSHOWN = ("clocks ", "clocks: ", "clock: ", "single-call: ", "back-to-back: ", "between two events: ")
+# What documents leave to the run's file: clocks, temperature, power, host cost, and what README.md's method says.
+UNSHOWN = ("host cost", "clocks ", "clocks: ", "clock: ", "single-call: ", "back-to-back: ", "between two events: ")
 MARKED = re.compile(r"(?ms)^<!-- run: (\S+) -->\n.*?^<!-- end of run -->$")
 
 
