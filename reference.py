@@ -7,7 +7,7 @@ one e4m3 for every 16 values along K, in one of two layouts:
   "128x4"   row r, scale column s at byte ((r//128)*ceil(S/4) + s//4)*512 + (r%32)*16 + (r%128//32)*4 + s%4,
             S = K/16, padded to whole blocks of 512 bytes
 
-`gemm`, `quantize`, `dequantize` and `swizzle` define what the functions of the same names in `nvfp4` return.
+`gemm`, `quantize`, `amax_scale`, `dequantize` and `swizzle` define what the functions of these names in `nvfp4` return.
 `generate_input`, `ref_kernel` and `check_implementation` do the same for `nvfp4.custom_kernel`, whose views put the
 batch last, and `load_task` reads the shapes of the competition's tasks from task.yml and nvfp4/task_gemv.yml.
 
@@ -171,6 +171,14 @@ def quantize(
     code = code.where(~no_code, 0).flatten(-2)
     data = code[..., 0::2] | code[..., 1::2] << 4
     return data, swizzle(scale) if scale_layout == "128x4" else scale
+
+
+def amax_scale(x: torch.Tensor, *, block_scale: str = "amax6") -> torch.Tensor:
+    """amax(|x|) over the largest value times the largest scale that a block may get, in fp64, rounded once to fp32 [1];
+    1 where that is 0, NaN or infinite. With "four_over_six" scales are up to 256 * 6 / 4."""
+    amax = x.double().abs().amax() if x.numel() else torch.zeros((), dtype=torch.float64, device=x.device)
+    scale = (amax / (E2M1_MAX * {"amax6": E4M3_MAX, "four_over_six": 256.0}[block_scale])).float()
+    return torch.where((scale > 0) & scale.isfinite(), scale, 1.0).reshape(1)
 
 
 def as_fp32(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:

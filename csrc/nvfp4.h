@@ -55,6 +55,11 @@ typedef enum nvfp4_layout {
     NVFP4_LINEAR = 1,
 } nvfp4_layout;
 
+typedef enum nvfp4_block_scale {
+    NVFP4_AMAX6 = 0,         /* amax / 6: the largest value of a block becomes 6 */
+    NVFP4_FOUR_OVER_SIX = 1, /* amax / 6 or amax / 4, whichever has the smaller squared error */
+} nvfp4_block_scale;
+
 typedef enum nvfp4_backend {
     NVFP4_AUTO = 0, /* the plan with the least modelled time of all that the device can run */
     NVFP4_BACKEND_CPU,
@@ -190,6 +195,24 @@ typedef struct nvfp4_quantize_args {
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 /* The same struct, with x as the output: x = value * scale * g, in fp32, rounded once to x's dtype. */
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args);
+
+/* The global scale that gives x [R, K] or [L, R, K] (fp16, bf16, fp32; any K) the whole range of the block scales:
+ *   scale = amax(|x|) / (448 * 6), with NVFP4_FOUR_OVER_SIX amax(|x|) / (256 * 6), in fp64, rounded once to fp32;
+ *   1 where that is 0, NaN or infinite: x has a NaN, an infinity, or nothing but zeros.
+ * scale is fp32 of 1 element, on the device of x. One launch on a GPU. For x of more than 16 KiB it needs a workspace
+ * of NVFP4_AMAX_WORKSPACE bytes, given as nvfp4_gemm_args gives one. */
+#define NVFP4_AMAX_WORKSPACE 8192
+typedef struct nvfp4_amax_scale_args {
+    nvfp4_tensor x, scale;
+    int32_t block_scale; /* nvfp4_block_scale */
+    int32_t threads;
+    void *stream;
+    void *workspace;
+    size_t workspace_size;
+    void *(*allocate)(void *owner, size_t bytes);
+    void *owner;
+} nvfp4_amax_scale_args;
+nvfp4_status nvfp4_amax_scale(nvfp4_context *context, const nvfp4_amax_scale_args *args);
 
 /* linear [R, S] or [L, R, S] (row stride free) <-> swizzled, contiguous, L*ceil(R/128)*ceil(S/4)*512 bytes. dtype
  * e4m3 or uint8. Padding is written as zeros by swizzle and not read by unswizzle. */

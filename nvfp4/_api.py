@@ -145,7 +145,7 @@ def quantize(
     Args:
         x: [R, K] or [L, R, K], float16, bfloat16 or float32; K is a multiple of 16.
         global_scale: a multiplier that dequantize (or gemm's alpha) applies again: a number or a float32 tensor of one
-            element, positive and finite. amax(|x|) / (448 * 6) uses the whole range of the scales. By default 1.
+            element, positive and finite. amax_scale(x) uses the whole range of the scales. By default 1.
         scale_layout: of the scales returned, "128x4" or "linear" (see gemm).
 
     Returns:
@@ -205,6 +205,34 @@ def dequantize(
 
         return torch_ops.dequantize(data, scale, global_scale, scale_layout, out_dtype)
     return _C.dequantize(data, scale, global_scale, scale_layout, out_dtype)
+
+
+def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
+    """The global scale with which quantize uses the whole range of the block scales: amax(|x|) / (448 * 6).
+
+    Args:
+        x: [R, K] or [L, R, K], float16, bfloat16 or float32, as of quantize; K may be any number.
+        block_scale: that of the quantize call: with "four_over_six" it is amax(|x|) / (256 * 6), since a block scale
+            may be 1.5 times as large there.
+
+    Returns:
+        float32 [1] on the device of x. The division is done in fp64 and rounded once. 1 if x has a NaN or an infinity
+        or is all zeros, or if the quotient rounds to 0. On a GPU it is one launch; nothing waits.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> nvfp4.amax_scale(np.float32([[0, -1344]]))
+        array([0.5], dtype=float32)
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.amax_scale(x, block_scale)
+    return _C.amax_scale(x, block_scale)
 
 
 def swizzle(scale: Array) -> Array:

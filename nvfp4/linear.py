@@ -17,12 +17,9 @@ from nvfp4.packed import (
     BLOCK,
     PackedLinear,
     aligned,
-    amax,
     check_positive,
     check_tensor,
-    global_scale,
     round_up,
-    scale_of,
     short,
 )
 
@@ -54,9 +51,9 @@ class Linear(torch.nn.Module):
         weight: [N, K/2] uint8, as gemm's b.
         weight_scale: [N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout.
         weight_global_scale: float32, a multiplier: [], or [N] where each row has its own (fused layers).
-        input_global_scale: float32 [], a multiplier; or None (dynamic): amax(|x|) / (448 * 6) of the whole input x,
-            at each call. Rows of one call then share it, so the result of a row depends on the others. It is 1 for an
-            input with a NaN or an infinity.
+        input_global_scale: float32 [], a multiplier; or None (dynamic): nvfp4.amax_scale of the whole input x, at each
+            call. Rows of one call then share it, so the result of a row depends on the others. It is 1 for an input
+            with a NaN or an infinity.
         alpha: float32 [] or [N]: weight_global_scale * input_global_scale, or the first alone if the second is None.
             Not in the state dict.
         bias: [N], or None.
@@ -147,8 +144,9 @@ class Linear(torch.nn.Module):
         if not weight.is_meta and not bool(weight.isfinite().all()):
             raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
         layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", torch.float32)
-        scale = global_scale(weight) if weight.numel() else torch.ones((), device=weight.device)
-        data, weight_scale = nvfp4.quantize(weight.contiguous(), global_scale=scale)
+        weight = weight.contiguous()
+        scale = nvfp4.amax_scale(weight).reshape(())
+        data, weight_scale = nvfp4.quantize(weight, global_scale=scale)
         if input_global_scale is not None:
             if activations is None:
                 raise _C.Error("input_global_scale: is given but activations is None; must be None then")
@@ -289,11 +287,11 @@ class Linear(torch.nn.Module):
         """The global scale of an input [rows, K], or None if it is not quantized, and alpha with it."""
         if self.activations is None or self.input_global_scale is not None:
             return self.input_global_scale, self.alpha
-        scale = scale_of(self._amax(rows))
+        scale = self._dynamic_scale(rows)
         return scale, self.alpha * scale
 
-    def _amax(self, rows: Tensor) -> Tensor:
-        return amax(rows)
+    def _dynamic_scale(self, rows: Tensor) -> Tensor:
+        return nvfp4.amax_scale(rows if rows.stride(-1) == 1 else rows.contiguous())
 
     def _product(
         self, rows: Tensor, scale: Tensor | None, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype

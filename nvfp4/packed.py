@@ -116,16 +116,3 @@ def amax(x: Tensor) -> Tensor:
     """The largest |x|, as a tensor [] of x's dtype; NaN if x has one."""
     low, high = x.aminmax()  # one pass, without a copy of |x|
     return torch.maximum(-low, high)
-
-
-def scale_of(largest: Tensor) -> Tensor:
-    """largest / (448 * 6) as a float32 tensor [], which uses the whole range of the scales; 1 if `largest` is zero, NaN
-    or infinite."""
-    # In fp32 torch multiplies by the reciprocal on a GPU, and compiled code divides approximately: an ulp off.
-    scale = (largest.double() / LARGEST).float()
-    return torch.where((scale > 0) & scale.isfinite(), scale, 1.0)
-
-
-def global_scale(x: Tensor) -> Tensor:
-    """The global scale of x by its largest absolute value."""
-    return scale_of(amax(x))

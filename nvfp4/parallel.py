@@ -34,10 +34,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwise
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwise
 
+import nvfp4
 from nvfp4 import _C
 from nvfp4.linear import Linear
 from nvfp4.model import FusedPart, prefix_errors
-from nvfp4.packed import BLOCK, PackedLinear
+from nvfp4.packed import BLOCK, PackedLinear, amax
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 
@@ -269,11 +270,11 @@ class RowwiseLinear(PartLinear):
             return local
         return DTensor.from_local(local, self.mesh, y.placements, run_check=False, shape=y.shape, stride=y.stride())
 
-    def _amax(self, rows: Tensor) -> Tensor:
+    def _dynamic_scale(self, rows: Tensor) -> Tensor:
         """Of the whole input. A NaN, which a max may drop, is reduced as infinity: both give the scale 1."""
-        largest = torch.nan_to_num(super()._amax(rows).detach().float(), nan=torch.inf, posinf=torch.inf)
+        largest = torch.nan_to_num(amax(rows).detach().float(), nan=torch.inf, posinf=torch.inf)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.mesh.get_group())
-        return largest
+        return nvfp4.amax_scale(largest.reshape(1, 1))
 
     @staticmethod
     def _finish(sums: Tensor, alpha: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ compute shapes without memory, and the functions that pass a call of nvfp4's fun
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
+    amax_scale(x, block_scale) -> Tensor
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
 
@@ -132,6 +133,13 @@ def _(
     x = data.new_empty((*batch, rows, columns * 2), dtype=out_dtype)
     _check(_C.check_quantize, x, data, scale, global_scale, global_value, scale_layout, True)
     return x
+
+
+@torch.library.register_fake("nvfp4::amax_scale")
+def _(x: Tensor, block_scale: str) -> Tensor:
+    scale = x.new_empty(1, dtype=torch.float32)
+    _check(_C.check_amax_scale, x, scale, block_scale)
+    return scale
 
 
 @torch.library.register_fake("nvfp4::swizzle")
@@ -258,6 +266,12 @@ def dequantize(data: Any, scale: Any, global_scale: Any, scale_layout: str, out_
     _check_no_grad(global_scale=global_scale)
     scales = (scale, *_number_or_tensor("global_scale", global_scale, data))
     return _call(_ops.dequantize, data, *scales, scale_layout, _dtype(out_dtype, torch.float32))
+
+
+def amax_scale(x: Any, block_scale: str) -> Any:
+    _check_tensors({"x": x})
+    _check_no_grad(x=x)
+    return _call(_ops.amax_scale, x, block_scale)
 
 
 def swizzle(scale: Any) -> Any:

@@ -76,7 +76,7 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Conversion:
-    """quantize, dequantize, swizzle or unswizzle of rows x columns (K, or scales)."""
+    """quantize, dequantize, amax_scale, swizzle or unswizzle of rows x columns (K, or scales)."""
 
     call: str
     rows: int
@@ -244,17 +244,17 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
 
 @st.composite
 def conversions(draw: Draw, target: str) -> Conversion:
-    call = one_of(draw, "quantize", "dequantize", "swizzle", "unswizzle")
+    call = one_of(draw, "quantize", "dequantize", "amax_scale", "swizzle", "unswizzle")
     l, rows = one_of(draw, None, 1, 2, 3), draw_size(draw, 300)
     columns = draw_size(draw, 20)
     scales = columns
     dtype = one_of(draw, *DTYPES)
     layout = one_of(draw, "128x4", "linear")
-    if call in ("quantize", "dequantize"):
+    if call in ("quantize", "dequantize", "amax_scale"):
         columns *= 16
     item = DTYPES[dtype].itemsize
     matrices = {"quantize": {"x": (columns * item, item)}, "dequantize": {"data": (columns // 2, 8)}}
-    matrices |= {"swizzle": {"scale": (columns, 1)}, "unswizzle": {}}
+    matrices |= {"amax_scale": matrices["quantize"], "swizzle": {"scale": (columns, 1)}, "unswizzle": {}}
     if call == "dequantize" and layout == "linear":
         matrices[call]["scale"] = (scales, 1)
     at = {
@@ -506,11 +506,11 @@ def run_conversion(target: str, case: Conversion) -> str:
     make, batch = Maker(case.seed, case.at, device), () if case.l is None else (case.l,)
     shape = (*batch, case.rows, case.columns)
     args: dict[str, Any] = {}
-    if case.call == "quantize":
+    if case.call in ("quantize", "amax_scale"):
         args["x"] = make.place("x", make.normal(*shape).to(DTYPES[case.dtype]))
     if case.call == "dequantize":
         args["data"] = make.place("data", make.bytes(*batch, case.rows, case.columns // 2))
-    if case.call != "quantize":
+    if "x" not in args:
         columns = case.columns // 16 if case.call == "dequantize" else case.columns
         scale = make.scales("finite", *batch, case.rows, columns)
         if case.call == "unswizzle" or (case.call == "dequantize" and case.layout == "128x4"):

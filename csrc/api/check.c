@@ -456,6 +456,25 @@ nvfp4_status check_gemm_data_present(const nvfp4_gemm_args *args) {
     return status;
 }
 
+static nvfp4_status check_block_scale(int32_t block_scale) {
+    if (block_scale == NVFP4_AMAX6 || block_scale == NVFP4_FOUR_OVER_SIX) return NVFP4_OK;
+    return fail(NVFP4_INVALID, "block_scale: is %d; must be amax6 (%d) or four_over_six (%d)", block_scale, NVFP4_AMAX6,
+                NVFP4_FOUR_OVER_SIX);
+}
+
+/* One fp32 number on the device of an input. */
+static nvfp4_status check_scalar(const char *name, const nvfp4_tensor *t, const char *input_name,
+                                 const nvfp4_tensor *input) {
+    if (t->dtype != NVFP4_FP32)
+        return fail(NVFP4_INVALID, "%s: dtype is %s; must be float32", name, nvfp4_dtype_name(t->dtype));
+    nvfp4_status status = check_sizes(name, t);
+    if (!status && element_count(t) != 1)
+        return fail(NVFP4_INVALID, "%s: has %lld elements; must have 1", name, (long long)element_count(t));
+    if (!status) status = check_device(name, t, input_name, input);
+    if (!status) status = check_alignment(name, t, 4);
+    return status;
+}
+
 /* quantize divides by the global scale. A scale in device memory is not read: it has to keep the rule by itself. */
 static nvfp4_status check_divisor(const nvfp4_quantize_args *args) {
     const nvfp4_tensor *g = &args->global_scale;
@@ -494,15 +513,7 @@ nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, qu
     if (!status) status = check_device("data", &args->data, input_name, input);
     if (!status) status = check_device("scale", &args->scale, input_name, input);
     if (!status) status = check_alignment("x", &args->x, dtype_bytes(args->x.dtype));
-    if (!status && !absent(g)) {
-        if (g->dtype != NVFP4_FP32)
-            return fail(NVFP4_INVALID, "global_scale: dtype is %s; must be float32", nvfp4_dtype_name(g->dtype));
-        status = check_sizes("global_scale", g);
-        if (!status && element_count(g) != 1)
-            return fail(NVFP4_INVALID, "global_scale: has %lld elements; must have 1", (long long)element_count(g));
-        if (!status) status = check_device("global_scale", g, input_name, input);
-        if (!status) status = check_alignment("global_scale", g, 4);
-    }
+    if (!status && !absent(g)) status = check_scalar("global_scale", g, input_name, input);
     if (!status && !output_is_x) status = check_divisor(args);
     if (!status && output_is_x) {
         status = check_apart("x", &args->x, "data", &args->data);
@@ -531,6 +542,36 @@ nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, qu
     p->data_batch = data.batch;
     p->scale = args->scale.data;
     p->global_scale = absent(g) ? NULL : g->data;
+    return NVFP4_OK;
+}
+
+nvfp4_status check_amax_scale(const nvfp4_amax_scale_args *args, amax_problem *p) {
+    matrix x;
+    nvfp4_status status = check_present("x", &args->x);
+    if (!status) status = check_present("scale", &args->scale);
+    if (!status) status = check_block_scale(args->block_scale);
+    if (!status) status = check_dtype("x", &args->x, is_float, "float16, bfloat16 or float32");
+    if (!status) status = check_matrix("x", "[R, K]", "[L, R, K]", &args->x, INPUT, &x);
+    if (!status) status = check_alignment("x", &args->x, dtype_bytes(args->x.dtype));
+    if (!status) status = check_scalar("scale", &args->scale, "x", &args->x);
+    if (!status) status = check_apart("scale", &args->scale, "x", &args->x);
+    if (!status) status = check_has_data("x", &args->x);
+    if (!status) status = check_has_data("scale", &args->scale);
+    if (status) return status;
+    *p = (amax_problem){.rows = x.rows,
+                        .l = x.l,
+                        .x = args->x.data,
+                        .x_bytes = x.columns * dtype_bytes(args->x.dtype),
+                        .x_pitch = x.pitch,
+                        .x_batch = x.batch,
+                        .scale = args->scale.data,
+                        .divisor = (args->block_scale == NVFP4_FOUR_OVER_SIX ? 256.0 : 448.0) * 6.0,
+                        .x_type = args->x.dtype};
+    if (is_contiguous(&args->x)) { /* one row */
+        p->x_bytes *= x.rows * x.l;
+        p->rows = p->l = 1;
+    }
+    p->chunks = ceil_div(p->x_bytes, AMAX_CHUNK);
     return NVFP4_OK;
 }
 

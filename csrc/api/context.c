@@ -146,6 +146,22 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
     return where->families ? NVFP4_OK : reject_family(context, where, backend);
 }
 
+nvfp4_status find_workspace(const workspace_source *source, int64_t bytes, void **workspace) {
+    *workspace = source->workspace;
+    if (bytes == 0) return NVFP4_OK;
+    if (source->allocate) {
+        clear_error();
+        *workspace = source->allocate(source->owner, (size_t)bytes);
+        if (*workspace) return NVFP4_OK;
+        if (*nvfp4_last_error()) return NVFP4_OUT_OF_MEMORY; /* our own front ends say why */
+        return fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %lld bytes", (long long)bytes);
+    }
+    if (source->workspace && (uint64_t)bytes <= source->workspace_size && (uintptr_t)source->workspace % 16 == 0)
+        return NVFP4_OK;
+    return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %lld, aligned to 16", source->workspace_size,
+                source->workspace, (long long)bytes);
+}
+
 nvfp4_status nvfp4_driver_info(nvfp4_context *context, int32_t *count, int32_t *version) {
     nvfp4_status status = driver_open(context->driver);
     *count = driver_device_count(context->driver);

@@ -81,22 +81,6 @@ nvfp4_status gemm_prepare(nvfp4_context *context, const nvfp4_gemm_args *args, g
     return status ? status : choose(context, args->flags, call);
 }
 
-static nvfp4_status find_workspace(int64_t bytes, const nvfp4_gemm_args *args, void **workspace) {
-    *workspace = args->workspace;
-    if (bytes == 0) return NVFP4_OK;
-    if (args->allocate) {
-        clear_error();
-        *workspace = args->allocate(args->owner, (size_t)bytes);
-        if (*workspace) return NVFP4_OK;
-        if (*nvfp4_last_error()) return NVFP4_OUT_OF_MEMORY; /* our own front ends say why */
-        return fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %lld bytes", (long long)bytes);
-    }
-    if (args->workspace && (uint64_t)bytes <= args->workspace_size && (uintptr_t)args->workspace % 16 == 0)
-        return NVFP4_OK;
-    return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %lld, aligned to 16 (nvfp4_gemm_plan)",
-                args->workspace_size, args->workspace, (long long)bytes);
-}
-
 /* Encodes the tensor maps of a launch plan into its parameters, and launches its steps. */
 static nvfp4_status launch(driver *d, const gemm_call *call, launch_plan *plan, void *stream) {
     const kernel_set *set = gemm_families[call->candidate.family]->kernels;
@@ -125,7 +109,8 @@ static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_gemm_args *ar
     const gemm_candidate *candidate = &call->candidate;
     void *workspace;
     launch_plan plan;
-    nvfp4_status status = find_workspace(candidate->workspace, args, &workspace);
+    const workspace_source source = {args->workspace, args->workspace_size, args->allocate, args->owner};
+    nvfp4_status status = find_workspace(&source, candidate->workspace, &workspace);
     if (status) return status;
     launch_plan_init(&plan);
 #ifdef NVFP4_DUMP

@@ -1,4 +1,6 @@
-/* Quantisation, its inverse, and changes of scale layout: check, launch. */
+/* Quantisation, its inverse, global scales, and changes of scale layout: check, launch. */
+#include <stdatomic.h>
+
 #include "api/check.h"
 #include "api/context.h"
 #include "common/math.h"
@@ -65,6 +67,33 @@ nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args 
     if (status || p.l * p.rows * p.k == 0) return status;
     return where.on_gpu ? run_blocks(context, &where, KERNEL_DEQUANTIZE, &p, args->stream)
                         : cpu_dequantize(&p, args->threads);
+}
+
+/* The tag of a call is what tells its count of arrivals from what the workspace held before. */
+static nvfp4_status run_amax(nvfp4_context *context, const target *where, amax_problem *p,
+                             const nvfp4_amax_scale_args *args) {
+    static _Atomic uint64_t calls;
+    const workspace_source source = {args->workspace, args->workspace_size, args->allocate, args->owner};
+    /* 8 CTAs of an SM: 128 KiB of loads at once. */
+    int64_t ctas = min_int(p->l * p->rows * p->chunks, min_int(AMAX_MOST_CTAS, where->props->sm_count * 8));
+    void *workspace;
+    nvfp4_status status = find_workspace(&source, ctas > 1 ? NVFP4_AMAX_WORKSPACE : 0, &workspace);
+    if (status) return status;
+    p->arrivals = workspace;
+    p->partial = (uint32_t *)workspace + 2;
+    p->tag = (atomic_fetch_add(&calls, 1) + 1) * 0x9E3779B97F4A7C15 * (AMAX_COUNT_MASK + 1ull);
+    return run(context, where, KERNEL_AMAX_SCALE, max_int(ctas, 1), 1, p, args->stream);
+}
+
+nvfp4_status nvfp4_amax_scale(nvfp4_context *context, const nvfp4_amax_scale_args *args) {
+    amax_problem p;
+    target where;
+    nvfp4_status status = check_amax_scale(args, &p);
+    if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
+    if (status) return status;
+    if (where.on_gpu) return run_amax(context, &where, &p, args);
+    cpu_amax_scale(&p, args->threads);
+    return NVFP4_OK;
 }
 
 nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_tensor *linear, const nvfp4_tensor *swizzled,

@@ -21,6 +21,16 @@ nvfp4_status layout_from_name(const char *name, int32_t *layout) {
     return NVFP4_OK;
 }
 
+nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale) {
+    if (strcmp(name, "amax6") == 0)
+        *block_scale = NVFP4_AMAX6;
+    else if (strcmp(name, "four_over_six") == 0)
+        *block_scale = NVFP4_FOUR_OVER_SIX;
+    else
+        return fail(NVFP4_INVALID, "block_scale: is '%.80s'; must be 'amax6' or 'four_over_six'", name);
+    return NVFP4_OK;
+}
+
 nvfp4_status backend_from_name(const char *name, int32_t *backend) {
     for (*backend = NVFP4_AUTO; *backend < GEMM_FAMILIES; ++*backend)
         if (strcmp(name, nvfp4_backend_name(*backend)) == 0) return NVFP4_OK;
@@ -95,6 +105,11 @@ nvfp4_status dequantize_result(const nvfp4_tensor *data, int32_t dtype, nvfp4_te
     nvfp4_status status = check_rank("data", data);
     if (!status) dense_like(x, dtype, data, data->shape[data->ndim - 2], data->shape[data->ndim - 1] * 2);
     return status;
+}
+
+void scale_result(const nvfp4_tensor *x, nvfp4_tensor *scale) {
+    const int64_t shape[1] = {1};
+    dense(scale, NVFP4_FP32, x->device, 1, shape);
 }
 
 nvfp4_status swizzle_result(const nvfp4_tensor *linear, nvfp4_tensor *swizzled) {

@@ -6,6 +6,7 @@
 #include "nvfp4.h"
 
 nvfp4_status layout_from_name(const char *name, int32_t *layout);                     /* "128x4", "linear" */
+nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale);           /* "amax6", "four_over_six" */
 nvfp4_status backend_from_name(const char *name, int32_t *backend);                   /* "auto", "cpu", ... */
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype); /* of a result */
 
@@ -15,6 +16,7 @@ int32_t default_out_dtype(const nvfp4_gemm_args *args);
 nvfp4_status gemm_result(const nvfp4_gemm_args *args, int32_t dtype, nvfp4_tensor *out);
 nvfp4_status quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale);
 nvfp4_status dequantize_result(const nvfp4_tensor *data, int32_t dtype, nvfp4_tensor *x);
+void scale_result(const nvfp4_tensor *x, nvfp4_tensor *scale); /* float32 [1] */
 nvfp4_status swizzle_result(const nvfp4_tensor *linear, nvfp4_tensor *swizzled);
 /* Three-dimensional swizzled scales hold L batches, others one. */
 nvfp4_status unswizzle_result(const nvfp4_tensor *swizzled, int64_t rows, int64_t columns, nvfp4_tensor *linear);

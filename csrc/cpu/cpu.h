@@ -25,6 +25,7 @@ const char *cpu_isa_name(cpu_isa isa);
 nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 nvfp4_status cpu_quantize(const quantize_problem *problem, int threads);
 nvfp4_status cpu_dequantize(const quantize_problem *problem, int threads);
+void cpu_amax_scale(const amax_problem *problem, int threads);
 void cpu_swizzle(const swizzle_problem *problem);
 void cpu_unswizzle(const swizzle_problem *problem);
 

@@ -369,6 +369,13 @@ def test_errors_of_conversions() -> None:
         "global_scale: is of type str; must be a real number": lambda: nvfp4.quantize(
             torch.zeros(2, 16), global_scale="1"
         ),
+        "x: has 1 dimensions; must have 2 ([R, K]) or 3 ([L, R, K])": lambda: nvfp4.amax_scale(torch.zeros(16)),
+        "block_scale: is 'amax4'; must be 'amax6' or 'four_over_six'": lambda: nvfp4.amax_scale(
+            torch.zeros(2, 16), block_scale="amax4"
+        ),
+        "block_scale: is of type NoneType; must be a string": lambda: nvfp4.amax_scale(
+            torch.zeros(2, 16), block_scale=None
+        ),
         "data: has 4 dimensions; must have 2, or 3 with a leading batch": lambda: nvfp4.dequantize(
             scale[None, None], scale
         ),
@@ -399,6 +406,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
         "quantize": "x, *, global_scale=None, scale_layout='128x4'",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
+        "amax_scale": "x, *, block_scale='amax6'",
         "swizzle": "scale",
         "unswizzle": "scale, rows, columns",
     }

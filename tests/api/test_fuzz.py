@@ -1,4 +1,4 @@
-"""Fuzz: 670 mutated calls, 2,000 with CI_FULL=1. Each is rejected with an error message that names the argument, and
+"""Fuzz: 700 mutated calls, 2,000 with CI_FULL=1. Each is rejected with an error message that names the argument, and
 nothing is written; or it is accepted and the result is right to the bit.
 
 A call starts valid, with each tensor between guard bytes, and gets one to three mutations.
@@ -158,6 +158,13 @@ def make_dequantize(make: Maker) -> Call:
         return reference.dequantize(**others, global_scale=g, out_dtype=out_dtype or torch.float32)
 
     return Call(nvfp4.dequantize, define, args, None, make.buffers)
+
+
+def make_amax_scale(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 17, 80, 0))
+    x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
+    args = {"x": make.place("x", x), "block_scale": make.pick("amax6", "four_over_six")}
+    return Call(nvfp4.amax_scale, reference.amax_scale, args, None, make.buffers)
 
 
 def make_swizzle(make: Maker) -> Call:
@@ -492,6 +499,11 @@ def test_quantize(data: st.DataObject) -> None:
 @fuzz(150)
 def test_dequantize(data: st.DataObject) -> None:
     judge(make_dequantize, data.draw)
+
+
+@fuzz(75)
+def test_amax_scale(data: st.DataObject) -> None:
+    judge(make_amax_scale, data.draw)
 
 
 @fuzz(75)

@@ -19,7 +19,7 @@ from nvfp4 import reference
 data = reference.generate_input(M, N, K, 1, seed=5, device="cuda")
 a, b, sfa, sfb = (x[0] for x in reference.batch_first(data))
 scales = reference.swizzle(sfa, 127), reference.swizzle(sfb, 127)
-bias = torch.randn(N, device="cuda")
+bias, wide = torch.randn(N, device="cuda"), torch.randn(64, 1024, device="cuda")
 out = torch.full((M, N), torch.nan, dtype=torch.float16, device="cuda")
 torch.cuda.synchronize()
 
@@ -28,15 +28,18 @@ with torch.cuda.graph(graph):
     nvfp4.gemm(a, b, *scales, bias=bias, out=out)
     fresh = nvfp4.gemm(a, b, *scales, bias=bias)
     q, s = nvfp4.quantize(bias.view(1, N))
+    g = nvfp4.amax_scale(wide)
 torch.cuda.synchronize()
 assert out.isnan().all(), "the capture ran the kernel"
 
 expected = reference.gemm(a, b, *scales, bias=bias)
 for replay in range(3):
     out.fill_(torch.nan), fresh.fill_(torch.nan)
+    wide.normal_()
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, expected) and torch.equal(fresh, expected)
+    assert torch.equal(g, reference.amax_scale(wide))
 a.copy_(torch.randint_like(a, 256))  # the graph reads what is there when it runs
 bias.normal_()
 graph.replay()

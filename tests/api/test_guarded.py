@@ -325,13 +325,13 @@ def test_swizzled_scales_are_aligned(name: str, slack: int, workers: Workers) ->
 
 
 @pytest.mark.parametrize("edge", ["begin", "end"])
-@pytest.mark.parametrize("call", ["quantize", "dequantize", "swizzle", "unswizzle"])
+@pytest.mark.parametrize("call", ["quantize", "dequantize", "amax_scale", "swizzle", "unswizzle"])
 def test_conversions(call: str, edge: str, target: str, workers: Workers) -> None:
     at = {name: At(edge=edge) for name in ("x", "data", "scale", "global_scale")}
     wrong = []
     for rows, columns in ((1, 1), (3, 5), (33, 4), (129, 9)):
         for layout, dtype, l in (("128x4", "float32", None), ("linear", "float16", 2), ("linear", "bfloat16", None)):
-            size = 16 * columns if call in ("quantize", "dequantize") else columns
+            size = columns if "swizzle" in call else 16 * columns
             case = Conversion(call, rows, size, l, layout, dtype, global_scale="one", backend=backend(target), at=at)
             wrong += verdicts(workers, target, [case])
     assert not wrong

@@ -306,6 +306,48 @@ def test_error_is_within_the_format(backend: Backend, generator: torch.Generator
     assert ((got - x).abs()[small] <= steps[small] / 4 * (1 + 1e-6)).all()
 
 
+def same_scale(x: torch.Tensor) -> bool:
+    """The scale of x, in each mode, is the one of the definition."""
+    modes = ("amax6", "four_over_six")
+    got = [nvfp4.amax_scale(x, block_scale=mode) for mode in modes]
+    assert all(scale.shape == (1,) and scale.dtype == torch.float32 and scale.device == x.device for scale in got)
+    return all(torch.equal(a.cpu(), reference.amax_scale(x.cpu(), block_scale=mode)) for a, mode in zip(got, modes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_amax_scale(backend: Backend, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Of one CTA and of several, whose workspace holds what an earlier call left: each amax is below the one before.
+    The largest value is anywhere, the quotient nearly always rounds."""
+    for shape in ((1, 16), (3, 17), (2, 5, 33), (70, 512), (2, 37, 513), (0, 16), (2, 0)):
+        x = torch.randn(shape, generator=generator).to(dtype)
+        for factor in (1, 0.37, -0.0021):
+            assert same_scale((x * factor).to(backend.device)), shape
+    x = torch.zeros(70, 512, dtype=dtype)
+    for at in (0, x.numel() - 1, int(torch.randint(0, x.numel(), (1,), generator=generator))):
+        for value in (math.nan, -math.nan, math.inf, -math.inf, -3.0, torch.finfo(dtype).max, torch.finfo(dtype).tiny):
+            x.view(-1)[at] = value
+            assert same_scale(x.to(backend.device))
+            assert math.isfinite(value) or nvfp4.amax_scale(x.to(backend.device)) == 1
+            x.view(-1)[at] = 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_amax_scale_reads_the_rows_alone(backend: Backend, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Random bytes lie between the rows and around them, NaN among them; data aligned to a value."""
+    values = (torch.randn(37, 520, generator=generator) / 100).to(dtype)
+    x = Guarded(values.shape, dtype, backend.device, generator=generator, pitch=528 * dtype.itemsize, values=values)
+    assert same_scale(x.tensor) and same_scale(x.tensor[:, 1:517]) and x.unchanged()
+    for offset in range(16 // dtype.itemsize):
+        assert same_scale(values.view(-1)[offset : offset + 1200].view(24, 50).to(backend.device))
+
+
+def test_edges_of_amax_scale(backend: Backend) -> None:
+    """fp32 quotients: subnormal, rounded to 0, and on both sides of a tie in fp32."""
+    for amax in (1e-45, 1.5e-42, 1.9e-42, 2.0e-42, 1e-38, 3.4e38, 2688.0, 1 + 2**-23, 2688 * (1 + 2**-23)):
+        assert same_scale(torch.full((1, 16), -amax).to(backend.device))
+    assert nvfp4.amax_scale(torch.full((1, 16), 1.5e-42).to(backend.device)) == 1  # 1.5e-42 / 2688 rounds to 0
+
+
 def test_input_with_a_pitch(backend: Backend, generator: torch.Generator) -> None:
     for dtype in DTYPES:
         values = torch.randn(37, 48, generator=generator).to(dtype)

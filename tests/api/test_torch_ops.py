@@ -63,6 +63,7 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.quantize, (x.bfloat16(), one, 1.0, "linear")),
         (ops.dequantize, (a, scale_a, none, 0.5, "128x4", torch.float16)),
         (ops.dequantize, (a, scale_a, one, 1.0, "128x4", torch.float32)),
+        (ops.amax_scale, (x.bfloat16(), "four_over_six")),
         (ops.swizzle, (linear,)),
         (ops.swizzle, (linear[None],)),
         (ops.unswizzle, (scale_a, 5, 4)),
@@ -94,6 +95,7 @@ def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
         assert same(scale, expected[1])
         back = ops.dequantize(data, scale, none, 0.25, layout, torch.bfloat16)
         assert same(back, nvfp4.dequantize(data, scale, global_scale=g, scale_layout=layout, out_dtype="bfloat16"))
+    assert same(ops.amax_scale(x, "amax6"), nvfp4.amax_scale(x))
     assert same(ops.swizzle(scale), nvfp4.swizzle(scale))
     assert same(ops.unswizzle(ops.swizzle(scale), 33, 3), scale)
 
@@ -135,6 +137,7 @@ def test_operators_raise_error_messages(operands: list[torch.Tensor]) -> None:
         "scale: is not contiguous; the 128x4 layout must be": lambda: ops.unswizzle(
             torch.zeros(128, 8, dtype=torch.uint8)[:, ::2], 128, 4
         ),
+        "block_scale: is 'amax'; must be 'amax6' or 'four_over_six'": lambda: ops.amax_scale(out, "amax"),
         "rows: is -1; must be between 0 and 2147483647": lambda: ops.unswizzle(scale_a, -1, 4),
     }
     for message, call in calls.items():
@@ -186,7 +189,7 @@ def program(
     x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Every function, and beta * c from a tensor that was written before."""
-    a, scale_a = nvfp4.quantize(x.relu() - 0.5)
+    a, scale_a = nvfp4.quantize(x.relu() - 0.5, global_scale=nvfp4.amax_scale(x))
     nvfp4.gemm(a, b, scale_a, scale_b, bias=bias, out=out, alpha=0.5)
     y = nvfp4.gemm(a, b, scale_a, scale_b, alpha=bias, c=out, beta=2.0, out_dtype=torch.float32)
     linear = nvfp4.unswizzle(scale_a, x.shape[0], 4)
@@ -312,6 +315,9 @@ def test_fake_and_meta_tensors(operands: list[torch.Tensor]) -> None:
         with pytest.raises(nvfp4.Error, match=r"^b: K is 32 but a has K = 64$"):
             nvfp4.gemm(a, short if a is on_gpu[0] else b[:, :16], *scales)
     x = torch.empty(2, 200, 160, dtype=torch.float16, device="meta")
+    assert (nvfp4.amax_scale(x).shape, nvfp4.amax_scale(x).dtype) == ((1,), torch.float32)
+    with pytest.raises(nvfp4.Error, match=r"^x: dtype is uint8; must be float16, bfloat16 or float32$"):
+        nvfp4.amax_scale(a)
     for layout, shape in {"128x4": (2, 256, 12), "linear": (2, 200, 10)}.items():
         data, scale = nvfp4.quantize(x, scale_layout=layout)
         assert (data.shape, data.dtype) == ((2, 200, 80), torch.uint8)

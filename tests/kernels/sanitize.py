@@ -225,13 +225,15 @@ def run(backends: list[str], tool: str = "") -> int:
         expected = nvfp4.quantize(x, scale_layout=layout)
         swizzled = nvfp4.swizzle(gpu(nvfp4.quantize(x, scale_layout="linear")[1]))
         back = nvfp4.dequantize(data, scale, scale_layout=layout)
+        if not torch.equal(nvfp4.amax_scale(gpu(x)).cpu(), nvfp4.amax_scale(x)):
+            sys.exit("amax_scale: differs from the CPU backend")
         if not torch.equal(data.cpu(), expected[0]) or not torch.equal(scale.cpu(), expected[1]):
             sys.exit(f"quantize {layout}: differs from the CPU backend")
         if not torch.equal(back.cpu(), nvfp4.dequantize(*expected, scale_layout=layout)):
             sys.exit(f"dequantize {layout}: differs from the CPU backend")
         if not torch.equal(nvfp4.unswizzle(swizzled, 129, 5).cpu(), nvfp4.quantize(x, scale_layout="linear")[1]):
             sys.exit("swizzle and unswizzle: do not give back the scales")
-        calls += 3
+        calls += 4
     return calls
 
 

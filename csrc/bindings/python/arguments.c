@@ -68,6 +68,10 @@ int read_layout(PyObject *object, int32_t *layout) {
     return read_name(object, "scale_layout", layout_from_name, layout);
 }
 
+int read_block_scale(PyObject *object, int32_t *block_scale) {
+    return read_name(object, "block_scale", block_scale_from_name, block_scale);
+}
+
 int read_backend(PyObject *object, int32_t *backend) {
     *backend = NVFP4_AUTO;
     return object == Py_None || read_name(object, "backend", backend_from_name, backend);

@@ -84,6 +84,18 @@ PyObject *python_check_quantize(PyObject *module, arguments a, Py_ssize_t count)
     return answer(check_quantize(&args, PyObject_IsTrue(a[OUTPUT_IS_X]), &ignored));
 }
 
+PyObject *python_check_amax_scale(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { X, SCALE, BLOCK_SCALE, COUNT };
+    (void)module;
+    if (!check_count("check_amax_scale", count, COUNT)) return NULL;
+    nvfp4_amax_scale_args args = {.threads = 0};
+    amax_problem ignored;
+    if (!read_described(a[X], X, &args.x) || !read_described(a[SCALE], SCALE, &args.scale) ||
+        !read_block_scale(a[BLOCK_SCALE], &args.block_scale))
+        return raise_error();
+    return answer(check_amax_scale(&args, &ignored));
+}
+
 PyObject *python_check_swizzle(PyObject *module, arguments a, Py_ssize_t count) {
     enum { LINEAR, SWIZZLED, OUTPUT_IS_LINEAR, COUNT };
     (void)module;

@@ -1,7 +1,8 @@
-/* quantize, dequantize, swizzle and unswizzle: Python arguments to the conversions of nvfp4.h. */
+/* quantize, dequantize, amax_scale, swizzle and unswizzle: Python arguments to the conversions of nvfp4.h. */
 #include "bindings/frontend.h"
 #include "bindings/python/module.h"
 #include "bindings/python/tensor.h"
+#include "common/error.h"
 
 /* Allocates the result that a tensor describes and reads it back; *result is NULL unless it was read. */
 static reading new_result(PyObject *like, nvfp4_tensor *tensor, PyObject **result) {
@@ -76,6 +77,42 @@ PyObject *python_dequantize(PyObject *module, arguments a, Py_ssize_t count) {
     if (done == READ && run(nvfp4_dequantize, &args)) return x;
     Py_XDECREF(x);
     return done == READ_BY_TORCH ? call_torch_op("dequantize", a, count) : raise_error();
+}
+
+static int run_amax_scale(nvfp4_amax_scale_args *args) {
+    workspace_owner owner = {.device = args->x.device};
+    args->allocate = allocate_for;
+    args->owner = &owner;
+    nvfp4_status status = NVFP4_INVALID;
+    if (args->x.device == NVFP4_HOST) {
+        args->threads = current_threads();
+        PyThreadState *python = PyEval_SaveThread();
+        status = nvfp4_amax_scale(python_context, args);
+        PyEval_RestoreThread(python);
+    } else if (current_stream(args->x.device, &args->stream) == 0) {
+        status = nvfp4_amax_scale(python_context, args);
+    }
+    free_workspace(owner.device, &owner.memory);
+    return status == NVFP4_OK;
+}
+
+PyObject *python_amax_scale(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { X, BLOCK_SCALE, COUNT };
+    (void)module;
+    if (!check_count("amax_scale", count, COUNT)) return NULL;
+    nvfp4_amax_scale_args args = {.threads = 0};
+    PyObject *scale = NULL;
+    if (!read_block_scale(a[BLOCK_SCALE], &args.block_scale)) return raise_error();
+    reading done = read_tensor(a[X], "x", NUMBERS, &args.x);
+    if (done == READ && args.x.dtype == NVFP4_NONE) {
+        fail(NVFP4_INVALID, "x: is missing; must be a tensor");
+        done = READ_FAILED;
+    }
+    scale_result(&args.x, &args.scale);
+    if (done == READ) done = new_result(a[X], &args.scale, &scale);
+    if (done == READ && run_amax_scale(&args)) return scale;
+    Py_XDECREF(scale);
+    return done == READ_BY_TORCH ? call_torch_op("amax_scale", a, count) : raise_error();
 }
 
 typedef nvfp4_status layout_change(nvfp4_context *context, const nvfp4_tensor *from, const nvfp4_tensor *to,

@@ -5,17 +5,6 @@
 #include "bindings/python/tensor.h"
 #include "common/error.h"
 
-typedef struct workspace_owner {
-    int32_t device;
-    workspace memory;
-} workspace_owner;
-
-/* Of a product on a GPU, where the GIL is held; of one on host memory, which needs none. */
-static void *allocate(void *owner, size_t bytes) {
-    workspace_owner *o = owner;
-    return allocate_workspace(o->device, bytes, &o->memory) ? o->memory.data : NULL;
-}
-
 /* Enqueues the product, or on the host computes it. */
 static nvfp4_status launch(nvfp4_gemm_args *args, gemm_call *call) {
     if (args->a.device != NVFP4_HOST) return gemm_run(python_context, args, call);
@@ -42,7 +31,7 @@ static reading run_gemm(nvfp4_gemm_args *args, PyObject *a, PyObject **result) {
         *result = allocated;
     }
     workspace_owner owner = {.device = device};
-    args->allocate = allocate;
+    args->allocate = allocate_for;
     args->owner = &owner;
     int ok = device == NVFP4_HOST || current_stream(device, &args->stream) == 0;
     ok = ok && launch(args, &call) == NVFP4_OK;

@@ -20,6 +20,7 @@ int check_count(const char *function, Py_ssize_t count, Py_ssize_t expected);
 int read_number(PyObject *object, const char *name, float *value);
 int read_integer(PyObject *object, const char *name, int64_t low, int64_t high, int64_t *value);
 int read_layout(PyObject *object, int32_t *layout);
+int read_block_scale(PyObject *object, int32_t *block_scale);
 int read_backend(PyObject *object, int32_t *backend);                  /* None: NVFP4_AUTO */
 int read_out_dtype(PyObject *object, int32_t if_none, int32_t *dtype); /* torch's, NumPy's or a string */
 
@@ -35,6 +36,7 @@ PyObject *python_cpu_kernel(PyObject *module, PyObject *unused);
 /* convert.c */
 PyObject *python_quantize(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_dequantize(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_amax_scale(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_swizzle(PyObject *module, PyObject *scale);
 PyObject *python_unswizzle(PyObject *module, arguments a, Py_ssize_t count);
 /* gemm.c */
@@ -44,6 +46,7 @@ PyObject *python_custom_kernel(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_gemm(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_custom_kernel(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_quantize(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_check_amax_scale(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_swizzle(PyObject *module, arguments a, Py_ssize_t count);
 #ifdef NVFP4_DUMP
 PyObject *python_dump(PyObject *module, arguments a, Py_ssize_t count);

@@ -412,6 +412,11 @@ int allocate_workspace(int32_t device, size_t bytes, workspace *w) {
     return 1;
 }
 
+void *allocate_for(void *owner, size_t bytes) {
+    workspace_owner *o = owner;
+    return allocate_workspace(o->device, bytes, &o->memory) ? o->memory.data : NULL;
+}
+
 void free_workspace(int32_t device, workspace *w) {
     dl_managed_tensor *managed = w->owner;
     if (device == NVFP4_HOST)

@@ -50,6 +50,13 @@ typedef struct workspace {
 int allocate_workspace(int32_t device, size_t bytes, workspace *w);
 void free_workspace(int32_t device, workspace *w);
 
+/* The same as the `allocate` and `owner` of a call. On a GPU the GIL is held; host memory needs none. */
+typedef struct workspace_owner {
+    int32_t device;
+    workspace memory;
+} workspace_owner;
+void *allocate_for(void *owner, size_t bytes);
+
 /* torch's current stream of a device (NULL: the default one) and its count of CPU threads (0: torch is not loaded). */
 int current_stream(int32_t device, void **stream);
 int32_t current_threads(void);

@@ -256,6 +256,25 @@ static void dequantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     finish(status, stack, "tttfsi", &result, 1);
 }
 
+/* amax_scale(x, block_scale) */
+static void amax_scale(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    nvfp4_amax_scale_args args = {.threads = thread_count()};
+    torch_value result = 0;
+    workspace w = {.like = stack[0]};
+    nvfp4_status status = read_tensor(stack[0], "x", &args.x);
+    if (!status) status = read_name(stack[1], "block_scale", block_scale_from_name, &args.block_scale);
+    scale_result(&args.x, &args.scale);
+    if (!status) status = new_tensor(stack[0], &args.scale, &result);
+    args.allocate = allocate;
+    args.owner = &w;
+    if (!status) status = current_stream(args.x.device, &args.stream);
+    if (!status) status = nvfp4_amax_scale(op_context, &args);
+    delete_tensor(w.tensor);
+    finish(status, stack, "ts", &result, 1);
+}
+
 typedef nvfp4_status layout_change(nvfp4_context *context, const nvfp4_tensor *from, const nvfp4_tensor *to,
                                    void *stream);
 
@@ -314,6 +333,7 @@ static const struct {
      "dequantize(Tensor data, Tensor scale, Tensor global_scale, float global_value, str scale_layout, ScalarType "
      "out_dtype) -> Tensor",
      dequantize},
+    {"amax_scale", "amax_scale(Tensor x, str block_scale) -> Tensor", amax_scale},
     {"swizzle", "swizzle(Tensor scale) -> Tensor", swizzle},
     {"unswizzle", "unswizzle(Tensor scale, SymInt rows, SymInt columns) -> Tensor", unswizzle},
 };

@@ -52,6 +52,23 @@ typedef struct quantize_problem {
     int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
 } quantize_problem;
 
+/* The global scale of x: amax(|x|) / divisor, or 1. Rows are read in chunks of AMAX_CHUNK bytes. */
+enum { AMAX_CHUNK = 16384 };
+typedef struct amax_problem {
+    int64_t rows, l;
+    const void *x;
+    int64_t x_bytes; /* of a row */
+    int64_t x_pitch, x_batch;
+    int64_t chunks; /* of a row */
+    float *scale;
+    double divisor;
+    int32_t x_type;  /* OUT_* */
+    int32_t padding_;
+    uint64_t *arrivals; /* GPU, where the grid has several CTAs: tag + how many have arrived; else NULL */
+    uint32_t *partial;  /* and one amax of each CTA */
+    uint64_t tag;       /* of this call, a multiple of AMAX_MOST_CTAS */
+} amax_problem;
+
 /* Conversion between scale layouts, rows x columns scales a batch. */
 typedef struct swizzle_problem {
     int64_t rows, columns, l;

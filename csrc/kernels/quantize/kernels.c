@@ -1,9 +1,10 @@
-/* The kernels of quantize.cu, by their number in the set. */
+/* The kernels of kernels.cu and amax.cu, by their number in the set. */
 #include "kernels/quantize/kernels.h"
 
 #include "plan/gemm_family.h"
 
-#define ROW(symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_kernels", .threads = QUANTIZE_THREADS}
+#define ROW_OF(fatbin_, symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_" fatbin_, .threads = QUANTIZE_THREADS}
+#define ROW(symbol)             ROW_OF("kernels", symbol)
 static const kernel_entry kernels[QUANTIZE_KERNELS] = {
     [KERNEL_QUANTIZE] = ROW("quantize_fp16"),
     ROW("quantize_bf16"),
@@ -13,6 +14,7 @@ static const kernel_entry kernels[QUANTIZE_KERNELS] = {
     ROW("dequantize_fp32"),
     [KERNEL_SWIZZLE] = ROW("swizzle_scales"),
     [KERNEL_UNSWIZZLE] = ROW("unswizzle_scales"),
+    [KERNEL_AMAX_SCALE] = ROW_OF("amax", "amax_scale"),
 };
 const kernel_set quantize_kernels = {
     .kernels = kernels, .count = QUANTIZE_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
