@@ -181,12 +181,15 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t ba
  *   scale = e4m3(amax/6 / g), value = e2m1(x / (scale * g)), both to nearest, ties to even, saturating at 448 and 6;
  *   a block of zeros has scale 0 and values 0; a block with a NaN has scale NaN; g is global_scale. Infinities
  *   saturate. dequantize multiplies by g.
+ *   NVFP4_FOUR_OVER_SIX: also with the scale e4m3(amax/4 / g), and whichever has the smaller sum of squared errors
+ *   (csrc/cpu/quantize.c defines its roundings); the first where they are equal or not finite.
  * Padding of the 128x4 layout is written as zeros. */
 typedef struct nvfp4_quantize_args {
     nvfp4_tensor x, data, scale;
     nvfp4_tensor global_scale; /* absent: global_value; else fp32 of 1 element */
     float global_value;
     int32_t scale_layout;
+    int32_t block_scale; /* nvfp4_block_scale; dequantize does not depend on it */
     int32_t threads;
     void *stream;
 } nvfp4_quantize_args;

@@ -138,7 +138,11 @@ def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted
 
 
 def quantize(
-    x: Array, *, global_scale: float | AnyArray | None = None, scale_layout: str = "128x4"
+    x: Array,
+    *,
+    global_scale: float | AnyArray | None = None,
+    scale_layout: str = "128x4",
+    block_scale: str = "amax6",
 ) -> tuple[Array, Array]:
     """Numbers to NVFP4: returns (data, scale) with x ~ value * scale * global_scale.
 
@@ -147,6 +151,9 @@ def quantize(
         global_scale: a multiplier that dequantize (or gemm's alpha) applies again: a number or a float32 tensor of one
             element, positive and finite. amax_scale(x) uses the whole range of the scales. By default 1.
         scale_layout: of the scales returned, "128x4" or "linear" (see gemm).
+        block_scale: "amax6", or "four_over_six": of the scales from amax/6 and from amax/4 the one with the smaller
+            sum of squared errors, the first if they are equal. Use amax_scale with the same block_scale: a scale from
+            amax/4 is 1.5 times as large and may saturate otherwise.
 
     Returns:
         data: [.., R, K/2] uint8, two values a byte (data.view(torch.float4_e2m1fn_x2) where the dtype is wanted).
@@ -172,8 +179,8 @@ def quantize(
     if torch is not None and torch.compiler.is_dynamo_compiling():
         from nvfp4 import torch_ops
 
-        return torch_ops.quantize(x, global_scale, scale_layout)
-    return _C.quantize(x, global_scale, scale_layout)
+        return torch_ops.quantize(x, global_scale, scale_layout, block_scale)
+    return _C.quantize(x, global_scale, scale_layout, block_scale)
 
 
 def dequantize(

@@ -7,7 +7,7 @@ compute shapes without memory, and the functions that pass a call of nvfp4's fun
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
-    quantize(x, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
+    quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
     amax_scale(x, block_scale) -> Tensor
     swizzle(scale) -> Tensor
@@ -116,7 +116,9 @@ def _(a: Tensor, b: Tensor, sfa_permuted: Tensor, sfb_permuted: Tensor, c: Tenso
 
 
 @torch.library.register_fake("nvfp4::quantize")
-def _(x: Tensor, global_scale: Tensor, global_value: float, scale_layout: str) -> tuple[Tensor, Tensor]:
+def _(
+    x: Tensor, global_scale: Tensor, global_value: float, scale_layout: str, block_scale: str = "amax6"
+) -> tuple[Tensor, Tensor]:
     batch, rows, k = _rows("x", x)
     scales = (rows, k // 16) if scale_layout == "linear" else (_round_up(rows, 128), _round_up(k // 16, 4))
     data = x.new_empty((*batch, rows, k // 2), dtype=torch.uint8)
@@ -255,10 +257,10 @@ def custom_kernel(a: Any, b: Any, sfa_permuted: Any, sfb_permuted: Any, c: Any) 
     return c
 
 
-def quantize(x: Any, global_scale: Any, scale_layout: str) -> Any:
+def quantize(x: Any, global_scale: Any, scale_layout: str, block_scale: str) -> Any:
     _check_tensors({"x": x})
     _check_no_grad(x=x, global_scale=global_scale)
-    return _call(_ops.quantize, x, *_number_or_tensor("global_scale", global_scale, x), scale_layout)
+    return _call(_ops.quantize, x, *_number_or_tensor("global_scale", global_scale, x), scale_layout, block_scale)
 
 
 def dequantize(data: Any, scale: Any, global_scale: Any, scale_layout: str, out_dtype: Any) -> Any:

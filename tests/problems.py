@@ -86,6 +86,7 @@ class Conversion:
     dtype: str = "float32"  # of x
     typed: bool = False
     global_scale: str | None = None  # "number", "one"
+    block_scale: str = "amax6"
     backend: str | None = None
     threads: int = 1
     seed: int = 0
@@ -273,6 +274,7 @@ def conversions(draw: Draw, target: str) -> Conversion:
         dtype,
         one_of(draw, False, True),
         one_of(draw, None, "number", "one"),
+        one_of(draw, "amax6", "four_over_six"),
         one_of(draw, *backends(target)),
         threads=one_of(draw, 1, 2) if target not in FAMILIES else 1,
         seed=draw(st.integers(0, 2**20)),
@@ -508,6 +510,7 @@ def run_conversion(target: str, case: Conversion) -> str:
     args: dict[str, Any] = {}
     if case.call in ("quantize", "amax_scale"):
         args["x"] = make.place("x", make.normal(*shape).to(DTYPES[case.dtype]))
+        args["block_scale"] = case.block_scale
     if case.call == "dequantize":
         args["data"] = make.place("data", make.bytes(*batch, case.rows, case.columns // 2))
     if "x" not in args:

@@ -487,11 +487,13 @@ static nvfp4_status check_divisor(const nvfp4_quantize_args *args) {
 nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, quantize_problem *p) {
     const nvfp4_tensor *g = &args->global_scale;
     matrix x, data;
-    *p = (quantize_problem){.global_value = args->global_value, .scale_layout = args->scale_layout};
+    *p = (quantize_problem){
+        .global_value = args->global_value, .scale_layout = args->scale_layout, .block_scale = args->block_scale};
     nvfp4_status status = check_present("x", &args->x);
     if (!status) status = check_present("data", &args->data);
     if (!status) status = check_present("scale", &args->scale);
     if (!status) status = check_layout(args->scale_layout);
+    if (!status) status = check_block_scale(args->block_scale);
     if (!status) status = check_dtype("x", &args->x, is_float, "float16, bfloat16 or float32");
     if (!status) status = check_matrix("x", "[R, K]", "[L, R, K]", &args->x, output_is_x ? OUTPUT : INPUT, &x);
     if (status) return status;

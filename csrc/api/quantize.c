@@ -40,7 +40,7 @@ static nvfp4_status run_blocks(nvfp4_context *context, const target *where, int3
     across = ceil_div(columns, 1 << p->tile_log2);
     /* A CTA of quantize takes up to 16 tiles, as long as there are 1024 CTAs: two for each that an H200 runs at once.
      */
-    if (kernel == KERNEL_QUANTIZE) serial = max_int(1, min_int(16, p->l * down * across / 1024));
+    if (kernel != KERNEL_DEQUANTIZE) serial = max_int(1, min_int(16, p->l * down * across / 1024));
     return run(context, where, kernel + p->x_type - OUT_FP16, ceil_div(across, serial), p->l * down, p, stream);
 }
 
@@ -55,8 +55,8 @@ nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *a
     nvfp4_status status = check_quantize(args, 0, &p);
     if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
     if (status || p.l * p.rows * p.k == 0) return status;
-    return where.on_gpu ? run_blocks(context, &where, KERNEL_QUANTIZE, &p, args->stream)
-                        : cpu_quantize(&p, args->threads);
+    int32_t kernel = p.block_scale == BLOCK_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE;
+    return where.on_gpu ? run_blocks(context, &where, kernel, &p, args->stream) : cpu_quantize(&p, args->threads);
 }
 
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args) {

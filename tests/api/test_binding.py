@@ -373,6 +373,9 @@ def test_errors_of_conversions() -> None:
         "block_scale: is 'amax4'; must be 'amax6' or 'four_over_six'": lambda: nvfp4.amax_scale(
             torch.zeros(2, 16), block_scale="amax4"
         ),
+        "block_scale: is 'amax'; must be 'amax6' or 'four_over_six'": lambda: nvfp4.quantize(
+            torch.zeros(2, 16), block_scale="amax"
+        ),
         "block_scale: is of type NoneType; must be a string": lambda: nvfp4.amax_scale(
             torch.zeros(2, 16), block_scale=None
         ),
@@ -404,7 +407,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "gemm": "a, b, scale_a, scale_b, *, alpha=None, bias=None, c=None, beta=0.0, out=None, out_dtype=None, "
         "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False",
         "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
-        "quantize": "x, *, global_scale=None, scale_layout='128x4'",
+        "quantize": "x, *, global_scale=None, scale_layout='128x4', block_scale='amax6'",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
         "amax_scale": "x, *, block_scale='amax6'",
         "swizzle": "scale",
@@ -418,7 +421,17 @@ def test_signatures_are_those_that_others_write_against() -> None:
 
 def test_help_is_the_reference() -> None:
     """Every argument has its line, and says what is raised."""
-    for name in ("gemm", "custom_kernel", "quantize", "dequantize", "swizzle", "unswizzle", "info", "use_tuning"):
+    for name in (
+        "gemm",
+        "custom_kernel",
+        "quantize",
+        "dequantize",
+        "amax_scale",
+        "swizzle",
+        "unswizzle",
+        "info",
+        "use_tuning",
+    ):
         text = getattr(nvfp4, name).__doc__
         told = set(re.findall(r"\w+", " ".join(re.findall(r"(?:^        |, )(\w[\w, ]*):", text, re.M))))
         assert set(inspect.signature(getattr(nvfp4, name)).parameters) <= told, name

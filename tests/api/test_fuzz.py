@@ -127,12 +127,13 @@ def make_quantize(make: Maker) -> Call:
     x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
     layout = make.pick("128x4", "linear")
     g = make.pick(None, 0.5, make.place("global_scale", torch.tensor([0.25])))
-    args = {"x": make.place("x", x), "global_scale": g, "scale_layout": layout}
+    block_scale = make.pick("amax6", "four_over_six")
+    args = {"x": make.place("x", x), "global_scale": g, "scale_layout": layout, "block_scale": block_scale}
     make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
 
-    def define(x: Any, global_scale: Any, scale_layout: Any) -> torch.Tensor:
+    def define(global_scale: Any, **others: Any) -> torch.Tensor:
         g = 1.0 if global_scale is None else global_scale
-        return torch.cat([p.flatten() for p in reference.quantize(x, global_scale=g, scale_layout=scale_layout)])
+        return torch.cat([p.flatten() for p in reference.quantize(global_scale=g, **others)])
 
     def call(**args: Any) -> torch.Tensor:
         return torch.cat([torch.as_tensor(p).view(torch.uint8).flatten() for p in nvfp4.quantize(**args)])

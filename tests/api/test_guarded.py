@@ -332,6 +332,7 @@ def test_conversions(call: str, edge: str, target: str, workers: Workers) -> Non
     for rows, columns in ((1, 1), (3, 5), (33, 4), (129, 9)):
         for layout, dtype, l in (("128x4", "float32", None), ("linear", "float16", 2), ("linear", "bfloat16", None)):
             size = columns if "swizzle" in call else 16 * columns
-            case = Conversion(call, rows, size, l, layout, dtype, global_scale="one", backend=backend(target), at=at)
+            options = {"global_scale": "one", "block_scale": "four_over_six" if l else "amax6", "at": at}
+            case = Conversion(call, rows, size, l, layout, dtype, backend=backend(target), **options)
             wrong += verdicts(workers, target, [case])
     assert not wrong

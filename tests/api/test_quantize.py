@@ -183,9 +183,9 @@ def test_global_scale_of_which_six_times_overflows(backend: Backend, generator: 
     check(x, backend, g=1e38)
 
 
-def same_as_reference(x: torch.Tensor, layout: str, g: float = 1.0) -> bool:
-    got = nvfp4.quantize(x, global_scale=g, scale_layout=layout)
-    expected = reference.quantize(x.cpu(), global_scale=g, scale_layout=layout)
+def same_as_reference(x: torch.Tensor, layout: str, g: float = 1.0, block_scale: str = "amax6") -> bool:
+    got = nvfp4.quantize(x, global_scale=g, scale_layout=layout, block_scale=block_scale)
+    expected = reference.quantize(x.cpu(), global_scale=g, scale_layout=layout, block_scale=block_scale)
     return all(torch.equal(a.cpu().view(torch.uint8).flatten(), b.flatten()) for a, b in zip(got, expected))
 
 
@@ -304,6 +304,59 @@ def test_error_is_within_the_format(backend: Backend, generator: torch.Generator
     assert ((got - x).abs() <= steps * (1 + 1e-6)).all()
     small = x.abs() <= 2 * steps
     assert ((got - x).abs()[small] <= steps[small] / 4 * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_four_over_six(backend: Backend, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Random blocks; with NaN, infinities and zeros; all bit patterns; scales that saturate, vanish or are subnormal;
+    global scales that take IEEE divisions; inputs aligned to a value."""
+    x = torch.randn(130, 144, generator=generator) * 10 ** torch.randn(130, 1, generator=generator)
+    wild = torch.randint(0, 256, (33, 160 * dtype.itemsize), dtype=torch.uint8, generator=generator).view(dtype)
+    special = x.clone()
+    special[torch.rand(x.shape, generator=generator) < 0.02] = math.inf
+    special[torch.rand(x.shape, generator=generator) < 0.01] = math.nan
+    special[:, :32] = 0
+    for values, layout, g in (
+        (x, "128x4", float(x.abs().max()) / (256 * 6)),
+        (x, "linear", 0.05),
+        (special, "128x4", 1.0),
+        (wild, "linear", 1.0),
+        (wild, "128x4", 2.0**-49),
+        (wild, "128x4", 1.7 * 2.0**48),
+    ):
+        assert same_as_reference(values.to(dtype).contiguous().to(backend.device), layout, g, "four_over_six")
+    memory = x.to(dtype).flatten().to(backend.device)
+    assert same_as_reference(memory[1:145].view(9, 16), "linear", 0.3, "four_over_six")
+
+
+def test_four_over_six_takes_the_smaller_error(backend: Backend, generator: torch.Generator) -> None:
+    """In fp64, up to the roundings of fp32. Also for magnitudes whose squares no fp32 has. Both candidates of the last
+    row are exact: it gets amax/6."""
+    x = torch.randn(64, 256, generator=generator)
+    x[-1] = 0.0
+    x[-1, ::16], x[-1, 1::16] = 12.0, -6.0
+    g = 2.0 ** math.ceil(math.log2(float(nvfp4.amax_scale(x, block_scale="four_over_six"))))
+    blocks = x.view(-1, 16)
+    amax = blocks.abs().amax(-1)
+
+    def error(scale: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
+        values = reference.e2m1_table()[code.int()].double() * reference.decode_e4m3(scale).view(-1, 1) * g
+        return (values - blocks).square().sum(-1)
+
+    six, four = (reference.encode(blocks, amax / largest / g, torch.tensor(g)) for largest in (6, 4))
+    for exponent in (0, -100, 100):
+        factor = 2.0**exponent
+        data, scale = nvfp4.quantize(
+            (x * factor).to(backend.device),
+            global_scale=g * factor,
+            scale_layout="linear",
+            block_scale="four_over_six",
+        )
+        taken = scale.cpu().view(torch.uint8).flatten()
+        smaller = torch.minimum(error(*six), error(*four))
+        assert (error(taken, codes(data).view(-1, 16)) <= smaller * (1 + 1e-5)).all()
+        assert 0.2 < (taken == four[0]).float().mean() < 0.8
+        assert torch.equal(taken[-16:], six[0][-16:])
 
 
 def same_scale(x: torch.Tensor) -> bool:

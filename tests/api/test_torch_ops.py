@@ -61,6 +61,7 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.custom_kernel, (views[0], views[1], views[4], views[5], views[6])),
         (ops.quantize, (x, none, 0.5, "128x4")),
         (ops.quantize, (x.bfloat16(), one, 1.0, "linear")),
+        (ops.quantize, (x, none, 0.5, "linear", "four_over_six")),
         (ops.dequantize, (a, scale_a, none, 0.5, "128x4", torch.float16)),
         (ops.dequantize, (a, scale_a, one, 1.0, "128x4", torch.float32)),
         (ops.amax_scale, (x.bfloat16(), "four_over_six")),
@@ -189,7 +190,8 @@ def program(
     x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Every function, and beta * c from a tensor that was written before."""
-    a, scale_a = nvfp4.quantize(x.relu() - 0.5, global_scale=nvfp4.amax_scale(x))
+    g = nvfp4.amax_scale(x, block_scale="four_over_six")
+    a, scale_a = nvfp4.quantize(x.relu() - 0.5, global_scale=g, block_scale="four_over_six")
     nvfp4.gemm(a, b, scale_a, scale_b, bias=bias, out=out, alpha=0.5)
     y = nvfp4.gemm(a, b, scale_a, scale_b, alpha=bias, c=out, beta=2.0, out_dtype=torch.float32)
     linear = nvfp4.unswizzle(scale_a, x.shape[0], 4)

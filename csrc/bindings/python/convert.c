@@ -32,12 +32,13 @@ static int run(conversion *convert, nvfp4_quantize_args *args) {
 }
 
 PyObject *python_quantize(PyObject *module, arguments a, Py_ssize_t count) {
-    enum { X, GLOBAL_SCALE, LAYOUT, COUNT };
+    enum { X, GLOBAL_SCALE, LAYOUT, BLOCK_SCALE, COUNT };
     (void)module;
     if (!check_count("quantize", count, COUNT)) return NULL;
     nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
     PyObject *data = NULL, *scale = NULL, *result = NULL;
-    if (!read_layout(a[LAYOUT], &args.scale_layout)) return raise_error();
+    if (!read_layout(a[LAYOUT], &args.scale_layout) || !read_block_scale(a[BLOCK_SCALE], &args.block_scale))
+        return raise_error();
     reading done = read_tensor(a[X], "x", NUMBERS, &args.x), also = READ;
     if (done != READ_FAILED) also = read_global_scale(a[GLOBAL_SCALE], &args);
     if (also > done) done = also;

@@ -216,7 +216,7 @@ static void custom_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs)
 
 /* ---- conversions ---- */
 
-/* quantize(x, global_scale, global_value, scale_layout) */
+/* quantize(x, global_scale, global_value, scale_layout, block_scale) */
 static void quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     (void)inputs;
     (void)outputs;
@@ -226,13 +226,14 @@ static void quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     if (!status) status = read_optional(stack[1], "global_scale", &args.global_scale);
     if (!status) status = read_float(stack[2], "global_scale", &args.global_value);
     if (!status) status = read_name(stack[3], "scale_layout", layout_from_name, &args.scale_layout);
+    if (!status) status = read_name(stack[4], "block_scale", block_scale_from_name, &args.block_scale);
     if (!status) status = quantize_results(&args.x, args.scale_layout, &args.data, &args.scale);
     if (!status) status = new_tensor(stack[0], &args.data, &results[0]);
     if (!status) status = new_tensor(stack[0], &args.scale, &results[1]);
     args.threads = thread_count();
     if (!status) status = current_stream(args.x.device, &args.stream);
     if (!status) status = nvfp4_quantize(op_context, &args);
-    finish(status, stack, "ttfs", results, 2);
+    finish(status, stack, "ttfss", results, 2);
 }
 
 /* dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) */
@@ -327,7 +328,9 @@ static const struct {
     {"gemm_out", "gemm_out(" GEMM_ARGUMENTS "Tensor(a!) out) -> ()", gemm_out},
     {"custom_kernel", "custom_kernel(Tensor a, Tensor b, Tensor sfa_permuted, Tensor sfb_permuted, Tensor(a!) c) -> ()",
      custom_kernel},
-    {"quantize", "quantize(Tensor x, Tensor global_scale, float global_value, str scale_layout) -> (Tensor, Tensor)",
+    {"quantize",
+     "quantize(Tensor x, Tensor global_scale, float global_value, str scale_layout, str block_scale=\"amax6\") -> "
+     "(Tensor, Tensor)",
      quantize},
     {"dequantize",
      "dequantize(Tensor data, Tensor scale, Tensor global_scale, float global_value, str scale_layout, ScalarType "

@@ -7,6 +7,7 @@
 
 enum { SCALES_128X4 = 0, SCALES_LINEAR = 1 };      /* = nvfp4_layout */
 enum { OUT_FP16 = 4, OUT_BF16 = 5, OUT_FP32 = 6 }; /* = nvfp4_dtype */
+enum { BLOCK_AMAX6 = 0, BLOCK_FOUR_OVER_SIX = 1 }; /* = nvfp4_block_scale */
 enum { VALUES_E2M1 = 0 };                          /* a_type; else OUT_FP16 or OUT_BF16 */
 
 typedef struct gemm_problem {
@@ -50,7 +51,20 @@ typedef struct quantize_problem {
     int32_t scale_layout;
     int32_t x_type;    /* OUT_* */
     int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
+    int32_t block_scale;
+    int32_t padding_;
 } quantize_problem;
+
+/* What precedes quantisation in a fused call. silu_mul: a row of q.x has 2k values, of which the first k are the gates.
+ */
+typedef struct norm_problem {
+    quantize_problem q;
+    void *residual; /* as q.x; NULL: none */
+    int64_t residual_pitch, residual_batch;
+    const void *weight;  /* k values */
+    int32_t weight_type; /* OUT_* */
+    float eps;
+} norm_problem;
 
 /* The global scale of x: amax(|x|) / divisor, or 1. Rows are read in chunks of AMAX_CHUNK bytes. */
 enum { AMAX_CHUNK = 16384 };
@@ -62,7 +76,7 @@ typedef struct amax_problem {
     int64_t chunks; /* of a row */
     float *scale;
     double divisor;
-    int32_t x_type;  /* OUT_* */
+    int32_t x_type; /* OUT_* */
     int32_t padding_;
     uint64_t *arrivals; /* GPU, where the grid has several CTAs: tag + how many have arrived; else NULL */
     uint32_t *partial;  /* and one amax of each CTA */

@@ -9,60 +9,8 @@
  *
  * The grid has tiles of a row along x, rows of tiles of all batches along y and z. swizzle and unswizzle: a thread has
  * the 4x4 bytes that are neighbours in the 128x4 layout, a CTA 128 rows x SWIZZLE_COLUMNS scales. */
-#include <math.h>
-
 #include "kernels/common/cluster.cuh"
-#include "kernels/common/decode.cuh"
-#include "kernels/common/epilogue.cuh"
-#include "kernels/quantize/kernels.h"
-#include "kernels/quantize/quotient.h"
-
-/* --- numbers ------------------------------------------------------------------------------------------------------ */
-
-/* An e4m3 scale; bit 7 is ignored. */
-__device__ __forceinline__ float decode_e4m3(uint32_t code) {
-    float scale = __half2float(__ushort_as_half((uint16_t)decode_scales(code, 0)));
-    return DECODE_HAS_CVT ? scale : __fmul_rn(scale, 0x1p-7f);
-}
-
-/* A value that is not negative to nearest even, saturating at 448. NaN gives NaN. */
-__device__ __forceinline__ uint32_t encode_e4m3(float value) {
-#if DECODE_HAS_CVT
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
-    return pair;
-#else
-    if (isnan(value)) return 0x7F;
-    if (value >= 448.0f) return 0x7E;
-    /* The last bit of a float near 2^14 is worth 2^-9, the step of the subnormals. */
-    if (value < 0x1p-6f) return __float_as_uint(__fadd_rn(value, 0x1p14f)) & 0xF;
-    uint32_t bits = __float_as_uint(value);
-    bits += 0x7FFFF + (bits >> 20 & 1);
-    return (bits >> 20) - ((127 - 7) << 3);
-#endif
-}
-
-/* To nearest even, saturating at 6; NaN gives 0. */
-__device__ uint32_t encode_e2m1(float value) {
-    if (isnan(value)) return 0;
-    float x = fabsf(value);
-    uint32_t code = (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f);
-    return code | __float_as_uint(value) >> 31 << 3;
-}
-
-/* 0 <= value < 7 to nearest even, as ROUND_BASE + code: the bits of 2^22 + code / 2. With v = code / 2, as a function
- * of the value and rounded to multiples of 1/2: v is the value up to 2, value / 2 + 1 up to 4, value / 4 + 2 above, and
- * always the least of the three. */
-constexpr uint32_t ROUND_BASE = 0x4A800000;
-__device__ __forceinline__ uint32_t round_e2m1(float value) {
-    float low = __fadd_rn(value, 0x1p22f), middle = __fmaf_rn(value, 0.5f, 0x1p22f + 1);
-    float high = __fmaf_rn(value, 0.25f, 0x1p22f + 2);
-    return min(min(__float_as_uint(low), __float_as_uint(middle)), __float_as_uint(high));
-}
-
-__device__ __forceinline__ float global_scale(const quantize_problem &p) {
-    return p.global_scale ? *p.global_scale : p.global_value;
-}
+#include "kernels/quantize/block.cuh"
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
@@ -109,114 +57,6 @@ struct block_coord {
 
 /* --- quantize ----------------------------------------------------------------------------------------------------- */
 
-/* Global scales for which no quotient overflows or loses bits. */
-constexpr float LEAST_SCALE = 0x1p-48f, MOST_SCALE = 0x1p48f;
-
-/* 16 values: magnitudes, and the signs at the sign bits of their codes. */
-struct block {
-    float magnitude[16];
-    uint32_t signs[2];
-};
-
-/* The signs of 8 values, which are pairs of 16-bit values, at the sign bits of 8 codes. */
-__device__ __forceinline__ uint32_t sign_bits(const uint32_t *pairs) {
-    uint32_t first = __byte_perm(pairs[0], pairs[1], 0x7351), second = __byte_perm(pairs[2], pairs[3], 0x7351);
-    uint32_t even = __byte_perm(first, second, 0x5410), odd = __byte_perm(first, second, 0x7632);
-    return (even >> 4 & 0x08080808) | (odd & 0x80808080);
-}
-
-/* 16 values as they are in memory. */
-template <int TYPE> struct raw_block {
-    static constexpr int words = TYPE == OUT_FP32 ? 16 : 8;
-    uint32_t w[words];
-
-    /* From an address aligned to 16 bytes. */
-    __device__ __forceinline__ void load(const char *x) {
-#pragma unroll
-        for (int i = 0; i < words; i += 4) {
-            uint4 four = ((const uint4 *)x)[i / 4];
-            w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
-        }
-    }
-    /* From any address of a value. */
-    __device__ __forceinline__ void load_unaligned(const char *x) {
-#pragma unroll
-        for (int i = 0; i < words; i++)
-            w[i] = TYPE == OUT_FP32 ? ((const uint32_t *)x)[i]
-                                    : ((const uint16_t *)x)[2 * i] | (uint32_t)((const uint16_t *)x)[2 * i + 1] << 16;
-    }
-    __device__ __forceinline__ block unpack() const {
-        block b;
-        uint32_t pairs[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) /* of fp32 the high halves */
-            pairs[i] = TYPE == OUT_FP32 ? __byte_perm(w[2 * i % words], w[(2 * i + 1) % words], 0x7632) : w[i];
-        b.signs[0] = sign_bits(pairs), b.signs[1] = sign_bits(pairs + 4);
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            uint32_t half = w[i / 2] >> i % 2 * 16 & 0x7FFF;
-            b.magnitude[i] = TYPE == OUT_FP32   ? fabsf(__uint_as_float(w[i % words]))
-                             : TYPE == OUT_BF16 ? __uint_as_float(half << 16)
-                                                : __half2float(__ushort_as_half((uint16_t)half));
-        }
-        return b;
-    }
-};
-
-/* The codes of 8 values over 1 / r. CAP: quotients may be 7 or more, or infinite, or an infinity's NaN. */
-template <bool CAP> __device__ __forceinline__ uint32_t encode_8(const float *magnitude, reciprocal r) {
-    uint32_t sum = 0;
-#pragma unroll
-    for (int i = 7; i >= 0; i--) {
-        uint32_t code = round_e2m1(quotient(magnitude[i], r));
-        sum = sum * 16 + (CAP ? min(code, ROUND_BASE + 7) : code);
-    }
-    return sum - ROUND_BASE * 0x11111111u;
-}
-
-__device__ __forceinline__ void quantize_block(const block &b, float g, reciprocal over_g, uint2 *data,
-                                               uint8_t *scale) {
-    constexpr float most = 0x1p62f; /* over 6 and MOST_SCALE it is above 448 */
-    constexpr reciprocal sixth = {0x1.555556p-3f, -0x1.555556p-28f};
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < 16; i++) bits = max(bits, __float_as_uint(b.magnitude[i])); /* NaN is above infinity */
-    float amax = __uint_as_float(bits);
-    uint32_t code = encode_e4m3(quotient(quotient(amax > most ? most : amax, sixth), over_g));
-    float unit = __fmul_rn(decode_e4m3(code), g);
-    reciprocal r = reciprocal_of(unit);
-    uint2 codes;
-    if (amax > __fmul_rn(6.5f, unit)) /* the scale saturates, or is a small subnormal */
-        codes = make_uint2(encode_8<true>(b.magnitude, r), encode_8<true>(b.magnitude + 8, r));
-    else
-        codes = make_uint2(encode_8<false>(b.magnitude, r), encode_8<false>(b.magnitude + 8, r));
-    uint32_t mask = code - 1 < 0x7E ? ~0u : 0; /* a scale of 0 or NaN has no values */
-    *scale = (uint8_t)code;
-    *data = make_uint2((codes.x | b.signs[0]) & mask, (codes.y | b.signs[1]) & mask);
-}
-
-/* The block at any address x by the definition, with any global scale. */
-template <int TYPE> __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data, uint8_t *scale) {
-    float amax = 0.0f;
-    bool nan = false;
-#pragma unroll 1
-    for (int i = 0; i < 16; i++) {
-        float value = load_float(x, i, TYPE);
-        nan |= isnan(value);
-        amax = fmaxf(amax, fabsf(value));
-    }
-    float wanted = __fdiv_rn(__fdiv_rn(amax, 6.0f), g);
-    uint32_t code = nan ? 0x7F : amax == 0.0f || wanted <= 0.0f ? 0 : encode_e4m3(wanted);
-    float unit = __fmul_rn(decode_e4m3(code), g);
-    uint64_t codes = 0;
-    bool empty = code == 0 || code == 0x7F;
-#pragma unroll 1
-    for (int i = 0; i < 16 && !empty; i++)
-        codes |= (uint64_t)encode_e2m1(__fdiv_rn(load_float(x, i, TYPE), unit)) << 4 * i;
-    *scale = (uint8_t)code;
-    *data = make_uint2((uint32_t)codes, (uint32_t)(codes >> 32));
-}
-
 /* The product that follows may then start while this grid runs. It reads what this grid writes after its own
  * griddepcontrol.wait. Not before sm90_gemv, which takes up to 4 rows: with it, 1 x 7168 x 16384 takes 28 us instead of
  * 21 (H200), probably because two of its CTAs share an SM while another SM has none. */
@@ -226,7 +66,7 @@ __device__ __forceinline__ void launch_dependents(int64_t rows) {
 #endif
 }
 
-template <int TYPE> __device__ __forceinline__ void quantize(const quantize_problem &p) {
+template <int TYPE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(const quantize_problem &p) {
     launch_dependents(p.rows);
     constexpr uint32_t item = TYPE == OUT_FP32 ? 4 : 2;
     block_coord at(p);
@@ -252,7 +92,7 @@ template <int TYPE> __device__ __forceinline__ void quantize(const quantize_prob
             raw_block<TYPE> raw = next;
             if (i + step < end) next.load(x + (uint64_t)(i + step) * (16 * item));
             if (i < end)
-                quantize_block(raw.unpack(), g, over_g, data + i, scale + (uint64_t)i * pitch);
+                quantize_block<BLOCK_SCALE>(raw.unpack(), g, over_g, data + i, scale + (uint64_t)i * pitch);
             else
                 scale[(uint64_t)i * pitch] = 0;
         }
@@ -267,26 +107,14 @@ template <int TYPE> __device__ __forceinline__ void quantize(const quantize_prob
         } else if (in_range) {
             raw_block<TYPE> raw;
             raw.load_unaligned(from);
-            quantize_block(raw.unpack(), g, reciprocal_of(g), data + i, code);
+            quantize_block<BLOCK_SCALE>(raw.unpack(), g, reciprocal_of(g), data + i, code);
         } else {
-            quantize_any<TYPE>(from, g, data + i, code);
+            quantize_any<TYPE, BLOCK_SCALE>(from, g, data + i, code);
         }
     }
 }
 
 /* --- dequantize --------------------------------------------------------------------------------------------------- */
-
-/* The e2m1 values of COUNT / 2 bytes, times 2^-14: with its fields at those of fp16, a code is this number. */
-template <int COUNT> __device__ __forceinline__ void decode_e2m1(uint32_t codes, float (&v)[COUNT]) {
-    if (COUNT == 4) codes = (codes & 0xFF) | codes << 8; /* pairs are 16 bits apart */
-#pragma unroll
-    for (int i = 0; i < COUNT / 2; i++) {
-        uint32_t pair =
-            (codes << (12 - 4 * i) & 0x80008000) | ((i < 3 ? codes << (9 - 4 * i) : codes >> 3) & 0x0E000E00);
-        v[i] = __half2float(__ushort_as_half((uint16_t)pair));
-        v[i + COUNT / 2] = __half2float(__ushort_as_half((uint16_t)(pair >> 16)));
-    }
-}
 
 __device__ __forceinline__ uint32_t pack_16(float low, float high, int type) {
     uint32_t pair;
@@ -344,12 +172,15 @@ template <int TYPE> __device__ __forceinline__ void dequantize(const quantize_pr
     }
 }
 
-/* 4 CTAs an SM: 64 registers hold a block and the next one, without spills. */
+/* 4 CTAs an SM: 64 registers hold a block and the next one, without spills; 3 for two block scales: 80. */
+#define QUANTIZE_KERNEL(NAME, CTAS, TYPE, BLOCK_SCALE)                                                                 \
+    extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS, CTAS)                                               \
+        NAME(const __grid_constant__ quantize_problem p) {                                                             \
+        quantize<TYPE, BLOCK_SCALE>(p);                                                                                \
+    }
 #define KERNELS(NAME, TYPE)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS, 4)                                                  \
-        nvfp4_quantize_##NAME(const __grid_constant__ quantize_problem p) {                                            \
-        quantize<TYPE>(p);                                                                                             \
-    }                                                                                                                  \
+    QUANTIZE_KERNEL(nvfp4_quantize_##NAME, 4, TYPE, BLOCK_AMAX6)                                                       \
+    QUANTIZE_KERNEL(nvfp4_four_over_six_##NAME, 3, TYPE, BLOCK_FOUR_OVER_SIX)                                          \
     extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)                                                     \
         nvfp4_dequantize_##NAME(const __grid_constant__ quantize_problem p) {                                          \
         dequantize<TYPE>(p);                                                                                           \

@@ -8,11 +8,13 @@
 #define AMAX_MOST_CTAS  1536 /* of amax_scale */
 #define AMAX_COUNT_MASK 2047 /* the bits of amax_problem.arrivals that count them; its tag has the others */
 
-/* quantize and dequantize have a kernel for each type of x, in the order of OUT_*. */
+/* quantize, with one block scale and with two, and dequantize have a kernel for each type of x, in the order of OUT_*.
+ */
 enum {
     KERNEL_QUANTIZE,
-    KERNEL_DEQUANTIZE = 3,
-    KERNEL_SWIZZLE = 6,
+    KERNEL_FOUR_OVER_SIX = 3,
+    KERNEL_DEQUANTIZE = 6,
+    KERNEL_SWIZZLE = 9,
     KERNEL_UNSWIZZLE,
     KERNEL_AMAX_SCALE,
     QUANTIZE_KERNELS
