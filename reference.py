@@ -211,6 +211,65 @@ def amax_scale(x: torch.Tensor, *, block_scale: str = "amax6") -> torch.Tensor:
     return torch.where((scale > 0) & scale.isfinite(), scale, 1.0).reshape(1)
 
 
+# --- what a layer does before it quantizes --------------------------------------------------------------------------
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """(x * (1 / sqrt(mean of squares + eps))) * weight in fp32. Squares are added by fma to 256 sums, of the blocks of
+    16 values j, j + 256, ... each; then sums are added to the sums 128, 64, ... 1 before them."""
+    h, k = x.float(), x.shape[-1]
+    chunks = torch.nn.functional.pad(h, (0, -k % 4096)).unflatten(-1, (-1, 256, BLOCK))
+    sums = torch.zeros(*x.shape[:-1], 256, device=x.device)
+    for i in range(chunks.shape[-3]):
+        for j in range(BLOCK):
+            sums = fma(chunks[..., i, :, j], chunks[..., i, :, j], sums)
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    mean = sums / as_fp32(k, x.device) + as_fp32(eps, x.device)
+    return h * (torch.ones_like(mean) / mean.sqrt()) * weight.float()
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x * (1 / (1 + exp(-x))) of fp32 numbers, each operation rounded; see csrc/kernels/quantize/exponential.h."""
+
+    def constant(value: str) -> torch.Tensor:
+        return torch.full_like(x, float.fromhex(value))
+
+    x = torch.where(x < -86, -86.0, x)
+    m, shift, over_ln_2 = torch.where(x < 87, x, 87.0), constant("0x1.8p23"), constant("-0x1.715476p0")
+    n = fma(m, over_ln_2, shift) - shift
+    r = fma(m, over_ln_2, -n)
+    p = constant("0x1.5bb9fcp-10")
+    for c in ("0x1.3cea9ep-7", "0x1.c6b754p-5", "0x1.ebf9bcp-3", "0x1.62e42ap-1", "0x1p0"):
+        p = fma(p, r, constant(c))
+    return x * (1 / fma(p, torch.ldexp(torch.ones_like(n), n.int()), constant("0x1p0")))
+
+
+def rms_norm_quantize(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    residual: torch.Tensor | None = None,
+    global_scale: float | torch.Tensor = 1.0,
+    scale_layout: str = "128x4",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """quantize(rms_norm(h)); h is x, or x + residual rounded to their dtype, which is written to the residual."""
+    h = x
+    if residual is not None:
+        h = residual.copy_(x.float() + residual.float())
+    return quantize(rms_norm(h, weight, eps), global_scale=global_scale, scale_layout=scale_layout)
+
+
+def silu_mul_quantize(
+    gate_up: torch.Tensor, *, global_scale: float | torch.Tensor = 1.0, scale_layout: str = "128x4"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """quantize(silu(gate) * up) of [(L,) rows, 2K], whose first K columns are the gates."""
+    gate, up = gate_up.float().tensor_split(2, dim=-1)
+    return quantize(silu(gate) * up, global_scale=global_scale, scale_layout=scale_layout)
+
+
 def as_fp32(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.as_tensor(value, dtype=torch.float32, device=device)
 

@@ -199,6 +199,24 @@ nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *a
 /* The same struct, with x as the output: x = value * scale * g, in fp32, rounded once to x's dtype. */
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 
+/* quantize of y, in one pass: x [R, K] or [L, R, K] to y = x / sqrt(mean(x^2) + eps) * weight, in fp32 and never
+ * rounded to less. csrc/cpu/fused.c defines the order of additions and every rounding, the same on each backend.
+ * weight is [K], in fp32 or the dtype of x. residual: absent, or as x: x + residual, rounded to their dtype, then
+ * stands for x and replaces the residual. The other fields are those of nvfp4_quantize_args. */
+typedef struct nvfp4_rms_norm_quantize_args {
+    nvfp4_tensor x, weight, residual, data, scale, global_scale;
+    float eps, global_value;
+    int32_t scale_layout;
+    int32_t threads;
+    void *stream;
+} nvfp4_rms_norm_quantize_args;
+#define NVFP4_RMS_NORM_QUANTIZE_ARGS ((nvfp4_rms_norm_quantize_args){.eps = 1e-6f, .global_value = 1.0f})
+nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args);
+
+/* quantize of silu(gate) * up in fp32, in one pass: a row of args->x, [R, 2K] or [L, R, 2K], is K gates and K factors
+ * `up`. silu is csrc/kernels/quantize/exponential.h's. block_scale must be NVFP4_AMAX6. */
+nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
+
 /* The global scale that gives x [R, K] or [L, R, K] (fp16, bf16, fp32; any K) the whole range of the block scales:
  *   scale = amax(|x|) / (448 * 6), with NVFP4_FOUR_OVER_SIX amax(|x|) / (256 * 6), in fp64, rounded once to fp32;
  *   1 where that is 0, NaN or infinite: x has a NaN, an infinity, or nothing but zeros.

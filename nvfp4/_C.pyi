@@ -41,6 +41,23 @@ def dequantize(
     out_dtype: DType | None,
     /,
 ) -> Array: ...
+def rms_norm_quantize(
+    x: Array,
+    weight: AnyArray,
+    eps: float,
+    residual: AnyArray | None,
+    global_scale: float | AnyArray | None,
+    scale_layout: str,
+    out: tuple[Array, Array] | None,
+    /,
+) -> tuple[Array, Array]: ...
+def silu_mul_quantize(
+    gate_up: Array,
+    global_scale: float | AnyArray | None,
+    scale_layout: str,
+    out: tuple[Array, Array] | None,
+    /,
+) -> tuple[Array, Array]: ...
 def amax_scale(x: Array, block_scale: str, /) -> Array: ...
 def swizzle(scale: Array, /) -> Array: ...
 def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
@@ -70,6 +87,27 @@ def check_quantize(
     global_value: float,
     scale_layout: str,
     output_is_x: bool,
+    /,
+) -> None: ...
+def check_rms_norm_quantize(
+    x: _Described,
+    weight: _Described,
+    residual: _Described | None,
+    data: _Described,
+    scale: _Described,
+    global_scale: _Described | None,
+    global_value: float,
+    eps: float,
+    scale_layout: str,
+    /,
+) -> None: ...
+def check_silu_mul_quantize(
+    gate_up: _Described,
+    data: _Described,
+    scale: _Described,
+    global_scale: _Described | None,
+    global_value: float,
+    scale_layout: str,
     /,
 ) -> None: ...
 def check_amax_scale(x: _Described, scale: _Described, block_scale: str, /) -> None: ...

@@ -6,6 +6,7 @@ scale (e4m3) for every 16 values along K.
     gemm            C = alpha * (A . B^T) + beta * C + bias
     custom_kernel   the same product for the views of GPU MODE's competition
     quantize        numbers to NVFP4;  dequantize: back
+    rms_norm_quantize, silu_mul_quantize   the same behind an RMS norm, with or without a residual, or SwiGLU
     amax_scale      the global scale for quantize, on the device
     swizzle         scales from the linear to the tensor core's layout;  unswizzle: back
     info, init      what this machine can run and why; load the GPU code early
@@ -25,7 +26,17 @@ torch and nvfp4 are imported, in any order (nvfp4.torch_ops).
 
 import sys
 
-from nvfp4._api import amax_scale, custom_kernel, dequantize, gemm, quantize, swizzle, unswizzle
+from nvfp4._api import (
+    amax_scale,
+    custom_kernel,
+    dequantize,
+    gemm,
+    quantize,
+    rms_norm_quantize,
+    silu_mul_quantize,
+    swizzle,
+    unswizzle,
+)
 from nvfp4._C import Error
 from nvfp4._C import version as __version__
 from nvfp4._info import info, init
@@ -41,6 +52,8 @@ __all__ = [
     "info",
     "init",
     "quantize",
+    "rms_norm_quantize",
+    "silu_mul_quantize",
     "swizzle",
     "unswizzle",
     "use_tuning",

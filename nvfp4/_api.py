@@ -214,6 +214,77 @@ def dequantize(
     return _C.dequantize(data, scale, global_scale, scale_layout, out_dtype)
 
 
+def rms_norm_quantize(
+    x: Array,
+    weight: AnyArray,
+    eps: float,
+    *,
+    residual: AnyArray | None = None,
+    global_scale: float | AnyArray | None = None,
+    scale_layout: str = "128x4",
+    out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """quantize of the RMS norm of rows, x / sqrt(mean(x^2) + eps) * weight, in one pass over memory.
+
+    Args:
+        x: [R, K] or [L, R, K], float16, bfloat16 or float32; K is a multiple of 16.
+        weight: [K], float32 or of the dtype of x.
+        eps: finite, not negative.
+        residual: a tensor as x, or None. x + residual, rounded to their dtype, stands for x and replaces the residual.
+        global_scale: a number or a float32 tensor of one element, as of quantize.
+        scale_layout: of the scales, "128x4" or "linear" (see gemm).
+        out: (data, scale), written in place of new tensors.
+
+    Returns:
+        data, scale: as of quantize.
+
+    Norms are fp32 and not rounded to the dtype of x. The order of additions and all roundings are defined, the same on
+    every backend, and do not depend on the other rows (csrc/cpu/fused.c): the same bytes everywhere.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule. Nothing has been written.
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.rms_norm_quantize(x, weight, eps, residual, global_scale, scale_layout, out)
+    return _C.rms_norm_quantize(x, weight, eps, residual, global_scale, scale_layout, out)
+
+
+def silu_mul_quantize(
+    gate_up: Array,
+    *,
+    global_scale: float | AnyArray | None = None,
+    scale_layout: str = "128x4",
+    out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """quantize of silu(gate) * up in one pass over memory; silu(x) = x / (1 + exp(-x)).
+
+    Args:
+        gate_up: [R, 2K] or [L, R, 2K], float16, bfloat16 or float32: the K gates of a row, then its K factors. K is a
+            multiple of 16.
+        global_scale: a number or a float32 tensor of one element, as of quantize.
+        scale_layout: of the scales, "128x4" or "linear" (see gemm).
+        out: (data, scale), written in place of new tensors.
+
+    Returns:
+        data, scale: as of quantize, for [.., R, K].
+
+    Products are fp32 and not rounded to the dtype of gate_up. The operations of silu are defined, the same on
+    every backend, and within a few ulp (csrc/kernels/quantize/exponential.h): the same bytes everywhere.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule. Nothing has been written.
+    """
+    torch = modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        from nvfp4 import torch_ops
+
+        return torch_ops.silu_mul_quantize(gate_up, global_scale, scale_layout, out)
+    return _C.silu_mul_quantize(gate_up, global_scale, scale_layout, out)
+
+
 def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
     """The global scale with which quantize uses the whole range of the block scales: amax(|x|) / (448 * 6).
 

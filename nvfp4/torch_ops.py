@@ -9,12 +9,16 @@ compute shapes without memory, and the functions that pass a call of nvfp4's fun
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
+    rms_norm_quantize(x, weight, Tensor(a!) residual, global_scale, global_value, eps, scale_layout) -> (Tensor, Tensor)
+    rms_norm_quantize_out(..., scale_layout, Tensor(b!) data, Tensor(c!) scale) -> ()
+    silu_mul_quantize(gate_up, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
+    silu_mul_quantize_out(..., scale_layout, Tensor(a!) data, Tensor(b!) scale) -> ()
     amax_scale(x, block_scale) -> Tensor
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
 
-A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c or global_scale; backend "auto" chooses by
-rule.
+A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c, residual or global_scale; backend "auto"
+chooses by rule.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -115,14 +119,17 @@ def _(a: Tensor, b: Tensor, sfa_permuted: Tensor, sfb_permuted: Tensor, c: Tenso
     _check(_C.check_custom_kernel, a, b, sfa_permuted, sfb_permuted, c)
 
 
+def _quantized(like: Tensor, batch: list[int], rows: int, k: int, scale_layout: str) -> tuple[Tensor, Tensor]:
+    scales = (rows, k // 16) if scale_layout == "linear" else (_round_up(rows, 128), _round_up(k // 16, 4))
+    data = like.new_empty((*batch, rows, k // 2), dtype=torch.uint8)
+    return data, like.new_empty((*batch, *scales), dtype=torch.float8_e4m3fn)
+
+
 @torch.library.register_fake("nvfp4::quantize")
 def _(
     x: Tensor, global_scale: Tensor, global_value: float, scale_layout: str, block_scale: str = "amax6"
 ) -> tuple[Tensor, Tensor]:
-    batch, rows, k = _rows("x", x)
-    scales = (rows, k // 16) if scale_layout == "linear" else (_round_up(rows, 128), _round_up(k // 16, 4))
-    data = x.new_empty((*batch, rows, k // 2), dtype=torch.uint8)
-    scale = x.new_empty((*batch, *scales), dtype=torch.float8_e4m3fn)
+    data, scale = _quantized(x, *_rows("x", x), scale_layout)
     _check(_C.check_quantize, x, data, scale, global_scale, global_value, scale_layout, False)
     return data, scale
 
@@ -135,6 +142,51 @@ def _(
     x = data.new_empty((*batch, rows, columns * 2), dtype=out_dtype)
     _check(_C.check_quantize, x, data, scale, global_scale, global_value, scale_layout, True)
     return x
+
+
+@torch.library.register_fake("nvfp4::rms_norm_quantize")
+def _(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    global_scale: Tensor,
+    global_value: float,
+    eps: float,
+    scale_layout: str,
+) -> tuple[Tensor, Tensor]:
+    out = _quantized(x, *_rows("x", x), scale_layout)
+    _check(_C.check_rms_norm_quantize, x, weight, residual, *out, global_scale, global_value, eps, scale_layout)
+    return out
+
+
+@torch.library.register_fake("nvfp4::rms_norm_quantize_out")
+def _(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    global_scale: Tensor,
+    global_value: float,
+    eps: float,
+    scale_layout: str,
+    data: Tensor,
+    scale: Tensor,
+) -> None:
+    _check(_C.check_rms_norm_quantize, x, weight, residual, data, scale, global_scale, global_value, eps, scale_layout)
+
+
+@torch.library.register_fake("nvfp4::silu_mul_quantize")
+def _(gate_up: Tensor, global_scale: Tensor, global_value: float, scale_layout: str) -> tuple[Tensor, Tensor]:
+    batch, rows, columns = _rows("gate_up", gate_up)
+    out = _quantized(gate_up, batch, rows, columns // 2, scale_layout)
+    _check(_C.check_silu_mul_quantize, gate_up, *out, global_scale, global_value, scale_layout)
+    return out
+
+
+@torch.library.register_fake("nvfp4::silu_mul_quantize_out")
+def _(
+    gate_up: Tensor, global_scale: Tensor, global_value: float, scale_layout: str, data: Tensor, scale: Tensor
+) -> None:
+    _check(_C.check_silu_mul_quantize, gate_up, data, scale, global_scale, global_value, scale_layout)
 
 
 @torch.library.register_fake("nvfp4::amax_scale")
@@ -268,6 +320,35 @@ def dequantize(data: Any, scale: Any, global_scale: Any, scale_layout: str, out_
     _check_no_grad(global_scale=global_scale)
     scales = (scale, *_number_or_tensor("global_scale", global_scale, data))
     return _call(_ops.dequantize, data, *scales, scale_layout, _dtype(out_dtype, torch.float32))
+
+
+def _fused(name: str, out: Any, *arguments: Any) -> Any:
+    """An operator, or where `out` is given its form that writes data and scale."""
+    if out is None:
+        return _call(getattr(_ops, name), *arguments)
+    if not isinstance(out, tuple) or len(out) != 2:
+        what = f"has {len(out)} elements" if isinstance(out, tuple) else f"is of type {type(out).__name__}"
+        raise _C.Error(f"out: {what}; must be a tuple of data and scale")
+    _check_tensors({"data": out[0], "scale": out[1]})
+    _check_no_grad(data=out[0], scale=out[1])
+    _call(getattr(_ops, f"{name}_out"), *arguments, *out)
+    return out
+
+
+def rms_norm_quantize(
+    x: Any, weight: Any, eps: float, residual: Any, global_scale: Any, scale_layout: str, out: Any
+) -> Any:
+    _check_tensors({"x": x, "weight": weight}, residual=residual)
+    _check_no_grad(x=x, weight=weight, residual=residual, global_scale=global_scale)
+    scales = _number_or_tensor("global_scale", global_scale, x)
+    return _fused("rms_norm_quantize", out, x, weight, _optional(residual, x), *scales, float(eps), scale_layout)
+
+
+def silu_mul_quantize(gate_up: Any, global_scale: Any, scale_layout: str, out: Any) -> Any:
+    _check_tensors({"gate_up": gate_up})
+    _check_no_grad(gate_up=gate_up, global_scale=global_scale)
+    scales = _number_or_tensor("global_scale", global_scale, gate_up)
+    return _fused("silu_mul_quantize", out, gate_up, *scales, scale_layout)
 
 
 def amax_scale(x: Any, block_scale: str) -> Any:

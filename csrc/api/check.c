@@ -1,27 +1,13 @@
-/* The rules a call must keep, one function a rule. An error message names the argument, the rule and the value. */
+/* The rules a call must keep, one function a rule, and those of a product. An error message names the argument, the
+ * rule and the value. */
 #include "api/check.h"
 
-#include <float.h>
-
+#include "api/rules.h"
 #include "common/error.h"
 #include "common/math.h"
 
-#define MAX_SIZE INT32_MAX /* of one dimension: kernels count rows and columns in 32 bits */
-
-/* A two- or three-dimensional tensor of rows, distances in bytes. */
-typedef struct matrix {
-    int64_t l, rows, columns; /* columns in elements of the dtype */
-    int64_t pitch, batch;
-} matrix;
-
 /* Distance between rows that a rule allows besides dense ones. */
 enum { PITCH_BYTES = 16 };
-
-typedef enum direction { INPUT, OUTPUT } direction;
-
-static inline int absent(const nvfp4_tensor *t) {
-    return t->dtype == NVFP4_NONE;
-}
 
 int64_t swizzled_bytes(int64_t rows, int64_t columns) {
     return ceil_div(rows, 128) * ceil_div(columns, 4) * 512;
@@ -54,14 +40,14 @@ static int is_16_bit(int32_t dtype) {
 static int is_a(int32_t dtype) {
     return is_bytes(dtype) || is_16_bit(dtype);
 }
-static int is_scale(int32_t dtype) {
+int is_scale(int32_t dtype) {
     return dtype == NVFP4_UINT8 || dtype == NVFP4_E4M3;
 }
-static int is_float(int32_t dtype) {
+int is_float(int32_t dtype) {
     return dtype == NVFP4_FP16 || dtype == NVFP4_BF16 || dtype == NVFP4_FP32;
 }
 
-static nvfp4_status check_dtype(const char *name, const nvfp4_tensor *t, int (*allowed)(int32_t), const char *rule) {
+nvfp4_status check_dtype(const char *name, const nvfp4_tensor *t, int (*allowed)(int32_t), const char *rule) {
     if (allowed(t->dtype)) return NVFP4_OK;
     return fail(NVFP4_INVALID, "%s: dtype is %s; must be %s", name, nvfp4_dtype_name(t->dtype), rule);
 }
@@ -79,8 +65,7 @@ static const char *device_name(int32_t device, char buffer[24]) {
     return buffer;
 }
 
-static nvfp4_status check_device(const char *name, const nvfp4_tensor *t, const char *first_name,
-                                 const nvfp4_tensor *first) {
+nvfp4_status check_device(const char *name, const nvfp4_tensor *t, const char *first_name, const nvfp4_tensor *first) {
     char mine[24], theirs[24];
     if (t->device == first->device) return NVFP4_OK;
     return fail(NVFP4_INVALID, "%s: is on %s but %s is on %s", name, device_name(t->device, mine), first_name,
@@ -88,7 +73,7 @@ static nvfp4_status check_device(const char *name, const nvfp4_tensor *t, const 
 }
 
 /* Sizes are countable: each dimension fits 32 bits, the element count and the extent in bytes fit 62. */
-static nvfp4_status check_sizes(const char *name, const nvfp4_tensor *t) {
+nvfp4_status check_sizes(const char *name, const nvfp4_tensor *t) {
     if (t->ndim < 0 || t->ndim > NVFP4_MAX_DIMS)
         return fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, t->ndim, NVFP4_MAX_DIMS);
     int64_t count = 1, extent = 0, step;
@@ -107,13 +92,13 @@ static nvfp4_status check_sizes(const char *name, const nvfp4_tensor *t) {
     return NVFP4_OK;
 }
 
-static int64_t element_count(const nvfp4_tensor *t) {
+int64_t element_count(const nvfp4_tensor *t) {
     int64_t count = 1;
     for (int i = 0; i < t->ndim; i++) count *= t->shape[i];
     return count;
 }
 
-static int is_contiguous(const nvfp4_tensor *t) {
+int is_contiguous(const nvfp4_tensor *t) {
     int64_t expected = 1;
     if (element_count(t) == 0) return 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -123,7 +108,7 @@ static int is_contiguous(const nvfp4_tensor *t) {
     return 1;
 }
 
-static nvfp4_status check_alignment(const char *name, const nvfp4_tensor *t, int64_t bytes) {
+nvfp4_status check_alignment(const char *name, const nvfp4_tensor *t, int64_t bytes) {
     if ((uintptr_t)t->data % (uintptr_t)bytes == 0) return NVFP4_OK;
     return fail(NVFP4_INVALID, "%s: data is at address %p; must be aligned to %lld bytes", name, t->data,
                 (long long)bytes);
@@ -131,8 +116,8 @@ static nvfp4_status check_alignment(const char *name, const nvfp4_tensor *t, int
 
 /* Two or three dimensions, dense rows that lie their own length or a multiple of 16 bytes apart; an output's rows
  * must not overlap. */
-static nvfp4_status check_matrix(const char *name, const char *shape2, const char *shape3, const nvfp4_tensor *t,
-                                 direction use, matrix *x) {
+nvfp4_status check_matrix(const char *name, const char *shape2, const char *shape3, const nvfp4_tensor *t,
+                          direction use, matrix *x) {
     nvfp4_status status = check_sizes(name, t);
     if (status) return status;
     if (t->ndim != 2 && t->ndim != 3)
@@ -167,8 +152,8 @@ static nvfp4_status check_matrix(const char *name, const char *shape2, const cha
 }
 
 /* a, b or quantised data: 8-byte aligned rows whose length is a multiple of 16 values. */
-static nvfp4_status check_data(const char *name, const char *shape2, const char *shape3, const nvfp4_tensor *t,
-                               direction use, matrix *x) {
+nvfp4_status check_data(const char *name, const char *shape2, const char *shape3, const nvfp4_tensor *t, direction use,
+                        matrix *x) {
     nvfp4_status status = check_dtype(name, t, is_bytes, "uint8 or float4_e2m1fn_x2");
     if (!status) status = check_matrix(name, shape2, shape3, t, use, x);
     if (status) return status;
@@ -193,8 +178,8 @@ static nvfp4_status check_activations(const nvfp4_tensor *t, matrix *x) {
 }
 
 /* Scales of l batches of rows x columns in either layout. */
-static nvfp4_status check_scale(const char *name, const nvfp4_tensor *t, int32_t layout, int64_t l, int64_t rows,
-                                int64_t columns, direction use, int64_t *pitch, int64_t *batch) {
+nvfp4_status check_scale(const char *name, const nvfp4_tensor *t, int32_t layout, int64_t l, int64_t rows,
+                         int64_t columns, direction use, int64_t *pitch, int64_t *batch) {
     nvfp4_status status = check_dtype(name, t, is_scale, "float8_e4m3fn or uint8");
     if (status) return status;
     if (layout == NVFP4_LINEAR) {
@@ -226,7 +211,7 @@ static nvfp4_status check_scale(const char *name, const nvfp4_tensor *t, int32_t
     return check_alignment(name, t, 16);
 }
 
-static nvfp4_status check_layout(int32_t layout) {
+nvfp4_status check_layout(int32_t layout) {
     if (layout == NVFP4_128X4 || layout == NVFP4_LINEAR) return NVFP4_OK;
     return fail(NVFP4_INVALID, "scale_layout: is %d; must be 128x4 (%d) or linear (%d)", layout, NVFP4_128X4,
                 NVFP4_LINEAR);
@@ -255,8 +240,7 @@ static int64_t extent_bytes(const nvfp4_tensor *t) {
     return (last + 1) * dtype_bytes(t->dtype);
 }
 
-static nvfp4_status check_apart(const char *name, const nvfp4_tensor *t, const char *other_name,
-                                const nvfp4_tensor *other) {
+nvfp4_status check_apart(const char *name, const nvfp4_tensor *t, const char *other_name, const nvfp4_tensor *other) {
     if (absent(other) || !t->data || !other->data) return NVFP4_OK;
     uintptr_t x = (uintptr_t)t->data, y = (uintptr_t)other->data;
     uintptr_t x_bytes = (uintptr_t)extent_bytes(t), y_bytes = (uintptr_t)extent_bytes(other);
@@ -271,7 +255,7 @@ static int same_view(const nvfp4_tensor *s, const nvfp4_tensor *t) {
     return 1;
 }
 
-static nvfp4_status check_present(const char *name, const nvfp4_tensor *t) {
+nvfp4_status check_present(const char *name, const nvfp4_tensor *t) {
     if (absent(t)) return fail(NVFP4_INVALID, "%s: is missing; must be a tensor", name);
     return NVFP4_OK;
 }
@@ -433,7 +417,7 @@ nvfp4_status check_gemm(const nvfp4_gemm_args *args, gemm_problem *p) {
     return status;
 }
 
-static nvfp4_status check_has_data(const char *name, const nvfp4_tensor *t) {
+nvfp4_status check_has_data(const char *name, const nvfp4_tensor *t) {
     if (absent(t) || t->data || element_count(t) == 0) return NVFP4_OK;
     return fail(NVFP4_INVALID, "%s: has no data; must not be a fake or meta tensor", name);
 }
@@ -454,151 +438,4 @@ nvfp4_status check_gemm_data_present(const nvfp4_gemm_args *args) {
     for (size_t i = 0; i < sizeof all / sizeof *all && !status; i++)
         status = check_has_data(all[i].name, all[i].tensor);
     return status;
-}
-
-static nvfp4_status check_block_scale(int32_t block_scale) {
-    if (block_scale == NVFP4_AMAX6 || block_scale == NVFP4_FOUR_OVER_SIX) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "block_scale: is %d; must be amax6 (%d) or four_over_six (%d)", block_scale, NVFP4_AMAX6,
-                NVFP4_FOUR_OVER_SIX);
-}
-
-/* One fp32 number on the device of an input. */
-static nvfp4_status check_scalar(const char *name, const nvfp4_tensor *t, const char *input_name,
-                                 const nvfp4_tensor *input) {
-    if (t->dtype != NVFP4_FP32)
-        return fail(NVFP4_INVALID, "%s: dtype is %s; must be float32", name, nvfp4_dtype_name(t->dtype));
-    nvfp4_status status = check_sizes(name, t);
-    if (!status && element_count(t) != 1)
-        return fail(NVFP4_INVALID, "%s: has %lld elements; must have 1", name, (long long)element_count(t));
-    if (!status) status = check_device(name, t, input_name, input);
-    if (!status) status = check_alignment(name, t, 4);
-    return status;
-}
-
-/* quantize divides by the global scale. A scale in device memory is not read: it has to keep the rule by itself. */
-static nvfp4_status check_divisor(const nvfp4_quantize_args *args) {
-    const nvfp4_tensor *g = &args->global_scale;
-    if (!absent(g) && (g->device != NVFP4_HOST || !g->data)) return NVFP4_OK;
-    float value = absent(g) ? args->global_value : *(const float *)g->data;
-    if (value > 0.0f && value <= FLT_MAX) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "global_scale: is %g; must be positive and finite", (double)value);
-}
-
-nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, quantize_problem *p) {
-    const nvfp4_tensor *g = &args->global_scale;
-    matrix x, data;
-    *p = (quantize_problem){
-        .global_value = args->global_value, .scale_layout = args->scale_layout, .block_scale = args->block_scale};
-    nvfp4_status status = check_present("x", &args->x);
-    if (!status) status = check_present("data", &args->data);
-    if (!status) status = check_present("scale", &args->scale);
-    if (!status) status = check_layout(args->scale_layout);
-    if (!status) status = check_block_scale(args->block_scale);
-    if (!status) status = check_dtype("x", &args->x, is_float, "float16, bfloat16 or float32");
-    if (!status) status = check_matrix("x", "[R, K]", "[L, R, K]", &args->x, output_is_x ? OUTPUT : INPUT, &x);
-    if (status) return status;
-    if (x.columns % 16 != 0)
-        return fail(NVFP4_INVALID, "%s: K is %lld; must be a multiple of 16", output_is_x ? "data" : "x",
-                    (long long)x.columns);
-    status = check_data("data", "[R, K/2]", "[L, R, K/2]", &args->data, output_is_x ? INPUT : OUTPUT, &data);
-    if (status) return status;
-    if (args->data.ndim != args->x.ndim || data.l != x.l || data.rows != x.rows || data.columns * 2 != x.columns)
-        return fail(NVFP4_INVALID,
-                    "data: is %lld x %lld x %lld; x needs L x R x K/2 = %lld x %lld x %lld in %d dimensions",
-                    (long long)data.l, (long long)data.rows, (long long)data.columns, (long long)x.l, (long long)x.rows,
-                    (long long)x.columns / 2, args->x.ndim);
-    status = check_scale("scale", &args->scale, args->scale_layout, x.l, x.rows, x.columns / 16,
-                         output_is_x ? INPUT : OUTPUT, &p->scale_pitch, &p->scale_batch);
-    const nvfp4_tensor *input = output_is_x ? &args->data : &args->x;
-    const char *input_name = output_is_x ? "data" : "x";
-    if (!status) status = check_device("x", &args->x, input_name, input);
-    if (!status) status = check_device("data", &args->data, input_name, input);
-    if (!status) status = check_device("scale", &args->scale, input_name, input);
-    if (!status) status = check_alignment("x", &args->x, dtype_bytes(args->x.dtype));
-    if (!status && !absent(g)) status = check_scalar("global_scale", g, input_name, input);
-    if (!status && !output_is_x) status = check_divisor(args);
-    if (!status && output_is_x) {
-        status = check_apart("x", &args->x, "data", &args->data);
-        if (!status) status = check_apart("x", &args->x, "scale", &args->scale);
-        if (!status) status = check_apart("x", &args->x, "global_scale", g);
-    } else if (!status) {
-        status = check_apart("data", &args->data, "x", &args->x);
-        if (!status) status = check_apart("data", &args->data, "scale", &args->scale);
-        if (!status) status = check_apart("data", &args->data, "global_scale", g);
-        if (!status) status = check_apart("scale", &args->scale, "x", &args->x);
-        if (!status) status = check_apart("scale", &args->scale, "global_scale", g);
-    }
-    if (!status) status = check_has_data("x", &args->x);
-    if (!status) status = check_has_data("data", &args->data);
-    if (!status) status = check_has_data("scale", &args->scale);
-    if (status) return status;
-    p->rows = x.rows;
-    p->k = x.columns;
-    p->l = x.l;
-    p->x = args->x.data;
-    p->x_pitch = x.pitch;
-    p->x_batch = x.batch;
-    p->x_type = args->x.dtype;
-    p->data = args->data.data;
-    p->data_pitch = data.pitch;
-    p->data_batch = data.batch;
-    p->scale = args->scale.data;
-    p->global_scale = absent(g) ? NULL : g->data;
-    return NVFP4_OK;
-}
-
-nvfp4_status check_amax_scale(const nvfp4_amax_scale_args *args, amax_problem *p) {
-    matrix x;
-    nvfp4_status status = check_present("x", &args->x);
-    if (!status) status = check_present("scale", &args->scale);
-    if (!status) status = check_block_scale(args->block_scale);
-    if (!status) status = check_dtype("x", &args->x, is_float, "float16, bfloat16 or float32");
-    if (!status) status = check_matrix("x", "[R, K]", "[L, R, K]", &args->x, INPUT, &x);
-    if (!status) status = check_alignment("x", &args->x, dtype_bytes(args->x.dtype));
-    if (!status) status = check_scalar("scale", &args->scale, "x", &args->x);
-    if (!status) status = check_apart("scale", &args->scale, "x", &args->x);
-    if (!status) status = check_has_data("x", &args->x);
-    if (!status) status = check_has_data("scale", &args->scale);
-    if (status) return status;
-    *p = (amax_problem){.rows = x.rows,
-                        .l = x.l,
-                        .x = args->x.data,
-                        .x_bytes = x.columns * dtype_bytes(args->x.dtype),
-                        .x_pitch = x.pitch,
-                        .x_batch = x.batch,
-                        .scale = args->scale.data,
-                        .divisor = (args->block_scale == NVFP4_FOUR_OVER_SIX ? 256.0 : 448.0) * 6.0,
-                        .x_type = args->x.dtype};
-    if (is_contiguous(&args->x)) { /* one row */
-        p->x_bytes *= x.rows * x.l;
-        p->rows = p->l = 1;
-    }
-    p->chunks = ceil_div(p->x_bytes, AMAX_CHUNK);
-    return NVFP4_OK;
-}
-
-nvfp4_status check_swizzle(const nvfp4_tensor *linear, const nvfp4_tensor *swizzled, int output_is_linear,
-                           swizzle_problem *p) {
-    matrix x;
-    int64_t pitch, batch;
-    nvfp4_status status = check_present("scale", linear);
-    if (!status) status = check_present("swizzled", swizzled);
-    if (!status) status = check_dtype("scale", linear, is_scale, "float8_e4m3fn or uint8");
-    if (!status) status = check_matrix("scale", "[R, S]", "[L, R, S]", linear, output_is_linear ? OUTPUT : INPUT, &x);
-    if (!status)
-        status = check_scale("swizzled", swizzled, NVFP4_128X4, x.l, x.rows, x.columns,
-                             output_is_linear ? INPUT : OUTPUT, &pitch, &batch);
-    if (!status) status = check_device("swizzled", swizzled, "scale", linear);
-    if (!status) status = check_apart("scale", linear, "swizzled", swizzled);
-    if (!status) status = check_has_data("scale", linear);
-    if (!status) status = check_has_data("swizzled", swizzled);
-    if (status) return status;
-    *p = (swizzle_problem){.rows = x.rows,
-                           .columns = x.columns,
-                           .l = x.l,
-                           .linear = linear->data,
-                           .linear_pitch = x.pitch,
-                           .linear_batch = x.batch,
-                           .swizzled = swizzled->data};
-    return NVFP4_OK;
 }

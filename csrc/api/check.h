@@ -19,6 +19,9 @@ nvfp4_status check_gemm_data_present(const nvfp4_gemm_args *args);
 /* The same rules both ways; output_is_x says which of x and data, scale is written. */
 nvfp4_status check_quantize(const nvfp4_quantize_args *args, int output_is_x, quantize_problem *problem);
 
+nvfp4_status check_rms_norm_quantize(const nvfp4_rms_norm_quantize_args *args, norm_problem *problem);
+nvfp4_status check_silu_mul_quantize(const nvfp4_quantize_args *args, quantize_problem *problem);
+
 nvfp4_status check_amax_scale(const nvfp4_amax_scale_args *args, amax_problem *problem);
 
 nvfp4_status check_swizzle(const nvfp4_tensor *linear, const nvfp4_tensor *swizzled, int output_is_linear,

@@ -59,6 +59,35 @@ nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *a
     return where.on_gpu ? run_blocks(context, &where, kernel, &p, args->stream) : cpu_quantize(&p, args->threads);
 }
 
+nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
+    quantize_problem p;
+    target where;
+    nvfp4_status status = check_silu_mul_quantize(args, &p);
+    if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
+    if (status || p.l * p.rows * p.k == 0) return status;
+    if (where.on_gpu) return run_blocks(context, &where, KERNEL_SILU_MUL_QUANTIZE, &p, args->stream);
+    cpu_silu_mul_quantize(&p, args->threads);
+    return NVFP4_OK;
+}
+
+/* A row has a thread for each block of 16 values, a power of two from a warp to a CTA. */
+nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args) {
+    norm_problem p;
+    target where;
+    nvfp4_status status = check_rms_norm_quantize(args, &p);
+    if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
+    if (status || p.q.l * p.q.rows * p.q.k == 0) return status;
+    if (!where.on_gpu) {
+        cpu_rms_norm_quantize(&p, args->threads);
+        return NVFP4_OK;
+    }
+    int64_t rows = p.q.scale_layout == NVFP4_LINEAR ? p.q.rows : ceil_div(p.q.rows, 128) * 128;
+    p.q.tile_log2 = 5;
+    while (1 << p.q.tile_log2 < min_int(p.q.k / 16, QUANTIZE_THREADS)) p.q.tile_log2++;
+    return run(context, &where, KERNEL_RMS_NORM_QUANTIZE + p.q.x_type - OUT_FP16, 1,
+               p.q.l * ceil_div(rows, QUANTIZE_THREADS >> p.q.tile_log2), &p, args->stream);
+}
+
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
     quantize_problem p;
     target where;

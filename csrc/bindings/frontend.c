@@ -89,8 +89,9 @@ nvfp4_status gemm_result(const nvfp4_gemm_args *args, int32_t dtype, nvfp4_tenso
     return status;
 }
 
-nvfp4_status quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale) {
-    nvfp4_status status = check_rank("x", x);
+static nvfp4_status results_of(const char *name, const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data,
+                               nvfp4_tensor *scale) {
+    nvfp4_status status = check_rank(name, x);
     if (status) return status;
     int64_t rows = x->shape[x->ndim - 2], k = x->shape[x->ndim - 1];
     dense_like(data, NVFP4_UINT8, x, rows, k / 2);
@@ -99,6 +100,16 @@ nvfp4_status quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tenso
     else
         dense_like(scale, NVFP4_E4M3, x, round_up(rows, 128), round_up(k / 16, 4));
     return NVFP4_OK;
+}
+
+nvfp4_status quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale) {
+    return results_of("x", x, layout, data, scale);
+}
+
+nvfp4_status silu_mul_quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale) {
+    nvfp4_tensor gates = *x;
+    if (x->ndim > 0) gates.shape[x->ndim - 1] /= 2;
+    return results_of("gate_up", &gates, layout, data, scale);
 }
 
 nvfp4_status dequantize_result(const nvfp4_tensor *data, int32_t dtype, nvfp4_tensor *x) {

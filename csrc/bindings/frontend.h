@@ -15,6 +15,8 @@ nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dt
 int32_t default_out_dtype(const nvfp4_gemm_args *args);
 nvfp4_status gemm_result(const nvfp4_gemm_args *args, int32_t dtype, nvfp4_tensor *out);
 nvfp4_status quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale);
+/* x: gate_up. */
+nvfp4_status silu_mul_quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale);
 nvfp4_status dequantize_result(const nvfp4_tensor *data, int32_t dtype, nvfp4_tensor *x);
 void scale_result(const nvfp4_tensor *x, nvfp4_tensor *scale); /* float32 [1] */
 nvfp4_status swizzle_result(const nvfp4_tensor *linear, nvfp4_tensor *swizzled);

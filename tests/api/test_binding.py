@@ -409,6 +409,8 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
         "quantize": "x, *, global_scale=None, scale_layout='128x4', block_scale='amax6'",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
+        "rms_norm_quantize": "x, weight, eps, *, residual=None, global_scale=None, scale_layout='128x4', out=None",
+        "silu_mul_quantize": "gate_up, *, global_scale=None, scale_layout='128x4', out=None",
         "amax_scale": "x, *, block_scale='amax6'",
         "swizzle": "scale",
         "unswizzle": "scale, rows, columns",
@@ -421,17 +423,10 @@ def test_signatures_are_those_that_others_write_against() -> None:
 
 def test_help_is_the_reference() -> None:
     """Every argument has its line, and says what is raised."""
-    for name in (
-        "gemm",
-        "custom_kernel",
-        "quantize",
-        "dequantize",
-        "amax_scale",
-        "swizzle",
-        "unswizzle",
-        "info",
-        "use_tuning",
-    ):
+    names = (
+        "gemm custom_kernel quantize rms_norm_quantize silu_mul_quantize dequantize amax_scale swizzle unswizzle info"
+    )
+    for name in [*names.split(), "use_tuning"]:
         text = getattr(nvfp4, name).__doc__
         told = set(re.findall(r"\w+", " ".join(re.findall(r"(?:^        |, )(\w[\w, ]*):", text, re.M))))
         assert set(inspect.signature(getattr(nvfp4, name)).parameters) <= told, name

@@ -1,4 +1,4 @@
-"""Fuzz: 700 mutated calls, 2,000 with CI_FULL=1. Each is rejected with an error message that names the argument, and
+"""Fuzz: 750 mutated calls, 2,000 with CI_FULL=1. Each is rejected with an error message that names the argument, and
 nothing is written; or it is accepted and the result is right to the bit.
 
 A call starts valid, with each tensor between guard bytes, and gets one to three mutations.
@@ -161,6 +161,47 @@ def make_dequantize(make: Maker) -> Call:
     return Call(nvfp4.dequantize, define, args, None, make.buffers)
 
 
+def make_rms_norm_quantize(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 48, 80, 0))
+    dtype = make.pick(torch.float16, torch.bfloat16, torch.float32)
+    args: Arguments = {
+        "x": make.place("x", make.normal(*shape).to(dtype)),
+        "weight": make.place("weight", make.normal(shape[-1]).to(make.pick(torch.float32, dtype))),
+        "eps": make.pick(0.0, 1e-6),
+        "scale_layout": make.pick("128x4", "linear"),
+        "residual": make.place("residual", make.normal(*shape).to(dtype)),
+    }
+
+    def define(residual: Any, **others: Any) -> torch.Tensor:
+        residual = None if residual is None else residual.clone()
+        result = [p.flatten() for p in reference.rms_norm_quantize(residual=residual, **others)]
+        return torch.cat(result + ([] if residual is None else [residual.view(torch.uint8).flatten()]))
+
+    def call(residual: Any, **args: Any) -> torch.Tensor:
+        result = nvfp4.rms_norm_quantize(residual=residual, **args)
+        written = () if residual is None else (residual,)
+        return torch.cat([as_torch(p).contiguous().view(torch.uint8).flatten() for p in (*result, *written)])
+
+    return Call(call, define, args, "residual", make.buffers)
+
+
+def make_silu_mul_quantize(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(32, 96, 0))
+    x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
+    g = make.pick(None, 0.5, make.place("global_scale", torch.tensor([0.25])))
+    args = {"gate_up": make.place("gate_up", x), "global_scale": g, "scale_layout": make.pick("128x4", "linear")}
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
+
+    def define(global_scale: Any, **others: Any) -> torch.Tensor:
+        g = 1.0 if global_scale is None else global_scale
+        return torch.cat([p.flatten() for p in reference.silu_mul_quantize(global_scale=g, **others)])
+
+    def call(**args: Any) -> torch.Tensor:
+        return torch.cat([torch.as_tensor(p).view(torch.uint8).flatten() for p in nvfp4.silu_mul_quantize(**args)])
+
+    return Call(call, define, args, None, make.buffers)
+
+
 def make_amax_scale(make: Maker) -> Call:
     shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 17, 80, 0))
     x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
@@ -195,8 +236,8 @@ def make_unswizzle(make: Maker) -> Call:
 # Each takes (draw, arguments, name) and returns "rejected" or "oversized" if the call must now be rejected, "taken" if
 # it is still valid, "either" if that depends on the other arguments.
 
-OPTIONAL = ("alpha", "bias", "c", "out", "global_scale", "out_dtype", "backend")
-NUMBERS = ("alpha", "beta", "global_scale")
+OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend")
+NUMBERS = ("alpha", "beta", "global_scale", "eps")
 
 
 def junk(draw: Draw, args: Arguments, name: str) -> str:
@@ -216,7 +257,9 @@ def other_dtype(draw: Draw, args: Arguments, name: str) -> str:
             ("scale_a", "scale_b", "scale", "sfa_permuted", "sfb_permuted"), (torch.uint8, torch.float8_e4m3fn)
         ),
         **dict.fromkeys(("alpha", "global_scale"), (torch.float32,)),
-        **dict.fromkeys(("bias", "c", "out", "x"), (torch.float16, torch.bfloat16, torch.float32)),
+        **dict.fromkeys(
+            ("bias", "c", "out", "x", "weight", "residual", "gate_up"), (torch.float16, torch.bfloat16, torch.float32)
+        ),
     }[name]
     every = (torch.int8, torch.bool, torch.int16, torch.int64, torch.float64, torch.complex64, torch.float8_e5m2)
     every += (torch.float8_e4m3fnuz, torch.float8_e8m0fnu, torch.uint16)
@@ -402,7 +445,7 @@ def mutate(draw: Draw, args: Arguments, name: str) -> tuple[str, str]:
         do = draw(st.sampled_from(TENSOR_MUTATIONS if value.numel() < 2**20 else (junk, on_meta)))
     elif name in NUMBERS:
         do = draw(st.sampled_from((junk, number)))
-    elif name in ("scale_layout", "out_dtype", "backend"):
+    elif name in ("scale_layout", "block_scale", "out_dtype", "backend"):
         do = draw(st.sampled_from((junk, word)))
     else:
         do = junk
@@ -500,6 +543,16 @@ def test_quantize(data: st.DataObject) -> None:
 @fuzz(150)
 def test_dequantize(data: st.DataObject) -> None:
     judge(make_dequantize, data.draw)
+
+
+@fuzz(75)
+def test_rms_norm_quantize(data: st.DataObject) -> None:
+    judge(make_rms_norm_quantize, data.draw)
+
+
+@fuzz(75)
+def test_silu_mul_quantize(data: st.DataObject) -> None:
+    judge(make_silu_mul_quantize, data.draw)
 
 
 @fuzz(75)

@@ -54,6 +54,12 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     views = [v.view(torch.uint8) for v in views[:6]] + [views[6]]  # opcheck compares inputs, which e4m3 cannot
     linear = torch.zeros(33, 3, dtype=torch.uint8, device=place)
     one = torch.ones(1, device=place)
+    weight, residual = torch.randn(48, device=place), torch.randn(2, 33, 48, device=place)
+    packed, blocks = (
+        torch.zeros(2, 33, 24, dtype=torch.uint8, device=place),
+        torch.zeros_like(linear[None].expand(2, -1, -1)),
+    )
+    gates = torch.randn(2, 33, 96, device=place)
     checks: list[tuple[Any, tuple[Any, ...]]] = [
         (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
         (ops.gemm, (a, b, scale_a, scale_b, bias, bias, c, 1.0, 2.0, *AUTO, torch.float32)),
@@ -64,6 +70,11 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.quantize, (x, none, 0.5, "linear", "four_over_six")),
         (ops.dequantize, (a, scale_a, none, 0.5, "128x4", torch.float16)),
         (ops.dequantize, (a, scale_a, one, 1.0, "128x4", torch.float32)),
+        (ops.rms_norm_quantize, (x, weight, none, one, 1.0, 1e-6, "128x4")),
+        (ops.rms_norm_quantize, (x, weight, residual, none, 0.5, 1e-6, "128x4")),
+        (ops.rms_norm_quantize_out, (x, weight, residual, none, 0.5, 1e-6, "linear", packed, blocks)),
+        (ops.silu_mul_quantize, (gates, one, 1.0, "128x4")),
+        (ops.silu_mul_quantize_out, (gates, none, 0.5, "linear", packed, blocks)),
         (ops.amax_scale, (x.bfloat16(), "four_over_six")),
         (ops.swizzle, (linear,)),
         (ops.swizzle, (linear[None],)),

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +210,27 @@ def run_16_bit_a(backend: str) -> int:
     return calls
 
 
+def run_fused(x: torch.Tensor, layout: str) -> None:
+    import torch
+
+    import nvfp4
+
+    weight, residual = torch.randn(x.shape[-1]), torch.randn_like(x)
+
+    def calls(place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        y, r = place(x), place(residual.clone())
+        return {
+            "four_over_six": nvfp4.quantize(y, block_scale="four_over_six", scale_layout=layout),
+            "rms_norm_quantize": nvfp4.rms_norm_quantize(y, place(weight), 1e-6, residual=r, scale_layout=layout),
+            "silu_mul_quantize": nvfp4.silu_mul_quantize(place(x[..., :64].contiguous()), scale_layout=layout),
+        }
+
+    expected = calls(lambda y: y)
+    for name, got in calls(gpu).items():
+        if not all(torch.equal(p.cpu(), q) for p, q in zip(got, expected[name])):
+            sys.exit(f"{name} {layout}: differs from the CPU backend")
+
+
 def run(backends: list[str], tool: str = "") -> int:
     """Runs all calls that the tool can run; returns the number that agree with the CPU."""
     import torch
@@ -225,6 +247,7 @@ def run(backends: list[str], tool: str = "") -> int:
         expected = nvfp4.quantize(x, scale_layout=layout)
         swizzled = nvfp4.swizzle(gpu(nvfp4.quantize(x, scale_layout="linear")[1]))
         back = nvfp4.dequantize(data, scale, scale_layout=layout)
+        run_fused(x, layout)
         if not torch.equal(nvfp4.amax_scale(gpu(x)).cpu(), nvfp4.amax_scale(x)):
             sys.exit("amax_scale: differs from the CPU backend")
         if not torch.equal(data.cpu(), expected[0]) or not torch.equal(scale.cpu(), expected[1]):
@@ -233,7 +256,7 @@ def run(backends: list[str], tool: str = "") -> int:
             sys.exit(f"dequantize {layout}: differs from the CPU backend")
         if not torch.equal(nvfp4.unswizzle(swizzled, 129, 5).cpu(), nvfp4.quantize(x, scale_layout="linear")[1]):
             sys.exit("swizzle and unswizzle: do not give back the scales")
-        calls += 4
+        calls += 7
     return calls
 
 

@@ -41,7 +41,7 @@ def ragged(device: str, family: str) -> Run:
 def one_of_each_kind(device: str) -> Run:
     """H200 and B200 run their own kernels; others sm80's, which differ from sm_80's in how they decode e2m1."""
     family = {"sm_90": "sm90", "sm_100": "sm100"}.get(device, "sm80")
-    files = ("layouts", "quantize", "batch_invariant")
+    files = ("layouts", "quantize", "fused", "batch_invariant")
     if family != "sm80" or FULL:
         files += ("epilogue", "nan", "shared_batches", "custom_kernel")
     if family == "sm90":

@@ -103,9 +103,14 @@ FAMILIES = {
         ),
     ),
     "quantize": Family(
-        ("kernels/quantize/*.cu", "kernels/quantize/quotient.h"),
         (
-            on("sm_80", "api/test_quantize.py"),
+            "kernels/quantize/*.cu",
+            "kernels/quantize/block.cuh",
+            "kernels/quantize/quotient.h",
+            "kernels/quantize/exponential.h",
+        ),
+        (
+            on("sm_80", "api/test_quantize.py", "api/test_fused.py"),
             ("kernels/test_dequantize_unaligned.py",),
             ("api/test_guarded.py", "-k", "test_conversions and sm_80"),
             guarded("sm_80")[1],
@@ -115,7 +120,15 @@ FAMILIES = {
         ("cpu/*",),
         (
             ("api/test_guarded.py", "-k", "cpu"),
-            ("api/test_epilogue.py", "api/test_layouts.py", "api/test_nan.py", "api/test_quantize.py", "-k", "cpu"),
+            (
+                "api/test_epilogue.py",
+                "api/test_layouts.py",
+                "api/test_nan.py",
+                "api/test_quantize.py",
+                "api/test_fused.py",
+                "-k",
+                "cpu",
+            ),
             (
                 "api/test_shared_batches.py",
                 "api/test_determinism.py",
@@ -147,7 +160,13 @@ FAMILIES = {
             ("api/test_binding.py",),
             C_CORE,
             ("api/test_fuzz.py", "api/test_torch_ops.py"),
-            ("api/test_quantize.py", "api/test_guarded.py", "-k", "cpu or sm_80 or rule or aligned"),
+            (
+                "api/test_quantize.py",
+                "api/test_fused.py",
+                "api/test_guarded.py",
+                "-k",
+                "cpu or sm_80 or rule or aligned",
+            ),
             ("api/test_driver.py", "api/test_custom_kernel.py", "plan/test_choice.py"),
             ("api/test_generated.py",),
         ),

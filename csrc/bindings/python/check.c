@@ -84,6 +84,39 @@ PyObject *python_check_quantize(PyObject *module, arguments a, Py_ssize_t count)
     return answer(check_quantize(&args, PyObject_IsTrue(a[OUTPUT_IS_X]), &ignored));
 }
 
+PyObject *python_check_rms_norm_quantize(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { X, WEIGHT, RESIDUAL, DATA, SCALE, GLOBAL_SCALE, GLOBAL_VALUE, EPS, LAYOUT, COUNT };
+    (void)module;
+    if (!check_count("check_rms_norm_quantize", count, COUNT)) return NULL;
+    nvfp4_rms_norm_quantize_args args = NVFP4_RMS_NORM_QUANTIZE_ARGS;
+    nvfp4_tensor *const tensors[] = {&args.x,    &args.weight, &args.residual,
+                                     &args.data, &args.scale,  &args.global_scale};
+    norm_problem ignored;
+    for (int i = X; i <= GLOBAL_SCALE; i++)
+        if (!read_described(a[i], i, tensors[i])) return raise_error();
+    if (!read_number(a[GLOBAL_VALUE], "global_scale", &args.global_value) || !read_number(a[EPS], "eps", &args.eps) ||
+        !read_layout(a[LAYOUT], &args.scale_layout))
+        return raise_error();
+    args.global_scale.data = NULL;
+    return answer(check_rms_norm_quantize(&args, &ignored));
+}
+
+PyObject *python_check_silu_mul_quantize(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { GATE_UP, DATA, SCALE, GLOBAL_SCALE, GLOBAL_VALUE, LAYOUT, COUNT };
+    (void)module;
+    if (!check_count("check_silu_mul_quantize", count, COUNT)) return NULL;
+    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
+    nvfp4_tensor *const tensors[] = {&args.x, &args.data, &args.scale, &args.global_scale};
+    quantize_problem ignored;
+    for (int i = GATE_UP; i <= GLOBAL_SCALE; i++)
+        if (!read_described(a[i], i, tensors[i])) return raise_error();
+    if (!read_number(a[GLOBAL_VALUE], "global_scale", &args.global_value) ||
+        !read_layout(a[LAYOUT], &args.scale_layout))
+        return raise_error();
+    args.global_scale.data = NULL;
+    return answer(check_silu_mul_quantize(&args, &ignored));
+}
+
 PyObject *python_check_amax_scale(PyObject *module, arguments a, Py_ssize_t count) {
     enum { X, SCALE, BLOCK_SCALE, COUNT };
     (void)module;

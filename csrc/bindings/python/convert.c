@@ -1,4 +1,5 @@
-/* quantize, dequantize, amax_scale, swizzle and unswizzle: Python arguments to the conversions of nvfp4.h. */
+/* quantize, also fused, dequantize, amax_scale, swizzle and unswizzle: Python arguments to the conversions of nvfp4.h.
+ */
 #include "bindings/frontend.h"
 #include "bindings/python/module.h"
 #include "bindings/python/tensor.h"
@@ -13,10 +14,10 @@ static reading new_result(PyObject *like, nvfp4_tensor *tensor, PyObject **resul
 }
 
 /* None, a number or a tensor of one. */
-static reading read_global_scale(PyObject *object, nvfp4_quantize_args *args) {
+static reading read_global_scale(PyObject *object, nvfp4_tensor *tensor, float *value) {
     if (object == Py_None) return READ;
-    if (is_tensor(object)) return read_tensor(object, "global_scale", NUMBERS, &args->global_scale);
-    return read_number(object, "global_scale", &args->global_value) ? READ : READ_FAILED;
+    if (is_tensor(object)) return read_tensor(object, "global_scale", NUMBERS, tensor);
+    return read_number(object, "global_scale", value) ? READ : READ_FAILED;
 }
 
 typedef nvfp4_status conversion(nvfp4_context *context, const nvfp4_quantize_args *args);
@@ -40,7 +41,7 @@ PyObject *python_quantize(PyObject *module, arguments a, Py_ssize_t count) {
     if (!read_layout(a[LAYOUT], &args.scale_layout) || !read_block_scale(a[BLOCK_SCALE], &args.block_scale))
         return raise_error();
     reading done = read_tensor(a[X], "x", NUMBERS, &args.x), also = READ;
-    if (done != READ_FAILED) also = read_global_scale(a[GLOBAL_SCALE], &args);
+    if (done != READ_FAILED) also = read_global_scale(a[GLOBAL_SCALE], &args.global_scale, &args.global_value);
     if (also > done) done = also;
     if (done == READ_BY_TORCH) return call_torch_op("quantize", a, count);
     if (done == READ_FAILED || quantize_results(&args.x, args.scale_layout, &args.data, &args.scale) != NVFP4_OK)
@@ -56,6 +57,114 @@ PyObject *python_quantize(PyObject *module, arguments a, Py_ssize_t count) {
     return result;
 }
 
+/* The `out` of a fused call, a tuple of two, into items; both NULL for None. */
+static int read_out(PyObject *out, PyObject *items[2]) {
+    char type[64];
+    items[0] = items[1] = NULL;
+    if (out == Py_None) return 1;
+    if (!PyTuple_Check(out)) {
+        fail(NVFP4_INVALID, "out: is of type %s; must be a tuple of data and scale",
+             describe((PyObject *)Py_TYPE(out), "__name__", type, sizeof type));
+        return 0;
+    }
+    if (PyTuple_Size(out) != 2) {
+        fail(NVFP4_INVALID, "out: has %zd elements; must be a tuple of data and scale", PyTuple_Size(out));
+        return 0;
+    }
+    for (int i = 0; i < 2; i++) items[i] = PyTuple_GetItem(out, i);
+    return 1;
+}
+
+/* What the fused calls have in common: `args` is the nvfp4_quantize_args or what begins as it in tensors. */
+typedef struct fused_call {
+    const char *operator;
+    arguments a;
+    Py_ssize_t count;
+    PyObject *out;
+    nvfp4_tensor *data, *scale;
+    nvfp4_status (*results)(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale);
+} fused_call;
+
+/* Reads or allocates data and scale, beside `like`, whose tensor is x. */
+static reading fused_out(const fused_call *call, PyObject *like, const nvfp4_tensor *x, int32_t layout,
+                         PyObject *out[2]) {
+    reading done = READ;
+    if (!read_out(call->out, out)) {
+        out[0] = out[1] = NULL;
+        return READ_FAILED;
+    }
+    if (out[0]) {
+        for (int i = 0; i < 2; i++) Py_INCREF(out[i]);
+        done = read_tensor(out[0], "data", WRITTEN, call->data);
+        if (done != READ_FAILED) {
+            reading also = read_tensor(out[1], "scale", WRITTEN, call->scale);
+            if (also > done) done = also;
+        }
+        return done;
+    }
+    if (call->results(x, layout, call->data, call->scale) != NVFP4_OK) return READ_FAILED;
+    done = new_result(like, call->data, &out[0]);
+    if (done == READ) done = new_result(like, call->scale, &out[1]);
+    return done;
+}
+
+static PyObject *end_fused(const fused_call *call, reading done, PyObject *out[2]) {
+    PyObject *result = done == READ            ? PyTuple_Pack(2, out[0], out[1])
+                       : done == READ_BY_TORCH ? call_torch_op(call->operator, call->a, call->count)
+                                               : raise_error();
+    Py_XDECREF(out[0]);
+    Py_XDECREF(out[1]);
+    return result;
+}
+
+PyObject *python_silu_mul_quantize(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { GATE_UP, GLOBAL_SCALE, LAYOUT, OUT, COUNT };
+    (void)module;
+    if (!check_count("silu_mul_quantize", count, COUNT)) return NULL;
+    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
+    const fused_call call = {"silu_mul_quantize", a, count, a[OUT], &args.data, &args.scale, silu_mul_quantize_results};
+    PyObject *out[2] = {NULL, NULL};
+    if (!read_layout(a[LAYOUT], &args.scale_layout)) return raise_error();
+    reading done = read_tensor(a[GATE_UP], "gate_up", NUMBERS, &args.x), also = READ;
+    if (done != READ_FAILED) also = read_global_scale(a[GLOBAL_SCALE], &args.global_scale, &args.global_value);
+    if (also > done) done = also;
+    if (done == READ) done = fused_out(&call, a[GATE_UP], &args.x, args.scale_layout, out);
+    if (done == READ && !run(nvfp4_silu_mul_quantize, &args)) done = READ_FAILED;
+    return end_fused(&call, done, out);
+}
+
+static nvfp4_status run_rms_norm_quantize(nvfp4_rms_norm_quantize_args *args) {
+    if (args->x.device != NVFP4_HOST)
+        return current_stream(args->x.device, &args->stream) == 0 ? nvfp4_rms_norm_quantize(python_context, args)
+                                                                  : NVFP4_DRIVER;
+    args->threads = current_threads();
+    PyThreadState *python = PyEval_SaveThread();
+    nvfp4_status status = nvfp4_rms_norm_quantize(python_context, args);
+    PyEval_RestoreThread(python);
+    return status;
+}
+
+PyObject *python_rms_norm_quantize(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { X, WEIGHT, EPS, RESIDUAL, GLOBAL_SCALE, LAYOUT, OUT, COUNT };
+    static const tensor_argument tensors[] = {
+        {X, "x", NUMBERS, offsetof(nvfp4_rms_norm_quantize_args, x)},
+        {WEIGHT, "weight", NUMBERS, offsetof(nvfp4_rms_norm_quantize_args, weight)},
+        {RESIDUAL, "residual", WRITTEN, offsetof(nvfp4_rms_norm_quantize_args, residual)},
+    };
+    (void)module;
+    if (!check_count("rms_norm_quantize", count, COUNT)) return NULL;
+    nvfp4_rms_norm_quantize_args args = NVFP4_RMS_NORM_QUANTIZE_ARGS;
+    const fused_call call = {"rms_norm_quantize", a, count, a[OUT], &args.data, &args.scale, quantize_results};
+    PyObject *out[2] = {NULL, NULL};
+    if (!read_number(a[EPS], "eps", &args.eps) || !read_layout(a[LAYOUT], &args.scale_layout)) return raise_error();
+    reading done = read_tensors(a, tensors, 3, &args), also = READ;
+    if (done != READ_FAILED) also = read_global_scale(a[GLOBAL_SCALE], &args.global_scale, &args.global_value);
+    if (also > done) done = also;
+    if (done == READ) done = fused_out(&call, a[X], &args.x, args.scale_layout, out);
+    if (done == READ && run_rms_norm_quantize(&args) != NVFP4_OK) done = READ_FAILED;
+    return end_fused(&call, done, out);
+}
+
 PyObject *python_dequantize(PyObject *module, arguments a, Py_ssize_t count) {
     enum { DATA, SCALE, GLOBAL_SCALE, LAYOUT, OUT_DTYPE, COUNT };
     (void)module;
@@ -69,7 +178,7 @@ PyObject *python_dequantize(PyObject *module, arguments a, Py_ssize_t count) {
     if (!read_layout(a[LAYOUT], &args.scale_layout) || !read_out_dtype(a[OUT_DTYPE], NVFP4_FP32, &dtype))
         return raise_error();
     reading done = read_tensors(a, tensors, 2, &args), also = READ;
-    if (done != READ_FAILED) also = read_global_scale(a[GLOBAL_SCALE], &args);
+    if (done != READ_FAILED) also = read_global_scale(a[GLOBAL_SCALE], &args.global_scale, &args.global_value);
     if (also > done) done = also;
     if (done == READ_BY_TORCH) return call_torch_op("dequantize", a, count);
     if (done == READ_FAILED || dequantize_result(&args.data, dtype, &args.x) != NVFP4_OK) return raise_error();

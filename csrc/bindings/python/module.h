@@ -36,6 +36,8 @@ PyObject *python_cpu_kernel(PyObject *module, PyObject *unused);
 /* convert.c */
 PyObject *python_quantize(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_dequantize(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_rms_norm_quantize(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_silu_mul_quantize(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_amax_scale(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_swizzle(PyObject *module, PyObject *scale);
 PyObject *python_unswizzle(PyObject *module, arguments a, Py_ssize_t count);
@@ -46,6 +48,8 @@ PyObject *python_custom_kernel(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_gemm(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_custom_kernel(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_quantize(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_check_rms_norm_quantize(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_check_silu_mul_quantize(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_amax_scale(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_check_swizzle(PyObject *module, arguments a, Py_ssize_t count);
 #ifdef NVFP4_DUMP

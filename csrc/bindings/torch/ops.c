@@ -257,6 +257,72 @@ static void dequantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     finish(status, stack, "tttfsi", &result, 1);
 }
 
+/* The end of a fused call: allocates data and scale unless they are given, and runs it. */
+#define RUN_FUSED(FUNCTION, RESULTS)                                                                                   \
+    do {                                                                                                               \
+        if (!given && !status) status = RESULTS(&args.x, args.scale_layout, &args.data, &args.scale);                  \
+        if (!given && !status) status = new_tensor(stack[0], &args.data, &results[0]);                                 \
+        if (!given && !status) status = new_tensor(stack[0], &args.scale, &results[1]);                                \
+        args.threads = thread_count();                                                                                 \
+        if (!status) status = current_stream(args.x.device, &args.stream);                                             \
+        if (!status) status = FUNCTION(op_context, &args);                                                             \
+    } while (0)
+
+/* rms_norm_quantize(x, weight, residual, global_scale, global_value, eps, scale_layout), _out(..., data, scale) */
+static void run_rms_norm_quantize(torch_value *stack, int given) {
+    nvfp4_rms_norm_quantize_args args = NVFP4_RMS_NORM_QUANTIZE_ARGS;
+    torch_value results[2] = {0, 0};
+    nvfp4_status status = read_tensor(stack[0], "x", &args.x);
+    if (!status) status = read_tensor(stack[1], "weight", &args.weight);
+    if (!status) status = read_optional(stack[2], "residual", &args.residual);
+    if (!status) status = read_optional(stack[3], "global_scale", &args.global_scale);
+    if (!status) status = read_float(stack[4], "global_scale", &args.global_value);
+    if (!status) status = read_float(stack[5], "eps", &args.eps);
+    if (!status) status = read_name(stack[6], "scale_layout", layout_from_name, &args.scale_layout);
+    if (given && !status) status = read_tensor(stack[7], "data", &args.data);
+    if (given && !status) status = read_tensor(stack[8], "scale", &args.scale);
+    RUN_FUSED(nvfp4_rms_norm_quantize, quantize_results);
+    finish(status, stack, given ? "ttttffstt" : "ttttffs", results, given ? 0 : 2);
+}
+
+static void rms_norm_quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    run_rms_norm_quantize(stack, 0);
+}
+
+static void rms_norm_quantize_out(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    run_rms_norm_quantize(stack, 1);
+}
+
+/* silu_mul_quantize(gate_up, global_scale, global_value, scale_layout), _out(..., data, scale) */
+static void run_silu_mul_quantize(torch_value *stack, int given) {
+    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
+    torch_value results[2] = {0, 0};
+    nvfp4_status status = read_tensor(stack[0], "gate_up", &args.x);
+    if (!status) status = read_optional(stack[1], "global_scale", &args.global_scale);
+    if (!status) status = read_float(stack[2], "global_scale", &args.global_value);
+    if (!status) status = read_name(stack[3], "scale_layout", layout_from_name, &args.scale_layout);
+    if (given && !status) status = read_tensor(stack[4], "data", &args.data);
+    if (given && !status) status = read_tensor(stack[5], "scale", &args.scale);
+    RUN_FUSED(nvfp4_silu_mul_quantize, silu_mul_quantize_results);
+    finish(status, stack, given ? "ttfstt" : "ttfs", results, given ? 0 : 2);
+}
+
+static void silu_mul_quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    run_silu_mul_quantize(stack, 0);
+}
+
+static void silu_mul_quantize_out(torch_value *stack, uint64_t inputs, uint64_t outputs) {
+    (void)inputs;
+    (void)outputs;
+    run_silu_mul_quantize(stack, 1);
+}
+
 /* amax_scale(x, block_scale) */
 static void amax_scale(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     (void)inputs;
@@ -320,6 +386,11 @@ static void unswizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor alpha, Tensor bias, Tensor c, float alpha_value, "     \
     "float beta, str scale_layout, str backend, int flags, "
 
+#define NORM_ARGUMENTS                                                                                                 \
+    "Tensor x, Tensor weight, Tensor(a!) residual, Tensor global_scale, float global_value, float eps, "               \
+    "str scale_layout"
+#define SILU_ARGUMENTS "Tensor gate_up, Tensor global_scale, float global_value, str scale_layout"
+
 static const struct {
     const char *name, *schema;
     torch_kernel *kernel;
@@ -336,6 +407,12 @@ static const struct {
      "dequantize(Tensor data, Tensor scale, Tensor global_scale, float global_value, str scale_layout, ScalarType "
      "out_dtype) -> Tensor",
      dequantize},
+    {"rms_norm_quantize", "rms_norm_quantize(" NORM_ARGUMENTS ") -> (Tensor, Tensor)", rms_norm_quantize},
+    {"rms_norm_quantize_out", "rms_norm_quantize_out(" NORM_ARGUMENTS ", Tensor(b!) data, Tensor(c!) scale) -> ()",
+     rms_norm_quantize_out},
+    {"silu_mul_quantize", "silu_mul_quantize(" SILU_ARGUMENTS ") -> (Tensor, Tensor)", silu_mul_quantize},
+    {"silu_mul_quantize_out", "silu_mul_quantize_out(" SILU_ARGUMENTS ", Tensor(a!) data, Tensor(b!) scale) -> ()",
+     silu_mul_quantize_out},
     {"amax_scale", "amax_scale(Tensor x, str block_scale) -> Tensor", amax_scale},
     {"swizzle", "swizzle(Tensor scale) -> Tensor", swizzle},
     {"unswizzle", "unswizzle(Tensor scale, SymInt rows, SymInt columns) -> Tensor", unswizzle},

@@ -6,8 +6,21 @@
 
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
+#include "kernels/quantize/exponential.h"
 #include "kernels/quantize/kernels.h"
 #include "kernels/quantize/quotient.h"
+
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
+
+/* Batch, and row of tiles in it. The grid may overshoot: then l is too large. */
+struct tile_coord {
+    uint32_t l, y;
+
+    __device__ __forceinline__ tile_coord(int64_t batches, uint32_t tiles) {
+        l = 0, y = blockIdx.z * gridDim.y + blockIdx.y;
+        if (batches > 1 || gridDim.z > 1) l = y / tiles, y %= tiles;
+    }
+};
 
 /* --- numbers ------------------------------------------------------------------------------------------------------ */
 
@@ -68,6 +81,15 @@ template <int COUNT> __device__ __forceinline__ void decode_e2m1(uint32_t codes,
     }
 }
 
+__device__ __forceinline__ uint32_t pack_16(float low, float high, int type) {
+    uint32_t pair;
+    if (type == OUT_FP16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 /* --- blocks ------------------------------------------------------------------------------------------------------- */
 
 /* Global scales for which no quotient overflows or loses bits. */
@@ -91,27 +113,57 @@ template <int TYPE> struct raw_block {
     static constexpr int words = TYPE == OUT_FP32 ? 16 : 8;
     uint32_t w[words];
 
-    /* From an address aligned to 16 bytes. */
-    __device__ __forceinline__ void load(const char *x) {
+    /* Aligned: to 16 bytes, else to a value. */
+    __device__ __forceinline__ void load(const char *x, bool aligned) {
+        if (!aligned) return load_unaligned(x);
 #pragma unroll
         for (int i = 0; i < words; i += 4) {
             uint4 four = ((const uint4 *)x)[i / 4];
             w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
         }
     }
-    /* From any address of a value. */
+    __device__ __forceinline__ void store(char *x, bool aligned) const {
+#pragma unroll
+        for (int i = 0; i < words; i += 4)
+            if (aligned) ((uint4 *)x)[i / 4] = make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]);
+        if (aligned) return;
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            if (TYPE == OUT_FP32)
+                ((uint32_t *)x)[i] = w[i % words];
+            else
+                ((uint16_t *)x)[i] = (uint16_t)(w[i / 2] >> i % 2 * 16);
+    }
+    __device__ __forceinline__ void values(float (&v)[16]) const {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            uint32_t half = w[i / 2] >> i % 2 * 16 & 0xFFFF;
+            v[i] = TYPE == OUT_FP32   ? __uint_as_float(w[i % words])
+                   : TYPE == OUT_BF16 ? __uint_as_float(half << 16)
+                                      : __half2float(__ushort_as_half((uint16_t)half));
+        }
+    }
+    /* Rounded to nearest even. */
+    __device__ __forceinline__ void pack(const float (&v)[16]) {
+#pragma unroll
+        for (int i = 0; i < words; i++)
+            w[i] = TYPE == OUT_FP32 ? __float_as_uint(v[i]) : pack_16(v[2 * i % 16], v[(2 * i + 1) % 16], TYPE);
+    }
     __device__ __forceinline__ void load_unaligned(const char *x) {
 #pragma unroll
         for (int i = 0; i < words; i++)
             w[i] = TYPE == OUT_FP32 ? ((const uint32_t *)x)[i]
                                     : ((const uint16_t *)x)[2 * i] | (uint32_t)((const uint16_t *)x)[2 * i + 1] << 16;
     }
+    /* Values 2i and 2i + 1 in 16 bits each, with their signs. */
+    __device__ __forceinline__ uint32_t pair(int i) const {
+        return TYPE == OUT_FP32 ? __byte_perm(w[2 * i % words], w[(2 * i + 1) % words], 0x7632) : w[i];
+    }
     __device__ __forceinline__ block unpack() const {
         block b;
         uint32_t pairs[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) /* of fp32 the high halves */
-            pairs[i] = TYPE == OUT_FP32 ? __byte_perm(w[2 * i % words], w[(2 * i + 1) % words], 0x7632) : w[i];
+        for (int i = 0; i < 8; i++) pairs[i] = pair(i);
         b.signs[0] = sign_bits(pairs), b.signs[1] = sign_bits(pairs + 4);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
@@ -123,6 +175,23 @@ template <int TYPE> struct raw_block {
         return b;
     }
 };
+
+/* The signs of the products of values. */
+template <int TYPE, int OTHER>
+__device__ __forceinline__ block signs_of(const raw_block<TYPE> &x, const raw_block<OTHER> &y) {
+    block b;
+    uint32_t pairs[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) pairs[i] = x.pair(i) ^ y.pair(i);
+    b.signs[0] = sign_bits(pairs), b.signs[1] = sign_bits(pairs + 4);
+    return b;
+}
+
+__device__ __forceinline__ block block_of(const float (&v)[16]) {
+    raw_block<OUT_FP32> raw;
+    raw.pack(v);
+    return raw.unpack();
+}
 
 /* The codes of 8 values over 1 / r. CAP: quotients may be 7 or more, or infinite, or an infinity's NaN. */
 template <bool CAP> __device__ __forceinline__ uint32_t encode_8(const float *magnitude, reciprocal r) {
@@ -241,6 +310,15 @@ __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data
     }
     *scale = (uint8_t)best.scale;
     *data = make_uint2((uint32_t)best.codes, (uint32_t)(best.codes >> 32));
+}
+
+/* A block that is not in memory. in_range: LEAST_SCALE <= g <= MOST_SCALE. */
+__device__ __forceinline__ void quantize_floats(const float (&v)[16], float g, bool in_range, uint2 *data,
+                                                uint8_t *scale) {
+    if (in_range)
+        quantize_block<BLOCK_AMAX6>(block_of(v), g, reciprocal_of(g), data, scale);
+    else
+        quantize_any<OUT_FP32, BLOCK_AMAX6>((const char *)v, g, data, scale);
 }
 
 #endif

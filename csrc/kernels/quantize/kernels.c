@@ -1,4 +1,4 @@
-/* The kernels of kernels.cu and amax.cu, by their number in the set. */
+/* The kernels of kernels.cu, norm.cu and amax.cu, by their number in the set. */
 #include "kernels/quantize/kernels.h"
 
 #include "plan/gemm_family.h"
@@ -15,6 +15,12 @@ static const kernel_entry kernels[QUANTIZE_KERNELS] = {
     [KERNEL_DEQUANTIZE] = ROW("dequantize_fp16"),
     ROW("dequantize_bf16"),
     ROW("dequantize_fp32"),
+    [KERNEL_SILU_MUL_QUANTIZE] = ROW("silu_mul_quantize_fp16"),
+    ROW("silu_mul_quantize_bf16"),
+    ROW("silu_mul_quantize_fp32"),
+    [KERNEL_RMS_NORM_QUANTIZE] = ROW_OF("norm", "rms_norm_quantize_fp16"),
+    ROW_OF("norm", "rms_norm_quantize_bf16"),
+    ROW_OF("norm", "rms_norm_quantize_fp32"),
     [KERNEL_SWIZZLE] = ROW("swizzle_scales"),
     [KERNEL_UNSWIZZLE] = ROW("unswizzle_scales"),
     [KERNEL_AMAX_SCALE] = ROW_OF("amax", "amax_scale"),

@@ -14,16 +14,6 @@
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
-/* Batch, and row of tiles in it. The grid may overshoot: then l is too large. */
-struct tile_coord {
-    uint32_t l, y;
-
-    __device__ __forceinline__ tile_coord(int64_t batches, uint32_t tiles) {
-        l = 0, y = blockIdx.z * gridDim.y + blockIdx.y;
-        if (batches > 1 || gridDim.z > 1) l = y / tiles, y %= tiles;
-    }
-};
-
 /* What a thread has of a CTA's first tile. Sizes fit 32 bits (api/check.c). */
 struct block_coord {
     uint32_t l, row, column; /* of the tile's first scale in this row */
@@ -57,6 +47,57 @@ struct block_coord {
 
 /* --- quantize ----------------------------------------------------------------------------------------------------- */
 
+/* Where the blocks of a row come from. x is the address of a row's block, `up` the bytes from the gates to the factors.
+ */
+template <int TYPE_> struct values_of_x {
+    static constexpr int TYPE = TYPE_;
+    raw_block<TYPE> raw;
+
+    __device__ __forceinline__ void load(const char *x, int64_t, bool aligned) { raw.load(x, aligned); }
+    __device__ __forceinline__ block unpack() const { return raw.unpack(); }
+    template <int BLOCK_SCALE>
+    static __device__ __forceinline__ void quantize_any_at(const char *x, int64_t, float g, uint2 *data,
+                                                           uint8_t *scale) {
+        quantize_any<TYPE, BLOCK_SCALE>(x, g, data, scale);
+    }
+};
+
+template <int TYPE_> struct silu_mul_of_x {
+    static constexpr int TYPE = TYPE_;
+    raw_block<TYPE> gate, up;
+
+    __device__ __forceinline__ void load(const char *x, int64_t up_at, bool aligned) {
+        gate.load(x, aligned), up.load(x + up_at, aligned);
+    }
+    __device__ __forceinline__ void values(float (&v)[16]) const {
+        float factor[16];
+        gate.values(v), up.values(factor);
+#pragma unroll
+        for (int i = 0; i < 16; i++) v[i] = __fmul_rn(silu(v[i]), factor[i]);
+    }
+    /* |v|, and the sign of a product without the product. */
+    __device__ __forceinline__ block unpack() const {
+        block b = signs_of(gate, up);
+        float factor[16];
+        gate.values(b.magnitude), up.values(factor);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float c = silu_limited(b.magnitude[i]);
+            b.magnitude[i] = __fmul_rn(fabsf(__fmul_rn(c, sigmoid(c))), fabsf(factor[i]));
+        }
+        return b;
+    }
+    template <int BLOCK_SCALE>
+    static __device__ __forceinline__ void quantize_any_at(const char *x, int64_t up_at, float g, uint2 *data,
+                                                           uint8_t *scale) {
+        silu_mul_of_x source;
+        float v[16];
+        source.load(x, up_at, false);
+        source.values(v);
+        quantize_any<OUT_FP32, BLOCK_SCALE>((const char *)v, g, data, scale);
+    }
+};
+
 /* The product that follows may then start while this grid runs. It reads what this grid writes after its own
  * griddepcontrol.wait. Not before sm90_gemv, which takes up to 4 rows: with it, 1 x 7168 x 16384 takes 28 us instead of
  * 21 (H200), probably because two of its CTAs share an SM while another SM has none. */
@@ -66,11 +107,12 @@ __device__ __forceinline__ void launch_dependents(int64_t rows) {
 #endif
 }
 
-template <int TYPE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(const quantize_problem &p) {
+template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(const quantize_problem &p) {
     launch_dependents(p.rows);
-    constexpr uint32_t item = TYPE == OUT_FP32 ? 4 : 2;
+    constexpr uint32_t item = SOURCE::TYPE == OUT_FP32 ? 4 : 2;
     block_coord at(p);
     if (at.l >= (uint32_t)p.l) return;
+    const int64_t up = p.k * item;
     uint32_t columns = (uint32_t)p.k / 16, first = at.column + at.lane, pitch = 1;
     uint32_t end = first < columns && at.row < (uint32_t)p.rows ? columns - first : 0, stored = end;
     if (p.scale_layout == SCALES_128X4) { /* the scales from `end` on are padding */
@@ -85,12 +127,12 @@ template <int TYPE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(co
     bool in_range = g >= LEAST_SCALE && g <= MOST_SCALE;
     if ((uintptr_t)x % 16 == 0 && in_range) {
         reciprocal over_g = reciprocal_of(g);
-        raw_block<TYPE> next;
-        if (end) next.load(x);
+        SOURCE next;
+        if (end) next.load(x, up, true);
 #pragma unroll 1
         for (uint32_t i = 0; i < stored; i += step) {
-            raw_block<TYPE> raw = next;
-            if (i + step < end) next.load(x + (uint64_t)(i + step) * (16 * item));
+            SOURCE raw = next;
+            if (i + step < end) next.load(x + (uint64_t)(i + step) * (16 * item), up, true);
             if (i < end)
                 quantize_block<BLOCK_SCALE>(raw.unpack(), g, over_g, data + i, scale + (uint64_t)i * pitch);
             else
@@ -105,25 +147,16 @@ template <int TYPE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(co
         if (i >= end) {
             *code = 0;
         } else if (in_range) {
-            raw_block<TYPE> raw;
-            raw.load_unaligned(from);
+            SOURCE raw;
+            raw.load(from, up, false);
             quantize_block<BLOCK_SCALE>(raw.unpack(), g, reciprocal_of(g), data + i, code);
         } else {
-            quantize_any<TYPE, BLOCK_SCALE>(from, g, data + i, code);
+            SOURCE::template quantize_any_at<BLOCK_SCALE>(from, up, g, data + i, code);
         }
     }
 }
 
 /* --- dequantize --------------------------------------------------------------------------------------------------- */
-
-__device__ __forceinline__ uint32_t pack_16(float low, float high, int type) {
-    uint32_t pair;
-    if (type == OUT_FP16)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
 
 /* Stores the 16 bytes of COUNT values. */
 template <int TYPE, int COUNT> __device__ __forceinline__ void store_piece(const float (&v)[COUNT], char *to) {
@@ -172,22 +205,24 @@ template <int TYPE> __device__ __forceinline__ void dequantize(const quantize_pr
     }
 }
 
-/* 4 CTAs an SM: 64 registers hold a block and the next one, without spills; 3 for two block scales: 80. */
-#define QUANTIZE_KERNEL(NAME, CTAS, TYPE, BLOCK_SCALE)                                                                 \
+/* 4 CTAs an SM: 64 registers hold a block and the next one, without spills. 3 for two block scales or two inputs: 80.
+ */
+#define QUANTIZE_KERNEL(NAME, CTAS, SOURCE, BLOCK_SCALE)                                                               \
     extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS, CTAS)                                               \
         NAME(const __grid_constant__ quantize_problem p) {                                                             \
-        quantize<TYPE, BLOCK_SCALE>(p);                                                                                \
+        quantize<SOURCE, BLOCK_SCALE>(p);                                                                              \
     }
-#define KERNELS(NAME, TYPE)                                                                                            \
-    QUANTIZE_KERNEL(nvfp4_quantize_##NAME, 4, TYPE, BLOCK_AMAX6)                                                       \
-    QUANTIZE_KERNEL(nvfp4_four_over_six_##NAME, 3, TYPE, BLOCK_FOUR_OVER_SIX)                                          \
+#define KERNELS(NAME, TYPE, SILU_CTAS)                                                                                 \
+    QUANTIZE_KERNEL(nvfp4_quantize_##NAME, 4, values_of_x<TYPE>, BLOCK_AMAX6)                                          \
+    QUANTIZE_KERNEL(nvfp4_four_over_six_##NAME, 3, values_of_x<TYPE>, BLOCK_FOUR_OVER_SIX)                             \
+    QUANTIZE_KERNEL(nvfp4_silu_mul_quantize_##NAME, SILU_CTAS, silu_mul_of_x<TYPE>, BLOCK_AMAX6)                       \
     extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)                                                     \
         nvfp4_dequantize_##NAME(const __grid_constant__ quantize_problem p) {                                          \
         dequantize<TYPE>(p);                                                                                           \
     }
-KERNELS(fp16, OUT_FP16)
-KERNELS(bf16, OUT_BF16)
-KERNELS(fp32, OUT_FP32)
+KERNELS(fp16, OUT_FP16, 3)
+KERNELS(bf16, OUT_BF16, 3)
+KERNELS(fp32, OUT_FP32, 2)
 
 /* --- changes of scale layout -------------------------------------------------------------------------------------- */
 

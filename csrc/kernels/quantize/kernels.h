@@ -8,13 +8,14 @@
 #define AMAX_MOST_CTAS  1536 /* of amax_scale */
 #define AMAX_COUNT_MASK 2047 /* the bits of amax_problem.arrivals that count them; its tag has the others */
 
-/* quantize, with one block scale and with two, and dequantize have a kernel for each type of x, in the order of OUT_*.
- */
+/* Those before KERNEL_SWIZZLE have a kernel for each type of x, in the order of OUT_*. */
 enum {
     KERNEL_QUANTIZE,
     KERNEL_FOUR_OVER_SIX = 3,
     KERNEL_DEQUANTIZE = 6,
-    KERNEL_SWIZZLE = 9,
+    KERNEL_SILU_MUL_QUANTIZE = 9,
+    KERNEL_RMS_NORM_QUANTIZE = 12,
+    KERNEL_SWIZZLE = 15,
     KERNEL_UNSWIZZLE,
     KERNEL_AMAX_SCALE,
     QUANTIZE_KERNELS
