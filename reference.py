@@ -227,7 +227,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         half = sums.shape[-1] // 2
         sums = sums[..., :half] + sums[..., half:]
     mean = sums / as_fp32(k, x.device) + as_fp32(eps, x.device)
-    return h * (torch.ones_like(mean) / mean.sqrt()) * weight.float()
+    root = mean.double().sqrt().float()  # correctly rounded; in fp32 torch is up to an ulp off on a CPU
+    return h * (torch.ones_like(mean) / root) * weight.float()
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:

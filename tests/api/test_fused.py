@@ -45,7 +45,7 @@ def test_rms_norm(backend: Backend, shape: tuple[int, ...], dtype: torch.dtype, 
     x = (torch.randn(shape, generator=generator) * 10 ** torch.randn(*shape[:-1], 1, generator=generator)).to(dtype)
     residual = torch.randn(shape, generator=generator).to(dtype)
     weight = torch.randn(shape[-1], generator=generator)
-    assert norm(x, weight, residual, backend.device, scale_layout="linear", global_scale=0.01)[0]
+    assert norm(x, weight, residual, backend.device, scale_layout="linear", global_scale=0.01)[0], "linear"
     assert norm(x, weight.to(dtype), None, backend.device)[0]
 
 

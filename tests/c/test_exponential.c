@@ -1,5 +1,5 @@
-/* silu of kernels/quantize/exponential.h against fp64: at most 4 ulp off, and |x| / 3 more below -1. All floats are tried
- * with 100 or more for SHAPES, which takes two minutes, otherwise one in 1009.
+/* silu of kernels/quantize/exponential.h against fp64: at most 4 ulp off, and |x| / 3 more below -1. All floats are
+ * tried with 100 or more for SHAPES, which takes two minutes, otherwise one in 1009.
  *
  * test_exponential [SEED [SHAPES]] */
 #include "kernels/quantize/exponential.h"
