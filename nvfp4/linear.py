@@ -291,7 +291,7 @@ class Linear(torch.nn.Module):
         return scale, self.alpha * scale
 
     def _dynamic_scale(self, rows: Tensor) -> Tensor:
-        return nvfp4.amax_scale(rows if rows.stride(-1) == 1 else rows.contiguous())
+        return nvfp4.amax_scale(rows if rows.stride(-1) == 1 else rows.contiguous()).reshape(())
 
     def _product(
         self, rows: Tensor, scale: Tensor | None, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype

@@ -110,9 +110,3 @@ def short(dtype: torch.dtype) -> str:
 
 def round_up(x: int, multiple: int) -> int:
     return math.ceil(x / multiple) * multiple
-
-
-def amax(x: Tensor) -> Tensor:
-    """The largest |x|, as a tensor [] of x's dtype; NaN if x has one."""
-    low, high = x.aminmax()  # one pass, without a copy of |x|
-    return torch.maximum(-low, high)

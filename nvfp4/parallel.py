@@ -38,7 +38,7 @@ import nvfp4
 from nvfp4 import _C
 from nvfp4.linear import Linear
 from nvfp4.model import FusedPart, prefix_errors
-from nvfp4.packed import BLOCK, PackedLinear, amax
+from nvfp4.packed import BLOCK, PackedLinear
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 
@@ -272,9 +272,10 @@ class RowwiseLinear(PartLinear):
 
     def _dynamic_scale(self, rows: Tensor) -> Tensor:
         """Of the whole input. A NaN, which a max may drop, is reduced as infinity: both give the scale 1."""
-        largest = torch.nan_to_num(amax(rows).detach().float(), nan=torch.inf, posinf=torch.inf)
+        low, high = rows.detach().aminmax()  # one pass, without a copy of |x|
+        largest = torch.nan_to_num(torch.maximum(-low, high).float(), nan=torch.inf, posinf=torch.inf)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.mesh.get_group())
-        return nvfp4.amax_scale(largest.reshape(1, 1))
+        return nvfp4.amax_scale(largest.reshape(1, 1)).reshape(())
 
     @staticmethod
     def _finish(sums: Tensor, alpha: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
