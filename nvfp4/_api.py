@@ -36,8 +36,10 @@ def gemm(
 ) -> Array:
     """C = alpha * (A . B^T) + beta * c + bias, of matrices A (M x K) and B (N x K): B is NVFP4, A NVFP4 or 16-bit.
 
-    Tensors are torch tensors on the CPU or on one CUDA device, or NumPy arrays. On a GPU the work is enqueued on
-    torch's current stream: nothing waits, and the call can be captured in a CUDA graph or traced by torch.compile.
+    Tensors are torch tensors, NumPy arrays or arrays of any library with `__dlpack__` (CuPy, JAX), on the CPU or on one
+    CUDA device. On a GPU the work is enqueued on the current stream of the library of out, or else of a: nothing waits,
+    and the call can be captured in a CUDA graph. JAX's arrays are inputs, on a GPU with an `out` of another library.
+    torch.compile traces the call.
 
     Args:
         a: [M, K/2], or [L, M, K/2] for L products in one call; uint8 or float4_e2m1fn_x2. Element 2i of a row is the
@@ -74,7 +76,7 @@ def gemm(
             the first weights while the kernel before runs. Without effect on other kernels, and on the bits.
 
     Returns:
-        `out`, or a new tensor of a's library on a's device.
+        `out`, or a new tensor of a's library on a's device: by its from_dlpack, or on a GPU its empty().
 
     Sums are accumulated in fp32 from exact products (with bfloat16 values of a below 2^-109 they may underflow); alpha,
     beta * c and bias are applied in fp32; the result is rounded once, to nearest even. The same call on the same device
@@ -157,8 +159,8 @@ def quantize(
 
     Returns:
         data: [.., R, K/2] uint8, two values a byte (data.view(torch.float4_e2m1fn_x2) where the dtype is wanted).
-        scale: float8_e4m3fn (uint8 for NumPy), "128x4": [.., R rounded up to 128, K/16 rounded up to 4], with zeros as
-            padding; "linear": [.., R, K/16].
+        scale: float8_e4m3fn (uint8 outside torch), "128x4": [.., R rounded up to 128, K/16 rounded up to 4], with zeros
+            as padding; "linear": [.., R, K/16].
 
     A block's scale is amax/6 / global_scale rounded to e4m3, a value is x / (scale * global_scale) rounded to e2m1,
     both to nearest, ties to even, saturating. A block of zeros has scale 0. Finite input never gives NaN or infinity;
@@ -320,8 +322,8 @@ def swizzle(scale: Array) -> Array:
         scale: [R, S] or [L, R, S], float8_e4m3fn or uint8; S is K/16.
 
     Returns:
-        [.., R rounded up to 128, S rounded up to 4], contiguous, of the same dtype: a container of the right size
-        whose bytes are in 128x4 order.
+        [.., R rounded up to 128, S rounded up to 4], contiguous, of the same dtype (uint8 outside torch): a container
+        of the right size whose bytes are in 128x4 order.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypeVar, Union
+from typing import Any, Protocol, TypeAlias, TypeVar, Union
 
 import numpy
 import torch
 
+
+class DLPackArray(Protocol):
+    """An array of any library."""
+
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+
 # Results are of the library that the first argument is of.
-Array = TypeVar("Array", torch.Tensor, "numpy.ndarray[Any, Any]")
-AnyArray: TypeAlias = Union[torch.Tensor, "numpy.ndarray[Any, Any]"]
+Array = TypeVar("Array", torch.Tensor, "numpy.ndarray[Any, Any]", DLPackArray)
+AnyArray: TypeAlias = Union[torch.Tensor, "numpy.ndarray[Any, Any]", DLPackArray]
 DType: TypeAlias = Union[torch.dtype, str, type, "numpy.dtype[Any]"]

@@ -252,7 +252,7 @@ def _optional(t: Any, like: Tensor) -> Tensor:
 def _number_or_tensor(name: str, x: Any, like: Tensor) -> tuple[Tensor, float]:
     if isinstance(x, Tensor):
         return x, 1.0
-    if hasattr(x, "__array_interface__") and x.shape:
+    if hasattr(type(x), "__dlpack__") and getattr(x, "shape", None) != ():
         raise _C.Error(f"{name}: is of type {type(x).__name__}; must be a number or a torch.Tensor")
     return _optional(None, like), 1.0 if x is None else float(x)
 

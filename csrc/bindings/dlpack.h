@@ -1,17 +1,20 @@
 /* The part of DLPack 1.x that tensors are read through: our own words for its structs (DLPack 1.3, "C API").
  *
- * A tensor library publishes one exchange table, as the attribute __dlpack_c_exchange_api__ of its tensor type. The
- * table's major version is checked before use; tests/api/torch_abi.cpp asserts that torch's structs equal these. */
+ * A tensor library publishes one exchange table, as the attribute __dlpack_c_exchange_api__ of its tensor type, or
+ * gives each array a method __dlpack__, which returns a capsule with a managed tensor. The major version of either is
+ * checked before use; tests/api/torch_abi.cpp asserts that torch's structs equal these. */
 #ifndef NVFP4_DLPACK_H
 #define NVFP4_DLPACK_H
 
 #include <stdint.h>
 
-enum { DL_MAJOR = 1 };
+enum { DL_MAJOR = 1, DL_MINOR = 3 };
 
 enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_CUDA_MANAGED = 13 }; /* device types */
 
 enum { DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_FLOAT8_E4M3FN = 10, DL_FLOAT4_E2M1FN = 17 }; /* dtype codes */
+
+enum { DL_READ_ONLY = 1, DL_COPIED = 2, DL_PADDED = 4 }; /* flags; padded: one value of fewer than 8 bits a byte */
 
 typedef struct dl_device {
     int32_t type;
@@ -41,6 +44,13 @@ typedef struct dl_managed_tensor {
     uint64_t flags;
     dl_tensor tensor;
 } dl_managed_tensor;
+
+/* Before DLPack 1.0: without a version and flags. */
+typedef struct dl_unversioned_tensor {
+    dl_tensor tensor;
+    void *owner;
+    void (*release)(struct dl_unversioned_tensor *self);
+} dl_unversioned_tensor;
 
 typedef struct dl_exchange_table {
     uint32_t major, minor;

@@ -232,16 +232,17 @@ def test_only_names_are_renamed() -> None:
 
 def errors() -> list[tuple[str, dict[str, Any]]]:
     """Sentence and the arguments, beside good ones, that bring it about."""
+    tensor = "must be a torch.Tensor, a numpy.ndarray or an array with __dlpack__"
     read_only = np.zeros((M, N), np.float16)
     read_only.flags.writeable = False
     odd_rows = torch.zeros(N, 41, dtype=torch.uint8)[:, :32]
     odd = np.zeros((M, N * 4 + 3), np.uint8)[:, : N * 4].view()
     return [
         ("a: is missing; must be a tensor", {"a": None}),
-        ("a: is of type list; must be a torch.Tensor or a numpy.ndarray", {"a": [[1]]}),
-        ("a: is of type bytes; must be a torch.Tensor or a numpy.ndarray", {"a": b"12345678"}),
-        ("a: is of type MaskedArray; must be a torch.Tensor or a numpy.ndarray", {"a": np.ma.zeros((M, 32), np.uint8)}),
-        ("a: is of type type; must be a torch.Tensor or a numpy.ndarray", {"a": int}),
+        (f"a: is of type list; {tensor}", {"a": [[1]]}),
+        (f"a: is of type bytes; {tensor}", {"a": b"12345678"}),
+        (f"a: is of type MaskedArray; {tensor}", {"a": np.ma.zeros((M, 32), np.uint8)}),
+        (f"a: is of type type; {tensor}", {"a": np.ndarray}),
         ("a: has 7 dimensions; must have at most 6", {"a": torch.zeros((1,) * 7, dtype=torch.uint8)}),
         ("a: has 7 dimensions; must have at most 6", {"a": np.zeros((1,) * 7, np.uint8)}),
         ("a: has 1 dimensions; must have 2 ([M, K/2]) or 3 ([L, M, K/2])", {"a": torch.zeros(32, dtype=torch.uint8)}),

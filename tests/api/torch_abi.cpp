@@ -53,6 +53,14 @@ SAME_FIELD(dl_managed_tensor, release, DLManagedTensorVersioned, deleter);
 SAME_FIELD(dl_managed_tensor, flags, DLManagedTensorVersioned, flags);
 SAME_FIELD(dl_managed_tensor, tensor, DLManagedTensorVersioned, dl_tensor);
 
+SAME_SIZE(dl_unversioned_tensor, DLManagedTensor);
+SAME_FIELD(dl_unversioned_tensor, tensor, DLManagedTensor, dl_tensor);
+SAME_FIELD(dl_unversioned_tensor, owner, DLManagedTensor, manager_ctx);
+SAME_FIELD(dl_unversioned_tensor, release, DLManagedTensor, deleter);
+
+static_assert(DL_READ_ONLY == DLPACK_FLAG_BITMASK_READ_ONLY && DL_COPIED == DLPACK_FLAG_BITMASK_IS_COPIED);
+static_assert(DL_PADDED == DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED);
+
 SAME_SIZE(dl_exchange_table, DLPackExchangeAPI);
 SAME_FIELD(dl_exchange_table, major, DLPackExchangeAPI, header.version.major);
 SAME_FIELD(dl_exchange_table, minor, DLPackExchangeAPI, header.version.minor);

@@ -1,11 +1,12 @@
-/* Reading and making tensors of torch and NumPy, and what of these libraries has been found for it. */
+/* Reading and making tensors of torch, NumPy and, by dlpack_array.h, other libraries; what has been found of the two.
+ */
 #include "bindings/python/tensor.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "bindings/dlpack.h"
+#include "bindings/python/dlpack_array.h"
 #include "common/error.h"
 
 enum { DTYPE_COUNT = NVFP4_FP32 + 1 };
@@ -49,19 +50,6 @@ const char *describe(PyObject *object, const char *name, char *text, size_t size
     Py_XDECREF(string);
     Py_XDECREF(value);
     return text;
-}
-
-static const dl_exchange_table *exchange_table(PyObject *tensor_type) {
-    PyObject *published = attribute(tensor_type, "__dlpack_c_exchange_api__");
-    const dl_exchange_table *table = NULL;
-    if (published && PyCapsule_IsValid(published, "dlpack_exchange_api"))
-        table = PyCapsule_GetPointer(published, "dlpack_exchange_api");
-    else if (published && PyLong_Check(published)) /* before torch 2.11 */
-        table = PyLong_AsVoidPtr(published);
-    Py_XDECREF(published);
-    while (table && table->major != DL_MAJOR) table = table->previous;
-    PyErr_Clear();
-    return table;
 }
 
 /* 1 if torch is loaded and known, 0 if it is not loaded, -1 with an error message if it cannot be used. */
@@ -125,40 +113,21 @@ static int is_numpy(PyObject *object) {
     return find_numpy() && (Py_TYPE(object) == numpy.array || Py_TYPE(object) == numpy.memmap);
 }
 
+static int is_torch(PyObject *object) {
+    return find_torch() > 0 && PyObject_TypeCheck(object, torch.tensor);
+}
+
+/* An array of neither. Subclasses of NumPy's, as masked arrays, have a __dlpack__ that drops what they add. */
+static int is_other(PyObject *object) {
+    return !(find_numpy() && PyObject_TypeCheck(object, numpy.array)) && !is_torch(object) && is_dlpack_array(object);
+}
+
 int is_tensor(PyObject *object) {
     if (object == Py_None || PyFloat_Check(object) || PyLong_Check(object)) return 0;
-    return (find_torch() > 0 && PyObject_TypeCheck(object, torch.tensor)) || is_numpy(object);
+    return is_torch(object) || is_numpy(object) || is_other(object);
 }
 
 /* ---- torch ---- */
-
-static int32_t dtype_of_dlpack(dl_dtype d) {
-    if (d.code == DL_FLOAT4_E2M1FN && d.bits == 4 && d.lanes == 2) return NVFP4_E2M1X2;
-    if (d.lanes != 1) return NVFP4_NONE;
-    switch (d.code << 8 | d.bits) {
-    case DL_UINT << 8 | 8:
-        return NVFP4_UINT8;
-    case DL_FLOAT8_E4M3FN << 8 | 8:
-        return NVFP4_E4M3;
-    case DL_FLOAT << 8 | 16:
-        return NVFP4_FP16;
-    case DL_BFLOAT << 8 | 16:
-        return NVFP4_BF16;
-    case DL_FLOAT << 8 | 32:
-        return NVFP4_FP32;
-    default:
-        return NVFP4_NONE;
-    }
-}
-
-static int reject_dtype(PyObject *object, const char *name) {
-    char dtype[64];
-    fail(NVFP4_INVALID,
-         "%s: dtype is %s; must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 or float32, as its role "
-         "asks",
-         name, describe(object, "dtype", dtype, sizeof dtype));
-    return READ_FAILED;
-}
 
 static int grad_enabled(void) {
     PyObject *answer = PyObject_CallNoArgs(torch.is_grad_enabled);
@@ -202,6 +171,12 @@ static int check_no_grad(PyObject *object, const char *name) {
     return !rejected;
 }
 
+static int has_elements(const nvfp4_tensor *t) {
+    int64_t count = 1;
+    for (int i = 0; i < t->ndim; i++) count *= t->shape[i];
+    return count != 0;
+}
+
 static reading read_torch(PyObject *object, const char *name, use use, nvfp4_tensor *t) {
     dl_tensor d;
     if (!torch.table) return READ_BY_TORCH;
@@ -209,31 +184,8 @@ static reading read_torch(PyObject *object, const char *name, use use, nvfp4_ten
         PyErr_Clear();
         return check_strided(object, name) ? READ_BY_TORCH : READ_FAILED;
     }
-    t->dtype = dtype_of_dlpack(d.dtype);
-    if (t->dtype == NVFP4_NONE) return reject_dtype(object, name);
-    if (d.device.type == DL_CPU || d.device.type == DL_CUDA_HOST) {
-        t->device = NVFP4_HOST;
-    } else if (d.device.type == DL_CUDA || d.device.type == DL_CUDA_MANAGED) {
-        t->device = d.device.id;
-    } else {
-        char device[64];
-        fail(NVFP4_UNSUPPORTED, "%s: is on %s; must be on the CPU or a CUDA device", name,
-             describe(object, "device", device, sizeof device));
-        return READ_FAILED;
-    }
-    if (d.ndim > NVFP4_MAX_DIMS) {
-        fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, d.ndim, NVFP4_MAX_DIMS);
-        return READ_FAILED;
-    }
-    int64_t count = 1;
-    t->ndim = d.ndim;
-    for (int i = d.ndim - 1; i >= 0; i--) {
-        t->shape[i] = d.shape[i];
-        t->stride[i] = d.strides ? d.strides[i] : count;
-        count *= d.shape[i];
-    }
-    t->data = d.data ? (char *)d.data + d.byte_offset : NULL;
-    if (!t->data && count != 0) return READ_BY_TORCH; /* as functionalize's and ZeroTensor's are */
+    if (!from_dl_tensor(object, name, &d, t)) return READ_FAILED;
+    if (!t->data && has_elements(t)) return READ_BY_TORCH; /* as functionalize's and ZeroTensor's are */
     if (use == FORMAT || t->dtype < NVFP4_FP16) return READ;
     if (!check_no_grad(object, name)) return READ_FAILED;
     if (!is_negated(object, t)) return READ;
@@ -278,7 +230,10 @@ static reading read_interface(PyObject *object, PyObject *interface, const char 
     }
     int64_t item, count = 1;
     t->dtype = dtype_of_array(object, type, &item);
-    if (t->dtype == NVFP4_NONE) return reject_dtype(object, name);
+    if (t->dtype == NVFP4_NONE) {
+        char dtype[64];
+        return reject_dtype(name, describe(object, "dtype", dtype, sizeof dtype));
+    }
     if (PyTuple_Size(shape) > NVFP4_MAX_DIMS) {
         fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, (int)PyTuple_Size(shape),
              NVFP4_MAX_DIMS);
@@ -315,9 +270,31 @@ static reading read_numpy(PyObject *object, const char *name, use use, nvfp4_ten
     return result;
 }
 
-/* ---- either ---- */
+/* ---- any ---- */
 
-reading read_tensor(PyObject *object, const char *name, use use, nvfp4_tensor *tensor) {
+static reading read_other(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *t) {
+    PyObject *capsule;
+    reading result = read_dlpack(call, object, name, use, t, &capsule);
+    if (capsule) call->exports[call->count++] = capsule;
+    return result;
+}
+
+void release_arrays(arrays *call) {
+    if (call->count == 0) return;
+    PyObject *type, *value, *traceback; /* a library's destructor may run Python, which must find no exception */
+    PyErr_Fetch(&type, &value, &traceback);
+    while (call->count > 0) Py_DECREF(call->exports[--call->count]);
+    PyErr_Restore(type, value, traceback);
+}
+
+PyObject *with_arrays(array_function *function, PyObject *leader, PyObject *const *arguments, Py_ssize_t count) {
+    arrays call = {.leader = leader};
+    PyObject *result = function(&call, arguments, count);
+    release_arrays(&call);
+    return result;
+}
+
+reading read_tensor(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *tensor) {
     PyTypeObject *type = Py_TYPE(object);
     if (object == Py_None) {
         tensor->dtype = NVFP4_NONE;
@@ -329,17 +306,23 @@ reading read_tensor(PyObject *object, const char *name, use use, nvfp4_tensor *t
     if (found < 0) return READ_FAILED;
     if (found && (type == torch.tensor || type == torch.parameter)) return read_torch(object, name, use, tensor);
     if (found && PyObject_TypeCheck(object, torch.tensor)) return READ_BY_TORCH;
+    if (is_host_result(object)) {
+        read_host_result(object, tensor);
+        return READ;
+    }
+    if (is_other(object)) return read_other(call, object, name, use, tensor);
     char text[64];
-    fail(NVFP4_INVALID, "%s: is of type %s; must be a torch.Tensor or a numpy.ndarray", name,
+    fail(NVFP4_INVALID, "%s: is of type %s; must be a torch.Tensor, a numpy.ndarray or an array with __dlpack__", name,
          describe((PyObject *)Py_TYPE(object), "__name__", text, sizeof text));
     return READ_FAILED;
 }
 
-reading read_tensors(PyObject *const *objects, const tensor_argument *table, int count, void *into) {
+reading read_tensors(arrays *call, PyObject *const *objects, const tensor_argument *table, int count, void *into) {
     reading worst = READ;
     for (int i = 0; i < count && worst != READ_FAILED; i++) {
         const tensor_argument *t = &table[i];
-        reading done = read_tensor(objects[t->index], t->name, t->use, (nvfp4_tensor *)((char *)into + t->offset));
+        nvfp4_tensor *tensor = (nvfp4_tensor *)((char *)into + t->offset);
+        reading done = read_tensor(call, objects[t->index], t->name, t->use, tensor);
         if (done > worst) worst = done;
     }
     return worst;
@@ -375,19 +358,42 @@ static PyObject *allocate_torch(PyObject *like, PyObject *shape, int32_t dtype) 
     return result;
 }
 
-PyObject *allocate_like(PyObject *like, int ndim, const int64_t *shape, int32_t dtype) {
-    PyObject *sizes = PyTuple_New(ndim);
-    for (int i = 0; sizes && i < ndim; i++) {
-        PyObject *size = PyLong_FromLongLong(shape[i]);
+static PyObject *allocate_like(PyObject *like, const nvfp4_tensor *t) {
+    if (t->device == NVFP4_HOST && is_other(like)) return allocate_host_result(like, t->ndim, t->shape, t->dtype);
+    PyObject *sizes = PyTuple_New(t->ndim);
+    for (int i = 0; sizes && i < t->ndim; i++) {
+        PyObject *size = PyLong_FromLongLong(t->shape[i]);
         if (!size || PyTuple_SetItem(sizes, i, size) != 0) {
             Py_DECREF(sizes);
             return NULL;
         }
     }
     if (!sizes) return NULL;
-    PyObject *result = is_numpy(like) ? allocate_numpy(sizes, dtype) : allocate_torch(like, sizes, dtype);
+    PyObject *result = is_numpy(like)   ? allocate_numpy(sizes, t->dtype)
+                       : is_other(like) ? allocate_gpu_result(like, sizes, t->dtype)
+                                        : allocate_torch(like, sizes, t->dtype);
     Py_DECREF(sizes);
     return result;
+}
+
+reading new_result(arrays *call, nvfp4_tensor *tensor, PyObject **result) {
+    int32_t device = tensor->device;
+    *result = allocate_like(call->leader, tensor);
+    reading done =
+        *result ? read_tensor(call, *result, "result", is_other(call->leader) ? WRITTEN : FORMAT, tensor) : READ_FAILED;
+    if (done == READ && tensor->device != device) { /* a library may allocate on a device that is current to it */
+        fail(NVFP4_INVALID,
+             "result: its library allocated it on device %d; must be %d, that of the arguments: make "
+             "that device current",
+             tensor->device, device);
+        done = READ_FAILED;
+    }
+    if (done != READ) Py_CLEAR(*result);
+    return done;
+}
+
+int finish_result(arrays *call, PyObject **result) {
+    return !is_host_result(*result) || finish_host_result(call->leader, result);
 }
 
 /* Called by torch's allocator; the first line of its message says what is missing. */
@@ -396,13 +402,21 @@ static void workspace_error(void *bytes, const char *kind, const char *message) 
          (int)strcspn(message, "\n"), message);
 }
 
-int allocate_workspace(int32_t device, size_t bytes, workspace *w) {
+int allocate_workspace(arrays *call, int32_t device, size_t bytes, workspace *w) {
+    int64_t shape = (int64_t)bytes, stride = 1;
     if (device == NVFP4_HOST) {
         w->data = w->owner = aligned_alloc(64, (bytes + 63) / 64 * 64);
         if (!w->data) fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %zu bytes", bytes);
         return w->data != NULL;
     }
-    int64_t shape = (int64_t)bytes, stride = 1;
+    if (is_other(call->leader)) {
+        nvfp4_tensor memory = {.dtype = NVFP4_UINT8, .device = device, .ndim = 1, .shape = {shape}};
+        PyObject *array;
+        int ok = new_result(call, &memory, &array) == READ;
+        Py_XDECREF(array); /* its export keeps the memory */
+        if (ok) w->data = memory.data;
+        return ok;
+    }
     dl_tensor prototype = {
         .device = {DL_CUDA, device}, .ndim = 1, .dtype = {DL_UINT, 8, 1}, .shape = &shape, .strides = &stride};
     dl_managed_tensor *managed;
@@ -414,7 +428,7 @@ int allocate_workspace(int32_t device, size_t bytes, workspace *w) {
 
 void *allocate_for(void *owner, size_t bytes) {
     workspace_owner *o = owner;
-    return allocate_workspace(o->device, bytes, &o->memory) ? o->memory.data : NULL;
+    return allocate_workspace(o->call, o->device, bytes, &o->memory) ? o->memory.data : NULL;
 }
 
 void free_workspace(int32_t device, workspace *w) {
@@ -425,10 +439,10 @@ void free_workspace(int32_t device, workspace *w) {
         managed->release(managed);
 }
 
-int current_stream(int32_t device, void **stream) {
+int stream_of(arrays *call, int32_t device, void **stream) {
     *stream = NULL;
-    if (!torch.table) return 0;
-    return torch.table->current_stream(DL_CUDA, device, stream);
+    if (is_other(call->leader)) return library_stream(call->leader, device, stream);
+    return !torch.table || !is_torch(call->leader) || torch.table->current_stream(DL_CUDA, device, stream) == 0;
 }
 
 int32_t current_threads(void) {

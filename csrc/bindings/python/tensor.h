@@ -1,6 +1,7 @@
-/* Python's tensors as nvfp4_tensor: torch's through its DLPack exchange table, NumPy's through __array_interface__.
+/* Python's tensors as nvfp4_tensor: torch's through its DLPack exchange table, NumPy's through __array_interface__,
+ * those of any other library through __dlpack__.
  *
- * Neither library is imported here, only found in sys.modules, so that `import nvfp4` costs nothing. Functions that
+ * No library is imported here, only found in sys.modules, so that `import nvfp4` costs nothing. Functions that
  * can fail leave a message in nvfp4_last_error(), or a Python exception where Python code raised one; raise_error
  * turns either into the exception of the call. */
 #ifndef NVFP4_PYTHON_TENSOR_H
@@ -23,8 +24,22 @@ typedef enum use {
     WRITTEN, /* an output */
 } use;
 
+/* A call's tensors. The library of `leader` (out, else the first argument) makes results and workspace, and the call
+ * runs on its current stream. DLPack exports keep memory alive until release_arrays. */
+enum { MOST_EXPORTS = 10 }; /* gemm's eight tensors, a result, a workspace */
+typedef struct arrays {
+    PyObject *leader;
+    PyObject *exports[MOST_EXPORTS];
+    int count;
+} arrays;
+void release_arrays(arrays *call);
+
+/* Runs a function of a call's tensors and its arguments, and releases the tensors' exports. */
+typedef PyObject *array_function(arrays *call, PyObject *const *arguments, Py_ssize_t count);
+PyObject *with_arrays(array_function *function, PyObject *leader, PyObject *const *arguments, Py_ssize_t count);
+
 /* None is an absent tensor. */
-reading read_tensor(PyObject *object, const char *name, use use, nvfp4_tensor *tensor);
+reading read_tensor(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *tensor);
 
 /* Reads a table of tensor arguments into the struct that holds them; stops at the first that is rejected. */
 typedef struct tensor_argument {
@@ -33,32 +48,37 @@ typedef struct tensor_argument {
     use use;
     size_t offset; /* of the nvfp4_tensor in the struct */
 } tensor_argument;
-reading read_tensors(PyObject *const *objects, const tensor_argument *table, int count, void *into);
+reading read_tensors(arrays *call, PyObject *const *objects, const tensor_argument *table, int count, void *into);
 
 /* 1 if read_tensor would take it for a tensor rather than a number. */
 int is_tensor(PyObject *object);
 
-/* A new tensor of the library and on the device of `like`; a new reference. NumPy knows no e4m3: uint8 there. */
-PyObject *allocate_like(PyObject *like, int ndim, const int64_t *shape, int32_t dtype);
+/* A new, dense tensor of the leader's library, of the dtype, device and shape in *tensor, which is filled; *result is
+ * NULL unless READ. e4m3 is torch's alone: elsewhere uint8. Once it is computed, finish_result makes it the library's
+ * own; 1, or 0 with an error message and *result released. */
+reading new_result(arrays *call, nvfp4_tensor *tensor, PyObject **result);
+int finish_result(arrays *call, PyObject **result);
 
-/* Memory that only the call sees: torch's on a GPU, where its next user comes later on the same stream, and plain on
- * the host. 1, or 0 with an error message. */
+/* Memory that only the call sees: on a GPU the leader's library's, where its next user comes later on the same stream,
+ * and plain on the host. 1, or 0 with an error message. */
 typedef struct workspace {
     void *data;
     void *owner;
 } workspace;
-int allocate_workspace(int32_t device, size_t bytes, workspace *w);
+int allocate_workspace(arrays *call, int32_t device, size_t bytes, workspace *w);
 void free_workspace(int32_t device, workspace *w);
 
 /* The same as the `allocate` and `owner` of a call. On a GPU the GIL is held; host memory needs none. */
 typedef struct workspace_owner {
+    arrays *call;
     int32_t device;
     workspace memory;
 } workspace_owner;
 void *allocate_for(void *owner, size_t bytes);
 
-/* torch's current stream of a device (NULL: the default one) and its count of CPU threads (0: torch is not loaded). */
-int current_stream(int32_t device, void **stream);
+/* The current stream of the leader's library on a device (NULL: the default one); 0 with an exception or message. */
+int stream_of(arrays *call, int32_t device, void **stream);
+/* torch's count of CPU threads (0: torch is not loaded). */
 int32_t current_threads(void);
 
 /* str(object), or str(object.name), cut to fit: for error messages. */
