@@ -68,7 +68,8 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
     first, *others = report.names(run)
     if run["set"] == "models":
         lines = [f"`{run['command']}` ([run]({folder}/{name})), sums of single-call medians: {title}.", ""]
-        return "\n".join([*lines, show.markdown(columns, rows), "", *shown_lines(report.summary(run))])
+        shown = [line for line in shown_lines(report.summary(run)) if not line.startswith("- floor")]
+        return "\n".join([*lines, show.markdown(columns, rows), "", *shown])
     what = f"{report.mode_title(run, 'single_call')} median (p10..p90) and back-to-back median"
     ratios = f" Speed-ups (above 1: {first} is faster): single-call / back-to-back." if others else ""
     lines = [f"`{run['command']}` ([run]({folder}/{name})), {first}: {what}.{ratios}"]
