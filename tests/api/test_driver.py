@@ -353,7 +353,16 @@ def test_tensor_maps_of_sm90(fake_driver: Path, tmp_path: Path) -> None:
         assert len(rows) == (2 if m <= 16 else 4)
         if m <= 16:
             continue
-        assert mma_b == ["map", "16", "3", f"{wide},{m},{batch}", f"{2 * wide},{pitch}", f"64,{mma_tile_n},1", "128"]
+        whole = -(-m // int(mma_tile_n)) * int(mma_tile_n)  # rows of the workspace's tensor map: no box is cut off
+        assert mma_b == [
+            "map",
+            "16",
+            "3",
+            f"{wide},{whole},{batch}",
+            f"{2 * wide},{pitch}",
+            f"64,{mma_tile_n},1",
+            "128",
+        ]
         assert dequant[:2] == ["nvfp4_sm90_dequant", str(batch * -(-k // 256))]
 
 
@@ -376,7 +385,7 @@ def test_prefill_products_of_sm90(fake_driver: Path, tmp_path: Path, kernel: str
     rows = launches(code, fake_driver, tmp_path / "log")
     raw = {size: ["map", "8", "3", f"{k // 2},{size},1", f"{k // 2},16", "32,128,1", "0"] for size in (m, n)}
     dequantized = {
-        size: ["map", "16", "3", f"{wide},{size},1", f"{2 * wide},{2 * wide * size}", "64,128,1", "128"]
+        size: ["map", "16", "3", f"{wide},768,1", f"{2 * wide},{2 * wide * size}", "64,128,1", "128"]  # whole clusters
         for size in (m, n)
     }
     assert rows[:2] == [dequantized[m], (dequantized if kernel == "fp16" else raw)[n]]
