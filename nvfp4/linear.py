@@ -307,9 +307,17 @@ class Linear(torch.nn.Module):
             bias = bias.float()
         a, scale_a = nvfp4.quantize(rows, global_scale=scale)
         # quantize's kernel starts after all work before it and writes a and scale_a alone, so whatever wrote the weight
-        # is complete when gemm's starts. In _weight_only no kernel of ours comes before gemm's.
+        # is complete when gemm's starts. Compiled code may put a kernel that computes a weight between the two, and in
+        # _weight_only no kernel of ours comes before gemm's.
         return nvfp4.gemm(
-            a, self.weight, scale_a, self.weight_scale, alpha=alpha, bias=bias, out_dtype=dtype, constant_b=True
+            a,
+            self.weight,
+            scale_a,
+            self.weight_scale,
+            alpha=alpha,
+            bias=bias,
+            out_dtype=dtype,
+            constant_b=not torch.compiler.is_compiling(),
         )
 
 

@@ -72,3 +72,18 @@ def test_linear_passes_it_behind_quantize(activations: str | None, flags: list[i
     with torch.inference_mode():
         layer(torch.ones(2, 32, dtype=torch.float16))
     assert flags == [2 if activations else 0]
+
+
+def test_compiled_linear_does_not_pass_it() -> None:
+    """A compiler may put a kernel that computes the weight between quantize and the product."""
+    layer, graphs = nvfp4.Linear(32, 8), []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph.graph)
+        return graph
+
+    with torch.no_grad():
+        torch.compile(layer, fullgraph=True, backend=keep)(torch.ones(2, 32, dtype=torch.float16))
+    (call,) = [node for node in graphs[0].nodes if str(node.target) == "nvfp4.gemm"]
+    names = [argument.name for argument in torch.ops.nvfp4.gemm.default._schema.arguments]
+    assert call.args[names.index("flags")] == 0
