@@ -175,12 +175,12 @@ def make_rms_norm_quantize(make: Maker) -> Call:
     def define(residual: Any, **others: Any) -> torch.Tensor:
         residual = None if residual is None else residual.clone()
         result = [p.flatten() for p in reference.rms_norm_quantize(residual=residual, **others)]
-        return torch.cat(result + ([] if residual is None else [residual.view(torch.uint8).flatten()]))
+        return torch.cat(result + ([] if residual is None else [residual.flatten().view(torch.uint8)]))
 
     def call(residual: Any, **args: Any) -> torch.Tensor:
         result = nvfp4.rms_norm_quantize(residual=residual, **args)
         written = () if residual is None else (residual,)
-        return torch.cat([as_torch(p).contiguous().view(torch.uint8).flatten() for p in (*result, *written)])
+        return torch.cat([as_torch(p).flatten().view(torch.uint8) for p in (*result, *written)])
 
     return Call(call, define, args, "residual", make.buffers)
 
