@@ -83,9 +83,16 @@ def test_split_k_of_batches(l: int | None, n: int, target: str, workers: Workers
     assert not verdicts(workers, target, cases)
 
 
-A_TYPES, EDGES = ["float16", "bfloat16"], ["begin", "end"]
-# Emulated, one type runs at one edge and the other at the other.
-EMULATED_A = one_in(2, [(a, EDGES[(i + j) % 2]) for i, a in enumerate(A_TYPES) for j in range(2)])
+EDGES = ["begin", "end"]
+
+
+def emulated_at(names: list[str]) -> list[tuple[str, str]]:
+    """What runs emulated: each name at one edge, the next one at the other; with CI_FULL=1 at both."""
+    return one_in(2, [(name, EDGES[(i + j) % 2]) for i, name in enumerate(names) for j in range(2)])
+
+
+A_TYPES = ["float16", "bfloat16"]
+EMULATED_A = emulated_at(A_TYPES)
 
 
 @pytest.mark.parametrize("a", A_TYPES)
@@ -110,8 +117,7 @@ def test_16_bit_a(a: str, edge: str, target: str, workers: Workers) -> None:
 
 DISTANCES = [f"{name}.{what}" for name in "ab" for what in ("slack", "pitch", "batch")]
 ODD = [*DISTANCES, "none", "all"]
-# Emulated, each distance runs at one edge, the next one at the other.
-EMULATED = one_in(2, [(odd, EDGES[(i + j) % 2]) for i, odd in enumerate(ODD) for j in range(2)])
+EMULATED = emulated_at(ODD)
 
 
 @pytest.mark.parametrize("odd", ODD)

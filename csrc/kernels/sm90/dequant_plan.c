@@ -25,8 +25,8 @@ sm90_operand_size sm90_e2m1_operand(const gemm_traits *t, int is_b) {
 
 /* TMA takes 10 clocks for each row of a box that it fills with zeros instead of loading it: 72 x 28672 x 4096 in tiles
  * of 128 columns took 65 us on an H200, 47 with whole boxes. So the tensor map has whole tiles. Behind the rows of a
- * batch they hold those of the next one, or workspace that nobody has written: whatever these are, only columns of
- * accumulators are computed from them that are not stored. */
+ * batch they hold those of the next one, or workspace that nobody has written: whatever these are, only rows or
+ * columns of accumulators are computed from them that are not stored. */
 int sm90_fp16_operand(const gemm_traits *t, int is_b, int32_t tile_rows, sm90_operand_size *size) {
     const int32_t broadcast = is_b ? t->broadcast_b : t->broadcast_a;
     const int64_t rows = is_b ? t->n : t->m;
