@@ -9,6 +9,8 @@ typedef struct device_props {
     int32_t sm_count;
     int32_t shared_per_block; /* bytes of shared memory that a CTA may have */
     int32_t shared_per_sm;
+    int32_t clock_mhz;   /* highest SM clock; 0: unknown */
+    int32_t memory_gb_s; /* peak of the device memory's bus; 0: unknown */
     int64_t l2_bytes;
 } device_props;
 

@@ -204,12 +204,16 @@ static int attribute(driver *d, CUdevice device, int which) {
 }
 
 static device_props read_props(driver *d, CUdevice handle) {
+    const int64_t bus_bytes = attribute(d, handle, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH) / 8;
+    const int64_t memory_khz = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
     return (device_props){
         .compute_capability = 10 * attribute(d, handle, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
                               attribute(d, handle, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         .sm_count = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         .shared_per_block = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         .shared_per_sm = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        .clock_mhz = attribute(d, handle, CU_DEVICE_ATTRIBUTE_CLOCK_RATE) / 1000,
+        .memory_gb_s = (int32_t)(2 * memory_khz * bus_bytes / 1000000), /* double data rate */
         .l2_bytes = attribute(d, handle, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
     };
 }

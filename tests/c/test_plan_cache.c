@@ -124,6 +124,8 @@ static const field fields[] = {
     FIELD(props.sm_count),
     FIELD(props.shared_per_block),
     FIELD(props.shared_per_sm),
+    FIELD(props.clock_mhz),
+    FIELD(props.memory_gb_s),
     FIELD(props.l2_bytes),
     FIELD(families),
     FIELD(override.family),

@@ -74,7 +74,7 @@ static int device_attribute(int attribute) {
     case 12: /* MAX_REGISTERS_PER_BLOCK */
         return 65536;
     case 13: /* CLOCK_RATE, kHz */
-        return 1830000;
+        return d->clock_khz;
     case 14: /* TEXTURE_ALIGNMENT */
         return 512;
     case 16: /* MULTIPROCESSOR_COUNT */
@@ -93,9 +93,9 @@ static int device_attribute(int attribute) {
     case 115: /* MEMORY_POOLS_SUPPORTED */
         return 1;
     case 36: /* MEMORY_CLOCK_RATE, kHz */
-        return 3996000;
+        return d->memory_clock_khz;
     case 37: /* GLOBAL_MEMORY_BUS_WIDTH */
-        return 8192;
+        return d->memory_bus_bits;
     case 38: /* L2_CACHE_SIZE */
         return d->l2_bytes;
     case 39: /* MAX_THREADS_PER_MULTIPROCESSOR */

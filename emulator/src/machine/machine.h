@@ -51,6 +51,7 @@ struct device {
     int shared_per_block; /* opt-in maximum */
     int shared_per_sm, shared_reserved;
     int threads_per_sm, ctas_per_sm, registers_per_sm;
+    int clock_khz, memory_clock_khz, memory_bus_bits;
     int l2_bytes;
     int64_t memory_bytes;
     int cluster_max; /* CTAs of a cluster, without the non-portable opt-in */
