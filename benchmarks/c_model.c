@@ -16,11 +16,22 @@ const device_props b200_props = {.compute_capability = 100,
                                  .sm_count = 148,
                                  .shared_per_block = 227 << 10,
                                  .shared_per_sm = 228 << 10,
+                                 .clock_mhz = 1965,
+                                 .memory_gb_s = 8184,
                                  .l2_bytes = 126 << 20};
 const device_props h200_props = {.compute_capability = 90,
                                  .sm_count = 132,
                                  .shared_per_block = 227 << 10,
                                  .shared_per_sm = 228 << 10,
+                                 .clock_mhz = 1980,
+                                 .memory_gb_s = 4814,
+                                 .l2_bytes = 60 << 20};
+const device_props h100_props = {.compute_capability = 90,
+                                 .sm_count = 132,
+                                 .shared_per_block = 227 << 10,
+                                 .shared_per_sm = 228 << 10,
+                                 .clock_mhz = 1980,
+                                 .memory_gb_s = 3352,
                                  .l2_bytes = 50 << 20};
 
 const sm90_model sm90_model_defaults = {
@@ -128,6 +139,8 @@ const char *describe(void) {
     FIELD(device_props, sm_count);
     FIELD(device_props, shared_per_block);
     FIELD(device_props, shared_per_sm);
+    FIELD(device_props, clock_mhz);
+    FIELD(device_props, memory_gb_s);
     FIELD(device_props, l2_bytes);
 
     SIZE(gemm_traits);

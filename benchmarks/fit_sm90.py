@@ -2,11 +2,13 @@
 
     python benchmarks/fit_sm90.py          the constants as they stand: error, and regret of each shape
     python benchmarks/fit_sm90.py --fit    the same after fitting, and the constants, to be written into the header
+    python benchmarks/fit_sm90.py --measure FILE    on a Hopper GPU: times the plans
 
-The C code of csrc/ ranks the plans, through c_model.py, with the constants of this program. The measured times are in
-results/sm90_candidates.csv. The regret of a shape is the time of its chosen plan over that of its fastest measured
-plan, minus 1. A fit keeps constants that were measured directly and limits that no measured plan reaches (KEPT). Needs
-gcc.
+The C code of csrc/ ranks the plans, through c_model.py, with the constants of this program. Measured times are in
+results/sm90_candidates_*.csv, a file for each GPU, and all are fitted together. They are medians of single calls with a
+cold L2 (nvfp4/cli/timing.py), of each plan that was modelled to take at most 1.5 times as long as the first one. The
+regret of a shape is the time of its chosen plan over that of its fastest measured plan, minus 1. A fit keeps constants
+that were measured directly and limits that no measured plan reaches (KEPT). Needs gcc; to measure, torch.
 """
 
 from __future__ import annotations
@@ -14,57 +16,146 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import statistics
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import c_model
 
-MEASURED = Path(__file__).resolve().parent / "results/sm90_candidates.csv"
+RESULTS = Path(__file__).resolve().parent / "results"
+GPUS = ("h200", "h100")
 KEPT = {
     "least_worker",
     "uneven",
+    "fixup_b_clk",
     "unaligned_split",
     "clock_ghz",
     "dram_tb_s",
     "dequant_tb_s",
     "ingress_b_clk",
     "l2_tb_s",
+    "l2_bytes",
+    "bf16_loss",
 }
 EVENT_PAIR_US = 1.25  # an empty pair of events, in each measured time
 
+# What is measured: layers of Llama-3.1-8B and 70B, Qwen3-32B and DeepSeek-V3, and the ranked shapes.
+LAYERS = [
+    *[(6144, 4096), (28672, 4096), (4096, 14336)],
+    *[(10240, 8192), (57344, 8192), (8192, 28672)],
+    *[(10240, 5120), (51200, 5120), (5120, 25600)],
+    *[(7168, 16384), (4096, 7168), (7168, 2048)],
+]
+ROWS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    8,
+    9,
+    12,
+    16,
+    17,
+    24,
+    32,
+    33,
+    40,
+    64,
+    65,
+    72,
+    96,
+    128,
+    129,
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    448,
+    512,
+)
+MANY_ROWS = (768, 1024, 2048, 4096)
+MORE = [(2304, 4608, 7168), (8192, 8192, 8192)]
+REPEAT = 9
+SLOWEST = 1.5  # times the first plan's modelled time
+
 Shape = tuple[int, int, int]
 Plan = tuple[str, int, int]  # kernel, swap_ab, split_k
+Measured = dict[tuple[str, Shape], dict[Plan, float]]  # of a GPU and shape, the microseconds of each plan
 
 
-def read_measured() -> dict[Shape, dict[Plan, float]]:
-    """Microseconds of every measured plan of every shape, without the events."""
-    found: dict[Shape, dict[Plan, float]] = defaultdict(dict)
-    with MEASURED.open() as lines:
-        for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-            shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-            plan = (row["kernel"], int(row["swap_ab"]), int(row["split_k"]))
-            found[shape][plan] = float(row["us"]) - EVENT_PAIR_US
+def measure(path: Path) -> None:
+    """Times the plans of all shapes on this GPU."""
+    import torch
+
+    import nvfp4
+    from nvfp4 import _C
+    from nvfp4.cli.timing import DeviceClock
+
+    device = torch.device("cuda")
+    clock = DeviceClock(device)
+    shapes = [(m, n, k) for n, k in LAYERS for m in (*ROWS, *(MANY_ROWS if n * k < 2**27 else ()))] + MORE
+    with path.open("w", newline="") as lines:
+        pair = clock.empty_pair(99) * 1e6
+        print(f"# One {torch.cuda.get_device_name()}, nvfp4 {nvfp4.__version__}; event pair {pair:.2f} us", file=lines)
+        writer = csv.writer(lines)
+        writer.writerow(["m", "n", "k", "kernel", "swap_ab", "split_k", "us"])
+        for m, n, k in shapes:
+            a, b = (torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device) for rows in (m, n))
+            bytes_of = [torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device=device) for rows in (m, n)]
+            scale_a, scale_b = map(nvfp4.swizzle, bytes_of)
+            out = torch.empty(m, n, dtype=torch.float16, device=device)
+            call = partial(nvfp4.gemm, a, b, scale_a, scale_b, out=out)
+            first = math.inf
+            try:
+                for rank in range(nvfp4.info(m, n, k)["plan"]["candidates"]):
+                    _C.set_candidate(rank)
+                    plan = nvfp4.info(m, n, k)["plan"]
+                    first = min(first, plan["modelled_us"])
+                    if plan["modelled_us"] > SLOWEST * first:
+                        break
+                    call()
+                    us = statistics.median(clock.run([call] * REPEAT)) * 1e6
+                    kernel = plan["kernel"].removeprefix("nvfp4_")
+                    writer.writerow([m, n, k, kernel, int(plan["swap_ab"]), plan["split_k"], f"{us:.2f}"])
+            finally:
+                _C.set_candidate(0)
+
+
+def read_measured() -> Measured:
+    """All measured times, without the events."""
+    found: Measured = defaultdict(dict)
+    for gpu in GPUS:
+        with (RESULTS / f"sm90_candidates_{gpu}.csv").open() as lines:
+            for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+                shape = (int(row["m"]), int(row["n"]), int(row["k"]))
+                plan = (row["kernel"], int(row["swap_ab"]), int(row["split_k"]))
+                found[gpu, shape][plan] = float(row["us"]) - EVENT_PAIR_US
     return found
 
 
 class Model:
-    """The planner of an H200, with constants that can be set."""
+    """The planner, with constants that can be set."""
 
     def __init__(self) -> None:
         self.constants = c_model.model("sm90")
-        self.device = c_model.device("h200")
+        self.devices = {gpu: c_model.device(gpu) for gpu in GPUS}
 
-    def rank(self, shape: Shape) -> dict[Plan, float]:
+    def rank(self, gpu: str, shape: Shape) -> dict[Plan, float]:
         """Modelled microseconds of every plan for a shape."""
         return {
             (found.name.decode().removeprefix("nvfp4_"), found.swap_ab, found.split_k): found.modelled_us
-            for found in c_model.candidates(self.constants, self.device, c_model.traits(*shape))
+            for found in c_model.candidates(self.constants, self.devices[gpu], c_model.traits(*shape))
         }
 
 
 @dataclass
 class Outcome:
+    gpu: str
     shape: Shape
     chosen: Plan  # of the measured plans, the one modelled to be fastest
     best: Plan  # measured to be fastest
@@ -78,11 +169,12 @@ class Outcome:
         return self.chosen_us / self.best_us - 1
 
 
-def outcome(shape: Shape, measured: dict[Plan, float], modelled: dict[Plan, float]) -> Outcome:
+def outcome(gpu: str, shape: Shape, measured: dict[Plan, float], modelled: dict[Plan, float]) -> Outcome:
     chosen = min((plan for plan in measured if plan in modelled), key=lambda plan: modelled[plan])
     best = min(measured, key=lambda plan: measured[plan])
     first = min(modelled, key=lambda plan: modelled[plan])
     return Outcome(
+        gpu,
         shape,
         chosen,
         best,
@@ -93,19 +185,19 @@ def outcome(shape: Shape, measured: dict[Plan, float], modelled: dict[Plan, floa
     )
 
 
-def loss(model: Model, measured: dict[Shape, dict[Plan, float]]) -> float:
+def loss(model: Model, measured: Measured) -> float:
     """Squared relative errors, weighted towards the fastest plans of a shape, and squared regrets."""
     total = 0.0
-    for shape, times in measured.items():
-        modelled, best = model.rank(shape), min(times.values())
+    for (gpu, shape), times in measured.items():
+        modelled, best = model.rank(gpu, shape), min(times.values())
         for plan, us in times.items():
             if plan in modelled:
-                total += (best / us) ** 2 * math.log(modelled[plan] / us) ** 2
-        total += max(outcome(shape, times, modelled).regret - 0.02, 0.0) ** 2
+                total += (best / us) ** 4 * math.log(modelled[plan] / us) ** 2
+        total += 10 * max(outcome(gpu, shape, times, modelled).regret - 0.02, 0.0) ** 2
     return total
 
 
-def fit(model: Model, measured: dict[Shape, dict[Plan, float]]) -> None:
+def fit(model: Model, measured: Measured) -> None:
     """One constant after the other, in steps that become smaller."""
     best, step = loss(model, measured), 0.2
     while step > 0.002:
@@ -123,24 +215,27 @@ def fit(model: Model, measured: dict[Shape, dict[Plan, float]]) -> None:
             step /= 2
 
 
-def report(model: Model, measured: dict[Shape, dict[Plan, float]]) -> None:
+def report(model: Model, measured: Measured) -> None:
     errors, outcomes = [], []
-    for shape, times in measured.items():
-        modelled = model.rank(shape)
+    for (gpu, shape), times in measured.items():
+        modelled = model.rank(gpu, shape)
         errors += [math.log(modelled[plan] / us) ** 2 for plan, us in times.items() if plan in modelled]
-        outcomes.append(outcome(shape, times, modelled))
+        outcomes.append(outcome(gpu, shape, times, modelled))
     outcomes.sort(key=lambda o: -o.regret)
     for o in outcomes:
         size = "x".join(map(str, o.shape))
-        line = f"{size:>16} {o.chosen_us:7.2f} us, modelled {o.modelled_us:7.2f}: {describe(o.chosen)}"
+        line = f"{o.gpu} {size:>16} {o.chosen_us:7.2f} us, modelled {o.modelled_us:7.2f}: {describe(o.chosen)}"
         if o.regret > 0:
             line += f"; best {o.best_us:.2f}: {describe(o.best)}; regret {o.regret:.1%}"
         if o.unmeasured:
             line += f"; first, not measured: {describe(o.unmeasured)}"
         print(line)
     spread = math.sqrt(sum(errors) / len(errors))
-    print(f"{len(errors)} times of {len(outcomes)} shapes; the model is off by {spread:.1%} (root of mean square)")
-    print(f"regret: most {outcomes[0].regret:.1%}, above 5 %: {sum(o.regret > 0.05 for o in outcomes)} shapes")
+    print(f"{len(errors)} times; the model is off by {spread:.1%} (root of mean square)")
+    for gpu in GPUS:
+        lost = [o.regret for o in outcomes if o.gpu == gpu]
+        mean, above = sum(lost) / len(lost), sum(regret > 0.05 for regret in lost)
+        print(f"{gpu}, {len(lost)} shapes: regret {mean:.2%} on average, at most {lost[0]:.1%}; above 5 %: {above}")
 
 
 def describe(plan: Plan) -> str:
@@ -150,8 +245,12 @@ def describe(plan: Plan) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="time the plans on this GPU")
     parser.add_argument("--fit", action="store_true", help="fit before reporting, and print the constants")
     arguments = parser.parse_args()
+    if arguments.measure:
+        measure(arguments.measure)
+        return
     model, measured = Model(), read_measured()
     if arguments.fit:
         fit(model, measured)

@@ -501,7 +501,7 @@ static void check_rejections(void) {
 }
 
 /* Of the shapes that matter most: the kind of kernel, one round of clusters, and whether AUTO takes sm80. Times of an
- * H200 stand behind each line (benchmarks/results/sm90_candidates.csv). */
+ * H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv). */
 static void check_choices(void) {
     static const struct {
         int64_t m, n, k;

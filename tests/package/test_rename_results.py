@@ -114,7 +114,7 @@ def test_csv_of_bench(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(old.getvalue())
     for _ in range(2):
         assert script(monkeypatch, path) == 0 and path.read_text() == new
-    samples = ROOT / "benchmarks/results/sm90_candidates.csv"  # another table
+    samples = ROOT / "benchmarks/results/sm90_candidates_h200.csv"  # another table
     assert rename_results.rewritten(samples.read_text()) is None
 
 

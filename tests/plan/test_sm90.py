@@ -172,19 +172,15 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
-def test_no_measured_shape_has_a_slow_plan() -> None:
-    """The chosen plan of each shape is within 5 % of its fastest measured plan on an H200; for products below 8 us
-    within 1 us, since CUDA events count in steps of 0.25 us."""
-    model, measured = fit_sm90.Model(), fit_sm90.read_measured()
-    ranked = {shape: model.rank(shape) for shape in measured}
-    assert len(measured) >= 136
-    slow = [
-        found
-        for shape, plans in measured.items()
-        if (found := fit_sm90.outcome(shape, plans, ranked[shape])).regret > 0.05
-        and not (found.best_us < 8 and found.chosen_us - found.best_us <= 1)
-    ]
-    assert not slow
+@pytest.mark.parametrize("gpu", fit_sm90.GPUS)
+def test_plans_of_measured_shapes(gpu: str) -> None:
+    """Chosen plans take 0.75 % longer than the fastest measured ones on average, and more than 10 % nowhere."""
+    model = fit_sm90.Model()
+    measured = {shape: plans for (name, shape), plans in fit_sm90.read_measured().items() if name == gpu}
+    assert len(measured) >= 374
+    found = [fit_sm90.outcome(gpu, shape, plans, model.rank(gpu, shape)) for shape, plans in measured.items()]
+    assert sum(each.regret for each in found) / len(found) < 0.0075
+    assert not [each for each in found if each.regret > 0.1]
 
 
 @pytest.mark.parametrize("shared", [0, 1], ids=["a", "b"])

@@ -90,6 +90,15 @@ static double chunk_clocks(const sm80_model *model, const gemm_traits *t, const 
     return model->chunk_clocks + (arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3);
 }
 
+/* 0 where the rate is unknown. */
+static double memory_us(const sm80_model *model, const device_props *props, const gemm_traits *t) {
+    if (!props->memory_gb_s) return 0;
+    const double of_value = 0.5 + 1.0 / 16, of_a = t->a_type == VALUES_E2M1 ? of_value : 2.0;
+    const double bytes = (double)t->l * (double)t->k * ((double)t->m * of_a + (double)t->n * of_value);
+    const double written_back = bytes < (double)props->l2_bytes ? bytes : (double)props->l2_bytes;
+    return (bytes + model->dirty * written_back) / (model->dram_share * props->memory_gb_s) * 1e-3;
+}
+
 static double modelled_us(const sm80_model *model, const device_props *props, const gemm_traits *t,
                           const sm80_config *c, int64_t grid, int64_t k_tiles_per_split, int64_t split) {
     const int64_t ctas = ceil_div(grid, props->sm_count);
@@ -102,7 +111,8 @@ static double modelled_us(const sm80_model *model, const device_props *props, co
     }
     clocks +=
         (double)t->output_bytes * (double)t->m * (double)t->n * (double)t->l / model->store_b_clk / props->sm_count;
-    return model->call_us + model->overlap * clocks * 1e-3 / model->clock_ghz;
+    const double busy_us = model->overlap * clocks * 1e-3 / model->clock_ghz;
+    return model->call_us + overlapped(busy_us, memory_us(model, props, t), model->hindered);
 }
 
 /* One configuration with K in about `wanted` parts. */

@@ -15,8 +15,9 @@ enum {
 };
 
 /* Modelled time of the sm80 kernels: name, value for NVFP4 A, value for 16-bit A, unit and meaning. The former were
- * fitted on an H200 to kernels with their copies or their arithmetic left out; overlap and call_us to 16 calls of
- * h200.json, off by 5 % (rms). The latter to 1,887 calls of 8 (N, K), M = 1 to 512, on an H200, off by 7 % (rms). */
+ * fitted on an H200 to kernels with their copies or their arithmetic left out; the last five to 420 calls on an H200
+ * and an H100 (benchmarks/results/sm90_candidates_*.csv), off by 5 % (rms). The latter to 1,887 calls of 8 (N, K), M =
+ * 1 to 512, on an H200, off by 7 % (rms). */
 #define SM80_MODEL_CONSTANTS(X)                                                                                        \
     X(clock_ghz, 1.98, 1.98)         /* of short runs on an H200 */                                                    \
     X(decode_clocks, 1.6, 2.2)       /* a row of a chunk of 64 along K */                                              \
@@ -30,7 +31,10 @@ enum {
     X(reduce_clocks, 7000.0, 9800.0) /* of the second launch */                                                        \
     X(reduce_bytes, 13.0, 13.0)      /* of partial sums a clock and SM, written or read */                             \
     X(store_b_clk, 8.3, 8.3)         /* of results, an SM: as measured of the sm90 kernels */                          \
-    X(overlap, 0.86, 0.86)           /* times as long as the clocks add up to, ... */                                  \
+    X(overlap, 0.817, 0.86)          /* times as long as the clocks add up to, ... */                                  \
+    X(dram_share, 0.8, 0.89)         /* of the peak rate of memory, at the same time */                                \
+    X(dirty, 0.6, 0.0)               /* share of the L2 that is written back while the operands arrive */              \
+    X(hindered, 4.0, 5.9)            /* p of the two: overlapped() */                                                  \
     X(call_us, 4.9, 4.25)            /* ... and around them */
 
 typedef struct sm80_model {

@@ -1,11 +1,13 @@
-/* Modelled time of one sm90 product on an H200: a single call with a cold L2, the dequantize pre-pass included, in
- * microseconds.
+/* Modelled time of one sm90 product: a single call with a cold L2 full of written lines, the dequantize pre-pass
+ * included, in microseconds.
  *
- * A stage takes as long as the slowest of tensor core, decoding, and its bytes on their way to the SM. Around the
- * stages stand the launch and the first bytes, the pre-pass, the sum over split-K, and the stores.
+ * A stage takes as long as the slower of tensor core and decoding, and part of the other; or its bytes on their way to
+ * the SM, if they take longer. Around the stages stand the launch and the first bytes, the pre-pass, the sum over
+ * split-K, and the stores. Memory works at the same time. It loses where many rows are read at once.
  *
- * benchmarks/fit_sm90.py fits the constants to measured times of the first plans of 136 shapes, all of them at once. So
- * each one alone says little about the machine, except where it says that it was measured by itself. */
+ * benchmarks/fit_sm90.py fits the constants to measured times of the first plans of 374 shapes on an H200 and an H100,
+ * all of them at once. So each one alone says little about the machine, except where it says that it was measured by
+ * itself. Clock, rate of memory, its free rows and L2 are an H200's here, and scaled for another GPU. */
 #ifndef NVFP4_SM90_MODEL_H
 #define NVFP4_SM90_MODEL_H
 
@@ -13,40 +15,52 @@
 #include <stdint.h>
 
 #include "common/math.h"
+#include "driver/device_props.h"
 #include "kernels/sm90/gemm_config.h"
+
+#define SM90_MODEL_PEAK_GB_S 4814.0 /* of an H200's memory: device_props */
 
 /* Name, value, meaning. */
 #define SM90_MODEL_CONSTANTS(X)                                                                                        \
     X(clock_ghz, 1.98)   /* of short runs */                                                                           \
     X(dram_tb_s, 4.3)    /* measured by itself: copies and reads */                                                    \
     X(dequant_tb_s, 4.3) /* measured by itself: what the pre-pass reads and writes */                                  \
-    X(fixed_us, 3.491)   /* launch, first bytes from DRAM, the last stage, exit */                                     \
+    X(l2_bytes, 62914560.0)                                                                                            \
+    X(overlap, 5.943)      /* p of memory and SMs, used at a time: time^p = memory^p + SMs^p */                        \
+    X(dirty, 0.4136)       /* share of the L2 that is written back while the operands arrive */                        \
+    X(rows_free, 1.89e+04) /* rows of operands that all CTAs together read at the full rate of memory */               \
+    X(row_loss, 0.1852)    /* of that rate, for as many rows more */                                                   \
+    X(fixed_us, 4.164)     /* launch, first bytes from DRAM, the last stage, exit */                                   \
     /* gemm.cu */                                                                                                      \
-    X(decode_8, 22.32)       /* values a clock that 8 warps of an SM decode */                                         \
-    X(decode_16, 25.64)      /* and that 16 do */                                                                      \
-    X(uncovered, 0.3788)     /* of the shorter of mma and decoding, that the longer does not hide */                   \
-    X(ingress_b_clk, 56.0)   /* to one SM; more than any measured plan took */                                         \
-    X(l2_tb_s, 8.0)          /* to all SMs */                                                                          \
-    X(uneven, 1.07)          /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */      \
-    X(store_b_clk, 8.263)    /* of results, an SM */                                                                   \
-    X(exchange_us, 1.256)    /* until partial sums begin to arrive */                                                  \
-    X(exchange_b_clk, 13.14) /* of partial sums that a CTA receives */                                                 \
-    X(least_worker, 8.0)     /* stages of a stream-K worker: no plan with fewer has been measured to win */            \
-    X(partial_b_clk, 21.89)  /* of sums that a worker stores in the workspace */                                       \
-    X(fixup_b_clk, 42.65)    /* of such sums that a CTA adds to its own */                                             \
-    X(unaligned_split, 0.97) /* an unaligned split must be at least so much faster (sm90_distribute) */                \
-    X(worker_us, 1.598)      /* from a worker's last stage until its sums are visible */                               \
+    X(decode_8, 25.61)           /* values a clock that 8 warps of an SM decode */                                     \
+    X(decode_16, 28.57)          /* and that 16 do */                                                                  \
+    X(in_kernel_us, 0.8004)      /* more of fixed_us where mma_b is dequantized in the kernel */                       \
+    X(in_kernel_rows, 0.717)     /* rows of mma_a that take as long as such a row of mma_b */                          \
+    X(hidden_mma, 0.4431)        /* share of wgmma's clocks that longer decoding does not hide */                      \
+    X(hidden_decode, 0.2042)     /* share of decoding's clocks that longer wgmma does not hide */                      \
+    X(ingress_b_clk, 56.0)       /* to one SM; more than any measured plan took */                                     \
+    X(l2_tb_s, 8.0)              /* to all SMs */                                                                      \
+    X(uneven, 1.07)              /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */  \
+    X(store_b_clk, 21.43)        /* of results, an SM */                                                               \
+    X(exchange_us, 1.622)        /* until partial sums of a cluster of two begin to arrive */                          \
+    X(exchange_each_us, 0.09494) /* more for each further CTA */                                                       \
+    X(exchange_b_clk, 9.111)     /* of partial sums that a CTA receives */                                             \
+    X(least_worker, 8.0)         /* stages of a stream-K worker: no plan with fewer has been measured to win */        \
+    X(partial_b_clk, 9.225)      /* of sums that a worker stores in the workspace */                                   \
+    X(fixup_b_clk, 42.65)        /* of such sums that a CTA adds to its own */                                         \
+    X(unaligned_split, 0.97)     /* an unaligned split must be at least so much faster (sm90_distribute) */            \
+    X(worker_us, 4.001)          /* from a worker's last stage until its sums are visible */                           \
     /* dequant.cu */                                                                                                   \
-    X(dequant_us, 1.989) /* a launch before another */                                                                 \
+    X(dequant_us, 1.739) /* a launch before another */                                                                 \
     X(bf16_loss, 1.06)   /* times as long with bf16 A: median of 1,866 calls beside the same in fp16 */                \
     /* prefill.cu */                                                                                                   \
-    X(prefill_fixed_us, 5.582)    /* as fixed_us */                                                                    \
-    X(prefill_loss, 1.157)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
-    X(prefill_store_b_clk, 8.566) /* of results, an SM */                                                              \
+    X(prefill_fixed_us, 3.449)    /* as fixed_us */                                                                    \
+    X(prefill_loss, 1.212)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
+    X(prefill_store_b_clk, 12.39) /* of results, an SM */                                                              \
     /* gemv.cu */                                                                                                      \
-    X(gemv_fixed_us, 3.902)  /* as fixed_us */                                                                         \
-    X(gemv_per_clk, 39.76)   /* values a clock and SM, for one row */                                                  \
-    X(gemv_row_cost, 0.4219) /* of that time, for each further row */
+    X(gemv_fixed_us, 5.108)  /* as fixed_us */                                                                         \
+    X(gemv_per_clk, 56.41)   /* values a clock and SM, for one row */                                                  \
+    X(gemv_row_cost, 0.5411) /* of that time, for each further row */
 
 typedef struct sm90_model {
 #define X(name, value) double name;
@@ -89,6 +103,17 @@ typedef struct sm90_model_input {
     sm90_streamk_split streamk;
 } sm90_model_input;
 
+/* The constants on a device. */
+static inline sm90_model sm90_model_of(const sm90_model *h200, const device_props *props) {
+    sm90_model m = *h200;
+    const double memory = props->memory_gb_s ? props->memory_gb_s / SM90_MODEL_PEAK_GB_S : 1.0;
+    m.dram_tb_s *= memory, m.rows_free *= memory;
+    if (props->clock_mhz) m.clock_ghz = props->clock_mhz * 1e-3;
+    m.l2_tb_s *= m.clock_ghz / h200->clock_ghz;
+    if (props->l2_bytes) m.l2_bytes = (double)props->l2_bytes;
+    return m;
+}
+
 static inline double sm90_clocks_us(const sm90_model *m, double clocks) {
     return clocks * 1e-3 / m->clock_ghz;
 }
@@ -97,6 +122,13 @@ static inline double sm90_clocks_us(const sm90_model *m, double clocks) {
 #define SM90_RAW_BYTES  (0.5 + 1.0 / 16)
 #define SM90_FP16_BYTES 2.0
 
+/* Until so many bytes have come from DRAM, while lines of the L2 are written back. */
+static inline double sm90_memory_us(const sm90_model *m, double bytes, double rows) {
+    const double written_back = bytes < m->l2_bytes ? bytes : m->l2_bytes;
+    const double loss = 1.0 + m->row_loss * max_double(rows / m->rows_free - 1.0, 0.0);
+    return (bytes + m->dirty * written_back) / m->dram_tb_s * 1e-6 * loss;
+}
+
 /* The pre-pass over so many values. */
 static inline double sm90_dequant_time_us(const sm90_model *m, double values) {
     const double bytes = values * (SM90_FP16_BYTES + SM90_RAW_BYTES);
@@ -104,8 +136,8 @@ static inline double sm90_dequant_time_us(const sm90_model *m, double values) {
 }
 
 /* Receiving so many bytes of partial sums. */
-static inline double sm90_exchange_time_us(const sm90_model *m, double bytes) {
-    return m->exchange_us + sm90_clocks_us(m, bytes / m->exchange_b_clk);
+static inline double sm90_exchange_time_us(const sm90_model *m, int32_t split_k, double bytes) {
+    return m->exchange_us + m->exchange_each_us * (split_k - 2) + sm90_clocks_us(m, bytes / m->exchange_b_clk);
 }
 
 /* Of a value of mma_b on its way to the SM. */
@@ -116,9 +148,9 @@ static inline double sm90_mma_b_value_bytes(const sm90_model_input *in) {
 /* A stage in gemm.cu. wgmma takes steps of 16 along K, each mma_tile_n / 2 clocks for 64 rows of mma_a. */
 static inline double sm90_stage_us(const sm90_model *m, const sm90_model_input *in) {
     const double tensor = in->mma_tile_m / 64 * (in->stage_k / 16) * (in->mma_tile_n / 2.0);
-    const double decoded = (in->mma_tile_m + (in->dequant_b_in_kernel ? in->mma_tile_n : 0)) * in->stage_k;
-    const double decode = decoded / (in->warps <= 8 ? m->decode_8 : m->decode_16);
-    const double both = max_double(tensor, decode) + m->uncovered * (tensor < decode ? tensor : decode);
+    const double decoded_rows = in->mma_tile_m + (in->dequant_b_in_kernel ? m->in_kernel_rows * in->mma_tile_n : 0.0);
+    const double decode = decoded_rows * in->stage_k / (in->warps <= 8 ? m->decode_8 : m->decode_16);
+    const double both = tensor < decode ? decode + m->hidden_mma * tensor : tensor + m->hidden_decode * decode;
     const double rows_a = (double)min_int(in->mma_m, in->mma_tile_m);
     const double rows_b = (double)min_int(in->mma_n, in->mma_tile_n);
     const double arriving = (rows_a * SM90_RAW_BYTES + rows_b * sm90_mma_b_value_bytes(in)) * in->stage_k;
@@ -136,7 +168,7 @@ static inline double sm90_work_tile_us(const sm90_model *m, const sm90_model_inp
 
 /* The sums of a cluster's other CTAs. */
 static inline double sm90_cluster_us(const sm90_model *m, const sm90_model_input *in) {
-    return in->split_k > 1 ? sm90_exchange_time_us(m, in->partials_bytes) : 0.0;
+    return in->split_k > 1 ? sm90_exchange_time_us(m, in->split_k, in->partials_bytes) : 0.0;
 }
 
 /* Of a stream-K tile: from its first stages until the fix-up ends. */
@@ -216,7 +248,8 @@ static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_inp
 
     /* A tile's end. */
     double end = sm90_clocks_us(m, rows_a * rows_b * in->output_bytes / in->split_k / m->store_b_clk);
-    if (in->split_k > 1 && !in->streamk.worker_clusters) end += sm90_exchange_time_us(m, in->partials_bytes);
+    if (in->split_k > 1 && !in->streamk.worker_clusters)
+        end += sm90_exchange_time_us(m, in->split_k, in->partials_bytes);
 
     /* Without split-K a CTA an SM takes tile after tile; with it a cluster takes one, and another follows it. */
     double busy;
@@ -235,10 +268,12 @@ static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_inp
     const double bytes_b = (double)in->mma_n * k * sm90_mma_b_value_bytes(in);
     const double stores = (double)in->mma_m * (double)in->mma_n * in->output_bytes;
     const double dram = l * (bytes_a + stores);
+    const double rows_at_once = (double)min_int(tiles * in->split_k, in->sm_count) * rows_a;
     const double from_l2 = l * (bytes_a * (double)tiles_n + bytes_b * (double)tiles_m);
-    const double memory = max_double(dram / m->dram_tb_s, from_l2 / m->l2_tb_s) * 1e-6;
+    const double memory = max_double(sm90_memory_us(m, dram, rows_at_once), from_l2 / m->l2_tb_s * 1e-6);
     const double values = (double)in->dequant_batches * (double)in->mma_n * k;
-    return m->fixed_us + sm90_dequant_time_us(m, values) + max_double(busy, memory + end);
+    const double fixed = m->fixed_us + (in->dequant_b_in_kernel ? m->in_kernel_us : 0.0);
+    return fixed + sm90_dequant_time_us(m, values) + overlapped(busy, memory, m->overlap);
 }
 
 #endif

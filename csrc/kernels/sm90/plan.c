@@ -49,9 +49,10 @@ static const sm90_model measured = {
 };
 
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    int32_t count = sm90_gemv_candidates(model, props, t, out);
-    count += sm90_prefill_candidates(model, props, t, out + count);
-    return count + sm90_gemm_candidates(model, props, t, out + count);
+    const sm90_model on = sm90_model_of(model, props);
+    int32_t count = sm90_gemv_candidates(&on, props, t, out);
+    count += sm90_prefill_candidates(&on, props, t, out + count);
+    return count + sm90_gemm_candidates(&on, props, t, out + count);
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {

@@ -69,7 +69,7 @@ static double modelled_us(const sm90_model *m, const gemm_traits *t, const prefi
     const double stages = (double)tiling->k_stages * (rounds + (tiling->split_k_tiles ? 0.5 : 0.0));
     const double stored = elements * t->output_bytes / m->prefill_store_b_clk;
     const double stores = (rounds + (tiling->split_k_tiles ? 0.5 : 0.0)) * stored;
-    const double exchange = tiling->split_k_tiles ? sm90_exchange_time_us(m, elements / 2 * sizeof(float)) : 0.0;
+    const double exchange = tiling->split_k_tiles ? sm90_exchange_time_us(m, 2, elements / 2 * sizeof(float)) : 0.0;
     const double values = (double)(o->mma_a.dequant_bytes + o->mma_b.dequant_bytes) / SM90_FP16_BYTES;
     return m->prefill_fixed_us + sm90_dequant_time_us(m, values) +
            sm90_clocks_us(m, stages * stage * m->prefill_loss + stores) + exchange;
