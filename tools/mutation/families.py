@@ -51,7 +51,7 @@ def sm90(kernel: str, *more: str) -> tuple[Arguments, ...]:
     )
 
 
-C_CORE = ("api/test_c_core.py", "-k", "native")
+C_CORE = ("api/test_c_core.py", "-k", "sanitized")
 
 FAMILIES = {
     "sm80": Family(
