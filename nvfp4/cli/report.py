@@ -192,10 +192,10 @@ def compact_sum_table(report: Report) -> Table:
     models = dict.fromkeys(model for model, _ in found)
 
     def cell(results: list[dict[str, Any]]) -> str:
-        return " / ".join(screen.digits(sum_of(results, each, "single_call") * scale) for each in names(report))
+        return "/".join(screen.digits(sum_of(results, each, "single_call") * scale) for each in names(report))
 
     table = [[model, *(cell(found[model, m]) for m in rows)] for model in models]
-    return f"{' / '.join(names(report))}, {name}", ["<model", *(f"M = {m}" for m in rows)], table
+    return f"{'/'.join(names(report))}, {name}", ["<model", *(f"M = {m}" for m in rows)], table
 
 
 def compact_table(report: Report) -> Table:
@@ -216,7 +216,7 @@ def compact_table(report: Report) -> Table:
         ]
         for entry in (entry_of(result, c) for c in others):
             medians = [screen.digits(entry["ratio"][mode]["median"]) for mode in MODES] if entry else ["-"]
-            row.append(" / ".join(medians))
+            row.append("/".join(medians))
         rows.append(row)
     return "Times and speed-ups", columns, rows
 
