@@ -33,6 +33,21 @@ const device_props h100_props = {.compute_capability = 90,
                                  .clock_mhz = 1980,
                                  .memory_gb_s = 3352,
                                  .l2_bytes = 50 << 20};
+/* By their data sheets: HBM3 of 4 TB/s. */
+const device_props gh200_props = {.compute_capability = 90,
+                                  .sm_count = 132,
+                                  .shared_per_block = 227 << 10,
+                                  .shared_per_sm = 228 << 10,
+                                  .clock_mhz = 1980,
+                                  .memory_gb_s = 4022,
+                                  .l2_bytes = 60 << 20};
+const device_props h20_props = {.compute_capability = 90,
+                                .sm_count = 78,
+                                .shared_per_block = 227 << 10,
+                                .shared_per_sm = 228 << 10,
+                                .clock_mhz = 1980,
+                                .memory_gb_s = 4022,
+                                .l2_bytes = 60 << 20};
 
 const sm90_model sm90_model_defaults = {
 #define X(name, value) .name = value,

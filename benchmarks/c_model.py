@@ -123,7 +123,7 @@ def model(family: str, **changes: float) -> Struct:
 
 
 def device(name: str) -> Struct:
-    """Properties of an "h100", an "h200" or a "b200"."""
+    """Properties of an "h100", "h200", "gh200", "h20" or "b200"."""
     return exported("device_props", f"{name}_props")
 
 

@@ -3,6 +3,7 @@
     python benchmarks/fit_sm90.py          the constants as they stand: error, and regret of each shape
     python benchmarks/fit_sm90.py --fit    the same after fitting, and the constants, to be written into the header
     python benchmarks/fit_sm90.py --measure FILE    on a Hopper GPU: times the plans
+    python benchmarks/fit_sm90.py --predict         modelled times of the ranked N and K, also on GPUs not measured: CSV
 
 The C code of csrc/ ranks the plans, through c_model.py, with the constants of this program. Measured times are in
 results/sm90_candidates_*.csv, a file for each GPU, and all are fitted together. They are medians of single calls with a
@@ -26,6 +27,7 @@ import c_model
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GPUS = ("h200", "h100")
+PREDICTED = (*GPUS, "gh200", "h20")
 KEPT = {
     "least_worker",
     "uneven",
@@ -215,6 +217,16 @@ def fit(model: Model, measured: Measured) -> None:
             step /= 2
 
 
+def predict() -> None:
+    """Of the first plan of each shape."""
+    constants = c_model.model("sm90")
+    print("m,n,k," + ",".join(PREDICTED))
+    for m in (1, 16, 64, 128, 256, 2048):
+        for n, k in LAYERS[-3:]:
+            plans = [c_model.candidates(constants, c_model.device(gpu), c_model.traits(m, n, k)) for gpu in PREDICTED]
+            print(f"{m},{n},{k}," + ",".join(f"{min(each.modelled_us for each in found):.1f}" for found in plans))
+
+
 def report(model: Model, measured: Measured) -> None:
     errors, outcomes = [], []
     for (gpu, shape), times in measured.items():
@@ -246,10 +258,14 @@ def describe(plan: Plan) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, metavar="FILE", help="time the plans on this GPU")
+    parser.add_argument("--predict", action="store_true", help="print modelled times of several GPUs")
     parser.add_argument("--fit", action="store_true", help="fit before reporting, and print the constants")
     arguments = parser.parse_args()
     if arguments.measure:
         measure(arguments.measure)
+        return
+    if arguments.predict:
+        predict()
         return
     model, measured = Model(), read_measured()
     if arguments.fit:
