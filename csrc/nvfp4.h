@@ -273,6 +273,9 @@ const char *nvfp4_embedded_archs(void);
  * or k_block leaves `complete` zero. Not while another thread calls. */
 size_t nvfp4_dump_bytes(void);
 void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_block);
+/* From now on each CTA of the sm90 and sm100 GEMM kernels on this device records where and when it ran. memory: of the
+ * device, a placement_record (csrc/kernels/common/placement.h) and the CTAs that it has room for; NULL ends it. */
+nvfp4_status nvfp4_placement(nvfp4_context *context, int32_t device, void *memory);
 #endif
 
 const char *nvfp4_dtype_name(int32_t dtype);     /* "float8_e4m3fn", ... */

@@ -60,6 +60,12 @@ void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_blo
     context->dump_cta = cta;
     context->dump_k_block = k_block;
 }
+
+nvfp4_status nvfp4_placement(nvfp4_context *context, int32_t device, void *memory) {
+    const device_props *props;
+    nvfp4_status status = driver_ready(context->driver, device, &props);
+    return status ? status : driver_set_placement(context->driver, device, memory);
+}
 #endif
 
 const char *nvfp4_backend_name(int32_t backend) {

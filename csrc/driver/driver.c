@@ -51,12 +51,19 @@
        const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2_promotion, int fill))           \
     X(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))           \
     X(cuStreamSynchronize, (CUstream stream))                                                                          \
+    DEBUG_ENTRY_POINTS(X)                                                                                              \
     WATCHDOG_ENTRY_POINTS(X)
+
+#if defined(NVFP4_DUMP) || defined(NVFP4_WATCHDOG)
+#define DEBUG_ENTRY_POINTS(X)                                                                                          \
+    X(cuLibraryGetGlobal, (CUdeviceptr * address, size_t *bytes, CUlibrary library, const char *name))                 \
+    X(cuMemcpyHtoD, (CUdeviceptr to, const void *from, size_t bytes))
+#else
+#define DEBUG_ENTRY_POINTS(X)
+#endif
 
 #ifdef NVFP4_WATCHDOG
 #define WATCHDOG_ENTRY_POINTS(X)                                                                                       \
-    X(cuLibraryGetGlobal, (CUdeviceptr * address, size_t *bytes, CUlibrary library, const char *name))                 \
-    X(cuMemcpyHtoD, (CUdeviceptr to, const void *from, size_t bytes))                                                  \
     X(cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))                                                   \
     X(cuStreamIsCapturing, (CUstream stream, int *status))                                                             \
     X(cuStreamQuery, (CUstream stream))
@@ -321,6 +328,19 @@ static nvfp4_status load_sets(driver *d, device_state *state) {
     return status;
 }
 
+#if defined(NVFP4_DUMP) || defined(NVFP4_WATCHDOG)
+
+/* Writes a variable of the kernels in fat binary i, with a context current; one that none of them has is left out. */
+static CUresult set_variable(driver *d, int i, const char *name, const void *value, size_t bytes) {
+    CUdeviceptr variable;
+    if (!d->libraries[i]) return CUDA_SUCCESS; /* it has no code for a device here */
+    CUresult error = d->cuLibraryGetGlobal(&variable, NULL, d->libraries[i], name);
+    if (error == CUDA_ERROR_NOT_FOUND) return CUDA_SUCCESS;
+    return error ? error : d->cuMemcpyHtoD(variable, value, bytes);
+}
+
+#endif
+
 #ifdef NVFP4_WATCHDOG
 
 static uint64_t watchdog_setting(const char *name, uint64_t otherwise) {
@@ -344,13 +364,7 @@ static nvfp4_status start_watchdog(driver *d) {
     for (int i = 0; i < nvfp4_fatbin_count && !error; i++) {
         const watchdog_state state = {.record = &d->records[i],
                                       .limit = watchdog_setting("NVFP4_WATCHDOG_CLOCKS", UINT64_C(4000000000))};
-        CUdeviceptr variable;
-        if (!d->libraries[i]) continue; /* it has no code for a device here */
-        error = d->cuLibraryGetGlobal(&variable, NULL, d->libraries[i], "nvfp4_watchdog");
-        if (error == CUDA_ERROR_NOT_FOUND) /* no kernel in it waits */
-            error = CUDA_SUCCESS;
-        else if (!error)
-            error = d->cuMemcpyHtoD(variable, &state, sizeof state);
+        error = set_variable(d, i, "nvfp4_watchdog", &state, sizeof state);
     }
     return error ? driver_error(d, "the watchdog's state", error) : NVFP4_OK;
 }
@@ -431,6 +445,19 @@ static void leave(driver *d, int pushed) {
     CUcontext popped;
     if (pushed) d->cuCtxPopCurrent(&popped);
 }
+
+#ifdef NVFP4_DUMP
+
+nvfp4_status driver_set_placement(driver *d, int32_t device, void *memory) {
+    int pushed;
+    CUresult error = enter(d, &d->devices[device], &pushed);
+    for (int i = 0; i < nvfp4_fatbin_count && !error; i++)
+        error = set_variable(d, i, "nvfp4_placement", &memory, sizeof memory);
+    leave(d, pushed);
+    return error ? driver_error(d, "nvfp4_placement", error) : NVFP4_OK;
+}
+
+#endif
 
 nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *t, void *map) {
     static const uint32_t steps[] = {1, 1, 1, 1, 1};

@@ -52,6 +52,11 @@ nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launc
 /* Synchronises a stream. Only calls on host memory need it. */
 nvfp4_status driver_synchronize(driver *d, int32_t device, void *stream);
 
+#ifdef NVFP4_DUMP
+/* Tells the kernels on a device where to record placements (kernels/common/placement.h); NULL: not to. */
+nvfp4_status driver_set_placement(driver *d, int32_t device, void *memory);
+#endif
+
 /* A debug build with NVFP4_WATCHDOG waits here for what was launched, and puts a wait that did not end into an error
  * message; on a stream that is being captured it does nothing. Other builds never wait. */
 #ifdef NVFP4_WATCHDOG

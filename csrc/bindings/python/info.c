@@ -115,4 +115,17 @@ PyObject *python_dump(PyObject *module, arguments a, Py_ssize_t count) {
     nvfp4_dump(python_context, (void *)(uintptr_t)memory, (int32_t)cta, (int32_t)k_block);
     return PyLong_FromSize_t(nvfp4_dump_bytes());
 }
+
+/* nvfp4_placement(device, memory), memory being an address; 0 ends it. */
+PyObject *python_placement(PyObject *module, arguments a, Py_ssize_t count) {
+    enum { DEVICE, MEMORY, COUNT };
+    (void)module;
+    if (!check_count("placement", count, COUNT)) return NULL;
+    int64_t device, memory;
+    if (!read_integer(a[DEVICE], "device", 0, INT32_MAX, &device) ||
+        !read_integer(a[MEMORY], "memory", 0, INT64_MAX, &memory) ||
+        nvfp4_placement(python_context, (int32_t)device, (void *)(uintptr_t)memory) != NVFP4_OK)
+        return raise_error();
+    Py_RETURN_NONE;
+}
 #endif

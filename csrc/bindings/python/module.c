@@ -77,6 +77,7 @@ static PyMethodDef methods[] = {
     {"last_error", last_error, METH_NOARGS, NULL},
 #ifdef NVFP4_DUMP
     {"dump", FASTCALL(python_dump), METH_FASTCALL, NULL},
+    {"placement", FASTCALL(python_placement), METH_FASTCALL, NULL},
 #endif
     {NULL, NULL, 0, NULL},
 };

@@ -54,6 +54,7 @@ PyObject *python_check_amax_scale(PyObject *module, arguments a, Py_ssize_t coun
 PyObject *python_check_swizzle(PyObject *module, arguments a, Py_ssize_t count);
 #ifdef NVFP4_DUMP
 PyObject *python_dump(PyObject *module, arguments a, Py_ssize_t count);
+PyObject *python_placement(PyObject *module, arguments a, Py_ssize_t count);
 #endif
 
 /* Calls the function of this name in nvfp4/torch_ops.py with the same arguments. */

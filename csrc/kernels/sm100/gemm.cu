@@ -49,6 +49,7 @@
 #include "kernels/common/cp_async.cuh"
 #include "kernels/common/epilogue.cuh"
 #include "kernels/common/mbarrier.cuh"
+#include "kernels/common/placement.cuh"
 #include "kernels/common/tcgen05.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/sm100/config.h"
@@ -622,6 +623,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, ...)                                                                                                \
     extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, config<__VA_ARGS__>::CTAS_PER_SM)       \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm100_schedule s) {                 \
+        RECORD_CTA();                                                                                                  \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \
     }
 SM100_GEMM_CONFIGS(KERNEL)

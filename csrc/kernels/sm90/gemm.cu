@@ -46,6 +46,7 @@
 #include "kernels/common/decode.cuh"
 #include "kernels/common/dequant_rows.cuh"
 #include "kernels/common/epilogue.cuh"
+#include "kernels/common/placement.cuh"
 #include "kernels/common/w4a16.cuh"
 #include "kernels/common/wgmma.cuh"
 #include "kernels/sm90/reduce.cuh"
@@ -570,6 +571,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, ...)                                                                                                \
     extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, 1)                                      \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_schedule s) {                  \
+        RECORD_CTA();                                                                                                  \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \
     }
 SM90_GEMM_CONFIGS(KERNEL)

@@ -40,6 +40,7 @@
 #include "kernels/common/cp_async.cuh"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
+#include "kernels/common/placement.cuh"
 #include "kernels/common/shared.cuh"
 #include "kernels/sm90/gemv_config.h"
 
@@ -482,6 +483,7 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
 #define KERNEL(id, ...)                                                                                                \
     extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, 1)                                      \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_gemv_schedule s) {             \
+        RECORD_CTA();                                                                                                  \
         if (p.scale_layout != SCALES_LINEAR && p.aligned16 && p.k % CHUNK_K == 0 &&                                    \
             (p.b_pitch | p.sfb_pitch) >> 26 == 0)                                                                      \
             gemv<config<__VA_ARGS__>, true>(p, s);                                                                     \

@@ -22,6 +22,7 @@
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
 #include "kernels/common/mbarrier.cuh"
+#include "kernels/common/placement.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/common/w4a16.cuh"
 #include "kernels/common/wgmma_m64n256.cuh"
@@ -473,6 +474,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, ...)                                                                                                \
     extern "C" __global__ void __launch_bounds__(SM90_PREFILL_THREADS, 1)                                              \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_prefill_schedule s) {          \
+        RECORD_CTA();                                                                                                  \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \
     }
 SM90_PREFILL_CONFIGS(KERNEL)
