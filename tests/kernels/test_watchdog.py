@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from emulate import Emulator, EmulatorError
+from emulate import Emulator, EmulatorError, build
+from harness import watchdog
 from harness.launch import Generator, compile_ptx
-from paths import CSRC, ROOT
+from paths import CSRC, EMULATOR, KERNELS, ROOT, TESTS
 from sm90.gemm import CONFIGS, Product
 
 import nvfp4
@@ -105,32 +106,14 @@ def test_every_wait_has_a_hook() -> None:
 # --- on the emulated H200 -------------------------------------------------------------------------------------------
 
 
-class State(ctypes.Structure):
-    """watchdog_state."""
-
-    _fields_ = (("record", ctypes.c_uint64), ("limit", ctypes.c_uint64), ("expired", ctypes.c_uint32))
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """csrc/driver/watchdog.c, and the size of a record."""
-    library = tmp_path_factory.mktemp("watchdog") / "watchdog.so"
-    source = '#include "driver/watchdog.c"\nconst size_t record_bytes = sizeof(watchdog_record);\n'
-    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{CSRC}", "-xc", "-"]
-    subprocess.run([*command, "-o", str(library)], input=source, check=True, text=True)
-    return ctypes.CDLL(str(library))
-
-
-def describe(words: ctypes.CDLL, record: numpy.ndarray) -> tuple[int, str]:
-    text = ctypes.create_string_buffer(900)
-    places = words.watchdog_describe(record.ctypes.data_as(ctypes.c_void_p), text, ctypes.c_size_t(len(text)))
-    return places, text.value.decode()
+def describe(record: numpy.ndarray) -> tuple[int, str]:
+    return watchdog.describe(record.ctypes.data)
 
 
 class Watched:
     """One instantiation of sm90/gemm.cu with the watchdog and a bug, on an emulated H200."""
 
-    def __init__(self, folder: Path, words: ctypes.CDLL, *bug: tuple[str, str], limit: int = 100000) -> None:
+    def __init__(self, folder: Path, *bug: tuple[str, str], limit: int = 100000) -> None:
         text = GEMM.read_text()
         for old, new in (("SM90_GEMM_CONFIGS(KERNEL)", f"KERNEL({CONFIG.row})"), *bug):
             assert old in text
@@ -139,16 +122,15 @@ class Watched:
         source.write_text(text)
         self.emulator = Emulator("sm_90")
         self.module = self.emulator.load(compile_ptx(source, "sm90", "-DNVFP4_WATCHDOG"))
-        bytes_ = ctypes.c_size_t.in_dll(words, "record_bytes").value
-        self.words, self.record = words, self.emulator.array(numpy.zeros(bytes_, numpy.uint8))
-        self.set_state(State(self.record.address, limit, 0))
+        self.record = self.emulator.array(numpy.zeros(watchdog.record_bytes(), numpy.uint8))
+        self.set_state(watchdog.State(self.record.address, limit, 0))
 
-    def set_state(self, state: State) -> None:
+    def set_state(self, state: watchdog.State) -> None:
         address, size = ctypes.c_uint64(), ctypes.c_size_t()
         found = (ctypes.byref(address), ctypes.byref(size), self.module.handle, b"nvfp4_watchdog")
         self.emulator.call("cuModuleGetGlobal_v2", *found)
-        assert size.value == ctypes.sizeof(State)
-        self.emulator.call("cuMemcpyHtoD_v2", address, bytes(state), ctypes.c_size_t(ctypes.sizeof(State)))
+        assert size.value == ctypes.sizeof(watchdog.State)
+        self.emulator.call("cuMemcpyHtoD_v2", address, bytes(state), ctypes.c_size_t(ctypes.sizeof(watchdog.State)))
 
     def run(self, random: Generator, stages: int, split_k: int = 1) -> tuple[int, str]:
         """What the record says after a launch."""
@@ -156,21 +138,21 @@ class Watched:
         expected = product.expected()
         product.launch(self.module, CONFIG, split_k=split_k, in_stages=split_k > 1)
         product.check(expected)
-        return describe(self.words, self.record.numpy())
+        return describe(self.record.numpy())
 
 
-def test_a_right_product_records_nothing(words: ctypes.CDLL, tmp_path: Path, random: Generator) -> None:
-    watched = Watched(tmp_path, words)
+def test_a_right_product_records_nothing(tmp_path: Path, random: Generator) -> None:
+    watched = Watched(tmp_path)
     assert watched.run(random, 3 * CONFIG.stages) == (0, "")
     assert watched.run(random, 3, split_k=3) == (0, "")
 
 
-def test_an_mbarrier_that_is_never_completed(words: ctypes.CDLL, tmp_path: Path, random: Generator) -> None:
+def test_an_mbarrier_that_is_never_completed(tmp_path: Path, random: Generator) -> None:
     """The math warps do not release stages: others wait to fill them again."""
-    watched = Watched(tmp_path, words, (RELEASE, ""))
+    watched = Watched(tmp_path, (RELEASE, ""))
     with pytest.raises(EmulatorError, match="trap"):
         watched.run(random, 3 * CONFIG.stages)
-    places, text = describe(words, watched.record.numpy())
+    places, text = describe(watched.record.numpy())
     one = r"(gemm.cu:\d+): CTA \(0, 0\), warp (\d+): the mbarrier at shared address 0x\w+, parity [01], after \d+ polls"
     found = re.findall(one, text)
     assert len(found) == places > 0
@@ -178,24 +160,66 @@ def test_an_mbarrier_that_is_never_completed(words: ctypes.CDLL, tmp_path: Path,
     assert {place for place, _ in found} <= WAIT_EMPTY | WAIT_FULL and {place for place, _ in found} & WAIT_EMPTY
 
 
-def test_warps_blocked_in_an_instruction(words: ctypes.CDLL, tmp_path: Path, random: Generator) -> None:
+def test_warps_blocked_in_an_instruction(tmp_path: Path, random: Generator) -> None:
     """mma_b's stages never become full. The math warps give up; the others are at the end, in barrier.cluster.wait."""
-    watched = Watched(tmp_path, words, (ARRIVE, ""))
+    watched = Watched(tmp_path, (ARRIVE, ""))
     with pytest.raises(EmulatorError, match="trap"):
         watched.run(random, 4, split_k=2)
-    places, text = describe(words, watched.record.numpy())
+    places, text = describe(watched.record.numpy())
     expired, blocked = text.split("; ")
     assert places == 2
     assert expired.split(": ")[0] in WAIT_FULL and "mbarrier" in expired
     assert blocked.split(": ")[0] in WAIT_CLUSTER and "barrier.cluster.wait" in blocked and "more there" in blocked
 
 
-def test_without_a_record_nothing_gives_up(words: ctypes.CDLL, tmp_path: Path, random: Generator) -> None:
+def test_without_a_record_nothing_gives_up(tmp_path: Path, random: Generator) -> None:
     """A module that the host has not told where to record: the emulator reports the deadlock."""
-    watched = Watched(tmp_path, words, (RELEASE, ""), limit=1)
-    watched.set_state(State(0, 1, 0))
+    watched = Watched(tmp_path, (RELEASE, ""), limit=1)
+    watched.set_state(watchdog.State(0, 1, 0))
     with pytest.raises(EmulatorError, match="deadlock"):
         watched.run(random, 3 * CONFIG.stages)
+
+
+HANG = """
+#include "kernels/common/mbarrier.cuh"
+
+extern "C" __global__ void hang() {
+    __shared__ __align__(8) uint64_t barrier;
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(&barrier);
+    mbarrier_init(address, 1);
+    mbarrier_wait(address, 0);
+}
+"""
+ON_HARDWARE = """
+import sys
+from pathlib import Path
+from emulate import EmulatorError
+from harness import hardware
+hardware.WATCHDOG_CLOCKS = 20000
+gpu = hardware.Hardware()
+kernel = gpu.load(Path(sys.argv[1]).read_text())["hang"]
+try:
+    gpu.launch(kernel, 1, 1, [], 0)
+    gpu.synchronize()
+except EmulatorError as error:
+    print(error)
+"""
+
+
+def test_the_harness_for_hardware_names_the_wait(tmp_path: Path) -> None:
+    """harness/hardware.py, with the emulated driver as libcuda."""
+    source, made = tmp_path / "hang.cu", tmp_path / "hang.ptx"
+    source.write_text(HANG)
+    options = ["-ptx", "-arch=compute_90a", f"-I{CSRC}", "-DNVFP4_WATCHDOG"]
+    subprocess.run(["nvcc", *options, "-o", made, source], check=True)
+    paths = os.pathsep.join(map(str, (KERNELS, EMULATOR, TESTS)))
+    environment = os.environ | {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(build().parent), "EMULATE_DEVICE": "sm_90"}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_HARDWARE, made], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert re.search(r"It waits at hang\.cu:8: CTA \(0, 0\), warp 0: the mbarrier at shared address 0x", done.stdout), (
+        done.stdout + done.stderr
+    )
 
 
 # --- the host's part, on a libcuda that runs nothing ----------------------------------------------------------------

@@ -2,17 +2,27 @@
 driver compiles the PTX; seeds and the first tensor memory column have no effect.
 
 Arrays have a mirror in host memory, which is copied to the device at each launch and back when a test reads it.
+
+Modules compiled with NVFP4_WATCHDOG get a record for waits that do not end; an error names the places.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
-from emulate import Array, Emulator, EmulatorError
+from emulate import Array, Emulator, EmulatorError, Module
+
+from harness import watchdog
+
+WATCHDOG_CLOCKS, WATCHDOG_S = 2_000_000_000, 30.0  # of a wait, of all launches
+NOT_READY = 600
+PORTABLE_AND_MAPPED = 3  # cuMemHostAlloc
 
 
 class Driver:
@@ -63,6 +73,7 @@ class Hardware(Emulator):
         self.library = Driver()
         self.arrays: weakref.WeakSet[Mirrored] = weakref.WeakSet()
         self.launches = 0
+        self.records: list[int] = []  # of waits, in host memory
         self.call("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(device), 0)
@@ -74,7 +85,36 @@ class Hardware(Emulator):
         if code:
             text = ctypes.c_char_p()
             self.library.cuGetErrorString(code, ctypes.byref(text))
-            raise EmulatorError(f"{name}: {(text.value or b'an unknown error').decode()} ({code})")
+            error = (text.value or b"an unknown error").decode()
+            raise EmulatorError(f"{name}: {error} ({code}){self.waits()}")
+
+    def waits(self) -> str:
+        """What the kernels' watchdogs have recorded."""
+        found = [text for places, text in map(watchdog.describe, self.records) if places]
+        return f". It waits at {'; '.join(found)}" if found else ""
+
+    def load(self, ptx: str | bytes | Path) -> Module:
+        module = super().load(ptx)
+        address, size = ctypes.c_uint64(), ctypes.c_size_t()
+        found = (ctypes.byref(address), ctypes.byref(size), module.handle, b"nvfp4_watchdog")
+        if self.library.cuModuleGetGlobal_v2(*found):
+            return module  # none of its kernels waits
+        record, bytes_ = ctypes.c_void_p(), watchdog.record_bytes()
+        self.call("cuMemHostAlloc", ctypes.byref(record), ctypes.c_size_t(bytes_), PORTABLE_AND_MAPPED)
+        ctypes.memset(record, 0, bytes_)
+        state = watchdog.State(record.value, WATCHDOG_CLOCKS, 0)
+        self.call("cuMemcpyHtoD_v2", address, ctypes.byref(state), ctypes.c_size_t(ctypes.sizeof(state)))
+        self.records.append(record.value)
+        return module
+
+    def synchronize(self) -> None:
+        """As the emulator's; a kernel that does not end is an error."""
+        end = time.monotonic() + WATCHDOG_S
+        while self.library.cuStreamQuery(None) == NOT_READY:
+            if time.monotonic() > end:
+                raise EmulatorError(f"the kernel has not ended after {WATCHDOG_S:.0f} s{self.waits()}")
+            time.sleep(1e-4)
+        super().synchronize()
 
     def array(self, data: numpy.ndarray | Sequence[Any]) -> Mirrored:
         values = numpy.ascontiguousarray(data)

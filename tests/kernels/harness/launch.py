@@ -16,6 +16,7 @@ import numpy
 from emulate import Array, Emulator, Module
 from paths import CSRC
 
+from harness.hardware import Hardware
 from harness.headers import Config, Struct, family
 from harness.values import (
     FP32,
@@ -33,6 +34,7 @@ UINT8, UINT16 = 0, 1  # CUtensorMapDataType
 NO_SWIZZLE, SWIZZLE_128 = 0, 3  # CUtensorMapSwizzle
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 SHARED_LIMIT = 227 * 1024  # of a CTA
+ON_HARDWARE = os.environ.get("SM100_HARDWARE") == "1"
 
 Problem = family("sm90").structs["gemm_problem"]
 TensorMap = family("sm90").structs["tensor_map"]
@@ -42,6 +44,7 @@ Generator = numpy.random.Generator
 @functools.cache
 def compile_ptx(source: Path, name: str, *options: str) -> str:
     """nvcc's PTX for the family of that name, cached in the temporary folder under a hash of its device code."""
+    options += ("-DNVFP4_WATCHDOG",) * ON_HARDWARE  # a hang ends, and its place is named
     folders = [source.parent, CSRC / "kernels/common", CSRC / "kernels" / name]
     files = [source, *(path for folder in folders for path in sorted(folder.iterdir()) if path.is_file())]
     content = b"\0".join(path.read_bytes() for path in files)
@@ -84,9 +87,9 @@ def timing(random: Generator, case: int) -> int:
 
 
 def load(config: Config, seed: int, tmem_base: int = 0) -> tuple[Emulator, Module]:
-    """A GPU of the config's family, and the module with that kernel alone."""
+    """A GPU of the config's family, and the module with that kernel alone. SM100_HARDWARE=1: this machine's GPU."""
     print(f"{config.name}, seed {seed}")
-    emulator = Emulator(device_of(config.family.name), seed=seed, tmem_base=tmem_base)
+    emulator = Hardware() if ON_HARDWARE else Emulator(device_of(config.family.name), seed=seed, tmem_base=tmem_base)
     return emulator, emulator.load(only_entry(ptx_of(config), config.kernel))
 
 
