@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import Error, __version__
-from .cli import bench, check, convert, info, inspect, submission
+from .cli import bench, check, convert, first_run, info, inspect, submission
 from .cli.show import CommandError
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "inspect": inspect,
     "convert": convert,
     "submission": submission,
+    "first-run": first_run,
 }
 
 

@@ -120,7 +120,7 @@ def test_the_commands_and_variables_exist() -> None:
     from nvfp4.__main__ import COMMANDS
 
     table = CLI.split("## Command line")[1].split("## ")[0]
-    assert re.findall(r"(?m)^\| `(\w+)", table) == list(COMMANDS)
+    assert re.findall(r"(?m)^\| `([\w-]+)", table) == list(COMMANDS)
     sources = [*(ROOT / "csrc").rglob("*.c"), *(ROOT / "build_backend").glob("*.py"), ROOT / "setup.py"]
     sources += (ROOT / "nvfp4").glob("*.py")
     read = set(re.findall(r'"(NVFP4_[A-Z_]+)"', "".join(path.read_text(encoding="utf-8") for path in sources)))
