@@ -19,6 +19,7 @@ from .first_run_steps import DEVICE_FILE
 MODEL = Path(__file__).resolve().parents[1] / "csrc/kernels/sm100/model.h"
 TOLERANCE = 1.15  # a constant is called wrong if the ratio to the measured value is beyond
 COMPILE_S, RUN_S = 150, 90
+COMMIT_AND_WAIT = "commit_and_wait_cycles"  # of tcgen05_terms.cu; the model has its two parts
 PARTS = {64: 16384, 128: 32768}  # bytes that a CTA of a pair receives in launch_terms.cu's exchange, by columns
 TILE_BYTES = {"column": 64 * 128 * 2, "row": 128 * 128 * 2}  # of launch_terms.cu's stores
 
@@ -30,17 +31,21 @@ def modelled(path: Path = MODEL) -> dict[str, tuple[float, str]]:
     return {name: (statistics.median(map(float, values.split(", ")[:-1])), unit) for name, values, unit in rows}
 
 
-def architecture() -> str:
-    """nvcc's name, with all instructions of this GPU's generation."""
-    number = json.loads(Path(DEVICE_FILE).read_text())["compute_capability"]
-    return f"sm_{number}{'a' if number >= 90 else ''}"
+def compute_capability() -> int:
+    return json.loads(Path(DEVICE_FILE).read_text())["compute_capability"]
+
+
+def code_for(number: int) -> str:
+    """nvcc's option for all instructions of this generation. -arch=sm_100a of CUDA 13.0 embeds PTX without them."""
+    name = f"{number}{'a' if number >= 90 else ''}"
+    return f"-gencode=arch=compute_{name},code=sm_{name}"
 
 
 def output_of(source: Path) -> str:
     """What the CUDA program prints."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / source.stem
-        flags = ["-O3", "-std=c++17", f"-arch={architecture()}", f"-I{source.parents[1] / 'csrc'}"]
+        flags = ["-O3", "-std=c++17", code_for(compute_capability()), f"-I{source.parents[1] / 'csrc'}"]
         for command, limit in ((["nvcc", *flags, "-o", made, source], COMPILE_S), ([made], RUN_S)):
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
@@ -55,7 +60,7 @@ def measure(benchmarks: Path) -> dict[str, float]:
     """The constants that can be measured on this GPU; prints the programs' output."""
     found: dict[str, float] = {}
     sources = ["load_terms", "launch_terms"]
-    sources += ["tcgen05_terms"] * architecture().startswith("sm_10")
+    sources += ["tcgen05_terms"] * (compute_capability() // 10 == 10)
     failures = []
     for name in sources:
         try:
@@ -65,6 +70,8 @@ def measure(benchmarks: Path) -> dict[str, float]:
             continue
         print(text)
         found |= of_launches(text, found) if name == "launch_terms" else named(text)
+    if "barrier_cycles" in found and COMMIT_AND_WAIT in found:
+        found["commit_cycles"] = found[COMMIT_AND_WAIT] - found["barrier_cycles"]
     if failures:
         print("\n".join(failures))
     if not found:

@@ -273,12 +273,39 @@ def test_constants_of_the_model() -> None:
     table = text.partition("#define SM100_MODEL_CONSTANTS(X)")[2].partition("\n\n")[0]
     assert list(model) == re.findall(r"X\((\w+),", table) and model["clock_ghz"] == (1.95, "GHz")
     benchmarks = Path(first_run.__file__).parents[2] / "benchmarks"
-    printed = re.findall(r'"(\w+) %', (benchmarks / "load_terms.cu").read_text())
-    assert len(printed) >= 9 and {*printed, *first_run_constants.of_launches(LAUNCH_TERMS, {})} <= {*model}
+    printed = [re.findall(r'"(\w+) %', (benchmarks / f"{name}_terms.cu").read_text()) for name in ("load", "tcgen05")]
+    found = {*printed[0], *printed[1], *first_run_constants.of_launches(LAUNCH_TERMS, {"clock_ghz": 2.0})}
+    assert found - {*model} == {first_run_constants.COMMIT_AND_WAIT}
+    assert {*model} - found == {"prologue_us", "commit_cycles"}  # nothing measures the first one alone
     assert first_run_constants.named("clock_ghz 1.9800\na line\ndram_tb_s 4.6\n") == {
         "clock_ghz": 1.98,
         "dram_tb_s": 4.6,
     }
+
+
+def test_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One program fails; the others' constants are kept."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "device.json").write_text(json.dumps(DEVICE))
+    printed = {"load_terms": "barrier_cycles 60\nclock_ghz 2\n", "tcgen05_terms": "commit_and_wait_cycles 92.5\n"}
+
+    def output_of(source: Path) -> str:
+        if source.stem not in printed:
+            raise show.CommandError(f"{source.name}: broken")
+        return printed[source.stem]
+
+    monkeypatch.setattr(first_run_constants, "output_of", output_of)
+    found = first_run_constants.measure(tmp_path)
+    assert (
+        found["commit_cycles"] == 32.5
+        and found["clock_ghz"] == 2
+        and "launch_terms.cu: broken" in capsys.readouterr().out
+    )
+    printed.clear()
+    with pytest.raises(show.CommandError, match="nothing was measured"):
+        first_run_constants.measure(tmp_path)
+    assert first_run_constants.code_for(100) == "-gencode=arch=compute_100a,code=sm_100a"
+    assert first_run_constants.code_for(89) == "-gencode=arch=compute_89,code=sm_89"
 
 
 def test_wrong_constants_are_named() -> None:
