@@ -33,17 +33,30 @@ static const struct {
 #undef X
 };
 
-typedef enum kind { GEMM, GEMV, PREFILL } kind;
+static const struct {
+    int a_units, b_units, warps, stages;
+} skinny_configs[] = {
+#define X(id, a_units, b_units, warps, stages) {a_units, b_units, warps, stages},
+    SM90_SKINNY_CONFIGS(X)
+#undef X
+};
+
+typedef enum kind { GEMM, GEMV, PREFILL, SKINNY } kind;
 
 static kind kind_of(int32_t kernel) {
-    return kernel < SM90_FIRST_GEMV ? GEMM : kernel < SM90_FIRST_PREFILL ? GEMV : PREFILL;
+    return kernel < SM90_FIRST_GEMV      ? GEMM
+           : kernel < SM90_FIRST_PREFILL ? GEMV
+           : kernel < SM90_FIRST_SKINNY  ? PREFILL
+                                         : SKINNY;
 }
 
 static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
-    static const size_t second[] = {
-        [GEMM] = sizeof(sm90_schedule), [GEMV] = sizeof(sm90_gemv_schedule), [PREFILL] = sizeof(sm90_prefill_schedule)};
+    static const size_t second[] = {[GEMM] = sizeof(sm90_schedule),
+                                    [GEMV] = sizeof(sm90_gemv_schedule),
+                                    [PREFILL] = sizeof(sm90_prefill_schedule),
+                                    [SKINNY] = sizeof(sm90_skinny_schedule)};
     if (kernel == KERNEL_SM90_DEQUANT) return index == 0 ? sizeof(sm90_dequant_schedule) : 0;
     return index == 0 ? sizeof(gemm_problem) : index == 1 ? second[kind_of(kernel)] : 0;
 }
@@ -354,6 +367,39 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
     expect(plan->tensor_maps == 0, "no tensor maps");
 }
 
+static void check_skinny(const gpu *g, const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan,
+                         const launch_step *gemm) {
+    const sm90_skinny_schedule *s = param_of(plan, gemm, 1);
+    const int i = c->kernel - SM90_FIRST_SKINNY, a_units = skinny_configs[i].a_units,
+              b_units = skinny_configs[i].b_units;
+    const int warps = skinny_configs[i].warps;
+    const int64_t rows = 8 * b_units;
+    expect(p->a_type == VALUES_E2M1 && p->scale_layout == SCALES_128X4 && needs_tma(p) && p->k > 0,
+           "operands that TMA loads");
+    expect(c->swap_ab && p->m <= 8 * a_units && c->tile_m == 8 * a_units && c->tile_n == rows, "it holds all of A");
+    expect(s->ctas >= 1 && s->tiles == ceil_div(p->n, rows) && s->ctas <= s->tiles, "no CTA without a tile");
+    expect(c->grid == s->ctas * p->l && gemm->cluster == 0 && gemm->grid_y == 1, "its grid");
+    expect(s->steps == ceil_div(p->k, SM90_SKINNY_STEP_K), "steps cover K");
+    expect(s->tiles + (int64_t)s->ctas <= INT32_MAX / rows, "rows are counted in 32 bits");
+    const int32_t stages = SM90_SKINNY_STAGES_BYTES(a_units, b_units, warps, skinny_configs[i].stages);
+    const int32_t sums = SM90_SKINNY_SUMS_BYTES(a_units, b_units, warps);
+    expect(s->tiles == s->ctas ? s->sums_offset == 0 : s->sums_offset >= stages && s->sums_offset % 16 == 0,
+           "sums replace the stages where no tile follows");
+    expect(gemm->shared_bytes >= stages && gemm->shared_bytes >= s->sums_offset + sums &&
+               gemm->shared_bytes <= g->props.shared_per_block,
+           "shared memory fits a CTA");
+    expect(s->b_cache_policy == (p->l > 1 && p->b_batch == 0 ? s->b_cache_policy : 0x12F0000000000000),
+           "B leaves L2 first if it is read once");
+    expect(c->workspace == 0 && plan->steps == 1 && plan->tensor_maps == 2, "no workspace, a tensor map each");
+    for (int j = 0; j < 2; j++) {
+        const tensor_layout *t = &plan->tensor_map[j].layout;
+        expect(t->data == (j ? p->b : p->a) && t->swizzle == 128 && t->box[0] == SM90_SKINNY_STEP_K / 2 &&
+                   t->box[1] == (uint32_t)(j ? rows : 8 * a_units) && (int64_t)t->dims[0] == p->k / 2 &&
+                   (int64_t)t->dims[1] == (j ? p->n : p->m) && (int64_t)t->dims[2] == p->l,
+               "all is there");
+    }
+}
+
 static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan,
                           const launch_step *gemm) {
     const sm90_prefill_schedule *s = param_of(plan, gemm, 1);
@@ -447,6 +493,9 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     case PREFILL:
         check_prefill(g, p, c, plan, gemm);
         break;
+    case SKINNY:
+        check_skinny(g, p, c, plan, gemm);
+        break;
     }
 }
 
@@ -512,9 +561,10 @@ static void check_choices(void) {
         {7168, 1, 16384, PLAIN, GEMV, 1, 0},        {4096, 1, 7168, FP32, GEMV, 1, 0},
         {1, 7168, 16384, PLAIN, GEMV, 0, 0},        {1, 4096, 7168, PLAIN, GEMV, 0, 0},
         {1, 7168, 2048, PLAIN, GEMV, 0, 0},         {2, 7168, 16384, PLAIN, GEMV, 0, 0},
-        {4, 4096, 7168, PLAIN, GEMV, 0, 0},         {4, 7168, 2048, PLAIN, GEMV, 0, 0},
-        {5, 7168, 2048, PLAIN, GEMM, 1, 0},         {16, 7168, 16384, PLAIN, GEMM, 1, 0},
-        {16, 4096, 7168, PLAIN, GEMM, 1, 0},        {16, 7168, 2048, PLAIN, GEMM, 1, 0},
+        {4, 4096, 7168, PLAIN, GEMV, 0, 0},         {4, 7168, 2048, PLAIN, SKINNY, 1, 0},
+        {8, 7168, 16384, PLAIN, SKINNY, 1, 0},      {8, 57344, 8192, PLAIN, GEMM, 1, 0},
+        {5, 7168, 2048, PLAIN, SKINNY, 1, 0},       {16, 7168, 16384, PLAIN, GEMM, 1, 0},
+        {16, 4096, 7168, PLAIN, SKINNY, 1, 0},      {16, 7168, 2048, PLAIN, GEMM, 1, 0},
         {64, 7168, 16384, PLAIN, GEMM, 1, 0},       {128, 7168, 16384, PLAIN, GEMM, 1, 0},
         {128, 4096, 7168, PLAIN, GEMM, 1, 0},       {128, 7168, 2048, PLAIN, GEMM, 1, 0},
         {16384, 16, 7168, PLAIN, GEMM, 0, 0},       {256, 7168, 16384, PLAIN, GEMM, 1, 0},

@@ -17,6 +17,7 @@ import pytest
 import sm90.gemm
 import sm90.gemv
 import sm90.prefill
+import sm90.skinny
 import sm100.gemm
 from emulate import Emulator
 from harness.headers import Config
@@ -57,6 +58,7 @@ def kinds() -> dict[str, list[Config]]:
         PRE_PASS: [config for config in gemm if not config.dequant_b_in_kernel and not config.streamk],
         STREAMK: [config for config in gemm if config.streamk],
         "sm90_gemv": list(sm90.gemv.CONFIGS.values()),
+        "sm90_skinny": list(sm90.skinny.CONFIGS.values()),
         **{name: [config] for name, config in sm90.prefill.CONFIGS.items()},
         "sm100_gemm": [config for config in sm100_gemm if not config.cp_async and config.cta_group == 1],
         "sm100_gemm pairs": [config for config in sm100_gemm if config.cta_group == 2],
@@ -91,6 +93,13 @@ def form_of(
         return Form(
             emulator,
             lambda: sm90.gemv.Product(emulator, random, config.rows, n, k, out_type=out_type),
+            lambda product, _: product.launch(module, config, sms=9, wait=False),
+        )
+    if kind == "sm90_skinny":
+        n, k = int(random.integers(20, 200)), 32 * int(random.integers(20, 50))
+        return Form(
+            emulator,
+            lambda: sm90.skinny.Product(emulator, random, 8 * config.a_units, n, k, out_type=out_type),
             lambda product, _: product.launch(module, config, sms=9, wait=False),
         )
     if kind.startswith("sm100"):
@@ -197,7 +206,7 @@ def test_constant_b_is_loaded_early(kind: str, operand: str, random: Generator) 
 
 
 @pytest.mark.parametrize("operand", [*READ_BY_EPILOGUE, "out"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != STREAMK])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (STREAMK, "sm90_skinny")])
 def test_operand_with_empty_k(kind: str, operand: str, random: Generator) -> None:
     """The epilogue then has no pre-pass before it, and waits for no main loop."""
     run(kind, operand, random, empty=True)

@@ -73,6 +73,7 @@ FAMILIES = {
         ),
     ),
     "sm90_gemv": Family(("kernels/sm90/gemv.cu",), sm90("gemv")),
+    "sm90_skinny": Family(("kernels/sm90/skinny.cu",), sm90("skinny")),
     "sm90_prefill": Family(("kernels/sm90/prefill.cu",), sm90("prefill")),
     "sm100": Family(
         ("kernels/sm100/gemm.cu",),

@@ -60,7 +60,11 @@
     /* gemv.cu */                                                                                                      \
     X(gemv_fixed_us, 5.108)  /* as fixed_us */                                                                         \
     X(gemv_per_clk, 56.41)   /* values a clock and SM, for one row */                                                  \
-    X(gemv_row_cost, 0.5411) /* of that time, for each further row */
+    X(gemv_row_cost, 0.5411) /* of that time, for each further row */                                                  \
+    /* skinny.cu */                                                                                                    \
+    X(skinny_fixed_us, 5.25) /* as fixed_us */                                                                         \
+    X(skinny_unit_clk, 80.0) /* of an SM for a step of a unit */                                                       \
+    X(skinny_tile_us, 0.75)  /* for each further tile of a CTA */
 
 typedef struct sm90_model {
 #define X(name, value) double name;

@@ -26,10 +26,15 @@ static const kernel_entry kernels[SM90_KERNELS] = {
                      .pdl = 1},
             SM90_PREFILL_CONFIGS(X)
 #undef X
-                [KERNEL_SM90_DEQUANT] = {.name = "nvfp4_sm90_dequant",
-                                         .fatbin = "sm90_dequant",
-                                         .threads = SM90_DEQUANT_THREADS,
-                                         .pdl = 1},
+#define X(id, ...)                                                                                                     \
+    [KERNEL_##id] = {                                                                                                  \
+        .name = "nvfp4_" #id, .fatbin = "sm90_skinny", .threads = SM90_SKINNY_THREADS, .more_shared = 1, .pdl = 1},
+                SM90_SKINNY_CONFIGS(X)
+#undef X
+                    [KERNEL_SM90_DEQUANT] = {.name = "nvfp4_sm90_dequant",
+                                             .fatbin = "sm90_dequant",
+                                             .threads = SM90_DEQUANT_THREADS,
+                                             .pdl = 1},
 };
 static const kernel_set set = {
     .kernels = kernels, .count = SM90_KERNELS, .least_capability = 90, .most_capability = 90, .optional = 1};
@@ -51,6 +56,7 @@ static const sm90_model measured = {
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const sm90_model on = sm90_model_of(model, props);
     int32_t count = sm90_gemv_candidates(&on, props, t, out);
+    count += sm90_skinny_candidates(&on, props, t, out + count);
     count += sm90_prefill_candidates(&on, props, t, out + count);
     return count + sm90_gemm_candidates(&on, props, t, out + count);
 }
@@ -69,8 +75,10 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
         sm90_gemm_build(props, p, c, workspace, out);
     else if (c->kernel < SM90_FIRST_PREFILL)
         sm90_gemv_build(props, p, c, workspace, out);
-    else
+    else if (c->kernel < SM90_FIRST_SKINNY)
         sm90_prefill_build(props, p, c, workspace, out);
+    else
+        sm90_skinny_build(props, p, c, workspace, out);
 }
 
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {

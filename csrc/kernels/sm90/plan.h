@@ -8,6 +8,7 @@
 #include "kernels/sm90/gemv_config.h"
 #include "kernels/sm90/model.h"
 #include "kernels/sm90/prefill_config.h"
+#include "kernels/sm90/skinny_config.h"
 #include "plan/gemm_family.h"
 #include "plan/operands.h"
 
@@ -25,6 +26,11 @@ enum {
 #define X(id, ...) KERNEL_##id,
     SM90_PREFILL_CONFIGS(X)
 #undef X
+        SM90_FIRST_SKINNY,
+    SM90_BEFORE_SKINNY = SM90_FIRST_SKINNY - 1,
+#define X(id, ...) KERNEL_##id,
+    SM90_SKINNY_CONFIGS(X)
+#undef X
         KERNEL_SM90_DEQUANT,
     SM90_KERNELS
 };
@@ -38,12 +44,16 @@ int32_t sm90_gemv_candidates(const sm90_model *model, const device_props *props,
                              gemm_candidate *out);
 int32_t sm90_prefill_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                 gemm_candidate *out);
+int32_t sm90_skinny_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
+                               gemm_candidate *out);
 void sm90_gemm_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                      void *workspace, launch_plan *out);
 void sm90_gemv_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                      void *workspace, launch_plan *out);
 void sm90_prefill_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                         void *workspace, launch_plan *out);
+void sm90_skinny_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
+                       void *workspace, launch_plan *out);
 
 /* All candidates of the family with their times under given constants. */
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,

@@ -107,7 +107,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
 int32_t sm90_prefill_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                 gemm_candidate *out) {
     int32_t count = 0;
-    for (int32_t kernel = SM90_FIRST_PREFILL; kernel < KERNEL_SM90_DEQUANT; kernel++)
+    for (int32_t kernel = SM90_FIRST_PREFILL; kernel < SM90_FIRST_SKINNY; kernel++)
         for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
             count += list_one(model, props, t, kernel, swap_ab, out + count);
     return count;
