@@ -75,6 +75,15 @@ static void check_shared_memory(const gpu *g, const config *c, const sm100_sched
     expect(s->partials_in_stages == (all > g->props.shared_per_block || crowded), "sums go where there is room");
 }
 
+/* The kernel's division, of numbers that a tile's index may be. */
+static void check_divisor(fast_divisor by, int64_t d) {
+    const int64_t most = INT32_MAX, last = most / d * d, some[] = {0, 1, d - 1, d, d + 1, last - 1, last, most};
+    expect(by.shift < 32 && by.multiplier > 0, "a divisor");
+    for (size_t i = 0; i < COUNT(some); i++)
+        if (some[i] >= 0 && some[i] <= most)
+            expect((int64_t)((uint64_t)some[i] * by.multiplier >> (31 + by.shift)) == some[i] / d, "divides exactly");
+}
+
 static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const config *c,
                            const sm100_schedule *s, const launch_step *gemm) {
     const int32_t mma_tile_m = SM100_CTA_ROWS * c->cta_group, cluster = gemm->cluster;
@@ -91,6 +100,8 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
            "tiles cover");
     expect(s->tiles == s->tiles_mma_m * s->tiles_mma_n * p->l && s->tiles <= INT32_MAX - g->props.sm_count,
            "tiles count");
+    check_divisor(s->inv_tiles_mma_m, s->tiles_mma_m);
+    check_divisor(s->inv_tiles_mma_n, s->tiles_mma_n);
     expect(s->k_stages == ceil_div(p->k, SM100_STAGE_K), "stages cover K");
     expect(candidate->split_k == s->split_k &&
                (s->split_k == 1 || s->split_k == 2 || s->split_k == 4 || s->split_k == 8),

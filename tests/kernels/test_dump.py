@@ -87,7 +87,8 @@ class Dumped(Product):
         return torch.from_numpy(self.memory.numpy().copy())
 
     def schedule(self, *arguments: object) -> Struct:
-        made = DEBUG.structs["sm100_schedule"].from_buffer_copy(super().schedule(*arguments))
+        debug = DEBUG.structs["sm100_schedule"]
+        made = debug.from_buffer_copy(bytes(super().schedule(*arguments)).ljust(ctypes.sizeof(debug), b"\0"))
         made.dump, made.dump_cta, made.dump_block = self.request
         return made
 

@@ -73,6 +73,22 @@ def test_prologue_order(name: str, kernels: dict[str, Kernel]) -> None:
 
 
 @NAMES
+def test_no_division(name: str, kernels: dict[str, Kernel]) -> None:
+    """An integer division starts from an approximate reciprocal: the loads would wait for several of them."""
+    assert not kernels[name].all("MUFU.RCP|I2F")
+
+
+@NAMES
+def test_only_the_mma_warp_and_the_epilogue_wait_for_tensor_memory(name: str, kernels: dict[str, Kernel]) -> None:
+    """Between the allocation and griddepcontrol.wait the mma warp arrives and nobody waits for a barrier."""
+    kernel = kernels[name]
+    (wait,) = kernel.all("ACQBULK")
+    first = min(i.address for i in kernel.all("UTCATOMSWS.*FIND"))
+    between = [i.opcode for i in kernel.all("BAR|UCGABAR") if first < i.address < wait.address]
+    assert between == ["BAR.ARV"], between
+
+
+@NAMES
 def test_no_local_memory(name: str, kernels: dict[str, Kernel]) -> None:
     kernel = kernels[name]
     assert not kernel.all("(LDL|STL)"), "local memory"

@@ -52,6 +52,15 @@ __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Named barriers (PTX ISA 9.0, 9.7.13.1); 0 is that of __syncthreads. Warps that arrive do not wait for those that
+ * sync; `threads` counts both. Orders accesses to shared memory before either call ahead of those after the sync. */
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* True in one thread of a converged warp, always the same one. With elect.sync, unlike a test of the lane, the compiler
  * knows that one thread runs and uses uniform registers (9.7.14.1). Needs sm_90. */
 __device__ __forceinline__ bool elect_one() {

@@ -80,13 +80,21 @@ typedef struct sm100_operand {
     int32_t padding_;
 } sm100_operand;
 
+/* x / d = x * multiplier >> 31 + shift for 0 <= x < 2^31: the multiplier is 2^(31 + shift) / d rounded up, the shift
+ * log2(d) rounded up (Granlund and Montgomery, 1994). */
+typedef struct fast_divisor {
+    uint32_t multiplier, shift;
+} fast_divisor;
+
 /* Second parameter of the GEMM kernels. A cluster has cta_group * split_k CTAs; its rank r is CTA r % cta_group of the
  * split index r / cta_group. Cluster c of n computes tiles c, c + n, ...; mma_b fastest, then mma_a, then the batch. */
 typedef struct sm100_schedule {
     sm100_operand mma_a, mma_b;
     int32_t tiles;                    /* tiles_mma_m * tiles_mma_n * L */
     int32_t tiles_mma_m, tiles_mma_n; /* of 128 * cta_group rows of mma_a, mma_tile_n rows of mma_b */
-    int32_t split_k;       /* > 1: a cluster computes one tile; each index reduces mma_tile_n/split_k columns, >= 4 */
+    fast_divisor inv_tiles_mma_m, inv_tiles_mma_n;
+    int32_t split_k; /* a power of two; > 1: a cluster computes one tile; each index reduces mma_tile_n/split_k columns,
+                        >= 4 */
     int32_t k_stages;      /* ceil(K/256); index i has stages [i*k_stages/split_k, (i+1)*k_stages/split_k) */
     int32_t swap_ab;       /* 1: mma_a is the caller's B, so accumulator lanes are columns of the output */
     int32_t values_by_tma; /* cp.async kernels: 1 if tensor maps describe the values; cp.async then loads scales only */

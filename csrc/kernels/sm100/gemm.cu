@@ -56,6 +56,7 @@
 #include "kernels/sm100/dump.cuh"
 
 enum { EPILOGUE_WARPS = 4, PRODUCER_WARP = 4, MMA_WARP = 5, CP_ASYNC_WARP = 6, CP_ASYNC_THREADS = 128 };
+enum { TMEM_BARRIER = 1, TMEM_BARRIER_THREADS = 32 * (EPILOGUE_WARPS + 1) }; /* epilogue warps and mma warp */
 
 template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int CP_ASYNC_> struct config {
     static constexpr int CTA_GROUP = CTA_GROUP_, MMA_TILE_N = MMA_TILE_N_, STAGES = STAGES_;
@@ -100,16 +101,19 @@ template <class C> struct cta_context {
     uint32_t first, step;   /* tiles first, first + step, ... */
     int32_t k_begin, k_end; /* K stages [k_begin, k_end) */
     int32_t k_blocks;       /* K blocks of 64 in all of K */
+    int32_t kept_columns;   /* of the tile, that this CTA or pair reduces under split-K */
     uint32_t partials;      /* shared address of the received partial sums */
 
     __device__ __forceinline__ cta_context(const gemm_problem &p, const sm100_schedule &s, uint32_t base) : base(base) {
-        uint32_t cluster_size = C::CTA_GROUP * s.split_k, ctarank = cluster_ctarank();
+        uint32_t split_shift = __ffs(s.split_k) - 1, cluster_shift = split_shift + C::CTA_GROUP - 1;
+        uint32_t ctarank = cluster_ctarank();
         rank = ctarank % C::CTA_GROUP;
         split_idx = ctarank / C::CTA_GROUP;
-        first = blockIdx.x / cluster_size;
-        step = gridDim.x / cluster_size;
-        k_begin = (int32_t)((int64_t)split_idx * s.k_stages / s.split_k);
-        k_end = (int32_t)((int64_t)(split_idx + 1) * s.k_stages / s.split_k);
+        first = blockIdx.x >> cluster_shift;
+        step = gridDim.x >> cluster_shift;
+        k_begin = (int32_t)((int64_t)split_idx * s.k_stages >> split_shift);
+        k_end = (int32_t)((int64_t)(split_idx + 1) * s.k_stages >> split_shift);
+        kept_columns = C::MMA_TILE_N >> split_shift;
         k_blocks = (int32_t)((p.k + SM100_MMA_K - 1) / SM100_MMA_K);
         partials = base + (s.partials_in_stages ? 0 : C::PARTIALS_OFFSET);
     }
@@ -138,6 +142,10 @@ struct tile_coord {
     int32_t mma_m, mma_n, l;
 };
 
+__device__ __forceinline__ uint32_t divide(uint32_t x, fast_divisor by) {
+    return (uint32_t)((uint64_t)x * by.multiplier >> (31 + by.shift));
+}
+
 /* Static persistent scheduler: mma_b fastest, then mma_a, then the batch. */
 template <class C> struct tile_scheduler {
     const sm100_schedule &s;
@@ -147,7 +155,7 @@ template <class C> struct tile_scheduler {
     __device__ __forceinline__ tile_scheduler(const sm100_schedule &s, const cta_context<C> &cta)
         : s(s), tile(cta.first), step(cta.step), rank(cta.rank) {
         locate();
-        pin(coord.mma_m), pin(coord.mma_n), pin(coord.l); /* the divisions run ahead of griddepcontrol.wait */
+        pin(coord.mma_m), pin(coord.mma_n), pin(coord.l); /* computed ahead of griddepcontrol.wait */
     }
     __device__ __forceinline__ bool more() const { return tile < (uint32_t)s.tiles; }
     /* Whether this CTA has a tile `tiles` steps further on. */
@@ -159,10 +167,10 @@ template <class C> struct tile_scheduler {
 
   private:
     __device__ __forceinline__ void locate() {
-        uint32_t rest = tile / s.tiles_mma_n;
-        coord.mma_n = (int32_t)(tile % s.tiles_mma_n) * C::MMA_TILE_N;
-        coord.mma_m = (int32_t)(rest % s.tiles_mma_m) * C::MMA_TILE_M + (int32_t)rank * SM100_CTA_ROWS;
-        coord.l = (int32_t)(rest / s.tiles_mma_m);
+        uint32_t rest = divide(tile, s.inv_tiles_mma_n), l = divide(rest, s.inv_tiles_mma_m);
+        coord.mma_n = (int32_t)(tile - rest * s.tiles_mma_n) * C::MMA_TILE_N;
+        coord.mma_m = (int32_t)(rest - l * s.tiles_mma_m) * C::MMA_TILE_M + (int32_t)rank * SM100_CTA_ROWS;
+        coord.l = (int32_t)l;
     }
 };
 
@@ -473,7 +481,7 @@ template <class C> __device__ __forceinline__ void send_partials(const cta_conte
 template <class C>
 __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm100_schedule &s, const cta_context<C> &cta,
                                          tile_scheduler<C> scheduler, uint32_t tmem, const float4 *partials) {
-    split_k_reduction reduction{C::MMA_TILE_N / s.split_k, (int)cta.split_idx, s.k_stages ? s.split_k : 0,
+    split_k_reduction reduction{cta.kept_columns, (int)cta.split_idx, s.k_stages ? s.split_k : 0,
                                 partials + threadIdx.x};
     uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
     pipeline_state<C::ACCUMULATORS> acc;
@@ -529,18 +537,18 @@ __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_c
         for (int32_t k = cta.k_begin + sharer; k < cta.k_begin + stages; k += s.tiles_mma_n)
             tma_prefetch_l2_3d(&op_a.values, k * (SM100_STAGE_K / 2), coord.mma_m, coord.l);
     }
-    int32_t k = cta.k_begin + (int32_t)(cta.first % (uint32_t)(cta.k_end - cta.k_begin));
+    /* One of the stages that a mask reaches, another one in each cluster. */
+    int32_t k = cta.k_begin + (int32_t)(cta.first & ((1u << (31 - __clz(cta.k_end - cta.k_begin))) - 1));
     tma_prefetch_l2_3d(&op_b.values, k * (SM100_STAGE_K / 2), coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS, coord.l);
     cp_async_bulk_prefetch_l2(op_b.scale + coord.l * op_b.scale_batch +
                                   coord.mma_n / SM100_ATOM_ROWS * op_b.scale_pitch + (int64_t)k * SM100_MMA_SFA_BYTES,
                               cta.blocks(k) * SM100_ATOM_BYTES);
 }
 
-/* All threads: initialises barriers, prefetches, allocates tensor memory and returns its address. Reads no tensor, so
- * it may run before the previous grid has completed. */
+/* All threads: initialises barriers and prefetches. Reads no tensor, so it may run before the previous grid has
+ * completed. */
 template <class C>
-__device__ __forceinline__ uint32_t prologue(const sm100_schedule &s, const cta_context<C> &cta,
-                                             const tile_coord &first) {
+__device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_context<C> &cta, const tile_coord &first) {
     int warp = threadIdx.x / 32;
     if (warp == PRODUCER_WARP && elect_one()) {
         prefetch_tensormap(&s.mma_a.values);
@@ -564,20 +572,31 @@ __device__ __forceinline__ uint32_t prologue(const sm100_schedule &s, const cta_
         dumper<C>::init(cta);
         fence_mbarrier_init();
         if (s.split_k > 1)
-            mbarrier_arrive_expect_tx(cta.partials_full(), SM100_PARTIALS_BYTES(C::MMA_TILE_N, s.split_k));
+            mbarrier_arrive_expect_tx(cta.partials_full(), (s.split_k - 1) * cta.kept_columns * SM100_CTA_ROWS * 4);
     }
     __syncwarp();
-    /* Orders mbarrier init before remote arrivals; and a pair allocates together, so both CTAs must have started. */
+    /* Orders mbarrier init before arrivals; and a pair allocates together, so both CTAs must have started. */
     if (C::CTA_GROUP * s.split_k > 1) {
         barrier_cluster_arrive_relaxed();
         barrier_cluster_wait();
+    } else {
+        __syncthreads();
     }
-    if (warp == MMA_WARP) {
-        tcgen05_alloc<C::CTA_GROUP, C::COLUMNS>(cta.base + C::TMEM_ADDRESS_OFFSET);
-        tcgen05_relinquish_alloc_permit<C::CTA_GROUP>();
-    }
+}
+
+/* The mma warp: allocates tensor memory, returns its address and gives it to the epilogue warps. No other warp waits,
+ * so loads are under way meanwhile. In a pair both CTAs get the same columns, when both have asked for them. */
+template <class C> __device__ __forceinline__ uint32_t allocate_tensor_memory(const cta_context<C> &cta) {
+    tcgen05_alloc<C::CTA_GROUP, C::COLUMNS>(cta.base + C::TMEM_ADDRESS_OFFSET);
+    tcgen05_relinquish_alloc_permit<C::CTA_GROUP>();
     tcgen05_fence_before_thread_sync();
-    __syncthreads();
+    named_barrier_arrive(TMEM_BARRIER, TMEM_BARRIER_THREADS);
+    return ld_shared(cta.base + C::TMEM_ADDRESS_OFFSET);
+}
+
+/* The epilogue warps: waits for the allocation and returns its address. */
+template <class C> __device__ __forceinline__ uint32_t tensor_memory(const cta_context<C> &cta) {
+    named_barrier_sync(TMEM_BARRIER, TMEM_BARRIER_THREADS);
     tcgen05_fence_after_thread_sync();
     return ld_shared(cta.base + C::TMEM_ADDRESS_OFFSET);
 }
@@ -589,11 +608,13 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     int warp = threadIdx.x / 32;
 
     tile_scheduler<C> scheduler(s, cta);
-    uint32_t tmem = prologue(s, cta, scheduler.coord);
+    prologue(s, cta, scheduler.coord);
+    uint32_t tmem = 0;
+    if (warp == MMA_WARP) tmem = allocate_tensor_memory(cta);
     griddepcontrol_wait();
     /* After tcgen05.alloc: a CTA of the next grid could otherwise take these columns and deadlock. After the wait: an
      * earlier call also admits the grid after next (0.3 us a call slower on an H200). */
-    griddepcontrol_launch_dependents();
+    if (warp == MMA_WARP) griddepcontrol_launch_dependents();
 
     if (warp == PRODUCER_WARP) {
         if (elect_one()) tma_producer(s, cta, scheduler);
@@ -602,6 +623,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     } else if (warp >= CP_ASYNC_WARP) {
         if constexpr (C::CP_ASYNC) cp_async_producer<C>(p, s, cta).run(scheduler);
     } else {
+        tmem = tensor_memory(cta);
         epilogue(p, s, cta, scheduler, tmem, (const float4 *)(shared + (cta.partials - cta.base)));
     }
     __syncwarp();

@@ -265,6 +265,13 @@ static inline void sm100_add_tensor_maps(const gemm_problem *p, const sm100_conf
     add_tensor_map(out, &sfb, &s->mma_b.scales);
 }
 
+static inline fast_divisor sm100_divisor(int32_t divisor) {
+    fast_divisor d = {0, 0};
+    while ((int64_t)1 << d.shift < divisor) d.shift++;
+    d.multiplier = (uint32_t)ceil_div((int64_t)1 << (31 + d.shift), divisor);
+    return d;
+}
+
 static inline void sm100_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c,
                                launch_plan *out) {
     const sm100_config *config = &sm100_configs[c->kernel];
@@ -280,6 +287,8 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     s->tiles = tiling.tiles;
     s->tiles_mma_m = tiling.tiles_mma_m;
     s->tiles_mma_n = tiling.tiles_mma_n;
+    s->inv_tiles_mma_m = sm100_divisor(tiling.tiles_mma_m);
+    s->inv_tiles_mma_n = sm100_divisor(tiling.tiles_mma_n);
     s->split_k = c->split_k;
     s->k_stages = tiling.k_stages;
     s->swap_ab = c->swap_ab;

@@ -10,6 +10,7 @@ from harness.values import ceil_div
 FAMILY = family("sm100")
 CONFIGS = FAMILY.configs()
 Operand, Schedule = FAMILY.structs["sm100_operand"], FAMILY.structs["sm100_schedule"]
+Divisor = FAMILY.structs["fast_divisor"]
 STAGE_K, ATOM_ROWS = FAMILY.value("SM100_STAGE_K"), FAMILY.value("SM100_ATOM_ROWS")
 STAGE_ATOMS, CTA_ROWS = FAMILY.value("SM100_STAGE_ATOMS"), FAMILY.value("SM100_CTA_ROWS")
 
@@ -21,6 +22,11 @@ def mma_tile_m(config: Config) -> int:
 def splits(config: Config) -> list[int]:
     """Every split_k."""
     return [split for split in (1, 2, 4, 8) if config.cta_group * split <= 8 and config.mma_tile_n >= 4 * split]
+
+
+def divisor(d: int) -> Struct:
+    shift = (d - 1).bit_length()
+    return Divisor(multiplier=ceil_div(1 << 31 + shift, d), shift=shift)
 
 
 def tmem_base(seed: int, cluster: int) -> int:
@@ -52,7 +58,8 @@ class Product(launch.Product):
         return Schedule(
             mma_a=self.operand(config, mma_a, CTA_ROWS, 1, EVICT_FIRST),
             mma_b=self.operand(config, mma_b, b_rows, atoms, EVICT_LAST),
-            tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n, split_k=split_k,
+            tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n,
+            inv_tiles_mma_m=divisor(tiles_mma_m), inv_tiles_mma_n=divisor(tiles_mma_n), split_k=split_k,
             k_stages=ceil_div(self.k, STAGE_K), swap_ab=int(swap_ab), values_by_tma=int(self.pitch % 16 == 0),
             prefetch_stages=3, partials_in_stages=int(in_stages),
         )  # fmt: skip

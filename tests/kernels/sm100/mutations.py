@@ -101,8 +101,10 @@ MUTATIONS = [
     mutation(
         "tensor memory address read without a barrier",
         ONE,
-        "    __syncthreads();\n    tcgen05_fence_after_thread_sync();\n    return",
-        "    tcgen05_fence_after_thread_sync();\n    return",
+        "    named_barrier_sync(TMEM_BARRIER, TMEM_BARRIER_THREADS);\n",
+        "",
+        "    named_barrier_arrive(TMEM_BARRIER, TMEM_BARRIER_THREADS);\n",
+        "",
     ),
     mutation(
         "epilogue: accumulator used before wait::ld",
@@ -201,8 +203,8 @@ MUTATIONS = [
     mutation(
         "split-K: expect_tx of half the partials",
         SPLIT,
-        "SM100_PARTIALS_BYTES(C::MMA_TILE_N, s.split_k));",
-        "SM100_PARTIALS_BYTES(C::MMA_TILE_N, s.split_k) / 2);",
+        "cta.kept_columns * SM100_CTA_ROWS * 4);",
+        "cta.kept_columns * SM100_CTA_ROWS * 2);",
     ),
     mutation(
         "split-K: partials overlap",

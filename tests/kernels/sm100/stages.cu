@@ -153,7 +153,8 @@ __device__ void dump_tensor(uint32_t *image, int pitch, uint32_t tmem, int first
     }
 }
 
-/* Allocates as prologue() does; `to` is the shared memory word for the address, which every thread returns. */
+/* Allocates as allocate_tensor_memory() does; `to` is the shared memory word for the address, which every thread
+ * returns. */
 template <int CTA_GROUP, int COLUMNS> __device__ uint32_t allocate(uint32_t to, bool clustered) {
     __syncwarp();
     if (clustered) barrier_cluster_arrive(), barrier_cluster_wait();
@@ -290,7 +291,9 @@ __device__ __forceinline__ void stage_d(const gemm_problem &p, const sm100_sched
     cta_context<C> cta(p, s, shared_address(memory));
     int warp = threadIdx.x / 32;
     tile_scheduler<C> scheduler(s, cta);
-    uint32_t tmem = prologue(s, cta, scheduler.coord);
+    prologue(s, cta, scheduler.coord);
+    uint32_t tmem = 0;
+    if (warp == MMA_WARP) tmem = allocate_tensor_memory(cta);
     if (warp == PRODUCER_WARP) {
         if (elect_one()) tma_producer(s, cta, scheduler);
     } else if (warp == MMA_WARP) {
@@ -298,6 +301,7 @@ __device__ __forceinline__ void stage_d(const gemm_problem &p, const sm100_sched
     } else if (warp >= CP_ASYNC_WARP) {
         if constexpr (C::CP_ASYNC) cp_async_producer<C>(p, s, cta).run(scheduler);
     } else {
+        tmem = tensor_memory(cta);
         mbarrier_wait(cta.acc_full(0), 0);
         tcgen05_fence_after_thread_sync();
         dump_tensor(image + blockIdx.x * SM100_CTA_ROWS * C::MMA_TILE_N, C::MMA_TILE_N, tmem, 0, C::MMA_TILE_N);
@@ -336,7 +340,14 @@ __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_sched
     int warp = threadIdx.x / 32;
     bool clustered = C::CTA_GROUP * s.split_k > 1;
     tile_scheduler<C> scheduler(s, cta);
-    uint32_t tmem = prologue(s, cta, scheduler.coord);
+    prologue(s, cta, scheduler.coord);
+    uint32_t tmem = 0;
+    if (warp == MMA_WARP) tmem = allocate_tensor_memory(cta);
+    if (warp < EPILOGUE_WARPS) tmem = tensor_memory(cta);
+    tcgen05_fence_before_thread_sync();
+    __syncthreads(); /* for the writers */
+    tcgen05_fence_after_thread_sync();
+    tmem = ld_shared(cta.base + C::TMEM_ADDRESS_OFFSET);
     if (warp >= WRITER_WARP) {
         pipeline_state<C::ACCUMULATORS> acc;
         for (uint32_t tile = cta.first; tile < (uint32_t)s.tiles; tile += cta.step, acc.advance()) {
