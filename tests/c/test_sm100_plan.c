@@ -131,6 +131,10 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
     expect(!(p->m == 1 && p->n > 1) || s->swap_ab, "one row of A is no reason for 128");
     expect(!(p->n == 1 && p->m > 1) || !s->swap_ab, "one row of B is no reason for 128");
     expect(candidate->workspace == 0, "no workspace");
+    expect(s->constant_operand == (!p->constant_b || c->cp_async ? SM100_CONSTANT_NONE
+                                   : s->swap_ab                  ? SM100_CONSTANT_MMA_A
+                                                                 : SM100_CONSTANT_MMA_B),
+           "a constant b is loaded early, and nothing else");
     check_shared_memory(g, c, s, gemm);
     const int co_resident = leaves_room(g, c, entry_of(gemm->kernel)->shared_bytes);
     expect(s->prefetch_stages == 0 || (co_resident && !c->cp_async), "CTAs that start early prefetch");

@@ -68,7 +68,7 @@ def kinds() -> dict[str, list[Config]]:
 
 KINDS = kinds()
 WITH_PRE_PASS = [PRE_PASS, STREAMK, *sm90.prefill.CONFIGS]
-WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK]
+WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK, "sm100_gemm", "sm100_gemm pairs"]
 
 
 def seeds(kind: str, random: Generator) -> list[int]:
@@ -79,10 +79,11 @@ def seeds(kind: str, random: Generator) -> list[int]:
 def form_of(
     kind: str, seed: int, random: Generator, out_type: int, empty: bool = False, constant_b: bool = False
 ) -> Form:
-    """Of one of the instantiations, about one tile; empty: K = 0. constant_b: with that flag, and B as mma_a."""
+    """Of one of the instantiations, about one tile; empty: K = 0. constant_b: with that flag; on sm90 B is mma_a."""
     config = KINDS[kind][random.integers(len(KINDS[kind]))]
     emulator, module = load(config, seed)
-    swap_ab, whole = constant_b or bool(random.integers(2)), bool(random.integers(2))
+    swap_ab = (constant_b and kind.startswith("sm90")) or bool(random.integers(2))
+    whole = bool(random.integers(2))
 
     def sizes(mma_m: int, mma_n: int) -> tuple[int, int]:
         mma_m, mma_n = (size if whole else size - int(random.integers(size // 2)) for size in (mma_m, mma_n))
@@ -106,9 +107,15 @@ def form_of(
         split = 1 if empty else int(random.choice(sm100.gemm.splits(config)[:2]))
         k = 0 if empty else 256 * split + 64 * int(random.integers(4))
         size, linear = sizes(sm100.gemm.mma_tile_m(config), config.mma_tile_n), bool(config.cp_async)
+
+        def make_sm100() -> Product:
+            product = sm100.gemm.Product(emulator, random, *size, k, out_type=out_type, linear=linear)
+            product.constant_b = constant_b
+            return product
+
         return Form(
             emulator,
-            lambda: sm100.gemm.Product(emulator, random, *size, k, out_type=out_type, linear=linear),
+            make_sm100,
             lambda product, _: product.launch(module, config, swap_ab, split, wait=False),
         )
     dequant, mma_b = emulator.load(dequant_ptx()), 0 if swap_ab else 1

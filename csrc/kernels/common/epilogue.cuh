@@ -161,23 +161,31 @@ struct one_column_epilogue {
         bias = p.bias ? load_float(p.bias, n, p.bias_type) : 0.0f;
     }
 
-    /* out[l][m..][n] from its sums, of which the first `rows` exist. c may alias out. */
+    /* The results of rows m.. from their sums, of which the first `rows` exist, before they are rounded. */
     template <bool PLAIN, int COUNT>
-    __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT],
+    __device__ __forceinline__ void apply(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT],
                                           int rows) const {
-        int64_t byte = n * type_bytes(p.out_type);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha, v[i]);
         if (!PLAIN && p.c) {
             float c[COUNT];
-            load_some(c, (const char *)p.c + l * p.c_batch + m * p.c_pitch + byte, p.c_pitch, p.out_type, rows);
+            load_some(c, (const char *)p.c + l * p.c_batch + m * p.c_pitch + n * type_bytes(p.out_type), p.c_pitch,
+                      p.out_type, rows);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) v[i] = __fmaf_rn(p.beta, c[i], v[i]);
         }
         if (!PLAIN && p.bias)
 #pragma unroll
             for (int i = 0; i < COUNT; i++) v[i] = __fadd_rn(v[i], bias);
-        store_some(v, (char *)p.out + l * p.out_batch + m * p.out_pitch + byte, p.out_pitch, p.out_type, rows);
+    }
+
+    /* out[l][m..][n] from its sums, of which the first `rows` exist. c may alias out. */
+    template <bool PLAIN, int COUNT>
+    __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT],
+                                          int rows) const {
+        apply<PLAIN>(p, l, m, v, rows);
+        store_some(v, (char *)p.out + l * p.out_batch + m * p.out_pitch + n * type_bytes(p.out_type), p.out_pitch,
+                   p.out_type, rows);
     }
 };
 

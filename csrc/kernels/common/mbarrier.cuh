@@ -58,7 +58,18 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity,
 #endif
 }
 
-/* The same with cluster scope, for data that threads of other CTAs have stored. */
+/* Whether that phase has completed; if so, orders as mbarrier_wait does. */
+__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{ .reg .pred done; mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;"
+                 " selp.u32 %0, 1, 0, done; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+/* mbarrier_wait with cluster scope, for data that threads of other CTAs have stored. */
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity, wait_site site = WAIT_SITE) {
 #ifdef NVFP4_WATCHDOG
     uint32_t done;

@@ -80,6 +80,9 @@ typedef struct sm100_operand {
     int32_t padding_;
 } sm100_operand;
 
+/* The operand that no grid which may still run at the start of this one writes (constant_b). */
+enum { SM100_CONSTANT_NONE, SM100_CONSTANT_MMA_A, SM100_CONSTANT_MMA_B };
+
 /* x / d = x * multiplier >> 31 + shift for 0 <= x < 2^31: the multiplier is 2^(31 + shift) / d rounded up, the shift
  * log2(d) rounded up (Granlund and Montgomery, 1994). */
 typedef struct fast_divisor {
@@ -100,7 +103,7 @@ typedef struct sm100_schedule {
     int32_t values_by_tma; /* cp.async kernels: 1 if tensor maps describe the values; cp.async then loads scales only */
     int32_t prefetch_stages;    /* stages of mma_a prefetched into L2 ahead of griddepcontrol.wait; 0: none */
     int32_t partials_in_stages; /* split_k > 1: partial sums replace the stages */
-    int32_t padding_;
+    int32_t constant_operand;   /* SM100_CONSTANT_*: loaded ahead of griddepcontrol.wait; not in cp.async kernels */
 #ifdef NVFP4_DUMP
     sm100_dump *dump;             /* where one K block of one CTA is written, or NULL */
     int32_t dump_cta, dump_block; /* blockIdx.x; K block, counted through the tiles of the CTA */

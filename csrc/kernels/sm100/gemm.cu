@@ -175,51 +175,84 @@ template <class C> struct tile_scheduler {
 };
 
 /* The TMA producer, one thread. In _cp_async kernels it loads values only, and only if tensor maps describe them. */
-template <class C>
-__device__ __forceinline__ void tma_producer(const sm100_schedule &s, const cta_context<C> &cta,
-                                             tile_scheduler<C> scheduler) {
-    const sm100_operand &op_a = s.mma_a, &op_b = s.mma_b;
-    pipeline_state<C::STAGES> state;
-    for (; scheduler.more(); scheduler.advance()) {
-        tile_coord coord = scheduler.coord;
-        int32_t b_row = coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS;
-        int32_t a_block = coord.mma_m / SM100_ATOM_ROWS, b_block = coord.mma_n / SM100_ATOM_ROWS;
-        const uint8_t *sfa = op_a.scale + coord.l * op_a.scale_batch + a_block * op_a.scale_pitch;
-        const uint8_t *sfb = op_b.scale + coord.l * op_b.scale_batch + b_block * op_b.scale_pitch;
-#pragma unroll 1 /* unrolling puts address arithmetic ahead of the first load */
-        for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {
-            uint32_t stage = cta.stage(state.index), own = cta.full(state.index), full = cta.of_leader(own);
-            mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
-            if constexpr (C::CP_ASYNC)
-                mbarrier_arrive_expect_tx(own, s.values_by_tma ? C::MMA_SFA_OFFSET : 0);
-            else if constexpr (C::CTA_GROUP == 1)
-                mbarrier_arrive_expect_tx(own, C::MMA_SFA_OFFSET + 2 * cta.blocks(k) * SM100_ATOM_BYTES);
-            else if (cta.rank == 0) /* bytes of both CTAs; a box counts whole, bytes out of bounds included */
-                mbarrier_arrive_expect_tx(own, 2 * C::STAGE_BYTES);
-            if (!C::CP_ASYNC || s.values_by_tma) {
-                int32_t byte = k * (SM100_STAGE_K / 2);
-                tma_load_3d<C::CTA_GROUP>(stage, &op_a.values, byte, coord.mma_m, coord.l, full, op_a.cache_policy);
-                tma_load_3d<C::CTA_GROUP>(stage + C::MMA_B_OFFSET, &op_b.values, byte, b_row, coord.l, full,
-                                          op_b.cache_policy);
-            }
-            if constexpr (C::CTA_GROUP == 2) { /* cp.async.bulk cannot signal the leader's mbarrier */
-                int32_t atom = k * SM100_STAGE_ATOMS;
-                tma_load_4d_2sm(stage + C::MMA_SFA_OFFSET, &op_a.scales, 0, atom, a_block, coord.l, full,
-                                op_a.cache_policy);
-                tma_load_4d_2sm(stage + C::MMA_SFB_OFFSET, &op_b.scales, 0, atom, b_block, coord.l, full,
-                                op_b.cache_policy);
-            } else if constexpr (!C::CP_ASYNC) {
-                uint32_t bytes = cta.blocks(k) * SM100_ATOM_BYTES;
-                cp_async_bulk(stage + C::MMA_SFA_OFFSET, sfa + (int64_t)k * SM100_MMA_SFA_BYTES, bytes, own,
-                              op_a.cache_policy);
-                cp_async_bulk(stage + C::MMA_SFB_OFFSET, sfb + (int64_t)k * SM100_MMA_SFA_BYTES, bytes, own,
-                              op_b.cache_policy);
-            }
+template <class C> struct tma_producer {
+    const sm100_schedule &s;
+    const cta_context<C> &cta;
+    tile_scheduler<C> scheduler;
+    int32_t constant; /* SM100_CONSTANT_* */
+
+    /* Stages of the first tile whose constant operand is loaded ahead of griddepcontrol.wait. */
+    __device__ __forceinline__ int32_t preloaded_stages() const {
+        return !C::CP_ASYNC && constant && scheduler.more() ? min(C::STAGES, cta.k_end - cta.k_begin) : 0;
+    }
+
+    /* Of both operands. In a pair the leader expects the bytes of both CTAs; a box counts whole, bytes out of bounds
+     * included. */
+    __device__ __forceinline__ void expect(int32_t k, uint32_t index) const {
+        if constexpr (C::CP_ASYNC)
+            mbarrier_arrive_expect_tx(cta.full(index), s.values_by_tma ? C::MMA_SFA_OFFSET : 0);
+        else if constexpr (C::CTA_GROUP == 1)
+            mbarrier_arrive_expect_tx(cta.full(index), C::MMA_SFA_OFFSET + 2 * cta.blocks(k) * SM100_ATOM_BYTES);
+        else if (cta.rank == 0)
+            mbarrier_arrive_expect_tx(cta.full(index), 2 * C::STAGE_BYTES);
+    }
+
+    /* Values and scales of one operand. */
+    template <bool MMA_A> __device__ __forceinline__ void load(int32_t k, uint32_t index) const {
+        const sm100_operand &operand = MMA_A ? s.mma_a : s.mma_b;
+        const tile_coord &coord = scheduler.coord;
+        int32_t first = MMA_A ? coord.mma_m : coord.mma_n, block = first / SM100_ATOM_ROWS;
+        int32_t row = MMA_A ? first : first + (int32_t)cta.rank * C::MMA_B_ROWS;
+        uint32_t values = cta.stage(index) + (MMA_A ? 0 : C::MMA_B_OFFSET);
+        uint32_t scales = cta.stage(index) + (MMA_A ? C::MMA_SFA_OFFSET : C::MMA_SFB_OFFSET);
+        uint32_t own = cta.full(index), full = cta.of_leader(own);
+        if (!C::CP_ASYNC || s.values_by_tma)
+            tma_load_3d<C::CTA_GROUP>(values, &operand.values, k * (SM100_STAGE_K / 2), row, coord.l, full,
+                                      operand.cache_policy);
+        if constexpr (C::CTA_GROUP == 2) /* cp.async.bulk cannot signal the leader's mbarrier */
+            tma_load_4d_2sm(scales, &operand.scales, 0, k * SM100_STAGE_ATOMS, block, coord.l, full,
+                            operand.cache_policy);
+        else if constexpr (!C::CP_ASYNC)
+            cp_async_bulk(scales,
+                          operand.scale + coord.l * operand.scale_batch + block * operand.scale_pitch +
+                              (int64_t)k * SM100_MMA_SFA_BYTES,
+                          cta.blocks(k) * SM100_ATOM_BYTES, own, operand.cache_policy);
+    }
+
+    /* Ahead of griddepcontrol.wait, where no earlier grid that may still run writes that operand (constant_b). */
+    __device__ __forceinline__ void preload() const {
+        int32_t stages = preloaded_stages();
+#pragma unroll 1
+        for (int32_t i = 0; i < stages; i++) {
+            expect(cta.k_begin + i, i);
+            if (constant == SM100_CONSTANT_MMA_A)
+                load<true>(cta.k_begin + i, i);
+            else
+                load<false>(cta.k_begin + i, i);
         }
     }
-    /* The last commits arrive on empty in this CTA's shared memory, which must still be allocated. */
-    for (int i = 0; i < C::STAGES; i++, state.advance()) mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
-}
+
+    __device__ __forceinline__ void run() {
+        pipeline_state<C::STAGES> state;
+        int32_t preloaded = preloaded_stages();
+        for (; scheduler.more(); scheduler.advance()) {
+#pragma unroll 1 /* unrolling puts address arithmetic ahead of the first load */
+            for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {
+                bool both = preloaded == 0;
+                if (both) {
+                    mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
+                    expect(k, state.index);
+                } else {
+                    preloaded--;
+                }
+                if (both || constant != SM100_CONSTANT_MMA_A) load<true>(k, state.index);
+                if (both || constant != SM100_CONSTANT_MMA_B) load<false>(k, state.index);
+            }
+        }
+        /* The last commits arrive on empty in this CTA's shared memory, which must still be allocated. */
+        for (int i = 0; i < C::STAGES; i++, state.advance()) mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
+    }
+};
 
 /* The cp.async producer, warps 6-9: thread r copies the scales of row r of both operands, one word (4 scales) an atom,
  * and 8-byte pieces of the values. */
@@ -611,13 +644,16 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     prologue(s, cta, scheduler.coord);
     uint32_t tmem = 0;
     if (warp == MMA_WARP) tmem = allocate_tensor_memory(cta);
+    tma_producer<C> producer{s, cta, scheduler, s.constant_operand};
+    if (warp == PRODUCER_WARP && elect_one()) producer.preload();
+    __syncwarp();
     griddepcontrol_wait();
     /* After tcgen05.alloc: a CTA of the next grid could otherwise take these columns and deadlock. After the wait: an
      * earlier call also admits the grid after next (0.3 us a call slower on an H200). */
     if (warp == MMA_WARP) griddepcontrol_launch_dependents();
 
     if (warp == PRODUCER_WARP) {
-        if (elect_one()) tma_producer(s, cta, scheduler);
+        if (elect_one()) producer.run();
     } else if (warp == MMA_WARP) {
         if (cta.rank == 0 && elect_one()) mainloop(cta, scheduler, tmem);
     } else if (warp >= CP_ASYNC_WARP) {

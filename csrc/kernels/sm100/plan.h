@@ -295,6 +295,8 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     s->values_by_tma = traits_of(p).tma_values;
     s->prefetch_stages = c->prefetch_stages;
     s->partials_in_stages = tiling.partials_in_stages;
+    if (p->constant_b && !config->cp_async)
+        s->constant_operand = c->swap_ab ? SM100_CONSTANT_MMA_A : SM100_CONSTANT_MMA_B;
     sm100_fill_operand(p, c->swap_ab, policies.mma_a, &s->mma_a);
     sm100_fill_operand(p, !c->swap_ab, policies.mma_b, &s->mma_b);
 #ifdef NVFP4_DUMP

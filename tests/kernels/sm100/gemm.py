@@ -37,6 +37,8 @@ def tmem_base(seed: int, cluster: int) -> int:
 
 
 class Product(launch.Product):
+    constant_b = False  # the caller's word: grids before do not write B
+
     def operand(self, config: Config, which: int, box_rows: int, atoms: int, cache_policy: int) -> Struct:
         rows, placed = self.rows(which), self.placed(which)
         operand = Operand(cache_policy=cache_policy, **placed)
@@ -62,6 +64,7 @@ class Product(launch.Product):
             inv_tiles_mma_m=divisor(tiles_mma_m), inv_tiles_mma_n=divisor(tiles_mma_n), split_k=split_k,
             k_stages=ceil_div(self.k, STAGE_K), swap_ab=int(swap_ab), values_by_tma=int(self.pitch % 16 == 0),
             prefetch_stages=3, partials_in_stages=int(in_stages),
+            constant_operand=1 + mma_b if self.constant_b and not config.cp_async else 0,
         )  # fmt: skip
 
     def grid(self, config: Config, split_k: int, clusters: int) -> tuple[int, int]:

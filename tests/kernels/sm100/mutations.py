@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.mutations import controls_of, mutation
 from sm100.schedules import Launch
 
@@ -13,12 +15,12 @@ SPLIT = Launch("sm100_gemm_128x64", "split", 64, 128, 2, split_k=2)
 IN_STAGES = Launch("sm100_gemm_128x64", "split in stages", 64, 128, 2, split_k=2, in_stages=True)
 PAIR = Launch("sm100_gemm_256x64", "pair", 64, 256, 5)
 PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 512, 64, 1, swap_ab=False)
+LATE = Launch("sm100_gemm_128x64", "b written late", 64, 128, 2, late="b")
+CONSTANT = Launch("sm100_gemm_128x64", "constant b", 64, 128, 5, constant_b=True)
 CP_ASYNC = Launch("sm100_gemm_128x16_cp_async", "cp.async", 16, 128, 5, pitch=648)
 
 
-WAIT_FOR_STAGE = (  # of the TMA producer
-    "            mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n            if constexpr (C::CP_ASYNC)\n"
-)
+WAIT_FOR_STAGE = "                    mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n"  # of the TMA producer
 
 MUTATIONS = [
     mutation("mma: no wait on full", ONE, "            mbarrier_wait(cta.full(state.index), state.phase);\n", ""),
@@ -26,13 +28,13 @@ MUTATIONS = [
         "producer: no wait on empty",
         ONE,
         WAIT_FOR_STAGE,
-        "            if constexpr (C::CP_ASYNC)\n",
+        "",
     ),
     mutation(
         "producer: phase of empty inverted",
         ONE,
         WAIT_FOR_STAGE,
-        "            mbarrier_wait(cta.empty(state.index), state.phase);\n            if constexpr (C::CP_ASYNC)\n",
+        WAIT_FOR_STAGE.replace(" ^ 1", ""),
     ),
     mutation(
         "mma: phase of full inverted",
@@ -167,8 +169,8 @@ MUTATIONS = [
     mutation(
         "pair: expect_tx of one CTA",
         PAIR,
-        "mbarrier_arrive_expect_tx(own, 2 * C::STAGE_BYTES);",
-        "mbarrier_arrive_expect_tx(own, C::STAGE_BYTES);",
+        "mbarrier_arrive_expect_tx(cta.full(index), 2 * C::STAGE_BYTES);",
+        "mbarrier_arrive_expect_tx(cta.full(index), C::STAGE_BYTES);",
     ),
     mutation(
         "pair: commits arrive in the leader only",
@@ -227,6 +229,29 @@ MUTATIONS = [
         "    if (s.partials_in_stages && warp >= EPILOGUE_WARPS) {",
         "    if (false) {",
     ),
+    mutation(
+        "weights loaded early although b is not constant",
+        LATE,
+        "producer{s, cta, scheduler, s.constant_operand};",
+        "producer{s, cta, scheduler, SM100_CONSTANT_MMA_A};",
+        found_by="emulator",
+    ),
+    mutation(
+        "constant b: both operands loaded early",
+        replace(LATE, note="constant b, a written late", constant_b=True, late="a"),
+        "            else\n                load<false>(cta.k_begin + i, i);\n",
+        "            load<false>(cta.k_begin + i, i);\n",
+        "            for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {\n                bool both",
+        "            for (int32_t k = cta.k_begin + preloaded; k < cta.k_end; k++, state.advance()) {\n"
+        "                while (preloaded) preloaded--, state.advance();\n                bool both",
+        found_by="emulator",
+    ),
+    mutation(
+        "constant b: loaded twice",
+        CONSTANT,
+        "if (both || constant != SM100_CONSTANT_MMA_A)",
+        "if (true)",
+    ),
     mutation("cp.async: no proxy fence", CP_ASYNC, "        fence_proxy_async();\n", "", found_by="emulator"),
     mutation(
         "cp.async: arrive before the copies complete",
@@ -273,5 +298,6 @@ PROVEN = [
     Launch("sm100_gemm_128x16", "split 2", 16, 128, 3, split_k=2),
     Launch("sm100_gemm_128x64", "split 2 in stages", 64, 128, 2, split_k=2, in_stages=True),
     Launch("sm100_gemm_256x128", "tail", 128, 256, 1, tail=64),
+    Launch("sm100_gemm_256x64", "constant b", 64, 256, 5, constant_b=True),
 ]
 QUICK = ("split-K: partials overlap",)

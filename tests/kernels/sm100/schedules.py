@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from harness import verify
 from harness.headers import Config
 from harness.launch import Generator
+from harness.predecessor import Predecessor
 from sm100.gemm import CONFIGS, STAGE_K, Product, Schedule, mma_tile_m
 
 
@@ -29,6 +31,8 @@ class Launch(verify.Launch):
     clusters: int = 1
     linear: bool = False  # scales
     pitch: int = 0  # of the values, in bytes; 0: dense
+    constant_b: bool = False
+    late: str = ""  # the operand that a grid before writes late
     aligned: bool = True  # scales are 4-byte aligned, output rows 32-byte: the verifier cannot compute it
 
     schedule = Schedule
@@ -38,14 +42,28 @@ class Launch(verify.Launch):
         return CONFIGS[self.config_name]
 
     @property
+    def for_verifier(self) -> bool:
+        """The verifier takes one grid."""
+        return not self.late
+
+    @property
     def size(self) -> tuple[int, int, int]:
         return self.m, self.n, self.stages * STAGE_K + self.tail
 
     def start(self, emulator: Any, module: Any, generator: Generator) -> list[Product]:
         product = Product(emulator, generator, *self.size, linear=self.linear, pitch=self.pitch)
+        product.constant_b = self.constant_b
         form = {"in_stages": self.in_stages, "wait": False}
-        product.launch(module, self.config, self.swap_ab, self.split_k, self.clusters, **form)
+        with self.grid_before(emulator, product):
+            product.launch(module, self.config, self.swap_ab, self.split_k, self.clusters, **form)
         return [product]
+
+    def grid_before(self, emulator: Any, product: Product) -> contextlib.AbstractContextManager[None]:
+        if not self.late:
+            return contextlib.nullcontext()
+        before = Predecessor(emulator, "sm100")
+        before.writes(product.memory(self.late))
+        return before.launched()
 
     def readable(self, text: str) -> str:
         text = split_multiply_add(text)
@@ -72,6 +90,8 @@ def launches() -> Iterator[Launch]:
             # third column on, and the verifier orders a cp before an mma only where the mma reads from the first one.
             yield Launch(name, "tiles", m * tiles, n, 1, tail=192, swap_ab=False)
         yield Launch(name, "tail", n, m, 1, tail=16 if config.cp_async else 64)
+        if not config.cp_async:
+            yield Launch(name, "constant b", n, m, config.stages + 1, constant_b=True)
         for split in (2, 4, 8):
             if config.cta_group * split <= 8 and n >= 4 * split:
                 yield Launch(name, f"split {split}", n, m, split + 1, split_k=split)

@@ -295,7 +295,7 @@ __device__ __forceinline__ void stage_d(const gemm_problem &p, const sm100_sched
     uint32_t tmem = 0;
     if (warp == MMA_WARP) tmem = allocate_tensor_memory(cta);
     if (warp == PRODUCER_WARP) {
-        if (elect_one()) tma_producer(s, cta, scheduler);
+        if (elect_one()) tma_producer<C>{s, cta, scheduler, SM100_CONSTANT_NONE}.run();
     } else if (warp == MMA_WARP) {
         if (cta.rank == 0 && elect_one()) mainloop(cta, scheduler, tmem);
     } else if (warp >= CP_ASYNC_WARP) {
