@@ -79,8 +79,11 @@ template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int C
     /* Tensor memory: allocated columns, first scale column, scale columns a stage. */
     static constexpr int COLUMNS = SM100_TMEM_COLUMNS(MMA_TILE_N, STAGES, ACCUMULATORS);
     static constexpr int SCALES_COLUMN = ACCUMULATORS * MMA_TILE_N, SCALE_COLUMNS = SM100_SCALE_COLUMNS(MMA_TILE_N);
-    /* A CTA of this call and one of the next: __launch_bounds__ then limits registers for two. */
+    /* A CTA of this call and one of the next. __launch_bounds__ then limits registers for two, as if each had a
+     * multiple of 4 warps: PTX 9.7.16.8.1 ties warp w to tensor memory lanes by w % 4, so the SM may tie it to a
+     * sub-partition, with a quarter of the registers, where two CTAs of 6 warps have 4 warps. */
     static constexpr int CTAS_PER_SM = COLUMNS <= 256 && PARTIALS_OFFSET <= 113 * 1024 ? 2 : 1;
+    static constexpr int BOUND_THREADS = CTAS_PER_SM == 2 ? CEIL_DIV(THREADS, 128) * 128 : THREADS;
     static constexpr int CHUNK = MMA_TILE_N < 32 ? MMA_TILE_N : 32; /* columns of one tcgen05.ld of the epilogue */
 
     static_assert(STAGE_BYTES % 1024 == 0 && MMA_SFA_OFFSET % 1024 == 0,
@@ -679,7 +682,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 }
 
 #define KERNEL(id, ...)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, config<__VA_ARGS__>::CTAS_PER_SM)       \
+    extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::BOUND_THREADS, config<__VA_ARGS__>::CTAS_PER_SM) \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm100_schedule s) {                 \
         RECORD_CTA();                                                                                                  \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \

@@ -252,6 +252,13 @@ MUTATIONS = [
         "if (both || constant != SM100_CONSTANT_MMA_A)",
         "if (true)",
     ),
+    mutation(
+        "registers for two CTAs of 6 warps",
+        ONE,
+        "CEIL_DIV(THREADS, 128) * 128",
+        "THREADS",
+        found_by="machine code",
+    ),
     mutation("cp.async: no proxy fence", CP_ASYNC, "        fence_proxy_async();\n", "", found_by="emulator"),
     mutation(
         "cp.async: arrive before the copies complete",
