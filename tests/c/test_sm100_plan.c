@@ -146,6 +146,10 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
 static void check_operands(const gpu *g, const gemm_problem *p, const sm100_schedule *s) {
     const sm100_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
     expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
+    const int aligned =
+        ((uintptr_t)p->out | (uintptr_t)p->out_pitch | (uintptr_t)(p->l > 1 ? p->out_batch : 0)) % 4 == 0;
+    expect(s->column_pairs == (!c->cp_async && s->swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && aligned),
+           "pairs of columns exist and are aligned");
                a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch,
            "A is its operand of the mma");
     expect(b->data == p->b && b->scale == p->sfb && b->pitch == p->b_pitch && b->batch == p->b_batch &&

@@ -25,6 +25,7 @@ from nvfp4 import _C, reference
 from nvfp4.__main__ import main
 from nvfp4.cli import dump, machine, show
 
+EPILOGUE = '"kernels/sm100/epilogue.cuh"'
 needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 
@@ -32,9 +33,11 @@ needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 
 
 def without_hooks(text: str) -> str:
-    """kernels/sm100/gemm.cu with every hook of the debug build removed."""
+    """kernels/sm100/gemm.cu with epilogue.cuh in place and every hook of the debug build removed."""
+    text = text.replace(f"#include {EPILOGUE}\n", (CSRC / EPILOGUE.strip('"')).read_text())
     operands = re.search(r"struct mma_operands \{.*?\n\};\n", (CSRC / "kernels/sm100/dump.cuh").read_text(), re.S)[0]
-    text = text.replace('#include "kernels/sm100/dump.cuh"\n', '#include "kernels/common/mbarrier.cuh"\n' + operands)
+    include = '#include "kernels/sm100/dump.cuh"\n'
+    text = text.replace(include, '#include "kernels/common/mbarrier.cuh"\n' + operands, 1).replace(include, "")
     text = re.sub(r"^ *(dumper<C>(::init\(cta\)| dump\([\w., ]*\))|dump\.\w+\([\w., ]*\));\n", "", text, flags=re.M)
     text = re.sub(r'#include "kernels/common/placement.cuh"\n|^ *RECORD_CTA\(\); *\\\n', "", text, flags=re.M)
     return re.sub(r", (dumper<C> &)?dump\b", "", text)

@@ -24,7 +24,7 @@ from harness.launch import NO_SWIZZLE, SHARED_LIMIT, SWIZZLE_128, UINT8, UINT16,
 from harness.values import BF16, FP16, FP32, stored, swizzle_scales
 from paths import KERNELS
 from sm100.expected import box, codes, swizzled, tensor_core
-from sm100.gemm import CONFIGS, Product, mma_tile_m, splits
+from sm100.gemm import CONFIGS, Product, column_pairs, mma_tile_m, splits
 
 import nvfp4
 
@@ -467,6 +467,7 @@ def run_epilogue(
         problem.alpha, problem.alpha_stride = arrays[0].address, 1
         problem.bias, problem.bias_type = arrays[1].address, kind
         problem.c, problem.c_pitch, problem.c_batch, problem.beta = arrays[2].address, n * item, m * n * item, beta
+    schedule.column_pairs = column_pairs(problem, swap_ab)
     pattern = struct.pack("<4f", *weights, 1.0)
     cluster = config.cta_group * split
     grid = min(clusters or schedule.tiles, schedule.tiles) * cluster

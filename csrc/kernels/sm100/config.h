@@ -27,7 +27,7 @@
     X(sm100_gemm_128x128, 1, 128, 6, 2, 0)                                                                             \
     X(sm100_gemm_256x64, 2, 64, 4, 1, 0)                                                                               \
     X(sm100_gemm_256x128, 2, 128, 4, 1, 0)                                                                             \
-    X(sm100_gemm_256x128_deep, 2, 128, 8, 2, 0)                                                                        \
+    X(sm100_gemm_256x128_deep, 2, 128, 6, 2, 0)                                                                        \
     X(sm100_gemm_256x256, 2, 256, 5, 1, 0)                                                                             \
     X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1)                                                                      \
     X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1)
@@ -48,9 +48,9 @@
 #define SM100_STAGE_BYTES(cta_group, mma_tile_n)                                                                       \
     (SM100_MMA_A_BYTES + SM100_MMA_B_BYTES(cta_group, mma_tile_n) + SM100_MMA_SFA_BYTES +                              \
      SM100_MMA_SFB_BYTES(mma_tile_n))
-/* Behind the stages: mbarriers full and empty of each stage, full and empty of at most two accumulators, partials_full;
- * the tensor memory address. */
-#define SM100_BARRIER_BYTES(stages) (16 * (stages) + 48 + SM100_DUMP_BYTES)
+/* Behind the stages: mbarriers full, empty and scales_full of each stage, full and empty of at most two accumulators,
+ * partials_full; the tensor memory address. */
+#define SM100_BARRIER_BYTES(stages) (CEIL_DIV(24 * (stages), 16) * 16 + 48 + SM100_DUMP_BYTES)
 #define SM100_SHARED_BYTES(cta_group, mma_tile_n, stages)                                                              \
     ((stages) * SM100_STAGE_BYTES(cta_group, mma_tile_n) + SM100_BARRIER_BYTES(stages))
 /* Split-K: fp32 partial sums that a CTA receives. Additional shared memory of the launch, unless they replace the
@@ -103,6 +103,7 @@ typedef struct sm100_schedule {
     int32_t values_by_tma; /* cp.async kernels: 1 if tensor maps describe the values; cp.async then loads scales only */
     int32_t prefetch_stages;    /* stages of mma_a prefetched into L2 ahead of griddepcontrol.wait; 0: none */
     int32_t partials_in_stages; /* split_k > 1: partial sums replace the stages */
+    int32_t column_pairs;       /* swap_ab: neighbouring columns of C are stored as 32 bits; not in cp.async kernels */
     int32_t constant_operand;   /* SM100_CONSTANT_*: loaded ahead of griddepcontrol.wait; not in cp.async kernels */
 #ifdef NVFP4_DUMP
     sm100_dump *dump;             /* where one K block of one CTA is written, or NULL */

@@ -288,6 +288,12 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     s->tiles_mma_m = tiling.tiles_mma_m;
     s->tiles_mma_n = tiling.tiles_mma_n;
     s->inv_tiles_mma_m = sm100_divisor(tiling.tiles_mma_m);
+/* Whether two columns of C can be stored as 32 bits: they exist both, and lie in one aligned word. */
+static inline int sm100_column_pairs(const gemm_problem *p, int32_t swap_ab) {
+    const int64_t strides = p->out_pitch | (p->l > 1 ? p->out_batch : 0);
+    return swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && ((int64_t)(uintptr_t)p->out | strides) % 4 == 0;
+}
+
     s->inv_tiles_mma_n = sm100_divisor(tiling.tiles_mma_n);
     s->split_k = c->split_k;
     s->k_stages = tiling.k_stages;
@@ -295,6 +301,7 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     s->values_by_tma = traits_of(p).tma_values;
     s->prefetch_stages = c->prefetch_stages;
     s->partials_in_stages = tiling.partials_in_stages;
+    s->column_pairs = !config->cp_async && sm100_column_pairs(p, c->swap_ab);
     if (p->constant_b && !config->cp_async)
         s->constant_operand = c->swap_ab ? SM100_CONSTANT_MMA_A : SM100_CONSTANT_MMA_B;
     sm100_fill_operand(p, c->swap_ab, policies.mma_a, &s->mma_a);

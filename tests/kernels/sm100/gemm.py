@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness import launch
 from harness.headers import Config, Struct, family
 from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, UINT16
-from harness.values import ceil_div
+from harness.values import FP32, ceil_div
 
 FAMILY = family("sm100")
 CONFIGS = FAMILY.configs()
@@ -36,6 +36,12 @@ def tmem_base(seed: int, cluster: int) -> int:
     return seed % 5 * 32 if cluster == 1 else 0
 
 
+def column_pairs(problem: Struct, swap_ab: bool) -> int:
+    """The plan's rule; a kernel may do without."""
+    aligned = (problem.out | problem.out_pitch | problem.out_batch) % 4 == 0
+    return int(swap_ab and problem.out_type != FP32 and problem.n % 2 == 0 and aligned)
+
+
 class Product(launch.Product):
     constant_b = False  # the caller's word: grids before do not write B
 
@@ -64,6 +70,7 @@ class Product(launch.Product):
             inv_tiles_mma_m=divisor(tiles_mma_m), inv_tiles_mma_n=divisor(tiles_mma_n), split_k=split_k,
             k_stages=ceil_div(self.k, STAGE_K), swap_ab=int(swap_ab), values_by_tma=int(self.pitch % 16 == 0),
             prefetch_stages=3, partials_in_stages=int(in_stages),
+            column_pairs=column_pairs(self.problem(), swap_ab),
             constant_operand=1 + mma_b if self.constant_b and not config.cp_async else 0,
         )  # fmt: skip
 

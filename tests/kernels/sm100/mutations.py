@@ -17,6 +17,7 @@ PAIR = Launch("sm100_gemm_256x64", "pair", 64, 256, 5)
 PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 512, 64, 1, swap_ab=False)
 LATE = Launch("sm100_gemm_128x64", "b written late", 64, 128, 2, late="b")
 CONSTANT = Launch("sm100_gemm_128x64", "constant b", 64, 128, 5, constant_b=True)
+PAIRS = Launch("sm100_gemm_128x32", "column pairs", 30, 130, 1, fp16=True)
 CP_ASYNC = Launch("sm100_gemm_128x16_cp_async", "cp.async", 16, 128, 5, pitch=648)
 
 
@@ -24,6 +25,32 @@ WAIT_FOR_STAGE = "                    mbarrier_wait(cta.empty(state.index), stat
 
 MUTATIONS = [
     mutation("mma: no wait on full", ONE, "            mbarrier_wait(cta.full(state.index), state.phase);\n", ""),
+    mutation(
+        "mma: no wait on scales_full",
+        ONE,
+        "            if (!scales_ready) mbarrier_wait(cta.scales_full(state.index), state.phase);\n",
+        "",
+    ),
+    mutation(
+        "mma: the next stage's scales tested with the other phase",
+        ONE,
+        "mbarrier_test(cta.scales_full(next.index), next.phase);",
+        "mbarrier_test(cta.scales_full(next.index), next.phase ^ 1);",
+        found_by="emulator",
+    ),
+    mutation(
+        "mma: this stage tested for the next one",
+        ONE,
+        "mbarrier_test(cta.scales_full(next.index), next.phase);",
+        "mbarrier_test(cta.scales_full(state.index), state.phase);",
+        found_by="emulator",
+    ),
+    mutation(
+        "scales arrive on full",
+        ONE,
+        "own = cta.scales_full(index);",
+        "own = cta.full(index);",
+    ),
     mutation(
         "producer: no wait on empty",
         ONE,
@@ -45,14 +72,14 @@ MUTATIONS = [
     mutation(
         "expect_tx 16 bytes too many",
         ONE,
-        "2 * cta.blocks(k) * SM100_ATOM_BYTES);",
-        "2 * cta.blocks(k) * SM100_ATOM_BYTES + 16);",
+        "2 * cta.blocks(k) * SM100_ATOM_BYTES;",
+        "2 * cta.blocks(k) * SM100_ATOM_BYTES + 16;",
     ),
     mutation(
         "expect_tx 16 bytes too few",
         ONE,
-        "2 * cta.blocks(k) * SM100_ATOM_BYTES);",
-        "2 * cta.blocks(k) * SM100_ATOM_BYTES - 16);",
+        "2 * cta.blocks(k) * SM100_ATOM_BYTES;",
+        "2 * cta.blocks(k) * SM100_ATOM_BYTES - 16;",
     ),
     mutation(
         "stage released before its mma",
@@ -139,10 +166,10 @@ MUTATIONS = [
     mutation(
         "accumulator released before it is read",
         TILES,
-        "        if (reduction.splits > 1) {\n            if (s.partials_in_stages)",
+        "        if (reduction.splits > 1) {\n            /* Until",
         "        if (threadIdx.x % 32 == 0 && scheduler.reaches(C::ACCUMULATORS))\n"
         "            mbarrier_arrive_relaxed(cta.of_leader(cta.acc_empty(acc.index)));\n"
-        "        if (reduction.splits > 1) {\n            if (s.partials_in_stages)",
+        "        if (reduction.splits > 1) {\n            /* Until",
         "        if (threadIdx.x % 32 == 0 && scheduler.reaches(C::ACCUMULATORS))\n"
         "            mbarrier_arrive_relaxed(cta.of_leader(cta.acc_empty(acc.index)));\n    }\n",
         "    }\n",
@@ -169,8 +196,8 @@ MUTATIONS = [
     mutation(
         "pair: expect_tx of one CTA",
         PAIR,
-        "mbarrier_arrive_expect_tx(cta.full(index), 2 * C::STAGE_BYTES);",
-        "mbarrier_arrive_expect_tx(cta.full(index), C::STAGE_BYTES);",
+        "mbarrier_arrive_expect_tx(cta.full(index), C::CTA_GROUP * VALUES);",
+        "mbarrier_arrive_expect_tx(cta.full(index), VALUES);",
     ),
     mutation(
         "pair: commits arrive in the leader only",
@@ -178,7 +205,18 @@ MUTATIONS = [
         "(uint16_t)(3u << cta.split_idx * 2);",
         "(uint16_t)(1u << cta.split_idx * 2);",
     ),
-    mutation("pair: peer loads onto its own full barrier", PAIR, "full = cta.of_leader(own);", "full = own;"),
+    mutation(
+        "pair: peer loads onto its own full barrier",
+        PAIR,
+        "full = cta.of_leader(cta.full(index));",
+        "full = cta.full(index);",
+    ),
+    mutation(
+        "pair: scales of one CTA expected",
+        PAIR,
+        "C::CTA_GROUP == 2 ? 2 * SCALES :",
+        "C::CTA_GROUP == 2 ? SCALES :",
+    ),
     mutation(
         "pair: peer does not wait on empty",
         PAIR,
@@ -224,8 +262,8 @@ MUTATIONS = [
     mutation(
         "split-K in stages: partials sent before the stages are free",
         IN_STAGES,
-        "            if (s.partials_in_stages) { /*",
-        "            if (false) { /*",
+        "            if (s.partials_in_stages) {\n                barrier",
+        "            if (false) {\n                barrier",
         "    if (s.partials_in_stages && warp >= EPILOGUE_WARPS) {",
         "    if (false) {",
     ),
@@ -239,18 +277,19 @@ MUTATIONS = [
     mutation(
         "constant b: both operands loaded early",
         replace(LATE, note="constant b, a written late", constant_b=True, late="a"),
-        "            else\n                load<false>(cta.k_begin + i, i);\n",
-        "            load<false>(cta.k_begin + i, i);\n",
-        "            for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {\n                bool both",
-        "            for (int32_t k = cta.k_begin + preloaded; k < cta.k_end; k++, state.advance()) {\n"
-        "                while (preloaded) preloaded--, state.advance();\n                bool both",
+        "load(cta.k_begin + i, i, constant == SM100_CONSTANT_MMA_A, constant == SM100_CONSTANT_MMA_B);",
+        "load(cta.k_begin + i, i, true, true);",
+        "both || constant != SM100_CONSTANT_MMA_A,",
+        "both,",
+        "both || constant != SM100_CONSTANT_MMA_B);",
+        "both);",
         found_by="emulator",
     ),
     mutation(
         "constant b: loaded twice",
         CONSTANT,
-        "if (both || constant != SM100_CONSTANT_MMA_A)",
-        "if (true)",
+        "load(k, state.index, both || constant != SM100_CONSTANT_MMA_A,",
+        "load(k, state.index, true,",
     ),
     mutation(
         "registers for two CTAs of 6 warps",
@@ -258,6 +297,19 @@ MUTATIONS = [
         "CEIL_DIV(THREADS, 128) * 128",
         "THREADS",
         found_by="machine code",
+    ),
+    mutation(
+        "column pairs: each lane stores its own row of the other lane",
+        PAIRS,
+        "__byte_perm(other, own, 0x7632)",
+        "__byte_perm(other, own, 0x5410)",
+        found_by="emulator",
+    ),
+    mutation(
+        "column pairs: both lanes store one row",
+        PAIRS,
+        "(n + odd) * p.out_pitch",
+        "n * p.out_pitch",
     ),
     mutation("cp.async: no proxy fence", CP_ASYNC, "        fence_proxy_async();\n", "", found_by="emulator"),
     mutation(
