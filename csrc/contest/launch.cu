@@ -66,9 +66,8 @@ gemm_problem problem_of(const contest_product &of) {
     p.sfa_batch = ceil_div(of.m, SM100_ATOM_ROWS) * p.sfa_pitch;
     p.sfb_batch = ceil_div(of.n, SM100_ATOM_ROWS) * p.sfb_pitch;
     p.out = of.c, p.out_pitch = of.c_pitch, p.out_batch = of.c_batch;
-    /* What runs just before a call never writes b or its scales: the harness makes and copies the tensors of a call in
-     * their order, c last, or clears L2, or makes another call, which writes its own c. All that runs before that has
-     * completed: calls admit the next grid only after their own wait, other kernels only at their end. */
+    /* The grid just before a call never writes b or its scales: the harness makes and copies a call's tensors in their
+     * order, c last, or clears L2, or makes another call, which writes its own c. Earlier grids have completed. */
     p.constant_b = 1;
     p.alpha_value = 1, p.scale_layout = SCALES_128X4, p.out_type = OUT_FP16, p.aligned16 = 1;
     return p;

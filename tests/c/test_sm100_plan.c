@@ -62,16 +62,27 @@ static int leaves_room(const gpu *g, const config *c, int32_t bytes) {
            2 * SM100_TMEM_COLUMNS(c->mma_tile_n, c->stages, c->accumulators) <= 512;
 }
 
+/* Clusters of whole SMs: each lies in one of 8 GPCs, of as many pairs of SMs as the others. */
+static int64_t fit_apart(const gpu *g, int32_t cluster) {
+    int64_t fit = 0;
+    for (int32_t gpc = 0; gpc < 8; gpc++) fit += 2 * ((g->props.sm_count / 2 + 7 - gpc) / 8) / cluster;
+    return fit;
+}
+
 /* Partial sums have room of their own, or that of the stages. */
 static void check_shared_memory(const gpu *g, const config *c, const sm100_schedule *s, const launch_step *gemm) {
     const int32_t stages = entry_of(gemm->kernel)->shared_bytes, more = gemm->shared_bytes - stages;
     const int32_t partials = SM100_PARTIALS_BYTES(c->mma_tile_n, s->split_k), all = stages + partials;
     expect(stages + more <= g->props.shared_per_block, "shared memory fits a CTA");
-    expect(more == (s->partials_in_stages ? 0 : partials), "partial sums have room");
+    const int32_t needed = s->partials_in_stages ? stages : all, cluster = c->cta_group * s->split_k;
+    const int64_t apart = fit_apart(g, cluster);
+    const int alone = cluster >= 4 && 8 * (int64_t)s->tiles > 7 * apart && s->tiles <= apart;
+    expect(gemm->shared_bytes >= needed && (gemm->shared_bytes == needed || alone), "partial sums have room, no more");
+    expect(!alone || !leaves_room(g, c, gemm->shared_bytes), "large clusters that fill the GPU do not share an SM");
     expect(partials <= c->stages * SM100_STAGE_BYTES(c->cta_group, c->mma_tile_n),
            "the stages have room for partial sums");
     expect(!s->partials_in_stages || s->split_k > 1, "a product without split has no partial sums");
-    const int crowded = leaves_room(g, c, stages) && !leaves_room(g, c, all);
+    const int crowded = !alone && leaves_room(g, c, stages) && !leaves_room(g, c, all);
     expect(s->partials_in_stages == (all > g->props.shared_per_block || crowded), "sums go where there is room");
 }
 
@@ -135,8 +146,12 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
                                    : s->swap_ab                  ? SM100_CONSTANT_MMA_A
                                                                  : SM100_CONSTANT_MMA_B),
            "a constant b is loaded early, and nothing else");
+    const int aligned =
+        ((uintptr_t)p->out | (uintptr_t)p->out_pitch | (uintptr_t)(p->l > 1 ? p->out_batch : 0)) % 4 == 0;
+    expect(s->column_pairs == (!c->cp_async && s->swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && aligned),
+           "pairs of columns exist and are aligned");
     check_shared_memory(g, c, s, gemm);
-    const int co_resident = leaves_room(g, c, entry_of(gemm->kernel)->shared_bytes);
+    const int co_resident = leaves_room(g, c, gemm->shared_bytes);
     expect(s->prefetch_stages == 0 || (co_resident && !c->cp_async), "CTAs that start early prefetch");
     expect(s->prefetch_stages == candidate->prefetch_stages && s->prefetch_stages >= 0 &&
                s->prefetch_stages <= ceil_div(s->k_stages, s->split_k) + 1,
@@ -146,10 +161,6 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
 static void check_operands(const gpu *g, const gemm_problem *p, const sm100_schedule *s) {
     const sm100_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
     expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
-    const int aligned =
-        ((uintptr_t)p->out | (uintptr_t)p->out_pitch | (uintptr_t)(p->l > 1 ? p->out_batch : 0)) % 4 == 0;
-    expect(s->column_pairs == (!c->cp_async && s->swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && aligned),
-           "pairs of columns exist and are aligned");
                a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch,
            "A is its operand of the mma");
     expect(b->data == p->b && b->scale == p->sfb && b->pitch == p->b_pitch && b->batch == p->b_batch &&

@@ -80,11 +80,9 @@ typedef struct sm100_operand {
     int32_t padding_;
 } sm100_operand;
 
-/* The operand that no grid which may still run at the start of this one writes (constant_b). */
 enum { SM100_CONSTANT_NONE, SM100_CONSTANT_MMA_A, SM100_CONSTANT_MMA_B };
 
-/* x / d = x * multiplier >> 31 + shift for 0 <= x < 2^31: the multiplier is 2^(31 + shift) / d rounded up, the shift
- * log2(d) rounded up (Granlund and Montgomery, 1994). */
+/* x / d = x * multiplier >> 31 + shift for 0 <= x < 2^31: 2^(31 + shift) / d and log2(d), rounded up. */
 typedef struct fast_divisor {
     uint32_t multiplier, shift;
 } fast_divisor;

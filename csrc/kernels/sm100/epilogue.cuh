@@ -43,8 +43,7 @@ template <class C> struct output {
     }
 
   private:
-    /* Neighbouring lanes have neighbouring columns of C: each stores both columns of every other row, 32 bits at a
-     * time, half the store instructions and twice the bytes of each. */
+    /* Neighbouring lanes have neighbouring columns of C: each stores both columns of every other row. */
     template <int TYPE, int COUNT>
     __device__ __forceinline__ void store_column_pairs(int64_t n, const float (&v)[COUNT], int count) const {
         uint32_t rows[COUNT / 2];
@@ -160,9 +159,8 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm100_sche
             tcgen05_fence_after_thread_sync();
         }
         if (reduction.splits > 1) {
-            /* Until every CTA is done with its stages. Relaxed, since no access of this thread is published: on the
-             * stages there were TMA writes and reads by the tensor core, which have completed by acc_full's commit, and
-             * the receivers of the sums that follow see them by complete_tx. A release would wait for stores. */
+            /* Until every CTA is done with its stages. Relaxed: what was on them, TMA writes and reads by the tensor
+             * core, has completed by acc_full's commit, and receivers see the sums by complete_tx. */
             if (s.partials_in_stages) {
                 barrier_cluster_arrive_relaxed();
                 barrier_cluster_wait();

@@ -19,16 +19,14 @@
  *   mma                 cp, mma 0 | cp, mma 1 | ...                       acc_full |  next tile (ACCUMULATORS = 2)
  *   epilogue                                                                       |  ld, store | acc_empty
  *
- * The first loads wait for the cluster's start only. The mma warp allocates tensor memory meanwhile and passes its
- * address to the epilogue warps by a named barrier. With constant_b the caller's B is loaded into the free stages ahead
- * of griddepcontrol.wait. cp.async kernels ignore the flag and count scales on full.
+ * The mma warp allocates tensor memory while the first loads run. With constant_b the caller's B is loaded into the
+ * free stages ahead of griddepcontrol.wait. cp.async kernels ignore that and count scales on full.
  *
  * In a pair full, scales_full and acc_empty of the leader, the CTA of even rank, count arrivals for both CTAs. Only the
  * leader's mma warp issues, and its commits arrive in both CTAs.
  *
  * Shared memory of a CTA, then the residency that follows from it (kernels of <= 113 KiB and <= 256 TMEM columns share
- * an SM with a CTA of the next call, which runs its prologue early by programmatic dependent launch, unless the plan
- * withholds the room):
+ * an SM with a CTA of the next call, which runs its prologue early by programmatic dependent launch):
  *
  *   stage     mma_a values 16384 | mma_b values 128 a row | mma_a scales 2048 | mma_b scales 2048 (256x256: 4096)
  *   CTA       stages | full | empty | acc_full | acc_empty | partials_full | scales_full | TMEM address
@@ -88,14 +86,10 @@ template <class C> struct tma_producer {
         }
     }
 
-    /* First row of an operand in the tile, of the two CTAs' halves of mma_b too. */
-    template <bool MMA_A> __device__ __forceinline__ int32_t first() const {
-        return MMA_A ? scheduler.coord.mma_m : scheduler.coord.mma_n;
-    }
-
     template <bool MMA_A> __device__ __forceinline__ void scales(int32_t k, uint32_t index) const {
         const sm100_operand &operand = MMA_A ? s.mma_a : s.mma_b;
-        int32_t block = first<MMA_A>() / SM100_ATOM_ROWS, l = scheduler.coord.l;
+        const tile_coord &coord = scheduler.coord;
+        int32_t block = (MMA_A ? coord.mma_m : coord.mma_n) / SM100_ATOM_ROWS, l = coord.l;
         uint32_t to = cta.stage(index) + (MMA_A ? C::MMA_SFA_OFFSET : C::MMA_SFB_OFFSET), own = cta.scales_full(index);
         if constexpr (C::CTA_GROUP == 2) /* cp.async.bulk cannot signal the leader's mbarrier */
             tma_load_4d_2sm(to, &operand.scales, 0, k * SM100_STAGE_ATOMS, block, l, cta.of_leader(own),
@@ -109,10 +103,11 @@ template <class C> struct tma_producer {
 
     template <bool MMA_A> __device__ __forceinline__ void values(int32_t k, uint32_t index) const {
         const sm100_operand &operand = MMA_A ? s.mma_a : s.mma_b;
-        int32_t row = first<MMA_A>() + (MMA_A ? 0 : (int32_t)cta.rank * C::MMA_B_ROWS);
+        const tile_coord &coord = scheduler.coord;
+        int32_t row = MMA_A ? coord.mma_m : coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS;
         uint32_t to = cta.stage(index) + (MMA_A ? 0 : C::MMA_B_OFFSET), full = cta.of_leader(cta.full(index));
         if (!C::CP_ASYNC || s.values_by_tma)
-            tma_load_3d<C::CTA_GROUP>(to, &operand.values, k * (SM100_STAGE_K / 2), row, scheduler.coord.l, full,
+            tma_load_3d<C::CTA_GROUP>(to, &operand.values, k * (SM100_STAGE_K / 2), row, coord.l, full,
                                       operand.cache_policy);
     }
 
@@ -124,7 +119,7 @@ template <class C> struct tma_producer {
         if (mma_b) values<false>(k, index);
     }
 
-    /* Ahead of griddepcontrol.wait, where no earlier grid that may still run writes that operand (constant_b). */
+    /* Ahead of griddepcontrol.wait. */
     __device__ __forceinline__ void preload() const {
         int32_t stages = preloaded_stages();
 #pragma unroll 1
@@ -265,7 +260,6 @@ template <class C> struct stage_mma {
                 tcgen05_cp_atom<C::CTA_GROUP>(sfb + 4 * (i * C::MMA_SFB_ATOMS + j),
                                               sfb_atoms + (j * SM100_MMA_SFA_BYTES + i * SM100_ATOM_BYTES) / 16);
         }
-        /* Before the mma are issued, so that the loop does not wait for the answer. */
         pipeline_state<C::STAGES> next = state;
         next.advance();
         bool ready = mbarrier_test(cta.scales_full(next.index), next.phase);
@@ -344,7 +338,6 @@ __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_c
         for (int32_t k = cta.k_begin + sharer; k < cta.k_begin + stages; k += s.tiles_mma_n)
             tma_prefetch_l2_3d(&op_a.values, k * (SM100_STAGE_K / 2), coord.mma_m, coord.l);
     }
-    /* One of the stages that a mask reaches, another one in each cluster. */
     int32_t k = cta.k_begin + (int32_t)(cta.first & ((1u << (31 - __clz(cta.k_end - cta.k_begin))) - 1));
     tma_prefetch_l2_3d(&op_b.values, k * (SM100_STAGE_K / 2), coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS, coord.l);
     cp_async_bulk_prefetch_l2(op_b.scale + coord.l * op_b.scale_batch +
@@ -392,8 +385,8 @@ __device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_cont
     }
 }
 
-/* The mma warp: allocates tensor memory, returns its address and gives it to the epilogue warps. No other warp waits,
- * so loads are under way meanwhile. In a pair both CTAs get the same columns, when both have asked for them. */
+/* The mma warp: allocates tensor memory, returns its address and gives it to the epilogue warps. In a pair both CTAs
+ * get the same columns, when both have asked. */
 template <class C> __device__ __forceinline__ uint32_t allocate_tensor_memory(const cta_context<C> &cta) {
     tcgen05_alloc<C::CTA_GROUP, C::COLUMNS>(cta.base + C::TMEM_ADDRESS_OFFSET);
     tcgen05_relinquish_alloc_permit<C::CTA_GROUP>();
@@ -402,7 +395,7 @@ template <class C> __device__ __forceinline__ uint32_t allocate_tensor_memory(co
     return ld_shared(cta.base + C::TMEM_ADDRESS_OFFSET);
 }
 
-/* The epilogue warps: waits for the allocation and returns its address. */
+/* The epilogue warps. */
 template <class C> __device__ __forceinline__ uint32_t tensor_memory(const cta_context<C> &cta) {
     named_barrier_sync(TMEM_BARRIER, TMEM_BARRIER_THREADS);
     tcgen05_fence_after_thread_sync();

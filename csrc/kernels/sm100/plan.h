@@ -65,9 +65,14 @@ static const sm100_config sm100_configs[] = {
 };
 enum { SM100_CONFIGS = sizeof sm100_configs / sizeof *sm100_configs };
 
+/* Shared memory of a launch. */
+typedef struct sm100_room {
+    int32_t bytes, partials_in_stages, for_next_call;
+} sm100_room;
+
 typedef struct sm100_tiling {
     int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
-    int32_t partials_in_stages;
+    sm100_room room;
 } sm100_tiling;
 
 /* Whether threads have to load: bulk copies take whole atoms of scales, all of whose bytes enter a product. */
@@ -99,12 +104,28 @@ static inline int sm100_leaves_room(const device_props *props, const sm100_confi
     return config->co_resident && 2 * (bytes + SM100_RESERVED_BYTES) <= props->shared_per_sm;
 }
 
+/* Whether CTAs of the next call must not share an SM with those of this one. On an H200 dependent launches of 32
+ * clusters of 4, all that fit apart, fall from 120 SMs to 88; 28 stay apart. Of more than fit two share an SM anyway.
+ */
+static inline int sm100_withholds_room(const device_props *props, int32_t cluster, int64_t clusters) {
+    const int64_t fit = sm100_clusters_that_fit(props->sm_count, cluster, 1);
+    return cluster >= 4 && 8 * clusters > 7 * fit && clusters <= fit;
+}
+
 /* Partial sums lie in the pipeline stages where memory of their own would exceed the device's limit, or cost the next
- * call its room. */
-static inline int sm100_partials_in_stages(const device_props *props, const sm100_config *config, int32_t split_k) {
-    const int32_t bytes = config->shared_bytes, all = bytes + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
-    return split_k > 1 && (all > props->shared_per_block ||
-                           (sm100_leaves_room(props, config, bytes) && !sm100_leaves_room(props, config, all)));
+ * call its room. More shared memory than a CTA needs withholds it. */
+static inline sm100_room sm100_room_of(const device_props *props, const sm100_config *config, int32_t split_k,
+                                       int64_t clusters) {
+    const int32_t stages = config->shared_bytes, all = stages + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
+    const int32_t least_alone = (props->shared_per_sm / 2 - SM100_RESERVED_BYTES) / 16 * 16 + 16;
+    sm100_room room;
+    room.for_next_call =
+        sm100_leaves_room(props, config, stages) && !sm100_withholds_room(props, config->cta_group * split_k, clusters);
+    room.partials_in_stages = split_k > 1 && (all > props->shared_per_block ||
+                                              (room.for_next_call && !sm100_leaves_room(props, config, all)));
+    room.bytes = room.partials_in_stages ? stages : all;
+    if (!room.for_next_call && sm100_leaves_room(props, config, room.bytes)) room.bytes = least_alone;
+    return room;
 }
 
 /* Tiles the problem; 0: the kernel cannot do it, or its tiles cannot be counted. */
@@ -137,17 +158,16 @@ static inline int sm100_tile(const device_props *props, const gemm_traits *t, co
     tiling->tiles = (int32_t)tiles;
     tiling->clusters = (int32_t)clusters;
     tiling->k_stages = (int32_t)k_stages;
-    tiling->partials_in_stages = sm100_partials_in_stages(props, config, split_k);
+    tiling->room = sm100_room_of(props, config, split_k, clusters);
     return 1;
 }
 
 /* Stages of mma_a to prefetch into L2 before the call may read: of use where few CTAs read them again, and a CTA can be
  * resident while the call before ends. CTAs with the same rows of mma_a share the work. */
-static inline int32_t sm100_prefetch_stages(const device_props *props, const sm100_config *config,
-                                            const sm100_tiling *tiling, int32_t split_k) {
+static inline int32_t sm100_prefetch_stages(const sm100_config *config, const sm100_tiling *tiling, int32_t split_k) {
     const int64_t readers = (int64_t)(tiling->clusters / tiling->tiles_mma_n) * config->cta_group * split_k;
     if (tiling->tiles_mma_n > SM100_PREFETCH_SHARERS || tiling->tiles > tiling->clusters || config->cp_async ||
-        !sm100_leaves_room(props, config, config->shared_bytes))
+        !tiling->room.for_next_call)
         return 0;
     return (int32_t)min_int(SM100_PREFETCH_BYTES / ((SM100_MMA_A_BYTES + SM100_MMA_SFA_BYTES) * readers),
                             ceil_div(tiling->k_stages, split_k));
@@ -169,8 +189,11 @@ static inline sm100_model_input sm100_input_of(const device_props *props, const 
     in.split_k = split_k;
     in.cp_async = config->cp_async;
     in.cp_async_values = config->cp_async && !t->tma_values;
-    in.co_resident = sm100_leaves_room(props, config, config->shared_bytes);
-    in.partials_in_stages = sm100_partials_in_stages(props, config, split_k);
+    const int64_t tiles = ceil_div(in.mma_m, SM100_CTA_ROWS * config->cta_group) *
+                          ceil_div(in.mma_n, config->mma_tile_n) * in.l; /* as many clusters if K is split */
+    const sm100_room room = sm100_room_of(props, config, split_k, tiles);
+    in.co_resident = room.for_next_call;
+    in.partials_in_stages = room.partials_in_stages;
     in.output_bytes = t->output_bytes;
     return in;
 }
@@ -198,7 +221,7 @@ static inline int32_t sm100_list_one(const sm100_model *model, const device_prop
     out->tile_k = SM100_STAGE_K;
     out->stages = config->stages;
     memcpy(out->tiling.bytes, &tiling, sizeof tiling);
-    const int32_t prefetch_stages = sm100_prefetch_stages(props, config, &tiling, split_k);
+    const int32_t prefetch_stages = sm100_prefetch_stages(config, &tiling, split_k);
     if (prefetch_stages == 0) return 1;
     out[1] = out[0];
     out[1].prefetch_stages = prefetch_stages;
@@ -265,6 +288,12 @@ static inline void sm100_add_tensor_maps(const gemm_problem *p, const sm100_conf
     add_tensor_map(out, &sfb, &s->mma_b.scales);
 }
 
+/* Whether two columns of C can be stored as 32 bits. */
+static inline int sm100_column_pairs(const gemm_problem *p, int32_t swap_ab) {
+    const int64_t strides = p->out_pitch | (p->l > 1 ? p->out_batch : 0);
+    return swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && ((int64_t)(uintptr_t)p->out | strides) % 4 == 0;
+}
+
 static inline fast_divisor sm100_divisor(int32_t divisor) {
     fast_divisor d = {0, 0};
     while ((int64_t)1 << d.shift < divisor) d.shift++;
@@ -278,8 +307,7 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     sm100_tiling tiling;
     memcpy(&tiling, c->tiling.bytes, sizeof tiling);
     const cache_policies policies = choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
-    launch_step *step = add_step(out, c->kernel, c->grid, config->shared_bytes);
-    if (!tiling.partials_in_stages) step->shared_bytes += SM100_PARTIALS_BYTES(config->mma_tile_n, c->split_k);
+    launch_step *step = add_step(out, c->kernel, c->grid, tiling.room.bytes);
     step->cluster = config->cta_group * c->split_k;
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm100_schedule *s = (sm100_schedule *)add_param(out, step, sizeof(sm100_schedule));
@@ -288,19 +316,13 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     s->tiles_mma_m = tiling.tiles_mma_m;
     s->tiles_mma_n = tiling.tiles_mma_n;
     s->inv_tiles_mma_m = sm100_divisor(tiling.tiles_mma_m);
-/* Whether two columns of C can be stored as 32 bits: they exist both, and lie in one aligned word. */
-static inline int sm100_column_pairs(const gemm_problem *p, int32_t swap_ab) {
-    const int64_t strides = p->out_pitch | (p->l > 1 ? p->out_batch : 0);
-    return swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && ((int64_t)(uintptr_t)p->out | strides) % 4 == 0;
-}
-
     s->inv_tiles_mma_n = sm100_divisor(tiling.tiles_mma_n);
     s->split_k = c->split_k;
     s->k_stages = tiling.k_stages;
     s->swap_ab = c->swap_ab;
     s->values_by_tma = traits_of(p).tma_values;
     s->prefetch_stages = c->prefetch_stages;
-    s->partials_in_stages = tiling.partials_in_stages;
+    s->partials_in_stages = tiling.room.partials_in_stages;
     s->column_pairs = !config->cp_async && sm100_column_pairs(p, c->swap_ab);
     if (p->constant_b && !config->cp_async)
         s->constant_operand = c->swap_ab ? SM100_CONSTANT_MMA_A : SM100_CONSTANT_MMA_B;

@@ -32,9 +32,8 @@ template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int C
     /* Tensor memory: allocated columns, first scale column, scale columns a stage. */
     static constexpr int COLUMNS = SM100_TMEM_COLUMNS(MMA_TILE_N, STAGES, ACCUMULATORS);
     static constexpr int SCALES_COLUMN = ACCUMULATORS * MMA_TILE_N, SCALE_COLUMNS = SM100_SCALE_COLUMNS(MMA_TILE_N);
-    /* A CTA of this call and one of the next. __launch_bounds__ then limits registers for two, as if each had a
-     * multiple of 4 warps: PTX 9.7.16.8.1 ties warp w to tensor memory lanes by w % 4, so the SM may tie it to a
-     * sub-partition, with a quarter of the registers, where two CTAs of 6 warps have 4 warps. */
+    /* A CTA of this call and one of the next. __launch_bounds__ then limits registers for two of 4 or 8 warps: PTX
+     * 9.7.16.8.1 ties warp w to lanes by w % 4, so hardware may tie it to a quarter of the SM's registers. */
     static constexpr int CTAS_PER_SM = COLUMNS <= 256 && PARTIALS_OFFSET <= 113 * 1024 ? 2 : 1;
     static constexpr int BOUND_THREADS = CTAS_PER_SM == 2 ? CEIL_DIV(THREADS, 128) * 128 : THREADS;
     static constexpr int CHUNK = MMA_TILE_N < 32 ? MMA_TILE_N : 32; /* columns of one tcgen05.ld of the epilogue */
