@@ -49,24 +49,34 @@ static nvfp4_status run_scales(nvfp4_context *context, const target *where, int3
     return run(context, where, kernel, ceil_div(p->columns, SWIZZLE_COLUMNS), p->l * ceil_div(p->rows, 128), p, stream);
 }
 
+/* Where a call runs, and for the CPU with which instructions. */
+static nvfp4_status find_unit(nvfp4_context *context, int32_t device, target *where, cpu_isa *isa) {
+    nvfp4_status status = find_target(context, NVFP4_AUTO, device, where);
+    return status || where->on_gpu ? status : cpu_isa_detect(isa);
+}
+
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
     quantize_problem p;
     target where;
+    cpu_isa isa;
     nvfp4_status status = check_quantize(args, 0, &p);
-    if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
+    if (!status) status = find_unit(context, args->x.device, &where, &isa);
     if (status || p.l * p.rows * p.k == 0) return status;
     int32_t kernel = p.block_scale == BLOCK_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE;
-    return where.on_gpu ? run_blocks(context, &where, kernel, &p, args->stream) : cpu_quantize(&p, args->threads);
+    if (where.on_gpu) return run_blocks(context, &where, kernel, &p, args->stream);
+    cpu_quantize(&p, isa, args->threads);
+    return NVFP4_OK;
 }
 
 nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
     quantize_problem p;
     target where;
+    cpu_isa isa;
     nvfp4_status status = check_silu_mul_quantize(args, &p);
-    if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
+    if (!status) status = find_unit(context, args->x.device, &where, &isa);
     if (status || p.l * p.rows * p.k == 0) return status;
     if (where.on_gpu) return run_blocks(context, &where, KERNEL_SILU_MUL_QUANTIZE, &p, args->stream);
-    cpu_silu_mul_quantize(&p, args->threads);
+    cpu_silu_mul_quantize(&p, isa, args->threads);
     return NVFP4_OK;
 }
 
@@ -74,11 +84,12 @@ nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantiz
 nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args) {
     norm_problem p;
     target where;
+    cpu_isa isa;
     nvfp4_status status = check_rms_norm_quantize(args, &p);
-    if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
+    if (!status) status = find_unit(context, args->x.device, &where, &isa);
     if (status || p.q.l * p.q.rows * p.q.k == 0) return status;
     if (!where.on_gpu) {
-        cpu_rms_norm_quantize(&p, args->threads);
+        cpu_rms_norm_quantize(&p, isa, args->threads);
         return NVFP4_OK;
     }
     int64_t rows = p.q.scale_layout == NVFP4_LINEAR ? p.q.rows : ceil_div(p.q.rows, 128) * 128;
@@ -91,11 +102,13 @@ nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_nor
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
     quantize_problem p;
     target where;
+    cpu_isa isa;
     nvfp4_status status = check_quantize(args, 1, &p);
-    if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
+    if (!status) status = find_unit(context, args->x.device, &where, &isa);
     if (status || p.l * p.rows * p.k == 0) return status;
-    return where.on_gpu ? run_blocks(context, &where, KERNEL_DEQUANTIZE, &p, args->stream)
-                        : cpu_dequantize(&p, args->threads);
+    if (where.on_gpu) return run_blocks(context, &where, KERNEL_DEQUANTIZE, &p, args->stream);
+    cpu_dequantize(&p, isa, args->threads);
+    return NVFP4_OK;
 }
 
 /* The tag of a call is what tells its count of arrivals from what the workspace held before. */
@@ -117,11 +130,12 @@ static nvfp4_status run_amax(nvfp4_context *context, const target *where, amax_p
 nvfp4_status nvfp4_amax_scale(nvfp4_context *context, const nvfp4_amax_scale_args *args) {
     amax_problem p;
     target where;
+    cpu_isa isa;
     nvfp4_status status = check_amax_scale(args, &p);
-    if (!status) status = find_target(context, NVFP4_AUTO, args->x.device, &where);
+    if (!status) status = find_unit(context, args->x.device, &where, &isa);
     if (status) return status;
     if (where.on_gpu) return run_amax(context, &where, &p, args);
-    cpu_amax_scale(&p, args->threads);
+    cpu_amax_scale(&p, isa, args->threads);
     return NVFP4_OK;
 }
 
@@ -133,7 +147,7 @@ nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_tensor *linear, c
     if (!status) status = find_target(context, NVFP4_AUTO, linear->device, &where);
     if (status || p.l * p.rows * p.columns == 0) return status;
     if (where.on_gpu) return run_scales(context, &where, KERNEL_SWIZZLE, &p, stream);
-    cpu_swizzle(&p);
+    cpu_swizzle(&p, 0);
     return NVFP4_OK;
 }
 
@@ -145,6 +159,6 @@ nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_tensor *swizzle
     if (!status) status = find_target(context, NVFP4_AUTO, linear->device, &where);
     if (status || p.l * p.rows * p.columns == 0) return status;
     if (where.on_gpu) return run_scales(context, &where, KERNEL_UNSWIZZLE, &p, stream);
-    cpu_unswizzle(&p);
+    cpu_unswizzle(&p, 0);
     return NVFP4_OK;
 }

@@ -3,32 +3,14 @@
 #include <float.h>
 #include <stdatomic.h>
 
-#include "cpu/cpu.h"
-#include "cpu/epilogue.h"
+#include "cpu/quantize.h"
 #include "cpu/threads.h"
 
 typedef struct amax_task {
     const amax_problem *p;
+    const quantize_kernel *kernel;
     _Atomic int32_t amax; /* bits of the type of x, without a sign */
 } amax_task;
-
-static int32_t amax_16(const int16_t *x, int64_t count) {
-    int16_t amax = 0;
-    for (int64_t i = 0; i < count; i++) {
-        int16_t magnitude = (int16_t)(x[i] & INT16_MAX);
-        amax = magnitude > amax ? magnitude : amax;
-    }
-    return amax;
-}
-
-static int32_t amax_32(const int32_t *x, int64_t count) {
-    int32_t amax = 0;
-    for (int64_t i = 0; i < count; i++) {
-        int32_t magnitude = x[i] & INT32_MAX;
-        amax = magnitude > amax ? magnitude : amax;
-    }
-    return amax;
-}
 
 static void amax_chunk(void *context, int64_t task, int thread) {
     (void)thread;
@@ -37,13 +19,13 @@ static void amax_chunk(void *context, int64_t task, int thread) {
     int64_t row = task / p->chunks, at = task % p->chunks * AMAX_CHUNK;
     int64_t bytes = p->x_bytes - at < AMAX_CHUNK ? p->x_bytes - at : AMAX_CHUNK;
     const void *x = (const char *)p->x + row / p->rows * p->x_batch + row % p->rows * p->x_pitch + at;
-    int32_t amax = p->x_type == OUT_FP32 ? amax_32(x, bytes / 4) : amax_16(x, bytes / 2), seen = t->amax;
+    int32_t amax = t->kernel->amax(x, bytes, p->x_type), seen = t->amax;
     while (amax > seen && !atomic_compare_exchange_weak(&t->amax, &seen, amax)) {
     }
 }
 
-void cpu_amax_scale(const amax_problem *p, int threads) {
-    amax_task t = {.p = p};
+void cpu_amax_scale(const amax_problem *p, cpu_isa isa, int threads) {
+    amax_task t = {.p = p, .kernel = quantize_kernel_for(isa)};
     int64_t chunks = p->l * p->rows * p->chunks, worth = 1 + p->l * p->rows * p->x_bytes / 1048576;
     if (threads <= 0) threads = threads_available();
     parallel_for(threads < worth ? threads : (int)worth, chunks, amax_chunk, &t);

@@ -23,12 +23,12 @@ const char *cpu_isa_name(cpu_isa isa);
 
 /* threads: 0 means all CPUs that the process may run on. */
 nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads, int batch_invariant);
-nvfp4_status cpu_quantize(const quantize_problem *problem, int threads);
-nvfp4_status cpu_dequantize(const quantize_problem *problem, int threads);
-void cpu_amax_scale(const amax_problem *problem, int threads);
-void cpu_rms_norm_quantize(const norm_problem *problem, int threads);
-void cpu_silu_mul_quantize(const quantize_problem *problem, int threads);
-void cpu_swizzle(const swizzle_problem *problem);
-void cpu_unswizzle(const swizzle_problem *problem);
+void cpu_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
+void cpu_dequantize(const quantize_problem *problem, cpu_isa isa, int threads);
+void cpu_amax_scale(const amax_problem *problem, cpu_isa isa, int threads);
+void cpu_rms_norm_quantize(const norm_problem *problem, cpu_isa isa, int threads);
+void cpu_silu_mul_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
+void cpu_swizzle(const swizzle_problem *problem, int threads);
+void cpu_unswizzle(const swizzle_problem *problem, int threads);
 
 #endif

@@ -1,5 +1,5 @@
-/* RMS norm and SiLU with quantisation behind them, in fp32. The exact operations, which the GPU repeats so that its
- * bytes are the same; divisions and square roots are IEEE's, fma rounds once and nothing else is contracted:
+/* Rows of RMS norm and SiLU with quantisation behind them, in fp32. The exact operations, which the GPU repeats so that
+ * its bytes are the same; divisions and square roots are IEEE's, fma rounds once and nothing else is contracted:
  *
  *   rms_norm   h = x, or x + residual rounded to their type, which replaces the residual
  *              s[j], j < 256: s = fma(h, h, s) over the values of blocks (of 16) j, j + 256, ... of the row, from 0
@@ -7,11 +7,10 @@
  *              y = (h * (1 / sqrt(s[0] / k + eps))) * weight
  *   silu_mul   y = silu(gate) * up, silu by kernels/quantize/exponential.h
  *   both       y to NVFP4 by cpu/quantize.h */
-#include "cpu/cpu.h"
 #include "cpu/quantize.h"
 #include "kernels/quantize/exponential.h"
 
-enum { PARTIALS = 256, BLOCK = 16 };
+enum { PARTIALS = 256 };
 
 /* Block `column` of a row of h. The first call for it adds the residual. */
 static inline void load_normed(float h[BLOCK], const norm_problem *p, const char *x, char *residual, int64_t column,
@@ -39,49 +38,30 @@ static inline float sum_of_squares(const norm_problem *p, const char *x, char *r
     return sum[0];
 }
 
-WITH_FMA static void norm_row(void *context, int64_t task, int thread) {
-    (void)thread;
-    const norm_problem *p = context;
-    const quantize_problem *q = &p->q;
-    quantized_row to = quantized_row_of(q, task);
-    if (to.columns > 0) {
-        const char *x = (const char *)q->x + to.batch * q->x_batch + to.row * q->x_pitch;
-        char *residual =
-            p->residual ? (char *)p->residual + to.batch * p->residual_batch + to.row * p->residual_pitch : NULL;
-        float mean = sum_of_squares(p, x, residual) / (float)q->k + p->eps, inverse = 1.0f / sqrtf(mean);
-        for (int64_t column = 0; column < to.columns; column++) {
-            float y[BLOCK], weight[BLOCK];
-            load_normed(y, p, x, residual, column, 0);
-            load_floats(weight, (const char *)p->weight + column * BLOCK * type_size(p->weight_type), p->weight_type,
-                        BLOCK);
-            for (int i = 0; i < BLOCK; i++) y[i] = y[i] * inverse * weight[i];
-            quantize_to(q, &to, column, y);
-        }
+WITH_FMA void portable_rms_norm_row(const norm_problem *p, row_at at) {
+    char *residual =
+        p->residual ? (char *)p->residual + at.batch * p->residual_batch + at.row * p->residual_pitch : NULL;
+    float mean = sum_of_squares(p, at.x, residual) / (float)p->q.k + p->eps, inverse = 1.0f / sqrtf(mean);
+    for (int64_t column = 0; column < p->q.k / BLOCK; column++) {
+        float y[BLOCK], weight[BLOCK];
+        load_normed(y, p, at.x, residual, column, 0);
+        load_floats(weight, (const char *)p->weight + column * BLOCK * type_size(p->weight_type), p->weight_type,
+                    BLOCK);
+        for (int i = 0; i < BLOCK; i++) y[i] = y[i] * inverse * weight[i];
+        quantize_to(&p->q, at, column, y);
     }
-    pad_row(q, &to);
+    pad_columns(&p->q, at);
 }
 
-WITH_FMA static void silu_row(void *context, int64_t task, int thread) {
-    (void)thread;
-    const quantize_problem *q = context;
-    quantized_row to = quantized_row_of(q, task);
-    const char *gate = (const char *)q->x + to.batch * q->x_batch + to.row * q->x_pitch;
-    const char *up = gate + q->k * type_size(q->x_type);
-    for (int64_t column = 0; column < to.columns; column++) {
+WITH_FMA void portable_silu_mul_row(const quantize_problem *p, row_at at) {
+    const char *up = at.x + p->k * type_size(p->x_type);
+    for (int64_t column = 0; column < p->k / BLOCK; column++) {
         float y[BLOCK], factor[BLOCK];
-        int64_t at = column * BLOCK * type_size(q->x_type);
-        load_floats(y, gate + at, q->x_type, BLOCK);
-        load_floats(factor, up + at, q->x_type, BLOCK);
+        int64_t from = column * BLOCK * type_size(p->x_type);
+        load_floats(y, at.x + from, p->x_type, BLOCK);
+        load_floats(factor, up + from, p->x_type, BLOCK);
         for (int i = 0; i < BLOCK; i++) y[i] = silu(y[i]) * factor[i];
-        quantize_to(q, &to, column, y);
+        quantize_to(p, at, column, y);
     }
-    pad_row(q, &to);
-}
-
-void cpu_rms_norm_quantize(const norm_problem *p, int threads) {
-    parallel_for(worthwhile_threads(&p->q, threads), p->q.l * padded_rows(&p->q), norm_row, (void *)p);
-}
-
-void cpu_silu_mul_quantize(const quantize_problem *q, int threads) {
-    parallel_for(worthwhile_threads(q, threads), q->l * padded_rows(q), silu_row, (void *)q);
+    pad_columns(p, at);
 }

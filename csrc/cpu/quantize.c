@@ -1,47 +1,76 @@
-/* Quantisation and back, row by row. cpu/quantize.h defines them. */
+/* Quantisation and back, plain and fused: which kernel, which rows a task has, padding.
+ *
+ * In the 128x4 layout a task has the 16 rows r, r + 32, r + 64, r + 96 of four neighbours r. Their scales are 64 bytes
+ * of each 512, so no two threads write to one cache line. */
 #include "cpu/quantize.h"
 
-#include "cpu/cpu.h"
+#include "cpu/threads.h"
 
-static void dequantize_block(float x[16], float g, const uint8_t data[8], uint8_t scale) {
-    float s = e4m3_decode(scale);
-    for (int i = 0; i < 16; i++) x[i] = e2m1_decode(data[i / 2] >> i % 2 * 4 & 15) * s * g;
+enum { LINEAR_TASK_ROWS = 4, SWIZZLED_TASK_ROWS = 16 };
+
+typedef struct job {
+    const quantize_problem *p;
+    const norm_problem *norm; /* NULL: not rms_norm */
+    void (*row)(const quantize_problem *p, row_at at);
+    void (*norm_row)(const norm_problem *p, row_at at);
+    int64_t tasks; /* of a batch */
+    int pads;      /* writes scales */
+} job;
+
+const quantize_kernel *quantize_kernel_for(cpu_isa isa) {
+#if defined(__x86_64__)
+    if (isa >= CPU_AVX2) return &quantize_avx2;
+#endif
+    (void)isa;
+    return &quantize_portable;
 }
 
-WITH_FMA static void quantize_row(void *context, int64_t task, int thread) {
+static void run_task(void *context, int64_t task, int thread) {
     (void)thread;
-    const quantize_problem *p = context;
-    quantized_row to = quantized_row_of(p, task);
-    const char *x = (const char *)p->x + to.batch * p->x_batch + to.row * p->x_pitch;
-    for (int64_t column = 0; column < to.columns; column++) {
-        float block[16];
-        load_floats(block, x + column * 16 * type_size(p->x_type), p->x_type, 16);
-        quantize_to(p, &to, column, block);
+    const job *j = context;
+    const quantize_problem *p = j->p;
+    int64_t batch = task / j->tasks, t = task % j->tasks;
+    int swizzled = p->scale_layout == SCALES_128X4, rows = swizzled ? SWIZZLED_TASK_ROWS : LINEAR_TASK_ROWS;
+    int64_t first = swizzled ? t / 8 * 128 + t % 8 * 4 : t * LINEAR_TASK_ROWS;
+    for (int64_t column = 0; j->pads && swizzled && column < p->k / BLOCK; column += 4) {
+        uint8_t *scale = row_of(p, batch, first).scale + scale_offset(SCALES_128X4, p->scale_pitch, first, column);
+        if (first + 99 < p->rows)
+            __builtin_prefetch(scale, 1); /* 20 % in all: else the first row's stores miss one after another */
+        else
+            memset(scale, 0, 64);
     }
-    pad_row(p, &to);
-}
-
-static void dequantize_row(void *context, int64_t task, int thread) {
-    (void)thread;
-    const quantize_problem *p = context;
-    int64_t batch = task / p->rows, row = task % p->rows;
-    const uint8_t *scale = p->scale + batch * p->scale_batch;
-    char *x = (char *)p->x + batch * p->x_batch + row * p->x_pitch;
-    const uint8_t *data = p->data + batch * p->data_batch + row * p->data_pitch;
-    float g = problem_global_scale(p), block[16];
-    for (int64_t column = 0; column < p->k / 16; column++) {
-        uint8_t s = scale[scale_offset(p->scale_layout, p->scale_pitch, row, column)];
-        dequantize_block(block, g, data + column * 8, s);
-        store_floats(x + column * 16 * type_size(p->x_type), block, p->x_type, 16);
+    for (int i = 0; i < rows; i++) {
+        int64_t row = swizzled ? first + i / 4 * 32 + i % 4 : first + i;
+        if (row >= p->rows) continue;
+        if (j->norm)
+            j->norm_row(j->norm, row_of(p, batch, row));
+        else
+            j->row(p, row_of(p, batch, row));
     }
 }
 
-nvfp4_status cpu_quantize(const quantize_problem *p, int threads) {
-    parallel_for(worthwhile_threads(p, threads), p->l * padded_rows(p), quantize_row, (void *)p);
-    return NVFP4_OK;
+/* A thread should find some 100 us of work. */
+static void run(job j, int threads) {
+    const quantize_problem *p = j.p;
+    int64_t worth = 1 + p->rows * p->k * p->l / (1 << 19);
+    j.tasks = p->scale_layout == SCALES_128X4 ? (p->rows + 127) / 128 * 8
+                                              : (p->rows + LINEAR_TASK_ROWS - 1) / LINEAR_TASK_ROWS;
+    if (threads <= 0) threads = threads_available();
+    parallel_for(threads < worth ? threads : (int)worth, p->l * j.tasks, run_task, &j);
 }
 
-nvfp4_status cpu_dequantize(const quantize_problem *p, int threads) {
-    parallel_for(worthwhile_threads(p, threads), p->l * p->rows, dequantize_row, (void *)p);
-    return NVFP4_OK;
+void cpu_quantize(const quantize_problem *p, cpu_isa isa, int threads) {
+    run((job){.p = p, .row = quantize_kernel_for(isa)->quantize, .pads = 1}, threads);
+}
+
+void cpu_dequantize(const quantize_problem *p, cpu_isa isa, int threads) {
+    run((job){.p = p, .row = quantize_kernel_for(isa)->dequantize}, threads);
+}
+
+void cpu_silu_mul_quantize(const quantize_problem *p, cpu_isa isa, int threads) {
+    run((job){.p = p, .row = quantize_kernel_for(isa)->silu_mul, .pads = 1}, threads);
+}
+
+void cpu_rms_norm_quantize(const norm_problem *p, cpu_isa isa, int threads) {
+    run((job){.p = &p->q, .norm = p, .norm_row = quantize_kernel_for(isa)->rms_norm, .pads = 1}, threads);
 }

@@ -17,9 +17,9 @@
 #ifndef NVFP4_CPU_QUANTIZE_H
 #define NVFP4_CPU_QUANTIZE_H
 
+#include "cpu/cpu.h"
 #include "cpu/epilogue.h"
 #include "cpu/operand.h"
-#include "cpu/threads.h"
 
 /* fmaf is a call into libm without the instruction: gcc compiles the function for CPUs with it as well. */
 #if defined(__x86_64__)
@@ -27,6 +27,8 @@
 #else
 #define WITH_FMA
 #endif
+
+enum { BLOCK = 16 };
 
 /* Codes under one of the block scales that a block may get. */
 typedef struct candidate {
@@ -76,46 +78,62 @@ static inline float problem_global_scale(const quantize_problem *p) {
     return p->global_scale ? *p->global_scale : p->global_value;
 }
 
-/* Rows and scale columns with their padding. */
-static inline int64_t padded_rows(const quantize_problem *p) {
-    return p->scale_layout == SCALES_LINEAR ? p->rows : (p->rows + 127) / 128 * 128;
-}
-static inline int64_t padded_columns(const quantize_problem *p) {
-    return p->scale_layout == SCALES_LINEAR ? p->k / 16 : (p->k / 16 + 3) / 4 * 4;
-}
+/* A row of a batch: its values, and where its codes and the scales of its batch lie. */
+typedef struct row_at {
+    int64_t batch, row;
+    char *x;
+    uint8_t *data, *scale;
+} row_at;
 
-/* Where a row of all batches, padding included, is to go. */
-typedef struct quantized_row {
-    int64_t batch, row, columns; /* columns: 0 if the row is padding */
-    uint8_t *data, *scale;       /* scale: of the batch */
-    float g;
-} quantized_row;
-
-static inline quantized_row quantized_row_of(const quantize_problem *p, int64_t task) {
-    int64_t batch = task / padded_rows(p), row = task % padded_rows(p);
-    return (quantized_row){.batch = batch,
-                           .row = row,
-                           .columns = row < p->rows ? p->k / 16 : 0,
-                           .data = p->data + batch * p->data_batch + row * p->data_pitch,
-                           .scale = p->scale + batch * p->scale_batch,
-                           .g = problem_global_scale(p)};
+static inline row_at row_of(const quantize_problem *p, int64_t batch, int64_t row) {
+    return (row_at){batch, row, (char *)p->x + batch * p->x_batch + row * p->x_pitch,
+                    p->data + batch * p->data_batch + row * p->data_pitch, p->scale + batch * p->scale_batch};
 }
 
-static inline void quantize_to(const quantize_problem *p, const quantized_row *to, int64_t column, const float x[16]) {
-    quantize_block(x, to->g, p->block_scale == BLOCK_FOUR_OVER_SIX, to->data + column * 8,
-                   to->scale + scale_offset(p->scale_layout, p->scale_pitch, to->row, column));
+static inline void quantize_to(const quantize_problem *p, row_at at, int64_t column, const float x[BLOCK]) {
+    quantize_block(x, problem_global_scale(p), p->block_scale == BLOCK_FOUR_OVER_SIX, at.data + column * 8,
+                   at.scale + scale_offset(p->scale_layout, p->scale_pitch, at.row, column));
 }
 
-static inline void pad_row(const quantize_problem *p, const quantized_row *to) {
-    for (int64_t column = to->columns; column < padded_columns(p); column++)
-        to->scale[scale_offset(p->scale_layout, p->scale_pitch, to->row, column)] = 0;
+static inline void pad_columns(const quantize_problem *p, row_at at) {
+    for (int64_t column = p->k / BLOCK; p->scale_layout == SCALES_128X4 && column % 4; column++)
+        at.scale[scale_offset(p->scale_layout, p->scale_pitch, at.row, column)] = 0;
 }
 
-/* A thread should find some 100 us of work. */
-static inline int worthwhile_threads(const quantize_problem *p, int threads) {
-    int64_t worth = 1 + p->rows * p->k * p->l / 65536;
-    if (threads <= 0) threads = threads_available();
-    return threads < worth ? threads : (int)worth;
+/* What an ISA provides: a row of each operation, scales of padding columns included, and the largest magnitude of
+ * `bytes` bytes as its bits, where NaN is above infinity. */
+typedef struct quantize_kernel {
+    void (*quantize)(const quantize_problem *p, row_at at);
+    void (*dequantize)(const quantize_problem *p, row_at at);
+    void (*silu_mul)(const quantize_problem *p, row_at at);
+    void (*rms_norm)(const norm_problem *p, row_at at);
+    int32_t (*amax)(const void *x, int64_t bytes, int32_t type);
+} quantize_kernel;
+
+extern const quantize_kernel quantize_portable;
+#if defined(__x86_64__)
+extern const quantize_kernel quantize_avx2;
+#endif
+
+void portable_silu_mul_row(const quantize_problem *p, row_at at);
+void portable_rms_norm_row(const norm_problem *p, row_at at);
+
+const quantize_kernel *quantize_kernel_for(cpu_isa isa);
+
+static inline int32_t amax_bits(const void *x, int64_t bytes, int32_t type) {
+    int16_t amax_16 = 0;
+    int32_t amax_32 = 0;
+    if (type == OUT_FP32)
+        for (int64_t i = 0; i < bytes / 4; i++) {
+            int32_t magnitude = ((const int32_t *)x)[i] & INT32_MAX;
+            amax_32 = magnitude > amax_32 ? magnitude : amax_32;
+        }
+    else
+        for (int64_t i = 0; i < bytes / 2; i++) {
+            int16_t magnitude = (int16_t)(((const int16_t *)x)[i] & INT16_MAX);
+            amax_16 = magnitude > amax_16 ? magnitude : amax_16;
+        }
+    return type == OUT_FP32 ? amax_32 : amax_16;
 }
 
 #endif

@@ -522,7 +522,7 @@ static void test_numbers(void) {
     check(fp16, "fp16"), check(bf16, "bf16"), check(e4m3, "e4m3"), check(e2m1, "e2m1");
 }
 
-static void test_quantize(int64_t l, int64_t rows, int64_t k, int layout, int type) {
+static void test_quantize(int64_t l, int64_t rows, int64_t k, int layout, int type, cpu_isa isa) {
     float g = (float)(1 + below(1000)) / 300.0f;
     int64_t columns = k / 16, x_pitch = k * type_size(type) + 16;
     quantize_problem p = {.rows = rows,
@@ -550,9 +550,9 @@ static void test_quantize(int64_t l, int64_t rows, int64_t k, int layout, int ty
             if (below(16) == 0) memset(block, 0, sizeof block);
             store_floats(x.data + r * x_pitch + c * 16 * type_size(type), block, type, 16);
         }
-    if (cpu_quantize(&p, 2) != NVFP4_OK) abort();
+    cpu_quantize(&p, isa, 2);
     p.x = back.data;
-    if (cpu_dequantize(&p, 2) != NVFP4_OK) abort();
+    cpu_dequantize(&p, isa, 2);
     int right = 1, padding = 0;
     for (int64_t r = 0; r < l * rows; r++)
         for (int64_t c = 0; c < columns; c++) {
@@ -593,11 +593,11 @@ static void test_swizzle(int64_t l, int64_t rows, int64_t columns) {
     guarded swizzled = guarded_new(l * swizzled_batch, POISON);
     for (size_t i = 0; i < linear.bytes; i++) linear.data[i] = (char)(1 + below(255));
     swizzle_problem p = {rows, columns, l, (uint8_t *)linear.data, pitch, rows * pitch, (uint8_t *)swizzled.data};
-    cpu_swizzle(&p);
+    cpu_swizzle(&p, 2);
     int64_t zeros = 0;
     for (size_t i = 0; i < swizzled.bytes; i++) zeros += swizzled.data[i] == 0;
     p.linear = (uint8_t *)back.data;
-    cpu_unswizzle(&p);
+    cpu_unswizzle(&p, 2);
     int right = zeros == l * (swizzled_batch - rows * columns);
     for (int64_t r = 0; r < l * rows; r++)
         for (int64_t c = 0; c < pitch && r * pitch + c < (int64_t)back.bytes; c++)
@@ -706,7 +706,10 @@ int main(int count, char **arguments) {
         test_more_threads_than_rows(9, 9, few ? 3 << 14 : 3 << 16, a_types[3 - i]);
     }
     for (int i = 0; i < 30; i++)
-        test_quantize(1 + below(2), sizes[below(SIZES)], 16 * (1 + below(20)), i % 2, OUT_FP16 + i % 3);
+        for (int isa = CPU_PORTABLE; isa < CPU_ISA_COUNT; isa++)
+            if (cpu_isa_usable((cpu_isa)isa))
+                test_quantize(1 + below(2), sizes[below(SIZES)], 16 * (1 + below(20)), i % 2, OUT_FP16 + i % 3,
+                              (cpu_isa)isa);
     for (int i = 0; i < 20; i++) test_swizzle(1 + below(3), sizes[below(SIZES)], 1 + below(40));
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
