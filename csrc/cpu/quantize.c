@@ -19,7 +19,8 @@ typedef struct job {
 
 const quantize_kernel *quantize_kernel_for(cpu_isa isa) {
 #if defined(__x86_64__)
-    if (isa >= CPU_AVX2) return &quantize_avx2;
+    if (isa >= CPU_AVX512VNNI) return &quantize_avx512;
+    if (isa == CPU_AVX2) return &quantize_avx2;
 #endif
     (void)isa;
     return &quantize_portable;

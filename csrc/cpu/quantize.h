@@ -112,7 +112,7 @@ typedef struct quantize_kernel {
 
 extern const quantize_kernel quantize_portable;
 #if defined(__x86_64__)
-extern const quantize_kernel quantize_avx2;
+extern const quantize_kernel quantize_avx2, quantize_avx512;
 #endif
 
 void portable_silu_mul_row(const quantize_problem *p, row_at at);

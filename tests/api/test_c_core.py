@@ -22,7 +22,12 @@ NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
 CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
 OWN_TABLE = ("test_new_family", "test_plan_cache")  # programs with families of their own
 # Files whose code only a CPU with this flag runs: elsewhere they are not optimized, which takes gcc 10 s a build.
-ISA = {"avx512vnni.c": "avx512_vnni", "w4a16_avx512.c": "avx512_vnni", "amx.c": "amx_tile"}
+ISA = {
+    "avx512vnni.c": "avx512_vnni",
+    "w4a16_avx512.c": "avx512_vnni",
+    "quantize_avx512.c": "avx512_vnni",
+    "amx.c": "amx_tile",
+}
 # Programs that put functions of their own in place of the C library's.
 WRAPPED = {"test_allocations": [f"-Wl,--wrap={name}" for name in ("calloc", "realloc", "aligned_alloc")]}
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
