@@ -126,6 +126,11 @@ static inline __attribute__((always_inline)) __m256i round_quotients(__m256 magn
     return saturate ? _mm256_min_epu32(rounded, _mm256_castps_si256(_mm256_set1_ps(0x1p23f + 3))) : rounded;
 }
 
+static inline floats round_values(floats magnitude, floats high, floats low) {
+    const __m256 values = _mm256_setr_ps(2.0f, 3.0f, 4.0f, 6.0f, 0.0f, 0.5f, 1.0f, 1.5f); /* of code - 4, modulo 8 */
+    return _mm256_permutevar8x32_ps(values, round_quotients(magnitude, high, low, 1));
+}
+
 /* 16 words, code - 4 each, and 16 with the signs. */
 typedef struct words {
     __m256i codes, signs;

@@ -109,6 +109,12 @@ static inline __attribute__((always_inline)) __m512i round_quotients(__m512i mag
     return saturate ? _mm512_min_epu32(rounded, _mm512_castps_si512(_mm512_set1_ps(0x1p23f + 3))) : rounded;
 }
 
+static inline floats round_values(floats magnitude, floats high, floats low) {
+    const __m512 values = _mm512_setr_ps(2.0f, 3.0f, 4.0f, 6.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f,
+                                         0.5f, 1.0f, 1.5f); /* of code - 4, modulo 16 */
+    return _mm512_permutexvar_ps(round_quotients(_mm512_castps_si512(magnitude), high, low, 1), values);
+}
+
 /* 32 words, code - 4 each, and 32 with the signs. */
 typedef struct words {
     __m512i codes, signs;

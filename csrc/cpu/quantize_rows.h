@@ -11,11 +11,12 @@
  *   amax_of_blocks        of 16 * LANES values of a type: the largest magnitude of each block, NaN above infinity
  *   encode_blocks         their codes: x over the block's unit, rounded; zeros where a lane of `valid` is 0. saturate:
  *                         quotients may be 7 and more, and infinite
+ *   round_values          magnitudes over a unit, rounded to e2m1
  *   decode_blocks         codes and the values of their scales to 16 * LANES values of a type
  *   transpose_16          LANES rows of 16 floats, `pitch` bytes apart, to 16 vectors
  *
- * Codes come of x / unit in two operations, by kernels/quantize/quotient.h. For global scales outside its range, and
- * for four_over_six, blocks take the definition's path. */
+ * Codes come of x / unit in two operations, by kernels/quantize/quotient.h. For global scales outside its range blocks
+ * take the definition's path. */
 #ifndef NVFP4_CPU_QUANTIZE_ROWS_H
 #define NVFP4_CPU_QUANTIZE_ROWS_H
 
@@ -24,13 +25,21 @@
 #include "cpu/quantize.h"
 #include "kernels/quantize/exponential.h"
 
-enum { GROUP = LANES * BLOCK, SPAN = 8, PARTIALS = 256 };
+enum { GROUP = LANES * BLOCK, SPAN = 8, STEP = SPAN * LANES, PARTIALS = 256 };
 
 /* Scales that blocks get, and what x is divided by. */
 typedef struct units {
     ints code;
-    floats value, unit; /* unit: value * g */
+    floats unit, high, low; /* the value of a code 1.0, and its reciprocal */
 } units;
+
+/* As reciprocal_of: low is rounded towards zero. */
+static inline void reciprocals(floats unit, floats *high, floats *low) {
+    *high = 1.0f / unit;
+    floats rest = fused(-unit, *high, 1.0f - (floats){0}), product = *high * rest;
+    floats error = fused(*high, rest, -product); /* of the other sign: the product is too large */
+    *low = (floats)((ints)product + ((((ints)error ^ (ints)product) >> 31) & (ints)(error != 0.0f)));
+}
 
 /* As e4m3_encode. Scales of one exponent, and with the least one those below, are equally spaced: adding 2^20 times the
  * power of two rounds, and leaves the multiple of the spacing in the last bits. */
@@ -42,21 +51,44 @@ static inline units encode_scales(floats amax, floats wanted, float g) {
     ints code = ((ints)rounded & 0x1F) + (exponent >> 20) - ((127 - 6) << 3);
     floats value = rounded - shift;
     ints nan = (ints)amax > 0x7F800000;
-    return (units){(code & ~nan) | (0x7F & nan), value, value * g};
+    units u = {.code = (code & ~nan) | (0x7F & nan), .unit = value * g};
+    reciprocals(u.unit, &u.high, &u.low);
+    return u;
 }
 
-/* As reciprocal_of: low is rounded towards zero. */
-static inline void reciprocals(floats unit, floats *high, floats *low) {
-    *high = 1.0f / unit;
-    floats rest = fused(-unit, *high, 1.0f - (floats){0}), product = *high * rest;
-    floats error = fused(*high, rest, -product); /* of the other sign: the product is too large */
-    *low = (floats)((ints)product + ((((ints)error ^ (ints)product) >> 31) & (ints)(error != 0.0f)));
+static inline ints has_codes(ints scale) {
+    return (scale > 0) & (scale < 0x7F);
+}
+
+/* As squared_error, of magnitudes. */
+static inline floats squared_errors(const floats magnitude[BLOCK], units u, floats p) {
+    floats sum = {0}, d = u.unit * p;
+    for (int i = 0; i < BLOCK; i++) {
+        floats value = (floats)((ints)round_values(magnitude[i], u.high, u.low) & has_codes(u.code));
+        floats rest = fused(-value, d, magnitude[i] * p);
+        sum = fused(rest, rest, sum);
+    }
+    return sum;
+}
+
+static inline units smaller_error(units six, units four, floats amax, const float *x) {
+    floats values[BLOCK];
+    transpose_16(values, x, BLOCK * 4);
+    for (int i = 0; i < BLOCK; i++) values[i] = (floats)((ints)values[i] & INT32_MAX);
+    floats exponent = (floats)((ints)amax & 0x7F800000); /* to 2^-126 .. 2^126: as normalizer */
+    exponent = smaller(larger(exponent, 0x1p-126f - (floats){0}), 0x1p126f - (floats){0});
+    floats p = (floats)((254 << 23) - (ints)exponent);
+    ints mask = squared_errors(values, four, p) < squared_errors(values, six, p);
+    return (units){(mask & four.code) | (~mask & six.code),
+                   (floats)((mask & (ints)four.unit) | (~mask & (ints)six.unit)),
+                   (floats)((mask & (ints)four.high) | (~mask & (ints)six.high)),
+                   (floats)((mask & (ints)four.low) | (~mask & (ints)six.low))};
 }
 
 /* Up to SPAN groups, in three loops: a scale takes 100 cycles of latency, in which others can be computed only if
  * little else is between them. */
-static inline __attribute__((always_inline)) void quantize_groups(uint8_t *data, uint8_t *scale, const char *x,
-                                                                  const int type, float g, int64_t groups) {
+static inline __attribute__((always_inline)) void
+quantize_groups(uint8_t *data, uint8_t *scale, const char *x, const int type, float g, int64_t groups, const int four) {
     floats amax[SPAN], high[SPAN], low[SPAN], over_g[2];
     ints valid[SPAN], saturated = {0};
     int64_t size = GROUP * type_size(type);
@@ -64,11 +96,15 @@ static inline __attribute__((always_inline)) void quantize_groups(uint8_t *data,
     for (int64_t i = 0; i < groups; i++) amax[i] = amax_of_blocks(x + i * size, type);
     for (int64_t i = 0; i < groups; i++) {
         /* 2^62 / 6 over the greatest g is above 448. NaN stays. */
-        floats part = smaller(0x1p62f - (floats){0}, amax[i]);
-        part = fused(part, 0x1.555556p-3f - (floats){0}, part * -0x1.555556p-28f); /* over 6 */
+        floats capped = smaller(0x1p62f - (floats){0}, amax[i]);
+        floats part = fused(capped, 0x1.555556p-3f - (floats){0}, capped * -0x1.555556p-28f); /* over 6 */
         units u = encode_scales(amax[i], fused(part, over_g[0], part * over_g[1]), g);
-        reciprocals(u.unit, high + i, low + i);
-        valid[i] = (u.code > 0) & (u.code < 0x7F);
+        if (four) {
+            part = capped * 0.25f;
+            units other = encode_scales(amax[i], fused(part, over_g[0], part * over_g[1]), g);
+            u = smaller_error(u, other, amax[i], (const float *)x + i * GROUP);
+        }
+        high[i] = u.high, low[i] = u.low, valid[i] = has_codes(u.code);
         saturated |= (ints)(amax[i] > u.unit * 6.5f);
         store_bytes(scale + i * LANES, u.code);
     }
@@ -83,14 +119,21 @@ static inline __attribute__((always_inline)) void quantize_groups(uint8_t *data,
 }
 
 /* The same for a type. Not inlined: their loops need all registers. */
-static __attribute__((noinline)) void quantize_fp16(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t n) {
-    quantize_groups(data, scale, x, OUT_FP16, g, n);
-}
-static __attribute__((noinline)) void quantize_bf16(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t n) {
-    quantize_groups(data, scale, x, OUT_BF16, g, n);
-}
-static __attribute__((noinline)) void quantize_fp32(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t n) {
-    quantize_groups(data, scale, x, OUT_FP32, g, n);
+typedef void quantizer(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t groups);
+#define QUANTIZER(NAME, TYPE, FOUR)                                                                                    \
+    static __attribute__((noinline)) void NAME(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t n) {     \
+        quantize_groups(data, scale, x, TYPE, g, n, FOUR);                                                             \
+    }
+QUANTIZER(quantize_fp16, OUT_FP16, 0)
+QUANTIZER(quantize_bf16, OUT_BF16, 0)
+QUANTIZER(quantize_fp32, OUT_FP32, 0)
+QUANTIZER(quantize_four_over_six, OUT_FP32, 1)
+
+/* As fp32. Values up to the end of the last group are zeros. */
+static void load_values(float to[STEP * BLOCK], const char *from, int32_t type, int64_t count) {
+    for (int64_t i = 0; i < count * BLOCK; i += LANES)
+        *(floats *)(to + i) = load_lanes(from + i * type_size(type), type);
+    memset(to + count * BLOCK, 0, (size_t)((LANES - count % LANES) % LANES * BLOCK * 4));
 }
 
 static inline void store_scales(const quantize_problem *p, row_at at, int64_t column, const uint8_t *scale,
@@ -106,29 +149,35 @@ static inline int in_range(float g) {
     return g >= 0x1p-48f && g <= 0x1p48f; /* no quotient overflows or loses bits: block.cuh */
 }
 
-/* `count` blocks, at most SPAN * LANES, from a column on. */
+/* `count` blocks, at most STEP, from a column on. */
 static void quantize_blocks(const quantize_problem *p, row_at at, int64_t column, int64_t count, const char *x,
                             int32_t type) {
-    uint8_t scale[SPAN * LANES] = {0}, *data = at.data + column * 8, tail_data[LANES * 8];
+    _Alignas(64) float values[STEP * BLOCK];
+    uint8_t scale[STEP] = {0}, *data = at.data + column * 8, tail_data[LANES * 8];
+    int four = p->block_scale == BLOCK_FOUR_OVER_SIX;
+    if (four && type != OUT_FP32) {
+        load_values(values, x, type, count);
+        x = (const char *)values, type = OUT_FP32;
+    }
     int64_t size = BLOCK * type_size(type), groups = count / LANES, whole = groups * LANES;
     float g = problem_global_scale(p);
-    if (p->block_scale == BLOCK_FOUR_OVER_SIX || !in_range(g)) {
+    quantizer *quantize = four               ? quantize_four_over_six
+                          : type == OUT_FP32 ? quantize_fp32
+                          : type == OUT_BF16 ? quantize_bf16
+                                             : quantize_fp16;
+    if (!in_range(g))
         for (int64_t b = 0; b < count; b++) {
             float block[BLOCK];
             load_floats(block, x + b * size, type, BLOCK);
-            quantize_block(block, g, p->block_scale == BLOCK_FOUR_OVER_SIX, data + b * 8, scale + b);
+            quantize_block(block, g, four, data + b * 8, scale + b);
         }
-    } else {
-        void (*quantize)(uint8_t *, uint8_t *, const char *, float, int64_t) = type == OUT_FP32   ? quantize_fp32
-                                                                               : type == OUT_BF16 ? quantize_bf16
-                                                                                                  : quantize_fp16;
-        if (groups) quantize(data, scale, x, g, groups);
-        if (whole < count) {
-            char tail[GROUP * 4] = {0};
-            memcpy(tail, x + whole * size, (size_t)((count - whole) * size));
-            quantize(tail_data, scale + whole, tail, g, 1);
-            memcpy(data + whole * 8, tail_data, (size_t)(count - whole) * 8);
-        }
+    else if (groups)
+        quantize(data, scale, x, g, groups);
+    if (in_range(g) && whole < count) {
+        char tail[GROUP * 4] = {0};
+        memcpy(tail, x + whole * size, (size_t)((count - whole) * size));
+        quantize(tail_data, scale + whole, tail, g, 1);
+        memcpy(data + whole * 8, tail_data, (size_t)(count - whole) * 8);
     }
     store_scales(p, at, column, scale, count);
 }
@@ -138,10 +187,15 @@ static inline int64_t blocks_from(int64_t column, int64_t k, int64_t most) {
     return k / BLOCK - column < most ? k / BLOCK - column : most;
 }
 
+/* While a step is encoded, what the next one reads and writes comes close: 20 % of the time. */
 static void quantize_row(const quantize_problem *p, row_at at) {
-    enum { STEP = SPAN * LANES };
-    for (int64_t c = 0; c < p->k / BLOCK; c += STEP)
-        quantize_blocks(p, at, c, blocks_from(c, p->k, STEP), at.x + c * BLOCK * type_size(p->x_type), p->x_type);
+    int64_t size = BLOCK * type_size(p->x_type);
+    for (int64_t c = 0; c < p->k / BLOCK; c += STEP) {
+        int64_t count = blocks_from(c, p->k, STEP), next = blocks_from(c + STEP, p->k, STEP);
+        for (int64_t i = 0; i < next * size; i += 64) __builtin_prefetch(at.x + (c + STEP) * size + i);
+        for (int64_t i = 0; i < next * 8; i += 64) __builtin_prefetch(at.data + (c + STEP) * 8 + i, 1);
+        quantize_blocks(p, at, c, count, at.x + c * size, p->x_type);
+    }
 }
 
 static inline __attribute__((always_inline)) void dequantize_typed(const quantize_problem *p, row_at at,
@@ -175,32 +229,23 @@ static void dequantize_row(const quantize_problem *p, row_at at) {
         dequantize_typed(p, at, OUT_FP32);
 }
 
-/* fused.c defines what follows. Values past a row's end are zeros. */
-static inline void load_values(float to[GROUP], const char *from, int32_t type, int64_t count) {
-    if (count < LANES) memset(to, 0, GROUP * 4);
-    for (int64_t i = 0; i < count * BLOCK; i += LANES) {
-        floats value = load_lanes(from + i * type_size(type), type);
-        memcpy(to + i, &value, sizeof value);
-    }
-}
-
+/* fused.c defines what follows. */
 static void silu_mul_row(const quantize_problem *p, row_at at) {
-    for (int64_t c = 0; c < p->k / BLOCK; c += LANES) {
-        _Alignas(64) float y[GROUP], up[GROUP];
-        int64_t count = blocks_from(c, p->k, LANES), from = c * BLOCK * type_size(p->x_type);
+    for (int64_t c = 0; c < p->k / BLOCK; c += STEP) {
+        _Alignas(64) float y[STEP * BLOCK], up[STEP * BLOCK];
+        int64_t count = blocks_from(c, p->k, STEP), size = type_size(p->x_type), from = c * BLOCK * size;
         load_values(y, at.x + from, p->x_type, count);
-        load_values(up, at.x + p->k * type_size(p->x_type) + from, p->x_type, count);
-        for (int i = 0; i < GROUP; i++) y[i] = silu(y[i]) * up[i];
+        load_values(up, at.x + p->k * size + from, p->x_type, count);
+        for (int64_t i = 0; i < count * BLOCK; i++) y[i] = silu(y[i]) * up[i];
         quantize_blocks(p, at, c, count, (const char *)y, OUT_FP32);
     }
 }
 
-/* h of a group; the residual becomes h. */
-static inline void add_residual(float h[GROUP], char *residual, int32_t type, int64_t count) {
+/* h of `count` blocks; the residual becomes h. */
+static void add_residual(float *h, char *residual, int32_t type, int64_t count) {
     for (int64_t i = 0; i < count * BLOCK; i += LANES) {
         char *at = residual + i * type_size(type);
-        floats sum = *(const floats *)(h + i) + load_lanes(at, type);
-        store_lanes(at, sum, type);
+        store_lanes(at, *(const floats *)(h + i) + load_lanes(at, type), type);
         *(floats *)(h + i) = load_lanes(at, type);
     }
 }
@@ -209,24 +254,26 @@ static void rms_norm_row(const norm_problem *p, row_at at) {
     const quantize_problem *q = &p->q;
     char *residual =
         p->residual ? (char *)p->residual + at.batch * p->residual_batch + at.row * p->residual_pitch : NULL;
-    int64_t size = type_size(q->x_type), weight_size = type_size(p->weight_type);
-    _Alignas(64) float sums[PARTIALS] = {0}, h[GROUP], weight[GROUP];
-    for (int64_t c = 0; c < q->k / BLOCK; c += LANES) {
-        int64_t count = blocks_from(c, q->k, LANES);
-        load_values(h, at.x + c * BLOCK * size, q->x_type, count);
-        if (residual) add_residual(h, residual + c * BLOCK * size, q->x_type, count);
-        floats values[BLOCK], *sum = (floats *)(sums + c % PARTIALS);
-        transpose_16(values, h, BLOCK * 4);
-        for (int i = 0; i < BLOCK; i++) *sum = fused(values[i], values[i], *sum);
+    int64_t size = BLOCK * type_size(q->x_type), weight_size = BLOCK * type_size(p->weight_type);
+    _Alignas(64) float sums[PARTIALS] = {0}, h[STEP * BLOCK], weight[STEP * BLOCK];
+    for (int64_t c = 0; c < q->k / BLOCK; c += STEP) {
+        int64_t count = blocks_from(c, q->k, STEP);
+        load_values(h, at.x + c * size, q->x_type, count);
+        if (residual) add_residual(h, residual + c * size, q->x_type, count);
+        for (int64_t b = 0; b < count; b += LANES) {
+            floats values[BLOCK], *sum = (floats *)(sums + (c + b) % PARTIALS);
+            transpose_16(values, h + b * BLOCK, BLOCK * 4);
+            for (int i = 0; i < BLOCK; i++) *sum = fused(values[i], values[i], *sum);
+        }
     }
     for (int n = PARTIALS / 2; n > 0; n /= 2)
         for (int j = 0; j < n; j++) sums[j] = sums[j] + sums[j + n];
     float inverse = 1.0f / sqrtf(sums[0] / (float)q->k + p->eps);
-    for (int64_t c = 0; c < q->k / BLOCK; c += LANES) {
-        int64_t count = blocks_from(c, q->k, LANES);
-        load_values(h, (residual ? residual : at.x) + c * BLOCK * size, q->x_type, count);
-        load_values(weight, (const char *)p->weight + c * BLOCK * weight_size, p->weight_type, count);
-        for (int i = 0; i < GROUP; i++) h[i] = h[i] * inverse * weight[i];
+    for (int64_t c = 0; c < q->k / BLOCK; c += STEP) {
+        int64_t count = blocks_from(c, q->k, STEP);
+        load_values(h, (residual ? residual : at.x) + c * size, q->x_type, count);
+        load_values(weight, (const char *)p->weight + c * weight_size, p->weight_type, count);
+        for (int64_t i = 0; i < count * BLOCK; i++) h[i] = h[i] * inverse * weight[i];
         quantize_blocks(q, at, c, count, (const char *)h, OUT_FP32);
     }
 }
