@@ -290,12 +290,15 @@ def gemm(
     beta: float = 0.0,
     out_dtype: torch.dtype = torch.float16,
     scale_layout: str = "128x4",
+    transpose_b: bool = True,
 ) -> torch.Tensor:
-    """[(L,) M, K/2] and [(L,) N, K/2] to [(L,) M, N]. A may be float16 or bfloat16 [(L,) M, K], without scale_a."""
-    sums = operand(a, scale_a, scale_layout).double() @ operand(b, scale_b, scale_layout).double().mT
+    """[(L,) M, K/2] and [(L,) N, K/2] to [(L,) M, N]. A may be float16 or bfloat16 [(L,) M, K], without scale_a; then
+    transpose_b=False gives A . B, [(L,) M, N] and [(L,) N, K/2] to [(L,) M, K]."""
+    y = operand(b, scale_b, scale_layout).double()
+    sums = operand(a, scale_a, scale_layout).double() @ (y.mT if transpose_b else y)
     sums = sums.float() + 0.0  # sums start from +0, so that no sum is -0
     out = epilogue(sums, alpha=alpha, bias=bias, c=c, beta=beta, out_dtype=out_dtype)
-    return out.reshape(*a.shape[:-1], b.shape[-2])
+    return out.reshape(*a.shape[:-1], y.shape[-2 if transpose_b else -1])
 
 
 def epilogue(

@@ -170,7 +170,7 @@ const char *describe(void) {
     FIELD(gemm_traits, broadcast_a);
     FIELD(gemm_traits, broadcast_b);
     FIELD(gemm_traits, a_type);
-    FIELD(gemm_traits, padding_);
+    FIELD(gemm_traits, no_transpose_b);
 
     SIZE(gemm_candidate);
     FIELD(gemm_candidate, modelled_us);

@@ -29,6 +29,11 @@ RESULTS = Path(__file__).resolve().parent / "results"
 GPUS = ("h200", "h100")
 PREDICTED = (*GPUS, "gh200", "h20")
 KEPT = {
+    "nn_fixed_us",
+    "nn_loss",
+    "nn_least_clocks",
+    "nn_stage_clocks",
+    "nn_store_b_clk",
     "least_worker",
     "uneven",
     "fixup_b_clk",

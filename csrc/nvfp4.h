@@ -1,4 +1,5 @@
-/* nvfp4: matrix products of NVFP4 data, C = alpha * (A . B^T) + beta * C + bias.
+/* nvfp4: matrix products of NVFP4 data, C = alpha * (A . B^T) + beta * C + bias, or of 16-bit A without the
+ * transposition, alpha * (A . B).
  *
  * The public C interface. It knows no Python and no torch. Compile the C files of this folder without bindings/ and
  * contest/, with this folder as include path, and link libm, libdl and libpthread.
@@ -77,6 +78,11 @@ typedef enum nvfp4_flags {
      * the layers of a model. Such work is the kernel before it on the stream, and whatever else that kernel does not
      * wait for. sm90_gemm then loads b early; other kernels ignore the flag. Bits of the result do not change. */
     NVFP4_CONSTANT_B = 2,
+    /* C = alpha * (A . B) + beta * C + bias, for the gradient with respect to A: a is fp16 or bf16 [M, N] or [L, M, N],
+     * b lies as ever, out and c are [M, K] or [L, M, K], bias has K elements and alpha one. N is any size; rows of a
+     * are dense or a multiple of 16 bytes apart, its data is aligned to 2 bytes. The cpu and sm80 kernels take it,
+     * those of sm90 with 128x4 scales and rows and batches of a and b on 16 bytes. */
+    NVFP4_NO_TRANSPOSE_B = 4,
 } nvfp4_flags;
 
 #define NVFP4_HOST (-1) /* nvfp4_tensor.device of host memory */
@@ -173,9 +179,9 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args);
 
 /* How a product of this shape would be run on a device (NVFP4_HOST or an ordinal), for dense 16-byte aligned data.
- * a_dtype: NVFP4_NONE for NVFP4 a; NVFP4_FP16 or NVFP4_BF16. */
-nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, int64_t m,
-                              int64_t n, int64_t k, int64_t l, nvfp4_plan *plan);
+ * a_dtype: NVFP4_NONE for NVFP4 a; NVFP4_FP16 or NVFP4_BF16. flags: as of nvfp4_gemm_args. */
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, uint32_t flags,
+                              int64_t m, int64_t n, int64_t k, int64_t l, nvfp4_plan *plan);
 
 /* x [R, K] or [L, R, K] (fp16, bf16, fp32) to data [.., R, K/2] and scales.
  *   scale = e4m3(amax/6 / g), value = e2m1(x / (scale * g)), both to nearest, ties to even, saturating at 448 and 6;

@@ -33,8 +33,10 @@ def gemm(
     backend: str | None = None,
     batch_invariant: bool = False,
     constant_b: bool = False,
+    transpose_b: bool = True,
 ) -> Array:
     """C = alpha * (A . B^T) + beta * c + bias, of matrices A (M x K) and B (N x K): B is NVFP4, A NVFP4 or 16-bit.
+    Or without the transposition, alpha * (A . B), of 16-bit A (M x N): the gradient of a linear layer's input.
 
     Tensors are torch tensors, NumPy arrays or arrays of any library with `__dlpack__` (CuPy, JAX), on the CPU or on one
     CUDA device. On a GPU the work is enqueued on the current stream of the library of out, or else of a: nothing waits,
@@ -74,6 +76,11 @@ def gemm(
             everything else. (A kernel that lets its successor start early, by `griddepcontrol`, counts together with
             those that it does not wait for itself; nvfp4's wait for all before letting go.) `sm90_gemm_*` then loads
             the first weights while the kernel before runs. Without effect on other kernels, and on the bits.
+        transpose_b: False: C [M, K] = alpha * (A . B) + beta * c + bias, C[m, k] being a sum over n. b and scale_b lie
+            as ever. a is float16 or bfloat16 [M, N] or [L, M, N], of any N, with rows that are contiguous or a multiple
+            of 16 bytes apart; faster if data, rows and batches are on 16 bytes. out and c are [M, K] or [L, M, K], bias
+            has length K. alpha has one element: factors of b's rows would be within the sums. For these, multiply a by
+            them. CPU and sm80 kernels take it, with 128x4 scales and all rows and batches on 16 bytes those of sm90.
 
     Returns:
         `out`, or a new tensor of a's library on a's device: by its from_dlpack, or on a GPU its empty().
@@ -95,7 +102,7 @@ def gemm(
         array([[ 9., 19., 29.],
                [ 9., 19., 29.]], dtype=float32)
     """
-    flags = (1 if batch_invariant else 0) | (2 if constant_b else 0)
+    flags = (1 if batch_invariant else 0) | (2 if constant_b else 0) | (0 if transpose_b else 4)
     torch = modules.get("torch")
     if torch is not None and torch.compiler.is_dynamo_compiling():
         from nvfp4 import torch_ops

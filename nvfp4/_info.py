@@ -43,6 +43,7 @@ def info(
     device: Any = None,
     backend: str | None = None,
     a_dtype: DType | None = None,
+    transpose_b: bool = True,
 ) -> dict[str, Any]:
     """The version of nvfp4, what this machine can run, and the launch plan of a product of m x n x k.
 
@@ -52,6 +53,7 @@ def info(
             first usable GPU, else the CPU.
         backend: as in gemm.
         a_dtype: of gemm's a: torch.float16 or torch.bfloat16 (NumPy's types and names too), or None for NVFP4.
+        transpose_b: as in gemm; with False, a is M x N and the result M x K.
 
     Returns:
         A dict of plain values: version; archs, the GPU architectures with code inside; cpu_kernel; cpu_threads;
@@ -85,7 +87,7 @@ def info(
     else:
         ordinal = _ordinal(device)
     result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(
-        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l
+        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l, 0 if transpose_b else 4
     )
     return result
 

@@ -66,8 +66,9 @@ class Linear(torch.nn.Module):
     exact in 16, so the global scale is applied to the sums and not to the weights. Only the products with a float32
     input round.
 
-    With activations=None there is a gradient with respect to x. With "nvfp4" there is none, and an input that requires
-    one is rejected while gradients are recorded.
+    With activations=None there is a gradient with respect to x, by gemm(..., transpose_b=False) of the packed weight.
+    (A float32 gradient, or one with an alpha of [N], enters as three bfloat16 parts: three times the work.) With
+    "nvfp4" there is none, and an input that requires one is rejected while gradients are recorded.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -328,17 +329,6 @@ def _described(value: Any, name: str) -> Any:
     return short(value.dtype) if name == "bias" else float(value)
 
 
-def _matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, transpose: bool) -> Tensor:
-    """fp32 sums of x . W^T, or of x . W without `transpose`, W being value * scale. 16-bit operands have exact products
-    in fp32. torch.mm sums these in fp32 without rounding the sums to 16 bits on a GPU alone; a CPU gets fp32 operands.
-    """
-    dtype = x.dtype if x.is_cuda else torch.float32
-    w = nvfp4.dequantize(weight, weight_scale, out_dtype=dtype)
-    w = w.t() if transpose else w
-    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-        return torch.mm(x.float(), w) if dtype == torch.float32 else torch.mm(x, w, out_dtype=torch.float32)
-
-
 def _as_gemm_takes_it(x: Tensor) -> Tensor:
     """Dense rows on 16 bytes: x itself, where they are. What is traced has no address, and is taken to be aligned."""
     if x.stride(-1) != 1 or (x.shape[0] > 1 and x.stride(0) != x.shape[1]):
@@ -354,13 +344,14 @@ def _weight_only(
         if bias is not None and bias.dtype != dtype:
             bias = bias.float()
         return nvfp4.gemm(_as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
-    y = _matmul(x, weight, weight_scale, True)
+    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+        y = torch.mm(x, nvfp4.dequantize(weight, weight_scale).t())
     y = y if alpha is None else y * alpha
     return y if bias is None else y + bias.float()
 
 
 class _WeightOnly(torch.autograd.Function):
-    """_weight_only, with a gradient with respect to x that dequantizes the weight again: only packed bytes are kept."""
+    """_weight_only, with a gradient with respect to x that multiplies by the packed weight."""
 
     @staticmethod
     def forward(
@@ -377,13 +368,31 @@ class _WeightOnly(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """(alpha * dy) . W. One alpha is applied to the fp32 sums; one for each row of W lies along the sums."""
-        weight, weight_scale, alpha = ctx.saved_tensors
-        dy = gradients[0]
-        if alpha is None:
-            dx = _matmul(dy, weight, weight_scale, False)
-        elif alpha.ndim == 0:
-            dx = _matmul(dy, weight, weight_scale, False) * alpha
-        else:
-            dx = _matmul(dy.float() * alpha, weight, weight_scale, False)
-        return dx.to(dy.dtype), None, None, None, None, None
+        return _input_gradient(gradients[0], *ctx.saved_tensors), None, None, None, None, None
+
+
+def _input_gradient(dy: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None) -> Tensor:
+    """(alpha * dy) . W. One alpha is applied to the fp32 sums; one for each row of W lies along the sums."""
+    along_sums = alpha is not None and alpha.ndim > 0
+    if dy.dtype != torch.float32 and not along_sums:
+        dy = _as_gemm_takes_it(dy)
+        return nvfp4.gemm(dy, weight, None, weight_scale, alpha=alpha, out_dtype=dy.dtype, transpose_b=False)
+    parts = _bf16_parts(dy.float() * alpha if along_sums else dy).reshape(-1, dy.shape[1])
+    sums = nvfp4.gemm(parts, weight, None, weight_scale, out_dtype=torch.float32, transpose_b=False)
+    dx = sums.reshape(3, *dy.shape[:1], -1).sum(0)
+    return (dx if alpha is None or along_sums else dx * alpha).to(dy.dtype)
+
+
+def _bf16_parts(x: Tensor) -> Tensor:
+    """fp32 as three bf16 [3, ...], whose sum it is: each takes the upper 8 of the significant bits that are left. Bits
+    are masked, since a compiler may drop a rounding to bf16 and back."""
+
+    def upper(x: Tensor) -> Tensor:
+        return (x.contiguous().view(torch.int32) & -0x10000).view(torch.float32)
+
+    def rest(x: Tensor, part: Tensor) -> Tensor:
+        return torch.where(x.isinf(), 0.0, x - part)
+
+    first = upper(x)
+    second = upper(rest(x, first))
+    return torch.stack((first, second, rest(rest(x, first), second))).bfloat16()

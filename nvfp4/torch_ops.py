@@ -89,8 +89,8 @@ def _(
     out_dtype: torch.dtype,
 ) -> Tensor:
     batch, m, _ = _rows("a", a)
-    _, n, _ = _rows("b", b)
-    out = a.new_empty((*batch, m, n), dtype=out_dtype)
+    _, n, half_k = _rows("b", b)
+    out = a.new_empty((*batch, m, half_k * 2 if flags & 4 else n), dtype=out_dtype)
     _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend, flags)
     return out
 

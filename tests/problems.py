@@ -63,6 +63,7 @@ class Gemm:
     plan: tuple[str, bool, int, int] | None = None  # kernel, swap_ab, split_k, prefetch_stages: instead of a rank
     threads: int = 1  # on the CPU
     a: str = "nvfp4"  # or "float16", "bfloat16": of 16 bits
+    transpose_b: bool = True  # False, for a of 16 bits: a is m x n and out m x k
     seed: int = 0  # of the data, and the emulated GPU's
     lanes: str = ""  # "apart"; the default is EMULATE_LANES
     broken: str = ""  # the operand whose layout breaks a rule
@@ -72,6 +73,16 @@ class Gemm:
         default = Gemm(self.m, self.n, self.k)
         given = [f"{name}={value!r}" for name, value in vars(self).items() if value != getattr(default, name)]
         return f"Gemm({', '.join([str(self.m), str(self.n), str(self.k), *given])})"
+
+    @property
+    def sums(self) -> int:
+        """Products of a sum: the columns of a."""
+        return self.k if self.transpose_b else self.n
+
+    @property
+    def columns(self) -> int:
+        """Of out."""
+        return self.n if self.transpose_b else self.k
 
 
 @dataclass(frozen=True)
@@ -190,15 +201,20 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
     a = one_of(draw, "nvfp4", "nvfp4", "float16", "bfloat16") if backend != "sm100" else "nvfp4"
     if a != "nvfp4" and backend == "sm90":  # of which sm90 takes what TMA reaches
         layout, k = "128x4", up(k, 32)
+    transpose_b = a == "nvfp4" or one_of(draw, True, False)
+    n = up(n, 8) if not transpose_b and backend == "sm90" else n
+    if not transpose_b and alpha == "vector":
+        alpha = "one"
 
     at = {}
+    columns = n if transpose_b else k
     matrices = {
-        "a": (m, k // 2, 8) if a == "nvfp4" else (m, k * 2, 16),
+        "a": (m, k // 2, 8) if a == "nvfp4" else (m, k * 2, 16) if transpose_b else (m, n * 2, 2),
         "b": (n, k // 2, 8),
-        "out": (m, n * item, item),
+        "out": (m, columns * item, item),
     }
     if c in ("c", "unread"):
-        matrices["c"] = (m, n * item, item)
+        matrices["c"] = (m, columns * item, item)
     if layout == "linear":
         matrices |= {"scale_a": (m, k // 16, 1)} if a == "nvfp4" else {}
         matrices |= {"scale_b": (n, k // 16, 1)}
@@ -237,6 +253,7 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         rank=one_of(draw, 0.0, draw(st.integers(0, 99)) / 100) if target in FAMILIES else 0.0,
         threads=one_of(draw, 1, 2) if target not in FAMILIES else 1,
         a=a,
+        transpose_b=transpose_b,
         seed=draw(st.integers(0, 2**20)),
         broken=broken,
         at={name: x for name, x in at.items() if x != At()},
@@ -376,7 +393,7 @@ def usable(target: str) -> bool:
 def planned(case: Gemm) -> tuple[Any, ...]:
     """The arguments of _C.plan."""
     a = None if case.a == "nvfp4" else case.a
-    return 0, case.backend, a, case.m, case.n, case.k, 1 if case.l is None else case.l
+    return 0, case.backend, a, case.m, case.n, case.k, 1 if case.l is None else case.l, 0 if case.transpose_b else 4
 
 
 def plans(target: str, case: Gemm) -> list[dict[str, Any]]:
@@ -400,7 +417,7 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
     dtype = DTYPES[case.out_dtype]
     args: dict[str, Any] = {}
     if case.a != "nvfp4":
-        shape = (*batch, case.m, case.k)
+        shape = (*batch, case.m, case.sums)
         halves = (make.integers(-12, 12, *shape) / 2) if case.scales == "contest" else make.normal(*shape)
         args |= {"a": make.place("a", halves.to(DTYPES[case.a])), "scale_a": None}
     for name, rows in (("a", case.m), ("b", case.n)):
@@ -419,8 +436,10 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
     elif case.alpha:
         args["alpha"] = make.place("alpha", make.normal(case.n if case.alpha == "vector" else 1))
     if case.bias:
-        args["bias"] = make.place("bias", make.normal(case.n).to(torch.float32 if case.bias == "float32" else dtype))
-    shape = (*batch, case.m, case.n)
+        args["bias"] = make.place(
+            "bias", make.normal(case.columns).to(torch.float32 if case.bias == "float32" else dtype)
+        )
+    shape = (*batch, case.m, case.columns)
     if not case.allocated:
         values = make.normal(*shape) if case.c == "out" else torch.full(shape, math.nan)
         args["out"] = make.place("out", values.to(dtype))
@@ -428,7 +447,7 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
         values = torch.full(shape, math.nan) if case.c == "unread" else make.normal(*shape)
         args["c"] = args["out"] if case.c == "out" else make.place("c", values.to(dtype))
         args["beta"] = 0.0 if case.c == "unread" else float(make.normal(1))
-    return args | {"scale_layout": case.layout, "out_dtype": dtype}
+    return args | {"scale_layout": case.layout, "out_dtype": dtype, "transpose_b": case.transpose_b}
 
 
 def run_gemm(target: str, case: Gemm) -> str:
@@ -456,7 +475,7 @@ def run_gemm(target: str, case: Gemm) -> str:
     if case.broken:
         return f"a call was accepted that breaks a rule of {case.broken}"
     if case.allocated:
-        if result.shape != (*args["a"].shape[:-1], case.n) or result.dtype != args["out_dtype"]:
+        if result.shape != (*args["a"].shape[:-1], case.columns) or result.dtype != args["out_dtype"]:
             return f"the result has shape {tuple(result.shape)} and dtype {result.dtype}"
     elif result.data_ptr() != args["out"].data_ptr():
         return "out was not returned"
@@ -473,6 +492,7 @@ def judge(target: str, case: Gemm, args: dict[str, Any], result: torch.Tensor) -
     result = result.cpu()
     expected = reference.gemm(**args)
     x, y = (reference.operand(args[name], args[f"scale_{name}"], case.layout).nan_to_num(0.0) for name in "ab")
+    y = y if case.transpose_b else y.mT
     if reference.sums_are_exact(x, y):
         equal, message = reference.compare(result, expected, exact=True)
         return "" if equal else message
@@ -481,7 +501,7 @@ def judge(target: str, case: Gemm, args: dict[str, Any], result: torch.Tensor) -
     magnitude = x.double().abs() @ y.double().abs().mT
     value, error = (
         x.double() @ y.double().mT,
-        gamma(roundings(kernel, case.k, case.a != "nvfp4")) * magnitude + U * magnitude,
+        gamma(roundings(kernel, case.sums, case.a != "nvfp4")) * magnitude + U * magnitude,
     )
     scale = torch.as_tensor(args.get("alpha", 1.0)).double()
     value, error = value * scale, error * scale.abs()

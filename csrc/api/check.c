@@ -166,8 +166,12 @@ nvfp4_status check_data(const char *name, const char *shape2, const char *shape3
     return check_alignment(name, t, 8);
 }
 
-/* a in 16 bits: 16-byte aligned rows whose length is a multiple of 16 values. */
-static nvfp4_status check_activations(const nvfp4_tensor *t, matrix *x) {
+/* a in 16 bits: 16-byte aligned rows whose length is a multiple of 16 values; any rows of the product A . B. */
+static nvfp4_status check_activations(const nvfp4_tensor *t, int no_transpose_b, matrix *x) {
+    if (no_transpose_b) {
+        nvfp4_status status = check_matrix("a", "[M, N]", "[L, M, N]", t, INPUT, x);
+        return status ? status : check_alignment("a", t, 2);
+    }
     nvfp4_status status = check_matrix("a", "[M, K]", "[L, M, K]", t, INPUT, x);
     if (status) return status;
     if (x->columns % 16 != 0)
@@ -218,14 +222,14 @@ nvfp4_status check_layout(int32_t layout) {
 }
 
 /* A dense fp32-like vector of 1 or `length` elements. */
-static nvfp4_status check_vector(const char *name, const nvfp4_tensor *t, int64_t length, int one_allowed) {
+static nvfp4_status check_vector(const char *name, const nvfp4_tensor *t, char size, int64_t length, int one_allowed) {
     nvfp4_status status = check_sizes(name, t);
     if (status) return status;
     int64_t count = element_count(t);
     if (one_allowed && count == 1) return check_alignment(name, t, dtype_bytes(t->dtype));
     if (t->ndim != 1 || count != length)
-        return fail(NVFP4_INVALID, "%s: has %lld elements in %d dimensions; must be a vector of %slength N = %lld",
-                    name, (long long)count, t->ndim, one_allowed ? "length 1 or of " : "", (long long)length);
+        return fail(NVFP4_INVALID, "%s: has %lld elements in %d dimensions; must be a vector of %slength %c = %lld",
+                    name, (long long)count, t->ndim, one_allowed ? "length 1 or of " : "", size, (long long)length);
     if (!is_contiguous(t)) return fail(NVFP4_INVALID, "%s: stride is %lld; must be 1", name, (long long)t->stride[0]);
     return check_alignment(name, t, dtype_bytes(t->dtype));
 }
@@ -260,42 +264,55 @@ nvfp4_status check_present(const char *name, const nvfp4_tensor *t) {
     return NVFP4_OK;
 }
 
+/* The caller's name for the columns of the result. */
+static char column_size(const gemm_problem *p) {
+    return p->no_transpose_b ? 'K' : 'N';
+}
+
 static nvfp4_status check_result_shape(const char *name, const nvfp4_tensor *t, const nvfp4_tensor *a, const matrix *x,
                                        const gemm_problem *p) {
     if (t->ndim == a->ndim && x->l == p->l && x->rows == p->m && x->columns == p->n) return NVFP4_OK;
     if (t->ndim != a->ndim) return fail(NVFP4_INVALID, "%s: has %d dimensions but a has %d", name, t->ndim, a->ndim);
+    const char columns = column_size(p);
     if (a->ndim == 3)
-        return fail(NVFP4_INVALID, "%s: is %lld x %lld x %lld; must be L x M x N = %lld x %lld x %lld", name,
-                    (long long)x->l, (long long)x->rows, (long long)x->columns, (long long)p->l, (long long)p->m,
-                    (long long)p->n);
-    return fail(NVFP4_INVALID, "%s: is %lld x %lld; must be M x N = %lld x %lld", name, (long long)x->rows,
-                (long long)x->columns, (long long)p->m, (long long)p->n);
+        return fail(NVFP4_INVALID, "%s: is %lld x %lld x %lld; must be L x M x %c = %lld x %lld x %lld", name,
+                    (long long)x->l, (long long)x->rows, (long long)x->columns, columns, (long long)p->l,
+                    (long long)p->m, (long long)p->n);
+    return fail(NVFP4_INVALID, "%s: is %lld x %lld; must be M x %c = %lld x %lld", name, (long long)x->rows,
+                (long long)x->columns, columns, (long long)p->m, (long long)p->n);
 }
 
-/* a and b: both 2-D or both 3-D, equal K and L. */
+/* a and b: both 2-D or both 3-D, equal L, and equal K, or N of the product A . B. */
 static nvfp4_status check_operands(const nvfp4_gemm_args *args, gemm_problem *p) {
     matrix a, b;
-    const int a_is_16_bit = is_16_bit(args->a.dtype);
+    const int a_is_16_bit = is_16_bit(args->a.dtype), no_transpose_b = (args->flags & NVFP4_NO_TRANSPOSE_B) != 0;
     nvfp4_status status = check_present("a", &args->a);
     if (!status) status = check_present("b", &args->b);
     if (!status) status = check_dtype("a", &args->a, is_a, "uint8, float4_e2m1fn_x2, float16 or bfloat16");
+    if (!status && no_transpose_b && !a_is_16_bit)
+        return fail(NVFP4_INVALID, "a: dtype is %s; must be float16 or bfloat16 where transpose_b is False",
+                    nvfp4_dtype_name(args->a.dtype));
     if (!status)
-        status = a_is_16_bit ? check_activations(&args->a, &a)
+        status = a_is_16_bit ? check_activations(&args->a, no_transpose_b, &a)
                              : check_data("a", "[M, K/2]", "[L, M, K/2]", &args->a, INPUT, &a);
     if (!status) status = check_data("b", "[N, K/2]", "[L, N, K/2]", &args->b, INPUT, &b);
     if (!status) status = check_device("b", &args->b, "a", &args->a);
     if (status) return status;
     if (args->a.ndim != args->b.ndim)
         return fail(NVFP4_INVALID, "b: has %d dimensions but a has %d", args->b.ndim, args->a.ndim);
-    const int64_t k = a_is_16_bit ? a.columns : a.columns * 2;
-    if (b.columns * 2 != k)
-        return fail(NVFP4_INVALID, "b: K is %lld but a has K = %lld", (long long)b.columns * 2, (long long)k);
+    const int64_t k = b.columns * 2; /* a's columns are K or, without the transposition, N */
+    const int64_t a_columns = a_is_16_bit ? a.columns : a.columns * 2, b_length = no_transpose_b ? b.rows : k;
+    if (b_length != a_columns)
+        return fail(NVFP4_INVALID, "b: %c is %lld but a has %c = %lld", no_transpose_b ? 'N' : 'K', (long long)b_length,
+                    no_transpose_b ? 'N' : 'K', (long long)a_columns);
     if (b.l != a.l) return fail(NVFP4_INVALID, "b: L is %lld but a has L = %lld", (long long)b.l, (long long)a.l);
-    if (k > MAX_SIZE) return fail(NVFP4_INVALID, "a: K is %lld; must be at most %d", (long long)k, MAX_SIZE);
+    if (k > MAX_SIZE)
+        return fail(NVFP4_INVALID, "%s: K is %lld; must be at most %d", no_transpose_b ? "b" : "a", (long long)k,
+                    MAX_SIZE);
     *p = (gemm_problem){
         .m = a.rows,
-        .n = b.rows,
-        .k = k,
+        .n = no_transpose_b ? k : b.rows,
+        .k = b_length,
         .l = a.l,
         .a = args->a.data,
         .b = args->b.data,
@@ -304,6 +321,7 @@ static nvfp4_status check_operands(const nvfp4_gemm_args *args, gemm_problem *p)
         .a_batch = a.batch,
         .b_batch = b.batch,
         .a_type = a_is_16_bit ? args->a.dtype : VALUES_E2M1,
+        .no_transpose_b = no_transpose_b,
     };
     uintptr_t bits = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)(a.pitch | b.pitch);
     if (a.l > 1) bits |= (uintptr_t)(a.batch | b.batch);
@@ -323,8 +341,10 @@ static nvfp4_status check_scales(const nvfp4_gemm_args *args, gemm_problem *p) {
         status = check_scale("scale_a", &args->scale_a, args->scale_layout, p->l, p->m, p->k / 16, INPUT, &p->sfa_pitch,
                              &p->sfa_batch);
     if (!status)
-        status = check_scale("scale_b", &args->scale_b, args->scale_layout, p->l, p->n, p->k / 16, INPUT, &p->sfb_pitch,
-                             &p->sfb_batch);
+        status = p->no_transpose_b ? check_scale("scale_b", &args->scale_b, args->scale_layout, p->l, p->k, p->n / 16,
+                                                 INPUT, &p->sfb_pitch, &p->sfb_batch)
+                                   : check_scale("scale_b", &args->scale_b, args->scale_layout, p->l, p->n, p->k / 16,
+                                                 INPUT, &p->sfb_pitch, &p->sfb_batch);
     if (!status && a_is_e2m1) status = check_device("scale_a", &args->scale_a, "a", &args->a);
     if (!status) status = check_device("scale_b", &args->scale_b, "a", &args->a);
     p->sfa = args->scale_a.data;
@@ -339,7 +359,9 @@ static nvfp4_status check_results(const nvfp4_gemm_args *args, gemm_problem *p) 
     matrix x;
     nvfp4_status status = check_present("out", out);
     if (!status) status = check_dtype("out", out, is_float, "float16, bfloat16 or float32");
-    if (!status) status = check_matrix("out", "[M, N]", "[L, M, N]", out, OUTPUT, &x);
+    const char *shape2 = p->no_transpose_b ? "[M, K]" : "[M, N]",
+               *shape3 = p->no_transpose_b ? "[L, M, K]" : "[L, M, N]";
+    if (!status) status = check_matrix("out", shape2, shape3, out, OUTPUT, &x);
     if (!status) status = check_result_shape("out", out, &args->a, &x, p);
     if (!status) status = check_device("out", out, "a", &args->a);
     if (!status) status = check_alignment("out", out, dtype_bytes(out->dtype));
@@ -357,7 +379,7 @@ static nvfp4_status check_results(const nvfp4_gemm_args *args, gemm_problem *p) 
     if (c->dtype != out->dtype)
         return fail(NVFP4_INVALID, "c: dtype is %s; must be that of out, %s", nvfp4_dtype_name(c->dtype),
                     nvfp4_dtype_name(out->dtype));
-    status = check_matrix("c", "[M, N]", "[L, M, N]", c, INPUT, &x);
+    status = check_matrix("c", shape2, shape3, c, INPUT, &x);
     if (!status) status = check_result_shape("c", c, &args->a, &x, p);
     if (!status) status = check_device("c", c, "a", &args->a);
     if (!status) status = check_alignment("c", c, dtype_bytes(c->dtype));
@@ -376,7 +398,11 @@ static nvfp4_status check_alpha_and_bias(const nvfp4_gemm_args *args, gemm_probl
     if (!absent(alpha)) {
         if (alpha->dtype != NVFP4_FP32)
             return fail(NVFP4_INVALID, "alpha: dtype is %s; must be float32", nvfp4_dtype_name(alpha->dtype));
-        status = check_vector("alpha", alpha, p->n, 1);
+        if (p->no_transpose_b && element_count(alpha) != 1)
+            return fail(NVFP4_INVALID,
+                        "alpha: has %lld elements; must have 1 where transpose_b is False, since N is summed over",
+                        (long long)element_count(alpha));
+        status = check_vector("alpha", alpha, 'N', p->n, 1);
         if (!status) status = check_device("alpha", alpha, "a", &args->a);
         if (status) return status;
         p->alpha = alpha->data;
@@ -386,7 +412,7 @@ static nvfp4_status check_alpha_and_bias(const nvfp4_gemm_args *args, gemm_probl
         if (bias->dtype != NVFP4_FP32 && bias->dtype != p->out_type)
             return fail(NVFP4_INVALID, "bias: dtype is %s; must be float32 or that of out, %s",
                         nvfp4_dtype_name(bias->dtype), nvfp4_dtype_name(p->out_type));
-        status = check_vector("bias", bias, p->n, 0);
+        status = check_vector("bias", bias, column_size(p), p->n, 0);
         if (!status) status = check_device("bias", bias, "a", &args->a);
         if (status) return status;
         p->bias = bias->data;
@@ -395,10 +421,11 @@ static nvfp4_status check_alpha_and_bias(const nvfp4_gemm_args *args, gemm_probl
     return NVFP4_OK;
 }
 
-static nvfp4_status check_flags(uint32_t flags) {
-    if ((flags & ~(uint32_t)(NVFP4_BATCH_INVARIANT | NVFP4_CONSTANT_B)) == 0) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "flags: is %u; must be 0, %d (batch invariant), %d (constant b) or %d", flags,
-                NVFP4_BATCH_INVARIANT, NVFP4_CONSTANT_B, NVFP4_BATCH_INVARIANT | NVFP4_CONSTANT_B);
+nvfp4_status check_flags(uint32_t flags) {
+    if ((flags & ~(uint32_t)(NVFP4_BATCH_INVARIANT | NVFP4_CONSTANT_B | NVFP4_NO_TRANSPOSE_B)) == 0) return NVFP4_OK;
+    return fail(NVFP4_INVALID,
+                "flags: is %u; must be 0 or a sum of %d (batch invariant), %d (constant b), %d (b not transposed)",
+                flags, NVFP4_BATCH_INVARIANT, NVFP4_CONSTANT_B, NVFP4_NO_TRANSPOSE_B);
 }
 
 nvfp4_status check_gemm(const nvfp4_gemm_args *args, gemm_problem *p) {

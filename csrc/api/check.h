@@ -13,6 +13,7 @@ int64_t swizzled_bytes(int64_t rows, int64_t columns);
 /* Bytes of one element (one packed pair). */
 int64_t dtype_bytes(int32_t dtype);
 
+nvfp4_status check_flags(uint32_t flags);
 nvfp4_status check_gemm(const nvfp4_gemm_args *args, gemm_problem *problem);
 nvfp4_status check_gemm_data_present(const nvfp4_gemm_args *args);
 

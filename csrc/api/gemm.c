@@ -21,10 +21,12 @@ static int32_t last_family(const target *where) {
     return 31 - __builtin_clz(where->families);
 }
 
-/* Those of some families that multiply an A of this type. */
-static uint32_t taking_a(uint32_t families, int32_t a_type) {
-    for (int32_t f = 0; f < GEMM_FAMILIES && a_type != VALUES_E2M1; f++)
-        if (families >> f & 1 && !gemm_families[f]->takes_16_bit_a) families &= ~(1u << f);
+/* Those of some families that multiply an A of this type, and B if it is not to be transposed. */
+static uint32_t taking(uint32_t families, const gemm_problem *p) {
+    for (int32_t f = 0; f < GEMM_FAMILIES && p->a_type != VALUES_E2M1; f++)
+        if (families >> f & 1 &&
+            !(p->no_transpose_b ? gemm_families[f]->takes_no_transpose_b : gemm_families[f]->takes_16_bit_a))
+            families &= ~(1u << f);
     return families;
 }
 
@@ -34,7 +36,11 @@ static nvfp4_status choose_on_gpu(gemm_call *call, const plan_settings *override
     memset(&query, 0, sizeof query);
     query.traits = traits_of(&call->problem);
     query.props = *where->props;
-    query.families = taking_a(where->families, query.traits.a_type);
+    query.families = taking(where->families, &call->problem);
+    if (query.families == 0 && query.traits.no_transpose_b)
+        return fail(NVFP4_UNSUPPORTED,
+                    "transpose_b: is False, which the %s kernels do not take; must be True, or the backend sm80",
+                    gemm_families[last_family(where)]->name);
     if (query.families == 0)
         return fail(
             NVFP4_UNSUPPORTED,
@@ -168,7 +174,10 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
 }
 
 /* A product of this shape, contiguous and aligned. */
-static nvfp4_status problem_of_shape(int32_t a_dtype, int64_t m, int64_t n, int64_t k, int64_t l, gemm_problem *p) {
+static nvfp4_status problem_of_shape(int32_t a_dtype, uint32_t flags, int64_t m, int64_t n, int64_t k, int64_t l,
+                                     gemm_problem *p) {
+    nvfp4_status status = check_flags(flags);
+    if (status) return status;
     if (a_dtype != NVFP4_NONE && a_dtype != NVFP4_FP16 && a_dtype != NVFP4_BF16)
         return fail(NVFP4_INVALID, "a_dtype: is %s; must be none (NVFP4), float16 or bfloat16",
                     nvfp4_dtype_name(a_dtype));
@@ -181,10 +190,19 @@ static nvfp4_status problem_of_shape(int32_t a_dtype, int64_t m, int64_t n, int6
     if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as check.c bounds a tensor */
         return fail(NVFP4_INVALID, "shape: M, N, L are %lld, %lld, %lld; their product must be at most 2^60",
                     (long long)m, (long long)n, (long long)l);
-    const int64_t a_row = a_dtype == NVFP4_NONE ? k / 2 : k * 2;
+    const int no_transpose_b = (flags & NVFP4_NO_TRANSPOSE_B) != 0;
+    if (no_transpose_b && a_dtype == NVFP4_NONE)
+        return fail(NVFP4_INVALID,
+                    "transpose_b: is False but a_dtype is none (NVFP4); must be True, or a_dtype float16 or "
+                    "bfloat16");
+    const int64_t columns = no_transpose_b ? k : n, sums_of = no_transpose_b ? n : k;
+    if (__builtin_mul_overflow(m * columns, l, &count) || count > INT64_MAX / 8)
+        return fail(NVFP4_INVALID, "shape: M, K, L are %lld, %lld, %lld; their product must be at most 2^60",
+                    (long long)m, (long long)k, (long long)l);
+    const int64_t a_row = a_dtype == NVFP4_NONE ? k / 2 : sums_of * 2;
     *p = (gemm_problem){.m = m,
-                        .n = n,
-                        .k = k,
+                        .n = columns,
+                        .k = sums_of,
                         .l = l,
                         .a_pitch = a_row,
                         .b_pitch = k / 2,
@@ -193,19 +211,20 @@ static nvfp4_status problem_of_shape(int32_t a_dtype, int64_t m, int64_t n, int6
                         .sfa_batch = a_dtype == NVFP4_NONE ? swizzled_bytes(m, k / 16) : 0,
                         .sfb_batch = swizzled_bytes(n, k / 16),
                         .out_type = OUT_FP16,
-                        .out_pitch = n * 2,
-                        .out_batch = m * n * 2,
-                        .aligned16 = k % 32 == 0,
-                        .a_type = a_dtype == NVFP4_NONE ? VALUES_E2M1 : a_dtype};
+                        .out_pitch = columns * 2,
+                        .out_batch = m * columns * 2,
+                        .aligned16 = k % 32 == 0 && a_row % 16 == 0,
+                        .a_type = a_dtype == NVFP4_NONE ? VALUES_E2M1 : a_dtype,
+                        .no_transpose_b = no_transpose_b};
     return NVFP4_OK;
 }
 
-nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, int64_t m,
-                              int64_t n, int64_t k, int64_t l, nvfp4_plan *plan) {
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, uint32_t flags,
+                              int64_t m, int64_t n, int64_t k, int64_t l, nvfp4_plan *plan) {
     gemm_call call;
-    nvfp4_status status = problem_of_shape(a_dtype, m, n, k, l, &call.problem);
+    nvfp4_status status = problem_of_shape(a_dtype, flags, m, n, k, l, &call.problem);
     if (!status) status = find_target(context, backend, device, &call.where);
-    if (!status) status = choose(context, 0, &call);
+    if (!status) status = choose(context, flags, &call);
     if (!status) describe(&call, plan);
     return status;
 }
@@ -228,14 +247,21 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
     if (!plan->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
     if (device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", device);
     const plan_settings settings = settings_of(plan);
-    static const int32_t a_dtypes[] = {NVFP4_NONE, NVFP4_FP16, NVFP4_BF16}; /* a kernel multiplies one of them */
+    static const struct {
+        int32_t a_dtype;
+        uint32_t flags;
+    } kinds[] = {{NVFP4_NONE, 0}, /* a kernel multiplies one of them */
+                 {NVFP4_FP16, 0},
+                 {NVFP4_BF16, 0},
+                 {NVFP4_FP16, NVFP4_NO_TRANSPOSE_B},
+                 {NVFP4_BF16, NVFP4_NO_TRANSPOSE_B}};
     int found = 0, plans = 0;
-    for (size_t i = 0; i < sizeof a_dtypes / sizeof *a_dtypes && !found; i++) {
-        nvfp4_status status = problem_of_shape(a_dtypes[i], m, n, k, l, &call.problem);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && !found; i++) {
+        nvfp4_status status = problem_of_shape(kinds[i].a_dtype, kinds[i].flags, m, n, k, l, &call.problem);
         if (!status) status = find_target(context, settings.family, device, &call.where);
         if (status) return status;
         call.candidates = 0;
-        if (is_empty(&call.problem) || !taking_a(call.where.families, call.problem.a_type)) continue;
+        if (is_empty(&call.problem) || !taking(call.where.families, &call.problem)) continue;
         status = choose_on_gpu(&call, &settings, 0, 0);
         if (status) return status;
         if (i == 0) plans = call.candidates; /* of NVFP4 A, for the message */
@@ -248,6 +274,8 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
             "product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
             plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plans, (long long)m, (long long)n,
             (long long)k, (long long)l, call.where.device);
-    const plan_override one = {.device = call.where.device, .m = m, .n = n, .k = k, .l = l, .settings = settings};
+    const gemm_problem *p = &call.problem;
+    const plan_override one = {
+        .device = call.where.device, .m = p->m, .n = p->n, .k = p->k, .l = p->l, .settings = settings};
     return overrides_add(&context->overrides, &one);
 }

@@ -85,8 +85,13 @@ int32_t default_out_dtype(const nvfp4_gemm_args *args) {
 nvfp4_status gemm_result(const nvfp4_gemm_args *args, int32_t dtype, nvfp4_tensor *out) {
     nvfp4_status status = check_rank("a", &args->a);
     if (!status) status = check_rank("b", &args->b);
-    if (!status) dense_like(out, dtype, &args->a, args->a.shape[args->a.ndim - 2], args->b.shape[args->b.ndim - 2]);
-    return status;
+    if (status) return status;
+    const int64_t *b = args->b.shape + args->b.ndim - 2;
+    const int64_t columns = args->flags & NVFP4_NO_TRANSPOSE_B ? b[1] * 2 : b[0];
+    if (columns > INT32_MAX) /* before anything of that size is allocated */
+        return fail(NVFP4_INVALID, "b: K is %lld; must be at most %d", (long long)columns, INT32_MAX);
+    dense_like(out, dtype, &args->a, args->a.shape[args->a.ndim - 2], columns);
+    return NVFP4_OK;
 }
 
 static nvfp4_status results_of(const char *name, const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data,

@@ -6,6 +6,8 @@
  *   short rows > max_vectors   blocked.c: panels of `lanes` short rows, K interleaved, against strips of decoded long
  *                              rows, chunk_blocks blocks of K at a time
  *   else                       vectors.c: every long row is decoded in registers, once, against all short rows
+ *
+ * The product A . B, without the transposition, is nn.c's.
  */
 #ifndef NVFP4_CPU_GEMM_H
 #define NVFP4_CPU_GEMM_H
@@ -19,6 +21,9 @@ enum {
     SHORT_ROWS = 128,             /* short rows packed at a time */
     SUMS_PITCH = SHORT_ROWS + 16, /* not a power of two, or columns of sums would share few cache sets */
     MAX_VECTORS = 8,
+    NN_COLUMNS = 256, /* of b that a task of nn.c decodes, at most */
+    NN_CHUNK = 256,   /* rows of b at a time */
+    NN_PITCH = NN_COLUMNS + 16,
 };
 
 typedef struct cpu_kernel {
@@ -37,6 +42,13 @@ typedef struct cpu_kernel {
     /* sums[r * count + i] = long row `row + r` . packed short row i */
     void (*dots)(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
                  int64_t blocks);
+
+    /* A . B; w4a16 alone. to[r][NN_PITCH]: rows row .. row+rows-1 of b, decoded. */
+    void (*nn_decode)(float *to, const operand *b, int64_t row, int64_t rows, int64_t block, int64_t blocks);
+    /* sums[r][NN_PITCH] (+)= row `row + r` of a, its values k .. k+k_count-1, by the decoded rows; sums has whole
+     * strips of rows. columns is a multiple of 16. */
+    void (*nn_multiply)(float *sums, const operand *a, int64_t row, int64_t rows, int64_t k, int64_t k_count,
+                        const float *decoded, int64_t columns, int first);
 
     void (*epilogue)(const gemm_problem *problem, int64_t batch, sums_tile tile);
 } cpu_kernel;
@@ -62,6 +74,7 @@ static inline roles choose_roles(const gemm_problem *p, int64_t batch) {
 nvfp4_status reference_gemm(const gemm_problem *problem, int threads);
 nvfp4_status blocked_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
 nvfp4_status vectors_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
+nvfp4_status nn_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
 
 /* At least `bytes` bytes, aligned to 64, that are the calling thread's until it asks again; NULL: out of memory. */
 void *scratch(size_t bytes);

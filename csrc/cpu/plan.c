@@ -32,6 +32,7 @@ static nvfp4_status run_host(const gemm_problem *p, const gemm_candidate *c, int
 const gemm_family cpu_family = {.name = "cpu",
                                 .runs_on = "the CPU",
                                 .takes_16_bit_a = 1,
+                                .takes_no_transpose_b = 1,
                                 .candidates = candidates,
                                 .reject = reject,
                                 .run_host = run_host};

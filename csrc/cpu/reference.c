@@ -1,6 +1,6 @@
-/* The definition: out = epilogue(sum over k of a[m][k]*scale_a[m][k/16] * b[n][k]*scale_b[n][k/16]).
- * a of 16 bits has no scales. Every product is exact in double; so is the sum unless its terms are more than 2^53
- * apart. One rounding to fp32. */
+/* The definition: out = epilogue(sum over k of a[m][k]*scale_a[m][k/16] * b[n][k]*scale_b[n][k/16]), or with
+ * no_transpose_b of a[m][k] * b[k][n]*scale_b[k][n/16]. a of 16 bits has no scales. Every product is exact in double;
+ * so is the sum unless its terms are more than 2^53 apart. One rounding to fp32. */
 #include "cpu/epilogue.h"
 #include "cpu/gemm.h"
 #include "cpu/operand.h"
@@ -26,7 +26,8 @@ static void reference_row(void *context, int64_t task, int thread) {
     operand a = operand_a(p, batch), b = operand_b(p, batch);
     for (int64_t n = 0; n < p->n; n++) {
         double sum = 0.0;
-        for (int64_t k = 0; k < p->k; k++) sum += element(&a, m, k) * element(&b, n, k);
+        for (int64_t k = 0; k < p->k; k++)
+            sum += element(&a, m, k) * (p->no_transpose_b ? element(&b, k, n) : element(&b, n, k));
         float rounded = (float)sum;
         epilogue(p, batch, (sums_tile){.sums = &rounded, .m0 = m, .n0 = n, .rows = 1, .columns = 1});
     }

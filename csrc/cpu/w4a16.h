@@ -50,35 +50,84 @@ static void pack_panel(void *memory, const operand *x, int64_t row, int64_t bloc
     for (int64_t k = 0; k < blocks * 16; k += 16) transpose_16(to->values + k, rows[0] + k, sizeof rows[0]);
 }
 
-/* STRIP_ROWS long rows by LANES * panels short rows, in registers. */
-static inline __attribute__((always_inline)) void register_tile(float *sums, const strip *s, const panel *p,
-                                                                const int panels, int64_t blocks, int first) {
-    floats sum[STRIP_ROWS][TILE_PANELS];
-    for (int r = 0; r < STRIP_ROWS; r++)
+/* Where a register tile lies: vectors from one panel to the next, and from one k to the next; floats from one row of
+ * sums to the next. */
+typedef struct tile_steps {
+    int panel, k, sums;
+} tile_steps;
+
+/* Some rows of a strip by LANES * panels columns, in registers. */
+static inline __attribute__((always_inline)) void register_tile(float *sums, const strip *s, const floats *p,
+                                                                const tile_steps step, const int rows, const int panels,
+                                                                int64_t k_count, int first) {
+    floats sum[rows][panels];
+    for (int r = 0; r < rows; r++)
         for (int i = 0; i < panels; i++)
             if (first)
                 sum[r][i] = broadcast(0.0f);
             else
-                memcpy(&sum[r][i], sums + r * SUMS_PITCH + i * LANES, sizeof(floats));
-    for (int64_t k = 0; k < blocks * 16; k++) {
+                memcpy(&sum[r][i], sums + r * step.sums + i * LANES, sizeof(floats));
+    for (int64_t k = 0; k < k_count; k++) {
 #pragma GCC unroll 16
-        for (int r = 0; r < STRIP_ROWS; r++) {
+        for (int r = 0; r < rows; r++) {
             floats x = broadcast(s->values[r][k]);
-#pragma GCC unroll 4
-            for (int i = 0; i < panels; i++) sum[r][i] = fused(x, p[i].values[k], sum[r][i]);
+#pragma GCC unroll 8
+            for (int i = 0; i < panels; i++) sum[r][i] = fused(x, p[i * step.panel + k * step.k], sum[r][i]);
         }
     }
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++) memcpy(sums + r * SUMS_PITCH + i * LANES, &sum[r][i], sizeof(floats));
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < panels; i++) memcpy(sums + r * step.sums + i * LANES, &sum[r][i], sizeof(floats));
 }
 
 static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
                  int first) {
     const panel *p = panels;
+    const tile_steps step = {.panel = CHUNK_K, .k = 1, .sums = SUMS_PITCH};
     int i = 0;
     for (; i + TILE_PANELS <= panel_count; i += TILE_PANELS)
-        register_tile(sums + i * LANES, strip_memory, p + i, TILE_PANELS, blocks, first);
-    for (; i < panel_count; i++) register_tile(sums + i * LANES, strip_memory, p + i, 1, blocks, first);
+        register_tile(sums + i * LANES, strip_memory, p[i].values, step, STRIP_ROWS, TILE_PANELS, blocks * 16, first);
+    for (; i < panel_count; i++)
+        register_tile(sums + i * LANES, strip_memory, p[i].values, step, STRIP_ROWS, 1, blocks * 16, first);
+}
+
+static void nn_decode(float *to, const operand *b, int64_t row, int64_t rows, int64_t block, int64_t blocks) {
+    enum { AHEAD = 8 };
+    for (int64_t r = 0; r < rows; r++, to += NN_PITCH) {
+        prefetch_rows(b, row + r + AHEAD, 1, block, blocks);
+        decode_row(to, b, row + r, block, blocks);
+    }
+}
+
+/* Values k .. k+count-1 of a row of 16-bit values, k being a multiple of 16; reads no others. Writes whole blocks. */
+static void decode_values(float *to, const operand *x, int64_t row, int64_t k, int64_t count) {
+    uint8_t copy[64] = {0}; /* gcc warns of 16 floats, which x never has */
+    const int64_t whole = count / 16 * 16;
+    decode_row(to, x, row, k / 16, whole / 16);
+    if (whole == count) return;
+    memcpy(copy, x->data + row * x->pitch + (k + whole) * 2, (size_t)(count - whole) * 2);
+    const operand tail = {.data = copy, .type = x->type};
+    decode_row(to + whole, &tail, 0, 0, 1);
+}
+
+static void nn_multiply(float *sums, const operand *a, int64_t row, int64_t rows, int64_t k, int64_t k_count,
+                        const float *decoded, int64_t columns, int first) {
+    enum { ROW_PANELS = 8 }; /* of a single row, whose sums would else wait for each other */
+    const tile_steps step = {.panel = 1, .k = NN_PITCH / LANES, .sums = NN_PITCH};
+    for (int64_t r = 0; r < rows; r += STRIP_ROWS, sums += STRIP_ROWS * NN_PITCH) {
+        strip s;
+        for (int i = 0; i < STRIP_ROWS; i++)
+            if (r + i < rows)
+                decode_values(s.values[i], a, row + r + i, k, k_count);
+            else
+                memset(s.values[i], 0, sizeof s.values[i]);
+        int64_t n = 0;
+        for (; rows == 1 && n + ROW_PANELS * LANES <= columns; n += ROW_PANELS * LANES)
+            register_tile(sums + n, &s, (const floats *)(decoded + n), step, 1, ROW_PANELS, k_count, first);
+        for (; n + TILE_PANELS * LANES <= columns; n += TILE_PANELS * LANES)
+            register_tile(sums + n, &s, (const floats *)(decoded + n), step, STRIP_ROWS, TILE_PANELS, k_count, first);
+        for (; n < columns; n += LANES)
+            register_tile(sums + n, &s, (const floats *)(decoded + n), step, STRIP_ROWS, 1, k_count, first);
+    }
 }
 
 /* A packed vector: whole groups of 16 blocks, in the order of K for decoded_dots. */

@@ -184,6 +184,8 @@ const cpu_kernel w4a16_avx2_kernel = {
     .vector_bytes = vector_bytes,
     .pack_vector = pack_vector,
     .dots = dots,
+    .nn_decode = nn_decode,
+    .nn_multiply = nn_multiply,
     .epilogue = epilogue,
 };
 #endif

@@ -182,6 +182,8 @@ const cpu_kernel w4a16_avx512_kernel = {
     .vector_bytes = w4a16_avx512_vector_bytes,
     .pack_vector = w4a16_avx512_pack_vector,
     .dots = w4a16_avx512_dots,
+    .nn_decode = nn_decode,
+    .nn_multiply = nn_multiply,
     .epilogue = epilogue,
 };
 #endif

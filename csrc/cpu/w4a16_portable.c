@@ -61,5 +61,7 @@ const cpu_kernel w4a16_portable_kernel = {
     .vector_bytes = vector_bytes,
     .pack_vector = pack_vector,
     .dots = decoded_dots,
+    .nn_decode = nn_decode,
+    .nn_multiply = nn_multiply,
     .epilogue = epilogue,
 };

@@ -11,10 +11,11 @@
 #include "plan/traits.h"
 
 typedef struct gemm_family {
-    const char *name;          /* of the backend */
-    const char *runs_on;       /* for error messages, after "runs on" */
-    const kernel_set *kernels; /* NULL: a family of the host */
-    int32_t takes_16_bit_a;    /* 1: A may be fp16 or bf16 */
+    const char *name;             /* of the backend */
+    const char *runs_on;          /* for error messages, after "runs on" */
+    const kernel_set *kernels;    /* NULL: a family of the host */
+    int32_t takes_16_bit_a;       /* 1: A may be fp16 or bf16 */
+    int32_t takes_no_transpose_b; /* 1: and the product A . B */
 
     /* Writes the candidates of a product, in any order, and returns how many; at most FAMILY_MAX_CANDIDATES. Depends on
      * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets NULL for props and traits,

@@ -113,10 +113,10 @@ def family(ordinal: int) -> str:
 
 def candidates(shape: Shape, ordinal: int) -> list[Candidate]:
     backend = family(ordinal)
-    found = [Candidate(0, _C.plan(ordinal, backend, None, shape.m, shape.n, shape.k, 1))]
+    found = [Candidate(0, _C.plan(ordinal, backend, None, shape.m, shape.n, shape.k, 1, 0))]
     for rank in range(1, found[0].plan["candidates"]):
         with forced(rank):
-            found.append(Candidate(rank, _C.plan(ordinal, backend, None, shape.m, shape.n, shape.k, 1)))
+            found.append(Candidate(rank, _C.plan(ordinal, backend, None, shape.m, shape.n, shape.k, 1, 0)))
     return found
 
 

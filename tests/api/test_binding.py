@@ -406,7 +406,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
     """Names, order, what is by keyword only, and defaults; out_dtype None stands for the documented one."""
     signatures = {
         "gemm": "a, b, scale_a, scale_b, *, alpha=None, bias=None, c=None, beta=0.0, out=None, out_dtype=None, "
-        "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False",
+        "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False, transpose_b=True",
         "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
         "quantize": "x, *, global_scale=None, scale_layout='128x4', block_scale='amax6'",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
@@ -455,11 +455,11 @@ def test_wrong_signatures_are_type_errors(operands: list[torch.Tensor]) -> None:
             call()
 
 
-@pytest.mark.parametrize("flags", [4, 7, 1 << 31, 2**32 - 1])
+@pytest.mark.parametrize("flags", [8, 15, 1 << 31, 2**32 - 1])
 def test_flags_are_rejected(flags: int, operands: list[torch.Tensor]) -> None:
     """Undefined ones. Neither the functions of nvfp4 nor their fakes can set one."""
     out = torch.full((M, N), 7.0, dtype=torch.float16)
-    message = f"flags: is {flags}; must be 0, 1 (batch invariant), 2 (constant b) or 3"
+    message = f"flags: is {flags}; must be 0 or a sum of 1 (batch invariant), 2 (constant b), 4 (b not transposed)"
     with pytest.raises(nvfp4.Error) as error:
         _C.gemm(*operands, None, None, None, 0.0, out, None, "128x4", None, flags)
     assert str(error.value) == message and (out == 7).all()

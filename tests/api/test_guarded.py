@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from conftest import one_in
+from conftest import FULL, one_in
 from problems import DTYPES, FAMILIES, At, Conversion, Gemm, up
 from worker import Workers
 
@@ -112,6 +112,50 @@ def test_16_bit_a(a: str, edge: str, target: str, workers: Workers) -> None:
             else:
                 for split in (lambda s: s == 1, lambda s: s > 1):
                     cases += on_plans(workers, target, case, 6, split_k=split)
+    assert not verdicts(workers, target, cases)
+
+
+def aligned(rows: int, row: int, pitch: int, l: int | None, edge: str) -> At:
+    """Rows on 16 bytes."""
+    size = ((l or 1) * rows - 1) * pitch + row
+    return At(pitch, rows * pitch if l else None, -size % 16 if edge == "end" else 0, edge)
+
+
+@pytest.mark.parametrize("a", A_TYPES)
+@pytest.mark.parametrize("edge", EDGES)
+def test_transpose_b(a: str, edge: str, target: str, workers: Workers) -> None:
+    """A . B by every kernel, with and without split-K: whole tiles and ragged ones, rows on 16 bytes and on 2 or 8."""
+    if target in FAMILIES and (a, edge) not in EMULATED_A:
+        pytest.skip("CI_FULL=1 runs it")
+    at = {name: At(edge=edge) for name in ("a", "b", "scale_b", "out")}
+    on_16 = at | {"a": aligned(33, 274, 288, 2, edge), "b": aligned(137, 264, 272, 2, edge)}
+    rest = {"a": a, "transpose_b": False}
+    whole = [
+        (Gemm(5, 136, 544, None, alpha="one", bias="out", at=at, **rest), 2),
+        (Gemm(130, 72, 288, None, alpha="number", c="out", at=at, **rest), 6),
+        (Gemm(17, 400, 96, None, scales="finite", at=at, **rest), 2),
+        (Gemm(3, 0, 64, 2, bias="out", c="c", at=at, **rest), 1),
+    ]
+    padded = [
+        (Gemm(33, 137, 528, 2, "linear", "float32", bias="float32", c="c", at=on_16, **rest), 3),
+        (Gemm(33, 137, 528, 2, scales="nan", bias="out", at=on_16, **rest), 2),
+    ]
+    ragged = [
+        (Gemm(3, 131, 48, 2, scales="nan", at=at, **rest), 2),
+        (Gemm(3, 131, 48, 2, "linear", "bfloat16", bias="out", at=at, **rest), 2),
+    ]
+    tall = [
+        (Gemm(300, 200, 160, None, out_dtype="float32", bias="float32", c="c", at=at, **rest), 2),
+        (Gemm(150, 72, 288, 2, out_dtype="bfloat16", at=at, **rest), 2),
+    ]
+    cases = []
+    families = FAMILIES.get(target, (None,))
+    for family in families if FULL else families[:1] if target != "sm_100" else families[1:]:
+        if family == "sm90":  # whose plans are not those of the shape alone
+            cases += [replace(case, backend=family) for case, _ in padded[1:]]
+        for case, most in {"sm90": whole + tall, "sm100": []}.get(family, whole + padded + ragged):
+            for split in (lambda s: s == 1, lambda s: s > 1):
+                cases += on_plans(workers, target, replace(case, backend=family), most, split_k=split)
     assert not verdicts(workers, target, cases)
 
 

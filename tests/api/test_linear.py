@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from bounds import gamma, roundings
-from conftest import FULL, NO_GPU, gpu
+from conftest import FULL, NO_GPU, gpu, in_full
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
 from nvfp4 import reference
+from nvfp4.linear import _bf16_parts
 from nvfp4.packed import PackedLinear
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -233,6 +234,79 @@ def test_gradient_of_the_input(dtype: torch.dtype, vector: bool, device: str, ge
     layer, x = layer.to(device), integers(generator, 2, 3, K).to(device, dtype).requires_grad_()
     layer(x).backward(dy.to(device, dtype))
     assert same(x.grad.cpu(), want.to(dtype))
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_gradients_stay_within_the_bound(
+    dtype: torch.dtype, vector: bool, device: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum of N exact products, and beyond it five roundings at most: alpha, and of three parts the additions. A whole
+    weight is not dequantized."""
+    layer = nvfp4.Linear.from_linear(torch.nn.Linear(K, 1100), activations=None)
+    if vector:
+        layer.weight_global_scale = layer.weight_global_scale * (torch.rand(1100, generator=generator) + 0.5)
+        layer.update_alpha()
+    dy = torch.randn(9, 1100, generator=generator).to(dtype)
+    scaled, w = dy.double() * layer.alpha.double(), dense(layer)
+    exact = scaled @ w
+    kernel = "sm80" if device == "cuda" else nvfp4.info()["cpu_kernel"]
+    loss = gamma(roundings(kernel, 1100, True) + 5) * (scaled.abs() @ w.abs())
+    loss += torch.finfo(dtype).eps / 2 * (exact.abs() + loss) + torch.finfo(dtype).smallest_normal
+    layer, x = layer.to(device), torch.randn(9, K, generator=generator).to(device, dtype).requires_grad_()
+    y = layer(x)
+    monkeypatch.delattr(nvfp4, "dequantize")
+    y.backward(dy.to(device))
+    assert ((x.grad.cpu().double() - exact).abs() <= loss).all()
+
+
+def test_parts_of_a_gradient_are_exact(generator: torch.Generator) -> None:
+    """All significant bits, of large and small numbers; what is not finite stays so."""
+    bits = torch.randint(-(2**31), 2**31, (4096,), generator=generator).int()
+    x = bits.view(torch.float32)
+    x = x[x.isfinite() & ((x == 0) | (x.abs() > 2.0**-100))]
+    parts = _bf16_parts(x)
+    assert parts.dtype == torch.bfloat16 and torch.equal(parts.double().sum(0), x.double())
+    special = torch.tensor([math.inf, -math.inf, math.nan, 3.4028234e38, 0.0])
+    assert same(_bf16_parts(special).float().sum(0)[[0, 1, 3, 4]], special[[0, 1, 3, 4]])
+    odd = torch.tensor([0x7F800001, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # NaN in the low bits alone
+    assert _bf16_parts(torch.cat([special[2:3], odd])).float().sum(0).isnan().all()
+
+
+@in_full
+def test_a_compiled_gradient_keeps_its_parts(generator: torch.Generator) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("inductor needs g++")
+    torch._dynamo.reset()
+    layer = nvfp4.Linear.from_linear(torch.nn.Linear(K, 64), activations=None)
+    layer.weight_global_scale = layer.weight_global_scale * (torch.rand(64, generator=generator) + 0.5)
+    layer.update_alpha()
+    dy, gradients = torch.randn(5, 64, generator=generator), []
+    for run in (torch.compile(layer, fullgraph=True), layer):
+        x = torch.ones(5, K, requires_grad=True)
+        run(x).backward(dy)
+        gradients.append(x.grad)
+    assert same(*gradients)
+
+
+def test_adapters_train(generator: torch.Generator) -> None:
+    """Low-rank factors (LoRA) on two frozen layers; those of the first get their gradient through the second."""
+    layers = [nvfp4.Linear.from_linear(torch.nn.Linear(K, K), activations=None) for _ in range(2)]
+    factors = [torch.randn(*shape, generator=generator) / 8 for shape in ((K, 4), (4, K)) * 2]
+    factors = [factor.bfloat16().requires_grad_() for factor in factors]
+    x, target = (torch.randn(16, K, generator=generator).bfloat16() for _ in range(2))
+    optimizer, losses = torch.optim.Adam(factors, lr=0.02), []
+    for _ in range(10):
+        y = x
+        for layer, down, up in zip(layers, factors[::2], factors[1::2]):
+            y = layer(y) + y @ down @ up
+        loss = (y - target).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(factor.grad.float().norm() > 0 for factor in factors)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_backward_keeps_only_packed_bytes(generator: torch.Generator) -> None:

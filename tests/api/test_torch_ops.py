@@ -21,6 +21,7 @@ from nvfp4 import reference
 ops = torch.ops.nvfp4
 M, N, K = 5, 7, 64
 AUTO = ("128x4", "auto", 0)  # scale_layout, backend, flags
+FLAGS_RULE = "must be 0 or a sum of 1 (batch invariant), 2 (constant b), 4 (b not transposed)"
 
 
 @pytest.fixture
@@ -125,10 +126,10 @@ def test_operators_raise_error_messages(operands: list[torch.Tensor]) -> None:
         "backend: is ''; must be None, 'cpu', 'sm80', 'sm90' or 'sm100'": lambda: ops.gemm_out(
             *operands, none, none, none, 1.0, 0.0, "128x4", "", 0, out
         ),
-        "flags: is 4; must be 0, 1 (batch invariant), 2 (constant b) or 3": lambda: ops.gemm_out(
-            *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 4, out
+        f"flags: is 8; {FLAGS_RULE}": lambda: ops.gemm_out(
+            *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 8, out
         ),
-        "flags: is 2147483648; must be 0, 1 (batch invariant), 2 (constant b) or 3": lambda: ops.gemm(
+        f"flags: is 2147483648; {FLAGS_RULE}": lambda: ops.gemm(
             *operands, none, none, none, 1.0, 0.0, "128x4", "auto", 1 << 31, torch.float16
         ),
         "flags: is -1; must be between 0 and 4294967295": lambda: ops.gemm(

@@ -87,7 +87,7 @@ static void *run_calls(void *argument) {
     if (gpu) {
         goes_on = goes_on && multiply(r, context, M, NVFP4_BACKEND_SM80, NULL);
         goes_on =
-            goes_on && succeeded(r, nvfp4_plan_shape(context, 0, NVFP4_BACKEND_SM80, NVFP4_NONE, M, N, K, 1, &plan));
+            goes_on && succeeded(r, nvfp4_plan_shape(context, 0, NVFP4_BACKEND_SM80, NVFP4_NONE, 0, M, N, K, 1, &plan));
         goes_on = goes_on && succeeded(r, nvfp4_override_plan(context, 0, M, N, K, 1, &plan));
     }
     r->failed = failures;

@@ -31,7 +31,7 @@ int main(void) {
     expect(args.flags == 0, "the default is no flag");
     memset(out, 0x77, sizeof out);
     memcpy(before, out, sizeof out);
-    for (int bit = 2; bit < 32; bit++) {
+    for (int bit = 3; bit < 32; bit++) {
         char flags[32];
         args.flags = (uint32_t)1 << bit;
         snprintf(flags, sizeof flags, "flags: is %u;", args.flags);

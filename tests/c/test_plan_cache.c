@@ -119,7 +119,7 @@ static const field fields[] = {
     FIELD(traits.broadcast_a),
     FIELD(traits.broadcast_b),
     FIELD(traits.a_type),
-    FIELD(traits.padding_),
+    FIELD(traits.no_transpose_b),
     FIELD(props.compute_capability),
     FIELD(props.sm_count),
     FIELD(props.shared_per_block),

@@ -41,13 +41,14 @@ static const struct {
 #undef X
 };
 
-typedef enum kind { GEMM, GEMV, PREFILL, SKINNY } kind;
+typedef enum kind { GEMM, GEMV, PREFILL, SKINNY, NN } kind;
 
 static kind kind_of(int32_t kernel) {
     return kernel < SM90_FIRST_GEMV      ? GEMM
            : kernel < SM90_FIRST_PREFILL ? GEMV
            : kernel < SM90_FIRST_SKINNY  ? PREFILL
-                                         : SKINNY;
+           : kernel < SM90_FIRST_NN      ? SKINNY
+                                         : NN;
 }
 
 static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
@@ -56,7 +57,8 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     static const size_t second[] = {[GEMM] = sizeof(sm90_schedule),
                                     [GEMV] = sizeof(sm90_gemv_schedule),
                                     [PREFILL] = sizeof(sm90_prefill_schedule),
-                                    [SKINNY] = sizeof(sm90_skinny_schedule)};
+                                    [SKINNY] = sizeof(sm90_skinny_schedule),
+                                    [NN] = sizeof(sm90_nn_schedule)};
     if (kernel == KERNEL_SM90_DEQUANT) return index == 0 ? sizeof(sm90_dequant_schedule) : 0;
     return index == 0 ? sizeof(gemm_problem) : index == 1 ? second[kind_of(kernel)] : 0;
 }
@@ -474,11 +476,34 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     }
 }
 
+static void check_nn(const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan, const launch_step *gemm) {
+    const sm90_nn_schedule *s = param_of(plan, gemm, 1);
+    expect(strstr(c->name, p->a_type == OUT_FP16 ? "_fp16_" : "_bf16_") != NULL, "of A's type");
+    expect(p->scale_layout == SCALES_128X4 && p->aligned16, "scales and rows that the kernel takes");
+    expect((int64_t)s->tiles_m * c->tile_m >= p->m && (int64_t)(s->tiles_m - 1) * c->tile_m < p->m, "tiles cover M");
+    expect((int64_t)s->tiles_n * c->tile_n >= p->n && (int64_t)(s->tiles_n - 1) * c->tile_n < p->n, "tiles cover N");
+    expect(c->grid == (int64_t)s->tiles_m * s->tiles_n * p->l && gemm->grid_x == c->grid, "a CTA for each tile");
+    expect(plan->steps == 1 && gemm->cluster == 0 && c->split_k == 1 && c->workspace == 0, "one launch");
+    expect(s->a_batches == (p->a_batch ? p->l : 1) && s->b_batches == (p->b_batch ? p->l : 1), "batches of the maps");
+    expect(plan->tensor_maps == (p->k > 0 ? 2 : 0), "two tensor maps");
+    for (int32_t i = 0; i < plan->tensor_maps; i++) {
+        const tensor_layout *t = &plan->tensor_map[i].layout;
+        const int is_b = plan->params + plan->tensor_map[i].offset == (const unsigned char *)&s->b;
+        expect(t->data == (is_b ? p->b : p->a) && t->element_bytes == (is_b ? 1 : 2) && t->rank == 3, "an operand");
+        expect((int64_t)t->dims[0] == (is_b ? p->n / 2 : p->k) && (int64_t)t->dims[1] == (is_b ? p->k : p->m),
+               "as it lies");
+        expect(t->box[0] == 64 && t->box[1] == (is_b ? 64u : (uint32_t)c->tile_m) && t->swizzle == (is_b ? 64 : 128),
+               "a stage");
+    }
+}
+
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *gemm) {
     (void)v;
     times_listed[c->kernel]++;
-    expect(c->kernel != KERNEL_SM90_DEQUANT && entry_of(c->kernel)->pdl, "a GEMM that starts early");
+    expect(c->kernel != KERNEL_SM90_DEQUANT && entry_of(c->kernel)->pdl == !p->no_transpose_b,
+           "a GEMM that starts early, but for those of A . B");
+    expect((kind_of(c->kernel) == NN) == (p->no_transpose_b == 1), "a kernel of this B");
     expect(gemm == &plan->step[plan->steps - 1], "the GEMM is launched last");
     expect(c->prefetch_stages == 0, "no L2 prefetching");
     if (kind_of(c->kernel) != GEMV)
@@ -496,6 +521,9 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     case SKINNY:
         check_skinny(g, p, c, plan, gemm);
         break;
+    case NN:
+        check_nn(p, c, plan, gemm);
+        break;
     }
 }
 
@@ -507,6 +535,12 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
     const double a = row * (double)p->m * (double)(p->a_batch == 0 && p->sfa_batch == 0 ? 1 : p->l);
     const double b = row * (double)p->n * (double)p->l;
     const int e2m1 = p->scale_layout == SCALES_128X4 && needs_tma(p);
+    if (p->no_transpose_b) {
+        expect(gemm_families[NVFP4_BACKEND_SM90]->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+                   strstr(nvfp4_last_error(), e2m1 ? "tiles" : "transpose_b: is False"),
+               nvfp4_last_error());
+        return !e2m1 || ceil_div(p->m, 128) * ceil_div(p->n, 128) * p->l > INT32_MAX / 16;
+    }
     expect(gemm_families[NVFP4_BACKEND_SM90]->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                (strstr(nvfp4_last_error(), "workspace") || (p->a_type && strstr(nvfp4_last_error(), "a: dtype is ")) ||
                 strstr(nvfp4_last_error(), "tiles")),
@@ -516,12 +550,22 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
     return e2m1 ? (a < b ? a : b) >= end : (a > b ? a : b) >= end;
 }
 
-static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, variant v, int all) {
-    const gemm_problem p = problem(m, n, k, l, v);
+static int32_t one_problem(const gpu *g, gemm_problem p, variant v, int all) {
     static candidate_list list;
     list_candidates(NVFP4_BACKEND_SM90, g, &p, 0, &list);
     if (list.count) times_first[list.all[first_of(&list)].kernel]++;
     return check_product(NVFP4_BACKEND_SM90, g, &p, v, all, param_bytes, check, may_reject);
+}
+
+static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, variant v, int all) {
+    const gemm_problem p = problem(m, n, k, l, v);
+    if (p.a_type != VALUES_E2M1 && n % 16 == 0) { /* the same bytes without the transposition */
+        gemm_problem nn = p;
+        nn.no_transpose_b = 1, nn.a_pitch = nn.k * 2, nn.a_batch = p.a_batch ? m * nn.k * 2 : 0;
+        nn.b_pitch = n / 2, nn.b_batch = k * n / 2, nn.aligned16 = n % 32 == 0 && k % 8 == 0;
+        one_problem(g, nn, v, all);
+    }
+    return one_problem(g, p, v, all);
 }
 
 static void check_kernels(void) {

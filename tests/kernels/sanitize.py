@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import mmap
 import os
 import re
@@ -56,11 +57,11 @@ SHAPES = [
 
 # Families with many plans for a product: each kernel, with and without split-K, on the first shape that has it.
 PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088, 2), (300, 280, 1152, 1)]
-PLANNED += [(30, 200, 1088, 1), (30, 2100, 4160, 1), (40, 2100, 4160, 1), (100, 2100, 4160, 1)]  # the last: stream-K
+PLANNED += [(30, 200, 1088, 1), (30, 2104, 4160, 1), (40, 2100, 4160, 1), (100, 2100, 4160, 1)]  # the last: stream-K
 
 
 # Of 16-bit A: narrow and wide tiles, every quarter of a block of 128 rows, stream-K, large M, K no multiple of a stage.
-A16_SHAPES = [(5, 104, 2080, 2), (70, 200, 1088, 1), (30, 2100, 4160, 1), (100, 2100, 4160, 1), (300, 280, 1152, 1)]
+A16_SHAPES = [(5, 104, 2080, 2), (70, 200, 1088, 1), (30, 2100, 4160, 1), (100, 2104, 4160, 1), (300, 280, 1152, 1)]
 
 LAYOUTS = ("128x4", "linear")
 # Output type, whether with the full epilogue: alpha alone in 16 bits is another code path. Their number is odd, so that
@@ -110,7 +111,13 @@ def is_stalled(tool: str, plan: dict[str, Any]) -> bool:
 
 
 def agrees(
-    shape: tuple[int, int, int, int], layout: str, dtype: torch.dtype, everything: bool, backend: str, a_type: str = ""
+    shape: tuple[int, int, int, int],
+    layout: str,
+    dtype: torch.dtype,
+    everything: bool,
+    backend: str,
+    a_type: str = "",
+    transpose_b: bool = True,
 ) -> bool:
     """Whether a product of random data is the CPU backend's, bit for bit."""
     import torch
@@ -125,10 +132,15 @@ def agrees(
         operands.append((data, nvfp4.swizzle(scale) if layout == "128x4" else scale))
     (a, scale_a), (b, scale_b) = operands
     if a_type:
-        a, scale_a = (torch.randint(-12, 13, (batch, m, k)) / 2).to(getattr(torch, a_type)), None
-    alpha, bias, c = torch.full((n,), 2.0**-10), torch.randn(n).to(dtype), torch.randn(batch, m, n).to(dtype)
+        a = (torch.randint(-12, 13, (batch, m, k if transpose_b else n)) / 2).to(getattr(torch, a_type))
+        scale_a = None
+    columns = n if transpose_b else k
+    alpha, bias = torch.full((n if transpose_b else 1,), 2.0**-10), torch.randn(columns).to(dtype)
+    c = torch.randn(batch, m, columns).to(dtype)
     given = {"alpha": alpha, "bias": bias, "c": c} if everything else {"alpha": alpha[:1]}
-    options = {"out_dtype": dtype, "scale_layout": layout} | ({"beta": 0.5} if everything else {})
+    options = {"out_dtype": dtype, "scale_layout": layout, "transpose_b": transpose_b} | (
+        {"beta": 0.5} if everything else {}
+    )
     expected = nvfp4.gemm(a, b, scale_a, scale_b, **given, **options)
     given = {name: gpu(x) for name, x in given.items()}
     operands = [None if x is None else gpu(x) for x in (a, b, scale_a, scale_b)]
@@ -181,17 +193,18 @@ def run_every_kernel(backend: str, tool: str) -> int:
 
 
 def run_16_bit_a(backend: str) -> int:
-    """As run_every_kernel, of fp16 and bf16 A: each kernel once with split_k 1, 2 and more, where layouts (sm90: 128x4
-    alone) and epilogues take turns. Returns the number of calls that agree with the CPU."""
+    """As run_every_kernel, of fp16 and bf16 A, without the transposition too: each kernel once with split_k 1, 2
+    and more, where layouts (sm90: 128x4 alone) and epilogues take turns. Returns the number of calls that agree with
+    the CPU."""
     import torch
 
     import nvfp4
     from nvfp4 import _C
 
     seen, calls = set(), 0
-    for a_type in ("float16", "bfloat16"):
+    for a_type, transpose_b in itertools.product(("float16", "bfloat16"), (True, False)):
         for shape in A16_SHAPES:
-            plan_of = {"device": 0, "backend": backend, "a_dtype": a_type}
+            plan_of = {"device": 0, "backend": backend, "a_dtype": a_type, "transpose_b": transpose_b}
             for place in range(nvfp4.info(*shape, **plan_of)["plan"]["candidates"]):
                 _C.set_candidate(place)
                 plan = nvfp4.info(*shape, **plan_of)["plan"]
@@ -203,7 +216,7 @@ def run_16_bit_a(backend: str) -> int:
                 layout = LAYOUTS[calls % 2] if backend == "sm80" else "128x4"
                 call = f"{'x'.join(map(str, shape))} of {a_type} A, {layout}, on {plan['kernel']}, candidate {place}"
                 under_way.say(call)
-                if not agrees(shape, layout, getattr(torch, type_name), everything, backend, a_type):
+                if not agrees(shape, layout, getattr(torch, type_name), everything, backend, a_type, transpose_b):
                     sys.exit(f"{call}: differs from the CPU backend")
                 calls += 1
             _C.set_candidate(0)

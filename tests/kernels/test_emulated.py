@@ -46,6 +46,8 @@ def one_of_each_kind(device: str) -> Run:
         files += ("epilogue", "nan", "shared_batches", "custom_kernel")
     if family == "sm90":
         files += ("constant_b",)
+    if FULL:
+        files += ("transpose_b",)
     chosen = f"{family} or (sm80 and test_decode)"  # quantizers are the same for every backend of a GPU
     arguments = ("kernels/test_decode.py", *(f"api/test_{name}.py" for name in files), "-k", chosen)
     return Run(f"one of each kind on {device}", device, arguments, 50)

@@ -253,7 +253,7 @@ def family() -> str:
 
 
 def plan_of(shape: Shape) -> dict[str, Any]:
-    return _C.plan(0, family(), None, shape.m, shape.n, shape.k, 1)
+    return _C.plan(0, family(), None, shape.m, shape.n, shape.k, 1, 0)
 
 
 @pytest.fixture
@@ -381,14 +381,14 @@ def test_tunable_that_is_emulated_is_not_timed(tunable: machine.Target, capsys: 
 
 def test_tunable_uses_a_tuning_file(tunable: machine.Target, tuning: Path, dice: random.Random) -> None:
     model = {shape: plan_of(shape) for shape in (SMALL, UNALIGNED)}
-    batched = _C.plan(0, family(), None, 16, 128, 512, 2)
+    batched = _C.plan(0, family(), None, 16, 128, 512, 2, 0)
     (result,) = json.loads(tuning.read_text())["results"]
     best = result["candidates"][result["selected"]]
     (used,) = nvfp4.use_tuning(tuning)
     assert used == {"m": 16, "n": 128, "k": 512} | {name: best[name] for name in SETTINGS}
     assert settings(nvfp4.info(16, 128, 512, backend=family())["plan"]) == settings(best) != settings(model[SMALL])
     assert plan_of(UNALIGNED) == model[UNALIGNED]
-    assert _C.plan(0, family(), None, 16, 128, 512, 2) == batched
+    assert _C.plan(0, family(), None, 16, 128, 512, 2, 0) == batched
 
     a, b, scale_a, scale_b = tune.Products(SMALL, tunable, 1, dice.randrange(2**31)).inputs[0]
     linear = [nvfp4.unswizzle(s.flatten(), rows, 32) for s, rows in ((scale_a, 16), (scale_b, 128))]
@@ -417,7 +417,7 @@ def test_tunable_rejects_a_tuning_that_is_stale(tunable: machine.Target, tuning:
         return message
 
     def none_of(backend: str | None) -> str:
-        count = _C.plan(0, backend, None, SMALL.m, SMALL.n, SMALL.k, 1)["candidates"]
+        count = _C.plan(0, backend, None, SMALL.m, SMALL.n, SMALL.k, 1, 0)["candidates"]
         return f"which is none of the {count} plans for a product of M = 16, N = 128, K = 512, L = 1"
 
     # No family has a kernel of such a name: the plans of all families are counted.

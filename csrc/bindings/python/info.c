@@ -4,10 +4,10 @@
 
 /* How a shape would be run on a device, as a dict with the names of nvfp4_plan. */
 PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
-    enum { DEVICE, BACKEND, A_DTYPE, M, N, K, L, COUNT };
+    enum { DEVICE, BACKEND, A_DTYPE, M, N, K, L, FLAGS, COUNT };
     (void)module;
     if (!check_count("plan", count, COUNT)) return NULL;
-    int64_t device, m, n, k, l;
+    int64_t device, m, n, k, l, flags;
     int32_t backend, a_dtype = NVFP4_NONE;
     nvfp4_plan plan;
     const char *name = a[A_DTYPE] == Py_None ? NULL : PyUnicode_AsUTF8AndSize(a[A_DTYPE], NULL);
@@ -16,7 +16,9 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
         !read_integer(a[DEVICE], "device", NVFP4_HOST, INT32_MAX, &device) || !read_backend(a[BACKEND], &backend) ||
         !read_integer(a[M], "m", 0, INT32_MAX, &m) || !read_integer(a[N], "n", 0, INT32_MAX, &n) ||
         !read_integer(a[K], "k", 0, INT32_MAX, &k) || !read_integer(a[L], "l", 0, INT32_MAX, &l) ||
-        nvfp4_plan_shape(python_context, (int32_t)device, backend, a_dtype, m, n, k, l, &plan) != NVFP4_OK)
+        !read_integer(a[FLAGS], "flags", 0, UINT32_MAX, &flags) ||
+        nvfp4_plan_shape(python_context, (int32_t)device, backend, a_dtype, (uint32_t)flags, m, n, k, l, &plan) !=
+            NVFP4_OK)
         return raise_error();
     return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
                          "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n,

@@ -12,6 +12,11 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+/* The first `bytes` of 16, zeros for the rest. */
+__device__ __forceinline__ void cp_async_16_zfill(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 /* 8 and 4 bytes, both addresses aligned to as much. */
 __device__ __forceinline__ void cp_async_8(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");

@@ -71,9 +71,9 @@ __device__ __forceinline__ uint32_t decode_scales(uint32_t first, uint32_t secon
 #endif
 }
 
-/* The 8 values of a word times one half of `scales`, as 4 pairs. The order of values is the same for every word, which
+/* The 8 values of a word as 4 pairs, without their scale. The order of values is the same for every word, which
  * suffices for dot products of converted words. */
-template <int half> __device__ __forceinline__ void decode_word(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
+__device__ __forceinline__ void e2m1_pairs(uint32_t word, uint32_t (&pairs)[4]) {
 #if DECODE_HAS_CVT
     uint32_t even = and_or(word << 4, 0x80808080, (word << 2) & 0x1C1C1C1C);
     uint32_t odd = and_or(word, 0x80808080, (word >> 2) & 0x1C1C1C1C);
@@ -86,6 +86,11 @@ template <int half> __device__ __forceinline__ void decode_word(uint32_t word, u
     pairs[2] = and_or(word << 4, 0x80008000, (word << 1) & 0x0E000E00);
     pairs[3] = and_or(word, 0x80008000, (word >> 3) & 0x0E000E00);
 #endif
+}
+
+/* The same times one half of `scales`. */
+template <int half> __device__ __forceinline__ void decode_word(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
+    e2m1_pairs(word, pairs);
 #pragma unroll
     for (int i = 0; i < 4; i++) pairs[i] = half2_multiply(pairs[i], both_halves<half>(scales));
 }

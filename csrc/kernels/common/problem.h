@@ -11,9 +11,9 @@ enum { BLOCK_AMAX6 = 0, BLOCK_FOUR_OVER_SIX = 1 }; /* = nvfp4_block_scale */
 enum { VALUES_E2M1 = 0 };                          /* a_type; else OUT_FP16 or OUT_BF16 */
 
 typedef struct gemm_problem {
-    int64_t m, n, k, l;
+    int64_t m, n, k, l;           /* out is [l][m][n], sums have k terms */
     const uint8_t *a, *b;         /* [l][rows][k/2] bytes; 16-bit a: [l][rows][k] values */
-    int64_t a_pitch, b_pitch;     /* bytes between rows: a multiple of 16, or k/2 */
+    int64_t a_pitch, b_pitch;     /* bytes between rows: a multiple of 16, or those of a row */
     int64_t a_batch, b_batch;     /* bytes between batches */
     const uint8_t *sfa, *sfb;     /* 16-bit a: sfa is NULL */
     int64_t sfa_pitch, sfb_pitch; /* linear: bytes between rows; 128x4: between 128-row blocks */
@@ -26,12 +26,16 @@ typedef struct gemm_problem {
     int64_t alpha_stride; /* elements: 0: one alpha, 1: one for each column */
     const void *bias;     /* NULL: none */
     float alpha_value, beta;
-    int32_t scale_layout; /* SCALES_* */
-    int32_t out_type;     /* OUT_* : of out and c */
-    int32_t bias_type;    /* OUT_* */
-    int32_t aligned16;    /* 1: every row of a and b is 16-byte aligned; 0: 8-byte (of a 16-bit a always 16-byte) */
-    int32_t a_type;       /* VALUES_E2M1, OUT_FP16 or OUT_BF16 */
-    int32_t constant_b;   /* 1: what may still run when the first kernel starts does not write b and sfb. For plans */
+    int32_t scale_layout;   /* SCALES_* */
+    int32_t out_type;       /* OUT_* : of out and c */
+    int32_t bias_type;      /* OUT_* */
+    int32_t aligned16;      /* 1: every row of a and b is 16-byte aligned; 0: 8-byte (of a 16-bit a always 16-byte, with
+                             * no_transpose_b 2-byte) */
+    int32_t a_type;         /* VALUES_E2M1, OUT_FP16 or OUT_BF16 */
+    int32_t constant_b;     /* 1: what may still run when the first kernel starts does not write b and sfb. For plans */
+    int32_t no_transpose_b; /* 1: out = A . B of 16-bit a: b is [l][k][n/2] bytes, and a scale belongs to 16 values
+                             * along n; n is a multiple of 16, k any number. 0: A . B^T, b is [l][n][k/2] bytes */
+    int32_t padding_;
 } gemm_problem;
 
 /* The epilogue of every backend, in fp32 and in this order, so that equal sums give equal bits:

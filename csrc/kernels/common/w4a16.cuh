@@ -51,6 +51,19 @@ template <> struct w4a16<OUT_FP16> {
     static __device__ __forceinline__ void word(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
         decode_word<half>(word, scales, pairs);
     }
+    /* Of words x and y the nibbles i as pairs[i], times a pair of scales, for i from 0 to 3 or, with `high`, 4 to 7. */
+    template <bool high>
+    static __device__ __forceinline__ void zipped(uint32_t x, uint32_t y, uint32_t scales, uint32_t (&pairs)[4]) {
+#if DECODE_HAS_CVT
+        uint32_t columns[4];
+        e2m1_pairs(__byte_perm(x, y, high ? 0x7362 : 0x5140), columns);
+        pairs[0] = columns[0], pairs[1] = columns[2], pairs[2] = columns[1], pairs[3] = columns[3];
+#else
+        e2m1_pairs(__byte_perm(x, y, high ? 0x7632 : 0x5410), pairs);
+#endif
+#pragma unroll
+        for (int i = 0; i < 4; i++) pairs[i] = half2_multiply(pairs[i], scales);
+    }
     static __device__ __forceinline__ void activations(const uint4 &natural, uint32_t (&pairs)[4]) {
 #if DECODE_HAS_CVT
         pairs[0] = __byte_perm(natural.x, natural.y, 0x5410);
@@ -85,6 +98,15 @@ template <> struct w4a16<OUT_BF16> {
             const uint32_t codes = word << (12 - 4 * i);
             pairs[i] = and_or(codes, 0x80008000, codes >> 6 & 0x01C001C0);
             pairs[i] = bf162_multiply(pairs[i], both_halves<half>(scales));
+        }
+    }
+    template <bool high>
+    static __device__ __forceinline__ void zipped(uint32_t x, uint32_t y, uint32_t scales, uint32_t (&pairs)[4]) {
+        const uint32_t word = __byte_perm(x, y, high ? 0x7632 : 0x5410);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t codes = word << (12 - 4 * i);
+            pairs[i] = bf162_multiply(and_or(codes, 0x80008000, codes >> 6 & 0x01C001C0), scales);
         }
     }
     static __device__ __forceinline__ void activations(const uint4 &natural, uint32_t (&pairs)[4]) {

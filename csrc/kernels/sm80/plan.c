@@ -51,8 +51,8 @@ static const sm80_config configs[] = {
         SM80_W4A16_CONFIGS(X)
 #undef X
 };
-enum { CONFIGS = sizeof configs / sizeof *configs, MAX_SPLIT = 32, MAX_WAVES = 4 };
-_Static_assert(CONFIGS *(MAX_WAVES + 1) <= FAMILY_MAX_CANDIDATES, "room for all");
+enum { CONFIGS = sizeof configs / sizeof *configs };
+_Static_assert(CONFIGS *(SM80_MAX_WAVES + 1) <= FAMILY_MAX_CANDIDATES, "room for all");
 
 static const sm80_model measured_e2m1 = {
 #define X(name, e2m1, a16) .name = e2m1,
@@ -69,10 +69,6 @@ static const sm80_model *measured(const gemm_traits *t) {
     return t->a_type == VALUES_E2M1 ? &measured_e2m1 : &measured_a16;
 }
 
-typedef struct sm80_tiling {
-    int64_t k_tiles_per_split, reduce_grid;
-    int32_t tiles_m, tiles_n;
-} sm80_tiling;
 _Static_assert(sizeof(sm80_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
 static int64_t tiles_along_n(const sm80_config *c, int64_t n) {
@@ -115,36 +111,40 @@ static double modelled_us(const sm80_model *model, const device_props *props, co
     return model->call_us + overlapped(busy_us, memory_us(model, props, t), model->hindered);
 }
 
-/* One configuration with K in about `wanted` parts. */
-static int32_t list_one(const sm80_model *model, const device_props *props, const gemm_traits *t, int32_t kernel,
-                        int64_t wanted, gemm_candidate *out) {
-    const sm80_config *c = &configs[kernel];
-    const int64_t tiles_m = ceil_div(t->m, c->tile_m), tiles_n = tiles_along_n(c, t->n);
-    const int64_t k_tiles = ceil_div(t->k, c->tile_k), k_tiles_per_split = ceil_div(k_tiles, wanted);
+int32_t sm80_tile(const gemm_traits *t, int64_t tiles_m, int64_t tiles_n, int64_t wanted, gemm_candidate *out) {
+    const int64_t k_tiles = ceil_div(t->k, out->tile_k), k_tiles_per_split = ceil_div(k_tiles, wanted);
     const int64_t split = k_tiles_per_split ? ceil_div(k_tiles, k_tiles_per_split) : 1; /* no part is empty */
-    const int64_t grid = tiles_m * tiles_n * t->l * split;
-    if (grid > INT32_MAX) return 0;
     const sm80_tiling tiling = {
         .k_tiles_per_split = k_tiles_per_split,
         .reduce_grid = split > 1 ? ceil_div(t->l * t->m * ceil_div(t->n, 4), SM80_REDUCE_THREADS) : 0,
         .tiles_m = (int32_t)tiles_m,
         .tiles_n = (int32_t)tiles_n,
     };
+    out->grid = tiles_m * tiles_n * t->l * split;
+    out->workspace = split > 1 ? t->l * t->m * t->n * split * (int64_t)sizeof(float) : 0;
+    out->family = NVFP4_BACKEND_SM80;
+    out->split_k = (int32_t)split;
+    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    return out->grid <= INT32_MAX;
+}
+
+/* One configuration with K in about `wanted` parts. */
+static int32_t list_one(const sm80_model *model, const device_props *props, const gemm_traits *t, int32_t kernel,
+                        int64_t wanted, gemm_candidate *out) {
+    const sm80_config *c = &configs[kernel];
     *out = (gemm_candidate){
-        .modelled_us = modelled_us(model, props, t, c, grid, k_tiles_per_split, split),
         .name = c->name,
-        .reason = split > 1 ? c->split_reason : c->reason,
-        .grid = grid,
-        .workspace = split > 1 ? t->l * t->m * t->n * split * (int64_t)sizeof(float) : 0,
-        .family = NVFP4_BACKEND_SM80,
         .kernel = kernel,
-        .split_k = (int32_t)split,
         .tile_m = c->tile_m,
         .tile_n = c->tile_n,
         .tile_k = c->tile_k,
         .stages = c->stages,
     };
-    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    if (!sm80_tile(t, ceil_div(t->m, c->tile_m), tiles_along_n(c, t->n), wanted, out)) return 0;
+    sm80_tiling tiling;
+    memcpy(&tiling, out->tiling.bytes, sizeof tiling);
+    out->reason = out->split_k > 1 ? c->split_reason : c->reason;
+    out->modelled_us = modelled_us(model, props, t, c, out->grid, tiling.k_tiles_per_split, out->split_k);
     return 1;
 }
 
@@ -154,10 +154,10 @@ int32_t sm80_candidates(const sm80_model *model, const device_props *props, cons
         const sm80_config *c = &configs[kernel];
         if (c->a_type != t->a_type || c->shared_bytes > props->shared_per_block) continue;
         const int64_t tiles = ceil_div(t->m, c->tile_m) * tiles_along_n(c, t->n) * t->l;
-        const int64_t most = min_int(ceil_div(t->k, c->tile_k), MAX_SPLIT);
+        const int64_t most = min_int(ceil_div(t->k, c->tile_k), SM80_MAX_SPLIT);
         count += list_one(model, props, t, kernel, 1, out + count);
         /* Split to fill the SMs once, twice and so on: a split in between leaves some idle for as long. */
-        for (int64_t waves = 1; waves <= MAX_WAVES; waves++) {
+        for (int64_t waves = 1; waves <= SM80_MAX_WAVES; waves++) {
             const int64_t wanted = min_int(waves * props->sm_count / tiles, most);
             if (wanted < 2) continue;
             const int32_t listed = list_one(model, props, t, kernel, wanted, out + count);
@@ -170,12 +170,13 @@ int32_t sm80_candidates(const sm80_model *model, const device_props *props, cons
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm80_candidates(measured(t), props, t, out);
+    return t->no_transpose_b ? sm80_nn_candidates(props, t, out) : sm80_candidates(measured(t), props, t, out);
 }
 
 /* The kernels whose warps divide K in the same way, and tiles of 64 columns, so that the parts of K follow from N and
  * K: as many as fill the SMs with one row of tiles, at most 8, since each has its own partial sums. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    if (t->no_transpose_b) return sm80_nn_batch_invariant(props, t, out);
     const sm80_config *first = &configs[t->a_type == OUT_FP16   ? KERNEL_sm80_w4a16_fp16_32x64
                                         : t->a_type == OUT_BF16 ? KERNEL_sm80_w4a16_bf16_32x64
                                                                 : KERNEL_sm80_gemm_32x64];
@@ -199,27 +200,6 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
                 (long long)t->m, (long long)t->n, (long long)t->l, props->shared_per_block);
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
-                  launch_plan *out) {
-    (void)props;
-    sm80_tiling tiling;
-    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    launch_step *gemm = add_step(out, c->kernel, c->grid, configs[c->kernel].shared_bytes);
-    *(gemm_problem *)add_param(out, gemm, sizeof *p) = *p;
-    *(sm80_schedule *)add_param(out, gemm, sizeof(sm80_schedule)) = (sm80_schedule){
-        .partials = workspace,
-        .k_tiles_per_split = tiling.k_tiles_per_split,
-        .reduce_grid = tiling.reduce_grid,
-        .tiles_m = tiling.tiles_m,
-        .tiles_n = tiling.tiles_n,
-        .split_k = c->split_k,
-    };
-    if (tiling.reduce_grid == 0) return;
-    launch_step *reduce = add_step(out, KERNEL_SM80_SPLIT_REDUCE, tiling.reduce_grid, 0);
-    reduce->params = gemm->params; /* the same two */
-    memcpy(reduce->param_offset, gemm->param_offset, sizeof reduce->param_offset);
-}
-
 static const kernel_entry kernels[SM80_KERNELS] = {
 #define X(id, tile_m, tile_n, tile_k, stages, warps, ...)                                                              \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
@@ -235,10 +215,38 @@ static const kernel_entry kernels[SM80_KERNELS] = {
                      .shared_bytes = SM80_W4A16_SHARED_BYTES(tile_m, octets, chunks, stages, warps)},
         SM80_W4A16_CONFIGS(X)
 #undef X
-            [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
-                                          .fatbin = "sm80_split_reduce",
-                                          .threads = SM80_REDUCE_THREADS},
+#define X(id, warps_m, warps_n, mmas_m, stages, ...)                                                                   \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm80_nn",                                                                              \
+                     .threads = SM80_NN_THREADS(warps_m, warps_n),                                                     \
+                     .shared_bytes = SM80_NN_SHARED_BYTES(warps_m, warps_n, mmas_m, stages)},
+            SM80_NN_CONFIGS(X)
+#undef X
+                [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
+                                              .fatbin = "sm80_split_reduce",
+                                              .threads = SM80_REDUCE_THREADS},
 };
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
+    (void)props;
+    sm80_tiling tiling;
+    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
+    launch_step *gemm = add_step(out, c->kernel, c->grid, kernels[c->kernel].shared_bytes);
+    *(gemm_problem *)add_param(out, gemm, sizeof *p) = *p;
+    *(sm80_schedule *)add_param(out, gemm, sizeof(sm80_schedule)) = (sm80_schedule){
+        .partials = workspace,
+        .k_tiles_per_split = tiling.k_tiles_per_split,
+        .reduce_grid = tiling.reduce_grid,
+        .tiles_m = tiling.tiles_m,
+        .tiles_n = tiling.tiles_n,
+        .split_k = c->split_k,
+    };
+    if (tiling.reduce_grid == 0) return;
+    launch_step *reduce = add_step(out, KERNEL_SM80_SPLIT_REDUCE, tiling.reduce_grid, 0);
+    reduce->params = gemm->params; /* the same two */
+    memcpy(reduce->param_offset, gemm->param_offset, sizeof reduce->param_offset);
+}
+
 static const kernel_set set = {
     .kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
 
@@ -246,6 +254,7 @@ const gemm_family sm80_family = {
     .name = "sm80",
     .runs_on = "any GPU of compute capability 8.0 or later",
     .takes_16_bit_a = 1,
+    .takes_no_transpose_b = 1,
     .kernels = &set,
     .candidates = candidates,
     .batch_invariant = batch_invariant,

@@ -3,12 +3,13 @@
 #define NVFP4_SM80_PLAN_H
 
 #include "kernels/sm80/config.h"
+#include "kernels/sm80/nn_config.h"
 #include "kernels/sm80/w4a16_config.h"
 #include "plan/gemm_family.h"
 
 enum {
 #define X(id, ...) KERNEL_##id,
-    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X)
+    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X) SM80_NN_CONFIGS(X)
 #undef X
         KERNEL_SM80_SPLIT_REDUCE,
     SM80_KERNELS
@@ -43,7 +44,23 @@ typedef struct sm80_model {
 #undef X
 } sm80_model;
 
-/* The candidates with their times under given constants. */
+/* How a candidate tiles its problem. */
+typedef struct sm80_tiling {
+    int64_t k_tiles_per_split, reduce_grid;
+    int32_t tiles_m, tiles_n;
+} sm80_tiling;
+
+enum { SM80_MAX_SPLIT = 32, SM80_MAX_WAVES = 4 /* that splits fill */ };
+
+/* One kernel, whose tile_m .. stages, name and reason `out` has, with K in about `wanted` parts; tiles: along each
+ * side. 0: the grid would be too large. Leaves modelled_us. */
+int32_t sm80_tile(const gemm_traits *traits, int64_t tiles_m, int64_t tiles_n, int64_t wanted, gemm_candidate *out);
+
+/* The kernels of nn.cu, as of gemm_family. */
+int32_t sm80_nn_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+int32_t sm80_nn_batch_invariant(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+
+/* The candidates of the other kernels with their times under given constants. */
 int32_t sm80_candidates(const sm80_model *model, const device_props *props, const gemm_traits *traits,
                         gemm_candidate *out);
 

@@ -57,6 +57,12 @@
     X(prefill_fixed_us, 3.449)    /* as fixed_us */                                                                    \
     X(prefill_loss, 1.212)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
     X(prefill_store_b_clk, 12.39) /* of results, an SM */                                                              \
+    /* nn.cu: 60 calls on an H200 */                                                                                   \
+    X(nn_fixed_us, 5.5)        /* as fixed_us */                                                                       \
+    X(nn_loss, 1.1)            /* times as long as wgmma's rate says */                                                \
+    X(nn_stage_clocks, 500.0)  /* of a stage beside wgmma */                                                           \
+    X(nn_least_clocks, 1300.0) /* of a stage: dequantizing and wgmma of a warpgroup wait for each other */             \
+    X(nn_store_b_clk, 20.0)    /* of results, an SM */                                                                 \
     /* gemv.cu */                                                                                                      \
     X(gemv_fixed_us, 5.108)  /* as fixed_us */                                                                         \
     X(gemv_per_clk, 56.41)   /* values a clock and SM, for one row */                                                  \

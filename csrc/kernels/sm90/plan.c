@@ -31,10 +31,17 @@ static const kernel_entry kernels[SM90_KERNELS] = {
         .name = "nvfp4_" #id, .fatbin = "sm90_skinny", .threads = SM90_SKINNY_THREADS, .more_shared = 1, .pdl = 1},
                 SM90_SKINNY_CONFIGS(X)
 #undef X
-                    [KERNEL_SM90_DEQUANT] = {.name = "nvfp4_sm90_dequant",
-                                             .fatbin = "sm90_dequant",
-                                             .threads = SM90_DEQUANT_THREADS,
-                                             .pdl = 1},
+#define X(id, tile_m, stages, ...)                                                                                     \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm90_nn",                                                                              \
+                     .threads = SM90_NN_THREADS,                                                                       \
+                     .shared_bytes = SM90_NN_SHARED_BYTES(tile_m, stages)},
+                    SM90_NN_CONFIGS(X)
+#undef X
+                        [KERNEL_SM90_DEQUANT] = {.name = "nvfp4_sm90_dequant",
+                                                 .fatbin = "sm90_dequant",
+                                                 .threads = SM90_DEQUANT_THREADS,
+                                                 .pdl = 1},
 };
 static const kernel_set set = {
     .kernels = kernels, .count = SM90_KERNELS, .least_capability = 90, .most_capability = 90, .optional = 1};
@@ -55,6 +62,7 @@ static const sm90_model measured = {
 
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const sm90_model on = sm90_model_of(model, props);
+    if (t->no_transpose_b) return sm90_nn_candidates(&on, props, t, out);
     int32_t count = sm90_gemv_candidates(&on, props, t, out);
     count += sm90_skinny_candidates(&on, props, t, out + count);
     count += sm90_prefill_candidates(&on, props, t, out + count);
@@ -66,6 +74,7 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
 }
 
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    if (t->no_transpose_b) return -1;
     return sm90_gemm_batch_invariant(&measured, props, t, out);
 }
 
@@ -77,8 +86,10 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
         sm90_gemv_build(props, p, c, workspace, out);
     else if (c->kernel < SM90_FIRST_SKINNY)
         sm90_prefill_build(props, p, c, workspace, out);
-    else
+    else if (c->kernel < SM90_FIRST_NN)
         sm90_skinny_build(props, p, c, workspace, out);
+    else
+        sm90_nn_build(p, c, out);
 }
 
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
@@ -88,13 +99,18 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     if (least > props->shared_per_block)
         return fail(NVFP4_UNSUPPORTED, "the sm90 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
                     least, props->shared_per_block);
-    if (t->a_type != VALUES_E2M1 && (t->scale_layout != SCALES_128X4 || !t->tma_values))
+    if (t->no_transpose_b && (t->scale_layout != SCALES_128X4 || !t->tma_values))
+        return fail(
+            NVFP4_UNSUPPORTED,
+            "transpose_b: is False, which the sm90 kernels take with 128x4 scales and rows and batches of a and "
+            "b on 16 bytes alone; must be True, or the backend sm80");
+    if (t->a_type != VALUES_E2M1 && !t->no_transpose_b && (t->scale_layout != SCALES_128X4 || !t->tma_values))
         return fail(NVFP4_UNSUPPORTED,
                     "a: dtype is %s, which the sm90 kernels multiply by b with 128x4 scales and rows and batches on 16 "
                     "bytes alone; must be uint8 or float4_e2m1fn_x2, or the backend sm80",
                     t->a_type == OUT_FP16 ? "float16" : "bfloat16");
     sm90_operand_size a, b;
-    if (!sm90_fp16_operand(t, 0, 1, &a) || !sm90_fp16_operand(t, 1, 1, &b))
+    if (!t->no_transpose_b && (!sm90_fp16_operand(t, 0, 1, &a) || !sm90_fp16_operand(t, 1, 1, &b)))
         return fail(
             NVFP4_UNSUPPORTED,
             "the product of M = %lld, N = %lld, K = %lld, L = %lld needs a workspace beyond the %lld bytes that "
@@ -109,6 +125,7 @@ const gemm_family sm90_family = {
     .name = "sm90",
     .runs_on = "compute capability 9.0 (H100, H200)",
     .takes_16_bit_a = 1,
+    .takes_no_transpose_b = 1,
     .kernels = &set,
     .candidates = candidates,
     .batch_invariant = batch_invariant,

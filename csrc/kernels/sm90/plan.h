@@ -7,6 +7,7 @@
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/gemv_config.h"
 #include "kernels/sm90/model.h"
+#include "kernels/sm90/nn_config.h"
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/skinny_config.h"
 #include "plan/gemm_family.h"
@@ -31,6 +32,11 @@ enum {
 #define X(id, ...) KERNEL_##id,
     SM90_SKINNY_CONFIGS(X)
 #undef X
+        SM90_FIRST_NN,
+    SM90_BEFORE_NN = SM90_FIRST_NN - 1,
+#define X(id, ...) KERNEL_##id,
+    SM90_NN_CONFIGS(X)
+#undef X
         KERNEL_SM90_DEQUANT,
     SM90_KERNELS
 };
@@ -46,6 +52,10 @@ int32_t sm90_prefill_candidates(const sm90_model *model, const device_props *pro
                                 gemm_candidate *out);
 int32_t sm90_skinny_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                gemm_candidate *out);
+/* Of A . B. */
+int32_t sm90_nn_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
+                           gemm_candidate *out);
+void sm90_nn_build(const gemm_problem *problem, const gemm_candidate *candidate, launch_plan *out);
 void sm90_gemm_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                      void *workspace, launch_plan *out);
 void sm90_gemv_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,

@@ -1,0 +1,103 @@
+/* A . B for many rows: one CTA a tile, without split-K. For few rows sm80/nn.cu, which splits it, is faster. Scales are
+ * 128x4, and tensor maps describe the values of both operands. */
+#include "kernels/sm90/plan.h"
+
+typedef struct nn_config {
+    int32_t kernel, tile_m, stages, ctas_per_sm, type;
+} nn_config;
+
+static const nn_config configs[] = {
+#define X(id, tile_m, stages, ctas_per_sm, bf16)                                                                       \
+    {KERNEL_##id, tile_m, stages, ctas_per_sm, (bf16) ? OUT_BF16 : OUT_FP16},
+    SM90_NN_CONFIGS(X)
+#undef X
+};
+
+typedef struct nn_tiling {
+    int32_t tiles_m, tiles_n;
+} nn_tiling;
+
+/* CTAs that an SM holds together share its tensor cores, and hide each other's waits. */
+static double modelled_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const nn_config *c,
+                          int64_t grid) {
+    const int64_t ctas = ceil_div(grid, props->sm_count), together = min_int(ctas, c->ctas_per_sm);
+    const double wgmma = SM90_NN_TILE_N / 64 * (SM90_NN_STAGE_K / 16) * (c->tile_m / 2.0);
+    const double stage = max_double((double)together * (wgmma * m->nn_loss + m->nn_stage_clocks), m->nn_least_clocks);
+    const double stages = (double)(ceil_div(ctas, c->ctas_per_sm) * ceil_div(t->k, SM90_NN_STAGE_K));
+    const double stored = (double)ctas * c->tile_m * SM90_NN_TILE_N * t->output_bytes / m->nn_store_b_clk;
+    const double loss = c->type == OUT_BF16 ? m->bf16_loss : 1.0;
+    return m->nn_fixed_us + loss * sm90_clocks_us(m, stages * stage + stored);
+}
+
+int32_t sm90_nn_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                           gemm_candidate *out) {
+    int32_t count = 0;
+    if (t->scale_layout != SCALES_128X4 || !t->tma_values) return 0;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        const nn_config *c = &configs[i];
+        if (c->type != t->a_type || sm90_kernel_shared_bytes(c->kernel) > props->shared_per_block) continue;
+        const nn_tiling tiling = {.tiles_m = (int32_t)ceil_div(t->m, c->tile_m),
+                                  .tiles_n = (int32_t)ceil_div(t->n, SM90_NN_TILE_N)};
+        const int64_t tiles = (int64_t)tiling.tiles_m * tiling.tiles_n;
+        if (tiles > INT32_MAX / (SM90_NN_BAND * t->l)) continue;
+        out[count] = (gemm_candidate){
+            .modelled_us = modelled_us(model, props, t, c, tiles * t->l),
+            .name = sm90_kernel_name(c->kernel),
+            .reason = "many rows, which use each decoded value often: arithmetic takes longest",
+            .grid = tiles * t->l,
+            .family = NVFP4_BACKEND_SM90,
+            .kernel = c->kernel,
+            .split_k = 1,
+            .tile_m = c->tile_m,
+            .tile_n = SM90_NN_TILE_N,
+            .tile_k = SM90_NN_STAGE_K,
+            .stages = c->stages,
+        };
+        memcpy(out[count++].tiling.bytes, &tiling, sizeof tiling);
+    }
+    return count;
+}
+
+/* A as it is. */
+static tensor_layout a_layout(const gemm_problem *p, int64_t batches, int32_t box_rows) {
+    return (tensor_layout){
+        .name = "a",
+        .data = p->a,
+        .element_bytes = 2,
+        .rank = 3,
+        .dims = {(uint64_t)p->k, (uint64_t)p->m, (uint64_t)batches},
+        .strides = {tensor_stride(p->m, p->a_pitch), tensor_stride(batches, p->a_batch)},
+        .box = {SM90_NN_STAGE_K, (uint32_t)box_rows, 1},
+        .swizzle = 128,
+    };
+}
+
+static tensor_layout b_layout(const gemm_problem *p, int64_t batches) {
+    return (tensor_layout){
+        .name = "b",
+        .data = p->b,
+        .element_bytes = 1,
+        .rank = 3,
+        .dims = {(uint64_t)p->n / 2, (uint64_t)p->k, (uint64_t)batches},
+        .strides = {tensor_stride(p->k, p->b_pitch), tensor_stride(batches, p->b_batch)},
+        .box = {SM90_NN_TILE_N / 2, SM90_NN_STAGE_K, 1},
+        .swizzle = SM90_NN_TILE_N / 2,
+    };
+}
+
+void sm90_nn_build(const gemm_problem *p, const gemm_candidate *c, launch_plan *out) {
+    const int64_t a_batches = p->a_batch == 0 ? 1 : p->l, b_batches = p->b_batch == 0 ? 1 : p->l;
+    nn_tiling tiling;
+    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
+    launch_step *step = add_step(out, c->kernel, c->grid, sm90_kernel_shared_bytes(c->kernel));
+    *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
+    sm90_nn_schedule *s = add_param(out, step, sizeof *s);
+    *s = (sm90_nn_schedule){.a_batches = (int32_t)a_batches,
+                            .b_batches = (int32_t)b_batches,
+                            .tiles_m = tiling.tiles_m,
+                            .tiles_n = tiling.tiles_n};
+    if (p->k == 0) return; /* nothing is loaded */
+    const tensor_layout a = a_layout(p, a_batches, c->tile_m), b = b_layout(p, b_batches);
+    add_tensor_map(out, &a, &s->a);
+    add_tensor_map(out, &b, &s->b);
+}
