@@ -176,13 +176,13 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
 @pytest.mark.parametrize("gpu", fit_sm90.GPUS)
 def test_plans_of_measured_shapes(gpu: str) -> None:
-    """Chosen plans take 0.75 % longer than the fastest measured ones on average, and more than 10 % nowhere."""
+    """Chosen plans take less than 1 % longer than the fastest measured ones on average, and more than 12 % nowhere."""
     model = fit_sm90.Model()
     measured = {shape: plans for (name, shape), plans in fit_sm90.read_measured().items() if name == gpu}
     assert len(measured) >= 374
     found = [fit_sm90.outcome(gpu, shape, plans, model.rank(gpu, shape)) for shape, plans in measured.items()]
-    assert sum(each.regret for each in found) / len(found) < 0.0075
-    assert not [each for each in found if each.regret > 0.1]
+    assert sum(each.regret for each in found) / len(found) < 0.01
+    assert not [each for each in found if each.regret > 0.12]
 
 
 @pytest.mark.parametrize("shared", [0, 1], ids=["a", "b"])

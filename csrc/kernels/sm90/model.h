@@ -26,37 +26,37 @@
     X(dram_tb_s, 4.3)    /* measured by itself: copies and reads */                                                    \
     X(dequant_tb_s, 4.3) /* measured by itself: what the pre-pass reads and writes */                                  \
     X(l2_bytes, 62914560.0)                                                                                            \
-    X(overlap, 5.943)      /* p of memory and SMs, used at a time: time^p = memory^p + SMs^p */                        \
-    X(dirty, 0.4136)       /* share of the L2 that is written back while the operands arrive */                        \
-    X(rows_free, 1.89e+04) /* rows of operands that all CTAs together read at the full rate of memory */               \
-    X(row_loss, 0.1852)    /* of that rate, for as many rows more */                                                   \
-    X(fixed_us, 4.164)     /* launch, first bytes from DRAM, the last stage, exit */                                   \
+    X(overlap, 6.106)      /* p of memory and SMs, used at a time: time^p = memory^p + SMs^p */                        \
+    X(dirty, 0.3851)       /* share of the L2 that is written back while the operands arrive */                        \
+    X(rows_free, 1.98e+04) /* rows of operands that all CTAs together read at the full rate of memory */               \
+    X(row_loss, 0.2095)    /* of that rate, for as many rows more */                                                   \
+    X(fixed_us, 4.243)     /* launch, first bytes from DRAM, the last stage, exit */                                   \
     /* gemm.cu */                                                                                                      \
-    X(decode_8, 25.61)           /* values a clock that 8 warps of an SM decode */                                     \
-    X(decode_16, 28.57)          /* and that 16 do */                                                                  \
-    X(in_kernel_us, 0.8004)      /* more of fixed_us where mma_b is dequantized in the kernel */                       \
-    X(in_kernel_rows, 0.717)     /* rows of mma_a that take as long as such a row of mma_b */                          \
-    X(hidden_mma, 0.4431)        /* share of wgmma's clocks that longer decoding does not hide */                      \
-    X(hidden_decode, 0.2042)     /* share of decoding's clocks that longer wgmma does not hide */                      \
+    X(decode_8, 25.93)           /* values a clock that 8 warps of an SM decode */                                     \
+    X(decode_16, 28.75)          /* and that 16 do */                                                                  \
+    X(in_kernel_us, 0.7727)      /* more of fixed_us where mma_b is dequantized in the kernel */                       \
+    X(in_kernel_per_clk, 3.14)   /* values of mma_b a clock that the warps which dequantize it in the kernel decode */ \
+    X(hidden_mma, 0.4501)        /* share of wgmma's clocks that longer decoding does not hide */                      \
+    X(hidden_decode, 0.231)      /* share of decoding's clocks that longer wgmma does not hide */                      \
     X(ingress_b_clk, 56.0)       /* to one SM; more than any measured plan took */                                     \
     X(l2_tb_s, 8.0)              /* to all SMs */                                                                      \
     X(uneven, 1.07)              /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */  \
-    X(store_b_clk, 21.43)        /* of results, an SM */                                                               \
-    X(exchange_us, 1.622)        /* until partial sums of a cluster of two begin to arrive */                          \
-    X(exchange_each_us, 0.09494) /* more for each further CTA */                                                       \
-    X(exchange_b_clk, 9.111)     /* of partial sums that a CTA receives */                                             \
+    X(store_b_clk, 16.49)        /* of results, an SM */                                                               \
+    X(exchange_us, 1.563)        /* until partial sums of a cluster of two begin to arrive */                          \
+    X(exchange_each_us, 0.06639) /* more for each further CTA */                                                       \
+    X(exchange_b_clk, 9.312)     /* of partial sums that a CTA receives */                                             \
     X(least_worker, 8.0)         /* stages of a stream-K worker: no plan with fewer has been measured to win */        \
-    X(partial_b_clk, 9.225)      /* of sums that a worker stores in the workspace */                                   \
+    X(partial_b_clk, 7.321)      /* of sums that a worker stores in the workspace */                                   \
     X(fixup_b_clk, 42.65)        /* of such sums that a CTA adds to its own */                                         \
     X(unaligned_split, 0.97)     /* an unaligned split must be at least so much faster (sm90_distribute) */            \
-    X(worker_us, 4.001)          /* from a worker's last stage until its sums are visible */                           \
+    X(worker_us, 4.544)          /* from a worker's last stage until its sums are visible */                           \
     /* dequant.cu */                                                                                                   \
-    X(dequant_us, 1.739) /* a launch before another */                                                                 \
+    X(dequant_us, 1.889) /* a launch before another */                                                                 \
     X(bf16_loss, 1.06)   /* times as long with bf16 A: median of 1,866 calls beside the same in fp16 */                \
     /* prefill.cu */                                                                                                   \
-    X(prefill_fixed_us, 3.449)    /* as fixed_us */                                                                    \
-    X(prefill_loss, 1.212)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
-    X(prefill_store_b_clk, 12.39) /* of results, an SM */                                                              \
+    X(prefill_fixed_us, 3.727)    /* as fixed_us */                                                                    \
+    X(prefill_loss, 1.208)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
+    X(prefill_store_b_clk, 13.39) /* of results, an SM */                                                              \
     /* nn.cu: 60 calls on an H200 */                                                                                   \
     X(nn_fixed_us, 5.5)        /* as fixed_us */                                                                       \
     X(nn_loss, 1.1)            /* times as long as wgmma's rate says */                                                \
@@ -64,13 +64,14 @@
     X(nn_least_clocks, 1300.0) /* of a stage: dequantizing and wgmma of a warpgroup wait for each other */             \
     X(nn_store_b_clk, 20.0)    /* of results, an SM */                                                                 \
     /* gemv.cu */                                                                                                      \
-    X(gemv_fixed_us, 5.108)  /* as fixed_us */                                                                         \
-    X(gemv_per_clk, 56.41)   /* values a clock and SM, for one row */                                                  \
-    X(gemv_row_cost, 0.5411) /* of that time, for each further row */                                                  \
+    X(gemv_fixed_us, 4.36)   /* as fixed_us */                                                                         \
+    X(gemv_per_clk, 59.23)   /* values a clock and SM, for one row */                                                  \
+    X(gemv_row_cost, 0.5153) /* of that time, for each further row */                                                  \
+    X(gemv_row_us, 0.3955)   /* more of gemv_fixed_us, for each further row */                                         \
     /* skinny.cu */                                                                                                    \
-    X(skinny_fixed_us, 5.25) /* as fixed_us */                                                                         \
-    X(skinny_unit_clk, 80.0) /* of an SM for a step of a unit */                                                       \
-    X(skinny_tile_us, 0.75)  /* for each further tile of a CTA */
+    X(skinny_fixed_us, 5.513) /* as fixed_us */                                                                        \
+    X(skinny_unit_clk, 76.19) /* of an SM for a step of a unit */                                                      \
+    X(skinny_tile_us, 0.3576) /* for each further tile of a CTA */
 
 typedef struct sm90_model {
 #define X(name, value) double name;
@@ -158,8 +159,9 @@ static inline double sm90_mma_b_value_bytes(const sm90_model_input *in) {
 /* A stage in gemm.cu. wgmma takes steps of 16 along K, each mma_tile_n / 2 clocks for 64 rows of mma_a. */
 static inline double sm90_stage_us(const sm90_model *m, const sm90_model_input *in) {
     const double tensor = in->mma_tile_m / 64 * (in->stage_k / 16) * (in->mma_tile_n / 2.0);
-    const double decoded_rows = in->mma_tile_m + (in->dequant_b_in_kernel ? m->in_kernel_rows * in->mma_tile_n : 0.0);
-    const double decode = decoded_rows * in->stage_k / (in->warps <= 8 ? m->decode_8 : m->decode_16);
+    const double mma_a = in->mma_tile_m * in->stage_k / (in->warps <= 8 ? m->decode_8 : m->decode_16);
+    const double mma_b = in->dequant_b_in_kernel ? in->mma_tile_n * in->stage_k / m->in_kernel_per_clk : 0.0;
+    const double decode = overlapped(mma_a, mma_b, m->overlap);
     const double both = tensor < decode ? decode + m->hidden_mma * tensor : tensor + m->hidden_decode * decode;
     const double rows_a = (double)min_int(in->mma_m, in->mma_tile_m);
     const double rows_b = (double)min_int(in->mma_n, in->mma_tile_n);
