@@ -36,7 +36,11 @@ KEPT = {
     "nn_store_b_clk",
     "least_worker",
     "uneven",
-    "fixup_b_clk",
+    *(
+        "fixup_b_clk",
+        "partial_b_clk",
+        "worker_us",
+    ),  # by which stream-K divides its work: a fit to times would move them
     "unaligned_split",
     "clock_ghz",
     "dram_tb_s",

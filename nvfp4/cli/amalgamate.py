@@ -1,6 +1,7 @@
 """Joins a source file and the project files that it includes into one text, each file once, comments included.
 
-Left out are `#include "..."`, include guards and the code of debug builds (DEBUG). Nothing is rewritten.
+Left out are `#include "..."`, include guards, the code of debug builds (DEBUG) and, where a macro goes on in the next
+line, spaces before the backslash: 4 KB of the 150 that a submission may have. Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ DEBUG = ("NVFP4_DUMP", "NVFP4_WATCHDOG")
 
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 GUARD = re.compile(r"#ifndef (NVFP4_\w+_C?U?H)\n#define \1\n")
+CONTINUED = re.compile(r" +\\$")
 CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 
 
@@ -30,7 +32,7 @@ def amalgamate(root: str, folder: Path = SOURCES) -> str:
             included = INCLUDE.match(line)
             if included and (other := (folder / included[1]).resolve()) not in seen:
                 add(other)
-        text = "\n".join(line for line in lines if not INCLUDE.match(line))
+        text = "\n".join(CONTINUED.sub(r" \\", line) for line in lines if not INCLUDE.match(line))
         name = path.relative_to(folder.resolve())
         parts.append(f"/* ==== csrc/{name} ==== */\n{without_guard(text).strip()}\n")
 

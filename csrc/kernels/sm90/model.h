@@ -26,37 +26,38 @@
     X(dram_tb_s, 4.3)    /* measured by itself: copies and reads */                                                    \
     X(dequant_tb_s, 4.3) /* measured by itself: what the pre-pass reads and writes */                                  \
     X(l2_bytes, 62914560.0)                                                                                            \
-    X(overlap, 6.106)      /* p of memory and SMs, used at a time: time^p = memory^p + SMs^p */                        \
-    X(dirty, 0.3851)       /* share of the L2 that is written back while the operands arrive */                        \
+    X(overlap, 6.049)      /* p of memory and SMs, used at a time: time^p = memory^p + SMs^p */                        \
+    X(dirty, 0.3818)       /* share of the L2 that is written back while the operands arrive */                        \
     X(rows_free, 1.98e+04) /* rows of operands that all CTAs together read at the full rate of memory */               \
-    X(row_loss, 0.2095)    /* of that rate, for as many rows more */                                                   \
-    X(fixed_us, 4.243)     /* launch, first bytes from DRAM, the last stage, exit */                                   \
+    X(row_loss, 0.2115)    /* of that rate, for as many rows more */                                                   \
+    X(fixed_us, 4.153)     /* launch, first bytes from DRAM, the last stage, exit */                                   \
     /* gemm.cu */                                                                                                      \
-    X(decode_8, 25.93)           /* values a clock that 8 warps of an SM decode */                                     \
-    X(decode_16, 28.75)          /* and that 16 do */                                                                  \
-    X(in_kernel_us, 0.7727)      /* more of fixed_us where mma_b is dequantized in the kernel */                       \
-    X(in_kernel_per_clk, 3.14)   /* values of mma_b a clock that the warps which dequantize it in the kernel decode */ \
-    X(hidden_mma, 0.4501)        /* share of wgmma's clocks that longer decoding does not hide */                      \
-    X(hidden_decode, 0.231)      /* share of decoding's clocks that longer wgmma does not hide */                      \
-    X(ingress_b_clk, 56.0)       /* to one SM; more than any measured plan took */                                     \
-    X(l2_tb_s, 8.0)              /* to all SMs */                                                                      \
-    X(uneven, 1.07)              /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */  \
-    X(store_b_clk, 16.49)        /* of results, an SM */                                                               \
-    X(exchange_us, 1.563)        /* until partial sums of a cluster of two begin to arrive */                          \
-    X(exchange_each_us, 0.06639) /* more for each further CTA */                                                       \
-    X(exchange_b_clk, 9.312)     /* of partial sums that a CTA receives */                                             \
-    X(least_worker, 8.0)         /* stages of a stream-K worker: no plan with fewer has been measured to win */        \
-    X(partial_b_clk, 7.321)      /* of sums that a worker stores in the workspace */                                   \
-    X(fixup_b_clk, 42.65)        /* of such sums that a CTA adds to its own */                                         \
-    X(unaligned_split, 0.97)     /* an unaligned split must be at least so much faster (sm90_distribute) */            \
-    X(worker_us, 4.544)          /* from a worker's last stage until its sums are visible */                           \
+    X(decode_8, 26.34)          /* values a clock that 8 warps of an SM decode */                                      \
+    X(decode_16, 29.29)         /* and that 16 do */                                                                   \
+    X(in_kernel_us, 0.9526)     /* more of fixed_us where mma_b is dequantized in the kernel */                        \
+    X(in_kernel_per_clk, 3.169) /* values of mma_b a clock that the warps which dequantize it in the kernel decode */  \
+    X(hidden_mma, 0.4557)       /* share of wgmma's clocks that longer decoding does not hide */                       \
+    X(hidden_decode, 0.2221)    /* share of decoding's clocks that longer wgmma does not hide */                       \
+    X(ingress_b_clk, 56.0)      /* to one SM; more than any measured plan took */                                      \
+    X(l2_tb_s, 8.0)             /* to all SMs */                                                                       \
+    X(uneven, 1.07)             /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */   \
+    X(store_b_clk, 17.55)       /* of results, an SM */                                                                \
+    X(exchange_us, 1.583)       /* until partial sums of a cluster of two begin to arrive */                           \
+    X(exchange_each_us, 0.0794) /* more for each further CTA */                                                        \
+    X(exchange_b_clk, 9.028)    /* of partial sums that a CTA receives */                                              \
+    X(least_worker, 8.0)        /* stages of a stream-K worker: no plan with fewer has been measured to win */         \
+    X(partial_b_clk, 21.89)     /* of sums that a worker stores in the workspace */                                    \
+    X(fixup_b_clk, 42.65)       /* of such sums that a CTA adds to its own */                                          \
+    X(unaligned_split, 0.97)    /* an unaligned split must be at least so much faster (sm90_distribute) */             \
+    X(worker_us, 1.598)         /* from a worker's last stage until its sums are visible */                            \
+    X(streamk_us, 1.07)         /* more of fixed_us */                                                                 \
     /* dequant.cu */                                                                                                   \
-    X(dequant_us, 1.889) /* a launch before another */                                                                 \
+    X(dequant_us, 1.913) /* a launch before another */                                                                 \
     X(bf16_loss, 1.06)   /* times as long with bf16 A: median of 1,866 calls beside the same in fp16 */                \
     /* prefill.cu */                                                                                                   \
-    X(prefill_fixed_us, 3.727)    /* as fixed_us */                                                                    \
-    X(prefill_loss, 1.208)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
-    X(prefill_store_b_clk, 13.39) /* of results, an SM */                                                              \
+    X(prefill_fixed_us, 3.82)    /* as fixed_us */                                                                     \
+    X(prefill_loss, 1.208)       /* times as long as wgmma's rate says: these run long, and at a lower clock */        \
+    X(prefill_store_b_clk, 13.1) /* of results, an SM */                                                               \
     /* nn.cu: 60 calls on an H200 */                                                                                   \
     X(nn_fixed_us, 5.5)        /* as fixed_us */                                                                       \
     X(nn_loss, 1.1)            /* times as long as wgmma's rate says */                                                \
@@ -64,14 +65,14 @@
     X(nn_least_clocks, 1300.0) /* of a stage: dequantizing and wgmma of a warpgroup wait for each other */             \
     X(nn_store_b_clk, 20.0)    /* of results, an SM */                                                                 \
     /* gemv.cu */                                                                                                      \
-    X(gemv_fixed_us, 4.36)   /* as fixed_us */                                                                         \
+    X(gemv_fixed_us, 4.346)  /* as fixed_us */                                                                         \
     X(gemv_per_clk, 59.23)   /* values a clock and SM, for one row */                                                  \
     X(gemv_row_cost, 0.5153) /* of that time, for each further row */                                                  \
-    X(gemv_row_us, 0.3955)   /* more of gemv_fixed_us, for each further row */                                         \
+    X(gemv_row_us, 0.3967)   /* more of gemv_fixed_us, for each further row */                                         \
     /* skinny.cu */                                                                                                    \
     X(skinny_fixed_us, 5.513) /* as fixed_us */                                                                        \
     X(skinny_unit_clk, 76.19) /* of an SM for a step of a unit */                                                      \
-    X(skinny_tile_us, 0.3576) /* for each further tile of a CTA */
+    X(skinny_tile_us, 0.3565) /* for each further tile of a CTA */
 
 typedef struct sm90_model {
 #define X(name, value) double name;
@@ -284,7 +285,8 @@ static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_inp
     const double from_l2 = l * (bytes_a * (double)tiles_n + bytes_b * (double)tiles_m);
     const double memory = max_double(sm90_memory_us(m, dram, rows_at_once), from_l2 / m->l2_tb_s * 1e-6);
     const double values = (double)in->dequant_batches * (double)in->mma_n * k;
-    const double fixed = m->fixed_us + (in->dequant_b_in_kernel ? m->in_kernel_us : 0.0);
+    const double fixed = m->fixed_us + (in->dequant_b_in_kernel ? m->in_kernel_us : 0.0) +
+                         (in->streamk.worker_clusters ? m->streamk_us : 0.0);
     return fixed + sm90_dequant_time_us(m, values) + overlapped(busy, memory, m->overlap);
 }
 
