@@ -38,7 +38,7 @@ static inline float sum_of_squares(const norm_problem *p, const char *x, char *r
     return sum[0];
 }
 
-WITH_FMA void portable_rms_norm_row(const norm_problem *p, row_at at) {
+WITH_FMA static void rms_norm_row(const norm_problem *p, row_at at) {
     char *residual =
         p->residual ? (char *)p->residual + at.batch * p->residual_batch + at.row * p->residual_pitch : NULL;
     float mean = sum_of_squares(p, at.x, residual) / (float)p->q.k + p->eps, inverse = 1.0f / sqrtf(mean);
@@ -53,7 +53,7 @@ WITH_FMA void portable_rms_norm_row(const norm_problem *p, row_at at) {
     pad_columns(&p->q, at);
 }
 
-WITH_FMA void portable_silu_mul_row(const quantize_problem *p, row_at at) {
+WITH_FMA static void silu_mul_row(const quantize_problem *p, row_at at) {
     const char *up = at.x + p->k * type_size(p->x_type);
     for (int64_t column = 0; column < p->k / BLOCK; column++) {
         float y[BLOCK], factor[BLOCK];
@@ -64,4 +64,13 @@ WITH_FMA void portable_silu_mul_row(const quantize_problem *p, row_at at) {
         quantize_to(p, at, column, y);
     }
     pad_columns(p, at);
+}
+
+/* The compiler would export functions that are compiled for several CPUs, were they not static. */
+void portable_rms_norm_row(const norm_problem *p, row_at at) {
+    rms_norm_row(p, at);
+}
+
+void portable_silu_mul_row(const quantize_problem *p, row_at at) {
+    silu_mul_row(p, at);
 }
