@@ -328,7 +328,9 @@ def test_sm90_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path
         text = ", ".join(map(str, shape))
         *_, first, second = launches(f"call({text}, backend='sm90')", fake_driver, tmp_path / text)
         name, grid, threads, shared, _, cluster, programmatic = second
-        plan = json.loads(run(f"import json; print(json.dumps(nvfp4.info({text}, device=0)['plan']))", fake_driver))
+        plan = json.loads(
+            run(f"import json; print(json.dumps(nvfp4.info({text}, device=0, backend='sm90')['plan']))", fake_driver)
+        )
         if shape[0] <= 16:
             assert first[0] == "map" and plan["workspace"] == 0
         else:

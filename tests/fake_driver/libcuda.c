@@ -42,7 +42,7 @@ static int fails(const char *entry) {
 #define MAY_FAIL                                                                                                       \
     if (fails(__func__)) return FAILED
 
-static char kernel_names[256][64]; /* a kernel is its index here plus one */
+static char kernel_names[1024][64]; /* a kernel is its index here plus one */
 static int kernel_count;
 static _Thread_local CUcontext pushed[8];
 static _Thread_local int depth;
@@ -179,7 +179,7 @@ ENTRY(cuLibraryGetKernel, CUkernel *kernel, CUlibrary library, const char *name)
     (void)library;
     const char *absent = getenv("FAKE_ABSENT");
     if (absent && !strncmp(name, absent, strlen(absent))) return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    if (kernel_count == 256) return FAILED;
+    if (kernel_count == (int)(sizeof kernel_names / sizeof *kernel_names)) return FAILED;
     snprintf(kernel_names[kernel_count], sizeof *kernel_names, "%s", name);
     *kernel = (CUkernel)(uintptr_t)++kernel_count;
     return CUDA_SUCCESS;

@@ -83,7 +83,7 @@ def test_sums_over_a_block(tmp_path: Path) -> None:
     assert len(columns) == len(rows[5])
     _, columns, rows = report.compact_table(run)
     assert columns == ["<model", "M = 1", "M = 2048"] and [row[0] for row in rows][2] == "Qwen3-32B"
-    singles = [float(part) for part in rows[2][2].split(" / ")]
+    singles = [float(part) for part in rows[2][2].split("/")]
     assert singles == pytest.approx([value * 1e6 + 3 * 4 for value in sums], rel=0.02)
 
 

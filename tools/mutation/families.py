@@ -75,8 +75,9 @@ FAMILIES = {
     "sm90_gemv": Family(("kernels/sm90/gemv.cu",), sm90("gemv")),
     "sm90_skinny": Family(("kernels/sm90/skinny.cu",), sm90("skinny")),
     "sm90_prefill": Family(("kernels/sm90/prefill.cu",), sm90("prefill")),
+    "sm90_nn": Family(("kernels/sm90/nn.cu",), (on("sm_90", "api/test_transpose_b.py"), *guarded("sm_90"))),
     "sm100": Family(
-        ("kernels/sm100/gemm.cu",),
+        ("kernels/sm100/gemm.cu", "kernels/sm100/epilogue.cuh", "kernels/sm100/schedule.cuh"),
         (
             ("kernels/test_sm100_gemm.py",),
             ("kernels/test_dependent_launch.py",),

@@ -161,16 +161,16 @@ struct one_column_epilogue {
         bias = p.bias ? load_float(p.bias, n, p.bias_type) : 0.0f;
     }
 
-    /* The results of rows m.. from their sums, of which the first `rows` exist, before they are rounded. */
+    /* The results of rows m.. from their sums, of which the first `rows` exist, before they are rounded. `byte` is n's
+     * in a row. */
     template <bool PLAIN, int COUNT>
-    __device__ __forceinline__ void apply(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT],
-                                          int rows) const {
+    __device__ __forceinline__ void apply(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT], int rows,
+                                          int64_t byte) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha, v[i]);
         if (!PLAIN && p.c) {
             float c[COUNT];
-            load_some(c, (const char *)p.c + l * p.c_batch + m * p.c_pitch + n * type_bytes(p.out_type), p.c_pitch,
-                      p.out_type, rows);
+            load_some(c, (const char *)p.c + l * p.c_batch + m * p.c_pitch + byte, p.c_pitch, p.out_type, rows);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) v[i] = __fmaf_rn(p.beta, c[i], v[i]);
         }
@@ -183,9 +183,9 @@ struct one_column_epilogue {
     template <bool PLAIN, int COUNT>
     __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t m, float (&v)[COUNT],
                                           int rows) const {
-        apply<PLAIN>(p, l, m, v, rows);
-        store_some(v, (char *)p.out + l * p.out_batch + m * p.out_pitch + n * type_bytes(p.out_type), p.out_pitch,
-                   p.out_type, rows);
+        const int64_t byte = n * type_bytes(p.out_type);
+        apply<PLAIN>(p, l, m, v, rows, byte);
+        store_some(v, (char *)p.out + l * p.out_batch + m * p.out_pitch + byte, p.out_pitch, p.out_type, rows);
     }
 };
 

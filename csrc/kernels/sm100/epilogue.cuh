@@ -28,7 +28,7 @@ template <class C> struct output {
     template <bool PLAIN, int COUNT>
     __device__ __forceinline__ void store(int64_t n, float (&v)[COUNT], int count) const {
         if (!C::CP_ASYNC && column_pairs) {
-            column.template apply<PLAIN>(p, l, n, v, exists ? count : 0);
+            column.template apply<PLAIN>(p, l, n, v, exists ? count : 0, column.n * type_bytes(p.out_type));
             if (p.out_type == OUT_FP16)
                 store_column_pairs<OUT_FP16>(n, v, count);
             else
