@@ -6,16 +6,18 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import in_full
 from emulate import build
+from paths import ROOT
 
 import nvfp4
 from nvfp4.__main__ import main
@@ -138,6 +140,15 @@ def test_a_lost_gpu_is_not_used_again(run: Run, tmp_path: Path, monkeypatch: pyt
     assert f"- {lost}. Restart the machine" in (tmp_path / "found/report.txt").read_text()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell without job control starts what runs in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_is_packed(run: Run, tmp_path: Path) -> None:
     interrupt = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
     assert run(python_step("one", interrupt), python_step("two", "print(1)")) == 130
@@ -272,8 +283,9 @@ def test_constants_of_the_model() -> None:
     text = first_run_constants.MODEL.read_text()
     table = text.partition("#define SM100_MODEL_CONSTANTS(X)")[2].partition("\n\n")[0]
     assert list(model) == re.findall(r"X\((\w+),", table) and model["clock_ghz"] == (1.95, "GHz")
-    benchmarks = Path(first_run.__file__).parents[2] / "benchmarks"
-    printed = [re.findall(r'"(\w+) %', (benchmarks / f"{name}_terms.cu").read_text()) for name in ("load", "tcgen05")]
+    printed = [
+        re.findall(r'"(\w+) %', (ROOT / "benchmarks" / f"{name}_terms.cu").read_text()) for name in ("load", "tcgen05")
+    ]
     found = {*printed[0], *printed[1], *first_run_constants.of_launches(LAUNCH_TERMS, {"clock_ghz": 2.0})}
     assert found - {*model} == {first_run_constants.COMMIT_AND_WAIT}
     assert {*model} - found == {"prologue_us", "commit_cycles"}  # nothing measures the first one alone
