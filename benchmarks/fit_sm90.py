@@ -36,11 +36,10 @@ KEPT = {
     "nn_store_b_clk",
     "least_worker",
     "uneven",
-    *(
-        "fixup_b_clk",
-        "partial_b_clk",
-        "worker_us",
-    ),  # by which stream-K divides its work: a fit to times would move them
+    # By these stream-K divides its work: a fit to times would move them.
+    "fixup_b_clk",
+    "partial_b_clk",
+    "worker_us",
     "unaligned_split",
     "clock_ghz",
     "dram_tb_s",
@@ -59,36 +58,10 @@ LAYERS = [
     *[(10240, 5120), (51200, 5120), (5120, 25600)],
     *[(7168, 16384), (4096, 7168), (7168, 2048)],
 ]
-ROWS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    8,
-    9,
-    12,
-    16,
-    17,
-    24,
-    32,
-    33,
-    40,
-    64,
-    65,
-    72,
-    96,
-    128,
-    129,
-    160,
-    192,
-    224,
-    256,
-    320,
-    384,
-    448,
-    512,
-)
+# fmt: off
+ROWS = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 24, 32, 33, 40, 64, 65, 72, 96,
+        128, 129, 160, 192, 224, 256, 320, 384, 448, 512)
+# fmt: on
 MANY_ROWS = (768, 1024, 2048, 4096)
 MORE = [(2304, 4608, 7168), (8192, 8192, 8192)]
 REPEAT = 9
