@@ -1,6 +1,7 @@
 """Compares a run on an H200 or an H100 with the goals of the Hopper kernels and with published W4A16 kernels.
 
     python benchmarks/goals.py [RUN.json]      default: results/h200.json
+    python benchmarks/goals.py H200.json H100.json --csv log/hopper.csv
 
 Times in us: single-call, cold L2, an event pair of 1.3 us included. The goals are for an H200. The W4A16 kernels
 multiply fp16 activations with repacked NVFP4 weights; each figure is the best configuration on an H200. They were
@@ -10,6 +11,7 @@ measured in another run, so no ratio to them is printed.
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 import sys
 from pathlib import Path
@@ -101,24 +103,56 @@ def means(run: report.Report) -> str:
     return f"geometric means, ranked shapes at M = {report.RANKED_M}: {', '.join(parts)}"
 
 
+def gpu_of(run: report.Report) -> str:
+    """ "h200" or "h100"."""
+    return next(device.lower() for device in DEVICES if device in run["conditions"]["hardware"])
+
+
+def log(runs: list[report.Report]) -> list[list[object]]:
+    """A header and a row for each shape: its goal, what is published, and of each run the times in us: ours with 10th
+    and 90th percentile and back to back, then the single calls of the others."""
+    others = ("sm80", "cuBLAS fp16", "cuBLAS fp8")
+    header = ["m", "n", "k", "goal (H200)", *(f"{name} (H200)" for name in W4A16)]
+    header += [f"{gpu_of(run)} {name}" for run in runs for name in ("us", "p10", "p90", "back-to-back", *others)]
+    rows: list[list[object]] = [header]
+    for results in zip(*(run["results"] for run in runs), strict=True):
+        shape = report.shape_of(results[0])
+        row = [shape.m, shape.n, shape.k, GOALS.get(shape, ""), *PUBLISHED.get(shape, [""] * len(W4A16))]
+        for result in results:
+            if (found := report.shape_of(result)) != shape:
+                raise show.CommandError(f"the runs are of other shapes: {shape} in the first is {found} in another")
+            ours, *rest = (one["seconds"] for one in result["implementations"])
+            single = [ours["single_call"][name] for name in ("median", "p10", "p90")]
+            seconds = [*single, ours["back_to_back"]["median"], *(one["single_call"]["median"] for one in rest)]
+            row += [f"{1e6 * s:.4g}" for s in seconds]
+        rows.append(row)
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "run", nargs="?", type=Path, default=DEFAULT, metavar="RUN.json", help="of `nvfp4 bench --json`"
+        "runs", nargs="*", type=Path, default=[DEFAULT], metavar="RUN.json", help="of `nvfp4 bench --json`"
     )
     parser.add_argument("--markdown", action="store_true", help="print the table in markdown")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the times of all runs side by side instead")
     options = parser.parse_args()
     try:
-        run = load(options.run)
+        runs = [load(path) for path in options.runs]
+        if options.csv:
+            with options.csv.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(log(runs))
+            return 0
     except show.CommandError as error:
         print(f"goals.py: {error}", file=sys.stderr)
         return 2
-    if options.markdown:
-        print(show.markdown(*table(run)))
-    else:
-        show.table(f"Single-call (cold L2) times against the goals: {run['conditions']['hardware']}", *table(run))
-    if text := means(run):
-        print(text)
+    for run in runs:
+        if options.markdown:
+            print(show.markdown(*table(run)))
+        else:
+            show.table(f"Single-call (cold L2) times against the goals: {run['conditions']['hardware']}", *table(run))
+        if text := means(run):
+            print(text)
     return 0
 
 

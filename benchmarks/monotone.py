@@ -1,16 +1,19 @@
 """Where a product takes longer than one of more rows, in a run of `nvfp4 bench --set monotone`.
 
     python -m nvfp4 bench --set monotone --against none --repeat 21 --json run.json --plot run.svg
-    python benchmarks/monotone.py run.json [--most 3]
+    python benchmarks/monotone.py run.json [another.json] [--most 3] [--csv log/monotone.csv]
 
 Prints, for each N x K, the M whose single call takes the largest share more than the fastest of any larger M, with both
-kernels; and how many M are above --most per cent.
+kernels; and how many M are above --most per cent. --csv writes all points instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from nvfp4.cli import report, show
@@ -37,27 +40,46 @@ def excess(points: list[Point]) -> list[tuple[float, Point, Point]]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("run", help="a run of nvfp4 bench")
-    parser.add_argument("--most", type=float, default=3.0, metavar="P", help="per cent that are allowed (default: 3)")
-    options = parser.parse_args()
-    try:
-        run = report.load(options.run)
-    except show.CommandError as error:
-        print(error, file=sys.stderr)
-        return 2
+def log(runs: list[dict[str, Any]]) -> Iterator[list[object]]:
+    yield ["gpu", "n", "k", "m", "us", "kernel"]
+    for run in runs:
+        gpu = run["conditions"]["hardware"].split(",")[0].split()[1].lower()
+        for name, points in curves(run).items():
+            for m, seconds, kernel in points:
+                yield [gpu, *name.split("x"), m, f"{1e6 * seconds:.2f}", kernel.removeprefix("nvfp4_")]
+
+
+def print_worst(run: dict[str, Any], most: float) -> None:
     above = total = 0
     print(f"{'N x K':12} {'M':>4} {'us':>7}  {'kernel':34} {'than M':>6} {'us':>7}  {'kernel':34} {'more':>6}")
     for name, points in curves(run).items():
         found = excess(points)
-        above += sum(100 * more > options.most for more, _, _ in found)
+        above += sum(100 * more > most for more, _, _ in found)
         total += len(found)
         if found:
             more, (m, s, kernel), (larger, t, other) = max(found)
             times = f"{m:4} {s * 1e6:7.2f}  {kernel:34} {larger:6} {t * 1e6:7.2f}  {other:34} {more:6.1%}"
             print(f"{name:12} {times}")
-    print(f"{above} of {total} points take over {options.most:g} % longer than one of a larger M")
+    print(f"{above} of {total} points take over {most:g} % longer than one of a larger M")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", nargs="+", metavar="run", help="a run of nvfp4 bench")
+    parser.add_argument("--most", type=float, default=3.0, metavar="P", help="per cent that are allowed (default: 3)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the points of all runs instead")
+    options = parser.parse_args()
+    try:
+        runs = [report.load(path) for path in options.runs]
+    except show.CommandError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(log(runs))
+        return 0
+    for run in runs:
+        print_worst(run, options.most)
     return 0
 
 
