@@ -1,8 +1,9 @@
 """Builds nvfp4/_C.abi3.so: the C core, its Python module and the device code. Everything else is in pyproject.toml.
 
-Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings
-errors; NVFP4_NVCC_FLAGS are given to nvcc as well (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 and
-NVFP4_WATCHDOG=1 add code for debugging (docs/debugging.md).
+Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_ARCHS="sm_90 sm_120" compiles machine code for these GPUs
+alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings errors; NVFP4_NVCC_FLAGS are given to nvcc too
+(-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 and NVFP4_WATCHDOG=1 add code for debugging
+(docs/debugging.md).
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ sys.path.insert(0, str(ROOT / "build_backend"))
 
 import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 
-# Machine code for every generation that PyTorch's own builds serve; PTX for what has none (sm_110), for what comes
-# after, and for the emulated GPU (emulator/), which runs PTX only and poses as older ones too: compute_90 is there so
-# that an emulated H200 gives a real one's bits. Kernels for one generation lie in a folder of its name.
-PORTABLE = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_80", "compute_90", "compute_100"]
+# Machine code for every generation that PyTorch's own builds serve, but sm_86, which runs sm_80's: ptxas gives both as
+# many of each instruction in the products. PTX for what has none (sm_110), for what comes after, and for the emulated
+# GPU (emulator/), which runs PTX only and poses as older ones too: compute_90 is there so that an emulated H200 gives a
+# real one's bits. Kernels for one generation lie in a folder of its name.
+PORTABLE = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "compute_80", "compute_90", "compute_100"]
 ARCHS = {"sm90": ["sm_90a", "compute_90a"], "sm100": ["sm_100f", "compute_100f"]}
 
 if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, which a build without isolation ignores
@@ -79,7 +81,8 @@ class BuildExt(build_ext):
             flags += ["-Werror=all-warnings"] * WERROR + [f"-D{name}" for name in DEBUG]
             sources = [ROOT / name for name in relative("csrc/kernels/**/*.cu")]
             folder.mkdir(parents=True, exist_ok=True)
-            archs = {source: ARCHS.get(source.parent.name, PORTABLE) for source in sources}
+            known = {*PORTABLE, *sum(ARCHS.values(), [])}
+            archs = {s: nvfp4_cuda.chosen(ARCHS.get(s.parent.name, PORTABLE), known) for s in sources}
             nvfp4_cuda.write_fatbins(archs, folder, flags, ROOT / "csrc")
             ext.define_macros.append(("NVFP4_CUDA", "1"))
             ext.include_dirs.append(str(folder))

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,6 +101,17 @@ def preprocesses_cxx() -> bool:
         return False
     command = ["gcc", "-E", "-x", "c++", "-"]
     return subprocess.run(command, input=b"#include <cmath>\n", capture_output=True).returncode == 0
+
+
+def chosen(archs: list[str], known: Iterable[str]) -> list[str]:
+    """Those of a kernel file's that NVFP4_ARCHS asks for, "sm_90 sm_120"; without it all. It chooses machine code: a
+    name stands for its variants too (sm_90a). PTX stays, which the driver compiles for any other GPU at first use."""
+    wanted = os.environ.get("NVFP4_ARCHS", "").split()
+    names = sorted({arch.rstrip("af") for arch in known if arch.startswith("sm_")}, key=lambda name: int(name[3:]))
+    for name in wanted:
+        if name not in names:
+            sys.exit(f"nvfp4: NVFP4_ARCHS has {name!r}; must be of {' '.join(names)}, separated by spaces.")
+    return [arch for arch in archs if not wanted or arch.startswith("compute_") or arch.rstrip("af") in wanted]
 
 
 def sha256(*parts: bytes) -> str:

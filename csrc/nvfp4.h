@@ -268,7 +268,7 @@ nvfp4_status nvfp4_device_info(nvfp4_context *context, int32_t device, nvfp4_dev
 nvfp4_status nvfp4_init_device(nvfp4_context *context, int32_t device);
 /* Name of the CPU kernel in use ("avx512vnni", "avx2", "portable", "reference"), and which the CPU could run. */
 const char *nvfp4_cpu_kernel(void);
-/* GPU architectures whose code is embedded, as "sm_80 sm_86 ..."; "" for a build without CUDA. */
+/* GPU architectures whose code is embedded, as "sm_80 sm_89 ..."; "" for a build without CUDA. */
 const char *nvfp4_embedded_archs(void);
 
 #ifdef NVFP4_DUMP

@@ -154,7 +154,7 @@ def test_code_for_every_gpu_since_ampere() -> None:
     archs = nvfp4.info()["archs"]
     if not archs:
         pytest.skip("this build has no GPU code")
-    assert {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "sm_100f", "compute_100f"} <= set(archs)
+    assert {"sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "sm_100f", "compute_100f"} <= set(archs)
     assert any(arch.startswith("compute_") for arch in archs), "PTX for what comes after"
 
 
@@ -175,7 +175,7 @@ def finder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("nvfp4_cuda", ROOT / "build_backend/nvfp4_cuda.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("NVFP4_CUDA", "NVFP4_NVCC", "CUDA_HOME"):
+    for name in ("NVFP4_CUDA", "NVFP4_NVCC", "NVFP4_ARCHS", "CUDA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(sys, "path", [])
@@ -245,6 +245,23 @@ def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setenv("NVFP4_NVCC", str(old))
     with pytest.raises(SystemExit, match=r"not the nvcc of CUDA 13\.0"):
         finder.find_nvcc()
+
+
+def test_archs_that_are_asked_for(finder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name stands for its variants; PTX stays."""
+    portable, own = ["sm_80", "sm_90", "sm_120", "compute_80"], ["sm_90a", "compute_90a"]
+    known = {*portable, *own, "sm_100f"}
+    assert finder.chosen(portable, known) == portable
+    monkeypatch.setenv("NVFP4_ARCHS", "sm_90  sm_80")
+    assert finder.chosen(portable, known) == ["sm_80", "sm_90", "compute_80"]
+    assert finder.chosen(own, known) == own
+    assert finder.chosen(["sm_100f", "compute_100f"], known) == ["compute_100f"]
+    for wrong in ("sm_91", "sm_90a", "90", "sm_80,sm_90", "compute_80"):
+        monkeypatch.setenv("NVFP4_ARCHS", f"sm_80 {wrong}")
+        with pytest.raises(SystemExit) as stop:
+            finder.chosen(portable, known)
+        names = "sm_80 sm_90 sm_100 sm_120"
+        assert str(stop.value) == f"nvfp4: NVFP4_ARCHS has {wrong!r}; must be of {names}, separated by spaces."
 
 
 @dataclass
