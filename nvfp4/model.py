@@ -19,7 +19,7 @@ import nvfp4
 from nvfp4 import _C
 from nvfp4.cli import show
 from nvfp4.linear import Linear
-from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, PackedLinear, check_tensor
+from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, PackedLinear, check_block_scale, check_tensor
 
 # Layers with one parent and, where the model calls them one after another, one input.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"), ("w1", "w3"))
@@ -93,6 +93,7 @@ def quantize_model(
     activations: str | None = "nvfp4",
     calibrate: Callable[[torch.nn.Module], Any] | None = None,
     fuse: bool = False,
+    block_scale: str = "amax6",
 ) -> QuantizeReport:
     """Replaces each torch.nn.Linear of a model by an nvfp4.Linear, in place.
 
@@ -116,6 +117,7 @@ def quantize_model(
             that is called first computes all parts and keeps the others' until they are called with the same tensor.
             So the model must not change that tensor in between. A model that calls them with different tensors stays
             right and becomes slower. Parts with different calibrated input scales or only some biases are not joined.
+        block_scale: as of nvfp4.quantize, for weights and inputs: "four_over_six" is more exact and slower to quantize.
 
     Returns:
         A QuantizeReport.
@@ -133,6 +135,7 @@ def quantize_model(
     """
     if activations not in ACTIVATIONS:
         raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+    check_block_scale(block_scale)
     if activations is None and calibrate is not None:
         raise _C.Error("calibrate: is given but activations is None; there are no input scales then")
     if isinstance(ignore, str):
@@ -145,7 +148,7 @@ def quantize_model(
             check_tensor("weight", linear.weight, None)
             if not linear.weight.is_meta and not bool(linear.weight.isfinite().all()):
                 raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
-    scales = {} if calibrate is None else input_scales(model, linears, calibrate)
+    scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale])
     report, names = QuantizeReport(skipped=skipped), list(linears)
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
@@ -155,7 +158,7 @@ def quantize_model(
         for name in names:
             step(name)
             linear = linears.pop(name)
-            layer = Linear.from_linear(linear, activations, scales.get(name)).train(linear.training)
+            layer = Linear.from_linear(linear, activations, scales.get(name), block_scale).train(linear.training)
             group = groups.get(name, ())
             report.layers.append(
                 QuantizedLayer(
@@ -232,9 +235,12 @@ def prefix_errors(name: str) -> Iterator[None]:
 
 
 def input_scales(
-    model: torch.nn.Module, linears: dict[str, torch.nn.Linear], calibrate: Callable[[torch.nn.Module], Any]
+    model: torch.nn.Module,
+    linears: dict[str, torch.nn.Linear],
+    calibrate: Callable[[torch.nn.Module], Any],
+    largest_value: float,
 ) -> dict[str, float]:
-    """amax(|x|) / (448 * 6) over all inputs x of each layer while `calibrate` runs; nothing for a layer that reads
+    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs; nothing for a layer that reads
     none or zeros alone."""
     amax: dict[str, Tensor] = {}
 
@@ -256,7 +262,7 @@ def input_scales(
             handle.remove()
     scales = {}
     for name, largest in amax.items():
-        scale = float(largest / LARGEST)
+        scale = float(largest / largest_value)
         if not scale < float("inf"):
             raise _C.Error(f"{name}.input: amax is {float(largest):g} while calibrating; must be finite")
         if scale > 0:

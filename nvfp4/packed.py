@@ -11,7 +11,7 @@ from torch import Tensor
 from nvfp4 import _C
 
 BLOCK = 16  # values that share a scale
-LARGEST = 6.0 * 448.0  # the largest value times the largest scale
+LARGEST = {"amax6": 6.0 * 448.0, "four_over_six": 6.0 * 256.0}  # by block_scale: amax over the global scale
 ACTIVATIONS = ("nvfp4", None)
 
 
@@ -85,6 +85,11 @@ def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple
     if shapes and t.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {wanted}")
+
+
+def check_block_scale(block_scale: str) -> None:
+    if block_scale not in LARGEST:
+        raise _C.Error(f"block_scale: is {block_scale!r}; must be 'amax6' or 'four_over_six'")
 
 
 def check_positive(name: str, t: Tensor) -> None:

@@ -275,7 +275,7 @@ class RowwiseLinear(PartLinear):
         low, high = rows.detach().aminmax()  # one pass, without a copy of |x|
         largest = torch.nan_to_num(torch.maximum(-low, high).float(), nan=torch.inf, posinf=torch.inf)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.mesh.get_group())
-        return nvfp4.amax_scale(largest.reshape(1, 1)).reshape(())
+        return nvfp4.amax_scale(largest.reshape(1, 1), block_scale=self.block_scale).reshape(())
 
     @staticmethod
     def _finish(sums: Tensor, alpha: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -203,6 +203,25 @@ def test_from_linear_quantizes_by_the_largest_weight(dtype: torch.dtype, device:
     assert layer.weight_global_scale == 1 and not layer(torch.ones(1, K)).any()
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_four_over_six_is_of_weights_and_inputs(static: bool, device: str, generator: torch.Generator) -> None:
+    """Each with the global scale that leaves room for the larger block scales."""
+    linear, x = torch.nn.Linear(K, N, bias=False).to(device), torch.randn(9, K, generator=generator).to(device)
+    how = {"block_scale": "four_over_six"}
+    given = nvfp4.amax_scale(x, **how)
+    layer = nvfp4.Linear.from_linear(linear, "nvfp4", given if static else None, **how)
+    weight = linear.weight.detach()
+    scale = nvfp4.amax_scale(weight, **how).reshape(())
+    data, blocks = nvfp4.quantize(weight, global_scale=scale, **how)
+    assert same(layer.weight, data) and same(layer.weight_scale.view(torch.uint8), blocks.view(torch.uint8))
+    assert same(layer.weight_global_scale, scale)
+    a, scale_a = nvfp4.quantize(x, global_scale=given, **how)
+    want = nvfp4.gemm(a, data, scale_a, blocks, alpha=scale * given, out_dtype=torch.float32)
+    assert same(layer(x), want) and not torch.equal(nvfp4.Linear.from_packed(layer.packed())(x), want)
+    assert same(nvfp4.Linear.fuse([layer, layer])(x), torch.cat([want, want], -1))
+    assert repr(copy.deepcopy(layer)).endswith("block_scale='four_over_six')")
+
+
 @pytest.mark.parametrize("activations", MODES)
 def test_fused_layers_are_their_parts(activations: str | None, device: str, generator: torch.Generator) -> None:
     """Sizes that are no multiple of 128 rows, so that no part's scales begin a tile; each keeps its global scale."""
@@ -570,6 +589,10 @@ def test_errors_name_argument_rule_and_value() -> None:
         ),
         "layers: activations of layer 1 is None but of layer 0 nvfp4": lambda: nvfp4.Linear.fuse(
             [layer, nvfp4.Linear(32, 4, activations=None)]
+        ),
+        "block_scale: is 'amax4'; must be 'amax6' or 'four_over_six'": lambda: nvfp4.Linear(16, 2, block_scale="amax4"),
+        "layers: block_scale of layer 1 is four_over_six but of layer 0 amax6": lambda: nvfp4.Linear.fuse(
+            [layer, nvfp4.Linear(32, 4, block_scale="four_over_six")]
         ),
         "layers: input_global_scale of layer 1 is 2.0 but of layer 0 None": lambda: nvfp4.Linear.fuse(
             [layer, nvfp4.Linear.from_linear(linear(32, 4), "nvfp4", 2.0)]

@@ -98,6 +98,18 @@ def test_calibration_gives_each_layer_its_largest_input(real: tuple[Attention, T
     assert relative(model["used"](x), real[0](x)) < 0.3
 
 
+def test_four_over_six_loses_less(real: tuple[Attention, Tensor]) -> None:
+    """Of every weight and of the result; its calibrated scales leave room for block scales from amax/4."""
+    x, dense, lost, errors = real[1], real[0](real[1]), {}, {}
+    for block_scale in ("amax6", "four_over_six"):
+        model = copy.deepcopy(real[0])
+        report = nvfp4.quantize_model(model, calibrate=lambda given: given(x), block_scale=block_scale)
+        lost[block_scale], errors[block_scale] = relative(model(x), dense), [row.error for row in report.layers]
+    assert torch.equal(model.query.input_global_scale, x.abs().max() / (256 * 6))
+    assert all(four < six for four, six in zip(errors["four_over_six"], errors["amax6"]))
+    assert lost["four_over_six"] < lost["amax6"]
+
+
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("activations", ["nvfp4", None])
 def test_fused_siblings_equal_separate_ones(
@@ -257,6 +269,7 @@ def test_errors_change_nothing() -> None:
         broken[1].weight[3, 3] = math.nan
     calls = {
         "activations: is 'fp8'; must be 'nvfp4' or None": (model, {"activations": "fp8"}),
+        "block_scale: is None; must be 'amax6' or 'four_over_six'": (model, {"block_scale": None}),
         "calibrate: is given but activations is None; there are no input scales then": (
             model,
             {"activations": None, "calibrate": print},
