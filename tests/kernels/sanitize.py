@@ -7,7 +7,8 @@ allocation of exactly its size, so that memcheck detects an access one byte past
 so that initcheck knows what is initialized. Each result is compared with the CPU backend's.
 
 `--backend sm90` runs the calls of one family, `--tool racecheck` one tool. A tool that exceeds `--limit` seconds is
-killed, and the current call is printed.
+killed, and the current call is printed. racecheck begins none of the calls that it stalls in the second half of that
+time; how many is printed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # tests without torch import the shapes
@@ -70,7 +72,33 @@ EPILOGUES = (("float16", True), ("float32", True), ("float16", False))
 
 # Under racecheck an mbarrier of these kernels, split along K, sometimes stays incomplete for a warp that waits for it,
 # after other warps of its CTA have passed it: 37,000 polls in 0.3 s, up to 34 s a launch (docs/lessons.md).
-STALLED_BY_RACECHECK = ("nvfp4_sm90_gemm_128x8",)
+STALLED_BY_RACECHECK = "nvfp4_sm90_gemm_"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A product that is compared with the CPU backend's, by one of the plans for it."""
+
+    shape: tuple[int, int, int, int]
+    backend: str
+    layout: str
+    type_name: str
+    everything: bool
+    kernel: str
+    split_k: int
+    candidate: int = 0
+    a_type: str = ""
+    transpose_b: bool = True
+
+    def __str__(self) -> str:
+        of = f" of {self.a_type} A{'' if self.transpose_b else ' without transposition'}" if self.a_type else ""
+        end = f"{'everything' if self.everything else 'alpha'} in {self.type_name}"
+        shape = "x".join(map(str, self.shape))
+        return f"{shape}{of}, {self.layout}, {end}, on {self.kernel}, split {self.split_k}, candidate {self.candidate}"
+
+    @property
+    def stalls(self) -> bool:
+        return self.kernel.startswith(STALLED_BY_RACECHECK) and self.split_k > 1
 
 
 class UnderWay:
@@ -106,123 +134,113 @@ def families() -> list[str]:
     return ["sm80", *([own] if own else [])]
 
 
-def is_stalled(tool: str, plan: dict[str, Any]) -> bool:
-    return tool == "racecheck" and plan["kernel"] in STALLED_BY_RACECHECK and plan["split_k"] > 1
-
-
-def agrees(
-    shape: tuple[int, int, int, int],
-    layout: str,
-    dtype: torch.dtype,
-    everything: bool,
-    backend: str,
-    a_type: str = "",
-    transpose_b: bool = True,
-) -> bool:
+def agrees(call: Call) -> bool:
     """Whether a product of random data is the CPU backend's, bit for bit."""
     import torch
 
     import nvfp4
 
-    m, n, k, batch = shape
+    (m, n, k, batch), dtype = call.shape, getattr(torch, call.type_name)
     operands = []
     for rows in (m, n):
         data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8)
         scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (batch, rows, k // 16))]
-        operands.append((data, nvfp4.swizzle(scale) if layout == "128x4" else scale))
+        operands.append((data, nvfp4.swizzle(scale) if call.layout == "128x4" else scale))
     (a, scale_a), (b, scale_b) = operands
-    if a_type:
-        a = (torch.randint(-12, 13, (batch, m, k if transpose_b else n)) / 2).to(getattr(torch, a_type))
-        scale_a = None
-    columns = n if transpose_b else k
-    alpha, bias = torch.full((n if transpose_b else 1,), 2.0**-10), torch.randn(columns).to(dtype)
+    if call.a_type:
+        a = torch.randint(-12, 13, (batch, m, k if call.transpose_b else n)) / 2
+        a, scale_a = a.to(getattr(torch, call.a_type)), None
+    columns = n if call.transpose_b else k
+    alpha, bias = torch.full((n if call.transpose_b else 1,), 2.0**-10), torch.randn(columns).to(dtype)
     c = torch.randn(batch, m, columns).to(dtype)
-    given = {"alpha": alpha, "bias": bias, "c": c} if everything else {"alpha": alpha[:1]}
-    options = {"out_dtype": dtype, "scale_layout": layout, "transpose_b": transpose_b} | (
-        {"beta": 0.5} if everything else {}
+    given = {"alpha": alpha, "bias": bias, "c": c} if call.everything else {"alpha": alpha[:1]}
+    options = {"out_dtype": dtype, "scale_layout": call.layout, "transpose_b": call.transpose_b} | (
+        {"beta": 0.5} if call.everything else {}
     )
     expected = nvfp4.gemm(a, b, scale_a, scale_b, **given, **options)
     given = {name: gpu(x) for name, x in given.items()}
     operands = [None if x is None else gpu(x) for x in (a, b, scale_a, scale_b)]
-    out = nvfp4.gemm(*operands, **given, **options, backend=backend)
+    out = nvfp4.gemm(*operands, **given, **options, backend=call.backend)
     return torch.equal(out.cpu(), expected)
 
 
-def run_products(
-    shapes: list[tuple[int, int, int, int]], backend: str, tool: str, first: int = 0, kernel: str = ""
-) -> int:
-    """Runs each shape with three epilogues, in the two scale layouts by turns: the call after `first` calls is in
-    "128x4" if `first` is even. Returns the number of calls that agree with the CPU. `kernel` is for messages."""
-    import torch
-
-    import nvfp4
-
-    calls = first
-    for shape in shapes:
-        if is_stalled(tool, nvfp4.info(*shape, device=0, backend=backend)["plan"]):
-            continue
-        for type_name, everything in EPILOGUES:
-            layout = LAYOUTS[calls % 2]
-            end = f"{'everything' if everything else 'alpha'} in {type_name}"
-            call = f"call {calls} of {'x'.join(map(str, shape))}, {layout}, {end}, on {backend} {kernel}"
-            under_way.say(call)
-            if not agrees(shape, layout, getattr(torch, type_name), everything, backend):
-                sys.exit(f"{call}: differs from the CPU backend")
-            calls += 1
-    return calls - first
-
-
-def run_every_kernel(backend: str, tool: str) -> int:
-    """Runs each kernel among the plans once with split_k 1, 2 (a code path of its own) and more. Returns the number of
-    calls that agree with the CPU."""
+def plans(shape: tuple[int, int, int, int], **of: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every plan for a product, with its place."""
     import nvfp4
     from nvfp4 import _C
 
-    seen, calls = set(), 0
-    for shape in PLANNED:
-        m, n, k, batch = shape
-        for place in range(nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]["candidates"]):
+    try:
+        for place in range(nvfp4.info(*shape, device=0, **of)["plan"]["candidates"]):
             _C.set_candidate(place)
-            plan = nvfp4.info(m, n, k, batch, device=0, backend=backend)["plan"]
+            yield place, nvfp4.info(*shape, device=0, **of)["plan"]
+    finally:
+        _C.set_candidate(0)
+
+
+def epilogues(
+    shape: tuple[int, int, int, int], backend: str, place: int, plan: dict[str, Any], first: int
+) -> Iterator[Call]:
+    """By one plan, with three epilogues, in the two scale layouts by turns: "128x4" first if `first` is even."""
+    for i, (type_name, everything) in enumerate(EPILOGUES, first):
+        yield Call(shape, backend, LAYOUTS[i % 2], type_name, everything, plan["kernel"], plan["split_k"], place)
+
+
+def first_plans(backend: str) -> Iterator[Call]:
+    """Each shape by its first plan."""
+    for i, shape in enumerate(SHAPES):
+        place, plan = next(plans(shape, backend=backend))
+        yield from epilogues(shape, backend, place, plan, i)
+
+
+def every_kernel(backend: str) -> Iterator[Call]:
+    """Each kernel among the plans once with split_k 1, 2 (a code path of its own) and more."""
+    seen = set()
+    for shape in PLANNED:
+        for place, plan in plans(shape, backend=backend):
             key = (plan["kernel"], plan["swap_ab"], min(plan["split_k"], 3))
             if key not in seen:
+                yield from epilogues(shape, backend, place, plan, len(seen))
                 seen.add(key)
-                calls += run_products([shape], backend, tool, calls, f"{plan['kernel']}, candidate {place}")
-        _C.set_candidate(0)
-    return calls
 
 
-def run_16_bit_a(backend: str) -> int:
-    """As run_every_kernel, of fp16 and bf16 A, without the transposition too: each kernel once with split_k 1, 2
-    and more, where layouts (sm90: 128x4 alone) and epilogues take turns. Returns the number of calls that agree with
-    the CPU."""
-    import torch
-
-    import nvfp4
-    from nvfp4 import _C
-
-    seen, calls = set(), 0
+def of_16_bit_a(backend: str) -> Iterator[Call]:
+    """As every_kernel, of fp16 and bf16 A, without the transposition too; layouts (sm90: 128x4 alone) and epilogues
+    take turns."""
+    seen = set()
     for a_type, transpose_b in itertools.product(("float16", "bfloat16"), (True, False)):
         for m, n, k, batch in A16_SHAPES:
             aligned = backend == "sm90" and not transpose_b  # which needs rows of A on 16 bytes
             shape = (m, (n + 7) // 8 * 8 if aligned else n, k, batch)
-            plan_of = {"device": 0, "backend": backend, "a_dtype": a_type, "transpose_b": transpose_b}
-            for place in range(nvfp4.info(*shape, **plan_of)["plan"]["candidates"]):
-                _C.set_candidate(place)
-                plan = nvfp4.info(*shape, **plan_of)["plan"]
+            for place, plan in plans(shape, backend=backend, a_dtype=a_type, transpose_b=transpose_b):
                 key = (plan["kernel"], min(plan["split_k"], 3))
                 if key in seen:
                     continue
+                turn = len(seen)
                 seen.add(key)
-                type_name, everything = EPILOGUES[calls % 3]
-                layout = LAYOUTS[calls % 2] if backend == "sm80" else "128x4"
-                call = f"{'x'.join(map(str, shape))} of {a_type} A, {layout}, on {plan['kernel']}, candidate {place}"
-                under_way.say(call)
-                if not agrees(shape, layout, getattr(torch, type_name), everything, backend, a_type, transpose_b):
-                    sys.exit(f"{call}: differs from the CPU backend")
-                calls += 1
+                layout = LAYOUTS[turn % 2] if backend == "sm80" else "128x4"
+                how = (*EPILOGUES[turn % 3], plan["kernel"], plan["split_k"], place)
+                yield Call(shape, backend, layout, *how, a_type, transpose_b)
+
+
+def run_calls(calls: list[Call], tool: str, last_start: float) -> int:
+    """Returns the number of calls that agree with the CPU. Those that racecheck stalls come last, and none begins after
+    `last_start` (time.monotonic)."""
+    from nvfp4 import _C
+
+    if tool == "racecheck":
+        calls = sorted(calls, key=lambda call: call.stalls)
+    for done, call in enumerate(calls):
+        if tool == "racecheck" and call.stalls and time.monotonic() > last_start:
+            print(f"{len(calls) - done} calls of split kernels not begun, from {call} on", flush=True)
+            return done
+        under_way.say(str(call))
+        _C.set_candidate(call.candidate)
+        try:
+            if not agrees(call):
+                sys.exit(f"{call}: differs from the CPU backend")
+        finally:
             _C.set_candidate(0)
-    return calls
+    return len(calls)
 
 
 def run_fused(x: torch.Tensor, layout: str) -> None:
@@ -246,15 +264,16 @@ def run_fused(x: torch.Tensor, layout: str) -> None:
             sys.exit(f"{name} {layout}: differs from the CPU backend")
 
 
-def run(backends: list[str], tool: str = "") -> int:
+def run(backends: list[str], tool: str, last_start: float) -> int:
     """Runs all calls that the tool can run; returns the number that agree with the CPU."""
     import torch
 
     import nvfp4
 
-    calls = sum(run_products(SHAPES, backend, tool) for backend in backends)
-    calls += sum(run_every_kernel(backend, tool) for backend in backends if backend != "sm80")
-    calls += sum(run_16_bit_a(backend) for backend in backends if backend != "sm100")
+    products = [call for backend in backends for call in first_plans(backend)]
+    products += [call for backend in backends if backend != "sm80" for call in every_kernel(backend)]
+    products += [call for backend in backends if backend != "sm100" for call in of_16_bit_a(backend)]
+    calls = 0
     x = torch.randn(2, 129, 80)
     for layout in ("128x4", "linear"):
         under_way.say(f"quantize, swizzle, dequantize, {layout}")
@@ -273,7 +292,7 @@ def run(backends: list[str], tool: str = "") -> int:
         if not torch.equal(nvfp4.unswizzle(swizzled, 129, 5).cpu(), nvfp4.quantize(x, scale_layout="linear")[1]):
             sys.exit("swizzle and unswizzle: do not give back the scales")
         calls += 7 - (tool == "initcheck")
-    return calls
+    return calls + run_calls(products, tool, last_start)
 
 
 def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]:
@@ -284,7 +303,8 @@ def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]
     # Of a build with NVFP4_WATCHDOG: a launch under a tool takes seconds, and one that hangs ends before the limit.
     environment.setdefault("NVFP4_WATCHDOG_CLOCKS", f"{limit_s / 2 * 1e9:.0f}")
     environment.setdefault("NVFP4_WATCHDOG_SECONDS", f"{limit_s / 2:.0f}")
-    command += [sys.executable, __file__, "--run", f"--tool={tool}", *(f"--backend={backend}" for backend in backends)]
+    command += [sys.executable, __file__, "--run", f"--tool={tool}", f"--limit={limit_s}"]
+    command += [f"--backend={backend}" for backend in backends]
     start = time.monotonic()
     with tempfile.NamedTemporaryFile() as file:
         file.truncate(UnderWay.SIZE)
@@ -303,11 +323,11 @@ def sanitize(tool: str, backends: list[str], limit_s: float) -> tuple[bool, str]
                 with contextlib.suppress(subprocess.TimeoutExpired):  # a thread blocked in the driver does not exit
                     done.wait(10)
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", output)
-    calls = re.findall(r"\d+ calls agree with the CPU backend", output)
-    clean = done.returncode == 0 and bool(summary) and bool(calls)
+    calls = re.findall(r"\d+ calls (?:of split kernels not begun|agree with the CPU backend)", output)
+    clean = done.returncode == 0 and bool(summary) and any("agree" in told for told in calls)
     if not clean:
         print(output[-4000:])
-    told = [summary[-1] if summary else f"no summary, exit status {done.returncode}", *calls[-1:]]
+    told = [summary[-1] if summary else f"no summary, exit status {done.returncode}", *calls[::-1]]
     return clean, f"{', '.join(told)}, {time.monotonic() - start:.0f} s"
 
 
@@ -317,13 +337,14 @@ def main() -> None:
     parser.add_argument("--tool", action="append", choices=TOOLS, help="default: all four")
     parser.add_argument("--run", action="store_true", help="run the calls in this process, those that --tool can run")
     parser.add_argument("--under-way", help="with --run: file for the current call")
-    parser.add_argument("--limit", type=float, default=300, help="time limit of a tool in seconds")
+    parser.add_argument("--limit", type=float, default=200, help="time limit of a tool in seconds")
     args = parser.parse_args()
     backends = args.backend or families()
     if args.run:
         global under_way
         under_way = UnderWay(args.under_way)
-        print(f"{run(backends, *args.tool or ())} calls agree with the CPU backend", flush=True)
+        calls = run(backends, args.tool[0] if args.tool else "", time.monotonic() + args.limit / 2)
+        print(f"{calls} calls agree with the CPU backend", flush=True)
         return
     if not shutil.which("compute-sanitizer"):
         sys.exit("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_a_tool_that_does_not_end_before_any_call(tmp_path: Path, monkeypatch: p
         ("ERROR SUMMARY: 0 errors; 3 calls agree with the CPU backend", 0, True),
         ("ERROR SUMMARY: 0 errors", 0, False),
         ("3 calls agree with the CPU backend", 0, False),
+        ("2 calls of split kernels not begun, from x on; ERROR SUMMARY: 0 errors", 0, False),
         ("ERROR SUMMARY: 1 error; 3 calls agree with the CPU backend", 3, False),
     ],
 )
@@ -69,3 +71,24 @@ def test_clean_is_a_summary_and_calls_and_no_error(
 ) -> None:
     fake_sanitizer(tmp_path, f"print({printed.replace('; ', chr(10))!r}); sys.exit({status})", monkeypatch)
     assert sanitize.sanitize("memcheck", ["sm90"], 60.0)[0] is clean
+
+
+def test_calls_that_racecheck_stalls_come_last_and_not_late(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = sanitize.Call((2, 65, 544, 1), "sm90", "128x4", "float16", True, "nvfp4_sm90_gemm_128x8", 3, 6)
+    whole, other = replace(split, split_k=1, candidate=0), replace(split, kernel="nvfp4_sm80_gemm_8x32")
+    ran: list[sanitize.Call] = []
+    monkeypatch.setattr(sanitize, "agrees", lambda call: not ran.append(call))
+    calls, soon = [split, whole, split, other], time.monotonic() + 60
+    assert sanitize.run_calls(calls, "racecheck", soon) == 4 and ran == [whole, other, split, split]
+    ran.clear()
+    assert sanitize.run_calls(calls, "memcheck", 0.0) == 4 and ran == calls
+    ran.clear()
+    capsys.readouterr()
+    assert sanitize.run_calls(calls, "racecheck", 0.0) == 2 and ran == [whole, other]
+    name = "2x65x544x1, 128x4, everything in float16, on nvfp4_sm90_gemm_128x8, split 3, candidate 6"
+    assert capsys.readouterr().out == f"2 calls of split kernels not begun, from {name} on\n"
+    monkeypatch.setattr(sanitize, "agrees", lambda call: call != other)
+    with pytest.raises(SystemExit, match="on nvfp4_sm80_gemm_8x32, split 3, candidate 6: differs from the CPU"):
+        sanitize.run_calls(calls, "racecheck", soon)
