@@ -25,6 +25,8 @@ from pathlib import Path
 
 import c_model
 
+from nvfp4.cli.shapes import monotone
+
 RESULTS = Path(__file__).resolve().parent / "results"
 GPUS = ("h200", "h100")
 PREDICTED = (*GPUS, "gh200", "h20")
@@ -51,13 +53,8 @@ KEPT = {
 }
 EVENT_PAIR_US = 1.25  # an empty pair of events, in each measured time
 
-# What is measured: layers of Llama-3.1-8B and 70B, Qwen3-32B and DeepSeek-V3, and the ranked shapes.
-LAYERS = [
-    *[(6144, 4096), (28672, 4096), (4096, 14336)],
-    *[(10240, 8192), (57344, 8192), (8192, 28672)],
-    *[(10240, 5120), (51200, 5120), (5120, 25600)],
-    *[(7168, 16384), (4096, 7168), (7168, 2048)],
-]
+# What is measured: layers of four model families, and the ranked shapes, as `nvfp4 bench --set monotone` has them.
+LAYERS = [(shape.n, shape.k) for shape in monotone([1])]
 # fmt: off
 ROWS = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 24, 32, 33, 40, 64, 65, 72, 96,
         128, 129, 160, 192, 224, 256, 320, 384, 448, 512)

@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nvfp4
+import nvfp4.checkpoints.modelopt
 
 # GGUF's names of a block's modules, as quantize_model(fuse=True) knows them.
 NAMES = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
@@ -270,7 +272,25 @@ def quantized(model: Llama, mode: str, samples: Tensor) -> Llama:
     return model
 
 
-def quality(tokens: int, device: str = "cpu") -> dict[str, tuple[float, str]]:
+def by_modelopt(model: Llama, samples: Tensor) -> Llama:
+    """A copy whose linear layers are what nvidia-modelopt exports after its calibration."""
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    model = copy.deepcopy(model)
+    theirs = mtq.quantize(copy.deepcopy(model), mtq.NVFP4_DEFAULT_CFG, lambda model: model(samples))
+    for name, layer in theirs.blk.named_modules():
+        if isinstance(layer, nn.Linear):
+            scale_2 = NVFP4QTensor.get_weights_scaling_factor_2_from_quantizer(layer.weight_quantizer)
+            weight, scale, _ = NVFP4QTensor.quantize(layer.weight, 16, None, scale_2)
+            tensors = {"weight": weight._quantized_data, "weight_scale": scale, "weight_scale_2": scale_2}
+            tensors["input_scale"] = NVFP4QTensor.get_activation_scaling_factor(layer.input_quantizer)
+            packed = nvfp4.checkpoints.modelopt.read(tensors)
+            model.blk.set_submodule(name, nvfp4.Linear.from_packed(packed))
+    return model
+
+
+def quality(tokens: int, device: str = "cpu", modelopt: bool = False) -> dict[str, tuple[float, str]]:
     """Perplexity of so many tokens, and how the model goes on after a few words."""
     dense, tokenizer = load()
     dense = dense.to(device)
@@ -278,9 +298,13 @@ def quality(tokens: int, device: str = "cpu") -> dict[str, tuple[float, str]]:
     words = torch.tensor(tokenizer.encode("The capital of France is").ids)
     ids, samples, words = (x.to(device) for x in (ids, samples, words))
     results = {}
-    for name in ("fp32", *MODES):
+    models = {"fp32": lambda: dense} | {name: partial(quantized, dense, name, samples) for name in MODES}
+    if modelopt:
+        models["ModelOpt"] = partial(by_modelopt, dense, samples)
+    for name, make in models.items():
+        with torch.no_grad():
+            model = make()
         with torch.inference_mode():
-            model = dense if name == "fp32" else quantized(dense, name, samples)
             results[name] = perplexity(model, ids), tokenizer.decode(generate(model, words, 12))
     return results
 
@@ -309,13 +333,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt whose prefill is timed; 256")
     parser.add_argument("--random", action="store_true", help="random weights: the speed alone")
+    parser.add_argument("--modelopt", action="store_true", help="with the layers that nvidia-modelopt exports, too")
     parser.add_argument("--no-speed", action="store_true", help="the perplexity alone")
     given = parser.parse_args()
     device = torch.device(given.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not given.random:
-        for name, (value, text) in quality(given.tokens, given.device).items():
+        for name, (value, text) in quality(given.tokens, given.device, given.modelopt).items():
             print(f"{name:<9} perplexity {value:6.2f}   The capital of France is{text!r}")
     if not given.no_speed:
         where = "one core" if device.type == "cpu" else "the GPU"
