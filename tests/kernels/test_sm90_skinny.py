@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy
 import pytest
 from harness import sass
-from harness.launch import SHARED_LIMIT, chain, check_chain, load, timing
-from harness.values import E4M3, NAN, TYPES, VALUES, rounded, stored, swizzle_scales
+from harness.launch import SHARED_LIMIT, load, timing
+from harness.values import NAN, TYPES, swizzle_scales
+from sm90 import few_rows
 from sm90.skinny import CONFIGS, STEP_K, Product, schedule
 
 import nvfp4
@@ -45,28 +46,7 @@ def test_ragged_products(name: str, random: numpy.random.Generator) -> None:
 
 @of_each_kind
 def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None:
-    """Every pair of codes and every scale of both operands, sign bit set or not: the exact product, rounded once."""
-    config = CONFIGS[name]
-    emulator, module = load(config, timing(random, 0))
-    n, k, m = 256, 16 * 256, 8 * config.a_units
-    product = Product(emulator, random, m, n, k)
-    a, b = numpy.zeros((1, m, k), "u1"), numpy.zeros((1, n, k), "u1")
-    rows = numpy.arange(n)
-    position = (rows * 16 + random.integers(0, 16, n))[random.permutation(n)]  # of the one nonzero value in a row of B
-    a[0, :, position] = (rows % 16)[:, None]
-    b[0, rows, position] = rows // 16
-    scales_a = numpy.broadcast_to(random.permutation(256).astype("u1"), (1, m, 256))
-    scales_b = random.integers(0, 256, (1, n, 256), numpy.uint8)
-    scales_b[scales_b & 127 == NAN] = 0x38
-    scales_a = numpy.where(scales_a & 127 == NAN, 0x38, scales_a).astype("u1")
-    for array, data in zip(product.arrays[::2], (a, b)):
-        array.numpy()[:] = data[..., ::2] | data[..., 1::2] << 4
-    for array, scales in zip(product.arrays[1::2], (scales_a, scales_b)):
-        array.numpy()[:] = swizzle_scales(scales, NAN)
-    product.launch(module, config)
-    exact = VALUES[rows % 16] * VALUES[rows // 16]
-    exact = exact * E4M3[scales_a[0, 0, position // 16] & 127] * E4M3[scales_b[0, rows, position // 16] & 127]
-    assert (product.result() == exact.astype("f4")).all()
+    few_rows.every_code_and_scale(Product, CONFIGS[name], 8 * CONFIGS[name].a_units, random)
 
 
 @of_each_kind
@@ -88,43 +68,14 @@ def test_nan_scales(name: str, random: numpy.random.Generator) -> None:
 
 @of_each_kind
 def test_epilogues(name: str, random: numpy.random.Generator) -> None:
-    """alpha by value, in memory, per column; c, also aliasing out; bias; each output type; all rows or one less, with a
-    guard row behind the last one of each batch."""
-    config = CONFIGS[name]
-    most = 8 * config.a_units
     for case in range(6 * SEEDS):
-        emulator, module = load(config, timing(random, case))
-        out_type, bias_type = TYPES[case % 3], TYPES[int(random.integers(3))]
-        product = Product(emulator, random, most, 133, 1024, l=2, out_type=out_type)
-        columns, in_place = case % 2 == 1, case // 2 % 2 == 1
-        alpha = random.choice([0.5, 1, -2, 4], 133 if columns else 1).astype("f4")
-        bias = rounded(random.integers(-64, 65, 133), bias_type)
-        c = rounded(random.integers(-64, 65, (2, most, 133)), out_type)
-        product.keep(alpha, "alpha", alpha_stride=int(columns))
-        product.keep(stored(bias, bias_type), "bias", bias_type=bias_type)
-        product.place_c(c, -0.5, in_place)
-        rows = most - case // 3 % 2
-        product.extras["m"] = rows
-        print(f"types {out_type}, {bias_type}, in place {in_place}, alpha of each column {columns}, {rows} rows")
-        guard = product.out.numpy()[:, rows:].copy()
-        product.launch(module, config, sms=9)
-        assert (product.out.numpy()[:, rows:] == guard).all(), "a row behind the last one was written"
-        expected = (alpha * product.expected()).astype("f4")
-        expected = rounded(((expected - numpy.float32(0.5) * c).astype("f4") + bias).astype("f4"), out_type)
-        assert (product.result() == expected)[:, :rows].all() and product.untouched()
+        few_rows.epilogue(Product, CONFIGS[name], 8 * CONFIGS[name].a_units, 1024, case, random)
 
 
 @of_each_kind
 def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
-    """Dependent launches, each reading the previous output as c."""
-    config = CONFIGS[name]
     for case in range(SEEDS):
-        emulator, module = load(config, timing(random, case))
-        calls = chain([Product(emulator, random, 8 * config.a_units, 260, 1536) for _ in range(3)])
-        for call in calls:
-            call.launch(module, config, sms=20, wait=False)
-        emulator.synchronize()
-        check_chain(calls)
+        few_rows.calls_in_a_row(Product, CONFIGS[name], 8 * CONFIGS[name].a_units, case, random)
 
 
 def test_shared_memory_of_schedules() -> None:
