@@ -4,31 +4,55 @@
     python tests/kernels/prove.py schedules sm100              every launch, by the static verifier, in every schedule
     python tests/kernels/prove.py mutations sm90 mma_b split   mutations whose name contains one of the words, and what
                                                                finds them: the verifier, the emulator in 20 timings
+    python tests/kernels/prove.py schedules sm100 --part 3/16  the third of 16 parts, for as many processes or machines
 
-The tests run a part (test_proof.py).
+The tests run some of it (test_proof.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 sys.path[1:1] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "emulator")]
 
 from harness import mutations, verify  # noqa: E402
 
+Item = TypeVar("Item")
 
-def main(what: str, family: str, words: Sequence[str]) -> int:
+
+def part(text: str) -> tuple[int, int]:
+    """(i, n) of "i/n"."""
+    i, n = map(int, text.split("/"))
+    if not 1 <= i <= n:
+        raise argparse.ArgumentTypeError(f"{text}: a part is I/N with 1 <= I <= N")
+    return i, n
+
+
+def chosen(items: Sequence[Item], words: Sequence[str], part: tuple[int, int]) -> list[Item]:
+    """Those whose name contains one of the words; of these every n-th, so that a part has long and short ones."""
+    i, n = part
+    return [item for item in items if not words or any(word in item.name for word in words)][i - 1 :: n]
+
+
+def main(what: str, family: str, words: Sequence[str], part: tuple[int, int]) -> int:
     if what == "schedules":
-        return verify.table(importlib.import_module(f"{family}.schedules").launches(), words)
+        launches = list(importlib.import_module(f"{family}.schedules").launches())
+        return verify.table(chosen(launches, words, part))
     found = importlib.import_module(f"{family}.mutations")
     halves = getattr(found, "HALVES", [])
-    return mutations.table([*found.CONTROLS, *halves, *found.MUTATIONS], words, halves)
+    return mutations.table(chosen([*found.CONTROLS, *halves, *found.MUTATIONS], words, part), halves)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or sys.argv[1] not in ("schedules", "mutations") or sys.argv[2] not in ("sm90", "sm100"):
-        sys.exit(__doc__)
-    sys.exit(main(*sys.argv[1:3], sys.argv[3:]) > 0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("schedules", "mutations"))
+    parser.add_argument("family", choices=("sm90", "sm100"))
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="I/N")
+    options = parser.parse_intermixed_args()
+    sys.exit(main(options.what, options.family, options.words, options.part) > 0)

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
+import prove as program
 import pytest
 import sm90.mutations
 import sm100.mutations
@@ -61,6 +62,15 @@ def each(what: Callable[[ModuleType], list[Any]]) -> pytest.MarkDecorator:
     """Parametrizes with that list of every family."""
     cases = [(name, one) for name, family in FAMILIES.items() for one in what(family)]
     return pytest.mark.parametrize(("family", "one"), cases, ids=[f"{name}-{one.name}" for name, one in cases])
+
+
+@pytest.mark.parametrize("words", [[], ["mma"]])
+def test_parts_of_the_proof_are_the_whole(words: list[str]) -> None:
+    """prove.py --part I/N, of all I."""
+    whole = program.chosen(sm100.mutations.MUTATIONS, words, (1, 1))
+    parts = [program.chosen(sm100.mutations.MUTATIONS, words, (i + 1, 5)) for i in range(5)]
+    assert len(whole) >= 5 and max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert sorted(one.name for part in parts for one in part) == sorted(one.name for one in whole)
 
 
 def judge(what: Launch | Mutation) -> Verdict:
