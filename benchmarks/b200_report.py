@@ -3,16 +3,31 @@ worth. Printed by model_b200.py; --write puts them into b200_model.md."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import c_model
+from b200_ranges import Span, ends, ranges, span
 from c_model import Config, Struct
-from model_b200 import Plan, Shape, Times, best, ceil_div, configs, constants, plans, times, work_of
+from model_b200 import (
+    Plan,
+    Shape,
+    best,
+    ceil_div,
+    configs,
+    constant_b_us,
+    constants,
+    dependent_us,
+    plans,
+    times,
+    work_of,
+)  # fmt: skip
 
 DOCUMENT = Path(__file__).resolve().parent / "b200_model.md"
+MEASURED_CONSTANT_B = DOCUMENT.parent / "log/constant_b.csv"
 RANKED = (Shape(128, 7168, 16384), Shape(128, 4096, 7168), Shape(128, 7168, 2048))
 DECODE = tuple(Shape(m, n, k) for n, k in ((7168, 16384), (4096, 7168), (7168, 2048)) for m in (1, 8, 16, 32, 64))
 TASK = (
@@ -28,7 +43,9 @@ TASK = (
     Shape(512, 1536, 7168),
 )
 PREFILL = tuple(Shape(m, 7168, 16384) for m in (512, 1024, 2048, 4096, 8192)) + (Shape(8192, 4096, 7168),)
-GOAL_DEPENDENT, GOAL_PLAIN = 5.3, 8.5
+ALL = (*RANKED, *DECODE, *TASK, *PREFILL)
+GOAL_MIDDLE, GOAL_HIGH, GOAL_PLAIN = 5.5, 8.0, 8.5
+SPAN = ("low us", "model us", "high us")
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -51,11 +68,21 @@ def header(*cells: str) -> list[str]:
 class Peer:
     """A published figure with what is known of its kernel."""
 
-    name: str
+    kind: str
+    tiling: str  # as known or assumed
     shape: Shape
     us: float
     work: Struct  # sm100_work
-    time: Callable[[Times], float]
+    time: Callable[[Struct, Struct], float]  # of work and constants
+
+    @property
+    def span(self) -> Span:
+        return span(lambda c: self.time(self.work, c), constants())
+
+    @property
+    def error(self) -> float:
+        """Of the model, in %."""
+        return 100 * (self.time(self.work, constants()) / self.us - 1)
 
 
 def peer_work(
@@ -99,39 +126,57 @@ def peer_work(
     )
 
 
-def plain(t: Times) -> float:
-    return t.call.plain
+def plain(work: Struct, c: Struct) -> float:
+    return times(work, c).call.plain
 
 
-def kernel_only(t: Times) -> float:
-    return t.call.kernel
+def kernel_only(work: Struct, c: Struct) -> float:
+    return times(work, c).call.kernel
+
+
+def warm(c: Struct) -> Struct:
+    """For operands that L2 holds: its rate, and 200 ns to the first byte (TMA gather4, 4.1)."""
+    return c.copy(dram_tb_s=c.l2_tb_s, first_byte_us=0.2)
+
+
+def warm_plain(work: Struct, c: Struct) -> float:
+    return plain(work, warm(c))
+
+
+def warm_dependent(work: Struct, c: Struct) -> float:
+    return dependent_us(work, warm(c))
 
 
 def flashinfer(shape: Shape) -> Struct:
     """Its tuner takes the fastest tile: here the fastest by this model of its tiles, without swap_ab."""
     menu = [peer_work(shape, 128, n, 227 * 1024 // (20480 + 128 * n)) for n in (64, 128)]
     menu += [peer_work(shape, 128, n, 227 * 1024 // (20480 + 64 * n), cta_group=2, cta_n=n // 2) for n in (64, 128)]
-    return min(menu, key=lambda work: kernel_only(times(work, constants())))
+    return min(menu, key=lambda work: kernel_only(work, constants()))
 
 
 def peers() -> list[Peer]:
     found = []
     for shape, lt, template, naive in zip(RANKED, (22.6, 12.5, 8.55), (96.5, 51.6, 36.9), (459.0, 211.0, 82.7)):
         pair = peer_work(shape, 128, 128, 7, cta_group=2, cta_n=64)
-        found.append(Peer("cuBLASLt, pair 256x128, half of M empty", shape, lt, pair, plain))
-        found.append(Peer("CuTe DSL template, 128x128, 1 stage", shape, template, peer_work(shape, 128, 128, 1), plain))
-        found.append(Peer("naive PTX, 128x128, 1 stage", shape, naive, peer_work(shape, 128, 128, 1), plain))
+        found.append(Peer("cuBLASLt", "pair 256x128, half of M empty", shape, lt, pair, plain))
+        alone = peer_work(shape, 128, 128, 1)
+        found.append(Peer("one stage: CuTe DSL template", "128x128", shape, template, alone, plain))
+        found.append(Peer("one stage: naive PTX", "128x128", shape, naive, alone, plain))
     for shape, guess in zip(RANKED, (17.0, 9.3, 7.8)):
-        found.append(
-            Peer(
-                "winners (a guess), 128x64, A to 4 CTAs", shape, guess, peer_work(shape, 128, 64, 7, multicast=4), plain
-            )
-        )
+        work = peer_work(shape, 128, 64, 7, multicast=4)
+        found.append(Peer("winners", "a guess; 128x64, A to 4 CTAs", shape, guess, work, plain))
+    cube = Shape(8192, 8192, 8192)  # operands that L2 holds
+    for name, us in (("cuBLASLt", 179.0), ("fast.cu's port", 173.2)):
+        work = peer_work(cube, 128, 256, 5, cta_group=2, cta_n=128)
+        found.append(Peer("cuBLASLt and fast.cu's port, 8192^3", f"{name}: pair 256x256", cube, us, work, kernel_only))
     cold = {(64, 7168, 2304): 6.34, (256, 7168, 2304): 7.36, (64, 4608, 7168): 10.18, (256, 4608, 7168): 10.66}
     cold |= {(64, 5120, 16384): 15.92, (64, 8192, 7168): 11.68, (64, 8192, 28672): 33.39, (64, 7168, 256): 4.00}
-    for size, us in cold.items():
-        shape = Shape(*size)
-        found.append(Peer("FlashInfer, CuTe DSL, tile by this model", shape, us, flashinfer(shape), kernel_only))
+    # A GB200's.
+    cutlass = {(16, 7168, 4608): 9.81, (16, 9216, 7168): 13.63, (64, 2560, 8192): 11.63, (64, 512, 7168): 9.12}
+    for name, figures in (("FlashInfer CuTe DSL", cold), ("FlashInfer CUTLASS", cutlass)):
+        for size, us in figures.items():
+            shape = Shape(*size)
+            found.append(Peer(name, "tile by this model", shape, us, flashinfer(shape), kernel_only))
     # BF16, so counted as NVFP4 of as many bytes: a kernel bound by DRAM takes equally long.
     for shape, split, us in (
         (Shape(1, 8192, 464), 1, 1.54),
@@ -140,8 +185,17 @@ def peers() -> list[Peer]:
     ):
         narrow = Config("128x16", 1, 16, 8, 1, 0)
         work = work_of(shape, narrow, split, swap_ab=True)
-        name = f"FlashInfer, lean cluster kernel, 128 weights a CTA, split {split}"
-        found.append(Peer(name, shape, us, work, kernel_only))
+        found.append(Peer("FlashInfer lean BF16", f"128 weights a CTA, split {split}", shape, us, work, kernel_only))
+    # Graphs of 100 equal calls, so that L2 holds the operands (PR 2277; N x K in BF16 3072x1536, 2880x1024, 1280x2880).
+    # The weights are mma_a; a CTA of 64 of them.
+    for shape, alone, dependent in (
+        (Shape(64, 3072, 5456), 4.88, 4.38),
+        (Shape(16, 2880, 3632), 4.21, 3.55),
+        (Shape(1, 1280, 10240), 6.01, 5.52),
+    ):
+        work = peer_work(Shape(shape.n, shape.m, shape.k), 64, max(shape.m, 16), 8)
+        found.append(Peer("FlashInfer TGV BF16", "64 weights a CTA", shape, alone, work, warm_plain))
+        found.append(Peer("FlashInfer TGV BF16 by PDL", "64 weights a CTA", shape, dependent, work, warm_dependent))
     return found
 
 
@@ -150,7 +204,7 @@ def slope_lines() -> list[str]:
     fixed part is not of the GPU alone."""
     lines = header("one stage, 128x128: a further 256 along K", "published us", "model us", "model error %")
     stages = (RANKED[0].k - RANKED[2].k) / c_model.number("SM100_STAGE_K")
-    own = [times(peer_work(shape, 128, 128, 1), constants()).call.plain for shape in (RANKED[0], RANKED[2])]
+    own = [plain(peer_work(shape, 128, 128, 1), constants()) for shape in (RANKED[0], RANKED[2])]
     for name, first, third in (("CuTe DSL template", 96.5, 36.9), ("naive PTX", 459.0, 82.7)):
         published, us = (first - third) / stages, (own[0] - own[1]) / stages
         lines.append(row(name, published, us, f"{100 * (us / published - 1):+.0f}"))
@@ -159,12 +213,26 @@ def slope_lines() -> list[str]:
 
 def peer_table() -> list[str]:
     lines = header(
-        "kernel, tiling as known or assumed", "M x N x K", "published us", "model us", "model error %", "bound by"
+        "kernel", "tiling as known or assumed", "M x N x K", "published us", *SPAN, "model error %", "bound by"
     )
     for peer in peers():
-        t = times(peer.work, constants())
-        us = peer.time(t)
-        lines.append(row(peer.name, peer.shape, peer.us, us, f"{100 * (us / peer.us - 1):+.0f}", t.bound_by))
+        s, t = peer.span, times(peer.work, constants())
+        cells = (peer.kind, peer.tiling, peer.shape, peer.us, s.low, s.middle, s.high, f"{peer.error:+.0f}", t.bound_by)
+        lines.append(row(*cells))
+    return lines
+
+
+def peer_summary() -> list[str]:
+    """A row for each kernel: its errors, and how many published times lie between low and high."""
+    lines = header("kernel", "model error %", "in range")
+    kinds: dict[str, list[Peer]] = {}
+    for peer in peers():
+        if not peer.kind.startswith("one stage"):  # most of whose time is not the GPU's
+            kinds.setdefault(peer.kind, []).append(peer)
+    for kind, found in kinds.items():
+        within = sum(peer.span.low <= peer.us <= peer.span.high for peer in found)
+        errors = sorted(peer.error for peer in found)
+        lines.append(row(kind, f"{errors[0]:+.0f}..{errors[-1]:+.0f}", f"{within}/{len(found)}"))
     return lines
 
 
@@ -172,16 +240,23 @@ def peer_table() -> list[str]:
 
 
 def plan_row(plan: Plan, plain_us: float) -> str:
+    early = constant_b_us(plan.shape, plan.work, plan.constants)
+    cells = (plan.span.low, plan.us, plan.span.high, early, plain_us)
+    return row(plan.shape, plan, *cells, plan.times.bound_by)
+
+
+def parts_row(plan: Plan) -> str:
     parts, call = plan.times.parts, plan.times.call
     return row(
-        plan.shape, plan, call.dependent, plain_us, plan.times.bound_by, parts.first_byte,
-        call.mainloop + parts.again, parts.last_stage, parts.reduction, parts.epilogue, call.exposed,
+        plan.shape, plan, parts.first_byte, call.mainloop + parts.again, parts.last_stage, parts.reduction,
+        parts.epilogue, call.exposed,
     )  # fmt: skip
 
 
-COLUMNS = (
-    "M x N x K", "configuration", "with PDL us", "without PDL us", "bound by", "first byte us", "main loop us",
-    "last stage us", "partial sums us", "stores us", "prologue us",
+COLUMNS = ("M x N x K", "configuration", *SPAN, "`constant_b` us", "without PDL us", "bound by")
+PARTS_COLUMNS = (
+    "M x N x K", "configuration", "first byte us", "main loop us", "last stage us", "partial sums us", "stores us",
+    "prologue us",
 )  # fmt: skip
 
 
@@ -191,6 +266,11 @@ def shape_table(shapes: Iterable[Shape], rows: list[Config], c: Struct) -> list[
         plain_us = min(plan.times.call.plain for plan in plans(shape, rows, c))
         lines.append(plan_row(best(shape, rows, c), plain_us))
     return lines
+
+
+def parts_table(shapes: Iterable[Shape], rows: list[Config], c: Struct) -> list[str]:
+    """Of the same plans with PDL; the gap between calls comes on top."""
+    return header(*PARTS_COLUMNS) + [parts_row(best(shape, rows, c)) for shape in shapes]
 
 
 def all_table(shape: Shape, rows: list[Config], c: Struct, count: int) -> list[str]:
@@ -204,18 +284,76 @@ def ranked(rows: list[Config], c: Struct) -> float:
     return geomean(best(shape, rows, c).us for shape in RANKED)
 
 
+def best_plain(shape: Shape, rows: list[Config], c: Struct) -> Plan:
+    return min(plans(shape, rows, c), key=lambda plan: plan.times.call.plain)
+
+
 def ranked_plain(rows: list[Config], c: Struct) -> float:
-    return geomean(min(plan.times.call.plain for plan in plans(shape, rows, c)) for shape in RANKED)
+    return geomean(best_plain(shape, rows, c).times.call.plain for shape in RANKED)
+
+
+def ranked_spans(rows: list[Config], c: Struct) -> dict[str, Span]:
+    """Of the geometric means, with the plans that are chosen by the middle values."""
+    chosen = [best(shape, rows, c) for shape in RANKED]
+    without = [best_plain(shape, rows, c) for shape in RANKED]
+    means: dict[str, Callable[[Struct], float]] = {
+        "with PDL": lambda k: geomean(dependent_us(p.work, k) for p in chosen),
+        "with `constant_b`": lambda k: geomean(constant_b_us(p.shape, p.work, k) for p in chosen),
+        "without PDL": lambda k: geomean(plain(p.work, k) for p in without),
+    }
+    return {name: span(mean, c) for name, mean in means.items()}
+
+
+def measured_gains() -> list[float]:
+    """What constant_b saved on an H200 for the ranked shapes, us: its kernels leave the next call no room."""
+    with MEASURED_CONSTANT_B.open() as file:
+        found = {(line["M"], line["NxK"]): line for line in csv.DictReader(file)}
+    lines = [found[str(shape.m), f"{shape.n}x{shape.k}"] for shape in RANKED]
+    return [float(line["gemm us"]) - float(line["gemm, constant_b"]) for line in lines]
+
+
+def measured_mean(rows: list[Config], c: Struct) -> float:
+    """The geometric mean less those."""
+    return geomean(best(shape, rows, c).us - gain for shape, gain in zip(RANKED, measured_gains()))
 
 
 def goal_table(rows: list[Config], c: Struct) -> list[str]:
-    lines = header("ranked shapes, geometric mean", "model us", "goal us")
-    lines.append(row("back-to-back, with PDL", ranked(rows, c), GOAL_DEPENDENT))
-    late = c.copy(dependent_gap_us=c.dependent_gap_us + c.early_trigger_us)
-    lines.append(row("the same, `launch_dependents` before the wait", ranked(rows, late), GOAL_DEPENDENT))
-    lines.append(row("back-to-back, without PDL", ranked_plain(rows, c), GOAL_PLAIN))
+    lines = header("geometric mean", "all fast us", *SPAN, "all slow us", "goal us")
+    goals = {"with PDL": f"{GOAL_MIDDLE:g}, high {GOAL_HIGH:g}", "without PDL": f"{GOAL_PLAIN:g}"}
+    for name, s in ranked_spans(rows, c).items():
+        lines.append(row(name, s.least, s.low, s.middle, s.high, s.most, goals.get(name, "")))
     floors = [shape_floor(shape, c) for shape in RANKED]
-    lines.append(row("floor: DRAM alone, " + " / ".join(f"{floor:.2f}" for floor in floors), geomean(floors), ""))
+    lines.append(
+        row("DRAM alone, " + " / ".join(f"{floor:.2f}" for floor in floors), "", "", geomean(floors), "", "", "")
+    )
+    return lines
+
+
+def worst_case(
+    shapes: Iterable[Shape], rows: list[Config], c: Struct, within: float = math.inf
+) -> list[tuple[Plan, Plan]]:
+    """(the plan with the least middle, that with the least high among those at most so many % longer in the middle),
+    where they differ."""
+    found = []
+    for shape in shapes:
+        first = best(shape, rows, c)
+        most = min(first.span.high, (1 + within / 100) * first.us)
+        others = [plan for plan in plans(shape, rows, c) if plan.us <= most]
+        safest = min(others, key=lambda plan: (plan.span.high, plan.us))
+        if safest.span.high < first.span.high:
+            found.append((first, safest))
+    return found
+
+
+def change_of(first: Plan, other: Plan) -> tuple[float, float]:
+    """Of the middle and of the high, in %."""
+    return 100 * (other.us / first.us - 1), 100 * (other.span.high / first.span.high - 1)
+
+
+def worst_case_table(rows: list[Config], c: Struct) -> list[str]:
+    lines = header("M x N x K", "plan by the middle", "by the high", "its middle %", "its high %")
+    for first, other in worst_case(ALL, rows, c):
+        lines.append(row(first.shape, first, other, *(f"{change:+.1f}" for change in change_of(first, other))))
     return lines
 
 
@@ -227,42 +365,23 @@ def shape_floor(shape: Shape, c: Struct) -> float:
 # ---- sensitivity ----
 
 
-def sensitivity(rows: list[Config]) -> list[tuple[float, str, float, float]]:
-    """(most change in %, constant, geometric mean at -20 %, at +20 %), the configurations chosen anew."""
-    base = ranked(rows, constants())
+def sensitivity(rows: list[Config], c: Struct) -> list[tuple[str, float, float]]:
+    """(constant, geometric mean at its fast end, at its slow end), with the plans of the middle; most change first."""
+    chosen = [best(shape, rows, c) for shape in RANKED]
+    middle = geomean(plan.us for plan in chosen)
+    fast, slow = ends()
     found = []
-    for constant in c_model.sm100_constants():
-        low, high = (ranked(rows, constants(**{constant.name: constant.value * factor})) for factor in (0.8, 1.2))
-        found.append((100 * max(abs(low / base - 1), abs(high / base - 1)), constant.name, low, high))
-    return sorted(found, reverse=True)
+    for name in fast:
+        sides = (c.copy(**{name: side[name]}) for side in (fast, slow))
+        found.append((name, *(geomean(dependent_us(plan.work, k) for plan in chosen) for k in sides)))
+    return sorted(found, key=lambda one: -max(abs(us - middle) for us in one[1:]))
 
 
-def sensitivity_table(rows: list[Config]) -> list[str]:
-    lines = header("constant", "geomean at -20 %, us", "geomean at +20 %, us", "largest change %")
-    for change, name, low, high in sensitivity(rows):
-        lines.append(row(name, low, high, f"{change:.1f}"))
-    return lines
-
-
-# What measurements would most likely show instead, where a constant is a guess between two sources.
-SCENARIOS = (
-    ("a load of tensor memory takes 420 cycles", {"tcgen05_ld_cycles": 420.0}),
-    ("an SM takes in 46 B/clk, the most seen directly", {"ingress_b_clk": 46.0}),
-    ("L2 delivers 8.35 TB/s, all that was seen of it alone", {"l2_tb_s": 8.35}),
-    ("L2 is no limit", {"l2_tb_s": 1000.0}),
-    ("gaps are CUB's 1.64 and 4.09 less an L2 latency", {"dependent_gap_us": 1.44, "plain_gap_us": 3.89}),
-    ("the gap is CUB's 1.64 less its body on an H200", {"dependent_gap_us": 0.59}),
-    ("SMs exchange at 16 B/clk", {"remote_b_clk": 16.0}),
-    ("tcgen05.cp takes 75 cycles beside the MMAs", {"tcgen05_cp_cycles": 75.0}),
-)
-
-
-def scenario_table(rows: list[Config], base: Struct) -> list[str]:
-    lines = header("if instead", "geomean with PDL us", "geomean without PDL us")
-    lines.append(row("as above", ranked(rows, base), ranked_plain(rows, base)))
-    for name, changes in SCENARIOS:
-        c = base.copy(**changes)
-        lines.append(row(name, ranked(rows, c), ranked_plain(rows, c)))
+def sensitivity_table(rows: list[Config], c: Struct, count: int) -> list[str]:
+    known = ranges()
+    lines = header("mean with", "range", "at its fast end us", "slow end us")
+    for name, fast, slow in sensitivity(rows, c)[:count]:
+        lines.append(row(f"`{name}`", f"{known[name].low:g} to {known[name].high:g}", fast, slow))
     return lines
 
 
@@ -313,19 +432,22 @@ def change(means: list[float], base: list[float]) -> list[str]:
 
 
 def constants_table() -> list[str]:
-    return header("constant", "value", "unit", "source") + [
-        row(c.name, f"{c.value:g}", c.unit, c.source) for c in c_model.sm100_constants()
+    known = ranges()
+    return header("constant", "low", "value", "high", "unit", "source of the value", "of the ends") + [
+        row(c.name, f"{r.low:g}", f"{c.value:g}", f"{r.high:g}", c.unit, c.source, r.source)
+        for c in c_model.sm100_constants()
+        for r in (known[c.name],)
     ]
 
 
 def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
-    """Those of b200_model.md. model_b200.py prints the rest: more shapes, --all plans, --peers, --sensitivity,
-    --configurations."""
+    """Those of b200_model.md. model_b200.py prints the rest: more shapes, parts, --all plans, --peers, --sensitivity,
+    --worst, --configurations, --constants."""
     return {
         "goal": goal_table(rows, c),
         "ranked": shape_table(RANKED, rows, c),
-        "slopes": slope_lines(),
-        "scenarios": scenario_table(rows, c),
+        "peers": peer_summary(),
+        "sensitivity": sensitivity_table(rows, c, 5),
     }
 
 

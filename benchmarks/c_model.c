@@ -219,6 +219,7 @@ const char *describe(void) {
     FIELD(sm100_times, ingress);
     FIELD(sm100_times, mma);
     FIELD(sm100_times, cp_async);
+    FIELD(sm100_times, filled);
     FIELD(sm100_times, drain);
     FIELD(sm100_times, again);
     FIELD(sm100_times, last_stage);

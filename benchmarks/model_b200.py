@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import c_model
+from b200_ranges import Span, span
 from c_model import Config, Struct
 
 PARTS = ("dram", "l2", "ingress", "mma", "cp_async", "drain")  # of the main loop
@@ -69,6 +70,25 @@ def times(work: Struct, c: Struct) -> Times:
     return Times(*c_model.sm100_times(c, c_model.device("b200"), work))
 
 
+def dependent_us(work: Struct, c: Struct) -> float:
+    """A call back to back, with PDL."""
+    return times(work, c).call.dependent
+
+
+def constant_b_us(shape: Shape, work: Struct, c: Struct) -> float:
+    """The same with constant_b. Where CTAs of two calls share an SM, weights fill the stages while the previous call
+    runs, all in its main loop by assumption: a main loop then has the refills of its own call, but DRAM and L2 deliver
+    as much as without. Elsewhere they have what the drain hides beyond a prologue."""
+    t = times(work, c)
+    weights = shape.l * (shape.n * shape.k / 2 + ceil_div(shape.n, 128) * ceil_div(shape.k, 64) * 512)
+    early = t.parts.filled * weights / work.dram
+    if not t.parts.resident:
+        early = min(early, max(0.0, c.exit_overlap_us - c.prologue_us))
+    dram = max((work.dram + work.stores) / (c.dram_tb_s * 1e6), t.parts.dram - early)
+    others = max(getattr(t.parts, part) for part in PARTS if part != "dram")
+    return t.call.dependent - t.call.mainloop + max(dram, others)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A configuration with its split and side, and the modelled time of a back-to-back call with PDL."""
@@ -85,8 +105,16 @@ class Plan:
         return f"{self.config.name}{split}{' swap_ab' if self.swap_ab else ''}"
 
     @cached_property
+    def work(self) -> Struct:
+        return work_of(self.shape, self.config, self.split_k, self.swap_ab)
+
+    @cached_property
     def times(self) -> Times:
-        return times(work_of(self.shape, self.config, self.split_k, self.swap_ab), self.constants)
+        return times(self.work, self.constants)
+
+    @cached_property
+    def span(self) -> Span:
+        return span(lambda c: dependent_us(self.work, c), self.constants)
 
 
 def plans(shape: Shape, rows: list[Config], c: Struct) -> Iterator[Plan]:
@@ -109,9 +137,10 @@ def main() -> None:
     parser.add_argument("--shape", metavar="M,N,K[,L]", help="this one, instead of the ranked ones, decode and prefill")
     parser.add_argument("--all", action="store_true", help="every configuration, split and side, best first")
     parser.add_argument("--peers", action="store_true", help="published figures against the model")
-    parser.add_argument("--sensitivity", action="store_true", help="each constant 20 %% less and more")
+    parser.add_argument("--sensitivity", action="store_true", help="the mean with each constant at its ends")
+    parser.add_argument("--worst", action="store_true", help="plans that ranking by the worst case would take instead")
     parser.add_argument("--configurations", action="store_true", help="without each configuration, and with others")
-    parser.add_argument("--constants", action="store_true", help="each constant with its unit and source")
+    parser.add_argument("--constants", action="store_true", help="each constant with its range and their sources")
     parser.add_argument(
         "--count", metavar="TRACE", help="compare the counts with a trace of the emulator; needs --shape"
     )
@@ -125,9 +154,11 @@ def main() -> None:
     if options.write:
         report.write(rows, c)
     elif options.peers:
-        print("\n".join(report.peer_table()))
+        print("\n".join([*report.peer_table(), "", *report.slope_lines()]))
     elif options.sensitivity:
-        print("\n".join(report.sensitivity_table(rows)))
+        print("\n".join(report.sensitivity_table(rows, c, len(c.members()))))
+    elif options.worst:
+        print("\n".join(report.worst_case_table(rows, c)))
     elif options.configurations:
         print("\n".join(report.config_table(rows, c)))
     elif options.constants:
@@ -142,7 +173,7 @@ def main() -> None:
         if not options.shape:
             print("\n".join(report.goal_table(rows, c)) + "\n")
             shapes += [*report.DECODE, *report.TASK, *report.PREFILL]
-        print("\n".join(report.shape_table(shapes, rows, c)))
+        print("\n".join([*report.shape_table(shapes, rows, c), "", *report.parts_table(shapes, rows, c)]))
 
 
 if __name__ == "__main__":

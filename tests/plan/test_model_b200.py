@@ -1,13 +1,15 @@
-"""The C models as programs ask them: structs and constants, plans ranked by modelled time, published figures within the
-error that the document states, and counts that equal the kernels'."""
+"""The C models as programs ask them: structs, constants and their ranges, plans ranked by modelled time, published
+figures within the error that the document states, and counts that equal the kernels'."""
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import subprocess
 from pathlib import Path
 
+import b200_ranges as ranges
 import b200_report as report
 import b200_trace as trace
 import c_model
@@ -34,7 +36,9 @@ def test_every_constant_has_a_unit_and_a_source() -> None:
     found = c_model.sm100_constants()
     assert [constant.name for constant in found] == list(model.constants().members())
     for constant in found:
-        assert constant.value > 0 and constant.source.strip(), constant
+        known = ranges.RANGES[constant.name]
+        assert constant.value > 0 and constant.source.strip() and known.source.strip(), constant
+        assert 0 <= known.low <= constant.value <= known.high and known.low < known.high, constant
         assert constant.unit in ("GHz", "TB/s", "us", "B/clk", "clk"), constant
 
 
@@ -71,6 +75,70 @@ def test_a_member_that_is_not_described_is_an_error() -> None:
     for i in range(len(rows)):
         with pytest.raises(TypeError, match="gemm_candidate"):
             c_model.struct("gemm_candidate", size, rows[:i] + rows[i + 1 :])
+
+
+# ---- ranges ----
+
+
+@pytest.mark.parametrize("low, high", [(0.56, 0.72), (0.46, 0.54)])
+def test_a_constant_outside_its_range_is_an_error(monkeypatch: pytest.MonkeyPatch, low: float, high: float) -> None:
+    monkeypatch.setitem(ranges.RANGES, "first_byte_us", ranges.Range(low, high, "a source"))
+    with pytest.raises(ValueError, match=f"first_byte_us: 0.55 is outside its range, {low} to {high}"):
+        ranges.span(lambda c: c.first_byte_us, model.constants())
+
+
+def test_a_constant_without_a_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(ranges.RANGES, "first_byte_us")
+    with pytest.raises(ValueError, match="without a range.*first_byte_us"):
+        ranges.ranges()
+
+
+def test_a_span_adds_the_changes_as_squares() -> None:
+    """And its ends take a time's high with a rate's low."""
+    first, gap, dram, hidden = (
+        ranges.RANGES[name] for name in ("first_byte_us", "dependent_gap_us", "dram_tb_s", "exit_overlap_us")
+    )
+    c = model.constants()
+
+    def us(k: c_model.Struct) -> float:
+        return k.first_byte_us + k.dependent_gap_us + 10 / k.dram_tb_s - k.exit_overlap_us
+
+    s = ranges.span(us, c)
+    slow = (first.high, c.first_byte_us), (gap.high, c.dependent_gap_us), (10 / dram.low, 10 / c.dram_tb_s)
+    fast = (first.low, c.first_byte_us), (gap.low, c.dependent_gap_us), (10 / dram.high, 10 / c.dram_tb_s)
+    assert s.middle == us(c)
+    for ends, squares, corner, overlap in ((slow, s.high, s.most, hidden.low), (fast, s.low, s.least, hidden.high)):
+        changes = [end - value for end, value in ends] + [c.exit_overlap_us - overlap]
+        assert corner == pytest.approx(s.middle + sum(changes))
+        assert abs(squares - s.middle) == pytest.approx(math.hypot(*changes))
+    assert s.least < s.low < s.middle < s.high < s.most
+    # Where the longest counts, the squares are more than the extremes.
+    slower = ranges.span(lambda k: max(k.first_byte_us - c.first_byte_us, k.dependent_gap_us - c.dependent_gap_us), c)
+    assert slower.high == slower.most == pytest.approx(gap.high - c.dependent_gap_us)
+    faster = ranges.span(lambda k: min(k.first_byte_us - c.first_byte_us, k.dependent_gap_us - c.dependent_gap_us), c)
+    assert faster.low == faster.least == pytest.approx(gap.low - c.dependent_gap_us)
+
+
+def test_every_candidate_has_a_range() -> None:
+    """No constant's end makes a call faster than all fast ends, or slower than all slow ones. With constant_b a call
+    takes no longer, its main loop not less than DRAM needs; only one that leaves the next call room gains."""
+    seed = random.randrange(2**32)
+    c, gains = model.constants(), 0
+    for shape in [*report.RANKED, *random_shapes(random.Random(seed), 5)]:
+        for plan in model.plans(shape, model.configs(), c):
+            told, s = f"seed {seed}: {shape} {plan}", plan.span
+            assert s.middle == plan.us, told
+            assert 0 < s.least <= s.low <= s.middle <= s.high <= s.most < math.inf, told
+            for name, known in ranges.RANGES.items():
+                for end in (known.low, known.high):
+                    us = model.dependent_us(plan.work, c.copy(**{name: end}))
+                    assert s.least - 1e-9 <= us <= s.most + 1e-9, f"{told}, {name} {end}"
+            early = model.constant_b_us(shape, plan.work, c)
+            floor = (plan.work.dram + plan.work.stores) / (c.dram_tb_s * 1e6)
+            assert plan.us - plan.times.call.mainloop + floor < early + 1e-9 < plan.us + 2e-9, told
+            assert plan.times.parts.resident or early == pytest.approx(plan.us), told
+            gains += early < plan.us - 1e-3
+    assert gains
 
 
 # ---- the planner ----
@@ -160,10 +228,10 @@ def test_other_instantiations_take_the_place_of_the_kernels() -> None:
 
 def test_published_figures() -> None:
     """cuBLASLt is the one published kernel whose tile is known and whose time is the GPU's alone."""
-    found = [peer for peer in report.peers() if peer.name.startswith("cuBLASLt")]
+    found = [peer for peer in report.peers() if peer.kind == "cuBLASLt"]
     assert len(found) == 3
     for peer in found:
-        assert peer.time(model.times(peer.work, model.constants())) == pytest.approx(peer.us, rel=0.2), peer
+        assert abs(peer.error) < 20 and peer.span.low < peer.span.middle < peer.span.high, peer
 
 
 def test_document_is_current() -> None:
@@ -179,16 +247,27 @@ def cells(lines: list[str]) -> list[list[str]]:
 
 
 def test_figures_in_the_documents_sentences_are_current() -> None:
-    """Those of --configurations and --sensitivity, which the page sums up."""
+    """Those of --configurations, --sensitivity and --worst, which the page sums up."""
     text = " ".join(report.DOCUMENT.read_text().split())
     table = report.config_table(model.configs(), model.constants())
     changes = {name: [float(cell) for cell in row] for name, *row in cells(table)}
     prefill, ranked = changes.pop("without 256x256")[3], changes.pop("without 256x64")[0]
     assert f"Without 256x256 prefill takes {prefill} % longer, without 256x64 the ranked shapes {ranked} %." in text
     assert max(abs(change) for row in changes.values() for change in row) < 3
-    first, second, third = ((name, most) for name, *_, most in cells(report.sensitivity_table(model.configs()))[:3])
-    most = f"20 % of `{first[0]}` change the mean most, by {first[1]} %;"
-    assert f"{most} then `{second[0]}` ({second[1]} %) and `{third[0]}` ({third[1]} %)." in text
+    c = model.constants()
+    span = report.ranked_spans(model.configs(), c)["with PDL"]
+    l2 = next(slow for name, _, slow in report.sensitivity(model.configs(), c) if name == "l2_tb_s") - span.middle
+    high = span.middle + math.sqrt((span.high - span.middle) ** 2 - l2**2)
+    assert f"With {c.l2_tb_s:g} TB/s or more from L2 the high is {high:.2f} us." in text
+    gains, mean = report.measured_gains(), report.measured_mean(model.configs(), c)
+    assert f"gain up to {max(gains):.2f} us at M = 128; as much here would make {mean:.2f} us" in text
+    others = report.worst_case(report.ALL, model.configs(), c)
+    ((first, other),) = (both for both in others if both[0].shape in report.RANKED)
+    middle, high = report.change_of(first, other)
+    told = f"By the high, {len(others)} of {len(report.ALL)} shapes (`--worst`) would take another plan."
+    told += f" Of the ranked ones {first.shape} would take {other}: middle {middle:+.1f} %, high {high:+.1f} %."
+    near = [str(first.shape) for first, _ in report.worst_case(report.ALL, model.configs(), c, within=1)]
+    assert f"{told} Among plans within 1 % of the least middle only {', '.join(near)} has such a one." in text
 
 
 # ---- counts, against the real kernels in the emulator ----

@@ -104,6 +104,7 @@ typedef struct sm100_work {
 typedef struct sm100_times {
     double first_byte;
     double dram, l2, ingress, mma, cp_async; /* main loop */
+    double filled;                           /* of dram: first bytes of all pipeline stages */
     double drain;                            /* main loop: epilogues that overlap the next tile */
     double again;                            /* of further clusters on the same SMs: all but the main loop */
     double last_stage, reduction, epilogue;
@@ -182,7 +183,7 @@ static inline sm100_work sm100_work_of(const sm100_model_input *in) {
 static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work *w, int32_t sm_count) {
     const double clk = 1e-3 / m->clock_ghz;
     const int64_t fit = sm100_clusters_that_fit(sm_count, w->cluster, w->ctas_per_sm);
-    sm100_times t = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    sm100_times t = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     if (fit == 0) {
         t.again = INFINITY;
         return t;
@@ -224,6 +225,7 @@ static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work 
     const double pipeline_bytes = (double)(ctas * filled_stages) * w->stage_bytes * w->dram / w->l2;
     const double at_once = w->dram < pipeline_bytes ? w->dram : pipeline_bytes;
     const double refilled = (w->dram - at_once) / sm100_dram_rate(m, pipeline_bytes, idle);
+    t.filled = at_once / (m->dram_tb_s * 1e6);
     t.dram = (at_once + w->stores) / (m->dram_tb_s * 1e6) + refilled;
     t.l2 = w->l2 / (m->l2_tb_s * 1e6);
     t.ingress = w->ingress * tiles_per_sm / m->ingress_b_clk * clk;
