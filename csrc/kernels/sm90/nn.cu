@@ -76,6 +76,7 @@ template <class C> struct tile_loads {
     const uint8_t *scales; /* of the tile's first 64 columns */
     int64_t scale_pitch;
     int32_t m0, n0, a_batch, b_batch, groups; /* groups of 64 columns that have scales */
+    uint32_t bytes;                           /* of a stage */
 
     __device__ __forceinline__ tile_loads(const gemm_problem &p, const sm90_nn_schedule &schedule, int32_t l, int32_t m,
                                           int32_t n)
@@ -84,11 +85,12 @@ template <class C> struct tile_loads {
         scale_pitch = p.sfb_pitch;
         a_batch = s.a_batches == 1 ? 0 : l, b_batch = s.b_batches == 1 ? 0 : l;
         groups = p.n - n0 > 64 ? 2 : 1;
+        bytes = SM90_NN_A_BYTES((int)min((int64_t)C::TILE_M, p.m)) + SM90_NN_VALUES_BYTES + groups * 512;
     }
 
     /* Issues the loads of a stage; one thread. */
     __device__ __forceinline__ void start(uint32_t stage, uint32_t full, int32_t tile) const {
-        mbarrier_arrive_expect_tx(full, SM90_NN_A_BYTES(C::TILE_M) + SM90_NN_VALUES_BYTES + groups * 512);
+        mbarrier_arrive_expect_tx(full, bytes);
         tma_load_3d<1>(stage, &s.a, tile * SM90_NN_STAGE_K, m0, a_batch, full, EVICT_NORMAL);
         tma_load_3d<1>(stage + C::VALUES_OFFSET, &s.b, n0 / 2, tile * SM90_NN_STAGE_K, b_batch, full, EVICT_NORMAL);
         const uint8_t *atom = scales + tile / 2 * scale_pitch;

@@ -28,8 +28,8 @@
 
 /* Second parameter. */
 typedef struct sm90_nn_schedule {
-    tensor_map a, b; /* {K, M, batches} of 16 bits in boxes {64, tile_m, 1}, 128-byte swizzle; bytes {N/2, K, batches}
-                        in boxes {64, 64, 1}, 64-byte swizzle */
+    tensor_map a, b; /* {K, M, batches} of 16 bits in boxes {64, tile_m or M if that is less, 1}, 128-byte swizzle;
+                        bytes {N/2, K, batches} in boxes {64, 64, 1}, 64-byte swizzle */
     int32_t a_batches, b_batches; /* L, or 1 if all batches share the operand */
     int32_t tiles_m, tiles_n;
     uint8_t padding_[48];

@@ -96,8 +96,9 @@ void sm90_nn_build(const gemm_problem *p, const gemm_candidate *c, launch_plan *
                             .b_batches = (int32_t)b_batches,
                             .tiles_m = tiling.tiles_m,
                             .tiles_n = tiling.tiles_n};
-    if (p->k == 0) return; /* nothing is loaded */
-    const tensor_layout a = a_layout(p, a_batches, c->tile_m), b = b_layout(p, b_batches);
+    if (p->k == 0) return;                                  /* nothing is loaded */
+    const int32_t rows = (int32_t)min_int(p->m, c->tile_m); /* TMA takes some 10 clocks to fill one with zeros */
+    const tensor_layout a = a_layout(p, a_batches, rows), b = b_layout(p, b_batches);
     add_tensor_map(out, &a, &s->a);
     add_tensor_map(out, &b, &s->b);
 }

@@ -22,8 +22,9 @@
  * Hopper issues no instruction of the ALU pipe beside mma.sync (fitted to 6 loops: 2 clocks for each of the former, 5.8
  * for each of the latter). So weights are converted with as few of them as possible: 9 for 8 values.
  *
- * Tails: TMA loads zeros past the ends of the values. Scales there may be NaN: past the end of K they are masked, and
- * rows past the end reach only results that are not stored. */
+ * Tails: TMA loads zeros past the end of K and of the rows of B. Of A it loads the rows that exist: it takes some 10
+ * clocks to fill one with zeros, and the others, like scales past the ends of the rows, reach only results that are not
+ * stored. Scales past the end of K may be NaN and are masked. */
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
@@ -81,7 +82,9 @@ template <class C> struct loader {
                        to_scales = scales + stage * C::SCALES_BYTES;
         const int chunks = max(min(SM90_SKINNY_CHUNKS, (int)((p.k + 63) / 64) - step * SM90_SKINNY_CHUNKS), 0);
         const int block = n0 / 128, more = C::SCALE_BLOCKS == 2 && n0 % 128 > 128 - C::ROWS && (block + 1) * 128 < p.n;
-        mbarrier_arrive_expect_tx(full, C::VALUES_BYTES + chunks * (512 + more * 512 + C::A_UNITS * 128));
+        const int rows = C::ROWS + (int)p.m;
+        mbarrier_arrive_expect_tx(full,
+                                  rows * (SM90_SKINNY_STEP_K / 2) + chunks * (512 + more * 512 + C::A_UNITS * 128));
         const int x = step * (SM90_SKINNY_STEP_K / 2);
         tma_load_3d<1>(to, &s.b, x, n0, batch, full, s.b_cache_policy);
         tma_load_3d<1>(to + C::B_UNITS * SM90_SKINNY_UNIT, &s.a, x, 0, batch, full, s.a_cache_policy);

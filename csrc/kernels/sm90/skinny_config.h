@@ -40,7 +40,7 @@
 /* Second parameter of the kernels. The grid is ctas * L CTAs: CTA b has batch b / ctas and there tiles b % ctas, b %
  * ctas + ctas, ... */
 typedef struct sm90_skinny_schedule {
-    tensor_map a, b; /* bytes {K/2, rows, L}, boxes of a step by a tile's rows, 128-byte swizzle */
+    tensor_map a, b; /* bytes {K/2, rows, L}, boxes of a step by M rows and by a tile's, 128-byte swizzle */
     uint64_t a_cache_policy, b_cache_policy;
     int32_t ctas; /* of a batch */
     int32_t tiles;

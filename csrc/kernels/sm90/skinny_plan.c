@@ -90,7 +90,7 @@ void sm90_skinny_build(const device_props *props, const gemm_problem *p, const g
                                 .tiles = tiling.tiles,
                                 .steps = tiling.steps,
                                 .sums_offset = sums_offset(config, &tiling)};
-    const tensor_layout a = values_layout(p, 0, p->l, SM90_SKINNY_STEP_K / 2, 8 * config->a_units, 128);
+    const tensor_layout a = values_layout(p, 0, p->l, SM90_SKINNY_STEP_K / 2, (int32_t)p->m, 128);
     const tensor_layout b = values_layout(p, 1, p->l, SM90_SKINNY_STEP_K / 2, 8 * config->b_units, 128);
     add_tensor_map(out, &a, &s->a);
     add_tensor_map(out, &b, &s->b);

@@ -30,6 +30,6 @@ class Product(launch.Product):
             made, shared = schedule(config, self.n, self.k, self.l, made.tiles * self.l)
         assert shared <= SHARED_LIMIT
         made.a_cache_policy, made.b_cache_policy = EVICT_LAST, EVICT_FIRST
-        made.a = self.values_map(0, (STEP_K // 2, 8 * config.a_units, 1), SWIZZLE_128)
+        made.a = self.values_map(0, (STEP_K // 2, self.extras.get("m", self.m), 1), SWIZZLE_128)
         made.b = self.values_map(1, (STEP_K // 2, 8 * config.b_units, 1), SWIZZLE_128)
         self.start(module, config, made, made.ctas * self.l, shared, wait=wait)
