@@ -274,6 +274,7 @@ static run_result run_load(warp *w, const instr *in, uint32_t lanes) {
             b->load.op.bytes = size;
             b->load.op.what = from_shared ? "bulk copy to another CTA" : "bulk load";
             w->cta->traffic[from_shared ? TRAFFIC_CLUSTER_WRITE : TRAFFIC_BULK_READ] += size;
+            if (i > 0) w->cta->traffic[TRAFFIC_MULTICAST] += size;
             load_start(&b->load, &targets[i], b->source, w, in, (size + b->unit_bytes - 1) / b->unit_bytes);
         }
     }

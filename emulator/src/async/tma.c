@@ -243,6 +243,7 @@ static run_result run_tensor_load(warp *w, const instr *in, uint32_t lanes) {
             l->load.op.bytes = box.rows * box.row_bytes;
             l->load.op.what = "tensor load";
             w->cta->traffic[TRAFFIC_TMA_READ] += l->load.op.bytes;
+            if (i > 0) w->cta->traffic[TRAFFIC_MULTICAST] += l->load.op.bytes;
             load_start(&l->load, &targets[i], NULL, w, in, box.rows);
         }
     }

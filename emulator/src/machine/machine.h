@@ -139,6 +139,7 @@ typedef struct named_barrier {
     X(BULK_READ, "bulk copies from global")                                                                            \
     X(BULK_WRITE, "bulk copies to global")                                                                             \
     X(TMA_READ, "tensor copies from global")                                                                           \
+    X(MULTICAST, "from global, multicast to further CTAs")                                                             \
     X(TMA_WRITE, "tensor copies to global")                                                                            \
     X(CLUSTER_WRITE, "to another CTA's shared memory")                                                                 \
     X(MMA_SHARED_READ, "shared read by tensor cores")                                                                  \
