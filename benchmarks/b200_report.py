@@ -102,8 +102,8 @@ def peer_work(
     present = min(shape.m, rows_m)
     weights = shape.n * row_bytes + ceil_div(shape.n, atom_rows) * atoms
     acts = shape.m * row_bytes + ceil_div(shape.m, atom_rows) * atoms
-    acts_read = acts * ceil_div(shape.n, rows_n) / multicast
-    scales_again = tiles * cta_group * tile_atoms * atoms - ceil_div(shape.n, atom_rows) * atoms
+    acts_loaded, weights_loaded = acts * ceil_div(shape.n, rows_n), weights * ceil_div(shape.m, rows_m * cta_group)
+    scales_again = max(0.0, tiles * cta_group * tile_atoms * atoms - ceil_div(shape.n, atom_rows) * atoms)
     return c_model.new(
         "sm100_work",
         tiles=tiles,
@@ -115,12 +115,14 @@ def peer_work(
         stages=stages,
         accumulators=2,
         split_k=1,
+        multicast=1,
         tcgen05_cp=stage_atoms * (1 + tile_atoms),
         stores_as=c_model.number("SM100_BULK_STORES"),
         stage_bytes=(rows_m + cta_n) * stage_k / 2 + stage_atoms * atom_bytes * (1 + tile_atoms),
         ingress=(present + cta_n) * row_bytes + (1 + tile_atoms) * atoms,
         dram=weights + acts,
-        l2=weights * ceil_div(shape.m, rows_m * cta_group) + acts_read + max(0.0, scales_again),
+        loaded=weights_loaded + acts_loaded + scales_again,
+        l2=weights_loaded + acts_loaded / multicast + scales_again,
         stores=shape.m * shape.n * 2,
         store_bytes=present * rows_n * 2,
     )

@@ -11,6 +11,7 @@ from c_model import Config
 from model_b200 import Shape, ceil_div, work_of
 
 LOADS = ("tensor copies from global", "bulk copies from global", "cp.async")
+MULTICAST = "from global, multicast to further CTAs"
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Counts:
 
     cta_loaded: float  # into shared memory, from global memory
     loaded: float
+    l2: float  # what L2 sends for that: a multicast once
     cta_stored: float  # C
     stored: float
     cta_sent: float  # partial sums, to other CTAs
@@ -44,6 +46,7 @@ def counted(kernel: dict) -> Counts:
     return Counts(
         cta_loaded=most(*LOADS),
         loaded=sum(kernel["bytes"].get(kind, 0) for kind in LOADS),
+        l2=sum(kernel["bytes"].get(kind, 0) for kind in LOADS) - kernel["bytes"].get(MULTICAST, 0),
         cta_stored=most("global written by threads"),
         stored=kernel["bytes"].get("global written by threads", 0),
         cta_sent=most("to another CTA's shared memory"),
@@ -66,7 +69,8 @@ def modelled(shape: Shape, config: Config, split_k: int, swap_ab: bool) -> Count
     values = cta_rows + config.mma_tile_n // config.cta_group
     return Counts(
         cta_loaded=work.ingress,
-        loaded=work.l2,
+        loaded=work.loaded,
+        l2=work.l2,
         cta_stored=work.store_bytes,
         stored=work.stores,
         cta_sent=work.partials_bytes,

@@ -121,8 +121,8 @@ const char *describe(void) {
 #define LINE(...)                           at += (size_t)snprintf(text + at, sizeof text - at, __VA_ARGS__)
 #define NUMBER(name)                        LINE("number\t%s\t%lld\n", #name, (long long)name)
 #define CONSTANT(name, value, unit, source) LINE("constant\tsm100_model\t%s\t%s\t%s\n", #name, unit, source);
-#define CONFIG(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                              \
-    LINE("config\t%s\t%d\t%d\t%d\t%d\t%d\n", #id, cta_group, mma_tile_n, stages, accumulators, cp_async);
+#define CONFIG(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                   \
+    LINE("config\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", #id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast);
 #define SIZE(owner)  LINE("size\t%s\t%zu\n", #owner, sizeof(owner))
 #define KIND(member) _Generic(member, int32_t: 'i', int64_t: 'q', double: 'd', const char *: 's', default: 'b')
 #define FIELD(owner, member)                                                                                           \
@@ -200,12 +200,14 @@ const char *describe(void) {
     FIELD(sm100_work, stages);
     FIELD(sm100_work, accumulators);
     FIELD(sm100_work, split_k);
+    FIELD(sm100_work, multicast);
     FIELD(sm100_work, partials_in_stages);
     FIELD(sm100_work, tcgen05_cp);
     FIELD(sm100_work, stores_as);
     FIELD(sm100_work, stage_bytes);
     FIELD(sm100_work, ingress);
     FIELD(sm100_work, dram);
+    FIELD(sm100_work, loaded);
     FIELD(sm100_work, l2);
     FIELD(sm100_work, stores);
     FIELD(sm100_work, store_bytes);

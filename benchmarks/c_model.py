@@ -46,6 +46,7 @@ class Config(NamedTuple):
     stages: int
     accumulators: int
     cp_async: int
+    multicast: int = 1
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,8 @@ def maps_and_launch(code: str, library: Path, log: Path) -> tuple[list[list[str]
 
 
 def test_sm100_launches_clusters_that_may_start_early(fake_driver: Path, tmp_path: Path) -> None:
-    """One launch, whose attributes are the plan's: CTAs of a pair times parts of K, and programmatic serialization."""
+    """One launch, whose attributes are the plan's: CTAs of the pairs that share weights times parts of K, and
+    programmatic serialization."""
     for shape in [(128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048), (1, 4096, 7168), (4096, 4096, 256)]:
         text = ", ".join(map(str, shape))
         log = tmp_path / text
@@ -272,7 +273,7 @@ def test_sm100_launches_clusters_that_may_start_early(fake_driver: Path, tmp_pat
         plan = json.loads(
             run(f"import json; print(json.dumps(nvfp4.info({text}, device=0)['plan']))", fake_driver, FAKE_CC="100")
         )
-        group = max(plan["tile_m"], plan["tile_n"], 128) // 128 if "256x" in name else 1
+        group = (2 if "256x" in name else 1) * (2 if name.endswith("multicast") else 1)
         assert name == plan["kernel"] and int(grid) == plan["grid"] and plan["workspace"] == 0
         assert int(cluster) == group * plan["split_k"] and int(grid) % int(cluster) == 0
         assert programmatic == "1" and threads == "192" and 0 < int(shared) <= 232448

@@ -9,11 +9,11 @@ static const int64_t batches[] = {1, 3, 1000};
 static const int on[] = {B200, B200_SLICE, B300_ODD};
 
 typedef struct config {
-    int cta_group, mma_tile_n, stages, accumulators, cp_async;
+    int cta_group, mma_tile_n, stages, accumulators, cp_async, multicast;
 } config;
 static const config configs[] = {
-#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                                   \
-    {cta_group, mma_tile_n, stages, accumulators, cp_async},
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
+    {cta_group, mma_tile_n, stages, accumulators, cp_async, multicast},
     SM100_GEMM_CONFIGS(X)
 #undef X
 };
@@ -35,7 +35,7 @@ static void check_maps(const gemm_problem *p, const launch_plan *plan, const con
     const tensor_map *const maps[] = {&s->mma_a.values, &s->mma_b.values, &s->mma_a.scales, &s->mma_b.scales};
     const void *const data[] = {s->mma_a.data, s->mma_b.data, s->mma_a.scale, s->mma_b.scale};
     const int64_t rows[] = {s->mma_a.rows, s->mma_b.rows, s->mma_a.rows, s->mma_b.rows};
-    const int32_t box[] = {SM100_CTA_ROWS, c->mma_tile_n / c->cta_group, 1, (c->mma_tile_n + 127) / 128};
+    const int32_t box[] = {SM100_CTA_ROWS / c->multicast, c->mma_tile_n / c->cta_group, 1, (c->mma_tile_n + 127) / 128};
     for (int32_t i = 0; i < plan->tensor_maps && i < 4; i++) {
         const tensor_layout *t = &plan->tensor_map[i].layout;
         const int values = i < 2;
@@ -44,7 +44,7 @@ static void check_maps(const gemm_problem *p, const launch_plan *plan, const con
         expect(t->rank == (values ? 3 : 4) && t->element_bytes == (values ? 1 : 2), "a tensor map's rank");
         expect((const unsigned char *)maps[i] == plan->params + plan->tensor_map[i].offset && t->data == data[i],
                "a map for each, in its place");
-        expect((int32_t)t->box[values ? 1 : 2] == box[i], "a box holds a CTA's rows");
+        expect((int32_t)t->box[values ? 1 : 2] == box[i], "a box holds the rows that a CTA loads");
         expect(t->box[0] == (values ? SM100_STAGE_K / 2 : 256) && (values || t->box[1] == SM100_STAGE_K / 64) &&
                    t->box[t->rank - 1] == 1,
                "and a stage along K");
@@ -65,6 +65,7 @@ static int leaves_room(const gpu *g, const config *c, int32_t bytes) {
 /* Clusters of whole SMs: each lies in one of 8 GPCs, of as many pairs of SMs as the others. */
 static int64_t fit_apart(const gpu *g, int32_t cluster) {
     int64_t fit = 0;
+    if (cluster == 1) return g->props.sm_count;
     for (int32_t gpc = 0; gpc < 8; gpc++) fit += 2 * ((g->props.sm_count / 2 + 7 - gpc) / 8) / cluster;
     return fit;
 }
@@ -74,9 +75,9 @@ static void check_shared_memory(const gpu *g, const config *c, const sm100_sched
     const int32_t stages = entry_of(gemm->kernel)->shared_bytes, more = gemm->shared_bytes - stages;
     const int32_t partials = SM100_PARTIALS_BYTES(c->mma_tile_n, s->split_k), all = stages + partials;
     expect(stages + more <= g->props.shared_per_block, "shared memory fits a CTA");
-    const int32_t needed = s->partials_in_stages ? stages : all, cluster = c->cta_group * s->split_k;
-    const int64_t apart = fit_apart(g, cluster);
-    const int alone = cluster >= 4 && 8 * (int64_t)s->tiles > 7 * apart && s->tiles <= apart;
+    const int32_t needed = s->partials_in_stages ? stages : all, cluster = c->cta_group * c->multicast * s->split_k;
+    const int64_t apart = fit_apart(g, cluster), clusters = (int64_t)gemm->grid_x / cluster;
+    const int alone = cluster >= 4 && 8 * clusters > 7 * apart && clusters <= apart;
     expect(gemm->shared_bytes >= needed && (gemm->shared_bytes == needed || alone), "partial sums have room, no more");
     expect(!alone || !leaves_room(g, c, gemm->shared_bytes), "large clusters that fill the GPU do not share an SM");
     expect(partials <= c->stages * SM100_STAGE_BYTES(c->cta_group, c->mma_tile_n),
@@ -98,7 +99,8 @@ static void check_divisor(fast_divisor by, int64_t d) {
 static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const config *c,
                            const sm100_schedule *s, const launch_step *gemm) {
     const int32_t mma_tile_m = SM100_CTA_ROWS * c->cta_group, cluster = gemm->cluster;
-    const int64_t clusters = cluster ? candidate->grid / cluster : 0, room = g->props.sm_count / c->cta_group;
+    const int64_t clusters = cluster ? candidate->grid / cluster : 0, groups = s->tiles / c->multicast;
+    const int64_t room = fit_apart(g, c->cta_group * c->multicast);
     const int linear = p->scale_layout == SCALES_LINEAR, far = is_far(p);
     expect(candidate->tile_m == (s->swap_ab ? c->mma_tile_n : mma_tile_m) &&
                candidate->tile_n == (s->swap_ab ? mma_tile_m : c->mma_tile_n) && candidate->tile_k == SM100_STAGE_K &&
@@ -107,8 +109,8 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
     expect(s->mma_a.rows == (s->swap_ab ? p->n : p->m) && s->mma_b.rows == (s->swap_ab ? p->m : p->n),
            "rows of both operands");
     expect(s->tiles_mma_m == ceil_div(s->mma_a.rows, mma_tile_m) &&
-               s->tiles_mma_n == ceil_div(s->mma_b.rows, c->mma_tile_n),
-           "tiles cover");
+               s->tiles_mma_n == ceil_div(s->mma_b.rows, c->mma_tile_n) && s->tiles_mma_n % c->multicast == 0,
+           "tiles cover, in whole groups along mma_b");
     expect(s->tiles == s->tiles_mma_m * s->tiles_mma_n * p->l && s->tiles <= INT32_MAX - g->props.sm_count,
            "tiles count");
     check_divisor(s->inv_tiles_mma_m, s->tiles_mma_m);
@@ -119,14 +121,14 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
            "a split is a power of two");
     expect(s->split_k == 1 || s->split_k <= s->k_stages, "no split is empty");
     expect(s->split_k == 1 || c->mma_tile_n % (4 * s->split_k) == 0, "splits share a tile's columns, 4 at a time");
-    expect(cluster == c->cta_group * s->split_k && cluster <= 8 && candidate->grid % cluster == 0,
+    expect(cluster == c->cta_group * c->multicast * s->split_k && cluster <= 8 && candidate->grid % cluster == 0,
            "a cluster that fits");
     expect(gemm->grid_y == 1, "a row of clusters");
     if (s->split_k > 1)
-        expect(clusters == s->tiles, "one tile a cluster where K is split");
+        expect(clusters == groups, "one group of tiles a cluster where K is split");
     else
-        expect(clusters <= s->tiles && clusters <= room &&
-                   ceil_div(s->tiles, clusters) == ceil_div(s->tiles, min_int(s->tiles, room)),
+        expect(clusters <= groups && clusters <= room &&
+                   ceil_div(groups, clusters) == ceil_div(groups, min_int(groups, room)),
                "no more clusters than tiles or SMs, as few rounds as can be");
     expect(c->cp_async == (linear || p->k % 64 != 0 || !p->aligned16 || far), "cp.async loads what bulk copies cannot");
     expect(s->values_by_tma == (p->aligned16 && !far), "values by tensor maps where they are aligned");
@@ -269,6 +271,7 @@ int main(void) {
             for (size_t k = 0; k < COUNT(depths); k++)
                 one(&gpus[B200], sizes[m], sizes[n], depths[k], 1, k % 2 ? PLAIN : (variant)(m % VARIANTS), 1);
     one(&gpus[B200], 128, 7168, 16384, 1, PLAIN, 1);
+    one(&gpus[B200], 128, 4096, 7168, 1, PLAIN, 1);
     one(&gpus[B200], 3, 500, 96, 1, LINEAR, 1);
     one(&gpus[B200], INT32_MAX, 8, INT32_MAX / 64 * 64, 1, PLAIN, 0);
     one(&gpus[B200], 1, INT32_MAX, 1 << 20, 1, LINEAR, 0);

@@ -106,7 +106,8 @@ def form_of(
     if kind.startswith("sm100"):
         split = 1 if empty else int(random.choice(sm100.gemm.splits(config)[:2]))
         k = 0 if empty else 256 * split + 64 * int(random.integers(4))
-        size, linear = sizes(sm100.gemm.mma_tile_m(config), config.mma_tile_n), bool(config.cp_async)
+        mma_n, linear = config.mma_tile_n * config.multicast, bool(config.cp_async)
+        size = sizes(sm100.gemm.mma_tile_m(config), mma_n)
 
         def make_sm100() -> Product:
             product = sm100.gemm.Product(emulator, random, *size, k, out_type=out_type, linear=linear)

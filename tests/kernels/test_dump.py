@@ -18,7 +18,7 @@ from harness.launch import compile_ptx, only_entry, ptx_of
 from harness.values import decode
 from interpreter import python
 from paths import CSRC
-from sm100.gemm import CONFIGS, Product, mma_tile_m
+from sm100.gemm import CONFIGS, Product, cluster, mma_tile_m
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -114,6 +114,7 @@ CASES = {
     "other_of_a_pair": ("sm100_gemm_256x128", 1, "a", 1, 0, 0),
     "other_of_a_pair_second_tile": ("sm100_gemm_256x128_deep", 1, "b", 1, 140, 9),
     "third_split_index": ("sm100_gemm_128x32", 4, "b", 2, 0, 0),
+    "multicast_other_tile": ("sm100_gemm_256x64_multicast", 2, "b", 7, 0, 40),
     "split_pair_two_atoms": ("sm100_gemm_256x256", 2, "b", 3, 0, 0),
     "cp_async": ("sm100_gemm_128x128_cp_async", 1, "b", 0, 0, 30),
 }
@@ -128,11 +129,11 @@ def run_case(name: str, random: numpy.random.Generator, later: bool) -> tuple[Du
         for tile, more in ((mma_tile_m(config), more_m), (config.mma_tile_n, more_n))
     )
     k = 256 * split + 64 * int(random.integers(1, 12)) - (48 if config.cp_async else 0)
-    emulator = Emulator("sm_100", seed=seed, tmem_base=32 * (seed % 5) if config.cta_group * split == 1 else 0)
+    emulator = Emulator("sm_100", seed=seed, tmem_base=32 * (seed % 5) if cluster(config, split) == 1 else 0)
     product = Dumped(
         emulator, random, *((mma_n, mma_m) if swap_ab else (mma_m, mma_n)), k, linear=bool(config.cp_async)
     )
-    split_idx = cta % (config.cta_group * split) // config.cta_group
+    split_idx = cta % cluster(config, split) // cluster(config)
     stages = -(-k // 256)
     first, last = split_idx * stages // split * 4, (split_idx + 1) * stages // split * 4
     blocks = min(last, -(-k // 64)) - first

@@ -17,7 +17,7 @@ from emulate import Emulator
 from harness.headers import Config
 from harness.launch import chain, check_chain, load, ptx_of, timing
 from harness.values import FP16, FP32
-from sm100.gemm import CONFIGS, Product, mma_tile_m, splits, tmem_base
+from sm100.gemm import CONFIGS, Product, cluster, mma_tile_m, splits, tmem_base
 
 import nvfp4
 
@@ -29,10 +29,10 @@ RANKED = ((128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048))
 
 
 def ragged_sizes(config: Config, random: numpy.random.Generator, tiles: bool) -> tuple[int, int, int]:
-    """Rows of mma_a, rows of mma_b, K; with `tiles` up to three tiles each way."""
+    """Rows of mma_a, rows of mma_b, K; with `tiles` up to three tiles each way, or groups of them that share mma_a."""
     mma_m = int(random.integers(1, mma_tile_m(config) * (3 if tiles else 1) + 1))
-    most_n = config.mma_tile_n if config.mma_tile_n < 64 else config.mma_tile_n * (3 if tiles else 1)
-    mma_n = int(random.integers(1, most_n + 1))
+    groups = int(random.integers(1, 4)) if tiles and config.mma_tile_n >= 64 else 1
+    mma_n = config.mma_tile_n * (groups * config.multicast - 1) + int(random.integers(1, config.mma_tile_n + 1))
     k = 16 * int(random.integers(1, 100)) if config.cp_async else 64 * int(random.integers(1, 33))
     return mma_m, mma_n, k
 
@@ -44,16 +44,16 @@ def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generato
     config = CONFIGS[name]
     for case in range(SEEDS):
         seed = timing(random, case)  # each kind of timing once
-        emulator, module = load(config, seed, tmem_base(seed, config.cta_group))
+        emulator, module = load(config, seed, tmem_base(seed, cluster(config)))
         mma_m, mma_n, k = ragged_sizes(config, random, tiles=True)
         l = int(random.integers(1, 4))
         form = {"linear": bool(config.cp_async and case % 2), "out_type": (FP32, FP16)[case // 2 % 2]}
         if not config.cp_async or case % 4 == 3:
             form["pitch"] = (k // 2 + 15) // 16 * 16 + 16  # padded rows
         product = Product(emulator, random, *((mma_n, mma_m) if swap_ab else (mma_m, mma_n)), k, l, **form)
-        tiles = product.schedule(config, swap_ab, 1).tiles
-        clusters = int(random.integers(1, tiles + 1))
-        print(f"seed {seed}: {product.m} x {product.n} x {k} x {l}, {clusters} clusters for {tiles} tiles, {form}")
+        most = product.schedule(config, swap_ab, 1).tiles // config.multicast
+        clusters = int(random.integers(1, most + 1))
+        print(f"seed {seed}: {product.m} x {product.n} x {k} x {l}, {clusters} clusters of {most}, {form}")
         product.launch(module, config, swap_ab, clusters=clusters)
         product.check()
 
@@ -66,7 +66,7 @@ def test_split_products(name: str, split: int, random: numpy.random.Generator) -
     for case in range(SEEDS):
         swap_ab = bool(random.integers(2))
         seed = timing(random, case)
-        emulator, module = load(config, seed, tmem_base(seed, config.cta_group * split))
+        emulator, module = load(config, seed, tmem_base(seed, cluster(config, split)))
         mma_m, mma_n, _ = ragged_sizes(config, random, tiles=case % 2 == 0)
         k = 256 * split + (16 if config.cp_async else 64) * int(random.integers(1, 40))
         product = Product(
@@ -82,8 +82,8 @@ def test_split_products(name: str, split: int, random: numpy.random.Generator) -
 def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     seed = timing(random, 1)
-    emulator, module = load(config, seed, tmem_base(seed, config.cta_group))
-    product = Product(emulator, random, 3, 5, 0)
+    emulator, module = load(config, seed, tmem_base(seed, cluster(config)))
+    product = Product(emulator, random, 3, 5 + config.mma_tile_n * (config.multicast - 1), 0)
     product.launch(module, config, swap_ab=False)
     product.check()
 
@@ -97,7 +97,7 @@ def test_back_to_back_calls(name: str, random: numpy.random.Generator) -> None:
         seed = timing(random, case)
         split = splits(config)[case % len(splits(config))]
         emulator, module = load(config, seed, tmem_base(seed, 2))  # room for two CTAs an SM
-        m, n, k = 2 * mma_tile_m(config), config.mma_tile_n, 256 * max(split, 3)
+        m, n, k = 2 * mma_tile_m(config), config.mma_tile_n * config.multicast, 256 * max(split, 3)
         calls = chain([Product(emulator, random, m, n, k, linear=bool(config.cp_async)) for _ in range(4)])
         print(f"seed {seed}: {m} x {n} x {k}, split {split}")
         for call in calls:
@@ -112,7 +112,8 @@ def test_back_to_back_calls_of_different_kernels(random: numpy.random.Generator)
     for case in range(SEEDS):
         seed = timing(random, case)
         emulator = Emulator("sm_100", seed=seed)
-        chosen = [CONFIGS[name] for name in random.choice(list(CONFIGS), 6)]
+        alone = [name for name, config in CONFIGS.items() if config.multicast == 1]  # 16 rows of mma_b are one tile
+        chosen = [CONFIGS[name] for name in random.choice(alone, 6)]
         module = emulator.load(ptx_of(chosen[0]))
         calls = chain([Product(emulator, random, 300, 16, 768, linear=bool(config.cp_async)) for config in chosen])
         print(f"seed {seed}: {chosen}")
@@ -125,7 +126,9 @@ def test_back_to_back_calls_of_different_kernels(random: numpy.random.Generator)
 
 @pytest.mark.skipif(not RANKED_SEEDS, reason="SM100_RANKED=3 runs the competition's shapes: minutes")
 @pytest.mark.parametrize("shape", RANKED, ids=lambda shape: "x".join(map(str, shape)))
-@pytest.mark.parametrize("name", ["sm100_gemm_128x128", "sm100_gemm_256x128", "sm100_gemm_128x64"])
+@pytest.mark.parametrize(
+    "name", [f"sm100_gemm_{tile}" for tile in ("128x128", "256x128", "128x64", "256x64_multicast")]
+)
 def test_ranked_shapes(name: str, shape: tuple[int, int, int], random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for case, split in itertools.product(range(RANKED_SEEDS), splits(config)[:3]):

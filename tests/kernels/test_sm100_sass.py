@@ -50,7 +50,7 @@ def test_all_kernels_are_there(kernels: dict[str, Kernel]) -> None:
 @NAMES
 def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     """mma with four scales a row (block 16), all or none of them .2CTA; scales by tcgen05.cp; tiles by TMA, without a
-    pair scales by cp.async.bulk; cp.async only in _cp_async kernels."""
+    pair scales by cp.async.bulk; multicast loads and cp.async only in the kernels named so."""
     kernel, config = kernels[name], CONFIGS[name]
     pair = config.cta_group == 2
     mma = kernel.all("UTCOMMA")
@@ -60,6 +60,7 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     assert not kernel.all("UT[A-Z]*MMA(?<!UTCOMMA)"), "another kind of mma"
     assert all(i.opcode.startswith("UTCCP.T.S") and "4x32dp128bit" in i.opcode for i in kernel.all("UTCCP"))
     assert {".MULTICAST" in i.opcode for i in kernel.all("UTCBAR")} == {pair}
+    assert {".MULTICAST" in i.opcode for i in kernel.all("UTMALDG")} == {False, config.multicast > 1}
     assert bool(kernel.all("UBLKCP")) == (not pair and not config.cp_async)
     assert bool(kernel.all("LDGSTS")) == bool(config.cp_async)
     assert kernel.all("LDTM"), "no load from tensor memory"

@@ -21,10 +21,10 @@ from emulate import Emulator, EmulatorError, Kernel, build
 from harness.hardware import Hardware
 from harness.headers import Config
 from harness.launch import NO_SWIZZLE, SHARED_LIMIT, SWIZZLE_128, UINT8, UINT16, compile_ptx, only_entry
-from harness.values import BF16, FP16, FP32, stored, swizzle_scales
+from harness.values import BF16, FP16, FP32, ceil_div, stored, swizzle_scales
 from paths import KERNELS
 from sm100.expected import box, codes, swizzled, tensor_core
-from sm100.gemm import CONFIGS, Product, column_pairs, mma_tile_m, splits
+from sm100.gemm import CONFIGS, Product, cluster, column_pairs, mma_tile_m, splits
 
 import nvfp4
 
@@ -124,7 +124,8 @@ def run_boxes(
 
 def boxes(cta_group: int) -> list[int]:
     """Rows of the value boxes of the instantiations with that cta_group."""
-    return sorted({128, *(c.mma_tile_n // c.cta_group for c in CONFIGS.values() if c.cta_group == cta_group)})
+    found = [c for c in CONFIGS.values() if c.cta_group == cta_group]
+    return sorted({rows for c in found for rows in (128 // c.multicast, c.mma_tile_n // c.cta_group)})
 
 
 @pytest.mark.parametrize(
@@ -357,6 +358,7 @@ MIDDLE = numpy.arange(0x28, 0x48, dtype=numpy.uint8)
 
 def run_products(config: Config, random: Generator, k: int, choices: numpy.ndarray, tiles: int = 1) -> None:
     """Accumulators of one tile of mma_a and `tiles` of mma_b against tensor_core(): equal bits."""
+    tiles = ceil_div(tiles, config.multicast) * config.multicast
     for seed in range(SEEDS):
         emulator, kernel = stage(f"stage_d_{config.name}", seed)
         m = mma_tile_m(config) - int(random.integers(0, 20))
@@ -371,7 +373,7 @@ def run_products(config: Config, random: Generator, k: int, choices: numpy.ndarr
         image = emulator.empty((ctas, 128, config.mma_tile_n), numpy.float32)
         arguments = [bytes(product.problem()), bytes(schedule), image]
         emulator.launch(
-            kernel, ctas, config.threads, arguments, config.shared_bytes, cluster=config.cta_group, programmatic=True
+            kernel, ctas, config.threads, arguments, config.shared_bytes, cluster=cluster(config), programmatic=True
         )
         expected, exact, largest = tensor_core(
             codes(product.data[0][0, :, : k // 2]),
@@ -441,7 +443,7 @@ def run_epilogue(
     """
     emulator, kernel = stage(f"stage_e_{config.name}", seed, tmem_base=None if split == 1 else 0)
     mma_m = int(random.integers(1, 2 * mma_tile_m(config) + 1))
-    mma_n = int(random.integers(1, 2 * config.mma_tile_n + 1))
+    mma_n = int(random.integers(1 + config.mma_tile_n * (config.multicast - 1), 2 * config.mma_tile_n + 1))
     m, n = (mma_n, mma_m) if swap_ab else (mma_m, mma_n)
     l = int(random.integers(1, 3)) if split == 1 else 1
     product = Product(emulator, random, m, n, 256 * split, l=l, out_type=kind)
@@ -469,10 +471,12 @@ def run_epilogue(
         problem.c, problem.c_pitch, problem.c_batch, problem.beta = arrays[2].address, n * item, m * n * item, beta
     schedule.column_pairs = column_pairs(problem, swap_ab)
     pattern = struct.pack("<4f", *weights, 1.0)
-    cluster = config.cta_group * split
-    grid = min(clusters or schedule.tiles, schedule.tiles) * cluster
+    groups = schedule.tiles // config.multicast
+    grid = min(clusters or groups, groups) * cluster(config, split)
     shared = config.shared_bytes + (0 if in_stages else config.partials_bytes(split))
-    emulator.launch(kernel, grid, 320, [bytes(problem), bytes(schedule), pattern], shared, cluster=cluster)
+    emulator.launch(
+        kernel, grid, 320, [bytes(problem), bytes(schedule), pattern], shared, cluster=cluster(config, split)
+    )
 
     z, row, column = numpy.ogrid[:l, :mma_m, :mma_n]
     tile = (z * schedule.tiles_mma_m + row // mma_tile_m(config)) * schedule.tiles_mma_n + column // config.mma_tile_n

@@ -51,6 +51,17 @@ __device__ __forceinline__ void tma_load_3d(uint32_t to, const tensor_map *map, 
                      : "memory");
 }
 
+/* In a pair, into the CTAs of a mask of cluster ranks: to the same offset in each, completing on the mbarrier of the
+ * CTA in its pair that has the parity of the named one. */
+__device__ __forceinline__ void tma_load_3d_2sm_multicast(uint32_t to, const tensor_map *map, int32_t x, int32_t y,
+                                                          int32_t z, uint32_t barrier, uint16_t ctas,
+                                                          uint64_t cache_policy) {
+    asm volatile("cp.async.bulk.tensor.3d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(ctas), "l"(cache_policy)
+                 : "memory");
+}
+
 /* The same with a rank 4 map, in a pair. */
 __device__ __forceinline__ void tma_load_4d_2sm(uint32_t to, const tensor_map *map, int32_t x, int32_t y, int32_t z,
                                                 int32_t w, uint32_t barrier, uint64_t cache_policy) {

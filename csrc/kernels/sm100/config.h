@@ -4,7 +4,8 @@
  * mma_a and mma_b are the operands A and B of tcgen05.mma: mma_a has 128 rows a CTA, mma_b mma_tile_n rows a tile. With
  * swap_ab mma_a is the caller's B. cta_group = 2: a pair of CTAs computes tiles of 256 x mma_tile_n. accumulators = 2:
  * the epilogue of one tile overlaps the mma of the next. cp_async = 1: four more warps load with cp.async what TMA
- * cannot. */
+ * cannot. multicast = 2: the pairs of two tiles with the same mma_a are in one cluster, and each loads half of it for
+ * both. */
 #ifndef NVFP4_SM100_CONFIG_H
 #define NVFP4_SM100_CONFIG_H
 
@@ -19,18 +20,19 @@
 #define SM100_DUMP_BYTES 0
 #endif
 
-/*    id, cta_group, mma_tile_n, stages, accumulators, cp_async */
+/*    id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast */
 #define SM100_GEMM_CONFIGS(X)                                                                                          \
-    X(sm100_gemm_128x16, 1, 16, 4, 1, 0)                                                                               \
-    X(sm100_gemm_128x32, 1, 32, 4, 1, 0)                                                                               \
-    X(sm100_gemm_128x64, 1, 64, 4, 1, 0)                                                                               \
-    X(sm100_gemm_128x128, 1, 128, 6, 2, 0)                                                                             \
-    X(sm100_gemm_256x64, 2, 64, 4, 1, 0)                                                                               \
-    X(sm100_gemm_256x128, 2, 128, 4, 1, 0)                                                                             \
-    X(sm100_gemm_256x128_deep, 2, 128, 6, 2, 0)                                                                        \
-    X(sm100_gemm_256x256, 2, 256, 5, 1, 0)                                                                             \
-    X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1)                                                                      \
-    X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1)
+    X(sm100_gemm_128x16, 1, 16, 4, 1, 0, 1)                                                                            \
+    X(sm100_gemm_128x32, 1, 32, 4, 1, 0, 1)                                                                            \
+    X(sm100_gemm_128x64, 1, 64, 4, 1, 0, 1)                                                                            \
+    X(sm100_gemm_128x128, 1, 128, 6, 2, 0, 1)                                                                          \
+    X(sm100_gemm_256x64, 2, 64, 4, 1, 0, 1)                                                                            \
+    X(sm100_gemm_256x64_multicast, 2, 64, 6, 1, 0, 2)                                                                  \
+    X(sm100_gemm_256x128, 2, 128, 4, 1, 0, 1)                                                                          \
+    X(sm100_gemm_256x128_deep, 2, 128, 6, 2, 0, 1)                                                                     \
+    X(sm100_gemm_256x256, 2, 256, 5, 1, 0, 1)                                                                          \
+    X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1, 1)                                                                   \
+    X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1, 1)
 
 #define SM100_STAGE_K    256 /* K of a stage: rows of 128 bytes, one span of the 128-byte swizzle */
 #define SM100_MMA_K      64  /* K of one tcgen05.mma */
@@ -69,7 +71,7 @@
 
 /* Operand A or B of the mma. */
 typedef struct sm100_operand {
-    tensor_map values; /* uint8 {K/2, rows, L}, box {128, rows of the tile in one CTA, 1}, 128-byte swizzle */
+    tensor_map values; /* uint8 {K/2, rows, L}, box {128, rows that a CTA loads, 1}, 128-byte swizzle */
     tensor_map scales; /* pairs only: uint16 {256, ceil(K/64), ceil(rows/128), L}, box {256, 4, atoms of its rows, 1} */
     const uint8_t *data;
     const uint8_t *scale;
@@ -87,12 +89,14 @@ typedef struct fast_divisor {
     uint32_t multiplier, shift;
 } fast_divisor;
 
-/* Second parameter of the GEMM kernels. A cluster has cta_group * split_k CTAs; its rank r is CTA r % cta_group of the
- * split index r / cta_group. Cluster c of n computes tiles c, c + n, ...; mma_b fastest, then mma_a, then the batch. */
+/* Second parameter of the GEMM kernels. A cluster has cta_group * multicast * split_k CTAs; CTA r, from the right:
+ * r % cta_group in its pair, then which of `multicast` tiles, then the split index. With tiles in groups of
+ * `multicast`, cluster c of n computes groups c, c + n, ...; mma_b fastest, then mma_a, then the batch. */
 typedef struct sm100_schedule {
     sm100_operand mma_a, mma_b;
-    int32_t tiles;                    /* tiles_mma_m * tiles_mma_n * L */
-    int32_t tiles_mma_m, tiles_mma_n; /* of 128 * cta_group rows of mma_a, mma_tile_n rows of mma_b */
+    int32_t tiles;       /* tiles_mma_m * tiles_mma_n * L */
+    int32_t tiles_mma_m; /* of 128 * cta_group rows of mma_a */
+    int32_t tiles_mma_n; /* of mma_tile_n rows of mma_b; a multiple of multicast */
     fast_divisor inv_tiles_mma_m, inv_tiles_mma_n;
     int32_t split_k; /* a power of two; > 1: a cluster computes one tile; each index reduces mma_tile_n/split_k columns,
                         >= 4 */

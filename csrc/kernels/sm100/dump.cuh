@@ -1,12 +1,5 @@
-/* Debug hooks of sm100/gemm.cu: with NVFP4_DUMP one CTA's stage, scale columns and accumulator are written to global
- * memory after the mma of one K block of 64. Without it the hooks are empty and the machine code is the same as without
- * them (tests/kernels/test_dump.py).
- *
- *   mma thread      mma of the chosen K block | record its operands | commit -> ready | wait done  | next K block
- *   epilogue warps                              wait ready          | copy stage, scales, sums     | arrive done
- *
- * In a pair the leader's mma thread does this for either CTA. The stage stays allocated and the instruction order is
- * that of the release kernel. */
+/* Debug hooks of sm100/gemm.cu. Without NVFP4_DUMP they are empty and the machine code is the same as without them
+ * (tests/kernels/test_dump.py). */
 #ifndef NVFP4_SM100_DUMP_CUH
 #define NVFP4_SM100_DUMP_CUH
 
@@ -26,6 +19,13 @@ struct mma_operands {
 };
 
 #ifdef NVFP4_DUMP
+/* One CTA's stage, scale columns and accumulator are written to global memory after the mma of one K block of 64.
+ *
+ *   mma thread      mma of the chosen K block | record its operands | commit -> ready | wait done  | next K block
+ *   epilogue warps                              wait ready          | copy stage, scales, sums     | arrive done
+ *
+ * In a pair the leader's mma thread does this for either CTA. The stage stays allocated and the instruction order is
+ * that of the release kernel. */
 
 /* Loads 4 columns. */
 __device__ __forceinline__ void tcgen05_ld(float (&v)[4], uint32_t address) {
@@ -72,7 +72,7 @@ template <class C> struct dumper {
         to->d = m.d, to->instruction = m.instruction, to->add = m.add;
         to->mma_a = m.mma_a, to->mma_b = m.mma_b, to->mma_sfa = m.mma_sfa, to->mma_sfb = m.mma_sfb;
         to->sfa_atoms = sfa_atoms, to->sfb_atoms = sfb_atoms;
-        const uint32_t rank = cta.split_idx * C::CTA_GROUP + dumped % C::CTA_GROUP;
+        const uint32_t rank = cta.leader() + dumped % C::CTA_GROUP;
         tcgen05_commit<C::CTA_GROUP>(cta.base + READY_OFFSET, (uint16_t)(1u << rank));
         mbarrier_wait_cluster(cta.base + DONE_OFFSET, 0);
         tcgen05_fence_after_thread_sync();

@@ -132,7 +132,7 @@ template <class C> __device__ __forceinline__ void send_partials(const cta_conte
             if (receiver == cta.split_idx) continue;
             uint32_t from = cta.split_idx < receiver ? cta.split_idx : cta.split_idx - 1; /* index among the senders */
             uint32_t to = cta.partials + ((from * kept + column) * SM100_CTA_ROWS + threadIdx.x * 4) * 4;
-            uint32_t rank = receiver * C::CTA_GROUP + cta.rank;
+            uint32_t rank = cta.leader(receiver) + cta.rank;
             st_async(mapa(to, rank), mapa(cta.partials_full(), rank), v[i], v[i + 1], v[i + 2], v[i + 3]);
         }
     }

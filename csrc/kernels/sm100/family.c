@@ -10,7 +10,7 @@ _Static_assert(SM100_CONFIGS * 2 * 4 * 2 <= FAMILY_MAX_CANDIDATES,
 _Static_assert(sizeof(sm100_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
 static const kernel_entry kernels[] = {
-#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                                   \
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
     {.name = "nvfp4_" #id,                                                                                             \
      .fatbin = "sm100_gemm",                                                                                           \
      .threads = SM100_THREADS(cp_async),                                                                               \

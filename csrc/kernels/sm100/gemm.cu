@@ -1,10 +1,9 @@
 /* C = epilogue(A . B^T) of NVFP4 operands by tcgen05.mma kind::mxf4nvf4 (Blackwell). The tensor core takes the e2m1
  * values and the ue4m3 scales as they lie in global memory; nothing is dequantized.
  *
- * mma_a, operand A of the mma, has 128 rows a CTA; mma_b, operand B, has MMA_TILE_N rows, which are the columns of the
- * accumulator. With swap_ab mma_a is the caller's B: the operand with more rows is then loaded once. With CTA_GROUP = 2
- * two CTAs issue one mma of 256 x MMA_TILE_N; each loads its 128 rows of mma_a and half of mma_b, 3/4 of the bytes
- * that two single CTAs load.
+ * mma_a, mma_b: config.h. Rows of mma_b are columns of the accumulator. With swap_ab the operand with more rows is
+ * loaded once. With CTA_GROUP = 2 two CTAs issue one mma; each loads its 128 rows of mma_a and half of mma_b, 3/4 of
+ * the bytes that two single CTAs load.
  *
  *   warp  role                       threads  waits for     work                                    arrives on
  *   0-3   epilogue                   128      acc_full[i]   tcgen05.ld, common/epilogue.cuh, store  acc_empty[i]
@@ -25,28 +24,24 @@
  * In a pair full, scales_full and acc_empty of the leader, the CTA of even rank, count arrivals for both CTAs. Only the
  * leader's mma warp issues, and its commits arrive in both CTAs.
  *
- * Shared memory of a CTA, then the residency that follows from it (kernels of <= 113 KiB and <= 256 TMEM columns share
- * an SM with a CTA of the next call, which runs its prologue early by programmatic dependent launch):
+ * With MULTICAST = 2 two pairs, whose tiles differ in mma_b only, are in one cluster. Each CTA loads 64 rows of mma_a
+ * into its own stage and that of the same rank in the other pair, once empty has both pairs' commits.
+ *
+ * Shared memory of a CTA (docs/kernels.md has each kernel's; with <= 113 KiB and <= 256 TMEM columns it shares an SM
+ * with a CTA of the next call):
  *
  *   stage     mma_a values 16384 | mma_b values 128 a row | mma_a scales 2048 | mma_b scales 2048 (256x256: 4096)
  *   CTA       stages | full | empty | acc_full | acc_empty | partials_full | scales_full | TMEM address
  *             | partial sums (split-K)
  *
- *   kernel         128x16  128x32  128x64  128x128  256x64  256x128  256x128_deep  256x256
- *   stages              4       4       4        6       4        4             6        5
- *   stages, KiB        88      96     112      216      96      112           168      190
- *   TMEM columns      144     160     192      448     192      256           448      496
- *   allocated         256     256     256      512     256      256           512      512
- *
  * Tensor memory: accumulators of MMA_TILE_N columns, then 32 columns of scales a stage (256x256: 48). Each stage has
  * scale columns of its own because PTX does not order a tcgen05.cp after an earlier tcgen05.mma (9.7.16.6): the cp
- * into a stage's columns follows the wait on scales_full[stage], whose loads followed empty[stage], so the mma
- * instructions that read them have completed.
+ * follows the wait on scales_full[stage], whose loads followed empty[stage]: the mma that read them have completed.
  *
  * Split-K: the split_k CTAs or pairs of a cluster share a tile, each with a range of K stages. Each keeps MMA_TILE_N /
  * split_k columns; the others send it their partial sums by st.async, [sender][4 columns][128 lanes][4] fp32, and it
  * adds them in the order of split_idx. The buffer lies after the barriers, or replaces the stages (partials_in_stages)
- * after a cluster barrier, where a buffer of its own would cost the next call's CTA its residency.
+ * after a cluster barrier.
  *
  * Edges: rows past the end of a tensor load as zeros (TMA) or keep old bytes (cp.async); their results are not stored.
  * The last stage multiplies only the K blocks of 64 that exist. TMA kernels need K % 64 == 0 and 16-byte alignment; the
@@ -106,7 +101,12 @@ template <class C> struct tma_producer {
         const tile_coord &coord = scheduler.coord;
         int32_t row = MMA_A ? coord.mma_m : coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS;
         uint32_t to = cta.stage(index) + (MMA_A ? 0 : C::MMA_B_OFFSET), full = cta.of_leader(cta.full(index));
-        if (!C::CP_ASYNC || s.values_by_tma)
+        if constexpr (MMA_A && C::MULTICAST == 2) {
+            int32_t half = (int32_t)cta.sharer * (SM100_CTA_ROWS / 2);
+            uint16_t ctas = (uint16_t)(5u << cta.split_idx * C::SPLIT_CTAS + cta.rank); /* this rank of both pairs */
+            tma_load_3d_2sm_multicast(to + half * (SM100_STAGE_K / 2), &operand.values, k * (SM100_STAGE_K / 2),
+                                      row + half, coord.l, full, ctas, operand.cache_policy);
+        } else if (!C::CP_ASYNC || s.values_by_tma)
             tma_load_3d<C::CTA_GROUP>(to, &operand.values, k * (SM100_STAGE_K / 2), row, coord.l, full,
                                       operand.cache_policy);
     }
@@ -291,7 +291,9 @@ template <class C> struct stage_mma {
 /* The mma warp, one thread; in a pair the leader's. */
 template <class C>
 __device__ __forceinline__ void mainloop(const cta_context<C> &cta, tile_scheduler<C> scheduler, uint32_t tmem) {
-    uint16_t pair = (uint16_t)(3u << cta.split_idx * 2); /* cluster ranks of both CTAs, for the multicast commit */
+    /* Cluster ranks for multicast commits: of the pair, and of all whose stages this pair's mma_a is loaded into. */
+    uint16_t pair = (uint16_t)(3u << cta.leader());
+    uint16_t sharers = C::MULTICAST == 1 ? pair : (uint16_t)(15u << cta.split_idx * C::SPLIT_CTAS);
     pipeline_state<C::STAGES> state;
     pipeline_state<C::ACCUMULATORS> acc;
     bool scales_ready = false; /* of the next stage */
@@ -313,7 +315,7 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, tile_schedul
                 scales_ready = stage.template issue<true>(cta, state, blocks, k > cta.k_begin, dump);
             else
                 scales_ready = stage.template issue<false>(cta, state, blocks, k > cta.k_begin, dump);
-            tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), pair);
+            tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), sharers);
         }
         tcgen05_commit<C::CTA_GROUP>(cta.acc_full(acc.index), pair);
     }
@@ -357,12 +359,12 @@ __device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_cont
             prefetch_tensormap(&s.mma_a.scales);
             prefetch_tensormap(&s.mma_b.scales);
         }
-        if constexpr (!C::CP_ASYNC) prefetch_l2(s, cta, first);
+        if constexpr (!C::CP_ASYNC && C::MULTICAST == 1) prefetch_l2(s, cta, first);
     }
     if (warp == 0 && elect_one()) {
         for (int i = 0; i < C::STAGES; i++) {
             mbarrier_init(cta.full(i), 1 + (C::CP_ASYNC ? CP_ASYNC_THREADS : 0));
-            mbarrier_init(cta.empty(i), 1);
+            mbarrier_init(cta.empty(i), C::MULTICAST);
             if (!C::CP_ASYNC) mbarrier_init(cta.scales_full(i), 1);
         }
         for (int i = 0; i < C::ACCUMULATORS; i++) {
@@ -377,7 +379,7 @@ __device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_cont
     }
     __syncwarp();
     /* Orders mbarrier init before arrivals; and a pair allocates together, so both CTAs must have started. */
-    if (C::CTA_GROUP * s.split_k > 1) {
+    if (C::SPLIT_CTAS * s.split_k > 1) {
         barrier_cluster_arrive_relaxed();
         barrier_cluster_wait();
     } else {

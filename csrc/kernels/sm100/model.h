@@ -72,6 +72,7 @@ typedef struct sm100_model_input {
     int32_t split_k;            /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
     int32_t cp_async;           /* scales are loaded by cp.async */
     int32_t cp_async_values;    /* and so are values */
+    int32_t multicast;          /* tiles of a cluster that share what L2 sends of mma_a's values */
     int32_t co_resident;        /* an SM holds two CTAs: at most 113 KB of shared memory and 256 columns */
     int32_t partials_in_stages; /* as the schedule has it */
     int32_t output_bytes;       /* of an element */
@@ -82,17 +83,18 @@ enum { SM100_ROW_STORES, SM100_COLUMN_STORES, SM100_BULK_STORES };
 
 /* Counted work: of one tile and of its busiest CTA, except where a comment says device. */
 typedef struct sm100_work {
-    int64_t tiles;       /* device; a cluster computes one at a time */
+    int64_t tiles;       /* device; a cluster computes `multicast` at a time */
     int64_t k_stages;    /* of one CTA */
     int32_t cluster;     /* CTAs */
     int32_t ctas_per_sm; /* that fit at a time */
-    int32_t cta_group, mma_tile_n, stages, accumulators, split_k;
+    int32_t cta_group, mma_tile_n, stages, accumulators, split_k, multicast;
     int32_t partials_in_stages;
     int32_t tcgen05_cp;    /* a stage */
     int32_t stores_as;     /* SM100_ROW_STORES ... */
     double stage_bytes;    /* of a CTA's pipeline */
     double ingress;        /* bytes into shared memory */
     double dram;           /* device, bytes read */
+    double loaded;         /* device, into shared memory */
     double l2;             /* device, bytes read; multicast bytes count once */
     double stores;         /* device, bytes of C */
     double store_bytes;    /* of C */
@@ -153,13 +155,14 @@ static inline sm100_work sm100_work_of(const sm100_model_input *in) {
     sm100_work w;
     w.tiles = tiles_m * tiles_n * in->l;
     w.k_stages = ceil_div(ceil_div(in->k, SM100_STAGE_K), in->split_k);
-    w.cluster = in->cta_group * in->split_k;
+    w.cluster = in->cta_group * in->multicast * in->split_k;
     w.ctas_per_sm = in->co_resident ? 2 : 1;
     w.cta_group = in->cta_group;
     w.mma_tile_n = in->mma_tile_n;
     w.stages = in->stages;
     w.accumulators = in->accumulators;
     w.split_k = in->split_k;
+    w.multicast = in->multicast;
     w.partials_in_stages = in->partials_in_stages;
     w.tcgen05_cp = SM100_STAGE_ATOMS * (1 + (int32_t)tile_atoms);
     w.stores_as = in->swap_ab ? SM100_COLUMN_STORES : SM100_ROW_STORES;
@@ -168,8 +171,9 @@ static inline sm100_work sm100_work_of(const sm100_model_input *in) {
     w.ingress =
         (k_share < 1.0 ? k_share : 1.0) * (rows_a * row + rows_b / in->cta_group * row + (1 + tile_atoms) * atom);
     w.dram = l * ((a + b) * row + (atoms_a + atoms_b) * atom);
-    w.l2 = l * ((a * row + atoms_a * atom) * (double)tiles_n + b * row * (double)tiles_m +
-                (double)(tiles_m * in->cta_group * tiles_n) * tile_atoms * atom);
+    w.loaded = l * ((a * row + atoms_a * atom) * (double)tiles_n + b * row * (double)tiles_m +
+                    (double)(tiles_m * in->cta_group * tiles_n) * tile_atoms * atom);
+    w.l2 = w.loaded - l * a * row * (double)(tiles_n - tiles_n / in->multicast);
     w.stores = l * a * b * in->output_bytes;
     w.store_bytes = rows_a * rows_b * in->output_bytes / in->split_k;
     /* Under split-K each CTA or pair sends the columns that it does not keep. */
@@ -191,10 +195,11 @@ static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work 
 
     /* The schedule. Without split-K a CTA an SM takes tile after tile; with it a cluster takes one. */
     const int persistent = w->split_k == 1;
-    int64_t active = min_int(w->tiles, fit), rounds = ceil_div(w->tiles, active), launched = w->tiles;
+    int64_t clusters = ceil_div(w->tiles, w->multicast), active = min_int(clusters, fit);
+    int64_t rounds = ceil_div(clusters, active), launched = clusters;
     if (persistent) {
-        rounds = ceil_div(w->tiles, min_int(fit, sm_count / w->cluster));
-        active = launched = ceil_div(w->tiles, rounds);
+        rounds = ceil_div(clusters, min_int(fit, sm_count / w->cluster));
+        active = launched = ceil_div(clusters, rounds);
     }
     const int64_t ctas = active * w->cluster, ctas_beside = ceil_div(ctas, sm_count);
     const double tiles_per_sm = (double)(rounds * ctas_beside), further_rounds = (double)(rounds - 1);
@@ -220,9 +225,10 @@ static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work 
 
     /* The main loop: pipelines fill at the full rate, and refill as stages are released. A stage is idle from its last
      * byte's arrival until its next load. */
-    const double idle = (stage + fill + m->commit_cycles + 2 * m->barrier_cycles) * clk;
+    const double other_pair = w->multicast > 1 ? m->remote_latency_cycles : 0.0;
+    const double idle = (stage + fill + m->commit_cycles + 2 * m->barrier_cycles + other_pair) * clk;
     const int64_t filled_stages = min_int(w->stages, persistent ? w->k_stages * rounds : w->k_stages);
-    const double pipeline_bytes = (double)(ctas * filled_stages) * w->stage_bytes * w->dram / w->l2;
+    const double pipeline_bytes = (double)(ctas * filled_stages) * w->stage_bytes * w->dram / w->loaded;
     const double at_once = w->dram < pipeline_bytes ? w->dram : pipeline_bytes;
     const double refilled = (w->dram - at_once) / sm100_dram_rate(m, pipeline_bytes, idle);
     t.filled = at_once / (m->dram_tb_s * 1e6);

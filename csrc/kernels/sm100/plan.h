@@ -25,7 +25,7 @@ enum {
 /* An instantiation. */
 typedef struct sm100_config {
     const char *name;
-    int32_t cta_group, mma_tile_n, stages, accumulators, cp_async;
+    int32_t cta_group, mma_tile_n, stages, accumulators, cp_async, multicast;
     int32_t shared_bytes, threads;
     int32_t co_resident;       /* 1: tensor memory of an SM holds two CTAs */
     const char *reasons[2][2]; /* by swap_ab, by whether K is split */
@@ -36,30 +36,33 @@ typedef struct sm100_config {
 #define SM100_NARROW ", all rows of the other in one narrow tile: each byte is loaded once"
 #define SM100_SINGLE ", a CTA computes a tile by itself: more SMs load"
 #define SM100_PAIR   ", two SMs share a tile and load half of the other each: fewest bytes are loaded"
+#define SM100_SHARED ", two pairs load half of it for each other: L2 sends it once"
 #define SM100_CP_ASYNC                                                                                                 \
     ", scales are loaded by cp.async: they are linear, or K or the rows are not aligned to bulk copies"
 #define SM100_SPLIT "; split along K over a cluster so that more SMs load"
-#define SM100_REASON(mma_a, split, cta_group, mma_tile_n, cp_async)                                                    \
+#define SM100_REASON(mma_a, split, cta_group, mma_tile_n, cp_async, multicast)                                         \
     ((cp_async)           ? mma_a SM100_CP_ASYNC split                                                                 \
      : (mma_tile_n) <= 32 ? mma_a SM100_NARROW split                                                                   \
+     : (multicast) == 2   ? mma_a SM100_SHARED split                                                                   \
      : (cta_group) == 2   ? mma_a SM100_PAIR split                                                                     \
                           : mma_a SM100_SINGLE split)
 
 static const sm100_config sm100_configs[] = {
-#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async)                                                   \
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
     {"nvfp4_" #id,                                                                                                     \
      cta_group,                                                                                                        \
      mma_tile_n,                                                                                                       \
      stages,                                                                                                           \
      accumulators,                                                                                                     \
      cp_async,                                                                                                         \
+     multicast,                                                                                                        \
      SM100_SHARED_BYTES(cta_group, mma_tile_n, stages),                                                                \
      SM100_THREADS(cp_async),                                                                                          \
      SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256,                                                      \
-     {{SM100_REASON(SM100_A, "", cta_group, mma_tile_n, cp_async),                                                     \
-       SM100_REASON(SM100_A, SM100_SPLIT, cta_group, mma_tile_n, cp_async)},                                           \
-      {SM100_REASON(SM100_B, "", cta_group, mma_tile_n, cp_async),                                                     \
-       SM100_REASON(SM100_B, SM100_SPLIT, cta_group, mma_tile_n, cp_async)}}},
+     {{SM100_REASON(SM100_A, "", cta_group, mma_tile_n, cp_async, multicast),                                          \
+       SM100_REASON(SM100_A, SM100_SPLIT, cta_group, mma_tile_n, cp_async, multicast)},                                \
+      {SM100_REASON(SM100_B, "", cta_group, mma_tile_n, cp_async, multicast),                                          \
+       SM100_REASON(SM100_B, SM100_SPLIT, cta_group, mma_tile_n, cp_async, multicast)}}},
     SM100_GEMM_CONFIGS(X)
 #undef X
 };
@@ -99,6 +102,11 @@ static inline int sm100_is_too_wide(const sm100_config *config, int64_t mma_n) {
     return 0;
 }
 
+/* CTAs of a cluster. */
+static inline int32_t sm100_cluster(const sm100_config *config, int32_t split_k) {
+    return config->cta_group * config->multicast * split_k;
+}
+
 /* Whether a CTA with so much shared memory leaves room for one of the next call. */
 static inline int sm100_leaves_room(const device_props *props, const sm100_config *config, int32_t bytes) {
     return config->co_resident && 2 * (bytes + SM100_RESERVED_BYTES) <= props->shared_per_sm;
@@ -119,8 +127,8 @@ static inline sm100_room sm100_room_of(const device_props *props, const sm100_co
     const int32_t stages = config->shared_bytes, all = stages + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
     const int32_t least_alone = (props->shared_per_sm / 2 - SM100_RESERVED_BYTES) / 16 * 16 + 16;
     sm100_room room;
-    room.for_next_call =
-        sm100_leaves_room(props, config, stages) && !sm100_withholds_room(props, config->cta_group * split_k, clusters);
+    room.for_next_call = sm100_leaves_room(props, config, stages) &&
+                         !sm100_withholds_room(props, sm100_cluster(config, split_k), clusters);
     room.partials_in_stages = split_k > 1 && (all > props->shared_per_block ||
                                               (room.for_next_call && !sm100_leaves_room(props, config, all)));
     room.bytes = room.partials_in_stages ? stages : all;
@@ -142,16 +150,17 @@ static inline int sm100_tile(const device_props *props, const gemm_traits *t, co
     const int64_t tiles_n = ceil_div(mma_n, config->mma_tile_n), k_stages = ceil_div(t->k, SM100_STAGE_K);
     const int64_t most = INT32_MAX - props->sm_count; /* the kernel counts on from a tile by the number of clusters */
     if (tiles_m * tiles_n > most || tiles_m * tiles_n * t->l > most) return 0;
-    const int64_t tiles = tiles_m * tiles_n * t->l, cluster = config->cta_group * split_k;
-    const int64_t room = props->sm_count / config->cta_group;
-    int64_t clusters = tiles;
+    if (tiles_n % config->multicast) return 0;
+    const int64_t tiles = tiles_m * tiles_n * t->l, cluster = sm100_cluster(config, split_k);
+    const int64_t room = sm100_clusters_that_fit(props->sm_count, sm100_cluster(config, 1), 1);
+    int64_t clusters = tiles / config->multicast;
     if (split_k > 1) {
         if (cluster > SM100_MAX_CLUSTER || split_k > k_stages || config->mma_tile_n % (split_k * SM100_KEPT_COLUMNS) ||
-            tiles * cluster > INT32_MAX)
+            clusters * cluster > INT32_MAX)
             return 0;
     } else {
         if (room == 0) return 0;
-        clusters = ceil_div(tiles, ceil_div(tiles, room)); /* each about as many tiles as the others */
+        clusters = ceil_div(clusters, ceil_div(clusters, room)); /* each about as many tiles as the others */
     }
     tiling->tiles_mma_m = (int32_t)tiles_m;
     tiling->tiles_mma_n = (int32_t)tiles_n;
@@ -189,9 +198,10 @@ static inline sm100_model_input sm100_input_of(const device_props *props, const 
     in.split_k = split_k;
     in.cp_async = config->cp_async;
     in.cp_async_values = config->cp_async && !t->tma_values;
-    const int64_t tiles = ceil_div(in.mma_m, SM100_CTA_ROWS * config->cta_group) *
-                          ceil_div(in.mma_n, config->mma_tile_n) * in.l; /* as many clusters if K is split */
-    const sm100_room room = sm100_room_of(props, config, split_k, tiles);
+    in.multicast = config->multicast;
+    const int64_t clusters = ceil_div(in.mma_m, SM100_CTA_ROWS * config->cta_group) *
+                             ceil_div(in.mma_n, config->mma_tile_n) * in.l / config->multicast; /* if K is split */
+    const sm100_room room = sm100_room_of(props, config, split_k, clusters);
     in.co_resident = room.for_next_call;
     in.partials_in_stages = room.partials_in_stages;
     in.output_bytes = t->output_bytes;
@@ -211,7 +221,7 @@ static inline int32_t sm100_list_one(const sm100_model *model, const device_prop
     if (!(out->modelled_us < INFINITY)) return 0;
     out->name = config->name;
     out->reason = config->reasons[swap_ab][split_k > 1];
-    out->grid = (int64_t)tiling.clusters * config->cta_group * split_k;
+    out->grid = (int64_t)tiling.clusters * sm100_cluster(config, split_k);
     out->family = SM100_FAMILY;
     out->kernel = kernel;
     out->swap_ab = swap_ab;
@@ -276,7 +286,8 @@ static inline tensor_layout sm100_scales_layout(const gemm_problem *p, int is_b,
 static inline void sm100_add_tensor_maps(const gemm_problem *p, const sm100_config *config, sm100_schedule *s,
                                          launch_plan *out) {
     const int mma_a_is_b = s->swap_ab;
-    const tensor_layout a = values_layout(p, mma_a_is_b, p->l, SM100_BOX_BYTES, SM100_CTA_ROWS, 128);
+    const tensor_layout a =
+        values_layout(p, mma_a_is_b, p->l, SM100_BOX_BYTES, SM100_CTA_ROWS / config->multicast, 128);
     const tensor_layout b =
         values_layout(p, !mma_a_is_b, p->l, SM100_BOX_BYTES, config->mma_tile_n / config->cta_group, 128);
     add_tensor_map(out, &a, &s->mma_a.values);
@@ -308,7 +319,7 @@ static inline void sm100_build(const device_props *props, const gemm_problem *p,
     memcpy(&tiling, c->tiling.bytes, sizeof tiling);
     const cache_policies policies = choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
     launch_step *step = add_step(out, c->kernel, c->grid, tiling.room.bytes);
-    step->cluster = config->cta_group * c->split_k;
+    step->cluster = sm100_cluster(config, c->split_k);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm100_schedule *s = (sm100_schedule *)add_param(out, step, sizeof(sm100_schedule));
     memset(s, 0, sizeof *s);

@@ -10,10 +10,12 @@
 enum { EPILOGUE_WARPS = 4, PRODUCER_WARP = 4, MMA_WARP = 5, CP_ASYNC_WARP = 6, CP_ASYNC_THREADS = 128 };
 enum { TMEM_BARRIER = 1, TMEM_BARRIER_THREADS = 32 * (EPILOGUE_WARPS + 1) }; /* epilogue warps and mma warp */
 
-template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int CP_ASYNC_> struct config {
+template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int CP_ASYNC_, int MULTICAST_>
+struct config {
     static constexpr int CTA_GROUP = CTA_GROUP_, MMA_TILE_N = MMA_TILE_N_, STAGES = STAGES_;
     static constexpr int ACCUMULATORS = ACCUMULATORS_, THREADS = SM100_THREADS(CP_ASYNC_);
     static constexpr bool CP_ASYNC = CP_ASYNC_;
+    static constexpr int MULTICAST = MULTICAST_, SPLIT_CTAS = CTA_GROUP * MULTICAST; /* CTAs with one split index */
     static constexpr int MMA_TILE_M = SM100_CTA_ROWS * CTA_GROUP;
     static constexpr int MMA_B_ROWS = MMA_TILE_N / CTA_GROUP;                   /* in one CTA */
     static constexpr int MMA_SFB_ATOMS = CEIL_DIV(MMA_TILE_N, SM100_ATOM_ROWS); /* a K block of 64 */
@@ -45,6 +47,7 @@ template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int C
     static_assert(SM100_USED_COLUMNS(MMA_TILE_N, STAGES, ACCUMULATORS) <= COLUMNS, "tensor memory has 512 columns");
     static_assert(SCALES_COLUMN % 4 == 0, "a scale atom takes 4 columns");
     static_assert(!CP_ASYNC || CTA_GROUP == 1, "cp.async cannot arrive on the mbarrier of another CTA");
+    static_assert(MULTICAST == 1 || (MULTICAST == 2 && CTA_GROUP == 2), "the masks of producer and mma warp");
     static_assert(CHUNK == 16 || CHUNK == 32, "tcgen05_ld loads 16 or 32 columns");
 };
 
@@ -52,6 +55,7 @@ template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int C
 template <class C> struct cta_context {
     uint32_t base;          /* shared address of the stages */
     uint32_t rank;          /* in the pair: 0 is the leader */
+    uint32_t sharer;        /* which of MULTICAST tiles */
     uint32_t split_idx;     /* rank of this CTA or pair among the split_k that share a tile */
     uint32_t first, step;   /* tiles first, first + step, ... */
     int32_t k_begin, k_end; /* K stages [k_begin, k_end) */
@@ -60,12 +64,13 @@ template <class C> struct cta_context {
     uint32_t partials;      /* shared address of the received partial sums */
 
     __device__ __forceinline__ cta_context(const gemm_problem &p, const sm100_schedule &s, uint32_t base) : base(base) {
-        uint32_t split_shift = __ffs(s.split_k) - 1, cluster_shift = split_shift + C::CTA_GROUP - 1;
+        uint32_t split_shift = __ffs(s.split_k) - 1, cluster_shift = split_shift + C::SPLIT_CTAS / 2;
         uint32_t ctarank = cluster_ctarank();
         rank = ctarank % C::CTA_GROUP;
-        split_idx = ctarank / C::CTA_GROUP;
-        first = blockIdx.x >> cluster_shift;
-        step = gridDim.x >> cluster_shift;
+        sharer = ctarank / C::CTA_GROUP % C::MULTICAST;
+        split_idx = ctarank / C::SPLIT_CTAS;
+        first = (blockIdx.x >> cluster_shift) * C::MULTICAST + sharer;
+        step = (gridDim.x >> cluster_shift) * C::MULTICAST;
         k_begin = (int32_t)((int64_t)split_idx * s.k_stages >> split_shift);
         k_end = (int32_t)((int64_t)(split_idx + 1) * s.k_stages >> split_shift);
         kept_columns = C::MMA_TILE_N >> split_shift;
@@ -86,9 +91,14 @@ template <class C> struct cta_context {
         return base + C::ACC_EMPTY_OFFSET + 8 * index;
     }
 
+    /* Cluster rank of the pair's leader, or of the one with that split index. */
+    __device__ __forceinline__ uint32_t leader() const { return leader(split_idx); }
+    __device__ __forceinline__ uint32_t leader(uint32_t split_idx) const {
+        return (split_idx * C::MULTICAST + sharer) * C::CTA_GROUP;
+    }
     /* The leader's barrier of the same offset, as a shared::cluster address. */
     __device__ __forceinline__ uint32_t of_leader(uint32_t barrier) const {
-        return C::CTA_GROUP == 1 ? barrier : mapa(barrier, split_idx * C::CTA_GROUP);
+        return C::CTA_GROUP == 1 ? barrier : mapa(barrier, leader());
     }
     /* K blocks of 64 in a stage: 4, fewer in the last one. */
     __device__ __forceinline__ int blocks(int32_t k_stage) const {

@@ -21,7 +21,12 @@ def mma_tile_m(config: Config) -> int:
 
 def splits(config: Config) -> list[int]:
     """Every split_k."""
-    return [split for split in (1, 2, 4, 8) if config.cta_group * split <= 8 and config.mma_tile_n >= 4 * split]
+    return [split for split in (1, 2, 4, 8) if cluster(config, split) <= 8 and config.mma_tile_n >= 4 * split]
+
+
+def cluster(config: Config, split_k: int = 1) -> int:
+    """CTAs."""
+    return config.cta_group * config.multicast * split_k
 
 
 def divisor(d: int) -> Struct:
@@ -62,9 +67,10 @@ class Product(launch.Product):
         mma_a, mma_b = (1, 0) if swap_ab else (0, 1)
         tiles_mma_m = ceil_div(self.rows(mma_a), mma_tile_m(config))
         tiles_mma_n = ceil_div(self.rows(mma_b), config.mma_tile_n)
+        assert tiles_mma_n % config.multicast == 0, f"{config} takes {config.multicast} tiles of mma_b at a time"
         atoms, b_rows = ceil_div(config.mma_tile_n, ATOM_ROWS), config.mma_tile_n // config.cta_group
         return Schedule(
-            mma_a=self.operand(config, mma_a, CTA_ROWS, 1, EVICT_FIRST),
+            mma_a=self.operand(config, mma_a, CTA_ROWS // config.multicast, 1, EVICT_FIRST),
             mma_b=self.operand(config, mma_b, b_rows, atoms, EVICT_LAST),
             tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n,
             inv_tiles_mma_m=divisor(tiles_mma_m), inv_tiles_mma_n=divisor(tiles_mma_n), split_k=split_k,
@@ -74,5 +80,8 @@ class Product(launch.Product):
             constant_operand=1 + mma_b if self.constant_b and not config.cp_async else 0,
         )  # fmt: skip
 
+    def clusters(self, config: Config, schedule: Struct, split_k: int) -> int:
+        return schedule.tiles // config.multicast
+
     def grid(self, config: Config, split_k: int, clusters: int) -> tuple[int, int]:
-        return clusters * config.cta_group * split_k, config.cta_group * split_k
+        return clusters * cluster(config, split_k), cluster(config, split_k)

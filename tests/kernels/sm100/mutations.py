@@ -14,6 +14,8 @@ TILES = Launch("sm100_gemm_128x128", "tiles", 128, 384, 1, swap_ab=False)
 SPLIT = Launch("sm100_gemm_128x64", "split", 64, 128, 2, split_k=2)
 IN_STAGES = Launch("sm100_gemm_128x64", "split in stages", 64, 128, 2, split_k=2, in_stages=True)
 PAIR = Launch("sm100_gemm_256x64", "pair", 64, 256, 5)
+MULTICAST = Launch("sm100_gemm_256x64_multicast", "multicast", 128, 256, 1)
+MULTICAST_WRAP = Launch("sm100_gemm_256x64_multicast", "multicast, wrap", 128, 256, 7)
 PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 512, 64, 1, swap_ab=False)
 LATE = Launch("sm100_gemm_128x64", "b written late", 64, 128, 2, late="b")
 CONSTANT = Launch("sm100_gemm_128x64", "constant b", 64, 128, 5, constant_b=True)
@@ -86,8 +88,8 @@ MUTATIONS = [
         ONE,
         "            int blocks = cta.blocks(k);\n",
         "            int blocks = cta.blocks(k);\n"
-        "            tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), pair);\n",
-        "            tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), pair);\n        }\n",
+        "            tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), sharers);\n",
+        "            tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), sharers);\n        }\n",
         "        }\n",
     ),
     mutation(
@@ -183,7 +185,7 @@ MUTATIONS = [
     mutation(
         "pair: no cluster barrier at the start",
         PAIR,
-        "    if (C::CTA_GROUP * s.split_k > 1) {",
+        "    if (C::SPLIT_CTAS * s.split_k > 1) {",
         "    if (false) {",
     ),
     mutation(
@@ -202,8 +204,8 @@ MUTATIONS = [
     mutation(
         "pair: commits arrive in the leader only",
         PAIR,
-        "(uint16_t)(3u << cta.split_idx * 2);",
-        "(uint16_t)(1u << cta.split_idx * 2);",
+        "(uint16_t)(3u << cta.leader());",
+        "(uint16_t)(1u << cta.leader());",
     ),
     mutation(
         "pair: peer loads onto its own full barrier",
@@ -237,6 +239,35 @@ MUTATIONS = [
         "instruction_descriptor(C::MMA_TILE_M, C::MMA_B_ROWS)",
         found_by="emulator",
     ),
+    mutation("multicast: to this CTA only", MULTICAST, "(5u <<", "(1u << cta.sharer * 2 <<"),
+    mutation("multicast: to the other CTA of the pair", MULTICAST, "(5u <<", "(3u <<"),
+    mutation(
+        "multicast: both pairs load the same half",
+        MULTICAST,
+        "half = (int32_t)cta.sharer *",
+        "half = (int32_t)cta.rank *",
+    ),
+    mutation(
+        "multicast: half loaded to the other half's place",
+        MULTICAST,
+        "to + half *",
+        "to + (64 - half) *",
+        found_by="emulator",
+    ),
+    mutation(
+        "multicast: the commit leaves the other pair out",
+        MULTICAST,
+        "            tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), sharers);\n",
+        "            tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), pair);\n",
+    ),
+    mutation(
+        "multicast: no wait for the other pair's commit",
+        MULTICAST_WRAP,
+        "mbarrier_init(cta.empty(i), C::MULTICAST);",
+        "mbarrier_init(cta.empty(i), 1);",
+        "tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), sharers);",
+        "tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), pair);",
+    ),
     mutation(
         "split-K: no wait for the partials", SPLIT, "            mbarrier_wait_cluster(cta.partials_full(), 0);\n", ""
     ),
@@ -255,7 +286,7 @@ MUTATIONS = [
     mutation(
         "split-K: no cluster barrier at the start",
         SPLIT,
-        "    if (C::CTA_GROUP * s.split_k > 1) {",
+        "    if (C::SPLIT_CTAS * s.split_k > 1) {",
         "    if (false) {",
         found_by="verifier",
     ),
@@ -351,6 +382,7 @@ CONTROL_SEEDS = 20  # timings, in an ordinary run
 PROVEN = [
     Launch("sm100_gemm_128x64", "wrap", 64, 128, 5),
     Launch("sm100_gemm_256x64", "wrap", 64, 256, 5),
+    MULTICAST,
     Launch("sm100_gemm_128x16_cp_async", "wrap", 16, 128, 5, pitch=648),
     Launch("sm100_gemm_128x32", "two tiles", 256, 32, 1, swap_ab=False),
     Launch("sm100_gemm_128x128", "two tiles", 128, 256, 1, swap_ab=False),

@@ -14,7 +14,7 @@ from harness.launch import Generator
 from harness.predecessor import Predecessor
 from harness.values import FP16, FP32
 from paths import CSRC
-from sm100.gemm import CONFIGS, STAGE_K, Product, Schedule, mma_tile_m
+from sm100.gemm import CONFIGS, STAGE_K, Product, Schedule, mma_tile_m, splits
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Launch(verify.Launch):
 
     def readable(self, text: str) -> str:
         text = never_ready(split_multiply_add(text))
+        if self.config.multicast > 1:
+            text = first_half(text)
         if self.config.mma_tile_n < 64:
             return two_mma_for_one(text, self.config.mma_tile_n)
         if self.config.cta_group == 2 and re.search(r"tcgen05\.alloc\b[^;]*, 256;", text):
@@ -90,12 +92,12 @@ def launches() -> Iterator[Launch]:
     """Of every instantiation: a pipeline of stages that wraps, several tiles for one CTA so that the accumulator
     pipeline wraps, every split_k, both values of swap_ab, a last stage that is not whole."""
     for name, config in CONFIGS.items():
-        m, n = mma_tile_m(config), config.mma_tile_n
+        m, n = mma_tile_m(config), config.mma_tile_n * config.multicast
         # Time grows with the square of the instructions: kernels of more than 4 stages wrap once and two stages more.
         twice = config.stages <= 4
         yield Launch(name, "wrap", n, m, 2 * config.stages + 1 if twice else config.stages + 2)
         tiles = 2 * config.accumulators + 1
-        if n > 64:
+        if config.mma_tile_n > 64:
             yield Launch(name, "tiles", m, n * tiles, 1, tail=192, swap_ab=False)
         else:
             # Several tiles of mma_a, not of mma_b: the second of two tiles that share a scale atom reads it from its
@@ -106,7 +108,7 @@ def launches() -> Iterator[Launch]:
         if not config.cp_async:
             yield Launch(name, "constant b", n, m, config.stages + 1, constant_b=True)
         for split in (2, 4, 8):
-            if config.cta_group * split <= 8 and n >= 4 * split:
+            if split in splits(config):
                 yield Launch(name, f"split {split}", n, m, split + 1, split_k=split)
                 yield Launch(name, f"split {split} in stages", n, m, split, split_k=split, in_stages=True)
         if config.cp_async:
@@ -136,6 +138,11 @@ def split_multiply_add(text: str) -> str:
 def never_ready(text: str) -> str:
     """Lets tests of an mbarrier fail, of which the verifier knows no result: the wait for the same phase follows."""
     return re.sub(r"mbarrier\.test_wait\.[\w.:]+ done, \[%r\d+\], %r\d+;", "setp.ne.u32 done, 0, 0;", text)
+
+
+def first_half(text: str) -> str:
+    """Lets both tiles of a multicast read a scale atom from its first column on, as HALVES in mutations.py does."""
+    return substitute(r"shl\.b32 *\t(%r\d+), %r\d+, 1;\n\tadd\.s32 *\t(%r\d+), \1, 16;", r"mov.b32 \2, 16;", text)
 
 
 def allocate_all(text: str) -> str:

@@ -338,7 +338,7 @@ template <class C>
 __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_schedule &s, const pattern &f) {
     cta_context<C> cta(p, s, shared_address(memory));
     int warp = threadIdx.x / 32;
-    bool clustered = C::CTA_GROUP * s.split_k > 1;
+    bool clustered = C::SPLIT_CTAS * s.split_k > 1;
     tile_scheduler<C> scheduler(s, cta);
     prologue(s, cta, scheduler.coord);
     uint32_t tmem = 0;
@@ -355,8 +355,8 @@ __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_sched
              * the stages, which this kernel does not use otherwise. */
             if (cta.rank == 0 && warp == WRITER_WARP && elect_one()) {
                 mbarrier_wait(cta.acc_empty(acc.index), acc.phase ^ 1);
-                for (uint32_t rank = 0; rank < C::CTA_GROUP; rank++)
-                    mbarrier_arrive_relaxed(mapa(cta.empty(acc.index), cta.split_idx * C::CTA_GROUP + rank));
+                for (uint32_t i = 0; i < C::SPLIT_CTAS; i++) /* empty counts a commit of each pair */
+                    mbarrier_arrive_relaxed(mapa(cta.empty(acc.index), cta.leader() + i % C::CTA_GROUP));
             }
             __syncwarp();
             mbarrier_wait(cta.empty(acc.index), acc.phase);
