@@ -89,6 +89,7 @@ class Linear(torch.nn.Module):
     input_global_scale: Tensor | None
     alpha: Tensor
     bias: Tensor | None
+    block_scale = "amax6"  # of pickles that were written without it, and of a module that becomes a layer
 
     def __init__(
         self,
