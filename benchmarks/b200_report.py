@@ -7,6 +7,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import c_model
@@ -75,7 +76,7 @@ class Peer:
     work: Struct  # sm100_work
     time: Callable[[Struct, Struct], float]  # of work and constants
 
-    @property
+    @cached_property
     def span(self) -> Span:
         return span(lambda c: self.time(self.work, c), constants())
 

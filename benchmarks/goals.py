@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from monotone import gpu_of
+
 from nvfp4.cli import report, show
 from nvfp4.cli.shapes import Shape, task_shapes
 
@@ -101,11 +103,6 @@ def means(run: report.Report) -> str:
     values |= {name: [PUBLISHED[shape][i] for shape in wanted] for i, name in enumerate(W4A16)}
     parts = [f"{name} {show.digits(statistics.geometric_mean(column))} us" for name, column in values.items()]
     return f"geometric means, ranked shapes at M = {report.RANKED_M}: {', '.join(parts)}"
-
-
-def gpu_of(run: report.Report) -> str:
-    """ "h200" or "h100"."""
-    return next(device.lower() for device in DEVICES if device in run["conditions"]["hardware"])
 
 
 def log(runs: list[report.Report]) -> list[list[object]]:

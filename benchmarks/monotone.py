@@ -40,13 +40,17 @@ def excess(points: list[Point]) -> list[tuple[float, Point, Point]]:
     return found
 
 
+def gpu_of(run: dict[str, Any]) -> str:
+    """ "h200" of a run on an "NVIDIA H200, ..."."""
+    return str(run["conditions"]["hardware"]).split(",")[0].split()[1].lower()
+
+
 def log(runs: list[dict[str, Any]]) -> Iterator[list[object]]:
     yield ["gpu", "n", "k", "m", "us", "kernel"]
     for run in runs:
-        gpu = run["conditions"]["hardware"].split(",")[0].split()[1].lower()
         for name, points in curves(run).items():
             for m, seconds, kernel in points:
-                yield [gpu, *name.split("x"), m, f"{1e6 * seconds:.2f}", kernel.removeprefix("nvfp4_")]
+                yield [gpu_of(run), *name.split("x"), m, f"{1e6 * seconds:.2f}", kernel.removeprefix("nvfp4_")]
 
 
 def print_worst(run: dict[str, Any], most: float) -> None:

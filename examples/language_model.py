@@ -16,6 +16,7 @@ import argparse
 import copy
 import importlib.metadata
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -242,7 +243,7 @@ def gpu_seconds(run: Callable[[], Any], rounds: int) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
-    return sorted(times)[rounds // 2]
+    return statistics.median(times)
 
 
 def speeds(model: Llama, ids: Tensor, decode: int, rounds: int) -> tuple[float, float]:

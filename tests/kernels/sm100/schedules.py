@@ -107,10 +107,9 @@ def launches() -> Iterator[Launch]:
         yield Launch(name, "column pairs", n, m, 1, fp16=True)
         if not config.cp_async:
             yield Launch(name, "constant b", n, m, config.stages + 1, constant_b=True)
-        for split in (2, 4, 8):
-            if split in splits(config):
-                yield Launch(name, f"split {split}", n, m, split + 1, split_k=split)
-                yield Launch(name, f"split {split} in stages", n, m, split, split_k=split, in_stages=True)
+        for split in splits(config)[1:]:
+            yield Launch(name, f"split {split}", n, m, split + 1, split_k=split)
+            yield Launch(name, f"split {split} in stages", n, m, split, split_k=split, in_stages=True)
         if config.cp_async:
             yield Launch(name, "all cp.async", n, m, config.stages + 1, pitch=128 * (config.stages + 1) + 8)
             form = {"linear": True, "aligned": False, "pitch": 136}
