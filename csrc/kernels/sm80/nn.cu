@@ -36,10 +36,13 @@ template <int TYPE_, int WARPS_M_, int WARPS_N_, int MMAS_M_, int STAGES_> struc
     /* 16-byte pieces of values of B, and words of scales. */
     static constexpr int ROW_PIECES = B_PITCH / 16, B_PIECES = STAGE_K * ROW_PIECES;
     static constexpr int SCALE_WORDS = STAGE_K * WARPS_N;
+    /* Floats of a row of sums in shared memory; a warp has 8 rows there. */
+    static constexpr int SUMS_PITCH = SM80_NN_WARP_N + 4;
 
     static_assert(WARPS_N % 4 == 0, "groups are permuted among four");
     static_assert(B_PIECES % THREADS == 0 && SCALE_WORDS % THREADS == 0, "threads share the pieces of B evenly");
     static_assert(SCALES_OFFSET + SCALE_WORDS * 4 == STAGE_BYTES, "as the host reserves it");
+    static_assert(WARPS_M * WARPS_N * 8 * SUMS_PITCH * 4 <= STAGES * STAGE_BYTES, "sums fit");
 };
 
 static __device__ __forceinline__ int clamp(int64_t value, int most) {
@@ -200,30 +203,44 @@ __device__ __forceinline__ void mma_stage(const uint8_t *stage, int warp_m, int 
     }
 }
 
-/* A lane has 8 neighbours of two rows of each mma. */
+/* Sums pass through shared memory, 8 rows of a warp at a time, and one loop stores them. Unrolled over the lane's 16
+ * rows of 8 columns, which are in registers, the epilogue would be three quarters of the kernel's code. A lane stores 4
+ * neighbours of every second row. */
 template <class C>
 __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm80_schedule &s, int64_t split_idx, int64_t l,
-                                         int64_t m0, int64_t n, int t, const float (&sums)[4][C::MMAS_M][4]) {
-    if (n >= p.n) return;
-    const four_column_epilogue left(p, n), right(p, n + 4);
+                                         int64_t m0, int64_t n0, float (*rows)[C::SUMS_PITCH],
+                                         const float (&sums)[4][C::MMAS_M][4]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = lane % 16 * 4;
+    const int64_t n = n0 + column;
+    const four_column_epilogue columns(p, n);
     float *partials = s.partials + ((split_idx * p.l + l) * p.m) * p.n + n;
+#pragma unroll 1
+    for (int j = 0; j < C::MMAS_M && m0 + j * 8 < p.m; j++) {
 #pragma unroll
-    for (int j = 0; j < C::MMAS_M; j++)
+        for (int i = 0; i < C::MMAS_M; i++)
+            if (i == j) /* registers have no index */
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int64_t m = m0 + j * 8 + 2 * t + r;
-            if (m >= p.m) continue;
-            float v[2][4];
+                for (int r = 0; r < 2; r++)
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i / 4][i % 4] = sums[i / 2][j][i % 2 * 2 + r] * w4a16<C::TYPE>::UNIT;
-            if (s.split_k > 1) {
-                store_floats(partials + m * p.n, OUT_FP32, v[0], 4);
-                store_floats(partials + m * p.n + 4, OUT_FP32, v[1], 4);
-            } else {
-                left.store(p, l, m, v[0]);
-                right.store(p, l, m, v[1]);
-            }
+                    for (int half = 0; half < 2; half++)
+                        *(float4 *)&rows[2 * t + r][g * 8 + half * 4] =
+                            make_float4(sums[2 * half][i][r], sums[2 * half][i][2 + r], sums[2 * half + 1][i][r],
+                                        sums[2 * half + 1][i][2 + r]);
+        __syncwarp();
+#pragma unroll 1
+        for (int row = lane / 16; row < 8 && n < p.n; row += 2) {
+            const int64_t m = m0 + j * 8 + row;
+            if (m >= p.m) break;
+            const float4 from = *(const float4 *)&rows[row][column];
+            const float v[4] = {from.x * w4a16<C::TYPE>::UNIT, from.y * w4a16<C::TYPE>::UNIT,
+                                from.z * w4a16<C::TYPE>::UNIT, from.w * w4a16<C::TYPE>::UNIT};
+            if (s.split_k > 1)
+                store_floats(partials + m * p.n, OUT_FP32, v, 4);
+            else
+                columns.store(p, l, m, v);
         }
+        __syncwarp();
+    }
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm80_schedule &s) {
@@ -259,7 +276,9 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
             stage = stage + C::STAGE_BYTES == C::STAGES * C::STAGE_BYTES ? 0 : stage + C::STAGE_BYTES;
         }
     }
-    epilogue<C>(p, s, split_idx, l, m0 + warp_m * C::MMAS_M * 8, n0 + warp_n * SM80_NN_WARP_N + g * 8, t, sums);
+    __syncthreads(); /* the last stage has been read: sums replace it */
+    epilogue<C>(p, s, split_idx, l, m0 + warp_m * C::MMAS_M * 8, n0 + warp_n * SM80_NN_WARP_N,
+                (float (*)[C::SUMS_PITCH])shared + warp * 8, sums);
 }
 
 #define KERNEL(id, warps_m, warps_n, mmas_m, stages, ctas_per_sm, bf16)                                                \
