@@ -31,9 +31,9 @@ import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 
 # Machine code for every generation that PyTorch's own builds serve, but sm_86, which runs sm_80's: ptxas gives both as
 # many of each instruction in the products. PTX for what has none (sm_110), for what comes after, and for the emulated
-# GPU (emulator/), which runs PTX only and poses as older ones too: compute_90 is there so that an emulated H200 gives a
-# real one's bits. Kernels for one generation lie in a folder of its name.
-PORTABLE = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "compute_80", "compute_90", "compute_100"]
+# GPU (emulator/), which runs PTX only and poses as older ones too: compute_90 gives an emulated H200 a real one's bits.
+# Kernels for one generation lie in a folder of its name.
+PORTABLE = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "compute_80", "compute_90"]
 ARCHS = {"sm90": ["sm_90a", "compute_90a"], "sm100": ["sm_100f", "compute_100f"]}
 
 if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, which a build without isolation ignores

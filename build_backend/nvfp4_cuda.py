@@ -90,9 +90,14 @@ def inputs(source: Path, root: Path | None = None) -> list[Path] | None:
     return sorted(found)
 
 
+# What machine code is made of where it is not the PTX of its own name. The kernels for every GPU ask for nothing newer
+# than sm_90, and each PTX costs a pass of the compiler, more than all of ptxas.
+PTX_OF = {"sm_100": "compute_90", "sm_120": "compute_90"}
+
+
 def gencode(arch: str) -> str:
-    """sm_90a: machine code for it; compute_100: PTX, which the driver compiles for any later GPU."""
-    return f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
+    """sm_90a: machine code for it; compute_90: PTX, which the driver compiles for any later GPU."""
+    return f"-gencode=arch={PTX_OF.get(arch, arch.replace('sm_', 'compute_'))},code={arch}"
 
 
 def preprocesses_cxx() -> bool:

@@ -5,7 +5,7 @@
 typedef struct nvfp4_fatbin {
     const unsigned char *start, *end; /* what cuLibraryLoadData takes, and the byte after it */
     const char *name;                 /* of the .cu file: "sm80_gemm" */
-    const char *archs;                /* "sm_80 sm_89 ... compute_100": code for some GPUs, PTX for later ones */
+    const char *archs;                /* "sm_80 sm_89 ... compute_90": code for some GPUs, PTX for later ones */
 } nvfp4_fatbin;
 
 extern const nvfp4_fatbin nvfp4_fatbins[]; /* ends with start = NULL */
