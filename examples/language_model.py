@@ -339,7 +339,7 @@ def main() -> None:
     given = parser.parse_args()
     device = torch.device(given.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     if not given.random:
         for name, (value, text) in quality(given.tokens, given.device, given.modelopt).items():
             print(f"{name:<9} perplexity {value:6.2f}   The capital of France is{text!r}")
