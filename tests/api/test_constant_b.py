@@ -18,7 +18,7 @@ from nvfp4 import _C
 PLANS = 3  # of a shape, on an emulated GPU
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(3, 200, 544), (9, 260, 1056), (40, 300, 2080), (70, 140, 2112)])
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 200, 544), (9, 260, 1056), (40, 300, 1056), (70, 140, 1600)])
 def test_same_bits_behind_quantize(m: int, n: int, k: int, backend: Backend, generator: torch.Generator) -> None:
     """Random plans: A and B as mma_a, with the pre-pass and without. Two calls share the workspace's memory."""
     weight, x = (torch.randn(rows, k, generator=generator).to(backend.device) for rows in (n, m))

@@ -3,7 +3,7 @@
 find.
 
 SM90_MUTATIONS=all, SM100_MUTATIONS=all: the emulator tries every mutation of the family; by default a sixth of them,
-drawn by NVFP4_TEST_SEED. Of what the verifier proves a run takes a sixth, of what it finds a quarter, CI_FULL=1 all.
+drawn by NVFP4_TEST_SEED. Of what the verifier proves a run takes a twelfth, of what it finds an eighth, CI_FULL=1 all.
 Every run checks that all mutations apply to the source.
 """
 
@@ -114,7 +114,7 @@ def test_mutation_applies(family: str, one: Mutation) -> None:
 
 
 @needs_verifier
-@each(lambda family: one_in(6, family.PROVEN))
+@each(lambda family: one_in(12, family.PROVEN))
 def test_every_schedule(family: str, one: Launch, verdicts: dict[Launch, Future[Verdict]]) -> None:
     verdict = verdicts[one].result()
     assert verdict.result == "race_free", verdict
@@ -138,7 +138,7 @@ def test_verifier_finds_nothing_else(family: str, one: Mutation, verdicts: dict[
 
 
 @needs_verifier
-@each(lambda family: one_in(4, caught(family)))
+@each(lambda family: one_in(8, caught(family)))
 def test_verifier_finds(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
     verdict = verdicts[one].result()
     assert verdict.result in FINDS, verdict
