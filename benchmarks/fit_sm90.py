@@ -32,9 +32,9 @@ GPUS = ("h200", "h100")
 PREDICTED = (*GPUS, "gh200", "h20")
 KEPT = {
     "nn_fixed_us",
-    "nn_loss",
-    "nn_least_clocks",
-    "nn_stage_clocks",
+    "nn_decode_clocks",
+    "nn_bf16_loss",
+    "nn_hidden_mma",
     "nn_store_b_clk",
     "least_worker",
     "uneven",

@@ -482,8 +482,13 @@ static void check_nn(const gemm_problem *p, const gemm_candidate *c, const launc
     expect(p->scale_layout == SCALES_128X4 && p->aligned16, "scales and rows that the kernel takes");
     expect((int64_t)s->tiles_m * c->tile_m >= p->m && (int64_t)(s->tiles_m - 1) * c->tile_m < p->m, "tiles cover M");
     expect((int64_t)s->tiles_n * c->tile_n >= p->n && (int64_t)(s->tiles_n - 1) * c->tile_n < p->n, "tiles cover N");
-    expect(c->grid == (int64_t)s->tiles_m * s->tiles_n * p->l && gemm->grid_x == c->grid, "a CTA for each tile");
-    expect(plan->steps == 1 && gemm->cluster == 0 && c->split_k == 1 && c->workspace == 0, "one launch");
+    const int64_t stages = ceil_div(p->k, 64), split_k = c->split_k;
+    expect(c->grid == (int64_t)s->tiles_m * s->tiles_n * p->l * split_k && gemm->grid_x == c->grid, "a CTA a part");
+    expect(split_k >= 1 && split_k <= 8 && (split_k == 1 || split_k <= stages), "a stage for each CTA of a cluster");
+    expect(gemm->cluster == (split_k > 1 ? split_k : 0) && s->split_k == split_k, "a cluster a tile");
+    const int64_t bits = (int64_t)1 << 31;
+    expect(s->inv_split_k * split_k >= bits && (s->inv_split_k - 1) * split_k < bits, "the reciprocal");
+    expect(plan->steps == 1 && c->workspace == 0, "one launch");
     expect(s->a_batches == (p->a_batch ? p->l : 1) && s->b_batches == (p->b_batch ? p->l : 1), "batches of the maps");
     expect(plan->tensor_maps == (p->k > 0 ? 2 : 0), "two tensor maps");
     for (int32_t i = 0; i < plan->tensor_maps; i++) {
@@ -493,7 +498,7 @@ static void check_nn(const gemm_problem *p, const gemm_candidate *c, const launc
         expect((int64_t)t->dims[0] == (is_b ? p->n / 2 : p->k) && (int64_t)t->dims[1] == (is_b ? p->k : p->m),
                "as it lies");
         const int64_t rows = is_b ? 64 : p->m < c->tile_m ? p->m : c->tile_m;
-        expect(t->box[0] == 64 && t->box[1] == rows && t->swizzle == (is_b ? 64 : 128), "a stage, without rows past M");
+        expect(t->box[0] == (is_b ? 128 : 64) && t->box[1] == rows && t->swizzle == 128, "a stage, no rows past M");
     }
 }
 

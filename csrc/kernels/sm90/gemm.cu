@@ -464,12 +464,12 @@ __device__ __forceinline__ void finish_tile(const gemm_problem &p, const sm90_sc
     /* stored: with swap_ab, plain output is stored inside with_kept_columns, where the kept columns of 1 and 2 splits
      * are compile-time constants. */
     bool plain = is_plain<C>(p, s, coord), stored = plain && s.swap_ab;
-    with_kept_columns(s, cta, [&](const kept_columns<C> &kept) {
-        if (kept.splits > 1) send_partials(cta, kept, acc);
+    with_kept_columns<C>(s, cta, [&](const kept_columns<C> &kept) {
+        if (kept.splits > 1) send_partials<C>(cta, kept, acc);
         fixup(kept);
         if (kept.splits > 1) {
             mbarrier_wait_cluster(cta.partials_full(), 0);
-            add_partials(cta, kept, acc);
+            add_partials<C>(cta, kept, acc);
         }
         griddepcontrol_wait();
         if (stored) epilogue_plain<true>(p, s, coord, kept, acc);

@@ -1,59 +1,141 @@
 /* C = epilogue(A . B) of fp16 or bf16 A [M, K] and NVFP4 B, whose rows k hold scales along N, on Hopper tensor cores:
- * the gradient of a linear layer's input, for many rows. Here N is the columns of C and K the sum, which the caller
- * names K and N.
+ * the gradient of a linear layer's input. Here N is the columns of C and K the sum, which the caller names K and N.
  *
- * Columns of B are the 64 rows of a wgmma, dequantized into its register operand; rows of A are its N, in shared
- * memory. A fragment's pairs lie along K, so a lane takes a byte, two columns, of each of four rows of B. wgmma's row
- * 16w + g is column 16w + 2g of the warpgroup, row 16w + g + 8 the next column.
+ * Columns of B are the rows of wgmma, dequantized into its register operand; rows of A are its N, in shared memory. A
+ * fragment's pairs lie along K: a transposed ldmatrix of the packed bytes gives lane 4g + t four columns, 4g to 4g + 3,
+ * of rows 2t and 2t + 1. A warp has 32 columns; row g of its part of wgmma i is column 4g + 2i, row g + 8 the next.
  *
- *   stage s    wait for its loads | CTA barrier | one thread issues the loads of stage s + STAGES - 2 |
- *              four times: dequantize, wgmma, wait for the wgmma before
+ *   warp                       waits for     does                                                    arrives at
+ *   0-7 (math)                 full          dequantizes to registers, wgmma; epilogue of the tile   empty
+ *   8 (producer, one thread)   empty         TMA loads of A and B, bulk copies of scales             full, scales
+ *   9, 10                      scales        every second stage: scales to pairs of 16-bit factors   full
  *
- * One wgmma is in flight while the next one's operand is dequantized, also across the barrier: stage s - 1 may still be
- * read there, so loads go to the stage before it.
+ * Half of a stage is dequantized while the wgmma of the half before run. split_k CTAs of a cluster have a range of K
+ * each; they exchange their sums through their stages (sm90/reduce.cuh).
  *
  * A stage in shared memory, of 64 along K:
  *
  *   A             [TILE_M rows][128 bytes], 128-byte swizzle, by TMA
- *   values of B   [64 rows][64 bytes], 64-byte swizzle, by TMA: piece i of 16 bytes of row r lies at i ^ r / 2 % 4, so
- *                 that the lanes of a quad, two rows apart, use different banks
- *   scales of B   [2 warpgroups] 128x4 atoms of 512 bytes, by bulk copies; half of one are the stage's
+ *   values of B   [64 rows][128 bytes], 128-byte swizzle, by TMA
+ *   scales of B   [4 groups of 64 columns] 128x4 atoms of 512 bytes, by bulk copies; half of one are the stage's
+ *   pairs         [16 blocks of 16 columns][half][t][4]: factors of rows 2t, 2t + 1, and of those 8, 16, 24 further
  *
- * Tails: TMA fills with zeros what is past the end of K. Scales there may be NaN: the last stage's are set to zero.
- * Rows past the end of A and columns past the end of B reach only results that are not stored. */
+ * Tails: TMA fills with zeros what is past the end of K. Scales there may be NaN: their factors are zero. Rows past the
+ * end of A and columns past the end of B reach only results that are not stored. */
 #include "kernels/common/epilogue.cuh"
+#include "kernels/common/ldmatrix.cuh"
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/common/w4a16.cuh"
-#include "kernels/common/wgmma_m64n256.cuh"
+#include "kernels/common/wgmma.cuh"
 #include "kernels/sm90/nn_config.h"
+#include "kernels/sm90/reduce.cuh"
 
 /* createpolicy.fractional evict_normal, fraction 1 (PTX ISA 9.0, section 9.7.9.20). */
 static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
 template <int TYPE_, int TILE_M_, int STAGES_> struct config {
-    static constexpr int TYPE = TYPE_, TILE_M = TILE_M_, STAGES = STAGES_, SUMS = TILE_M / 2;
-    static constexpr int AHEAD = STAGES - 2; /* stages that loads are ahead */
-    static constexpr int VALUES_OFFSET = SM90_NN_A_BYTES(TILE_M), SCALES_OFFSET = VALUES_OFFSET + SM90_NN_VALUES_BYTES;
+    static constexpr int TYPE = TYPE_, TILE_M = TILE_M_, STAGES = STAGES_;
+    /* As sm90/reduce.cuh names them. */
+    static constexpr int WGMMAS_M = 2, MMA_TILE_N = TILE_M, COLUMN_GROUPS = TILE_M / 8, MATH_WARPS = 8;
+    static constexpr int SCALE_WARPS = 2, GROUPS = SM90_NN_TILE_N / 64;
+    static constexpr int VALUES_OFFSET = SM90_NN_A_BYTES(TILE_M), SCALES_OFFSET = VALUES_OFFSET + SM90_NN_VALUES_BYTES,
+                         PAIRS_OFFSET = SCALES_OFFSET + SM90_NN_SCALES_BYTES;
     static constexpr int STAGE_BYTES = SM90_NN_STAGE_BYTES(TILE_M), FULL_OFFSET = STAGES * STAGE_BYTES;
-    static_assert(TILE_M == 128 || TILE_M == 256, "wgmma of these widths");
-    static_assert(STAGES >= 3 && STAGE_BYTES % 1024 == 0 && VALUES_OFFSET % 1024 == 0, "swizzles repeat");
-    static_assert(FULL_OFFSET + 8 * STAGES == SM90_NN_SHARED_BYTES(TILE_M, STAGES), "as the host reserves it");
+    static constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, SCALES_FULL_OFFSET = EMPTY_OFFSET + 8 * STAGES,
+                         PARTIALS_FULL_OFFSET = SCALES_FULL_OFFSET + 8 * STAGES;
+    /* setmaxnreg: of 168 registers a thread at launch. */
+    static constexpr int PRODUCER_REGISTERS = 56, MATH_REGISTERS = 224;
+
+    static_assert(STAGES % SCALE_WARPS == 0, "a warp sees every phase of the barriers that it waits for");
+    static_assert(STAGE_BYTES % 1024 == 0 && VALUES_OFFSET % 1024 == 0, "the 128-byte swizzle repeats");
+    static_assert(PARTIALS_FULL_OFFSET + 8 == SM90_NN_SHARED_BYTES(TILE_M, STAGES), "as the host reserves it");
+    static_assert(PARTIALS_FULL_OFFSET + 8 <= 227 * 1024, "shared memory of a CTA on Hopper");
+    static_assert((COLUMN_GROUPS + SM90_NN_MAX_SPLIT - 1) * WGMMAS_M * MATH_WARPS * 512 <= FULL_OFFSET,
+                  "partial sums fit the stages: (splits - 1) * ceil(COLUMN_GROUPS / splits) groups at most");
 };
 
-/* Four e2m1 pairs of two bytes each of `low` and `high`, without their scale: nibble 0 of both, 1, 2 and 3. */
-template <int TYPE> __device__ __forceinline__ void decode(uint32_t low, uint32_t high, uint32_t (&pairs)[4]) {
-    if constexpr (TYPE == OUT_FP16) {
-        uint32_t columns[4];
-        e2m1_pairs(__byte_perm(low, high, 0x5140), columns);
-        pairs[0] = columns[0], pairs[1] = columns[2], pairs[2] = columns[1], pairs[3] = columns[3];
-    } else {
-        const uint32_t word = __byte_perm(low, high, 0x5410);
+/* Shared addresses; the stages along K of this CTA. */
+template <class C> struct nn_cta {
+    uint32_t base, partials, split_idx;
+    int32_t k_begin, k_end;
+
+    __device__ __forceinline__ nn_cta(const gemm_problem &p, const sm90_nn_schedule &s, uint32_t base)
+        : base(base), partials(base), split_idx(blockIdx.x % s.split_k) {
+        const uint32_t stages = (uint32_t)((p.k + SM90_NN_STAGE_K - 1) / SM90_NN_STAGE_K);
+        k_begin = (int32_t)(stages * split_idx / s.split_k), k_end = (int32_t)(stages * (split_idx + 1) / s.split_k);
+    }
+    __device__ __forceinline__ uint32_t stage(uint32_t index) const { return base + index * C::STAGE_BYTES; }
+    __device__ __forceinline__ uint32_t full(uint32_t index) const { return base + C::FULL_OFFSET + 8 * index; }
+    __device__ __forceinline__ uint32_t empty(uint32_t index) const { return base + C::EMPTY_OFFSET + 8 * index; }
+    __device__ __forceinline__ uint32_t scales_full(uint32_t index) const {
+        return base + C::SCALES_FULL_OFFSET + 8 * index;
+    }
+    __device__ __forceinline__ uint32_t partials_full() const { return base + C::PARTIALS_FULL_OFFSET; }
+};
+
+/* First row and column of the tile; its batch. */
+struct nn_coord {
+    int32_t l, m, n;
+
+    /* Concurrent tiles share rows of A and columns of B in L2. */
+    template <class C> static __device__ __forceinline__ nn_coord of(const sm90_nn_schedule &s) {
+        const uint32_t tile = blockIdx.x / s.split_k, batch = (uint32_t)s.tiles_m * s.tiles_n, in_batch = tile % batch;
+        const uint32_t band = in_batch / (SM90_NN_BAND * s.tiles_n), in_band = in_batch % (SM90_NN_BAND * s.tiles_n);
+        const uint32_t width = min((uint32_t)SM90_NN_BAND, s.tiles_m - band * SM90_NN_BAND);
+        return {(int32_t)(tile / batch), (int32_t)(band * SM90_NN_BAND + in_band % width) * C::TILE_M,
+                (int32_t)(in_band / width) * SM90_NN_TILE_N};
+    }
+};
+
+/* The producer, one thread. */
+template <class C>
+__device__ __forceinline__ void producer(const gemm_problem &p, const sm90_nn_schedule &s, const nn_cta<C> &cta,
+                                         const nn_coord &coord) {
+    const uint8_t *scales = p.sfb + coord.l * p.sfb_batch + (int64_t)(coord.n / 64) * 512;
+    const int32_t a_batch = s.a_batches == 1 ? 0 : coord.l, b_batch = s.b_batches == 1 ? 0 : coord.l;
+    const uint32_t groups = (uint32_t)min((int64_t)C::GROUPS, (p.n - coord.n + 63) / 64); /* that have scales */
+    const uint32_t bytes = SM90_NN_A_BYTES((int)min((int64_t)C::TILE_M, p.m)) + SM90_NN_VALUES_BYTES;
+    pipeline_state<C::STAGES> state;
+#pragma unroll 1
+    for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {
+        const uint32_t stage = cta.stage(state.index), full = cta.full(state.index),
+                       scales_full = cta.scales_full(state.index);
+        mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
+        mbarrier_arrive_expect_tx(scales_full, groups * 512);
+        cp_async_bulk(stage + C::SCALES_OFFSET, scales + k / 2 * p.sfb_pitch, groups * 512, scales_full, EVICT_NORMAL);
+        mbarrier_arrive_expect_tx(full, bytes);
+        tma_load_3d<1>(stage + C::VALUES_OFFSET, &s.b, coord.n / 2, k * SM90_NN_STAGE_K, b_batch, full, EVICT_NORMAL);
+        tma_load_3d<1>(stage, &s.a, k * SM90_NN_STAGE_K, coord.m, a_batch, full, EVICT_NORMAL);
+    }
+}
+
+/* One warp: converts the scales of every SCALE_WARPS-th stage. A lane has two rows. */
+template <class C>
+__device__ __forceinline__ void convert_scales(const gemm_problem &p, const nn_cta<C> &cta, int index) {
+    const int lane = threadIdx.x % 32, row = 2 * lane;
+    const uint32_t from = C::SCALES_OFFSET + row % 32 * 16 + row / 32 * 4,
+                   to = C::PAIRS_OFFSET + lane / 16 * 64 + lane % 4 * 16 + lane / 4 % 4 * 4;
+    pipeline_state<C::STAGES> state;
+    state.index = index;
+#pragma unroll 1
+    for (int32_t k = cta.k_begin + index; k < cta.k_end; k += C::SCALE_WARPS) {
+        const uint32_t stage = cta.stage(state.index);
+        const int64_t left = p.k - (int64_t)k * SM90_NN_STAGE_K - row; /* rows of B from this lane's first on */
+        const uint32_t mask = left >= 2 ? 0x7F7F : left == 1 ? 0x7F : 0;
+        mbarrier_wait(cta.scales_full(state.index), state.phase);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t codes = word << (12 - 4 * i);
-            pairs[i] = and_or(codes, 0x80008000, codes >> 6 & 0x01C001C0);
+        for (int group = 0; group < C::GROUPS; group++) {
+            const uint32_t atom = stage + from + group * 512 + k % 2 * 8, pairs = stage + to + group * 4 * 128;
+            const uint32_t first = ld_shared(atom), second = ld_shared(atom + 16);
+#pragma unroll
+            for (int block = 0; block < 4; block++)
+                st_shared(pairs + block * 128,
+                          w4a16<C::TYPE>::scales(__byte_perm(first, second, block | (4 + block) << 4) & mask));
         }
+        mbarrier_arrive(cta.full(state.index));
+#pragma unroll
+        for (int i = 0; i < C::SCALE_WARPS; i++) state.advance();
     }
 }
 
@@ -64,189 +146,223 @@ template <int TYPE> __device__ __forceinline__ uint32_t multiply(uint32_t x, uin
         return bf162_multiply(x, y);
 }
 
-__device__ __forceinline__ uint32_t ld_shared_u8(uint32_t from) {
-    uint16_t byte;
-    asm volatile("{ .reg .u8 b; ld.shared.u8 b, [%1]; cvt.u16.u8 %0, b; }" : "=h"(byte) : "r"(from) : "memory");
-    return byte;
+/* Four columns of two rows, in the halves of a word, as pairs along K times a pair of scales. */
+template <int TYPE>
+__device__ __forceinline__ void dequantize(uint32_t word, uint32_t scales, uint32_t &first, uint32_t &second,
+                                           uint32_t &third, uint32_t &fourth) {
+    uint32_t pairs[4];
+    if constexpr (TYPE == OUT_FP16) {
+        uint32_t columns[4];
+        e2m1_pairs(__byte_perm(word, 0, 0x3120), columns);
+        pairs[0] = columns[0], pairs[1] = columns[2], pairs[2] = columns[1], pairs[3] = columns[3];
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t codes = word << (12 - 4 * i);
+            pairs[i] = and_or(codes, 0x80008000, codes >> 6 & 0x01C001C0);
+        }
+    }
+    first = multiply<TYPE>(pairs[0], scales), second = multiply<TYPE>(pairs[1], scales);
+    third = multiply<TYPE>(pairs[2], scales), fourth = multiply<TYPE>(pairs[3], scales);
 }
 
-/* Where a tile lies, and its loads. */
-template <class C> struct tile_loads {
-    const sm90_nn_schedule &s;
-    const uint8_t *scales; /* of the tile's first 64 columns */
-    int64_t scale_pitch;
-    int32_t m0, n0, a_batch, b_batch, groups; /* groups of 64 columns that have scales */
-    uint32_t bytes;                           /* of a stage */
-
-    __device__ __forceinline__ tile_loads(const gemm_problem &p, const sm90_nn_schedule &schedule, int32_t l, int32_t m,
-                                          int32_t n)
-        : s(schedule), m0(m), n0(n) {
-        scales = p.sfb + l * p.sfb_batch + (int64_t)(n0 / 64) * 512;
-        scale_pitch = p.sfb_pitch;
-        a_batch = s.a_batches == 1 ? 0 : l, b_batch = s.b_batches == 1 ? 0 : l;
-        groups = p.n - n0 > 64 ? 2 : 1;
-        bytes = SM90_NN_A_BYTES((int)min((int64_t)C::TILE_M, p.m)) + SM90_NN_VALUES_BYTES + groups * 512;
-    }
-
-    /* Issues the loads of a stage; one thread. */
-    __device__ __forceinline__ void start(uint32_t stage, uint32_t full, int32_t tile) const {
-        mbarrier_arrive_expect_tx(full, bytes);
-        tma_load_3d<1>(stage, &s.a, tile * SM90_NN_STAGE_K, m0, a_batch, full, EVICT_NORMAL);
-        tma_load_3d<1>(stage + C::VALUES_OFFSET, &s.b, n0 / 2, tile * SM90_NN_STAGE_K, b_batch, full, EVICT_NORMAL);
-        const uint8_t *atom = scales + tile / 2 * scale_pitch;
-        for (int group = 0; group < groups; group++)
-            cp_async_bulk(stage + C::SCALES_OFFSET + group * 512, atom + group * 512, 512, full, EVICT_NORMAL);
-    }
+/* What a lane reads of B in a stage: [half] rows 2t and 2t + 1 of four matrices of 8 rows, and their scales. */
+struct b_words {
+    uint32_t values[2][4];
+    uint4 scales[2];
 };
 
-/* Place of a row's scales in its atom, of row 0 to 63 of a stage. */
-__device__ __forceinline__ uint32_t scale_place(int row, int tile) {
-    return row % 32 * 16 + (tile % 2 * 2 + row / 32) * 4;
+__device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* Dequantizes a thread's fragment of 16 rows of B, of which 16 * step is the first in the stage. */
-template <class C>
-__device__ __forceinline__ void fragment(uint32_t values_at, uint32_t scales_at, int step, uint32_t selector,
-                                         uint32_t (&a)[4]) {
-    const uint32_t values = values_at + step * 16 * 64, scales = scales_at + scale_place(step * 16, 0);
-    const uint32_t low = ld_shared_u8(values) | ld_shared_u8(values + 8 * 64) << 8;       /* rows 2t, 2t + 8 */
-    const uint32_t high = ld_shared_u8(values + 64) | ld_shared_u8(values + 9 * 64) << 8; /* the rows after */
-    const uint32_t words[4] = {ld_shared(scales), ld_shared(scales + 16), ld_shared(scales + 8 * 16),
-                               ld_shared(scales + 9 * 16)};
-    using convert = w4a16<C::TYPE>;
-    const uint32_t scale[2] = {convert::scales(__byte_perm(words[0], words[1], selector) & 0x7F7F),
-                               convert::scales(__byte_perm(words[2], words[3], selector) & 0x7F7F)};
-    uint32_t pairs[4];
-    decode<C::TYPE>(low, high, pairs);
+/* A stage is released once the first wgmma of the next one are issued and those before are complete. Every lane
+ * arrives: a __syncwarp in the loop would serialize wgmma (sm90/gemm.cu). */
+template <class C> __device__ __forceinline__ void mainloop(const nn_cta<C> &cta, accumulators<C> &acc) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    uint32_t values = C::VALUES_OFFSET + lane * 128 + (warp ^ lane % 8) * 16,
+             scales = C::PAIRS_OFFSET + (2 * warp + g / 4) * 128 + t * 16;
+    pin(values), pin(scales);
 #pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = multiply<C::TYPE>(pairs[i], scale[i / 2]);
-}
-
-template <class C>
-__device__ __forceinline__ void mma_async(float (&d)[C::SUMS], const uint32_t (&a)[4], uint64_t b_descriptor) {
-    if constexpr (C::TILE_M == 256)
-        wgmma_m64n256k16<C::TYPE>(d, a, b_descriptor);
-    else
-        wgmma_rs<C::TILE_M, C::TYPE>::mma_async(d, a, b_descriptor, 1);
-}
-
-/* Of 8 rows of the tile a lane has two, of two columns: out[l][m][n] and [n + 1] for m from m0 on. PAIRS: no c, no
- * bias, and two columns are stored at once. c may alias out. */
-template <class C, bool PAIRS, int OUT>
-__device__ __forceinline__ void store_sums(const gemm_problem &p, int32_t l, int64_t m0, int64_t n,
-                                           const float (&d)[C::SUMS]) {
-    constexpr float UNIT = w4a16<C::TYPE>::UNIT;
-    const float alpha = p.alpha ? *p.alpha : p.alpha_value;
-    float bias[2] = {};
-    if (!PAIRS && p.bias)
-        for (int i = 0; i < 2; i++) bias[i] = load_float(p.bias, n + i, p.bias_type);
-    const int item = type_bytes(OUT);
-    char *out = (char *)p.out + l * p.out_batch + m0 * p.out_pitch + n * item;
-    const char *c = (const char *)p.c + l * p.c_batch + m0 * p.c_pitch + n * item;
-    const int rows = (int)min((int64_t)C::TILE_M, p.m - m0);
+    for (int i = 0; i < C::WGMMAS_M; i++)
 #pragma unroll
-    for (int i = 0; i < C::SUMS; i += 4, out += 8 * p.out_pitch, c += 8 * p.c_pitch)
+        for (int j = 0; j < C::TILE_M / 2; j++) acc[i][j] = 0.0f;
+    pipeline_state<C::STAGES> state;
+    uint32_t a[2][C::WGMMAS_M][2][4]; /* [half][wgmma][K-step] */
+    b_words next;
+    const auto read = [&] {
+        const uint32_t stage = cta.stage(state.index);
+        mbarrier_wait(cta.full(state.index), state.phase);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if (i * 2 + r >= rows) continue;
-            float v[2] = {__fmul_rn(alpha, d[i + r] * UNIT), __fmul_rn(alpha, d[i + 2 + r] * UNIT)};
-            char *to = out + r * p.out_pitch;
-            if (PAIRS && OUT == OUT_FP32) {
-                *(float2 *)to = make_float2(v[0], v[1]);
-            } else if (PAIRS) {
-                *(uint32_t *)to = round_16(v[0], OUT) | (uint32_t)round_16(v[1], OUT) << 16;
-            } else {
+        for (int half = 0; half < 2; half++) {
+            ldmatrix_x4_trans(stage + values + half * 4096, next.values[half]);
+            next.scales[half] = ld_shared_v4(stage + scales + half * 64);
+        }
+    };
+    uint32_t previous = 0;
+    if (cta.k_begin < cta.k_end) read();
+#pragma unroll 1
+    for (int32_t k = cta.k_begin; k < cta.k_end; k++) {
+        const uint64_t descriptor = wgmma_smem_descriptor(cta.stage(state.index));
+        const uint32_t current = state.index;
+        state.advance();
 #pragma unroll
-                for (int x = 0; x < 2; x++) {
-                    if (p.c) v[x] = __fmaf_rn(p.beta, load_float(c + r * p.c_pitch, x, OUT), v[x]);
-                    if (p.bias) v[x] = __fadd_rn(v[x], bias[x]);
-                    store_float(to, x, OUT, v[x]);
-                }
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* matrices of 8 rows: two of a K-step */
+                uint32_t (&x)[4] = a[half][0][i / 2], (&y)[4] = a[half][1][i / 2];
+                const int r = i % 2 * 2;
+                dequantize<C::TYPE>(next.values[half][i], word_of(next.scales[half], i), x[r], x[r + 1], y[r],
+                                    y[r + 1]);
             }
+            wgmma_fence();
+#pragma unroll
+            for (int step = 0; step < 2; step++)
+#pragma unroll
+                for (int i = 0; i < C::WGMMAS_M; i++)
+                    wgmma_rs<C::TILE_M, C::TYPE>::mma_async(acc[i], a[half][i][step],
+                                                            descriptor + 2 * (2 * half + step), 1);
+            wgmma_commit_group();
+            if (half == 1 && k + 1 < cta.k_end) read();
+            wgmma_wait_group<1>();
+            if (half == 0 && k > cta.k_begin) mbarrier_arrive(cta.empty(previous));
+        }
+        previous = current;
+    }
+    wgmma_wait_group<0>();
+#pragma unroll
+    for (int i = 0; i < C::WGMMAS_M; i++)
+#pragma unroll
+        for (int j = 0; j < C::TILE_M / 2; j++) pin_float(acc[i][j]);
+}
+
+/* Of a group of 8 rows of A, which are columns of wgmma, a lane has rows 2t and 2t + 1, of four columns of B. */
+template <class C>
+__device__ __forceinline__ void four_columns(float (&v)[4], const accumulators<C> &acc, int group, int row) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = acc[i / 2][4 * group + i % 2 * 2 + row];
+}
+
+/* Stores the kept rows without c or bias, with one instruction for four columns. */
+template <class C, int OUT>
+__device__ __forceinline__ void epilogue_plain(const gemm_problem &p, char *out, int rows, const kept_columns<C> &kept,
+                                               const accumulators<C> &acc) {
+    const float alpha = p.alpha ? *p.alpha : p.alpha_value;
+#pragma unroll
+    for (int group = 0; group < C::COLUMN_GROUPS; group++)
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            if (!kept.have(group) || 8 * group + row >= rows) continue;
+            float v[4];
+            four_columns<C>(v, acc, group, row);
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[i] = __fmul_rn(alpha, v[i] * w4a16<C::TYPE>::UNIT);
+            char *to = out + (8 * group + row) * p.out_pitch;
+            if (OUT == OUT_FP32)
+                *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+            else
+                *(uint2 *)to = make_uint2(round_16(v[0], OUT) | (uint32_t)round_16(v[1], OUT) << 16,
+                                          round_16(v[2], OUT) | (uint32_t)round_16(v[3], OUT) << 16);
         }
 }
 
-template <class C, int OUT>
-__device__ __forceinline__ void epilogue(const gemm_problem &p, int32_t l, int64_t m0, int64_t n,
-                                         const float (&d)[C::SUMS]) {
-    const bool aligned = ((uint64_t)p.out | p.out_pitch | p.out_batch) % (2 * type_bytes(OUT)) == 0;
-    if (aligned && !p.c && !p.bias)
-        store_sums<C, true, OUT>(p, l, m0, n, d);
-    else
-        store_sums<C, false, OUT>(p, l, m0, n, d);
+/* Any output. The sums pass through the stages, where each thread has places of its own: registers take constant
+ * indices only, and this loop is not unrolled, which keeps the kernel small. */
+template <class C>
+__device__ __forceinline__ void epilogue_any(const gemm_problem &p, int64_t l, int64_t m, int64_t n, uint32_t stages,
+                                             const kept_columns<C> &kept, const accumulators<C> &acc) {
+    const uint32_t own = stages + threadIdx.x * 16;
+    named_barrier_sync(1, C::MATH_WARPS * 32); /* the other warpgroup's wgmma have read the stages */
+#pragma unroll
+    for (int group = 0; group < C::COLUMN_GROUPS; group++)
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            float v[4];
+            four_columns<C>(v, acc, group, row);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                st_shared(own + (2 * group + row) * C::MATH_WARPS * 512 + i * 4,
+                          __float_as_uint(v[i] * w4a16<C::TYPE>::UNIT));
+        }
+    if (n >= p.n) return;
+    const four_column_epilogue columns(p, n);
+#pragma unroll 1
+    for (int i = 2 * kept.begin; i < 2 * kept.end; i++) {
+        float v[4];
+        ld_shared_v4_f32(own + i * C::MATH_WARPS * 512, v);
+        const int64_t row = m + i / 2 * 8 + i % 2;
+        if (row < p.m) columns.store(p, l, row, v);
+    }
+}
+
+/* The end of a tile: the sum over the cluster, then the rows that this CTA keeps. */
+template <class C>
+__device__ __forceinline__ void finish_tile(const gemm_problem &p, const sm90_nn_schedule &s, const nn_cta<C> &cta,
+                                            const nn_coord &coord, accumulators<C> &acc) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, item = type_bytes(p.out_type);
+    const int64_t m = coord.m + lane % 4 * 2, n = coord.n + warp * 32 + lane / 4 * 4;
+    const int rows = (int)min((int64_t)C::TILE_M, p.m - m);
+    const bool plain = !p.c && !p.bias && coord.n + SM90_NN_TILE_N <= p.n &&
+                       ((uint64_t)p.out | p.out_pitch | p.out_batch) % (4 * item) == 0;
+    char *out = (char *)p.out + coord.l * p.out_batch + m * p.out_pitch + n * item;
+    with_kept_columns<C>(s, cta, [&](const kept_columns<C> &kept) {
+        if (kept.splits > 1) {
+            send_partials<C>(cta, kept, acc);
+            mbarrier_wait_cluster(cta.partials_full(), 0);
+            add_partials<C>(cta, kept, acc);
+        }
+        if (!plain) return;
+        if (p.out_type == OUT_FP16)
+            epilogue_plain<C, OUT_FP16>(p, out, rows, kept, acc);
+        else if (p.out_type == OUT_BF16)
+            epilogue_plain<C, OUT_BF16>(p, out, rows, kept, acc);
+        else
+            epilogue_plain<C, OUT_FP32>(p, out, rows, kept, acc);
+    });
+    if (!plain)
+        epilogue_any<C>(p, coord.l, m, n, cta.base, kept_columns<C>(s.split_k, cta.split_idx, s.inv_split_k), acc);
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm90_nn_schedule &s) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const uint32_t base = shared_address(shared);
-    if (base % 1024) __trap(); /* the swizzle pattern follows absolute addresses */
-
-    /* Concurrent tiles share rows of A and columns of B in L2. */
-    const uint32_t batch = (uint32_t)s.tiles_m * s.tiles_n, in_batch = blockIdx.x % batch;
-    const uint32_t band = in_batch / (SM90_NN_BAND * s.tiles_n), in_band = in_batch % (SM90_NN_BAND * s.tiles_n);
-    const uint32_t width = min((uint32_t)SM90_NN_BAND, s.tiles_m - band * SM90_NN_BAND);
-    const int32_t l = (int32_t)(blockIdx.x / batch), m0 = (int32_t)(band * SM90_NN_BAND + in_band % width) * C::TILE_M,
-                  n0 = (int32_t)(in_band / width) * SM90_NN_TILE_N;
-
-    const tile_loads<C> loads(p, s, l, m0, n0);
-    const int tiles = (int)((p.k + SM90_NN_STAGE_K - 1) / SM90_NN_STAGE_K);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < C::STAGES; i++) mbarrier_init(base + C::FULL_OFFSET + 8 * i, 1);
+    const nn_cta<C> cta(p, s, shared_address(shared));
+    const nn_coord coord = nn_coord::of<C>(s);
+    const int warp = threadIdx.x / 32;
+    if (cta.base % 1024) __trap(); /* the swizzle pattern follows absolute addresses */
+    if (warp == C::MATH_WARPS && elect_one()) {
+        if (p.k > 0) prefetch_tensormap(&s.a), prefetch_tensormap(&s.b);
+        for (int i = 0; i < C::STAGES; i++) {
+            mbarrier_init(cta.full(i), 1 + 32);
+            mbarrier_init(cta.empty(i), 32 * C::MATH_WARPS);
+            mbarrier_init(cta.scales_full(i), 1);
+        }
+        mbarrier_init(cta.partials_full(), 1);
         fence_mbarrier_init();
-        for (int tile = 0; tile < min(tiles, C::AHEAD); tile++)
-            loads.start(base + tile * C::STAGE_BYTES, base + C::FULL_OFFSET + 8 * tile, tile);
+        const kept_columns<C> kept(s.split_k, cta.split_idx, s.inv_split_k);
+        if (s.split_k > 1)
+            mbarrier_arrive_expect_tx(cta.partials_full(),
+                                      (s.split_k - 1) * (kept.end - kept.begin) * C::WGMMAS_M * C::MATH_WARPS * 512);
     }
     __syncthreads();
-
-    /* The lane's byte of row 2t lies in piece 2 * warpgroup + warp / 2 of 16 bytes, at the place of the swizzle. */
-    const uint32_t values_at = C::VALUES_OFFSET + 2 * t * 64 + ((2 * warpgroup + warp / 2) ^ t) * 16 + warp % 2 * 8 + g;
-    const uint32_t scales_at = C::SCALES_OFFSET + warpgroup * 512 + 2 * t * 16;
-    const uint32_t selector = warp | (4 + warp) << 4; /* the warp's byte of two words */
-
-    float d[C::SUMS];
-#pragma unroll
-    for (int i = 0; i < C::SUMS; i++) d[i] = 0.0f;
-    uint32_t a[2][4];
-    pipeline_state<C::STAGES> state;
-    uint32_t next = C::AHEAD; /* index of the stage that loads go to */
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; tile++, state.advance()) {
-        const uint32_t stage = base + state.index * C::STAGE_BYTES;
-        mbarrier_wait(base + C::FULL_OFFSET + 8 * state.index, state.phase);
-        const int k_left = tile == tiles - 1 ? (int)(p.k - (int64_t)tile * SM90_NN_STAGE_K) : SM90_NN_STAGE_K;
-        if (k_left < SM90_NN_STAGE_K && threadIdx.x < 128 && threadIdx.x % 64 >= k_left)
-            st_shared(stage + C::SCALES_OFFSET + threadIdx.x / 64 * 512 + scale_place(threadIdx.x % 64, tile), 0);
-        __syncthreads();
-        if (threadIdx.x == 0 && tile + C::AHEAD < tiles)
-            loads.start(base + next * C::STAGE_BYTES, base + C::FULL_OFFSET + 8 * next, tile + C::AHEAD);
-        next = next + 1 == C::STAGES ? 0 : next + 1;
-        const uint64_t b_descriptor = wgmma_smem_descriptor(stage);
-        const uint32_t scales = stage + scales_at + scale_place(0, tile);
-#pragma unroll
-        for (int step = 0; step < 4; step++) {
-            fragment<C>(stage + values_at, scales, step, selector, a[step % 2]);
-            wgmma_fence();
-            mma_async<C>(d, a[step % 2], b_descriptor + 2 * step);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-        }
+    if (warp >= C::MATH_WARPS) {
+        setmaxnreg_dec<C::PRODUCER_REGISTERS>();
+        const int index = warp - C::MATH_WARPS - 1;
+        if (index < 0 && elect_one()) producer<C>(p, s, cta, coord);
+        if (index >= 0 && index < C::SCALE_WARPS) convert_scales<C>(p, cta, index);
+        __syncwarp();
+        if (s.split_k > 1) barrier_cluster_arrive(), barrier_cluster_wait();
+    } else {
+        setmaxnreg_inc<C::MATH_REGISTERS>();
+        accumulators<C> acc;
+        mainloop<C>(cta, acc);
+        /* Every CTA has initialized its mbarriers, and its stages are free for partial sums. */
+        if (s.split_k > 1) barrier_cluster_arrive(), barrier_cluster_wait();
+        finish_tile<C>(p, s, cta, coord, acc);
     }
-    wgmma_wait_group<0>();
-#pragma unroll
-    for (int i = 0; i < C::SUMS; i++) pin_float(d[i]);
-    const int64_t n = n0 + warpgroup * 64 + warp * 16 + 2 * g, m = (int64_t)m0 + 2 * t;
-    if (n >= p.n) return;
-    if (p.out_type == OUT_FP16)
-        epilogue<C, OUT_FP16>(p, l, m, n, d);
-    else if (p.out_type == OUT_BF16)
-        epilogue<C, OUT_BF16>(p, l, m, n, d);
-    else
-        epilogue<C, OUT_FP32>(p, l, m, n, d);
 }
 
-#define KERNEL(id, tile_m, stages, ctas_per_sm, bf16)                                                                  \
-    extern "C" __global__ void __launch_bounds__(SM90_NN_THREADS, ctas_per_sm)                                         \
+#define KERNEL(id, tile_m, stages, bf16)                                                                               \
+    extern "C" __global__ void __launch_bounds__(SM90_NN_THREADS, 1)                                                   \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_nn_schedule s) {               \
         gemm<config<(bf16) ? OUT_BF16 : OUT_FP16, tile_m, stages>>(p, s);                                              \
     }

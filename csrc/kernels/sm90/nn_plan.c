@@ -1,14 +1,13 @@
-/* A . B for many rows: one CTA a tile, without split-K. For few rows sm80/nn.cu, which splits it, is faster. Scales are
- * 128x4, and tensor maps describe the values of both operands. */
+/* A . B by wgmma, split along the sum over clusters where tiles leave SMs idle. Scales are 128x4, and tensor maps
+ * describe the values of both operands. */
 #include "kernels/sm90/plan.h"
 
 typedef struct nn_config {
-    int32_t kernel, tile_m, stages, ctas_per_sm, type;
+    int32_t kernel, tile_m, stages, type;
 } nn_config;
 
 static const nn_config configs[] = {
-#define X(id, tile_m, stages, ctas_per_sm, bf16)                                                                       \
-    {KERNEL_##id, tile_m, stages, ctas_per_sm, (bf16) ? OUT_BF16 : OUT_FP16},
+#define X(id, tile_m, stages, bf16) {KERNEL_##id, tile_m, stages, (bf16) ? OUT_BF16 : OUT_FP16},
     SM90_NN_CONFIGS(X)
 #undef X
 };
@@ -17,43 +16,58 @@ typedef struct nn_tiling {
     int32_t tiles_m, tiles_n;
 } nn_tiling;
 
-/* CTAs that an SM holds together share its tensor cores, and hide each other's waits. */
+/* Partial sums that a CTA receives. */
+static double partials_bytes(const nn_config *c, int32_t split_k) {
+    return (double)((split_k - 1) * ceil_div(c->tile_m / 8, split_k) * SM90_NN_TILE_N * 8 * (int64_t)sizeof(float));
+}
+
+/* tiles: of all batches. */
 static double modelled_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const nn_config *c,
-                          int64_t grid) {
-    const int64_t ctas = ceil_div(grid, props->sm_count), together = min_int(ctas, c->ctas_per_sm);
+                          int64_t tiles, int32_t split_k) {
     const double wgmma = SM90_NN_TILE_N / 64 * (SM90_NN_STAGE_K / 16) * (c->tile_m / 2.0);
-    const double stage = max_double((double)together * (wgmma * m->nn_loss + m->nn_stage_clocks), m->nn_least_clocks);
-    const double stages = (double)(ceil_div(ctas, c->ctas_per_sm) * ceil_div(t->k, SM90_NN_STAGE_K));
-    const double stored = (double)ctas * c->tile_m * SM90_NN_TILE_N * t->output_bytes / m->nn_store_b_clk;
-    const double loss = c->type == OUT_BF16 ? m->bf16_loss : 1.0;
-    return m->nn_fixed_us + loss * sm90_clocks_us(m, stages * stage + stored);
+    const double decode = m->nn_decode_clocks * (c->type == OUT_BF16 ? m->nn_bf16_loss : 1.0);
+    const double stages = (double)ceil_div(ceil_div(t->k, SM90_NN_STAGE_K), split_k);
+    const double rows = (double)min_int(t->m, c->tile_m);
+    const double stored = rows * SM90_NN_TILE_N * t->output_bytes / split_k / m->nn_store_b_clk;
+    const double exchange = split_k > 1 ? sm90_exchange_time_us(m, split_k, partials_bytes(c, split_k)) : 0.0;
+    const double tile = sm90_clocks_us(m, stages * (decode + wgmma * m->nn_hidden_mma) + stored) + exchange;
+    const int64_t rounds = ceil_div(tiles, sm90_ctas_that_fit(props->sm_count, split_k) / split_k);
+    const double m_k = (double)t->m * (double)t->k, m_n = (double)t->m * (double)t->n,
+                 n_k = (double)t->n * (double)t->k;
+    const double bytes = (double)t->l * (m_k * 2.0 + m_n * t->output_bytes + n_k * SM90_RAW_BYTES);
+    return m->nn_fixed_us + max_double((double)rounds * tile, sm90_memory_us(m, bytes, 0.0));
 }
 
 int32_t sm90_nn_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                            gemm_candidate *out) {
     int32_t count = 0;
     if (t->scale_layout != SCALES_128X4 || !t->tma_values) return 0;
+    const int64_t stages = ceil_div(t->k, SM90_NN_STAGE_K);
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const nn_config *c = &configs[i];
         if (c->type != t->a_type || sm90_kernel_shared_bytes(c->kernel) > props->shared_per_block) continue;
         const nn_tiling tiling = {.tiles_m = (int32_t)ceil_div(t->m, c->tile_m),
                                   .tiles_n = (int32_t)ceil_div(t->n, SM90_NN_TILE_N)};
         const int64_t tiles = (int64_t)tiling.tiles_m * tiling.tiles_n;
-        if (tiles > INT32_MAX / (SM90_NN_BAND * t->l)) continue;
-        out[count] = (gemm_candidate){
-            .modelled_us = modelled_us(model, props, t, c, tiles * t->l),
-            .name = sm90_kernel_name(c->kernel),
-            .reason = "many rows, which use each decoded value often: arithmetic takes longest",
-            .grid = tiles * t->l,
-            .family = NVFP4_BACKEND_SM90,
-            .kernel = c->kernel,
-            .split_k = 1,
-            .tile_m = c->tile_m,
-            .tile_n = SM90_NN_TILE_N,
-            .tile_k = SM90_NN_STAGE_K,
-            .stages = c->stages,
-        };
-        memcpy(out[count++].tiling.bytes, &tiling, sizeof tiling);
+        if (tiles > INT32_MAX / SM90_NN_MAX_SPLIT / (SM90_NN_BAND * t->l)) continue;
+        for (int32_t split_k = 1; split_k <= SM90_NN_MAX_SPLIT; split_k++) {
+            if (split_k > 1 && split_k > stages) break;
+            out[count] = (gemm_candidate){
+                .modelled_us = modelled_us(model, props, t, c, tiles * t->l, split_k),
+                .name = sm90_kernel_name(c->kernel),
+                .reason = split_k > 1 ? "wgmma; split along the sum over a cluster so that more SMs have work"
+                                      : "wgmma; its tiles fill the SMs",
+                .grid = tiles * t->l * split_k,
+                .family = NVFP4_BACKEND_SM90,
+                .kernel = c->kernel,
+                .split_k = split_k,
+                .tile_m = c->tile_m,
+                .tile_n = SM90_NN_TILE_N,
+                .tile_k = SM90_NN_STAGE_K,
+                .stages = c->stages,
+            };
+            memcpy(out[count++].tiling.bytes, &tiling, sizeof tiling);
+        }
     }
     return count;
 }
@@ -81,7 +95,7 @@ static tensor_layout b_layout(const gemm_problem *p, int64_t batches) {
         .dims = {(uint64_t)p->n / 2, (uint64_t)p->k, (uint64_t)batches},
         .strides = {tensor_stride(p->k, p->b_pitch), tensor_stride(batches, p->b_batch)},
         .box = {SM90_NN_TILE_N / 2, SM90_NN_STAGE_K, 1},
-        .swizzle = SM90_NN_TILE_N / 2,
+        .swizzle = 128,
     };
 }
 
@@ -90,12 +104,15 @@ void sm90_nn_build(const gemm_problem *p, const gemm_candidate *c, launch_plan *
     nn_tiling tiling;
     memcpy(&tiling, c->tiling.bytes, sizeof tiling);
     launch_step *step = add_step(out, c->kernel, c->grid, sm90_kernel_shared_bytes(c->kernel));
+    if (c->split_k > 1) step->cluster = c->split_k;
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_nn_schedule *s = add_param(out, step, sizeof *s);
     *s = (sm90_nn_schedule){.a_batches = (int32_t)a_batches,
                             .b_batches = (int32_t)b_batches,
                             .tiles_m = tiling.tiles_m,
-                            .tiles_n = tiling.tiles_n};
+                            .tiles_n = tiling.tiles_n,
+                            .split_k = c->split_k,
+                            .inv_split_k = (uint32_t)ceil_div((int64_t)1 << 31, c->split_k)};
     if (p->k == 0) return;                                  /* nothing is loaded */
     const int32_t rows = (int32_t)min_int(p->m, c->tile_m); /* TMA takes some 10 clocks to fill one with zeros */
     const tensor_layout a = a_layout(p, a_batches, rows), b = b_layout(p, b_batches);

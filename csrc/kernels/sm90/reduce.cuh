@@ -1,5 +1,5 @@
-/* Sums the accumulators of CTAs that share an output tile of sm90/gemm.cu. The order of the additions depends on the
- * schedule alone, so equal calls give equal bits.
+/* Sums the accumulators of CTAs that share an output tile of sm90/gemm.cu, or of sm90/nn.cu by split-K. The order of
+ * the additions depends on the schedule alone, so equal calls give equal bits.
  *
  *   split-K    The CTAs of a cluster have a range of K each. A CTA keeps some groups of 8 columns of the tile. It sends
  *              the other columns with st.async to the CTAs that keep them, in wgmma's register layout, and adds what it
@@ -37,8 +37,8 @@ template <class C> struct kept_columns {
 
 /* Calls `function` with the columns that this CTA keeps. For 1 and 2 splits they are compile-time constants: the loops
  * over groups unroll without branches, and their latencies overlap. */
-template <class C, class F>
-__device__ __forceinline__ void with_kept_columns(const sm90_schedule &s, const cta_context<C> &cta, F function) {
+template <class C, class S, class CTA, class F>
+__device__ __forceinline__ void with_kept_columns(const S &s, const CTA &cta, F function) {
     if constexpr (C::COLUMN_GROUPS >= 4) {
         if (s.split_k == 1) return function(kept_columns<C>(1, 0, 1u << 31));
         if (s.split_k == 2 && cta.split_idx == 0) return function(kept_columns<C>(2, 0, 1u << 30));
@@ -70,9 +70,8 @@ __device__ __forceinline__ void add_shared(float *to, uint32_t from) {
 
 /* Sends each other CTA the partial sums of the columns that the receiver keeps, the next CTA first, so that not all
  * send to the same. */
-template <class C>
-__device__ __forceinline__ void send_partials(const cta_context<C> &cta, const kept_columns<C> &kept,
-                                              const accumulators<C> &acc) {
+template <class C, class CTA>
+__device__ __forceinline__ void send_partials(const CTA &cta, const kept_columns<C> &kept, const accumulators<C> &acc) {
     partials_layout<C> layout(kept);
 #pragma unroll 1
     for (int offset = 1; offset < kept.splits; offset++) {
@@ -96,9 +95,8 @@ __device__ __forceinline__ void send_partials(const cta_context<C> &cta, const k
 
 /* Adds the partial sums of the other CTAs to the CTA's own, in the order of the split indices. So its own come first,
  * after the fix-up if there is one. */
-template <class C>
-__device__ __forceinline__ void add_partials(const cta_context<C> &cta, const kept_columns<C> &kept,
-                                             accumulators<C> &acc) {
+template <class C, class CTA>
+__device__ __forceinline__ void add_partials(const CTA &cta, const kept_columns<C> &kept, accumulators<C> &acc) {
     partials_layout<C> layout(kept);
 #pragma unroll 1
     for (int from = 0; from < kept.splits; from++) {

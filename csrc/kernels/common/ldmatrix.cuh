@@ -1,0 +1,16 @@
+/* ldmatrix (PTX ISA 9.0, 9.7.14.5.15): 8x8 matrices of 16-bit values from shared memory to a warp's registers. */
+#ifndef NVFP4_COMMON_LDMATRIX_CUH
+#define NVFP4_COMMON_LDMATRIX_CUH
+
+#include <stdint.h>
+
+/* Four matrices, transposed: lane 8i + r gives the address of row r of matrix i, 16 bytes. Lane 4g + t gets of each
+ * matrix column g of rows 2t (low half) and 2t + 1. */
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t from, uint32_t (&v)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+#endif
