@@ -75,7 +75,10 @@ FAMILIES = {
     "sm90_gemv": Family(("kernels/sm90/gemv.cu",), sm90("gemv")),
     "sm90_skinny": Family(("kernels/sm90/skinny.cu",), sm90("skinny")),
     "sm90_prefill": Family(("kernels/sm90/prefill.cu",), sm90("prefill")),
-    "sm90_nn": Family(("kernels/sm90/nn.cu",), (on("sm_90", "api/test_transpose_b.py"), *guarded("sm_90"))),
+    "sm90_nn": Family(
+        ("kernels/sm90/nn.cu",),
+        (("kernels/test_sm90_nn.py",), on("sm_90", "api/test_transpose_b.py"), *guarded("sm_90")),
+    ),
     "sm100": Family(
         ("kernels/sm100/gemm.cu", "kernels/sm100/epilogue.cuh", "kernels/sm100/schedule.cuh"),
         (

@@ -1,4 +1,5 @@
-"""Mutations of csrc/kernels/sm90/gemm.cu, reduce.cuh, schedule.cuh and dequant.cu there, and which tool finds each."""
+"""Mutations of csrc/kernels/sm90/gemm.cu, reduce.cuh, schedule.cuh and dequant.cu there, and which tool finds each.
+Those of nn.cu are in nn_mutations.py."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from harness import verify
 from harness.launch import Generator
 from harness.mutations import Mutation, controls_of, mutation
 from sm90.gemm import Product, StreamK
+from sm90.nn_mutations import NN_MUTATIONS
 from sm90.operands import FAMILY, dequant_ptx
 from sm90.prefill import PrefillProduct
 from sm90.schedules import Launch
@@ -436,6 +438,7 @@ MUTATIONS = [
     ),
     mutation("dequant: one scale for a lane's rows", MANY, "scale[i * scale_step]", "scale[0]", found_by="emulator"),
     mutation("dequant: no griddepcontrol.wait", MANY, "    griddepcontrol_wait();\n", "", found_by="emulator"),
+    *NN_MUTATIONS,
 ]
 CONTROLS = controls_of(MUTATIONS)
 CONTROL_SEEDS = 4  # timings, in an ordinary run
