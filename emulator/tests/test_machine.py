@@ -217,7 +217,7 @@ def test_a_grid_that_does_not_trigger_is_waited_for() -> None:
 
 STEAL = """
 setp.eq.u32 %p0, %t, 0; mov.u32 %r0, %ctaid.x; mov.u32 %r5, 0;
-@%p0 mbarrier.init.shared.b64 [%smem+16], 1;
+@%p0 mbarrier.init.shared.b64 [%smem+16], 1; fence.mbarrier_init.release.cluster;
 @!%p0 bra GO; atom.global.add.u32 %r1, [%a1], 1; GO: bar.sync 0;
 WORK:
 mul.wide.u32 %d0, %r0, 4; add.u64 %d0, %d0, %a0; @%p0 red.global.add.u32 [%d0], 1;
@@ -432,5 +432,6 @@ elect.sync _|%p0, -1;
 POLL: mbarrier.try_wait.parity.shared.b64 %p1, [%smem+64], 0; @!%p1 bra POLL;
 """.replace(
     "mbarrier.init.shared.b64 [%smem+64], 32;",
-    "elect.sync _|%p0, -1; @%p0 mbarrier.init.shared.b64 [%smem+64], 32; bar.sync 0;",
+    "elect.sync _|%p0, -1; @%p0 mbarrier.init.shared.b64 [%smem+64], 32;"
+    "fence.mbarrier_init.release.cluster; bar.sync 0;",
 )

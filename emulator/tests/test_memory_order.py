@@ -123,6 +123,7 @@ def test_global_writes_reach_the_async_proxy_by_a_fence() -> None:
   setp.ne.u32 %p0, %t, 0;
   @%p0 bra WRITE;
   mbarrier.init.shared.b64 [%smem+1024], 1;
+  fence.mbarrier_init.release.cluster;
 WRITE:
   bar.sync 0;
   setp.ge.u32 %p1, %t, 96;

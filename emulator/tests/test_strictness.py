@@ -252,3 +252,77 @@ $behind:
     said = message(body, block=64, grid=2, cluster=2)
     assert "arrived, of CTA 0: warps 0-1; CTA 1: warps 0)" in said
     assert re.search(r"barrier 3: .*1 of 2 warps have arrived \(1\)", said)
+
+
+# CTAs 0 and 1 initialise a barrier each and meet; then a thread signals the own barrier, or the other CTA's at %r1.
+SIGNALLED = """
+  mov.u32 %r0, %cluster_ctarank;
+  xor.b32 %r0, %r0, 1;
+  mapa.shared::cluster.u32 %r1, %smem, %r0;
+  setp.eq.u32 %p0, %t, 0;
+  setp.eq.u32 %p1, %t, 33;
+  @%p0 mbarrier.init.shared::cta.b64 [%smem], 1;
+  {fence}
+  barrier.cluster.arrive.{order}.aligned;
+  barrier.cluster.wait.acquire.aligned;
+  {late}
+  @%p1 bra SIGNAL;
+  bra WAIT;
+SIGNAL:
+  {signal}
+WAIT:
+  mbarrier.try_wait.parity.shared::cta.b64 %p2, [%smem], 0;
+  @!%p2 bra WAIT;
+  barrier.cluster.arrive.aligned;
+  barrier.cluster.wait.aligned;
+"""
+EXPECT = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%smem], 16;"
+# by the async proxy
+COPY = EXPECT + "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%smem+64], [%a0], 16, [%smem];"
+COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%smem];"
+MULTICAST = (
+    "mov.u16 %h1, 1; shl.b16 %h0, %h1, %r0;"
+    "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%smem], %h0;"
+)
+CANCEL = EXPECT + (
+    "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%smem+64], [%smem];"
+)
+# by a thread of the other CTA
+ARRIVE = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];"
+STORE = """
+  mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r1], 4;
+  add.u32 %r2, %r1, 64;
+  st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r2], %t, [%r1];
+"""
+
+
+@pytest.mark.parametrize(
+    ("fence", "order", "late", "copies", "arrivals"),
+    [
+        ("@%p0 fence.mbarrier_init.release.cluster;", "relaxed", "", True, True),
+        ("@%p0 fence.proxy.async.shared::cta;", "relaxed", "", True, True),
+        ("@%p0 fence.acq_rel.cluster;", "relaxed", "", False, True),
+        ("@%p0 fence.acq_rel.cta;", "relaxed", "", False, False),
+        ("", "release", "", False, True),
+        ("", "relaxed", "", False, False),
+        ("@%p1 fence.mbarrier_init.release.cluster;", "relaxed", "", False, False),  # by a thread of another warp,
+        ("@!%p0 fence.mbarrier_init.release.cluster;", "relaxed", "", False, False),  # by every thread but that one
+        ("", "relaxed", "@%p1 fence.mbarrier_init.release.cluster;", False, False),
+        ("", "release", "@%p1 fence.proxy.async;", True, True),  # which has synchronised with it
+    ],
+)
+@pytest.mark.parametrize("signal", [COPY, COMMIT, MULTICAST, CANCEL, ARRIVE, STORE])
+def test_init_must_be_visible_to_what_signals(
+    fence: str, order: str, late: str, copies: bool, arrivals: bool, signal: str
+) -> None:
+    body = SIGNALLED.format(fence=fence, order=order, late=late, signal=signal)
+    by_thread = signal in (ARRIVE, STORE)
+    whose = "other CTAs" if by_thread else "the async proxy"
+    line = module(entry(body), "sm_100").split("mbarrier.init")[0].count("\n") + 1
+    for seed in range(4):
+        got = message(body, "sm_100", seed, block=64, grid=2, cluster=2)
+        if arrivals if by_thread else copies:
+            assert got == ""
+        else:
+            assert f"mbarrier.init (line {line}) visible to {whose}" in got
+        assert message(body, "sm_100", seed, fences="hardware", block=64, grid=2, cluster=2) == ""

@@ -75,7 +75,7 @@ def test_counts_and_bytes(tmp_path: Path) -> None:
 
 COPIES = """
 elect.sync _|%p0, -1; @!%p0 bra WAIT;
-mbarrier.init.shared.b64 [%smem+1024], 1;
+mbarrier.init.shared.b64 [%smem+1024], 1; fence.mbarrier_init.release.cluster;
 mbarrier.arrive.expect_tx.shared.b64 _, [%smem+1024], 768;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%smem], [%a0], 256, [%smem+1024];
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%smem+256], [%a0+256], 512, [%smem+1024];

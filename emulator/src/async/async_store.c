@@ -70,7 +70,7 @@ static void value_targets(warp *w, const instr *in, uint32_t lane, value_store *
               "the same CTA",
               to->rank, v->signal->rank);
     check_shared(w, in, to, offset, v->op.bytes, (uint32_t)v->op.bytes, "the destination");
-    mbarrier_check(w, in, v->signal, v->barrier);
+    mbarrier_check_view(w, in, (int)lane, v->signal, v->barrier, VIEW_CLUSTER);
     v->op.touches[0] = to;
 }
 

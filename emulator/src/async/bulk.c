@@ -41,7 +41,7 @@ int load_targets(warp *w, const instr *in, uint32_t lane, const address_operand 
         t->at = at;
         t->barrier = signal_at;
         check_shared(w, in, t->to, at, bytes, align, "the destination");
-        mbarrier_check(w, in, t->signal, signal_at);
+        mbarrier_check_view(w, in, (int)lane, t->signal, signal_at, VIEW_ASYNC);
         mbarrier_guard(w, in, t->to, at, bytes);
     }
     return count;

@@ -2,7 +2,10 @@
  * try_wait, pending_count, and the functions through which asynchronous operations signal.
  *
  * The content of a barrier's eight bytes is not documented. The state is kept in a table of the CTA, by offset; the
- * bytes in shared memory do not change. A state token is phase << 32 | pending count. */
+ * bytes in shared memory do not change. A state token is phase << 32 | pending count.
+ *
+ * mbarrier.init is a thread's write: with FENCES_TEXT, threads of other CTAs may use the barrier after a release at
+ * cluster scope, and asynchronous operations signal it after fence.mbarrier_init or fence.proxy.async. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -27,12 +30,18 @@ typedef struct {
     int64_t tx_expected, tx_completed; /* of this phase */
     uint32_t arrivals;
     arrival history[HISTORY];
+    const instr *init; /* what initialised it, */
+    const warp *init_by;
+    uint32_t init_lane;
+    uint64_t init_time; /* turn */
+    mbarrier_view view; /* who may signal it */
 } barrier;
 
 /* Open addressing with linear probing. */
 struct mbarrier {
     uint32_t capacity, used; /* a power of two, at least twice `used` */
     uint32_t low, high;      /* every barrier lies in here */
+    uint32_t hidden;         /* barriers that the async proxy may not signal yet */
     async_queue *remote;     /* arrivals of other CTAs that are under way; NULL: there was none yet */
     barrier places[];
 };
@@ -69,6 +78,7 @@ static barrier *add(cta *c, uint32_t offset) {
             t->used = old->used;
             t->low = old->low;
             t->high = old->high;
+            t->hidden = old->hidden;
             t->remote = old->remote;
             for (uint32_t i = 0; i < old->capacity; i++)
                 if (old->places[i].offset) *place_for(t, old->places[i].offset) = old->places[i];
@@ -80,6 +90,7 @@ static barrier *add(cta *c, uint32_t offset) {
     if (offset < t->low) t->low = offset;
     if (offset + BARRIER_BYTES > t->high) t->high = offset + BARRIER_BYTES;
     t->used++;
+    t->hidden++;
     barrier *b = place_for(t, offset);
     b->offset = offset;
     return b;
@@ -89,6 +100,7 @@ static void take_away(cta *c, barrier *b) {
     mbarrier *t = c->mbarriers;
     uint32_t mask = t->capacity - 1, hole = (uint32_t)(b - t->places);
     t->used--;
+    t->hidden -= b->view != VIEW_ASYNC;
     /* Those behind that probed across the hole move into it. */
     for (uint32_t i = (hole + 1) & mask; t->places[i].offset; i = (i + 1) & mask) {
         uint32_t home = home_of(t, t->places[i].offset);
@@ -134,6 +146,33 @@ static barrier *need_barrier(warp *w, const instr *in, int lane, cta *c, uint32_
 
 void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset) {
     need_barrier(w, in, -1, c, offset);
+}
+
+void mbarrier_check_view(warp *w, const instr *in, int lane, cta *c, uint32_t offset, mbarrier_view view) {
+    const barrier *b = need_barrier(w, in, lane, c, offset);
+    if (b->view < view && machine_of(w)->fences == FENCES_TEXT)
+        fault(w, in, lane,
+              "signals the mbarrier at shared address 0x%x of CTA %u of the cluster, but nothing has made its "
+              "mbarrier.init (line %d) visible to %s: fence.mbarrier_init must follow it",
+              shown(c, offset), c->rank, b->init->line, view == VIEW_ASYNC ? "the async proxy" : "other CTAs");
+}
+
+static void publish(const warp *w, uint32_t lanes, const cta *c, mbarrier_view view, uint64_t others_until) {
+    mbarrier *t = c->mbarriers;
+    for (uint32_t i = 0; t && t->hidden && i < t->capacity; i++) {
+        barrier *b = &t->places[i];
+        if (!b->offset || b->view >= view) continue;
+        int own = b->init_by == w && lanes >> b->init_lane & 1;
+        if (!own && b->init_time > others_until) continue;
+        b->view = view;
+        t->hidden -= view == VIEW_ASYNC;
+    }
+}
+
+void mbarrier_publish(const warp *w, uint32_t lanes, mbarrier_view view, uint64_t others_until) {
+    const cluster *all = w->cta->cluster;
+    for (int rank = 0; rank < all->size; rank++)
+        if (all->ctas[rank]) publish(w, lanes, all->ctas[rank], view, others_until);
 }
 
 static void end_overwritten(warp *w, const instr *in, cta *c, barrier *b) {
@@ -309,9 +348,13 @@ static run_result run_init(warp *w, const instr *in, uint32_t lanes) {
             remark_once(machine_of(w), "mbarrier initialised again",
                         "%s, line %d: initialises the mbarrier at shared address 0x%x again without mbarrier.inval",
                         function_title(c->grid->launch.entry->function), in->line, shown(c, offset));
-        else
-            b = add(c, offset);
-        *b = (barrier){.offset = offset, .pending = count, .expected = count};
+        if (b) take_away(c, b);
+        b = add(c, offset);
+        b->pending = b->expected = count;
+        b->init = in;
+        b->init_by = w;
+        b->init_lane = lane;
+        b->init_time = machine_of(w)->now;
         machine_progress(machine_of(w));
     }
     return RUN_NEXT;
@@ -332,6 +375,7 @@ static run_result run_tx(warp *w, const instr *in, uint32_t lanes) {
     FOR_LANES(lane, lanes) {
         uint32_t offset;
         cta *c = barrier_at(w, in, lane, &offset);
+        if (c != w->cta) mbarrier_check_view(w, in, (int)lane, c, offset, VIEW_CLUSTER);
         barrier *b = need_barrier(w, in, (int)lane, c, offset);
         int64_t bytes = r32(w, o->count)[lane];
         add_tx(w, in, (int)lane, c, b, o->expect ? bytes : -bytes);
@@ -365,7 +409,7 @@ static void remote_release(async_op *op) {
 static void arrive_remotely(warp *w, const instr *in, uint32_t lane, cta *c, uint32_t offset, uint32_t operand) {
     if (!c->live_warps)
         fault(w, in, (int)lane, "arrives at an mbarrier of CTA %u of the cluster, which has exited", c->rank);
-    need_barrier(w, in, (int)lane, c, offset);
+    mbarrier_check_view(w, in, (int)lane, c, offset, VIEW_CLUSTER);
     mbarrier *t = c->mbarriers;
     if (!t->remote) t->remote = calloc(1, sizeof *t->remote);
     remote_arrival *a = calloc(1, sizeof *a);

@@ -190,6 +190,7 @@ static run_result run_cluster_arrive(warp *w, const instr *in, uint32_t lanes) {
     w->cluster_arrived |= lanes;
     FOR_LANES(lane, lanes) w->cluster_phase[lane] = k->barrier_phase;
     k->barrier_arrived += (uint32_t)__builtin_popcount(lanes);
+    if (!in->mode) mbarrier_publish(w, lanes, VIEW_CLUSTER, w->sync_time);
     machine_progress(machine_of(w));
     cluster_complete(k);
     return RUN_NEXT;
@@ -217,7 +218,7 @@ static int decode_cluster_barrier(decoder *d) {
     if (action < 0) reject(d, "one of .arrive and .wait is missing");
     if (action == 0) {
         static const char *const orders[] = {"release", "relaxed", NULL};
-        take_one_of(d, orders);
+        d->in->mode = take_one_of(d, orders) == 1; /* relaxed */
     } else {
         take(d, "acquire");
     }

@@ -127,7 +127,7 @@ static void release_delivery(async_op *op) {
 
 static void start_delivery(warp *w, const instr *in, response *r, cta *to, uint32_t at, uint32_t barrier) {
     check_shared(w, in, to, at, RESPONSE_BYTES, RESPONSE_BYTES, "the response");
-    mbarrier_check(w, in, to, barrier);
+    mbarrier_check_view(w, in, -1, to, barrier, VIEW_ASYNC);
     mbarrier_guard(w, in, to, at, RESPONSE_BYTES);
     delivery *v = calloc(1, sizeof *v);
     if (!v) abort();

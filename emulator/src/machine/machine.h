@@ -472,6 +472,13 @@ void mbarrier_add_pending(warp *w, const instr *in, cta *c, uint32_t offset, uin
  * there is none; memory.c calls it for threads' stores. */
 void mbarrier_guard(warp *w, const instr *in, cta *c, uint32_t offset, uint32_t bytes);
 void mbarrier_check(warp *w, const instr *in, cta *c, uint32_t offset); /* at issue: there is one */
+/* To whom a fence or barrier has made mbarrier.init visible, beyond the CTA's threads: nobody, threads of the cluster,
+ * the async proxy too. */
+typedef enum { VIEW_CTA, VIEW_CLUSTER, VIEW_ASYNC } mbarrier_view;
+/* At issue: there is one, and with FENCES_TEXT who signals has that view of it. */
+void mbarrier_check_view(warp *w, const instr *in, int lane, cta *c, uint32_t offset, mbarrier_view view);
+/* By these lanes: of what they have initialised, and of what others had until that turn. */
+void mbarrier_publish(const warp *w, uint32_t lanes, mbarrier_view view, uint64_t others_until);
 int mbarrier_held(const cta *c, uint32_t offset); /* an operation should not signal now: somebody would miss it */
 void mbarrier_describe(const cta *c, uint32_t offset, char *out, size_t size); /* for the deadlock's report */
 

@@ -7,11 +7,22 @@
 
 /* ---- fences ---- */
 
-enum { FENCE_ACQUIRES = 1, FENCE_PUBLISHES_SHARED = 2, FENCE_PUBLISHES_GLOBAL = 4 };
+enum {
+    FENCE_ACQUIRES = 1,
+    FENCE_PUBLISHES_SHARED = 2,
+    FENCE_PUBLISHES_GLOBAL = 4,
+    FENCE_RELEASES_CLUSTER = 8, /* to the other CTAs */
+    FENCE_MBARRIER_INIT = 16
+};
 
 static run_result run_fence(warp *w, const instr *in, uint32_t lanes) {
     if (in->mode & FENCE_ACQUIRES) w->sync_time = machine_of(w)->now;
-    if (in->mode & FENCE_PUBLISHES_SHARED) publish_to_async_proxy(w, lanes);
+    if (in->mode & FENCE_PUBLISHES_SHARED) {
+        publish_to_async_proxy(w, lanes);
+        mbarrier_publish(w, lanes, VIEW_ASYNC, w->sync_time);
+    }
+    if (in->mode & FENCE_RELEASES_CLUSTER) mbarrier_publish(w, lanes, VIEW_CLUSTER, w->sync_time);
+    if (in->mode & FENCE_MBARRIER_INIT) mbarrier_publish(w, lanes, VIEW_ASYNC, 0);
     if (in->mode & FENCE_PUBLISHES_GLOBAL) publish_global_to_async_proxy(w, lanes);
     return RUN_NEXT;
 }
@@ -77,16 +88,18 @@ int decode_fence(decoder *d) {
     }
     if (d->statement->opcode[0] == 'm') {
         static const char *const levels[] = {"cta", "gl", "sys", NULL};
-        if (take_one_of(d, levels) < 0) reject(d, "a level (.cta, .gl, .sys) is missing");
-        in->mode = FENCE_ACQUIRES;
+        int level = take_one_of(d, levels);
+        if (level < 0) reject(d, "a level (.cta, .gl, .sys) is missing");
+        in->mode = FENCE_ACQUIRES | (level ? FENCE_RELEASES_CLUSTER : 0);
         return 1;
     }
     if (take(d, "mbarrier_init")) {
         need(d, "release");
         need(d, "cluster");
+        in->mode = FENCE_MBARRIER_INIT;
         return 1;
     }
-    int kind = take_one_of(d, kinds);
+    int kind = take_one_of(d, kinds), scope = 0;
     if (take(d, "sync_restrict::shared::cluster")) {
         if (kind != 2) reject(d, ".sync_restrict::shared::cluster needs .acquire");
         need(d, "cluster");
@@ -94,8 +107,8 @@ int decode_fence(decoder *d) {
         if (kind != 3) reject(d, ".sync_restrict::shared::cta needs .release");
         need(d, "cluster");
     } else
-        take_scope(d, 1);
-    in->mode = kind == 3 ? 0 : FENCE_ACQUIRES;
+        scope = take_scope(d, 1);
+    in->mode = (kind == 3 ? 0 : FENCE_ACQUIRES) | (kind != 2 && scope > 0 ? FENCE_RELEASES_CLUSTER : 0);
     return 1;
 }
 

@@ -36,9 +36,11 @@ void take_cache_hints(decoder *d, int policy) {
     if (take(d, "L2::cache_hint")) source(d, policy, TYPE_B64);
 }
 
-void take_scope(decoder *d, int needed) {
+int take_scope(decoder *d, int needed) {
     static const char *const scopes[] = {"cta", "cluster", "gpu", "sys", NULL};
-    if (take_one_of(d, scopes) < 0 && needed) reject(d, "a scope (.cta, .cluster, .gpu, .sys) is missing");
+    int scope = take_one_of(d, scopes);
+    if (scope < 0 && needed) reject(d, "a scope (.cta, .cluster, .gpu, .sys) is missing");
+    return scope;
 }
 
 static ptx_type transfer_type(decoder *d, transfer *t) {

@@ -95,7 +95,10 @@ static run_result run_commit(warp *w, const instr *in, uint32_t lanes) {
             fault(w, in, (int)lane, "the mask of CTAs 0x%x names some that the cluster of %d has not", mask,
                   target->cluster->size);
         if (!mask) continue;
-        if (!x->multicast) mbarrier_check(w, in, target, offset);
+        FOR_LANES(rank, mask) {
+            cta *c = target->cluster->ctas[rank];
+            if (c->live_warps) mbarrier_check_view(w, in, (int)lane, c, offset, VIEW_ASYNC);
+        }
         core_commit *c = calloc(1, sizeof *c);
         if (!c) abort();
         c->op.step = step_commit;

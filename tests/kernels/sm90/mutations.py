@@ -384,7 +384,7 @@ MUTATIONS = [
         "    __syncthreads();\n}\n\ntemplate <class C> __device__ __forceinline__ void gemm(",
         "}\n\ntemplate <class C> __device__ __forceinline__ void gemm(",
     ),
-    mutation("start: no fence after mbarrier.init", SPLIT, "        fence_mbarrier_init();\n", "", found_by="nobody"),
+    mutation("start: no fence after mbarrier.init", SPLIT, "        fence_mbarrier_init();\n", "", found_by="emulator"),
     mutation(
         "split-K: wait for partials at CTA scope",
         SPLIT,
