@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 
 import numpy
@@ -311,6 +312,45 @@ def test_pairs_meet_before_they_allocate() -> None:
         emulator.set("fences", fences)
         with pytest.raises(EmulatorError, match=message) if message else nullcontext():
             emulator.launch(kernel, grid=2, cluster=2, shared=64, args=[emulator.empty(2, numpy.uint32)])
+
+
+OF_FIRST = "setp.eq.u32 %p0, %r4, 0;\n"
+FLAG = "add.u64 %rd2, %rd0, 8;\n"
+
+
+def test_a_dealloc_of_a_pair_need_not_wait() -> None:
+    """CTA 1 deallocates when CTA 0 says that it has done so: an ordered program may not rely on either."""
+    told = (
+        OF_FIRST
+        + FLAG
+        + ALLOC
+        + "@%p0 bra OWN;\nPOLL: ld.relaxed.gpu.global.u32 %r5, [%rd2];\n"
+        + "setp.eq.u32 %p1, %r5, 0;\n@%p1 bra POLL;\nOWN:\n"
+        + DEALLOC
+        + "mov.u32 %r5, 1;\n@%p0 st.relaxed.gpu.global.u32 [%rd2], %r5;\n"
+    )
+    ended = {"text": set(), "hardware": set()}
+    for seed, fences in itertools.product(range(12), ended):
+        emulator = Emulator("sm_100", seed=seed, fences=fences)
+        text = HEADER + ALLOCATE.format(columns=64, body=MEET + told.replace("{group}", "2"))
+        result = emulator.array(numpy.zeros(4, numpy.uint32))
+        try:
+            emulator.launch(emulator.load(text)["allocate"], grid=2, cluster=2, shared=64, args=[result])
+            ended[fences].add("both")
+        except EmulatorError as fault:
+            assert "deadlock" in str(fault)
+            ended[fences].add("neither")
+    assert ended == {"text": {"both", "neither"}, "hardware": {"neither"}}
+
+
+def test_a_pair_deallocates_the_same() -> None:
+    two = ALLOC + "mov.u32 %r11, %r1;\n" + ALLOC + OF_FIRST + "@!%p0 bra SECOND;\n"
+    swapped = "mov.u32 %r12, %r1;\nmov.u32 %r1, %r11;\nmov.u32 %r11, %r12;\nSECOND:\n"
+    rest = DEALLOC + "mov.u32 %r1, %r11;\n" + DEALLOC
+    for seed in range(6):
+        allocate(two + "SECOND:\n" + rest, 64, group=2, grid=2, seed=seed)
+        with pytest.raises(EmulatorError, match="CTAs of the pair must do the same, but this one does dealloc"):
+            allocate(two + swapped + rest, 64, group=2, grid=2, seed=seed)
 
 
 def test_programs_that_never_wait() -> None:

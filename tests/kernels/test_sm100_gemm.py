@@ -16,8 +16,11 @@ from conftest import one_in
 from emulate import Emulator
 from harness.headers import Config
 from harness.launch import chain, check_chain, load, ptx_of, timing
+from harness.mutations import SEEDS as MANY_SEEDS
+from harness.mutations import emulate, mutation
 from harness.values import FP16, FP32
 from sm100.gemm import CONFIGS, Product, cluster, mma_tile_m, splits, tmem_base
+from sm100.schedules import Launch
 
 import nvfp4
 
@@ -104,6 +107,12 @@ def test_back_to_back_calls(name: str, random: numpy.random.Generator) -> None:
             call.launch(module, config, False, split, wait=False)
         emulator.synchronize()
         check_chain(calls)
+
+
+def test_a_pair_ends_together() -> None:
+    """One stage: the CTA that is done first waits for the other one, whose commits may still arrive."""
+    launch = Launch("sm100_gemm_256x64", "pair, one stage", 64, 256, 1)
+    assert not emulate(mutation("unchanged", launch), launch.ptx(), MANY_SEEDS)
 
 
 def test_back_to_back_calls_of_different_kernels(random: numpy.random.Generator) -> None:

@@ -440,7 +440,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 
     tcgen05_fence_before_thread_sync();
     __syncthreads();
-    if (C::CTA_GROUP == 2) { /* until the other CTA's commits and arrivals have completed */
+    if (C::CTA_GROUP == 2) { /* until the other CTA's commits have completed and its accumulators are read */
         barrier_cluster_arrive_relaxed();
         barrier_cluster_wait();
     }

@@ -275,22 +275,34 @@ static int manage(warp *w, const instr *in, tensor_core *core, struct tmem_meeti
     return 1;
 }
 
-/* cta_group::2: one warp of each CTA takes part; the first waits for the second. 0: it waits. */
+/* cta_group::2: one warp of each CTA takes part; the first waits for the second. 0: it waits. The ISA says that a
+ * dealloc may wait, not that it does: with FENCES_TEXT half of them free the own CTA's columns and go on. */
 static int meet(warp *w, const instr *in, tensor_core *core, struct tmem_meeting *wanted) {
     static const char *const names[] = {"alloc", "dealloc", "relinquish_alloc_permit"};
     int index = tensor_core_index(w->cta);
     struct tmem_meeting *own = &core->meetings[index], *other = &core->meetings[!index];
-    if (own->by && own->by != w) return 0;
-    if (!own->by) *own = *wanted;
+    int other_waits = other->by && !other->done && !other->alone;
+    if (own->by && (own->by != w || own->alone)) return 0;
+    if (!own->by) {
+        *own = *wanted;
+        own->alone = own->what == TMEM_DEALLOC && machine_of(w)->fences == FENCES_TEXT && !other_waits &&
+                     (other->alone || machine_below(machine_of(w), 2));
+    }
     if (!own->done) {
-        if (!other->by || other->done) return 0;
-        if (own->what != other->what || own->columns != other->columns ||
-            (own->what == TMEM_DEALLOC && own->column != other->column))
+        int other_came = other_waits || other->alone;
+        if (!other_came && !own->alone) return 0;
+        if (other_came && (own->what != other->what || own->columns != other->columns ||
+                           (own->what == TMEM_DEALLOC && own->column != other->column)))
             fault(w, in, -1,
                   "the CTAs of the pair must do the same, but this one does %s (%u columns, address 0x%x) and CTA %u "
                   "%s (%u columns, address 0x%x) in line %d",
                   names[own->what], own->columns, own->column, other->by->cta->rank, names[other->what], other->columns,
                   other->column, other->in->line);
+        if (own->alone) {
+            give_columns(w->cta, own->column);
+            if (other->alone) *own = *other = (struct tmem_meeting){0};
+            return 1;
+        }
         if (!manage(w, in, core, own)) return 0;
         other->column = own->column;
         own->done = other->done = 1;

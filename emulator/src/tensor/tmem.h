@@ -101,6 +101,7 @@ typedef struct tensor_core {
         tmem_management what;
         uint32_t columns, column;
         int done;
+        int alone; /* a dealloc that has not waited: the peer's is still due */
     } meetings[2];
 } tensor_core;
 

@@ -193,7 +193,6 @@ MUTATIONS = [
         PAIR,
         "    if (C::CTA_GROUP == 2) { /*",
         "    if (false) { /*",
-        found_by="verifier",
     ),
     mutation(
         "pair: expect_tx of one CTA",
