@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -386,3 +388,62 @@ def test_errors_of_others_keep_their_words() -> None:
     x = torch.zeros(4, 16).as_subclass(Broken)
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="words of the subclass"):
         pool.submit(nvfp4.quantize, x).result()
+
+
+# ---- streams ----
+
+# A torch without CUDA gets tensors that say cuda:0, in host memory, and a libtorch_cuda.so with one function.
+ON_STREAM = """
+import ctypes, torch
+torch.cuda._lazy_init = lambda: None
+tensor_in = ctypes.pythonapi.PyCapsule_GetPointer
+tensor_in.restype, tensor_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+def on_gpu(x):
+    capsule = torch.utils.dlpack.to_dlpack(x)
+    device = (ctypes.c_int32 * 2).from_address(tensor_in(capsule, b"dltensor") + 8)
+    device[:] = 2, 0
+    return torch._C._from_dlpack(capsule)
+library = torch.library.Library("aten", "IMPL", "CUDA")
+empty = lambda size, stride, dtype=None, **options: on_gpu(torch.empty_strided(size, stride, dtype=dtype))
+library.impl("empty_strided", empty)
+cuda = ctypes.CDLL({cuda!r})
+import nvfp4
+ops = torch.ops.nvfp4
+def zeros(*shape, dtype=torch.uint8): return on_gpu(torch.zeros(shape, dtype=dtype))
+none, x, one = zeros(0), zeros(5, 64, dtype=torch.float32), zeros(64, dtype=torch.float32)
+a, scale, linear, auto = zeros(5, 32), zeros(128, 4), zeros(5, 4), ("128x4", "auto", 0)
+products = a, a, scale, scale, none, none, none, 1.0, 0.0, *auto
+packed, gates = (zeros(5, 32), zeros(512)), zeros(5, 128, dtype=torch.float32)
+calls = {{
+    "gemm": lambda: ops.gemm(*products, torch.float32),
+    "gemm_out": lambda: ops.gemm_out(*products, zeros(5, 5, dtype=torch.float16)),
+    "quantize": lambda: ops.quantize(x, none, 1.0, "128x4"),
+    "dequantize": lambda: ops.dequantize(a, scale, none, 1.0, "128x4", torch.float16),
+    "rms_norm_quantize": lambda: ops.rms_norm_quantize(x, one, none, none, 1.0, 1e-5, "128x4"),
+    "rms_norm_quantize_out": lambda: ops.rms_norm_quantize_out(x, one, none, none, 1.0, 1e-5, "128x4", *packed),
+    "silu_mul_quantize": lambda: ops.silu_mul_quantize(gates, none, 1.0, "128x4"),
+    "silu_mul_quantize_out": lambda: ops.silu_mul_quantize_out(gates, none, 1.0, "128x4", *packed),
+    "amax_scale": lambda: ops.amax_scale(x, "amax6"),
+    "swizzle": lambda: ops.swizzle(linear),
+    "unswizzle": lambda: ops.unswizzle(scale, 5, 4),
+}}
+for i, (name, call) in enumerate(calls.items()):
+    ctypes.c_void_p.in_dll(cuda, "stream").value = 0x5000 + i
+    call()
+    print(name)
+"""
+
+
+@pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="torch's own CUDA tensors are on its own streams")
+def test_launches_are_on_torchs_current_stream(fake_driver: Path, tmp_path: Path) -> None:
+    """Of every operator, on a libcuda that runs nothing."""
+    source, cuda, log = tmp_path / "cuda.c", tmp_path / "libtorch_cuda.so", tmp_path / "log"
+    function = "int aoti_torch_get_current_cuda_stream(int device, void **out) { *out = stream; return device; }"
+    source.write_text(f"void *stream;\n{function}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", "-o", cuda, source], check=True)
+    environment = {**os.environ, "NVFP4_LIBCUDA": str(fake_driver), "FAKE_LOG": str(log)}
+    done = python("-c", ON_STREAM.format(cuda=str(cuda)), env=environment)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in log.read_text().splitlines() if line.startswith("nvfp4_")]
+    assert {int(row[4], 0) for row in rows} == {0x5000 + i for i in range(len(done.stdout.splitlines()))}
