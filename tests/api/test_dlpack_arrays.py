@@ -230,6 +230,9 @@ def test_host_results_outlive_what_made_them(arrays: list[np.ndarray], monkeypat
         assert bytes(np.asarray(memory).tobytes()) == expected.tobytes(), name
     monkeypatch.setattr(library, "from_dlpack", lambda x: x.__dlpack__() and None)
     assert nvfp4.gemm(*(Array(x) for x in arrays)) is None
+    monkeypatch.setattr(library, "from_dlpack", type)
+    with pytest.raises(TypeError, match="cannot create 'nvfp4._C.host_result' instances"):
+        nvfp4.gemm(*(Array(x) for x in arrays))()
 
 
 # ---- on a GPU ----

@@ -653,7 +653,19 @@ static void check_choices(void) {
     }
 }
 
+/* Clusters of 2, 3 ... 8 CTAs that ran at once on an H200, and numbers that did not (model.h). */
+static void check_clusters(void) {
+    static const int64_t ran[] = {66, 36, 28, 18, 16, 1, 1}, did_not[] = {67, 40, 32, 23, 18, 16, 16};
+    for (int32_t i = 0; i < (int32_t)COUNT(ran); i++) {
+        const int64_t ctas = sm90_ctas_that_fit(132, 2 + i);
+        snprintf(about, sizeof about, "clusters of %d", 2 + i);
+        expect(ctas % (2 + i) == 0 && ctas >= ran[i] * (2 + i), "what has run at once fits");
+        expect(ctas < did_not[i] * (2 + i), "what has not does not fit");
+    }
+}
+
 int main(void) {
+    check_clusters();
     check_kernels();
     check_choices();
     check_rejections();
