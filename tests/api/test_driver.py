@@ -132,6 +132,10 @@ def test_library_named_in_another_encoding() -> None:
 def test_shape_of_no_tensor(fake_driver: Path) -> None:
     said = run("nvfp4.info(2**30, 2**30, 64, 2**30, backend='sm80')", fake_driver)
     assert said == "shape: M, N, L are 1073741824, 1073741824, 1073741824; their product must be at most 2^60"
+    with pytest.raises(nvfp4.Error, match="^shape: M, N, L are 1073741824, 1073741824, 1; their product must be"):
+        nvfp4.info(2**30, 2**30, 16)
+    with pytest.raises(nvfp4.Error, match="^shape: M, K, L are 1073741824, 1073741824, 1; their product must be"):
+        nvfp4.info(2**30, 16, 2**30, a_dtype="float16", transpose_b=False)
 
 
 def test_failure_to_open_is_said_again() -> None:

@@ -661,11 +661,20 @@ static void test_concurrency(int64_t m) {
 
 /* test_cpu [SEED [SHAPES]]: fewer shapes for a sanitizer or an emulator. NVFP4_TEST_FORK=0: qemu-user 7.2 cannot fork a
  * process of several threads. */
+static void test_choice(void) {
+    cpu_isa isa;
+    if (getenv("NVFP4_CPU")) return;
+    check(cpu_isa_detect(&isa) == NVFP4_OK && cpu_isa_usable(isa), "the chosen kernel runs here");
+    for (int better = isa + 1; better < CPU_ISA_COUNT; better++)
+        check(!cpu_isa_usable((cpu_isa)better), "no better kernel runs here");
+}
+
 int main(int count, char **arguments) {
     int shapes = count > 2 ? atoi(arguments[2]) : 150;
     const int few = shapes < 10; /* under a sanitizer, which takes five times as long */
     state = count > 1 ? strtoull(arguments[1], NULL, 0) : (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)state);
+    test_choice();
     test_numbers();
     for (int table_is_a = 0; table_is_a < 2; table_is_a++) {
         test_decoding(4096, 1, table_is_a, VALUES_E2M1);

@@ -154,8 +154,7 @@ static const float global_scales[] = {0x1.3p-48f, 0x1.7p-48f, 0x1p-48f, 0x1.fp48
                                       1e-45f,     1e-38f,     3e38f,    0.0f,      -0.0f,     -1.0f,
                                       INFINITY,   -INFINITY,  NAN,      77.0f,     0.37f,     1.0f};
 
-static void test_operations(int64_t rows, int64_t k, int layout, int type) {
-    float g = below(2) ? (float)(1 + below(1000)) / 3000.0f : global_scales[below(18)];
+static void test_operations(int64_t rows, int64_t k, int layout, int type, float g) {
     int weight_type = OUT_FP16 + (int)below(3);
     char *weight = filled((size_t)k * 4);
     for (int64_t i = 0; i < k; i += 16) draw_block(weight + i * type_size(weight_type), weight_type, 1.0f);
@@ -243,12 +242,13 @@ int main(int argc, char **argv) {
     for (int i = 0; i < shapes * (full ? 10 : 3); i++) {
         int64_t k = 16 * (1 + below(below(4) ? 40 : 300));
         test_operations(i % 6 ? 1 + below(4) : sizes[below(12)], i % 6 ? k : 16 * (1 + below(20)), i % 2,
-                        OUT_FP16 + i % 3);
+                        OUT_FP16 + i % 3, below(2) ? (float)(1 + below(1000)) / 3000.0f : global_scales[below(18)]);
     }
     for (int type = OUT_FP16; type <= OUT_BF16; type++)
         for (int i = 0; i < (full ? 400 : 4); i++)
             test_patterns(type, bits_float((uint32_t)(127 + below(60) - 30) << 23 | (uint32_t)below(1 << 23)),
                           full ? (uint16_t)(i * 79) : (uint16_t)below(0x7F80));
+    test_operations(3, 176, SCALES_LINEAR, OUT_FP32, INFINITY); /* whose NaN have bits of their own */
     for (int exponent = -40; exponent <= 40; exponent += 20) test_hard_divisor(exponent);
     for (int i = 0; i < 4 * shapes; i++) test_swizzle(i % 2 ? sizes[below(12)] : 1 + below(700), 1 + below(90));
     printf("%d passed, %d failed\n", passed, failed);
