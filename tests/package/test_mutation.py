@@ -64,6 +64,35 @@ def test_operators(suffix: str, tmp_path: Path) -> None:
         assert text != SOURCE and len(text) == len(SOURCE) - len(one.before) + len(one.after)
 
 
+def test_a_key_is_that_of_the_change() -> None:
+    """Not of what else the file has; equal lines, and a part that a line has twice, differ."""
+    from mutant import Mutant
+
+    old = b"a = b + b;\nx();\na = b + b;\nx();\n"
+    places = [(start, line) for line, begin in ((1, 4), (3, 20)) for start in (begin, begin + 4)]
+    all_b = [Mutant("f.c", start, start + 1, line, "name exchanged", "b", "c") for start, line in places]
+    assert all(one.apply(old) != old for one in all_b) and len({one.key(old) for one in all_b}) == 4
+    new = b"int y;\n" + old + b"more();\n"
+    for one in all_b[1:]:
+        assert one.moved(old, old) == one
+        if one.line == 3:
+            there = one.moved(old, new)
+            assert there is not None and (there.line, there.start) == (4, one.start + 7)
+    assert all_b[2].moved(old, old.replace(b"x", b"y")) is None
+
+
+def test_recorded_mutants_have_one_key_each() -> None:
+    with (ROOT / "docs/proof/mutants.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["key"] for row in rows}) == len(rows)
+    assert {row["verdict with the tests added"] for row in rows} == {"killed", "survived", "equivalent", "broken"}
+    found = sum(row["verdict with the tests added"] == "killed" for row in rows)
+    first = sum(row["first verdict"] == "killed" for row in rows)
+    of = sum(row["first verdict"] in ("killed", "survived") for row in rows)
+    text = " ".join((ROOT / "docs/kernels.md").read_text(encoding="utf-8").split())
+    assert f"Of {of} that change a result" in text and f"{first} were found" in text and f"{found} after tests" in text
+
+
 def test_every_source_is_mutated() -> None:
     from families import FAMILIES
 

@@ -1,8 +1,10 @@
 """Mutates the sources and asks whether the tests notice.
 
-    python tools/mutation draw --seed 1 --count 60 --output sample.json [FAMILY ...]
-    python tools/mutation run sample.json --results results.csv --jobs 2 [--start-within 120]
+    python tools/mutation draw --seed 1 --count 60 --output sample.json [--at COMMIT] [FAMILY ...]
+    python tools/mutation run sample.json --results results.csv --jobs 2 [--start-within 120] [--known other.csv]
     python tools/mutation report results.csv
+
+docs/proof/mutants.csv goes on with `draw --seed 2026 --at ee3e6a3` and `run --known docs/proof/mutants.csv`.
 
 `draw` needs tree-sitter, `run` what the tests need (both: `pip install ".[test]"`), nvcc and gcc. A sample is a list of
 mutants: of each family, an operator is drawn first and then a place for it, so that rare operators are represented.
@@ -10,18 +12,18 @@ It holds three times the count, since some do not compile and some change no mac
 of a family are decided. A list written by hand serves as well: objects with family, file, before (which occurs once in
 the file) and after.
 
-`run` stops at the first test that fails. A mutant that is in the results with the same text is not run again.
+`run` stops at the first test that fails. A mutant that is in the results is not run again (`Mutant.key`).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
 import json
 import math
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -45,14 +47,14 @@ DECIDED = ("killed", "survived")
 # ---- draw
 
 
-def draw(families: Sequence[str], seed: str, count: int) -> Iterator[dict[str, object]]:
+def draw(families: Sequence[str], seed: str, count: int, root: Path) -> Iterator[dict[str, object]]:
     from mutators import mutants_of
 
     for family in families:
         generator = random.Random(f"{seed} {family}")
         by_operator: dict[str, list[Mutant]] = defaultdict(list)
-        for file in FAMILIES[family].sources(ROOT):
-            for one in mutants_of(ROOT, file):
+        for file in FAMILIES[family].sources(root):
+            for one in mutants_of(root, file):
                 by_operator[one.operator].append(one)
         for _ in range(3 * count):
             if not by_operator:
@@ -62,6 +64,19 @@ def draw(families: Sequence[str], seed: str, count: int) -> Iterator[dict[str, o
             yield {"family": family, "count": count} | asdict(places.pop(generator.randrange(len(places))))
             if not places:
                 del by_operator[operator]
+
+
+def draw_at(commit: str, families: Sequence[str], seed: str, count: int) -> Iterator[dict[str, object]]:
+    """Of the sources of a commit, what these sources still have."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(["git", "archive", commit, "csrc"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        for one in draw(families, seed, count, Path(folder)):
+            mutant = Mutant.of(one)
+            old, new = Path(folder, mutant.file), ROOT / mutant.file
+            moved = mutant.moved(old.read_bytes(), new.read_bytes()) if new.exists() else None
+            if moved:
+                yield one | asdict(moved)
 
 
 def by_hand(one: dict[str, object]) -> Mutant:
@@ -79,6 +94,11 @@ def by_hand(one: dict[str, object]) -> Mutant:
 # ---- run
 
 
+def verdicts_in(results: Path) -> dict[str, str]:
+    with results.open(newline="") as file:
+        return {row["key"]: row.get("verdict") or row["verdict with the tests added"] for row in csv.DictReader(file)}
+
+
 class Run:
     """The mutants of a list, in its order, by several workers."""
 
@@ -88,13 +108,14 @@ class Run:
         self.lock = threading.Lock()
         self.end = time.monotonic() + arguments.start_within if arguments.start_within else math.inf
         self.results = Path(arguments.results)
-        self.known: dict[str, dict[str, str]] = {}
+        self.known: dict[str, str] = {}  # verdicts by key
         if self.results.exists():
-            with self.results.open(newline="") as file:
-                self.known = {row["key"]: row for row in csv.DictReader(file)}
+            self.known = verdicts_in(self.results)
         else:
             with self.results.open("w", newline="") as file:
                 csv.DictWriter(file, COLUMNS).writeheader()
+        for other in arguments.known:
+            self.known |= verdicts_in(Path(other))
         self.decided: dict[str, int] = defaultdict(int)
         self.begun: dict[str, int] = defaultdict(int)
         given = json.loads(Path(arguments.mutants).read_text())
@@ -114,13 +135,12 @@ class Run:
                     place += 1
                     continue
                 del self.todo[place]
-                text = mutant.apply((ROOT / mutant.file).read_bytes())
-                key = hashlib.sha256(f"{mutant.file}\0".encode() + text).hexdigest()[:16]
+                key = mutant.key((ROOT / mutant.file).read_bytes())
                 known = self.known.get(key)
-                if known is None or (self.arguments.again and known["verdict"] == "survived"):
+                if known is None or (self.arguments.again and known == "survived"):
                     self.begun[family] += 1
                     return one, mutant, key
-                self.decided[family] += known["verdict"] in DECIDED
+                self.decided[family] += known in DECIDED
         return None
 
     def record(self, one: dict[str, object], mutant: Mutant, key: str, result: dict[str, object]) -> None:
@@ -249,11 +269,13 @@ def main() -> None:
     drawing.add_argument("family", nargs="*", choices=[[], *FAMILIES], help="of these families; default: all")
     drawing.add_argument("--seed", default="0", help="of the draw")
     drawing.add_argument("--count", type=int, default=60, help="mutants of a family that have to be decided")
+    drawing.add_argument("--at", help="of the sources of this commit, as far as they are the same")
     drawing.add_argument("--output", required=True, help="the list, JSON")
     running = commands.add_parser("run", help="build and test the mutants of a list")
     running.add_argument("mutants", help="the list, JSON")
     running.add_argument("family", nargs="*", help="only mutants of these families")
     running.add_argument("--results", required=True, help="CSV that rows are added to")
+    running.add_argument("--known", action="append", default=[], help="CSV of other results, not to be run again")
     running.add_argument("--jobs", type=int, default=0, help="mutants at a time; default: one a core")
     running.add_argument("--seconds", type=float, default=240.0, help="for one pytest command; longer counts as killed")
     running.add_argument("--start-within", type=float, default=0.0, help="begin no mutant after so many seconds")
@@ -267,7 +289,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "draw":
         names = arguments.family or list(FAMILIES)
-        Path(arguments.output).write_text(json.dumps(list(draw(names, arguments.seed, arguments.count)), indent=1))
+        of = names, arguments.seed, arguments.count
+        drawn = draw_at(arguments.at, *of) if arguments.at else draw(*of, ROOT)
+        Path(arguments.output).write_text(json.dumps(list(drawn), indent=1))
     elif arguments.command == "run":
         Run(arguments).go()
     else:

@@ -180,7 +180,7 @@ FAMILIES = {
         ("bindings/*/*.c", "bindings/*.c"),
         (
             ("api/test_binding.py", "api/test_torch_abi.py"),
-            ("api/test_torch_ops.py", "api/test_custom_kernel.py"),
+            ("api/test_torch_ops.py", "api/test_custom_kernel.py", "api/test_dlpack_arrays.py"),
             ("api/test_fuzz.py", "api/test_graphs.py", "api/test_reference.py", "api/test_model.py"),
             ("api/test_driver.py", "plan/test_choice.py", "plan/test_tune.py", "package/test_cli.py"),
             ("api/test_guarded.py", "-k", "cpu"),
@@ -194,6 +194,7 @@ FAMILIES = {
             C_CORE,
             ("api/test_guarded.py", "-k", "sm_80 or sm_90 or sm_100"),
             ("kernels/test_dump.py", "kernels/test_emulated.py", "-k", "dump or check_runs"),
+            ("kernels/test_watchdog.py",),
             one_of_each_kind("sm_90", "sm90"),
         ),
     ),

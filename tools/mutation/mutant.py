@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import hashlib
+import re
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,23 @@ class Mutant:
     @property
     def name(self) -> str:
         return f"{self.file}:{self.line} {self.operator}"
+
+    def key(self, text: bytes) -> str:
+        """What it changes, whatever else changes in the file: of its line, the one before, and equal pairs above."""
+        begin = text.rfind(b"\n", 0, self.start) + 1
+        end = text.find(b"\n", self.start)
+        pair = text[text.rfind(b"\n", 0, max(0, begin - 1)) + 1 : end if end >= 0 else len(text)]
+        parts = [self.file, pair, text[:begin].count(b"\n" + pair), self.start - begin, self.before, self.after]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    def moved(self, old: bytes, new: bytes) -> Mutant | None:
+        """The same in another version of the file, if that has it."""
+        for found in re.finditer(re.escape(self.before.encode()), new):
+            line = new[: found.start()].count(b"\n") + 1
+            other = replace(self, start=found.start(), end=found.end(), line=line)
+            if other.key(new) == self.key(old):
+                return other
+        return None
 
     def apply(self, text: bytes) -> bytes:
         assert text[self.start : self.end].decode() == self.before, f"{self.name}: the file has changed"
