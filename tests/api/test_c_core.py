@@ -47,7 +47,7 @@ class Build:
 BUILDS = {
     "native": Build("gcc", ["-O3"], 100),
     "sanitized": Build(
-        "gcc", ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 24 if FULL else 6
+        "gcc", ["-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 24 if FULL else 6
     ),
     "aarch64": Build("aarch64-linux-gnu-gcc", ["-O3"], 12, ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
 }

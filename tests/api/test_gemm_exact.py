@@ -31,7 +31,7 @@ def test_enough_cases() -> None:
     assert max(case.k for case in CASES) <= ragged.LIMIT
 
 
-@pytest.mark.parametrize("case", one_in(6 if is_emulated() else 1, CASES), ids=str)
+@pytest.mark.parametrize("case", one_in(9 if is_emulated() else 1, CASES), ids=str)
 def test_equal_bits(case: ragged.Case, backend: Backend) -> None:
     if not ragged.takes(case, backend.name):
         pytest.skip("the backend has no kernel for this A and layout")

@@ -57,8 +57,10 @@ def test_no_memory_descriptor_is_odd(tmp_path: Path) -> None:
         sass.output_of("cuobjdump", "-xelf", "all", "kernels.fatbin", folder=folder)
         for cubin in folder.glob("*sm_90*.cubin"):
             code = sass.output_of("nvdisasm", "-c", str(cubin))
-            found += len(re.findall(r"desc\[UR\d+\]", code))
-            assert not re.findall(r".*desc\[UR\d*[13579]\].*", code)[:3]
+            numbers = re.findall(r"desc\[UR(\d+)\]", code)
+            found += len(numbers)
+            odd = {f"desc[UR{number}]" for number in numbers if int(number) % 2}
+            assert not odd, [line for line in code.splitlines() if any(one in line for one in odd)][:3]
     assert found
 
 

@@ -76,7 +76,7 @@ NN_MUTATIONS = [
         ("fragments overwritten while wgmma read them", WRAP, "emulator", WAIT_GROUP, WAIT_GROUP.replace("1", "2")),
         ("no fence before wgmma", WRAP, "emulator", "            wgmma_fence();\n", ""),
         ("no wait for the last wgmma", WRAP, "emulator", "    wgmma_wait_group<0>();\n", ""),
-        ("mbarriers not fenced", WRAP, "nobody", "        fence_mbarrier_init();\n", ""),
+        ("mbarriers not fenced", WRAP, "emulator", "        fence_mbarrier_init();\n", ""),
         (
             "partial sums sent before the stages are free",
             LATE,
