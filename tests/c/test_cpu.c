@@ -659,8 +659,6 @@ static void test_concurrency(int64_t m) {
     side_free(a), side_free(b);
 }
 
-/* test_cpu [SEED [SHAPES]]: fewer shapes for a sanitizer or an emulator. NVFP4_TEST_FORK=0: qemu-user 7.2 cannot fork a
- * process of several threads. */
 static void test_choice(void) {
     cpu_isa isa;
     if (getenv("NVFP4_CPU")) return;
@@ -669,6 +667,8 @@ static void test_choice(void) {
         check(!cpu_isa_usable((cpu_isa)better), "no better kernel runs here");
 }
 
+/* test_cpu [SEED [SHAPES]]: fewer shapes for a sanitizer or an emulator. NVFP4_TEST_FORK=0: qemu-user 7.2 cannot fork a
+ * process of several threads. */
 int main(int count, char **arguments) {
     int shapes = count > 2 ? atoi(arguments[2]) : 150;
     const int few = shapes < 10; /* under a sanitizer, which takes five times as long */

@@ -230,11 +230,6 @@ int32_t sm90_gemm_candidates(const sm90_model *model, const device_props *props,
     return count;
 }
 
-/* The multiplier of a division (CUTLASS: FastDivmod): x * f >> 31 is x / d where x * d is below 2^31. */
-static uint32_t reciprocal(int32_t d) {
-    return (uint32_t)ceil_div((int64_t)1 << 31, d);
-}
-
 /* Where the workers' partial tiles and flags lie, `behind` the dequantized mma_b. The pre-pass clears the flags. */
 static void build_streamk(const gemm_config *config, const gemm_tiling *tiling, int32_t split_k, uint8_t *behind,
                           sm90_dequant_schedule *dequant, sm90_schedule *s) {
@@ -244,8 +239,8 @@ static void build_streamk(const gemm_config *config, const gemm_tiling *tiling, 
     s->worker_clusters = streamk->worker_clusters;
     s->streamk_stages = streamk->streamk_stages;
     s->worker_stages = streamk->worker_stages;
-    s->inv_streamk_stages = reciprocal(streamk->streamk_stages);
-    s->inv_worker_stages = reciprocal(streamk->worker_stages);
+    s->inv_streamk_stages = sm90_reciprocal(streamk->streamk_stages);
+    s->inv_worker_stages = sm90_reciprocal(streamk->worker_stages);
     s->partial_tiles = behind;
     s->fixup_flags = (uint32_t *)(behind + partial_tiles_bytes(config, tiling, split_k));
     dequant->flags = streamk->worker_clusters * split_k;
@@ -297,7 +292,7 @@ void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gem
         .swap_ab = c->swap_ab,
         .partials_in_stages = tiling.partials_in_stages,
         .preload_stages = dequant || constant_mma_a ? SM90_PRELOAD_STAGES : 0,
-        .inv_split_k = reciprocal(c->split_k),
+        .inv_split_k = sm90_reciprocal(c->split_k),
     };
     if (config->streamk) build_streamk(config, &tiling, c->split_k, behind, dequant, s);
     if (p->k == 0) return;

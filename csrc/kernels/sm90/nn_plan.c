@@ -112,7 +112,7 @@ void sm90_nn_build(const gemm_problem *p, const gemm_candidate *c, launch_plan *
                             .tiles_m = tiling.tiles_m,
                             .tiles_n = tiling.tiles_n,
                             .split_k = c->split_k,
-                            .inv_split_k = (uint32_t)ceil_div((int64_t)1 << 31, c->split_k)};
+                            .inv_split_k = sm90_reciprocal(c->split_k)};
     if (p->k == 0) return;                                  /* nothing is loaded */
     const int32_t rows = (int32_t)min_int(p->m, c->tile_m); /* TMA takes some 10 clocks to fill one with zeros */
     const tensor_layout a = a_layout(p, a_batches, rows), b = b_layout(p, b_batches);

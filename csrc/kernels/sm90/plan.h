@@ -41,6 +41,11 @@ enum {
     SM90_KERNELS
 };
 
+/* The multiplier of a division (CUTLASS: FastDivmod): x * f >> 31 is x / d where x * d is below 2^31. */
+static inline uint32_t sm90_reciprocal(int32_t d) {
+    return (uint32_t)ceil_div((int64_t)1 << 31, d);
+}
+
 /* Each kind of kernel lists its candidates and builds their launches, as a gemm_family does. */
 int32_t sm90_gemm_batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                   gemm_candidate *out);

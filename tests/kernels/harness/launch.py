@@ -115,7 +115,6 @@ class Product:
     ) -> None:
         self.emulator, self.m, self.n, self.k, self.l, self.linear = emulator, m, n, k, l, linear
         self.pitch = pitch or k // 2
-        self.out_type, self.item = out_type, 4 if out_type == FP32 else 2
         self.data, self.scales, self.arrays = [], [], []
         for rows in (m, n):
             data = generator.integers(0, 256, (l, rows, self.pitch), numpy.uint8)
@@ -126,8 +125,13 @@ class Product:
             self.scales.append(scales)
             placed = scales if linear else swizzle_scales(scales)
             self.arrays += [emulator.array(data), emulator.array(placed if placed.size else numpy.zeros(1, "u1"))]
-        self.out_pitch = (n * self.item // out_align + 2) * out_align  # guard bytes behind each row
-        self.out = emulator.empty((l, m, self.out_pitch), numpy.uint8)
+        self.place_result(out_type, out_align)
+
+    def place_result(self, out_type: int, out_align: int) -> None:
+        """Makes the result, [L, M, N], and no term of the epilogue."""
+        self.out_type, self.item = out_type, 4 if out_type == FP32 else 2
+        self.out_pitch = (self.n * self.item // out_align + 2) * out_align  # guard bytes behind each row
+        self.out = self.emulator.empty((self.l, self.m, self.out_pitch), numpy.uint8)
         self.add: Product | None = None  # whose result is c, with beta = 1
         self.shared: int | None = None  # the operand, 0 or 1, that all batches share
         self.extras: dict[str, float] = {}  # other fields of the problem

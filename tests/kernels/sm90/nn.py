@@ -28,15 +28,11 @@ class Product(launch.Product):
         out_type: int = FP32, out_align: int = 16,
     ) -> None:  # fmt: skip
         self.emulator, self.config, self.m, self.n, self.k, self.l = emulator, config, m, n, k, l
-        self.out_type, self.item = out_type, 4 if out_type == FP32 else 2
         self.a_type = BF16 if config.bf16 else FP16
         self.a = generator.integers(-12, 13, (l, m, k)) / 2
         self.codes = generator.integers(0, 256, (l, k, n // 2), numpy.uint8)
         self.scales = generator.choice(INTEGER_SCALES, (l, k, n // 16))
-        self.out_pitch = (n * self.item // out_align + 2) * out_align
-        self.out = emulator.empty((l, m, self.out_pitch), numpy.uint8)
-        self.shared, self.add, self.extras, self.kept = None, None, {}, {}
-        self.alpha, self.added = 1.0, 0.0
+        self.place_result(out_type, out_align)
 
     def place(self) -> None:
         """Copies the operands to the device."""

@@ -1,4 +1,4 @@
-"""Mutations of csrc/kernels/sm90/nn.cu and of the sums of a cluster in reduce.cuh, and which tool finds each."""
+"""Mutations of csrc/kernels/sm90/nn.cu and of the sums of a cluster in reduce.cuh, all of which the emulator finds."""
 
 from __future__ import annotations
 
@@ -23,75 +23,68 @@ ARRIVE_SCALES = "        mbarrier_arrive(cta.full(state.index));\n"
 BYTES = "        mbarrier_arrive_expect_tx(full, bytes);\n"
 
 NN_MUTATIONS = [
-    mutation(f"nn: {name}", launch, *edits, found_by=found_by)
-    for name, launch, found_by, *edits in (
-        ("no wait on empty", WRAP, "emulator", WAIT_EMPTY, ""),
-        ("phase parity of empty flipped", WRAP, "emulator", WAIT_EMPTY, WAIT_EMPTY.replace(" ^ 1", "")),
-        ("expect_tx 16 bytes short", WRAP, "emulator", BYTES, BYTES.replace("bytes)", "bytes - 16)")),
+    mutation(f"nn: {name}", launch, *edits, found_by="emulator")
+    for name, launch, *edits in (
+        ("no wait on empty", WRAP, WAIT_EMPTY, ""),
+        ("phase parity of empty flipped", WRAP, WAIT_EMPTY, WAIT_EMPTY.replace(" ^ 1", "")),
+        ("expect_tx 16 bytes short", WRAP, BYTES, BYTES.replace("bytes)", "bytes - 16)")),
         (
             "scales expect half their bytes",
             WRAP,
-            "emulator",
             "expect_tx(scales_full, groups * 512)",
             "expect_tx(scales_full, groups * 256)",
         ),
-        ("no wait for scales", WRAP, "emulator", WAIT_SCALES, ""),
+        ("no wait for scales", WRAP, WAIT_SCALES, ""),
         (
             "a scale warp skips phases of its barriers",
             EVEN,
-            "emulator",
             "SCALE_WARPS = 2",
             "SCALE_WARPS = 3",
             "STAGES % SCALE_WARPS == 0",
             "STAGES > 0",
         ),
-        ("full expects a lane too few", WRAP, "emulator", "cta.full(i), 1 + 32)", "cta.full(i), 1 + 31)"),
+        ("full expects a lane too few", WRAP, "cta.full(i), 1 + 32)", "cta.full(i), 1 + 31)"),
         (
             "scales arrive before they are converted",
             WRAP,
-            "emulator",
             ARRIVE_SCALES,
             "",
             WAIT_SCALES,
             WAIT_SCALES + ARRIVE_SCALES,
         ),
-        ("scales past K kept", TAIL, "emulator", "left >= 2 ? 0x7F7F : left == 1 ? 0x7F : 0", "0x7F7F"),
-        ("second scale of a lane past K kept", TAIL, "emulator", "left >= 2 ?", "left >= 1 ?"),
-        ("no wait on full", WRAP, "emulator", WAIT_FULL, ""),
+        ("scales past K kept", TAIL, "left >= 2 ? 0x7F7F : left == 1 ? 0x7F : 0", "0x7F7F"),
+        ("second scale of a lane past K kept", TAIL, "left >= 2 ?", "left >= 1 ?"),
+        ("no wait on full", WRAP, WAIT_FULL, ""),
         (
             "empty expects a warp too few",
             WRAP,
-            "emulator",
             "cta.empty(i), 32 * C::MATH_WARPS)",
             "cta.empty(i), 32 * C::MATH_WARPS - 32)",
         ),
         (
             "stage released before its wgmma are complete",
             WRAP,
-            "emulator",
             RELEASE,
             "            if (half == 1) mbarrier_arrive(cta.empty(current));\n",
         ),
-        ("commit behind the wait", WRAP, "emulator", COMMIT, "", WAIT_GROUP, WAIT_GROUP + COMMIT),
-        ("fragments overwritten while wgmma read them", WRAP, "emulator", WAIT_GROUP, WAIT_GROUP.replace("1", "2")),
-        ("no fence before wgmma", WRAP, "emulator", "            wgmma_fence();\n", ""),
-        ("no wait for the last wgmma", WRAP, "emulator", "    wgmma_wait_group<0>();\n", ""),
-        ("mbarriers not fenced", WRAP, "emulator", "        fence_mbarrier_init();\n", ""),
+        ("commit behind the wait", WRAP, COMMIT, "", WAIT_GROUP, WAIT_GROUP + COMMIT),
+        ("fragments overwritten while wgmma read them", WRAP, WAIT_GROUP, WAIT_GROUP.replace("1", "2")),
+        ("no fence before wgmma", WRAP, "            wgmma_fence();\n", ""),
+        ("no wait for the last wgmma", WRAP, "    wgmma_wait_group<0>();\n", ""),
+        ("mbarriers not fenced", WRAP, "        fence_mbarrier_init();\n", ""),
         (
             "partial sums sent before the stages are free",
             LATE,
-            "emulator",
             "        __syncwarp();\n" + CLUSTER,
             "        __syncwarp();\n",
             "are free for partial sums. */\n" + CLUSTER,
             "are free for partial sums. */\n",
         ),
-        ("no wait for partial sums", SPLIT, "emulator", WAIT_PARTIALS, ""),
-        ("half of the partial sums expected", SPLIT, "emulator", "C::MATH_WARPS * 512);", "C::MATH_WARPS * 256);"),
+        ("no wait for partial sums", SPLIT, WAIT_PARTIALS, ""),
+        ("half of the partial sums expected", SPLIT, "C::MATH_WARPS * 512);", "C::MATH_WARPS * 256);"),
         (
             "stages overwritten while wgmma read them",
             BIAS,
-            "emulator",
             "    named_barrier_sync(1, C::MATH_WARPS * 32);",
             "    ",
         ),
