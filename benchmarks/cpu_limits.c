@@ -116,7 +116,7 @@ int main(int count, char **arguments) {
                 parallel_for(threads, n * k / 16 * 9 / READ_TASK, read_task, weights);
                 reads[s] = best(reads[s], now() - start);
                 start = now();
-                if (cpu_gemm(&p, isa, threads) != NVFP4_OK) return 1;
+                if (cpu_gemm(&p, isa, threads, 0) != NVFP4_OK) return 1;
                 times[s] = best(times[s], now() - start);
             }
         }

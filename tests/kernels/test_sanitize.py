@@ -18,7 +18,7 @@ sys.path.insert(0, {tests!r})
 import sanitize
 {then}
 """
-CALL = "call 2 of 7x33x80x2, linear, torch.float32, on sm90"
+CALL = "2 of 9 calls done; 7x33x80x2, linear, torch.float32, on sm90"
 
 
 def fake_sanitizer(folder: Path, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ time.sleep(300)
     fake_sanitizer(tmp_path, then, monkeypatch)
     start = time.monotonic()
     clean, summary = sanitize.sanitize("racecheck", ["sm90"], 5.0)
-    assert not clean and summary == f"had not ended after 5 s; under way: {CALL}"
+    assert not clean and summary == f"stopped after 5 s; {CALL}"
     status = Path(f"/proc/{child.read_text()}/stat")
     while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() - start < 60, "what the tool has started ends with it"
@@ -52,8 +52,29 @@ def test_a_tool_that_does_not_end_before_any_call(tmp_path: Path, monkeypatch: p
     fake_sanitizer(tmp_path, "time.sleep(300)", monkeypatch)
     assert sanitize.sanitize("memcheck", ["sm90"], 2.0) == (
         False,
-        "had not ended after 2 s; under way: no call yet",
+        "stopped after 2 s; no call begun",
     )
+
+
+@pytest.mark.parametrize(
+    ("tool", "done", "hazard", "clean"),
+    [
+        (sanitize.STALLED, 2, "", True),
+        (sanitize.STALLED, 0, "", False),
+        (sanitize.STALLED, 2, "========= Error: Race reported between Write access", False),
+        ("racecheck", 2, "", False),
+    ],
+)
+def test_the_process_of_stalled_calls_may_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, done: int, hazard: str, clean: bool
+) -> None:
+    then = f"""
+print("========= COMPUTE-SANITIZER", {hazard!r}, sep=chr(10), flush=True)
+sanitize.UnderWay(path).say("{done} of 9 calls done; x")
+time.sleep(300)
+"""
+    fake_sanitizer(tmp_path, then, monkeypatch)
+    assert sanitize.sanitize(tool, ["sm90"], 3.0) == (clean, f"stopped after 3 s; {done} of 9 calls done; x")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +83,6 @@ def test_a_tool_that_does_not_end_before_any_call(tmp_path: Path, monkeypatch: p
         ("ERROR SUMMARY: 0 errors; 3 calls agree with the CPU backend", 0, True),
         ("ERROR SUMMARY: 0 errors", 0, False),
         ("3 calls agree with the CPU backend", 0, False),
-        ("2 calls of split kernels not begun, from x on; ERROR SUMMARY: 0 errors", 0, False),
         ("ERROR SUMMARY: 1 error; 3 calls agree with the CPU backend", 3, False),
     ],
 )
@@ -73,22 +93,20 @@ def test_clean_is_a_summary_and_calls_and_no_error(
     assert sanitize.sanitize("memcheck", ["sm90"], 60.0)[0] is clean
 
 
-def test_calls_that_racecheck_stalls_come_last_and_not_late(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_calls_that_racecheck_stalls_have_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     split = sanitize.Call((2, 65, 544, 1), "sm90", "128x4", "float16", True, "nvfp4_sm90_gemm_128x8", 3, 6)
     whole, other = replace(split, split_k=1, candidate=0), replace(split, kernel="nvfp4_sm80_gemm_8x32")
     ran: list[sanitize.Call] = []
     monkeypatch.setattr(sanitize, "agrees", lambda call: not ran.append(call))
-    calls, soon = [split, whole, split, other], time.monotonic() + 60
-    assert sanitize.run_calls(calls, "racecheck", soon) == 4 and ran == [whole, other, split, split]
-    ran.clear()
-    assert sanitize.run_calls(calls, "memcheck", 0.0) == 4 and ran == calls
-    ran.clear()
-    capsys.readouterr()
-    assert sanitize.run_calls(calls, "racecheck", 0.0) == 2 and ran == [whole, other]
-    name = "2x65x544x1, 128x4, everything in float16, on nvfp4_sm90_gemm_128x8, split 3, candidate 6"
-    assert capsys.readouterr().out == f"2 calls of split kernels not begun, from {name} on\n"
+    monkeypatch.setattr(sanitize, "products", lambda backends: [split, whole, split, other])
+    monkeypatch.setattr(sanitize, "run_conversions", lambda tool: 10)
+    for tool, calls, conversions in (
+        ("racecheck", [whole, other], 10),
+        (sanitize.STALLED, [split, split], 0),
+        ("memcheck", [split, whole, split, other], 10),
+    ):
+        ran.clear()
+        assert sanitize.run(["sm90"], tool) == conversions + len(calls) and ran == calls
     monkeypatch.setattr(sanitize, "agrees", lambda call: call != other)
     with pytest.raises(SystemExit, match="on nvfp4_sm80_gemm_8x32, split 3, candidate 6: differs from the CPU"):
-        sanitize.run_calls(calls, "racecheck", soon)
+        sanitize.run(["sm90"], "racecheck")
