@@ -1,7 +1,7 @@
 """Joins a source file and the project files that it includes into one text, each file once, comments included.
 
-Left out are `#include "..."`, include guards, the code of debug builds (DEBUG) and, where a macro goes on in the next
-line, spaces before the backslash: 4 KB of the 150 that a submission may have. Nothing is rewritten.
+Left out are `#include "..."`, include guards, the code of other builds (LEFT_OUT) and, where a macro goes on in the
+next line, spaces before the backslash: 4 KB of the 150 that a submission may have. Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from pathlib import Path
 from .show import CommandError
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"  # in a checkout a link to csrc/, in a wheel copies
-DEBUG = ("NVFP4_DUMP", "NVFP4_WATCHDOG")
+# Code of debug builds, and of products that the competition does not have.
+LEFT_OUT = {("ifdef", "NVFP4_DUMP"), ("ifdef", "NVFP4_WATCHDOG"), ("ifndef", "NVFP4_CONTEST")}
+MACROS = {name for _, name in LEFT_OUT}
 
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 GUARD = re.compile(r"#ifndef (NVFP4_\w+_C?U?H)\n#define \1\n")
@@ -48,15 +50,15 @@ def read(path: Path) -> str:
 
 
 def release_lines(lines: list[str]) -> list[str]:
-    """The lines of a release build: no code for debug builds only, and no directives around such code."""
+    """The lines of the competition's build: no code for others only, and no directives around such code."""
     kept = []
-    asks: list[bool | None] = []  # for each open condition: whether a debug build has it; None: all builds
+    asks: list[bool | None] = []  # for each open condition: whether it is left out; None: it is the compiler's
     for line in lines:
         condition = CONDITION.match(line)
         if condition:
             word, name = condition.groups()
             if word.startswith("if"):
-                asks.append({"ifdef": True, "ifndef": False}.get(word) if name in DEBUG else None)
+                asks.append((word, name) in LEFT_OUT if name in MACROS else None)
                 if asks[-1] is not None:
                     continue
             elif asks[-1] is not None:
@@ -65,7 +67,7 @@ def release_lines(lines: list[str]) -> list[str]:
                 elif word == "else":
                     asks[-1] = not asks[-1]
                 else:
-                    raise ValueError(f"#elif behind #ifdef of a debug build: {line}")
+                    raise ValueError(f"#elif behind #ifdef of another build: {line}")
                 continue
             elif word == "endif":
                 asks.pop()

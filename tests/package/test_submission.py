@@ -97,7 +97,7 @@ def test_packaged_sources_are_the_checkouts() -> None:
         assert amalgamate(name) == amalgamate(name, ROOT / "csrc")
 
 
-DEBUG = """\
+BLOCKS = """\
 first
 #ifdef NVFP4_DUMP
 debug
@@ -120,12 +120,17 @@ release too
 #ifdef NVFP4_WATCHDOG
 debug again
 #endif
+#ifndef NVFP4_CONTEST
+not in the competition
+#else
+in the competition
+#endif
 last"""
-RELEASE = "first\nrelease\n#ifdef OTHER\nother\n#else\nnot other\n#endif\nrelease too\nlast"
+RELEASE = "first\nrelease\n#ifdef OTHER\nother\n#else\nnot other\n#endif\nrelease too\nin the competition\nlast"
 
 
-def test_debug_blocks() -> None:
-    assert release_lines(DEBUG.splitlines()) == RELEASE.splitlines()
+def test_blocks_of_other_builds() -> None:
+    assert release_lines(BLOCKS.splitlines()) == RELEASE.splitlines()
     with pytest.raises(ValueError, match="#elif"):
         release_lines(["#ifdef NVFP4_DUMP", "#elif OTHER", "#endif"])
 

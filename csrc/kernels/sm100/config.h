@@ -20,6 +20,14 @@
 #define SM100_DUMP_BYTES 0
 #endif
 
+#ifdef NVFP4_CONTEST
+#define SM100_GEMM_CP_ASYNC(X) /* its products need none */
+#else
+#define SM100_GEMM_CP_ASYNC(X)                                                                                         \
+    X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1, 1)                                                                   \
+    X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1, 1)
+#endif
+
 /*    id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast */
 #define SM100_GEMM_CONFIGS(X)                                                                                          \
     X(sm100_gemm_128x16, 1, 16, 4, 1, 0, 1)                                                                            \
@@ -31,8 +39,8 @@
     X(sm100_gemm_256x128, 2, 128, 4, 1, 0, 1)                                                                          \
     X(sm100_gemm_256x128_deep, 2, 128, 6, 2, 0, 1)                                                                     \
     X(sm100_gemm_256x256, 2, 256, 5, 1, 0, 1)                                                                          \
-    X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1, 1)                                                                   \
-    X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1, 1)
+    X(sm100_gemm_256x256_multicast, 2, 256, 5, 1, 0, 2)                                                                \
+    SM100_GEMM_CP_ASYNC(X)
 
 #define SM100_STAGE_K    256 /* K of a stage: rows of 128 bytes, one span of the 128-byte swizzle */
 #define SM100_MMA_K      64  /* K of one tcgen05.mma */

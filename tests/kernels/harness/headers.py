@@ -175,14 +175,19 @@ class Family:
         self.headers = config_headers(name)
         includes = "".join(f'#include "{path.relative_to(CSRC)}"\n' for path in self.headers)
         source = f'#include "kernels/common/problem.h"\n{includes}'
-        self.bodies, self.macros = {}, {}
+        self.macros, lists = {}, {}
         for macro, parameters, body in re.findall(
             rf"^#define ({name.upper()}_\w+)(?:\(([\w,]*)\))? (.+)$", self.gcc("-E", "-dM", source=source), re.M
         ):
             if parameters == "X":
-                self.bodies[macro] = body
+                lists[macro] = body
             elif not macro.endswith("_H"):
                 self.macros[macro] = parameters.split(",") if parameters else []
+        self.bodies = {  # a list may have another at its end
+            macro: re.sub(r"(\w+)\(X\)", lambda other: lists[other[1]], body)
+            for macro, body in lists.items()
+            if macro.endswith("_CONFIGS")
+        }
         functions = (
             f"long long value_{macro}({', '.join(f'long long {p}' for p in parameters) or 'void'}) "
             f"{{ return {macro}{'(' + ', '.join(parameters) + ')' if parameters else ''}; }}\n"
