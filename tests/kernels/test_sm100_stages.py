@@ -475,7 +475,12 @@ def run_epilogue(
     grid = min(clusters or groups, groups) * cluster(config, split)
     shared = config.shared_bytes + (0 if in_stages else config.partials_bytes(split))
     emulator.launch(
-        kernel, grid, 320, [bytes(problem), bytes(schedule), pattern], shared, cluster=cluster(config, split)
+        kernel,
+        grid,
+        32 * (6 + 4 * config.epilogue_groups),
+        [bytes(problem), bytes(schedule), pattern],
+        shared,
+        cluster=cluster(config, split),
     )
 
     z, row, column = numpy.ogrid[:l, :mma_m, :mma_n]

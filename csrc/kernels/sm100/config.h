@@ -74,8 +74,11 @@
 #define SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators)                                                           \
     (SM100_USED_COLUMNS(mma_tile_n, stages, accumulators) <= 256 ? 256 : 512)
 
-/* Warps: 0-3 epilogue, 4 TMA producer, 5 mma, 6-9 cp.async producer. */
-#define SM100_THREADS(cp_async) ((cp_async) ? 320 : 192)
+/* Tiles of 256 columns have one accumulator: two groups of epilogue warps hold most of it in registers, so that the
+ * next tile's mma begins before they store it. */
+#define SM100_EPILOGUE_GROUPS(mma_tile_n) ((mma_tile_n) == 256 ? 2 : 1)
+/* Warps: 0-3 epilogue, 4 TMA producer, 5 mma, 6-9 cp.async producer or the second group of the epilogue. */
+#define SM100_THREADS(mma_tile_n, cp_async) ((cp_async) || SM100_EPILOGUE_GROUPS(mma_tile_n) == 2 ? 320 : 192)
 
 /* Operand A or B of the mma. */
 typedef struct sm100_operand {

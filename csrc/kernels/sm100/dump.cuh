@@ -86,7 +86,7 @@ template <class C> struct dumper {
     }
 
     __device__ __forceinline__ void begin(const sm100_schedule &s) {
-        if (dumped != blockIdx.x) left = -1;
+        if (dumped != blockIdx.x || threadIdx.x >= SM100_DUMP_LANES) left = -1; /* of two groups the first dumps */
         if (!to || dumped != blockIdx.x || threadIdx.x) return;
         to->cta_group = C::CTA_GROUP, to->mma_tile_n = C::MMA_TILE_N, to->stages = C::STAGES;
         to->stage_bytes = C::STAGE_BYTES, to->swap_ab = s.swap_ab, to->split_k = s.split_k;

@@ -1,4 +1,4 @@
-/* Of sm100/gemm.cu, warps 0-3: from accumulators in tensor memory to C, with the split-K reduction. */
+/* Of sm100/gemm.cu, the epilogue warps: from accumulators in tensor memory to C, with the split-K reduction. */
 #ifndef NVFP4_SM100_EPILOGUE_CUH
 #define NVFP4_SM100_EPILOGUE_CUH
 
@@ -138,22 +138,53 @@ template <class C> __device__ __forceinline__ void send_partials(const cta_conte
     }
 }
 
-/* The epilogue, warps 0-3: warp w reads tensor memory lanes 32w to 32w + 31. */
+/* Columns of an accumulator in registers, so that the mma may overwrite it while they are stored: 80, since with the
+ * 168 registers of 10 warps 96 spill. */
+struct drained_columns {
+    enum { COLUMNS = 80, CHUNK = 16, CHUNKS = COLUMNS / CHUNK };
+    float v[CHUNKS][CHUNK];
+
+    __device__ __forceinline__ explicit drained_columns(uint32_t accumulator) {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) tcgen05_ld(v[i], accumulator + i * CHUNK);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) tcgen05_wait_ld(v[i]);
+    }
+
+    /* The chunks move up: an unrolled loop would be CHUNKS times as long. */
+    template <class C> __device__ __forceinline__ void store(const output<C> &out, int32_t n, int columns) {
+#pragma unroll 1
+        for (int chunk = 0; chunk < columns; chunk += CHUNK) {
+            out.template store<true>(n + chunk, v[0], columns - chunk);
+#pragma unroll
+            for (int i = 1; i < CHUNKS; i++)
+#pragma unroll
+                for (int j = 0; j < CHUNK; j++) v[i - 1][j] = v[i][j];
+        }
+    }
+};
+
+/* The epilogue: warp w reads tensor memory lanes 32 (w % 4) to 32 (w % 4) + 31. Of two groups the second, warps 6-9,
+ * has the upper half of the columns, none with split-K. */
 template <class C>
 __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm100_schedule &s, const cta_context<C> &cta,
                                          tile_scheduler<C> scheduler, uint32_t tmem, const float4 *partials) {
-    split_k_reduction reduction{cta.kept_columns, (int)cta.split_idx, s.k_stages ? s.split_k : 0,
-                                partials + threadIdx.x};
-    uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
+    const int lane = threadIdx.x % SM100_CTA_ROWS;
+    const bool second = C::EPILOGUE_GROUPS == 2 && threadIdx.x >= SM100_CTA_ROWS;
+    const int group_columns = C::EPILOGUE_GROUPS == 1 || s.split_k > 1 ? cta.kept_columns : C::MMA_TILE_N / 2;
+    if (second && s.split_k > 1) return;
+    split_k_reduction reduction{cta.kept_columns, (int)cta.split_idx, s.k_stages ? s.split_k : 0, partials + lane};
+    uint32_t lanes = tmem + (threadIdx.x / 32 % 4 << 21);
     pipeline_state<C::ACCUMULATORS> acc;
     dumper<C> dump(s, cta);
     dump.begin(s);
     for (; scheduler.more(); scheduler.advance(), acc.advance()) {
         dump.tile(scheduler, acc.index, tmem);
-        output<C> out(p, s, scheduler.coord.l, scheduler.coord.mma_m + (int)threadIdx.x);
-        uint32_t accumulator = lanes + acc.index * C::MMA_TILE_N + reduction.split_idx * reduction.count;
-        int32_t n = scheduler.coord.mma_n + reduction.split_idx * reduction.count;
-        int columns = min(reduction.count, s.mma_b.rows - n);
+        output<C> out(p, s, scheduler.coord.l, scheduler.coord.mma_m + lane);
+        const int first = second ? group_columns : reduction.split_idx * reduction.count;
+        uint32_t accumulator = lanes + acc.index * C::MMA_TILE_N + first;
+        int32_t n = scheduler.coord.mma_n + first;
+        int columns = min(group_columns, s.mma_b.rows - n);
         if (reduction.splits) {
             mbarrier_wait(cta.acc_full(acc.index), acc.phase);
             tcgen05_fence_after_thread_sync();
@@ -168,16 +199,29 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm100_sche
             send_partials(cta, lanes, reduction.count);
             mbarrier_wait_cluster(cta.partials_full(), 0);
         }
+        /* Arrives only if the mma warp reuses this accumulator: an arrival that nobody waits for could reach a leader
+         * CTA that has exited. */
+        auto release = [&] {
+            tcgen05_fence_before_thread_sync();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0 && scheduler.reaches(C::ACCUMULATORS))
+                mbarrier_arrive_relaxed(cta.of_leader(cta.acc_empty(acc.index)));
+        };
+        if constexpr (C::EPILOGUE_GROUPS == 2) {
+            if (out.plain && reduction.splits == 1) {
+                const int at_once = C::MMA_TILE_N / 2 - drained_columns::COLUMNS;
+                store_accumulator<true, drained_columns::CHUNK>(out, accumulator, reduction, n, min(columns, at_once));
+                drained_columns drained(accumulator + at_once);
+                release();
+                drained.store(out, n + at_once, columns - at_once);
+                continue;
+            }
+        }
         if (out.plain)
             store_accumulator<true, C::CHUNK>(out, accumulator, reduction, n, columns);
         else
             store_accumulator<false, 8>(out, accumulator, reduction, n, columns);
-        /* Arrives only if the mma warp reuses this accumulator: an arrival that nobody waits for could reach a leader
-         * CTA that has exited. */
-        tcgen05_fence_before_thread_sync();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0 && scheduler.reaches(C::ACCUMULATORS))
-            mbarrier_arrive_relaxed(cta.of_leader(cta.acc_empty(acc.index)));
+        release();
     }
 }
 

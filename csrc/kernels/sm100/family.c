@@ -13,7 +13,7 @@ static const kernel_entry kernels[] = {
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
     {.name = "nvfp4_" #id,                                                                                             \
      .fatbin = "sm100_gemm",                                                                                           \
-     .threads = SM100_THREADS(cp_async),                                                                               \
+     .threads = SM100_THREADS(mma_tile_n, cp_async),                                                                   \
      .shared_bytes = SM100_SHARED_BYTES(cta_group, mma_tile_n, stages),                                                \
      .more_shared = 1,                                                                                                 \
      .pdl = 1},

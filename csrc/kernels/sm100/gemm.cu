@@ -6,7 +6,8 @@
  * the bytes that two single CTAs load.
  *
  *   warp  role                       threads  waits for     work                                    arrives on
- *   0-3   epilogue                   128      acc_full[i]   tcgen05.ld, common/epilogue.cuh, store  acc_empty[i]
+ *   0-3   epilogue (256x256: 6-9     128      acc_full[i]   tcgen05.ld, common/epilogue.cuh, store  acc_empty[i]
+ *         too, columns from 128 on)
  *   4     TMA producer               1        empty[stage]  TMA loads of scales, then values        scales_full, full
  *   5     mma                        1        scales_full   tcgen05.cp of scales
  *                                             full[stage]   tcgen05.mma                             empty[stage]
@@ -287,7 +288,7 @@ __device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_cont
         }
         for (int i = 0; i < C::ACCUMULATORS; i++) {
             mbarrier_init(cta.acc_full(i), 1);
-            mbarrier_init(cta.acc_empty(i), EPILOGUE_WARPS * C::CTA_GROUP);
+            mbarrier_init(cta.acc_empty(i), EPILOGUE_WARPS * C::EPILOGUE_GROUPS * C::CTA_GROUP);
         }
         mbarrier_init(cta.partials_full(), 1);
         dumper<C>::init(cta);
@@ -311,13 +312,13 @@ template <class C> __device__ __forceinline__ uint32_t allocate_tensor_memory(co
     tcgen05_alloc<C::CTA_GROUP, C::COLUMNS>(cta.base + C::TMEM_ADDRESS_OFFSET);
     tcgen05_relinquish_alloc_permit<C::CTA_GROUP>();
     tcgen05_fence_before_thread_sync();
-    named_barrier_arrive(TMEM_BARRIER, TMEM_BARRIER_THREADS);
+    named_barrier_arrive(TMEM_BARRIER, C::TMEM_BARRIER_THREADS);
     return ld_shared(cta.base + C::TMEM_ADDRESS_OFFSET);
 }
 
 /* The epilogue warps. */
 template <class C> __device__ __forceinline__ uint32_t tensor_memory(const cta_context<C> &cta) {
-    named_barrier_sync(TMEM_BARRIER, TMEM_BARRIER_THREADS);
+    named_barrier_sync(TMEM_BARRIER, C::TMEM_BARRIER_THREADS);
     tcgen05_fence_after_thread_sync();
     return ld_shared(cta.base + C::TMEM_ADDRESS_OFFSET);
 }
@@ -344,7 +345,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
         if (elect_one()) producer.run();
     } else if (warp == MMA_WARP) {
         if (cta.rank == 0 && elect_one()) mainloop(cta, scheduler, tmem);
-    } else if (warp >= CP_ASYNC_WARP) {
+    } else if (C::CP_ASYNC && warp >= CP_ASYNC_WARP) {
         if constexpr (C::CP_ASYNC) cp_async_producer<C>(p, s, cta).run(scheduler);
     } else {
         tmem = tensor_memory(cta);

@@ -241,8 +241,12 @@ static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work 
         t.again = further_rounds * (m->prologue_us + t.first_byte + t.last_stage + t.reduction + t.epilogue);
     else if (w->accumulators > 1)
         t.drain = (tiles_per_sm - 1) * t.epilogue;
-    else
+    else if (SM100_EPILOGUE_GROUPS(w->mma_tile_n) == 1)
         t.mma += further_rounds * (t.last_stage + t.epilogue);
+    else { /* 48 of 128 columns are stored, the others in registers, 16 a load, when the next tile begins */
+        t.drain = (tiles_per_sm - 1) * t.epilogue;
+        t.mma += further_rounds * (t.last_stage + 0.375 * t.epilogue + 5 * m->tcgen05_ld_cycles * clk);
+    }
     return t;
 }
 

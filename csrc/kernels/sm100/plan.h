@@ -57,7 +57,7 @@ static const sm100_config sm100_configs[] = {
      cp_async,                                                                                                         \
      multicast,                                                                                                        \
      SM100_SHARED_BYTES(cta_group, mma_tile_n, stages),                                                                \
-     SM100_THREADS(cp_async),                                                                                          \
+     SM100_THREADS(mma_tile_n, cp_async),                                                                              \
      SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256,                                                      \
      {{SM100_REASON(SM100_A, "", cta_group, mma_tile_n, cp_async, multicast),                                          \
        SM100_REASON(SM100_A, SM100_SPLIT, cta_group, mma_tile_n, cp_async, multicast)},                                \

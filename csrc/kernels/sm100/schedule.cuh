@@ -7,13 +7,16 @@
 #include "kernels/common/shared.cuh"
 #include "kernels/sm100/config.h"
 
+/* EPILOGUE_WARPS is a group's. The second group and the cp.async producer never are in one kernel. */
 enum { EPILOGUE_WARPS = 4, PRODUCER_WARP = 4, MMA_WARP = 5, CP_ASYNC_WARP = 6, CP_ASYNC_THREADS = 128 };
-enum { TMEM_BARRIER = 1, TMEM_BARRIER_THREADS = 32 * (EPILOGUE_WARPS + 1) }; /* epilogue warps and mma warp */
+enum { TMEM_BARRIER = 1 }; /* epilogue warps and mma warp */
 
 template <int CTA_GROUP_, int MMA_TILE_N_, int STAGES_, int ACCUMULATORS_, int CP_ASYNC_, int MULTICAST_>
 struct config {
     static constexpr int CTA_GROUP = CTA_GROUP_, MMA_TILE_N = MMA_TILE_N_, STAGES = STAGES_;
-    static constexpr int ACCUMULATORS = ACCUMULATORS_, THREADS = SM100_THREADS(CP_ASYNC_);
+    static constexpr int ACCUMULATORS = ACCUMULATORS_, THREADS = SM100_THREADS(MMA_TILE_N, CP_ASYNC_);
+    static constexpr int EPILOGUE_GROUPS = SM100_EPILOGUE_GROUPS(MMA_TILE_N);
+    static constexpr int TMEM_BARRIER_THREADS = 32 * (EPILOGUE_WARPS * EPILOGUE_GROUPS + 1);
     static constexpr bool CP_ASYNC = CP_ASYNC_;
     static constexpr int MULTICAST = MULTICAST_, SPLIT_CTAS = CTA_GROUP * MULTICAST; /* CTAs with one split index */
     static constexpr int MMA_TILE_M = SM100_CTA_ROWS * CTA_GROUP;

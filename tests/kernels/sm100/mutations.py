@@ -17,6 +17,8 @@ PAIR = Launch("sm100_gemm_256x64", "pair", 64, 256, 5)
 MULTICAST = Launch("sm100_gemm_256x64_multicast", "multicast", 128, 256, 1)
 MULTICAST_WRAP = Launch("sm100_gemm_256x64_multicast", "multicast, wrap", 128, 256, 7)
 PAIR_TILES = Launch("sm100_gemm_256x64", "pair, tiles", 512, 64, 1, swap_ab=False)
+GROUPS = Launch("sm100_gemm_256x256", "two groups, tiles", 512, 256, 1, swap_ab=False)
+GROUPS_SPLIT = Launch("sm100_gemm_256x256", "two groups, split", 256, 256, 2, split_k=2, in_stages=True, swap_ab=False)
 LATE = Launch("sm100_gemm_128x64", "b written late", 64, 128, 2, late="b")
 CONSTANT = Launch("sm100_gemm_128x64", "constant b", 64, 128, 5, constant_b=True)
 PAIRS = Launch("sm100_gemm_128x32", "column pairs", 30, 130, 1, fp16=True)
@@ -132,9 +134,9 @@ MUTATIONS = [
     mutation(
         "tensor memory address read without a barrier",
         ONE,
-        "    named_barrier_sync(TMEM_BARRIER, TMEM_BARRIER_THREADS);\n",
+        "    named_barrier_sync(TMEM_BARRIER, C::TMEM_BARRIER_THREADS);\n",
         "",
-        "    named_barrier_arrive(TMEM_BARRIER, TMEM_BARRIER_THREADS);\n",
+        "    named_barrier_arrive(TMEM_BARRIER, C::TMEM_BARRIER_THREADS);\n",
         "",
     ),
     mutation(
@@ -172,15 +174,14 @@ MUTATIONS = [
         "        if (threadIdx.x % 32 == 0 && scheduler.reaches(C::ACCUMULATORS))\n"
         "            mbarrier_arrive_relaxed(cta.of_leader(cta.acc_empty(acc.index)));\n"
         "        if (reduction.splits > 1) {\n            /* Until",
-        "        if (threadIdx.x % 32 == 0 && scheduler.reaches(C::ACCUMULATORS))\n"
-        "            mbarrier_arrive_relaxed(cta.of_leader(cta.acc_empty(acc.index)));\n    }\n",
+        "        release();\n    }\n",
         "    }\n",
     ),
     mutation(
         "three warps release an accumulator",
         TILES,
-        "EPILOGUE_WARPS * C::CTA_GROUP);",
-        "(EPILOGUE_WARPS - 1) * C::CTA_GROUP);",
+        "EPILOGUE_WARPS * C::EPILOGUE_GROUPS *",
+        "(EPILOGUE_WARPS - 1) * C::EPILOGUE_GROUPS *",
     ),
     mutation(
         "pair: no cluster barrier at the start",
@@ -230,13 +231,47 @@ MUTATIONS = [
         "cta.of_leader(cta.acc_empty(acc.index))",
         "mapa(cta.acc_empty(acc.index), cluster_ctarank())",
     ),
-    mutation("pair: acc_empty counts one CTA", PAIR_TILES, "EPILOGUE_WARPS * C::CTA_GROUP);", "EPILOGUE_WARPS);"),
+    mutation(
+        "pair: acc_empty counts one CTA", PAIR_TILES, "C::EPILOGUE_GROUPS * C::CTA_GROUP);", "C::EPILOGUE_GROUPS);"
+    ),
     mutation(
         "pair: N of one CTA in the instruction descriptor",
         PAIR,
         "instruction_descriptor(C::MMA_TILE_M, C::MMA_TILE_N)",
         "instruction_descriptor(C::MMA_TILE_M, C::MMA_B_ROWS)",
         found_by="emulator",
+    ),
+    mutation(
+        "two groups: released before the sums are in registers",
+        GROUPS,
+        "                drained_columns drained(accumulator + at_once);\n                release();\n",
+        "                release();\n                drained_columns drained(accumulator + at_once);\n",
+    ),
+    mutation(
+        "two groups: registers used before wait::ld",
+        GROUPS,
+        "        for (int i = 0; i < CHUNKS; i++) tcgen05_wait_ld(v[i]);\n",
+        "        for (int i = 0; i < 0; i++) tcgen05_wait_ld(v[i]);\n",
+        found_by="emulator",
+    ),
+    mutation(
+        "two groups: acc_empty counts one",
+        GROUPS,
+        "EPILOGUE_WARPS * C::EPILOGUE_GROUPS *",
+        "EPILOGUE_WARPS *",
+    ),
+    mutation(
+        "two groups: both have the lower columns",
+        GROUPS,
+        "first = second ? group_columns :",
+        "first = second ? 0 :",
+        found_by="emulator",
+    ),
+    mutation(
+        "two groups: both take part in split-K",
+        GROUPS_SPLIT,
+        "    if (second && s.split_k > 1) return;\n",
+        "",
     ),
     mutation("multicast: to this CTA only", MULTICAST, "(5u <<", "(1u << cta.sharer * 2 <<"),
     mutation("multicast: to the other CTA of the pair", MULTICAST, "(5u <<", "(3u <<"),

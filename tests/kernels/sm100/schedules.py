@@ -72,7 +72,7 @@ class Launch(verify.Launch):
     def source(self) -> str:
         """With the files that mutations edit in place of their includes."""
         text = super().source()
-        for name in ("epilogue.cuh", "schedule.cuh"):
+        for name in ("cp_async_producer.cuh", "epilogue.cuh", "schedule.cuh"):
             include = f'#include "kernels/sm100/{name}"\n'
             text = text.replace(include, (CSRC / "kernels/sm100" / name).read_text(), 1).replace(include, "")
         return text

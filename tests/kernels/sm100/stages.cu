@@ -117,7 +117,7 @@ __device__ __forceinline__ void stage_a_cp_async(const gemm_problem &p, const sm
 }
 
 #define STAGE_A_CP_ASYNC(id, ...)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(SM100_THREADS(1), 1)                                                  \
+    extern "C" __global__ void __launch_bounds__(SM100_THREADS(0, 1), 1)                                               \
         stage_a_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm100_schedule s, int x, int y,   \
                      int l, int k_stage, uint32_t *image) {                                                            \
         stage_a_cp_async<config<__VA_ARGS__>>(p, s, x, y, l, k_stage, image);                                          \
@@ -216,7 +216,7 @@ __device__ __forceinline__ void stage_b(uint32_t *tickets, holding *holdings, in
 }
 
 #define STAGE_B(name, CTA_GROUP, COLUMNS, EARLY)                                                                       \
-    extern "C" __global__ void __launch_bounds__(SM100_THREADS(0), 1)                                                  \
+    extern "C" __global__ void __launch_bounds__(SM100_THREADS(0, 0), 1)                                               \
         stage_b_##name(uint32_t *tickets, holding *holdings, int first) {                                              \
         stage_b<CTA_GROUP, COLUMNS, EARLY>(tickets, holdings, first);                                                  \
     }
@@ -274,7 +274,7 @@ __device__ __forceinline__ void stage_c(const uint8_t *atoms, uint32_t *image, i
 }
 
 #define STAGE_C(CTA_GROUP, MMA_SFB_ATOMS)                                                                              \
-    extern "C" __global__ void __launch_bounds__(SM100_THREADS(0), 1)                                                  \
+    extern "C" __global__ void __launch_bounds__(SM100_THREADS(0, 0), 1)                                               \
         stage_c_##CTA_GROUP##_##MMA_SFB_ATOMS(const uint8_t *atoms, uint32_t *image, int first_column) {               \
         stage_c<CTA_GROUP, MMA_SFB_ATOMS>(atoms, image, first_column);                                                 \
     }
@@ -298,8 +298,10 @@ __device__ __forceinline__ void stage_d(const gemm_problem &p, const sm100_sched
         if (elect_one()) tma_producer<C>{s, cta, scheduler, SM100_CONSTANT_NONE}.run();
     } else if (warp == MMA_WARP) {
         if (cta.rank == 0 && elect_one()) mainloop(cta, scheduler, tmem);
-    } else if (warp >= CP_ASYNC_WARP) {
+    } else if (C::CP_ASYNC && warp >= CP_ASYNC_WARP) {
         if constexpr (C::CP_ASYNC) cp_async_producer<C>(p, s, cta).run(scheduler);
+    } else if (warp >= EPILOGUE_WARPS) {
+        tensor_memory(cta); /* the second group of the epilogue */
     } else {
         tmem = tensor_memory(cta);
         mbarrier_wait(cta.acc_full(0), 0);
@@ -311,8 +313,8 @@ __device__ __forceinline__ void stage_d(const gemm_problem &p, const sm100_sched
 }
 
 /* ---- E: the epilogue ------------------------------------------------------------------------------------------------
- * epilogue() on accumulators that warps 6-9 write: each cell is a weighted sum of tile, row of mma_a in the tile and
- * column, times 1 + of_split_idx * split_idx. */
+ * epilogue() on accumulators that four more warps write: each cell is a weighted sum of tile, row of mma_a in the tile
+ * and column, times 1 + of_split_idx * split_idx. */
 struct pattern {
     float of_tile, of_lane, of_column, of_split_idx;
 };
@@ -332,18 +334,26 @@ __device__ void write_pattern(const cta_context<C> &cta, uint32_t d, const patte
     __syncwarp();
 }
 
-enum { WRITER_WARP = 6 };
+/* The first of the four. */
+template <class C> __host__ __device__ constexpr int writer_warp() {
+    return MMA_WARP + 1 + EPILOGUE_WARPS * (C::EPILOGUE_GROUPS - 1);
+}
+template <class C> __host__ __device__ constexpr int stage_e_threads() {
+    return 32 * (writer_warp<C>() + 4);
+}
 
 template <class C>
 __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_schedule &s, const pattern &f) {
     cta_context<C> cta(p, s, shared_address(memory));
     int warp = threadIdx.x / 32;
     bool clustered = C::SPLIT_CTAS * s.split_k > 1;
+    constexpr int WRITER_WARP = writer_warp<C>();
     tile_scheduler<C> scheduler(s, cta);
     prologue(s, cta, scheduler.coord);
     uint32_t tmem = 0;
     if (warp == MMA_WARP) tmem = allocate_tensor_memory(cta);
-    if (warp < EPILOGUE_WARPS) tmem = tensor_memory(cta);
+    const bool epilogues = warp < EPILOGUE_WARPS || (warp > MMA_WARP && warp < WRITER_WARP);
+    if (epilogues) tmem = tensor_memory(cta);
     tcgen05_fence_before_thread_sync();
     __syncthreads(); /* for the writers */
     tcgen05_fence_after_thread_sync();
@@ -365,7 +375,7 @@ __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_sched
             asm volatile("bar.sync 1, 128;" ::: "memory");
             if (threadIdx.x == WRITER_WARP * 32) mbarrier_arrive(cta.acc_full(acc.index));
         }
-    } else if (warp < EPILOGUE_WARPS) {
+    } else if (epilogues) {
         epilogue(p, s, cta, scheduler, tmem, (const float4 *)(memory + (cta.partials - cta.base)));
     }
     __syncwarp();
@@ -378,7 +388,7 @@ __device__ __forceinline__ void stage_e(const gemm_problem &p, const sm100_sched
         const __grid_constant__ gemm_problem p, const __grid_constant__ sm100_schedule s, uint32_t *image) {           \
         stage_d<config<__VA_ARGS__>>(p, s, image);                                                                     \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(SM100_THREADS(1), 1)                                                  \
+    extern "C" __global__ void __launch_bounds__(stage_e_threads<config<__VA_ARGS__>>(), 1)                            \
         stage_e_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm100_schedule s,                 \
                      const __grid_constant__ pattern f) {                                                              \
         stage_e<config<__VA_ARGS__>>(p, s, f);                                                                         \
