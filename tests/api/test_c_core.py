@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FULL
-from paths import CSRC, TESTS
+from paths import BENCHMARKS, CSRC, TESTS
 
 PROGRAMS = sorted([*(TESTS / "c").glob("test_*.c"), TESTS / "c/example.c"])
 NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
@@ -128,6 +128,13 @@ def test_pool_under_thread_sanitizer(tmp_path: Path) -> None:
         if source == empty and done.returncode:
             pytest.skip("no ThreadSanitizer that runs here")
         assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+def test_benchmark_of_the_cpu_kernels_compiles() -> None:
+    """Nothing else calls the core by its inner headers from outside."""
+    flags = ["-fsyntax-only", "-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
+    subprocess.run(["gcc", *flags, str(BENCHMARKS / "cpu_limits.c")], check=True)
 
 
 def test_only_the_public_header() -> None:

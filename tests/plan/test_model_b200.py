@@ -251,9 +251,9 @@ def test_figures_in_the_documents_sentences_are_current() -> None:
     text = " ".join(report.DOCUMENT.read_text().split())
     table = report.config_table(model.configs(), model.constants())
     changes = {name: [float(cell) for cell in row] for name, *row in cells(table)}
-    prefill, ranked = changes.pop("without 256x256")[3], changes.pop("without 256x64_multicast")[0]
+    prefill, ranked = changes.pop("without 256x256_multicast")[3], changes.pop("without 256x64_multicast")[0]
     others = f"without 256x64_multicast the ranked shapes {ranked} %."
-    assert f"Without 256x256 prefill takes {prefill} % longer, {others}" in text
+    assert f"Without 256x256_multicast prefill takes {prefill} % longer, {others}" in text
     assert max(abs(change) for row in changes.values() for change in row) < 3
     c = model.constants()
     span = report.ranked_spans(model.configs(), c)["with PDL"]

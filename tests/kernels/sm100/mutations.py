@@ -252,7 +252,6 @@ MUTATIONS = [
         GROUPS,
         "        for (int i = 0; i < CHUNKS; i++) tcgen05_wait_ld(v[i]);\n",
         "        for (int i = 0; i < 0; i++) tcgen05_wait_ld(v[i]);\n",
-        found_by="emulator",
     ),
     mutation(
         "two groups: acc_empty counts one",
@@ -265,13 +264,13 @@ MUTATIONS = [
         GROUPS,
         "first = second ? group_columns :",
         "first = second ? 0 :",
-        found_by="emulator",
     ),
     mutation(
         "two groups: both take part in split-K",
         GROUPS_SPLIT,
         "    if (second && s.split_k > 1) return;\n",
         "",
+        found_by="emulator",
     ),
     mutation("multicast: to this CTA only", MULTICAST, "(5u <<", "(1u << cta.sharer * 2 <<"),
     mutation("multicast: to the other CTA of the pair", MULTICAST, "(5u <<", "(3u <<"),
