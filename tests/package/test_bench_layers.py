@@ -126,3 +126,13 @@ def test_options_that_do_not_go_with_layers(option: list[str], capsys: pytest.Ca
     assert main(["bench", "--set", "linear", *option]) == 2
     streams = capsys.readouterr()
     assert streams.out == "" and "--set linear times nvfp4.Linear" in streams.err and option[0] in streams.err
+
+
+def test_pictures_of_the_log_are_current() -> None:
+    """A panel for each layer, with as many marks as the log has points above 3 %."""
+    for gpu, curves in monotone.logged().items():
+        above = {name: sum(more > 0.03 for more, _, _ in monotone.excess(points)) for name, points in curves.items()}
+        titles = [f"N x K {name}: {count} of {len(curves[name]) - 1}" for name, count in above.items()]
+        drawn = monotone.svg(gpu, curves, 3.0)
+        committed = (monotone.RESULTS / f"monotone_{gpu}.svg").read_text()
+        assert len(titles) == 12 and all(title in text for title in titles for text in (drawn, committed))
