@@ -87,7 +87,8 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Conversion:
-    """quantize, dequantize, amax_scale, swizzle or unswizzle of rows x columns (K, or scales)."""
+    """quantize, dequantize, amax_scale, swizzle, unswizzle, rms_norm_quantize or silu_mul_quantize of rows x columns
+    (K, or scales)."""
 
     call: str
     rows: int
@@ -98,6 +99,8 @@ class Conversion:
     typed: bool = False
     global_scale: str | None = None  # "number", "one"
     block_scale: str = "amax6"
+    residual: bool = False
+    weight: str = "float32"  # of a norm
     backend: str | None = None
     threads: int = 1
     seed: int = 0
@@ -106,6 +109,7 @@ class Conversion:
 
 # --- strategies ---------------------------------------------------------------------------------------------------
 
+CONVERSIONS = ("quantize", "dequantize", "amax_scale", "swizzle", "unswizzle", "rms_norm_quantize", "silu_mul_quantize")
 EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17, 31, 32, 33, 56, 57, 63, 64, 65, 127, 128, 129, 130, 191, 256, 257)
 WHOLE = (8, 16, 32, 64, 128, 192, 256)  # tiles
 
@@ -262,26 +266,30 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
 
 @st.composite
 def conversions(draw: Draw, target: str) -> Conversion:
-    call = one_of(draw, "quantize", "dequantize", "amax_scale", "swizzle", "unswizzle")
+    call = one_of(draw, *CONVERSIONS)
     l, rows = one_of(draw, None, 1, 2, 3), draw_size(draw, 300)
     columns = draw_size(draw, 20)
     scales = columns
     dtype = one_of(draw, *DTYPES)
     layout = one_of(draw, "128x4", "linear")
-    if call in ("quantize", "dequantize", "amax_scale"):
+    if "swizzle" not in call:
         columns *= 16
     item = DTYPES[dtype].itemsize
+    residual = call == "rms_norm_quantize" and one_of(draw, False, True)
     matrices = {"quantize": {"x": (columns * item, item)}, "dequantize": {"data": (columns // 2, 8)}}
     matrices |= {"amax_scale": matrices["quantize"], "swizzle": {"scale": (columns, 1)}, "unswizzle": {}}
+    matrices |= {"silu_mul_quantize": {"gate_up": (2 * columns * item, item)}}
+    matrices |= {"rms_norm_quantize": matrices["quantize"] | ({"residual": (columns * item, item)} if residual else {})}
     if call == "dequantize" and layout == "linear":
         matrices[call]["scale"] = (scales, 1)
     at = {
-        name: draw_at(draw, l, rows, row, unit, one_of(draw, unit, 16), False)
+        name: draw_at(draw, l, rows, row, unit, one_of(draw, unit, 16), name == "residual")
         for name, (row, unit) in matrices[call].items()
     }
     if "scale" not in at and call in ("dequantize", "unswizzle"):
         at["scale"] = At(edge=one_of(draw, "end", "begin"))
     at["global_scale"] = At(slack=one_of(draw, 0, 4), edge=one_of(draw, "end", "begin"))
+    at["weight"] = At(slack=4 * one_of(draw, 0, 1, 4), edge=one_of(draw, "end", "begin"))
     return Conversion(
         call,
         rows,
@@ -292,6 +300,8 @@ def conversions(draw: Draw, target: str) -> Conversion:
         one_of(draw, False, True),
         one_of(draw, None, "number", "one"),
         one_of(draw, "amax6", "four_over_six"),
+        residual,
+        one_of(draw, "float32", dtype),
         one_of(draw, *backends(target)),
         threads=one_of(draw, 1, 2) if target not in FAMILIES else 1,
         seed=draw(st.integers(0, 2**20)),
@@ -301,6 +311,7 @@ def conversions(draw: Draw, target: str) -> Conversion:
 
 # --- tensors ------------------------------------------------------------------------------------------------------
 
+WRITTEN = ("out", "residual")
 tensors: dict[str, Memory] = {}  # of the call that runs, for the report of a fault
 
 
@@ -335,7 +346,7 @@ class Maker:
                 target[..., row, :] = values[..., row, :]  # one by one: copy_ rejects rows that overlap
             if values.ndim < 2 or strides[-2] >= values.shape[-1] or values.shape[-2] == 1:
                 target.copy_(values)
-        tensors[name].freeze(writable=name == "out")
+        tensors[name].freeze(writable=name in WRITTEN)
         return tensors[name].tensor
 
     def bytes(self, *shape: int) -> torch.Tensor:
@@ -528,12 +539,21 @@ def run_conversion(target: str, case: Conversion) -> str:
     make, batch = Maker(case.seed, case.at, device), () if case.l is None else (case.l,)
     shape = (*batch, case.rows, case.columns)
     args: dict[str, Any] = {}
+    dtype = DTYPES[case.dtype]
+    if case.call in ("quantize", "amax_scale", "rms_norm_quantize"):
+        args["x"] = make.place("x", make.normal(*shape).to(dtype))
     if case.call in ("quantize", "amax_scale"):
-        args["x"] = make.place("x", make.normal(*shape).to(DTYPES[case.dtype]))
         args["block_scale"] = case.block_scale
+    if case.call == "rms_norm_quantize":
+        args["weight"] = make.place("weight", make.normal(case.columns).to(DTYPES[case.weight]))
+        args["eps"] = 1e-6
+        if case.residual:
+            args["residual"] = make.place("residual", make.normal(*shape).to(dtype))
+    if case.call == "silu_mul_quantize":
+        args["gate_up"] = make.place("gate_up", make.normal(*shape[:-1], 2 * case.columns).to(dtype))
     if case.call == "dequantize":
         args["data"] = make.place("data", make.bytes(*batch, case.rows, case.columns // 2))
-    if "x" not in args:
+    if case.call in ("dequantize", "swizzle", "unswizzle"):
         columns = case.columns // 16 if case.call == "dequantize" else case.columns
         scale = make.scales("finite", *batch, case.rows, columns)
         if case.call == "unswizzle" or (case.call == "dequantize" and case.layout == "128x4"):
@@ -542,14 +562,14 @@ def run_conversion(target: str, case: Conversion) -> str:
         args["scale"] = make.place("scale", scale)
         if case.typed:
             args["scale"] = args["scale"].view(torch.float8_e4m3fn)
-    if case.call in ("quantize", "dequantize"):
+    if case.call.endswith("quantize"):
         args["scale_layout"] = case.layout
         if case.global_scale == "one":
             args["global_scale"] = make.place("global_scale", torch.tensor([0.25]))
         elif case.global_scale:
             args["global_scale"] = 0.75
     if case.call == "dequantize":
-        args["out_dtype"] = DTYPES[case.dtype]
+        args["out_dtype"] = dtype
     if case.call == "unswizzle":
         args |= {"rows": case.rows, "columns": case.columns}
     copies = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in args.items()}
@@ -568,7 +588,12 @@ def run_conversion(target: str, case: Conversion) -> str:
             return f"a result has shape {tuple(mine.shape)}"
         if not torch.equal(mine.cpu().view(torch.uint8).flatten(), theirs.view(torch.uint8).flatten()):
             return "a result differs"
-    return "" if all(memory.unchanged() for memory in tensors.values()) else "an input was written"
+    if case.residual and not torch.equal(args["residual"].cpu(), copies["residual"]):
+        return "the residual differs"
+    if case.residual and not tensors["residual"].unchanged_around():
+        return "bytes around the residual were written"
+    inputs = [memory for name, memory in tensors.items() if name not in WRITTEN]
+    return "" if all(memory.unchanged() for memory in inputs) else "an input was written"
 
 
 # --- proof of the guard -------------------------------------------------------------------------------------------

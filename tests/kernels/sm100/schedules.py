@@ -79,7 +79,7 @@ class Launch(verify.Launch):
 
     def readable(self, text: str) -> str:
         text = never_ready(split_multiply_add(text))
-        if self.config.multicast > 1:
+        if self.config.multicast > 1 and self.config.mma_tile_n == 64:
             text = first_half(text)
         if self.config.mma_tile_n < 64:
             return two_mma_for_one(text, self.config.mma_tile_n)
