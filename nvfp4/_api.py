@@ -102,6 +102,8 @@ def gemm(
         array([[ 9., 19., 29.],
                [ 9., 19., 29.]], dtype=float32)
     """
+    if type(batch_invariant) is not bool or type(constant_b) is not bool or type(transpose_b) is not bool:
+        reject_switch(batch_invariant=batch_invariant, constant_b=constant_b, transpose_b=transpose_b)
     flags = (1 if batch_invariant else 0) | (2 if constant_b else 0) | (0 if transpose_b else 4)
     torch = modules.get("torch")
     if torch is not None and torch.compiler.is_dynamo_compiling():
@@ -123,6 +125,13 @@ def gemm(
             flags,
         )
     return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, flags)
+
+
+def reject_switch(**switches: object) -> None:
+    """Raises an error that names the first that is no bool: other values would count as True, or have no truth."""
+    for name, value in switches.items():
+        if type(value) is not bool:
+            raise _C.Error(f"{name}: is of type {type(value).__name__}; must be True or False")
 
 
 def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array) -> Array:

@@ -6,6 +6,7 @@ import os
 from sys import modules
 
 from nvfp4 import _C
+from nvfp4._api import reject_switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def info(
     }
     if m is None and n is None and k is None:
         return result
+    if type(transpose_b) is not bool:
+        reject_switch(transpose_b=transpose_b)
     if m is None or n is None or k is None:
         raise _C.Error("m, n, k: only some are given; a shape needs all three")
     if device is None:

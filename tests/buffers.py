@@ -45,7 +45,7 @@ class Guarded:
 
     @staticmethod
     def _as_bytes(x: torch.Tensor) -> torch.Tensor:
-        return x.view(torch.uint8)
+        return x.view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8, device=x.device)
 
     def _view(self, block: torch.Tensor) -> torch.Tensor:
         shape, dtype, strides = self._layout

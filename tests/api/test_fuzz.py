@@ -1,4 +1,4 @@
-"""Fuzz: 750 mutated calls, 2,000 with CI_FULL=1. Each is rejected with an error message that names the argument, and
+"""Fuzz: 950 mutated calls, 2,600 with CI_FULL=1. Each is rejected with an error message that names the argument, and
 nothing is written; or it is accepted and the result is right to the bit.
 
 A call starts valid, with each tensor between guard bytes, and gets one to three mutations.
@@ -92,12 +92,43 @@ def make_gemm(make: Maker) -> Call:
     args["out"] = make.place("out", torch.full((*batch, m, n), math.nan, dtype=dtype))
     make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
     args |= {"out_dtype": make.pick(None, dtype), "scale_layout": layout, "backend": make.pick(None, "cpu")}
+    args |= {"batch_invariant": make.pick(False, True), "constant_b": make.pick(False, True), "transpose_b": True}
+    return Call(nvfp4.gemm, define_gemm, args, "out", make.buffers)
 
-    def define(out: Any, out_dtype: Any, backend: Any, **others: Any) -> torch.Tensor:
-        dtype = out.dtype if out is not None else torch.float16 if out_dtype is None else out_dtype
-        return reference.gemm(**others, out_dtype=dtype)
 
-    return Call(nvfp4.gemm, define, args, "out", make.buffers)
+def define_gemm(
+    out: Any, out_dtype: Any, backend: Any, batch_invariant: bool, constant_b: bool, **others: Any
+) -> torch.Tensor:
+    default = others["a"].dtype if others["a"].dtype in (torch.float16, torch.bfloat16) else torch.float16
+    dtype = out.dtype if out is not None else default if out_dtype is None else out_dtype
+    return reference.gemm(**others, out_dtype=dtype)
+
+
+def make_gemm_of_16_bit_a(make: Maker) -> Call:
+    m, n, k = make.pick(1, 5, 17, 130, 0), make.pick(1, 3, 16, 33, 0), make.pick(16, 48, 64, 80, 0)
+    batch, transpose_b = make.pick((), (1,), (2,), (0,)), make.pick(False, True)
+    layout, dtype = make.pick("128x4", "linear"), make.pick(torch.float16, torch.bfloat16, torch.float32)
+    a = torch.randint(-8, 9, (*batch, m, k if transpose_b else n), generator=make.random) / 2
+    scale = make.scales(*batch, n, k // 16)
+    scale = reference.swizzle(scale, 127) if layout == "128x4" else scale
+    columns = n if transpose_b else k
+    args: Arguments = {
+        "a": make.place("a", a.to(make.pick(torch.float16, torch.bfloat16))),
+        "b": make.place("b", make.data(*batch, n, k // 2)),
+        "scale_a": None,
+        "scale_b": make.place("scale_b", scale),
+        "alpha": make.pick(None, 0.5, make.place("alpha", make.normal(n if transpose_b else 1))),
+        "bias": make.pick(None, make.place("bias", make.normal(columns).to(dtype))),
+        "out": make.place("out", torch.full((*batch, m, columns), math.nan, dtype=dtype)),
+        "out_dtype": make.pick(None, dtype),
+        "scale_layout": layout,
+        "backend": make.pick(None, "cpu"),
+        "batch_invariant": make.pick(False, True),
+        "constant_b": make.pick(False, True),
+        "transpose_b": transpose_b,
+    }
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
+    return Call(nvfp4.gemm, define_gemm, args, "out", make.buffers)
 
 
 def make_custom_kernel(make: Maker) -> Call:
@@ -236,13 +267,16 @@ def make_unswizzle(make: Maker) -> Call:
 # Each takes (draw, arguments, name) and returns "rejected" or "oversized" if the call must now be rejected, "taken" if
 # it is still valid, "either" if that depends on the other arguments.
 
-OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend")
+OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend", "scale_a")
+SWITCHES = ("batch_invariant", "constant_b", "transpose_b")
 NUMBERS = ("alpha", "beta", "global_scale", "eps")
 
 
 def junk(draw: Draw, args: Arguments, name: str) -> str:
     choices = [None, "text", b"bytes", 7, -2.5, True, 1j, [[1.0]], (1, 2), {}, torch.float16, object(), torch.Tensor]
     args[name] = draw(st.sampled_from(choices))
+    if name in SWITCHES:
+        return "either" if isinstance(args[name], bool) else "rejected"
     may = name in OPTIONAL or name in NUMBERS or name in ("rows", "columns")
     good = (
         args[name] is None or isinstance(args[name], (int, float)) or (name, args[name]) == ("out_dtype", torch.float16)
@@ -439,6 +473,11 @@ TENSOR_MUTATIONS = (
 )
 
 
+def switch(draw: Draw, args: Arguments, name: str) -> str:
+    args[name] = not args[name]
+    return "either" if name == "transpose_b" else "taken"
+
+
 def mutate(draw: Draw, args: Arguments, name: str) -> tuple[str, str]:
     value = args[name]
     if isinstance(value, torch.Tensor):
@@ -447,6 +486,8 @@ def mutate(draw: Draw, args: Arguments, name: str) -> tuple[str, str]:
         do = draw(st.sampled_from((junk, number)))
     elif name in ("scale_layout", "block_scale", "out_dtype", "backend"):
         do = draw(st.sampled_from((junk, word)))
+    elif name in SWITCHES:
+        do = draw(st.sampled_from((junk, switch)))
     else:
         do = junk
     verdict = do(draw, args, name)
@@ -528,6 +569,11 @@ def fuzz(count: int) -> Callable[[Callable], Callable]:
 @fuzz(1200)
 def test_gemm(data: st.DataObject) -> None:
     judge(make_gemm, data.draw)
+
+
+@fuzz(600)
+def test_gemm_of_16_bit_a(data: st.DataObject) -> None:
+    judge(make_gemm_of_16_bit_a, data.draw)
 
 
 @fuzz(300)

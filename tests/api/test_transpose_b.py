@@ -210,3 +210,15 @@ def test_opcheck(generator: torch.Generator) -> None:
     arguments = (*tensors, 1.0, 0.0, "128x4", "auto", 4)
     torch.library.opcheck(torch.ops.nvfp4.gemm, (*arguments, torch.bfloat16))
     torch.library.opcheck(torch.ops.nvfp4.gemm_out, (*arguments, torch.zeros(M, K)))
+
+
+@pytest.mark.parametrize("name", ["batch_invariant", "constant_b", "transpose_b"])
+@pytest.mark.parametrize("value", ["False", 1, None, numpy.bool_(True), torch.ones(2)], ids=str)
+def test_a_switch_is_a_bool(name: str, value: object, generator: torch.Generator) -> None:
+    """Other values would count as True, and a tensor of two has no truth."""
+    message = f"^{name}: is of type {type(value).__name__}; must be True or False$"
+    with pytest.raises(nvfp4.Error, match=message):
+        nvfp4.gemm(**operands(generator) | {name: value})
+    if name == "transpose_b":
+        with pytest.raises(nvfp4.Error, match=message):
+            nvfp4.info(M, N, K, transpose_b=value)
