@@ -2,7 +2,7 @@
 
     python -m nvfp4 bench --set monotone --against none --repeat 21 --json run.json --plot run.svg
     python benchmarks/monotone.py run.json [another.json] [--most 3] [--csv log/monotone.csv]
-    python benchmarks/monotone.py --draw          # results/monotone_GPU.svg of each GPU in log/monotone.csv
+    python benchmarks/monotone.py --draw          # log/monotone_GPU.svg of each GPU in log/monotone.csv
 
 Prints, for each N x K, the M whose single call takes the largest share more than the fastest of any larger M, with both
 kernels; and how many M are above --most per cent. --csv writes all points instead. The picture marks them.
@@ -20,8 +20,7 @@ from typing import Any
 
 from nvfp4.cli import plot, report, show
 
-HERE = Path(__file__).resolve().parent
-LOG, RESULTS = HERE / "log/monotone.csv", HERE / "results"
+LOG = Path(__file__).resolve().parent / "log/monotone.csv"
 
 Point = tuple[int, float, str]  # M, seconds, kernel
 Curves = dict[str, list[Point]]  # of each N x K, by M
@@ -83,6 +82,10 @@ def logged() -> dict[str, Curves]:
     return found
 
 
+def picture(gpu: str) -> Path:
+    return LOG.with_name(f"monotone_{gpu}.svg")
+
+
 def svg(gpu: str, layers: Curves, most: float) -> str:
     """A panel for each N x K: microseconds over M, and a mark where a larger M is more than `most` per cent faster."""
     plot.need_matplotlib()
@@ -124,7 +127,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.draw:
         for gpu, layers in logged().items():
-            (RESULTS / f"monotone_{gpu}.svg").write_text(svg(gpu, layers, options.most))
+            picture(gpu).write_text(svg(gpu, layers, options.most))
         return 0
     try:
         runs = [report.load(path) for path in options.runs]

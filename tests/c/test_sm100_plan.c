@@ -228,7 +228,7 @@ static void check_configs(void) {
         expect(used <= columns && columns <= 512, "tensor memory suffices");
         expect(set->kernels[i].shared_bytes <= 232448, "shared memory of a B200 suffices");
         expect(set->kernels[i].pdl && set->kernels[i].more_shared, "it starts early, with room for partial sums");
-        expect(set->kernels[i].threads == (c->cp_async ? 320 : 192), "warps");
+        expect(set->kernels[i].threads == (c->cp_async || c->mma_tile_n == 256 ? 320 : 192), "warps");
         expect(c->cta_group == 1 || c->mma_tile_n % 32 == 0, "half of a pair's tile is whole groups of rows");
         expect(sm100_configs[i].threads == set->kernels[i].threads &&
                    sm100_configs[i].shared_bytes == set->kernels[i].shared_bytes &&

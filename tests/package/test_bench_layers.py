@@ -134,5 +134,5 @@ def test_pictures_of_the_log_are_current() -> None:
         above = {name: sum(more > 0.03 for more, _, _ in monotone.excess(points)) for name, points in curves.items()}
         titles = [f"N x K {name}: {count} of {len(curves[name]) - 1}" for name, count in above.items()]
         drawn = monotone.svg(gpu, curves, 3.0)
-        committed = (monotone.RESULTS / f"monotone_{gpu}.svg").read_text()
+        committed = monotone.picture(gpu).read_text()
         assert len(titles) == 12 and all(title in text for title in titles for text in (drawn, committed))

@@ -47,7 +47,19 @@ def tokens(source: Path, folder: Path) -> str:
     for name in re.findall(r"^#include <(.+)>", amalgamate(TEXTS["KERNEL"]) + amalgamate(TEXTS["BINDING"]), re.M):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    command = ["g++", "-E", "-P", "-nostdinc", "-nostdinc++", f"-I{folder}", f"-I{CSRC}", "-x", "c++", source]
+    command = [
+        "g++",
+        "-E",
+        "-P",
+        "-nostdinc",
+        "-nostdinc++",
+        "-DNVFP4_CONTEST",
+        f"-I{folder}",
+        f"-I{CSRC}",
+        "-x",
+        "c++",
+    ]
+    command.append(source)
     return " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
@@ -65,31 +77,33 @@ def test_the_text_is_the_sources_to_the_compiler(name: str, file: Path, tmp_path
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
-    """Every line of every file in order, comments too, except includes, guards, debug code and spaces before a
-    backslash."""
+    """Every line of every file in order, comments too, except includes, guards, code of other builds and spaces before
+    a backslash."""
     _, *parts = MARKER.split(embedded(file.read_text())[name])
     found = dict(zip(parts[::2], parts[1::2]))
     assert len(found) == len(parts) // 2, "each file once"
-    command = ["g++", "-MM", "-x", "c++", "-isystem/", f"-I{CSRC}", "-MG", ROOT / "csrc" / TEXTS[name]]
+    command = ["g++", "-MM", "-MG", "-DNVFP4_CONTEST", "-x", "c++", "-isystem/", f"-I{CSRC}", CSRC / TEXTS[name]]
     wanted = subprocess.run(command, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ").split()
     paths = {Path(path).resolve() for path in wanted[1:] if Path(path).is_absolute()}
     assert {str(path.relative_to(ROOT)) for path in paths} == set(found)
     for path, text in found.items():
-        lines, debug = iter(text.strip().split("\n")), False
+        lines, other, contest = iter(text.strip().split("\n")), False, False
         line = next(lines)
         for original in (ROOT / path).read_text().strip().split("\n"):
             if line == re.sub(r" +\\$", r" \\", original):
                 line = next(lines, None)
                 continue
-            debug = debug or original in ("#ifdef NVFP4_DUMP", "#ifdef NVFP4_WATCHDOG")
+            contest = (contest or original == "#ifdef NVFP4_CONTEST") and original != "#endif"
+            other = other or original in ("#ifdef NVFP4_DUMP", "#ifdef NVFP4_WATCHDOG", "#ifndef NVFP4_CONTEST")
+            other = other or (contest and original == "#else")
             joins = re.match(r'#include "|#ifndef NVFP4_\w+H$|#define NVFP4_\w+H$|#endif$|#else$|$', original)
-            assert joins or debug, f"{path}: not in the file: {original}"
-            debug = debug and original != "#endif"
+            assert joins or other or contest, f"{path}: not in the file: {original}"
+            other = other and original != "#endif"
         assert line is None, f"{path}: not in the source: {line}"
 
 
 def test_no_debug_code(file: Path) -> None:
-    assert not re.search(r"sm100_dump\b|watchdog_wait|^\s*#.*NVFP4_(DUMP|WATCHDOG)", file.read_text(), re.M)
+    assert not re.search(r"sm100_dump\b|watchdog_wait|^\s*#.*NVFP4_(DUMP|WATCHDOG|CONTEST)", file.read_text(), re.M)
 
 
 def test_packaged_sources_are_the_checkouts() -> None:

@@ -80,7 +80,12 @@ FAMILIES = {
         (("kernels/test_sm90_nn.py",), on("sm_90", "api/test_transpose_b.py"), *guarded("sm_90")),
     ),
     "sm100": Family(
-        ("kernels/sm100/gemm.cu", "kernels/sm100/epilogue.cuh", "kernels/sm100/schedule.cuh"),
+        (
+            "kernels/sm100/gemm.cu",
+            "kernels/sm100/cp_async_producer.cuh",
+            "kernels/sm100/epilogue.cuh",
+            "kernels/sm100/schedule.cuh",
+        ),
         (
             ("kernels/test_sm100_gemm.py",),
             ("kernels/test_dependent_launch.py",),
