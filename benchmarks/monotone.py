@@ -113,9 +113,7 @@ def svg(gpu: str, layers: Curves, most: float) -> str:
             axes.grid(axis="y")
         figure.suptitle(f"{gpu.upper()}: us of a single call over M; marked: a larger M is over {most:g} % faster")
         figure.savefig(text, format="svg", metadata={"Title": f"Time over M on an {gpu.upper()}", "Date": None})
-    drawn = text.getvalue().replace("'DejaVu Sans', sans-serif", "system-ui, sans-serif")
-    drawn = drawn.replace("</style>", f"{plot.dark_scheme()}</style>", 1)
-    return "".join(f"{line.rstrip()}\n" for line in drawn.splitlines())
+    return plot.for_readers(text.getvalue())
 
 
 def main() -> int:

@@ -100,7 +100,12 @@ def svg(report: dict[str, Any]) -> str:
     text = io.StringIO()
     with matplotlib.style.context(["default", STYLE]):
         figure(report).savefig(text, format="svg", metadata=metadata)
-    drawn = text.getvalue().replace("'DejaVu Sans', sans-serif", "system-ui, sans-serif")
+    return for_readers(text.getvalue())
+
+
+def for_readers(drawn: str) -> str:
+    """An SVG of matplotlib's with the reader's own font and colour scheme, and without spaces at the ends of lines."""
+    drawn = drawn.replace("'DejaVu Sans', sans-serif", "system-ui, sans-serif")
     drawn = drawn.replace("</style>", f"{dark_scheme()}</style>", 1)
     return "".join(f"{line.rstrip()}\n" for line in drawn.splitlines())
 

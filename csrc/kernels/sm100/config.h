@@ -78,6 +78,8 @@
 /* Tiles of 256 columns have one accumulator: two groups of epilogue warps hold most of it in registers, so that the
  * next tile's mma begins before they store it. */
 #define SM100_EPILOGUE_GROUPS(mma_tile_n) ((mma_tile_n) == 256 ? 2 : 1)
+#define SM100_DRAINED_COLUMNS             80 /* of a group's 128: with the 168 registers of 10 warps 96 spill */
+#define SM100_DRAINED_CHUNK               16 /* of them, in one tcgen05.ld */
 /* Warps: 0-3 epilogue, 4 TMA producer, 5 mma, 6-9 cp.async producer or the second group of the epilogue. */
 #define SM100_THREADS(mma_tile_n, cp_async) ((cp_async) || SM100_EPILOGUE_GROUPS(mma_tile_n) == 2 ? 320 : 192)
 

@@ -138,10 +138,9 @@ template <class C> __device__ __forceinline__ void send_partials(const cta_conte
     }
 }
 
-/* Columns of an accumulator in registers, so that the mma may overwrite it while they are stored: 80, since with the
- * 168 registers of 10 warps 96 spill. */
+/* Columns of an accumulator in registers, so that the mma may overwrite it while they are stored. */
 struct drained_columns {
-    enum { COLUMNS = 80, CHUNK = 16, CHUNKS = COLUMNS / CHUNK };
+    enum { COLUMNS = SM100_DRAINED_COLUMNS, CHUNK = SM100_DRAINED_CHUNK, CHUNKS = COLUMNS / CHUNK };
     float v[CHUNKS][CHUNK];
 
     __device__ __forceinline__ explicit drained_columns(uint32_t accumulator) {

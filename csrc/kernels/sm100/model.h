@@ -243,9 +243,11 @@ static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work 
         t.drain = (tiles_per_sm - 1) * t.epilogue;
     else if (SM100_EPILOGUE_GROUPS(w->mma_tile_n) == 1)
         t.mma += further_rounds * (t.last_stage + t.epilogue);
-    else { /* 48 of 128 columns are stored, the others in registers, 16 a load, when the next tile begins */
+    else { /* some columns are stored, the others in registers, when the next tile begins */
+        const double drained = SM100_DRAINED_COLUMNS, columns = w->mma_tile_n / 2.0;
+        const double loads = drained / SM100_DRAINED_CHUNK * m->tcgen05_ld_cycles * clk;
         t.drain = (tiles_per_sm - 1) * t.epilogue;
-        t.mma += further_rounds * (t.last_stage + 0.375 * t.epilogue + 5 * m->tcgen05_ld_cycles * clk);
+        t.mma += further_rounds * (t.last_stage + (1 - drained / columns) * t.epilogue + loads);
     }
     return t;
 }
