@@ -360,8 +360,11 @@ def test_check_on_the_emulated_b200(emulated: Callable[[str], None], tmp_path: P
 @needs_gpu_code
 @in_full
 @pytest.mark.parametrize("device", ["sm_100", "sm_90"])
-def test_every_step_on_an_emulated_gpu(device: str, emulated: Callable[[str], None], tmp_path: Path) -> None:
+def test_every_step_on_an_emulated_gpu(
+    device: str, emulated: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     emulated(device)
+    monkeypatch.setattr(first_run, "checkout", lambda: ROOT)  # of an installed wheel too
     folder = tmp_path / "found"
     assert main(["first-run", "--minutes", "30", "--folder", str(folder)]) == 0
     found = results(folder)
@@ -377,7 +380,7 @@ def test_a_debug_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVFP4_CUDA", "0")
     to, module = tmp_path / "made", Path(nvfp4._C.__file__)
     before = module.read_bytes()
-    assert first_run_programs.main(["build", str(first_run.checkout()), str(to), *first_run_steps.PLACEMENT]) == 0
+    assert first_run_programs.main(["build", str(ROOT), str(to), *first_run_steps.PLACEMENT]) == 0
     code = "import nvfp4; from nvfp4 import _C; print(hasattr(_C, 'dump'), hasattr(_C, 'placement'), nvfp4.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=to, env=os.environ | {"PYTHONPATH": str(to)}, **TEXT)
     assert done.stdout.split() == ["True", "True", str(to / "nvfp4/__init__.py")], done.stderr

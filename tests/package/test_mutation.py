@@ -126,11 +126,11 @@ def test_report(tmp_path: Path) -> None:
     with results.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(columns)
-        for key, verdict in enumerate(["killed", "killed", "survived", "killed", "broken", "equivalent"]):
+        for key, verdict in enumerate(["killed", "killed", "survived", "killed", "broken", "equivalent", "unfinished"]):
             rows.writerow(["cpu", "csrc/cpu/cpu.h", 1, "arithmetic", "+", "-", verdict, "", "", 1, key])
         rows.writerow(["cpu", "csrc/cpu/cpu.h", 1, "arithmetic", "+", "-", "killed", "", "", 1, 0])  # run again
     done = subprocess.run([sys.executable, str(TOOL), "report", str(results)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("all"))
-    assert line.split() == ["all", "3", "1", "1", "1", "75%", "(30%", "to", "95%)"]
+    assert line.split() == ["all", "3", "1", "1", "1", "1", "75%", "(30%", "to", "95%)"]
     assert "csrc/cpu/cpu.h:1  arithmetic" in done.stdout

@@ -246,13 +246,14 @@ def report(results: Path, by: str) -> None:
                 survivors.append(row)
         groups[row[by]][verdict] += 1
         groups["all"][verdict] += 1
-    print(f"{'':40} {'killed':>7} {'survived':>9} {'equivalent':>11} {'broken':>7}  score (95 %)")
+    print(f"{'':40} {'killed':>7} {'survived':>9} {'equivalent':>11} {'broken':>7} {'unfinished':>11}  score (95 %)")
     for name in [*sorted(name for name in groups if name != "all"), "all"]:
         group = groups[name]
         decided = group["killed"] + group["survived"]
         low, high = wilson(group["killed"], decided)
         share = f"{group['killed'] / decided:5.0%} ({low:.0%} to {high:.0%})" if decided else ""
         counts = f"{group['killed']:7} {group['survived']:9} {group['equivalent']:11} {group['broken']:7}"
+        counts += f" {group['unfinished']:11}"
         print(f"{name:40} {counts}  {share}")
     for row in survivors:
         print(f"\n{row['key']}  {row['family']}  {row['file']}:{row['line']}  {row['operator']}")
@@ -277,7 +278,12 @@ def main() -> None:
     running.add_argument("--results", required=True, help="CSV that rows are added to")
     running.add_argument("--known", action="append", default=[], help="CSV of other results, not to be run again")
     running.add_argument("--jobs", type=int, default=0, help="mutants at a time; default: one a core")
-    running.add_argument("--seconds", type=float, default=240.0, help="for one pytest command; longer counts as killed")
+    running.add_argument(
+        "--seconds",
+        type=float,
+        default=240.0,
+        help="for one pytest command; longer counts as killed if it takes at most a third without a mutant",
+    )
     running.add_argument("--start-within", type=float, default=0.0, help="begin no mutant after so many seconds")
     running.add_argument("--seed", default="", help="NVFP4_TEST_SEED; default: a fresh one")
     running.add_argument("--again", action="store_true", help="run again what survived")

@@ -45,6 +45,9 @@ CFLAGS = [
 ]
 
 
+NO_END = "no end"
+
+
 class Broken(Exception):
     """The mutant does not compile."""
 
@@ -55,6 +58,7 @@ class Workplace:
     cores: list[int]
     objects: dict[Path, bytes] = field(default_factory=dict)  # of the unchanged sources, by the files that are made
     said: str = ""  # by the last test that failed
+    unchanged: dict[Arguments, bool] = field(default_factory=dict)  # whether these tests end early without a mutant
 
     @property
     def root(self) -> Path:
@@ -191,21 +195,29 @@ class Workplace:
             return code, output.read().decode(errors="replace")
 
     def test(self, tests: tuple[Arguments, ...], seconds: float, seed: str) -> tuple[str, str]:
-        """The first of them that fails, and what; ("", "") if none does."""
+        """The first of them that fails, and what, or NO_END; ("", "") if none does."""
         for arguments in tests:
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-rf"]
             os.environ["NVFP4_TEST_SEED"] = seed
             code, output = self.call([*command, *arguments], seconds, self.root / "tests")
             if code is None:
-                return " ".join(arguments), f"no end after {seconds:.0f} s"
+                return " ".join(arguments), NO_END
             if code:
                 failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
                 self.said = output
                 return " ".join(arguments), failed[0] if failed else output.strip()[-200:]
         return "", ""
 
+    def ends_unchanged(self, arguments: Arguments, seconds: float, seed: str) -> bool:
+        """Whether these tests take at most a third of the time without a mutant."""
+        if arguments not in self.unchanged:
+            self.link()
+            self.unchanged[arguments] = self.test((arguments,), seconds / 3, seed) == ("", "")
+        return self.unchanged[arguments]
+
     def run(self, one: Mutant, tests: tuple[Arguments, ...], seconds: float, seed: str) -> dict[str, object]:
-        """The verdict: killed, survived, equivalent (the same machine code or PTX), broken (does not compile)."""
+        """The verdict: killed, survived, equivalent (the same machine code or PTX), broken (does not compile),
+        unfinished (tests ran past the time, but the machine may just be slow)."""
         begin = time.monotonic()
         path = self.root / one.file
         original = path.read_bytes()
@@ -235,4 +247,6 @@ class Workplace:
                     self.pack(source)
             if changed:
                 self.compile([self.root / "csrc/driver/fatbin.c"])
+        if what == NO_END and not self.ends_unchanged(next(t for t in tests if " ".join(t) == by), seconds, seed):
+            verdict = "unfinished"
         return {"verdict": verdict, "by": by, "what": what, "seconds": round(time.monotonic() - begin, 1)}
