@@ -91,8 +91,13 @@ int32_t list_sm100_candidates(const sm100_model *model, const device_props *prop
 }
 
 void count_sm100_work(const device_props *props, const gemm_traits *traits, int32_t kernel, int32_t swap_ab,
-                      int32_t split_k, sm100_work *out) {
-    const sm100_model_input in = sm100_input_of(props, traits, &sm100_configs[kernel], swap_ab, split_k);
+                      int32_t split_k, int32_t ctas_per_sm, sm100_work *out) {
+    const sm100_config *config = &sm100_configs[kernel];
+    sm100_tiling tiling = {0};
+    sm100_tile(props, traits, config, swap_ab, split_k, 0, &tiling);
+    if (ctas_per_sm && ctas_per_sm != 1 + tiling.room.for_next_call)
+        sm100_tile(props, traits, config, swap_ab, split_k, 1, &tiling);
+    const sm100_model_input in = sm100_input_of(props, traits, config, swap_ab, split_k, &tiling.room);
     *out = sm100_work_of(&in);
 }
 
@@ -183,11 +188,13 @@ const char *describe(void) {
     FIELD(gemm_candidate, swap_ab);
     FIELD(gemm_candidate, split_k);
     FIELD(gemm_candidate, prefetch_stages);
+    FIELD(gemm_candidate, ctas_per_sm);
     FIELD(gemm_candidate, tile_m);
     FIELD(gemm_candidate, tile_n);
     FIELD(gemm_candidate, tile_k);
     FIELD(gemm_candidate, stages);
     FIELD(gemm_candidate, batch_invariant);
+    FIELD(gemm_candidate, padding_);
     FIELD(gemm_candidate, tiling);
 
     SIZE(sm100_work);

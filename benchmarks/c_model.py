@@ -155,10 +155,12 @@ def candidates(constants: Struct, on: Struct, of: Struct, configs: tuple[Config,
     return found[: function(*map(ctypes.byref, (constants, on, of)), found)]
 
 
-def sm100_work(on: Struct, of: Struct, kernel: int, swap_ab: bool, split_k: int, configs: tuple[Config, ...]) -> Struct:
-    """Counted work of one of the instantiations."""
+def sm100_work(
+    on: Struct, of: Struct, kernel: int, swap_ab: bool, split_k: int, ctas_per_sm: int, configs: tuple[Config, ...]
+) -> Struct:
+    """Counted work of one of the instantiations; ctas_per_sm of 0: by the plan's rule."""
     made = new("sm100_work")
-    settings = map(ctypes.c_int32, (kernel, swap_ab, split_k))
+    settings = map(ctypes.c_int32, (kernel, swap_ab, split_k, ctas_per_sm))
     library(configs).c.count_sm100_work(ctypes.byref(on), ctypes.byref(of), *settings, ctypes.byref(made))
     return made
 

@@ -57,13 +57,13 @@ class Times:
         return max(PARTS, key=lambda part: getattr(self.parts, part))
 
 
-def work_of(shape: Shape, config: Config, split_k: int = 1, swap_ab: bool = False) -> Struct:
+def work_of(shape: Shape, config: Config, split_k: int = 1, swap_ab: bool = False, ctas_per_sm: int = 0) -> Struct:
     """Counted work (sm100_work) of one of our kernels, or of one that does not exist."""
     rows = configs()
     known = config in rows
     kernel = rows.index(config) if known else 0
     others = () if known else (config,)
-    return c_model.sm100_work(c_model.device("b200"), shape.traits, kernel, swap_ab, split_k, others)
+    return c_model.sm100_work(c_model.device("b200"), shape.traits, kernel, swap_ab, split_k, ctas_per_sm, others)
 
 
 def times(work: Struct, c: Struct) -> Times:
@@ -97,6 +97,7 @@ class Plan:
     config: Config
     split_k: int
     swap_ab: bool
+    ctas_per_sm: int
     us: float
     constants: Struct
 
@@ -106,7 +107,7 @@ class Plan:
 
     @cached_property
     def work(self) -> Struct:
-        return work_of(self.shape, self.config, self.split_k, self.swap_ab)
+        return work_of(self.shape, self.config, self.split_k, self.swap_ab, self.ctas_per_sm)
 
     @cached_property
     def times(self) -> Times:
@@ -118,11 +119,14 @@ class Plan:
 
 
 def plans(shape: Shape, rows: list[Config], c: Struct) -> Iterator[Plan]:
-    """The planner's candidates with these instantiations, without L2 prefetching."""
+    """The planner's candidates with these instantiations, without L2 prefetching, and without those whose CTAs pile
+    up: room for the next call against the rule costs them more than the parts of their time."""
     own = () if rows == configs() else tuple(rows)
     for found in c_model.candidates(c, c_model.device("b200"), shape.traits, own):
-        if not found.prefetch_stages:
-            yield Plan(shape, rows[found.kernel], found.split_k, bool(found.swap_ab), found.modelled_us, c)
+        settings = found.split_k, bool(found.swap_ab)
+        if found.prefetch_stages or found.ctas_per_sm > work_of(shape, rows[found.kernel], *settings).ctas_per_sm:
+            continue
+        yield Plan(shape, rows[found.kernel], *settings, found.ctas_per_sm, found.modelled_us, c)
 
 
 def best(shape: Shape, rows: list[Config], c: Struct) -> Plan:

@@ -22,7 +22,7 @@ static void check(cudaError_t error, const char *call) {
 enum {
     LAUNCHES = 12,
     CHAINS = 9,
-    THREADS = SM100_THREADS(0),
+    THREADS = SM100_THREADS(64, 0), /* of a tile that leaves room for a second CTA */
     BODY_CLOCKS = 6000,
     HOLD_CLOCKS = 400000,
     MOST_CTAS = 256

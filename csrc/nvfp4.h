@@ -154,6 +154,7 @@ typedef struct nvfp4_plan {
     int64_t grid;     /* CTAs of the GEMM kernel; 0 on the CPU */
     size_t workspace; /* bytes of device memory the call needs */
     int32_t prefetch_stages; /* sm100: stages of K that each CTA prefetches into L2 before the call may read */
+    int32_t ctas_per_sm;     /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t candidates;      /* on a GPU: how many plans there are for this product (nvfp4_set_candidate) */
     double modelled_us;      /* on a GPU: modelled time of a call; sm80, sm90: single-call, sm100: back to back */
 } nvfp4_plan;
@@ -162,8 +163,9 @@ typedef struct nvfp4_plan {
  * time; the last one where there are fewer. For measuring what the model ranks. Not while other threads plan. */
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 
-/* Put one plan first for products of this shape on this device: the one with the name, swap_ab, split_k and
- * prefetch_stages of `plan` (no other field counts). For plans that were measured to be faster than the model's choice
+/* Put one plan first for products of this shape on this device: the one with the name, swap_ab, split_k,
+ * prefetch_stages and ctas_per_sm of `plan` (no other field counts). For plans that were measured to be faster than the
+ * model's choice
  * (`python -m nvfp4 bench --tune`). It holds for all types and epilogues; products whose operands lie so that they have
  * no such plan are not affected. Another split_k adds in another order, so results that round may differ in their last
  * bits. NVFP4_INVALID where a product of contiguous operands has no such plan. Not while other threads plan. */

@@ -126,6 +126,7 @@ def override_plan(
     swap_ab: bool,
     split_k: int,
     prefetch_stages: int,
+    ctas_per_sm: int,
     /,
 ) -> None: ...
 def clear_overrides() -> None: ...

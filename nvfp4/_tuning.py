@@ -10,10 +10,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FORMAT = "nvfp4-tune 2"
-OLD_FORMATS = ("nvfp4-tune 1",)  # that tools/rename_results.py rewrites
+FORMAT = "nvfp4-tune 3"
+OLD_FORMATS = ("nvfp4-tune 1", "nvfp4-tune 2")  # that tools/rename_results.py rewrites
 DEVICE = ("name", "compute_capability", "sm_count")  # device properties that must equal those in the file
-SETTINGS = ("kernel", "swap_ab", "split_k", "prefetch_stages")  # distinguish the plans of a shape
+SETTINGS = ("kernel", "swap_ab", "split_k", "prefetch_stages", "ctas_per_sm")  # distinguish the plans of a shape
 
 _overrides: list[tuple[Any, ...]] = []  # arguments of _C.override_plan, in force now
 
@@ -29,7 +29,7 @@ def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
         path: the file; None removes all overrides.
 
     Returns:
-        For each shape a dict: m, n, k, and the plan as kernel, swap_ab, split_k and prefetch_stages.
+        For each shape a dict: m, n, k, and the plan as kernel, swap_ab, split_k, prefetch_stages and ctas_per_sm.
 
     Raises:
         nvfp4.Error: the file has another format, was written by another version of nvfp4 or for another GPU, or has a

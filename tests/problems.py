@@ -60,7 +60,7 @@ class Gemm:
     scales: str = "contest"
     backend: str | None = None
     rank: float = 0.0  # of the plan, as a part of the number of candidates
-    plan: tuple[str, bool, int, int] | None = None  # kernel, swap_ab, split_k, prefetch_stages: instead of a rank
+    plan: tuple[str, bool, int, int, int] | None = None  # nvfp4._tuning.SETTINGS: instead of a rank
     threads: int = 1  # on the CPU
     a: str = "nvfp4"  # or "float16", "bfloat16": of 16 bits
     transpose_b: bool = True  # False, for a of 16 bits: a is m x n and out m x k

@@ -4,7 +4,8 @@
     python tools/rename_results.py FILE...
 
 Files: runs of `nvfp4 bench` (--json and --csv), files of `bench --tune`, runs of benchmarks/contest.py. A file that is
-already of version 2 stays as it is. Only names change, never a number; kernels get their new names in all of them.
+already of version 2 (of `bench --tune`: 3) stays as it is. Only names change, never a number; kernels get their new
+names in all of them.
 
     bench, JSON        version 1                   version 2
       format           nvfp4-bench-1               nvfp4-bench-2
@@ -19,10 +20,11 @@ already of version 2 stays as it is. Only names change, never a number; kernels 
       column           contestant                  implementation
       figure           cold, queued                single_call, back_to_back
     bench --tune
-      format           nvfp4-tune 1                nvfp4-tune 2
+      format           nvfp4-tune 1, 2             nvfp4-tune 3
       results[]        preferred (a place)         selected (a rank)
         candidates[]   place                       rank
                        swapped                     swap_ab
+                       -                           ctas_per_sm, 0
     contest.py
       format           nvfp4-contest-1             nvfp4-contest-2
       mode             queued, single              back-to-back, single-call
@@ -116,13 +118,18 @@ def bench(run: Object) -> Object:
 
 
 def tune(run: Object) -> Object:
+    """From format 1 or 2. A file for sm100 kernels, of which there is none, would lack a setting."""
+
     def candidate(old: Object) -> Object:
-        return renamed(old, {"place": "rank", "swapped": "swap_ab"}) | {"kernel": kernel(old["kernel"])}
+        if "_sm100_" in old["kernel"]:
+            raise KeyError("ctas_per_sm")
+        new = renamed(old, {"place": "rank", "swapped": "swap_ab"})
+        return new | {"kernel": kernel(old["kernel"]), "ctas_per_sm": 0}
 
     def result(old: Object) -> Object:
         return renamed(old, {"preferred": "selected"}) | {"candidates": [candidate(each) for each in old["candidates"]]}
 
-    return run | {"format": "nvfp4-tune 2", "results": [result(old) for old in run["results"]]}
+    return run | {"format": "nvfp4-tune 3", "results": [result(old) for old in run["results"]]}
 
 
 def contest(run: Object) -> Object:
@@ -153,6 +160,7 @@ def plain_text(run: Object) -> str:
 JSON: dict[str, tuple[Callable[[Object], Object], Callable[[Object], str]]] = {
     "nvfp4-bench-1": (bench, bench_text),
     "nvfp4-tune 1": (tune, plain_text),
+    "nvfp4-tune 2": (tune, plain_text),
     "nvfp4-contest-1": (contest, plain_text),
 }
 

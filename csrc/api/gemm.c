@@ -161,6 +161,7 @@ static void describe(const gemm_call *call, nvfp4_plan *plan) {
         .grid = c->grid,
         .workspace = (size_t)c->workspace,
         .prefetch_stages = c->prefetch_stages,
+        .ctas_per_sm = c->ctas_per_sm,
         .candidates = call->candidates,
         .modelled_us = c->modelled_us,
     };
@@ -231,8 +232,11 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t ba
 
 /* The settings that a plan names; family NVFP4_AUTO and kernel -1 where no kernel has its name. */
 static plan_settings settings_of(const nvfp4_plan *plan) {
-    plan_settings s = {
-        .kernel = -1, .swap_ab = plan->swap_ab, .split_k = plan->split_k, .prefetch_stages = plan->prefetch_stages};
+    plan_settings s = {.kernel = -1,
+                       .swap_ab = plan->swap_ab,
+                       .split_k = plan->split_k,
+                       .prefetch_stages = plan->prefetch_stages,
+                       .ctas_per_sm = plan->ctas_per_sm};
     for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
         const kernel_set *set = gemm_families[f] ? gemm_families[f]->kernels : NULL;
         for (int32_t k = 0; set && k < set->count; k++)
@@ -270,10 +274,10 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
     if (!found)
         return fail(
             NVFP4_INVALID,
-            "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, which is none of the %d plans for a "
-            "product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
-            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plans, (long long)m, (long long)n,
-            (long long)k, (long long)l, call.where.device);
+            "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, ctas_per_sm = %d, which is none of the %d "
+            "plans for a product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
+            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plan->ctas_per_sm, plans, (long long)m,
+            (long long)n, (long long)k, (long long)l, call.where.device);
     const gemm_problem *p = &call.problem;
     const plan_override one = {
         .device = call.where.device, .m = p->m, .n = p->n, .k = p->k, .l = p->l, .settings = settings};

@@ -1,13 +1,13 @@
 /* Lists, ranks and caches. */
 #include "plan/choose.h"
 
-_Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) + sizeof(plan_settings) + 12,
+_Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) + sizeof(plan_settings) + 16,
                "no padding");
 _Static_assert(sizeof(gemm_traits) == 4 * 8 + 8 * 4 && sizeof(device_props) == 6 * 4 + 8, "no padding");
 
 int candidate_is(const gemm_candidate *c, const plan_settings *s) {
     return s->split_k > 0 && c->family == s->family && c->kernel == s->kernel && c->swap_ab == s->swap_ab &&
-           c->split_k == s->split_k && c->prefetch_stages == s->prefetch_stages;
+           c->split_k == s->split_k && c->prefetch_stages == s->prefetch_stages && c->ctas_per_sm == s->ctas_per_sm;
 }
 
 static int precedes(const gemm_candidate *x, const gemm_candidate *y, const plan_settings *override) {

@@ -14,7 +14,7 @@
 #include "kernels/common/tensor_map.h"
 
 enum {
-    FAMILY_MAX_CANDIDATES = 224,
+    FAMILY_MAX_CANDIDATES = 256,
     PLAN_MAX_STEPS = 2,
     PLAN_MAX_PARAMS = 2, /* of a kernel */
     PLAN_MAX_TENSOR_MAPS = 4,
@@ -34,8 +34,10 @@ typedef struct gemm_candidate {
     int32_t split_k; /* CTAs, or pairs of CTAs, that share an output tile along K; 1 where a kernel splits by a rule of
                       * its own (sm90 gemv, prefill) */
     int32_t prefetch_stages;
+    int32_t ctas_per_sm; /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t tile_m, tile_n, tile_k, stages;
     int32_t batch_invariant; /* 1: chosen for a product whose rows must not depend on M */
+    int32_t padding_;
     union {
         int64_t align;
         unsigned char bytes[PLAN_TILING_BYTES]; /* the family's own struct: how the problem is tiled */
@@ -114,7 +116,8 @@ static inline int candidate_precedes(const gemm_candidate *x, const gemm_candida
     if (x->family != y->family) return x->family > y->family; /* the newer architecture */
     if (x->kernel != y->kernel) return x->kernel < y->kernel;
     if (x->swap_ab != y->swap_ab) return x->swap_ab < y->swap_ab;
-    return x->split_k < y->split_k;
+    if (x->split_k != y->split_k) return x->split_k < y->split_k;
+    return x->ctas_per_sm > y->ctas_per_sm;
 }
 
 #endif

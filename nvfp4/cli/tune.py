@@ -1,6 +1,7 @@
 """`nvfp4 bench --tune`: times every launch plan of the sm90 or sm100 kernels and compares it with the model's ranking.
 
-The plans of a shape differ in kernel, in swap_ab, in split_k and in the prefetch of weights;
+The plans of a shape differ in kernel, in swap_ab, in split_k, in the prefetch of weights and in whether an SM has room
+for a CTA of the next call;
 csrc/kernels/sm90/gemm_plan.c and kernels/sm100/plan.h rank them by models (kernels/sm90/model.h,
 kernels/sm100/model.h). Each plan is first checked bit for bit against the CPU, on data whose sums are exact. Then all
 correct plans alternate, in a new random order each round, and are timed as in the competition: consecutive calls
@@ -83,6 +84,7 @@ class Candidate:
                 ", swap_ab" if self.plan["swap_ab"] else "",
                 f", split-K {self.plan['split_k']}" if self.plan["split_k"] > 1 else "",
                 f", prefetch {self.plan['prefetch_stages']}" if self.plan["prefetch_stages"] else "",
+                f", {self.plan['ctas_per_sm']} CTAs an SM" if self.plan["ctas_per_sm"] > 1 else "",
             ]
         )
         return f"{short(self.plan['kernel'])}{settings}"
@@ -414,6 +416,7 @@ COLUMNS = [
     "<tile",
     "split-K",
     "prefetch",
+    "CTAs an SM",
     "modelled, us",
     "measured, us",
     "over fastest",
@@ -434,6 +437,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
                 f"{candidate['tile_m']}x{candidate['tile_n']}{', swap_ab' if candidate['swap_ab'] else ''}",
                 str(candidate["split_k"]),
                 str(candidate["prefetch_stages"] or "-"),
+                str(candidate["ctas_per_sm"] or "-"),
                 f"{candidate['modelled_us']:.2f}",
                 *measured(candidate, medians.get(candidate["rank"]), best),
             ]

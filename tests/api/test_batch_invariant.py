@@ -9,6 +9,7 @@ from conftest import Backend, is_emulated, one_in
 
 import nvfp4
 from nvfp4 import _C, reference
+from nvfp4._tuning import SETTINGS
 
 # Few rows and many, the tiles' sizes and beside them, and more rows than columns.
 ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 200, 257, 300]
@@ -103,7 +104,7 @@ def test_forced_plans_do_not_count(backend: Backend, generator: torch.Generator)
         for rank in range(0, candidates, max(1, candidates // 4)):
             _C.set_candidate(rank)
             plan = nvfp4.info(33, 130, 1056, device=0, backend=backend.name)["plan"]
-            settings = [plan[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")]
+            settings = [plan[name] for name in SETTINGS]
             assert torch.equal(products.rows(0, 33, backend.name), expected)
             _C.set_candidate(0)
             _C.override_plan(0, 33, 130, 1056, 1, *settings)

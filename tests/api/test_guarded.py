@@ -10,6 +10,8 @@ from conftest import FULL, one_in
 from problems import DTYPES, FAMILIES, At, Conversion, Gemm, up
 from worker import Workers
 
+from nvfp4._tuning import SETTINGS
+
 
 def backend(target: str) -> str | None:
     """Of an emulated GPU the family of its own; of others the default."""
@@ -27,7 +29,7 @@ def on_plans(workers: Workers, target: str, case: Gemm, most: int, **wanted: obj
     by_name = all(x is None or x % 16 == 0 for at in lie for x in (at.pitch, at.batch, at.slack))
     for rank, plan in enumerate(plans):
         if all(check(plan[name]) for name, check in wanted.items()):
-            settings = tuple(plan[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages"))
+            settings = tuple(plan[name] for name in SETTINGS)
             of.setdefault(settings[:3], {"plan": settings} if by_name else {"rank": (rank + 0.5) / len(plans)})
     chosen = list(of.values())[:: max(1, -(-len(of) // most))]
     return [replace(case, seed=i, **how) for i, how in enumerate(chosen)]

@@ -118,8 +118,8 @@ static inline void name_product(const gpu *g, const gemm_problem *p, variant v) 
 static inline void name_candidate(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c) {
     name_product(g, p, v);
     const size_t used = strlen(about);
-    snprintf(about + used, sizeof about - used, ": %s, swap_ab %d, split %d, prefetch %d", c->name ? c->name : "(null)",
-             c->swap_ab, c->split_k, c->prefetch_stages);
+    snprintf(about + used, sizeof about - used, ": %s, swap_ab %d, split %d, prefetch %d, %d CTAs an SM",
+             c->name ? c->name : "(null)", c->swap_ab, c->split_k, c->prefetch_stages, c->ctas_per_sm);
 }
 
 /* ---- candidates ---- */
@@ -131,11 +131,11 @@ typedef struct candidate_list {
 
 static inline int same_settings(const gemm_candidate *x, const gemm_candidate *y) {
     return x->family == y->family && x->kernel == y->kernel && x->swap_ab == y->swap_ab && x->split_k == y->split_k &&
-           x->prefetch_stages == y->prefetch_stages;
+           x->prefetch_stages == y->prefetch_stages && x->ctas_per_sm == y->ctas_per_sm;
 }
 
 static inline plan_settings settings_of(const gemm_candidate *c) {
-    return (plan_settings){c->family, c->kernel, c->swap_ab, c->split_k, c->prefetch_stages};
+    return (plan_settings){c->family, c->kernel, c->swap_ab, c->split_k, c->prefetch_stages, c->ctas_per_sm};
 }
 
 static inline void list_candidates(int32_t family, const gpu *g, const gemm_problem *p, int garbage,
@@ -168,6 +168,7 @@ static inline void check_candidate(int32_t family, const gemm_candidate *c) {
     expect(c->workspace >= 0, "a workspace that can be allocated");
     expect(c->swap_ab == 0 || c->swap_ab == 1, "swap_ab is 0 or 1");
     expect(c->split_k >= 1 && c->prefetch_stages >= 0, "K has at least one part");
+    expect(c->ctas_per_sm >= 0 && c->ctas_per_sm <= 2, "an SM has room for two CTAs at the most");
     expect(c->tile_m > 0 && c->tile_n > 0 && c->tile_k > 0 && c->stages > 0, "it says the tile");
 }
 

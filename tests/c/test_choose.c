@@ -13,9 +13,11 @@ typedef struct ranking {
 
 static int by_time(const void *left, const void *right) {
     const gemm_candidate *x = left, *y = right;
-    const double differences[] = {x->modelled_us - y->modelled_us, (double)x->prefetch_stages - y->prefetch_stages,
-                                  (double)y->family - x->family,   (double)x->kernel - y->kernel,
-                                  (double)x->swap_ab - y->swap_ab, (double)x->split_k - y->split_k};
+    const double differences[] = {
+        x->modelled_us - y->modelled_us,        (double)x->prefetch_stages - y->prefetch_stages,
+        (double)y->family - x->family,          (double)x->kernel - y->kernel,
+        (double)x->swap_ab - y->swap_ab,        (double)x->split_k - y->split_k,
+        (double)y->ctas_per_sm - x->ctas_per_sm};
     for (size_t i = 0; i < COUNT(differences); i++)
         if (differences[i] != 0.0) return differences[i] < 0.0 ? -1 : 1;
     return 0;

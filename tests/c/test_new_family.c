@@ -122,7 +122,7 @@ static void check_ranking(void) {
     const gemm_problem q = problem(4, 4097, 2048, 1, PLAIN);
     last = query_of(&gpus[H200], &q, SM80 | SM90 | OWN, count - 1);
     expect(plan_choose(&last)->taken.family == TINY, "and comes last");
-    last.override = (plan_settings){TINY, 0, 0, 1, 0};
+    last.override = (plan_settings){TINY, 0, 0, 1, 0, 0};
     last.rank = 0;
     expect(plan_choose(&last)->taken.family == TINY, "but for an override");
     expect(fastest(4, 4098, OWN, &count).family == TINY && count == 1, "it is taken where it is named");

@@ -61,7 +61,7 @@ enum { SM80 = 1 << NVFP4_BACKEND_SM80, SM90 = 1 << NVFP4_BACKEND_SM90 };
 static int is_override(const plan_query *q, int32_t family, int32_t i) {
     const plan_settings *s = &q->override;
     return s->split_k == 1 + i && s->family == family && s->kernel == i && s->swap_ab == i % 2 &&
-           s->prefetch_stages == 0 && (q->families >> family & 1);
+           s->prefetch_stages == 0 && s->ctas_per_sm == 0 && (q->families >> family & 1);
 }
 
 /* The answer to a query by itself. Candidate i of a family takes 10 i us and the family's number more. */
@@ -98,7 +98,7 @@ static void check_pair(const plan_query *x, const plan_query *y, const char *fie
 static plan_query base_query(void) {
     const gemm_problem p = problem(1 + draw() % 4096, 1 + draw() % 4096, 64 * (1 + draw() % 64), 1 + draw() % 4, PLAIN);
     plan_query q = query_of(&gpus[H200], &p, SM80 | SM90, 0);
-    q.override = (plan_settings){NVFP4_BACKEND_SM90, 2, 0, 3, 0};
+    q.override = (plan_settings){NVFP4_BACKEND_SM90, 2, 0, 3, 0, 0};
     return q;
 }
 
@@ -133,8 +133,10 @@ static const field fields[] = {
     FIELD(override.swap_ab),
     FIELD(override.split_k),
     FIELD(override.prefetch_stages),
+    FIELD(override.ctas_per_sm),
     FIELD(rank),
     FIELD(batch_invariant),
+    FIELD(padding_),
 };
 
 /* Every bit of every field that a family is given; what is chosen between has few values that mean something. */

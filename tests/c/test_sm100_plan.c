@@ -70,20 +70,35 @@ static int64_t fit_apart(const gpu *g, int32_t cluster) {
     return fit;
 }
 
+/* Large clusters that fill the GPU: by the rule they do not share an SM. */
+static int fill_the_gpu(const gpu *g, const config *c, int32_t split_k, int64_t grid) {
+    const int32_t cluster = c->cta_group * c->multicast * split_k;
+    const int64_t apart = fit_apart(g, cluster), clusters = grid / cluster;
+    return cluster >= 4 && 8 * clusters > 7 * apart && clusters <= apart;
+}
+
+static int is_by_rule(const gpu *g, const gemm_candidate *candidate) {
+    const config *c = &configs[candidate->kernel];
+    const int alone = fill_the_gpu(g, c, candidate->split_k, candidate->grid);
+    return candidate->ctas_per_sm == 1 + (!alone && leaves_room(g, c, entry_of(candidate->kernel)->shared_bytes));
+}
+
+static int64_t launches[2][2]; /* by whether they are by the rule, and by ctas_per_sm - 1 */
+
 /* Partial sums have room of their own, or that of the stages. */
-static void check_shared_memory(const gpu *g, const config *c, const sm100_schedule *s, const launch_step *gemm) {
+static void check_shared_memory(const gpu *g, const config *c, const sm100_schedule *s, const launch_step *gemm,
+                                int32_t ctas_per_sm) {
     const int32_t stages = entry_of(gemm->kernel)->shared_bytes, more = gemm->shared_bytes - stages;
     const int32_t partials = SM100_PARTIALS_BYTES(c->mma_tile_n, s->split_k), all = stages + partials;
     expect(stages + more <= g->props.shared_per_block, "shared memory fits a CTA");
-    const int32_t needed = s->partials_in_stages ? stages : all, cluster = c->cta_group * c->multicast * s->split_k;
-    const int64_t apart = fit_apart(g, cluster), clusters = (int64_t)gemm->grid_x / cluster;
-    const int alone = cluster >= 4 && 8 * clusters > 7 * apart && clusters <= apart;
-    expect(gemm->shared_bytes >= needed && (gemm->shared_bytes == needed || alone), "partial sums have room, no more");
-    expect(!alone || !leaves_room(g, c, gemm->shared_bytes), "large clusters that fill the GPU do not share an SM");
+    const int32_t needed = s->partials_in_stages ? stages : all;
+    expect(gemm->shared_bytes >= needed && (gemm->shared_bytes == needed || ctas_per_sm == 1),
+           "partial sums have room, no more");
+    expect(ctas_per_sm == 1 + leaves_room(g, c, gemm->shared_bytes), "as many CTAs share an SM as the candidate says");
     expect(partials <= c->stages * SM100_STAGE_BYTES(c->cta_group, c->mma_tile_n),
            "the stages have room for partial sums");
     expect(!s->partials_in_stages || s->split_k > 1, "a product without split has no partial sums");
-    const int crowded = !alone && leaves_room(g, c, stages) && !leaves_room(g, c, all);
+    const int crowded = ctas_per_sm == 2 && !leaves_room(g, c, all);
     expect(s->partials_in_stages == (all > g->props.shared_per_block || crowded), "sums go where there is room");
 }
 
@@ -152,7 +167,8 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
         ((uintptr_t)p->out | (uintptr_t)p->out_pitch | (uintptr_t)(p->l > 1 ? p->out_batch : 0)) % 4 == 0;
     expect(s->column_pairs == (!c->cp_async && s->swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && aligned),
            "pairs of columns exist and are aligned");
-    check_shared_memory(g, c, s, gemm);
+    check_shared_memory(g, c, s, gemm, candidate->ctas_per_sm);
+    launches[is_by_rule(g, candidate)][candidate->ctas_per_sm - 1]++;
     const int co_resident = leaves_room(g, c, gemm->shared_bytes);
     expect(s->prefetch_stages == 0 || (co_resident && !c->cp_async), "CTAs that start early prefetch");
     expect(s->prefetch_stages == candidate->prefetch_stages && s->prefetch_stages >= 0 &&
@@ -209,6 +225,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
     list_candidates(NVFP4_BACKEND_SM100, g, &p, 0, &list);
     if (list.count) {
         const gemm_candidate *first = &list.all[first_of(&list)];
+        expect(is_by_rule(g, first) || first->ctas_per_sm == 1, "no room against the rule is given unasked");
         times_first[first->kernel][first->swap_ab][first->split_k > 1]++;
     }
     return check_product(NVFP4_BACKEND_SM100, g, &p, v, all, param_bytes, check, may_reject);
@@ -286,5 +303,7 @@ int main(void) {
         printf("%-32s A is mma_a: %6ld, split %6ld; B is: %6ld, split %6ld\n", about, t[0][0], t[0][1], t[1][0],
                t[1][1]);
     }
+    snprintf(about, sizeof about, "room for the next call");
+    for (int i = 0; i < 4; i++) expect(launches[i / 2][i % 2] > 0, "given and withheld, by the rule and against it");
     return report();
 }

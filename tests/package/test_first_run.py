@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import in_full
 from emulate import build
-from paths import ROOT
+from paths import CSRC, ROOT
 
 import nvfp4
 from nvfp4.__main__ import main
@@ -34,6 +34,8 @@ HANG = (  # with a child that outlives its parent
     "print('it hangs here', flush=True)\n"
     "time.sleep(600)\n"
 )
+
+needs_gpu_code = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 
 def python_step(name: str, text: str, limit_s: float = 60, **more: object) -> Step:
@@ -295,6 +297,15 @@ def test_constants_of_the_model() -> None:
     }
 
 
+@needs_gpu_code
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "benchmarks").glob("*.cu")))
+def test_programs_compile(name: str, tmp_path: Path) -> None:
+    """With the headers as they are; unoptimized, which takes half a second."""
+    options = ["-ptx", "-arch=compute_100f", "-Xcicc", "-O0", f"-I{CSRC}", "-o", str(tmp_path / "program.ptx")]
+    done = subprocess.run(["nvcc", *options, str(ROOT / "benchmarks" / name)], **TEXT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One program fails; the others' constants are kept."""
     monkeypatch.chdir(tmp_path)
@@ -330,8 +341,6 @@ def test_wrong_constants_are_named() -> None:
 
 
 # --- programs, on the emulated B200 ---------------------------------------------------------------------------------
-
-needs_gpu_code = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 
 @pytest.fixture

@@ -121,12 +121,17 @@ def test_csv_of_bench(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 CANDIDATE = {"place": 0, "kernel": "nvfp4_sm90_dense_x_raw", "swapped": 1, "split_k": 2, "prefetch_stages": 0}
 
 
-def test_a_tune_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """use_tuning rejects version 1 with the name of the script, and overrides the plan of the rewritten file."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_tune_file(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """use_tuning rejects older versions with the name of the script, and overrides the plan of the rewritten file."""
     gpu = {"name": "NVIDIA H200", "compute_capability": 90, "sm_count": 132}
     candidates = [CANDIDATE | {"place": place, "swapped": 1 - place} for place in range(2)]
     result = {"shape": {"m": 16, "n": 128, "k": 512}, "preferred": 1, "candidates": candidates}
-    old = {"format": "nvfp4-tune 1", "nvfp4": nvfp4.__version__, "device": gpu, "results": [result]}
+    if version == 2:
+        names = {"place": "rank", "swapped": "swap_ab"}
+        candidates = [{names.get(key, key): value for key, value in one.items()} for one in candidates]
+        result = {"shape": result["shape"], "selected": 1, "candidates": candidates}
+    old = {"format": f"nvfp4-tune {version}", "nvfp4": nvfp4.__version__, "device": gpu, "results": [result]}
     path = tmp_path / "tune.json"
     path.write_text(json.dumps(old))
     with pytest.raises(nvfp4.Error, match="python tools/rename_results.py"):
@@ -139,6 +144,7 @@ def test_a_tune_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tuning, "_override", overrides.extend)
     monkeypatch.setattr(_tuning, "_overrides", [])
     settings = {"kernel": "nvfp4_sm90_prefill_mixed", "swap_ab": 0, "split_k": 2, "prefetch_stages": 0}
+    settings["ctas_per_sm"] = 0
     assert nvfp4.use_tuning(path) == [{"m": 16, "n": 128, "k": 512} | settings]
     assert overrides == [(0, 16, 128, 512, 1, *settings.values())]
 

@@ -19,6 +19,7 @@ from harness.values import ceil_div
 
 import nvfp4
 from nvfp4 import _C, reference
+from nvfp4._tuning import SETTINGS
 
 CASES = [
     ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
@@ -165,13 +166,13 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
             _C.set_candidate(place)
             wanted = _C.plan(DEVICE, "sm90", None, *shape, 1, 0)
             _C.set_candidate(0)
-            settings = [wanted[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")]
+            settings = [wanted[name] for name in SETTINGS]
             _C.override_plan(DEVICE, *shape, 1, *settings)
             taken = _C.plan(DEVICE, "sm90", None, *shape, 1, 0)
-            assert [taken[name] for name in ("kernel", "swap_ab", "split_k", "prefetch_stages")] == settings
+            assert [taken[name] for name in SETTINGS] == settings
         assert _C.plan(DEVICE, "sm90", None, 25, 384, 1024, 1, 0)["kernel"]  # other shapes are unaffected
         with pytest.raises(nvfp4.Error, match="none of the"):
-            _C.override_plan(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0)  # does not hold 24 rows
+            _C.override_plan(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0, 0)  # does not hold 24 rows
     finally:
         _C.clear_overrides()
 

@@ -74,7 +74,7 @@ def test_the_fit_finds_a_line(dice: random.Random) -> None:
 
 
 def with_samples(*samples: list[float], wrong: int | None = None) -> list[tune.Candidate]:
-    plan = {"kernel": "k", "swap_ab": False, "split_k": 1, "prefetch_stages": 0, "tile_m": 1, "tile_n": 1, "stages": 1}
+    plan = dict.fromkeys((*SETTINGS, "tile_m", "tile_n", "stages"), 1) | {"kernel": "k", "swap_ab": False}
     made = [tune.Candidate(i, plan | {"grid": 1, "modelled_us": float(i)}, "", list(s)) for i, s in enumerate(samples)]
     if wrong is not None:
         made[wrong].wrong = "every value"
@@ -204,10 +204,10 @@ def test_files_that_are_rejected(tmp_path: Path) -> None:
     assert "is not JSON" in error_of(path)
     for text in ("[]", "{}", '{"format": "nvfp4-tune 0"}'):
         path.write_text(text)
-        assert "is not a file of `bench --tune` in the format 'nvfp4-tune 2'" in error_of(path)
+        assert "is not a file of `bench --tune` in the format 'nvfp4-tune 3'" in error_of(path)
     path.write_text('{"format": "nvfp4-tune 1"}')
     assert f"rewrite it with `python tools/rename_results.py {path}`" in error_of(path)
-    ours = {"format": "nvfp4-tune 2", "nvfp4": nvfp4.__version__, "results": []}
+    ours = {"format": "nvfp4-tune 3", "nvfp4": nvfp4.__version__, "results": []}
     for damaged in (ours, ours | {"device": 1}, ours | {"device": {"name": "a"}}):
         path.write_text(json.dumps(damaged))
         assert "is damaged" in error_of(path)

@@ -20,12 +20,12 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
         nvfp4_plan_shape(python_context, (int32_t)device, backend, a_dtype, (uint32_t)flags, m, n, k, l, &plan) !=
             NVFP4_OK)
         return raise_error();
-    return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
+    return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
                          "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n,
                          "tile_k", plan.tile_k, "stages", plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab),
                          "split_k", plan.split_k, "grid", (long long)plan.grid, "workspace", (Py_ssize_t)plan.workspace,
-                         "prefetch_stages", plan.prefetch_stages, "candidates", plan.candidates, "modelled_us",
-                         plan.modelled_us);
+                         "prefetch_stages", plan.prefetch_stages, "ctas_per_sm", plan.ctas_per_sm, "candidates",
+                         plan.candidates, "modelled_us", plan.modelled_us);
 }
 
 /* nvfp4_set_candidate: force the plan of that rank. */
@@ -40,20 +40,24 @@ PyObject *python_set_candidate(PyObject *module, PyObject *candidate) {
 
 /* nvfp4_override_plan, the plan by its settings. */
 PyObject *python_override_plan(PyObject *module, arguments a, Py_ssize_t count) {
-    enum { DEVICE, M, N, K, L, KERNEL, SWAP_AB, SPLIT_K, PREFETCH_STAGES, COUNT };
+    enum { DEVICE, M, N, K, L, KERNEL, SWAP_AB, SPLIT_K, PREFETCH_STAGES, CTAS_PER_SM, COUNT };
     (void)module;
     if (!check_count("override_plan", count, COUNT)) return NULL;
-    int64_t device, m, n, k, l, split_k, prefetch_stages;
+    int64_t device, m, n, k, l, split_k, prefetch_stages, ctas_per_sm;
     int swap_ab = PyObject_IsTrue(a[SWAP_AB]);
     const char *kernel = PyUnicode_AsUTF8AndSize(a[KERNEL], NULL);
     if (swap_ab < 0 || !kernel) return NULL;
     if (!read_integer(a[DEVICE], "device", 0, INT32_MAX, &device) || !read_integer(a[M], "m", 0, INT32_MAX, &m) ||
         !read_integer(a[N], "n", 0, INT32_MAX, &n) || !read_integer(a[K], "k", 0, INT32_MAX, &k) ||
         !read_integer(a[L], "l", 0, INT32_MAX, &l) || !read_integer(a[SPLIT_K], "split_k", 1, INT32_MAX, &split_k) ||
-        !read_integer(a[PREFETCH_STAGES], "prefetch_stages", 0, INT32_MAX, &prefetch_stages))
+        !read_integer(a[PREFETCH_STAGES], "prefetch_stages", 0, INT32_MAX, &prefetch_stages) ||
+        !read_integer(a[CTAS_PER_SM], "ctas_per_sm", 0, 2, &ctas_per_sm))
         return raise_error();
-    const nvfp4_plan plan = {
-        .name = kernel, .swap_ab = swap_ab, .split_k = (int32_t)split_k, .prefetch_stages = (int32_t)prefetch_stages};
+    const nvfp4_plan plan = {.name = kernel,
+                             .swap_ab = swap_ab,
+                             .split_k = (int32_t)split_k,
+                             .prefetch_stages = (int32_t)prefetch_stages,
+                             .ctas_per_sm = (int32_t)ctas_per_sm};
     if (nvfp4_override_plan(python_context, (int32_t)device, m, n, k, l, &plan) != NVFP4_OK) return raise_error();
     Py_RETURN_NONE;
 }

@@ -5,8 +5,12 @@
 #include "kernels/sm100/plan.h"
 
 _Static_assert((int)SM100_FAMILY == (int)NVFP4_BACKEND_SM100, "the backend's number");
-_Static_assert(SM100_CONFIGS * 2 * 4 * 2 <= FAMILY_MAX_CANDIDATES,
-               "either order, four splits, with L2 prefetching or not");
+/* One, or, where tensor memory leaves room for the next call, three. */
+#define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
+    +(SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256 ? 3 : 1)
+_Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= FAMILY_MAX_CANDIDATES,
+               "either order, four splits; with L2 prefetching or not, with room for the next call or not");
+#undef X
 _Static_assert(sizeof(sm100_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
 static const kernel_entry kernels[] = {

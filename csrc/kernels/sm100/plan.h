@@ -22,6 +22,9 @@ enum {
         1024, /* of an SM's shared memory for each CTA (CUDA programming guide, compute capabilities) */
 };
 
+/* CTAs of consecutive calls that pile up fill so many times fewer SMs: measured on an H200 (sm100_withholds_room). */
+#define SM100_PILED_UP (120.0 / 88.0)
+
 /* An instantiation. */
 typedef struct sm100_config {
     const char *name;
@@ -121,14 +124,15 @@ static inline int sm100_withholds_room(const device_props *props, int32_t cluste
 }
 
 /* Partial sums lie in the pipeline stages where memory of their own would exceed the device's limit, or cost the next
- * call its room. More shared memory than a CTA needs withholds it. */
+ * call its room. More shared memory than a CTA needs withholds it. against_rule: the next call is given room where
+ * sm100_withholds_room says not to, and the other way round. */
 static inline sm100_room sm100_room_of(const device_props *props, const sm100_config *config, int32_t split_k,
-                                       int64_t clusters) {
+                                       int64_t clusters, int against_rule) {
     const int32_t stages = config->shared_bytes, all = stages + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
     const int32_t least_alone = (props->shared_per_sm / 2 - SM100_RESERVED_BYTES) / 16 * 16 + 16;
     sm100_room room;
     room.for_next_call = sm100_leaves_room(props, config, stages) &&
-                         !sm100_withholds_room(props, sm100_cluster(config, split_k), clusters);
+                         sm100_withholds_room(props, sm100_cluster(config, split_k), clusters) == against_rule;
     room.partials_in_stages = split_k > 1 && (all > props->shared_per_block ||
                                               (room.for_next_call && !sm100_leaves_room(props, config, all)));
     room.bytes = room.partials_in_stages ? stages : all;
@@ -138,7 +142,7 @@ static inline sm100_room sm100_room_of(const device_props *props, const sm100_co
 
 /* Tiles the problem; 0: the kernel cannot do it, or its tiles cannot be counted. */
 static inline int sm100_tile(const device_props *props, const gemm_traits *t, const sm100_config *config,
-                             int32_t swap_ab, int32_t split_k, sm100_tiling *tiling) {
+                             int32_t swap_ab, int32_t split_k, int against_rule, sm100_tiling *tiling) {
     const int64_t mma_m = swap_ab ? t->n : t->m, mma_n = swap_ab ? t->m : t->n;
     if (config->shared_bytes > props->shared_per_block) return 0;
     if (config->cp_async != sm100_needs_cp_async(t) || (config->cta_group == 2 && !sm100_tma_reaches_scales(t)))
@@ -167,7 +171,7 @@ static inline int sm100_tile(const device_props *props, const gemm_traits *t, co
     tiling->tiles = (int32_t)tiles;
     tiling->clusters = (int32_t)clusters;
     tiling->k_stages = (int32_t)k_stages;
-    tiling->room = sm100_room_of(props, config, split_k, clusters);
+    tiling->room = sm100_room_of(props, config, split_k, clusters, against_rule);
     return 1;
 }
 
@@ -183,7 +187,8 @@ static inline int32_t sm100_prefetch_stages(const sm100_config *config, const sm
 }
 
 static inline sm100_model_input sm100_input_of(const device_props *props, const gemm_traits *t,
-                                               const sm100_config *config, int32_t swap_ab, int32_t split_k) {
+                                               const sm100_config *config, int32_t swap_ab, int32_t split_k,
+                                               const sm100_room *room) {
     sm100_model_input in;
     in.mma_m = swap_ab ? t->n : t->m;
     in.mma_n = swap_ab ? t->m : t->n;
@@ -199,26 +204,27 @@ static inline sm100_model_input sm100_input_of(const device_props *props, const 
     in.cp_async = config->cp_async;
     in.cp_async_values = config->cp_async && !t->tma_values;
     in.multicast = config->multicast;
-    const int64_t clusters = ceil_div(in.mma_m, SM100_CTA_ROWS * config->cta_group) *
-                             ceil_div(in.mma_n, config->mma_tile_n) * in.l / config->multicast; /* if K is split */
-    const sm100_room room = sm100_room_of(props, config, split_k, clusters);
-    in.co_resident = room.for_next_call;
-    in.partials_in_stages = room.partials_in_stages;
+    in.co_resident = room->for_next_call;
+    in.partials_in_stages = room->partials_in_stages;
     in.output_bytes = t->output_bytes;
     return in;
 }
 
-/* One instantiation, order of operands and split: without L2 prefetching and, where it is of use, with it. */
-static inline int32_t sm100_list_one(const sm100_model *model, const device_props *props, const gemm_traits *t,
-                                     int32_t kernel, int32_t swap_ab, int32_t split_k, gemm_candidate *out) {
+/* One instantiation, order of operands and split: 1, or 0 where it cannot be. Against the rule for the next call's room
+ * too, where there is a choice: `bench --tune` times both. */
+static inline int32_t sm100_candidate(const sm100_model *model, const device_props *props, const gemm_traits *t,
+                                      int32_t kernel, int32_t swap_ab, int32_t split_k, int against_rule,
+                                      gemm_candidate *out) {
     const sm100_config *config = &sm100_configs[kernel];
     const int32_t mma_tile_m = SM100_CTA_ROWS * config->cta_group;
     sm100_tiling tiling;
-    if (!sm100_tile(props, t, config, swap_ab, split_k, &tiling)) return 0;
-    const sm100_model_input in = sm100_input_of(props, t, config, swap_ab, split_k);
+    if (against_rule && !sm100_leaves_room(props, config, config->shared_bytes)) return 0;
+    if (!sm100_tile(props, t, config, swap_ab, split_k, against_rule, &tiling)) return 0;
+    const sm100_model_input in = sm100_input_of(props, t, config, swap_ab, split_k, &tiling.room);
     memset(out, 0, sizeof *out);
     out->modelled_us = sm100_gemm_time_us(model, &in);
     if (!(out->modelled_us < INFINITY)) return 0;
+    if (against_rule && tiling.room.for_next_call) out->modelled_us *= SM100_PILED_UP;
     out->name = config->name;
     out->reason = config->reasons[swap_ab][split_k > 1];
     out->grid = (int64_t)tiling.clusters * sm100_cluster(config, split_k);
@@ -230,12 +236,24 @@ static inline int32_t sm100_list_one(const sm100_model *model, const device_prop
     out->tile_n = swap_ab ? mma_tile_m : config->mma_tile_n;
     out->tile_k = SM100_STAGE_K;
     out->stages = config->stages;
+    out->ctas_per_sm = 1 + tiling.room.for_next_call;
     memcpy(out->tiling.bytes, &tiling, sizeof tiling);
-    const int32_t prefetch_stages = sm100_prefetch_stages(config, &tiling, split_k);
-    if (prefetch_stages == 0) return 1;
-    out[1] = out[0];
-    out[1].prefetch_stages = prefetch_stages;
-    return 2;
+    return 1;
+}
+
+/* The same by the rule, without L2 prefetching and, where it is of use, with it; and against the rule. */
+static inline int32_t sm100_list_one(const sm100_model *model, const device_props *props, const gemm_traits *t,
+                                     int32_t kernel, int32_t swap_ab, int32_t split_k, gemm_candidate *out) {
+    int32_t count = sm100_candidate(model, props, t, kernel, swap_ab, split_k, 0, out);
+    if (count == 0) return 0;
+    sm100_tiling tiling;
+    memcpy(&tiling, out->tiling.bytes, sizeof tiling);
+    const int32_t prefetch_stages = sm100_prefetch_stages(&sm100_configs[kernel], &tiling, split_k);
+    if (prefetch_stages > 0) {
+        out[count] = out[0];
+        out[count++].prefetch_stages = prefetch_stages;
+    }
+    return count + sm100_candidate(model, props, t, kernel, swap_ab, split_k, 1, out + count);
 }
 
 /* All candidates with their times under given constants; at most FAMILY_MAX_CANDIDATES. */
