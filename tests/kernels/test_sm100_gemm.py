@@ -54,6 +54,7 @@ def test_ragged_products(name: str, swap_ab: bool, random: numpy.random.Generato
         if not config.cp_async or case % 4 == 3:
             form["pitch"] = (k // 2 + 15) // 16 * 16 + 16  # padded rows
         product = Product(emulator, random, *((mma_n, mma_m) if swap_ab else (mma_m, mma_n)), k, l, **form)
+        product.constant_b = case % 2 == 0
         most = product.schedule(config, swap_ab, 1).tiles // config.multicast
         clusters = int(random.integers(1, most + 1))
         print(f"seed {seed}: {product.m} x {product.n} x {k} x {l}, {clusters} clusters of {most}, {form}")

@@ -29,10 +29,14 @@ by_name = pytest.mark.parametrize("name", CONFIGS)
 
 @by_name
 @pytest.mark.parametrize("linear", [False, True], ids=["128x4", "linear"])
-def test_ragged_products(name: str, linear: bool, random: numpy.random.Generator) -> None:
-    """Any N and K, rows on 16 bytes or on 8, batches, few SMs and many: equal bits, nothing written out of bounds."""
+def test_ragged_products(
+    name: str, linear: bool, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any N and K, rows on 16 bytes or on 8, batches, few SMs and many: equal bits, nothing written out of bounds.
+    Lanes of a warp in step and apart."""
     config = CONFIGS[name]
     for case in range(8 * SEEDS):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
         emulator, module = load(config, timing(random, case))
         m, l = int(random.integers(1, config.rows + 1)), int(random.integers(1, 4))
         n = int(random.integers(1, (40, 300)[case % 2]))
