@@ -1,5 +1,5 @@
-/* The pool of csrc/cpu/threads.c, with pauses where a thread has just released the lock: what another one may do there
- * happens often. tests/api/test_c_core.py builds it under ThreadSanitizer too.
+/* The pool of csrc/cpu/threads.c, with pauses where a thread has just released the lock or is about to wait: what
+ * another one may do there happens often. tests/api/test_c_core.py builds it under ThreadSanitizer too.
  *
  * test_threads [SEED [ROUNDS / 20]] */
 #define _GNU_SOURCE
@@ -24,16 +24,26 @@ static uint64_t draw(void) {
     return z ^ z >> 31;
 }
 
-static int unlock_and_pause(pthread_mutex_t *lock) {
-    int result = pthread_mutex_unlock(lock);
+static void rest(void) {
     uint64_t choice = draw() % 8;
     if (choice == 0) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     if (choice == 1) sched_yield();
+}
+
+static int unlock_and_pause(pthread_mutex_t *lock) {
+    int result = pthread_mutex_unlock(lock);
+    rest();
     return result;
+}
+
+static int pause_and_wait(pthread_cond_t *condition, pthread_mutex_t *lock) {
+    rest();
+    return pthread_cond_wait(condition, lock);
 }
 
 /* A copy of its own: the program is linked with the core. */
 #define pthread_mutex_unlock unlock_and_pause
+#define pthread_cond_wait    pause_and_wait
 #define parallel_for         paused_parallel_for
 #define threads_available    paused_threads_available
 #include "cpu/threads.c"
@@ -84,10 +94,22 @@ static void *caller(void *result) {
     return NULL;
 }
 
+/* Ends when both tasks of a call have begun, or in vain after 10 s. */
+static void meet(void *context, int64_t task, int thread) {
+    atomic_int *begun = context;
+    (void)task, (void)thread;
+    atomic_fetch_add(begun, 1);
+    for (int i = 0; i < 10000 && atomic_load(begun) < 2; i++) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (atomic_load(begun) < 2) atomic_store(begun, -1);
+}
+
 int main(int count, char **arguments) {
     seed = count > 1 ? strtoull(arguments[1], NULL, 0) : (uint64_t)time(NULL);
     if (count > 2) rounds = 20 * atoi(arguments[2]);
     alarm(60); /* a pool that has gone wrong may wait for ever */
+    atomic_int begun = 0;
+    parallel_for(2, 2, meet, &begun);
+    if (begun != 2) printf("two tasks did not run at the same time\n");
     pthread_barrier_init(&together, NULL, CALLERS);
     pthread_t threads[CALLERS];
     int wrong[CALLERS] = {0}, total = 0;
@@ -96,5 +118,5 @@ int main(int count, char **arguments) {
     for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], NULL), total += wrong[i];
     printf("seed %llu: %d calls of %d callers, %d tasks wrong\n", (unsigned long long)seed, rounds * CALLERS, CALLERS,
            total);
-    return total != 0;
+    return total != 0 || begun != 2;
 }
