@@ -100,6 +100,19 @@ def test_modules(api: Api, tmp_path: Path) -> None:
         api("cuLibraryUnload", handle)
 
 
+def test_options_are_two_arrays(api: Api) -> None:
+    """Of as many elements as their count says; a count without them is an error."""
+    made, text, numbers, values = ctypes.byref(PTR()), ctypes.c_char_p(WRITES.encode()), (INT * 1)(7), (PTR * 1)(4)
+    for given in [(None, None), (numbers, None), (None, values)]:
+        api("cuModuleLoadDataEx", made, text, 1, *given, code=INVALID_VALUE)
+        api("cuLibraryLoadData", made, text, *given, 1, None, None, 0, code=INVALID_VALUE)
+        api("cuLibraryLoadData", made, text, None, None, 0, *given, 1, code=INVALID_VALUE)
+        api("cuLibraryLoadFromFile", made, b"/no/such.ptx", *given, 1, None, None, 0, code=INVALID_VALUE)
+        api("cuLibraryLoadFromFile", made, b"/no/such.ptx", None, None, 0, *given, 1, code=INVALID_VALUE)
+    api("cuModuleLoadDataEx", made, text, 1, numbers, values)
+    api("cuLibraryLoadData", made, text, numbers, values, 1, numbers, values, 1)
+
+
 def test_function_attributes(api: Api) -> None:
     f = api.function(api.load(), "shares")
     values = [api.out("cuFuncGetAttribute", INT, i, f) for i in (0, 1, 5, 6, 8)]

@@ -668,18 +668,21 @@ def test_python_runs_while_a_product_is_computed() -> None:
     assert after > before
 
 
-def test_threads_are_as_many_as_torch_says() -> None:
+@pytest.mark.parametrize("call", ["nvfp4.gemm(a, a, s, s)", "torch.ops.nvfp4.gemm(a, a, s, s, *rest)"])
+def test_threads_are_as_many_as_torch_says(call: str) -> None:
     program = """
         import os, torch
         torch.set_num_threads({count})
         import nvfp4
         a, s = torch.zeros(256, 2048, dtype=torch.uint8), torch.zeros(256, 256, dtype=torch.uint8)
+        none = torch.empty(0, dtype=torch.uint8)
+        rest = none, none, none, 1.0, 0.0, "128x4", "auto", 0, torch.float16
         before = len(os.listdir("/proc/self/task"))
-        nvfp4.gemm(a, a, s, s)
+        {call}
         print(len(os.listdir("/proc/self/task")) - before)
     """
     for count in (1, 2, 3):
-        assert output(textwrap.dedent(program).format(count=count)) == f"{count - 1}\n"
+        assert output(textwrap.dedent(program).format(count=count, call=call)) == f"{count - 1}\n"
 
 
 def test_current_stream_is_used(cuda: Backend) -> None:

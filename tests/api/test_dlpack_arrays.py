@@ -111,6 +111,7 @@ def test_what_dlpack_describes(arrays: list[np.ndarray]) -> None:
         Array(a, (3, 0)),
         Array(a, dtype=(17, 4), lanes=2),
         Array(a, copies=True),
+        Array(a, flags=library.PADDED),  # a byte is a value of 8 bits
     ):
         assert same(nvfp4.gemm(x, b, Array(scale_a, **e4m3), scale_b, out_dtype="float32"), expected)
     linear = np.ascontiguousarray(scale_a[:6])

@@ -56,6 +56,12 @@ def launches(code: str, library: Path, log: Path, **variables: str) -> list[list
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
+def called(code: str, library: Path, log: Path, **variables: str) -> tuple[str, list[str]]:
+    """What the process prints, and the entry points that were called."""
+    said = run(code, library, FAKE_CALLS=str(log), **variables)
+    return said, log.read_text().split()
+
+
 def test_one_launch_a_call(fake_driver: Path, tmp_path: Path) -> None:
     (name, grid, threads, shared, stream, *attributes), *rest = launches(
         "call(128, 7168, 2048)", fake_driver, tmp_path / "log"
@@ -192,6 +198,26 @@ def test_c_callers(program: str, lines: int, core_with_driver: list[str], fake_d
     assert done.returncode == 0 and len(done.stdout.splitlines()) == lines, done.stdout
 
 
+@pytest.mark.parametrize("slow", ["cuInit", "cuDevicePrimaryCtxRetain"])
+def test_a_context_opens_the_driver_once_and_lets_it_go(
+    slow: str, core_with_driver: list[str], fake_driver: Path, tmp_path: Path
+) -> None:
+    """Of three devices it starts two, the first in four threads at once."""
+    binary, log = tmp_path / "open_driver", tmp_path / "calls"
+    subprocess.run([*core_with_driver, TESTS / "c/open_driver.c", "-o", binary], check=True)
+    variables = {"NVFP4_LIBCUDA": fake_driver, "FAKE_CALLS": log, "FAKE_SLOW": slow, "FAKE_DEVICES": "3"}
+    h200 = {"FAKE_CC": "90", "FAKE_CLOCK_KHZ": "1980000", "FAKE_MEMORY_KHZ": "3201000", "FAKE_BUS_BITS": "6144"}
+    environment = os.environ | {key: str(value) for key, value in (variables | h200).items()}
+    done = subprocess.run([binary], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    rejected = [f"3: device: is cuda:{device}; the driver has 3 device(s)" for device in (3, -7, -(2**31), -7)]
+    assert done.stdout.splitlines() == ["0: ", "0: ", *rejected, f"90 132 232448 233472 1980 4916 {50 << 20}"]
+    entries = log.read_text().split()
+    assert entries.count("cuInit") == 1
+    assert entries.count("cuDevicePrimaryCtxRetain") == entries.count("cuDevicePrimaryCtxRelease") == 2
+    assert entries.count("cuLibraryLoadData") == entries.count("cuLibraryUnload") > 0
+
+
 @pytest.mark.parametrize("backend", ["sm80", "sm90"])  # sm90 makes tensor maps too
 @pytest.mark.parametrize("current", [0, 1, 2, 77])
 def test_a_call_runs_in_the_context_of_its_device(current: int, backend: str, fake_driver: Path) -> None:
@@ -199,6 +225,27 @@ def test_a_call_runs_in_the_context_of_its_device(current: int, backend: str, fa
     lines = ["import ctypes, os", f"for _ in range(2): call(40, 4096, 512, backend={backend!r})"]
     lines += ["print(ctypes.CDLL(os.environ['NVFP4_LIBCUDA']).fake_context())"]
     assert run("\n    ".join(lines), fake_driver, FAKE_CURRENT=str(current)) == str(current)
+
+
+def test_a_device_is_loaded_once(fake_driver: Path, tmp_path: Path) -> None:
+    """However many calls follow."""
+    code = "for _ in range({}): call(128, 7168, 2048)"
+    (_, once), (_, often) = (called(code.format(n), fake_driver, tmp_path / str(n)) for n in (1, 3))
+    for name in ("cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuKernelSetAttribute"):
+        assert often.count(name) == once.count(name) > 0, name
+    assert often.count("cuInit") == often.count("cuDevicePrimaryCtxRetain") == 1
+    assert often.count("cuLaunchKernelEx") == 3 * once.count("cuLaunchKernelEx")
+
+
+@pytest.mark.parametrize("backend", ["sm80", "sm90"])
+@pytest.mark.parametrize(("entry", "current"), [("cuCtxGetCurrent", "1"), ("cuCtxPushCurrent", "0")])
+def test_nothing_is_launched_outside_the_context(
+    entry: str, current: str, backend: str, fake_driver: Path, tmp_path: Path
+) -> None:
+    code = f"import os; nvfp4.init(0); os.environ['FAKE_FAIL'] = {entry!r}; call(16, 16, 64, backend={backend!r})"
+    said, entries = called(code, fake_driver, tmp_path / "calls", FAKE_CURRENT=current)
+    assert said.startswith("the CUDA driver refused ") and "fake error" in said
+    assert entries[-1] == entry and not {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"} & set(entries)
 
 
 def test_errors_of_sm100(fake_driver: Path) -> None:

@@ -154,12 +154,27 @@ def test_operators_raise_error_messages(operands: list[torch.Tensor]) -> None:
         ),
         "block_scale: is 'amax'; must be 'amax6' or 'four_over_six'": lambda: ops.amax_scale(out, "amax"),
         "rows: is -1; must be between 0 and 2147483647": lambda: ops.unswizzle(scale_a, -1, 4),
+        "rows: is 2147483648; must be between 0 and 2147483647": lambda: ops.unswizzle(scale_a, 2**31, 4),
+        "columns: is 2147483648; must be between 0 and 2147483647": lambda: ops.unswizzle(scale_a, 128, 2**31),
     }
     for message, call in calls.items():
         with pytest.raises(RuntimeError) as error:
             call()
         assert str(error.value).splitlines()[0] == message
     assert out.isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_only_an_empty_vector_is_absent(shape: tuple[int, int], operands: list[torch.Tensor]) -> None:
+    empty, none, out = torch.empty(shape, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8), torch.full((M, N), 7.0)
+    for place, name in {2: "scale_a", 4: "alpha", 5: "bias", 6: "c"}.items():
+        given = [*operands, none, none, none]
+        given[place] = empty
+        with pytest.raises(RuntimeError, match=f"^{name}: "):
+            ops.gemm_out(*given, 1.0, 0.0, *AUTO, out)
+    with pytest.raises(RuntimeError, match="^global_scale: "):
+        ops.quantize(torch.zeros(1, 16), empty, 1.0, "linear")
+    assert (out == 7).all()
 
 
 def test_a_cut_text_is_still_text(operands: list[torch.Tensor]) -> None:

@@ -11,6 +11,9 @@
  *   FAKE_QUERY    what cuStreamQuery says (0)  FAKE_CAPTURES 1: streams are being captured (0)
  *   FAKE_CURRENT  a thread's current context before any push (0: none); device i's primary context is i + 1
  *   FAKE_WAIT     1: each launch leaves a wait in the watchdog's records
+ *   FAKE_SLOW     an entry point that takes 50 ms
+ *   FAKE_BUS_BITS, FAKE_MEMORY_KHZ, FAKE_CLOCK_KHZ  width and clock of the memory, clock of the SMs (0: unknown)
+ *   FAKE_CALLS    file to append the name of each entry point to that may fail, when it is called
  *   FAKE_LOG      file to append "kernel grid threads shared stream cluster programmatic" to for each launch, and
  *                 "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists; none:
  *                 nothing is written
@@ -19,25 +22,40 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <threads.h>
+#include <time.h>
 
 #include "../../csrc/driver/cuda_abi.h"
 #include "../../csrc/kernels/common/watchdog.h"
 
 #define EXPORT   __attribute__((visibility("default")))
 #define DEVICE_0 ((CUcontext)1) /* its primary context: tests have tensors of no other device */
-enum { FAILED = 999 };
+enum { INVALID_VALUE = 1, FAILED = 999 };
 
 static int number(const char *name, int otherwise) {
     const char *text = getenv(name);
     return text ? atoi(text) : otherwise;
 }
 
+/* Read once: what a call costs is measured on this library. */
+static FILE *calls;
+static const char *slow;
+
+__attribute__((constructor)) static void open_calls(void) {
+    const char *path = getenv("FAKE_CALLS");
+    slow = getenv("FAKE_SLOW");
+    calls = path ? fopen(path, "a") : NULL;
+    if (calls) setvbuf(calls, NULL, _IOLBF, BUFSIZ);
+}
+
 static int fails(const char *entry) {
     const char *name = getenv("FAKE_FAIL");
+    if (calls) fprintf(calls, "%s\n", entry);
+    if (slow && !strcmp(slow, entry)) thrd_sleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     return name && !strcmp(name, entry);
 }
 
-/* Each entry point begins by failing where the test asks for that. */
+/* Each entry point begins by being slow or failing where the test asks for that. */
 #define ENTRY(name, ...) static CUresult name(__VA_ARGS__)
 #define MAY_FAIL                                                                                                       \
     if (fails(__func__)) return FAILED
@@ -112,6 +130,15 @@ ENTRY(cuDeviceGetAttribute, int *value, int attribute, CUdevice device) {
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
         *value = 233472;
         break;
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
+        *value = number("FAKE_BUS_BITS", 0);
+        break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
+        *value = number("FAKE_MEMORY_KHZ", 0);
+        break;
+    case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
+        *value = number("FAKE_CLOCK_KHZ", 0);
+        break;
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
         *value = number("FAKE_PAGEABLE", 1);
         break;
@@ -134,11 +161,13 @@ ENTRY(cuDevicePrimaryCtxRetain, CUcontext *context, CUdevice device) {
 }
 
 ENTRY(cuDevicePrimaryCtxRelease, CUdevice device) {
+    MAY_FAIL;
     (void)device;
     return CUDA_SUCCESS;
 }
 
 ENTRY(cuCtxGetCurrent, CUcontext *context) {
+    MAY_FAIL;
     *context = current();
     return CUDA_SUCCESS;
 }
@@ -164,12 +193,14 @@ ENTRY(cuThreadExchangeStreamCaptureMode, int *mode) {
 ENTRY(cuLibraryLoadData, CUlibrary *library, const void *code, int *jit_options, void **jit_values, unsigned jit_count,
       int *options, void **values, unsigned count) {
     MAY_FAIL;
-    (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    if (jit_count && !(jit_options && jit_values)) return INVALID_VALUE;
+    if (count && !(options && values)) return INVALID_VALUE;
     *library = (CUlibrary)code;
     return CUDA_SUCCESS;
 }
 
 ENTRY(cuLibraryUnload, CUlibrary library) {
+    MAY_FAIL;
     (void)library;
     return CUDA_SUCCESS;
 }

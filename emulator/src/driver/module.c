@@ -78,8 +78,13 @@ API CUresult cuModuleLoad(CUmodule *out, const char *path) {
     LEAVE;
 }
 
+/* Options are two arrays, of their numbers and values. */
+static int are_given(unsigned count, const int *options, void **values) {
+    return !count || (options && values);
+}
+
 API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, int *options, void **values) {
-    (void)count, (void)options, (void)values;
+    NEED(are_given(count, options, values));
     return cuModuleLoadData(out, image);
 }
 API CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) {
@@ -105,12 +110,14 @@ API CUresult cuModuleUnload(CUmodule m) {
 
 API CUresult cuLibraryLoadData(CUlibrary *out, const void *code, int *jit_options, void **jit_values,
                                unsigned jit_count, int *options, void **values, unsigned count) {
-    (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    NEED(are_given(jit_count, jit_options, jit_values));
+    NEED(are_given(count, options, values));
     return cuModuleLoadData(out, code);
 }
 API CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit_options, void **jit_values,
                                    unsigned jit_count, int *options, void **values, unsigned count) {
-    (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    NEED(are_given(jit_count, jit_options, jit_values));
+    NEED(are_given(count, options, values));
     return cuModuleLoad(out, path);
 }
 API CUresult cuLibraryUnload(CUlibrary library) {
