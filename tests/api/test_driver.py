@@ -237,13 +237,20 @@ def core_with_driver(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFacto
     return [*map(str, flags), str(library), "-lm", "-ldl", "-lpthread"]
 
 
-@pytest.mark.parametrize(("program", "lines"), [("workspace", 5), ("test_allocations", 1)])
-def test_c_callers(program: str, lines: int, core_with_driver: list[str], fake_driver: Path, tmp_path: Path) -> None:
-    """The rules of a caller's workspace, and what an allocation that fails leaves."""
+@pytest.mark.parametrize(
+    ("program", "arguments", "lines"),
+    [("workspace", [], 8), ("workspace", ["1"], 8), ("test_allocations", [], 1)],
+    ids=["workspace", "workspace of the second GPU", "test_allocations"],
+)
+def test_c_callers(
+    program: str, arguments: list[str], lines: int, core_with_driver: list[str], fake_driver: Path, tmp_path: Path
+) -> None:
+    """The rules of a caller's workspace, also on a second GPU, and what an allocation that fails leaves."""
     binary, wrapped = tmp_path / program, WRAPPED.get(program, [])
     subprocess.run([*core_with_driver, TESTS / f"c/{program}.c", *wrapped, "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
-    done = subprocess.run([binary], env=environment, capture_output=True, text=True, timeout=60)
+    environment |= {"FAKE_DEVICES": "2", "FAKE_DEVICE": arguments[0]} if arguments else {}
+    done = subprocess.run([binary, *arguments], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == lines, done.stdout
 
 
