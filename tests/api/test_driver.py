@@ -121,6 +121,23 @@ def test_call_cost_finds_the_fake_driver() -> None:
     assert len(json.loads(done.stdout)) == 5
 
 
+QUANTIZERS = {
+    "quantize": "nvfp4.quantize(x)",
+    "four_over_six": "nvfp4.quantize(x, block_scale='four_over_six')",
+    "silu_mul_quantize": "nvfp4.silu_mul_quantize(np.zeros((1, 128 * across), np.float16))",
+    "dequantize": "nvfp4.dequantize(np.zeros((1, 32 * across), np.uint8), np.zeros((128, 4 * across), np.uint8))",
+}
+
+
+@pytest.mark.parametrize("call", QUANTIZERS.values(), ids=QUANTIZERS)
+def test_grids_of_large_tensors(call: str, fake_driver: Path, tmp_path: Path) -> None:
+    """A CTA of dequantize has a tile of 64 rows and 4 scales; one of quantize up to 16, if 1024 CTAs are left."""
+    for across, of_quantize in ((512, 1024), (1024, 1024), (2048, 1024), (8192, 1024), (16384, 2048)):
+        code = f"across = {across}; x = np.zeros((1, 64 * across), np.float16); {call}"
+        ((_, grid, *_),) = launches(code, fake_driver, tmp_path / str(across), NVFP4_BACKEND="sm80")
+        assert int(grid) == (2 * across if "dequantize" in call else of_quantize)
+
+
 def test_empty_result_launches_nothing(fake_driver: Path, tmp_path: Path) -> None:
     assert launches("call(0, 64, 64); call(64, 0, 64); call(4, 4, 64, l=0)", fake_driver, tmp_path / "log") == []
 
@@ -133,6 +150,44 @@ def test_no_library() -> None:
 def test_library_named_in_another_encoding() -> None:
     assert "/nonexistent/?" in run("call(16, 16, 64)", os.fsdecode(b"/nonexistent/\xff"))
     assert "/nonexistent/?" in run("print(nvfp4.info()['driver_reason'])", os.fsdecode(b"/nonexistent/\xff"))
+
+
+def test_settings_of_no_plan(fake_driver: Path) -> None:
+    """The message counts the plans of NVFP4 A, which are not as many as those of 16 bits."""
+    settings = "'nvfp4_sm80_gemm_64x64', True, 3, 4, 2"
+    code = f"nvfp4._C.override_plan(0, 16, 128, 512, 5, {settings})"
+    kinds = ["None, 16, 128, 512, 5, 0", "'float16', 16, 128, 512, 5, 0", "'float16', 16, 128, 512, 5, 4"]
+    counts = [f"nvfp4._C.plan(0, 'sm80', {kind})['candidates']" for kind in kinds]
+    count, *others = run(f"print({', '.join(counts)})", fake_driver).split()
+    assert int(count) > 0 and count not in others
+    assert run(code, fake_driver) == (
+        "plan: is nvfp4_sm80_gemm_64x64, swap_ab = 1, split_k = 3, prefetch_stages = 4, ctas_per_sm = 2, which is none "
+        f"of the {count} plans for a product of M = 16, N = 128, K = 512, L = 5 on cuda:0"
+    )
+
+
+def test_no_batch_invariant_plan(fake_driver: Path) -> None:
+    """sm90 has none for rows of 24 bytes."""
+    assert run("nvfp4._C.plan(0, 'sm90', None, 4, 64, 48, 3, 1)", fake_driver) == (
+        "flags: no kernel of this backend is batch invariant for M = 4, N = 64, K = 48, L = 3 and operands that lie "
+        "so; M * L must be smaller, or the backend auto or sm80"
+    )
+
+
+def test_every_gpu_has_plans_of_its_own(fake_driver: Path) -> None:
+    """Settings for a product on one GPU say nothing about another one, and a GPU has to be there."""
+    lines = ["before = [nvfp4.info(64, 4096, 7168, device=i)['plan'] for i in range(2)]"]
+    lines += ["nvfp4._C.set_candidate(1); other = nvfp4.info(64, 4096, 7168, device=1)['plan']"]
+    lines += ["nvfp4._C.set_candidate(0)"]
+    names = ["kernel", "swap_ab", "split_k", "prefetch_stages", "ctas_per_sm"]
+    lines += [f"nvfp4._C.override_plan(1, 64, 4096, 7168, 1, *(other[name] for name in {names}))"]
+    lines += ["after = [nvfp4.info(64, 4096, 7168, device=i)['plan'] for i in range(2)]"]
+    lines += ["print(before[1] != other, after[0] == before[0], after[1] == other)"]
+    lines += ["nvfp4.info(64, 4096, 7168, device=2)"]
+    assert run("\n    ".join(lines), fake_driver, FAKE_DEVICES="2").splitlines() == [
+        "True True True",
+        "device: is cuda:2; the driver has 2 device(s)",
+    ]
 
 
 def test_shape_of_no_tensor(fake_driver: Path) -> None:
@@ -188,13 +243,20 @@ def core_with_driver(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFacto
     return [*map(str, flags), str(library), "-lm", "-ldl", "-lpthread"]
 
 
-@pytest.mark.parametrize(("program", "lines"), [("workspace", 5), ("test_allocations", 1)])
-def test_c_callers(program: str, lines: int, core_with_driver: list[str], fake_driver: Path, tmp_path: Path) -> None:
-    """The rules of a caller's workspace, and what an allocation that fails leaves."""
+@pytest.mark.parametrize(
+    ("program", "arguments", "lines"),
+    [("workspace", [], 8), ("workspace", ["1"], 8), ("test_allocations", [], 1)],
+    ids=["workspace", "workspace of the second GPU", "test_allocations"],
+)
+def test_c_callers(
+    program: str, arguments: list[str], lines: int, core_with_driver: list[str], fake_driver: Path, tmp_path: Path
+) -> None:
+    """The rules of a caller's workspace, also on a second GPU, and what an allocation that fails leaves."""
     binary, wrapped = tmp_path / program, WRAPPED.get(program, [])
     subprocess.run([*core_with_driver, TESTS / f"c/{program}.c", *wrapped, "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
-    done = subprocess.run([binary], env=environment, capture_output=True, text=True, timeout=60)
+    environment |= {"FAKE_DEVICES": "2", "FAKE_DEVICE": arguments[0]} if arguments else {}
+    done = subprocess.run([binary, *arguments], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == lines, done.stdout
 
 

@@ -166,6 +166,12 @@ def test_errors() -> None:
         "residual: rows overlap (strides of 0 and 0 bytes); must not, it is written": lambda: rms(
             x, w, EPS, residual=torch.ones(1, 32).expand(2, 32)
         ),
+        "data: shares memory with weight; must not overlap it, it is written": lambda: nvfp4.rms_norm_quantize(
+            x, w, EPS, out=(w.view(torch.uint8)[96:].view(2, 16), scale), scale_layout="linear"
+        ),
+        "scale: shares memory with weight; must not overlap it, it is written": lambda: nvfp4.rms_norm_quantize(
+            x, w, EPS, out=(data, w.view(torch.uint8)[:4].view(2, 2)), scale_layout="linear"
+        ),
         "global_scale: is 0; must be positive and finite": lambda: rms(x, w, EPS, global_scale=0.0),
         "x: K is 17; must be a multiple of 16": lambda: nvfp4.rms_norm_quantize(x[:, :17].contiguous(), w[:17], EPS),
         "gate_up: has 33 columns; must have 2 K, K a multiple of 16": lambda: silu(torch.ones(2, 33)),
@@ -189,7 +195,7 @@ def test_errors() -> None:
     overlapping = memory.view(torch.uint8).flatten()[320:336].view(2, 8)  # in the last factors
     with pytest.raises(nvfp4.Error, match="^data: shares memory with gate_up; must not overlap it, it is written$"):
         nvfp4.silu_mul_quantize(memory[:, :32], out=(overlapping, scale[:, :1].clone()), scale_layout="linear")
-    assert (data == 255).all() and (scale == 255).all() and (x == 1).all()
+    assert (data == 255).all() and (scale == 255).all() and (x == 1).all() and (w == 1).all()
 
 
 def test_no_gradient_is_promised() -> None:

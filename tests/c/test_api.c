@@ -1,6 +1,6 @@
-/* Arguments of the public C interface that no front end passes on: undefined bits of `flags` are rejected, and the
- * library can tell how a product runs without a GPU. The planners learn that B is constant. Prints "N passed, N
- * failed". */
+/* Arguments of the public C interface that no front end passes on: undefined bits of `flags`, sizes past 2^31 and
+ * quantize's data of another shape are rejected, and the library can tell how a product runs without a GPU. The
+ * planners learn that B is constant. Prints "N passed, N failed". */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,6 +13,44 @@ static void expect(int holds, const char *rule) {
     passed += holds != 0;
     failed += holds == 0;
     if (!holds) printf("FAILED: %s (%s)\n", rule, nvfp4_last_error());
+}
+
+/* One of M, N, K, L at a time is the most that there may be, more, or less than nothing. */
+static void check_shapes(nvfp4_context *context) {
+    const int64_t more = (int64_t)1 << 31;
+    for (int i = 0; i < 4; i++) {
+        const int64_t most = i == 2 ? more - 16 : more - 1, sizes[] = {0, most, more, -16};
+        for (int j = 0; j < 4; j++) {
+            nvfp4_plan plan;
+            char message[160];
+            int64_t shape[4] = {2, 3, 32, 5};
+            shape[i] = sizes[j];
+            snprintf(message, sizeof message,
+                     "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and 2147483647, and K a "
+                     "multiple of 16",
+                     (long long)shape[0], (long long)shape[1], (long long)shape[2], (long long)shape[3]);
+            const nvfp4_status status = nvfp4_plan_shape(context, NVFP4_HOST, NVFP4_AUTO, NVFP4_NONE, 0, shape[0],
+                                                         shape[1], shape[2], shape[3], &plan);
+            expect(j < 2 ? status == NVFP4_OK : status == NVFP4_INVALID && !strcmp(nvfp4_last_error(), message),
+                   "sizes of a plan have 31 bits");
+        }
+    }
+}
+
+static void check_quantized_shape(nvfp4_context *context) {
+    enum { ROWS = 3, COLUMNS = 48 };
+    static float x[ROWS][COLUMNS];
+    static uint8_t data[ROWS][COLUMNS], scale[ROWS][COLUMNS / 16];
+    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
+    args.x = matrix(x, NVFP4_FP32, ROWS, COLUMNS);
+    args.data = matrix(data, NVFP4_UINT8, ROWS, COLUMNS);
+    args.scale = matrix(scale, NVFP4_E4M3, ROWS, COLUMNS / 16);
+    args.scale_layout = NVFP4_LINEAR;
+    memset(data, 7, sizeof data);
+    expect(nvfp4_quantize(context, &args) == NVFP4_INVALID &&
+               !strcmp(nvfp4_last_error(), "data: is 1 x 3 x 48; x needs L x R x K/2 = 1 x 3 x 24 in 2 dimensions"),
+           "data have two values a byte");
+    expect(data[0][0] == 7 && data[ROWS - 1][COLUMNS - 1] == 7, "none is written");
 }
 
 int main(void) {
@@ -56,6 +94,8 @@ int main(void) {
     expect(nvfp4_gemm(context, &args) == NVFP4_OK && out[1][2] == 0.0f, "without flags it runs");
     expect(nvfp4_set_candidate(context, -1) == NVFP4_INVALID && strstr(nvfp4_last_error(), "candidate: is -1"),
            "a rank is not negative");
+    check_shapes(context);
+    check_quantized_shape(context);
     nvfp4_destroy(context);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

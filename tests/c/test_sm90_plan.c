@@ -360,7 +360,8 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
     const int64_t work = ceil_div(per_cta, warps / split_k) * ceil_div(s->steps, split_k);
     for (int64_t parts = 1; parts <= warps && (parts == 1 || parts <= s->steps); parts *= 2)
         if (rows * per_cta * parts * SM90_GEMV_TILE_N * 4 <= SM90_GEMV_PARTIALS_LIMIT)
-            expect(work <= ceil_div(per_cta, warps / parts) * ceil_div(s->steps, parts), "no split is better");
+            expect(work + (parts < split_k) <= ceil_div(per_cta, warps / parts) * ceil_div(s->steps, parts),
+                   "no split is better, and no lesser one as good");
     const int64_t bytes = SM90_GEMV_PARTIALS_BYTES(rows, per_cta, split_k) +
                           SM90_GEMV_A_BYTES(rows, (int64_t)s->steps) +
                           SM90_GEMV_STAGES_BYTES(warps, min_int(gemv_configs[i].stages, work));
@@ -598,6 +599,27 @@ static void check_rejections(void) {
            "too little shared memory is an error");
 }
 
+/* Pairs of tiles, 256 x 256, are counted in 32 bits; of the tiles alone there may be more. */
+static void check_many_pairs(void) {
+    static const struct {
+        int64_t m, n, l;
+        int fits;
+    } products[] = {
+        {256, 256, 1, 1},           {1 << 27, 1 << 19, 1, 1},         {1 << 19, 1 << 27, 1, 1},
+        {1 << 20, 1 << 19, 128, 1}, {1 << 27, (1 << 20) - 256, 1, 1}, {1 << 27, 1 << 20, 1, 0},
+        {1 << 20, 1 << 27, 1, 0},   {1 << 20, 1 << 20, 128, 0},
+    };
+    static candidate_list list;
+    for (size_t i = 0; i < COUNT(products); i++) {
+        const gemm_problem p = problem(products[i].m, products[i].n, 64, products[i].l, PLAIN);
+        int count = 0;
+        list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p, 0, &list);
+        for (int32_t j = 0; j < list.count; j++) count += kind_of(list.all[j].kernel) == PREFILL;
+        name_product(&gpus[H200], &p, PLAIN);
+        expect(count == (products[i].fits ? 4 : 0), "both prefill kernels either way round, if pairs can be counted");
+    }
+}
+
 /* Of the shapes that matter most: the kind of kernel, one round of clusters, and whether AUTO takes sm80. Times of an
  * H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv). */
 static void check_choices(void) {
@@ -669,6 +691,7 @@ int main(void) {
     check_kernels();
     check_choices();
     check_rejections();
+    check_many_pairs();
     for (size_t g = 0; g < COUNT(on); g++)
         for (size_t m = 0; m < COUNT(sizes); m++)
             for (size_t n = 0; n < COUNT(sizes); n++)

@@ -1,5 +1,7 @@
 /* The rules of a caller's workspace, on a libcuda that runs nothing (NVFP4_LIBCUDA): a product of 1 x 64 by 65536,
- * which sm80 splits along K. Prints what each call answers; 1 if one is not as it should be. */
+ * which sm80 splits along K, and amax_scale. Prints what each call answers; 1 if one is not as it should be.
+ *
+ * workspace [DEVICE]: the ordinal of the tensors' GPU; without it the product's are in host memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,12 +13,33 @@ enum { M = 1, N = 64, K = 65536 };
 static nvfp4_context *context;
 static int failed;
 
-static void expect(const char *what, const nvfp4_gemm_args *args, nvfp4_status wanted, const char *word) {
-    nvfp4_status status = nvfp4_gemm(context, args);
+static void answers(const char *what, nvfp4_status status, nvfp4_status wanted, const char *word) {
     int right = status == wanted && (!status || strstr(nvfp4_last_error(), word));
     printf("%s: status %d%s%s%s\n", what, (int)status, status ? ", " : "", status ? nvfp4_last_error() : "",
            right ? "" : "  WRONG");
     failed |= !right;
+}
+
+static void expect(const char *what, const nvfp4_gemm_args *args, nvfp4_status wanted, const char *word) {
+    answers(what, nvfp4_gemm(context, args), wanted, word);
+}
+
+static nvfp4_tensor on(int32_t device, nvfp4_tensor t) {
+    t.device = device;
+    return t;
+}
+
+/* One CTA has nothing to exchange. */
+static void check_amax_scale(int32_t device) {
+    nvfp4_amax_scale_args args = {0};
+    void *x = calloc(64, 4096 * 4);
+    args.scale = on(device, matrix(calloc(1, 4), NVFP4_FP32, 1, 1));
+    args.x = on(device, matrix(x, NVFP4_FP32, 1, 16));
+    answers("amax_scale of a block", nvfp4_amax_scale(context, &args), NVFP4_OK, "");
+    args.x = on(device, matrix(x, NVFP4_FP32, 0, 16));
+    answers("amax_scale of nothing", nvfp4_amax_scale(context, &args), NVFP4_OK, "");
+    args.x = on(device, matrix(x, NVFP4_FP32, 64, 4096));
+    answers("amax_scale of many rows", nvfp4_amax_scale(context, &args), NVFP4_INVALID, "workspace: has ");
 }
 
 static void *no_memory(void *owner, size_t bytes) {
@@ -24,14 +47,15 @@ static void *no_memory(void *owner, size_t bytes) {
     return NULL;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    const int32_t device = argc > 1 ? atoi(argv[1]) : NVFP4_HOST;
     if (nvfp4_create(&context)) return 1;
     nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
-    args.a = matrix(calloc(M, K / 2), NVFP4_UINT8, M, K / 2);
-    args.b = matrix(calloc(N, K / 2), NVFP4_UINT8, N, K / 2);
-    args.scale_a = matrix(calloc(M, K / 16), NVFP4_E4M3, M, K / 16);
-    args.scale_b = matrix(calloc(N, K / 16), NVFP4_E4M3, N, K / 16);
-    args.out = matrix(calloc(M, N * 4), NVFP4_FP32, M, N);
+    args.a = on(device, matrix(calloc(M, K / 2), NVFP4_UINT8, M, K / 2));
+    args.b = on(device, matrix(calloc(N, K / 2), NVFP4_UINT8, N, K / 2));
+    args.scale_a = on(device, matrix(calloc(M, K / 16), NVFP4_E4M3, M, K / 16));
+    args.scale_b = on(device, matrix(calloc(N, K / 16), NVFP4_E4M3, N, K / 16));
+    args.out = on(device, matrix(calloc(M, N * 4), NVFP4_FP32, M, N));
     args.scale_layout = NVFP4_LINEAR;
     args.backend = NVFP4_BACKEND_SM80;
 
@@ -54,6 +78,7 @@ int main(void) {
     args.workspace_size = 0, args.allocate = no_memory, args.owner = &asked;
     expect("an allocator without memory", &args, NVFP4_OUT_OF_MEMORY, "workspace: no memory for ");
     failed |= asked != bytes;
+    check_amax_scale(argc > 1 ? device : 0);
     nvfp4_destroy(context);
     return failed;
 }

@@ -9,6 +9,7 @@
  *   FAKE_PAGEABLE 1: the device reads host memory (1)       FAKE_FAIL  an entry point that fails
  *   FAKE_ABSENT   kernels whose names begin so have no code for the device
  *   FAKE_QUERY    what cuStreamQuery says (0)  FAKE_CAPTURES 1: streams are being captured (0)
+ *   FAKE_DEVICE   the one whose context tensor maps and launches must have (0)
  *   FAKE_CURRENT  a thread's current context before any push (0: none); device i's primary context is i + 1
  *   FAKE_WAIT     1: each launch leaves a wait in the watchdog's records
  *   FAKE_SLOW     an entry point that takes 50 ms
@@ -28,8 +29,7 @@
 #include "../../csrc/driver/cuda_abi.h"
 #include "../../csrc/kernels/common/watchdog.h"
 
-#define EXPORT   __attribute__((visibility("default")))
-#define DEVICE_0 ((CUcontext)1) /* its primary context: tests have tensors of no other device */
+#define EXPORT __attribute__((visibility("default")))
 enum { INVALID_VALUE = 1, FAILED = 999 };
 
 static int number(const char *name, int otherwise) {
@@ -64,6 +64,7 @@ static char kernel_names[1024][64]; /* a kernel is its index here plus one */
 static int kernel_count;
 static _Thread_local CUcontext pushed[8];
 static _Thread_local int depth;
+static CUcontext of_tensors; /* the primary context of the device that has the test's tensors */
 
 static CUcontext current(void) {
     return depth ? pushed[depth - 1] : (CUcontext)(uintptr_t)number("FAKE_CURRENT", 0);
@@ -82,6 +83,7 @@ EXPORT CUresult cuDriverGetVersion(int *version) {
 ENTRY(cuInit, unsigned flags) {
     MAY_FAIL;
     (void)flags;
+    of_tensors = (CUcontext)(uintptr_t)(number("FAKE_DEVICE", 0) + 1);
     return number("FAKE_DEVICES", 1) ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
@@ -296,7 +298,7 @@ ENTRY(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *address,
       int l2_promotion, int fill) {
     MAY_FAIL;
     (void)l2_promotion;
-    if (current() != DEVICE_0) return FAILED; /* without a context, an H200's driver fails too */
+    if (current() != of_tensors) return FAILED; /* without a context, an H200's driver fails too */
     if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank < 1 || rank > 5 || interleave || fill) return FAILED;
     for (uint32_t i = 0; i < rank; i++)
         if (steps[i] != 1 || !dims[i] || !box[i] || box[i] > 256) return FAILED;
@@ -319,7 +321,7 @@ ENTRY(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *address,
 ENTRY(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
     MAY_FAIL;
     (void)arguments, (void)extra;
-    if (current() != DEVICE_0) return FAILED;
+    if (current() != of_tensors) return FAILED;
     unsigned cluster = 0;
     int programmatic = 0;
     for (unsigned i = 0; i < config->numAttrs; i++) {
