@@ -1,6 +1,7 @@
 /* One product: check, plan, launch. No family of kernels is named here. */
 #include "api/gemm.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "api/check.h"
@@ -125,9 +126,12 @@ static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_gemm_args *ar
     gemm_families[candidate->family]->build(call->where.props, &call->problem, candidate, workspace, &plan);
     status = launch(context->driver, call, &plan, args->stream);
     if (!call->where.host_memory) return status;
-    /* After an error too: an earlier launch may still use the caller's memory. */
-    nvfp4_status waited = driver_synchronize(context->driver, call->where.device, args->stream);
-    return status ? status : waited;
+    if (!status) return driver_synchronize(context->driver, call->where.device, args->stream);
+    /* An earlier launch may still use the caller's memory. If waiting for it fails too, the first error is told. */
+    char reason[1024];
+    snprintf(reason, sizeof reason, "%s", nvfp4_last_error());
+    driver_synchronize(context->driver, call->where.device, args->stream);
+    return fail(status, "%s", reason);
 }
 
 nvfp4_status gemm_run(nvfp4_context *context, const nvfp4_gemm_args *args, gemm_call *call) {

@@ -184,6 +184,13 @@ def test_views_of_any_stride_along_one(l: int) -> None:  # noqa: E741
     assert torch.equal(c, expected)
 
 
+def test_the_stride_of_one_element_means_nothing() -> None:
+    (a, scale_a), (b, scale_b) = (nvfp4.quantize(torch.ones(rows, 32)) for rows in (3, 1))
+    bias = torch.tensor([2.5, 7.0])
+    expected = nvfp4.gemm(a, b, scale_a, scale_b, bias=bias[:1])
+    assert torch.equal(nvfp4.gemm(a, b, scale_a, scale_b, bias=bias.as_strided((1,), (5,))), expected)
+
+
 def test_views_that_are_not_what_they_claim() -> None:
     a, b, _, _, sfa, sfb, c = reference.generate_input(130, 67, 96, 2, 7)
     c.fill_(float("nan"))
