@@ -165,10 +165,10 @@ nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 
 /* Put one plan first for products of this shape on this device: the one with the name, swap_ab, split_k,
  * prefetch_stages and ctas_per_sm of `plan` (no other field counts). For plans that were measured to be faster than the
- * model's choice
- * (`python -m nvfp4 bench --tune`). It holds for all types and epilogues; products whose operands lie so that they have
- * no such plan are not affected. Another split_k adds in another order, so results that round may differ in their last
- * bits. NVFP4_INVALID where a product of contiguous operands has no such plan. Not while other threads plan. */
+ * model's choice (`python -m nvfp4 bench --tune`). It holds for all types and epilogues; products whose operands lie so
+ * that they have no such plan are not affected. Another split_k adds in another order, so results that round may differ
+ * in their last bits. NVFP4_INVALID where a product of contiguous operands has no such plan. Not while other threads
+ * plan. */
 nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
                                  const nvfp4_plan *plan);
 /* Removes every override. Not while other threads plan. */
