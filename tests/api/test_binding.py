@@ -390,6 +390,11 @@ def test_errors_of_conversions() -> None:
         "data: has 4 dimensions; must have 2, or 3 with a leading batch": lambda: nvfp4.dequantize(
             scale[None, None], scale
         ),
+        # Found when the result is there already; the operator, which some tensors need, would not take the array.
+        "scale: has 1 bytes; the 128x4 layout of 2 rows and K = 16 needs L * ceil(rows/128) * ceil(K/64) * 512 = "
+        "512": lambda: nvfp4.dequantize(np.zeros((2, 8), np.uint8), np.zeros((1, 1), np.uint8)),
+        # Both are; the first is named.
+        "a: has 1 dimensions; must have 2, or 3 with a leading batch": lambda: nvfp4.gemm(*[scale[0]] * 4),
         "scale: is missing; must be a tensor": lambda: nvfp4.unswizzle(None, 1, 1),
         "rows: is -1; must be between 0 and 2147483647": lambda: nvfp4.unswizzle(scale, -1, 1),
         "rows: is of type float; must be an integer": lambda: nvfp4.unswizzle(scale, 1.0, 1),

@@ -138,6 +138,20 @@ def test_grids_of_large_tensors(call: str, fake_driver: Path, tmp_path: Path) ->
         assert int(grid) == (2 * across if "dequantize" in call else of_quantize)
 
 
+@pytest.mark.parametrize("call", ["swizzle(x)", "unswizzle(x, 12800, 4 * across)"])
+def test_grids_of_scales(call: str, fake_driver: Path, tmp_path: Path) -> None:
+    """A CTA has 128 rows and 32 scales of each."""
+    for across in (1, 8, 9, 64):
+        code = f"across = {across}; x = np.zeros((3, 12800, 4 * across), np.uint8); nvfp4.{call}"
+        ((_, grid, *_),) = launches(code, fake_driver, tmp_path / str(across), NVFP4_BACKEND="sm80")
+        assert int(grid) == -(-across // 8) * 100 * 3
+
+
+def test_the_argument_is_ahead_of_the_environment(fake_driver: Path, tmp_path: Path) -> None:
+    assert launches("call(4, 4, 64, backend='cpu')", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80") == []
+    assert launches("call(4, 4, 64, backend=None)", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80") != []
+
+
 def test_empty_result_launches_nothing(fake_driver: Path, tmp_path: Path) -> None:
     assert launches("call(0, 64, 64); call(64, 0, 64); call(4, 4, 64, l=0)", fake_driver, tmp_path / "log") == []
 

@@ -27,11 +27,12 @@ of_each_kind = pytest.mark.parametrize("name", CONFIGS if SEEDS > 1 else ["sm90_
 
 
 @by_name
-def test_ragged_products(name: str, random: numpy.random.Generator) -> None:
+def test_ragged_products(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any N, and K that is no multiple of a step, a chunk or 32; warps without a step and with several; batches; CTAs
-    with one tile and with several: equal bits, nothing written out of bounds."""
+    with one tile and with several: equal bits, nothing written out of bounds. Lanes of a warp in step and apart."""
     config = CONFIGS[name]
-    for case in range(2 * SEEDS):
+    for case in range(4 * SEEDS):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
         emulator, module = load(config, timing(random, case))
         m, l = int(random.integers(1, 8 * config.a_units + 1)), int(random.integers(1, 3))
         n = int(random.integers(1, (60, 400)[case % 2]))
