@@ -329,6 +329,29 @@ def test_c_overlaps_out(operands: list[torch.Tensor], how: str, beta: float) -> 
     nvfp4.gemm(*given, out=out(memory), c=out(memory), beta=beta)
 
 
+@pytest.mark.parametrize(("l", "m"), [(1, 3), (2, 1), (2, 2), (2, 3), (3, 2), (3, 3)])
+def test_rows_of_out_overlap(l: int, m: int) -> None:  # noqa: E741
+    """Every distance of rows and batches up to a limit: one lies whole between two of the other, or it is an error that
+    writes nothing."""
+    n, accepted = 8, 0
+    (a, scale_a), (b, scale_b) = (nvfp4.quantize(torch.full((l, rows, 16), 6.0)) for rows in (m, n))
+    for pitch in range(0, 64, 8):
+        for batch in range(0, 256, 8):
+            memory = torch.full((l * 256 + m * 64 + n,), 7.0, dtype=torch.float16)
+            out = memory.as_strided((l, m, n), (batch, pitch, 1))
+            starts = [[i * batch * (l > 1) + j * pitch * (m > 1) for j in range(m)] for i in range(l)]
+            orders = (sum(starts, []), sum(map(list, zip(*starts)), []))
+            if any(all(x + n <= y for x, y in zip(order, order[1:])) for order in orders):
+                accepted += 1
+                nvfp4.gemm(a, b, scale_a, scale_b, out=out)
+                assert bool((out == 576.0).all()) and int((memory == 576.0).sum()) == l * m * n
+            else:
+                with pytest.raises(nvfp4.Error, match="^out: rows overlap"):
+                    nvfp4.gemm(a, b, scale_a, scale_b, out=out)
+                assert bool((memory == 7.0).all())
+    assert accepted
+
+
 def test_c_of_one_row_is_out_whatever_its_stride(operands: list[torch.Tensor]) -> None:
     a, b, scale_a, scale_b = operands
     memory = torch.full((1, 64), 7.0, dtype=torch.float32)

@@ -56,6 +56,14 @@ def test_vector_in_a_matrix(backend: Backend, m: int, k: int, l: int, generator:
     assert reference.check_implementation(data, nvfp4.custom_kernel(a, b[:1], sfa, sfb, c), exact=True)[0]
 
 
+def test_the_stride_of_one_column_means_nothing(backend: Backend, generator: torch.Generator) -> None:
+    seed = int(torch.randint(2**31, (), generator=generator))
+    data = reference.generate_input(9, 1, 48, 2, seed, device=backend.device)
+    a, b, _, _, sfa, sfb, c = data
+    strange = torch.full_like(c, 7.0).as_strided(c.shape, (c.stride(0), 77, c.stride(2)))
+    assert reference.check_implementation(data, nvfp4.custom_kernel(a, b, sfa, sfb, strange), exact=True)[0]
+
+
 @pytest.mark.parametrize("test", reference.load_task()["tests"][:1], ids=str)
 def test_first_of_the_ten(backend: Backend, test: dict[str, int]) -> None:
     """`python -m nvfp4 check` runs all ten."""
