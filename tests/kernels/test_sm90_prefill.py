@@ -175,15 +175,19 @@ def test_epilogue(out_type: int, swap_ab: bool, random: numpy.random.Generator) 
 @pytest.mark.parametrize("swap_ab", [False, True], ids=["mma_a_is_a", "mma_a_is_b"])
 @pytest.mark.parametrize("out_type", [FP16, BF16], ids=["fp16", "bf16"])
 def test_plain_output(out_type: int, swap_ab: bool, random: numpy.random.Generator) -> None:
-    """alpha alone, N a multiple of 8: 16-byte stores."""
+    """alpha alone, N a multiple of 8: 16-byte stores. Two tiles or more along M and N; split-K tiles;
+    batches."""
     config = CONFIGS["sm90_prefill_mixed" if out_type == BF16 else "sm90_prefill_fp16"]
     emulator, dequant, module = load(config, int(random.integers(2**30)) * 4 + 3)
-    m, n = int(random.integers(1, 260)), 8 * int(random.integers(1, 40))
-    product = PrefillProduct(emulator, random, m, n, 128, 2, out_type=out_type)
-    alpha = numpy.float32(random.standard_normal())
-    product.extras = {"alpha_value": alpha}
-    product.launch_prefill(dequant, module, config, swap_ab, clusters=3)
-    product.check(alpha * product.expected().astype(numpy.float32))
+    for clusters in (3, 5):
+        m, n = int(random.integers(257, 520)), 8 * int(random.integers(33, 65))
+        product = PrefillProduct(emulator, random, m, n, 128, clusters // 2, out_type=out_type)
+        split_k_tiles = product.prefill_schedule(config, swap_ab, clusters).split_k_tiles
+        print(f"{m} x {n}, {clusters} clusters, {split_k_tiles} split-K tiles")
+        alpha = numpy.float32(random.standard_normal())
+        product.extras = {"alpha_value": alpha}
+        product.launch_prefill(dequant, module, config, swap_ab, clusters)
+        product.check(alpha * product.expected().astype(numpy.float32))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
