@@ -257,6 +257,7 @@ def errors() -> list[tuple[str, dict[str, Any]]]:
         ("b: K is 48 but a has K = 64", {"b": torch.zeros(N, 24, dtype=torch.uint8)}),
         ("b: rows are 41 bytes apart; must be 32 (dense) or a multiple of 16", {"b": odd_rows}),
         ("b: stride of the last dimension is -1; must not be", {"b": np.zeros((N, 32), np.uint8)[:, ::-1]}),
+        ("scale_a: is given but a is float16; must be absent, its values have no scales", {"a": torch.zeros(M, K).half()}),  # noqa: E501
         ("alpha: is of type bool; must be a real number", {"alpha": True}),
         ("alpha: is of type str; must be a real number", {"alpha": "1"}),
         ("alpha: is of type complex; must be a real number", {"alpha": 1j}),

@@ -141,6 +141,7 @@ def errors() -> dict[str, dict[str, Any]]:
         "a: dtype is DLPack's code 0 of 8 bits and 1 lanes; " + dtypes: {"a": Array(data.view(np.int8))},
         "a: dtype is DLPack's code 12 of 8 bits and 1 lanes; " + dtypes: {"a": Array(data, dtype=(12, 8))},
         "a: dtype is DLPack's code 1 of 8 bits and 4 lanes; " + dtypes: {"a": Array(data, lanes=4)},
+        "a: dtype is DLPack's code 1 of 4 bits and 2 lanes; " + dtypes: {"a": Array(data, dtype=(1, 4), lanes=2)},
         "a: dtype is float4_e2m1fn; " + dtypes: {"a": Typed(data, dtype=(17, 4))},
         "a: dtype is of fewer than 8 bits and padded to a byte; " + dtypes: {
             "a": Array(data, dtype=(17, 4), lanes=2, flags=library.PADDED)

@@ -229,6 +229,7 @@ def test_failure_to_open_is_said_again() -> None:
         ({"FAKE_FAIL": "cuInit"}, ["cuInit", "fake error"]),
         ({"FAKE_FAIL": "cuDevicePrimaryCtxRetain"}, ["context", "fake error"]),
         ({"FAKE_FAIL": "cuLibraryLoadData"}, ["load the GPU code", "fake error"]),
+        ({"FAKE_FAIL": "cuKernelGetFunction"}, ["nvfp4_quantize", "fake error"]),
         ({"FAKE_FAIL": "cuLaunchKernelEx"}, ["nvfp4_sm80_gemm", "fake error"]),
         ({"FAKE_PAGEABLE": "0"}, ["backend: is sm80", "on the CPU"]),
         ({"FAKE_MISSING": "cuTensorMapEncodeTiled"}, ["cuTensorMapEncodeTiled"]),
