@@ -189,6 +189,8 @@ def test_the_stride_of_one_element_means_nothing() -> None:
     bias = torch.tensor([2.5, 7.0])
     expected = nvfp4.gemm(a, b, scale_a, scale_b, bias=bias[:1])
     assert torch.equal(nvfp4.gemm(a, b, scale_a, scale_b, bias=bias.as_strided((1,), (5,))), expected)
+    out = torch.zeros(32, dtype=torch.float16).as_strided((3, 1), (8, 5))
+    assert torch.equal(nvfp4.gemm(a, b, scale_a, scale_b, bias=bias[:1], out=out), expected)
 
 
 def test_views_that_are_not_what_they_claim() -> None:
