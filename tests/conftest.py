@@ -28,6 +28,7 @@ sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
 
 import emulate  # noqa: E402  (the project in emulator/)
 import interpreter  # noqa: E402
+import small_product  # noqa: E402
 from worker import TARGETS, Workers  # noqa: E402
 
 import nvfp4  # noqa: E402
@@ -241,6 +242,11 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """Random numbers that differ from session to session and from test to test."""
     salt = f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}"
     return torch.Generator().manual_seed(random.Random(salt).getrandbits(62))
+
+
+@pytest.fixture
+def operands(generator: torch.Generator) -> list[torch.Tensor]:
+    return small_product.operands(generator)
 
 
 @pytest.fixture(scope="session")

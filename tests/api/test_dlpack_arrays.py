@@ -16,19 +16,15 @@ from array_library import Array, Buffer, OldArray, OldBuffer
 from emulated import driver
 from interpreter import python
 from paths import TESTS
+from small_product import K, M, N
 
 import nvfp4
 from nvfp4 import reference
 
-M, N, K = 5, 7, 64
-
 
 @pytest.fixture
-def arrays(generator: torch.Generator) -> list[np.ndarray]:
-    """a, b, scale_a, scale_b (128x4); finite."""
-    a, b = (torch.randint(0, 256, (rows, K // 2), dtype=torch.uint8, generator=generator) for rows in (M, N))
-    scales = torch.randint(0, 0x7F, (2, 128, 4), dtype=torch.uint8, generator=generator)
-    return [x.numpy() for x in (a, b, *scales)]
+def arrays(operands: list[torch.Tensor]) -> list[np.ndarray]:
+    return [x.numpy() for x in operands]
 
 
 @pytest.fixture(autouse=True)

@@ -15,23 +15,15 @@ import pytest
 import torch
 from conftest import Backend, in_full, one_in
 from interpreter import python
+from small_product import K, M, N
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
 from nvfp4 import reference
 
 ops = torch.ops.nvfp4
-M, N, K = 5, 7, 64
 AUTO = ("128x4", "auto", 0)  # scale_layout, backend, flags
 FLAGS_RULE = "must be 0 or a sum of 1 (batch invariant), 2 (constant b), 4 (b not transposed)"
-
-
-@pytest.fixture
-def operands(generator: torch.Generator) -> list[torch.Tensor]:
-    """a, b, scale_a, scale_b (128x4), as uint8; finite."""
-    a, b = (torch.randint(0, 256, (rows, K // 2), dtype=torch.uint8, generator=generator) for rows in (M, N))
-    scales = torch.randint(0, 0x7F, (2, 128, 4), dtype=torch.uint8, generator=generator)
-    return [a, b, *scales]
 
 
 def same(x: torch.Tensor, y: torch.Tensor) -> bool:

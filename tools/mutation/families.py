@@ -147,7 +147,7 @@ FAMILIES = {
                 "cpu or reference",
             ),
             ("api/test_gemm_exact.py", "api/test_gemm_bounds.py", "-k", "cpu"),
-            ("api/test_binding.py",),
+            ("api/test_binding.py", "api/test_binding_errors.py"),
             C_CORE,
             ("api/test_generated.py", "-k", "cpu"),
         ),
@@ -167,7 +167,7 @@ FAMILIES = {
     "check": Family(
         ("api/*.c", "common/*"),
         (
-            ("api/test_binding.py",),
+            ("api/test_binding.py", "api/test_binding_errors.py"),
             C_CORE,
             ("api/test_fuzz.py", "api/test_torch_ops.py"),
             (
@@ -184,7 +184,7 @@ FAMILIES = {
     "bindings": Family(
         ("bindings/*/*.c", "bindings/*.c"),
         (
-            ("api/test_binding.py", "api/test_torch_abi.py"),
+            ("api/test_binding.py", "api/test_binding_errors.py", "api/test_torch_abi.py"),
             ("api/test_torch_ops.py", "api/test_custom_kernel.py", "api/test_dlpack_arrays.py"),
             ("api/test_fuzz.py", "api/test_graphs.py", "api/test_reference.py", "api/test_model.py"),
             ("api/test_driver.py", "plan/test_choice.py", "plan/test_tune.py", "package/test_cli.py"),
