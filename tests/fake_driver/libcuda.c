@@ -220,6 +220,7 @@ ENTRY(cuLibraryGetKernel, CUkernel *kernel, CUlibrary library, const char *name)
 
 ENTRY(cuKernelGetFunction, CUfunction *function, CUkernel kernel) {
     MAY_FAIL;
+    if (!kernel) return FAILED;
     *function = (CUfunction)kernel;
     return CUDA_SUCCESS;
 }

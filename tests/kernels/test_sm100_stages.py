@@ -439,7 +439,7 @@ def run_epilogue(
 ) -> None:
     """One launch of the epilogue alone; compares the whole output buffer with its guard bytes.
 
-    weights: of tile, lane and column in a cell's sum. extras: alpha a column, bias and beta * C.
+    weights: of tile, lane and column in a cell's sum. extras: alpha, of each column or of all, bias and beta * C.
     """
     emulator, kernel = stage(f"stage_e_{config.name}", seed, tmem_base=None if split == 1 else 0)
     mma_m = int(random.integers(1, 2 * mma_tile_m(config) + 1))
@@ -459,14 +459,15 @@ def run_epilogue(
     problem = product.problem()
     problem.out, problem.out_pitch, problem.out_batch, problem.out_type = out.address + start, pitch, batch, kind
     alpha, bias, c, beta = numpy.ones(n, numpy.float32), numpy.zeros(n, numpy.float32), None, 0.0
+    alpha_stride = seed % 2
     if extras:
-        alpha = random.choice(numpy.float32([0.5, 1, 2, -1]), n)
+        alpha = random.choice(numpy.float32([0.5, -0.5, 2, -1]), n if alpha_stride else 1)
         bias = random.integers(-8, 9, n).astype(numpy.float32)
         c, beta = random.integers(-8, 9, (l, m, n)).astype(numpy.float32), 0.5
     arrays = [emulator.array(alpha), emulator.array(stored(bias, kind))]
     if extras:
         arrays.append(emulator.array(stored(c, kind)))
-        problem.alpha, problem.alpha_stride = arrays[0].address, 1
+        problem.alpha, problem.alpha_stride = arrays[0].address, alpha_stride
         problem.bias, problem.bias_type = arrays[1].address, kind
         problem.c, problem.c_pitch, problem.c_batch, problem.beta = arrays[2].address, n * item, m * n * item, beta
     schedule.column_pairs = column_pairs(problem, swap_ab)
@@ -532,8 +533,8 @@ def test_e_every_cell_to_its_place(config: Config, swap_ab: bool, random: Genera
 @PLAIN
 @pytest.mark.parametrize("swap_ab", [False, True], ids=["plain", "swap_ab"])
 def test_e_alpha_bias_and_c(config: Config, swap_ab: bool, random: Generator) -> None:
-    """E: alpha and bias of a column and beta * C of a cell, in every type. If the test above passes, a failure is an
-    index into one of the three."""
+    """E: alpha of a column or of all, bias of a column and beta * C of a cell, in every type. If the test above passes,
+    a failure is an index into one of the three."""
     for seed in range(SEEDS):
         kind = list(KINDS.values())[seed % 3]
         weights = EXACT if kind == FP32 else (0.0, 1.0, 0.0)
