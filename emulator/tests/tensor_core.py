@@ -118,7 +118,7 @@ dump:
   add.u32 %column, %column, 8;
   setp.lt.u32 %p, %column, {columns};
   @%p bra dump;
-  tcgen05.fence::before_thread_sync;
+  {publish}
   bar.sync 0;
   {cluster_sync}
   setp.ne.u32 %p, %warp, 0;
@@ -146,10 +146,12 @@ def run_tensor_core(
     commit: str | None = None,
     warps: str = "",
     extra: numpy.ndarray | None = None,
+    publish: str = "tcgen05.fence::before_thread_sync;",
     **settings: str | int,
 ) -> numpy.ndarray:
     """The tensor memory that `body` leaves. shared: bytes [CTA, n]; tensor: cells [CTA, 128, columns]. `commit` stands
-    behind the body; `warps` is what all four warps do then, with [extra], which is written back."""
+    behind the body; `warps` is what all four warps do then, with [extra], which is written back; `publish` stands
+    between the loads of the result and the barrier ahead of the deallocation."""
     shared = numpy.ascontiguousarray(shared, dtype=numpy.uint8).reshape(group, -1)
     tensor = numpy.ascontiguousarray(tensor, dtype=numpy.uint32).reshape(group, LANES, -1)
     assert shared.shape[1] % 4 == 0
@@ -166,6 +168,7 @@ def run_tensor_core(
         body=body,
         commit=COMMIT[group] if commit is None else commit,
         warps=warps,
+        publish=publish,
     )
     emulator = Emulator("sm_100", seed=seed, **settings)
     kernel = emulator.load(text)["run"]

@@ -220,6 +220,21 @@ def test_a_write_behind_an_mma_of_another_thread_needs_the_fence(write: str) -> 
                 run_tensor_core("", shared, image, seed=seed, warps=body, fences=fences)
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_dealloc_needs_the_fences_of_those_who_used_it(group: int) -> None:
+    """9.7.16.6: another CTA may own the columns next. Warps 1 to 3 have loaded them, warp 0 frees them."""
+    shared, image = numpy.zeros((group, 4), numpy.uint8), numpy.zeros((group, LANES, 32), numpy.uint32)
+    body = f"tcgen05.shift.cta_group::{group}.down [%taddr];"
+    for seed in range(4):
+        run_tensor_core(body, shared, image, group, seed=seed)
+        run_tensor_core(body, shared, image, group, seed=seed, publish="", fences="hardware")
+        with pytest.raises(EmulatorError) as error:
+            run_tensor_core(body, shared, image, group, seed=seed, publish="")
+        text = str(error.value).replace("\n", " ")
+        used = r"frees column 0 of .*, which warp 1 of CTA . has read in line .*tcgen05.ld.*before_thread_sync since"
+        assert re.search(used, text)
+
+
 def test_pairs_commit_to_both() -> None:
     """A commit without multicast reaches one barrier only: the other CTA waits for ever."""
     random = random_of("pair")

@@ -67,6 +67,15 @@ def test_alpha_is_applied_before_beta(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_no_bias_is_no_addition(backend: Backend, dtype: torch.dtype) -> None:
+    """-0 + 0 is +0: a bias of zeros turns the sign that c leaves, no bias keeps it."""
+    c = torch.full((1, 3), -0.0, dtype=dtype)
+    options = {"alpha": -1.0, "c": c, "beta": 1.0, "out_dtype": dtype}
+    assert same(product(backend, [0.0] * 3, **options), [-0.0] * 3)
+    assert same(product(backend, [0.0] * 3, **options, bias=torch.zeros(3, dtype=dtype)), [0.0] * 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_overflow(backend: Backend, dtype: torch.dtype) -> None:
     """6 * 448 * 448 = 1204224 is infinite in fp16 alone, and keeps its sign."""
     got = product(backend, [6 * 448.0**2, -6 * 448.0**2], out_dtype=dtype)

@@ -244,6 +244,27 @@ static void check_dealloc(warp *w, const instr *in, cta *c, uint32_t address, ui
               core->under_way[tensor_core_index(c)]);
 }
 
+/* What was read and written there must be ordered before the deallocation (9.7.16.6): another CTA may own the columns
+ * next. The fence of the deallocating warp is not asked for: CUTLASS has none between its barrier and its dealloc. */
+static void check_unused(warp *w, const instr *in, const tmem *t, uint32_t address) {
+    if (machine_of(w)->fences != FENCES_TEXT) return;
+    uint32_t first = tmem_column(address), columns = t->allocated[first / TMEM_UNIT];
+    for (uint32_t group = 0; group < TMEM_LANES / TMEM_GROUP; group++)
+        for (uint32_t i = first; i < first + columns; i++) {
+            const tmem_note *const notes[] = {&t->written[group][i], &t->loaded[group][i], &t->taken[group][i]};
+            for (int k = 0; k < 3; k++) {
+                const tmem_note *last = notes[k];
+                if (!last->by || last->by == w || *last->published >= (last->by_core ? last->issued : last->finished))
+                    continue;
+                fault(
+                    w, in, -1,
+                    "frees column %u of tensor memory, which warp %d of CTA %u has %s in line %d by %s; that warp has "
+                    "executed no tcgen05.fence::before_thread_sync since",
+                    i, last->by->index, last->by->cta->rank, k ? "read" : "written", last->in->line, last->in->name);
+            }
+        }
+}
+
 static void check_columns(warp *w, const instr *in, uint32_t columns) {
     if (columns < TMEM_UNIT || columns > TMEM_COLUMNS || columns & (columns - 1))
         fault(w, in, -1, "%u columns: the number must be a power of two from 32 to 512", columns);
@@ -333,7 +354,10 @@ static run_result run_management(warp *w, const instr *in, uint32_t lanes) {
     int index = tensor_core_index(w->cta);
     if (!core->meetings[index].done) { /* otherwise the peer has already done it for both */
         uint32_t earlier = core->last_columns[index];
-        if (x->what == TMEM_DEALLOC) check_dealloc(w, in, w->cta, meeting.column, meeting.columns);
+        if (x->what == TMEM_DEALLOC) {
+            check_dealloc(w, in, w->cta, meeting.column, meeting.columns);
+            check_unused(w, in, tmem_of(w->cta), meeting.column);
+        }
         if (x->what == TMEM_ALLOC && core->group == 2 && w->cta->cluster->barrier_phase == 0 &&
             machine_of(w)->fences == FENCES_TEXT)
             fault(w, in, -1,
