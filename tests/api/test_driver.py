@@ -230,6 +230,10 @@ def test_failure_to_open_is_said_again() -> None:
         ({"FAKE_FAIL": "cuDevicePrimaryCtxRetain"}, ["context", "fake error"]),
         ({"FAKE_FAIL": "cuLibraryLoadData"}, ["load the GPU code", "fake error"]),
         ({"FAKE_FAIL": "cuKernelGetFunction"}, ["nvfp4_quantize", "fake error"]),
+        (  # of which cuKernelSetAttribute is called too, and succeeds
+            {"FAKE_FAIL": "cuKernelGetFunction", "FAKE_KERNEL": "nvfp4_sm80_gemm_8x32"},
+            ["nvfp4_sm80_gemm_8x32", "fake error"],
+        ),
         ({"FAKE_FAIL": "cuLaunchKernelEx"}, ["nvfp4_sm80_gemm", "fake error"]),
         ({"FAKE_PAGEABLE": "0"}, ["backend: is sm80", "on the CPU"]),
         ({"FAKE_MISSING": "cuTensorMapEncodeTiled"}, ["cuTensorMapEncodeTiled"]),

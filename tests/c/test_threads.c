@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -103,6 +104,64 @@ static void meet(void *context, int64_t task, int thread) {
     if (atomic_load(begun) < 2) atomic_store(begun, -1);
 }
 
+/* The caller's task ends when the other one has begun, so that the caller waits until that one ends. */
+typedef struct held_call {
+    atomic_int begun, caller_waits, released;
+} held_call;
+
+static void hold(void *context, int64_t task, int thread) {
+    held_call *h = context;
+    (void)task;
+    atomic_fetch_add(&h->begun, 1);
+    while (thread == 0 && atomic_load(&h->begun) < 2) sched_yield();
+    if (thread == 0) atomic_store(&h->caller_waits, 1);
+    while (thread != 0 && !atomic_load(&h->released)) sched_yield();
+}
+
+static void *call_held(void *h) {
+    parallel_for(2, 2, hold, h);
+    return NULL;
+}
+
+static void *release(void *h) {
+    while (!atomic_load(&((held_call *)h)->caller_waits)) sched_yield();
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    atomic_store(&((held_call *)h)->released, 1);
+    return NULL;
+}
+
+/* A process that is forked while a thread waits for its call has a pool without that thread, where calls end. */
+static int test_fork_during_a_call(void) {
+    const char *forks = getenv("NVFP4_TEST_FORK");
+#ifdef __SANITIZE_THREAD__
+    forks = "0"; /* it supports no threads behind such a fork */
+#endif
+    if (forks && !strcmp(forks, "0")) return 0;
+    held_call h = {0};
+    pthread_t waits;
+    if (pthread_create(&waits, NULL, call_held, &h)) abort();
+    while (!atomic_load(&h.caller_waits)) sched_yield();
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        for (int i = 0; i < 3; i++) {
+            held_call own = {0};
+            pthread_t later;
+            if (pthread_create(&later, NULL, release, &own)) abort();
+            call_held(&own);
+            pthread_join(later, NULL);
+        }
+        _exit(0);
+    }
+    atomic_store(&h.released, 1);
+    pthread_join(waits, NULL);
+    int status = 1;
+    waitpid(child, &status, 0);
+    if (status) printf("a child that was forked during a call: status %d\n", status);
+    return status;
+}
+
 int main(int count, char **arguments) {
     seed = count > 1 ? strtoull(arguments[1], NULL, 0) : (uint64_t)time(NULL);
     if (count > 2) rounds = 20 * atoi(arguments[2]);
@@ -110,6 +169,7 @@ int main(int count, char **arguments) {
     atomic_int begun = 0;
     parallel_for(2, 2, meet, &begun);
     if (begun != 2) printf("two tasks did not run at the same time\n");
+    int forked = test_fork_during_a_call();
     pthread_barrier_init(&together, NULL, CALLERS);
     pthread_t threads[CALLERS];
     int wrong[CALLERS] = {0}, total = 0;
@@ -118,5 +178,5 @@ int main(int count, char **arguments) {
     for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], NULL), total += wrong[i];
     printf("seed %llu: %d calls of %d callers, %d tasks wrong\n", (unsigned long long)seed, rounds * CALLERS, CALLERS,
            total);
-    return total != 0 || begun != 2;
+    return total != 0 || begun != 2 || forked;
 }

@@ -8,6 +8,7 @@
  *   FAKE_DEVICES  number of devices (1)        FAKE_MISSING an entry point to leave out
  *   FAKE_PAGEABLE 1: the device reads host memory (1)       FAKE_FAIL  an entry point that fails
  *   FAKE_ABSENT   kernels whose names begin so have no code for the device
+ *   FAKE_KERNEL   cuKernelGetFunction fails (FAKE_FAIL) for this kernel alone
  *   FAKE_QUERY    what cuStreamQuery says (0)  FAKE_CAPTURES 1: streams are being captured (0)
  *   FAKE_DEVICE   the one whose context tensor maps and launches must have (0)
  *   FAKE_CURRENT  a thread's current context before any push (0: none); device i's primary context is i + 1
@@ -219,8 +220,9 @@ ENTRY(cuLibraryGetKernel, CUkernel *kernel, CUlibrary library, const char *name)
 }
 
 ENTRY(cuKernelGetFunction, CUfunction *function, CUkernel kernel) {
-    MAY_FAIL;
+    const char *only = getenv("FAKE_KERNEL");
     if (!kernel) return FAILED;
+    if (!only || !strcmp(only, kernel_names[(uintptr_t)kernel - 1])) MAY_FAIL;
     *function = (CUfunction)kernel;
     return CUDA_SUCCESS;
 }

@@ -82,6 +82,17 @@ def test_split_products(name: str, split: int, random: numpy.random.Generator) -
         product.check()
 
 
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.cta_group == 2])
+def test_pairs_whose_second_cta_has_no_rows(name: str, random: numpy.random.Generator) -> None:
+    """mma_a ends with the rows of a first CTA: the second one reads, and prefetches, nothing past the end."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 1))
+    mma_m, mma_n = 128 * int(random.choice([1, 3])), config.mma_tile_n * config.multicast
+    product = Product(emulator, random, mma_m, mma_n, 64 * int(random.integers(1, 20)))
+    product.launch(module, config, swap_ab=False)
+    product.check()
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
