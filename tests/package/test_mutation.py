@@ -91,6 +91,14 @@ def test_recorded_mutants_have_one_key_each() -> None:
     of = sum(row["first verdict"] in ("killed", "survived") for row in rows)
     text = " ".join((ROOT / "docs/kernels.md").read_text(encoding="utf-8").split())
     assert f"Of {of} that change a result" in text and f"{first} were found" in text and f"{found} after tests" in text
+    assert all(row["found by or reason"] for row in rows if row["verdict with the tests added"] != "broken")
+
+
+def test_recorded_scores_are_those_of_the_record(tmp_path: Path) -> None:
+    scores = tmp_path / "scores.csv"
+    options = ["--by", "file", "--scores", str(scores)]
+    subprocess.run([sys.executable, str(TOOL), "report", str(ROOT / "docs/proof/mutants.csv"), *options], check=True)
+    assert scores.read_text() == (ROOT / "docs/proof/mutant_scores.csv").read_text()
 
 
 def test_every_source_is_mutated() -> None:

@@ -3,6 +3,7 @@
     python tools/mutation draw --seed 1 --count 60 --output sample.json [--at COMMIT] [FAMILY ...]
     python tools/mutation run sample.json --results results.csv --jobs 2 [--start-within 120] [--known other.csv]
     python tools/mutation report results.csv
+    python tools/mutation report docs/proof/mutants.csv --by file --scores docs/proof/mutant_scores.csv
 
 docs/proof/mutants.csv goes on with `draw --seed 2026 --at ee3e6a3` and `run --known docs/proof/mutants.csv`.
 
@@ -42,6 +43,15 @@ ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 COLUMNS = ["family", "file", "line", "operator", "before", "after", "verdict", "by", "what", "seconds", "key"]
 DECIDED = ("killed", "survived")
+SCORES = [
+    "mutants that change a result",
+    "found at first",
+    "%",
+    "95 % from",
+    "to",
+    "found with the tests added",
+    "equivalent",
+]
 
 
 # ---- draw
@@ -230,7 +240,7 @@ def reason(row: dict[str, str], known: dict[tuple[str, ...], str]) -> str:
     return known.get((row["file"], row["before"], row["after"], where(row)), "")
 
 
-def report(results: Path, by: str) -> None:
+def report(results: Path, by: str, scores: Path | None) -> None:
     with results.open(newline="") as file:
         rows = list(csv.DictReader(file))
     latest = {row["key"]: row for row in rows}
@@ -238,14 +248,18 @@ def report(results: Path, by: str) -> None:
     groups: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     survivors = []
     for row in latest.values():
-        verdict = row["verdict"]
-        if verdict == "survived":
-            if reason(row, known):
-                verdict = "equivalent"
-            else:
+        if "verdict" not in row:  # a record: what was found at first counts, and its survivors have their reasons
+            verdict = row["first verdict"]
+        elif row["verdict"] == "survived" and reason(row, known):
+            verdict = "equivalent"
+        else:
+            verdict = row["verdict"]
+            if verdict == "survived":
                 survivors.append(row)
-        groups[row[by]][verdict] += 1
-        groups["all"][verdict] += 1
+        for name in (row[by], "all"):
+            groups[name][verdict] += 1
+            groups[name]["found now"] += row.get("verdict with the tests added", verdict) == "killed"
+    lines = []
     print(f"{'':40} {'killed':>7} {'survived':>9} {'equivalent':>11} {'broken':>7} {'unfinished':>11}  score (95 %)")
     for name in [*sorted(name for name in groups if name != "all"), "all"]:
         group = groups[name]
@@ -255,6 +269,13 @@ def report(results: Path, by: str) -> None:
         counts = f"{group['killed']:7} {group['survived']:9} {group['equivalent']:11} {group['broken']:7}"
         counts += f" {group['unfinished']:11}"
         print(f"{name:40} {counts}  {share}")
+        percent = [f"{100 * x:.0f}" for x in (group["killed"] / decided, low, high)] if decided else [""] * 3
+        lines.append([name, decided, group["killed"], *percent, group["found now"], group["equivalent"]])
+    if scores:
+        with scores.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([by, *SCORES])
+            writer.writerows(lines)
     for row in survivors:
         print(f"\n{row['key']}  {row['family']}  {row['file']}:{row['line']}  {row['operator']}")
         print(f"  - {row['before']}\n  + {row['after']}\n  where: {json.dumps(where(row))}")
@@ -292,6 +313,7 @@ def main() -> None:
     reporting = commands.add_parser("report", help="print scores and survivors")
     reporting.add_argument("results", help="CSV of `run`")
     reporting.add_argument("--by", choices=["family", "file", "operator"], default="file")
+    reporting.add_argument("--scores", type=Path, help="CSV to write the table to")
     arguments = parser.parse_args()
     if arguments.command == "draw":
         names = arguments.family or list(FAMILIES)
@@ -301,7 +323,7 @@ def main() -> None:
     elif arguments.command == "run":
         Run(arguments).go()
     else:
-        report(Path(arguments.results), arguments.by)
+        report(Path(arguments.results), arguments.by, arguments.scores)
 
 
 if __name__ == "__main__":
