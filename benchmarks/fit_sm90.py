@@ -2,6 +2,7 @@
 
     python benchmarks/fit_sm90.py          the constants as they stand: error, and regret of each shape
     python benchmarks/fit_sm90.py --fit    the same after fitting, and the constants, to be written into the header
+    python benchmarks/fit_sm90.py --csv log/sm90_regret.csv    writes the regrets of each GPU
     python benchmarks/fit_sm90.py --measure FILE    on a Hopper GPU: times the plans
     python benchmarks/fit_sm90.py --predict         modelled times of the ranked N and K, also on GPUs not measured: CSV
 
@@ -229,6 +230,22 @@ def report(model: Model, measured: Measured) -> None:
         print(f"{gpu}, {len(lost)} shapes: regret {mean:.2%} on average, at most {lost[0]:.1%}; above 5 %: {above}")
 
 
+def regrets(model: Model, measured: Measured) -> list[list[str]]:
+    """A header, and a row for each GPU: mean and largest regret of its shapes in per cent, and how many exceed 5."""
+    rows = [["gpu", "shapes", "mean, %", "most, %", "worst", "above 5 %"]]
+    for gpu in GPUS:
+        found = [
+            outcome(gpu, shape, times, model.rank(gpu, shape))
+            for (name, shape), times in measured.items()
+            if name == gpu
+        ]
+        worst, mean = max(found, key=lambda o: o.regret), statistics.fmean(o.regret for o in found)
+        above = sum(o.regret > 0.05 for o in found)
+        figures = [f"{100 * mean:.2f}", f"{100 * worst.regret:.1f}", "x".join(map(str, worst.shape)), str(above)]
+        rows.append([gpu, str(len(found)), *figures])
+    return rows
+
+
 def describe(plan: Plan) -> str:
     kernel, swap_ab, split = plan
     return f"{kernel.removeprefix('sm90_')}{'' if swap_ab else ', A is mma_a'}{f', split {split}' if split > 1 else ''}"
@@ -238,6 +255,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, metavar="FILE", help="time the plans on this GPU")
     parser.add_argument("--predict", action="store_true", help="print modelled times of several GPUs")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write the regrets of each GPU instead of printing all"
+    )
     parser.add_argument("--fit", action="store_true", help="fit before reporting, and print the constants")
     arguments = parser.parse_args()
     if arguments.measure:
@@ -249,6 +269,10 @@ def main() -> None:
     model, measured = Model(), read_measured()
     if arguments.fit:
         fit(model, measured)
+    if arguments.csv:
+        with arguments.csv.open("w", newline="") as lines:
+            csv.writer(lines, lineterminator="\n").writerows(regrets(model, measured))
+        return
     report(model, measured)
     if arguments.fit:
         for name, value in model.constants.members().items():

@@ -4,6 +4,7 @@ sample."""
 
 from __future__ import annotations
 
+import csv
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ import torch
 from conftest import Backend
 from harness.headers import family
 from harness.values import ceil_div
+from paths import ROOT
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -187,6 +189,14 @@ def test_plans_of_measured_shapes(gpu: str) -> None:
     found = [fit_sm90.outcome(gpu, shape, plans, model.rank(gpu, shape)) for shape, plans in measured.items()]
     assert sum(each.regret for each in found) / len(found) < 0.01
     assert not [each for each in found if each.regret > 0.12]
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
+def test_logged_regrets_are_those_of_the_model() -> None:
+    with (ROOT / "benchmarks/log/sm90_regret.csv").open(newline="") as lines:
+        logged = list(csv.reader(lines))
+    found = fit_sm90.regrets(fit_sm90.Model(), fit_sm90.read_measured())
+    assert logged == found, "run `python benchmarks/fit_sm90.py --csv benchmarks/log/sm90_regret.csv`"
 
 
 @pytest.mark.parametrize("shared", [0, 1], ids=["a", "b"])
