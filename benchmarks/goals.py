@@ -39,6 +39,8 @@ OF_RANKED = {
 }
 GOALS = {shape: us for m, row in OF_RANKED.items() for shape, us in zip(task_shapes([m]), row)}
 GOALS[Shape(2304, 4608, 7168)] = 195.0
+MEAN_GOAL_US = 22.0  # geometric mean of the ranked shapes at M = 128
+CHAIN_GOAL_US = 18.5  # the same of layers in a CUDA graph, with constant_b (chain.py)
 
 W4A16 = ("Marlin W4A16", "Humming W4A16")  # the columns of PUBLISHED
 PUBLISHED = {

@@ -4,9 +4,10 @@
     python benchmarks/readme_tables.py --record NAME.json 'COMMAND'
 
 A document shows a run between `<!-- run: NAME.json -->` and `<!-- end of run -->`: the command, its results, the plot
-and the conditions, all from that one file. Without --write nothing changes: stale files are listed, and the exit status
-is 1 if there are any. A plot is stale if it was drawn from another run. --measure first repeats the command of each run
-of this machine's hardware.
+and the conditions, all from that one file; after `NAME.json, without its table`, all but the results. Between `<!--
+table: NAME -->` and `<!-- end of table -->` it shows a table of hopper.py. Without --write nothing changes: stale files
+are listed, and the exit status is 1 if there are any. A plot is stale if it was drawn from another run. --measure first
+repeats the command of each run of this machine's hardware.
 
 To add a run: `python -m nvfp4 bench ... --json benchmarks/results/NAME.json`, or, for any other program, --record,
 which stores its output.
@@ -30,6 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import contest  # noqa: E402  (beside this file)
+import hopper  # noqa: E402
 
 import nvfp4  # noqa: E402
 from nvfp4.cli import machine, plot, report, show  # noqa: E402
@@ -39,7 +41,8 @@ RESULTS = "benchmarks/results"
 OUTPUT = "nvfp4-output-1"  # the output of a program, stored by --record
 # What documents leave to the run's file: clocks, temperature, power, host cost, and what README.md's method says.
 UNSHOWN = ("host cost", "clocks ", "clocks: ", "clock: ", "single-call: ", "back-to-back: ", "between two events: ")
-MARKED = re.compile(r"(?ms)^<!-- run: (\S+) -->\n.*?^<!-- end of run -->$")
+MARKED = re.compile(r"(?ms)^<!-- run: (\S+?)(?:, without its table)? -->\n.*?^<!-- end of run -->$")
+MARKED_TABLE = re.compile(r"(?ms)^<!-- table: (\S+) -->\n.*?^<!-- end of table -->$")
 
 
 def documents(root: Path) -> list[Path]:
@@ -55,7 +58,7 @@ def load(path: Path) -> dict[str, Any]:
     return run if isinstance(run, dict) and run.get("format") in (OUTPUT, contest.FORMAT) else report.load(path)
 
 
-def block(run: dict[str, Any], name: str, folder: str) -> str:
+def block(run: dict[str, Any], name: str, folder: str, with_table: bool = True) -> str:
     """The text that shows a run; `folder` is the path of the results relative to the document."""
     if run["format"] == OUTPUT:
         lines = [f"`{run['command']}` ([run]({folder}/{name})):", "", "```text", run["output"].rstrip("\n"), "```", ""]
@@ -70,13 +73,18 @@ def block(run: dict[str, Any], name: str, folder: str) -> str:
         lines = [f"`{run['command']}` ([run]({folder}/{name})), sums of single-call medians: {title}.", ""]
         shown = [line for line in shown_lines(report.summary(run)) if not line.startswith("- floor")]
         return "\n".join([*lines, show.markdown(columns, rows), "", *shown])
+    if not with_table:
+        lines = [f"`{run['command']}` ([run]({folder}/{name})).", ""]
+        return "\n".join([*lines, *plot_lines(run, name, folder), *shown_lines(report.summary(run))])
     what = f"{report.mode_title(run, 'single_call')} median (p10..p90) and back-to-back median"
     ratios = f" Speed-ups (above 1: {first} is faster): single-call / back-to-back." if others else ""
     lines = [f"`{run['command']}` ([run]({folder}/{name})), {first}: {what}.{ratios}"]
-    lines += ["", show.markdown(columns, rows), ""]
-    if has_plot(run):
-        lines += [f"![{plot.title(run)}]({folder}/{Path(name).with_suffix('.svg')})", ""]
+    lines += ["", show.markdown(columns, rows), "", *plot_lines(run, name, folder)]
     return "\n".join([*lines, *shown_lines(report.summary(run))])
+
+
+def plot_lines(run: dict[str, Any], name: str, folder: str) -> list[str]:
+    return [f"![{plot.title(run)}]({folder}/{Path(name).with_suffix('.svg')})", ""] if has_plot(run) else []
 
 
 def shown_lines(summary: list[str]) -> list[str]:
@@ -99,10 +107,18 @@ def shown_text(root: Path) -> Iterator[tuple[Path, str]]:
         folder = os.path.relpath(root / RESULTS, document.parent)
 
         def shown(match: re.Match[str], folder: str = folder) -> str:
-            body = block(load(root / RESULTS / match[1]), match[1], folder)
-            return f"<!-- run: {match[1]} -->\n{body}\n<!-- end of run -->"
+            marker = match[0].partition("\n")[0]
+            body = block(load(root / RESULTS / match[1]), match[1], folder, "without its table" not in marker)
+            return f"{marker}\n{body}\n<!-- end of run -->"
 
-        yield document, MARKED.sub(shown, document.read_text(encoding="utf-8"))
+        text = MARKED.sub(shown, document.read_text(encoding="utf-8"))
+        yield document, MARKED_TABLE.sub(table, text)
+
+
+def table(match: re.Match[str]) -> str:
+    if match[1] not in hopper.TABLES:
+        raise show.CommandError(f"no table {match[1]}: hopper.py has {', '.join(hopper.TABLES)}")
+    return f"<!-- table: {match[1]} -->\n{hopper.TABLES[match[1]]()}\n<!-- end of table -->"
 
 
 def shown_runs(root: Path) -> list[str]:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import goals  # benchmarks/goals.py
+import hopper  # benchmarks/hopper.py
 from interpreter import python
 from paths import ROOT
 
@@ -77,16 +79,25 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_rows_of_the_readme_are_those_of_the_run() -> None:
-    """README.md's table is lines of the one that readme_tables.py writes in benchmarks/README.md, without the goals."""
-    full = BENCHMARKS.split("<!-- run: h200.json -->")[1].split("<!-- end of run -->")[0]
-    table = [line.split(" | ") for line in full.splitlines() if line.startswith("| ")]
-    kept = [i for i, column in enumerate(table[0]) if not column.startswith("goal")]
-    lines = [" | ".join(row[i] for i in kept) for row in table]
+def test_the_readme_shows_both_gpus_beside_cublas() -> None:
+    """readme_tables.py writes the table; test_readme_tables.py checks that it is current."""
     measured = README.split("## Measured")[1].split("## ")[0]
-    shown = [line for line in measured.splitlines() if line.startswith("| ") and ":--" not in line]
-    assert len(shown) == 6 and shown[0] == lines[0]
-    assert set(shown) <= set(lines), "README.md's rows are not those of benchmarks/README.md:\n" + "\n".join(lines)
+    table = measured.split("<!-- table: short -->")[1].split("<!-- end of table -->")[0]
+    head, _, *rows = table.strip().splitlines()
+    columns = head.strip("| ").split(" | ")
+    assert columns.count("fp16") == columns.count("fp8 *") == 2 and {"H200, us", "H100, us"} < set(columns)
+    assert len(rows) == 5
+
+
+def test_hopper_csv_is_of_the_run_on_the_page() -> None:
+    """The H200's columns are those of results/h200.json; the H100's have the same names."""
+    header, *rows = goals.log([goals.load(goals.DEFAULT)])
+    with (ROOT / "benchmarks/log/hopper.csv").open(newline="") as lines:
+        logged = list(csv.DictReader(lines))
+    assert len(logged) == len(rows) == len(goals.GOALS)
+    for row, expected in zip(logged, rows):
+        assert [row[name] for name in header] == list(map(str, expected))
+        assert all(float(row[name.replace("h200", "h100")]) > 0 for name in header if name.startswith("h200"))
 
 
 def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
@@ -94,10 +105,11 @@ def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     known = BENCHMARKS + (ROOT / "benchmarks" / "b200_model.md").read_text(encoding="utf-8")
     claims = README.split("## Install")[0] + README.split("## Measured")[1].split("## Use in a model")[0]
     with (ROOT / "benchmarks/log/hopper.csv").open(newline="") as lines:
-        h100 = {show.digits(float(row["h100 us"])) for row in csv.DictReader(lines)}
+        names = [f"{gpu} {name}" for gpu in hopper.GPUS for name in ("us", "back-to-back", *hopper.CUBLAS)]
+        logged = {show.digits(float(row[name])) for row in csv.DictReader(lines) for name in names}
     figures = set(re.findall(r"\d+\.\d+", claims))
     assert len(figures) >= 20
-    assert figures <= set(re.findall(r"\d+\.\d+", known)) | h100
+    assert figures <= set(re.findall(r"\d+\.\d+", known)) | logged
 
 
 def test_the_worked_byte() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,6 +28,57 @@ spec.loader.exec_module(readme_tables)
 def test_nothing_is_stale() -> None:
     done = python(SCRIPT, timeout=300)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}run `python benchmarks/readme_tables.py --write`"
+
+
+def test_tables_are_of_the_csv_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed time, goal or count makes a page stale; a name without a table is an error."""
+    hopper = readme_tables.hopper
+    shown = "".join(document.read_text(encoding="utf-8") for document in readme_tables.documents(ROOT))
+    assert set(re.findall(r"<!-- table: (\w+) -->", shown)) == set(hopper.TABLES)
+    shutil.copytree(hopper.LOG, tmp_path / "log")
+    monkeypatch.setattr(hopper, "LOG", tmp_path / "log")
+    assert not list(readme_tables.stale(ROOT))
+    for name, old, new, pages in (
+        ("hopper.csv", ",31.31,", ",20.25,", ["README.md", "benchmarks/README.md"]),
+        ("constant_b.csv", ",16.34,", ",11.34,", ["benchmarks/README.md"]),
+        ("sm90_regret.csv", "h100,374,", "h100,375,", ["benchmarks/README.md"]),
+    ):
+        path = tmp_path / "log" / name
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        assert [str(page.relative_to(ROOT)) for page, _ in readme_tables.stale(ROOT)] == pages
+        if name == "hopper.csv":
+            assert "| missed: 1 of 25 met; 6 to 55% over |" in hopper.targets()
+            assert "| 20.2/12.8/10.1 | -10/30/33 |" in hopper.goals()
+        if name == "constant_b.csv":
+            assert "| met: 18.1, " in hopper.targets()
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(show.CommandError, match="no table none: hopper.py has short, goals, "):
+        readme_tables.table(re.match(r"(\w+)", "none"))
+
+
+def test_the_square_shape_once_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside cuBLAS, in place of the nearest shapes."""
+    hopper = readme_tables.hopper
+    assert "not measured beside it" in hopper.targets()
+    (tmp_path / "log").mkdir()
+    for path in hopper.LOG.glob("*.csv"):
+        shutil.copy(path, tmp_path / "log")
+    with (tmp_path / "log/hopper.csv").open("a") as file:
+        print("8192,8192,8192,,,,1300,1,1,1,1,1310,1,1400,1,1,1,1,1390,1", file=file)
+    monkeypatch.setattr(hopper, "LOG", tmp_path / "log")
+    assert "| met: 1300 for 1310 | missed: 1400 for 1390 | [csv](log/hopper.csv) |" in hopper.targets()
+    assert "0 of 25 met" in hopper.targets()
+
+
+def test_a_run_without_its_table(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = tree / "README.md"
+    readme.write_text(readme.read_text().replace("gpu.json -->", "gpu.json, without its table -->"))
+    assert run_script(monkeypatch, "--write") == 0 and run_script(monkeypatch) == 0
+    text = readme.read_text()
+    assert "\n| " not in text and "](benchmarks/results/gpu.svg)" in text and "- hardware: " in text
+    assert "\n| " in (tree / "benchmarks" / "hopper.md").read_text()
 
 
 def test_every_stored_run_is_shown() -> None:

@@ -1,0 +1,194 @@
+"""Tables of the Hopper kernels for the pages, from the CSV files of log/. readme_tables.py writes them.
+
+    short     README.md: a few shapes on both GPUs
+    goals     README.md of this folder: every shape beside its goal, cuBLAS and published kernels
+    ratios    the same page: back-to-back calls, and speed-ups of the H200's run (results/h200.json)
+    targets   the same page: each goal, what was measured, met or missed
+
+Only the goals are typed in (goals.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import monotone
+from goals import CHAIN_GOAL_US, GOALS, MEAN_GOAL_US, OF_RANKED, W4A16
+
+from nvfp4.cli import report, show
+from nvfp4.cli.shapes import Shape, task_shapes
+
+LOG = Path(__file__).resolve().parent / "log"
+RESULTS = LOG.parent / "results"
+GPUS = ("h200", "h100")
+CUBLAS = ("cuBLAS fp16", "cuBLAS fp8")
+SHORT = (Shape(1, 7168, 16384), Shape(8, 4096, 7168), *task_shapes([report.RANKED_M]))
+LARGE = Shape(2304, 4608, 7168)
+SQUARE = Shape(8192, 8192, 8192)  # its goal: cuBLAS fp16 in the same run
+LIKE_SQUARE = ("4096x7168x7168", "7000x4608x7168")  # the nearest in sm90_prefill_shapes.csv
+MONOTONE_GOAL = 0.03
+
+Row = dict[str, str]
+
+
+def read(name: str) -> list[Row]:
+    with (LOG / name).open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def measured() -> dict[Shape, Row]:
+    return {Shape(int(row["m"]), int(row["n"]), int(row["k"])): row for row in read("hopper.csv")}
+
+
+def goal_of(row: Row) -> float:
+    return float(row["goal (H200)"])
+
+
+def over(us: float, goal: float) -> float:
+    """How far a time is above its goal, in per cent; at most 0: met."""
+    return 100 * (us / goal - 1)
+
+
+def short() -> str:
+    """All but back-to-back are single calls."""
+    rows, columns = measured(), ["<M x N x K"]
+    for gpu in GPUS:
+        columns += [f"{gpu.upper()}, us", "back-to-back", "fp16", "fp8 *"]
+    names = ("us", "back-to-back", *CUBLAS)
+    lines = [
+        [str(shape), *(show.digits(float(rows[shape][f"{gpu} {name}"])) for gpu in GPUS for name in names)]
+        for shape in SHORT
+    ]
+    return show.markdown(columns, lines)
+
+
+def goals() -> str:
+    """Cells a/b/c are of the ranked N x K."""
+    rows = measured()
+    columns = ["<M", "goal"]
+    for gpu in GPUS:
+        columns += [gpu.upper(), "over, %", "fp16", "fp8 *"]
+    columns += [name.removesuffix(" W4A16") for name in W4A16]
+
+    def line(label: str, cells: Callable[[str], list[float]], targets: list[float]) -> list[str]:
+        """`cells` gives the values of a column."""
+        made = [label, "/".join(f"{goal:g}" for goal in targets)]
+        for gpu in GPUS:
+            ours = cells(f"{gpu} us")
+            made += [joined(ours), "/".join(f"{round(over(us, goal))}" for us, goal in zip(ours, targets, strict=True))]
+            made += [joined(cells(f"{gpu} {name}")) for name in CUBLAS]
+        return made + [joined(cells(f"{name} (H200)")) for name in W4A16]
+
+    def of(shapes: list[Shape]) -> Callable[[str], list[float]]:
+        return lambda column: [float(rows[shape][column]) for shape in shapes if rows[shape][column]]
+
+    def mean(column: str) -> list[float]:
+        return [statistics.geometric_mean(of(task_shapes([report.RANKED_M]))(column))]
+
+    lines = [line(str(m), of(task_shapes([m])), list(targets)) for m, targets in OF_RANKED.items()]
+    lines.append(line(f"{report.RANKED_M}, mean", mean, [MEAN_GOAL_US]))
+    lines.append(line(str(LARGE), of([LARGE]), [GOALS[LARGE]]))
+    return show.markdown(columns, lines)
+
+
+def ratios() -> str:
+    """Medians of ratios of one round each; the H100's run has times alone."""
+    run, rows = report.load(RESULTS / "h200.json"), measured()
+    results = {report.shape_of(result): result for result in run["results"]}
+    columns = ["<M", "floor", *(f"{gpu.upper()} back-to-back" for gpu in GPUS)]
+    columns += [f"{mode}over {name}" for mode in ("", "back-to-back ") for name in ("fp16", "fp8 *")]
+    lines = []
+    for label, shapes in [*((str(m), task_shapes([m])) for m in OF_RANKED), (str(LARGE), [LARGE])]:
+        line = [label, joined(1e6 * report.floor(run, shape) for shape in shapes)]
+        ours = [results[shape]["implementations"][0]["seconds"]["back_to_back"]["median"] for shape in shapes]
+        line += [joined(1e6 * each for each in ours)]
+        line += [joined(float(rows[shape]["h100 back-to-back"]) for shape in shapes)]
+        for mode in report.MODES:
+            for place in (-2, -1):
+                entries = [results[shape]["implementations"][place] for shape in shapes]
+                line.append(joined(entry["ratio"][mode]["median"] for entry in entries))
+        lines.append(line)
+    return show.markdown(columns, lines)
+
+
+def joined(values: Iterable[float]) -> str:
+    return "/".join(show.digits(us) for us in values) or "-"
+
+
+def targets() -> str:
+    columns = ["<goal", "<H200", "<H100", "<from"]
+    lines = [
+        ["each single call below", *map(single_calls, GPUS), "hopper.csv"],
+        [
+            f"M = {report.RANKED_M} in a graph, `constant_b`: geometric mean {CHAIN_GOAL_US:g}",
+            chain(),
+            "-",
+            "constant_b.csv",
+        ],
+        [f"{SQUARE} at most cuBLAS fp16", *square()],
+        [f"M up to 512: at most {MONOTONE_GOAL:.0%} over any larger M", *map(monotonicity, GPUS), "monotone.csv"],
+        ["chosen plan: at most 5% over the fastest", *map(regret, GPUS), "sm90_regret.csv"],
+    ]
+    linked = [[*line[:-1], f"[csv](log/{line[-1]})"] for line in lines]
+    return show.markdown(columns, linked)
+
+
+def single_calls(gpu: str) -> str:
+    found = [over(float(row[f"{gpu} us"]), goal_of(row)) for row in measured().values() if row["goal (H200)"]]
+    late = [excess for excess in found if excess > 0]
+    others = f"; {min(late):.0f} to {max(late):.0f}% over" if late else ""
+    return f"{verdict(max(found))}: {len(found) - len(late)} of {len(found)} met{others}"
+
+
+def verdict(excess: float) -> str:
+    return "met" if excess <= 0 else "missed"
+
+
+def chain() -> str:
+    """Of the products alone."""
+    rows = [row for row in read("constant_b.csv") if row["M"] == str(report.RANKED_M)]
+    us = statistics.geometric_mean(float(row["gemm, constant_b"]) for row in rows)
+    excess = over(us, CHAIN_GOAL_US)
+    return f"{verdict(excess)}: {show.digits(us)}, {excess:.0f}% over"
+
+
+def square() -> tuple[str, str, str]:
+    """Of both GPUs, and the file. Until hopper.csv has the shape: ours alone, and the nearest beside cuBLAS."""
+    if row := measured().get(SQUARE):
+        found = [(float(row[f"{gpu} us"]), float(row[f"{gpu} {CUBLAS[0]}"])) for gpu in GPUS]
+        cells = [f"{verdict(over(us, goal))}: {show.digits(us)} for {show.digits(goal)}" for us, goal in found]
+        return cells[0], cells[1], "hopper.csv"
+    near = []
+    for row in read("sm90_prefill_shapes.csv"):
+        if row["M x N x K"] in LIKE_SQUARE:
+            us, goal = (float(row[column]) for column in ("both, us", "cuBLAS fp16, us"))
+            near.append(f"{row['M x N x K']} {show.digits(us)} for {show.digits(goal)}")
+    first, second = (f"not measured beside it; alone {fastest(gpu, SQUARE):.0f}" for gpu in GPUS)
+    return f"{first}; {', '.join(near)}", second, "sm90_prefill_shapes.csv"
+
+
+def fastest(gpu: str, shape: Shape) -> float:
+    """Of the measured plans."""
+    lines = (RESULTS / f"sm90_candidates_{gpu}.csv").read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return min(
+        float(row["us"]) for row in rows if (row["m"], row["n"], row["k"]) == (str(shape.m), str(shape.n), str(shape.k))
+    )
+
+
+def monotonicity(gpu: str) -> str:
+    found = [more for points in monotone.logged()[gpu].values() for more, _, _ in monotone.excess(points)]
+    late = sum(more > MONOTONE_GOAL for more in found)
+    return f"{verdict(late)}: {late} of {len(found)} above, at most {max(found):.0%}"
+
+
+def regret(gpu: str) -> str:
+    (row,) = [row for row in read("sm90_regret.csv") if row["gpu"] == gpu]
+    late, most, mean = int(row["above 5 %"]), float(row["most, %"]), float(row["mean, %"])
+    return f"{verdict(late)}: {late} of {row['shapes']} above, at most {most:.1f}% ({row['worst']}); mean {mean:.1f}%"
+
+
+TABLES: dict[str, Callable[[], str]] = {"short": short, "goals": goals, "ratios": ratios, "targets": targets}
