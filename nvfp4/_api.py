@@ -72,10 +72,11 @@ def gemm(
             additions along K serves every M of the same N, K, L, scale layout, alignment and backend on one device;
             tuned plans do not count. Slower, most of all for few rows.
         constant_b: True: your word that b and scale_b are complete before the kernel just before this call on the
-            stream starts, as a layer's weights are. If that kernel writes them, the result is undefined; it may write
-            everything else. (A kernel that lets its successor start early, by `griddepcontrol`, counts together with
-            those that it does not wait for itself; nvfp4's wait for all before letting go.) `sm90_gemm_*` then loads
-            the first weights while the kernel before runs. Without effect on other kernels, and on the bits.
+            stream starts, as a layer's weights are. `sm90_gemm_*` and `sm100_gemm_*` then load the first weights while
+            that kernel runs. If that kernel writes b or scale_b, the flag is the caller's error: nothing detects it and
+            the result is undefined, where without the flag it is right. It may write everything else. (A kernel that
+            lets its successor start early, by `griddepcontrol`, counts together with those that it does not wait for
+            itself; nvfp4's wait for all before letting go.) Without effect on other kernels, and on the bits.
         transpose_b: False: C [M, K] = alpha * (A . B) + beta * c + bias, C[m, k] being a sum over n. b and scale_b lie
             as ever. a is float16 or bfloat16 [M, N] or [L, M, N], of any N, with rows that are contiguous or a multiple
             of 16 bytes apart; faster if data, rows and batches are on 16 bytes. out and c are [M, K] or [L, M, K], bias
