@@ -310,7 +310,7 @@ def ranked_spans(rows: list[Config], c: Struct) -> dict[str, Span]:
 def measured_gains() -> list[float]:
     """What constant_b saved on an H200 for the ranked shapes, us: its kernels leave the next call no room."""
     with MEASURED_CONSTANT_B.open() as file:
-        found = {(line["M"], line["NxK"]): line for line in csv.DictReader(file)}
+        found = {(line["M"], line["NxK"]): line for line in csv.DictReader(file) if line["gpu"] == "h200"}
     lines = [found[str(shape.m), f"{shape.n}x{shape.k}"] for shape in RANKED]
     return [float(line["gemm us"]) - float(line["gemm, constant_b"]) for line in lines]
 

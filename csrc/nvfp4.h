@@ -76,7 +76,8 @@ typedef enum nvfp4_flags {
     NVFP4_BATCH_INVARIANT = 1,
     /* The caller's word that work which may still run when the product starts writes neither b nor scale_b, as between
      * the layers of a model. Such work is the kernel before it on the stream, and whatever else that kernel does not
-     * wait for. sm90_gemm then loads b early; other kernels ignore the flag. Bits of the result do not change. */
+     * wait for. sm90_gemm and sm100_gemm then load b early; other kernels ignore the flag. Bits of the result do not
+     * change. */
     NVFP4_CONSTANT_B = 2,
     /* C = alpha * (A . B) + beta * C + bias, for the gradient with respect to A: a is fp16 or bf16 [M, N] or [L, M, N],
      * b lies as ever, out and c are [M, K] or [L, M, K], bias has K elements and alpha one. N is any size; rows of a

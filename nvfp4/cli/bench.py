@@ -3,7 +3,7 @@
 Shapes are a set (--set) or a list (--shapes). Sets:
   ranked           the competition's three shapes at M = 1, 16 and 128
   decode, prefill  layers of real models at small and at large M
-  hopper           the ranked shapes at M = 1 to 256 and one large shape
+  hopper           the ranked shapes at M = 1 to 256 and two large shapes
   linear           the ranked (N, K) at M = 1 to 1024, as layers
   monotone         layers of four models at M = 1 to 512: benchmarks/monotone.py says where fewer rows take longer
   models           all linear layers of one decoder block of four models, with their sums, as layers
