@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import pickle
 import select
@@ -63,7 +64,8 @@ class Workers:
         )
 
     def ask(self, target: str, function: str, *arguments: Any) -> Any:
-        """The result of the function of problems.py in the target's child; a string that says how the child died."""
+        """The result, not None, of a function of problems.py in the target's child ("fuzz.verdict": of another module,
+        without the target); a string that says how the child died."""
         send(self.process.stdin.fileno(), (target, function, arguments))
         reply = self.process.stdout.fileno()
         if not select.select([reply], [], [], PATIENCE)[0]:
@@ -136,7 +138,11 @@ def serve(target: str, library: str, requests: int, replies: int) -> None:
     while (request := receive(requests)) is not None:
         function, arguments = request
         try:
-            result = getattr(problems, function)(target, *arguments)
+            module, _, name = function.rpartition(".")
+            if module:
+                result = getattr(importlib.import_module(module), name)(*arguments)
+            else:
+                result = getattr(problems, name)(target, *arguments)
         except Exception:
             result = traceback.format_exc()
         send(replies, result)

@@ -1,0 +1,590 @@
+"""Mutated calls of every public function, and the verdict on one of them: it is rejected with an error message that
+names the argument, and nothing is written; or it is accepted and the result is right to the bit.
+
+A call starts valid, with each tensor between guard bytes, and gets one to three mutations. A seed draws all of it.
+
+    python tests/fuzz.py gemm 5      # one call again, as a failure prints it
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from buffers import Guarded
+
+import nvfp4
+from nvfp4 import reference
+
+try:  # once it is imported, by any test, nvfp4 gives NumPy results in bfloat16: here in each session, not in some
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
+Arguments = dict[str, Any]
+HUGE = (2**31, 2**33, 2**40, 2**60)
+NUMPY = {torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.float32}
+
+
+class Call(NamedTuple):
+    call: Callable[..., Any]
+    define: Callable[..., Any]  # the expected result
+    arguments: Arguments
+    written: str | None  # the argument that is the output
+    buffers: dict[str, Guarded]
+
+
+# --- valid calls --------------------------------------------------------------------------------------------------
+
+
+class Maker:
+    def __init__(self, draw: Random) -> None:
+        self.draw = draw
+        self.random = torch.Generator().manual_seed(draw.getrandbits(31))
+        self.buffers: dict[str, Guarded] = {}
+
+    def place(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        self.buffers[name] = Guarded(values.shape, values.dtype, generator=self.random, values=values)
+        return self.buffers[name].tensor
+
+    def data(self, *shape: int) -> torch.Tensor:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=self.random)
+
+    def scales(self, *shape: int) -> torch.Tensor:
+        choices = torch.tensor(reference.SCALE_SETS["contest"], dtype=torch.uint8)
+        return choices[torch.randint(0, 4, shape, generator=self.random)]
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.random)
+
+    def pick(self, *choices: Any) -> Any:
+        return self.draw.choice(choices)
+
+
+def as_torch(x: Any) -> Any:
+    if isinstance(x, np.ndarray) and x.dtype.name == "bfloat16":  # ml_dtypes' type, which torch.from_numpy rejects
+        return torch.from_numpy(x.copy().view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x
+
+
+def make_gemm(make: Maker) -> Call:
+    m, n = make.pick(1, 5, 17, 130, 0), make.pick(1, 3, 16, 33, 0)
+    k, batch = make.pick(16, 48, 64, 80, 0), make.pick((), (1,), (2,), (0,))
+    layout, dtype = make.pick("128x4", "linear"), make.pick(torch.float16, torch.bfloat16, torch.float32)
+    args: Arguments = {}
+    for name, rows in (("a", m), ("b", n)):
+        args[name] = make.place(name, make.data(*batch, rows, k // 2))
+        scale = make.scales(*batch, rows, k // 16)
+        args[f"scale_{name}"] = make.place(
+            f"scale_{name}", reference.swizzle(scale, 127) if layout == "128x4" else scale
+        )
+    args["alpha"] = make.pick(None, 0.5, make.place("alpha", make.normal(n)))
+    args["bias"] = make.pick(None, make.place("bias", make.normal(n).to(make.pick(torch.float32, dtype))))
+    args["c"] = make.pick(None, make.place("c", make.normal(*batch, m, n).to(dtype)))
+    args["beta"] = 0.0 if args["c"] is None else make.pick(0.0, 1.5)
+    args["out"] = make.place("out", torch.full((*batch, m, n), math.nan, dtype=dtype))
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
+    args |= {"out_dtype": make.pick(None, dtype), "scale_layout": layout, "backend": make.pick(None, "cpu")}
+    args |= {"batch_invariant": make.pick(False, True), "constant_b": make.pick(False, True), "transpose_b": True}
+    return Call(nvfp4.gemm, define_gemm, args, "out", make.buffers)
+
+
+def define_gemm(
+    out: Any, out_dtype: Any, backend: Any, batch_invariant: bool, constant_b: bool, **others: Any
+) -> torch.Tensor:
+    default = others["a"].dtype if others["a"].dtype in (torch.float16, torch.bfloat16) else torch.float16
+    dtype = out.dtype if out is not None else default if out_dtype is None else out_dtype
+    return reference.gemm(**others, out_dtype=dtype)
+
+
+def make_gemm_of_16_bit_a(make: Maker) -> Call:
+    m, n, k = make.pick(1, 5, 17, 130, 0), make.pick(1, 3, 16, 33, 0), make.pick(16, 48, 64, 80, 0)
+    batch, transpose_b = make.pick((), (1,), (2,), (0,)), make.pick(False, True)
+    layout, dtype = make.pick("128x4", "linear"), make.pick(torch.float16, torch.bfloat16, torch.float32)
+    a = torch.randint(-8, 9, (*batch, m, k if transpose_b else n), generator=make.random) / 2
+    scale = make.scales(*batch, n, k // 16)
+    scale = reference.swizzle(scale, 127) if layout == "128x4" else scale
+    columns = n if transpose_b else k
+    args: Arguments = {
+        "a": make.place("a", a.to(make.pick(torch.float16, torch.bfloat16))),
+        "b": make.place("b", make.data(*batch, n, k // 2)),
+        "scale_a": None,
+        "scale_b": make.place("scale_b", scale),
+        "alpha": make.pick(None, 0.5, make.place("alpha", make.normal(n if transpose_b else 1))),
+        "bias": make.pick(None, make.place("bias", make.normal(columns).to(dtype))),
+        "out": make.place("out", torch.full((*batch, m, columns), math.nan, dtype=dtype)),
+        "out_dtype": make.pick(None, dtype),
+        "scale_layout": layout,
+        "backend": make.pick(None, "cpu"),
+        "batch_invariant": make.pick(False, True),
+        "constant_b": make.pick(False, True),
+        "transpose_b": transpose_b,
+    }
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
+    return Call(nvfp4.gemm, define_gemm, args, "out", make.buffers)
+
+
+def make_custom_kernel(make: Maker) -> Call:
+    m, n, k, batch = make.pick(1, 5, 130), make.pick(1, 3, 33), make.pick(16, 48, 80), make.pick(1, 2)
+
+    def blocks(rows: int) -> torch.Tensor:
+        return reference.swizzle(make.scales(batch, rows, k // 16), 127)
+
+    args = {
+        "a": make.place("a", make.data(batch, m, k // 2)).permute(1, 2, 0),
+        "b": make.place("b", make.data(batch, n, k // 2)).permute(1, 2, 0),
+        "sfa_permuted": make.place("sfa_permuted", blocks(m)).permute(3, 4, 1, 5, 2, 0),
+        "sfb_permuted": make.place("sfb_permuted", blocks(n)).permute(3, 4, 1, 5, 2, 0),
+        "c": make.place("c", torch.full((batch, m, n), math.nan, dtype=torch.float16)).permute(1, 2, 0),
+    }
+
+    def define(a: Any, b: Any, sfa_permuted: Any, sfb_permuted: Any, c: Any) -> torch.Tensor:
+        a, b = (reference.as_bytes(x).permute(2, 0, 1) for x in (a, b))
+        scales = (reference.as_bytes(x).permute(5, 2, 4, 0, 1, 3) for x in (sfa_permuted, sfb_permuted))
+        return reference.gemm(a, b, *scales, out_dtype=c.dtype).permute(1, 2, 0)
+
+    return Call(nvfp4.custom_kernel, define, args, "c", make.buffers)
+
+
+def make_quantize(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 48, 80, 0))
+    x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
+    layout = make.pick("128x4", "linear")
+    g = make.pick(None, 0.5, make.place("global_scale", torch.tensor([0.25])))
+    block_scale = make.pick("amax6", "four_over_six")
+    args = {"x": make.place("x", x), "global_scale": g, "scale_layout": layout, "block_scale": block_scale}
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
+
+    def define(global_scale: Any, **others: Any) -> torch.Tensor:
+        g = 1.0 if global_scale is None else global_scale
+        return torch.cat([p.flatten() for p in reference.quantize(global_scale=g, **others)])
+
+    def call(**args: Any) -> torch.Tensor:
+        return torch.cat([torch.as_tensor(p).view(torch.uint8).flatten() for p in nvfp4.quantize(**args)])
+
+    return Call(call, define, args, None, make.buffers)
+
+
+def make_dequantize(make: Maker) -> Call:
+    batch, rows, k = make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 48, 80, 0)
+    layout = make.pick("128x4", "linear")
+    scale = make.scales(*batch, rows, k // 16)
+    args = {
+        "data": make.place("data", make.data(*batch, rows, k // 2)),
+        "scale": make.place("scale", reference.swizzle(scale, 127) if layout == "128x4" else scale),
+        "global_scale": make.pick(None, 0.5, make.place("global_scale", torch.tensor([0.25]))),
+        "scale_layout": layout,
+        "out_dtype": make.pick(None, torch.float16, torch.bfloat16, torch.float32),
+    }
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
+
+    def define(global_scale: Any, out_dtype: Any, **others: Any) -> torch.Tensor:
+        g = 1.0 if global_scale is None else global_scale
+        return reference.dequantize(**others, global_scale=g, out_dtype=out_dtype or torch.float32)
+
+    return Call(nvfp4.dequantize, define, args, None, make.buffers)
+
+
+def make_rms_norm_quantize(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 48, 80, 0))
+    dtype = make.pick(torch.float16, torch.bfloat16, torch.float32)
+    args: Arguments = {
+        "x": make.place("x", make.normal(*shape).to(dtype)),
+        "weight": make.place("weight", make.normal(shape[-1]).to(make.pick(torch.float32, dtype))),
+        "eps": make.pick(0.0, 1e-6),
+        "scale_layout": make.pick("128x4", "linear"),
+        "residual": make.place("residual", make.normal(*shape).to(dtype)),
+    }
+
+    def define(residual: Any, **others: Any) -> torch.Tensor:
+        residual = None if residual is None else residual.clone()
+        result = [p.flatten() for p in reference.rms_norm_quantize(residual=residual, **others)]
+        return torch.cat(result + ([] if residual is None else [residual.flatten().view(torch.uint8)]))
+
+    def call(residual: Any, **args: Any) -> torch.Tensor:
+        result = nvfp4.rms_norm_quantize(residual=residual, **args)
+        written = () if residual is None else (residual,)
+        return torch.cat([as_torch(p).flatten().view(torch.uint8) for p in (*result, *written)])
+
+    return Call(call, define, args, "residual", make.buffers)
+
+
+def make_silu_mul_quantize(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(32, 96, 0))
+    x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
+    g = make.pick(None, 0.5, make.place("global_scale", torch.tensor([0.25])))
+    args = {"gate_up": make.place("gate_up", x), "global_scale": g, "scale_layout": make.pick("128x4", "linear")}
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
+
+    def define(global_scale: Any, **others: Any) -> torch.Tensor:
+        g = 1.0 if global_scale is None else global_scale
+        return torch.cat([p.flatten() for p in reference.silu_mul_quantize(global_scale=g, **others)])
+
+    def call(**args: Any) -> torch.Tensor:
+        return torch.cat([torch.as_tensor(p).view(torch.uint8).flatten() for p in nvfp4.silu_mul_quantize(**args)])
+
+    return Call(call, define, args, None, make.buffers)
+
+
+def make_amax_scale(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 17, 80, 0))
+    x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
+    args = {"x": make.place("x", x), "block_scale": make.pick("amax6", "four_over_six")}
+    return Call(nvfp4.amax_scale, reference.amax_scale, args, None, make.buffers)
+
+
+def make_swizzle(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(1, 5, 8, 0))
+    args = {"scale": make.place("scale", make.data(*shape))}
+
+    def define(scale: Any) -> torch.Tensor:
+        rows, columns = (-(-size // to) * to for size, to in zip(scale.shape[-2:], (128, 4), strict=True))
+        return reference.swizzle(scale).reshape(*scale.shape[:-2], rows, columns)
+
+    return Call(nvfp4.swizzle, define, args, None, make.buffers)
+
+
+def make_unswizzle(make: Maker) -> Call:
+    batch, rows, columns = make.pick(1, 2), make.pick(1, 5, 130), make.pick(1, 5, 8)
+    scale = reference.swizzle(make.data(batch, rows, columns)).view(batch, -(-rows // 128) * 128, -(-columns // 4) * 4)
+    args = {"scale": make.place("scale", scale), "rows": rows, "columns": columns}
+
+    def define(scale: Any, rows: int, columns: int) -> torch.Tensor:
+        linear = reference.unswizzle(scale, rows, columns)
+        return linear if scale.ndim == 3 else linear[0]
+
+    return Call(nvfp4.unswizzle, define, args, None, make.buffers)
+
+
+# --- mutations ----------------------------------------------------------------------------------------------------
+# Each takes (draw, arguments, name) and returns "rejected" or "oversized" if the call must now be rejected, "taken" if
+# it is still valid, "either" if that depends on the other arguments.
+
+OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend", "scale_a")
+SWITCHES = ("batch_invariant", "constant_b", "transpose_b")
+NUMBERS = ("alpha", "beta", "global_scale", "eps")
+
+
+def junk(draw: Random, args: Arguments, name: str) -> str:
+    choices = [None, "text", b"bytes", 7, -2.5, True, 1j, [[1.0]], (1, 2), {}, torch.float16, object(), torch.Tensor]
+    args[name] = draw.choice(choices)
+    if name in SWITCHES:
+        return "either" if isinstance(args[name], bool) else "rejected"
+    may = name in OPTIONAL or name in NUMBERS or name in ("rows", "columns")
+    good = (
+        args[name] is None or isinstance(args[name], (int, float)) or (name, args[name]) == ("out_dtype", torch.float16)
+    )
+    return "either" if may and good else "rejected"
+
+
+def other_dtype(draw: Random, args: Arguments, name: str) -> str:
+    good = {
+        **dict.fromkeys(("a", "b", "data"), (torch.uint8, torch.float4_e2m1fn_x2)),
+        **dict.fromkeys(
+            ("scale_a", "scale_b", "scale", "sfa_permuted", "sfb_permuted"), (torch.uint8, torch.float8_e4m3fn)
+        ),
+        **dict.fromkeys(("alpha", "global_scale"), (torch.float32,)),
+        **dict.fromkeys(
+            ("bias", "c", "out", "x", "weight", "residual", "gate_up"), (torch.float16, torch.bfloat16, torch.float32)
+        ),
+    }[name]
+    every = (torch.int8, torch.bool, torch.int16, torch.int64, torch.float64, torch.complex64, torch.float8_e5m2)
+    every += (torch.float8_e4m3fnuz, torch.float8_e8m0fnu, torch.uint16)
+    dtype = draw.choice(every + good)
+    x = args[name]
+    if dtype.itemsize == 1 and x.dtype.itemsize == 1:
+        args[name] = x.view(dtype)
+        return "taken" if dtype in good else "rejected"
+    args[name] = torch.zeros_like(x, dtype=dtype) if dtype != torch.float4_e2m1fn_x2 else x
+    return "either" if dtype in good else "rejected"
+
+
+def other_rank(draw: Random, args: Arguments, name: str) -> str:
+    x = args[name]
+    shape = draw.choice([(), (1, *x.shape), (*x.shape, 1), (x.numel(),), (1, 1, 1, *x.shape), (1,) * 9 + x.shape])
+    args[name] = x.contiguous().flatten()[0] if shape == () and x.numel() else x.reshape(shape or (1, 0, 1))
+    return "either"
+
+
+def other_stride(draw: Random, args: Arguments, name: str) -> str:
+    x = args[name]
+    if x.ndim == 0 or x.dtype == torch.float4_e2m1fn_x2:
+        return "either"
+    how = draw.choice(["last step", "transposed", "expanded", "rows apart", "reversed"])
+    if how == "last step":
+        args[name] = x.unsqueeze(-1).expand(*x.shape, 2).contiguous()[..., 0]
+    elif how == "transposed":
+        args[name] = x.transpose(0, -1).contiguous().transpose(0, -1)
+    elif how == "expanded":
+        args[name] = x[:1].expand(x.shape) if x.shape[0] else x
+    elif how == "rows apart":
+        wide = torch.zeros(*x.shape[:-1], x.shape[-1] + draw.randint(1, 40), dtype=x.dtype)
+        args[name] = wide[..., : x.shape[-1]].copy_(x)
+    elif x.dtype in NUMPY:
+        args[name] = x.numpy()[::-1]
+    return "either"
+
+
+def other_size(draw: Random, args: Arguments, name: str) -> str:
+    x = args[name]
+    if x.ndim == 0:
+        return "either"
+    axis = draw.randint(0, x.ndim - 1)
+    shape = list(x.shape)
+    shape[axis] = max(0, shape[axis] + draw.choice([-16, -8, -1, 1, 3, 8, 16]))
+    args[name] = torch.zeros(shape, dtype=torch.uint8).view(x.dtype) if x.dtype.itemsize == 1 else x.new_zeros(shape)
+    return "either"
+
+
+def huge(draw: Random, args: Arguments, name: str) -> str:
+    """Sizes whose products overflow, without memory."""
+    x = args[name]
+    if x.ndim == 0 or x.dtype == torch.float4_e2m1fn_x2:
+        return "either"
+    axis, shape = draw.randint(0, x.ndim - 1), [1] * x.ndim
+    for other in range(x.ndim):
+        shape[other] = draw.choice(HUGE) if other == axis else 1
+    args[name] = torch.zeros(1, dtype=x.dtype).expand(shape)
+    return "oversized"
+
+
+def on_meta(draw: Random, args: Arguments, name: str) -> str:
+    """Without memory; a call whose tensors are all on meta only computes shapes."""
+    if args[name].dtype == torch.float4_e2m1fn_x2:
+        return "either"
+    args[name] = torch.empty_strided(args[name].shape, args[name].stride(), dtype=args[name].dtype, device="meta")
+    return "rejected"
+
+
+def odd_kind(draw: Random, args: Arguments, name: str) -> str:
+    x = args[name]
+    kind = draw.choice(["sparse", "negated", "gradient", "parameter", "subclass"])
+    floating = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    if kind == "sparse" and floating and x.ndim:
+        args[name] = x.to_sparse()
+        return "rejected"
+    if kind == "negated" and x.dtype == torch.float32:
+        args[name] = torch.complex(x, -x).conj().imag
+    if kind == "gradient" and floating:
+        args[name] = x.detach().clone().requires_grad_()
+        return "either" if name == "x" else "rejected"
+    if kind == "parameter":
+        args[name] = torch.nn.Parameter(x, requires_grad=False)
+        return "taken"
+    return "either"
+
+
+def numpy_array(draw: Random, args: Arguments, name: str) -> str:
+    x = args[name]
+    if x.dtype not in NUMPY:
+        return "either"
+    array = x.numpy()
+    how = draw.choice(["as it is", "read-only", "big-endian", "misaligned"])
+    if how == "read-only":
+        array = array.view()
+        array.flags.writeable = False
+    if how == "big-endian" and array.itemsize > 1:
+        array = array.astype(array.dtype.newbyteorder(">"))
+    if how == "misaligned":
+        block = np.zeros(array.nbytes + 17, np.uint8)
+        array = np.ndarray(array.shape, array.dtype, block, offset=1)
+    args[name] = array
+    made_by_numpy = args.get("out_dtype") == torch.bfloat16  # a type that NumPy lacks
+    return "taken" if how == "as it is" and not made_by_numpy else "either"
+
+
+def overlapping(draw: Random, args: Arguments, name: str) -> str:
+    """The output begins inside the argument."""
+    out_name = "out" if "out" in args else "c"
+    x, out = args[name], args.get(out_name)
+    tensors = isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor) and out_name != name
+    if not tensors or "x" in args or "data" in args or x.device.type == "meta" or out.device.type == "meta":
+        return "either"
+    x_bytes, out_bytes = x.numel() * x.dtype.itemsize, out.numel() * out.dtype.itemsize
+    if (
+        x_bytes <= 16
+        or out_bytes == 0
+        or max(x_bytes, out_bytes) > 2**20
+        or not (x.is_contiguous() and out.is_contiguous())
+    ):
+        return "either"
+    start = 16 * draw.randint(1, (x_bytes - 1) // 16)
+    block = torch.zeros(start + x_bytes + out_bytes + 16, dtype=torch.uint8)
+    args[name] = block[:x_bytes].view(x.dtype).view(x.shape)
+    args[out_name] = block[start : start + out_bytes].view(out.dtype).view(out.shape)
+    return "rejected"
+
+
+def number(draw: Random, args: Arguments, name: str) -> str:
+    args[name] = draw.choice([math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, 1e39, 10**400, np.float32(2), 3])
+    if name == "beta" and args.get("c") is None:
+        return "either"
+    if not isinstance(args[name], np.floating) and args[name] in (1e39, 10**400):
+        return "rejected"
+    return "taken" if name == "alpha" else "either"
+
+
+def word(draw: Random, args: Arguments, name: str) -> str:
+    words = [
+        "",
+        "128X4",
+        "swizzled",
+        "linear ",
+        "sm_80",
+        "gpu",
+        "CPU",
+        "float64",
+        "half",
+        "\0",
+        "ä" * 1000,
+        "128x4",
+        "linear",
+    ]
+    args[name] = draw.choice(
+        [*words, "cpu", "sm80", "sm90", "sm100", torch.float64, torch.int8, torch.float16, np.float32, 5, None]
+    )
+    return "either"
+
+
+TENSOR_MUTATIONS = (
+    junk,
+    other_dtype,
+    other_rank,
+    other_stride,
+    other_size,
+    huge,
+    on_meta,
+    odd_kind,
+    numpy_array,
+    overlapping,
+)
+
+
+def switch(draw: Random, args: Arguments, name: str) -> str:
+    args[name] = not args[name]
+    return "either" if name == "transpose_b" else "taken"
+
+
+def mutate(draw: Random, args: Arguments, name: str) -> tuple[str, str]:
+    value = args[name]
+    if isinstance(value, torch.Tensor):
+        do = draw.choice(TENSOR_MUTATIONS if value.numel() < 2**20 else (junk, on_meta))
+    elif name in NUMBERS:
+        do = draw.choice((junk, number))
+    elif name in ("scale_layout", "block_scale", "out_dtype", "backend"):
+        do = draw.choice((junk, word))
+    elif name in SWITCHES:
+        do = draw.choice((junk, switch))
+    else:
+        do = junk
+    return name, do(draw, args, name)
+
+
+# --- the verdict --------------------------------------------------------------------------------------------------
+
+
+def small_copy(x: Any) -> Any:
+    if isinstance(x, np.ndarray) and x.size < 2**20:
+        return torch.from_numpy(np.array(x, dtype=x.dtype.newbyteorder("="), order="C"))
+    if isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.layout == torch.strided and x.numel() < 2**20:
+        return x.detach().clone().resolve_neg()
+    return torch.float32 if x is np.float32 else float(x) if isinstance(x, np.floating) else x
+
+
+def bytes_of(x: Any) -> bytes | None:
+    """All bytes of a tensor's storage."""
+    if isinstance(x, np.ndarray):
+        return x.tobytes() if x.size < 2**20 else None
+    if isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.layout == torch.strided:
+        return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).numpy().tobytes()
+    return None
+
+
+def mutated(name: str, seed: int) -> tuple[Call, list[tuple[str, str]]]:
+    """The call, and each argument that was mutated with what is then expected."""
+    draw = Random(seed)
+    call = CALLS[name](Maker(draw))
+    names = draw.sample(list(call.arguments), min(draw.randint(1, 3), len(call.arguments)))
+    names.sort(key=lambda name: name != call.written)  # the output mutates first: an overlap is with its final memory
+    return call, [mutate(draw, call.arguments, name) for name in names]
+
+
+def judge(name: str, seed: int) -> None:
+    """Raises AssertionError if the call ends otherwise than it must."""
+    torch.set_num_threads(1)
+    call, touched = mutated(name, seed)
+    args = call.arguments
+    before = {name: bytes_of(x) for name, x in args.items()}
+    copies = {name: small_copy(x) for name, x in args.items()}
+    try:
+        result = call.call(**args)
+    except nvfp4.Error as error:
+        message = str(error)
+        assert {verdict for _, verdict in touched} - {"taken"}, f"a valid call was rejected: {message}"
+        if args.get("backend") in ("sm80", "sm90", "sm100") and re.match("no CUDA (driver|device): ", message):
+            return  # the machine, not an argument
+        assert re.match(rf"({'|'.join(args)}): \S", message), message
+        named = [name for name, _ in touched]
+        if len(named) == 1:
+            related = named + (["a", "b"] if named[0] in ("a", "b") else []) + (["out"] if named == ["c"] else [])
+            by_size = touched[0][1] in ("either", "oversized")  # the message may name the argument that does not fit it
+            assert by_size or any(re.search(rf"\b{name}\b", message) for name in related), (touched, message)
+        assert {name: bytes_of(x) for name, x in args.items()} == before, "something was written"
+        assert all(buffer.unchanged() for buffer in call.buffers.values()), "something was written"
+        return
+    got = as_torch(result)
+    if got.device.type == "meta":
+        tensors = [as_torch(x) for x in args.values() if isinstance(x, (torch.Tensor, np.ndarray))]
+        assert all(x.device.type == "meta" for x in tensors), f"taken: {touched}"
+        return
+    assert not {"rejected", "oversized"} & {verdict for _, verdict in touched}, f"taken: {touched}"
+    expected = call.define(**copies)
+    if got.dtype != torch.uint8 and got.dtype.itemsize == 1:
+        got, expected = got.view(torch.uint8), expected.view(torch.uint8)
+    if expected.dtype.itemsize == 1:
+        assert torch.equal(got, expected.view(torch.uint8))
+    else:
+        assert reference.compare(got, expected, exact=True)[0], reference.compare(got, expected, exact=True)[1]
+    for name, x in args.items():
+        assert name == call.written or bytes_of(x) == before[name] or x is args.get(call.written), f"{name} was written"
+    for name, buffer in call.buffers.items():
+        assert buffer.unchanged_around() if name == call.written else buffer.unchanged(), f"{name} was written"
+
+
+# --- a call by its name and seed ----------------------------------------------------------------------------------
+
+CALLS = {name.removeprefix("make_"): make for name, make in list(globals().items()) if name.startswith("make_")}
+
+
+def verdict(name: str, seed: int) -> str:
+    """For worker.py, which answers with the traceback of an exception."""
+    judge(name, seed)
+    return ""
+
+
+def shown(x: Any) -> str:
+    if isinstance(x, torch.Tensor):
+        strides = x.stride() if x.layout == torch.strided else x.layout
+        return f"{type(x).__name__} {x.dtype} {tuple(x.shape)}, strides {strides}, {x.device}"
+    if isinstance(x, np.ndarray):
+        return f"array {x.dtype.str} {x.shape}, strides {x.strides}"
+    return repr(x)[:100]
+
+
+def describe(name: str, seed: int) -> str:
+    """Without calling it."""
+    call, touched = mutated(name, seed)
+    expected = {arg: f" ({verdict})" for arg, verdict in touched}
+    lines = [f"  {arg} = {shown(x)}{expected.get(arg, '')}" for arg, x in call.arguments.items()]
+    return "\n".join([f"python tests/fuzz.py {name} {seed}", *lines])
+
+
+if __name__ == "__main__":
+    print(describe(sys.argv[1], int(sys.argv[2])), flush=True)
+    judge(sys.argv[1], int(sys.argv[2]))
