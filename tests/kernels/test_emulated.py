@@ -58,6 +58,7 @@ RUNS = [
     ragged("sm_90", "sm90"),
     ragged("sm_100", "sm100"),
     # Sums that round, of up to 16384 products.
+    Run("bounds of sm80", "sm_80", ("api/test_gemm_bounds.py", "-k", "sm80"), 18),
     Run("bounds of sm90", "sm_90", ("api/test_gemm_bounds.py", "-k", "sm90"), 18),
     Run("bounds of sm100", "sm_100", ("api/test_gemm_bounds.py", "-k", "sm100"), 18),
     # An emulated sm_120 runs the same PTX as sm_100, where test_decode.py runs on sm80's kernels too.
