@@ -164,13 +164,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def timing(request: pytest.FixtureRequest) -> int:
     """The emulated GPU's seed. Its lowest two bits choose the kind of timing: of a test's first seed any, and four in a
-    row have them all."""
+    row have them all. The third one has lanes of a warp run together or apart, if EMULATE_LANES does not."""
     test = request.node.nodeid.replace(f"-time{request.param}]", "]").replace(f"[time{request.param}]", "")
     seed = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {test}").getrandbits(32) + request.param
-    print(f"EMULATE_SEED={seed}")  # shown with a failure
+    lanes = os.environ.get("EMULATE_LANES", ("together", "apart")[seed // 4 % 2])
+    print(f"EMULATE_SEED={seed} EMULATE_LANES={lanes}")  # shown with a failure
     driver = ctypes.CDLL(os.environ["NVFP4_LIBCUDA"])
     driver.emulator_reset()  # a fault of an earlier test must not stick
     assert driver.emulator_configure(b"seed", str(seed).encode()) == 0
+    assert driver.emulator_configure(b"lanes", lanes.encode()) == 0
     return seed
 
 

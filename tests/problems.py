@@ -65,7 +65,7 @@ class Gemm:
     a: str = "nvfp4"  # or "float16", "bfloat16": of 16 bits
     transpose_b: bool = True  # False, for a of 16 bits: a is m x n and out m x k
     seed: int = 0  # of the data, and the emulated GPU's
-    lanes: str = ""  # "apart"; the default is EMULATE_LANES
+    lanes: str = ""  # "together", "apart"; the default is EMULATE_LANES, or follows from the seed
     broken: str = ""  # the operand whose layout breaks a rule
     at: dict[str, At] = field(default_factory=dict)
 
@@ -373,7 +373,7 @@ def prepare(target: str, backend: str | None, seed: int, threads: int, lanes: st
         del os.environ["NVFP4_BACKEND"]
     if target.startswith("sm_"):
         emulator().emulator_configure(b"seed", str(seed).encode())
-        lanes = lanes or os.environ.get("EMULATE_LANES", "together")
+        lanes = lanes or os.environ.get("EMULATE_LANES", ("together", "apart")[seed // 4 % 2])
         assert emulator().emulator_configure(b"lanes", lanes.encode()) == 0
     return "cuda" if target == "cuda" else "cpu"
 
