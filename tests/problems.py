@@ -234,9 +234,11 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         if there:
             at[name] = At(slack=one_of(draw, 0, 0, 4, 8), edge=one_of(draw, "end", "begin"))
 
+    at["result"] = At(edge=one_of(draw, "end", "begin"))
+
     broken = ""
     if one_of(draw, *([False] * 7), True) and 0 not in (m, n, k, l):
-        broken = one_of(draw, *sorted(x for x in at if x not in ("alpha", "bias")))
+        broken = one_of(draw, *sorted(x for x in at if x not in ("alpha", "bias", "result")))
         rows, row, unit = matrices.get(broken, (0, 0, 0))
         wrong = draw_broken(draw, l, rows, row, unit, broken not in matrices)
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
@@ -289,6 +291,7 @@ def conversions(draw: Draw, target: str) -> Conversion:
     if "scale" not in at and call in ("dequantize", "unswizzle"):
         at["scale"] = At(edge=one_of(draw, "end", "begin"))
     at["global_scale"] = At(slack=one_of(draw, 0, 4), edge=one_of(draw, "end", "begin"))
+    at["result"] = At(edge=one_of(draw, "end", "begin"))
     at["weight"] = At(slack=4 * one_of(draw, 0, 1, 4), edge=one_of(draw, "end", "begin"))
     return Conversion(
         call,
@@ -311,7 +314,7 @@ def conversions(draw: Draw, target: str) -> Conversion:
 
 # --- tensors ------------------------------------------------------------------------------------------------------
 
-WRITTEN = ("out", "residual")
+WRITTEN = ("out", "residual", "result 0", "result 1")
 tensors: dict[str, Memory] = {}  # of the call that runs, for the report of a fault
 
 
@@ -349,6 +352,19 @@ class Maker:
         tensors[name].freeze(writable=name in WRITTEN)
         return tensors[name].tensor
 
+    def guard_results(self, leader: torch.Tensor) -> None:
+        """What the call allocates, by this method of its first argument, is `result 0`, `result 1`."""
+
+        def new_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            name, at = f"result {sum(name.startswith('result') for name in tensors)}", self.at.get("result", At())
+            strides = torch.empty(shape, device="meta").stride()
+            form = {"edge": at.edge, "slack": at.slack, "device": self.device}
+            tensors[name] = Memory(shape, strides, dtype, generator=self.random, **form)
+            tensors[name].freeze(writable=True)
+            return tensors[name].tensor
+
+        leader.new_empty = new_empty
+
     def bytes(self, *shape: int) -> torch.Tensor:
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=self.random)
 
@@ -362,6 +378,21 @@ class Maker:
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.random)
+
+
+def wrongly_written() -> str:
+    for name, memory in tensors.items():
+        if name in WRITTEN and not memory.unchanged_around():
+            return f"bytes around {name} were written"
+        if name not in WRITTEN and not memory.unchanged():
+            return f"{name}, an input, was written"
+    return ""
+
+
+def is_guarded(results: tuple[torch.Tensor, ...]) -> bool:
+    """Whether guard_results has made them."""
+    guarded = [memory.tensor for name, memory in tensors.items() if name.startswith("result")]
+    return [x.data_ptr() for x in guarded] == [x.data_ptr() for x in results]
 
 
 def prepare(target: str, backend: str | None, seed: int, threads: int, lanes: str = "") -> str:
@@ -458,6 +489,7 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
         values = torch.full(shape, math.nan) if case.c == "unread" else make.normal(*shape)
         args["c"] = args["out"] if case.c == "out" else make.place("c", values.to(dtype))
         args["beta"] = 0.0 if case.c == "unread" else float(make.normal(1))
+    make.guard_results(args["a"])
     return args | {"scale_layout": case.layout, "out_dtype": dtype, "transpose_b": case.transpose_b}
 
 
@@ -488,14 +520,11 @@ def run_gemm(target: str, case: Gemm) -> str:
     if case.allocated:
         if result.shape != (*args["a"].shape[:-1], case.columns) or result.dtype != args["out_dtype"]:
             return f"the result has shape {tuple(result.shape)} and dtype {result.dtype}"
+        if not is_guarded((result,)):
+            return "the result is not in guarded memory"
     elif result.data_ptr() != args["out"].data_ptr():
         return "out was not returned"
-    verdict = judge(target, case, copies, result)
-    if not verdict and "out" in tensors and not tensors["out"].unchanged_around():
-        verdict = "bytes around out were written"
-    if not verdict and not all(memory.unchanged() for name, memory in tensors.items() if name != "out"):
-        verdict = "an input was written"
-    return verdict
+    return judge(target, case, copies, result) or wrongly_written()
 
 
 def judge(target: str, case: Gemm, args: dict[str, Any], result: torch.Tensor) -> str:
@@ -573,6 +602,7 @@ def run_conversion(target: str, case: Conversion) -> str:
     if case.call == "unswizzle":
         args |= {"rows": case.rows, "columns": case.columns}
     copies = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in args.items()}
+    make.guard_results(next(iter(args.values())))
     try:
         got = getattr(nvfp4, case.call)(**args)
     except nvfp4.Error as error:
@@ -583,6 +613,8 @@ def run_conversion(target: str, case: Conversion) -> str:
     else:
         expected = getattr(reference, case.call)(**copies)
     got, expected = (x if isinstance(x, tuple) else (x,) for x in (got, expected))
+    if not is_guarded(got):
+        return "the results are not in guarded memory"
     for mine, theirs in zip(got, expected, strict=True):
         if mine.numel() * mine.element_size() != theirs.numel() * theirs.element_size():
             return f"a result has shape {tuple(mine.shape)}"
@@ -590,10 +622,7 @@ def run_conversion(target: str, case: Conversion) -> str:
             return "a result differs"
     if case.residual and not torch.equal(args["residual"].cpu(), copies["residual"]):
         return "the residual differs"
-    if case.residual and not tensors["residual"].unchanged_around():
-        return "bytes around the residual were written"
-    inputs = [memory for name, memory in tensors.items() if name not in WRITTEN]
-    return "" if all(memory.unchanged() for memory in inputs) else "an input was written"
+    return wrongly_written()
 
 
 # --- proof of the guard -------------------------------------------------------------------------------------------

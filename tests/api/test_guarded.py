@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 from conftest import FULL, one_in
-from problems import DTYPES, FAMILIES, At, Conversion, Gemm, up
+from problems import CONVERSIONS, DTYPES, FAMILIES, At, Conversion, Gemm, up
 from worker import Workers
 
 from nvfp4._tuning import SETTINGS
@@ -376,15 +376,18 @@ def test_swizzled_scales_are_aligned(name: str, slack: int, workers: Workers) ->
 # --- conversions --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("edge", ["begin", "end"])
-@pytest.mark.parametrize("call", ["quantize", "dequantize", "amax_scale", "swizzle", "unswizzle"])
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("call", CONVERSIONS)
 def test_conversions(call: str, edge: str, target: str, workers: Workers) -> None:
-    at = {name: At(edge=edge) for name in ("x", "data", "scale", "global_scale")}
+    """What they read and what they allocate begins or ends where memory does."""
+    names = ("x", "data", "scale", "global_scale", "gate_up", "weight", "residual", "result")
+    at = {name: At(edge=edge) for name in names}
     wrong = []
-    for rows, columns in ((1, 1), (3, 5), (33, 4), (129, 9)):
+    for i, (rows, columns) in enumerate(((1, 1), (3, 5), (33, 4), (129, 9))):
         for layout, dtype, l in (("128x4", "float32", None), ("linear", "float16", 2), ("linear", "bfloat16", None)):
             size = columns if "swizzle" in call else 16 * columns
             options = {"global_scale": "one", "block_scale": "four_over_six" if l else "amax6", "at": at}
-            case = Conversion(call, rows, size, l, layout, dtype, backend=backend(target), **options)
+            options |= {"residual": call == "rms_norm_quantize" and dtype != "bfloat16", "weight": dtype}
+            case = Conversion(call, rows, size, l, layout, dtype, backend=backend(target), seed=2 * i, **options)
             wrong += verdicts(workers, target, [case])
     assert not wrong
