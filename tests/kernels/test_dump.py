@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import subprocess
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,12 +82,14 @@ def test_python_reads_the_structs_fields() -> None:
 class Dumped(Product):
     """A product with a dump of one k_block."""
 
-    def dump(self, config: Config, swap_ab: bool, split: int, clusters: int, cta: int, k_block: int) -> torch.Tensor:
-        """Runs it, checks it, and returns the dump's bytes."""
+    def dump(
+        self, config: Config, swap_ab: bool, split: int, clusters: int, cta: int, k_block: int, ptx: str = ""
+    ) -> torch.Tensor:
+        """Runs it and returns the dump's bytes. ptx: by default the debug build's."""
         self.memory = self.emulator.array(numpy.zeros(dump.BYTES, numpy.uint8))
         self.request = (self.memory.address, cta, k_block)
         debug = DEBUG.configs()[config.name]
-        module = self.emulator.load(only_entry(ptx_of(config, "-DNVFP4_DUMP"), config.kernel))
+        module = self.emulator.load(ptx or only_entry(ptx_of(config, "-DNVFP4_DUMP"), config.kernel))
         self.launch(module, debug, swap_ab, split, clusters)
         return torch.from_numpy(self.memory.numpy().copy())
 
@@ -211,6 +215,40 @@ def test_no_such_k_block(random: numpy.random.Generator) -> None:
         product.check()
         assert (h.exists, h.complete) == (exists, 0)
         assert (h.tiles, h.k_blocks) == ((1, 8) if exists else (0, 0))
+
+
+# --- with the watchdog in the same build --------------------------------------------------------------------------
+
+BOTH = ["-DNVFP4_DUMP", "-DNVFP4_WATCHDOG"]
+ONE_INSTANTIATION = """
+#include "kernels/sm100/config.h"
+#undef SM100_GEMM_CONFIGS
+#define SM100_GEMM_CONFIGS(X) X({})
+#include "kernels/sm100/gemm.cu"
+"""
+
+
+@needs_nvcc
+def test_with_the_watchdog_too(tmp_path: Path, random: numpy.random.Generator) -> None:
+    """One instantiation, since all of them take 13 s to compile."""
+    config = CONFIGS["sm100_gemm_128x32"]
+    source = tmp_path / "one.cu"
+    source.write_text(ONE_INSTANTIATION.format(", ".join(map(str, (config.name, *config.columns.values())))))
+    ptx = compile_ptx(source, "sm100", *BOTH)
+    assert "watchdog" in ptx and "watchdog" not in ptx_of(config, BOTH[0])
+    product = Dumped(Emulator("sm_100", seed=int(random.integers(2**30))), random, 30, 200, 512)
+    h = dump.Dump(product.dump(config, True, 1, 0, 1, 3, ptx)).h
+    product.check()
+    assert h.complete and (h.k_block, h.k_blocks) == (3, 8)
+
+
+def test_host_code_with_both_flags(empty_fatbins: Path) -> None:
+    sources = [path for path in CSRC.glob("**/*.c") if re.search("NVFP4_(DUMP|WATCHDOG)", path.read_text())]
+    sources += CSRC.glob("kernels/sm100/*.c")  # plan.h has fields of the dump
+    folders = [CSRC, empty_fatbins, sysconfig.get_paths()["include"]]
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-DNVFP4_CUDA", "-DPy_LIMITED_API=0x030A0000", *BOTH]
+    subprocess.run(["gcc", "-fsyntax-only", *flags, *(f"-I{folder}" for folder in folders), *sources], check=True)
+    assert {"driver.c", "module.c"} < {path.name for path in sources}
 
 
 # --- differences are found ------------------------------------------------------------------------------------------
