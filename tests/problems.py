@@ -514,7 +514,8 @@ def has_no_order(case: Gemm, args: dict[str, Any]) -> bool:
     """Whether sm90 has no order of additions that serves every M; sm80 has one for everything."""
     on_16 = all(
         x.data_ptr() % 16 == 0
-        and all(stride * x.element_size() % 16 == 0 for size, stride in zip(x.shape[:-1], x.stride()) if size > 1)
+        and x.stride(-2) * x.element_size() % 16 == 0
+        and (x.dim() == 2 or len(x) == 1 or x.stride(0) * x.element_size() % 16 == 0)
         for x in (args["a"], args["b"])
     )
     return case.backend == "sm90" and not (case.transpose_b and case.layout == "128x4" and case.n > 1 and on_16)

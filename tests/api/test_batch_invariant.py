@@ -60,6 +60,28 @@ def test_rows_do_not_depend_on_m(
         assert torch.equal(products.rows(first, m, name), whole[first : first + m]), rows
 
 
+def test_one_row_of_a_padded_matrix(backend: Backend, generator: torch.Generator) -> None:
+    """Its stride says how the matrix lies, though one row needs none: dense rows of this K are not on 16 bytes, padded
+    ones are, and sm90 has another order than sm80."""
+    m, n, k = 40, 130, 1040
+    products = Products(m, n, k, "128x4", backend.device, generator)
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.empty(x.shape[0], x.shape[1] + 8, dtype=x.dtype, device=backend.device)
+        return wide[:, : x.shape[1]].copy_(x)
+
+    a, b = padded(products.a), padded(products.b)
+
+    def rows(first: int, count: int) -> torch.Tensor:
+        scale_a = products.laid_out(products.scale_a[first : first + count])
+        options = {"out_dtype": torch.float32, "backend": backend.name, "batch_invariant": True}
+        return nvfp4.gemm(a[first : first + count], b, scale_a, products.scale_b, **options).cpu()
+
+    whole = rows(0, m)
+    for first, count in ((0, 1), (1, 1), (39, 1), (7, 2), (20, 17)):
+        assert torch.equal(rows(first, count), whole[first : first + count]), f"rows {first} to {first + count}"
+
+
 def test_the_data_tell_orders_apart(backend: Backend, generator: torch.Generator) -> None:
     """Without the flag another plan, or on the CPU the driver for few rows, gives other bits."""
     if backend.name == "cpu" and nvfp4.info()["cpu_kernel"] in ("reference", "portable"):
