@@ -156,15 +156,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.config.getoption("--emulate") and "backend" in metafunc.fixturenames:
-        metafunc.fixturenames.append("timing")
+    if metafunc.config.getoption("--emulate") and "timing" in metafunc.fixturenames:
         metafunc.parametrize("timing", range(metafunc.config.getoption("--seeds")), indirect=True, ids="time{}".format)
 
 
 @pytest.fixture
-def timing(request: pytest.FixtureRequest) -> int:
+def timing(request: pytest.FixtureRequest) -> None:
     """The emulated GPU's seed. Its lowest two bits choose the kind of timing: of a test's first seed any, and four in a
     row have them all. The third one has lanes of a warp run together or apart, if EMULATE_LANES does not."""
+    if not request.config.getoption("--emulate"):
+        return
     test = request.node.nodeid.replace(f"-time{request.param}]", "]").replace(f"[time{request.param}]", "")
     seed = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {test}").getrandbits(32) + request.param
     lanes = os.environ.get("EMULATE_LANES", ("together", "apart")[seed // 4 % 2])
@@ -173,7 +174,6 @@ def timing(request: pytest.FixtureRequest) -> int:
     driver.emulator_reset()  # a fault of an earlier test must not stick
     assert driver.emulator_configure(b"seed", str(seed).encode()) == 0
     assert driver.emulator_configure(b"lanes", lanes.encode()) == 0
-    return seed
 
 
 def compute_capability() -> int:
@@ -195,7 +195,7 @@ def skip_other_families(name: str) -> None:
 
 
 @pytest.fixture(params=["cpu", *families()])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, timing: None) -> Backend:
     if request.config.getoption("--emulate"):
         if request.param == "cpu":
             pytest.skip("is not what --emulate asks for")

@@ -1,4 +1,5 @@
-"""Runs problems in processes that may die: a page fault becomes a verdict, and the next problem a new process.
+"""Runs problems (problems.py, fuzz.py) in processes that may die: a page fault becomes a verdict, and the next one
+starts a new process.
 
 `Workers` starts one process that imports torch and the package, 2.5 s, and calls nothing. It forks a child for each
 target ("cpu-avx2", "sm_90", "cuda"), and another one when a child dies; a fork takes some 10 ms. The driver and
