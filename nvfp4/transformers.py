@@ -24,8 +24,18 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16, Checkpoint, Recipe
+from nvfp4.checkpoints.common import (
+    AUTO,
+    W4A4,
+    W4A4_DYNAMIC,
+    W4A16,
+    Checkpoint,
+    Recipe,
+    check_activations,
+    with_activations,
+)
 from nvfp4.checkpoints.loader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
+from nvfp4.checkpoints.save import SaveReport, mode_of, packed_tensors, quantization_configs
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear, short
 
@@ -40,7 +50,12 @@ except ModuleNotFoundError as error:
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+        revert_weight_conversion,
+    )
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
     from transformers.utils.hub import cached_file
@@ -56,16 +71,25 @@ __all__ = ["CompressedTensorsConfig", "CompressedTensorsQuantizer", "ModelOptCon
 # The name in transformers' registry, in which "compressed-tensors" is taken.
 COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
 KV_PATTERN = rf"(^|\.)({'|'.join(KV_CACHE)})$"
 
 
-def load(path: str | os.PathLike[str], *, auto_class: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    auto_class: Any = AutoModelForCausalLM,
+    activations: str | None = AUTO,
+    **kwargs: Any,
+) -> Any:
     """`auto_class.from_pretrained(path, **kwargs)` for an NVFP4 checkpoint of either format.
 
     Args:
         path: a folder or a name on the Hub. The configuration is `quantization_config` of config.json, with the
             quant_method "compressed-tensors" or "modelopt", or else hf_quant_config.json (ModelOpt).
         auto_class: a class with from_pretrained: AutoModelForCausalLM, AutoModel, LlamaForCausalLM.
+        activations: "auto", "nvfp4" or None, as of nvfp4.load. With another mode than the checkpoint's,
+            `save_pretrained` writes a configuration of the model's own layers.
         **kwargs: those of from_pretrained, such as dtype (float16, bfloat16 or float32) and device_map.
 
     Returns:
@@ -82,6 +106,7 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = AutoModelForCausalLM
         >>> import nvfp4.transformers
         >>> model = nvfp4.transformers.load("Llama-NVFP4", dtype="bfloat16")  # doctest: +SKIP
     """
+    check_activations(activations)
     hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
     config = kwargs.pop("config", None)
     if config is None:
@@ -96,7 +121,7 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = AutoModelForCausalLM
     if method not in FORMATS:
         raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
     registered = modelopt.NAME if method == modelopt.NAME else COMPRESSED_TENSORS
-    config.quantization_config = quantization | {"quant_method": registered}
+    config.quantization_config = quantization | {"quant_method": registered, ACTIVATIONS: activations}
     return auto_class.from_pretrained(path, config=config, **kwargs)
 
 
@@ -130,6 +155,7 @@ class ModelOptConfig(QuantizationConfigMixin):
 
     def __init__(self, **content: Any) -> None:
         self.quant_method = content.get("quant_method")
+        self.activations: str | None = content.pop(ACTIVATIONS, AUTO)
         self.content = content
         self.recipe()
 
@@ -171,6 +197,7 @@ class ModelOptQuantizer(HfQuantizer):
     def __init__(self, quantization_config: ModelOptConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.skipped: dict[str, str] = {}
+        self.modes: dict[str, str] = {}  # of the layers that the configuration describes, by their names in the model
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -196,10 +223,12 @@ class ModelOptQuantizer(HfQuantizer):
             if type(module) is torch.nn.Linear and absent and mode(name) in (W4A4, W4A4_DYNAMIC, W4A16):
                 raise _C.Error(f"{name}: is NVFP4 by the configuration but not in the checkpoint")
 
+        activations = self.quantization_config.activations
         stored: dict[int, _Stored] = {}
         for name, packed in checkpoint.layers.items():
             old = modules[names[name]]
-            stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
+            self.modes[names[name]] = mode_of(packed)
+            stored[id(old)] = _Stored(packed, self.quantization_config.format, old, activations)
             # Tied by the configuration, but the checkpoint has a weight of its own, which can be no Parameter.
             if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
                 model.config.tie_word_embeddings = False
@@ -236,15 +265,34 @@ class ModelOptQuantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained."""
-        state = model.state_dict()
+        """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
+        those that the configuration describes, it becomes theirs."""
+        state, modes = model.state_dict(), {}
+        report = SaveReport(self.quantization_config.format.NAME)
         for name, module in model.named_modules(remove_duplicate=False):
             if isinstance(module, Linear):
                 for key in module._buffers:
                     state.pop(f"{name}.{key}", None)
-                written = self.quantization_config.format.write(module.packed())
-                state |= {f"{name}.{key}": t for key, t in written.items()}
+                packed = module.packed()
+                modes[name] = mode_of(packed)
+                state |= packed_tensors(name, packed, report)
+        if modes != self.modes:
+            self._describe(model, modes)
         return state, {}
+
+    def _describe(self, model: Any, modes: dict[str, str]) -> None:
+        """A configuration of these layers, with the names that save_pretrained writes."""
+        layers, ignore = {}, []
+        for name, module in model.named_modules(remove_duplicate=False):
+            if name in modes:
+                (stored,) = _saved_names(model, name, module)
+                layers[stored] = modes[name]
+            elif isinstance(module, torch.nn.Linear):
+                ignore += _saved_names(model, name, module)
+        content, _ = quantization_configs(self.quantization_config.format.NAME, layers, ignore)
+        self.quantization_config.content = content
+        model.config.quantization_config = self.quantization_config
+        self.modes = modes
 
     def is_serializable(self) -> bool:
         return True
@@ -265,10 +313,10 @@ class _Stored(Linear):
     `finish` turns it into an nvfp4.Linear in place: hooks that accelerate adds to a module stay where they are.
     """
 
-    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear) -> None:
+    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear, wanted: str | None) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = packed.in_features, packed.out_features
-        self.activations, self.format = packed.activations, format
+        self.activations, self.format, self.wanted = packed.activations, format, wanted
         for key, t in format.write(packed).items():
             dtype = old.bias.dtype if key == "bias" else t.dtype
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
@@ -281,10 +329,12 @@ class _Stored(Linear):
         # A model may keep modules in fp32, which holds e4m3 exactly.
         tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
         try:
-            layer = Linear.from_packed(self.format.read(tensors, self.activations))
+            packed = with_activations(self.format.read(tensors, self.activations), self.wanted)
         except _C.Error as error:
             raise _C.Error(f"{name}.{error}") from None
-        del self.format
+        layer = Linear.from_packed(packed)
+        self.activations = layer.activations
+        del self.format, self.wanted
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
         self.__class__ = Linear  # type: ignore[assignment]
 
@@ -319,6 +369,17 @@ def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]
         targets = [] if source is None else by_source[source].target_patterns  # one of the checkpoint, several here
         given |= {key, *(key.replace(targets[0], target) for target in targets)}
     return names, given
+
+
+def _saved_names(model: Any, name: str, module: Any) -> list[str]:
+    """The names of a layer in a file that save_pretrained writes: several, if transformers splits its weight."""
+    key, whole = f"{name}.weight", torch.empty(module.out_features, module.in_features, device="meta")
+    saved = revert_weight_conversion(model, {key: whole})
+    if not isinstance(module, torch.nn.Linear) and [t is whole for t in saved.values()] != [True]:
+        raise _C.Error(
+            f"{name}: is changed by transformers when it is saved, which NVFP4 layers cannot be; use nvfp4.save"
+        )
+    return [key.removesuffix(".weight") for key in saved]
 
 
 def _register(method: str, config: type[ModelOptConfig], quantizer: type[ModelOptQuantizer]) -> None:

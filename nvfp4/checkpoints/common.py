@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.packed import PackedLinear, check_positive, short
+from nvfp4.packed import ACTIVATIONS, PackedLinear, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
@@ -112,6 +112,19 @@ def resolve(activations: str | None, input_scale: str, tensors: Mapping[str, Ten
     if activations is None and input_scale in tensors:
         raise _C.Error(f"{input_scale}: is there, but the layer is W4A16")
     return activations
+
+
+def check_activations(activations: str | None) -> None:
+    if activations not in (AUTO, *ACTIVATIONS):
+        raise _C.Error(f"activations: is {activations!r}; must be {AUTO!r}, 'nvfp4' or None")
+
+
+def with_activations(packed: PackedLinear, activations: str | None) -> PackedLinear:
+    """A layer that computes as `activations` says; AUTO: as it is. W4A16 has no input scale."""
+    if activations in (AUTO, packed.activations):
+        return packed
+    scale = None if activations is None else packed.input_global_scale
+    return replace(packed, activations=activations, input_global_scale=scale)
 
 
 def by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -24,8 +24,10 @@ from nvfp4.checkpoints.common import (
     Recipe,
     add_layer,
     by_module,
+    check_activations,
     noted,
     table,
+    with_activations,
 )
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear, short
@@ -46,6 +48,7 @@ def load(
     format: str | None = None,
     mesh: DeviceMesh | None = None,
     plan: Mapping[str, ParallelStyle] | None = None,
+    activations: str | None = AUTO,
 ) -> Checkpoint:
     """Reads a checkpoint of NVFP4 layers, and puts it into a model.
 
@@ -61,6 +64,10 @@ def load(
             are. None: there is no model to change.
         format: None: what the source says. "comfy-kitchen" for such tensors without a mark (`comfy_quant` tensors, or
             `_quantization_metadata` of the file), whose names are ModelOpt's.
+        mesh, plan: of torch's parallelize_module, with styles of nvfp4.parallel: a rank reads its slices alone.
+        activations: "auto": each layer's mode is the checkpoint's. None: 16-bit activations in all layers (W4A16);
+            stored input scales are dropped. "nvfp4": quantized activations in all layers (W4A4), with the stored input
+            scale, or where there is none with a dynamic one. See nvfp4.Linear.
 
     The format and each layer's mode (W4A4 or W4A16), with its ignored names, are those of the configuration:
     `quantization_config` of config.json, or hf_quant_config.json. Without one, as for a dict, the format follows from
@@ -86,12 +93,17 @@ def load(
     """
     if format not in (None, comfy_kitchen.NAME):
         raise _C.Error(f"format: is {format!r}; must be None or {comfy_kitchen.NAME!r}: other sources say their own")
+    check_activations(activations)
     if (mesh is None) != (plan is None):
         raise _C.Error("plan: and mesh must be given together")
     if plan is not None and model is None:
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
     checkpoint = read(source, format, rows)
+    for name, packed in checkpoint.layers.items():
+        checkpoint.layers[name] = with_activations(packed, activations)
+    for name, experts in checkpoint.experts.items():
+        checkpoint.experts[name] = [with_activations(packed, activations) for packed in experts]
     if model is not None:
         put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
     return checkpoint

@@ -154,12 +154,13 @@ def mode_of(packed: PackedLinear) -> str:
 
 
 def quantization_configs(
-    format: str, layers: Mapping[str, PackedLinear], ignore: Iterable[str]
+    format: str, layers: Mapping[str, str], ignore: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """`quantization_config` of config.json, and the content of hf_quant_config.json if the format has one."""
+    """`quantization_config` of config.json, and the content of hf_quant_config.json if the format has one; of layers
+    with their modes."""
     modes: dict[str, list[str]] = {}
-    for name, packed in layers.items():
-        modes.setdefault(mode_of(packed), []).append(name)
+    for name, mode in layers.items():
+        modes.setdefault(mode, []).append(name)
     # With one mode the class is the target, as the producers write it; else vLLM would take a group by its class
     # before it looks up the parts of a fused layer by name.
     targets = {mode: ["Linear"] if len(modes) == 1 else names for mode, names in modes.items()}
@@ -204,7 +205,9 @@ def write(
     for name, t in stored.items():
         if t.is_meta:
             raise _C.Error(f"{name}: is on the meta device; must have values")
-    quantization, other = quantization_configs(format, layers, ignore)
+    quantization, other = quantization_configs(
+        format, {name: mode_of(packed) for name, packed in layers.items()}, ignore
+    )
     texts = {"config.json": {**config, "quantization_config": quantization}}
     if other is not None:
         texts["hf_quant_config.json"] = other

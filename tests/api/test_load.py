@@ -194,6 +194,30 @@ def test_an_activation_scale_of_its_own_needs_none_stored(tmp_path: Path) -> Non
     assert layer.activations == "nvfp4" and layer.input_global_scale is None
 
 
+@pytest.mark.parametrize("w4a4", [False, True])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_activations_of_the_caller(format_name: str, w4a4: bool) -> None:
+    """Another mode than the checkpoint's; of experts too."""
+    tensors = tensors_of(quantized(w4a4), format_name)
+    stack = {name.replace("block.up", "experts"): t for name, t in tensors.items() if name.startswith("block.up")}
+    stack = {name: torch.stack([t, t]) for name, t in stack.items()}
+    for activations in ("auto", "nvfp4", None):
+        model, mode = Model(), ("nvfp4" if w4a4 else None) if activations == "auto" else activations
+        checkpoint = nvfp4.load(tensors, model, activations=activations)
+        experts = nvfp4.load(tensors | stack, activations=activations).experts["experts"]
+        for layer in (*checkpoint.layers.values(), *model.block.values(), *experts):
+            assert layer.activations == mode
+            assert (layer.input_global_scale is not None) == (w4a4 and mode is not None)
+        expected = nvfp4.Linear.from_packed(checkpoint.layers["block.up"])
+        x = torch.randn(3, 64)
+        with torch.no_grad():
+            assert torch.equal(model.block["up"](x), expected(x))
+        w16 = quantized(False)
+        assert activations is not None or state(model) == state(w16)
+    with pytest.raises(nvfp4.Error, match=r"^activations: is 'W4A16'; must be 'auto', 'nvfp4' or None$"):
+        nvfp4.load(tensors, Model(), activations="W4A16")
+
+
 # ---- damage ----
 
 Tensors = dict[str, Tensor]

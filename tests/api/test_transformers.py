@@ -386,6 +386,32 @@ def test_device_map_of_the_cpu(source: Callable[..., Source], tmp_path: Path) ->
         assert torch.equal(logits(load(tmp_path / "again")), want)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_activations_of_the_caller(format_name: str, mode: str, source: Callable[..., Source], tmp_path: Path) -> None:
+    """Another mode than the checkpoint's; saved, the configuration is that of the layers."""
+    own = source("qwen2", mode)
+    folder = own.write(tmp_path / "first", format_name)
+    for activations in ("auto", "nvfp4", None):
+        model = nvfp4.transformers.load(folder, activations=activations)
+        expected = copy.deepcopy(own.base)
+        nvfp4.load(folder, expected, activations=activations)
+        assert state(model) == state(expected) and torch.equal(logits(model), logits(expected))
+        wanted = MODES[mode] if activations == "auto" else activations
+        assert {layer.activations for layer in layers_of(model).values()} == {wanted}
+        assert torch.equal(logits(nvfp4.transformers.load(folder, config=model.config)), logits(own.by_hand(DTYPES[0])))
+        if format_name == "modelopt" and mode == "W4A16" and activations == "nvfp4":
+            with pytest.raises(nvfp4.Error, match=r"q_proj: is W4A4 without an input_global_scale; modelopt cannot"):
+                model.save_pretrained(tmp_path / "second")
+            continue
+        model.save_pretrained(tmp_path / "second")
+        again = load(tmp_path / "second", format_name)
+        assert state(again) == state(model) and torch.equal(logits(again), logits(model))
+        assert [layer.activations for layer in layers_of(again).values()] == [wanted] * 14
+    with pytest.raises(nvfp4.Error, match=r"^activations: is 4; must be 'auto', 'nvfp4' or None$"):
+        nvfp4.transformers.load(folder, activations=4)
+
+
 # ---- errors ----
 
 Tensors = dict[str, Tensor]
