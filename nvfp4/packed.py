@@ -102,6 +102,27 @@ def check_positive(name: str, t: Tensor) -> None:
         raise _C.Error(f"{name}: is {value:g}; must be positive and finite")
 
 
+def check_block_scales(name: str, packed: PackedLinear) -> None:
+    """Rejects block scales of damaged data: one that is NaN or below 0, or all 0 where values are not. Products take a
+    scale below 0 as its absolute value (docs/format.md), and no producer writes one. `name` is of the scales' tensor.
+    Sound scales are read once, without a copy."""
+    scale = packed.weight_scale.view(torch.uint8)
+    if scale.is_meta or not scale.numel():
+        return
+    largest = int(scale.amax())
+    if largest == 0 and bool((packed.weight & 0x77).any()):
+        raise _C.Error(f"{name}: is 0 everywhere, but values of the weight are not; must be positive for these")
+    if largest < 0x7F:
+        return
+    nan = scale & 0x7F == 0x7F
+    for wrong, rule in ((nan, "finite"), (scale > 0x80, "0 or more")):  # 0x80 is -0
+        if bool(wrong.any()):
+            row, column = wrong.nonzero()[0].tolist()
+            value, count = float(packed.weight_scale[row, column]), int(wrong.sum())
+            where = f"at row {row}, column {column} ({count} of {scale.numel()} are such)"
+            raise _C.Error(f"{name}: is {value:g} {where}; must be {rule}")
+
+
 def aligned(t: Tensor, to: int = 8) -> Tensor:
     """A contiguous tensor at a multiple of `to` bytes: 8 for values, 16 for scales in the 128x4 layout. In a mapped
     file it may be anywhere. A copy if t is not one."""

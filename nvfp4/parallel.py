@@ -38,7 +38,7 @@ import nvfp4
 from nvfp4 import _C
 from nvfp4.linear import Linear
 from nvfp4.model import FusedPart, prefix_errors
-from nvfp4.packed import BLOCK, PackedLinear
+from nvfp4.packed import BLOCK, PackedLinear, check_block_scales
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 
@@ -379,7 +379,7 @@ def split_layers(
     layers: Mapping[str, PackedLinear], model: torch.nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]
 ) -> tuple[dict[str, Linear], dict[str, ParallelStyle]]:
     """This rank's parts of the layers that a plan names, on the mesh's device, and the plan's styles of other modules.
-    A layer is sliced before anything else is done with it: of a mapped file only the slices are read."""
+    A layer is sliced before anything else is done with it: of a mapped file only the slices are read, and checked."""
     styles = named_styles(model, plan)
     parts: dict[str, Linear] = {}
     for name in [name for name in styles if name in layers]:
@@ -391,5 +391,6 @@ def split_layers(
                 "nvfp4.parallel"
             )
         with prefix_errors(name):
+            check_block_scales("weight_scale", style.part(layers[name], mesh))
             parts[name] = part_of(layers[name], style, mesh).to(mesh.device_type)
     return parts, styles

@@ -32,6 +32,7 @@ from nvfp4.checkpoints.common import (
     Checkpoint,
     Recipe,
     check_activations,
+    check_scales,
     with_activations,
 )
 from nvfp4.checkpoints.loader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
@@ -208,6 +209,7 @@ class ModelOptQuantizer(HfQuantizer):
         if getattr(model.config, "distributed_config", None) is not None:
             raise _C.Error("distributed_config: is given; NVFP4 layers cannot be distributed yet")
         checkpoint = self._read(kwargs.get("checkpoint_files"))
+        check_scales(checkpoint)
         for name, reason in checkpoint.skipped.items():
             if name.rpartition(".")[2] not in KV_CACHE:
                 raise _C.Error(f"{name}: cannot be put into the model: {reason}")

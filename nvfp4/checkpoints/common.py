@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.packed import ACTIVATIONS, PackedLinear, check_positive, short
+from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
 W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
+
+SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block scales that are no "weight_scale"
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,17 @@ def with_activations(packed: PackedLinear, activations: str | None) -> PackedLin
         return packed
     scale = None if activations is None else packed.input_global_scale
     return replace(packed, activations=activations, input_global_scale=scale)
+
+
+def check_scales(checkpoint: Checkpoint, checked: Collection[str] = ()) -> None:
+    """Rejects damaged block scales of any layer or expert, by the name that their tensor has in the checkpoint, except
+    those of layers that are checked already."""
+    layers = {name: packed for name, packed in checkpoint.layers.items() if name not in checked}
+    for name, experts in checkpoint.experts.items():
+        layers |= {f"{name}[{i}]": packed for i, packed in enumerate(experts)}
+    local = SCALES.get(checkpoint.format, "weight_scale")
+    for name, packed in layers.items():
+        check_block_scales(f"{name}.{local}" if name else local, packed)
 
 
 def by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -25,6 +25,7 @@ from nvfp4.checkpoints.common import (
     add_layer,
     by_module,
     check_activations,
+    check_scales,
     noted,
     table,
     with_activations,
@@ -79,8 +80,9 @@ def load(
 
     Raises:
         nvfp4.Error: a file is missing or damaged, the format is unknown, a tensor is missing or has a wrong shape or
-            dtype, or the model does not fit the checkpoint: it cannot take stacked experts. The message names the file
-            or the tensor. The model is unchanged. So it is where a plan cannot split a layer.
+            dtype, a block scale is NaN or negative, all of a layer's are 0 but its values are not, or the model does
+            not fit the checkpoint: it cannot take stacked experts. The message names the file or the tensor. The model
+            is unchanged. So it is where a plan cannot split a layer.
 
     Example:
         >>> import nvfp4, torch
@@ -104,6 +106,8 @@ def load(
         checkpoint.layers[name] = with_activations(packed, activations)
     for name, experts in checkpoint.experts.items():
         checkpoint.experts[name] = [with_activations(packed, activations) for packed in experts]
+    if plan is None:
+        check_scales(checkpoint)
     if model is not None:
         put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
     return checkpoint
@@ -328,6 +332,7 @@ def put(
         from nvfp4 import parallel  # here: imports torch.distributed.tensor, which takes a second
 
         parts, styles = parallel.split_layers(checkpoint.layers, model, *split)
+        check_scales(checkpoint, parts)
     layers: dict[int, Linear] = {}
     for name, packed in checkpoint.layers.items():
         old = modules[name]

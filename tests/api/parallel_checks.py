@@ -483,6 +483,11 @@ def a_plan_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
           lambda: nvfp4.load(path, model, mesh=mesh, plan=many))  # fmt: skip
     error("layers.up.parts: has one of 515 rows", load(layers_down=RowwiseParallel(),
                                                        layers_up=ColwiseParallel(parts=[515, 515])))  # fmt: skip
+    tensors = {name: t.clone() for name, t in loader.read_files(path)[0].items()}
+    tensors["layers.down.weight_scale"].view(torch.uint8)[3] = 0x7F
+    for plan in ({"layers.down": RowwiseParallel()}, {"layers.up": ColwiseParallel()}):  # sliced, and whole
+        error("layers.down.weight_scale: is nan at row 3, column 0",
+              lambda plan=plan: nvfp4.load(tensors, model, mesh=mesh, plan=plan))  # fmt: skip
     error("plan: and mesh must be given together", lambda: nvfp4.load(path, model, mesh=mesh))
     error("plan: is given without a model", lambda: nvfp4.load(path, mesh=mesh, plan={}))
     assert all(t.data_ptr() == before[name][0] and same(t, before[name][1]) for name, t in model.state_dict().items())

@@ -1,4 +1,4 @@
-"""nvfp4.load: files as the producers write them, into models, and 45 damaged ones, each rejected by name."""
+"""nvfp4.load: files as the producers write them, into models, and 49 damaged ones, each rejected by name."""
 
 from __future__ import annotations
 
@@ -240,6 +240,12 @@ def changed(**changes: Any) -> Callable[[Tensors, dict[str, Any]], None]:
     return change
 
 
+def with_byte(t: Tensor, row: int, column: int, byte: int) -> Tensor:
+    raw = t.clone().view(torch.uint8)
+    raw[row, column] = byte
+    return raw.view(t.dtype)
+
+
 UP = ("weight", "weight_scale", "weight_scale_2", "input_scale", "bias", "pre_quant_scale")
 STATIC = "the configuration says W4A4"
 MISSING = "a layer of modelopt has weight, weight_scale, weight_scale_2"
@@ -268,6 +274,18 @@ DAMAGE: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
         quant_algo="FP8"
     ),
     "FOLDER/config.json: quant_method is 'gptq'; must be compressed-tensors or modelopt": changed(quant_method="gptq"),
+    "block.up.weight_scale: is nan at row 5, column 2 (1 of 384 are such); must be finite": changed(
+        weight_scale=lambda t: with_byte(t, 5, 2, 0xFF)
+    ),
+    "block.up.weight_scale: is nan at row 95, column 3 (1 of 384 are such); must be finite": changed(
+        weight_scale=lambda t: with_byte(t, 95, 3, 0x7F)
+    ),
+    "block.down.weight_scale: is -1 at row 0, column 1 (1 of 384 are such); must be 0 or more": changed(
+        at_block__down__weight_scale=lambda t: with_byte(t, 0, 1, 0xB8)
+    ),
+    "block.up.weight_scale: is 0 everywhere, but values of the weight are not; must be positive for these": changed(
+        weight_scale=torch.zeros_like
+    ),
     # What the model has not, or has otherwise.
     "norm.weight: is in the model but not in the checkpoint": changed(at_norm__weight=None),
     "norm.weight: shape is [1, 64]; must be [64] for the model": changed(at_norm__weight=lambda t: t[None]),
@@ -358,6 +376,29 @@ def test_damage_is_named_and_changes_nothing(case: str | int, tmp_path: Path) ->
     message = message.replace("FOLDER", str(tmp_path))
     assert str(error.value) == message or (message.endswith(" ") and str(error.value).startswith(message))
     assert state(model) == before and type(model.block["up"]) is nn.Linear
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_damaged_block_scales_without_a_model(format_name: str) -> None:
+    """Of layers and of experts. Blocks of zeros may all have the scale 0, and -0 is 0."""
+    tensors = tensors_of(quantized(), format_name)
+    stack = {name: t for name, t in tensors.items() if name.startswith("block.up")}
+    stack = {name.replace("block.up", "experts"): torch.stack([t, t]) for name, t in stack.items()}
+    damaged = stack["experts.weight_scale"].view(torch.uint8)
+    damaged[1, 7, 3] = 0x7F
+    with pytest.raises(
+        nvfp4.Error, match=r"^experts\[1\].weight_scale: is nan at row 7, column 3 \(1 of 384 are such\)"
+    ):
+        nvfp4.load(tensors | stack)
+    tensors["block.down.weight_scale"] = with_byte(tensors["block.down.weight_scale"], 3, 4, 0xFE)
+    with pytest.raises(nvfp4.Error, match=r"^block.down.weight_scale: is -448 at row 3, column 4 \("):
+        nvfp4.load(tensors)
+    tensors["block.down.weight_scale"] = torch.zeros(64, 6).to(FP8)
+    packed = "block.down.weight" + "_packed" * (format_name != "modelopt")
+    tensors[packed] = torch.full_like(tensors[packed], 0x80)
+    assert len(nvfp4.load(tensors).layers) == 2
+    tensors["block.up.weight_scale"] = with_byte(tensors["block.up.weight_scale"], 0, 0, 0x80)
+    assert len(nvfp4.load(tensors).layers) == 2
 
 
 def test_a_source_that_is_none(tmp_path: Path) -> None:

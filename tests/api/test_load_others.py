@@ -68,14 +68,20 @@ def test_a_file_of_torchao(tmp_path: Path, generator: torch.Generator) -> None:
     metadata |= {"f.weight": '{"_type": "Float8Tensor", "_data": {}}', "format": "pt"}
     metadata["tensor_names"] = json.dumps(list(metadata))
     file = tmp_path / "model.safetensors"
-    safetensors.save_file(tensors, file, metadata)
-    checkpoint = nvfp4.load(file)
+
+    def saved() -> Path:
+        safetensors.save_file(tensors, file, metadata)
+        return file
+
+    checkpoint = nvfp4.load(saved())
     assert checkpoint.format == "torchao" and list(checkpoint.layers) == ["a", "b", "c"]
     assert same(checkpoint.layers["a"], layers["a"]) and same(checkpoint.layers["b"], layers["b"])
     assert same(checkpoint.layers["c"], layers["c"], ("activations",))
     assert checkpoint.layers["c"].activations == "nvfp4" and checkpoint.layers["c"].input_global_scale is None
     assert checkpoint.skipped == {"f": "is quantized in another way: Float8Tensor of weight"}
     assert set(checkpoint.tensors) == {"f._weight_qdata", "norm.weight"}
+    tensors["b._weight_scale"].view(torch.uint8)[5, 7] = 0x7F
+    rejected("b._weight_scale: is nan at row 5, column 7 (1 of 320 are such); must be finite", saved())
     del tensors["b._weight_scale"]
     safetensors.save_file(tensors, file, metadata)
     message = "b._weight_scale: is missing; a layer of torchao has _weight_qdata, _weight_scale"
@@ -147,6 +153,10 @@ def test_a_file_for_comfyui(marked: str, tmp_path: Path, generator: torch.Genera
     for name, layer in layers.items():
         assert same(read[name], layer, ("activations", "input_global_scale")) and read[name].activations == "nvfp4"
     assert read["0"].input_global_scale == 0.5 and read["1"].input_global_scale is None
+    damaged = layers["1"].weight_scale.clone()
+    damaged.view(torch.uint8)[39, 0] = 0xFF
+    message = "1.weight_scale: is nan at row 39, column 0 (1 of 320 are such); must be finite"
+    rejected(message, tensors | {"1.weight_scale": nvfp4.swizzle(damaged)}, None, *given)
     tensors["1.weight_scale"] = tensors["1.weight_scale"].bfloat16()
     rejected("1.weight_scale: dtype is bfloat16; must be float8_e4m3fn", tensors, None, *given)
     rejected("format: is 'GGUF'; must be None or 'comfy-kitchen': other sources say their own", file, None, "GGUF")

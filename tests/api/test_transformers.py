@@ -458,6 +458,10 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
         {},
     ),
     f"{UP}.weight_scale: shape is [96, 2]; must be [96, 4]": (changed("weight_scale", lambda t: t[:, :2]), {}),
+    f"{UP}.weight_scale: is nan at row 0, column 0 (384 of 384 are such); must be finite": (
+        changed("weight_scale", lambda t: torch.full_like(t.float(), torch.nan).to(t.dtype)),
+        {},
+    ),
     f"{UP}.weight_scale_2: dtype is bfloat16; must be float32": (changed("weight_scale_2", Tensor.bfloat16), {}),
     f"{UP}.weight_scale_2: is inf; must be positive and finite": (changed("weight_scale_2", lambda t: t / 0), {}),
     f"{UP}.pre_quant_scale: is no tensor of an NVFP4 layer of modelopt: "
