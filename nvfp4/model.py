@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -119,6 +120,9 @@ def quantize_model(
             right and becomes slower. Parts with different calibrated input scales or only some biases are not joined.
         block_scale: as of nvfp4.quantize, for weights and inputs: "four_over_six" is more exact and slower to quantize.
 
+    `save_pretrained` of a model of transformers then writes ModelOpt's format, or compressed-tensors if a layer has a
+    dynamic input scale. nvfp4.transformers.load loads both.
+
     Returns:
         A QuantizeReport.
 
@@ -178,7 +182,29 @@ def quantize_model(
                 for part, fused in zip(group, FusedPart.join([made.pop(part) for part in group])):
                     put(places[part], fused)
             del linear, layer
+    prepare_saving(model)
     return report
+
+
+def prepare_saving(model: torch.nn.Module) -> None:
+    """Lets save_pretrained of transformers store NVFP4 layers, wherever the model or a module of it has that method.
+    A version of transformers that nvfp4.transformers cannot work with raises an error there instead."""
+    loaded = sys.modules.get("transformers.modeling_utils")
+    kind = getattr(loaded, "PreTrainedModel", None)
+    models = [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+    if not models:
+        return
+    try:
+        from nvfp4.transformers import attach
+    except ImportError:
+        # save_pretrained puts the name into "The model is quantized with ... and is not serializable".
+        name = "nvfp4, which this version of transformers cannot store (call nvfp4.save),"
+        for own in models:
+            if getattr(own, "hf_quantizer", None) is None:
+                own.hf_quantizer = SimpleNamespace(quantization_config=SimpleNamespace(quant_method=name))
+        return
+    for own in models:
+        attach(own)
 
 
 def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Linear], dict[str, str]]:

@@ -38,6 +38,7 @@ from nvfp4.checkpoints.common import (
 from nvfp4.checkpoints.loader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
 from nvfp4.checkpoints.save import SaveReport, mode_of, packed_tensors, quantization_configs
 from nvfp4.linear import Linear
+from nvfp4.model import FusedPart
 from nvfp4.packed import PackedLinear, short
 
 TESTED = "5.17.0 and 5.23.0"
@@ -198,6 +199,7 @@ class ModelOptQuantizer(HfQuantizer):
     def __init__(self, quantization_config: ModelOptConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.skipped: dict[str, str] = {}
+        self.attached = False  # to a model that was not loaded with it
         self.modes: dict[str, str] = {}  # of the layers that the configuration describes, by their names in the model
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -269,17 +271,18 @@ class ModelOptQuantizer(HfQuantizer):
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
         those that the configuration describes, it becomes theirs."""
-        state, modes = model.state_dict(), {}
-        report = SaveReport(self.quantization_config.format.NAME)
-        for name, module in model.named_modules(remove_duplicate=False):
-            if isinstance(module, Linear):
-                for key in module._buffers:
-                    state.pop(f"{name}.{key}", None)
-                packed = module.packed()
-                modes[name] = mode_of(packed)
-                state |= packed_tensors(name, packed, report)
+        layers, state = _layers(model), model.state_dict()
+        prefixes = tuple(f"{name}." for name in layers)
+        state = {key: t for key, t in state.items() if not key.startswith(prefixes)}
+        report, modes = SaveReport(self.quantization_config.format.NAME), {}
+        for name, module in layers.items():
+            packed = module.packed()
+            modes[name] = mode_of(packed)
+            state |= packed_tensors(name, packed, report)
         if modes != self.modes:
             self._describe(model, modes)
+        if self.attached:
+            model.config.quantization_config = self.quantization_config  # a submodel, if it was saved, left its own
         return state, {}
 
     def _describe(self, model: Any, modes: dict[str, str]) -> None:
@@ -301,7 +304,11 @@ class ModelOptQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        return False
+        return self.attached
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        return self.attached  # Trainer takes it as a model without a quantizer
 
 
 class CompressedTensorsQuantizer(ModelOptQuantizer):
@@ -371,6 +378,30 @@ def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]
         targets = [] if source is None else by_source[source].target_patterns  # one of the checkpoint, several here
         given |= {key, *(key.replace(targets[0], target) for target in targets)}
     return names, given
+
+
+def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart]:
+    """The NVFP4 layers by name; of joined layers each part."""
+    found: dict[str, Linear | FusedPart] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, (Linear, FusedPart)) and name.rpartition(".")[0] not in found:
+            found[name] = module
+    return found
+
+
+def attach(model: Any) -> None:
+    """Gives a model that has NVFP4 layers, and was not loaded by one, a quantizer with which save_pretrained stores
+    them: as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors."""
+    modules = [module.joined() if isinstance(module, FusedPart) else module for module in _layers(model).values()]
+    if not modules or getattr(model, "hf_quantizer", None) is not None:
+        return
+    dynamic = any(module.activations is not None and module.input_global_scale is None for module in modules)
+    format = compressed_tensors if dynamic else modelopt
+    method = COMPRESSED_TENSORS if dynamic else modelopt.NAME
+    content, _ = quantization_configs(format.NAME, {}, [])
+    config = (CompressedTensorsConfig if dynamic else ModelOptConfig)(**content | {"quant_method": method})
+    quantizer = (CompressedTensorsQuantizer if dynamic else ModelOptQuantizer)(config, pre_quantized=True)
+    quantizer.attached, model.hf_quantizer = True, quantizer
 
 
 def _saved_names(model: Any, name: str, module: Any) -> list[str]:

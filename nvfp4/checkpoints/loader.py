@@ -31,6 +31,7 @@ from nvfp4.checkpoints.common import (
     with_activations,
 )
 from nvfp4.linear import Linear
+from nvfp4.model import prepare_saving
 from nvfp4.packed import PackedLinear, short
 
 if TYPE_CHECKING:
@@ -349,6 +350,7 @@ def put(
         from torch.distributed.tensor.parallel import parallelize_module
 
         parallelize_module(model, split[0], styles, src_data_rank=None)
+    prepare_saving(model)
 
 
 def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.Module]) -> None:

@@ -369,6 +369,49 @@ def test_what_is_done_to_a_loaded_model(source: Callable[..., Source], tmp_path:
         assert torch.equal(logits(model.to(torch.float16)), logits(half))
 
 
+@pytest.mark.parametrize("options", [{}, {"fuse": True}, {"calibrate": True}, {"activations": None, "ignore": ()}])
+def test_saving_what_quantize_model_made(
+    options: dict[str, Any], source: Callable[..., Source], tmp_path: Path
+) -> None:
+    """In ModelOpt's format, or that of compressed-tensors where an input scale is dynamic."""
+    model = copy.deepcopy(source("qwen2").base)
+    calibrate = {"calibrate": lambda model: model(IDS)} if options.get("calibrate") else {}
+    nvfp4.quantize_model(model, **options | calibrate)
+    want, format_name = logits(model), "modelopt" if calibrate or "activations" in options else "compressed-tensors"
+    for _ in range(2):  # also into the folder that the weights come from
+        model.save_pretrained(tmp_path / "first")
+        written = json.loads((tmp_path / "first" / "config.json").read_text())["quantization_config"]
+        assert written["quant_method"] == format_name and written["ignore"] == ["lm_head"] * ("ignore" not in options)
+        again = load(tmp_path / "first", format_name)
+        assert len(layers_of(again)) == 14 + ("ignore" in options)
+        if format_name == "modelopt":
+            assert torch.equal(logits(again), want)
+        else:
+            assert torch.allclose(logits(again).float(), want.float(), atol=1e-2)  # divisors are rounded
+        model.model.save_pretrained(tmp_path / "inner")
+        inner = nvfp4.transformers.load(tmp_path / "inner", auto_class=AutoModel)
+        assert len(layers_of(inner)) == 14
+    other = copy.deepcopy(source("qwen2").base)
+    nvfp4.load(tmp_path / "first", other)
+    other.save_pretrained(tmp_path / "third")
+    assert state(load(tmp_path / "third", format_name)) == state(other)
+    if format_name == "modelopt" and "ignore" not in options:
+        nvfp4.quantize_model(again, ignore=(), activations=None)  # a layer more than the configuration has
+        again.save_pretrained(tmp_path / "fourth")
+        assert len(layers_of(load(tmp_path / "fourth"))) == 15 == len(layers_of(again))
+
+
+def test_a_version_that_cannot_save_says_so(
+    source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copy.deepcopy(source().base)
+    monkeypatch.setitem(sys.modules, "nvfp4.transformers", None)
+    nvfp4.quantize_model(model)
+    with pytest.raises(ValueError, match=r"is quantized with nvfp4, which .* cannot store \(call nvfp4.save\), and is"):
+        model.save_pretrained(tmp_path / "first")
+    assert not (tmp_path / "first").exists()
+
+
 def test_device_map_of_the_cpu(source: Callable[..., Source], tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     own = source("qwen2")
