@@ -231,12 +231,24 @@ class Linear(torch.nn.Module):
     # ---- what torch.nn.Module does with the buffers ----
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Gives fn the buffers of fixed dtype as integers, which functions that cast leave alone."""
+        """Gives fn the buffers of fixed dtype as integers, which functions that cast leave alone; `type` casts them too,
+        and they are moved instead."""
+
+        def cast(t: Tensor) -> Tensor:
+            result = fn(t)
+            if result.dtype == t.dtype:
+                return result
+            if not t.is_floating_point():
+                return t.to(result.device)
+            if not result.is_floating_point():
+                raise _C.Error(f"dtype: is {short(result.dtype)}; must be a floating-point type")
+            return result
+
         before = {name: t for name in _FIXED if (t := self._buffers[name]) is not None}
         given = {name: t.view(_FIXED[name]) for name, t in before.items()}
         self._buffers.update(given)
         try:
-            return super()._apply(fn, recurse)
+            return super()._apply(cast, recurse)
         finally:
             for name, t in before.items():
                 moved = self._buffers[name]

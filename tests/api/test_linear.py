@@ -431,7 +431,7 @@ def test_fake_tensors_of_a_gpu(activations: str | None, dtype: torch.dtype) -> N
 # ---- a module's life ----
 
 
-@pytest.mark.parametrize("cast", ["to", "half", "bfloat16", "double", "parent"])
+@pytest.mark.parametrize("cast", ["to", "half", "bfloat16", "double", "parent", "type", "parent_type"])
 def test_casts_change_the_bias_alone(cast: str, generator: torch.Generator) -> None:
     layer = exact_layer(generator, "nvfp4")
     before, alpha, places = state_of(layer), layer.alpha.clone(), [t.data_ptr() for t in layer.buffers()]
@@ -439,13 +439,23 @@ def test_casts_change_the_bias_alone(cast: str, generator: torch.Generator) -> N
         torch.nn.Sequential(layer, torch.nn.Linear(8, 8)).to(torch.float16)
     elif cast == "to":
         layer.to(torch.bfloat16)
+    elif cast == "type":
+        layer.type(torch.bfloat16)
+    elif cast == "parent_type":
+        torch.nn.Sequential(layer, torch.nn.Linear(8, 8)).type("torch.HalfTensor")
     else:
         getattr(layer, cast)()
-    bias = {"half": torch.float16, "double": torch.float64, "parent": torch.float16}.get(cast, torch.bfloat16)
+    bias = {"half": torch.float16, "double": torch.float64, "parent": torch.float16, "parent_type": torch.float16}.get(
+        cast, torch.bfloat16
+    )
     assert layer.bias.dtype == bias and same(layer.alpha, alpha)
     assert state_is(layer, before | {"bias": before["bias"].to(bias)})
     moved = [t.data_ptr() for name, t in layer.named_buffers() if name != "bias"]
     assert set(moved) <= set(places)  # no byte is copied
+    before = state_of(layer)
+    with pytest.raises(nvfp4.Error, match=r"^dtype: is int8; must be a floating-point type$"):
+        layer.type(torch.int8)
+    assert state_is(layer, before)
 
 
 def test_moves(device: str, generator: torch.Generator) -> None:
