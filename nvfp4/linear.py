@@ -62,6 +62,9 @@ class Linear(torch.nn.Module):
 
     `.to(dtype)`, `.half()` and their kin cast the bias alone. Buffers that are changed by hand need `update_alpha()`.
 
+    `load_state_dict` rejects another dtype or shape of a buffer. A weight_scale in the linear layout has the shape of
+    the 128x4 one where N is a multiple of 128 and K of 64: that cannot be told, so convert with nvfp4.swizzle first.
+
     Forward takes x [..., K] in float16, bfloat16 or float32 and returns [..., N] in the same dtype. Under autocast, x
     is first cast to autocast's dtype. Sums are fp32 sums of exact products, alpha and bias are applied in fp32, and the
     result is rounded once. That holds for activations=None too: value * scale has at most 6 significant bits and is
@@ -231,8 +234,8 @@ class Linear(torch.nn.Module):
     # ---- what torch.nn.Module does with the buffers ----
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Gives fn the buffers of fixed dtype as integers, which functions that cast leave alone; `type` casts them too,
-        and they are moved instead."""
+        """Gives fn the buffers of fixed dtype as integers, which casting functions leave alone. `type` casts them too:
+        they are moved instead."""
 
         def cast(t: Tensor) -> Tensor:
             result = fn(t)
@@ -266,7 +269,19 @@ class Linear(torch.nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Also takes a state whose layer has one weight_global_scale for each row, or an input_global_scale, where
-        this layer has not, and the reverse."""
+        this layer has not, and the reverse. Another dtype than a buffer's is an error: torch would convert the values,
+        or with assign=True keep it."""
+        mismatches = []
+        for name in ("weight", *_FIXED):
+            t, own = state_dict.get(prefix + name), self._buffers[name]
+            dtype = torch.float32 if own is None else own.dtype
+            if isinstance(t, Tensor) and t.dtype != dtype:
+                shape = "" if own is None else f" {list(own.shape)}"
+                found = f"{prefix}{name}: is {short(t.dtype)} {list(t.shape)}"
+                mismatches.append(f"{found}; must be {short(dtype)}{shape}")
+        if mismatches:
+            arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
+            return
         scale, given = (state_dict.get(prefix + name) for name in ("weight_global_scale", "input_global_scale"))
         shape = None if scale is None else tuple(scale.shape)
         if shape in ((), (self.out_features,)) and shape != self.weight_global_scale.shape:

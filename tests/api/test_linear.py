@@ -505,6 +505,30 @@ def test_state_dict_names_what_is_wrong(generator: torch.Generator) -> None:
             nvfp4.Linear(K, N).load_state_dict(wrong)
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dict_of_other_dtypes_is_rejected(assign: bool, generator: torch.Generator) -> None:
+    """A byte of a scale is no number to convert; the layer stays as it was."""
+    source = exact_layer(generator, "nvfp4")
+    state, scale = state_of(source), source.weight_scale
+    for name, value, found, wanted in (
+        ("weight", state["weight"].float(), "float32 [N, K/2]", "uint8 [N, K/2]"),
+        ("weight_scale", scale.view(torch.uint8), "uint8 SCALES", "float8_e4m3fn SCALES"),
+        ("weight_scale", scale.float(), "float32 SCALES", "float8_e4m3fn SCALES"),
+        ("weight_global_scale", torch.ones((), dtype=torch.bfloat16), "bfloat16 []", "float32 []"),
+        ("input_global_scale", torch.ones(1, dtype=torch.float16), "float16 [1]", "float32"),
+    ):
+        layer = exact_layer(generator, "nvfp4")
+        if name == "input_global_scale":
+            layer.input_global_scale = None
+        before, parent = state_of(layer), torch.nn.ModuleDict({"up": layer})
+        with pytest.raises(RuntimeError) as error:
+            parent.load_state_dict({f"up.{key}": t for key, t in (state | {name: value}).items()}, assign=assign)
+        message = f"up.{name}: is {found}; must be {wanted}"
+        for word, shape in (("[N, K/2]", [N, K // 2]), ("SCALES", list(scale.shape))):
+            message = message.replace(word, str(shape))
+        assert message in str(error.value) and state_is(layer, before)
+
+
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "save", "safetensors"])
 def test_copies(way: str, tmp_path: Path, generator: torch.Generator) -> None:
     layer, x = exact_layer(generator, "nvfp4", vector=True), torch.randn(3, K, generator=generator)
