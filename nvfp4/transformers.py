@@ -41,7 +41,7 @@ from nvfp4.linear import Linear
 from nvfp4.model import FusedPart
 from nvfp4.packed import PackedLinear, short
 
-TESTED = "5.17.0 and 5.23.0"
+TESTED = "5.17.0 and 5.24.0"
 try:
     import transformers
 except ModuleNotFoundError as error:

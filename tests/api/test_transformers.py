@@ -580,7 +580,7 @@ def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch
     assert AUTO_QUANTIZER_MAPPING["modelopt"] is module.ModelOptQuantizer
     monkeypatch.setattr(package, "__version__", "4.57.1")
     monkeypatch.delattr(package.quantizers, "register_quantizer")
-    message = r"^transformers: is version 4.57.1, which lacks .*register_quantizer.*; tested are 5.17.0 and 5.23.0$"
+    message = r"^transformers: is version 4.57.1, which lacks .*register_quantizer.*; tested are 5.17.0 and 5.24.0$"
     with pytest.raises(ImportError, match=message):
         importlib.reload(nvfp4.transformers)
 
