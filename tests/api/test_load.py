@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
+import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,8 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
+from nvfp4.checkpoints.inspect import inspect
 from nvfp4.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
@@ -360,15 +365,21 @@ FILES: list[tuple[str, Callable[[Path], None]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", [*DAMAGE, *range(len(FILES))])
-def test_damage_is_named_and_changes_nothing(case: str | int, tmp_path: Path) -> None:
+def damaged(case: str | int, folder: Path) -> str:
+    """Writes a case of DAMAGE or FILES; returns the message that is expected."""
     tensors, config = tensors_of(quantized(), "modelopt"), config_of("modelopt", True)
     message, change = FILES[case] if isinstance(case, int) else (case, None)
     if change is None:
         DAMAGE[message](tensors, config)
-    write(tmp_path, tensors, config)
+    write(folder, tensors, config)
     if change is not None:
-        change(tmp_path)
+        change(folder)
+    return message
+
+
+@pytest.mark.parametrize("case", [*DAMAGE, *range(len(FILES))])
+def test_damage_is_named_and_changes_nothing(case: str | int, tmp_path: Path) -> None:
+    message = damaged(case, tmp_path)
     model = Model()
     before = state(model)
     with pytest.raises(nvfp4.Error) as error:
@@ -376,6 +387,76 @@ def test_damage_is_named_and_changes_nothing(case: str | int, tmp_path: Path) ->
     message = message.replace("FOLDER", str(tmp_path))
     assert str(error.value) == message or (message.endswith(" ") and str(error.value).startswith(message))
     assert state(model) == before and type(model.block["up"]) is nn.Linear
+
+
+# Rows of docs/proof/damaged_checkpoints.csv: what is wrong, and the case: of DAMAGE the beginning, of FILES the index.
+TABLE: dict[str, str | int] = {
+    "file cut in the middle": 0,
+    "file cut in its header": 1,
+    "empty file": 3,
+    "no file of tensors": 5,
+    "tensor in two files": 6,
+    "index that names a missing file": 19,
+    "index that names a missing tensor": 20,
+    "config.json that is no JSON": 7,
+    "unknown format": "FOLDER/config.json: quant_method is 'gptq'",
+    "algorithm without NVFP4": "FOLDER/config.json: quant_algo: is 'FP8'",
+    "ignored names that are no list": 11,
+    "pattern that is no regular expression": 15,
+    "packed layer that the configuration ignores": "block.up: the configuration leaves it",
+    "no values": "block.up.weight: is missing",
+    "no block scales": "block.up.weight_scale: is missing",
+    "no global scale": "block.up.weight_scale_2: is missing",
+    "no input scale in W4A4": "block.up.input_scale: is missing",
+    "input scale in W4A16": "block.down.input_scale: is there",
+    "scale of AWQ": "block.up.pre_quant_scale",
+    "values of a wrong dtype": "block.up.weight: dtype is int8",
+    "block scales of a wrong dtype": "block.up.weight_scale: dtype is bfloat16",
+    "global scale of a wrong dtype": "block.up.weight_scale_2: dtype is bfloat16",
+    "K no multiple of 16": "block.up.weight: K is 56",
+    "too few block scales": "block.up.weight_scale: shape is [96, 3]",
+    "block scales in another layout": "block.up.weight_scale: shape is [128, 4]",
+    "global scale 0": "block.up.weight_scale_2: is 0",
+    "global scale NaN": "block.up.weight_scale_2: is nan",
+    "NaN block scale": "block.up.weight_scale: is nan at row 5",
+    "negative block scale": "block.down.weight_scale: is -1",
+    "block scales all 0": "block.up.weight_scale: is 0 everywhere",
+    "bias of a wrong shape": "block.up.bias: shape is [95]",
+    "layer missing in the checkpoint": "norm.weight: is in the model but not",
+    "layer of another shape in the model": "norm.weight: shape is [1, 64]",
+}
+
+
+def test_the_table_of_damaged_checkpoints(tmp_path: Path) -> None:
+    """docs/proof/damaged_checkpoints.csv has the messages of nvfp4.load and inspect; NVFP4_WRITE_TABLES=1 writes it. A
+    text of safetensors or json behind ours is left out."""
+    rows = []
+    for i, (what, case) in enumerate(TABLE.items()):
+        if isinstance(case, str):
+            (case,) = [message for message in DAMAGE if message.startswith(case)]
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        message = damaged(case, folder)
+        with pytest.raises(nvfp4.Error) as error:
+            nvfp4.load(folder, Model())
+        found = str(error.value).replace(str(folder), "FOLDER")
+        rows.append([what, "load", f"{message}..." if message.endswith(" ") else found])
+    torch.manual_seed(0)
+    norm, up = torch.randn(256).exp(), nn.Linear(256, 96)
+    up.weight.data = torch.randn(96, 256) / norm
+    tensors = {f"up.{name}": t for name, t in modelopt.write(nvfp4.Linear.from_linear(up, None).packed()).items()}
+    tensors |= {"up.weight": swap_nibbles(tensors["up.weight"]), "norm.weight": norm}
+    (layer,) = inspect(tensors).layers
+    rows.append(["nibbles in the reversed order", "inspect", f"{layer.name}: {layer.damage[0]}"])
+    path = ROOT / "docs" / "proof" / "damaged_checkpoints.csv"
+    if os.environ.get("NVFP4_WRITE_TABLES"):
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([["checkpoint", "found by", "message"], *rows])
+    with path.open(encoding="utf-8", newline="") as file:
+        stored = list(csv.reader(file))
+    assert len(stored) > 20 and stored[1:] == rows, f"{path}: run this test with NVFP4_WRITE_TABLES=1"
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    assert f"{len(rows)} damaged checkpoints" in re.sub(r"\s+", " ", page)
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
