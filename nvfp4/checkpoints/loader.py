@@ -133,7 +133,7 @@ def read(
         tensors = dict(source)
     else:
         where, path = str(source), Path(source)
-        if path.suffix == ".gguf":
+        if path.suffix == ".gguf" and not path.is_dir():
             return others.read_gguf(path, errors)
         tensors, metadata = read_files(path)
         if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
@@ -169,7 +169,8 @@ def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     else:
         files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise _C.Error(f"{path}: has no *.safetensors file")
+        hint = "; of GGUF give the file itself" if any(path.glob("*.gguf")) else ""
+        raise _C.Error(f"{path}: has no *.safetensors file{hint}")
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for file in files:

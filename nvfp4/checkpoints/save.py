@@ -221,9 +221,12 @@ def write(
     except (TypeError, ValueError) as error:
         raise _C.Error(f"model.config: cannot be written as JSON: {error}") from None
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    folder.mkdir()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    except OSError as error:
+        raise _C.Error(f"path: {path} cannot be written: {error.strerror}: {error.filename}") from None
     try:
         for file in files:
             shutil.copyfile(file, folder / file.name)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import nvfp4
 from nvfp4.__main__ import main
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, inspect, modelopt
+from nvfp4.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 
@@ -147,6 +148,7 @@ def test_damage_and_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         )
         up[0, :3] = torch.tensor([0x7F, 0xFF, 0xB8])  # NaN, NaN, -1
         up[1:9] = 0x7E
+        tensors["layers.0.up_proj.weight"][1:9] = 0xF7  # values of 6 and -6
         gate[2, :2] = torch.tensor([0x00, 0x80])
         values = tensors["layers.0.gate_proj.weight"]
         values[2, :8], values[2, 8:16] = 0x80, 0x10  # a block of zeros, and one that is not
@@ -158,7 +160,7 @@ def test_damage_and_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     up, gate = found["layers"]["up_proj"], found["layers"]["gate_proj"]
     assert status == 1 and (up["nan"], up["negative"], up["nibbles"]) == (2, 1, None) and up["largest"] >= 64
     assert up["damage"] == ["2 of 4096 block scales are NaN", "1 of 4096 block scales are negative"]
-    assert up["notes"] == [f"{up['largest']} of 4096 block scales are 448: the largest values may be cut"]
+    assert up["notes"] == [f"{up['largest']} of 4096 block scales are 448, and the largest values look cut"]
     assert (gate["zero"], gate["lost"], gate["negative"]) == (2, 1, 0)
     assert gate["damage"] == ["1 of 4096 block scales are 0 but have values that are not"]
     assert gate["notes"] == ["1 blocks of zeros have the scale 0"]
@@ -173,11 +175,31 @@ def test_damage_and_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert any(line.startswith("skipped: layers.0.k_scale: ") for line in lines)
 
 
+def test_scales_at_448_alone_are_no_note(generator: torch.Generator) -> None:
+    """Weights of one magnitude reach 448 in many blocks or all; weights that were cut have more values of 6 there."""
+    normal, uniform = torch.randn(256, 512, generator=generator), torch.rand(256, 512, generator=generator) - 0.5
+    heavy = normal * torch.rand(256, 1, generator=generator).pow(-0.5)
+    for weight, largest in ((normal, 1), (heavy, 1), (uniform, 1000), (uniform.sign(), 8192)):
+        linear = nn.Linear(512, 256, bias=False)
+        linear.weight.data = weight
+        packed = nvfp4.Linear.from_linear(linear).packed()
+        report = inspect.inspect_layer("a", packed, "modelopt")
+        assert report.largest >= largest and not report.notes
+    for weight, largest in ((normal, 1.5), (normal, 0.5), (uniform, 0.4), (uniform, 0.2)):
+        scale = torch.tensor(largest / (448 * 6))
+        data, scales = nvfp4.quantize(weight, global_scale=scale, scale_layout="linear")
+        report = inspect.inspect_layer("a", PackedLinear(data, scales, scale), "modelopt")
+        assert report.notes == [f"{report.largest} of 8192 block scales are 448, and the largest values look cut"]
+
+
 def test_what_cannot_be_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "model.safetensors").write_bytes(b"nothing")
+    (tmp_path / "a.gguf").mkdir()
+    (tmp_path / "a.gguf" / "b.gguf").touch()
     for path, message in (
         (folder, f"{folder / 'model.safetensors'}: is no safetensors file, or damaged: "),
         (tmp_path / "none", f"{tmp_path / 'none'}: does not exist"),
+        (tmp_path / "a.gguf", f"{tmp_path / 'a.gguf'}: has no *.safetensors file; of GGUF give the file itself"),
     ):
         for command in (["inspect", str(path)], ["convert", str(folder), str(tmp_path / "out"), "--to", "modelopt"]):
             assert main(command) == 2
@@ -246,7 +268,10 @@ def test_what_cannot_be_converted(folder: Path, tmp_path: Path, capsys: pytest.C
         tensors |= {"e.weight": torch.zeros(2, 8, 8, dtype=torch.uint8), "e.weight_scale_2": torch.ones(2)}
         tensors |= {"e.weight_scale": torch.zeros(2, 8, 1).to(FP8), "e.input_scale": torch.tensor(1.0)}
 
+    (tmp_path / "file").touch()
     for change, arguments, message in (
+        (None, [folder, tmp_path / "file" / "a", "--to", other], "path: {} cannot be written: File exists: "),
+        (None, [folder, tmp_path / "file" / "a" / "b", "--to", other], "path: {} cannot be written: Not a directory: "),
         (None, [folder, out, "--to", "modelopt"], f"format: {folder} has the format 'modelopt' already"),
         (None, [folder, folder, "--to", other], f"path: {folder} exists; must be a new or an empty folder"),
         (None, [folder / "model.safetensors", out, "--to", other], "is no folder; must be a checkpoint's folder"),
@@ -262,4 +287,4 @@ def test_what_cannot_be_converted(folder: Path, tmp_path: Path, capsys: pytest.C
             rewrite(folder, change)
         assert main(["convert", *map(str, arguments)]) == 2
         answer = capsys.readouterr()
-        assert message in answer.err and answer.out == "" and not out.exists()
+        assert message.format(arguments[1]) in answer.err and answer.out == "" and not out.exists()
