@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from nvfp4.packed import (
     check_block_scale,
     check_positive,
     check_tensor,
+    check_type,
     round_up,
     short,
 )
@@ -105,6 +106,8 @@ class Linear(torch.nn.Module):
         block_scale: str = "amax6",
     ) -> None:
         super().__init__()
+        check_type("in_features", in_features, SupportsIndex, "an integer")
+        check_type("out_features", out_features, SupportsIndex, "an integer")
         if in_features <= 0 or in_features % BLOCK:
             raise _C.Error(f"in_features: is {in_features}; must be a positive multiple of {BLOCK}")
         if out_features < 0:
@@ -149,8 +152,10 @@ class Linear(torch.nn.Module):
             block_scale: as of nvfp4.quantize, for the weight and the input.
 
         Raises:
-            nvfp4.Error: K is no multiple of 16, or the weight has another dtype or a value that is not finite.
+            nvfp4.Error: linear is no torch.nn.Linear, K is no multiple of 16, or the weight has another dtype or a
+                value that is not finite.
         """
+        check_type("linear", linear, torch.nn.Linear, "a torch.nn.Linear")
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         check_tensor("weight", weight, None)
         if not weight.is_meta and not bool(weight.isfinite().all()):
@@ -313,6 +318,8 @@ class Linear(torch.nn.Module):
 
     def _checked(self, x: Tensor) -> Tensor:
         """The input in the dtype that the layer computes in."""
+        if not isinstance(x, Tensor):
+            raise _C.Error(f"x: is of type {type(x).__name__}; must be a torch.Tensor")
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise _C.Error(f"x: shape is {list(x.shape)}; the last dimension must be in_features = {self.in_features}")
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):

@@ -8,7 +8,7 @@ import contextlib
 import fnmatch
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ import nvfp4
 from nvfp4 import _C
 from nvfp4.cli import show
 from nvfp4.linear import Linear
-from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, PackedLinear, check_block_scale, check_tensor
+from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, PackedLinear, check_block_scale, check_tensor, check_type
 
 # Layers with one parent and, where the model calls them one after another, one input.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"), ("w1", "w3"))
@@ -137,13 +137,15 @@ def quantize_model(
         >>> [layer.name for layer in report.layers], report.bytes_before, report.bytes_after
         (['0', '2'], 37408, 6704)
     """
+    check_type("model", model, torch.nn.Module, "a torch.nn.Module")
     if activations not in ACTIVATIONS:
         raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
     check_block_scale(block_scale)
     if activations is None and calibrate is not None:
         raise _C.Error("calibrate: is given but activations is None; there are no input scales then")
-    if isinstance(ignore, str):
-        raise _C.Error(f"ignore: is the string {ignore!r}; must be a sequence of patterns")
+    if calibrate is not None and not callable(calibrate):
+        raise _C.Error(f"calibrate: is of type {type(calibrate).__name__}; must be a function of the model")
+    check_ignore(ignore)
     if type(model) is torch.nn.Linear:
         raise _C.Error("model: is a Linear; use nvfp4.Linear.from_linear")
     linears, skipped = find_linears(model, ignore)
@@ -205,6 +207,20 @@ def prepare_saving(model: torch.nn.Module) -> None:
         return
     for own in models:
         attach(own)
+
+
+def check_ignore(ignore: Sequence[str]) -> None:
+    if isinstance(ignore, str):
+        raise _C.Error(f"ignore: is the string {ignore!r}; must be a sequence of patterns")
+    check_type("ignore", ignore, Collection, "a sequence of patterns")
+    for pattern in ignore:
+        if not isinstance(pattern, str):
+            raise _C.Error(f"ignore: has {pattern!r}; must have strings alone")
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern.removeprefix("re:"))
+            except re.error as error:
+                raise _C.Error(f"ignore: {pattern!r} is no regular expression: {error}") from None
 
 
 def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Linear], dict[str, str]]:

@@ -87,6 +87,11 @@ def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple
         raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {wanted}")
 
 
+def check_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    if not isinstance(value, kind):
+        raise _C.Error(f"{name}: is of type {type(value).__name__}; must be {wanted}")
+
+
 def check_block_scale(block_scale: str) -> None:
     if block_scale not in LARGEST:
         raise _C.Error(f"block_scale: is {block_scale!r}; must be 'amax6' or 'four_over_six'")

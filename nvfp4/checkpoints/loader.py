@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from nvfp4.checkpoints.common import (
 )
 from nvfp4.linear import Linear
 from nvfp4.model import prepare_saving
-from nvfp4.packed import PackedLinear, short
+from nvfp4.packed import PackedLinear, check_type, short
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -97,6 +98,13 @@ def load(
     if format not in (None, comfy_kitchen.NAME):
         raise _C.Error(f"format: is {format!r}; must be None or {comfy_kitchen.NAME!r}: other sources say their own")
     check_activations(activations)
+    check_type("source", source, (str, os.PathLike, Mapping), "a path, or a dict of tensors by name")
+    if isinstance(source, Mapping):
+        for name, t in source.items():
+            check_type("source: a name", name, str, "a string")
+            check_type(name, t, Tensor, "a torch.Tensor")
+    if model is not None:
+        check_type("model", model, torch.nn.Module, "a torch.nn.Module")
     if (mesh is None) != (plan is None):
         raise _C.Error("plan: and mesh must be given together")
     if plan is not None and model is None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from bounds import gamma, roundings
@@ -597,6 +598,13 @@ def test_errors_name_argument_rule_and_value() -> None:
     calls = {
         "in_features: is 40; must be a positive multiple of 16": lambda: nvfp4.Linear(40, 2),
         "in_features: is 0; must be a positive multiple of 16": lambda: nvfp4.Linear(0, 2),
+        "in_features: is of type str; must be an integer": lambda: nvfp4.Linear("64", 2),
+        "out_features: is of type float; must be an integer": lambda: nvfp4.Linear(64, 2.0),
+        "linear: is of type NoneType; must be a torch.nn.Linear": lambda: nvfp4.Linear.from_linear(None),
+        "linear: is of type Conv2d; must be a torch.nn.Linear": lambda: nvfp4.Linear.from_linear(
+            torch.nn.Conv2d(16, 16, 1)
+        ),
+        "x: is of type ndarray; must be a torch.Tensor": lambda: layer(numpy.zeros((2, 32), numpy.float32)),
         "out_features: is -1; must be 0 or more": lambda: nvfp4.Linear(16, -1),
         "activations: is 'fp8'; must be 'nvfp4' or None": lambda: nvfp4.Linear(16, 2, activations="fp8"),
         "dtype: is float64; must be float16, bfloat16 or float32": lambda: nvfp4.Linear(16, 2, dtype=torch.float64),

@@ -486,6 +486,15 @@ def test_a_source_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(nvfp4.Error) as error:
         nvfp4.load(tmp_path / "none")
     assert str(error.value) == f"{tmp_path / 'none'}: does not exist"
+    for source, model, message in (
+        (None, None, "source: is of type NoneType; must be a path, or a dict of tensors by name"),
+        ({"a.weight_packed": 1}, None, "a.weight_packed: is of type int; must be a torch.Tensor"),
+        ({1: torch.ones(1)}, None, "source: a name: is of type int; must be a string"),
+        ({}, {}, "model: is of type dict; must be a torch.nn.Module"),
+    ):
+        with pytest.raises(nvfp4.Error) as error:
+            nvfp4.load(source, model)
+        assert str(error.value) == message
     with pytest.raises(nvfp4.Error, match=r"^source: has neither a weight_packed \(compressed-tensors\) nor"):
         nvfp4.load({"weight": torch.ones(2, 2)})
 

@@ -275,6 +275,13 @@ def test_errors_change_nothing() -> None:
             {"activations": None, "calibrate": print},
         ),
         "ignore: is the string 'lm_head'; must be a sequence of patterns": (model, {"ignore": "lm_head"}),
+        "ignore: is of type NoneType; must be a sequence of patterns": (model, {"ignore": None}),
+        "ignore: has 1; must have strings alone": (model, {"ignore": ["0", 1]}),
+        "ignore: 're:(' is no regular expression: missing ), unterminated subpattern at position 0": (
+            model,
+            {"ignore": ["re:("]},
+        ),
+        "calibrate: is of type list; must be a function of the model": (model, {"calibrate": [1]}),
         "ignore: 'up_proj' matches no module of the model": (model, {"ignore": ["0", "up_proj"]}),
         "model: is a Linear; use nvfp4.Linear.from_linear": (model[0], {}),
         "1.weight: has a value that is NaN or infinite; must be finite": (broken, {}),
@@ -292,6 +299,11 @@ def test_errors_change_nothing() -> None:
             nvfp4.quantize_model(given, **arguments)
         assert str(error.value) == message
         assert not any(isinstance(module, nvfp4.Linear) or module._forward_pre_hooks for module in given.modules())
+
+
+def test_a_model_that_is_none() -> None:
+    with pytest.raises(nvfp4.Error, match=r"^model: is of type NoneType; must be a torch.nn.Module$"):
+        nvfp4.quantize_model(None)
 
 
 def test_an_error_of_the_callers_function_leaves_no_hooks() -> None:
