@@ -1,7 +1,7 @@
 """The functions of the package: defaults and documentation. Arguments are read and checked in C (nvfp4._C).
 
-Each function first tests whether torch.compile is tracing it; if so, it calls the operator of torch.ops.nvfp4. The test
-looks torch up in sys.modules and never imports it.
+Each function first tests whether torch.compile or torch.jit.trace is tracing it; if so, it calls the operator of
+torch.ops.nvfp4. The test looks torch up in sys.modules and never imports it.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -107,7 +107,7 @@ def gemm(
         reject_switch(batch_invariant=batch_invariant, constant_b=constant_b, transpose_b=transpose_b)
     flags = (1 if batch_invariant else 0) | (2 if constant_b else 0) | (0 if transpose_b else 4)
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.gemm(
@@ -149,7 +149,7 @@ def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted
         nvfp4.Error: an argument breaks a rule, strides included. Nothing has been written.
     """
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.custom_kernel(a, b, sfa_permuted, sfb_permuted, c)
@@ -195,7 +195,7 @@ def quantize(
         array([0.  , 1.25, 2.5 , 2.5 , 3.75, 5.  , 5.  , 7.5 ], dtype=float32)
     """
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.quantize(x, global_scale, scale_layout, block_scale)
@@ -226,7 +226,7 @@ def dequantize(
         nvfp4.Error: an argument breaks a rule.
     """
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.dequantize(data, scale, global_scale, scale_layout, out_dtype)
@@ -264,7 +264,7 @@ def rms_norm_quantize(
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
     """
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.rms_norm_quantize(x, weight, eps, residual, global_scale, scale_layout, out)
@@ -297,7 +297,7 @@ def silu_mul_quantize(
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
     """
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.silu_mul_quantize(gate_up, global_scale, scale_layout, out)
@@ -325,7 +325,7 @@ def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
         array([0.5], dtype=float32)
     """
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.amax_scale(x, block_scale)
@@ -346,7 +346,7 @@ def swizzle(scale: Array) -> Array:
         nvfp4.Error: an argument breaks a rule.
     """
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.swizzle(scale)
@@ -369,7 +369,7 @@ def unswizzle(scale: Array, rows: int, columns: int) -> Array:
         nvfp4.Error: an argument breaks a rule.
     """
     torch = modules.get("torch")
-    if torch is not None and torch.compiler.is_dynamo_compiling():
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
         return torch_ops.unswizzle(scale, rows, columns)

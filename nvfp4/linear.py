@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import nvfp4
 from nvfp4 import _C
@@ -74,7 +75,8 @@ class Linear(torch.nn.Module):
 
     With activations=None there is a gradient with respect to x, by gemm(..., transpose_b=False) of the packed weight.
     (A float32 gradient, or one with an alpha of [N], enters as three bfloat16 parts: three times the work.) With
-    "nvfp4" there is none, and an input that requires one is rejected while gradients are recorded.
+    "nvfp4" there is none, and an input that requires one is rejected while gradients are recorded. So is a tangent of
+    forward-mode differentiation, which only activations=None with float32 has.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -343,6 +345,8 @@ class Linear(torch.nn.Module):
         self, rows: Tensor, scale: Tensor | None, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """alpha * sums + bias [rows, N], rounded once to dtype. Without alpha: the sums of values and block scales."""
+        if self.activations is not None or rows.dtype != torch.float32:
+            _check_no_tangent(rows)
         if self.activations is None:
             if torch.is_grad_enabled() and rows.requires_grad:
                 return _WeightOnly.apply(rows, self.weight, self.weight_scale, alpha, bias, dtype)
@@ -363,8 +367,16 @@ class Linear(torch.nn.Module):
             alpha=alpha,
             bias=bias,
             out_dtype=dtype,
-            constant_b=not torch.compiler.is_compiling(),
+            constant_b=not (torch.compiler.is_compiling() or torch.jit.is_tracing()),
         )
+
+
+def _check_no_tangent(x: Tensor) -> None:
+    """Rejects forward-mode differentiation: the kernels would give a tangent of 0."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if forward_ad.unpack_dual(x).tangent is not None:
+        raise _C.Error("x: has a tangent; nvfp4 has no forward-mode derivatives, except of W4A16 with float32")
 
 
 def _described(value: Any, name: str) -> Any:

@@ -24,6 +24,11 @@ from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, PackedLinear, check_block_
 
 # Layers with one parent and, where the model calls them one after another, one input.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"), ("w1", "w3"))
+HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
+)
 ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
 
 
@@ -120,8 +125,8 @@ def quantize_model(
             right and becomes slower. Parts with different calibrated input scales or only some biases are not joined.
         block_scale: as of nvfp4.quantize, for weights and inputs: "four_over_six" is more exact and slower to quantize.
 
-    `save_pretrained` of a model of transformers then writes ModelOpt's format, or compressed-tensors if a layer has a
-    dynamic input scale. nvfp4.transformers.load loads both.
+    Hooks of the replaced layers are kept. `save_pretrained` of a model of transformers then writes ModelOpt's format,
+    or compressed-tensors if a layer has a dynamic input scale. nvfp4.transformers.load loads both.
 
     Returns:
         A QuantizeReport.
@@ -177,12 +182,16 @@ def quantize_model(
                     group,
                 )
             )
+            keep_hooks(linear, layer)
             put(places[name], layer)
             if group:
                 made[name] = layer
             if group and name == group[-1]:
-                for part, fused in zip(group, FusedPart.join([made.pop(part) for part in group])):
+                layers = [made.pop(part) for part in group]
+                for part, own, fused in zip(group, layers, FusedPart.join(layers)):
+                    keep_hooks(own, fused)
                     put(places[part], fused)
+                del layers, own
             del linear, layer
     prepare_saving(model)
     return report
@@ -364,6 +373,20 @@ def fusible(
                 ordered = tuple(name for name in linears if name in names)
                 groups |= dict.fromkeys(names, ordered)
     return groups
+
+
+def keep_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Gives a module the forward and backward hooks of the one that it replaces. Their handles still remove them. Hooks
+    of torch.nn.utils (weight_norm, pruning) compute the weight, which is quantized, and are left out."""
+    for name in HOOKS:
+        hooks = getattr(old, name)
+        if isinstance(hooks, dict) and any(computes_weight(hook) for hook in hooks.values()):
+            hooks = type(hooks)((key, hook) for key, hook in hooks.items() if not computes_weight(hook))
+        setattr(new, name, hooks)
+
+
+def computes_weight(hook: object) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils.")
 
 
 class FusedPart(torch.nn.Module):

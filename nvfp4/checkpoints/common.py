@@ -34,7 +34,7 @@ class Recipe:
     mode: Callable[[str], str | None]
 
 
-@dataclass
+@dataclass(repr=False)
 class Checkpoint:
     """What nvfp4.load read.
 
@@ -51,6 +51,11 @@ class Checkpoint:
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = {"layers": self.layers, "stacks of experts": self.experts, "other tensors": self.tensors}
+        text = ", ".join(f"{len(found)} {what}" for what, found in (counts | {"skipped": self.skipped}).items())
+        return f"<nvfp4 checkpoint: {self.format}, {text}>"
 
 
 def table(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ from nvfp4.checkpoints.common import (
     with_activations,
 )
 from nvfp4.linear import Linear
-from nvfp4.model import prepare_saving
+from nvfp4.model import keep_hooks, prepare_saving
 from nvfp4.packed import PackedLinear, check_type, short
 
 if TYPE_CHECKING:
@@ -348,6 +348,7 @@ def put(
         old = modules[name]
         device = old.weight.device
         layer = (parts[name] if name in parts else Linear.from_packed(packed)).train(old.training)
+        keep_hooks(old, layer)
         layers[id(old)] = layer if name in parts or device.type == "meta" else layer.to(device)
     for module in list(modules.values()):
         for key, child in module._modules.items():

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy
@@ -386,6 +387,39 @@ def test_cuda_graph(activations: str | None, static: bool, generator: torch.Gene
             x.copy_(torch.randn(7, K, generator=generator))
             graph.replay()
             assert same(y, layer(x))
+
+
+def test_jit_trace_runs_the_operators(device: str, generator: torch.Generator) -> None:
+    """Otherwise a trace has no record of what wrote the result."""
+    for activations, static in (("nvfp4", True), ("nvfp4", False), (None, False)):
+        layer = exact_layer(generator, activations).to(device)
+        if not static:
+            layer.input_global_scale = None
+            layer.update_alpha()
+        for dtype in DTYPES:
+            x = torch.randn(3, K, generator=generator).to(device, dtype)
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # deprecated; sizes become constants
+                traced = torch.jit.trace(layer, x)
+                for rows in (3, 5):
+                    y = torch.randn(rows, K, generator=generator).to(device, dtype)
+                    assert same(traced(y), layer(y))
+                quantized = torch.jit.trace(lambda x: nvfp4.quantize(x)[0], x)
+                assert same(quantized(-x), nvfp4.quantize(-x)[0])
+
+
+def test_forward_mode_is_rejected_where_it_would_be_0(generator: torch.Generator) -> None:
+    x = torch.randn(3, K, generator=generator)
+    for activations, dtype in (("nvfp4", torch.float32), ("nvfp4", torch.bfloat16), (None, torch.float16)):
+        layer, given = exact_layer(generator, activations), x.to(dtype)
+        with pytest.raises(nvfp4.Error, match=r"^x: has a tangent; nvfp4 has no forward-mode derivatives"):
+            torch.func.jvp(layer, (given,), (given,))
+        with torch.autograd.forward_ad.dual_level():
+            assert same(layer(given), layer(given.clone()))
+    layer = exact_layer(generator, None)
+    layer.bias.zero_()
+    y, tangent = torch.func.jvp(layer, (x,), (x,))
+    assert torch.allclose(y, tangent)  # without a bias it is linear
 
 
 @pytest.mark.parametrize("activations", MODES)

@@ -103,6 +103,8 @@ def test_a_folder_into_a_model(format_name: str, w4a4: bool, meta: bool, tmp_pat
     checkpoint = nvfp4.load(tmp_path, model)
     assert checkpoint.format == format_name and set(checkpoint.layers) == {"block.up", "block.down"}
     assert set(checkpoint.tensors) == {"embed.weight", "norm.weight", "norm.bias", "offset"}
+    counts = "2 layers, 0 stacks of experts, 4 other tensors, 1 skipped"
+    assert repr(checkpoint) == f"<nvfp4 checkpoint: {format_name}, {counts}>"
     assert checkpoint.skipped == {"block.up.k_scale": "is a scale of the KV cache, which nvfp4 does not have"}
     assert model.lm_head.weight is model.embed.weight and isinstance(model.norm.weight, nn.Parameter)
     assert state(model) == state(source)

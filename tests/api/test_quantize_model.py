@@ -259,6 +259,26 @@ def test_an_empty_model() -> None:
     assert report == QuantizeReport() and str(report).splitlines()[-1].split() == ["total", "0", "0"]
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+def test_hooks_of_replaced_layers_are_kept(fuse: bool) -> None:
+    """Their handles remove them. A hook that computes the weight (weight_norm) is not kept."""
+    model = nn.ModuleDict({name: nn.Linear(32, 32) for name in ("q_proj", "k_proj", "v_proj")})
+    torch.nn.utils.weight_norm(model["v_proj"])
+    called: list[str] = []
+    first = model["k_proj"].register_forward_hook(lambda *given: called.append("after"))
+    model["k_proj"].register_forward_pre_hook(lambda *given, **keys: called.append("before"), with_kwargs=True)
+    nvfp4.quantize_model(model, fuse=fuse)
+    x = torch.randn(3, 32)
+    with torch.no_grad():
+        for layer in model.values():
+            layer(x)
+        assert called == ["before", "after"]
+        first.remove()
+        model["k_proj"](x)
+    assert called == ["before", "after", "before"]
+    assert isinstance(model["k_proj"], FusedPart) == fuse and not model["v_proj"]._forward_pre_hooks
+
+
 # ---- errors ----
 
 
