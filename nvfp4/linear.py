@@ -283,9 +283,8 @@ class Linear(torch.nn.Module):
             t, own = state_dict.get(prefix + name), self._buffers[name]
             dtype = torch.float32 if own is None else own.dtype
             if isinstance(t, Tensor) and t.dtype != dtype:
-                shape = "" if own is None else f" {list(own.shape)}"
-                found = f"{prefix}{name}: is {short(t.dtype)} {list(t.shape)}"
-                mismatches.append(f"{found}; must be {short(dtype)}{shape}")
+                wanted = short(dtype) if own is None else f"{short(dtype)} {list(own.shape)}"
+                mismatches.append(f"{prefix}{name}: is {short(t.dtype)} {list(t.shape)}; must be {wanted}")
         if mismatches:
             arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
             return
@@ -367,7 +366,7 @@ class Linear(torch.nn.Module):
             alpha=alpha,
             bias=bias,
             out_dtype=dtype,
-            constant_b=not (torch.compiler.is_compiling() or torch.jit.is_tracing()),
+            constant_b=not (torch.compiler.is_compiling() or torch._C._is_tracing()),
         )
 
 

@@ -53,9 +53,8 @@ class Checkpoint:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        counts = {"layers": self.layers, "stacks of experts": self.experts, "other tensors": self.tensors}
-        text = ", ".join(f"{len(found)} {what}" for what, found in (counts | {"skipped": self.skipped}).items())
-        return f"<nvfp4 checkpoint: {self.format}, {text}>"
+        read = f"{len(self.layers)} layers, {len(self.experts)} stacks of experts, {len(self.tensors)} other tensors"
+        return f"<nvfp4 checkpoint: {self.format}, {read}, {len(self.skipped)} skipped>"
 
 
 def table(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:

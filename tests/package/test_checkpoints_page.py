@@ -12,7 +12,7 @@ MODES = ("bf16", "W4A4", "W4A4 dynamic", "W4A16")
 
 
 def test_times_on_several_gpus_are_those_of_the_run() -> None:
-    """Each cell, and where bf16 is faster."""
+    """Each cell, and of all rows where bf16 is faster."""
     with (ROOT / "benchmarks/log/parallel_h200.csv").open(encoding="utf-8", newline="") as file:
         runs = {(int(row["gpus"]), int(row["m"])): row for row in csv.DictReader(file)}
     section = PAGE.split("## Several GPUs")[1].split("\n## ")[0]
@@ -23,7 +23,7 @@ def test_times_on_several_gpus_are_those_of_the_run() -> None:
     def us(gpus: int, m: int, mode: str) -> float:
         return float(runs[gpus, m][f"{mode} us"])
 
-    rows = sorted({m for _, m in runs})
+    rows = (1, 128, 2048)
     assert shown[1:] == [[str(m), *(f"{us(1, m, mode):.0f}, {us(2, m, mode):.0f}" for mode in MODES)] for m in rows]
     losses = {(gpus, m, mode) for gpus, m in runs for mode in MODES[1:] if us(gpus, m, mode) > us(gpus, m, "bf16")}
     assert losses == {(2, 128, "W4A4 dynamic"), *((2, 2048, mode) for mode in MODES[1:])}
