@@ -4,10 +4,10 @@
     python benchmarks/readme_tables.py --record NAME.json 'COMMAND'
 
 A document shows a run between `<!-- run: NAME.json -->` and `<!-- end of run -->`: the command, its results, the plot
-and the conditions, all from that one file; after `NAME.json, without its table`, all but the results, the floor and
-the software. Between `<!-- table: NAME -->` and `<!-- end of table -->` it shows a table of hopper.py. Without --write
-nothing changes: stale files are listed, and the exit status is 1 if there are any. A plot is stale if it was drawn from
-another run. --measure first repeats the command of each run of this machine's hardware.
+and the conditions, all from that one file; after `NAME.json, without its table`, all but the results, the floor, the
+software and the footnote. Between `<!-- table: NAME -->` and `<!-- end of table -->` it shows a table of hopper.py.
+Without --write nothing changes: stale files are listed, and the exit status is 1 if there are any. A plot is stale if
+it was drawn from another run. --measure first repeats the command of each run of this machine's hardware.
 
 To add a run: `python -m nvfp4 bench ... --json benchmarks/results/NAME.json`, or, for any other program, --record,
 which stores its output.
@@ -75,7 +75,7 @@ def block(run: dict[str, Any], name: str, folder: str, with_table: bool = True) 
         return "\n".join([*lines, show.markdown(columns, rows), "", *shown])
     if not with_table:
         lines = [f"`{run['command']}` ([run]({folder}/{name})).", ""]
-        rest = [line for line in report.summary(run) if not line.startswith(("floor: ", "software: "))]
+        rest = [line for line in report.summary(run) if not line.startswith(("floor: ", "software: ", "* "))]
         return "\n".join([*lines, *plot_lines(run, name, folder), *shown_lines(rest)])
     what = f"{report.mode_title(run, 'single_call')} median (p10..p90) and back-to-back median"
     ratios = f" Speed-ups (above 1: {first} is faster): single-call / back-to-back." if others else ""
