@@ -1,4 +1,4 @@
-"""Tensors inside larger blocks of random bytes, so that a test sees every byte that a call wrote."""
+"""Tensors with memory that faults beside them, among random bytes, so that a test sees every byte that a call wrote."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 
 import torch
+from guarded import Memory, extent
 
-GUARD = 256  # bytes before and after
+ALIGNMENT = 16  # bytes; kernels have paths for data that lie so
 POISON = 0xFF  # a NaN in fp16, bf16, fp32 and e4m3
 
 
-class Guarded:
+class Guarded(Memory):
     """`tensor` has the given shape and contiguous rows, `pitch` bytes apart (default: the row size)."""
 
     def __init__(
@@ -24,39 +25,13 @@ class Guarded:
         pitch: int | None = None,
         values: torch.Tensor | None = None,
     ) -> None:
-        row = shape[-1] * dtype.itemsize
-        pitch = row if pitch is None else pitch
-        size = GUARD + -(-math.prod(shape[:-1]) * pitch // 16) * 16 + GUARD
-        self.bytes = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).to(device)
-        self._layout = (tuple(shape), dtype, self._strides(shape, pitch // dtype.itemsize))
-        self.tensor = self._view(self.bytes)
-        if values is None:
-            self._as_bytes(self.tensor).fill_(POISON)
-        else:
-            self._as_bytes(self.tensor).copy_(self._as_bytes(values.to(device)))
-        self._before = self.bytes.clone()
-
-    @staticmethod
-    def _strides(shape: Sequence[int], pitch: int) -> tuple[int, ...]:
-        strides = [1]
-        for size in reversed(shape[1:]):
-            strides.insert(0, pitch if len(strides) == 1 else strides[0] * size)
-        return tuple(strides)
-
-    @staticmethod
-    def _as_bytes(x: torch.Tensor) -> torch.Tensor:
-        return x.view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8, device=x.device)
-
-    def _view(self, block: torch.Tensor) -> torch.Tensor:
-        shape, dtype, strides = self._layout
-        return block[GUARD:-GUARD].view(dtype).as_strided(shape, strides, GUARD // dtype.itemsize)
-
-    def unchanged(self) -> bool:
-        """Nothing was written."""
-        return torch.equal(self.bytes, self._before)
-
-    def unchanged_around(self) -> bool:
-        """Nothing was written but the tensor."""
-        expected = self._before.clone()
-        self._as_bytes(self._view(expected)).copy_(self._as_bytes(self.tensor))
-        return torch.equal(self.bytes, expected)
+        pitch = pitch or shape[-1] * dtype.itemsize
+        strides = [math.prod(shape[i + 1 : -1]) * pitch // dtype.itemsize for i in range(len(shape) - 1)] + [1]
+        edge = ("begin", "end")[int(torch.randint(2, (), generator=generator))]
+        slack = -extent(shape, strides) * dtype.itemsize % ALIGNMENT if edge == "end" else 0
+        super().__init__(shape, strides, dtype, generator=generator, edge=edge, slack=slack, device=str(device))
+        if values is not None:
+            self.tensor.copy_(values)
+        elif self.tensor.numel():
+            self.tensor.view(torch.uint8).fill_(POISON)
+        self.freeze(writable=True)

@@ -77,7 +77,7 @@ class Memory:
         if device == "cpu":
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
             mapping = mmap.mmap(-1, self._whole + 2 * mmap.PAGESIZE, flags)  # unmapped when nothing refers to it
-            self._all = torch.frombuffer(mapping, dtype=torch.uint8, offset=mmap.PAGESIZE, count=-1)[: self._whole]
+            self._all = torch.frombuffer(mapping, dtype=torch.uint8, offset=mmap.PAGESIZE, count=self._whole)
             self._protected = True
             first, writable = self._all.data_ptr(), mmap.PROT_READ | mmap.PROT_WRITE
             protect(first - mmap.PAGESIZE, self._whole + 2 * mmap.PAGESIZE, PROT_NONE)
