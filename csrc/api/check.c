@@ -134,8 +134,8 @@ nvfp4_status check_matrix(const char *name, const char *shape2, const char *shap
     /* Where there is one row or batch, or nothing at all, there is no distance: whatever the strides say, the dense one
      * serves. But one row of a padded matrix is to lie as the matrix does: a batch-invariant product takes its order of
      * additions from that. */
-    int empty = element_count(t) == 0, padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes;
-    padded = padded && stride[0] * bytes % PITCH_BYTES == 0;
+    int empty = element_count(t) == 0;
+    int padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes && stride[0] * bytes % PITCH_BYTES == 0;
     x->pitch = !empty && (x->rows > 1 || padded) ? stride[0] * bytes : dense;
     x->batch = x->l > 1 && !empty ? t->stride[0] * bytes : x->rows * x->pitch;
     if (x->pitch != dense && x->pitch % PITCH_BYTES != 0)

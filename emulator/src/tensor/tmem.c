@@ -254,8 +254,7 @@ static void check_unused(warp *w, const instr *in, const tmem *t, uint32_t addre
             const tmem_note *const notes[] = {&t->written[group][i], &t->loaded[group][i], &t->taken[group][i]};
             for (int k = 0; k < 3; k++) {
                 const tmem_note *last = notes[k];
-                if (!last->by || last->by == w || *last->published >= (last->by_core ? last->issued : last->finished))
-                    continue;
+                if (!last->by || last->by == w || tmem_published(last)) continue;
                 fault(
                     w, in, -1,
                     "frees column %u of tensor memory, which warp %d of CTA %u has %s in line %d by %s; that warp has "

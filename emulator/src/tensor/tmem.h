@@ -64,6 +64,11 @@ void tmem_mark(tmem_notes notes, machine *m, const tmem_note *note, uint32_t lan
 void tmem_check_overwrite(const async_op *op, const tmem *t, const tmem_reader *r, int behind_writes, uint32_t lane,
                           uint32_t lanes, uint32_t column, uint32_t columns);
 
+/* Whether the warp of an access has executed fence::before_thread_sync or a commit since. */
+static inline int tmem_published(const tmem_note *last) {
+    return *last->published >= (last->by_core ? last->issued : last->finished);
+}
+
 enum { TMEM_ORDERED, TMEM_NOT_FENCED_AFTER, TMEM_NOT_FENCED_BEFORE };
 
 /* Whether an access is ordered behind another. Threads' own st and ld are ordered by tcgen05.wait; operations that one
@@ -73,7 +78,7 @@ static inline int tmem_order(const tmem_note *last, const tmem_reader *r) {
     if (last->by == r->by && last->by_core == r->by_core) return TMEM_ORDERED;
     uint64_t must_precede = last->by_core && r->by_core ? last->issued : last->finished;
     if (must_precede > r->fenced) return TMEM_NOT_FENCED_AFTER;
-    if (last->by == r->by || *last->published >= (last->by_core ? last->issued : last->finished)) return TMEM_ORDERED;
+    if (last->by == r->by || tmem_published(last)) return TMEM_ORDERED;
     return TMEM_NOT_FENCED_BEFORE;
 }
 
