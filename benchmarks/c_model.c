@@ -79,8 +79,8 @@ void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *
                             .sfa_batch = ceil_div(m, SM100_ATOM_ROWS) * atoms,
                             .sfb_batch = ceil_div(n, SM100_ATOM_ROWS) * atoms,
                             .out_pitch = n * 2,
-                            .scale_layout = SCALES_128X4,
-                            .out_type = OUT_FP16,
+                            .scale_layout = NVFP4_128X4,
+                            .out_type = NVFP4_FP16,
                             .aligned16 = 1};
     *out = traits_of(&p);
 }

@@ -104,9 +104,9 @@ int main(int count, char **arguments) {
                               .out = out,
                               .out_pitch = n * 4,
                               .alpha_value = 1.0f,
-                              .out_type = OUT_FP32,
+                              .out_type = NVFP4_FP32,
                               .aligned16 = 1};
-            p.scale_layout = SCALES_128X4;
+            p.scale_layout = NVFP4_128X4;
             p.sfa_pitch = p.sfb_pitch = (k + 63) / 64 * 512;
             double start = now();
             parallel_for(threads, threads, fma_task, NULL);

@@ -5,7 +5,7 @@
 #ifndef NVFP4_API_CHECK_H
 #define NVFP4_API_CHECK_H
 
-#include "kernels/common/problem.h"
+#include "common/problem.h"
 #include "nvfp4.h"
 
 /* Bytes of the 128x4 layout of rows x columns scales, one batch. */

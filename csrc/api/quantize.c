@@ -41,7 +41,7 @@ static nvfp4_status run_blocks(nvfp4_context *context, const target *where, int3
     /* A CTA of quantize takes up to 16 tiles, as long as there are 1024 CTAs: two for each that an H200 runs at once.
      */
     if (kernel != KERNEL_DEQUANTIZE) serial = max_int(1, min_int(16, p->l * down * across / 1024));
-    return run(context, where, kernel + p->x_type - OUT_FP16, ceil_div(across, serial), p->l * down, p, stream);
+    return run(context, where, kernel + p->x_type - NVFP4_FP16, ceil_div(across, serial), p->l * down, p, stream);
 }
 
 static nvfp4_status run_scales(nvfp4_context *context, const target *where, int32_t kernel, swizzle_problem *p,
@@ -62,7 +62,7 @@ nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *a
     nvfp4_status status = check_quantize(args, 0, &p);
     if (!status) status = find_unit(context, args->x.device, &where, &isa);
     if (status || p.l * p.rows * p.k == 0) return status;
-    int32_t kernel = p.block_scale == BLOCK_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE;
+    int32_t kernel = p.block_scale == NVFP4_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE;
     if (where.on_gpu) return run_blocks(context, &where, kernel, &p, args->stream);
     cpu_quantize(&p, isa, args->threads);
     return NVFP4_OK;
@@ -95,7 +95,7 @@ nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_nor
     int64_t rows = p.q.scale_layout == NVFP4_LINEAR ? p.q.rows : ceil_div(p.q.rows, 128) * 128;
     p.q.tile_log2 = 5;
     while (1 << p.q.tile_log2 < min_int(p.q.k / 16, QUANTIZE_THREADS)) p.q.tile_log2++;
-    return run(context, &where, KERNEL_RMS_NORM_QUANTIZE + p.q.x_type - OUT_FP16, 1,
+    return run(context, &where, KERNEL_RMS_NORM_QUANTIZE + p.q.x_type - NVFP4_FP16, 1,
                p.q.l * ceil_div(rows, QUANTIZE_THREADS >> p.q.tile_log2), &p, args->stream);
 }
 

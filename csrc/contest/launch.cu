@@ -69,7 +69,7 @@ gemm_problem problem_of(const contest_product &of) {
     /* The grid just before a call never writes b or its scales: the harness makes and copies a call's tensors in their
      * order, c last, or clears L2, or makes another call, which writes its own c. Earlier grids have completed. */
     p.constant_b = 1;
-    p.alpha_value = 1, p.scale_layout = SCALES_128X4, p.out_type = OUT_FP16, p.aligned16 = 1;
+    p.alpha_value = 1, p.scale_layout = NVFP4_128X4, p.out_type = NVFP4_FP16, p.aligned16 = 1;
     return p;
 }
 

@@ -30,9 +30,9 @@ void cpu_amax_scale(const amax_problem *p, cpu_isa isa, int threads) {
     if (threads <= 0) threads = threads_available();
     parallel_for(threads < worth ? threads : (int)worth, chunks, amax_chunk, &t);
     uint32_t bits = (uint32_t)t.amax;
-    float amax = p->x_type == OUT_FP32   ? bits_float(bits)
-                 : p->x_type == OUT_BF16 ? bf16_decode((uint16_t)bits)
-                                         : fp16_decode((uint16_t)bits);
+    float amax = p->x_type == NVFP4_FP32   ? bits_float(bits)
+                 : p->x_type == NVFP4_BF16 ? bf16_decode((uint16_t)bits)
+                                           : fp16_decode((uint16_t)bits);
     float scale = (float)((double)amax / p->divisor);
     *p->scale = scale > 0.0f && scale <= FLT_MAX ? scale : 1.0f;
 }

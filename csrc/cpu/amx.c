@@ -61,7 +61,7 @@ static inline __m512i load_step(const uint8_t *from, int64_t valid) {
 /* Blocks of one row; writes whole steps, the missing block as zeros, which its scale or load_step makes it. */
 static inline void decode_row(char *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
-    if (x->type == OUT_BF16) {
+    if (x->type == NVFP4_BF16) {
         for (int64_t b = 0; b < blocks; b += STEP, to += 64)
             _mm512_storeu_si512(to, load_step(from + b * 32, (blocks - b) * 16));
         return;

@@ -12,11 +12,11 @@ static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, 
     const uint8_t *from = x->scale + scale_offset(x->scale_layout, x->scale_pitch, row, block);
     uint8_t codes[8] = {0};
     if (blocks >= 8) {
-        if (x->scale_layout == SCALES_LINEAR) return _mm_loadu_si64(from);
+        if (x->scale_layout == NVFP4_LINEAR) return _mm_loadu_si64(from);
         return _mm_unpacklo_epi32(_mm_loadu_si32(from), _mm_loadu_si32(from + 512));
     }
     for (int64_t i = 0; i < blocks; i++)
-        codes[i] = x->scale_layout == SCALES_LINEAR ? from[i] : from[i / 4 * 512 + i % 4];
+        codes[i] = x->scale_layout == NVFP4_LINEAR ? from[i] : from[i / 4 * 512 + i % 4];
     return _mm_loadu_si64(codes);
 }
 

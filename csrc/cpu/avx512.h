@@ -16,7 +16,7 @@ static inline __mmask32 low_bits(int64_t count) {
 static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->scale + scale_offset(x->scale_layout, x->scale_pitch, row, block);
     __mmask16 valid = (__mmask16)low_bits(blocks);
-    if (x->scale_layout == SCALES_LINEAR) return _mm_maskz_loadu_epi8(valid, from);
+    if (x->scale_layout == NVFP4_LINEAR) return _mm_maskz_loadu_epi8(valid, from);
     if (blocks >= 16)
         return _mm_unpacklo_epi64(_mm_unpacklo_epi32(_mm_loadu_si32(from), _mm_loadu_si32(from + 512)),
                                   _mm_unpacklo_epi32(_mm_loadu_si32(from + 1024), _mm_loadu_si32(from + 1536)));

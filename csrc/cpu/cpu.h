@@ -2,7 +2,7 @@
 #ifndef NVFP4_CPU_CPU_H
 #define NVFP4_CPU_CPU_H
 
-#include "kernels/common/problem.h"
+#include "common/problem.h"
 #include "nvfp4.h"
 
 typedef enum cpu_isa {

@@ -23,7 +23,7 @@ static const cpu_kernel *const w4a16_kernels[CPU_ISA_COUNT] = {
 static const cpu_kernel *kernel_for(const gemm_problem *p, cpu_isa isa) {
     if (p->a_type == VALUES_E2M1) return kernels[isa];
     /* amx.c has tiles of bf16 alone, and no product A . B */
-    if (isa == CPU_AMX && (p->a_type == OUT_FP16 || p->no_transpose_b)) isa = CPU_AVX512VNNI;
+    if (isa == CPU_AMX && (p->a_type == NVFP4_FP16 || p->no_transpose_b)) isa = CPU_AVX512VNNI;
     return w4a16_kernels[isa];
 }
 

@@ -3,22 +3,22 @@
 #ifndef NVFP4_CPU_EPILOGUE_H
 #define NVFP4_CPU_EPILOGUE_H
 
+#include "common/problem.h"
 #include "cpu/numbers.h"
-#include "kernels/common/problem.h"
 
 /* alpha * sum and the additions after it round one by one; gcc fuses them where it can unless told not to. */
 #pragma GCC optimize("fp-contract=off")
 
 static inline int64_t type_size(int32_t type) {
-    return type == OUT_FP32 ? 4 : 2;
+    return type == NVFP4_FP32 ? 4 : 2;
 }
 
 /* Loads and stores of count values that start at base. */
 static inline void load_floats(float *to, const void *base, int32_t type, int64_t count) {
     const uint16_t *codes = base;
-    if (type == OUT_FP32)
+    if (type == NVFP4_FP32)
         memcpy(to, base, (size_t)count * 4);
-    else if (type == OUT_FP16)
+    else if (type == NVFP4_FP16)
         for (int64_t i = 0; i < count; i++) to[i] = fp16_decode(codes[i]);
     else
         for (int64_t i = 0; i < count; i++) to[i] = bf16_decode(codes[i]);
@@ -26,9 +26,9 @@ static inline void load_floats(float *to, const void *base, int32_t type, int64_
 
 static inline void store_floats(void *base, const float *from, int32_t type, int64_t count) {
     uint16_t *codes = base;
-    if (type == OUT_FP32)
+    if (type == NVFP4_FP32)
         memcpy(base, from, (size_t)count * 4);
-    else if (type == OUT_FP16)
+    else if (type == NVFP4_FP16)
         for (int64_t i = 0; i < count; i++) codes[i] = fp16_encode(from[i]);
     else
         for (int64_t i = 0; i < count; i++) codes[i] = bf16_encode(from[i]);

@@ -31,10 +31,10 @@ static void run_task(void *context, int64_t task, int thread) {
     const job *j = context;
     const quantize_problem *p = j->p;
     int64_t batch = task / j->tasks, t = task % j->tasks;
-    int swizzled = p->scale_layout == SCALES_128X4, rows = swizzled ? SWIZZLED_TASK_ROWS : LINEAR_TASK_ROWS;
+    int swizzled = p->scale_layout == NVFP4_128X4, rows = swizzled ? SWIZZLED_TASK_ROWS : LINEAR_TASK_ROWS;
     int64_t first = swizzled ? t / 8 * 128 + t % 8 * 4 : t * LINEAR_TASK_ROWS;
     for (int64_t column = 0; j->pads && swizzled && column < p->k / BLOCK; column += 4) {
-        uint8_t *scale = row_of(p, batch, first).scale + scale_offset(SCALES_128X4, p->scale_pitch, first, column);
+        uint8_t *scale = row_of(p, batch, first).scale + scale_offset(NVFP4_128X4, p->scale_pitch, first, column);
         if (first + 99 < p->rows)
             __builtin_prefetch(scale, 1); /* 20 % in all: else the first row's stores miss one after another */
         else
@@ -54,8 +54,8 @@ static void run_task(void *context, int64_t task, int thread) {
 static void run(job j, int threads) {
     const quantize_problem *p = j.p;
     int64_t worth = 1 + p->rows * p->k * p->l / (1 << 19);
-    j.tasks = p->scale_layout == SCALES_128X4 ? (p->rows + 127) / 128 * 8
-                                              : (p->rows + LINEAR_TASK_ROWS - 1) / LINEAR_TASK_ROWS;
+    j.tasks = p->scale_layout == NVFP4_128X4 ? (p->rows + 127) / 128 * 8
+                                             : (p->rows + LINEAR_TASK_ROWS - 1) / LINEAR_TASK_ROWS;
     if (threads <= 0) threads = threads_available();
     parallel_for(threads < worth ? threads : (int)worth, p->l * j.tasks, run_task, &j);
 }

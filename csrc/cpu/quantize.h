@@ -91,12 +91,12 @@ static inline row_at row_of(const quantize_problem *p, int64_t batch, int64_t ro
 }
 
 static inline void quantize_to(const quantize_problem *p, row_at at, int64_t column, const float x[BLOCK]) {
-    quantize_block(x, problem_global_scale(p), p->block_scale == BLOCK_FOUR_OVER_SIX, at.data + column * 8,
+    quantize_block(x, problem_global_scale(p), p->block_scale == NVFP4_FOUR_OVER_SIX, at.data + column * 8,
                    at.scale + scale_offset(p->scale_layout, p->scale_pitch, at.row, column));
 }
 
 static inline void pad_columns(const quantize_problem *p, row_at at) {
-    for (int64_t column = p->k / BLOCK; p->scale_layout == SCALES_128X4 && column % 4; column++)
+    for (int64_t column = p->k / BLOCK; p->scale_layout == NVFP4_128X4 && column % 4; column++)
         at.scale[scale_offset(p->scale_layout, p->scale_pitch, at.row, column)] = 0;
 }
 
@@ -123,7 +123,7 @@ const quantize_kernel *quantize_kernel_for(cpu_isa isa);
 static inline int32_t amax_bits(const void *x, int64_t bytes, int32_t type) {
     int16_t amax_16 = 0;
     int32_t amax_32 = 0;
-    if (type == OUT_FP32)
+    if (type == NVFP4_FP32)
         for (int64_t i = 0; i < bytes / 4; i++) {
             int32_t magnitude = ((const int32_t *)x)[i] & INT32_MAX;
             amax_32 = magnitude > amax_32 ? magnitude : amax_32;
@@ -133,7 +133,7 @@ static inline int32_t amax_bits(const void *x, int64_t bytes, int32_t type) {
             int16_t magnitude = (int16_t)(((const int16_t *)x)[i] & INT16_MAX);
             amax_16 = magnitude > amax_16 ? magnitude : amax_16;
         }
-    return type == OUT_FP32 ? amax_32 : amax_16;
+    return type == NVFP4_FP32 ? amax_32 : amax_16;
 }
 
 #endif

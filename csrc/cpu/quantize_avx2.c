@@ -42,9 +42,9 @@ static inline __m256i upper_halves(__m256i pairs) {
 }
 
 static inline floats load_lanes(const void *from, int32_t type) {
-    if (type == OUT_FP32) return _mm256_loadu_ps(from);
+    if (type == NVFP4_FP32) return _mm256_loadu_ps(from);
     __m128i codes = _mm_loadu_si128(from);
-    if (type == OUT_FP16) return _mm256_cvtph_ps(codes);
+    if (type == NVFP4_FP16) return _mm256_cvtph_ps(codes);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
 }
 
@@ -58,9 +58,9 @@ static inline __m256i round_to_bf16(__m256 x) {
 }
 
 static inline void store_lanes(void *to, floats x, int32_t type) {
-    if (type == OUT_FP32) {
+    if (type == NVFP4_FP32) {
         _mm256_storeu_ps(to, x);
-    } else if (type == OUT_FP16) {
+    } else if (type == NVFP4_FP16) {
         _mm_storeu_si128(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
     } else {
         __m256i words = _mm256_srli_epi32(round_to_bf16(x), 16);
@@ -96,7 +96,7 @@ static inline __m256i max_words(__m256i x, __m256i y, int size) {
 /* Every step puts two vectors' maxima beside each other, until a vector has those of all blocks. */
 static inline __attribute__((always_inline)) floats amax_of_blocks(const char *x, const int type) {
     __m256i m[8];
-    if (type == OUT_FP32) {
+    if (type == NVFP4_FP32) {
         const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
         for (int b = 0; b < 8; b++)
             m[b] = _mm256_max_epu32(_mm256_and_si256(load(x + b * 64), magnitude),
@@ -111,7 +111,7 @@ static inline __attribute__((always_inline)) floats amax_of_blocks(const char *x
     for (int i = 0; i < 2; i++) m[i] = max_words(m[2 * i], m[2 * i + 1], 4);
     __m256i all = max_words(m[0], m[1], 8);
     __m128i codes = _mm_max_epu16(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-    if (type == OUT_FP16) return _mm256_cvtph_ps(codes);
+    if (type == NVFP4_FP16) return _mm256_cvtph_ps(codes);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
 }
 
@@ -139,7 +139,7 @@ typedef struct words {
 static inline __attribute__((always_inline)) words encode_block(const char *x, const int type, float h, float l,
                                                                 const int saturate) {
     const __m256 high = _mm256_set1_ps(h), low = _mm256_set1_ps(l);
-    if (type == OUT_BF16) { /* even and odd values of pairs */
+    if (type == NVFP4_BF16) { /* even and odd values of pairs */
         __m256i pairs = load(x), magnitudes = _mm256_and_si256(pairs, _mm256_set1_epi16(INT16_MAX));
         __m256i even = round_quotients(_mm256_castsi256_ps(_mm256_slli_epi32(magnitudes, 16)), high, low, saturate);
         __m256i odd = round_quotients(_mm256_castsi256_ps(upper_halves(magnitudes)), high, low, saturate);
@@ -168,8 +168,8 @@ static inline __attribute__((always_inline)) void encode_blocks(uint8_t *to, con
     /* The halves of a vector hold the halves of the blocks, or of 16-bit and fp32 values that packs has mixed the
      * quarters 0, 2 and 1, 3. */
     const __m256i order = _mm256_broadcastsi128_si256(
-        type == OUT_BF16 ? _mm_setr_epi8(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15)
-                         : _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+        type == NVFP4_BF16 ? _mm_setr_epi8(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15)
+                           : _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
     __m128i mask[2] = {_mm256_castsi256_si128((__m256i)valid), _mm256_extracti128_si256((__m256i)valid, 1)};
     for (int half = 0; half < 2; half++) {
         words w[4];
@@ -214,7 +214,7 @@ static inline __attribute__((always_inline)) void decode_to_16_bit(char *to, con
     __m256 values[2];
     for (int i = 0; i < 2; i++) values[i] = _mm256_mul_ps(_mm256_mul_ps(magnitudes[i], scale), g);
     __m256i table;
-    if (type == OUT_FP16) {
+    if (type == NVFP4_FP16) {
         __m128i low = _mm256_cvtps_ph(values[0], _MM_FROUND_TO_NEAREST_INT);
         __m128i high = _mm256_cvtps_ph(values[1], _MM_FROUND_TO_NEAREST_INT);
         table = _mm256_set_m128i(_mm_unpackhi_epi64(low, high), _mm_unpacklo_epi64(low, high));
@@ -240,7 +240,7 @@ static inline __attribute__((always_inline)) void decode_blocks(char *to, const 
                                                                 const int type) {
     float scales[8];
     _mm256_storeu_ps(scales, scale);
-    if (type == OUT_FP32)
+    if (type == NVFP4_FP32)
         for (int b = 0; b < 8; b++) decode_to_floats((float *)to + b * 16, codes + b * 8, scales[b], g);
     else
         for (int b = 0; b < 8; b += 2)

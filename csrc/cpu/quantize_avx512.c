@@ -31,9 +31,9 @@ static inline __m512 widen_bf16(__m256i codes) {
 }
 
 static inline floats load_lanes(const void *from, int32_t type) {
-    if (type == OUT_FP32) return _mm512_loadu_ps(from);
+    if (type == NVFP4_FP32) return _mm512_loadu_ps(from);
     __m256i codes = _mm256_loadu_si256(from);
-    return type == OUT_FP16 ? _mm512_cvtph_ps(codes) : widen_bf16(codes);
+    return type == NVFP4_FP16 ? _mm512_cvtph_ps(codes) : widen_bf16(codes);
 }
 
 /* To nearest even. A NaN has its upper bits, made quiet. VCVTNEPS2BF16 would make subnormal numbers 0. */
@@ -46,11 +46,11 @@ static inline __m256i round_to_bf16(__m512 x) {
 }
 
 static inline __m256i round_to_16_bit(floats x, int32_t type) {
-    return type == OUT_FP16 ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : round_to_bf16(x);
+    return type == NVFP4_FP16 ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : round_to_bf16(x);
 }
 
 static inline void store_lanes(void *to, floats x, int32_t type) {
-    if (type == OUT_FP32)
+    if (type == NVFP4_FP32)
         _mm512_storeu_ps(to, x);
     else
         _mm256_storeu_si256(to, round_to_16_bit(x, type));
@@ -82,7 +82,7 @@ static inline __m512i max_dwords(__m512i x, __m512i y, int size) {
 /* Every step puts two vectors' maxima beside each other, until a vector has those of all blocks. */
 static inline __attribute__((always_inline)) floats amax_of_blocks(const char *x, const int type) {
     __m512i m[16];
-    if (type == OUT_FP32) {
+    if (type == NVFP4_FP32) {
         for (int b = 0; b < 16; b++)
             m[b] = _mm512_and_si512(_mm512_loadu_si512(x + b * 64), _mm512_set1_epi32(INT32_MAX));
         for (int count = 8, size = 4; count > 0; count /= 2, size *= 2)
@@ -95,7 +95,7 @@ static inline __attribute__((always_inline)) floats amax_of_blocks(const char *x
     __m512i all = _mm512_max_epu16(m[0], _mm512_shuffle_i32x4(m[0], m[0], 0xB1)); /* even blocks, then odd ones */
     __m128i even = _mm512_castsi512_si128(all), odd = _mm512_extracti32x4_epi32(all, 2);
     __m256i codes = _mm256_set_m128i(_mm_unpackhi_epi16(even, odd), _mm_unpacklo_epi16(even, odd));
-    return type == OUT_FP16 ? _mm512_cvtph_ps(codes) : widen_bf16(codes);
+    return type == NVFP4_FP16 ? _mm512_cvtph_ps(codes) : widen_bf16(codes);
 }
 
 /* 2^23 and code - 4 of 16 magnitudes. saturate: quotients may be 7 and more, then as bits NaN and infinities of any
@@ -124,7 +124,7 @@ static inline __attribute__((always_inline)) words encode_two(const char *x, con
                                                               const float *low, const int saturate) {
     __m512 h[2] = {_mm512_set1_ps(high[0]), _mm512_set1_ps(high[1])};
     __m512 l[2] = {_mm512_set1_ps(low[0]), _mm512_set1_ps(low[1])};
-    if (type == OUT_BF16) { /* even and odd values of pairs */
+    if (type == NVFP4_BF16) { /* even and odd values of pairs */
         __m512 both_h = _mm512_mask_mov_ps(h[0], 0xFF00, h[1]), both_l = _mm512_mask_mov_ps(l[0], 0xFF00, l[1]);
         __m512i pairs = _mm512_loadu_si512(x), magnitudes = _mm512_and_si512(pairs, _mm512_set1_epi16(INT16_MAX));
         __m512i even = _mm512_slli_epi32(magnitudes, 16),
@@ -155,7 +155,7 @@ static inline __attribute__((always_inline)) void encode_blocks(uint8_t *to, con
     uint16_t order[32];
     for (int b = 0; b < 8; b++)
         for (int q = 0; q < 4; q++)
-            order[b * 4 + q] = (uint16_t)(type == OUT_BF16 ? (b % 2 * 2 + q / 2) * 8 + b / 2 * 2 + q % 2 : q * 8 + b);
+            order[b * 4 + q] = (uint16_t)(type == NVFP4_BF16 ? (b % 2 * 2 + q / 2) * 8 + b / 2 * 2 + q % 2 : q * 8 + b);
     const __m512i index = _mm512_loadu_si512(order);
     __mmask16 mask = _mm512_test_epi32_mask((__m512i)valid, (__m512i)valid);
     for (int half = 0; half < 2; half++) {
@@ -205,7 +205,7 @@ static inline __attribute__((always_inline)) void decode_blocks(char *to, const 
                                                                 const int type) {
     float scales[16];
     _mm512_storeu_ps(scales, scale);
-    if (type == OUT_FP32)
+    if (type == NVFP4_FP32)
         for (int b = 0; b < 16; b++) decode_to_floats((float *)to + b * 16, codes + b * 8, table_of(scales[b], g));
     else
         for (int b = 0; b < 16; b += 2)

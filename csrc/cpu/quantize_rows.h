@@ -124,10 +124,10 @@ typedef void quantizer(uint8_t *data, uint8_t *scale, const char *x, float g, in
     static __attribute__((noinline)) void NAME(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t n) {     \
         quantize_groups(data, scale, x, TYPE, g, n, FOUR);                                                             \
     }
-QUANTIZER(quantize_fp16, OUT_FP16, 0)
-QUANTIZER(quantize_bf16, OUT_BF16, 0)
-QUANTIZER(quantize_fp32, OUT_FP32, 0)
-QUANTIZER(quantize_four_over_six, OUT_FP32, 1)
+QUANTIZER(quantize_fp16, NVFP4_FP16, 0)
+QUANTIZER(quantize_bf16, NVFP4_BF16, 0)
+QUANTIZER(quantize_fp32, NVFP4_FP32, 0)
+QUANTIZER(quantize_four_over_six, NVFP4_FP32, 1)
 
 /* As fp32. Values up to the end of the last group are zeros. */
 static void load_values(float to[STEP * BLOCK], const char *from, int32_t type, int64_t count) {
@@ -139,7 +139,7 @@ static void load_values(float to[STEP * BLOCK], const char *from, int32_t type, 
 static inline void store_scales(const quantize_problem *p, row_at at, int64_t column, const uint8_t *scale,
                                 int64_t count) {
     uint8_t *to = at.scale + scale_offset(p->scale_layout, p->scale_pitch, at.row, column);
-    if (p->scale_layout == SCALES_LINEAR)
+    if (p->scale_layout == NVFP4_LINEAR)
         memcpy(to, scale, (size_t)count);
     else
         for (int64_t i = 0; i < count; i += 4) memcpy(to + i * 128, scale + i, 4);
@@ -154,17 +154,17 @@ static void quantize_blocks(const quantize_problem *p, row_at at, int64_t column
                             int32_t type) {
     _Alignas(64) float values[STEP * BLOCK];
     uint8_t scale[STEP] = {0}, *data = at.data + column * 8, tail_data[LANES * 8];
-    int four = p->block_scale == BLOCK_FOUR_OVER_SIX;
-    if (four && type != OUT_FP32) {
+    int four = p->block_scale == NVFP4_FOUR_OVER_SIX;
+    if (four && type != NVFP4_FP32) {
         load_values(values, x, type, count);
-        x = (const char *)values, type = OUT_FP32;
+        x = (const char *)values, type = NVFP4_FP32;
     }
     int64_t size = BLOCK * type_size(type), groups = count / LANES, whole = groups * LANES;
     float g = problem_global_scale(p);
-    quantizer *quantize = four               ? quantize_four_over_six
-                          : type == OUT_FP32 ? quantize_fp32
-                          : type == OUT_BF16 ? quantize_bf16
-                                             : quantize_fp16;
+    quantizer *quantize = four                 ? quantize_four_over_six
+                          : type == NVFP4_FP32 ? quantize_fp32
+                          : type == NVFP4_BF16 ? quantize_bf16
+                                               : quantize_fp16;
     if (!in_range(g))
         for (int64_t b = 0; b < count; b++) {
             float block[BLOCK];
@@ -221,12 +221,12 @@ static void dequantize_row(const quantize_problem *p, row_at at) {
     float g = problem_global_scale(p);
     if (!(g > 0.0f && g <= FLT_MAX)) /* a NaN may come of g too */
         quantize_portable.dequantize(p, at);
-    else if (p->x_type == OUT_BF16)
-        dequantize_typed(p, at, OUT_BF16);
-    else if (p->x_type == OUT_FP16)
-        dequantize_typed(p, at, OUT_FP16);
+    else if (p->x_type == NVFP4_BF16)
+        dequantize_typed(p, at, NVFP4_BF16);
+    else if (p->x_type == NVFP4_FP16)
+        dequantize_typed(p, at, NVFP4_FP16);
     else
-        dequantize_typed(p, at, OUT_FP32);
+        dequantize_typed(p, at, NVFP4_FP32);
 }
 
 /* fused.c defines what follows. */
@@ -237,7 +237,7 @@ static void silu_mul_row(const quantize_problem *p, row_at at) {
         load_values(y, at.x + from, p->x_type, count);
         load_values(up, at.x + p->k * size + from, p->x_type, count);
         for (int64_t i = 0; i < count * BLOCK; i++) y[i] = silu(y[i]) * up[i];
-        quantize_blocks(p, at, c, count, (const char *)y, OUT_FP32);
+        quantize_blocks(p, at, c, count, (const char *)y, NVFP4_FP32);
     }
 }
 
@@ -274,7 +274,7 @@ static void rms_norm_row(const norm_problem *p, row_at at) {
         load_values(h, (residual ? residual : at.x) + c * size, q->x_type, count);
         load_values(weight, (const char *)p->weight + c * weight_size, p->weight_type, count);
         for (int64_t i = 0; i < count * BLOCK; i++) h[i] = h[i] * inverse * weight[i];
-        quantize_blocks(q, at, c, count, (const char *)h, OUT_FP32);
+        quantize_blocks(q, at, c, count, (const char *)h, NVFP4_FP32);
     }
 }
 

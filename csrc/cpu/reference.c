@@ -11,7 +11,7 @@ static double element(const operand *x, int64_t row, int64_t k) {
     if (x->type != VALUES_E2M1) {
         uint16_t code;
         memcpy(&code, x->data + row * x->pitch + k * 2, 2);
-        return x->type == OUT_FP16 ? fp16_decode(code) : bf16_decode(code);
+        return x->type == NVFP4_FP16 ? fp16_decode(code) : bf16_decode(code);
     }
     uint8_t pair = x->data[row * x->pitch + k / 2];
     int code = k % 2 ? pair >> 4 : pair & 15;

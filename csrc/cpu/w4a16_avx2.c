@@ -30,7 +30,7 @@ static inline __m256 decode_codes(const uint8_t *codes, __m256 magnitudes) {
 
 static inline __m256 decode_16_bit(const uint8_t *from, int32_t type) {
     __m128i codes = _mm_loadu_si128((const __m128i *)from);
-    if (type == OUT_FP16) return _mm256_cvtph_ps(codes);
+    if (type == NVFP4_FP16) return _mm256_cvtph_ps(codes);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
 }
 

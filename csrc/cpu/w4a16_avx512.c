@@ -36,7 +36,7 @@ static inline __m512 decode_codes(const uint8_t *codes, __m512 table) {
 
 static inline __m512 decode_16_bit(const uint8_t *from, int32_t type) {
     __m256i codes = _mm256_loadu_si256((const __m256i *)from);
-    if (type == OUT_FP16) return _mm512_cvtph_ps(codes);
+    if (type == NVFP4_FP16) return _mm512_cvtph_ps(codes);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
 }
 

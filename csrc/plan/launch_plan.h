@@ -9,9 +9,9 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "common/problem.h"
+#include "common/tensor_map.h"
 #include "driver/tensor_layout.h"
-#include "kernels/common/problem.h"
-#include "kernels/common/tensor_map.h"
 
 enum {
     FAMILY_MAX_CANDIDATES = 256,

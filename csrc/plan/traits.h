@@ -6,15 +6,15 @@
 
 #include <string.h>
 
+#include "common/problem.h"
 #include "driver/tensor_layout.h"
-#include "kernels/common/problem.h"
 
 /* One array serves all batches: its batch stride is 0. */
 enum { BROADCAST_VALUES = 1, BROADCAST_SCALES = 2 };
 
 typedef struct gemm_traits { /* compared as bytes: no padding */
     int64_t m, n, k, l;
-    int32_t scale_layout;     /* SCALES_* */
+    int32_t scale_layout;     /* nvfp4_layout */
     int32_t output_bytes;     /* of an element of C */
     int32_t tma_values;       /* 1: tensor maps can describe the values of A and B */
     int32_t output_is_column; /* 1: N = 1, without a bias, and the elements of C (and c) are contiguous: the transposed
@@ -33,7 +33,7 @@ static inline int tma_reaches(const gemm_problem *p, int64_t rows, int64_t pitch
 }
 
 static inline gemm_traits traits_of(const gemm_problem *p) {
-    const int64_t element = p->out_type == OUT_FP32 ? 4 : 2, b_rows = p->no_transpose_b ? p->k : p->n;
+    const int64_t element = p->out_type == NVFP4_FP32 ? 4 : 2, b_rows = p->no_transpose_b ? p->k : p->n;
     gemm_traits t;
     memset(&t, 0, sizeof t);
     t.m = p->m, t.n = p->n, t.k = p->k, t.l = p->l;

@@ -82,7 +82,7 @@
 #undef CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
 #include <cuda.h>
 
-#include "kernels/common/tensor_map.h"
+#include "common/tensor_map.h"
 
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #theirs)
 SAME(OUR_SUCCESS, CUDA_SUCCESS);

@@ -72,7 +72,7 @@ typedef enum variant {
 static uint8_t memory[6][16] __attribute__((aligned(16))); /* whose addresses stand for operands; nothing is read */
 
 static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, variant v) {
-    const int32_t a_type = v == FP16_A ? OUT_FP16 : v == BF16_A ? OUT_BF16 : VALUES_E2M1;
+    const int32_t a_type = v == FP16_A ? NVFP4_FP16 : v == BF16_A ? NVFP4_BF16 : VALUES_E2M1;
     const int64_t a_row = a_type == VALUES_E2M1 ? k / 2 : k * 2;
     const int64_t pitch = v == FAR_ROWS ? TENSOR_STRIDE_END : a_row, element = v == FP32 ? 4 : 2;
     const int64_t scale_pitch = v == LINEAR ? k / 16 : ceil_div(k, 64) * 512;
@@ -96,9 +96,9 @@ static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, v
     p.alpha = v == FP32 ? (const float *)memory[5] : NULL, p.alpha_stride = v == FP32;
     p.alpha_value = 1;
     p.bias = v == BIASED ? memory[5] : NULL;
-    p.scale_layout = v == LINEAR ? SCALES_LINEAR : SCALES_128X4;
-    p.out_type = v == FP32 ? OUT_FP32 : OUT_FP16;
-    p.bias_type = OUT_FP32;
+    p.scale_layout = v == LINEAR ? NVFP4_LINEAR : NVFP4_128X4;
+    p.out_type = v == FP32 ? NVFP4_FP32 : NVFP4_FP16;
+    p.bias_type = NVFP4_FP32;
     p.aligned16 = v != UNALIGNED && k % 32 == 0;
     p.constant_b = (m + n + k / 16 + (int)v) % 2;
     return p;

@@ -62,7 +62,7 @@ static void guarded_free(guarded g) {
 typedef struct side {
     guarded data, scale;
     int64_t pitch, batch, scale_pitch, scale_batch;
-    int32_t type; /* VALUES_E2M1, OUT_FP16 or OUT_BF16 */
+    int32_t type; /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
 } side;
 
 typedef uint8_t draw_scale(void);
@@ -86,7 +86,7 @@ static side side_new(int64_t l, int64_t rows, int64_t k, int layout, int64_t ext
     side s = {.pitch = extra ? round_up(k / 2, 16) + extra : k / 2};
     int64_t batches = one_batch ? 1 : l, scale_bytes;
     s.batch = rows * s.pitch;
-    if (layout == SCALES_LINEAR) {
+    if (layout == NVFP4_LINEAR) {
         s.scale_pitch = columns + (extra ? 5 : 0);
         s.scale_batch = rows * s.scale_pitch;
         scale_bytes = extent(batches, s.scale_batch, rows, s.scale_pitch, columns);
@@ -113,7 +113,7 @@ static void side_free(side s) {
 
 typedef uint16_t draw_code(int32_t type);
 static uint16_t code_of(float value, int32_t type) {
-    return type == OUT_FP16 ? fp16_encode(value) : bf16_encode(value);
+    return type == NVFP4_FP16 ? fp16_encode(value) : bf16_encode(value);
 }
 /* Halves from -8 to 8. */
 static uint16_t integer_code(int32_t type) {
@@ -124,7 +124,7 @@ static uint16_t ordinary_code(int32_t type) {
 }
 /* Finite, of any size whose sums stay finite, or subnormal. */
 static uint16_t any_code(int32_t type) {
-    int64_t size = type == OUT_FP16 ? 0x7C00 : 0x7000;
+    int64_t size = type == NVFP4_FP16 ? 0x7C00 : 0x7000;
     return (uint16_t)(below(2) << 15 | below(below(4) ? size : 0x80));
 }
 
@@ -164,8 +164,8 @@ static gemm_problem problem_of(int64_t l, int64_t m, int64_t n, int64_t k, int l
                           .sfb_batch = b.scale_batch,
                           .alpha_value = 1.0f,
                           .scale_layout = layout,
-                          .out_type = OUT_FP32,
-                          .bias_type = OUT_FP32,
+                          .out_type = NVFP4_FP32,
+                          .bias_type = NVFP4_FP32,
                           .a_type = a.type};
 }
 
@@ -208,8 +208,8 @@ static void test_integers(int64_t l, int64_t m, int64_t n, int64_t k, int32_t a_
                                    : side_of_16_bit(l, m, k, extra, one_batch, a_type, integer_code);
     side b = side_new(l, n, k, layout, below(2) * 16 * below(3), one_batch, integer_scale);
     gemm_problem p = problem_of(l, m, n, k, layout, a, b);
-    p.out_type = OUT_FP16 + (int)below(3);
-    p.bias_type = OUT_FP16 + (int)below(3);
+    p.out_type = NVFP4_FP16 + (int)below(3);
+    p.bias_type = NVFP4_FP16 + (int)below(3);
     p.alpha_value = (float)below(2000) / 777.0f - 1.0f;
     guarded alpha = guarded_new(n * 4, 0), bias = guarded_new(n * type_size(p.bias_type), 0);
     for (int64_t i = 0; i < n; i++) {
@@ -256,10 +256,10 @@ static void test_integers(int64_t l, int64_t m, int64_t n, int64_t k, int32_t a_
 
 /* Many more threads than rows, and K so long that they are worth it: the same bits as with one. */
 static void test_more_threads_than_rows(int64_t m, int64_t n, int64_t k, int32_t a_type) {
-    side a = a_type == VALUES_E2M1 ? side_new(1, m, k, SCALES_128X4, 0, 0, ordinary_scale)
+    side a = a_type == VALUES_E2M1 ? side_new(1, m, k, NVFP4_128X4, 0, 0, ordinary_scale)
                                    : side_of_16_bit(1, m, k, 0, 0, a_type, ordinary_code);
-    side b = side_new(1, n, k, SCALES_128X4, 0, 0, ordinary_scale);
-    gemm_problem p = problem_of(1, m, n, k, SCALES_128X4, a, b);
+    side b = side_new(1, n, k, NVFP4_128X4, 0, 0, ordinary_scale);
+    gemm_problem p = problem_of(1, m, n, k, NVFP4_128X4, a, b);
     output one = output_new(&p), more = output_new(&p);
     for (int isa = CPU_PORTABLE; isa < CPU_ISA_COUNT; isa++) {
         if (!cpu_isa_usable((cpu_isa)isa)) continue;
@@ -281,7 +281,7 @@ static double value_of(const side *s, int layout, int64_t batch, int64_t row, in
     if (s->type != VALUES_E2M1) {
         uint16_t code;
         memcpy(&code, s->data.data + batch * s->batch + row * s->pitch + k * 2, 2);
-        return s->type == OUT_FP16 ? fp16_decode(code) : bf16_decode(code);
+        return s->type == NVFP4_FP16 ? fp16_decode(code) : bf16_decode(code);
     }
     uint8_t pair = (uint8_t)s->data.data[batch * s->batch + row * s->pitch + k / 2];
     int code = pair >> k % 2 * 4 & 15;
@@ -321,7 +321,7 @@ static void test_random(int64_t l, int64_t m, int64_t n, int64_t k, draw_scale *
         run_into(q, &one, (cpu_isa)isa, 1, NULL);
         int within = 1, same = 1;
         /* What amx.c loses is in its header; elsewhere sums of products, multiples of 2^-143, do not underflow. */
-        double underflow = isa == CPU_AMX && a_type == OUT_BF16 ? ldexp((double)k, -114) : 0.0;
+        double underflow = isa == CPU_AMX && a_type == NVFP4_BF16 ? ldexp((double)k, -114) : 0.0;
         for (int64_t batch = 0; batch < l; batch++)
             for (int64_t i = 0; i < m; i++)
                 for (int64_t j = 0; j < n; j++) {
@@ -391,8 +391,8 @@ static void test_specials(int64_t m, int64_t n, int64_t k, int32_t a_type) {
 /* batch_invariant: the bits of a row depend neither on M nor on its place, whichever operand is the longer one. */
 static void test_batch_invariance(int64_t m, int64_t n, int64_t k, int32_t a_type) {
     side a = side_of_16_bit(1, m, k, 0, 0, a_type, ordinary_code);
-    side b = side_new(1, n, k, SCALES_LINEAR, 0, 0, ordinary_scale);
-    gemm_problem p = problem_of(1, m, n, k, SCALES_LINEAR, a, b), q = p;
+    side b = side_new(1, n, k, NVFP4_LINEAR, 0, 0, ordinary_scale);
+    gemm_problem p = problem_of(1, m, n, k, NVFP4_LINEAR, a, b), q = p;
     output whole = output_new(&p), part = output_new(&q);
     for (int isa = CPU_PORTABLE; isa < CPU_ISA_COUNT; isa++) {
         if (!cpu_isa_usable((cpu_isa)isa)) continue;
@@ -535,8 +535,8 @@ static void test_quantize(int64_t l, int64_t rows, int64_t k, int layout, int ty
                           .global_value = g,
                           .scale_layout = layout,
                           .x_type = type};
-    p.scale_pitch = layout == SCALES_LINEAR ? columns : (columns + 3) / 4 * 512;
-    p.scale_batch = layout == SCALES_LINEAR ? rows * columns : (rows + 127) / 128 * p.scale_pitch;
+    p.scale_pitch = layout == NVFP4_LINEAR ? columns : (columns + 3) / 4 * 512;
+    p.scale_batch = layout == NVFP4_LINEAR ? rows * columns : (rows + 127) / 128 * p.scale_pitch;
     guarded x = guarded_new(l * p.x_batch - 16, 0xFF), data = guarded_new(l * p.data_batch, POISON);
     guarded scale = guarded_new(l * p.scale_batch, 0x7F), back = guarded_new(l * p.x_batch - 16, POISON);
     p.x = x.data, p.data = (uint8_t *)data.data, p.scale = (uint8_t *)scale.data;
@@ -571,13 +571,13 @@ static void test_quantize(int64_t l, int64_t rows, int64_t k, int layout, int ty
                     s == 0 || nan ? 0 : (fabsf(v) >= 6 ? 7 : nearest(fabsf(v), 8, e2m1_value)) | (signbit(v) ? 8 : 0);
                 right &= code == expected;
                 float value = (float)e2m1_value(code) * e4m3_decode((uint8_t)s) * g, stored;
-                if (type == OUT_FP16) value = fp16_decode(fp16_encode(value));
-                if (type == OUT_BF16) value = bf16_decode(bf16_encode(value));
+                if (type == NVFP4_FP16) value = fp16_decode(fp16_encode(value));
+                if (type == NVFP4_BF16) value = bf16_decode(bf16_encode(value));
                 memcpy(&stored, round_trip + i, 4);
                 right &= nan ? isnan(stored) != 0 : stored == value;
             }
         }
-    if (layout == SCALES_128X4) /* what is not a scale must be zero */
+    if (layout == NVFP4_128X4) /* what is not a scale must be zero */
         for (int64_t batch = 0; batch < l; batch++)
             for (int64_t r = 0; r < (rows + 127) / 128 * 128; r++)
                 for (int64_t c = 0; c < (columns + 3) / 4 * 4; c++)
@@ -630,9 +630,9 @@ static void *repeat(void *right) {
 }
 
 static void test_concurrency(int64_t m) {
-    side a = side_new(1, m, 1024, SCALES_LINEAR, 0, 0, integer_scale);
-    side b = side_new(1, 700, 1024, SCALES_LINEAR, 0, 0, integer_scale);
-    gemm_problem p = problem_of(1, m, 700, 1024, SCALES_LINEAR, a, b);
+    side a = side_new(1, m, 1024, NVFP4_LINEAR, 0, 0, integer_scale);
+    side b = side_new(1, 700, 1024, NVFP4_LINEAR, 0, 0, integer_scale);
+    gemm_problem p = problem_of(1, m, 700, 1024, NVFP4_LINEAR, a, b);
     output expected = output_new(&p);
     run_into(p, &expected, CPU_REFERENCE, 2, NULL);
     shared_problem = &p;
@@ -682,7 +682,7 @@ int main(int count, char **arguments) {
         test_decoding(128, 129, table_is_a, VALUES_E2M1);
         test_decoding(8, 9, table_is_a, VALUES_E2M1);
     }
-    for (int type = OUT_FP16; type <= OUT_BF16; type++) {
+    for (int type = NVFP4_FP16; type <= NVFP4_BF16; type++) {
         test_decoding(4096, 1, 0, type);
         test_decoding(4096, 20, 0, type);
         test_decoding(128, 129, 0, type);
@@ -692,7 +692,7 @@ int main(int count, char **arguments) {
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 64, 65, 127, 128, 129, 200};
     static const int64_t depths[] = {0, 16, 32, 48, 64, 80, 240, 256, 272, 512, 528, 1040, 2048, 2064, 4112};
     enum { SIZES = sizeof sizes / sizeof *sizes, DEPTHS = sizeof depths / sizeof *depths };
-    static const int32_t a_types[] = {VALUES_E2M1, OUT_FP16, VALUES_E2M1, OUT_BF16};
+    static const int32_t a_types[] = {VALUES_E2M1, NVFP4_FP16, VALUES_E2M1, NVFP4_BF16};
     for (int i = 0; i < shapes * 2; i++)
         test_integers(1 + below(3), sizes[below(SIZES)], sizes[below(SIZES)], depths[below(DEPTHS)], a_types[i % 4]);
     for (int i = 0; i < shapes / 3; i++) {
@@ -700,10 +700,10 @@ int main(int count, char **arguments) {
         test_random(1 + below(2), m, n, k, below(2) ? any_scale : ordinary_scale, i / 4 % 2, a_types[i % 4]);
     }
     for (int i = 0; i < shapes / 2; i++)
-        test_specials(sizes[below(SIZES)], sizes[below(SIZES)], depths[1 + below(DEPTHS - 1)], OUT_FP16 + i % 2);
+        test_specials(sizes[below(SIZES)], sizes[below(SIZES)], depths[1 + below(DEPTHS - 1)], NVFP4_FP16 + i % 2);
     for (int i = 0; i < shapes / 6; i++)
         test_batch_invariance(sizes[below(SIZES)], sizes[below(SIZES)], depths[1 + below(DEPTHS - 1)],
-                              OUT_FP16 + i % 2);
+                              NVFP4_FP16 + i % 2);
     for (int i = 0; i < 4; i++) {
         test_integers(1, 0, 5, 32, a_types[i]), test_integers(1, 5, 0, 32, a_types[i]);
         test_integers(0, 5, 5, 32, a_types[i]), test_integers(1, 3, 1100, 64, a_types[i]);
@@ -717,7 +717,7 @@ int main(int count, char **arguments) {
     for (int i = 0; i < 30; i++)
         for (int isa = CPU_PORTABLE; isa < CPU_ISA_COUNT; isa++)
             if (cpu_isa_usable((cpu_isa)isa))
-                test_quantize(1 + below(2), sizes[below(SIZES)], 16 * (1 + below(20)), i % 2, OUT_FP16 + i % 3,
+                test_quantize(1 + below(2), sizes[below(SIZES)], 16 * (1 + below(20)), i % 2, NVFP4_FP16 + i % 3,
                               (cpu_isa)isa);
     for (int i = 0; i < 20; i++) test_swizzle(1 + below(3), sizes[below(SIZES)], 1 + below(40));
     printf("%d passed, %d failed\n", passed, failed);

@@ -72,8 +72,8 @@ static quantize_problem problem_of(int64_t rows, int64_t k, int64_t width, int l
     quantize_problem p = {.rows = rows, .k = k, .l = BATCHES, .scale_layout = layout, .x_type = type};
     p.x_pitch = width * k * type_size(type) + GAP / type_size(type) * type_size(type), p.x_batch = rows * p.x_pitch;
     p.data_pitch = k / 2 + GAP, p.data_batch = rows * p.data_pitch;
-    p.scale_pitch = layout == SCALES_LINEAR ? k / 16 + 3 : (k / 16 + 3) / 4 * 512;
-    p.scale_batch = layout == SCALES_LINEAR ? rows * p.scale_pitch : (rows + 127) / 128 * p.scale_pitch;
+    p.scale_pitch = layout == NVFP4_LINEAR ? k / 16 + 3 : (k / 16 + 3) / 4 * 512;
+    p.scale_batch = layout == NVFP4_LINEAR ? rows * p.scale_pitch : (rows + 127) / 128 * p.scale_pitch;
     p.global_value = g;
     return p;
 }
@@ -84,7 +84,7 @@ static const char *const names[] = {"quantize", "four_over_six", "dequantize", "
 static void run(operation o, quantize_problem p, buffers b, const void *weight, int weight_type, cpu_isa isa,
                 int threads) {
     p.x = b.x + EDGE, p.data = (uint8_t *)b.data + EDGE, p.scale = (uint8_t *)b.scale + EDGE;
-    p.block_scale = o == FOUR_OVER_SIX ? BLOCK_FOUR_OVER_SIX : BLOCK_AMAX6;
+    p.block_scale = o == FOUR_OVER_SIX ? NVFP4_FOUR_OVER_SIX : NVFP4_AMAX6;
     norm_problem n = {.q = p,
                       .residual = o == RESIDUAL ? b.residual + EDGE : NULL,
                       .residual_pitch = p.x_pitch,
@@ -121,7 +121,7 @@ static void draw_block(char *to, int type, float g) {
     float v[16];
     int kind = (int)below(8);
     float size = ldexpf(1.0f + (float)below(256) / 256.0f,
-                        (int)below(type == OUT_FP16 ? 20 : 60) - (type == OUT_FP16 ? 12 : 30));
+                        (int)below(type == NVFP4_FP16 ? 20 : 60) - (type == NVFP4_FP16 ? 12 : 30));
     float unit = e4m3_decode((uint8_t)(1 + below(126))) * g;
     static const float ties[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
     for (int i = 0; i < 16; i++) {
@@ -155,7 +155,7 @@ static const float global_scales[] = {0x1.3p-48f, 0x1.7p-48f, 0x1p-48f, 0x1.fp48
                                       INFINITY,   -INFINITY,  NAN,      77.0f,     0.37f,     1.0f};
 
 static void test_operations(int64_t rows, int64_t k, int layout, int type, float g) {
-    int weight_type = OUT_FP16 + (int)below(3);
+    int weight_type = NVFP4_FP16 + (int)below(3);
     char *weight = filled((size_t)k * 4);
     for (int64_t i = 0; i < k; i += 16) draw_block(weight + i * type_size(weight_type), weight_type, 1.0f);
     for (int o = 0; o < OPERATIONS; o++) {
@@ -181,34 +181,34 @@ static void test_operations(int64_t rows, int64_t k, int layout, int type, float
 
 /* Every 16-bit value in a block whose largest one decides the scale; and every code with every scale back. */
 static void test_patterns(int type, float g, uint16_t largest) {
-    quantize_problem p = problem_of(64, 1024, 1, SCALES_LINEAR, type, g);
+    quantize_problem p = problem_of(64, 1024, 1, NVFP4_LINEAR, type, g);
     p.l = 1;
     buffers inputs = buffers_new(&p);
     for (int64_t i = 0; i < 65536; i++) {
         uint16_t code = i % 16 == 5 ? largest : (uint16_t)(i / 16 % 4096 * 16 + (i + i / 65536) % 16);
         memcpy(inputs.x + EDGE + i / 1024 * p.x_pitch + i % 1024 * 2, &code, 2);
     }
-    compare(QUANTIZE, &p, inputs, NULL, OUT_FP32);
+    compare(QUANTIZE, &p, inputs, NULL, NVFP4_FP32);
     for (int64_t r = 0; r < 64; r++)
         for (int64_t c = 0; c < 64; c++) {
             memset(inputs.data + EDGE + r * p.data_pitch + c * 8, 0, 8);
             for (int i = 0; i < 8; i++) inputs.data[EDGE + r * p.data_pitch + c * 8 + i] = (char)(i * 0x22 + 0x10);
             inputs.scale[EDGE + r * p.scale_pitch + c] = (char)(r * 4 + c);
         }
-    compare(DEQUANTIZE, &p, inputs, NULL, OUT_FP32);
+    compare(DEQUANTIZE, &p, inputs, NULL, NVFP4_FP32);
     buffers_free(inputs);
 }
 
 /* The divisor for which the low part of the reciprocal must be rounded towards zero: a quarter of it is a tie. */
 static void test_hard_divisor(int exponent) {
-    quantize_problem p = problem_of(3, 512, 1, SCALES_LINEAR, OUT_FP32, ldexpf(0x1.fffffep0f, exponent));
+    quantize_problem p = problem_of(3, 512, 1, NVFP4_LINEAR, NVFP4_FP32, ldexpf(0x1.fffffep0f, exponent));
     buffers inputs = buffers_new(&p);
     for (int64_t r = 0; r < BATCHES * p.rows; r++)
         for (int i = 0; i < 512; i++) {
             float x = i % 16 ? ldexpf(i % 2 ? 0.5f : -0.5f, exponent) : 6.0f * p.global_value;
             memcpy(inputs.x + EDGE + r * p.x_pitch + i * 4, &x, 4);
         }
-    compare(QUANTIZE, &p, inputs, NULL, OUT_FP32);
+    compare(QUANTIZE, &p, inputs, NULL, NVFP4_FP32);
     buffers_free(inputs);
 }
 
@@ -221,7 +221,7 @@ static void test_swizzle(int64_t rows, int64_t columns) {
     for (int64_t r = 0; r < BATCHES * rows; r++)
         for (int64_t c = 0; c < columns; c++) {
             char *to = expected + EDGE + r / rows * swizzled_batch;
-            to[scale_offset(SCALES_128X4, (columns + 3) / 4 * 512, r % rows, c)] = linear[EDGE + r * pitch + c] =
+            to[scale_offset(NVFP4_128X4, (columns + 3) / 4 * 512, r % rows, c)] = linear[EDGE + r * pitch + c] =
                 (char)draw();
         }
     swizzle_problem p = {
@@ -242,13 +242,13 @@ int main(int argc, char **argv) {
     for (int i = 0; i < shapes * (full ? 10 : 3); i++) {
         int64_t k = 16 * (1 + below(below(4) ? 40 : 300));
         test_operations(i % 6 ? 1 + below(4) : sizes[below(12)], i % 6 ? k : 16 * (1 + below(20)), i % 2,
-                        OUT_FP16 + i % 3, below(2) ? (float)(1 + below(1000)) / 3000.0f : global_scales[below(18)]);
+                        NVFP4_FP16 + i % 3, below(2) ? (float)(1 + below(1000)) / 3000.0f : global_scales[below(18)]);
     }
-    for (int type = OUT_FP16; type <= OUT_BF16; type++)
+    for (int type = NVFP4_FP16; type <= NVFP4_BF16; type++)
         for (int i = 0; i < (full ? 400 : 4); i++)
             test_patterns(type, bits_float((uint32_t)(127 + below(60) - 30) << 23 | (uint32_t)below(1 << 23)),
                           full ? (uint16_t)(i * 79) : (uint16_t)below(0x7F80));
-    test_operations(3, 176, SCALES_LINEAR, OUT_FP32, INFINITY); /* whose NaN have bits of their own */
+    test_operations(3, 176, NVFP4_LINEAR, NVFP4_FP32, INFINITY); /* whose NaN have bits of their own */
     for (int exponent = -40; exponent <= 40; exponent += 20) test_hard_divisor(exponent);
     for (int i = 0; i < 4 * shapes; i++) test_swizzle(i % 2 ? sizes[below(12)] : 1 + below(700), 1 + below(90));
     printf("%d passed, %d failed\n", passed, failed);

@@ -116,7 +116,7 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
     const int32_t mma_tile_m = SM100_CTA_ROWS * c->cta_group, cluster = gemm->cluster;
     const int64_t clusters = cluster ? candidate->grid / cluster : 0, groups = s->tiles / c->multicast;
     const int64_t room = fit_apart(g, c->cta_group * c->multicast);
-    const int linear = p->scale_layout == SCALES_LINEAR, far = is_far(p);
+    const int linear = p->scale_layout == NVFP4_LINEAR, far = is_far(p);
     expect(candidate->tile_m == (s->swap_ab ? c->mma_tile_n : mma_tile_m) &&
                candidate->tile_n == (s->swap_ab ? mma_tile_m : c->mma_tile_n) && candidate->tile_k == SM100_STAGE_K &&
                candidate->stages == c->stages && candidate->swap_ab == s->swap_ab,
@@ -165,7 +165,7 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
            "a constant b is loaded early, and nothing else");
     const int aligned =
         ((uintptr_t)p->out | (uintptr_t)p->out_pitch | (uintptr_t)(p->l > 1 ? p->out_batch : 0)) % 4 == 0;
-    expect(s->column_pairs == (!c->cp_async && s->swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && aligned),
+    expect(s->column_pairs == (!c->cp_async && s->swap_ab && p->out_type != NVFP4_FP32 && p->n % 2 == 0 && aligned),
            "pairs of columns exist and are aligned");
     check_shared_memory(g, c, s, gemm, candidate->ctas_per_sm);
     launches[is_by_rule(g, candidate)][candidate->ctas_per_sm - 1]++;

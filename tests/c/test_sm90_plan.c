@@ -14,7 +14,7 @@ typedef struct config {
 } config;
 static const config configs[] = {
 #define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16)                               \
-    {(bf16) ? OUT_BF16 : OUT_FP16, math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
+    {(bf16) ? NVFP4_BF16 : NVFP4_FP16, math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -213,7 +213,7 @@ static void check_gemm_memory(const gpu *g, const gemm_candidate *candidate, con
 /* Whether a kernel multiplies A's type: 16 bits come through the pre-pass. */
 static int takes_type(const config *c, const gemm_problem *p) {
     if (p->a_type != VALUES_E2M1) return c->type == p->a_type && !SM90_DEQUANT_B_IN_KERNEL(c->mma_tile_n);
-    return c->type == OUT_FP16;
+    return c->type == NVFP4_FP16;
 }
 
 static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const config *c,
@@ -262,7 +262,7 @@ static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_
                "no shorter tile holds all of mma_a");
     }
     expect(p->a_type != VALUES_E2M1 || !(rows[0] == 1 && rows[1] > 1), "a vector is no reason for 128 rows");
-    expect(needs_tma(p) && p->scale_layout == SCALES_128X4, "TMA reaches mma_a");
+    expect(needs_tma(p) && p->scale_layout == NVFP4_128X4, "TMA reaches mma_a");
 }
 
 static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const launch_plan *plan,
@@ -339,7 +339,7 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
                        const launch_step *gemm) {
     const sm90_gemv_schedule *s = param_of(plan, gemm, 1);
     const gemm_problem other = transposed(p);
-    const int element = p->out_type == OUT_FP32 ? 4 : 2;
+    const int element = p->out_type == NVFP4_FP32 ? 4 : 2;
     expect(!c->swap_ab || (p->n == 1 && p->m > 1 && !p->bias && p->out_pitch == element),
            "what is transposed is a column");
     if (c->swap_ab) p = &other;
@@ -377,7 +377,7 @@ static void check_skinny(const gpu *g, const gemm_problem *p, const gemm_candida
               b_units = skinny_configs[i].b_units;
     const int warps = skinny_configs[i].warps;
     const int64_t rows = 8 * b_units;
-    expect(p->a_type == VALUES_E2M1 && p->scale_layout == SCALES_128X4 && needs_tma(p) && p->k > 0,
+    expect(p->a_type == VALUES_E2M1 && p->scale_layout == NVFP4_128X4 && needs_tma(p) && p->k > 0,
            "operands that TMA loads");
     expect(c->swap_ab && p->m <= 8 * a_units && c->tile_m == 8 * a_units && c->tile_n == rows, "it holds all of A");
     expect(s->ctas >= 1 && s->tiles == ceil_div(p->n, rows) && s->ctas <= s->tiles, "no CTA without a tile");
@@ -412,7 +412,7 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     const int64_t tiles_m = ceil_div(rows[0], 128), tiles_n = ceil_div(rows[1], 256);
     const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * p->l, rest = pairs % clusters;
     const int64_t split_k_tiles = 2 * rest <= clusters ? 2 * rest : 0, dp_pairs = pairs - split_k_tiles / 2;
-    expect(prefill_configs[c->kernel - SM90_FIRST_PREFILL].bf16 == (p->a_type == OUT_BF16) &&
+    expect(prefill_configs[c->kernel - SM90_FIRST_PREFILL].bf16 == (p->a_type == NVFP4_BF16) &&
                (p->a_type == VALUES_E2M1 || (e2m1[0] && s->swap_ab)),
            "A of 16 bits is mma_b, in its own type");
     expect(entry_of(c->kernel)->shared_bytes <= g->props.shared_per_block &&
@@ -427,7 +427,7 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     expect(c->tile_m == 256 && c->tile_n == 256 && c->tile_k == SM90_PREFILL_STAGE_K &&
                c->stages == prefill_configs[c->kernel - SM90_FIRST_PREFILL].stages,
            "the candidate says the tile");
-    if (e2m1[0]) expect(p->scale_layout == SCALES_128X4 && p->k % 64 == 0 && needs_tma(p), "what e2m1 operands need");
+    if (e2m1[0]) expect(p->scale_layout == NVFP4_128X4 && p->k % 64 == 0 && needs_tma(p), "what e2m1 operands need");
     const sm90_prefill_operand *operands[2] = {&s->mma_a, &s->mma_b};
     const uintptr_t end = WORKSPACE + (uintptr_t)c->workspace;
     uintptr_t from = WORKSPACE;
@@ -479,8 +479,8 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
 
 static void check_nn(const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan, const launch_step *gemm) {
     const sm90_nn_schedule *s = param_of(plan, gemm, 1);
-    expect(strstr(c->name, p->a_type == OUT_FP16 ? "_fp16_" : "_bf16_") != NULL, "of A's type");
-    expect(p->scale_layout == SCALES_128X4 && p->aligned16, "scales and rows that the kernel takes");
+    expect(strstr(c->name, p->a_type == NVFP4_FP16 ? "_fp16_" : "_bf16_") != NULL, "of A's type");
+    expect(p->scale_layout == NVFP4_128X4 && p->aligned16, "scales and rows that the kernel takes");
     expect((int64_t)s->tiles_m * c->tile_m >= p->m && (int64_t)(s->tiles_m - 1) * c->tile_m < p->m, "tiles cover M");
     expect((int64_t)s->tiles_n * c->tile_n >= p->n && (int64_t)(s->tiles_n - 1) * c->tile_n < p->n, "tiles cover N");
     const int64_t stages = ceil_div(p->k, 64), split_k = c->split_k;
@@ -540,7 +540,7 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
     const double row = (double)SM90_DEQUANT_PITCH(p->k), end = (double)TENSOR_STRIDE_END;
     const double a = row * (double)p->m * (double)(p->a_batch == 0 && p->sfa_batch == 0 ? 1 : p->l);
     const double b = row * (double)p->n * (double)p->l;
-    const int e2m1 = p->scale_layout == SCALES_128X4 && needs_tma(p);
+    const int e2m1 = p->scale_layout == NVFP4_128X4 && needs_tma(p);
     if (p->no_transpose_b) {
         expect(gemm_families[NVFP4_BACKEND_SM90]->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                    strstr(nvfp4_last_error(), e2m1 ? "tiles" : "transpose_b: is False"),

@@ -33,7 +33,7 @@ int main(void) {
                                 .sfa_pitch = k / 64 * 512, .sfb_pitch = k / 64 * 512,
                                 .sfa_batch = shared == 1 ? 0 : scale_bytes(m, k),
                                 .sfb_batch = shared == 2 ? 0 : scale_bytes(n, k),
-                                .out_type = OUT_FP16, .out_pitch = n * 2, .out_batch = m * n * 2, .aligned16 = 1};
+                                .out_type = NVFP4_FP16, .out_pitch = n * 2, .out_batch = m * n * 2, .aligned16 = 1};
         plan_query query;
         memset(&query, 0, sizeof query);
         query.traits = traits_of(&p);

@@ -6,26 +6,26 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#include "kernels/common/problem.h"
+#include "common/problem.h"
 
 __device__ __forceinline__ int type_bytes(int32_t type) {
-    return type == OUT_FP32 ? 4 : 2;
+    return type == NVFP4_FP32 ? 4 : 2;
 }
 
 __device__ __forceinline__ float load_float(const void *base, int64_t index, int32_t type) {
-    if (type == OUT_FP32) return ((const float *)base)[index];
-    if (type == OUT_FP16) return __half2float(((const __half *)base)[index]);
+    if (type == NVFP4_FP32) return ((const float *)base)[index];
+    if (type == NVFP4_FP16) return __half2float(((const __half *)base)[index]);
     return __bfloat162float(((const __nv_bfloat16 *)base)[index]);
 }
 
 /* Bits of a 16-bit type, rounded to nearest even. */
 __device__ __forceinline__ uint16_t round_16(float value, int32_t type) {
-    return type == OUT_FP16 ? __half_as_ushort(__float2half_rn(value))
-                            : __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    return type == NVFP4_FP16 ? __half_as_ushort(__float2half_rn(value))
+                              : __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
 __device__ __forceinline__ void store_float(void *base, int64_t index, int32_t type, float value) {
-    if (type == OUT_FP32)
+    if (type == NVFP4_FP32)
         ((float *)base)[index] = value;
     else
         ((uint16_t *)base)[index] = round_16(value, type);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_floats(void *base, int32_t type, const flo
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (i < count) store_float(base, i, type, v[i]);
-    } else if (type == OUT_FP32) {
+    } else if (type == NVFP4_FP32) {
         *(float4 *)base = make_float4(v[0], v[1], v[2], v[3]);
     } else {
         *(uint2 *)base = make_uint2(round_16(v[0], type) | (uint32_t)round_16(v[1], type) << 16,
@@ -84,12 +84,12 @@ __device__ __forceinline__ void load_some_as(float (&v)[COUNT], const char *from
 /* Loads the first `count` of COUNT values, `step` bytes apart; zeros for the others. */
 template <int COUNT>
 __device__ __forceinline__ void load_some(float (&v)[COUNT], const char *from, int64_t step, int32_t type, int count) {
-    if (type == OUT_FP16)
-        load_some_as<OUT_FP16>(v, from, step, count);
-    else if (type == OUT_BF16)
-        load_some_as<OUT_BF16>(v, from, step, count);
+    if (type == NVFP4_FP16)
+        load_some_as<NVFP4_FP16>(v, from, step, count);
+    else if (type == NVFP4_BF16)
+        load_some_as<NVFP4_BF16>(v, from, step, count);
     else
-        load_some_as<OUT_FP32>(v, from, step, count);
+        load_some_as<NVFP4_FP32>(v, from, step, count);
 }
 
 template <int TYPE, int COUNT>
@@ -101,12 +101,12 @@ __device__ __forceinline__ void store_some_as(const float (&v)[COUNT], char *to,
 
 template <int COUNT>
 __device__ __forceinline__ void store_some(const float (&v)[COUNT], char *to, int64_t step, int32_t type, int count) {
-    if (type == OUT_FP16)
-        store_some_as<OUT_FP16>(v, to, step, count);
-    else if (type == OUT_BF16)
-        store_some_as<OUT_BF16>(v, to, step, count);
+    if (type == NVFP4_FP16)
+        store_some_as<NVFP4_FP16>(v, to, step, count);
+    else if (type == NVFP4_BF16)
+        store_some_as<NVFP4_BF16>(v, to, step, count);
     else
-        store_some_as<OUT_FP32>(v, to, step, count);
+        store_some_as<NVFP4_FP32>(v, to, step, count);
 }
 
 /* 32 bytes, aligned to 32: a thread with a row of its own fills whole sectors. Needs sm_100. */
@@ -128,7 +128,7 @@ template <int WORDS> __device__ __forceinline__ void store_words(char *to, const
 
 /* Stores COUNT neighbours, a multiple of 8, aligned to 16 bytes. */
 template <int COUNT> __device__ __forceinline__ void store_neighbours(const float (&v)[COUNT], char *to, int32_t type) {
-    if (type == OUT_FP32) {
+    if (type == NVFP4_FP32) {
         uint32_t w[COUNT];
 #pragma unroll
         for (int i = 0; i < COUNT; i++) w[i] = __float_as_uint(v[i]);
@@ -136,14 +136,14 @@ template <int COUNT> __device__ __forceinline__ void store_neighbours(const floa
         return;
     }
     uint32_t w[COUNT / 2];
-    if (type == OUT_FP16) {
+    if (type == NVFP4_FP16) {
 #pragma unroll
         for (int i = 0; i < COUNT; i += 2)
-            w[i / 2] = round_16(v[i], OUT_FP16) | (uint32_t)round_16(v[i + 1], OUT_FP16) << 16;
+            w[i / 2] = round_16(v[i], NVFP4_FP16) | (uint32_t)round_16(v[i + 1], NVFP4_FP16) << 16;
     } else {
 #pragma unroll
         for (int i = 0; i < COUNT; i += 2)
-            w[i / 2] = round_16(v[i], OUT_BF16) | (uint32_t)round_16(v[i + 1], OUT_BF16) << 16;
+            w[i / 2] = round_16(v[i], NVFP4_BF16) | (uint32_t)round_16(v[i + 1], NVFP4_BF16) << 16;
     }
     store_words(to, w);
 }
@@ -202,7 +202,7 @@ __device__ __forceinline__ void store_row(const gemm_problem &p, int64_t l, int6
         for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha, v[i]);
     } else {
         float alpha[COUNT];
-        load_some_as<OUT_FP32>(alpha, (const char *)(p.alpha + n), 4, columns);
+        load_some_as<NVFP4_FP32>(alpha, (const char *)(p.alpha + n), 4, columns);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) v[i] = __fmul_rn(alpha[i], v[i]);
     }

@@ -4,8 +4,8 @@
 #ifndef NVFP4_COMMON_TMA_CUH
 #define NVFP4_COMMON_TMA_CUH
 
+#include "common/tensor_map.h"
 #include "kernels/common/shared.cuh"
-#include "kernels/common/tensor_map.h"
 
 /* Prefetches the tensor map itself, which the first load would wait for. */
 __device__ __forceinline__ void prefetch_tensormap(const tensor_map *map) {

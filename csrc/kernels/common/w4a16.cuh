@@ -9,9 +9,9 @@
 
 #include <cuda_fp16.h>
 
+#include "common/problem.h"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/mma.cuh"
-#include "kernels/common/problem.h"
 
 /* Multiplies pairs; the sum with -0 changes no bit. fma because mul.bf16x2 needs sm_90. */
 __device__ __forceinline__ uint32_t bf162_multiply(uint32_t x, uint32_t y) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void pairs_4_apart(const uint4 &natural, uint32_t (&p
 
 template <int TYPE> struct w4a16;
 
-template <> struct w4a16<OUT_FP16> {
+template <> struct w4a16<NVFP4_FP16> {
     static constexpr float UNIT = DECODE_HAS_CVT ? 64.0f : 128.0f;
 
     static __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
@@ -76,7 +76,7 @@ template <> struct w4a16<OUT_FP16> {
     }
 };
 
-template <> struct w4a16<OUT_BF16> {
+template <> struct w4a16<NVFP4_BF16> {
     static constexpr float UNIT = 128.0f;
 
     static __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
@@ -85,7 +85,7 @@ template <> struct w4a16<OUT_BF16> {
     }
     static __device__ __forceinline__ uint32_t scales(uint32_t bytes) {
         constexpr float FACTOR = DECODE_HAS_CVT ? 0x1p119f : 0x1p112f; /* of what decode_scales gives */
-        const uint32_t pair = w4a16<OUT_FP16>::scales(bytes);
+        const uint32_t pair = w4a16<NVFP4_FP16>::scales(bytes);
         const float2 two = __half22float2(*(const __half2 *)&pair);
         uint32_t result;
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(two.y * FACTOR), "f"(two.x * FACTOR));
@@ -117,7 +117,7 @@ template <> struct w4a16<OUT_BF16> {
 /* What the sum of products of fragments of TYPE is multiplied by: the powers of two that B's conversion leaves, and
  * A's if A is NVFP4, whose fragments are fp16. */
 template <int TYPE> __device__ __forceinline__ float product_unit(const gemm_problem &p) {
-    return TYPE == OUT_FP16 && p.a_type == VALUES_E2M1 ? DECODED_PRODUCT_UNIT : w4a16<TYPE>::UNIT;
+    return TYPE == NVFP4_FP16 && p.a_type == VALUES_E2M1 ? DECODED_PRODUCT_UNIT : w4a16<TYPE>::UNIT;
 }
 
 #endif

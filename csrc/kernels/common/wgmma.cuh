@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "kernels/common/problem.h"
+#include "common/problem.h"
 
 /* Matrix descriptor of b: rows of 128 bytes, 64 values along K, 128-byte swizzle, which repeats every 1024 bytes
  * (section 9.7.15.5.1). A K-step of 16 is 32 bytes. The address is masked: in a cluster its upper bits hold the CTA
@@ -40,7 +40,7 @@ template <int REGISTERS> __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-template <int N, int TYPE> struct wgmma_rs; /* TYPE: of a and b, OUT_FP16 or OUT_BF16 */
+template <int N, int TYPE> struct wgmma_rs; /* TYPE: of a and b, NVFP4_FP16 or NVFP4_BF16 */
 
 /* scale_d = 0: d = a . b. */
 #define WGMMA_RS_OF(type, type_name, n, registers, a0, a1, a2, a3, descriptor, scale, ...)                             \
@@ -57,8 +57,8 @@ template <int N, int TYPE> struct wgmma_rs; /* TYPE: of a and b, OUT_FP16 or OUT
     };
 
 #define WGMMA_RS(...)                                                                                                  \
-    WGMMA_RS_OF(OUT_FP16, "f16", __VA_ARGS__)                                                                          \
-    WGMMA_RS_OF(OUT_BF16, "bf16", __VA_ARGS__)
+    WGMMA_RS_OF(NVFP4_FP16, "f16", __VA_ARGS__)                                                                        \
+    WGMMA_RS_OF(NVFP4_BF16, "bf16", __VA_ARGS__)
 
 #define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D8(i)  D4(i), D4(i + 4)

@@ -22,10 +22,10 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, ui
                  : "memory");
 }
 
-/* TYPE: of a and b, OUT_FP16 or OUT_BF16. */
+/* TYPE: of a and b, NVFP4_FP16 or NVFP4_BF16. */
 template <int TYPE>
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
-    if constexpr (TYPE == OUT_FP16)
+    if constexpr (TYPE == NVFP4_FP16)
         asm volatile(ADD "m64n256k16.f32.f16.f16 {" P0_127 "}, {%128, %129, %130, %131}, %132, add, 1, 1, 0; }"
                      : D64(0), D64(64)
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)

@@ -10,7 +10,7 @@
 #include <float.h>
 #include <stdint.h>
 
-#include "kernels/common/problem.h"
+#include "common/problem.h"
 #include "kernels/quantize/kernels.h"
 
 /* The larger magnitude of `amax` and the values of a word, as bits of fp32, or of fp16 in the upper half. */
@@ -60,7 +60,7 @@ __device__ __forceinline__ bool arrive_last(const amax_problem &p) {
 extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
     nvfp4_amax_scale(const __grid_constant__ amax_problem p) {
     __shared__ bool last;
-    const bool wide = p.x_type == OUT_FP32;
+    const bool wide = p.x_type == NVFP4_FP32;
     const int64_t chunks = p.l * p.rows * p.chunks;
     uint32_t amax = 0;
 #pragma unroll 1
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
     }
     if (threadIdx.x == 0) {
         float value =
-            p.x_type == OUT_FP16 ? __half2float(__ushort_as_half((uint16_t)(amax >> 16))) : __uint_as_float(amax);
+            p.x_type == NVFP4_FP16 ? __half2float(__ushort_as_half((uint16_t)(amax >> 16))) : __uint_as_float(amax);
         float scale = __double2float_rn(__ddiv_rn((double)value, p.divisor));
         *p.scale = scale > 0.0f && scale <= FLT_MAX ? scale : 1.0f;
     }

@@ -83,7 +83,7 @@ template <int COUNT> __device__ __forceinline__ void decode_e2m1(uint32_t codes,
 
 __device__ __forceinline__ uint32_t pack_16(float low, float high, int type) {
     uint32_t pair;
-    if (type == OUT_FP16)
+    if (type == NVFP4_FP16)
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     else
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -110,7 +110,7 @@ __device__ __forceinline__ uint32_t sign_bits(const uint32_t *pairs) {
 
 /* 16 values as they are in memory. */
 template <int TYPE> struct raw_block {
-    static constexpr int words = TYPE == OUT_FP32 ? 16 : 8;
+    static constexpr int words = TYPE == NVFP4_FP32 ? 16 : 8;
     uint32_t w[words];
 
     /* Aligned: to 16 bytes, else to a value. */
@@ -129,7 +129,7 @@ template <int TYPE> struct raw_block {
         if (aligned) return;
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            if (TYPE == OUT_FP32)
+            if (TYPE == NVFP4_FP32)
                 ((uint32_t *)x)[i] = w[i % words];
             else
                 ((uint16_t *)x)[i] = (uint16_t)(w[i / 2] >> i % 2 * 16);
@@ -138,26 +138,26 @@ template <int TYPE> struct raw_block {
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             uint32_t half = w[i / 2] >> i % 2 * 16 & 0xFFFF;
-            v[i] = TYPE == OUT_FP32   ? __uint_as_float(w[i % words])
-                   : TYPE == OUT_BF16 ? __uint_as_float(half << 16)
-                                      : __half2float(__ushort_as_half((uint16_t)half));
+            v[i] = TYPE == NVFP4_FP32   ? __uint_as_float(w[i % words])
+                   : TYPE == NVFP4_BF16 ? __uint_as_float(half << 16)
+                                        : __half2float(__ushort_as_half((uint16_t)half));
         }
     }
     /* Rounded to nearest even. */
     __device__ __forceinline__ void pack(const float (&v)[16]) {
 #pragma unroll
         for (int i = 0; i < words; i++)
-            w[i] = TYPE == OUT_FP32 ? __float_as_uint(v[i]) : pack_16(v[2 * i % 16], v[(2 * i + 1) % 16], TYPE);
+            w[i] = TYPE == NVFP4_FP32 ? __float_as_uint(v[i]) : pack_16(v[2 * i % 16], v[(2 * i + 1) % 16], TYPE);
     }
     __device__ __forceinline__ void load_unaligned(const char *x) {
 #pragma unroll
         for (int i = 0; i < words; i++)
-            w[i] = TYPE == OUT_FP32 ? ((const uint32_t *)x)[i]
-                                    : ((const uint16_t *)x)[2 * i] | (uint32_t)((const uint16_t *)x)[2 * i + 1] << 16;
+            w[i] = TYPE == NVFP4_FP32 ? ((const uint32_t *)x)[i]
+                                      : ((const uint16_t *)x)[2 * i] | (uint32_t)((const uint16_t *)x)[2 * i + 1] << 16;
     }
     /* Values 2i and 2i + 1 in 16 bits each, with their signs. */
     __device__ __forceinline__ uint32_t pair(int i) const {
-        return TYPE == OUT_FP32 ? __byte_perm(w[2 * i % words], w[(2 * i + 1) % words], 0x7632) : w[i];
+        return TYPE == NVFP4_FP32 ? __byte_perm(w[2 * i % words], w[(2 * i + 1) % words], 0x7632) : w[i];
     }
     __device__ __forceinline__ block unpack() const {
         block b;
@@ -168,9 +168,9 @@ template <int TYPE> struct raw_block {
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             uint32_t half = w[i / 2] >> i % 2 * 16 & 0x7FFF;
-            b.magnitude[i] = TYPE == OUT_FP32   ? fabsf(__uint_as_float(w[i % words]))
-                             : TYPE == OUT_BF16 ? __uint_as_float(half << 16)
-                                                : __half2float(__ushort_as_half((uint16_t)half));
+            b.magnitude[i] = TYPE == NVFP4_FP32   ? fabsf(__uint_as_float(w[i % words]))
+                             : TYPE == NVFP4_BF16 ? __uint_as_float(half << 16)
+                                                  : __half2float(__ushort_as_half((uint16_t)half));
         }
         return b;
     }
@@ -188,7 +188,7 @@ __device__ __forceinline__ block signs_of(const raw_block<TYPE> &x, const raw_bl
 }
 
 __device__ __forceinline__ block block_of(const float (&v)[16]) {
-    raw_block<OUT_FP32> raw;
+    raw_block<NVFP4_FP32> raw;
     raw.pack(v);
     return raw.unpack();
 }
@@ -254,7 +254,7 @@ __device__ __forceinline__ void quantize_block(const block &b, float g, reciproc
     for (int i = 0; i < 16; i++) bits = max(bits, __float_as_uint(b.magnitude[i])); /* NaN is above infinity */
     float amax = __uint_as_float(bits), capped = amax > most ? most : amax;
     candidate best(b, amax, quotient(quotient(capped, sixth), over_g), g);
-    if (BLOCK_SCALE == BLOCK_FOUR_OVER_SIX) {
+    if (BLOCK_SCALE == NVFP4_FOUR_OVER_SIX) {
         candidate four(b, amax, quotient(__fmul_rn(capped, 0.25f), over_g), g);
         float p = normalizer(amax);
         if (squared_error(b, four, p) < squared_error(b, best, p)) best = four;
@@ -303,7 +303,7 @@ __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data
         amax = fmaxf(amax, fabsf(value));
     }
     plain_candidate<TYPE> best(x, nan, amax, __fdiv_rn(__fdiv_rn(amax, 6.0f), g), g);
-    if (BLOCK_SCALE == BLOCK_FOUR_OVER_SIX) {
+    if (BLOCK_SCALE == NVFP4_FOUR_OVER_SIX) {
         plain_candidate<TYPE> four(x, nan, amax, __fdiv_rn(__fdiv_rn(amax, 4.0f), g), g);
         float p = normalizer(amax);
         if (four.squared_error(x, p) < best.squared_error(x, p)) best = four;
@@ -316,9 +316,9 @@ __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data
 __device__ __forceinline__ void quantize_floats(const float (&v)[16], float g, bool in_range, uint2 *data,
                                                 uint8_t *scale) {
     if (in_range)
-        quantize_block<BLOCK_AMAX6>(block_of(v), g, reciprocal_of(g), data, scale);
+        quantize_block<NVFP4_AMAX6>(block_of(v), g, reciprocal_of(g), data, scale);
     else
-        quantize_any<OUT_FP32, BLOCK_AMAX6>((const char *)v, g, data, scale);
+        quantize_any<NVFP4_FP32, NVFP4_AMAX6>((const char *)v, g, data, scale);
 }
 
 #endif

@@ -25,7 +25,7 @@ struct block_coord {
         width = 1u << p.tile_log2;
         lane = threadIdx.x & (width - 1);
         column = blockIdx.x << p.tile_log2;
-        if (p.scale_layout == SCALES_LINEAR) {
+        if (p.scale_layout == NVFP4_LINEAR) {
             uint32_t height = QUANTIZE_THREADS >> p.tile_log2;
             tile_coord tile(p.l, ((uint32_t)p.rows + height - 1) / height);
             l = tile.l, row = tile.y * height + across;
@@ -94,7 +94,7 @@ template <int TYPE_> struct silu_mul_of_x {
         float v[16];
         source.load(x, up_at, false);
         source.values(v);
-        quantize_any<OUT_FP32, BLOCK_SCALE>((const char *)v, g, data, scale);
+        quantize_any<NVFP4_FP32, BLOCK_SCALE>((const char *)v, g, data, scale);
     }
 };
 
@@ -109,13 +109,13 @@ __device__ __forceinline__ void launch_dependents(int64_t rows) {
 
 template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(const quantize_problem &p) {
     launch_dependents(p.rows);
-    constexpr uint32_t item = SOURCE::TYPE == OUT_FP32 ? 4 : 2;
+    constexpr uint32_t item = SOURCE::TYPE == NVFP4_FP32 ? 4 : 2;
     block_coord at(p);
     if (at.l >= (uint32_t)p.l) return;
     const int64_t up = p.k * item;
     uint32_t columns = (uint32_t)p.k / 16, first = at.column + at.lane, pitch = 1;
     uint32_t end = first < columns && at.row < (uint32_t)p.rows ? columns - first : 0, stored = end;
-    if (p.scale_layout == SCALES_128X4) { /* the scales from `end` on are padding */
+    if (p.scale_layout == NVFP4_128X4) { /* the scales from `end` on are padding */
         pitch = 128;
         stored = (columns + 3) / 4 * 4 - first;
     }
@@ -163,13 +163,13 @@ template <int TYPE, int COUNT> __device__ __forceinline__ void store_piece(const
     uint32_t w[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        w[i] = TYPE == OUT_FP32 ? __float_as_uint(v[i]) : pack_16(v[2 * i % COUNT], v[(2 * i + 1) % COUNT], TYPE);
+        w[i] = TYPE == NVFP4_FP32 ? __float_as_uint(v[i]) : pack_16(v[2 * i % COUNT], v[(2 * i + 1) % COUNT], TYPE);
     if ((uintptr_t)to % 16 == 0)
         *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
     else
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            if (TYPE == OUT_FP32)
+            if (TYPE == NVFP4_FP32)
                 ((uint32_t *)to)[i] = w[i];
             else
                 ((uint16_t *)to)[i] = (uint16_t)(w[i / 2] >> i % 2 * 16);
@@ -178,7 +178,7 @@ template <int TYPE, int COUNT> __device__ __forceinline__ void store_piece(const
 /* A thread has the 16-byte pieces of the output that are as many apart as the tile has scales in a row, so that a warp
  * stores neighbours. All loads precede the stores. */
 template <int TYPE> __device__ __forceinline__ void dequantize(const quantize_problem &p) {
-    constexpr int item = TYPE == OUT_FP32 ? 4 : 2, count = 16 / item;
+    constexpr int item = TYPE == NVFP4_FP32 ? 4 : 2, count = 16 / item;
     block_coord at(p);
     if (at.l >= (uint32_t)p.l || at.row >= (uint32_t)p.rows) return;
     float g = global_scale(p);
@@ -213,16 +213,16 @@ template <int TYPE> __device__ __forceinline__ void dequantize(const quantize_pr
         quantize<SOURCE, BLOCK_SCALE>(p);                                                                              \
     }
 #define KERNELS(NAME, TYPE, SILU_CTAS)                                                                                 \
-    QUANTIZE_KERNEL(nvfp4_quantize_##NAME, 4, values_of_x<TYPE>, BLOCK_AMAX6)                                          \
-    QUANTIZE_KERNEL(nvfp4_four_over_six_##NAME, 3, values_of_x<TYPE>, BLOCK_FOUR_OVER_SIX)                             \
-    QUANTIZE_KERNEL(nvfp4_silu_mul_quantize_##NAME, SILU_CTAS, silu_mul_of_x<TYPE>, BLOCK_AMAX6)                       \
+    QUANTIZE_KERNEL(nvfp4_quantize_##NAME, 4, values_of_x<TYPE>, NVFP4_AMAX6)                                          \
+    QUANTIZE_KERNEL(nvfp4_four_over_six_##NAME, 3, values_of_x<TYPE>, NVFP4_FOUR_OVER_SIX)                             \
+    QUANTIZE_KERNEL(nvfp4_silu_mul_quantize_##NAME, SILU_CTAS, silu_mul_of_x<TYPE>, NVFP4_AMAX6)                       \
     extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)                                                     \
         nvfp4_dequantize_##NAME(const __grid_constant__ quantize_problem p) {                                          \
         dequantize<TYPE>(p);                                                                                           \
     }
-KERNELS(fp16, OUT_FP16, 3)
-KERNELS(bf16, OUT_BF16, 3)
-KERNELS(fp32, OUT_FP32, 2)
+KERNELS(fp16, NVFP4_FP16, 3)
+KERNELS(bf16, NVFP4_BF16, 3)
+KERNELS(fp32, NVFP4_FP32, 2)
 
 /* --- changes of scale layout -------------------------------------------------------------------------------------- */
 

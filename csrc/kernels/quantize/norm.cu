@@ -10,16 +10,16 @@ constexpr int KEPT = 2; /* blocks of 16: 8192 values a row */
 
 /* Where the scales of a row are, and its scale i from there. */
 __device__ __forceinline__ int64_t row_offset(const quantize_problem &q, uint32_t row) {
-    if (q.scale_layout == SCALES_LINEAR) return row * q.scale_pitch;
+    if (q.scale_layout == NVFP4_LINEAR) return row * q.scale_pitch;
     return row / 128 * q.scale_pitch + row % 32 * 16 + row % 128 / 32 * 4;
 }
 __device__ __forceinline__ int64_t scale_offset(const quantize_problem &q, uint32_t i) {
-    return q.scale_layout == SCALES_LINEAR ? i : i / 4 * (int64_t)512 + i % 4;
+    return q.scale_layout == NVFP4_LINEAR ? i : i / 4 * (int64_t)512 + i % 4;
 }
 
 /* One row of a problem, as its threads see it. */
 template <int TYPE> struct norm_row {
-    static constexpr uint32_t item = TYPE == OUT_FP32 ? 4 : 2;
+    static constexpr uint32_t item = TYPE == NVFP4_FP32 ? 4 : 2;
     const char *x;
     char *residual; /* NULL: none */
     bool aligned;
@@ -74,8 +74,8 @@ __device__ __forceinline__ void quantize_normed(const norm_problem &p, const raw
                                                 float inverse, float g, bool in_range, uint8_t *data, uint8_t *scale) {
     float h[16], w[16];
     raw.values(h);
-    if (p.weight_type == OUT_FP32) {
-        raw_block<OUT_FP32> weight;
+    if (p.weight_type == NVFP4_FP32) {
+        raw_block<NVFP4_FP32> weight;
         const char *from = (const char *)p.weight + (int64_t)i * 64;
         weight.load(from, (uintptr_t)from % 16 == 0);
         weight.values(w);
@@ -94,7 +94,7 @@ template <int TYPE> __device__ __forceinline__ void rms_norm_quantize(const norm
     const quantize_problem &q = p.q;
     uint32_t threads = 1u << q.tile_log2, rows = (uint32_t)q.rows, columns = (uint32_t)q.k / 16, padded = columns;
     uint32_t padded_rows = rows, height = QUANTIZE_THREADS >> q.tile_log2, lane = threadIdx.x & (threads - 1);
-    if (q.scale_layout == SCALES_128X4) padded_rows = (rows + 127) / 128 * 128, padded = (columns + 3) / 4 * 4;
+    if (q.scale_layout == NVFP4_128X4) padded_rows = (rows + 127) / 128 * 128, padded = (columns + 3) / 4 * 4;
     tile_coord tile(q.l, (padded_rows + height - 1) / height);
     uint32_t row = tile.y * height + (threadIdx.x >> q.tile_log2);
     bool stored = tile.l < (uint32_t)q.l && row < padded_rows, exists = stored && row < rows;
@@ -128,7 +128,7 @@ template <int TYPE> __device__ __forceinline__ void rms_norm_quantize(const norm
 #pragma unroll 1
     for (uint32_t i = lane + KEPT * threads; i < end; i += threads)
         quantize_normed(p, from.load(i, false), i, inverse, g, in_range, data, scale);
-    if (stored && q.scale_layout == SCALES_128X4)
+    if (stored && q.scale_layout == NVFP4_128X4)
         for (uint32_t i = end + lane; i < padded; i += threads) scale[scale_offset(q, i)] = 0;
 }
 
@@ -138,6 +138,6 @@ template <int TYPE> __device__ __forceinline__ void rms_norm_quantize(const norm
         nvfp4_rms_norm_quantize_##NAME(const __grid_constant__ norm_problem p) {                                       \
         rms_norm_quantize<TYPE>(p);                                                                                    \
     }
-KERNEL(fp16, OUT_FP16, 4)
-KERNEL(bf16, OUT_BF16, 4)
-KERNEL(fp32, OUT_FP32, 2)
+KERNEL(fp16, NVFP4_FP16, 4)
+KERNEL(bf16, NVFP4_BF16, 4)
+KERNEL(fp32, NVFP4_FP32, 2)

@@ -11,8 +11,8 @@
 
 #include <stdint.h>
 
+#include "common/tensor_map.h"
 #include "kernels/common/ceil_div.h"
-#include "kernels/common/tensor_map.h"
 #ifdef NVFP4_DUMP
 #include "kernels/common/dump.h"
 #define SM100_DUMP_BYTES 16 /* two more mbarriers, at the end */

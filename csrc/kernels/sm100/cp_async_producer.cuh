@@ -16,7 +16,7 @@ template <class C> struct cp_async_producer {
 
     __device__ __forceinline__ cp_async_producer(const gemm_problem &p, const sm100_schedule &s,
                                                  const cta_context<C> &cta)
-        : p(p), s(s), cta(cta), thread(threadIdx.x - CP_ASYNC_WARP * 32), linear(p.scale_layout == SCALES_LINEAR) {
+        : p(p), s(s), cta(cta), thread(threadIdx.x - CP_ASYNC_WARP * 32), linear(p.scale_layout == NVFP4_LINEAR) {
         uint64_t bits = (uint64_t)s.mma_a.scale | (uint64_t)s.mma_b.scale | s.mma_a.scale_pitch | s.mma_b.scale_pitch;
         words = (bits | s.mma_a.scale_batch | s.mma_b.scale_batch) % 4 == 0;
     }

@@ -29,10 +29,10 @@ template <class C> struct output {
     __device__ __forceinline__ void store(int64_t n, float (&v)[COUNT], int count) const {
         if (!C::CP_ASYNC && column_pairs) {
             column.template apply<PLAIN>(p, l, n, v, exists ? count : 0, column.n * type_bytes(p.out_type));
-            if (p.out_type == OUT_FP16)
-                store_column_pairs<OUT_FP16>(n, v, count);
+            if (p.out_type == NVFP4_FP16)
+                store_column_pairs<NVFP4_FP16>(n, v, count);
             else
-                store_column_pairs<OUT_BF16>(n, v, count);
+                store_column_pairs<NVFP4_BF16>(n, v, count);
             return;
         }
         if (!exists) return;

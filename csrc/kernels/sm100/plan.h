@@ -83,7 +83,7 @@ typedef struct sm100_tiling {
 
 /* Whether threads have to load: bulk copies take whole atoms of scales, all of whose bytes enter a product. */
 static inline int sm100_needs_cp_async(const gemm_traits *t) {
-    return t->scale_layout == SCALES_LINEAR || t->k % SM100_MMA_K != 0 || !t->tma_values;
+    return t->scale_layout == NVFP4_LINEAR || t->k % SM100_MMA_K != 0 || !t->tma_values;
 }
 
 /* CTA pairs load scales by tensor maps. */
@@ -320,7 +320,7 @@ static inline void sm100_add_tensor_maps(const gemm_problem *p, const sm100_conf
 /* Whether two columns of C can be stored as 32 bits. */
 static inline int sm100_column_pairs(const gemm_problem *p, int32_t swap_ab) {
     const int64_t strides = p->out_pitch | (p->l > 1 ? p->out_batch : 0);
-    return swap_ab && p->out_type != OUT_FP32 && p->n % 2 == 0 && ((int64_t)(uintptr_t)p->out | strides) % 4 == 0;
+    return swap_ab && p->out_type != NVFP4_FP32 && p->n % 2 == 0 && ((int64_t)(uintptr_t)p->out | strides) % 4 == 0;
 }
 
 static inline fast_divisor sm100_divisor(int32_t divisor) {

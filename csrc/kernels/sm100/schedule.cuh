@@ -2,8 +2,8 @@
 #ifndef NVFP4_SM100_SCHEDULE_CUH
 #define NVFP4_SM100_SCHEDULE_CUH
 
+#include "common/problem.h"
 #include "kernels/common/cluster.cuh"
-#include "kernels/common/problem.h"
 #include "kernels/common/shared.cuh"
 #include "kernels/sm100/config.h"
 

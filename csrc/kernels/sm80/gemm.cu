@@ -252,7 +252,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 
     operand a = operand_a(p, l, m0, C::TILE_M), b = operand_b(p, l, n0, C::TILE_N);
     const operand &mma_a = C::SWAP_AB ? b : a, &mma_b = C::SWAP_AB ? a : b;
-    bool linear = p.scale_layout == SCALES_LINEAR;
+    bool linear = p.scale_layout == NVFP4_LINEAR;
     uint32_t stages_address = shared_address(stages);
     int64_t k = first * C::TILE_K + warp * C::STAGE_K;
     loader<C, C::MMA_TILE_M> load_a(mma_a, k, linear, stages_address, stages_address + C::MMA_SFA_OFFSET);

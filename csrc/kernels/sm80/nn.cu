@@ -75,7 +75,7 @@ template <class C> struct loader {
         b_pass = B_ROWS * b_pitch;
         b_to = C::VALUES_OFFSET + b_row * C::B_PITCH + (b_piece / 2 ^ b_row / 8 % 4) * 32 + b_piece % 2 * 16;
         const int row = thread % C::STAGE_K, group = thread / C::STAGE_K;
-        linear = p.scale_layout == SCALES_LINEAR;
+        linear = p.scale_layout == NVFP4_LINEAR;
         scales = p.sfb + l * p.sfb_batch;
         scales +=
             linear ? row * scale_pitch + n0 / 16 + group * 4 : (n0 / 64 + group) * 512 + row % 32 * 16 + row / 32 * 4;
@@ -235,7 +235,7 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm80_sched
             const float v[4] = {from.x * w4a16<C::TYPE>::UNIT, from.y * w4a16<C::TYPE>::UNIT,
                                 from.z * w4a16<C::TYPE>::UNIT, from.w * w4a16<C::TYPE>::UNIT};
             if (s.split_k > 1)
-                store_floats(partials + m * p.n, OUT_FP32, v, 4);
+                store_floats(partials + m * p.n, NVFP4_FP32, v, 4);
             else
                 columns.store(p, l, m, v);
         }
@@ -284,6 +284,6 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, warps_m, warps_n, mmas_m, stages, ctas_per_sm, bf16)                                                \
     extern "C" __global__ void __launch_bounds__(SM80_NN_THREADS(warps_m, warps_n), ctas_per_sm)                       \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
-        gemm<config<(bf16) ? OUT_BF16 : OUT_FP16, warps_m, warps_n, mmas_m, stages>>(p, s);                            \
+        gemm<config<(bf16) ? NVFP4_BF16 : NVFP4_FP16, warps_m, warps_n, mmas_m, stages>>(p, s);                        \
     }
 SM80_NN_CONFIGS(KERNEL)

@@ -14,7 +14,7 @@ static const nn_config configs[] = {
 #define X(id, warps_m, warps_n, mmas_m, stages, ctas_per_sm, bf16)                                                     \
     {"nvfp4_" #id,                                                                                                     \
      KERNEL_##id,                                                                                                      \
-     (bf16) ? OUT_BF16 : OUT_FP16,                                                                                     \
+     (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
      warps_m,                                                                                                          \
      warps_n,                                                                                                          \
      mmas_m,                                                                                                           \
@@ -49,7 +49,7 @@ static double modelled_us(const device_props *props, const gemm_traits *t, const
     memcpy(&tiling, x->tiling.bytes, sizeof tiling);
     const double sms = props->sm_count, results = (double)t->m * (double)t->n * (double)t->l;
     const int64_t ctas = ceil_div(x->grid, props->sm_count);
-    const double arithmetic = DECODE_CLOCKS * (c->a_type == OUT_BF16 ? BF16_DECODE : 1.0) * x->tile_n * c->warps_m +
+    const double arithmetic = DECODE_CLOCKS * (c->a_type == NVFP4_BF16 ? BF16_DECODE : 1.0) * x->tile_n * c->warps_m +
                               MMA_CLOCKS * (double)x->tile_m * (double)x->tile_n;
     const double bytes = (double)min_int(t->m, x->tile_m) * SM80_NN_STAGE_K * 2 +
                          (double)min_int(t->n, x->tile_n) * SM80_NN_STAGE_K * 9 / 16;

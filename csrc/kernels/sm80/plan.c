@@ -38,7 +38,7 @@ static const sm80_config configs[] = {
 #undef X
 #define X(id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16)                                                \
     {"nvfp4_" #id,                                                                                                     \
-     (bf16) ? OUT_BF16 : OUT_FP16,                                                                                     \
+     (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
      octets,                                                                                                           \
      tile_m,                                                                                                           \
      SM80_W4A16_TILE_N(octets),                                                                                        \
@@ -76,9 +76,9 @@ static int64_t tiles_along_n(const sm80_config *c, int64_t n) {
 }
 
 static double chunk_clocks(const sm80_model *model, const gemm_traits *t, const sm80_config *c) {
-    const double decoded = c->a_type == VALUES_E2M1 ? c->tile_m + c->tile_n
-                           : c->a_type == OUT_BF16  ? c->tile_n * model->bf16_decode
-                                                    : c->tile_n;
+    const double decoded = c->a_type == VALUES_E2M1  ? c->tile_m + c->tile_n
+                           : c->a_type == NVFP4_BF16 ? c->tile_n * model->bf16_decode
+                                                     : c->tile_n;
     const double mma = (double)max_int(c->tile_m, 8) * c->tile_n;
     const double arithmetic = model->decode_clocks * decoded + model->mma_clocks * mma;
     const double copies =
@@ -177,9 +177,9 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
  * K: as many as fill the SMs with one row of tiles, at most 8, since each has its own partial sums. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     if (t->no_transpose_b) return sm80_nn_batch_invariant(props, t, out);
-    const sm80_config *first = &configs[t->a_type == OUT_FP16   ? KERNEL_sm80_w4a16_fp16_32x64
-                                        : t->a_type == OUT_BF16 ? KERNEL_sm80_w4a16_bf16_32x64
-                                                                : KERNEL_sm80_gemm_32x64];
+    const sm80_config *first = &configs[t->a_type == NVFP4_FP16   ? KERNEL_sm80_w4a16_fp16_32x64
+                                        : t->a_type == NVFP4_BF16 ? KERNEL_sm80_w4a16_bf16_32x64
+                                                                  : KERNEL_sm80_gemm_32x64];
     const int64_t k_tiles = ceil_div(t->k, first->tile_k);
     const int64_t wanted = min_int(props->sm_count / ceil_div(t->n, first->tile_n), min_int(k_tiles, 8));
     int32_t count = 0;

@@ -25,7 +25,7 @@ __device__ __forceinline__ void store_tile(const gemm_problem &p, const sm80_sch
         }
         for (int i = 0; i < 4; i++) v[i] *= unit;
         if (s.split_k > 1)
-            store_floats(partials + row * p.n, OUT_FP32, v, columns.count);
+            store_floats(partials + row * p.n, NVFP4_FP32, v, columns.count);
         else
             columns.store(p, l, m0 + row, v);
     }

@@ -69,7 +69,7 @@ template <class C> struct b_loader {
         const int lane = threadIdx.x % 32, piece = lane % PIECES;
         const int row = C::CHUNKS == 2 ? lane / 4 : lane / 16 * 32 + lane / 2 % 8;
         pitch = p.b_pitch, scale_pitch = p.sfb_pitch;
-        linear = p.scale_layout == SCALES_LINEAR;
+        linear = p.scale_layout == NVFP4_LINEAR;
         values = p.b + l * p.b_batch + (n0 + row) * pitch + k / 2 + piece * 16;
         rows = (int)min((int64_t)128, p.n - n0) - row;
         values_to = stages + piece / 2 * C::VALUES_BYTES + lane / PIECES * 32 + piece % 2 * 16;
@@ -311,6 +311,6 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16)                                           \
     extern "C" __global__ void __launch_bounds__(32 * (warps), ctas_per_sm)                                            \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
-        gemm<config<(bf16) ? OUT_BF16 : OUT_FP16, tile_m, octets, chunks, stages, warps>>(p, s);                       \
+        gemm<config<(bf16) ? NVFP4_BF16 : NVFP4_FP16, tile_m, octets, chunks, stages, warps>>(p, s);                   \
     }
 SM80_W4A16_CONFIGS(KERNEL)

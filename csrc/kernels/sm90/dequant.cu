@@ -17,9 +17,9 @@
  *   further   rows 32, 64, 96 of the same lane: their scales are neighbours in the 128x4 layout
  *
  * Lanes of a quad exchange pairs (transpose_quad), so that each holds whole chunks and a warp stores whole lines. */
+#include "common/problem.h"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/decode.cuh"
-#include "kernels/common/problem.h"
 #include "kernels/common/w4a16.cuh"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/prefill_config.h"
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     int r = warp * 2 + lane / 16;                                        /* of 32 rows */
     int64_t k64 = (int64_t)chunk * (SM90_DEQUANT_K / 64) + lane / 4 % 4; /* 128 bytes of the output */
     int64_t group = s.span == 128 ? k64 / 2 * 8 + t * 2 + k64 % 2 : k64 * 4 + t;
-    bool exists = group * 16 < s.k, stored = k64 / 2 * 128 < s.k, linear = s.scale_layout == SCALES_LINEAR;
+    bool exists = group * 16 < s.k, stored = k64 / 2 * 128 < s.k, linear = s.scale_layout == NVFP4_LINEAR;
     uint32_t quarter = block * s.rows_per_thread; /* quarter of a block of 128 rows */
     int32_t first = quarter * 32 + r;
     int64_t to_pitch = SM90_DEQUANT_PITCH(s.k);
@@ -107,10 +107,10 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
             uint32_t pairs[2][4];
 #pragma unroll
             for (int w = 0; w < 2; w++)
-                if (operand.type == OUT_FP16)
-                    w4a16<OUT_FP16>::activations(values[i][w], pairs[w]);
+                if (operand.type == NVFP4_FP16)
+                    w4a16<NVFP4_FP16>::activations(values[i][w], pairs[w]);
                 else
-                    w4a16<OUT_BF16>::activations(values[i][w], pairs[w]);
+                    w4a16<NVFP4_BF16>::activations(values[i][w], pairs[w]);
             store_pairs(to + i * 32 * to_pitch, pairs, stored && first + i * 32 < operand.rows);
         }
         return;

@@ -53,7 +53,7 @@
 
 template <int MATH_WARPGROUPS_, int WGMMAS_M_, int MMA_TILE_N_, int GROUP_WORDS_, int STAGES_, int STREAMK_, int BF16_>
 struct config {
-    static constexpr int TYPE = BF16_ ? OUT_BF16 : OUT_FP16; /* of the wgmma operands */
+    static constexpr int TYPE = BF16_ ? NVFP4_BF16 : NVFP4_FP16; /* of the wgmma operands */
     static constexpr int MATH_WARPGROUPS = MATH_WARPGROUPS_, WGMMAS_M = WGMMAS_M_, MMA_TILE_N = MMA_TILE_N_,
                          STAGES = STAGES_;
     static constexpr int THREADS = SM90_THREADS(MATH_WARPGROUPS), MATH_WARPS = 4 * MATH_WARPGROUPS;
@@ -327,7 +327,7 @@ __device__ __forceinline__ float rescale(float sum, float unit) {
 __device__ __forceinline__ uint32_t round_pair(float first, float second, int32_t type) {
     __half2 half = __floats2half2_rn(first, second);
     __nv_bfloat162 bfloat = __floats2bfloat162_rn(first, second);
-    return type == OUT_FP16 ? *(uint32_t *)&half : *(uint32_t *)&bfloat;
+    return type == NVFP4_FP16 ? *(uint32_t *)&half : *(uint32_t *)&bfloat;
 }
 
 /* Transposes an 8x8 matrix of 16-bit values; a lane holds two neighbours of row lane / 4 (PTX ISA 9.0, section
@@ -365,7 +365,7 @@ __device__ __forceinline__ void write_group_to_staging(float *to, bool swap_ab, 
 template <class C>
 __device__ __forceinline__ bool is_plain(const gemm_problem &p, const sm90_schedule &s, const tile_coord &coord) {
     int64_t columns = s.swap_ab ? (int64_t)coord.mma_m + C::MMA_TILE_M : (int64_t)coord.mma_n + C::MMA_TILE_N;
-    return !p.c && !p.bias && (!p.alpha || p.alpha_stride == 0) && p.out_type != OUT_FP32 && columns <= p.n &&
+    return !p.c && !p.bias && (!p.alpha || p.alpha_stride == 0) && p.out_type != NVFP4_FP32 && columns <= p.n &&
            ((uint64_t)p.out | p.out_pitch | p.out_batch) % 8 == 0;
 }
 

@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
+#include "common/tensor_map.h"
 #include "kernels/common/ceil_div.h"
-#include "kernels/common/tensor_map.h"
 #include "kernels/sm90/prefill_config.h"
 
 /*    id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16 (wgmma in bf16 for bf16 A) */

@@ -4,7 +4,7 @@
 #include "kernels/sm90/plan.h"
 
 typedef struct gemm_config {
-    int32_t type; /* of the wgmma operands: OUT_FP16 or OUT_BF16 */
+    int32_t type; /* of the wgmma operands: NVFP4_FP16 or NVFP4_BF16 */
     int32_t mma_tile_m, mma_tile_n, stages;
     int32_t shared_bytes;
     int32_t partials_room; /* for partial sums in place of the stages */
@@ -39,7 +39,7 @@ enum {
 
 static const gemm_config configs[] = {
 #define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16)                               \
-    {(bf16) ? OUT_BF16 : OUT_FP16,                                                                                     \
+    {(bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
      SM90_MMA_TILE_M(math_warpgroups, wgmmas_m),                                                                       \
      mma_tile_n,                                                                                                       \
      stages,                                                                                                           \
@@ -122,7 +122,7 @@ static sm90_model_input model_input(const device_props *props, const gemm_traits
 
 /* Whether mma_a can be read as e2m1, and mma_b dequantized if there is a pre-pass. */
 static int takes_operands(const gemm_config *config, const gemm_traits *t, int32_t swap_ab, sm90_operand_size *mma_b) {
-    if (t->scale_layout != SCALES_128X4 || !t->tma_values || !takes_type(config, t)) return 0;
+    if (t->scale_layout != NVFP4_128X4 || !t->tma_values || !takes_type(config, t)) return 0;
     if (t->a_type != VALUES_E2M1 && !swap_ab) return 0;
     if (!config->dequant_b_in_kernel) return sm90_fp16_operand(t, !swap_ab, config->mma_tile_n, mma_b);
     *mma_b = sm90_e2m1_operand(t, !swap_ab);
@@ -183,7 +183,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     const int64_t dequant_batches = config->dequant_b_in_kernel ? 0 : mma_b.batches;
     sm90_model_input in = model_input(props, t, config, swap_ab, split_k, dequant_batches);
     if (!tile(model, props, t, config, &in, &tiling)) return 0;
-    const double loss = config->type == OUT_BF16 ? model->bf16_loss : 1.0;
+    const double loss = config->type == NVFP4_BF16 ? model->bf16_loss : 1.0;
     const double time = loss * sm90_gemm_time_us(model, &in);
     if (!(time < INFINITY)) return 0;
     const int64_t streamk_bytes =
@@ -211,7 +211,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
  * reach have no such kernel; with N = 1 whether TMA reaches A depends on M. */
 int32_t sm90_gemm_batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                   gemm_candidate *out) {
-    if (t->scale_layout != SCALES_128X4 || !t->tma_values || t->n == 1) return -1;
+    if (t->scale_layout != NVFP4_128X4 || !t->tma_values || t->n == 1) return -1;
     const int32_t split_k = batch_invariant_split_k(props, t, SM90_ATOM_ROWS, SM90_STAGE_K);
     int32_t count = 0;
     for (int32_t kernel = 0; kernel < CONFIGS; kernel++)

@@ -129,7 +129,7 @@ template <class C, bool FAST> struct a_in_shared {
             cp_async_8(to, from);
             if (left >= CHUNK_K) cp_async_8(to + 8, from + 8);
         }
-        if (FAST || p.scale_layout != SCALES_LINEAR) {
+        if (FAST || p.scale_layout != NVFP4_LINEAR) {
             cp_async_4(scales, scale + chunk / 2 * 512 + m * 16);
         } else {
             scale += m * p.sfa_pitch + chunk * 2;
@@ -201,7 +201,7 @@ template <bool FAST> struct b_source {
         first_values =
             p.b + batch * p.b_batch + half * p.b_pitch + step * (SM90_GEMV_STEP_K / 2) + chunk * (CHUNK_K / 2);
         first_scales = p.sfb + batch * p.sfb_batch;
-        if (FAST || p.scale_layout != SCALES_LINEAR)
+        if (FAST || p.scale_layout != NVFP4_LINEAR)
             first_scales += (step * (SM90_GEMV_STEP_K / 64) + chunk / 2) * 512 + half * 16;
         else /* the lane has two quarters of a block of 64 */
             first_scales += (half + chunk % 2 * 64) * p.sfb_pitch + step * (SM90_GEMV_STEP_K / 16) + chunk / 2 * 4;
@@ -215,8 +215,8 @@ template <bool FAST> struct b_source {
             scales = first_scales + block * (uint64_t)scale_pitch + pair * 16;
         } else {
             values = first_values + row * (uint64_t)p.b_pitch;
-            scales = first_scales + (p.scale_layout != SCALES_LINEAR ? block * (uint64_t)p.sfb_pitch + pair * 16
-                                                                     : row * (uint64_t)p.sfb_pitch);
+            scales = first_scales + (p.scale_layout != NVFP4_LINEAR ? block * (uint64_t)p.sfb_pitch + pair * 16
+                                                                    : row * (uint64_t)p.sfb_pitch);
         }
         row += lane / STEP_CHUNKS;
         quarters = (((int)p.n - (int)row - 1) >> 5) + 1;
@@ -224,7 +224,7 @@ template <bool FAST> struct b_source {
 
     __device__ __forceinline__ void next_step(const gemm_problem &p) {
         values += SM90_GEMV_STEP_K / 2;
-        scales += FAST || p.scale_layout != SCALES_LINEAR ? SM90_GEMV_STEP_K / 64 * 512 : SM90_GEMV_STEP_K / 16;
+        scales += FAST || p.scale_layout != NVFP4_LINEAR ? SM90_GEMV_STEP_K / 64 * 512 : SM90_GEMV_STEP_K / 16;
     }
 
     /* to, to_scales: this lane's addresses in the stage. */
@@ -252,7 +252,7 @@ template <bool FAST> struct b_source {
                 }
             }
             if (blocks <= 0) return;
-            if (p.scale_layout != SCALES_LINEAR) {
+            if (p.scale_layout != NVFP4_LINEAR) {
                 if (lane % 2 == 0) cp_async_16(to_scales, scales);
                 return;
             }
@@ -484,7 +484,7 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
     extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, 1)                                      \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_gemv_schedule s) {             \
         RECORD_CTA();                                                                                                  \
-        if (p.scale_layout != SCALES_LINEAR && p.aligned16 && p.k % CHUNK_K == 0 &&                                    \
+        if (p.scale_layout != NVFP4_LINEAR && p.aligned16 && p.k % CHUNK_K == 0 &&                                     \
             (p.b_pitch | p.sfb_pitch) >> 26 == 0)                                                                      \
             gemv<config<__VA_ARGS__>, true>(p, s);                                                                     \
         else                                                                                                           \

@@ -140,7 +140,7 @@ __device__ __forceinline__ void convert_scales(const gemm_problem &p, const nn_c
 }
 
 template <int TYPE> __device__ __forceinline__ uint32_t multiply(uint32_t x, uint32_t y) {
-    if constexpr (TYPE == OUT_FP16)
+    if constexpr (TYPE == NVFP4_FP16)
         return half2_multiply(x, y);
     else
         return bf162_multiply(x, y);
@@ -151,7 +151,7 @@ template <int TYPE>
 __device__ __forceinline__ void dequantize(uint32_t word, uint32_t scales, uint32_t &first, uint32_t &second,
                                            uint32_t &third, uint32_t &fourth) {
     uint32_t pairs[4];
-    if constexpr (TYPE == OUT_FP16) {
+    if constexpr (TYPE == NVFP4_FP16) {
         uint32_t columns[4];
         e2m1_pairs(__byte_perm(word, 0, 0x3120), columns);
         pairs[0] = columns[0], pairs[1] = columns[2], pairs[2] = columns[1], pairs[3] = columns[3];
@@ -258,7 +258,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, char *out,
 #pragma unroll
             for (int i = 0; i < 4; i++) v[i] = __fmul_rn(alpha, v[i] * w4a16<C::TYPE>::UNIT);
             char *to = out + (8 * group + row) * p.out_pitch;
-            if (OUT == OUT_FP32)
+            if (OUT == NVFP4_FP32)
                 *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
             else
                 *(uint2 *)to = make_uint2(round_16(v[0], OUT) | (uint32_t)round_16(v[1], OUT) << 16,
@@ -312,12 +312,12 @@ __device__ __forceinline__ void finish_tile(const gemm_problem &p, const sm90_nn
             add_partials<C>(cta, kept, acc);
         }
         if (!plain) return;
-        if (p.out_type == OUT_FP16)
-            epilogue_plain<C, OUT_FP16>(p, out, rows, kept, acc);
-        else if (p.out_type == OUT_BF16)
-            epilogue_plain<C, OUT_BF16>(p, out, rows, kept, acc);
+        if (p.out_type == NVFP4_FP16)
+            epilogue_plain<C, NVFP4_FP16>(p, out, rows, kept, acc);
+        else if (p.out_type == NVFP4_BF16)
+            epilogue_plain<C, NVFP4_BF16>(p, out, rows, kept, acc);
         else
-            epilogue_plain<C, OUT_FP32>(p, out, rows, kept, acc);
+            epilogue_plain<C, NVFP4_FP32>(p, out, rows, kept, acc);
     });
     if (!plain)
         epilogue_any<C>(p, coord.l, m, n, cta.base, kept_columns<C>(s.split_k, cta.split_idx, s.inv_split_k), acc);
@@ -364,6 +364,6 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, tile_m, stages, bf16)                                                                               \
     extern "C" __global__ void __launch_bounds__(SM90_NN_THREADS, 1)                                                   \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_nn_schedule s) {               \
-        gemm<config<(bf16) ? OUT_BF16 : OUT_FP16, tile_m, stages>>(p, s);                                              \
+        gemm<config<(bf16) ? NVFP4_BF16 : NVFP4_FP16, tile_m, stages>>(p, s);                                          \
     }
 SM90_NN_CONFIGS(KERNEL)

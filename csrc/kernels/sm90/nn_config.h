@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "kernels/common/tensor_map.h"
+#include "common/tensor_map.h"
 
 /*    id, tile_m, stages, bf16 (of A; else fp16) */
 #define SM90_NN_CONFIGS(X)                                                                                             \

@@ -7,7 +7,7 @@ typedef struct nn_config {
 } nn_config;
 
 static const nn_config configs[] = {
-#define X(id, tile_m, stages, bf16) {KERNEL_##id, tile_m, stages, (bf16) ? OUT_BF16 : OUT_FP16},
+#define X(id, tile_m, stages, bf16) {KERNEL_##id, tile_m, stages, (bf16) ? NVFP4_BF16 : NVFP4_FP16},
     SM90_NN_CONFIGS(X)
 #undef X
 };
@@ -25,7 +25,7 @@ static double partials_bytes(const nn_config *c, int32_t split_k) {
 static double modelled_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const nn_config *c,
                           int64_t tiles, int32_t split_k) {
     const double wgmma = SM90_NN_TILE_N / 64 * (SM90_NN_STAGE_K / 16) * (c->tile_m / 2.0);
-    const double decode = m->nn_decode_clocks * (c->type == OUT_BF16 ? m->nn_bf16_loss : 1.0);
+    const double decode = m->nn_decode_clocks * (c->type == NVFP4_BF16 ? m->nn_bf16_loss : 1.0);
     const double stages = (double)ceil_div(ceil_div(t->k, SM90_NN_STAGE_K), split_k);
     const double rows = (double)min_int(t->m, c->tile_m);
     const double stored = rows * SM90_NN_TILE_N * t->output_bytes / split_k / m->nn_store_b_clk;
@@ -41,7 +41,7 @@ static double modelled_us(const sm90_model *m, const device_props *props, const 
 int32_t sm90_nn_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                            gemm_candidate *out) {
     int32_t count = 0;
-    if (t->scale_layout != SCALES_128X4 || !t->tma_values) return 0;
+    if (t->scale_layout != NVFP4_128X4 || !t->tma_values) return 0;
     const int64_t stages = ceil_div(t->k, SM90_NN_STAGE_K);
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const nn_config *c = &configs[i];

@@ -99,16 +99,16 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     if (least > props->shared_per_block)
         return fail(NVFP4_UNSUPPORTED, "the sm90 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
                     least, props->shared_per_block);
-    if (t->no_transpose_b && (t->scale_layout != SCALES_128X4 || !t->tma_values))
+    if (t->no_transpose_b && (t->scale_layout != NVFP4_128X4 || !t->tma_values))
         return fail(
             NVFP4_UNSUPPORTED,
             "transpose_b: is False, which the sm90 kernels take with 128x4 scales and rows and batches of a and "
             "b on 16 bytes alone; must be True, or the backend sm80");
-    if (t->a_type != VALUES_E2M1 && !t->no_transpose_b && (t->scale_layout != SCALES_128X4 || !t->tma_values))
+    if (t->a_type != VALUES_E2M1 && !t->no_transpose_b && (t->scale_layout != NVFP4_128X4 || !t->tma_values))
         return fail(NVFP4_UNSUPPORTED,
                     "a: dtype is %s, which the sm90 kernels multiply by b with 128x4 scales and rows and batches on 16 "
                     "bytes alone; must be uint8 or float4_e2m1fn_x2, or the backend sm80",
-                    t->a_type == OUT_FP16 ? "float16" : "bfloat16");
+                    t->a_type == NVFP4_FP16 ? "float16" : "bfloat16");
     sm90_operand_size a, b;
     if (!t->no_transpose_b && (!sm90_fp16_operand(t, 0, 1, &a) || !sm90_fp16_operand(t, 1, 1, &b)))
         return fail(

@@ -80,7 +80,7 @@ const char *sm90_kernel_name(int32_t kernel);
 
 /* Type of the wgmma operands that a product needs: bf16 for bf16 A. */
 static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
-    return t->a_type == OUT_BF16 ? OUT_BF16 : OUT_FP16;
+    return t->a_type == NVFP4_BF16 ? NVFP4_BF16 : NVFP4_FP16;
 }
 
 /* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */

@@ -40,7 +40,7 @@ enum {
 static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
 template <int MMA_A_E2M1_, int STAGES_, int BF16_> struct config {
-    static constexpr int TYPE = BF16_ ? OUT_BF16 : OUT_FP16; /* of the wgmma operands */
+    static constexpr int TYPE = BF16_ ? NVFP4_BF16 : NVFP4_FP16; /* of the wgmma operands */
     static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_;
     static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_PREFILL_STAGE_BYTES(MMA_A_E2M1);
     static constexpr int HALF_B_BYTES = SM90_PREFILL_MMA_B_BYTES / 2, MMA_A_OFFSET = SM90_PREFILL_MMA_B_BYTES;
@@ -311,7 +311,7 @@ struct epilogue_staging {
 /* Whether the output is one alpha times the sums, in 16 bits, with rows aligned to 16 bytes. */
 __device__ __forceinline__ bool is_plain(const gemm_problem &p) {
     uint64_t addresses = (uint64_t)p.out | (uint64_t)p.out_pitch | (uint64_t)p.out_batch;
-    return !p.c && !p.bias && p.out_type != OUT_FP32 && (!p.alpha || p.alpha_stride == 0) &&
+    return !p.c && !p.bias && p.out_type != NVFP4_FP32 && (!p.alpha || p.alpha_stride == 0) &&
            (addresses % 16 | p.n % 8) == 0;
 }
 
@@ -337,7 +337,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l,
                                                const float (&d)[SUMS]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
     float alpha = p.alpha ? *p.alpha : p.alpha_value;
-    bool fp16 = p.out_type == OUT_FP16;
+    bool fp16 = p.out_type == NVFP4_FP16;
     /* Of the first two groups of 8 columns; the next two are 16 rows or two chunks further. */
     int row = SWAP_AB ? matrix / 2 * 8 + lane % 8 : matrix % 2 * 8 + lane % 8;
     int piece = SWAP_AB ? warp * 2 + matrix % 2 : matrix / 2;

@@ -40,7 +40,7 @@
 
 #include <stdint.h>
 
-#include "kernels/common/tensor_map.h"
+#include "common/tensor_map.h"
 
 /*    id, mma_a_e2m1, stages, bf16 (wgmma in bf16 for bf16 A) */
 #define SM90_PREFILL_CONFIGS(X)                                                                                        \
@@ -82,14 +82,14 @@ typedef struct sm90_dequant_operand {
     int64_t scale_pitch, scale_batch; /* 128x4: bytes between 128-row blocks; linear: between rows */
     void *to;                         /* in the workspace */
     int32_t rows;
-    int32_t type; /* VALUES_E2M1; OUT_FP16 or OUT_BF16: 16-bit values without scales, put into order */
+    int32_t type; /* VALUES_E2M1; NVFP4_FP16 or NVFP4_BF16: 16-bit values without scales, put into order */
 } sm90_dequant_operand;
 
 /* The parameter of nvfp4_sm90_dequant. */
 typedef struct sm90_dequant_schedule {
     sm90_dequant_operand first, second; /* second: if second_ctas > 0 */
     int64_t k;
-    int32_t scale_layout;            /* SCALES_* */
+    int32_t scale_layout;            /* nvfp4_layout */
     int32_t first_ctas, second_ctas; /* SM90_DEQUANT_CTAS; second is 0 if mma_a stays e2m1 */
     int32_t rows_per_thread;         /* 4 or 1 */
     int32_t flags;                   /* fix-up flags to zero for sm90/gemm.cu, at most SM90_MAX_WORKERS */

@@ -11,7 +11,7 @@ typedef struct prefill_config {
 #define MANY " so many products repay that"
 static const prefill_config configs[] = {
 #define X(id, mma_a_e2m1, stages, bf16)                                                                                \
-    {mma_a_e2m1, stages, (bf16) ? OUT_BF16 : OUT_FP16,                                                                 \
+    {mma_a_e2m1, stages, (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                             \
      (mma_a_e2m1) ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY   \
                   : "both operands are dequantized to fp16 first:" MANY},
     SM90_PREFILL_CONFIGS(X)
@@ -43,7 +43,7 @@ static int tile(const device_props *props, const gemm_traits *t, const prefill_c
                 const prefill_operands *o, prefill_tiling *tiling) {
     const int64_t clusters = props->sm_count / 2;
     if (clusters == 0) return 0;
-    if (config->mma_a_e2m1 && (t->scale_layout != SCALES_128X4 || t->k % 64 != 0 || !t->tma_values)) return 0;
+    if (config->mma_a_e2m1 && (t->scale_layout != NVFP4_128X4 || t->k % 64 != 0 || !t->tma_values)) return 0;
     const int64_t tiles_m = ceil_div(o->mma_a.rows, SM90_PREFILL_MMA_TILE_M);
     const int64_t tiles_n = ceil_div(o->mma_b.rows, SM90_PREFILL_MMA_TILE_N);
     const int64_t most = INT32_MAX - props->sm_count;
@@ -86,7 +86,8 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
         !tile(props, t, config, &operands, &tiling))
         return 0;
     *out = (gemm_candidate){
-        .modelled_us = (config->type == OUT_BF16 ? model->bf16_loss : 1.0) * modelled_us(model, t, &operands, &tiling),
+        .modelled_us =
+            (config->type == NVFP4_BF16 ? model->bf16_loss : 1.0) * modelled_us(model, t, &operands, &tiling),
         .name = sm90_kernel_name(kernel),
         .reason = config->reason,
         .grid = 2 * min_int(max_int(tiling.dp_pairs, tiling.split_k_tiles), tiling.clusters),

@@ -19,7 +19,7 @@
 
 #include <stdint.h>
 
-#include "kernels/common/problem.h"
+#include "common/problem.h"
 #include "kernels/sm90/gemm_config.h"
 
 /* What a CTA derives from the schedule, and its shared memory. */

@@ -7,8 +7,8 @@
 
 #include <stdint.h>
 
+#include "common/tensor_map.h"
 #include "kernels/common/ceil_div.h"
-#include "kernels/common/tensor_map.h"
 
 /*    id, a_units, b_units, warps, stages of each warp's pipeline */
 #define SM90_SKINNY_CONFIGS(X)                                                                                         \

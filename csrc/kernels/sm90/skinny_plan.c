@@ -43,7 +43,7 @@ static double time_us(const sm90_model *model, const gemm_traits *t, const skinn
 
 int32_t sm90_skinny_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                gemm_candidate *out) {
-    if (t->a_type != VALUES_E2M1 || t->scale_layout != SCALES_128X4 || !t->tma_values || t->k == 0) return 0;
+    if (t->a_type != VALUES_E2M1 || t->scale_layout != NVFP4_128X4 || !t->tma_values || t->k == 0) return 0;
     int32_t count = 0;
     for (int32_t i = 0; i < CONFIGS; i++) {
         const skinny_config *c = &configs[i];

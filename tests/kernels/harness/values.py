@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 
-FP16, BF16, FP32 = 4, 5, 6  # OUT_*
+FP16, BF16, FP32 = 4, 5, 6  # nvfp4_dtype
 TYPES = (FP32, FP16, BF16)
 VALUES = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])  # of e2m1 codes
 NAN = 0x7F  # an e4m3 byte

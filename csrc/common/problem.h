@@ -5,10 +5,9 @@
 
 #include <stdint.h>
 
-enum { SCALES_128X4 = 0, SCALES_LINEAR = 1 };      /* = nvfp4_layout */
-enum { OUT_FP16 = 4, OUT_BF16 = 5, OUT_FP32 = 6 }; /* = nvfp4_dtype */
-enum { BLOCK_AMAX6 = 0, BLOCK_FOUR_OVER_SIX = 1 }; /* = nvfp4_block_scale */
-enum { VALUES_E2M1 = 0 };                          /* a_type; else OUT_FP16 or OUT_BF16 */
+#include "common/format.h"
+
+enum { VALUES_E2M1 = NVFP4_NONE }; /* a_type of an A in the format, with scales; else NVFP4_FP16 or NVFP4_BF16 */
 
 typedef struct gemm_problem {
     int64_t m, n, k, l;           /* out is [l][m][n], sums have k terms */
@@ -26,12 +25,12 @@ typedef struct gemm_problem {
     int64_t alpha_stride; /* elements: 0: one alpha, 1: one for each column */
     const void *bias;     /* NULL: none */
     float alpha_value, beta;
-    int32_t scale_layout;   /* SCALES_* */
-    int32_t out_type;       /* OUT_* : of out and c */
-    int32_t bias_type;      /* OUT_* */
+    int32_t scale_layout;   /* nvfp4_layout */
+    int32_t out_type;       /* nvfp4_dtype : of out and c */
+    int32_t bias_type;      /* nvfp4_dtype */
     int32_t aligned16;      /* 1: every row of a and b is 16-byte aligned; 0: 8-byte (of a 16-bit a always 16-byte, with
                              * no_transpose_b 2-byte) */
-    int32_t a_type;         /* VALUES_E2M1, OUT_FP16 or OUT_BF16 */
+    int32_t a_type;         /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
     int32_t constant_b;     /* 1: what may still run when the first kernel starts does not write b and sfb. For plans */
     int32_t no_transpose_b; /* 1: out = A . B of 16-bit a: b is [l][k][n/2] bytes, and a scale belongs to 16 values
                              * along n; n is a multiple of 16, k any number. 0: A . B^T, b is [l][n][k/2] bytes */
@@ -53,7 +52,7 @@ typedef struct quantize_problem {
     const float *global_scale;        /* NULL: global_value */
     float global_value;
     int32_t scale_layout;
-    int32_t x_type;    /* OUT_* */
+    int32_t x_type;    /* nvfp4_dtype */
     int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
     int32_t block_scale;
     int32_t padding_;
@@ -66,7 +65,7 @@ typedef struct norm_problem {
     void *residual; /* as q.x; NULL: none */
     int64_t residual_pitch, residual_batch;
     const void *weight;  /* k values */
-    int32_t weight_type; /* OUT_* */
+    int32_t weight_type; /* nvfp4_dtype */
     float eps;
 } norm_problem;
 
@@ -80,7 +79,7 @@ typedef struct amax_problem {
     int64_t chunks; /* of a row */
     float *scale;
     double divisor;
-    int32_t x_type; /* OUT_* */
+    int32_t x_type; /* nvfp4_dtype */
     int32_t padding_;
     uint64_t *arrivals; /* GPU, where the grid has several CTAs: tag + how many have arrived; else NULL */
     uint32_t *partial;  /* and one amax of each CTA */
