@@ -268,7 +268,7 @@ nvfp4_status check_present(const char *name, const nvfp4_tensor *t) {
 
 /* The caller's name for the columns of the result. */
 static char column_size(const gemm_problem *p) {
-    return p->no_transpose_b ? 'K' : 'N';
+    return p->operation == OP_GEMM_NN ? 'K' : 'N';
 }
 
 static nvfp4_status check_result_shape(const char *name, const nvfp4_tensor *t, const nvfp4_tensor *a, const matrix *x,
@@ -323,7 +323,7 @@ static nvfp4_status check_operands(const nvfp4_gemm_args *args, gemm_problem *p)
         .a_batch = a.batch,
         .b_batch = b.batch,
         .a_type = a_is_16_bit ? args->a.dtype : VALUES_E2M1,
-        .no_transpose_b = no_transpose_b,
+        .operation = no_transpose_b ? OP_GEMM_NN : OP_GEMM,
     };
     uintptr_t bits = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)(a.pitch | b.pitch);
     if (a.l > 1) bits |= (uintptr_t)(a.batch | b.batch);
@@ -343,10 +343,10 @@ static nvfp4_status check_scales(const nvfp4_gemm_args *args, gemm_problem *p) {
         status = check_scale("scale_a", &args->scale_a, args->scale_layout, p->l, p->m, p->k / 16, INPUT, &p->sfa_pitch,
                              &p->sfa_batch);
     if (!status)
-        status = p->no_transpose_b ? check_scale("scale_b", &args->scale_b, args->scale_layout, p->l, p->k, p->n / 16,
-                                                 INPUT, &p->sfb_pitch, &p->sfb_batch)
-                                   : check_scale("scale_b", &args->scale_b, args->scale_layout, p->l, p->n, p->k / 16,
-                                                 INPUT, &p->sfb_pitch, &p->sfb_batch);
+        status = p->operation == OP_GEMM_NN ? check_scale("scale_b", &args->scale_b, args->scale_layout, p->l, p->k,
+                                                          p->n / 16, INPUT, &p->sfb_pitch, &p->sfb_batch)
+                                            : check_scale("scale_b", &args->scale_b, args->scale_layout, p->l, p->n,
+                                                          p->k / 16, INPUT, &p->sfb_pitch, &p->sfb_batch);
     if (!status && a_is_e2m1) status = check_device("scale_a", &args->scale_a, "a", &args->a);
     if (!status) status = check_device("scale_b", &args->scale_b, "a", &args->a);
     p->sfa = args->scale_a.data;
@@ -361,8 +361,8 @@ static nvfp4_status check_results(const nvfp4_gemm_args *args, gemm_problem *p) 
     matrix x;
     nvfp4_status status = check_present("out", out);
     if (!status) status = check_dtype("out", out, is_float, "float16, bfloat16 or float32");
-    const char *shape2 = p->no_transpose_b ? "[M, K]" : "[M, N]",
-               *shape3 = p->no_transpose_b ? "[L, M, K]" : "[L, M, N]";
+    const char *shape2 = p->operation == OP_GEMM_NN ? "[M, K]" : "[M, N]",
+               *shape3 = p->operation == OP_GEMM_NN ? "[L, M, K]" : "[L, M, N]";
     if (!status) status = check_matrix("out", shape2, shape3, out, OUTPUT, &x);
     if (!status) status = check_result_shape("out", out, &args->a, &x, p);
     if (!status) status = check_device("out", out, "a", &args->a);
@@ -400,7 +400,7 @@ static nvfp4_status check_alpha_and_bias(const nvfp4_gemm_args *args, gemm_probl
     if (!absent(alpha)) {
         if (alpha->dtype != NVFP4_FP32)
             return fail(NVFP4_INVALID, "alpha: dtype is %s; must be float32", nvfp4_dtype_name(alpha->dtype));
-        if (p->no_transpose_b && element_count(alpha) != 1)
+        if (p->operation == OP_GEMM_NN && element_count(alpha) != 1)
             return fail(NVFP4_INVALID,
                         "alpha: has %lld elements; must have 1 where transpose_b is False, since N is summed over",
                         (long long)element_count(alpha));

@@ -84,13 +84,19 @@ char *list_backends(char *text, size_t size, uint32_t backends, const char *form
     return text;
 }
 
-/* The backends whose kernels the device has; device NVFP4_HOST: all that a GPU runs. */
-static uint32_t gpu_backends(const nvfp4_context *context, int32_t device) {
+uint32_t device_backends(const nvfp4_context *context, int32_t device) {
     uint32_t backends = 0;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
         const kernel_set *kernels = gemm_families[f] ? gemm_families[f]->kernels : NULL;
         if (kernels && (device == NVFP4_HOST || driver_has_set(context->driver, device, kernels))) backends |= 1u << f;
     }
+    return backends;
+}
+
+static uint32_t host_backends(void) {
+    uint32_t backends = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (gemm_families[f] && !gemm_families[f]->kernels) backends |= 1u << f;
     return backends;
 }
 
@@ -113,7 +119,7 @@ static nvfp4_status reject_family(const nvfp4_context *context, const target *wh
     nvfp4_status status = driver_device(context->driver, where->device, &device);
     if (status) return status;
     char names[160];
-    list_backends(names, sizeof names, gpu_backends(context, where->device), "%s", ", ");
+    list_backends(names, sizeof names, device_backends(context, where->device), "%s", ", ");
     return fail(NVFP4_UNSUPPORTED,
                 "backend: is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d; must be %s or "
                 "None there",
@@ -131,14 +137,15 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
         nvfp4_status status = backend_from_environment(&backend);
         if (status) return status;
     }
-    const int names_gpu = backend != NVFP4_AUTO && gemm_families[backend]->kernels;
-    if (device == NVFP4_HOST && !names_gpu) {
-        where->families = 1u << NVFP4_BACKEND_CPU;
+    const int names_host = backend != NVFP4_AUTO && !gemm_families[backend]->kernels;
+    if (device == NVFP4_HOST && (backend == NVFP4_AUTO || names_host)) {
+        where->families = names_host ? 1u << backend : host_backends();
         return NVFP4_OK;
     }
-    if (backend == NVFP4_BACKEND_CPU)
-        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be %s or None", device,
-                    list_backends(names, sizeof names, gpu_backends(context, NVFP4_HOST), "%s", ", "));
+    if (names_host)
+        return fail(NVFP4_INVALID, "backend: is %s but the tensors are on cuda:%d; must be %s or None",
+                    nvfp4_backend_name(backend), device,
+                    list_backends(names, sizeof names, device_backends(context, NVFP4_HOST), "%s", ", "));
     where->on_gpu = 1;
     where->host_memory = device == NVFP4_HOST;
     where->device = where->host_memory ? 0 : device;
@@ -147,7 +154,7 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
         return fail(NVFP4_INVALID, "backend: is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
                     nvfp4_backend_name(backend));
     if (status) return status;
-    where->families = gpu_backends(context, where->device);
+    where->families = device_backends(context, where->device);
     if (backend != NVFP4_AUTO) where->families &= 1u << backend;
     return where->families ? NVFP4_OK : reject_family(context, where, backend);
 }

@@ -28,6 +28,9 @@ typedef struct target {
  * only on a device that reads it. */
 nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where);
 
+/* The backends whose kernels the device has; device NVFP4_HOST: all that a GPU runs. */
+uint32_t device_backends(const nvfp4_context *context, int32_t device);
+
 /* Where a call's workspace comes from: the fields of these names in nvfp4_gemm_args. */
 typedef struct workspace_source {
     void *workspace;

@@ -10,12 +10,9 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
-typedef struct gemm_family {
-    const char *name;             /* of the backend */
-    const char *runs_on;          /* for error messages, after "runs on" */
-    const kernel_set *kernels;    /* NULL: a family of the host */
-    int32_t takes_16_bit_a;       /* 1: A may be fp16 or bf16 */
-    int32_t takes_no_transpose_b; /* 1: and the product A . B */
+/* How a family runs one operation. A planner is asked only for products whose A it takes. */
+typedef struct gemm_planner {
+    uint32_t a_types; /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
 
     /* Writes the candidates of a product, in any order, and returns how many; at most FAMILY_MAX_CANDIDATES. Depends on
      * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets NULL for props and traits,
@@ -34,6 +31,15 @@ typedef struct gemm_family {
                   void *workspace, launch_plan *out);
     /* Computes the product. Families of the host; threads: 0 means all CPUs that the process may run on. */
     nvfp4_status (*run_host)(const gemm_problem *problem, const gemm_candidate *candidate, int32_t threads);
+} gemm_planner;
+
+enum { TAKES_E2M1 = 1 << VALUES_E2M1, TAKES_16_BIT = 1 << NVFP4_FP16 | 1 << NVFP4_BF16 }; /* for a_types */
+
+typedef struct gemm_family {
+    const char *name;                                /* of the backend */
+    const char *runs_on;                             /* for error messages, after "runs on" */
+    const kernel_set *kernels;                       /* NULL: a family of the host */
+    const gemm_planner *operations[GEMM_OPERATIONS]; /* by gemm_operation; NULL: the family does not take it */
 } gemm_family;
 
 /* Parts of K of a batch-invariant product, for kernels whose CTAs of a cluster keep some columns of a tile each: which
@@ -47,6 +53,12 @@ static inline int32_t batch_invariant_split_k(const device_props *props, const g
 /* By nvfp4_backend; the row of NVFP4_AUTO is NULL. */
 enum { GEMM_FAMILIES = NVFP4_BACKEND_SM100 + 1 /* rows of the table */ };
 extern const gemm_family *const gemm_families[GEMM_FAMILIES];
+
+/* The planner of a family for an operation with an A of this type; NULL: the family does not take it. */
+static inline const gemm_planner *planner_of(int32_t family, int32_t operation, int32_t a_type) {
+    const gemm_planner *planner = gemm_families[family] ? gemm_families[family]->operations[operation] : NULL;
+    return planner && planner->a_types >> a_type & 1 ? planner : NULL;
+}
 
 /* The quantizers and layout changes: kernels of kernels/quantize/. */
 extern const kernel_set quantize_kernels;

@@ -188,6 +188,36 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            "nvfp4.info(16, 64, 64, device=0, backend='sm100', a_dtype='float16')",
+            "a: dtype is float16, which the sm100 kernels do not take; must be uint8 or float4_e2m1fn_x2, or the "
+            "backend sm80",
+        ),
+        (
+            "nvfp4.info(16, 64, 64, device=0, backend='sm100', a_dtype='bfloat16', transpose_b=False)",
+            "transpose_b: is False, which the sm100 kernels do not take; must be True, or the backend sm80",
+        ),
+        (
+            "nvfp4._C.plan(0, 'sm100', None, 2**31 - 1, 64, 64, 1024, 1)",
+            "flags: no kernel of this backend is batch invariant for M = 2147483647, N = 64, K = 64, L = 1024 and "
+            "operands that lie so; M * L must be smaller",
+        ),
+        (  # each family says why
+            "nvfp4.info(2**31 - 1, 2**29, 64, device=0)",
+            "the product of M = 2147483647, N = 536870912, L = 1 needs more CTAs or more shared memory than the GPU "
+            "has (232448 bytes a CTA); the product of M = 2147483647, N = 536870912, L = 1 has more tiles than the "
+            "sm100 kernels count, which is 2147483647",
+        ),
+    ],
+)
+def test_families_that_do_not_take_a_call(fake_driver: Path, call: str, message: str) -> None:
+    """The message names those of this GPU that do."""
+    assert run(call, fake_driver, FAKE_CC="100") == message
+
+
 def test_every_gpu_has_plans_of_its_own(fake_driver: Path) -> None:
     """Settings for a product on one GPU say nothing about another one, and a GPU has to be there."""
     lines = ["before = [nvfp4.info(64, 4096, 7168, device=i)['plan'] for i in range(2)]"]

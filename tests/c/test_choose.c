@@ -118,14 +118,28 @@ static void check_families(void) {
         expect(!strcmp(nvfp4_backend_name(f), names[f]), "a backend's name");
         if (f == NVFP4_AUTO) continue;
         const gemm_family *family = gemm_families[f];
-        expect(!strcmp(family->name, names[f]) && family->runs_on && family->candidates && family->reject, names[f]);
+        expect(!strcmp(family->name, names[f]) && family->runs_on, names[f]);
         expect(!!family->kernels == (f != NVFP4_BACKEND_CPU), "kernels of a GPU's family");
-        expect(!!family->build == !!family->kernels && !!family->run_host == !family->kernels, "what runs a candidate");
+        uint32_t taken = 0;
+        for (int32_t o = 0; o < GEMM_OPERATIONS; o++) {
+            const gemm_planner *planner = family->operations[o];
+            if (!planner) continue;
+            expect(planner->a_types && planner->candidates && planner->reject, "a planner");
+            expect(!!planner->build == !!family->kernels && !!planner->run_host == !family->kernels,
+                   "what runs a candidate");
+            for (int32_t d = 0; d < 32; d++) {
+                const gemm_planner *taking = planner->a_types >> d & 1 ? planner : NULL;
+                expect(planner_of(f, o, d) == taking, "a planner is found by what it takes");
+            }
+            taken |= planner->a_types;
+        }
+        expect(taken & TAKES_E2M1, "A in the format is taken");
     }
     gemm_candidate cpu;
-    expect(gemm_families[NVFP4_BACKEND_CPU]->candidates(NULL, NULL, &cpu) == 1 && cpu.family == NVFP4_BACKEND_CPU &&
-               !strcmp(cpu.name, nvfp4_cpu_kernel()),
+    expect(planner_of(NVFP4_BACKEND_CPU, OP_GEMM, VALUES_E2M1)->candidates(NULL, NULL, &cpu) == 1 &&
+               cpu.family == NVFP4_BACKEND_CPU && !strcmp(cpu.name, nvfp4_cpu_kernel()),
            "the CPU has one candidate");
+    expect(!planner_of(NVFP4_AUTO, OP_GEMM, VALUES_E2M1), "no kernels belong to auto");
     for (int g = 0; g < GPUS; g++) {
         int others = 0;
         for (int32_t f = NVFP4_BACKEND_SM90; f < GEMM_FAMILIES; f++) others += runs_on(f, &gpus[g]);

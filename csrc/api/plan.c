@@ -1,0 +1,282 @@
+/* Which plan a product gets, and what a user may ask and say about plans. No family of kernels is named here: what a
+ * message says of families follows from their table. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/check.h"
+#include "api/gemm.h"
+#include "common/error.h"
+#include "plan/choose.h"
+
+enum { NAMES_SIZE = 160 /* of a text that lists families or types */ };
+
+/* Those families of a mask that take the operation, with an A of any type or of this one. */
+static uint32_t taking_operation(uint32_t families, int32_t operation) {
+    uint32_t taking = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (families >> f & 1 && gemm_families[f] && gemm_families[f]->operations[operation]) taking |= 1u << f;
+    return taking;
+}
+
+static uint32_t taking_product(uint32_t families, const gemm_problem *p) {
+    uint32_t taking = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (families >> f & 1 && planner_of(f, p->operation, p->a_type)) taking |= 1u << f;
+    return taking;
+}
+
+/* The types of A that some families take, as "x, y or z". */
+static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t operation) {
+    uint32_t types = 0;
+    size_t length = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (taking_operation(families & 1u << f, operation)) types |= gemm_families[f]->operations[operation]->a_types;
+    if (types & TAKES_E2M1) types |= 1u << NVFP4_UINT8 | 1u << NVFP4_E2M1X2;
+    types &= ~(uint32_t)TAKES_E2M1;
+    for (int32_t d = 0; types >> d; d++) {
+        if (!(types >> d & 1)) continue;
+        const char *separator = length == 0 ? "" : types >> d == 1 ? " or " : ", ";
+        length += (size_t)snprintf(text + length, NAMES_SIZE - length, "%s%s", separator, nvfp4_dtype_name(d));
+    }
+    return text;
+}
+
+/* No family that may run the call takes it: says which others do, on this device or else anywhere. */
+static nvfp4_status reject_families(const nvfp4_context *context, const target *where, const gemm_problem *p) {
+    static const struct {
+        const char *is, *must_be;
+    } operations[GEMM_OPERATIONS] = {[OP_GEMM] = {"True", "False"}, [OP_GEMM_NN] = {"False", "True"}};
+    char asked[NAMES_SIZE], others[NAMES_SIZE], types[NAMES_SIZE];
+    uint32_t able = where->on_gpu ? taking_product(device_backends(context, where->device), p) : 0;
+    if (!able) able = taking_product(ALL_BACKENDS, p);
+    list_backends(asked, sizeof asked, where->families, "%s", " and ");
+    list_backends(others, sizeof others, able, "%s", " or ");
+    if (!taking_operation(where->families, p->operation))
+        return fail(NVFP4_UNSUPPORTED,
+                    "transpose_b: is %s, which the %s kernels do not take; must be %s, or the backend %s",
+                    operations[p->operation].is, asked, operations[p->operation].must_be, others);
+    return fail(NVFP4_UNSUPPORTED, "a: dtype is %s, which the %s kernels do not take; must be %s, or the backend %s",
+                nvfp4_dtype_name(p->a_type), asked, list_types(types, where->families, p->operation), others);
+}
+
+/* No family has one order of additions for every M: says which backends of the device do, if any. */
+static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const target *where, const plan_query *query) {
+    const gemm_traits *t = &query->traits;
+    plan_query other = *query;
+    uint32_t able = 0;
+    char names[NAMES_SIZE], hint[NAMES_SIZE + 16] = "";
+    const uint32_t all = device_backends(context, where->device);
+    for (int32_t f = NVFP4_AUTO; f < GEMM_FAMILIES; f++) {
+        other.families = f == NVFP4_AUTO ? all : all & 1u << f;
+        if (other.families && plan_choose(&other)->candidates) able |= 1u << f;
+    }
+    if (able)
+        snprintf(hint, sizeof hint, ", or the backend %s", list_backends(names, sizeof names, able, "%s", " or "));
+    return fail(NVFP4_UNSUPPORTED,
+                "flags: no kernel of this backend is batch invariant for M = %lld, N = %lld, K = %lld, L = %lld and "
+                "operands that lie so; M * L must be smaller%s",
+                (long long)t->m, (long long)t->n, (long long)t->k, (long long)t->l, hint);
+}
+
+/* Each family that takes the product says why it has no candidate. */
+static nvfp4_status reject_product(const plan_query *query) {
+    char reasons[1024] = "";
+    size_t length = 0;
+    nvfp4_status status = NVFP4_OK;
+    for (int32_t f = 0; f < GEMM_FAMILIES && length < sizeof reasons; f++) {
+        const gemm_planner *planner = planner_of(f, query->traits.operation, query->traits.a_type);
+        if (!planner || !(query->families >> f & 1)) continue;
+        status = planner->reject(&query->props, &query->traits);
+        length +=
+            (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s", length ? "; " : "", nvfp4_last_error());
+    }
+    return fail(status, "%s", reasons);
+}
+
+static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *override, int32_t rank, uint32_t flags,
+                                  gemm_call *call) {
+    const target *where = &call->where;
+    plan_query query;
+    memset(&query, 0, sizeof query);
+    query.traits = traits_of(&call->problem);
+    query.props = *where->props;
+    query.families = where->families;
+    query.override = *override;
+    query.rank = rank;
+    query.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
+    const plan_choice *choice = plan_choose(&query);
+    call->candidates = choice->candidates;
+    call->candidate = choice->taken;
+    if (choice->candidates) return NVFP4_OK;
+    if (!taking_product(where->families, &call->problem)) return reject_families(context, where, &call->problem);
+    return query.batch_invariant ? reject_batch_invariant(context, where, &query) : reject_product(&query);
+}
+
+static nvfp4_status choose_on_host(nvfp4_context *context, uint32_t flags, gemm_call *call) {
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        const gemm_planner *planner = planner_of(f, call->problem.operation, call->problem.a_type);
+        if (!planner || !(call->where.families >> f & 1)) continue;
+        if (!planner->candidates(NULL, NULL, &call->candidate)) return planner->reject(NULL, NULL);
+        call->candidate.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
+        return NVFP4_OK;
+    }
+    return reject_families(context, &call->where, &call->problem);
+}
+
+/* The plan of a product without results names the newest family that may run it. */
+static gemm_candidate no_launch(const target *where) {
+    return (gemm_candidate){
+        .family = 31 - __builtin_clz(where->families), .name = "none", .reason = "the result is empty", .split_k = 1};
+}
+
+nvfp4_status gemm_choose(nvfp4_context *context, uint32_t flags, gemm_call *call) {
+    const target *where = &call->where;
+    call->candidates = 0;
+    if (!where->on_gpu) return choose_on_host(context, flags, call);
+    if (gemm_is_empty(&call->problem)) {
+        call->candidate = no_launch(where);
+        return NVFP4_OK;
+    }
+    const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem);
+    return choose_on_gpu(context, &override, context->rank, flags, call);
+}
+
+/* ---- plans without a launch ---- */
+
+static void describe(const gemm_call *call, nvfp4_plan *plan) {
+    const gemm_candidate *c = &call->candidate;
+    *plan = (nvfp4_plan){
+        .backend = c->family,
+        .name = c->name,
+        .reason = c->reason,
+        .tile_m = c->tile_m,
+        .tile_n = c->tile_n,
+        .tile_k = c->tile_k,
+        .stages = c->stages,
+        .swap_ab = c->swap_ab,
+        .split_k = c->split_k,
+        .grid = c->grid,
+        .workspace = (size_t)c->workspace,
+        .prefetch_stages = c->prefetch_stages,
+        .ctas_per_sm = c->ctas_per_sm,
+        .candidates = call->candidates,
+        .modelled_us = c->modelled_us,
+    };
+}
+
+nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {
+    gemm_call call;
+    nvfp4_status status = gemm_prepare(context, args, &call);
+    if (!status) describe(&call, plan);
+    return status;
+}
+
+/* A product of this shape, contiguous and aligned. */
+static nvfp4_status problem_of_shape(int32_t a_dtype, uint32_t flags, int64_t m, int64_t n, int64_t k, int64_t l,
+                                     gemm_problem *p) {
+    nvfp4_status status = check_flags(flags);
+    if (status) return status;
+    if (a_dtype != NVFP4_NONE && a_dtype != NVFP4_FP16 && a_dtype != NVFP4_BF16)
+        return fail(NVFP4_INVALID, "a_dtype: is %s; must be none (NVFP4), float16 or bfloat16",
+                    nvfp4_dtype_name(a_dtype));
+    if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
+        return fail(NVFP4_INVALID,
+                    "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and %d, and K a "
+                    "multiple of 16",
+                    (long long)m, (long long)n, (long long)k, (long long)l, INT32_MAX);
+    int64_t count;
+    if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as check.c bounds a tensor */
+        return fail(NVFP4_INVALID, "shape: M, N, L are %lld, %lld, %lld; their product must be at most 2^60",
+                    (long long)m, (long long)n, (long long)l);
+    const int no_transpose_b = (flags & NVFP4_NO_TRANSPOSE_B) != 0;
+    if (no_transpose_b && a_dtype == NVFP4_NONE)
+        return fail(NVFP4_INVALID,
+                    "transpose_b: is False but a_dtype is none (NVFP4); must be True, or a_dtype float16 or "
+                    "bfloat16");
+    const int64_t columns = no_transpose_b ? k : n, sums_of = no_transpose_b ? n : k;
+    if (__builtin_mul_overflow(m * columns, l, &count) || count > INT64_MAX / 8)
+        return fail(NVFP4_INVALID, "shape: M, K, L are %lld, %lld, %lld; their product must be at most 2^60",
+                    (long long)m, (long long)k, (long long)l);
+    const int64_t a_row = a_dtype == NVFP4_NONE ? k / 2 : sums_of * 2;
+    *p = (gemm_problem){.m = m,
+                        .n = columns,
+                        .k = sums_of,
+                        .l = l,
+                        .a_pitch = a_row,
+                        .b_pitch = k / 2,
+                        .a_batch = m * a_row,
+                        .b_batch = n * k / 2,
+                        .sfa_batch = a_dtype == NVFP4_NONE ? swizzled_bytes(m, k / 16) : 0,
+                        .sfb_batch = swizzled_bytes(n, k / 16),
+                        .out_type = NVFP4_FP16,
+                        .out_pitch = columns * 2,
+                        .out_batch = m * columns * 2,
+                        .aligned16 = k % 32 == 0 && a_row % 16 == 0,
+                        .a_type = a_dtype == NVFP4_NONE ? VALUES_E2M1 : a_dtype,
+                        .operation = no_transpose_b ? OP_GEMM_NN : OP_GEMM};
+    return NVFP4_OK;
+}
+
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, uint32_t flags,
+                              int64_t m, int64_t n, int64_t k, int64_t l, nvfp4_plan *plan) {
+    gemm_call call;
+    nvfp4_status status = problem_of_shape(a_dtype, flags, m, n, k, l, &call.problem);
+    if (!status) status = find_target(context, backend, device, &call.where);
+    if (!status) status = gemm_choose(context, flags, &call);
+    if (!status) describe(&call, plan);
+    return status;
+}
+
+/* The settings that a plan names; family NVFP4_AUTO and kernel -1 where no kernel has its name. */
+static plan_settings settings_of(const nvfp4_plan *plan) {
+    plan_settings s = {.kernel = -1,
+                       .swap_ab = plan->swap_ab,
+                       .split_k = plan->split_k,
+                       .prefetch_stages = plan->prefetch_stages,
+                       .ctas_per_sm = plan->ctas_per_sm};
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        const kernel_set *set = gemm_families[f] ? gemm_families[f]->kernels : NULL;
+        for (int32_t k = 0; set && k < set->count; k++)
+            if (strcmp(plan->name, set->kernels[k].name) == 0) s.family = f, s.kernel = k;
+    }
+    return s;
+}
+
+nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
+                                 const nvfp4_plan *plan) {
+    gemm_call call;
+    if (!plan->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
+    if (device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", device);
+    const plan_settings settings = settings_of(plan);
+    static const struct {
+        int32_t a_dtype;
+        uint32_t flags;
+    } kinds[] = {{NVFP4_NONE, 0}, /* a kernel multiplies one of them */
+                 {NVFP4_FP16, 0},
+                 {NVFP4_BF16, 0},
+                 {NVFP4_FP16, NVFP4_NO_TRANSPOSE_B},
+                 {NVFP4_BF16, NVFP4_NO_TRANSPOSE_B}};
+    int found = 0, plans = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && !found; i++) {
+        nvfp4_status status = problem_of_shape(kinds[i].a_dtype, kinds[i].flags, m, n, k, l, &call.problem);
+        if (!status) status = find_target(context, settings.family, device, &call.where);
+        if (status) return status;
+        call.candidates = 0;
+        if (gemm_is_empty(&call.problem) || !taking_product(call.where.families, &call.problem)) continue;
+        status = choose_on_gpu(context, &settings, 0, 0, &call);
+        if (status) return status;
+        if (i == 0) plans = call.candidates; /* of NVFP4 A, for the message */
+        found = candidate_is(&call.candidate, &settings);
+    }
+    if (!found)
+        return fail(
+            NVFP4_INVALID,
+            "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, ctas_per_sm = %d, which is none of the %d "
+            "plans for a product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
+            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plan->ctas_per_sm, plans, (long long)m,
+            (long long)n, (long long)k, (long long)l, call.where.device);
+    const gemm_problem *p = &call.problem;
+    const plan_override one = {
+        .device = call.where.device, .m = p->m, .n = p->n, .k = p->k, .l = p->l, .settings = settings};
+    return overrides_add(&context->overrides, &one);
+}
