@@ -45,10 +45,9 @@ typedef enum nvfp4_status {
 
 typedef enum nvfp4_backend {
     NVFP4_AUTO = 0, /* the plan with the least modelled time of all that the device can run */
-    NVFP4_BACKEND_CPU,
-    NVFP4_BACKEND_SM80,  /* any GPU since Ampere */
-    NVFP4_BACKEND_SM90,  /* H100, H200, GH200: compute capability 9.0 */
-    NVFP4_BACKEND_SM100, /* B200, GB200, B300: compute capability 10.0 and 10.3 */
+/* NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80 ...: 1, 2 ... in the order of the file, which says what each runs on */
+#define NVFP4_FAMILY(ID, ...) NVFP4_BACKEND_##ID,
+#include "families.def"
 } nvfp4_backend;
 
 typedef enum nvfp4_flags {

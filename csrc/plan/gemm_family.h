@@ -1,5 +1,5 @@
 /* A family of GEMM kernels, and the table of all families (families.c). A new family is a folder with its kernels and
- * a gemm_family, a number in nvfp4_backend, and a row in the table (CONTRIBUTING.md). */
+ * a gemm_family, and a row of families.def (CONTRIBUTING.md). */
 #ifndef NVFP4_PLAN_GEMM_FAMILY_H
 #define NVFP4_PLAN_GEMM_FAMILY_H
 
@@ -36,8 +36,7 @@ typedef struct gemm_planner {
 enum { TAKES_E2M1 = 1 << VALUES_E2M1, TAKES_16_BIT = 1 << NVFP4_FP16 | 1 << NVFP4_BF16 }; /* for a_types */
 
 typedef struct gemm_family {
-    const char *name;                                /* of the backend */
-    const char *runs_on;                             /* for error messages, after "runs on" */
+    const char *name, *runs_on, *architectures;      /* FAMILY_ROW: of its row in families.def */
     const kernel_set *kernels;                       /* NULL: a family of the host */
     const gemm_planner *operations[GEMM_OPERATIONS]; /* by gemm_operation; NULL: the family does not take it */
 } gemm_family;
@@ -50,8 +49,18 @@ static inline int32_t batch_invariant_split_k(const device_props *props, const g
     return 2 * ceil_div(t->n, tile) <= props->sm_count && t->k > stage_k ? 2 : 1;
 }
 
+/* The first members of a gemm_family: `const gemm_family sm90_family = {FAMILY_ROW(sm90), .kernels = ...};`. */
+#define NVFP4_FAMILY(ID, name, runs_on, architectures)                                                                 \
+    static const char name##_name[] = #name, name##_runs_on[] = runs_on, name##_architectures[] = architectures;
+#include "families.def"
+#define FAMILY_ROW(family) .name = family##_name, .runs_on = family##_runs_on, .architectures = family##_architectures
+
 /* By nvfp4_backend; the row of NVFP4_AUTO is NULL. */
-enum { GEMM_FAMILIES = NVFP4_BACKEND_SM100 + 1 /* rows of the table */ };
+enum {
+#define NVFP4_FAMILY(...) +1
+    GEMM_FAMILIES = 1
+#include "families.def"
+};
 extern const gemm_family *const gemm_families[GEMM_FAMILIES];
 
 /* The planner of a family for an operation with an A of this type; NULL: the family does not take it. */

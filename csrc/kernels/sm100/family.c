@@ -66,8 +66,7 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1,
                                   .build = build};
 
 const gemm_family sm100_family = {
-    .name = "sm100",
-    .runs_on = "compute capability 10.0 and 10.3 (B200, B300)",
+    FAMILY_ROW(sm100),
     .kernels = &set,
     .operations = {[OP_GEMM] = &gemm},
 };

@@ -261,8 +261,7 @@ static const gemm_planner gemm_nn = {.a_types = TAKES_16_BIT,
                                      .build = build};
 
 const gemm_family sm80_family = {
-    .name = "sm80",
-    .runs_on = "any GPU of compute capability 8.0 or later",
+    FAMILY_ROW(sm80),
     .kernels = &set,
     .operations = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
 };

@@ -147,8 +147,7 @@ static const gemm_planner gemm_nn = {
     .a_types = TAKES_16_BIT, .candidates = nn_candidates, .reject = reject_nn, .build = sm90_nn_build};
 
 const gemm_family sm90_family = {
-    .name = "sm90",
-    .runs_on = "compute capability 9.0 (H100, H200)",
+    FAMILY_ROW(sm90),
     .kernels = &set,
     .operations = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
 };
