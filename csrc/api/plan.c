@@ -171,14 +171,16 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
     return status;
 }
 
-/* A product of this shape, contiguous and aligned. */
-static nvfp4_status problem_of_shape(int32_t a_dtype, uint32_t flags, int64_t m, int64_t n, int64_t k, int64_t l,
-                                     gemm_problem *p) {
-    nvfp4_status status = check_flags(flags);
+/* The rules of a shape. */
+static nvfp4_status check_shape(const nvfp4_shape *s) {
+    const int64_t m = s->m, n = s->n, k = s->k, l = s->l;
+    if (s->size != sizeof *s)
+        return fail(NVFP4_INVALID, "shape: its size is %zu; must be %zu, as NVFP4_SHAPE sets it", s->size, sizeof *s);
+    nvfp4_status status = check_flags(s->flags);
     if (status) return status;
-    if (a_dtype != NVFP4_NONE && a_dtype != NVFP4_FP16 && a_dtype != NVFP4_BF16)
+    if (s->a_dtype != NVFP4_NONE && s->a_dtype != NVFP4_FP16 && s->a_dtype != NVFP4_BF16)
         return fail(NVFP4_INVALID, "a_dtype: is %s; must be none (NVFP4), float16 or bfloat16",
-                    nvfp4_dtype_name(a_dtype));
+                    nvfp4_dtype_name(s->a_dtype));
     if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
         return fail(NVFP4_INVALID,
                     "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and %d, and K a "
@@ -188,41 +190,47 @@ static nvfp4_status problem_of_shape(int32_t a_dtype, uint32_t flags, int64_t m,
     if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as check.c bounds a tensor */
         return fail(NVFP4_INVALID, "shape: M, N, L are %lld, %lld, %lld; their product must be at most 2^60",
                     (long long)m, (long long)n, (long long)l);
-    const int no_transpose_b = (flags & NVFP4_NO_TRANSPOSE_B) != 0;
-    if (no_transpose_b && a_dtype == NVFP4_NONE)
+    if (!(s->flags & NVFP4_NO_TRANSPOSE_B)) return NVFP4_OK;
+    if (s->a_dtype == NVFP4_NONE)
         return fail(NVFP4_INVALID,
                     "transpose_b: is False but a_dtype is none (NVFP4); must be True, or a_dtype float16 or "
                     "bfloat16");
-    const int64_t columns = no_transpose_b ? k : n, sums_of = no_transpose_b ? n : k;
-    if (__builtin_mul_overflow(m * columns, l, &count) || count > INT64_MAX / 8)
+    if (__builtin_mul_overflow(m * k, l, &count) || count > INT64_MAX / 8)
         return fail(NVFP4_INVALID, "shape: M, K, L are %lld, %lld, %lld; their product must be at most 2^60",
                     (long long)m, (long long)k, (long long)l);
-    const int64_t a_row = a_dtype == NVFP4_NONE ? k / 2 : sums_of * 2;
-    *p = (gemm_problem){.m = m,
-                        .n = columns,
-                        .k = sums_of,
-                        .l = l,
-                        .a_pitch = a_row,
-                        .b_pitch = k / 2,
-                        .a_batch = m * a_row,
-                        .b_batch = n * k / 2,
-                        .sfa_batch = a_dtype == NVFP4_NONE ? swizzled_bytes(m, k / 16) : 0,
-                        .sfb_batch = swizzled_bytes(n, k / 16),
-                        .out_type = NVFP4_FP16,
-                        .out_pitch = columns * 2,
-                        .out_batch = m * columns * 2,
-                        .aligned16 = k % 32 == 0 && a_row % 16 == 0,
-                        .a_type = a_dtype == NVFP4_NONE ? VALUES_E2M1 : a_dtype,
-                        .operation = no_transpose_b ? OP_GEMM_NN : OP_GEMM};
     return NVFP4_OK;
 }
 
-nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, uint32_t flags,
-                              int64_t m, int64_t n, int64_t k, int64_t l, nvfp4_plan *plan) {
+/* The product that a shape describes. */
+static gemm_problem problem_of_shape(const nvfp4_shape *s) {
+    const int is_nn = (s->flags & NVFP4_NO_TRANSPOSE_B) != 0;
+    const int64_t columns = is_nn ? s->k : s->n, sums_of = is_nn ? s->n : s->k;
+    const int64_t a_row = s->a_dtype == NVFP4_NONE ? s->k / 2 : sums_of * 2;
+    return (gemm_problem){.m = s->m,
+                          .n = columns,
+                          .k = sums_of,
+                          .l = s->l,
+                          .a_pitch = a_row,
+                          .b_pitch = s->k / 2,
+                          .a_batch = s->m * a_row,
+                          .b_batch = s->n * s->k / 2,
+                          .sfa_batch = s->a_dtype == NVFP4_NONE ? swizzled_bytes(s->m, s->k / 16) : 0,
+                          .sfb_batch = swizzled_bytes(s->n, s->k / 16),
+                          .out_type = NVFP4_FP16,
+                          .out_pitch = columns * 2,
+                          .out_batch = s->m * columns * 2,
+                          .aligned16 = s->k % 32 == 0 && a_row % 16 == 0,
+                          .a_type = s->a_dtype == NVFP4_NONE ? VALUES_E2M1 : s->a_dtype,
+                          .operation = is_nn ? OP_GEMM_NN : OP_GEMM};
+}
+
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan) {
     gemm_call call;
-    nvfp4_status status = problem_of_shape(a_dtype, flags, m, n, k, l, &call.problem);
-    if (!status) status = find_target(context, backend, device, &call.where);
-    if (!status) status = gemm_choose(context, flags, &call);
+    nvfp4_status status = check_shape(shape);
+    if (status) return status;
+    call.problem = problem_of_shape(shape);
+    status = find_target(context, shape->backend, shape->device, &call.where);
+    if (!status) status = gemm_choose(context, shape->flags, &call);
     if (!status) describe(&call, plan);
     return status;
 }
@@ -242,41 +250,31 @@ static plan_settings settings_of(const nvfp4_plan *plan) {
     return s;
 }
 
-nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
-                                 const nvfp4_plan *plan) {
-    gemm_call call;
+nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shape, const nvfp4_plan *plan) {
+    gemm_call call = {.candidates = 0};
+    nvfp4_status status = check_shape(shape);
+    if (status) return status;
     if (!plan->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
-    if (device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", device);
+    if (shape->device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", shape->device);
+    if (shape->flags & ~(uint32_t)NVFP4_NO_TRANSPOSE_B)
+        return fail(NVFP4_INVALID, "flags: is %u; must be 0 or %d (b not transposed) for an override", shape->flags,
+                    NVFP4_NO_TRANSPOSE_B);
     const plan_settings settings = settings_of(plan);
-    static const struct {
-        int32_t a_dtype;
-        uint32_t flags;
-    } kinds[] = {{NVFP4_NONE, 0}, /* a kernel multiplies one of them */
-                 {NVFP4_FP16, 0},
-                 {NVFP4_BF16, 0},
-                 {NVFP4_FP16, NVFP4_NO_TRANSPOSE_B},
-                 {NVFP4_BF16, NVFP4_NO_TRANSPOSE_B}};
-    int found = 0, plans = 0;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && !found; i++) {
-        nvfp4_status status = problem_of_shape(kinds[i].a_dtype, kinds[i].flags, m, n, k, l, &call.problem);
-        if (!status) status = find_target(context, settings.family, device, &call.where);
-        if (status) return status;
-        call.candidates = 0;
-        if (gemm_is_empty(&call.problem) || !taking_product(call.where.families, &call.problem)) continue;
-        status = choose_on_gpu(context, &settings, 0, 0, &call);
-        if (status) return status;
-        if (i == 0) plans = call.candidates; /* of NVFP4 A, for the message */
-        found = candidate_is(&call.candidate, &settings);
-    }
-    if (!found)
+    const gemm_problem *p = &call.problem;
+    call.problem = problem_of_shape(shape);
+    status = find_target(context, shape->backend == NVFP4_AUTO ? settings.family : shape->backend, shape->device,
+                         &call.where);
+    if (!status && !gemm_is_empty(p)) status = choose_on_gpu(context, &settings, 0, 0, &call);
+    if (status) return status;
+    if (call.candidates == 0 || !candidate_is(&call.candidate, &settings))
         return fail(
             NVFP4_INVALID,
             "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, ctas_per_sm = %d, which is none of the %d "
-            "plans for a product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
-            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plan->ctas_per_sm, plans, (long long)m,
-            (long long)n, (long long)k, (long long)l, call.where.device);
-    const gemm_problem *p = &call.problem;
-    const plan_override one = {
-        .device = call.where.device, .m = p->m, .n = p->n, .k = p->k, .l = p->l, .settings = settings};
+            "plans for a product of M = %lld, N = %lld, K = %lld, L = %lld%s%s%s on cuda:%d",
+            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plan->ctas_per_sm, call.candidates,
+            (long long)shape->m, (long long)shape->n, (long long)shape->k, (long long)shape->l,
+            p->a_type == VALUES_E2M1 ? "" : " with a of ", p->a_type == VALUES_E2M1 ? "" : nvfp4_dtype_name(p->a_type),
+            p->operation == OP_GEMM_NN ? ", b not transposed," : "", call.where.device);
+    const plan_override one = {.key = override_key_of(call.where.device, p), .settings = settings};
     return overrides_add(&context->overrides, &one);
 }
