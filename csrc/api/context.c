@@ -22,13 +22,30 @@ static driver *create_driver(void) {
     return driver_create(sets, count);
 }
 
+/* The number of the backend with this name; -1: there is none. */
+static int32_t backend_number(const char *name) {
+    int32_t i = GEMM_FAMILIES - 1;
+    while (i >= 0 && strcmp(name, nvfp4_backend_name(i)) != 0) i--;
+    return i;
+}
+
+/* getenv races with a thread that changes the environment, which Python does under its lock alone: so variables are
+ * read here, once, and not by calls. The driver reads its own in driver_create. */
+static void read_environment(nvfp4_context *c) {
+    const char *backend = getenv("NVFP4_BACKEND");
+    if (backend) snprintf(c->backend_text, sizeof c->backend_text, "%s", backend);
+    c->default_backend = *c->backend_text ? backend_number(c->backend_text) : NVFP4_AUTO;
+    cpu_isa_read_environment();
+}
+
 nvfp4_status nvfp4_create(nvfp4_context **context) {
     nvfp4_context *c = calloc(1, sizeof *c);
-    if (c) c->driver = create_driver();
-    if (!c || !c->driver) {
-        free(c);
+    if (c) c->driver = create_driver(), c->overrides = overrides_create();
+    if (!c || !c->driver || !c->overrides) {
+        nvfp4_destroy(c);
         return fail(NVFP4_OUT_OF_MEMORY, "no memory for a context");
     }
+    read_environment(c);
     *context = c;
     return NVFP4_OK;
 }
@@ -36,7 +53,7 @@ nvfp4_status nvfp4_create(nvfp4_context **context) {
 void nvfp4_destroy(nvfp4_context *context) {
     if (!context) return;
     driver_destroy(context->driver);
-    overrides_clear(&context->overrides);
+    overrides_destroy(context->overrides);
     free(context);
 }
 
@@ -46,8 +63,17 @@ nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
     return NVFP4_OK;
 }
 
+nvfp4_status nvfp4_set_default_backend(nvfp4_context *context, int32_t backend) {
+    char names[160];
+    if (backend < NVFP4_AUTO || backend >= GEMM_FAMILIES)
+        return fail(NVFP4_INVALID, "backend: is %d; must be %s", backend,
+                    list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or "));
+    context->default_backend = backend;
+    return NVFP4_OK;
+}
+
 void nvfp4_clear_overrides(nvfp4_context *context) {
-    overrides_clear(&context->overrides);
+    overrides_clear(context->overrides);
 }
 
 #ifdef NVFP4_DUMP
@@ -100,17 +126,9 @@ static uint32_t host_backends(void) {
     return backends;
 }
 
-/* NVFP4_BACKEND names the backend of calls on host memory that leave it to the library. */
-static nvfp4_status backend_from_environment(int32_t *backend) {
-    const char *name = getenv("NVFP4_BACKEND");
-    if (!name || !*name) return NVFP4_OK;
-    for (int32_t i = NVFP4_AUTO; i < GEMM_FAMILIES; i++)
-        if (!strcmp(name, nvfp4_backend_name(i))) {
-            *backend = i;
-            return NVFP4_OK;
-        }
+static nvfp4_status reject_environment(const nvfp4_context *context) {
     char names[160];
-    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be %s", name,
+    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be %s", context->backend_text,
                 list_backends(names, sizeof names, ALL_BACKENDS, "%s", " or "));
 }
 
@@ -134,8 +152,8 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
         return fail(NVFP4_INVALID, "backend: is %d; must be %s", backend,
                     list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or "));
     if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
-        nvfp4_status status = backend_from_environment(&backend);
-        if (status) return status;
+        backend = context->default_backend;
+        if (backend < NVFP4_AUTO) return reject_environment(context);
     }
     const int names_host = backend != NVFP4_AUTO && !gemm_families[backend]->kernels;
     if (device == NVFP4_HOST && (backend == NVFP4_AUTO || names_host)) {

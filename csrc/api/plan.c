@@ -137,7 +137,7 @@ nvfp4_status gemm_choose(nvfp4_context *context, uint32_t flags, gemm_call *call
         call->candidate = no_launch(where);
         return NVFP4_OK;
     }
-    const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem);
+    const plan_settings override = overrides_find(context->overrides, where->device, &call->problem);
     return choose_on_gpu(context, &override, context->rank, flags, call);
 }
 
@@ -276,5 +276,5 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
             p->a_type == VALUES_E2M1 ? "" : " with a of ", p->a_type == VALUES_E2M1 ? "" : nvfp4_dtype_name(p->a_type),
             p->operation == OP_GEMM_NN ? ", b not transposed," : "", call.where.device);
     const plan_override one = {.key = override_key_of(call.where.device, p), .settings = settings};
-    return overrides_add(&context->overrides, &one);
+    return overrides_add(context->overrides, &one);
 }

@@ -46,6 +46,15 @@ PyObject *python_set_candidate(PyObject *module, PyObject *candidate) {
     Py_RETURN_NONE;
 }
 
+/* nvfp4_set_default_backend; None: auto. */
+PyObject *python_set_default_backend(PyObject *module, PyObject *name) {
+    (void)module;
+    int32_t backend;
+    if (!read_backend(name, &backend) || nvfp4_set_default_backend(python_context, backend) != NVFP4_OK)
+        return raise_error();
+    Py_RETURN_NONE;
+}
+
 /* nvfp4_override_plan, the plan by its settings. */
 PyObject *python_override_plan(PyObject *module, arguments a, Py_ssize_t count) {
     enum { KERNEL = SHAPE_COUNT, SWAP_AB, SPLIT_K, PREFETCH_STAGES, CTAS_PER_SM, COUNT };
