@@ -139,7 +139,8 @@ typedef struct nvfp4_plan {
     int32_t prefetch_stages; /* sm100: stages of K that each CTA prefetches into L2 before the call may read */
     int32_t ctas_per_sm;     /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t candidates;      /* on a GPU: how many plans there are for this product (nvfp4_set_candidate) */
-    double modelled_us;      /* on a GPU: modelled time of a call; sm80, sm90: single-call, sm100: back to back */
+    double modelled_us;      /* on a GPU: modelled time of a back-to-back call, by which plans are ranked */
+    double single_us;        /* on a GPU: modelled time of a single call with a cold L2 */
 } nvfp4_plan;
 
 /* Force the plan of this rank for later products of this context: 0, the default, is the one of the least modelled

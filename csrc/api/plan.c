@@ -161,6 +161,7 @@ static void describe(const gemm_call *call, nvfp4_plan *plan) {
         .ctas_per_sm = c->ctas_per_sm,
         .candidates = call->candidates,
         .modelled_us = c->modelled_us,
+        .single_us = c->single_us,
     };
 }
 

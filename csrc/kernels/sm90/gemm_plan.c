@@ -189,7 +189,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     const int64_t streamk_bytes =
         config->streamk ? partial_tiles_bytes(config, &tiling, split_k) + flags_bytes(&tiling, split_k) : 0;
     *out = (gemm_candidate){
-        .modelled_us = time,
+        .single_us = time,
         .name = sm90_kernel_name(kernel),
         .reason = config->reasons[swap_ab][split_k > 1],
         .grid = (int64_t)tiling.clusters * split_k,

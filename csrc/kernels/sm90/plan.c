@@ -65,7 +65,8 @@ int32_t sm90_candidates(const sm90_model *model, const device_props *props, cons
     int32_t count = sm90_gemv_candidates(&on, props, t, out);
     count += sm90_skinny_candidates(&on, props, t, out + count);
     count += sm90_prefill_candidates(&on, props, t, out + count);
-    return count + sm90_gemm_candidates(&on, props, t, out + count);
+    count += sm90_gemm_candidates(&on, props, t, out + count);
+    return set_modelled_us(out, count);
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
@@ -74,11 +75,11 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
 
 static int32_t nn_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const sm90_model on = sm90_model_of(&measured, props);
-    return sm90_nn_candidates(&on, props, t, out);
+    return set_modelled_us(out, sm90_nn_candidates(&on, props, t, out));
 }
 
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm90_gemm_batch_invariant(&measured, props, t, out);
+    return set_modelled_us(out, sm90_gemm_batch_invariant(&measured, props, t, out));
 }
 
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,

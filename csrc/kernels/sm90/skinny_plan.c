@@ -56,7 +56,7 @@ int32_t sm90_skinny_candidates(const sm90_model *model, const device_props *prop
         const int64_t tiles_per_sm =
             ceil_div(tiling.tiles, tiling.ctas) * ceil_div(tiling.ctas * t->l, props->sm_count);
         out[count] = (gemm_candidate){
-            .modelled_us = time_us(model, t, c, &tiling, tiles_per_sm),
+            .single_us = time_us(model, t, c, &tiling, tiles_per_sm),
             .name = sm90_kernel_name(c->kernel),
             .reason = "A has a few rows only: each warp reads, dequantizes and multiplies a share of K by itself",
             .grid = tiling.ctas * t->l,
