@@ -8,8 +8,10 @@
 #include "common/error.h"
 #include "cpu/cpu.h"
 #include "driver/fatbin.h"
+#include "plan/conversion.h"
 #include "plan/gemm_family.h"
 #ifdef NVFP4_DUMP
+#include "api/debug.h"
 #include "kernels/common/dump.h"
 #endif
 
@@ -68,9 +70,9 @@ nvfp4_status nvfp4_placement(nvfp4_context *context, int32_t device, void *memor
 }
 #endif
 
-const char *nvfp4_backend_name(int32_t backend) {
+const char *nvfp4_backend_name(nvfp4_backend backend) {
     if (backend == NVFP4_AUTO) return "auto";
-    return backend > NVFP4_AUTO && backend < GEMM_FAMILIES ? gemm_families[backend]->name : "unknown";
+    return (uint32_t)backend < GEMM_FAMILIES ? gemm_families[backend]->name : "unknown";
 }
 
 char *list_backends(char *text, size_t size, uint32_t backends, const char *format, const char *last) {
@@ -152,20 +154,20 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
     return where->families ? NVFP4_OK : reject_family(context, where, backend);
 }
 
-nvfp4_status find_workspace(const workspace_source *source, int64_t bytes, void **workspace) {
-    *workspace = source->workspace;
+nvfp4_status find_workspace(const nvfp4_call *how, int64_t bytes, void **workspace) {
+    *workspace = how->workspace;
     if (bytes == 0) return NVFP4_OK;
-    if (source->allocate) {
+    if (how->allocate) {
         clear_error();
-        *workspace = source->allocate(source->owner, (size_t)bytes);
+        *workspace = how->allocate(how->owner, (size_t)bytes);
         if (*workspace) return NVFP4_OK;
         if (*nvfp4_last_error()) return NVFP4_OUT_OF_MEMORY; /* our own front ends say why */
         return fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %lld bytes", (long long)bytes);
     }
-    if (source->workspace && (uint64_t)bytes <= source->workspace_size && (uintptr_t)source->workspace % 16 == 0)
+    if (how->workspace && (uint64_t)bytes <= how->workspace_size && (uintptr_t)how->workspace % 16 == 0)
         return NVFP4_OK;
-    return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %lld, aligned to 16", source->workspace_size,
-                source->workspace, (long long)bytes);
+    return REJECT("workspace", ("has %zu bytes at %p", how->workspace_size, how->workspace),
+                  ("must have %lld, aligned to 16", (long long)bytes));
 }
 
 nvfp4_status nvfp4_driver_info(nvfp4_context *context, int32_t *count, int32_t *version) {

@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/check.h"
+#include "api/launch.h"
+#include "api/rules.h"
 #include "common/error.h"
 #include "plan/choose.h"
 
@@ -31,13 +32,13 @@ static uint32_t taking(uint32_t families, const gemm_problem *p) {
     return families;
 }
 
-static nvfp4_status choose_on_gpu(gemm_call *call, const plan_settings *override, int32_t rank, uint32_t flags) {
+static nvfp4_status choose_on_gpu(prepared_call *call, const plan_settings *override, int32_t rank, uint32_t flags) {
     const target *where = &call->where;
     plan_query query;
     memset(&query, 0, sizeof query);
-    query.traits = traits_of(&call->problem);
+    query.traits = traits_of(&call->problem.gemm);
     query.props = *where->props;
-    query.families = taking(where->families, &call->problem);
+    query.families = taking(where->families, &call->problem.gemm);
     if (query.families == 0 && query.traits.no_transpose_b)
         return fail(NVFP4_UNSUPPORTED,
                     "transpose_b: is False, which the %s kernels do not take; must be True, or the backend sm80",
@@ -64,16 +65,16 @@ static nvfp4_status choose_on_gpu(gemm_call *call, const plan_settings *override
     return NVFP4_OK;
 }
 
-static nvfp4_status choose(nvfp4_context *context, uint32_t flags, gemm_call *call) {
+static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call *call) {
     const target *where = &call->where;
     call->candidates = 0;
-    if (where->on_gpu && is_empty(&call->problem)) {
+    if (where->on_gpu && call->is_empty) {
         call->candidate = (gemm_candidate){
             .family = last_family(where), .name = "none", .reason = "the result is empty", .split_k = 1};
         return NVFP4_OK;
     }
     if (where->on_gpu) {
-        const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem);
+        const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem.gemm);
         return choose_on_gpu(call, &override, context->rank, flags);
     }
     const gemm_family *family = gemm_families[first_family(where)];
@@ -82,75 +83,41 @@ static nvfp4_status choose(nvfp4_context *context, uint32_t flags, gemm_call *ca
     return NVFP4_OK;
 }
 
-nvfp4_status gemm_prepare(nvfp4_context *context, const nvfp4_gemm_args *args, gemm_call *call) {
-    nvfp4_status status = check_gemm(args, &call->problem);
-    if (!status) status = find_target(context, args->backend, args->a.device, &call->where);
+void bind_gemm(const checked_call *c, prepared_call *call) {
+    const nvfp4_gemm_args *args = c->args;
+    call->problem.gemm.out = args->out.data;
+}
+
+nvfp4_status gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    const nvfp4_gemm_args *args = c->args;
+    nvfp4_status status = find_target(context, args->backend, args->a.device, &call->where);
     return status ? status : choose(context, args->flags, call);
 }
 
-/* Encodes the tensor maps of a launch plan into its parameters, and launches its steps. */
-static nvfp4_status launch(driver *d, const gemm_call *call, launch_plan *plan, void *stream) {
-    const kernel_set *set = gemm_families[call->candidate.family]->kernels;
-    nvfp4_status status = NVFP4_OK;
-    for (int32_t i = 0; i < plan->tensor_maps && !status; i++)
-        status = driver_encode(d, call->where.device, &plan->tensor_map[i].layout,
-                               plan->params + plan->tensor_map[i].offset);
-    for (int32_t i = 0; i < plan->steps && !status; i++) {
-        const launch_step *step = &plan->step[i];
-        void *params[PLAN_MAX_PARAMS];
-        for (int32_t j = 0; j < step->params; j++) params[j] = plan->params + step->param_offset[j];
-        const kernel_launch one = {.set = set,
-                                   .kernel = step->kernel,
-                                   .cluster = step->cluster,
-                                   .grid_x = step->grid_x,
-                                   .grid_y = step->grid_y,
-                                   .shared_bytes = step->shared_bytes,
-                                   .params = params,
-                                   .stream = stream};
-        status = driver_launch(d, call->where.device, &one);
-    }
-    return status ? status : driver_watch(d, call->where.device, stream);
-}
-
-static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_gemm_args *args, const gemm_call *call) {
+static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_call *how, const prepared_call *call) {
     const gemm_candidate *candidate = &call->candidate;
+    const gemm_family *family = gemm_families[candidate->family];
     void *workspace;
     launch_plan plan;
-    const workspace_source source = {args->workspace, args->workspace_size, args->allocate, args->owner};
-    nvfp4_status status = find_workspace(&source, candidate->workspace, &workspace);
+    nvfp4_status status = find_workspace(how, candidate->workspace, &workspace);
     if (status) return status;
     launch_plan_init(&plan);
 #ifdef NVFP4_DUMP
     plan.dump = context->dump, plan.dump_cta = context->dump_cta, plan.dump_k_block = context->dump_k_block;
 #endif
-    gemm_families[candidate->family]->build(call->where.props, &call->problem, candidate, workspace, &plan);
-    status = launch(context->driver, call, &plan, args->stream);
-    if (!call->where.host_memory) return status;
-    if (!status) return driver_synchronize(context->driver, call->where.device, args->stream);
-    /* An earlier launch may still use the caller's memory. If waiting for it fails too, the first error is told. */
-    char reason[1024];
-    snprintf(reason, sizeof reason, "%s", nvfp4_last_error());
-    driver_synchronize(context->driver, call->where.device, args->stream);
-    return fail(status, "%s", reason);
+    family->build(call->where.props, &call->problem.gemm, candidate, workspace, &plan);
+    return launch_steps(context, &call->where, family->kernels, &plan, how->stream);
 }
 
-nvfp4_status gemm_run(nvfp4_context *context, const nvfp4_gemm_args *args, gemm_call *call) {
-    nvfp4_status status = check_gemm_data_present(args);
-    if (status || is_empty(&call->problem)) return status;
-    call->problem.out = args->out.data;
-    if (call->where.on_gpu) return run_on_gpu(context, args, call);
-    return gemm_families[call->candidate.family]->run_host(&call->problem, &call->candidate, args->threads);
-}
-
-nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
-    gemm_call call;
-    nvfp4_status status = gemm_prepare(context, args, &call);
-    return status ? status : gemm_run(context, args, &call);
+nvfp4_status gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
+    const nvfp4_call *how = c->args;
+    if (call->where.on_gpu) return run_on_gpu(context, how, call);
+    return gemm_families[call->candidate.family]->run_host(&call->problem.gemm, &call->candidate, how->threads);
 }
 
 /* ---- plans without a launch ---- */
 
-static void describe(const gemm_call *call, nvfp4_plan *plan) {
+static void describe(const prepared_call *call, nvfp4_plan *plan) {
     const gemm_candidate *c = &call->candidate;
     *plan = (nvfp4_plan){
         .backend = c->family,
@@ -172,8 +139,11 @@ static void describe(const gemm_call *call, nvfp4_plan *plan) {
 }
 
 nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {
-    gemm_call call;
-    nvfp4_status status = gemm_prepare(context, args, &call);
+    operation_args own;
+    prepared_call call;
+    const checked_call c = {&gemm_operation, complete_args(&gemm_operation, args, &own)};
+    if (!c.args) return NVFP4_INVALID;
+    nvfp4_status status = operation_prepare(context, &c, &call);
     if (!status) describe(&call, plan);
     return status;
 }
@@ -226,9 +196,10 @@ static nvfp4_status problem_of_shape(int32_t a_dtype, uint32_t flags, int64_t m,
 
 nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, uint32_t flags,
                               int64_t m, int64_t n, int64_t k, int64_t l, nvfp4_plan *plan) {
-    gemm_call call;
-    nvfp4_status status = problem_of_shape(a_dtype, flags, m, n, k, l, &call.problem);
+    prepared_call call;
+    nvfp4_status status = problem_of_shape(a_dtype, flags, m, n, k, l, &call.problem.gemm);
     if (!status) status = find_target(context, backend, device, &call.where);
+    call.is_empty = !status && is_empty(&call.problem.gemm);
     if (!status) status = choose(context, flags, &call);
     if (!status) describe(&call, plan);
     return status;
@@ -251,7 +222,7 @@ static plan_settings settings_of(const nvfp4_plan *plan) {
 
 nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
                                  const nvfp4_plan *plan) {
-    gemm_call call;
+    prepared_call call;
     if (!plan->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
     if (device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", device);
     const plan_settings settings = settings_of(plan);
@@ -265,11 +236,11 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
                  {NVFP4_BF16, NVFP4_NO_TRANSPOSE_B}};
     int found = 0, plans = 0;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && !found; i++) {
-        nvfp4_status status = problem_of_shape(kinds[i].a_dtype, kinds[i].flags, m, n, k, l, &call.problem);
+        nvfp4_status status = problem_of_shape(kinds[i].a_dtype, kinds[i].flags, m, n, k, l, &call.problem.gemm);
         if (!status) status = find_target(context, settings.family, device, &call.where);
         if (status) return status;
         call.candidates = 0;
-        if (is_empty(&call.problem) || !taking(call.where.families, &call.problem)) continue;
+        if (is_empty(&call.problem.gemm) || !taking(call.where.families, &call.problem.gemm)) continue;
         status = choose_on_gpu(&call, &settings, 0, 0);
         if (status) return status;
         if (i == 0) plans = call.candidates; /* of NVFP4 A, for the message */
@@ -282,7 +253,7 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t
             "plans for a product of M = %lld, N = %lld, K = %lld, L = %lld on cuda:%d",
             plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plan->ctas_per_sm, plans, (long long)m,
             (long long)n, (long long)k, (long long)l, call.where.device);
-    const gemm_problem *p = &call.problem;
+    const gemm_problem *p = &call.problem.gemm;
     const plan_override one = {
         .device = call.where.device, .m = p->m, .n = p->n, .k = p->k, .l = p->l, .settings = settings};
     return overrides_add(&context->overrides, &one);

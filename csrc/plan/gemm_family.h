@@ -48,7 +48,4 @@ static inline int32_t batch_invariant_split_k(const device_props *props, const g
 enum { GEMM_FAMILIES = NVFP4_BACKEND_SM100 + 1 /* rows of the table */ };
 extern const gemm_family *const gemm_families[GEMM_FAMILIES];
 
-/* The quantizers and layout changes: kernels of kernels/quantize/. */
-extern const kernel_set quantize_kernels;
-
 #endif

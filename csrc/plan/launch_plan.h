@@ -47,7 +47,7 @@ typedef struct gemm_candidate {
 typedef struct launch_step {
     int32_t kernel;  /* of the family's kernel_set */
     int32_t cluster; /* CTAs of a cluster, along x; 0: launched without the cluster attribute */
-    int64_t grid_x, grid_y;
+    int64_t grid_x, grid_y, grid_z;
     int32_t shared_bytes; /* dynamic shared memory of a CTA */
     int32_t params;       /* how many the kernel has */
     int32_t param_offset[PLAN_MAX_PARAMS];
@@ -84,7 +84,7 @@ static inline launch_step *add_step(launch_plan *plan, int32_t kernel, int64_t g
     memset(step, 0, sizeof *step);
     step->kernel = kernel;
     step->grid_x = grid_x;
-    step->grid_y = 1;
+    step->grid_y = step->grid_z = 1;
     step->shared_bytes = shared_bytes;
     return step;
 }

@@ -183,7 +183,7 @@ int main(void) {
     sm80 = sm80_family, sm90 = sm90_family;
     sm80.candidates = sm80_candidates_or_crowd, sm90.candidates = sm90_candidates_or_crowd;
     snprintf(about, sizeof about, "table");
-    expect(!strcmp(nvfp4_backend_name(TINY), "tiny"), "the backend has its name");
+    expect(!strcmp(nvfp4_backend_name((nvfp4_backend)TINY), "tiny"), "the backend has its name");
     check_ranking();
     check_gaps();
     check_room();

@@ -1,6 +1,8 @@
 /* What info() and init() need to know: driver, devices, and how a shape would be run. */
-#include "bindings/frontend.h"
 #include "bindings/python/module.h"
+#ifdef NVFP4_DUMP
+#include "api/debug.h"
+#endif
 
 /* How a shape would be run on a device, as a dict with the names of nvfp4_plan. */
 PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
