@@ -29,13 +29,6 @@ sys.path.insert(0, str(ROOT / "build_backend"))
 
 import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 
-# Machine code for every generation that PyTorch's own builds serve, but sm_86, which runs sm_80's: ptxas gives both as
-# many of each instruction in the products. PTX for what has none (sm_110), for what comes after, and for the emulated
-# GPU (emulator/), which runs PTX only and poses as older ones too: compute_90 gives an emulated H200 a real one's bits.
-# Kernels for one generation lie in a folder of its name.
-PORTABLE = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "compute_80", "compute_90"]
-ARCHS = {"sm90": ["sm_90a", "compute_90a"], "sm100": ["sm_100f", "compute_100f"]}
-
 if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, which a build without isolation ignores
     sys.exit(f"nvfp4: building needs setuptools 77 or later, this is {setuptools.__version__}.")
 
@@ -81,8 +74,9 @@ class BuildExt(build_ext):
             flags += ["-Werror=all-warnings"] * WERROR + [f"-D{name}" for name in DEBUG]
             sources = [ROOT / name for name in relative("csrc/kernels/**/*.cu")]
             folder.mkdir(parents=True, exist_ok=True)
-            known = {*PORTABLE, *sum(ARCHS.values(), [])}
-            archs = {s: nvfp4_cuda.chosen(ARCHS.get(s.parent.name, PORTABLE), known) for s in sources}
+            all_archs = {s: nvfp4_cuda.architectures(ROOT / "csrc/families.def", s.parent.name) for s in sources}
+            known = set(sum(all_archs.values(), []))
+            archs = {s: nvfp4_cuda.chosen(all_archs[s], known) for s in sources}
             nvfp4_cuda.write_fatbins(archs, folder, flags, ROOT / "csrc")
             ext.define_macros.append(("NVFP4_CUDA", "1"))
             ext.include_dirs.append(str(folder))

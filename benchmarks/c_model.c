@@ -175,7 +175,7 @@ const char *describe(void) {
     FIELD(gemm_traits, broadcast_a);
     FIELD(gemm_traits, broadcast_b);
     FIELD(gemm_traits, a_type);
-    FIELD(gemm_traits, no_transpose_b);
+    FIELD(gemm_traits, operation);
 
     SIZE(gemm_candidate);
     FIELD(gemm_candidate, modelled_us);

@@ -108,6 +108,13 @@ def preprocesses_cxx() -> bool:
     return subprocess.run(command, input=b"#include <cmath>\n", capture_output=True).returncode == 0
 
 
+def architectures(table: Path, folder: str) -> list[str]:
+    """What the kernels of a folder are compiled for, by the table of the families (csrc/families.def)."""
+    rows = re.findall(r'^NVFP4_FAMILY\(\w+, (\w+), "[^"]*",\s*"([^"]*)"\)$', table.read_text(), re.MULTILINE)
+    portable = next(archs for _, archs in rows if archs)
+    return dict(rows).get(folder, portable).split()
+
+
 def chosen(archs: list[str], known: Iterable[str]) -> list[str]:
     """Those of a kernel file's that NVFP4_ARCHS asks for, "sm_90 sm_120"; without it all. It chooses machine code: a
     name stands for its variants too (sm_90a). PTX stays, which the driver compiles for any other GPU at first use."""

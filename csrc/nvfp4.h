@@ -46,10 +46,9 @@ typedef enum nvfp4_status {
 
 typedef enum nvfp4_backend {
     NVFP4_AUTO = 0, /* the plan with the least modelled time of all that the device can run */
-    NVFP4_BACKEND_CPU,
-    NVFP4_BACKEND_SM80,  /* any GPU since Ampere */
-    NVFP4_BACKEND_SM90,  /* H100, H200, GH200: compute capability 9.0 */
-    NVFP4_BACKEND_SM100, /* B200, GB200, B300: compute capability 10.0 and 10.3 */
+/* NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80 ...: 1, 2 ... in the order of the file, which says what each runs on */
+#define NVFP4_FAMILY(ID, ...) NVFP4_BACKEND_##ID,
+#include "families.def"
 } nvfp4_backend;
 
 typedef enum nvfp4_flags {
@@ -169,14 +168,29 @@ typedef struct nvfp4_plan {
  * time; the last one where there are fewer. For measuring what the model ranks. Not while other threads plan. */
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 
-/* Put one plan first for products of this shape on this device: the one with the name, swap_ab, split_k,
- * prefetch_stages and ctas_per_sm of `plan` (no other field counts). For plans that were measured to be faster than the
- * model's choice (`python -m nvfp4 bench --tune`). It holds for all types and epilogues; products whose operands lie so
- * that they have no such plan are not affected. Another split_k adds in another order, so results that round may differ
- * in their last bits. NVFP4_INVALID where a product of contiguous operands has no such plan. Not while other threads
- * plan. */
-nvfp4_status nvfp4_override_plan(nvfp4_context *context, int32_t device, int64_t m, int64_t n, int64_t k, int64_t l,
-                                 const nvfp4_plan *plan);
+/* A product by its sizes, for questions about plans: all operands are dense and their data aligned to 16 bytes. Begin
+ * with NVFP4_SHAPE, which sets the size of the struct, NVFP4_HOST, A in the format and L = 1. */
+typedef struct nvfp4_shape {
+    size_t size;    /* sizeof(nvfp4_shape) */
+    int32_t device; /* NVFP4_HOST or a CUDA ordinal */
+    nvfp4_backend backend;
+    nvfp4_dtype a_dtype; /* NVFP4_NONE: NVFP4 data; NVFP4_FP16 or NVFP4_BF16 */
+    uint32_t flags;      /* a sum of nvfp4_flags */
+    int64_t m, n, k, l;
+} nvfp4_shape;
+static inline nvfp4_shape nvfp4_default_shape(void) {
+    const nvfp4_shape shape = {sizeof(nvfp4_shape), NVFP4_HOST, NVFP4_AUTO, NVFP4_NONE, 0, 0, 0, 0, 1};
+    return shape;
+}
+#define NVFP4_SHAPE (nvfp4_default_shape())
+
+/* Puts one plan first for products of this shape, operation and type of A on this device: the one with the name,
+ * swap_ab, split_k, prefetch_stages and ctas_per_sm of `plan` (no other field counts). For plans that were measured to
+ * be faster than the model's choice (`python -m nvfp4 bench --tune`). It holds for all output types and epilogues;
+ * products whose operands lie so that they have no such plan are not affected. Another split_k adds in another order,
+ * so results that round may differ in their last bits. shape->backend is NVFP4_AUTO or the plan's, shape->flags are 0
+ * or NVFP4_NO_TRANSPOSE_B. NVFP4_INVALID where such a product has no such plan. Not while other threads plan. */
+nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shape, const nvfp4_plan *plan);
 /* Removes every override. Not while other threads plan. */
 void nvfp4_clear_overrides(nvfp4_context *context);
 
@@ -186,10 +200,8 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
 /* Runs the product. On a GPU it is enqueued on args->call.stream: no allocation, no synchronisation. */
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args);
 
-/* How a product of this shape would be run on a device (NVFP4_HOST or an ordinal), for dense 16-byte aligned data.
- * a_dtype: NVFP4_NONE for NVFP4 a; NVFP4_FP16 or NVFP4_BF16. flags: as of nvfp4_gemm_args. */
-nvfp4_status nvfp4_plan_shape(nvfp4_context *context, int32_t device, int32_t backend, int32_t a_dtype, uint32_t flags,
-                              int64_t m, int64_t n, int64_t k, int64_t l, nvfp4_plan *plan);
+/* How a product of this shape would be run. */
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan);
 
 /* x [R, K] or [L, R, K] (fp16, bf16, fp32) to data [.., R, K/2] and scales.
  *   scale = e4m3(amax/6 / g), value = e2m1(x / (scale * g)), both to nearest, ties to even, saturating at 448 and 6;

@@ -72,10 +72,13 @@ def plan(
 def set_candidate(candidate: int, /) -> None: ...
 def override_plan(
     device: int,
+    backend: str | None,
+    a_dtype: str | None,
     m: int,
     n: int,
     k: int,
     l: int,
+    flags: int,
     kernel: str,
     swap_ab: bool,
     split_k: int,

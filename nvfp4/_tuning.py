@@ -10,8 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FORMAT = "nvfp4-tune 3"
-OLD_FORMATS = ("nvfp4-tune 1", "nvfp4-tune 2")  # that tools/rename_results.py rewrites
+FORMAT = "nvfp4-tune 4"
+FLAGS = {"gemm": 0, "gemm_nn": 4}  # nvfp4_flags of each operation
 DEVICE = ("name", "compute_capability", "sm_count")  # device properties that must equal those in the file
 SETTINGS = ("kernel", "swap_ab", "split_k", "prefetch_stages", "ctas_per_sm")  # distinguish the plans of a shape
 
@@ -21,15 +21,17 @@ _overrides: list[tuple[Any, ...]] = []  # arguments of _C.override_plan, in forc
 def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
     """Overrides launch plans with the fastest ones in a file of `python -m nvfp4 bench --tune`.
 
-    nvfp4 never reads such a file on its own: by default a model chooses plans. The plans of the file apply to products
-    with exactly its M, N and K and L = 1, on every GPU of the same model, until another file or None replaces them.
-    Products captured in a CUDA graph keep their plans. Do not call this while other threads multiply.
+    nvfp4 never reads such a file on its own: by default a model chooses plans. A plan of the file applies to products
+    with exactly its operation, dtype of A, M, N and K and L = 1, on every GPU of the same model, until another file or
+    None replaces them. Products captured in a CUDA graph keep their plans. Do not call this while other threads
+    multiply.
 
     Args:
         path: the file; None removes all overrides.
 
     Returns:
-        For each shape a dict: m, n, k, and the plan as kernel, swap_ab, split_k, prefetch_stages and ctas_per_sm.
+        For each product a dict: operation ("gemm", or "gemm_nn" for transpose_b=False), a_dtype (None for NVFP4), m, n,
+        k, and the plan as kernel, swap_ab, split_k, prefetch_stages and ctas_per_sm.
 
     Raises:
         nvfp4.Error: the file has another format, was written by another version of nvfp4 or for another GPU, or has a
@@ -53,7 +55,7 @@ def _override(calls: list[tuple[Any, ...]]) -> None:
 
 
 def _read(path: str) -> list[tuple[dict[str, Any], list[tuple[Any, ...]]]]:
-    """The plan of each shape, with the arguments of _C.override_plan for each device."""
+    """The plan of each product, with the arguments of _C.override_plan for each device."""
     import json  # deferred: it doubles the import time of nvfp4
 
     try:
@@ -63,11 +65,6 @@ def _read(path: str) -> list[tuple[dict[str, Any], list[tuple[Any, ...]]]]:
         raise _C.Error(f"path: {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise _C.Error(f"path: {path} is not JSON: {error}") from None
-    if isinstance(tuning, dict) and tuning.get("format") in OLD_FORMATS:
-        raise _C.Error(
-            f"path: {path} is in the format {tuning['format']!r}, this nvfp4 reads {FORMAT!r}; "
-            f"rewrite it with `python tools/rename_results.py {path}` of the source tree"
-        )
     if not isinstance(tuning, dict) or tuning.get("format") != FORMAT:
         raise _C.Error(f"path: {path} is not a file of `bench --tune` in the format {FORMAT!r}")
     try:
@@ -93,9 +90,12 @@ def _choices(path: str, tuning: dict[str, Any]) -> list[tuple[dict[str, Any], li
     for result in tuning["results"]:
         if result["selected"] is None:
             continue
+        operation, a_dtype = result["operation"], result["a_dtype"]
         sizes = tuple(result["shape"][size] for size in "mnk")
+        product = (None, a_dtype, *sizes, 1, FLAGS[operation])  # of any backend
         plan = result["candidates"][result["selected"]]
         settings = {name: plan[name] for name in SETTINGS}
-        calls = [(ordinal, *sizes, 1, *settings.values()) for ordinal in ordinals]
-        choices.append((dict(zip("mnk", sizes)) | settings, calls))
+        calls = [(ordinal, *product, *settings.values()) for ordinal in ordinals]
+        used = {"operation": operation, "a_dtype": a_dtype} | dict(zip("mnk", sizes))
+        choices.append((used | settings, calls))
     return choices

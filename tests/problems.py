@@ -528,7 +528,7 @@ def run_gemm(target: str, case: Gemm) -> str:
     copies = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in args.items() if name != "out"}
     try:
         if case.plan:
-            _C.override_plan(0, case.m, case.n, case.k, 1 if case.l is None else case.l, *case.plan)
+            _C.override_plan(*planned(case), *case.plan)
         elif case.rank:
             shape = planned(case)
             _C.set_candidate(int(case.rank * _C.plan(*shape)["candidates"]))

@@ -23,7 +23,7 @@ static nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor 
 
 /* The caller's name for the columns of the result. */
 static char column_size(const gemm_problem *p) {
-    return p->no_transpose_b ? 'K' : 'N';
+    return p->operation == OP_GEMM_NN ? 'K' : 'N';
 }
 
 static nvfp4_status check_result_shape(const checked_call *c, const nvfp4_tensor *t, const nvfp4_tensor *a,
@@ -74,7 +74,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_gemm_args 
         .a_batch = a.batch,
         .b_batch = b.batch,
         .a_type = a_is_16_bit ? (int32_t)args->a.dtype : VALUES_E2M1,
-        .no_transpose_b = no_transpose_b,
+        .operation = no_transpose_b ? OP_GEMM_NN : OP_GEMM,
     };
     uintptr_t bits = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)(a.pitch | b.pitch);
     if (a.l > 1) bits |= (uintptr_t)(a.batch | b.batch);
@@ -89,7 +89,8 @@ static nvfp4_status check_scales(const checked_call *c, const nvfp4_gemm_args *a
         return REJECT(argument_name(c, scale_a), ("is given but a is %s", nvfp4_dtype_name(args->a.dtype)),
                       ("must be absent, its values have no scales"));
     if (a_is_e2m1 && absent(scale_a)) return REJECT(argument_name(c, scale_a), ("is missing"), ("must be a tensor"));
-    const int64_t b_rows = p->no_transpose_b ? p->k : p->n, b_columns = p->no_transpose_b ? p->n : p->k;
+    const int is_nn = p->operation == OP_GEMM_NN;
+    const int64_t b_rows = is_nn ? p->k : p->n, b_columns = is_nn ? p->n : p->k;
     nvfp4_status status = check_layout(args->scale_layout);
     if (!status && a_is_e2m1)
         status =
@@ -107,8 +108,8 @@ static nvfp4_status check_scales(const checked_call *c, const nvfp4_gemm_args *a
 static nvfp4_status check_results(const checked_call *call, const nvfp4_gemm_args *args, gemm_problem *p) {
     const nvfp4_tensor *out = &args->out, *c = &args->c;
     matrix x;
-    const char *shape2 = p->no_transpose_b ? "[M, K]" : "[M, N]",
-               *shape3 = p->no_transpose_b ? "[L, M, K]" : "[L, M, N]";
+    const char *shape2 = p->operation == OP_GEMM_NN ? "[M, K]" : "[M, N]",
+               *shape3 = p->operation == OP_GEMM_NN ? "[L, M, K]" : "[L, M, N]";
     nvfp4_status status = check_matrix(call, out, shape2, shape3, WRITTEN, &x);
     if (!status) status = check_result_shape(call, out, &args->a, &x, p);
     if (!status) status = check_alignment(call, out, dtype_bytes(out->dtype));
@@ -140,7 +141,7 @@ static nvfp4_status check_alpha_and_bias(const checked_call *c, const nvfp4_gemm
     const nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias;
     p->alpha_value = args->alpha_value;
     if (!absent(alpha)) {
-        if (p->no_transpose_b && element_count(alpha) != 1)
+        if (p->operation == OP_GEMM_NN && element_count(alpha) != 1)
             return REJECT(argument_name(c, alpha), ("has %lld elements", (long long)element_count(alpha)),
                           ("must have 1 " WHERE_NOT_TRANSPOSED ", since N is summed over"));
         nvfp4_status status = check_vector(c, alpha, 'N', p->n, 1);

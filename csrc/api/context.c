@@ -43,7 +43,7 @@ void nvfp4_destroy(nvfp4_context *context) {
 }
 
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
-    if (candidate < 0) return fail(NVFP4_INVALID, "candidate: is %d; must not be negative", candidate);
+    if (candidate < 0) return REJECT("candidate", ("is %d", candidate), ("must not be negative"));
     context->rank = candidate;
     return NVFP4_OK;
 }
@@ -81,13 +81,13 @@ char *list_backends(char *text, size_t size, uint32_t backends, const char *form
         if (!(backends >> i & 1)) continue;
         const char *separator = length == 0 ? "" : backends >> i == 1 ? last : ", ";
         length += (size_t)snprintf(text + length, size - length, "%s", separator);
-        if (length < size) length += (size_t)snprintf(text + length, size - length, format, nvfp4_backend_name(i), i);
+        if (length < size)
+            length += (size_t)snprintf(text + length, size - length, format, nvfp4_backend_name((nvfp4_backend)i), i);
     }
     return text;
 }
 
-/* The backends whose kernels the device has; device NVFP4_HOST: all that a GPU runs. */
-static uint32_t gpu_backends(const nvfp4_context *context, int32_t device) {
+uint32_t device_backends(const nvfp4_context *context, int32_t device) {
     uint32_t backends = 0;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
         const kernel_set *kernels = gemm_families[f] ? gemm_families[f]->kernels : NULL;
@@ -96,18 +96,25 @@ static uint32_t gpu_backends(const nvfp4_context *context, int32_t device) {
     return backends;
 }
 
+static uint32_t host_backends(void) {
+    uint32_t backends = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (gemm_families[f] && !gemm_families[f]->kernels) backends |= 1u << f;
+    return backends;
+}
+
 /* NVFP4_BACKEND names the backend of calls on host memory that leave it to the library. */
 static nvfp4_status backend_from_environment(int32_t *backend) {
     const char *name = getenv("NVFP4_BACKEND");
     if (!name || !*name) return NVFP4_OK;
     for (int32_t i = NVFP4_AUTO; i < GEMM_FAMILIES; i++)
-        if (!strcmp(name, nvfp4_backend_name(i))) {
+        if (!strcmp(name, nvfp4_backend_name((nvfp4_backend)i))) {
             *backend = i;
             return NVFP4_OK;
         }
     char names[160];
-    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be %s", name,
-                list_backends(names, sizeof names, ALL_BACKENDS, "%s", " or "));
+    return REJECT("NVFP4_BACKEND", ("is '%s'", name),
+                  ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s", " or ")));
 }
 
 static nvfp4_status reject_family(const nvfp4_context *context, const target *where, int32_t backend) {
@@ -115,41 +122,43 @@ static nvfp4_status reject_family(const nvfp4_context *context, const target *wh
     nvfp4_status status = driver_device(context->driver, where->device, &device);
     if (status) return status;
     char names[160];
-    list_backends(names, sizeof names, gpu_backends(context, where->device), "%s", ", ");
-    return fail(NVFP4_UNSUPPORTED,
-                "backend: is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d; must be %s or "
-                "None there",
-                gemm_families[backend]->name, gemm_families[backend]->runs_on, where->device, device.name,
-                device.compute_capability / 10, device.compute_capability % 10, names);
+    list_backends(names, sizeof names, device_backends(context, where->device), "%s", ", ");
+    return REJECT_AS(NVFP4_UNSUPPORTED, "backend",
+                     ("is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d",
+                      gemm_families[backend]->name, gemm_families[backend]->runs_on, where->device, device.name,
+                      device.compute_capability / 10, device.compute_capability % 10),
+                     ("must be %s or " WORD_AUTO " there", names));
 }
 
 nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where) {
     char names[160];
     *where = (target){0};
     if (backend < NVFP4_AUTO || backend >= GEMM_FAMILIES)
-        return fail(NVFP4_INVALID, "backend: is %d; must be %s", backend,
-                    list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or "));
+        return REJECT("backend", ("is %d", backend),
+                      ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or ")));
     if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
         nvfp4_status status = backend_from_environment(&backend);
         if (status) return status;
     }
-    const int names_gpu = backend != NVFP4_AUTO && gemm_families[backend]->kernels;
-    if (device == NVFP4_HOST && !names_gpu) {
-        where->families = 1u << NVFP4_BACKEND_CPU;
+    const int names_host = backend != NVFP4_AUTO && !gemm_families[backend]->kernels;
+    if (device == NVFP4_HOST && (backend == NVFP4_AUTO || names_host)) {
+        where->families = names_host ? 1u << backend : host_backends();
         return NVFP4_OK;
     }
-    if (backend == NVFP4_BACKEND_CPU)
-        return fail(NVFP4_INVALID, "backend: is cpu but the tensors are on cuda:%d; must be %s or None", device,
-                    list_backends(names, sizeof names, gpu_backends(context, NVFP4_HOST), "%s", ", "));
+    if (names_host)
+        return REJECT("backend",
+                      ("is %s but the tensors are on cuda:%d", nvfp4_backend_name((nvfp4_backend)backend), device),
+                      ("must be %s or " WORD_AUTO,
+                       list_backends(names, sizeof names, device_backends(context, NVFP4_HOST), "%s", ", ")));
     where->on_gpu = 1;
     where->host_memory = device == NVFP4_HOST;
     where->device = where->host_memory ? 0 : device;
     nvfp4_status status = driver_ready(context->driver, where->device, &where->props);
     if (!status && where->host_memory && !driver_reads_host_memory(context->driver, 0))
-        return fail(NVFP4_INVALID, "backend: is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
-                    nvfp4_backend_name(backend));
+        return CONTRADICTS("backend", ("is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
+                                       nvfp4_backend_name((nvfp4_backend)backend)));
     if (status) return status;
-    where->families = gpu_backends(context, where->device);
+    where->families = device_backends(context, where->device);
     if (backend != NVFP4_AUTO) where->families &= 1u << backend;
     return where->families ? NVFP4_OK : reject_family(context, where, backend);
 }

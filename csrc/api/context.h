@@ -28,6 +28,9 @@ typedef struct target {
  * only on a device that reads it. */
 nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where);
 
+/* The backends whose kernels the device has; device NVFP4_HOST: all that a GPU runs. */
+uint32_t device_backends(const nvfp4_context *context, int32_t device);
+
 /* The workspace of a call that needs so many bytes: the caller's, or what it allocates. */
 nvfp4_status find_workspace(const nvfp4_call *how, int64_t bytes, void **workspace);
 

@@ -45,33 +45,33 @@ nvfp4_status operation_call(nvfp4_context *context, const operation *op, const v
 }
 
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
-    return operation_call(context, &gemm_operation, args);
+    return operation_call(context, &operation_gemm, args);
 }
 
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
-    return operation_call(context, &quantize_operation, args);
+    return operation_call(context, &operation_quantize, args);
 }
 
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
-    return operation_call(context, &dequantize_operation, args);
+    return operation_call(context, &operation_dequantize, args);
 }
 
 nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args) {
-    return operation_call(context, &rms_norm_quantize_operation, args);
+    return operation_call(context, &operation_rms_norm_quantize, args);
 }
 
 nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
-    return operation_call(context, &silu_mul_quantize_operation, args);
+    return operation_call(context, &operation_silu_mul_quantize, args);
 }
 
 nvfp4_status nvfp4_amax_scale(nvfp4_context *context, const nvfp4_amax_scale_args *args) {
-    return operation_call(context, &amax_scale_operation, args);
+    return operation_call(context, &operation_amax_scale, args);
 }
 
 nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *args) {
-    return operation_call(context, &swizzle_operation, args);
+    return operation_call(context, &operation_swizzle, args);
 }
 
 nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args) {
-    return operation_call(context, &unswizzle_operation, args);
+    return operation_call(context, &operation_unswizzle, args);
 }

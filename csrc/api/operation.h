@@ -138,8 +138,8 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
     return (nvfp4_tensor *)((char *)args + op->tensors[index].offset);
 }
 
-extern const operation gemm_operation, quantize_operation, dequantize_operation, rms_norm_quantize_operation,
-    silu_mul_quantize_operation, amax_scale_operation, swizzle_operation, unswizzle_operation;
+extern const operation operation_gemm, operation_quantize, operation_dequantize, operation_rms_norm_quantize,
+    operation_silu_mul_quantize, operation_amax_scale, operation_swizzle, operation_unswizzle;
 
 /* Checks a call by its table and its own rules, and plans it. Results may be without data: they then describe
  * contiguous tensors that the caller has still to allocate. Nothing is written, nothing launched. */

@@ -43,7 +43,7 @@ static const operation_result gemm_results[] = {{
     .mask = NVFP4_NO_TRANSPOSE_B,
 }};
 #undef AT
-const operation gemm_operation = {
+const operation operation_gemm = {
     .name = "gemm",
     .args_bytes = sizeof(nvfp4_gemm_args),
     .least_bytes = sizeof(nvfp4_gemm_args),
@@ -95,7 +95,7 @@ static const operation_scalar quantize_scalars[] = {
     {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), NULL, "amax6"},
 };
 static const operation_result quantize_results[] = DATA_AND_SCALE(2, 3, 0, 1);
-const operation quantize_operation = {
+const operation operation_quantize = {
     .name = "quantize",
     .args_bytes = sizeof(nvfp4_quantize_args),
     .least_bytes = sizeof(nvfp4_quantize_args),
@@ -129,7 +129,7 @@ static const operation_result dequantize_results[] = {{
     .default_dtype = NVFP4_FP32,
     .shape = {{SIZE_ROWS, 0, 1, 1, 1}, {SIZE_COLUMNS, 0, 2, 1, 1}, 0},
 }};
-const operation dequantize_operation = {
+const operation operation_dequantize = {
     .name = "dequantize",
     .args_bytes = sizeof(nvfp4_quantize_args),
     .least_bytes = sizeof(nvfp4_quantize_args),
@@ -156,7 +156,7 @@ static const operation_tensor silu_tensors[] = {
 };
 static const operation_scalar silu_scalars[] = {GLOBAL_VALUE, SCALE_LAYOUT};
 static const operation_result silu_results[] = DATA_AND_SCALE(2, 3, 0, 2);
-const operation silu_mul_quantize_operation = {
+const operation operation_silu_mul_quantize = {
     .name = "silu_mul_quantize",
     .args_bytes = sizeof(nvfp4_quantize_args),
     .least_bytes = sizeof(nvfp4_quantize_args),
@@ -194,7 +194,7 @@ static const operation_scalar norm_scalars[] = {
     SCALE_LAYOUT,
 };
 static const operation_result norm_results[] = DATA_AND_SCALE(4, 5, 0, 1);
-const operation rms_norm_quantize_operation = {
+const operation operation_rms_norm_quantize = {
     .name = "rms_norm_quantize",
     .args_bytes = sizeof(nvfp4_rms_norm_quantize_args),
     .least_bytes = sizeof(nvfp4_rms_norm_quantize_args),
@@ -231,7 +231,7 @@ static const operation_result amax_results[] = {{.tensor = 1,
                                                  .rank = RANK_VECTOR,
                                                  .dtype = NVFP4_FP32,
                                                  .shape = {.columns = {SIZE_ONE, 0, 1, 1, 1}, .alignment = 0}}};
-const operation amax_scale_operation = {
+const operation operation_amax_scale = {
     .name = "amax_scale",
     .args_bytes = sizeof(nvfp4_amax_scale_args),
     .least_bytes = sizeof(nvfp4_amax_scale_args),
@@ -267,7 +267,7 @@ static const operation_result swizzle_results[] = {{
     .dtype = DTYPE_OF_LIKE,
     .shape = {{SIZE_ROWS, 0, 1, 1, 128}, {SIZE_COLUMNS, 0, 1, 1, 4}, 16},
 }};
-const operation swizzle_operation = {
+const operation operation_swizzle = {
     .name = "swizzle",
     .args_bytes = sizeof(nvfp4_swizzle_args),
     .least_bytes = sizeof(nvfp4_swizzle_args),
@@ -299,7 +299,7 @@ static const operation_result unswizzle_results[] = {{
     .dtype = DTYPE_OF_LIKE,
     .shape = {{SIZE_SCALAR, 0, 1, 1, 1}, {SIZE_SCALAR, 1, 1, 1, 1}, 1},
 }};
-const operation unswizzle_operation = {
+const operation operation_unswizzle = {
     .name = "unswizzle",
     .args_bytes = sizeof(nvfp4_swizzle_args),
     .least_bytes = sizeof(nvfp4_swizzle_args),

@@ -9,18 +9,20 @@
 #include "common/math.h"
 
 const operation *const front_operations[FRONT_OPERATION_COUNT] = {
-#define X(name) &name##_operation,
+#define X(name) &operation_##name,
     FRONT_OPERATIONS(X)
 #undef X
 };
 
 const error_words python_words = {{
     NULL,
-    "None",
+    "transpose_b",
+    "is True",
     "is False",
     "must be True",
-    "transpose_b",
+    "must be False",
     "batch_invariant",
+    "None",
 }};
 
 /* ---- words ---- */
@@ -233,7 +235,7 @@ static const operation_tensor view_tensors[] = {
     {"c", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
 };
 #undef AT
-const operation custom_kernel_operation = {
+const operation operation_custom_kernel = {
     .name = "custom_kernel",
     .args_bytes = sizeof(nvfp4_gemm_args),
     .least_bytes = sizeof(nvfp4_gemm_args),

@@ -27,7 +27,7 @@ enum {
 extern const operation *const front_operations[FRONT_OPERATION_COUNT];
 
 /* gemm of the views that the competition passes. */
-extern const operation custom_kernel_operation;
+extern const operation operation_custom_kernel;
 
 /* Errors in the words of Python. */
 extern const error_words python_words;

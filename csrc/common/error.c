@@ -18,11 +18,13 @@ static _Thread_local char message[MESSAGE_BYTES];
 
 const error_words c_words = {{
     NULL,
-    "NVFP4_AUTO",
+    "flags",
+    "lacks NVFP4_NO_TRANSPOSE_B",
     "has NVFP4_NO_TRANSPOSE_B",
     "must not have it",
+    "must have it",
     "flags",
-    "flags",
+    "NVFP4_AUTO",
 }};
 
 /* Bytes of the UTF-8 character at s; 0: it is none. */

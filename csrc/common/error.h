@@ -19,13 +19,15 @@ void clear_error(void);
 
 /* What a caller writes differently in each language stands in values and rules as a mark, and is an argument's name:
  * the front ends say "None" and "transpose_b", a C program NVFP4_AUTO and flags. */
-#define WORD_AUTO            "\1" /* the backend that is chosen by the library */
-#define WORD_NOT_TRANSPOSED  "\2" /* what the argument ARGUMENT_TRANSPOSE is for the product A . B, as a predicate */
-#define WORD_MUST_TRANSPOSE  "\3" /* the rule that it be the other way */
-#define ARGUMENT_TRANSPOSE   "\4"
-#define ARGUMENT_INVARIANT   "\5" /* the argument that asks for batch invariance */
-#define WHERE_NOT_TRANSPOSED "where " ARGUMENT_TRANSPOSE " " WORD_NOT_TRANSPOSED
-enum { ERROR_WORDS = 6 };
+#define ARGUMENT_TRANSPOSE      "\1" /* the argument that chooses between A . B^T and A . B */
+#define WORD_TRANSPOSED         "\2" /* what it is for A . B^T, as a predicate, */
+#define WORD_NOT_TRANSPOSED     "\3" /* and for A . B; */
+#define WORD_MUST_TRANSPOSE     "\4" /* the rules that it be the one */
+#define WORD_MUST_NOT_TRANSPOSE "\5" /* or the other */
+#define ARGUMENT_INVARIANT      "\6" /* the argument that asks for batch invariance */
+#define WORD_AUTO               "\7" /* the backend that is chosen by the library */
+#define WHERE_NOT_TRANSPOSED    "where " ARGUMENT_TRANSPOSE " " WORD_NOT_TRANSPOSED
+enum { ERROR_WORDS = 8 };
 typedef struct error_words {
     const char *mark[ERROR_WORDS]; /* by the mark's number; mark[0] is not used */
 } error_words;

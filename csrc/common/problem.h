@@ -9,6 +9,13 @@
 
 enum { VALUES_E2M1 = NVFP4_NONE }; /* a_type of an A in the format, with scales; else NVFP4_FP16 or NVFP4_BF16 */
 
+/* The products. B is [n][k] of the first, [k][n] of the second, whose A has 16 bits. */
+typedef enum gemm_operation {
+    OP_GEMM = 0, /* A . B^T */
+    OP_GEMM_NN,  /* A . B */
+    GEMM_OPERATIONS
+} gemm_operation;
+
 typedef struct gemm_problem {
     int64_t m, n, k, l;           /* out is [l][m][n], sums have k terms */
     const uint8_t *a, *b;         /* [l][rows][k/2] bytes; 16-bit a: [l][rows][k] values */
@@ -25,15 +32,15 @@ typedef struct gemm_problem {
     int64_t alpha_stride; /* elements: 0: one alpha, 1: one for each column */
     const void *bias;     /* NULL: none */
     float alpha_value, beta;
-    int32_t scale_layout;   /* nvfp4_layout */
-    int32_t out_type;       /* nvfp4_dtype : of out and c */
-    int32_t bias_type;      /* nvfp4_dtype */
-    int32_t aligned16;      /* 1: every row of a and b is 16-byte aligned; 0: 8-byte (of a 16-bit a always 16-byte, with
-                             * no_transpose_b 2-byte) */
-    int32_t a_type;         /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
-    int32_t constant_b;     /* 1: what may still run when the first kernel starts does not write b and sfb. For plans */
-    int32_t no_transpose_b; /* 1: out = A . B of 16-bit a: b is [l][k][n/2] bytes, and a scale belongs to 16 values
-                             * along n; n is a multiple of 16, k any number. 0: A . B^T, b is [l][n][k/2] bytes */
+    int32_t scale_layout; /* nvfp4_layout */
+    int32_t out_type;     /* nvfp4_dtype : of out and c */
+    int32_t bias_type;    /* nvfp4_dtype */
+    int32_t aligned16;  /* 1: every row of a and b is 16-byte aligned; 0: 8-byte (a 16-bit a is always 16-byte aligned,
+                         * under OP_GEMM_NN 2-byte) */
+    int32_t a_type;     /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
+    int32_t constant_b; /* 1: what may still run when the first kernel starts does not write b and sfb. For plans */
+    int32_t operation;  /* gemm_operation. OP_GEMM: b is [l][n][k/2] bytes. OP_GEMM_NN: b is [l][k][n/2] bytes, and a
+                         * scale belongs to 16 values along n; n is a multiple of 16, k any number */
     int32_t padding_;
 } gemm_problem;
 

@@ -23,7 +23,7 @@ static const cpu_kernel *const w4a16_kernels[CPU_ISA_COUNT] = {
 static const cpu_kernel *kernel_for(const gemm_problem *p, cpu_isa isa) {
     if (p->a_type == VALUES_E2M1) return kernels[isa];
     /* amx.c has tiles of bf16 alone, and no product A . B */
-    if (isa == CPU_AMX && (p->a_type == NVFP4_FP16 || p->no_transpose_b)) isa = CPU_AVX512VNNI;
+    if (isa == CPU_AMX && (p->a_type == NVFP4_FP16 || p->operation == OP_GEMM_NN)) isa = CPU_AVX512VNNI;
     return w4a16_kernels[isa];
 }
 
@@ -36,7 +36,7 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     const cpu_kernel *kernel = kernel_for(p, isa);
     if (!kernel || p->k == 0) return reference_gemm(p, threads);
-    if (p->no_transpose_b) return nn_gemm(p, kernel, threads);
+    if (p->operation == OP_GEMM_NN) return nn_gemm(p, kernel, threads);
     if (least(p->m, p->n) <= kernel->max_vectors && !batch_invariant) return vectors_gemm(p, kernel, threads);
     return blocked_gemm(p, kernel, threads);
 }

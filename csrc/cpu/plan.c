@@ -29,10 +29,9 @@ static nvfp4_status run_host(const gemm_problem *p, const gemm_candidate *c, int
     return cpu_gemm(p, (cpu_isa)c->kernel, threads, c->batch_invariant);
 }
 
-const gemm_family cpu_family = {.name = "cpu",
-                                .runs_on = "the CPU",
-                                .takes_16_bit_a = 1,
-                                .takes_no_transpose_b = 1,
-                                .candidates = candidates,
-                                .reject = reject,
-                                .run_host = run_host};
+static const gemm_planner gemm = {
+    .a_types = TAKES_E2M1 | TAKES_16_BIT, .candidates = candidates, .reject = reject, .run_host = run_host};
+static const gemm_planner gemm_nn = {
+    .a_types = TAKES_16_BIT, .candidates = candidates, .reject = reject, .run_host = run_host};
+
+const gemm_family cpu_family = {FAMILY_ROW(cpu), .operations = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn}};

@@ -15,6 +15,11 @@ static int precedes(const gemm_candidate *x, const gemm_candidate *y, const plan
     return x_first != y_first ? x_first : candidate_precedes(x, y);
 }
 
+/* NULL: the family may not run the product, or does not take it. */
+static const gemm_planner *planner_for(const plan_query *q, int32_t family) {
+    return q->families >> family & 1 ? planner_of(family, q->traits.operation, q->traits.a_type) : NULL;
+}
+
 /* Takes the first candidate, or the first that follows `previous`. 0 if there is none: `taken` stays as it was. One
  * family is listed at a time, so that the stack does not grow with the families. */
 static int take_next(const plan_query *q, const gemm_candidate *previous, plan_choice *choice) {
@@ -22,8 +27,9 @@ static int take_next(const plan_query *q, const gemm_candidate *previous, plan_c
     int found = 0;
     choice->candidates = 0;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        if (!(q->families >> f & 1)) continue;
-        const int32_t count = gemm_families[f]->candidates(&q->props, &q->traits, listed);
+        const gemm_planner *planner = planner_for(q, f);
+        if (!planner) continue;
+        const int32_t count = planner->candidates(&q->props, &q->traits, listed);
         choice->candidates += count;
         for (int32_t i = 0; i < count; i++) {
             if (previous && !precedes(previous, &listed[i], &q->override)) continue;
@@ -49,9 +55,10 @@ static void choose(const plan_query *q, plan_choice *choice) {
 static void choose_batch_invariant(const plan_query *q, plan_choice *choice) {
     gemm_candidate listed[FAMILY_MAX_CANDIDATES];
     int32_t count = -1;
-    for (int32_t f = GEMM_FAMILIES - 1; f >= 0 && count < 0; f--)
-        if (q->families >> f & 1 && gemm_families[f]->batch_invariant)
-            count = gemm_families[f]->batch_invariant(&q->props, &q->traits, listed);
+    for (int32_t f = GEMM_FAMILIES - 1; f >= 0 && count < 0; f--) {
+        const gemm_planner *planner = planner_for(q, f);
+        if (planner && planner->batch_invariant) count = planner->batch_invariant(&q->props, &q->traits, listed);
+    }
     choice->candidates = count > 0 ? count : 0;
     for (int32_t i = 0; i < choice->candidates; i++)
         if (i == 0 || candidate_precedes(&listed[i], &choice->taken)) choice->taken = listed[i];

@@ -1,5 +1,5 @@
 /* A family of GEMM kernels, and the table of all families (families.c). A new family is a folder with its kernels and
- * a gemm_family, a number in nvfp4_backend, and a row in the table (CONTRIBUTING.md). */
+ * a gemm_family, and a row of families.def (CONTRIBUTING.md). */
 #ifndef NVFP4_PLAN_GEMM_FAMILY_H
 #define NVFP4_PLAN_GEMM_FAMILY_H
 
@@ -10,12 +10,9 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
-typedef struct gemm_family {
-    const char *name;             /* of the backend */
-    const char *runs_on;          /* for error messages, after "runs on" */
-    const kernel_set *kernels;    /* NULL: a family of the host */
-    int32_t takes_16_bit_a;       /* 1: A may be fp16 or bf16 */
-    int32_t takes_no_transpose_b; /* 1: and the product A . B */
+/* How a family runs one operation. A planner is asked only for products whose A it takes. */
+typedef struct gemm_planner {
+    uint32_t a_types; /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
 
     /* Writes the candidates of a product, in any order, and returns how many; at most FAMILY_MAX_CANDIDATES. Depends on
      * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets NULL for props and traits,
@@ -34,6 +31,14 @@ typedef struct gemm_family {
                   void *workspace, launch_plan *out);
     /* Computes the product. Families of the host; threads: 0 means all CPUs that the process may run on. */
     nvfp4_status (*run_host)(const gemm_problem *problem, const gemm_candidate *candidate, int32_t threads);
+} gemm_planner;
+
+enum { TAKES_E2M1 = 1 << VALUES_E2M1, TAKES_16_BIT = 1 << NVFP4_FP16 | 1 << NVFP4_BF16 }; /* for a_types */
+
+typedef struct gemm_family {
+    const char *name, *runs_on, *architectures;      /* FAMILY_ROW: of its row in families.def */
+    const kernel_set *kernels;                       /* NULL: a family of the host */
+    const gemm_planner *operations[GEMM_OPERATIONS]; /* by gemm_operation; NULL: the family does not take it */
 } gemm_family;
 
 /* Parts of K of a batch-invariant product, for kernels whose CTAs of a cluster keep some columns of a tile each: which
@@ -44,8 +49,24 @@ static inline int32_t batch_invariant_split_k(const device_props *props, const g
     return 2 * ceil_div(t->n, tile) <= props->sm_count && t->k > stage_k ? 2 : 1;
 }
 
+/* The first members of a gemm_family: `const gemm_family sm90_family = {FAMILY_ROW(sm90), .kernels = ...};`. */
+#define NVFP4_FAMILY(ID, name, runs_on, architectures)                                                                 \
+    static const char name##_name[] = #name, name##_runs_on[] = runs_on, name##_architectures[] = architectures;
+#include "families.def"
+#define FAMILY_ROW(family) .name = family##_name, .runs_on = family##_runs_on, .architectures = family##_architectures
+
 /* By nvfp4_backend; the row of NVFP4_AUTO is NULL. */
-enum { GEMM_FAMILIES = NVFP4_BACKEND_SM100 + 1 /* rows of the table */ };
+enum {
+#define NVFP4_FAMILY(...) +1
+    GEMM_FAMILIES = 1
+#include "families.def"
+};
 extern const gemm_family *const gemm_families[GEMM_FAMILIES];
+
+/* The planner of a family for an operation with an A of this type; NULL: the family does not take it. */
+static inline const gemm_planner *planner_of(int32_t family, int32_t operation, int32_t a_type) {
+    const gemm_planner *planner = gemm_families[family] ? gemm_families[family]->operations[operation] : NULL;
+    return planner && planner->a_types >> a_type & 1 ? planner : NULL;
+}
 
 #endif

@@ -1,15 +1,18 @@
+/* The table of overrides: sorted by the bytes of their keys. */
 #include "plan/overrides.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/error.h"
 
 static int compare(const void *a, const void *b) {
-    const plan_override *x = a, *y = b;
-    const int64_t left[] = {x->device, x->m, x->n, x->k, x->l}, right[] = {y->device, y->m, y->n, y->k, y->l};
-    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
-        if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
-    return 0;
+    return memcmp(&((const plan_override *)a)->key, &((const plan_override *)b)->key, sizeof(override_key));
+}
+
+override_key override_key_of(int32_t device, const gemm_problem *p) {
+    return (override_key){
+        .m = p->m, .n = p->n, .k = p->k, .l = p->l, .device = device, .operation = p->operation, .a_type = p->a_type};
 }
 
 static plan_override *find(const plan_overrides *all, const plan_override *key) {
@@ -31,7 +34,7 @@ nvfp4_status overrides_add(plan_overrides *all, const plan_override *one) {
 }
 
 plan_settings overrides_find(const plan_overrides *all, int32_t device, const gemm_problem *p) {
-    const plan_override key = {.device = device, .m = p->m, .n = p->n, .k = p->k, .l = p->l};
+    const plan_override key = {.key = override_key_of(device, p)};
     const plan_override *found = find(all, &key);
     return found ? found->settings : (plan_settings){0};
 }

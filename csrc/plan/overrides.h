@@ -1,13 +1,20 @@
-/* Plans that a user has put before the ranking's choice, one a device and shape: the table of nvfp4_override_plan. */
+/* Plans that a user has put before the ranking's choice, one for a device and a product: the table of
+ * nvfp4_override_plan. */
 #ifndef NVFP4_PLAN_OVERRIDES_H
 #define NVFP4_PLAN_OVERRIDES_H
 
 #include "plan/choose.h"
 
-typedef struct plan_override {
-    int64_t device, m, n, k, l;
-    plan_settings settings;
+/* What an override holds for. Compared as bytes: no padding. */
+typedef struct override_key {
+    int64_t m, n, k, l;
+    int32_t device, operation, a_type; /* the latter two as of gemm_problem */
     int32_t padding_;
+} override_key;
+
+typedef struct plan_override {
+    override_key key;
+    plan_settings settings;
 } plan_override;
 
 typedef struct plan_overrides {
@@ -15,9 +22,11 @@ typedef struct plan_overrides {
     size_t count;
 } plan_overrides;
 
-/* Adds one, or replaces that of the same device and shape. */
+override_key override_key_of(int32_t device, const gemm_problem *problem);
+
+/* Adds one, or replaces that of the same key. */
 nvfp4_status overrides_add(plan_overrides *all, const plan_override *one);
-/* The settings for a device and shape; split_k is 0 where there are none. */
+/* The settings for a device and product; split_k is 0 where there are none. */
 plan_settings overrides_find(const plan_overrides *all, int32_t device, const gemm_problem *problem);
 void overrides_clear(plan_overrides *all);
 

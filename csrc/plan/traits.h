@@ -21,7 +21,7 @@ typedef struct gemm_traits { /* compared as bytes: no padding */
                                  product writes them as one row */
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
     int32_t a_type;                   /* as of gemm_problem */
-    int32_t no_transpose_b;           /* as of gemm_problem */
+    int32_t operation;                /* as of gemm_problem */
 } gemm_traits;
 
 /* Whether TMA takes rows that lie so: base and strides are multiples of 16 bytes, strides below 2^40 (PTX ISA 9.0,
@@ -33,7 +33,7 @@ static inline int tma_reaches(const gemm_problem *p, int64_t rows, int64_t pitch
 }
 
 static inline gemm_traits traits_of(const gemm_problem *p) {
-    const int64_t element = p->out_type == NVFP4_FP32 ? 4 : 2, b_rows = p->no_transpose_b ? p->k : p->n;
+    const int64_t element = p->out_type == NVFP4_FP32 ? 4 : 2, b_rows = p->operation == OP_GEMM_NN ? p->k : p->n;
     gemm_traits t;
     memset(&t, 0, sizeof t);
     t.m = p->m, t.n = p->n, t.k = p->k, t.l = p->l;
@@ -44,7 +44,7 @@ static inline gemm_traits traits_of(const gemm_problem *p) {
     t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfa_batch == 0 ? BROADCAST_SCALES : 0);
     t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfb_batch == 0 ? BROADCAST_SCALES : 0);
     t.a_type = p->a_type;
-    t.no_transpose_b = p->no_transpose_b;
+    t.operation = p->operation;
     return t;
 }
 

@@ -243,7 +243,7 @@ def tune_shape(
             candidate.samples.append(1e6 * guarded(candidate, lambda: clock.run(consecutive)))
     for candidate in right:  # again: a race may show late
         candidate.wrong = guarded(candidate, products.check)
-    return {"shape": asdict(shape), "calls": calls} | judge(found)
+    return {"operation": "gemm", "a_dtype": None, "shape": asdict(shape), "calls": calls} | judge(found)
 
 
 def judge(found: list[Candidate]) -> dict[str, Any]:

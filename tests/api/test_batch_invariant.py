@@ -129,7 +129,7 @@ def test_forced_plans_do_not_count(backend: Backend, generator: torch.Generator)
             settings = [plan[name] for name in SETTINGS]
             assert torch.equal(products.rows(0, 33, backend.name), expected)
             _C.set_candidate(0)
-            _C.override_plan(0, 33, 130, 1056, 1, *settings)
+            _C.override_plan(0, None, None, 33, 130, 1056, 1, 0, *settings)
             assert torch.equal(products.rows(0, 33, backend.name), expected)
     finally:
         _C.set_candidate(0)

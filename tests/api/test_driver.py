@@ -166,18 +166,48 @@ def test_library_named_in_another_encoding() -> None:
     assert "/nonexistent/?" in run("print(nvfp4.info()['driver_reason'])", os.fsdecode(b"/nonexistent/\xff"))
 
 
-def test_settings_of_no_plan(fake_driver: Path) -> None:
-    """The message counts the plans of NVFP4 A, which are not as many as those of 16 bits."""
+PRODUCTS = {
+    "NVFP4": ("None", 0, ""),
+    "fp16": ("'float16'", 0, " with a of float16"),
+    "A . B": ("'bfloat16'", 4, " with a of bfloat16, b not transposed,"),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_settings_of_no_plan(fake_driver: Path, product: str) -> None:
+    """The message counts the plans of the operation and the type of A, which are not as many as those of others."""
+    counts = [f"nvfp4._C.plan(0, 'sm80', {a}, 64, 512, 2048, 1, {flags})" for a, flags, _ in PRODUCTS.values()]
+    code = f"print(*(plan['candidates'] for plan in ({', '.join(counts)})))"
+    found = dict(zip(PRODUCTS, run(code, fake_driver).split()))
+    a, flags, words = PRODUCTS[product]
+    assert int(found[product]) > 0 and len(set(found.values())) == len(PRODUCTS)
     settings = "'nvfp4_sm80_gemm_64x64', True, 3, 4, 2"
-    code = f"nvfp4._C.override_plan(0, 16, 128, 512, 5, {settings})"
-    kinds = ["None, 16, 128, 512, 5, 0", "'float16', 16, 128, 512, 5, 0", "'float16', 16, 128, 512, 5, 4"]
-    counts = [f"nvfp4._C.plan(0, 'sm80', {kind})['candidates']" for kind in kinds]
-    count, *others = run(f"print({', '.join(counts)})", fake_driver).split()
-    assert int(count) > 0 and count not in others
-    assert run(code, fake_driver) == (
+    assert run(f"nvfp4._C.override_plan(0, None, {a}, 64, 512, 2048, 1, {flags}, {settings})", fake_driver) == (
         "plan: is nvfp4_sm80_gemm_64x64, swap_ab = 1, split_k = 3, prefetch_stages = 4, ctas_per_sm = 2, which is none "
-        f"of the {count} plans for a product of M = 16, N = 128, K = 512, L = 5 on cuda:0"
+        f"of the {found[product]} plans for a product of M = 64, N = 512, K = 2048, L = 1{words} on cuda:0"
     )
+
+
+def test_an_override_holds_for_its_operation_and_type(fake_driver: Path) -> None:
+    """All products are of the same M, N and K as the kernels count them."""
+    names = ["kernel", "swap_ab", "split_k", "prefetch_stages", "ctas_per_sm"]
+    lines = ["products = [(0, 'sm80', a, 64, 512, 512, 1, flags) for a, flags in"]
+    lines[0] += " ((None, 0), ('float16', 0), ('bfloat16', 0), ('float16', 4), ('bfloat16', 4))]"
+    lines += ["plans = lambda: [nvfp4._C.plan(*product) for product in products]"]
+    lines += ["model = plans(); nvfp4._C.set_candidate(1); second = plans(); nvfp4._C.set_candidate(0)"]
+    lines += ["for i, product in enumerate(products):"]
+    lines += [f"    nvfp4._C.override_plan(*product, *(second[i][name] for name in {names}))"]
+    lines += ["    print(plans() == second[: i + 1] + model[i + 1 :], second[i] != model[i])"]
+    lines += ["nvfp4._C.clear_overrides(); print(plans() == model)"]
+    assert run("\n    ".join(lines), fake_driver).split() == ["True"] * 11
+
+
+def test_an_override_for_another_backend(fake_driver: Path) -> None:
+    """A plan of sm80 is none of sm90's."""
+    plan = "'nvfp4_sm80_gemm_8x32', False, 1, 0, 0"
+    said = run(f"nvfp4._C.override_plan(0, 'sm90', None, 8, 4096, 7168, 1, 0, {plan})", fake_driver)
+    assert said.startswith("plan: is nvfp4_sm80_gemm_8x32, swap_ab = 0") and "which is none of the" in said
+    assert run(f"nvfp4._C.override_plan(0, 'sm80', None, 8, 4096, 7168, 1, 0, {plan})", fake_driver) == ""
 
 
 def test_no_batch_invariant_plan(fake_driver: Path) -> None:
@@ -188,13 +218,43 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            "nvfp4.info(16, 64, 64, device=0, backend='sm100', a_dtype='float16')",
+            "a: dtype is float16, which the sm100 kernels do not take; must be uint8 or float4_e2m1fn_x2, or the "
+            "backend sm80",
+        ),
+        (
+            "nvfp4.info(16, 64, 64, device=0, backend='sm100', a_dtype='bfloat16', transpose_b=False)",
+            "transpose_b: is False, which the sm100 kernels do not take; must be True, or the backend sm80",
+        ),
+        (
+            "nvfp4._C.plan(0, 'sm100', None, 2**31 - 1, 64, 64, 1024, 1)",
+            "flags: no kernel of this backend is batch invariant for M = 2147483647, N = 64, K = 64, L = 1024 and "
+            "operands that lie so; M * L must be smaller",
+        ),
+        (  # each family says why
+            "nvfp4.info(2**31 - 1, 2**29, 64, device=0)",
+            "the product of M = 2147483647, N = 536870912, L = 1 needs more CTAs or more shared memory than the GPU "
+            "has (232448 bytes a CTA); the product of M = 2147483647, N = 536870912, L = 1 has more tiles than the "
+            "sm100 kernels count, which is 2147483647",
+        ),
+    ],
+)
+def test_families_that_do_not_take_a_call(fake_driver: Path, call: str, message: str) -> None:
+    """The message names those of this GPU that do."""
+    assert run(call, fake_driver, FAKE_CC="100") == message
+
+
 def test_every_gpu_has_plans_of_its_own(fake_driver: Path) -> None:
     """Settings for a product on one GPU say nothing about another one, and a GPU has to be there."""
     lines = ["before = [nvfp4.info(64, 4096, 7168, device=i)['plan'] for i in range(2)]"]
     lines += ["nvfp4._C.set_candidate(1); other = nvfp4.info(64, 4096, 7168, device=1)['plan']"]
     lines += ["nvfp4._C.set_candidate(0)"]
     names = ["kernel", "swap_ab", "split_k", "prefetch_stages", "ctas_per_sm"]
-    lines += [f"nvfp4._C.override_plan(1, 64, 4096, 7168, 1, *(other[name] for name in {names}))"]
+    lines += [f"nvfp4._C.override_plan(1, None, None, 64, 4096, 7168, 1, 0, *(other[name] for name in {names}))"]
     lines += ["after = [nvfp4.info(64, 4096, 7168, device=i)['plan'] for i in range(2)]"]
     lines += ["print(before[1] != other, after[0] == before[0], after[1] == other)"]
     lines += ["nvfp4.info(64, 4096, 7168, device=2)"]

@@ -167,7 +167,7 @@ def test_plans(backend: Backend) -> None:
             seen.add(nvfp4.info(300, 4096, 7168, **info, transpose_b=False)["plan"]["kernel"])
         _C.set_candidate(0)
         for kernel in seen:
-            _C.override_plan(0, 300, 4096, 7168, 1, kernel, False, 1, 0, 0)
+            _C.override_plan(0, None, "bfloat16", 300, 4096, 7168, 1, 4, kernel, False, 1, 0, 0)
             assert nvfp4.info(300, 4096, 7168, **info, transpose_b=False)["plan"]["kernel"] == kernel
     finally:
         _C.set_candidate(0)

@@ -142,7 +142,8 @@ static inline void list_candidates(int32_t family, const gpu *g, const gemm_prob
                                    candidate_list *list) {
     const gemm_traits t = traits_of(p);
     memset(list->all, garbage, sizeof list->all);
-    list->count = gemm_families[family]->candidates(&g->props, &t, list->all);
+    const gemm_planner *planner = planner_of(family, t.operation, t.a_type);
+    list->count = planner ? planner->candidates(&g->props, &t, list->all) : 0;
     unsigned char untouched[sizeof *list->all];
     memset(untouched, garbage, sizeof untouched);
     expect(list->count >= 0 && list->count <= FAMILY_MAX_CANDIDATES &&
@@ -333,7 +334,8 @@ static inline void build_plan(const gpu *g, const gemm_problem *p, const gemm_ca
 #ifdef NVFP4_DUMP
     plan->dump = NULL, plan->dump_cta = plan->dump_k_block = 0;
 #endif
-    gemm_families[c->family]->build(&g->props, p, c, (void *)WORKSPACE, plan); /* NOLINT: nothing is read */
+    const gemm_planner *planner = planner_of(c->family, p->operation, p->a_type);
+    planner->build(&g->props, p, c, (void *)WORKSPACE, plan); /* NOLINT: nothing is read */
 }
 
 /* Builds a candidate's launch plan, and again from the same candidate of another list, and checks what holds for every
@@ -377,7 +379,7 @@ static inline int32_t check_product(int32_t family, const gpu *g, const gemm_pro
                                     param_size *size_of, candidate_check *check, rejection_check *may_reject) {
     static candidate_list list, again;
     static launch_plan plan;
-    if (p->a_type != VALUES_E2M1 && !gemm_families[family]->takes_16_bit_a) return 0; /* which nobody asks of it */
+    if (!planner_of(family, p->operation, p->a_type)) return 0;
     name_product(g, p, v);
     list_candidates(family, g, p, 0xA5, &list);
     list_candidates(family, g, p, 0x5A, &again);

@@ -80,15 +80,16 @@ static void *run_calls(void *argument) {
     run *r = argument;
     nvfp4_context *context = NULL;
     nvfp4_plan plan;
+    nvfp4_shape shape = NVFP4_SHAPE;
+    shape.device = 0, shape.backend = NVFP4_BACKEND_SM80, shape.m = M, shape.n = N, shape.k = K;
     left = r->fail_at, failures = 0;
     int goes_on = succeeded(r, nvfp4_create(&context));
     goes_on = goes_on && multiply(r, context, 2, NVFP4_BACKEND_CPU, expected[0]);
     goes_on = goes_on && multiply(r, context, M, NVFP4_BACKEND_CPU, expected[1]);
     if (gpu) {
         goes_on = goes_on && multiply(r, context, M, NVFP4_BACKEND_SM80, NULL);
-        goes_on =
-            goes_on && succeeded(r, nvfp4_plan_shape(context, 0, NVFP4_BACKEND_SM80, NVFP4_NONE, 0, M, N, K, 1, &plan));
-        goes_on = goes_on && succeeded(r, nvfp4_override_plan(context, 0, M, N, K, 1, &plan));
+        goes_on = goes_on && succeeded(r, nvfp4_plan_shape(context, &shape, &plan));
+        goes_on = goes_on && succeeded(r, nvfp4_override_plan(context, &shape, &plan));
     }
     r->failed = failures;
     EXPECT(goes_on != (failures > 0));

@@ -29,12 +29,29 @@ static void check_shapes(nvfp4_context *context) {
                      "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and 2147483647, and K a "
                      "multiple of 16",
                      (long long)shape[0], (long long)shape[1], (long long)shape[2], (long long)shape[3]);
-            const nvfp4_status status = nvfp4_plan_shape(context, NVFP4_HOST, NVFP4_AUTO, NVFP4_NONE, 0, shape[0],
-                                                         shape[1], shape[2], shape[3], &plan);
+            nvfp4_shape asked = NVFP4_SHAPE;
+            expect(asked.size == sizeof asked && asked.device == NVFP4_HOST && asked.l == 1, "a shape begins so");
+            asked.m = shape[0], asked.n = shape[1], asked.k = shape[2], asked.l = shape[3];
+            const nvfp4_status status = nvfp4_plan_shape(context, &asked, &plan);
             expect(j < 2 ? status == NVFP4_OK : status == NVFP4_INVALID && !strcmp(nvfp4_last_error(), message),
                    "sizes of a plan have 31 bits");
         }
     }
+    nvfp4_plan plan = {.name = "nvfp4_sm80_gemm_64x64"};
+    nvfp4_shape shape = NVFP4_SHAPE;
+    shape.size -= sizeof shape.l;
+    expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_INVALID &&
+               !strcmp(nvfp4_last_error(), "shape: its size is 48; must be 56, as NVFP4_SHAPE sets it"),
+           "a struct of another version is rejected");
+    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "must be 56"),
+           "here as well");
+    shape = NVFP4_SHAPE;
+    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "device: is -1"),
+           "the CPU has one plan");
+    shape.device = 0, shape.flags = NVFP4_BATCH_INVARIANT;
+    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID &&
+               !strcmp(nvfp4_last_error(), "flags: is 1; must be 0 or 4 (b not transposed) for an override"),
+           "no plan is put first of batch-invariant products");
 }
 
 static void check_quantized_shape(nvfp4_context *context) {
@@ -82,7 +99,7 @@ int main(void) {
     }
     for (int32_t flags = 0; flags < 4; flags++) {
         prepared_call call;
-        const checked_call c = {&gemm_operation, &args};
+        const checked_call c = {&operation_gemm, &args};
         args.flags = (uint32_t)flags;
         expect(operation_prepare(context, &c, &call) == NVFP4_OK && call.problem.gemm.constant_b == (flags >> 1 & 1),
                "constant_b of the problem");

@@ -118,14 +118,28 @@ static void check_families(void) {
         expect(!strcmp(nvfp4_backend_name(f), names[f]), "a backend's name");
         if (f == NVFP4_AUTO) continue;
         const gemm_family *family = gemm_families[f];
-        expect(!strcmp(family->name, names[f]) && family->runs_on && family->candidates && family->reject, names[f]);
+        expect(!strcmp(family->name, names[f]) && family->runs_on, names[f]);
         expect(!!family->kernels == (f != NVFP4_BACKEND_CPU), "kernels of a GPU's family");
-        expect(!!family->build == !!family->kernels && !!family->run_host == !family->kernels, "what runs a candidate");
+        uint32_t taken = 0;
+        for (int32_t o = 0; o < GEMM_OPERATIONS; o++) {
+            const gemm_planner *planner = family->operations[o];
+            if (!planner) continue;
+            expect(planner->a_types && planner->candidates && planner->reject, "a planner");
+            expect(!!planner->build == !!family->kernels && !!planner->run_host == !family->kernels,
+                   "what runs a candidate");
+            for (int32_t d = 0; d < 32; d++) {
+                const gemm_planner *taking = planner->a_types >> d & 1 ? planner : NULL;
+                expect(planner_of(f, o, d) == taking, "a planner is found by what it takes");
+            }
+            taken |= planner->a_types;
+        }
+        expect(taken & TAKES_E2M1, "A in the format is taken");
     }
     gemm_candidate cpu;
-    expect(gemm_families[NVFP4_BACKEND_CPU]->candidates(NULL, NULL, &cpu) == 1 && cpu.family == NVFP4_BACKEND_CPU &&
-               !strcmp(cpu.name, nvfp4_cpu_kernel()),
+    expect(planner_of(NVFP4_BACKEND_CPU, OP_GEMM, VALUES_E2M1)->candidates(NULL, NULL, &cpu) == 1 &&
+               cpu.family == NVFP4_BACKEND_CPU && !strcmp(cpu.name, nvfp4_cpu_kernel()),
            "the CPU has one candidate");
+    expect(!planner_of(NVFP4_AUTO, OP_GEMM, VALUES_E2M1), "no kernels belong to auto");
     for (int g = 0; g < GPUS; g++) {
         int others = 0;
         for (int32_t f = NVFP4_BACKEND_SM90; f < GEMM_FAMILIES; f++) others += runs_on(f, &gpus[g]);
@@ -159,37 +173,48 @@ static void check_overrides(uint64_t seed) {
     plan_overrides table = {0};
     snprintf(about, sizeof about, "overrides, seed %llu", (unsigned long long)seed);
     for (int i = 0; i < ADDED; i++) {
-        int64_t numbers[5];
-        for (int j = 0; j < 5; j++) {
+        int64_t numbers[7];
+        for (int j = 0; j < 7; j++) {
             seed = seed * 6364136223846793005 + 1442695040888963407;
-            numbers[j] = j < 3 ? (int64_t)(seed >> 62) : (int64_t)(seed >> 63) * INT32_MAX;
+            numbers[j] = j < 2 ? (int64_t)(seed >> 62) : (int64_t)(seed >> 63) * (j < 4 ? INT32_MAX : 1);
         }
-        added[i] = (plan_override){.device = numbers[0],
-                                   .m = numbers[1],
-                                   .n = numbers[2],
-                                   .k = numbers[3],
-                                   .l = numbers[4],
+        added[i] = (plan_override){.key = {.device = (int32_t)numbers[0],
+                                           .m = numbers[1],
+                                           .k = numbers[2],
+                                           .l = numbers[3],
+                                           .n = numbers[4],
+                                           .operation = (int32_t)numbers[5],
+                                           .a_type = NVFP4_FP16 + (int32_t)numbers[6]},
                                    .settings = {NVFP4_BACKEND_SM80, i, i % 2, 1, 0}};
         expect(overrides_add(&table, &added[i]) == NVFP4_OK, "one more");
     }
     size_t shapes = 0;
-    for (int64_t key = 0; key < 5 * 5 * 5 * 2 * 2; key++) {
-        const int64_t device = key % 5, m = key / 5 % 5, n = key / 25 % 5;
-        const int64_t k = key / 125 % 2 * INT32_MAX, l = key / 250 * INT32_MAX;
-        const gemm_problem p = {.m = m, .n = n, .k = k, .l = l};
+    for (int64_t key = 0; key < 5 * 5 * 32; key++) {
+        const int64_t m = key / 5 % 5, bits = key / 25;
+        const gemm_problem p = {.m = m,
+                                .n = bits & 1,
+                                .k = (bits >> 1 & 1) * INT32_MAX,
+                                .l = (bits >> 2 & 1) * INT32_MAX,
+                                .operation = (int32_t)(bits >> 3 & 1),
+                                .a_type = NVFP4_FP16 + (int32_t)(bits >> 4)};
+        const int32_t device = (int32_t)(key % 5);
         int i = ADDED - 1;
-        while (i >= 0 &&
-               (added[i].device != device || added[i].m != m || added[i].n != n || added[i].k != k || added[i].l != l))
-            i--;
-        const plan_settings found = overrides_find(&table, (int32_t)device, &p);
+        for (; i >= 0; i--) {
+            const override_key *k = &added[i].key;
+            if (k->device == device && k->m == p.m && k->n == p.n && k->k == p.k && k->l == p.l &&
+                k->operation == p.operation && k->a_type == p.a_type)
+                break;
+        }
+        const plan_settings found = overrides_find(&table, device, &p);
         expect(i < 0 ? found.split_k == 0 : found.split_k == 1 && found.kernel == i && found.swap_ab == i % 2,
                "what was added last, or nothing");
         shapes += i >= 0;
     }
-    expect(table.count == shapes, "a shape has one entry");
+    expect(table.count == shapes, "a product has one entry");
     overrides_clear(&table);
-    const gemm_problem p = {.m = added[0].m, .n = added[0].n, .k = added[0].k, .l = added[0].l};
-    expect(overrides_find(&table, (int32_t)added[0].device, &p).split_k == 0 && table.count == 0, "cleared");
+    const override_key *k = &added[0].key;
+    const gemm_problem p = {.m = k->m, .n = k->n, .k = k->k, .l = k->l, .operation = k->operation, .a_type = k->a_type};
+    expect(overrides_find(&table, k->device, &p).split_k == 0 && table.count == 0, "cleared");
 }
 
 int main(int argc, char **argv) {

@@ -51,15 +51,14 @@ static const kernel_entry kernels[] = {
     {.name = "nvfp4_tiny", .fatbin = "tiny", .threads = THREADS, .shared_bytes = SHARED_BYTES}};
 static const kernel_set set = {
     .kernels = kernels, .count = COUNT(kernels), .least_capability = 80, .most_capability = 99, .optional = 1};
-static const gemm_family tiny_family = {.name = "tiny",
-                                        .runs_on = "any GPU of this test",
-                                        .kernels = &set,
-                                        .candidates = candidates,
-                                        .reject = reject,
-                                        .build = build};
+static const gemm_planner tiny_gemm = {
+    .a_types = TAKES_E2M1, .candidates = candidates, .reject = reject, .build = build};
+static const gemm_family tiny_family = {
+    .name = "tiny", .runs_on = "any GPU of this test", .kernels = &set, .operations = {[OP_GEMM] = &tiny_gemm}};
 
 extern const gemm_family cpu_family, sm80_family, sm90_family;
-static gemm_family sm80, sm90; /* which list as many candidates as they may while `crowded` */
+static gemm_family sm80, sm90;
+static gemm_planner sm80_gemm, sm90_gemm; /* which list as many candidates as they may while `crowded` */
 static int crowded;
 
 const gemm_family *const gemm_families[GEMM_FAMILIES] = {
@@ -80,11 +79,11 @@ static int32_t crowd(int32_t family, gemm_candidate *out) {
 }
 
 static int32_t sm80_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return crowded ? crowd(NVFP4_BACKEND_SM80, out) : sm80_family.candidates(props, t, out);
+    return crowded ? crowd(NVFP4_BACKEND_SM80, out) : sm80_family.operations[OP_GEMM]->candidates(props, t, out);
 }
 
 static int32_t sm90_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return crowded ? crowd(NVFP4_BACKEND_SM90, out) : sm90_family.candidates(props, t, out);
+    return crowded ? crowd(NVFP4_BACKEND_SM90, out) : sm90_family.operations[OP_GEMM]->candidates(props, t, out);
 }
 
 static const uint32_t SM80 = 1u << NVFP4_BACKEND_SM80, SM90 = 1u << NVFP4_BACKEND_SM90, OWN = 1u << TINY;
@@ -139,9 +138,17 @@ static void check_gaps(void) {
     fastest(5, 4096, OWN, &count);
     const gemm_problem p = problem(5, 4096, 2048, 1, PLAIN);
     const gemm_traits t = traits_of(&p);
-    expect(count == 0 && gemm_families[TINY]->reject(&gpus[H200].props, &t) == NVFP4_UNSUPPORTED &&
+    expect(count == 0 && planner_of(TINY, OP_GEMM, VALUES_E2M1)->reject(&gpus[H200].props, &t) == NVFP4_UNSUPPORTED &&
                tiny_rejected == 1 && !strcmp(nvfp4_last_error(), "M is 5; must be at most 4"),
            "it says why");
+    expect(!planner_of(TINY, OP_GEMM_NN, NVFP4_FP16) && !planner_of(TINY, OP_GEMM, NVFP4_FP16), "it takes one product");
+    const gemm_problem w4a16 = problem(4, 4096, 2048, 1, FP16_A);
+    const plan_query others_alone = query_of(&gpus[H200], &w4a16, SM80 | SM90, 0),
+                     own_alone = query_of(&gpus[H200], &w4a16, OWN, 0),
+                     together = query_of(&gpus[H200], &w4a16, SM80 | SM90 | OWN, 0);
+    others = plan_choose(&others_alone)->candidates;
+    expect(plan_choose(&together)->candidates == others && others > 0, "and is not asked for another");
+    expect(plan_choose(&own_alone)->candidates == 0, "not even alone");
 }
 
 /* All families may list as many candidates as there is room for, at once. */
@@ -181,7 +188,9 @@ static void check_launch(void) {
 
 int main(void) {
     sm80 = sm80_family, sm90 = sm90_family;
-    sm80.candidates = sm80_candidates_or_crowd, sm90.candidates = sm90_candidates_or_crowd;
+    sm80_gemm = *sm80.operations[OP_GEMM], sm90_gemm = *sm90.operations[OP_GEMM];
+    sm80_gemm.candidates = sm80_candidates_or_crowd, sm90_gemm.candidates = sm90_candidates_or_crowd;
+    sm80.operations[OP_GEMM] = &sm80_gemm, sm90.operations[OP_GEMM] = &sm90_gemm;
     snprintf(about, sizeof about, "table");
     expect(!strcmp(nvfp4_backend_name((nvfp4_backend)TINY), "tiny"), "the backend has its name");
     check_ranking();

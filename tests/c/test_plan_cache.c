@@ -52,8 +52,11 @@ static int32_t answer_batch_invariant(const device_props *props, const gemm_trai
     return 1;
 }
 
-static const gemm_family sm80 = {.name = "sm80", .candidates = answer_sm80, .batch_invariant = answer_batch_invariant};
-static const gemm_family sm90 = {.name = "sm90", .candidates = answer_sm90};
+static const gemm_planner sm80_all = {
+    .a_types = UINT32_MAX, .candidates = answer_sm80, .batch_invariant = answer_batch_invariant};
+static const gemm_planner sm90_all = {.a_types = UINT32_MAX, .candidates = answer_sm90};
+static const gemm_family sm80 = {.name = "sm80", .operations = {[OP_GEMM] = &sm80_all, [OP_GEMM_NN] = &sm80_all}};
+static const gemm_family sm90 = {.name = "sm90", .operations = {[OP_GEMM] = &sm90_all, [OP_GEMM_NN] = &sm90_all}};
 const gemm_family *const gemm_families[GEMM_FAMILIES] = {[NVFP4_BACKEND_SM80] = &sm80, [NVFP4_BACKEND_SM90] = &sm90};
 
 enum { SM80 = 1 << NVFP4_BACKEND_SM80, SM90 = 1 << NVFP4_BACKEND_SM90 };
@@ -119,7 +122,7 @@ static const field fields[] = {
     FIELD(traits.broadcast_a),
     FIELD(traits.broadcast_b),
     FIELD(traits.a_type),
-    FIELD(traits.no_transpose_b),
+    FIELD(traits.operation),
     FIELD(props.compute_capability),
     FIELD(props.sm_count),
     FIELD(props.shared_per_block),
@@ -149,11 +152,15 @@ static void check_fields(void) {
     }
     expect(end == sizeof(plan_query), "up to the last");
     for (size_t i = 0; i < COUNT(fields); i++) {
+        const int operation = !strcmp(fields[i].name, "traits.operation"),
+                  a_type = !strcmp(fields[i].name, "traits.a_type");
         const int given = fields[i].offset < offsetof(plan_query, families);
         const plan_query x = base_query();
         plan_query y = x;
         unsigned char *bytes = (unsigned char *)&y + fields[i].offset;
-        for (size_t bit = 0; given && bit < 8 * fields[i].bytes; bit++) {
+        /* What selects a planner has as many values as there are. */
+        const size_t bits = operation ? 1 : a_type ? 5 : 8 * fields[i].bytes;
+        for (size_t bit = 0; given && bit < bits; bit++) {
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
             check_pair(&x, &y, fields[i].name);
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);

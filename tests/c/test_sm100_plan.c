@@ -213,7 +213,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
-    expect(gemm_families[NVFP4_BACKEND_SM100]->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM100, OP_GEMM, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "tiles"),
            nvfp4_last_error());
     return ceil_div(p->m, 256) * ceil_div(p->n, 256) * p->l > INT32_MAX - g->props.sm_count;
@@ -265,8 +265,8 @@ static void check_rejections(void) {
     may_reject(&gpus[B200], &many);
     expect(!!strstr(nvfp4_last_error(), "M = 2147483647"), "too many tiles are an error");
     list_candidates(NVFP4_BACKEND_SM100, &small, &few, 0, &list);
-    expect(gemm_families[NVFP4_BACKEND_SM100]->reject(&small.props, &t) == NVFP4_UNSUPPORTED && list.count == 0 &&
-               strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
+    expect(planner_of(NVFP4_BACKEND_SM100, OP_GEMM, VALUES_E2M1)->reject(&small.props, &t) == NVFP4_UNSUPPORTED &&
+               list.count == 0 && strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
            "too little shared memory is an error");
 }
 

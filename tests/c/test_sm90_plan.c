@@ -507,9 +507,9 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
                   const launch_step *gemm) {
     (void)v;
     times_listed[c->kernel]++;
-    expect(c->kernel != KERNEL_SM90_DEQUANT && entry_of(c->kernel)->pdl == !p->no_transpose_b,
+    expect(c->kernel != KERNEL_SM90_DEQUANT && entry_of(c->kernel)->pdl == (p->operation == OP_GEMM),
            "a GEMM that starts early, but for those of A . B");
-    expect((kind_of(c->kernel) == NN) == (p->no_transpose_b == 1), "a kernel of this B");
+    expect((kind_of(c->kernel) == NN) == (p->operation == OP_GEMM_NN), "a kernel of this B");
     expect(gemm == &plan->step[plan->steps - 1], "the GEMM is launched last");
     expect(c->prefetch_stages == 0, "no L2 prefetching");
     if (kind_of(c->kernel) != GEMV)
@@ -537,17 +537,18 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
  * map's strides reach: the smaller one, or, where the other cannot be read as it lies, either. */
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->operation, p->a_type);
     const double row = (double)SM90_DEQUANT_PITCH(p->k), end = (double)TENSOR_STRIDE_END;
     const double a = row * (double)p->m * (double)(p->a_batch == 0 && p->sfa_batch == 0 ? 1 : p->l);
     const double b = row * (double)p->n * (double)p->l;
     const int e2m1 = p->scale_layout == NVFP4_128X4 && needs_tma(p);
-    if (p->no_transpose_b) {
-        expect(gemm_families[NVFP4_BACKEND_SM90]->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    if (p->operation == OP_GEMM_NN) {
+        expect(planner->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                    strstr(nvfp4_last_error(), e2m1 ? "tiles" : "transpose_b: is False"),
                nvfp4_last_error());
         return !e2m1 || ceil_div(p->m, 128) * ceil_div(p->n, 128) * p->l > INT32_MAX / 16;
     }
-    expect(gemm_families[NVFP4_BACKEND_SM90]->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                (strstr(nvfp4_last_error(), "workspace") || (p->a_type && strstr(nvfp4_last_error(), "a: dtype is ")) ||
                 strstr(nvfp4_last_error(), "tiles")),
            nvfp4_last_error());
@@ -567,7 +568,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
     const gemm_problem p = problem(m, n, k, l, v);
     if (p.a_type != VALUES_E2M1 && n % 16 == 0) { /* the same bytes without the transposition */
         gemm_problem nn = p;
-        nn.no_transpose_b = 1, nn.a_pitch = nn.k * 2, nn.a_batch = p.a_batch ? m * nn.k * 2 : 0;
+        nn.operation = OP_GEMM_NN, nn.a_pitch = nn.k * 2, nn.a_batch = p.a_batch ? m * nn.k * 2 : 0;
         nn.b_pitch = n / 2, nn.b_batch = k * n / 2, nn.aligned16 = n % 32 == 0 && k % 8 == 0;
         one_problem(g, nn, v, all);
     }
@@ -594,8 +595,8 @@ static void check_rejections(void) {
     may_reject(&gpus[H200], &many);
     expect(list.count == 0 && strstr(nvfp4_last_error(), "M = 2147483647"), "too many tiles are an error");
     list_candidates(NVFP4_BACKEND_SM90, &small, &few, 0, &list);
-    expect(gemm_families[NVFP4_BACKEND_SM90]->reject(&small.props, &t) == NVFP4_UNSUPPORTED && list.count == 0 &&
-               strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
+    expect(planner_of(NVFP4_BACKEND_SM90, OP_GEMM, VALUES_E2M1)->reject(&small.props, &t) == NVFP4_UNSUPPORTED &&
+               list.count == 0 && strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
            "too little shared memory is an error");
 }
 

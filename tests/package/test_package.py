@@ -247,6 +247,24 @@ def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.Monke
         finder.find_nvcc()
 
 
+def test_archs_of_a_folder_of_kernels(finder: ModuleType, tmp_path: Path) -> None:
+    """Those of its row; a folder without a row takes the first that are not of the CPU."""
+    table = tmp_path / "families.def"
+    table.write_text(
+        '/* NVFP4_FAMILY(SM70, sm70, "a comment", "sm_70") */\n'
+        'NVFP4_FAMILY(CPU, cpu, "the CPU", "")\n'
+        'NVFP4_FAMILY(SM80, sm80, "a GPU (any)",\n             "sm_80 compute_80")\n'
+        'NVFP4_FAMILY(SM90, sm90, "an H100, or H200", "sm_90a compute_90a")\n'
+    )
+    assert finder.architectures(table, "sm80") == finder.architectures(table, "quantize") == ["sm_80", "compute_80"]
+    assert finder.architectures(table, "sm90") == ["sm_90a", "compute_90a"]
+    folders = {path.parent.name for path in ROOT.glob("csrc/kernels/*/*.cu")}
+    found = {folder: finder.architectures(ROOT / "csrc/families.def", folder) for folder in folders}
+    assert len(set(map(tuple, found.values()))) == len(folders) - 1 and found["quantize"] == found["sm80"]
+    if nvfp4.info()["archs"]:
+        assert set(nvfp4.info()["archs"]) <= set(sum(found.values(), []))
+
+
 def test_archs_that_are_asked_for(finder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name stands for its variants; PTX stays."""
     portable, own = ["sm_80", "sm_90", "sm_120", "compute_80"], ["sm_90a", "compute_90a"]

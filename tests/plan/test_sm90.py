@@ -169,12 +169,14 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
             wanted = _C.plan(DEVICE, "sm90", None, *shape, 1, 0)
             _C.set_candidate(0)
             settings = [wanted[name] for name in SETTINGS]
-            _C.override_plan(DEVICE, *shape, 1, *settings)
+            _C.override_plan(DEVICE, None, None, *shape, 1, 0, *settings)
             taken = _C.plan(DEVICE, "sm90", None, *shape, 1, 0)
             assert [taken[name] for name in SETTINGS] == settings
         assert _C.plan(DEVICE, "sm90", None, 25, 384, 1024, 1, 0)["kernel"]  # other shapes are unaffected
         with pytest.raises(nvfp4.Error, match="none of the"):
-            _C.override_plan(DEVICE, *shape, 1, "nvfp4_sm90_gemm_128x8", True, 1, 0, 0)  # does not hold 24 rows
+            _C.override_plan(
+                DEVICE, None, None, *shape, 1, 0, "nvfp4_sm90_gemm_128x8", True, 1, 0, 0
+            )  # does not hold 24 rows
     finally:
         _C.clear_overrides()
 

@@ -202,12 +202,10 @@ def test_files_that_are_rejected(tmp_path: Path) -> None:
     assert "No such file" in error_of(path)
     path.write_text("no")
     assert "is not JSON" in error_of(path)
-    for text in ("[]", "{}", '{"format": "nvfp4-tune 0"}'):
+    for text in ("[]", "{}", '{"format": "nvfp4-tune 3"}'):
         path.write_text(text)
-        assert "is not a file of `bench --tune` in the format 'nvfp4-tune 3'" in error_of(path)
-    path.write_text('{"format": "nvfp4-tune 1"}')
-    assert f"rewrite it with `python tools/rename_results.py {path}`" in error_of(path)
-    ours = {"format": "nvfp4-tune 3", "nvfp4": nvfp4.__version__, "results": []}
+        assert "is not a file of `bench --tune` in the format 'nvfp4-tune 4'" in error_of(path)
+    ours = {"format": "nvfp4-tune 4", "nvfp4": nvfp4.__version__, "results": []}
     for damaged in (ours, ours | {"device": 1}, ours | {"device": {"name": "a"}}):
         path.write_text(json.dumps(damaged))
         assert "is damaged" in error_of(path)
@@ -385,7 +383,8 @@ def test_tunable_uses_a_tuning_file(tunable: machine.Target, tuning: Path, dice:
     (result,) = json.loads(tuning.read_text())["results"]
     best = result["candidates"][result["selected"]]
     (used,) = nvfp4.use_tuning(tuning)
-    assert used == {"m": 16, "n": 128, "k": 512} | {name: best[name] for name in SETTINGS}
+    product = {"operation": "gemm", "a_dtype": None, "m": 16, "n": 128, "k": 512}
+    assert used == product | {name: best[name] for name in SETTINGS}
     assert settings(nvfp4.info(16, 128, 512, backend=family())["plan"]) == settings(best) != settings(model[SMALL])
     assert plan_of(UNALIGNED) == model[UNALIGNED]
     assert _C.plan(0, family(), None, 16, 128, 512, 2, 0) == batched
@@ -427,6 +426,15 @@ def test_tunable_rejects_a_tuning_that_is_stale(tunable: machine.Target, tuning:
     assert "must be between 1 and" in without(lambda c: c.update(split_k=0))
     assert "does not fit this nvfp4" in without(lambda c: c.update(kernel=None))
     assert "is damaged" in without(lambda c: c.pop("swap_ab"))
+    for wrong in ({"operation": "gemm_tn"}, {"operation": None}):
+        report = json.loads(tuning.read_text())
+        report["results"][0] |= wrong
+        stale.write_text(json.dumps(report))
+        assert "is damaged" in error_of(stale) and plan_of(SMALL) == in_force
+    report = json.loads(tuning.read_text())
+    report["results"][0]["operation"] = "gemm_nn"
+    stale.write_text(json.dumps(report))
+    assert "transpose_b: is False but a_dtype is none" in error_of(stale) and plan_of(SMALL) == in_force
 
     report = json.loads(tuning.read_text())
     report["results"].append(report["results"][0] | {"shape": {"m": 16, "n": 128, "k": 24}})

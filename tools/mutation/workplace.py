@@ -27,9 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build_backend"))
 
 import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 
-# Of the PTX; what emulated GPUs of later generations run too.
-VIRTUAL = {"sm90": "compute_90a", "sm100": "compute_100f"}
-PORTABLE = "compute_80"
 CFLAGS = [
     "-std=c11",
     "-O1",
@@ -105,6 +102,11 @@ class Workplace:
         host = [path for path in csrc.rglob("*.c") if "contest" not in path.parts]
         return sorted(host) + sorted((csrc / "kernels").rglob("*.cu"))
 
+    def virtual(self, source: Path) -> str:
+        """The architecture of its PTX; emulated GPUs of later generations run it too."""
+        archs = nvfp4_cuda.architectures(self.root / "csrc/families.def", source.parent.name)
+        return next(arch for arch in archs if arch.startswith("compute_"))
+
     def output(self, source: Path) -> Path:
         name = "-".join(source.relative_to(self.root / "csrc").parts)
         return self.made / (name + (".ptx" if source.suffix == ".cu" else ".o"))
@@ -116,7 +118,7 @@ class Workplace:
     def compile_one(self, source: Path) -> None:
         output = self.output(source)
         if source.suffix == ".cu":
-            arch = VIRTUAL.get(source.parent.name, PORTABLE)
+            arch = self.virtual(source)
             command = ["nvcc", "-ptx", f"-arch={arch}", f"-I{self.root}/csrc", "-o", str(output), str(source)]
         else:
             include = [f"-I{self.root}/csrc", f"-I{sysconfig.get_paths()['include']}", f"-I{self.made}"]
@@ -129,7 +131,7 @@ class Workplace:
     def pack(self, source: Path) -> None:
         """PTX into a fat binary."""
         ptx = self.output(source)
-        arch = VIRTUAL.get(source.parent.name, PORTABLE).removeprefix("compute_")
+        arch = self.virtual(source).removeprefix("compute_")
         command = ["fatbinary", "-64", f"--create={ptx.with_suffix('.fatbin')}"]
         if self.call([*command, f"--image3=kind=ptx,sm={arch},file={ptx}"], 60)[0]:
             raise Broken
@@ -137,7 +139,7 @@ class Workplace:
     def write_table(self) -> None:
         lines, archs = [], []
         for source in (path for path in self.sources() if path.suffix == ".cu"):
-            arch = VIRTUAL.get(source.parent.name, PORTABLE)
+            arch = self.virtual(source)
             fatbin = self.output(source).with_suffix(".fatbin")
             lines.append(f'FATBIN({source.parent.name}_{source.stem}, "{fatbin}", "{arch}")\n')
             archs += [arch] * (arch not in archs)

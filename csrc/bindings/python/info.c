@@ -4,24 +4,32 @@
 #include "api/debug.h"
 #endif
 
+enum { DEVICE, BACKEND, A_DTYPE, M, N, K, L, FLAGS, SHAPE_COUNT }; /* the arguments that describe a shape */
+
+/* 1, or 0 with an error message or a Python exception. */
+static int read_shape(arguments a, nvfp4_shape *shape) {
+    int64_t device, flags;
+    *shape = NVFP4_SHAPE;
+    const char *a_dtype = a[A_DTYPE] == Py_None ? NULL : PyUnicode_AsUTF8AndSize(a[A_DTYPE], NULL);
+    if (a[A_DTYPE] != Py_None && !a_dtype) return 0;
+    if ((a_dtype && dtype_from_name("a_dtype", a_dtype, (int32_t *)&shape->a_dtype) != NVFP4_OK) ||
+        !read_integer(a[DEVICE], "device", NVFP4_HOST, INT32_MAX, &device) ||
+        !read_backend(a[BACKEND], (int32_t *)&shape->backend) || !read_integer(a[M], "m", 0, INT32_MAX, &shape->m) ||
+        !read_integer(a[N], "n", 0, INT32_MAX, &shape->n) || !read_integer(a[K], "k", 0, INT32_MAX, &shape->k) ||
+        !read_integer(a[L], "l", 0, INT32_MAX, &shape->l) || !read_integer(a[FLAGS], "flags", 0, UINT32_MAX, &flags))
+        return 0;
+    shape->device = (int32_t)device;
+    shape->flags = (uint32_t)flags;
+    return 1;
+}
+
 /* How a shape would be run on a device, as a dict with the names of nvfp4_plan. */
 PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
-    enum { DEVICE, BACKEND, A_DTYPE, M, N, K, L, FLAGS, COUNT };
-    (void)module;
-    if (!check_count("plan", count, COUNT)) return NULL;
-    int64_t device, m, n, k, l, flags;
-    int32_t backend, a_dtype = NVFP4_NONE;
+    nvfp4_shape shape;
     nvfp4_plan plan;
-    const char *name = a[A_DTYPE] == Py_None ? NULL : PyUnicode_AsUTF8AndSize(a[A_DTYPE], NULL);
-    if (a[A_DTYPE] != Py_None && !name) return NULL;
-    if ((name && dtype_from_name("a_dtype", name, &a_dtype) != NVFP4_OK) ||
-        !read_integer(a[DEVICE], "device", NVFP4_HOST, INT32_MAX, &device) || !read_backend(a[BACKEND], &backend) ||
-        !read_integer(a[M], "m", 0, INT32_MAX, &m) || !read_integer(a[N], "n", 0, INT32_MAX, &n) ||
-        !read_integer(a[K], "k", 0, INT32_MAX, &k) || !read_integer(a[L], "l", 0, INT32_MAX, &l) ||
-        !read_integer(a[FLAGS], "flags", 0, UINT32_MAX, &flags) ||
-        nvfp4_plan_shape(python_context, (int32_t)device, backend, a_dtype, (uint32_t)flags, m, n, k, l, &plan) !=
-            NVFP4_OK)
-        return raise_error();
+    (void)module;
+    if (!check_count("plan", count, SHAPE_COUNT)) return NULL;
+    if (!read_shape(a, &shape) || nvfp4_plan_shape(python_context, &shape, &plan) != NVFP4_OK) return raise_error();
     return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
                          "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n,
                          "tile_k", plan.tile_k, "stages", plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab),
@@ -42,16 +50,15 @@ PyObject *python_set_candidate(PyObject *module, PyObject *candidate) {
 
 /* nvfp4_override_plan, the plan by its settings. */
 PyObject *python_override_plan(PyObject *module, arguments a, Py_ssize_t count) {
-    enum { DEVICE, M, N, K, L, KERNEL, SWAP_AB, SPLIT_K, PREFETCH_STAGES, CTAS_PER_SM, COUNT };
+    enum { KERNEL = SHAPE_COUNT, SWAP_AB, SPLIT_K, PREFETCH_STAGES, CTAS_PER_SM, COUNT };
+    nvfp4_shape shape;
     (void)module;
     if (!check_count("override_plan", count, COUNT)) return NULL;
-    int64_t device, m, n, k, l, split_k, prefetch_stages, ctas_per_sm;
+    int64_t split_k, prefetch_stages, ctas_per_sm;
     int swap_ab = PyObject_IsTrue(a[SWAP_AB]);
     const char *kernel = PyUnicode_AsUTF8AndSize(a[KERNEL], NULL);
     if (swap_ab < 0 || !kernel) return NULL;
-    if (!read_integer(a[DEVICE], "device", 0, INT32_MAX, &device) || !read_integer(a[M], "m", 0, INT32_MAX, &m) ||
-        !read_integer(a[N], "n", 0, INT32_MAX, &n) || !read_integer(a[K], "k", 0, INT32_MAX, &k) ||
-        !read_integer(a[L], "l", 0, INT32_MAX, &l) || !read_integer(a[SPLIT_K], "split_k", 1, INT32_MAX, &split_k) ||
+    if (!read_shape(a, &shape) || !read_integer(a[SPLIT_K], "split_k", 1, INT32_MAX, &split_k) ||
         !read_integer(a[PREFETCH_STAGES], "prefetch_stages", 0, INT32_MAX, &prefetch_stages) ||
         !read_integer(a[CTAS_PER_SM], "ctas_per_sm", 0, 2, &ctas_per_sm))
         return raise_error();
@@ -60,7 +67,7 @@ PyObject *python_override_plan(PyObject *module, arguments a, Py_ssize_t count) 
                              .split_k = (int32_t)split_k,
                              .prefetch_stages = (int32_t)prefetch_stages,
                              .ctas_per_sm = (int32_t)ctas_per_sm};
-    if (nvfp4_override_plan(python_context, (int32_t)device, m, n, k, l, &plan) != NVFP4_OK) return raise_error();
+    if (nvfp4_override_plan(python_context, &shape, &plan) != NVFP4_OK) return raise_error();
     Py_RETURN_NONE;
 }
 

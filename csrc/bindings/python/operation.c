@@ -224,7 +224,7 @@ static PyObject *call_operation(const operation *op, arguments a, Py_ssize_t cou
 #define X(name)                                                                                                        \
     PyObject *python_##name(PyObject *module, arguments a, Py_ssize_t count) {                                         \
         (void)module;                                                                                                  \
-        return call_operation(&name##_operation, a, count);                                                            \
+        return call_operation(&operation_##name, a, count);                                                            \
     }
 FRONT_OPERATIONS(X)
 #undef X

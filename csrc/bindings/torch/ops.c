@@ -224,11 +224,11 @@ static void call_operation(const operation *op, int results_are_given, torch_val
 #define X(name)                                                                                                        \
     static void name##_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs) {                                 \
         (void)inputs, (void)outputs;                                                                                   \
-        call_operation(&name##_operation, name##_operation.given == RESULTS_GIVEN, stack);                             \
+        call_operation(&operation_##name, operation_##name.given == RESULTS_GIVEN, stack);                             \
     }                                                                                                                  \
     static void name##_out_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs) {                             \
         (void)inputs, (void)outputs;                                                                                   \
-        call_operation(&name##_operation, 1, stack);                                                                   \
+        call_operation(&operation_##name, 1, stack);                                                                   \
     }
 FRONT_OPERATIONS(X)
 #undef X
@@ -283,7 +283,7 @@ static const struct {
     const operation *op;
     torch_kernel *kernel, *out_kernel;
 } operators[] = {
-#define X(name) {&name##_operation, name##_kernel, name##_out_kernel},
+#define X(name) {&operation_##name, name##_kernel, name##_out_kernel},
     FRONT_OPERATIONS(X)
 #undef X
 };

@@ -59,12 +59,14 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     sm100_build(props, p, c, out);
 }
 
+static const gemm_planner gemm = {.a_types = TAKES_E2M1,
+                                  .candidates = candidates,
+                                  .batch_invariant = batch_invariant,
+                                  .reject = reject,
+                                  .build = build};
+
 const gemm_family sm100_family = {
-    .name = "sm100",
-    .runs_on = "compute capability 10.0 and 10.3 (B200, B300)",
+    FAMILY_ROW(sm100),
     .kernels = &set,
-    .candidates = candidates,
-    .batch_invariant = batch_invariant,
-    .reject = reject,
-    .build = build,
+    .operations = {[OP_GEMM] = &gemm},
 };

@@ -170,13 +170,12 @@ int32_t sm80_candidates(const sm80_model *model, const device_props *props, cons
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return t->no_transpose_b ? sm80_nn_candidates(props, t, out) : sm80_candidates(measured(t), props, t, out);
+    return sm80_candidates(measured(t), props, t, out);
 }
 
 /* The kernels whose warps divide K in the same way, and tiles of 64 columns, so that the parts of K follow from N and
  * K: as many as fill the SMs with one row of tiles, at most 8, since each has its own partial sums. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    if (t->no_transpose_b) return sm80_nn_batch_invariant(props, t, out);
     const sm80_config *first = &configs[t->a_type == NVFP4_FP16   ? KERNEL_sm80_w4a16_fp16_32x64
                                         : t->a_type == NVFP4_BF16 ? KERNEL_sm80_w4a16_bf16_32x64
                                                                   : KERNEL_sm80_gemm_32x64];
@@ -231,9 +230,9 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     (void)props;
     sm80_tiling tiling;
     memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    launch_step *gemm = add_step(out, c->kernel, c->grid, kernels[c->kernel].shared_bytes);
-    *(gemm_problem *)add_param(out, gemm, sizeof *p) = *p;
-    *(sm80_schedule *)add_param(out, gemm, sizeof(sm80_schedule)) = (sm80_schedule){
+    launch_step *step = add_step(out, c->kernel, c->grid, kernels[c->kernel].shared_bytes);
+    *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
+    *(sm80_schedule *)add_param(out, step, sizeof(sm80_schedule)) = (sm80_schedule){
         .partials = workspace,
         .k_tiles_per_split = tiling.k_tiles_per_split,
         .reduce_grid = tiling.reduce_grid,
@@ -243,21 +242,26 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     };
     if (tiling.reduce_grid == 0) return;
     launch_step *reduce = add_step(out, KERNEL_SM80_SPLIT_REDUCE, tiling.reduce_grid, 0);
-    reduce->params = gemm->params; /* the same two */
-    memcpy(reduce->param_offset, gemm->param_offset, sizeof reduce->param_offset);
+    reduce->params = step->params; /* the same two */
+    memcpy(reduce->param_offset, step->param_offset, sizeof reduce->param_offset);
 }
 
 static const kernel_set set = {
     .kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
 
+static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
+                                  .candidates = candidates,
+                                  .batch_invariant = batch_invariant,
+                                  .reject = reject,
+                                  .build = build};
+static const gemm_planner gemm_nn = {.a_types = TAKES_16_BIT,
+                                     .candidates = sm80_nn_candidates,
+                                     .batch_invariant = sm80_nn_batch_invariant,
+                                     .reject = reject,
+                                     .build = build};
+
 const gemm_family sm80_family = {
-    .name = "sm80",
-    .runs_on = "any GPU of compute capability 8.0 or later",
-    .takes_16_bit_a = 1,
-    .takes_no_transpose_b = 1,
+    FAMILY_ROW(sm80),
     .kernels = &set,
-    .candidates = candidates,
-    .batch_invariant = batch_invariant,
-    .reject = reject,
-    .build = build,
+    .operations = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
 };

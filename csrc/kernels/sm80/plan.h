@@ -56,7 +56,7 @@ enum { SM80_MAX_SPLIT = 32, SM80_MAX_WAVES = 4 /* that splits fill */ };
  * side. 0: the grid would be too large. Leaves modelled_us. */
 int32_t sm80_tile(const gemm_traits *traits, int64_t tiles_m, int64_t tiles_n, int64_t wanted, gemm_candidate *out);
 
-/* The kernels of nn.cu, as of gemm_family. */
+/* The kernels of nn.cu, for the gemm_planner of A . B. */
 int32_t sm80_nn_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 int32_t sm80_nn_batch_invariant(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 

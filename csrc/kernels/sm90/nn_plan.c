@@ -99,7 +99,9 @@ static tensor_layout b_layout(const gemm_problem *p, int64_t batches) {
     };
 }
 
-void sm90_nn_build(const gemm_problem *p, const gemm_candidate *c, launch_plan *out) {
+void sm90_nn_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                   launch_plan *out) {
+    (void)props, (void)workspace;
     const int64_t a_batches = p->a_batch == 0 ? 1 : p->l, b_batches = p->b_batch == 0 ? 1 : p->l;
     nn_tiling tiling;
     memcpy(&tiling, c->tiling.bytes, sizeof tiling);

@@ -57,10 +57,11 @@ int32_t sm90_prefill_candidates(const sm90_model *model, const device_props *pro
                                 gemm_candidate *out);
 int32_t sm90_skinny_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                gemm_candidate *out);
-/* Of A . B. */
+/* The kernels of A . B. */
 int32_t sm90_nn_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                            gemm_candidate *out);
-void sm90_nn_build(const gemm_problem *problem, const gemm_candidate *candidate, launch_plan *out);
+void sm90_nn_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
+                   void *workspace, launch_plan *out);
 void sm90_gemm_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                      void *workspace, launch_plan *out);
 void sm90_gemv_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
@@ -70,7 +71,7 @@ void sm90_prefill_build(const device_props *props, const gemm_problem *problem, 
 void sm90_skinny_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                        void *workspace, launch_plan *out);
 
-/* All candidates of the family with their times under given constants. */
+/* All candidates of A . B^T with their times under given constants. */
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                         gemm_candidate *out);
 

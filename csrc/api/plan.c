@@ -1,0 +1,291 @@
+/* Which plan a product gets, and what a user may ask and say about plans. No family of kernels is named here: what a
+ * message says of families follows from their table. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/gemm.h"
+#include "api/rules.h"
+#include "common/error.h"
+#include "plan/choose.h"
+
+enum { NAMES_SIZE = 160 /* of a text that lists families or types */ };
+
+/* Those families of a mask that take the operation, with an A of any type or of this one. */
+static uint32_t taking_operation(uint32_t families, int32_t operation) {
+    uint32_t taking = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (families >> f & 1 && gemm_families[f] && gemm_families[f]->operations[operation]) taking |= 1u << f;
+    return taking;
+}
+
+static uint32_t taking_product(uint32_t families, const gemm_problem *p) {
+    uint32_t taking = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (families >> f & 1 && planner_of(f, p->operation, p->a_type)) taking |= 1u << f;
+    return taking;
+}
+
+/* The types of A that some families take, as "x, y or z". */
+static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t operation) {
+    uint32_t types = 0;
+    size_t length = 0;
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (taking_operation(families & 1u << f, operation)) types |= gemm_families[f]->operations[operation]->a_types;
+    if (types & TAKES_E2M1) types |= 1u << NVFP4_UINT8 | 1u << NVFP4_E2M1X2;
+    types &= ~(uint32_t)TAKES_E2M1;
+    for (int32_t d = 0; types >> d; d++) {
+        if (!(types >> d & 1)) continue;
+        const char *separator = length == 0 ? "" : types >> d == 1 ? " or " : ", ";
+        length += (size_t)snprintf(text + length, NAMES_SIZE - length, "%s%s", separator, nvfp4_dtype_name(d));
+    }
+    return text;
+}
+
+/* No family that may run the call takes it: says which others do, on this device or else anywhere. */
+static nvfp4_status reject_families(const nvfp4_context *context, const target *where, const gemm_problem *p) {
+    static const struct {
+        const char *is, *must_be_other;
+    } operations[GEMM_OPERATIONS] = {[OP_GEMM] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE},
+                                     [OP_GEMM_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE}};
+    char asked[NAMES_SIZE], others[NAMES_SIZE], types[NAMES_SIZE];
+    uint32_t able = where->on_gpu ? taking_product(device_backends(context, where->device), p) : 0;
+    if (!able) able = taking_product(ALL_BACKENDS, p);
+    list_backends(asked, sizeof asked, where->families, "%s", " and ");
+    list_backends(others, sizeof others, able, "%s", " or ");
+    if (!taking_operation(where->families, p->operation))
+        return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_TRANSPOSE,
+                         ("%s, which the %s kernels do not take", operations[p->operation].is, asked),
+                         ("%s, or the backend must be %s", operations[p->operation].must_be_other, others));
+    return REJECT_AS(NVFP4_UNSUPPORTED, "a",
+                     ("dtype is %s, which the %s kernels do not take", nvfp4_dtype_name((nvfp4_dtype)p->a_type), asked),
+                     ("must be %s, or the backend %s", list_types(types, where->families, p->operation), others));
+}
+
+/* No family has one order of additions for every M: says which backends of the device do, if any. */
+static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const target *where, const plan_query *query) {
+    const gemm_traits *t = &query->traits;
+    plan_query other = *query;
+    uint32_t able = 0;
+    char names[NAMES_SIZE], hint[NAMES_SIZE + 16] = "";
+    const uint32_t all = device_backends(context, where->device);
+    for (int32_t f = NVFP4_AUTO; f < GEMM_FAMILIES; f++) {
+        other.families = f == NVFP4_AUTO ? all : all & 1u << f;
+        if (other.families && plan_choose(&other)->candidates) able |= 1u << f;
+    }
+    if (able)
+        snprintf(hint, sizeof hint, ", or the backend %s", list_backends(names, sizeof names, able, "%s", " or "));
+    return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_INVARIANT,
+                     ("no kernel of this backend is batch invariant for M = %lld, N = %lld, K = %lld, L = %lld and "
+                      "operands that lie so",
+                      (long long)t->m, (long long)t->n, (long long)t->k, (long long)t->l),
+                     ("M * L must be smaller%s", hint));
+}
+
+/* Each family that takes the product says why it has no candidate. */
+static nvfp4_status reject_product(const plan_query *query) {
+    char reasons[1024] = "";
+    size_t length = 0;
+    nvfp4_status status = NVFP4_OK;
+    for (int32_t f = 0; f < GEMM_FAMILIES && length < sizeof reasons; f++) {
+        const gemm_planner *planner = planner_of(f, query->traits.operation, query->traits.a_type);
+        if (!planner || !(query->families >> f & 1)) continue;
+        status = planner->reject(&query->props, &query->traits);
+        length +=
+            (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s", length ? "; " : "", nvfp4_last_error());
+    }
+    return fail(status, "%s", reasons);
+}
+
+static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *override, int32_t rank, uint32_t flags,
+                                  prepared_call *call) {
+    const target *where = &call->where;
+    plan_query query;
+    memset(&query, 0, sizeof query);
+    query.traits = traits_of(&call->problem.gemm);
+    query.props = *where->props;
+    query.families = where->families;
+    query.override = *override;
+    query.rank = rank;
+    query.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
+    const plan_choice *choice = plan_choose(&query);
+    call->candidates = choice->candidates;
+    call->candidate = choice->taken;
+    if (choice->candidates) return NVFP4_OK;
+    if (!taking_product(where->families, &call->problem.gemm))
+        return reject_families(context, where, &call->problem.gemm);
+    return query.batch_invariant ? reject_batch_invariant(context, where, &query) : reject_product(&query);
+}
+
+static nvfp4_status choose_on_host(nvfp4_context *context, uint32_t flags, prepared_call *call) {
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        const gemm_planner *planner = planner_of(f, call->problem.gemm.operation, call->problem.gemm.a_type);
+        if (!planner || !(call->where.families >> f & 1)) continue;
+        if (!planner->candidates(NULL, NULL, &call->candidate)) return planner->reject(NULL, NULL);
+        call->candidate.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
+        return NVFP4_OK;
+    }
+    return reject_families(context, &call->where, &call->problem.gemm);
+}
+
+/* The plan of a product without results names the newest family that may run it. */
+static gemm_candidate no_launch(const target *where) {
+    return (gemm_candidate){
+        .family = 31 - __builtin_clz(where->families), .name = "none", .reason = "the result is empty", .split_k = 1};
+}
+
+static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call *call) {
+    const target *where = &call->where;
+    call->candidates = 0;
+    if (!where->on_gpu) return choose_on_host(context, flags, call);
+    if (call->is_empty) {
+        call->candidate = no_launch(where);
+        return NVFP4_OK;
+    }
+    const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem.gemm);
+    return choose_on_gpu(context, &override, context->rank, flags, call);
+}
+
+nvfp4_status gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    const nvfp4_gemm_args *args = c->args;
+    nvfp4_status status = find_target(context, args->backend, args->a.device, &call->where);
+    return status ? status : choose(context, args->flags, call);
+}
+
+/* ---- plans without a launch ---- */
+
+static void describe(const prepared_call *call, nvfp4_plan *plan) {
+    const gemm_candidate *c = &call->candidate;
+    *plan = (nvfp4_plan){
+        .backend = c->family,
+        .name = c->name,
+        .reason = c->reason,
+        .tile_m = c->tile_m,
+        .tile_n = c->tile_n,
+        .tile_k = c->tile_k,
+        .stages = c->stages,
+        .swap_ab = c->swap_ab,
+        .split_k = c->split_k,
+        .grid = c->grid,
+        .workspace = (size_t)c->workspace,
+        .prefetch_stages = c->prefetch_stages,
+        .ctas_per_sm = c->ctas_per_sm,
+        .candidates = call->candidates,
+        .modelled_us = c->modelled_us,
+    };
+}
+
+nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {
+    operation_args own;
+    prepared_call call;
+    const checked_call c = {&operation_gemm, complete_args(&operation_gemm, args, &own)};
+    if (!c.args) return NVFP4_INVALID;
+    nvfp4_status status = operation_prepare(context, &c, &call);
+    if (!status) describe(&call, plan);
+    return status;
+}
+
+/* The rules of a shape. */
+static nvfp4_status check_shape(const nvfp4_shape *s) {
+    const int64_t m = s->m, n = s->n, k = s->k, l = s->l;
+    if (s->size != sizeof *s)
+        return REJECT("shape", ("its size is %zu", s->size), ("must be %zu, as NVFP4_SHAPE sets it", sizeof *s));
+    nvfp4_status status = check_flags(s->flags);
+    if (status) return status;
+    if (s->a_dtype != NVFP4_NONE && s->a_dtype != NVFP4_FP16 && s->a_dtype != NVFP4_BF16)
+        return REJECT("a_dtype", ("is %s", nvfp4_dtype_name(s->a_dtype)),
+                      ("must be none (NVFP4), float16 or bfloat16"));
+    if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
+        return REJECT("shape", ("is %lld x %lld x %lld x %lld", (long long)m, (long long)n, (long long)k, (long long)l),
+                      ("M, N, K, L must be between 0 and %d, and K a multiple of 16", INT32_MAX));
+    int64_t count;
+    if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as rules.c bounds a tensor */
+        return REJECT("shape", ("M, N, L are %lld, %lld, %lld", (long long)m, (long long)n, (long long)l),
+                      ("their product must be at most 2^60"));
+    if (!(s->flags & NVFP4_NO_TRANSPOSE_B)) return NVFP4_OK;
+    if (s->a_dtype == NVFP4_NONE)
+        return REJECT(ARGUMENT_TRANSPOSE, (WORD_NOT_TRANSPOSED " but a_dtype is none (NVFP4)"),
+                      (WORD_MUST_TRANSPOSE ", or a_dtype must be float16 or bfloat16"));
+    if (__builtin_mul_overflow(m * k, l, &count) || count > INT64_MAX / 8)
+        return REJECT("shape", ("M, K, L are %lld, %lld, %lld", (long long)m, (long long)k, (long long)l),
+                      ("their product must be at most 2^60"));
+    return NVFP4_OK;
+}
+
+/* The product that a shape describes. */
+static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
+    const int is_nn = (s->flags & NVFP4_NO_TRANSPOSE_B) != 0;
+    const int64_t columns = is_nn ? s->k : s->n, sums_of = is_nn ? s->n : s->k;
+    const int64_t a_row = s->a_dtype == NVFP4_NONE ? s->k / 2 : sums_of * 2;
+    call->is_empty = s->m == 0 || columns == 0 || s->l == 0;
+    call->problem.gemm = (gemm_problem){.m = s->m,
+                                        .n = columns,
+                                        .k = sums_of,
+                                        .l = s->l,
+                                        .a_pitch = a_row,
+                                        .b_pitch = s->k / 2,
+                                        .a_batch = s->m * a_row,
+                                        .b_batch = s->n * s->k / 2,
+                                        .sfa_batch = s->a_dtype == NVFP4_NONE ? swizzled_bytes(s->m, s->k / 16) : 0,
+                                        .sfb_batch = swizzled_bytes(s->n, s->k / 16),
+                                        .out_type = NVFP4_FP16,
+                                        .out_pitch = columns * 2,
+                                        .out_batch = s->m * columns * 2,
+                                        .aligned16 = s->k % 32 == 0 && a_row % 16 == 0,
+                                        .a_type = s->a_dtype == NVFP4_NONE ? VALUES_E2M1 : (int32_t)s->a_dtype,
+                                        .operation = is_nn ? OP_GEMM_NN : OP_GEMM};
+}
+
+nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan) {
+    prepared_call call;
+    nvfp4_status status = check_shape(shape);
+    if (status) return status;
+    set_problem_of_shape(shape, &call);
+    status = find_target(context, shape->backend, shape->device, &call.where);
+    if (!status) status = choose(context, shape->flags, &call);
+    if (!status) describe(&call, plan);
+    return status;
+}
+
+/* The settings that a plan names; family NVFP4_AUTO and kernel -1 where no kernel has its name. */
+static plan_settings settings_of(const nvfp4_plan *plan) {
+    plan_settings s = {.kernel = -1,
+                       .swap_ab = plan->swap_ab,
+                       .split_k = plan->split_k,
+                       .prefetch_stages = plan->prefetch_stages,
+                       .ctas_per_sm = plan->ctas_per_sm};
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
+        const kernel_set *set = gemm_families[f] ? gemm_families[f]->kernels : NULL;
+        for (int32_t k = 0; set && k < set->count; k++)
+            if (strcmp(plan->name, set->kernels[k].name) == 0) s.family = f, s.kernel = k;
+    }
+    return s;
+}
+
+nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shape, const nvfp4_plan *plan) {
+    prepared_call call = {.candidates = 0};
+    nvfp4_status status = check_shape(shape);
+    if (status) return status;
+    if (!plan->name) return REJECT("plan", ("has no name"), ("must be one that nvfp4_gemm_plan has filled"));
+    if (shape->device < 0) return REJECT("device", ("is %d", shape->device), ("must be the ordinal of a GPU"));
+    if (shape->flags & ~(uint32_t)NVFP4_NO_TRANSPOSE_B)
+        return REJECT("flags", ("is %u", shape->flags),
+                      ("must be 0 or %d (b not transposed) for an override", NVFP4_NO_TRANSPOSE_B));
+    const plan_settings settings = settings_of(plan);
+    const gemm_problem *p = &call.problem.gemm;
+    set_problem_of_shape(shape, &call);
+    status = find_target(context, shape->backend == NVFP4_AUTO ? settings.family : (int32_t)shape->backend,
+                         shape->device, &call.where);
+    if (!status && !call.is_empty) status = choose_on_gpu(context, &settings, 0, 0, &call);
+    if (status) return status;
+    if (call.candidates == 0 || !candidate_is(&call.candidate, &settings))
+        return CONTRADICTS("plan",
+                           ("is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, ctas_per_sm = %d, which is none "
+                            "of the %d plans for a product of M = %lld, N = %lld, K = %lld, L = %lld%s%s%s on cuda:%d",
+                            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plan->ctas_per_sm,
+                            call.candidates, (long long)shape->m, (long long)shape->n, (long long)shape->k,
+                            (long long)shape->l, p->a_type == VALUES_E2M1 ? "" : " with a of ",
+                            p->a_type == VALUES_E2M1 ? "" : nvfp4_dtype_name((nvfp4_dtype)p->a_type),
+                            p->operation == OP_GEMM_NN ? ", b not transposed," : "", call.where.device));
+    const plan_override one = {.key = override_key_of(call.where.device, p), .settings = settings};
+    return overrides_add(&context->overrides, &one);
+}
