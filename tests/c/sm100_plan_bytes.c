@@ -50,7 +50,7 @@ static void print_candidate(const gemm_candidate *c) {
     printf(" family %d kernel %d swap_ab %d split_k %d prefetch %d ctas_per_sm %d tile %d %d %d stages %d tiling",
            c->family, c->kernel, c->swap_ab, c->split_k, c->prefetch_stages, c->ctas_per_sm, c->tile_m, c->tile_n,
            c->tile_k, c->stages);
-    for (size_t i = 0; i < PLAN_TILING_BYTES; i++) printf("%02x", c->tiling.bytes[i]);
+    for (size_t i = 0; i < PLAN_TILING_BYTES; i++) printf("%02x", c->tiling[i]);
     printf(" %s\n", c->reason);
 }
 

@@ -17,7 +17,10 @@ HEADERS = (
     "plan/launch_plan.h",
     "plan/traits.h",
     "plan/operands.h",
+    "common/format.h",
     "common/math.h",
+    "common/problem.h",
+    "common/tensor_map.h",
     "driver/device_props.h",
     "driver/tensor_layout.h",
     "kernels/sm100/model.h",
@@ -59,6 +62,28 @@ def test_shared_headers() -> None:
 def test_no_rejected_letters() -> None:
     found = {name for name in included("kernels/sm100/plan.h") if re.search("stream", (CSRC / name).read_text(), re.I)}
     assert not found
+
+
+TOO_LARGE = """
+#include "plan/launch_plan.h"
+typedef struct IS_TILING tiling {
+    unsigned char bytes[PLAN_TILING_BYTES + MORE];
+} tiling;
+tiling *of(gemm_candidate *candidate);
+tiling *of(gemm_candidate *candidate) {
+    return TILING(tiling, candidate);
+}
+"""
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_tiling_fits_a_candidate(language: str, tmp_path: Path) -> None:
+    source = tmp_path / "tiling.c"
+    source.write_text(TOO_LARGE)
+    for more in 0, 1:
+        command = [*LANGUAGES[language], *WARNINGS, "-fsyntax-only", f"-I{CSRC}", f"-DMORE={more}", str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode != 0) == bool(more) and ("negative" in done.stderr) == bool(more), done.stderr
 
 
 def plans(language: str, folder: Path, headers: Path | None = None) -> list[str]:

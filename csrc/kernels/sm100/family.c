@@ -11,7 +11,6 @@ _Static_assert((int)SM100_FAMILY == (int)NVFP4_BACKEND_SM100, "the backend's num
 _Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= FAMILY_MAX_CANDIDATES,
                "either order, four splits; with L2 prefetching or not, with room for the next call or not");
 #undef X
-_Static_assert(sizeof(sm100_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
 static const kernel_entry kernels[] = {
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \

@@ -76,8 +76,8 @@ typedef struct sm100_room {
     int32_t bytes, partials_in_stages, for_next_call;
 } sm100_room;
 
-typedef struct sm100_tiling {
-    int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
+typedef struct IS_TILING sm100_tiling {
+    int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages, values_by_tma;
     sm100_room room;
 } sm100_tiling;
 
@@ -171,6 +171,7 @@ static inline int sm100_tile(const device_props *props, const gemm_traits *t, co
     tiling->tiles = (int32_t)tiles;
     tiling->clusters = (int32_t)clusters;
     tiling->k_stages = (int32_t)k_stages;
+    tiling->values_by_tma = t->tma_values;
     tiling->room = sm100_room_of(props, config, split_k, clusters, against_rule);
     return 1;
 }
@@ -237,7 +238,7 @@ static inline int32_t sm100_candidate(const sm100_model *model, const device_pro
     out->tile_k = SM100_STAGE_K;
     out->stages = config->stages;
     out->ctas_per_sm = 1 + tiling.room.for_next_call;
-    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    *TILING(sm100_tiling, out) = tiling;
     return 1;
 }
 
@@ -246,9 +247,8 @@ static inline int32_t sm100_list_one(const sm100_model *model, const device_prop
                                      int32_t kernel, int32_t swap_ab, int32_t split_k, gemm_candidate *out) {
     int32_t count = sm100_candidate(model, props, t, kernel, swap_ab, split_k, 0, out);
     if (count == 0) return 0;
-    sm100_tiling tiling;
-    memcpy(&tiling, out->tiling.bytes, sizeof tiling);
-    const int32_t prefetch_stages = sm100_prefetch_stages(&sm100_configs[kernel], &tiling, split_k);
+    const int32_t prefetch_stages =
+        sm100_prefetch_stages(&sm100_configs[kernel], TILING(const sm100_tiling, out), split_k);
     if (prefetch_stages > 0) {
         out[count] = out[0];
         out[count++].prefetch_stages = prefetch_stages;
@@ -333,25 +333,25 @@ static inline fast_divisor sm100_divisor(int32_t divisor) {
 static inline void sm100_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c,
                                launch_plan *out) {
     const sm100_config *config = &sm100_configs[c->kernel];
-    sm100_tiling tiling;
-    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    const cache_policies policies = choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
-    launch_step *step = add_step(out, c->kernel, c->grid, tiling.room.bytes);
+    const sm100_tiling *tiling = TILING(const sm100_tiling, c);
+    const cache_policies policies =
+        choose_cache_policies(props, p, c->swap_ab, tiling->tiles_mma_m, tiling->tiles_mma_n);
+    launch_step *step = add_step(out, c->kernel, c->grid, tiling->room.bytes);
     step->cluster = sm100_cluster(config, c->split_k);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm100_schedule *s = (sm100_schedule *)add_param(out, step, sizeof(sm100_schedule));
     memset(s, 0, sizeof *s);
-    s->tiles = tiling.tiles;
-    s->tiles_mma_m = tiling.tiles_mma_m;
-    s->tiles_mma_n = tiling.tiles_mma_n;
-    s->inv_tiles_mma_m = sm100_divisor(tiling.tiles_mma_m);
-    s->inv_tiles_mma_n = sm100_divisor(tiling.tiles_mma_n);
+    s->tiles = tiling->tiles;
+    s->tiles_mma_m = tiling->tiles_mma_m;
+    s->tiles_mma_n = tiling->tiles_mma_n;
+    s->inv_tiles_mma_m = sm100_divisor(tiling->tiles_mma_m);
+    s->inv_tiles_mma_n = sm100_divisor(tiling->tiles_mma_n);
     s->split_k = c->split_k;
-    s->k_stages = tiling.k_stages;
+    s->k_stages = tiling->k_stages;
     s->swap_ab = c->swap_ab;
-    s->values_by_tma = traits_of(p).tma_values;
+    s->values_by_tma = tiling->values_by_tma;
     s->prefetch_stages = c->prefetch_stages;
-    s->partials_in_stages = tiling.room.partials_in_stages;
+    s->partials_in_stages = tiling->room.partials_in_stages;
     s->column_pairs = !config->cp_async && sm100_column_pairs(p, c->swap_ab);
     if (p->constant_b && !config->cp_async)
         s->constant_operand = c->swap_ab ? SM100_CONSTANT_MMA_A : SM100_CONSTANT_MMA_B;
