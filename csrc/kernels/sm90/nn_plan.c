@@ -7,7 +7,7 @@ typedef struct nn_config {
 } nn_config;
 
 static const nn_config configs[] = {
-#define X(id, tile_m, stages, bf16) \
+#define X(id, tile_m, stages, bf16)                                                                                    \
     {KERNEL_##id, tile_m, stages, (bf16) ? NVFP4_BF16 : NVFP4_FP16, SM90_NN_SHARED_BYTES(tile_m, stages)},
     SM90_NN_CONFIGS(X)
 #undef X
