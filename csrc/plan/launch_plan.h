@@ -19,7 +19,7 @@ enum {
     PLAN_MAX_PARAMS = 2, /* of a kernel */
     PLAN_MAX_TENSOR_MAPS = 4,
     PLAN_PARAM_BYTES = 1152,
-    PLAN_TILING_BYTES = 80,
+    PLAN_TILING_BYTES = 72,
 };
 
 typedef struct gemm_candidate {
