@@ -85,15 +85,17 @@ static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const t
 static nvfp4_status reject_product(const plan_query *query) {
     char reasons[1024] = "";
     size_t length = 0;
+    int32_t families = 0;
     nvfp4_status status = NVFP4_OK;
     for (int32_t f = 0; f < GEMM_FAMILIES && length < sizeof reasons; f++) {
         const gemm_planner *planner = planner_of(f, query->traits.operation, query->traits.a_type);
         if (!planner || !(query->families >> f & 1)) continue;
         status = planner->reject(&query->props, &query->traits);
-        length +=
-            (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s", length ? "; " : "", nvfp4_last_error());
+        families++;
+        length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s", length ? "; " : "",
+                                   error_message_in(NULL));
     }
-    return fail(status, "%s", reasons);
+    return families == 1 ? status : fail(status, "%s", reasons);
 }
 
 static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *override, int32_t rank, uint32_t flags,

@@ -89,12 +89,12 @@ void clear_error(void) {
     last_status = NVFP4_OK;
 }
 
-/* Copies a text with its marks replaced by words. */
+/* Copies a text with its marks replaced by words, if there are any. */
 static void say(const error_words *words, const char *text, char *out, size_t size) {
     size_t length = 0;
     for (; *text; text++) {
         const unsigned char mark = (unsigned char)*text;
-        const char one[2] = {*text, 0}, *word = mark < ERROR_WORDS ? words->mark[mark] : one;
+        const char one[2] = {*text, 0}, *word = words && mark < ERROR_WORDS ? words->mark[mark] : one;
         const size_t bytes = strlen(word);
         if (length + bytes >= size) break;
         memcpy(out + length, word, bytes);

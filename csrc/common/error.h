@@ -37,7 +37,8 @@ extern const error_words c_words;
 
 /* The thread's error in given words; the texts stay valid until the next call of error_in. */
 void error_in(const error_words *words, nvfp4_error *error);
-/* Its message in given words: `argument: value; rule`. Valid as above. */
+/* Its message in given words: `argument: value; rule`. Valid as above. NULL: with its marks, to become part of another.
+ */
 const char *error_message_in(const error_words *words);
 
 /* Parts of REJECT. */

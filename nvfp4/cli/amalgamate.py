@@ -1,7 +1,8 @@
 """Joins a source file and the project files that it includes into one text, each file once, comments included.
 
-Left out are `#include "..."`, include guards, the code of other builds (LEFT_OUT) and, where a macro goes on in the
-next line, spaces before the backslash: 4 KB of the 150 that a submission may have. Nothing is rewritten.
+Left out are `#include "..."`, include guards, the code of debug builds (LEFT_OUT) and, where a macro goes on in the
+next line, spaces before the backslash: 4 KB of the 150 that a submission may have. csrc/contest/changes.txt names the
+files that are left out too, and words that are replaced by others. Nothing else is rewritten.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from pathlib import Path
 from .show import CommandError
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"  # in a checkout a link to csrc/, in a wheel copies
-# Code of debug builds, and of products that the competition does not have.
-LEFT_OUT = {("ifdef", "NVFP4_DUMP"), ("ifdef", "NVFP4_WATCHDOG"), ("ifndef", "NVFP4_CONTEST")}
+LEFT_OUT = {("ifdef", "NVFP4_DUMP"), ("ifdef", "NVFP4_WATCHDOG")}
 MACROS = {name for _, name in LEFT_OUT}
 
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
@@ -25,7 +25,8 @@ CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 def amalgamate(root: str, folder: Path = SOURCES) -> str:
     """The text of the files that a file includes, then its own. Names are relative to the folder."""
     parts: list[str] = []
-    seen: set[Path] = set()
+    renamed, without = changes(folder)
+    seen = {(folder / name).resolve() for name in without}
 
     def add(path: Path) -> None:
         seen.add(path)
@@ -39,7 +40,26 @@ def amalgamate(root: str, folder: Path = SOURCES) -> str:
         parts.append(f"/* ==== csrc/{name} ==== */\n{without_guard(text).strip()}\n")
 
     add((folder / root).resolve())
-    return "\n".join(parts)
+    text = "\n".join(parts)
+    for word, other in renamed:
+        text = text.replace(word, other)
+    return text
+
+
+def changes(folder: Path = SOURCES) -> tuple[list[tuple[str, str]], list[str]]:
+    """From contest/changes.txt: words and what replaces them, and files that are left out."""
+    renamed, without = [], []
+    for line in read(folder / "contest/changes.txt").splitlines():
+        match line.split():
+            case ["rename", word, other]:
+                renamed.append((word, other))
+            case ["without", name]:
+                without.append(name)
+            case [] | ["#", *_]:
+                pass
+            case _:
+                raise ValueError(f"contest/changes.txt: unknown: {line}")
+    return renamed, without
 
 
 def read(path: Path) -> str:
