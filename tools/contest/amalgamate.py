@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .show import CommandError
+from nvfp4.cli.show import CommandError
 
-SOURCES = Path(__file__).resolve().parent.parent / "csrc"  # in a checkout a link to csrc/, in a wheel copies
+SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 # Code of debug builds, and of products that the competition does not have.
 LEFT_OUT = {("ifdef", "NVFP4_DUMP"), ("ifdef", "NVFP4_WATCHDOG"), ("ifndef", "NVFP4_CONTEST")}
 MACROS = {name for _, name in LEFT_OUT}
