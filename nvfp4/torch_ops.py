@@ -21,8 +21,6 @@ A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c, residu
 chooses by rule.
 """
 
-# mypy: disable-error-code="untyped-decorator"
-
 from __future__ import annotations
 
 from collections.abc import Callable
