@@ -78,7 +78,7 @@ def seeded(test: dict[str, int], seed: int | None) -> dict[str, int]:
     return test if seed is None else test | {"seed": seed}
 
 
-def run_test(test: dict[str, int], target: machine.Target) -> dict[str, Any]:
+def run_test(test: dict[str, Any], target: machine.Target) -> dict[str, Any]:
     import torch
 
     from .. import reference
