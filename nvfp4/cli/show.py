@@ -33,14 +33,6 @@ class Failure(CommandError):
     status = 1
 
 
-def old_format(path: object, found: str, wanted: str) -> str:
-    """The error message for a file that an earlier version wrote."""
-    return (
-        f"{path}: is in the format {found!r}, this nvfp4 reads {wanted!r}; "
-        f"rewrite it with `python tools/rename_results.py {path}` of the source tree"
-    )
-
-
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table. A column whose name starts with "<" is aligned to the left, the others to the right.
 
