@@ -120,7 +120,7 @@ class FakeCuda:
         self.later: list[Callable[[], object]] = []  # the work of other streams before the device is idle
 
     def install(self, monkeypatch: pytest.MonkeyPatch, tensor: type) -> measuring.Gpu:
-        """A timer of contest_measure that uses this as torch.cuda."""
+        """A timer of method.py that uses this as torch.cuda."""
         buffer = SimpleNamespace(normal_=lambda: self.log.append("flush"))
         empty = lambda count, **_: self.made.append(count) or buffer  # noqa: E731
         fake = SimpleNamespace(cuda=self, float32=None, empty=empty, Tensor=tensor)

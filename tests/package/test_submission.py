@@ -200,6 +200,19 @@ def test_a_source_tree_writes_the_same_file(tree: Path, file: Path, tmp_path: Pa
     assert done.returncode == 2 and f"'{hidden}'" in done.stderr
 
 
+def test_a_wheel_has_no_sources(tree: Path, tmp_path: Path) -> None:
+    """Python, stubs and the two tasks, none of them a link; nothing of the laboratory or the competition."""
+    setup_py(tree, "build_py", "--build-lib", str(tmp_path))
+    paths = [path for path in (tmp_path / "nvfp4").rglob("*") if not path.is_dir()]
+    names = {str(path.relative_to(tmp_path / "nvfp4")) for path in paths}
+    assert not any(path.is_symlink() for path in paths)
+    assert {"reference.py", "task.yml", "task_gemv.yml", "py.typed", "_C.pyi", "cli/check.py"} <= names
+    assert {Path(name).suffix for name in names - {"py.typed"}} == {".py", ".pyi", ".yml"}
+    assert {str(Path(name).parent) for name in names} == {".", "checkpoints", "cli"}
+    tools = {path.stem for name in ("lab", "contest") for path in (TOOLS / name).glob("*.py")}
+    assert not {Path(name).stem for name in names} & (tools - {"__init__", "__main__"})
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
