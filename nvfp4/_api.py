@@ -4,8 +4,6 @@ Each function first tests whether torch.compile or torch.jit.trace is tracing it
 torch.ops.nvfp4 with the same arguments. The test looks torch up in sys.modules and never imports it.
 """
 
-# mypy: disable-error-code="no-any-return"
-
 from __future__ import annotations
 
 from sys import modules

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ARGUMENT_BYTES = 64, TEXT_BYTES = 1024, MESSAGE_BYTES = ARGUMENT_BYTES + 2 * TEXT_BYTES };
+enum { ARGUMENT_BYTES = 64, TEXT_BYTES = 1024, MESSAGE_BYTES = ARGUMENT_BYTES + 2 * TEXT_BYTES + 8 };
 
 typedef struct error_texts {
     char argument[ARGUMENT_BYTES], value[TEXT_BYTES], rule[TEXT_BYTES];

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import show, submission_run
-from .submission_run import last_line
+from nvfp4.cli import show
+
+from . import execute
+from .execute import last_line
 
 LIMIT = 150_000  # bytes: a sixth of what the competition takes, to keep the file readable
 WORD = "s" + "tream"  # the competition rejects a file that contains it, even in comments
@@ -200,7 +202,7 @@ def harness(submission: Submission) -> Verdict:
         return Verdict(None, "no nvcc was found; the file compiles its kernel with it")
     if not shutil.which("g++"):
         return Verdict(None, "needs g++, which was not found")
-    return Verdict(*submission_run.run(submission.path, submission.task, compiler))
+    return Verdict(*execute.run(submission.path, submission.task, compiler))
 
 
 # name: (rule, whether it needs a file that parses)

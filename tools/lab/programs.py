@@ -1,6 +1,6 @@
-"""The child processes of `nvfp4 first-run` that are no command of their own. They write into the working folder.
+"""The child processes of `first-run` that are no command of their own. They write into the working folder.
 
-python -m nvfp4.cli.first_run_programs device | probe | check | equal-calls | build | constants | compiled
+python -m lab.programs device | probe | check | equal-calls | build | constants | compiled
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import Error, __version__, gemm, info, swizzle
-from . import first_run_constants, machine, show
-from .bench import shape_list
-from .first_run_steps import DEVICE_FILE
-from .shapes import task_shapes
-from .tune import FAMILIES
+from nvfp4 import Error, __version__, gemm, info, swizzle
+from nvfp4.cli import machine, show
+from nvfp4.cli.bench import shape_list
+from nvfp4.cli.shapes import task_shapes
+from nvfp4.cli.tune import FAMILIES
+
+from . import constants
+from .steps import DEVICE_FILE
 
 CALLS = 1000
 BUILD_FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "reference.py", "task.yml")
@@ -31,7 +33,7 @@ BUILD_FOLDERS = ("csrc", "nvfp4", "build_backend")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    top = argparse.ArgumentParser(prog="first_run_programs", description=__doc__)
+    top = argparse.ArgumentParser(prog="lab.programs", description=__doc__)
     programs = top.add_subparsers(dest="program", required=True)
     programs.add_parser("device").set_defaults(run=device)
     programs.add_parser("probe").set_defaults(run=probe)
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     built.add_argument("to", type=Path)
     built.add_argument("flags", nargs="+")
     measured = programs.add_parser("constants")
-    measured.set_defaults(run=constants)
+    measured.set_defaults(run=measure_constants)
     measured.add_argument("checkout", type=Path)
     one = programs.add_parser("compiled")
     one.set_defaults(run=compiled)
@@ -111,7 +113,7 @@ def probe(_: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """`nvfp4 check --json`, whose object goes to the file --to; prints a line a test."""
-    from ..__main__ import main as command
+    from nvfp4.__main__ import main as command
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
@@ -174,16 +176,16 @@ def build(args: argparse.Namespace) -> int:
 
 def compiled(args: argparse.Namespace) -> int:
     """Compiles benchmarks/SOURCE.cu, runs it and prints what it prints."""
-    print(first_run_constants.output_of(args.checkout / f"benchmarks/{args.source}.cu"))
+    print(constants.output_of(args.checkout / f"benchmarks/{args.source}.cu"))
     return 0
 
 
-def constants(args: argparse.Namespace) -> int:
+def measure_constants(args: argparse.Namespace) -> int:
     """Measures what our programs can of the B200 model; writes constants.txt and constants.json."""
     with machine.need_torch().cuda.device(0):
-        found = first_run_constants.measure(args.checkout / "benchmarks")
+        found = constants.measure(args.checkout / "benchmarks")
     described = json.loads(Path(DEVICE_FILE).read_text())
-    text = first_run_constants.report(found, first_run_constants.modelled(), described["hardware"])
+    text = constants.report(found, constants.modelled(), described["hardware"])
     Path("constants.txt").write_text(text)
     Path("constants.json").write_text(json.dumps(found, indent=1) + "\n")
     print(text)

@@ -1,6 +1,6 @@
 """Runs a submission like the competition's harness: next to a module `task`, in a separate process, on cloned tensors.
 
-Without a B200, in a checkout with a CPU torch, the emulated GPU of emulator runs it. The file still goes through
+Without a B200, and with a CPU torch, the emulated GPU of emulator/ runs it. The file still goes through
 torch's load_inline unchanged; only the environment of the process differs: nvcc also emits PTX, which the emulator
 runs; the emulator's CUDA runtime comes first on the library path; two libraries of a CUDA torch that load_inline links,
 and nothing calls, are empty. Tensors are in host memory, which the emulated GPU reads.
@@ -21,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import nvfp4
 
 from .amalgamate import SOURCES
 
@@ -64,9 +66,7 @@ def emulator() -> tuple[Path | None, str]:
     named = Path(os.environ.get("NVFP4_LIBCUDA", ""))
     if named.name and named.with_name(RUNTIME).is_file():
         return named.resolve(), ""
-    script = SOURCES.resolve().parent / "emulator/emulate.py"
-    if not script.is_file():
-        return None, "this is no checkout of the project, and NVFP4_LIBCUDA does not name what was built in one"
+    script = SOURCES.parent / "emulator/emulate.py"
     spec = importlib.util.spec_from_file_location("emulate", script)
     emulate = importlib.util.module_from_spec(spec)
     try:
@@ -103,9 +103,9 @@ def in_process(path: Path, task: str, where: str, settings: dict[str, str]) -> t
         shutil.copy(path, Path(folder, "submission.py"))
         Path(folder, "task.py").write_text(TASK)
         settings = {"TORCH_EXTENSIONS_DIR": f"{folder}/extensions", **settings}
-        command = [sys.executable, "-m", "nvfp4.cli.submission_run", folder, task]
-        package = str(Path(__file__).resolve().parent.parent.parent)
-        settings["PYTHONPATH"] = os.pathsep.join(filter(None, [package, settings.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "contest.execute", folder, task]
+        ours = [str(file.resolve().parents[1]) for file in (Path(__file__), Path(nvfp4.__file__))]
+        settings["PYTHONPATH"] = os.pathsep.join(filter(None, [*ours, settings.get("PYTHONPATH")]))
         try:
             done = subprocess.run(command, env=settings, input=nonce, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -133,7 +133,7 @@ def main(folder: str, name: str) -> None:
     import torch
     from torch.utils import cpp_extension
 
-    from .. import reference
+    from nvfp4 import reference
 
     if cpp_extension.CUDA_HOME is None:  # a CPU torch does not look for it
         cpp_extension.CUDA_HOME = os.environ["CUDA_HOME"]

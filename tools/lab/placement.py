@@ -1,7 +1,7 @@
-"""`nvfp4 bench --placement`: on which SM and when each CTA of back-to-back calls ran.
+"""Print on which SM and when each CTA of back-to-back calls ran.
 
 A build with NVFP4_DUMP=1 records %smid, %globaltimer and %clock64 in each CTA of the sm90 and sm100 GEMM kernels
-(csrc/kernels/common/placement.h). This module makes the calls, decodes the record, and prints, writes and draws it.
+(csrc/kernels/common/placement.h). This program makes the calls, decodes the record, and prints, writes and draws it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import io
 import struct
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import _C, gemm, info, swizzle
-from . import machine, plot, show
+from nvfp4 import _C, gemm, info, swizzle
+from nvfp4.cli import machine, plot, show
+from nvfp4.cli.bench import shape_list, size, size_list
+from nvfp4.cli.shapes import Shape, task_shapes
+
 from .dump import BUILD
-from .shapes import Shape
 
 if TYPE_CHECKING:
     import torch
@@ -51,13 +54,13 @@ def decode(memory: bytes, shape: str) -> list[Cta]:
     CTA i of a launch starts after all of an earlier launch have started, so the n-th CTA i is of launch n."""
     capacity, count = HEADER.unpack_from(memory)
     if count > capacity:
-        raise show.CommandError(f"--placement: {count} CTAs ran, and the record holds {capacity}")
+        raise show.CommandError(f"{count} CTAs ran, and the record holds {capacity}")
     entries = sorted(ENTRY.iter_unpack(memory[HEADER.size : HEADER.size + count * ENTRY.size]), key=lambda e: e[4])
     seen: Counter[int] = Counter()
     found = []
     for cta, _, cluster, sm, start, end, clocks in entries:
         if not end:
-            raise show.CommandError(f"--placement: CTA {cta} has not ended; the calls are not complete")
+            raise show.CommandError(f"CTA {cta} has not ended; the calls are not complete")
         seen[cta] += 1
         times = ((start - entries[0][4]) * 1e-3, (end - entries[0][4]) * 1e-3)
         found.append(Cta(shape, seen[cta], cta, cta // cluster, cluster, sm, *times, clocks))
@@ -67,18 +70,43 @@ def decode(memory: bytes, shape: str) -> list[Cta]:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def run(args: argparse.Namespace, target: machine.Target, shapes: Sequence[Shape]) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", metavar="B", help="record this backend (sm90, sm100) instead of the chosen one")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--shapes", type=shape_list, metavar="MxNxK,...", help="these shapes instead of the competition's"
+    )
+    which.add_argument("--m", type=size_list, metavar="M,...", help="rows of A (default: 128)")
+    parser.add_argument(
+        "--repeat", type=size, metavar="R", default=CALLS, help=f"back-to-back calls of a shape (default: {CALLS})"
+    )
+    parser.add_argument("--csv", metavar="FILE", help="write one line per CTA")
+    parser.add_argument("--plot", metavar="FILE", help="draw the CTAs as SVG; needs matplotlib")
+
+
+def run(args: argparse.Namespace) -> int:
+    for path in (args.csv, args.plot):
+        if path and not Path(path).parent.is_dir():
+            raise show.CommandError(f"{path}: there is no folder {Path(path).parent}")
+    if args.plot:
+        plot.need_matplotlib()  # before the calls
+    target = machine.pick_target(args.backend)
+    shapes = args.shapes or task_shapes(args.m or [128])
+    with machine.need_torch().cuda.device(target.device) if target.tensors.type == "cuda" else nullcontext():
+        return record(args, target, shapes)
+
+
+def record(args: argparse.Namespace, target: machine.Target, shapes: Sequence[Shape]) -> int:
     if not hasattr(_C, "placement"):
-        raise show.CommandError(f"--placement needs a debug build of nvfp4, which this is not; in a checkout: {BUILD}")
+        raise show.CommandError(f"this needs a debug build of nvfp4, which this is not; in a checkout: {BUILD}")
     ctas = []
     for shape in shapes:
         plan = info(shape.m, shape.n, shape.k, device=target.device, backend=target.backend)["plan"]
         if plan["backend"] not in FAMILIES:
             raise show.CommandError(
-                f"--placement: {shape} runs on {plan['kernel']} ({plan['backend']}); only {' and '.join(FAMILIES)} "
-                "kernels record it"
+                f"{shape} runs on {plan['kernel']} ({plan['backend']}); only {' and '.join(FAMILIES)} kernels record it"
             )
-        found = measure(shape, target, args.repeat or CALLS, plan["grid"])
+        found = measure(shape, target, args.repeat, plan["grid"])
         report(found, f"{shape} by {plan['kernel']} on {machine.describe(target.device)}")
         ctas += found
     if args.csv:

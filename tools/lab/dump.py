@@ -1,11 +1,14 @@
-"""`check --dump`: decodes the operands of one tcgen05.mma on a B200 and compares them with the expected ones.
+"""Print the operands of one tcgen05.mma on a B200, and compare them with the expected ones.
 
-A build with NVFP4_DUMP=1 records one CTA's descriptors, shared memory stage, scales in tensor memory and accumulator
-after the mma of one k_block (K = 64) in an sm100_dump (csrc/kernels/common/dump.h). This module decodes it and compares
-it with the caller's operands and with sums in fp64. A "!" marks a difference.
+The product is a test of `nvfp4 check`. A build with NVFP4_DUMP=1 records one CTA's descriptors, shared memory stage,
+scales in tensor memory and accumulator after the mma of one k_block (K = 64) in an sm100_dump
+(csrc/kernels/common/dump.h). This program decodes it and compares it with the operands and with sums in fp64. A "!"
+marks a difference.
 
 mma_a and mma_b are the operands A and B of the mma; mma_a has 128 rows a CTA. Lanes of tensor memory are rows of mma_a
 in the CTA, columns of the accumulator are rows of mma_b in the tile.
+
+Exit status: 0 nothing differs and the result is right, 1 something differs, 2 it cannot run.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from . import machine, show
+from nvfp4.cli import check, machine, show
 
 if TYPE_CHECKING:
     import torch
@@ -221,7 +224,7 @@ class Operand:
 
     def decoded(self, rows: range, first: int, end: int) -> torch.Tensor:
         """Values times scales of k_blocks [first, end), fp64."""
-        from .. import reference
+        from nvfp4 import reference
 
         chosen = slice(rows.start, rows.stop)
         data = self.data[chosen, first * 32 : end * 32]
@@ -295,7 +298,7 @@ class Report:
         return self.mma_a if name == "mma_a" else self.mma_b
 
     def values(self, name: str) -> None:
-        from .. import reference
+        from nvfp4 import reference
 
         got, operand, first = self.dump.values(name), self.operand(name), self.first_row(name)
         print()
@@ -390,7 +393,7 @@ class Report:
 def error_bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | float:
     """The error allowed in fp32 sums of these products: 0 if sums are exact in every order, else K roundings of the sum
     of absolute values."""
-    from .. import reference
+    from nvfp4 import reference
 
     if reference.sums_are_exact(a, b):
         return 0.0
@@ -409,7 +412,7 @@ def bytes_words(word: torch.Tensor) -> str:
 def scale_words(byte: int) -> str:
     import torch
 
-    from .. import reference
+    from nvfp4 import reference
 
     return f"{byte:02x} = {reference.decode_e4m3(torch.tensor([byte], dtype=torch.uint8)).item():g}"
 
@@ -417,45 +420,64 @@ def scale_words(byte: int) -> str:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "request",
+        type=parse,
+        metavar="cta=I,k_block=J",
+        help="the CTA, and the k_block of 64 values after whose product its state is printed; add lanes=A:B and "
+        "columns=A:B to select the part to print (default: 0:8)",
+    )
+    parser.add_argument("--test", type=int, metavar="N", required=True, help="the test of `check`, counted from 1")
+    parser.add_argument(
+        "--task", choices=check.TASKS, default="nvfp4_gemm", help="the task of the test (default: nvfp4_gemm)"
+    )
+    parser.add_argument("--backend", metavar="B", help="run on this backend instead of the chosen one")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of the random data, instead of the one in task.yml")
+
+
+def run(args: argparse.Namespace) -> int:
+    place = machine.pick_target(args.backend)
+    return record(check.seeded(check.test_of(args.task, args.test, "--test"), args.seed), place, args.request)
+
+
 def require(test: dict[str, int], place: machine.Target) -> int:
     """The number of CTAs. Raises an error for a product or a build that cannot dump."""
-    from .. import _C, info
+    from nvfp4 import _C, info
 
     plan = info(*(test[key] for key in "mnkl"), device=place.device, backend=place.backend)["plan"]
     if plan["backend"] != "sm100":
         raise show.CommandError(
-            f"--dump supports the sm100 kernels, and this product runs on {plan['kernel']} ({plan['backend']}): "
+            f"the sm100 kernels alone record a dump, and this product runs on {plan['kernel']} ({plan['backend']}): "
             "it needs a B200 or B300, or the emulated one (emulator/README.md)"
         )
     if not hasattr(_C, "dump"):
-        raise show.CommandError(f"--dump needs a debug build of nvfp4, which this is not; in a checkout: {BUILD}")
+        raise show.CommandError(f"a dump needs a debug build of nvfp4, which this is not; in a checkout: {BUILD}")
     return plan["grid"]
 
 
-def run(
-    test: dict[str, int], place: machine.Target, request: Request, multiply: Callable[..., tuple[torch.Tensor, float]]
-) -> int:
-    """Runs one test of `check` with a dump and returns the exit status; multiply is check's."""
+def record(test: dict[str, int], place: machine.Target, request: Request) -> int:
+    """Runs one test of `check` with a dump and returns the exit status."""
     import torch
 
-    from .. import _C, reference
+    from nvfp4 import _C, reference
 
     ctas = require(test, place)
     if request.cta >= ctas:
-        raise show.CommandError(f"--dump cta={request.cta}: this product has CTAs 0 to {ctas - 1}")
+        raise show.CommandError(f"cta={request.cta}: this product has CTAs 0 to {ctas - 1}")
     data = reference.generate_input(**test, device=place.tensors)
     memory = torch.zeros(BYTES, dtype=torch.uint8, device=place.tensors)
     if _C.dump(memory.data_ptr(), request.cta, request.k_block) != BYTES:
         _C.dump(0, 0, 0)
-        raise show.CommandError("--dump: the compiled module is another version than nvfp4/cli/dump.py; rebuild it")
+        raise show.CommandError("the compiled module is another version than tools/lab/dump.py; rebuild it")
     try:
-        output = multiply(data, place.backend)[0].clone()
+        output = check.multiply(data, place.backend)[0].clone()
     finally:
         _C.dump(0, 0, 0)
     dump = Dump(memory.cpu())
     if not dump.h.complete:
         raise show.CommandError(
-            f"--dump k_block={request.k_block}: CTA {request.cta} has k_blocks 0 to "
+            f"k_block={request.k_block}: CTA {request.cta} has k_blocks 0 to "
             f"{dump.h.tiles * dump.h.k_blocks - 1}, {dump.h.k_blocks} in each of its {dump.h.tiles} tiles"
         )
     report = Report(dump, operands(data, dump), request)
@@ -470,7 +492,7 @@ def run(
 
 def operands(data: tuple[torch.Tensor, ...], dump: Dump) -> tuple[Operand, Operand]:
     """mma_a and mma_b of the dump's batch."""
-    from .. import reference
+    from nvfp4 import reference
 
     a, b, sfa, sfb = (part[dump.h.batch].cpu() for part in reference.batch_first(data))
     of_a, of_b = Operand("a", a, sfa), Operand("b", b, sfb)

@@ -1,9 +1,9 @@
-"""Write the competition's file: the sm100 kernel, self-contained, from the package's own sources.
+"""Write the competition's file: the sm100 kernel, self-contained, from this checkout's own sources.
 
-The file holds the CUDA sources of the wheel, a launcher and a torch binding, and compiles them when it is imported.
+The file holds the CUDA sources of the checkout, a launcher and a torch binding, and compiles them when it is imported.
 --check tests every rule that this machine can test: the competition's text rules, its static checker, compilation by
-nvcc, and the bits of a result. For the last one the file runs as in the competition's harness, on a B200 or, in a
-checkout, on an emulated one. --json prints one object.
+nvcc, and the bits of a result. For the last one the file runs as in the competition's harness, on a B200 or on an
+emulated one. --json prints one object.
 
 Exit status: 0 written, and no rule failed; 1 a rule failed; 2 the command cannot run.
 """
@@ -16,8 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .. import __version__
-from . import show, submission_check
+from nvfp4 import __version__
+from nvfp4.cli import show
+
+from . import rules
 from .amalgamate import SOURCES, amalgamate
 
 TASKS = {
@@ -32,7 +34,7 @@ TEMPLATE = """\
 '''NVFP4 @WHAT@, on a B200's tensor cores.
 
 Generated from nvfp4 @VERSION@,
-by `python -m nvfp4 submission --task @TASK@`.
+by `python tools/contest submission --task @TASK@`.
 The CUDA sources are the package's own files without debug code. License: Apache-2.0.
 
 A call takes the competition's seven tensors and returns the last one, c, into which the kernel has written. The plan is
@@ -104,12 +106,12 @@ def run(args: argparse.Namespace) -> int:
     size = len(text.encode())
     if not args.json:
         print(f"{path}: {size:,} bytes for {args.task}, of nvfp4 {provenance()}")
-    verdicts = submission_check.run(path, args.task) if args.check else []
+    verdicts = rules.run(path, args.task) if args.check else []
     if args.json:
-        rules = [{"name": name, "verdict": str(verdict), "why": verdict.why} for name, verdict in verdicts]
-        print(json.dumps({"file": str(path), "bytes": size, "task": args.task, "rules": rules}, indent=1))
+        listed = [{"name": name, "verdict": str(verdict), "why": verdict.why} for name, verdict in verdicts]
+        print(json.dumps({"file": str(path), "bytes": size, "task": args.task, "rules": listed}, indent=1))
     elif args.check:
-        submission_check.report(path, verdicts)
+        rules.report(path, verdicts)
     return 1 if any(verdict.passed is False for _, verdict in verdicts) else 0
 
 
@@ -128,7 +130,7 @@ def submission(task: str) -> str:
 
 def provenance() -> str:
     """The version, and the commit if the sources are an unchanged checkout."""
-    checkout = SOURCES.resolve().parent
+    checkout = SOURCES.parent
     if (checkout / ".git").exists():
         status = git(checkout, "status", "--porcelain", "--untracked-files=no")
         commit = git(checkout, "rev-parse", "HEAD")

@@ -1,7 +1,7 @@
-"""The steps of `nvfp4 first-run`: what each one runs, its time limits, and why it may be skipped.
+"""The steps of `first-run`: what each one runs, its time limits, and why it may be skipped.
 
-A step is a child process. Some run a program of first_run_programs.py, others a command of nvfp4, and others a program
-of the source tree, which an installed wheel does not have.
+A step is a child process. Some run a program of programs.py, others a command of nvfp4, and others another program of
+the checkout.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Setting:
 
     folder: Path  # of the results
     scratch: Path  # deleted at the end
-    checkout: Path | None  # the source tree that this package lies in, if it does
+    checkout: Path
     minutes: float
     verdicts: dict[str, str] = field(default_factory=dict)  # of the steps that have ended
 
@@ -119,12 +119,6 @@ def tool(name: str, where: str) -> Reason:
     return lambda _: "" if shutil.which(name) else f"{name} is not on PATH; it comes with {where}"
 
 
-def source_tree(setting: Setting) -> str:
-    return (
-        "" if setting.checkout else "needs the source tree: this is an installed wheel (git clone, then run it there)"
-    )
-
-
 def only_sm100(setting: Setting) -> str:
     return "" if setting.family == "sm100" else f"is of the sm100 kernels; this GPU runs {setting.family or 'none'}"
 
@@ -163,11 +157,15 @@ def nvfp4(*arguments: str) -> Callable[[Setting], list[str]]:
 
 
 def program(name: str, *arguments: str) -> Callable[[Setting], list[str]]:
-    return lambda _: [sys.executable, "-m", "nvfp4.cli.first_run_programs", name, *arguments]
+    return lambda _: [sys.executable, "-m", "lab.programs", name, *arguments]
+
+
+def tool_of(folder: str, *arguments: str) -> Callable[[Setting], list[str]]:
+    return lambda setting: [sys.executable, in_tree(f"tools/{folder}")(setting), *arguments]
 
 
 def in_tree(path: str) -> Callable[[Setting], str]:
-    return lambda setting: str((setting.checkout or Path()) / path)
+    return lambda setting: str(setting.checkout / path)
 
 
 def check(file: str) -> Callable[[Setting], list[str]]:
@@ -181,8 +179,8 @@ def check(file: str) -> Callable[[Setting], list[str]]:
 
 
 def dump(setting: Setting) -> list[str]:
-    where = ["--dump", "cta=0,k_block=0,lanes=0:4,columns=0:4"]
-    return [sys.executable, "-m", "nvfp4", "check", "--backend", "sm100", "--only", str(setting.failed_test), *where]
+    where = "cta=0,k_block=0,lanes=0:4,columns=0:4"
+    return tool_of("lab", "dump", where, "--backend", "sm100", "--test", str(setting.failed_test))(setting)
 
 
 def stage(name: str) -> Callable[[Setting], list[str]]:
@@ -225,18 +223,9 @@ def ragged(setting: Setting) -> list[str]:
 
 
 def sanitizer(setting: Setting) -> list[str]:
-    if setting.checkout:
-        limit = max(SANITIZER_S * min(setting.minutes / 60, 1), SANITIZER_LEAST_S) * 0.9  # of each of its tools
-        script = in_tree("tests/kernels/sanitize.py")(setting)
-        return [sys.executable, script, "--backend", setting.family, "--limit", f"{limit:.0f}"]
-    return [
-        "compute-sanitizer",
-        "--error-exitcode",
-        "3",
-        "--kernel-name",
-        "kns=nvfp4",
-        *check("sanitizer.json")(setting),
-    ]
+    limit = max(SANITIZER_S * min(setting.minutes / 60, 1), SANITIZER_LEAST_S) * 0.9  # of each of its tools
+    script = in_tree("tests/kernels/sanitize.py")(setting)
+    return [sys.executable, script, "--backend", setting.family, "--limit", f"{limit:.0f}"]
 
 
 def equal_calls(setting: Setting) -> list[str]:
@@ -252,15 +241,14 @@ def tune(setting: Setting) -> list[str]:
 def contest(setting: Setting) -> list[str]:
     what = ["--backend", setting.family] if setting.family != "sm100" else ["--submission", "submission.py"]
     seconds = f"{min(setting.minutes, 60) / 2:g}"
-    script = in_tree("benchmarks/contest.py")(setting)
-    return [sys.executable, script, *what, "--seconds", seconds, "--json", "contest.json"]
+    return tool_of("contest", "measure", *what, "--seconds", seconds, "--json", "contest.json")(setting)
 
 
 def placement(setting: Setting) -> list[str]:
     few = ["--shapes", "16x256x512"] if setting.emulated else []
     pictures = ["--plot", "placement.svg"] if importlib.util.find_spec("matplotlib") else []
-    words = ["--placement", "--backend", setting.family, "--csv", "placement.csv", *pictures, *few]
-    return nvfp4("bench", *words)(setting)
+    words = ["--backend", setting.family, "--csv", "placement.csv", *pictures, *few]
+    return tool_of("lab", "placement", *words)(setting)
 
 
 def counters(setting: Setting) -> list[str]:
@@ -278,7 +266,7 @@ SANITIZER_S, SANITIZER_LEAST_S = 420, 60
 DEBUG, PLACEMENT = ("NVFP4_WATCHDOG", "NVFP4_DUMP"), ("NVFP4_DUMP",)
 BUILD_ADVICE = "the steps that need it are skipped. It needs setuptools 77 or later, and nvcc of CUDA 13."
 STAGE_S = 240  # the first one compiles for a minute
-NEEDS_TESTS = (only_sm100, source_tree, test_packages, NVCC)
+NEEDS_TESTS = (only_sm100, test_packages, NVCC)
 
 STEPS = (
     Step(
@@ -295,7 +283,7 @@ STEPS = (
         build(*DEBUG),
         600,
         least_s=240,
-        skip=(real_gpu, only_tuned, source_tree, NVCC),
+        skip=(real_gpu, only_tuned, NVCC),
         advice=BUILD_ADVICE,
     ),
     *(
@@ -353,7 +341,6 @@ STEPS = (
         "every shape and form, to the bit",
         ragged,
         300,
-        skip=(source_tree,),
         environment=lambda _: SEED,
         advice="see docs/debugging.md.",
     ),
@@ -372,7 +359,7 @@ STEPS = (
         "1,000 equal calls of each ranked shape give equal bits",
         equal_calls,
         120,
-        advice="a race: repeat with `python -m nvfp4.cli.first_run_programs equal-calls`.",
+        advice="a race: repeat with `python -m lab.programs equal-calls` in tools/.",
     ),
     Step(
         "constants",
@@ -380,7 +367,7 @@ STEPS = (
         lambda setting: program("constants", str(setting.checkout))(setting),
         180,
         least_s=60,
-        skip=(real_gpu, source_tree, NVCC),
+        skip=(real_gpu, NVCC),
         advice="compile and run the programs by hand: their headers have the command.",
     ),
     Step(
@@ -396,7 +383,7 @@ STEPS = (
     Step(
         "submission",
         "the competition's file",
-        nvfp4("submission", "-o", "submission.py"),
+        tool_of("contest", "submission", "-o", "submission.py"),
         60,
         skip=(only_sm100,),
     ),
@@ -406,7 +393,7 @@ STEPS = (
         contest,
         420,
         least_s=60,
-        skip=(real_gpu, source_tree, submitted),
+        skip=(real_gpu, submitted),
         telling="^geometric mean",
     ),
     Step(
@@ -415,7 +402,7 @@ STEPS = (
         build(*PLACEMENT),
         600,
         least_s=240,
-        skip=(real_gpu, only_tuned, source_tree, NVCC),
+        skip=(real_gpu, only_tuned, NVCC),
         advice=BUILD_ADVICE,
     ),
     Step(
@@ -432,7 +419,7 @@ STEPS = (
         "where launches of our plans' sizes go, idle bodies",
         lambda setting: program("compiled", str(setting.checkout), "placement")(setting),
         60,
-        skip=(real_gpu, source_tree, NVCC),
+        skip=(real_gpu, NVCC),
     ),
     Step(
         "counters",

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .show import CommandError
+from nvfp4.cli.show import CommandError
 
-SOURCES = Path(__file__).resolve().parent.parent / "csrc"  # in a checkout a link to csrc/, in a wheel copies
-LEFT_OUT = {("ifdef", "NVFP4_DUMP"), ("ifdef", "NVFP4_WATCHDOG")}
+SOURCES = Path(__file__).resolve().parents[2] / "csrc"
+LEFT_OUT = {("ifdef", "NVFP4_DUMP"), ("ifdef", "NVFP4_WATCHDOG")}  # code of debug builds
 MACROS = {name for _, name in LEFT_OUT}
 
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')

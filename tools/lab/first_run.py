@@ -27,10 +27,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .. import __version__
-from . import first_run_steps as steps
-from .first_run_steps import FAILED, PASSED, SKIPPED, TIMED_OUT, Setting, Step
-from .show import CommandError, plain
+import nvfp4
+from nvfp4.cli.show import CommandError, plain
+
+from . import steps
+from .steps import FAILED, PASSED, SKIPPED, TIMED_OUT, Setting, Step
 
 MIN_MINUTES, MAX_MINUTES = 1, 24 * 60
 FREE_BYTES = 1 << 30  # of a debug build and all results
@@ -38,8 +39,9 @@ KILL_S = 10  # until a killed process has gone; one that is blocked in the drive
 PROBE_S = 60
 TAIL_LINES = 40
 PACK_S = 5  # left for the report and the zip
-PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-PROBE = [sys.executable, "-m", "nvfp4.cli.first_run_programs", "probe"]
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGE_PARENT = Path(nvfp4.__file__).resolve().parents[1]
+PROBE = [sys.executable, "-m", "lab.programs", "probe"]
 
 
 @dataclass
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = choose(args.steps)
     folder = prepared(args.folder or Path(f"nvfp4-first-run-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
     with tempfile.TemporaryDirectory(prefix="nvfp4-first-run-") as scratch:
-        runner = Runner(Setting(folder, Path(scratch), checkout(), args.minutes), chosen)
+        runner = Runner(Setting(folder, Path(scratch), CHECKOUT, args.minutes), chosen)
         try:
             runner.run()
         finally:
@@ -115,12 +117,6 @@ def prepared(folder: Path) -> Path:
     if free < FREE_BYTES:
         raise CommandError(f"--folder {folder}: its disk has {free >> 20} MiB free; must have {FREE_BYTES >> 20}")
     return folder.resolve()
-
-
-def checkout() -> Path | None:
-    """The source tree that this package lies in, if it does."""
-    is_there = all((PACKAGE_PARENT / name).is_file() for name in ("setup.py", steps.STAGE_TESTS))
-    return PACKAGE_PARENT if is_there else None
 
 
 # --- running --------------------------------------------------------------------------------------------------------
@@ -171,9 +167,10 @@ class Runner:
     def child_status(
         self, command: Sequence[str], environment: Mapping[str, str], output: Path, limit_s: float
     ) -> int | None:
-        """The exit status of a child, whose process group is killed at the limit: then None. It imports this package,
-        or the one at the front of the environment's PYTHONPATH."""
-        paths = [environment.get("PYTHONPATH", str(PACKAGE_PARENT)), os.environ.get("PYTHONPATH", "")]
+        """The exit status of a child, whose process group is killed at the limit: then None. It imports this nvfp4, or
+        the one at the front of the environment's PYTHONPATH."""
+        paths = [environment.get("PYTHONPATH", str(PACKAGE_PARENT)), str(CHECKOUT / "tools")]
+        paths.append(os.environ.get("PYTHONPATH", ""))
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with open(output, "wb") as file:
@@ -246,9 +243,9 @@ class Runner:
     def report(self) -> str:
         device = self.setting.device
         head = [
-            f"nvfp4 {__version__}, first run on {device.get('hardware', 'a machine without a usable GPU')}",
+            f"nvfp4 {nvfp4.__version__}, first run on {device.get('hardware', 'a machine without a usable GPU')}",
             f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, --minutes {self.setting.minutes:g}, "
-            + (f"source tree {self.setting.checkout}" if self.setting.checkout else "installed wheel"),
+            f"source tree {self.setting.checkout}, package {PACKAGE_PARENT / 'nvfp4'}",
             "",
         ]
         rows = [[r.step, r.verdict, f"{r.seconds:.0f}", shortened(r.why)] for r in self.results]

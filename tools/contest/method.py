@@ -1,4 +1,4 @@
-"""The competition's method, for contest.py: inputs, verdicts, repeats and when they end."""
+"""The competition's method, for measure.py: inputs, verdicts, repeats and when they end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The competition's own measurement: what a submission, or this package, scores on this machine.
 
-    python benchmarks/contest.py [--task nvfp4_gemv] [--submission submission.py | --backend sm90] [--json FILE]
+    python tools/contest measure [--task nvfp4_gemv] [--submission submission.py | --backend sm90] [--json FILE]
 
 For each ranked shape: every input is multiplied once and judged. Then come repeats, each between one pair of events,
 after random numbers are written to a buffer that exceeds all caches; the write also takes longer than the host needs to
@@ -30,11 +30,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from contest_measure import MODES, Device, Gpu, Inputs, Kernel, Limits, Mode, Wrong, judge_some, measure
-
-from nvfp4 import Error, __version__
+from nvfp4 import __version__
 from nvfp4.cli import check, machine, show, timing
 from nvfp4.cli.shapes import Shape
+
+from .method import MODES, Device, Gpu, Inputs, Kernel, Limits, Mode, Wrong, judge_some, measure
 
 if TYPE_CHECKING:
     import torch
@@ -117,43 +117,29 @@ def shape_list(text: str) -> list[dict[str, int]]:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--task",
         choices=check.TASKS,
         default="nvfp4_gemm",
         help="the task whose shapes and inputs are used (nvfp4_gemm)",
     )
-    what = top.add_mutually_exclusive_group()
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--submission", type=Path, metavar="FILE", help="run custom_kernel(data) of this file")
     what.add_argument("--backend", metavar="B", help="run the package on this backend (cpu, sm80, sm90, sm100)")
-    top.add_argument(
+    parser.add_argument(
         "--mode", choices=MODES, help="what is timed (back-to-back for nvfp4_gemm, single-call for nvfp4_gemv)"
     )
-    top.add_argument("--correctness", action="store_true", help="judge each input once and time nothing")
-    which = top.add_mutually_exclusive_group()
+    parser.add_argument("--correctness", action="store_true", help="judge each input once and time nothing")
+    which = parser.add_mutually_exclusive_group()
     which.add_argument("--only", type=int, metavar="N", help="only shape N of the task, counted from 1")
     which.add_argument("--shapes", type=shape_list, metavar="MxNxK[xL],...", help="these shapes instead")
-    top.add_argument("--inputs", type=int, metavar="N", help="back-to-back calls, instead of 50")
-    top.add_argument("--repeats", type=int, default=1000, metavar="N", help="at most N repeats per shape (1000)")
-    top.add_argument(
+    parser.add_argument("--inputs", type=int, metavar="N", help="back-to-back calls, instead of 50")
+    parser.add_argument("--repeats", type=int, default=1000, metavar="N", help="at most N repeats per shape (1000)")
+    parser.add_argument(
         "--seconds", type=float, default=120.0, metavar="S", help="at most S seconds of repeats per shape (120)"
     )
-    top.add_argument("--json", metavar="FILE", help="write the result as a JSON object")
-    return top
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    try:
-        return command(args, shlex.join(without_json(sys.argv[1:] if argv is None else argv)))
-    except (show.CommandError, Error) as reason:
-        print(f"contest.py: {reason}", file=sys.stderr)
-        return getattr(reason, "status", 2)
-    except KeyboardInterrupt:
-        print("contest.py: interrupted", file=sys.stderr)
-        return 130
+    parser.add_argument("--json", metavar="FILE", help="write the result as a JSON object")
 
 
 def without_json(words: Sequence[str]) -> list[str]:
@@ -165,7 +151,7 @@ def without_json(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def command(args: argparse.Namespace, words: str) -> int:
+def run(args: argparse.Namespace) -> int:
     if args.repeats < 2 or (args.inputs is not None and args.inputs < 1):
         raise show.CommandError("--repeats must be at least 2, for the error of the mean, and --inputs at least 1")
     if args.json and not Path(args.json).parent.is_dir():
@@ -199,7 +185,7 @@ def command(args: argparse.Namespace, words: str) -> int:
     found = {
         "format": FORMAT,
         "task": args.task,
-        "command": f"python benchmarks/contest.py {words}".strip(),
+        "command": shlex.join(["python", "tools/contest", *without_json(args.words)]),
         "ran": str(args.submission) if args.submission else f"nvfp4 {__version__}, backend {args.backend or 'by rule'}",
         "hardware": machine.describe(target.device),
         "software": f"torch {machine.need_torch().__version__}",
@@ -303,7 +289,3 @@ def summary(found: dict[str, Any]) -> list[str]:
     if exposed := sum(result.get("exposed", 0) for result in found["shapes"]):
         lines.append(f"{exposed} repeats include host time: their calls were not all enqueued when the first one began")
     return [*lines, f"clocks: {found['clocks before']}; after: {found['clocks after']}"]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
