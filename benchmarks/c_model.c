@@ -1,15 +1,10 @@
 /* The models and planners of csrc/ as a shared library for c_model.py, which compiles it. Functions take and fill the
- * structs of csrc/; describe() lists how the compiler lays them out. -DOTHER_CONFIGS(X)=... replaces the instantiations
- * of the sm100 kernels. */
+ * structs of csrc/; describe() lists how the compiler lays them out. -DSM100_GEMM_CONFIGS(X)=... replaces the
+ * instantiations of the sm100 kernels. */
 #include <stddef.h>
 #include <stdio.h>
 
-#include "kernels/sm100/model.h"
-#ifdef OTHER_CONFIGS
-#undef SM100_GEMM_CONFIGS
-#define SM100_GEMM_CONFIGS OTHER_CONFIGS
-#endif
-#include "kernels/sm100/plan.h"
+#include "kernels/sm100/plan.c"
 #include "kernels/sm90/model.h"
 
 const device_props b200_props = {.compute_capability = 100,
@@ -85,19 +80,14 @@ void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *
     *out = traits_of(&p);
 }
 
-int32_t list_sm100_candidates(const sm100_model *model, const device_props *props, const gemm_traits *traits,
-                              gemm_candidate *out) {
-    return sm100_candidates(model, props, traits, out);
-}
-
 void count_sm100_work(const device_props *props, const gemm_traits *traits, int32_t kernel, int32_t swap_ab,
                       int32_t split_k, int32_t ctas_per_sm, sm100_work *out) {
     const sm100_config *config = &sm100_configs[kernel];
     sm100_tiling tiling = {0};
-    sm100_tile(props, traits, config, swap_ab, split_k, 0, &tiling);
+    tile(props, traits, config, swap_ab, split_k, 0, &tiling);
     if (ctas_per_sm && ctas_per_sm != 1 + tiling.room.for_next_call)
-        sm100_tile(props, traits, config, swap_ab, split_k, 1, &tiling);
-    const sm100_model_input in = sm100_input_of(props, traits, config, swap_ab, split_k, &tiling.room);
+        tile(props, traits, config, swap_ab, split_k, 1, &tiling);
+    const sm100_model_input in = model_input(props, traits, config, swap_ab, split_k, &tiling.room);
     *out = sm100_work_of(&in);
 }
 

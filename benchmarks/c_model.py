@@ -65,7 +65,7 @@ class Library:
         options = []
         if configs:
             rows = " ".join(f"X(config_{i}, {', '.join(map(str, row[1:]))})" for i, row in enumerate(configs))
-            options.append(f"-DOTHER_CONFIGS(X)={rows}")
+            options.append(f"-DSM100_GEMM_CONFIGS(X)={rows}")
         else:
             sources += [*sorted((CSRC / "kernels/sm90").glob("*.c")), CSRC / "common/error.c"]
         with tempfile.TemporaryDirectory() as folder:
@@ -149,8 +149,7 @@ def traits(m: int, n: int, k: int, l: int = 1) -> Struct:
 
 def candidates(constants: Struct, on: Struct, of: Struct, configs: tuple[Config, ...] = ()) -> list[Struct]:
     """A family's candidates for a product, with their modelled times. The type of the constants selects the family."""
-    names = {"sm90_model": "sm90_candidates", "sm100_model": "list_sm100_candidates"}
-    function = getattr(library(configs).c, names[type(constants).__name__])
+    function = getattr(library(configs).c, type(constants).__name__.replace("_model", "_candidates"))
     found = (_structs()["gemm_candidate"] * number("FAMILY_MAX_CANDIDATES"))()
     return found[: function(*map(ctypes.byref, (constants, on, of)), found)]
 

@@ -7,10 +7,11 @@
     python benchmarks/fit_sm90.py --predict         modelled times of the ranked N and K, also on GPUs not measured: CSV
 
 The C code of csrc/ ranks the plans, through c_model.py, with the constants of this program. Measured times are in
-results/sm90_candidates_*.csv, a file for each GPU, and all are fitted together. They are medians of single calls with a
-cold L2 (nvfp4/cli/timing.py), of each plan that was modelled to take at most 1.5 times as long as the first one. The
-regret of a shape is the time of its chosen plan over that of its fastest measured plan, minus 1. A fit keeps constants
-that were measured directly and limits that no measured plan reaches (KEPT). Needs gcc; to measure, torch.
+results/sm90_candidates_*.csv, a file for each GPU, and all are fitted together. A row is a shape with its plans,
+KERNEL/SWAP_AB/SPLIT_K=MICROSECONDS each. The times are medians of single calls with a cold L2 (nvfp4/cli/timing.py), of
+each plan that was modelled to take at most 1.5 times as long as the first one. The regret of a shape is the time of its
+chosen plan over that of its fastest measured plan, minus 1. A fit keeps constants that were measured directly and
+limits that no measured plan reaches (KEPT). Needs gcc; to measure, torch.
 """
 
 from __future__ import annotations
@@ -85,14 +86,14 @@ def measure(path: Path) -> None:
         pair = clock.empty_pair(99) * 1e6
         print(f"# One {torch.cuda.get_device_name()}, nvfp4 {nvfp4.__version__}; event pair {pair:.2f} us", file=lines)
         writer = csv.writer(lines)
-        writer.writerow(["m", "n", "k", "kernel", "swap_ab", "split_k", "us"])
+        writer.writerow(["m", "n", "k", "plans"])
         for m, n, k in shapes:
             a, b = (torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device) for rows in (m, n))
             bytes_of = [torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device=device) for rows in (m, n)]
             scale_a, scale_b = map(nvfp4.swizzle, bytes_of)
             out = torch.empty(m, n, dtype=torch.float16, device=device)
             call = partial(nvfp4.gemm, a, b, scale_a, scale_b, out=out)
-            first = math.inf
+            first, plans = math.inf, []
             try:
                 for rank in range(nvfp4.info(m, n, k)["plan"]["candidates"]):
                     _C.set_candidate(rank)
@@ -103,9 +104,10 @@ def measure(path: Path) -> None:
                     call()
                     us = statistics.median(clock.run([call] * REPEAT)) * 1e6
                     kernel = plan["kernel"].removeprefix("nvfp4_")
-                    writer.writerow([m, n, k, kernel, int(plan["swap_ab"]), plan["split_k"], f"{us:.2f}"])
+                    plans.append(f"{kernel}/{int(plan['swap_ab'])}/{plan['split_k']}={us:.2f}")
             finally:
                 _C.set_candidate(0)
+            writer.writerow([m, n, k, " ".join(plans)])
 
 
 def read_measured() -> Measured:
@@ -115,8 +117,10 @@ def read_measured() -> Measured:
         with (RESULTS / f"sm90_candidates_{gpu}.csv").open() as lines:
             for row in csv.DictReader(line for line in lines if not line.startswith("#")):
                 shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-                plan = (row["kernel"], int(row["swap_ab"]), int(row["split_k"]))
-                found[gpu, shape][plan] = float(row["us"]) - EVENT_PAIR_US
+                for each in row["plans"].split():
+                    plan, us = each.split("=")
+                    kernel, swap_ab, split_k = plan.split("/")
+                    found[gpu, shape][kernel, int(swap_ab), int(split_k)] = float(us) - EVENT_PAIR_US
     return found
 
 

@@ -28,15 +28,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
-import contest  # noqa: E402  (beside this file)
-import hopper  # noqa: E402
+import hopper  # noqa: E402  (beside this file)
+from contest import measure as contest  # noqa: E402  (in tools)
 
 import nvfp4  # noqa: E402
 from nvfp4.cli import machine, plot, report, show  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
 OUTPUT = "nvfp4-output-1"  # the output of a program, stored by --record
 # What documents leave to the run's file: clocks, temperature, power, host cost, and what README.md's method says.
@@ -50,7 +50,7 @@ def documents(root: Path) -> list[Path]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A run of bench or of contest.py, or the output of another program."""
+    """A run of bench or of the competition's measurement, or the output of another program."""
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

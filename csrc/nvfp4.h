@@ -25,6 +25,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "common/format.h"
 
@@ -72,7 +73,7 @@ typedef enum nvfp4_flags {
 /* A strided tensor. Strides count elements (a packed pair of e2m1 values is one), as DLPack has it. */
 typedef struct nvfp4_tensor {
     void *data;
-    int32_t dtype;  /* nvfp4_dtype */
+    nvfp4_dtype dtype;
     int32_t device; /* NVFP4_HOST or a CUDA ordinal */
     int32_t ndim;
     int64_t shape[NVFP4_MAX_DIMS];
@@ -89,44 +90,66 @@ void nvfp4_destroy(nvfp4_context *context);
 /* The error message of the calling thread's last failure, in UTF-8; "" if there was none. */
 const char *nvfp4_last_error(void);
 
+/* The same failure as data: `argument: value; rule` is its message. Texts are UTF-8, never NULL, and stay valid until
+ * the thread's next call. */
+typedef struct nvfp4_error {
+    nvfp4_status status;
+    const char *argument; /* which one breaks a rule, by its name in these structs; "": the failure is of none */
+    const char *value;    /* what it is: "K is 40" */
+    const char *rule;     /* what it must be: "must be a multiple of 16"; "" where the value says it */
+} nvfp4_error;
+void nvfp4_last_error_data(nvfp4_error *error);
+
+/* Where a call runs and with which memory. The arguments of every operation begin with it. */
+typedef struct nvfp4_call {
+    size_t size;     /* of the whole struct of arguments, in bytes. NVFP4_..._ARGS sets it. A program that was compiled
+                      * with fewer fields keeps working: those that it lacks have their defaults */
+    int32_t threads; /* CPU threads to use; 0: all the process may run on */
+    void *stream;    /* the CUstream to enqueue on; NULL is the default one. Ignored on the CPU */
+    /* Device memory of at least nvfp4_plan.workspace bytes, aligned to 16, that nothing else uses until the call has
+     * run. Holds anything before and after. */
+    void *workspace;
+    size_t workspace_size;
+    /* If set, asked instead when a call needs a workspace: allocate(owner, bytes) returns such memory, or NULL to end
+     * the call with NVFP4_OUT_OF_MEMORY. */
+    void *(*allocate)(void *owner, size_t bytes);
+    void *owner;
+} nvfp4_call;
+
 /* The arguments of one product. Fill from NVFP4_GEMM_ARGS so that what you leave out has its default.
  *
  *   a        [M, K/2] or [L, M, K/2], uint8 or e2m1x2; b the same with N rows. K is a multiple of 16. Rows are dense
  *            inside; from row to row they are K/2 bytes apart or a multiple of 16; data is aligned to 8 bytes.
  *            a may instead be fp16 or bf16, [M, K] or [L, M, K], with data and batches on 16 bytes: its values enter
- *            the product as they are (W4A16), and scale_a is absent.
+ *            the product unchanged (W4A16), and scale_a is absent.
  *   scale_a  e4m3 or uint8. NVFP4_LINEAR: [M, K/16] or [L, M, K/16]. NVFP4_128X4: any shape, contiguous, of
  *            L * ceil(M/128)*ceil(K/64)*512 bytes. scale_b the same for N.
  *   out      [M, N] or [L, M, N], fp16, bf16 or fp32; row-major. Overlaps none of the others but c.
  *   alpha    absent: alpha_value; else fp32 of 1 element or of N, on the device of a.
  *   bias     absent, or [N] in fp32 or in the dtype of out.
  *   c, beta  absent, or as out (c may be out itself). beta = 0 means that c is not read, as in BLAS.
- *   stream   the CUstream to enqueue on; NULL is the default one. Ignored on the CPU.
  *   flags    how the product is computed, and what the caller promises: a sum of nvfp4_flags.
- *   workspace, workspace_size   device memory of at least nvfp4_plan.workspace bytes, aligned to 16, that nothing
- *            else uses until this call has run. Holds anything before and after.
- *   allocate, owner   where set, asked instead when the plan needs a workspace: allocate(owner, bytes) returns such
- *            memory, or NULL to end the call with NVFP4_OUT_OF_MEMORY.
- *   threads  CPU threads to use, 0: all the process may run on.
  */
 typedef struct nvfp4_gemm_args {
+    nvfp4_call call;
     nvfp4_tensor a, b, scale_a, scale_b, out, alpha, bias, c;
     float alpha_value, beta;
-    int32_t scale_layout; /* nvfp4_layout */
-    int32_t backend;      /* nvfp4_backend */
-    int32_t threads;
+    nvfp4_layout scale_layout;
+    nvfp4_backend backend;
     uint32_t flags;
-    void *stream;
-    void *workspace;
-    size_t workspace_size;
-    void *(*allocate)(void *owner, size_t bytes);
-    void *owner;
 } nvfp4_gemm_args;
-#define NVFP4_GEMM_ARGS ((nvfp4_gemm_args){.alpha_value = 1.0f})
+static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
+    nvfp4_gemm_args args;
+    memset(&args, 0, sizeof args);
+    args.call.size = sizeof args;
+    args.alpha_value = 1.0f;
+    return args;
+}
+#define NVFP4_GEMM_ARGS nvfp4_gemm_defaults()
 
 /* How a product will be run. Strings are static. */
 typedef struct nvfp4_plan {
-    int32_t backend;    /* nvfp4_backend */
+    nvfp4_backend backend;
     const char *name;   /* of the kernel */
     const char *reason; /* why this one */
     int32_t tile_m, tile_n, tile_k, stages;
@@ -149,16 +172,16 @@ nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 
 /* Sets the backend (nvfp4_backend) of later calls on host memory that leave it to the library or take none, in place of
  * what NVFP4_BACKEND says. */
-nvfp4_status nvfp4_set_default_backend(nvfp4_context *context, int32_t backend);
+nvfp4_status nvfp4_set_default_backend(nvfp4_context *context, nvfp4_backend backend);
 
 /* A product by its sizes, for questions about plans: all operands are dense and their data aligned to 16 bytes. Begin
  * with NVFP4_SHAPE, which sets the size of the struct, NVFP4_HOST, A in the format and L = 1. */
 typedef struct nvfp4_shape {
-    size_t size;     /* sizeof(nvfp4_shape) */
-    int32_t device;  /* NVFP4_HOST or a CUDA ordinal */
-    int32_t backend; /* nvfp4_backend */
-    int32_t a_dtype; /* NVFP4_NONE: NVFP4 data; NVFP4_FP16 or NVFP4_BF16 */
-    uint32_t flags;  /* a sum of nvfp4_flags */
+    size_t size;    /* sizeof(nvfp4_shape) */
+    int32_t device; /* NVFP4_HOST or a CUDA ordinal */
+    nvfp4_backend backend;
+    nvfp4_dtype a_dtype; /* NVFP4_NONE: NVFP4 data; NVFP4_FP16 or NVFP4_BF16 */
+    uint32_t flags;      /* a sum of nvfp4_flags */
     int64_t m, n, k, l;
 } nvfp4_shape;
 static inline nvfp4_shape nvfp4_default_shape(void) {
@@ -180,7 +203,7 @@ void nvfp4_clear_overrides(nvfp4_context *context);
 /* Checks the arguments (the workspace excepted) and says how the product would be run. Launches nothing. */
 nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan);
 
-/* Runs the product. On a GPU it is enqueued on args->stream: no allocation, no synchronisation. */
+/* Runs the product. On a GPU it is enqueued on args->call.stream: no allocation, no synchronisation. */
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args);
 
 /* How a product of this shape would be run. */
@@ -194,15 +217,21 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, 
  *   (csrc/cpu/quantize.c defines its roundings); the first where they are equal or not finite.
  * Padding of the 128x4 layout is written as zeros. */
 typedef struct nvfp4_quantize_args {
+    nvfp4_call call;
     nvfp4_tensor x, data, scale;
     nvfp4_tensor global_scale; /* absent: global_value; else fp32 of 1 element */
     float global_value;
-    int32_t scale_layout;
-    int32_t block_scale; /* nvfp4_block_scale; dequantize does not depend on it */
-    int32_t threads;
-    void *stream;
+    nvfp4_layout scale_layout;
+    nvfp4_block_scale block_scale; /* dequantize does not depend on it */
 } nvfp4_quantize_args;
-#define NVFP4_QUANTIZE_ARGS ((nvfp4_quantize_args){.global_value = 1.0f})
+static inline nvfp4_quantize_args nvfp4_quantize_defaults(void) {
+    nvfp4_quantize_args args;
+    memset(&args, 0, sizeof args);
+    args.call.size = sizeof args;
+    args.global_value = 1.0f;
+    return args;
+}
+#define NVFP4_QUANTIZE_ARGS nvfp4_quantize_defaults()
 
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 /* The same struct, with x as the output: x = value * scale * g, in fp32, rounded once to x's dtype. */
@@ -211,15 +240,21 @@ nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args 
 /* quantize of y, in one pass: x [R, K] or [L, R, K] to y = x / sqrt(mean(x^2) + eps) * weight, in fp32 and never
  * rounded to less. csrc/cpu/fused.c defines the order of additions and every rounding, the same on each backend.
  * weight is [K], in fp32 or the dtype of x. residual: absent, or as x: x + residual, rounded to their dtype, then
- * stands for x and replaces the residual. The other fields are those of nvfp4_quantize_args. */
+ * stands for x and replaces the residual. quantize.block_scale must be NVFP4_AMAX6. */
 typedef struct nvfp4_rms_norm_quantize_args {
-    nvfp4_tensor x, weight, residual, data, scale, global_scale;
-    float eps, global_value;
-    int32_t scale_layout;
-    int32_t threads;
-    void *stream;
+    nvfp4_quantize_args quantize;
+    nvfp4_tensor weight, residual;
+    float eps;
 } nvfp4_rms_norm_quantize_args;
-#define NVFP4_RMS_NORM_QUANTIZE_ARGS ((nvfp4_rms_norm_quantize_args){.eps = 1e-6f, .global_value = 1.0f})
+static inline nvfp4_rms_norm_quantize_args nvfp4_rms_norm_quantize_defaults(void) {
+    nvfp4_rms_norm_quantize_args args;
+    memset(&args, 0, sizeof args);
+    args.quantize = nvfp4_quantize_defaults();
+    args.quantize.call.size = sizeof args;
+    args.eps = 1e-6f;
+    return args;
+}
+#define NVFP4_RMS_NORM_QUANTIZE_ARGS nvfp4_rms_norm_quantize_defaults()
 nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args);
 
 /* quantize of silu(gate) * up in fp32, in one pass: a row of args->x, [R, 2K] or [L, R, 2K], is K gates and K factors
@@ -230,26 +265,37 @@ nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantiz
  *   scale = amax(|x|) / (448 * 6), with NVFP4_FOUR_OVER_SIX amax(|x|) / (256 * 6), in fp64, rounded once to fp32;
  *   1 where that is 0, NaN or infinite: x has a NaN, an infinity, or nothing but zeros.
  * scale is fp32 of 1 element, on the device of x. One launch on a GPU. For x of more than 16 KiB it needs a workspace
- * of NVFP4_AMAX_WORKSPACE bytes, given as nvfp4_gemm_args gives one. */
+ * of NVFP4_AMAX_WORKSPACE bytes. */
 #define NVFP4_AMAX_WORKSPACE 8192
 typedef struct nvfp4_amax_scale_args {
+    nvfp4_call call;
     nvfp4_tensor x, scale;
-    int32_t block_scale; /* nvfp4_block_scale */
-    int32_t threads;
-    void *stream;
-    void *workspace;
-    size_t workspace_size;
-    void *(*allocate)(void *owner, size_t bytes);
-    void *owner;
+    nvfp4_block_scale block_scale;
 } nvfp4_amax_scale_args;
+static inline nvfp4_amax_scale_args nvfp4_amax_scale_defaults(void) {
+    nvfp4_amax_scale_args args;
+    memset(&args, 0, sizeof args);
+    args.call.size = sizeof args;
+    return args;
+}
+#define NVFP4_AMAX_SCALE_ARGS nvfp4_amax_scale_defaults()
 nvfp4_status nvfp4_amax_scale(nvfp4_context *context, const nvfp4_amax_scale_args *args);
 
 /* linear [R, S] or [L, R, S] (row stride free) <-> swizzled, contiguous, L*ceil(R/128)*ceil(S/4)*512 bytes. dtype
  * e4m3 or uint8. Padding is written as zeros by swizzle and not read by unswizzle. */
-nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_tensor *linear, const nvfp4_tensor *swizzled,
-                           void *stream);
-nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_tensor *swizzled, const nvfp4_tensor *linear,
-                             void *stream);
+typedef struct nvfp4_swizzle_args {
+    nvfp4_call call;
+    nvfp4_tensor linear, swizzled;
+} nvfp4_swizzle_args;
+static inline nvfp4_swizzle_args nvfp4_swizzle_defaults(void) {
+    nvfp4_swizzle_args args;
+    memset(&args, 0, sizeof args);
+    args.call.size = sizeof args;
+    return args;
+}
+#define NVFP4_SWIZZLE_ARGS nvfp4_swizzle_defaults()
+nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
+nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
 
 typedef struct nvfp4_device {
     char name[256];
@@ -274,21 +320,8 @@ const char *nvfp4_cpu_kernel(void);
 /* GPU architectures whose code is embedded, as "sm_80 sm_89 ..."; "" for a build without CUDA. */
 const char *nvfp4_embedded_archs(void);
 
-#ifdef NVFP4_DUMP
-/* Debug builds alone (NVFP4_DUMP=1 in the environment of setup.py). From now on every product of sm100 kernels on this
- * context writes an sm100_dump (csrc/kernels/common/dump.h): what the CTA of that index holds when it has multiplied
- * its k_block of that number, which counts blocks of 64 along K from 0 on through the CTA's part of K and then through
- * its tiles. memory: of the device, nvfp4_dump_bytes() bytes on 8, zeros; NULL ends it. A product that has no such CTA
- * or k_block leaves `complete` zero. Not while another thread calls. */
-size_t nvfp4_dump_bytes(void);
-void nvfp4_dump(nvfp4_context *context, void *memory, int32_t cta, int32_t k_block);
-/* From now on each CTA of the sm90 and sm100 GEMM kernels on this device records where and when it ran. memory: of the
- * device, a placement_record (csrc/kernels/common/placement.h) and the CTAs that it has room for; NULL ends it. */
-nvfp4_status nvfp4_placement(nvfp4_context *context, int32_t device, void *memory);
-#endif
-
-const char *nvfp4_dtype_name(int32_t dtype);     /* "float8_e4m3fn", ... */
-const char *nvfp4_backend_name(int32_t backend); /* "cpu", "sm80", "sm90", "sm100" */
+const char *nvfp4_dtype_name(nvfp4_dtype dtype);       /* "float8_e4m3fn", ... */
+const char *nvfp4_backend_name(nvfp4_backend backend); /* "cpu", "sm80", "sm90", "sm100" */
 
 #ifdef __cplusplus
 }

@@ -1,117 +1,71 @@
-"""The C module. Its functions take all arguments of their namesakes in nvfp4/_api.py, by position."""
+"""The C module. Operations take all their arguments, by position; the part between the two marks is written by
+tools/write_stubs.py from the table of operations."""
 
 from typing import Any
 
 from nvfp4._types import AnyArray, Array, DType
 
 class Error(ValueError):
-    """An invalid call; the message says which argument breaks which rule."""
+    """A call that nvfp4 rejects. The message says which argument breaks which rule; these are its parts."""
+
+    argument: str | None
+    value: str | None
+    rule: str | None
 
 version: str
 archs: str
+BATCH_INVARIANT: int
+CONSTANT_B: int
+NO_TRANSPOSE_B: int
 
-# dtype, device (-1: the CPU), shape, strides: a tensor without memory
-_Described = tuple[str, int, tuple[int, ...], tuple[int, ...]]
+# ---- operations ----
 
 def gemm(
     a: Array,
     b: AnyArray,
-    scale_a: AnyArray,
+    scale_a: AnyArray | None,
     scale_b: AnyArray,
     alpha: float | AnyArray | None,
     bias: AnyArray | None,
     c: AnyArray | None,
     beta: float,
-    out: Array | None,
-    out_dtype: DType | None,
     scale_layout: str,
     backend: str | None,
     flags: int,
+    out: Array | None,
+    out_dtype: DType | None,
     /,
 ) -> Array: ...
-def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array, /) -> Array: ...
+def custom_kernel(a: Array, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array, /) -> Array: ...
 def quantize(
     x: Array, global_scale: float | AnyArray | None, scale_layout: str, block_scale: str, /
 ) -> tuple[Array, Array]: ...
 def dequantize(
-    data: Array,
-    scale: AnyArray,
-    global_scale: float | AnyArray | None,
-    scale_layout: str,
-    out_dtype: DType | None,
-    /,
+    data: Array, scale: AnyArray, global_scale: float | AnyArray | None, scale_layout: str, out_dtype: DType | None, /
 ) -> Array: ...
 def rms_norm_quantize(
     x: Array,
     weight: AnyArray,
-    eps: float,
     residual: AnyArray | None,
     global_scale: float | AnyArray | None,
+    eps: float,
     scale_layout: str,
     out: tuple[Array, Array] | None,
     /,
 ) -> tuple[Array, Array]: ...
 def silu_mul_quantize(
-    gate_up: Array,
-    global_scale: float | AnyArray | None,
-    scale_layout: str,
-    out: tuple[Array, Array] | None,
-    /,
+    gate_up: Array, global_scale: float | AnyArray | None, scale_layout: str, out: tuple[Array, Array] | None, /
 ) -> tuple[Array, Array]: ...
 def amax_scale(x: Array, block_scale: str, /) -> Array: ...
 def swizzle(scale: Array, /) -> Array: ...
 def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
-def check_gemm(
-    a: _Described,
-    b: _Described,
-    scale_a: _Described,
-    scale_b: _Described,
-    alpha: _Described | None,
-    bias: _Described | None,
-    c: _Described | None,
-    out: _Described,
-    beta: float,
-    scale_layout: str,
-    backend: str | None,
-    flags: int,
-    /,
-) -> None: ...
-def check_custom_kernel(
-    a: _Described, b: _Described, sfa_permuted: _Described, sfb_permuted: _Described, c: _Described, /
-) -> None: ...
-def check_quantize(
-    x: _Described,
-    data: _Described,
-    scale: _Described,
-    global_scale: _Described | None,
-    global_value: float,
-    scale_layout: str,
-    output_is_x: bool,
-    /,
-) -> None: ...
-def check_rms_norm_quantize(
-    x: _Described,
-    weight: _Described,
-    residual: _Described | None,
-    data: _Described,
-    scale: _Described,
-    global_scale: _Described | None,
-    global_value: float,
-    eps: float,
-    scale_layout: str,
-    /,
-) -> None: ...
-def check_silu_mul_quantize(
-    gate_up: _Described,
-    data: _Described,
-    scale: _Described,
-    global_scale: _Described | None,
-    global_value: float,
-    scale_layout: str,
-    /,
-) -> None: ...
-def check_amax_scale(x: _Described, scale: _Described, block_scale: str, /) -> None: ...
-def check_swizzle(linear: _Described, swizzled: _Described, output_is_linear: bool, /) -> None: ...
+
+# ---- end of operations ----
+
+def operations() -> list[dict[str, Any]]: ...
+
+# arguments: tensors that are read, all scalars, results; a tensor is None or (dtype, device, shape, strides)
+def check(operation: str, /, *arguments: Any) -> None: ...
 def plan(
     device: int, backend: str | None, a_dtype: str | None, m: int, n: int, k: int, l: int, flags: int, /
 ) -> dict[str, Any]: ...

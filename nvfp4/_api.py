@@ -1,16 +1,15 @@
 """The functions of the package: defaults and documentation. Arguments are read and checked in C (nvfp4._C).
 
 Each function first tests whether torch.compile or torch.jit.trace is tracing it; if so, it calls the operator of
-torch.ops.nvfp4. The test looks torch up in sys.modules and never imports it.
+torch.ops.nvfp4 with the same arguments. The test looks torch up in sys.modules and never imports it.
 """
-
-# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 from sys import modules
 
 from nvfp4 import _C
+from nvfp4._C import BATCH_INVARIANT, CONSTANT_B, NO_TRANSPOSE_B
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,27 +104,15 @@ def gemm(
     """
     if type(batch_invariant) is not bool or type(constant_b) is not bool or type(transpose_b) is not bool:
         reject_switch(batch_invariant=batch_invariant, constant_b=constant_b, transpose_b=transpose_b)
-    flags = (1 if batch_invariant else 0) | (2 if constant_b else 0) | (0 if transpose_b else 4)
+    flags = (BATCH_INVARIANT * batch_invariant) | (CONSTANT_B * constant_b) | (NO_TRANSPOSE_B * (not transpose_b))
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.gemm(
-            a,
-            b,
-            scale_a,
-            scale_b,
-            alpha,
-            bias,
-            c,
-            beta,
-            out,
-            out_dtype,
-            scale_layout,
-            backend,
-            flags,
+        return torch_ops.call(
+            "gemm", a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype
         )
-    return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, out, out_dtype, scale_layout, backend, flags)
+    return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype)
 
 
 def reject_switch(**switches: object) -> None:
@@ -152,7 +139,7 @@ def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.custom_kernel(a, b, sfa_permuted, sfb_permuted, c)
+        return torch_ops.call("custom_kernel", a, b, sfa_permuted, sfb_permuted, c)
     return _C.custom_kernel(a, b, sfa_permuted, sfb_permuted, c)
 
 
@@ -198,7 +185,7 @@ def quantize(
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.quantize(x, global_scale, scale_layout, block_scale)
+        return torch_ops.call("quantize", x, global_scale, scale_layout, block_scale)
     return _C.quantize(x, global_scale, scale_layout, block_scale)
 
 
@@ -229,7 +216,7 @@ def dequantize(
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.dequantize(data, scale, global_scale, scale_layout, out_dtype)
+        return torch_ops.call("dequantize", data, scale, global_scale, scale_layout, out_dtype)
     return _C.dequantize(data, scale, global_scale, scale_layout, out_dtype)
 
 
@@ -267,8 +254,8 @@ def rms_norm_quantize(
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.rms_norm_quantize(x, weight, eps, residual, global_scale, scale_layout, out)
-    return _C.rms_norm_quantize(x, weight, eps, residual, global_scale, scale_layout, out)
+        return torch_ops.call("rms_norm_quantize", x, weight, residual, global_scale, eps, scale_layout, out)
+    return _C.rms_norm_quantize(x, weight, residual, global_scale, eps, scale_layout, out)
 
 
 def silu_mul_quantize(
@@ -300,7 +287,7 @@ def silu_mul_quantize(
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.silu_mul_quantize(gate_up, global_scale, scale_layout, out)
+        return torch_ops.call("silu_mul_quantize", gate_up, global_scale, scale_layout, out)
     return _C.silu_mul_quantize(gate_up, global_scale, scale_layout, out)
 
 
@@ -328,7 +315,7 @@ def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.amax_scale(x, block_scale)
+        return torch_ops.call("amax_scale", x, block_scale)
     return _C.amax_scale(x, block_scale)
 
 
@@ -349,7 +336,7 @@ def swizzle(scale: Array) -> Array:
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.swizzle(scale)
+        return torch_ops.call("swizzle", scale)
     return _C.swizzle(scale)
 
 
@@ -372,5 +359,5 @@ def unswizzle(scale: Array, rows: int, columns: int) -> Array:
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.unswizzle(scale, rows, columns)
+        return torch_ops.call("unswizzle", scale, rows, columns)
     return _C.unswizzle(scale, rows, columns)

@@ -1,7 +1,5 @@
 """nvfp4.Linear: torch.nn.Linear with NVFP4 weights."""
 
-# mypy: disable-error-code="no-any-return,no-untyped-call"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, _api
 from nvfp4.packed import (
     ACTIVATIONS,
     BLOCK,
@@ -164,8 +161,8 @@ class Linear(torch.nn.Module):
             raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
         layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", torch.float32, block_scale)
         weight = weight.contiguous()
-        scale = nvfp4.amax_scale(weight, block_scale=block_scale).reshape(())
-        data, weight_scale = nvfp4.quantize(weight, global_scale=scale, block_scale=block_scale)
+        scale = _api.amax_scale(weight, block_scale=block_scale).reshape(())
+        data, weight_scale = _api.quantize(weight, global_scale=scale, block_scale=block_scale)
         if input_global_scale is not None:
             if activations is None:
                 raise _C.Error("input_global_scale: is given but activations is None; must be None then")
@@ -182,12 +179,12 @@ class Linear(torch.nn.Module):
         a weight that is not contiguous or not aligned to 8 bytes, as gemm needs it. block_scale is the input's."""
         weight, n, k = aligned(packed.weight), packed.out_features, packed.in_features
         layer = cls(k, n, False, packed.activations, "meta", torch.float32, block_scale)
-        swizzled = nvfp4.swizzle(packed.weight_scale.contiguous())
+        swizzled = _api.swizzle(packed.weight_scale.contiguous())
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
 
     def packed(self) -> PackedLinear:
         """The layer's tensors as nvfp4.checkpoints writes them. The weight and the bias are shared."""
-        scale = nvfp4.unswizzle(self.weight_scale, self.out_features, self.in_features // BLOCK)
+        scale = _api.unswizzle(self.weight_scale, self.out_features, self.in_features // BLOCK)
         scales = (scale, self.weight_global_scale, self.input_global_scale)
         return PackedLinear(self.weight, *scales, self.bias, self.activations)
 
@@ -338,7 +335,7 @@ class Linear(torch.nn.Module):
 
     def _dynamic_scale(self, rows: Tensor) -> Tensor:
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        return nvfp4.amax_scale(rows, block_scale=self.block_scale).reshape(())
+        return _api.amax_scale(rows, block_scale=self.block_scale).reshape(())
 
     def _product(
         self, rows: Tensor, scale: Tensor | None, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
@@ -354,11 +351,11 @@ class Linear(torch.nn.Module):
             rows = rows.contiguous()
         if bias is not None and bias.dtype != dtype:
             bias = bias.float()
-        a, scale_a = nvfp4.quantize(rows, global_scale=scale, block_scale=self.block_scale)
+        a, scale_a = _api.quantize(rows, global_scale=scale, block_scale=self.block_scale)
         # quantize's kernel starts after all work before it and writes a and scale_a alone, so whatever wrote the weight
         # is complete when gemm's starts. Compiled code may put a kernel that computes a weight between the two, and in
         # _weight_only no kernel of ours comes before gemm's.
-        return nvfp4.gemm(
+        return _api.gemm(
             a,
             self.weight,
             scale_a,
@@ -399,9 +396,9 @@ def _weight_only(
     if x.dtype != torch.float32:
         if bias is not None and bias.dtype != dtype:
             bias = bias.float()
-        return nvfp4.gemm(_as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
+        return _api.gemm(_as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
     with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-        y = torch.mm(x, nvfp4.dequantize(weight, weight_scale).t())
+        y = torch.mm(x, _api.dequantize(weight, weight_scale).t())
     y = y if alpha is None else y * alpha
     return y if bias is None else y + bias.float()
 
@@ -432,9 +429,9 @@ def _input_gradient(dy: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Ten
     along_sums = alpha is not None and alpha.ndim > 0
     if dy.dtype != torch.float32 and not along_sums:
         dy = _as_gemm_takes_it(dy)
-        return nvfp4.gemm(dy, weight, None, weight_scale, alpha=alpha, out_dtype=dy.dtype, transpose_b=False)
+        return _api.gemm(dy, weight, None, weight_scale, alpha=alpha, out_dtype=dy.dtype, transpose_b=False)
     parts = _bf16_parts(dy.float() * alpha if along_sums else dy).reshape(-1, dy.shape[1])
-    sums = nvfp4.gemm(parts, weight, None, weight_scale, out_dtype=torch.float32, transpose_b=False)
+    sums = _api.gemm(parts, weight, None, weight_scale, out_dtype=torch.float32, transpose_b=False)
     dx = sums.reshape(3, *dy.shape[:1], -1).sum(0)
     return (dx if alpha is None or along_sums else dx * alpha).to(dy.dtype)
 

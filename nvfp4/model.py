@@ -1,34 +1,24 @@
 """nvfp4.quantize_model: the linear layers of a model as nvfp4.Linear, in place, with a report."""
 
-# mypy: disable-error-code="no-any-return"
-
 from __future__ import annotations
 
 import contextlib
 import fnmatch
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import nvfp4
-from nvfp4 import _C
-from nvfp4.cli import show
+from nvfp4 import _C, _api, _text
+from nvfp4._saving import prepare_saving
 from nvfp4.linear import Linear
-from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, PackedLinear, check_block_scale, check_tensor, check_type
+from nvfp4.modules import FUSED, FusedPart, keep_hooks
+from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, check_block_scale, check_tensor, check_type, prefix_errors
 
-# Layers with one parent and, where the model calls them one after another, one input.
-FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"), ("w1", "w3"))
-HOOKS = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
-)
 ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
 
 
@@ -89,7 +79,7 @@ class QuantizeReport:
         ]
         rows.append(("total", "", "", str(self.bytes_before), str(self.bytes_after), "", ""))
         columns = ("layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused")
-        text = show.plain(columns, rows, [True] + [False] * 5 + [True])
+        text = _text.plain(columns, rows, [True] + [False] * 5 + [True])
         return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items())])
 
 
@@ -164,7 +154,7 @@ def quantize_model(
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
     made: dict[str, Linear] = {}
-    steps = show.progress(len(names)) if sys.stderr.isatty() else contextlib.nullcontext(lambda name: None)
+    steps = _text.progress(len(names)) if sys.stderr.isatty() else contextlib.nullcontext(lambda name: None)
     with steps as step, torch.no_grad():
         for name in names:
             step(name)
@@ -195,27 +185,6 @@ def quantize_model(
             del linear, layer
     prepare_saving(model)
     return report
-
-
-def prepare_saving(model: torch.nn.Module) -> None:
-    """Lets save_pretrained of transformers store NVFP4 layers, wherever the model or a module of it has that method.
-    A version of transformers that nvfp4.transformers cannot work with raises an error there instead."""
-    loaded = sys.modules.get("transformers.modeling_utils")
-    kind = getattr(loaded, "PreTrainedModel", None)
-    models = [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
-    if not models:
-        return
-    try:
-        from nvfp4.transformers import attach
-    except ImportError:
-        # save_pretrained puts the name into "The model is quantized with ... and is not serializable".
-        name = "nvfp4, which this version of transformers cannot store (call nvfp4.save),"
-        for own in models:
-            if getattr(own, "hf_quantizer", None) is None:
-                own.hf_quantizer = SimpleNamespace(quantization_config=SimpleNamespace(quant_method=name))
-        return
-    for own in models:
-        attach(own)
 
 
 def check_ignore(ignore: Sequence[str]) -> None:
@@ -276,15 +245,6 @@ def matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in names)
 
 
-@contextlib.contextmanager
-def prefix_errors(name: str) -> Iterator[None]:
-    """Puts a layer's name in front of an error message."""
-    try:
-        yield
-    except _C.Error as error:
-        raise _C.Error(f"{name}.{error}") from None
-
-
 def input_scales(
     model: torch.nn.Module,
     linears: dict[str, torch.nn.Linear],
@@ -331,7 +291,7 @@ def weight_error(weight: Tensor, layer: Linear) -> float:
         w = weight[rows].float()
         total += float(w.square().sum(dtype=torch.float64))
         data, scale = layer.weight[rows], layer.weight_scale[rows]
-        w = w - nvfp4.dequantize(data, scale, global_scale=layer.weight_global_scale)
+        w = w - _api.dequantize(data, scale, global_scale=layer.weight_global_scale)
         lost += float(w.square().sum(dtype=torch.float64))
     return (lost / total) ** 0.5 if total else 0.0
 
@@ -373,86 +333,3 @@ def fusible(
                 ordered = tuple(name for name in linears if name in names)
                 groups |= dict.fromkeys(names, ordered)
     return groups
-
-
-def keep_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Gives a module the forward and backward hooks of the one that it replaces. Their handles still remove them. Hooks
-    of torch.nn.utils (weight_norm, pruning) compute the weight, which is quantized, and are left out."""
-    for name in HOOKS:
-        hooks = getattr(old, name)
-        if isinstance(hooks, dict) and any(computes_weight(hook) for hook in hooks.values()):
-            hooks = type(hooks)((key, hook) for key, hook in hooks.items() if not computes_weight(hook))
-        setattr(new, name, hooks)
-
-
-def computes_weight(hook: object) -> bool:
-    return type(hook).__module__.startswith("torch.nn.utils.")
-
-
-class FusedPart(torch.nn.Module):
-    """One of several linear layers that share an input and are computed as one, `linear`, by the first that is called.
-
-    The outputs of the other parts are kept until each is called with the same tensor object, unchanged. `join` makes
-    the parts; the first of them owns the joined layer, and with it the state dict's tensors.
-    """
-
-    def __init__(self, owner: FusedPart | None, linear: Linear, index: int, sizes: list[int]) -> None:
-        super().__init__()
-        self.linear = linear if owner is None else None
-        self._owner = (owner,)  # a tuple, so that it is no submodule
-        self.in_features, self.out_features = linear.in_features, sizes[index]
-        self.index, self.sizes = index, sizes
-        self.split = False  # among ranks, by nvfp4.parallel; `linear` and `sizes` are this rank's from the first on
-        self.kept: tuple[Tensor, int | None, dict[int, Tensor]] | None = None  # input, its version, outputs; of owner
-
-    @classmethod
-    def join(cls, layers: Sequence[Linear]) -> list[FusedPart]:
-        linear, sizes = Linear.fuse(layers), [layer.out_features for layer in layers]
-        linear.train(layers[0].training)
-        first = cls(None, linear, 0, sizes).train(layers[0].training)
-        others = [cls(first, linear, i, sizes).train(layers[i].training) for i in range(1, len(layers))]
-        return [first, *others]
-
-    def joined(self) -> Linear:
-        """The layer of all parts."""
-        owner = self if self._owner[0] is None else self._owner[0]
-        assert owner.linear is not None
-        return owner.linear
-
-    def packed(self) -> PackedLinear:
-        """This part's tensors, as before the layers were joined. They are shared."""
-        whole, start = self.joined().packed(), sum(self.sizes[: self.index])
-        rows = slice(start, start + self.sizes[self.index])
-        scale = whole.weight_global_scale
-        return PackedLinear(
-            whole.weight[rows],
-            whole.weight_scale[rows],
-            scale[start] if scale.ndim else scale,
-            whole.input_global_scale,
-            None if whole.bias is None else whole.bias[rows],
-            whole.activations,
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, kept=None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        owner = self if self._owner[0] is None else self._owner[0]
-        if self.split == (type(self.joined()) is Linear):
-            raise _C.Error("layer: is joined with layers that a parallel plan splits; must be in the plan as they are")
-        # Inference tensors and those of a traced program have no version.
-        traced = torch.compiler.is_dynamo_compiling() or x.is_inference()
-        version = None if traced else x._version
-        if owner.kept is not None:
-            given, given_version, outputs = owner.kept
-            if given is x and given_version == version and self.index in outputs:
-                y = outputs.pop(self.index)
-                if not outputs:
-                    owner.kept = None
-                return y
-        parts = self.joined()(x).split(self.sizes, -1)
-        owner.kept = (x, version, {i: part for i, part in enumerate(parts) if i != self.index})
-        return parts[self.index]
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, index={self.index}"

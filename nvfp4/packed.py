@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -141,3 +143,12 @@ def short(dtype: torch.dtype) -> str:
 
 def round_up(x: int, multiple: int) -> int:
     return math.ceil(x / multiple) * multiple
+
+
+@contextlib.contextmanager
+def prefix_errors(name: str) -> Iterator[None]:
+    """Puts a layer's name in front of an error message."""
+    try:
+        yield
+    except _C.Error as error:
+        raise _C.Error(f"{name}.{error}") from None

@@ -17,8 +17,6 @@ A parallel layer's buffers are plain tensors of its rank, not DTensors: scales i
 could be split. Its state dict is the rank's own, and `packed` and nvfp4.save reject it.
 """
 
-# mypy: disable-error-code="no-any-return,no-untyped-call"
-
 from __future__ import annotations
 
 import fnmatch
@@ -34,11 +32,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwise
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwise
 
-import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, _api
 from nvfp4.linear import Linear
-from nvfp4.model import FusedPart, prefix_errors
-from nvfp4.packed import BLOCK, PackedLinear, check_block_scales
+from nvfp4.modules import FusedPart
+from nvfp4.packed import BLOCK, PackedLinear, check_block_scales, prefix_errors
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 
@@ -275,7 +272,7 @@ class RowwiseLinear(PartLinear):
         low, high = rows.detach().aminmax()  # one pass, without a copy of |x|
         largest = torch.nan_to_num(torch.maximum(-low, high).float(), nan=torch.inf, posinf=torch.inf)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.mesh.get_group())
-        return nvfp4.amax_scale(largest.reshape(1, 1), block_scale=self.block_scale).reshape(())
+        return _api.amax_scale(largest.reshape(1, 1), block_scale=self.block_scale).reshape(())
 
     @staticmethod
     def _finish(sums: Tensor, alpha: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

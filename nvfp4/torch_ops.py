@@ -1,8 +1,9 @@
 """torch.ops.nvfp4: nvfp4 as operators, for torch.compile, torch.export and tensor subclasses.
 
 Importing this module registers them. `import nvfp4` imports it if torch is already imported, and so does the first
-traced call. The kernels are C (csrc/bindings/torch/ops.c). This module has their fakes, which check arguments and
-compute shapes without memory, and the functions that pass a call of nvfp4's functions to an operator.
+traced call. Kernels and schemas are made in C (csrc/bindings/torch/ops.c) from the table of operations. This module
+makes their fakes, which check arguments and compute shapes without memory, from the same table (_C.operations()), and
+passes a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
@@ -21,8 +22,6 @@ A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c, residu
 chooses by rule.
 """
 
-# mypy: disable-error-code="untyped-decorator"
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -36,17 +35,159 @@ from nvfp4 import _C
 _C.register_torch_ops()
 
 _ops = torch.ops.nvfp4
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_16_BIT = (torch.float16, torch.bfloat16)
+_LAYOUTS = {"128x4": 0, "linear": 1}  # nvfp4_layout
 
 
-# ---- fakes: the C checks without memory, and the shapes of results ----
+class Operation:
+    """A row of the table of operations: how its operators are called, and what their fakes return."""
 
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.name: str = row["name"]
+        self.given: str = row["given"]
+        self.tensors: list[dict[str, Any]] = row["tensors"]
+        self.scalars: list[dict[str, Any]] = row["scalars"]
+        self.results: list[dict[str, Any]] = row["results"]
+        self.inputs = [t for t in self.tensors if t["role"] != "output" or self.given == "given"]
+        self.outputs = [t for t in self.tensors if t not in self.inputs]
+        self.stand_ins = {s["stands_for"]: s for s in self.scalars if s["stands_for"]}
+        self.names_dtype = any(result["dtype"] == "caller" for result in self.results)
 
-def _check(check: Callable[..., None], *arguments: Any) -> None:
-    """Runs a check of _C on descriptions of the tensors. Symbolic sizes are checked when the operator runs: reading
-    them now would specialise them."""
-    tensors = [t for t in arguments if isinstance(t, Tensor)]
-    if all(isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
-        check(*(_described(t) if isinstance(t, Tensor) else t for t in arguments))
+    # ---- fakes: the C checks without memory, and the shapes of results ----
+
+    def fake(self, *stack: Any) -> Any:
+        """A call that makes its results."""
+        inputs = list(stack[: len(self.inputs)])
+        scalars = self.all_scalars(stack[len(self.inputs) :])
+        out_dtype = stack[len(self.inputs) + len(self.scalars)] if self.names_dtype else None
+        outputs = [self.result(result, inputs, scalars, out_dtype) for result in self.results]
+        self.check(*inputs, *scalars, *outputs)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def fake_given(self, *stack: Any) -> None:
+        """A call that writes results which it is given."""
+        self.check(*stack)
+
+    def all_scalars(self, given: tuple[Any, ...]) -> list[Any]:
+        """The scalars of a call: torch leaves out those that have their default."""
+        return [given[i] if i < len(given) else scalar["default"] for i, scalar in enumerate(self.scalars)]
+
+    def check(self, *arguments: Any) -> None:
+        """Checks a call in C by descriptions of its tensors. Symbolic sizes are checked when the operator runs: reading
+        them now would specialise them."""
+        tensors = [t for t in arguments if isinstance(t, Tensor)]
+        sizes = [n for t in tensors for n in (*t.shape, *t.stride())]
+        if all(isinstance(n, int) for n in sizes) and not any(isinstance(x, torch.SymInt) for x in arguments):
+            _C.check(self.name, *(_described(t) if isinstance(t, Tensor) else t for t in arguments))
+
+    def result(self, row: dict[str, Any], inputs: list[Tensor], scalars: list[Any], out_dtype: Any) -> Tensor:
+        like = inputs[row["like"]]
+        rows, columns = row["other_shape" if self.has_other_shape(row, scalars) else "shape"]
+        batch = [] if like.ndim != 3 else [like.shape[0]]
+        if row["rank"] == "matrix":
+            self.check_rank(row["like"], like)
+        shape = [] if row["rank"] == "vector" else [*batch, self.size(rows, inputs, scalars)]
+        dtype = {"like": like.dtype, "caller": out_dtype}.get(row["dtype"]) or getattr(torch, row["dtype"])
+        return like.new_empty((*shape, self.size(columns, inputs, scalars)), dtype=dtype)
+
+    def has_other_shape(self, row: dict[str, Any], scalars: list[Any]) -> bool:
+        for scalar, value in zip(self.scalars, scalars):
+            if row["when"] == scalar["name"]:
+                bits = _LAYOUTS.get(value, 0) if scalar["kind"] == "layout" else value
+                return bool(bits & row["mask"])
+        return False
+
+    def size(self, size: tuple[str, int, int, int, int], inputs: list[Tensor], scalars: list[Any]) -> Any:
+        of, index, times, over, round_up = size
+        value: Any = 1
+        if of == "scalar":
+            value = [x for x, scalar in zip(scalars, self.scalars) if scalar["kind"] == "size"][index]
+        elif of != "one":
+            self.check_rank(index, inputs[index])
+            value = inputs[index].shape[-2 if of == "rows" else -1]
+        return (value * times // over + round_up - 1) // round_up * round_up
+
+    def check_rank(self, index: int, t: Tensor) -> None:
+        name = self.tensors[index]["name"]
+        if t.ndim not in (2, 3):
+            raise _C.Error(f"{name}: has {t.ndim} dimensions; must have 2, or 3 with a leading batch")
+        for i, size in enumerate(t.shape):  # before anything of that size is allocated
+            if isinstance(size, int) and size >= 2**31:
+                raise _C.Error(f"{name}: dimension {i} is {size}; must be between 0 and {2**31 - 1}")
+
+    # ---- calls, with the arguments of _C's function ----
+
+    def __call__(self, *arguments: Any) -> Any:
+        tensors, rest = arguments[: len(self.inputs)], list(arguments[len(self.inputs) :])
+        plain = len([s for s in self.scalars if not s["stands_for"]])
+        scalars, rest = rest[:plain], rest[plain:]
+        out = rest.pop(0) if self.given == "new_or_given" else None
+        self.check_tensors(tensors)
+        stack, values = self.split_numbers(tensors)
+        given = iter(scalars)
+        for scalar in self.scalars:
+            value = values[scalar["stands_for"]] if scalar["stands_for"] else next(given)
+            stack.append(_plain(scalar["kind"], value))
+        if self.given == "given":
+            _call(getattr(_ops, self.name), *stack)
+            return tensors[-1]
+        if out is None:
+            if self.names_dtype:
+                stack.append(self.out_dtype(rest[0], tensors))
+            return _call(getattr(_ops, self.name), *stack)
+        outputs = self.given_outputs(out)
+        if self.names_dtype and _dtype(rest[0], outputs[0].dtype) != outputs[0].dtype:
+            raise _C.Error(f"out_dtype: is {rest[0]} but out has {outputs[0].dtype}")
+        _call(getattr(_ops, f"{self.name}_out"), *stack, *outputs)
+        return out
+
+    def check_tensors(self, tensors: tuple[Any, ...]) -> None:
+        """Arguments that have to be tensors are torch's, and none has a gradient that would be lost."""
+        for row, t in zip(self.inputs, tensors):
+            number = row["name"] in self.stand_ins
+            if not isinstance(t, Tensor) and not number and not (t is None and row["optional"]):
+                raise _C.Error(
+                    f"{row['name']}: is of type {type(t).__name__}; must be a torch.Tensor, as other arguments are"
+                )
+        self.check_no_grad((row, t) for row, t in zip(self.inputs, tensors) if row["numbers"])
+
+    def check_no_grad(self, tensors: Any) -> None:
+        for row, t in tensors:
+            if isinstance(t, Tensor) and t.requires_grad and torch.is_grad_enabled():
+                name = row["name"]
+                raise _C.Error(
+                    f"{name}: requires grad; nvfp4 computes no gradients: pass {name}.detach() or use torch.no_grad()"
+                )
+
+    def split_numbers(self, tensors: tuple[Any, ...]) -> tuple[list[Any], dict[str, float]]:
+        """The tensors of a call with an empty one for each that is absent, and the numbers that stand for tensors."""
+        stack: list[Any] = []
+        values: dict[str, float] = {}
+        for row, t in zip(self.inputs, tensors):
+            name = row["name"]
+            if name in self.stand_ins:
+                t, values[name] = _number_or_tensor(name, t)
+            stack.append(tensors[0].new_empty(0, dtype=torch.uint8) if t is None else t)
+        return stack, values
+
+    def out_dtype(self, out_dtype: Any, tensors: tuple[Any, ...]) -> torch.dtype:
+        result = next(result for result in self.results if result["dtype"] == "caller")
+        like = tensors[result["like"]].dtype
+        return _dtype(out_dtype, like if like in _16_BIT else getattr(torch, result["default_dtype"]))
+
+    def given_outputs(self, out: Any) -> tuple[Tensor, ...]:
+        if len(self.outputs) > 1 and (not isinstance(out, tuple) or len(out) != len(self.outputs)):
+            what = f"has {len(out)} elements" if isinstance(out, tuple) else f"is of type {type(out).__name__}"
+            raise _C.Error(f"out: {what}; must be a tuple of {' and '.join(t['name'] for t in self.outputs)}")
+        outputs = out if len(self.outputs) > 1 else (out,)
+        for row, t in zip(self.outputs, outputs):
+            if not isinstance(t, Tensor):
+                raise _C.Error(
+                    f"{row['name']}: is of type {type(t).__name__}; must be a torch.Tensor, as other arguments are"
+                )
+        self.check_no_grad(zip(self.outputs, outputs))
+        return outputs
 
 
 def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] | None:
@@ -57,161 +198,29 @@ def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] |
     return str(t.dtype).removeprefix("torch."), device, tuple(t.shape), tuple(t.stride())
 
 
-def _rows(name: str, t: Tensor) -> tuple[list[int], int, int]:
-    """(batch, rows, columns) of a tensor of two or three dimensions."""
-    if t.ndim not in (2, 3):
-        raise _C.Error(f"{name}: has {t.ndim} dimensions; must have 2, or 3 with a leading batch")
-    for i, size in enumerate(t.shape):  # before anything of that size is allocated
-        if isinstance(size, int) and size >= 2**31:
-            raise _C.Error(f"{name}: dimension {i} is {size}; must be between 0 and {2**31 - 1}")
-    *batch, rows, columns = t.shape
-    return batch, rows, columns
+def _plain(kind: str, value: Any) -> Any:
+    """A scalar as an operator takes it."""
+    if kind == "backend":
+        return "auto" if value is None else value
+    return float(value) if kind == "float" else value
 
 
-def _round_up(x: int, multiple: int) -> int:
-    return (x + multiple - 1) // multiple * multiple
+def _number_or_tensor(name: str, x: Any) -> tuple[Tensor | None, float]:
+    if isinstance(x, Tensor):
+        return x, 1.0
+    if hasattr(type(x), "__dlpack__") and getattr(x, "shape", None) != ():
+        raise _C.Error(f"{name}: is of type {type(x).__name__}; must be a number or a torch.Tensor")
+    return None, 1.0 if x is None else float(x)
 
 
-@torch.library.register_fake("nvfp4::gemm")
-def _(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    alpha: Tensor,
-    bias: Tensor,
-    c: Tensor,
-    alpha_value: float,
-    beta: float,
-    scale_layout: str,
-    backend: str,
-    flags: int,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    batch, m, _ = _rows("a", a)
-    _, n, half_k = _rows("b", b)
-    out = a.new_empty((*batch, m, half_k * 2 if flags & 4 else n), dtype=out_dtype)
-    _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend, flags)
-    return out
-
-
-@torch.library.register_fake("nvfp4::gemm_out")
-def _(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    alpha: Tensor,
-    bias: Tensor,
-    c: Tensor,
-    alpha_value: float,
-    beta: float,
-    scale_layout: str,
-    backend: str,
-    flags: int,
-    out: Tensor,
-) -> None:
-    _check(_C.check_gemm, a, b, scale_a, scale_b, alpha, bias, c, out, beta, scale_layout, backend, flags)
-
-
-@torch.library.register_fake("nvfp4::custom_kernel")
-def _(a: Tensor, b: Tensor, sfa_permuted: Tensor, sfb_permuted: Tensor, c: Tensor) -> None:
-    _check(_C.check_custom_kernel, a, b, sfa_permuted, sfb_permuted, c)
-
-
-def _quantized(like: Tensor, batch: list[int], rows: int, k: int, scale_layout: str) -> tuple[Tensor, Tensor]:
-    scales = (rows, k // 16) if scale_layout == "linear" else (_round_up(rows, 128), _round_up(k // 16, 4))
-    data = like.new_empty((*batch, rows, k // 2), dtype=torch.uint8)
-    return data, like.new_empty((*batch, *scales), dtype=torch.float8_e4m3fn)
-
-
-@torch.library.register_fake("nvfp4::quantize")
-def _(
-    x: Tensor, global_scale: Tensor, global_value: float, scale_layout: str, block_scale: str = "amax6"
-) -> tuple[Tensor, Tensor]:
-    data, scale = _quantized(x, *_rows("x", x), scale_layout)
-    _check(_C.check_quantize, x, data, scale, global_scale, global_value, scale_layout, False)
-    return data, scale
-
-
-@torch.library.register_fake("nvfp4::dequantize")
-def _(
-    data: Tensor, scale: Tensor, global_scale: Tensor, global_value: float, scale_layout: str, out_dtype: torch.dtype
-) -> Tensor:
-    batch, rows, columns = _rows("data", data)
-    x = data.new_empty((*batch, rows, columns * 2), dtype=out_dtype)
-    _check(_C.check_quantize, x, data, scale, global_scale, global_value, scale_layout, True)
-    return x
-
-
-@torch.library.register_fake("nvfp4::rms_norm_quantize")
-def _(
-    x: Tensor,
-    weight: Tensor,
-    residual: Tensor,
-    global_scale: Tensor,
-    global_value: float,
-    eps: float,
-    scale_layout: str,
-) -> tuple[Tensor, Tensor]:
-    out = _quantized(x, *_rows("x", x), scale_layout)
-    _check(_C.check_rms_norm_quantize, x, weight, residual, *out, global_scale, global_value, eps, scale_layout)
-    return out
-
-
-@torch.library.register_fake("nvfp4::rms_norm_quantize_out")
-def _(
-    x: Tensor,
-    weight: Tensor,
-    residual: Tensor,
-    global_scale: Tensor,
-    global_value: float,
-    eps: float,
-    scale_layout: str,
-    data: Tensor,
-    scale: Tensor,
-) -> None:
-    _check(_C.check_rms_norm_quantize, x, weight, residual, data, scale, global_scale, global_value, eps, scale_layout)
-
-
-@torch.library.register_fake("nvfp4::silu_mul_quantize")
-def _(gate_up: Tensor, global_scale: Tensor, global_value: float, scale_layout: str) -> tuple[Tensor, Tensor]:
-    batch, rows, columns = _rows("gate_up", gate_up)
-    out = _quantized(gate_up, batch, rows, columns // 2, scale_layout)
-    _check(_C.check_silu_mul_quantize, gate_up, *out, global_scale, global_value, scale_layout)
-    return out
-
-
-@torch.library.register_fake("nvfp4::silu_mul_quantize_out")
-def _(
-    gate_up: Tensor, global_scale: Tensor, global_value: float, scale_layout: str, data: Tensor, scale: Tensor
-) -> None:
-    _check(_C.check_silu_mul_quantize, gate_up, data, scale, global_scale, global_value, scale_layout)
-
-
-@torch.library.register_fake("nvfp4::amax_scale")
-def _(x: Tensor, block_scale: str) -> Tensor:
-    scale = x.new_empty(1, dtype=torch.float32)
-    _check(_C.check_amax_scale, x, scale, block_scale)
-    return scale
-
-
-@torch.library.register_fake("nvfp4::swizzle")
-def _(scale: Tensor) -> Tensor:
-    batch, rows, columns = _rows("scale", scale)
-    swizzled = scale.new_empty((*batch, _round_up(rows, 128), _round_up(columns, 4)))
-    _check(_C.check_swizzle, scale, swizzled, False)
-    return swizzled
-
-
-@torch.library.register_fake("nvfp4::unswizzle")
-def _(scale: Tensor, rows: int, columns: int) -> Tensor:
-    linear = scale.new_empty((*scale.shape[:1], rows, columns) if scale.ndim == 3 else (rows, columns))
-    _check(_C.check_swizzle, linear, scale, True)
-    return linear
-
-
-# ---- calls, with all arguments of the functions in nvfp4._api ----
+def _dtype(out_dtype: Any, default: torch.dtype) -> torch.dtype:
+    """The torch dtype of out_dtype: a torch dtype, a name, or a NumPy type (whose __name__ is the name)."""
+    if out_dtype is None or isinstance(out_dtype, torch.dtype):
+        return default if out_dtype is None else out_dtype
+    name = out_dtype if isinstance(out_dtype, str) else getattr(out_dtype, "__name__", str(out_dtype))
+    if name not in _DTYPES:
+        raise _C.Error(f"out_dtype: is {name}; must be float16, bfloat16 or float32")
+    return _DTYPES[name]
 
 
 def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
@@ -229,137 +238,18 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
         raise
 
 
-def _check_tensors(required: dict[str, Any], **optional: Any) -> None:
-    present = {name: t for name, t in optional.items() if t is not None}
-    for name, t in {**required, **present}.items():
-        if not isinstance(t, Tensor):
-            raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor, as other arguments are")
+def _register(operation: Operation) -> None:
+    fake = operation.fake_given if operation.given == "given" else operation.fake
+    torch.library.register_fake(f"nvfp4::{operation.name}")(fake)
+    if operation.given == "new_or_given":
+        torch.library.register_fake(f"nvfp4::{operation.name}_out")(operation.fake_given)
 
 
-def _check_no_grad(**tensors: Any) -> None:
-    if torch.is_grad_enabled():
-        for name, t in tensors.items():
-            if isinstance(t, Tensor) and t.requires_grad:
-                raise _C.Error(
-                    f"{name}: requires grad; nvfp4 computes no gradients: pass {name}.detach() or use torch.no_grad()"
-                )
+OPERATIONS = {row["name"]: Operation(row) for row in _C.operations()}
+for _operation in OPERATIONS.values():
+    _register(_operation)
 
 
-def _optional(t: Any, like: Tensor) -> Tensor:
-    return like.new_empty(0, dtype=torch.uint8) if t is None else t
-
-
-def _number_or_tensor(name: str, x: Any, like: Tensor) -> tuple[Tensor, float]:
-    if isinstance(x, Tensor):
-        return x, 1.0
-    if hasattr(type(x), "__dlpack__") and getattr(x, "shape", None) != ():
-        raise _C.Error(f"{name}: is of type {type(x).__name__}; must be a number or a torch.Tensor")
-    return _optional(None, like), 1.0 if x is None else float(x)
-
-
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-def _dtype(out_dtype: Any, default: torch.dtype) -> torch.dtype:
-    """The torch dtype of out_dtype: a torch dtype, a name, or a NumPy type (whose __name__ is the name)."""
-    if out_dtype is None or isinstance(out_dtype, torch.dtype):
-        return default if out_dtype is None else out_dtype
-    name = out_dtype if isinstance(out_dtype, str) else getattr(out_dtype, "__name__", str(out_dtype))
-    if name not in _DTYPES:
-        raise _C.Error(f"out_dtype: is {name}; must be float16, bfloat16 or float32")
-    return _DTYPES[name]
-
-
-def gemm(
-    a: Any,
-    b: Any,
-    scale_a: Any,
-    scale_b: Any,
-    alpha: Any,
-    bias: Any,
-    c: Any,
-    beta: float,
-    out: Any,
-    out_dtype: Any,
-    scale_layout: str,
-    backend: str | None,
-    flags: int,
-) -> Any:
-    _check_tensors({"a": a, "b": b, "scale_b": scale_b}, scale_a=scale_a, bias=bias, c=c, out=out)
-    _check_no_grad(a=a, alpha=alpha, bias=bias, c=c, out=out)
-    alpha_tensor, alpha_value = _number_or_tensor("alpha", alpha, a)
-    common = (
-        (a, b, _optional(scale_a, a), scale_b, alpha_tensor, _optional(bias, a), _optional(c, a))
-        + (alpha_value, float(beta), scale_layout, "auto" if backend is None else backend, flags)
-    )  # fmt: skip
-    if out is None:
-        return _call(
-            _ops.gemm, *common, _dtype(out_dtype, torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float16)
-        )
-    if _dtype(out_dtype, out.dtype) != out.dtype:
-        raise _C.Error(f"out_dtype: is {out_dtype} but out has {out.dtype}")
-    _call(_ops.gemm_out, *common, out)
-    return out
-
-
-def custom_kernel(a: Any, b: Any, sfa_permuted: Any, sfb_permuted: Any, c: Any) -> Any:
-    _check_tensors({"a": a, "b": b, "sfa_permuted": sfa_permuted, "sfb_permuted": sfb_permuted, "c": c})
-    _check_no_grad(c=c)
-    _call(_ops.custom_kernel, a, b, sfa_permuted, sfb_permuted, c)
-    return c
-
-
-def quantize(x: Any, global_scale: Any, scale_layout: str, block_scale: str) -> Any:
-    _check_tensors({"x": x})
-    _check_no_grad(x=x, global_scale=global_scale)
-    return _call(_ops.quantize, x, *_number_or_tensor("global_scale", global_scale, x), scale_layout, block_scale)
-
-
-def dequantize(data: Any, scale: Any, global_scale: Any, scale_layout: str, out_dtype: Any) -> Any:
-    _check_tensors({"data": data, "scale": scale})
-    _check_no_grad(global_scale=global_scale)
-    scales = (scale, *_number_or_tensor("global_scale", global_scale, data))
-    return _call(_ops.dequantize, data, *scales, scale_layout, _dtype(out_dtype, torch.float32))
-
-
-def _fused(name: str, out: Any, *arguments: Any) -> Any:
-    """An operator, or where `out` is given its form that writes data and scale."""
-    if out is None:
-        return _call(getattr(_ops, name), *arguments)
-    if not isinstance(out, tuple) or len(out) != 2:
-        what = f"has {len(out)} elements" if isinstance(out, tuple) else f"is of type {type(out).__name__}"
-        raise _C.Error(f"out: {what}; must be a tuple of data and scale")
-    _check_tensors({"data": out[0], "scale": out[1]})
-    _check_no_grad(data=out[0], scale=out[1])
-    _call(getattr(_ops, f"{name}_out"), *arguments, *out)
-    return out
-
-
-def rms_norm_quantize(
-    x: Any, weight: Any, eps: float, residual: Any, global_scale: Any, scale_layout: str, out: Any
-) -> Any:
-    _check_tensors({"x": x, "weight": weight}, residual=residual)
-    _check_no_grad(x=x, weight=weight, residual=residual, global_scale=global_scale)
-    scales = _number_or_tensor("global_scale", global_scale, x)
-    return _fused("rms_norm_quantize", out, x, weight, _optional(residual, x), *scales, float(eps), scale_layout)
-
-
-def silu_mul_quantize(gate_up: Any, global_scale: Any, scale_layout: str, out: Any) -> Any:
-    _check_tensors({"gate_up": gate_up})
-    _check_no_grad(gate_up=gate_up, global_scale=global_scale)
-    scales = _number_or_tensor("global_scale", global_scale, gate_up)
-    return _fused("silu_mul_quantize", out, gate_up, *scales, scale_layout)
-
-
-def amax_scale(x: Any, block_scale: str) -> Any:
-    _check_tensors({"x": x})
-    _check_no_grad(x=x)
-    return _call(_ops.amax_scale, x, block_scale)
-
-
-def swizzle(scale: Any) -> Any:
-    return _call(_ops.swizzle, scale)
-
-
-def unswizzle(scale: Any, rows: int, columns: int) -> Any:
-    return _call(_ops.unswizzle, scale, rows, columns)
+def call(name: str, *arguments: Any) -> Any:
+    """Calls the operator of an operation with the arguments of _C's function of this name."""
+    return OPERATIONS[name](*arguments)

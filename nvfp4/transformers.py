@@ -7,8 +7,6 @@ nvfp4.Linear, in place. transformers has a quantizer of its own for "compressed-
 to bf16; `load` reads these checkpoints with a quantizer of ours, under another name.
 """
 
-# mypy: disable-error-code="no-any-return,no-untyped-call"
-
 from __future__ import annotations
 
 import copy
@@ -35,10 +33,10 @@ from nvfp4.checkpoints.common import (
     check_scales,
     with_activations,
 )
-from nvfp4.checkpoints.loader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
+from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
 from nvfp4.checkpoints.save import SaveReport, mode_of, packed_tensors, quantization_configs
 from nvfp4.linear import Linear
-from nvfp4.model import FusedPart
+from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear, short
 
 TESTED = "5.17.0 and 5.24.0"
@@ -345,12 +343,12 @@ class _Stored(Linear):
         self.activations = layer.activations
         del self.format, self.wanted
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
-        self.__class__ = Linear  # type: ignore[assignment]
+        self.__class__ = Linear
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
-    _apply = torch.nn.Module._apply  # type: ignore[assignment]
+    _apply = torch.nn.Module._apply
 
 
 def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:

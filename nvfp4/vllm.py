@@ -13,8 +13,6 @@ VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of 
 NVFP4_VLLM=0 registers nothing.
 """
 
-# mypy: disable-error-code="misc,no-any-return,no-untyped-call,no-untyped-def"
-
 from __future__ import annotations
 
 import contextlib
@@ -27,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, _api
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.linear import Linear
@@ -95,7 +92,7 @@ def register() -> None:
 def _start_threads() -> None:
     """Starts the threads of nvfp4 before vLLM binds the calling thread to one core, which later ones would share: a
     token then takes 5 times as long on two cores. Enough rows that each thread gets some."""
-    nvfp4.quantize(torch.zeros(1024 * torch.get_num_threads(), BLOCK))
+    _api.quantize(torch.zeros(1024 * torch.get_num_threads(), BLOCK))
 
 
 # ---- the kernel ----
@@ -314,7 +311,7 @@ class _ModelOpt:
     """What the two configurations of ModelOpt share: a Scheme for NVFP4 layers, and fp32 activations."""
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        method = super().get_quant_method(layer, prefix)
+        method = super().get_quant_method(layer, prefix)  # type: ignore[misc]  # of the other base class
         if not isinstance(method, ModelOptLinearMethod) or method.spec.weight != kNvfp4Static:
             return method
         mode = W4A16 if method.spec.activation is None else W4A4
@@ -322,7 +319,7 @@ class _ModelOpt:
         return ExactNvFp4LinearMethod(Scheme(modelopt, mode, prefix)) if ours else method
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [*super().get_supported_act_dtypes(), torch.float32]
+        return [*super().get_supported_act_dtypes(), torch.float32]  # type: ignore[misc]
 
 
 class ExactModelOptConfig(_ModelOpt, ModelOptNvFp4Config):

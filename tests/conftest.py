@@ -22,9 +22,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, TESTS, families  # noqa: E402
+from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, TESTS, TOOLS, families  # noqa: E402
 
-sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS))
+sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS, TOOLS))
 
 import emulate  # noqa: E402  (the project in emulator/)
 import interpreter  # noqa: E402

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC, BENCHMARKS, EMULATOR, TESTS = ROOT / "csrc", ROOT / "benchmarks", ROOT / "emulator", ROOT / "tests"
-KERNELS = TESTS / "kernels"
+KERNELS, TOOLS = TESTS / "kernels", ROOT / "tools"
 
 
 def families() -> list[str]:

@@ -8,8 +8,10 @@
 #include "common/error.h"
 #include "cpu/cpu.h"
 #include "driver/fatbin.h"
+#include "plan/conversion.h"
 #include "plan/gemm_family.h"
 #ifdef NVFP4_DUMP
+#include "api/debug.h"
 #include "kernels/common/dump.h"
 #endif
 
@@ -25,7 +27,7 @@ static driver *create_driver(void) {
 /* The number of the backend with this name; -1: there is none. */
 static int32_t backend_number(const char *name) {
     int32_t i = GEMM_FAMILIES - 1;
-    while (i >= 0 && strcmp(name, nvfp4_backend_name(i)) != 0) i--;
+    while (i >= 0 && strcmp(name, nvfp4_backend_name((nvfp4_backend)i)) != 0) i--;
     return i;
 }
 
@@ -58,18 +60,22 @@ void nvfp4_destroy(nvfp4_context *context) {
 }
 
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
-    if (candidate < 0) return fail(NVFP4_INVALID, "candidate: is %d; must not be negative", candidate);
+    if (candidate < 0) return REJECT("candidate", ("is %d", candidate), ("must not be negative"));
     context->rank = candidate;
     return NVFP4_OK;
 }
 
-nvfp4_status nvfp4_set_default_backend(nvfp4_context *context, int32_t backend) {
+static nvfp4_status check_backend(int32_t backend) {
     char names[160];
-    if (backend < NVFP4_AUTO || backend >= GEMM_FAMILIES)
-        return fail(NVFP4_INVALID, "backend: is %d; must be %s", backend,
-                    list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or "));
-    context->default_backend = backend;
-    return NVFP4_OK;
+    if (backend >= NVFP4_AUTO && backend < GEMM_FAMILIES) return NVFP4_OK;
+    return REJECT("backend", ("is %d", backend),
+                  ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or ")));
+}
+
+nvfp4_status nvfp4_set_default_backend(nvfp4_context *context, nvfp4_backend backend) {
+    nvfp4_status status = check_backend((int32_t)backend);
+    if (!status) context->default_backend = (int32_t)backend;
+    return status;
 }
 
 void nvfp4_clear_overrides(nvfp4_context *context) {
@@ -94,9 +100,9 @@ nvfp4_status nvfp4_placement(nvfp4_context *context, int32_t device, void *memor
 }
 #endif
 
-const char *nvfp4_backend_name(int32_t backend) {
+const char *nvfp4_backend_name(nvfp4_backend backend) {
     if (backend == NVFP4_AUTO) return "auto";
-    return backend > NVFP4_AUTO && backend < GEMM_FAMILIES ? gemm_families[backend]->name : "unknown";
+    return (uint32_t)backend < GEMM_FAMILIES ? gemm_families[backend]->name : "unknown";
 }
 
 char *list_backends(char *text, size_t size, uint32_t backends, const char *format, const char *last) {
@@ -105,7 +111,8 @@ char *list_backends(char *text, size_t size, uint32_t backends, const char *form
         if (!(backends >> i & 1)) continue;
         const char *separator = length == 0 ? "" : backends >> i == 1 ? last : ", ";
         length += (size_t)snprintf(text + length, size - length, "%s", separator);
-        if (length < size) length += (size_t)snprintf(text + length, size - length, format, nvfp4_backend_name(i), i);
+        if (length < size)
+            length += (size_t)snprintf(text + length, size - length, format, nvfp4_backend_name((nvfp4_backend)i), i);
     }
     return text;
 }
@@ -128,8 +135,8 @@ static uint32_t host_backends(void) {
 
 static nvfp4_status reject_environment(const nvfp4_context *context) {
     char names[160];
-    return fail(NVFP4_INVALID, "NVFP4_BACKEND: is '%s'; must be %s", context->backend_text,
-                list_backends(names, sizeof names, ALL_BACKENDS, "%s", " or "));
+    return REJECT("NVFP4_BACKEND", ("is '%s'", context->backend_text),
+                  ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s", " or ")));
 }
 
 static nvfp4_status reject_family(const nvfp4_context *context, const target *where, int32_t backend) {
@@ -138,19 +145,18 @@ static nvfp4_status reject_family(const nvfp4_context *context, const target *wh
     if (status) return status;
     char names[160];
     list_backends(names, sizeof names, device_backends(context, where->device), "%s", ", ");
-    return fail(NVFP4_UNSUPPORTED,
-                "backend: is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d; must be %s or "
-                "None there",
-                gemm_families[backend]->name, gemm_families[backend]->runs_on, where->device, device.name,
-                device.compute_capability / 10, device.compute_capability % 10, names);
+    return REJECT_AS(NVFP4_UNSUPPORTED, "backend",
+                     ("is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d",
+                      gemm_families[backend]->name, gemm_families[backend]->runs_on, where->device, device.name,
+                      device.compute_capability / 10, device.compute_capability % 10),
+                     ("must be %s or " WORD_AUTO " there", names));
 }
 
 nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where) {
     char names[160];
     *where = (target){0};
-    if (backend < NVFP4_AUTO || backend >= GEMM_FAMILIES)
-        return fail(NVFP4_INVALID, "backend: is %d; must be %s", backend,
-                    list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or "));
+    nvfp4_status status = check_backend(backend);
+    if (status) return status;
     if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
         backend = context->default_backend;
         if (backend < NVFP4_AUTO) return reject_environment(context);
@@ -161,36 +167,37 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
         return NVFP4_OK;
     }
     if (names_host)
-        return fail(NVFP4_INVALID, "backend: is %s but the tensors are on cuda:%d; must be %s or None",
-                    nvfp4_backend_name(backend), device,
-                    list_backends(names, sizeof names, device_backends(context, NVFP4_HOST), "%s", ", "));
+        return REJECT("backend",
+                      ("is %s but the tensors are on cuda:%d", nvfp4_backend_name((nvfp4_backend)backend), device),
+                      ("must be %s or " WORD_AUTO,
+                       list_backends(names, sizeof names, device_backends(context, NVFP4_HOST), "%s", ", ")));
     where->on_gpu = 1;
     where->host_memory = device == NVFP4_HOST;
     where->device = where->host_memory ? 0 : device;
-    nvfp4_status status = driver_ready(context->driver, where->device, &where->props);
+    status = driver_ready(context->driver, where->device, &where->props);
     if (!status && where->host_memory && !driver_reads_host_memory(context->driver, 0))
-        return fail(NVFP4_INVALID, "backend: is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
-                    nvfp4_backend_name(backend));
+        return CONTRADICTS("backend", ("is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
+                                       nvfp4_backend_name((nvfp4_backend)backend)));
     if (status) return status;
     where->families = device_backends(context, where->device);
     if (backend != NVFP4_AUTO) where->families &= 1u << backend;
     return where->families ? NVFP4_OK : reject_family(context, where, backend);
 }
 
-nvfp4_status find_workspace(const workspace_source *source, int64_t bytes, void **workspace) {
-    *workspace = source->workspace;
+nvfp4_status find_workspace(const nvfp4_call *how, int64_t bytes, void **workspace) {
+    *workspace = how->workspace;
     if (bytes == 0) return NVFP4_OK;
-    if (source->allocate) {
+    if (how->allocate) {
         clear_error();
-        *workspace = source->allocate(source->owner, (size_t)bytes);
+        *workspace = how->allocate(how->owner, (size_t)bytes);
         if (*workspace) return NVFP4_OK;
         if (*nvfp4_last_error()) return NVFP4_OUT_OF_MEMORY; /* our own front ends say why */
         return fail(NVFP4_OUT_OF_MEMORY, "workspace: no memory for %lld bytes", (long long)bytes);
     }
-    if (source->workspace && (uint64_t)bytes <= source->workspace_size && (uintptr_t)source->workspace % 16 == 0)
+    if (how->workspace && (uint64_t)bytes <= how->workspace_size && (uintptr_t)how->workspace % 16 == 0)
         return NVFP4_OK;
-    return fail(NVFP4_INVALID, "workspace: has %zu bytes at %p; must have %lld, aligned to 16", source->workspace_size,
-                source->workspace, (long long)bytes);
+    return REJECT("workspace", ("has %zu bytes at %p", how->workspace_size, how->workspace),
+                  ("must have %lld, aligned to 16", (long long)bytes));
 }
 
 nvfp4_status nvfp4_driver_info(nvfp4_context *context, int32_t *count, int32_t *version) {

@@ -33,14 +33,8 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
 /* The backends whose kernels the device has; device NVFP4_HOST: all that a GPU runs. */
 uint32_t device_backends(const nvfp4_context *context, int32_t device);
 
-/* Where a call's workspace comes from: the fields of these names in nvfp4_gemm_args. */
-typedef struct workspace_source {
-    void *workspace;
-    size_t workspace_size;
-    void *(*allocate)(void *owner, size_t bytes);
-    void *owner;
-} workspace_source;
-nvfp4_status find_workspace(const workspace_source *source, int64_t bytes, void **workspace);
+/* The workspace of a call that needs so many bytes: the caller's, or what it allocates. */
+nvfp4_status find_workspace(const nvfp4_call *how, int64_t bytes, void **workspace);
 
 /* Writes "x, y or z" for error messages: the backends of the bit mask, each by a format that takes its name and its
  * number, the last one behind `last`. Returns text. */

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/check.h"
 #include "api/gemm.h"
+#include "api/rules.h"
 #include "common/error.h"
 #include "plan/choose.h"
 
@@ -44,19 +44,21 @@ static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t 
 /* No family that may run the call takes it: says which others do, on this device or else anywhere. */
 static nvfp4_status reject_families(const nvfp4_context *context, const target *where, const gemm_problem *p) {
     static const struct {
-        const char *is, *must_be;
-    } operations[GEMM_OPERATIONS] = {[OP_GEMM] = {"True", "False"}, [OP_GEMM_NN] = {"False", "True"}};
+        const char *is, *must_be_other;
+    } operations[GEMM_OPERATIONS] = {[OP_GEMM] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE},
+                                     [OP_GEMM_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE}};
     char asked[NAMES_SIZE], others[NAMES_SIZE], types[NAMES_SIZE];
     uint32_t able = where->on_gpu ? taking_product(device_backends(context, where->device), p) : 0;
     if (!able) able = taking_product(ALL_BACKENDS, p);
     list_backends(asked, sizeof asked, where->families, "%s", " and ");
     list_backends(others, sizeof others, able, "%s", " or ");
     if (!taking_operation(where->families, p->operation))
-        return fail(NVFP4_UNSUPPORTED,
-                    "transpose_b: is %s, which the %s kernels do not take; must be %s, or the backend %s",
-                    operations[p->operation].is, asked, operations[p->operation].must_be, others);
-    return fail(NVFP4_UNSUPPORTED, "a: dtype is %s, which the %s kernels do not take; must be %s, or the backend %s",
-                nvfp4_dtype_name(p->a_type), asked, list_types(types, where->families, p->operation), others);
+        return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_TRANSPOSE,
+                         ("%s, which the %s kernels do not take", operations[p->operation].is, asked),
+                         ("%s, or the backend must be %s", operations[p->operation].must_be_other, others));
+    return REJECT_AS(NVFP4_UNSUPPORTED, "a",
+                     ("dtype is %s, which the %s kernels do not take", nvfp4_dtype_name((nvfp4_dtype)p->a_type), asked),
+                     ("must be %s, or the backend %s", list_types(types, where->families, p->operation), others));
 }
 
 /* No family has one order of additions for every M: says which backends of the device do, if any. */
@@ -72,33 +74,36 @@ static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const t
     }
     if (able)
         snprintf(hint, sizeof hint, ", or the backend %s", list_backends(names, sizeof names, able, "%s", " or "));
-    return fail(NVFP4_UNSUPPORTED,
-                "flags: no kernel of this backend is batch invariant for M = %lld, N = %lld, K = %lld, L = %lld and "
-                "operands that lie so; M * L must be smaller%s",
-                (long long)t->m, (long long)t->n, (long long)t->k, (long long)t->l, hint);
+    return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_INVARIANT,
+                     ("no kernel of this backend is batch invariant for M = %lld, N = %lld, K = %lld, L = %lld and "
+                      "operands that lie so",
+                      (long long)t->m, (long long)t->n, (long long)t->k, (long long)t->l),
+                     ("M * L must be smaller%s", hint));
 }
 
 /* Each family that takes the product says why it has no candidate. */
 static nvfp4_status reject_product(const plan_query *query) {
     char reasons[1024] = "";
     size_t length = 0;
+    int32_t families = 0;
     nvfp4_status status = NVFP4_OK;
     for (int32_t f = 0; f < GEMM_FAMILIES && length < sizeof reasons; f++) {
         const gemm_planner *planner = planner_of(f, query->traits.operation, query->traits.a_type);
         if (!planner || !(query->families >> f & 1)) continue;
         status = planner->reject(&query->props, &query->traits);
-        length +=
-            (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s", length ? "; " : "", nvfp4_last_error());
+        families++;
+        length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s", length ? "; " : "",
+                                   error_message_in(NULL));
     }
-    return fail(status, "%s", reasons);
+    return families == 1 ? status : fail(status, "%s", reasons);
 }
 
 static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *override, int32_t rank, uint32_t flags,
-                                  gemm_call *call) {
+                                  prepared_call *call) {
     const target *where = &call->where;
     plan_query query;
     memset(&query, 0, sizeof query);
-    query.traits = traits_of(&call->problem);
+    query.traits = traits_of(&call->problem.gemm);
     query.props = *where->props;
     query.families = where->families;
     query.override = *override;
@@ -108,19 +113,20 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     call->candidates = choice->candidates;
     call->candidate = choice->taken;
     if (choice->candidates) return NVFP4_OK;
-    if (!taking_product(where->families, &call->problem)) return reject_families(context, where, &call->problem);
+    if (!taking_product(where->families, &call->problem.gemm))
+        return reject_families(context, where, &call->problem.gemm);
     return query.batch_invariant ? reject_batch_invariant(context, where, &query) : reject_product(&query);
 }
 
-static nvfp4_status choose_on_host(nvfp4_context *context, uint32_t flags, gemm_call *call) {
+static nvfp4_status choose_on_host(nvfp4_context *context, uint32_t flags, prepared_call *call) {
     for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        const gemm_planner *planner = planner_of(f, call->problem.operation, call->problem.a_type);
+        const gemm_planner *planner = planner_of(f, call->problem.gemm.operation, call->problem.gemm.a_type);
         if (!planner || !(call->where.families >> f & 1)) continue;
         if (!planner->candidates(NULL, NULL, &call->candidate)) return planner->reject(NULL, NULL);
         call->candidate.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
         return NVFP4_OK;
     }
-    return reject_families(context, &call->where, &call->problem);
+    return reject_families(context, &call->where, &call->problem.gemm);
 }
 
 /* The plan of a product without results names the newest family that may run it. */
@@ -129,21 +135,27 @@ static gemm_candidate no_launch(const target *where) {
         .family = 31 - __builtin_clz(where->families), .name = "none", .reason = "the result is empty", .split_k = 1};
 }
 
-nvfp4_status gemm_choose(nvfp4_context *context, uint32_t flags, gemm_call *call) {
+static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call *call) {
     const target *where = &call->where;
     call->candidates = 0;
     if (!where->on_gpu) return choose_on_host(context, flags, call);
-    if (gemm_is_empty(&call->problem)) {
+    if (call->is_empty) {
         call->candidate = no_launch(where);
         return NVFP4_OK;
     }
-    const plan_settings override = overrides_find(context->overrides, where->device, &call->problem);
+    const plan_settings override = overrides_find(context->overrides, where->device, &call->problem.gemm);
     return choose_on_gpu(context, &override, context->rank, flags, call);
+}
+
+nvfp4_status gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    const nvfp4_gemm_args *args = c->args;
+    nvfp4_status status = find_target(context, args->backend, args->a.device, &call->where);
+    return status ? status : choose(context, args->flags, call);
 }
 
 /* ---- plans without a launch ---- */
 
-static void describe(const gemm_call *call, nvfp4_plan *plan) {
+static void describe(const prepared_call *call, nvfp4_plan *plan) {
     const gemm_candidate *c = &call->candidate;
     *plan = (nvfp4_plan){
         .backend = c->family,
@@ -166,8 +178,11 @@ static void describe(const gemm_call *call, nvfp4_plan *plan) {
 }
 
 nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {
-    gemm_call call;
-    nvfp4_status status = gemm_prepare(context, args, &call);
+    operation_args own;
+    prepared_call call;
+    const checked_call c = {&operation_gemm, complete_args(&operation_gemm, args, &own)};
+    if (!c.args) return NVFP4_INVALID;
+    nvfp4_status status = operation_prepare(context, &c, &call);
     if (!status) describe(&call, plan);
     return status;
 }
@@ -176,62 +191,60 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
 static nvfp4_status check_shape(const nvfp4_shape *s) {
     const int64_t m = s->m, n = s->n, k = s->k, l = s->l;
     if (s->size != sizeof *s)
-        return fail(NVFP4_INVALID, "shape: its size is %zu; must be %zu, as NVFP4_SHAPE sets it", s->size, sizeof *s);
+        return REJECT("shape", ("its size is %zu", s->size), ("must be %zu, as NVFP4_SHAPE sets it", sizeof *s));
     nvfp4_status status = check_flags(s->flags);
     if (status) return status;
     if (s->a_dtype != NVFP4_NONE && s->a_dtype != NVFP4_FP16 && s->a_dtype != NVFP4_BF16)
-        return fail(NVFP4_INVALID, "a_dtype: is %s; must be none (NVFP4), float16 or bfloat16",
-                    nvfp4_dtype_name(s->a_dtype));
+        return REJECT("a_dtype", ("is %s", nvfp4_dtype_name(s->a_dtype)),
+                      ("must be none (NVFP4), float16 or bfloat16"));
     if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
-        return fail(NVFP4_INVALID,
-                    "shape: is %lld x %lld x %lld x %lld; M, N, K, L must be between 0 and %d, and K a "
-                    "multiple of 16",
-                    (long long)m, (long long)n, (long long)k, (long long)l, INT32_MAX);
+        return REJECT("shape", ("is %lld x %lld x %lld x %lld", (long long)m, (long long)n, (long long)k, (long long)l),
+                      ("M, N, K, L must be between 0 and %d, and K a multiple of 16", INT32_MAX));
     int64_t count;
-    if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as check.c bounds a tensor */
-        return fail(NVFP4_INVALID, "shape: M, N, L are %lld, %lld, %lld; their product must be at most 2^60",
-                    (long long)m, (long long)n, (long long)l);
+    if (__builtin_mul_overflow(m * n, l, &count) || count > INT64_MAX / 8) /* as rules.c bounds a tensor */
+        return REJECT("shape", ("M, N, L are %lld, %lld, %lld", (long long)m, (long long)n, (long long)l),
+                      ("their product must be at most 2^60"));
     if (!(s->flags & NVFP4_NO_TRANSPOSE_B)) return NVFP4_OK;
     if (s->a_dtype == NVFP4_NONE)
-        return fail(NVFP4_INVALID,
-                    "transpose_b: is False but a_dtype is none (NVFP4); must be True, or a_dtype float16 or "
-                    "bfloat16");
+        return REJECT(ARGUMENT_TRANSPOSE, (WORD_NOT_TRANSPOSED " but a_dtype is none (NVFP4)"),
+                      (WORD_MUST_TRANSPOSE ", or a_dtype must be float16 or bfloat16"));
     if (__builtin_mul_overflow(m * k, l, &count) || count > INT64_MAX / 8)
-        return fail(NVFP4_INVALID, "shape: M, K, L are %lld, %lld, %lld; their product must be at most 2^60",
-                    (long long)m, (long long)k, (long long)l);
+        return REJECT("shape", ("M, K, L are %lld, %lld, %lld", (long long)m, (long long)k, (long long)l),
+                      ("their product must be at most 2^60"));
     return NVFP4_OK;
 }
 
 /* The product that a shape describes. */
-static gemm_problem problem_of_shape(const nvfp4_shape *s) {
+static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
     const int is_nn = (s->flags & NVFP4_NO_TRANSPOSE_B) != 0;
     const int64_t columns = is_nn ? s->k : s->n, sums_of = is_nn ? s->n : s->k;
     const int64_t a_row = s->a_dtype == NVFP4_NONE ? s->k / 2 : sums_of * 2;
-    return (gemm_problem){.m = s->m,
-                          .n = columns,
-                          .k = sums_of,
-                          .l = s->l,
-                          .a_pitch = a_row,
-                          .b_pitch = s->k / 2,
-                          .a_batch = s->m * a_row,
-                          .b_batch = s->n * s->k / 2,
-                          .sfa_batch = s->a_dtype == NVFP4_NONE ? swizzled_bytes(s->m, s->k / 16) : 0,
-                          .sfb_batch = swizzled_bytes(s->n, s->k / 16),
-                          .out_type = NVFP4_FP16,
-                          .out_pitch = columns * 2,
-                          .out_batch = s->m * columns * 2,
-                          .aligned16 = s->k % 32 == 0 && a_row % 16 == 0,
-                          .a_type = s->a_dtype == NVFP4_NONE ? VALUES_E2M1 : s->a_dtype,
-                          .operation = is_nn ? OP_GEMM_NN : OP_GEMM};
+    call->is_empty = s->m == 0 || columns == 0 || s->l == 0;
+    call->problem.gemm = (gemm_problem){.m = s->m,
+                                        .n = columns,
+                                        .k = sums_of,
+                                        .l = s->l,
+                                        .a_pitch = a_row,
+                                        .b_pitch = s->k / 2,
+                                        .a_batch = s->m * a_row,
+                                        .b_batch = s->n * s->k / 2,
+                                        .sfa_batch = s->a_dtype == NVFP4_NONE ? swizzled_bytes(s->m, s->k / 16) : 0,
+                                        .sfb_batch = swizzled_bytes(s->n, s->k / 16),
+                                        .out_type = NVFP4_FP16,
+                                        .out_pitch = columns * 2,
+                                        .out_batch = s->m * columns * 2,
+                                        .aligned16 = s->k % 32 == 0 && a_row % 16 == 0,
+                                        .a_type = s->a_dtype == NVFP4_NONE ? VALUES_E2M1 : (int32_t)s->a_dtype,
+                                        .operation = is_nn ? OP_GEMM_NN : OP_GEMM};
 }
 
 nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan) {
-    gemm_call call;
+    prepared_call call;
     nvfp4_status status = check_shape(shape);
     if (status) return status;
-    call.problem = problem_of_shape(shape);
+    set_problem_of_shape(shape, &call);
     status = find_target(context, shape->backend, shape->device, &call.where);
-    if (!status) status = gemm_choose(context, shape->flags, &call);
+    if (!status) status = choose(context, shape->flags, &call);
     if (!status) describe(&call, plan);
     return status;
 }
@@ -252,30 +265,30 @@ static plan_settings settings_of(const nvfp4_plan *plan) {
 }
 
 nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shape, const nvfp4_plan *plan) {
-    gemm_call call = {.candidates = 0};
+    prepared_call call = {.candidates = 0};
     nvfp4_status status = check_shape(shape);
     if (status) return status;
-    if (!plan->name) return fail(NVFP4_INVALID, "plan: has no name; must be one that nvfp4_gemm_plan has filled");
-    if (shape->device < 0) return fail(NVFP4_INVALID, "device: is %d; must be the ordinal of a GPU", shape->device);
+    if (!plan->name) return REJECT("plan", ("has no name"), ("must be one that nvfp4_gemm_plan has filled"));
+    if (shape->device < 0) return REJECT("device", ("is %d", shape->device), ("must be the ordinal of a GPU"));
     if (shape->flags & ~(uint32_t)NVFP4_NO_TRANSPOSE_B)
-        return fail(NVFP4_INVALID, "flags: is %u; must be 0 or %d (b not transposed) for an override", shape->flags,
-                    NVFP4_NO_TRANSPOSE_B);
+        return REJECT("flags", ("is %u", shape->flags),
+                      ("must be 0 or %d (b not transposed) for an override", NVFP4_NO_TRANSPOSE_B));
     const plan_settings settings = settings_of(plan);
-    const gemm_problem *p = &call.problem;
-    call.problem = problem_of_shape(shape);
-    status = find_target(context, shape->backend == NVFP4_AUTO ? settings.family : shape->backend, shape->device,
-                         &call.where);
-    if (!status && !gemm_is_empty(p)) status = choose_on_gpu(context, &settings, 0, 0, &call);
+    const gemm_problem *p = &call.problem.gemm;
+    set_problem_of_shape(shape, &call);
+    status = find_target(context, shape->backend == NVFP4_AUTO ? settings.family : (int32_t)shape->backend,
+                         shape->device, &call.where);
+    if (!status && !call.is_empty) status = choose_on_gpu(context, &settings, 0, 0, &call);
     if (status) return status;
     if (call.candidates == 0 || !candidate_is(&call.candidate, &settings))
-        return fail(
-            NVFP4_INVALID,
-            "plan: is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, ctas_per_sm = %d, which is none of the %d "
-            "plans for a product of M = %lld, N = %lld, K = %lld, L = %lld%s%s%s on cuda:%d",
-            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plan->ctas_per_sm, call.candidates,
-            (long long)shape->m, (long long)shape->n, (long long)shape->k, (long long)shape->l,
-            p->a_type == VALUES_E2M1 ? "" : " with a of ", p->a_type == VALUES_E2M1 ? "" : nvfp4_dtype_name(p->a_type),
-            p->operation == OP_GEMM_NN ? ", b not transposed," : "", call.where.device);
+        return CONTRADICTS("plan",
+                           ("is %s, swap_ab = %d, split_k = %d, prefetch_stages = %d, ctas_per_sm = %d, which is none "
+                            "of the %d plans for a product of M = %lld, N = %lld, K = %lld, L = %lld%s%s%s on cuda:%d",
+                            plan->name, plan->swap_ab, plan->split_k, plan->prefetch_stages, plan->ctas_per_sm,
+                            call.candidates, (long long)shape->m, (long long)shape->n, (long long)shape->k,
+                            (long long)shape->l, p->a_type == VALUES_E2M1 ? "" : " with a of ",
+                            p->a_type == VALUES_E2M1 ? "" : nvfp4_dtype_name((nvfp4_dtype)p->a_type),
+                            p->operation == OP_GEMM_NN ? ", b not transposed," : "", call.where.device));
     const plan_override one = {.key = override_key_of(call.where.device, p), .settings = settings};
     return overrides_add(context->overrides, &one);
 }

@@ -1,8 +1,11 @@
-/* The rules that check.c and check_quantize.c share: each returns NVFP4_OK, or leaves an error message. */
+/* The rules that operations share, one function a rule: each returns NVFP4_OK, or leaves an error.
+ *
+ * Data pointers may be NULL, as they are for torch's fake tensors: rules about addresses (alignment, overlap) are then
+ * skipped. check_data_present rejects such a call before it runs. */
 #ifndef NVFP4_API_RULES_H
 #define NVFP4_API_RULES_H
 
-#include "nvfp4.h"
+#include "api/operation.h"
 
 #define MAX_SIZE INT32_MAX /* of one dimension: kernels count rows and columns in 32 bits */
 
@@ -12,29 +15,42 @@ typedef struct matrix {
     int64_t pitch, batch;
 } matrix;
 
-typedef enum direction { INPUT, OUTPUT } direction;
+typedef enum direction { READ_ONLY, WRITTEN } direction;
 
 static inline int absent(const nvfp4_tensor *t) {
     return t->dtype == NVFP4_NONE;
 }
 
-int is_scale(int32_t dtype);
-int is_float(int32_t dtype);
-nvfp4_status check_dtype(const char *name, const nvfp4_tensor *t, int (*allowed)(int32_t), const char *rule);
-nvfp4_status check_device(const char *name, const nvfp4_tensor *t, const char *first_name, const nvfp4_tensor *first);
-nvfp4_status check_sizes(const char *name, const nvfp4_tensor *t);
+/* Bytes of the 128x4 layout of rows x columns scales, one batch. */
+int64_t swizzled_bytes(int64_t rows, int64_t columns);
+/* Bytes of one element (one packed pair). */
+int64_t dtype_bytes(int32_t dtype);
 int64_t element_count(const nvfp4_tensor *t);
 int is_contiguous(const nvfp4_tensor *t);
-nvfp4_status check_alignment(const char *name, const nvfp4_tensor *t, int64_t bytes);
-nvfp4_status check_matrix(const char *name, const char *shape2, const char *shape3, const nvfp4_tensor *t,
+/* 1: s and t are the same elements of the same memory. */
+int same_view(const nvfp4_tensor *s, const nvfp4_tensor *t);
+
+/* The name that the call's operation gives to one of its tensors. */
+const char *argument_name(const checked_call *c, const nvfp4_tensor *t);
+
+/* What a table says of every tensor: required ones are there, sizes can be counted, dtypes and devices fit. */
+nvfp4_status check_arguments(const checked_call *c);
+/* No written tensor shares memory with another. */
+nvfp4_status check_overlap(const checked_call *c);
+nvfp4_status check_data_present(const checked_call *c);
+
+nvfp4_status check_alignment(const checked_call *c, const nvfp4_tensor *t, int64_t bytes);
+nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
                           direction use, matrix *x);
-nvfp4_status check_data(const char *name, const char *shape2, const char *shape3, const nvfp4_tensor *t, direction use,
-                        matrix *x);
-nvfp4_status check_scale(const char *name, const nvfp4_tensor *t, int32_t layout, int64_t l, int64_t rows,
+/* Values of the format: 8-byte aligned rows whose length is a multiple of 16 values. */
+nvfp4_status check_values(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                          direction use, matrix *x);
+/* Scales of l batches of rows x columns in either layout. */
+nvfp4_status check_scale(const checked_call *c, const nvfp4_tensor *t, nvfp4_layout layout, int64_t l, int64_t rows,
                          int64_t columns, direction use, int64_t *pitch, int64_t *batch);
-nvfp4_status check_layout(int32_t layout);
-nvfp4_status check_apart(const char *name, const nvfp4_tensor *t, const char *other_name, const nvfp4_tensor *other);
-nvfp4_status check_present(const char *name, const nvfp4_tensor *t);
-nvfp4_status check_has_data(const char *name, const nvfp4_tensor *t);
+/* A dense vector of `length` elements, whose name in error messages is `size`, or of one if that is allowed. */
+nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char size, int64_t length, int one_allowed);
+nvfp4_status check_layout(nvfp4_layout layout);
+nvfp4_status check_block_scale(nvfp4_block_scale block_scale);
 
 #endif

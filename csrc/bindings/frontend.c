@@ -1,13 +1,29 @@
-/* What the Python module and the torch operators share: words, result shapes, the competition's views. */
+/* What the Python module and the torch operators share: operations, words, result shapes, the competition's views. */
 #include "bindings/frontend.h"
 
-#include <ctype.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "api/context.h"
-#include "common/error.h"
+#include "api/gemm.h"
+#include "api/rules.h"
 #include "common/math.h"
+
+const operation *const front_operations[FRONT_OPERATION_COUNT] = {
+#define X(name) &operation_##name,
+    FRONT_OPERATIONS(X)
+#undef X
+};
+
+const error_words python_words = {{
+    NULL,
+    "transpose_b",
+    "is True",
+    "is False",
+    "must be True",
+    "must be False",
+    "batch_invariant",
+    "None",
+}};
 
 /* ---- words ---- */
 
@@ -17,7 +33,7 @@ nvfp4_status layout_from_name(const char *name, int32_t *layout) {
     else if (strcmp(name, "linear") == 0)
         *layout = NVFP4_LINEAR;
     else
-        return fail(NVFP4_INVALID, "scale_layout: is '%.80s'; must be '128x4' or 'linear'", name);
+        return REJECT("scale_layout", ("is '%.80s'", name), ("must be '128x4' or 'linear'"));
     return NVFP4_OK;
 }
 
@@ -27,43 +43,81 @@ nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale) {
     else if (strcmp(name, "four_over_six") == 0)
         *block_scale = NVFP4_FOUR_OVER_SIX;
     else
-        return fail(NVFP4_INVALID, "block_scale: is '%.80s'; must be 'amax6' or 'four_over_six'", name);
+        return REJECT("block_scale", ("is '%.80s'", name), ("must be 'amax6' or 'four_over_six'"));
     return NVFP4_OK;
 }
 
 nvfp4_status backend_from_name(const char *name, int32_t *backend) {
     for (*backend = NVFP4_AUTO; *backend < GEMM_FAMILIES; ++*backend)
-        if (strcmp(name, nvfp4_backend_name(*backend)) == 0) return NVFP4_OK;
+        if (strcmp(name, nvfp4_backend_name((nvfp4_backend)*backend)) == 0) return NVFP4_OK;
     char names[160];
-    return fail(NVFP4_INVALID, "backend: is '%.80s'; must be None, %s", name,
-                list_backends(names, sizeof names, ALL_BACKENDS & ~1u, "'%s'", " or "));
+    list_backends(names, sizeof names, ALL_BACKENDS & ~1u, "'%s'", " or ");
+    return REJECT("backend", ("is '%.80s'", name), ("must be " WORD_AUTO ", %s", names));
 }
 
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype) {
     for (*dtype = NVFP4_FP16; *dtype <= NVFP4_FP32; ++*dtype)
-        if (strcmp(name, nvfp4_dtype_name(*dtype)) == 0) return NVFP4_OK;
-    return fail(NVFP4_INVALID, "%s: is %.80s; must be float16, bfloat16 or float32", argument, name);
+        if (strcmp(name, nvfp4_dtype_name((nvfp4_dtype)*dtype)) == 0) return NVFP4_OK;
+    return REJECT(argument, ("is %.80s", name), ("must be float16, bfloat16 or float32"));
 }
 
-/* ---- shapes of results ---- */
-
-static int64_t round_up(int64_t x, int64_t multiple) {
-    return ceil_div(x, multiple) * multiple;
+name_parser *parser_of(scalar_kind kind) {
+    static name_parser *const parsers[SCALAR_KINDS] = {[SCALAR_LAYOUT] = layout_from_name,
+                                                       [SCALAR_BLOCK_SCALE] = block_scale_from_name,
+                                                       [SCALAR_BACKEND] = backend_from_name};
+    return parsers[kind];
 }
 
+/* ---- arguments ---- */
+
+void *scalar_to_fill(const operation_scalar *scalar, front_call *call) {
+    return scalar->kind == SCALAR_SIZE ? (void *)&call->sizes[scalar->offset] : (char *)&call->args + scalar->offset;
+}
+
+int takes_out_dtype(const operation *op) {
+    for (int32_t i = 0; i < op->result_count; i++)
+        if (op->results[i].dtype == DTYPE_OF_CALLER) return 1;
+    return 0;
+}
+
+const operation_scalar *stand_in(const operation *op, int32_t tensor) {
+    for (int32_t i = 0; i < op->scalar_count; i++)
+        if (op->scalars[i].stands_for && strcmp(op->scalars[i].stands_for, op->tensors[tensor].name) == 0)
+            return &op->scalars[i];
+    return NULL;
+}
+
+/* ---- results ---- */
+
+/* A tensor whose rows and columns give sizes of a result has two or three dimensions. */
 static nvfp4_status check_rank(const char *name, const nvfp4_tensor *t) {
-    if (t->dtype == NVFP4_NONE) return fail(NVFP4_INVALID, "%s: is missing; must be a tensor", name);
+    if (absent(t)) return REJECT(name, ("is missing"), ("must be a tensor"));
     if (t->ndim != 2 && t->ndim != 3)
-        return fail(NVFP4_INVALID, "%s: has %d dimensions; must have 2, or 3 with a leading batch", name, t->ndim);
+        return REJECT(name, ("has %d dimensions", t->ndim), ("must have 2, or 3 with a leading batch"));
     for (int i = 0; i < t->ndim; i++) /* before anything of that size is allocated */
-        if (t->shape[i] > INT32_MAX)
-            return fail(NVFP4_INVALID, "%s: dimension %d is %lld; must be between 0 and %d", name, i,
-                        (long long)t->shape[i], INT32_MAX);
+        if (t->shape[i] < 0 || t->shape[i] > INT32_MAX)
+            return REJECT(name, ("dimension %d is %lld", i, (long long)t->shape[i]),
+                          ("must be between 0 and %d", INT32_MAX));
     return NVFP4_OK;
 }
 
-static void dense(nvfp4_tensor *t, int32_t dtype, int32_t device, int ndim, const int64_t *shape) {
-    *t = (nvfp4_tensor){.dtype = dtype, .device = device, .ndim = ndim};
+static nvfp4_status find_size(const operation *op, const front_call *call, const result_size *size, int64_t *value) {
+    int64_t of = 1;
+    if (size->of == SIZE_SCALAR) of = call->sizes[size->index];
+    if (size->of == SIZE_ROWS || size->of == SIZE_COLUMNS) {
+        const nvfp4_tensor *t = tensor_at(op, size->index, &call->args);
+        nvfp4_status status = check_rank(op->tensors[size->index].name, t);
+        if (status) return status;
+        of = t->shape[t->ndim - (size->of == SIZE_ROWS ? 2 : 1)];
+    }
+    *value = ceil_div(of * size->times / size->over, size->round_up) * size->round_up;
+    if (*value <= INT32_MAX) return NVFP4_OK;
+    return REJECT(op->tensors[size->index].name, ("gives a result of %lld columns", (long long)*value),
+                  ("must be at most %d", INT32_MAX));
+}
+
+static void make_dense(nvfp4_tensor *t, int32_t dtype, int32_t device, int ndim, const int64_t *shape) {
+    *t = (nvfp4_tensor){.dtype = (nvfp4_dtype)dtype, .device = device, .ndim = ndim};
     int64_t stride = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         t->shape[i] = shape[i];
@@ -72,97 +126,52 @@ static void dense(nvfp4_tensor *t, int32_t dtype, int32_t device, int ndim, cons
     }
 }
 
-/* As `like` but for the last two dimensions. */
-static void dense_like(nvfp4_tensor *t, int32_t dtype, const nvfp4_tensor *like, int64_t rows, int64_t columns) {
-    const int64_t shape[3] = {like->shape[0], rows, columns};
-    dense(t, dtype, like->device, like->ndim, shape + 3 - like->ndim);
+static const result_shape *shape_of(const operation_result *result, const front_call *call) {
+    const uint32_t condition = *(const uint32_t *)((const char *)&call->args + result->when);
+    return condition & result->mask ? &result->other_shape : &result->shape;
 }
 
-int32_t default_out_dtype(const nvfp4_gemm_args *args) {
-    return args->a.dtype == NVFP4_BF16 ? NVFP4_BF16 : NVFP4_FP16;
+static int32_t dtype_of_result(const operation_result *result, const nvfp4_tensor *like, int32_t out_dtype) {
+    if (result->dtype == DTYPE_OF_LIKE) return (int32_t)like->dtype;
+    if (result->dtype != DTYPE_OF_CALLER) return result->dtype;
+    if (out_dtype != NVFP4_NONE) return out_dtype;
+    return like->dtype == NVFP4_FP16 || like->dtype == NVFP4_BF16 ? (int32_t)like->dtype
+                                                                  : (int32_t)result->default_dtype;
 }
 
-nvfp4_status gemm_result(const nvfp4_gemm_args *args, int32_t dtype, nvfp4_tensor *out) {
-    nvfp4_status status = check_rank("a", &args->a);
-    if (!status) status = check_rank("b", &args->b);
+nvfp4_status describe_result(const operation *op, const operation_result *result, front_call *call) {
+    const nvfp4_tensor *like = tensor_at(op, result->like, &call->args);
+    const result_shape *shape = shape_of(result, call);
+    if (absent(like)) return REJECT(op->tensors[result->like].name, ("is missing"), ("must be a tensor"));
+    nvfp4_status status = result->rank == RANK_MATRIX ? check_rank(op->tensors[result->like].name, like) : NVFP4_OK;
+    int64_t sizes[3] = {like->ndim ? like->shape[0] : 1, 1, 1};
+    if (!status && result->rank != RANK_VECTOR) status = find_size(op, call, &shape->rows, &sizes[1]);
+    if (!status) status = find_size(op, call, &shape->columns, &sizes[2]);
     if (status) return status;
-    const int64_t *b = args->b.shape + args->b.ndim - 2;
-    const int64_t columns = args->flags & NVFP4_NO_TRANSPOSE_B ? b[1] * 2 : b[0];
-    if (columns > INT32_MAX) /* before anything of that size is allocated */
-        return fail(NVFP4_INVALID, "b: K is %lld; must be at most %d", (long long)columns, INT32_MAX);
-    dense_like(out, dtype, &args->a, args->a.shape[args->a.ndim - 2], columns);
+    const int ndim = result->rank == RANK_VECTOR ? 1 : like->ndim == 3 ? 3 : 2;
+    make_dense(tensor_to_fill(op, result->tensor, &call->args), dtype_of_result(result, like, call->out_dtype),
+               like->device, ndim, sizes + 3 - ndim);
     return NVFP4_OK;
 }
 
-static nvfp4_status results_of(const char *name, const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data,
-                               nvfp4_tensor *scale) {
-    nvfp4_status status = check_rank(name, x);
-    if (status) return status;
-    int64_t rows = x->shape[x->ndim - 2], k = x->shape[x->ndim - 1];
-    dense_like(data, NVFP4_UINT8, x, rows, k / 2);
-    if (layout == NVFP4_LINEAR)
-        dense_like(scale, NVFP4_E4M3, x, rows, k / 16);
-    else
-        dense_like(scale, NVFP4_E4M3, x, round_up(rows, 128), round_up(k / 16, 4));
-    return NVFP4_OK;
-}
-
-nvfp4_status quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale) {
-    return results_of("x", x, layout, data, scale);
-}
-
-nvfp4_status silu_mul_quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale) {
-    nvfp4_tensor gates = *x;
-    if (x->ndim > 0) gates.shape[x->ndim - 1] /= 2;
-    return results_of("gate_up", &gates, layout, data, scale);
-}
-
-nvfp4_status dequantize_result(const nvfp4_tensor *data, int32_t dtype, nvfp4_tensor *x) {
-    nvfp4_status status = check_rank("data", data);
-    if (!status) dense_like(x, dtype, data, data->shape[data->ndim - 2], data->shape[data->ndim - 1] * 2);
-    return status;
-}
-
-void scale_result(const nvfp4_tensor *x, nvfp4_tensor *scale) {
-    const int64_t shape[1] = {1};
-    dense(scale, NVFP4_FP32, x->device, 1, shape);
-}
-
-nvfp4_status swizzle_result(const nvfp4_tensor *linear, nvfp4_tensor *swizzled) {
-    nvfp4_status status = check_rank("scale", linear);
-    if (!status)
-        dense_like(swizzled, linear->dtype, linear, round_up(linear->shape[linear->ndim - 2], 128),
-                   round_up(linear->shape[linear->ndim - 1], 4));
-    return status;
-}
-
-nvfp4_status unswizzle_result(const nvfp4_tensor *swizzled, int64_t rows, int64_t columns, nvfp4_tensor *linear) {
-    int batched = swizzled->ndim == 3;
-    int64_t have = 1, needed;
-    if (swizzled->dtype == NVFP4_NONE) return fail(NVFP4_INVALID, "scale: is missing; must be a tensor");
-    if (rows < 0 || rows > INT32_MAX || columns < 0 || columns > INT32_MAX)
-        return fail(NVFP4_INVALID, "%s: is %lld; must be between 0 and %d",
-                    rows < 0 || rows > INT32_MAX ? "rows" : "columns",
-                    (long long)(rows < 0 || rows > INT32_MAX ? rows : columns), INT32_MAX);
-    needed = round_up(rows, 128) * round_up(columns, 4);
-    for (int i = batched; i < swizzled->ndim; i++) have *= swizzled->shape[i];
-    if (have != needed)
-        return fail(NVFP4_INVALID, "scale: has %lld bytes%s; the 128x4 layout of %lld rows and %lld columns has %lld",
-                    (long long)have, batched ? " a batch" : "", (long long)rows, (long long)columns, (long long)needed);
-    const int64_t shape[3] = {swizzled->shape[0], rows, columns};
-    dense(linear, swizzled->dtype, swizzled->device, 2 + batched, shape + !batched);
-    return NVFP4_OK;
+nvfp4_status check_new_result(const operation *op, const operation_result *result, const front_call *call) {
+    const nvfp4_tensor *t = tensor_at(op, result->tensor, &call->args);
+    const int32_t fixed = shape_of(result, call)->alignment;
+    const int64_t bytes = fixed ? fixed : dtype_bytes((int32_t)t->dtype);
+    if (element_count(t) == 0 || (uintptr_t)t->data % (uintptr_t)bytes == 0) return NVFP4_OK;
+    return REJECT(op->tensors[result->tensor].name, ("was allocated at address %p", t->data),
+                  ("must be aligned to %lld bytes", (long long)bytes));
 }
 
 /* ---- the competition's views ---- */
 
 /* [rows, columns, L] in memory order (L, rows, columns), as [L, rows, columns]. */
 static nvfp4_status rotate(const char *name, const char *shape, nvfp4_tensor *t) {
-    if (t->dtype == NVFP4_NONE) return fail(NVFP4_INVALID, "%s: is missing; must be a tensor", name);
-    if (t->ndim != 3) return fail(NVFP4_INVALID, "%s: has %d dimensions; must have 3 (%s)", name, t->ndim, shape);
+    if (t->dtype == NVFP4_NONE) return REJECT(name, ("is missing"), ("must be a tensor"));
+    if (t->ndim != 3) return REJECT(name, ("has %d dimensions", t->ndim), ("must have 3 (%s)", shape));
     if (t->shape[1] > 1 && t->stride[1] != 1)
-        return fail(NVFP4_INVALID, "%s: stride of dimension 1 is %lld; must be 1 (%s in memory order L, rows, columns)",
-                    name, (long long)t->stride[1], shape);
+        return REJECT(name, ("stride of dimension 1 is %lld", (long long)t->stride[1]),
+                      ("must be 1 (%s in memory order L, rows, columns)", shape));
     nvfp4_tensor view = *t;
     for (int i = 0; i < 3; i++) {
         view.shape[(i + 1) % 3] = t->shape[i];
@@ -177,33 +186,32 @@ static nvfp4_status rotate(const char *name, const char *shape, nvfp4_tensor *t)
 static nvfp4_status restore_blocks(const char *name, int64_t rows, int64_t k, int64_t l, nvfp4_tensor *t) {
     static const int axes[6] = {5, 2, 4, 0, 1, 3}; /* of the view, in memory order */
     const int64_t wanted[6] = {32, 4, ceil_div(rows, 128), 4, ceil_div(k, 64), l};
-    if (t->dtype == NVFP4_NONE) return fail(NVFP4_INVALID, "%s: is missing; must be a tensor", name);
+    if (t->dtype == NVFP4_NONE) return REJECT(name, ("is missing"), ("must be a tensor"));
     if (t->ndim != 6)
-        return fail(NVFP4_INVALID, "%s: has %d dimensions; must have 6 ([32, 4, rest_m, 4, rest_k, L])", name, t->ndim);
+        return REJECT(name, ("has %d dimensions", t->ndim), ("must have 6 ([32, 4, rest_m, 4, rest_k, L])"));
     nvfp4_tensor blocks;
     int64_t shape[6];
     for (int i = 0; i < 6; i++) {
         shape[i] = t->shape[axes[i]];
         if (shape[i] != wanted[axes[i]])
-            return fail(NVFP4_INVALID, "%s: dimension %d is %lld; must be %lld ([32, 4, rest_m, 4, rest_k, L])", name,
-                        axes[i], (long long)shape[i], (long long)wanted[axes[i]]);
+            return REJECT(name, ("dimension %d is %lld", axes[i], (long long)shape[i]),
+                          ("must be %lld ([32, 4, rest_m, 4, rest_k, L])", (long long)wanted[axes[i]]));
     }
-    dense(&blocks, t->dtype, t->device, 6, shape);
+    make_dense(&blocks, t->dtype, t->device, 6, shape);
     for (int i = 0; i < 6; i++)
         if (shape[i] > 1 && t->stride[axes[i]] != blocks.stride[i])
-            return fail(NVFP4_INVALID,
-                        "%s: stride of dimension %d is %lld; must be %lld (a view of contiguous "
-                        "(L, rest_m, rest_k, 32, 4, 4))",
-                        name, axes[i], (long long)t->stride[axes[i]], (long long)blocks.stride[i]);
+            return REJECT(
+                name, ("stride of dimension %d is %lld", axes[i], (long long)t->stride[axes[i]]),
+                ("must be %lld (a view of contiguous (L, rest_m, rest_k, 32, 4, 4))", (long long)blocks.stride[i]));
     blocks.data = t->data;
     *t = blocks;
     return NVFP4_OK;
 }
 
-nvfp4_status gemm_of_views(nvfp4_gemm_args *args) {
+static nvfp4_status gemm_of_views(operation_args *all) {
+    nvfp4_gemm_args *args = &all->gemm;
     if (args->a.dtype == NVFP4_FP16 || args->a.dtype == NVFP4_BF16)
-        return fail(NVFP4_INVALID, "a: dtype is %s; must be uint8 or float4_e2m1fn_x2",
-                    nvfp4_dtype_name(args->a.dtype));
+        return REJECT("a", ("dtype is %s", nvfp4_dtype_name(args->a.dtype)), ("must be uint8 or float4_e2m1fn_x2"));
     nvfp4_status status = rotate("a", "[M, K/2, L]", &args->a);
     if (!status) status = rotate("b", "[N, K/2, L]", &args->b);
     if (!status) status = rotate("c", "[M, N, L]", &args->out);
@@ -214,32 +222,30 @@ nvfp4_status gemm_of_views(nvfp4_gemm_args *args) {
     return status;
 }
 
-static int is_word(char c) {
-    return c == '_' || isalnum((unsigned char)c);
+static void view_defaults(operation_args *args) {
+    args->gemm = NVFP4_GEMM_ARGS;
 }
 
-/* A message about an argument has a mark behind its name: "out of memory" is about none. */
-static int is_mark(char c) {
-    return c == ':' || c == ';';
-}
-
-void rename_argument(const char *from, const char *to) {
-    char message[1024], renamed[1024];
-    size_t length = strlen(from), end = 0;
-    snprintf(message, sizeof message, "%s", nvfp4_last_error());
-    for (const char *at = message; *at && end < sizeof renamed - 1;) {
-        int found = strncmp(at, from, length) == 0 && is_mark(at[length]) && (at == message || !is_word(at[-1]));
-        const char *source = found ? to : at;
-        size_t count = found ? strlen(to) : 1;
-        for (size_t i = 0; i < count && end < sizeof renamed - 1; i++) renamed[end++] = source[i];
-        at += found ? length : 1;
-    }
-    renamed[end] = 0;
-    fail(NVFP4_INVALID, "%s", renamed);
-}
-
-void rename_views(void) {
-    rename_argument("out", "c");
-    rename_argument("scale_a", "sfa_permuted");
-    rename_argument("scale_b", "sfb_permuted");
-}
+#define AT(field) offsetof(nvfp4_gemm_args, field)
+static const operation_tensor view_tensors[] = {
+    {"a", AT(a), INPUT, HOLDS_VALUES, 0, 0},
+    {"b", AT(b), INPUT, HOLDS_VALUES, 0, 0},
+    {"sfa_permuted", AT(scale_a), INPUT, HOLDS_SCALES, 0, 0},
+    {"sfb_permuted", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
+    {"c", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+#undef AT
+const operation operation_custom_kernel = {
+    .name = "custom_kernel",
+    .args_bytes = sizeof(nvfp4_gemm_args),
+    .least_bytes = sizeof(nvfp4_gemm_args),
+    .defaults = view_defaults,
+    .tensors = view_tensors,
+    .tensor_count = sizeof view_tensors / sizeof *view_tensors,
+    .given = RESULTS_GIVEN,
+    .adapt = gemm_of_views,
+    .check = check_gemm,
+    .plan = gemm_plan,
+    .bind = bind_gemm,
+    .run = gemm_run,
+};

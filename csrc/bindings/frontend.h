@@ -1,34 +1,69 @@
-/* What the two front ends, the Python module and the torch operators, share: words for the numbers of nvfp4.h, shapes
- * of results, and the competition's views. Errors are messages in nvfp4_last_error(), as everywhere. */
+/* What the two front ends, the Python module and the torch operators, share: the operations that they offer, words for
+ * the numbers of nvfp4.h, shapes of results, and the competition's views. */
 #ifndef NVFP4_FRONTEND_H
 #define NVFP4_FRONTEND_H
 
-#include "nvfp4.h"
+#include "api/operation.h"
+#include "common/error.h"
+
+/* X(name): every operation, a Python function nvfp4._C.name and an operator torch.ops.nvfp4.name. */
+#define FRONT_OPERATIONS(X)                                                                                            \
+    X(gemm)                                                                                                            \
+    X(custom_kernel)                                                                                                   \
+    X(quantize)                                                                                                        \
+    X(dequantize)                                                                                                      \
+    X(rms_norm_quantize)                                                                                               \
+    X(silu_mul_quantize)                                                                                               \
+    X(amax_scale)                                                                                                      \
+    X(swizzle)                                                                                                         \
+    X(unswizzle)
+
+enum {
+#define X(name) FRONT_##name,
+    FRONT_OPERATIONS(X)
+#undef X
+        FRONT_OPERATION_COUNT
+};
+extern const operation *const front_operations[FRONT_OPERATION_COUNT];
+
+/* gemm of the views that the competition passes. */
+extern const operation operation_custom_kernel;
+
+/* Errors in the words of Python. */
+extern const error_words python_words;
 
 nvfp4_status layout_from_name(const char *name, int32_t *layout);                     /* "128x4", "linear" */
 nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale);           /* "amax6", "four_over_six" */
 nvfp4_status backend_from_name(const char *name, int32_t *backend);                   /* "auto", "cpu", ... */
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype); /* of a result */
+/* The parser of a scalar that is given by name; NULL: of another kind. */
+typedef nvfp4_status name_parser(const char *name, int32_t *value);
+name_parser *parser_of(scalar_kind kind);
+
+/* The arguments of a call as a front end reads them. */
+typedef struct front_call {
+    operation_args args;
+    int64_t sizes[OPERATION_MAX_SIZES]; /* scalars of SCALAR_SIZE */
+    int32_t out_dtype;                  /* nvfp4_dtype; NVFP4_NONE: the caller names none */
+} front_call;
+
+/* Where a scalar of a call is stored. */
+void *scalar_to_fill(const operation_scalar *scalar, front_call *call);
 
 /* Fills dtype, device, shape and dense strides of a result that is still to be allocated; data is NULL. */
-/* The dtype of a result where the caller names none: that of a 16-bit a, else fp16. */
-int32_t default_out_dtype(const nvfp4_gemm_args *args);
-nvfp4_status gemm_result(const nvfp4_gemm_args *args, int32_t dtype, nvfp4_tensor *out);
-nvfp4_status quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale);
-/* x: gate_up. */
-nvfp4_status silu_mul_quantize_results(const nvfp4_tensor *x, int32_t layout, nvfp4_tensor *data, nvfp4_tensor *scale);
-nvfp4_status dequantize_result(const nvfp4_tensor *data, int32_t dtype, nvfp4_tensor *x);
-void scale_result(const nvfp4_tensor *x, nvfp4_tensor *scale); /* float32 [1] */
-nvfp4_status swizzle_result(const nvfp4_tensor *linear, nvfp4_tensor *swizzled);
-/* Three-dimensional swizzled scales hold L batches, others one. */
-nvfp4_status unswizzle_result(const nvfp4_tensor *swizzled, int64_t rows, int64_t columns, nvfp4_tensor *linear);
+nvfp4_status describe_result(const operation *op, const operation_result *result, front_call *call);
+/* Whether memory that a library has allocated for a result is aligned as its rules demand. */
+nvfp4_status check_new_result(const operation *op, const operation_result *result, const front_call *call);
 
-/* Takes a, b, scale_a, scale_b and out as the competition shapes them, checks that they are views of the memory that
- * they claim to be, and turns them into gemm's. */
-nvfp4_status gemm_of_views(nvfp4_gemm_args *args);
+/* 1: the tensor is read by the function of this name, rather than made by it or passed as `out`. */
+static inline int is_front_input(const operation *op, int32_t index) {
+    return op->tensors[index].role != OUTPUT || op->given == RESULTS_GIVEN;
+}
 
-/* If the pending message is about argument `from`, makes it speak of `to`: the name that the caller knows. */
-void rename_argument(const char *from, const char *to);
-void rename_views(void); /* gemm's names to custom_kernel's */
+/* 1: the caller names the dtype of a result. */
+int takes_out_dtype(const operation *op);
+
+/* The scalar that stands for a tensor which is absent; NULL: none does. */
+const operation_scalar *stand_in(const operation *op, int32_t tensor);
 
 #endif

@@ -1,9 +1,10 @@
-/* One product of the contest on the current device: the package's own plan for sm100 (kernels/sm100/plan.h), its tensor
+/* One product of the contest on the current device: the package's own plan for sm100 (kernels/sm100/plan.c), its tensor
  * maps and its launch, through the CUDA runtime. Between calls it keeps the device's properties and the choice of a
  * plan for the last shapes: planning costs 4 us of host time, a call of the kernel about as much. */
+#include "contest/instantiations.h"
 #include "contest/launch.h"
 #include "kernels/sm100/gemm.cu"
-#include "kernels/sm100/plan.h"
+#include "kernels/sm100/plan.c"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -66,8 +67,9 @@ gemm_problem problem_of(const contest_product &of) {
     p.sfa_batch = ceil_div(of.m, SM100_ATOM_ROWS) * p.sfa_pitch;
     p.sfb_batch = ceil_div(of.n, SM100_ATOM_ROWS) * p.sfb_pitch;
     p.out = of.c, p.out_pitch = of.c_pitch, p.out_batch = of.c_batch;
-    /* The grid just before a call never writes b or its scales: the harness makes and copies a call's tensors in their
-     * order, c last, or clears L2, or makes another call, which writes its own c. Earlier grids have completed. */
+    /* The kernel before a call on the stream never writes b or its scales: the harness makes and copies a call's
+     * tensors in their order, c last, or clears L2, or makes another call, which writes its own c. Earlier grids have
+     * completed. */
     p.constant_b = 1;
     p.alpha_value = 1, p.scale_layout = NVFP4_128X4, p.out_type = NVFP4_FP16, p.aligned16 = 1;
     return p;

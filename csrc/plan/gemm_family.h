@@ -69,7 +69,4 @@ static inline const gemm_planner *planner_of(int32_t family, int32_t operation, 
     return planner && planner->a_types >> a_type & 1 ? planner : NULL;
 }
 
-/* The quantizers and layout changes: kernels of kernels/quantize/. */
-extern const kernel_set quantize_kernels;
-
 #endif

@@ -19,7 +19,7 @@ enum {
     PLAN_MAX_PARAMS = 2, /* of a kernel */
     PLAN_MAX_TENSOR_MAPS = 4,
     PLAN_PARAM_BYTES = 1152,
-    PLAN_TILING_BYTES = 48,
+    PLAN_TILING_BYTES = 72,
 };
 
 typedef struct gemm_candidate {
@@ -39,16 +39,21 @@ typedef struct gemm_candidate {
     int32_t tile_m, tile_n, tile_k, stages;
     int32_t batch_invariant; /* 1: chosen for a product whose rows must not depend on M */
     int32_t padding_;
-    union {
-        int64_t align;
-        unsigned char bytes[PLAN_TILING_BYTES]; /* the family's own struct: how the problem is tiled */
-    } tiling;
+    unsigned char __attribute__((aligned(8))) tiling[PLAN_TILING_BYTES]; /* TILING() */
 } gemm_candidate;
+
+/* A planner keeps what a launch needs of its tiling in the candidate, in a struct of its own:
+ *     typedef struct IS_TILING sm80_tiling { ... } sm80_tiling;
+ * TILING(sm80_tiling, candidate) points to it, TILING(const sm80_tiling, candidate) if the candidate is const. A struct
+ * that is too large does not compile. */
+#define IS_TILING __attribute__((may_alias))
+#define TILING(type, candidate)                                                                                        \
+    ((type *)((candidate)->tiling + 0 * sizeof(char[sizeof(type) <= PLAN_TILING_BYTES ? 1 : -1])))
 
 typedef struct launch_step {
     int32_t kernel;  /* of the family's kernel_set */
     int32_t cluster; /* CTAs of a cluster, along x; 0: launched without the cluster attribute */
-    int64_t grid_x, grid_y;
+    int64_t grid_x, grid_y, grid_z;
     int32_t shared_bytes; /* dynamic shared memory of a CTA */
     int32_t params;       /* how many the kernel has */
     int32_t param_offset[PLAN_MAX_PARAMS];
@@ -85,7 +90,7 @@ static inline launch_step *add_step(launch_plan *plan, int32_t kernel, int64_t g
     memset(step, 0, sizeof *step);
     step->kernel = kernel;
     step->grid_x = grid_x;
-    step->grid_y = 1;
+    step->grid_y = step->grid_z = 1;
     step->shared_bytes = shared_bytes;
     return step;
 }

@@ -18,8 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, _api
 from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
 from nvfp4.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
 
@@ -68,7 +67,7 @@ def read(
         rows = stored if bias is None else bias.shape[0]
     if rows > stored:
         raise _C.Error(f"rows: is {rows} but weight has {stored}")
-    linear = nvfp4.unswizzle(aligned(scale, 16).reshape(-1), stored, weight.shape[1] * 2 // BLOCK)
+    linear = _api.unswizzle(aligned(scale, 16).reshape(-1), stored, weight.shape[1] * 2 // BLOCK)
     weight = weight[:rows]
     return PackedLinear(
         swap_nibbles(weight) if hi_first else weight,
@@ -90,7 +89,7 @@ def write(packed: PackedLinear, hi_first: bool = True) -> dict[str, Tensor]:
     weight = torch.nn.functional.pad(packed.weight, (0, 0, 0, more))
     tensors = {
         "weight": swap_nibbles(weight) if hi_first else weight,
-        "weight_scale": nvfp4.swizzle(packed.weight_scale.contiguous()),
+        "weight_scale": _api.swizzle(packed.weight_scale.contiguous()),
         "weight_scale_2": one_scale(NAME, packed.weight_global_scale),
         "bias": packed.bias,
     }

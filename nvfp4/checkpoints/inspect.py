@@ -9,8 +9,6 @@ other, and that of the differences must have the same sign. The opposite sign, b
 is reported. Without such a tensor, or with a weaker correlation, nothing is said.
 """
 
-# mypy: disable-error-code="no-any-return,no-untyped-call"
-
 from __future__ import annotations
 
 import re
@@ -21,11 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import nvfp4
+from nvfp4 import _api
 from nvfp4.checkpoints.common import Checkpoint
-from nvfp4.checkpoints.loader import read
+from nvfp4.checkpoints.reader import read
 from nvfp4.checkpoints.save import mode_of
-from nvfp4.model import FUSED
+from nvfp4.modules import FUSED
 from nvfp4.packed import BLOCK, PackedLinear, aligned
 
 NAN, ZERO, LARGEST = 0x7F, 0x00, 0x7E  # e4m3 without the sign; the largest is 448
@@ -269,4 +267,4 @@ def row_norms(packed: PackedLinear) -> Tensor:
 
 def decoded(weight: Tensor, scale: Tensor) -> Tensor:
     """Without the global scale, which changes no correlation."""
-    return nvfp4.dequantize(aligned(weight), aligned(scale), scale_layout="linear")
+    return _api.dequantize(aligned(weight), aligned(scale), scale_layout="linear")

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nvfp4 import _C, __version__
+from nvfp4 import _C
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
@@ -135,7 +135,7 @@ def configs(
         own["quantized_layers"] = {
             name: {"quant_algo": algorithms[mode], "group_size": 16} for mode, names in modes.items() for name in names
         }
-    producer = {"producer": {"name": "nvfp4", "version": __version__}}
+    producer = {"producer": {"name": "nvfp4", "version": _C.version}}
     config = {"config_groups": groups, "ignore": list(ignore), "quant_algo": algorithm, "quant_method": NAME}
     quantization: dict[str, Any] = {
         "quant_algo": algorithm,

@@ -24,9 +24,9 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
-from nvfp4.checkpoints.loader import FORMATS, INDEX
+from nvfp4.checkpoints.reader import FORMATS, INDEX
 from nvfp4.linear import Linear
-from nvfp4.model import FusedPart
+from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

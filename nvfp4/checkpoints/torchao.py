@@ -18,8 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, _api
 from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
 from nvfp4.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
 
@@ -58,7 +57,7 @@ def read(
         check_tensor("_weight_scale", scale, torch.float8_e4m3fn)
         if weight.ndim != 2:
             raise _C.Error(f"_weight_qdata: has {weight.ndim} dimensions; must have 2 ([N, K/2])")
-        scale = nvfp4.unswizzle(aligned(scale, 16).reshape(-1), weight.shape[0], weight.shape[1] * 2 // BLOCK)
+        scale = _api.unswizzle(aligned(scale, 16).reshape(-1), weight.shape[0], weight.shape[1] * 2 // BLOCK)
     given = tensors.get("_weight_act_per_tensor_scale")
     if activations is None or dynamic:
         given = None
@@ -84,7 +83,7 @@ def write(packed: PackedLinear, is_swizzled_scales: bool = False) -> dict[str, T
     scale = packed.weight_scale
     if is_swizzled_scales:
         tiles = (round_up(packed.out_features, 128) // 128, round_up(packed.in_features, 64) // 64)
-        scale = nvfp4.swizzle(scale.contiguous()).reshape(tiles[0] * 32, tiles[1] * 16)
+        scale = _api.swizzle(scale.contiguous()).reshape(tiles[0] * 32, tiles[1] * 16)
     tensors = {
         "_weight_qdata": packed.weight,
         "_weight_scale": scale,

@@ -20,6 +20,7 @@ from .timing import BACK_TO_BACK_CALLS, Implementation
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SCALE_BYTES = (0x30, 0x48)  # e4m3 of 0.5 up to below 4: results stay far inside fp16, dequantized values inside e4m3
@@ -123,6 +124,7 @@ def prepare(
         )
         for backend in backends
     ]
+    call: Callable[[int], Tensor]
     for kind in kinds:
         if kind == "dequant":
             table = pair_table(torch.float16 if device.type == "cuda" else torch.bfloat16, device)
@@ -160,7 +162,9 @@ def dequantize_and_matmul(packed: Packed, table: torch.Tensor, i: int) -> torch.
     return dequantized(a, table) @ dequantized(b, table).T
 
 
-def plain(dtype_name: str, packed: Packed, count: int, results: Results, device: torch.device) -> Callable:
+def plain(
+    dtype_name: str, packed: Packed, count: int, results: Results, device: torch.device
+) -> Callable[[int], Tensor]:
     """torch.matmul of the dequantized values; set i has those of packed set i modulo the number of packed sets."""
     torch = need_torch()
     dtype = getattr(torch, dtype_name)
@@ -170,32 +174,32 @@ def plain(dtype_name: str, packed: Packed, count: int, results: Results, device:
     ]
     outputs = results.of(dtype, count)
 
-    def call(i: int) -> torch.Tensor:
+    def call(i: int) -> Tensor:
         return torch.matmul(*pairs[i % count], out=outputs[i % count])
 
     return call
 
 
-def scaled(packed: Packed, count: int, results: Results, device: torch.device) -> Callable:
+def scaled(packed: Packed, count: int, results: Results, device: torch.device) -> Callable[[int], Tensor]:
     """torch._scaled_mm of the dequantized values rounded to e4m3, one scale a tensor, with fast accumulation."""
     torch = need_torch()
     table = pair_table(torch.float16, device)
     outputs = results.of(torch.float16, count)
     one = torch.ones((), device=device)  # the values already use e4m3's range
 
-    def rounded(x: Operand) -> torch.Tensor:
+    def rounded(x: Operand) -> Tensor:
         return dequantized(x, table).to(torch.float8_e4m3fn)
 
     pairs = [(rounded(a), rounded(b).T) for a, b in (packed[i % len(packed)] for i in range(count))]
 
-    def call(i: int) -> torch.Tensor:
+    def call(i: int) -> Tensor:
         options = {"out_dtype": torch.float16, "use_fast_accum": True, "out": outputs[i % count]}
         return torch._scaled_mm(*pairs[i % count], one, one, **options)
 
     return call
 
 
-WIDE: dict[str, Callable] = {
+WIDE: dict[str, Callable[..., Callable[[int], Tensor]]] = {
     "fp16": partial(plain, "float16"),
     "bf16": partial(plain, "bfloat16"),
     "fp32": partial(plain, "float32"),

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from . import layers, machine, placement, plot, report, show, timing, tune
+from . import layers, machine, plot, report, show, timing, tune
 from .baselines import KINDS, L2_MULTIPLE, NAMES, Bench, default_kinds, prepare, unavailable
 from .shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
 
@@ -83,12 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on an H100, H200, B200 or B300: time every launch plan of its kernels, compare with the model that ranks "
         "them, and write a file for nvfp4.use_tuning",
-    )
-    parser.add_argument(
-        "--placement",
-        action="store_true",
-        help="in a debug build, on sm90 or sm100 kernels: print SM, start and end of each CTA of --repeat (default: "
-        "12) back-to-back calls; --csv and --plot write all of them",
     )
     parser.add_argument("--markdown", action="store_true", help="print the tables in markdown")
     parser.add_argument(
@@ -138,8 +132,6 @@ def run(args: argparse.Namespace) -> int:
         raise show.CommandError("--markdown and --json without a file both print: give --json a file")
     if args.shapes and args.m:
         raise show.CommandError("--m goes with --set: --shapes has its own M")
-    if args.tune and args.placement:
-        raise show.CommandError("--tune and --placement are two measurements: give one of them")
     if args.tune:
         return run_tune(args)
     for path in (args.json, args.csv, args.plot):
@@ -147,8 +139,6 @@ def run(args: argparse.Namespace) -> int:
             raise show.CommandError(f"{path}: there is no folder {Path(path).parent}")
     if args.plot:
         plot.need_matplotlib()  # before minutes of timing
-    if args.placement:
-        return run_placement(args)
     if args.stored:
         if args.backend or args.m or args.against is not None or args.repeat or args.seed:
             raise show.CommandError("--from times nothing: only --markdown, --json, --csv and --plot go with it")
@@ -187,20 +177,6 @@ def run_tune(args: argparse.Namespace) -> int:
         raise show.CommandError("--tune measures the plans of one backend: sm90 or sm100")
     args = argparse.Namespace(**{**vars(args), "backend": backends[0]})
     return tune.run(args, pick_target(backends), args.shapes or task_shapes(args.m or [128]))
-
-
-def run_placement(args: argparse.Namespace) -> int:
-    if args.set or args.stored or args.against is not None or args.json or args.markdown:
-        raise show.CommandError(
-            "--placement records --shapes or the ranked shapes: --set, --from, --against, --json and --markdown do not "
-            "go with it"
-        )
-    backends = args.backend or [None]
-    if len(backends) > 1:
-        raise show.CommandError("--placement records the kernels of one backend: sm90 or sm100")
-    target = machine.pick_target(backends[0])
-    with machine.need_torch().cuda.device(target.device) if target.tensors.type == "cuda" else nullcontext():
-        return placement.run(args, target, args.shapes or task_shapes(args.m or [128]))
 
 
 def pick_target(backends: list[str | None]) -> machine.Target:

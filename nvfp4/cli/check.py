@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import custom_kernel, gemm
-from . import dump, machine, show
+from . import machine, show
 
 if TYPE_CHECKING:
     import torch
@@ -36,29 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", type=int, metavar="N", help="run only test N, counted from 1")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of the random data, instead of the one in task.yml")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--dump",
-        type=dump.parse,
-        metavar="cta=I,k_block=J",
-        help="with --only, on a B200, in a debug build: print the state of this CTA after the k_block of 64 values was "
-        "multiplied; add lanes=A:B and columns=A:B to select the part to print (default: 0:8)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     target = machine.pick_target(args.backend)
-    from ..reference import load_task  # needs torch
-
-    tests = list(enumerate(load_task(args.task)["tests"], start=1))
     if args.only is not None:
-        if not 1 <= args.only <= len(tests):
-            raise show.CommandError(f"--only {args.only}: there are tests 1 to {len(tests)}")
-        tests = [tests[args.only - 1]]
-    if args.dump:
-        if args.only is None or args.json:
-            raise show.CommandError("--dump prints a k_block of one test as text: it needs --only and excludes --json")
-        return dump.run(seeded(tests[0][1], args.seed), target, args.dump, multiply)
-
+        tests = [(args.only, test_of(args.task, args.only, "--only"))]
+    else:
+        tests = list(enumerate(tests_of(args.task), start=1))
     results = []
     with show.progress(len(tests)) as step:
         for number, test in tests:
@@ -75,11 +60,25 @@ def run(args: argparse.Namespace) -> int:
     return 0 if passed == len(results) else 1
 
 
+def tests_of(task: str) -> list[dict[str, int]]:
+    from ..reference import load_task  # needs torch
+
+    return load_task(task)["tests"]
+
+
+def test_of(task: str, number: int, option: str) -> dict[str, int]:
+    """The test of this number, counted from 1; the error names the option."""
+    tests = tests_of(task)
+    if not 1 <= number <= len(tests):
+        raise show.CommandError(f"{option} {number}: there are tests 1 to {len(tests)}")
+    return tests[number - 1]
+
+
 def seeded(test: dict[str, int], seed: int | None) -> dict[str, int]:
     return test if seed is None else test | {"seed": seed}
 
 
-def run_test(test: dict[str, int], target: machine.Target) -> dict[str, Any]:
+def run_test(test: dict[str, Any], target: machine.Target) -> dict[str, Any]:
     import torch
 
     from .. import reference

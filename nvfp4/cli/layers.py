@@ -7,7 +7,7 @@ e4m3, one of them 6 times the scale: quantizing loses nothing, so all three laye
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -62,5 +62,5 @@ def linears(weights: list[Operand], activations: str | None) -> list[torch.nn.Mo
     return [Linear.from_packed(PackedLinear(w.data, w.linear, one, scale, None, activations)) for w in weights]
 
 
-def call(inputs: list[torch.Tensor], layers: list[Callable[[torch.Tensor], torch.Tensor]], i: int) -> torch.Tensor:
+def call(inputs: list[torch.Tensor], layers: Sequence[Callable[[torch.Tensor], torch.Tensor]], i: int) -> torch.Tensor:
     return layers[i % len(layers)](inputs[i % len(inputs)])

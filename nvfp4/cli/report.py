@@ -17,7 +17,6 @@ from . import show as screen
 from .shapes import OF_LAYERS, Shape, task_shapes
 
 FORMAT = "nvfp4-bench-2"
-OLD_FORMATS = ("nvfp4-bench-1",)  # that tools/rename_results.py rewrites
 MODES = {"single_call": "single-call", "back_to_back": "back-to-back"}
 RANKED_M = 128
 
@@ -30,8 +29,6 @@ def load(path: str | Path) -> Report:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise screen.CommandError(f"{path}: cannot be read: {error}") from None
-    if isinstance(report, dict) and report.get("format") in OLD_FORMATS:
-        raise screen.CommandError(screen.old_format(path, report["format"], FORMAT))
     if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise screen.CommandError(f"{path}: is not a run of nvfp4 bench in the format {FORMAT}")
     runs = sorted({report["run"]} | {result["run"] for result in report["results"]})

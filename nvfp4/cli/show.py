@@ -6,18 +6,19 @@ Tables go to standard output and progress to standard error, so that `--json` an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 try:
     import rich
     import rich.box
     import rich.console
-    import rich.progress
     import rich.table
     import rich.text
 except ImportError:
     rich = None
+
+from .._text import plain as plain
+from .._text import progress as progress
 
 
 class CommandError(Exception):
@@ -30,14 +31,6 @@ class Failure(CommandError):
     """A command ran and found something wrong."""
 
     status = 1
-
-
-def old_format(path: object, found: str, wanted: str) -> str:
-    """The error message for a file that an earlier version wrote."""
-    return (
-        f"{path}: is in the format {found!r}, this nvfp4 reads {wanted!r}; "
-        f"rewrite it with `python tools/rename_results.py {path}` of the source tree"
-    )
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -77,58 +70,11 @@ def fitted(columns: Sequence[Sequence[str]], room: int) -> list[int]:
     return widths
 
 
-def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool]) -> str:
-    """The table in plain text, columns two blanks apart."""
-    width = [max(map(len, cells)) for cells in zip(columns, *rows)]
-    lines = [columns, ["-" * w for w in width], *rows]
-    return "\n".join(
-        "  ".join(cell.ljust(w) if is_left else cell.rjust(w) for cell, w, is_left in zip(line, width, left)).rstrip()
-        for line in lines
-    )
-
-
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The table in GitHub's markdown."""
     rule = "|".join(":--" if column.startswith("<") else "--:" for column in columns)
     head, *lines = ("| " + " | ".join(line) + " |" for line in [[c.removeprefix("<") for c in columns], *rows])
     return "\n".join([head, f"|{rule}|", *lines])
-
-
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Yields a function that reports the start of a step; there are `total` steps.
-
-    With rich on a terminal it draws a bar; otherwise it prints one line per step.
-    """
-    if rich is not None and sys.stderr.isatty():
-        columns = (
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeElapsedColumn(),
-            rich.progress.TimeRemainingColumn(),
-        )
-        console = rich.console.Console(stderr=True)
-        with rich.progress.Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=total)
-            started = 0
-
-            def step(what: str) -> None:
-                nonlocal started
-                bar.update(task, description=what, completed=started)
-                started += 1
-
-            yield step
-        return
-
-    started = 0
-
-    def step(what: str) -> None:
-        nonlocal started
-        started += 1
-        print(f"[{started}/{total}] {what}", file=sys.stderr, flush=True)
-
-    yield step
 
 
 def si(value: float, unit: str) -> str:

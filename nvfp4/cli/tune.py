@@ -2,7 +2,7 @@
 
 The plans of a shape differ in kernel, in swap_ab, in split_k, in the prefetch of weights and in whether an SM has room
 for a CTA of the next call;
-csrc/kernels/sm90/gemm_plan.c and kernels/sm100/plan.h rank them by models (kernels/sm90/model.h,
+csrc/kernels/sm90/gemm_plan.c and kernels/sm100/plan.c rank them by models (kernels/sm90/model.h,
 kernels/sm100/model.h). Each plan is first checked bit for bit against the CPU, on data whose sums are exact. Then all
 correct plans alternate, in a new random order each round, and are timed as in the competition: consecutive calls
 between one pair of events, each on its own inputs, after writes that evict the L2. The fastest plan is selected on the

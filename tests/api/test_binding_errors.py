@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from buffers import Guarded
 from conftest import Backend
+from paths import ROOT
 from small_product import K, M, N, bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -209,9 +211,8 @@ def test_errors_of_conversions() -> None:
         "rows: is of type float; must be an integer": lambda: nvfp4.unswizzle(scale, 1.0, 1),
         "columns: is of type bool; must be an integer": lambda: nvfp4.unswizzle(scale, 1, True),
         f"columns: is {2**64}; must be between 0 and 2147483647": lambda: nvfp4.unswizzle(scale, 1, 2**64),
-        "scale: has 2048 bytes; the 128x4 layout of 257 rows and 8 columns has 3072": lambda: nvfp4.unswizzle(
-            scale, 257, 8
-        ),
+        "scale: has 2048 bytes; the 128x4 layout of 257 rows and K = 128 needs L * ceil(rows/128) * ceil(K/64) * "
+        "512 = 3072": lambda: nvfp4.unswizzle(scale, 257, 8),
         "scale: is not contiguous; the 128x4 layout must be": lambda: nvfp4.unswizzle(scale[:, ::2], 256, 4),
         "scale: has 4 dimensions; must have 2, or 3 with a leading batch": lambda: nvfp4.swizzle(scale[None, None]),
         "device: is 'tpu'; must be an ordinal, 'cpu', 'cuda' or 'cuda:<ordinal>'": lambda: nvfp4.init("tpu"),
@@ -263,6 +264,22 @@ def test_stubs_name_what_the_module_has() -> None:
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     assert {*functions, *others, *classes} == {name for name in dir(_C) if not name.startswith("__")}
     assert all(callable(getattr(_C, name)) for name in functions)
+    # Those of the operations are written by their table.
+    done = subprocess.run([sys.executable, ROOT / "tools/write_stubs.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_error_is_data(operands: list[torch.Tensor]) -> None:
+    a, b, scale_a, scale_b = operands
+    with pytest.raises(nvfp4.Error) as error:
+        nvfp4.gemm(a, scale_a.float(), scale_a, scale_b)
+    parts = (error.value.argument, error.value.value, error.value.rule)
+    assert parts == ("b", "dtype is float32", "must be uint8 or float4_e2m1fn_x2")
+    assert str(error.value) == "{}: {}; {}".format(*parts)
+    with pytest.raises(nvfp4.Error) as error:
+        nvfp4.gemm(a, b, scale_a, scale_b, transpose_b=False)
+    assert str(error.value) == "a: dtype is uint8; must be float16 or bfloat16 where transpose_b is False"
+    assert (nvfp4.Error("x").argument, nvfp4.Error("x").rule) == (None, None)
 
 
 def test_wrong_signatures_are_type_errors(operands: list[torch.Tensor]) -> None:
@@ -282,21 +299,21 @@ def test_flags_are_rejected(flags: int, operands: list[torch.Tensor]) -> None:
     out = torch.full((M, N), 7.0, dtype=torch.float16)
     message = f"flags: is {flags}; must be 0 or a sum of 1 (batch invariant), 2 (constant b), 4 (b not transposed)"
     with pytest.raises(nvfp4.Error) as error:
-        _C.gemm(*operands, None, None, None, 0.0, out, None, "128x4", None, flags)
+        _C.gemm(*operands, None, None, None, 0.0, "128x4", None, flags, out, None)
     assert str(error.value) == message and (out == 7).all()
     described = [(str(x.dtype).removeprefix("torch."), -1, tuple(x.shape), x.stride()) for x in (*operands, out)]
     with pytest.raises(nvfp4.Error) as error:
-        _C.check_gemm(*described[:4], None, None, None, described[4], 0.0, "128x4", None, flags)
+        _C.check("gemm", *described[:4], None, None, None, 1.0, 0.0, "128x4", "auto", flags, described[4])
     assert str(error.value) == message
     for defined in range(4):
-        _C.check_gemm(*described[:4], None, None, None, described[4], 0.0, "128x4", None, defined)
-        _C.gemm(*operands, None, None, None, 0.0, out, None, "128x4", None, defined)
+        _C.check("gemm", *described[:4], None, None, None, 1.0, 0.0, "128x4", "auto", defined, described[4])
+        _C.gemm(*operands, None, None, None, 0.0, "128x4", None, defined, out, None)
 
 
 @pytest.mark.parametrize("flags", [-1, 2**32, 2**70])
 def test_flags_beyond_32_bits(flags: int, operands: list[torch.Tensor]) -> None:
     with pytest.raises(nvfp4.Error, match=f"^flags: is {flags}; must be between 0 and 4294967295$"):
-        _C.gemm(*operands, None, None, None, 0.0, None, None, "128x4", None, flags)
+        _C.gemm(*operands, None, None, None, 0.0, "128x4", None, flags, None, None)
 
 
 def test_names_end_with_their_last_character(operands: list[torch.Tensor]) -> None:

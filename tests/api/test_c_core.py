@@ -114,6 +114,22 @@ def test_example_prints_the_product_and_the_error(core: tuple[Build, list[Path]]
     assert len(lines) == 3
 
 
+@pytest.mark.parametrize("compiler", [["gcc", "-std=c11"], ["g++", "-x", "c++", "-std=c++17"]], ids=["C11", "C++17"])
+def test_public_header(compiler: list[str], core: tuple[Build, list[Path]], tmp_path: Path) -> None:
+    """tests/c/test_header.c as a user's program in either language, with every warning."""
+    build, objects = core
+    if build.runner:
+        pytest.skip("test_program runs it as C11")
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", *build.flags, f"-I{CSRC}"]
+    source = [*compiler, *strict, "-c", str(TESTS / "c/test_header.c"), "-o", str(tmp_path / "header.o")]
+    link = [compiler[0], *build.flags, str(tmp_path / "header.o"), *map(str, objects), "-lm", "-ldl", "-lpthread"]
+    for command in (source, [*link, "-o", str(tmp_path / "header")]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    done = subprocess.run([tmp_path / "header"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip().endswith(" 0 failed"), done.stdout + done.stderr
+
+
 def test_pool_under_thread_sanitizer(tmp_path: Path) -> None:
     command = ["gcc", *WARNINGS, "-O1", "-g", "-fsanitize=thread"]
     empty = tmp_path / "empty.c"

@@ -345,13 +345,14 @@ def core_with_driver(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize(
     ("program", "arguments", "lines"),
-    [("workspace", [], 8), ("workspace", ["1"], 8), ("test_allocations", [], 1)],
-    ids=["workspace", "workspace of the second GPU", "test_allocations"],
+    [("workspace", [], 8), ("workspace", ["1"], 8), ("test_allocations", [], 1), ("test_new_operation", [], 1)],
+    ids=["workspace", "workspace of the second GPU", "test_allocations", "test_new_operation"],
 )
 def test_c_callers(
     program: str, arguments: list[str], lines: int, core_with_driver: list[str], fake_driver: Path, tmp_path: Path
 ) -> None:
-    """The rules of a caller's workspace, also on a second GPU, and what an allocation that fails leaves."""
+    """The rules of a caller's workspace, also on a second GPU, what an allocation that fails leaves, and the launch of
+    an operation that is added by a row."""
     binary, wrapped = tmp_path / program, WRAPPED.get(program, [])
     subprocess.run([*core_with_driver, TESTS / f"c/{program}.c", *wrapped, "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}

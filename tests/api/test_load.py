@@ -160,7 +160,7 @@ def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
     tensors |= {f"fp8.{name}": t for name, t in fp8.items()}
     layers = {"block.up": "NVFP4", "block.down": "NVFP4", "fp8": "FP8", "w4a8": "W4A8_NVFP4_FP8"}
     layers = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
-    from nvfp4.checkpoints.loader import sort
+    from nvfp4.checkpoints.reader import sort
 
     recipe = modelopt.recipe({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
     checkpoint = sort(tensors, recipe)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.model import FusedPart, QuantizeReport, matches
+from nvfp4.model import QuantizeReport, matches
+from nvfp4.modules import FusedPart
 
 IN_BLOCK = ("query", "key", "value", "output")
 

@@ -13,7 +13,7 @@ from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.model import FusedPart
+from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")

@@ -40,7 +40,8 @@ static void *steer(void *unused) {
         for (int s = 0; s < 2; s++)
             if (nvfp4_override_plan(context, &shapes[s], &plans[s][2 + s])) failed = 1;
         if (i % 3 == 0) nvfp4_clear_overrides(context);
-        if (nvfp4_set_candidate(context, i % 2) || nvfp4_set_default_backend(context, i % 2)) failed = 1;
+        if (nvfp4_set_candidate(context, i % 2) || nvfp4_set_default_backend(context, (nvfp4_backend)(i % 2)))
+            failed = 1;
     }
     return NULL;
 }

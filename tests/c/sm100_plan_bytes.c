@@ -1,11 +1,11 @@
-/* The sm100 plan (kernels/sm100/plan.h) as C11 and as C++17: prints every candidate of some hundred products, and the
+/* The sm100 plan (kernels/sm100/plan.c) as C11 and as C++17: prints every candidate of some hundred products, and the
  * launch plan of each as bytes. tests/plan/test_submission_rule.py compiles it in both languages. The argument:
  * a seed. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/sm100/plan.h"
+#include "kernels/sm100/plan.c"
 
 static uint64_t seed;
 
@@ -47,10 +47,9 @@ static gemm_problem draw_problem(void) {
 
 static void print_candidate(const gemm_candidate *c) {
     printf("  %s %a grid %" PRId64 " workspace %" PRId64, c->name, c->modelled_us, c->grid, c->workspace);
-    printf(" family %d kernel %d swap_ab %d split_k %d prefetch %d ctas_per_sm %d tile %d %d %d stages %d tiling",
-           c->family, c->kernel, c->swap_ab, c->split_k, c->prefetch_stages, c->ctas_per_sm, c->tile_m, c->tile_n,
-           c->tile_k, c->stages);
-    for (size_t i = 0; i < PLAN_TILING_BYTES; i++) printf("%02x", c->tiling.bytes[i]);
+    printf(" kernel %d swap_ab %d split_k %d prefetch %d ctas_per_sm %d tile %d %d %d stages %d tiling", c->kernel,
+           c->swap_ab, c->split_k, c->prefetch_stages, c->ctas_per_sm, c->tile_m, c->tile_n, c->tile_k, c->stages);
+    for (size_t i = 0; i < PLAN_TILING_BYTES; i++) printf("%02x", c->tiling[i]);
     printf(" %s\n", c->reason);
 }
 

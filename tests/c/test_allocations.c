@@ -62,7 +62,7 @@ static int multiply(run *r, nvfp4_context *context, int m, int32_t backend, floa
     args.a = matrix(a, NVFP4_UINT8, m, K / 2), args.scale_a = matrix(scale_a, NVFP4_E4M3, m, K / 16);
     args.b = matrix(b, NVFP4_UINT8, N, K / 2), args.scale_b = matrix(scale_b, NVFP4_E4M3, N, K / 16);
     args.out = matrix(out, NVFP4_FP32, m, N);
-    args.scale_layout = NVFP4_LINEAR, args.backend = backend, args.threads = 2;
+    args.scale_layout = NVFP4_LINEAR, args.backend = backend, args.call.threads = 2;
     memset(out, 0x77, sizeof out);
     memcpy(before, out, sizeof out);
     if (!succeeded(r, nvfp4_gemm(context, &args))) {

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/gemm.h"
+#include "api/operation.h"
 #include "matrix.h"
 
 static int passed, failed;
@@ -98,9 +98,10 @@ int main(void) {
         expect(memcmp(out, before, sizeof out) == 0, "nothing is written");
     }
     for (int32_t flags = 0; flags < 4; flags++) {
-        gemm_call call;
+        prepared_call call;
+        const checked_call c = {&operation_gemm, &args};
         args.flags = (uint32_t)flags;
-        expect(gemm_prepare(context, &args, &call) == NVFP4_OK && call.problem.constant_b == (flags >> 1 & 1),
+        expect(operation_prepare(context, &c, &call) == NVFP4_OK && call.problem.gemm.constant_b == (flags >> 1 & 1),
                "constant_b of the problem");
     }
     args.flags = 0;

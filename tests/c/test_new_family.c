@@ -192,7 +192,7 @@ int main(void) {
     sm80_gemm.candidates = sm80_candidates_or_crowd, sm90_gemm.candidates = sm90_candidates_or_crowd;
     sm80.operations[OP_GEMM] = &sm80_gemm, sm90.operations[OP_GEMM] = &sm90_gemm;
     snprintf(about, sizeof about, "table");
-    expect(!strcmp(nvfp4_backend_name(TINY), "tiny"), "the backend has its name");
+    expect(!strcmp(nvfp4_backend_name((nvfp4_backend)TINY), "tiny"), "the backend has its name");
     check_ranking();
     check_gaps();
     check_room();

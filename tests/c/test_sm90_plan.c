@@ -43,12 +43,20 @@ static const struct {
 
 typedef enum kind { GEMM, GEMV, PREFILL, SKINNY, NN } kind;
 
+/* Numbers of the kernels, which break ties: one kind behind the other. */
+enum {
+    FIRST_GEMV = COUNT(configs),
+    FIRST_PREFILL = FIRST_GEMV + COUNT(gemv_configs),
+    FIRST_SKINNY = FIRST_PREFILL + COUNT(prefill_configs),
+    FIRST_NN = FIRST_SKINNY + COUNT(skinny_configs),
+};
+
 static kind kind_of(int32_t kernel) {
-    return kernel < SM90_FIRST_GEMV      ? GEMM
-           : kernel < SM90_FIRST_PREFILL ? GEMV
-           : kernel < SM90_FIRST_SKINNY  ? PREFILL
-           : kernel < SM90_FIRST_NN      ? SKINNY
-                                         : NN;
+    return kernel < FIRST_GEMV      ? GEMM
+           : kernel < FIRST_PREFILL ? GEMV
+           : kernel < FIRST_SKINNY  ? PREFILL
+           : kernel < FIRST_NN      ? SKINNY
+                                    : NN;
 }
 
 static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
@@ -344,7 +352,7 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
            "what is transposed is a column");
     if (c->swap_ab) p = &other;
     expect(!memcmp(param_of(plan, gemm, 0), p, sizeof *p), "the kernel gets the product, or the transposed one");
-    const int i = c->kernel - SM90_FIRST_GEMV;
+    const int i = c->kernel - FIRST_GEMV;
     const int64_t rows = gemv_configs[i].rows, warps = gemv_configs[i].warps, split_k = (int64_t)1 << s->log2_split_k;
     const int64_t tiles = SM90_GEMV_TILES(p->n), per_cta = s->tiles_per_cta;
     expect(p->m <= rows && (c->swap_ab ? c->tile_n : c->tile_m) == rows, "it holds all of A");
@@ -373,8 +381,7 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
 static void check_skinny(const gpu *g, const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan,
                          const launch_step *gemm) {
     const sm90_skinny_schedule *s = param_of(plan, gemm, 1);
-    const int i = c->kernel - SM90_FIRST_SKINNY, a_units = skinny_configs[i].a_units,
-              b_units = skinny_configs[i].b_units;
+    const int i = c->kernel - FIRST_SKINNY, a_units = skinny_configs[i].a_units, b_units = skinny_configs[i].b_units;
     const int warps = skinny_configs[i].warps;
     const int64_t rows = 8 * b_units;
     expect(p->a_type == VALUES_E2M1 && p->scale_layout == NVFP4_128X4 && needs_tma(p) && p->k > 0,
@@ -407,12 +414,12 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
                           const launch_step *gemm) {
     const sm90_prefill_schedule *s = param_of(plan, gemm, 1);
     const sm90_dequant_schedule *e = dequant_of(plan);
-    const int e2m1[2] = {prefill_configs[c->kernel - SM90_FIRST_PREFILL].mma_a_e2m1, 0};
+    const int e2m1[2] = {prefill_configs[c->kernel - FIRST_PREFILL].mma_a_e2m1, 0};
     const int64_t rows[2] = {s->swap_ab ? p->n : p->m, s->swap_ab ? p->m : p->n}, clusters = g->props.sm_count / 2;
     const int64_t tiles_m = ceil_div(rows[0], 128), tiles_n = ceil_div(rows[1], 256);
     const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * p->l, rest = pairs % clusters;
     const int64_t split_k_tiles = 2 * rest <= clusters ? 2 * rest : 0, dp_pairs = pairs - split_k_tiles / 2;
-    expect(prefill_configs[c->kernel - SM90_FIRST_PREFILL].bf16 == (p->a_type == NVFP4_BF16) &&
+    expect(prefill_configs[c->kernel - FIRST_PREFILL].bf16 == (p->a_type == NVFP4_BF16) &&
                (p->a_type == VALUES_E2M1 || (e2m1[0] && s->swap_ab)),
            "A of 16 bits is mma_b, in its own type");
     expect(entry_of(c->kernel)->shared_bytes <= g->props.shared_per_block &&
@@ -425,7 +432,7 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     expect(gemm->cluster == 2 && s->k_stages == ceil_div(p->k, 64), "stages cover K");
     expect(s->swap_ab == c->swap_ab && c->split_k == 1, "the candidate says the order");
     expect(c->tile_m == 256 && c->tile_n == 256 && c->tile_k == SM90_PREFILL_STAGE_K &&
-               c->stages == prefill_configs[c->kernel - SM90_FIRST_PREFILL].stages,
+               c->stages == prefill_configs[c->kernel - FIRST_PREFILL].stages,
            "the candidate says the tile");
     if (e2m1[0]) expect(p->scale_layout == NVFP4_128X4 && p->k % 64 == 0 && needs_tma(p), "what e2m1 operands need");
     const sm90_prefill_operand *operands[2] = {&s->mma_a, &s->mma_b};
@@ -663,7 +670,7 @@ static void check_choices(void) {
             expect(c.grid >= 90, "most SMs have work");
         }
         if (found == PREFILL)
-            expect(prefill_configs[c.kernel - SM90_FIRST_PREFILL].mma_a_e2m1 ==
+            expect(prefill_configs[c.kernel - FIRST_PREFILL].mma_a_e2m1 ==
                        (choices[i].v == PLAIN || choices[i].v == BF16_A),
                    "e2m1 where it can be");
         query.families |= sm80;

@@ -31,7 +31,7 @@ static nvfp4_tensor on(int32_t device, nvfp4_tensor t) {
 
 /* One CTA has nothing to exchange. */
 static void check_amax_scale(int32_t device) {
-    nvfp4_amax_scale_args args = {0};
+    nvfp4_amax_scale_args args = NVFP4_AMAX_SCALE_ARGS;
     void *x = calloc(64, 4096 * 4);
     args.scale = on(device, matrix(calloc(1, 4), NVFP4_FP32, 1, 1));
     args.x = on(device, matrix(x, NVFP4_FP32, 1, 16));
@@ -66,16 +66,16 @@ int main(int argc, char **argv) {
     }
     const size_t bytes = (size_t)plan.workspace;
     char *memory = aligned_alloc(16, (bytes + 63) / 16 * 16);
-    args.workspace = memory, args.workspace_size = bytes;
+    args.call.workspace = memory, args.call.workspace_size = bytes;
     expect("the exact size", &args, NVFP4_OK, "");
-    args.workspace_size = bytes - 1;
+    args.call.workspace_size = bytes - 1;
     expect("a byte less", &args, NVFP4_INVALID, "workspace: has ");
-    args.workspace = memory + 8, args.workspace_size = bytes + 16;
+    args.call.workspace = memory + 8, args.call.workspace_size = bytes + 16;
     expect("aligned to 8", &args, NVFP4_INVALID, "aligned to 16");
-    args.workspace = NULL, args.workspace_size = bytes;
+    args.call.workspace = NULL, args.call.workspace_size = bytes;
     expect("NULL with a size", &args, NVFP4_INVALID, "workspace: has ");
     size_t asked = 0;
-    args.workspace_size = 0, args.allocate = no_memory, args.owner = &asked;
+    args.call.workspace_size = 0, args.call.allocate = no_memory, args.call.owner = &asked;
     expect("an allocator without memory", &args, NVFP4_OUT_OF_MEMORY, "workspace: no memory for ");
     failed |= asked != bytes;
     check_amax_scale(argc > 1 ? device : 0);

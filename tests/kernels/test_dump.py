@@ -1,5 +1,5 @@
-"""`check --dump`: the debug build records the operands of an mma, Python decodes them and finds what is wrong, and the
-release build contains none of it."""
+"""`python tools/lab dump`: the debug build records the operands of an mma, Python decodes them and finds what
+is wrong, and the release build contains none of it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from harness.headers import Config, Struct, family
 from harness.launch import compile_ptx, only_entry, ptx_of
 from harness.values import decode
 from interpreter import python
-from paths import CSRC
+from lab import dump
+from lab.__main__ import main
+from paths import CSRC, TOOLS
 from sm100.gemm import CONFIGS, Product, cluster, mma_tile_m
 
 import nvfp4
 from nvfp4 import _C, reference
-from nvfp4.__main__ import main
-from nvfp4.cli import dump, machine, show
+from nvfp4.cli import check, machine, show
 
 EPILOGUE = '"kernels/sm100/epilogue.cuh"'
 needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
@@ -342,26 +343,25 @@ def test_requests() -> None:
 
 
 def test_other_backends_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--backend", "cpu", "--only", "1", "--dump", "cta=0,k_block=0"]) == 2
+    assert main(["dump", "cta=0,k_block=0", "--backend", "cpu", "--test", "1"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and "sm100" in said.err and "(cpu)" in said.err and "B200" in said.err
-    for more in ([], ["--only", "1", "--json"]):
-        assert main(["check", "--backend", "cpu", "--dump", "cta=0,k_block=0", *more]) == 2
-        assert "--only" in capsys.readouterr().err
+    assert main(["dump", "cta=0,k_block=0", "--backend", "cpu", "--test", "11"]) == 2
+    assert "--test 11: there are tests 1 to 10" in capsys.readouterr().err
 
 
 @needs_nvcc
 @pytest.mark.skipif(hasattr(_C, "dump"), reason="this is a debug build")
 def test_a_release_build_names_the_build_it_needs() -> None:
     environment = {**os.environ, "NVFP4_LIBCUDA": str(build()), "EMULATE_DEVICE": "sm_100"}
-    done = python("-m", "nvfp4", "check", "--only", "1", "--dump", "cta=0,k_block=0", env=environment, timeout=300)
+    done = python(TOOLS / "lab/__main__.py", "dump", "--test", "1", "cta=0,k_block=0", env=environment, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
     assert "debug build" in done.stderr and dump.BUILD in done.stderr and "Traceback" not in done.stderr
 
 
 @needs_nvcc
 def test_the_command(a_dump, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """`dump.run` with a dump made above: its calls, output and status."""
+    """`dump.record` with a dump made above: its calls, output and status."""
     product, raw, request = a_dump
     asked = []
 
@@ -383,7 +383,8 @@ def test_the_command(a_dump, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     place = machine.Target(torch.device("cpu"), torch.device("cpu"), None)
 
     def run(output: torch.Tensor = result) -> int:
-        return dump.run({}, place, request, lambda data, backend: (output, 0.0))
+        monkeypatch.setattr(check, "multiply", lambda data, backend: (output, 0.0))
+        return dump.record({}, place, request)
 
     assert run() == 0
     told = capsys.readouterr().out

@@ -1,5 +1,5 @@
-"""`bench --placement`: the debug build records SM, start and end of each CTA, Python decodes and shows it, and the
-release build contains none of it."""
+"""`python tools/lab placement`: the debug build records SM, start and end of each CTA, Python decodes and
+shows it, and the release build contains none of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from conftest import in_full
 from emulate import Emulator, Module
 from harness.headers import Config, family
 from harness.launch import Generator, compile_ptx, only_entry, ptx_of
+from lab import placement
+from lab.__main__ import main
+from lab.placement import ENTRY, HEADER
 from paths import CSRC
 from sm90 import gemm as sm90
 from sm100 import gemm as sm100
 
 import nvfp4
 from nvfp4 import _C
-from nvfp4.__main__ import main
-from nvfp4.cli import machine, placement, show
-from nvfp4.cli.placement import ENTRY, HEADER
+from nvfp4.cli import machine, show
 
 needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 INCLUDE, HOOK = '#include "kernels/common/placement.cuh"\n', re.compile(r"^ *RECORD_CTA\(\); *\\\n", re.M)
@@ -167,7 +168,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(machine, "pick_target", lambda _: target)
     monkeypatch.setattr(machine, "describe", lambda _: "a fake GPU")
     csv, picture = tmp_path / "p.csv", tmp_path / "p.svg"
-    words = ["bench", "--placement", "--shapes", "4x16x64", "--repeat", "2", "--csv", str(csv), "--plot", str(picture)]
+    words = ["placement", "--shapes", "4x16x64", "--repeat", "2", "--csv", str(csv), "--plot", str(picture)]
     assert main(words) == 0
     assert calls == [0, 1, 1] and asked[0][1] > 0 and asked[1:] == [(0, 0)]
     told = capsys.readouterr().out
@@ -186,12 +187,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_what_the_command_rejects(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*more: str) -> str:
-        assert main(["bench", "--placement", "--backend", "cpu", *more]) == 2
+        assert main(["placement", "--backend", "cpu", *more]) == 2
         return capsys.readouterr().err
 
     if not hasattr(_C, "placement"):
-        assert "--placement needs a debug build" in said() and "NVFP4_DUMP=1 pip" in said()
-    assert "two measurements" in said("--tune") and "do not go with it" in said("--json")
-    assert "one backend" in said("--backend", "sm90")
+        assert "needs a debug build" in said() and "NVFP4_DUMP=1 pip" in said()
+    assert "there is no folder" in said("--csv", "/nowhere/p.csv")
     monkeypatch.setattr(_C, "placement", lambda *_: None, raising=False)
     assert "(cpu); only sm90 and sm100 kernels record it" in said("--shapes", "4x16x64")

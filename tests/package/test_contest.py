@@ -1,45 +1,33 @@
-"""benchmarks/contest.py on a fake GPU: the end of the repeats, wrong results, the command and its output."""
+"""`python tools/contest measure` on a fake GPU: the end of the repeats, wrong results, the command and its output."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import emulate
 import pytest
 import torch
+from contest import measure as contest
+from contest import method as measuring
+from contest.__main__ import main
 from interpreter import python
-from paths import BENCHMARKS
+from paths import TOOLS
 
 import nvfp4
 from nvfp4 import reference
 from nvfp4.cli import machine, timing
 
-SCRIPT = BENCHMARKS / "contest.py"
 SMALL = {"m": 5, "n": 24, "k": 64, "l": 2, "seed": 3}
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-measuring = load("contest_measure")
-contest = load("contest")
 
 
 class FakeGpu:
@@ -132,7 +120,7 @@ class FakeCuda:
         self.later: list[Callable[[], object]] = []  # the work of other streams before the device is idle
 
     def install(self, monkeypatch: pytest.MonkeyPatch, tensor: type) -> measuring.Gpu:
-        """A timer of contest_measure that uses this as torch.cuda."""
+        """A timer of method.py that uses this as torch.cuda."""
         buffer = SimpleNamespace(normal_=lambda: self.log.append("flush"))
         empty = lambda count, **_: self.made.append(count) or buffer  # noqa: E731
         fake = SimpleNamespace(cuda=self, float32=None, empty=empty, Tensor=tensor)
@@ -400,7 +388,7 @@ def test_mutations(mutation: type[Mutation], first: int) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """Makes contest.main time on the fake GPU."""
+    """Makes the command time on the fake GPU."""
     fake, cpu = FakeGpu(noise=1e-4), torch.device("cpu")
     monkeypatch.setattr(machine, "pick_target", lambda backend: machine.Target(cpu, cpu, None))
     monkeypatch.setattr(contest, "timer", lambda target, mode: fake)
@@ -412,7 +400,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 def test_times_and_json(gpu: FakeGpu, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    assert contest.main(["--shapes", "128x256x256,3x5x48x2", "--inputs", "4", "--json", str(file)]) == 0
+    assert main(["measure", "--shapes", "128x256x256,3x5x48x2", "--inputs", "4", "--json", str(file)]) == 0
     out = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert found["mode"] == "back-to-back" and set(gpu.counts) == {4}
@@ -424,15 +412,15 @@ def test_times_and_json(gpu: FakeGpu, capsys: pytest.CaptureFixture[str], tmp_pa
     assert row[1] == f"{mean:.2f}" and row[-2:] == [f"{floor:.2f}", f"{mean / floor:.2f}"]
     both = math.sqrt(mean * second["seconds"]["mean"] * 1e6)
     assert f"geometric mean: {both:.2f} us" in out and "mean / speed of light" not in out
-    of_it = "python benchmarks/contest.py --shapes 128x256x256,3x5x48x2 --inputs 4"  # without --json
+    of_it = "python tools/contest measure --shapes 128x256x256,3x5x48x2 --inputs 4"  # without --json
     assert found["command"] == of_it and found["format"] == contest.FORMAT and "host time" not in out
 
 
 def test_gemv_is_timed_by_single_calls(gpu: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
     gpu.hidden = False
-    assert contest.main(["--task", "nvfp4_gemv", "--shapes", "64x1x256x2"]) == 0
+    assert main(["measure", "--task", "nvfp4_gemv", "--shapes", "64x1x256x2"]) == 0
     out = capsys.readouterr().out
-    assert contest.main(["--task", "nvfp4_gemv", "--shapes", "64x1x256x2", "--inputs", "5"]) == 2
+    assert main(["measure", "--task", "nvfp4_gemv", "--shapes", "64x1x256x2", "--inputs", "5"]) == 2
     assert set(gpu.counts) == {1} and "between two events: one call" in out and "repeats include host time" in out
 
 
@@ -442,7 +430,7 @@ def test_ratio_to_the_speed_of_light_is_a_b200s(
     monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA B200 (fake), 148 SMs")
     monkeypatch.setattr(contest, "SPEED_OF_LIGHT", {"nvfp4_gemm": {(64, 64, 64, 1): 3.0}})
     gpu.noise = 0.0
-    assert contest.main(["--shapes", "64x64x64", "--inputs", "2"]) == 0
+    assert main(["measure", "--shapes", "64x64x64", "--inputs", "2"]) == 0
     row = capsys.readouterr().out.splitlines()[3].split()
     assert row[1] == "9.00" and row[-4:-2] == ["3", "3.00"]
 
@@ -457,7 +445,7 @@ def test_speed_of_light_is_of_the_ranked_shapes() -> None:
 def test_a_wrong_result_is_exit_status_1(gpu: FakeGpu, monkeypatch, capsys) -> None:
     mutation = SkipsOne(10)
     monkeypatch.setattr(contest, "package", lambda backend: mutation)
-    assert contest.main(["--shapes", "5x24x64x2,64x64x64", "--inputs", "4"]) == 1
+    assert main(["measure", "--shapes", "5x24x64x2,64x64x64", "--inputs", "4"]) == 1
     out = capsys.readouterr().out
     assert "WRONG" in out and "5x24x64x2: warm-up 2, input 4 of 4: 240 of 240 values are wrong" in out
     assert "geometric mean" not in out and "64x64x64x1" in out, "the other shape is still timed"
@@ -465,7 +453,7 @@ def test_a_wrong_result_is_exit_status_1(gpu: FakeGpu, monkeypatch, capsys) -> N
 
 @pytest.mark.parametrize("task", reference.TASKS)
 def test_correctness_on_the_cpu(task: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert contest.main(["--task", task, "--backend", "cpu", "--shapes", "128x1x256x2", "--inputs", "3"]) == 0
+    assert main(["measure", "--task", task, "--backend", "cpu", "--shapes", "128x1x256x2", "--inputs", "3"]) == 0
     out = capsys.readouterr().out
     assert ["128x1x256x2", "3", "right"] in [line.split() for line in out.splitlines()]
     assert "Nothing was timed: a time on a CPU says nothing" in out
@@ -485,7 +473,7 @@ def test_correctness_on_the_emulated_gpu(task: str) -> None:
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
-    return python(SCRIPT, *arguments, env=environment, timeout=300, cwd="/")
+    return python(TOOLS / "contest/__main__.py", "measure", *arguments, env=environment, timeout=300, cwd="/")
 
 
 SUBMISSION = """
@@ -520,7 +508,7 @@ def test_submission_that_cannot_run(text: str | None, message: str, tmp_path: Pa
     file = tmp_path / "submission.py"
     if text is not None:
         file.write_text(text)
-    assert contest.main(["--submission", str(file)]) == 2
+    assert main(["measure", "--submission", str(file)]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
 
@@ -537,9 +525,9 @@ def test_submission_that_cannot_run(text: str | None, message: str, tmp_path: Pa
     ],
 )
 def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert contest.main(arguments) == 2
+    assert main(["measure", *arguments]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("contest.py: ") and message in captured.err and captured.out == ""
+    assert captured.err.startswith("tools/contest measure: ") and message in captured.err and captured.out == ""
 
 
 @pytest.mark.parametrize(
@@ -547,5 +535,5 @@ def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixtur
 )
 def test_arguments_that_are_not_understood(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_status:
-        contest.main(arguments)
+        main(["measure", *arguments])
     assert exit_status.value.code == 2 and "error: argument" in capsys.readouterr().err

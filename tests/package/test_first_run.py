@@ -1,4 +1,5 @@
-"""`nvfp4 first-run`: steps that fail, hang or cannot run, its folder, report and zip; a run on the emulated B200."""
+"""`python tools/lab first-run`: steps that fail, hang or cannot run, its folder, report and zip; a run on the emulated
+B200."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from pathlib import Path
 import pytest
 from conftest import in_full
 from emulate import build
+from lab import constants, first_run, programs, steps
+from lab.__main__ import main
+from lab.steps import FAILED, PASSED, SKIPPED, TIMED_OUT, Setting, Step
 from paths import CSRC, ROOT
 
 import nvfp4
-from nvfp4.__main__ import main
-from nvfp4.cli import first_run, first_run_constants, first_run_programs, first_run_steps, show
-from nvfp4.cli.first_run_steps import FAILED, PASSED, SKIPPED, TIMED_OUT, Setting, Step
+from nvfp4.cli import show
 
 DEVICE = {"hardware": "Fake B200", "family": "sm100", "compute_capability": 100, "sm_count": 148, "emulated": False}
 WRITE_DEVICE = f"open('device.json', 'w').write({json.dumps(json.dumps(DEVICE))}); print('Fake B200')"
@@ -53,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.setattr(first_run, "PROBE", [sys.executable, "-c", "print('the GPU answers')"])
 
     def command(*chosen: Step, options: tuple[str, ...] = ()) -> int:
-        monkeypatch.setattr(first_run_steps, "STEPS", (DEVICE_STEP, *chosen))
+        monkeypatch.setattr(steps, "STEPS", (DEVICE_STEP, *chosen))
         return main(["first-run", "--folder", str(tmp_path / "found"), *options])
 
     return command
@@ -80,7 +82,7 @@ def test_a_run_goes_on(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
     status = run(
         python_step("fails", "print('the sums differ'); raise SystemExit(3)", advice="mend the sums"),
         python_step("hangs", HANG, limit_s=1.5),
-        python_step("toolless", "print(1)", skip=(first_run_steps.tool("no-such-tool", "a shop"),)),
+        python_step("toolless", "print(1)", skip=(steps.tool("no-such-tool", "a shop"),)),
         Step("unstartable", "", lambda _: ["/no/such/program"], 60, least_s=0.1),
         python_step("dependent", "print(1)", requires=("device", "hangs")),
         python_step("crashes", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"),
@@ -162,11 +164,11 @@ def test_an_interrupted_run_is_packed(run: Run, tmp_path: Path) -> None:
 def test_the_dump_of_a_failed_check_is_in_the_report(run: Run, tmp_path: Path) -> None:
     tests = {"tests": [{"test": 1, "passed": True}, {"test": 2, "passed": False}]}
     fails = python_step("check", f"open('check.json', 'w').write('''{json.dumps(tests)}'''); raise SystemExit(1)")
-    (real,) = (step for step in first_run_steps.STEPS if step.name == "dump")
-    command = lambda s: [sys.executable, "-c", f"print('table of', {real.command(s)[6:8]})"]  # noqa: E731
+    (real,) = (step for step in steps.STEPS if step.name == "dump")
+    command = lambda s: [sys.executable, "-c", f"print('table of', {real.command(s)[-2:]})"]  # noqa: E731
     watched = python_step("check-watchdog", """open('check-watchdog.json', 'w').write('{"tests": []}')""")
     assert run(fails, watched, Step("dump", "", command, 60, least_s=0.1, skip=real.skip)) == 1
-    assert "table of ['--only', '2']" in (tmp_path / "found/report.txt").read_text().partition("The end of 04-dump")[2]
+    assert "table of ['--test', '2']" in (tmp_path / "found/report.txt").read_text().partition("The end of 04-dump")[2]
 
 
 # --- time and steps -------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def test_the_dump_of_a_failed_check_is_in_the_report(run: Run, tmp_path: Path) -
 
 def test_limits(tmp_path: Path) -> None:
     step = python_step("one", "")
-    setting = Setting(tmp_path, tmp_path, None, 60, {"device": PASSED})
+    setting = Setting(tmp_path, tmp_path, ROOT, 60, {"device": PASSED})
     assert step.limit(setting, 1000) == 60 and step.limit(setting, 7) == 7
     setting.minutes = 6
     assert step.limit(setting, 1000) == 6
@@ -182,21 +184,8 @@ def test_limits(tmp_path: Path) -> None:
     long = Step("long", "", lambda _: [], 600, least_s=100)
     assert long.limit(setting, 1000) == 100
     assert long.why_skipped(setting, 1000) == "takes 100 s, more than a quarter of --minutes 6"
-    assert long.why_skipped(Setting(tmp_path, tmp_path, None, 60), 1000) == "needs device, which is not among the steps"
-    assert sum(step.limit_s for step in first_run_steps.STEPS) < 100 * 60
-
-
-def test_a_wheel_says_what_needs_the_source_tree(tmp_path: Path) -> None:
-    (tmp_path / "device.json").write_text(json.dumps(DEVICE))
-    verdicts = {step.name: PASSED for step in first_run_steps.STEPS}
-    setting = Setting(tmp_path, tmp_path, None, 60, verdicts)
-    why = {step.name: step.why_skipped(setting, 3600) for step in first_run_steps.STEPS}
-    assert {name for name, text in why.items() if "source tree" in text} == {
-        *("debug-build", "stage-a", "stage-b", "stage-c", "stage-d", "stage-e", "stage-f", "ragged", "constants"),
-        *("contest", "placement-build", "placement-idle"),
-    }
-    assert not any(why[name] for name in ("device", "check", "check-watchdog", "equal-calls", "tune", "submission"))
-    assert "nothing to dump" in why["dump"]
+    assert long.why_skipped(Setting(tmp_path, tmp_path, ROOT, 60), 1000) == "needs device, which is not among the steps"
+    assert sum(step.limit_s for step in steps.STEPS) < 100 * 60
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
@@ -205,7 +194,7 @@ def test_a_wheel_says_what_needs_the_source_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize("minutes", ["0.5", "-3", "nan", "inf", "1441"])
 def test_minutes(minutes: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(options=(f"--minutes={minutes}",)) == 2
-    assert capsys.readouterr().err == f"nvfp4 first-run: --minutes: is {float(minutes):g}; must be 1 to 1440\n"
+    assert capsys.readouterr().err == f"tools/lab first-run: --minutes: is {float(minutes):g}; must be 1 to 1440\n"
     assert not (tmp_path / "found").exists()
 
 
@@ -214,7 +203,7 @@ def test_folders(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
     def said() -> str:
         assert run() == 2
-        return capsys.readouterr().err.removeprefix("nvfp4 first-run: ").rstrip()
+        return capsys.readouterr().err.removeprefix("tools/lab first-run: ").rstrip()
 
     folder.mkdir()
     (folder / "old.txt").write_text("kept")
@@ -260,7 +249,7 @@ clusters of 4, 128 columns: barrier 364, exchange 2900 clocks
 
 
 def test_constants_of_launches() -> None:
-    found = first_run_constants.of_launches(LAUNCH_TERMS, {"clock_ghz": 2.0})
+    found = constants.of_launches(LAUNCH_TERMS, {"clock_ghz": 2.0})
     assert found == pytest.approx(
         {
             "plain_gap_us": 1.71,
@@ -274,24 +263,24 @@ def test_constants_of_launches() -> None:
             "row_store_b_clk": 32768 / 4400,
         }
     )
-    assert "column_store_b_clk" not in first_run_constants.of_launches(LAUNCH_TERMS, {})
+    assert "column_store_b_clk" not in constants.of_launches(LAUNCH_TERMS, {})
     with pytest.raises(show.CommandError, match=r"launch_terms\.cu: its output"):
-        first_run_constants.of_launches("nothing", {})
+        constants.of_launches("nothing", {})
 
 
 def test_constants_of_the_model() -> None:
     """All rows of the table in model.h are read, and programs measure no constant that it does not have."""
-    model = first_run_constants.modelled()
-    text = first_run_constants.MODEL.read_text()
+    model = constants.modelled()
+    text = constants.MODEL.read_text()
     table = text.partition("#define SM100_MODEL_CONSTANTS(X)")[2].partition("\n\n")[0]
     assert list(model) == re.findall(r"X\((\w+),", table) and model["clock_ghz"] == (1.95, "GHz")
     printed = [
         re.findall(r'"(\w+) %', (ROOT / "benchmarks" / f"{name}_terms.cu").read_text()) for name in ("load", "tcgen05")
     ]
-    found = {*printed[0], *printed[1], *first_run_constants.of_launches(LAUNCH_TERMS, {"clock_ghz": 2.0})}
-    assert found - {*model} == {first_run_constants.COMMIT_AND_WAIT}
+    found = {*printed[0], *printed[1], *constants.of_launches(LAUNCH_TERMS, {"clock_ghz": 2.0})}
+    assert found - {*model} == {constants.COMMIT_AND_WAIT}
     assert {*model} - found == {"prologue_us", "commit_cycles"}  # nothing measures the first one alone
-    assert first_run_constants.named("clock_ghz 1.9800\na line\ndram_tb_s 4.6\n") == {
+    assert constants.named("clock_ghz 1.9800\na line\ndram_tb_s 4.6\n") == {
         "clock_ghz": 1.98,
         "dram_tb_s": 4.6,
     }
@@ -317,8 +306,8 @@ def test_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
             raise show.CommandError(f"{source.name}: broken")
         return printed[source.stem]
 
-    monkeypatch.setattr(first_run_constants, "output_of", output_of)
-    found = first_run_constants.measure(tmp_path)
+    monkeypatch.setattr(constants, "output_of", output_of)
+    found = constants.measure(tmp_path)
     assert (
         found["commit_cycles"] == 32.5
         and found["clock_ghz"] == 2
@@ -326,18 +315,18 @@ def test_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     )
     printed.clear()
     with pytest.raises(show.CommandError, match="nothing was measured"):
-        first_run_constants.measure(tmp_path)
-    assert first_run_constants.code_for(100) == "-gencode=arch=compute_100a,code=sm_100a"
-    assert first_run_constants.code_for(89) == "-gencode=arch=compute_89,code=sm_89"
+        constants.measure(tmp_path)
+    assert constants.code_for(100) == "-gencode=arch=compute_100a,code=sm_100a"
+    assert constants.code_for(89) == "-gencode=arch=compute_89,code=sm_89"
 
 
 def test_wrong_constants_are_named() -> None:
     model = {"right": (2.0, "us"), "high": (1.0, "us"), "low": (1.0, "clk"), "unknown": (1.0, "clk")}
-    text = first_run_constants.report({"right": 2.2, "high": 1.2, "low": 0.8}, model, "Fake B200")
+    text = constants.report({"right": 2.2, "high": 1.2, "low": 0.8}, model, "Fake B200")
     assert text.endswith("beyond 15%: high, low.\n")
     assert re.search(r"^right +us +2 +2.2 +1.10  agrees$", text, re.M)
     assert re.search(r"^unknown +clk +1 +- +-  not measured$", text, re.M)
-    assert "of a B200" in first_run_constants.report({"high": 1.2}, model, "H200").splitlines()[-1]
+    assert "of a B200" in constants.report({"high": 1.2}, model, "H200").splitlines()[-1]
 
 
 # --- programs, on the emulated B200 ---------------------------------------------------------------------------------
@@ -369,11 +358,8 @@ def test_check_on_the_emulated_b200(emulated: Callable[[str], None], tmp_path: P
 @needs_gpu_code
 @in_full
 @pytest.mark.parametrize("device", ["sm_100", "sm_90"])
-def test_every_step_on_an_emulated_gpu(
-    device: str, emulated: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_step_on_an_emulated_gpu(device: str, emulated: Callable[[str], None], tmp_path: Path) -> None:
     emulated(device)
-    monkeypatch.setattr(first_run, "checkout", lambda: ROOT)  # of an installed wheel too
     folder = tmp_path / "found"
     assert main(["first-run", "--minutes", "30", "--folder", str(folder)]) == 0
     found = results(folder)
@@ -389,7 +375,7 @@ def test_a_debug_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVFP4_CUDA", "0")
     to, module = tmp_path / "made", Path(nvfp4._C.__file__)
     before = module.read_bytes()
-    assert first_run_programs.main(["build", str(ROOT), str(to), *first_run_steps.PLACEMENT]) == 0
+    assert programs.main(["build", str(ROOT), str(to), *steps.PLACEMENT]) == 0
     code = "import nvfp4; from nvfp4 import _C; print(hasattr(_C, 'dump'), hasattr(_C, 'placement'), nvfp4.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=to, env=os.environ | {"PYTHONPATH": str(to)}, **TEXT)
     assert done.stdout.split() == ["True", "True", str(to / "nvfp4/__init__.py")], done.stderr
@@ -400,7 +386,7 @@ def test_equal_calls_find_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: 
     """On the CPU; with a product that is wrong in its third call, and one that leaves an element unwritten."""
     real, calls = nvfp4.gemm, []
     words = ["equal-calls", "--backend", "cpu", "--calls", "5", "--shapes", "3x8x64"]
-    assert first_run_programs.main(words) == 0
+    assert programs.main(words) == 0
     assert capsys.readouterr().out == "3x8x64: 5 calls, equal bits\n"
 
     def wrong(*arguments: object, out: object, **options: object) -> object:
@@ -410,9 +396,9 @@ def test_equal_calls_find_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: 
             result[2, 7] += 1
         return result
 
-    monkeypatch.setattr(first_run_programs, "gemm", wrong)
-    assert first_run_programs.main(words) == 1
+    monkeypatch.setattr(programs, "gemm", wrong)
+    assert programs.main(words) == 1
     assert capsys.readouterr().out == "3x8x64: 5 calls, call 2 and 0 more differ\n"
-    monkeypatch.setattr(first_run_programs, "gemm", lambda *_, out, **__: out)
-    assert first_run_programs.main(words) == 1
+    monkeypatch.setattr(programs, "gemm", lambda *_, out, **__: out)
+    assert programs.main(words) == 1
     assert "equal bits, NaN in the first" in capsys.readouterr().out

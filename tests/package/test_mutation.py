@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from paths import CSRC, ROOT, TESTS
@@ -18,7 +23,7 @@ TOOL = ROOT / "tools" / "mutation"
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(TOOL))
     yield
-    for name in ("mutant", "mutators", "families"):
+    for name in ("mutant", "mutators", "families", "workplace"):
         sys.modules.pop(name, None)
 
 
@@ -81,24 +86,46 @@ def test_a_key_is_that_of_the_change() -> None:
     assert all_b[2].moved(old, old.replace(b"x", b"y")) is None
 
 
-def test_recorded_mutants_have_one_key_each() -> None:
-    with (ROOT / "docs/proof/mutants.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len({row["key"] for row in rows}) == len(rows)
-    assert {row["verdict with the tests added"] for row in rows} == {"killed", "survived", "equivalent", "broken"}
-    found = sum(row["verdict with the tests added"] == "killed" for row in rows)
-    first = sum(row["first verdict"] == "killed" for row in rows)
-    of = sum(row["first verdict"] in ("killed", "survived") for row in rows)
+def table(name: str) -> list[dict[str, str]]:
+    with (ROOT / "docs/proof" / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_recorded_survivors_have_a_reason_and_a_key_each() -> None:
+    rows = table("mutant_survivors.csv")
+    assert len({row["key"] for row in rows}) == len(rows) > 100
+    assert {row["verdict"] for row in rows} == {"survived", "equivalent"}
+    assert all(row["reason"] and re.fullmatch("[0-9a-f]{16}", row["key"]) for row in rows)
+    assert all((ROOT / row["file"]).is_file() for row in rows)
+
+
+def test_a_known_survivor_is_not_run(tmp_path: Path) -> None:
+    """Of two mutants, of which the first is in the record, the second one is run."""
+    pytest.importorskip("tree_sitter", reason="tree-sitter comes with the extra `test`")
+    from mutators import mutants_of
+
+    recorded = {row["key"] for row in table("mutant_survivors.csv")}
+    file = "csrc/cpu/threads.c"
+    text = (ROOT / file).read_bytes()
+    found = mutants_of(ROOT, file)
+    known = next(one for one in found if one.key(text) in recorded)
+    other = next(one for one in found if one.key(text) not in recorded)
+    wanted = tmp_path / "list.json"
+    wanted.write_text(json.dumps([{"family": "cpu"} | asdict(one) for one in (known, other)]))
+    loaded = runpy.run_path(str(TOOL / "__main__.py"))
+    options = {"mutants": str(wanted), "results": str(tmp_path / "results.csv"), "family": [], "known": [], "seed": "1"}
+    options |= {"start_within": 0.0, "unchanged": False, "again": False}
+    run = loaded["Run"](SimpleNamespace(**options))
+    assert [one for _, one, _ in iter(run.next, None)] == [other]
+
+
+def test_recorded_scores_are_those_of_the_page() -> None:
+    *files, total = table("mutant_scores.csv")
+    counts = ("mutants that change a result", "found at first", "found with the tests added", "equivalent")
+    of, first, found, _ = sums = [sum(int(row[name]) for row in files) for name in counts]
+    assert total["file"] == "all" and [int(total[name]) for name in counts] == sums
     text = " ".join((ROOT / "docs/kernels.md").read_text(encoding="utf-8").split())
-    assert f"Of {of} that change a result" in text and f"{first} were found" in text and f"{found} after tests" in text
-    assert all(row["found by or reason"] for row in rows if row["verdict with the tests added"] != "broken")
-
-
-def test_recorded_scores_are_those_of_the_record(tmp_path: Path) -> None:
-    scores = tmp_path / "scores.csv"
-    options = ["--by", "file", "--scores", str(scores)]
-    subprocess.run([sys.executable, str(TOOL), "report", str(ROOT / "docs/proof/mutants.csv"), *options], check=True)
-    assert scores.read_text() == (ROOT / "docs/proof/mutant_scores.csv").read_text()
+    assert f"Of {of} that change a result {first} were found" in text and f"{found} after tests" in text
 
 
 def test_every_source_is_mutated() -> None:
@@ -137,8 +164,10 @@ def test_report(tmp_path: Path) -> None:
         for key, verdict in enumerate(["killed", "killed", "survived", "killed", "broken", "equivalent", "unfinished"]):
             rows.writerow(["cpu", "csrc/cpu/cpu.h", 1, "arithmetic", "+", "-", verdict, "", "", 1, key])
         rows.writerow(["cpu", "csrc/cpu/cpu.h", 1, "arithmetic", "+", "-", "killed", "", "", 1, 0])  # run again
+        (known, *_) = (row for row in table("mutant_survivors.csv") if row["verdict"] == "equivalent")
+        rows.writerow(["cpu", "csrc/cpu/cpu.h", 1, "arithmetic", "*", "/", "survived", "", "", 1, known["key"]])
     done = subprocess.run([sys.executable, str(TOOL), "report", str(results)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("all"))
-    assert line.split() == ["all", "3", "1", "1", "1", "1", "75%", "(30%", "to", "95%)"]
-    assert "csrc/cpu/cpu.h:1  arithmetic" in done.stdout
+    assert line.split() == ["all", "3", "1", "2", "1", "1", "75%", "(30%", "to", "95%)"]
+    assert done.stdout.count("csrc/cpu/cpu.h:1  arithmetic") == 1, "a known survivor is not shown again"

@@ -542,3 +542,16 @@ def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
             if path.is_file() and path.suffix != ".pyc" and "egg-info" not in str(name):
                 assert (unpacked / name).read_bytes() == path.read_bytes(), name
     assert not [path for path in unpacked.rglob("*") if path.suffix in (".so", ".pyc", ".fatbin")]
+
+
+# Continuous integration.
+
+
+def test_the_long_run_lists_its_steps() -> None:
+    """Each function `step_...` is one, and no other function is."""
+    done = subprocess.run([ROOT / ".ci/full", "nothing"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("no step nothing; they are: ")
+    steps = done.stderr.partition("are: ")[2].split()
+    assert len(steps) > 10 and {"ci_run", "wheels", "vllm"} <= set(steps)
+    assert set(steps) == set(re.findall(r"(?m)^step_(\w+)\(\)", (ROOT / ".ci/full").read_text()))

@@ -130,10 +130,15 @@ def test_the_worked_nibbles() -> None:
 
 
 def test_the_commands_and_variables_exist() -> None:
+    from contest import __main__ as contest
+    from lab import __main__ as lab
+
     from nvfp4.__main__ import COMMANDS
 
     table = CLI.split("## Command line")[1].split("## ")[0]
     assert re.findall(r"(?m)^\| `([\w-]+)", table) == list(COMMANDS)
+    programs = re.findall(r"(?m)^\| `python tools/(\w+) ([\w-]+)", CLI.split("## Programs of the checkout")[1])
+    assert programs == [*(("lab", name) for name in lab.COMMANDS), *(("contest", name) for name in contest.COMMANDS)]
     sources = [*(ROOT / "csrc").rglob("*.c"), *(ROOT / "build_backend").glob("*.py"), ROOT / "setup.py"]
     sources += (ROOT / "nvfp4").glob("*.py")
     read = set(re.findall(r'"(NVFP4_[A-Z_]+)"', "".join(path.read_text(encoding="utf-8") for path in sources)))
@@ -201,6 +206,7 @@ def checkout() -> tuple[frozenset[Path], frozenset[str]]:
 NOT_OURS = {
     *("submission.py", "kernel.ptx", "run.json", "run.csv", "run.svg", "gemv.json", "reverse.cu"),
     *("from_config", "from_pretrained"),
+    "benchmarks/contest.py",  # of 0.2, in the changelog
     *("weight_scale_2", "input_scale", "per_tensor_scale", "act_per_tensor_scale"),
     *("weight_global_scale", "input_global_scale", "OMP_WAIT_POLICY=PASSIVE", "CUDA_HOME", "LD_LIBRARY_PATH"),
 }
@@ -253,7 +259,7 @@ pytest tests/{{conftest,none}}.py
 
 def test_pages_that_sources_name_are_there() -> None:
     """Comments and messages name a page by its path, from the checkout or from a folder above the file."""
-    tops = ("csrc", "nvfp4/cli", "emulator", "tests", "benchmarks", "build_backend")
+    tops = ("csrc", "nvfp4/cli", "emulator", "tests", "tools", "benchmarks", "build_backend")
     sources = [path for top in tops for path in (ROOT / top).rglob("*") if path.suffix in SOURCES and path.is_file()]
     assert len(sources) > 100
     for path in [*sources, ROOT / "setup.py"]:

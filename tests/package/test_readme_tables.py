@@ -231,7 +231,7 @@ def test_a_run_of_the_competitions_measurement(tree: Path, monkeypatch) -> None:
     run = {
         "format": "nvfp4-contest-2",
         "task": "nvfp4_gemm",
-        "command": "python benchmarks/contest.py --backend sm90",
+        "command": "python tools/contest measure --backend sm90",
         "ran": "nvfp4 0.1.0, backend sm90",
         "hardware": "NVIDIA H200, 132 SMs",
         "software": "torch 2",

@@ -1,5 +1,6 @@
-"""`python -m nvfp4 submission`: the file is the package's sources and nothing else, --check finds what the competition
-rejects, and the file, compiled by torch's load_inline and called like the harness does, gives right results."""
+"""`python tools/contest submission`: the file is the checkout's sources and nothing else, --check finds what the
+competition rejects, and the file, compiled by torch's load_inline and called like the harness does, gives right
+results."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from pathlib import Path
 import emulate
 import pytest
 from conftest import in_full, one_in
-from paths import CSRC, ROOT
+from contest import execute, rules, submission
+from contest.__main__ import main
+from contest.amalgamate import amalgamate, changes, release_lines, without_guard
+from paths import CSRC, ROOT, TOOLS
 
-from nvfp4 import _C, __main__, __version__
-from nvfp4.cli import submission, submission_check, submission_run
-from nvfp4.cli.amalgamate import amalgamate, release_lines, without_guard
+import nvfp4
+from nvfp4 import __version__
 from nvfp4.cli.show import CommandError
 
 TASKS = list(submission.TASKS)
@@ -42,24 +45,17 @@ def embedded(text: str) -> dict[str, str]:
 # --- the text is the package's sources ------------------------------------------------------------------------------
 
 
+RENAMED, WITHOUT = changes()
+
+
 def tokens(source: Path, folder: Path) -> str:
-    """A file preprocessed by g++ with our own includes; system headers are empty files in the folder."""
-    for name in re.findall(r"^#include <(.+)>", amalgamate(TEXTS["KERNEL"]) + amalgamate(TEXTS["BINDING"]), re.M):
+    """A file preprocessed by g++ with our own includes; system headers, and files that are left out, are empty files in
+    the folder."""
+    system = re.findall(r"^#include <(.+)>", amalgamate(TEXTS["KERNEL"]) + amalgamate(TEXTS["BINDING"]), re.M)
+    for name in [*system, *WITHOUT]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    command = [
-        "g++",
-        "-E",
-        "-P",
-        "-nostdinc",
-        "-nostdinc++",
-        "-DNVFP4_CONTEST",
-        f"-I{folder}",
-        f"-I{CSRC}",
-        "-x",
-        "c++",
-    ]
-    command.append(source)
+    command = ["g++", "-E", "-P", "-nostdinc", "-nostdinc++", f"-I{folder}", f"-I{CSRC}", "-x", "c++", source]
     return " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
@@ -77,38 +73,36 @@ def test_the_text_is_the_sources_to_the_compiler(name: str, file: Path, tmp_path
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
-    """Every line of every file in order, comments too, except includes, guards, code of other builds and spaces before
-    a backslash."""
+    """Every line of every file in order, comments too, except includes, guards, code of debug builds, spaces before a
+    backslash and renamed words."""
     _, *parts = MARKER.split(embedded(file.read_text())[name])
     found = dict(zip(parts[::2], parts[1::2]))
     assert len(found) == len(parts) // 2, "each file once"
-    command = ["g++", "-MM", "-MG", "-DNVFP4_CONTEST", "-x", "c++", "-isystem/", f"-I{CSRC}", CSRC / TEXTS[name]]
+    command = ["g++", "-MM", "-MG", "-x", "c++", "-isystem/", f"-I{CSRC}", CSRC / TEXTS[name]]
     wanted = subprocess.run(command, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ").split()
     paths = {Path(path).resolve() for path in wanted[1:] if Path(path).is_absolute()}
-    assert {str(path.relative_to(ROOT)) for path in paths} == set(found)
+    left_out = {CSRC / "kernels/sm100/cp_async_producer.cuh", CSRC / "kernels/common/cp_async.cuh"}
+    left_out = left_out if name == "KERNEL" else set()
+    assert left_out < paths or not left_out
+    assert {str(path.relative_to(ROOT)) for path in paths - left_out} == set(found)
     for path, text in found.items():
-        lines, other, contest = iter(text.strip().split("\n")), False, False
+        lines, other = iter(text.strip().split("\n")), False
         line = next(lines)
         for original in (ROOT / path).read_text().strip().split("\n"):
+            for word, instead in RENAMED:
+                original = original.replace(word, instead)
             if line == re.sub(r" +\\$", r" \\", original):
                 line = next(lines, None)
                 continue
-            contest = (contest or original == "#ifdef NVFP4_CONTEST") and original != "#endif"
-            other = other or original in ("#ifdef NVFP4_DUMP", "#ifdef NVFP4_WATCHDOG", "#ifndef NVFP4_CONTEST")
-            other = other or (contest and original == "#else")
+            other = other or original in ("#ifdef NVFP4_DUMP", "#ifdef NVFP4_WATCHDOG")
             joins = re.match(r'#include "|#ifndef NVFP4_\w+H$|#define NVFP4_\w+H$|#endif$|#else$|$', original)
-            assert joins or other or contest, f"{path}: not in the file: {original}"
+            assert joins or other, f"{path}: not in the file: {original}"
             other = other and original != "#endif"
         assert line is None, f"{path}: not in the source: {line}"
 
 
 def test_no_debug_code(file: Path) -> None:
-    assert not re.search(r"sm100_dump\b|watchdog_wait|^\s*#.*NVFP4_(DUMP|WATCHDOG|CONTEST)", file.read_text(), re.M)
-
-
-def test_packaged_sources_are_the_checkouts() -> None:
-    for name in TEXTS.values():
-        assert amalgamate(name) == amalgamate(name, ROOT / "csrc")
+    assert not re.search(r"sm100_dump\b|watchdog_wait|^\s*#.*NVFP4_(DUMP|WATCHDOG)", file.read_text(), re.M)
 
 
 BLOCKS = """\
@@ -134,13 +128,8 @@ release too
 #ifdef NVFP4_WATCHDOG
 debug again
 #endif
-#ifndef NVFP4_CONTEST
-not in the competition
-#else
-in the competition
-#endif
 last"""
-RELEASE = "first\nrelease\n#ifdef OTHER\nother\n#else\nnot other\n#endif\nrelease too\nin the competition\nlast"
+RELEASE = "first\nrelease\n#ifdef OTHER\nother\n#else\nnot other\n#endif\nrelease too\nlast"
 
 
 def test_blocks_of_other_builds() -> None:
@@ -153,6 +142,25 @@ def test_guards() -> None:
     guard = "/* what */\n#ifndef NVFP4_X_CUH\n#define NVFP4_X_CUH\n\n#if A\n#endif\nint x;\n\n#endif\n"
     assert " ".join(without_guard(guard).split()) == "/* what */ #if A #endif int x;"
     assert without_guard("int x;\n#if A\n#endif") == "int x;\n#if A\n#endif"
+
+
+def test_the_sources_have_the_letters_that_the_competition_refuses(file: Path) -> None:
+    assert {word for word, _ in RENAMED} == {WORD, WORD.title(), WORD.upper()}
+    assert any(WORD in (ROOT / path).read_text() for path in MARKER.findall(file.read_text()))
+
+
+def test_words_are_renamed_and_files_left_out(tmp_path: Path) -> None:
+    (tmp_path / "contest").mkdir()
+    (tmp_path / "contest/changes.txt").write_text("# comment\n\nrename old new\nrename OLD NEW\nwithout b.h\n")
+    (tmp_path / "a.cu").write_text('#include "b.h"\n#include "c.h"\nint old, OLD; /* old */\n')
+    (tmp_path / "b.h").write_text('#include "d.h"\nint b;\n')
+    (tmp_path / "c.h").write_text('#include "b.h"\nint c;\n')
+    assert amalgamate("a.cu", tmp_path) == (
+        "/* ==== csrc/c.h ==== */\nint c;\n\n/* ==== csrc/a.cu ==== */\nint new, NEW; /* new */\n"
+    )
+    (tmp_path / "contest/changes.txt").write_text("rename old\n")
+    with pytest.raises(ValueError, match="unknown: rename old"):
+        amalgamate("a.cu", tmp_path)
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
@@ -177,7 +185,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["checkout", "source distribution"])
 def tree(request: pytest.FixtureRequest, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source tree of a wheel."""
+    """A source tree."""
     pytest.importorskip("setuptools", minversion="77")
     if request.param == "checkout":
         return checkout
@@ -188,25 +196,31 @@ def tree(request: pytest.FixtureRequest, checkout: Path, tmp_path_factory: pytes
     return archive.parent / archive.name.removesuffix(".tar.gz")
 
 
-def test_a_wheel_has_the_sources(tree: Path, file: Path, tmp_path: Path) -> None:
-    """A wheel, with the compiled module copied in, writes the same file outside the checkout."""
-    setup_py(tree, "build_py", "--build-lib", str(tmp_path / "lib"))
-    package = tmp_path / "lib/nvfp4"
-    assert not (package / "csrc").is_symlink()
-    assert {str(path.relative_to(package)) for path in (package / "csrc").rglob("*") if path.is_file()} == {
-        str(path.relative_to(ROOT))
-        for pattern in ("common/*.h", "contest/*", "driver/*.h", "kernels/common/*", "kernels/sm100/*", "plan/*.h")
-        for path in (ROOT / "csrc").glob(pattern)
-    }
-    shutil.copy(_C.__file__, package)
-    command = [sys.executable, "-m", "nvfp4", "submission"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
+def test_a_source_tree_writes_the_same_file(tree: Path, file: Path, tmp_path: Path) -> None:
+    """A copy of the checkout and a source distribution, each with the package that this test has; from anywhere."""
+    command = [sys.executable, tree / "tools/contest", "submission"]
+    environment = os.environ | {"PYTHONPATH": str(Path(nvfp4.__file__).resolve().parents[1])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert embedded((tmp_path / "submission.py").read_text()) == embedded(file.read_text())
-    (package / "csrc/kernels/common/tma.cuh").unlink()
+    hidden = tree / "csrc/kernels/common/tma.cuh"
+    away = hidden.rename(tmp_path / "tma.cuh")
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and f"'{package}/csrc/kernels/common/tma.cuh'" in done.stderr
+    shutil.move(away, hidden)
+    assert done.returncode == 2 and f"'{hidden}'" in done.stderr
+
+
+def test_a_wheel_has_no_sources(tree: Path, tmp_path: Path) -> None:
+    """Python, stubs and the two tasks, none of them a link; nothing of the laboratory or the competition."""
+    setup_py(tree, "build_py", "--build-lib", str(tmp_path))
+    paths = [path for path in (tmp_path / "nvfp4").rglob("*") if not path.is_dir()]
+    names = {str(path.relative_to(tmp_path / "nvfp4")) for path in paths}
+    assert not any(path.is_symlink() for path in paths)
+    assert {"reference.py", "task.yml", "task_gemv.yml", "py.typed", "_C.pyi", "cli/check.py"} <= names
+    assert {Path(name).suffix for name in names - {"py.typed"}} == {".py", ".pyi", ".yml"}
+    assert {str(Path(name).parent) for name in names} == {".", "checkpoints", "cli"}
+    tools = {path.stem for name in ("lab", "contest") for path in (TOOLS / name).glob("*.py")}
+    assert not {Path(name).stem for name in names} & (tools - {"__init__", "__main__"})
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -219,7 +233,7 @@ def test_is_the_same_every_time(task: str, tmp_path: Path) -> None:
         folder = tmp_path / str(i)
         folder.mkdir()
         environment = os.environ | {"PYTHONHASHSEED": str(i), "TZ": f"UTC{i}"}
-        command = [sys.executable, "-m", "nvfp4", "submission", "--task", task]
+        command = [sys.executable, TOOLS / "contest", "submission", "--task", task]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.startswith(f"submission.py: {os.path.getsize(folder / 'submission.py'):,} bytes for {task}")
         files.append((folder / "submission.py").read_bytes())
@@ -232,49 +246,47 @@ def test_both_tasks_share_the_kernel() -> None:
 
 
 def test_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main(["submission", "-o", "-"]) == 0
+    assert main(["submission", "-o", "-"]) == 0
     assert capsys.readouterr().out == submission.submission("nvfp4_gemm")
 
 
 def test_argument_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert __main__.main(["submission", "-o", str(tmp_path)]) == 2
+    assert main(["submission", "-o", str(tmp_path)]) == 2
     assert "Is a directory" in capsys.readouterr().err
-    assert __main__.main(["submission", "-o", "-", "--check"]) == 2
+    assert main(["submission", "-o", "-", "--check"]) == 2
     assert "--check: checks a file" in capsys.readouterr().err
-    assert __main__.main(["submission", "-o", "-", "--json"]) == 2
+    assert main(["submission", "-o", "-", "--json"]) == 2
     assert "--json: reports on a file" in capsys.readouterr().err
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "submission.py"
     command = ["submission", "-o", str(path), "--task", "nvfp4_gemv", "--json"]
-    assert __main__.main(command) == 0
+    assert main(command) == 0
     size = len(submission.submission("nvfp4_gemv"))
     wanted = {"file": str(path), "bytes": size, "task": "nvfp4_gemv"}
     assert json.loads(capsys.readouterr().out) == wanted | {"rules": []}
-    rules = {name: submission_check.RULES[name] for name in ("python", "size", "nvcc")}
-    monkeypatch.setattr(submission_check, "RULES", rules)
-    monkeypatch.setattr(submission_check, "find_nvcc", lambda: None)
-    assert __main__.main([*command, "--check"]) == 0
+    few = {name: rules.RULES[name] for name in ("python", "size", "nvcc")}
+    monkeypatch.setattr(rules, "RULES", few)
+    monkeypatch.setattr(rules, "find_nvcc", lambda: None)
+    assert main([*command, "--check"]) == 0
     answer = json.loads(capsys.readouterr().out)
     found = [(rule["name"], rule["verdict"]) for rule in answer["rules"]]
     assert found == [("python", "pass"), ("size", "pass"), ("nvcc", "skipped")]
     assert answer["rules"][2]["why"].startswith("no nvcc was found")
     assert answer == wanted | {"rules": answer["rules"]}
-    monkeypatch.setattr(submission_check, "LIMIT", size - 1)
-    assert __main__.main([*command, "--check"]) == 1
+    monkeypatch.setattr(rules, "LIMIT", size - 1)
+    assert main([*command, "--check"]) == 1
     assert json.loads(capsys.readouterr().out)["rules"][1]["verdict"] == "FAIL"
 
 
 def test_commit_is_named_if_the_sources_are_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shutil.which("git"):
         pytest.skip("needs git")
-    checkout, package = tmp_path / "checkout", tmp_path / "checkout/nvfp4"
-    package.mkdir(parents=True)
-    (checkout / "csrc").mkdir()
+    checkout = tmp_path / "checkout"
+    (checkout / "csrc").mkdir(parents=True)
     (checkout / "csrc/file.h").write_text("one\n")
-    (package / "csrc").symlink_to("../csrc")
-    monkeypatch.setattr(submission, "SOURCES", package / "csrc")
+    monkeypatch.setattr(submission, "SOURCES", checkout / "csrc")
     assert submission.provenance() == __version__
 
     def git(*arguments: str, folder: Path = checkout) -> str:
@@ -292,12 +304,12 @@ def test_commit_is_named_if_the_sources_are_unchanged(tmp_path: Path, monkeypatc
     (checkout / "csrc/file.h").write_text("two\n")
     assert submission.provenance() == __version__
     git("checkout", "-q", ".")
-    # A wheel installed inside another repository.
-    installed = checkout / ".venv/nvfp4/csrc"
-    installed.mkdir(parents=True)
-    monkeypatch.setattr(submission, "SOURCES", installed)
+    # A source distribution unpacked inside another repository.
+    unpacked = checkout / "nvfp4-0.0/csrc"
+    unpacked.mkdir(parents=True)
+    monkeypatch.setattr(submission, "SOURCES", unpacked)
     assert submission.provenance() == __version__
-    monkeypatch.setattr(submission, "SOURCES", package / "csrc")
+    monkeypatch.setattr(submission, "SOURCES", checkout / "csrc")
     monkeypatch.setenv("PATH", "/nonexistent")
     assert submission.provenance() == __version__
 
@@ -307,10 +319,10 @@ def test_commit_is_named_if_the_sources_are_unchanged(tmp_path: Path, monkeypatc
 
 def verdicts(path: Path, task: str = "nvfp4_gemm", skip: tuple[str, ...] = ("nvcc", "run")) -> dict[str, str]:
     """The verdict of each rule, by name."""
-    rules = {name: rule for name, rule in submission_check.RULES.items() if name not in skip}
+    few = {name: rule for name, rule in rules.RULES.items() if name not in skip}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(submission_check, "RULES", rules)
-        return {name: str(verdict) for name, verdict in submission_check.check(path, task)}
+        patch.setattr(rules, "RULES", few)
+        return {name: str(verdict) for name, verdict in rules.check(path, task)}
 
 
 @pytest.mark.parametrize("commit", ["", ", commit " + "0123456789" * 4], ids=["version", "commit"])
@@ -320,7 +332,7 @@ def test_keeps_the_rules(task: str, commit: str, tmp_path: Path, monkeypatch: py
     path = tmp_path / "submission.py"
     path.write_text(submission.submission(task))
     expected = dict.fromkeys(("python", "word", "size", "encoding", "directives", "blobs"), "pass")
-    have_kernelguard = submission_check.importlib.util.find_spec("kernelguard") is not None
+    have_kernelguard = rules.importlib.util.find_spec("kernelguard") is not None
     assert verdicts(path, task) == expected | {"kernelguard": "pass" if have_kernelguard else "skipped"}
 
 
@@ -377,10 +389,10 @@ def test_a_file_that_does_not_parse_is_not_run(file: Path, tmp_path: Path) -> No
 
 
 def test_reports_what_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission_check, "find_nvcc", lambda: None)
-    find = submission_check.importlib.util.find_spec
-    monkeypatch.setattr(submission_check.importlib.util, "find_spec", lambda n: None if n == "kernelguard" else find(n))
-    found = dict(submission_check.check(file, "nvfp4_gemm"))
+    monkeypatch.setattr(rules, "find_nvcc", lambda: None)
+    find = rules.importlib.util.find_spec
+    monkeypatch.setattr(rules.importlib.util, "find_spec", lambda n: None if n == "kernelguard" else find(n))
+    found = dict(rules.check(file, "nvfp4_gemm"))
     said = {name: (str(found[name]), found[name].why) for name in ("kernelguard", "nvcc", "run")}
     assert said["kernelguard"] == ("skipped", "is not installed: pip install kernelguard==0.3.2")
     assert said["nvcc"][0] == "skipped" and "no nvcc" in said["nvcc"][1]
@@ -390,9 +402,9 @@ def test_reports_what_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_reports_a_missing_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(submission_check, "find_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(rules, "find_nvcc", lambda: Path("nvcc"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert __main__.main(["submission", "-o", str(tmp_path / "submission.py"), "--check"]) == 0
+    assert main(["submission", "-o", str(tmp_path / "submission.py"), "--check"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^nvcc +skipped +nvcc needs g\+\+, which was not found$", said, re.M), said
     assert re.search(r"^run +skipped +needs g\+\+, which was not found$", said, re.M), said
@@ -406,31 +418,31 @@ def test_reports_a_failing_compiler(file: Path, tmp_path: Path, monkeypatch: pyt
     pytest.importorskip("ninja")
     (tmp_path / "g++").write_text("#!/bin/sh\necho 'first' >&2\necho 'no room' >&2\nexit 1\n")
     (tmp_path / "g++").chmod(0o755)
-    (tmp_path / submission_run.RUNTIME).touch()
+    (tmp_path / execute.RUNTIME).touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("NVFP4_LIBCUDA", str(tmp_path / "libcuda.so.1"))
-    assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (False, "g++ cannot link a library: no room")
+    assert execute.run(file, "nvfp4_gemm", Path("nvcc")) == (False, "g++ cannot link a library: no room")
 
 
 @pytest.mark.parametrize("missing", ["torch", "ninja"])
 def test_reports_a_missing_package(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = submission_run.importlib.util.find_spec
-    monkeypatch.setattr(submission_run.importlib.util, "find_spec", lambda n: None if n == missing else find(n))
-    assert submission_run.run(file, "nvfp4_gemm", Path("nvcc")) == (None, f"is not installed: pip install {missing}")
+    find = execute.importlib.util.find_spec
+    monkeypatch.setattr(execute.importlib.util, "find_spec", lambda n: None if n == missing else find(n))
+    assert execute.run(file, "nvfp4_gemm", Path("nvcc")) == (None, f"is not installed: pip install {missing}")
 
 
 def test_reports_why_there_is_no_gpu(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission_run, "SOURCES", tmp_path / "nvfp4/csrc")
+    monkeypatch.setattr(execute, "SOURCES", tmp_path / "csrc")
     monkeypatch.setenv("NVFP4_LIBCUDA", str(tmp_path / "libcuda.so.1"))
-    driver, why_not = submission_run.emulator()
-    assert driver is None and "no checkout of the project, and NVFP4_LIBCUDA does not name" in why_not
+    driver, why_not = execute.emulator()
+    assert driver is None and str(tmp_path / "emulator/emulate.py") in why_not
 
 
 # --- the rules that need a compiler ---------------------------------------------------------------------------------
 
 
 def nvcc() -> Path:
-    found = submission_check.find_nvcc()
+    found = rules.find_nvcc()
     if found is None or not shutil.which("g++"):
         lacks("nvcc and g++")
     return found
@@ -441,10 +453,10 @@ def lacks(what: str) -> None:
     (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what}")
 
 
-def judged_by_nvcc(text: str, tmp_path: Path) -> submission_check.Verdict:
+def judged_by_nvcc(text: str, tmp_path: Path) -> rules.Verdict:
     path = tmp_path / "submission.py"
     path.write_text(text)
-    return submission_check.nvcc(submission_check.Submission(path, "nvfp4_gemm", path.read_bytes()))
+    return rules.nvcc(rules.Submission(path, "nvfp4_gemm", path.read_bytes()))
 
 
 SPILLS = 'extern "C" __global__ void f(int *p) { int a[99]; for (int i = 0; i < 99; i++) a[p[i]] = i; p[0] = a[p[1]]; }'
@@ -468,7 +480,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     if torch.version.cuda is not None:
         pytest.skip("needs a torch for CPUs")
-    if submission_run.importlib.util.find_spec("ninja") is None:
+    if execute.importlib.util.find_spec("ninja") is None:
         lacks("ninja")
     nvcc()
     with pytest.MonkeyPatch.context() as patch:
@@ -482,7 +494,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_check_passes_every_rule(extensions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Slow: torch compiles the file."""
     path = tmp_path / "submission.py"
-    status = __main__.main(["submission", "-o", str(path), "--check"])
+    status = main(["submission", "-o", str(path), "--check"])
     said = capsys.readouterr().out
     assert status == 0, said
     assert re.search(r"^run +pass .*128x256x256x1: every bit is equal, on an emulated B200", said, re.M), said
@@ -496,18 +508,18 @@ def test_check_passes_every_rule(extensions: Path, tmp_path: Path, capsys: pytes
 def test_gemv_too(extensions: Path, tmp_path: Path) -> None:
     path = tmp_path / "submission.py"
     path.write_text(submission.submission("nvfp4_gemv"))
-    passed, why = submission_run.run(path, "nvfp4_gemv", nvcc())
+    passed, why = execute.run(path, "nvfp4_gemv", nvcc())
     assert passed and "128x1x256x1: every bit is equal" in why
 
 
 def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
     """Products of other shapes, of every kernel but the largest, and calls that must raise errors."""
     shutil.copy(file, tmp_path / "submission.py")
-    (tmp_path / "task.py").write_text(submission_run.TASK)
+    (tmp_path / "task.py").write_text(execute.TASK)
     script = Path(__file__).with_name("submission_calls.py")
-    driver, why_not = submission_run.emulator()
+    driver, why_not = execute.emulator()
     assert driver, why_not
-    with submission_run.emulated(driver, nvcc()) as settings:
+    with execute.emulated(driver, nvcc()) as settings:
         command = [sys.executable, script, tmp_path]
         done = subprocess.run(command, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -516,10 +528,10 @@ def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:
 
 
 def test_host_memory_that_the_gpu_cannot_read_is_rejected(extensions: Path, file: Path) -> None:
-    driver, _ = submission_run.emulator()
-    with submission_run.emulated(driver, nvcc()) as settings:
+    driver, _ = execute.emulator()
+    with execute.emulated(driver, nvcc()) as settings:
         settings["EMULATE_HOST_MEMORY"] = "0"
-        passed, why = submission_run.in_process(file, "nvfp4_gemm", "here", settings)
+        passed, why = execute.in_process(file, "nvfp4_gemm", "here", settings)
     assert passed is False and "the tensors are in host memory, which the GPU cannot read" in why
 
 
@@ -536,7 +548,7 @@ def test_a_forged_verdict_fails(status: int, tmp_path: Path) -> None:
     path = tmp_path / "submission.py"
     path.write_text(FORGED.replace("STATUS", str(status)))
     settings = os.environ | {"CUDA_HOME": str(tmp_path)}
-    passed, why = submission_run.in_process(path, "nvfp4_gemm", "here", settings)
+    passed, why = execute.in_process(path, "nvfp4_gemm", "here", settings)
     assert passed is False
     assert why.startswith("ended with status 3: " if status else "it ended the process before there were results")
 
@@ -568,5 +580,5 @@ def test_a_wrong_result_fails(what: str, extensions: Path, file: Path, tmp_path:
     assert text.count(there) == 1
     path = tmp_path / "submission.py"
     path.write_text(text.replace(there, instead))
-    passed, why = submission_run.run(path, "nvfp4_gemm", nvcc())
+    passed, why = execute.run(path, "nvfp4_gemm", nvcc())
     assert passed is False and said in why

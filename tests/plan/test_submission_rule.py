@@ -1,5 +1,5 @@
-"""The headers that the competition's file shares with the package: kernels/sm100/plan.h and all that it includes are
-C11 and C++17, do without the letters that the competition rejects, and plan the same in both languages."""
+"""The planner that the competition's file shares with the package: kernels/sm100/plan.c and all that it includes are
+C11 and C++17, know nothing of the competition, and plan the same in both languages."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ HEADERS = (
     "plan/launch_plan.h",
     "plan/traits.h",
     "plan/operands.h",
+    "common/format.h",
     "common/math.h",
+    "common/problem.h",
+    "common/tensor_map.h",
     "driver/device_props.h",
     "driver/tensor_layout.h",
     "kernels/sm100/model.h",
     "kernels/sm100/plan.h",
 )
+PLAN = "kernels/sm100/plan.c"
 LANGUAGES = {"c11": ["gcc", "-xc", "-std=c11"], "c++17": ["g++", "-xc++", "-std=c++17"]}
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 
 pytestmark = pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("g++")), reason="needs gcc and g++")
 
 
-def included(header: str) -> set[str]:
-    """The project's files that a header includes, itself among them."""
-    command = ["gcc", "-std=c11", "-MM", f"-I{CSRC}", str(CSRC / header)]
+def included(name: str) -> set[str]:
+    """The project's files that a file includes, itself among them."""
+    command = ["gcc", "-std=c11", "-MM", f"-I{CSRC}", str(CSRC / name)]
     rule = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     paths = rule.partition(":")[2].replace("\\\n", " ").split()
     return {str(Path(path).resolve().relative_to(CSRC)) for path in paths}
@@ -50,15 +54,39 @@ def test_compiles_by_itself(header: str, language: str, tmp_path: Path) -> None:
 
 def test_shared_headers() -> None:
     """The plan needs these headers and the kernel's own, none of the package's interface or drivers."""
-    needed = included("kernels/sm100/plan.h")
+    needed = included(PLAN)
     assert set(HEADERS) <= needed
     assert all(name in HEADERS or name.startswith(("kernels/common/", "kernels/sm100/")) for name in needed), needed
-    assert '#include "kernels/sm100/plan.h"' in (CSRC / "contest/launch.cu").read_text()
+    assert f'#include "{PLAN}"' in (CSRC / "contest/launch.cu").read_text()
 
 
-def test_no_rejected_letters() -> None:
-    found = {name for name in included("kernels/sm100/plan.h") if re.search("stream", (CSRC / name).read_text(), re.I)}
-    assert not found
+def test_only_its_folder_knows_of_the_competition() -> None:
+    """The interface alone names it too: nvfp4.custom_kernel takes its views."""
+    files = {path for path in CSRC.rglob("*.*") if path.relative_to(CSRC).parts[0] != "bindings"} - {CSRC / "nvfp4.h"}
+    found = {path for path in files if re.search("contest|competition|submission", path.read_text(), re.I)}
+    assert found == {path for path in files if path.is_relative_to(CSRC / "contest")}
+
+
+TOO_LARGE = """
+#include "plan/launch_plan.h"
+typedef struct IS_TILING tiling {
+    unsigned char bytes[PLAN_TILING_BYTES + MORE];
+} tiling;
+tiling *of(gemm_candidate *candidate);
+tiling *of(gemm_candidate *candidate) {
+    return TILING(tiling, candidate);
+}
+"""
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_tiling_fits_a_candidate(language: str, tmp_path: Path) -> None:
+    source = tmp_path / "tiling.c"
+    source.write_text(TOO_LARGE)
+    for more in 0, 1:
+        command = [*LANGUAGES[language], *WARNINGS, "-fsyntax-only", f"-I{CSRC}", f"-DMORE={more}", str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode != 0) == bool(more) and ("negative" in done.stderr) == bool(more), done.stderr
 
 
 def plans(language: str, folder: Path, headers: Path | None = None) -> list[str]:
@@ -95,12 +123,12 @@ def test_c_and_cxx_plan_the_same(own: list[str], tmp_path: Path) -> None:
     ("header", "old", "new"),
     [
         (
-            "kernels/sm100/plan.h",
-            "split_k <= SM100_MAX_CLUSTER; split_k *= 2",
-            "split_k < SM100_MAX_CLUSTER; split_k *= 2",
+            PLAN,
+            "split_k <= MAX_CLUSTER; split_k *= 2",
+            "split_k < MAX_CLUSTER; split_k *= 2",
         ),
-        ("kernels/sm100/plan.h", "SM100_PREFETCH_BYTES = 20 << 20", "SM100_PREFETCH_BYTES = 19 << 20"),
-        ("kernels/sm100/plan.h", "sm100_fill_operand(p, !c->swap_ab,", "sm100_fill_operand(p, c->swap_ab,"),
+        (PLAN, "PREFETCH_BYTES = 20 << 20", "PREFETCH_BYTES = 19 << 20"),
+        (PLAN, "fill_operand(p, !c->swap_ab,", "fill_operand(p, c->swap_ab,"),
         ("plan/operands.h", "props->l2_bytes / 2", "props->l2_bytes / 4096"),
         ("plan/operands.h", "return size == 1 ? 16", "return size == 1 ? 32"),
         ("plan/traits.h", "pitch % 16 == 0", "pitch % 32 == 0"),

@@ -3,9 +3,9 @@
     python tools/mutation draw --seed 1 --count 60 --output sample.json [--at COMMIT] [FAMILY ...]
     python tools/mutation run sample.json --results results.csv --jobs 2 [--start-within 120] [--known other.csv]
     python tools/mutation report results.csv
-    python tools/mutation report docs/proof/mutants.csv --by file --scores docs/proof/mutant_scores.csv
 
-docs/proof/mutants.csv goes on with `draw --seed 2026 --at ee3e6a3` and `run --known docs/proof/mutants.csv`.
+docs/proof/mutant_survivors.csv has the mutants that no test can find, or none does, each with the reason: they are not
+run, and a report counts them apart. A survivor of a run becomes a row there, or gets a test.
 
 `draw` needs tree-sitter, `run` what the tests need (both: `pip install ".[test]"`), nvcc and gcc. A sample is a list of
 mutants: of each family, an operator is drawn first and then a place for it, so that rare operators are represented.
@@ -40,18 +40,9 @@ from mutant import Mutant
 from workplace import Workplace
 
 ROOT = Path(__file__).resolve().parents[2]
-EQUIVALENT = Path(__file__).with_name("equivalent.json")
+SURVIVORS = ROOT / "docs/proof/mutant_survivors.csv"
 COLUMNS = ["family", "file", "line", "operator", "before", "after", "verdict", "by", "what", "seconds", "key"]
 DECIDED = ("killed", "survived")
-SCORES = [
-    "mutants that change a result",
-    "found at first",
-    "%",
-    "95 % from",
-    "to",
-    "found with the tests added",
-    "equivalent",
-]
 
 
 # ---- draw
@@ -106,7 +97,7 @@ def by_hand(one: dict[str, object]) -> Mutant:
 
 def verdicts_in(results: Path) -> dict[str, str]:
     with results.open(newline="") as file:
-        return {row["key"]: row.get("verdict") or row["verdict with the tests added"] for row in csv.DictReader(file)}
+        return {row["key"]: row["verdict"] for row in csv.DictReader(file)}
 
 
 class Run:
@@ -124,6 +115,7 @@ class Run:
         else:
             with self.results.open("w", newline="") as file:
                 csv.DictWriter(file, COLUMNS).writeheader()
+        self.known |= verdicts_in(SURVIVORS)
         for other in arguments.known:
             self.known |= verdicts_in(Path(other))
         self.decided: dict[str, int] = defaultdict(int)
@@ -224,42 +216,27 @@ def wilson(found: int, of: int) -> tuple[float, float]:
     return (middle - half) / (1 + z * z / of), (middle + half) / (1 + z * z / of)
 
 
-def reasons() -> dict[tuple[str, ...], str]:
-    """Why a survivor changes no result: by file, old and new text, and where, which may move."""
-    known = json.loads(EQUIVALENT.read_text())
-    return {(one["file"], one["before"], one["after"], one["where"]): one["reason"] for one in known}
-
-
 def where(row: dict[str, str]) -> str:
     """The line that it begins in and the one before."""
     last = int(row["line"])
     return "\n".join(line.strip() for line in (ROOT / row["file"]).read_text().splitlines()[max(0, last - 2) : last])
 
 
-def reason(row: dict[str, str], known: dict[tuple[str, ...], str]) -> str:
-    return known.get((row["file"], row["before"], row["after"], where(row)), "")
-
-
-def report(results: Path, by: str, scores: Path | None) -> None:
+def report(results: Path, by: str) -> None:
     with results.open(newline="") as file:
         rows = list(csv.DictReader(file))
     latest = {row["key"]: row for row in rows}
-    known = reasons()
+    known = verdicts_in(SURVIVORS)
     groups: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     survivors = []
     for row in latest.values():
-        if "verdict" not in row:  # a record: what was found at first counts, and its survivors have their reasons
-            verdict = row["first verdict"]
-        elif row["verdict"] == "survived" and reason(row, known):
-            verdict = "equivalent"
-        else:
-            verdict = row["verdict"]
-            if verdict == "survived":
+        verdict = row["verdict"]
+        if verdict == "survived":
+            verdict = known.get(row["key"], verdict)
+            if row["key"] not in known:
                 survivors.append(row)
         for name in (row[by], "all"):
             groups[name][verdict] += 1
-            groups[name]["found now"] += row.get("verdict with the tests added", verdict) == "killed"
-    lines = []
     print(f"{'':40} {'killed':>7} {'survived':>9} {'equivalent':>11} {'broken':>7} {'unfinished':>11}  score (95 %)")
     for name in [*sorted(name for name in groups if name != "all"), "all"]:
         group = groups[name]
@@ -269,13 +246,6 @@ def report(results: Path, by: str, scores: Path | None) -> None:
         counts = f"{group['killed']:7} {group['survived']:9} {group['equivalent']:11} {group['broken']:7}"
         counts += f" {group['unfinished']:11}"
         print(f"{name:40} {counts}  {share}")
-        percent = [f"{100 * x:.0f}" for x in (group["killed"] / decided, low, high)] if decided else [""] * 3
-        lines.append([name, decided, group["killed"], *percent, group["found now"], group["equivalent"]])
-    if scores:
-        with scores.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([by, *SCORES])
-            writer.writerows(lines)
     for row in survivors:
         print(f"\n{row['key']}  {row['family']}  {row['file']}:{row['line']}  {row['operator']}")
         print(f"  - {row['before']}\n  + {row['after']}\n  where: {json.dumps(where(row))}")
@@ -313,7 +283,6 @@ def main() -> None:
     reporting = commands.add_parser("report", help="print scores and survivors")
     reporting.add_argument("results", help="CSV of `run`")
     reporting.add_argument("--by", choices=["family", "file", "operator"], default="file")
-    reporting.add_argument("--scores", type=Path, help="CSV to write the table to")
     arguments = parser.parse_args()
     if arguments.command == "draw":
         names = arguments.family or list(FAMILIES)
@@ -323,7 +292,7 @@ def main() -> None:
     elif arguments.command == "run":
         Run(arguments).go()
     else:
-        report(Path(arguments.results), arguments.by, arguments.scores)
+        report(Path(arguments.results), arguments.by)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@
 static int reject_type(PyObject *object, const char *name, const char *rule) {
     char type[64];
     PyErr_Clear();
-    fail(NVFP4_INVALID, "%s: is of type %s; must be %s", name,
-         describe((PyObject *)Py_TYPE(object), "__name__", type, sizeof type), rule);
+    REJECT(name, ("is of type %s", describe((PyObject *)Py_TYPE(object), "__name__", type, sizeof type)),
+           ("must be %s", rule));
     return 0;
 }
 
@@ -32,7 +32,7 @@ int read_number(PyObject *object, const char *name, float *value) {
     }
     *value = (float)number;
     if (isinf(*value) && !isinf(number)) {
-        fail(NVFP4_INVALID, "%s: is beyond the largest float32, 3.4e38", name);
+        CONTRADICTS(name, ("is beyond the largest float32, 3.4e38"));
         return 0;
     }
     return 1;
@@ -47,29 +47,20 @@ int read_integer(PyObject *object, const char *name, int64_t low, int64_t high, 
     if (!index) return reject_type(object, name, "an integer");
     if (!overflow && *value >= low && *value <= high) return 1;
     char text[64];
-    fail(NVFP4_INVALID, "%s: is %s; must be between %lld and %lld", name, describe(object, NULL, text, sizeof text),
-         (long long)low, (long long)high);
+    REJECT(name, ("is %s", describe(object, NULL, text, sizeof text)),
+           ("must be between %lld and %lld", (long long)low, (long long)high));
     return 0;
 }
 
-static int read_name(PyObject *object, const char *name, nvfp4_status (*parse)(const char *, int32_t *),
-                     int32_t *value) {
+int read_name(PyObject *object, const char *name, name_parser *parse, int32_t *value) {
     Py_ssize_t size = 0;
     const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &size) : NULL;
     if (!text) return reject_type(object, name, "a string");
     if (strlen(text) != (size_t)size) {
-        fail(NVFP4_INVALID, "%s: contains a null character; must be a name", name);
+        REJECT(name, ("contains a null character"), ("must be a name"));
         return 0;
     }
     return parse(text, value) == NVFP4_OK;
-}
-
-int read_layout(PyObject *object, int32_t *layout) {
-    return read_name(object, "scale_layout", layout_from_name, layout);
-}
-
-int read_block_scale(PyObject *object, int32_t *block_scale) {
-    return read_name(object, "block_scale", block_scale_from_name, block_scale);
 }
 
 int read_backend(PyObject *object, int32_t *backend) {
@@ -78,11 +69,11 @@ int read_backend(PyObject *object, int32_t *backend) {
 }
 
 /* torch.float16 says "torch.float16", numpy.float16 has a __name__, numpy.dtype("float16") says "float16". */
-int read_out_dtype(PyObject *object, int32_t if_none, int32_t *dtype) {
+int read_out_dtype(PyObject *object, int32_t *dtype) {
     static PyObject *latest; /* holds a reference, so that equal pointers are equal objects */
     static int32_t latest_dtype;
     char text[64];
-    *dtype = object == latest ? latest_dtype : if_none;
+    *dtype = object == latest ? latest_dtype : NVFP4_NONE;
     if (object == latest || object == Py_None) return 1;
     describe(object, PyObject_HasAttrString(object, "__name__") ? "__name__" : NULL, text, sizeof text);
     const char *prefix = "torch.";

@@ -25,7 +25,7 @@ static void fail_by_exception(const char *name, const char *what) {
     PyErr_Fetch(&type, &value, &traceback);
     describe(type ? type : Py_None, "__name__", kind, sizeof kind);
     describe(value ? value : Py_None, NULL, text, sizeof text);
-    fail(NVFP4_INVALID, "%s: %s raised %s: %s", name, what, kind, text);
+    CONTRADICTS(name, ("%s raised %s: %s", what, kind, text));
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
@@ -97,10 +97,8 @@ static int32_t dtype_of_dlpack(dl_dtype d) {
 }
 
 reading reject_dtype(const char *name, const char *dtype) {
-    fail(NVFP4_INVALID,
-         "%s: dtype is %s; must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 or float32, as its role "
-         "asks",
-         name, dtype);
+    REJECT(name, ("dtype is %s", dtype),
+           ("must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 or float32, as its role asks"));
     return READ_FAILED;
 }
 
@@ -120,12 +118,12 @@ int from_dl_tensor(PyObject *object, const char *name, const dl_tensor *d, nvfp4
         t->device = d->device.id;
     } else {
         char device[64];
-        fail(NVFP4_UNSUPPORTED, "%s: is on %s; must be on the CPU or a CUDA device", name,
-             describe(object, "device", device, sizeof device));
+        REJECT_AS(NVFP4_UNSUPPORTED, name, ("is on %s", describe(object, "device", device, sizeof device)),
+                  ("must be on the CPU or a CUDA device"));
         return 0;
     }
     if (d->ndim > NVFP4_MAX_DIMS) {
-        fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, d->ndim, NVFP4_MAX_DIMS);
+        REJECT(name, ("has %d dimensions", d->ndim), ("must have at most %d", NVFP4_MAX_DIMS));
         return 0;
     }
     int64_t count = 1;
@@ -156,8 +154,8 @@ static int device_of(PyObject *object, const char *name, dl_device *device) {
     }
     *device = (dl_device){(int32_t)type, (int32_t)id};
     if (type == DL_CPU || type == DL_CUDA_HOST || type == DL_CUDA || type == DL_CUDA_MANAGED) return 1;
-    fail(NVFP4_UNSUPPORTED, "%s: is on a device of DLPack's type %ld; must be on the CPU (1) or a CUDA device (2)",
-         name, type);
+    REJECT_AS(NVFP4_UNSUPPORTED, name, ("is on a device of DLPack's type %ld", type),
+              ("must be on the CPU (1) or a CUDA device (2)"));
     return 0;
 }
 
@@ -191,7 +189,7 @@ static const dl_tensor *tensor_in(PyObject *capsule, PyObject *object, const cha
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
         const dl_managed_tensor *m = PyCapsule_GetPointer(capsule, "dltensor_versioned");
         if (m->major != DL_MAJOR) {
-            fail(NVFP4_INVALID, "%s: is of DLPack %u.%u; must be of %d.x", name, m->major, m->minor, DL_MAJOR);
+            REJECT(name, ("is of DLPack %u.%u", m->major, m->minor), ("must be of %d.x", DL_MAJOR));
             return NULL;
         }
         if (m->flags & DL_PADDED && m->tensor.dtype.bits < 8) {
@@ -199,12 +197,11 @@ static const dl_tensor *tensor_in(PyObject *capsule, PyObject *object, const cha
             return NULL;
         }
         if (use == WRITTEN && m->flags & DL_READ_ONLY) {
-            fail(NVFP4_INVALID, "%s: is read-only; must be writeable", name);
+            REJECT(name, ("is read-only"), ("must be writeable"));
             return NULL;
         }
         if (use == WRITTEN && m->flags & DL_COPIED) {
-            fail(NVFP4_INVALID, "%s: its __dlpack__ returned a copy; must return its own memory, which is written",
-                 name);
+            REJECT(name, ("its __dlpack__ returned a copy"), ("must return its own memory, which is written"));
             return NULL;
         }
         return &m->tensor;
@@ -212,12 +209,12 @@ static const dl_tensor *tensor_in(PyObject *capsule, PyObject *object, const cha
     if (PyCapsule_IsValid(capsule, "dltensor")) {
         const dl_unversioned_tensor *m = PyCapsule_GetPointer(capsule, "dltensor");
         if (use != WRITTEN || !is_immutable(object)) return &m->tensor;
-        fail(NVFP4_INVALID, "%s: is of type %s, which is immutable; must be writeable", name,
-             type_name(object, type, sizeof type));
+        REJECT(name, ("is of type %s, which is immutable", type_name(object, type, sizeof type)),
+               ("must be writeable"));
         return NULL;
     }
-    fail(NVFP4_INVALID, "%s: its __dlpack__ returned a %s; must be a new DLPack capsule", name,
-         type_name(capsule, type, sizeof type));
+    REJECT(name, ("its __dlpack__ returned a %s", type_name(capsule, type, sizeof type)),
+           ("must be a new DLPack capsule"));
     return NULL;
 }
 
@@ -239,12 +236,12 @@ reading read_dlpack(arrays *call, PyObject *object, const char *name, use use, n
     int64_t count = 1;
     for (int i = 0; i < t->ndim; i++) count *= t->shape[i];
     if (d->device.type != device.type || d->device.id != device.id) {
-        fail(NVFP4_INVALID, "%s: its __dlpack__ is on device (%d, %d) but its __dlpack_device__ says (%d, %d)", name,
-             d->device.type, d->device.id, device.type, device.id);
+        CONTRADICTS(name, ("its __dlpack__ is on device (%d, %d) but its __dlpack_device__ says (%d, %d)",
+                           d->device.type, d->device.id, device.type, device.id));
         return READ_FAILED;
     }
     if (t->data || count == 0) return READ;
-    fail(NVFP4_INVALID, "%s: its __dlpack__ has no memory", name);
+    CONTRADICTS(name, ("its __dlpack__ has no memory"));
     return READ_FAILED;
 }
 

@@ -1,6 +1,8 @@
 /* What info() and init() need to know: driver, devices, and how a shape would be run. */
-#include "bindings/frontend.h"
 #include "bindings/python/module.h"
+#ifdef NVFP4_DUMP
+#include "api/debug.h"
+#endif
 
 enum { DEVICE, BACKEND, A_DTYPE, M, N, K, L, FLAGS, SHAPE_COUNT }; /* the arguments that describe a shape */
 
@@ -10,9 +12,9 @@ static int read_shape(arguments a, nvfp4_shape *shape) {
     *shape = NVFP4_SHAPE;
     const char *a_dtype = a[A_DTYPE] == Py_None ? NULL : PyUnicode_AsUTF8AndSize(a[A_DTYPE], NULL);
     if (a[A_DTYPE] != Py_None && !a_dtype) return 0;
-    if ((a_dtype && dtype_from_name("a_dtype", a_dtype, &shape->a_dtype) != NVFP4_OK) ||
+    if ((a_dtype && dtype_from_name("a_dtype", a_dtype, (int32_t *)&shape->a_dtype) != NVFP4_OK) ||
         !read_integer(a[DEVICE], "device", NVFP4_HOST, INT32_MAX, &device) ||
-        !read_backend(a[BACKEND], &shape->backend) || !read_integer(a[M], "m", 0, INT32_MAX, &shape->m) ||
+        !read_backend(a[BACKEND], (int32_t *)&shape->backend) || !read_integer(a[M], "m", 0, INT32_MAX, &shape->m) ||
         !read_integer(a[N], "n", 0, INT32_MAX, &shape->n) || !read_integer(a[K], "k", 0, INT32_MAX, &shape->k) ||
         !read_integer(a[L], "l", 0, INT32_MAX, &shape->l) || !read_integer(a[FLAGS], "flags", 0, UINT32_MAX, &flags))
         return 0;
@@ -50,7 +52,7 @@ PyObject *python_set_candidate(PyObject *module, PyObject *candidate) {
 PyObject *python_set_default_backend(PyObject *module, PyObject *name) {
     (void)module;
     int32_t backend;
-    if (!read_backend(name, &backend) || nvfp4_set_default_backend(python_context, backend) != NVFP4_OK)
+    if (!read_backend(name, &backend) || nvfp4_set_default_backend(python_context, (nvfp4_backend)backend) != NVFP4_OK)
         return raise_error();
     Py_RETURN_NONE;
 }

@@ -1,7 +1,7 @@
 /* The Python module nvfp4._C: the functions of nvfp4.h for Python objects.
  *
- * abi3 of Python 3.10, vectorcall throughout. Functions take the arguments of their namesakes in nvfp4/_api.py, all of
- * them and by position; defaults, keywords and documentation live there. */
+ * abi3 of Python 3.10, vectorcall throughout. Operations take all their arguments, by position, in the order of their
+ * table (operation.c); defaults, keywords and documentation live in nvfp4/_api.py. */
 #include "bindings/python/module.h"
 
 #include "bindings/torch/ops.h"
@@ -9,9 +9,22 @@
 nvfp4_context *python_context;
 static PyObject *error_type;
 
+static int set_text(PyObject *error, const char *name, const char *text) {
+    PyObject *value = *text ? PyUnicode_FromString(text) : Py_NewRef(Py_None);
+    int ok = value && PyObject_SetAttrString(error, name, value) == 0;
+    Py_XDECREF(value);
+    return ok;
+}
+
 PyObject *raise_error(void) {
     if (PyErr_Occurred()) return NULL;
-    PyErr_SetString(error_type, nvfp4_last_error());
+    nvfp4_error data;
+    PyObject *error = PyObject_CallFunction(error_type, "s", error_message_in(&python_words));
+    error_in(&python_words, &data);
+    if (error && set_text(error, "argument", data.argument) && set_text(error, "value", data.value) &&
+        set_text(error, "rule", data.rule))
+        PyErr_SetObject(error_type, error);
+    Py_XDECREF(error);
     return NULL;
 }
 
@@ -23,9 +36,10 @@ int check_count(const char *function, Py_ssize_t count, Py_ssize_t expected) {
 
 PyObject *call_torch_op(const char *name, arguments a, Py_ssize_t count) {
     PyObject *module = PyImport_ImportModule("nvfp4.torch_ops");
-    PyObject *function = module ? PyObject_GetAttrString(module, name) : NULL;
-    PyObject *tuple = function ? PyTuple_New(count) : NULL;
-    for (Py_ssize_t i = 0; tuple && i < count; i++) PyTuple_SetItem(tuple, i, Py_NewRef(a[i]));
+    PyObject *function = module ? PyObject_GetAttrString(module, "call") : NULL;
+    PyObject *tuple = function ? PyTuple_New(count + 1) : NULL;
+    if (tuple) PyTuple_SetItem(tuple, 0, PyUnicode_FromString(name));
+    for (Py_ssize_t i = 0; tuple && i < count; i++) PyTuple_SetItem(tuple, i + 1, Py_NewRef(a[i]));
     PyObject *result = tuple ? PyObject_CallObject(function, tuple) : NULL;
     Py_XDECREF(tuple);
     Py_XDECREF(function);
@@ -43,28 +57,17 @@ static PyObject *register_torch_ops(PyObject *module, PyObject *unused) {
 static PyObject *last_error(PyObject *module, PyObject *unused) {
     (void)module;
     (void)unused;
-    return PyUnicode_FromString(nvfp4_last_error());
+    return PyUnicode_FromString(error_message_in(&python_words));
 }
 
 #define FASTCALL(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef methods[] = {
-    {"gemm", FASTCALL(python_gemm), METH_FASTCALL, NULL},
-    {"custom_kernel", FASTCALL(python_custom_kernel), METH_FASTCALL, NULL},
-    {"quantize", FASTCALL(python_quantize), METH_FASTCALL, NULL},
-    {"rms_norm_quantize", FASTCALL(python_rms_norm_quantize), METH_FASTCALL, NULL},
-    {"silu_mul_quantize", FASTCALL(python_silu_mul_quantize), METH_FASTCALL, NULL},
-    {"dequantize", FASTCALL(python_dequantize), METH_FASTCALL, NULL},
-    {"amax_scale", FASTCALL(python_amax_scale), METH_FASTCALL, NULL},
-    {"swizzle", python_swizzle, METH_O, NULL},
-    {"unswizzle", FASTCALL(python_unswizzle), METH_FASTCALL, NULL},
-    {"check_gemm", FASTCALL(python_check_gemm), METH_FASTCALL, NULL},
-    {"check_custom_kernel", FASTCALL(python_check_custom_kernel), METH_FASTCALL, NULL},
-    {"check_quantize", FASTCALL(python_check_quantize), METH_FASTCALL, NULL},
-    {"check_rms_norm_quantize", FASTCALL(python_check_rms_norm_quantize), METH_FASTCALL, NULL},
-    {"check_silu_mul_quantize", FASTCALL(python_check_silu_mul_quantize), METH_FASTCALL, NULL},
-    {"check_amax_scale", FASTCALL(python_check_amax_scale), METH_FASTCALL, NULL},
-    {"check_swizzle", FASTCALL(python_check_swizzle), METH_FASTCALL, NULL},
+#define X(name) {#name, FASTCALL(python_##name), METH_FASTCALL, NULL},
+    FRONT_OPERATIONS(X)
+#undef X
+        {"check", FASTCALL(python_check), METH_FASTCALL, NULL},
+    {"operations", python_operations, METH_NOARGS, NULL},
     {"plan", FASTCALL(python_plan), METH_FASTCALL, NULL},
     {"driver", python_driver, METH_NOARGS, NULL},
     {"device", python_device, METH_O, NULL},
@@ -85,6 +88,10 @@ static PyMethodDef methods[] = {
 
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "nvfp4._C", .m_size = -1, .m_methods = methods};
 
+static const char error_doc[] =
+    "A call that nvfp4 rejects. The message says which argument breaks which rule; the attributes argument, value and "
+    "rule are its parts (None where there is none).";
+
 PyMODINIT_FUNC PyInit__C(void);
 
 PyMODINIT_FUNC PyInit__C(void) {
@@ -93,12 +100,15 @@ PyMODINIT_FUNC PyInit__C(void) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);
-    error_type = PyErr_NewExceptionWithDoc(
-        "nvfp4.Error", "A call that nvfp4 rejects; the message says which argument breaks which rule.",
-        PyExc_ValueError, NULL);
+    PyObject *absent = Py_BuildValue("{sO,sO,sO}", "argument", Py_None, "value", Py_None, "rule", Py_None);
+    error_type = absent ? PyErr_NewExceptionWithDoc("nvfp4.Error", error_doc, PyExc_ValueError, absent) : NULL;
+    Py_XDECREF(absent);
     if (!module || !error_type || PyModule_AddObjectRef(module, "Error", error_type) != 0 ||
         PyModule_AddStringConstant(module, "version", NVFP4_VERSION) != 0 ||
-        PyModule_AddStringConstant(module, "archs", nvfp4_embedded_archs()) != 0) {
+        PyModule_AddStringConstant(module, "archs", nvfp4_embedded_archs()) != 0 ||
+        PyModule_AddIntConstant(module, "BATCH_INVARIANT", NVFP4_BATCH_INVARIANT) != 0 ||
+        PyModule_AddIntConstant(module, "CONSTANT_B", NVFP4_CONSTANT_B) != 0 ||
+        PyModule_AddIntConstant(module, "NO_TRANSPOSE_B", NVFP4_NO_TRANSPOSE_B) != 0) {
         Py_XDECREF(module);
         return NULL;
     }

@@ -153,7 +153,7 @@ static int is_negated(PyObject *object, const nvfp4_tensor *t) {
 static int check_strided(PyObject *object, const char *name) {
     char layout[64];
     if (strcmp(describe(object, "layout", layout, sizeof layout), "torch.strided") == 0) return 1;
-    fail(NVFP4_INVALID, "%s: layout is %s; must be torch.strided", name, layout);
+    REJECT(name, ("layout is %s", layout), ("must be torch.strided"));
     return 0;
 }
 
@@ -166,8 +166,7 @@ static int check_no_grad(PyObject *object, const char *name) {
     Py_XDECREF(value);
     PyErr_Clear();
     if (rejected)
-        fail(NVFP4_INVALID, "%s: requires grad; nvfp4 computes no gradients: pass %s.detach() or use torch.no_grad()",
-             name, name);
+        REJECT(name, ("requires grad"), ("nvfp4 computes no gradients: pass %s.detach() or use torch.no_grad()", name));
     return !rejected;
 }
 
@@ -190,7 +189,7 @@ static reading read_torch(PyObject *object, const char *name, use use, nvfp4_ten
     if (!check_no_grad(object, name)) return READ_FAILED;
     if (!is_negated(object, t)) return READ;
     if (use != WRITTEN) return READ_BY_TORCH;
-    fail(NVFP4_INVALID, "%s: is a negated view; must be plain memory, it is written", name);
+    REJECT(name, ("is a negated view"), ("must be plain memory, it is written"));
     return READ_FAILED;
 }
 
@@ -225,7 +224,7 @@ static reading read_interface(PyObject *object, PyObject *interface, const char 
     PyObject *data = PyDict_GetItemString(interface, "data"), *typestr = PyDict_GetItemString(interface, "typestr");
     const char *type = typestr ? PyUnicode_AsUTF8AndSize(typestr, NULL) : NULL;
     if (!type || !shape || !data || !PyTuple_Check(data)) {
-        fail(NVFP4_INVALID, "%s: its __array_interface__ is incomplete", name);
+        CONTRADICTS(name, ("its __array_interface__ is incomplete"));
         return READ_FAILED;
     }
     int64_t item, count = 1;
@@ -235,15 +234,14 @@ static reading read_interface(PyObject *object, PyObject *interface, const char 
         return reject_dtype(name, describe(object, "dtype", dtype, sizeof dtype));
     }
     if (PyTuple_Size(shape) > NVFP4_MAX_DIMS) {
-        fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, (int)PyTuple_Size(shape),
-             NVFP4_MAX_DIMS);
+        REJECT(name, ("has %d dimensions", (int)PyTuple_Size(shape)), ("must have at most %d", NVFP4_MAX_DIMS));
         return READ_FAILED;
     }
     t->device = NVFP4_HOST;
     t->ndim = (int32_t)PyTuple_Size(shape);
     t->data = PyLong_AsVoidPtr(PyTuple_GetItem(data, 0));
     if (use == WRITTEN && PyObject_IsTrue(PyTuple_GetItem(data, 1))) {
-        fail(NVFP4_INVALID, "%s: is read-only; must be writeable", name);
+        REJECT(name, ("is read-only"), ("must be writeable"));
         return READ_FAILED;
     }
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -254,8 +252,8 @@ static reading read_interface(PyObject *object, PyObject *interface, const char 
         int64_t bytes = PyLong_AsLongLong(PyTuple_GetItem(strides, i));
         t->stride[i] = bytes / item;
         if (bytes % item != 0 && t->shape[i] > 1) {
-            fail(NVFP4_INVALID, "%s: stride of dimension %d is %lld bytes; must be a multiple of its element's %lld",
-                 name, i, (long long)bytes, (long long)item);
+            REJECT(name, ("stride of dimension %d is %lld bytes", i, (long long)bytes),
+                   ("must be a multiple of its element's %lld", (long long)item));
             return READ_FAILED;
         }
     }
@@ -287,13 +285,6 @@ void release_arrays(arrays *call) {
     PyErr_Restore(type, value, traceback);
 }
 
-PyObject *with_arrays(array_function *function, PyObject *leader, PyObject *const *arguments, Py_ssize_t count) {
-    arrays call = {.leader = leader};
-    PyObject *result = function(&call, arguments, count);
-    release_arrays(&call);
-    return result;
-}
-
 reading read_tensor(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *tensor) {
     PyTypeObject *type = Py_TYPE(object);
     if (object == Py_None) {
@@ -312,20 +303,9 @@ reading read_tensor(arrays *call, PyObject *object, const char *name, use use, n
     }
     if (is_other(object)) return read_other(call, object, name, use, tensor);
     char text[64];
-    fail(NVFP4_INVALID, "%s: is of type %s; must be a torch.Tensor, a numpy.ndarray or an array with __dlpack__", name,
-         describe((PyObject *)Py_TYPE(object), "__name__", text, sizeof text));
+    REJECT(name, ("is of type %s", describe((PyObject *)Py_TYPE(object), "__name__", text, sizeof text)),
+           ("must be a torch.Tensor, a numpy.ndarray or an array with __dlpack__"));
     return READ_FAILED;
-}
-
-reading read_tensors(arrays *call, PyObject *const *objects, const tensor_argument *table, int count, void *into) {
-    reading worst = READ;
-    for (int i = 0; i < count && worst != READ_FAILED; i++) {
-        const tensor_argument *t = &table[i];
-        nvfp4_tensor *tensor = (nvfp4_tensor *)((char *)into + t->offset);
-        reading done = read_tensor(call, objects[t->index], t->name, t->use, tensor);
-        if (done > worst) worst = done;
-    }
-    return worst;
 }
 
 static PyObject *allocate_numpy(PyObject *shape, int32_t dtype) {
@@ -382,10 +362,8 @@ reading new_result(arrays *call, nvfp4_tensor *tensor, PyObject **result) {
     reading done =
         *result ? read_tensor(call, *result, "result", is_other(call->leader) ? WRITTEN : FORMAT, tensor) : READ_FAILED;
     if (done == READ && tensor->device != device) { /* a library may allocate on a device that is current to it */
-        fail(NVFP4_INVALID,
-             "result: its library allocated it on device %d; must be %d, that of the arguments: make "
-             "that device current",
-             tensor->device, device);
+        REJECT("result", ("its library allocated it on device %d", tensor->device),
+               ("must be %d, that of the arguments: make that device current", device));
         done = READ_FAILED;
     }
     if (done != READ) Py_CLEAR(*result);

@@ -34,21 +34,8 @@ typedef struct arrays {
 } arrays;
 void release_arrays(arrays *call);
 
-/* Runs a function of a call's tensors and its arguments, and releases the tensors' exports. */
-typedef PyObject *array_function(arrays *call, PyObject *const *arguments, Py_ssize_t count);
-PyObject *with_arrays(array_function *function, PyObject *leader, PyObject *const *arguments, Py_ssize_t count);
-
 /* None is an absent tensor. */
 reading read_tensor(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *tensor);
-
-/* Reads a table of tensor arguments into the struct that holds them; stops at the first that is rejected. */
-typedef struct tensor_argument {
-    int index; /* among the call's arguments */
-    const char *name;
-    use use;
-    size_t offset; /* of the nvfp4_tensor in the struct */
-} tensor_argument;
-reading read_tensors(arrays *call, PyObject *const *objects, const tensor_argument *table, int count, void *into);
 
 /* 1 if read_tensor would take it for a tensor rather than a number. */
 int is_tensor(PyObject *object);

@@ -7,9 +7,10 @@
 
 #include <dlfcn.h>
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "api/gemm.h"
 #include "bindings/frontend.h"
 #include "bindings/torch/shim.h"
 #include "common/error.h"
@@ -22,15 +23,15 @@ static struct {
 } shim;
 
 static nvfp4_context *op_context;
-static int32_t dtype_codes[NVFP4_FP32 + 1]; /* nvfp4_dtype to torch's; -1: torch has none */
+static int32_t dtype_codes[NVFP4_FP32 + 1]; /* nvfp4_dtype to those of torch; -1: torch has none */
 
 /* ---- arguments ---- */
 
 static nvfp4_status read_dtype(int32_t code, const char *name, int32_t *dtype) {
     for (*dtype = NVFP4_UINT8; *dtype <= NVFP4_FP32; ++*dtype)
         if (dtype_codes[*dtype] == code) return NVFP4_OK;
-    return fail(NVFP4_INVALID,
-                "%s: dtype is none of uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 and float32", name);
+    return CONTRADICTS(name,
+                       ("dtype is none of uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 and float32"));
 }
 
 static nvfp4_status read_tensor(torch_value value, const char *name, nvfp4_tensor *t) {
@@ -41,14 +42,17 @@ static nvfp4_status read_tensor(torch_value value, const char *name, nvfp4_tenso
         shim.aoti_torch_get_strides(tensor, &strides) || shim.aoti_torch_get_dtype(tensor, &code) ||
         shim.aoti_torch_get_device_type(tensor, &type) || shim.aoti_torch_get_device_index(tensor, &t->device) ||
         shim.aoti_torch_get_data_ptr(tensor, &t->data))
-        return fail(NVFP4_INVALID, "%s: torch gives no access to its memory", name);
+        return CONTRADICTS(name, ("torch gives no access to its memory"));
     if (ndim > NVFP4_MAX_DIMS)
-        return fail(NVFP4_INVALID, "%s: has %d dimensions; must have at most %d", name, (int)ndim, NVFP4_MAX_DIMS);
+        return REJECT(name, ("has %d dimensions", (int)ndim), ("must have at most %d", NVFP4_MAX_DIMS));
     if (type != shim.aoti_torch_device_type_cuda()) t->device = NVFP4_HOST;
     t->ndim = (int32_t)ndim;
     memcpy(t->shape, sizes, (size_t)ndim * sizeof *sizes);
     memcpy(t->stride, strides, (size_t)ndim * sizeof *strides);
-    return read_dtype(code, name, &t->dtype);
+    int32_t dtype;
+    nvfp4_status status = read_dtype(code, name, &dtype);
+    t->dtype = (nvfp4_dtype)dtype;
+    return status;
 }
 
 /* As read_tensor; a uint8 tensor of shape [0] is an absent one. */
@@ -62,18 +66,17 @@ static nvfp4_status read_float(torch_value value, const char *name, float *numbe
     double wide;
     memcpy(&wide, &value, sizeof wide);
     *number = (float)wide;
-    if (isinf(*number) && !isinf(wide)) return fail(NVFP4_INVALID, "%s: is beyond the largest float32, 3.4e38", name);
+    if (isinf(*number) && !isinf(wide)) return CONTRADICTS(name, ("is beyond the largest float32, 3.4e38"));
     return NVFP4_OK;
 }
 
-static nvfp4_status read_name(torch_value value, const char *argument, nvfp4_status (*parse)(const char *, int32_t *),
-                              int32_t *number) {
+static nvfp4_status read_name(torch_value value, const char *argument, name_parser *parse, int32_t *number) {
     const torch_string string = (torch_string)(uintptr_t)value;
     const char *name;
     size_t length;
     if (shim.torch_string_c_str(string, &name) || shim.torch_string_length(string, &length))
-        return fail(NVFP4_INVALID, "%s: could not be read", argument);
-    if (strlen(name) != length) return fail(NVFP4_INVALID, "%s: contains a null character; must be a name", argument);
+        return CONTRADICTS(argument, ("could not be read"));
+    if (strlen(name) != length) return REJECT(argument, ("contains a null character"), ("must be a name"));
     return parse(name, number);
 }
 
@@ -81,8 +84,14 @@ static nvfp4_status read_flags(torch_value value, uint32_t *flags) {
     const int64_t wide = (int64_t)value;
     *flags = (uint32_t)wide;
     if (wide < 0 || wide > UINT32_MAX)
-        return fail(NVFP4_INVALID, "flags: is %lld; must be between 0 and %u", (long long)wide, UINT32_MAX);
+        return REJECT("flags", ("is %lld", (long long)wide), ("must be between 0 and %u", UINT32_MAX));
     return NVFP4_OK;
+}
+
+static nvfp4_status read_size(torch_value value, const char *name, int64_t *size) {
+    *size = (int64_t)value;
+    if (*size >= 0 && *size <= INT32_MAX) return NVFP4_OK;
+    return REJECT(name, ("is %lld", (long long)*size), ("must be between 0 and %d", INT32_MAX));
 }
 
 /* ---- results ---- */
@@ -102,20 +111,6 @@ static void delete_tensor(torch_value value) {
     if (value) shim.aoti_torch_delete_tensor_object((torch_tensor)(uintptr_t)value);
 }
 
-/* Ends a kernel: frees its arguments, of which kinds says 't' for a tensor and 's' for a string, and gives torch the
- * results, or throws the pending error message. */
-static void finish(nvfp4_status status, torch_value *stack, const char *kinds, torch_value *results, int count) {
-    for (int i = 0; kinds[i]; i++) {
-        if (kinds[i] == 't') delete_tensor(stack[i]);
-        if (kinds[i] == 's') shim.torch_delete_string((torch_string)(uintptr_t)stack[i]);
-    }
-    for (int i = 0; i < count; i++) {
-        if (status) delete_tensor(results[i]);
-        stack[i] = results[i];
-    }
-    if (status) shim.aoti_torch_check(false, "nvfp4", __FILE__, __LINE__, nvfp4_last_error());
-}
-
 static int32_t thread_count(void) {
     uint32_t count = 0;
     return shim.torch_get_num_threads(&count) ? 0 : (int32_t)count;
@@ -129,23 +124,7 @@ static nvfp4_status current_stream(int32_t device, void **stream) {
     return NVFP4_OK;
 }
 
-/* ---- gemm ---- */
-
-static nvfp4_status read_gemm(const torch_value *stack, nvfp4_gemm_args *args) {
-    nvfp4_status status = read_tensor(stack[0], "a", &args->a);
-    if (!status) status = read_tensor(stack[1], "b", &args->b);
-    if (!status) status = read_optional(stack[2], "scale_a", &args->scale_a);
-    if (!status) status = read_tensor(stack[3], "scale_b", &args->scale_b);
-    if (!status) status = read_optional(stack[4], "alpha", &args->alpha);
-    if (!status) status = read_optional(stack[5], "bias", &args->bias);
-    if (!status) status = read_optional(stack[6], "c", &args->c);
-    if (!status) status = read_float(stack[7], "alpha", &args->alpha_value);
-    if (!status) status = read_float(stack[8], "beta", &args->beta);
-    if (!status) status = read_name(stack[9], "scale_layout", layout_from_name, &args->scale_layout);
-    if (!status) status = read_name(stack[10], "backend", backend_from_name, &args->backend);
-    if (!status) status = read_flags(stack[11], &args->flags);
-    return status;
-}
+/* ---- calls ---- */
 
 typedef struct workspace {
     torch_value like, tensor;
@@ -157,266 +136,189 @@ static void *allocate(void *owner, size_t bytes) {
     return new_tensor(w->like, &memory, &w->tensor) == NVFP4_OK ? memory.data : NULL;
 }
 
-static nvfp4_status run_gemm(torch_value a, nvfp4_gemm_args *args, gemm_call *call) {
-    workspace w = {.like = a};
-    args->threads = thread_count();
-    args->allocate = allocate;
-    args->owner = &w;
-    nvfp4_status status = current_stream(args->a.device, &args->stream);
-    if (!status) status = gemm_run(op_context, args, call);
-    delete_tensor(w.tensor);
-    return status;
+static nvfp4_status read_scalar(torch_value value, const operation_scalar *scalar, front_call *call) {
+    void *to = scalar_to_fill(scalar, call);
+    switch (scalar->kind) {
+    case SCALAR_FLOAT:
+        return read_float(value, scalar->stands_for ? scalar->stands_for : scalar->name, to);
+    case SCALAR_FLAGS:
+        return read_flags(value, to);
+    case SCALAR_SIZE:
+        return read_size(value, scalar->name, to);
+    default:
+        return read_name(value, scalar->name, parser_of(scalar->kind), to);
+    }
 }
 
-static void gemm_out(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
-    gemm_call call;
-    nvfp4_status status = read_gemm(stack, &args);
-    if (!status) status = read_tensor(stack[12], "out", &args.out);
-    if (!status) status = gemm_prepare(op_context, &args, &call);
-    if (!status) status = run_gemm(stack[0], &args, &call);
-    finish(status, stack, "tttttttffssit", NULL, 0);
+/* An operator's arguments lie on the stack in the order of its schema: tensors that are read, scalars, then the results
+ * that are given, or the dtype that the caller names for a result. */
+static nvfp4_status read_call(const operation *op, int results_are_given, const torch_value *stack, front_call *call) {
+    nvfp4_status status = NVFP4_OK;
+    int at = 0;
+    op->defaults(&call->args);
+    call->out_dtype = NVFP4_NONE;
+    for (int32_t t = 0; t < op->tensor_count && !status; t++) {
+        const operation_tensor *row = &op->tensors[t];
+        nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
+        if (!is_front_input(op, t)) continue;
+        status =
+            row->optional ? read_optional(stack[at], row->name, tensor) : read_tensor(stack[at], row->name, tensor);
+        at++;
+    }
+    for (int32_t i = 0; i < op->scalar_count && !status; i++) status = read_scalar(stack[at++], &op->scalars[i], call);
+    for (int32_t i = 0; i < op->result_count && results_are_given && !status; i++) {
+        const int32_t t = op->results[i].tensor;
+        status = read_tensor(stack[at++], op->tensors[t].name, tensor_to_fill(op, t, &call->args));
+    }
+    if (!status && !results_are_given && takes_out_dtype(op))
+        status = read_dtype((int32_t)stack[at], "out_dtype", &call->out_dtype);
+    for (int32_t i = 0; i < op->result_count && !results_are_given && !status; i++)
+        status = describe_result(op, &op->results[i], call);
+    return status ? status : op->adapt ? op->adapt(&call->args) : NVFP4_OK;
 }
 
-static void gemm(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
-    gemm_call call;
-    torch_value result = 0;
-    int32_t dtype;
-    nvfp4_status status = read_gemm(stack, &args);
-    if (!status) status = read_dtype((int32_t)stack[12], "out_dtype", &dtype);
-    if (!status) status = gemm_result(&args, dtype, &args.out);
-    if (!status) status = gemm_prepare(op_context, &args, &call);
-    if (!status) status = new_tensor(stack[0], &args.out, &result);
-    if (!status) status = run_gemm(stack[0], &args, &call);
-    finish(status, stack, "tttttttffssii", &result, 1);
+/* Frees the tensors and strings among an operator's arguments. */
+static void delete_arguments(const operation *op, int results_are_given, const torch_value *stack) {
+    int at = 0;
+    for (int32_t t = 0; t < op->tensor_count; t++)
+        if (is_front_input(op, t)) delete_tensor(stack[at++]);
+    for (int32_t i = 0; i < op->scalar_count; i++, at++)
+        if (parser_of(op->scalars[i].kind)) shim.torch_delete_string((torch_string)(uintptr_t)stack[at]);
+    for (int32_t i = 0; i < op->result_count && results_are_given; i++) delete_tensor(stack[at++]);
 }
 
-/* custom_kernel(a, b, sfa_permuted, sfb_permuted, c) */
-static void custom_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
-    gemm_call call;
-    nvfp4_status status = read_tensor(stack[0], "a", &args.a);
-    if (!status) status = read_tensor(stack[1], "b", &args.b);
-    if (!status) status = read_tensor(stack[2], "sfa_permuted", &args.scale_a);
-    if (!status) status = read_tensor(stack[3], "sfb_permuted", &args.scale_b);
-    if (!status) status = read_tensor(stack[4], "c", &args.out);
-    if (!status) status = gemm_of_views(&args);
-    if (!status) status = gemm_prepare(op_context, &args, &call);
-    if (!status) status = run_gemm(stack[0], &args, &call);
-    if (status) rename_views();
-    finish(status, stack, "ttttt", NULL, 0);
-}
-
-/* ---- conversions ---- */
-
-/* quantize(x, global_scale, global_value, scale_layout, block_scale) */
-static void quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
-    torch_value results[2] = {0, 0};
-    nvfp4_status status = read_tensor(stack[0], "x", &args.x);
-    if (!status) status = read_optional(stack[1], "global_scale", &args.global_scale);
-    if (!status) status = read_float(stack[2], "global_scale", &args.global_value);
-    if (!status) status = read_name(stack[3], "scale_layout", layout_from_name, &args.scale_layout);
-    if (!status) status = read_name(stack[4], "block_scale", block_scale_from_name, &args.block_scale);
-    if (!status) status = quantize_results(&args.x, args.scale_layout, &args.data, &args.scale);
-    if (!status) status = new_tensor(stack[0], &args.data, &results[0]);
-    if (!status) status = new_tensor(stack[0], &args.scale, &results[1]);
-    args.threads = thread_count();
-    if (!status) status = current_stream(args.x.device, &args.stream);
-    if (!status) status = nvfp4_quantize(op_context, &args);
-    finish(status, stack, "ttfss", results, 2);
-}
-
-/* dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) */
-static void dequantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
-    torch_value result = 0;
-    int32_t dtype;
-    nvfp4_status status = read_tensor(stack[0], "data", &args.data);
-    if (!status) status = read_tensor(stack[1], "scale", &args.scale);
-    if (!status) status = read_optional(stack[2], "global_scale", &args.global_scale);
-    if (!status) status = read_float(stack[3], "global_scale", &args.global_value);
-    if (!status) status = read_name(stack[4], "scale_layout", layout_from_name, &args.scale_layout);
-    if (!status) status = read_dtype((int32_t)stack[5], "out_dtype", &dtype);
-    if (!status) status = dequantize_result(&args.data, dtype, &args.x);
-    if (!status) status = new_tensor(stack[0], &args.x, &result);
-    args.threads = thread_count();
-    if (!status) status = current_stream(args.x.device, &args.stream);
-    if (!status) status = nvfp4_dequantize(op_context, &args);
-    finish(status, stack, "tttfsi", &result, 1);
-}
-
-/* The end of a fused call: allocates data and scale unless they are given, and runs it. */
-#define RUN_FUSED(FUNCTION, RESULTS)                                                                                   \
-    do {                                                                                                               \
-        if (!given && !status) status = RESULTS(&args.x, args.scale_layout, &args.data, &args.scale);                  \
-        if (!given && !status) status = new_tensor(stack[0], &args.data, &results[0]);                                 \
-        if (!given && !status) status = new_tensor(stack[0], &args.scale, &results[1]);                                \
-        args.threads = thread_count();                                                                                 \
-        if (!status) status = current_stream(args.x.device, &args.stream);                                             \
-        if (!status) status = FUNCTION(op_context, &args);                                                             \
-    } while (0)
-
-/* rms_norm_quantize(x, weight, residual, global_scale, global_value, eps, scale_layout), _out(..., data, scale) */
-static void run_rms_norm_quantize(torch_value *stack, int given) {
-    nvfp4_rms_norm_quantize_args args = NVFP4_RMS_NORM_QUANTIZE_ARGS;
-    torch_value results[2] = {0, 0};
-    nvfp4_status status = read_tensor(stack[0], "x", &args.x);
-    if (!status) status = read_tensor(stack[1], "weight", &args.weight);
-    if (!status) status = read_optional(stack[2], "residual", &args.residual);
-    if (!status) status = read_optional(stack[3], "global_scale", &args.global_scale);
-    if (!status) status = read_float(stack[4], "global_scale", &args.global_value);
-    if (!status) status = read_float(stack[5], "eps", &args.eps);
-    if (!status) status = read_name(stack[6], "scale_layout", layout_from_name, &args.scale_layout);
-    if (given && !status) status = read_tensor(stack[7], "data", &args.data);
-    if (given && !status) status = read_tensor(stack[8], "scale", &args.scale);
-    RUN_FUSED(nvfp4_rms_norm_quantize, quantize_results);
-    finish(status, stack, given ? "ttttffstt" : "ttttffs", results, given ? 0 : 2);
-}
-
-static void rms_norm_quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    run_rms_norm_quantize(stack, 0);
-}
-
-static void rms_norm_quantize_out(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    run_rms_norm_quantize(stack, 1);
-}
-
-/* silu_mul_quantize(gate_up, global_scale, global_value, scale_layout), _out(..., data, scale) */
-static void run_silu_mul_quantize(torch_value *stack, int given) {
-    nvfp4_quantize_args args = NVFP4_QUANTIZE_ARGS;
-    torch_value results[2] = {0, 0};
-    nvfp4_status status = read_tensor(stack[0], "gate_up", &args.x);
-    if (!status) status = read_optional(stack[1], "global_scale", &args.global_scale);
-    if (!status) status = read_float(stack[2], "global_scale", &args.global_value);
-    if (!status) status = read_name(stack[3], "scale_layout", layout_from_name, &args.scale_layout);
-    if (given && !status) status = read_tensor(stack[4], "data", &args.data);
-    if (given && !status) status = read_tensor(stack[5], "scale", &args.scale);
-    RUN_FUSED(nvfp4_silu_mul_quantize, silu_mul_quantize_results);
-    finish(status, stack, given ? "ttfstt" : "ttfs", results, given ? 0 : 2);
-}
-
-static void silu_mul_quantize(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    run_silu_mul_quantize(stack, 0);
-}
-
-static void silu_mul_quantize_out(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    run_silu_mul_quantize(stack, 1);
-}
-
-/* amax_scale(x, block_scale) */
-static void amax_scale(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    nvfp4_amax_scale_args args = {.threads = thread_count()};
-    torch_value result = 0;
+static nvfp4_status run(const operation *op, int results_are_given, const torch_value *stack, torch_value *results) {
+    front_call call;
+    prepared_call prepared;
     workspace w = {.like = stack[0]};
-    nvfp4_status status = read_tensor(stack[0], "x", &args.x);
-    if (!status) status = read_name(stack[1], "block_scale", block_scale_from_name, &args.block_scale);
-    scale_result(&args.x, &args.scale);
-    if (!status) status = new_tensor(stack[0], &args.scale, &result);
-    args.allocate = allocate;
-    args.owner = &w;
-    if (!status) status = current_stream(args.x.device, &args.stream);
-    if (!status) status = nvfp4_amax_scale(op_context, &args);
+    const checked_call c = {op, &call.args};
+    nvfp4_call *how = &call.args.call;
+    nvfp4_status status = read_call(op, results_are_given, stack, &call);
+    if (!status) status = operation_prepare(op_context, &c, &prepared);
+    for (int32_t i = 0; i < op->result_count && !results_are_given && !status; i++)
+        status = new_tensor(stack[0], tensor_to_fill(op, op->results[i].tensor, &call.args), &results[i]);
+    if (status) return status;
+    how->threads = thread_count();
+    how->allocate = allocate;
+    how->owner = &w;
+    status = current_stream(tensor_at(op, 0, &call.args)->device, &how->stream);
+    if (!status) status = operation_run(op_context, &c, &prepared);
     delete_tensor(w.tensor);
-    finish(status, stack, "ts", &result, 1);
-}
-
-typedef nvfp4_status layout_change(nvfp4_context *context, const nvfp4_tensor *from, const nvfp4_tensor *to,
-                                   void *stream);
-
-/* Runs `change` from `scale` to a new tensor, which `to` describes. */
-static nvfp4_status change_layout(layout_change *change, torch_value scale, const nvfp4_tensor *from, nvfp4_tensor *to,
-                                  torch_value *result) {
-    void *stream;
-    nvfp4_status status = new_tensor(scale, to, result);
-    if (!status) status = current_stream(from->device, &stream);
-    if (!status) status = change(op_context, from, to, stream);
-    if (status) rename_argument("swizzled", "scale");
     return status;
 }
 
-/* swizzle(scale) */
-static void swizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    nvfp4_tensor from, to;
-    torch_value result = 0;
-    nvfp4_status status = read_tensor(stack[0], "scale", &from);
-    if (!status) status = swizzle_result(&from, &to);
-    if (!status) status = change_layout(nvfp4_swizzle, stack[0], &from, &to, &result);
-    finish(status, stack, "t", &result, 1);
+/* The body of each operator. Nothing is held when torch throws the error through it. */
+static void call_operation(const operation *op, int results_are_given, torch_value *stack) {
+    torch_value results[OPERATION_MAX_TENSORS] = {0};
+    const int count = results_are_given ? 0 : op->result_count;
+    nvfp4_status status = run(op, results_are_given, stack, results);
+    delete_arguments(op, results_are_given, stack);
+    for (int i = 0; i < count; i++) {
+        if (status) delete_tensor(results[i]);
+        stack[i] = results[i];
+    }
+    if (status) shim.aoti_torch_check(false, "nvfp4", __FILE__, __LINE__, error_message_in(&python_words));
 }
 
-/* unswizzle(scale, rows, columns) */
-static void unswizzle(torch_value *stack, uint64_t inputs, uint64_t outputs) {
-    (void)inputs;
-    (void)outputs;
-    nvfp4_tensor from, to;
-    torch_value result = 0;
-    nvfp4_status status = read_tensor(stack[0], "scale", &from);
-    if (!status) status = unswizzle_result(&from, (int64_t)stack[1], (int64_t)stack[2], &to);
-    if (!status) status = change_layout(nvfp4_unswizzle, stack[0], &from, &to, &result);
-    finish(status, stack, "tii", &result, 1);
-}
+/* torch gives a kernel no data of its own, so each operator has a function. */
+#define X(name)                                                                                                        \
+    static void name##_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs) {                                 \
+        (void)inputs, (void)outputs;                                                                                   \
+        call_operation(&operation_##name, operation_##name.given == RESULTS_GIVEN, stack);                             \
+    }                                                                                                                  \
+    static void name##_out_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs) {                             \
+        (void)inputs, (void)outputs;                                                                                   \
+        call_operation(&operation_##name, 1, stack);                                                                   \
+    }
+FRONT_OPERATIONS(X)
+#undef X
 
 /* ---- registration ---- */
 
-#define GEMM_ARGUMENTS                                                                                                 \
-    "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor alpha, Tensor bias, Tensor c, float alpha_value, "     \
-    "float beta, str scale_layout, str backend, int flags, "
+enum { NAME_BYTES = 64, SCHEMA_BYTES = 640 };
 
-#define NORM_ARGUMENTS                                                                                                 \
-    "Tensor x, Tensor weight, Tensor(a!) residual, Tensor global_scale, float global_value, float eps, "               \
-    "str scale_layout"
-#define SILU_ARGUMENTS "Tensor gate_up, Tensor global_scale, float global_value, str scale_layout"
+typedef struct text {
+    char *at, *end;
+} text;
+
+__attribute__((format(printf, 2, 3))) static void append(text *t, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const int length = vsnprintf(t->at, (size_t)(t->end - t->at), format, arguments);
+    va_end(arguments);
+    t->at += length < t->end - t->at ? length : t->end - t->at - 1;
+}
+
+/* "Tensor x", or of the n-th that is written "Tensor(a!) x". */
+static void append_tensor(text *t, const operation_tensor *row, const char *separator, char *alias) {
+    if (row->role == INPUT)
+        append(t, "%sTensor %s", separator, row->name);
+    else
+        append(t, "%sTensor(%c!) %s", separator, (*alias)++, row->name);
+}
+
+/* The schema of an operator: see read_call for the order. */
+static void write_schema(const operation *op, const char *name, int results_are_given, char schema[SCHEMA_BYTES]) {
+    static const char *const types[SCALAR_KINDS] = {
+        [SCALAR_FLOAT] = "float", [SCALAR_LAYOUT] = "str", [SCALAR_BLOCK_SCALE] = "str",
+        [SCALAR_BACKEND] = "str", [SCALAR_FLAGS] = "int",  [SCALAR_SIZE] = "SymInt",
+    };
+    text t = {schema, schema + SCHEMA_BYTES};
+    const char *separator = "";
+    char alias = 'a';
+    append(&t, "%s(", name);
+    for (int32_t i = 0; i < op->tensor_count; i++, separator = ", ")
+        if (is_front_input(op, i)) append_tensor(&t, &op->tensors[i], separator, &alias);
+    for (int32_t i = 0; i < op->scalar_count; i++) {
+        append(&t, ", %s %s", types[op->scalars[i].kind], op->scalars[i].name);
+        if (op->scalars[i].schema_default) append(&t, "=\"%s\"", op->scalars[i].schema_default);
+    }
+    for (int32_t i = 0; i < op->result_count && results_are_given; i++)
+        append_tensor(&t, &op->tensors[op->results[i].tensor], ", ", &alias);
+    if (!results_are_given && takes_out_dtype(op)) append(&t, ", ScalarType out_dtype");
+    append(&t, ") -> %s", results_are_given ? "()" : op->result_count == 1 ? "Tensor" : "(Tensor, Tensor)");
+}
 
 static const struct {
-    const char *name, *schema;
-    torch_kernel *kernel;
+    const operation *op;
+    torch_kernel *kernel, *out_kernel;
 } operators[] = {
-    {"gemm", "gemm(" GEMM_ARGUMENTS "ScalarType out_dtype) -> Tensor", gemm},
-    {"gemm_out", "gemm_out(" GEMM_ARGUMENTS "Tensor(a!) out) -> ()", gemm_out},
-    {"custom_kernel", "custom_kernel(Tensor a, Tensor b, Tensor sfa_permuted, Tensor sfb_permuted, Tensor(a!) c) -> ()",
-     custom_kernel},
-    {"quantize",
-     "quantize(Tensor x, Tensor global_scale, float global_value, str scale_layout, str block_scale=\"amax6\") -> "
-     "(Tensor, Tensor)",
-     quantize},
-    {"dequantize",
-     "dequantize(Tensor data, Tensor scale, Tensor global_scale, float global_value, str scale_layout, ScalarType "
-     "out_dtype) -> Tensor",
-     dequantize},
-    {"rms_norm_quantize", "rms_norm_quantize(" NORM_ARGUMENTS ") -> (Tensor, Tensor)", rms_norm_quantize},
-    {"rms_norm_quantize_out", "rms_norm_quantize_out(" NORM_ARGUMENTS ", Tensor(b!) data, Tensor(c!) scale) -> ()",
-     rms_norm_quantize_out},
-    {"silu_mul_quantize", "silu_mul_quantize(" SILU_ARGUMENTS ") -> (Tensor, Tensor)", silu_mul_quantize},
-    {"silu_mul_quantize_out", "silu_mul_quantize_out(" SILU_ARGUMENTS ", Tensor(a!) data, Tensor(b!) scale) -> ()",
-     silu_mul_quantize_out},
-    {"amax_scale", "amax_scale(Tensor x, str block_scale) -> Tensor", amax_scale},
-    {"swizzle", "swizzle(Tensor scale) -> Tensor", swizzle},
-    {"unswizzle", "unswizzle(Tensor scale, SymInt rows, SymInt columns) -> Tensor", unswizzle},
+#define X(name) {&operation_##name, name##_kernel, name##_out_kernel},
+    FRONT_OPERATIONS(X)
+#undef X
 };
+
+typedef int32_t registrar(torch_library library, const operation *op, const char *name, int results_are_given,
+                          torch_kernel *kernel);
+
+static int32_t define(torch_library library, const operation *op, const char *name, int results_are_given,
+                      torch_kernel *kernel) {
+    char schema[SCHEMA_BYTES];
+    (void)kernel;
+    write_schema(op, name, results_are_given, schema);
+    return shim.aoti_torch_library_def(library, schema);
+}
+
+static int32_t implement(torch_library library, const operation *op, const char *name, int results_are_given,
+                         torch_kernel *kernel) {
+    (void)op, (void)results_are_given;
+    return shim.aoti_torch_library_impl(library, name, kernel);
+}
+
+/* Applies `registrar` to every operator: one of the operation's name, and one with `_out` where results may be given.
+ */
+static int32_t for_each_operator(registrar *one, torch_library library) {
+    int32_t error = 0;
+    for (size_t i = 0; i < sizeof operators / sizeof *operators && !error; i++) {
+        const operation *op = operators[i].op;
+        char name[NAME_BYTES];
+        error = one(library, op, op->name, op->given == RESULTS_GIVEN, operators[i].kernel);
+        if (error || op->given != RESULTS_NEW_OR_GIVEN) continue;
+        snprintf(name, sizeof name, "%s_out", op->name);
+        error = one(library, op, name, 1, operators[i].out_kernel);
+    }
+    return error;
+}
 
 static nvfp4_status open_shim(void) {
     /* By soname, and only if loaded already. */
@@ -451,12 +353,10 @@ nvfp4_status torch_ops_register(nvfp4_context *context) {
     if (status) return status;
     /* The libraries are torch's for the life of the process. */
     int32_t error = shim.aoti_torch_library_init_fragment("nvfp4", __FILE__, __LINE__, &library);
-    for (size_t i = 0; i < sizeof operators / sizeof *operators && !error; i++)
-        error = shim.aoti_torch_library_def(library, operators[i].schema);
+    if (!error) error = for_each_operator(define, library);
     for (size_t k = 0; k < sizeof keys / sizeof *keys && !error; k++) {
         error = shim.aoti_torch_library_init_impl("nvfp4", keys[k], __FILE__, __LINE__, &library);
-        for (size_t i = 0; i < sizeof operators / sizeof *operators && !error; i++)
-            error = shim.aoti_torch_library_impl(library, operators[i].name, operators[i].kernel);
+        if (!error) error = for_each_operator(implement, library);
     }
     if (error) return fail(NVFP4_UNSUPPORTED, "torch: refused the operators of nvfp4");
     op_context = context;

@@ -20,17 +20,12 @@
 #define SM100_DUMP_BYTES 0
 #endif
 
-#ifdef NVFP4_CONTEST
-#define SM100_GEMM_CP_ASYNC(X) /* its products need none */
-#else
-#define SM100_GEMM_CP_ASYNC(X)                                                                                         \
-    X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1, 1)                                                                   \
-    X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1, 1)
-#endif
-
-/* Of plans with equal modelled times the first is taken: what loads less comes first. */
+#ifndef SM100_GEMM_CONFIGS /* a program may choose its own */
 /*    id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast */
-#define SM100_GEMM_CONFIGS(X)                                                                                          \
+#define SM100_GEMM_CONFIGS(X) SM100_GEMM_TMA(X) SM100_GEMM_CP_ASYNC(X)
+#endif
+/* Among plans with equal modelled times the first is taken: what loads less comes first. */
+#define SM100_GEMM_TMA(X)                                                                                              \
     X(sm100_gemm_128x16, 1, 16, 4, 1, 0, 1)                                                                            \
     X(sm100_gemm_128x32, 1, 32, 4, 1, 0, 1)                                                                            \
     X(sm100_gemm_256x64, 2, 64, 4, 1, 0, 1)                                                                            \
@@ -40,8 +35,10 @@
     X(sm100_gemm_256x128, 2, 128, 4, 1, 0, 1)                                                                          \
     X(sm100_gemm_256x128_deep, 2, 128, 6, 2, 0, 1)                                                                     \
     X(sm100_gemm_256x256_multicast, 2, 256, 5, 1, 0, 2)                                                                \
-    X(sm100_gemm_256x256, 2, 256, 5, 1, 0, 1)                                                                          \
-    SM100_GEMM_CP_ASYNC(X)
+    X(sm100_gemm_256x256, 2, 256, 5, 1, 0, 1)
+#define SM100_GEMM_CP_ASYNC(X)                                                                                         \
+    X(sm100_gemm_128x16_cp_async, 1, 16, 4, 1, 1, 1)                                                                   \
+    X(sm100_gemm_128x128_cp_async, 1, 128, 6, 2, 1, 1)
 
 #define SM100_STAGE_K    256 /* K of a stage: rows of 128 bytes, one span of the 128-byte swizzle */
 #define SM100_MMA_K      64  /* K of one tcgen05.mma */

@@ -1,17 +1,15 @@
-/* The sm100 family's row in the table of families: its kernels, and plan.h with the constants of a B200. */
+/* The sm100 family's row in the table of families: its kernels, and plan.c with the constants of a B200. */
 #include "plan/gemm_family.h"
 
 #include "common/error.h"
 #include "kernels/sm100/plan.h"
 
-_Static_assert((int)SM100_FAMILY == (int)NVFP4_BACKEND_SM100, "the backend's number");
 /* One, or, where tensor memory leaves room for the next call, three. */
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
     +(SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256 ? 3 : 1)
 _Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= FAMILY_MAX_CANDIDATES,
                "either order, four splits; with L2 prefetching or not, with room for the next call or not");
 #undef X
-_Static_assert(sizeof(sm100_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
 static const kernel_entry kernels[] = {
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
@@ -28,16 +26,18 @@ static const kernel_set set = {
     .kernels = kernels, .count = SM100_CONFIGS, .least_capability = 100, .most_capability = 109, .optional = 1};
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm100_candidates(&sm100_b200, props, t, out);
+    const int32_t count = sm100_candidates(&sm100_b200, props, t, out);
+    for (int32_t i = 0; i < count; i++) out[i].family = NVFP4_BACKEND_SM100;
+    return count;
 }
 
 /* Every kernel adds K in the same order, 64 values at a time. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const int32_t split_k = batch_invariant_split_k(props, t, SM100_CTA_ROWS, SM100_STAGE_K);
+    const int32_t all = candidates(props, t, out);
     int32_t count = 0;
-    for (int32_t kernel = 0; kernel < SM100_CONFIGS; kernel++)
-        for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
-            count += sm100_list_one(&sm100_b200, props, t, kernel, swap_ab, split_k, out + count);
+    for (int32_t i = 0; i < all; i++)
+        if (out[i].split_k == split_k) out[count++] = out[i];
     return count;
 }
 

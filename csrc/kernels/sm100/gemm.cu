@@ -52,14 +52,10 @@
 #include "kernels/common/placement.cuh"
 #include "kernels/common/tcgen05.cuh"
 #include "kernels/common/tma.cuh"
+#include "kernels/sm100/cp_async_producer.cuh"
 #include "kernels/sm100/dump.cuh"
 #include "kernels/sm100/epilogue.cuh"
 #include "kernels/sm100/schedule.cuh"
-#ifndef NVFP4_CONTEST
-#include "kernels/sm100/cp_async_producer.cuh"
-#endif
-
-template <class C> struct cp_async_producer;
 
 /* The TMA producer, one thread. In _cp_async kernels it loads values only, and only if tensor maps describe them. */
 template <class C> struct tma_producer {
@@ -241,7 +237,7 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, tile_schedul
 }
 
 /* One thread, ahead of griddepcontrol.wait: prefetches the first stages of mma_a into L2, and one stage a CTA of mma_b,
- * which all CTAs read. DRAM is nearly idle while the previous call ends. */
+ * which all CTAs read. DRAM is nearly idle while the kernel before it on the stream ends. */
 template <class C>
 __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_context<C> &cta,
                                             const tile_coord &coord) {
@@ -266,8 +262,8 @@ __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_c
                               cta.blocks(k) * SM100_ATOM_BYTES);
 }
 
-/* All threads: initialises barriers and prefetches. Reads no tensor, so it may run before the previous grid has
- * completed. */
+/* All threads: initialises barriers and prefetches. Reads no tensor, so it may run while earlier kernels on the stream
+ * do. */
 template <class C>
 __device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_context<C> &cta, const tile_coord &first) {
     int warp = threadIdx.x / 32;
@@ -337,8 +333,8 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     if (warp == PRODUCER_WARP && elect_one()) producer.preload();
     __syncwarp();
     griddepcontrol_wait();
-    /* After tcgen05.alloc: a CTA of the next grid could otherwise take these columns and deadlock. After the wait: an
-     * earlier call also admits the grid after next (0.3 us a call slower on an H200). */
+    /* After tcgen05.alloc: a CTA of the next kernel on the stream could otherwise take these columns and deadlock.
+     * After the wait: called earlier, it also admits the kernel after next (0.3 us a call slower on an H200). */
     if (warp == MMA_WARP) griddepcontrol_launch_dependents();
 
     if (warp == PRODUCER_WARP) {

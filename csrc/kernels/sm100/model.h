@@ -1,5 +1,5 @@
-/* Modelled time of one sm100 GEMM on a B200, back to back with programmatic dependent launch, in microseconds. Nothing
- * in it was measured on a B200. C11 and C++17.
+/* Modelled time of one sm100 GEMM on a B200, in microseconds: back to back on a stream, with programmatic dependent
+ * launch. Nothing in it was measured on a B200. C11 and C++17.
  *
  * sm100_work_of counts what a call makes the machine do, sm100_times_of turns counts into times. A call takes the gap
  * between calls, the first byte's latency, a main loop as long as the slowest of DRAM, L2, ingress of an SM, tensor
@@ -262,7 +262,7 @@ static inline double sm100_body_us(const sm100_times *t) {
     return t->first_byte + sm100_mainloop_us(t) + t->again + t->last_stage + t->reduction + t->epilogue;
 }
 
-/* The part of the prologue that the previous call does not hide. */
+/* The part of the prologue that the previous call on the stream does not hide. */
 static inline double sm100_exposed_us(const sm100_model *m, const sm100_times *t) {
     return t->resident ? 0.0 : max_double(0.0, m->prologue_us - m->exit_overlap_us);
 }

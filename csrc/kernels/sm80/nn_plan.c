@@ -44,8 +44,7 @@ static const double FEW_WARPS = 1.015;      /* times as long where an SM has les
 static const double CALL_US = 4.45;
 
 static double single_us(const device_props *props, const gemm_traits *t, const nn_config *c, const gemm_candidate *x) {
-    sm80_tiling tiling;
-    memcpy(&tiling, x->tiling.bytes, sizeof tiling);
+    const int64_t k_tiles = TILING(const sm80_tiling, x)->k_tiles_per_split;
     const double sms = props->sm_count, results = (double)t->m * (double)t->n * (double)t->l;
     const int64_t ctas = ceil_div(x->grid, props->sm_count);
     const double arithmetic = DECODE_CLOCKS * (c->a_type == NVFP4_BF16 ? BF16_DECODE : 1.0) * x->tile_n * c->warps_m +
@@ -55,7 +54,7 @@ static double single_us(const device_props *props, const gemm_traits *t, const n
     const double copies = COPY_CLOCKS * bytes;
     const double stage = STAGE_CLOCKS + (arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3);
     const double idle = ctas * c->warps_m * c->warps_n < 8 ? FEW_WARPS : 1.0;
-    double clocks = LAUNCH_CLOCKS + (double)(ctas * tiling.k_tiles_per_split) * stage * idle;
+    double clocks = LAUNCH_CLOCKS + (double)(ctas * k_tiles) * stage * idle;
     if (x->split_k > 1) clocks += REDUCE_CLOCKS + 2.0 * sizeof(float) * results * x->split_k / REDUCE_BYTES / sms;
     clocks += t->output_bytes * results / STORE_BYTES / sms;
     return CALL_US + clocks * 1e-3 / CLOCK_GHZ;

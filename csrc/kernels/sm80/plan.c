@@ -69,8 +69,6 @@ static const sm80_model *measured(const gemm_traits *t) {
     return t->a_type == VALUES_E2M1 ? &measured_e2m1 : &measured_a16;
 }
 
-_Static_assert(sizeof(sm80_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
-
 static int64_t tiles_along_n(const sm80_config *c, int64_t n) {
     return c->octets ? SM80_W4A16_TILES_N(n, c->octets) : ceil_div(n, c->tile_n);
 }
@@ -114,7 +112,7 @@ static double single_us(const sm80_model *model, const device_props *props, cons
 int32_t sm80_tile(const gemm_traits *t, int64_t tiles_m, int64_t tiles_n, int64_t wanted, gemm_candidate *out) {
     const int64_t k_tiles = ceil_div(t->k, out->tile_k), k_tiles_per_split = ceil_div(k_tiles, wanted);
     const int64_t split = k_tiles_per_split ? ceil_div(k_tiles, k_tiles_per_split) : 1; /* no part is empty */
-    const sm80_tiling tiling = {
+    *TILING(sm80_tiling, out) = (sm80_tiling){
         .k_tiles_per_split = k_tiles_per_split,
         .reduce_grid = split > 1 ? ceil_div(t->l * t->m * ceil_div(t->n, 4), SM80_REDUCE_THREADS) : 0,
         .tiles_m = (int32_t)tiles_m,
@@ -124,7 +122,6 @@ int32_t sm80_tile(const gemm_traits *t, int64_t tiles_m, int64_t tiles_n, int64_
     out->workspace = split > 1 ? t->l * t->m * t->n * split * (int64_t)sizeof(float) : 0;
     out->family = NVFP4_BACKEND_SM80;
     out->split_k = (int32_t)split;
-    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
     return out->grid <= INT32_MAX;
 }
 
@@ -141,10 +138,9 @@ static int32_t list_one(const sm80_model *model, const device_props *props, cons
         .stages = c->stages,
     };
     if (!sm80_tile(t, ceil_div(t->m, c->tile_m), tiles_along_n(c, t->n), wanted, out)) return 0;
-    sm80_tiling tiling;
-    memcpy(&tiling, out->tiling.bytes, sizeof tiling);
     out->reason = out->split_k > 1 ? c->split_reason : c->reason;
-    out->single_us = single_us(model, props, t, c, out->grid, tiling.k_tiles_per_split, out->split_k);
+    const int64_t k_tiles_per_split = TILING(const sm80_tiling, out)->k_tiles_per_split;
+    out->single_us = single_us(model, props, t, c, out->grid, k_tiles_per_split, out->split_k);
     return 1;
 }
 
@@ -228,20 +224,19 @@ static const kernel_entry kernels[SM80_KERNELS] = {
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
     (void)props;
-    sm80_tiling tiling;
-    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
+    const sm80_tiling *tiling = TILING(const sm80_tiling, c);
     launch_step *step = add_step(out, c->kernel, c->grid, kernels[c->kernel].shared_bytes);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     *(sm80_schedule *)add_param(out, step, sizeof(sm80_schedule)) = (sm80_schedule){
         .partials = workspace,
-        .k_tiles_per_split = tiling.k_tiles_per_split,
-        .reduce_grid = tiling.reduce_grid,
-        .tiles_m = tiling.tiles_m,
-        .tiles_n = tiling.tiles_n,
+        .k_tiles_per_split = tiling->k_tiles_per_split,
+        .reduce_grid = tiling->reduce_grid,
+        .tiles_m = tiling->tiles_m,
+        .tiles_n = tiling->tiles_n,
         .split_k = c->split_k,
     };
-    if (tiling.reduce_grid == 0) return;
-    launch_step *reduce = add_step(out, KERNEL_SM80_SPLIT_REDUCE, tiling.reduce_grid, 0);
+    if (tiling->reduce_grid == 0) return;
+    launch_step *reduce = add_step(out, KERNEL_SM80_SPLIT_REDUCE, tiling->reduce_grid, 0);
     reduce->params = step->params; /* the same two */
     memcpy(reduce->param_offset, step->param_offset, sizeof reduce->param_offset);
 }

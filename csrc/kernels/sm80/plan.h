@@ -45,7 +45,7 @@ typedef struct sm80_model {
 } sm80_model;
 
 /* How a candidate tiles its problem. */
-typedef struct sm80_tiling {
+typedef struct IS_TILING sm80_tiling {
     int64_t k_tiles_per_split, reduce_grid;
     int32_t tiles_m, tiles_n;
 } sm80_tiling;

@@ -20,7 +20,8 @@ sm90_dequant_operand sm90_operand_of(const gemm_problem *p, int is_b) {
 
 sm90_operand_size sm90_e2m1_operand(const gemm_traits *t, int is_b) {
     const int32_t broadcast = is_b ? t->broadcast_b : t->broadcast_a;
-    return (sm90_operand_size){.rows = is_b ? t->n : t->m, .batches = broadcast & BROADCAST_VALUES ? 1 : t->l};
+    return (sm90_operand_size){.rows = (int32_t)(is_b ? t->n : t->m),
+                               .batches = broadcast & BROADCAST_VALUES ? 1 : (int32_t)t->l};
 }
 
 /* TMA takes 10 clocks for each row of a box that it fills with zeros instead of loading it: 72 x 28672 x 4096 in tiles
@@ -32,7 +33,7 @@ int sm90_fp16_operand(const gemm_traits *t, int is_b, int32_t tile_rows, sm90_op
     const int64_t rows = is_b ? t->n : t->m;
     const int64_t batches = broadcast == (BROADCAST_VALUES | BROADCAST_SCALES) ? 1 : t->l;
     const int64_t pitch = SM90_DEQUANT_PITCH(t->k), missing = ceil_div(rows, tile_rows) * tile_rows - rows;
-    *size = (sm90_operand_size){.rows = rows, .batches = batches, .map_rows = rows};
+    *size = (sm90_operand_size){.rows = (int32_t)rows, .batches = (int32_t)batches, .map_rows = rows};
     if ((double)rows * (double)batches * (double)pitch >= (double)TENSOR_STRIDE_END) return 0;
     if (missing * pitch <= SM90_MOST_UNWRITTEN) size->map_rows += missing; /* 255 rows of up to 2^33 bytes */
     size->dequant_bytes = (rows * (batches - 1) + size->map_rows) * pitch;
@@ -44,7 +45,7 @@ int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more) {
 }
 
 static int64_t ctas_of(const sm90_operand_size *size, int64_t k, int64_t rows_per_thread) {
-    return size->dequant_bytes ? SM90_DEQUANT_CTAS(size->rows, k, size->batches, rows_per_thread) : 0;
+    return size->dequant_bytes ? SM90_DEQUANT_CTAS((int64_t)size->rows, k, size->batches, rows_per_thread) : 0;
 }
 
 sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, const sm90_operand_size *mma_b,

@@ -65,6 +65,14 @@
     (((split_k) - 1) * CEIL_DIV((mma_tile_n) / 8, split_k) * (math_warpgroups) * (wgmmas_m) * 2048)
 #define SM90_PARTIALS_ROOM(math_warpgroups, wgmmas_m, mma_tile_n, stages)                                              \
     ((stages) * SM90_STAGE_BYTES(math_warpgroups, wgmmas_m, mma_tile_n))
+/* How an instantiation is loaded: its kernel_entry, for the host. */
+#define SM90_GEMM_ENTRY(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, ...)                           \
+    {.name = "nvfp4_" #id,                                                                                             \
+     .fatbin = "sm90_gemm",                                                                                            \
+     .threads = SM90_THREADS(math_warpgroups),                                                                         \
+     .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages),                                 \
+     .more_shared = 1,                                                                                                 \
+     .pdl = 1},
 /* Limit of stream-K workers: one CTA of the dequantize pre-pass zeroes a flag for each. */
 #define SM90_MAX_WORKERS 512
 /* A worker's partial tile in the workspace, fp32 accumulators. */

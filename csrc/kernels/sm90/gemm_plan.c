@@ -4,6 +4,7 @@
 #include "kernels/sm90/plan.h"
 
 typedef struct gemm_config {
+    int32_t kernel;
     int32_t type; /* of the wgmma operands: NVFP4_FP16 or NVFP4_BF16 */
     int32_t mma_tile_m, mma_tile_n, stages;
     int32_t shared_bytes;
@@ -39,7 +40,8 @@ enum {
 
 static const gemm_config configs[] = {
 #define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16)                               \
-    {(bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
+    {KERNEL_##id,                                                                                                      \
+     (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
      SM90_MMA_TILE_M(math_warpgroups, wgmmas_m),                                                                       \
      mma_tile_n,                                                                                                       \
      stages,                                                                                                           \
@@ -56,18 +58,19 @@ static const gemm_config configs[] = {
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
-enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 8 /* gemv: 2, prefill: 4 */ };
+enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 12 /* gemv: 2, prefill: 4, skinny: 6 */ };
 #define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16) +!(bf16)
 _Static_assert((0 SM90_GEMM_CONFIGS(X)) * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= FAMILY_MAX_CANDIDATES,
                "room for all of fp16, which are more");
 #undef X
 
-typedef struct gemm_tiling {
+typedef struct IS_TILING gemm_tiling {
     int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages;
     int32_t partials_in_stages;
+    int32_t shared_bytes, padding_;
     sm90_streamk_split streamk;
+    sm90_operand_size mma_b;
 } gemm_tiling;
-_Static_assert(sizeof(gemm_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
 /* Whether the kernel multiplies this type of A: 16-bit A is mma_b, and the pre-pass puts it into order. */
 static int takes_type(const gemm_config *config, const gemm_traits *t) {
@@ -161,6 +164,7 @@ static int tile(const sm90_model *model, const device_props *props, const gemm_t
     tiling->tiles_mma_n = (int32_t)tiles_n;
     tiling->tiles = (int32_t)tiles;
     tiling->clusters = (int32_t)clusters;
+    tiling->shared_bytes = config->shared_bytes + (tiling->partials_in_stages ? 0 : in->partials_bytes);
     return 1;
 }
 
@@ -174,13 +178,11 @@ static int64_t flags_bytes(const gemm_tiling *tiling, int32_t split_k) {
     return (int64_t)tiling->streamk.worker_clusters * split_k * (int64_t)sizeof(uint32_t);
 }
 
-static int32_t list_one(const sm90_model *model, const device_props *props, const gemm_traits *t, int32_t kernel,
-                        int32_t swap_ab, int32_t split_k, gemm_candidate *out) {
-    const gemm_config *config = &configs[kernel];
-    sm90_operand_size mma_b;
-    if (!takes_operands(config, t, swap_ab, &mma_b)) return 0;
+static int32_t list_one(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                        const gemm_config *config, int32_t swap_ab, int32_t split_k, gemm_candidate *out) {
     gemm_tiling tiling = {.k_stages = (int32_t)ceil_div(t->k, SM90_STAGE_K)};
-    const int64_t dequant_batches = config->dequant_b_in_kernel ? 0 : mma_b.batches;
+    if (!takes_operands(config, t, swap_ab, &tiling.mma_b)) return 0;
+    const int64_t dequant_batches = config->dequant_b_in_kernel ? 0 : tiling.mma_b.batches;
     sm90_model_input in = model_input(props, t, config, swap_ab, split_k, dequant_batches);
     if (!tile(model, props, t, config, &in, &tiling)) return 0;
     const double loss = config->type == NVFP4_BF16 ? model->bf16_loss : 1.0;
@@ -190,12 +192,10 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
         config->streamk ? partial_tiles_bytes(config, &tiling, split_k) + flags_bytes(&tiling, split_k) : 0;
     *out = (gemm_candidate){
         .single_us = time,
-        .name = sm90_kernel_name(kernel),
         .reason = config->reasons[swap_ab][split_k > 1],
         .grid = (int64_t)tiling.clusters * split_k,
-        .workspace = sm90_workspace_bytes(mma_b.dequant_bytes, streamk_bytes),
-        .family = NVFP4_BACKEND_SM90,
-        .kernel = kernel,
+        .workspace = sm90_workspace_bytes(tiling.mma_b.dequant_bytes, streamk_bytes),
+        .kernel = config->kernel,
         .swap_ab = swap_ab,
         .split_k = split_k,
         .tile_m = swap_ab ? config->mma_tile_n : config->mma_tile_m,
@@ -203,30 +203,30 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
         .tile_k = SM90_STAGE_K,
         .stages = config->stages,
     };
-    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    *TILING(gemm_tiling, out) = tiling;
     return 1;
 }
 
 /* Every kernel without stream-K adds K in the same order, stage by stage. Linear scales and operands that TMA does not
  * reach have no such kernel; with N = 1 whether TMA reaches A depends on M. */
-int32_t sm90_gemm_batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                                  gemm_candidate *out) {
+static int32_t batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                               gemm_candidate *out) {
     if (t->scale_layout != NVFP4_128X4 || !t->tma_values || t->n == 1) return -1;
     const int32_t split_k = batch_invariant_split_k(props, t, SM90_ATOM_ROWS, SM90_STAGE_K);
     int32_t count = 0;
-    for (int32_t kernel = 0; kernel < CONFIGS; kernel++)
-        for (int32_t swap_ab = 0; swap_ab < 2 && !configs[kernel].streamk; swap_ab++)
-            count += list_one(model, props, t, kernel, swap_ab, split_k, out + count);
+    for (int32_t i = 0; i < CONFIGS; i++)
+        for (int32_t swap_ab = 0; swap_ab < 2 && !configs[i].streamk; swap_ab++)
+            count += list_one(model, props, t, &configs[i], swap_ab, split_k, out + count);
     return count;
 }
 
-int32_t sm90_gemm_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                             gemm_candidate *out) {
+static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                          gemm_candidate *out) {
     int32_t count = 0;
-    for (int32_t kernel = 0; kernel < CONFIGS; kernel++)
+    for (int32_t i = 0; i < CONFIGS; i++)
         for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
             for (int32_t split_k = 1; split_k <= MAX_CLUSTER; split_k++)
-                count += list_one(model, props, t, kernel, swap_ab, split_k, out + count);
+                count += list_one(model, props, t, &configs[i], swap_ab, split_k, out + count);
     return count;
 }
 
@@ -247,58 +247,55 @@ static void build_streamk(const gemm_config *config, const gemm_tiling *tiling, 
     dequant->zeroed = s->fixup_flags;
 }
 
-void sm90_gemm_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
-                     launch_plan *out) {
-    const gemm_config *config = &configs[c->kernel];
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
+    const gemm_config *config = &configs[c->kernel - configs->kernel];
+    const gemm_tiling *tiling = TILING(const gemm_tiling, c);
+    const sm90_operand_size *mma_b = &tiling->mma_b, no_operand = {.dequant_bytes = 0};
     const int mma_a_is_b = c->swap_ab;
-    const gemm_traits t = traits_of(p);
-    const sm90_operand_size no_operand = {.dequant_bytes = 0};
-    sm90_operand_size mma_b;
-    gemm_tiling tiling;
-    takes_operands(config, &t, c->swap_ab, &mma_b);
-    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    const cache_policies policies = choose_cache_policies(props, p, c->swap_ab, tiling.tiles_mma_m, tiling.tiles_mma_n);
+    const cache_policies policies =
+        choose_cache_policies(props, p, c->swap_ab, tiling->tiles_mma_m, tiling->tiles_mma_n);
     uint8_t *mma_b_fp16, *behind;
     sm90_dequant_schedule *dequant =
-        sm90_add_dequant(p, !mma_a_is_b, &mma_b, &no_operand, workspace, out, &mma_b_fp16, &behind);
+        sm90_add_dequant(p, !mma_a_is_b, mma_b, &no_operand, workspace, out, &mma_b_fp16, &behind);
     /* What may be loaded before griddepcontrol.wait: see gemm.cu. */
     const int constant_mma_a = mma_a_is_b && p->constant_b;
     if (dequant) dequant->span = SM90_STAGE_K, dequant->launch_first = constant_mma_a;
 
-    launch_step *step = add_step(out, c->kernel, c->split_k, config->shared_bytes);
-    if (!tiling.partials_in_stages) step->shared_bytes += partials_bytes(config, c->split_k);
-    step->grid_y = tiling.clusters;
+    launch_step *step = add_step(out, c->kernel, c->split_k, tiling->shared_bytes);
+    step->grid_y = tiling->clusters;
     step->cluster = c->split_k;
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_schedule *s = add_param(out, step, sizeof *s);
     const sm90_dequant_operand mma_a = sm90_operand_of(p, mma_a_is_b);
-    const int32_t split_stages = tiling.k_stages - tiling.streamk.streamk_stages;
+    const int32_t split_stages = tiling->k_stages - tiling->streamk.streamk_stages;
     *s = (sm90_schedule){
         .mma_a = {.scale = mma_a.scale,
                   .scale_pitch = mma_a.scale_pitch,
                   .scale_batch = mma_a.scale_batch,
                   .cache_policy = policies.mma_a,
                   .rows = mma_a.rows},
-        .mma_b = {.cache_policy = policies.mma_b,
-                  .rows = (int32_t)mma_b.rows,
-                  .shared = p->l > 1 && mma_b.batches == 1},
+        .mma_b = {.cache_policy = policies.mma_b, .rows = mma_b->rows, .shared = p->l > 1 && mma_b->batches == 1},
         .mma_b_e2m1 = sm90_operand_of(p, !mma_a_is_b),
-        .tiles = tiling.tiles,
-        .tiles_mma_m = tiling.tiles_mma_m,
-        .tiles_mma_n = tiling.tiles_mma_n,
+        .tiles = tiling->tiles,
+        .tiles_mma_m = tiling->tiles_mma_m,
+        .tiles_mma_n = tiling->tiles_mma_n,
         .split_k = c->split_k,
         .stages_per_split = split_stages / c->split_k,
         .splits_with_one_more = split_stages % c->split_k,
         .swap_ab = c->swap_ab,
-        .partials_in_stages = tiling.partials_in_stages,
+        .partials_in_stages = tiling->partials_in_stages,
         .preload_stages = dequant || constant_mma_a ? SM90_PRELOAD_STAGES : 0,
         .inv_split_k = sm90_reciprocal(c->split_k),
     };
-    if (config->streamk) build_streamk(config, &tiling, c->split_k, behind, dequant, s);
+    if (config->streamk) build_streamk(config, tiling, c->split_k, behind, dequant, s);
     if (p->k == 0) return;
     const tensor_layout values = values_layout(p, mma_a_is_b, p->l, SM90_STAGE_K / 2, config->mma_tile_m, 0);
     add_tensor_map(out, &values, &s->mma_a.values);
     if (config->dequant_b_in_kernel) return;
-    const tensor_layout fp16 = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, &mma_b, config->mma_tile_n);
+    const tensor_layout fp16 = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, mma_b, config->mma_tile_n);
     add_tensor_map(out, &fp16, &s->mma_b.values);
 }
+
+const sm90_kind sm90_gemm_kind = {
+    .operation = OP_GEMM, .candidates = candidates, .batch_invariant = batch_invariant, .build = build};

@@ -13,7 +13,11 @@ static const gemv_config configs[] = {
     SM90_GEMV_CONFIGS(X)
 #undef X
 };
-_Static_assert(sizeof(sm90_gemv_schedule) <= PLAN_TILING_BYTES, "a candidate holds it");
+
+typedef struct IS_TILING gemv_tiling {
+    sm90_gemv_schedule schedule;
+    int32_t shared_bytes, padding_;
+} gemv_tiling;
 
 /* The instantiation with the fewest rows that holds all of A; NULL for none. */
 static const gemv_config *config_for(int64_t m) {
@@ -59,7 +63,8 @@ static int32_t list_one(const sm90_model *model, const device_props *props, int6
     const gemv_config *c = config_for(m);
     if (!c) return 0;
     const sm90_gemv_schedule s = schedule_of(props, c, n, k, l);
-    if (s.ctas * l > INT32_MAX || shared_bytes(c, &s) > props->shared_per_block) return 0;
+    const int64_t shared = shared_bytes(c, &s);
+    if (s.ctas * l > INT32_MAX || shared > props->shared_per_block) return 0;
     const double bytes = (double)l * (double)n * (double)k * SM90_RAW_BYTES;
     const double values = (double)busiest_steps(c, &s, s.log2_split_k) * c->warps * SM90_GEMV_TILE_N * SM90_GEMV_STEP_K;
     const double rounds = (double)ceil_div(s.ctas * l, props->sm_count);
@@ -68,11 +73,9 @@ static int32_t list_one(const sm90_model *model, const device_props *props, int6
     *out = (gemm_candidate){
         .single_us = model->gemv_fixed_us + model->gemv_row_us * (c->rows - 1) +
                      overlapped(sm90_memory_us(model, bytes, 0), computing, model->overlap),
-        .name = sm90_kernel_name(c->kernel),
         .reason = swap_ab ? "B has one row only: each row of A passes it once, through integer dot products"
                           : "A has a few rows only: each row of B passes them once, through integer dot products",
         .grid = s.ctas * l,
-        .family = NVFP4_BACKEND_SM90,
         .kernel = c->kernel,
         .swap_ab = swap_ab,
         .split_k = 1,
@@ -81,12 +84,12 @@ static int32_t list_one(const sm90_model *model, const device_props *props, int6
         .tile_k = SM90_GEMV_STEP_K,
         .stages = c->stages,
     };
-    memcpy(out->tiling.bytes, &s, sizeof s);
+    *TILING(gemv_tiling, out) = (gemv_tiling){.schedule = s, .shared_bytes = (int32_t)shared};
     return 1;
 }
 
-int32_t sm90_gemv_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                             gemm_candidate *out) {
+static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                          gemm_candidate *out) {
     if (t->a_type != VALUES_E2M1) return 0; /* integer dot products */
     int32_t count = list_one(model, props, t->m, t->n, t->k, t->l, 0, out);
     if (t->m > 1 && t->output_is_column) count += list_one(model, props, t->n, t->m, t->k, t->l, 1, out + count);
@@ -107,13 +110,13 @@ static gemm_problem transposed(const gemm_problem *p) {
     return t;
 }
 
-void sm90_gemv_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
-                     launch_plan *out) {
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
     (void)props, (void)workspace;
-    const gemv_config *config = &configs[c->kernel - SM90_FIRST_GEMV];
-    sm90_gemv_schedule s;
-    memcpy(&s, c->tiling.bytes, sizeof s);
-    launch_step *step = add_step(out, c->kernel, c->grid, (int32_t)shared_bytes(config, &s));
+    const gemv_tiling *tiling = TILING(const gemv_tiling, c);
+    launch_step *step = add_step(out, c->kernel, c->grid, tiling->shared_bytes);
     *(gemm_problem *)add_param(out, step, sizeof *p) = c->swap_ab ? transposed(p) : *p;
-    *(sm90_gemv_schedule *)add_param(out, step, sizeof s) = s;
+    *(sm90_gemv_schedule *)add_param(out, step, sizeof tiling->schedule) = tiling->schedule;
 }
+
+const sm90_kind sm90_gemv_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};

@@ -33,6 +33,12 @@
     (SM90_NN_A_BYTES(tile_m) + SM90_NN_VALUES_BYTES + SM90_NN_SCALES_BYTES + SM90_NN_PAIRS_BYTES)
 /* Stages, three mbarriers each, one for partial sums. */
 #define SM90_NN_SHARED_BYTES(tile_m, stages) ((stages) * (SM90_NN_STAGE_BYTES(tile_m) + 24) + 8)
+/* How an instantiation is loaded: its kernel_entry, for the host. */
+#define SM90_NN_ENTRY(id, tile_m, stages, ...)                                                                         \
+    {.name = "nvfp4_" #id,                                                                                             \
+     .fatbin = "sm90_nn",                                                                                              \
+     .threads = SM90_NN_THREADS,                                                                                       \
+     .shared_bytes = SM90_NN_SHARED_BYTES(tile_m, stages)},
 
 /* Second parameter. */
 typedef struct sm90_nn_schedule {

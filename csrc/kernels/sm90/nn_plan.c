@@ -3,17 +3,19 @@
 #include "kernels/sm90/plan.h"
 
 typedef struct nn_config {
-    int32_t kernel, tile_m, stages, type;
+    int32_t kernel, tile_m, stages, type, shared_bytes;
 } nn_config;
 
 static const nn_config configs[] = {
-#define X(id, tile_m, stages, bf16) {KERNEL_##id, tile_m, stages, (bf16) ? NVFP4_BF16 : NVFP4_FP16},
+#define X(id, tile_m, stages, bf16)                                                                                    \
+    {KERNEL_##id, tile_m, stages, (bf16) ? NVFP4_BF16 : NVFP4_FP16, SM90_NN_SHARED_BYTES(tile_m, stages)},
     SM90_NN_CONFIGS(X)
 #undef X
 };
 
-typedef struct nn_tiling {
+typedef struct IS_TILING nn_tiling {
     int32_t tiles_m, tiles_n;
+    int32_t a_batches, b_batches; /* L, or 1 if all batches share the operand */
 } nn_tiling;
 
 /* Partial sums that a CTA receives. */
@@ -38,27 +40,27 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
     return m->nn_fixed_us + max_double((double)rounds * tile, sm90_memory_us(m, bytes, 0.0));
 }
 
-int32_t sm90_nn_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                           gemm_candidate *out) {
+static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                          gemm_candidate *out) {
     int32_t count = 0;
     if (t->scale_layout != NVFP4_128X4 || !t->tma_values) return 0;
     const int64_t stages = ceil_div(t->k, SM90_NN_STAGE_K);
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const nn_config *c = &configs[i];
-        if (c->type != t->a_type || sm90_kernel_shared_bytes(c->kernel) > props->shared_per_block) continue;
+        if (c->type != t->a_type || c->shared_bytes > props->shared_per_block) continue;
         const nn_tiling tiling = {.tiles_m = (int32_t)ceil_div(t->m, c->tile_m),
-                                  .tiles_n = (int32_t)ceil_div(t->n, SM90_NN_TILE_N)};
+                                  .tiles_n = (int32_t)ceil_div(t->n, SM90_NN_TILE_N),
+                                  .a_batches = t->broadcast_a & BROADCAST_VALUES ? 1 : (int32_t)t->l,
+                                  .b_batches = t->broadcast_b & BROADCAST_VALUES ? 1 : (int32_t)t->l};
         const int64_t tiles = (int64_t)tiling.tiles_m * tiling.tiles_n;
         if (tiles > INT32_MAX / SM90_NN_MAX_SPLIT / (SM90_NN_BAND * t->l)) continue;
         for (int32_t split_k = 1; split_k <= SM90_NN_MAX_SPLIT; split_k++) {
             if (split_k > 1 && split_k > stages) break;
             out[count] = (gemm_candidate){
                 .single_us = single_us(model, props, t, c, tiles * t->l, split_k),
-                .name = sm90_kernel_name(c->kernel),
                 .reason = split_k > 1 ? "wgmma; split along the sum over a cluster so that more SMs have work"
                                       : "wgmma; its tiles fill the SMs",
                 .grid = tiles * t->l * split_k,
-                .family = NVFP4_BACKEND_SM90,
                 .kernel = c->kernel,
                 .split_k = split_k,
                 .tile_m = c->tile_m,
@@ -66,7 +68,7 @@ int32_t sm90_nn_candidates(const sm90_model *model, const device_props *props, c
                 .tile_k = SM90_NN_STAGE_K,
                 .stages = c->stages,
             };
-            memcpy(out[count++].tiling.bytes, &tiling, sizeof tiling);
+            *TILING(nn_tiling, &out[count++]) = tiling;
         }
     }
     return count;
@@ -99,25 +101,25 @@ static tensor_layout b_layout(const gemm_problem *p, int64_t batches) {
     };
 }
 
-void sm90_nn_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
-                   launch_plan *out) {
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
     (void)props, (void)workspace;
-    const int64_t a_batches = p->a_batch == 0 ? 1 : p->l, b_batches = p->b_batch == 0 ? 1 : p->l;
-    nn_tiling tiling;
-    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    launch_step *step = add_step(out, c->kernel, c->grid, sm90_kernel_shared_bytes(c->kernel));
+    const nn_tiling *tiling = TILING(const nn_tiling, c);
+    launch_step *step = add_step(out, c->kernel, c->grid, configs[c->kernel - configs->kernel].shared_bytes);
     if (c->split_k > 1) step->cluster = c->split_k;
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_nn_schedule *s = add_param(out, step, sizeof *s);
-    *s = (sm90_nn_schedule){.a_batches = (int32_t)a_batches,
-                            .b_batches = (int32_t)b_batches,
-                            .tiles_m = tiling.tiles_m,
-                            .tiles_n = tiling.tiles_n,
+    *s = (sm90_nn_schedule){.a_batches = tiling->a_batches,
+                            .b_batches = tiling->b_batches,
+                            .tiles_m = tiling->tiles_m,
+                            .tiles_n = tiling->tiles_n,
                             .split_k = c->split_k,
                             .inv_split_k = sm90_reciprocal(c->split_k)};
     if (p->k == 0) return;                                  /* nothing is loaded */
     const int32_t rows = (int32_t)min_int(p->m, c->tile_m); /* TMA takes some 10 clocks to fill one with zeros */
-    const tensor_layout a = a_layout(p, a_batches, rows), b = b_layout(p, b_batches);
+    const tensor_layout a = a_layout(p, tiling->a_batches, rows), b = b_layout(p, tiling->b_batches);
     add_tensor_map(out, &a, &s->a);
     add_tensor_map(out, &b, &s->b);
 }
+
+const sm90_kind sm90_nn_kind = {.operation = OP_GEMM_NN, .candidates = candidates, .build = build};

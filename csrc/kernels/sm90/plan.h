@@ -1,5 +1,5 @@
-/* What the planning files of the sm90 family share: kernels by their number in its kernel_set, the operands of the mma,
- * and the dequantize pre-pass. */
+/* What the planning files of the sm90 family share: the kinds of its kernels, the operands of the mma, and the
+ * dequantize pre-pass. */
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H
 
@@ -13,71 +13,52 @@
 #include "plan/gemm_family.h"
 #include "plan/operands.h"
 
+/* The kinds of kernels, in the order of their numbers in the family's kernel_set: a name, the instantiations, and how
+ * one is loaded. A new kind is a row here and the files NAME.cu, NAME_config.h and NAME_plan.c, which defines
+ * sm90_NAME_kind. */
+#define SM90_KINDS(X)                                                                                                  \
+    X(gemm, SM90_GEMM_CONFIGS, SM90_GEMM_ENTRY)                                                                        \
+    X(gemv, SM90_GEMV_CONFIGS, SM90_GEMV_ENTRY)                                                                        \
+    X(prefill, SM90_PREFILL_CONFIGS, SM90_PREFILL_ENTRY)                                                               \
+    X(skinny, SM90_SKINNY_CONFIGS, SM90_SKINNY_ENTRY)                                                                  \
+    X(nn, SM90_NN_CONFIGS, SM90_NN_ENTRY)
+
+/* Numbers of the kernels. */
 enum {
-#define X(id, ...) KERNEL_##id,
-    SM90_GEMM_CONFIGS(X)
+#define NUMBER(id, ...)         KERNEL_##id,
+#define X(kind, configs, entry) configs(NUMBER)
+    SM90_KINDS(X)
 #undef X
-        SM90_FIRST_GEMV,
-    SM90_BEFORE_GEMV = SM90_FIRST_GEMV - 1,
-#define X(id, ...) KERNEL_##id,
-    SM90_GEMV_CONFIGS(X)
-#undef X
-        SM90_FIRST_PREFILL,
-    SM90_BEFORE_PREFILL = SM90_FIRST_PREFILL - 1,
-#define X(id, ...) KERNEL_##id,
-    SM90_PREFILL_CONFIGS(X)
-#undef X
-        SM90_FIRST_SKINNY,
-    SM90_BEFORE_SKINNY = SM90_FIRST_SKINNY - 1,
-#define X(id, ...) KERNEL_##id,
-    SM90_SKINNY_CONFIGS(X)
-#undef X
-        SM90_FIRST_NN,
-    SM90_BEFORE_NN = SM90_FIRST_NN - 1,
-#define X(id, ...) KERNEL_##id,
-    SM90_NN_CONFIGS(X)
-#undef X
+#undef NUMBER
         KERNEL_SM90_DEQUANT,
     SM90_KERNELS
 };
+
+/* How the kernels of a kind are planned: functions as in a gemm_family. plan.c adds the family and the kernel's name to
+ * the candidates. */
+typedef struct sm90_kind {
+    gemm_operation operation;
+    int32_t (*candidates)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
+                          gemm_candidate *out);
+    /* NULL: no order of additions serves every M. */
+    int32_t (*batch_invariant)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
+                               gemm_candidate *out);
+    void (*build)(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
+                  void *workspace, launch_plan *out);
+} sm90_kind;
+
+#define X(kind, ...) extern const sm90_kind sm90_##kind##_kind;
+SM90_KINDS(X)
+#undef X
+
+/* All candidates of the product with their times under given constants. */
+int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
+                        gemm_candidate *out);
 
 /* The multiplier of a division (CUTLASS: FastDivmod): x * f >> 31 is x / d where x * d is below 2^31. */
 static inline uint32_t sm90_reciprocal(int32_t d) {
     return (uint32_t)ceil_div((int64_t)1 << 31, d);
 }
-
-/* Each kind of kernel lists its candidates and builds their launches, as a gemm_family does. */
-int32_t sm90_gemm_batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *traits,
-                                  gemm_candidate *out);
-int32_t sm90_gemm_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
-                             gemm_candidate *out);
-int32_t sm90_gemv_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
-                             gemm_candidate *out);
-int32_t sm90_prefill_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
-                                gemm_candidate *out);
-int32_t sm90_skinny_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
-                               gemm_candidate *out);
-/* The kernels of A . B. */
-int32_t sm90_nn_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
-                           gemm_candidate *out);
-void sm90_nn_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
-                   void *workspace, launch_plan *out);
-void sm90_gemm_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
-                     void *workspace, launch_plan *out);
-void sm90_gemv_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
-                     void *workspace, launch_plan *out);
-void sm90_prefill_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
-                        void *workspace, launch_plan *out);
-void sm90_skinny_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
-                       void *workspace, launch_plan *out);
-
-/* All candidates of A . B^T with their times under given constants. */
-int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
-                        gemm_candidate *out);
-
-/* Shared memory that every launch of a kernel takes, in bytes. */
-int32_t sm90_kernel_shared_bytes(int32_t kernel);
-const char *sm90_kernel_name(int32_t kernel);
 
 /* Type of the wgmma operands that a product needs: bf16 for bf16 A. */
 static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
@@ -86,9 +67,9 @@ static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
 
 /* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */
 typedef struct sm90_operand_size {
-    int64_t rows, batches; /* batches of its tensor map: L, or 1 where one serves all */
-    int64_t map_rows;      /* of its tensor map: 16-bit, whole tiles */
     int64_t dequant_bytes; /* in the workspace; 0: read as e2m1 */
+    int64_t map_rows;      /* of its tensor map: 16-bit, whole tiles */
+    int32_t rows, batches; /* batches of its tensor map: L, or 1 where one serves all */
 } sm90_operand_size;
 
 sm90_operand_size sm90_e2m1_operand(const gemm_traits *traits, int is_b);

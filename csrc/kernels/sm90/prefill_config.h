@@ -67,6 +67,14 @@
 #define SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages)                                                                  \
     ((stages) * SM90_PREFILL_STAGE_BYTES(mma_a_e2m1) + 8 * SM90_PREFILL_EPILOGUE_STAGING_BYTES + 16 * (stages))
 
+/* How an instantiation is loaded: its kernel_entry, for the host. */
+#define SM90_PREFILL_ENTRY(id, mma_a_e2m1, stages, ...)                                                                \
+    {.name = "nvfp4_" #id,                                                                                             \
+     .fatbin = "sm90_prefill",                                                                                         \
+     .threads = SM90_PREFILL_THREADS,                                                                                  \
+     .shared_bytes = SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages),                                                    \
+     .pdl = 1},
+
 #define SM90_DEQUANT_THREADS 512
 #define SM90_DEQUANT_K       256 /* values along K of a CTA, which has 32 rows for each row of a thread */
 /* CTAs of one operand. */

@@ -3,66 +3,65 @@
 #include "kernels/sm90/plan.h"
 
 typedef struct prefill_config {
+    int32_t kernel;
     int32_t mma_a_e2m1, stages;
     int32_t type; /* of the wgmma operands */
+    int32_t shared_bytes;
     const char *reason;
 } prefill_config;
 
 #define MANY " so many products repay that"
 static const prefill_config configs[] = {
 #define X(id, mma_a_e2m1, stages, bf16)                                                                                \
-    {mma_a_e2m1, stages, (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                             \
+    {KERNEL_##id,                                                                                                      \
+     mma_a_e2m1,                                                                                                       \
+     stages,                                                                                                           \
+     (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
+     SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages),                                                                    \
      (mma_a_e2m1) ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY   \
                   : "both operands are dequantized to fp16 first:" MANY},
     SM90_PREFILL_CONFIGS(X)
 #undef X
 };
 
+enum { CONFIGS = sizeof configs / sizeof *configs };
 enum { CLUSTER_ROWS = 256, BOX_ROWS = 128 }; /* of either operand: of a cluster; of a TMA load */
 
-typedef struct prefill_tiling {
+typedef struct IS_TILING prefill_tiling {
+    sm90_operand_size mma_a, mma_b;
     int32_t tiles_mma_m, tiles_mma_n, k_stages, clusters; /* clusters that run at once */
     int32_t dp_pairs, split_k_tiles;                      /* as in sm90_prefill_schedule */
 } prefill_tiling;
-_Static_assert(sizeof(prefill_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
-
-typedef struct prefill_operands {
-    sm90_operand_size mma_a, mma_b;
-} prefill_operands;
 
 /* 0: an operand cannot be dequantized. */
-static int operands_of(const gemm_traits *t, const prefill_config *config, int swap_ab, prefill_operands *o) {
-    if (!sm90_fp16_operand(t, !swap_ab, CLUSTER_ROWS, &o->mma_b)) return 0;
-    if (!config->mma_a_e2m1) return sm90_fp16_operand(t, swap_ab, CLUSTER_ROWS, &o->mma_a);
-    o->mma_a = sm90_e2m1_operand(t, swap_ab);
+static int takes_operands(const gemm_traits *t, const prefill_config *config, int swap_ab, prefill_tiling *tiling) {
+    if (!sm90_fp16_operand(t, !swap_ab, CLUSTER_ROWS, &tiling->mma_b)) return 0;
+    if (!config->mma_a_e2m1) return sm90_fp16_operand(t, swap_ab, CLUSTER_ROWS, &tiling->mma_a);
+    tiling->mma_a = sm90_e2m1_operand(t, swap_ab);
     return 1;
 }
 
-/* 0: the kernel cannot do it. */
-static int tile(const device_props *props, const gemm_traits *t, const prefill_config *config,
-                const prefill_operands *o, prefill_tiling *tiling) {
+/* Tiles the operands; 0: the kernel cannot do it. */
+static int tile(const device_props *props, const gemm_traits *t, const prefill_config *config, prefill_tiling *tiling) {
     const int64_t clusters = props->sm_count / 2;
     if (clusters == 0) return 0;
     if (config->mma_a_e2m1 && (t->scale_layout != NVFP4_128X4 || t->k % 64 != 0 || !t->tma_values)) return 0;
-    const int64_t tiles_m = ceil_div(o->mma_a.rows, SM90_PREFILL_MMA_TILE_M);
-    const int64_t tiles_n = ceil_div(o->mma_b.rows, SM90_PREFILL_MMA_TILE_N);
+    const int64_t tiles_m = ceil_div(tiling->mma_a.rows, SM90_PREFILL_MMA_TILE_M);
+    const int64_t tiles_n = ceil_div(tiling->mma_b.rows, SM90_PREFILL_MMA_TILE_N);
     const int64_t most = INT32_MAX - props->sm_count;
     if (ceil_div(tiles_m, 2) * tiles_n > most || ceil_div(tiles_m, 2) * tiles_n * t->l > most) return 0;
     const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * t->l, rest = pairs % clusters;
     const int64_t split_k_tiles = 2 * rest <= clusters ? 2 * rest : 0;
-    *tiling = (prefill_tiling){
-        .tiles_mma_m = (int32_t)tiles_m,
-        .tiles_mma_n = (int32_t)tiles_n,
-        .k_stages = (int32_t)ceil_div(t->k, SM90_PREFILL_STAGE_K),
-        .clusters = (int32_t)clusters,
-        .dp_pairs = (int32_t)(pairs - split_k_tiles / 2),
-        .split_k_tiles = (int32_t)split_k_tiles,
-    };
+    tiling->tiles_mma_m = (int32_t)tiles_m;
+    tiling->tiles_mma_n = (int32_t)tiles_n;
+    tiling->k_stages = (int32_t)ceil_div(t->k, SM90_PREFILL_STAGE_K);
+    tiling->clusters = (int32_t)clusters;
+    tiling->dp_pairs = (int32_t)(pairs - split_k_tiles / 2);
+    tiling->split_k_tiles = (int32_t)split_k_tiles;
     return 1;
 }
 
-static double single_us(const sm90_model *m, const gemm_traits *t, const prefill_operands *o,
-                        const prefill_tiling *tiling) {
+static double single_us(const sm90_model *m, const gemm_traits *t, const prefill_tiling *tiling) {
     const double elements = SM90_PREFILL_MMA_TILE_M * SM90_PREFILL_MMA_TILE_N;
     const double stage = SM90_PREFILL_MMA_TILE_M / 64 * (SM90_PREFILL_STAGE_K / 16) * (SM90_PREFILL_MMA_TILE_N / 2.0);
     const double rounds = (double)ceil_div(tiling->dp_pairs, tiling->clusters);
@@ -70,29 +69,25 @@ static double single_us(const sm90_model *m, const gemm_traits *t, const prefill
     const double stored = elements * t->output_bytes / m->prefill_store_b_clk;
     const double stores = (rounds + (tiling->split_k_tiles ? 0.5 : 0.0)) * stored;
     const double exchange = tiling->split_k_tiles ? sm90_exchange_time_us(m, 2, elements / 2 * sizeof(float)) : 0.0;
-    const double values = (double)(o->mma_a.dequant_bytes + o->mma_b.dequant_bytes) / SM90_FP16_BYTES;
+    const double values = (double)(tiling->mma_a.dequant_bytes + tiling->mma_b.dequant_bytes) / SM90_FP16_BYTES;
     return m->prefill_fixed_us + sm90_dequant_time_us(m, values) +
            sm90_clocks_us(m, stages * stage * m->prefill_loss + stores) + exchange;
 }
 
-static int32_t list_one(const sm90_model *model, const device_props *props, const gemm_traits *t, int32_t kernel,
-                        int32_t swap_ab, gemm_candidate *out) {
-    const prefill_config *config = &configs[kernel - SM90_FIRST_PREFILL];
-    prefill_operands operands;
+static int32_t list_one(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                        const prefill_config *config, int32_t swap_ab, gemm_candidate *out) {
     prefill_tiling tiling;
     if (config->type != sm90_wgmma_type(t)) return 0;
     if (t->a_type != VALUES_E2M1 && !(config->mma_a_e2m1 && swap_ab)) return 0; /* 16-bit A is mma_b */
-    if (sm90_kernel_shared_bytes(kernel) > props->shared_per_block || !operands_of(t, config, swap_ab, &operands) ||
-        !tile(props, t, config, &operands, &tiling))
+    if (config->shared_bytes > props->shared_per_block || !takes_operands(t, config, swap_ab, &tiling) ||
+        !tile(props, t, config, &tiling))
         return 0;
     *out = (gemm_candidate){
-        .single_us = (config->type == NVFP4_BF16 ? model->bf16_loss : 1.0) * single_us(model, t, &operands, &tiling),
-        .name = sm90_kernel_name(kernel),
+        .single_us = (config->type == NVFP4_BF16 ? model->bf16_loss : 1.0) * single_us(model, t, &tiling),
         .reason = config->reason,
         .grid = 2 * min_int(max_int(tiling.dp_pairs, tiling.split_k_tiles), tiling.clusters),
-        .workspace = sm90_workspace_bytes(operands.mma_a.dequant_bytes + operands.mma_b.dequant_bytes, 0),
-        .family = NVFP4_BACKEND_SM90,
-        .kernel = kernel,
+        .workspace = sm90_workspace_bytes(tiling.mma_a.dequant_bytes + tiling.mma_b.dequant_bytes, 0),
+        .kernel = config->kernel,
         .swap_ab = swap_ab,
         .split_k = 1,
         .tile_m = CLUSTER_ROWS,
@@ -100,16 +95,16 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
         .tile_k = SM90_PREFILL_STAGE_K,
         .stages = config->stages,
     };
-    memcpy(out->tiling.bytes, &tiling, sizeof tiling);
+    *TILING(prefill_tiling, out) = tiling;
     return 1;
 }
 
-int32_t sm90_prefill_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                                gemm_candidate *out) {
+static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                          gemm_candidate *out) {
     int32_t count = 0;
-    for (int32_t kernel = SM90_FIRST_PREFILL; kernel < SM90_FIRST_SKINNY; kernel++)
+    for (int32_t i = 0; i < CONFIGS; i++)
         for (int32_t swap_ab = 0; swap_ab < 2; swap_ab++)
-            count += list_one(model, props, t, kernel, swap_ab, out + count);
+            count += list_one(model, props, t, &configs[i], swap_ab, out + count);
     return count;
 }
 
@@ -117,41 +112,39 @@ static sm90_prefill_operand prefill_operand(const gemm_problem *p, int is_b, con
     return (sm90_prefill_operand){.scale = is_b ? p->sfb : p->sfa,
                                   .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
                                   .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
-                                  .rows = (int32_t)size->rows,
-                                  .batches = (int32_t)size->batches};
+                                  .rows = size->rows,
+                                  .batches = size->batches};
 }
 
-void sm90_prefill_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
-                        launch_plan *out) {
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
     (void)props;
-    const prefill_config *config = &configs[c->kernel - SM90_FIRST_PREFILL];
+    const prefill_config *config = &configs[c->kernel - configs->kernel];
+    const prefill_tiling *tiling = TILING(const prefill_tiling, c);
     const int mma_a_is_b = c->swap_ab;
-    const gemm_traits t = traits_of(p);
-    prefill_operands o;
-    prefill_tiling tiling;
     uint8_t *mma_b_fp16, *mma_a_fp16;
-    operands_of(&t, config, c->swap_ab, &o);
-    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    sm90_add_dequant(p, !mma_a_is_b, &o.mma_b, &o.mma_a, workspace, out, &mma_b_fp16, &mma_a_fp16);
-    launch_step *step = add_step(out, c->kernel, c->grid, sm90_kernel_shared_bytes(c->kernel));
+    sm90_add_dequant(p, !mma_a_is_b, &tiling->mma_b, &tiling->mma_a, workspace, out, &mma_b_fp16, &mma_a_fp16);
+    launch_step *step = add_step(out, c->kernel, c->grid, config->shared_bytes);
     step->cluster = 2;
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_prefill_schedule *s = add_param(out, step, sizeof *s);
     *s = (sm90_prefill_schedule){
-        .mma_a = prefill_operand(p, mma_a_is_b, &o.mma_a),
-        .mma_b = prefill_operand(p, !mma_a_is_b, &o.mma_b),
-        .tiles_mma_m = tiling.tiles_mma_m,
-        .tiles_mma_n = tiling.tiles_mma_n,
-        .dp_pairs = tiling.dp_pairs,
-        .split_k_tiles = tiling.split_k_tiles,
-        .k_stages = tiling.k_stages,
+        .mma_a = prefill_operand(p, mma_a_is_b, &tiling->mma_a),
+        .mma_b = prefill_operand(p, !mma_a_is_b, &tiling->mma_b),
+        .tiles_mma_m = tiling->tiles_mma_m,
+        .tiles_mma_n = tiling->tiles_mma_n,
+        .dp_pairs = tiling->dp_pairs,
+        .split_k_tiles = tiling->split_k_tiles,
+        .k_stages = tiling->k_stages,
         .swap_ab = c->swap_ab,
     };
     if (p->k == 0) return;
-    const tensor_layout mma_b = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, &o.mma_b, BOX_ROWS);
+    const tensor_layout mma_b = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, &tiling->mma_b, BOX_ROWS);
     const tensor_layout mma_a =
-        config->mma_a_e2m1 ? values_layout(p, mma_a_is_b, o.mma_a.batches, SM90_PREFILL_STAGE_K / 2, BOX_ROWS, 0)
-                           : sm90_fp16_layout(p, mma_a_is_b, mma_a_fp16, &o.mma_a, BOX_ROWS);
+        config->mma_a_e2m1 ? values_layout(p, mma_a_is_b, tiling->mma_a.batches, SM90_PREFILL_STAGE_K / 2, BOX_ROWS, 0)
+                           : sm90_fp16_layout(p, mma_a_is_b, mma_a_fp16, &tiling->mma_a, BOX_ROWS);
     add_tensor_map(out, &mma_b, &s->mma_b.values);
     add_tensor_map(out, &mma_a, &s->mma_a.values);
 }
+
+const sm90_kind sm90_prefill_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};

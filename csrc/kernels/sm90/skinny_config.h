@@ -36,6 +36,9 @@
     ((warps) * (stages) * (SM90_SKINNY_VALUES_BYTES(a_units, b_units) + SM90_SKINNY_SCALES_BYTES(a_units, b_units) + 8))
 /* The accumulators of all warps, 512 bytes for each mma tile of 16 rows of B by 8 of A. */
 #define SM90_SKINNY_SUMS_BYTES(a_units, b_units, warps) ((warps) * (((b_units) + 1) / 2) * (a_units) * 512)
+/* How an instantiation is loaded: its kernel_entry, for the host. */
+#define SM90_SKINNY_ENTRY(id, ...)                                                                                     \
+    {.name = "nvfp4_" #id, .fatbin = "sm90_skinny", .threads = SM90_SKINNY_THREADS, .more_shared = 1, .pdl = 1},
 
 /* Second parameter of the kernels. The grid is ctas * L CTAs: CTA b has batch b / ctas and there tiles b % ctas, b %
  * ctas + ctas, ... */

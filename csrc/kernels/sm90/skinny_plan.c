@@ -16,20 +16,21 @@ static const skinny_config configs[] = {
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
 
-typedef struct skinny_tiling {
-    int32_t ctas, tiles, steps; /* as of the schedule */
+typedef struct IS_TILING skinny_tiling {
+    int32_t ctas, tiles, steps, sums_offset; /* as in sm90_skinny_schedule */
+    int32_t shared_bytes;
 } skinny_tiling;
-_Static_assert(sizeof(skinny_tiling) <= PLAN_TILING_BYTES, "a candidate holds it");
 
-static int32_t sums_offset(const skinny_config *c, const skinny_tiling *t) {
-    const int32_t stages = SM90_SKINNY_STAGES_BYTES(c->a_units, c->b_units, c->warps, c->stages);
-    return t->tiles > t->ctas ? (stages + 15) / 16 * 16 : 0;
-}
-
-static int32_t shared_bytes(const skinny_config *c, const skinny_tiling *t) {
+static skinny_tiling tile(const device_props *props, const gemm_traits *t, const skinny_config *c) {
+    const int64_t wanted = props->sm_count > t->l ? props->sm_count / t->l : 1;
     const int32_t stages = SM90_SKINNY_STAGES_BYTES(c->a_units, c->b_units, c->warps, c->stages);
     const int32_t sums = SM90_SKINNY_SUMS_BYTES(c->a_units, c->b_units, c->warps);
-    return SM90_SKINNY_MAX(stages, sums_offset(c, t) + sums);
+    skinny_tiling tiling = {.tiles = (int32_t)ceil_div(t->n, 8 * c->b_units),
+                            .steps = (int32_t)ceil_div(t->k, SM90_SKINNY_STEP_K)};
+    tiling.ctas = (int32_t)min_int(tiling.tiles, wanted);
+    tiling.sums_offset = tiling.tiles > tiling.ctas ? (stages + 15) / 16 * 16 : 0;
+    tiling.shared_bytes = SM90_SKINNY_MAX(stages, tiling.sums_offset + sums);
+    return tiling;
 }
 
 static double time_us(const sm90_model *model, const gemm_traits *t, const skinny_config *c,
@@ -41,26 +42,21 @@ static double time_us(const sm90_model *model, const gemm_traits *t, const skinn
     return model->skinny_fixed_us + overlapped(sm90_memory_us(model, bytes, 0), computing, model->overlap);
 }
 
-int32_t sm90_skinny_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                               gemm_candidate *out) {
+static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                          gemm_candidate *out) {
     if (t->a_type != VALUES_E2M1 || t->scale_layout != NVFP4_128X4 || !t->tma_values || t->k == 0) return 0;
     int32_t count = 0;
     for (int32_t i = 0; i < CONFIGS; i++) {
         const skinny_config *c = &configs[i];
         if (t->m > 8 * c->a_units || t->n > INT32_MAX / 2) continue;
-        const int64_t wanted = props->sm_count > t->l ? props->sm_count / t->l : 1;
-        skinny_tiling tiling = {.tiles = (int32_t)ceil_div(t->n, 8 * c->b_units),
-                                .steps = (int32_t)ceil_div(t->k, SM90_SKINNY_STEP_K)};
-        tiling.ctas = (int32_t)min_int(tiling.tiles, wanted);
-        if (tiling.ctas * t->l > INT32_MAX || shared_bytes(c, &tiling) > props->shared_per_block) continue;
+        const skinny_tiling tiling = tile(props, t, c);
+        if (tiling.ctas * t->l > INT32_MAX || tiling.shared_bytes > props->shared_per_block) continue;
         const int64_t tiles_per_sm =
             ceil_div(tiling.tiles, tiling.ctas) * ceil_div(tiling.ctas * t->l, props->sm_count);
         out[count] = (gemm_candidate){
             .single_us = time_us(model, t, c, &tiling, tiles_per_sm),
-            .name = sm90_kernel_name(c->kernel),
             .reason = "A has a few rows only: each warp reads, dequantizes and multiplies a share of K by itself",
             .grid = tiling.ctas * t->l,
-            .family = NVFP4_BACKEND_SM90,
             .kernel = c->kernel,
             .swap_ab = 1,
             .split_k = 1,
@@ -69,29 +65,30 @@ int32_t sm90_skinny_candidates(const sm90_model *model, const device_props *prop
             .tile_k = SM90_SKINNY_STEP_K,
             .stages = c->stages,
         };
-        memcpy(out[count++].tiling.bytes, &tiling, sizeof tiling);
+        *TILING(skinny_tiling, &out[count++]) = tiling;
     }
     return count;
 }
 
-void sm90_skinny_build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
-                       launch_plan *out) {
+static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
     (void)workspace;
-    const skinny_config *config = &configs[c->kernel - SM90_FIRST_SKINNY];
-    skinny_tiling tiling;
-    memcpy(&tiling, c->tiling.bytes, sizeof tiling);
-    const cache_policies policies = choose_cache_policies(props, p, 1, tiling.tiles, 1);
-    launch_step *step = add_step(out, c->kernel, c->grid, shared_bytes(config, &tiling));
+    const skinny_config *config = &configs[c->kernel - configs->kernel];
+    const skinny_tiling *tiling = TILING(const skinny_tiling, c);
+    const cache_policies policies = choose_cache_policies(props, p, 1, tiling->tiles, 1);
+    launch_step *step = add_step(out, c->kernel, c->grid, tiling->shared_bytes);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_skinny_schedule *s = add_param(out, step, sizeof *s);
     *s = (sm90_skinny_schedule){.a_cache_policy = policies.mma_b,
                                 .b_cache_policy = policies.mma_a,
-                                .ctas = tiling.ctas,
-                                .tiles = tiling.tiles,
-                                .steps = tiling.steps,
-                                .sums_offset = sums_offset(config, &tiling)};
+                                .ctas = tiling->ctas,
+                                .tiles = tiling->tiles,
+                                .steps = tiling->steps,
+                                .sums_offset = tiling->sums_offset};
     const tensor_layout a = values_layout(p, 0, p->l, SM90_SKINNY_STEP_K / 2, (int32_t)p->m, 128);
     const tensor_layout b = values_layout(p, 1, p->l, SM90_SKINNY_STEP_K / 2, 8 * config->b_units, 128);
     add_tensor_map(out, &a, &s->a);
     add_tensor_map(out, &b, &s->b);
 }
+
+const sm90_kind sm90_skinny_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};

@@ -1,0 +1,23 @@
+/* A call between its check and its launch. */
+#ifndef NVFP4_API_CALL_H
+#define NVFP4_API_CALL_H
+
+#include "api/context.h"
+#include "plan/conversion.h"
+#include "plan/launch_plan.h"
+
+/* What a check leaves of the arguments. */
+typedef union call_problem {
+    gemm_problem gemm;
+    conversion_problem conversion;
+} call_problem;
+
+typedef struct prepared_call {
+    call_problem problem;
+    target where;
+    gemm_candidate candidate; /* of a product */
+    int32_t candidates;       /* how many there are */
+    int32_t is_empty;         /* 1: there is nothing to compute */
+} prepared_call;
+
+#endif

@@ -1,0 +1,59 @@
+/* Quantization, its inverse, global scales, and changes of scale layout: where a call runs, and the launch. */
+#include "api/conversion.h"
+
+#include "api/launch.h"
+#include "common/error.h"
+
+static void bind_blocks(const nvfp4_quantize_args *args, quantize_problem *p) {
+    p->x = args->x.data;
+    p->data = args->data.data;
+    p->scale = args->scale.data;
+}
+
+void bind_quantize(const checked_call *c, prepared_call *call) {
+    bind_blocks(c->args, &call->problem.conversion.quantize);
+}
+
+void bind_rms_norm_quantize(const checked_call *c, prepared_call *call) {
+    const nvfp4_rms_norm_quantize_args *args = c->args;
+    norm_problem *p = &call->problem.conversion.norm;
+    bind_blocks(&args->quantize, &p->q);
+    p->weight = args->weight.data;
+    p->residual = args->residual.dtype == NVFP4_NONE ? NULL : args->residual.data;
+}
+
+void bind_amax_scale(const checked_call *c, prepared_call *call) {
+    const nvfp4_amax_scale_args *args = c->args;
+    call->problem.conversion.amax.x = args->x.data;
+    call->problem.conversion.amax.scale = args->scale.data;
+}
+
+void bind_swizzle(const checked_call *c, prepared_call *call) {
+    const nvfp4_swizzle_args *args = c->args;
+    call->problem.conversion.swizzle.linear = args->linear.data;
+    call->problem.conversion.swizzle.swizzled = args->swizzled.data;
+}
+
+nvfp4_status conversion_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    const operation *op = c->op;
+    nvfp4_status status = find_target(context, NVFP4_AUTO, tensor_at(op, 0, c->args)->device, &call->where);
+    if (status || op->planners[call->where.on_gpu ? ON_GPU : ON_HOST]) return status;
+    return REJECT_AS(NVFP4_UNSUPPORTED, op->tensors[0].name, ("is on %s", call->where.on_gpu ? "a GPU" : "the CPU"),
+                     ("%s runs elsewhere alone", op->name));
+}
+
+nvfp4_status conversion_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
+    const nvfp4_call *how = c->args;
+    const target *where = &call->where;
+    const conversion_planner *planner = c->op->planners[where->on_gpu ? ON_GPU : ON_HOST];
+    const conversion_problem *problem = &call->problem.conversion;
+    if (!where->on_gpu) return planner->run_host(problem, how->threads);
+    void *workspace;
+    launch_plan plan;
+    nvfp4_status status =
+        find_workspace(how, planner->workspace ? planner->workspace(where->props, problem) : 0, &workspace);
+    if (status) return status;
+    launch_plan_init(&plan);
+    planner->build(where->props, problem, workspace, &plan);
+    return launch_steps(context, where, planner->kernels, &plan, how->stream);
+}

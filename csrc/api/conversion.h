@@ -1,0 +1,23 @@
+/* The operations that are no products: their checks, and how they run. */
+#ifndef NVFP4_API_CONVERSION_H
+#define NVFP4_API_CONVERSION_H
+
+#include "api/operation.h"
+
+nvfp4_status check_quantize(const checked_call *c, prepared_call *call);
+nvfp4_status check_dequantize(const checked_call *c, prepared_call *call);
+nvfp4_status check_rms_norm_quantize(const checked_call *c, prepared_call *call);
+nvfp4_status check_silu_mul_quantize(const checked_call *c, prepared_call *call);
+nvfp4_status check_amax_scale(const checked_call *c, prepared_call *call);
+nvfp4_status check_swizzle(const checked_call *c, prepared_call *call);
+nvfp4_status check_unswizzle(const checked_call *c, prepared_call *call);
+
+void bind_quantize(const checked_call *c, prepared_call *call);
+void bind_rms_norm_quantize(const checked_call *c, prepared_call *call);
+void bind_amax_scale(const checked_call *c, prepared_call *call);
+void bind_swizzle(const checked_call *c, prepared_call *call);
+
+nvfp4_status conversion_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+nvfp4_status conversion_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
+
+#endif

@@ -1,0 +1,77 @@
+/* The way of every call: complete the arguments, check, plan, run. */
+#include "api/operation.h"
+
+#include <string.h>
+
+#include "api/rules.h"
+#include "common/error.h"
+
+nvfp4_status operation_prepare(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    nvfp4_status status = check_arguments(c);
+    if (!status) status = c->op->check(c, call);
+    if (!status) status = check_overlap(c);
+    return status ? status : c->op->plan(context, c, call);
+}
+
+nvfp4_status operation_run(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    nvfp4_status status = check_data_present(c);
+    if (status || call->is_empty) return status;
+    c->op->bind(c, call);
+    return c->op->run(context, c, call);
+}
+
+const void *complete_args(const operation *op, const void *args, operation_args *own) {
+    const size_t size = ((const nvfp4_call *)args)->size;
+    if (size == op->args_bytes) return args;
+    if (size < op->least_bytes || size > op->args_bytes) {
+        REJECT("size", ("is %zu", size),
+               ("must be that of the arguments of %s, %zu bytes at least and %zu at most: begin with their defaults",
+                op->name, op->least_bytes, op->args_bytes));
+        return NULL;
+    }
+    op->defaults(own);
+    memcpy(own, args, size);
+    own->call.size = op->args_bytes;
+    return own;
+}
+
+nvfp4_status operation_call(nvfp4_context *context, const operation *op, const void *args) {
+    operation_args own;
+    prepared_call call;
+    const checked_call c = {op, complete_args(op, args, &own)};
+    if (!c.args) return NVFP4_INVALID;
+    nvfp4_status status = operation_prepare(context, &c, &call);
+    return status ? status : operation_run(context, &c, &call);
+}
+
+nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
+    return operation_call(context, &operation_gemm, args);
+}
+
+nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
+    return operation_call(context, &operation_quantize, args);
+}
+
+nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
+    return operation_call(context, &operation_dequantize, args);
+}
+
+nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args) {
+    return operation_call(context, &operation_rms_norm_quantize, args);
+}
+
+nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
+    return operation_call(context, &operation_silu_mul_quantize, args);
+}
+
+nvfp4_status nvfp4_amax_scale(nvfp4_context *context, const nvfp4_amax_scale_args *args) {
+    return operation_call(context, &operation_amax_scale, args);
+}
+
+nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *args) {
+    return operation_call(context, &operation_swizzle, args);
+}
+
+nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args) {
+    return operation_call(context, &operation_unswizzle, args);
+}

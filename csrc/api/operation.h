@@ -1,0 +1,154 @@
+/* An operation of nvfp4.h as data: its tensors, its scalars and the shapes of its results. Checks, both bindings,
+ * torch's schemas and fakes and the type stubs are made from these tables, so an operation's arguments are written down
+ * once.
+ *
+ * The one order of arguments: tensors that are read, scalars, results. Where a result may be given or made anew, the
+ * Python function takes `out` (a tuple for several), and torch has an operator of the same name with `_out`. */
+#ifndef NVFP4_API_OPERATION_H
+#define NVFP4_API_OPERATION_H
+
+#include "api/call.h"
+#include "nvfp4.h"
+
+enum { OPERATION_MAX_TENSORS = 8, OPERATION_MAX_SIZES = 2 };
+
+/* The arguments of any operation. */
+typedef union operation_args {
+    nvfp4_call call;
+    nvfp4_gemm_args gemm;
+    nvfp4_quantize_args quantize;
+    nvfp4_rms_norm_quantize_args rms_norm_quantize;
+    nvfp4_amax_scale_args amax_scale;
+    nvfp4_swizzle_args swizzle;
+} operation_args;
+
+typedef enum tensor_role { INPUT, OUTPUT, IN_OUT } tensor_role;
+
+/* What a tensor holds, by dtype. */
+typedef enum tensor_holds {
+    HOLDS_VALUES,    /* e2m1: uint8 or float4_e2m1fn_x2 */
+    HOLDS_VALUES_16, /* these, or float16 or bfloat16 */
+    HOLDS_SCALES,    /* float8_e4m3fn or uint8 */
+    HOLDS_FLOATS,    /* float16, bfloat16 or float32 */
+    HOLDS_FLOAT32,
+    HOLDS_ANY, /* the operation's check knows */
+    TENSOR_HOLDS
+} tensor_holds;
+
+typedef struct operation_tensor {
+    const char *name; /* of the argument, in error messages too */
+    size_t offset;    /* of the nvfp4_tensor among the arguments */
+    tensor_role role;
+    tensor_holds holds;
+    int32_t optional;
+    int32_t may_be_result; /* 1: it may be the very view that is written */
+} operation_tensor;
+
+typedef enum scalar_kind {
+    SCALAR_FLOAT,       /* float */
+    SCALAR_LAYOUT,      /* nvfp4_layout, by name */
+    SCALAR_BLOCK_SCALE, /* nvfp4_block_scale, by name */
+    SCALAR_BACKEND,     /* nvfp4_backend, by name */
+    SCALAR_FLAGS,       /* uint32_t */
+    SCALAR_SIZE,        /* of a result; no argument of the C function: `offset` is its index in result_sizes */
+    SCALAR_KINDS
+} scalar_kind;
+
+typedef struct operation_scalar {
+    const char *name; /* in torch's schema and in Python, of an argument by position */
+    scalar_kind kind;
+    size_t offset;              /* among the arguments */
+    const char *stands_for;     /* the tensor that it is the value of where that is absent: Python has one argument for
+                                 * the two, a number or a tensor */
+    const char *schema_default; /* in torch's schema: for programs that were exported before it existed */
+} operation_scalar;
+
+/* One size of a result: (size of a tensor or scalar) * times / over, rounded up to a multiple of round_up. */
+typedef struct result_size {
+    enum { SIZE_ROWS, SIZE_COLUMNS, SIZE_SCALAR, SIZE_ONE } of;
+    int32_t index; /* of the tensor among the operation's, or of the scalar in result_sizes */
+    int32_t times, over, round_up;
+} result_size;
+
+typedef struct result_shape {
+    result_size rows, columns;
+    int32_t alignment; /* of its data, in bytes; 0: that of an element */
+} result_shape;
+
+typedef enum result_rank {
+    RANK_MATRIX,  /* [rows, columns], or [L, rows, columns] as the tensor `like`, which has 2 or 3 dimensions */
+    RANK_BATCHED, /* these, by whether `like`, of any shape, has 3 dimensions */
+    RANK_VECTOR,  /* [columns] */
+} result_rank;
+
+enum { DTYPE_OF_LIKE = -1, DTYPE_OF_CALLER = -2 };
+
+typedef struct operation_result {
+    int32_t tensor; /* its index among the operation's tensors */
+    int32_t like;   /* the index of the tensor whose batches it has, and whose device */
+    result_rank rank;
+    int32_t dtype;             /* nvfp4_dtype, DTYPE_OF_LIKE or DTYPE_OF_CALLER: the argument out_dtype */
+    nvfp4_dtype default_dtype; /* DTYPE_OF_CALLER: if the caller names none, and `like` is not float16 or bfloat16 */
+    result_shape shape;
+    /* The shape where the int32 at offset `when` among the arguments has the bits of `mask`; mask 0: never. */
+    result_shape other_shape;
+    size_t when;
+    uint32_t mask;
+} operation_result;
+
+typedef enum results_given { RESULTS_NEW, RESULTS_NEW_OR_GIVEN, RESULTS_GIVEN } results_given;
+
+typedef struct operation operation;
+
+/* A call's arguments with the names that its operation gives them. */
+typedef struct checked_call {
+    const operation *op;
+    const void *args;
+} checked_call;
+
+struct operation {
+    const char *name;
+    size_t args_bytes;
+    size_t least_bytes; /* of the first version of the arguments */
+    void (*defaults)(operation_args *args);
+    const operation_tensor *tensors; /* the first is required and decides on which device the call runs */
+    const operation_scalar *scalars;
+    const operation_result *results;
+    int32_t tensor_count, scalar_count, result_count;
+    results_given given;
+    /* Turns tensors of another shape into those that the arguments of this type describe; NULL: nothing to do. */
+    nvfp4_status (*adapt)(operation_args *args);
+    /* Of an operation that is no product, by where it runs; NULL: it does not run there. */
+    const conversion_planner *planners[CONVERSION_PLACES];
+    /* The rules that the table does not say, and what is left of the call once they hold. */
+    nvfp4_status (*check)(const checked_call *c, prepared_call *call);
+    /* Chooses how to run a checked call. */
+    nvfp4_status (*plan)(nvfp4_context *context, const checked_call *c, prepared_call *call);
+    /* Takes the addresses of results, which a caller may allocate once the call is planned. */
+    void (*bind)(const checked_call *c, prepared_call *call);
+    /* Enqueues or computes a planned call that is not empty. */
+    nvfp4_status (*run)(nvfp4_context *context, const checked_call *c, const prepared_call *call);
+};
+
+static inline const nvfp4_tensor *tensor_at(const operation *op, int32_t index, const void *args) {
+    return (const nvfp4_tensor *)((const char *)args + op->tensors[index].offset);
+}
+
+static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, operation_args *args) {
+    return (nvfp4_tensor *)((char *)args + op->tensors[index].offset);
+}
+
+extern const operation operation_gemm, operation_quantize, operation_dequantize, operation_rms_norm_quantize,
+    operation_silu_mul_quantize, operation_amax_scale, operation_swizzle, operation_unswizzle;
+
+/* Checks a call by its table and its own rules, and plans it. Results may be without data: they then describe
+ * contiguous tensors that the caller has still to allocate. Nothing is written, nothing launched. */
+nvfp4_status operation_prepare(nvfp4_context *context, const checked_call *c, prepared_call *call);
+/* Runs a prepared call, whose arguments may have got results, stream, threads and workspace since then. */
+nvfp4_status operation_run(nvfp4_context *context, const checked_call *c, prepared_call *call);
+/* Both: the body of each function of nvfp4.h. Arguments of an older program are completed. */
+nvfp4_status operation_call(nvfp4_context *context, const operation *op, const void *args);
+/* args of an older program completed in `own`, or themselves. NULL with an error message if their size is wrong. */
+const void *complete_args(const operation *op, const void *args, operation_args *own);
+
+#endif

@@ -1,0 +1,319 @@
+/* The table of operations. */
+#include "api/conversion.h"
+#include "api/gemm.h"
+
+#define COUNT(array)   (int32_t)(sizeof array / sizeof *array)
+#define PLANNERS(name) {[ON_HOST] = &cpu_##name##_planner, [ON_GPU] = &gpu_##name##_planner}
+
+/* ---- gemm ---- */
+
+static void gemm_defaults(operation_args *args) {
+    args->gemm = NVFP4_GEMM_ARGS;
+}
+
+enum { GEMM_A, GEMM_B, GEMM_OUT = 7 };
+
+#define AT(field) offsetof(nvfp4_gemm_args, field)
+static const operation_tensor gemm_tensors[] = {
+    [GEMM_A] = {"a", AT(a), INPUT, HOLDS_VALUES_16, 0, 0},
+    [GEMM_B] = {"b", AT(b), INPUT, HOLDS_VALUES, 0, 0},
+    {"scale_a", AT(scale_a), INPUT, HOLDS_SCALES, 1, 0},
+    {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
+    {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
+    {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},
+    {"c", AT(c), INPUT, HOLDS_ANY, 1, 1},
+    [GEMM_OUT] = {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+static const operation_scalar gemm_scalars[] = {
+    {"alpha_value", SCALAR_FLOAT, AT(alpha_value), "alpha", NULL},
+    {"beta", SCALAR_FLOAT, AT(beta), NULL, NULL},
+    {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), NULL, NULL},
+    {"backend", SCALAR_BACKEND, AT(backend), NULL, NULL},
+    {"flags", SCALAR_FLAGS, AT(flags), NULL, NULL},
+};
+static const operation_result gemm_results[] = {{
+    .tensor = GEMM_OUT,
+    .like = GEMM_A,
+    .rank = RANK_MATRIX,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP16,
+    .shape = {{SIZE_ROWS, GEMM_A, 1, 1, 1}, {SIZE_ROWS, GEMM_B, 1, 1, 1}, 0},
+    .other_shape = {{SIZE_ROWS, GEMM_A, 1, 1, 1}, {SIZE_COLUMNS, GEMM_B, 2, 1, 1}, 0},
+    .when = AT(flags),
+    .mask = NVFP4_NO_TRANSPOSE_B,
+}};
+#undef AT
+const operation operation_gemm = {
+    .name = "gemm",
+    .args_bytes = sizeof(nvfp4_gemm_args),
+    .least_bytes = sizeof(nvfp4_gemm_args),
+    .defaults = gemm_defaults,
+    .tensors = gemm_tensors,
+    .tensor_count = COUNT(gemm_tensors),
+    .scalars = gemm_scalars,
+    .scalar_count = COUNT(gemm_scalars),
+    .results = gemm_results,
+    .result_count = COUNT(gemm_results),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .check = check_gemm,
+    .plan = gemm_plan,
+    .bind = bind_gemm,
+    .run = gemm_run,
+};
+
+/* ---- data and scales of one matrix ---- */
+
+static void quantize_defaults(operation_args *args) {
+    args->quantize = NVFP4_QUANTIZE_ARGS;
+}
+
+/* Shapes of data and scales for a matrix of R rows and `of` times as many columns as there are values. */
+#define DATA_SHAPE(x, of)   {{SIZE_ROWS, x, 1, 1, 1}, {SIZE_COLUMNS, x, 1, 2 * (of), 1}, 8}
+#define BLOCKS_SHAPE(x, of) {{SIZE_ROWS, x, 1, 1, 128}, {SIZE_COLUMNS, x, 1, 16 * (of), 4}, 16}
+#define LINEAR_SHAPE(x, of) {{SIZE_ROWS, x, 1, 1, 1}, {SIZE_COLUMNS, x, 1, 16 * (of), 1}, 1}
+#define DATA_AND_SCALE(data_, scale_, x, of)                                                                           \
+    {                                                                                                                  \
+        {.tensor = data_, .like = x, .rank = RANK_MATRIX, .dtype = NVFP4_UINT8, .shape = DATA_SHAPE(x, of)}, {         \
+            .tensor = scale_, .like = x, .rank = RANK_MATRIX, .dtype = NVFP4_E4M3, .shape = BLOCKS_SHAPE(x, of),       \
+            .other_shape = LINEAR_SHAPE(x, of), .when = AT(scale_layout), .mask = NVFP4_LINEAR                         \
+        }                                                                                                              \
+    }
+
+#define AT(field)    offsetof(nvfp4_quantize_args, field)
+#define GLOBAL_SCALE {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0}
+#define GLOBAL_VALUE {"global_value", SCALAR_FLOAT, AT(global_value), "global_scale", NULL}
+#define SCALE_LAYOUT {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), NULL, NULL}
+static const operation_tensor quantize_tensors[] = {
+    {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
+    GLOBAL_SCALE,
+    {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
+    {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
+};
+static const operation_scalar quantize_scalars[] = {
+    GLOBAL_VALUE,
+    SCALE_LAYOUT,
+    {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), NULL, "amax6"},
+};
+static const operation_result quantize_results[] = DATA_AND_SCALE(2, 3, 0, 1);
+const operation operation_quantize = {
+    .name = "quantize",
+    .args_bytes = sizeof(nvfp4_quantize_args),
+    .least_bytes = sizeof(nvfp4_quantize_args),
+    .defaults = quantize_defaults,
+    .tensors = quantize_tensors,
+    .tensor_count = COUNT(quantize_tensors),
+    .scalars = quantize_scalars,
+    .scalar_count = COUNT(quantize_scalars),
+    .results = quantize_results,
+    .result_count = COUNT(quantize_results),
+    .given = RESULTS_NEW,
+    .planners = PLANNERS(quantize),
+    .check = check_quantize,
+    .plan = conversion_plan,
+    .bind = bind_quantize,
+    .run = conversion_run,
+};
+
+static const operation_tensor dequantize_tensors[] = {
+    {"data", AT(data), INPUT, HOLDS_VALUES, 0, 0},
+    {"scale", AT(scale), INPUT, HOLDS_SCALES, 0, 0},
+    GLOBAL_SCALE,
+    {"x", AT(x), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+static const operation_scalar dequantize_scalars[] = {GLOBAL_VALUE, SCALE_LAYOUT};
+static const operation_result dequantize_results[] = {{
+    .tensor = 3,
+    .like = 0,
+    .rank = RANK_MATRIX,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP32,
+    .shape = {{SIZE_ROWS, 0, 1, 1, 1}, {SIZE_COLUMNS, 0, 2, 1, 1}, 0},
+}};
+const operation operation_dequantize = {
+    .name = "dequantize",
+    .args_bytes = sizeof(nvfp4_quantize_args),
+    .least_bytes = sizeof(nvfp4_quantize_args),
+    .defaults = quantize_defaults,
+    .tensors = dequantize_tensors,
+    .tensor_count = COUNT(dequantize_tensors),
+    .scalars = dequantize_scalars,
+    .scalar_count = COUNT(dequantize_scalars),
+    .results = dequantize_results,
+    .result_count = COUNT(dequantize_results),
+    .given = RESULTS_NEW,
+    .planners = PLANNERS(dequantize),
+    .check = check_dequantize,
+    .plan = conversion_plan,
+    .bind = bind_quantize,
+    .run = conversion_run,
+};
+
+static const operation_tensor silu_tensors[] = {
+    {"gate_up", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
+    GLOBAL_SCALE,
+    {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
+    {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
+};
+static const operation_scalar silu_scalars[] = {GLOBAL_VALUE, SCALE_LAYOUT};
+static const operation_result silu_results[] = DATA_AND_SCALE(2, 3, 0, 2);
+const operation operation_silu_mul_quantize = {
+    .name = "silu_mul_quantize",
+    .args_bytes = sizeof(nvfp4_quantize_args),
+    .least_bytes = sizeof(nvfp4_quantize_args),
+    .defaults = quantize_defaults,
+    .tensors = silu_tensors,
+    .tensor_count = COUNT(silu_tensors),
+    .scalars = silu_scalars,
+    .scalar_count = COUNT(silu_scalars),
+    .results = silu_results,
+    .result_count = COUNT(silu_results),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .planners = PLANNERS(silu_mul_quantize),
+    .check = check_silu_mul_quantize,
+    .plan = conversion_plan,
+    .bind = bind_quantize,
+    .run = conversion_run,
+};
+
+static void rms_norm_quantize_defaults(operation_args *args) {
+    args->rms_norm_quantize = NVFP4_RMS_NORM_QUANTIZE_ARGS;
+}
+
+/* Its arguments begin with those of quantize, so AT finds them. */
+static const operation_tensor norm_tensors[] = {
+    {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
+    {"weight", offsetof(nvfp4_rms_norm_quantize_args, weight), INPUT, HOLDS_ANY, 0, 0},
+    {"residual", offsetof(nvfp4_rms_norm_quantize_args, residual), IN_OUT, HOLDS_ANY, 1, 0},
+    GLOBAL_SCALE,
+    {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
+    {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
+};
+static const operation_scalar norm_scalars[] = {
+    GLOBAL_VALUE,
+    {"eps", SCALAR_FLOAT, offsetof(nvfp4_rms_norm_quantize_args, eps), NULL, NULL},
+    SCALE_LAYOUT,
+};
+static const operation_result norm_results[] = DATA_AND_SCALE(4, 5, 0, 1);
+const operation operation_rms_norm_quantize = {
+    .name = "rms_norm_quantize",
+    .args_bytes = sizeof(nvfp4_rms_norm_quantize_args),
+    .least_bytes = sizeof(nvfp4_rms_norm_quantize_args),
+    .defaults = rms_norm_quantize_defaults,
+    .tensors = norm_tensors,
+    .tensor_count = COUNT(norm_tensors),
+    .scalars = norm_scalars,
+    .scalar_count = COUNT(norm_scalars),
+    .results = norm_results,
+    .result_count = COUNT(norm_results),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .planners = PLANNERS(rms_norm_quantize),
+    .check = check_rms_norm_quantize,
+    .plan = conversion_plan,
+    .bind = bind_rms_norm_quantize,
+    .run = conversion_run,
+};
+#undef AT
+
+/* ---- global scales ---- */
+
+static void amax_scale_defaults(operation_args *args) {
+    args->amax_scale = NVFP4_AMAX_SCALE_ARGS;
+}
+
+#define AT(field) offsetof(nvfp4_amax_scale_args, field)
+static const operation_tensor amax_tensors[] = {
+    {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
+    {"scale", AT(scale), OUTPUT, HOLDS_FLOAT32, 0, 0},
+};
+static const operation_scalar amax_scalars[] = {{"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), NULL, NULL}};
+#undef AT
+static const operation_result amax_results[] = {{.tensor = 1,
+                                                 .rank = RANK_VECTOR,
+                                                 .dtype = NVFP4_FP32,
+                                                 .shape = {.columns = {SIZE_ONE, 0, 1, 1, 1}, .alignment = 0}}};
+const operation operation_amax_scale = {
+    .name = "amax_scale",
+    .args_bytes = sizeof(nvfp4_amax_scale_args),
+    .least_bytes = sizeof(nvfp4_amax_scale_args),
+    .defaults = amax_scale_defaults,
+    .tensors = amax_tensors,
+    .tensor_count = COUNT(amax_tensors),
+    .scalars = amax_scalars,
+    .scalar_count = COUNT(amax_scalars),
+    .results = amax_results,
+    .result_count = COUNT(amax_results),
+    .given = RESULTS_NEW,
+    .planners = PLANNERS(amax_scale),
+    .check = check_amax_scale,
+    .plan = conversion_plan,
+    .bind = bind_amax_scale,
+    .run = conversion_run,
+};
+
+/* ---- changes of scale layout ---- */
+
+static void swizzle_defaults(operation_args *args) {
+    args->swizzle = NVFP4_SWIZZLE_ARGS;
+}
+
+#define AT(field) offsetof(nvfp4_swizzle_args, field)
+static const operation_tensor swizzle_tensors[] = {
+    {"scale", AT(linear), INPUT, HOLDS_SCALES, 0, 0},
+    {"swizzled", AT(swizzled), OUTPUT, HOLDS_SCALES, 0, 0},
+};
+static const operation_result swizzle_results[] = {{
+    .tensor = 1,
+    .rank = RANK_MATRIX,
+    .dtype = DTYPE_OF_LIKE,
+    .shape = {{SIZE_ROWS, 0, 1, 1, 128}, {SIZE_COLUMNS, 0, 1, 1, 4}, 16},
+}};
+const operation operation_swizzle = {
+    .name = "swizzle",
+    .args_bytes = sizeof(nvfp4_swizzle_args),
+    .least_bytes = sizeof(nvfp4_swizzle_args),
+    .defaults = swizzle_defaults,
+    .tensors = swizzle_tensors,
+    .tensor_count = COUNT(swizzle_tensors),
+    .results = swizzle_results,
+    .result_count = COUNT(swizzle_results),
+    .given = RESULTS_NEW,
+    .planners = PLANNERS(swizzle),
+    .check = check_swizzle,
+    .plan = conversion_plan,
+    .bind = bind_swizzle,
+    .run = conversion_run,
+};
+
+static const operation_tensor unswizzle_tensors[] = {
+    {"scale", AT(swizzled), INPUT, HOLDS_SCALES, 0, 0},
+    {"linear", AT(linear), OUTPUT, HOLDS_SCALES, 0, 0},
+};
+#undef AT
+static const operation_scalar unswizzle_scalars[] = {
+    {"rows", SCALAR_SIZE, 0, NULL, NULL},
+    {"columns", SCALAR_SIZE, 1, NULL, NULL},
+};
+static const operation_result unswizzle_results[] = {{
+    .tensor = 1,
+    .rank = RANK_BATCHED,
+    .dtype = DTYPE_OF_LIKE,
+    .shape = {{SIZE_SCALAR, 0, 1, 1, 1}, {SIZE_SCALAR, 1, 1, 1, 1}, 1},
+}};
+const operation operation_unswizzle = {
+    .name = "unswizzle",
+    .args_bytes = sizeof(nvfp4_swizzle_args),
+    .least_bytes = sizeof(nvfp4_swizzle_args),
+    .defaults = swizzle_defaults,
+    .tensors = unswizzle_tensors,
+    .tensor_count = COUNT(unswizzle_tensors),
+    .scalars = unswizzle_scalars,
+    .scalar_count = COUNT(unswizzle_scalars),
+    .results = unswizzle_results,
+    .result_count = COUNT(unswizzle_results),
+    .given = RESULTS_NEW,
+    .planners = PLANNERS(unswizzle),
+    .check = check_unswizzle,
+    .plan = conversion_plan,
+    .bind = bind_swizzle,
+    .run = conversion_run,
+};

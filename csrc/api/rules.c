@@ -1,0 +1,293 @@
+/* The rules that operations share. An error names the argument, the rule and the value. */
+#include "api/rules.h"
+
+#include "common/error.h"
+#include "common/math.h"
+
+/* Distance between rows that a rule allows besides dense ones. */
+enum { PITCH_BYTES = 16 };
+
+int64_t swizzled_bytes(int64_t rows, int64_t columns) {
+    return ceil_div(rows, 128) * ceil_div(columns, 4) * 512;
+}
+
+int64_t dtype_bytes(int32_t dtype) {
+    switch (dtype) {
+    case NVFP4_FP16:
+    case NVFP4_BF16:
+        return 2;
+    case NVFP4_FP32:
+        return 4;
+    default:
+        return 1;
+    }
+}
+
+const char *nvfp4_dtype_name(nvfp4_dtype dtype) {
+    static const char *const names[] = {"none",    "uint8",    "float4_e2m1fn_x2", "float8_e4m3fn",
+                                        "float16", "bfloat16", "float32"};
+    return (uint32_t)dtype <= NVFP4_FP32 ? names[dtype] : "unknown";
+}
+
+int64_t element_count(const nvfp4_tensor *t) {
+    int64_t count = 1;
+    for (int i = 0; i < t->ndim; i++) count *= t->shape[i];
+    return count;
+}
+
+int is_contiguous(const nvfp4_tensor *t) {
+    int64_t expected = 1;
+    if (element_count(t) == 0) return 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        if (t->shape[i] > 1 && t->stride[i] != expected) return 0;
+        expected *= t->shape[i];
+    }
+    return 1;
+}
+
+int same_view(const nvfp4_tensor *s, const nvfp4_tensor *t) {
+    if (s->data != t->data || s->ndim != t->ndim) return 0;
+    for (int i = 0; i < s->ndim; i++)
+        if (s->shape[i] != t->shape[i] || (s->shape[i] > 1 && s->stride[i] != t->stride[i])) return 0;
+    return 1;
+}
+
+const char *argument_name(const checked_call *c, const nvfp4_tensor *t) {
+    for (int32_t i = 0; i < c->op->tensor_count; i++)
+        if (tensor_at(c->op, i, c->args) == t) return c->op->tensors[i].name;
+    return "";
+}
+
+/* ---- what the table says ---- */
+
+static nvfp4_status check_dtype(const checked_call *c, const nvfp4_tensor *t, tensor_holds holds) {
+#define BIT(dtype) (1u << NVFP4_##dtype)
+    static const struct {
+        uint32_t dtypes;
+        const char *names;
+    } rules[TENSOR_HOLDS] = {
+        [HOLDS_VALUES] = {BIT(UINT8) | BIT(E2M1X2), "uint8 or float4_e2m1fn_x2"},
+        [HOLDS_VALUES_16] = {BIT(UINT8) | BIT(E2M1X2) | BIT(FP16) | BIT(BF16),
+                             "uint8, float4_e2m1fn_x2, float16 or bfloat16"},
+        [HOLDS_SCALES] = {BIT(E4M3) | BIT(UINT8), "float8_e4m3fn or uint8"},
+        [HOLDS_FLOATS] = {BIT(FP16) | BIT(BF16) | BIT(FP32), "float16, bfloat16 or float32"},
+        [HOLDS_FLOAT32] = {BIT(FP32), "float32"},
+        [HOLDS_ANY] = {UINT32_MAX, ""},
+    };
+#undef BIT
+    if ((uint32_t)t->dtype < 32 && rules[holds].dtypes >> t->dtype & 1) return NVFP4_OK;
+    return REJECT(argument_name(c, t), ("dtype is %s", nvfp4_dtype_name(t->dtype)), ("must be %s", rules[holds].names));
+}
+
+static const char *device_name(int32_t device, char buffer[24]) {
+    if (device == NVFP4_HOST) return "the CPU";
+    if (device < NVFP4_HOST) return "no device";
+    char *p = buffer;
+    for (const char *s = "cuda:"; *s; s++) *p++ = *s;
+    char digits[12];
+    int n = 0;
+    for (uint32_t d = (uint32_t)device; d || !n; d /= 10) digits[n++] = (char)('0' + d % 10);
+    while (n) *p++ = digits[--n];
+    *p = 0;
+    return buffer;
+}
+
+static nvfp4_status check_device(const checked_call *c, const nvfp4_tensor *t) {
+    const nvfp4_tensor *first = tensor_at(c->op, 0, c->args);
+    char mine[24], theirs[24];
+    if (t->device == first->device) return NVFP4_OK;
+    return CONTRADICTS(argument_name(c, t), ("is on %s but %s is on %s", device_name(t->device, mine),
+                                             c->op->tensors[0].name, device_name(first->device, theirs)));
+}
+
+/* Sizes are countable: each dimension fits 32 bits, the element count and the extent in bytes fit 62. */
+static nvfp4_status check_sizes(const checked_call *c, const nvfp4_tensor *t) {
+    if (t->ndim < 0 || t->ndim > NVFP4_MAX_DIMS)
+        return REJECT(argument_name(c, t), ("has %d dimensions", t->ndim), ("must have at most %d", NVFP4_MAX_DIMS));
+    int64_t count = 1, extent = 0, step;
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->shape[i] < 0 || t->shape[i] > MAX_SIZE)
+            return REJECT(argument_name(c, t), ("dimension %d is %lld", i, (long long)t->shape[i]),
+                          ("must be between 0 and %d", MAX_SIZE));
+        if (t->shape[i] > 1 && t->stride[i] < 0)
+            return REJECT(argument_name(c, t), ("stride of dimension %d is %lld", i, (long long)t->stride[i]),
+                          ("must not be negative"));
+        if (__builtin_mul_overflow(count, t->shape[i], &count) || count > INT64_MAX / 8 ||
+            (t->shape[i] > 1 && (__builtin_mul_overflow(t->shape[i] - 1, t->stride[i], &step) ||
+                                 __builtin_add_overflow(extent, step, &extent) || extent > INT64_MAX / 8)))
+            return CONTRADICTS(argument_name(c, t), ("has more than 2^60 elements"));
+    }
+    return NVFP4_OK;
+}
+
+nvfp4_status check_arguments(const checked_call *c) {
+    const operation *op = c->op;
+    nvfp4_status status = NVFP4_OK;
+    for (int32_t i = 0; i < op->tensor_count; i++)
+        if (absent(tensor_at(op, i, c->args)) && !op->tensors[i].optional)
+            return REJECT(op->tensors[i].name, ("is missing"), ("must be a tensor"));
+    for (int32_t i = 0; i < op->tensor_count && !status; i++) {
+        const nvfp4_tensor *t = tensor_at(op, i, c->args);
+        if (absent(t)) continue;
+        status = check_dtype(c, t, op->tensors[i].holds);
+        if (!status) status = check_sizes(c, t);
+        if (!status) status = check_device(c, t);
+    }
+    return status;
+}
+
+/* Bytes from the first to behind the last element. */
+static int64_t extent_bytes(const nvfp4_tensor *t) {
+    int64_t last = 0;
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->shape[i] == 0) return 0;
+        last += (t->shape[i] - 1) * t->stride[i] * (t->shape[i] > 1);
+    }
+    return (last + 1) * dtype_bytes(t->dtype);
+}
+
+static int overlaps(const nvfp4_tensor *t, int64_t t_bytes, const nvfp4_tensor *other) {
+    const uintptr_t x = (uintptr_t)t->data, y = (uintptr_t)other->data;
+    if (absent(other) || !x || !y || t_bytes == 0) return 0;
+    const int64_t other_bytes = extent_bytes(other);
+    return other_bytes != 0 && x + (uintptr_t)t_bytes > y && y + (uintptr_t)other_bytes > x;
+}
+
+nvfp4_status check_overlap(const checked_call *c) {
+    const operation *op = c->op;
+    for (int32_t i = 0; i < op->tensor_count; i++) {
+        const nvfp4_tensor *t = tensor_at(op, i, c->args);
+        if (op->tensors[i].role == INPUT || absent(t) || !t->data) continue;
+        const int64_t bytes = extent_bytes(t);
+        for (int32_t j = 0; j < op->tensor_count; j++) {
+            const operation_tensor *row = &op->tensors[j];
+            const nvfp4_tensor *other = tensor_at(op, j, c->args);
+            if (j == i || (j < i && row->role != INPUT) || !overlaps(t, bytes, other)) continue;
+            if (row->may_be_result && same_view(t, other)) continue;
+            return REJECT(op->tensors[i].name, ("shares memory with %s", row->name),
+                          ("must not overlap it, it is written"));
+        }
+    }
+    return NVFP4_OK;
+}
+
+nvfp4_status check_data_present(const checked_call *c) {
+    for (int32_t i = 0; i < c->op->tensor_count; i++) {
+        const nvfp4_tensor *t = tensor_at(c->op, i, c->args);
+        if (!absent(t) && !t->data && element_count(t) != 0)
+            return REJECT(c->op->tensors[i].name, ("has no data"), ("must not be a fake or meta tensor"));
+    }
+    return NVFP4_OK;
+}
+
+/* ---- what an operation says of a tensor ---- */
+
+nvfp4_status check_alignment(const checked_call *c, const nvfp4_tensor *t, int64_t bytes) {
+    if ((uintptr_t)t->data % (uintptr_t)bytes == 0) return NVFP4_OK;
+    return REJECT(argument_name(c, t), ("data is at address %p", t->data),
+                  ("must be aligned to %lld bytes", (long long)bytes));
+}
+
+/* Two or three dimensions, dense rows that lie their own length or a multiple of 16 bytes apart; an output's rows
+ * must not overlap. */
+nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                          direction use, matrix *x) {
+    if (t->ndim != 2 && t->ndim != 3)
+        return REJECT(argument_name(c, t), ("has %d dimensions", t->ndim),
+                      ("must have 2 (%s) or 3 (%s)", shape2, shape3));
+    const int64_t *shape = t->shape + t->ndim - 2, *stride = t->stride + t->ndim - 2;
+    const int64_t bytes = dtype_bytes(t->dtype);
+    x->l = t->ndim == 3 ? t->shape[0] : 1;
+    x->rows = shape[0];
+    x->columns = shape[1];
+    if (x->columns > 1 && stride[1] != 1)
+        return REJECT(argument_name(c, t), ("stride of the last dimension is %lld", (long long)stride[1]),
+                      ("must be 1 (dense rows)"));
+    const int64_t dense = x->columns * bytes;
+    /* Where there is one row or batch, or nothing at all, there is no distance: whatever the strides say, the dense one
+     * serves. But one row of a padded matrix is to lie as the matrix does: a batch-invariant product takes its order of
+     * additions from that. */
+    const int empty = element_count(t) == 0;
+    const int padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes && stride[0] * bytes % PITCH_BYTES == 0;
+    x->pitch = !empty && (x->rows > 1 || padded) ? stride[0] * bytes : dense;
+    x->batch = x->l > 1 && !empty ? t->stride[0] * bytes : x->rows * x->pitch;
+    if (x->pitch != dense && x->pitch % PITCH_BYTES != 0)
+        return REJECT(argument_name(c, t), ("rows are %lld bytes apart", (long long)x->pitch),
+                      ("must be %lld (dense) or a multiple of %d", (long long)dense, PITCH_BYTES));
+    if (use == WRITTEN && x->l * x->rows * x->columns > 0) {
+        const int64_t within = (x->rows - 1) * x->pitch + dense; /* one batch, where batches are outermost */
+        const int64_t across = (x->l - 1) * x->batch + dense;    /* one row of all batches, where rows are outermost */
+        const int batches_outermost = x->pitch >= dense && (x->l == 1 || x->batch >= within);
+        const int rows_outermost = x->batch >= dense && (x->rows == 1 || x->pitch >= across);
+        if (!batches_outermost && !rows_outermost)
+            return REJECT(argument_name(c, t),
+                          ("rows overlap (strides of %lld and %lld bytes)", (long long)x->batch, (long long)x->pitch),
+                          ("must not, it is written"));
+    }
+    return NVFP4_OK;
+}
+
+nvfp4_status check_values(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                          direction use, matrix *x) {
+    nvfp4_status status = check_matrix(c, t, shape2, shape3, use, x);
+    if (status) return status;
+    if (x->columns % 8 != 0)
+        return REJECT(argument_name(c, t),
+                      ("K is %lld (%lld bytes a row)", (long long)x->columns * 2, (long long)x->columns),
+                      ("must be a multiple of 16"));
+    if (x->batch % 8 != 0)
+        return REJECT(argument_name(c, t), ("batches are %lld bytes apart", (long long)x->batch),
+                      ("must be a multiple of 8"));
+    return check_alignment(c, t, 8);
+}
+
+nvfp4_status check_scale(const checked_call *c, const nvfp4_tensor *t, nvfp4_layout layout, int64_t l, int64_t rows,
+                         int64_t columns, direction use, int64_t *pitch, int64_t *batch) {
+    if (layout == NVFP4_LINEAR) {
+        matrix x;
+        nvfp4_status status = check_matrix(c, t, "[rows, K/16]", "[L, rows, K/16]", use, &x);
+        if (status) return status;
+        if (x.l != l || x.rows != rows || x.columns != columns)
+            return REJECT(argument_name(c, t),
+                          ("is %lld x %lld x %lld", (long long)x.l, (long long)x.rows, (long long)x.columns),
+                          ("the linear layout needs L x rows x K/16 = %lld x %lld x %lld", (long long)l,
+                           (long long)rows, (long long)columns));
+        *pitch = x.pitch;
+        *batch = x.batch;
+        return NVFP4_OK;
+    }
+    int64_t needed, have = element_count(t);
+    if (__builtin_mul_overflow(l, swizzled_bytes(rows, columns), &needed)) needed = INT64_MAX; /* no tensor has it */
+    if (have != needed)
+        return REJECT(argument_name(c, t), ("has %lld bytes", (long long)have),
+                      ("the 128x4 layout of %lld rows and K = %lld needs L * ceil(rows/128) * ceil(K/64) * 512 = %lld",
+                       (long long)rows, (long long)columns * 16, (long long)needed));
+    if (!is_contiguous(t)) return REJECT(argument_name(c, t), ("is not contiguous"), ("the 128x4 layout must be"));
+    *pitch = ceil_div(columns, 4) * 512;
+    *batch = ceil_div(rows, 128) * *pitch;
+    return check_alignment(c, t, 16);
+}
+
+nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char size, int64_t length, int one_allowed) {
+    const int64_t count = element_count(t);
+    if (one_allowed && count == 1) return check_alignment(c, t, dtype_bytes(t->dtype));
+    if (t->ndim != 1 || count != length)
+        return REJECT(
+            argument_name(c, t), ("has %lld elements in %d dimensions", (long long)count, t->ndim),
+            ("must be a vector of %slength %c = %lld", one_allowed ? "length 1 or of " : "", size, (long long)length));
+    if (!is_contiguous(t))
+        return REJECT(argument_name(c, t), ("stride is %lld", (long long)t->stride[0]), ("must be 1"));
+    return check_alignment(c, t, dtype_bytes(t->dtype));
+}
+
+nvfp4_status check_layout(nvfp4_layout layout) {
+    if (layout == NVFP4_128X4 || layout == NVFP4_LINEAR) return NVFP4_OK;
+    return REJECT("scale_layout", ("is %d", (int)layout),
+                  ("must be 128x4 (%d) or linear (%d)", NVFP4_128X4, NVFP4_LINEAR));
+}
+
+nvfp4_status check_block_scale(nvfp4_block_scale block_scale) {
+    if (block_scale == NVFP4_AMAX6 || block_scale == NVFP4_FOUR_OVER_SIX) return NVFP4_OK;
+    return REJECT("block_scale", ("is %d", (int)block_scale),
+                  ("must be amax6 (%d) or four_over_six (%d)", NVFP4_AMAX6, NVFP4_FOUR_OVER_SIX));
+}

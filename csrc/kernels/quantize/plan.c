@@ -1,0 +1,136 @@
+/* The quantizers and changes of scale layout on the GPU: kernels of kernels.cu, norm.cu and amax.cu by their number in
+ * the set, and their launches. A tile is a CTA's work; a grid has tiles of a row along x, rows of tiles of all batches
+ * along y and z. */
+#include <stdatomic.h>
+
+#include "common/math.h"
+#include "kernels/quantize/kernels.h"
+#include "plan/conversion.h"
+
+#define ROW_OF(fatbin_, symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_" fatbin_, .threads = QUANTIZE_THREADS}
+#define ROW(symbol)             ROW_OF("kernels", symbol)
+static const kernel_entry kernels[QUANTIZE_KERNELS] = {
+    [KERNEL_QUANTIZE] = ROW("quantize_fp16"),
+    ROW("quantize_bf16"),
+    ROW("quantize_fp32"),
+    [KERNEL_FOUR_OVER_SIX] = ROW("four_over_six_fp16"),
+    ROW("four_over_six_bf16"),
+    ROW("four_over_six_fp32"),
+    [KERNEL_DEQUANTIZE] = ROW("dequantize_fp16"),
+    ROW("dequantize_bf16"),
+    ROW("dequantize_fp32"),
+    [KERNEL_SILU_MUL_QUANTIZE] = ROW("silu_mul_quantize_fp16"),
+    ROW("silu_mul_quantize_bf16"),
+    ROW("silu_mul_quantize_fp32"),
+    [KERNEL_RMS_NORM_QUANTIZE] = ROW_OF("norm", "rms_norm_quantize_fp16"),
+    ROW_OF("norm", "rms_norm_quantize_bf16"),
+    ROW_OF("norm", "rms_norm_quantize_fp32"),
+    [KERNEL_SWIZZLE] = ROW("swizzle_scales"),
+    [KERNEL_UNSWIZZLE] = ROW("unswizzle_scales"),
+    [KERNEL_AMAX_SCALE] = ROW_OF("amax", "amax_scale"),
+};
+const kernel_set quantize_kernels = {
+    .kernels = kernels, .count = QUANTIZE_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
+
+/* Of one launch: `across` tiles of a row, and `down` rows of tiles. */
+static void add_launch(int32_t kernel, int64_t across, int64_t down, const void *problem, size_t bytes,
+                       launch_plan *out) {
+    launch_step *step = add_step(out, kernel, across, 0);
+    step->grid_y = min_int(down, UINT16_MAX);
+    step->grid_z = ceil_div(down, UINT16_MAX);
+    memcpy(add_param(out, step, bytes), problem, bytes);
+}
+
+/* Tiles of 128x4 scales are half an atom. Linear ones have 32 scales of a row, so that a warp has neighbours in memory,
+ * more if there are fewer rows than such a tile has. most_serial: tiles that a CTA may take one after the other. */
+static void add_blocks(int32_t kernel, const quantize_problem *problem, int64_t most_serial, launch_plan *out) {
+    quantize_problem p = *problem;
+    int64_t columns = p.k / 16, down = ceil_div(p.rows, 128) * 2;
+    p.tile_log2 = 2;
+    if (p.scale_layout == NVFP4_LINEAR) {
+        int32_t log2 = 0;
+        while (1 << log2 < min_int(columns, QUANTIZE_THREADS >> log2 > p.rows ? QUANTIZE_THREADS : 32)) log2++;
+        p.tile_log2 = log2;
+        down = ceil_div(p.rows, QUANTIZE_THREADS >> log2);
+    }
+    const int64_t across = ceil_div(columns, 1 << p.tile_log2);
+    /* As long as there are 1024 CTAs: two for each that an H200 runs at once. */
+    const int64_t serial = max_int(1, min_int(most_serial, p.l * down * across / 1024));
+    add_launch(kernel + p.x_type - NVFP4_FP16, ceil_div(across, serial), p.l * down, &p, sizeof p, out);
+}
+
+enum { MOST_SERIAL = 16 };
+
+static void build_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+                           launch_plan *out) {
+    (void)props, (void)workspace;
+    const quantize_problem *p = &problem->quantize;
+    add_blocks(p->block_scale == NVFP4_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE, p, MOST_SERIAL, out);
+}
+
+static void build_silu_mul_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+                                    launch_plan *out) {
+    (void)props, (void)workspace;
+    add_blocks(KERNEL_SILU_MUL_QUANTIZE, &problem->quantize, MOST_SERIAL, out);
+}
+
+static void build_dequantize(const device_props *props, const conversion_problem *problem, void *workspace,
+                             launch_plan *out) {
+    (void)props, (void)workspace;
+    add_blocks(KERNEL_DEQUANTIZE, &problem->quantize, 1, out);
+}
+
+/* A row has a thread for each block of 16 values, a power of two from a warp to a CTA. */
+static void build_rms_norm_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+                                    launch_plan *out) {
+    (void)props, (void)workspace;
+    norm_problem p = problem->norm;
+    const int64_t rows = p.q.scale_layout == NVFP4_LINEAR ? p.q.rows : ceil_div(p.q.rows, 128) * 128;
+    p.q.tile_log2 = 5;
+    while (1 << p.q.tile_log2 < min_int(p.q.k / 16, QUANTIZE_THREADS)) p.q.tile_log2++;
+    add_launch(KERNEL_RMS_NORM_QUANTIZE + p.q.x_type - NVFP4_FP16, 1,
+               p.q.l * ceil_div(rows, QUANTIZE_THREADS >> p.q.tile_log2), &p, sizeof p, out);
+}
+
+/* 8 CTAs of an SM: 128 KiB of loads at once. */
+static int64_t amax_ctas(const device_props *props, const amax_problem *p) {
+    return min_int(p->l * p->rows * p->chunks, min_int(AMAX_MOST_CTAS, props->sm_count * 8));
+}
+
+static int64_t amax_workspace(const device_props *props, const conversion_problem *problem) {
+    return amax_ctas(props, &problem->amax) > 1 ? NVFP4_AMAX_WORKSPACE : 0;
+}
+
+/* The tag of a call tells its count of arrivals from what the workspace held before. */
+static void build_amax_scale(const device_props *props, const conversion_problem *problem, void *workspace,
+                             launch_plan *out) {
+    static _Atomic uint64_t calls;
+    amax_problem p = problem->amax;
+    p.arrivals = workspace;
+    p.partial = (uint32_t *)workspace + 2;
+    p.tag = (atomic_fetch_add(&calls, 1) + 1) * 0x9E3779B97F4A7C15 * (AMAX_COUNT_MASK + 1ull);
+    add_launch(KERNEL_AMAX_SCALE, max_int(amax_ctas(props, &p), 1), 1, &p, sizeof p, out);
+}
+
+static void add_scales(int32_t kernel, const swizzle_problem *p, launch_plan *out) {
+    add_launch(kernel, ceil_div(p->columns, SWIZZLE_COLUMNS), p->l * ceil_div(p->rows, 128), p, sizeof *p, out);
+}
+
+static void build_swizzle(const device_props *props, const conversion_problem *problem, void *workspace,
+                          launch_plan *out) {
+    (void)props, (void)workspace;
+    add_scales(KERNEL_SWIZZLE, &problem->swizzle, out);
+}
+
+static void build_unswizzle(const device_props *props, const conversion_problem *problem, void *workspace,
+                            launch_plan *out) {
+    (void)props, (void)workspace;
+    add_scales(KERNEL_UNSWIZZLE, &problem->swizzle, out);
+}
+
+const conversion_planner gpu_amax_scale_planner = {
+    .kernels = &quantize_kernels, .workspace = amax_workspace, .build = build_amax_scale};
+
+#define X(name) const conversion_planner gpu_##name##_planner = {.kernels = &quantize_kernels, .build = build_##name};
+X(quantize) X(dequantize) X(silu_mul_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
+#undef X

@@ -1,0 +1,39 @@
+/* The operations that are no products: quantizers, their inverse, global scales and changes of scale layout. Each has a
+ * planner for the CPU and one for GPUs; their results are the same bytes. */
+#ifndef NVFP4_PLAN_CONVERSION_H
+#define NVFP4_PLAN_CONVERSION_H
+
+#include "driver/device_props.h"
+#include "driver/kernel_set.h"
+#include "nvfp4.h"
+#include "plan/launch_plan.h"
+
+typedef union conversion_problem {
+    quantize_problem quantize; /* quantize, dequantize, silu_mul_quantize */
+    norm_problem norm;
+    amax_problem amax;
+    swizzle_problem swizzle; /* swizzle, unswizzle */
+} conversion_problem;
+
+typedef struct conversion_planner {
+    const kernel_set *kernels; /* that a launch is of. NULL: a planner of the host */
+    /* Bytes of device memory that the launch needs. NULL: none. */
+    int64_t (*workspace)(const device_props *props, const conversion_problem *problem);
+    /* Adds the launch of a problem that is not empty. */
+    void (*build)(const device_props *props, const conversion_problem *problem, void *workspace, launch_plan *out);
+    /* Computes it on the host; threads: 0 means all CPUs that the process may run on. */
+    nvfp4_status (*run_host)(const conversion_problem *problem, int32_t threads);
+} conversion_planner;
+
+/* Where a conversion runs: the index of its planner. */
+enum { ON_HOST, ON_GPU, CONVERSION_PLACES };
+
+#define CONVERSIONS(X)                                                                                                 \
+    X(quantize) X(dequantize) X(silu_mul_quantize) X(rms_norm_quantize) X(amax_scale) X(swizzle) X(unswizzle)
+#define X(name) extern const conversion_planner cpu_##name##_planner, gpu_##name##_planner;
+CONVERSIONS(X)
+#undef X
+
+extern const kernel_set quantize_kernels;
+
+#endif

@@ -1,0 +1,60 @@
+"""A table in plain text and a progress bar, for the library's reports and for its commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+try:
+    import rich.console
+    import rich.progress
+except ImportError:
+    rich = None
+
+
+def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool]) -> str:
+    """The table in plain text, columns two blanks apart."""
+    width = [max(map(len, cells)) for cells in zip(columns, *rows)]
+    lines = [columns, ["-" * w for w in width], *rows]
+    return "\n".join(
+        "  ".join(cell.ljust(w) if is_left else cell.rjust(w) for cell, w, is_left in zip(line, width, left)).rstrip()
+        for line in lines
+    )
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Yields a function that reports the start of a step; there are `total` steps.
+
+    With rich on a terminal it draws a bar; otherwise it prints one line per step.
+    """
+    if rich is not None and sys.stderr.isatty():
+        columns = (
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
+        )
+        console = rich.console.Console(stderr=True)
+        with rich.progress.Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            started = 0
+
+            def draw(what: str) -> None:
+                nonlocal started
+                bar.update(task, description=what, completed=started)
+                started += 1
+
+            yield draw
+        return
+
+    started = 0
+
+    def say(what: str) -> None:
+        nonlocal started
+        started += 1
+        print(f"[{started}/{total}] {what}", file=sys.stderr, flush=True)
+
+    yield say

@@ -1,0 +1,104 @@
+"""What stands in a model for its linear layers: the parts of a joined layer, and the hooks of a replaced one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.linear import Linear
+from nvfp4.packed import PackedLinear
+
+# Layers with one parent and, where the model calls them one after another, one input.
+FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"), ("w1", "w3"))
+HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
+)
+
+
+def keep_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Gives a module the forward and backward hooks of the one that it replaces. Their handles still remove them. Hooks
+    of torch.nn.utils (weight_norm, pruning) compute the weight, which is quantized, and are left out."""
+    for name in HOOKS:
+        hooks = getattr(old, name)
+        if isinstance(hooks, dict) and any(computes_weight(hook) for hook in hooks.values()):
+            hooks = type(hooks)((key, hook) for key, hook in hooks.items() if not computes_weight(hook))
+        setattr(new, name, hooks)
+
+
+def computes_weight(hook: object) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils.")
+
+
+class FusedPart(torch.nn.Module):
+    """One of several linear layers that share an input and are computed as one, `linear`, by the first that is called.
+
+    The outputs of the other parts are kept until each is called with the same tensor object, unchanged. `join` makes
+    the parts; the first of them owns the joined layer, and with it the state dict's tensors.
+    """
+
+    def __init__(self, owner: FusedPart | None, linear: Linear, index: int, sizes: list[int]) -> None:
+        super().__init__()
+        self.linear = linear if owner is None else None
+        self._owner = (owner,)  # a tuple, so that it is no submodule
+        self.in_features, self.out_features = linear.in_features, sizes[index]
+        self.index, self.sizes = index, sizes
+        self.split = False  # among ranks, by nvfp4.parallel; `linear` and `sizes` are this rank's from the first on
+        self.kept: tuple[Tensor, int | None, dict[int, Tensor]] | None = None  # input, its version, outputs; of owner
+
+    @classmethod
+    def join(cls, layers: Sequence[Linear]) -> list[FusedPart]:
+        linear, sizes = Linear.fuse(layers), [layer.out_features for layer in layers]
+        linear.train(layers[0].training)
+        first = cls(None, linear, 0, sizes).train(layers[0].training)
+        others = [cls(first, linear, i, sizes).train(layers[i].training) for i in range(1, len(layers))]
+        return [first, *others]
+
+    def joined(self) -> Linear:
+        """The layer of all parts."""
+        owner = self if self._owner[0] is None else self._owner[0]
+        assert owner.linear is not None
+        return owner.linear
+
+    def packed(self) -> PackedLinear:
+        """This part's tensors, as before the layers were joined. They are shared."""
+        whole, start = self.joined().packed(), sum(self.sizes[: self.index])
+        rows = slice(start, start + self.sizes[self.index])
+        scale = whole.weight_global_scale
+        return PackedLinear(
+            whole.weight[rows],
+            whole.weight_scale[rows],
+            scale[start] if scale.ndim else scale,
+            whole.input_global_scale,
+            None if whole.bias is None else whole.bias[rows],
+            whole.activations,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__, kept=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        owner = self if self._owner[0] is None else self._owner[0]
+        if self.split == (type(self.joined()) is Linear):
+            raise _C.Error("layer: is joined with layers that a parallel plan splits; must be in the plan as they are")
+        # Inference tensors and those of a traced program have no version.
+        traced = torch.compiler.is_dynamo_compiling() or x.is_inference()
+        version = None if traced else x._version
+        if owner.kept is not None:
+            given, given_version, outputs = owner.kept
+            if given is x and given_version == version and self.index in outputs:
+                y = outputs.pop(self.index)
+                if not outputs:
+                    owner.kept = None
+                return y
+        parts = self.joined()(x).split(self.sizes, -1)
+        owner.kept = (x, version, {i: part for i, part in enumerate(parts) if i != self.index})
+        return parts[self.index]
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, index={self.index}"

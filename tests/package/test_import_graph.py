@@ -1,0 +1,135 @@
+"""Modules of nvfp4/ import one another in one direction: each arrow ends in a lower layer, or in the same one without
+closing a circle."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+# From the lowest layer to the highest. A name stands for the package's module; cli and what is left of checkpoints for
+# all modules of that folder.
+LAYERS = (
+    ("_C", "_types", "_text", "reference"),
+    ("torch_ops",),
+    ("_api",),
+    ("_info", "_tuning"),
+    ("packed",),
+    ("linear",),
+    ("modules",),
+    ("parallel",),
+    ("checkpoints",),
+    ("checkpoints.reader",),
+    ("checkpoints.save",),
+    ("transformers", "vllm"),
+    ("_saving",),
+    ("model", "checkpoints.loader"),
+    ("checkpoints.convert", "checkpoints.inspect"),
+    ("",),  # nvfp4/__init__.py, the public face
+    ("cli",),
+    ("__main__",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def modules_of(folder: Path) -> dict[str, Path]:
+    """The package's modules without the name of the package: "" is its __init__.py. Stubs stand for extensions."""
+    found = {}
+    for path in (*folder.rglob("*.pyi"), *folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(module: str, path: Path, known: dict[str, Path]) -> set[str]:
+    """The modules that a file imports, inside functions too. A name of a package that is no module is the package's."""
+    found: set[str] = set()
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.partition(".")[0] == "nvfp4"]
+            found |= {name.partition(".")[2] for name in names}
+        if isinstance(node, ast.ImportFrom):
+            base = (node.module or "").split(".") if node.module else []
+            if node.level:
+                above = package.split(".") if package else []
+                base = above[: len(above) - node.level + 1] + base
+            elif base[0] == "nvfp4":
+                base = base[1:]
+            else:
+                continue
+            for alias in node.names:
+                inner = ".".join([*base, alias.name])
+                found.add(inner if inner in known else ".".join(base))
+    return found - {module}
+
+
+def level(module: str) -> int:
+    """The layer of a module, or of the folder that stands for it."""
+    return LEVEL[module] if module in LEVEL else LEVEL[module.partition(".")[0]]
+
+
+def arrows(folder: Path) -> set[tuple[str, str]]:
+    known = modules_of(folder)
+    return {(name, other) for name, path in known.items() for other in imports_of(name, path, known)}
+
+
+def climbs(found: set[tuple[str, str]]) -> list[str]:
+    """The arrows that run up."""
+    up = sorted((name, other) for name, other in found if level(other) > level(name))
+    return [f"{name or 'nvfp4'} imports {other or 'nvfp4'}" for name, other in up]
+
+
+def circle(found: set[tuple[str, str]]) -> list[str]:
+    graph = TopologicalSorter()
+    for name, other in found:
+        graph.add(name, other)
+    try:
+        graph.prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_import_runs_up() -> None:
+    found = arrows(ROOT / "nvfp4")
+    assert len(found) > 100
+    assert not climbs(found)
+    assert not circle(found)
+
+
+def test_every_layer_is_there() -> None:
+    known = modules_of(ROOT / "nvfp4")
+    assert set(LEVEL) <= {*known}
+    assert all(name in LEVEL or name.partition(".")[0] in ("checkpoints", "cli") for name in known)
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "found"),
+    [
+        ("linear", "import nvfp4", "linear imports nvfp4"),
+        ("linear", "from nvfp4 import gemm", "linear imports nvfp4"),
+        ("checkpoints.common", "from nvfp4.model import quantize_model", "checkpoints.common imports model"),
+        ("linear", "def f():\n    from nvfp4.cli import show", "linear imports cli.show"),
+        ("linear", "from .cli.show import plain", "linear imports cli.show"),
+        ("linear", "import nvfp4.model as m", "linear imports model"),
+        ("checkpoints.common", "from .. import gemm", "checkpoints.common imports nvfp4"),
+        ("checkpoints.common", "from . import loader", "checkpoints.common imports checkpoints.loader"),
+        ("model", "from nvfp4 import _api\nimport os", ""),
+    ],
+)
+def test_what_runs_up_is_found(module: str, text: str, found: str, tmp_path: Path) -> None:
+    for name in modules_of(ROOT / "nvfp4"):
+        path = tmp_path.joinpath(*name.split(".")) if name else tmp_path
+        is_folder = name in ("", "checkpoints", "cli")
+        (path if is_folder else path.parent).mkdir(parents=True, exist_ok=True)
+        file = path / "__init__.py" if is_folder else path.with_suffix(".py")
+        file.write_text(text if name == module else "")
+    assert climbs(arrows(tmp_path)) == [found] * bool(found)
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({("a", "b"), ("b", "c"), ("c", "a")}) and not circle({("a", "b"), ("b", "c"), ("a", "c")})
