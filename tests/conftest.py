@@ -93,13 +93,13 @@ LONGEST = [
     "kernels/test_proof.py",
     "package/test_submission.py",
     "api/test_generated.py",
-    "kernels/test_sm100_gemm.py",
+    "kernels/sm100/test_sm100_gemm.py",
     "api/test_torch_ops.py",
     "api/test_binding.py",
     "api/test_guarded.py",
     "api/test_driver.py",
-    "kernels/test_sm100_stages.py",
-    "kernels/test_sm90_gemm.py",
+    "kernels/sm100/test_sm100_stages.py",
+    "kernels/sm90/test_sm90_gemm.py",
     "api/test_gemm_exact.py",
 ]
 

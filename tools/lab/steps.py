@@ -32,7 +32,7 @@ EMULATED_STAGES = {
     "d": "test_d_one_mma and 128x16",
     "e": "test_e_alpha and 128x16 and plain",
 }
-STAGE_TESTS, WHOLE_TESTS = "tests/kernels/test_sm100_stages.py", "tests/kernels/test_sm100_gemm.py"
+STAGE_TESTS, WHOLE_TESTS = "tests/kernels/sm100/test_sm100_stages.py", "tests/kernels/sm100/test_sm100_gemm.py"
 PYTEST_NEEDS = ("pytest", "numpy", "elftools", "ml_dtypes")
 
 
