@@ -169,6 +169,7 @@ const char *describe(void) {
 
     SIZE(gemm_candidate);
     FIELD(gemm_candidate, modelled_us);
+    FIELD(gemm_candidate, single_us);
     FIELD(gemm_candidate, name);
     FIELD(gemm_candidate, reason);
     FIELD(gemm_candidate, grid);

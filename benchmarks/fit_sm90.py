@@ -98,8 +98,8 @@ def measure(path: Path) -> None:
                 for rank in range(nvfp4.info(m, n, k)["plan"]["candidates"]):
                     _C.set_candidate(rank)
                     plan = nvfp4.info(m, n, k)["plan"]
-                    first = min(first, plan["modelled_us"])
-                    if plan["modelled_us"] > SLOWEST * first:
+                    first = min(first, plan["single_us"])
+                    if plan["single_us"] > SLOWEST * first:
                         break
                     call()
                     us = statistics.median(clock.run([call] * REPEAT)) * 1e6
@@ -132,9 +132,9 @@ class Model:
         self.devices = {gpu: c_model.device(gpu) for gpu in GPUS}
 
     def rank(self, gpu: str, shape: Shape) -> dict[Plan, float]:
-        """Modelled microseconds of every plan for a shape."""
+        """Modelled microseconds of a single call, for every plan of a shape."""
         return {
-            (found.name.decode().removeprefix("nvfp4_"), found.swap_ab, found.split_k): found.modelled_us
+            (found.name.decode().removeprefix("nvfp4_"), found.swap_ab, found.split_k): found.single_us
             for found in c_model.candidates(self.constants, self.devices[gpu], c_model.traits(*shape))
         }
 
@@ -208,7 +208,7 @@ def predict() -> None:
     for m in (1, 16, 64, 128, 256, 2048):
         for n, k in LAYERS[-3:]:
             plans = [c_model.candidates(constants, c_model.device(gpu), c_model.traits(m, n, k)) for gpu in PREDICTED]
-            print(f"{m},{n},{k}," + ",".join(f"{min(each.modelled_us for each in found):.1f}" for found in plans))
+            print(f"{m},{n},{k}," + ",".join(f"{min(each.single_us for each in found):.1f}" for found in plans))
 
 
 def report(model: Model, measured: Measured) -> None:

@@ -18,7 +18,7 @@
  * Errors. Every function returns a status; anything but NVFP4_OK leaves a message in nvfp4_last_error() of the
  * calling thread that names the argument, the rule and the value, and nothing has been written.
  *
- * Threads. A context may be used by several threads at once.
+ * Threads. A context may be used by several threads at once; what one of them sets holds for calls that begin later.
  */
 #ifndef NVFP4_H
 #define NVFP4_H
@@ -82,7 +82,8 @@ typedef struct nvfp4_tensor {
 
 typedef struct nvfp4_context nvfp4_context;
 
-/* Makes a context. Opens nothing: the CUDA driver is opened by the first call that needs it. */
+/* Makes a context. Opens nothing: the CUDA driver is opened by the first call that needs it. Reads the environment
+ * (NVFP4_BACKEND, NVFP4_LIBCUDA; NVFP4_CPU with the first context of a process), which no other call does. */
 nvfp4_status nvfp4_create(nvfp4_context **context);
 void nvfp4_destroy(nvfp4_context *context);
 
@@ -164,12 +165,17 @@ typedef struct nvfp4_plan {
     int32_t prefetch_stages; /* sm100: stages of K that each CTA prefetches into L2 before the call may read */
     int32_t ctas_per_sm;     /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t candidates;      /* on a GPU: how many plans there are for this product (nvfp4_set_candidate) */
-    double modelled_us;      /* on a GPU: modelled time of a call; sm80, sm90: single-call, sm100: back to back */
+    double modelled_us;      /* on a GPU: modelled time of a back-to-back call, by which plans are ranked */
+    double single_us;        /* on a GPU: modelled time of a single call with a cold L2 */
 } nvfp4_plan;
 
 /* Force the plan of this rank for later products of this context: 0, the default, is the one of the least modelled
- * time; the last one where there are fewer. For measuring what the model ranks. Not while other threads plan. */
+ * time; the last one where there are fewer. For measuring what the model ranks. */
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
+
+/* Sets the backend (nvfp4_backend) of later calls on host memory that leave it to the library or take none, in place of
+ * what NVFP4_BACKEND says. */
+nvfp4_status nvfp4_set_default_backend(nvfp4_context *context, nvfp4_backend backend);
 
 /* A product by its sizes, for questions about plans: all operands are dense and their data aligned to 16 bytes. Begin
  * with NVFP4_SHAPE, which sets the size of the struct, NVFP4_HOST, A in the format and L = 1. */
@@ -192,9 +198,9 @@ static inline nvfp4_shape nvfp4_default_shape(void) {
  * be faster than the model's choice (`python -m nvfp4 bench --tune`). It holds for all output types and epilogues;
  * products whose operands lie so that they have no such plan are not affected. Another split_k adds in another order,
  * so results that round may differ in their last bits. shape->backend is NVFP4_AUTO or the plan's, shape->flags are 0
- * or NVFP4_NO_TRANSPOSE_B. NVFP4_INVALID where such a product has no such plan. Not while other threads plan. */
+ * or NVFP4_NO_TRANSPOSE_B. NVFP4_INVALID where such a product has no such plan. */
 nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shape, const nvfp4_plan *plan);
-/* Removes every override. Not while other threads plan. */
+/* Removes every override. */
 void nvfp4_clear_overrides(nvfp4_context *context);
 
 /* Checks the arguments (the workspace excepted) and says how the product would be run. Launches nothing. */

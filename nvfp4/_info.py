@@ -60,7 +60,8 @@ def info(
         A dict of plain values: version; archs, the GPU architectures with code inside; cpu_kernel; cpu_threads;
         driver (None and driver_reason if there is none); devices, each with name, compute_capability, sm_count,
         memory_bytes, reads_host_memory (CPU tensors are accepted if backend is given), usable and the reason why not;
-        and, for a shape, plan: backend, kernel, reason, tiles, swap_ab, split_k, workspace.
+        and, for a shape, plan: backend, kernel, reason, tiles, swap_ab, split_k, workspace, and on a GPU the modelled
+        times of a back-to-back call (modelled_us) and of a single call with a cold L2 (single_us).
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.

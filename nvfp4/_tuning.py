@@ -23,8 +23,8 @@ def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
 
     nvfp4 never reads such a file on its own: by default a model chooses plans. A plan of the file applies to products
     with exactly its operation, dtype of A, M, N and K and L = 1, on every GPU of the same model, until another file or
-    None replaces them. Products captured in a CUDA graph keep their plans. Do not call this while other threads
-    multiply.
+    None replaces them. Products captured in a CUDA graph keep their plans. Calls that other threads make meanwhile
+    take the old plans, the model's or the new ones.
 
     Args:
         path: the file; None removes all overrides.

@@ -31,8 +31,6 @@ import interpreter  # noqa: E402
 import small_product  # noqa: E402
 from worker import TARGETS, Workers  # noqa: E402
 
-import nvfp4  # noqa: E402
-
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
 FULL = bool(os.environ.get("CI_FULL"))  # of .ci/full: what an ordinary run has no time for
 in_full = pytest.mark.skipif(not FULL, reason="CI_FULL=1 runs it")
@@ -80,7 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("NVFP4_TEST_SEED", str(random.SystemRandom().randrange(2**31)))
     device = config.getoption("--emulate")
     if device:
-        # Before anything opens a driver. Its memory is the host's, so tensors on the CPU are the device's too.
+        # Before nvfp4 is imported, which reads this once: not at the head of this file. The emulated GPU's memory is
+        # the host's, so tensors on the CPU are the device's too.
         os.environ["NVFP4_LIBCUDA"] = str(emulate.build())
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of torch: tensors of a real GPU would not do
         os.environ["EMULATE_DEVICE"] = device
@@ -180,6 +179,8 @@ def compute_capability() -> int:
     """Ten times that of the GPU that tests use, emulated or not; 0 for none."""
     if not gpu() and "NVFP4_LIBCUDA" not in os.environ:
         return 0  # a libcuda.so.1 that is there was loaded into this process by tests that use the emulator directly
+    import nvfp4
+
     devices = nvfp4.info()["devices"]
     return devices[0]["compute_capability"] if devices else 0
 
@@ -195,19 +196,23 @@ def skip_other_families(name: str) -> None:
 
 
 @pytest.fixture(params=["cpu", *families()])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, timing: None) -> Backend:
+def backend(request: pytest.FixtureRequest, timing: None) -> Iterator[Backend]:
     if request.config.getoption("--emulate"):
         if request.param == "cpu":
             pytest.skip("is not what --emulate asks for")
         skip_other_families(request.param)
-        monkeypatch.setenv("NVFP4_BACKEND", request.param)  # of what takes no backend: custom_kernel, quantize
-        return Backend(request.param, "cpu", emulated=True)
-    if request.param == "cpu":
-        return Backend("cpu", "cpu")
-    if not gpu():
-        pytest.skip(NO_GPU)
-    skip_other_families(request.param)
-    return Backend(request.param, "cuda")
+        from nvfp4 import _C
+
+        _C.set_default_backend(request.param)  # of what takes no backend: custom_kernel, quantize
+        yield Backend(request.param, "cpu", emulated=True)
+        _C.set_default_backend(None)
+    elif request.param == "cpu":
+        yield Backend("cpu", "cpu")
+    else:
+        if not gpu():
+            pytest.skip(NO_GPU)
+        skip_other_families(request.param)
+        yield Backend(request.param, "cuda")
 
 
 @pytest.fixture(scope="session")
@@ -223,6 +228,8 @@ def target(request: pytest.FixtureRequest, workers: Workers) -> str:
     target, emulate = request.param, request.config.getoption("--emulate")
     if emulate and emulate != target:
         pytest.skip("is not what --emulate asks for")
+    import nvfp4
+
     if target.startswith("sm_") and not nvfp4.info()["archs"]:
         pytest.skip("this build has no GPU code")
     if target == "cuda" and not gpu():

@@ -412,9 +412,7 @@ def prepare(target: str, backend: str | None, seed: int, threads: int, lanes: st
     """The device of the tensors."""
     torch.set_num_threads(1)
     os.sched_setaffinity(0, sorted(every_cpu)[:threads] if threads else every_cpu)
-    os.environ["NVFP4_BACKEND"] = backend or ""  # of what takes no backend
-    if backend is None:
-        del os.environ["NVFP4_BACKEND"]
+    _C.set_default_backend(backend)  # of what takes no backend
     if target.startswith("sm_"):
         emulator().emulator_configure(b"seed", str(seed).encode())
         lanes = lanes or os.environ.get("EMULATE_LANES", ("together", "apart")[seed // 4 % 2])

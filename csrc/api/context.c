@@ -24,13 +24,30 @@ static driver *create_driver(void) {
     return driver_create(sets, count);
 }
 
+/* The number of the backend with this name; -1: there is none. */
+static int32_t backend_number(const char *name) {
+    int32_t i = GEMM_FAMILIES - 1;
+    while (i >= 0 && strcmp(name, nvfp4_backend_name((nvfp4_backend)i)) != 0) i--;
+    return i;
+}
+
+/* getenv races with a thread that changes the environment, which Python does under its lock alone: so variables are
+ * read here, once, and not by calls. The driver reads its own in driver_create. */
+static void read_environment(nvfp4_context *c) {
+    const char *backend = getenv("NVFP4_BACKEND");
+    if (backend) snprintf(c->backend_text, sizeof c->backend_text, "%s", backend);
+    c->default_backend = *c->backend_text ? backend_number(c->backend_text) : NVFP4_AUTO;
+    cpu_isa_read_environment();
+}
+
 nvfp4_status nvfp4_create(nvfp4_context **context) {
     nvfp4_context *c = calloc(1, sizeof *c);
-    if (c) c->driver = create_driver();
-    if (!c || !c->driver) {
-        free(c);
+    if (c) c->driver = create_driver(), c->overrides = overrides_create();
+    if (!c || !c->driver || !c->overrides) {
+        nvfp4_destroy(c);
         return fail(NVFP4_OUT_OF_MEMORY, "no memory for a context");
     }
+    read_environment(c);
     *context = c;
     return NVFP4_OK;
 }
@@ -38,7 +55,7 @@ nvfp4_status nvfp4_create(nvfp4_context **context) {
 void nvfp4_destroy(nvfp4_context *context) {
     if (!context) return;
     driver_destroy(context->driver);
-    overrides_clear(&context->overrides);
+    overrides_destroy(context->overrides);
     free(context);
 }
 
@@ -48,8 +65,21 @@ nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
     return NVFP4_OK;
 }
 
+static nvfp4_status check_backend(int32_t backend) {
+    char names[160];
+    if (backend >= NVFP4_AUTO && backend < GEMM_FAMILIES) return NVFP4_OK;
+    return REJECT("backend", ("is %d", backend),
+                  ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or ")));
+}
+
+nvfp4_status nvfp4_set_default_backend(nvfp4_context *context, nvfp4_backend backend) {
+    nvfp4_status status = check_backend((int32_t)backend);
+    if (!status) context->default_backend = (int32_t)backend;
+    return status;
+}
+
 void nvfp4_clear_overrides(nvfp4_context *context) {
-    overrides_clear(&context->overrides);
+    overrides_clear(context->overrides);
 }
 
 #ifdef NVFP4_DUMP
@@ -103,17 +133,9 @@ static uint32_t host_backends(void) {
     return backends;
 }
 
-/* NVFP4_BACKEND names the backend of calls on host memory that leave it to the library. */
-static nvfp4_status backend_from_environment(int32_t *backend) {
-    const char *name = getenv("NVFP4_BACKEND");
-    if (!name || !*name) return NVFP4_OK;
-    for (int32_t i = NVFP4_AUTO; i < GEMM_FAMILIES; i++)
-        if (!strcmp(name, nvfp4_backend_name((nvfp4_backend)i))) {
-            *backend = i;
-            return NVFP4_OK;
-        }
+static nvfp4_status reject_environment(const nvfp4_context *context) {
     char names[160];
-    return REJECT("NVFP4_BACKEND", ("is '%s'", name),
+    return REJECT("NVFP4_BACKEND", ("is '%s'", context->backend_text),
                   ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s", " or ")));
 }
 
@@ -133,12 +155,11 @@ static nvfp4_status reject_family(const nvfp4_context *context, const target *wh
 nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device, target *where) {
     char names[160];
     *where = (target){0};
-    if (backend < NVFP4_AUTO || backend >= GEMM_FAMILIES)
-        return REJECT("backend", ("is %d", backend),
-                      ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or ")));
+    nvfp4_status status = check_backend(backend);
+    if (status) return status;
     if (device == NVFP4_HOST && backend == NVFP4_AUTO) {
-        nvfp4_status status = backend_from_environment(&backend);
-        if (status) return status;
+        backend = context->default_backend;
+        if (backend < NVFP4_AUTO) return reject_environment(context);
     }
     const int names_host = backend != NVFP4_AUTO && !gemm_families[backend]->kernels;
     if (device == NVFP4_HOST && (backend == NVFP4_AUTO || names_host)) {
@@ -153,7 +174,7 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
     where->on_gpu = 1;
     where->host_memory = device == NVFP4_HOST;
     where->device = where->host_memory ? 0 : device;
-    nvfp4_status status = driver_ready(context->driver, where->device, &where->props);
+    status = driver_ready(context->driver, where->device, &where->props);
     if (!status && where->host_memory && !driver_reads_host_memory(context->driver, 0))
         return CONTRADICTS("backend", ("is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
                                        nvfp4_backend_name((nvfp4_backend)backend)));

@@ -8,8 +8,10 @@
 
 struct nvfp4_context {
     driver *driver;
-    int32_t rank; /* nvfp4_set_candidate */
-    plan_overrides overrides;
+    _Atomic int32_t rank;            /* nvfp4_set_candidate */
+    _Atomic int32_t default_backend; /* of calls on host memory that name none; -1: backend_text names none */
+    char backend_text[64];           /* NVFP4_BACKEND, its beginning */
+    plan_overrides *overrides;
 #ifdef NVFP4_DUMP
     void *dump; /* nvfp4_dump */
     int32_t dump_cta, dump_k_block;

@@ -143,7 +143,7 @@ static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call
         call->candidate = no_launch(where);
         return NVFP4_OK;
     }
-    const plan_settings override = overrides_find(&context->overrides, where->device, &call->problem.gemm);
+    const plan_settings override = overrides_find(context->overrides, where->device, &call->problem.gemm);
     return choose_on_gpu(context, &override, context->rank, flags, call);
 }
 
@@ -173,6 +173,7 @@ static void describe(const prepared_call *call, nvfp4_plan *plan) {
         .ctas_per_sm = c->ctas_per_sm,
         .candidates = call->candidates,
         .modelled_us = c->modelled_us,
+        .single_us = c->single_us,
     };
 }
 
@@ -289,5 +290,5 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
                             p->a_type == VALUES_E2M1 ? "" : nvfp4_dtype_name((nvfp4_dtype)p->a_type),
                             p->operation == OP_GEMM_NN ? ", b not transposed," : "", call.where.device));
     const plan_override one = {.key = override_key_of(call.where.device, p), .settings = settings};
-    return overrides_add(&context->overrides, &one);
+    return overrides_add(context->overrides, &one);
 }

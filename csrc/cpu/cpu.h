@@ -14,8 +14,10 @@ typedef enum cpu_isa {
     CPU_ISA_COUNT,
 } cpu_isa;
 
+/* Reads NVFP4_CPU, in the process's first call. */
+void cpu_isa_read_environment(void);
 /* The fastest that this CPU runs; NVFP4_CPU=reference|portable|avx2|avx512vnni|amx in the environment forces one.
- * Fails when the variable names one that is unknown or that this CPU cannot run. Read once. */
+ * Fails when the variable names one that is unknown or that this CPU cannot run. */
 nvfp4_status cpu_isa_detect(cpu_isa *isa);
 /* 1 if this CPU runs it. */
 int cpu_isa_usable(cpu_isa isa);

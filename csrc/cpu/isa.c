@@ -48,19 +48,27 @@ int cpu_isa_usable(cpu_isa isa) {
     }
 }
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_once_t read_once = PTHREAD_ONCE_INIT, choose_once = PTHREAD_ONCE_INIT;
 static char forced[64];                /* NVFP4_CPU */
 static cpu_isa chosen = CPU_ISA_COUNT; /* CPU_ISA_COUNT: forced names none */
 
-static void choose(void) {
+static void read_variable(void) {
     const char *variable = getenv("NVFP4_CPU");
     if (variable) strncpy(forced, variable, sizeof forced - 1);
+}
+
+void cpu_isa_read_environment(void) {
+    pthread_once(&read_once, read_variable);
+}
+
+static void choose(void) {
+    cpu_isa_read_environment();
     for (int isa = CPU_ISA_COUNT - 1; isa >= 0 && chosen == CPU_ISA_COUNT; isa--)
         if (forced[0] ? strcmp(forced, names[isa]) == 0 : cpu_isa_usable((cpu_isa)isa)) chosen = (cpu_isa)isa;
 }
 
 nvfp4_status cpu_isa_detect(cpu_isa *isa) {
-    pthread_once(&once, choose);
+    pthread_once(&choose_once, choose);
     if (chosen == CPU_ISA_COUNT)
         return fail(NVFP4_INVALID, "NVFP4_CPU: must be reference, portable, avx2, avx512vnni or amx, is \"%s\"",
                     forced);

@@ -86,6 +86,7 @@ struct driver {
     nvfp4_status open_status;
     char open_error[512];
     void *library;
+    char *library_name; /* NVFP4_LIBCUDA; NULL: it names none */
     int32_t version, device_count;
     const kernel_set *sets[DRIVER_MAX_SETS];
     int32_t set_count;
@@ -96,11 +97,33 @@ struct driver {
 #ifdef NVFP4_WATCHDOG
     watchdog_record *records; /* one a fat binary, which every device writes */
     const char **launched;    /* and the name of its kernel that was launched last */
+    uint64_t watchdog_clocks, watchdog_seconds;
 #endif
 #define X(name, arguments) CUresult(*name) arguments;
     ENTRY_POINTS(X)
 #undef X
 };
+
+#ifdef NVFP4_WATCHDOG
+static uint64_t watchdog_setting(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+#endif
+
+/* 0: no memory. */
+static int read_environment(driver *d) {
+    const char *name = getenv("NVFP4_LIBCUDA");
+#ifdef NVFP4_WATCHDOG
+    d->watchdog_clocks = watchdog_setting("NVFP4_WATCHDOG_CLOCKS", UINT64_C(4000000000));
+    d->watchdog_seconds = watchdog_setting("NVFP4_WATCHDOG_SECONDS", 60);
+#endif
+    if (!name || !*name) return 1;
+    const size_t bytes = strlen(name) + 1;
+    d->library_name = calloc(1, bytes);
+    if (d->library_name) memcpy(d->library_name, name, bytes);
+    return d->library_name != NULL;
+}
 
 driver *driver_create(const kernel_set *const *sets, int32_t count) {
     driver *d = count <= DRIVER_MAX_SETS ? calloc(1, sizeof *d) : NULL;
@@ -110,7 +133,7 @@ driver *driver_create(const kernel_set *const *sets, int32_t count) {
         d->first[i + 1] = d->first[i] + sets[i]->count;
     }
     d->set_count = count;
-    if (d->first[count] > MAX_KERNELS) {
+    if (d->first[count] > MAX_KERNELS || !read_environment(d)) {
         free(d);
         return NULL;
     }
@@ -132,6 +155,7 @@ void driver_destroy(driver *d) {
     for (int i = 0; d->libraries && i < nvfp4_fatbin_count; i++)
         if (d->libraries[i]) d->cuLibraryUnload(d->libraries[i]);
     free(d->libraries);
+    free(d->library_name);
     pthread_mutex_destroy(&d->lock);
     free(d);
 }
@@ -146,7 +170,7 @@ static nvfp4_status driver_error(driver *d, const char *what, CUresult error) {
 }
 
 static nvfp4_status open_library(driver *d) {
-    const char *named = getenv("NVFP4_LIBCUDA"), *name = named && *named ? named : "libcuda.so.1";
+    const char *name = d->library_name ? d->library_name : "libcuda.so.1";
     d->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!d->library)
         return fail(NVFP4_DRIVER, "no CUDA driver: %s; a GPU needs the NVIDIA driver of release 580 or later",
@@ -343,11 +367,6 @@ static CUresult set_variable(driver *d, int i, const char *name, const void *val
 
 #ifdef NVFP4_WATCHDOG
 
-static uint64_t watchdog_setting(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text && *text ? strtoull(text, NULL, 10) : otherwise;
-}
-
 /* Tells the kernels of the current device where to record waits. The records stay until the process ends: a kernel
  * that hangs may write them at any time. */
 static nvfp4_status start_watchdog(driver *d) {
@@ -362,8 +381,7 @@ static nvfp4_status start_watchdog(driver *d) {
     if (!d->launched) d->launched = calloc((size_t)nvfp4_fatbin_count, sizeof *d->launched);
     if (!d->launched) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
     for (int i = 0; i < nvfp4_fatbin_count && !error; i++) {
-        const watchdog_state state = {.record = &d->records[i],
-                                      .limit = watchdog_setting("NVFP4_WATCHDOG_CLOCKS", UINT64_C(4000000000))};
+        const watchdog_state state = {.record = &d->records[i], .limit = d->watchdog_clocks};
         error = set_variable(d, i, "nvfp4_watchdog", &state, sizeof state);
     }
     return error ? driver_error(d, "the watchdog's state", error) : NVFP4_OK;
@@ -543,7 +561,7 @@ static nvfp4_status watchdog_error(driver *d, const char *how) {
 }
 
 nvfp4_status driver_watch(driver *d, int32_t device, void *stream) {
-    const uint64_t seconds = watchdog_setting("NVFP4_WATCHDOG_SECONDS", 60);
+    const uint64_t seconds = d->watchdog_seconds;
     const struct timespec pause = {.tv_nsec = 20000};
     struct timespec start, now;
     int pushed, capturing = 0;

@@ -9,7 +9,8 @@
 
 typedef struct driver driver;
 
-/* `sets` lists the kernels that a device gets; the array is copied. At most DRIVER_MAX_SETS. NULL: no memory. */
+/* `sets` lists the kernels that a device gets; the array is copied. At most DRIVER_MAX_SETS. Reads the environment.
+ * NULL: no memory. */
 enum { DRIVER_MAX_SETS = 16 };
 driver *driver_create(const kernel_set *const *sets, int32_t count);
 void driver_destroy(driver *d);

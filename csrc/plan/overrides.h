@@ -17,17 +17,18 @@ typedef struct plan_override {
     plan_settings settings;
 } plan_override;
 
-typedef struct plan_overrides {
-    plan_override *entries; /* sorted, so that a call finds its own */
-    size_t count;
-} plan_overrides;
+/* Any threads may add, find and clear at the same time. */
+typedef struct plan_overrides plan_overrides;
 
+plan_overrides *overrides_create(void); /* NULL: no memory */
+void overrides_destroy(plan_overrides *all);
+size_t overrides_count(const plan_overrides *all);
 override_key override_key_of(int32_t device, const gemm_problem *problem);
 
 /* Adds one, or replaces that of the same key. */
 nvfp4_status overrides_add(plan_overrides *all, const plan_override *one);
 /* The settings for a device and product; split_k is 0 where there are none. */
-plan_settings overrides_find(const plan_overrides *all, int32_t device, const gemm_problem *problem);
+plan_settings overrides_find(plan_overrides *all, int32_t device, const gemm_problem *problem);
 void overrides_clear(plan_overrides *all);
 
 #endif

@@ -74,4 +74,6 @@ def describe(properties: dict[str, Any]) -> list[tuple[str, str]]:
             tile = "x".join(str(plan[f"tile_{side}"]) for side in "mnk")
             detail = f"tile {tile}, {plan['stages']} stages, {plan['grid']} CTAs, split-K {plan['split_k']}"
             lines.append(("", f"{detail}, workspace {plan['workspace']} bytes"))
+            modelled = f"{plan['modelled_us']:.1f} us back-to-back, {plan['single_us']:.1f} us a single call"
+            lines.append(("", f"modelled time: {modelled}"))
     return lines

@@ -152,6 +152,27 @@ def test_the_argument_is_ahead_of_the_environment(fake_driver: Path, tmp_path: P
     assert launches("call(4, 4, 64, backend=None)", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80") != []
 
 
+def test_the_environment_is_read_at_import_alone(fake_driver: Path, tmp_path: Path) -> None:
+    """Another thread may be changing it while a call runs, with the lock of Python that the call has released."""
+    late = "import os; os.environ |= {'NVFP4_BACKEND': 'sm99', 'NVFP4_LIBCUDA': '/nowhere', 'NVFP4_CPU': 'none'}; "
+    call = "call(4, 4, 64, backend=None); nvfp4._C.set_default_backend('cpu'); call(4, 4, 64, backend=None)"
+    first, *others = launches(late + call, fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80")
+    assert first[0].startswith("nvfp4_sm80_gemm") and not others
+
+
+def test_the_default_backend(fake_driver: Path) -> None:
+    """It takes the place of a variable that names none, which is an error of the calls that would use it."""
+    lines = ["for name in (None, 'auto', 'sm80', 'sm99', 3):"]
+    lines += ["    try: nvfp4._C.set_default_backend(name); call(4, 4, 64, backend=None); print('done')"]
+    lines += ["    except Exception as error: print(error)"]
+    code = "\n    ".join(["try: call(4, 4, 64, backend=None)", "except nvfp4.Error as error: print(error)", *lines])
+    said = run(code, fake_driver, NVFP4_BACKEND="sm99" + "x" * 100).splitlines()
+    assert said[0].startswith("NVFP4_BACKEND: is 'sm99xxx") and said[0].endswith(
+        "; must be auto, cpu, sm80, sm90 or sm100"
+    )
+    assert said[1:4] == ["done"] * 3 and "sm99" in said[4] and len(said) == 6
+
+
 def test_empty_result_launches_nothing(fake_driver: Path, tmp_path: Path) -> None:
     assert launches("call(0, 64, 64); call(64, 0, 64); call(4, 4, 64, l=0)", fake_driver, tmp_path / "log") == []
 
@@ -213,8 +234,8 @@ def test_an_override_for_another_backend(fake_driver: Path) -> None:
 def test_no_batch_invariant_plan(fake_driver: Path) -> None:
     """sm90 has none for rows of 24 bytes."""
     assert run("nvfp4._C.plan(0, 'sm90', None, 4, 64, 48, 3, 1)", fake_driver) == (
-        "flags: no kernel of this backend is batch invariant for M = 4, N = 64, K = 48, L = 3 and operands that lie "
-        "so; M * L must be smaller, or the backend auto or sm80"
+        "batch_invariant: no kernel of this backend is batch invariant for M = 4, N = 64, K = 48, L = 3 and "
+        "operands that lie so; M * L must be smaller, or the backend auto or sm80"
     )
 
 
@@ -228,12 +249,12 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
         ),
         (
             "nvfp4.info(16, 64, 64, device=0, backend='sm100', a_dtype='bfloat16', transpose_b=False)",
-            "transpose_b: is False, which the sm100 kernels do not take; must be True, or the backend sm80",
+            "transpose_b: is False, which the sm100 kernels do not take; must be True, or the backend must be sm80",
         ),
         (
             "nvfp4._C.plan(0, 'sm100', None, 2**31 - 1, 64, 64, 1024, 1)",
-            "flags: no kernel of this backend is batch invariant for M = 2147483647, N = 64, K = 64, L = 1024 and "
-            "operands that lie so; M * L must be smaller",
+            "batch_invariant: no kernel of this backend is batch invariant for M = 2147483647, N = 64, K = 64, "
+            "L = 1024 and operands that lie so; M * L must be smaller",
         ),
         (  # each family says why
             "nvfp4.info(2**31 - 1, 2**29, 64, device=0)",
@@ -338,6 +359,24 @@ def test_c_callers(
     environment |= {"FAKE_DEVICES": "2", "FAKE_DEVICE": arguments[0]} if arguments else {}
     done = subprocess.run([binary, *arguments], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == lines, done.stdout
+
+
+def test_plans_are_steered_while_others_plan(tmp_path: Path, empty_fatbins: Path, fake_driver: Path) -> None:
+    """Without a race, as ThreadSanitizer sees it."""
+    plain = ["gcc", *WARNINGS, "-DNVFP4_CUDA", f"-I{CSRC}", f"-I{empty_fatbins}"]
+    sanitized = [*plain, "-fsanitize=thread", "-g"]
+    empty, binary, cpu = tmp_path / "empty.c", tmp_path / "plan_threads", tmp_path / "cpu.o"
+    empty.write_text("int main(void) { return 0; }\n")
+    built = subprocess.run([*sanitized, empty, "-o", tmp_path / "empty"], capture_output=True)
+    if built.returncode or subprocess.run([tmp_path / "empty"], capture_output=True).returncode:
+        pytest.skip("no ThreadSanitizer that runs here")
+    # Functions of the CPU that are chosen as the program is loaded (target_clones) run before the sanitizer does.
+    subprocess.run([*plain, *(path for path in CORE if path.parent.name == "cpu"), "-r", "-o", cpu], check=True)
+    sources = [cpu, *(path for path in CORE if path.parent.name != "cpu"), TESTS / "c/plan_threads.c"]
+    subprocess.run([*sanitized, *sources, "-lm", "-ldl", "-lpthread", "-o", binary], check=True)
+    environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
+    done = subprocess.run([binary], env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 @pytest.mark.parametrize("slow", ["cuInit", "cuDevicePrimaryCtxRetain"])

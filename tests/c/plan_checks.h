@@ -165,6 +165,7 @@ static inline void check_candidate(int32_t family, const gemm_candidate *c) {
     expect(!strcmp(c->name, set->kernels[c->kernel].name), "it says what");
     expect(c->reason && strlen(c->reason) > 20, "it says why");
     expect(c->modelled_us > 0.0 && c->modelled_us < 1e30, "it says how long that is modelled to take");
+    expect(c->single_us == c->modelled_us + SINGLE_CALL_US, "and a single call, exactly: both rank alike");
     expect(c->grid > 0 && c->grid <= INT32_MAX, "a grid that can be launched");
     expect(c->workspace >= 0, "a workspace that can be allocated");
     expect(c->swap_ab == 0 || c->swap_ab == 1, "swap_ab is 0 or 1");

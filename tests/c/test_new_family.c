@@ -20,7 +20,7 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
     if (t->m > MAX_ROWS || props->shared_per_block < SHARED_BYTES) return 0;
     for (int32_t i = 0; i < tiny_count; i++) {
         memset(&out[i], 0, sizeof out[i]);
-        out[i].modelled_us = tiny_us + i;
+        out[i].modelled_us = tiny_us + i, out[i].single_us = out[i].modelled_us + SINGLE_CALL_US;
         out[i].name = "nvfp4_tiny";
         out[i].reason = "so few rows fit the registers of one CTA";
         out[i].grid = ceil_div(t->n, TILE_N) * t->l;

@@ -551,7 +551,7 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
     const int e2m1 = p->scale_layout == NVFP4_128X4 && needs_tma(p);
     if (p->operation == OP_GEMM_NN) {
         expect(planner->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
-                   strstr(nvfp4_last_error(), e2m1 ? "tiles" : "transpose_b: is False"),
+                   strstr(nvfp4_last_error(), e2m1 ? "tiles" : "NVFP4_NO_TRANSPOSE_B"),
                nvfp4_last_error());
         return !e2m1 || ceil_div(p->m, 128) * ceil_div(p->n, 128) * p->l > INT32_MAX / 16;
     }

@@ -30,12 +30,12 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
     (void)module;
     if (!check_count("plan", count, SHAPE_COUNT)) return NULL;
     if (!read_shape(a, &shape) || nvfp4_plan_shape(python_context, &shape, &plan) != NVFP4_OK) return raise_error();
-    return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd}", "backend", nvfp4_backend_name(plan.backend),
-                         "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n,
-                         "tile_k", plan.tile_k, "stages", plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab),
-                         "split_k", plan.split_k, "grid", (long long)plan.grid, "workspace", (Py_ssize_t)plan.workspace,
-                         "prefetch_stages", plan.prefetch_stages, "ctas_per_sm", plan.ctas_per_sm, "candidates",
-                         plan.candidates, "modelled_us", plan.modelled_us);
+    return Py_BuildValue(
+        "{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd,sd}", "backend", nvfp4_backend_name(plan.backend), "kernel",
+        plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n, "tile_k", plan.tile_k, "stages",
+        plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab), "split_k", plan.split_k, "grid", (long long)plan.grid,
+        "workspace", (Py_ssize_t)plan.workspace, "prefetch_stages", plan.prefetch_stages, "ctas_per_sm",
+        plan.ctas_per_sm, "candidates", plan.candidates, "modelled_us", plan.modelled_us, "single_us", plan.single_us);
 }
 
 /* nvfp4_set_candidate: force the plan of that rank. */
@@ -44,6 +44,15 @@ PyObject *python_set_candidate(PyObject *module, PyObject *candidate) {
     int64_t place;
     if (!read_integer(candidate, "candidate", 0, INT32_MAX, &place) ||
         nvfp4_set_candidate(python_context, (int32_t)place) != NVFP4_OK)
+        return raise_error();
+    Py_RETURN_NONE;
+}
+
+/* nvfp4_set_default_backend; None: auto. */
+PyObject *python_set_default_backend(PyObject *module, PyObject *name) {
+    (void)module;
+    int32_t backend;
+    if (!read_backend(name, &backend) || nvfp4_set_default_backend(python_context, (nvfp4_backend)backend) != NVFP4_OK)
         return raise_error();
     Py_RETURN_NONE;
 }

@@ -206,6 +206,7 @@ static int32_t candidate(const sm100_model *model, const device_props *props, co
     out->modelled_us = sm100_gemm_time_us(model, &in);
     if (!(out->modelled_us < INFINITY)) return 0;
     if (against_rule && tiling.room.for_next_call) out->modelled_us *= PILED_UP;
+    out->single_us = out->modelled_us + SINGLE_CALL_US;
     out->name = config->name;
     out->reason = config->reasons[swap_ab][split_k > 1];
     out->grid = (int64_t)tiling.clusters * cluster_ctas(config, split_k);

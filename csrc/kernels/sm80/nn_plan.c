@@ -43,8 +43,7 @@ static const double STORE_BYTES = 8.3;      /* of results */
 static const double FEW_WARPS = 1.015;      /* times as long where an SM has less than 8 warps */
 static const double CALL_US = 4.45;
 
-static double modelled_us(const device_props *props, const gemm_traits *t, const nn_config *c,
-                          const gemm_candidate *x) {
+static double single_us(const device_props *props, const gemm_traits *t, const nn_config *c, const gemm_candidate *x) {
     const int64_t k_tiles = TILING(const sm80_tiling, x)->k_tiles_per_split;
     const double sms = props->sm_count, results = (double)t->m * (double)t->n * (double)t->l;
     const int64_t ctas = ceil_div(x->grid, props->sm_count);
@@ -75,7 +74,7 @@ static int32_t list_one(const device_props *props, const gemm_traits *t, const n
     if (!sm80_tile(t, ceil_div(t->m, out->tile_m), ceil_div(t->n, out->tile_n), wanted, out)) return 0;
     const int few = out->tile_m <= 16, split = out->split_k > 1;
     out->reason = few ? split ? FEW SPLIT : FEW : split ? MANY SPLIT : MANY;
-    out->modelled_us = modelled_us(props, t, c, out);
+    out->single_us = single_us(props, t, c, out);
     return 1;
 }
 
@@ -97,7 +96,7 @@ int32_t sm80_nn_candidates(const device_props *props, const gemm_traits *t, gemm
             count += out[count].split_k != out[count - 1].split_k; /* else as for fewer waves */
         }
     }
-    return count;
+    return set_modelled_us(out, count);
 }
 
 /* All kernels add in the same order, so the parts follow from N and K alone: as many as fill the SMs with one row of
@@ -109,5 +108,5 @@ int32_t sm80_nn_batch_invariant(const device_props *props, const gemm_traits *t,
     for (int32_t i = 0; i < CONFIGS; i++)
         if (takes(&configs[i], props, t))
             count += list_one(props, t, &configs[i], wanted > 1 ? wanted : 1, out + count);
-    return count;
+    return set_modelled_us(out, count);
 }

@@ -93,8 +93,8 @@ static double memory_us(const sm80_model *model, const device_props *props, cons
     return (bytes + model->dirty * written_back) / (model->dram_share * props->memory_gb_s) * 1e-3;
 }
 
-static double modelled_us(const sm80_model *model, const device_props *props, const gemm_traits *t,
-                          const sm80_config *c, int64_t grid, int64_t k_tiles_per_split, int64_t split) {
+static double single_us(const sm80_model *model, const device_props *props, const gemm_traits *t, const sm80_config *c,
+                        int64_t grid, int64_t k_tiles_per_split, int64_t split) {
     const int64_t ctas = ceil_div(grid, props->sm_count);
     const double chunks = (double)(ctas * k_tiles_per_split * (c->tile_k / SM80_CHUNK));
     const double idle = ctas * c->warps < 8 ? model->few_warps : 1.0;
@@ -140,7 +140,7 @@ static int32_t list_one(const sm80_model *model, const device_props *props, cons
     if (!sm80_tile(t, ceil_div(t->m, c->tile_m), tiles_along_n(c, t->n), wanted, out)) return 0;
     out->reason = out->split_k > 1 ? c->split_reason : c->reason;
     const int64_t k_tiles_per_split = TILING(const sm80_tiling, out)->k_tiles_per_split;
-    out->modelled_us = modelled_us(model, props, t, c, out->grid, k_tiles_per_split, out->split_k);
+    out->single_us = single_us(model, props, t, c, out->grid, k_tiles_per_split, out->split_k);
     return 1;
 }
 
@@ -162,7 +162,7 @@ int32_t sm80_candidates(const sm80_model *model, const device_props *props, cons
             count += listed;
         }
     }
-    return count;
+    return set_modelled_us(out, count);
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
@@ -185,7 +185,7 @@ static int32_t batch_invariant(const device_props *props, const gemm_traits *t, 
             continue;
         count += list_one(measured(t), props, t, kernel, wanted > 1 ? wanted : 1, out + count);
     }
-    return count;
+    return set_modelled_us(out, count);
 }
 
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {

@@ -53,7 +53,7 @@ typedef struct IS_TILING sm80_tiling {
 enum { SM80_MAX_SPLIT = 32, SM80_MAX_WAVES = 4 /* that splits fill */ };
 
 /* One kernel, whose tile_m .. stages, name and reason `out` has, with K in about `wanted` parts; tiles: along each
- * side. 0: the grid would be too large. Leaves modelled_us. */
+ * side. 0: the grid would be too large. Leaves the times. */
 int32_t sm80_tile(const gemm_traits *traits, int64_t tiles_m, int64_t tiles_n, int64_t wanted, gemm_candidate *out);
 
 /* The kernels of nn.cu, for the gemm_planner of A . B. */

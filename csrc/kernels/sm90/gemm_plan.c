@@ -191,7 +191,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     const int64_t streamk_bytes =
         config->streamk ? partial_tiles_bytes(config, &tiling, split_k) + flags_bytes(&tiling, split_k) : 0;
     *out = (gemm_candidate){
-        .modelled_us = time,
+        .single_us = time,
         .reason = config->reasons[swap_ab][split_k > 1],
         .grid = (int64_t)tiling.clusters * split_k,
         .workspace = sm90_workspace_bytes(tiling.mma_b.dequant_bytes, streamk_bytes),

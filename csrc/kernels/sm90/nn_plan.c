@@ -24,8 +24,8 @@ static double partials_bytes(const nn_config *c, int32_t split_k) {
 }
 
 /* tiles: of all batches. */
-static double modelled_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const nn_config *c,
-                          int64_t tiles, int32_t split_k) {
+static double single_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const nn_config *c,
+                        int64_t tiles, int32_t split_k) {
     const double wgmma = SM90_NN_TILE_N / 64 * (SM90_NN_STAGE_K / 16) * (c->tile_m / 2.0);
     const double decode = m->nn_decode_clocks * (c->type == NVFP4_BF16 ? m->nn_bf16_loss : 1.0);
     const double stages = (double)ceil_div(ceil_div(t->k, SM90_NN_STAGE_K), split_k);
@@ -57,7 +57,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
         for (int32_t split_k = 1; split_k <= SM90_NN_MAX_SPLIT; split_k++) {
             if (split_k > 1 && split_k > stages) break;
             out[count] = (gemm_candidate){
-                .modelled_us = modelled_us(model, props, t, c, tiles * t->l, split_k),
+                .single_us = single_us(model, props, t, c, tiles * t->l, split_k),
                 .reason = split_k > 1 ? "wgmma; split along the sum over a cluster so that more SMs have work"
                                       : "wgmma; its tiles fill the SMs",
                 .grid = tiles * t->l * split_k,

@@ -44,7 +44,7 @@ static int32_t of_this_family(gemm_candidate *all, int32_t count) {
         all[i].family = NVFP4_BACKEND_SM90;
         all[i].name = kernels[all[i].kernel].name;
     }
-    return count;
+    return set_modelled_us(all, count);
 }
 
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t, gemm_candidate *out) {

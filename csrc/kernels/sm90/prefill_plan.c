@@ -61,7 +61,7 @@ static int tile(const device_props *props, const gemm_traits *t, const prefill_c
     return 1;
 }
 
-static double modelled_us(const sm90_model *m, const gemm_traits *t, const prefill_tiling *tiling) {
+static double single_us(const sm90_model *m, const gemm_traits *t, const prefill_tiling *tiling) {
     const double elements = SM90_PREFILL_MMA_TILE_M * SM90_PREFILL_MMA_TILE_N;
     const double stage = SM90_PREFILL_MMA_TILE_M / 64 * (SM90_PREFILL_STAGE_K / 16) * (SM90_PREFILL_MMA_TILE_N / 2.0);
     const double rounds = (double)ceil_div(tiling->dp_pairs, tiling->clusters);
@@ -83,7 +83,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
         !tile(props, t, config, &tiling))
         return 0;
     *out = (gemm_candidate){
-        .modelled_us = (config->type == NVFP4_BF16 ? model->bf16_loss : 1.0) * modelled_us(model, t, &tiling),
+        .single_us = (config->type == NVFP4_BF16 ? model->bf16_loss : 1.0) * single_us(model, t, &tiling),
         .reason = config->reason,
         .grid = 2 * min_int(max_int(tiling.dp_pairs, tiling.split_k_tiles), tiling.clusters),
         .workspace = sm90_workspace_bytes(tiling.mma_a.dequant_bytes + tiling.mma_b.dequant_bytes, 0),

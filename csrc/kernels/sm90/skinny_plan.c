@@ -54,7 +54,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
         const int64_t tiles_per_sm =
             ceil_div(tiling.tiles, tiling.ctas) * ceil_div(tiling.ctas * t->l, props->sm_count);
         out[count] = (gemm_candidate){
-            .modelled_us = time_us(model, t, c, &tiling, tiles_per_sm),
+            .single_us = time_us(model, t, c, &tiling, tiles_per_sm),
             .reason = "A has a few rows only: each warp reads, dequantizes and multiplies a share of K by itself",
             .grid = tiling.ctas * t->l,
             .kernel = c->kernel,
