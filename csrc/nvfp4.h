@@ -138,11 +138,14 @@ typedef struct nvfp4_gemm_args {
     nvfp4_backend backend;
     uint32_t flags;
 } nvfp4_gemm_args;
+static inline void nvfp4_gemm_init(nvfp4_gemm_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+    args->alpha_value = 1.0f;
+}
 static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
     nvfp4_gemm_args args;
-    memset(&args, 0, sizeof args);
-    args.call.size = sizeof args;
-    args.alpha_value = 1.0f;
+    nvfp4_gemm_init(&args);
     return args;
 }
 #define NVFP4_GEMM_ARGS nvfp4_gemm_defaults()
@@ -224,11 +227,14 @@ typedef struct nvfp4_quantize_args {
     nvfp4_layout scale_layout;
     nvfp4_block_scale block_scale; /* dequantize does not depend on it */
 } nvfp4_quantize_args;
+static inline void nvfp4_quantize_init(nvfp4_quantize_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+    args->global_value = 1.0f;
+}
 static inline nvfp4_quantize_args nvfp4_quantize_defaults(void) {
     nvfp4_quantize_args args;
-    memset(&args, 0, sizeof args);
-    args.call.size = sizeof args;
-    args.global_value = 1.0f;
+    nvfp4_quantize_init(&args);
     return args;
 }
 #define NVFP4_QUANTIZE_ARGS nvfp4_quantize_defaults()
@@ -246,12 +252,15 @@ typedef struct nvfp4_rms_norm_quantize_args {
     nvfp4_tensor weight, residual;
     float eps;
 } nvfp4_rms_norm_quantize_args;
+static inline void nvfp4_rms_norm_quantize_init(nvfp4_rms_norm_quantize_args *args) {
+    memset(args, 0, sizeof *args);
+    args->quantize.call.size = sizeof *args;
+    args->quantize.global_value = 1.0f;
+    args->eps = 1e-6f;
+}
 static inline nvfp4_rms_norm_quantize_args nvfp4_rms_norm_quantize_defaults(void) {
     nvfp4_rms_norm_quantize_args args;
-    memset(&args, 0, sizeof args);
-    args.quantize = nvfp4_quantize_defaults();
-    args.quantize.call.size = sizeof args;
-    args.eps = 1e-6f;
+    nvfp4_rms_norm_quantize_init(&args);
     return args;
 }
 #define NVFP4_RMS_NORM_QUANTIZE_ARGS nvfp4_rms_norm_quantize_defaults()
@@ -272,10 +281,13 @@ typedef struct nvfp4_amax_scale_args {
     nvfp4_tensor x, scale;
     nvfp4_block_scale block_scale;
 } nvfp4_amax_scale_args;
+static inline void nvfp4_amax_scale_init(nvfp4_amax_scale_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+}
 static inline nvfp4_amax_scale_args nvfp4_amax_scale_defaults(void) {
     nvfp4_amax_scale_args args;
-    memset(&args, 0, sizeof args);
-    args.call.size = sizeof args;
+    nvfp4_amax_scale_init(&args);
     return args;
 }
 #define NVFP4_AMAX_SCALE_ARGS nvfp4_amax_scale_defaults()
@@ -287,10 +299,13 @@ typedef struct nvfp4_swizzle_args {
     nvfp4_call call;
     nvfp4_tensor linear, swizzled;
 } nvfp4_swizzle_args;
+static inline void nvfp4_swizzle_init(nvfp4_swizzle_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+}
 static inline nvfp4_swizzle_args nvfp4_swizzle_defaults(void) {
     nvfp4_swizzle_args args;
-    memset(&args, 0, sizeof args);
-    args.call.size = sizeof args;
+    nvfp4_swizzle_init(&args);
     return args;
 }
 #define NVFP4_SWIZZLE_ARGS nvfp4_swizzle_defaults()

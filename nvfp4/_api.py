@@ -104,7 +104,11 @@ def gemm(
     """
     if type(batch_invariant) is not bool or type(constant_b) is not bool or type(transpose_b) is not bool:
         reject_switch(batch_invariant=batch_invariant, constant_b=constant_b, transpose_b=transpose_b)
-    flags = (BATCH_INVARIANT * batch_invariant) | (CONSTANT_B * constant_b) | (NO_TRANSPOSE_B * (not transpose_b))
+    flags = BATCH_INVARIANT if batch_invariant else 0
+    if constant_b:
+        flags |= CONSTANT_B
+    if not transpose_b:
+        flags |= NO_TRANSPOSE_B
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops

@@ -57,9 +57,9 @@ typedef enum scalar_kind {
 typedef struct operation_scalar {
     const char *name; /* in torch's schema and in Python, of an argument by position */
     scalar_kind kind;
-    size_t offset;              /* among the arguments */
-    const char *stands_for;     /* the tensor that it is the value of where that is absent: Python has one argument for
-                                 * the two, a number or a tensor */
+    size_t offset;      /* among the arguments */
+    int32_t stands_for; /* 1 + the index of the tensor whose value it is where that is absent: Python has one argument
+                         * for the two, a number or a tensor; 0: none */
     const char *schema_default; /* in torch's schema: for programs that were exported before it existed */
 } operation_scalar;
 

@@ -8,10 +8,10 @@
 /* ---- gemm ---- */
 
 static void gemm_defaults(operation_args *args) {
-    args->gemm = NVFP4_GEMM_ARGS;
+    nvfp4_gemm_init(&args->gemm);
 }
 
-enum { GEMM_A, GEMM_B, GEMM_OUT = 7 };
+enum { GEMM_A, GEMM_B, GEMM_ALPHA = 4, GEMM_OUT = 7 };
 
 #define AT(field) offsetof(nvfp4_gemm_args, field)
 static const operation_tensor gemm_tensors[] = {
@@ -19,17 +19,17 @@ static const operation_tensor gemm_tensors[] = {
     [GEMM_B] = {"b", AT(b), INPUT, HOLDS_VALUES, 0, 0},
     {"scale_a", AT(scale_a), INPUT, HOLDS_SCALES, 1, 0},
     {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
-    {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
+    [GEMM_ALPHA] = {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
     {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},
     {"c", AT(c), INPUT, HOLDS_ANY, 1, 1},
     [GEMM_OUT] = {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
 };
 static const operation_scalar gemm_scalars[] = {
-    {"alpha_value", SCALAR_FLOAT, AT(alpha_value), "alpha", NULL},
-    {"beta", SCALAR_FLOAT, AT(beta), NULL, NULL},
-    {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), NULL, NULL},
-    {"backend", SCALAR_BACKEND, AT(backend), NULL, NULL},
-    {"flags", SCALAR_FLAGS, AT(flags), NULL, NULL},
+    {"alpha_value", SCALAR_FLOAT, AT(alpha_value), 1 + GEMM_ALPHA, NULL},
+    {"beta", SCALAR_FLOAT, AT(beta), 0, NULL},
+    {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), 0, NULL},
+    {"backend", SCALAR_BACKEND, AT(backend), 0, NULL},
+    {"flags", SCALAR_FLAGS, AT(flags), 0, NULL},
 };
 static const operation_result gemm_results[] = {{
     .tensor = GEMM_OUT,
@@ -64,7 +64,7 @@ const operation operation_gemm = {
 /* ---- data and scales of one matrix ---- */
 
 static void quantize_defaults(operation_args *args) {
-    args->quantize = NVFP4_QUANTIZE_ARGS;
+    nvfp4_quantize_init(&args->quantize);
 }
 
 /* Shapes of data and scales for a matrix of R rows and `of` times as many columns as there are values. */
@@ -79,10 +79,10 @@ static void quantize_defaults(operation_args *args) {
         }                                                                                                              \
     }
 
-#define AT(field)    offsetof(nvfp4_quantize_args, field)
-#define GLOBAL_SCALE {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0}
-#define GLOBAL_VALUE {"global_value", SCALAR_FLOAT, AT(global_value), "global_scale", NULL}
-#define SCALE_LAYOUT {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), NULL, NULL}
+#define AT(field)            offsetof(nvfp4_quantize_args, field)
+#define GLOBAL_SCALE         {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0}
+#define GLOBAL_VALUE(tensor) {"global_value", SCALAR_FLOAT, AT(global_value), 1 + (tensor), NULL}
+#define SCALE_LAYOUT         {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), 0, NULL}
 static const operation_tensor quantize_tensors[] = {
     {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
     GLOBAL_SCALE,
@@ -90,9 +90,9 @@ static const operation_tensor quantize_tensors[] = {
     {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
 };
 static const operation_scalar quantize_scalars[] = {
-    GLOBAL_VALUE,
+    GLOBAL_VALUE(1),
     SCALE_LAYOUT,
-    {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), NULL, "amax6"},
+    {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), 0, "amax6"},
 };
 static const operation_result quantize_results[] = DATA_AND_SCALE(2, 3, 0, 1);
 const operation operation_quantize = {
@@ -120,7 +120,7 @@ static const operation_tensor dequantize_tensors[] = {
     GLOBAL_SCALE,
     {"x", AT(x), OUTPUT, HOLDS_FLOATS, 0, 0},
 };
-static const operation_scalar dequantize_scalars[] = {GLOBAL_VALUE, SCALE_LAYOUT};
+static const operation_scalar dequantize_scalars[] = {GLOBAL_VALUE(2), SCALE_LAYOUT};
 static const operation_result dequantize_results[] = {{
     .tensor = 3,
     .like = 0,
@@ -154,7 +154,7 @@ static const operation_tensor silu_tensors[] = {
     {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
     {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
 };
-static const operation_scalar silu_scalars[] = {GLOBAL_VALUE, SCALE_LAYOUT};
+static const operation_scalar silu_scalars[] = {GLOBAL_VALUE(1), SCALE_LAYOUT};
 static const operation_result silu_results[] = DATA_AND_SCALE(2, 3, 0, 2);
 const operation operation_silu_mul_quantize = {
     .name = "silu_mul_quantize",
@@ -176,7 +176,7 @@ const operation operation_silu_mul_quantize = {
 };
 
 static void rms_norm_quantize_defaults(operation_args *args) {
-    args->rms_norm_quantize = NVFP4_RMS_NORM_QUANTIZE_ARGS;
+    nvfp4_rms_norm_quantize_init(&args->rms_norm_quantize);
 }
 
 /* Its arguments begin with those of quantize, so AT finds them. */
@@ -189,8 +189,8 @@ static const operation_tensor norm_tensors[] = {
     {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
 };
 static const operation_scalar norm_scalars[] = {
-    GLOBAL_VALUE,
-    {"eps", SCALAR_FLOAT, offsetof(nvfp4_rms_norm_quantize_args, eps), NULL, NULL},
+    GLOBAL_VALUE(3),
+    {"eps", SCALAR_FLOAT, offsetof(nvfp4_rms_norm_quantize_args, eps), 0, NULL},
     SCALE_LAYOUT,
 };
 static const operation_result norm_results[] = DATA_AND_SCALE(4, 5, 0, 1);
@@ -217,7 +217,7 @@ const operation operation_rms_norm_quantize = {
 /* ---- global scales ---- */
 
 static void amax_scale_defaults(operation_args *args) {
-    args->amax_scale = NVFP4_AMAX_SCALE_ARGS;
+    nvfp4_amax_scale_init(&args->amax_scale);
 }
 
 #define AT(field) offsetof(nvfp4_amax_scale_args, field)
@@ -225,7 +225,7 @@ static const operation_tensor amax_tensors[] = {
     {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
     {"scale", AT(scale), OUTPUT, HOLDS_FLOAT32, 0, 0},
 };
-static const operation_scalar amax_scalars[] = {{"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), NULL, NULL}};
+static const operation_scalar amax_scalars[] = {{"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), 0, NULL}};
 #undef AT
 static const operation_result amax_results[] = {{.tensor = 1,
                                                  .rank = RANK_VECTOR,
@@ -253,7 +253,7 @@ const operation operation_amax_scale = {
 /* ---- changes of scale layout ---- */
 
 static void swizzle_defaults(operation_args *args) {
-    args->swizzle = NVFP4_SWIZZLE_ARGS;
+    nvfp4_swizzle_init(&args->swizzle);
 }
 
 #define AT(field) offsetof(nvfp4_swizzle_args, field)
@@ -290,8 +290,8 @@ static const operation_tensor unswizzle_tensors[] = {
 };
 #undef AT
 static const operation_scalar unswizzle_scalars[] = {
-    {"rows", SCALAR_SIZE, 0, NULL, NULL},
-    {"columns", SCALAR_SIZE, 1, NULL, NULL},
+    {"rows", SCALAR_SIZE, 0, 0, NULL},
+    {"columns", SCALAR_SIZE, 1, 0, NULL},
 };
 static const operation_result unswizzle_results[] = {{
     .tensor = 1,

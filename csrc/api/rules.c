@@ -123,11 +123,10 @@ static nvfp4_status check_sizes(const checked_call *c, const nvfp4_tensor *t) {
 nvfp4_status check_arguments(const checked_call *c) {
     const operation *op = c->op;
     nvfp4_status status = NVFP4_OK;
-    for (int32_t i = 0; i < op->tensor_count; i++)
-        if (absent(tensor_at(op, i, c->args)) && !op->tensors[i].optional)
-            return REJECT(op->tensors[i].name, ("is missing"), ("must be a tensor"));
     for (int32_t i = 0; i < op->tensor_count && !status; i++) {
         const nvfp4_tensor *t = tensor_at(op, i, c->args);
+        if (absent(t) && !op->tensors[i].optional)
+            return REJECT(op->tensors[i].name, ("is missing"), ("must be a tensor"));
         if (absent(t)) continue;
         status = check_dtype(c, t, op->tensors[i].holds);
         if (!status) status = check_sizes(c, t);

@@ -80,13 +80,6 @@ int takes_out_dtype(const operation *op) {
     return 0;
 }
 
-const operation_scalar *stand_in(const operation *op, int32_t tensor) {
-    for (int32_t i = 0; i < op->scalar_count; i++)
-        if (op->scalars[i].stands_for && strcmp(op->scalars[i].stands_for, op->tensors[tensor].name) == 0)
-            return &op->scalars[i];
-    return NULL;
-}
-
 /* ---- results ---- */
 
 /* A tensor whose rows and columns give sizes of a result has two or three dimensions. */
@@ -223,7 +216,7 @@ static nvfp4_status gemm_of_views(operation_args *all) {
 }
 
 static void view_defaults(operation_args *args) {
-    args->gemm = NVFP4_GEMM_ARGS;
+    nvfp4_gemm_init(&args->gemm);
 }
 
 #define AT(field) offsetof(nvfp4_gemm_args, field)

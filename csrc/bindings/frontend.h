@@ -63,7 +63,9 @@ static inline int is_front_input(const operation *op, int32_t index) {
 /* 1: the caller names the dtype of a result. */
 int takes_out_dtype(const operation *op);
 
-/* The scalar that stands for a tensor which is absent; NULL: none does. */
-const operation_scalar *stand_in(const operation *op, int32_t tensor);
+/* The argument that a scalar is, or is a part of, for error messages. */
+static inline const char *scalar_name(const operation *op, const operation_scalar *scalar) {
+    return scalar->stands_for ? op->tensors[scalar->stands_for - 1].name : scalar->name;
+}
 
 #endif

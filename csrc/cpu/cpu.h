@@ -2,6 +2,7 @@
 #ifndef NVFP4_CPU_CPU_H
 #define NVFP4_CPU_CPU_H
 
+#include "common/conversion_problem.h"
 #include "common/problem.h"
 #include "nvfp4.h"
 

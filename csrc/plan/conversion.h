@@ -3,6 +3,7 @@
 #ifndef NVFP4_PLAN_CONVERSION_H
 #define NVFP4_PLAN_CONVERSION_H
 
+#include "common/conversion_problem.h"
 #include "driver/device_props.h"
 #include "driver/kernel_set.h"
 #include "nvfp4.h"

@@ -174,6 +174,25 @@ static inline void check_candidate(int32_t family, const gemm_candidate *c) {
     expect(c->tile_m > 0 && c->tile_n > 0 && c->tile_k > 0 && c->stages > 0, "it says the tile");
 }
 
+/* Whether a family lists a kernel of its kernel_set for a product. */
+static inline int is_listed(int32_t family, const gpu *g, const gemm_problem *p, int32_t kernel) {
+    static candidate_list list;
+    int found = 0;
+    list_candidates(family, g, p, 0, &list);
+    for (int32_t i = 0; i < list.count; i++) found |= list.all[i].kernel == kernel;
+    return found;
+}
+
+/* A GPU with exactly the shared memory that a kernel needs can run it, and one with less cannot. */
+static inline void check_least_shared_memory(int32_t family, gpu g, const gemm_problem *p, int32_t kernel) {
+    const kernel_entry *entry = &gemm_families[family]->kernels->kernels[kernel];
+    snprintf(about, sizeof about, "%s with little shared memory", entry->name);
+    g.props.shared_per_block = entry->shared_bytes;
+    expect(is_listed(family, &g, p, kernel), "it fits a CTA exactly");
+    g.props.shared_per_block--;
+    expect(!is_listed(family, &g, p, kernel), "it does not fit");
+}
+
 /* Settings name one candidate: nvfp4_override_plan relies on it. */
 static inline void check_distinct(const candidate_list *list) {
     for (int32_t i = 0; i < list->count; i++)

@@ -88,7 +88,7 @@ static const operation_tensor tensors[] = {
     {"x", offsetof(scale_by_args, x), INPUT, HOLDS_FLOAT32, 0, 0},
     {"y", offsetof(scale_by_args, y), OUTPUT, HOLDS_FLOAT32, 0, 0},
 };
-static const operation_scalar scalars[] = {{"factor", SCALAR_FLOAT, offsetof(scale_by_args, factor), NULL, NULL}};
+static const operation_scalar scalars[] = {{"factor", SCALAR_FLOAT, offsetof(scale_by_args, factor), 0, NULL}};
 static const operation_result results[] = {{
     .tensor = 1,
     .rank = RANK_MATRIX,

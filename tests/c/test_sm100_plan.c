@@ -19,6 +19,7 @@ static const config configs[] = {
 };
 
 static long times_first[COUNT(configs)][2][2]; /* by swap_ab, by whether K is split */
+static long times_prefetched;
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
     (void)kernel;
@@ -171,6 +172,7 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
     launches[is_by_rule(g, candidate)][candidate->ctas_per_sm - 1]++;
     const int co_resident = leaves_room(g, c, gemm->shared_bytes);
     expect(s->prefetch_stages == 0 || (co_resident && !c->cp_async), "CTAs that start early prefetch");
+    times_prefetched += s->prefetch_stages > 0;
     expect(s->prefetch_stages == candidate->prefetch_stages && s->prefetch_stages >= 0 &&
                s->prefetch_stages <= ceil_div(s->k_stages, s->split_k) + 1,
            "no more than there is");
@@ -303,6 +305,8 @@ int main(void) {
         printf("%-32s A is mma_a: %6ld, split %6ld; B is: %6ld, split %6ld\n", about, t[0][0], t[0][1], t[1][0],
                t[1][1]);
     }
+    snprintf(about, sizeof about, "L2 prefetching");
+    expect(times_prefetched > 0, "some shape has a candidate with it");
     snprintf(about, sizeof about, "room for the next call");
     for (int i = 0; i < 4; i++) expect(launches[i / 2][i % 2] > 0, "given and withheld, by the rule and against it");
     return report();

@@ -8,7 +8,7 @@ static const int64_t depths[] = {0, 16, 48, 464, 2048, 7168, 16384, 1 << 20};
 static const int64_t batches[] = {1, 3, 1000};
 static const int on[] = {A100, RTX_3090, RTX_4090, H200, B200, RTX_5090};
 
-static long times_first[SM80_KERNELS], times_listed[SM80_KERNELS];
+static long times_first[SM80_KERNELS], times_listed[SM80_KERNELS], times_split[SM80_KERNELS];
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
     (void)kernel; /* the reduction takes those of the GEMM */
@@ -21,6 +21,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     const sm80_schedule *s = param_of(plan, gemm, 1);
     (void)g, (void)v;
     times_listed[c->kernel]++;
+    times_split[c->kernel] += c->split_k > 1;
     expect(!memcmp(param_of(plan, gemm, 0), p, sizeof *p), "the kernel gets the problem");
     const int w4a16 = p->a_type != VALUES_E2M1;
     expect(!strcmp(kernel->fatbin, p->operation == OP_GEMM_NN ? "sm80_nn"
@@ -82,6 +83,15 @@ static void check_rejections(void) {
     snprintf(about, sizeof about, "rejections");
     expect(one(&gpus[A100], &many, PLAIN, 1) == 0 && strstr(nvfp4_last_error(), "M = 2147483647"),
            "too many tiles are an error");
+    for (int32_t k = 0; k < KERNEL_SM80_SPLIT_REDUCE; k++) {
+        const char *name = gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[k].name;
+        gemm_problem p = problem(64, 64, 512, 1,
+                                 strstr(name, "_fp16")   ? FP16_A
+                                 : strstr(name, "_bf16") ? BF16_A
+                                                         : PLAIN);
+        p.no_transpose_b = strstr(name, "sm80_nn") != NULL;
+        check_least_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p, k);
+    }
     snprintf(about, sizeof about, "rejections");
     list_candidates(NVFP4_BACKEND_SM80, &small, &few, 0, &list);
     may_reject(&small, &few);
@@ -114,7 +124,7 @@ int main(void) {
                     }
     snprintf(about, sizeof about, "what there is");
     for (int k = 0; k < KERNEL_SM80_SPLIT_REDUCE; k++) {
-        expect(times_listed[k] > 0, set->kernels[k].name);
+        expect(times_listed[k] > 0 && times_split[k] > 0, set->kernels[k].name);
         printf("%-32s first %6ld times, listed %7ld\n", set->kernels[k].name, times_first[k], times_listed[k]);
     }
     return report();

@@ -315,7 +315,8 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     const tensor_map *const places[2] = {&s->mma_a.values, &s->mma_b.values};
     for (int32_t i = 0; i < maps && i < plan->tensor_maps; i++) {
         const tensor_layout *t = &plan->tensor_map[i].layout;
-        expect(t->rank == 3, "its rank");
+        const char *names[2][2] = {{"b", "a"}, {"the dequantized a", "the dequantized b"}}; /* mma_a, mma_b */
+        expect(t->rank == 3 && !strcmp(t->name, names[i][mma_b_is_b]), "its rank and name");
         expect((const unsigned char *)places[i] == plan->params + plan->tensor_map[i].offset,
                "a map for each, in its place");
         expect(t->data == (i && e ? e->first.to : mma_b_is_b ? p->a : p->b), "of what is there");
@@ -472,7 +473,10 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
                            : e     ? (i ? e->first.to : e->second.to)
                                    : NULL),
                "of what is there");
-        expect(t->rank == 3, "its rank");
+        expect(t->rank == 3 && !strcmp(t->name, e2m1[i] ? is_b ? "b" : "a"
+                                                : is_b  ? "the dequantized b"
+                                                        : "the dequantized a"),
+               "its rank and name");
         expect(t->element_bytes == (e2m1[i] ? 1 : 2) && t->box[0] == (e2m1[i] ? 32u : 64u) && t->box[1] == 128 &&
                    t->box[2] == 1,
                "a box");
@@ -683,6 +687,32 @@ static void check_choices(void) {
     }
 }
 
+/* The times of A . B by a candidate's settings; 0: it is not listed. */
+static double nn_us(int64_t m, int64_t n, int64_t k, variant v, int32_t tile_m, int32_t split_k, int32_t element) {
+    static candidate_list list;
+    gemm_problem p = problem(m, n, k, 1, v);
+    p.no_transpose_b = 1, p.a_pitch = k * 2, p.b_pitch = n / 2, p.out_pitch = n * element;
+    p.out_type = element == 4 ? NVFP4_FP32 : NVFP4_FP16;
+    list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p, 0, &list);
+    for (int32_t i = 0; i < list.count; i++)
+        if (list.all[i].tile_m == tile_m && list.all[i].split_k == split_k) return list.all[i].modelled_us;
+    return 0.0;
+}
+
+/* Clocks of A . B that follow from the kernel, whatever the constants are. */
+static void check_nn_model(void) {
+    snprintf(about, sizeof about, "the model of A . B");
+    const double us = nn_us(128, 16896, 8192, FP16_A, 128, 1, 2); /* 66 tiles */
+    expect(us > 0 && nn_us(128, 16896, 8192, BF16_A, 128, 1, 2) > us, "bf16 takes longer to decode");
+    const double longer = nn_us(128, 16896, 16384, FP16_A, 128, 1, 2),
+                 longest = nn_us(128, 16896, 24576, FP16_A, 128, 1, 2);
+    expect(longer > us && fabs((longest - longer) - (longer - us)) < 1e-6 * us, "each stage takes as long");
+    expect(longer > 1.8 * us, "stages are most of it");
+    expect(nn_us(64, 16896, 8192, FP16_A, 64, 1, 2) < us, "wgmma takes longer for more rows");
+    const double few = nn_us(1, 1 << 20, 64, FP16_A, 32, 1, 2), wide = nn_us(1, 1 << 20, 64, FP16_A, 32, 1, 4);
+    expect(few > 0 && wide > few && wide < 1.1 * few, "one row of A and of results takes little of the memory's time");
+}
+
 /* Clusters of 2, 3 ... 8 CTAs that ran at once on an H200, and numbers that did not (model.h). */
 static void check_clusters(void) {
     static const int64_t ran[] = {66, 36, 28, 18, 16, 1, 1}, did_not[] = {67, 40, 32, 23, 18, 16, 16};
@@ -698,6 +728,7 @@ int main(void) {
     check_clusters();
     check_kernels();
     check_choices();
+    check_nn_model();
     check_rejections();
     check_many_pairs();
     for (size_t g = 0; g < COUNT(on); g++)

@@ -143,7 +143,7 @@ def test_the_commands_and_variables_exist() -> None:
     sources += (ROOT / "nvfp4").glob("*.py")
     read = set(re.findall(r'"(NVFP4_[A-Z_]+)"', "".join(path.read_text(encoding="utf-8") for path in sources)))
     told = set(re.findall(r"`(NVFP4_[A-Z_]+)", CLI.split("## Environment variables")[1]))
-    assert told == read
+    assert told == read - {"NVFP4_AUTO"}  # an enumerator, which error messages name
 
 
 def anchors(text: str) -> set[str]:

@@ -48,6 +48,7 @@ FAMILIES |= {
             "kernels/quantize/block.cuh",
             "kernels/quantize/quotient.h",
             "kernels/quantize/exponential.h",
+            "kernels/quantize/plan.c",
         ),
         (
             on("sm_80", "api/test_quantize.py", "api/test_fused.py"),

@@ -19,9 +19,9 @@ static int read_named(PyObject *object, const operation_scalar *scalar, int32_t 
     return read_name(object, scalar->name, parser_of(scalar->kind), value);
 }
 
-static int read_scalar(PyObject *object, const operation_scalar *scalar, front_call *call) {
+static int read_scalar(PyObject *object, const operation *op, const operation_scalar *scalar, front_call *call) {
     void *to = scalar_to_fill(scalar, call);
-    const char *name = scalar->stands_for ? scalar->stands_for : scalar->name;
+    const char *name = scalar_name(op, scalar);
     int64_t flags;
     switch (scalar->kind) {
     case SCALAR_FLOAT:
@@ -50,24 +50,24 @@ static void worsen(reading *done, reading also) {
 /* The arguments that are no results; *next: the index behind them. Scalars first: torch has no part in them. */
 static reading read_inputs(arrays *tensors, const operation *op, arguments a, front_call *call, int *next) {
     const operation_scalar *numbers[OPERATION_MAX_TENSORS] = {NULL}; /* a tensor's, where the argument is a number */
-    int inputs = 0;
+    int at = 0;
+    for (int32_t t = 0; t < op->tensor_count; t++) at += is_front_input(op, t);
     for (int32_t i = 0; i < op->scalar_count; i++) {
         const operation_scalar *scalar = &op->scalars[i];
-        for (int32_t t = 0; scalar->stands_for && t < op->tensor_count; t++)
-            if (scalar == stand_in(op, t)) numbers[t] = scalar;
+        if (scalar->stands_for)
+            numbers[scalar->stands_for - 1] = scalar;
+        else if (!read_scalar(a[at++], op, scalar, call))
+            return READ_FAILED;
     }
-    for (int32_t t = 0; t < op->tensor_count; t++) inputs += is_front_input(op, t);
-    int at = inputs;
-    for (int32_t i = 0; i < op->scalar_count; i++)
-        if (!op->scalars[i].stands_for && !read_scalar(a[at++], &op->scalars[i], call)) return READ_FAILED;
     *next = at;
     reading done = READ;
     at = 0;
     for (int32_t t = 0; t < op->tensor_count && done != READ_FAILED; t++) {
         if (!is_front_input(op, t)) continue;
         PyObject *object = a[at++];
-        if (numbers[t] && object != Py_None && !is_tensor(object))
-            worsen(&done, read_scalar(object, numbers[t], call) ? READ : READ_FAILED);
+        if (object == Py_None) continue; /* an absent tensor, as the defaults have it */
+        if (numbers[t] && !is_tensor(object))
+            worsen(&done, read_scalar(object, op, numbers[t], call) ? READ : READ_FAILED);
         else
             worsen(&done, read_tensor(tensors, object, op->tensors[t].name, use_of(&op->tensors[t]),
                                       tensor_to_fill(op, t, &call->args)));
@@ -260,10 +260,13 @@ static int read_described_call(const operation *op, arguments a, front_call *cal
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         if (!is_front_input(op, t)) continue;
         if (!read_described(a[at++], t, tensor)) return 0;
-        if (stand_in(op, t)) tensor->data = NULL; /* a rule may ask for its value */
     }
-    for (int32_t i = 0; i < op->scalar_count; i++)
-        if (!read_scalar(a[at++], &op->scalars[i], call)) return 0;
+    for (int32_t i = 0; i < op->scalar_count; i++) {
+        const operation_scalar *scalar = &op->scalars[i];
+        if (!read_scalar(a[at++], op, scalar, call)) return 0;
+        /* A rule may ask for the value of a tensor that a number can stand for. */
+        if (scalar->stands_for) tensor_to_fill(op, scalar->stands_for - 1, &call->args)->data = NULL;
+    }
     for (int32_t t = 0; t < op->tensor_count; t++)
         if (!is_front_input(op, t) && !read_described(a[at++], t, tensor_to_fill(op, t, &call->args))) return 0;
     return 1;

@@ -30,8 +30,9 @@ static PyObject *scalars_of(const operation *op) {
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list && i < op->scalar_count; i++) {
         const operation_scalar *s = &op->scalars[i];
-        PyObject *one = Py_BuildValue("{ss,ss,sz,sz}", "name", s->name, "kind", kinds[s->kind], "stands_for",
-                                      s->stands_for, "default", s->schema_default);
+        PyObject *one =
+            Py_BuildValue("{ss,ss,sz,sz}", "name", s->name, "kind", kinds[s->kind], "stands_for",
+                          s->stands_for ? op->tensors[s->stands_for - 1].name : NULL, "default", s->schema_default);
         if (!append(list, one)) Py_CLEAR(list);
     }
     return list;

@@ -136,11 +136,12 @@ static void *allocate(void *owner, size_t bytes) {
     return new_tensor(w->like, &memory, &w->tensor) == NVFP4_OK ? memory.data : NULL;
 }
 
-static nvfp4_status read_scalar(torch_value value, const operation_scalar *scalar, front_call *call) {
+static nvfp4_status read_scalar(torch_value value, const operation *op, const operation_scalar *scalar,
+                                front_call *call) {
     void *to = scalar_to_fill(scalar, call);
     switch (scalar->kind) {
     case SCALAR_FLOAT:
-        return read_float(value, scalar->stands_for ? scalar->stands_for : scalar->name, to);
+        return read_float(value, scalar_name(op, scalar), to);
     case SCALAR_FLAGS:
         return read_flags(value, to);
     case SCALAR_SIZE:
@@ -165,7 +166,8 @@ static nvfp4_status read_call(const operation *op, int results_are_given, const 
             row->optional ? read_optional(stack[at], row->name, tensor) : read_tensor(stack[at], row->name, tensor);
         at++;
     }
-    for (int32_t i = 0; i < op->scalar_count && !status; i++) status = read_scalar(stack[at++], &op->scalars[i], call);
+    for (int32_t i = 0; i < op->scalar_count && !status; i++)
+        status = read_scalar(stack[at++], op, &op->scalars[i], call);
     for (int32_t i = 0; i < op->result_count && results_are_given && !status; i++) {
         const int32_t t = op->results[i].tensor;
         status = read_tensor(stack[at++], op->tensors[t].name, tensor_to_fill(op, t, &call->args));

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "common/conversion_problem.h"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
 #include "kernels/quantize/exponential.h"

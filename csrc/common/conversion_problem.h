@@ -1,0 +1,63 @@
+/* Quantizers, global scales and changes of scale layout after checking, as gemm_problem is a product. */
+#ifndef NVFP4_COMMON_CONVERSION_PROBLEM_H
+#define NVFP4_COMMON_CONVERSION_PROBLEM_H
+
+#include <stdint.h>
+
+#include "common/format.h"
+
+/* Quantization and dequantization. */
+typedef struct quantize_problem {
+    int64_t rows, k, l;
+    void *x; /* input of quantize, output of dequantize */
+    int64_t x_pitch, x_batch;
+    uint8_t *data;
+    int64_t data_pitch, data_batch;
+    uint8_t *scale;
+    int64_t scale_pitch, scale_batch; /* as sfa_pitch */
+    const float *global_scale;        /* NULL: global_value */
+    float global_value;
+    int32_t scale_layout;
+    int32_t x_type;    /* nvfp4_dtype */
+    int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
+    int32_t block_scale;
+    int32_t padding_;
+} quantize_problem;
+
+/* What precedes quantization in a fused call. silu_mul: a row of q.x has 2k values, of which the first k are the gates.
+ */
+typedef struct norm_problem {
+    quantize_problem q;
+    void *residual; /* as q.x; NULL: none */
+    int64_t residual_pitch, residual_batch;
+    const void *weight;  /* k values */
+    int32_t weight_type; /* nvfp4_dtype */
+    float eps;
+} norm_problem;
+
+/* The global scale of x: amax(|x|) / divisor, or 1. Rows are read in chunks of AMAX_CHUNK bytes. */
+enum { AMAX_CHUNK = 16384 };
+typedef struct amax_problem {
+    int64_t rows, l;
+    const void *x;
+    int64_t x_bytes; /* of a row */
+    int64_t x_pitch, x_batch;
+    int64_t chunks; /* of a row */
+    float *scale;
+    double divisor;
+    int32_t x_type; /* nvfp4_dtype */
+    int32_t padding_;
+    uint64_t *arrivals; /* GPU, where the grid has several CTAs: tag + how many have arrived; else NULL */
+    uint32_t *partial;  /* and one amax of each CTA */
+    uint64_t tag;       /* of this call, a multiple of AMAX_MOST_CTAS */
+} amax_problem;
+
+/* Conversion between scale layouts, rows x columns scales a batch. */
+typedef struct swizzle_problem {
+    int64_t rows, columns, l;
+    uint8_t *linear;
+    int64_t linear_pitch, linear_batch;
+    uint8_t *swizzled; /* contiguous */
+} swizzle_problem;
+
+#endif
