@@ -115,6 +115,11 @@ def architectures(table: Path, folder: str) -> list[str]:
     return dict(rows).get(folder, portable).split()
 
 
+def virtual(table: Path, folder: str) -> str:
+    """The architecture of the PTX that tests run."""
+    return next(arch for arch in architectures(table, folder) if arch.startswith("compute_"))
+
+
 def chosen(archs: list[str], known: Iterable[str]) -> list[str]:
     """Those of a kernel file's that NVFP4_ARCHS asks for, "sm_90 sm_120"; without it all. It chooses machine code: a
     name stands for its variants too (sm_90a). PTX stays, which the driver compiles for any other GPU at first use."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from family_table import ROWS
+
 U = 2.0**-24  # half a unit in the last place of fp32
 
 
@@ -13,6 +15,7 @@ def roundings(kernel: str, k: int, a_16_bit: bool = False, ranks: int = 1) -> in
     """Of a sum of k products. Each of several ranks sums an equal share of them, and the ranks' sums are added in fp32,
     in any order: ranks - 1 additions at most for one of them."""
     k, more = k // ranks, ranks - 1
-    tensor_core = 72 * (k // 16) + 64
-    known = {"amx": k + 8, "sm80": tensor_core, "sm90": tensor_core, "sm100": 3 * (k // 64 + 1) + 16}
-    return known.get(kernel, k + 8 if a_16_bit else k // 16 + 8) + more
+    if kernel in ROWS:  # a family of the GPU
+        bound = ROWS[kernel]["roundings"]
+        return bound["per_block"] * (k // bound["block_k"]) + bound["constant"] + more
+    return (k + 8 if kernel == "amx" or a_16_bit else k // 16 + 8) + more

@@ -93,13 +93,13 @@ LONGEST = [
     "kernels/test_proof.py",
     "package/test_submission.py",
     "api/test_generated.py",
-    "kernels/test_sm100_gemm.py",
+    "kernels/sm100/test_sm100_gemm.py",
     "api/test_torch_ops.py",
     "api/test_binding.py",
     "api/test_guarded.py",
     "api/test_driver.py",
-    "kernels/test_sm100_stages.py",
-    "kernels/test_sm90_gemm.py",
+    "kernels/sm100/test_sm100_stages.py",
+    "kernels/sm90/test_sm90_gemm.py",
     "api/test_gemm_exact.py",
 ]
 
@@ -186,8 +186,11 @@ def compute_capability() -> int:
 
 
 def runs(family: str) -> bool:
-    """Whether that GPU runs the family's kernels: sm80's are for every GPU, the others for their own architecture."""
-    return family == "sm80" or compute_capability() // 10 == int(family.removeprefix("sm")) // 10
+    """Whether that GPU runs the family's kernels; without a GPU, whether they are for every one."""
+    from family_table import ROWS, runs_on
+
+    capability = compute_capability()
+    return runs_on(family, capability) if capability else ROWS[family]["most_capability"] is None
 
 
 def skip_other_families(name: str) -> None:

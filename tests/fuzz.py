@@ -15,6 +15,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
+import family_table
 import numpy as np
 import torch
 from buffers import Guarded
@@ -447,7 +448,7 @@ def word(draw: Random, args: Arguments, name: str) -> str:
         "linear",
     ]
     args[name] = draw.choice(
-        [*words, "cpu", "sm80", "sm90", "sm100", torch.float64, torch.int8, torch.float16, np.float32, 5, None]
+        [*words, *family_table.ROWS, torch.float64, torch.int8, torch.float16, np.float32, 5, None]
     )
     return "either"
 
@@ -527,7 +528,7 @@ def judge(name: str, seed: int) -> None:
     except nvfp4.Error as error:
         message = str(error)
         assert {verdict for _, verdict in touched} - {"taken"}, f"a valid call was rejected: {message}"
-        if args.get("backend") in ("sm80", "sm90", "sm100") and re.match("no CUDA (driver|device): ", message):
+        if args.get("backend") in family_table.ON_GPU and re.match("no CUDA (driver|device): ", message):
             return  # the machine, not an argument
         assert re.match(rf"({'|'.join(args)}): \S", message), message
         named = [name for name, _ in touched]

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from bounds import U, gamma, roundings
+from family_table import ON_GPU, device_of, families_of
 from guarded import Memory
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ import nvfp4
 from nvfp4 import _C, reference
 
 Draw = Callable[[st.SearchStrategy], Any]
-FAMILIES = {"sm_80": ("sm80",), "sm_90": ("sm90", "sm80"), "sm_100": ("sm100", "sm80"), "sm_120": ("sm80",)}
+FAMILIES = {device: families_of(device) for device in [*map(device_of, ON_GPU), "sm_120"]}  # of emulated GPUs
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -180,7 +181,7 @@ def families(target: str) -> tuple[str, ...]:
     """Of a GPU, real or emulated, that of its own first; () for a CPU."""
     if target == "cuda":
         capability = nvfp4.info()["devices"][0]["compute_capability"]
-        return FAMILIES.get(f"sm_{capability // 10 * 10}", ("sm80",))
+        return families_of(f"sm_{capability}")
     return FAMILIES.get(target, ())
 
 

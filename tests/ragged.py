@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import family_table
 import torch
 from buffers import Guarded
 
@@ -141,9 +142,9 @@ def generator(*salt: object) -> torch.Generator:
 
 def takes(case: Case, backend: str) -> bool:
     """Whether the backend has kernels for the type of A, and for how B lies."""
-    if not case.a or backend in ("cpu", "sm80"):
-        return True
-    return backend == "sm90" and case.layout == "128x4" and (case.pitched or case.k % 32 == 0)
+    linear = case.layout == "linear" or not (case.pitched or case.k % 32 == 0)
+    a = str(A_TYPES[case.a]).removeprefix("torch.") if case.a else "uint8"
+    return family_table.takes(backend, a, linear=linear)
 
 
 def run(case: Case, backend: str, device: str) -> str:

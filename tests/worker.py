@@ -22,8 +22,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from paths import families
+
 TARGETS = [*(f"cpu-{isa}" for isa in ("reference", "portable", "avx2", "avx512vnni", "amx"))]
-TARGETS += ["sm_80", "sm_90", "sm_100", "cuda"]
+TARGETS += [*(name.replace("sm", "sm_") for name in families()), "cuda"]
 PATIENCE = 300.0  # seconds for one problem
 
 

@@ -12,7 +12,8 @@
 
 /* How a family runs one operation. A planner is asked only for products whose A it takes. */
 typedef struct gemm_planner {
-    uint32_t a_types; /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
+    uint32_t a_types;     /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
+    uint32_t tma_a_types; /* those of them for which scales must be 128x4, and tensor maps reach values of A and B */
 
     /* Writes the candidates of a product, in any order, and returns how many; at most FAMILY_MAX_CANDIDATES. Depends on
      * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets NULL for props and traits,
@@ -35,10 +36,17 @@ typedef struct gemm_planner {
 
 enum { TAKES_E2M1 = 1 << VALUES_E2M1, TAKES_16_BIT = 1 << NVFP4_FP16 | 1 << NVFP4_BF16 }; /* for a_types */
 
+/* Roundings to fp32 that a sum of k products has at most, each of half a unit in the last place of the sum of absolute
+ * values so far: per_block * (k / block_k) + constant (tests/api/test_gemm_bounds.py derives them). */
+typedef struct rounding_bound {
+    int32_t per_block, block_k, constant; /* block_k = 0: each kernel has a bound of its own */
+} rounding_bound;
+
 typedef struct gemm_family {
     const char *name, *runs_on, *architectures;      /* FAMILY_ROW: of its row in families.def */
     const kernel_set *kernels;                       /* NULL: a family of the host */
     const gemm_planner *operations[GEMM_OPERATIONS]; /* by gemm_operation; NULL: the family does not take it */
+    rounding_bound roundings;
 } gemm_family;
 
 /* Parts of K of a batch-invariant product, for kernels whose CTAs of a cluster keep some columns of a tile each: which

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend",
         metavar="B",
         action="append",
-        help="time this backend (cpu, sm80, sm90, sm100) instead of the chosen one; repeat it for several in one run",
+        help=f"time this backend ({machine.backends()}) instead of the chosen one; repeat it for several in one run",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--set", choices=SETS, help="the shapes to time (default: ranked)")
@@ -174,7 +174,8 @@ def run_tune(args: argparse.Namespace) -> int:
         )
     backends = args.backend or [None]
     if len(backends) > 1:
-        raise show.CommandError("--tune measures the plans of one backend: sm90 or sm100")
+        own = " or ".join(row["name"] for row in machine.own_families())
+        raise show.CommandError(f"--tune measures the plans of one backend: {own}")
     args = argparse.Namespace(**{**vars(args), "backend": backends[0]})
     return tune.run(args, pick_target(backends), args.shapes or task_shapes(args.m or [128]))
 

@@ -28,7 +28,7 @@ TASKS = ("nvfp4_gemm", "nvfp4_gemv")  # of reference.TASKS, which needs torch
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backend", metavar="B", help="run on this backend (cpu, sm80, sm90, sm100) instead of the chosen one"
+        "--backend", metavar="B", help=f"run on this backend ({machine.backends()}) instead of the chosen one"
     )
     parser.add_argument(
         "--task", choices=TASKS, default="nvfp4_gemm", help="the task whose tests run (default: nvfp4_gemm)"

@@ -16,7 +16,7 @@ from . import machine, show
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=shape, metavar="M,N,K[,L]", help="show the plan for a product of this shape")
-    parser.add_argument("--backend", metavar="B", help="with --shape: on this backend (cpu, sm80, sm90, sm100)")
+    parser.add_argument("--backend", metavar="B", help=f"with --shape: on this backend ({machine.backends()})")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -9,9 +9,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .. import info
+from .. import _C, info
 from .show import CommandError
 
 if TYPE_CHECKING:
@@ -32,6 +32,22 @@ def need_torch() -> ModuleType:
         return import_torch()
     except ImportError as error:
         raise CommandError(f"torch is needed and could not be imported ({error}); pip install torch==2.13.0") from None
+
+
+def backends() -> str:
+    """All names of backends, for help texts."""
+    return ", ".join(row["name"] for row in _C.families())
+
+
+def own_families() -> list[dict[str, Any]]:
+    """The families whose kernels are for one architecture."""
+    return [row for row in _C.families() if row["most_capability"] is not None]
+
+
+def own_family(capability: int) -> dict[str, Any] | None:
+    """That of a GPU, by its compute capability, 10*major + minor."""
+    own = (row for row in own_families() if row["least_capability"] <= capability <= row["most_capability"])
+    return next(own, None)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`nvfp4 bench --tune`: times every launch plan of the sm90 or sm100 kernels and compares it with the model's ranking.
+"""`nvfp4 bench --tune`: times every launch plan of the GPU's own kernels and compares it with the model's ranking.
 
 The plans of a shape differ in kernel, in swap_ab, in split_k, in the prefetch of weights and in whether an SM has room
 for a CTA of the next call;
@@ -40,7 +40,6 @@ CALLS = 50  # consecutive, each on its own inputs: as in the competition
 ROUNDS = 100
 SCALES = ((0x00, 0x38, 0x40, 0x44), (0x00, 0x38))  # e4m3: the competition's 0, 1, 2, 3; 0 and 1 where K is large
 LARGEST_VALUE = 6
-FAMILIES = {9: "sm90", 10: "sm100"}  # by the major compute capability
 EXACT_SUM = 2.0**22  # fp32 sums of multiples of 1/4 are exact below (reference.sums_are_exact)
 
 
@@ -109,8 +108,10 @@ def forced(rank: int) -> Iterator[None]:
 
 
 def family(ordinal: int) -> str:
-    """The backend of the GPU that has several plans for a product."""
-    return FAMILIES[info()["devices"][ordinal]["compute_capability"] // 10]
+    """The backend of the GPU's own kernels."""
+    own = machine.own_family(info()["devices"][ordinal]["compute_capability"])
+    assert own is not None, "tunable has seen to that"
+    return str(own["name"])
 
 
 def candidates(shape: Shape, ordinal: int) -> list[Candidate]:
@@ -326,17 +327,18 @@ def fit(results: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def tunable(args: argparse.Namespace, target: machine.Target) -> None:
-    what = (
-        "--tune measures the plans of the sm90 and sm100 kernels, which run on compute capability 9.0 (H100, H200) and "
-        "10.0 and 10.3 (B200, B300)"
-    )
-    if args.backend not in (None, *FAMILIES.values()):
-        raise show.CommandError(f"{what}; --backend is {args.backend}: must be sm90, sm100 or left out")
+    families = machine.own_families()
+    names = [row["name"] for row in families]
+    places = "; ".join(f"{row['name']} on {row['runs_on']}" for row in families)
+    what = f"--tune measures the plans of kernels for one architecture ({places})"
+    if args.backend not in (None, *names):
+        raise show.CommandError(f"{what}; --backend is {args.backend}: must be {', '.join(names)} or left out")
     if target.device.type == "cpu":
         raise show.CommandError(f"{what}; there is no usable GPU here")
     gpu = info()["devices"][target.device.index]
     major, minor = divmod(gpu["compute_capability"], 10)
-    if major not in FAMILIES or args.backend not in (None, FAMILIES[major]):
+    own = machine.own_family(gpu["compute_capability"])
+    if own is None or args.backend not in (None, own["name"]):
         raise show.CommandError(f"{what}; {target.device} is {gpu['name']}, of compute capability {major}.{minor}")
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from buffers import Guarded
 from conftest import Backend
+from family_table import QUOTED
 from paths import ROOT
 from small_product import K, M, N, bits
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -64,7 +65,7 @@ def errors() -> list[tuple[str, dict[str, Any]]]:
         ("scale_layout: is '4x128'; must be '128x4' or 'linear'", {"scale_layout": "4x128"}),
         ("scale_layout: is of type NoneType; must be a string", {"scale_layout": None}),
         ("scale_layout: is of type int; must be a string", {"scale_layout": 1}),
-        ("backend: is 'tpu'; must be None, 'cpu', 'sm80', 'sm90' or 'sm100'", {"backend": "tpu"}),
+        (f"backend: is 'tpu'; must be {QUOTED}", {"backend": "tpu"}),
         ("backend: is of type bool; must be a string", {"backend": False}),
     ]  # fmt: skip
 

@@ -14,6 +14,7 @@ import call_cost
 import pytest
 import ragged
 import sanitize
+from family_table import LISTED, ON_GPU, OWN, ROWS, runs_on
 from harness.headers import family
 from interpreter import python
 from paths import CSRC, TESTS
@@ -81,7 +82,8 @@ def test_split_along_k_for_a_small_grid(fake_driver: Path, tmp_path: Path) -> No
     assert len(names) == 2 and names[1] == "nvfp4_sm80_split_reduce"
 
 
-GPUS_OF = [("sm80", "80"), ("sm80", "90"), ("sm80", "100"), ("sm90", "90"), ("sm100", "100")]
+CAPABILITIES = [ROWS[name]["least_capability"] for name in ON_GPU]
+GPUS_OF = [(name, str(capability)) for name in ON_GPU for capability in CAPABILITIES if runs_on(name, capability)]
 
 
 @pytest.mark.parametrize(("backend", "capability"), GPUS_OF)
@@ -102,11 +104,11 @@ def test_launches_that_call_cost_has_rows_for(backend: str, capability: str, fak
         assert added[backend] and workspace(call_cost.TWO_LAUNCHES[backend]) > 0
 
 
-@pytest.mark.parametrize("backend", ["sm80", "sm90", "sm100"])
+@pytest.mark.parametrize("backend", ON_GPU)
 def test_call_cost(backend: str, fake_driver: Path) -> None:
     """What it measures in the process that it starts, whose environment the next test checks."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "NVFP4_LIBCUDA": str(fake_driver)}
-    environment["FAKE_CC"] = "100" if backend == "sm100" else "90"
+    environment["FAKE_CC"] = str(ROWS[backend]["least_capability"])
     arguments = ("--measure", "--calls", "20", "--backend", backend)
     done = python(call_cost.__file__, *arguments, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -167,9 +169,7 @@ def test_the_default_backend(fake_driver: Path) -> None:
     lines += ["    except Exception as error: print(error)"]
     code = "\n    ".join(["try: call(4, 4, 64, backend=None)", "except nvfp4.Error as error: print(error)", *lines])
     said = run(code, fake_driver, NVFP4_BACKEND="sm99" + "x" * 100).splitlines()
-    assert said[0].startswith("NVFP4_BACKEND: is 'sm99xxx") and said[0].endswith(
-        "; must be auto, cpu, sm80, sm90 or sm100"
-    )
+    assert said[0].startswith("NVFP4_BACKEND: is 'sm99xxx") and said[0].endswith(f"; must be {LISTED}")
     assert said[1:4] == ["done"] * 3 and "sm99" in said[4] and len(said) == 6
 
 
@@ -437,7 +437,7 @@ def test_errors_of_sm100(fake_driver: Path) -> None:
     assert all(word in said for word in ["tensor map of", "cuTensorMapEncodeTiled", "fake error"]), said
     said = run(code, fake_driver, FAKE_CC="100", FAKE_FAIL="cuLaunchKernelEx")
     assert "nvfp4_sm100_gemm" in said and "fake error" in said
-    assert "NVFP4_BACKEND: is 'sm99'; must be auto, cpu, sm80, sm90 or sm100" in run(
+    assert f"NVFP4_BACKEND: is 'sm99'; must be {LISTED}" in run(
         "call(16, 16, 64, backend=None)", fake_driver, NVFP4_BACKEND="sm99"
     )
 
@@ -451,36 +451,62 @@ def test_every_gpu_gets_a_kernel_that_fits(fake_driver: Path, tmp_path: Path, cc
         assert rows and all(int(row[3]) <= limit for row in rows)
 
 
-def test_the_family_of_the_gpu_is_chosen(fake_driver: Path) -> None:
-    code = "print(nvfp4.info(128, 4096, 7168, device=0)['plan']['backend'])"
-    for cc, name in {
-        "89": "sm80",
-        "90": "sm90",
-        "100": "sm100",
-        "103": "sm100",
-        "110": "sm80",
-        "120": "sm80",
-    }.items():
-        assert run(code, fake_driver, FAKE_CC=cc) == name
-    forced = code.replace("device=0", "device=0, backend='sm80'")
-    for cc in ("90", "100"):
-        assert run(forced, fake_driver, FAKE_CC=cc) == "sm80"
+A_DTYPES = {"uint8": None, "float4_e2m1fn_x2": None, "float16": "float16", "bfloat16": "bfloat16"}
 
 
-@pytest.mark.parametrize(("cc", "family"), [("90", "sm90"), ("100", "sm100")])
-def test_without_code_for_the_device_another_family_runs(
-    fake_driver: Path, tmp_path: Path, cc: str, family: str
-) -> None:
-    absent = {"FAKE_CC": cc, "FAKE_ABSENT": f"nvfp4_{family}"}
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_family_takes_what_the_table_says(name: str, fake_driver: Path) -> None:
+    """Types of A by operation, dense with 128x4 scales."""
+    cases = [(operation, dtype) for operation in ("gemm", "gemm_nn") for dtype in A_DTYPES]
+    calls = [
+        f"nvfp4.info(64, 512, 512, device=0, backend={name!r}, a_dtype={A_DTYPES[dtype]!r}, "
+        f"transpose_b={operation == 'gemm'})['plan']['backend']"
+        for operation, dtype in cases
+    ]
+    lines = [line for call in calls for line in (f"try: print({call})", "except nvfp4.Error: print('-')")]
+    said = run("\n    ".join(lines), fake_driver, FAKE_CC=str(ROWS[name]["least_capability"])).split()
+    taken = [dtype in ROWS[name]["operations"].get(operation, []) for operation, dtype in cases]
+    assert said == [name if takes else "-" for takes in taken]
+
+
+def test_the_table_of_families() -> None:
+    assert [row["number"] for row in ROWS.values()] == list(range(1, 1 + len(ROWS)))
+    assert ROWS["cpu"]["least_capability"] is ROWS["cpu"]["roundings"] is None and not ROWS["cpu"]["architectures"]
+    for name, row in ROWS.items():
+        everywhere, operations = row["linear_scales"], row["operations"]
+        assert everywhere.keys() == operations.keys() and "uint8" in operations["gemm"]
+        assert all(set(everywhere[operation]) <= set(operations[operation]) for operation in operations)
+        assert name == "cpu" or any(arch.startswith("compute_") for arch in row["architectures"])
+    sm90 = ROWS["sm90"]
+    assert (sm90["least_capability"], sm90["most_capability"]) == (90, 90) and "H200" in sm90["runs_on"]
+    assert sm90["linear_scales"] == {"gemm": ["uint8", "float4_e2m1fn_x2"], "gemm_nn": []}
+    assert ROWS["sm80"]["roundings"] == {"per_block": 72, "block_k": 16, "constant": 64}
+
+
+@pytest.mark.parametrize("cc", [80, 86, 89, 90, 100, 103, 110, 120, 121])
+def test_the_family_of_the_gpu_is_chosen(cc: int, fake_driver: Path) -> None:
+    """Its own kernels, where there are some, before those for every GPU."""
+    names = [name for name in reversed(ON_GPU) if runs_on(name, cc)]
+    lines = [f"for backend in (None, *{names}):"]
+    lines += ["    print(nvfp4.info(128, 4096, 7168, device=0, backend=backend)['plan']['backend'])"]
+    assert run("\n    ".join(lines), fake_driver, FAKE_CC=str(cc)).split() == [names[0], *names]
+    assert len(names) == 1 + any(cc // 10 == ROWS[name]["least_capability"] // 10 for name in OWN)
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_path: Path, own: str) -> None:
+    cc = str(ROWS[own]["least_capability"])
+    absent = {"FAKE_CC": cc, "FAKE_ABSENT": f"nvfp4_{own}_"}
     rows = launches(
         "call(128, 4096, 7168, backend=None)", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80", **absent
     )
     assert rows[0][0].startswith("nvfp4_sm80")
     assert run("print(nvfp4.info(1, 1, 64, device=0)['plan']['backend'])", fake_driver, **absent) == "sm80"
-    said = run(f"call(1, 1, 64, backend='{family}')", fake_driver, **absent)
-    assert said.startswith(f"backend: is {family}, whose code")
+    said = run(f"call(1, 1, 64, backend='{own}')", fake_driver, **absent)
+    assert said.startswith(f"backend: is {own}, whose code")
     # A family that lacks one of its kernels is left out as a whole: its plans may want any of them.
-    one = {"FAKE_CC": cc, "FAKE_ABSENT": {"sm90": "nvfp4_sm90_dequant", "sm100": "nvfp4_sm100_gemm"}[family]}
+    kernel = list(family(own).configs().values())[-1].kernel
+    one = {"FAKE_CC": cc, "FAKE_ABSENT": kernel}
     assert run("print(nvfp4.info(128, 4096, 7168, device=0)['plan']['backend'])", fake_driver, **one) == "sm80"
     # The other families' code has to be there.
     said = run("call(1, 1, 64)", fake_driver, FAKE_ABSENT="nvfp4_sm80")

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 from conftest import FULL, one_in
+from family_table import device_of, takes
 from problems import CONVERSIONS, DTYPES, FAMILIES, At, Conversion, Gemm, up
 from worker import Workers
 
@@ -108,8 +109,9 @@ def test_16_bit_a(a: str, edge: str, target: str, workers: Workers) -> None:
     for m, n, k, l in ((5, 72, 2080, None), (33, 200, 1056, 2)):
         for family in FAMILIES.get(target, (None,)):
             case = Gemm(m, n, k, l, alpha="vector", bias="out", c="c", backend=family, a=a, at=at)
-            if target in ("sm_100", "sm_120") or (target == "sm_90" and family == "sm80"):
-                case = replace(case, backend="sm80")  # the code that converts by cvt
+            if family and not takes(family, a):
+                continue
+            if family and target != device_of(family):  # the code that converts by cvt
                 cases += on_plans(workers, target, case, 2)[:2]
             else:
                 for split in (lambda s: s == 1, lambda s: s > 1):
@@ -151,11 +153,12 @@ def test_transpose_b(a: str, edge: str, target: str, workers: Workers) -> None:
         (Gemm(150, 72, 288, 2, out_dtype="bfloat16", at=at, **rest), 2),
     ]
     cases = []
-    families = FAMILIES.get(target, (None,))
-    for family in families if FULL else families[:1] if target != "sm_100" else families[1:]:
-        if family == "sm90":  # whose plans are not those of the shape alone
+    families = [f for f in FAMILIES.get(target, (None,)) if f is None or takes(f, a, transpose_b=False)]
+    for family in families if FULL else families[:1]:
+        by_tma = family is not None and not takes(family, a, transpose_b=False, linear=True)
+        if by_tma:  # plans are not those of the shape alone
             cases += [replace(case, backend=family) for case, _ in padded[1:]]
-        for case, most in {"sm90": whole + tall, "sm100": []}.get(family, whole + padded + ragged):
+        for case, most in whole + tall if by_tma else whole + padded + ragged:
             for split in (lambda s: s == 1, lambda s: s > 1):
                 cases += on_plans(workers, target, replace(case, backend=family), most, split_k=split)
     assert not verdicts(workers, target, cases)

@@ -111,8 +111,14 @@ static void check_override(int gpu_index, int64_t m, int64_t n, int64_t k, varia
 }
 
 static void check_families(void) {
-    static const char *const names[] = {"auto", "cpu", "sm80", "sm90", "sm100"};
+    static const char *const names[] = {
+        "auto",
+#define NVFP4_FAMILY(ID, name, ...) #name,
+#include "families.def"
+    };
     snprintf(about, sizeof about, "families");
+    expect(NVFP4_BACKEND_CPU == 1 && NVFP4_BACKEND_SM80 == 2 && NVFP4_BACKEND_SM90 == 3 && NVFP4_BACKEND_SM100 == 4,
+           "public numbers");
     expect(COUNT(names) == GEMM_FAMILIES && gemm_families[NVFP4_AUTO] == NULL, "a row for every backend");
     for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
         expect(!strcmp(nvfp4_backend_name(f), names[f]), "a backend's name");

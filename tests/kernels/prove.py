@@ -21,6 +21,7 @@ from typing import TypeVar
 sys.path[1:1] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "emulator")]
 
 from harness import mutations, verify  # noqa: E402
+from paths import proven_families  # noqa: E402
 
 Item = TypeVar("Item")
 
@@ -51,7 +52,7 @@ def main(what: str, family: str, words: Sequence[str], part: tuple[int, int]) ->
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("schedules", "mutations"))
-    parser.add_argument("family", choices=("sm90", "sm100"))
+    parser.add_argument("family", choices=proven_families())
     parser.add_argument("words", nargs="*")
     parser.add_argument("--part", type=part, default=(1, 1), metavar="I/N")
     options = parser.parse_intermixed_args()

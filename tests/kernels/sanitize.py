@@ -127,12 +127,20 @@ def gpu(x: torch.Tensor) -> torch.Tensor:
     return x.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def rows() -> dict[str, dict[str, Any]]:
+    """The table of families, without the CPU's."""
+    import nvfp4
+
+    return {row["name"]: row for row in nvfp4._C.families() if row["least_capability"]}
+
+
 def families() -> list[str]:
     """The backends of this GPU."""
     import nvfp4
 
-    own = {9: "sm90", 10: "sm100"}.get(nvfp4.info()["devices"][0]["compute_capability"] // 10)
-    return ["sm80", *([own] if own else [])]
+    capability = nvfp4.info()["devices"][0]["compute_capability"]
+    ends = ((name, row["least_capability"], row["most_capability"] or capability) for name, row in rows().items())
+    return [name for name, least, most in ends if least <= capability <= most]
 
 
 def agrees(call: Call) -> bool:
@@ -205,12 +213,17 @@ def every_kernel(backend: str) -> Iterator[Call]:
 
 
 def of_16_bit_a(backend: str) -> Iterator[Call]:
-    """As every_kernel, of fp16 and bf16 A, without the transposition too; layouts (sm90: 128x4 alone) and epilogues
-    take turns."""
+    """As every_kernel, of fp16 and bf16 A, without the transposition too; layouts (where linear scales are taken) and
+    epilogues take turns."""
     seen = set()
+    row = rows()[backend]
     for a_type, transpose_b in itertools.product(("float16", "bfloat16"), (True, False)):
+        operation = "gemm" if transpose_b else "gemm_nn"
+        if a_type not in row["operations"].get(operation, []):
+            continue
+        linear = a_type in row["linear_scales"][operation]
         for m, n, k, batch in A16_SHAPES:
-            aligned = backend == "sm90" and not transpose_b  # which needs rows of A on 16 bytes
+            aligned = not linear and not transpose_b  # which needs rows of A on 16 bytes
             shape = (m, (n + 7) // 8 * 8 if aligned else n, k, batch)
             for place, plan in plans(shape, backend=backend, a_dtype=a_type, transpose_b=transpose_b):
                 key = (plan["kernel"], min(plan["split_k"], 3))
@@ -218,7 +231,7 @@ def of_16_bit_a(backend: str) -> Iterator[Call]:
                     continue
                 turn = len(seen)
                 seen.add(key)
-                layout = LAYOUTS[turn % 2] if backend == "sm80" else "128x4"
+                layout = LAYOUTS[turn % 2] if linear else "128x4"
                 how = (*EPILOGUES[turn % 3], plan["kernel"], plan["split_k"], place)
                 yield Call(shape, backend, layout, *how, a_type, transpose_b)
 
@@ -261,8 +274,9 @@ def run_fused(x: torch.Tensor, layout: str) -> None:
 
 def products(backends: list[str]) -> list[Call]:
     calls = [call for backend in backends for call in first_plans(backend)]
-    calls += [call for backend in backends if backend != "sm80" for call in every_kernel(backend)]
-    return calls + [call for backend in backends if backend != "sm100" for call in of_16_bit_a(backend)]
+    own = [backend for backend in backends if rows()[backend]["most_capability"]]
+    calls += [call for backend in own for call in every_kernel(backend)]
+    return calls + [call for backend in backends for call in of_16_bit_a(backend)]
 
 
 def run_conversions(tool: str) -> int:

@@ -7,6 +7,7 @@ driver.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import emulate
 import pytest
 from conftest import FULL
 from emulated import driver, emulated
+from family_table import ON_GPU, OWN, device_of, families_of
 from interpreter import python
 from paths import KERNELS, TESTS
 
@@ -39,13 +41,12 @@ def ragged(device: str, family: str) -> Run:
 
 
 def one_of_each_kind(device: str) -> Run:
-    """H200 and B200 run their own kernels; others sm80's, which differ from sm_80's in how they decode e2m1."""
-    family = {"sm_90": "sm90", "sm_100": "sm100"}.get(device, "sm80")
+    """GPUs with a family of their own run that; others sm80's, which differ from sm_80's in how they decode e2m1."""
+    family = families_of(device)[0]
     files = ("layouts", "quantize", "fused", "batch_invariant")
-    if family != "sm80" or FULL:
+    if family in OWN or FULL:
         files += ("epilogue", "nan", "shared_batches", "custom_kernel")
-    if family == "sm90":
-        files += ("constant_b",)
+    files += importlib.import_module(f"{family}.family").ALSO_EMULATED
     if FULL:
         files += ("transpose_b",)
     chosen = f"{family} or (sm80 and test_decode)"  # quantizers are the same for every backend of a GPU
@@ -53,14 +54,13 @@ def one_of_each_kind(device: str) -> Run:
     return Run(f"one of each kind on {device}", device, arguments, 50)
 
 
+def bounds(device: str, family: str) -> Run:
+    """Sums that round, of up to 16384 products."""
+    return Run(f"bounds of {family}", device, ("api/test_gemm_bounds.py", "-k", family), 18)
+
+
 RUNS = [
-    ragged("sm_80", "sm80"),  # on the oldest GPU
-    ragged("sm_90", "sm90"),
-    ragged("sm_100", "sm100"),
-    # Sums that round, of up to 16384 products.
-    Run("bounds of sm80", "sm_80", ("api/test_gemm_bounds.py", "-k", "sm80"), 18),
-    Run("bounds of sm90", "sm_90", ("api/test_gemm_bounds.py", "-k", "sm90"), 18),
-    Run("bounds of sm100", "sm_100", ("api/test_gemm_bounds.py", "-k", "sm100"), 18),
+    *(run(device_of(name), name) for run in (ragged, bounds) for name in ON_GPU),
     # An emulated sm_120 runs the same PTX as sm_100, where test_decode.py runs on sm80's kernels too.
     *(one_of_each_kind(device) for device in emulate.DEVICES if device != "sm_80" and (FULL or device != "sm_120")),
 ]
@@ -87,15 +87,13 @@ def test_bits_of_an_h200() -> None:
     assert json.loads(done.stdout)["sha256"] == recorded["sha256"], f"EMULATE_SEED={seed}"
 
 
-@pytest.mark.parametrize(
-    ("device", "name", "family"), [("sm_90", "Emulated H200", "sm90"), ("sm_100", "Emulated B200", "sm100")]
-)
-def test_check_runs_on_it(device: str, name: str, family: str) -> None:
+@pytest.mark.parametrize("family", OWN)
+def test_check_runs_on_it(family: str) -> None:
     """NVFP4_LIBCUDA alone is enough."""
-    environment = {**os.environ, **driver(), "EMULATE_DEVICE": device}
+    environment = {**os.environ, **driver(), "EMULATE_DEVICE": device_of(family)}
     done = python("-m", "nvfp4", "check", "--only", "1", env=environment, cwd=TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert name in done.stdout and "1 of 1 tests passed" in done.stdout and f"nvfp4_{family}_" in done.stdout
+    assert "Emulated " in done.stdout and "1 of 1 tests passed" in done.stdout and f"nvfp4_{family}_" in done.stdout
 
 
 def test_a_gpu_that_is_only_emulated_is_not_timed() -> None:

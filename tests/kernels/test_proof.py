@@ -1,6 +1,6 @@
-"""The GEMM kernels of Hopper and Blackwell under the static verifier sentryward: every schedule of some launches
-(prove.py has all of them, minutes long), and mutations of the kernels, each of which the verifier or the emulator must
-find.
+"""The GEMM kernels of each family that has mutations.py and schedules.py here, under the static verifier sentryward:
+every schedule of some launches (prove.py has all of them, minutes long), and mutations of the kernels, each of which
+the verifier or the emulator must find.
 
 SM90_MUTATIONS=all, SM100_MUTATIONS=all: the emulator tries every mutation of the family; by default an eighth of them,
 drawn by NVFP4_TEST_SEED. Of what the verifier proves a run takes a twelfth, of what it finds an eighth, CI_FULL=1 all.
@@ -9,6 +9,7 @@ Every run checks that all mutations apply to the source.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -18,11 +19,10 @@ from typing import Any
 
 import prove as program
 import pytest
-import sm90.mutations
-import sm100.mutations
 from conftest import in_full, one_in
 from harness.mutations import FINDS, SEEDS, Mutation, emulate
 from harness.verify import Launch, Verdict, prove
+from paths import proven_families
 
 import nvfp4
 
@@ -31,7 +31,7 @@ needs_verifier = pytest.mark.skipif(
     importlib.util.find_spec("sentryward") is None,
     reason="sentryward is not installed: pip install sentryward==0.1.1, for Linux on x86-64",
 )
-FAMILIES = {"sm90": sm90.mutations, "sm100": sm100.mutations}
+FAMILIES = {name: importlib.import_module(f"{name}.mutations") for name in proven_families()}
 
 
 def tries_all(family: str) -> bool:
@@ -67,8 +67,9 @@ def each(what: Callable[[ModuleType], list[Any]]) -> pytest.MarkDecorator:
 @pytest.mark.parametrize("words", [[], ["mma"]])
 def test_parts_of_the_proof_are_the_whole(words: list[str]) -> None:
     """prove.py --part I/N, of all I."""
-    whole = program.chosen(sm100.mutations.MUTATIONS, words, (1, 1))
-    parts = [program.chosen(sm100.mutations.MUTATIONS, words, (i + 1, 5)) for i in range(5)]
+    found = [one for family in FAMILIES.values() for one in family.MUTATIONS]
+    whole = program.chosen(found, words, (1, 1))
+    parts = [program.chosen(found, words, (i + 1, 5)) for i in range(5)]
     assert len(whole) >= 5 and max(map(len, parts)) - min(map(len, parts)) <= 1
     assert sorted(one.name for part in parts for one in part) == sorted(one.name for one in whole)
 

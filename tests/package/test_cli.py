@@ -35,9 +35,10 @@ sys.exit(main({arguments!r}))
 """
 UNUSABLE_BACKENDS = """
 import sys
+from nvfp4 import _C
 from nvfp4.__main__ import main
 for command in ("check", "bench"):
-    for backend in ("sm80", "sm90", "sm100"):
+    for backend in [row["name"] for row in _C.families() if row["least_capability"]]:
         print(main([command, "--backend", backend]))
         print("of", command, backend, file=sys.stderr)
 """

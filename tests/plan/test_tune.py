@@ -1,7 +1,7 @@
 """`bench --tune` and nvfp4.use_tuning: all but the clock, which needs an H200 or a B200.
 
-Tests that need the sm90 or sm100 kernels take the fixture tunable. Ordinary runs start them in other processes, on the
-emulated H200 and B200, with a fake clock.
+Tests that need kernels for one architecture take the fixture tunable. Ordinary runs start them in other processes, on
+the emulated GPUs of these architectures, with a fake clock.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pytest
 import torch
 from conftest import one_in, runs
 from emulated import emulated
+from family_table import OWN, device_of
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -177,7 +178,7 @@ def test_inputs_have_exact_sums(dice: random.Random) -> None:
 
 def test_a_cpu_has_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--tune", "--backend", "cpu"]) == 2
-    assert "--backend is cpu: must be sm90, sm100 or left out" in capsys.readouterr().err
+    assert f"--backend is cpu: must be {', '.join(OWN)} or left out" in capsys.readouterr().err
     with pytest.raises(show.CommandError, match="B200, B300.*no usable GPU here"):
         tune.tunable(argparse.Namespace(backend=None), ON_CPU)
 
@@ -186,7 +187,7 @@ def test_another_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     a100 = {"name": "NVIDIA A100", "compute_capability": 80}
     monkeypatch.setattr(tune, "info", lambda: {"devices": [a100]})
     gpu = torch.device("cuda:0")
-    with pytest.raises(show.CommandError, match="B300.; cuda:0 is NVIDIA A100, of compute capability 8.0"):
+    with pytest.raises(show.CommandError, match="B300..; cuda:0 is NVIDIA A100, of compute capability 8.0"):
         tune.tunable(argparse.Namespace(backend=None), machine.Target(gpu, gpu, None))
 
 
@@ -220,7 +221,7 @@ def test_files_that_are_rejected(tmp_path: Path) -> None:
 # --- on a GPU whose kernels have many plans -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", one_in(2, ["sm_90", "sm_100"]))
+@pytest.mark.parametrize("device", one_in(2, [*map(device_of, OWN)]))
 def test_on_an_emulated_gpu(device: str) -> None:
     if not nvfp4.info()["archs"]:
         pytest.skip("this build has no GPU code")
@@ -247,7 +248,7 @@ class FakeClock:
 
 
 def family() -> str:
-    return "sm90" if runs("sm90") else "sm100"
+    return next(name for name in OWN if runs(name))
 
 
 def plan_of(shape: Shape) -> dict[str, Any]:
@@ -256,8 +257,8 @@ def plan_of(shape: Shape) -> dict[str, Any]:
 
 @pytest.fixture
 def tunable() -> Iterator[machine.Target]:
-    if not runs("sm90") and not runs("sm100"):
-        pytest.skip("needs a GPU that runs the sm90 or the sm100 kernels")
+    if not any(map(runs, OWN)):
+        pytest.skip("needs a GPU with kernels of its own")
     nvfp4.use_tuning(None)
     yield machine.pick_target(None)
     nvfp4.use_tuning(None)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CALLS = 12
 HEADER = struct.Struct("<2I8x")  # placement_record
 ENTRY = struct.Struct("<4i2Qq")  # placement_cta
-FAMILIES = ("sm90", "sm100")
+FAMILIES = [row["name"] for row in machine.own_families()]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ def decode(memory: bytes, shape: str) -> list[Cta]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", metavar="B", help="record this backend (sm90, sm100) instead of the chosen one")
+    parser.add_argument(
+        "--backend", metavar="B", help=f"record this backend ({', '.join(FAMILIES)}) instead of the chosen one"
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--shapes", type=shape_list, metavar="MxNxK,...", help="these shapes instead of the competition's"

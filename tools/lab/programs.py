@@ -22,7 +22,6 @@ from nvfp4 import Error, __version__, gemm, info, swizzle
 from nvfp4.cli import machine, show
 from nvfp4.cli.bench import shape_list
 from nvfp4.cli.shapes import task_shapes
-from nvfp4.cli.tune import FAMILIES
 
 from . import constants
 from .steps import DEVICE_FILE
@@ -90,7 +89,7 @@ def device(_: argparse.Namespace) -> int:
         return 1
     described = {
         "hardware": hardware,
-        "family": FAMILIES.get(gpu["compute_capability"] // 10, "sm80"),
+        "family": (machine.own_family(gpu["compute_capability"]) or {"name": "sm80"})["name"],
         "compute_capability": gpu["compute_capability"],
         "sm_count": gpu["sm_count"],
         "emulated": target.device != target.tensors,

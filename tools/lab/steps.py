@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nvfp4.cli import machine
+
 PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "timed out", "skipped"
 DEVICE_FILE, CHECK_FILES = "device.json", ("check.json", "check-watchdog.json")  # left in the folder for later steps
 STAGES = {
@@ -32,7 +34,7 @@ EMULATED_STAGES = {
     "d": "test_d_one_mma and 128x16",
     "e": "test_e_alpha and 128x16 and plain",
 }
-STAGE_TESTS, WHOLE_TESTS = "tests/kernels/test_sm100_stages.py", "tests/kernels/test_sm100_gemm.py"
+STAGE_TESTS, WHOLE_TESTS = "tests/kernels/sm100/test_sm100_stages.py", "tests/kernels/sm100/test_sm100_gemm.py"
 PYTEST_NEEDS = ("pytest", "numpy", "elftools", "ml_dtypes")
 
 
@@ -124,7 +126,8 @@ def only_sm100(setting: Setting) -> str:
 
 
 def only_tuned(setting: Setting) -> str:
-    return "" if setting.family in ("sm90", "sm100") else "is of GPUs with sm90 or sm100 kernels"
+    own = [row["name"] for row in machine.own_families()]
+    return "" if setting.family in own else f"is of GPUs with {' or '.join(own)} kernels"
 
 
 def real_gpu(setting: Setting) -> str:

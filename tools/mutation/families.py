@@ -1,116 +1,45 @@
-"""What is mutated, family by family, and the tests of the default run that have to notice."""
+"""What is mutated, family by family, and the tests of the default run that have to notice. Families of kernels say it
+in tests/kernels/<family>/family.py."""
 
 from __future__ import annotations
 
-import fnmatch
-from dataclasses import dataclass
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
-Arguments = tuple[str, ...]  # of pytest, in tests/
+import suites
+from suites import Arguments, Family, device_of, guarded, on, one_of_each_kind
 
-
-@dataclass(frozen=True)
-class Family:
-    files: Arguments  # patterns
-    tests: tuple[Arguments, ...]  # what finds most in the shortest time first
-
-    def sources(self, root: Path) -> list[str]:
-        names = sorted(str(path.relative_to(root)) for path in (root / "csrc").rglob("*") if path.is_file())
-        return [name for name in names if any(fnmatch.fnmatch(name, f"csrc/{part}") for part in self.files)]
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def on(device: str, *arguments: str) -> Arguments:
-    """On an emulated GPU."""
-    return (f"--emulate={device}", *arguments)
+def kernels() -> dict[str, ModuleType]:
+    """family.py of each family of GPU kernels, oldest architecture first."""
+    found = {}
+    for path in sorted(ROOT.glob("tests/kernels/sm*/family.py"), key=lambda path: int(path.parent.name[2:])):
+        spec = importlib.util.spec_from_file_location(f"family_{path.parent.name}", path)
+        assert spec is not None and spec.loader is not None
+        found[path.parent.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found[path.parent.name])
+    return found
 
 
-def one_of_each_kind(device: str, family: str) -> Arguments:
-    files = ("epilogue", "layouts", "nan", "shared_batches", "custom_kernel")
-    return on(device, *(f"api/test_{name}.py" for name in files), "-k", family)
+KERNELS = kernels()
+DEVICES = " or ".join(map(device_of, KERNELS))
+C_CORE: Arguments = ("api/test_c_core.py", "-k", "sanitized")
 
-
-def ragged(device: str, family: str) -> Arguments:
-    return on(device, "api/test_gemm_exact.py", "-k", f"equal_bits and {family}")
-
-
-def guarded(target: str) -> tuple[Arguments, Arguments]:
-    """Named and generated calls in guarded memory."""
-    return ("api/test_guarded.py", "-k", target), ("api/test_generated.py", "-k", target)
-
-
-def sm90(kernel: str, *more: str) -> tuple[Arguments, ...]:
-    named, drawn = guarded("sm_90")
-    return (
-        (f"kernels/test_sm90_{kernel}.py", *more),
-        ("kernels/test_dependent_launch.py",),
-        named,
-        one_of_each_kind("sm_90", "sm90"),
-        on("sm_90", "api/test_gemm_bounds.py", "-k", "sm90"),
-        drawn,
-        ragged("sm_90", "sm90"),
-    )
-
-
-C_CORE = ("api/test_c_core.py", "-k", "sanitized")
-
-FAMILIES = {
-    "sm80": Family(
-        ("kernels/sm80/*.cu", "kernels/sm80/*.cuh"),
-        (
-            guarded("sm_80")[0],
-            one_of_each_kind("sm_80", "sm80"),
-            on("sm_80", "api/test_gemm_bounds.py", "-k", "sm80"),
-            on("sm_120", "kernels/test_decode.py"),  # where e4m3 is converted by an instruction
-            guarded("sm_80")[1],
-            ragged("sm_80", "sm80"),
-        ),
-    ),
-    "sm90_gemm": Family(
-        ("kernels/sm90/gemm.cu", "kernels/sm90/dequant.cu", "kernels/sm90/*.cuh"),
-        (
-            *sm90("gemm", "kernels/test_sm90_streamk.py"),
-            ("kernels/test_sm90_prefill.py", "-k", "dequant"),
-            ("kernels/test_proof.py", "-k", "test_every_schedule and sm90"),
-        ),
-    ),
-    "sm90_gemv": Family(("kernels/sm90/gemv.cu",), sm90("gemv")),
-    "sm90_skinny": Family(("kernels/sm90/skinny.cu",), sm90("skinny")),
-    "sm90_prefill": Family(("kernels/sm90/prefill.cu",), sm90("prefill")),
-    "sm90_nn": Family(
-        ("kernels/sm90/nn.cu",),
-        (("kernels/test_sm90_nn.py",), on("sm_90", "api/test_transpose_b.py"), *guarded("sm_90")),
-    ),
-    "sm100": Family(
-        (
-            "kernels/sm100/gemm.cu",
-            "kernels/sm100/cp_async_producer.cuh",
-            "kernels/sm100/epilogue.cuh",
-            "kernels/sm100/schedule.cuh",
-        ),
-        (
-            ("kernels/test_sm100_gemm.py",),
-            ("kernels/test_dependent_launch.py",),
-            guarded("sm_100")[0],
-            one_of_each_kind("sm_100", "sm100"),
-            on("sm_100", "api/test_gemm_bounds.py", "-k", "sm100"),
-            ("kernels/test_sm100_stages.py",),
-            guarded("sm_100")[1],
-            ragged("sm_100", "sm100"),
-            ("kernels/test_proof.py", "-k", "test_every_schedule and sm100"),
-        ),
-    ),
+FAMILIES: dict[str, Family] = {}
+for _module in KERNELS.values():
+    FAMILIES |= _module.mutated(suites)
+FAMILIES |= {
     "common": Family(
         ("kernels/common/[!d]*", "kernels/common/de*"),  # not dump.h, which is for the debug build
         (
-            ("kernels/test_sm90_gemm.py", "kernels/test_sm90_gemv.py"),
-            ("kernels/test_sm100_gemm.py",),
-            ("kernels/test_sm90_prefill.py", "kernels/test_sm90_streamk.py"),
+            *(tests for module in KERNELS.values() for tests in module.NOTICE_COMMON),
             on("sm_80", "kernels/test_decode.py"),
-            ("api/test_guarded.py", "-k", "sm_80 or sm_90 or sm_100"),
-            one_of_each_kind("sm_80", "sm80"),
-            one_of_each_kind("sm_90", "sm90"),
-            one_of_each_kind("sm_100", "sm100"),
-            ("api/test_generated.py", "-k", "sm_80 or sm_90 or sm_100"),
+            ("api/test_guarded.py", "-k", DEVICES),
+            *map(one_of_each_kind, KERNELS),
+            ("api/test_generated.py", "-k", DEVICES),
         ),
     ),
     "quantize": Family(
@@ -160,10 +89,9 @@ FAMILIES = {
             C_CORE,
             ("plan",),
             ("api/test_driver.py", "package/test_submission.py"),
-            ("api/test_guarded.py", "-k", "sm_80 or sm_90 or sm_100"),
-            one_of_each_kind("sm_90", "sm80 or sm90"),
-            one_of_each_kind("sm_100", "sm100"),
-            ("api/test_generated.py", "-k", "sm_80 or sm_90 or sm_100"),
+            ("api/test_guarded.py", "-k", DEVICES),
+            *(one_of_each_kind(name, "sm80") for name in KERNELS if name != "sm80"),
+            ("api/test_generated.py", "-k", DEVICES),
         ),
     ),
     "check": Family(
@@ -199,10 +127,10 @@ FAMILIES = {
         (
             ("api/test_driver.py",),
             C_CORE,
-            ("api/test_guarded.py", "-k", "sm_80 or sm_90 or sm_100"),
+            ("api/test_guarded.py", "-k", DEVICES),
             ("kernels/test_dump.py", "kernels/test_emulated.py", "-k", "dump or check_runs"),
             ("kernels/test_watchdog.py",),
-            one_of_each_kind("sm_90", "sm90"),
+            one_of_each_kind("sm90"),
         ),
     ),
 }

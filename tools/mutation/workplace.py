@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from families import Arguments
 from mutant import Mutant
+from suites import Arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build_backend"))
 
@@ -104,8 +104,7 @@ class Workplace:
 
     def virtual(self, source: Path) -> str:
         """The architecture of its PTX; emulated GPUs of later generations run it too."""
-        archs = nvfp4_cuda.architectures(self.root / "csrc/families.def", source.parent.name)
-        return next(arch for arch in archs if arch.startswith("compute_"))
+        return nvfp4_cuda.virtual(self.root / "csrc/families.def", source.parent.name)
 
     def output(self, source: Path) -> Path:
         name = "-".join(source.relative_to(self.root / "csrc").parts)

@@ -1,5 +1,6 @@
 /* What info() and init() need to know: driver, devices, and how a shape would be run. */
 #include "bindings/python/module.h"
+#include "plan/gemm_family.h"
 #ifdef NVFP4_DUMP
 #include "api/debug.h"
 #endif
@@ -36,6 +37,70 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
         plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab), "split_k", plan.split_k, "grid", (long long)plan.grid,
         "workspace", (Py_ssize_t)plan.workspace, "prefetch_stages", plan.prefetch_stages, "ctas_per_sm",
         plan.ctas_per_sm, "candidates", plan.candidates, "modelled_us", plan.modelled_us, "single_us", plan.single_us);
+}
+
+/* ---- the table of families ---- */
+
+/* The names of the types of A that a mask of gemm_planner has. */
+static PyObject *types_of(uint32_t types) {
+    PyObject *names = PyList_New(0);
+    if (types & TAKES_E2M1) types |= 1u << NVFP4_UINT8 | 1u << NVFP4_E2M1X2;
+    for (int32_t d = NVFP4_UINT8; names && types >> d; d++) {
+        PyObject *name = types >> d & 1 ? PyUnicode_FromString(nvfp4_dtype_name((nvfp4_dtype)d)) : NULL;
+        if ((types >> d & 1) && (!name || PyList_Append(names, name) != 0)) Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+/* {"gemm": [types of A], "gemm_nn": ...}, without the operations that the family does not take. */
+static PyObject *operations_of(const gemm_family *family, int linear_scales) {
+    static const char *const names[GEMM_OPERATIONS] = {[OP_GEMM] = "gemm", [OP_GEMM_NN] = "gemm_nn"};
+    PyObject *all = PyDict_New();
+    for (int32_t o = 0; all && o < GEMM_OPERATIONS; o++) {
+        const gemm_planner *planner = family->operations[o];
+        if (!planner) continue;
+        PyObject *types = types_of(linear_scales ? planner->a_types & ~planner->tma_a_types : planner->a_types);
+        if (!types || PyDict_SetItemString(all, names[o], types) != 0) Py_CLEAR(all);
+        Py_XDECREF(types);
+    }
+    return all;
+}
+
+static PyObject *number_or_none(int has, int32_t number) {
+    return has ? PyLong_FromLong(number) : Py_NewRef(Py_None);
+}
+
+static PyObject *describe_family(int32_t number) {
+    const gemm_family *family = gemm_families[number];
+    const kernel_set *kernels = family->kernels;
+    const rounding_bound *r = &family->roundings;
+    PyObject *architectures = PyUnicode_FromString(family->architectures);
+    PyObject *split = architectures ? PyUnicode_Split(architectures, NULL, -1) : NULL;
+    Py_XDECREF(architectures);
+    if (!split) return NULL;
+    PyObject *roundings = r->block_k ? Py_BuildValue("{si,si,si}", "per_block", r->per_block, "block_k", r->block_k,
+                                                     "constant", r->constant)
+                                     : Py_NewRef(Py_None);
+    return Py_BuildValue(
+        "{ss,si,ss,sN,sN,sN,sN,sN,sN}", "name", family->name, "number", number, "runs_on", family->runs_on,
+        "architectures", split, "least_capability",
+        number_or_none(kernels != NULL, kernels ? kernels->least_capability : 0), "most_capability",
+        number_or_none(kernels && kernels->most_capability < INT32_MAX, kernels ? kernels->most_capability : 0),
+        "operations", operations_of(family, 0), "linear_scales", operations_of(family, 1), "roundings", roundings);
+}
+
+/* Every family as a dict, by number. */
+PyObject *python_families(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    PyObject *all = PyList_New(0);
+    for (int32_t f = NVFP4_AUTO + 1; all && f < GEMM_FAMILIES; f++) {
+        PyObject *one = describe_family(f);
+        if (!one || PyList_Append(all, one) != 0) Py_CLEAR(all);
+        Py_XDECREF(one);
+    }
+    return all;
 }
 
 /* nvfp4_set_candidate: force the plan of that rank. */

@@ -73,6 +73,7 @@ static PyMethodDef methods[] = {
     {"device", python_device, METH_O, NULL},
     {"load", python_load, METH_O, NULL},
     {"set_candidate", python_set_candidate, METH_O, NULL},
+    {"families", python_families, METH_NOARGS, NULL},
     {"set_default_backend", python_set_default_backend, METH_O, NULL},
     {"override_plan", FASTCALL(python_override_plan), METH_FASTCALL, NULL},
     {"clear_overrides", python_clear_overrides, METH_NOARGS, NULL},

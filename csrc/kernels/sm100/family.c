@@ -69,4 +69,5 @@ const gemm_family sm100_family = {
     FAMILY_ROW(sm100),
     .kernels = &set,
     .operations = {[OP_GEMM] = &gemm},
+    .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
 };

@@ -123,7 +123,12 @@ static nvfp4_status reject_nn(const device_props *props, const gemm_traits *t) {
 
 /* Either planner asks the kinds of its operation. */
 #define PLANNER(types, why)                                                                                            \
-    {.a_types = types, .candidates = candidates, .batch_invariant = batch_invariant, .reject = why, .build = build}
+    {.a_types = types,                                                                                                 \
+     .tma_a_types = TAKES_16_BIT,                                                                                      \
+     .candidates = candidates,                                                                                         \
+     .batch_invariant = batch_invariant,                                                                               \
+     .reject = why,                                                                                                    \
+     .build = build}
 static const gemm_planner gemm = PLANNER(TAKES_E2M1 | TAKES_16_BIT, reject);
 static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, reject_nn);
 
@@ -131,4 +136,5 @@ const gemm_family sm90_family = {
     FAMILY_ROW(sm90),
     .kernels = &set,
     .operations = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
+    .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

@@ -8,13 +8,14 @@ import hashlib
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy
 from emulate import Array, Emulator, Module
-from paths import CSRC
+from paths import CSRC, ROOT
 
 from harness.hardware import Hardware
 from harness.headers import Config, Struct, family
@@ -29,7 +30,10 @@ from harness.values import (
     swizzle_scales,
 )
 
-VIRTUAL = {"sm90": "compute_90a", "sm100": "compute_100f"}  # architectures that the PTX is for
+sys.path.append(str(ROOT / "build_backend"))
+
+import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
+
 UINT8, UINT16 = 0, 1  # CUtensorMapDataType
 NO_SWIZZLE, SWIZZLE_128 = 0, 3  # CUtensorMapSwizzle
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
@@ -54,7 +58,8 @@ def compile_ptx(source: Path, name: str, *options: str) -> str:
     path = folder / f"{source.stem}-{key}.ptx"
     if not path.exists():
         made = folder / f"{path.name}.{os.getpid()}"
-        command = ["nvcc", "-ptx", f"-arch={VIRTUAL[name]}", f"-I{CSRC}", *options, "-o", str(made), str(source)]
+        arch = nvfp4_cuda.virtual(CSRC / "families.def", name)
+        command = ["nvcc", "-ptx", f"-arch={arch}", f"-I{CSRC}", *options, "-o", str(made), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{source.name} does not compile:\n{done.stderr}")

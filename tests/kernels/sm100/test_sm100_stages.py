@@ -1,6 +1,6 @@
 """Stages A to E of the B200 kernel's bring-up, on the emulated B200: each step of csrc/kernels/sm100/gemm.cu
 separately, with the kernel's own functions (tests/kernels/sm100/stages.cu). Stage F, the whole kernel, is
-tests/kernels/test_sm100_gemm.py.
+tests/kernels/sm100/test_sm100_gemm.py.
 
 The first stage that fails names the wrong step; each docstring lists what its failure means. SM100_SEEDS: emulated
 timings a case (4, one of each kind; the full proof takes 20). SM100_HARDWARE=1 runs them on the machine's own B200 or

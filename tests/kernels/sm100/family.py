@@ -1,0 +1,31 @@
+"""The sm100 kernels in programs that take every family: mutants and the tests that have to notice them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+ALSO_EMULATED: tuple[str, ...] = ()  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+NOTICE_COMMON = (("kernels/sm100/test_sm100_gemm.py",),)  # tests that notice mutants of csrc/kernels/common
+
+
+def mutated(suites: ModuleType) -> dict[str, Any]:
+    """What tools/mutation mutates; suites has its helpers. What finds most in the shortest time comes first."""
+    named, drawn = suites.guarded("sm_100")
+    files = ("gemm.cu", "cp_async_producer.cuh", "epilogue.cuh", "schedule.cuh")
+    return {
+        "sm100": suites.Family(
+            tuple(f"kernels/sm100/{name}" for name in files),
+            (
+                ("kernels/sm100/test_sm100_gemm.py",),
+                ("kernels/test_dependent_launch.py",),
+                named,
+                suites.one_of_each_kind("sm100"),
+                suites.on("sm_100", "api/test_gemm_bounds.py", "-k", "sm100"),
+                ("kernels/sm100/test_sm100_stages.py",),
+                drawn,
+                suites.ragged("sm100"),
+                ("kernels/test_proof.py", "-k", "test_every_schedule and sm100"),
+            ),
+        )
+    }

@@ -1,0 +1,27 @@
+"""The sm80 kernels in programs that take every family: mutants and the tests that have to notice them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+ALSO_EMULATED: tuple[str, ...] = ()  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+NOTICE_COMMON: tuple[tuple[str, ...], ...] = ()  # tests that notice mutants of csrc/kernels/common
+
+
+def mutated(suites: ModuleType) -> dict[str, Any]:
+    """What tools/mutation mutates; suites has its helpers. What finds most in the shortest time comes first."""
+    named, drawn = suites.guarded("sm_80")
+    return {
+        "sm80": suites.Family(
+            ("kernels/sm80/*.cu", "kernels/sm80/*.cuh"),
+            (
+                named,
+                suites.one_of_each_kind("sm80"),
+                suites.on("sm_80", "api/test_gemm_bounds.py", "-k", "sm80"),
+                suites.on("sm_120", "kernels/test_decode.py"),  # where e4m3 is converted by an instruction
+                drawn,
+                suites.ragged("sm80"),
+            ),
+        )
+    }

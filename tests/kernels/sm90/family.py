@@ -1,0 +1,48 @@
+"""The sm90 kernels in programs that take every family: mutants and the tests that have to notice them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+ALSO_EMULATED = ("constant_b",)  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+NOTICE_COMMON = (  # tests that notice mutants of csrc/kernels/common
+    ("kernels/sm90/test_sm90_gemm.py", "kernels/sm90/test_sm90_gemv.py"),
+    ("kernels/sm90/test_sm90_prefill.py", "kernels/sm90/test_sm90_streamk.py"),
+)
+
+
+def mutated(suites: ModuleType) -> dict[str, Any]:
+    """What tools/mutation mutates; suites has its helpers. What finds most in the shortest time comes first."""
+    named, drawn = suites.guarded("sm_90")
+
+    def tests_of(kernel: str, *more: str) -> tuple[tuple[str, ...], ...]:
+        return (
+            (f"kernels/sm90/test_sm90_{kernel}.py", *more),
+            ("kernels/test_dependent_launch.py",),
+            named,
+            suites.one_of_each_kind("sm90"),
+            suites.on("sm_90", "api/test_gemm_bounds.py", "-k", "sm90"),
+            drawn,
+            suites.ragged("sm90"),
+        )
+
+    gemm = ("kernels/sm90/gemm.cu", "kernels/sm90/dequant.cu", "kernels/sm90/*.cuh")
+    gemm_tests = (
+        *tests_of("gemm", "kernels/sm90/test_sm90_streamk.py"),
+        ("kernels/sm90/test_sm90_prefill.py", "-k", "dequant"),
+        ("kernels/test_proof.py", "-k", "test_every_schedule and sm90"),
+    )
+    nn_tests = (
+        ("kernels/sm90/test_sm90_nn.py",),
+        suites.on("sm_90", "api/test_transpose_b.py"),
+        named,
+        drawn,
+    )
+    return {
+        "sm90_gemm": suites.Family(gemm, gemm_tests),
+        "sm90_gemv": suites.Family(("kernels/sm90/gemv.cu",), tests_of("gemv")),
+        "sm90_skinny": suites.Family(("kernels/sm90/skinny.cu",), tests_of("skinny")),
+        "sm90_prefill": suites.Family(("kernels/sm90/prefill.cu",), tests_of("prefill")),
+        "sm90_nn": suites.Family(("kernels/sm90/nn.cu",), nn_tests),
+    }
