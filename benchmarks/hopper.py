@@ -150,7 +150,7 @@ def verdict(excess: float) -> str:
 
 
 def chain(gpu: str) -> str:
-    """Of the products alone."""
+    """The verdict on a chain, of the products alone."""
     rows = [row for row in read("constant_b.csv") if (row["gpu"], row["M"]) == (gpu, str(report.RANKED_M))]
     us = statistics.geometric_mean(float(row["gemm, constant_b"]) for row in rows)
     excess = over(us, CHAIN_GOAL_US)
@@ -158,7 +158,8 @@ def chain(gpu: str) -> str:
 
 
 def square() -> tuple[str, str, str]:
-    """Of both GPUs, and the file. Where hopper.csv has not this shape: the nearest that was measured beside cuBLAS."""
+    """The verdicts on both GPUs, and the file. If hopper.csv lacks this shape, they name the nearest that was measured
+    beside cuBLAS."""
     near = []
     for row in read("sm90_prefill_shapes.csv"):
         if row["M x N x K"] in LIKE_SQUARE:

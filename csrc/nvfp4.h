@@ -100,7 +100,7 @@ typedef struct nvfp4_error {
 } nvfp4_error;
 void nvfp4_last_error_data(nvfp4_error *error);
 
-/* Where a call runs and with which memory. The arguments of every operation begin with it. */
+/* The place and the memory of a call. The arguments of every operation begin with it. */
 typedef struct nvfp4_call {
     size_t size;     /* of the whole struct of arguments, in bytes. NVFP4_..._ARGS sets it. A program that was compiled
                       * with fewer fields keeps working: those that it lacks have their defaults */
@@ -150,7 +150,7 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
 }
 #define NVFP4_GEMM_ARGS nvfp4_gemm_defaults()
 
-/* How a product will be run. Strings are static. */
+/* Describes how a product will be run. Strings are static. */
 typedef struct nvfp4_plan {
     nvfp4_backend backend;
     const char *name;   /* of the kernel */
@@ -169,7 +169,7 @@ typedef struct nvfp4_plan {
     double single_us;        /* on a GPU: modelled time of a single call with a cold L2 */
 } nvfp4_plan;
 
-/* Force the plan of this rank for later products of this context: 0, the default, is the one of the least modelled
+/* Forces the plan of this rank for later products of this context: 0, the default, is the one of the least modelled
  * time; the last one where there are fewer. For measuring what the model ranks. */
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 

@@ -7,7 +7,7 @@ fp32 and with every linear layer of its six encoder blocks as `nvfp4.quantize` a
 printed for each kind of layer, on the activations that real sentences give in the fp32 model:
 
   nvfp4      of our product against the fp32 layer
-  format     of the quantised operands' product, summed in fp64, against the fp32 layer: what four bits cost
+  format     of the quantized operands' product, summed in fp64, against the fp32 layer: what four bits cost
   beyond     of our product against that fp64 product: what our arithmetic adds
 """
 

@@ -10,7 +10,7 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
-/* How a family runs one operation. A planner is asked only for products whose A it takes. */
+/* The way in which a family runs one operation. A planner is asked only for products whose A it takes. */
 typedef struct gemm_planner {
     uint32_t a_types;     /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
     uint32_t tma_a_types; /* those of them for which scales must be 128x4, and tensor maps reach values of A and B */
@@ -24,7 +24,7 @@ typedef struct gemm_planner {
      * the rows' distances. -1: the family has no order that serves every M; 0: none for this M, since it is too large.
      * NULL: as -1. A family of the host has one candidate, whose batch_invariant its run_host obeys. */
     int32_t (*batch_invariant)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
-    /* Why there are no candidates: sets the error message and returns its status. */
+    /* Says why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
     /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU families only.
      */

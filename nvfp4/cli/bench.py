@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 def preparation(
     args: argparse.Namespace, device: torch.device, backends: list[str | None], kinds: list[str]
 ) -> Prepare:
-    """What makes the implementations of a shape."""
+    """The function that makes the implementations of a shape."""
     if args.set in OF_LAYERS:
         return partial(layers.prepare, device=device, seed=args.seed)
     return partial(prepare, device=device, backends=backends, kinds=kinds, seed=args.seed)

@@ -34,7 +34,7 @@ def result(example: ModuleType, on_cpu, backend: Backend):
     return on_cpu if backend.device == "cpu" else example.run(device=backend.device)
 
 
-def test_every_layer_is_the_product_of_its_quantised_operands(result) -> None:
+def test_every_layer_is_the_product_of_its_quantized_operands(result) -> None:
     """Against the same bytes multiplied in fp64: within what fp32 sums may lose, and so no worse than the format."""
     assert len(result.errors) == 36
     for name, errors in result.errors.items():

@@ -132,7 +132,7 @@ def source() -> Callable[..., Source]:
 
 
 def load(folder: Path, format_name: str = "modelopt", **more: Any) -> Any:
-    """As a user does; no warning of transformers or ours."""
+    """Loads as a user does. Neither transformers nor nvfp4 may warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         if format_name == "modelopt":

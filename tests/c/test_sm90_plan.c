@@ -143,7 +143,7 @@ static uintptr_t check_dequantized(const gemm_problem *p, int is_b, const sm90_d
     return to;
 }
 
-/* As the kernel divides. */
+/* Divides as the kernel does. */
 static int64_t divide(int64_t x, uint32_t by) {
     return (int64_t)((uint64_t)x * by >> 31);
 }
@@ -332,7 +332,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     }
 }
 
-/* What the transposed product of a column is. */
+/* Returns the transposed product of a column. */
 static gemm_problem transposed(const gemm_problem *p) {
     gemm_problem t = *p;
     t.m = p->n, t.n = p->m;
@@ -632,8 +632,8 @@ static void check_many_pairs(void) {
     }
 }
 
-/* Of the shapes that matter most: the kind of kernel, one round of clusters, and whether AUTO takes sm80. Times of an
- * H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv). */
+/* Checks the shapes that matter most: the kind of kernel, one round of clusters, and whether AUTO takes sm80. Times of
+ * an H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv). */
 static void check_choices(void) {
     static const struct {
         int64_t m, n, k;

@@ -31,7 +31,7 @@ MODULE = Path(_C.__file__)
 
 
 class Elf:
-    """As much of a 64-bit little-endian ELF file as the dynamic linker reads (System V ABI, chapter 5)."""
+    """The part of a 64-bit little-endian ELF file that the dynamic linker reads (System V ABI, chapter 5)."""
 
     NEEDED, STRTAB, SYMTAB, RPATH, RUNPATH = 1, 5, 6, 15, 29
 
@@ -250,7 +250,7 @@ def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.Monke
 
 
 def test_archs_of_a_folder_of_kernels(finder: ModuleType, tmp_path: Path) -> None:
-    """Those of its row; a folder without a row takes the first that are not of the CPU."""
+    """A folder has the architectures of its row; one without a row takes the first that are not of the CPU."""
     table = tmp_path / "families.def"
     table.write_text(
         '/* NVFP4_FAMILY(SM70, sm70, "a comment", "sm_70") */\n'

@@ -147,7 +147,7 @@ def test_the_commands_and_variables_exist() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub makes of headings."""
     headings = re.findall(r"(?m)^#+ (.+)$", FENCED.sub("", text))
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -202,7 +202,7 @@ def checkout() -> tuple[frozenset[Path], frozenset[str]]:
     return frozenset(paths), frozenset(re.findall(r"\w+", "\n".join(texts)))
 
 
-# What a reader makes or has elsewhere: outputs, examples, names of other libraries.
+# Names of things that a reader makes or has elsewhere: outputs, examples, other libraries.
 NOT_OURS = {
     *("submission.py", "kernel.ptx", "run.json", "run.csv", "run.svg", "gemv.json", "reverse.cu"),
     *("from_config", "from_pretrained"),

@@ -216,7 +216,7 @@ def test_measure_repeats_the_runs_of_this_machine(tree: Path, output: Path, monk
     of_gpu = f"{bench['command']} --json {readme_tables.RESULTS}/gpu.json"
     assert ran == [of_gpu, json.loads(output.read_text())["command"]]  # the fake GPU is here
 
-    # Of both devices that the recorded program named, one is here; and none of the other run's.
+    # One of both devices that the recorded program named is here, and none of the other run's.
     monkeypatch.setattr(readme_tables, "hardware", lambda: ["A CPU (avx2), 99 threads", "another GPU"])
     (tree / "counter").write_text("3")
     ran.clear()

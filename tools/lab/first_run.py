@@ -216,7 +216,7 @@ class Runner:
     # --- results
 
     def write(self) -> None:
-        """What is known so far: a machine may be taken away at any moment."""
+        """Writes what is known so far: a machine may be taken away at any moment."""
         text = self.report()
         try:
             results = [asdict(result) for result in self.results]

@@ -1,5 +1,5 @@
-/* What a debug build (NVFP4_DUMP) records of one CTA of sm100/gemm.cu at one K block of 64. Plain C; tools/lab/dump.py
- * decodes it. */
+/* The record that a debug build (NVFP4_DUMP) makes of one CTA of sm100/gemm.cu at one K block of 64. Plain C;
+ * tools/lab/dump.py decodes it. */
 #ifndef NVFP4_COMMON_DUMP_H
 #define NVFP4_COMMON_DUMP_H
 

@@ -1,5 +1,6 @@
-/* What a debug build (NVFP4_WATCHDOG) records of waits that do not end, in host memory that the GPU writes: readable
- * when the kernel has trapped or hangs. One record a fat binary. Plain C; driver/watchdog.c puts it into words. */
+/* The record that a debug build (NVFP4_WATCHDOG) makes of waits that do not end, in host memory that the GPU writes: it
+ * can be read when the kernel has trapped or hangs. Each fat binary has one. Plain C; driver/watchdog.c puts it into
+ * words. */
 #ifndef NVFP4_COMMON_WATCHDOG_H
 #define NVFP4_COMMON_WATCHDOG_H
 

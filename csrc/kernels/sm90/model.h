@@ -92,7 +92,7 @@ static inline int64_t sm90_ctas_that_fit(int32_t sm_count, int32_t cluster) {
     return usable < cluster ? cluster : usable / cluster * cluster;
 }
 
-/* How a stream-K kernel distributes its work (sm90/schedule.cuh). */
+/* The distribution of a stream-K kernel's work (sm90/schedule.cuh). */
 typedef struct sm90_streamk_split {
     int32_t dp_tiles;        /* data-parallel tiles */
     int32_t worker_clusters; /* 0: not a stream-K kernel */
@@ -152,7 +152,7 @@ static inline double sm90_exchange_time_us(const sm90_model *m, int32_t split_k,
     return m->exchange_us + m->exchange_each_us * (split_k - 2) + sm90_clocks_us(m, bytes / m->exchange_b_clk);
 }
 
-/* Of a value of mma_b on its way to the SM. */
+/* Bytes of a value of mma_b on its way to the SM. */
 static inline double sm90_mma_b_value_bytes(const sm90_model_input *in) {
     return in->dequant_b_in_kernel ? SM90_RAW_BYTES : SM90_FP16_BYTES;
 }
@@ -174,17 +174,17 @@ static inline int64_t sm90_tiles(const sm90_model_input *in) {
     return ceil_div(in->mma_m, in->mma_tile_m) * ceil_div(in->mma_n, in->mma_tile_n) * in->l;
 }
 
-/* What a work tile costs a worker beside its stages. */
+/* The cost of a work tile to a worker, beside its stages. */
 static inline double sm90_work_tile_us(const sm90_model *m, const sm90_model_input *in) {
     return sm90_clocks_us(m, in->partial_tile_bytes / m->partial_b_clk);
 }
 
-/* The sums of a cluster's other CTAs. */
+/* The time to receive the sums of a cluster's other CTAs. */
 static inline double sm90_cluster_us(const sm90_model *m, const sm90_model_input *in) {
     return in->split_k > 1 ? sm90_exchange_time_us(m, in->split_k, in->partials_bytes) : 0.0;
 }
 
-/* Of a stream-K tile: from its first stages until the fix-up ends. */
+/* The time of a stream-K tile, from its first stages until the fix-up ends. */
 static inline double sm90_streamk_tile_us(const sm90_model *m, const sm90_model_input *in, int64_t stages,
                                           double stage_us) {
     const int64_t of_tile = in->streamk.streamk_stages, of_worker = in->streamk.worker_stages;
@@ -208,7 +208,7 @@ static inline double sm90_distribute(const sm90_model *m, sm90_model_input *in, 
     const double split = in->split_k, tiles_each = (double)rest / (double)workers;
     const int64_t stages = ceil_div(in->k, in->stage_k);
     const double stage_us = sm90_stage_us(m, in), work_tile = sm90_work_tile_us(m, in) / stage_us; /* in stages */
-    /* What a worker needs beside its work tiles, less what the clusters need. */
+    /* The time that a worker needs beside its work tiles, less that of the clusters. */
     const double later = (m->worker_us - sm90_cluster_us(m, in)) / stage_us, own = (double)stages / split - later;
     int64_t of_tile, of_worker;
     if (unaligned) {
@@ -250,7 +250,7 @@ static inline int sm90_plan_streamk(const sm90_model *m, sm90_model_input *in) {
     return best.worker_clusters > 0;
 }
 
-/* By gemm.cu. */
+/* The time by gemm.cu. */
 static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_input *in) {
     const int64_t tiles_m = ceil_div(in->mma_m, in->mma_tile_m), tiles_n = ceil_div(in->mma_n, in->mma_tile_n);
     const int64_t tiles = sm90_tiles(in), all_stages = ceil_div(in->k, in->stage_k);
