@@ -506,7 +506,7 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
     return args | {"scale_layout": case.layout, "out_dtype": dtype, **switches}
 
 
-NO_ORDER = "flags: no kernel of this backend is batch invariant for "
+NO_ORDER = "batch_invariant: no kernel of this backend is batch invariant for "
 
 
 def has_no_order(case: Gemm, args: dict[str, Any]) -> bool:

@@ -116,6 +116,16 @@ def test_bfloat16_of_ml_dtypes(operands: list[torch.Tensor]) -> None:
     assert bits(got) == bits(nvfp4.gemm(*operands, out_dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("name", ["float16", "float32", "bfloat16"])
+def test_numpy_strides_count_bytes(name: str) -> None:
+    """NumPy says how many bytes lie between rows, nvfp4_tensor how many elements."""
+    dtype = pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
+    padded = np.random.default_rng().standard_normal((5, 48)).astype(dtype)[:, :32]
+    assert padded.strides != np.ascontiguousarray(padded).strides
+    for got, expected in zip(nvfp4.quantize(padded), nvfp4.quantize(np.ascontiguousarray(padded))):
+        assert np.array_equal(got, expected)
+
+
 def test_bfloat16_without_ml_dtypes() -> None:
     program = """
         import sys

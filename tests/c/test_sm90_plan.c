@@ -691,7 +691,7 @@ static void check_choices(void) {
 static double nn_us(int64_t m, int64_t n, int64_t k, variant v, int32_t tile_m, int32_t split_k, int32_t element) {
     static candidate_list list;
     gemm_problem p = problem(m, n, k, 1, v);
-    p.no_transpose_b = 1, p.a_pitch = k * 2, p.b_pitch = n / 2, p.out_pitch = n * element;
+    p.operation = OP_GEMM_NN, p.a_pitch = k * 2, p.b_pitch = n / 2, p.out_pitch = n * element;
     p.out_type = element == 4 ? NVFP4_FP32 : NVFP4_FP16;
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p, 0, &list);
     for (int32_t i = 0; i < list.count; i++)

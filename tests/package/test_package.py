@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import emulate
 import pytest
-from paths import ROOT
+from paths import ROOT, proven_families
 
 import nvfp4
 from nvfp4 import _C
@@ -549,10 +550,13 @@ def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
 
 
 def test_the_long_run_lists_its_steps() -> None:
-    """Each function `step_...` is one, and no other function is."""
+    """Each function `step_...` is one, and each emulated GPU and each family with a proof has its own; no other is."""
     done = subprocess.run([ROOT / ".ci/full", "nothing"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("no step nothing; they are: ")
     steps = done.stderr.partition("are: ")[2].split()
     assert len(steps) > 10 and {"ci_run", "wheels", "vllm"} <= set(steps)
-    assert set(steps) == set(re.findall(r"(?m)^step_(\w+)\(\)", (ROOT / ".ci/full").read_text()))
+    written = set(re.findall(r"(?m)^step_(\w+)\(\)", (ROOT / ".ci/full").read_text()))
+    made = {f"emulated_{device}" for device in emulate.DEVICES}
+    made |= {f"{what}_{family}" for what in ("kernels", "schedules") for family in proven_families()}
+    assert set(steps) == written | made and {"kernels_sm90", "schedules_sm100", "emulated_sm_80"} <= made
