@@ -198,7 +198,7 @@ def report(result: Result, device: str) -> None:
     for title, vectors in (("fp32", result.fp32), ("NVFP4", result.nvfp4)):
         likeness = vectors @ vectors.T - 2 * torch.eye(sentences, device=device)
         right = sum(int(likeness[i].argmax()) == i ^ 1 for i in range(sentences))
-        print(f"{title}: the most alike sentence is the one of like meaning for {right} of {sentences}")
+        print(f"{title}: the nearest neighbour is the paraphrase: {right} of {sentences}")
 
 
 if __name__ == "__main__":

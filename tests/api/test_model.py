@@ -1,4 +1,4 @@
-"""A real model's layers on real activations (examples/sentence_model.py), and what README.md prints of it."""
+"""A real model's layers on real activations (examples/sentence_model.py), and what docs/checkpoints.md prints of it."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_the_fp32_model_is_the_published_one(example: ModuleType) -> None:
         assert abs(x @ y - cosine) < 6e-5
 
 
-def test_readme_prints_these_errors(example: ModuleType, on_cpu, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_prints_these_errors(example: ModuleType, on_cpu, capsys: pytest.CaptureFixture[str]) -> None:
     """Word for word but for the last digits, which may differ between machines."""
     example.report(on_cpu, "cpu")
     printed = capsys.readouterr().out.splitlines()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    start = readme.index(printed[0])
-    for ours, theirs in zip(printed, readme[start:]):
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8").splitlines()
+    start = page.index(printed[0])
+    for ours, theirs in zip(printed, page[start:], strict=False):
         words, expected = ours.split(), theirs.split()
         assert len(words) == len(expected), theirs
         for word, wanted in zip(words, expected):
