@@ -131,7 +131,7 @@ def test_bfloat16_of_ml_dtypes(operands: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", ["float16", "float32", "bfloat16"])
-def test_numpy_strides_count_bytes(name: str) -> None:
+def test_numpy_strides_of_each_type(name: str) -> None:
     """NumPy says how many bytes lie between rows, nvfp4_tensor how many elements."""
     dtype = pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
     padded = np.random.default_rng().standard_normal((5, 48)).astype(dtype)[:, :32]
