@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-#define NVFP4_VERSION  "0.2.0"
+#define NVFP4_VERSION  "0.3.0"
 #define NVFP4_MAX_DIMS 6
 
 typedef enum nvfp4_status {

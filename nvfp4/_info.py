@@ -107,8 +107,9 @@ def info(
         ordinal = -1 if backend == "cpu" else next(usable, -1)
     else:
         ordinal = _ordinal(device)
+    flags = 0 if transpose_b else _C.NO_TRANSPOSE_B
     result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(
-        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l, 0 if transpose_b else 4
+        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l, flags
     )
     return result
 

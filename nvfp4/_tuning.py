@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = "nvfp4-tune 4"
-FLAGS = {"gemm": 0, "gemm_nn": 4}  # nvfp4_flags of each operation
+FLAGS = {"gemm": 0, "gemm_nn": _C.NO_TRANSPOSE_B}  # nvfp4_flags of each operation
 DEVICE = ("name", "compute_capability", "sm_count")  # device properties that must equal those in the file
 SETTINGS = ("kernel", "swap_ab", "split_k", "prefetch_stages", "ctas_per_sm")  # distinguish the plans of a shape
 

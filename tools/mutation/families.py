@@ -123,7 +123,7 @@ FAMILIES |= {
         ),
     ),
     "driver": Family(
-        ("driver/*", "kernels/quantize/kernels.c"),
+        ("driver/*",),
         (
             ("api/test_driver.py",),
             C_CORE,
