@@ -1,4 +1,4 @@
-/* The properties of a device that plans depend on. They are compared as bytes (plan/choose.c), so without padding. */
+/* Properties of a device that plans depend on. Bytes are compared (plan/choose.c), so no padding. */
 #ifndef NVFP4_DRIVER_DEVICE_PROPS_H
 #define NVFP4_DRIVER_DEVICE_PROPS_H
 

@@ -49,9 +49,9 @@ typedef struct gemm_family {
     rounding_bound roundings;
 } gemm_family;
 
-/* Parts of K of a batch-invariant product, for kernels whose CTAs of a cluster keep some columns of a tile each: which
- * ones depends on the tile. The sum of two parts does not depend on who adds, that of three would. So 2 where one row
- * of tiles leaves half of the SMs idle and there are two stages, else 1. */
+/* The parts of K of a batch-invariant product, for kernels in which each CTA of a cluster keeps some columns of a tile.
+ * Which CTA adds a column depends on the tile; the sum of two parts does not depend on that, the sum of three does. So
+ * K has 2 parts if one row of tiles leaves half of the SMs idle and there are two stages, else 1. */
 static inline int32_t batch_invariant_split_k(const device_props *props, const gemm_traits *t, int32_t tile,
                                               int32_t stage_k) {
     return 2 * ceil_div(t->n, tile) <= props->sm_count && t->k > stage_k ? 2 : 1;
@@ -63,7 +63,7 @@ static inline int32_t batch_invariant_split_k(const device_props *props, const g
 #include "families.def"
 #define FAMILY_ROW(family) .name = family##_name, .runs_on = family##_runs_on, .architectures = family##_architectures
 
-/* By nvfp4_backend; the row of NVFP4_AUTO is NULL. */
+/* The table is indexed by nvfp4_backend; the row of NVFP4_AUTO is NULL. */
 enum {
 #define NVFP4_FAMILY(...) +1
     GEMM_FAMILIES = 1

@@ -1,5 +1,5 @@
-/* The record that a debug build (NVFP4_DUMP) makes of one CTA of sm100/gemm.cu at one K block of 64. Plain C;
- * tools/lab/dump.py decodes it. */
+/* A debug build's (NVFP4_DUMP) record of one CTA of sm100/gemm.cu at one K block of 64. Plain C; tools/lab/dump.py
+ * decodes it. */
 #ifndef NVFP4_COMMON_DUMP_H
 #define NVFP4_COMMON_DUMP_H
 
