@@ -33,7 +33,8 @@ from nvfp4.checkpoints.common import (
     check_scales,
     with_activations,
 )
-from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
+from nvfp4.checkpoints.files import read_json
+from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, sort
 from nvfp4.checkpoints.save import SaveReport, mode_of, packed_tensors, quantization_configs
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._text import shown
 from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
@@ -61,7 +62,7 @@ def table(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[str,
     """An object of a configuration; empty if it is missing or null."""
     value = config.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise _C.Error(f"{where}{name}: is {value!r}; must be an object")
+        raise _C.Error(f"{where}{name}: is {shown(value)}; must be an object")
     return value or {}
 
 
@@ -69,7 +70,7 @@ def strings(config: Mapping[str, Any], name: str, where: str = "") -> list[str]:
     """A list of strings of a configuration; empty if it is missing or null."""
     value = config.get(name)
     if value is not None and (not isinstance(value, list) or not all(isinstance(item, str) for item in value)):
-        raise _C.Error(f"{where}{name}: is {value!r}; must be a list of strings")
+        raise _C.Error(f"{where}{name}: is {shown(value)}; must be a list of strings")
     return list(value or [])
 
 

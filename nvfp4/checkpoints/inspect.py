@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nvfp4 import _api
 from nvfp4.checkpoints.common import Checkpoint
+from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.reader import read
 from nvfp4.checkpoints.save import mode_of
 from nvfp4.modules import FUSED
@@ -93,6 +94,7 @@ class Inspection:
         return bool(self.errors) or any(layer.damage for layer in self.layers)
 
 
+@file_errors("source")
 def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None) -> Inspection:
     """Inspects all NVFP4 layers of a checkpoint; `source` and `format` are as of nvfp4.load.
 

@@ -14,6 +14,7 @@ from nvfp4 import _C
 from nvfp4._saving import prepare_saving
 from nvfp4.checkpoints import comfy_kitchen, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales, with_activations
+from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.reader import check_layer, read
 from nvfp4.linear import Linear
 from nvfp4.modules import keep_hooks
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
+@file_errors("source")
 def load(
     source: str | Path | Mapping[str, Tensor],
     model: torch.nn.Module | None = None,
