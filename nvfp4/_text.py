@@ -1,4 +1,4 @@
-"""Text for a terminal: a table, a progress bar, names and values that a file may have made up."""
+"""Text for a terminal: a table, a progress bar, names and values of a file."""
 
 from __future__ import annotations
 

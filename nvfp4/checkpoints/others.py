@@ -83,15 +83,14 @@ def read_comfy(
     for module, own in modules.items():
         if comfy_kitchen.MARK in own:
             where = f"{module}.{comfy_kitchen.MARK}"
-            text = bytes(own.pop(comfy_kitchen.MARK).flatten().tolist()).decode("utf-8", "replace")
-            marks[module] = parse_json(where, text).get("format")
+            marks[module] = parse_json(where, comfy_kitchen.mark_text(where, own.pop(comfy_kitchen.MARK))).get("format")
     if not comfy_kitchen.is_marked(tensors, metadata):
         marks = {module: "nvfp4" for module, own in modules.items() if "weight_scale_2" in own}
     for module, own in modules.items():
         mark = marks.get(module)
         if mark == "nvfp4":
             known = rows.get(module)
-            stored = own["weight"].shape[0] if "weight" in own else None
+            stored = own["weight"].shape[0] if "weight" in own and own["weight"].ndim else None
             given = known if known is not None and round_up(known, comfy_kitchen.ROWS) == stored else None
 
             def read(tensors: Mapping[str, Tensor], given: int | None = given) -> PackedLinear:
