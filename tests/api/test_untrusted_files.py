@@ -246,7 +246,7 @@ def test_marks_and_tensors_without_dimensions(tmp_path: Path) -> None:
         ("a.comfy_quant: is no JSON: ", {"a.comfy_quant": mark.new_zeros(())}),
         ("a.weight: has 0 dimensions; must have 2", {"a.weight": mark.new_zeros(())}),
         ("a.bias: shape is []; must be [1]", {"a.bias": torch.ones(())}),
-        ("a.weight_scale: ", {"a.weight_scale": torch.ones(()).to(torch.float8_e4m3fn)}),
+        ("a.scale: has 1 bytes; the 128x4 layout", {"a.weight_scale": torch.ones(()).to(torch.float8_e4m3fn)}),
     ):
         safetensors.save_file(sound | change, tmp_path / FILE)
         rejected(message, tmp_path)
