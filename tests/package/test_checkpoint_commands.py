@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,3 +289,51 @@ def test_what_cannot_be_converted(folder: Path, tmp_path: Path, capsys: pytest.C
         assert main(["convert", *map(str, arguments)]) == 2
         answer = capsys.readouterr()
         assert message.format(arguments[1]) in answer.err and answer.out == "" and not out.exists()
+
+
+def test_links_of_a_folder_that_is_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that leaves the folder is named and not copied; copies are readable by no more users than before."""
+    secret, out = tmp_path / "secret", tmp_path / "out"
+    secret.write_text("secret")
+    convert = ["convert", str(folder), str(out), "--to", "compressed-tensors"]
+    for lead in (secret, Path("/proc/self/environ"), Path("none"), Path("link.txt")):
+        (folder / "link.txt").symlink_to(lead)
+        assert main(convert) == 2
+        message = "is a link that leads nowhere" if len(lead.parts) == 1 else f"is a link to {os.path.realpath(lead)}, "
+        assert f"{folder / 'link.txt'}: {message}" in capsys.readouterr().err and not out.exists()
+        (folder / "link.txt").unlink()
+    os.mkfifo(folder / "fifo")
+    assert main(convert) == 2 and "is a FIFO; must be" in capsys.readouterr().err
+    (folder / "fifo").unlink()
+    (folder / "link.txt").symlink_to("tokenizer.json")
+    (folder / "tokenizer.json").chmod(0o600)
+    (folder / ".netrc").write_text("secret")
+    assert main(convert) == 0
+    assert (out / "link.txt").read_text() == '{"a": 1}' and not (out / "link.txt").is_symlink()
+    assert (out / "tokenizer.json").stat().st_mode & 0o777 == 0o600 and not (out / ".netrc").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"quantization_config": {"ignore": 5}}, "ignore: is 5; must be a list of strings"),
+        ({"quantization_config": None}, None),
+        ({"quantization_config": [1]}, "quantization_config: is [1]; must be an object"),
+    ],
+)
+def test_configurations_of_another_type(
+    content: dict[str, Any], message: str | None, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read by convert itself where the file describes its layers, as those of torchao do."""
+    from nvfp4.checkpoints import torchao
+
+    (layer, *_) = nvfp4.load(folder).layers.values()
+    data = {"is_swizzled_scales": False, "act_quant_kwargs": None}
+    metadata = {"tensor_names": "[]", "a.weight": json.dumps({"_type": "NVFP4Tensor", "_data": data})}
+    tensors = {f"a.{name}": t for name, t in torchao.write(layer).items() if "act" not in name}
+    safetensors.save_file(tensors, folder / "model.safetensors", metadata)
+    (folder / "hf_quant_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(content))
+    status = main(["convert", str(folder), str(tmp_path / "out"), "--to", "modelopt"])
+    assert status == (0 if message is None else 2)
+    assert (message or "") in capsys.readouterr().err
