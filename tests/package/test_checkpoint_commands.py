@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 import nvfp4
 from nvfp4.__main__ import main
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, inspect, modelopt
+from nvfp4.cli import files
 from nvfp4.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
@@ -337,3 +340,72 @@ def test_configurations_of_another_type(
     status = main(["convert", str(folder), str(tmp_path / "out"), "--to", "modelopt"])
     assert status == (0 if message is None else 2)
     assert (message or "") in capsys.readouterr().err
+
+
+def test_names_do_not_command_the_terminal(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that clears the screen and writes that nothing is damaged."""
+    name = "\x1b[2J\n0 of 0 layers are damaged\u202e"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for key in [key for key in tensors if "up_proj" in key]:
+            tensors[key.replace("up_proj", name)] = tensors.pop(key)
+        tensors[f"{name}.k_scale"] = torch.ones(1)
+
+    rewrite(folder, change)
+    for command in (
+        ["inspect", str(folder)],
+        ["convert", str(folder), str(tmp_path / "o"), "--to", "compressed-tensors"],
+    ):
+        assert main(command) == 0
+        answer = capsys.readouterr()
+        assert r"\x1b[2J\n0 of 0 layers are damaged\u202e" in answer.out
+        assert all(line.isprintable() for line in answer.out.splitlines())
+        assert not any(line.startswith("0 of 0") for line in answer.out.splitlines())
+    rewrite(folder, lambda tensors: tensors.pop(f"layers.0.{name}.weight"))
+    assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "compressed-tensors"]) == 2
+    assert capsys.readouterr().err.strip().isprintable()
+
+
+def test_an_output_without_the_characters_of_a_name(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"layers.0.gr\u00fc\u00df.k_scale": torch.ones(1)}))
+    words = [sys.executable, "-m", "nvfp4", "inspect", str(folder)]
+    done = subprocess.run(words, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and rb"gr\xfc\xdf.k_scale" in done.stdout and not done.stderr
+
+
+def test_errors_of_the_file_system_have_their_status(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 would mean that a layer is damaged."""
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / ("a" * 300), tmp_path / "loop", folder / "config.json" / "a", Path("/dev/null")):
+        assert main(["inspect", str(path)]) == 2
+        answer = capsys.readouterr()
+        assert answer.out == "" and answer.err.startswith("nvfp4 inspect: ") and str(path) in answer.err
+    monkeypatch.setattr("nvfp4.cli.inspect.run", lambda args: Path("/none/\x1b/a").read_text())
+    assert main(["inspect", str(folder)]) == 2
+    assert capsys.readouterr().err == "nvfp4 inspect: No such file or directory: /none/\\x1b/a\n"
+
+
+def test_a_reader_that_has_enough(folder: Path) -> None:
+    command = f"{sys.executable} -m nvfp4 inspect {folder} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode in (0, 2) and done.stderr == ""
+
+
+def test_an_old_file_is_whole_or_replaced(tmp_path: Path) -> None:
+    """Where the disk is full; what replaces it has its mode, also behind a link."""
+    old, link = tmp_path / "old", tmp_path / "link"
+    old.write_text("old")
+    old.chmod(0o640)
+    link.symlink_to(old)
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10)); from nvfp4.cli import files; "
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", f"{code}files.write_text({str(link)!r}, 'new' * 100)"], stderr=-1
+    )
+    assert b"File too large" in done.stderr and old.read_text() == "old"
+    files.write_text(link, "new" * 100)
+    assert old.read_text() == "new" * 100 and old.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, old]
+    with pytest.raises(OSError, match="No space left"):
+        files.write_text("/dev/full", "new")
