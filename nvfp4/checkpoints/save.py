@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,15 +96,15 @@ def save(
 def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, Tensor], list[str]]:
     """The NVFP4 layers, the other tensors of the state dict, and the names of the other linear layers."""
     layers: dict[str, PackedLinear] = {}
-    inside: list[str] = []
+    inside: set[str] = set()
     ignore: list[str] = []
     stored: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, (Linear, FusedPart)):
             if not name:
                 raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
-            if not name.startswith(tuple(inside)):  # not the layer inside a FusedPart
-                inside.append(f"{name}.")
+            if not is_under(name, inside):  # not the layer inside a FusedPart
+                inside.add(name)
                 if id(module) not in stored:
                     layers[name] = module.packed()
                     stored.add(id(module))
@@ -115,7 +115,7 @@ def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, 
     tensors: dict[str, Tensor] = {}
     seen: set[Any] = set()
     for name, t in model.state_dict(keep_vars=True).items():
-        if name.startswith(tuple(inside)):
+        if is_under(name, inside):
             continue
         if not isinstance(t, Tensor):
             raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
@@ -124,6 +124,15 @@ def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, 
             seen.add(key)
             tensors[name] = t.detach()
     return layers, tensors, ignore
+
+
+def is_under(name: str, modules: Collection[str]) -> bool:
+    """Whether a module or tensor belongs to one of these modules."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        if name in modules:
+            return True
+    return False
 
 
 def config_of(model: torch.nn.Module) -> dict[str, Any]:

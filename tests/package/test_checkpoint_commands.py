@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -409,3 +410,25 @@ def test_an_old_file_is_whole_or_replaced(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [link, old]
     with pytest.raises(OSError, match="No space left"):
         files.write_text("/dev/full", "new")
+
+
+def test_time_is_linear_in_the_number_of_layers() -> None:
+    """3,072 layers took 25 s, since each was compared with all: 18,432 would take a quarter of an hour."""
+    layer = nvfp4.Linear.from_linear(nn.Linear(64, 64, bias=False), activations=None).packed()
+    stored = modelopt.write(layer)
+    names = [f"layers.{i}.experts.{j}.{name}" for i in range(16) for j in range(64) for name in ("gate", "up", "down")]
+    tensors = {f"{name}.{key}": t for name in names for key, t in stored.items()}
+    tensors |= {f"layers.{i}.norm.weight": torch.ones(64) for i in range(16)} | {"embed.weight": torch.randn(9, 64)}
+    threads, before = torch.get_num_threads(), time.process_time()
+    found = inspect.inspect(tensors)
+    assert time.process_time() - before < 10 and torch.get_num_threads() == threads
+    assert len(found.layers) == len(names) == 3072 and not found.errors
+
+
+def test_a_block_of_thousands_of_layers() -> None:
+    """Each is compared with some of the others."""
+    layer = nvfp4.Linear.from_linear(nn.Linear(64, 64, bias=False), activations=None).packed()
+    tensors = {f"layer{i}.{key}": t for i in range(1000) for key, t in modelopt.write(layer).items()}
+    before = time.process_time()
+    assert len(inspect.inspect(tensors).layers) == 1000
+    assert time.process_time() - before < 20
