@@ -31,7 +31,7 @@ NAN, ZERO, LARGEST = 0x7F, 0x00, 0x7E  # e4m3 without the sign; the largest is 4
 ROWS, BLOCKS = 1024, 64  # a weight's rows or blocks of columns that are decoded, at most
 MANY = 2048  # layers, from which on fewer are decoded of each, but at least a quarter: 18,432 layers take a minute
 SIGMAS = 6.0
-REFERENCES = 32  # layers and norms of a block, or embeddings, that a layer is compared with, at most
+REFERENCES = 8  # layers and norms of a block, or embeddings, that a layer is compared with, at most
 # With amax / (448 * 6) as the global scale, blocks whose largest value is near amax have the scale 448: few or, as of
 # uniform weights, half of them. Where a smaller one cuts values, these blocks have more values of 6 than others have,
 # or nearly all blocks are such. Weights of one magnitude, or of one and 0, are right with 448 everywhere.

@@ -33,6 +33,7 @@ def load(
     mesh: DeviceMesh | None = None,
     plan: Mapping[str, ParallelStyle] | None = None,
     activations: str | None = AUTO,
+    mmap: bool = True,
 ) -> Checkpoint:
     """Reads a checkpoint of NVFP4 layers, and puts it into a model.
 
@@ -52,6 +53,9 @@ def load(
         activations: "auto": each layer's mode is the checkpoint's. None: 16-bit activations in all layers (W4A16);
             stored input scales are dropped. "nvfp4": quantized activations in all layers (W4A4), with the stored input
             scale, or where there is none with a dynamic one. See nvfp4.Linear.
+        mmap: True: tensors of a model on the CPU stay in the mapped files. If another program truncates such a file
+            later, the system ends this process by SIGBUS at the next use of what is missing. False: files are read into
+            memory, where they can be changed or deleted afterwards; takes twice the largest file while it reads.
 
     The format and each layer's mode (W4A4 or W4A16), with its ignored names, are those of the configuration:
     `quantization_config` of config.json, or hf_quant_config.json. Without one, as for a dict, the format follows from
@@ -91,7 +95,7 @@ def load(
     if plan is not None and model is None:
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
-    checkpoint = read(source, format, rows)
+    checkpoint = read(source, format, rows, mmap=mmap)
     for name, packed in checkpoint.layers.items():
         checkpoint.layers[name] = with_activations(packed, activations)
     for name, experts in checkpoint.experts.items():

@@ -112,7 +112,7 @@ def read_blocks(own: Mapping[str, Tensor]) -> PackedLinear:
     return gguf.read(own["blocks"], own.get("scale"), own.get("input_scale"), own.get("bias"))
 
 
-def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
+def read_gguf(path: Path, errors: Errors = None, mmap: bool = True) -> Checkpoint:
     """Tensors of type 40 and their `.scale` and `.input_scale`. Other tensors of 16 or 32 bits as they are, and those
     of other types as bytes, with a reason in `skipped`."""
     try:
@@ -127,6 +127,8 @@ def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
     checkpoint, tensors, packed = Checkpoint(gguf.NAME), {}, set()
     for entry in stored:
         t = torch.from_numpy(entry.data)
+        if not mmap:
+            t = t.clone()
         if entry.tensor_type == GGMLQuantizationType.BF16:
             t = t.view(torch.bfloat16)
         elif entry.tensor_type == GGMLQuantizationType.NVFP4 and entry.name.endswith("weight"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,12 @@ def read(
     format: str | None = None,
     rows: Mapping[str, int] | None = None,
     errors: dict[str, str] | None = None,
+    mmap: bool = True,
 ) -> Checkpoint:
     """A checkpoint without a model.
 
     Args:
-        source, format: as of load.
+        source, format, mmap: as of load.
         rows: N of layers that the format pads.
         errors: where the error message of a layer goes, instead of being raised.
     """
@@ -55,8 +57,8 @@ def read(
     else:
         where, path = str(source), Path(source)
         if path.suffix == ".gguf" and not path.is_dir():
-            return others.read_gguf(path, errors)
-        tensors, metadata = read_files(path)
+            return others.read_gguf(path, errors, mmap)
+        tensors, metadata = read_files(path, mmap)
         if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
             recipe = read_recipe(path if path.is_dir() else path.parent)
     if recipe is None:
@@ -71,10 +73,11 @@ def read(
 # ---- files ----
 
 
-def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped. And the
-    files' metadata."""
+def read_files(path: Path, mmap: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped, or read
+    into memory. And the files' metadata."""
     try:
+        import safetensors.torch
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.load needs safetensors: pip install safetensors", name="safetensors") from None
@@ -97,9 +100,14 @@ def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             raise _C.Error(f"{file}: does not exist, but {INDEX} names it")
         check_file(file, folder)
         try:
-            with safe_open(str(file), framework="pt") as opened:
-                metadata |= opened.metadata() or {}
-                own = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+            if mmap:
+                with safe_open(str(file), framework="pt") as opened:
+                    metadata |= opened.metadata() or {}
+                    own = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+            else:
+                content = file.read_bytes()
+                own = safetensors.torch.load(content)  # checks the header's length
+                metadata |= json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
         except (SafetensorError, *READER_ERRORS) as error:
             raise _C.Error(f"{file}: is no safetensors file, or damaged: {error}") from None
         for name in own:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from mapped import mapping
 from torch import Tensor
 
 import nvfp4
 from nvfp4.checkpoints import inspect
 from nvfp4.checkpoints.gguf_header import check_header
+from nvfp4.checkpoints.reader import read_files
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 
@@ -250,3 +256,56 @@ def test_marks_and_tensors_without_dimensions(tmp_path: Path) -> None:
     ):
         safetensors.save_file(sound | change, tmp_path / FILE)
         rejected(message, tmp_path)
+
+
+# ---- files that change ----
+
+TRUNCATED = """
+import os, sys, nvfp4
+checkpoint = nvfp4.load(sys.argv[1], mmap=sys.argv[2] == "True")
+os.truncate(sys.argv[3], 0)
+print(int(checkpoint.layers["a"].weight.sum()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_file_that_is_truncated(mmap: bool, kind: str, tmp_path: Path) -> None:
+    """Ends the process where it is mapped, as the documentation says, and changes nothing where it is not. Weights of
+    GGUF are never in the file."""
+    rows = 1024
+    file, content = tmp_path / FILE, layer(rows)
+    content["a.weight"] += 1
+    safetensors.save_file(content, file, {"format": "pt"})
+    total = rows * 8
+    if kind == "gguf":
+        package = pytest.importorskip("gguf")
+        file = tmp_path / "x.gguf"
+        writer = package.GGUFWriter(file, "llama")
+        blocks = np.full((rows, 36), 0x11, np.uint8)
+        writer.add_tensor("a.weight", blocks, raw_dtype=package.GGMLQuantizationType.NVFP4)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        total = rows * 32 * 0x11
+    words = [sys.executable, "-c", TRUNCATED, str(file), str(mmap), str(file)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if mmap and kind == "safetensors":
+        assert done.returncode == -signal.SIGBUS
+    else:
+        assert done.returncode == 0 and int(done.stdout) == total, done.stderr
+
+
+def test_files_that_are_read_are_the_same(tmp_path: Path) -> None:
+    folder, tensors = checkpoint(tmp_path), layer() | {"b": torch.arange(6).view(2, 3), "c": torch.ones(0, 3)}
+    safetensors.save_file(tensors, folder / FILE, {"k": "v"})
+    mapped, read = (read_files(folder, mmap) for mmap in (True, False))
+    assert mapped[1] == read[1] == {"k": "v"} and mapped[0].keys() == read[0].keys() == tensors.keys()
+    for name, t in tensors.items():
+        assert read[0][name].dtype == t.dtype and torch.equal(read[0][name].float(), t.float())
+        assert not t.numel() or str(folder / FILE) not in mapping(read[0][name])
+    for content in (b"", b"1234567", bytes(8), struct.pack("<Q", 2**40) + b"{}", b"\xff" * 100):
+        (folder / FILE).write_bytes(content)
+        with pytest.raises(nvfp4.Error, match="is no safetensors file, or damaged"):
+            nvfp4.load(folder, mmap=False)
