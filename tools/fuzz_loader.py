@@ -338,7 +338,7 @@ def in_a_process(source: Path, place: Path) -> str:
         os.close(reading)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 2))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.alarm(SECONDS)
         try:
