@@ -1,7 +1,8 @@
-"""A table in plain text and a progress bar, for the library's reports and for its commands."""
+"""Text for a terminal: a table, a progress bar, names and values of a file."""
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,22 @@ try:
     import rich.progress
 except ImportError:
     rich = None
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
+
+
+def printable(text: str) -> str:
+    """The text with escapes for control characters, which a terminal would obey, and other unprintable ones."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: object) -> str:
+    """repr of a value in an error message, abbreviated."""
+    return _SHORT.repr(value)
 
 
 def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool]) -> str:

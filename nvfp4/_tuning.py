@@ -46,7 +46,7 @@ def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
     wanted = [] if path is None else _read(os.fspath(path))
     try:
         _override([call for _, calls in wanted for call in calls])
-    except (_C.Error, TypeError) as reason:
+    except (ValueError, TypeError, OverflowError) as reason:
         _override(_overrides)
         raise _C.Error(f"path: {path!s} does not fit this nvfp4: {reason}") from None
     _overrides[:] = [call for _, calls in wanted for call in calls]
@@ -69,7 +69,7 @@ def _read(path: str) -> list[tuple[dict[str, Any], list[tuple[Any, ...]]]]:
             tuning = json.load(file)
     except OSError as error:
         raise _C.Error(f"path: {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _C.Error(f"path: {path} is not JSON: {error}") from None
     if not isinstance(tuning, dict) or tuning.get("format") != FORMAT:
         raise _C.Error(f"path: {path} is not a file of `bench --tune` in the format {FORMAT!r}")

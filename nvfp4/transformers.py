@@ -33,8 +33,9 @@ from nvfp4.checkpoints.common import (
     check_scales,
     with_activations,
 )
-from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
-from nvfp4.checkpoints.save import SaveReport, mode_of, packed_tensors, quantization_configs
+from nvfp4.checkpoints.files import read_json
+from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, sort
+from nvfp4.checkpoints.save import SaveReport, is_under, mode_of, packed_tensors, quantization_configs
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear, short
@@ -275,8 +276,7 @@ class ModelOptQuantizer(HfQuantizer):
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
         those that the configuration describes, it becomes theirs."""
         layers, state = _layers(model), model.state_dict()
-        prefixes = tuple(f"{name}." for name in layers)
-        state = {key: t for key, t in state.items() if not key.startswith(prefixes)}
+        state = {key: t for key, t in state.items() if not is_under(key, layers)}
         report, modes = SaveReport(self.quantization_config.format.NAME), {}
         for name, module in layers.items():
             packed = module.packed()

@@ -93,7 +93,9 @@ class Buffer:
         device = (ctypes.c_int32 * 2)(*x.get("says", self.device_pair))
         data = x.get("data", memory.ctypes.data - offset)
         where = None if x.get("no_strides") else strides
-        tensor = Tensor(data, device, memory.ndim, code, bits, x.get("lanes", 1), shape, where, offset)
+        if "dims" in x:
+            shape = (ctypes.c_int64 * len(x["dims"]))(*x["dims"])
+        tensor = Tensor(data, device, x.get("ndim", memory.ndim), code, bits, x.get("lanes", 1), shape, where, offset)
         managed: ctypes.Structure
         if max_version is None:
             managed, name = Unversioned(tensor, None, None), PLAIN

@@ -199,14 +199,14 @@ nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const ch
     x->l = t->ndim == 3 ? t->shape[0] : 1;
     x->rows = shape[0];
     x->columns = shape[1];
-    if (x->columns > 1 && stride[1] != 1)
+    const int empty = element_count(t) == 0;
+    if (!empty && x->columns > 1 && stride[1] != 1)
         return REJECT(argument_name(c, t), ("stride of the last dimension is %lld", (long long)stride[1]),
                       ("must be 1 (dense rows)"));
     const int64_t dense = x->columns * bytes;
     /* One row or batch, or none, has no distance to another: the dense one serves, whatever the strides say. But one
      * row of a padded matrix must lie as the matrix does: a batch-invariant product takes its order of additions from
      * that. */
-    const int empty = element_count(t) == 0;
     const int padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes && stride[0] * bytes % PITCH_BYTES == 0;
     x->pitch = !empty && (x->rows > 1 || padded) ? stride[0] * bytes : dense;
     x->batch = x->l > 1 && !empty ? t->stride[0] * bytes : x->rows * x->pitch;

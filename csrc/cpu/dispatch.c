@@ -36,7 +36,13 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     const cpu_kernel *kernel = kernel_for(p, isa);
     if (!kernel || p->k == 0) return reference_gemm(p, threads);
-    if (p->operation == OP_GEMM_NN) return nn_gemm(p, kernel, threads);
-    if (least(p->m, p->n) <= kernel->max_vectors && !batch_invariant) return vectors_gemm(p, kernel, threads);
-    return blocked_gemm(p, kernel, threads);
+    nvfp4_status status;
+    if (p->operation == OP_GEMM_NN)
+        status = nn_gemm(p, kernel, threads);
+    else if (least(p->m, p->n) <= kernel->max_vectors && !batch_invariant)
+        status = vectors_gemm(p, kernel, threads);
+    else
+        status = blocked_gemm(p, kernel, threads);
+    trim_scratch();
+    return status;
 }

@@ -79,6 +79,9 @@ nvfp4_status nn_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int 
 /* At least `bytes` bytes, aligned to 64, that are the calling thread's until it asks again; NULL: out of memory. */
 void *scratch(size_t bytes);
 
+/* After a call: gives back what is more than a thread should keep. */
+void trim_scratch(void);
+
 static inline int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }

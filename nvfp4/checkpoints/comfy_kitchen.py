@@ -26,12 +26,21 @@ NAME = "comfy-kitchen"
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
 INPUT_SCALE, MARK, METADATA = "input_scale", "comfy_quant", "_quantization_metadata"
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
+MOST_MARK = 2**16  # bytes
 ROWS = 16  # to a multiple of which the weight is padded with rows of zeros
 
 
 def is_marked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bool:
     """Whether a file is one for ComfyUI."""
     return METADATA in metadata or any(name.rpartition(".")[2] == MARK for name in tensors)
+
+
+def mark_text(name: str, mark: Tensor) -> str:
+    """The JSON of a layer's mark."""
+    check_tensor(name, mark, torch.uint8)
+    if mark.numel() > MOST_MARK:
+        raise _C.Error(f"{name}: has {mark.numel()} bytes; must have at most {MOST_MARK}")
+    return bytes(mark.flatten().tolist()).decode("utf-8", "replace")
 
 
 def swap_nibbles(data: Tensor) -> Tensor:
@@ -64,7 +73,7 @@ def read(
         raise _C.Error(f"weight: has {weight.ndim} dimensions; must have 2 ([N, K/2])")
     stored = weight.shape[0]
     if rows is None:
-        rows = stored if bias is None else bias.shape[0]
+        rows = stored if bias is None else bias.numel()
     if rows > stored:
         raise _C.Error(f"rows: is {rows} but weight has {stored}")
     linear = _api.unswizzle(aligned(scale, 16).reshape(-1), stored, weight.shape[1] * 2 // BLOCK)

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._text import shown
 from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
 W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
+
+MOST_EXPERTS = 16384  # of a stack; each takes 0.2 ms and 2 KB beside its tensors
 
 SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block scales that are no "weight_scale"
 
@@ -61,7 +64,7 @@ def table(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[str,
     """An object of a configuration; empty if it is missing or null."""
     value = config.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise _C.Error(f"{where}{name}: is {value!r}; must be an object")
+        raise _C.Error(f"{where}{name}: is {shown(value)}; must be an object")
     return value or {}
 
 
@@ -69,7 +72,7 @@ def strings(config: Mapping[str, Any], name: str, where: str = "") -> list[str]:
     """A list of strings of a configuration; empty if it is missing or null."""
     value = config.get(name)
     if value is not None and (not isinstance(value, list) or not all(isinstance(item, str) for item in value)):
-        raise _C.Error(f"{where}{name}: is {value!r}; must be a list of strings")
+        raise _C.Error(f"{where}{name}: is {shown(value)}; must be a list of strings")
     return list(value or [])
 
 
@@ -192,7 +195,11 @@ def read_experts(
         weight: the name of the one that has the shape [E, N, K/2].
         read: reads one expert's tensors.
     """
-    count = own[weight].shape[0]
+    count, size = own[weight].shape[0], own[weight].numel()
+    if count > MOST_EXPERTS or (count and not size):
+        raise _C.Error(
+            f"{name}.{weight}: shape is {list(own[weight].shape)}; must have values, and at most {MOST_EXPERTS} experts"
+        )
     for local, t in own.items():
         if t.numel() != 1 and (t.ndim == 0 or t.shape[0] != count):
             raise _C.Error(f"{name}.{local}: shape is {list(t.shape)}; must begin with {count}, the number of experts")

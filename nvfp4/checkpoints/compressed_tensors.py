@@ -11,8 +11,8 @@ A value is weight_packed * weight_scale / weight_global_scale. Source: compresso
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -32,9 +32,11 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
+from nvfp4.checkpoints.patterns import Pattern, by_regex
 from nvfp4.packed import PackedLinear
 
 NAME = "compressed-tensors"
+LINEAR = "Linear"  # the class of modules that are meant where no name is
 FORMAT = "nvfp4-pack-quantized"
 INPUT_SCALE = "input_global_scale"
 REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
@@ -94,36 +96,50 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     A target or ignored name is a layer's name, a regular expression after "re:" that matches from the start of a name,
     or the class "Linear".
     """
-    ignore = patterns(config, "ignore")
+    ignore = targets(config, "ignore")
     groups = []
     for key, group in table(config, "config_groups").items():
         if not isinstance(group, Mapping):
             raise _C.Error(f"config_groups.{key}: is {group!r}; must be a table with targets and weights")
         where = f"config_groups.{key}."
         numbers = table(group, "weights", where), table(group, "input_activations", where)
-        groups.append((patterns(group, "targets", where), group_mode(*numbers)))
+        groups.append((targets(group, "targets", where), group_mode(*numbers)))
 
     def mode(name: str) -> str | None:
-        if any(matches(name, pattern) for pattern in ignore):
+        if ignore.by_name(name) or ignore.by_regex(name) or ignore.linear:
             return None
-        for rank in (is_name, is_regex, is_class):  # the most specific target counts
-            for targets, group in groups:
-                if any(rank(target) and matches(name, target) for target in targets):
-                    return group
-        return None
+        for own, group in groups:  # the most specific target counts
+            if own.by_name(name):
+                return group
+        for own, group in groups:
+            if own.by_regex(name):
+                return group
+        return next((group for own, group in groups if own.linear), None)
 
     return Recipe(NAME, mode)
 
 
-def patterns(config: Mapping[str, Any], name: str, where: str = "") -> list[str]:
-    """Targets or ignored names, of which the regular expressions are checked."""
-    found = strings(config, name, where)
-    for pattern in filter(is_regex, found):
-        try:
-            re.compile(pattern.removeprefix("re:"))
-        except re.error as error:
-            raise _C.Error(f"{where}{name}: {pattern!r} is no regular expression: {error}") from None
-    return found
+@dataclass
+class Targets:
+    """Names, regular expressions, and whether the class Linear is one."""
+
+    names: frozenset[str]
+    regexes: list[Pattern]
+    linear: bool
+
+    def by_name(self, name: str) -> bool:
+        return name in self.names
+
+    def by_regex(self, name: str) -> bool:
+        return any(regex.match(name) for regex in self.regexes)
+
+
+def targets(config: Mapping[str, Any], name: str, where: str = "") -> Targets:
+    """Targets or ignored names."""
+    found = set(strings(config, name, where))
+    regexes = sorted(target for target in found if target.startswith("re:"))
+    names = found.difference(regexes, [LINEAR])
+    return Targets(frozenset(names), [by_regex(f"{where}{name}", regex) for regex in regexes], LINEAR in found)
 
 
 def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
@@ -145,24 +161,6 @@ def is_nvfp4(numbers: Mapping[str, Any]) -> bool:
 def described(numbers: Mapping[str, Any]) -> str:
     group = numbers.get("group_size")
     return f"{numbers.get('num_bits')}-bit {numbers.get('type')}" + (f" in groups of {group}" if group else "")
-
-
-def is_regex(target: str) -> bool:
-    return target.startswith("re:")
-
-
-def is_class(target: str) -> bool:
-    return target == "Linear"
-
-
-def is_name(target: str) -> bool:
-    return not is_regex(target) and not is_class(target)
-
-
-def matches(name: str, target: str) -> bool:
-    if is_regex(target):
-        return re.match(target.removeprefix("re:"), name) is not None
-    return is_class(target) or name == target
 
 
 def config(targets: Mapping[str, Sequence[str]], ignore: Sequence[str]) -> dict[str, Any]:

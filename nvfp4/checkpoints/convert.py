@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4 import _C
-from nvfp4.checkpoints.common import Checkpoint
+from nvfp4.checkpoints.common import Checkpoint, strings, table
+from nvfp4.checkpoints.files import check_file, file_errors, is_there, read_json
 from nvfp4.checkpoints.loader import load
-from nvfp4.checkpoints.reader import INDEX, read_json
+from nvfp4.checkpoints.reader import INDEX
 from nvfp4.checkpoints.save import SaveReport, check_format, shard_bytes, write
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 PATTERNS = "*?[]"
 
 
+@file_errors("source")
 def convert(
     source: str | Path, path: str | Path, format: str, max_shard_size: int | str = "5GB"
 ) -> tuple[Checkpoint, SaveReport]:
@@ -26,15 +28,15 @@ def convert(
 
     Args:
         source (str or Path): a checkpoint's folder.
-            Its files that hold no weights, such as a tokenizer's, are copied.
+            Its files that hold no weights, such as a tokenizer's, are copied. Hidden files and folders are not.
+            Links that leave the folder are errors, except those of a Hub cache.
         path (str or Path): a folder that is new or empty.
         format (str): "modelopt" or "compressed-tensors".
         max_shard_size (int or str, optional): the size of the files, as in nvfp4.save. Default: "5GB".
 
     Returns:
         (Checkpoint, SaveReport): what was read, with the scales of a KV cache that are left out in `skipped`, and what
-            was
-        written.
+            was written.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, the checkpoint is damaged or has that format already, or it has layers
@@ -55,14 +57,17 @@ def convert(
     for name, reason in checkpoint.skipped.items():
         if name in others:
             raise _C.Error(f"{name}: cannot be converted: {reason}")
-    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    config = read_json(folder / "config.json", folder) if is_there(folder / "config.json") else {}
     files = [
         file
         for file in sorted(folder.iterdir())
-        if file.is_file()
+        if not file.is_dir()
+        and not file.name.startswith(".")
         and not file.name.endswith(WEIGHTS)
         and file.name not in ("config.json", "hf_quant_config.json", INDEX)
     ]
+    for file in files:
+        check_file(file, folder)
     ignore = ignored(folder, config, checkpoint)
     return checkpoint, write(
         Path(path), format, checkpoint.layers, checkpoint.tensors, ignore, config, limit, files=files
@@ -72,11 +77,11 @@ def convert(
 def ignored(folder: Path, config: dict[str, Any], checkpoint: Checkpoint) -> set[str]:
     """Names of the linear layers that are not quantized: of all modules with a matrix, which may also be embeddings,
     and the old configuration's names. Its patterns match nothing else."""
-    quantization: dict[str, Any] = config.get("quantization_config") or {}
-    if not quantization and (folder / "hf_quant_config.json").exists():
-        content = read_json(folder / "hf_quant_config.json")
-        quantization = content.get("quantization", content)
-    old = quantization.get("ignore") or quantization.get("exclude_modules") or []
+    quantization = table(config, "quantization_config")
+    if not quantization and is_there(folder / "hf_quant_config.json"):
+        content = read_json(folder / "hf_quant_config.json", folder)
+        quantization = table(content, "quantization") or content
+    old = strings(quantization, "ignore") or strings(quantization, "exclude_modules")
     names = {name for name in old if not name.startswith("re:") and not any(c in name for c in PATTERNS)}
     matrices = {name for name, t in checkpoint.tensors.items() if t.ndim == 2 and name.endswith(".weight")}
     # A head that is tied to the embedding has no tensor of its own.

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nvfp4 import _api
 from nvfp4.checkpoints.common import Checkpoint
+from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.reader import read
 from nvfp4.checkpoints.save import mode_of
 from nvfp4.modules import FUSED
@@ -28,7 +29,9 @@ from nvfp4.packed import BLOCK, PackedLinear, aligned
 
 NAN, ZERO, LARGEST = 0x7F, 0x00, 0x7E  # e4m3 without the sign; the largest is 448
 ROWS, BLOCKS = 1024, 64  # a weight's rows or blocks of columns that are decoded, at most
+MANY = 2048  # layers, from which on fewer are decoded of each, but at least a quarter: 18,432 layers take a minute
 SIGMAS = 6.0
+REFERENCES = 8  # layers and norms of a block, or embeddings, that a layer is compared with, at most
 # With amax / (448 * 6) as the global scale, blocks whose largest value is near amax have the scale 448: few or, as of
 # uniform weights, half of them. Where a smaller one cuts values, these blocks have more values of 6 than others have,
 # or nearly all blocks are such. Weights of one magnitude, or of one and 0, are right with 448 everywhere.
@@ -96,6 +99,7 @@ class Inspection:
         return bool(self.errors) or any(layer.damage for layer in self.layers)
 
 
+@file_errors("source")
 def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None) -> Inspection:
     """Inspects all NVFP4 layers of a checkpoint.
 
@@ -120,15 +124,21 @@ def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None
     """
     errors: dict[str, str] = {}
     checkpoint = read(source, format, errors=errors)
-    norms: dict[str, Tensor] = {}
-    layers = []
     experts = {f"{name}[{i}]": x for name, stack in checkpoint.experts.items() for i, x in enumerate(stack)}
-    for name, packed in (checkpoint.layers | experts).items():
-        layers.append(inspect_layer(name, packed, checkpoint.format))
-        if not layers[-1].nan:
-            layers[-1].nibbles = nibble_order(name, packed, checkpoint, norms)
-        if layers[-1].nibbles == "reversed":
-            layers[-1].damage.append("the nibbles of each byte look reversed")
+    given = checkpoint.layers | experts
+    references = References(checkpoint, len(given))
+    layers = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a layer is too small for several, which wait for each other
+    try:
+        for name, packed in given.items():
+            layers.append(inspect_layer(name, packed, checkpoint.format))
+            if not layers[-1].nan:
+                layers[-1].nibbles = nibble_order(name, packed, references)
+            if layers[-1].nibbles == "reversed":
+                layers[-1].damage.append("the nibbles of each byte look reversed")
+    finally:
+        torch.set_num_threads(threads)
     return Inspection(checkpoint.format, layers, errors, fused_notes(checkpoint), checkpoint.skipped)
 
 
@@ -209,34 +219,45 @@ def fused_notes(checkpoint: Checkpoint) -> list[str]:
 # ---- the order of the nibbles ----
 
 
-def nibble_order(
-    name: str, packed: PackedLinear, checkpoint: Checkpoint, norms: dict[str, Tensor] | None = None
-) -> str | None:
-    """ "in order", "reversed", or None if nothing tells. `norms` keeps the references of other layers."""
-    columns = column_norms(packed)
-    others = references(name, packed.in_features, checkpoint, {} if norms is None else norms)
-    verdicts = {order(columns, other) for other in others} - {None}
+def nibble_order(name: str, packed: PackedLinear, references: References) -> str | None:
+    """ "in order", "reversed", or None if nothing tells."""
+    columns = column_norms(packed, references.rows)
+    verdicts = {order(columns, other) for other in references.of(name, packed.in_features)} - {None}
     return verdicts.pop() if len(verdicts) == 1 else None
 
 
-def references(name: str, k: int, checkpoint: Checkpoint, norms: dict[str, Tensor]) -> list[Tensor]:
-    """Log norms of a layer's K input channels, from tensors that are not packed along them: layers of the same block
-    that have them as rows, its norms, and embeddings."""
-    names = []
-    for other, packed in checkpoint.layers.items():
-        if other != name and packed.out_features == k and block_of(other) == block_of(name):
-            names.append(other)
-            if other not in norms:
-                norms[other] = row_norms(packed)
-    for other, t in checkpoint.tensors.items():
-        if not t.is_floating_point() or t.element_size() == 1 or t.ndim not in (1, 2) or t.shape[-1] != k:
-            continue
-        is_norm = t.ndim == 1 and other.endswith("weight") and block_of(other) == block_of(name)
-        if is_norm or (t.ndim == 2 and "embed" in other.lower()):
-            names.append(other)
-            if other not in norms:
-                norms[other] = log_norms(t.reshape(-1, k)[:: max(1, t.numel() // k // ROWS)])
-    return [norms[other] for other in names]
+class References:
+    """Log norms of input channels, from tensors that are not packed along them: layers of the same block that have the
+    channels as rows, its norms, and embeddings. Each is computed once."""
+
+    def __init__(self, checkpoint: Checkpoint, count: int) -> None:
+        self.checkpoint = checkpoint
+        self.rows, self.blocks = (max(most // 4, min(most, most * MANY // max(count, 1))) for most in (ROWS, BLOCKS))
+        self.norms: dict[str, Tensor] = {}
+        self.names: dict[tuple[str | None, int], list[str]] = {}  # by block and number of channels; None: of all blocks
+        for name, packed in checkpoint.layers.items():
+            self.names.setdefault((block_of(name), packed.out_features), []).append(name)
+        for name, t in checkpoint.tensors.items():
+            if not t.is_floating_point() or t.element_size() == 1 or t.ndim not in (1, 2) or not t.numel():
+                continue
+            if t.ndim == 1 and name.endswith("weight"):
+                self.names.setdefault((block_of(name), t.shape[-1]), []).append(name)
+            elif t.ndim == 2 and "embed" in name.lower():
+                self.names.setdefault((None, t.shape[-1]), []).append(name)
+
+    def of(self, name: str, k: int) -> list[Tensor]:
+        """Those of a layer's K input channels; no more than REFERENCES of a kind."""
+        names = [*self.names.get((block_of(name), k), [])[:REFERENCES], *self.names.get((None, k), [])[:REFERENCES]]
+        for other in names:
+            if other not in self.norms:
+                self.norms[other] = self.norms_of(other, k)
+        return [self.norms[other] for other in names if other != name]
+
+    def norms_of(self, name: str, k: int) -> Tensor:
+        if name in self.checkpoint.layers:
+            return row_norms(self.checkpoint.layers[name], self.blocks)
+        t = self.checkpoint.tensors[name]
+        return log_norms(t.reshape(-1, k)[:: max(1, t.numel() // k // ROWS)])
 
 
 def block_of(name: str) -> str:
@@ -272,14 +293,14 @@ def log_norms(t: Tensor) -> Tensor:
     return (t.float().square().sum(0) + 1e-30).log()
 
 
-def column_norms(packed: PackedLinear) -> Tensor:
-    step = max(1, packed.out_features // ROWS)
+def column_norms(packed: PackedLinear, rows: int = ROWS) -> Tensor:
+    step = max(1, packed.out_features // rows)
     return log_norms(decoded(packed.weight[::step], packed.weight_scale[::step]))
 
 
-def row_norms(packed: PackedLinear) -> Tensor:
+def row_norms(packed: PackedLinear, most: int = BLOCKS) -> Tensor:
     blocks = packed.weight.reshape(packed.out_features, -1, BLOCK // 2)
-    step = max(1, blocks.shape[1] // BLOCKS)
+    step = max(1, blocks.shape[1] // most)
     weight = blocks[:, ::step].reshape(packed.out_features, -1)
     return log_norms(decoded(weight, packed.weight_scale[:, ::step]).T)
 

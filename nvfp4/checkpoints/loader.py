@@ -14,6 +14,7 @@ from nvfp4 import _C
 from nvfp4._saving import prepare_saving
 from nvfp4.checkpoints import comfy_kitchen, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales, with_activations
+from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.reader import check_layer, read
 from nvfp4.linear import Linear
 from nvfp4.modules import keep_hooks
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
+@file_errors("source")
 def load(
     source: str | Path | Mapping[str, Tensor],
     model: torch.nn.Module | None = None,
@@ -31,6 +33,7 @@ def load(
     mesh: DeviceMesh | None = None,
     plan: Mapping[str, ParallelStyle] | None = None,
     activations: str | None = AUTO,
+    mmap: bool = True,
 ) -> Checkpoint:
     """Reads a checkpoint of NVFP4 layers and, if a model is given, puts it into the model.
 
@@ -60,6 +63,11 @@ def load(
             "nvfp4" quantizes the activations in all layers (W4A4), with the stored input scale, or with a dynamic one
             where none is stored.
             None keeps 16-bit activations in all layers (W4A16); stored input scales are dropped. See nvfp4.Linear.
+        mmap (bool, optional): whether a model's tensors on the CPU stay in the mapped files. Default: True.
+            If another program truncates such a file later, the system ends this process by SIGBUS at the next use of
+            what is missing.
+            False reads files into memory, and they can then be changed or deleted. Reading takes twice the memory of
+            the largest file.
 
     The configuration, `quantization_config` of config.json or hf_quant_config.json, gives the format, each layer's mode
     (W4A4 or W4A16) and the names of ignored layers. Without a configuration, as for a dict, the format follows from
@@ -101,7 +109,7 @@ def load(
     if plan is not None and model is None:
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
-    checkpoint = read(source, format, rows)
+    checkpoint = read(source, format, rows, mmap=mmap)
     for name, packed in checkpoint.layers.items():
         checkpoint.layers[name] = with_activations(packed, activations)
     for name, experts in checkpoint.experts.items():

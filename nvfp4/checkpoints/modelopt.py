@@ -12,13 +12,13 @@ torch/quantization/qtensor/nvfp4_tensor.py and torch/export/ in ModelOpt 0.47.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._text import shown
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
@@ -31,6 +31,7 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
+from nvfp4.checkpoints.patterns import by_wildcards
 from nvfp4.packed import PackedLinear
 
 NAME = "modelopt"
@@ -39,6 +40,7 @@ REQUIRED = ("weight", "weight_scale", "weight_scale_2")
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
 MODES = {"NVFP4": W4A4, "W4A16_NVFP4": W4A16}
 MIXED = "MIXED_PRECISION"
+WILDCARDS = frozenset("*?[")
 
 
 def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> PackedLinear:
@@ -92,16 +94,17 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     config = table(config, "quantization") or config
     algorithm = config.get("quant_algo")
     if algorithm not in [*MODES, MIXED]:
-        raise _C.Error(f"quant_algo: is {algorithm!r}; must be one of {', '.join((*MODES, MIXED))}")
+        raise _C.Error(f"quant_algo: is {shown(algorithm)}; must be one of {', '.join((*MODES, MIXED))}")
     group = config.get("group_size", 16)
     if group != 16:
-        raise _C.Error(f"group_size: is {group}; must be 16")
-    ignore = strings(config, "ignore") or strings(config, "exclude_modules")
+        raise _C.Error(f"group_size: is {shown(group)}; must be 16")
+    ignore = set(strings(config, "ignore") or strings(config, "exclude_modules"))
+    wild = [by_wildcards("ignore", pattern) for pattern in sorted(ignore) if not WILDCARDS.isdisjoint(pattern)]
     layers = table(config, "quantized_layers")
     algorithms = {name: table(layers, name, "quantized_layers.").get("quant_algo") for name in layers}
 
     def mode(name: str) -> str | None:
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore):
+        if name in ignore or any(pattern.match(name) for pattern in wild):
             return None
         if algorithm != MIXED:
             return MODES[algorithm]

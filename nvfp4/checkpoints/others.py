@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,11 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, gguf, torchao
 from nvfp4.checkpoints.common import Checkpoint, add_layer, by_module, noted, table
+from nvfp4.checkpoints.files import READER_ERRORS, parse_json
+from nvfp4.checkpoints.gguf_header import check_header
 from nvfp4.packed import PackedLinear, round_up
 
 Errors = dict[str, str] | None  # of the layers by name, where they are not raised
-
-
-def parsed(where: str, text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise _C.Error(f"{where}: is no JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise _C.Error(f"{where}: is a {type(content).__name__}; must be an object")
-    return content
 
 
 # ---- torchao ----
@@ -39,7 +30,7 @@ def read_torchao(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], err
         module, _, parameter = name.rpartition(".")
         if name == "tensor_names" or not text.startswith("{"):
             continue
-        description = parsed(f"metadata of {name}", text)
+        description = parse_json(f"metadata of {name}", text)
         kind = description.get("_type")
         if kind == "Tensor" or "_data" not in description:
             continue
@@ -86,21 +77,20 @@ def read_comfy(
     checkpoint, modules = Checkpoint(comfy_kitchen.NAME), by_module(tensors)
     marks: dict[str, Any] = {}
     if comfy_kitchen.METADATA in metadata:
-        content = parsed(comfy_kitchen.METADATA, metadata[comfy_kitchen.METADATA])
+        content = parse_json(comfy_kitchen.METADATA, metadata[comfy_kitchen.METADATA])
         layers = table(content, "layers", f"{comfy_kitchen.METADATA}.")
         marks = {name: table(layers, name, f"{comfy_kitchen.METADATA}.layers.").get("format") for name in layers}
     for module, own in modules.items():
         if comfy_kitchen.MARK in own:
             where = f"{module}.{comfy_kitchen.MARK}"
-            text = bytes(own.pop(comfy_kitchen.MARK).flatten().tolist()).decode("utf-8", "replace")
-            marks[module] = parsed(where, text).get("format")
+            marks[module] = parse_json(where, comfy_kitchen.mark_text(where, own.pop(comfy_kitchen.MARK))).get("format")
     if not comfy_kitchen.is_marked(tensors, metadata):
         marks = {module: "nvfp4" for module, own in modules.items() if "weight_scale_2" in own}
     for module, own in modules.items():
         mark = marks.get(module)
         if mark == "nvfp4":
             known = rows.get(module)
-            stored = own["weight"].shape[0] if "weight" in own else None
+            stored = own["weight"].shape[0] if "weight" in own and own["weight"].ndim else None
             given = known if known is not None and round_up(known, comfy_kitchen.ROWS) == stored else None
 
             def read(tensors: Mapping[str, Tensor], given: int | None = given) -> PackedLinear:
@@ -122,22 +112,23 @@ def read_blocks(own: Mapping[str, Tensor]) -> PackedLinear:
     return gguf.read(own["blocks"], own.get("scale"), own.get("input_scale"), own.get("bias"))
 
 
-def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
+def read_gguf(path: Path, errors: Errors = None, mmap: bool = True) -> Checkpoint:
     """Tensors of type 40 and their `.scale` and `.input_scale`. Other tensors of 16 or 32 bits as they are, and those
     of other types as bytes, with a reason in `skipped`."""
     try:
-        from gguf import GGMLQuantizationType, GGUFReader
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.load needs gguf for GGUF files: pip install gguf", name="gguf") from None
-    if not path.exists():
-        raise _C.Error(f"{path}: does not exist")
+    check_header(path, GGML_QUANT_SIZES)
     try:
         stored = GGUFReader(path, "c").tensors  # mapped; torch has no tensors that cannot be written
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
+    except READER_ERRORS as error:
         raise _C.Error(f"{path}: is no GGUF file, or damaged: {error}") from None
     checkpoint, tensors, packed = Checkpoint(gguf.NAME), {}, set()
     for entry in stored:
         t = torch.from_numpy(entry.data)
+        if not mmap:
+            t = t.clone()
         if entry.tensor_type == GGMLQuantizationType.BF16:
             t = t.view(torch.bfloat16)
         elif entry.tensor_type == GGMLQuantizationType.NVFP4 and entry.name.endswith("weight"):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._text import shown
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, others, torchao
 from nvfp4.checkpoints.common import (
     AUTO,
@@ -25,6 +26,7 @@ from nvfp4.checkpoints.common import (
     noted,
     table,
 )
+from nvfp4.checkpoints.files import READER_ERRORS, check_file, check_name, is_there, read_json
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear
 
@@ -39,11 +41,12 @@ def read(
     format: str | None = None,
     rows: Mapping[str, int] | None = None,
     errors: dict[str, str] | None = None,
+    mmap: bool = True,
 ) -> Checkpoint:
     """A checkpoint without a model.
 
     Args:
-        source, format: as of load.
+        source, format, mmap: as of load.
         rows: N of layers that the format pads.
         errors: where the error message of a layer goes, instead of being raised.
     """
@@ -54,8 +57,8 @@ def read(
     else:
         where, path = str(source), Path(source)
         if path.suffix == ".gguf" and not path.is_dir():
-            return others.read_gguf(path, errors)
-        tensors, metadata = read_files(path)
+            return others.read_gguf(path, errors, mmap)
+        tensors, metadata = read_files(path, mmap)
         if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
             recipe = read_recipe(path if path.is_dir() else path.parent)
     if recipe is None:
@@ -70,20 +73,19 @@ def read(
 # ---- files ----
 
 
-def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped. And the
-    files' metadata."""
+def read_files(path: Path, mmap: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped, or read
+    into memory. And the files' metadata."""
     try:
+        import safetensors.torch
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.load needs safetensors: pip install safetensors", name="safetensors") from None
-    if not path.exists():
-        raise _C.Error(f"{path}: does not exist")
-    index = path / INDEX
+    index, folder = path / INDEX, path if path.is_dir() else None
     expected: dict[str, str] = {}
-    if not path.is_dir():
+    if folder is None:
         files = [path]
-    elif index.exists():
+    elif is_there(index):
         expected = weight_map(index)
         files = [path / name for name in sorted(set(expected.values()))]
     else:
@@ -94,17 +96,24 @@ def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for file in files:
-        if not file.is_file():
+        if expected and not is_there(file):
             raise _C.Error(f"{file}: does not exist, but {INDEX} names it")
+        check_file(file, folder)
         try:
-            with safe_open(str(file), framework="pt") as opened:
-                metadata |= opened.metadata() or {}
-                for name in sorted(opened.keys()):
-                    if name in tensors:
-                        raise _C.Error(f"{name}: is in {file.name} and in another file")
-                    tensors[name] = opened.get_tensor(name)
-        except SafetensorError as error:
+            if mmap:
+                with safe_open(str(file), framework="pt") as opened:
+                    metadata |= opened.metadata() or {}
+                    own = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+            else:
+                content = file.read_bytes()
+                own = safetensors.torch.load(content)  # checks the header's length
+                metadata |= json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+        except (SafetensorError, *READER_ERRORS) as error:
             raise _C.Error(f"{file}: is no safetensors file, or damaged: {error}") from None
+        for name in own:
+            if name in tensors:
+                raise _C.Error(f"{name}: is in {file.name} and in another file")
+        tensors |= own
     for name, file_name in expected.items():
         if name not in tensors:
             raise _C.Error(f"{name}: is not in {file_name}, where {INDEX} says it is")
@@ -112,38 +121,28 @@ def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    found = read_json(index).get("weight_map")
+    found = read_json(index, index.parent).get("weight_map")
     if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
-        raise _C.Error(f"{index}: weight_map is {found!r}; must be an object of tensor names with file names")
+        raise _C.Error(f"{index}: weight_map is {shown(found)}; must be an object of tensor names with file names")
+    for name in set(found.values()):
+        check_name(str(index), name)
     return found
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise _C.Error(f"{path}: is no file")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _C.Error(f"{path}: is no JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise _C.Error(f"{path}: is a {type(content).__name__}; must be an object")
-    return content
 
 
 def read_recipe(folder: Path) -> Recipe | None:
     """The recipe of config.json or hf_quant_config.json; None if neither says how the model is quantized."""
     for name in ("config.json", "hf_quant_config.json"):
         path = folder / name
-        if not path.exists():
+        if not is_there(path):
             continue
-        config: Mapping[str, Any] = read_json(path)
+        config: Mapping[str, Any] = read_json(path, folder)
         try:
             config = config if name == "hf_quant_config.json" else table(config, "quantization_config")
             if not config:
                 continue
             method = modelopt.NAME if name == "hf_quant_config.json" else config.get("quant_method")
             if method not in list(FORMATS):
-                raise _C.Error(f"quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+                raise _C.Error(f"quant_method is {shown(method)}; must be {' or '.join(FORMATS)}")
             return FORMATS[str(method)].recipe(config)
         except _C.Error as error:
             raise _C.Error(f"{path}: {error}") from None

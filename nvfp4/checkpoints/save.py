@@ -4,16 +4,14 @@
     hf_quant_config.json          the same for readers of ModelOpt's checkpoints
     model.safetensors             or model-00001-of-00002.safetensors ... with model.safetensors.index.json
 
-Everything is checked first and written into a temporary folder beside the wanted one, which is renamed at the end.
+Everything is checked first and written into a temporary folder, which is renamed at the end (output.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,10 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
+from nvfp4.checkpoints.output import check_target, copy, target
 from nvfp4.checkpoints.reader import FORMATS, INDEX
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
@@ -100,15 +100,15 @@ def save(
 def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, Tensor], list[str]]:
     """The NVFP4 layers, the other tensors of the state dict, and the names of the other linear layers."""
     layers: dict[str, PackedLinear] = {}
-    inside: list[str] = []
+    inside: set[str] = set()
     ignore: list[str] = []
     stored: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, (Linear, FusedPart)):
             if not name:
                 raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
-            if not name.startswith(tuple(inside)):  # not the layer inside a FusedPart
-                inside.append(f"{name}.")
+            if not is_under(name, inside):  # not the layer inside a FusedPart
+                inside.add(name)
                 if id(module) not in stored:
                     layers[name] = module.packed()
                     stored.add(id(module))
@@ -119,7 +119,7 @@ def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, 
     tensors: dict[str, Tensor] = {}
     seen: set[Any] = set()
     for name, t in model.state_dict(keep_vars=True).items():
-        if name.startswith(tuple(inside)):
+        if is_under(name, inside):
             continue
         if not isinstance(t, Tensor):
             raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
@@ -128,6 +128,15 @@ def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, 
             seen.add(key)
             tensors[name] = t.detach()
     return layers, tensors, ignore
+
+
+def is_under(name: str, modules: Collection[str]) -> bool:
+    """Whether a module or tensor belongs to one of these modules."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        if name in modules:
+            return True
+    return False
 
 
 def config_of(model: torch.nn.Module) -> dict[str, Any]:
@@ -178,10 +187,12 @@ def quantization_configs(
 
 
 def shard_bytes(size: int | str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(size).strip())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)", str(size).strip())
     unit = UNITS.get(match[2].upper()) if match else None
     if isinstance(size, bool) or match is None or unit is None or int(float(match[1]) * unit) <= 0:
-        raise _C.Error(f"max_shard_size: is {size!r}; must be a positive number of bytes, or one with a unit: '5GB'")
+        raise _C.Error(
+            f"max_shard_size: is {shown(size)}; must be a positive number of bytes, or one with a unit: '5GB'"
+        )
     return int(float(match[1]) * unit)
 
 
@@ -198,10 +209,10 @@ def write(
     """Writes a checkpoint's folder, with copies of other files; see save."""
     try:
         import safetensors.torch
+        from safetensors import SafetensorError
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.save needs safetensors: pip install safetensors", name="safetensors") from None
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise _C.Error(f"path: {path} exists; must be a new or an empty folder")
+    check_target(path)
     report = SaveReport(format, layers=list(layers))
     stored = dict(tensors)
     for name, packed in layers.items():
@@ -225,24 +236,17 @@ def write(
     except (TypeError, ValueError) as error:
         raise _C.Error(f"model.config: cannot be written as JSON: {error}") from None
 
-    folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    except OSError as error:
-        raise _C.Error(f"path: {path} cannot be written: {error.strerror}: {error.filename}") from None
-    try:
+    with target(path) as folder:
         for file in files:
-            shutil.copyfile(file, folder / file.name)
+            copy(file, folder)
         for name, text in encoded.items():
             (folder / name).write_text(text, encoding="utf-8")
         for name, keys in shards.items():
-            safetensors.torch.save_file(own({key: stored[key] for key in keys}), folder / name, {"format": "pt"})
+            try:
+                safetensors.torch.save_file(own({key: stored[key] for key in keys}), folder / name, {"format": "pt"})
+            except SafetensorError as error:
+                raise _C.Error(f"path: {path} cannot be written: {error}") from None
             (folder / name).chmod((folder / "config.json").stat().st_mode)  # safetensors 0.8 gives its files 0600
-        folder.replace(path)
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
     return report
 
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from . import layers, machine, plot, report, show, timing, tune
+from . import files, layers, machine, plot, report, show, timing, tune
 from .baselines import KINDS, L2_MULTIPLE, NAMES, Bench, default_kinds, prepare, unavailable
 from .shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
 
@@ -378,7 +378,7 @@ def deliver(measured: dict[str, Any], args: argparse.Namespace) -> None:
     for name, writer in writers.items():
         path = getattr(args, name)
         if path not in (None, STDOUT):
-            Path(path).write_text(writer(measured), encoding="utf-8")
+            files.write_text(path, writer(measured))
             print(f"written: {path}", file=sys.stderr)
     if args.json == STDOUT:
         print(to_json(measured), end="")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from .. import Error, __version__
+from .._text import printable
 from .show import CommandError
 
 
@@ -30,13 +33,24 @@ def parser(program: str, description: str, commands: Mapping[str, ModuleType]) -
 
 def main(top: argparse.ArgumentParser, commands: Mapping[str, ModuleType], argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0 done, 1 a check failed or a layer is damaged, 2 it cannot run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names that its encoding lacks
     words = sys.argv[1:] if argv is None else list(argv)
     args = top.parse_args(words, argparse.Namespace(words=words))
     try:
         return commands[args.command].run(args)
     except (CommandError, Error) as reason:
-        print(f"{top.prog} {args.command}: {reason}", file=sys.stderr)
+        text = printable(str(reason)) if isinstance(reason, Error) else str(reason)
+        print(f"{top.prog} {args.command}: {text}", file=sys.stderr)
         return getattr(reason, "status", 2)
+    except BrokenPipeError:  # `| head` has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
+        return 2
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror or error
+        print(f"{top.prog} {args.command}: {printable(str(what))}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"{top.prog} {args.command}: interrupted", file=sys.stderr)
         return 130

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(dataclasses.asdict(wrote) | {"from": read.format, "skipped": read.skipped}, indent=1))
         return 0
     for name, reason in read.skipped.items():
-        print(f"left out: {name}: {reason}")
+        print(show.printable(f"left out: {name}: {reason}"))
     size = show.si(sum(wrote.files.values()), "B")
     print(f"{read.format} to {wrote.format}: {len(wrote.layers)} layers, {size} in {len(wrote.files)} files")
     if wrote.rounded:

@@ -61,16 +61,16 @@ def report(path: str, found: Inspection) -> None:
     show.table(f"{path}: {found.format}, {len(found.layers)} NVFP4 layers", COLUMNS, [row(x) for x in found.layers])
     for layer in found.layers:
         for text in layer.damage:
-            print(f"DAMAGE: {layer.name}: {text}")
+            print(show.printable(f"DAMAGE: {layer.name}: {text}"))
     for message in found.errors.values():
-        print(f"DAMAGE: {message}")
+        print(show.printable(f"DAMAGE: {message}"))
     for layer in found.layers:
         for text in layer.notes:
-            print(f"note: {layer.name}: {text}")
+            print(show.printable(f"note: {layer.name}: {text}"))
     for text in found.notes:
-        print(f"note: {text}")
+        print(show.printable(f"note: {text}"))
     for name, reason in found.skipped.items():
-        print(f"skipped: {name}: {reason}")
+        print(show.printable(f"skipped: {name}: {reason}"))
     damaged = sum(bool(layer.damage) for layer in found.layers) + len(found.errors)
     print(f"{damaged} of {len(found.layers) + len(found.errors)} layers are damaged")
 

@@ -27,7 +27,7 @@ def load(path: str | Path) -> Report:
     """Reads a stored run. Rejects files of other formats and files with results of two runs."""
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise screen.CommandError(f"{path}: cannot be read: {error}") from None
     if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise screen.CommandError(f"{path}: is not a run of nvfp4 bench in the format {FORMAT}")

@@ -18,6 +18,7 @@ except ImportError:
     rich = None
 
 from .._text import plain as plain
+from .._text import printable as printable
 from .._text import progress as progress
 
 
@@ -36,16 +37,19 @@ class Failure(CommandError):
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table. A column whose name starts with "<" is aligned to the left, the others to the right.
 
-    On a narrow terminal cells wrap between words. If that is not enough, the terminal wraps the lines: nothing is cut
-    off.
+    Control characters are escaped. On a narrow terminal cells wrap between words. If that is not enough, the terminal
+    wraps the lines: nothing is cut off.
     """
     left = [column.startswith("<") for column in columns]
     columns = [column.removeprefix("<") for column in columns]
+    title, rows = printable(title), [[printable(cell) for cell in row] for row in rows]
     if rich is not None and sys.stdout.isatty():
         console = rich.console.Console()
         widths = fitted([*zip(columns, *rows)], console.width - 3 * len(columns) - 1)
         if widths:
-            grid = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, title_style="bold")
+            grid = rich.table.Table(
+                title=rich.text.Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD, title_style="bold"
+            )
             for column, is_left, width in zip(columns, left, widths):
                 grid.add_column(column, justify="left" if is_left else "right", width=width)
             for row in rows:

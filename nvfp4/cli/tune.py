@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import _C, Error, __version__, gemm, info
 from .._tuning import DEVICE, FORMAT, SETTINGS
-from . import machine, show, timing
+from . import files, machine, show, timing
 from .shapes import Shape
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ def write(report: dict[str, Any]) -> Path:
     stem = f"nvfp4-tune-{gpu}-{report['written'][:10]}"
     names = (f"{stem}{suffix}.json" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
     path = next(path for path in map(Path, names) if not path.exists())
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    files.write_text(path, json.dumps(report, indent=1) + "\n")
     return path
 
 

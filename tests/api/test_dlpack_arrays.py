@@ -114,6 +114,9 @@ def test_what_dlpack_describes(arrays: list[np.ndarray]) -> None:
     assert same(nvfp4.swizzle(Array(linear, **e4m3)), nvfp4.swizzle(linear))
 
 
+DIMENSION = "must be 0 or more, and the array smaller than 2^60 bytes"
+
+
 def errors() -> dict[str, dict[str, Any]]:
     data, out, role = np.zeros((M, K // 2), np.uint8), np.full((M, N), 7, np.float32), "as its role asks"
     dtypes = f"must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 or float32, {role}"
@@ -148,7 +151,14 @@ def errors() -> dict[str, dict[str, Any]]:
         },
         "a: its __dlpack__ is on device (2, 0) but its __dlpack_device__ says (1, 0)": {"a": Array(data, says=(2, 0))},
         "a: its __dlpack__ has no memory": {"a": Array(data, data=None)},
-        "a: has 7 dimensions; must have at most 6": {"a": Array(np.zeros((1,) * 7, np.uint8))},
+        "a: has 7 dimensions; must have 0 to 6": {"a": Array(np.zeros((1,) * 7, np.uint8))},
+        "a: has -1 dimensions; must have 0 to 6": {"a": Array(data, ndim=-1)},
+        "a: has -2147483648 dimensions; must have 0 to 6": {"a": Array(data, ndim=-(2**31))},
+        f"a: dimension 0 is -1; {DIMENSION}": {"a": Array(data, dims=(-1, 8))},
+        f"a: dimension 1 is -64; {DIMENSION}": {"a": Array(data, dims=(0, -64))},
+        f"a: dimension 1 is -9223372036854775808; {DIMENSION}": {"a": Array(data, dims=(2, -(2**63)))},
+        f"a: dimension 1 is 4611686018427387904; {DIMENSION}": {"a": Array(data, dims=(0, 2**62))},
+        f"a: dimension 1 is 4294967296; {DIMENSION}": {"a": Array(data, dims=(2**32, 2**32))},
         "a: its __dlpack__ raised BufferError: cannot be exported": {"a": Raises(data)},
         "a: its __dlpack__ returned a int; must be a new DLPack capsule": {"a": NoCapsule(data)},
         "a: its __dlpack__ returned a PyCapsule; must be a new DLPack capsule": {
@@ -392,3 +402,27 @@ def test_arrays_of_the_standard(arrays: list[np.ndarray]) -> None:
     assert nvfp4.gemm(*other, out=out) is out and np.asarray(out).tobytes() == expected.tobytes()
     with pytest.raises(nvfp4.Error, match="^result: from_dlpack of its library, given float16, raised TypeError: "):
         nvfp4.gemm(*other)
+
+
+def test_capsules_with_negative_dimensions_give_no_result(arrays: list[np.ndarray]) -> None:
+    """A product of negative sizes was allocated as a few bytes and written past its end."""
+    for dims in ((-4, -8), (-1, 32), (4, -32)):
+        with pytest.raises(nvfp4.Error, match="^x: dimension . is -"):
+            nvfp4.quantize(Array(np.zeros((4, 32), np.float32), dims=dims))
+
+
+def test_empty_arrays_have_any_strides() -> None:
+    """NumPy 2.4 gives them strides of 0."""
+    for rows, columns in ((0, 32), (3, 0), (0, 0)):
+        x = np.lib.stride_tricks.as_strided(np.zeros((rows, columns), np.float32), strides=(0, 0))
+        for given in (x, torch.from_numpy(x), Array(x)):
+            data, scale = nvfp4.quantize(given, global_scale=1.0, scale_layout="linear")
+            assert shape(data) == (rows, columns // 2) and shape(scale) == (rows, columns // 16)
+    a, scale = np.zeros((0, 16), np.uint8), np.zeros((0, 2), np.uint8)
+    a, scale = (np.lib.stride_tricks.as_strided(t, strides=(0, 0)) for t in (a, scale))
+    b, scale_b = np.zeros((4, 16), np.uint8), np.zeros((4, 2), np.uint8)
+    assert nvfp4.gemm(a, b, scale, scale_b, scale_layout="linear").shape == (0, 4)
+
+
+def shape(x: Any) -> tuple[int, ...]:
+    return tuple(x.memory.shape if isinstance(x, Array) else x.shape)

@@ -231,7 +231,7 @@ def test_a_folder_with_files_is_left_alone(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("No space left on device")
 
     monkeypatch.setattr(safetensors, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(nvfp4.Error, match="new cannot be written: No space left"):
         nvfp4.save(model, tmp_path / "new")
     assert files(tmp_path) == {"file"}
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from torch import Tensor, nn
 import nvfp4
 from nvfp4.__main__ import main
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, inspect, modelopt
+from nvfp4.cli import files
 from nvfp4.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
@@ -288,3 +293,142 @@ def test_what_cannot_be_converted(folder: Path, tmp_path: Path, capsys: pytest.C
         assert main(["convert", *map(str, arguments)]) == 2
         answer = capsys.readouterr()
         assert message.format(arguments[1]) in answer.err and answer.out == "" and not out.exists()
+
+
+def test_links_of_a_folder_that_is_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that leaves the folder is named and not copied; copies are readable by no more users than before."""
+    secret, out = tmp_path / "secret", tmp_path / "out"
+    secret.write_text("secret")
+    convert = ["convert", str(folder), str(out), "--to", "compressed-tensors"]
+    for lead in (secret, Path("/proc/self/environ"), Path("none"), Path("link.txt")):
+        (folder / "link.txt").symlink_to(lead)
+        assert main(convert) == 2
+        message = "is a link that leads nowhere" if len(lead.parts) == 1 else f"is a link to {os.path.realpath(lead)}, "
+        assert f"{folder / 'link.txt'}: {message}" in capsys.readouterr().err and not out.exists()
+        (folder / "link.txt").unlink()
+    os.mkfifo(folder / "fifo")
+    assert main(convert) == 2 and "is a FIFO; must be" in capsys.readouterr().err
+    (folder / "fifo").unlink()
+    (folder / "link.txt").symlink_to("tokenizer.json")
+    (folder / "tokenizer.json").chmod(0o600)
+    (folder / ".netrc").write_text("secret")
+    assert main(convert) == 0
+    assert (out / "link.txt").read_text() == '{"a": 1}' and not (out / "link.txt").is_symlink()
+    assert (out / "tokenizer.json").stat().st_mode & 0o777 == 0o600 and not (out / ".netrc").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"quantization_config": {"ignore": 5}}, "ignore: is 5; must be a list of strings"),
+        ({"quantization_config": None}, None),
+        ({"quantization_config": [1]}, "quantization_config: is [1]; must be an object"),
+    ],
+)
+def test_configurations_of_another_type(
+    content: dict[str, Any], message: str | None, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read by convert itself where the file describes its layers, as those of torchao do."""
+    from nvfp4.checkpoints import torchao
+
+    (layer, *_) = nvfp4.load(folder).layers.values()
+    data = {"is_swizzled_scales": False, "act_quant_kwargs": None}
+    metadata = {"tensor_names": "[]", "a.weight": json.dumps({"_type": "NVFP4Tensor", "_data": data})}
+    tensors = {f"a.{name}": t for name, t in torchao.write(layer).items() if "act" not in name}
+    safetensors.save_file(tensors, folder / "model.safetensors", metadata)
+    (folder / "hf_quant_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(content))
+    status = main(["convert", str(folder), str(tmp_path / "out"), "--to", "modelopt"])
+    assert status == (0 if message is None else 2)
+    assert (message or "") in capsys.readouterr().err
+
+
+def test_names_do_not_command_the_terminal(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that clears the screen and writes that nothing is damaged."""
+    name = "\x1b[2J\n0 of 0 layers are damaged\u202e"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for key in [key for key in tensors if "up_proj" in key]:
+            tensors[key.replace("up_proj", name)] = tensors.pop(key)
+        tensors[f"{name}.k_scale"] = torch.ones(1)
+
+    rewrite(folder, change)
+    for command in (
+        ["inspect", str(folder)],
+        ["convert", str(folder), str(tmp_path / "o"), "--to", "compressed-tensors"],
+    ):
+        assert main(command) == 0
+        answer = capsys.readouterr()
+        assert r"\x1b[2J\n0 of 0 layers are damaged\u202e" in answer.out
+        assert all(line.isprintable() for line in answer.out.splitlines())
+        assert not any(line.startswith("0 of 0") for line in answer.out.splitlines())
+    rewrite(folder, lambda tensors: tensors.pop(f"layers.0.{name}.weight"))
+    assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "compressed-tensors"]) == 2
+    assert capsys.readouterr().err.strip().isprintable()
+
+
+def test_an_output_without_the_characters_of_a_name(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"layers.0.gr\u00fc\u00df.k_scale": torch.ones(1)}))
+    words = [sys.executable, "-m", "nvfp4", "inspect", str(folder)]
+    done = subprocess.run(words, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and rb"gr\xfc\xdf.k_scale" in done.stdout and not done.stderr
+
+
+def test_errors_of_the_file_system_have_their_status(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 would mean that a layer is damaged."""
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / ("a" * 300), tmp_path / "loop", folder / "config.json" / "a", Path("/dev/null")):
+        assert main(["inspect", str(path)]) == 2
+        answer = capsys.readouterr()
+        assert answer.out == "" and answer.err.startswith("nvfp4 inspect: ") and str(path) in answer.err
+    monkeypatch.setattr("nvfp4.cli.inspect.run", lambda args: Path("/none/\x1b/a").read_text())
+    assert main(["inspect", str(folder)]) == 2
+    assert capsys.readouterr().err == "nvfp4 inspect: No such file or directory: /none/\\x1b/a\n"
+
+
+def test_a_reader_that_has_enough(folder: Path) -> None:
+    command = f"{sys.executable} -m nvfp4 inspect {folder} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode in (0, 2) and done.stderr == ""
+
+
+def test_an_old_file_is_whole_or_replaced(tmp_path: Path) -> None:
+    """Where the disk is full; what replaces it has its mode, also behind a link."""
+    old, link = tmp_path / "old", tmp_path / "link"
+    old.write_text("old")
+    old.chmod(0o640)
+    link.symlink_to(old)
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10)); from nvfp4.cli import files; "
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", f"{code}files.write_text({str(link)!r}, 'new' * 100)"], stderr=-1
+    )
+    assert b"File too large" in done.stderr and old.read_text() == "old"
+    files.write_text(link, "new" * 100)
+    assert old.read_text() == "new" * 100 and old.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, old]
+    with pytest.raises(OSError, match="No space left"):
+        files.write_text("/dev/full", "new")
+
+
+def test_time_is_linear_in_the_number_of_layers() -> None:
+    """3,072 layers took 25 s, since each was compared with all: 18,432 would take a quarter of an hour."""
+    layer = nvfp4.Linear.from_linear(nn.Linear(64, 64, bias=False), activations=None).packed()
+    stored = modelopt.write(layer)
+    names = [f"layers.{i}.experts.{j}.{name}" for i in range(16) for j in range(64) for name in ("gate", "up", "down")]
+    tensors = {f"{name}.{key}": t for name in names for key, t in stored.items()}
+    tensors |= {f"layers.{i}.norm.weight": torch.ones(64) for i in range(16)} | {"embed.weight": torch.randn(9, 64)}
+    threads, before = torch.get_num_threads(), time.process_time()
+    found = inspect.inspect(tensors)
+    assert time.process_time() - before < 10 and torch.get_num_threads() == threads
+    assert len(found.layers) == len(names) == 3072 and not found.errors
+
+
+def test_a_block_of_thousands_of_layers() -> None:
+    """Each is compared with some of the others."""
+    layer = nvfp4.Linear.from_linear(nn.Linear(64, 64, bias=False), activations=None).packed()
+    tensors = {f"layer{i}.{key}": t for i in range(1000) for key, t in modelopt.write(layer).items()}
+    before = time.process_time()
+    assert len(inspect.inspect(tensors).layers) == 1000
+    assert time.process_time() - before < 10

@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nvfp4 import __version__
-from nvfp4.cli import check, machine, show, timing
+from nvfp4.cli import check, files, machine, show, timing
 from nvfp4.cli.shapes import Shape
 
 from .method import MODES, Device, Gpu, Inputs, Kernel, Limits, Mode, Wrong, judge_some, measure
@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
         "shapes": results,
     }
     if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        files.write_text(args.json, json.dumps(found, indent=1) + "\n")
     report(found, emulated=target.device != target.tensors)
     return 0 if all(result["right"] for result in results) else 1
 

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from nvfp4 import __version__
-from nvfp4.cli import show
+from nvfp4.cli import files, show
 
 from . import rules
 from .amalgamate import SOURCES, amalgamate
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     path = Path(args.output)
     try:
-        path.write_text(text, encoding="utf-8", newline="\n")
+        files.write_text(path, text)
     except OSError as error:
         raise show.CommandError(f"-o {args.output}: cannot be written ({error.strerror})") from None
     size = len(text.encode())

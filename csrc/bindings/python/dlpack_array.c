@@ -122,9 +122,17 @@ int from_dl_tensor(PyObject *object, const char *name, const dl_tensor *d, nvfp4
                   ("must be on the CPU or a CUDA device"));
         return 0;
     }
-    if (d->ndim > NVFP4_MAX_DIMS) {
-        REJECT(name, ("has %d dimensions", d->ndim), ("must have at most %d", NVFP4_MAX_DIMS));
+    if (d->ndim < 0 || d->ndim > NVFP4_MAX_DIMS) {
+        REJECT(name, ("has %d dimensions", d->ndim), ("must have 0 to %d", NVFP4_MAX_DIMS));
         return 0;
+    }
+    int64_t bits = d->dtype.bits * d->dtype.lanes; /* with 1 instead of 0, so that no product of some sizes overflows */
+    for (int i = 0; i < d->ndim; i++) {
+        if (d->shape[i] < 0 || __builtin_mul_overflow(bits, d->shape[i] ? d->shape[i] : 1, &bits)) {
+            REJECT(name, ("dimension %d is %lld", i, (long long)d->shape[i]),
+                   ("must be 0 or more, and the array smaller than 2^60 bytes"));
+            return 0;
+        }
     }
     int64_t count = 1;
     t->ndim = d->ndim;

@@ -1,0 +1,267 @@
+"""Names of layers by a configuration's patterns, in time that grows with the length of name and pattern.
+
+Python's re tries alternatives one after another: `(a+)+$` takes 2^n steps for a name of n letters. Here a regular
+expression becomes the instructions of Thompson's automaton, all of whose states advance together over the name, and
+steps that were made before are looked up. The syntax is re's. References to groups, atomic groups, possessive repeats
+and conditions are rejected; no producer writes such.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from nvfp4 import _C
+from nvfp4._text import shown
+
+try:
+    from re import _compiler as compiler  # type: ignore[attr-defined]
+    from re import _constants as constants  # type: ignore[attr-defined]
+    from re import _parser as parser  # type: ignore[attr-defined]
+except ImportError:  # Python 3.10
+    import sre_compile as compiler
+    import sre_constants as constants
+    import sre_parse as parser
+
+MOST_PATTERN = 2**14  # characters
+MOST_INSTRUCTIONS = 2**12  # a repeat of up to n times counts n times
+MOST_NAME = 2**10  # characters
+MOST_STEPS = 3 * 10**7  # of an expression over all names of a checkpoint: some 10 s
+
+SINGLE = (constants.LITERAL, constants.NOT_LITERAL, constants.ANY, constants.IN)
+TYPE_FLAGS = re.ASCII | re.LOCALE | re.UNICODE
+# Instructions: a character or a position, tested by re's own match of the one item; a choice of next instructions;
+# an assertion, with its program, the characters that it looks back, and what is wanted; the end.
+CHARACTER, POSITION, SPLIT, LOOK, MATCH = range(5)
+MATCHED, DEAD, START = -1, 0, 1  # numbers of sets of states
+
+
+class Pattern(Protocol):
+    """What re.compile returns, of which match alone is used: None, or an object that is true."""
+
+    def match(self, string: str) -> object: ...
+
+
+def by_wildcards(where: str, pattern: str) -> Pattern:
+    """*, ? and [...] have the meaning of fnmatch, whose regular expression does not try another place for a "*" that
+    has matched: its time is quadratic at most.
+
+    Args:
+        where: the pattern's place in a configuration.
+    """
+    check_length(where, pattern)
+    try:
+        return Limited(re.compile(fnmatch.translate(pattern)))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _C.Error(f"{where}: {shown(pattern)} is no pattern: {error}") from None
+
+
+def by_regex(where: str, pattern: str) -> Pattern:
+    """A regular expression, matched from the start of a name.
+
+    Args:
+        where: the pattern's place in a configuration.
+
+    Raises:
+        nvfp4.Error: the pattern is none, or is too long, or has what can take exponential time. `match` raises it for a
+            name that is too long, and where names take too many steps.
+    """
+    check_length(where, pattern)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sets inside sets
+            tree = parser.parse(pattern.removeprefix("re:"))
+        return Limited(Automaton(f"{where}: {shown(pattern)}", tree, tree.state.flags, Limits()))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _C.Error(f"{where}: {shown(pattern)} is no regular expression: {error}") from None
+
+
+class Limited:
+    """A pattern for names that are not too long."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+
+    def match(self, string: str) -> object:
+        if len(string) > MOST_NAME:
+            raise _C.Error(f"{shown(string)} has {len(string)} characters; must have at most {MOST_NAME} for patterns")
+        return self.pattern.match(string)
+
+
+def check_length(where: str, pattern: str) -> None:
+    if len(pattern) > MOST_PATTERN:
+        raise _C.Error(f"{where}: {shown(pattern)} has {len(pattern)} characters; must have at most {MOST_PATTERN}")
+
+
+class Limits:
+    """What an expression and those inside its assertions may use together."""
+
+    def __init__(self) -> None:
+        self.instructions, self.steps = MOST_INSTRUCTIONS, MOST_STEPS
+        self.single: dict[str, Callable[[str, int], Any]] = {}
+
+    def instruction(self) -> None:
+        self.instructions -= 1
+        if self.instructions < 0:
+            raise re.error(f"it has more than {MOST_INSTRUCTIONS} instructions")
+
+    def step(self, count: int, pattern: str) -> None:
+        self.steps -= count
+        if self.steps < 0:
+            raise _C.Error(f"{pattern} takes more than {MOST_STEPS} steps")
+
+
+class Automaton:
+    """An expression's instructions, and the steps that were made. `pattern` is for error messages."""
+
+    def __init__(self, pattern: str, tree: Any, flags: int, limits: Limits) -> None:
+        self.pattern, self.flags, self.limits = pattern, flags, limits
+        self.instructions: list[tuple[Any, ...]] = []
+        self.sequence(tree)
+        self.add(MATCH)
+        self.states: list[tuple[int, ...]] = [(), (0,)]  # by number: DEAD and START, then others
+        self.sets = {states: i for i, states in enumerate(self.states)}
+        self.known: dict[tuple[int, str, str], int] = {}  # number, character before and behind: the next number
+
+    # ---- instructions ----
+
+    def add(self, *instruction: Any) -> int:
+        self.limits.instruction()
+        self.instructions.append(instruction)
+        return len(self.instructions) - 1
+
+    def jump(self, at: int, *targets: int) -> None:
+        self.instructions[at] = (SPLIT, targets)
+
+    def sequence(self, tree: Any) -> None:
+        self.limits.instruction()  # what is empty can be repeated too
+        for operator, argument in tree:
+            self.item(operator, argument)
+
+    def item(self, operator: Any, argument: Any) -> None:
+        if operator in SINGLE:
+            self.add(CHARACTER, self.tested(operator, argument))
+        elif operator is constants.AT:
+            self.add(POSITION, self.tested(operator, argument))
+        elif operator is constants.BRANCH:
+            self.branch(argument[1])
+        elif operator is constants.SUBPATTERN:
+            _, more, less, tree = argument
+            flags = self.flags
+            self.flags = ((flags & ~TYPE_FLAGS if more & TYPE_FLAGS else flags) | more) & ~less
+            self.sequence(tree)
+            self.flags = flags
+        elif operator in (constants.MIN_REPEAT, constants.MAX_REPEAT):
+            self.repeat(*argument)
+        elif operator in (constants.ASSERT, constants.ASSERT_NOT):
+            direction, tree = argument
+            low, high = tree.getwidth()
+            if direction < 0 and low != high:
+                raise re.error("look-behind requires fixed-width pattern")
+            inner = Automaton(self.pattern, tree, self.flags, self.limits)
+            self.add(LOOK, inner, low if direction < 0 else 0, operator is constants.ASSERT)
+        elif operator is constants.FAILURE:
+            self.add(SPLIT, ())
+        else:
+            raise re.error(f"{str(operator).lower()} is not supported, which can take exponential time")
+
+    def tested(self, operator: Any, argument: Any) -> Callable[[str, int], Any]:
+        """re's own match of a single item, at an index of a name."""
+        key = f"{operator} {argument} {self.flags}"
+        if key not in self.limits.single:
+            state = parser.State()
+            state.flags = self.flags
+            tree = parser.SubPattern(state, [(operator, argument)])
+            self.limits.single[key] = compiler.compile(tree).match
+        return self.limits.single[key]
+
+    def branch(self, branches: Sequence[Any]) -> None:
+        split = self.add(SPLIT, ())
+        starts, ends = [], []
+        for tree in branches:
+            starts.append(len(self.instructions))
+            self.sequence(tree)
+            ends.append(self.add(SPLIT, ()))
+        self.jump(split, *starts)
+        for end in ends:
+            self.jump(end, len(self.instructions))
+
+    def repeat(self, low: int, high: Any, tree: Any) -> None:
+        for _ in range(low):
+            self.sequence(tree)
+        if high is constants.MAXREPEAT:
+            split = self.add(SPLIT, ())
+            self.sequence(tree)
+            self.add(SPLIT, (split,))
+            self.jump(split, split + 1, len(self.instructions))
+            return
+        splits = []
+        for _ in range(high - low):
+            splits.append(self.add(SPLIT, ()))
+            self.sequence(tree)
+        for split in splits:
+            self.jump(split, split + 1, len(self.instructions))
+
+    # ---- names ----
+
+    def match(self, string: str) -> object:
+        return self.matches(string, 0, {}) or None
+
+    def matches(self, name: str, start: int, seen: dict[tuple[int, int], bool]) -> bool:
+        """Whether the name has a match that begins at an index. `seen` keeps the assertions' results of this name."""
+        current, before, known = START, name[start - 1] if start else "", self.known
+        whole = "\n" not in name  # $ also matches before a last line feed
+        for at in range(start, len(name) + 1):
+            key = (current, before, name[at : at + 1])
+            following = known.get(key) if whole else None
+            if following is None:
+                following = self.advance(current, name, at, seen, key)
+            if following <= DEAD:
+                return following == MATCHED
+            current, before = following, key[2]
+        return False
+
+    def advance(
+        self, current: int, name: str, at: int, seen: dict[tuple[int, int], bool], key: tuple[int, str, str]
+    ) -> int:
+        """The number of the states behind a character, or MATCHED. Notes it, if only the key decides."""
+        done, stack, following, noted = set(), list(self.states[current]), set(), True
+        result = None
+        while stack and result is None:
+            state = stack.pop()
+            if state in done:
+                continue
+            done.add(state)
+            kind, *rest = self.instructions[state]
+            if kind == MATCH:
+                result = MATCHED
+            elif kind == SPLIT:
+                stack.extend(rest[0])
+            elif kind == LOOK:
+                noted = False
+                if self.looks(rest, name, at, seen):
+                    stack.append(state + 1)
+            elif rest[0](name, at):
+                if kind == CHARACTER:
+                    following.add(state + 1)
+                else:
+                    stack.append(state + 1)
+        self.limits.step(len(done), self.pattern)
+        if result is None:
+            states = tuple(sorted(following))
+            result = self.sets.setdefault(states, len(self.states))
+            if result == len(self.states):
+                self.states.append(states)
+        if noted:
+            self.known[key] = result
+        return result
+
+    def looks(self, rest: Sequence[Any], name: str, at: int, seen: dict[tuple[int, int], bool]) -> bool:
+        inner, back, wanted = rest
+        key = (id(inner), at)
+        if key not in seen:
+            seen[key] = at >= back and inner.matches(name, at - back, seen)
+        return seen[key] == wanted

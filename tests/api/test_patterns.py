@@ -1,0 +1,120 @@
+"""Patterns of a configuration: re's answers, in time that no pattern can make exponential."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+import warnings
+
+import pytest
+
+import nvfp4
+from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints.patterns import by_regex
+
+NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}
+
+
+def drawn(draw: random.Random, depth: int) -> str:
+    """A regular expression without two repeats inside each other, which would make re slow."""
+    kind = draw.random()
+    if depth == 0 or kind < 0.35:
+        items = ["a", "b", ".", "[ab]", "[^a]", r"\.", r"\w", r"\d", "A", "1", "^", "$", r"\b", r"\B", "[a-c1]"]
+        return draw.choice([*items, "(?i:A)", r"(?a:\w)", r"(?s:.)", "b*", "a+", ".*", ".*?", "c?", "a{2}", "b{1,3}"])
+    if kind < 0.6:
+        return drawn(draw, depth - 1) + drawn(draw, depth - 1)
+    if kind < 0.8:
+        return f"(?:{drawn(draw, depth - 1)}|{drawn(draw, depth - 1)})"
+    if kind < 0.9:
+        return draw.choice(["(?=", "(?!"]) + drawn(draw, depth - 1) + ")"
+    if kind < 0.95:
+        return draw.choice(["(?<=", "(?<!"]) + draw.choice(["a", "ab", ".", "b1"]) + ")"
+    return f"({drawn(draw, depth - 1)})" + draw.choice(["", "?", "{2}"])
+
+
+def test_answers_are_those_of_re() -> None:
+    draw, found = random.Random(os.environ["NVFP4_TEST_SEED"]), set()
+    for _ in range(1500):
+        pattern = drawn(draw, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = re.compile(pattern)
+        ours = by_regex("x", pattern)
+        for _ in range(10):
+            name = "".join(draw.choice("abcA1.\n é") for _ in range(draw.randrange(9)))
+            expected = theirs.match(name) is not None
+            found.add(expected)
+            assert (ours.match(name) is not None) == expected, (pattern, name)
+    assert found == {True, False}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        "(a|a)*b",
+        "(?:a?){60}a{60}b",
+        "(?=(a*)*b)",
+        "(a*)*(a*)*(a*)*b",
+        ".*.*.*.*.*.*.*b",
+        "((a|b)*c|(a|d)*e)*f",
+    ],
+)
+def test_no_pattern_takes_exponential_time(pattern: str) -> None:
+    """re needs 2^41 steps for the first, and 41^7 for one with seven stars."""
+    before, regex = time.process_time(), by_regex("x", pattern)
+    for length in (41, 1000):
+        assert regex.match("a" * length + "!") is None
+    assert time.process_time() - before < 5
+
+
+REJECTED = {
+    "x: 're:(' is no regular expression: missing ), unterminated subpattern": "re:(",
+    "is no regular expression: the repetition number is too large": "re:a{4294967296}",
+    "is no regular expression: it has more than 4096 instructions": "re:(((a{1000}){1000}){1000}){1000}",
+    "is no regular expression: it has more than 4096 instructions ": "re:(((){60000}){60000}){60000}",
+    "is no regular expression: maximum recursion depth exceeded": "re:" + "(" * 5000 + ")" * 5000,
+    "is no regular expression: groupref is not supported, which can take exponential time": r"re:(a*)\1",
+    "has 2000003 characters; must have at most 16384": "re:" + "a|" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("message", REJECTED)
+def test_what_is_rejected(message: str) -> None:
+    before = time.process_time()
+    with pytest.raises(nvfp4.Error) as error:
+        by_regex("x", REJECTED[message])
+    assert message.strip() in str(error.value) and len(str(error.value)) < 500
+    assert time.process_time() - before < 5
+
+
+def test_names_and_steps_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(nvfp4.Error, match=r"^'aaa.* has 2000 characters; must have at most 1024 for patterns$"):
+        by_regex("x", "a*").match("a" * 2000)
+    monkeypatch.setattr("nvfp4.checkpoints.patterns.MOST_STEPS", 1000)
+    regex = by_regex("x", "(?:.?(?!b)){20}")
+    with pytest.raises(nvfp4.Error, match=r"^x: '\(\?:.*' takes more than 1000 steps$"):
+        for i in range(1000):
+            regex.match(f"a{i}")
+
+
+@pytest.mark.parametrize("many", ["ignore", "targets"])
+def test_thousands_of_names(many: str) -> None:
+    """4,000 names beside 20,000 modules took a minute: each name was a pattern to compile."""
+    names = [f"model.layers.{i}.mlp.experts.{j}.up_proj" for i in range(40) for j in range(500)]
+    listed = names[:4000]
+    group = {"targets": listed if many == "targets" else ["Linear"], "weights": NVFP4, "input_activations": NVFP4}
+    ignore = listed if many == "ignore" else ["re:.*lm_head", "re:^(?!.*proj).*$"]
+    configs = {
+        compressed_tensors: {"ignore": ignore, "config_groups": {"a": group}},
+        modelopt: {"ignore": listed if many == "ignore" else ["lm_head*"], "quant_algo": "NVFP4"},
+    }
+    for format, config in configs.items():
+        before = time.process_time()
+        mode = format.recipe(config).mode
+        found = [mode(name) for name in names]
+        assert time.process_time() - before < 1.0
+        quantized = 4000 if many == "targets" and format is compressed_tensors else 20_000 - 4000 * (many == "ignore")
+        assert found.count("W4A4") == quantized
