@@ -246,7 +246,7 @@ class References:
                 self.names.setdefault((None, t.shape[-1]), []).append(name)
 
     def of(self, name: str, k: int) -> list[Tensor]:
-        """Those of a layer's K input channels; no more than REFERENCES of a kind."""
+        """The reference tensors of a layer's K input channels, at most REFERENCES of a kind."""
         names = [*self.names.get((block_of(name), k), [])[:REFERENCES], *self.names.get((None, k), [])[:REFERENCES]]
         for other in names:
             if other not in self.norms:
