@@ -83,7 +83,7 @@ class Operation:
 
     def result(self, row: dict[str, Any], inputs: list[Tensor], scalars: list[Any], out_dtype: Any) -> Tensor:
         like = inputs[row["like"]]
-        rows, columns = row["other_shape" if self.has_other_shape(row, scalars) else "shape"]
+        rows, columns = row["flag_shape" if self.has_other_shape(row, scalars) else "shape"]
         batch = [] if like.ndim != 3 else [like.shape[0]]
         if row["rank"] == "matrix":
             self.check_rank(row["like"], like)
@@ -93,9 +93,9 @@ class Operation:
 
     def has_other_shape(self, row: dict[str, Any], scalars: list[Any]) -> bool:
         for scalar, value in zip(self.scalars, scalars):
-            if row["when"] == scalar["name"]:
+            if row["flags"] == scalar["name"]:
                 bits = _LAYOUTS.get(value, 0) if scalar["kind"] == "layout" else value
-                return bool(bits & row["mask"])
+                return bool(bits & row["flags_mask"])
         return False
 
     def size(self, size: tuple[str, int, int, int, int], inputs: list[Tensor], scalars: list[Any]) -> Any:

@@ -41,7 +41,7 @@ typedef struct operation_tensor {
     tensor_role role;
     tensor_holds holds;
     int32_t optional;
-    int32_t may_be_result; /* 1: it may be the very view that is written */
+    int32_t may_alias_output; /* 1: it may be the view that is written (C in place) */
 } operation_tensor;
 
 typedef enum scalar_kind {
@@ -58,8 +58,8 @@ typedef struct operation_scalar {
     const char *name; /* in torch's schema and in Python, of an argument by position */
     scalar_kind kind;
     size_t offset;      /* among the arguments */
-    int32_t stands_for; /* 1 + the index of the tensor whose value it is where that is absent: Python has one argument
-                         * for the two, a number or a tensor; 0: none */
+    int32_t stands_for; /* 1 + the index of the optional tensor that it replaces when the tensor is absent; 0: none.
+                         * Python has one argument for the two, a number or a tensor */
     const char *schema_default; /* in torch's schema: for programs that were exported before it existed */
 } operation_scalar;
 
@@ -90,10 +90,10 @@ typedef struct operation_result {
     int32_t dtype;             /* nvfp4_dtype, DTYPE_OF_LIKE or DTYPE_OF_CALLER: the argument out_dtype */
     nvfp4_dtype default_dtype; /* DTYPE_OF_CALLER: if the caller names none, and `like` is not float16 or bfloat16 */
     result_shape shape;
-    /* The shape where the int32 at offset `when` among the arguments has the bits of `mask`; mask 0: never. */
-    result_shape other_shape;
-    size_t when;
-    uint32_t mask;
+    /* The shape if the uint32 at this offset among the arguments has a bit of flags_mask; 0: there is one shape. */
+    result_shape flag_shape;
+    size_t flags_offset;
+    uint32_t flags_mask;
 } operation_result;
 
 typedef enum results_given { RESULTS_NEW, RESULTS_NEW_OR_GIVEN, RESULTS_GIVEN } results_given;
@@ -119,7 +119,7 @@ struct operation {
     /* Turns tensors of another shape into those that the arguments of this type describe; NULL: nothing to do. */
     nvfp4_status (*adapt)(operation_args *args);
     /* The planners of an operation that is no product, by the place where it runs; NULL: it does not run there. */
-    const conversion_planner *planners[CONVERSION_PLACES];
+    const conversion_planner *planners[CONVERSION_TARGETS];
     /* The rules that the table does not say, and what is left of the call once they hold. */
     nvfp4_status (*check)(const checked_call *c, prepared_call *call);
     /* Chooses how to run a checked call. */

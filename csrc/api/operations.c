@@ -38,9 +38,9 @@ static const operation_result gemm_results[] = {{
     .dtype = DTYPE_OF_CALLER,
     .default_dtype = NVFP4_FP16,
     .shape = {{SIZE_ROWS, GEMM_A, 1, 1, 1}, {SIZE_ROWS, GEMM_B, 1, 1, 1}, 0},
-    .other_shape = {{SIZE_ROWS, GEMM_A, 1, 1, 1}, {SIZE_COLUMNS, GEMM_B, 2, 1, 1}, 0},
-    .when = AT(flags),
-    .mask = NVFP4_NO_TRANSPOSE_B,
+    .flag_shape = {{SIZE_ROWS, GEMM_A, 1, 1, 1}, {SIZE_COLUMNS, GEMM_B, 2, 1, 1}, 0},
+    .flags_offset = AT(flags),
+    .flags_mask = NVFP4_NO_TRANSPOSE_B,
 }};
 #undef AT
 const operation operation_gemm = {
@@ -75,7 +75,7 @@ static void quantize_defaults(operation_args *args) {
     {                                                                                                                  \
         {.tensor = data_, .like = x, .rank = RANK_MATRIX, .dtype = NVFP4_UINT8, .shape = DATA_SHAPE(x, of)}, {         \
             .tensor = scale_, .like = x, .rank = RANK_MATRIX, .dtype = NVFP4_E4M3, .shape = BLOCKS_SHAPE(x, of),       \
-            .other_shape = LINEAR_SHAPE(x, of), .when = AT(scale_layout), .mask = NVFP4_LINEAR                         \
+            .flag_shape = LINEAR_SHAPE(x, of), .flags_offset = AT(scale_layout), .flags_mask = NVFP4_LINEAR            \
         }                                                                                                              \
     }
 

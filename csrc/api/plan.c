@@ -14,7 +14,7 @@ enum { NAMES_SIZE = 160 /* of a text that lists families or types */ };
 static uint32_t taking_operation(uint32_t families, int32_t operation) {
     uint32_t taking = 0;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (families >> f & 1 && gemm_families[f] && gemm_families[f]->operations[operation]) taking |= 1u << f;
+        if (families >> f & 1 && gemm_families[f] && gemm_families[f]->planners[operation]) taking |= 1u << f;
     return taking;
 }
 
@@ -30,7 +30,7 @@ static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t 
     uint32_t types = 0;
     size_t length = 0;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (taking_operation(families & 1u << f, operation)) types |= gemm_families[f]->operations[operation]->a_types;
+        if (taking_operation(families & 1u << f, operation)) types |= gemm_families[f]->planners[operation]->a_types;
     if (types & TAKES_E2M1) types |= 1u << NVFP4_UINT8 | 1u << NVFP4_E2M1X2;
     types &= ~(uint32_t)TAKES_E2M1;
     for (int32_t d = 0; types >> d; d++) {

@@ -122,8 +122,8 @@ static void make_dense(nvfp4_tensor *t, int32_t dtype, int32_t device, int ndim,
 }
 
 static const result_shape *shape_of(const operation_result *result, const front_call *call) {
-    const uint32_t condition = *(const uint32_t *)((const char *)&call->args + result->when);
-    return condition & result->mask ? &result->other_shape : &result->shape;
+    const uint32_t condition = *(const uint32_t *)((const char *)&call->args + result->flags_offset);
+    return condition & result->flags_mask ? &result->flag_shape : &result->shape;
 }
 
 static int32_t dtype_of_result(const operation_result *result, const nvfp4_tensor *like, int32_t out_dtype) {

@@ -34,4 +34,4 @@ static const gemm_planner gemm = {
 static const gemm_planner gemm_nn = {
     .a_types = TAKES_16_BIT, .candidates = candidates, .reject = reject, .run_host = run_host};
 
-const gemm_family cpu_family = {FAMILY_ROW(cpu), .operations = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn}};
+const gemm_family cpu_family = {FAMILY_ROW(cpu), .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn}};

@@ -27,7 +27,7 @@ typedef struct conversion_planner {
 } conversion_planner;
 
 /* The places where a conversion runs, by which its planners are indexed. */
-enum { ON_HOST, ON_GPU, CONVERSION_PLACES };
+enum { ON_HOST, ON_GPU, CONVERSION_TARGETS };
 
 #define CONVERSIONS(X)                                                                                                 \
     X(quantize) X(dequantize) X(silu_mul_quantize) X(rms_norm_quantize) X(amax_scale) X(swizzle) X(unswizzle)

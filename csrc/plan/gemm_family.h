@@ -43,9 +43,9 @@ typedef struct rounding_bound {
 } rounding_bound;
 
 typedef struct gemm_family {
-    const char *name, *runs_on, *architectures;      /* FAMILY_ROW: of its row in families.def */
-    const kernel_set *kernels;                       /* NULL: a family of the host */
-    const gemm_planner *operations[GEMM_OPERATIONS]; /* by gemm_operation; NULL: the family does not take it */
+    const char *name, *runs_on, *architectures;    /* FAMILY_ROW: of its row in families.def */
+    const kernel_set *kernels;                     /* NULL: a family of the host */
+    const gemm_planner *planners[GEMM_OPERATIONS]; /* by gemm_operation; NULL: the family does not take it */
     rounding_bound roundings;
 } gemm_family;
 
@@ -73,7 +73,7 @@ extern const gemm_family *const gemm_families[GEMM_FAMILIES];
 
 /* The planner of a family for an operation with an A of this type; NULL: the family does not take it. */
 static inline const gemm_planner *planner_of(int32_t family, int32_t operation, int32_t a_type) {
-    const gemm_planner *planner = gemm_families[family] ? gemm_families[family]->operations[operation] : NULL;
+    const gemm_planner *planner = gemm_families[family] ? gemm_families[family]->planners[operation] : NULL;
     return planner && planner->a_types >> a_type & 1 ? planner : NULL;
 }
 

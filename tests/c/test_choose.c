@@ -128,7 +128,7 @@ static void check_families(void) {
         expect(!!family->kernels == (f != NVFP4_BACKEND_CPU), "kernels of a GPU's family");
         uint32_t taken = 0;
         for (int32_t o = 0; o < GEMM_OPERATIONS; o++) {
-            const gemm_planner *planner = family->operations[o];
+            const gemm_planner *planner = family->planners[o];
             if (!planner) continue;
             expect(planner->a_types && planner->candidates && planner->reject, "a planner");
             expect(!!planner->build == !!family->kernels && !!planner->run_host == !family->kernels,

@@ -54,7 +54,7 @@ static const kernel_set set = {
 static const gemm_planner tiny_gemm = {
     .a_types = TAKES_E2M1, .candidates = candidates, .reject = reject, .build = build};
 static const gemm_family tiny_family = {
-    .name = "tiny", .runs_on = "any GPU of this test", .kernels = &set, .operations = {[OP_GEMM] = &tiny_gemm}};
+    .name = "tiny", .runs_on = "any GPU of this test", .kernels = &set, .planners = {[OP_GEMM] = &tiny_gemm}};
 
 extern const gemm_family cpu_family, sm80_family, sm90_family;
 static gemm_family sm80, sm90;
@@ -79,11 +79,11 @@ static int32_t crowd(int32_t family, gemm_candidate *out) {
 }
 
 static int32_t sm80_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return crowded ? crowd(NVFP4_BACKEND_SM80, out) : sm80_family.operations[OP_GEMM]->candidates(props, t, out);
+    return crowded ? crowd(NVFP4_BACKEND_SM80, out) : sm80_family.planners[OP_GEMM]->candidates(props, t, out);
 }
 
 static int32_t sm90_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return crowded ? crowd(NVFP4_BACKEND_SM90, out) : sm90_family.operations[OP_GEMM]->candidates(props, t, out);
+    return crowded ? crowd(NVFP4_BACKEND_SM90, out) : sm90_family.planners[OP_GEMM]->candidates(props, t, out);
 }
 
 static const uint32_t SM80 = 1u << NVFP4_BACKEND_SM80, SM90 = 1u << NVFP4_BACKEND_SM90, OWN = 1u << TINY;
@@ -188,9 +188,9 @@ static void check_launch(void) {
 
 int main(void) {
     sm80 = sm80_family, sm90 = sm90_family;
-    sm80_gemm = *sm80.operations[OP_GEMM], sm90_gemm = *sm90.operations[OP_GEMM];
+    sm80_gemm = *sm80.planners[OP_GEMM], sm90_gemm = *sm90.planners[OP_GEMM];
     sm80_gemm.candidates = sm80_candidates_or_crowd, sm90_gemm.candidates = sm90_candidates_or_crowd;
-    sm80.operations[OP_GEMM] = &sm80_gemm, sm90.operations[OP_GEMM] = &sm90_gemm;
+    sm80.planners[OP_GEMM] = &sm80_gemm, sm90.planners[OP_GEMM] = &sm90_gemm;
     snprintf(about, sizeof about, "table");
     expect(!strcmp(nvfp4_backend_name((nvfp4_backend)TINY), "tiny"), "the backend has its name");
     check_ranking();

@@ -55,8 +55,8 @@ static int32_t answer_batch_invariant(const device_props *props, const gemm_trai
 static const gemm_planner sm80_all = {
     .a_types = UINT32_MAX, .candidates = answer_sm80, .batch_invariant = answer_batch_invariant};
 static const gemm_planner sm90_all = {.a_types = UINT32_MAX, .candidates = answer_sm90};
-static const gemm_family sm80 = {.name = "sm80", .operations = {[OP_GEMM] = &sm80_all, [OP_GEMM_NN] = &sm80_all}};
-static const gemm_family sm90 = {.name = "sm90", .operations = {[OP_GEMM] = &sm90_all, [OP_GEMM_NN] = &sm90_all}};
+static const gemm_family sm80 = {.name = "sm80", .planners = {[OP_GEMM] = &sm80_all, [OP_GEMM_NN] = &sm80_all}};
+static const gemm_family sm90 = {.name = "sm90", .planners = {[OP_GEMM] = &sm90_all, [OP_GEMM_NN] = &sm90_all}};
 const gemm_family *const gemm_families[GEMM_FAMILIES] = {[NVFP4_BACKEND_SM80] = &sm80, [NVFP4_BACKEND_SM90] = &sm90};
 
 enum { SM80 = 1 << NVFP4_BACKEND_SM80, SM90 = 1 << NVFP4_BACKEND_SM90 };

@@ -58,7 +58,7 @@ static PyObject *operations_of(const gemm_family *family, int linear_scales) {
     static const char *const names[GEMM_OPERATIONS] = {[OP_GEMM] = "gemm", [OP_GEMM_NN] = "gemm_nn"};
     PyObject *all = PyDict_New();
     for (int32_t o = 0; all && o < GEMM_OPERATIONS; o++) {
-        const gemm_planner *planner = family->operations[o];
+        const gemm_planner *planner = family->planners[o];
         if (!planner) continue;
         PyObject *types = types_of(linear_scales ? planner->a_types & ~planner->tma_a_types : planner->a_types);
         if (!types || PyDict_SetItemString(all, names[o], types) != 0) Py_CLEAR(all);

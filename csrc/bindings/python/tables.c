@@ -52,8 +52,8 @@ static const char *dtype_name_of(const operation_result *r) {
 
 /* The scalar that chooses between a result's two shapes. */
 static const char *condition_of(const operation *op, const operation_result *r) {
-    for (int32_t i = 0; r->mask && i < op->scalar_count; i++)
-        if (op->scalars[i].kind != SCALAR_SIZE && op->scalars[i].offset == r->when) return op->scalars[i].name;
+    for (int32_t i = 0; r->flags_mask && i < op->scalar_count; i++)
+        if (op->scalars[i].kind != SCALAR_SIZE && op->scalars[i].offset == r->flags_offset) return op->scalars[i].name;
     return NULL;
 }
 
@@ -62,11 +62,11 @@ static PyObject *results_of(const operation *op) {
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list && i < op->result_count; i++) {
         const operation_result *r = &op->results[i];
-        PyObject *one = Py_BuildValue("{ss,si,ss,ss,ss,s(NN),s(NN),sz,sI}", "name", op->tensors[r->tensor].name, "like",
-                                      r->like, "rank", ranks[r->rank], "dtype", dtype_name_of(r), "default_dtype",
-                                      nvfp4_dtype_name(r->default_dtype), "shape", size_of(&r->shape.rows),
-                                      size_of(&r->shape.columns), "other_shape", size_of(&r->other_shape.rows),
-                                      size_of(&r->other_shape.columns), "when", condition_of(op, r), "mask", r->mask);
+        PyObject *one = Py_BuildValue(
+            "{ss,si,ss,ss,ss,s(NN),s(NN),sz,sI}", "name", op->tensors[r->tensor].name, "like", r->like, "rank",
+            ranks[r->rank], "dtype", dtype_name_of(r), "default_dtype", nvfp4_dtype_name(r->default_dtype), "shape",
+            size_of(&r->shape.rows), size_of(&r->shape.columns), "flag_shape", size_of(&r->flag_shape.rows),
+            size_of(&r->flag_shape.columns), "flags", condition_of(op, r), "flags_mask", r->flags_mask);
         if (!append(list, one)) Py_CLEAR(list);
     }
     return list;

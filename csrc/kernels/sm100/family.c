@@ -68,6 +68,6 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1,
 const gemm_family sm100_family = {
     FAMILY_ROW(sm100),
     .kernels = &set,
-    .operations = {[OP_GEMM] = &gemm},
+    .planners = {[OP_GEMM] = &gemm},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
 };

@@ -258,6 +258,6 @@ static const gemm_planner gemm_nn = {.a_types = TAKES_16_BIT,
 const gemm_family sm80_family = {
     FAMILY_ROW(sm80),
     .kernels = &set,
-    .operations = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
+    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

@@ -135,6 +135,6 @@ static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, reject_nn);
 const gemm_family sm90_family = {
     FAMILY_ROW(sm90),
     .kernels = &set,
-    .operations = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
+    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };
