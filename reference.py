@@ -444,7 +444,7 @@ def check_implementation(
 def compare(
     output: torch.Tensor, expected: torch.Tensor, *, exact: bool = False, rtol: float = RTOL, atol: float = ATOL
 ) -> tuple[bool, str]:
-    """As check_implementation, for an expected result at hand. A NaN equals a NaN, whatever its payload."""
+    """Does the work of check_implementation for an expected result at hand. A NaN equals a NaN of any payload."""
     if output.shape != expected.shape or output.dtype != expected.dtype:
         got, want = (f"{x.dtype} of shape {tuple(x.shape)}" for x in (output, expected))
         return False, f"output is {got}, expected {want}"

@@ -57,7 +57,7 @@ def one_at_a_time() -> None:
 class Build(build):
     def run(self) -> None:
         one_at_a_time()
-        # What an earlier build left here would be packed too, deleted files included.
+        # Files that an earlier build left here would be packed too, those of deleted sources included.
         shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
 

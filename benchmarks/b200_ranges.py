@@ -98,7 +98,7 @@ class Span:
 
 
 def span(us: Callable[[Struct], float], constants: Struct) -> Span:
-    """Of a time as a function of the constants."""
+    """The span of a time, given as a function of the constants."""
     fast, slow = ends()
     middle, least, most = us(constants), us(constants.copy(**fast)), us(constants.copy(**slow))
     faster, slower = (

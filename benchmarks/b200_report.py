@@ -82,7 +82,7 @@ class Peer:
 
     @property
     def error(self) -> float:
-        """Of the model, in %."""
+        """The error of the model, in %."""
         return 100 * (self.time(self.work, constants()) / self.us - 1)
 
 
@@ -272,7 +272,7 @@ def shape_table(shapes: Iterable[Shape], rows: list[Config], c: Struct) -> list[
 
 
 def parts_table(shapes: Iterable[Shape], rows: list[Config], c: Struct) -> list[str]:
-    """Of the same plans with PDL; the gap between calls comes on top."""
+    """The parts of the same plans with PDL; the gap between calls comes on top."""
     return header(*PARTS_COLUMNS) + [parts_row(best(shape, rows, c)) for shape in shapes]
 
 
@@ -296,7 +296,7 @@ def ranked_plain(rows: list[Config], c: Struct) -> float:
 
 
 def ranked_spans(rows: list[Config], c: Struct) -> dict[str, Span]:
-    """Of the geometric means, with the plans that are chosen by the middle values."""
+    """The spans of the geometric means, with the plans that are chosen by the middle values."""
     chosen = [best(shape, rows, c) for shape in RANKED]
     without = [best_plain(shape, rows, c) for shape in RANKED]
     means: dict[str, Callable[[Struct], float]] = {
@@ -308,7 +308,7 @@ def ranked_spans(rows: list[Config], c: Struct) -> dict[str, Span]:
 
 
 def measured_gains() -> list[float]:
-    """What constant_b saved on an H200 for the ranked shapes, us: its kernels leave the next call no room."""
+    """The time that constant_b saved on an H200 for the ranked shapes, us: its kernels leave the next call no room."""
     with MEASURED_CONSTANT_B.open() as file:
         found = {(line["M"], line["NxK"]): line for line in csv.DictReader(file) if line["gpu"] == "h200"}
     lines = [found[str(shape.m), f"{shape.n}x{shape.k}"] for shape in RANKED]
@@ -349,7 +349,7 @@ def worst_case(
 
 
 def change_of(first: Plan, other: Plan) -> tuple[float, float]:
-    """Of the middle and of the high, in %."""
+    """The change of the middle and of the high, in %."""
     return 100 * (other.us / first.us - 1), 100 * (other.span.high / first.span.high - 1)
 
 
@@ -444,8 +444,8 @@ def constants_table() -> list[str]:
 
 
 def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
-    """Those of b200_model.md. model_b200.py prints the rest: more shapes, parts, --all plans, --peers, --sensitivity,
-    --worst, --configurations, --constants."""
+    """The tables of b200_model.md. model_b200.py prints the rest: more shapes, parts, --all plans, --peers,
+    --sensitivity, --worst, --configurations, --constants."""
     return {
         "goal": goal_table(rows, c),
         "ranked": shape_table(RANKED, rows, c),

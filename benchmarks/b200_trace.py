@@ -16,7 +16,7 @@ MULTICAST = "from global, multicast to further CTAs"
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one launch: bytes of the busiest CTA and of all of them, instructions of all."""
+    """Counts of one launch: bytes of the busiest CTA and of all of them, instructions of all."""
 
     cta_loaded: float  # into shared memory, from global memory
     loaded: float
@@ -35,7 +35,7 @@ class Counts:
 
 
 def counted(kernel: dict) -> Counts:
-    """Of a kernel in a trace."""
+    """The counts of a kernel in a trace."""
 
     def count(prefix: str) -> int:
         return sum(lanes for name, (_, lanes) in kernel["instructions"].items() if name.startswith(prefix))

@@ -55,7 +55,7 @@ const sm100_model sm100_model_defaults = {
 #undef X
 };
 
-/* Of contiguous operands with scales in the tensor core's layout, and an fp16 result. */
+/* Fills the traits of contiguous operands with scales in the tensor core's layout, and an fp16 result. */
 void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *out) {
     static const uint8_t memory[16] __attribute__((aligned(16)));
     const int64_t atoms = ceil_div(k, SM100_MMA_K) * SM100_ATOM_BYTES;

@@ -141,7 +141,7 @@ def sm100_constants() -> list[Constant]:
 
 @functools.cache
 def traits(m: int, n: int, k: int, l: int = 1) -> Struct:
-    """Of contiguous operands."""
+    """The traits of contiguous operands."""
     made = new("gemm_traits")
     library().c.contiguous_traits(*map(ctypes.c_int64, (m, n, k, l)), ctypes.byref(made))
     return made

@@ -55,7 +55,7 @@ KEPT = {
 }
 EVENT_PAIR_US = 1.25  # an empty pair of events, in each measured time
 
-# What is measured: layers of four model families, and the ranked shapes, as `nvfp4 bench --set monotone` has them.
+# The measured shapes: layers of four model families, and the ranked shapes, as `nvfp4 bench --set monotone` has them.
 LAYERS = [(shape.n, shape.k) for shape in monotone([1])]
 # fmt: off
 ROWS = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 24, 32, 33, 40, 64, 65, 72, 96,
@@ -202,7 +202,7 @@ def fit(model: Model, measured: Measured) -> None:
 
 
 def predict() -> None:
-    """Of the first plan of each shape."""
+    """Prints the predicted times of the first plan of each shape."""
     constants = c_model.model("sm90")
     print("m,n,k," + ",".join(PREDICTED))
     for m in (1, 16, 64, 128, 256, 2048):

@@ -1,7 +1,9 @@
 """Tables of the Hopper kernels for the pages, from the CSV files of log/. readme_tables.py writes them.
 
-    short     README.md: a few shapes on both GPUs
-    goals     README.md of this folder: every shape beside its goal, cuBLAS and published kernels
+    layers    README.md: layers beside vLLM's Marlin and bf16 on an H100, quantization included
+    marlin    README.md of this folder: every figure of that run
+    vllm      the same page: a model's speed in vLLM on an H100
+    goals     the same page: every shape beside its goal, cuBLAS and published kernels
     ratios    the same page: back-to-back calls, and speed-ups of the H200's run (results/h200.json)
     targets   the same page: each goal, what was measured, met or missed
 
@@ -25,7 +27,12 @@ LOG = Path(__file__).resolve().parent / "log"
 RESULTS = LOG.parent / "results"
 GPUS = ("h200", "h100")
 CUBLAS = ("cuBLAS fp16", "cuBLAS fp8")
-SHORT = (Shape(1, 7168, 16384), Shape(8, 4096, 7168), *task_shapes([report.RANKED_M]))
+LAYERS = {  # columns of marlin_h100.csv: in README.md
+    "quantize + W4A4": "**W4A4**, quantization included",
+    "W4A16": "**W4A16**",
+    "Marlin": "Marlin (W4A16)",
+    "bf16": "bf16",
+}
 LARGE = Shape(2304, 4608, 7168)
 SQUARE = Shape(8192, 8192, 8192)  # its goal: cuBLAS fp16 in the same run
 LIKE_SQUARE = ("4096x7168x7168", "7000x4608x7168")  # the nearest in sm90_prefill_shapes.csv
@@ -52,17 +59,33 @@ def over(us: float, goal: float) -> float:
     return 100 * (us / goal - 1)
 
 
-def short() -> str:
-    """All but back-to-back are single calls."""
-    rows, columns = measured(), ["<M x N x K"]
-    for gpu in GPUS:
-        columns += [f"{gpu.upper()}, us", "back-to-back", "fp16", "fp8 *"]
-    names = ("us", "back-to-back", *CUBLAS)
+def beside_marlin() -> Iterable[tuple[Shape, Row]]:
+    for row in read("marlin_h100.csv"):
+        yield Shape(int(row["m"]), int(row["n"]), int(row["k"])), row
+
+
+def layers() -> str:
+    """Back-to-back calls."""
+    lines = [[str(shape), *(row[f"{name} back-to-back"] for name in LAYERS)] for shape, row in beside_marlin()]
+    return show.markdown(["<M x N x K", *LAYERS.values()], lines)
+
+
+def marlin() -> str:
+    """Single calls/back-to-back calls."""
+    names = ("W4A4", *LAYERS)
     lines = [
-        [str(shape), *(show.digits(float(rows[shape][f"{gpu} {name}"])) for gpu in GPUS for name in names)]
-        for shape in SHORT
+        [str(shape), *(f"{row[f'{name} us']}/{row[f'{name} back-to-back']}" for name in names)]
+        for shape, row in beside_marlin()
     ]
-    return show.markdown(columns, lines)
+    return show.markdown(["<M x N x K", *names], lines)
+
+
+def vllm() -> str:
+    """Two runs of ours."""
+    names = ("nvfp4 W4A4", "the same again", "Marlin", "bf16")
+    return show.markdown(
+        ["<", *names], [[row["what"], *(row[name] for name in names)] for row in read("vllm_h100.csv")]
+    )
 
 
 def goals() -> str:
@@ -150,7 +173,7 @@ def verdict(excess: float) -> str:
 
 
 def chain(gpu: str) -> str:
-    """Of the products alone."""
+    """The verdict on a chain, of the products alone."""
     rows = [row for row in read("constant_b.csv") if (row["gpu"], row["M"]) == (gpu, str(report.RANKED_M))]
     us = statistics.geometric_mean(float(row["gemm, constant_b"]) for row in rows)
     excess = over(us, CHAIN_GOAL_US)
@@ -158,7 +181,8 @@ def chain(gpu: str) -> str:
 
 
 def square() -> tuple[str, str, str]:
-    """Of both GPUs, and the file. Where hopper.csv has not this shape: the nearest that was measured beside cuBLAS."""
+    """The verdicts on both GPUs, and the file. If hopper.csv lacks this shape, they name the nearest that was measured
+    beside cuBLAS."""
     near = []
     for row in read("sm90_prefill_shapes.csv"):
         if row["M x N x K"] in LIKE_SQUARE:
@@ -187,4 +211,11 @@ def regret(gpu: str) -> str:
     return f"{verdict(late)}: {late} of {row['shapes']} above, at most {most:.1f}% ({row['worst']}); mean {mean:.1f}%"
 
 
-TABLES: dict[str, Callable[[], str]] = {"short": short, "goals": goals, "ratios": ratios, "targets": targets}
+TABLES: dict[str, Callable[[], str]] = {
+    "layers": layers,
+    "marlin": marlin,
+    "vllm": vllm,
+    "goals": goals,
+    "ratios": ratios,
+    "targets": targets,
+}

@@ -1,4 +1,4 @@
-"""Where a product takes longer than one of more rows, in a run of `nvfp4 bench --set monotone`.
+"""Lists products that take longer than one of more rows, in a run of `nvfp4 bench --set monotone`.
 
     python -m nvfp4 bench --set monotone --against none --repeat 21 --json run.json --plot run.svg
     python benchmarks/monotone.py run.json [another.json] [--most 3] [--csv log/monotone.csv]
@@ -27,7 +27,7 @@ Curves = dict[str, list[Point]]  # of each N x K, by M
 
 
 def curves(run: dict[str, Any]) -> Curves:
-    """Of the first implementation."""
+    """The curves of the first implementation."""
     found: Curves = {}
     for result in run["results"]:
         shape, first = report.shape_of(result), result["implementations"][0]

@@ -5,7 +5,7 @@
 The ranks are forked, one for each GPU that torch sees: on 1, 2, 4 .. of them, W4A16, W4A4 with a static and with a
 dynamic input scale, torch's own styles in bf16, and the block's two all-reduces alone. q/k/v and gate/up are one layer
 each, split by columns; o and down are split by rows. A CUDA graph holds the block BLOCKS times: it reads more than any
-L2 holds in between. Every layer reads an input of its own; quantisation is in the time, attention is not. Figures are
+L2 holds in between. Every layer reads an input of its own; quantization is in the time, attention is not. Figures are
 medians of rank 0. First each layer is compared with one GPU's: equal bits on integers, on random numbers the bound of
 fp32 sums (tests/bounds.py). Exits with 1 if a layer differs.
 """
@@ -119,7 +119,7 @@ def own(y: Tensor, index: int, mesh: DeviceMesh) -> Tensor:
 
 
 def differences(mode: str, mesh: DeviceMesh, layers: dict[str, torch.nn.Module], m: int) -> list[str]:
-    """What is wrong with the ranks' results, compared with one GPU's."""
+    """Lists what is wrong with the ranks' results, compared with one GPU's."""
     wrong = []
     activations, scale = MODES[mode]
     for i, (name, _, k, columns) in enumerate(LAYERS):
@@ -233,7 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--csv", metavar="FILE", help="write the table there")
     path = parser.parse_args().csv
-    child = os.fork()  # counting may initialise CUDA, after which nothing can be forked
+    child = os.fork()  # counting may initialize CUDA, after which nothing can be forked
     if child == 0:
         os._exit(torch.cuda.device_count())
     count = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -241,7 +241,7 @@ def main() -> None:
         sys.exit("parallel.py: this machine has no NVIDIA GPU")
     with tempfile.TemporaryDirectory() as folder:
         children = []
-        for rank in range(count):  # before anything initialises CUDA
+        for rank in range(count):  # before anything initializes CUDA
             child = os.fork()
             if child == 0:
                 failed = 1

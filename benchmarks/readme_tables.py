@@ -39,7 +39,7 @@ from nvfp4.cli import machine, plot, report, show  # noqa: E402
 
 RESULTS = "benchmarks/results"
 OUTPUT = "nvfp4-output-1"  # the output of a program, stored by --record
-# What documents leave to the run's file: clocks, temperature, power, host cost, and what README.md's method says.
+# Notes that documents leave to the run's file: clocks, temperature, power, host cost, and what README.md's method says.
 UNSHOWN = ("host cost", "clocks ", "clocks: ", "clock: ", "single-call: ", "back-to-back: ", "between two events: ")
 MARKED = re.compile(r"(?ms)^<!-- run: (\S+?)(?:, without its table)? -->\n.*?^<!-- end of run -->$")
 MARKED_TABLE = re.compile(r"(?ms)^<!-- table: (\S+) -->\n.*?^<!-- end of table -->$")

@@ -33,7 +33,7 @@ def wanted() -> bool:
 
 
 def required_wheels() -> list[str]:
-    """What a build environment needs besides setuptools."""
+    """The packages that a build environment needs besides setuptools."""
     if not wanted() or find_nvcc() is not None:
         return []
     print(f"{NOT_FOUND}: asking for the wheels. If they cannot be had, {REMEDY}")
@@ -90,8 +90,8 @@ def inputs(source: Path, root: Path | None = None) -> list[Path] | None:
     return sorted(found)
 
 
-# What machine code is made of where it is not the PTX of its own name. The kernels for every GPU ask for nothing newer
-# than sm_90, and each PTX costs a pass of the compiler, more than all of ptxas.
+# The PTX that machine code is made from, if it is not that of its own name. The kernels for every GPU ask for nothing
+# newer than sm_90, and each PTX costs a pass of the compiler, more than all of ptxas.
 PTX_OF = {"sm_100": "compute_90", "sm_120": "compute_90"}
 
 
@@ -109,7 +109,7 @@ def preprocesses_cxx() -> bool:
 
 
 def architectures(table: Path, folder: str) -> list[str]:
-    """What the kernels of a folder are compiled for, by the table of the families (csrc/families.def)."""
+    """The architectures that the kernels of a folder are compiled for, by the table of families (csrc/families.def)."""
     rows = re.findall(r'^NVFP4_FAMILY\(\w+, (\w+), "[^"]*",\s*"([^"]*)"\)$', table.read_text(), re.MULTILINE)
     portable = next(archs for _, archs in rows if archs)
     return dict(rows).get(folder, portable).split()
@@ -121,8 +121,9 @@ def virtual(table: Path, folder: str) -> str:
 
 
 def chosen(archs: list[str], known: Iterable[str]) -> list[str]:
-    """Those of a kernel file's that NVFP4_ARCHS asks for, "sm_90 sm_120"; without it all. It chooses machine code: a
-    name stands for its variants too (sm_90a). PTX stays, which the driver compiles for any other GPU at first use."""
+    """The architectures of a kernel file that NVFP4_ARCHS asks for, "sm_90 sm_120"; without it all. It chooses machine
+    code: a name stands for its variants too (sm_90a). PTX stays, which the driver compiles for any other GPU at first
+    use."""
     wanted = os.environ.get("NVFP4_ARCHS", "").split()
     names = sorted({arch.rstrip("af") for arch in known if arch.startswith("sm_")}, key=lambda name: int(name[3:]))
     for name in wanted:
@@ -139,7 +140,7 @@ def sha256(*parts: bytes) -> str:
 
 
 def toolkit(nvcc: Path) -> Path | None:
-    """Where nvcc takes its programs and headers from, which is not beside it if it is a link or a script."""
+    """The folder from which nvcc takes its programs and headers; nvcc is not in it if it is a link or a script."""
     command = [nvcc, "--dryrun", "-fatbin", "-x", "cu", os.devnull, "-o", os.devnull]
     found = re.search(r"^#\$ TOP=(.+)$", subprocess.run(command, capture_output=True, text=True).stderr, re.M)
     return Path(found[1]) if found else None
@@ -159,13 +160,13 @@ def parts_of(top: Path) -> list[Path] | None:
 
 @functools.lru_cache(maxsize=8)
 def digest_of(top: Path, stamps: tuple[tuple[Path, int, int], ...]) -> str:
-    """Of names and contents. Times only tell one process that it knows them already: an isolated build unpacks the
-    same toolkit with other times, in another folder."""
+    """The digest of names and contents. Times only tell one process that it knows them already: an isolated build
+    unpacks the same toolkit with other times, in another folder."""
     return sha256(*(part for path, *_ in stamps for part in (str(path).encode(), (top / path).read_bytes())))
 
 
 def compiler_of(nvcc: Path) -> str | None:
-    """What nvcc says of itself, and the programs and headers that it uses: one of them can be exchanged alone."""
+    """Identifies nvcc by its version text and by the programs and headers that it uses: one can be exchanged alone."""
     top = toolkit(nvcc)
     parts = parts_of(top) if top else None
     if parts is None:
@@ -188,7 +189,7 @@ HIDDEN_INPUTS = (
 
 
 def key_of(source: Path, options: list[str], flags: list[str], nvcc: Path, root: Path | None) -> str | None:
-    """Of everything that a fat binary is made from; None where that is unclear, and it has to be made anew."""
+    """The key of everything that a fat binary is made from; None where that is unclear, and it has to be made anew."""
     files = inputs(source, root)
     hidden = any(os.environ.get(name) for name in HIDDEN_INPUTS)
     if files is None or hidden or not all(map(PLAIN_FLAG.fullmatch, flags)):
@@ -200,7 +201,7 @@ def key_of(source: Path, options: list[str], flags: list[str], nvcc: Path, root:
 
 
 def name_of(source: Path) -> str:
-    """Of a kernel file's fat binary: its folder and stem."""
+    """The name of a kernel file's fat binary: its folder and stem."""
     return f"{source.parent.name}_{source.stem}"
 
 

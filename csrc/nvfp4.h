@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-#define NVFP4_VERSION  "0.2.0"
+#define NVFP4_VERSION  "0.3.0"
 #define NVFP4_MAX_DIMS 6
 
 typedef enum nvfp4_status {
@@ -52,18 +52,16 @@ typedef enum nvfp4_backend {
 } nvfp4_backend;
 
 typedef enum nvfp4_flags {
-    /* The bits of a row of the result depend neither on M nor on the row's place: one order of additions along K for
-     * every M of the same N, K and L on one device, whatever is forced by nvfp4_set_candidate or nvfp4_override_plan.
-     */
+    /* The bits of a row of the result depend neither on M nor on the row's place: one order of additions along K serves
+     * every M of the same N, K and L on one device, whatever nvfp4_set_candidate or nvfp4_override_plan forces. */
     NVFP4_BATCH_INVARIANT = 1,
-    /* The caller's word that work which may still run when the product starts writes neither b nor scale_b, as between
-     * the layers of a model. Such work is the kernel before it on the stream, and whatever else that kernel does not
-     * wait for. sm90_gemm and sm100_gemm then load b early; other kernels ignore the flag. Bits of the result do not
-     * change. */
+    /* A promise: no kernel that may still run when the product starts writes b or scale_b. It is true of the weights of
+     * a model. Such kernels are the one before the product on the stream, and all that this one does not wait for.
+     * sm90_gemm and sm100_gemm then load b early; other kernels ignore the flag. Bits of the result do not change. */
     NVFP4_CONSTANT_B = 2,
     /* C = alpha * (A . B) + beta * C + bias, for the gradient with respect to A: a is fp16 or bf16 [M, N] or [L, M, N],
-     * b lies as ever, out and c are [M, K] or [L, M, K], bias has K elements and alpha one. N is any size; rows of a
-     * are dense or a multiple of 16 bytes apart, its data is aligned to 2 bytes. The cpu and sm80 kernels take it,
+     * b lies as for A . B^T, out and c are [M, K] or [L, M, K], bias has K elements and alpha one. N is any size; rows
+     * of a are dense or a multiple of 16 bytes apart, its data is aligned to 2 bytes. The cpu and sm80 kernels take it,
      * those of sm90 with 128x4 scales and rows and batches of a and b on 16 bytes. */
     NVFP4_NO_TRANSPOSE_B = 4,
 } nvfp4_flags;
@@ -100,7 +98,7 @@ typedef struct nvfp4_error {
 } nvfp4_error;
 void nvfp4_last_error_data(nvfp4_error *error);
 
-/* Where a call runs and with which memory. The arguments of every operation begin with it. */
+/* The place and the memory of a call. The arguments of every operation begin with it. */
 typedef struct nvfp4_call {
     size_t size;     /* of the whole struct of arguments, in bytes. NVFP4_..._ARGS sets it. A program that was compiled
                       * with fewer fields keeps working: those that it lacks have their defaults */
@@ -150,7 +148,7 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
 }
 #define NVFP4_GEMM_ARGS nvfp4_gemm_defaults()
 
-/* How a product will be run. Strings are static. */
+/* Describes how a product will be run. Strings are static. */
 typedef struct nvfp4_plan {
     nvfp4_backend backend;
     const char *name;   /* of the kernel */
@@ -169,7 +167,7 @@ typedef struct nvfp4_plan {
     double single_us;        /* on a GPU: modelled time of a single call with a cold L2 */
 } nvfp4_plan;
 
-/* Force the plan of this rank for later products of this context: 0, the default, is the one of the least modelled
+/* Forces the plan of this rank for later products of this context: 0, the default, is the one of the least modelled
  * time; the last one where there are fewer. For measuring what the model ranks. */
 nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
 

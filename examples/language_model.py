@@ -36,7 +36,7 @@ import nvfp4.checkpoints.modelopt
 NAMES = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
 NAMES |= {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
 TEXT, CALIBRATION = "compound", "specialnames"  # keys of pydoc's topics
-# Of nvfp4.quantize_model: activations and block_scale.
+# The arguments of nvfp4.quantize_model: activations and block_scale.
 MODES = {
     "W4A16": (None, "amax6"),
     "W4A16 4/6": (None, "four_over_six"),
@@ -47,7 +47,7 @@ MODES = {
 
 @dataclass
 class Sizes:
-    """Of the model: as in the file's fields `llama.*`."""
+    """The sizes of the model, as in the file's fields `llama.*`."""
 
     vocabulary: int
     blocks: int
@@ -217,7 +217,7 @@ def generate(model: Llama, ids: Tensor, count: int) -> list[int]:
 
 
 def cpu_seconds(run: Callable[[], Any], rounds: int) -> float:
-    """Of the fastest of some calls: CPU time of one thread, which other programs on the machine change little."""
+    """The seconds of the fastest of some calls: CPU time of one thread, which other programs change little."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
@@ -227,7 +227,7 @@ def cpu_seconds(run: Callable[[], Any], rounds: int) -> float:
 
 
 def gpu_seconds(run: Callable[[], Any], rounds: int) -> float:
-    """Of a call as a CUDA graph: the median of some replays."""
+    """The seconds of a call as a CUDA graph: the median of some replays."""
     stream = torch.cuda.Stream()  # of the current device; torch.cuda.graph's default one is of the first it saw
     with torch.cuda.stream(stream):
         run()
@@ -256,7 +256,7 @@ def speeds(model: Llama, ids: Tensor, decode: int, rounds: int) -> tuple[float, 
 
 
 def weight_bytes(model: Llama) -> tuple[int, int]:
-    """Of the linear layers, and of everything else."""
+    """The bytes of the linear layers, and of everything else."""
     linears = {name for name, _ in model.blk.named_modules() if name.endswith("_proj")}
     inside = sum(
         t.nbytes for name, t in model.blk.state_dict().items() if any(name.startswith(f"{own}.") for own in linears)

@@ -7,7 +7,7 @@ fp32 and with every linear layer of its six encoder blocks as `nvfp4.quantize` a
 printed for each kind of layer, on the activations that real sentences give in the fp32 model:
 
   nvfp4      of our product against the fp32 layer
-  format     of the quantised operands' product, summed in fp64, against the fp32 layer: what four bits cost
+  format     of the quantized operands' product, summed in fp64, against the fp32 layer: what four bits cost
   beyond     of our product against that fp64 product: what our arithmetic adds
 """
 
@@ -198,7 +198,7 @@ def report(result: Result, device: str) -> None:
     for title, vectors in (("fp32", result.fp32), ("NVFP4", result.nvfp4)):
         likeness = vectors @ vectors.T - 2 * torch.eye(sentences, device=device)
         right = sum(int(likeness[i].argmax()) == i ^ 1 for i in range(sentences))
-        print(f"{title}: the most alike sentence is the one of like meaning for {right} of {sentences}")
+        print(f"{title}: the nearest neighbour is the paraphrase: {right} of {sentences}")
 
 
 if __name__ == "__main__":

@@ -5,20 +5,20 @@ scale (e4m3) for every 16 values along K.
 
     gemm            C = alpha * (A . B^T) + beta * C + bias
     custom_kernel   the same product for the views of GPU MODE's competition
-    quantize        numbers to NVFP4;  dequantize: back
-    rms_norm_quantize, silu_mul_quantize   the same behind an RMS norm, with or without a residual, or SwiGLU
-    amax_scale      the global scale for quantize, on the device
-    swizzle         scales from the linear to the tensor core's layout;  unswizzle: back
-    info, init      what this machine can run and why; load the GPU code early
-    use_tuning      override launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
-    Linear          torch.nn.Linear with NVFP4 weights (this and the next three need torch)
-    quantize_model  a model's linear layers as NVFP4, in place
-    load            an NVFP4 checkpoint, and into a model
-    save            a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
-    parallel        a module to import: such layers on several devices, for torch's parallelize_module
-    transformers    a module to import: such checkpoints in Hugging Face transformers
-    vllm            the same in vLLM, which imports it itself
-    Error           raised for every invalid call, with an error message
+    quantize        converts numbers to NVFP4;  dequantize converts them back
+    rms_norm_quantize, silu_mul_quantize   quantize after an RMS norm, with or without a residual, or after SwiGLU
+    amax_scale      computes the global scale for quantize, on the device
+    swizzle         rearranges scales from the linear to the tensor core's layout;  unswizzle reverses it
+    info, init      tell what this machine can run and why; load the GPU code early
+    use_tuning      overrides launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
+    Linear          is torch.nn.Linear with NVFP4 weights (this and the next three need torch)
+    quantize_model  replaces a model's linear layers by NVFP4 ones, in place
+    load            reads an NVFP4 checkpoint, and puts it into a model
+    save            writes a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
+    parallel        runs such layers on several devices, for torch's parallelize_module (a module to import)
+    transformers    loads such checkpoints in Hugging Face transformers (a module to import)
+    vllm            runs them in vLLM, which imports the module itself
+    Error           is raised for every invalid call, with an error message
 
 help(nvfp4.gemm) is the reference. `torch.ops.nvfp4` has the same functions for compiled programs; they exist once both
 torch and nvfp4 are imported, in any order (nvfp4.torch_ops).
@@ -72,7 +72,8 @@ if TYPE_CHECKING:
 if "torch" in sys.modules:
     from nvfp4 import torch_ops as torch_ops
 
-# What imports torch is imported at its first use. It is not in __all__, so that `from nvfp4 import *` needs no torch.
+# Names whose modules import torch are imported at their first use. They are not in __all__, so that
+# `from nvfp4 import *` needs no torch.
 _LAZY = {
     "Linear": "nvfp4.linear",
     "quantize_model": "nvfp4.model",

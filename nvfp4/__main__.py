@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .cli import bench, check, commands, convert, info, inspect
 
 COMMANDS = {"check": check, "info": info, "bench": bench, "inspect": inspect, "convert": convert}
-DESCRIPTION = "Matrix products of NVFP4 data, on CPUs and NVIDIA GPUs."
+DESCRIPTION = "Check and time products of NVFP4 data on CPUs and NVIDIA GPUs, and look into NVFP4 checkpoints."
 
 
 def parser() -> argparse.ArgumentParser:

@@ -34,61 +34,85 @@ def gemm(
     constant_b: bool = False,
     transpose_b: bool = True,
 ) -> Array:
-    """C = alpha * (A . B^T) + beta * c + bias, of matrices A (M x K) and B (N x K): B is NVFP4, A NVFP4 or 16-bit.
-    Or without the transposition, alpha * (A . B), of 16-bit A (M x N): the gradient of a linear layer's input.
+    """Multiplies matrices: C = alpha * (A . B^T) + beta * c + bias, where B is NVFP4 and A is NVFP4 or 16-bit.
 
-    Tensors are torch tensors, NumPy arrays or arrays of any library with `__dlpack__` (CuPy, JAX), on the CPU or on one
-    CUDA device. On a GPU the work is enqueued on the current stream of the library of out, or else of a: nothing waits,
-    and the call can be captured in a CUDA graph. JAX's arrays are inputs, on a GPU with an `out` of another library.
-    torch.compile traces the call.
+    With `transpose_b=False` it computes C = alpha * (A . B) + beta * c + bias, of a 16-bit A: the gradient with respect
+    to a linear layer's input.
+
+    Tensors are torch tensors, NumPy arrays or arrays of any library with `__dlpack__` (CuPy, JAX). All of them lie on
+    the CPU or on one CUDA device. On a GPU the work is enqueued on the current stream of the library of out, or else of
+    a. The call waits for nothing, and a CUDA graph can capture it. JAX's arrays can be inputs; on a GPU they need an
+    `out` of another library. torch.compile traces the call.
 
     Args:
-        a: [M, K/2], or [L, M, K/2] for L products in one call; uint8 or float4_e2m1fn_x2. Element 2i of a row is the
-            low nibble of byte i, element 2i+1 the high one. K is a multiple of 16; M, N, L may be
-            any size, 0 included. Rows are contiguous; their pitch is K/2 bytes or a multiple of 16 bytes. The data is
-            aligned to 8 bytes.
-            Or float16 or bfloat16 values as they are (W4A16): [M, K] or [L, M, K], with data, rows and batches on 16
-            bytes, and None for scale_a. CPU, sm80 and sm90 kernels take it, sm90's with 128x4 scales and rows of b on
-            16 bytes. `info(m, n, k, a_dtype=...)` shows the plan.
-        b: [N, K/2] or [L, N, K/2], as an NVFP4 a.
-        scale_a, scale_b: one float8_e4m3fn (or the same as uint8) for every 16 values along K, in `scale_layout`.
-            Bit 7 is ignored; 0x7F is NaN and makes its row or column NaN.
-        alpha: a number, or float32 on the device of a: a tensor of one element, or a vector of length N that scales
-            each column of C by its own factor. Global scales go here, as multipliers.
-        bias: vector of length N, float32 or of the dtype of the result; added to every row.
-        c: a matrix like the result, same dtype; read only if beta is not 0. May be `out` itself.
-        beta: a number.
-        out: where to write, [M, N] or [L, M, N]; must not overlap other arguments than c. By default a new tensor.
-        out_dtype: torch.float16, torch.bfloat16 or torch.float32; NumPy's types and names such as "float32" are
-            accepted too. By default torch.float16, or the dtype of a 16-bit a. With `out`, must be its dtype.
-        scale_layout: "128x4", the tensor core's: the scale of row r, column s is at byte
+        a (Tensor): the matrix A, NVFP4 or 16-bit.
+            NVFP4: [M, K/2], or [L, M, K/2] for L products in one call; uint8 or float4_e2m1fn_x2.
+            Element 2i of a row is the low nibble of byte i, element 2i+1 the high one.
+            K is a multiple of 16. M, N and L may have any size, 0 included.
+            Rows are contiguous. Their pitch is K/2 bytes or a multiple of 16 bytes. The data is aligned to 8 bytes.
+            16-bit (W4A16): [M, K] or [L, M, K], float16 or bfloat16, with None for scale_a.
+            Data, rows and batches of a 16-bit a are aligned to 16 bytes. CPU and sm80 kernels take it. So do the sm90
+            kernels, with 128x4 scales and rows of b on 16 bytes. `info(m, n, k, a_dtype=...)` shows the plan.
+        b (Tensor): the matrix B, [N, K/2] or [L, N, K/2]. It obeys the rules of an NVFP4 a.
+        scale_a (Tensor or None): the scales of a, in `scale_layout`; None for a 16-bit a.
+            There is one float8_e4m3fn (or the same as uint8) for every 16 values along K.
+            Bit 7 is ignored. 0x7F is NaN and makes its row NaN.
+        scale_b (Tensor): the scales of b, as those of a; a NaN makes its column of C NaN.
+        alpha (float or Tensor, optional): the factor of A . B^T. Default: 1.
+            A tensor is float32, on the device of a, and has one element or N.
+            A vector of length N scales each column of C by its own factor.
+            Global scales go here, as multipliers.
+        bias (Tensor, optional): a vector of length N that is added to every row. Default: None.
+            Its dtype is float32 or that of the result.
+        c (Tensor, optional): a matrix with the shape and the dtype of the result. Default: None.
+            It is read only if beta is not 0. It may be `out` itself.
+        beta (float, optional): the factor of c. Default: 0.
+        out (Tensor, optional): the tensor that the result is written to, [M, N] or [L, M, N]. Default: a new tensor.
+            It must not overlap any argument but c.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of a 16-bit a, else torch.float16.
+            NumPy's types and names such as "float32" are accepted too.
+            If `out` is given, it must be the dtype of `out`.
+        scale_layout (str, optional): the layout of scale_a and scale_b. Default: "128x4".
+            "128x4" is the tensor core's. The scale of row r, column s is at byte
             ((r//128) * ceil(K/64) + s//4) * 512 + (r%32) * 16 + (r%128)//32 * 4 + s%4
             of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
-            anything. Or "linear": [rows, K/16] or [L, rows, K/16].
-        backend: None chooses by rule (`info(m, n, k)` shows the plan and the reason); "cpu", "sm80" (any GPU since
-            Ampere), "sm90" (H100, H200) or "sm100" (B200, B300) forces one.
-        batch_invariant: True: the bits of a row of the result depend neither on M nor on the row's place. One order of
-            additions along K serves every M of the same N, K, L, scale layout, alignment and backend on one device;
-            tuned plans do not count. Slower, most of all for few rows.
-        constant_b: True: your word that b and scale_b are complete before the kernel just before this call on the
-            stream starts, as a layer's weights are. `sm90_gemm_*` and `sm100_gemm_*` then load the first weights while
-            that kernel runs. If that kernel writes b or scale_b, the flag is the caller's error: nothing detects it and
-            the result is undefined, where without the flag it is right. It may write everything else. (A kernel that
-            lets its successor start early, by `griddepcontrol`, counts together with those that it does not wait for
-            itself; nvfp4's wait for all before letting go.) Without effect on other kernels, and on the bits.
-        transpose_b: False: C [M, K] = alpha * (A . B) + beta * c + bias, C[m, k] being a sum over n. b and scale_b lie
-            as ever. a is float16 or bfloat16 [M, N] or [L, M, N], of any N, with rows that are contiguous or a multiple
-            of 16 bytes apart; faster if data, rows and batches are on 16 bytes. out and c are [M, K] or [L, M, K], bias
-            has length K. alpha has one element: factors of b's rows would be within the sums. For these, multiply a by
-            them. CPU and sm80 kernels take it, with 128x4 scales and all rows and batches on 16 bytes those of sm90.
+            anything.
+            "linear" is [rows, K/16] or [L, rows, K/16].
+        backend (str, optional): the kernel family: "cpu", "sm80" (any GPU since Ampere), "sm90" (H100, H200) or "sm100"
+            (B200, B300). Default: None.
+            None chooses by rule; `info(m, n, k)` shows the plan and the reason.
+        batch_invariant (bool, optional): makes the bits of a row of the result independent of M and of the row's place.
+            Default: False.
+            One order of additions along K serves every M of the same N, K, L, scale layout, alignment and backend on
+            one device. Tuned plans do not count.
+            The call is slower, most of all with few rows.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b. Default: False.
+            A kernel that may run when this call starts counts. The promise is true of a layer's weights.
+            `sm90_gemm_*` and `sm100_gemm_*` then load the first weights while the kernel just before this call on the
+            stream still runs. That kernel may write everything else.
+            A broken promise is undefined behaviour: nothing detects it, and the result may be wrong.
+            A kernel that lets its successor start early, by `griddepcontrol`, counts together with the kernels that it
+            does not wait for itself. nvfp4's kernels wait for all earlier ones first.
+            The flag has no effect on other kernels, and none on the bits.
+        transpose_b (bool, optional): whether B is transposed. Default: True.
+            False computes C [M, K] = alpha * (A . B) + beta * c + bias, where C[m, k] is a sum over n.
+            b and scale_b have the same shapes and layouts as with True.
+            a is float16 or bfloat16, [M, N] or [L, M, N], of any N. Its rows are contiguous or a multiple of 16 bytes
+            apart. The call is faster if data, rows and batches are aligned to 16 bytes.
+            out and c are [M, K] or [L, M, K], and bias has length K.
+            alpha has one element. Factors of b's rows lie within the sums: multiply a by them.
+            CPU and sm80 kernels take it. So do the sm90 kernels, with 128x4 scales and all rows and batches on 16
+            bytes.
 
     Returns:
-        `out`, or a new tensor of a's library on a's device: by its from_dlpack, or on a GPU its empty().
+        `out`, or a new tensor of a's library on a's device. It is made by the library's from_dlpack, or on a GPU by its
+        empty().
 
-    Sums are accumulated in fp32 from exact products (with bfloat16 values of a below 2^-109 they may underflow); alpha,
-    beta * c and bias are applied in fp32; the result is rounded once, to nearest even. The same call on the same device
-    gives the same bits every time. No gradient is computed: a bias, c, alpha or out that requires one is rejected while
-    gradients are recorded.
+    Products are exact, and sums are accumulated in fp32. (With bfloat16 values of a below 2^-109 products may
+    underflow.) alpha, beta * c and bias are applied in fp32, and the result is rounded once, to nearest even. The same
+    call on the same device gives the same bits every time. No gradient is computed: a bias, c, alpha or out that
+    requires one is rejected while gradients are recorded.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. The message names the argument,
@@ -120,21 +144,26 @@ def gemm(
 
 
 def reject_switch(**switches: object) -> None:
-    """Raises an error that names the first that is no bool: other values would count as True, or have no truth."""
+    """Raises an error that names the first value that is no bool: it would count as True, or have no truth value."""
     for name, value in switches.items():
         if type(value) is not bool:
             raise _C.Error(f"{name}: is of type {type(value).__name__}; must be True or False")
 
 
 def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array) -> Array:
-    """C = A . B^T on the views that GPU MODE's NVFP4 competition passes; writes c and returns it.
+    """Computes C = A . B^T on the views that GPU MODE's NVFP4 competition passes, and writes it to c.
 
     Args:
-        a: [M, K/2, L], b: [N, K/2, L]: float4_e2m1fn_x2 or uint8, in memory (L, rows, K/2).
-        sfa_permuted, sfb_permuted: [32, 4, ceil(rows/128), 4, ceil(K/64), L], float8_e4m3fn or uint8: the view
-            permute(3, 4, 1, 5, 2, 0) of contiguous (L, ceil(rows/128), ceil(K/64), 32, 4, 4), whose bytes are those of
-            gemm's "128x4".
-        c: [M, N, L], float16 (or bfloat16, float32), in memory (L, M, N).
+        a (Tensor): [M, K/2, L], float4_e2m1fn_x2 or uint8, in memory (L, M, K/2).
+        b (Tensor): [N, K/2, L], float4_e2m1fn_x2 or uint8, in memory (L, N, K/2).
+        sfa_permuted (Tensor): the scales of a, [32, 4, ceil(M/128), 4, ceil(K/64), L], float8_e4m3fn or uint8.
+            It is the view permute(3, 4, 1, 5, 2, 0) of a contiguous tensor (L, ceil(M/128), ceil(K/64), 32, 4, 4),
+            whose bytes are those of gemm's "128x4".
+        sfb_permuted (Tensor): the scales of b, likewise with N in place of M.
+        c (Tensor): the result, [M, N, L], float16, bfloat16 or float32, in memory (L, M, N).
+
+    Returns:
+        c.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, strides included. Nothing has been written.
@@ -154,25 +183,31 @@ def quantize(
     scale_layout: str = "128x4",
     block_scale: str = "amax6",
 ) -> tuple[Array, Array]:
-    """Numbers to NVFP4: returns (data, scale) with x ~ value * scale * global_scale.
+    """Quantizes numbers to NVFP4: x is approximated by value * scale * global_scale.
 
     Args:
-        x: [R, K] or [L, R, K], float16, bfloat16 or float32; K is a multiple of 16.
-        global_scale: a multiplier that dequantize (or gemm's alpha) applies again: a number or a float32 tensor of one
-            element, positive and finite. amax_scale(x) uses the whole range of the scales. By default 1.
-        scale_layout: of the scales returned, "128x4" or "linear" (see gemm).
-        block_scale: "amax6", or "four_over_six": of the scales from amax/6 and from amax/4 the one with the smaller
-            sum of squared errors, the first if they are equal. Use amax_scale with the same block_scale: a scale from
-            amax/4 is 1.5 times as large and may saturate otherwise.
+        x (Tensor): [R, K] or [L, R, K], float16, bfloat16 or float32. K is a multiple of 16.
+        global_scale (float or Tensor, optional): the multiplier that dequantize or gemm's alpha applies again. Default:
+            1.
+            It is positive and finite. A tensor is float32 and has one element.
+            amax_scale(x) gives the multiplier with which the whole range of the scales is used.
+        scale_layout (str, optional): the layout of the scales that are returned, "128x4" or "linear" (see gemm).
+            Default: "128x4".
+        block_scale (str, optional): how the scale of a block is chosen, "amax6" or "four_over_six". Default: "amax6".
+            "amax6" takes amax/6.
+            "four_over_six" takes amax/6 or amax/4, whichever gives the smaller sum of squared errors, and amax/6 if
+            both are equal. Call amax_scale with the same block_scale: a scale from amax/4 is 1.5 times as large and may
+            saturate otherwise.
 
     Returns:
-        data: [.., R, K/2] uint8, two values a byte (data.view(torch.float4_e2m1fn_x2) where the dtype is wanted).
-        scale: float8_e4m3fn (uint8 outside torch), "128x4": [.., R rounded up to 128, K/16 rounded up to 4], with zeros
-            as padding; "linear": [.., R, K/16].
+        (data, scale).
+        data is [.., R, K/2] uint8, two values a byte; data.view(torch.float4_e2m1fn_x2) has the other dtype.
+        scale is float8_e4m3fn (uint8 outside torch). In "128x4" it is [.., R rounded up to 128, K/16 rounded up to 4],
+        with zeros as padding. In "linear" it is [.., R, K/16].
 
-    A block's scale is amax/6 / global_scale rounded to e4m3, a value is x / (scale * global_scale) rounded to e2m1,
-    both to nearest, ties to even, saturating. A block of zeros has scale 0. Finite input never gives NaN or infinity;
-    a NaN makes the scale of its block NaN.
+    The scale of a block is amax/6 / global_scale rounded to e4m3. A value is x / (scale * global_scale) rounded to
+    e2m1. Both are rounded to nearest, ties to even, and saturate. A block of zeros has scale 0. Finite input never
+    gives NaN or infinity; a NaN makes the scale of its block NaN.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -201,20 +236,27 @@ def dequantize(
     scale_layout: str = "128x4",
     out_dtype: DType | None = None,
 ) -> Array:
-    """NVFP4 to numbers: value * scale * global_scale, in fp32, rounded once to out_dtype.
+    """Converts NVFP4 to numbers: value * scale * global_scale, computed in fp32 and rounded once to out_dtype.
 
     Args:
-        data: [R, K/2] or [L, R, K/2], uint8 or float4_e2m1fn_x2.
-        scale: the scales, as quantize returns them (see gemm).
-        global_scale: a number or a float32 tensor of one element; by default 1.
-        scale_layout: "128x4" or "linear".
-        out_dtype: torch.float32 (the default), torch.float16 or torch.bfloat16.
+        data (Tensor): [R, K/2] or [L, R, K/2], uint8 or float4_e2m1fn_x2.
+        scale (Tensor): the scales, as quantize returns them (see gemm).
+        global_scale (float or Tensor, optional): the multiplier. Default: 1.
+            A tensor is float32 and has one element.
+        scale_layout (str, optional): the layout of scale, "128x4" or "linear". Default: "128x4".
+        out_dtype (dtype, optional): torch.float32, torch.float16 or torch.bfloat16. Default: torch.float32.
 
     Returns:
         [R, K] or [L, R, K].
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> data, scale = nvfp4.quantize(np.full((1, 16), -3, np.float32))
+        >>> nvfp4.dequantize(data, scale, global_scale=0.5)[0, :2]
+        array([-1.5, -1.5], dtype=float32)
     """
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
@@ -234,25 +276,32 @@ def rms_norm_quantize(
     scale_layout: str = "128x4",
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
-    """quantize of the RMS norm of rows, x / sqrt(mean(x^2) + eps) * weight, in one pass over memory.
+    """Quantizes the RMS norm of rows, x / sqrt(mean(x^2) + eps) * weight, in one pass over memory.
 
     Args:
-        x: [R, K] or [L, R, K], float16, bfloat16 or float32; K is a multiple of 16.
-        weight: [K], float32 or of the dtype of x.
-        eps: finite, not negative.
-        residual: a tensor as x, or None. x + residual, rounded to their dtype, stands for x and replaces the residual.
-        global_scale: a number or a float32 tensor of one element, as of quantize.
-        scale_layout: of the scales, "128x4" or "linear" (see gemm).
-        out: (data, scale), written in place of new tensors.
+        x (Tensor): [R, K] or [L, R, K], float16, bfloat16 or float32. K is a multiple of 16.
+        weight (Tensor): [K], float32 or of the dtype of x.
+        eps (float): a number that is finite and not negative.
+        residual (Tensor, optional): a tensor with the shape and the dtype of x. Default: None.
+            x + residual, rounded to their dtype, is used in place of x and is written to residual.
+        global_scale (float or Tensor, optional): the multiplier, as for quantize. Default: 1.
+        scale_layout (str, optional): the layout of the scales, "128x4" or "linear" (see gemm). Default: "128x4".
+        out (tuple of two Tensors, optional): (data, scale), which are written to. Default: new tensors.
 
     Returns:
-        data, scale: as of quantize.
+        (data, scale), as quantize returns them.
 
-    Norms are fp32 and not rounded to the dtype of x. The order of additions and all roundings are defined, the same on
-    every backend, and do not depend on the other rows (csrc/cpu/fused.c): the same bytes everywhere.
+    Norms are fp32 and are not rounded to the dtype of x. The order of additions and all roundings are defined
+    (csrc/cpu/fused.c): every backend gives the same bytes, and a row's bytes do not depend on the other rows.
 
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> data, scale = nvfp4.rms_norm_quantize(np.full((1, 16), 8, np.float32), np.full(16, 6, np.float32), 0.0)
+        >>> nvfp4.dequantize(data, scale)[0, :2]
+        array([6., 6.], dtype=float32)
     """
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
@@ -269,23 +318,29 @@ def silu_mul_quantize(
     scale_layout: str = "128x4",
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
-    """quantize of silu(gate) * up in one pass over memory; silu(x) = x / (1 + exp(-x)).
+    """Quantizes silu(gate) * up in one pass over memory, where silu(x) = x / (1 + exp(-x)).
 
     Args:
-        gate_up: [R, 2K] or [L, R, 2K], float16, bfloat16 or float32: the K gates of a row, then its K factors. K is a
-            multiple of 16.
-        global_scale: a number or a float32 tensor of one element, as of quantize.
-        scale_layout: of the scales, "128x4" or "linear" (see gemm).
-        out: (data, scale), written in place of new tensors.
+        gate_up (Tensor): [R, 2K] or [L, R, 2K], float16, bfloat16 or float32. K is a multiple of 16.
+            A row has its K gates first, then its K factors.
+        global_scale (float or Tensor, optional): the multiplier, as for quantize. Default: 1.
+        scale_layout (str, optional): the layout of the scales, "128x4" or "linear" (see gemm). Default: "128x4".
+        out (tuple of two Tensors, optional): (data, scale), which are written to. Default: new tensors.
 
     Returns:
-        data, scale: as of quantize, for [.., R, K].
+        (data, scale), as quantize returns them for [.., R, K].
 
-    Products are fp32 and not rounded to the dtype of gate_up. The operations of silu are defined, the same on
-    every backend, and within a few ulp (csrc/kernels/quantize/exponential.h): the same bytes everywhere.
+    Products are fp32 and are not rounded to the dtype of gate_up. The operations of silu are defined
+    (csrc/kernels/quantize/exponential.h): every backend gives the same bytes, within a few ulp of the exact value.
 
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> data, scale = nvfp4.silu_mul_quantize(np.full((1, 32), 64, np.float32), global_scale=2.0)
+        >>> nvfp4.dequantize(data, scale, global_scale=2.0)[0, :2]
+        array([4224., 4224.], dtype=float32)
     """
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
@@ -296,16 +351,18 @@ def silu_mul_quantize(
 
 
 def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
-    """The global scale with which quantize uses the whole range of the block scales: amax(|x|) / (448 * 6).
+    """Computes the global scale with which quantize uses the whole range of the block scales: amax(|x|) / (448 * 6).
 
     Args:
-        x: [R, K] or [L, R, K], float16, bfloat16 or float32, as of quantize; K may be any number.
-        block_scale: that of the quantize call: with "four_over_six" it is amax(|x|) / (256 * 6), since a block scale
-            may be 1.5 times as large there.
+        x (Tensor): [R, K] or [L, R, K], float16, bfloat16 or float32. K may be any number.
+        block_scale (str, optional): the block_scale of the quantize call. Default: "amax6".
+            With "four_over_six" the scale is amax(|x|) / (256 * 6), since a block scale may be 1.5 times as large
+            there.
 
     Returns:
-        float32 [1] on the device of x. The division is done in fp64 and rounded once. 1 if x has a NaN or an infinity
-        or is all zeros, or if the quotient rounds to 0. On a GPU it is one launch; nothing waits.
+        float32 [1] on the device of x. The division is done in fp64 and rounded once. The scale is 1 if x has a NaN or
+        an infinity or is all zeros, or if the quotient rounds to 0. On a GPU it is one launch, and the call waits for
+        nothing.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -324,17 +381,22 @@ def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
 
 
 def swizzle(scale: Array) -> Array:
-    """Scales from the linear to the 128x4 layout (see gemm), with zeros as padding.
+    """Rearranges scales from the linear to the 128x4 layout (see gemm), with zeros as padding.
 
     Args:
-        scale: [R, S] or [L, R, S], float8_e4m3fn or uint8; S is K/16.
+        scale (Tensor): [R, S] or [L, R, S] with S = K/16, float8_e4m3fn or uint8.
 
     Returns:
-        [.., R rounded up to 128, S rounded up to 4], contiguous, of the same dtype (uint8 outside torch): a container
-        of the right size whose bytes are in 128x4 order.
+        [.., R rounded up to 128, S rounded up to 4], contiguous, of the same dtype (uint8 outside torch). It is a
+        container of the right size whose bytes are in 128x4 order.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> nvfp4.swizzle(np.ones((3, 2), np.uint8)).shape
+        (128, 4)
     """
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
@@ -345,19 +407,25 @@ def swizzle(scale: Array) -> Array:
 
 
 def unswizzle(scale: Array, rows: int, columns: int) -> Array:
-    """Scales from the 128x4 to the linear layout; padding is not read.
+    """Rearranges scales from the 128x4 to the linear layout; padding is not read.
 
     Args:
-        scale: contiguous, float8_e4m3fn or uint8. A three-dimensional scale holds L batches in its first dimension,
-            any other shape one batch.
-        rows: R, the rows that the scales belong to.
-        columns: S = K/16, the scales of a row.
+        scale (Tensor): a contiguous tensor, float8_e4m3fn or uint8.
+            A three-dimensional scale holds L batches in its first dimension. Any other shape holds one batch.
+        rows (int): R, the number of rows that the scales belong to.
+        columns (int): S = K/16, the number of scales of a row.
 
     Returns:
         [R, S], or [L, R, S] for a three-dimensional scale.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> nvfp4.unswizzle(nvfp4.swizzle(np.uint8([[1, 2], [3, 4]])), 2, 2)
+        array([[1, 2],
+               [3, 4]], dtype=uint8)
     """
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):

@@ -1,4 +1,4 @@
-"""What this machine can run, and why."""
+"""Tells what this machine can run, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _ordinal(device: Any) -> int:
-    """The ordinal of a device, -1 for the CPU; device: an int, "cpu", "cuda", "cuda:1" or a torch.device."""
+    """The ordinal of a device, or -1 for the CPU. `device` is an int, "cpu", "cuda", "cuda:1" or a torch.device."""
     if isinstance(device, int) and not isinstance(device, bool):
         return device
     kind, _, index = str(device).partition(":")
@@ -31,7 +31,7 @@ def _ordinal(device: Any) -> int:
 
 
 def _name(dtype: Any) -> str:
-    """Of a torch dtype, a NumPy type or a name: as the C library has it."""
+    """The C library's name of a dtype, which is a torch dtype, a NumPy type or a name."""
     return str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
 
 
@@ -46,25 +46,42 @@ def info(
     a_dtype: DType | None = None,
     transpose_b: bool = True,
 ) -> dict[str, Any]:
-    """The version of nvfp4, what this machine can run, and the launch plan of a product of m x n x k.
+    """Describes this version of nvfp4, what this machine can run, and the launch plan of a product.
 
     Args:
-        m, n, k, l: a shape; give m, n and k together.
-        device: the device of the product: an ordinal, "cpu", "cuda", "cuda:1" or a torch.device. By default the
-            first usable GPU, else the CPU.
-        backend: as in gemm.
-        a_dtype: of gemm's a: torch.float16 or torch.bfloat16 (NumPy's types and names too), or None for NVFP4.
-        transpose_b: as in gemm; with False, a is M x N and the result M x K.
+        m (int, optional): the rows of A and of the result. Default: None.
+            Give m, n and k together, or none of them for a description without a plan.
+        n (int, optional): the rows of B. Default: None.
+        k (int, optional): the columns of B. Default: None.
+        l (int, optional): the number of products in the call. Default: 1.
+        device (int, str or torch.device, optional): the device of the product: an ordinal, "cpu", "cuda", "cuda:1" or a
+            torch.device. Default: the first usable GPU, else the CPU.
+        backend (str, optional): the kernel family, as in gemm. Default: None.
+        a_dtype (dtype, optional): the dtype of gemm's a: torch.float16, torch.bfloat16, NumPy's types and names, or
+            None for NVFP4. Default: None.
+        transpose_b (bool, optional): whether B is transposed, as in gemm. Default: True.
+            With False, a is M x N and the result M x K.
 
     Returns:
-        A dict of plain values: version; archs, the GPU architectures with code inside; cpu_kernel; cpu_threads;
-        driver (None and driver_reason if there is none); devices, each with name, compute_capability, sm_count,
-        memory_bytes, reads_host_memory (CPU tensors are accepted if backend is given), usable and the reason why not;
-        and, for a shape, plan: backend, kernel, reason, tiles, swap_ab, split_k, workspace, and on a GPU the modelled
-        times of a back-to-back call (modelled_us) and of a single call with a cold L2 (single_us).
+        A dict of plain values:
+            version: the version of nvfp4.
+            archs: the GPU architectures that this build has code for.
+            cpu_kernel, cpu_threads: the CPU kernel and the number of its threads.
+            driver: the version of the driver, or None.
+            driver_reason: why there is no driver; "" if there is one.
+            devices: a dict for each GPU, with name, compute_capability, sm_count, memory_bytes, reads_host_memory
+                (whether CPU tensors are accepted if backend is given), usable and, if it is not, the reason.
+            plan: the launch plan of the shape, if one is given: device, backend, kernel, reason, tiles, swap_ab,
+                split_k and workspace. On a GPU it has modelled_us, the time of a back-to-back call, and single_us, that
+                of a single call with a cold L2.
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.
+
+    Example:
+        >>> import nvfp4
+        >>> nvfp4.info(16, 4096, 4096, device="cpu")["plan"]["backend"]
+        'cpu'
     """
     driver = _C.driver()
     has_driver = not isinstance(driver, str)
@@ -90,8 +107,9 @@ def info(
         ordinal = -1 if backend == "cpu" else next(usable, -1)
     else:
         ordinal = _ordinal(device)
+    flags = 0 if transpose_b else _C.NO_TRANSPOSE_B
     result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(
-        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l, 0 if transpose_b else 4
+        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l, flags
     )
     return result
 
@@ -100,10 +118,15 @@ def init(device: Any = "cuda") -> None:
     """Loads the GPU code for a device now instead of at the first call.
 
     Args:
-        device: an ordinal, "cuda" (torch's current device), "cuda:1" or a torch.device; "cpu" needs nothing.
+        device (int, str or torch.device, optional): an ordinal, "cuda" (torch's current device), "cuda:1", a
+            torch.device, or "cpu", which needs no loading. Default: "cuda".
 
     Raises:
         nvfp4.Error: there is no driver or no such device, or this build has no code for it.
+
+    Example:
+        >>> import nvfp4
+        >>> nvfp4.init("cpu")
     """
     ordinal = _ordinal(device)
     if ordinal >= 0:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = "nvfp4-tune 4"
-FLAGS = {"gemm": 0, "gemm_nn": 4}  # nvfp4_flags of each operation
+FLAGS = {"gemm": 0, "gemm_nn": _C.NO_TRANSPOSE_B}  # nvfp4_flags of each operation
 DEVICE = ("name", "compute_capability", "sm_count")  # device properties that must equal those in the file
 SETTINGS = ("kernel", "swap_ab", "split_k", "prefetch_stages", "ctas_per_sm")  # distinguish the plans of a shape
 
@@ -22,20 +22,26 @@ def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
     """Overrides launch plans with the fastest ones in a file of `python -m nvfp4 bench --tune`.
 
     nvfp4 never reads such a file on its own: by default a model chooses plans. A plan of the file applies to products
-    with exactly its operation, dtype of A, M, N and K and L = 1, on every GPU of the same model, until another file or
-    None replaces them. Products captured in a CUDA graph keep their plans. Calls that other threads make meanwhile
-    take the old plans, the model's or the new ones.
+    with exactly its operation, dtype of A, M, N and K and L = 1, on every GPU of the same model. It applies until
+    another file or None replaces it. Products captured in a CUDA graph keep their plans. Calls that other threads make
+    meanwhile take the old plans, the model's or the new ones.
 
     Args:
-        path: the file; None removes all overrides.
+        path (str, PathLike or None): the file; None removes all overrides.
 
     Returns:
-        For each product a dict: operation ("gemm", or "gemm_nn" for transpose_b=False), a_dtype (None for NVFP4), m, n,
-        k, and the plan as kernel, swap_ab, split_k, prefetch_stages and ctas_per_sm.
+        A list with a dict for each product: operation ("gemm", or "gemm_nn" for transpose_b=False), a_dtype (None for
+        NVFP4), m, n, k, and the plan as kernel, swap_ab, split_k, prefetch_stages and ctas_per_sm.
 
     Raises:
         nvfp4.Error: the file has another format, was written by another version of nvfp4 or for another GPU, or has a
-            plan that this version lacks. The overrides stay as they are.
+            plan that this version lacks. The overrides stay unchanged.
+
+    Example:
+        >>> import nvfp4
+        >>> nvfp4.use_tuning("tuned.json")  # doctest: +SKIP
+        >>> nvfp4.use_tuning(None)
+        []
     """
     wanted = [] if path is None else _read(os.fspath(path))
     try:
@@ -55,7 +61,7 @@ def _override(calls: list[tuple[Any, ...]]) -> None:
 
 
 def _read(path: str) -> list[tuple[dict[str, Any], list[tuple[Any, ...]]]]:
-    """The plan of each product, with the arguments of _C.override_plan for each device."""
+    """Returns the plan of each product, with the arguments of _C.override_plan for each device."""
     import json  # deferred: it doubles the import time of nvfp4
 
     try:
@@ -92,7 +98,7 @@ def _choices(path: str, tuning: dict[str, Any]) -> list[tuple[dict[str, Any], li
             continue
         operation, a_dtype = result["operation"], result["a_dtype"]
         sizes = tuple(result["shape"][size] for size in "mnk")
-        product = (None, a_dtype, *sizes, 1, FLAGS[operation])  # of any backend
+        product = (None, a_dtype, *sizes, 1, FLAGS[operation])  # None: any backend
         plan = result["candidates"][result["selected"]]
         settings = {name: plan[name] for name in SETTINGS}
         calls = [(ordinal, *product, *settings.values()) for ordinal in ordinals]

@@ -33,47 +33,55 @@ _FIXED = {
 
 
 class Linear(torch.nn.Module):
-    """y = x . W^T + bias, where W [out_features, in_features] is NVFP4.
-
-    Args:
-        in_features: K, a positive multiple of 16.
-        out_features: N.
-        bias: whether the layer has one.
-        activations: "nvfp4" quantizes the input at each call and multiplies by nvfp4.gemm (W4A4). None leaves the
-            input as it is (W4A16): nvfp4.gemm multiplies a 16-bit input by the weight. For a float32 input each call
-            dequantizes the whole weight and calls torch.mm.
-        device: of the buffers.
-        dtype: of the bias; by default torch.get_default_dtype().
-        block_scale: as of nvfp4.quantize, for the input. Not in the state dict, and of no effect on the weight.
+    """A torch.nn.Linear with NVFP4 weights: y = x . W^T + bias, where W is [out_features, in_features].
 
     A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it.
 
+    Args:
+        in_features (int): K, a positive multiple of 16.
+        out_features (int): N.
+        bias (bool, optional): whether the layer has a bias. Default: True.
+        activations (str, optional): "nvfp4" or None. Default: "nvfp4".
+            "nvfp4" quantizes the input at each call and multiplies by nvfp4.gemm (W4A4).
+            None leaves the input as it is (W4A16): nvfp4.gemm multiplies a 16-bit input by the weight. For a float32
+                input
+            each call dequantizes the whole weight and calls torch.mm.
+        device (torch.device, str or int, optional): the device of the buffers. Default: torch's default device.
+        dtype (torch.dtype, optional): the dtype of the bias. Default: torch.get_default_dtype().
+        block_scale (str, optional): how nvfp4.quantize chooses the scales of the input, "amax6" or "four_over_six".
+            Default: "amax6".
+            It is not in the state dict, and it has no effect on the weight.
+
     Buffers:
-        weight: [N, K/2] uint8, as gemm's b.
+        weight: [N, K/2] uint8, like gemm's b.
         weight_scale: [N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout.
         weight_global_scale: float32, a multiplier: [], or [N] where each row has its own (fused layers).
-        input_global_scale: float32 [], a multiplier; or None (dynamic): nvfp4.amax_scale of the whole input x, at each
-            call. Rows of one call then share it, so the result of a row depends on the others. It is 1 for an input
-            with a NaN or an infinity.
+        input_global_scale: float32 [], a multiplier; or None, which makes it dynamic.
+            The dynamic scale is nvfp4.amax_scale of the whole input x, at each call. The rows of one call share it, so
+            the result of a row depends on the others. It is 1 for an input with a NaN or an infinity.
         alpha: float32 [] or [N]: weight_global_scale * input_global_scale, or the first alone if the second is None.
-            Not in the state dict.
+            It is not in the state dict.
         bias: [N], or None.
 
-    `.to(dtype)`, `.half()` and their kin cast the bias alone. Buffers that are changed by hand need `update_alpha()`.
+    Shape:
+        input: [..., K] in float16, bfloat16 or float32. Under autocast it is first cast to autocast's dtype.
+        output: [..., N] in the same dtype.
 
-    `load_state_dict` rejects another dtype or shape of a buffer. A weight_scale in the linear layout has the shape of
-    the 128x4 one where N is a multiple of 128 and K of 64: that cannot be told, so convert with nvfp4.swizzle first.
-
-    Forward takes x [..., K] in float16, bfloat16 or float32 and returns [..., N] in the same dtype. Under autocast, x
-    is first cast to autocast's dtype. Sums are fp32 sums of exact products, alpha and bias are applied in fp32, and the
-    result is rounded once. That holds for activations=None too: value * scale has at most 6 significant bits and is
-    exact in 16, so the global scale is applied to the sums and not to the weights. Only the products with a float32
-    input round.
+    Products are exact and summed in fp32. alpha and bias are applied in fp32, and the result is rounded once. That
+    holds for activations=None too: value * scale has at most 6 significant bits and is exact in 16 bits, so the global
+    scale is applied to the sums and not to the weights. Only the products with a float32 input round.
 
     With activations=None there is a gradient with respect to x, by gemm(..., transpose_b=False) of the packed weight.
     (A float32 gradient, or one with an alpha of [N], enters as three bfloat16 parts: three times the work.) With
-    "nvfp4" there is none, and an input that requires one is rejected while gradients are recorded. So is a tangent of
-    forward-mode differentiation, which only activations=None with float32 has.
+    "nvfp4" there is no gradient, and an input that requires one is rejected while gradients are recorded. A tangent of
+    forward-mode differentiation is rejected too, except by activations=None with float32.
+
+    `.to(dtype)`, `.half()` and similar methods cast the bias alone. Call `update_alpha()` after changing a buffer by
+    hand.
+
+    `load_state_dict` rejects another dtype or shape of a buffer. A weight_scale in the linear layout has the same shape
+    as the 128x4 one where N is a multiple of 128 and K of 64, so it cannot be rejected there: convert it with
+    nvfp4.swizzle.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -92,7 +100,7 @@ class Linear(torch.nn.Module):
     input_global_scale: Tensor | None
     alpha: Tensor
     bias: Tensor | None
-    block_scale = "amax6"  # of pickles that were written without it, and of a module that becomes a layer
+    block_scale = "amax6"  # for pickles written without it, and for a module that becomes a layer
 
     def __init__(
         self,
@@ -142,13 +150,19 @@ class Linear(torch.nn.Module):
         input_global_scale: float | Tensor | None = None,
         block_scale: str = "amax6",
     ) -> Linear:
-        """Quantizes a layer's weight, with nvfp4.amax_scale of it as its global scale.
+        """Quantizes a layer's weight. Its global scale is nvfp4.amax_scale of the weight.
 
         Args:
-            linear: weight [N, K] in float16, bfloat16 or float32; its bias, if any, is shared and not copied.
-            activations: as of the constructor.
-            input_global_scale: a positive number or a tensor of one element; None: dynamic.
-            block_scale: as of nvfp4.quantize, for the weight and the input.
+            linear (torch.nn.Linear): a layer with a weight [N, K] in float16, bfloat16 or float32.
+                Its bias, if any, is shared and not copied.
+            activations (str, optional): "nvfp4" or None, as in the constructor. Default: "nvfp4".
+            input_global_scale (float or Tensor, optional): a positive number or a tensor of one element. Default: None.
+                None makes the scale dynamic.
+            block_scale (str, optional): how nvfp4.quantize chooses the scales of the weight and the input. Default:
+                "amax6".
+
+        Returns:
+            The nvfp4.Linear.
 
         Raises:
             nvfp4.Error: linear is no torch.nn.Linear, K is no multiple of 16, or the weight has another dtype or a
@@ -175,27 +189,41 @@ class Linear(torch.nn.Module):
 
     @classmethod
     def from_packed(cls, packed: PackedLinear, block_scale: str = "amax6") -> Linear:
-        """The layer of tensors that nvfp4.checkpoints reads. The weight and the bias are shared and not copied, except
-        a weight that is not contiguous or not aligned to 8 bytes, as gemm needs it. block_scale is the input's."""
+        """Makes a layer of the tensors that nvfp4.checkpoints reads.
+
+        Args:
+            packed (PackedLinear): the tensors. The weight and the bias are shared and not copied.
+                A weight that is not contiguous or not aligned to 8 bytes, as gemm needs it, is copied.
+            block_scale (str, optional): how nvfp4.quantize chooses the scales of the input. Default: "amax6".
+
+        Returns:
+            The nvfp4.Linear.
+        """
         weight, n, k = aligned(packed.weight), packed.out_features, packed.in_features
         layer = cls(k, n, False, packed.activations, "meta", torch.float32, block_scale)
         swizzled = _api.swizzle(packed.weight_scale.contiguous())
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
 
     def packed(self) -> PackedLinear:
-        """The layer's tensors as nvfp4.checkpoints writes them. The weight and the bias are shared."""
+        """Returns the layer's tensors as nvfp4.checkpoints writes them. The weight and the bias are shared."""
         scale = _api.unswizzle(self.weight_scale, self.out_features, self.in_features // BLOCK)
         scales = (scale, self.weight_global_scale, self.input_global_scale)
         return PackedLinear(self.weight, *scales, self.bias, self.activations)
 
     @classmethod
     def fuse(cls, layers: Sequence[Linear]) -> Linear:
-        """One layer with the outputs of several, one after another: [..., N1 + N2 + ...]. Layers with different weight
-        global scales give a vector of them, so that no weight changes.
+        """Joins layers with the same input into one, whose outputs follow one another: [..., N1 + N2 + ...].
+
+        Args:
+            layers (sequence of Linear): one or more layers.
+                If their weight global scales differ, the new layer has a vector of them, so that no weight changes.
+
+        Returns:
+            The nvfp4.Linear.
 
         Raises:
-            nvfp4.Error: the layers have not the same in_features, activations, block_scale, input_global_scale or dtype
-                of bias.
+            nvfp4.Error: the layers differ in in_features, activations, block_scale, input_global_scale or the dtype of
+                the bias.
         """
         if not layers:
             raise _C.Error("layers: has none; must have 1 or more")
@@ -262,7 +290,7 @@ class Linear(torch.nn.Module):
                 self._buffers[name] = t if moved is given[name] or moved is None else moved.view(t.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle, which cannot read back a float8 tensor: the scales as bytes."""
+        """Gives pickle, which cannot read back a float8 tensor, the scales as bytes."""
         state = dict(self.__dict__)
         state["_buffers"] = self._buffers | {"weight_scale": self.weight_scale.view(torch.uint8)}
         return state
@@ -376,14 +404,14 @@ def _check_no_tangent(x: Tensor) -> None:
 
 
 def _described(value: Any, name: str) -> Any:
-    """An attribute as two layers are compared by it."""
+    """The value by which an attribute of two layers is compared."""
     if not isinstance(value, Tensor):
         return value
     return short(value.dtype) if name == "bias" else float(value)
 
 
 def _as_gemm_takes_it(x: Tensor) -> Tensor:
-    """Dense rows on 16 bytes: x itself, where they are. What is traced has no address, and is taken to be aligned."""
+    """Dense rows on 16 bytes: x itself, if it has them. A traced tensor has no address and is taken to be aligned."""
     if x.stride(-1) != 1 or (x.shape[0] > 1 and x.stride(0) != x.shape[1]):
         return x.contiguous()
     traced = torch.compiler.is_compiling() or type(x) is not Tensor

@@ -1,4 +1,4 @@
-"""nvfp4.quantize_model: the linear layers of a model as nvfp4.Linear, in place, with a report."""
+"""nvfp4.quantize_model replaces the linear layers of a model by nvfp4.Linear, in place, and reports on them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """What quantize_model did to a layer.
+    """Describes a layer that quantize_model has quantized.
 
     Attributes:
-        name: of the module in the model.
-        shape: (N, K) of its weight.
-        error: |W - W_nvfp4| / |W|, Frobenius norms, of the weight; 0 for a weight of zeros.
-        bytes_before, bytes_after: of weight, scales and bias.
-        input_global_scale: the one that calibration found; None: dynamic, or no quantized activations.
-        fused: names of the layers that became one module with this one, itself included; () if none.
+        name (str): the name of the module in the model.
+        shape (tuple of two ints): (N, K) of its weight.
+        error (float): |W - W_nvfp4| / |W| of the weight W, by Frobenius norms; 0 for a weight of zeros.
+        bytes_before (int): the bytes of weight and bias before.
+        bytes_after (int): the bytes of weight, scales and bias now.
+        input_global_scale (float or None): the scale that calibration found.
+            None: the scale is dynamic, or the activations are not quantized.
+        fused (tuple of str): the names of the layers that became one module with this one, itself included; () if none.
     """
 
     name: str
@@ -46,11 +48,11 @@ class QuantizedLayer:
 
 @dataclass
 class QuantizeReport:
-    """What quantize_model did. `print(report)` prints it as a table.
+    """Reports the work of quantize_model. `print(report)` prints it as a table.
 
     Attributes:
-        layers: the layers that are NVFP4 now, in the model's order.
-        skipped: the names of the other linear layers, each with the reason.
+        layers (list of QuantizedLayer): the layers that are NVFP4 now, in the model's order.
+        skipped (dict of str): the names of the other linear layers, each with the reason.
     """
 
     layers: list[QuantizedLayer] = field(default_factory=list)
@@ -97,29 +99,37 @@ def quantize_model(
     On a terminal a progress bar is drawn on standard error.
 
     Args:
-        model: any module; its linear layers are found by type. A layer that the model has under several names is
-            quantized once. Skipped are subclasses of torch.nn.Linear, layers whose in_features is no multiple of 16,
-            and those of torch.nn.TransformerEncoderLayer, which reads their weights itself.
-        ignore: names of layers to leave as they are. A pattern with the wildcards of fnmatch is compared with the name
-            of the layer, the names of the modules above it, and the last part of each of these. A pattern that begins
-            with "re:" is a regular expression, matched from the start of the layer's name. A pattern that matches no
-            module is an error; "lm_head" may be missing.
-        activations: "nvfp4" (W4A4) or None (W4A16), see nvfp4.Linear.
-        calibrate: a function that is given the model, before anything is changed, and runs it on sample inputs. The
-            largest absolute value that a layer reads gives its input_global_scale. By default, and for a layer that the
-            function does not reach, the scale is dynamic.
-        fuse: joins q_proj, k_proj and v_proj (query, key and value) of one module into one layer, and gate_proj and
-            up_proj (w1 and w3): one product where the model makes three. Each part keeps its global scale. The module
-            that is called first computes all parts and keeps the others' until they are called with the same tensor.
-            So the model must not change that tensor in between. A model that calls them with different tensors stays
-            right and becomes slower. Parts with different calibrated input scales or only some biases are not joined.
-        block_scale: as of nvfp4.quantize, for weights and inputs: "four_over_six" is more exact and slower to quantize.
-
-    Hooks of the replaced layers are kept. `save_pretrained` of a model of transformers then writes ModelOpt's format,
-    or compressed-tensors if a layer has a dynamic input scale. nvfp4.transformers.load loads both.
+        model (torch.nn.Module): any module; its linear layers are found by type.
+            A layer that the model has under several names is quantized once.
+            Three kinds of layers are skipped: subclasses of torch.nn.Linear, layers whose in_features is no multiple of
+                16,
+            and the layers of torch.nn.TransformerEncoderLayer, which reads their weights itself.
+        ignore (sequence of str, optional): names of layers to leave as they are. Default: ("lm_head",).
+            A pattern with the wildcards of fnmatch is compared with the name of the layer, the names of the modules
+            above it, and the last part of each of these.
+            A pattern that begins with "re:" is a regular expression, matched from the start of the layer's name.
+            A pattern that matches no module is an error; "lm_head" may be missing.
+        activations (str, optional): "nvfp4" (W4A4) or None (W4A16), see nvfp4.Linear. Default: "nvfp4".
+        calibrate (callable, optional): a function that is given the model and runs it on sample inputs. Default: None.
+            It is called before anything is changed.
+            The largest absolute value that a layer reads gives its input_global_scale.
+            Without the function, and for a layer that it does not reach, the scale is dynamic.
+        fuse (bool, optional): whether layers with the same input are joined. Default: False.
+            q_proj, k_proj and v_proj (query, key and value) of one module become one layer, and so do gate_proj and
+            up_proj (w1 and w3). The model then makes one product instead of three or two. Each part keeps its global
+            scale.
+            The module that is called first computes all parts. It keeps the others' outputs until they are called with
+            the same tensor, so the model must not change that tensor in between.
+            A model that calls them with different tensors stays right and becomes slower.
+            Parts with different calibrated input scales are not joined, nor are parts of which only some have a bias.
+        block_scale (str, optional): how nvfp4.quantize chooses the scales of weights and inputs. Default: "amax6".
+            "four_over_six" is more exact and slower to quantize.
 
     Returns:
         A QuantizeReport.
+
+    Hooks of the replaced layers are kept. `save_pretrained` of a model of transformers then writes ModelOpt's format,
+    or compressed-tensors if a layer has a dynamic input scale. nvfp4.transformers.load loads both.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or a weight or a layer's input has a value that is NaN or infinite. The
@@ -299,7 +309,7 @@ def weight_error(weight: Tensor, layer: Linear) -> float:
 def places_of(
     model: torch.nn.Module, linears: dict[str, torch.nn.Linear]
 ) -> dict[str, list[tuple[torch.nn.Module, str]]]:
-    """Of each layer the modules that have it as a child, with its name there."""
+    """Maps each layer's name to the modules that have it as a child, with its name there."""
     names = {id(layer): name for name, layer in linears.items()}
     places: dict[str, list[tuple[torch.nn.Module, str]]] = {name: [] for name in linears}
     for module in model.modules():
@@ -317,7 +327,7 @@ def put(places: list[tuple[torch.nn.Module, str]], layer: torch.nn.Module) -> No
 def fusible(
     model: torch.nn.Module, linears: dict[str, torch.nn.Linear], scales: dict[str, float]
 ) -> dict[str, tuple[str, ...]]:
-    """Of each layer that can be joined with its siblings the names of all of them, in the model's order."""
+    """Maps each layer that can be joined with its siblings to the names of all of them, in the model's order."""
     groups: dict[str, tuple[str, ...]] = {}
     for parent, _ in model.named_modules():
         for siblings in FUSED:

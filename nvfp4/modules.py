@@ -1,4 +1,4 @@
-"""What stands in a model for its linear layers: the parts of a joined layer, and the hooks of a replaced one."""
+"""Modules that replace a model's linear layers: the parts of a joined layer, and the hooks of a replaced one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FusedPart(torch.nn.Module):
         return [first, *others]
 
     def joined(self) -> Linear:
-        """The layer of all parts."""
+        """Returns the layer that computes all parts."""
         owner = self if self._owner[0] is None else self._owner[0]
         assert owner.linear is not None
         return owner.linear

@@ -1,4 +1,4 @@
-"""The tensors of one NVFP4 linear layer: what nvfp4.Linear is made of, and what nvfp4.checkpoints reads and writes."""
+"""The tensors of one NVFP4 linear layer, of which nvfp4.Linear is made. nvfp4.checkpoints reads and writes them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ ACTIVATIONS = ("nvfp4", None)
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """y = x . W^T + bias with W = value * scale * weight_global_scale, of N rows and K columns.
+    """Holds the tensors of y = x . W^T + bias, where W = value * scale * weight_global_scale has N rows and K columns.
 
     Attributes:
-        weight: [N, K/2] uint8. Element 2i of a row is the low nibble of byte i. K is a multiple of 16.
-        weight_scale: [N, K/16] float8_e4m3fn, the linear layout: one for every 16 values of a row.
-        weight_global_scale: float32, a multiplier: [] for the whole layer, or [N] with one for each row.
-        input_global_scale: float32 [], a multiplier: the activations are quantized with it. None: there is none, and
-            each input's largest absolute value gives it.
-        bias: [N], or None.
-        activations: "nvfp4" if the layer quantizes its input (W4A4), None if it does not (W4A16).
+        weight (Tensor): [N, K/2] uint8. Element 2i of a row is the low nibble of byte i. K is a multiple of 16.
+        weight_scale (Tensor): [N, K/16] float8_e4m3fn in the linear layout: one scale for every 16 values of a row.
+        weight_global_scale (Tensor): float32, a multiplier: [] for the whole layer, or [N] with one for each row.
+        input_global_scale (Tensor, optional): float32 [], the multiplier with which activations are quantized.
+            Default: None, and the largest absolute value of each input gives the multiplier.
+        bias (Tensor, optional): [N]. Default: None.
+        activations (str, optional): "nvfp4" if the layer quantizes its input (W4A4), None if it does not (W4A16).
+            Default: "nvfp4".
 
     Raises:
-        nvfp4.Error: a tensor has another shape or dtype, or a global scale is not positive and finite. A tensor on the
-            meta device has no values, and none are checked.
+        nvfp4.Error: a tensor has another shape or dtype, or a global scale is not positive and finite. The values of a
+            tensor on the meta device are not checked.
     """
 
     weight: Tensor
@@ -77,7 +78,8 @@ class PackedLinear:
 
 
 def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple[int, ...]) -> None:
-    """Rejects what is not a tensor of this dtype (None: float16, bfloat16 or float32) and of one of these shapes."""
+    """Rejects a value that is no tensor, or a tensor of another dtype (None allows float16, bfloat16 and float32) or of
+    a shape that is none of these."""
     if not isinstance(t, Tensor):
         raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
     if dtype is None and t.dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -131,8 +133,8 @@ def check_block_scales(name: str, packed: PackedLinear) -> None:
 
 
 def aligned(t: Tensor, to: int = 8) -> Tensor:
-    """A contiguous tensor at a multiple of `to` bytes: 8 for values, 16 for scales in the 128x4 layout. In a mapped
-    file it may be anywhere. A copy if t is not one."""
+    """Returns t, or a copy that is contiguous and at a multiple of `to` bytes: 8 for values, 16 for scales in the 128x4
+    layout. A tensor in a mapped file may lie anywhere."""
     t = t.contiguous()
     return t.clone() if not t.is_meta and t.data_ptr() % to else t
 

@@ -48,16 +48,26 @@ class ColwiseParallel(TorchColwise):
     """Splits an nvfp4.Linear by its outputs: rank r of R has rows r * ceil(N/R) and on, as torch.chunk divides them.
 
     Args:
-        input_layouts, output_layouts, use_local_output: as of torch's ColwiseParallel. By default every rank passes the
-            whole x, and gets its own outputs.
-        parts: for a fused layer, the rows of its parts, each a multiple of R. Every rank gets its share of each part,
-            and one output after another as `Linear.fuse` orders them. Only with the default output.
+        input_layouts (Placement, optional): the layout of x, as in torch's ColwiseParallel. Default: Replicate().
+            By default every rank passes the whole x.
+        output_layouts (Placement, optional): the layout of the output, as in torch's ColwiseParallel. Default:
+            Shard(-1).
+            By default every rank gets its own outputs.
+        use_local_output (bool, optional): whether the output is a plain tensor and no DTensor. Default: True.
+        parts (sequence of int, optional): for a fused layer, the rows of its parts, each a multiple of R. Default:
+            None.
+            Every rank gets its share of each part, and its outputs follow one another as `Linear.fuse` orders them.
+            It is allowed with the default output only.
 
-    An output is that of an nvfp4.Linear of these rows, to the bit. A dynamic input_global_scale is the whole layer's,
-    since each rank has the whole x.
+    An output equals that of an nvfp4.Linear of these rows, to the bit. A dynamic input_global_scale is the whole
+    layer's, since each rank has the whole x.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or a rank would have no row.
+
+    Example:
+        >>> from torch.distributed.tensor.parallel import parallelize_module
+        >>> parallelize_module(model, mesh, {"mlp.up_proj": ColwiseParallel()})  # doctest: +SKIP
     """
 
     def __init__(
@@ -134,18 +144,26 @@ class RowwiseParallel(TorchRowwise):
     """Splits an nvfp4.Linear by its inputs: rank r of R has columns r * K/R and on. K is a multiple of 64 * R.
 
     Args:
-        input_layouts, output_layouts, use_local_output: as of torch's RowwiseParallel. By default a rank passes its own
-            K/R columns of x, and gets the whole output. output_layouts=Shard(0), say, reduces and scatters rows.
+        input_layouts (Placement, optional): the layout of x, as in torch's RowwiseParallel. Default: Shard(-1).
+            By default a rank passes its own K/R columns of x.
+        output_layouts (Placement, optional): the layout of the output, as in torch's RowwiseParallel. Default:
+            Replicate().
+            By default a rank gets the whole output. Shard(0), for example, reduces and scatters rows.
+        use_local_output (bool, optional): whether the output is a plain tensor and no DTensor. Default: True.
 
     The ranks' sums are added in fp32, by an all-reduce or a reduce-scatter of fp32 numbers. alpha and bias, which every
-    rank has whole, are then applied once, and the result is rounded once: where the sums are exact, bits are those of
-    one device. The order of the ranks' sums is the collective's: NCCL and gloo repeat it from run to run.
+    rank has whole, are then applied once, and the result is rounded once. Where the sums are exact, the bits are those
+    of one device. The collective chooses the order of the ranks' sums: NCCL and gloo repeat it from run to run.
 
-    A dynamic input_global_scale is that of the whole x: the ranks reduce the largest |x| (a max all-reduce of one
-    number), so that it equals one device's.
+    The ranks share a dynamic input_global_scale, that of the whole x: they reduce the largest |x| (a max all-reduce of
+    one number), so that the scale equals one device's.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> from torch.distributed.tensor.parallel import parallelize_module
+        >>> parallelize_module(model, mesh, {"mlp.down_proj": RowwiseParallel()})  # doctest: +SKIP
     """
 
     def __init__(
@@ -268,7 +286,7 @@ class RowwiseLinear(PartLinear):
         return DTensor.from_local(local, self.mesh, y.placements, run_check=False, shape=y.shape, stride=y.stride())
 
     def _dynamic_scale(self, rows: Tensor) -> Tensor:
-        """Of the whole input. A NaN, which a max may drop, is reduced as infinity: both give the scale 1."""
+        """The scale of the whole input. A NaN, which a max may drop, is reduced as infinity: both give the scale 1."""
         low, high = rows.detach().aminmax()  # one pass, without a copy of |x|
         largest = torch.nan_to_num(torch.maximum(-low, high).float(), nan=torch.inf, posinf=torch.inf)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.mesh.get_group())
@@ -287,7 +305,7 @@ class RowwiseLinear(PartLinear):
 
 
 def recorded(t: Tensor) -> bool:
-    """Whether what is done to a tensor is traced, or recorded for its gradient: then nothing is done in place."""
+    """Whether operations on a tensor are traced, or recorded for its gradient: then nothing is done in place."""
     return torch.compiler.is_compiling() or (torch.is_grad_enabled() and t.requires_grad)
 
 

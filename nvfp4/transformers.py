@@ -85,15 +85,18 @@ def load(
     activations: str | None = AUTO,
     **kwargs: Any,
 ) -> Any:
-    """`auto_class.from_pretrained(path, **kwargs)` for an NVFP4 checkpoint of either format.
+    """Loads an NVFP4 checkpoint of either format, by `auto_class.from_pretrained(path, **kwargs)`.
 
     Args:
-        path: a folder or a name on the Hub. The configuration is `quantization_config` of config.json, with the
-            quant_method "compressed-tensors" or "modelopt", or else hf_quant_config.json (ModelOpt).
-        auto_class: a class with from_pretrained: AutoModelForCausalLM, AutoModel, LlamaForCausalLM.
-        activations: "auto", "nvfp4" or None, as of nvfp4.load. With another mode than the checkpoint's,
-            `save_pretrained` writes a configuration of the model's own layers.
-        **kwargs: those of from_pretrained, such as dtype (float16, bfloat16 or float32) and device_map.
+        path (str or PathLike): a folder or a name on the Hub.
+            The configuration is `quantization_config` of config.json, with the quant_method "compressed-tensors" or
+            "modelopt", or else hf_quant_config.json (ModelOpt).
+        auto_class (class, optional): a class with from_pretrained, such as AutoModel or LlamaForCausalLM.
+            Default: AutoModelForCausalLM.
+        activations (str, optional): "auto", "nvfp4" or None, as in nvfp4.load. Default: "auto".
+            If the mode differs from the checkpoint's, `save_pretrained` writes a configuration of the model's own
+            layers.
+        **kwargs: arguments of from_pretrained, such as dtype (float16, bfloat16 or float32) and device_map.
 
     Returns:
         The model, in eval mode. Its layers that are NVFP4 in the checkpoint are nvfp4.Linear. On a CPU their weights
@@ -170,14 +173,16 @@ class ModelOptConfig(QuantizationConfigMixin):
             raise _C.Error(f"quantization_config.{error}") from None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """transformers reads a dict so; a loaded model's configuration, used again, has this object."""
+        """Reads an entry as transformers reads it of a dict: a loaded model's configuration, used again, has this
+        object.
+        """
         return self.content.get(key, default)
 
     def to_dict(self) -> dict[str, Any]:
         return copy.deepcopy(self.content) | {"quant_method": self.format.NAME}
 
     def drop_kv_cache(self) -> None:
-        """Other readers would miss its scales in a model that is saved."""
+        """Removes the KV cache's schemes: other readers would miss the scales in a model that is saved."""
         for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
             if self.content.get(name) is not None:
                 self.content[name] = None
@@ -196,13 +201,13 @@ class ModelOptQuantizer(HfQuantizer):
     """Loads ModelOpt's NVFP4 checkpoints, and saves them. Rejects other tensors of a quantized layer, and layers that
     are quantized in another way (FP8) or that have no product yet (stacked experts)."""
 
-    requires_calibration = True  # as transformers says that it quantizes no model while it loads one
+    requires_calibration = True  # transformers' mark of a quantizer that quantizes no model while it loads one
 
     def __init__(self, quantization_config: ModelOptConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.skipped: dict[str, str] = {}
-        self.attached = False  # to a model that was not loaded with it
-        self.modes: dict[str, str] = {}  # of the layers that the configuration describes, by their names in the model
+        self.attached = False  # whether it belongs to a model that was not loaded with it
+        self.modes: dict[str, str] = {}  # the mode of each layer that the configuration describes, by its name here
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -235,7 +240,7 @@ class ModelOptQuantizer(HfQuantizer):
             old = modules[names[name]]
             self.modes[names[name]] = mode_of(packed)
             stored[id(old)] = _Stored(packed, self.quantization_config.format, old, activations)
-            # Tied by the configuration, but the checkpoint has a weight of its own, which can be no Parameter.
+            # The configuration ties this weight, but the checkpoint has one of its own, which can be no Parameter.
             if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
                 model.config.tie_word_embeddings = False
         for module in list(modules.values()):
@@ -313,7 +318,7 @@ class ModelOptQuantizer(HfQuantizer):
 
 
 class CompressedTensorsQuantizer(ModelOptQuantizer):
-    """The same for compressed-tensors' `nvfp4-pack-quantized`; `load` chooses it."""
+    """Loads and saves compressed-tensors' `nvfp4-pack-quantized`. `load` chooses it."""
 
 
 class _Stored(Linear):
@@ -355,8 +360,9 @@ class _Stored(Linear):
 
 
 def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
-    """Of each layer of the checkpoint its name in the model, by the renamings with which transformers loads, and the
-    names of all weights that the model is given."""
+    """Maps each layer of the checkpoint to its name in the model, by the renamings with which transformers loads.
+    Returns also the names of all weights that the model is given.
+    """
     conversions = get_model_conversion_mapping(model)
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
@@ -376,13 +382,13 @@ def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]
         given.add(key)
     for name in checkpoint.tensors:
         key, source = renamed(name)
-        targets = [] if source is None else by_source[source].target_patterns  # one of the checkpoint, several here
+        targets = [] if source is None else by_source[source].target_patterns  # one name there, several here
         given |= {key, *(key.replace(targets[0], target) for target in targets)}
     return names, given
 
 
 def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart]:
-    """The NVFP4 layers by name; of joined layers each part."""
+    """The NVFP4 layers by name. A joined layer is listed by its parts."""
     found: dict[str, Linear | FusedPart] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, (Linear, FusedPart)) and name.rpartition(".")[0] not in found:

@@ -100,7 +100,7 @@ def _start_threads() -> None:
 
 
 class ExactNvFp4LinearKernel(NvFp4LinearKernel):
-    """W4A4 by nvfp4.quantize and nvfp4.gemm: exact products, fp32 sums, one rounding."""
+    """Runs W4A4 by nvfp4.quantize and nvfp4.gemm: exact products, fp32 sums, one rounding."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -122,17 +122,17 @@ class ExactNvFp4LinearKernel(NvFp4LinearKernel):
         return True, None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Takes what a configuration of vLLM's own left: one global scale for the whole layer.
+        """Takes the tensors of a configuration of vLLM's own, which has one global scale for the whole layer.
 
         Args:
-            layer: weight [N, K/2] uint8, weight_scale [N, K/16] float8_e4m3fn, weight_global_scale and
-                input_global_scale float32 with one element, multipliers.
+            layer (torch.nn.Module): a layer with weight [N, K/2] uint8, weight_scale [N, K/16] float8_e4m3fn,
+                weight_global_scale and input_global_scale float32 with one element, multipliers.
         """
         scales = (getattr(layer, name).data.reshape(()) for name in ("weight_global_scale", "input_global_scale"))
         put(layer, [PackedLinear(layer.weight.data, layer.weight_scale.data, *scales)])
 
     def apply_weights(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., K] in float16, bfloat16 or float32 to [..., N] in the same dtype; bias [N] or None."""
+        """Maps x [..., K] in float16, bfloat16 or float32 to [..., N] in the same dtype. bias is [N] or None."""
         return apply(layer, x, bias)
 
 
@@ -140,9 +140,10 @@ def put(layer: torch.nn.Module, parts: Sequence[PackedLinear]) -> None:
     """Gives a layer its nvfp4.Linear modules, in `layer.nvfp4`, and with the layer's bias in `layer.nvfp4_biased`.
 
     Args:
-        layer: of vLLM, with its bias [N] loaded, if it has one.
-        parts: the layers that are fused in it, from the first row to the last, without bias. Neighbours with the same
-            input scale become one module, with a weight global scale for each row if theirs differ.
+        layer (torch.nn.Module): a layer of vLLM, with its bias [N] loaded, if it has one.
+        parts (sequence of PackedLinear): the layers that are fused in it, from the first row to the last, without bias.
+            Neighbours with the same input scale become one module, with a weight global scale for each row if theirs
+            differ.
     """
 
     def modules(given: Sequence[PackedLinear]) -> torch.nn.ModuleList:
@@ -185,7 +186,7 @@ def _with_bias(part: PackedLinear, bias: Tensor) -> PackedLinear:
 
 
 def chosen(mode: str) -> bool:
-    """Whether a layer of this mode is ours by vLLM's settings."""
+    """Whether vLLM's settings give a layer of this mode to nvfp4."""
     if mode != W4A16:
         return isinstance(kernels.init_nvfp4_linear_kernel(), ExactNvFp4LinearKernel)
     name = ExactNvFp4LinearKernel.__name__
@@ -196,12 +197,13 @@ def chosen(mode: str) -> bool:
 
 
 class Scheme(CompressedTensorsScheme):
-    """An NVFP4 layer of either format, with the checkpoint's tensors as parameters until they are loaded.
+    """Loads and runs an NVFP4 layer of either format. It has the checkpoint's tensors as parameters until they are
+    loaded.
 
     Args:
-        format: nvfp4.checkpoints.compressed_tensors or .modelopt.
-        mode: "W4A4", "W4A4 dynamic" or "W4A16".
-        name: of the layer, for error messages.
+        format (module): nvfp4.checkpoints.compressed_tensors or .modelopt.
+        mode (str): "W4A4", "W4A4 dynamic" or "W4A16".
+        name (str): the name of the layer, for error messages.
     """
 
     def __init__(self, format: ModuleType, mode: str, name: str) -> None:
@@ -225,7 +227,7 @@ class Scheme(CompressedTensorsScheme):
             raise _C.Error(f"{self.name}: K is {k} on each device; must be a multiple of {BLOCK}")
         layer.logical_widths = output_partition_sizes
         layer.input_size_per_partition, layer.output_size_per_partition = k, n
-        # What is not loaded stays NaN, and is found afterwards.
+        # A scale that is not loaded stays NaN, and is found afterwards.
         scale = torch.full((n, k // BLOCK), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
         weight = torch.empty(n, k // 2, dtype=torch.uint8)
         for name, data in {WEIGHTS[self.format]: weight, "weight_scale": scale}.items():
@@ -267,7 +269,7 @@ class Scheme(CompressedTensorsScheme):
 
 @register_weight_loader_v2_supported_method
 class ExactNvFp4LinearMethod(LinearMethodBase):
-    """A Scheme as vLLM calls it for ModelOpt's layers."""
+    """Adapts a Scheme to the calls that vLLM makes for ModelOpt's layers."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -296,7 +298,7 @@ class ExactNvFp4LinearMethod(LinearMethodBase):
 
 
 class ExactCompressedTensorsConfig(CompressedTensorsConfig):
-    """vLLM's, with a Scheme for NVFP4 layers."""
+    """vLLM's configuration, with a Scheme for NVFP4 layers."""
 
     def get_scheme(self, layer: torch.nn.Module, layer_name: str | None = None) -> CompressedTensorsScheme | None:
         found = self.get_scheme_dict(layer, layer_name) or {}
@@ -309,7 +311,7 @@ class ExactCompressedTensorsConfig(CompressedTensorsConfig):
 
 
 class _ModelOpt:
-    """What the two configurations of ModelOpt share: a Scheme for NVFP4 layers, and fp32 activations."""
+    """The base of both configurations of ModelOpt: it gives NVFP4 layers a Scheme, and allows fp32 activations."""
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         method = super().get_quant_method(layer, prefix)  # type: ignore[misc]  # of the other base class
@@ -324,11 +326,11 @@ class _ModelOpt:
 
 
 class ExactModelOptConfig(_ModelOpt, ModelOptNvFp4Config):
-    """vLLM's for NVFP4 and W4A16_NVFP4, with a Scheme for linear layers."""
+    """vLLM's configuration for NVFP4 and W4A16_NVFP4, with a Scheme for linear layers."""
 
 
 class ExactModelOptMixedConfig(_ModelOpt, ModelOptMixedPrecisionConfig):
-    """vLLM's for MIXED_PRECISION, with a Scheme for NVFP4 layers."""
+    """vLLM's configuration for MIXED_PRECISION, with a Scheme for NVFP4 layers."""
 
 
 CONFIGS = {

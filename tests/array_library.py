@@ -112,7 +112,7 @@ class Array(Buffer):
 
 
 class OldBuffer(Buffer):
-    """As before DLPack 1.0: no other keyword than stream."""
+    """A buffer from before DLPack 1.0: __dlpack__ has no other keyword than stream."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any:  # type: ignore[override]
         return self.capsule(stream)

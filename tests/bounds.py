@@ -12,8 +12,8 @@ def gamma(n: int) -> float:
 
 
 def roundings(kernel: str, k: int, a_16_bit: bool = False, ranks: int = 1) -> int:
-    """Of a sum of k products. Each of several ranks sums an equal share of them, and the ranks' sums are added in fp32,
-    in any order: ranks - 1 additions at most for one of them."""
+    """The roundings of a sum of k products. Each of several ranks sums an equal share of them, and the ranks' sums are
+    added in fp32, in any order: ranks - 1 additions at most for one of them."""
     k, more = k // ranks, ranks - 1
     if kernel in ROWS:  # a family of the GPU
         bound = ROWS[kernel]["roundings"]

@@ -227,7 +227,7 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture(params=TARGETS)
 def target(request: pytest.FixtureRequest, workers: Workers) -> str:
-    """What runs problems.py in a process of its own: a kernel of the CPU, an emulated GPU, or the GPU."""
+    """The target on which problems.py runs in a process of its own: a CPU kernel, an emulated GPU, or the GPU."""
     target, emulate = request.param, request.config.getoption("--emulate")
     if emulate and emulate != target:
         pytest.skip("is not what --emulate asks for")

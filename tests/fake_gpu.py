@@ -24,7 +24,7 @@ SPEED = LAYERS | PRODUCTS
 
 
 def seconds(name: str, shape: Shape) -> float:
-    """Of a back-to-back call; a single call takes 3 us more."""
+    """The time of a back-to-back call; a single call takes 3 us more."""
     return max(shape.bytes / COPY, shape.operations / MATH) * SPEED.get(name, 40.0) + 1e-6
 
 

@@ -96,7 +96,7 @@ class Memory:
         self.bytes = size
 
     def _pieces(self) -> list[torch.Tensor]:
-        """What is accessible of the memory."""
+        """The parts of the memory that are accessible."""
         return [self._all[begin:end] for begin, end in self._ranges]
 
     def freeze(self, writable: bool = False) -> None:
@@ -123,7 +123,7 @@ class Memory:
         return same
 
     def where(self, address: int) -> str:
-        """Where an address lies relative to this tensor; "" if it does not lie near."""
+        """Says where an address lies relative to this tensor; "" if it does not lie near."""
         if self._elements == 0:
             return ""
         first, pages = self.tensor.data_ptr(), self._all.data_ptr()

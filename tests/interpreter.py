@@ -78,7 +78,7 @@ def python(
     cwd: str | Path | None = None,
     timeout: float = 600,
 ) -> subprocess.CompletedProcess[str]:
-    """What subprocess.run gives of `python ARGUMENTS` with its output captured as text."""
+    """Returns what subprocess.run gives for `python ARGUMENTS` with its output captured as text."""
     if library not in servers:
         servers[library] = Server(library)
     environment = os.environ if env is None else env

@@ -1,4 +1,4 @@
-"""Where things are in the checkout."""
+"""Paths in the checkout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ KERNELS, TOOLS = TESTS / "kernels", ROOT / "tools"
 
 
 def families() -> list[str]:
-    """Of GPU kernels, oldest architecture first: folders of csrc/kernels with a config header."""
+    """The families of GPU kernels, oldest architecture first: folders of csrc/kernels with a config header."""
     names = {path.parent.name for path in (CSRC / "kernels").glob("*/*config.h")}
     return sorted(names, key=lambda name: int(name.removeprefix("sm")))
 
 
 def proven_families() -> list[str]:
-    """Those whose folder here has launches for the static verifier (schedules.py) and mutations (mutations.py)."""
+    """The families whose folder has launches for the static verifier (schedules.py) and mutations (mutations.py)."""
     return [name for name in families() if (KERNELS / name / "mutations.py").exists()]

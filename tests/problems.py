@@ -85,7 +85,7 @@ class Gemm:
 
     @property
     def columns(self) -> int:
-        """Of out."""
+        """The columns of out."""
         return self.n if self.transpose_b else self.k
 
 
@@ -178,7 +178,7 @@ def draw_broken(draw: Draw, l: int | None, rows: int, row: int, unit: int, swizz
 
 @functools.cache
 def families(target: str) -> tuple[str, ...]:
-    """Of a GPU, real or emulated, that of its own first; () for a CPU."""
+    """The families of a GPU, real or emulated, its own first; () for a CPU."""
     if target == "cuda":
         capability = nvfp4.info()["devices"][0]["compute_capability"]
         return families_of(f"sm_{capability}")
@@ -186,7 +186,7 @@ def families(target: str) -> tuple[str, ...]:
 
 
 def backends(target: str) -> list[str | None]:
-    """Those that run on the target, the family of its own more often. CPU tensors are the CPU's by default."""
+    """The backends that run on the target, the family of its own more often. CPU tensors are the CPU's by default."""
     own = [*families(target)[:1] * 4, *families(target)[1:]]
     return own if target in FAMILIES else [None, *(own or ["cpu"])]
 
@@ -367,7 +367,7 @@ class Maker:
         return tensors[name].tensor
 
     def guard_results(self, leader: torch.Tensor) -> None:
-        """What the call allocates, by this method of its first argument, is `result 0`, `result 1`."""
+        """Guards the results that the call allocates by this method of its first argument: `result 0`, `result 1`."""
 
         def new_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             name, at = f"result {sum(name.startswith('result') for name in tensors)}", self.at.get("result", At())
@@ -506,7 +506,7 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
     return args | {"scale_layout": case.layout, "out_dtype": dtype, **switches}
 
 
-NO_ORDER = "flags: no kernel of this backend is batch invariant for "
+NO_ORDER = "batch_invariant: no kernel of this backend is batch invariant for "
 
 
 def has_no_order(case: Gemm, args: dict[str, Any]) -> bool:

@@ -1,9 +1,9 @@
 """Runs problems (problems.py, fuzz.py) in processes that may die: a page fault becomes a verdict, and the next one
 starts a new process.
 
-`Workers` starts one process that imports torch and the package, 2.5 s, and calls nothing. It forks a child for each
-target ("cpu-avx2", "sm_90", "cuda"), and another one when a child dies; a fork takes some 10 ms. The driver and
-the instruction set of the CPU are chosen in the child, since a process chooses them once.
+`Workers` starts one process that imports torch, 2.5 s, and calls nothing. It forks a child for each target ("cpu-avx2",
+"sm_90", "cuda"), and another one when a child dies; a fork takes some 10 ms. The child imports the package, which reads
+once from the environment which driver and which instructions of the CPU it is to use.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ def serve(target: str, library: str, requests: int, replies: int) -> None:
         os.environ["NVFP4_CPU"] = target.removeprefix("cpu-")
     import problems
 
+    named = target.removeprefix("cpu-")
+    if named != target and problems.nvfp4.info()["cpu_kernel"] != named:
+        raise AssertionError(f"{target}: the package runs {problems.nvfp4.info()['cpu_kernel']}")
+
     def report(address: int) -> None:
         send(replies, f"a fault at {address:#x}, {problems.where(address)}")
 
@@ -186,7 +190,8 @@ class Child:
 def main(library: str) -> None:
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what others print
-    import problems  # noqa: F401  (and torch and nvfp4: for all children)
+    import hypothesis.strategies  # noqa: F401  (for all children, as torch; nvfp4 reads its environment in each)
+    import torch  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's, which then closes the pipe
     children: dict[str, Child] = {}

@@ -6,7 +6,7 @@
 #include "plan/conversion.h"
 #include "plan/launch_plan.h"
 
-/* What a check leaves of the arguments. */
+/* A problem as its check leaves it: pointers, sizes and strides. */
 typedef union call_problem {
     gemm_problem gemm;
     conversion_problem conversion;

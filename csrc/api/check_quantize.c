@@ -95,7 +95,7 @@ static nvfp4_status check_weight(const checked_call *c, const nvfp4_tensor *weig
     return check_vector(c, weight, 'K', k, 0);
 }
 
-/* As x, in its dtype. */
+/* The residual has the shape and the dtype of x. */
 static nvfp4_status check_residual(const checked_call *c, const nvfp4_tensor *residual, const nvfp4_tensor *x,
                                    const quantize_problem *q, matrix *r) {
     if (residual->dtype != x->dtype)

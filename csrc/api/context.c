@@ -31,7 +31,7 @@ static int32_t backend_number(const char *name) {
     return i;
 }
 
-/* getenv races with a thread that changes the environment, which Python does under its lock alone: so variables are
+/* getenv races with a thread that changes the environment, which Python does under its lock alone. So variables are
  * read here, once, and not by calls. The driver reads its own in driver_create. */
 static void read_environment(nvfp4_context *c) {
     const char *backend = getenv("NVFP4_BACKEND");

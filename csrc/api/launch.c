@@ -1,4 +1,4 @@
-/* From a launch plan to the driver. */
+/* Passes a launch plan to the driver. */
 #include "api/launch.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* From a launch plan to the driver. */
+/* Passes a launch plan to the driver. */
 #ifndef NVFP4_API_LAUNCH_H
 #define NVFP4_API_LAUNCH_H
 

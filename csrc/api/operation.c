@@ -1,4 +1,4 @@
-/* The way of every call: complete the arguments, check, plan, run. */
+/* The steps of every call: complete the arguments, check, plan, run. */
 #include "api/operation.h"
 
 #include <string.h>

@@ -24,7 +24,7 @@ typedef union operation_args {
 
 typedef enum tensor_role { INPUT, OUTPUT, IN_OUT } tensor_role;
 
-/* What a tensor holds, by dtype. */
+/* The dtypes that a tensor may have. */
 typedef enum tensor_holds {
     HOLDS_VALUES,    /* e2m1: uint8 or float4_e2m1fn_x2 */
     HOLDS_VALUES_16, /* these, or float16 or bfloat16 */
@@ -118,7 +118,7 @@ struct operation {
     results_given given;
     /* Turns tensors of another shape into those that the arguments of this type describe; NULL: nothing to do. */
     nvfp4_status (*adapt)(operation_args *args);
-    /* Of an operation that is no product, by where it runs; NULL: it does not run there. */
+    /* The planners of an operation that is no product, by the place where it runs; NULL: it does not run there. */
     const conversion_planner *planners[CONVERSION_PLACES];
     /* The rules that the table does not say, and what is left of the call once they hold. */
     nvfp4_status (*check)(const checked_call *c, prepared_call *call);
@@ -146,9 +146,10 @@ extern const operation operation_gemm, operation_quantize, operation_dequantize,
 nvfp4_status operation_prepare(nvfp4_context *context, const checked_call *c, prepared_call *call);
 /* Runs a prepared call, whose arguments may have got results, stream, threads and workspace since then. */
 nvfp4_status operation_run(nvfp4_context *context, const checked_call *c, prepared_call *call);
-/* Both: the body of each function of nvfp4.h. Arguments of an older program are completed. */
+/* Prepares and runs a call: the body of each function of nvfp4.h. Arguments of an older program are completed. */
 nvfp4_status operation_call(nvfp4_context *context, const operation *op, const void *args);
-/* args of an older program completed in `own`, or themselves. NULL with an error message if their size is wrong. */
+/* Completes the args of an older program in `own`; returns these, or args themselves. NULL with an error message if
+ * their size is wrong. */
 const void *complete_args(const operation *op, const void *args, operation_args *own);
 
 #endif

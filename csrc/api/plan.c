@@ -1,5 +1,5 @@
-/* Which plan a product gets, and what a user may ask and say about plans. No family of kernels is named here: what a
- * message says of families follows from their table. */
+/* Chooses the plan of a product, answers questions about plans and takes overrides. No family of kernels is named here:
+ * what a message says of families follows from their table. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 enum { NAMES_SIZE = 160 /* of a text that lists families or types */ };
 
-/* Those families of a mask that take the operation, with an A of any type or of this one. */
+/* Drops the families of a mask that do not take the operation: with an A of any type, or with an A of this type. */
 static uint32_t taking_operation(uint32_t families, int32_t operation) {
     uint32_t taking = 0;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++)
@@ -41,7 +41,7 @@ static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t 
     return text;
 }
 
-/* No family that may run the call takes it: says which others do, on this device or else anywhere. */
+/* The error where no family that may run the call takes it: it names those that do, on this device or else anywhere. */
 static nvfp4_status reject_families(const nvfp4_context *context, const target *where, const gemm_problem *p) {
     static const struct {
         const char *is, *must_be_other;
@@ -61,7 +61,7 @@ static nvfp4_status reject_families(const nvfp4_context *context, const target *
                      ("must be %s, or the backend %s", list_types(types, where->families, p->operation), others));
 }
 
-/* No family has one order of additions for every M: says which backends of the device do, if any. */
+/* The error where no family has one order of additions for every M: it names the backends of the device that do. */
 static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const target *where, const plan_query *query) {
     const gemm_traits *t = &query->traits;
     plan_query other = *query;

@@ -100,7 +100,7 @@ static nvfp4_status check_device(const checked_call *c, const nvfp4_tensor *t) {
                                              c->op->tensors[0].name, device_name(first->device, theirs)));
 }
 
-/* Sizes are countable: each dimension fits 32 bits, the element count and the extent in bytes fit 62. */
+/* Checks that sizes are countable: each dimension fits 32 bits, the element count and the extent in bytes fit 62. */
 static nvfp4_status check_sizes(const checked_call *c, const nvfp4_tensor *t) {
     if (t->ndim < 0 || t->ndim > NVFP4_MAX_DIMS)
         return REJECT(argument_name(c, t), ("has %d dimensions", t->ndim), ("must have at most %d", NVFP4_MAX_DIMS));
@@ -204,9 +204,9 @@ nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const ch
         return REJECT(argument_name(c, t), ("stride of the last dimension is %lld", (long long)stride[1]),
                       ("must be 1 (dense rows)"));
     const int64_t dense = x->columns * bytes;
-    /* Where there is one row or batch, or nothing at all, there is no distance: whatever the strides say, the dense one
-     * serves. But one row of a padded matrix is to lie as the matrix does: a batch-invariant product takes its order of
-     * additions from that. */
+    /* One row or batch, or none, has no distance to another: the dense one serves, whatever the strides say. But one
+     * row of a padded matrix must lie as the matrix does: a batch-invariant product takes its order of additions from
+     * that. */
     const int padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes && stride[0] * bytes % PITCH_BYTES == 0;
     x->pitch = !empty && (x->rows > 1 || padded) ? stride[0] * bytes : dense;
     x->batch = x->l > 1 && !empty ? t->stride[0] * bytes : x->rows * x->pitch;

@@ -33,9 +33,10 @@ int same_view(const nvfp4_tensor *s, const nvfp4_tensor *t);
 /* The name that the call's operation gives to one of its tensors. */
 const char *argument_name(const checked_call *c, const nvfp4_tensor *t);
 
-/* What a table says of every tensor: required ones are there, sizes can be counted, dtypes and devices fit. */
+/* Checks the rules of the operation's table: required tensors are there, sizes can be counted, dtypes and devices fit.
+ */
 nvfp4_status check_arguments(const checked_call *c);
-/* No written tensor shares memory with another. */
+/* Checks that no written tensor shares memory with another. */
 nvfp4_status check_overlap(const checked_call *c);
 nvfp4_status check_data_present(const checked_call *c);
 

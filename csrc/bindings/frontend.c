@@ -1,4 +1,4 @@
-/* What the Python module and the torch operators share: operations, words, result shapes, the competition's views. */
+/* Shared by the Python module and the torch operators: operations, words, result shapes, the competition's views. */
 #include "bindings/frontend.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What the two front ends, the Python module and the torch operators, share: the operations that they offer, words for
+/* Shared by the two front ends, the Python module and the torch operators: the operations that they offer, words for
  * the numbers of nvfp4.h, shapes of results, and the competition's views. */
 #ifndef NVFP4_FRONTEND_H
 #define NVFP4_FRONTEND_H
@@ -47,7 +47,7 @@ typedef struct front_call {
     int32_t out_dtype;                  /* nvfp4_dtype; NVFP4_NONE: the caller names none */
 } front_call;
 
-/* Where a scalar of a call is stored. */
+/* The address at which a scalar of a call is stored. */
 void *scalar_to_fill(const operation_scalar *scalar, front_call *call);
 
 /* Fills dtype, device, shape and dense strides of a result that is still to be allocated; data is NULL. */
@@ -63,7 +63,7 @@ static inline int is_front_input(const operation *op, int32_t index) {
 /* 1: the caller names the dtype of a result. */
 int takes_out_dtype(const operation *op);
 
-/* The argument that a scalar is, or is a part of, for error messages. */
+/* The name of the argument that a scalar is, or is a part of, for error messages. */
 static inline const char *scalar_name(const operation *op, const operation_scalar *scalar) {
     return scalar->stands_for ? op->tensors[scalar->stands_for - 1].name : scalar->name;
 }

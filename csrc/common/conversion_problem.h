@@ -24,8 +24,7 @@ typedef struct quantize_problem {
     int32_t padding_;
 } quantize_problem;
 
-/* What precedes quantization in a fused call. silu_mul: a row of q.x has 2k values, of which the first k are the gates.
- */
+/* The step before quantization in a fused call. silu_mul: a row of q.x has 2k values, the first k of them the gates. */
 typedef struct norm_problem {
     quantize_problem q;
     void *residual; /* as q.x; NULL: none */

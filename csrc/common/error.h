@@ -17,8 +17,8 @@ __attribute__((format(printf, 2, 3))) nvfp4_status fail(nvfp4_status status, con
 /* Clears the error, before a callback that may set one. */
 void clear_error(void);
 
-/* What a caller writes differently in each language stands in values and rules as a mark, and is an argument's name:
- * the front ends say "None" and "transpose_b", a C program NVFP4_AUTO and flags. */
+/* Marks in values and rules, and as names of arguments, stand for words that differ by the caller's language: the front
+ * ends say "None" and "transpose_b", a C program NVFP4_AUTO and flags. */
 #define ARGUMENT_TRANSPOSE      "\1" /* the argument that chooses between A . B^T and A . B */
 #define WORD_TRANSPOSED         "\2" /* what it is for A . B^T, as a predicate, */
 #define WORD_NOT_TRANSPOSED     "\3" /* and for A . B; */

@@ -1,4 +1,4 @@
-/* What the AVX2 kernels share. */
+/* Shared by the AVX2 kernels. */
 #ifndef NVFP4_CPU_AVX2_H
 #define NVFP4_CPU_AVX2_H
 

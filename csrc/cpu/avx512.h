@@ -1,4 +1,4 @@
-/* What the AVX-512 kernels share. */
+/* Shared by the AVX-512 kernels. */
 #ifndef NVFP4_CPU_AVX512_H
 #define NVFP4_CPU_AVX512_H
 

@@ -27,7 +27,7 @@ static const cpu_kernel *kernel_for(const gemm_problem *p, cpu_isa isa) {
     return w4a16_kernels[isa];
 }
 
-/* Of the two drivers, vectors.c adds in another order along K than blocked.c. */
+/* vectors.c adds in another order along K than blocked.c, so a batch-invariant product takes blocked.c for every M. */
 nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch_invariant) {
     if (p->m == 0 || p->n == 0 || p->l == 0) return NVFP4_OK;
     if (threads <= 0) threads = threads_available();

@@ -1,5 +1,5 @@
-/* From fp32 sums to the output, as problem.h defines it. Included by every kernel file, so that each compiles it for
- * its own instructions. */
+/* Turns fp32 sums into the output, as problem.h defines it. Every kernel file includes this and compiles it for its own
+ * instructions. */
 #ifndef NVFP4_CPU_EPILOGUE_H
 #define NVFP4_CPU_EPILOGUE_H
 

@@ -1,4 +1,4 @@
-/* Rows of RMS norm and SiLU with quantisation behind them, in fp32. The exact operations, which the GPU repeats so that
+/* Rows of RMS norm and SiLU with quantization behind them, in fp32. The exact operations, which the GPU repeats so that
  * its bytes are the same; divisions and square roots are IEEE's, fma rounds once and nothing else is contracted:
  *
  *   rms_norm   h = x, or x + residual rounded to their type, which replaces the residual

@@ -1,4 +1,4 @@
-/* Inside the CPU backend: what a kernel provides and who drives it.
+/* The interface inside the CPU backend: the functions of a kernel, and the drivers that call them.
  *
  * A product is symmetric up to the epilogue, so the kernels know two roles rather than a and b. The long operand (more
  * rows; the weights, most often) is streamed; the short one is packed, and reused from cache:

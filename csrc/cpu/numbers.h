@@ -35,7 +35,7 @@ static inline float e4m3_decode(uint8_t code) {
     return bits_float((magnitude << 20) + ((127u - 7u) << 23));
 }
 
-/* A scale that is not negative to e4m3, saturating at 448; NaN gives NaN, anything below zero gives zero. */
+/* Rounds a scale to e4m3, saturating at 448; NaN gives NaN, anything below zero gives zero. */
 static inline uint8_t e4m3_encode(float value) {
     if (isnan(value)) return 0x7F;
     if (value <= 0.0f) return 0;
@@ -47,7 +47,8 @@ static inline uint8_t e4m3_encode(float value) {
     return (uint8_t)((bits >> 20) - ((127 - 7) << 3));
 }
 
-/* To e2m1, saturating at 6; NaN gives zero. The bounds are midpoints; one that ties to the code above includes it. */
+/* Rounds to e2m1, saturating at 6; NaN gives zero. The bounds are midpoints; one that ties to the code above includes
+ * it. */
 static inline uint8_t e2m1_encode(float value) {
     float x = fabsf(value);
     int code = (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f);

@@ -38,7 +38,7 @@ static inline int64_t block_bytes(const operand *x) {
     return x->type == VALUES_E2M1 ? 8 : 32;
 }
 
-/* Where the scale of a row's column (block of 16) lies from the first scale. */
+/* The offset of the scale of a row's column (block of 16) from the first scale. */
 static inline ptrdiff_t scale_offset(int32_t layout, int64_t pitch, int64_t row, int64_t column) {
     if (layout == NVFP4_LINEAR) return (ptrdiff_t)(row * pitch + column);
     return (ptrdiff_t)(row / 128 * pitch + column / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4);

@@ -1,4 +1,4 @@
-/* Quantisation and back, plain and fused: which kernel, which rows a task has, padding.
+/* Quantization and back, plain and fused: which kernel, which rows a task has, padding.
  *
  * In the 128x4 layout a task has the 16 rows r, r + 32, r + 64, r + 96 of four neighbours r. Their scales are 64 bytes
  * of each 512, so no two threads write to one cache line. */

@@ -1,4 +1,4 @@
-/* Quantisation of a block and back: the definition. The exact fp32 operations, which the GPU repeats so that its bytes
+/* Quantization of a block and back: the definition. The exact fp32 operations, which the GPU repeats so that its bytes
  * are the same; g is the global scale, divisions are IEEE divisions and nothing is contracted:
  *
  *   block of 16 with a NaN:  scale = 0x7F, all codes 0
@@ -11,7 +11,7 @@
  *   four_over_six            also with scale = e4m3((amax / 4) / g); this one if its error is the smaller number
  *                            error = s16: s0 = 0, s(i+1) = fma(r, r, s(i)), r = fma(-value(code), d * p, x * p);
  *                            p = the power of two with p * amax in [1, 2), or as near as 2^-126 .. 2^126 come
- *   dequantised              (value(code) * value(scale)) * g  rounded once more to the type of x
+ *   dequantized              (value(code) * value(scale)) * g  rounded once more to the type of x
  *
  * A NaN in g gives scale 0x7F and codes 0, but for blocks of zeros. */
 #ifndef NVFP4_CPU_QUANTIZE_H
@@ -100,7 +100,7 @@ static inline void pad_columns(const quantize_problem *p, row_at at) {
         at.scale[scale_offset(p->scale_layout, p->scale_pitch, at.row, column)] = 0;
 }
 
-/* What an ISA provides: a row of each operation, scales of padding columns included, and the largest magnitude of
+/* The functions of an ISA: a row of each operation, scales of padding columns included, and the largest magnitude of
  * `bytes` bytes as its bits, where NaN is above infinity. */
 typedef struct quantize_kernel {
     void (*quantize)(const quantize_problem *p, row_at at);

@@ -1,4 +1,4 @@
-/* Rows of quantisation with AVX2, FMA and F16C: 8 blocks at a time.
+/* Rows of quantization with AVX2, FMA and F16C: 8 blocks at a time.
  *
  * Encoding keeps 16 bits a value where it can. A quotient of 0 to 6 is rounded by two additions: near 2^23 the last bit
  * of a float is worth 1/2 below and 1 above, so with code = 0 .. 7 and 2^23 standing for code 4,
@@ -48,7 +48,7 @@ static inline floats load_lanes(const void *from, int32_t type) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
 }
 
-/* To nearest even; the upper half is bf16. A NaN has its upper bits, made quiet. */
+/* Rounds to nearest even; the upper half is bf16. A NaN keeps its upper bits, made quiet. */
 static inline __m256i round_to_bf16(__m256 x) {
     __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);

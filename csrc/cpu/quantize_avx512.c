@@ -1,4 +1,4 @@
-/* Rows of quantisation with AVX-512 F, BW and VL: 16 blocks at a time. Encoding as in quantize_avx2.c, where a vector
+/* Rows of quantization with AVX-512 F, BW and VL: 16 blocks at a time. Encoding as in quantize_avx2.c, where a vector
  * of 16-bit values is two blocks. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")
@@ -36,7 +36,7 @@ static inline floats load_lanes(const void *from, int32_t type) {
     return type == NVFP4_FP16 ? _mm512_cvtph_ps(codes) : widen_bf16(codes);
 }
 
-/* To nearest even. A NaN has its upper bits, made quiet. VCVTNEPS2BF16 would make subnormal numbers 0. */
+/* Rounds to nearest even. A NaN keeps its upper bits, made quiet. VCVTNEPS2BF16 would make subnormal numbers 0. */
 static inline __m256i round_to_bf16(__m512 x) {
     __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
@@ -151,7 +151,7 @@ static inline __m512i join(words x, words y) {
 static inline __attribute__((always_inline)) void encode_blocks(uint8_t *to, const char *x, const int type,
                                                                 const float *high, const float *low, ints valid,
                                                                 const int saturate) {
-    /* Where quarter q of block b is: bf16 blocks have two quarters of a vector, of others packs has mixed two. */
+    /* The place of quarter q of block b: bf16 blocks have two quarters of a vector; packs has mixed two of others. */
     uint16_t order[32];
     for (int b = 0; b < 8; b++)
         for (int q = 0; q < 4; q++)

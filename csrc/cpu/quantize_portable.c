@@ -1,4 +1,4 @@
-/* Rows of quantisation and back in C, by the definition in cpu/quantize.h. */
+/* Rows of quantization and back in C, by the definition in cpu/quantize.h. */
 #include "cpu/quantize.h"
 
 WITH_FMA static void quantize_row(const quantize_problem *p, row_at at) {

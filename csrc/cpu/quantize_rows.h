@@ -1,4 +1,4 @@
-/* Rows of quantisation by vectors, the part that is the same for every ISA: LANES blocks at a time, whose scales are a
+/* Rows of quantization by vectors, the part that is the same for every ISA: LANES blocks at a time, whose scales are a
  * vector. A quantize_*.c includes this once, after it has defined
  *
  *   floats, ints, LANES   vectors of LANES floats and int32
@@ -33,7 +33,7 @@ typedef struct units {
     floats unit, high, low; /* the value of a code 1.0, and its reciprocal */
 } units;
 
-/* As reciprocal_of: low is rounded towards zero. */
+/* Vectors of reciprocal_of: low is rounded towards zero. */
 static inline void reciprocals(floats unit, floats *high, floats *low) {
     *high = 1.0f / unit;
     floats rest = fused(-unit, *high, 1.0f - (floats){0}), product = *high * rest;
@@ -41,8 +41,8 @@ static inline void reciprocals(floats unit, floats *high, floats *low) {
     *low = (floats)((ints)product + ((((ints)error ^ (ints)product) >> 31) & (ints)(error != 0.0f)));
 }
 
-/* As e4m3_encode. Scales of one exponent, and with the least one those below, are equally spaced: adding 2^20 times the
- * power of two rounds, and leaves the multiple of the spacing in the last bits. */
+/* Vectors of e4m3_encode. Scales of one exponent, and with the least one those below, are equally spaced: adding 2^20
+ * times the power of two rounds, and leaves the multiple of the spacing in the last bits. */
 static inline units encode_scales(floats amax, floats wanted, float g) {
     const floats most = 448.0f - (floats){0}, least = 0x1p-6f - (floats){0};
     floats capped = smaller(wanted, most); /* NaN too */
@@ -60,7 +60,7 @@ static inline ints has_codes(ints scale) {
     return (scale > 0) & (scale < 0x7F);
 }
 
-/* As squared_error, of magnitudes. */
+/* Vectors of squared_error, for magnitudes. */
 static inline floats squared_errors(const floats magnitude[BLOCK], units u, floats p) {
     floats sum = {0}, d = u.unit * p;
     for (int i = 0; i < BLOCK; i++) {
@@ -118,7 +118,7 @@ quantize_groups(uint8_t *data, uint8_t *scale, const char *x, const int type, fl
                           valid[i], 0);
 }
 
-/* The same for a type. Not inlined: their loops need all registers. */
+/* The same for each type. The functions are not inlined: their loops need all registers. */
 typedef void quantizer(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t groups);
 #define QUANTIZER(NAME, TYPE, FOUR)                                                                                    \
     static __attribute__((noinline)) void NAME(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t n) {     \
@@ -129,7 +129,7 @@ QUANTIZER(quantize_bf16, NVFP4_BF16, 0)
 QUANTIZER(quantize_fp32, NVFP4_FP32, 0)
 QUANTIZER(quantize_four_over_six, NVFP4_FP32, 1)
 
-/* As fp32. Values up to the end of the last group are zeros. */
+/* Loads values as fp32. Values up to the end of the last group are zeros. */
 static void load_values(float to[STEP * BLOCK], const char *from, int32_t type, int64_t count) {
     for (int64_t i = 0; i < count * BLOCK; i += LANES)
         *(floats *)(to + i) = load_lanes(from + i * type_size(type), type);

@@ -50,8 +50,8 @@ static void pack_panel(void *memory, const operand *x, int64_t row, int64_t bloc
     for (int64_t k = 0; k < blocks * 16; k += 16) transpose_16(to->values + k, rows[0] + k, sizeof rows[0]);
 }
 
-/* Where a register tile lies: vectors from one panel to the next, and from one k to the next; floats from one row of
- * sums to the next. */
+/* The distances inside a register tile: vectors from one panel to the next, and from one k to the next; floats from one
+ * row of sums to the next. */
 typedef struct tile_steps {
     int panel, k, sums;
 } tile_steps;

@@ -1,4 +1,4 @@
-/* What plans depend on of a device. Compared as bytes (plan/choose.c), so without padding. */
+/* Properties of a device that plans depend on. Bytes are compared (plan/choose.c), so no padding. */
 #ifndef NVFP4_DRIVER_DEVICE_PROPS_H
 #define NVFP4_DRIVER_DEVICE_PROPS_H
 

@@ -396,7 +396,7 @@ static nvfp4_status start_watchdog(driver *d) {
 
 #endif
 
-/* With the primary context current. */
+/* Needs the primary context to be current. */
 static nvfp4_status load_in_context(driver *d, device_state *state) {
     if (!d->libraries) d->libraries = calloc((size_t)nvfp4_fatbin_count, sizeof *d->libraries);
     if (!d->libraries) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");

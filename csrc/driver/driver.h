@@ -37,7 +37,7 @@ int driver_reads_host_memory(driver *d, int32_t device);
  */
 nvfp4_status driver_encode(driver *d, int32_t device, const tensor_layout *tensor, void *map);
 
-/* What to enqueue, and on which stream (CUstream) of the device's primary context. */
+/* A kernel to enqueue, and the stream (CUstream) of the device's primary context. */
 typedef struct kernel_launch {
     const kernel_set *set;
     int32_t kernel;                 /* of the set */

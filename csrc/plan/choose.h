@@ -1,4 +1,4 @@
-/* Which way to run a product: the candidates of all families that may run it, ranked by their modelled time. */
+/* Chooses the way to run a product: ranks the candidates of all families that may run it by their modelled time. */
 #ifndef NVFP4_PLAN_CHOOSE_H
 #define NVFP4_PLAN_CHOOSE_H
 

@@ -26,7 +26,7 @@ typedef struct conversion_planner {
     nvfp4_status (*run_host)(const conversion_problem *problem, int32_t threads);
 } conversion_planner;
 
-/* Where a conversion runs: the index of its planner. */
+/* The places where a conversion runs, by which its planners are indexed. */
 enum { ON_HOST, ON_GPU, CONVERSION_PLACES };
 
 #define CONVERSIONS(X)                                                                                                 \

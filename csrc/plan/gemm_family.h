@@ -10,7 +10,7 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
-/* How a family runs one operation. A planner is asked only for products whose A it takes. */
+/* The way in which a family runs one operation. A planner is asked only for products whose A it takes. */
 typedef struct gemm_planner {
     uint32_t a_types;     /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
     uint32_t tma_a_types; /* those of them for which scales must be 128x4, and tensor maps reach values of A and B */
@@ -24,7 +24,7 @@ typedef struct gemm_planner {
      * the rows' distances. -1: the family has no order that serves every M; 0: none for this M, since it is too large.
      * NULL: as -1. A family of the host has one candidate, whose batch_invariant its run_host obeys. */
     int32_t (*batch_invariant)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
-    /* Why there are no candidates: sets the error message and returns its status. */
+    /* Says why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
     /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU families only.
      */
@@ -49,9 +49,9 @@ typedef struct gemm_family {
     rounding_bound roundings;
 } gemm_family;
 
-/* Parts of K of a batch-invariant product, for kernels whose CTAs of a cluster keep some columns of a tile each: which
- * ones depends on the tile. The sum of two parts does not depend on who adds, that of three would. So 2 where one row
- * of tiles leaves half of the SMs idle and there are two stages, else 1. */
+/* The parts of K of a batch-invariant product, for kernels in which each CTA of a cluster keeps some columns of a tile.
+ * Which CTA adds a column depends on the tile; the sum of two parts does not depend on that, the sum of three does. So
+ * K has 2 parts if one row of tiles leaves half of the SMs idle and there are two stages, else 1. */
 static inline int32_t batch_invariant_split_k(const device_props *props, const gemm_traits *t, int32_t tile,
                                               int32_t stage_k) {
     return 2 * ceil_div(t->n, tile) <= props->sm_count && t->k > stage_k ? 2 : 1;
@@ -63,7 +63,7 @@ static inline int32_t batch_invariant_split_k(const device_props *props, const g
 #include "families.def"
 #define FAMILY_ROW(family) .name = family##_name, .runs_on = family##_runs_on, .architectures = family##_architectures
 
-/* By nvfp4_backend; the row of NVFP4_AUTO is NULL. */
+/* The table is indexed by nvfp4_backend; the row of NVFP4_AUTO is NULL. */
 enum {
 #define NVFP4_FAMILY(...) +1
     GEMM_FAMILIES = 1

@@ -114,7 +114,7 @@ static inline void add_tensor_map(launch_plan *plan, const tensor_layout *layout
     request->padding_ = 0;
 }
 
-/* What a single call with a cold L2 takes beyond a back-to-back call, in us, on any GPU: the median of 108 pairs of
+/* The time of a single call with a cold L2 beyond a back-to-back one, in us, on any GPU: the median of 108 pairs of
  * medians is 3.47, of sm80's and sm90's kernels on an H200 and an H100 (benchmarks/results/h200.json, h100.json). 3.5
  * has so few bits that its difference to a modelled time is exact: both times rank candidates alike, ties included. */
 #define SINGLE_CALL_US 3.5

@@ -29,7 +29,7 @@ static inline tensor_layout values_layout(const gemm_problem *p, int is_b, int64
     return t;
 }
 
-/* As createpolicy.fractional gives them for the fraction 1 (PTX ISA 9.0, 9.7.9.20). */
+/* Results of createpolicy.fractional for the fraction 1 (PTX ISA 9.0, 9.7.9.20). */
 static const uint64_t L2_EVICT_NORMAL = 0x1000000000000000, L2_EVICT_FIRST = 0x12F0000000000000,
                       L2_EVICT_LAST = 0x14F0000000000000;
 

@@ -45,7 +45,7 @@ static plan_override *find(const plan_overrides *all, const plan_override *key) 
     return all->count ? bsearch(key, all->entries, all->count, sizeof *key, compare) : NULL;
 }
 
-/* Under the lock. */
+/* Needs the lock. */
 static nvfp4_status add(plan_overrides *all, const plan_override *one) {
     plan_override *found = find(all, one);
     const size_t count = all->count;

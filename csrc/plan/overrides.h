@@ -5,7 +5,7 @@
 
 #include "plan/choose.h"
 
-/* What an override holds for. Compared as bytes: no padding. */
+/* The products that an override holds for. Keys are compared as bytes: no padding. */
 typedef struct override_key {
     int64_t m, n, k, l;
     int32_t device, operation, a_type; /* the latter two as of gemm_problem */

@@ -1,6 +1,6 @@
-/* What the choice of a kernel may depend on of a problem: sizes and how the operands lie in memory, without addresses.
- * Planners are given nothing else, so equal traits (and a device's properties) give equal plans, which is what the
- * cache of choose.c relies on. C11 and C++17. */
+/* The traits of a problem, on which the choice of a kernel depends: sizes and how operands lie in memory, no addresses.
+ * Planners are given nothing else, so equal traits (and a device's properties) give equal plans: the cache of choose.c
+ * relies on that. C11 and C++17. */
 #ifndef NVFP4_PLAN_TRAITS_H
 #define NVFP4_PLAN_TRAITS_H
 

@@ -1,4 +1,4 @@
-// What every kernel of this folder shares: short type names, shared addresses, mbarrier helpers and the macros
+// Shared by every kernel of this folder: short type names, shared addresses, mbarrier helpers and the macros
 // that turn one line of PTX into one row of the output.
 #pragma once
 

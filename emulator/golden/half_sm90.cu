@@ -1,4 +1,4 @@
-// What sm_90 added to the arithmetic of 16-bit floats and to minima (PTX ISA 9.7.3, 9.7.4).
+// Arithmetic of 16-bit floats and minima that sm_90 added (PTX ISA 9.7.3, 9.7.4).
 #include "golden.cuh"
 
 extern "C" __global__ void half_sm90_ops(const u32 *in, u32 *out, int n) {

@@ -1,5 +1,5 @@
 // Bulk tensor copies: loads of one to five dimensions, stores, reductions, multicast, prefetch (PTX ISA 9.7.9.27).
-// What a case varies is in the tensor map, the coordinates, the place in shared memory and the bytes expected.
+// Cases vary the tensor map, the coordinates, the place in shared memory and the bytes expected.
 #include "golden.cuh"
 
 struct Coordinates {

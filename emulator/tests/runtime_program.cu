@@ -1,4 +1,4 @@
-// What an ordinary CUDA program does with the runtime; each part prints a line. test_runtime.py builds and reads it.
+// Does what an ordinary CUDA program does with the runtime; each part prints a line. test_runtime.py builds it.
 #include <cuda_runtime.h>
 
 #include <cooperative_groups.h>

@@ -1,4 +1,4 @@
-"""A checkpoint of ModelOpt as one of compressed-tensors, and the reverse, without decoding a weight."""
+"""Converts a checkpoint from ModelOpt to compressed-tensors and back, without decoding a weight."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ def convert(
 ) -> tuple[Checkpoint, SaveReport]:
     """Writes a checkpoint in another format. Weights and block scales keep their bytes.
 
-    A multiplier (ModelOpt) and a divisor (compressed-tensors) are each the rounded reciprocal of the other. To
-    modelopt: the multipliers that nvfp4.load computes of the divisors. To compressed-tensors: see SaveReport.rounded.
+    A multiplier (ModelOpt) and a divisor (compressed-tensors) are each the rounded reciprocal of the other. ModelOpt
+    gets the multipliers that nvfp4.load computes from the divisors. SaveReport.rounded lists the scales that
+    compressed-tensors rounds.
 
     Args:
-        source: a checkpoint's folder. Its files that hold no weights, such as a tokenizer's, are copied; hidden files,
-            whose names begin with a dot, and folders are not. Links that leave the folder are errors, except those of a
-            Hub cache.
-        path: a folder that is new or empty.
-        format: "modelopt" or "compressed-tensors".
-        max_shard_size: as of nvfp4.save.
+        source (str or Path): a checkpoint's folder.
+            Its files that hold no weights, such as a tokenizer's, are copied. Hidden files and folders are not.
+            Links that leave the folder are errors, except those of a Hub cache.
+        path (str or Path): a folder that is new or empty.
+        format (str): "modelopt" or "compressed-tensors".
+        max_shard_size (int or str, optional): the size of the files, as in nvfp4.save. Default: "5GB".
 
     Returns:
-        What was read, with the scales of a KV cache that are left out in `skipped`, and what was written.
+        (Checkpoint, SaveReport): what was read, with the scales of a KV cache that are left out in `skipped`, and what
+            was written.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, the checkpoint is damaged or has that format already, or it has layers

@@ -1,12 +1,12 @@
-"""What is odd in a checkpoint's NVFP4 layers: block scales, global scales, the order of the nibbles.
+"""Finds what is odd in a checkpoint's NVFP4 layers: block scales, global scales, the order of the nibbles.
 
-The order of the nibbles. Values that are exchanged in pairs along K keep every statistic of a single layer. What shows
-them is another tensor with the same channels that is not packed along them: the rows of the layer before (up_proj for
+The order of the nibbles: values that are exchanged in pairs along K keep every statistic of a single layer. Another
+tensor with the same channels shows them if it is not packed along them: the rows of the layer before (up_proj for
 down_proj), the norm before, the embedding. Let c be the log norms of the layer's columns and r those of the other
 tensor. For each pair of columns, the sums c0 + c1 and r0 + r1 do not change if the two are exchanged; the differences
 c0 - c1 change their sign. So the rank correlation of the sums tells whether c and r rise together or against each
 other, and that of the differences must have the same sign. The opposite sign, both at 6 standard deviations or more,
-is reported. Without such a tensor, or with a weaker correlation, nothing is said.
+is reported. Without such a tensor, or with a weaker correlation, nothing is reported.
 """
 
 from __future__ import annotations
@@ -42,18 +42,21 @@ COMPARED = 32  # blocks of each kind, at least
 
 @dataclass
 class LayerReport:
-    """What was found in a layer.
+    """Reports the findings in a layer.
 
     Attributes:
-        name, format, mode: "W4A4", "W4A4 dynamic" or "W4A16".
-        shape: (N, K).
-        scales: the least and the largest block scale other than zero and NaN; None: there is none.
-        zero, nan, negative, largest: numbers of block scales that are 0, NaN, below 0, and 448.
-        lost: blocks with the scale 0 whose values are not all 0.
-        weight_global_scale, input_global_scale: as multipliers.
-        nibbles: "in order", "reversed", or None: it cannot be told.
-        damage: what makes the layer compute something else than its producer meant.
-        notes: what is unusual and right.
+        name (str): the name of the module.
+        format (str): the format of the checkpoint.
+        mode (str): "W4A4", "W4A4 dynamic" or "W4A16".
+        shape (tuple of two ints): (N, K).
+        scales (tuple of two floats, or None): the least and the largest block scale other than zero and NaN.
+            None: there is no such scale.
+        zero, nan, negative, largest (int): the numbers of block scales that are 0, NaN, below 0, and 448.
+        lost (int): the number of blocks with the scale 0 whose values are not all 0.
+        weight_global_scale, input_global_scale (float): the global scales, as multipliers.
+        nibbles (str or None): "in order" or "reversed". None: the order cannot be told.
+        damage (list of str): findings that make the layer compute something else than its producer meant.
+        notes (list of str): findings that are unusual and right.
     """
 
     name: str
@@ -75,14 +78,14 @@ class LayerReport:
 
 @dataclass
 class Inspection:
-    """What was found in a checkpoint.
+    """Reports the findings in a checkpoint.
 
     Attributes:
-        format: as of nvfp4.load's Checkpoint.
-        layers: the layers that could be read.
-        errors: the error messages of the others.
-        notes: what concerns several layers.
-        skipped: as of nvfp4.load.
+        format (str): the format, as in nvfp4.load's Checkpoint.
+        layers (list of LayerReport): the layers that could be read.
+        errors (dict of str): the error messages of the others, by name.
+        notes (list of str): findings that concern several layers.
+        skipped (dict of str): skipped layers and scales, as in nvfp4.load's Checkpoint.
     """
 
     format: str
@@ -98,10 +101,26 @@ class Inspection:
 
 @file_errors("source")
 def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None) -> Inspection:
-    """Inspects all NVFP4 layers of a checkpoint; `source` and `format` are as of nvfp4.load.
+    """Inspects all NVFP4 layers of a checkpoint.
+
+    Args:
+        source (str, PathLike or dict): the checkpoint, as for nvfp4.load.
+        format (str, optional): None or "comfy-kitchen", as for nvfp4.load. Default: None.
+
+    Returns:
+        An Inspection. Its `damaged` tells whether a layer is damaged or cannot be read.
 
     Raises:
         nvfp4.Error: a file is missing or damaged, or the format is unknown. A layer that cannot be read raises nothing.
+
+    Example:
+        >>> import nvfp4, torch
+        >>> from nvfp4.checkpoints import modelopt
+        >>> from nvfp4.checkpoints.inspect import inspect
+        >>> layer = nvfp4.Linear.from_linear(torch.nn.Linear(64, 32), activations=None)
+        >>> tensors = {f"0.{name}": t for name, t in modelopt.write(layer.packed()).items()}
+        >>> inspect(tensors).damaged
+        False
     """
     errors: dict[str, str] = {}
     checkpoint = read(source, format, errors=errors)
@@ -160,7 +179,7 @@ def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:
 
 
 def is_cut(packed: PackedLinear, scale: Tensor) -> bool:
-    """Whether blocks with the scale 448 look as if they had larger values. Of some rows, if there are many."""
+    """Whether blocks with the scale 448 look as if they had larger values. Reads some rows, if there are many."""
     step = max(1, packed.out_features // ROWS)
     scale = scale[::step] & 0x7F
     codes = packed.weight[::step].reshape(len(scale), -1, BLOCK // 2)
@@ -227,7 +246,7 @@ class References:
                 self.names.setdefault((None, t.shape[-1]), []).append(name)
 
     def of(self, name: str, k: int) -> list[Tensor]:
-        """Those of a layer's K input channels; no more than REFERENCES of a kind."""
+        """The reference tensors of a layer's K input channels, at most REFERENCES of a kind."""
         names = [*self.names.get((block_of(name), k), [])[:REFERENCES], *self.names.get((None, k), [])[:REFERENCES]]
         for other in names:
             if other not in self.norms:

@@ -35,41 +35,55 @@ def load(
     activations: str | None = AUTO,
     mmap: bool = True,
 ) -> Checkpoint:
-    """Reads a checkpoint of NVFP4 layers, and puts it into a model.
+    """Reads a checkpoint of NVFP4 layers and, if a model is given, puts it into the model.
 
     Args:
-        source: a folder with config.json and *.safetensors files, one such file, a GGUF file, or a dict of tensors by
-            their full names. Files are mapped into memory: a tensor's bytes are read when they are used. A weight that
-            a file does not align to 8 bytes is copied for its nvfp4.Linear, and so are all weights of GGUF and
-            comfy-kitchen, whose nibbles have another order. Needs safetensors, or gguf.
-        model: a model whose modules have the checkpoint's names. Each layer of the checkpoint replaces the
-            torch.nn.Linear or nvfp4.Linear of its name, on that layer's device, or on the CPU and still in the mapped
-            file if that was on the meta device. All other tensors are copied into the parameters and buffers of their
-            names; those on the meta device become the file's tensors. Buffers that a state dict leaves out stay as they
-            are. None: there is no model to change.
-        format: None: what the source says. "comfy-kitchen" for such tensors without a mark (`comfy_quant` tensors, or
-            `_quantization_metadata` of the file), whose names are ModelOpt's.
-        mesh, plan: of torch's parallelize_module, with styles of nvfp4.parallel: a rank reads its slices alone.
-        activations: "auto": each layer's mode is the checkpoint's. None: 16-bit activations in all layers (W4A16);
-            stored input scales are dropped. "nvfp4": quantized activations in all layers (W4A4), with the stored input
-            scale, or where there is none with a dynamic one. See nvfp4.Linear.
-        mmap: True: tensors of a model on the CPU stay in the mapped files. If another program truncates such a file
-            later, the system ends this process by SIGBUS at the next use of what is missing. False: files are read into
-            memory, where they can be changed or deleted afterwards; takes twice the largest file while it reads.
+        source (str, PathLike or dict): the checkpoint.
+            It is a folder with config.json and *.safetensors files, one such file, a GGUF file, or a dict of tensors by
+            their full names. Files need safetensors, or gguf.
+            Files are mapped into memory: a tensor's bytes are read when they are used.
+            A weight that a file does not align to 8 bytes is copied for its nvfp4.Linear. So are all weights of GGUF
+            and comfy-kitchen, whose nibbles have another order.
+        model (torch.nn.Module, optional): a model whose modules have the checkpoint's names. Default: None.
+            Each layer of the checkpoint replaces the torch.nn.Linear or nvfp4.Linear of its name, on that layer's
+            device.
+            In place of a layer on the meta device it lies on the CPU, still in the mapped file.
+            All other tensors are copied into the parameters and buffers of their names. A parameter or buffer on the
+            meta device becomes the file's tensor.
+            Buffers that a state dict leaves out stay as they are.
+        format (str, optional): None or "comfy-kitchen". Default: None.
+            None takes the format from the source.
+            "comfy-kitchen" is for tensors of ComfyUI without a mark (`comfy_quant` tensors, or `_quantization_metadata`
+            of the file), whose names are ModelOpt's.
+        mesh (DeviceMesh, optional): the mesh, as for torch's parallelize_module. Default: None.
+        plan (dict, optional): a plan for torch's parallelize_module, with styles of nvfp4.parallel. Default: None.
+            mesh and plan are given together. A rank then reads its slices alone.
+        activations (str, optional): the mode of the layers: "auto", "nvfp4" or None. Default: "auto".
+            "auto" keeps each layer's mode in the checkpoint.
+            "nvfp4" quantizes the activations in all layers (W4A4), with the stored input scale, or with a dynamic one
+            where none is stored.
+            None keeps 16-bit activations in all layers (W4A16); stored input scales are dropped. See nvfp4.Linear.
+        mmap (bool, optional): whether a model's tensors on the CPU stay in the mapped files. Default: True.
+            If another program truncates such a file later, the system ends this process by SIGBUS at the next use of
+            what is missing.
+            False reads files into memory, and they can then be changed or deleted. Reading takes twice the memory of
+            the largest file.
 
-    The format and each layer's mode (W4A4 or W4A16), with its ignored names, are those of the configuration:
-    `quantization_config` of config.json, or hf_quant_config.json. Without one, as for a dict, the format follows from
+    The configuration, `quantization_config` of config.json or hf_quant_config.json, gives the format, each layer's mode
+    (W4A4 or W4A16) and the names of ignored layers. Without a configuration, as for a dict, the format follows from
     the names, and a layer with an input scale is W4A4. A file of torchao describes its layers itself.
 
     Returns:
-        A Checkpoint, which tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
+        A Checkpoint. It tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
         Stacked experts [E, N, K/2] are in `experts`, one layer for each.
 
     Raises:
-        nvfp4.Error: a file is missing or damaged, the format is unknown, a tensor is missing or has a wrong shape or
-            dtype, a block scale is NaN or negative, all of a layer's are 0 but its values are not, or the model does
-            not fit the checkpoint: it cannot take stacked experts. The message names the file or the tensor. The model
-            is unchanged. So it is where a plan cannot split a layer.
+        nvfp4.Error: a file is missing or damaged, or the format is unknown.
+            A tensor is missing, or has a wrong shape or dtype.
+            A block scale is NaN or negative, or all of a layer's scales are 0 but its values are not.
+            The model does not fit the checkpoint, or the checkpoint has stacked experts, which no model can take.
+            A plan cannot split a layer.
+            The message names the file or the tensor. The model is unchanged.
 
     Example:
         >>> import nvfp4, torch

@@ -34,14 +34,14 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**2
 
 @dataclass
 class SaveReport:
-    """What nvfp4.save wrote.
+    """Reports the files and layers that nvfp4.save wrote.
 
     Attributes:
-        format: "modelopt" or "compressed-tensors".
-        files: the names of the *.safetensors files, each with its bytes of tensors.
-        layers: the names of the NVFP4 layers.
-        rounded: the global scales that nvfp4.load does not give back to the bit, with their relative error, at most
-            2^-23. Only compressed-tensors has such scales: it stores a divisor, the rounded reciprocal.
+        format (str): "modelopt" or "compressed-tensors".
+        files (dict of int): the names of the *.safetensors files, each with its bytes of tensors.
+        layers (list of str): the names of the NVFP4 layers.
+        rounded (dict of float): the global scales that nvfp4.load does not give back to the bit, with their relative
+            error, at most 2^-23. Only compressed-tensors has such scales: it stores a divisor, the rounded reciprocal.
     """
 
     format: str
@@ -56,18 +56,22 @@ def save(
     """Writes a model with NVFP4 layers as a checkpoint, which nvfp4.load and the format's other readers read.
 
     Args:
-        model: each nvfp4.Linear of it is stored in the format. Layers that quantize_model joined are stored one by one.
-            All other tensors of the state dict are stored as they are, those with several names once, under the first.
+        model (torch.nn.Module): a model that has nvfp4.Linear layers, each of which is stored in the format.
+            Layers that quantize_model joined are stored one by one.
+            All other tensors of the state dict are stored as they are. A tensor with several names is stored once,
+            under the first.
             `model.config`, a dict or an object with `to_dict`, is written into config.json.
-        path: a folder that is new or empty.
-        format: "modelopt" or "compressed-tensors". ModelOpt cannot store W4A4 without an input_global_scale. In
-            compressed-tensors that is `dynamic: true`.
-        max_shard_size: bytes, or a number with the unit KB, MB, GB, KiB, MiB or GiB: files hold no more tensors than
-            that, except a tensor that is larger by itself. Needs safetensors.
+        path (str or PathLike): a folder that is new or empty.
+        format (str, optional): "modelopt" or "compressed-tensors". Default: "modelopt".
+            ModelOpt cannot store W4A4 without an input_global_scale. compressed-tensors stores it as `dynamic: true`.
+        max_shard_size (int or str, optional): bytes, or a number with the unit KB, MB, GB, KiB, MiB or GiB. Default:
+            "5GB".
+            A file holds no more tensors than that, except a tensor that is larger by itself.
 
-    Weights and block scales are stored byte for byte, [N, K/2] uint8 and [N, K/16] float8_e4m3fn in the linear layout.
-    ModelOpt stores the global scales as they are. compressed-tensors stores their rounded reciprocals: a scale that
-    nvfp4.load read from compressed-tensors survives, any other may change by 2^-23 of its value.
+    The function needs safetensors. Weights and block scales are stored byte for byte, [N, K/2] uint8 and [N, K/16]
+    float8_e4m3fn in the linear layout. ModelOpt stores the global scales as they are. compressed-tensors stores their
+    rounded reciprocals: a scale that nvfp4.load read from compressed-tensors survives, any other may change by 2^-23 of
+    its value.
 
     Returns:
         A SaveReport.

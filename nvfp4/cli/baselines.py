@@ -1,4 +1,4 @@
-"""What `nvfp4 bench` compares on one shape: our product, on one backend or several, and torch's products as baselines.
+"""The products that `nvfp4 bench` compares on one shape: ours, on one backend or several, and torch's as baselines.
 
 All implementations multiply the same values. Operands of torch's plain products are dequantized in advance, outside the
 timing; "dequantize + matmul" starts from the NVFP4 bytes, like ours.

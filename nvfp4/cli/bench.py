@@ -5,14 +5,14 @@ Shapes are a set (--set) or a list (--shapes). Sets:
   decode, prefill  layers of real models at small and at large M
   hopper           the ranked shapes at M = 1 to 256 and two large shapes
   linear           the ranked (N, K) at M = 1 to 1024, as layers
-  monotone         layers of four models at M = 1 to 512: benchmarks/monotone.py says where fewer rows take longer
+  monotone         layers of four models at M = 1 to 512; benchmarks/monotone.py finds where fewer rows take longer
   models           all linear layers of one decoder block of four models, with their sums, as layers
---m replaces the M of a set. As layers: nvfp4.Linear, with bf16 activations that each call quantizes (W4A4, a static
-scale) and without that (W4A16), is timed in place of the product, against torch's bf16 layer.
+--m replaces the M of a set. "As layers" means that nvfp4.Linear with bf16 activations is timed instead of the product,
+against torch's bf16 layer: once in W4A4, where each call quantizes the activations with a static scale, and once in
+W4A16.
 
-Our product, on each --backend, alternates with the baselines of --against on the same values. A ratio is the time of a
-baseline over that of the first implementation (above 1: ours is faster) in the same round of the same run.
-Two figures are measured:
+Our product, on each --backend, alternates with the baselines of --against on the same values. A ratio divides the time
+of a baseline by that of the first implementation in the same round; above 1 ours is faster. There are two figures:
   single-call      one product with cold caches (cold L2 on a GPU)
   back-to-back     the time per call of consecutive calls on one stream
 On a GPU a buffer that evicts the L2 is written before each single call and each sequence of calls, and inputs rotate
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--set", choices=SETS, help="the shapes to time (default: ranked)")
     which.add_argument("--shapes", type=shape_list, metavar="MxNxK,...", help="time these shapes instead")
-    which.add_argument("--from", dest="stored", metavar="FILE", help="report a run that --json wrote, without timing")
+    which.add_argument("--from", dest="stored", metavar="FILE", help="time nothing, and report a run that --json wrote")
     parser.add_argument("--m", type=size_list, metavar="M,...", help="rows of A, instead of those of the set")
     parser.add_argument(
         "--against",
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 def preparation(
     args: argparse.Namespace, device: torch.device, backends: list[str | None], kinds: list[str]
 ) -> Prepare:
-    """What makes the implementations of a shape."""
+    """The function that makes the implementations of a shape."""
     if args.set in OF_LAYERS:
         return partial(layers.prepare, device=device, seed=args.seed)
     return partial(prepare, device=device, backends=backends, kinds=kinds, seed=args.seed)

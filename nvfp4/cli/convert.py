@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-shard-size",
         default="5GB",
         metavar="SIZE",
-        help="bytes of tensors in a file, such as 500MB (default: 5GB)",
+        help="write at most so many bytes of tensors into a file, such as 500MB (default: 5GB)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

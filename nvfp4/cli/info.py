@@ -16,7 +16,9 @@ from . import machine, show
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=shape, metavar="M,N,K[,L]", help="show the plan for a product of this shape")
-    parser.add_argument("--backend", metavar="B", help=f"with --shape: on this backend ({machine.backends()})")
+    parser.add_argument(
+        "--backend", metavar="B", help=f"with --shape: show the plan on this backend ({machine.backends()})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -1,12 +1,12 @@
 """Show a checkpoint's NVFP4 layers and what is odd in them.
 
-Each layer has its mode, its shape, and its scales: the least and the largest block scale, and how many are 0 or 448.
-Global scales are multipliers. Damage is what makes a layer compute something else: block scales that are NaN or
-negative, blocks of values with the scale 0, nibbles that look reversed, tensors that are missing or have a wrong shape.
-Notes name what is unusual and right, such as q, k and v with different global scales, and what nvfp4.load skips.
+The table shows the mode, the shape and the scales of each layer: the least and the largest block scale, and how many
+are 0 or 448. Global scales are multipliers. A layer is damaged if it would compute something else: block scales are NaN
+or negative, a block of values has the scale 0, nibbles look reversed, or a tensor is missing or has a wrong shape.
+Notes name what is unusual but not wrong, such as q, k and v with different global scales, and what nvfp4.load skips.
 
-The nibbles of a layer are compared with tensors that have the same channels and are not packed along them: norms,
-embeddings, the rows of the layer before. The column is empty where these tell nothing.
+To find the order of nibbles, the command compares a layer with tensors that have the same channels and are not packed
+along them: norms, embeddings, the rows of the layer before. The column is empty if the comparison tells nothing.
 
 Exit status: 0 no layer is damaged, 1 a layer is, 2 the checkpoint cannot be read.
 """
@@ -29,7 +29,7 @@ COLUMNS = ["<layer", "<mode", "N x K", "block scales", "0", "448", "global", "in
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a checkpoint's folder, or one *.safetensors or *.gguf file")
-    parser.add_argument("--format", choices=["comfy-kitchen"], help="of a file that does not say it")
+    parser.add_argument("--format", choices=["comfy-kitchen"], help="the format, if the file itself does not say it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

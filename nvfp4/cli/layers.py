@@ -1,5 +1,7 @@
-"""What the sets `linear` and `models` of `nvfp4 bench` compare on one shape: nvfp4.Linear, with activations in NVFP4
-(W4A4: quantize and product) and as they are (W4A16), and torch's layer with the same weights in bf16.
+"""The layers that the sets `linear` and `models` of `nvfp4 bench` compare on one shape.
+
+They are nvfp4.Linear with activations in NVFP4 (W4A4: quantize and product), nvfp4.Linear with activations as they are
+(W4A16), and torch's layer with the same weights in bf16.
 
 All take bf16 activations and give bf16 results. Each block of 16 activations holds values of e2m1 times a scale of
 e4m3, one of them 6 times the scale: quantizing loses nothing, so all three layers must compute the same.

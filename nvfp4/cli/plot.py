@@ -194,7 +194,7 @@ def label(report: dict[str, Any], name: str) -> str:
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
-    """As many columns as fit; a column is as wide as its widest label."""
+    """The largest number of columns that fit; a column is as wide as its widest label."""
     for columns in range(len(labels), 1, -1):
         rows = math.ceil(len(labels) / columns)
         widest = [max(map(len, labels[i : i + rows])) for i in range(0, len(labels), rows)]  # filled by columns

@@ -47,7 +47,7 @@ CHECKS: dict[str, Callable[[Ranks], None]] = {}
 
 
 class Ranks:
-    """What a check needs: this rank of a mesh, and random numbers that are equal on all ranks."""
+    """The surroundings of a check: this rank of a mesh, and random numbers that are equal on all ranks."""
 
     def __init__(self, mesh: DeviceMesh, device: str, name: str) -> None:
         self.mesh, self.device, self.rank, self.size = mesh, device, mesh.get_local_rank(), mesh.size()

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,11 @@ from interpreter import python
 from small_product import K, M, N, bits
 
 import nvfp4
-import nvfp4._api
 from nvfp4 import reference
 
 
 def output(program: str) -> str:
-    """Of a process of its own that has imported torch."""
+    """The output of a process of its own that has imported torch."""
     result = python("-c", textwrap.dedent(program), cwd="/")  # not where a checkout would be imported
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -35,9 +35,23 @@ def output(program: str) -> str:
 # ---- reading ----
 
 
-def test_examples_of_the_docstrings() -> None:
-    result = doctest.testmod(nvfp4._api)
-    assert result.attempted >= 8
+@pytest.mark.parametrize(
+    ("module", "least"),
+    [
+        ("_api", 20),
+        ("_info", 4),
+        ("_tuning", 2),
+        ("linear", 3),
+        ("model", 4),
+        ("parallel", 1),
+        ("checkpoints.loader", 6),
+        ("checkpoints.save", 4),
+        ("checkpoints.inspect", 6),
+    ],
+)
+def test_examples_of_the_docstrings(module: str, least: int) -> None:
+    result = doctest.testmod(import_module(f"nvfp4.{module}"))
+    assert result.attempted >= least
     assert result.failed == 0
 
 
@@ -114,6 +128,16 @@ def test_bfloat16_of_ml_dtypes(operands: list[torch.Tensor]) -> None:
     got = nvfp4.gemm(*arrays, out_dtype=ml_dtypes.bfloat16)
     assert got.dtype == ml_dtypes.bfloat16
     assert bits(got) == bits(nvfp4.gemm(*operands, out_dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "bfloat16"])
+def test_numpy_strides_of_each_type(name: str) -> None:
+    """NumPy says how many bytes lie between rows, nvfp4_tensor how many elements."""
+    dtype = pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
+    padded = np.random.default_rng().standard_normal((5, 48)).astype(dtype)[:, :32]
+    assert padded.strides != np.ascontiguousarray(padded).strides
+    for got, expected in zip(nvfp4.quantize(padded), nvfp4.quantize(np.ascontiguousarray(padded))):
+        assert np.array_equal(got, expected)
 
 
 def test_bfloat16_without_ml_dtypes() -> None:

@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -245,17 +246,48 @@ def test_signatures_are_those_that_others_write_against() -> None:
         assert str(signature.replace(parameters=bare, return_annotation=signature.empty)) == f"({expected})"
 
 
-def test_help_is_the_reference() -> None:
-    """Every argument has its line, and says what is raised."""
-    names = (
-        "gemm custom_kernel quantize rms_norm_quantize silu_mul_quantize dequantize amax_scale swizzle unswizzle info"
-    )
-    for name in [*names.split(), "use_tuning"]:
-        text = getattr(nvfp4, name).__doc__
-        told = set(re.findall(r"\w+", " ".join(re.findall(r"(?:^        |, )(\w[\w, ]*):", text, re.M))))
-        assert set(inspect.signature(getattr(nvfp4, name)).parameters) <= told, name
-        assert "Returns:" in text or name == "custom_kernel"
-        assert "Raises:\n        nvfp4.Error: " in text
+DOCUMENTED = [
+    *("gemm", "custom_kernel", "quantize", "rms_norm_quantize", "silu_mul_quantize", "dequantize", "amax_scale"),
+    *("swizzle", "unswizzle", "info", "init", "use_tuning", "quantize_model", "load", "save"),
+    *("Linear", "Linear.from_linear", "Linear.from_packed", "Linear.fuse"),
+    *("parallel.ColwiseParallel", "parallel.RowwiseParallel"),
+    *("checkpoints.inspect.inspect", "checkpoints.convert.convert"),
+]
+
+
+def arguments_of(text: str) -> dict[str, tuple[str, str]]:
+    """The type and the rules of each argument, from the `Args:` of a docstring."""
+    section = re.search(r"^Args:\n(.*?)(?=\n\n|\Z)", text, re.M | re.S)
+    entries = re.split(r"^    (?=\S)", section[1], flags=re.M)[1:] if section else []
+    matches = [re.match(r"(\w+) \(([^)]+)\): (.+)", entry, re.S) for entry in entries]
+    assert None not in matches, entries[matches.index(None)]
+    return {m[1]: (m[2], " ".join(m[3].split())) for m in matches if m}
+
+
+def documented_default(default: object) -> str:
+    text = repr(default).replace("'", '"')
+    return "Default: " if default is None else f"Default: {text.removesuffix('.0')}."
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_help_is_the_reference(name: str) -> None:
+    """Every argument has an entry with its type and, if it has one, its default; what is raised is told."""
+    module, _, attribute = name.rpartition(".")
+    owner: Any = nvfp4.Linear if module == "Linear" else import_module(f"nvfp4.{module}".rstrip("."))
+    documented = getattr(owner, attribute)
+    text = inspect.getdoc(documented)
+    assert text is not None
+    assert len(text.split("\n")[0]) > 20 and text.split("\n")[1:2] in ([], [""]), "the summary has one line"
+    arguments = arguments_of(text)
+    parameters = inspect.signature(documented).parameters
+    assert [*arguments] == [*parameters]
+    for parameter in parameters.values():
+        kind, rules = arguments[parameter.name]
+        optional = parameter.default is not parameter.empty
+        assert kind.endswith(", optional") == optional, parameter.name
+        assert not optional or documented_default(parameter.default) in rules, parameter.name
+    assert "Returns:" in text or name == "init" or inspect.isclass(documented)
+    assert "Raises:\n    nvfp4.Error: " in text or name == "Linear.from_packed"
 
 
 def test_stubs_name_what_the_module_has() -> None:
@@ -265,7 +297,7 @@ def test_stubs_name_what_the_module_has() -> None:
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     assert {*functions, *others, *classes} == {name for name in dir(_C) if not name.startswith("__")}
     assert all(callable(getattr(_C, name)) for name in functions)
-    # Those of the operations are written by their table.
+    # The table of operations writes the stubs of the operations.
     done = subprocess.run([sys.executable, ROOT / "tools/write_stubs.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -43,7 +43,7 @@ def test_same_bits_behind_quantize(m: int, n: int, k: int, backend: Backend, gen
 
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Those of all calls from now on."""
+    """The flags of all calls from now on."""
     seen: list[int] = []
 
     def recording(call: Callable[..., Any]) -> Callable[..., Any]:

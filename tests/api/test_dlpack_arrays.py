@@ -260,7 +260,7 @@ def asked(call):
 
 
 def on_gpu(program: str, k: int = 64, **environment: str) -> str:
-    """What the program prints, on a GPU that is not torch's."""
+    """Returns what the program prints, on a GPU that is not torch's."""
     done = python("-c", ON_GPU.format(k=k) + program, library="numpy", env={**os.environ, **environment}, cwd=TESTS)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -332,7 +332,7 @@ assert not library.exports
 
 @need_gpu_code
 def test_launches_and_workspace_are_the_librarys(tmp_path: Path) -> None:
-    """Of a split along K: two launches on the stream, and a workspace from the library's allocator."""
+    """A split along K makes two launches on the stream and takes a workspace from the library's allocator."""
     fake, log = tmp_path / "libcuda_fake.so", tmp_path / "log"
     source = TESTS / "fake_driver/libcuda.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", fake, source], check=True)

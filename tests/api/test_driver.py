@@ -44,7 +44,7 @@ def force(kernel, m, n, k):
 
 
 def run(code: str, library: Path | str, **variables: str) -> str:
-    """What the process prints: its output, or the message of the nvfp4.Error that ended it."""
+    """Returns what the process prints: its output, or the message of the nvfp4.Error that ended it."""
     program = f"{CALL}\ntry:\n    {code}\nexcept nvfp4.Error as error:\n    print(error)\n"
     environment = {**os.environ, "NVFP4_LIBCUDA": str(library), **variables}
     done = python("-c", program, library="numpy", env=environment, timeout=60)
@@ -58,7 +58,7 @@ def launches(code: str, library: Path, log: Path, **variables: str) -> list[list
 
 
 def called(code: str, library: Path, log: Path, **variables: str) -> tuple[str, list[str]]:
-    """What the process prints, and the entry points that were called."""
+    """Returns what the process prints, and the entry points that were called."""
     said = run(code, library, FAKE_CALLS=str(log), **variables)
     return said, log.read_text().split()
 
@@ -106,7 +106,7 @@ def test_launches_that_call_cost_has_rows_for(backend: str, capability: str, fak
 
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_call_cost(backend: str, fake_driver: Path) -> None:
-    """What it measures in the process that it starts, whose environment the next test checks."""
+    """Runs the part of the program that measures; the next test checks how the program starts it."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "NVFP4_LIBCUDA": str(fake_driver)}
     environment["FAKE_CC"] = str(ROWS[backend]["least_capability"])
     arguments = ("--measure", "--calls", "20", "--backend", backend)
@@ -383,7 +383,7 @@ def test_plans_are_steered_while_others_plan(tmp_path: Path, empty_fatbins: Path
 def test_a_context_opens_the_driver_once_and_lets_it_go(
     slow: str, core_with_driver: list[str], fake_driver: Path, tmp_path: Path
 ) -> None:
-    """Of three devices it starts two, the first in four threads at once."""
+    """The program starts two of three devices, the first in four threads at once."""
     binary, log = tmp_path / "open_driver", tmp_path / "calls"
     subprocess.run([*core_with_driver, TESTS / "c/open_driver.c", "-o", binary], check=True)
     variables = {"NVFP4_LIBCUDA": fake_driver, "FAKE_CALLS": log, "FAKE_SLOW": slow, "FAKE_DEVICES": "3"}

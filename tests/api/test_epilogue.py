@@ -1,5 +1,5 @@
-"""What happens to a sum: v = alpha * sum; v = fma(beta, c, v); v = v + bias; one rounding. And what NaN, infinity,
-overflow and empty sizes do to it."""
+"""The epilogue of a sum: v = alpha * sum; v = fma(beta, c, v); v = v + bias; one rounding. NaN, infinity, overflow and
+empty sizes are tested too."""
 
 from __future__ import annotations
 

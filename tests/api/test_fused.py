@@ -219,7 +219,7 @@ def test_numpy() -> None:
 
 
 def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: tuple[torch.Tensor, ...]) -> Any:
-    """What a layer does; the residual is read after it was written, and out is."""
+    """Does a layer's work: the residual is read after it was written, and so is out."""
     x = x + 1
     data, scale = nvfp4.rms_norm_quantize(x, weight, EPS, residual=residual, global_scale=nvfp4.amax_scale(x))
     nvfp4.silu_mul_quantize(residual * 2, out=out, scale_layout="linear")

@@ -73,7 +73,7 @@ def test_call_does_not_wait(cuda: Backend, generator: torch.Generator) -> None:
 
 
 class Layer(torch.nn.Module):
-    """What a model does: quantize activations, multiply by a quantized weight, add, activate."""
+    """Does a model's work: quantizes activations, multiplies by a quantized weight, adds, activates."""
 
     def __init__(self, inputs: int, outputs: int, device: str) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from nvfp4._tuning import SETTINGS
 
 
 def backend(target: str) -> str | None:
-    """Of an emulated GPU the family of its own; of others the default."""
+    """The family of its own for an emulated GPU, the default for other targets."""
     return FAMILIES[target][0] if target in FAMILIES else None
 
 
@@ -90,7 +90,7 @@ EDGES = ["begin", "end"]
 
 
 def emulated_at(names: list[str]) -> list[tuple[str, str]]:
-    """What runs emulated: each name at one edge, the next one at the other; with CI_FULL=1 at both."""
+    """The cases that run emulated: each name at one edge, the next one at the other; with CI_FULL=1 at both."""
     return one_in(2, [(name, EDGES[(i + j) % 2]) for i, name in enumerate(names) for j in range(2)])
 
 
@@ -382,7 +382,7 @@ def test_swizzled_scales_are_aligned(name: str, slack: int, workers: Workers) ->
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("call", CONVERSIONS)
 def test_conversions(call: str, edge: str, target: str, workers: Workers) -> None:
-    """What they read and what they allocate begins or ends where memory does."""
+    """Tensors that they read and that they allocate begin or end where memory does."""
     names = ("x", "data", "scale", "global_scale", "gate_up", "weight", "residual", "result")
     at = {name: At(edge=edge) for name in names}
     wrong = []

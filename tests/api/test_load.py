@@ -293,7 +293,7 @@ DAMAGE: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "block.up.weight_scale: is 0 everywhere, but values of the weight are not; must be positive for these": changed(
         weight_scale=torch.zeros_like
     ),
-    # What the model has not, or has otherwise.
+    # Tensors that the model lacks, or has in another form.
     "norm.weight: is in the model but not in the checkpoint": changed(at_norm__weight=None),
     "norm.weight: shape is [1, 64]; must be [64] for the model": changed(at_norm__weight=lambda t: t[None]),
     "norm.weight: dtype is int64; the model has float32": changed(at_norm__weight=lambda t: t.long()),
@@ -338,7 +338,7 @@ def twice(folder: Path) -> None:
 
 DAMAGED, CONFIG = "FOLDER/model.safetensors: is no safetensors file, or damaged: ", "FOLDER/config.json: "
 WEIGHT_MAP = "must be an object of tensor names with file names"
-# Of whole files. A message that ends with a blank is the beginning of the whole one.
+# The messages about whole files. A message that ends with a blank is the beginning of the whole one.
 FILES: list[tuple[str, Callable[[Path], None]]] = [
     (DAMAGED, cut(lambda whole: len(whole) // 2)),
     (DAMAGED, cut(lambda whole: 8 + struct.unpack_from("<Q", whole)[0] - 1)),
@@ -463,7 +463,7 @@ def test_the_table_of_damaged_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_damaged_block_scales_without_a_model(format_name: str) -> None:
-    """Of layers and of experts. Blocks of zeros may all have the scale 0, and -0 is 0."""
+    """Damaged scales of layers and of experts are found. Blocks of zeros may all have the scale 0, and -0 is 0."""
     tensors = tensors_of(quantized(), format_name)
     stack = {name: t for name, t in tensors.items() if name.startswith("block.up")}
     stack = {name.replace("block.up", "experts"): torch.stack([t, t]) for name, t in stack.items()}

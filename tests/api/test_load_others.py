@@ -166,7 +166,7 @@ def test_a_file_for_comfyui(marked: str, tmp_path: Path, generator: torch.Genera
 
 
 def test_a_gguf_file(tmp_path: Path, generator: torch.Generator, random: np.random.Generator) -> None:
-    """As gguf writes it: layers with and without scales, experts with a vector of them, and other types."""
+    """A file that gguf writes: layers with and without scales, experts with a vector of them, and other types."""
     package = pytest.importorskip("gguf")
     kind = package.GGMLQuantizationType
     layers = {"blk.0.a": packed(generator, True, bias=True), "blk.0.b": packed(generator)}

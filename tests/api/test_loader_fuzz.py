@@ -32,7 +32,7 @@ def test_mutated_checkpoints_raise_nvfp4_errors() -> None:
 
 
 FAULTS = {
-    "RuntimeError: mutation": "raise RuntimeError('mutation')",
+    "RuntimeError: injected": "raise RuntimeError('injected')",
     "ended by SIGXCPU": "import itertools; all(itertools.count(1))",
     "MemoryError": "bytearray(3 * 10**9)",
     "ended by SIGSEGV": "import ctypes; ctypes.string_at(0)",

@@ -1,4 +1,4 @@
-"""A real model's layers on real activations (examples/sentence_model.py), and what README.md prints of it."""
+"""A real model's layers on real activations (examples/sentence_model.py), and what docs/checkpoints.md prints of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def result(example: ModuleType, on_cpu, backend: Backend):
     return on_cpu if backend.device == "cpu" else example.run(device=backend.device)
 
 
-def test_every_layer_is_the_product_of_its_quantised_operands(result) -> None:
+def test_every_layer_is_the_product_of_its_quantized_operands(result) -> None:
     """Against the same bytes multiplied in fp64: within what fp32 sums may lose, and so no worse than the format."""
     assert len(result.errors) == 36
     for name, errors in result.errors.items():
@@ -68,13 +68,13 @@ def test_the_fp32_model_is_the_published_one(example: ModuleType) -> None:
         assert abs(x @ y - cosine) < 6e-5
 
 
-def test_readme_prints_these_errors(example: ModuleType, on_cpu, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_prints_these_errors(example: ModuleType, on_cpu, capsys: pytest.CaptureFixture[str]) -> None:
     """Word for word but for the last digits, which may differ between machines."""
     example.report(on_cpu, "cpu")
     printed = capsys.readouterr().out.splitlines()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    start = readme.index(printed[0])
-    for ours, theirs in zip(printed, readme[start:]):
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8").splitlines()
+    start = page.index(printed[0])
+    for ours, theirs in zip(printed, page[start:], strict=False):
         words, expected = ours.split(), theirs.split()
         assert len(words) == len(expected), theirs
         for word, wanted in zip(words, expected):

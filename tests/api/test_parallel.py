@@ -22,7 +22,7 @@ CHECKS = [
 
 
 def run(folder: Path, device: str, ranks: int) -> dict[str, list[str]]:
-    """Of each check what every rank says of it."""
+    """Runs all checks and returns what every rank says of each."""
     if device == "cpu":
         done = python(PROGRAM, folder, device, str(ranks), timeout=300)
     else:  # from tests/interpreter.py it failed twice on two H200s, for a reason that is not known

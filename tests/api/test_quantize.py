@@ -172,7 +172,7 @@ def test_global_scale(backend: Backend, layout: str, form: str, generator: torch
 @pytest.mark.parametrize("g", [0.0, -0.0, -1.0, math.inf, -math.inf, math.nan, 1e-46])
 @pytest.mark.parametrize("form", [float, torch.tensor])
 def test_rule_of_global_scale(g: float, form: Callable[[float], Any]) -> None:
-    """As a number and as a tensor that the host can read; 1e-46 is 0 in fp32."""
+    """The scale is given as a number and as a tensor that the host can read; 1e-46 is 0 in fp32."""
     with pytest.raises(nvfp4.Error, match=r"^global_scale: is .*; must be positive and finite$"):
         nvfp4.quantize(torch.ones(2, 16), global_scale=form(g))
 
@@ -369,7 +369,7 @@ def same_scale(x: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_amax_scale(backend: Backend, dtype: torch.dtype, generator: torch.Generator) -> None:
-    """Of one CTA and of several, whose workspace holds what an earlier call left: each amax is below the one before.
+    """One CTA or several reduce. The workspace holds the result of an earlier call: each amax is below the one before.
     The largest value is anywhere, the quotient nearly always rounds."""
     for shape in ((1, 16), (3, 17), (2, 5, 33), (70, 512), (2, 37, 513), (0, 16), (2, 0)):
         x = torch.randn(shape, generator=generator).to(dtype)

@@ -100,7 +100,7 @@ def test_calibration_gives_each_layer_its_largest_input(real: tuple[Attention, T
 
 
 def test_four_over_six_loses_less(real: tuple[Attention, Tensor]) -> None:
-    """Of every weight and of the result; its calibrated scales leave room for block scales from amax/4."""
+    """Every weight and the result lose less; the calibrated scales leave room for block scales from amax/4."""
     x, dense, lost, errors = real[1], real[0](real[1]), {}, {}
     for block_scale in ("amax6", "four_over_six"):
         model = copy.deepcopy(real[0])

@@ -114,7 +114,7 @@ def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool,
                 assert report.rounded[f"{name}.{scale}"] == error <= 2 * U
     assert changed == set(report.rounded) and (format == "compressed-tensors" or not changed)
     assert torch.equal(again.part, model.part) and torch.equal(again.norm.weight, model.norm.weight)
-    # What was read once is stored and read to the bit, in either format.
+    # A checkpoint that was read once is stored and read to the bit, in either format.
     second = nvfp4.save(again, tmp_path / "second", format)
     assert not second.rounded and second.files == report.files
     for name, layer in nvfp4.load(tmp_path / "second").layers.items():

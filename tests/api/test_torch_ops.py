@@ -445,7 +445,7 @@ for i, (name, call) in enumerate(calls.items()):
 @pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="torch's own CUDA tensors are on its own streams")
 def test_launches_are_on_torchs_current_stream(fake_driver: Path, tmp_path: Path) -> None:
-    """Of every operator, on a libcuda that runs nothing."""
+    """Every operator is called on a libcuda that runs nothing."""
     source, cuda, log = tmp_path / "cuda.c", tmp_path / "libtorch_cuda.so", tmp_path / "log"
     function = "int aoti_torch_get_current_cuda_stream(int device, void **out) { *out = stream; return device; }"
     source.write_text(f"void *stream;\n{function}\n")

@@ -132,7 +132,7 @@ def source() -> Callable[..., Source]:
 
 
 def load(folder: Path, format_name: str = "modelopt", **more: Any) -> Any:
-    """As a user does; no warning of transformers or ours."""
+    """Loads as a user does. Neither transformers nor nvfp4 may warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         if format_name == "modelopt":
@@ -599,6 +599,29 @@ def test_the_example_of_the_page(source: Callable[..., Source], tmp_path: Path, 
     assert capsys.readouterr().out.startswith("tensor([[")
     assert state(load(tmp_path / "t")) == state(scope["model"])
     assert len(layers_of(scope["other"])) == 14
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_the_example_of_the_readme(
+    format_name: str, source: Callable[..., Source], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a vocabulary of single characters."""
+    tokenizers = pytest.importorskip("tokenizers", reason="comes with transformers")
+    own = source("llama")
+    folder = own.write(tmp_path, format_name)
+    characters = {chr(i) if 32 <= i < 127 else f"<{i}>": i for i in range(128)}
+    letters = tokenizers.Tokenizer(tokenizers.models.WordLevel(characters, unk_token="<0>"))
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(folder)
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = page.split("## Run a checkpoint")[1].split("```python\n")[1].split("```")[0]
+    assert example.count('folder = "Llama-3.1-8B-Instruct-NVFP4"') == 1 and len(example.splitlines()) == 8
+    scope: dict[str, Any] = {}
+    exec(example.replace('"Llama-3.1-8B-Instruct-NVFP4"', repr(str(folder))), scope)
+    ids = scope["prompt"]["input_ids"]
+    text = scope["tokenizer"].decode(scope["model"].generate(ids, max_new_tokens=16)[0])
+    assert ids.shape == (1, 24) and capsys.readouterr().out == f"{text}\n"
+    assert len(layers_of(scope["model"])) == 14
 
 
 @pytest.mark.parametrize("kind", ["W4A4", "W4A16", "KV"])

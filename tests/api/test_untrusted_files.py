@@ -239,7 +239,7 @@ def test_experts_by_the_million(shape: list[int], tmp_path: Path) -> None:
 
 
 def test_marks_and_tensors_without_dimensions(tmp_path: Path) -> None:
-    """Of a file for ComfyUI."""
+    """The marks are those of a file for ComfyUI."""
     mark = torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8)
     sound = {"a.comfy_quant": mark} | nvfp4.checkpoints.comfy_kitchen.write(nvfp4.Linear(16, 16).packed())
     sound = {name if "." in name else f"a.{name}": t for name, t in sound.items()}

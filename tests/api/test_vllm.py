@@ -188,7 +188,7 @@ FOUR = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_gr
 
 @pytest.fixture
 def parallel(tmp_path: Path) -> Iterator[None]:
-    """What vLLM's layers need around them."""
+    """Sets up the surroundings that vLLM's layers need."""
     with set_current_vllm_config(VllmConfig()):
         vllm.distributed.init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
         vllm.distributed.initialize_model_parallel(1, 1)
@@ -373,7 +373,7 @@ def test_importing_nvfp4_imports_no_vllm() -> None:
 
 
 def test_threads_start_before_vllm_binds_the_caller() -> None:
-    """As many as torch has, all of which may run on every core of the process."""
+    """There are as many threads as torch has, and all may run on every core of the process."""
     code = """if True:
         import os, torch
         torch.set_num_threads(5)

@@ -1,5 +1,5 @@
-/* What the plan tests of all families share: GPUs, products and ways for them to lie in memory, and the rules that
- * every candidate and every launch plan keeps. Included by one program at a time. */
+/* Shared by the plan tests of all families: GPUs, products and ways for them to lie in memory, and the rules that every
+ * candidate and every launch plan keeps. Included by one program at a time. */
 #ifndef NVFP4_TESTS_PLAN_CHECKS_H
 #define NVFP4_TESTS_PLAN_CHECKS_H
 
@@ -257,7 +257,7 @@ static inline int in_operand(const gemm_problem *p, const void *data) {
     return data == p->a || data == p->b || data == p->sfa || data == p->sfb;
 }
 
-/* What cuTensorMapEncodeTiled asks for (CUDA driver API, tensor map object management). */
+/* Checks the rules of cuTensorMapEncodeTiled (CUDA driver API, tensor map object management). */
 static inline void check_tensor_layout(const gemm_problem *p, const gemm_candidate *c, const tensor_layout *t) {
     const uintptr_t data = (uintptr_t)t->data;
     int64_t box_bytes = t->element_bytes;

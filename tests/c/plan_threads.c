@@ -33,7 +33,7 @@ static void *plan(void *unused) {
     return NULL;
 }
 
-/* Of the first shape the plan of rank 2 is put first, of the second that of rank 3. */
+/* Puts the plan of rank 2 first for the first shape, and that of rank 3 for the second. */
 static void *steer(void *unused) {
     (void)unused;
     for (int i = 0; planning > 0; i++) {

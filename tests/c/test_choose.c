@@ -23,7 +23,7 @@ static int by_time(const void *left, const void *right) {
     return 0;
 }
 
-/* What the ranking has to be: the candidates of these families, sorted by their times. */
+/* Makes the ranking that is expected: the candidates of these families, sorted by their times. */
 static void rank_all(const gpu *g, const gemm_problem *p, uint32_t families, ranking *r) {
     static candidate_list list;
     r->count = 0;

@@ -320,7 +320,7 @@ static void test_random(int64_t l, int64_t m, int64_t n, int64_t k, draw_scale *
         q.out = one.memory.data + MARGIN;
         run_into(q, &one, (cpu_isa)isa, 1, NULL);
         int within = 1, same = 1;
-        /* What amx.c loses is in its header; elsewhere sums of products, multiples of 2^-143, do not underflow. */
+        /* The header of amx.c says what it loses; elsewhere sums of products, multiples of 2^-143, do not underflow. */
         double underflow = isa == CPU_AMX && a_type == NVFP4_BF16 ? ldexp((double)k, -114) : 0.0;
         for (int64_t batch = 0; batch < l; batch++)
             for (int64_t i = 0; i < m; i++)

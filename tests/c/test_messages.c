@@ -21,7 +21,7 @@ __attribute__((format(printf, 2, 3))) static void expect(int holds, const char *
     va_end(arguments);
 }
 
-/* Of each length the first and the last character, what lies beside them, and sequences that are cut. */
+/* Tests the first and the last character of each length, what lies beside them, and sequences that are cut. */
 static void test_utf8(void) {
     static const char *const cases[][2] = {
         {"\x7F", "\x7F"},

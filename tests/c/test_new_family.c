@@ -127,7 +127,7 @@ static void check_ranking(void) {
     expect(fastest(4, 4098, OWN, &count).family == TINY && count == 1, "it is taken where it is named");
 }
 
-/* Where it has no candidate the others are ranked without it, and alone it says why. */
+/* A product for which the family has no candidate is ranked without it; alone it says why. */
 static void check_gaps(void) {
     int32_t others, count;
     tiny_us = 1e-3;

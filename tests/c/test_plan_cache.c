@@ -158,7 +158,7 @@ static void check_fields(void) {
         const plan_query x = base_query();
         plan_query y = x;
         unsigned char *bytes = (unsigned char *)&y + fields[i].offset;
-        /* What selects a planner has as many values as there are. */
+        /* The fields that select a planner have few values. */
         const size_t bits = operation ? 1 : a_type ? 5 : 8 * fields[i].bytes;
         for (size_t bit = 0; given && bit < bits; bit++) {
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);

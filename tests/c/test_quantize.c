@@ -1,4 +1,4 @@
-/* Quantisation by every ISA that this CPU runs against the portable rows, which test_cpu and the tests in Python
+/* Quantization by every ISA that this CPU runs against the portable rows, which test_cpu and the tests in Python
  * compare with the definition: equal bytes, also around what is written.
  *
  * test_quantize [SEED [SHAPES]]: with 100 or more every 16-bit pattern meets scales of every exponent. */

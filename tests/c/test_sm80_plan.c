@@ -89,7 +89,7 @@ static void check_rejections(void) {
                                  strstr(name, "_fp16")   ? FP16_A
                                  : strstr(name, "_bf16") ? BF16_A
                                                          : PLAIN);
-        p.no_transpose_b = strstr(name, "sm80_nn") != NULL;
+        p.operation = strstr(name, "sm80_nn") ? OP_GEMM_NN : OP_GEMM;
         check_least_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p, k);
     }
     snprintf(about, sizeof about, "rejections");

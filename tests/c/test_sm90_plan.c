@@ -143,7 +143,7 @@ static uintptr_t check_dequantized(const gemm_problem *p, int is_b, const sm90_d
     return to;
 }
 
-/* As the kernel divides. */
+/* Divides as the kernel does. */
 static int64_t divide(int64_t x, uint32_t by) {
     return (int64_t)((uint64_t)x * by >> 31);
 }
@@ -332,7 +332,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     }
 }
 
-/* What the transposed product of a column is. */
+/* Returns the transposed product of a column. */
 static gemm_problem transposed(const gemm_problem *p) {
     gemm_problem t = *p;
     t.m = p->n, t.n = p->m;
@@ -632,8 +632,8 @@ static void check_many_pairs(void) {
     }
 }
 
-/* Of the shapes that matter most: the kind of kernel, one round of clusters, and whether AUTO takes sm80. Times of an
- * H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv). */
+/* Checks the shapes that matter most: the kind of kernel, one round of clusters, and whether AUTO takes sm80. Times of
+ * an H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv). */
 static void check_choices(void) {
     static const struct {
         int64_t m, n, k;
@@ -691,7 +691,7 @@ static void check_choices(void) {
 static double nn_us(int64_t m, int64_t n, int64_t k, variant v, int32_t tile_m, int32_t split_k, int32_t element) {
     static candidate_list list;
     gemm_problem p = problem(m, n, k, 1, v);
-    p.no_transpose_b = 1, p.a_pitch = k * 2, p.b_pitch = n / 2, p.out_pitch = n * element;
+    p.operation = OP_GEMM_NN, p.a_pitch = k * 2, p.b_pitch = n / 2, p.out_pitch = n * element;
     p.out_type = element == 4 ? NVFP4_FP32 : NVFP4_FP16;
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p, 0, &list);
     for (int32_t i = 0; i < list.count; i++)

@@ -233,7 +233,7 @@ ENTRY(cuKernelSetAttribute, int attribute, int value, CUkernel kernel, CUdevice 
     return CUDA_SUCCESS;
 }
 
-/* Of the builds with NVFP4_WATCHDOG: cuLibraryGetGlobal gives the address of `watched`, whichever variable it is. */
+/* For builds with NVFP4_WATCHDOG: cuLibraryGetGlobal gives the address of `watched`, whichever variable it is. */
 static watchdog_state watched;
 static watchdog_record *records[64];
 static int record_count;

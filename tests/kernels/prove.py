@@ -35,7 +35,8 @@ def part(text: str) -> tuple[int, int]:
 
 
 def chosen(items: Sequence[Item], words: Sequence[str], part: tuple[int, int]) -> list[Item]:
-    """Those whose name contains one of the words; of these every n-th, so that a part has long and short ones."""
+    """Selects the items whose name contains one of the words; of these every n-th, so that a part has long and short
+    ones."""
     i, n = part
     return [item for item in items if not words or any(word in item.name for word in words)][i - 1 :: n]
 

@@ -63,7 +63,7 @@ PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088,
 PLANNED += [(30, 200, 1088, 1), (30, 2104, 4160, 1), (40, 2100, 4160, 1), (100, 2100, 4160, 1)]  # the last: stream-K
 
 
-# Of 16-bit A: narrow and wide tiles, every quarter of a block of 128 rows, stream-K, large M, K no multiple of a stage.
+# 16-bit A has narrow and wide tiles, every quarter of a 128-row block, stream-K, large M, K no multiple of a stage.
 A16_SHAPES = [(5, 104, 2080, 2), (70, 200, 1088, 1), (30, 2100, 4160, 1), (100, 2104, 4160, 1), (300, 280, 1152, 1)]
 
 LAYOUTS = ("128x4", "linear")
@@ -213,8 +213,8 @@ def every_kernel(backend: str) -> Iterator[Call]:
 
 
 def of_16_bit_a(backend: str) -> Iterator[Call]:
-    """As every_kernel, of fp16 and bf16 A, without the transposition too; layouts (where linear scales are taken) and
-    epilogues take turns."""
+    """Yields the calls of every_kernel for fp16 and bf16 A, without the transposition too; layouts (where linear scales
+    are taken) and epilogues take turns."""
     seen = set()
     row = rows()[backend]
     for a_type, transpose_b in itertools.product(("float16", "bfloat16"), (True, False)):
@@ -321,7 +321,7 @@ def sanitize(of: str, backends: list[str], limit_s: float) -> tuple[bool, str]:
     if tool != "initcheck":  # initcheck must see the writes of all kernels
         command += ["--kernel-name", "kns=nvfp4"]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    # Of a build with NVFP4_WATCHDOG: a launch under a tool takes seconds, and one that hangs ends before the limit.
+    # For a build with NVFP4_WATCHDOG: a launch under a tool takes seconds, and one that hangs ends before the limit.
     environment.setdefault("NVFP4_WATCHDOG_CLOCKS", f"{limit_s / 2 * 1e9:.0f}")
     environment.setdefault("NVFP4_WATCHDOG_SECONDS", f"{limit_s / 2:.0f}")
     command += [sys.executable, __file__, "--run", f"--tool={of}"]

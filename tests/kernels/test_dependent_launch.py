@@ -79,7 +79,8 @@ def seeds(kind: str, random: Generator) -> list[int]:
 def form_of(
     kind: str, seed: int, random: Generator, out_type: int, empty: bool = False, constant_b: bool = False
 ) -> Form:
-    """Of one of the instantiations, about one tile; empty: K = 0. constant_b: with that flag; on sm90 B is mma_a."""
+    """A form of one of the instantiations, about one tile; empty: K = 0. constant_b: with that flag, and on sm90 B is
+    mma_a."""
     config = KINDS[kind][random.integers(len(KINDS[kind]))]
     emulator, module = load(config, seed)
     swap_ab = (constant_b and kind.startswith("sm90")) or bool(random.integers(2))

@@ -25,7 +25,7 @@ def prefix_of(config: Config) -> str:
 
 @pytest.fixture(scope="module")
 def usage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, int, int]]:
-    """Of all kernels; of each file's fat binary the first architecture."""
+    """The usage of all kernels, from the first architecture in each file's fat binary."""
     found = {}
     for prefix in sorted({prefix_of(config) for config in CONFIGS.values()}):
         cubin = sass.find_cubin(Path(nvfp4._C.__file__), tmp_path_factory.mktemp("cubin"), prefix)

@@ -39,7 +39,7 @@ def tries_all(family: str) -> bool:
 
 
 def caught(family: ModuleType) -> list[Mutation]:
-    """What the verifier has to find in this run: the quick ones, and those that the emulator does not find."""
+    """The mutations that the verifier must find in this run: quick ones, and those that the emulator does not find."""
     return [one for one in family.MUTATIONS if one.found_by == "verifier" or one.name in family.QUICK]
 
 
@@ -80,7 +80,7 @@ def judge(what: Launch | Mutation) -> Verdict:
 
 @pytest.fixture(scope="module")
 def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[Launch | Mutation, Future[Verdict]]]:
-    """Of the tests that this run has selected; two at a time, each takes one core."""
+    """The verdicts of the tests that this run has selected; two run at a time, each takes one core."""
     asked = [item.callspec.params["one"] for item in request.session.items if "verdicts" in fixtures_of(item)]
     asked = [one for one in asked if isinstance(one, (Launch, Mutation))]  # not of a test that has no cases
     for launch in {one.config.source: one for one in map(launch_of, asked)}.values():

@@ -1,4 +1,4 @@
-"""What tests/kernels/sanitize.py makes of a sanitizer: here a fake one, which runs no kernel."""
+"""Runs tests/kernels/sanitize.py with a fake sanitizer, which runs no kernel."""
 
 from __future__ import annotations
 

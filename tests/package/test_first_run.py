@@ -234,7 +234,7 @@ def test_unknown_steps(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 # --- constants ------------------------------------------------------------------------------------------------------
 
-# Of launch_terms.cu on an H200.
+# The output of launch_terms.cu on an H200.
 LAUNCH_TERMS = """\
 112 CTAs of 100 KB, clusters of 2, plain: gap 1.71 us, 2.41 with a prologue of 0.7
 112 CTAs of 100 KB, clusters of 2, trigger before the wait: gap 0.87 us, 0.88 with a prologue of 0.7

@@ -1,9 +1,10 @@
-"""Modules of nvfp4/ import one another in one direction: each arrow ends in a lower layer, or in the same one without
-closing a circle."""
+"""Imports go one way. Each arrow between modules of nvfp4/ ends in a lower layer, or in the same one without closing a
+circle; csrc/ follows the table of docs/life-of-a-call.md."""
 
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -133,3 +134,60 @@ def test_what_runs_up_is_found(module: str, text: str, found: str, tmp_path: Pat
 
 def test_a_circle_is_found() -> None:
     assert circle({("a", "b"), ("b", "c"), ("c", "a")}) and not circle({("a", "b"), ("b", "c"), ("a", "c")})
+
+
+# ---- csrc/ ----
+
+SOURCES = {".c": "host", ".h": "host", ".cu": "device", ".cuh": "device"}
+
+
+def allowed_includes() -> dict[tuple[str, str], set[str]]:
+    """By folder, and by host or device code: the table of docs/life-of-a-call.md."""
+    page = (ROOT / "docs" / "life-of-a-call.md").read_text(encoding="utf-8").split("## Which folder may include")[1]
+    found = {}
+    for line in page.splitlines():
+        if line.startswith("| `csrc/"):
+            where, may = line.strip("| ").split(" | ")
+            folder = re.findall(r"`csrc/(\w+)`", where)[0]
+            for code in ("host", "device"):
+                if folder != "kernels" or code in where:
+                    found[folder, code] = set(re.findall(r"`([\w/]+)`", may))
+    return found
+
+
+def broken_includes(csrc: Path) -> list[str]:
+    """Includes that the table does not have; headers without a folder are everyone's, or are made by the build."""
+    allowed, broken = allowed_includes(), []
+    for path in sorted(path for path in csrc.rglob("*") if path.suffix in SOURCES):
+        own = path.parent.relative_to(csrc)
+        if own.parts[:1] in ((), ("contest",)):
+            continue
+        may = allowed.get((own.parts[0], SOURCES[path.suffix]), set())
+        for target in re.findall(r'(?m)^\s*#include "([^"]+)"', path.read_text(encoding="utf-8")):
+            folder = Path(target).parent
+            same = folder == own or (own.parts[0] != "kernels" and folder.parts[:1] == own.parts[:1])
+            if folder.parts and not same and str(folder) not in may:
+                broken.append(f"{path.relative_to(csrc)}: {target}")
+    return broken
+
+
+def test_includes_of_csrc_go_one_way() -> None:
+    assert len(allowed_includes()) >= 12
+    assert broken_includes(ROOT / "csrc") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("common/math.h", "plan/traits.h"),
+        ("plan/choose.c", "api/rules.h"),
+        ("kernels/sm90/gemm.cu", "plan/traits.h"),
+        ("kernels/sm90/plan.c", "kernels/sm80/plan.h"),
+        ("driver/driver.c", "plan/launch_plan.h"),
+    ],
+)
+def test_an_include_that_climbs_is_found(tmp_path: Path, path: str, line: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(f'#include "{line}"\n')
+    assert broken_includes(tmp_path) == [f"{path}: {line}"]

@@ -88,7 +88,7 @@ def test_tables_are_the_headers(tmp_path: Path) -> None:
 
 
 def test_the_drawn_columns_are_the_tables() -> None:
-    """Of 256x128: where sums end and where each stage's scales begin."""
+    """The page draws for 256x128 where sums end and where each stage's scales begin."""
     (row,) = re.findall(r"(?m)^\| 256x128 \|.*\| 1 x (\d+) \| (\d+) x (\d+) \| (\d+) of \d+ \|$", PAGE)
     sums, slots, width, used = map(int, row)
     drawn = re.search(r"tensor memory, columns\n([ \d]+)\n", PAGE)[1].split()

@@ -100,7 +100,7 @@ def test_recorded_survivors_have_a_reason_and_a_key_each() -> None:
 
 
 def test_a_known_survivor_is_not_run(tmp_path: Path) -> None:
-    """Of two mutants, of which the first is in the record, the second one is run."""
+    """The first of two mutants is in the record; the second one is run."""
     pytest.importorskip("tree_sitter", reason="tree-sitter comes with the extra `test`")
     from mutators import mutants_of
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import emulate
 import pytest
-from paths import ROOT
+from paths import ROOT, proven_families
 
 import nvfp4
 from nvfp4 import _C
@@ -30,7 +31,7 @@ MODULE = Path(_C.__file__)
 
 
 class Elf:
-    """As much of a 64-bit little-endian ELF file as the dynamic linker reads (System V ABI, chapter 5)."""
+    """The part of a 64-bit little-endian ELF file that the dynamic linker reads (System V ABI, chapter 5)."""
 
     NEEDED, STRTAB, SYMTAB, RPATH, RUNPATH = 1, 5, 6, 15, 29
 
@@ -249,7 +250,7 @@ def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.Monke
 
 
 def test_archs_of_a_folder_of_kernels(finder: ModuleType, tmp_path: Path) -> None:
-    """Those of its row; a folder without a row takes the first that are not of the CPU."""
+    """A folder has the architectures of its row; one without a row takes the first that are not of the CPU."""
     table = tmp_path / "families.def"
     table.write_text(
         '/* NVFP4_FAMILY(SM70, sm70, "a comment", "sm_70") */\n'
@@ -549,10 +550,13 @@ def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
 
 
 def test_the_long_run_lists_its_steps() -> None:
-    """Each function `step_...` is one, and no other function is."""
+    """Each function `step_...` is one, and each emulated GPU and each family with a proof has its own; no other is."""
     done = subprocess.run([ROOT / ".ci/full", "nothing"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("no step nothing; they are: ")
     steps = done.stderr.partition("are: ")[2].split()
     assert len(steps) > 10 and {"ci_run", "wheels", "vllm"} <= set(steps)
-    assert set(steps) == set(re.findall(r"(?m)^step_(\w+)\(\)", (ROOT / ".ci/full").read_text()))
+    written = set(re.findall(r"(?m)^step_(\w+)\(\)", (ROOT / ".ci/full").read_text()))
+    made = {f"emulated_{device}" for device in emulate.DEVICES}
+    made |= {f"{what}_{family}" for what in ("kernels", "schedules") for family in proven_families()}
+    assert set(steps) == written | made and {"kernels_sm90", "schedules_sm100", "emulated_sm_80"} <= made

@@ -5,18 +5,18 @@ from __future__ import annotations
 import csv
 import doctest
 import functools
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import family_table
 import goals  # benchmarks/goals.py
 import hopper  # benchmarks/hopper.py
 from interpreter import python
 from paths import ROOT
-
-from nvfp4.cli import show
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
@@ -25,11 +25,6 @@ CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SOURCES = {".c", ".h", ".cu", ".cuh", ".cpp", ".py"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
-# After the second example, which uses the tensors of the first.
-USE = """
-assert [type(layer) for layer in model] == [nvfp4.Linear, torch.nn.ReLU, nvfp4.Linear]
-assert y.shape == (2, 2, 3) and y.dtype == x.dtype and len(report.layers) == 2
-"""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -45,12 +40,13 @@ def pages() -> list[Path]:
     return found
 
 
-def test_the_examples_run_and_print_what_the_readme_prints() -> None:
-    example, module = blocks(README, "python")
-    program = f"{example}\n{module}\n{USE}"
-    done = python("-c", program, timeout=300)
+def test_the_product_prints_what_the_readme_prints() -> None:
+    """tests/api/test_transformers.py runs the other example, which loads a checkpoint."""
+    _, example = blocks(README, "python")
+    done = python("-c", example, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == blocks(README, "text")[0]
+    (printed,) = blocks(README, "text")
+    assert done.stdout == printed
 
 
 def test_the_first_example_of_checkpoints_runs() -> None:
@@ -79,14 +75,59 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_the_readme_shows_both_gpus_beside_cublas() -> None:
-    """readme_tables.py writes the table; test_readme_tables.py checks that it is current."""
-    measured = README.split("## Measured")[1].split("## ")[0]
-    table = measured.split("<!-- table: short -->")[1].split("<!-- end of table -->")[0]
-    head, _, *rows = table.strip().splitlines()
-    columns = head.strip("| ").split(" | ")
-    assert columns.count("fp16") == columns.count("fp8 *") == 2 and {"H200, us", "H100, us"} < set(columns)
-    assert len(rows) == 5
+def test_the_readme_compares_layers_as_the_run_says() -> None:
+    """readme_tables.py writes the table; test_readme_tables.py checks that it is current. The text sums it up."""
+    rows = list(hopper.beside_marlin())
+    assert len(rows) >= 9
+
+    def speeds(ours: list[str], over: str, least: int, most: float = math.inf) -> str:
+        """How many times as fast as another column ours is, from the slowest case to the fastest."""
+        chosen = [
+            (float(row[f"{name} back-to-back"]), row)
+            for name in ours
+            for shape, row in rows
+            if least <= shape.m <= most
+        ]
+        times = sorted(float(row[f"{over} back-to-back"]) / us for us, row in chosen)
+        return f"{times[0]:.2f} to {times[-1]:.2f}"
+
+    w4a4, w4a16 = ["quantize + W4A4"], ["W4A16"]
+    text = " ".join(README.split("## How fast")[1].split("\n## ")[0].split())
+    assert f"Up to 16 rows W4A4 is {speeds(w4a4, 'Marlin', 1, 16)} times as fast as Marlin" in text
+    assert f"W4A16 is {speeds(w4a16, 'Marlin', 1, 16)} times as fast" in text
+    assert f"From 64 rows on both are {speeds(w4a4 + w4a16, 'Marlin', 64)} times as fast as Marlin" in text
+    assert f"W4A4 has {speeds(w4a4, 'bf16', 1024)} times its speed" in text
+    assert f"W4A16 {speeds(w4a16, 'bf16', 1024)} times" in text
+
+
+def test_perplexities_are_those_of_the_page() -> None:
+    def perplexities(page: str, heading: str) -> list[str]:
+        return re.findall(r"\b\d\d\.\d\d\b", page.split(heading)[1].split("\n## ")[0])
+
+    ours = perplexities(README, "## How accurate")
+    assert len(ours) == 5 and set(ours) <= set(perplexities(CHECKPOINTS, "### What it costs"))
+
+
+def test_what_runs_where_is_the_table_of_families() -> None:
+    """Each GPU of a row runs the families of its cells, newest first, and the CPU its own."""
+    section = README.split("## What runs where")[1].split("\n## ")[0]
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if line[:1] == "|"
+    )
+    asked = {"W4A4": ("uint8", True), "W4A16": ("float16", True), "A . B (gradient)": ("float16", False)}
+    assert head[2:5] == list(asked)
+    shown, named = set(), set()
+    for row in rows:
+        capabilities = [int(text.replace(".", "")) for text in re.findall(r"\d+\.\d", row[1])]
+        able = [family_table.families_of(f"sm_{capability}") for capability in capabilities] or [("cpu",)]
+        for cell, (a, transpose_b) in zip(row[2:5], asked.values()):
+            cells = tuple(re.findall(r"`(\w+)`", cell))
+            for families in able:
+                assert cells == tuple(f for f in families if family_table.takes(f, a, transpose_b)), row
+            named |= set(cells)
+        shown |= set(capabilities)
+    assert named == set(family_table.ROWS)
+    assert {family_table.ROWS[name]["least_capability"] for name in family_table.ON_GPU} <= shown
 
 
 def test_hopper_csv_is_of_the_run_on_the_page() -> None:
@@ -98,15 +139,12 @@ def test_hopper_csv_is_of_the_run_on_the_page() -> None:
 
 
 def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
-    """Every decimal beside its unit or shape: README.md repeats runs and the model, and measures nothing itself."""
-    known = BENCHMARKS + (ROOT / "benchmarks" / "b200_model.md").read_text(encoding="utf-8")
-    claims = README.split("## Install")[0] + README.split("## Measured")[1].split("## Use in a model")[0]
-    with (ROOT / "benchmarks/log/hopper.csv").open(newline="") as lines:
-        names = [f"{gpu} {name}" for gpu in hopper.GPUS for name in ("us", "back-to-back", *hopper.CUBLAS)]
-        logged = {show.digits(float(row[name])) for row in csv.DictReader(lines) for name in names if row[name]}
-    figures = set(re.findall(r"\d+\.\d+", claims))
+    """Every decimal beside its unit or shape: README.md repeats runs, and measures nothing itself."""
+    claims = README.split("## Install")[0] + README.split("## How fast")[1].split("\n## ")[0]
+    text = re.sub(r"(?m)^- (Up to|From) .*$", "", claims)  # test_the_readme_compares_layers_as_the_run_says
+    figures = set(re.findall(r"\d+\.\d+", text))
     assert len(figures) >= 20
-    assert figures <= set(re.findall(r"\d+\.\d+", known)) | logged
+    assert figures <= set(re.findall(r"\d+\.\d+", BENCHMARKS))
 
 
 def test_the_worked_byte() -> None:
@@ -147,7 +185,7 @@ def test_the_commands_and_variables_exist() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub makes of headings."""
     headings = re.findall(r"(?m)^#+ (.+)$", FENCED.sub("", text))
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -202,11 +240,12 @@ def checkout() -> tuple[frozenset[Path], frozenset[str]]:
     return frozenset(paths), frozenset(re.findall(r"\w+", "\n".join(texts)))
 
 
-# What a reader makes or has elsewhere: outputs, examples, names of other libraries.
+# Names of things that a reader makes or has elsewhere: outputs, examples, other libraries.
 NOT_OURS = {
     *("submission.py", "kernel.ptx", "run.json", "run.csv", "run.svg", "gemv.json", "reverse.cu"),
     *("from_config", "from_pretrained"),
     "benchmarks/contest.py",  # of 0.2, in the changelog
+    "apply_fp4_marlin_linear",  # vLLM's
     *("weight_scale_2", "input_scale", "per_tensor_scale", "act_per_tensor_scale"),
     *("weight_global_scale", "input_global_scale", "OMP_WAIT_POLICY=PASSIVE", "CUDA_HOME", "LD_LIBRARY_PATH"),
 }

@@ -39,7 +39,9 @@ def test_tables_are_of_the_csv_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hopper, "LOG", tmp_path / "log")
     assert not list(readme_tables.stale(ROOT))
     for name, old, new, pages in (
-        ("hopper.csv", ",31.46,", ",20.25,", ["README.md", "benchmarks/README.md"]),
+        ("hopper.csv", ",31.46,", ",20.25,", ["benchmarks/README.md"]),
+        ("marlin_h100.csv", ",30.6,", ",30.7,", ["README.md", "benchmarks/README.md"]),
+        ("vllm_h100.csv", ",630,", ",631,", ["benchmarks/README.md"]),
         ("constant_b.csv", ",16.34,", ",11.34,", ["benchmarks/README.md"]),
         ("sm90_regret.csv", "h100,374,", "h100,375,", ["benchmarks/README.md"]),
     ):
@@ -54,7 +56,7 @@ def test_tables_are_of_the_csv_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
         if name == "constant_b.csv":
             assert "| met: 18.1, " in hopper.targets()
         path.write_text(text, encoding="utf-8")
-    with pytest.raises(show.CommandError, match="no table none: hopper.py has short, goals, "):
+    with pytest.raises(show.CommandError, match="no table none: hopper.py has layers, marlin, "):
         readme_tables.table(re.match(r"(\w+)", "none"))
 
 
@@ -216,7 +218,7 @@ def test_measure_repeats_the_runs_of_this_machine(tree: Path, output: Path, monk
     of_gpu = f"{bench['command']} --json {readme_tables.RESULTS}/gpu.json"
     assert ran == [of_gpu, json.loads(output.read_text())["command"]]  # the fake GPU is here
 
-    # Of both devices that the recorded program named, one is here; and none of the other run's.
+    # One of both devices that the recorded program named is here, and none of the other run's.
     monkeypatch.setattr(readme_tables, "hardware", lambda: ["A CPU (avx2), 99 threads", "another GPU"])
     (tree / "counter").write_text("3")
     ran.clear()

@@ -112,7 +112,7 @@ def test_a_span_adds_the_changes_as_squares() -> None:
         assert corner == pytest.approx(s.middle + sum(changes))
         assert abs(squares - s.middle) == pytest.approx(math.hypot(*changes))
     assert s.least < s.low < s.middle < s.high < s.most
-    # Where the longest counts, the squares are more than the extremes.
+    # The squares are more than the extremes if the longest time counts.
     slower = ranges.span(lambda k: max(k.first_byte_us - c.first_byte_us, k.dependent_gap_us - c.dependent_gap_us), c)
     assert slower.high == slower.most == pytest.approx(gap.high - c.dependent_gap_us)
     faster = ranges.span(lambda k: min(k.first_byte_us - c.first_byte_us, k.dependent_gap_us - c.dependent_gap_us), c)
@@ -143,7 +143,7 @@ def test_every_candidate_has_a_range() -> None:
 
 # ---- the planner ----
 
-# What plan_choose takes with the sm100 family alone, on the B200 of the model, at a rank.
+# Prints the plan that plan_choose takes with the sm100 family alone, on the B200 of the model, at a rank.
 PLANNER = r"""
 #include <stdio.h>
 #include "plan/choose.h"
@@ -195,7 +195,7 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path: Path) -> None:
 
 
 def test_a_plan_takes_as_long_as_its_parts() -> None:
-    """What the tables divide into parts is the time that the planner ranks by."""
+    """The time that the tables divide into parts is the one that the planner ranks by."""
     seed = random.randrange(2**32)
     draw = random.Random(seed)
     rows = model.configs()
@@ -242,12 +242,12 @@ def test_document_is_current() -> None:
 
 
 def cells(lines: list[str]) -> list[list[str]]:
-    """Of a table's rows."""
+    """The cells of a table's rows."""
     return [line.strip("| ").split(" | ") for line in lines[2:]]
 
 
 def test_figures_in_the_documents_sentences_are_current() -> None:
-    """Those of --configurations, --sensitivity and --worst, which the page sums up."""
+    """The page sums up --configurations, --sensitivity and --worst."""
     text = " ".join(report.DOCUMENT.read_text().split())
     table = report.config_table(model.configs(), model.constants())
     changes = {name: [float(cell) for cell in row] for name, *row in cells(table)}
@@ -276,7 +276,7 @@ def test_figures_in_the_documents_sentences_are_current() -> None:
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="the kernels' PTX is made by nvcc")
 @pytest.mark.parametrize("name", [config.name for config in model.configs()] if shutil.which("gcc") else [])
 def test_counts_are_the_kernels(name, tmp_path):
-    """Of whole tiles, one or several, any split of K: what the model times is what the kernel does."""
+    """The model times what the kernel does, for whole tiles, one or several, and any split of K."""
     seed = random.randrange(2**32)
     draw = random.Random(seed)
     config = next(config for config in model.configs() if config.name == name)

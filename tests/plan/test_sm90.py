@@ -50,7 +50,7 @@ EMULATED_SAMPLE = 3  # plans of a case
 
 
 def plan(case: ragged.Case) -> dict[str, object]:
-    """Of contiguous, aligned data in the 128x4 layout: about as many plans as the case has."""
+    """The plan for contiguous, aligned data in the 128x4 layout; there are about as many plans as the case has."""
     return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm90")["plan"]
 
 

@@ -90,7 +90,7 @@ def test_a_tiling_fits_a_candidate(language: str, tmp_path: Path) -> None:
 
 
 def plans(language: str, folder: Path, headers: Path | None = None) -> list[str]:
-    """What the program prints; with the headers of a folder before those of csrc if one is given."""
+    """Returns what the program prints, with the headers of a folder before those of csrc if one is given."""
     binary = folder / f"plans_{language}"
     includes = [*([f"-I{headers}"] if headers else []), f"-I{CSRC}"]
     command = [*LANGUAGES[language], *WARNINGS, "-O2", *includes, str(PROGRAM), "-lm", "-o", str(binary)]

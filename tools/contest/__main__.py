@@ -13,7 +13,7 @@ from contest import measure, submission  # noqa: E402
 from nvfp4.cli import commands  # noqa: E402
 
 COMMANDS = {"submission": submission, "measure": measure}
-DESCRIPTION = "GPU MODE's competition: its file and its measurement."
+DESCRIPTION = "Write the file for GPU MODE's competition, and measure as the competition does."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,10 +1,10 @@
-"""The competition's own measurement: what a submission, or this package, scores on this machine.
+"""Measure a submission, or this package, as the competition does.
 
     python tools/contest measure [--task nvfp4_gemv] [--submission submission.py | --backend sm90] [--json FILE]
 
-For each ranked shape: every input is multiplied once and judged. Then come repeats, each between one pair of events,
-after random numbers are written to a buffer that exceeds all caches; the write also takes longer than the host needs to
-enqueue the calls. The repeats end when the standard error of their mean is below 0.1 %.
+For each ranked shape, every input is multiplied once and judged. Then come repeats, each between one pair of events.
+Before a repeat, random numbers are written to a buffer that exceeds all caches; the write also takes longer than the
+host needs to enqueue the calls. The repeats end when the standard error of their mean is below 0.1 %.
 
     back-to-back  nvfp4_gemm   50 consecutive calls, each on its own inputs; the time of a repeat is the time per call
     single-call   nvfp4_gemv   one call, on new numbers in each repeat
@@ -122,22 +122,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         choices=check.TASKS,
         default="nvfp4_gemm",
-        help="the task whose shapes and inputs are used (nvfp4_gemm)",
+        help="the task whose shapes and inputs are used (default: nvfp4_gemm)",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--submission", type=Path, metavar="FILE", help="run custom_kernel(data) of this file")
     what.add_argument("--backend", metavar="B", help="run the package on this backend (cpu, sm80, sm90, sm100)")
     parser.add_argument(
-        "--mode", choices=MODES, help="what is timed (back-to-back for nvfp4_gemm, single-call for nvfp4_gemv)"
+        "--mode", choices=MODES, help="what is timed (default: back-to-back for nvfp4_gemm, single-call for nvfp4_gemv)"
     )
     parser.add_argument("--correctness", action="store_true", help="judge each input once and time nothing")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--only", type=int, metavar="N", help="only shape N of the task, counted from 1")
-    which.add_argument("--shapes", type=shape_list, metavar="MxNxK[xL],...", help="these shapes instead")
-    parser.add_argument("--inputs", type=int, metavar="N", help="back-to-back calls, instead of 50")
-    parser.add_argument("--repeats", type=int, default=1000, metavar="N", help="at most N repeats per shape (1000)")
+    which.add_argument("--only", type=int, metavar="N", help="measure only shape N of the task, counted from 1")
+    which.add_argument("--shapes", type=shape_list, metavar="MxNxK[xL],...", help="measure these shapes instead")
+    parser.add_argument("--inputs", type=int, metavar="N", help="make N back-to-back calls (default: 50)")
     parser.add_argument(
-        "--seconds", type=float, default=120.0, metavar="S", help="at most S seconds of repeats per shape (120)"
+        "--repeats", type=int, default=1000, metavar="N", help="make at most N repeats per shape (default: 1000)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="spend at most S seconds on a shape's repeats (default: 120)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the result as a JSON object")
 

@@ -46,7 +46,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a call's time in the repeats, in seconds."""
+    """Statistics of a call's time in the repeats, in seconds."""
 
     repeats: int
     mean: float

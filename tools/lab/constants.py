@@ -43,7 +43,7 @@ def code_for(number: int) -> str:
 
 
 def output_of(source: Path) -> str:
-    """What the CUDA program prints."""
+    """Compiles and runs a CUDA program; returns its output."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / source.stem
         flags = ["-O3", "-std=c++17", code_for(compute_capability()), f"-I{source.parents[1] / 'csrc'}"]

@@ -1,7 +1,7 @@
 """Print the operands of one tcgen05.mma on a B200, and compare them with the expected ones.
 
-The product is a test of `nvfp4 check`. A build with NVFP4_DUMP=1 records one CTA's descriptors, shared memory stage,
-scales in tensor memory and accumulator after the mma of one k_block (K = 64) in an sm100_dump
+The product is that of a test of `nvfp4 check`. A build with NVFP4_DUMP=1 records one CTA's descriptors, shared memory
+stage, scales in tensor memory and accumulator after the mma of one k_block (K = 64) in an sm100_dump
 (csrc/kernels/common/dump.h). This program decodes it and compares it with the operands and with sums in fp64. A "!"
 marks a difference.
 
@@ -425,7 +425,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "request",
         type=parse,
         metavar="cta=I,k_block=J",
-        help="the CTA, and the k_block of 64 values after whose product its state is printed; add lanes=A:B and "
+        help="print the state of this CTA after the product of this k_block of 64 values; add lanes=A:B and "
         "columns=A:B to select the part to print (default: 0:8)",
     )
     parser.add_argument("--test", type=int, metavar="N", required=True, help="the test of `check`, counted from 1")

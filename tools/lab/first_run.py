@@ -57,16 +57,23 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--minutes", type=float, default=60, metavar="M", help="time for everything (default: 60); steps shrink with it"
+        "--minutes",
+        type=float,
+        default=60,
+        metavar="M",
+        help="take at most M minutes (default: 60); the limits of steps shrink with it",
     )
     parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="where results go: new or empty (default: nvfp4-first-run-DATE)"
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="the folder for results, new or empty (default: nvfp4-first-run-DATE)",
     )
     parser.add_argument(
         "--steps",
         type=lambda text: text.split(","),
         metavar="NAME,...",
-        help="only these steps, and device: " + ", ".join(step.name for step in steps.STEPS[1:]),
+        help="run only these steps, and device: " + ", ".join(step.name for step in steps.STEPS[1:]),
     )
 
 
@@ -216,7 +223,7 @@ class Runner:
     # --- results
 
     def write(self) -> None:
-        """What is known so far: a machine may be taken away at any moment."""
+        """Writes what is known so far: a machine may be taken away at any moment."""
         text = self.report()
         try:
             results = [asdict(result) for result in self.results]

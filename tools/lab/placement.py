@@ -76,11 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--shapes", type=shape_list, metavar="MxNxK,...", help="these shapes instead of the competition's"
+        "--shapes", type=shape_list, metavar="MxNxK,...", help="record these shapes instead of the competition's"
     )
     which.add_argument("--m", type=size_list, metavar="M,...", help="rows of A (default: 128)")
     parser.add_argument(
-        "--repeat", type=size, metavar="R", default=CALLS, help=f"back-to-back calls of a shape (default: {CALLS})"
+        "--repeat",
+        type=size,
+        metavar="R",
+        default=CALLS,
+        help=f"make R back-to-back calls of a shape (default: {CALLS})",
     )
     parser.add_argument("--csv", metavar="FILE", help="write one line per CTA")
     parser.add_argument("--plot", metavar="FILE", help="draw the CTAs as SVG; needs matplotlib")

@@ -26,7 +26,7 @@ STAGES = {
     "d": ("tcgen05.mma and the loop over K", "test_d_"),
     "e": ("the epilogue", "test_e_"),
 }
-# What an emulated B200 runs of each stage: it takes a thousand times as long.
+# The tests of each stage that an emulated B200 runs: it takes a thousand times as long.
 EMULATED_STAGES = {
     "a": "test_a_scales_by_bulk_copy",
     "b": "test_b_letting_go_before_the_allocation_deadlocks and 512",
@@ -40,7 +40,7 @@ PYTEST_NEEDS = ("pytest", "numpy", "elftools", "ml_dtypes")
 
 @dataclass
 class Setting:
-    """What steps depend on. `family` and `emulated` are known once the step "device" has ended."""
+    """The setting that steps depend on. `family` and `emulated` are known once the step "device" has ended."""
 
     folder: Path  # of the results
     scratch: Path  # deleted at the end
@@ -67,7 +67,7 @@ class Setting:
         return next((test["test"] for test in tests if not test["passed"]), None)
 
     def build(self, *flags: str) -> Path:
-        """Where the package built with these flags lies."""
+        """The folder of the package that is built with these flags."""
         return self.scratch / "-".join(flags)
 
 

@@ -68,7 +68,7 @@ def draw(families: Sequence[str], seed: str, count: int, root: Path) -> Iterator
 
 
 def draw_at(commit: str, families: Sequence[str], seed: str, count: int) -> Iterator[dict[str, object]]:
-    """Of the sources of a commit, what these sources still have."""
+    """Draws mutants of the sources of a commit; yields those that these sources still have."""
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(["git", "archive", commit, "csrc"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)

@@ -27,7 +27,7 @@ class Mutant:
         return f"{self.file}:{self.line} {self.operator}"
 
     def key(self, text: bytes) -> str:
-        """What it changes, whatever else changes in the file: of its line, the one before, and equal pairs above."""
+        """Identifies a mutant, whatever else changes in the file: its line, the one before, and equal pairs above."""
         begin = text.rfind(b"\n", 0, self.start) + 1
         end = text.find(b"\n", self.start)
         pair = text[text.rfind(b"\n", 0, max(0, begin - 1)) + 1 : end if end >= 0 else len(text)]

@@ -1,4 +1,4 @@
-"""What families of mutants are made of, and tests that every family of kernels has."""
+"""The parts of families of mutants, and tests that every family of kernels has."""
 
 from __future__ import annotations
 

@@ -330,7 +330,7 @@ static void release_before(dl_unversioned_tensor *self) {
     free(self);
 }
 
-/* Of a capsule that nobody consumed: a consumer renames it. */
+/* The destructor of a capsule. A consumer renames the capsule; one that nobody consumed is released here. */
 static void destroy_capsule(PyObject *capsule) {
     if (PyCapsule_IsValid(capsule, "dltensor_versioned"))
         release_now(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
@@ -418,7 +418,7 @@ static PyTypeObject *find_host_result_type(void) {
     return host_result_type;
 }
 
-/* What makes an array of the library from memory: from_dlpack of its namespace, or of <package>.dlpack. */
+/* The function that makes an array of the library from memory: from_dlpack of its namespace, or of <package>.dlpack. */
 static PyObject *from_dlpack_of(PyObject *like) {
     char name[64];
     PyObject *function = of_namespace(like, "from_dlpack");

@@ -27,7 +27,7 @@ reading read_dlpack(arrays *call, PyObject *object, const char *name, use use, n
 int library_stream(PyObject *array, int32_t device, void **stream);
 const dl_exchange_table *exchange_table(PyObject *type);
 
-/* What a result is written into: see above; a new reference. */
+/* The object that a result is written into (see above), a new reference. */
 PyObject *allocate_host_result(PyObject *like, int ndim, const int64_t *shape, int32_t dtype);
 PyObject *allocate_gpu_result(PyObject *like, PyObject *shape, int32_t dtype);
 int is_host_result(PyObject *object);

@@ -1,4 +1,4 @@
-/* What info() and init() need to know: driver, devices, and how a shape would be run. */
+/* The functions behind info() and init(): driver, devices, and how a shape would be run. */
 #include "bindings/python/module.h"
 #include "plan/gemm_family.h"
 #ifdef NVFP4_DUMP

@@ -1,4 +1,4 @@
-/* What the files of the Python module nvfp4._C share. */
+/* Shared by the files of the Python module nvfp4._C. */
 #ifndef NVFP4_PYTHON_MODULE_H
 #define NVFP4_PYTHON_MODULE_H
 

@@ -37,7 +37,7 @@ static int read_scalar(PyObject *object, const operation *op, const operation_sc
     }
 }
 
-/* What a gradient could be expected for; data and scales of the format never have one. */
+/* Tells whether a caller could expect a gradient for a tensor. Data and scales of the format never have one. */
 static use use_of(const operation_tensor *row) {
     if (row->role != INPUT) return WRITTEN;
     return row->holds == HOLDS_VALUES || row->holds == HOLDS_SCALES ? FORMAT : NUMBERS;
@@ -129,7 +129,7 @@ static reading make_results(arrays *tensors, const operation *op, front_call *ca
     return done;
 }
 
-/* What the function returns: a tensor, or a tuple of several. */
+/* Makes the value that the function returns: a tensor, or a tuple of several. */
 static PyObject *finish_results(arrays *tensors, const operation *op, results *r) {
     for (int32_t i = 0; i < op->result_count && r->made; i++)
         if (!finish_result(tensors, &r->object[i])) return NULL;

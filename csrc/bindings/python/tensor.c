@@ -11,7 +11,8 @@
 
 enum { DTYPE_COUNT = NVFP4_FP32 + 1 };
 
-/* What was found of torch and NumPy in sys.modules. Kept for the life of the process, guarded by the GIL. */
+/* The parts of torch and NumPy that were found in sys.modules. They are kept for the life of the process, guarded by
+ * the GIL. */
 static struct {
     PyTypeObject *tensor, *parameter;
     const dl_exchange_table *table; /* NULL: of an unknown version, every tensor goes through the dispatcher */
@@ -117,7 +118,8 @@ static int is_torch(PyObject *object) {
     return find_torch() > 0 && PyObject_TypeCheck(object, torch.tensor);
 }
 
-/* An array of neither. Subclasses of NumPy's, as masked arrays, have a __dlpack__ that drops what they add. */
+/* Whether the object is an array of another library. Subclasses of NumPy's arrays are none: the __dlpack__ of masked
+ * arrays, for example, drops what they add. */
 static int is_other(PyObject *object) {
     return !(find_numpy() && PyObject_TypeCheck(object, numpy.array)) && !is_torch(object) && is_dlpack_array(object);
 }
@@ -157,7 +159,7 @@ static int check_strided(PyObject *object, const char *name) {
     return 0;
 }
 
-/* Nothing here has a gradient; a caller who might expect one is told. */
+/* Rejects a tensor for which the caller might expect a gradient: nothing here has one. */
 static int check_no_grad(PyObject *object, const char *name) {
     static PyObject *requires_grad;
     if (!requires_grad) requires_grad = PyUnicode_InternFromString("requires_grad");

@@ -55,7 +55,7 @@ static nvfp4_status read_tensor(torch_value value, const char *name, nvfp4_tenso
     return status;
 }
 
-/* As read_tensor; a uint8 tensor of shape [0] is an absent one. */
+/* Does the work of read_tensor; a uint8 tensor of shape [0] is an absent one. */
 static nvfp4_status read_optional(torch_value value, const char *name, nvfp4_tensor *t) {
     nvfp4_status status = read_tensor(value, name, t);
     if (!status && t->dtype == NVFP4_UINT8 && t->ndim == 1 && t->shape[0] == 0) t->dtype = NVFP4_NONE;
@@ -323,7 +323,7 @@ static int32_t for_each_operator(registrar *one, torch_library library) {
 }
 
 static nvfp4_status open_shim(void) {
-    /* By soname, and only if loaded already. */
+    /* Finds the libraries by soname, and only if they are loaded already. */
     void *cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
     void *cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
     if (!cpu) return fail(NVFP4_UNSUPPORTED, "torch: libtorch_cpu.so is not loaded in this process");

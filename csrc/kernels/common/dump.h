@@ -1,4 +1,4 @@
-/* What a debug build (NVFP4_DUMP) records of one CTA of sm100/gemm.cu at one K block of 64. Plain C; tools/lab/dump.py
+/* A debug build's (NVFP4_DUMP) record of one CTA of sm100/gemm.cu at one K block of 64. Plain C; tools/lab/dump.py
  * decodes it. */
 #ifndef NVFP4_COMMON_DUMP_H
 #define NVFP4_COMMON_DUMP_H

@@ -13,7 +13,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) 
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-/* The thread that initialised, before the CTA or cluster barrier: makes init visible to the cluster and the async
+/* The thread that initialized, before the CTA or cluster barrier: makes init visible to the cluster and the async
  * proxy. */
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -1,5 +1,5 @@
-/* What a debug build (NVFP4_DUMP) records of each CTA of the sm90 and sm100 GEMM kernels: where and when it ran. Plain
- * C; tools/lab/placement.py decodes it. */
+/* A debug build's (NVFP4_DUMP) record of each CTA of the sm90 and sm100 GEMM kernels: where and when it ran. Plain C;
+ * tools/lab/placement.py decodes it. */
 #ifndef NVFP4_COMMON_PLACEMENT_H
 #define NVFP4_COMMON_PLACEMENT_H
 

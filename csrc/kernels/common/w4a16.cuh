@@ -51,7 +51,7 @@ template <> struct w4a16<NVFP4_FP16> {
     static __device__ __forceinline__ void word(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
         decode_word<half>(word, scales, pairs);
     }
-    /* Of words x and y the nibbles i as pairs[i], times a pair of scales, for i from 0 to 3 or, with `high`, 4 to 7. */
+    /* pairs[i]: the nibbles i of words x and y times a pair of scales, for i from 0 to 3 or, with `high`, 4 to 7. */
     template <bool high>
     static __device__ __forceinline__ void zipped(uint32_t x, uint32_t y, uint32_t scales, uint32_t (&pairs)[4]) {
 #if DECODE_HAS_CVT
@@ -114,8 +114,8 @@ template <> struct w4a16<NVFP4_BF16> {
     }
 };
 
-/* What the sum of products of fragments of TYPE is multiplied by: the powers of two that B's conversion leaves, and
- * A's if A is NVFP4, whose fragments are fp16. */
+/* The factor of the sum of products of fragments of TYPE: the powers of two that B's conversion leaves, and A's if A
+ * is NVFP4, whose fragments are fp16. */
 template <int TYPE> __device__ __forceinline__ float product_unit(const gemm_problem &p) {
     return TYPE == NVFP4_FP16 && p.a_type == VALUES_E2M1 ? DECODED_PRODUCT_UNIT : w4a16<TYPE>::UNIT;
 }

@@ -14,7 +14,7 @@
 extern "C" __device__ watchdog_state nvfp4_watchdog;
 __device__ watchdog_state nvfp4_watchdog; /* every .cu file is a module of its own */
 
-/* Where a wait stands in the sources. */
+/* The place of a wait in the sources. */
 struct wait_site {
     const char *file;
     int line;

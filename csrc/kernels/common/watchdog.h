@@ -1,5 +1,5 @@
-/* What a debug build (NVFP4_WATCHDOG) records of waits that do not end, in host memory that the GPU writes: readable
- * when the kernel has trapped or hangs. One record a fat binary. Plain C; driver/watchdog.c puts it into words. */
+/* A debug build's (NVFP4_WATCHDOG) record of waits that do not end, one a fat binary, in host memory that the GPU
+ * writes: it can be read when the kernel has trapped or hangs. Plain C; driver/watchdog.c puts it into words. */
 #ifndef NVFP4_COMMON_WATCHDOG_H
 #define NVFP4_COMMON_WATCHDOG_H
 

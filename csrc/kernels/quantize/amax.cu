@@ -32,7 +32,7 @@ __device__ __forceinline__ uint32_t amax_chunk(uint32_t amax, const char *x, uin
     return amax;
 }
 
-/* Of the CTA; thread 0 has it. */
+/* Reduces to the amax of the CTA; thread 0 has it. */
 __device__ __forceinline__ uint32_t amax_of_cta(uint32_t amax) {
     __shared__ uint32_t of_warp[QUANTIZE_THREADS / 32];
     amax = __reduce_max_sync(~0u, amax);

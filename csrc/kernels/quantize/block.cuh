@@ -1,4 +1,4 @@
-/* A block of 16 values to its codes and scale, bit for bit as cpu/quantize.c. */
+/* Turns a block of 16 values into its codes and scale, bit for bit as cpu/quantize.c. */
 #ifndef NVFP4_QUANTIZE_BLOCK_CUH
 #define NVFP4_QUANTIZE_BLOCK_CUH
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ float decode_e4m3(uint32_t code) {
     return DECODE_HAS_CVT ? scale : __fmul_rn(scale, 0x1p-7f);
 }
 
-/* A value that is not negative to nearest even, saturating at 448. NaN gives NaN. */
+/* Rounds a value that is not negative to nearest even, saturating at 448. NaN gives NaN. */
 __device__ __forceinline__ uint32_t encode_e4m3(float value) {
 #if DECODE_HAS_CVT
     uint16_t pair;
@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t encode_e4m3(float value) {
 #endif
 }
 
-/* To nearest even, saturating at 6; NaN gives 0. */
+/* Rounds to nearest even, saturating at 6; NaN gives 0. */
 __device__ uint32_t encode_e2m1(float value) {
     if (isnan(value)) return 0;
     float x = fabsf(value);

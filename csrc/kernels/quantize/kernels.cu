@@ -14,7 +14,7 @@
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
-/* What a thread has of a CTA's first tile. Sizes fit 32 bits (api/check.c). */
+/* A thread's part of a CTA's first tile. Sizes fit 32 bits (api/rules.c). */
 struct block_coord {
     uint32_t l, row, column; /* of the tile's first scale in this row */
     uint32_t lane, width;    /* the thread's own from there, and how many the tile has */
@@ -47,8 +47,7 @@ struct block_coord {
 
 /* --- quantize ----------------------------------------------------------------------------------------------------- */
 
-/* Where the blocks of a row come from. x is the address of a row's block, `up` the bytes from the gates to the factors.
- */
+/* The sources of a row's blocks. x is the address of a row's block, `up` the bytes from the gates to the factors. */
 template <int TYPE_> struct values_of_x {
     static constexpr int TYPE = TYPE_;
     raw_block<TYPE> raw;

@@ -1,4 +1,4 @@
-/* Quantisation, its inverse, global scales, and changes of scale layout on the GPU. */
+/* Quantization, its inverse, global scales, and changes of scale layout on the GPU. */
 #ifndef NVFP4_QUANTIZE_KERNELS_H
 #define NVFP4_QUANTIZE_KERNELS_H
 
@@ -8,7 +8,7 @@
 #define AMAX_MOST_CTAS  1536 /* of amax_scale */
 #define AMAX_COUNT_MASK 2047 /* the bits of amax_problem.arrivals that count them; its tag has the others */
 
-/* Those before KERNEL_SWIZZLE have a kernel for each type of x, in the order of nvfp4_dtype. */
+/* An operation before KERNEL_SWIZZLE has a kernel for each type of x, in the order of nvfp4_dtype. */
 enum {
     KERNEL_QUANTIZE,
     KERNEL_FOUR_OVER_SIX = 3,

@@ -8,7 +8,7 @@
 
 constexpr int KEPT = 2; /* blocks of 16: 8192 values a row */
 
-/* Where the scales of a row are, and its scale i from there. */
+/* The offset of a row's scales, and of its scale i from there. */
 __device__ __forceinline__ int64_t row_offset(const quantize_problem &q, uint32_t row) {
     if (q.scale_layout == NVFP4_LINEAR) return row * q.scale_pitch;
     return row / 128 * q.scale_pitch + row % 32 * 16 + row % 128 / 32 * 4;

@@ -32,7 +32,7 @@ static const kernel_entry kernels[QUANTIZE_KERNELS] = {
 const kernel_set quantize_kernels = {
     .kernels = kernels, .count = QUANTIZE_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
 
-/* Of one launch: `across` tiles of a row, and `down` rows of tiles. */
+/* Adds one launch, of `across` tiles of a row and `down` rows of tiles. */
 static void add_launch(int32_t kernel, int64_t across, int64_t down, const void *problem, size_t bytes,
                        launch_plan *out) {
     launch_step *step = add_step(out, kernel, across, 0);
@@ -54,7 +54,7 @@ static void add_blocks(int32_t kernel, const quantize_problem *problem, int64_t 
         down = ceil_div(p.rows, QUANTIZE_THREADS >> log2);
     }
     const int64_t across = ceil_div(columns, 1 << p.tile_log2);
-    /* As long as there are 1024 CTAs: two for each that an H200 runs at once. */
+    /* A CTA takes several tiles only while 1024 CTAs remain: two for each that an H200 runs at once. */
     const int64_t serial = max_int(1, min_int(most_serial, p.l * down * across / 1024));
     add_launch(kernel + p.x_type - NVFP4_FP16, ceil_div(across, serial), p.l * down, &p, sizeof p, out);
 }

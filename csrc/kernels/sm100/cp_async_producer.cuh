@@ -1,4 +1,4 @@
-/* Of sm100/gemm.cu's _cp_async kernels, the cp.async producer, warps 6-9: thread r copies the scales of row r of both
+/* The cp.async producer of sm100/gemm.cu's _cp_async kernels, warps 6-9: thread r copies the scales of row r of both
  * operands, one word (4 scales) an atom, and 8-byte pieces of the values. */
 #ifndef NVFP4_SM100_CP_ASYNC_PRODUCER_CUH
 #define NVFP4_SM100_CP_ASYNC_PRODUCER_CUH

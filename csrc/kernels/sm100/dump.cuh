@@ -55,7 +55,7 @@ template <class C> struct dumper {
         if (!to || dumped / C::CTA_GROUP != blockIdx.x / C::CTA_GROUP) left = -1;
     }
 
-    /* Called by the thread that initialises the kernel's barriers. */
+    /* Called by the thread that initializes the kernel's barriers. */
     __device__ __forceinline__ static void init(const cta_context<C> &cta) {
         mbarrier_init(cta.base + READY_OFFSET, 1);
         mbarrier_init(cta.base + DONE_OFFSET, 4); /* warps */

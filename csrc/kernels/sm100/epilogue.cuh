@@ -1,4 +1,4 @@
-/* Of sm100/gemm.cu, the epilogue warps: from accumulators in tensor memory to C, with the split-K reduction. */
+/* The epilogue warps of sm100/gemm.cu: from accumulators in tensor memory to C, with the split-K reduction. */
 #ifndef NVFP4_SM100_EPILOGUE_CUH
 #define NVFP4_SM100_EPILOGUE_CUH
 

@@ -69,8 +69,8 @@ template <class C> struct tma_producer {
         return !C::CP_ASYNC && constant && scheduler.more() ? min(C::STAGES, cta.k_end - cta.k_begin) : 0;
     }
 
-    /* Of both operands. In a pair the leader expects the bytes of both CTAs; a box counts whole, bytes out of bounds
-     * included. */
+    /* For both operands. In a pair the leader expects the bytes of both CTAs; a box counts whole, bytes out of bounds
+     * too. */
     __device__ __forceinline__ void expect(int32_t k, uint32_t index) const {
         constexpr int VALUES = C::MMA_SFA_OFFSET, SCALES = C::STAGE_BYTES - VALUES;
         if constexpr (C::CP_ASYNC) {
@@ -262,7 +262,7 @@ __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_c
                               cta.blocks(k) * SM100_ATOM_BYTES);
 }
 
-/* All threads: initialises barriers and prefetches. Reads no tensor, so it may run while earlier kernels on the stream
+/* All threads: initializes barriers and prefetches. Reads no tensor, so it may run while earlier kernels on the stream
  * do. */
 template <class C>
 __device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_context<C> &cta, const tile_coord &first) {

@@ -1,4 +1,4 @@
-/* Of sm100/gemm.cu: an instantiation's constants, what a CTA derives from the schedule, and the order of tiles. */
+/* sm100/gemm.cu's constants of an instantiation, what a CTA derives from the schedule, and the order of tiles. */
 #ifndef NVFP4_SM100_SCHEDULE_CUH
 #define NVFP4_SM100_SCHEDULE_CUH
 

@@ -91,7 +91,7 @@ template <class C> struct loader {
         return linear ? k * scale_pitch : k / 128 * scale_pitch + k % 128 / 32 * 4;
     }
 
-    /* Where a piece of values goes in a pass. */
+    /* The shared address that a piece of values is copied to in a pass. */
     __device__ __forceinline__ uint32_t values_to(int pass) const {
         return (B_ROWS == 16 && pass % 2 ? b_to ^ 64 : b_to) + pass * B_ROWS * C::B_PITCH;
     }

@@ -20,23 +20,23 @@ enum {
  * and an H100 (benchmarks/results/sm90_candidates_*.csv), off by 5 % (rms). The latter to 1,887 calls of 8 (N, K), M =
  * 1 to 512, on an H200, off by 7 % (rms). */
 #define SM80_MODEL_CONSTANTS(X)                                                                                        \
-    X(clock_ghz, 1.98, 1.98)         /* of short runs on an H200 */                                                    \
-    X(decode_clocks, 1.6, 2.2)       /* a row of a chunk of 64 along K */                                              \
-    X(bf16_decode, 1.0, 1.15)        /* times as much to bf16 */                                                       \
-    X(mma_clocks, 0.06, 0.071)       /* a row and column of a chunk */                                                 \
-    X(copy_clocks, 2.4, 2.0)         /* a row of a chunk: 36 bytes */                                                  \
+    X(clock_ghz, 1.98, 1.98)         /* the clock of short runs on an H200 */                                          \
+    X(decode_clocks, 1.6, 2.2)       /* clocks for a row of a chunk of 64 along K */                                   \
+    X(bf16_decode, 1.0, 1.15)        /* times as much if it decodes to bf16 */                                         \
+    X(mma_clocks, 0.06, 0.071)       /* clocks for a row and column of a chunk */                                      \
+    X(copy_clocks, 2.4, 2.0)         /* clocks for a row of a chunk: 36 bytes */                                       \
     X(copy_a, 1.0, 1.23)             /* times as much for a row of A */                                                \
-    X(chunk_clocks, 16.0, 19.0)      /* a chunk: waits, addresses */                                                   \
+    X(chunk_clocks, 16.0, 19.0)      /* clocks for a chunk: waits, addresses */                                        \
     X(few_warps, 1.2, 1.15)          /* times as long where an SM has less than 8 warps */                             \
-    X(launch_clocks, 4500.0, 0.0)    /* until the first copies complete, and from the last sum to memory */            \
-    X(reduce_clocks, 7000.0, 9800.0) /* of the second launch */                                                        \
-    X(reduce_bytes, 13.0, 13.0)      /* of partial sums a clock and SM, written or read */                             \
-    X(store_b_clk, 8.3, 8.3)         /* of results, an SM: as measured of the sm90 kernels */                          \
-    X(overlap, 0.817, 0.86)          /* times as long as the clocks add up to, ... */                                  \
-    X(dram_share, 0.8, 0.89)         /* of the peak rate of memory, at the same time */                                \
+    X(launch_clocks, 4500.0, 0.0)    /* clocks until the first copies complete, and after the last sum */              \
+    X(reduce_clocks, 7000.0, 9800.0) /* clocks of the second launch */                                                 \
+    X(reduce_bytes, 13.0, 13.0)      /* bytes of partial sums a clock and SM, written or read */                       \
+    X(store_b_clk, 8.3, 8.3)         /* bytes of results that an SM stores a clock, as in sm90 kernels */              \
+    X(overlap, 0.817, 0.86)          /* factor of the sum of the clocks */                                             \
+    X(dram_share, 0.8, 0.89)         /* share of the peak rate of memory that is reached */                            \
     X(dirty, 0.6, 0.0)               /* share of the L2 that is written back while the operands arrive */              \
-    X(hindered, 4.0, 5.9)            /* p of the two: overlapped() */                                                  \
-    X(call_us, 4.9, 4.25)            /* ... and around them */
+    X(hindered, 4.0, 5.9)            /* p of clocks and memory, which work at once: overlapped() */                    \
+    X(call_us, 4.9, 4.25)            /* time of a call around the clocks */
 
 typedef struct sm80_model {
 #define X(name, ...) double name;

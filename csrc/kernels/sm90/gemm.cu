@@ -222,7 +222,7 @@ __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* What a lane reads of mma_a in a stage: [wgmma][row, row + 8] 32 values, two scales. */
+/* A lane's part of mma_a in a stage: [wgmma][row, row + 8] 32 values, two scales. */
 template <class C> struct a_words {
     uint4 values[C::WGMMAS_M][2];
     uint32_t scales[C::WGMMAS_M][2];

@@ -139,7 +139,7 @@ static int tile(const sm90_model *model, const device_props *props, const gemm_t
     if (config->shared_bytes > props->shared_per_block) return 0;
     if (config->mma_tile_n <= NARROW_TILE && mma_n > config->mma_tile_n) return 0;
     if (is_too_large(config, t, mma_m, mma_n)) return 0;
-    /* A vector as mma_a would leave its other rows idle; of 16-bit A there is no other way. */
+    /* A vector as mma_a would leave its other rows idle; a 16-bit A has no other way. */
     if (mma_m < mma_n && mma_m == 1 && t->a_type == VALUES_E2M1) return 0;
     const int64_t tiles_m = ceil_div(mma_m, config->mma_tile_m), tiles_n = ceil_div(mma_n, config->mma_tile_n);
     const int64_t most = INT32_MAX - props->sm_count; /* tile + clusters must not overflow in the kernel */
@@ -168,8 +168,8 @@ static int tile(const sm90_model *model, const device_props *props, const gemm_t
     return 1;
 }
 
-/* What the workspace holds behind the dequantized mma_b: a partial tile for each worker and each stream-K tile, then a
- * flag for each worker. */
+/* Bytes of the partial tiles, one for each worker and each stream-K tile. The workspace holds them behind the
+ * dequantized mma_b, and behind them a flag for each worker. */
 static int64_t partial_tiles_bytes(const gemm_config *config, const gemm_tiling *tiling, int32_t split_k) {
     const int64_t workers = (int64_t)tiling->streamk.worker_clusters * split_k;
     return (workers + tiling->tiles - tiling->streamk.dp_tiles) * partial_tile_bytes(config);
@@ -230,7 +230,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
     return count;
 }
 
-/* Where the workers' partial tiles and flags lie, `behind` the dequantized mma_b. The pre-pass clears the flags. */
+/* Places the workers' partial tiles and flags `behind` the dequantized mma_b. The pre-pass clears the flags. */
 static void build_streamk(const gemm_config *config, const gemm_tiling *tiling, int32_t split_k, uint8_t *behind,
                           sm90_dequant_schedule *dequant, sm90_schedule *s) {
     const sm90_streamk_split *streamk = &tiling->streamk;
@@ -258,7 +258,7 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     uint8_t *mma_b_fp16, *behind;
     sm90_dequant_schedule *dequant =
         sm90_add_dequant(p, !mma_a_is_b, mma_b, &no_operand, workspace, out, &mma_b_fp16, &behind);
-    /* What may be loaded before griddepcontrol.wait: see gemm.cu. */
+    /* gemm.cu says which operands may be loaded before griddepcontrol.wait. */
     const int constant_mma_a = mma_a_is_b && p->constant_b;
     if (dequant) dequant->span = SM90_STAGE_K, dequant->launch_first = constant_mma_a;
 

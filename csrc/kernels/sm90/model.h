@@ -22,57 +22,57 @@
 
 /* Name, value, meaning. */
 #define SM90_MODEL_CONSTANTS(X)                                                                                        \
-    X(clock_ghz, 1.98)   /* of short runs */                                                                           \
+    X(clock_ghz, 1.98)   /* the clock of short runs */                                                                 \
     X(dram_tb_s, 4.3)    /* measured by itself: copies and reads */                                                    \
     X(dequant_tb_s, 4.3) /* measured by itself: what the pre-pass reads and writes */                                  \
     X(l2_bytes, 62914560.0)                                                                                            \
-    X(overlap, 6.049)      /* p of memory and SMs, used at a time: time^p = memory^p + SMs^p */                        \
+    X(overlap, 6.049)      /* p of memory and SMs that work at once: time^p = memory^p + SMs^p */                      \
     X(dirty, 0.3818)       /* share of the L2 that is written back while the operands arrive */                        \
     X(rows_free, 1.98e+04) /* rows of operands that all CTAs together read at the full rate of memory */               \
-    X(row_loss, 0.2115)    /* of that rate, for as many rows more */                                                   \
+    X(row_loss, 0.2115)    /* share of time that each further rows_free rows add */                                    \
     X(fixed_us, 4.153)     /* launch, first bytes from DRAM, the last stage, exit */                                   \
     /* gemm.cu */                                                                                                      \
     X(decode_8, 26.34)          /* values a clock that 8 warps of an SM decode */                                      \
-    X(decode_16, 29.29)         /* and that 16 do */                                                                   \
-    X(in_kernel_us, 0.9526)     /* more of fixed_us where mma_b is dequantized in the kernel */                        \
+    X(decode_16, 29.29)         /* values a clock that 16 warps of an SM decode */                                     \
+    X(in_kernel_us, 0.9526)     /* added to fixed_us where mma_b is dequantized in the kernel */                       \
     X(in_kernel_per_clk, 3.169) /* values of mma_b a clock that the warps which dequantize it in the kernel decode */  \
     X(hidden_mma, 0.4557)       /* share of wgmma's clocks that longer decoding does not hide */                       \
     X(hidden_decode, 0.2221)    /* share of decoding's clocks that longer wgmma does not hide */                       \
-    X(ingress_b_clk, 56.0)      /* to one SM; more than any measured plan took */                                      \
-    X(l2_tb_s, 8.0)             /* to all SMs */                                                                       \
+    X(ingress_b_clk, 56.0)      /* bytes a clock to one SM; more than any measured plan took */                        \
+    X(l2_tb_s, 8.0)             /* rate of the L2 to all SMs */                                                        \
     X(uneven, 1.07)             /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */   \
-    X(store_b_clk, 17.55)       /* of results, an SM */                                                                \
+    X(store_b_clk, 17.55)       /* bytes of results that an SM stores a clock */                                       \
     X(exchange_us, 1.583)       /* until partial sums of a cluster of two begin to arrive */                           \
-    X(exchange_each_us, 0.0794) /* more for each further CTA */                                                        \
-    X(exchange_b_clk, 9.028)    /* of partial sums that a CTA receives */                                              \
-    X(least_worker, 8.0)        /* stages of a stream-K worker: no plan with fewer has been measured to win */         \
-    X(partial_b_clk, 21.89)     /* of sums that a worker stores in the workspace */                                    \
-    X(fixup_b_clk, 42.65)       /* of such sums that a CTA adds to its own */                                          \
-    X(unaligned_split, 0.97)    /* an unaligned split must be at least so much faster (sm90_distribute) */             \
-    X(worker_us, 1.598)         /* from a worker's last stage until its sums are visible */                            \
-    X(streamk_us, 1.07)         /* more of fixed_us */                                                                 \
+    X(exchange_each_us, 0.0794) /* added for each further CTA */                                                       \
+    X(exchange_b_clk, 9.028)    /* bytes of partial sums that a CTA receives a clock */                                \
+    X(least_worker, 8.0)     /* stages of a stream-K worker, at least: no plan with fewer has been measured to win */  \
+    X(partial_b_clk, 21.89)  /* bytes of sums that a worker stores in the workspace a clock */                         \
+    X(fixup_b_clk, 42.65)    /* bytes of such sums that a CTA adds to its own a clock */                               \
+    X(unaligned_split, 0.97) /* an unaligned split must be at least so much faster (sm90_distribute) */                \
+    X(worker_us, 1.598)      /* time from a worker's last stage until its sums are visible */                          \
+    X(streamk_us, 1.07)      /* added to fixed_us */                                                                   \
     /* dequant.cu */                                                                                                   \
     X(dequant_us, 1.913) /* a launch before another */                                                                 \
     X(bf16_loss, 1.06)   /* times as long with bf16 A: median of 1,866 calls beside the same in fp16 */                \
     /* prefill.cu */                                                                                                   \
-    X(prefill_fixed_us, 3.82)    /* as fixed_us */                                                                     \
+    X(prefill_fixed_us, 3.82)    /* the kernel's own fixed_us */                                                       \
     X(prefill_loss, 1.208)       /* times as long as wgmma's rate says: these run long, and at a lower clock */        \
-    X(prefill_store_b_clk, 13.1) /* of results, an SM */                                                               \
+    X(prefill_store_b_clk, 13.1) /* bytes of results that an SM stores a clock */                                      \
     /* nn.cu: 790 calls on an H200, M = 1 to 4096 of four (N, K), fp16 and bf16 A: off by 4 % (rms) */                 \
-    X(nn_fixed_us, 3.821)      /* as fixed_us */                                                                       \
-    X(nn_decode_clocks, 713.5) /* of a stage: dequantizing */                                                          \
-    X(nn_bf16_loss, 1.122)     /* times as long to bf16 */                                                             \
+    X(nn_fixed_us, 3.821)      /* the kernel's own fixed_us */                                                         \
+    X(nn_decode_clocks, 713.5) /* clocks that dequantizing a stage takes */                                            \
+    X(nn_bf16_loss, 1.122)     /* times as long if it dequantizes to bf16 */                                           \
     X(nn_hidden_mma, 0.5723)   /* share of wgmma's clocks that dequantizing does not hide */                           \
-    X(nn_store_b_clk, 8.071)   /* of results, an SM */                                                                 \
+    X(nn_store_b_clk, 8.071)   /* bytes of results that an SM stores a clock */                                        \
     /* gemv.cu */                                                                                                      \
-    X(gemv_fixed_us, 4.346)  /* as fixed_us */                                                                         \
+    X(gemv_fixed_us, 4.346)  /* the kernel's own fixed_us */                                                           \
     X(gemv_per_clk, 59.23)   /* values a clock and SM, for one row */                                                  \
-    X(gemv_row_cost, 0.5153) /* of that time, for each further row */                                                  \
-    X(gemv_row_us, 0.3967)   /* more of gemv_fixed_us, for each further row */                                         \
+    X(gemv_row_cost, 0.5153) /* share of that time that each further row adds */                                       \
+    X(gemv_row_us, 0.3967)   /* added to gemv_fixed_us for each further row */                                         \
     /* skinny.cu */                                                                                                    \
-    X(skinny_fixed_us, 5.513) /* as fixed_us */                                                                        \
-    X(skinny_unit_clk, 76.19) /* of an SM for a step of a unit */                                                      \
-    X(skinny_tile_us, 0.3565) /* for each further tile of a CTA */
+    X(skinny_fixed_us, 5.513) /* the kernel's own fixed_us */                                                          \
+    X(skinny_unit_clk, 76.19) /* clocks of an SM for a step of a unit */                                               \
+    X(skinny_tile_us, 0.3565) /* time of each further tile of a CTA */
 
 typedef struct sm90_model {
 #define X(name, value) double name;
@@ -92,7 +92,7 @@ static inline int64_t sm90_ctas_that_fit(int32_t sm_count, int32_t cluster) {
     return usable < cluster ? cluster : usable / cluster * cluster;
 }
 
-/* How a stream-K kernel distributes its work (sm90/schedule.cuh). */
+/* The distribution of a stream-K kernel's work (sm90/schedule.cuh). */
 typedef struct sm90_streamk_split {
     int32_t dp_tiles;        /* data-parallel tiles */
     int32_t worker_clusters; /* 0: not a stream-K kernel */
@@ -152,7 +152,7 @@ static inline double sm90_exchange_time_us(const sm90_model *m, int32_t split_k,
     return m->exchange_us + m->exchange_each_us * (split_k - 2) + sm90_clocks_us(m, bytes / m->exchange_b_clk);
 }
 
-/* Of a value of mma_b on its way to the SM. */
+/* Bytes of a value of mma_b on its way to the SM. */
 static inline double sm90_mma_b_value_bytes(const sm90_model_input *in) {
     return in->dequant_b_in_kernel ? SM90_RAW_BYTES : SM90_FP16_BYTES;
 }
@@ -174,17 +174,17 @@ static inline int64_t sm90_tiles(const sm90_model_input *in) {
     return ceil_div(in->mma_m, in->mma_tile_m) * ceil_div(in->mma_n, in->mma_tile_n) * in->l;
 }
 
-/* What a work tile costs a worker beside its stages. */
+/* The cost of a work tile to a worker, beside its stages. */
 static inline double sm90_work_tile_us(const sm90_model *m, const sm90_model_input *in) {
     return sm90_clocks_us(m, in->partial_tile_bytes / m->partial_b_clk);
 }
 
-/* The sums of a cluster's other CTAs. */
+/* The time to receive the sums of a cluster's other CTAs. */
 static inline double sm90_cluster_us(const sm90_model *m, const sm90_model_input *in) {
     return in->split_k > 1 ? sm90_exchange_time_us(m, in->split_k, in->partials_bytes) : 0.0;
 }
 
-/* Of a stream-K tile: from its first stages until the fix-up ends. */
+/* The time of a stream-K tile, from its first stages until the fix-up ends. */
 static inline double sm90_streamk_tile_us(const sm90_model *m, const sm90_model_input *in, int64_t stages,
                                           double stage_us) {
     const int64_t of_tile = in->streamk.streamk_stages, of_worker = in->streamk.worker_stages;
@@ -208,7 +208,7 @@ static inline double sm90_distribute(const sm90_model *m, sm90_model_input *in, 
     const double split = in->split_k, tiles_each = (double)rest / (double)workers;
     const int64_t stages = ceil_div(in->k, in->stage_k);
     const double stage_us = sm90_stage_us(m, in), work_tile = sm90_work_tile_us(m, in) / stage_us; /* in stages */
-    /* What a worker needs beside its work tiles, less what the clusters need. */
+    /* The time that a worker needs beside its work tiles, less that of the clusters. */
     const double later = (m->worker_us - sm90_cluster_us(m, in)) / stage_us, own = (double)stages / split - later;
     int64_t of_tile, of_worker;
     if (unaligned) {
@@ -250,7 +250,7 @@ static inline int sm90_plan_streamk(const sm90_model *m, sm90_model_input *in) {
     return best.worker_clusters > 0;
 }
 
-/* By gemm.cu. */
+/* The time by gemm.cu. */
 static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_input *in) {
     const int64_t tiles_m = ceil_div(in->mma_m, in->mma_tile_m), tiles_n = ceil_div(in->mma_n, in->mma_tile_n);
     const int64_t tiles = sm90_tiles(in), all_stages = ceil_div(in->k, in->stage_k);

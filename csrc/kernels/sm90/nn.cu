@@ -36,7 +36,7 @@ static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
 template <int TYPE_, int TILE_M_, int STAGES_> struct config {
     static constexpr int TYPE = TYPE_, TILE_M = TILE_M_, STAGES = STAGES_;
-    /* As sm90/reduce.cuh names them. */
+    /* Names that sm90/reduce.cuh uses. */
     static constexpr int WGMMAS_M = 2, MMA_TILE_N = TILE_M, COLUMN_GROUPS = TILE_M / 8, MATH_WARPS = 8;
     static constexpr int SCALE_WARPS = 2, GROUPS = SM90_NN_TILE_N / 64;
     static constexpr int VALUES_OFFSET = SM90_NN_A_BYTES(TILE_M), SCALES_OFFSET = VALUES_OFFSET + SM90_NN_VALUES_BYTES,
@@ -166,7 +166,7 @@ __device__ __forceinline__ void dequantize(uint32_t word, uint32_t scales, uint3
     third = multiply<TYPE>(pairs[2], scales), fourth = multiply<TYPE>(pairs[3], scales);
 }
 
-/* What a lane reads of B in a stage: [half] rows 2t and 2t + 1 of four matrices of 8 rows, and their scales. */
+/* A lane's part of B in a stage: [half] rows 2t and 2t + 1 of four matrices of 8 rows, and their scales. */
 struct b_words {
     uint32_t values[2][4];
     uint4 scales[2];
@@ -236,7 +236,7 @@ template <class C> __device__ __forceinline__ void mainloop(const nn_cta<C> &cta
         for (int j = 0; j < C::TILE_M / 2; j++) pin_float(acc[i][j]);
 }
 
-/* Of a group of 8 rows of A, which are columns of wgmma, a lane has rows 2t and 2t + 1, of four columns of B. */
+/* A lane has two rows, 2t and 2t + 1, of a group of 8 rows of A, which are columns of wgmma, for four columns of B. */
 template <class C>
 __device__ __forceinline__ void four_columns(float (&v)[4], const accumulators<C> &acc, int group, int row) {
 #pragma unroll

@@ -1,4 +1,4 @@
-/* What the planning files of the sm90 family share: the kinds of its kernels, the operands of the mma, and the
+/* Shared by the planning files of the sm90 family: the kinds of its kernels, the operands of the mma, and the
  * dequantize pre-pass. */
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H

@@ -338,7 +338,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l,
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
     float alpha = p.alpha ? *p.alpha : p.alpha_value;
     bool fp16 = p.out_type == NVFP4_FP16;
-    /* Of the first two groups of 8 columns; the next two are 16 rows or two chunks further. */
+    /* Row and piece of the first two groups of 8 columns; the next two are 16 rows or two chunks further. */
     int row = SWAP_AB ? matrix / 2 * 8 + lane % 8 : matrix % 2 * 8 + lane % 8;
     int piece = SWAP_AB ? warp * 2 + matrix % 2 : matrix / 2;
     int64_t m = SWAP_AB ? mma_n + warp * 4 + lane / 8 : mma_m + lane / 8, n = (SWAP_AB ? mma_m : mma_n) + lane % 8 * 8;

@@ -22,7 +22,7 @@
 #include "common/problem.h"
 #include "kernels/sm90/gemm_config.h"
 
-/* What a CTA derives from the schedule, and its shared memory. */
+/* The values that a CTA derives from the schedule, and its shared memory. */
 template <class C> struct cta_context {
     uint32_t base;      /* shared address of the stages */
     uint32_t split_idx; /* rank in the cluster */
@@ -143,7 +143,7 @@ template <class C> struct streamk_scheduler {
     __device__ __forceinline__ int32_t workers() const {
         return divide(streamk_tile * s.streamk_stages - 1, s.inv_worker_stages) - first_worker() + 1;
     }
-    /* Where a worker stores its partial tile of the current tile. Both indices grow along the linear range, so the
+    /* The address of a worker's partial tile of the current tile. Both indices grow along the linear range, so the
      * addresses are distinct. */
     __device__ __forceinline__ uint8_t *partial_tile(int32_t worker) const {
         return s.partial_tiles + (int64_t)(worker + streamk_tile - 1) * C::PARTIAL_TILE_BYTES;

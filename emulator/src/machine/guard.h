@@ -1,4 +1,4 @@
-/* What to do when this thread touches an unmapped address (guard.c). One thread at a time uses it: the one that
+/* The action when this thread touches an unmapped address (guard.c). One thread at a time uses it: the one that
  * holds the driver's lock. */
 #ifndef EMULATOR_GUARD_H
 #define EMULATOR_GUARD_H

@@ -89,7 +89,7 @@ class Hardware(Emulator):
             raise EmulatorError(f"{name}: {error} ({code}){self.waits()}")
 
     def waits(self) -> str:
-        """What the kernels' watchdogs have recorded."""
+        """Says which waits the kernels' watchdogs have recorded."""
         found = [text for places, text in map(watchdog.describe, self.records) if places]
         return f". It waits at {'; '.join(found)}" if found else ""
 
@@ -108,7 +108,7 @@ class Hardware(Emulator):
         return module
 
     def synchronize(self) -> None:
-        """As the emulator's; a kernel that does not end is an error."""
+        """Waits as the emulator does; a kernel that does not end is an error."""
         end = time.monotonic() + WATCHDOG_S
         while self.library.cuStreamQuery(None) == NOT_READY:
             if time.monotonic() > end:

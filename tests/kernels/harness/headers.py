@@ -1,4 +1,4 @@
-"""What the config headers of a kernel family say, for Python: structs, macros and instantiations.
+"""The config headers of a kernel family as Python objects: structs, macros and instantiations.
 
 `family("sm90")` compiles all csrc/kernels/sm90/*config.h with gcc -g into a small library with a function for each
 macro. The debug information gives the structs, the functions the macros' values, and the preprocessor the rows of the
@@ -150,7 +150,7 @@ class Config:
 
     @property
     def row(self) -> str:
-        """As in the header."""
+        """The row as it stands in the header."""
         return ", ".join([self.name, *map(str, self.columns.values())])
 
     @property

@@ -68,7 +68,7 @@ def compile_ptx(source: Path, name: str, *options: str) -> str:
 
 
 def ptx_of(config: Config, *options: str) -> str:
-    """Of the file with that instantiation."""
+    """The PTX of the file with that instantiation."""
     return compile_ptx(config.source, config.family.name, *options)
 
 
@@ -179,7 +179,7 @@ class Product:
         self.extras |= {name: self.kept[name].address, **form}
 
     def memory(self, name: str) -> Array:
-        """What that pointer of the problem points to."""
+        """The array that this pointer of the problem points to."""
         named = dict(zip(("a", "sfa", "b", "sfb"), self.arrays)) | {"out": self.out} | self.kept
         return named[name]
 
@@ -230,7 +230,7 @@ class Product:
         return made
 
     def placed(self, which: int) -> dict[str, int]:
-        """Where an operand lies, by the names that the families' operands have."""
+        """The place of an operand in memory, by the names that the families' operands have."""
         p = self.problem()
         data, scale = self.arrays[2 * which : 2 * which + 2]
         return {
@@ -245,7 +245,7 @@ class Product:
         return TensorMap.from_buffer_copy(self.emulator.tensor_map(kind, array, dims, strides, box, swizzle=swizzle))
 
     def values_map(self, which: int, box: tuple[int, ...], swizzle: int = NO_SWIZZLE) -> Struct:
-        """Of an operand's e2m1 values; box: bytes along K, rows, 1."""
+        """The tensor map of an operand's e2m1 values; box: bytes along K, rows, 1."""
         rows = self.rows(which)
         dims, strides = (self.k // 2, rows, self.batches(which)), (self.pitch, rows * self.pitch)
         return self.tensor_map(UINT8, self.arrays[2 * which], dims, strides, box, swizzle)
@@ -254,7 +254,7 @@ class Product:
         raise NotImplementedError
 
     def clusters(self, config: Config, schedule: Struct, split_k: int, **division: Any) -> int:
-        """Of a grid that computes everything."""
+        """The clusters of a grid that computes everything."""
         return schedule.tiles
 
     def grid(self, config: Config, split_k: int, clusters: int) -> tuple[int | tuple[int, ...], int]:

@@ -25,8 +25,8 @@ class Predecessor:
         self.read: list[tuple[Array, numpy.ndarray]] = []  # and what must be there
 
     def writes(self, array: Array, before: int | None = None) -> None:
-        """What the array holds, late. Until then its elements are `before`, or bytes of 0xFF: NaN in every type but
-        e2m1."""
+        """Writes the array's content late. Until then its elements are `before`, or bytes of 0xFF: NaN in every type
+        but e2m1."""
         held = self.emulator.array(array.numpy())
         if before is None:
             array.numpy().view("u1")[...] = 0xFF

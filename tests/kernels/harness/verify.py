@@ -72,7 +72,7 @@ class Launch:
         return text.replace(listed, f"KERNEL({self.config.row})")
 
     def ptx(self) -> str:
-        """Of the whole file."""
+        """The PTX of the whole file."""
         return ptx_of(self.config)
 
 

@@ -10,7 +10,7 @@ NOTICE_COMMON = (("kernels/sm100/test_sm100_gemm.py",),)  # tests that notice mu
 
 
 def mutated(suites: ModuleType) -> dict[str, Any]:
-    """What tools/mutation mutates; suites has its helpers. What finds most in the shortest time comes first."""
+    """The sources that tools/mutation mutates, and their tests: first those that find most in the shortest time."""
     named, drawn = suites.guarded("sm_100")
     files = ("gemm.cu", "cp_async_producer.cuh", "epilogue.cuh", "schedule.cuh")
     return {

@@ -410,7 +410,7 @@ HALVES = [
 
 CONTROLS = controls_of(MUTATIONS)
 CONTROL_SEEDS = 20  # timings, in an ordinary run
-# What an ordinary run of the tests proves, a few seconds each: a pipeline that wraps (single CTA, pair, cp.async), two
+# The launches that an ordinary run proves, a few seconds each: a pipeline that wraps (single CTA, pair, cp.async), two
 # tiles for one CTA, split-K, a tail.
 PROVEN = [
     Launch("sm100_gemm_128x64", "wrap", 64, 128, 5),

@@ -89,8 +89,8 @@ class Launch(verify.Launch):
 
 
 def launches() -> Iterator[Launch]:
-    """Of every instantiation: a pipeline of stages that wraps, several tiles for one CTA so that the accumulator
-    pipeline wraps, every split_k, both values of swap_ab, a last stage that is not whole."""
+    """Launches of every instantiation: a pipeline of stages that wraps, several tiles for one CTA so that the
+    accumulator pipeline wraps, every split_k, both values of swap_ab, a last stage that is not whole."""
     for name, config in CONFIGS.items():
         m, n = mma_tile_m(config), config.mma_tile_n * config.multicast
         # Time grows with the square of the instructions: kernels of more than 4 stages wrap once and two stages more.

@@ -104,9 +104,9 @@ def test_no_local_memory(name: str, kernels: dict[str, Kernel]) -> None:
 
 @NAMES
 def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
-    """Where shared and tensor memory admit a CTA of the next call, registers do too, even if warp w runs on
-    sub-partition w % 4 only: 128 a thread of 6 warps. Allocated columns and barrier offsets are those of the macros,
-    which the host launches by."""
+    """Registers admit a CTA of the next call wherever shared and tensor memory do, even if warp w runs on sub-partition
+    w % 4 only: 128 a thread of 6 warps. Allocated columns and barrier offsets are those of the macros, which the host
+    launches by."""
     kernel, config = kernels[name], CONFIGS[name]
     ctas = min(SHARED // (config.shared_bytes + 1024), 512 // config.tmem_columns, 2)
     warps = config.threads // 32 if ctas == 1 else ceil_div(config.threads, 128) * 4

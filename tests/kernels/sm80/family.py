@@ -10,7 +10,7 @@ NOTICE_COMMON: tuple[tuple[str, ...], ...] = ()  # tests that notice mutants of 
 
 
 def mutated(suites: ModuleType) -> dict[str, Any]:
-    """What tools/mutation mutates; suites has its helpers. What finds most in the shortest time comes first."""
+    """The sources that tools/mutation mutates, and their tests: first those that find most in the shortest time."""
     named, drawn = suites.guarded("sm_80")
     return {
         "sm80": suites.Family(

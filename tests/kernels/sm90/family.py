@@ -13,7 +13,7 @@ NOTICE_COMMON = (  # tests that notice mutants of csrc/kernels/common
 
 
 def mutated(suites: ModuleType) -> dict[str, Any]:
-    """What tools/mutation mutates; suites has its helpers. What finds most in the shortest time comes first."""
+    """The sources that tools/mutation mutates, and their tests: first those that find most in the shortest time."""
     named, drawn = suites.guarded("sm_90")
 
     def tests_of(kernel: str, *more: str) -> tuple[tuple[str, ...], ...]:

@@ -1,4 +1,4 @@
-"""What the kernels for a few rows of A, gemv.cu and skinny.cu, are tested for in the same way."""
+"""Tests that the kernels for a few rows of A, gemv.cu and skinny.cu, have in common."""
 
 from __future__ import annotations
 

@@ -443,7 +443,7 @@ MUTATIONS = [
 CONTROLS = controls_of(MUTATIONS)
 CONTROL_SEEDS = 4  # timings, in an ordinary run
 HALVES: list[Mutation] = []
-# What an ordinary run of the tests proves, a few seconds each: pipelines that wrap around, two tiles for one
+# The launches that an ordinary run proves, a few seconds each: pipelines that wrap around, two tiles for one
 # CTA, split-K, partials in the stages.
 PROVEN = [
     Launch("sm90_gemm_128x8", "wrap", 12),

@@ -1,5 +1,5 @@
-"""What the Hopper kernels share: dequantized operands, the order of their values, and the dequantize pre-pass
-csrc/kernels/sm90/dequant.cu."""
+"""Shared by the tests of the Hopper kernels: dequantized operands, the order of their values, and the dequantize
+pre-pass csrc/kernels/sm90/dequant.cu."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Dequantizing(launch.Product):
         return dequantized(self.decoded(which)[: self.batches(which)], self.span)
 
     def fp16_map(self, which: int, array: Array, box_rows: int) -> Struct:
-        """Of a dequantized operand in that array."""
+        """The tensor map of a dequantized operand in that array."""
         width, rows = self.width, self.rows(which)
         dims, strides = (width, rows, self.batches(which)), (2 * width, 2 * width * rows)
         return self.tensor_map(UINT16, array, dims, strides, (64, box_rows, 1), SWIZZLE_128)

@@ -71,8 +71,8 @@ class Launch(verify.Launch):
 
 
 def launches() -> Iterator[Launch]:
-    """Of every instantiation but stream-K: two stages more than the pipeline has, several tiles for one CTA, every kind
-    of split-K, a partial last stage."""
+    """Launches of every instantiation but stream-K: two stages more than the pipeline has, several tiles for one CTA,
+    every kind of split-K, a partial last stage."""
     for name, config in CONFIGS.items():
         if config.streamk:
             continue

@@ -1,0 +1,44 @@
+"""tools/words.txt and tools/check_words.py: comments that begin with a riddle, and spelling."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+
+import pytest
+from paths import ROOT
+
+spec = importlib.util.spec_from_file_location("check_words", ROOT / "tools/check_words.py")
+assert spec is not None and spec.loader is not None
+check_words = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check_words)
+RULES = check_words.read_rules((ROOT / "tools/words.txt").read_text())
+SUBJECT, SPELLING = "say first what the thing is, in a sentence with subject and verb", "quantize, initialize"
+
+
+# Lines are in two parts, so that the check does not find them here.
+@pytest.mark.parametrize(
+    ("path", "begin", "end", "replacement"),
+    [
+        ("csrc/api/plan.c", "/* ", "Those families of a mask that take the operation. */", SUBJECT),
+        ("csrc/kernels/sm90/nn.cu", "    // ", "Of a group of 8 rows", SUBJECT),
+        ("nvfp4/linear.py", "    x = 1  # ", "As gemm takes it", SUBJECT),
+        ("tests/paths.py", '    """', 'Of GPU kernels, oldest first."""', SUBJECT),
+        ("tools/build_wheels.sh", "#", "Of both wheels", SUBJECT),
+        ("nvfp4/linear.py", "# Quantis", "ation and back", SPELLING),
+        ("csrc/cpu/quantize.c", "int initialis", "ed;", SPELLING),
+        ("csrc/api/plan.c", "int32_t kernel; ", "/* of the family; as in the table, of those */", ""),
+        ("csrc/api/plan.c", "/* ", "Ofcom; Asia: a longer word */", ""),
+        ("csrc/api/plan.c", "/* ", "The families. Of these, one. */", ""),
+        ("nvfp4/linear.py", "# ", "Quantize, initialize", ""),
+        ("README.md", "# ", "Of pages", ""),
+    ],
+)
+def test_prose(path: str, begin: str, end: str, replacement: str) -> None:
+    """The check finds the line with its replacement text, or nothing. grep -E, which selects lines first, agrees."""
+    line = begin + end
+    found = check_words.matches(path, line, RULES)
+    assert [message.partition(", write: ")[2] for message in found] == ([replacement] if replacement else [])
+    patterns = "|".join(f"({rule.pattern.pattern})" for rule in RULES if rule.replacement in (SUBJECT, SPELLING))
+    done = subprocess.run(["grep", "-cE", patterns], input=line, text=True, capture_output=True)
+    assert done.stdout.strip() == ("1" if replacement or path.endswith(".md") else "0")
