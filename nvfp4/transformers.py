@@ -31,6 +31,8 @@ from nvfp4.checkpoints.common import (
     Recipe,
     check_activations,
     check_scales,
+    strings,
+    table,
     with_activations,
 )
 from nvfp4.checkpoints.files import read_json
@@ -139,8 +141,9 @@ def _quantization(config: Any, path: str | os.PathLike[str], hub: Mapping[str, A
     if file is None:
         raise _C.Error(f"{path}: has no quantization_config in config.json and no hf_quant_config.json")
     content = read_json(Path(file))
-    quantization = dict(content.get("quantization", {}))
-    ignore = quantization.pop("exclude_modules", None) or []
+    quantization = dict(table(content, "quantization"))
+    ignore = strings(quantization, "exclude_modules")
+    quantization.pop("exclude_modules", None)
     more = {"producer": content["producer"]} if "producer" in content else {}
     return quantization | more | {"ignore": ignore, "quant_method": modelopt.NAME}
 

@@ -309,3 +309,21 @@ def test_files_that_are_read_are_the_same(tmp_path: Path) -> None:
         (folder / FILE).write_bytes(content)
         with pytest.raises(nvfp4.Error, match="is no safetensors file, or damaged"):
             nvfp4.load(folder, mmap=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"quantization": [1]}, "quantization: is [1]; must be an object"),
+        ({"quantization": {"exclude_modules": 5}}, "exclude_modules: is 5; must be a list of strings"),
+    ],
+)
+def test_configurations_that_transformers_reads(content: Any, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from nvfp4 import transformers
+
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
+    with pytest.raises(nvfp4.Error) as error:
+        transformers.load(tmp_path)
+    assert str(error.value) == message
