@@ -92,7 +92,9 @@ const char *nvfp4_last_error(void);
  * the thread's next call. */
 typedef struct nvfp4_error {
     nvfp4_status status;
-    const char *argument; /* which one breaks a rule, by its name in these structs; "": the failure is of none */
+    const char *argument; /* which one breaks a rule; "": the failure is of none. By its name in these structs, except
+                           * `gate_up` for x of silu_mul_quantize, and `scale` for the scales that swizzle and unswizzle
+                           * read */
     const char *value;    /* what it is: "K is 40" */
     const char *rule;     /* what it must be: "must be a multiple of 16"; "" where the value says it */
 } nvfp4_error;
@@ -135,6 +137,7 @@ typedef struct nvfp4_gemm_args {
     nvfp4_layout scale_layout;
     nvfp4_backend backend;
     uint32_t flags;
+    uint32_t reserved; /* 0 */
 } nvfp4_gemm_args;
 static inline void nvfp4_gemm_init(nvfp4_gemm_args *args) {
     memset(args, 0, sizeof *args);
@@ -224,6 +227,7 @@ typedef struct nvfp4_quantize_args {
     float global_value;
     nvfp4_layout scale_layout;
     nvfp4_block_scale block_scale; /* dequantize does not depend on it */
+    uint32_t reserved;             /* 0 */
 } nvfp4_quantize_args;
 static inline void nvfp4_quantize_init(nvfp4_quantize_args *args) {
     memset(args, 0, sizeof *args);
@@ -249,6 +253,7 @@ typedef struct nvfp4_rms_norm_quantize_args {
     nvfp4_quantize_args quantize;
     nvfp4_tensor weight, residual;
     float eps;
+    uint32_t reserved; /* 0 */
 } nvfp4_rms_norm_quantize_args;
 static inline void nvfp4_rms_norm_quantize_init(nvfp4_rms_norm_quantize_args *args) {
     memset(args, 0, sizeof *args);
@@ -278,6 +283,7 @@ typedef struct nvfp4_amax_scale_args {
     nvfp4_call call;
     nvfp4_tensor x, scale;
     nvfp4_block_scale block_scale;
+    uint32_t reserved; /* 0 */
 } nvfp4_amax_scale_args;
 static inline void nvfp4_amax_scale_init(nvfp4_amax_scale_args *args) {
     memset(args, 0, sizeof *args);

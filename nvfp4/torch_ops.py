@@ -111,10 +111,10 @@ class Operation:
     def check_rank(self, index: int, t: Tensor) -> None:
         name = self.tensors[index]["name"]
         if t.ndim not in (2, 3):
-            raise _C.Error(f"{name}: has {t.ndim} dimensions; must have 2, or 3 with a leading batch")
+            raise _error(name, f"has {t.ndim} dimensions", "must have 2, or 3 with a leading batch")
         for i, size in enumerate(t.shape):  # before anything of that size is allocated
             if isinstance(size, int) and size >= 2**31:
-                raise _C.Error(f"{name}: dimension {i} is {size}; must be between 0 and {2**31 - 1}")
+                raise _error(name, f"dimension {i} is {size}", f"must be between 0 and {2**31 - 1}")
 
     # ---- calls, with the arguments of _C's function ----
 
@@ -138,7 +138,7 @@ class Operation:
             return _call(getattr(_ops, self.name), *stack)
         outputs = self.given_outputs(out)
         if self.names_dtype and _dtype(rest[0], outputs[0].dtype) != outputs[0].dtype:
-            raise _C.Error(f"out_dtype: is {rest[0]} but out has {outputs[0].dtype}")
+            raise _error("out_dtype", f"is {rest[0]} but out has {outputs[0].dtype}")
         _call(getattr(_ops, f"{self.name}_out"), *stack, *outputs)
         return out
 
@@ -147,8 +147,8 @@ class Operation:
         for row, t in zip(self.inputs, tensors):
             number = row["name"] in self.stand_ins
             if not isinstance(t, Tensor) and not number and not (t is None and row["optional"]):
-                raise _C.Error(
-                    f"{row['name']}: is of type {type(t).__name__}; must be a torch.Tensor, as other arguments are"
+                raise _error(
+                    row["name"], f"is of type {type(t).__name__}", "must be a torch.Tensor, as other arguments are"
                 )
         self.check_no_grad((row, t) for row, t in zip(self.inputs, tensors) if row["numbers"])
 
@@ -156,9 +156,8 @@ class Operation:
         for row, t in tensors:
             if isinstance(t, Tensor) and t.requires_grad and torch.is_grad_enabled():
                 name = row["name"]
-                raise _C.Error(
-                    f"{name}: requires grad; nvfp4 computes no gradients: pass {name}.detach() or use torch.no_grad()"
-                )
+                rule = f"nvfp4 computes no gradients: pass {name}.detach() or use torch.no_grad()"
+                raise _error(name, "requires grad", rule)
 
     def split_numbers(self, tensors: tuple[Any, ...]) -> tuple[list[Any], dict[str, float]]:
         """The tensors of a call with an empty one for each that is absent, and the numbers that stand for tensors."""
@@ -179,15 +178,22 @@ class Operation:
     def given_outputs(self, out: Any) -> tuple[Tensor, ...]:
         if len(self.outputs) > 1 and (not isinstance(out, tuple) or len(out) != len(self.outputs)):
             what = f"has {len(out)} elements" if isinstance(out, tuple) else f"is of type {type(out).__name__}"
-            raise _C.Error(f"out: {what}; must be a tuple of {' and '.join(t['name'] for t in self.outputs)}")
+            raise _error("out", what, f"must be a tuple of {' and '.join(t['name'] for t in self.outputs)}")
         outputs = out if len(self.outputs) > 1 else (out,)
         for row, t in zip(self.outputs, outputs):
             if not isinstance(t, Tensor):
-                raise _C.Error(
-                    f"{row['name']}: is of type {type(t).__name__}; must be a torch.Tensor, as other arguments are"
+                raise _error(
+                    row["name"], f"is of type {type(t).__name__}", "must be a torch.Tensor, as other arguments are"
                 )
         self.check_no_grad(zip(self.outputs, outputs))
         return outputs
+
+
+def _error(argument: str, value: str, rule: str | None = None) -> _C.Error:
+    """An error with its parts as attributes, as errors from C have them."""
+    error = _C.Error(f"{argument}: {value}" + (f"; {rule}" if rule else ""))
+    error.argument, error.value, error.rule = argument, value, rule
+    return error
 
 
 def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] | None:
@@ -209,7 +215,7 @@ def _number_or_tensor(name: str, x: Any) -> tuple[Tensor | None, float]:
     if isinstance(x, Tensor):
         return x, 1.0
     if hasattr(type(x), "__dlpack__") and getattr(x, "shape", None) != ():
-        raise _C.Error(f"{name}: is of type {type(x).__name__}; must be a number or a torch.Tensor")
+        raise _error(name, f"is of type {type(x).__name__}", "must be a number or a torch.Tensor")
     return None, 1.0 if x is None else float(x)
 
 
@@ -219,7 +225,7 @@ def _dtype(out_dtype: Any, default: torch.dtype) -> torch.dtype:
         return default if out_dtype is None else out_dtype
     name = out_dtype if isinstance(out_dtype, str) else getattr(out_dtype, "__name__", str(out_dtype))
     if name not in _DTYPES:
-        raise _C.Error(f"out_dtype: is {name}; must be float16, bfloat16 or float32")
+        raise _error("out_dtype", f"is {name}", "must be float16, bfloat16 or float32")
     return _DTYPES[name]
 
 
@@ -234,7 +240,7 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
     except RuntimeError as error:
         message = _C.last_error()
         if message and str(error).startswith(message):
-            raise _C.Error(message) from None
+            _C.raise_last_error()
         raise
 
 

@@ -177,14 +177,25 @@ nvfp4_status check_amax_scale(const checked_call *c, prepared_call *call) {
     return NVFP4_OK;
 }
 
+/* Contiguous scales of x->l batches. Of three dimensions the first counts the batches. */
+static nvfp4_status check_swizzled(const checked_call *c, const nvfp4_tensor *t, const matrix *x) {
+    const int batched = t->ndim == 3 && t->shape[0] == x->l;
+    int64_t have = 1, needed = swizzled_bytes(x->rows, x->columns);
+    for (int i = batched; i < t->ndim; i++) have *= t->shape[i];
+    if (!batched && __builtin_mul_overflow(x->l, needed, &needed)) needed = INT64_MAX; /* no tensor has it */
+    if (have != needed)
+        return REJECT(argument_name(c, t), ("has %lld bytes%s", (long long)have, batched ? " a batch" : ""),
+                      ("the 128x4 layout of %lld rows and %lld columns has %lld", (long long)x->rows,
+                       (long long)x->columns, (long long)needed));
+    if (!is_contiguous(t)) return REJECT(argument_name(c, t), ("is not contiguous"), ("the 128x4 layout must be"));
+    return check_alignment(c, t, 16);
+}
+
 static nvfp4_status check_layouts(const checked_call *c, direction linear_use, prepared_call *call) {
     const nvfp4_swizzle_args *args = c->args;
     matrix x;
-    int64_t pitch, batch;
     nvfp4_status status = check_matrix(c, &args->linear, "[R, S]", "[L, R, S]", linear_use, &x);
-    if (!status)
-        status = check_scale(c, &args->swizzled, NVFP4_128X4, x.l, x.rows, x.columns,
-                             linear_use == WRITTEN ? READ_ONLY : WRITTEN, &pitch, &batch);
+    if (!status) status = check_swizzled(c, &args->swizzled, &x);
     if (status) return status;
     call->problem.conversion.swizzle = (swizzle_problem){
         .rows = x.rows, .columns = x.columns, .l = x.l, .linear_pitch = x.pitch, .linear_batch = x.batch};

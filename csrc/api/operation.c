@@ -6,10 +6,14 @@
 #include "api/rules.h"
 #include "common/error.h"
 
-nvfp4_status operation_prepare(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+nvfp4_status operation_check(const checked_call *c, prepared_call *call) {
     nvfp4_status status = check_arguments(c);
     if (!status) status = c->op->check(c, call);
-    if (!status) status = check_overlap(c);
+    return status ? status : check_overlap(c);
+}
+
+nvfp4_status operation_prepare(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    nvfp4_status status = operation_check(c, call);
     return status ? status : c->op->plan(context, c, call);
 }
 

@@ -141,7 +141,9 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
 extern const operation operation_gemm, operation_quantize, operation_dequantize, operation_rms_norm_quantize,
     operation_silu_mul_quantize, operation_amax_scale, operation_swizzle, operation_unswizzle;
 
-/* Checks a call by its table and its own rules, and plans it. Results may be without data: they then describe
+/* Checks a call by its table and its own rules. */
+nvfp4_status operation_check(const checked_call *c, prepared_call *call);
+/* Checks a call, and plans it. Results may be without data: they then describe
  * contiguous tensors that the caller has still to allocate. Nothing is written, nothing launched. */
 nvfp4_status operation_prepare(nvfp4_context *context, const checked_call *c, prepared_call *call);
 /* Runs a prepared call, whose arguments may have got results, stream, threads and workspace since then. */

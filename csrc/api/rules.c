@@ -72,7 +72,7 @@ static nvfp4_status check_dtype(const checked_call *c, const nvfp4_tensor *t, te
         [HOLDS_SCALES] = {BIT(E4M3) | BIT(UINT8), "float8_e4m3fn or uint8"},
         [HOLDS_FLOATS] = {BIT(FP16) | BIT(BF16) | BIT(FP32), "float16, bfloat16 or float32"},
         [HOLDS_FLOAT32] = {BIT(FP32), "float32"},
-        [HOLDS_ANY] = {UINT32_MAX, ""},
+        [HOLDS_ANY] = {UINT32_MAX, "a known dtype"},
     };
 #undef BIT
     if ((uint32_t)t->dtype < 32 && rules[holds].dtypes >> t->dtype & 1) return NVFP4_OK;

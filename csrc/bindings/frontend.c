@@ -107,7 +107,8 @@ static nvfp4_status find_size(const operation *op, const front_call *call, const
     if (size->over > 1) of /= size->over; /* a division takes longer than the rest of this function */
     *value = size->round_up > 1 ? ceil_div(of, size->round_up) * size->round_up : of;
     if (*value <= INT32_MAX) return NVFP4_OK;
-    return REJECT(op->tensors[size->index].name, ("gives a result of %lld columns", (long long)*value),
+    const char *name = size->of == SIZE_SCALAR ? op->name : op->tensors[size->index].name;
+    return REJECT(name, ("gives a result with a dimension of %lld", (long long)*value),
                   ("must be at most %d", INT32_MAX));
 }
 

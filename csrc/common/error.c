@@ -89,16 +89,23 @@ void clear_error(void) {
     last_status = NVFP4_OK;
 }
 
+/* The number of the mark at s; 0: there is none. */
+static int mark_at(const char *s) {
+    const int number = strncmp(s, "\xEF\xB7", 2) == 0 ? (unsigned char)s[2] - 0x90 : 0;
+    return number > 0 && number < ERROR_WORDS ? number : 0;
+}
+
 /* Copies a text with its marks replaced by words, if there are any. */
 static void say(const error_words *words, const char *text, char *out, size_t size) {
     size_t length = 0;
-    for (; *text; text++) {
-        const unsigned char mark = (unsigned char)*text;
-        const char one[2] = {*text, 0}, *word = words && mark < ERROR_WORDS ? words->mark[mark] : one;
+    while (*text) {
+        const int mark = words ? mark_at(text) : 0;
+        const char one[2] = {*text, 0}, *word = mark ? words->mark[mark] : one;
         const size_t bytes = strlen(word);
         if (length + bytes >= size) break;
         memcpy(out + length, word, bytes);
         length += bytes;
+        text += mark ? 3 : 1;
     }
     out[length] = 0;
 }

@@ -19,13 +19,13 @@ void clear_error(void);
 
 /* Marks in values and rules, and as names of arguments, stand for words that differ by the caller's language: the front
  * ends say "None" and "transpose_b", a C program NVFP4_AUTO and flags. */
-#define ARGUMENT_TRANSPOSE      "\1" /* the argument that chooses between A . B^T and A . B */
-#define WORD_TRANSPOSED         "\2" /* what it is for A . B^T, as a predicate, */
-#define WORD_NOT_TRANSPOSED     "\3" /* and for A . B; */
-#define WORD_MUST_TRANSPOSE     "\4" /* the rules that it be the one */
-#define WORD_MUST_NOT_TRANSPOSE "\5" /* or the other */
-#define ARGUMENT_INVARIANT      "\6" /* the argument that asks for batch invariance */
-#define WORD_AUTO               "\7" /* the backend that is chosen by the library */
+#define ARGUMENT_TRANSPOSE      "\xEF\xB7\x91" /* the argument that chooses between A . B^T and A . B */
+#define WORD_TRANSPOSED         "\xEF\xB7\x92" /* what it is for A . B^T, as a predicate, */
+#define WORD_NOT_TRANSPOSED     "\xEF\xB7\x93" /* and for A . B; */
+#define WORD_MUST_TRANSPOSE     "\xEF\xB7\x94" /* the rules that it be the one */
+#define WORD_MUST_NOT_TRANSPOSE "\xEF\xB7\x95" /* or the other */
+#define ARGUMENT_INVARIANT      "\xEF\xB7\x96" /* the argument that asks for batch invariance */
+#define WORD_AUTO               "\xEF\xB7\x97" /* the backend that is chosen by the library */
 #define WHERE_NOT_TRANSPOSED    "where " ARGUMENT_TRANSPOSE " " WORD_NOT_TRANSPOSED
 enum { ERROR_WORDS = 8 };
 typedef struct error_words {

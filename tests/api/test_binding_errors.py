@@ -39,7 +39,7 @@ def errors() -> list[tuple[str, dict[str, Any]]]:
         (f"a: is of type bytes; {tensor}", {"a": b"12345678"}),
         (f"a: is of type MaskedArray; {tensor}", {"a": np.ma.zeros((M, 32), np.uint8)}),
         (f"a: is of type type; {tensor}", {"a": np.ndarray}),
-        ("a: has 7 dimensions; must have at most 6", {"a": torch.zeros((1,) * 7, dtype=torch.uint8)}),
+        ("a: has 7 dimensions; must have 0 to 6", {"a": torch.zeros((1,) * 7, dtype=torch.uint8)}),
         ("a: has 7 dimensions; must have at most 6", {"a": np.zeros((1,) * 7, np.uint8)}),
         ("a: has 1 dimensions; must have 2 ([M, K/2]) or 3 ([L, M, K/2])", {"a": torch.zeros(32, dtype=torch.uint8)}),
         ("b: has 3 dimensions but a has 2", {"b": torch.zeros(1, N, 32, dtype=torch.uint8)}),
@@ -213,8 +213,12 @@ def test_errors_of_conversions() -> None:
         "rows: is of type float; must be an integer": lambda: nvfp4.unswizzle(scale, 1.0, 1),
         "columns: is of type bool; must be an integer": lambda: nvfp4.unswizzle(scale, 1, True),
         f"columns: is {2**64}; must be between 0 and 2147483647": lambda: nvfp4.unswizzle(scale, 1, 2**64),
-        "scale: has 2048 bytes; the 128x4 layout of 257 rows and K = 128 needs L * ceil(rows/128) * ceil(K/64) * "
-        "512 = 3072": lambda: nvfp4.unswizzle(scale, 257, 8),
+        "scale: has 2048 bytes; the 128x4 layout of 257 rows and 8 columns has 3072": lambda: nvfp4.unswizzle(
+            scale, 257, 8
+        ),
+        "scale: has 512 bytes a batch; the 128x4 layout of 1000 rows and 4 columns has 4096": lambda: nvfp4.unswizzle(
+            np.zeros((0, 128, 4), np.uint8), 1000, 4
+        ),
         "scale: is not contiguous; the 128x4 layout must be": lambda: nvfp4.unswizzle(scale[:, ::2], 256, 4),
         "scale: has 4 dimensions; must have 2, or 3 with a leading batch": lambda: nvfp4.swizzle(scale[None, None]),
         "device: is 'tpu'; must be an ordinal, 'cpu', 'cuda' or 'cuda:<ordinal>'": lambda: nvfp4.init("tpu"),
@@ -313,6 +317,28 @@ def test_error_is_data(operands: list[torch.Tensor]) -> None:
         nvfp4.gemm(a, b, scale_a, scale_b, transpose_b=False)
     assert str(error.value) == "a: dtype is uint8; must be float16 or bfloat16 where transpose_b is False"
     assert (nvfp4.Error("x").argument, nvfp4.Error("x").rule) == (None, None)
+
+
+class Plain(torch.Tensor):
+    """A subclass, which torch's dispatcher reads."""
+
+
+def test_subclasses_give_the_same_results_and_errors(operands: list[torch.Tensor]) -> None:
+    a, b, scale_a, scale_b = operands
+    out = torch.empty(M, N, dtype=torch.float16).as_subclass(Plain)
+    assert nvfp4.gemm(a, b, scale_a, scale_b, out=out, out_dtype=torch.float16) is out
+    assert bits(out.as_subclass(torch.Tensor)) == bits(nvfp4.gemm(a, b, scale_a, scale_b))
+    for tensor, what in ((a.as_subclass(Plain), "C"), (b, "Python")):
+        bias = torch.ones(3) if what == "C" else [1.0]
+        with pytest.raises(nvfp4.Error) as error:
+            nvfp4.gemm(tensor if what == "C" else a.as_subclass(Plain), b, scale_a, scale_b, bias=bias)
+        parts = (error.value.argument, error.value.value, error.value.rule)
+        assert parts[0] == "bias" and parts[2] and str(error.value) == "{}: {}; {}".format(*parts), what
+
+
+def test_quoted_text_is_no_mark(operands: list[torch.Tensor]) -> None:
+    with pytest.raises(nvfp4.Error, match="^backend: is 'x\\x03y\\x07z'; must be None, 'cpu'"):
+        nvfp4.gemm(*operands, backend="x\3y\7z")
 
 
 def test_wrong_signatures_are_type_errors(operands: list[torch.Tensor]) -> None:

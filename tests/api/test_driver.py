@@ -173,6 +173,14 @@ def test_the_default_backend(fake_driver: Path) -> None:
     assert said[1:4] == ["done"] * 3 and "sm99" in said[4] and len(said) == 6
 
 
+def test_a_traced_conversion_opens_no_driver(fake_driver: Path, tmp_path: Path) -> None:
+    described = "('float32', 0, (2, 16), (16, 1)), None, 1.0, 'linear', 'amax6', ('uint8', 0, (2, 8), (8, 1)), "
+    described += "('float8_e4m3fn', 0, (2, 1), (1, 1))"
+    log = tmp_path / "calls"
+    log.write_text("")
+    assert called(f"nvfp4._C.check('quantize', {described})", fake_driver, log) == ("", [])
+
+
 def test_empty_result_launches_nothing(fake_driver: Path, tmp_path: Path) -> None:
     assert launches("call(0, 64, 64); call(64, 0, 64); call(4, 4, 64, l=0)", fake_driver, tmp_path / "log") == []
 

@@ -27,7 +27,14 @@ static nvfp4_tensor vector(void *data, nvfp4_dtype dtype, int64_t rows, int64_t 
     return t;
 }
 
+/* A field that is appended later must change the size, so none of the structs ends with padding. */
+#define NO_PADDING(type) expect(sizeof(type) == offsetof(type, reserved) + sizeof(uint32_t), #type " ends with a field")
+
 static void check_defaults(void) {
+    NO_PADDING(nvfp4_gemm_args);
+    NO_PADDING(nvfp4_quantize_args);
+    NO_PADDING(nvfp4_rms_norm_quantize_args);
+    NO_PADDING(nvfp4_amax_scale_args);
     const nvfp4_gemm_args gemm = NVFP4_GEMM_ARGS;
     const nvfp4_quantize_args quantize = NVFP4_QUANTIZE_ARGS;
     const nvfp4_rms_norm_quantize_args norm = NVFP4_RMS_NORM_QUANTIZE_ARGS;

@@ -60,6 +60,12 @@ static PyObject *last_error(PyObject *module, PyObject *unused) {
     return PyUnicode_FromString(error_message_in(&python_words));
 }
 
+static PyObject *raise_last_error(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return raise_error();
+}
+
 #define FASTCALL(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef methods[] = {
@@ -80,6 +86,7 @@ static PyMethodDef methods[] = {
     {"cpu_kernel", python_cpu_kernel, METH_NOARGS, NULL},
     {"register_torch_ops", register_torch_ops, METH_NOARGS, NULL},
     {"last_error", last_error, METH_NOARGS, NULL},
+    {"raise_last_error", raise_last_error, METH_NOARGS, NULL},
 #ifdef NVFP4_DUMP
     {"dump", FASTCALL(python_dump), METH_FASTCALL, NULL},
     {"placement", FASTCALL(python_placement), METH_FASTCALL, NULL},

@@ -108,7 +108,7 @@ static reading read_out(arrays *tensors, const operation *op, PyObject *out, fro
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         r->object[i] = Py_NewRef(op->result_count > 1 ? PyTuple_GetItem(out, i) : out);
         worsen(&done, read_tensor(tensors, r->object[i], op->tensors[t].name, WRITTEN, tensor));
-        if (done != READ_FAILED && op->results[i].dtype == DTYPE_OF_CALLER && call->out_dtype != NVFP4_NONE &&
+        if (done == READ && op->results[i].dtype == DTYPE_OF_CALLER && call->out_dtype != NVFP4_NONE &&
             call->out_dtype != (int32_t)tensor->dtype) {
             CONTRADICTS("out_dtype", ("is %s but out has %s", nvfp4_dtype_name((nvfp4_dtype)call->out_dtype),
                                       nvfp4_dtype_name(tensor->dtype)));
@@ -290,7 +290,10 @@ PyObject *python_check(PyObject *module, arguments a, Py_ssize_t count) {
     const checked_call c = {op, &call.args};
     if (!read_described_call(op, a + 1, &call)) return raise_error();
     nvfp4_status status = op->adapt ? op->adapt(&call.args) : NVFP4_OK;
-    if (!status) status = operation_prepare(python_context, &c, &ignored);
+    if (!status) status = operation_check(&c, &ignored);
+    /* A product may have a rule that its planner knows. A tensor without memory is on no device. */
+    const int is_product = !op->planners[ON_HOST], has_device = tensor_at(op, 0, &call.args)->device >= NVFP4_HOST;
+    if (!status && is_product && has_device) status = op->plan(python_context, &c, &ignored);
     if (status == NVFP4_INVALID) return raise_error();
     Py_RETURN_NONE;
 }

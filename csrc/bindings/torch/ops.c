@@ -197,8 +197,10 @@ static nvfp4_status run(const operation *op, int results_are_given, const torch_
     nvfp4_call *how = &call.args.call;
     nvfp4_status status = read_call(op, results_are_given, stack, &call);
     if (!status) status = operation_prepare(op_context, &c, &prepared);
-    for (int32_t i = 0; i < op->result_count && !results_are_given && !status; i++)
+    for (int32_t i = 0; i < op->result_count && !results_are_given && !status; i++) {
         status = new_tensor(stack[0], tensor_to_fill(op, op->results[i].tensor, &call.args), &results[i]);
+        if (!status) status = check_new_result(op, &op->results[i], &call);
+    }
     if (status) return status;
     how->threads = thread_count();
     how->allocate = allocate;
