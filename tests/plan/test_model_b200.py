@@ -114,9 +114,11 @@ def test_a_span_adds_the_changes_as_squares() -> None:
     assert s.least < s.low < s.middle < s.high < s.most
     # Where the longest counts, the squares are more than the extremes.
     slower = ranges.span(lambda k: max(k.first_byte_us - c.first_byte_us, k.dependent_gap_us - c.dependent_gap_us), c)
-    assert slower.high == slower.most == pytest.approx(gap.high - c.dependent_gap_us)
+    most = max(first.high - c.first_byte_us, gap.high - c.dependent_gap_us)
+    assert slower.high == slower.most == pytest.approx(most)
     faster = ranges.span(lambda k: min(k.first_byte_us - c.first_byte_us, k.dependent_gap_us - c.dependent_gap_us), c)
-    assert faster.low == faster.least == pytest.approx(gap.low - c.dependent_gap_us)
+    least = min(first.low - c.first_byte_us, gap.low - c.dependent_gap_us)
+    assert faster.low == faster.least == pytest.approx(least)
 
 
 def test_every_candidate_has_a_range() -> None:
@@ -251,23 +253,17 @@ def test_figures_in_the_documents_sentences_are_current() -> None:
     text = " ".join(report.DOCUMENT.read_text().split())
     table = report.config_table(model.configs(), model.constants())
     changes = {name: [float(cell) for cell in row] for name, *row in cells(table)}
-    prefill, ranked = changes.pop("without 256x256_multicast")[3], changes.pop("without 256x64_multicast")[0]
-    others = f"without 256x64_multicast the ranked shapes {ranked} %."
-    assert f"Without 256x256_multicast prefill takes {prefill} % longer, {others}" in text
+    assert f"without 256x256_multicast prefill takes {changes['without 256x256_multicast'][3]} % longer" in text
     assert max(abs(change) for row in changes.values() for change in row) < 3
+    assert any(change == 0 and "without 256x64_multicast" in name for name, row in changes.items() for change in row)
     c = model.constants()
-    span = report.ranked_spans(model.configs(), c)["with PDL"]
-    l2 = next(slow for name, _, slow in report.sensitivity(model.configs(), c) if name == "l2_tb_s") - span.middle
-    high = span.middle + math.sqrt((span.high - span.middle) ** 2 - l2**2)
-    assert f"With {c.l2_tb_s:g} TB/s or more from L2 the high is {high:.2f} us." in text
     gains, mean = report.measured_gains(), report.measured_mean(model.configs(), c)
     assert f"gain up to {max(gains):.2f} us at M = 128; as much here would make {mean:.2f} us" in text
     others = report.worst_case(report.ALL, model.configs(), c)
     assert not [first.shape for first, _ in others if first.shape in report.RANKED]
     told = f"By the high, {len(others)} of {len(report.ALL)} shapes (`--worst`) would take another plan, of the ranked"
-    told += " ones none."
-    near = [str(first.shape) for first, _ in report.worst_case(report.ALL, model.configs(), c, within=1)]
-    assert f"{told} Among plans within 1 % of the least middle only {', '.join(near)} has such a one." in text
+    assert f"{told} ones none, and none within 1 % of the least middle." in text
+    assert not report.worst_case(report.ALL, model.configs(), c, within=1)
 
 
 # ---- counts, against the real kernels in the emulator ----

@@ -22,7 +22,8 @@
     X(dram_tb_s, 7.25, "TB/s", "best of the TMA reads, 7.06 to 7.31 (4.1)")                                            \
     X(first_byte_us, 0.55, "us", "cold latency: gather4 546 ns, LDGSTS 550 to 620, a small TMA load 500 (4.1)")        \
     X(ingress_b_clk, 60.0, "B/clk", "into one SM's shared memory: 46 seen, 60 inferred, 64 the port (4.2)")            \
-    X(l2_tb_s, 13.3, "TB/s", "most that all SMs were seen to take in; L2 alone was never measured (4.2)")              \
+    X(l2_tb_s, 14.2, "TB/s",                                                                                           \
+      "SemiAnalysis' tma2dmcast sweep: sectors read from L2, 4 CTAs sharing each without multicast")                   \
     X(mma_column_cycles, 0.5, "clk", "a row of mma_b, 64 along K; bounded by shared memory reads of operands (4.4)")   \
     X(shared_b_clk, 128.0, "B/clk", "shared memory of one SM (4.5)")                                                   \
     X(mma_fill_1, 137.0, "clk", "latency of an MMA above N/2, cta_group::1 (4.4)")                                     \
@@ -45,7 +46,7 @@
     X(plain_gap_us, 3.04, "us",                                                                                        \
       "without PDL: tiny CUB kernels back to back, 4.09 (4.6), less the 1.05 that they take beyond an H200's gap")     \
     X(dependent_gap_us, 0.77, "us",                                                                                    \
-      "H200, launch_dependents after the wait, stores' drain included; 1.64 (4.6) less that 1.05 is 0.59")             \
+      "H200, launch_dependents after the wait, stores' drain included; no B200's GEMM was timed")                      \
     X(early_trigger_us, 0.15, "us", "H200: further gap with launch_dependents before the wait, 0.1 to 0.3")            \
     X(exit_overlap_us, 0.35, "us", "H200: of a prologue, hidden by the drain where CTAs are not co-resident")          \
     X(cp_async_cycles, 4.0, "clk", "assumed: cp.async of 16 bytes a lane at 128 B/clk, and no less for fewer")
@@ -61,8 +62,6 @@ static const sm100_model sm100_b200 = {
     SM100_MODEL_CONSTANTS(X)
 #undef X
 };
-
-enum { SM100_GPCS = 8 }; /* (4.1) */
 
 typedef struct sm100_model_input {
     int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm100/config.h); at least 1 */
@@ -114,13 +113,15 @@ typedef struct sm100_times {
     int32_t padding_;
 } sm100_times;
 
-/* Clusters that fit on the device at a time. Those of two and more lie in one GPC. That SMs are spread over GPCs
- * evenly, in pairs, is assumed (4.3: 16 to 20 each). */
+/* Clusters that run at a time with so many CTAs an SM. A cluster lies in one GPC; GPCs differ in size, and some pairs
+ * of SMs join no cluster of more than two. By cuOccupancyMaxActiveClusters 148-SM parts have room for 74, 33 and 15 of
+ * 2, 4 and 8 (B200, GB200, B300), an H200 of 132 SMs for 28 to 30 of 4. Others are given the least of these shares. */
 static inline int64_t sm100_clusters_that_fit(int32_t sm_count, int32_t cluster, int32_t per_sm) {
-    int64_t fit = 0, pairs = sm_count / 2;
-    if (cluster == 1) return (int64_t)sm_count * per_sm;
-    for (int i = 0; i < SM100_GPCS; i++) fit += 2 * (pairs / SM100_GPCS + (i < pairs % SM100_GPCS)) * per_sm / cluster;
-    return fit;
+    const int64_t sms = sm_count;
+    const int64_t fit = cluster == 4   ? (sms == 148 ? 33 : sms * 28 / 132)
+                        : cluster == 8 ? sms * 15 / 148
+                                       : sms / cluster;
+    return fit * per_sm;
 }
 
 /* Bytes a microsecond from DRAM with so many bytes of pipeline stages in flight in all, each idle for so long after it
