@@ -91,6 +91,10 @@ void count_sm100_work(const device_props *props, const gemm_traits *traits, int3
     *out = sm100_work_of(&in);
 }
 
+void sm100_model_without_pdl(const sm100_model *model, sm100_model *out) {
+    *out = sm100_without_pdl(model);
+}
+
 /* Microseconds of a call, as it may be measured. */
 typedef struct sm100_call {
     double mainloop, exposed; /* parts of all of them: sm100_mainloop_us, sm100_exposed_us */

@@ -123,6 +123,13 @@ def model(family: str, **changes: float) -> Struct:
     return exported(f"{family}_model", f"{family}_model_defaults").copy(**changes)
 
 
+def without_pdl(constants: Struct) -> Struct:
+    """The sm100 constants by which the competition's file ranks."""
+    made = constants.copy()
+    library().c.sm100_model_without_pdl(*map(ctypes.byref, (constants, made)))
+    return made
+
+
 def device(name: str) -> Struct:
     """Properties of an "h100", "h200", "gh200", "h20" or "b200"."""
     return exported("device_props", f"{name}_props")

@@ -214,6 +214,18 @@ def test_a_plan_takes_as_long_as_its_parts() -> None:
             assert call.plain == pytest.approx(constants.plain_gap_us + constants.prologue_us + body)
 
 
+def test_the_competitions_file_ranks_by_time_without_pdl() -> None:
+    """Its candidates under sm100_without_pdl take as long as the tables say."""
+    c = model.constants()
+    for shape in [*report.RANKED, *report.TASK]:
+        found = list(model.plans(shape, model.configs(), c_model.without_pdl(c)))
+        assert found
+        for plan in found:
+            assert plan.us == pytest.approx(model.times(plan.work, c).call.plain), f"{shape} {plan}"
+        first = model.best(shape, model.configs(), c_model.without_pdl(c))
+        assert str(first) == str(report.best_plain(shape, model.configs(), c)), shape
+
+
 def test_other_instantiations_take_the_place_of_the_kernels() -> None:
     shape = report.RANKED[0]
     (known,) = (config for config in model.configs() if config.name == "256x64")

@@ -2,7 +2,7 @@
 
 Left out are `#include "..."`, include guards, the code of debug builds (LEFT_OUT) and, where a macro goes on in the
 next line, spaces before the backslash: 4 KB of the 150 that a submission may have. csrc/contest/changes.txt names the
-files that are left out too, and words that are replaced by others. Nothing else is rewritten.
+files that are left out too. Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 def amalgamate(root: str, folder: Path = SOURCES) -> str:
     """The text of the files that a file includes, then its own. Names are relative to the folder."""
     parts: list[str] = []
-    renamed, without = changes(folder)
-    seen = {(folder / name).resolve() for name in without}
+    seen = {(folder / name).resolve() for name in left_out(folder)}
 
     def add(path: Path) -> None:
         seen.add(path)
@@ -40,26 +39,21 @@ def amalgamate(root: str, folder: Path = SOURCES) -> str:
         parts.append(f"/* ==== csrc/{name} ==== */\n{without_guard(text).strip()}\n")
 
     add((folder / root).resolve())
-    text = "\n".join(parts)
-    for word, other in renamed:
-        text = text.replace(word, other)
-    return text
+    return "\n".join(parts)
 
 
-def changes(folder: Path = SOURCES) -> tuple[list[tuple[str, str]], list[str]]:
-    """From contest/changes.txt: words and what replaces them, and files that are left out."""
-    renamed, without = [], []
+def left_out(folder: Path = SOURCES) -> list[str]:
+    """The files that contest/changes.txt leaves out."""
+    without = []
     for line in read(folder / "contest/changes.txt").splitlines():
         match line.split():
-            case ["rename", word, other]:
-                renamed.append((word, other))
             case ["without", name]:
                 without.append(name)
             case [] | ["#", *_]:
                 pass
             case _:
                 raise ValueError(f"contest/changes.txt: unknown: {line}")
-    return renamed, without
+    return without
 
 
 def read(path: Path) -> str:

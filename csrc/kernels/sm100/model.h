@@ -1,4 +1,4 @@
-/* Modelled time of one sm100 GEMM on a B200, in microseconds: back to back on a stream, with programmatic dependent
+/* Modelled time of one sm100 GEMM on a B200, in microseconds: back to back, with programmatic dependent
  * launch. Nothing in it was measured on a B200. C11 and C++17.
  *
  * sm100_work_of counts what a call makes the machine do, sm100_times_of turns counts into times. A call takes the gap
@@ -263,7 +263,7 @@ static inline double sm100_body_us(const sm100_times *t) {
     return t->first_byte + sm100_mainloop_us(t) + t->again + t->last_stage + t->reduction + t->epilogue;
 }
 
-/* The part of the prologue that the previous call on the stream does not hide. */
+/* The part of the prologue that the previous call does not hide. */
 static inline double sm100_exposed_us(const sm100_model *m, const sm100_times *t) {
     return t->resident ? 0.0 : max_double(0.0, m->prologue_us - m->exit_overlap_us);
 }
@@ -271,6 +271,14 @@ static inline double sm100_exposed_us(const sm100_model *m, const sm100_times *t
 /* Back to back, with programmatic dependent launch. */
 static inline double sm100_call_us(const sm100_model *m, const sm100_times *t) {
     return m->dependent_gap_us + sm100_exposed_us(m, t) + sm100_body_us(t);
+}
+
+/* The same machine where a call starts when the one before has ended: without programmatic dependent launch. */
+static inline sm100_model sm100_without_pdl(const sm100_model *m) {
+    sm100_model plain = *m;
+    plain.dependent_gap_us = m->plain_gap_us + m->prologue_us;
+    plain.exit_overlap_us = m->prologue_us; /* whether hidden or not, it is in the gap */
+    return plain;
 }
 
 /* Infinite where a cluster fits nowhere. */

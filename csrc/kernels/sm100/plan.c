@@ -159,7 +159,7 @@ static int tile(const device_props *props, const gemm_traits *t, const sm100_con
 }
 
 /* Stages of mma_a to prefetch into L2 before the call may read: of use where few CTAs read them again, and a CTA can be
- * resident while the call before it on the stream ends. CTAs with the same rows of mma_a share the work. */
+ * resident while the call before it ends. CTAs with the same rows of mma_a share the work. */
 static int32_t stages_to_prefetch(const sm100_config *config, const sm100_tiling *tiling, int32_t split_k) {
     const int64_t readers = (int64_t)(tiling->clusters / tiling->tiles_mma_n) * config->cta_group * split_k;
     if (tiling->tiles_mma_n > PREFETCH_SHARERS || tiling->tiles > tiling->clusters || config->cp_async ||
