@@ -46,6 +46,18 @@ struct contest_device {
   private:
     cudaError_t attribute(cudaDeviceAttr which, int *value) { return cudaDeviceGetAttribute(value, which, ordinal); }
 
+    /* The fewest clusters that any kernel has room for; without an answer the plan has numbers of its own. */
+    void ask_for_clusters(int kernel, int log_size) {
+        const int size = 2 << log_size;
+        int fit = 0, &least = props.clusters[0][log_size];
+        cudaLaunchAttribute cluster;
+        const cudaLaunchConfig_t config = config_of(kernel, size, size, props.shared_per_block, cluster);
+        if (cudaOccupancyMaxActiveClusters(&fit, contest_kernels[kernel], &config))
+            (void)cudaGetLastError();
+        else if (least == 0 || fit < least)
+            least = fit > 0 ? fit : -1;
+    }
+
     cudaError_t ask() {
         int major = 0, minor = 0, l2_bytes = 0;
         cudaError_t failed = cudaGetDevice(&ordinal);
@@ -61,6 +73,7 @@ struct contest_device {
         for (int i = 0; i < SM100_CONFIGS && !failed; i++)
             failed = cudaFuncSetAttribute(contest_kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           props.shared_per_block);
+        for (int i = 0; i < SM100_CONFIGS * 3 && !failed; i++) ask_for_clusters(i / 3, i % 3);
         /* By name, so that nothing has to be linked with the driver. */
         cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
         if (!failed)

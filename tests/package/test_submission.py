@@ -70,8 +70,8 @@ def test_the_text_is_the_sources_to_the_compiler(name: str, file: Path, tmp_path
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
-    """Every line of every file in order, comments too, except includes, guards, code of debug builds and spaces before
-    a backslash."""
+    """Every line of every file in order, comments too, except includes, guards, code of debug builds and spaces that
+    align comments and backslashes."""
     _, *parts = MARKER.split(embedded(file.read_text())[name])
     found = dict(zip(parts[::2], parts[1::2]))
     assert len(found) == len(parts) // 2, "each file once"
@@ -86,7 +86,7 @@ def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
         lines, other = iter(text.strip().split("\n")), False
         line = next(lines)
         for original in (ROOT / path).read_text().strip().split("\n"):
-            if line == re.sub(r" +\\$", r" \\", original):
+            if line == re.sub(r"(?<=\S) {2,}(?=\\$|/\*)", " ", original):
                 line = next(lines, None)
                 continue
             other = other or original in ("#ifdef NVFP4_DUMP", "#ifdef NVFP4_WATCHDOG")

@@ -72,6 +72,11 @@
 #define SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators)                                                           \
     (SM100_USED_COLUMNS(mma_tile_n, stages, accumulators) <= 256 ? 256 : 512)
 
+/* Whether an SM of compute capability 10.x (228 KB, of which each CTA takes 1 KB more) holds two CTAs. */
+#define SM100_CO_RESIDENT(cta_group, mma_tile_n, stages, accumulators)                                                 \
+    (SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256 &&                                                    \
+     SM100_SHARED_BYTES(cta_group, mma_tile_n, stages) <= 113 * 1024)
+
 /* Tiles of 256 columns have one accumulator: two groups of epilogue warps hold most of it in registers, so that the
  * next tile's mma begins before they store it. */
 #define SM100_EPILOGUE_GROUPS(mma_tile_n) ((mma_tile_n) == 256 ? 2 : 1)

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "common/math.h"
+#include "driver/device_props.h"
 #include "kernels/sm100/config.h"
 
 /* Name, value, unit, source. Numbers in brackets are sections of the notes on B200s that collect published
@@ -65,7 +66,6 @@ static const sm100_model sm100_b200 = {
 
 typedef struct sm100_model_input {
     int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm100/config.h); at least 1 */
-    int32_t sm_count;
     int32_t cta_group, mma_tile_n, stages, accumulators;
     int32_t swap_ab;
     int32_t split_k;            /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
@@ -113,15 +113,19 @@ typedef struct sm100_times {
     int32_t padding_;
 } sm100_times;
 
-/* Clusters that run at a time with so many CTAs an SM. A cluster lies in one GPC; GPCs differ in size, and some pairs
- * of SMs join no cluster of more than two. By cuOccupancyMaxActiveClusters 148-SM parts have room for 74, 33 and 15 of
- * 2, 4 and 8 (B200, GB200, B300), an H200 of 132 SMs for 28 to 30 of 4. Others are given the least of these shares. */
-static inline int64_t sm100_clusters_that_fit(int32_t sm_count, int32_t cluster, int32_t per_sm) {
-    const int64_t sms = sm_count;
-    const int64_t fit = cluster == 4   ? (sms == 148 ? 33 : sms * 28 / 132)
+/* Clusters that run at a time with one or two CTAs an SM: as the device says, or else by what others said. A cluster
+ * lies in one GPC; GPCs differ in size, and some pairs of SMs join no cluster of more than two. By
+ * cuOccupancyMaxActiveClusters 148-SM parts have room for 74, 33 and 15 of 2, 4 and 8 (B200, GB200, B300), an H200 of
+ * 132 SMs for 28 to 30 of 4. Parts of other sizes are given the least of these shares. */
+static inline int64_t sm100_clusters_that_fit(const device_props *props, int32_t cluster, int32_t per_sm) {
+    const int64_t sms = props->sm_count;
+    const int32_t one = cluster > 1 ? props->clusters[0][cluster / 4] : 0;
+    const int32_t two = cluster > 1 ? props->clusters[1][cluster / 4] : 0;
+    const int64_t fit = one            ? max_int(one, 0)
+                        : cluster == 4 ? (sms == 148 ? 33 : sms * 28 / 132)
                         : cluster == 8 ? sms * 15 / 148
                                        : sms / cluster;
-    return fit * per_sm;
+    return per_sm == 1 ? fit : two ? max_int(two, 0) : 2 * fit;
 }
 
 /* Bytes a microsecond from DRAM with so many bytes of pipeline stages in flight in all, each idle for so long after it
@@ -185,11 +189,12 @@ static inline sm100_work sm100_work_of(const sm100_model_input *in) {
 }
 
 /* `again` is infinite where a cluster fits nowhere. */
-static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work *w, int32_t sm_count) {
+static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work *w, const device_props *props) {
     const double clk = 1e-3 / m->clock_ghz;
-    const int64_t fit = sm100_clusters_that_fit(sm_count, w->cluster, w->ctas_per_sm);
+    const int64_t apart = sm100_clusters_that_fit(props, w->cluster, 1); /* a CTA an SM */
+    const int64_t fit = w->ctas_per_sm == 1 ? apart : sm100_clusters_that_fit(props, w->cluster, 2);
     sm100_times t = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-    if (fit == 0) {
+    if (apart == 0 || fit == 0) {
         t.again = INFINITY;
         return t;
     }
@@ -199,10 +204,10 @@ static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work 
     int64_t clusters = ceil_div(w->tiles, w->multicast), active = min_int(clusters, fit);
     int64_t rounds = ceil_div(clusters, active), launched = clusters;
     if (persistent) {
-        rounds = ceil_div(clusters, min_int(fit, sm_count / w->cluster));
+        rounds = ceil_div(clusters, apart);
         active = launched = ceil_div(clusters, rounds);
     }
-    const int64_t ctas = active * w->cluster, ctas_beside = ceil_div(ctas, sm_count);
+    const int64_t ctas = active * w->cluster, ctas_beside = ceil_div(active, apart);
     const double tiles_per_sm = (double)(rounds * ctas_beside), further_rounds = (double)(rounds - 1);
     t.resident = 2 * launched <= fit;
 
@@ -282,9 +287,9 @@ static inline sm100_model sm100_without_pdl(const sm100_model *m) {
 }
 
 /* Infinite where a cluster fits nowhere. */
-static inline double sm100_gemm_time_us(const sm100_model *m, const sm100_model_input *in) {
+static inline double sm100_gemm_time_us(const sm100_model *m, const device_props *props, const sm100_model_input *in) {
     const sm100_work work = sm100_work_of(in);
-    const sm100_times times = sm100_times_of(m, &work, in->sm_count);
+    const sm100_times times = sm100_times_of(m, &work, props);
     return sm100_call_us(m, &times);
 }
 
