@@ -409,7 +409,6 @@ OTHER_CONFIGS = (
     Config("256x128, 6 stages", 2, 128, 6, 1, 0),
     Config("256x128, 3 stages", 2, 128, 3, 1, 0),
     Config("256x64, 3 stages", 2, 64, 3, 1, 0),
-    Config("256x64, 6 stages", 2, 64, 6, 1, 0),
     Config("256x64, 8 stages, 2 accumulators", 2, 64, 8, 2, 0),
     Config("256x32, 4 stages", 2, 32, 4, 1, 0),
     Config("128x64, 7 stages", 1, 64, 7, 1, 0),

@@ -1,6 +1,6 @@
 /* One product of the contest on the current device: the package's own plan for sm100 (kernels/sm100/plan.c), its tensor
- * maps and its launch, through the CUDA runtime. Between calls it keeps the device's properties and the choice of a
- * plan for the last shapes: planning costs 4 us of host time, a call of the kernel about as much. */
+ * maps and its launch, through the CUDA runtime. It keeps the device's properties and the plans of the last shapes:
+ * planning takes 4 us. */
 #include "contest/instantiations.h"
 #include "contest/launch.h"
 #include "kernels/sm100/gemm.cu"
@@ -46,7 +46,7 @@ struct contest_device {
   private:
     cudaError_t attribute(cudaDeviceAttr which, int *value) { return cudaDeviceGetAttribute(value, which, ordinal); }
 
-    /* The fewest clusters that any kernel has room for; without an answer the plan has numbers of its own. */
+    /* The fewest that any kernel has room for. Without an answer the plan has its own numbers. */
     void ask_for_clusters(int kernel, int log_size) {
         const int size = 2 << log_size;
         int fit = 0, &least = props.clusters[0][log_size];
@@ -97,8 +97,7 @@ gemm_problem problem_of(const contest_product &of) {
     return p;
 }
 
-/* The candidate with the least modelled time without dependent launch, whose name the contest refuses; NULL: there is
- * none. */
+/* The candidate with the least modelled time; NULL: there is none. The contest refuses dependent launch. */
 const gemm_candidate *choose(const device_props &props, const gemm_problem &p) {
     static thread_local struct {
         gemm_traits traits;

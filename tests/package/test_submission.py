@@ -346,7 +346,7 @@ def custom_kernel(data: input_t) -> output_t:
 MUTATIONS = {
     "a bracket": ("python", "def custom_kernel(", "def custom_kernel(("),
     "the word in a comment": ("word", "# For g++", f"# up{WORD.upper()} of g++"),
-    "the word in CUDA": ("word", "const cudaLaunchConfig_t config", f"cuda{WORD.title()}_t config"),
+    "the word in CUDA": ("word", "cudaLaunchConfig_t config_of(", f"cuda{WORD.title()}_t config_of("),
     "much": ("size", "import torch\n", "import torch\n" + "# more of the same\n" * 2000),
     "an accent": ("encoding", "# For g++", "# F\u00fcr g++"),
     "a tab": ("encoding", "    gemm(a,", "\tgemm(a,"),

@@ -267,6 +267,7 @@ def test_figures_in_the_documents_sentences_are_current() -> None:
     changes = {name: [float(cell) for cell in row] for name, *row in cells(table)}
     assert f"without 256x256_multicast prefill takes {changes['without 256x256_multicast'][3]} % longer" in text
     assert max(abs(change) for row in changes.values() for change in row) < 3
+    assert f"without 256x64_deep the ranked shapes {changes['without 256x64_deep'][0]} %" in text
     assert any(change == 0 and "without 256x64_multicast" in name for name, row in changes.items() for change in row)
     c = model.constants()
     gains, mean = report.measured_gains(), report.measured_mean(model.configs(), c)

@@ -32,10 +32,8 @@
     X(tcgen05_cp_cycles, 16.0, "clk", "assumed: tcgen05.cp writes 2 KB at 128 B/clk, overlapping MMAs (4.5: none)")    \
     X(commit_cycles, 30.0, "clk", "tcgen05.commit (4.5)")                                                              \
     X(barrier_cycles, 88.5, "clk", "mbarrier, from arrival to the end of the wait (4.5)")                              \
-    X(tcgen05_ld_cycles, 62.6, "clk",                                                                                  \
-      "up to 32 columns and the wait: tcgen05.st's 49.8 taken for ld's, 12.8 (4.5; 420 is cited too)")                 \
-    X(column_store_b_clk, 20.0, "B/clk",                                                                               \
-      "H200, 112 SMs: fp16 where a lane is a column of C, 64 bytes a warp and row; 20 to 29 where 56 store")           \
+    X(tcgen05_ld_cycles, 62.6, "clk", "up to 32 columns and the wait: tcgen05.st's 49.8 taken for ld's, 12.8 (4.5)")   \
+    X(column_store_b_clk, 20.0, "B/clk", "H200, 112 SMs: fp16 where a lane is a column of C, 64 bytes a warp and row") \
     X(row_store_b_clk, 15.0, "B/clk",                                                                                  \
       "where a lane is a row of C: H200 7.5 with 16 bytes a lane; 32, whole sectors, assumed twice that")              \
     X(bulk_store_b_clk, 32.0, "B/clk", "bulk async copy out of an SM's shared memory (4.2)")                           \
@@ -113,10 +111,10 @@ typedef struct sm100_times {
     int32_t padding_;
 } sm100_times;
 
-/* Clusters that run at a time with one or two CTAs an SM: as the device says, or else by what others said. A cluster
- * lies in one GPC; GPCs differ in size, and some pairs of SMs join no cluster of more than two. By
- * cuOccupancyMaxActiveClusters 148-SM parts have room for 74, 33 and 15 of 2, 4 and 8 (B200, GB200, B300), an H200 of
- * 132 SMs for 28 to 30 of 4. Parts of other sizes are given the least of these shares. */
+/* Clusters that run at a time with one or two CTAs an SM: as the device says, or as others said. A cluster lies in one
+ * GPC; GPCs differ, and some pairs of SMs join no larger cluster. By cuOccupancyMaxActiveClusters 148-SM parts (B200,
+ * GB200, B300) have room for 74, 33 and 15 of 2, 4 and 8, an H200 of 132 SMs for 28 to 30 of 4. Parts of other sizes
+ * are given the least of these shares. */
 static inline int64_t sm100_clusters_that_fit(const device_props *props, int32_t cluster, int32_t per_sm) {
     const int64_t sms = props->sm_count;
     const int32_t one = cluster > 1 ? props->clusters[0][cluster / 4] : 0;

@@ -61,6 +61,7 @@ typedef struct shared_room {
 
 typedef struct IS_TILING sm100_tiling {
     int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages, values_by_tma;
+    int32_t at_once; /* 1: all tiles are computed at the same time */
     shared_room room;
 } sm100_tiling;
 
@@ -155,6 +156,8 @@ static int tile(const device_props *props, const gemm_traits *t, const sm100_con
     tiling->k_stages = (int32_t)k_stages;
     tiling->values_by_tma = t->tma_values;
     tiling->room = room_of(props, config, split_k, clusters, against_rule);
+    tiling->at_once = clusters * config->multicast == tiles &&
+                      clusters <= sm100_clusters_that_fit(props, (int32_t)cluster, 1 + tiling->room.for_next_call);
     return 1;
 }
 
@@ -310,7 +313,7 @@ void sm100_build(const device_props *props, const gemm_problem *p, const gemm_ca
     const sm100_config *config = &sm100_configs[c->kernel];
     const sm100_tiling *tiling = TILING(const sm100_tiling, c);
     const cache_policies policies =
-        choose_cache_policies(props, p, c->swap_ab, tiling->tiles_mma_m, tiling->tiles_mma_n);
+        choose_cache_policies(props, p, c->swap_ab, tiling->tiles_mma_m, tiling->tiles_mma_n, tiling->at_once);
     launch_step *step = add_step(out, c->kernel, c->grid, tiling->room.bytes);
     step->cluster = cluster_ctas(config, c->split_k);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
