@@ -87,8 +87,16 @@ void count_sm100_work(const device_props *props, const gemm_traits *traits, int3
     tile(props, traits, config, swap_ab, split_k, 0, &tiling);
     if (ctas_per_sm && ctas_per_sm != 1 + tiling.room.for_next_call)
         tile(props, traits, config, swap_ab, split_k, 1, &tiling);
-    const sm100_model_input in = model_input(props, traits, config, swap_ab, split_k, &tiling.room);
+    const sm100_model_input in = model_input(traits, config, swap_ab, split_k, &tiling.room);
     *out = sm100_work_of(&in);
+}
+
+int64_t clusters_that_fit(const device_props *props, int32_t cluster, int32_t per_sm) {
+    return sm100_clusters_that_fit(props, cluster, per_sm);
+}
+
+void sm100_model_without_pdl(const sm100_model *model, sm100_model *out) {
+    *out = sm100_without_pdl(model);
 }
 
 /* Microseconds of a call, as it may be measured. */
@@ -101,7 +109,7 @@ typedef struct sm100_call {
 
 void time_sm100_work(const sm100_model *model, const device_props *props, const sm100_work *work, sm100_times *times,
                      sm100_call *call) {
-    *times = sm100_times_of(model, work, props->sm_count);
+    *times = sm100_times_of(model, work, props);
     call->mainloop = sm100_mainloop_us(times);
     call->exposed = sm100_exposed_us(model, times);
     call->dependent = sm100_call_us(model, times);
@@ -152,6 +160,7 @@ const char *describe(void) {
     FIELD(device_props, clock_mhz);
     FIELD(device_props, memory_gb_s);
     FIELD(device_props, l2_bytes);
+    FIELD(device_props, clusters);
 
     SIZE(gemm_traits);
     FIELD(gemm_traits, m);

@@ -12,6 +12,7 @@ import functools
 import subprocess
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,9 +124,30 @@ def model(family: str, **changes: float) -> Struct:
     return exported(f"{family}_model", f"{family}_model_defaults").copy(**changes)
 
 
+def without_pdl(constants: Struct) -> Struct:
+    """The sm100 constants by which the competition's file ranks."""
+    made = constants.copy()
+    library().c.sm100_model_without_pdl(*map(ctypes.byref, (constants, made)))
+    return made
+
+
 def device(name: str) -> Struct:
     """Properties of an "h100", "h200", "gh200", "h20" or "b200"."""
     return exported("device_props", f"{name}_props")
+
+
+def answering(on: Struct, clusters: Sequence[int]) -> Struct:
+    """The device where it says how many clusters of 2, 4 and 8 run at a time with one CTA an SM, then with two."""
+    made, field = on.copy(), type(on).clusters
+    ctypes.memmove(ctypes.addressof(made) + field.offset, (ctypes.c_int32 * 6)(*clusters), field.size)
+    return made
+
+
+def clusters_that_fit(on: Struct, cluster: int, per_sm: int = 1) -> int:
+    """Of that many CTAs, by the sm100 plan."""
+    function = library().c.clusters_that_fit
+    function.restype = ctypes.c_int64
+    return function(ctypes.byref(on), ctypes.c_int32(cluster), ctypes.c_int32(per_sm))
 
 
 def number(name: str) -> int:

@@ -1,6 +1,6 @@
 /* One product of the contest on the current device: the package's own plan for sm100 (kernels/sm100/plan.c), its tensor
- * maps and its launch, through the CUDA runtime. Between calls it keeps the device's properties and the choice of a
- * plan for the last shapes: planning costs 4 us of host time, a call of the kernel about as much. */
+ * maps and its launch, through the CUDA runtime. It keeps the device's properties and the plans of the last shapes:
+ * planning takes 4 us. */
 #include "contest/instantiations.h"
 #include "contest/launch.h"
 #include "kernels/sm100/gemm.cu"
@@ -21,6 +21,19 @@ const void *const contest_kernels[] = {
 #undef X
 };
 
+/* `cluster` is part of it. */
+cudaLaunchConfig_t config_of(int kernel, int64_t ctas, int size, int shared_bytes, cudaLaunchAttribute &cluster) {
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {(unsigned)size, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)ctas);
+    config.blockDim = dim3((unsigned)sm100_configs[kernel].threads);
+    config.dynamicSmemBytes = (size_t)shared_bytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    return config;
+}
+
 /* The current device, asked once. */
 struct contest_device {
     int ordinal = 0, reads_host_memory = 0;
@@ -32,6 +45,18 @@ struct contest_device {
 
   private:
     cudaError_t attribute(cudaDeviceAttr which, int *value) { return cudaDeviceGetAttribute(value, which, ordinal); }
+
+    /* The fewest that any kernel has room for. Without an answer the plan has its own numbers. */
+    void ask_for_clusters(int kernel, int log_size) {
+        const int size = 2 << log_size;
+        int fit = 0, &least = props.clusters[0][log_size];
+        cudaLaunchAttribute cluster;
+        const cudaLaunchConfig_t config = config_of(kernel, size, size, props.shared_per_block, cluster);
+        if (cudaOccupancyMaxActiveClusters(&fit, contest_kernels[kernel], &config))
+            (void)cudaGetLastError();
+        else if (least == 0 || fit < least)
+            least = fit > 0 ? fit : -1;
+    }
 
     cudaError_t ask() {
         int major = 0, minor = 0, l2_bytes = 0;
@@ -48,6 +73,7 @@ struct contest_device {
         for (int i = 0; i < SM100_CONFIGS && !failed; i++)
             failed = cudaFuncSetAttribute(contest_kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           props.shared_per_block);
+        for (int i = 0; i < SM100_CONFIGS * 3 && !failed; i++) ask_for_clusters(i / 3, i % 3);
         /* By name, so that nothing has to be linked with the driver. */
         cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
         if (!failed)
@@ -67,15 +93,11 @@ gemm_problem problem_of(const contest_product &of) {
     p.sfa_batch = ceil_div(of.m, SM100_ATOM_ROWS) * p.sfa_pitch;
     p.sfb_batch = ceil_div(of.n, SM100_ATOM_ROWS) * p.sfb_pitch;
     p.out = of.c, p.out_pitch = of.c_pitch, p.out_batch = of.c_batch;
-    /* The kernel before a call on the stream never writes b or its scales: the harness makes and copies a call's
-     * tensors in their order, c last, or clears L2, or makes another call, which writes its own c. Earlier grids have
-     * completed. */
-    p.constant_b = 1;
     p.alpha_value = 1, p.scale_layout = NVFP4_128X4, p.out_type = NVFP4_FP16, p.aligned16 = 1;
     return p;
 }
 
-/* The candidate with the least modelled time; NULL: there is none. */
+/* The candidate with the least modelled time; NULL: there is none. The contest refuses dependent launch. */
 const gemm_candidate *choose(const device_props &props, const gemm_problem &p) {
     static thread_local struct {
         gemm_traits traits;
@@ -86,7 +108,8 @@ const gemm_candidate *choose(const device_props &props, const gemm_problem &p) {
     for (int i = 0; i < entries; i++)
         if (!std::memcmp(&cache[i].traits, &traits, sizeof traits)) return &cache[i].best;
     gemm_candidate all[FAMILY_MAX_CANDIDATES];
-    const int32_t count = sm100_candidates(&sm100_b200, &props, &traits, all);
+    const sm100_model plain = sm100_without_pdl(&sm100_b200);
+    const int32_t count = sm100_candidates(&plain, &props, &traits, all);
     if (count == 0) return nullptr;
     auto &entry = cache[next];
     entry.traits = traits;
@@ -109,24 +132,9 @@ CUresult encode(const contest_device &device, launch_plan &plan, const tensor_ma
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-/* The attribute of programmatic dependent launch: its name has letters that the contest refuses, so here are its number
- * and, as bytes, its value. */
-constexpr cudaLaunchAttributeID PROGRAMMATIC = (cudaLaunchAttributeID)6;
-constexpr int ALLOWED = 1;
-
 cudaError_t launch(launch_plan &plan, const launch_step &step) {
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)step.cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = PROGRAMMATIC;
-    std::memcpy(&attributes[1].val, &ALLOWED, sizeof ALLOWED);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)step.grid_x, (unsigned)step.grid_y);
-    config.blockDim = dim3((unsigned)sm100_configs[step.kernel].threads);
-    config.dynamicSmemBytes = (size_t)step.shared_bytes;
-    config.attrs = attributes;
-    config.numAttrs = 2;
+    cudaLaunchAttribute cluster;
+    const cudaLaunchConfig_t config = config_of(step.kernel, step.grid_x, step.cluster, step.shared_bytes, cluster);
     void *params[] = {plan.params + step.param_offset[0], plan.params + step.param_offset[1]};
     return cudaLaunchKernelExC(&config, contest_kernels[step.kernel], params);
 }

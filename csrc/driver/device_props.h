@@ -12,6 +12,9 @@ typedef struct device_props {
     int32_t clock_mhz;   /* highest SM clock; 0: unknown */
     int32_t memory_gb_s; /* peak of the device memory's bus; 0: unknown */
     int64_t l2_bytes;
+    /* Clusters of 2, 4 and 8 CTAs that the device says run at a time, with one and with two CTAs an SM. 0: it has not
+     * said; -1: none. */
+    int32_t clusters[2][3];
 } device_props;
 
 #endif

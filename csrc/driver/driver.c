@@ -49,6 +49,7 @@
     X(cuTensorMapEncodeTiled,                                                                                          \
       (void *map, int type, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,               \
        const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2_promotion, int fill))           \
+    X(cuOccupancyMaxActiveClusters, (int *clusters, CUfunction function, const CUlaunchConfig *config))                \
     X(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))           \
     X(cuStreamSynchronize, (CUstream stream))                                                                          \
     DEBUG_ENTRY_POINTS(X)                                                                                              \
@@ -352,6 +353,34 @@ static nvfp4_status load_sets(driver *d, device_state *state) {
     return status;
 }
 
+/* The fewest clusters of `size` that any loaded kernel has room for, as device_props has it. A launch for one CTA an SM
+ * takes all of its shared memory. */
+static int32_t ask_for_clusters(driver *d, const device_state *state, int32_t ctas_per_sm, unsigned size) {
+    CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.clusterDim = {size, 1, 1}};
+    int least = INT32_MAX;
+    for (int32_t i = 0; i < d->first[d->set_count]; i++) {
+        int32_t s = 0;
+        while (i >= d->first[s + 1]) s++;
+        const kernel_entry *entry = &d->sets[s]->kernels[i - d->first[s]];
+        if (!state->functions[i] || entry->ctas_per_sm < ctas_per_sm) continue;
+        const CUlaunchConfig config = {
+            .gridDimX = size,
+            .gridDimY = 1,
+            .gridDimZ = 1,
+            .blockDimX = (unsigned)entry->threads,
+            .blockDimY = 1,
+            .blockDimZ = 1,
+            .sharedMemBytes = (unsigned)(ctas_per_sm == 1 ? state->props.shared_per_block : entry->shared_bytes),
+            .attrs = &attribute,
+            .numAttrs = 1,
+        };
+        int fit = 0;
+        if (d->cuOccupancyMaxActiveClusters(&fit, state->functions[i], &config)) return 0;
+        if (fit < least) least = fit;
+    }
+    return least == INT32_MAX ? 0 : least > 0 ? least : -1;
+}
+
 #if defined(NVFP4_DUMP) || defined(NVFP4_WATCHDOG)
 
 /* Writes a variable of the kernels in fat binary i, with a context current; one that none of them has is left out. */
@@ -401,6 +430,8 @@ static nvfp4_status load_in_context(driver *d, device_state *state) {
     if (!d->libraries) d->libraries = calloc((size_t)nvfp4_fatbin_count, sizeof *d->libraries);
     if (!d->libraries) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
     nvfp4_status status = load_sets(d, state);
+    for (int32_t i = 0; i < 2 && !status; i++)
+        for (int32_t j = 0; j < 3; j++) state->props.clusters[i][j] = ask_for_clusters(d, state, 1 + i, 2u << j);
     return status ? status : start_watchdog(d);
 }
 

@@ -3,7 +3,7 @@
 
 _Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) + sizeof(plan_settings) + 16,
                "no padding");
-_Static_assert(sizeof(gemm_traits) == 4 * 8 + 8 * 4 && sizeof(device_props) == 6 * 4 + 8, "no padding");
+_Static_assert(sizeof(gemm_traits) == 4 * 8 + 8 * 4 && sizeof(device_props) == 12 * 4 + 8, "no padding");
 
 int candidate_is(const gemm_candidate *c, const plan_settings *s) {
     return s->split_k > 0 && c->family == s->family && c->kernel == s->kernel && c->swap_ab == s->swap_ab &&

@@ -38,15 +38,15 @@ typedef struct cache_policies {
     uint64_t mma_a, mma_b;
 } cache_policies;
 
-/* An operand that is read once need not stay in L2. One that is read again while the other passes through should stay
- * if it takes at most half of L2. */
+/* An operand that is read once need not stay in L2, nor B where all its readers run at the same time. One that is read
+ * again while the other passes through should stay if it takes at most half of L2. */
 static inline cache_policies choose_cache_policies(const device_props *props, const gemm_problem *p, int swap_ab,
-                                                   int64_t tiles_mma_m, int64_t tiles_mma_n) {
+                                                   int64_t tiles_mma_m, int64_t tiles_mma_n, int b_at_once) {
     const int a_again = p->l > 1 && p->a_batch == 0, b_again = p->l > 1 && p->b_batch == 0; /* one for all batches */
     const int64_t room = props->l2_bytes / 2, row = p->k / 2;
     const int64_t mma_m = swap_ab ? p->n : p->m, mma_n = swap_ab ? p->m : p->n;
-    const int mma_a_once = tiles_mma_n == 1 && !(swap_ab ? b_again : a_again);
-    const int mma_b_once = tiles_mma_m == 1 && !(swap_ab ? a_again : b_again);
+    const int mma_a_once = (b_at_once && swap_ab) || (tiles_mma_n == 1 && !(swap_ab ? b_again : a_again));
+    const int mma_b_once = (b_at_once && !swap_ab) || (tiles_mma_m == 1 && !(swap_ab ? a_again : b_again));
     const int mma_a_stays = !mma_a_once && mma_b_once && mma_m * row <= room;
     const int mma_b_stays = !mma_b_once && mma_a_once && mma_n * row <= room;
     cache_policies policies;

@@ -400,7 +400,8 @@ def test_a_context_opens_the_driver_once_and_lets_it_go(
     done = subprocess.run([binary], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
     rejected = [f"3: device: is cuda:{device}; the driver has 3 device(s)" for device in (3, -7, -(2**31), -7)]
-    assert done.stdout.splitlines() == ["0: ", "0: ", *rejected, f"90 132 232448 233472 1980 4916 {50 << 20}"]
+    props = f"90 132 232448 233472 1980 4916 {50 << 20} 0 0 0 0 0 0"  # sm90 does not ask for clusters
+    assert done.stdout.splitlines() == ["0: ", "0: ", *rejected, props]
     entries = log.read_text().split()
     assert entries.count("cuInit") == 1
     assert entries.count("cuDevicePrimaryCtxRetain") == entries.count("cuDevicePrimaryCtxRelease") == 2
@@ -543,6 +544,47 @@ def test_sm100_launches_clusters_that_may_start_early(fake_driver: Path, tmp_pat
         assert name == plan["kernel"] and int(grid) == plan["grid"] and plan["workspace"] == 0
         assert int(cluster) == group * plan["split_k"] and int(grid) % int(cluster) == 0
         assert programmatic == "1" and threads == "192" and 0 < int(shared) <= 232448
+
+
+def persistent_grid(library: Path, **variables: str) -> int:
+    """CTAs of the first plan in clusters of 4 for 1024 tiles, which have no split of K."""
+    lines = ["plans = []", "for i in range(96):", "    nvfp4._C.set_candidate(i)"]
+    lines += ["    plans.append(nvfp4.info(8192, 8192, 8192, device=0, backend='sm100')['plan'])"]
+    lines += ["names = ('nvfp4_sm100_gemm_256x256_multicast', 1)"]
+    lines += ["print([p['grid'] for p in plans if (p['kernel'], p['split_k']) == names][0])"]
+    return int(run("\n    ".join(lines), library, FAKE_CC="100", **variables))
+
+
+@pytest.mark.parametrize(
+    ("variables", "clusters"),
+    [
+        ({}, 32),  # of 33, 512 pairs of tiles in 16 rounds
+        ({"FAKE_CLUSTERS": "70,20,9"}, 20),
+        ({"FAKE_CLUSTERS": "74,37,18"}, 37),
+        ({"FAKE_CLUSTERS": "74,0,0"}, None),
+        ({"FAKE_FAIL": "cuOccupancyMaxActiveClusters"}, 32),
+        ({"FAKE_FAIL": "cuOccupancyMaxActiveClusters", "FAKE_CLUSTERS": "70,20,9"}, 32),
+    ],
+)
+def test_no_more_persistent_clusters_than_the_device_says(
+    variables: dict[str, str], clusters: int | None, fake_driver: Path
+) -> None:
+    if clusters is None:
+        with pytest.raises(AssertionError, match="IndexError"):
+            persistent_grid(fake_driver, **variables)
+    else:
+        assert persistent_grid(fake_driver, **variables) == 4 * clusters
+
+
+def test_the_device_is_asked_once(fake_driver: Path, tmp_path: Path) -> None:
+    """For each kernel in clusters, of 2, 4 and 8, with one CTA an SM, and with two where there is room."""
+    code = "call(128, 256, 256, backend='sm100'); call(128, 512, 256, backend='sm100')"
+    _, entries = called(code, fake_driver, tmp_path / "log", FAKE_CC="100")
+    asked = [i for i, entry in enumerate(entries) if entry == "cuOccupancyMaxActiveClusters"]
+    kernels = len(family("sm100").configs())
+    assert 3 * kernels < len(asked) < 6 * kernels and asked[-1] < entries.index("cuTensorMapEncodeTiled")
+    _, entries = called("call(128, 256, 256, backend='sm90')", fake_driver, tmp_path / "90", FAKE_CC="90")
+    assert "cuOccupancyMaxActiveClusters" not in entries
 
 
 def test_tensor_maps_of_sm100(fake_driver: Path, tmp_path: Path) -> None:

@@ -36,8 +36,10 @@ int main(void) {
 
     const device_props *props;
     if (driver_ready(context->driver, 0, &props)) return 1;
-    printf("%d %d %d %d %d %d %" PRId64 "\n", props->compute_capability, props->sm_count, props->shared_per_block,
+    printf("%d %d %d %d %d %d %" PRId64, props->compute_capability, props->sm_count, props->shared_per_block,
            props->shared_per_sm, props->clock_mhz, props->memory_gb_s, props->l2_bytes);
+    for (int i = 0; i < 6; i++) printf(" %d", props->clusters[i / 3][i % 3]);
+    printf("\n");
     nvfp4_destroy(context);
     return 0;
 }

@@ -76,9 +76,10 @@ static void print_plan(const launch_plan *plan) {
 
 int main(int argc, char **argv) {
     enum { PRODUCTS = 300, BUILT = 8 };
-    static const device_props gpus[] = {{100, 148, 232448, 233472, 1965, 8184, 126 << 20},
-                                        {100, 18, 232448, 233472, 0, 0, 18 << 20},
-                                        {103, 33, 232448, 233472, 1920, 8184, 126 << 20}};
+    static const device_props gpus[] = {
+        {100, 148, 232448, 233472, 1965, 8184, 126 << 20, {{74, 33, 15}, {148, 66, -1}}},
+        {100, 18, 232448, 233472, 0, 0, 18 << 20, {{0}}},
+        {103, 33, 232448, 233472, 1920, 8184, 126 << 20, {{0}}}};
     static gemm_candidate all[FAMILY_MAX_CANDIDATES];
     static launch_plan plan;
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;

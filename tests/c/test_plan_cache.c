@@ -130,6 +130,7 @@ static const field fields[] = {
     FIELD(props.clock_mhz),
     FIELD(props.memory_gb_s),
     FIELD(props.l2_bytes),
+    FIELD(props.clusters),
     FIELD(families),
     FIELD(override.family),
     FIELD(override.kernel),

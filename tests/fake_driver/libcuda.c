@@ -15,10 +15,11 @@
  *   FAKE_WAIT     1: each launch leaves a wait in the watchdog's records
  *   FAKE_SLOW     an entry point that takes 50 ms
  *   FAKE_BUS_BITS, FAKE_MEMORY_KHZ, FAKE_CLOCK_KHZ  width and clock of the memory, clock of the SMs (0: unknown)
- *   FAKE_CALLS    file to append the name of each entry point to that may fail, when it is called
- *   FAKE_LOG      file to append "kernel grid threads shared stream cluster programmatic" to for each launch, and
- *                 "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists; none:
- *                 nothing is written
+ *   FAKE_CLUSTERS clusters of 2, 4 and 8 that fit with one CTA an SM; of the second CTA each has twice as many
+ * (74,33,15 where FAKE_CC is 10.x, else 66,30,15) FAKE_CALLS    file to append the name of each entry point to that may
+ * fail, when it is called FAKE_LOG      file to append "kernel grid threads shared stream cluster programmatic" to for
+ * each launch, and "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists;
+ * none: nothing is written
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -321,6 +322,20 @@ ENTRY(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *address,
     return CUDA_SUCCESS;
 }
 
+ENTRY(cuOccupancyMaxActiveClusters, int *clusters, CUfunction function, const CUlaunchConfig *config) {
+    MAY_FAIL;
+    const char *text = getenv("FAKE_CLUSTERS");
+    int fit[3];
+    if (!text) text = number("FAKE_CC", 90) / 10 == 10 ? "74,33,15" : "66,30,15";
+    if (!function || sscanf(text, "%d,%d,%d", &fit[0], &fit[1], &fit[2]) != 3) return FAILED;
+    if (config->numAttrs != 1 || config->attrs->id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) return INVALID_VALUE;
+    const unsigned size = config->attrs->value.clusterDim.x;
+    if (size != 2 && size != 4 && size != 8) return INVALID_VALUE;
+    if (config->gridDimX % size || !config->blockDimX || config->sharedMemBytes > 232448) return INVALID_VALUE;
+    *clusters = fit[size / 4] * (233472 / ((int)config->sharedMemBytes + 1024));
+    return CUDA_SUCCESS;
+}
+
 ENTRY(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
     MAY_FAIL;
     (void)arguments, (void)extra;
@@ -378,6 +393,7 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **entry, int version,
         ROW(cuKernelGetFunction),
         ROW(cuKernelSetAttribute),
         ROW(cuTensorMapEncodeTiled),
+        ROW(cuOccupancyMaxActiveClusters),
         ROW(cuLaunchKernelEx),
         ROW(cuStreamSynchronize),
         ROW(cuLibraryGetGlobal),

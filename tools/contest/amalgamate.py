@@ -1,8 +1,8 @@
 """Joins a source file and the project files that it includes into one text, each file once, comments included.
 
-Left out are `#include "..."`, include guards, the code of debug builds (LEFT_OUT) and, where a macro goes on in the
-next line, spaces before the backslash: 4 KB of the 150 that a submission may have. csrc/contest/changes.txt names the
-files that are left out too, and words that are replaced by others. Nothing else is rewritten.
+Left out are `#include "..."`, include guards, the code of debug builds (LEFT_OUT) and the spaces that align comments
+and, where a macro goes on in the next line, its backslash: 5 KB of the 150 that a submission may have.
+csrc/contest/changes.txt names the files that are left out too. Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ MACROS = {name for _, name in LEFT_OUT}
 
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 GUARD = re.compile(r"#ifndef (NVFP4_\w+_C?U?H)\n#define \1\n")
-CONTINUED = re.compile(r" +\\$")
+ALIGNED = re.compile(r"(?<=\S) {2,}(?=\\$|/\*)")
 CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 
 
 def amalgamate(root: str, folder: Path = SOURCES) -> str:
     """The text of the files that a file includes, then its own. Names are relative to the folder."""
     parts: list[str] = []
-    renamed, without = changes(folder)
-    seen = {(folder / name).resolve() for name in without}
+    seen = {(folder / name).resolve() for name in left_out(folder)}
 
     def add(path: Path) -> None:
         seen.add(path)
@@ -35,31 +34,26 @@ def amalgamate(root: str, folder: Path = SOURCES) -> str:
             included = INCLUDE.match(line)
             if included and (other := (folder / included[1]).resolve()) not in seen:
                 add(other)
-        text = "\n".join(CONTINUED.sub(r" \\", line) for line in lines if not INCLUDE.match(line))
+        text = "\n".join(ALIGNED.sub(" ", line) for line in lines if not INCLUDE.match(line))
         name = path.relative_to(folder.resolve())
         parts.append(f"/* ==== csrc/{name} ==== */\n{without_guard(text).strip()}\n")
 
     add((folder / root).resolve())
-    text = "\n".join(parts)
-    for word, other in renamed:
-        text = text.replace(word, other)
-    return text
+    return "\n".join(parts)
 
 
-def changes(folder: Path = SOURCES) -> tuple[list[tuple[str, str]], list[str]]:
-    """From contest/changes.txt: words and what replaces them, and files that are left out."""
-    renamed, without = [], []
+def left_out(folder: Path = SOURCES) -> list[str]:
+    """The files that contest/changes.txt leaves out."""
+    without = []
     for line in read(folder / "contest/changes.txt").splitlines():
         match line.split():
-            case ["rename", word, other]:
-                renamed.append((word, other))
             case ["without", name]:
                 without.append(name)
             case [] | ["#", *_]:
                 pass
             case _:
                 raise ValueError(f"contest/changes.txt: unknown: {line}")
-    return renamed, without
+    return without
 
 
 def read(path: Path) -> str:

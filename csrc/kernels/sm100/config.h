@@ -31,6 +31,7 @@
     X(sm100_gemm_256x64, 2, 64, 4, 1, 0, 1)                                                                            \
     X(sm100_gemm_128x64, 1, 64, 4, 1, 0, 1)                                                                            \
     X(sm100_gemm_128x128, 1, 128, 6, 2, 0, 1)                                                                          \
+    X(sm100_gemm_256x64_deep, 2, 64, 6, 1, 0, 1)                                                                       \
     X(sm100_gemm_256x64_multicast, 2, 64, 6, 1, 0, 2)                                                                  \
     X(sm100_gemm_256x128, 2, 128, 4, 1, 0, 1)                                                                          \
     X(sm100_gemm_256x128_deep, 2, 128, 6, 2, 0, 1)                                                                     \
@@ -71,6 +72,11 @@
     ((accumulators) * (mma_tile_n) + (stages) * SM100_SCALE_COLUMNS(mma_tile_n))
 #define SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators)                                                           \
     (SM100_USED_COLUMNS(mma_tile_n, stages, accumulators) <= 256 ? 256 : 512)
+
+/* Whether an SM of compute capability 10.x (228 KB, of which each CTA takes 1 KB more) holds two CTAs. */
+#define SM100_CO_RESIDENT(cta_group, mma_tile_n, stages, accumulators)                                                 \
+    (SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256 &&                                                    \
+     SM100_SHARED_BYTES(cta_group, mma_tile_n, stages) <= 113 * 1024)
 
 /* Tiles of 256 columns have one accumulator: two groups of epilogue warps hold most of it in registers, so that the
  * next tile's mma begins before they store it. */

@@ -4,9 +4,9 @@
 #include "common/error.h"
 #include "kernels/sm100/plan.h"
 
-/* One, or, where tensor memory leaves room for the next call, three. */
+/* One, or, where a CTA leaves room for the next call, three. */
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
-    +(SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256 ? 3 : 1)
+    +(SM100_CO_RESIDENT(cta_group, mma_tile_n, stages, accumulators) ? 3 : 1)
 _Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= FAMILY_MAX_CANDIDATES,
                "either order, four splits; with L2 prefetching or not, with room for the next call or not");
 #undef X
@@ -18,6 +18,7 @@ static const kernel_entry kernels[] = {
      .threads = SM100_THREADS(mma_tile_n, cp_async),                                                                   \
      .shared_bytes = SM100_SHARED_BYTES(cta_group, mma_tile_n, stages),                                                \
      .more_shared = 1,                                                                                                 \
+     .ctas_per_sm = 1 + SM100_CO_RESIDENT(cta_group, mma_tile_n, stages, accumulators),                                \
      .pdl = 1},
     SM100_GEMM_CONFIGS(X)
 #undef X

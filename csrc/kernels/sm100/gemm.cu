@@ -237,7 +237,7 @@ __device__ __forceinline__ void mainloop(const cta_context<C> &cta, tile_schedul
 }
 
 /* One thread, ahead of griddepcontrol.wait: prefetches the first stages of mma_a into L2, and one stage a CTA of mma_b,
- * which all CTAs read. DRAM is nearly idle while the kernel before it on the stream ends. */
+ * which all CTAs read. DRAM is nearly idle while the kernel before it ends. */
 template <class C>
 __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_context<C> &cta,
                                             const tile_coord &coord) {
@@ -262,8 +262,7 @@ __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_c
                               cta.blocks(k) * SM100_ATOM_BYTES);
 }
 
-/* All threads: initializes barriers and prefetches. Reads no tensor, so it may run while earlier kernels on the stream
- * do. */
+/* All threads: initializes barriers and prefetches. Reads no tensor, so it may run while earlier kernels do. */
 template <class C>
 __device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_context<C> &cta, const tile_coord &first) {
     int warp = threadIdx.x / 32;
@@ -333,7 +332,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     if (warp == PRODUCER_WARP && elect_one()) producer.preload();
     __syncwarp();
     griddepcontrol_wait();
-    /* After tcgen05.alloc: a CTA of the next kernel on the stream could otherwise take these columns and deadlock.
+    /* After tcgen05.alloc: a CTA of the next kernel could otherwise take these columns and deadlock.
      * After the wait: called earlier, it also admits the kernel after next (0.3 us a call slower on an H200). */
     if (warp == MMA_WARP) griddepcontrol_launch_dependents();
 

@@ -1,4 +1,4 @@
-/* Modelled time of one sm100 GEMM on a B200, in microseconds: back to back on a stream, with programmatic dependent
+/* Modelled time of one sm100 GEMM on a B200, in microseconds: back to back, with programmatic dependent
  * launch. Nothing in it was measured on a B200. C11 and C++17.
  *
  * sm100_work_of counts what a call makes the machine do, sm100_times_of turns counts into times. A call takes the gap
@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "common/math.h"
+#include "driver/device_props.h"
 #include "kernels/sm100/config.h"
 
 /* Name, value, unit, source. Numbers in brackets are sections of the notes on B200s that collect published
@@ -22,7 +23,8 @@
     X(dram_tb_s, 7.25, "TB/s", "best of the TMA reads, 7.06 to 7.31 (4.1)")                                            \
     X(first_byte_us, 0.55, "us", "cold latency: gather4 546 ns, LDGSTS 550 to 620, a small TMA load 500 (4.1)")        \
     X(ingress_b_clk, 60.0, "B/clk", "into one SM's shared memory: 46 seen, 60 inferred, 64 the port (4.2)")            \
-    X(l2_tb_s, 13.3, "TB/s", "most that all SMs were seen to take in; L2 alone was never measured (4.2)")              \
+    X(l2_tb_s, 14.2, "TB/s",                                                                                           \
+      "SemiAnalysis' tma2dmcast sweep: sectors read from L2, 4 CTAs sharing each without multicast")                   \
     X(mma_column_cycles, 0.5, "clk", "a row of mma_b, 64 along K; bounded by shared memory reads of operands (4.4)")   \
     X(shared_b_clk, 128.0, "B/clk", "shared memory of one SM (4.5)")                                                   \
     X(mma_fill_1, 137.0, "clk", "latency of an MMA above N/2, cta_group::1 (4.4)")                                     \
@@ -30,10 +32,8 @@
     X(tcgen05_cp_cycles, 16.0, "clk", "assumed: tcgen05.cp writes 2 KB at 128 B/clk, overlapping MMAs (4.5: none)")    \
     X(commit_cycles, 30.0, "clk", "tcgen05.commit (4.5)")                                                              \
     X(barrier_cycles, 88.5, "clk", "mbarrier, from arrival to the end of the wait (4.5)")                              \
-    X(tcgen05_ld_cycles, 62.6, "clk",                                                                                  \
-      "up to 32 columns and the wait: tcgen05.st's 49.8 taken for ld's, 12.8 (4.5; 420 is cited too)")                 \
-    X(column_store_b_clk, 20.0, "B/clk",                                                                               \
-      "H200, 112 SMs: fp16 where a lane is a column of C, 64 bytes a warp and row; 20 to 29 where 56 store")           \
+    X(tcgen05_ld_cycles, 62.6, "clk", "up to 32 columns and the wait: tcgen05.st's 49.8 taken for ld's, 12.8 (4.5)")   \
+    X(column_store_b_clk, 20.0, "B/clk", "H200, 112 SMs: fp16 where a lane is a column of C, 64 bytes a warp and row") \
     X(row_store_b_clk, 15.0, "B/clk",                                                                                  \
       "where a lane is a row of C: H200 7.5 with 16 bytes a lane; 32, whole sectors, assumed twice that")              \
     X(bulk_store_b_clk, 32.0, "B/clk", "bulk async copy out of an SM's shared memory (4.2)")                           \
@@ -45,7 +45,7 @@
     X(plain_gap_us, 3.04, "us",                                                                                        \
       "without PDL: tiny CUB kernels back to back, 4.09 (4.6), less the 1.05 that they take beyond an H200's gap")     \
     X(dependent_gap_us, 0.77, "us",                                                                                    \
-      "H200, launch_dependents after the wait, stores' drain included; 1.64 (4.6) less that 1.05 is 0.59")             \
+      "H200, launch_dependents after the wait, stores' drain included; no B200's GEMM was timed")                      \
     X(early_trigger_us, 0.15, "us", "H200: further gap with launch_dependents before the wait, 0.1 to 0.3")            \
     X(exit_overlap_us, 0.35, "us", "H200: of a prologue, hidden by the drain where CTAs are not co-resident")          \
     X(cp_async_cycles, 4.0, "clk", "assumed: cp.async of 16 bytes a lane at 128 B/clk, and no less for fewer")
@@ -62,11 +62,8 @@ static const sm100_model sm100_b200 = {
 #undef X
 };
 
-enum { SM100_GPCS = 8 }; /* (4.1) */
-
 typedef struct sm100_model_input {
     int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm100/config.h); at least 1 */
-    int32_t sm_count;
     int32_t cta_group, mma_tile_n, stages, accumulators;
     int32_t swap_ab;
     int32_t split_k;            /* 1, 2, 4 or 8; at most ceil(k / SM100_STAGE_K) */
@@ -114,13 +111,19 @@ typedef struct sm100_times {
     int32_t padding_;
 } sm100_times;
 
-/* Clusters that fit on the device at a time. Those of two and more lie in one GPC. That SMs are spread over GPCs
- * evenly, in pairs, is assumed (4.3: 16 to 20 each). */
-static inline int64_t sm100_clusters_that_fit(int32_t sm_count, int32_t cluster, int32_t per_sm) {
-    int64_t fit = 0, pairs = sm_count / 2;
-    if (cluster == 1) return (int64_t)sm_count * per_sm;
-    for (int i = 0; i < SM100_GPCS; i++) fit += 2 * (pairs / SM100_GPCS + (i < pairs % SM100_GPCS)) * per_sm / cluster;
-    return fit;
+/* Clusters that run at a time with one or two CTAs an SM: as the device says, or as others said. A cluster lies in one
+ * GPC; GPCs differ, and some pairs of SMs join no larger cluster. By cuOccupancyMaxActiveClusters 148-SM parts (B200,
+ * GB200, B300) have room for 74, 33 and 15 of 2, 4 and 8, an H200 of 132 SMs for 28 to 30 of 4. Parts of other sizes
+ * are given the least of these shares. */
+static inline int64_t sm100_clusters_that_fit(const device_props *props, int32_t cluster, int32_t per_sm) {
+    const int64_t sms = props->sm_count;
+    const int32_t one = cluster > 1 ? props->clusters[0][cluster / 4] : 0;
+    const int32_t two = cluster > 1 ? props->clusters[1][cluster / 4] : 0;
+    const int64_t fit = one            ? max_int(one, 0)
+                        : cluster == 4 ? (sms == 148 ? 33 : sms * 28 / 132)
+                        : cluster == 8 ? sms * 15 / 148
+                                       : sms / cluster;
+    return per_sm == 1 ? fit : two ? max_int(two, 0) : 2 * fit;
 }
 
 /* Bytes a microsecond from DRAM with so many bytes of pipeline stages in flight in all, each idle for so long after it
@@ -184,11 +187,12 @@ static inline sm100_work sm100_work_of(const sm100_model_input *in) {
 }
 
 /* `again` is infinite where a cluster fits nowhere. */
-static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work *w, int32_t sm_count) {
+static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work *w, const device_props *props) {
     const double clk = 1e-3 / m->clock_ghz;
-    const int64_t fit = sm100_clusters_that_fit(sm_count, w->cluster, w->ctas_per_sm);
+    const int64_t apart = sm100_clusters_that_fit(props, w->cluster, 1); /* a CTA an SM */
+    const int64_t fit = w->ctas_per_sm == 1 ? apart : sm100_clusters_that_fit(props, w->cluster, 2);
     sm100_times t = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-    if (fit == 0) {
+    if (apart == 0 || fit == 0) {
         t.again = INFINITY;
         return t;
     }
@@ -198,10 +202,10 @@ static inline sm100_times sm100_times_of(const sm100_model *m, const sm100_work 
     int64_t clusters = ceil_div(w->tiles, w->multicast), active = min_int(clusters, fit);
     int64_t rounds = ceil_div(clusters, active), launched = clusters;
     if (persistent) {
-        rounds = ceil_div(clusters, min_int(fit, sm_count / w->cluster));
+        rounds = ceil_div(clusters, apart);
         active = launched = ceil_div(clusters, rounds);
     }
-    const int64_t ctas = active * w->cluster, ctas_beside = ceil_div(ctas, sm_count);
+    const int64_t ctas = active * w->cluster, ctas_beside = ceil_div(active, apart);
     const double tiles_per_sm = (double)(rounds * ctas_beside), further_rounds = (double)(rounds - 1);
     t.resident = 2 * launched <= fit;
 
@@ -262,7 +266,7 @@ static inline double sm100_body_us(const sm100_times *t) {
     return t->first_byte + sm100_mainloop_us(t) + t->again + t->last_stage + t->reduction + t->epilogue;
 }
 
-/* The part of the prologue that the previous call on the stream does not hide. */
+/* The part of the prologue that the previous call does not hide. */
 static inline double sm100_exposed_us(const sm100_model *m, const sm100_times *t) {
     return t->resident ? 0.0 : max_double(0.0, m->prologue_us - m->exit_overlap_us);
 }
@@ -272,10 +276,18 @@ static inline double sm100_call_us(const sm100_model *m, const sm100_times *t) {
     return m->dependent_gap_us + sm100_exposed_us(m, t) + sm100_body_us(t);
 }
 
+/* The same machine where a call starts when the one before has ended: without programmatic dependent launch. */
+static inline sm100_model sm100_without_pdl(const sm100_model *m) {
+    sm100_model plain = *m;
+    plain.dependent_gap_us = m->plain_gap_us + m->prologue_us;
+    plain.exit_overlap_us = m->prologue_us; /* whether hidden or not, it is in the gap */
+    return plain;
+}
+
 /* Infinite where a cluster fits nowhere. */
-static inline double sm100_gemm_time_us(const sm100_model *m, const sm100_model_input *in) {
+static inline double sm100_gemm_time_us(const sm100_model *m, const device_props *props, const sm100_model_input *in) {
     const sm100_work work = sm100_work_of(in);
-    const sm100_times times = sm100_times_of(m, &work, in->sm_count);
+    const sm100_times times = sm100_times_of(m, &work, props);
     return sm100_call_us(m, &times);
 }
 

@@ -45,7 +45,7 @@ const sm100_config sm100_configs[SM100_CONFIGS] = {
      multicast,                                                                                                        \
      SM100_SHARED_BYTES(cta_group, mma_tile_n, stages),                                                                \
      SM100_THREADS(mma_tile_n, cp_async),                                                                              \
-     SM100_TMEM_COLUMNS(mma_tile_n, stages, accumulators) <= 256,                                                      \
+     SM100_CO_RESIDENT(cta_group, mma_tile_n, stages, accumulators),                                                   \
      {{REASON(A_ROWS, "", cta_group, mma_tile_n, cp_async, multicast),                                                 \
        REASON(A_ROWS, SPLIT, cta_group, mma_tile_n, cp_async, multicast)},                                             \
       {REASON(B_ROWS, "", cta_group, mma_tile_n, cp_async, multicast),                                                 \
@@ -61,6 +61,7 @@ typedef struct shared_room {
 
 typedef struct IS_TILING sm100_tiling {
     int32_t tiles_mma_m, tiles_mma_n, tiles, clusters, k_stages, values_by_tma;
+    int32_t at_once; /* 1: all tiles are computed at the same time */
     shared_room room;
 } sm100_tiling;
 
@@ -102,7 +103,7 @@ static int leaves_room(const device_props *props, const sm100_config *config, in
  * clusters of 4, all that fit apart, fall from 120 SMs to 88; 28 stay apart. Of more than fit two share an SM anyway.
  */
 static int withholds_room(const device_props *props, int32_t cluster, int64_t clusters) {
-    const int64_t fit = sm100_clusters_that_fit(props->sm_count, cluster, 1);
+    const int64_t fit = sm100_clusters_that_fit(props, cluster, 1);
     return cluster >= 4 && 8 * clusters > 7 * fit && clusters <= fit;
 }
 
@@ -138,7 +139,7 @@ static int tile(const device_props *props, const gemm_traits *t, const sm100_con
     if (tiles_m * tiles_n > most || tiles_m * tiles_n * t->l > most) return 0;
     if (tiles_n % config->multicast) return 0;
     const int64_t tiles = tiles_m * tiles_n * t->l, cluster = cluster_ctas(config, split_k);
-    const int64_t room = sm100_clusters_that_fit(props->sm_count, cluster_ctas(config, 1), 1);
+    const int64_t room = sm100_clusters_that_fit(props, cluster_ctas(config, 1), 1);
     int64_t clusters = tiles / config->multicast;
     if (split_k > 1) {
         if (cluster > MAX_CLUSTER || split_k > k_stages || config->mma_tile_n % (split_k * KEPT_COLUMNS) ||
@@ -155,11 +156,13 @@ static int tile(const device_props *props, const gemm_traits *t, const sm100_con
     tiling->k_stages = (int32_t)k_stages;
     tiling->values_by_tma = t->tma_values;
     tiling->room = room_of(props, config, split_k, clusters, against_rule);
+    tiling->at_once = clusters * config->multicast == tiles &&
+                      clusters <= sm100_clusters_that_fit(props, (int32_t)cluster, 1 + tiling->room.for_next_call);
     return 1;
 }
 
 /* Stages of mma_a to prefetch into L2 before the call may read: of use where few CTAs read them again, and a CTA can be
- * resident while the call before it on the stream ends. CTAs with the same rows of mma_a share the work. */
+ * resident while the call before it ends. CTAs with the same rows of mma_a share the work. */
 static int32_t stages_to_prefetch(const sm100_config *config, const sm100_tiling *tiling, int32_t split_k) {
     const int64_t readers = (int64_t)(tiling->clusters / tiling->tiles_mma_n) * config->cta_group * split_k;
     if (tiling->tiles_mma_n > PREFETCH_SHARERS || tiling->tiles > tiling->clusters || config->cp_async ||
@@ -169,14 +172,13 @@ static int32_t stages_to_prefetch(const sm100_config *config, const sm100_tiling
                             ceil_div(tiling->k_stages, split_k));
 }
 
-static sm100_model_input model_input(const device_props *props, const gemm_traits *t, const sm100_config *config,
-                                     int32_t swap_ab, int32_t split_k, const shared_room *room) {
+static sm100_model_input model_input(const gemm_traits *t, const sm100_config *config, int32_t swap_ab, int32_t split_k,
+                                     const shared_room *room) {
     sm100_model_input in;
     in.mma_m = swap_ab ? t->n : t->m;
     in.mma_n = swap_ab ? t->m : t->n;
     in.k = t->k > 0 ? t->k : 1; /* without products there still are tiles to write */
     in.l = t->l;
-    in.sm_count = props->sm_count;
     in.cta_group = config->cta_group;
     in.mma_tile_n = config->mma_tile_n;
     in.stages = config->stages;
@@ -201,9 +203,9 @@ static int32_t candidate(const sm100_model *model, const device_props *props, co
     sm100_tiling tiling;
     if (against_rule && !leaves_room(props, config, config->shared_bytes)) return 0;
     if (!tile(props, t, config, swap_ab, split_k, against_rule, &tiling)) return 0;
-    const sm100_model_input in = model_input(props, t, config, swap_ab, split_k, &tiling.room);
+    const sm100_model_input in = model_input(t, config, swap_ab, split_k, &tiling.room);
     memset(out, 0, sizeof *out);
-    out->modelled_us = sm100_gemm_time_us(model, &in);
+    out->modelled_us = sm100_gemm_time_us(model, props, &in);
     if (!(out->modelled_us < INFINITY)) return 0;
     if (against_rule && tiling.room.for_next_call) out->modelled_us *= PILED_UP;
     out->single_us = out->modelled_us + SINGLE_CALL_US;
@@ -311,7 +313,7 @@ void sm100_build(const device_props *props, const gemm_problem *p, const gemm_ca
     const sm100_config *config = &sm100_configs[c->kernel];
     const sm100_tiling *tiling = TILING(const sm100_tiling, c);
     const cache_policies policies =
-        choose_cache_policies(props, p, c->swap_ab, tiling->tiles_mma_m, tiling->tiles_mma_n);
+        choose_cache_policies(props, p, c->swap_ab, tiling->tiles_mma_m, tiling->tiles_mma_n, tiling->at_once);
     launch_step *step = add_step(out, c->kernel, c->grid, tiling->room.bytes);
     step->cluster = cluster_ctas(config, c->split_k);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;

@@ -10,7 +10,7 @@ typedef struct sm100_config {
     const char *name;
     int32_t cta_group, mma_tile_n, stages, accumulators, cp_async, multicast;
     int32_t shared_bytes, threads;
-    int32_t co_resident;       /* 1: tensor memory of an SM holds two CTAs */
+    int32_t co_resident;       /* 1: an SM has shared and tensor memory for two CTAs */
     const char *reasons[2][2]; /* by swap_ab, by whether K is split */
 } sm100_config;
 

@@ -254,7 +254,7 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     const sm90_operand_size *mma_b = &tiling->mma_b, no_operand = {.dequant_bytes = 0};
     const int mma_a_is_b = c->swap_ab;
     const cache_policies policies =
-        choose_cache_policies(props, p, c->swap_ab, tiling->tiles_mma_m, tiling->tiles_mma_n);
+        choose_cache_policies(props, p, c->swap_ab, tiling->tiles_mma_m, tiling->tiles_mma_n, 0);
     uint8_t *mma_b_fp16, *behind;
     sm90_dequant_schedule *dequant =
         sm90_add_dequant(p, !mma_a_is_b, mma_b, &no_operand, workspace, out, &mma_b_fp16, &behind);

@@ -75,7 +75,7 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     (void)workspace;
     const skinny_config *config = &configs[c->kernel - configs->kernel];
     const skinny_tiling *tiling = TILING(const skinny_tiling, c);
-    const cache_policies policies = choose_cache_policies(props, p, 1, tiling->tiles, 1);
+    const cache_policies policies = choose_cache_policies(props, p, 1, tiling->tiles, 1, 0);
     launch_step *step = add_step(out, c->kernel, c->grid, tiling->shared_bytes);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_skinny_schedule *s = add_param(out, step, sizeof *s);

@@ -78,7 +78,8 @@ static CUresult enqueue(struct kernel *f, launch *l) {
             CUDA_ERROR_INVALID_VALUE, "%s: %u bytes of dynamic shared memory; MAX_DYNAMIC_SHARED_SIZE_BYTES is %d",
             function_title(f->entry->function), l->dynamic_shared, f->attributes[FUNCTION_MAX_DYNAMIC_SHARED]);
     if (l->cooperative && l->block[0] && l->block[1] && l->block[2]) {
-        int64_t resident = (int64_t)machine_occupancy(driver.machine, l) * driver.device->sm_count;
+        int size = (int)(l->cluster[0] * l->cluster[1] * l->cluster[2]);
+        int64_t resident = (int64_t)size * machine_clusters(driver.machine, size, machine_occupancy(driver.machine, l));
         if (resident && (int64_t)l->grid[0] * l->grid[1] * l->grid[2] > resident) /* none: machine_launch says why */
             return driver_rejectf(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
                                   "%s: at most %lld blocks are resident at once", function_title(f->entry->function),
@@ -193,7 +194,7 @@ API CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction f, const CUl
     if (result) return result;
     uint32_t size = l.cluster[0] * l.cluster[1] * l.cluster[2];
     NEED(size);
-    *clusters = blocks_of(f, (int)threads, config->sharedMemBytes) * (driver.device->sm_count / (int)size);
+    *clusters = machine_clusters(driver.machine, (int)size, blocks_of(f, (int)threads, config->sharedMemBytes));
     return CUDA_SUCCESS;
 }
 API CUresult cuOccupancyMaxPotentialClusterSize(int *size, CUfunction f, const CUlaunchConfig *config) {

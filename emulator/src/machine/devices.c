@@ -1,4 +1,6 @@
-/* The devices that can be emulated, with the values that cudaGetDeviceProperties gives on real ones. */
+/* The devices that can be emulated, with the values that cudaGetDeviceProperties gives on real ones. No source says how
+ * many SMs their GPCs have: these numbers give what cuOccupancyMaxActiveClusters answers on 148-SM parts (74, 33, 22
+ * and 15 clusters of 2, 4, 6 and 8) and on an H200 (66, 30 and 15 of 2, 4 and 8). */
 #include "machine/machine.h"
 
 static const device devices[] = {
@@ -17,7 +19,8 @@ static const device devices[] = {
      .memory_bus_bits = 8192,
      .l2_bytes = 132644864,
      .memory_bytes = (int64_t)180 << 30,
-     .cluster_max = 8},
+     .cluster_max = 8,
+     .gpcs = {20, 20, 18, 18, 18, 18, 16, 14, 2, 2, 2}},
     {.key = "sm_90",
      .name = "Emulated H200",
      .cc = 90,
@@ -33,7 +36,8 @@ static const device devices[] = {
      .memory_bus_bits = 6016,
      .l2_bytes = 62914560,
      .memory_bytes = (int64_t)141 << 30,
-     .cluster_max = 8},
+     .cluster_max = 8,
+     .gpcs = {18, 18, 18, 18, 18, 16, 16, 10}},
     {.key = "sm_80",
      .name = "Emulated A100",
      .cc = 80,

@@ -110,6 +110,15 @@ int machine_occupancy(const machine *m, const launch *l) {
     return ctas;
 }
 
+int machine_clusters(const machine *m, int size, int ctas_per_sm) {
+    int fit = 0;
+    for (int i = 0, gpc = 0; i < m->sm_count && size > 0; i++) {
+        if (i && m->sms[i].gpc != m->sms[i - 1].gpc) gpc = 0;
+        fit += ++gpc % size == 0;
+    }
+    return fit * ctas_per_sm;
+}
+
 static char *message(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static char *message(const char *format, ...) {
     char text[1024];
@@ -246,17 +255,20 @@ static int fits(const sm *s, const launch *l, const device *d) {
     return after.ctas_free >= 0 && after.threads_free >= 0 && after.shared_free >= 0;
 }
 
-/* Places the next cluster, each CTA on its own SM if enough are free; 0 if it does not fit now. */
+/* Places the next cluster, each CTA on its own SM of one GPC; 0 if it does not fit now. */
 static int start_cluster(machine *m, grid *g) {
     const launch *l = &g->launch;
     int size = (int)(l->cluster[0] * l->cluster[1] * l->cluster[2]);
-    sm *places[16];
-    int first = (int)machine_below(m, (uint32_t)m->spread), found = 0;
-    for (int i = 0; i < m->sm_count && found < size; i++) {
+    sm *of_gpc[MOST_GPCS][16], **places = NULL;
+    int found[MOST_GPCS] = {0};
+    int first = (int)machine_below(m, (uint32_t)m->spread);
+    for (int i = 0; i < m->sm_count && !places; i++) {
         sm *s = &m->sms[(first + i) % m->sm_count];
-        if (fits(s, l, m->device)) places[found++] = s;
+        if (!fits(s, l, m->device)) continue;
+        of_gpc[s->gpc][found[s->gpc]++] = s;
+        if (found[s->gpc] == size) places = of_gpc[s->gpc];
     }
-    if (found < size) return 0;
+    if (!places) return 0;
     cluster *k = calloc(1, sizeof *k);
     if (!k) abort();
     k->grid = g;
@@ -545,6 +557,8 @@ machine *machine_create(const device *d) {
                          .shared_free = d->shared_per_sm,
                          .threads_free = d->threads_per_sm,
                          .ctas_free = d->ctas_per_sm};
+    for (int gpc = 0, i = 0; gpc < MOST_GPCS; gpc++)
+        for (int end = i + d->gpcs[gpc]; i < end; i++) m->sms[i].gpc = gpc;
     machine_seed(m, 0);
     return m;
 }

@@ -29,6 +29,8 @@
 #define RANK_SHIFT    24
 #define POISON_BYTE   0xff /* a NaN in every floating-point format that has one */
 
+enum { MOST_GPCS = 12 };
+
 typedef struct device device;
 typedef struct sm sm;
 typedef struct grid grid;
@@ -55,6 +57,9 @@ struct device {
     int l2_bytes;
     int64_t memory_bytes;
     int cluster_max; /* CTAs of a cluster, without the non-portable opt-in */
+    /* SMs of each GPC, in which a whole cluster lies; none: one GPC has all. The last are pairs of SMs that join no
+     * larger cluster. */
+    int gpcs[MOST_GPCS];
 };
 const device *device_by_key(const char *key); /* NULL: unknown. "" or NULL: the default, sm_100 */
 
@@ -282,7 +287,7 @@ int async_turn(machine *m, int force);
 /* ---- the machine (machine.c) ---- */
 
 struct sm {
-    int index;
+    int index, gpc;
     int shared_free, threads_free, ctas_free;
     tmem *tmem;
 };
@@ -329,6 +334,8 @@ void machine_seed(machine *m, uint64_t seed); /* from here on; also sets the tim
 char *machine_launch(machine *m, const launch *l);
 /* Runs until every queued grid has finished. 0, or -1 after a fault: m->error says it. */
 int machine_run(machine *m);
+/* Clusters of that many CTAs that are resident at once where an SM takes so many CTAs. */
+int machine_clusters(const machine *m, int size, int ctas_per_sm);
 /* Resident CTAs that one SM takes of such a launch. */
 int machine_occupancy(const machine *m, const launch *l);
 
