@@ -11,13 +11,31 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4.checkpoints.names import Names
 from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
 W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
 
+PAIRED = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale")
 SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block scales that are no "weight_scale"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a configuration says of a layer.
+
+    Attributes:
+        mode: "W4A4", "W4A4 dynamic", "W4A16", AUTO (by its tensors), None for a layer that is not quantized, or another
+            way to quantize it in words of the format ("FP8").
+        why: the part of the configuration that says so.
+        subtree: the mode of an NVFP4 layer in a subtree that the configuration ignores; None: it must not be one.
+    """
+
+    mode: str | None
+    why: str
+    subtree: str | None = None
 
 
 @dataclass(frozen=True)
@@ -26,12 +44,20 @@ class Recipe:
 
     Attributes:
         format: "compressed-tensors" or "modelopt".
-        mode: a function of a layer's name: "W4A4", "W4A4 dynamic", "W4A16", None for a layer that is not quantized,
-            or another way to quantize it in words of the format ("FP8").
+        look: what it says of a layer of this name.
+        names: all its patterns, which `sort` tells the checkpoint's modules.
+        marks: places of the configuration of which at least one pattern must mean a module of the checkpoint.
+        options: options that nvfp4 does not know, with a text for `skipped`.
     """
 
     format: str
-    mode: Callable[[str], str | None]
+    look: Callable[[str], Verdict]
+    names: tuple[Names, ...] = ()
+    marks: tuple[Names, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def mode(self, name: str) -> str | None:
+        return self.look(name).mode
 
 
 @dataclass(repr=False)
@@ -44,6 +70,9 @@ class Checkpoint:
         experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
         tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
         skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
+        kept: of each tensor of a skipped layer that layer's name.
+        why: of each layer, stack and skipped layer the part of the configuration, or the tensors, that say how to read
+            it.
     """
 
     format: str
@@ -51,6 +80,8 @@ class Checkpoint:
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         read = f"{len(self.layers)} layers, {len(self.experts)} stacks of experts, {len(self.tensors)} other tensors"
@@ -144,15 +175,6 @@ def check_scales(checkpoint: Checkpoint, checked: Collection[str] = ()) -> None:
         check_block_scales(f"{name}.{local}" if name else local, packed)
 
 
-def by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of each module by their names in it."""
-    modules: dict[str, dict[str, Tensor]] = {}
-    for name, t in tensors.items():
-        module, _, local = name.rpartition(".")
-        modules.setdefault(module, {})[local] = t
-    return modules
-
-
 @contextlib.contextmanager
 def noted(name: str, errors: dict[str, str] | None) -> Iterator[None]:
     """Puts a layer's error message into `errors`; None: raises it."""
@@ -189,17 +211,56 @@ def read_experts(
     Args:
         name: of the module, for error messages.
         own: the module's tensors.
-        weight: the name of the one that has the shape [E, N, K/2].
+        weight: the name of the one that has the shape [E, N, K/2], or [E, K/2, N] if the block scales are [E, K/16, N].
         read: reads one expert's tensors.
     """
-    count = own[weight].shape[0]
+    own, count = upright(own, weight), own[weight].shape[0]
     for local, t in own.items():
         if t.numel() != 1 and (t.ndim == 0 or t.shape[0] != count):
             raise _C.Error(f"{name}.{local}: shape is {list(t.shape)}; must begin with {count}, the number of experts")
     layers = []
     for i in range(count):
+        expert = {local: t[i] if t.ndim and t.shape[0] == count else t for local, t in own.items()}
         try:
-            layers.append(read({local: t[i] if t.ndim and t.shape[0] == count else t for local, t in own.items()}))
+            layers.append(read_halves(expert, weight, read))
         except _C.Error as error:
             raise _C.Error(f"{name}[{i}].{error}") from None
     return layers
+
+
+def upright(own: Mapping[str, Tensor], weight: str) -> Mapping[str, Tensor]:
+    """A stack's tensors with N before K. The shapes of weight and block scales say which of them comes first."""
+    values, scale = own[weight], own.get("weight_scale")
+    if scale is None or scale.ndim != 3 or values.shape[2] != scale.shape[2] or values.shape[1] != scale.shape[1] * 8:
+        return own
+    return {**own, weight: values.transpose(1, 2), "weight_scale": scale.transpose(1, 2)}
+
+
+def read_halves(
+    own: Mapping[str, Tensor], weight: str, read: Callable[[Mapping[str, Tensor]], PackedLinear]
+) -> PackedLinear:
+    """An expert's layer. Gate and up that are joined along N may have a global scale each, in a tensor of two."""
+    pairs = {local for local, t in own.items() if local.endswith(PAIRED) and t.numel() == 2}
+    if not pairs or own[weight].shape[0] % 2:
+        return read(own)
+    rows = own[weight].shape[0] // 2
+    halves = []
+    for i in range(2):
+        part = {
+            local: t[i * rows : (i + 1) * rows] if t.ndim and t.shape[0] == 2 * rows else t for local, t in own.items()
+        }
+        halves.append(read(part | {local: own[local].flatten()[i] for local in pairs}))
+    first = halves[0]
+    given = [half.input_global_scale for half in halves if half.input_global_scale is not None]
+    if len(given) == 2 and not given[0].is_meta and not torch.equal(*given):
+        values = " and ".join(f"{float(t):g}" for t in given)
+        raise _C.Error(f"input_global_scale: is {values} for gate and up, which have one input; must be equal")
+    scales = [half.weight_global_scale.expand(rows) for half in halves]
+    return PackedLinear(
+        own[weight],
+        own["weight_scale"],
+        torch.cat(scales),
+        first.input_global_scale,
+        own.get("bias"),
+        first.activations,
+    )

@@ -11,7 +11,6 @@ A value is weight_packed * weight_scale / weight_global_scale. Source: compresso
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from nvfp4.checkpoints.common import (
     W4A4_DYNAMIC,
     W4A16,
     Recipe,
+    Verdict,
     check_names,
     one_scale,
     read_scalar,
@@ -32,6 +32,9 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
+from nvfp4.checkpoints.names import Names
+from nvfp4.checkpoints.options import ARGUMENTS, SCHEME, check_keys, check_transforms, unknown_keys
+from nvfp4.checkpoints.options import COMPRESSED_TENSORS as KEYS
 from nvfp4.packed import PackedLinear
 
 NAME = "compressed-tensors"
@@ -91,39 +94,86 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
 def recipe(config: Mapping[str, Any]) -> Recipe:
     """Reads `quantization_config` of config.json: the groups' targets, the ignored names, and each group's mode.
 
-    A target or ignored name is a layer's name, a regular expression after "re:" that matches from the start of a name,
-    or the class "Linear".
+    A target or ignored name is a pattern of nvfp4.checkpoints.names, or a class: "Linear".
+
+    Raises:
+        nvfp4.Error: a group has an option that is not known, or transforms are applied at run time.
     """
-    ignore = patterns(config, "ignore")
-    groups = []
-    for key, group in table(config, "config_groups").items():
+    check_transforms(config)
+    sparse = table(config, "sparsity_config").get("format", "dense")
+    if sparse != "dense":
+        raise _C.Error(f"sparsity_config.format: is {sparse!r}; must be 'dense'")
+    ignored = strings(config, "ignore")
+    ignore = Names([name for name in ignored if not is_class(name)], "ignore")
+    groups: list[tuple[str, Names, list[str], str]] = []
+    found = table(config, "config_groups")
+    for key, group in found.items():
         if not isinstance(group, Mapping):
             raise _C.Error(f"config_groups.{key}: is {group!r}; must be a table with targets and weights")
         where = f"config_groups.{key}."
-        numbers = table(group, "weights", where), table(group, "input_activations", where)
-        groups.append((patterns(group, "targets", where), group_mode(*numbers)))
+        check_keys(where, group, SCHEME)
+        numbers = {name: table(group, name, where) for name in ("weights", "input_activations", "output_activations")}
+        for name, given in numbers.items():
+            check_keys(f"{where}{name}.", given, ARGUMENTS)
+        mode = group_mode(numbers["weights"], numbers["input_activations"])
+        if mode in (W4A4, W4A4_DYNAMIC, W4A16):
+            check_group(where, group, numbers)
+        targets = strings(group, "targets", where)
+        classes = [target for target in targets if is_class(target)]
+        names = Names([target for target in targets if not is_class(target)], f"{where}targets")
+        groups.append((f"config_groups.{key}", names, classes, mode))
 
-    def mode(name: str) -> str | None:
-        if any(matches(name, pattern) for pattern in ignore):
-            return None
-        for rank in (is_name, is_regex, is_class):  # the most specific target counts
-            for targets, group in groups:
-                if any(rank(target) and matches(name, target) for target in targets):
-                    return group
-        return None
+    def by_group(name: str) -> Verdict:
+        matches = [(match, key, mode) for key, names, _, mode in groups if (match := names.find(name)) is not None]
+        if matches:  # the most specific target counts
+            match, key, mode = min(matches, key=lambda entry: ORDER.index(entry[0].rule))
+            return Verdict(mode, f"{key} has the target {match}")
+        for linear in (True, False):
+            for key, _, classes, mode in groups:
+                for target in classes:
+                    if (target == LINEAR) == linear:
+                        return Verdict(mode, f"{key} has the target {target!r}, a class")
+        return Verdict(None, "no group of the configuration has it as a target")
 
-    return Recipe(NAME, mode)
+    def look(name: str) -> Verdict:
+        match = ignore.find(name)
+        if match is None and LINEAR not in ignored:
+            return by_group(name)
+        mode = by_group(name).mode or AUTO
+        subtree = mode if match is not None and match.subtree else None
+        return Verdict(None, f"ignore has {match or repr(LINEAR)}", subtree)
+
+    weighted = [group for group in groups if group[3] != NOTHING]
+    marks = tuple(names for _, names, classes, _ in weighted if names.patterns and not classes)
+    return Recipe(NAME, look, (ignore, *(names for _, names, _, _ in groups)), marks, unknown_keys(config, KEYS))
 
 
-def patterns(config: Mapping[str, Any], name: str, where: str = "") -> list[str]:
-    """Targets or ignored names, of which the regular expressions are checked."""
-    found = strings(config, name, where)
-    for pattern in filter(is_regex, found):
-        try:
-            re.compile(pattern.removeprefix("re:"))
-        except re.error as error:
-            raise _C.Error(f"{where}{name}: {pattern!r} is no regular expression: {error}") from None
-    return found
+ORDER = ("name", "prefix", "joined name", "wildcard", "regular expression", "parent")  # specific ones first
+LINEAR = "Linear"
+NOTHING = "no weights"  # a group of attention, with activations alone
+
+
+def is_class(target: str) -> bool:
+    """Whether a target is a class of modules, "Linear" or "LlamaAttention", and no name."""
+    return target.isidentifier() and target[0].isupper()
+
+
+def check_group(where: str, group: Mapping[str, Any], numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Rejects options of an NVFP4 group that change what its layers compute."""
+    if numbers["output_activations"]:
+        raise _C.Error(f"{where}output_activations: are quantized, which nvfp4 does not do; must be null")
+    if group.get("format") not in (None, FORMAT):
+        raise _C.Error(f"{where}format: is {group['format']!r}; must be {FORMAT!r}")
+    for name in ("weights", "input_activations"):
+        given = numbers[name]
+        if given.get("symmetric") is False:
+            raise _C.Error(f"{where}{name}.symmetric: is False; must be true: NVFP4 has no zero points")
+        dynamic = given.get("dynamic")
+        if dynamic not in ((None, False) if name == "weights" else (None, False, True, "local")):
+            raise _C.Error(f"{where}{name}.dynamic: is {dynamic!r}; must be {DYNAMIC[name]}")
+
+
+DYNAMIC = {"weights": "false", "input_activations": "true, false or 'local'"}
 
 
 def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
@@ -139,30 +189,17 @@ def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
 
 
 def is_nvfp4(numbers: Mapping[str, Any]) -> bool:
+    scale = numbers.get("scale_dtype")
+    if scale is not None and not str(scale).endswith("float8_e4m3fn"):
+        return False
     return numbers.get("num_bits") == 4 and numbers.get("type") == "float" and numbers.get("group_size") == 16
 
 
 def described(numbers: Mapping[str, Any]) -> str:
+    if not numbers:
+        return NOTHING
     group = numbers.get("group_size")
     return f"{numbers.get('num_bits')}-bit {numbers.get('type')}" + (f" in groups of {group}" if group else "")
-
-
-def is_regex(target: str) -> bool:
-    return target.startswith("re:")
-
-
-def is_class(target: str) -> bool:
-    return target == "Linear"
-
-
-def is_name(target: str) -> bool:
-    return not is_regex(target) and not is_class(target)
-
-
-def matches(name: str, target: str) -> bool:
-    if is_regex(target):
-        return re.match(target.removeprefix("re:"), name) is not None
-    return is_class(target) or name == target
 
 
 def config(targets: Mapping[str, Sequence[str]], ignore: Sequence[str]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class LayerReport:
         scales: the least and the largest block scale other than zero and NaN; None: there is none.
         zero, nan, negative, largest: numbers of block scales that are 0, NaN, below 0, and 448.
         lost: blocks with the scale 0 whose values are not all 0.
-        weight_global_scale, input_global_scale: as multipliers.
+        weight_global_scale, input_global_scale: as multipliers; the largest if there are several.
         nibbles: "in order", "reversed", or None: it cannot be told.
         damage: what makes the layer compute something else than its producer meant.
         notes: what is unusual and right.
@@ -79,7 +79,7 @@ class Inspection:
         layers: the layers that could be read.
         errors: the error messages of the others.
         notes: what concerns several layers.
-        skipped: as of nvfp4.load.
+        skipped, why: as of nvfp4.load.
     """
 
     format: str
@@ -87,6 +87,7 @@ class Inspection:
     errors: dict[str, str]
     notes: list[str]
     skipped: dict[str, str]
+    why: dict[str, str] = field(default_factory=dict)
 
     @property
     def damaged(self) -> bool:
@@ -110,7 +111,7 @@ def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None
             layers[-1].nibbles = nibble_order(name, packed, checkpoint, norms)
         if layers[-1].nibbles == "reversed":
             layers[-1].damage.append("the nibbles of each byte look reversed")
-    return Inspection(checkpoint.format, layers, errors, fused_notes(checkpoint), checkpoint.skipped)
+    return Inspection(checkpoint.format, layers, errors, fused_notes(checkpoint), checkpoint.skipped, checkpoint.why)
 
 
 def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:
@@ -130,7 +131,7 @@ def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:
         negative=int(counts[129:255].sum()),
         largest=int(both[LARGEST]),
         lost=lost_blocks(packed, scale) if both[ZERO] else 0,
-        weight_global_scale=float(packed.weight_global_scale),
+        weight_global_scale=float(packed.weight_global_scale.amax()),
         input_global_scale=None if packed.input_global_scale is None else float(packed.input_global_scale),
     )
     for count, what in (

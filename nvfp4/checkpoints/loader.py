@@ -128,8 +128,8 @@ def put(
         if t is not None
     }
     for name, t in checkpoint.tensors.items():
-        if name.rpartition(".")[0] in checkpoint.skipped:
-            raise _C.Error(f"{name}: cannot be put into the model: {checkpoint.skipped[name.rpartition('.')[0]]}")
+        if (skipped := checkpoint.kept.get(name, name)) in checkpoint.skipped:
+            raise _C.Error(f"{name}: cannot be put into the model: {checkpoint.skipped[skipped]}")
         if name not in own:
             raise _C.Error(f"{name}: is in the checkpoint but not in the model")
         if own[name].shape != t.shape:

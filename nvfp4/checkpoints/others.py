@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,11 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, gguf, torchao
-from nvfp4.checkpoints.common import Checkpoint, add_layer, by_module, noted, table
-from nvfp4.packed import PackedLinear, round_up
+from nvfp4.checkpoints.claims import check_unclaimed, grouped, has_scale, keep, other_kind
+from nvfp4.checkpoints.common import Checkpoint, add_layer, noted, table
+from nvfp4.checkpoints.names import Modules, Names
+from nvfp4.checkpoints.options import COMFY, TORCHAO, TORCHAO_ACTIVATIONS, check_flag, check_keys, check_off
+from nvfp4.packed import BLOCK, PackedLinear, round_up
 
 Errors = dict[str, str] | None  # of the layers by name, where they are not raised
 
@@ -34,7 +38,7 @@ def parsed(where: str, text: str) -> dict[str, Any]:
 def read_torchao(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], errors: Errors = None) -> Checkpoint:
     """Tensors of flatten_tensor_state_dict, torchao/prototype/safetensors in torchao 0.18, and its metadata: of each
     tensor its `_type` and, as `_data`, the attributes of the NVFP4Tensor."""
-    checkpoint, modules = Checkpoint(torchao.NAME), by_module(tensors)
+    checkpoint, (modules, names) = Checkpoint(torchao.NAME), grouped(tensors)
     for name, text in sorted(metadata.items()):  # a file keeps no order of them
         module, _, parameter = name.rpartition(".")
         if name == "tensor_names" or not text.startswith("{"):
@@ -46,12 +50,18 @@ def read_torchao(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], err
         own = modules.get(module, {})
         if kind != "NVFP4Tensor" or parameter != "weight":
             checkpoint.skipped[module] = f"is quantized in another way: {kind} of {parameter}"
+            checkpoint.why[module] = f"metadata of {name}"
             continue
+        checkpoint.why[module] = f"metadata of {name}"
         mine = {local: own.pop(local) for local in torchao.KNOWN if local in own}
         data = table(description, "_data", f"metadata of {name}: ")
+        check_keys(f"metadata of {name}: ", data, TORCHAO)
+        check_block(f"metadata of {name}: ", data, "block_size")
         swizzled = bool(data.get("is_swizzled_scales", False))
         activations = table(data, "act_quant_kwargs", f"metadata of {name}: ")
         kind = table(activations, "_data", f"metadata of {name}: act_quant_kwargs.")
+        check_keys(f"metadata of {name}: act_quant_kwargs.", kind, TORCHAO_ACTIVATIONS)
+        check_block(f"metadata of {name}: act_quant_kwargs.", kind, "block_size")
         dynamic = bool(kind.get("use_dynamic_per_tensor_scale", False))
 
         def read(
@@ -65,8 +75,23 @@ def read_torchao(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], err
         with noted(module, errors):
             add_layer(checkpoint, module, mine, "_weight_qdata", read)
     for module, own in modules.items():
-        checkpoint.tensors |= {f"{module}.{local}" if module else local: t for local, t in own.items()}
+        skip_other(checkpoint, module, own)
+        keep(checkpoint, module, own, names)
+    check_unclaimed(checkpoint, errors)
     return checkpoint
+
+
+def check_block(where: str, given: Mapping[str, Any], key: str) -> None:
+    if given.get(key) not in (None, BLOCK):
+        raise _C.Error(f"{where}{key}: is {given[key]!r}; must be {BLOCK}")
+
+
+def skip_other(checkpoint: Checkpoint, module: str, own: Mapping[str, Tensor]) -> None:
+    """Names a layer that no mark describes and whose tensors are quantized in a known other way."""
+    other = other_kind(own)
+    if other is not None and module not in checkpoint.skipped:
+        checkpoint.skipped[module] = f"is quantized in another way: {other}"
+        checkpoint.why[module] = "its tensors"
 
 
 # ---- comfy-kitchen ----
@@ -83,36 +108,73 @@ def read_comfy(
 ) -> Checkpoint:
     """Tensors by comfy_kitchen's names. Layers with another mark than "nvfp4" are skipped. Without any mark, layers are
     those with a weight_scale_2."""
-    checkpoint, modules = Checkpoint(comfy_kitchen.NAME), by_module(tensors)
-    marks: dict[str, Any] = {}
-    if comfy_kitchen.METADATA in metadata:
-        content = parsed(comfy_kitchen.METADATA, metadata[comfy_kitchen.METADATA])
-        layers = table(content, "layers", f"{comfy_kitchen.METADATA}.")
-        marks = {name: table(layers, name, f"{comfy_kitchen.METADATA}.layers.").get("format") for name in layers}
-    for module, own in modules.items():
-        if comfy_kitchen.MARK in own:
-            where = f"{module}.{comfy_kitchen.MARK}"
-            text = bytes(own.pop(comfy_kitchen.MARK).flatten().tolist()).decode("utf-8", "replace")
-            marks[module] = parsed(where, text).get("format")
+    checkpoint, (modules, names) = Checkpoint(comfy_kitchen.NAME), grouped(tensors)
+    marks = comfy_marks(modules, metadata, errors)
     if not comfy_kitchen.is_marked(tensors, metadata):
-        marks = {module: "nvfp4" for module, own in modules.items() if "weight_scale_2" in own}
+        unmarked = ({"format": comfy_kitchen.NVFP4}, "format is given, and it has a weight_scale_2")
+        marks = {module: unmarked for module, own in modules.items() if "weight_scale_2" in own}
     for module, own in modules.items():
-        mark = marks.get(module)
-        if mark == "nvfp4":
+        if "scaled_fp8" in own:
+            checkpoint.skipped[names[module, "scaled_fp8"]] = "is a mark of FP8 layers"
+            del own["scaled_fp8"]
+        mark, place = marks.get(module, ({}, ""))
+        if mark:
+            checkpoint.why[module] = place
+        if mark.get("format") == comfy_kitchen.NVFP4:
             known = rows.get(module)
             stored = own["weight"].shape[0] if "weight" in own else None
             given = known if known is not None and round_up(known, comfy_kitchen.ROWS) == stored else None
-
-            def read(tensors: Mapping[str, Tensor], given: int | None = given) -> PackedLinear:
-                return comfy_kitchen.read(tensors, given)
-
             with noted(module, errors):
+                mode = comfy_mode(f"{module}.{comfy_kitchen.MARK}: ", mark)
+                if mode is None:
+                    own.pop(comfy_kitchen.INPUT_SCALE, None)
+                read = functools.partial(comfy_kitchen.read, rows=given, activations=mode)
                 add_layer(checkpoint, module, own, "weight", read)
             continue
-        if mark is not None:
-            checkpoint.skipped[module] = f"is quantized in another way: {mark}"
-        checkpoint.tensors |= {f"{module}.{local}" if module else local: t for local, t in own.items()}
+        if mark:
+            checkpoint.skipped[module] = f"is quantized in another way: {mark.get('format')}"
+        skip_other(checkpoint, module, own)
+        keep(checkpoint, module, own, names)
+    check_unclaimed(checkpoint, errors)
     return checkpoint
+
+
+def comfy_marks(
+    modules: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str], errors: Errors
+) -> dict[str, tuple[dict[str, Any], str]]:
+    """Each layer's mark and its place: a tensor beside the layer, which is removed, or else in the metadata."""
+    marks: dict[str, tuple[dict[str, Any], str]] = {}
+    where = f"{comfy_kitchen.METADATA}.layers"
+    if comfy_kitchen.METADATA in metadata:
+        content = parsed(comfy_kitchen.METADATA, metadata[comfy_kitchen.METADATA])
+        layers = table(content, "layers", f"{comfy_kitchen.METADATA}.")
+        patterns, found = Names(list(layers), where), Modules(modules)
+        patterns.bind(found)
+        for pattern in patterns.unmatched(found):
+            with noted(f"{where}: {pattern}", errors):
+                raise _C.Error(f"{where}: {pattern!r} matches no layer of the checkpoint")
+        for module, own in modules.items():
+            match = patterns.find(module)
+            if match is not None and (not match.subtree or has_scale(own)):
+                marks[module] = dict(table(layers, match.pattern, f"{where}.")), f"{where} has {match}"
+    for module, own in modules.items():
+        if comfy_kitchen.MARK in own:
+            place = f"{module}.{comfy_kitchen.MARK}"
+            text = bytes(own.pop(comfy_kitchen.MARK).flatten().tolist()).decode("utf-8", "replace")
+            marks[module] = parsed(place, text), place
+            if not own:
+                with noted(place, errors):
+                    raise _C.Error(f"{place}: marks a layer that has no tensors")
+    return marks
+
+
+def comfy_mode(where: str, mark: Mapping[str, Any]) -> str | None:
+    """The `activations` of a layer by its mark."""
+    check_keys(where, mark, COMFY)
+    for key in ("group_size", "block_size"):
+        check_block(where, mark, key)
+    check_off(where, mark, ("convrot",), "a rotation of the inputs at run time")
+    return None if check_flag(where, mark, "full_precision_matrix_mult") else "nvfp4"
 
 
 # ---- GGUF ----
@@ -145,12 +207,15 @@ def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
         elif t.dtype == torch.uint8:
             checkpoint.skipped[entry.name] = f"is quantized in another way: {entry.tensor_type.name}"
         tensors[entry.name] = t
-    for module, own in by_module(tensors).items():
+    modules, names = grouped(tensors)
+    for module, own in modules.items():
         prefix = f"{module}." if module else ""
         if f"{prefix}weight" in packed:
             scales = [local for local in ("scale", "input_scale", "bias") if local in own]
             mine = {"blocks": own.pop("weight")} | {local: own.pop(local) for local in scales}
+            checkpoint.why[module] = f"{prefix}weight has type 40 (NVFP4)"
             with noted(module, errors):
                 add_layer(checkpoint, module, mine, "blocks", read_blocks)
-        checkpoint.tensors |= {prefix + local: t for local, t in own.items()}
+        keep(checkpoint, module, own, names)
+    check_unclaimed(checkpoint, errors)
     return checkpoint

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, others, torchao
+from nvfp4.checkpoints.claims import check_unclaimed, grouped, has_scale, keep, other_kind
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
@@ -20,16 +21,29 @@ from nvfp4.checkpoints.common import (
     W4A16,
     Checkpoint,
     Recipe,
+    Verdict,
     add_layer,
-    by_module,
     noted,
     table,
 )
+from nvfp4.checkpoints.names import Modules
 from nvfp4.linear import Linear
 from nvfp4.packed import PackedLinear
 
-KV_CACHE = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")  # names of scales beside a layer
-INDEX = "model.safetensors.index.json"
+# Names of scales beside a layer.
+GLOBAL = ("k_global_scale", "v_global_scale", "q_global_scale")
+KV_CACHE = (
+    *GLOBAL,
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "q_scale",
+    "prob_scale",
+    "k_zero_point",
+    "v_zero_point",
+    "q_zero_point",
+)
+INDEX, HF_QUANT = "model.safetensors.index.json", "hf_quant_config.json"
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
 FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
 
@@ -63,7 +77,8 @@ def read(
             return others.read_torchao(tensors, metadata, errors)
         if format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata):
             return others.read_comfy(tensors, metadata, rows or {}, errors)
-        recipe = Recipe(recognised(where, tensors), lambda name: AUTO)
+        name = recognised(where, tensors)
+        recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}"))
     return sort(tensors, recipe, errors)
 
 
@@ -131,30 +146,46 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_recipe(folder: Path) -> Recipe | None:
-    """The recipe of config.json or hf_quant_config.json; None if neither says how the model is quantized."""
-    for name in ("config.json", "hf_quant_config.json"):
+    """The recipe of config.json or hf_quant_config.json; None if neither says how the model is quantized. Where the
+    first does not describe the layers, the second does if it is there."""
+    given: dict[str, Mapping[str, Any]] = {}
+    for name in ("config.json", HF_QUANT):
         path = folder / name
         if not path.exists():
             continue
         config: Mapping[str, Any] = read_json(path)
         try:
-            config = config if name == "hf_quant_config.json" else table(config, "quantization_config")
-            if not config:
-                continue
-            method = modelopt.NAME if name == "hf_quant_config.json" else config.get("quant_method")
-            if method not in list(FORMATS):
-                raise _C.Error(f"quant_method is {method!r}; must be {' or '.join(FORMATS)}")
-            return FORMATS[str(method)].recipe(config)
+            config = config if name == HF_QUANT else table(config, "quantization_config")
         except _C.Error as error:
             raise _C.Error(f"{path}: {error}") from None
-    return None
+        if config:
+            given[name] = config
+    name = HF_QUANT if HF_QUANT in given and not describes(given.get("config.json", {})) else "config.json"
+    if name not in given:
+        return None
+    try:
+        method = modelopt.NAME if name == HF_QUANT else given[name].get("quant_method")
+        if method == modelopt.FP8 and modelopt.has_nvfp4(given[name]):
+            method = modelopt.NAME
+        if method not in list(FORMATS):
+            raise _C.Error(f"quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+        return FORMATS[str(method)].recipe(given[name])
+    except _C.Error as error:
+        raise _C.Error(f"{folder / name}: {error}") from None
+
+
+def describes(config: Mapping[str, Any]) -> bool:
+    """Whether `quantization_config` of config.json says enough, so that hf_quant_config.json need not be read."""
+    if config.get("quant_method") == modelopt.FP8:
+        return modelopt.has_nvfp4(config)
+    return bool(config) and (config.get("quant_algo") != modelopt.MIXED or bool(config.get("quantized_layers")))
 
 
 def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
     """The format by the names of tensors."""
-    if any(name.rpartition(".")[2] == "weight_packed" for name in tensors):
+    if any(name.endswith("weight_packed") for name in tensors):
         return compressed_tensors.NAME
-    if any(name.rpartition(".")[2] == "weight_scale_2" for name in tensors):
+    if any(name.endswith("weight_scale_2") for name in tensors):
         return modelopt.NAME
     raise _C.Error(
         f"{where}: has neither a weight_packed (compressed-tensors) nor a weight_scale_2 (ModelOpt); "
@@ -167,25 +198,47 @@ def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
 
 def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] | None = None) -> Checkpoint:
     """Reads the layers; leaves what is none. With `errors`, notes the error of a layer there and goes on."""
-    checkpoint = Checkpoint(recipe.format)
-    for module, own in by_module(tensors).items():
+    checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
+    modules, names = grouped(tensors)
+    check_marks(recipe, modules, errors)
+    for module, own in modules.items():
         prefix = f"{module}." if module else ""
         for local in [local for local in own if local in KV_CACHE]:
-            checkpoint.skipped[prefix + local] = "is a scale of the KV cache, which nvfp4 does not have"
+            checkpoint.skipped[names[module, local]] = "is a scale of the KV cache, which nvfp4 does not have"
             del own[local]
-        mode = recipe.mode(module)
+        verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
+        mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
         if mode is not None and mode not in ACTIVATIONS:
-            if any("scale" in local for local in own):  # a target "Linear" also matches the names of other modules
+            if has_scale(own) or other:  # a target "Linear" also matches the names of other modules
                 checkpoint.skipped[module] = f"is quantized in another way: {mode}"
-        elif is_layer(recipe.format, own):
+                checkpoint.why[module] = verdict.why
+        elif ours:
             weight = "weight_packed" if "weight_packed" in own else "weight"
+            checkpoint.why[module] = verdict.why
             with noted(module, errors):
                 activations = layer_activations(prefix, own, recipe.format, mode)
+                if mode == W4A4_DYNAMIC:  # what is stored beside it is not used
+                    own.pop(FORMATS[recipe.format].INPUT_SCALE, None)
                 read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
                 add_layer(checkpoint, module, own, weight, read_one)
             continue
-        checkpoint.tensors |= {prefix + local: t for local, t in own.items()}
+        elif other:
+            checkpoint.skipped[module] = f"is quantized in another way: {other}"
+            checkpoint.why[module] = verdict.why
+        keep(checkpoint, module, own, names)
+    check_unclaimed(checkpoint, errors)
     return checkpoint
+
+
+def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, str] | None) -> None:
+    """Rejects a configuration that describes layers which the checkpoint does not have."""
+    found = Modules(modules)
+    for patterns in recipe.names:
+        patterns.bind(found)
+    for patterns in recipe.marks:
+        for pattern in patterns.unmatched(found):
+            with noted(f"{patterns.where}: {pattern}", errors):
+                raise _C.Error(f"{patterns.where}: {pattern!r} matches no layer of the checkpoint")
 
 
 def layer_activations(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None) -> str | None:
@@ -199,6 +252,8 @@ def layer_activations(prefix: str, own: Mapping[str, Tensor], format_name: str, 
 
 def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
     """Whether a module's tensors are an NVFP4 layer's, whole or not."""
+    if other_kind(own):
+        return False
     if format_name == compressed_tensors.NAME:
         return "weight_packed" in own or "weight_global_scale" in own
     weight = own.get("weight")
