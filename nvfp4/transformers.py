@@ -211,7 +211,7 @@ class ModelOptQuantizer(HfQuantizer):
         checkpoint = self._read(kwargs.get("checkpoint_files"))
         check_scales(checkpoint)
         for name, reason in checkpoint.skipped.items():
-            if name.rpartition(".")[2] not in KV_CACHE:
+            if name in checkpoint.kept.values():
                 raise _C.Error(f"{name}: cannot be put into the model: {reason}")
         for name, experts in checkpoint.experts.items():
             raise _C.Error(f"{name}: cannot be put into the model: is a stack of {len(experts)} experts")
@@ -239,9 +239,11 @@ class ModelOptQuantizer(HfQuantizer):
                 if id(child) in stored:
                     setattr(module, key, stored[id(child)])
         self.skipped = checkpoint.skipped
-        if self.skipped:
-            first = next(iter(self.skipped))
-            warnings.warn(f"skips {len(self.skipped)} scales of the KV cache ({first}, ...)", stacklevel=2)
+        cache = [name for name in self.skipped if name.rpartition(".")[2] in KV_CACHE]
+        for name in self.skipped.keys() - {*cache}:
+            warnings.warn(f"{name}: {self.skipped[name]}", stacklevel=2)
+        if cache:
+            warnings.warn(f"skips {len(cache)} scales of the KV cache ({cache[0]}, ...)", stacklevel=2)
             ignored = set(model._keys_to_ignore_on_load_unexpected or ()) | {KV_PATTERN}
             model._keys_to_ignore_on_load_unexpected = ignored
             self.quantization_config.drop_kv_cache()

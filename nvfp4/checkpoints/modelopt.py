@@ -32,6 +32,7 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
+from nvfp4.checkpoints.compressed_tensors import LINEAR, is_class, is_nvfp4
 from nvfp4.checkpoints.names import EXPERT, Names
 from nvfp4.checkpoints.options import ARGUMENTS, MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
 from nvfp4.checkpoints.options import MODELOPT as KEYS
@@ -107,7 +108,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         config, "modules_to_not_convert"
     )
     ignore = Names(ignored, "ignore")
-    dynamic = check_groups(config) if algorithm != MIXED else False
+    dynamic = Names(check_groups(config), "config_groups")
     layers = table(config, "quantized_layers")
     algorithms = {}
     for name in layers:
@@ -120,9 +121,13 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     by_pattern = {pattern: MODES.get(own, own) for pattern, own in algorithms.items()}
 
     def by_algorithm(name: str) -> Verdict:
+        found = stated(name)
+        group = dynamic.find(name) if found.mode == W4A4 else None
+        return found if group is None else Verdict(W4A4_DYNAMIC, f"{found.why}, dynamic in config_groups")
+
+    def stated(name: str) -> Verdict:
         if algorithm != MIXED:
-            mode = W4A4_DYNAMIC if dynamic and MODES[algorithm] == W4A4 else MODES[algorithm]
-            return Verdict(mode, f"quant_algo is {algorithm}")
+            return Verdict(MODES[algorithm], f"quant_algo is {algorithm}")
         match = named.find(name)
         if match is not None:
             return Verdict(by_pattern[match.pattern], f"quantized_layers has {match}")
@@ -156,21 +161,26 @@ def check_layer(where: str, given: Mapping[str, Any], algorithm: str) -> None:
     check_off(where, given, ("lora_rank",), "a product of low rank beside the layer")
 
 
-def check_groups(config: Mapping[str, Any]) -> bool:
-    """Checks config_groups of a checkpoint with one algorithm; whether it says that input scales are dynamic."""
-    groups, dynamic = table(config, "config_groups"), False
+def check_groups(config: Mapping[str, Any]) -> list[str]:
+    """Checks config_groups; the targets of groups whose input scales are dynamic, "*" for a class."""
+    groups = table(config, "config_groups")
+    dynamic: list[str] = []
     for key in groups:
         where = f"config_groups.{key}."
         group = table(groups, key, "config_groups.")
         check_keys(where, group, (*SCHEME, *MODELOPT_LAYER))
-        check_layer(where, group, "NVFP4")
-        for name in ("weights", "input_activations", "output_activations"):
-            numbers = table(group, name, where)
-            check_keys(f"{where}{name}.", numbers, ARGUMENTS)
-            if name == "output_activations" and numbers:
-                raise _C.Error(f"{where}{name}: are quantized, which nvfp4 does not do; must be null")
-            if name == "input_activations" and numbers.get("dynamic") is True:
-                dynamic = True
+        numbers = {name: table(group, name, where) for name in ("weights", "input_activations", "output_activations")}
+        for name, given in numbers.items():
+            check_keys(f"{where}{name}.", given, ARGUMENTS)
+        if not is_nvfp4(numbers["weights"]):
+            continue
+        if config.get("quant_algo") in MODES:  # else quantized_layers has each layer's options
+            check_layer(where, group, str(config["quant_algo"]))
+        if numbers["output_activations"]:
+            raise _C.Error(f"{where}output_activations: are quantized, which nvfp4 does not do; must be null")
+        if numbers["input_activations"].get("dynamic") is True:
+            targets = strings(group, "targets", where) or [LINEAR]
+            dynamic += ["*" if is_class(target) else target for target in targets]
     return dynamic
 
 
