@@ -73,6 +73,9 @@ class Checkpoint:
         kept: of each tensor of a skipped layer that layer's name.
         why: of each layer, stack and skipped layer the part of the configuration, or the tensors, that say how to read
             it.
+        dense: the bytes of each parameter of the model, or without a model of each tensor, that is not NVFP4 and has
+            more than 1 MB, or more than 1 % of the whole.
+        other_bytes: of all parameters and buffers of the model, or tensors, that are not in NVFP4 layers.
     """
 
     format: str
@@ -82,6 +85,14 @@ class Checkpoint:
     skipped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
+    dense: dict[str, int] = field(default_factory=dict)
+    other_bytes: int = 0
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of all layers and stacks of experts."""
+        stacks = [packed for experts in self.experts.values() for packed in experts]
+        return sum(packed.nbytes for packed in (*self.layers.values(), *stacks))
 
     def __repr__(self) -> str:
         read = f"{len(self.layers)} layers, {len(self.experts)} stacks of experts, {len(self.tensors)} other tensors"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nvfp4 import _api
 from nvfp4.checkpoints.common import Checkpoint
-from nvfp4.checkpoints.reader import read
+from nvfp4.checkpoints.reader import read, report_dense
 from nvfp4.checkpoints.save import mode_of
 from nvfp4.modules import FUSED
 from nvfp4.packed import BLOCK, PackedLinear, aligned
@@ -79,7 +79,7 @@ class Inspection:
         layers: the layers that could be read.
         errors: the error messages of the others.
         notes: what concerns several layers.
-        skipped, why: as of nvfp4.load.
+        skipped, why, dense, packed_bytes, other_bytes: as of nvfp4.load.
     """
 
     format: str
@@ -88,6 +88,9 @@ class Inspection:
     notes: list[str]
     skipped: dict[str, str]
     why: dict[str, str] = field(default_factory=dict)
+    dense: dict[str, int] = field(default_factory=dict)
+    packed_bytes: int = 0
+    other_bytes: int = 0
 
     @property
     def damaged(self) -> bool:
@@ -111,7 +114,18 @@ def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None
             layers[-1].nibbles = nibble_order(name, packed, checkpoint, norms)
         if layers[-1].nibbles == "reversed":
             layers[-1].damage.append("the nibbles of each byte look reversed")
-    return Inspection(checkpoint.format, layers, errors, fused_notes(checkpoint), checkpoint.skipped, checkpoint.why)
+    report_dense(checkpoint)
+    return Inspection(
+        checkpoint.format,
+        layers,
+        errors,
+        fused_notes(checkpoint),
+        checkpoint.skipped,
+        checkpoint.why,
+        checkpoint.dense,
+        checkpoint.packed_bytes,
+        checkpoint.other_bytes,
+    )
 
 
 def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:

@@ -14,9 +14,9 @@ from nvfp4 import _C
 from nvfp4._saving import prepare_saving
 from nvfp4.checkpoints import comfy_kitchen, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales, with_activations
-from nvfp4.checkpoints.reader import check_layer, read
+from nvfp4.checkpoints.reader import check_layer, read, report_dense
 from nvfp4.linear import Linear
-from nvfp4.modules import keep_hooks
+from nvfp4.modules import find_dense, keep_hooks
 from nvfp4.packed import check_type, short
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def load(
 
     Returns:
         A Checkpoint, which tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
-        Stacked experts [E, N, K/2] are in `experts`, one layer for each.
+        Stacked experts [E, N, K/2] are in `experts`, one layer for each. `dense` names what is not NVFP4 and large.
 
     Raises:
         nvfp4.Error: a file is missing or damaged, the format is unknown, a tensor is missing or has a wrong shape or
@@ -96,8 +96,12 @@ def load(
         checkpoint.experts[name] = [with_activations(packed, activations) for packed in experts]
     if plan is None:
         check_scales(checkpoint)
-    if model is not None:
+    if model is None:
+        report_dense(checkpoint)
+    else:
         put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
+        layers = [module for module in model.modules() if isinstance(module, Linear)]
+        checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
 
 

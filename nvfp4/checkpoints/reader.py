@@ -28,6 +28,7 @@ from nvfp4.checkpoints.common import (
 )
 from nvfp4.checkpoints.names import Modules
 from nvfp4.linear import Linear
+from nvfp4.modules import large
 from nvfp4.packed import PackedLinear
 
 # Names of scales beside a layer.
@@ -228,6 +229,12 @@ def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] |
         keep(checkpoint, module, own, names)
     check_unclaimed(checkpoint, errors)
     return checkpoint
+
+
+def report_dense(checkpoint: Checkpoint) -> None:
+    """Notes the large tensors that are in no NVFP4 layer."""
+    checkpoint.other_bytes = sum(t.nbytes for t in checkpoint.tensors.values())
+    checkpoint.dense = large(checkpoint.tensors, checkpoint.packed_bytes + checkpoint.other_bytes)
 
 
 def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, str] | None) -> None:

@@ -73,6 +73,10 @@ def report(path: str, found: Inspection, why: bool = False) -> None:
         print(f"note: {text}")
     for name, reason in found.skipped.items():
         print(f"skipped: {name}: {reason}")
+    for name, count in found.dense.items():
+        print(f"dense: {name}: {show.si(count, 'B')}")
+    packed, other = show.si(found.packed_bytes, "B"), show.si(found.other_bytes, "B")
+    print(f"total: {packed} in NVFP4 layers, {other} in other tensors")
     for name, text in found.why.items() if why else ():
         print(f"why: {name}: {text}")
     damaged = sum(bool(layer.damage) for layer in found.layers) + len(found.errors)

@@ -308,3 +308,22 @@ def test_layers_in_an_ignored_subtree(tmp_path: Path, generator: torch.Generator
         )
     deep = named("model.layers.10.up", modelopt.write(layer))
     fails("leaves it unquantized", write(tmp_path, deep, opt(["model.layers.1*"])))
+
+
+def test_dense_tensors_are_named_with_their_bytes(
+    tmp_path: Path, generator: torch.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = named("a", modelopt.write(packed(generator))) | {"experts.up": torch.zeros(2, 64, 8)}
+    folder = write(tmp_path, tensors | {"norm.weight": torch.ones(2)}, opt())
+    checkpoint = nvfp4.load(folder)
+    assert checkpoint.dense == {"experts.up": 4096} and checkpoint.other_bytes == 4104
+    assert checkpoint.packed_bytes == N * K // 2 + N * K // 16 + 8
+    model = torch.nn.Module()
+    model.a, model.experts, model.norm = torch.nn.Linear(K, N, bias=False), torch.nn.Module(), torch.nn.Module()
+    model.experts.up, model.norm.weight = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 64, 8), (2,)))
+    checkpoint = nvfp4.load(folder, model)
+    assert checkpoint.dense == {"experts.up": 4096} and checkpoint.other_bytes == 4104
+    capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "dense: experts.up: 4.10 kB\n" in out and "total: 1.74 kB in NVFP4 layers, 4.10 kB in other tensors" in out
