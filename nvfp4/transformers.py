@@ -31,7 +31,6 @@ from nvfp4.checkpoints.common import (
     Recipe,
     check_activations,
     check_scales,
-    with_activations,
 )
 from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
 from nvfp4.checkpoints.save import SaveReport, mode_of, packed_tensors, quantization_configs
@@ -72,7 +71,6 @@ __all__ = ["CompressedTensorsConfig", "CompressedTensorsQuantizer", "ModelOptCon
 COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
-KV_PATTERN = rf"(^|\.)({'|'.join(KV_CACHE)})$"
 
 
 def load(
@@ -229,8 +227,9 @@ class ModelOptQuantizer(HfQuantizer):
         stored: dict[int, _Stored] = {}
         for name, packed in checkpoint.layers.items():
             old = modules[names[name]]
-            self.modes[names[name]] = mode_of(packed)
-            stored[id(old)] = _Stored(packed, self.quantization_config.format, old, activations)
+            if activations == AUTO:  # else the configuration describes other modes
+                self.modes[names[name]] = mode_of(packed)
+            stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
             # Tied by the configuration, but the checkpoint has a weight of its own, which can be no Parameter.
             if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
                 model.config.tie_word_embeddings = False
@@ -244,9 +243,9 @@ class ModelOptQuantizer(HfQuantizer):
             warnings.warn(f"{name}: {self.skipped[name]}", stacklevel=2)
         if cache:
             warnings.warn(f"skips {len(cache)} scales of the KV cache ({cache[0]}, ...)", stacklevel=2)
-            ignored = set(model._keys_to_ignore_on_load_unexpected or ()) | {KV_PATTERN}
-            model._keys_to_ignore_on_load_unexpected = ignored
             self.quantization_config.drop_kv_cache()
+        unused = rf"(^|\.)({'|'.join((*KV_CACHE, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
+        model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), unused}
 
     def _read(self, files: list[str] | None) -> Checkpoint:
         """The mapped tensors of all files, checked by name, shape and dtype; transformers reads them again."""
@@ -260,7 +259,7 @@ class ModelOptQuantizer(HfQuantizer):
             if not file.endswith(".safetensors"):
                 raise _C.Error(f"{file}: is no *.safetensors file")
             tensors |= read_files(Path(file))[0]
-        return sort(tensors, self.quantization_config.recipe())
+        return sort(tensors, self.quantization_config.recipe(), wanted=self.quantization_config.activations)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
@@ -322,10 +321,10 @@ class _Stored(Linear):
     `finish` turns it into an nvfp4.Linear in place: hooks that accelerate adds to a module stay where they are.
     """
 
-    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear, wanted: str | None) -> None:
+    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = packed.in_features, packed.out_features
-        self.activations, self.format, self.wanted = packed.activations, format, wanted
+        self.activations, self.format = packed.activations, format
         for key, t in format.write(packed).items():
             dtype = old.bias.dtype if key == "bias" else t.dtype
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
@@ -338,12 +337,12 @@ class _Stored(Linear):
         # A model may keep modules in fp32, which holds e4m3 exactly.
         tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
         try:
-            packed = with_activations(self.format.read(tensors, self.activations), self.wanted)
+            packed = self.format.read(tensors, self.activations)
         except _C.Error as error:
             raise _C.Error(f"{name}.{error}") from None
         layer = Linear.from_packed(packed)
         self.activations = layer.activations
-        del self.format, self.wanted
+        del self.format
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
         self.__class__ = Linear
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -167,12 +167,21 @@ def check_activations(activations: str | None) -> None:
         raise _C.Error(f"activations: is {activations!r}; must be {AUTO!r}, 'nvfp4' or None")
 
 
-def with_activations(packed: PackedLinear, activations: str | None) -> PackedLinear:
-    """A layer that computes as `activations` says; AUTO: as it is. W4A16 has no input scale."""
-    if activations in (AUTO, packed.activations):
-        return packed
-    scale = None if activations is None else packed.input_global_scale
-    return replace(packed, activations=activations, input_global_scale=scale)
+def chosen(
+    own: dict[str, Tensor], input_scale: str, activations: str | None, wanted: str | None, dynamic: bool = False
+) -> str | None:
+    """The `activations` with which to read a layer's tensors. Removes an input scale that is not used, so that it is
+    not checked either.
+
+    Args:
+        own: the layer's tensors, `input_scale` the name of theirs.
+        activations: what the checkpoint says: "nvfp4", None or AUTO.
+        wanted: what the caller says, which comes first; AUTO: nothing.
+        dynamic: whether the checkpoint says that each input gives its scale.
+    """
+    if wanted is None or dynamic:
+        own.pop(input_scale, None)
+    return activations if wanted == AUTO else wanted
 
 
 def check_scales(checkpoint: Checkpoint, checked: Collection[str] = ()) -> None:

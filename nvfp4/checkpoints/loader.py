@@ -13,7 +13,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._saving import prepare_saving
 from nvfp4.checkpoints import comfy_kitchen, others
-from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales, with_activations
+from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
 from nvfp4.linear import Linear
 from nvfp4.modules import find_dense, keep_hooks
@@ -48,8 +48,10 @@ def load(
             `_quantization_metadata` of the file), whose names are ModelOpt's.
         mesh, plan: of torch's parallelize_module, with styles of nvfp4.parallel: a rank reads its slices alone.
         activations: "auto": each layer's mode is the checkpoint's. None: 16-bit activations in all layers (W4A16);
-            stored input scales are dropped. "nvfp4": quantized activations in all layers (W4A4), with the stored input
-            scale, or where there is none with a dynamic one. See nvfp4.Linear.
+            stored input scales are neither used nor checked. "nvfp4": quantized activations in all layers (W4A4), with
+            the stored input scale, or where there is none with a dynamic one. See nvfp4.Linear. An input scale that is
+            missing, 0 or infinite is an error only where it is used, so None loads such a checkpoint, and "nvfp4" one
+            whose scales are missing.
 
     The format and each layer's mode (W4A4 or W4A16), with its ignored names, are those of the configuration:
     `quantization_config` of config.json, or hf_quant_config.json. Without one, as for a dict, the format follows from
@@ -89,11 +91,7 @@ def load(
     if plan is not None and model is None:
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
-    checkpoint = read(source, format, rows)
-    for name, packed in checkpoint.layers.items():
-        checkpoint.layers[name] = with_activations(packed, activations)
-    for name, experts in checkpoint.experts.items():
-        checkpoint.experts[name] = [with_activations(packed, activations) for packed in experts]
+    checkpoint = read(source, format, rows, activations=activations)
     if plan is None:
         check_scales(checkpoint)
     if model is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, gguf, torchao
 from nvfp4.checkpoints.claims import check_unclaimed, grouped, has_scale, keep, other_kind
-from nvfp4.checkpoints.common import Checkpoint, add_layer, noted, table
+from nvfp4.checkpoints.common import AUTO, Checkpoint, add_layer, chosen, noted, table
 from nvfp4.checkpoints.names import Modules, Names
 from nvfp4.checkpoints.options import COMFY, TORCHAO, TORCHAO_ACTIVATIONS, check_flag, check_keys, check_off
 from nvfp4.packed import BLOCK, PackedLinear, round_up
@@ -35,7 +35,9 @@ def parsed(where: str, text: str) -> dict[str, Any]:
 # ---- torchao ----
 
 
-def read_torchao(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], errors: Errors = None) -> Checkpoint:
+def read_torchao(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], errors: Errors = None, wanted: str | None = AUTO
+) -> Checkpoint:
     """Tensors of flatten_tensor_state_dict, torchao/prototype/safetensors in torchao 0.18, and its metadata: of each
     tensor its `_type` and, as `_data`, the attributes of the NVFP4Tensor."""
     checkpoint, (modules, names) = Checkpoint(torchao.NAME), grouped(tensors)
@@ -64,14 +66,10 @@ def read_torchao(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], err
         check_block(f"metadata of {name}: act_quant_kwargs.", kind, "block_size")
         dynamic = bool(kind.get("use_dynamic_per_tensor_scale", False))
 
-        def read(
-            given: Mapping[str, Tensor],
-            swizzled: bool = swizzled,
-            w4a4: bool = bool(activations),
-            dynamic: bool = dynamic,
-        ) -> PackedLinear:
-            return torchao.read(given, swizzled, "nvfp4" if w4a4 else None, dynamic)
-
+        mode = chosen(mine, torchao.INPUT_SCALE, "nvfp4" if activations else None, wanted)
+        if not activations and torchao.INPUT_SCALE not in mine:
+            dynamic = True  # where the caller wants quantized activations
+        read = functools.partial(torchao.read, is_swizzled_scales=swizzled, activations=mode, dynamic=dynamic)
         with noted(module, errors):
             add_layer(checkpoint, module, mine, "_weight_qdata", read)
     for module, own in modules.items():
@@ -104,7 +102,11 @@ def rows_of(model: torch.nn.Module) -> dict[str, int]:
 
 
 def read_comfy(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rows: Mapping[str, int], errors: Errors = None
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    rows: Mapping[str, int],
+    errors: Errors = None,
+    wanted: str | None = AUTO,
 ) -> Checkpoint:
     """Tensors by comfy_kitchen's names. Layers with another mark than "nvfp4" are skipped. Without any mark, layers are
     those with a weight_scale_2."""
@@ -126,8 +128,7 @@ def read_comfy(
             given = known if known is not None and round_up(known, comfy_kitchen.ROWS) == stored else None
             with noted(module, errors):
                 mode = comfy_mode(f"{module}.{comfy_kitchen.MARK}: ", mark)
-                if mode is None:
-                    own.pop(comfy_kitchen.INPUT_SCALE, None)
+                mode = chosen(own, comfy_kitchen.INPUT_SCALE, mode, mode if wanted == AUTO else wanted)
                 read = functools.partial(comfy_kitchen.read, rows=given, activations=mode)
                 add_layer(checkpoint, module, own, "weight", read)
             continue
@@ -180,11 +181,11 @@ def comfy_mode(where: str, mark: Mapping[str, Any]) -> str | None:
 # ---- GGUF ----
 
 
-def read_blocks(own: Mapping[str, Tensor]) -> PackedLinear:
-    return gguf.read(own["blocks"], own.get("scale"), own.get("input_scale"), own.get("bias"))
+def read_blocks(own: Mapping[str, Tensor], activations: str | None = AUTO) -> PackedLinear:
+    return gguf.read(own["blocks"], own.get("scale"), own.get("input_scale"), own.get("bias"), activations)
 
 
-def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
+def read_gguf(path: Path, errors: Errors = None, wanted: str | None = AUTO) -> Checkpoint:
     """Tensors of type 40 and their `.scale` and `.input_scale`. Other tensors of 16 or 32 bits as they are, and those
     of other types as bytes, with a reason in `skipped`."""
     try:
@@ -215,7 +216,8 @@ def read_gguf(path: Path, errors: Errors = None) -> Checkpoint:
             mine = {"blocks": own.pop("weight")} | {local: own.pop(local) for local in scales}
             checkpoint.why[module] = f"{prefix}weight has type 40 (NVFP4)"
             with noted(module, errors):
-                add_layer(checkpoint, module, mine, "blocks", read_blocks)
+                mode = chosen(mine, "input_scale", AUTO, wanted)
+                add_layer(checkpoint, module, mine, "blocks", functools.partial(read_blocks, activations=mode))
         keep(checkpoint, module, own, names)
     check_unclaimed(checkpoint, errors)
     return checkpoint

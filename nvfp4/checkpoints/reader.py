@@ -23,6 +23,7 @@ from nvfp4.checkpoints.common import (
     Recipe,
     Verdict,
     add_layer,
+    chosen,
     noted,
     table,
 )
@@ -54,11 +55,12 @@ def read(
     format: str | None = None,
     rows: Mapping[str, int] | None = None,
     errors: dict[str, str] | None = None,
+    activations: str | None = AUTO,
 ) -> Checkpoint:
     """A checkpoint without a model.
 
     Args:
-        source, format: as of load.
+        source, format, activations: as of load.
         rows: N of layers that the format pads.
         errors: where the error message of a layer goes, instead of being raised.
     """
@@ -69,18 +71,18 @@ def read(
     else:
         where, path = str(source), Path(source)
         if path.suffix == ".gguf" and not path.is_dir():
-            return others.read_gguf(path, errors)
+            return others.read_gguf(path, errors, activations)
         tensors, metadata = read_files(path)
         if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
             recipe = read_recipe(path if path.is_dir() else path.parent)
     if recipe is None:
         if torchao.is_described(metadata):
-            return others.read_torchao(tensors, metadata, errors)
+            return others.read_torchao(tensors, metadata, errors, activations)
         if format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata):
-            return others.read_comfy(tensors, metadata, rows or {}, errors)
+            return others.read_comfy(tensors, metadata, rows or {}, errors, activations)
         name = recognised(where, tensors)
         recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}"))
-    return sort(tensors, recipe, errors)
+    return sort(tensors, recipe, errors, activations)
 
 
 # ---- files ----
@@ -197,8 +199,14 @@ def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
 # ---- tensors ----
 
 
-def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] | None = None) -> Checkpoint:
-    """Reads the layers; leaves what is none. With `errors`, notes the error of a layer there and goes on."""
+def sort(
+    tensors: Mapping[str, Tensor],
+    recipe: Recipe,
+    errors: dict[str, str] | None = None,
+    wanted: str | None = AUTO,
+) -> Checkpoint:
+    """Reads the layers; leaves what is none. With `errors`, notes the error of a layer there and goes on. `wanted` is
+    load's `activations`."""
     checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
     modules, names = grouped(tensors)
     check_marks(recipe, modules, errors)
@@ -217,9 +225,9 @@ def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] |
             weight = "weight_packed" if "weight_packed" in own else "weight"
             checkpoint.why[module] = verdict.why
             with noted(module, errors):
-                activations = layer_activations(prefix, own, recipe.format, mode)
-                if mode == W4A4_DYNAMIC:  # what is stored beside it is not used
-                    own.pop(FORMATS[recipe.format].INPUT_SCALE, None)
+                check_mode(prefix, own, recipe.format, mode, wanted)
+                input_scale = FORMATS[recipe.format].INPUT_SCALE
+                activations = chosen(own, input_scale, ACTIVATIONS[str(mode)], wanted, mode == W4A4_DYNAMIC)
                 read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
                 add_layer(checkpoint, module, own, weight, read_one)
             continue
@@ -248,13 +256,12 @@ def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, st
                 raise _C.Error(f"{patterns.where}: {pattern!r} matches no layer of the checkpoint")
 
 
-def layer_activations(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None) -> str | None:
+def check_mode(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None, wanted: str | None) -> None:
     input_scale = FORMATS[format_name].INPUT_SCALE
     if mode is None:
         raise _C.Error(f"{prefix.rstrip('.')}: the configuration leaves it unquantized, but its tensors are NVFP4")
-    if mode == W4A4 and input_scale not in own:
+    if mode == W4A4 and wanted == AUTO and input_scale not in own:
         raise _C.Error(f"{prefix}{input_scale}: is missing; the configuration says {mode}")
-    return ACTIVATIONS[mode]
 
 
 def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
