@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +32,7 @@ from nvfp4.checkpoints.common import (
     check_activations,
     check_scales,
 )
+from nvfp4.checkpoints.fit import is_head, left_out
 from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
 from nvfp4.checkpoints.save import SaveReport, mode_of, packed_tensors, quantization_configs
 from nvfp4.linear import Linear
@@ -206,7 +207,8 @@ class ModelOptQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if getattr(model.config, "distributed_config", None) is not None:
             raise _C.Error("distributed_config: is given; NVFP4 layers cannot be distributed yet")
-        checkpoint = self._read(kwargs.get("checkpoint_files"))
+        renamed = renamer(model)
+        checkpoint = self._read(kwargs.get("checkpoint_files"), left_out(model, lambda name: renamed(name)[0]))
         check_scales(checkpoint)
         for name, reason in checkpoint.skipped.items():
             if name in checkpoint.kept.values():
@@ -221,7 +223,9 @@ class ModelOptQuantizer(HfQuantizer):
         for name, module in modules.items():  # transformers warns of missing tensors, and makes them up
             absent = f"{name}.weight" not in given and f"{name}.weight" not in model.all_tied_weights_keys
             if type(module) is torch.nn.Linear and absent and mode(name) in (W4A4, W4A4_DYNAMIC, W4A16):
-                raise _C.Error(f"{name}: is NVFP4 by the configuration but not in the checkpoint")
+                if not is_head(model, name, given):
+                    raise _C.Error(f"{name}: is NVFP4 by the configuration but not in the checkpoint")
+                warnings.warn(f"{name}: is not in the checkpoint and stays dense", stacklevel=2)
 
         activations = self.quantization_config.activations
         stored: dict[int, _Stored] = {}
@@ -247,7 +251,7 @@ class ModelOptQuantizer(HfQuantizer):
         unused = rf"(^|\.)({'|'.join((*KV_CACHE, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
         model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), unused}
 
-    def _read(self, files: list[str] | None) -> Checkpoint:
+    def _read(self, files: list[str] | None, unwanted: Callable[[str], str | None]) -> Checkpoint:
         """The mapped tensors of all files, checked by name, shape and dtype; transformers reads them again."""
         if not files:
             raise _C.Error(
@@ -259,7 +263,8 @@ class ModelOptQuantizer(HfQuantizer):
             if not file.endswith(".safetensors"):
                 raise _C.Error(f"{file}: is no *.safetensors file")
             tensors |= read_files(Path(file))[0]
-        return sort(tensors, self.quantization_config.recipe(), wanted=self.quantization_config.activations)
+        config = self.quantization_config
+        return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
@@ -352,19 +357,28 @@ class _Stored(Linear):
     _apply = torch.nn.Module._apply
 
 
-def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
-    """Of each layer of the checkpoint its name in the model, by the renamings with which transformers loads, and the
-    names of all weights that the model is given."""
+def renamer(model: Any) -> Callable[[str], tuple[str, str | None]]:
+    """How transformers renames a tensor of a checkpoint: a function of its name that returns the name in the model and,
+    where it is joined or split, the pattern of the conversion."""
     conversions = get_model_conversion_mapping(model)
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
-    by_source = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     state = model.state_dict()
 
     def renamed(key: str) -> tuple[str, str | None]:
         new, source = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
         return (key, None) if new not in state and key in state else (new, source)
 
+    return renamed
+
+
+def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
+    """Of each layer of the checkpoint its name in the model, by the renamings with which transformers loads, and the
+    names of all weights that the model is given."""
+    conversions = get_model_conversion_mapping(model)
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    by_source = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    renamed = renamer(model)
     names, given = {}, set()
     for name in checkpoint.layers:
         key, source = renamed(f"{name}.weight")
@@ -377,6 +391,28 @@ def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]
         targets = [] if source is None else by_source[source].target_patterns  # one of the checkpoint, several here
         given |= {key, *(key.replace(targets[0], target) for target in targets)}
     return names, given
+
+
+def rename(model: Any, checkpoint: Checkpoint) -> None:
+    """Gives a checkpoint's layers and tensors their names in a model of transformers.
+
+    Raises:
+        nvfp4.Error: transformers joins or splits a tensor while it loads.
+    """
+    renamed, state = renamer(model), model.state_dict()
+
+    def new(name: str) -> str:
+        key, source = renamed(name)
+        if source is not None and name not in state:
+            raise _C.Error(f"{name}: is joined or split by transformers while it loads; use nvfp4.transformers.load")
+        return name if source is not None else key
+
+    names = {name: new(f"{name}.weight").removesuffix(".weight") for name in checkpoint.layers}
+    tensors = {name: new(name) for name in checkpoint.tensors}
+    checkpoint.layers = {names[name]: packed for name, packed in checkpoint.layers.items()}
+    checkpoint.why |= {names[name]: checkpoint.why[name] for name in names if name in checkpoint.why}
+    checkpoint.tensors = {tensors[name]: t for name, t in checkpoint.tensors.items()}
+    checkpoint.kept = {tensors[name]: layer for name, layer in checkpoint.kept.items()}
 
 
 def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart]:

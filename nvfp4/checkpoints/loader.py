@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from nvfp4 import _C
 from nvfp4._saving import prepare_saving
 from nvfp4.checkpoints import comfy_kitchen, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
+from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
 from nvfp4.linear import Linear
 from nvfp4.modules import find_dense, keep_hooks
@@ -36,14 +38,16 @@ def load(
 
     Args:
         source: a folder with config.json and *.safetensors files, one such file, a GGUF file, or a dict of tensors by
-            their full names. Files are mapped into memory: a tensor's bytes are read when they are used. A weight that
+            their full names. Of files in parts (-00001-of-00003) one stands for all. Files are mapped into memory: a tensor's bytes are read when they are used. A weight that
             a file does not align to 8 bytes is copied for its nvfp4.Linear, and so are all weights of GGUF and
             comfy-kitchen, whose nibbles have another order. Needs safetensors, or gguf.
-        model: a model whose modules have the checkpoint's names. Each layer of the checkpoint replaces the
-            torch.nn.Linear or nvfp4.Linear of its name, on that layer's device, or on the CPU and still in the mapped
-            file if that was on the meta device. All other tensors are copied into the parameters and buffers of their
+        model: a model whose modules have the checkpoint's names, or one of transformers, which renames some. Each layer
+            of the checkpoint replaces the torch.nn.Linear or nvfp4.Linear of its name, on that layer's device, or on
+            the CPU and still in the mapped file if that was on the meta device. All other tensors are copied into the parameters and buffers of their
             names; those on the meta device become the file's tensors. Buffers that a state dict leaves out stay as they
-            are. None: there is no model to change.
+            are. What the model's class leaves out, such as layers that predict further tokens (MTP), is skipped. A head
+            of a model of transformers that the checkpoint lacks stays as it is, with a warning. None: there is no model
+            to change.
         format: None: what the source says. "comfy-kitchen" for such tensors without a mark (`comfy_quant` tensors, or
             `_quantization_metadata` of the file), whose names are ModelOpt's.
         mesh, plan: of torch's parallelize_module, with styles of nvfp4.parallel: a rank reads its slices alone.
@@ -91,7 +95,10 @@ def load(
     if plan is not None and model is None:
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
-    checkpoint = read(source, format, rows, activations=activations)
+    unwanted = None if model is None else unwanted_by(model)
+    checkpoint = read(source, format, rows, activations=activations, unwanted=unwanted)
+    if model is not None and unwanted is not None:
+        fit(checkpoint, model, unwanted)
     if plan is None:
         check_scales(checkpoint)
     if model is None:
@@ -104,6 +111,35 @@ def load(
 
 
 # ---- the model ----
+
+
+def unwanted_by(model: torch.nn.Module) -> Callable[[str], str | None]:
+    """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
+    if not is_pretrained(model):
+        return left_out(model)
+    from nvfp4.transformers import renamer  # here: imports transformers' loader
+
+    renamed = renamer(model)
+    return left_out(model, lambda name: renamed(name)[0])
+
+
+def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str], str | None]) -> None:
+    """Skips what the model's class leaves out, and renames the rest as transformers does."""
+    for name in [*checkpoint.layers, *checkpoint.experts]:
+        if reason := unwanted(f"{name}.weight"):
+            checkpoint.skipped[name] = reason
+            checkpoint.layers.pop(name, None)
+            checkpoint.experts.pop(name, None)
+    for name in [*checkpoint.tensors]:
+        if reason := unwanted(name):
+            del checkpoint.tensors[name]
+            checkpoint.skipped[checkpoint.kept.pop(name, name)] = reason
+    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    strange = any(name not in names for name in checkpoint.layers)
+    if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
+        from nvfp4.transformers import rename
+
+        rename(model, checkpoint)
 
 
 def put(
@@ -139,12 +175,20 @@ def put(
         if t.is_floating_point() != own[name].is_floating_point():
             raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
     given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
+    heads: set[str] = set()
+    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in checkpoint.layers)}
     buffers = {name for name, module in modules.items() for key in module._non_persistent_buffers_set}
     for name, t in own.items():
         module, _, key = name.rpartition(".")
         temporary = module in buffers and key in modules[module]._non_persistent_buffers_set
-        if id(t) not in given and not temporary:
+        if id(t) in given or temporary:
+            continue
+        if not t.is_meta and is_head(model, module, filled):
+            heads.add(module)
+        else:
             raise _C.Error(f"{name}: is in the model but not in the checkpoint")
+    for name in sorted(heads):
+        warnings.warn(f"{name}: is not in the checkpoint and stays as it is in the model", stacklevel=3)
 
     parts: dict[str, Linear] = {}
     styles: dict[str, ParallelStyle] = {}

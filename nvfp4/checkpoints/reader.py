@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ def read(
     rows: Mapping[str, int] | None = None,
     errors: dict[str, str] | None = None,
     activations: str | None = AUTO,
+    unwanted: Callable[[str], str | None] | None = None,
 ) -> Checkpoint:
     """A checkpoint without a model.
 
@@ -63,6 +64,7 @@ def read(
         source, format, activations: as of load.
         rows: N of layers that the format pads.
         errors: where the error message of a layer goes, instead of being raised.
+        unwanted: why a tensor of this name is not read; None: it is.
     """
     metadata: dict[str, str] = {}
     recipe, where = None, "source"
@@ -82,7 +84,7 @@ def read(
             return others.read_comfy(tensors, metadata, rows or {}, errors, activations)
         name = recognised(where, tensors)
         recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}"))
-    return sort(tensors, recipe, errors, activations)
+    return sort(tensors, recipe, errors, activations, unwanted)
 
 
 # ---- files ----
@@ -204,14 +206,24 @@ def sort(
     recipe: Recipe,
     errors: dict[str, str] | None = None,
     wanted: str | None = AUTO,
+    unwanted: Callable[[str], str | None] | None = None,
 ) -> Checkpoint:
-    """Reads the layers; leaves what is none. With `errors`, notes the error of a layer there and goes on. `wanted` is
-    load's `activations`."""
+    """Reads the layers; leaves what is none.
+
+    Args:
+        errors: where the error message of a layer goes, instead of being raised.
+        wanted: load's `activations`.
+        unwanted: as of read; a module whose tensors are all unwanted may be quantized in any way.
+    """
     checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
     modules, names = grouped(tensors)
     check_marks(recipe, modules, errors)
     for module, own in modules.items():
         prefix = f"{module}." if module else ""
+        reasons = [unwanted(names[module, local]) for local in own] if unwanted is not None else [None]
+        if reasons[0] is not None and all(reasons):
+            checkpoint.skipped[module] = reasons[0]
+            continue
         for local in [local for local in own if local in KV_CACHE]:
             checkpoint.skipped[names[module, local]] = "is a scale of the KV cache, which nvfp4 does not have"
             del own[local]
@@ -280,6 +292,12 @@ def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
 def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.Module]) -> None:
     old = modules.get(name)
     if old is None:
+        stack = name.partition(".experts.")[0] + ".experts"
+        if ".experts." in name and stack in modules:
+            kind = type(modules[stack]).__name__
+            raise _C.Error(
+                f"{name}: is one of the experts of a {kind} in the model, which cannot take NVFP4 layers yet"
+            )
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
     if type(old) is not torch.nn.Linear and type(old) is not Linear:
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")
