@@ -33,7 +33,7 @@ from nvfp4.checkpoints.common import (
     check_scales,
 )
 from nvfp4.checkpoints.fit import is_head, left_out
-from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, read_json, sort
+from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_json, read_tensors, sort
 from nvfp4.checkpoints.save import SaveReport, mode_of, packed_tensors, quantization_configs
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
@@ -258,11 +258,10 @@ class ModelOptQuantizer(HfQuantizer):
                 f"checkpoint_files: transformers {transformers.__version__} names no files to load; an NVFP4 model is "
                 "made from *.safetensors files alone"
             )
-        tensors: dict[str, Tensor] = {}
         for file in files:
             if not file.endswith(".safetensors"):
                 raise _C.Error(f"{file}: is no *.safetensors file")
-            tensors |= read_files(Path(file))[0]
+        tensors, _ = read_tensors(map(Path, files))
         config = self.quantization_config
         return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted)
 

@@ -8,7 +8,8 @@ from typing import Any
 from nvfp4 import _C
 from nvfp4.checkpoints.common import Checkpoint
 from nvfp4.checkpoints.loader import load
-from nvfp4.checkpoints.reader import INDEX, read_json
+from nvfp4.checkpoints.parts import INDEX
+from nvfp4.checkpoints.reader import read_json
 from nvfp4.checkpoints.save import SaveReport, check_format, shard_bytes, write
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")

@@ -38,16 +38,17 @@ def load(
 
     Args:
         source: a folder with config.json and *.safetensors files, one such file, a GGUF file, or a dict of tensors by
-            their full names. Of files in parts (-00001-of-00003) one stands for all. Files are mapped into memory: a tensor's bytes are read when they are used. A weight that
-            a file does not align to 8 bytes is copied for its nvfp4.Linear, and so are all weights of GGUF and
-            comfy-kitchen, whose nibbles have another order. Needs safetensors, or gguf.
+            their full names. Of a file in parts (-00001-of-00003) one stands for all. Files are mapped into memory: a
+            tensor's bytes are read when they are used. A weight that a file does not align to 8 bytes is copied for its
+            nvfp4.Linear, and so are all weights of GGUF and comfy-kitchen, whose nibbles have another order. Needs
+            safetensors, or gguf.
         model: a model whose modules have the checkpoint's names, or one of transformers, which renames some. Each layer
             of the checkpoint replaces the torch.nn.Linear or nvfp4.Linear of its name, on that layer's device, or on
-            the CPU and still in the mapped file if that was on the meta device. All other tensors are copied into the parameters and buffers of their
-            names; those on the meta device become the file's tensors. Buffers that a state dict leaves out stay as they
-            are. What the model's class leaves out, such as layers that predict further tokens (MTP), is skipped. A head
-            of a model of transformers that the checkpoint lacks stays as it is, with a warning. None: there is no model
-            to change.
+            the CPU and still in the mapped file if that was on the meta device. All other tensors are copied into the
+            parameters and buffers of their names; those on the meta device become the file's tensors. Buffers that a
+            state dict leaves out stay as they are. What the model's class leaves out, such as layers that predict
+            further tokens (MTP), is skipped. A head of a model of transformers that the checkpoint lacks stays as it
+            is, with a warning. None: there is no model to change.
         format: None: what the source says. "comfy-kitchen" for such tensors without a mark (`comfy_quant` tensors, or
             `_quantization_metadata` of the file), whose names are ModelOpt's.
         mesh, plan: of torch's parallelize_module, with styles of nvfp4.parallel: a rank reads its slices alone.

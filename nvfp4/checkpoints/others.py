@@ -17,8 +17,10 @@ from nvfp4.checkpoints.claims import check_unclaimed, grouped, has_scale, keep, 
 from nvfp4.checkpoints.common import AUTO, Checkpoint, add_layer, chosen, noted, table
 from nvfp4.checkpoints.names import Modules, Names
 from nvfp4.checkpoints.options import COMFY, TORCHAO, TORCHAO_ACTIVATIONS, check_flag, check_keys, check_off
+from nvfp4.checkpoints.parts import parts_of
 from nvfp4.packed import BLOCK, PackedLinear, round_up
 
+SPLIT = ("split.count", "split.no")  # of a GGUF file in parts
 Errors = dict[str, str] | None  # of the layers by name, where they are not raised
 
 
@@ -194,12 +196,24 @@ def read_gguf(path: Path, errors: Errors = None, wanted: str | None = AUTO) -> C
         raise ModuleNotFoundError("nvfp4.load needs gguf for GGUF files: pip install gguf", name="gguf") from None
     if not path.exists():
         raise _C.Error(f"{path}: does not exist")
-    try:
-        stored = GGUFReader(path, "c").tensors  # mapped; torch has no tensors that cannot be written
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise _C.Error(f"{path}: is no GGUF file, or damaged: {error}") from None
-    checkpoint, tensors, packed = Checkpoint(gguf.NAME), {}, set()
+    files, stored = parts_of(path), []
+    for number, file in enumerate(files):
+        try:
+            reader = GGUFReader(file, "c")  # mapped; torch has no tensors that cannot be written
+            fields = [reader.get_field(key) for key in SPLIT]
+            count, place = (default if x is None else int(x.contents()) for x, default in zip(fields, (1, 0)))
+        except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
+            raise _C.Error(f"{file}: is no GGUF file, or damaged: {error}") from None
+        if count != len(files) or place != number:
+            raise _C.Error(
+                f"{file}: is part {place + 1} of {count} by its header, and {number + 1} of {len(files)} by its name; "
+                "parts are named NAME-00001-of-00003.gguf"
+            )
+        stored += reader.tensors
+    checkpoint, tensors, packed = Checkpoint(gguf.NAME), dict[str, Tensor](), set()
     for entry in stored:
+        if entry.name in tensors:
+            raise _C.Error(f"{entry.name}: is in two parts of {path.name}")
         t = torch.from_numpy(entry.data)
         if entry.tensor_type == GGMLQuantizationType.BF16:
             t = t.view(torch.bfloat16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from nvfp4.checkpoints.common import (
     table,
 )
 from nvfp4.checkpoints.names import Modules
+from nvfp4.checkpoints.parts import files_of, find_index, parts_of, unread_files
 from nvfp4.linear import Linear
 from nvfp4.modules import large
 from nvfp4.packed import PackedLinear
@@ -45,7 +46,7 @@ KV_CACHE = (
     "v_zero_point",
     "q_zero_point",
 )
-INDEX, HF_QUANT = "model.safetensors.index.json", "hf_quant_config.json"
+HF_QUANT = "hf_quant_config.json"
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
 FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
 
@@ -67,6 +68,7 @@ def read(
         unwanted: why a tensor of this name is not read; None: it is.
     """
     metadata: dict[str, str] = {}
+    unread: dict[str, str] = {}
     recipe, where = None, "source"
     if isinstance(source, Mapping):
         tensors = dict(source)
@@ -75,47 +77,58 @@ def read(
         if path.suffix == ".gguf" and not path.is_dir():
             return others.read_gguf(path, errors, activations)
         tensors, metadata = read_files(path)
+        unread = unread_files(path)
         if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
             recipe = read_recipe(path if path.is_dir() else path.parent)
-    if recipe is None:
-        if torchao.is_described(metadata):
-            return others.read_torchao(tensors, metadata, errors, activations)
-        if format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata):
-            return others.read_comfy(tensors, metadata, rows or {}, errors, activations)
-        name = recognised(where, tensors)
-        recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}"))
-    return sort(tensors, recipe, errors, activations, unwanted)
+    if recipe is None and torchao.is_described(metadata):
+        checkpoint = others.read_torchao(tensors, metadata, errors, activations)
+    elif recipe is None and (format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata)):
+        checkpoint = others.read_comfy(tensors, metadata, rows or {}, errors, activations)
+    else:
+        if recipe is None:
+            name = recognised(where, tensors)
+            recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}"))
+        checkpoint = sort(tensors, recipe, errors, activations, unwanted)
+    checkpoint.skipped |= unread
+    return checkpoint
 
 
 # ---- files ----
 
 
 def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped. And the
-    files' metadata."""
+    """All tensors of a checkpoint's files, mapped, and the files' metadata."""
+    if not path.exists():
+        raise _C.Error(f"{path}: does not exist")
+    index = find_index(path)
+    expected = {} if index is None else weight_map(index)
+    if index is None or (not path.is_dir() and path != index and path.name not in expected.values()):
+        files, expected = files_of(path)[0] if path.is_dir() else parts_of(path), {}
+    else:
+        files = [index.parent / name for name in sorted(set(expected.values()))]
+    if not files:
+        hint = "; of GGUF give the file itself" if any(path.glob("*.gguf")) else ""
+        raise _C.Error(f"{path}: has no *.safetensors file{hint}")
+    by = "" if index is None else index.name
+    for file in files:
+        if not file.is_file():
+            raise _C.Error(f"{file}: does not exist, but {by} names it")
+    tensors, metadata = read_tensors(files)
+    for name, file_name in expected.items():
+        if name not in tensors:
+            raise _C.Error(f"{name}: is not in {file_name}, where {by} says it is")
+    return tensors, metadata
+
+
+def read_tensors(files: Iterable[Path]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors and the metadata of *.safetensors files."""
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.load needs safetensors: pip install safetensors", name="safetensors") from None
-    if not path.exists():
-        raise _C.Error(f"{path}: does not exist")
-    index = path / INDEX
-    expected: dict[str, str] = {}
-    if not path.is_dir():
-        files = [path]
-    elif index.exists():
-        expected = weight_map(index)
-        files = [path / name for name in sorted(set(expected.values()))]
-    else:
-        files = sorted(path.glob("*.safetensors"))
-    if not files:
-        hint = "; of GGUF give the file itself" if any(path.glob("*.gguf")) else ""
-        raise _C.Error(f"{path}: has no *.safetensors file{hint}")
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for file in files:
-        if not file.is_file():
-            raise _C.Error(f"{file}: does not exist, but {INDEX} names it")
         try:
             with safe_open(str(file), framework="pt") as opened:
                 metadata |= opened.metadata() or {}
@@ -125,9 +138,6 @@ def read_files(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                     tensors[name] = opened.get_tensor(name)
         except SafetensorError as error:
             raise _C.Error(f"{file}: is no safetensors file, or damaged: {error}") from None
-    for name, file_name in expected.items():
-        if name not in tensors:
-            raise _C.Error(f"{name}: is not in {file_name}, where {INDEX} says it is")
     return tensors, metadata
 
 
