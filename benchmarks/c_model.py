@@ -144,7 +144,7 @@ def answering(on: Struct, clusters: Sequence[int]) -> Struct:
 
 
 def clusters_that_fit(on: Struct, cluster: int, per_sm: int = 1) -> int:
-    """Of that many CTAs, by the sm100 plan."""
+    """The values of that many CTAs, by the sm100 plan."""
     function = library().c.clusters_that_fit
     function.restype = ctypes.c_int64
     return function(ctypes.byref(on), ctypes.c_int32(cluster), ctypes.c_int32(per_sm))

@@ -16,7 +16,7 @@ from torch import Tensor
 from nvfp4 import _C, _api, _text
 from nvfp4._saving import prepare_saving
 from nvfp4.linear import Linear
-from nvfp4.modules import FUSED, FusedPart, keep_hooks
+from nvfp4.modules import FUSED, FusedPart, find_dense, keep_hooks, stacked
 from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, check_block_scale, check_tensor, check_type, prefix_errors
 
 ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
@@ -53,18 +53,26 @@ class QuantizeReport:
     Attributes:
         layers (list of QuantizedLayer): the layers that are NVFP4 now, in the model's order.
         skipped (dict of str): the names of the other linear layers, each with the reason.
+            Dense parameters with 3 dimensions or more (experts) are here too.
+        dense (dict of int): the bytes of each parameter that stays dense and has more than 1 MB, or more than 1 % of
+            the model.
+        other_bytes (int): the bytes of all parameters and buffers that are not in `layers`.
     """
 
     layers: list[QuantizedLayer] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    dense: dict[str, int] = field(default_factory=dict)
+    other_bytes: int = 0
 
     @property
     def bytes_before(self) -> int:
-        return sum(layer.bytes_before for layer in self.layers)
+        """The bytes of the whole model before."""
+        return sum(layer.bytes_before for layer in self.layers) + self.other_bytes
 
     @property
     def bytes_after(self) -> int:
-        return sum(layer.bytes_after for layer in self.layers)
+        """The bytes of the whole model now."""
+        return sum(layer.bytes_after for layer in self.layers) + self.other_bytes
 
     def __str__(self) -> str:
         rows = [
@@ -79,10 +87,13 @@ class QuantizeReport:
             )
             for layer in self.layers
         ]
+        if self.other_bytes:
+            rows.append(("all else", "", "", str(self.other_bytes), str(self.other_bytes), "", ""))
         rows.append(("total", "", "", str(self.bytes_before), str(self.bytes_after), "", ""))
         columns = ("layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused")
         text = _text.plain(columns, rows, [True] + [False] * 5 + [True])
-        return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items())])
+        dense = [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
+        return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items()), *dense])
 
 
 def quantize_model(
@@ -126,7 +137,7 @@ def quantize_model(
             "four_over_six" is more exact and slower to quantize.
 
     Returns:
-        A QuantizeReport.
+        A QuantizeReport, which also names what stays dense, such as stacked experts.
 
     Hooks of the replaced layers are kept. `save_pretrained` of a model of transformers then writes ModelOpt's format,
     or compressed-tensors if a layer has a dynamic input scale. nvfp4.transformers.load loads both.
@@ -160,7 +171,9 @@ def quantize_model(
             if not linear.weight.is_meta and not bool(linear.weight.isfinite().all()):
                 raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
     scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale])
-    report, names = QuantizeReport(skipped=skipped), list(linears)
+    dense, other_bytes = find_dense(model, linears.values())
+    skipped |= stacked(model, dense)
+    report, names = QuantizeReport(skipped=skipped, dense=dense, other_bytes=other_bytes), list(linears)
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
     made: dict[str, Linear] = {}

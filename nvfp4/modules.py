@@ -1,8 +1,9 @@
-"""Modules that replace a model's linear layers: the parts of a joined layer, and the hooks of a replaced one."""
+"""Modules that replace a model's linear layers: the parts of a joined layer, and the hooks of a replaced one. And the
+parameters that stay dense beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from nvfp4.packed import PackedLinear
 
 # Layers with one parent and, where the model calls them one after another, one input.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"), ("w1", "w3"))
+LARGE_BYTES, LARGE_SHARE = 10**6, 0.01  # of a tensor that a report names: the smaller of both
 HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
@@ -33,6 +35,34 @@ def keep_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
 
 def computes_weight(hook: object) -> bool:
     return type(hook).__module__.startswith("torch.nn.utils.")
+
+
+def large(tensors: Mapping[str, Tensor], everything: int) -> dict[str, int]:
+    """The bytes of tensors with more than 1 MB, or more than 1 % of all bytes."""
+    limit = min(LARGE_BYTES, everything * LARGE_SHARE)
+    return {name: t.nbytes for name, t in tensors.items() if t.nbytes > limit}
+
+
+def find_dense(model: torch.nn.Module, layers: Iterable[torch.nn.Module]) -> tuple[dict[str, int], int]:
+    """The bytes of each large parameter that is not in one of these layers, and of all other parameters and buffers. A
+    tensor with several names counts once, under the first."""
+    taken = {id(t) for layer in layers for t in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))}
+    everything = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    others = {name: t for name, t in model.named_parameters() if id(t) not in taken}
+    buffers = sum(t.nbytes for t in model.buffers() if id(t) not in taken)
+    return large(others, everything), sum(t.nbytes for t in others.values()) + buffers
+
+
+def stacked(model: torch.nn.Module, dense: Mapping[str, int]) -> dict[str, str]:
+    """Dense parameters with 3 dimensions or more, with the reason."""
+    found = {}
+    for name, count in dense.items():
+        t = model.get_parameter(name)
+        if t.ndim > 2:
+            kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+            shape = "x".join(map(str, t.shape))
+            found[name] = f"is a parameter {shape} of a {kind}, no torch.nn.Linear; {count} bytes stay dense"
+    return found
 
 
 class FusedPart(torch.nn.Module):

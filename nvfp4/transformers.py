@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,10 +33,10 @@ from nvfp4.checkpoints.common import (
     check_scales,
     strings,
     table,
-    with_activations,
 )
-from nvfp4.checkpoints.files import read_json
-from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_files, sort
+from nvfp4.checkpoints.files import check_file, read_json
+from nvfp4.checkpoints.fit import is_head, left_out
+from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_tensors, sort
 from nvfp4.checkpoints.save import SaveReport, is_under, mode_of, packed_tensors, quantization_configs
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
@@ -75,7 +75,6 @@ __all__ = ["CompressedTensorsConfig", "CompressedTensorsQuantizer", "ModelOptCon
 COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
-KV_PATTERN = rf"(^|\.)({'|'.join(KV_CACHE)})$"
 
 
 def load(
@@ -217,10 +216,11 @@ class ModelOptQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if getattr(model.config, "distributed_config", None) is not None:
             raise _C.Error("distributed_config: is given; NVFP4 layers cannot be distributed yet")
-        checkpoint = self._read(kwargs.get("checkpoint_files"))
+        renamed = renamer(model)
+        checkpoint = self._read(kwargs.get("checkpoint_files"), left_out(model, lambda name: renamed(name)[0]))
         check_scales(checkpoint)
         for name, reason in checkpoint.skipped.items():
-            if name.rpartition(".")[2] not in KV_CACHE:
+            if name in checkpoint.kept.values():
                 raise _C.Error(f"{name}: cannot be put into the model: {reason}")
         for name, experts in checkpoint.experts.items():
             raise _C.Error(f"{name}: cannot be put into the model: is a stack of {len(experts)} experts")
@@ -232,14 +232,17 @@ class ModelOptQuantizer(HfQuantizer):
         for name, module in modules.items():  # transformers warns of missing tensors, and makes them up
             absent = f"{name}.weight" not in given and f"{name}.weight" not in model.all_tied_weights_keys
             if type(module) is torch.nn.Linear and absent and mode(name) in (W4A4, W4A4_DYNAMIC, W4A16):
-                raise _C.Error(f"{name}: is NVFP4 by the configuration but not in the checkpoint")
+                if not is_head(model, name, given):
+                    raise _C.Error(f"{name}: is NVFP4 by the configuration but not in the checkpoint")
+                warnings.warn(f"{name}: is not in the checkpoint and stays dense", stacklevel=2)
 
         activations = self.quantization_config.activations
         stored: dict[int, _Stored] = {}
         for name, packed in checkpoint.layers.items():
             old = modules[names[name]]
-            self.modes[names[name]] = mode_of(packed)
-            stored[id(old)] = _Stored(packed, self.quantization_config.format, old, activations)
+            if activations == AUTO:  # else the configuration describes other modes
+                self.modes[names[name]] = mode_of(packed)
+            stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
             # The configuration ties this weight, but the checkpoint has one of its own, which can be no Parameter.
             if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
                 model.config.tie_word_embeddings = False
@@ -248,26 +251,29 @@ class ModelOptQuantizer(HfQuantizer):
                 if id(child) in stored:
                     setattr(module, key, stored[id(child)])
         self.skipped = checkpoint.skipped
-        if self.skipped:
-            first = next(iter(self.skipped))
-            warnings.warn(f"skips {len(self.skipped)} scales of the KV cache ({first}, ...)", stacklevel=2)
-            ignored = set(model._keys_to_ignore_on_load_unexpected or ()) | {KV_PATTERN}
-            model._keys_to_ignore_on_load_unexpected = ignored
+        cache = [name for name in self.skipped if name.rpartition(".")[2] in KV_CACHE]
+        for name in self.skipped.keys() - {*cache}:
+            warnings.warn(f"{name}: {self.skipped[name]}", stacklevel=2)
+        if cache:
+            warnings.warn(f"skips {len(cache)} scales of the KV cache ({cache[0]}, ...)", stacklevel=2)
             self.quantization_config.drop_kv_cache()
+        unused = rf"(^|\.)({'|'.join((*KV_CACHE, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
+        model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), unused}
 
-    def _read(self, files: list[str] | None) -> Checkpoint:
+    def _read(self, files: list[str] | None, unwanted: Callable[[str], str | None]) -> Checkpoint:
         """The mapped tensors of all files, checked by name, shape and dtype; transformers reads them again."""
         if not files:
             raise _C.Error(
                 f"checkpoint_files: transformers {transformers.__version__} names no files to load; an NVFP4 model is "
                 "made from *.safetensors files alone"
             )
-        tensors: dict[str, Tensor] = {}
         for file in files:
             if not file.endswith(".safetensors"):
                 raise _C.Error(f"{file}: is no *.safetensors file")
-            tensors |= read_files(Path(file))[0]
-        return sort(tensors, self.quantization_config.recipe())
+            check_file(Path(file))
+        tensors, _ = read_tensors(map(Path, files))
+        config = self.quantization_config
+        return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
@@ -328,10 +334,10 @@ class _Stored(Linear):
     `finish` turns it into an nvfp4.Linear in place: hooks that accelerate adds to a module stay where they are.
     """
 
-    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear, wanted: str | None) -> None:
+    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = packed.in_features, packed.out_features
-        self.activations, self.format, self.wanted = packed.activations, format, wanted
+        self.activations, self.format = packed.activations, format
         for key, t in format.write(packed).items():
             dtype = old.bias.dtype if key == "bias" else t.dtype
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
@@ -344,12 +350,12 @@ class _Stored(Linear):
         # A model may keep modules in fp32, which holds e4m3 exactly.
         tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
         try:
-            packed = with_activations(self.format.read(tensors, self.activations), self.wanted)
+            packed = self.format.read(tensors, self.activations)
         except _C.Error as error:
             raise _C.Error(f"{name}.{error}") from None
         layer = Linear.from_packed(packed)
         self.activations = layer.activations
-        del self.format, self.wanted
+        del self.format
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
         self.__class__ = Linear
 
@@ -359,20 +365,30 @@ class _Stored(Linear):
     _apply = torch.nn.Module._apply
 
 
-def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
-    """Maps each layer of the checkpoint to its name in the model, by the renamings with which transformers loads.
-    Returns also the names of all weights that the model is given.
+def renamer(model: Any) -> Callable[[str], tuple[str, str | None]]:
+    """Returns a function that renames a tensor of a checkpoint as transformers does. It returns the name in the model
+    and, where transformers joins or splits the tensor, the pattern of the conversion.
     """
     conversions = get_model_conversion_mapping(model)
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
-    by_source = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     state = model.state_dict()
 
     def renamed(key: str) -> tuple[str, str | None]:
         new, source = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
         return (key, None) if new not in state and key in state else (new, source)
 
+    return renamed
+
+
+def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
+    """Maps each layer of the checkpoint to its name in the model, by the renamings with which transformers loads.
+    Returns also the names of all weights that the model is given.
+    """
+    conversions = get_model_conversion_mapping(model)
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    by_source = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    renamed = renamer(model)
     names, given = {}, set()
     for name in checkpoint.layers:
         key, source = renamed(f"{name}.weight")
@@ -385,6 +401,28 @@ def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]
         targets = [] if source is None else by_source[source].target_patterns  # one name there, several here
         given |= {key, *(key.replace(targets[0], target) for target in targets)}
     return names, given
+
+
+def rename(model: Any, checkpoint: Checkpoint) -> None:
+    """Gives a checkpoint's layers and tensors their names in a model of transformers.
+
+    Raises:
+        nvfp4.Error: transformers joins or splits a tensor while it loads.
+    """
+    renamed, state = renamer(model), model.state_dict()
+
+    def new(name: str) -> str:
+        key, source = renamed(name)
+        if source is not None and name not in state:
+            raise _C.Error(f"{name}: is joined or split by transformers while it loads; use nvfp4.transformers.load")
+        return name if source is not None else key
+
+    names = {name: new(f"{name}.weight").removesuffix(".weight") for name in checkpoint.layers}
+    tensors = {name: new(name) for name in checkpoint.tensors}
+    checkpoint.layers = {names[name]: packed for name, packed in checkpoint.layers.items()}
+    checkpoint.why |= {names[name]: checkpoint.why[name] for name in names if name in checkpoint.why}
+    checkpoint.tensors = {tensors[name]: t for name, t in checkpoint.tensors.items()}
+    checkpoint.kept = {tensors[name]: layer for name, layer in checkpoint.kept.items()}
 
 
 def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart]:

@@ -22,7 +22,7 @@ from nvfp4 import _C, _api
 from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
 from nvfp4.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
 
-NAME = "comfy-kitchen"
+NAME, NVFP4 = "comfy-kitchen", "nvfp4"
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
 INPUT_SCALE, MARK, METADATA = "input_scale", "comfy_quant", "_quantization_metadata"
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
+from nvfp4.checkpoints.names import Names
 from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
@@ -20,7 +22,24 @@ W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
 
 MOST_EXPERTS = 16384  # of a stack; each takes 0.2 ms and 2 KB beside its tensors
 
+PAIRED = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale")
 SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block scales that are no "weight_scale"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a configuration says of a layer.
+
+    Attributes:
+        mode: "W4A4", "W4A4 dynamic", "W4A16", AUTO (by its tensors), None for a layer that is not quantized, or another
+            way to quantize it in words of the format ("FP8").
+        why: the part of the configuration that says so.
+        subtree: the mode of an NVFP4 layer in a subtree that the configuration ignores; None: it must not be one.
+    """
+
+    mode: str | None
+    why: str
+    subtree: str | None = None
 
 
 @dataclass(frozen=True)
@@ -29,12 +48,20 @@ class Recipe:
 
     Attributes:
         format: "compressed-tensors" or "modelopt".
-        mode: a function of a layer's name: "W4A4", "W4A4 dynamic", "W4A16", None for a layer that is not quantized,
-            or another way to quantize it in words of the format ("FP8").
+        look: what it says of a layer of this name.
+        names: all its patterns, which `sort` tells the checkpoint's modules.
+        marks: places of the configuration of which at least one pattern must mean a module of the checkpoint.
+        options: options that nvfp4 does not know, with a text for `skipped`.
     """
 
     format: str
-    mode: Callable[[str], str | None]
+    look: Callable[[str], Verdict]
+    names: tuple[Names, ...] = ()
+    marks: tuple[Names, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def mode(self, name: str) -> str | None:
+        return self.look(name).mode
 
 
 @dataclass(repr=False)
@@ -47,6 +74,12 @@ class Checkpoint:
         experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
         tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
         skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
+        kept: of each tensor of a skipped layer that layer's name.
+        why: of each layer, stack and skipped layer the part of the configuration, or the tensors, that say how to read
+            it.
+        dense: the bytes of each parameter of the model, or without a model of each tensor, that is not NVFP4 and has
+            more than 1 MB, or more than 1 % of the whole.
+        other_bytes: of all parameters and buffers of the model, or tensors, that are not in NVFP4 layers.
     """
 
     format: str
@@ -54,6 +87,16 @@ class Checkpoint:
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    dense: dict[str, int] = field(default_factory=dict)
+    other_bytes: int = 0
+
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes of all layers and stacks of experts."""
+        stacks = [packed for experts in self.experts.values() for packed in experts]
+        return sum(packed.nbytes for packed in (*self.layers.values(), *stacks))
 
     def __repr__(self) -> str:
         read = f"{len(self.layers)} layers, {len(self.experts)} stacks of experts, {len(self.tensors)} other tensors"
@@ -128,12 +171,21 @@ def check_activations(activations: str | None) -> None:
         raise _C.Error(f"activations: is {activations!r}; must be {AUTO!r}, 'nvfp4' or None")
 
 
-def with_activations(packed: PackedLinear, activations: str | None) -> PackedLinear:
-    """A layer that computes as `activations` says; AUTO: as it is. W4A16 has no input scale."""
-    if activations in (AUTO, packed.activations):
-        return packed
-    scale = None if activations is None else packed.input_global_scale
-    return replace(packed, activations=activations, input_global_scale=scale)
+def chosen(
+    own: dict[str, Tensor], input_scale: str, activations: str | None, wanted: str | None, dynamic: bool = False
+) -> str | None:
+    """The `activations` with which to read a layer's tensors. Removes an input scale that is not used, so that it is
+    not checked either.
+
+    Args:
+        own: the layer's tensors, `input_scale` the name of theirs.
+        activations: what the checkpoint says: "nvfp4", None or AUTO.
+        wanted: what the caller says, which comes first; AUTO: nothing.
+        dynamic: whether the checkpoint says that each input gives its scale.
+    """
+    if wanted is None or dynamic:
+        own.pop(input_scale, None)
+    return activations if wanted == AUTO else wanted
 
 
 def check_scales(checkpoint: Checkpoint, checked: Collection[str] = ()) -> None:
@@ -145,15 +197,6 @@ def check_scales(checkpoint: Checkpoint, checked: Collection[str] = ()) -> None:
     local = SCALES.get(checkpoint.format, "weight_scale")
     for name, packed in layers.items():
         check_block_scales(f"{name}.{local}" if name else local, packed)
-
-
-def by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of each module by their names in it."""
-    modules: dict[str, dict[str, Tensor]] = {}
-    for name, t in tensors.items():
-        module, _, local = name.rpartition(".")
-        modules.setdefault(module, {})[local] = t
-    return modules
 
 
 @contextlib.contextmanager
@@ -173,10 +216,16 @@ def add_layer(
     own: Mapping[str, Tensor],
     weight: str,
     read: Callable[[Mapping[str, Tensor]], PackedLinear],
+    rows: bool = False,
 ) -> None:
-    """Reads a layer, or a stack of experts if own[weight] is [E, N, K/2], into the checkpoint."""
+    """Reads a layer, or a stack of experts if own[weight] is [E, N, K/2], into the checkpoint.
+
+    Args:
+        rows: whether rows of the tensors are rows of the layer, as ours.
+    """
     if weight in own and own[weight].ndim == 3:
-        checkpoint.experts[name] = read_experts(name, own, weight, read)
+        one = functools.partial(read_halves, weight=weight, read=read) if rows else read
+        checkpoint.experts[name] = read_experts(name, upright(own, weight) if rows else own, weight, one)
         return
     try:
         checkpoint.layers[name] = read(own)
@@ -205,8 +254,47 @@ def read_experts(
             raise _C.Error(f"{name}.{local}: shape is {list(t.shape)}; must begin with {count}, the number of experts")
     layers = []
     for i in range(count):
+        expert = {local: t[i] if t.ndim and t.shape[0] == count else t for local, t in own.items()}
         try:
-            layers.append(read({local: t[i] if t.ndim and t.shape[0] == count else t for local, t in own.items()}))
+            layers.append(read(expert))
         except _C.Error as error:
             raise _C.Error(f"{name}[{i}].{error}") from None
     return layers
+
+
+def upright(own: Mapping[str, Tensor], weight: str) -> Mapping[str, Tensor]:
+    """A stack's tensors with N before K. The shapes of weight and block scales say which of them comes first."""
+    values, scale = own[weight], own.get("weight_scale")
+    if scale is None or scale.ndim != 3 or values.shape[2] != scale.shape[2] or values.shape[1] != scale.shape[1] * 8:
+        return own
+    return {**own, weight: values.transpose(1, 2), "weight_scale": scale.transpose(1, 2)}
+
+
+def read_halves(
+    own: Mapping[str, Tensor], weight: str, read: Callable[[Mapping[str, Tensor]], PackedLinear]
+) -> PackedLinear:
+    """An expert's layer. Gate and up that are joined along N may have a global scale each, in a tensor of two."""
+    pairs = {local for local, t in own.items() if local.endswith(PAIRED) and t.numel() == 2}
+    if not pairs or own[weight].shape[0] % 2:
+        return read(own)
+    rows = own[weight].shape[0] // 2
+    halves = []
+    for i in range(2):
+        part = {
+            local: t[i * rows : (i + 1) * rows] if t.ndim and t.shape[0] == 2 * rows else t for local, t in own.items()
+        }
+        halves.append(read(part | {local: own[local].flatten()[i] for local in pairs}))
+    first = halves[0]
+    given = [half.input_global_scale for half in halves if half.input_global_scale is not None]
+    if len(given) == 2 and not given[0].is_meta and not torch.equal(*given):
+        values = " and ".join(f"{float(t):g}" for t in given)
+        raise _C.Error(f"input_global_scale: is {values} for gate and up, which have one input; must be equal")
+    scales = [half.weight_global_scale.expand(rows) for half in halves]
+    return PackedLinear(
+        own[weight],
+        own["weight_scale"],
+        torch.cat(scales),
+        first.input_global_scale,
+        own.get("bias"),
+        first.activations,
+    )

@@ -12,18 +12,19 @@ A value is weight_packed * weight_scale / weight_global_scale. Source: compresso
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._text import shown
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
     W4A4_DYNAMIC,
     W4A16,
     Recipe,
+    Verdict,
     check_names,
     one_scale,
     read_scalar,
@@ -32,7 +33,9 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
-from nvfp4.checkpoints.patterns import Pattern, by_regex
+from nvfp4.checkpoints.names import Names
+from nvfp4.checkpoints.options import ARGUMENTS, SCHEME, check_keys, check_transforms, unknown_keys
+from nvfp4.checkpoints.options import COMPRESSED_TENSORS as KEYS
 from nvfp4.packed import PackedLinear
 
 NAME = "compressed-tensors"
@@ -93,53 +96,85 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
 def recipe(config: Mapping[str, Any]) -> Recipe:
     """Reads `quantization_config` of config.json: the groups' targets, the ignored names, and each group's mode.
 
-    A target or ignored name is a layer's name, a regular expression after "re:" that matches from the start of a name,
-    or the class "Linear".
+    A target or ignored name is a pattern of nvfp4.checkpoints.names, or a class: "Linear".
+
+    Raises:
+        nvfp4.Error: a group has an option that is not known, or transforms are applied at run time.
     """
-    ignore = targets(config, "ignore")
-    groups = []
-    for key, group in table(config, "config_groups").items():
+    check_transforms(config)
+    sparse = table(config, "sparsity_config").get("format", "dense")
+    if sparse != "dense":
+        raise _C.Error(f"sparsity_config.format: is {shown(sparse)}; must be 'dense'")
+    ignored = strings(config, "ignore")
+    ignore = Names([name for name in ignored if not is_class(name)], "ignore")
+    groups: list[tuple[str, Names, list[str], str]] = []
+    found = table(config, "config_groups")
+    for key, group in found.items():
         if not isinstance(group, Mapping):
-            raise _C.Error(f"config_groups.{key}: is {group!r}; must be a table with targets and weights")
+            raise _C.Error(f"config_groups.{key}: is {shown(group)}; must be a table with targets and weights")
         where = f"config_groups.{key}."
-        numbers = table(group, "weights", where), table(group, "input_activations", where)
-        groups.append((targets(group, "targets", where), group_mode(*numbers)))
+        check_keys(where, group, SCHEME)
+        numbers = {name: table(group, name, where) for name in ("weights", "input_activations", "output_activations")}
+        for name, given in numbers.items():
+            check_keys(f"{where}{name}.", given, ARGUMENTS)
+        mode = group_mode(numbers["weights"], numbers["input_activations"])
+        if mode in (W4A4, W4A4_DYNAMIC, W4A16):
+            check_group(where, group, numbers)
+        targets = strings(group, "targets", where)
+        classes = [target for target in targets if is_class(target)]
+        names = Names([target for target in targets if not is_class(target)], f"{where}targets")
+        groups.append((f"config_groups.{key}", names, classes, mode))
 
-    def mode(name: str) -> str | None:
-        if ignore.by_name(name) or ignore.by_regex(name) or ignore.linear:
-            return None
-        for own, group in groups:  # the most specific target counts
-            if own.by_name(name):
-                return group
-        for own, group in groups:
-            if own.by_regex(name):
-                return group
-        return next((group for own, group in groups if own.linear), None)
+    def by_group(name: str) -> Verdict:
+        matches = [(match, key, mode) for key, names, _, mode in groups if (match := names.find(name)) is not None]
+        if matches:  # the most specific target counts
+            match, key, mode = min(matches, key=lambda entry: ORDER.index(entry[0].rule))
+            return Verdict(mode, f"{key} has the target {match}")
+        for linear in (True, False):
+            for key, _, classes, mode in groups:
+                for target in classes:
+                    if (target == LINEAR) == linear:
+                        return Verdict(mode, f"{key} has the target {target!r}, a class")
+        return Verdict(None, "no group of the configuration has it as a target")
 
-    return Recipe(NAME, mode)
+    def look(name: str) -> Verdict:
+        match = ignore.find(name)
+        if match is None and LINEAR not in ignored:
+            return by_group(name)
+        mode = by_group(name).mode or AUTO
+        subtree = mode if match is not None and match.subtree else None
+        return Verdict(None, f"ignore has {match or repr(LINEAR)}", subtree)
 
-
-@dataclass
-class Targets:
-    """Names, regular expressions, and whether the class Linear is one."""
-
-    names: frozenset[str]
-    regexes: list[Pattern]
-    linear: bool
-
-    def by_name(self, name: str) -> bool:
-        return name in self.names
-
-    def by_regex(self, name: str) -> bool:
-        return any(regex.match(name) for regex in self.regexes)
+    weighted = [group for group in groups if group[3] != NOTHING]
+    marks = tuple(names for _, names, classes, _ in weighted if names.patterns and not classes)
+    return Recipe(NAME, look, (ignore, *(names for _, names, _, _ in groups)), marks, unknown_keys(config, KEYS))
 
 
-def targets(config: Mapping[str, Any], name: str, where: str = "") -> Targets:
-    """Targets or ignored names."""
-    found = set(strings(config, name, where))
-    regexes = sorted(target for target in found if target.startswith("re:"))
-    names = found.difference(regexes, [LINEAR])
-    return Targets(frozenset(names), [by_regex(f"{where}{name}", regex) for regex in regexes], LINEAR in found)
+ORDER = ("name", "prefix", "joined name", "wildcard", "regular expression", "parent")  # specific ones first
+NOTHING = "no weights"  # a group of attention, with activations alone
+
+
+def is_class(target: str) -> bool:
+    """Whether a target is a class of modules, "Linear" or "LlamaAttention", and no name."""
+    return target.isidentifier() and target[0].isupper()
+
+
+def check_group(where: str, group: Mapping[str, Any], numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Rejects options of an NVFP4 group that change what its layers compute."""
+    if numbers["output_activations"]:
+        raise _C.Error(f"{where}output_activations: are quantized, which nvfp4 does not do; must be null")
+    if group.get("format") not in (None, FORMAT):
+        raise _C.Error(f"{where}format: is {shown(group['format'])}; must be {FORMAT!r}")
+    for name in ("weights", "input_activations"):
+        given = numbers[name]
+        if given.get("symmetric") is False:
+            raise _C.Error(f"{where}{name}.symmetric: is False; must be true: NVFP4 has no zero points")
+        dynamic = given.get("dynamic")
+        if dynamic not in ((None, False) if name == "weights" else (None, False, True, "local")):
+            raise _C.Error(f"{where}{name}.dynamic: is {shown(dynamic)}; must be {DYNAMIC[name]}")
+
+
+DYNAMIC = {"weights": "false", "input_activations": "true, false or 'local'"}
 
 
 def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
@@ -155,10 +190,15 @@ def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
 
 
 def is_nvfp4(numbers: Mapping[str, Any]) -> bool:
+    scale = numbers.get("scale_dtype")
+    if scale is not None and not str(scale).endswith("float8_e4m3fn"):
+        return False
     return numbers.get("num_bits") == 4 and numbers.get("type") == "float" and numbers.get("group_size") == 16
 
 
 def described(numbers: Mapping[str, Any]) -> str:
+    if not numbers:
+        return NOTHING
     group = numbers.get("group_size")
     return f"{numbers.get('num_bits')}-bit {numbers.get('type')}" + (f" in groups of {group}" if group else "")
 

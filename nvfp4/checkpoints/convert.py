@@ -9,7 +9,7 @@ from nvfp4 import _C
 from nvfp4.checkpoints.common import Checkpoint, strings, table
 from nvfp4.checkpoints.files import check_file, file_errors, is_there, read_json
 from nvfp4.checkpoints.loader import load
-from nvfp4.checkpoints.reader import INDEX
+from nvfp4.checkpoints.parts import INDEX
 from nvfp4.checkpoints.save import SaveReport, check_format, shard_bytes, write
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -49,13 +49,13 @@ def convert(
     checkpoint = load(folder)
     if checkpoint.format == format:
         raise _C.Error(f"format: {folder} has the format {format!r} already")
-    if not checkpoint.layers:
-        raise _C.Error(f"source: {folder} has no NVFP4 layer")
     for name, experts in checkpoint.experts.items():
         raise _C.Error(f"{name}: cannot be converted: is a stack of {len(experts)} experts")
-    others = {name.rpartition(".")[0] for name in checkpoint.tensors}
+    if not checkpoint.layers:
+        raise _C.Error(f"source: {folder} has no NVFP4 layer")
+    others = {*checkpoint.kept.values()} | {name for name in checkpoint.skipped if name in checkpoint.tensors}
     for name, reason in checkpoint.skipped.items():
-        if name in others:
+        if name in others or name.startswith("quantization_config."):
             raise _C.Error(f"{name}: cannot be converted: {reason}")
     config = read_json(folder / "config.json", folder) if is_there(folder / "config.json") else {}
     files = [

@@ -22,7 +22,7 @@ from torch import Tensor
 from nvfp4 import _api
 from nvfp4.checkpoints.common import Checkpoint
 from nvfp4.checkpoints.files import file_errors
-from nvfp4.checkpoints.reader import read
+from nvfp4.checkpoints.reader import read, report_dense
 from nvfp4.checkpoints.save import mode_of
 from nvfp4.modules import FUSED
 from nvfp4.packed import BLOCK, PackedLinear, aligned
@@ -54,6 +54,7 @@ class LayerReport:
         zero, nan, negative, largest (int): the numbers of block scales that are 0, NaN, below 0, and 448.
         lost (int): the number of blocks with the scale 0 whose values are not all 0.
         weight_global_scale, input_global_scale (float): the global scales, as multipliers.
+            The largest, if the layer has several.
         nibbles (str or None): "in order" or "reversed". None: the order cannot be told.
         damage (list of str): findings that make the layer compute something else than its producer meant.
         notes (list of str): findings that are unusual and right.
@@ -86,6 +87,9 @@ class Inspection:
         errors (dict of str): the error messages of the others, by name.
         notes (list of str): findings that concern several layers.
         skipped (dict of str): skipped layers and scales, as in nvfp4.load's Checkpoint.
+        why (dict of str): what says how each layer is read, as in nvfp4.load's Checkpoint.
+        dense (dict of int): the bytes of large tensors that are not NVFP4, as in nvfp4.load's Checkpoint.
+        packed_bytes, other_bytes (int): the bytes of all NVFP4 layers, and of all other tensors.
     """
 
     format: str
@@ -93,6 +97,10 @@ class Inspection:
     errors: dict[str, str]
     notes: list[str]
     skipped: dict[str, str]
+    why: dict[str, str] = field(default_factory=dict)
+    dense: dict[str, int] = field(default_factory=dict)
+    packed_bytes: int = 0
+    other_bytes: int = 0
 
     @property
     def damaged(self) -> bool:
@@ -139,7 +147,18 @@ def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None
                 layers[-1].damage.append("the nibbles of each byte look reversed")
     finally:
         torch.set_num_threads(threads)
-    return Inspection(checkpoint.format, layers, errors, fused_notes(checkpoint), checkpoint.skipped)
+    report_dense(checkpoint)
+    return Inspection(
+        checkpoint.format,
+        layers,
+        errors,
+        fused_notes(checkpoint),
+        checkpoint.skipped,
+        checkpoint.why,
+        checkpoint.dense,
+        checkpoint.packed_bytes,
+        checkpoint.other_bytes,
+    )
 
 
 def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:
@@ -159,7 +178,7 @@ def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:
         negative=int(counts[129:255].sum()),
         largest=int(both[LARGEST]),
         lost=lost_blocks(packed, scale) if both[ZERO] else 0,
-        weight_global_scale=float(packed.weight_global_scale),
+        weight_global_scale=float(packed.weight_global_scale.amax()),
         input_global_scale=None if packed.input_global_scale is None else float(packed.input_global_scale),
     )
     for count, what in (
@@ -246,7 +265,7 @@ class References:
                 self.names.setdefault((None, t.shape[-1]), []).append(name)
 
     def of(self, name: str, k: int) -> list[Tensor]:
-        """The reference tensors of a layer's K input channels, at most REFERENCES of a kind."""
+        """The log norms of a layer's K input channels; no more than REFERENCES of a kind."""
         names = [*self.names.get((block_of(name), k), [])[:REFERENCES], *self.names.get((None, k), [])[:REFERENCES]]
         for other in names:
             if other not in self.norms:

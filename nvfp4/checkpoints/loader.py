@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._saving import prepare_saving
 from nvfp4.checkpoints import comfy_kitchen, others
-from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales, with_activations
+from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
-from nvfp4.checkpoints.reader import check_layer, read
+from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
+from nvfp4.checkpoints.reader import check_layer, read, report_dense
 from nvfp4.linear import Linear
-from nvfp4.modules import keep_hooks
+from nvfp4.modules import find_dense, keep_hooks
 from nvfp4.packed import check_type, short
 
 if TYPE_CHECKING:
@@ -41,16 +43,20 @@ def load(
         source (str, PathLike or dict): the checkpoint.
             It is a folder with config.json and *.safetensors files, one such file, a GGUF file, or a dict of tensors by
             their full names. Files need safetensors, or gguf.
+            One part of a file in parts (-00001-of-00003) stands for all.
             Files are mapped into memory: a tensor's bytes are read when they are used.
             A weight that a file does not align to 8 bytes is copied for its nvfp4.Linear. So are all weights of GGUF
             and comfy-kitchen, whose nibbles have another order.
-        model (torch.nn.Module, optional): a model whose modules have the checkpoint's names. Default: None.
+        model (torch.nn.Module, optional): a model whose modules have the checkpoint's names, or one of transformers,
+            which renames some. Default: None.
             Each layer of the checkpoint replaces the torch.nn.Linear or nvfp4.Linear of its name, on that layer's
             device.
             In place of a layer on the meta device it lies on the CPU, still in the mapped file.
             All other tensors are copied into the parameters and buffers of their names. A parameter or buffer on the
             meta device becomes the file's tensor.
             Buffers that a state dict leaves out stay as they are.
+            Tensors that the model's class leaves out are skipped, such as layers that predict further tokens (MTP).
+            A head of a model of transformers that the checkpoint lacks stays as it is, with a warning.
         format (str, optional): None or "comfy-kitchen". Default: None.
             None takes the format from the source.
             "comfy-kitchen" is for tensors of ComfyUI without a mark (`comfy_quant` tensors, or `_quantization_metadata`
@@ -62,7 +68,10 @@ def load(
             "auto" keeps each layer's mode in the checkpoint.
             "nvfp4" quantizes the activations in all layers (W4A4), with the stored input scale, or with a dynamic one
             where none is stored.
-            None keeps 16-bit activations in all layers (W4A16); stored input scales are dropped. See nvfp4.Linear.
+            None keeps 16-bit activations in all layers (W4A16); stored input scales are neither used nor checked. See
+            nvfp4.Linear.
+            An input scale that is missing, 0 or infinite is an error only where it is used. None loads such a
+            checkpoint, and "nvfp4" loads one whose scales are missing.
         mmap (bool, optional): whether a model's tensors on the CPU stay in the mapped files. Default: True.
             If another program truncates such a file later, the system ends this process by SIGBUS at the next use of
             what is missing.
@@ -76,6 +85,7 @@ def load(
     Returns:
         A Checkpoint. It tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
         Stacked experts [E, N, K/2] are in `experts`, one layer for each.
+        `dense` names the large tensors that are not NVFP4.
 
     Raises:
         nvfp4.Error: a file is missing or damaged, or the format is unknown.
@@ -109,19 +119,51 @@ def load(
     if plan is not None and model is None:
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
-    checkpoint = read(source, format, rows, mmap=mmap)
-    for name, packed in checkpoint.layers.items():
-        checkpoint.layers[name] = with_activations(packed, activations)
-    for name, experts in checkpoint.experts.items():
-        checkpoint.experts[name] = [with_activations(packed, activations) for packed in experts]
+    unwanted = None if model is None else unwanted_by(model)
+    checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted)
+    if model is not None and unwanted is not None:
+        fit(checkpoint, model, unwanted)
     if plan is None:
         check_scales(checkpoint)
-    if model is not None:
+    if model is None:
+        report_dense(checkpoint)
+    else:
         put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
+        layers = [module for module in model.modules() if isinstance(module, Linear)]
+        checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
 
 
 # ---- the model ----
+
+
+def unwanted_by(model: torch.nn.Module) -> Callable[[str], str | None]:
+    """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
+    if not is_pretrained(model):
+        return left_out(model)
+    from nvfp4.transformers import renamer  # here: imports transformers' loader
+
+    renamed = renamer(model)
+    return left_out(model, lambda name: renamed(name)[0])
+
+
+def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str], str | None]) -> None:
+    """Skips what the model's class leaves out, and renames the rest as transformers does."""
+    for name in [*checkpoint.layers, *checkpoint.experts]:
+        if reason := unwanted(f"{name}.weight"):
+            checkpoint.skipped[name] = reason
+            checkpoint.layers.pop(name, None)
+            checkpoint.experts.pop(name, None)
+    for name in [*checkpoint.tensors]:
+        if reason := unwanted(name):
+            del checkpoint.tensors[name]
+            checkpoint.skipped[checkpoint.kept.pop(name, name)] = reason
+    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    strange = any(name not in names for name in checkpoint.layers)
+    if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
+        from nvfp4.transformers import rename
+
+        rename(model, checkpoint)
 
 
 def put(
@@ -148,8 +190,8 @@ def put(
         if t is not None
     }
     for name, t in checkpoint.tensors.items():
-        if name.rpartition(".")[0] in checkpoint.skipped:
-            raise _C.Error(f"{name}: cannot be put into the model: {checkpoint.skipped[name.rpartition('.')[0]]}")
+        if (skipped := checkpoint.kept.get(name, name)) in checkpoint.skipped:
+            raise _C.Error(f"{name}: cannot be put into the model: {checkpoint.skipped[skipped]}")
         if name not in own:
             raise _C.Error(f"{name}: is in the checkpoint but not in the model")
         if own[name].shape != t.shape:
@@ -157,12 +199,22 @@ def put(
         if t.is_floating_point() != own[name].is_floating_point():
             raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
     given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
+    heads: set[str] = set()
+    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in checkpoint.layers)}
     buffers = {name for name, module in modules.items() for key in module._non_persistent_buffers_set}
     for name, t in own.items():
         module, _, key = name.rpartition(".")
         temporary = module in buffers and key in modules[module]._non_persistent_buffers_set
-        if id(t) not in given and not temporary:
+        if id(t) in given or temporary:
+            continue
+        if not t.is_meta and is_head(model, module, filled):
+            heads.add(module)
+        else:
             raise _C.Error(f"{name}: is in the model but not in the checkpoint")
+    for name in sorted(heads):
+        warnings.warn(
+            f"{name}: is not in the checkpoint and stays as it is in the model", stacklevel=4
+        )  # past put, load and file_errors
 
     parts: dict[str, Linear] = {}
     styles: dict[str, ParallelStyle] = {}

@@ -22,8 +22,10 @@ from nvfp4._text import shown
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
+    W4A4_DYNAMIC,
     W4A16,
     Recipe,
+    Verdict,
     check_names,
     one_scale,
     read_scalar,
@@ -31,8 +33,11 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
-from nvfp4.checkpoints.patterns import by_wildcards
-from nvfp4.packed import PackedLinear
+from nvfp4.checkpoints.compressed_tensors import LINEAR, is_class, is_nvfp4
+from nvfp4.checkpoints.names import EXPERT, Names
+from nvfp4.checkpoints.options import ARGUMENTS, MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
+from nvfp4.checkpoints.options import MODELOPT as KEYS
+from nvfp4.packed import BLOCK, PackedLinear
 
 NAME = "modelopt"
 INPUT_SCALE = "input_scale"
@@ -40,7 +45,7 @@ REQUIRED = ("weight", "weight_scale", "weight_scale_2")
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
 MODES = {"NVFP4": W4A4, "W4A16_NVFP4": W4A16}
 MIXED = "MIXED_PRECISION"
-WILDCARDS = frozenset("*?[")
+FP8 = "fp8"  # quant_method of DeepSeek-V4, beside moe_quant_algo
 
 
 def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> PackedLinear:
@@ -85,33 +90,99 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
 def recipe(config: Mapping[str, Any]) -> Recipe:
     """Reads `quantization_config` of config.json or the content of hf_quant_config.json.
 
-    Names to leave out are wildcards (fnmatch), under `ignore` in the first file, `exclude_modules` in the second.
-    `quantized_layers` of MIXED_PRECISION names each layer's algorithm.
+    Names to leave out are patterns of nvfp4.checkpoints.names, under `ignore` in the first file, `exclude_modules` in
+    the second. `quantized_layers` of MIXED_PRECISION names each layer's algorithm, or that of all layers in a module.
+    quant_method "fp8" with moe_quant_algo has FP8 layers, and experts of that algorithm.
 
     Raises:
-        nvfp4.Error: quant_algo is none that has NVFP4 layers.
+        nvfp4.Error: quant_algo is none that has NVFP4 layers, or a layer has an option that is not known.
     """
     config = table(config, "quantization") or config
-    algorithm = config.get("quant_algo")
+    algorithm, experts = config.get("quant_algo"), config.get("moe_quant_algo")
+    if algorithm is None and experts in [*MODES]:
+        algorithm = MIXED
     if algorithm not in [*MODES, MIXED]:
         raise _C.Error(f"quant_algo: is {shown(algorithm)}; must be one of {', '.join((*MODES, MIXED))}")
-    group = config.get("group_size", 16)
-    if group != 16:
-        raise _C.Error(f"group_size: is {shown(group)}; must be 16")
-    ignore = set(strings(config, "ignore") or strings(config, "exclude_modules"))
-    wild = [by_wildcards("ignore", pattern) for pattern in sorted(ignore) if not WILDCARDS.isdisjoint(pattern)]
+    if algorithm != MIXED:
+        check_layer("", config, algorithm)
+    ignored = (strings(config, "ignore") or strings(config, "exclude_modules")) + strings(
+        config, "modules_to_not_convert"
+    )
+    ignore = Names(ignored, "ignore")
+    dynamic = Names(check_groups(config), "config_groups")
     layers = table(config, "quantized_layers")
-    algorithms = {name: table(layers, name, "quantized_layers.").get("quant_algo") for name in layers}
+    algorithms = {}
+    for name in layers:
+        own = table(layers, name, "quantized_layers.")
+        algorithms[name] = str(own.get("quant_algo"))
+        check_keys(f"quantized_layers.{name}.", own, MODELOPT_LAYER)
+        if algorithms[name] in MODES:
+            check_layer(f"quantized_layers.{name}.", own, algorithms[name])
+    named = Names(layers, "quantized_layers")
+    by_pattern = {pattern: MODES.get(own, own) for pattern, own in algorithms.items()}
 
-    def mode(name: str) -> str | None:
-        if name in ignore or any(pattern.match(name) for pattern in wild):
-            return None
+    def by_algorithm(name: str) -> Verdict:
+        found = stated(name)
+        group = dynamic.find(name) if found.mode == W4A4 else None
+        return found if group is None else Verdict(W4A4_DYNAMIC, f"{found.why}, dynamic in config_groups")
+
+    def stated(name: str) -> Verdict:
         if algorithm != MIXED:
-            return MODES[algorithm]
-        own = algorithms.get(name)
-        return None if own is None else MODES.get(str(own), str(own))
+            return Verdict(MODES[algorithm], f"quant_algo is {algorithm}")
+        match = named.find(name)
+        if match is not None:
+            return Verdict(by_pattern[match.pattern], f"quantized_layers has {match}")
+        if experts in [*MODES] and EXPERT.search(f"{name}."):
+            return Verdict(MODES[experts], f"moe_quant_algo is {experts}")
+        if config.get("quant_method") == FP8:
+            return Verdict(None, f"quant_method is {FP8}")
+        return Verdict(None, "quantized_layers does not have it")
 
-    return Recipe(NAME, mode)
+    def look(name: str) -> Verdict:
+        match = ignore.find(name)
+        if match is None:
+            return by_algorithm(name)
+        return Verdict(None, f"ignore has {match}", (by_algorithm(name).mode or AUTO) if match.subtree else None)
+
+    return Recipe(NAME, look, (ignore, named), (named,), unknown_keys(config, KEYS))
+
+
+def has_nvfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration of quant_method "fp8" has NVFP4 layers beside."""
+    return config.get("moe_quant_algo") in [*MODES] or config.get("quant_algo") in [*MODES, MIXED]
+
+
+def check_layer(where: str, given: Mapping[str, Any], algorithm: str) -> None:
+    """Rejects options of an NVFP4 layer, or of all, that change what it computes."""
+    group = given.get("group_size") or BLOCK
+    if group != BLOCK:
+        raise _C.Error(f"{where}group_size: is {shown(group)}; must be {BLOCK}")
+    check_off(where, given, ("has_zero_point",), "a zero point")
+    check_off(where, given, ("pre_quant_scale",), f"a scale of the inputs before {algorithm}")
+    check_off(where, given, ("lora_rank",), "a product of low rank beside the layer")
+
+
+def check_groups(config: Mapping[str, Any]) -> list[str]:
+    """Checks config_groups; the targets of groups whose input scales are dynamic, "*" for a class."""
+    groups = table(config, "config_groups")
+    dynamic: list[str] = []
+    for key in groups:
+        where = f"config_groups.{key}."
+        group = table(groups, key, "config_groups.")
+        check_keys(where, group, (*SCHEME, *MODELOPT_LAYER))
+        numbers = {name: table(group, name, where) for name in ("weights", "input_activations", "output_activations")}
+        for name, given in numbers.items():
+            check_keys(f"{where}{name}.", given, ARGUMENTS)
+        if not is_nvfp4(numbers["weights"]):
+            continue
+        if config.get("quant_algo") in MODES:  # else quantized_layers has each layer's options
+            check_layer(where, group, str(config["quant_algo"]))
+        if numbers["output_activations"]:
+            raise _C.Error(f"{where}output_activations: are quantized, which nvfp4 does not do; must be null")
+        if numbers["input_activations"].get("dynamic") is True:
+            targets = strings(group, "targets", where) or [LINEAR]
+            dynamic += ["*" if is_class(target) else target for target in targets]
+    return dynamic
 
 
 def configs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, others, torchao
+from nvfp4.checkpoints.claims import check_unclaimed, grouped, has_scale, keep, other_kind
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
@@ -21,17 +22,33 @@ from nvfp4.checkpoints.common import (
     W4A16,
     Checkpoint,
     Recipe,
+    Verdict,
     add_layer,
-    by_module,
+    chosen,
     noted,
     table,
 )
-from nvfp4.checkpoints.files import READER_ERRORS, check_file, check_name, is_there, read_json
+from nvfp4.checkpoints.files import READER_ERRORS, check_file, is_there, read_json
+from nvfp4.checkpoints.names import Modules
+from nvfp4.checkpoints.parts import files_of, find_index, parts_of, unread_files, weight_map
 from nvfp4.linear import Linear
+from nvfp4.modules import large
 from nvfp4.packed import PackedLinear
 
-KV_CACHE = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")  # names of scales beside a layer
-INDEX = "model.safetensors.index.json"
+# Names of scales beside a layer.
+GLOBAL = ("k_global_scale", "v_global_scale", "q_global_scale")
+KV_CACHE = (
+    *GLOBAL,
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "q_scale",
+    "prob_scale",
+    "k_zero_point",
+    "v_zero_point",
+    "q_zero_point",
+)
+HF_QUANT = "hf_quant_config.json"
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
 FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
 
@@ -42,63 +59,81 @@ def read(
     rows: Mapping[str, int] | None = None,
     errors: dict[str, str] | None = None,
     mmap: bool = True,
+    activations: str | None = AUTO,
+    unwanted: Callable[[str], str | None] | None = None,
 ) -> Checkpoint:
     """A checkpoint without a model.
 
     Args:
-        source, format, mmap: as of load.
+        source, format, activations, mmap: as of load.
         rows: N of layers that the format pads.
         errors: where the error message of a layer goes, instead of being raised.
+        unwanted: why a tensor of this name is not read; None: it is.
     """
     metadata: dict[str, str] = {}
+    unread: dict[str, str] = {}
     recipe, where = None, "source"
     if isinstance(source, Mapping):
         tensors = dict(source)
     else:
         where, path = str(source), Path(source)
         if path.suffix == ".gguf" and not path.is_dir():
-            return others.read_gguf(path, errors, mmap)
+            return others.read_gguf(path, errors, activations, mmap)
         tensors, metadata = read_files(path, mmap)
+        unread = unread_files(path)
         if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
             recipe = read_recipe(path if path.is_dir() else path.parent)
-    if recipe is None:
-        if torchao.is_described(metadata):
-            return others.read_torchao(tensors, metadata, errors)
-        if format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata):
-            return others.read_comfy(tensors, metadata, rows or {}, errors)
-        recipe = Recipe(recognised(where, tensors), lambda name: AUTO)
-    return sort(tensors, recipe, errors)
+    if recipe is None and torchao.is_described(metadata):
+        checkpoint = others.read_torchao(tensors, metadata, errors, activations)
+    elif recipe is None and (format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata)):
+        checkpoint = others.read_comfy(tensors, metadata, rows or {}, errors, activations)
+    else:
+        if recipe is None:
+            name = recognised(where, tensors)
+            recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}"))
+        checkpoint = sort(tensors, recipe, errors, activations, unwanted)
+    checkpoint.skipped |= unread
+    return checkpoint
 
 
 # ---- files ----
 
 
 def read_files(path: Path, mmap: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file, of the files that an index names, or of the folder's *.safetensors files; mapped, or read
-    into memory. And the files' metadata."""
+    """All tensors of a checkpoint's files, mapped or read into memory, and the files' metadata."""
+    if not path.is_dir():
+        check_file(path)
+    index = find_index(path)
+    expected = {} if index is None else weight_map(index)
+    if index is None or (not path.is_dir() and path != index and path.name not in expected.values()):
+        files, expected = files_of(path)[0] if path.is_dir() else parts_of(path), {}
+    else:
+        files = [index.parent / name for name in sorted(set(expected.values()))]
+    if not files:
+        hint = "; of GGUF give the file itself" if any(path.glob("*.gguf")) else ""
+        raise _C.Error(f"{path}: has no *.safetensors file{hint}")
+    by = "" if index is None else index.name
+    for file in files:
+        if expected and not is_there(file):
+            raise _C.Error(f"{file}: does not exist, but {by} names it")
+        check_file(file, None if file == path else path if path.is_dir() else path.parent)
+    tensors, metadata = read_tensors(files, mmap)
+    for name, file_name in expected.items():
+        if name not in tensors:
+            raise _C.Error(f"{name}: is not in {file_name}, where {by} says it is")
+    return tensors, metadata
+
+
+def read_tensors(files: Iterable[Path], mmap: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors and the metadata of *.safetensors files, which are regular files."""
     try:
         import safetensors.torch
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.load needs safetensors: pip install safetensors", name="safetensors") from None
-    index, folder = path / INDEX, path if path.is_dir() else None
-    expected: dict[str, str] = {}
-    if folder is None:
-        files = [path]
-    elif is_there(index):
-        expected = weight_map(index)
-        files = [path / name for name in sorted(set(expected.values()))]
-    else:
-        files = sorted(path.glob("*.safetensors"))
-    if not files:
-        hint = "; of GGUF give the file itself" if any(path.glob("*.gguf")) else ""
-        raise _C.Error(f"{path}: has no *.safetensors file{hint}")
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for file in files:
-        if expected and not is_there(file):
-            raise _C.Error(f"{file}: does not exist, but {INDEX} names it")
-        check_file(file, folder)
         try:
             if mmap:
                 with safe_open(str(file), framework="pt") as opened:
@@ -114,46 +149,50 @@ def read_files(path: Path, mmap: bool = True) -> tuple[dict[str, Tensor], dict[s
             if name in tensors:
                 raise _C.Error(f"{name}: is in {file.name} and in another file")
         tensors |= own
-    for name, file_name in expected.items():
-        if name not in tensors:
-            raise _C.Error(f"{name}: is not in {file_name}, where {INDEX} says it is")
     return tensors, metadata
 
 
-def weight_map(index: Path) -> dict[str, str]:
-    found = read_json(index, index.parent).get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
-        raise _C.Error(f"{index}: weight_map is {shown(found)}; must be an object of tensor names with file names")
-    for name in set(found.values()):
-        check_name(str(index), name)
-    return found
-
-
 def read_recipe(folder: Path) -> Recipe | None:
-    """The recipe of config.json or hf_quant_config.json; None if neither says how the model is quantized."""
-    for name in ("config.json", "hf_quant_config.json"):
+    """The recipe of config.json or hf_quant_config.json; None if neither says how the model is quantized. Where the
+    first does not describe the layers, the second does if it is there."""
+    given: dict[str, Mapping[str, Any]] = {}
+    for name in ("config.json", HF_QUANT):
         path = folder / name
-        if not is_there(path):
+        if not is_there(path) or describes(given.get("config.json", {})):
             continue
         config: Mapping[str, Any] = read_json(path, folder)
         try:
-            config = config if name == "hf_quant_config.json" else table(config, "quantization_config")
-            if not config:
-                continue
-            method = modelopt.NAME if name == "hf_quant_config.json" else config.get("quant_method")
-            if method not in list(FORMATS):
-                raise _C.Error(f"quant_method is {shown(method)}; must be {' or '.join(FORMATS)}")
-            return FORMATS[str(method)].recipe(config)
+            config = config if name == HF_QUANT else table(config, "quantization_config")
         except _C.Error as error:
             raise _C.Error(f"{path}: {error}") from None
-    return None
+        if config:
+            given[name] = config
+    name = HF_QUANT if HF_QUANT in given else "config.json"
+    if name not in given:
+        return None
+    try:
+        method = modelopt.NAME if name == HF_QUANT else given[name].get("quant_method")
+        if method == modelopt.FP8 and modelopt.has_nvfp4(given[name]):
+            method = modelopt.NAME
+        if method not in list(FORMATS):
+            raise _C.Error(f"quant_method is {shown(method)}; must be {' or '.join(FORMATS)}")
+        return FORMATS[str(method)].recipe(given[name])
+    except _C.Error as error:
+        raise _C.Error(f"{folder / name}: {error}") from None
+
+
+def describes(config: Mapping[str, Any]) -> bool:
+    """Whether `quantization_config` of config.json says enough, so that hf_quant_config.json need not be read."""
+    if config.get("quant_method") == modelopt.FP8:
+        return modelopt.has_nvfp4(config)
+    return bool(config) and (config.get("quant_algo") != modelopt.MIXED or bool(config.get("quantized_layers")))
 
 
 def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
     """The format by the names of tensors."""
-    if any(name.rpartition(".")[2] == "weight_packed" for name in tensors):
+    if any(name.endswith("weight_packed") for name in tensors):
         return compressed_tensors.NAME
-    if any(name.rpartition(".")[2] == "weight_scale_2" for name in tensors):
+    if any(name.endswith("weight_scale_2") for name in tensors):
         return modelopt.NAME
     raise _C.Error(
         f"{where}: has neither a weight_packed (compressed-tensors) nor a weight_scale_2 (ModelOpt); "
@@ -164,40 +203,85 @@ def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
 # ---- tensors ----
 
 
-def sort(tensors: Mapping[str, Tensor], recipe: Recipe, errors: dict[str, str] | None = None) -> Checkpoint:
-    """Reads the layers; leaves what is none. With `errors`, notes the error of a layer there and goes on."""
-    checkpoint = Checkpoint(recipe.format)
-    for module, own in by_module(tensors).items():
+def sort(
+    tensors: Mapping[str, Tensor],
+    recipe: Recipe,
+    errors: dict[str, str] | None = None,
+    wanted: str | None = AUTO,
+    unwanted: Callable[[str], str | None] | None = None,
+) -> Checkpoint:
+    """Reads the layers; leaves what is none.
+
+    Args:
+        errors: where the error message of a layer goes, instead of being raised.
+        wanted: load's `activations`.
+        unwanted: as of read; a module whose tensors are all unwanted may be quantized in any way.
+    """
+    checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
+    modules, names = grouped(tensors)
+    check_marks(recipe, modules, errors)
+    for module, own in modules.items():
         prefix = f"{module}." if module else ""
-        for local in [local for local in own if local in KV_CACHE]:
-            checkpoint.skipped[prefix + local] = "is a scale of the KV cache, which nvfp4 does not have"
-            del own[local]
-        mode = recipe.mode(module)
-        if mode is not None and mode not in ACTIVATIONS:
-            if any("scale" in local for local in own):  # a target "Linear" also matches the names of other modules
-                checkpoint.skipped[module] = f"is quantized in another way: {mode}"
-        elif is_layer(recipe.format, own):
-            weight = "weight_packed" if "weight_packed" in own else "weight"
-            with noted(module, errors):
-                activations = layer_activations(prefix, own, recipe.format, mode)
-                read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
-                add_layer(checkpoint, module, own, weight, read_one)
+        reasons = [unwanted(names[module, local]) for local in own] if unwanted is not None else [None]
+        if reasons[0] is not None and all(reasons):
+            checkpoint.skipped[module] = reasons[0]
             continue
-        checkpoint.tensors |= {prefix + local: t for local, t in own.items()}
+        for local in [local for local in own if local in KV_CACHE]:
+            checkpoint.skipped[names[module, local]] = "is a scale of the KV cache, which nvfp4 does not have"
+            del own[local]
+        verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
+        mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
+        if mode is not None and mode not in ACTIVATIONS:
+            if has_scale(own) or other:  # a target "Linear" also matches the names of other modules
+                checkpoint.skipped[module] = f"is quantized in another way: {mode}"
+                checkpoint.why[module] = verdict.why
+        elif ours:
+            weight = "weight_packed" if "weight_packed" in own else "weight"
+            checkpoint.why[module] = verdict.why
+            with noted(module, errors):
+                check_mode(prefix, own, recipe.format, mode, wanted)
+                input_scale = FORMATS[recipe.format].INPUT_SCALE
+                activations = chosen(own, input_scale, ACTIVATIONS[str(mode)], wanted, mode == W4A4_DYNAMIC)
+                read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
+                add_layer(checkpoint, module, own, weight, read_one, rows=True)
+            continue
+        elif other:
+            checkpoint.skipped[module] = f"is quantized in another way: {other}"
+            checkpoint.why[module] = verdict.why
+        keep(checkpoint, module, own, names)
+    check_unclaimed(checkpoint, errors)
     return checkpoint
 
 
-def layer_activations(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None) -> str | None:
+def report_dense(checkpoint: Checkpoint) -> None:
+    """Notes the large tensors that are in no NVFP4 layer."""
+    checkpoint.other_bytes = sum(t.nbytes for t in checkpoint.tensors.values())
+    checkpoint.dense = large(checkpoint.tensors, checkpoint.packed_bytes + checkpoint.other_bytes)
+
+
+def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, str] | None) -> None:
+    """Rejects a configuration that describes layers which the checkpoint does not have."""
+    found = Modules(modules)
+    for patterns in recipe.names:
+        patterns.bind(found)
+    for patterns in recipe.marks:
+        for pattern in patterns.unmatched(found):
+            with noted(f"{patterns.where}: {pattern}", errors):
+                raise _C.Error(f"{patterns.where}: {shown(pattern)} matches no layer of the checkpoint")
+
+
+def check_mode(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None, wanted: str | None) -> None:
     input_scale = FORMATS[format_name].INPUT_SCALE
     if mode is None:
         raise _C.Error(f"{prefix.rstrip('.')}: the configuration leaves it unquantized, but its tensors are NVFP4")
-    if mode == W4A4 and input_scale not in own:
+    if mode == W4A4 and wanted == AUTO and input_scale not in own:
         raise _C.Error(f"{prefix}{input_scale}: is missing; the configuration says {mode}")
-    return ACTIVATIONS[mode]
 
 
 def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
     """Whether a module's tensors are an NVFP4 layer's, whole or not."""
+    if other_kind(own):
+        return False
     if format_name == compressed_tensors.NAME:
         return "weight_packed" in own or "weight_global_scale" in own
     weight = own.get("weight")
@@ -210,6 +294,12 @@ def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
 def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.Module]) -> None:
     old = modules.get(name)
     if old is None:
+        stack = name.partition(".experts.")[0] + ".experts"
+        if ".experts." in name and stack in modules:
+            kind = type(modules[stack]).__name__
+            raise _C.Error(
+                f"{name}: is one of the experts of a {kind} in the model, which cannot take NVFP4 layers yet"
+            )
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
     if type(old) is not torch.nn.Linear and type(old) is not Linear:
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")

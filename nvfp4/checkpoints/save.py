@@ -24,7 +24,8 @@ from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.output import check_target, copy, target
-from nvfp4.checkpoints.reader import FORMATS, INDEX
+from nvfp4.checkpoints.parts import INDEX
+from nvfp4.checkpoints.reader import FORMATS
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear

@@ -22,9 +22,9 @@ from nvfp4 import _C, _api
 from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
 from nvfp4.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
 
-NAME = "torchao"
+NAME, INPUT_SCALE = "torchao", "_weight_act_per_tensor_scale"
 REQUIRED = ("_weight_qdata", "_weight_scale")
-KNOWN = (*REQUIRED, "_weight_per_tensor_scale", "_weight_act_per_tensor_scale", "bias")
+KNOWN = (*REQUIRED, "_weight_per_tensor_scale", INPUT_SCALE, "bias")
 
 
 def is_described(metadata: Mapping[str, str]) -> bool:

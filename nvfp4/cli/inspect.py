@@ -2,7 +2,8 @@
 
 The table shows the mode, the shape and the scales of each layer: the least and the largest block scale, and how many
 are 0 or 448. Global scales are multipliers. A layer is damaged if it would compute something else: block scales are NaN
-or negative, a block of values has the scale 0, nibbles look reversed, or a tensor is missing or has a wrong shape.
+or negative, a block of values has the scale 0, nibbles look reversed, or a tensor is missing or has a wrong shape. A
+packed tensor that belongs to no layer is damage too, and a configuration that describes layers which are not there.
 Notes name what is unusual but not wrong, such as q, k and v with different global scales, and what nvfp4.load skips.
 
 To find the order of nibbles, the command compares a layer with tensors that have the same channels and are not packed
@@ -30,6 +31,7 @@ COLUMNS = ["<layer", "<mode", "N x K", "block scales", "0", "448", "global", "in
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a checkpoint's folder, or one *.safetensors or *.gguf file")
     parser.add_argument("--format", choices=["comfy-kitchen"], help="the format, if the file itself does not say it")
+    parser.add_argument("--why", action="store_true", help="say which part of the configuration describes each layer")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plain(dataclasses.asdict(found) | {"damaged": found.damaged}), indent=1))
     else:
-        report(args.path, found)
+        report(args.path, found, args.why)
     return 1 if found.damaged else 0
 
 
@@ -57,7 +59,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def report(path: str, found: Inspection) -> None:
+def report(path: str, found: Inspection, why: bool = False) -> None:
     show.table(f"{path}: {found.format}, {len(found.layers)} NVFP4 layers", COLUMNS, [row(x) for x in found.layers])
     for layer in found.layers:
         for text in layer.damage:
@@ -71,6 +73,12 @@ def report(path: str, found: Inspection) -> None:
         print(show.printable(f"note: {text}"))
     for name, reason in found.skipped.items():
         print(show.printable(f"skipped: {name}: {reason}"))
+    for name, count in found.dense.items():
+        print(show.printable(f"dense: {name}: {show.si(count, 'B')}"))
+    packed, other = show.si(found.packed_bytes, "B"), show.si(found.other_bytes, "B")
+    print(f"total: {packed} in NVFP4 layers, {other} in other tensors")
+    for name, text in found.why.items() if why else ():
+        print(show.printable(f"why: {name}: {text}"))
     damaged = sum(bool(layer.damage) for layer in found.layers) + len(found.errors)
     print(f"{damaged} of {len(found.layers) + len(found.errors)} layers are damaged")
 

@@ -229,6 +229,33 @@ def test_skipped_layers_and_why() -> None:
     assert "skipped: odd: in_features is 40, no positive multiple of 16" in text and "4x32" in text
 
 
+class Experts(nn.Module):
+    """A stack as transformers has it: parameters, no layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj, self.bias = nn.Parameter(torch.zeros(4, 64, 32)), nn.Parameter(torch.zeros(4))
+
+
+def test_what_stays_dense_is_named() -> None:
+    """With bytes; totals are of the whole model, and a tied parameter counts once."""
+    model = nn.ModuleDict({"up": nn.Linear(32, 64), "experts": Experts(), "embed": nn.Embedding(10, 32)})
+    model["lm_head"] = nn.Linear(32, 10, bias=False)
+    model["lm_head"].weight = model["embed"].weight
+    model.register_buffer("steps", torch.zeros(3))
+    report = nvfp4.quantize_model(model)
+    reason = "is a parameter 4x64x32 of a Experts, no torch.nn.Linear; 32768 bytes stay dense"
+    assert report.skipped == {"lm_head": "ignore has 'lm_head'", "experts.gate_up_proj": reason}
+    assert report.dense == {"experts.gate_up_proj": 32768, "embed.weight": 1280}
+    assert report.bytes_before == 64 * 33 * 4 + 32768 + 16 + 1280 + 12
+    scales = 512  # one block of the 128x4 layout
+    assert report.bytes_after == 64 * (16 + 4) + scales + 4 + 32768 + 16 + 1280 + 12
+    text = str(report)
+    assert "dense: experts.gate_up_proj: 32768 bytes" in text and f"skipped: experts.gate_up_proj: {reason}" in text
+    large = nn.ModuleDict({"up": nn.Linear(4096, 8192), "norm": nn.Embedding(32, 8192), "small": nn.Embedding(8, 8192)})
+    assert nvfp4.quantize_model(large).dense == {"norm.weight": 1048576}
+
+
 def test_a_layer_with_two_names_is_quantized_once() -> None:
     shared = nn.Linear(32, 32)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": nn.Linear(32, 32)}).eval()

@@ -476,6 +476,15 @@ def changed(name: str, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor
     return change
 
 
+def others_dense(tensors: Tensors) -> None:
+    """Replaces all NVFP4 layers but UP."""
+    for name, t in [*tensors.items()]:
+        if UP not in name and "scale" in name:
+            del tensors[name]
+        elif UP not in name and t.dtype == torch.uint8:
+            tensors[name] = torch.zeros(t.shape[0], t.shape[1] * 2)
+
+
 def fp8(tensors: Tensors) -> None:
     without(UP)(tensors)
     tensors |= {f"{UP}.weight": torch.zeros(96, 64).to(torch.float8_e4m3fn), f"{UP}.weight_scale": torch.tensor(1.0)}
@@ -513,7 +522,7 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
         {},
     ),
     f"{UP}: cannot be put into the model: is quantized in another way: FP8": (
-        lambda tensors: (fp8(tensors), [tensors.pop(n) for n in [*tensors] if "scale" in n and UP not in n]),
+        lambda tensors: (fp8(tensors), others_dense(tensors)),
         MIXED,
     ),
     "model.layers.7.fc: is a layer of the checkpoint but no module of the model": (

@@ -85,7 +85,7 @@ def test_no_first_plan_needs_more_clusters_than_fit() -> None:
 
 
 def test_no_more_persistent_clusters_are_launched_than_fit() -> None:
-    """Of every candidate."""
+    """Every candidate keeps the rule."""
     c = model.constants()
     b200 = c_model.device("b200")
     for on, most in (

@@ -1,0 +1,92 @@
+"""Which files make a checkpoint: all parts of one variant, or an error that names the missing part.
+
+an index                            model.safetensors.index.json, or the only *.safetensors.index.json: its files
+parts                               NAME-00001-of-00003.safetensors or .gguf; one of them stands for all
+a second variant                    NAME.fp16.safetensors beside NAME.safetensors: not read
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nvfp4 import _C
+from nvfp4._text import shown
+from nvfp4.checkpoints.files import check_name, is_there, read_json
+
+INDEX = "model.safetensors.index.json"
+PART = re.compile(r"(.+)-(\d{1,5})-of-(\d{1,5})(\.safetensors|\.gguf)")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All parts of a file that is one; else the file alone."""
+    match = PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, number, total, suffix = match[1], match[2], int(match[3]), match[4]
+    names = [f"{stem}-{i:0{len(number)}}-of-{match[3]}{suffix}" for i in range(1, total + 1)]
+    if path.name not in names:
+        raise _C.Error(f"{path}: is part {int(number)} of {total}; must be one of 1 to {total}")
+    for name in names:
+        if not is_there(path.parent / name):
+            raise _C.Error(f"{path.parent / name}: does not exist, but {path.name} is one of {total} parts")
+    return [path.parent / name for name in names]
+
+
+def find_index(path: Path) -> Path | None:
+    """The index of a folder, or of the folder of a file that it names as one of several."""
+    if path.name.endswith(".index.json"):
+        return path
+    folder = path if path.is_dir() else path.parent
+    if is_there(folder / INDEX):
+        return folder / INDEX
+    found = sorted(folder.glob("*.safetensors.index.json"))
+    return found[0] if len(found) == 1 else None
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor by an index."""
+    found = read_json(index, index.parent).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+        raise _C.Error(f"{index}: weight_map is {shown(found)}; must be an object of tensor names with file names")
+    for name in set(found.values()):
+        check_name(str(index), name)
+    return found
+
+
+def files_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """The *.safetensors files of a folder without an index, and those that are not read, with the reason."""
+    files = sorted(folder.glob("*.safetensors"))
+    names, unread = {file.name for file in files}, {}
+    stems = {match[1] if (match := PART.fullmatch(name)) else name.removesuffix(".safetensors") for name in names}
+    totals: dict[str, str] = {}
+    chosen: dict[Path, None] = {}
+    for file in files:
+        match = PART.fullmatch(file.name)
+        stem = match[1] if match else file.name.removesuffix(".safetensors")
+        whole, _, variant = stem.rpartition(".")
+        if whole in stems and re.fullmatch(r"\w+", variant):
+            unread[file.name] = f"is another variant of {whole}.safetensors, which is read; name the file to read it"
+            continue
+        if match:
+            if f"{stem}.safetensors" in names:
+                unread[file.name] = f"is a part of another variant than {stem}.safetensors, which is read"
+                continue
+            if totals.setdefault(stem, match[3]) != match[3]:
+                raise _C.Error(f"{file}: is one of {int(match[3])} parts, but others are of {int(totals[stem])}")
+        if file not in chosen:
+            chosen |= dict.fromkeys(parts_of(file))
+    return list(chosen), unread
+
+
+def unread_files(path: Path) -> dict[str, str]:
+    """Files of a folder that hold another variant of the checkpoint and are not read, with the reason."""
+    if not path.is_dir():
+        return {}
+    index = find_index(path)
+    if index is None:
+        return files_of(path)[1]
+    whole = path / index.name.removesuffix(".index.json")
+    if not is_there(whole) or whole.name in weight_map(index).values():
+        return {}
+    return {whole.name: f"is another variant than the files that {index.name} names; name the file to read it"}
