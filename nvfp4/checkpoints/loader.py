@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._saving import prepare_saving
-from nvfp4.checkpoints import comfy_kitchen, others
+from nvfp4.checkpoints import comfy_kitchen, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
@@ -49,8 +49,9 @@ def load(
             state dict leaves out stay as they are. What the model's class leaves out, such as layers that predict
             further tokens (MTP), is skipped. A head of a model of transformers that the checkpoint lacks stays as it
             is, with a warning. None: there is no model to change.
-        format: None: what the source says. "comfy-kitchen" for such tensors without a mark (`comfy_quant` tensors, or
-            `_quantization_metadata` of the file), whose names are ModelOpt's.
+        format: None: what the source says. "modelopt" or "comfy-kitchen" for tensors without a configuration or a mark
+            (`comfy_quant` tensors, or `_quantization_metadata` of the file). Both give tensors the same names. Without
+            `format` the layout follows from the shapes, or from the data if they tell it; otherwise it is an error.
         mesh, plan: of torch's parallelize_module, with styles of nvfp4.parallel: a rank reads its slices alone.
         activations: "auto": each layer's mode is the checkpoint's. None: 16-bit activations in all layers (W4A16);
             stored input scales are neither used nor checked. "nvfp4": quantized activations in all layers (W4A4), with
@@ -81,8 +82,7 @@ def load(
         >>> nvfp4.load(tensors, model).format, model[0]
         ('modelopt', Linear(in_features=64, out_features=32, bias=True, activations=None))
     """
-    if format not in (None, comfy_kitchen.NAME):
-        raise _C.Error(f"format: is {format!r}; must be None or {comfy_kitchen.NAME!r}: other sources say their own")
+    check_format(format)
     check_activations(activations)
     check_type("source", source, (str, os.PathLike, Mapping), "a path, or a dict of tensors by name")
     if isinstance(source, Mapping):
@@ -109,6 +109,13 @@ def load(
         layers = [module for module in model.modules() if isinstance(module, Linear)]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
+
+
+def check_format(format: str | None) -> None:
+    given = (modelopt.NAME, comfy_kitchen.NAME)
+    if format is not None and format not in given:
+        names = " or ".join(map(repr, given))
+        raise _C.Error(f"format: is {format!r}; must be None, {names}: other sources say their own")
 
 
 # ---- the model ----
