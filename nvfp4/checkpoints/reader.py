@@ -204,7 +204,9 @@ def read_recipe(folder: Path) -> Recipe | None:
             continue
         config: Mapping[str, Any] = read_json(path)
         try:
-            config = config if name == HF_QUANT else table(config, "quantization_config")
+            if name != HF_QUANT:  # models of text and images may have it in the part for text
+                text = table(config, "text_config")
+                config = table(config, "quantization_config") or table(text, "quantization_config", "text_config.")
         except _C.Error as error:
             raise _C.Error(f"{path}: {error}") from None
         if config:
@@ -273,6 +275,17 @@ def sort(
             del own[local]
         verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
         mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
+        if (
+            mode is not None
+            and mode not in ACTIVATIONS
+            and ours
+            and compressed_tensors.contradicts(recipe.format, mode)
+        ):
+            mode = next((other for other in verdict.others if other in ACTIVATIONS), None)
+            if mode is None:
+                with noted(module, errors):
+                    raise _C.Error(f"{module}: is {verdict.mode} by the configuration, but its tensors are NVFP4")
+                continue
         if mode is not None and mode not in ACTIVATIONS:
             if has_scale(own) or other:  # a target "Linear" also matches the names of other modules
                 checkpoint.skipped[module] = f"is quantized in another way: {mode}"
