@@ -69,7 +69,7 @@ class Workers:
     def ask(self, target: str, function: str, *arguments: Any) -> Any:
         """The result, not None, of a function of problems.py in the target's child ("fuzz.verdict": of another module,
         without the target); a string that says how the child died."""
-        send(self.process.stdin.fileno(), (target, function, arguments))
+        send(self.process.stdin.fileno(), (target, pickle.dumps((function, arguments))))
         reply = self.process.stdout.fileno()
         if not select.select([reply], [], [], PATIENCE)[0]:
             self.close()
@@ -132,6 +132,7 @@ def serve(target: str, library: str, requests: int, replies: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if target.startswith("cpu-"):
         os.environ["NVFP4_CPU"] = target.removeprefix("cpu-")
+    assert "nvfp4" not in sys.modules, "it has read another child's environment"
     import problems
 
     named = target.removeprefix("cpu-")
@@ -143,7 +144,7 @@ def serve(target: str, library: str, requests: int, replies: int) -> None:
 
     handler = on_fault(report)
     while (request := receive(requests)) is not None:
-        function, arguments = request
+        function, arguments = pickle.loads(request)
         try:
             module, _, name = function.rpartition(".")
             if module:
@@ -196,10 +197,10 @@ def main(library: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's, which then closes the pipe
     children: dict[str, Child] = {}
     while (request := receive(requests)) is not None:
-        target, function, arguments = request
+        target, call = request  # the call's arguments are of modules that import the package
         if target not in children:
             children[target] = Child(target, library)
-        answer = children[target].ask((function, arguments))
+        answer = children[target].ask(call)
         if answer is None or (isinstance(answer, str) and answer.startswith("a fault at")):
             child = children.pop(target)
             child.close()

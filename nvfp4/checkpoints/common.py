@@ -35,11 +35,13 @@ class Verdict:
             way to quantize it in words of the format ("FP8").
         why: the part of the configuration that says so.
         subtree: the mode of an NVFP4 layer in a subtree that the configuration ignores; None: it must not be one.
+        others: the modes of further groups that have it as a target, less specific ones.
     """
 
     mode: str | None
     why: str
     subtree: str | None = None
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     if sparse != "dense":
         raise _C.Error(f"sparsity_config.format: is {shown(sparse)}; must be 'dense'")
     ignored = strings(config, "ignore")
-    ignore = Names([name for name in ignored if not is_class(name)], "ignore")
+    ignore = Names([name for name in ignored if name != LINEAR], "ignore")
     groups: list[tuple[str, Names, list[str], str]] = []
     found = table(config, "config_groups")
     for key, group in found.items():
@@ -127,15 +127,15 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
 
     def by_group(name: str) -> Verdict:
         matches = [(match, key, mode) for key, names, _, mode in groups if (match := names.find(name)) is not None]
-        if matches:  # the most specific target counts
-            match, key, mode = min(matches, key=lambda entry: ORDER.index(entry[0].rule))
-            return Verdict(mode, f"{key} has the target {match}")
+        matches.sort(key=lambda entry: ORDER.index(entry[0].rule))  # the most specific target counts
+        found = [(mode, f"{key} has the target {match}") for match, key, mode in matches]
         for linear in (True, False):
             for key, _, classes, mode in groups:
-                for target in classes:
-                    if (target == LINEAR) == linear:
-                        return Verdict(mode, f"{key} has the target {target!r}, a class")
-        return Verdict(None, "no group of the configuration has it as a target")
+                own = [target for target in classes if (target == LINEAR) == linear]
+                found += [(mode, f"{key} has the target {target!r}, a class") for target in own]
+        if not found:
+            return Verdict(None, "no group of the configuration has it as a target")
+        return Verdict(*found[0], others=tuple(mode for mode, _ in found[1:]))
 
     def look(name: str) -> Verdict:
         match = ignore.find(name)
@@ -175,6 +175,11 @@ def check_group(where: str, group: Mapping[str, Any], numbers: Mapping[str, Mapp
 
 
 DYNAMIC = {"weights": "false", "input_activations": "true, false or 'local'"}
+
+
+def contradicts(format: str, mode: str) -> bool:
+    """Whether a mode in words of this format excludes the tensors of an NVFP4 layer."""
+    return format == NAME and not mode.startswith(described({"num_bits": 4, "type": "float", "group_size": 16}))
 
 
 def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:

@@ -36,6 +36,8 @@ def left_out(model: torch.nn.Module, renamed: Callable[[str], str] = str) -> Cal
 
     def why(name: str) -> str | None:
         module, _, local = name.rpartition(".")
+        if module in modules and local != "inv_freq":
+            return None
         # transformers knows the names of the model's parameters, not of a layer's scales.
         for key in (renamed(name), renamed(f"{module}.weight")):
             place = key.rpartition(".")[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._saving import prepare_saving
-from nvfp4.checkpoints import comfy_kitchen, others
+from nvfp4.checkpoints import comfy_kitchen, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
@@ -57,10 +57,11 @@ def load(
             Buffers that a state dict leaves out stay as they are.
             Tensors that the model's class leaves out are skipped, such as layers that predict further tokens (MTP).
             A head of a model of transformers that the checkpoint lacks stays as it is, with a warning.
-        format (str, optional): None or "comfy-kitchen". Default: None.
+        format (str, optional): None, "modelopt" or "comfy-kitchen". Default: None.
             None takes the format from the source.
-            "comfy-kitchen" is for tensors of ComfyUI without a mark (`comfy_quant` tensors, or `_quantization_metadata`
-            of the file), whose names are ModelOpt's.
+            "modelopt" and "comfy-kitchen" are for tensors without a configuration or a mark (`comfy_quant` tensors, or
+            `_quantization_metadata` of the file), which have the same names in both. With None their layout follows
+            from the shapes, or from the data if they tell it; otherwise it is an error.
         mesh (DeviceMesh, optional): the mesh, as for torch's parallelize_module. Default: None.
         plan (dict, optional): a plan for torch's parallelize_module, with styles of nvfp4.parallel. Default: None.
             mesh and plan are given together. A rank then reads its slices alone.
@@ -104,8 +105,7 @@ def load(
         >>> nvfp4.load(tensors, model).format, model[0]
         ('modelopt', Linear(in_features=64, out_features=32, bias=True, activations=None))
     """
-    if format not in (None, comfy_kitchen.NAME):
-        raise _C.Error(f"format: is {format!r}; must be None or {comfy_kitchen.NAME!r}: other sources say their own")
+    check_format(format)
     check_activations(activations)
     check_type("source", source, (str, os.PathLike, Mapping), "a path, or a dict of tensors by name")
     if isinstance(source, Mapping):
@@ -132,6 +132,13 @@ def load(
         layers = [module for module in model.modules() if isinstance(module, Linear)]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
+
+
+def check_format(format: str | None) -> None:
+    given = (modelopt.NAME, comfy_kitchen.NAME)
+    if format is not None and format not in given:
+        names = " or ".join(map(repr, given))
+        raise _C.Error(f"format: is {format!r}; must be None, {names}: other sources say their own")
 
 
 # ---- the model ----

@@ -29,6 +29,7 @@ PREFIXES = frozenset(
 VARIANTS = ("model.", "language_model.", "model.language_model.", "language_model.model.", "model.diffusion_model.")
 JOINED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
 JOINED |= {"up_proj": "gate_up_proj", "w1": "w13", "w3": "w13"}
+ANY = (".*", "^.*", "*")  # patterns that begin so do not depend on a prefix
 MOST_ABOVE = 2**25  # characters of all modules above a checkpoint's; 69,120 experts' layers have some 100,000
 EXPERT = re.compile(r"(?<![^.])experts\.\d+(?=\.)")
 
@@ -129,7 +130,8 @@ class Names:
     starts: dict[str, str] = field(init=False, default_factory=dict)  # "x*" by "x"
     lengths: list[int] = field(init=False, default_factory=list)  # of the keys of `starts`
     others: list[tuple[str, Pattern]] = field(init=False, default_factory=list)
-    strange: set[str] = field(init=False, default_factory=set)  # of `others`, those that match no module as it is named
+    missed: set[str] = field(init=False, default_factory=set)  # of `others`, those that match no module as it is named
+    strange: set[str] = field(init=False, default_factory=set)  # of these, those that may match one with another prefix
 
     def __post_init__(self) -> None:
         for pattern in self.patterns:
@@ -156,7 +158,8 @@ class Names:
         """Tells the checkpoint's modules: an exact name of one of them is no prefix form of another, and a pattern
         that matches none as it is named is tried with other prefixes."""
         self.known = modules.names
-        self.strange = {pattern for pattern, own in self.others if not any(own.match(name) for name in modules.above)}
+        self.missed = {pattern for pattern, own in self.others if not any(own.match(name) for name in modules.above)}
+        self.strange = {pattern for pattern in self.missed if not pattern.removeprefix(REGEX).startswith(ANY)}
 
     def _by_literal(self, name: str) -> str | None:
         if name in self.literal:
@@ -218,7 +221,7 @@ class Names:
         if any(form[:end] in self.starts for form in modules.forms for end in self.lengths):
             return []
         for pattern, own in self.others:
-            tried = (prefix + form for form in modules.forms for prefix in VARIANTS)
-            if pattern not in self.strange or any(own.match(name) for name in (*modules.forms, *tried)):
+            tried = (prefix + form for form in modules.forms for prefix in ("", *VARIANTS))
+            if pattern not in self.missed or (pattern in self.strange and any(own.match(name) for name in tried)):
                 return []
         return list(self.patterns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, others, torchao
 from nvfp4.checkpoints.claims import check_unclaimed, grouped, has_scale, keep, other_kind
+from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
@@ -29,7 +31,9 @@ from nvfp4.checkpoints.common import (
     table,
 )
 from nvfp4.checkpoints.files import READER_ERRORS, check_file, is_there, read_json
+from nvfp4.checkpoints.layouts import HINT, SWIZZLED, layout_of
 from nvfp4.checkpoints.names import Modules
+from nvfp4.checkpoints.nibbles import order_of
 from nvfp4.checkpoints.parts import files_of, find_index, parts_of, unread_files, weight_map
 from nvfp4.linear import Linear
 from nvfp4.modules import large
@@ -72,7 +76,7 @@ def read(
     """
     metadata: dict[str, str] = {}
     unread: dict[str, str] = {}
-    recipe, where = None, "source"
+    recipe, where, why = None, "source", ""
     if isinstance(source, Mapping):
         tensors = dict(source)
     else:
@@ -90,9 +94,39 @@ def read(
     else:
         if recipe is None:
             name = recognised(where, tensors)
-            recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}"))
+            if name == modelopt.NAME and format is None:
+                layout = layout_of(where, grouped(tensors)[0])
+                why = f", and the layout is {layout.name} by {layout.why}"
+                if layout.name == SWIZZLED:
+                    return read_swizzled(where, tensors, why, rows or {}, errors, activations)
+            recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}{why}"))
+        if format not in (None, recipe.format):
+            raise _C.Error(f"format: is {format!r}, but {where} is a checkpoint of {recipe.format}")
         checkpoint = sort(tensors, recipe, errors, activations, unwanted)
+        if why and errors is None and order_of(checkpoint) == "reversed":
+            raise _C.Error(f"{where}: has the names of ModelOpt, but the nibbles of each byte look reversed; {HINT}")
     checkpoint.skipped |= unread
+    return checkpoint
+
+
+def read_swizzled(
+    where: str,
+    tensors: Mapping[str, Tensor],
+    why: str,
+    rows: Mapping[str, int],
+    errors: dict[str, str] | None,
+    activations: str | None,
+) -> Checkpoint:
+    """Layers of comfy-kitchen without a mark, if the data tell the order of the nibbles, which is an option there."""
+    checkpoint = others.read_comfy(tensors, {}, rows, errors, activations)
+    order = order_of(checkpoint)
+    if order is None:
+        raise _C.Error(f"{where}: no mark says which nibble comes first{why}, and the data do not tell; {HINT}")
+    if order == "reversed":
+        checkpoint.layers = {name: replace(x, weight=swap_nibbles(x.weight)) for name, x in checkpoint.layers.items()}
+    first = "high" if order == "in order" else "low"
+    for name in checkpoint.layers:
+        checkpoint.why[name] = f"it has a weight_scale_2{why}; other tensors show that the {first} nibble comes first"
     return checkpoint
 
 
@@ -162,7 +196,9 @@ def read_recipe(folder: Path) -> Recipe | None:
             continue
         config: Mapping[str, Any] = read_json(path, folder)
         try:
-            config = config if name == HF_QUANT else table(config, "quantization_config")
+            if name != HF_QUANT:  # models of text and images may have it in the part for text
+                text = table(config, "text_config")
+                config = table(config, "quantization_config") or table(text, "quantization_config", "text_config.")
         except _C.Error as error:
             raise _C.Error(f"{path}: {error}") from None
         if config:
@@ -231,6 +267,17 @@ def sort(
             del own[local]
         verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
         mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
+        if (
+            mode is not None
+            and mode not in ACTIVATIONS
+            and ours
+            and compressed_tensors.contradicts(recipe.format, mode)
+        ):
+            mode = next((other for other in verdict.others if other in ACTIVATIONS), None)
+            if mode is None:
+                with noted(module, errors):
+                    raise _C.Error(f"{module}: is {verdict.mode} by the configuration, but its tensors are NVFP4")
+                continue
         if mode is not None and mode not in ACTIVATIONS:
             if has_scale(own) or other:  # a target "Linear" also matches the names of other modules
                 checkpoint.skipped[module] = f"is quantized in another way: {mode}"

@@ -30,7 +30,9 @@ COLUMNS = ["<layer", "<mode", "N x K", "block scales", "0", "448", "global", "in
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a checkpoint's folder, or one *.safetensors or *.gguf file")
-    parser.add_argument("--format", choices=["comfy-kitchen"], help="the format, if the file itself does not say it")
+    parser.add_argument(
+        "--format", choices=["modelopt", "comfy-kitchen"], help="the format, if the file itself does not say it"
+    )
     parser.add_argument("--why", action="store_true", help="say which part of the configuration describes each layer")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -200,3 +200,21 @@ def test_experts_that_the_model_has_as_one_module(tmp_path: Path) -> None:
         nvfp4.Error, match=f"^{name}.*(joined or split by transformers|one of the experts of a Qwen3Moe)"
     ):
         nvfp4.load(folder, model)
+
+
+@pytest.mark.parametrize("bad", [None, 0.0, torch.inf])
+def test_input_scales_that_are_not_used_by_transformers(bad: float | None, tmp_path: Path) -> None:
+    tensors, expected = tensors_of(llama())
+    if bad is not None:
+        names = [name for name in tensors if name.endswith("weight_scale_2")]
+        tensors |= {name.replace("weight_scale_2", "input_scale"): torch.tensor(bad) for name in names}
+    folder = folder_of(tmp_path, expected, tensors, ["lm_head"])
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["quant_algo"] = "NVFP4"
+    (folder / "config.json").write_text(json.dumps(config))
+    read = nvfp4.transformers.load(folder, activations=None)
+    assert torch.equal(logits(read), logits(expected))
+    with pytest.raises(nvfp4.Error, match="input_scale: is "):
+        nvfp4.transformers.load(folder)
+    read.save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(nvfp4.transformers.load(tmp_path / "again")), logits(expected))

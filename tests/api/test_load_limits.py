@@ -119,6 +119,14 @@ def test_two_scales_where_rows_are_stored_otherwise() -> None:
         nvfp4.load(tensors, format="comfy-kitchen")
 
 
+@pytest.mark.parametrize("columns", [33, 36])
+def test_a_layout_of_no_layer(columns: int) -> None:
+    """A shape that both layouts could have, if K were a multiple of 16, is the layer's error."""
+    tensors = layer((128, columns)) | {"a.weight_scale": torch.ones(128, 4).to(torch.float8_e4m3fn)}
+    with pytest.raises(nvfp4.Error, match=r"^a\.weight: "):
+        nvfp4.load(tensors)
+
+
 def test_folders_of_many_files(tmp_path: Path) -> None:
     """The time grows with the number of files, not with its square."""
     for i in range(1, 1501):

@@ -327,3 +327,28 @@ def test_dense_tensors_are_named_with_their_bytes(
     assert main(["inspect", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "dense: experts.up: 4.10 kB\n" in out and "total: 1.74 kB in NVFP4 layers, 4.10 kB in other tensors" in out
+
+
+def test_groups_that_overlap(tmp_path: Path, generator: torch.Generator) -> None:
+    """FP8 first: a layer whose tensors are NVFP4 is of the other group that has it as a target, or an error."""
+    eight = {"num_bits": 8, "type": "float"}
+    groups = {"fp8": {"targets": ["re:.*a.*"], "weights": eight, "input_activations": eight}}
+    groups["four"] = {"targets": ["re:.*"], "weights": FOUR, "input_activations": FOUR}
+    config = {"quant_method": "compressed-tensors", "config_groups": groups}
+    layer = packed(generator)
+    tensors = named("a", compressed_tensors.write(layer)) | named("ab", fp8())
+    checkpoint = nvfp4.load(write(tmp_path, tensors, config))
+    assert same(checkpoint.layers["a"], layer)
+    assert checkpoint.skipped == {"ab": "is quantized in another way: 8-bit float"}
+    del groups["four"]
+    fails("a: is 8-bit float by the configuration, but its tensors are NVFP4", write(tmp_path, tensors, config))
+    groups["fp8"] |= {"weights": FOUR}
+    skipped = nvfp4.load(write(tmp_path, tensors, config)).skipped
+    assert skipped["a"] == "is quantized in another way: 4-bit float in groups of 16 with activations of 8-bit float"
+
+
+def test_a_configuration_in_the_part_for_text(tmp_path: Path, generator: torch.Generator) -> None:
+    write(tmp_path, named("a", modelopt.write(packed(generator))), None)
+    content = {"text_config": {"quantization_config": mixed({"language_model.a": "NVFP4"})}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert nvfp4.load(tmp_path).why == {"a": "quantized_layers has 'language_model.a' by prefix"}

@@ -159,7 +159,12 @@ def test_a_file_for_comfyui(marked: str, tmp_path: Path, generator: torch.Genera
     rejected(message, tensors | {"1.weight_scale": nvfp4.swizzle(damaged)}, None, *given)
     tensors["1.weight_scale"] = tensors["1.weight_scale"].bfloat16()
     rejected("1.weight_scale: dtype is bfloat16; must be float8_e4m3fn", tensors, None, *given)
-    rejected("format: is 'GGUF'; must be None or 'comfy-kitchen': other sources say their own", file, None, "GGUF")
+    rejected(
+        "format: is 'GGUF'; must be None, 'modelopt' or 'comfy-kitchen': other sources say their own",
+        file,
+        None,
+        "GGUF",
+    )
 
 
 # ---- GGUF ----
