@@ -414,8 +414,8 @@ def loading_reads_a_ranks_own_slices(ranks: Ranks) -> None:
     read_files = reader.read_files
     counts = []
 
-    def guarded(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-        tensors, metadata = read_files(path)
+    def guarded(path: Path, mapped: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+        tensors, metadata = read_files(path, mapped)
         closed = total = 0
         for name, t in tensors.items():
             if t.ndim == 2 and ".up." in name:
