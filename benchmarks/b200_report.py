@@ -276,7 +276,7 @@ def shape_table(shapes: Iterable[Shape], rows: list[Config], c: Struct) -> list[
 
 
 def submitted_table(shapes: Iterable[Shape], rows: list[Config], c: Struct) -> list[str]:
-    """What the competition's file launches."""
+    """Lists the launches of the competition's file."""
     lines = header("M x N x K", "configuration", *SPAN, "bound by")
     for shape in shapes:
         plan = best_plain(shape, rows, c)

@@ -14,7 +14,7 @@ from small_kernel import Emulator, EmulatorError, entry, module
 INT, UINT, PTR = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p
 SHARED_OPT_IN, SHARED = 8, 227 * 1024  # one block fits an SM
 GPCS = {"sm_100": [20, 20, 18, 18, 18, 18, 16, 14, 2, 2, 2], "sm_90": [18, 18, 18, 18, 18, 16, 16, 10]}
-# What cuOccupancyMaxActiveClusters answers on such GPUs, by the blocks of a cluster.
+# The answers of cuOccupancyMaxActiveClusters on such GPUs, by the blocks of a cluster.
 ANSWERS = [("sm_100", {1: 148, 2: 74, 4: 33, 6: 22, 8: 15}), ("sm_90", {1: 132, 2: 66, 4: 30, 8: 15})]
 WRITE_SM = """
   mov.u32 %r0, %smid;

@@ -28,7 +28,7 @@ SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a configuration says of a layer.
+    """Holds the mode that a configuration gives to a layer.
 
     Attributes:
         mode: "W4A4", "W4A4 dynamic", "W4A16", AUTO (by its tensors), None for a layer that is not quantized, or another

@@ -19,7 +19,7 @@ MOST_BYTES = 64 * 2**20  # of a JSON text
 MOST_CONTAINERS = 2**20  # objects and lists of a JSON text: each takes up to 230 bytes
 DEEPEST = 64  # objects and lists inside each other
 MOST_DIGITS = 100  # of an integer: int() takes quadratic time
-# What the readers of safetensors and gguf raise for damaged files, beside errors of their own.
+# The exceptions that the readers of safetensors and gguf raise for damaged files, beside errors of their own.
 READER_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISSOCK, "socket"))
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([\[{])|[\]}]', re.DOTALL)  # a string without an end is one too
@@ -27,7 +27,7 @@ _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([\[{])|[\]}]', re.DOTALL)  # a
 
 @contextlib.contextmanager
 def file_errors(source: object) -> Iterator[None]:
-    """What a file or the file system causes is an nvfp4.Error without control characters."""
+    """Turns the errors of a file or the file system into an nvfp4.Error without control characters."""
     try:
         yield
     except _C.Error as error:

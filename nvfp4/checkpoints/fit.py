@@ -1,4 +1,4 @@
-"""What a checkpoint may have that a model leaves out, and a model that a checkpoint lacks, as transformers has it."""
+"""Tells what a model may leave out of a checkpoint, and a checkpoint out of a model, as transformers has it."""
 
 from __future__ import annotations
 

@@ -41,16 +41,17 @@ class Header:
     def damaged(self, what: str) -> _C.Error:
         return _C.Error(f"{self.path}: is no GGUF file, or damaged: {what}")
 
-    def take(self, count: int) -> bytes:
+    def advance(self, count: int) -> None:
         if count > min(self.size, MOST_HEADER) - self.at:
             raise self.damaged(f"the header needs {count} bytes at byte {self.at}, the file has {self.size}")
         self.at += count
+
+    def take(self, count: int) -> bytes:
+        self.advance(count)
         return self.file.read(count)
 
     def skip(self, count: int) -> None:
-        if count > min(self.size, MOST_HEADER) - self.at:
-            raise self.damaged(f"the header needs {count} bytes at byte {self.at}, the file has {self.size}")
-        self.at += count
+        self.advance(count)
         self.file.seek(count, os.SEEK_CUR)
 
     def number(self, kind: str) -> int:

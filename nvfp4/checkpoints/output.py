@@ -62,7 +62,7 @@ def target(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the file system raises is an nvfp4.Error: a full disk, missing permissions, names that are too long."""
+    """Turns errors of the file system into an nvfp4.Error: a full disk, missing permissions, too long a name."""
     try:
         yield
     except OSError as error:

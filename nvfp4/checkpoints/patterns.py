@@ -40,7 +40,7 @@ MATCHED, DEAD, START = -1, 0, 1  # numbers of sets of states
 
 
 class Pattern(Protocol):
-    """What re.compile returns, of which match alone is used: None, or an object that is true."""
+    """The part of a compiled pattern that is used: match, which returns None or an object that is true."""
 
     def match(self, string: str) -> object: ...
 
