@@ -299,4 +299,5 @@ def read_halves(
         first.input_global_scale,
         own.get("bias"),
         first.activations,
+        first.pre_quant_scale,
     )
