@@ -105,7 +105,7 @@ class Fp8Tensors:
 class Fp8Linear(FixedBuffers):
     """A torch.nn.Linear with FP8 (e4m3) weights: y = x . W^T + bias, where W = weight * weight_scale.
 
-    nvfp4.load makes such layers of the FP8 layers of a checkpoint. A new layer holds zeros; `from_tensors` and
+    nvfp4.load makes such layers of the FP8 layers of a checkpoint. A new layer holds zeros; `from_packed` and
     `load_state_dict` fill it.
 
     Args:
@@ -203,7 +203,7 @@ class Fp8Linear(FixedBuffers):
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype, device=device) if bias else None)
 
     @classmethod
-    def from_tensors(cls, tensors: Fp8Tensors) -> Fp8Linear:
+    def from_packed(cls, tensors: Fp8Tensors) -> Fp8Linear:
         """Makes a layer of the tensors that nvfp4.checkpoints reads. They are shared and not copied."""
         n, k = tensors.out_features, tensors.in_features
         layer = cls(k, n, False, tensors.activations, tensors.scales, "meta", torch.float32)
@@ -211,7 +211,7 @@ class Fp8Linear(FixedBuffers):
         layer.input_scale, layer.bias, layer.stored = tensors.input_scale, tensors.bias, tensors.stored
         return layer
 
-    def tensors(self) -> Fp8Tensors:
+    def packed(self) -> Fp8Tensors:
         """Returns the layer's tensors as nvfp4.checkpoints writes them. They are shared."""
         scales = (self.weight_scale, self.input_scale)
         return Fp8Tensors(self.weight, *scales, self.bias, self.activations, self.stored)
@@ -286,7 +286,7 @@ class Fp8Linear(FixedBuffers):
 
     def _scaled_mm(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """With one scale for each of both operands, or with one for each row of both."""
-        kinds = getattr(F, "ScalingType")
+        kinds = F.ScalingType
         kind, theirs = kinds.TensorWise, self.weight_scale
         if self._by_rows():
             kind = kinds.RowWise

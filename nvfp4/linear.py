@@ -62,7 +62,7 @@ class Linear(FixedBuffers):
         input: [..., K] in float16, bfloat16 or float32. Under autocast it is first cast to autocast's dtype.
         output: [..., N] in the same dtype.
 
-    pre_quant_scale is rounded to the dtype of the input, and so is their product: the one rounding before the layer's own.
+    pre_quant_scale is rounded to the dtype of the input, and so is their product.
 
     Products are exact and summed in fp32. alpha and bias are applied in fp32, and the result is rounded once. That
     holds for activations=None too: value * scale has at most 6 significant bits and is exact in 16 bits, so the global
@@ -280,8 +280,8 @@ class Linear(FixedBuffers):
         this layer has not, and the reverse; a pre_quant_scale too, in any floating-point dtype."""
         before = state_dict.get(prefix + "pre_quant_scale")
         if prefix + "weight" in state_dict:
-            floating = isinstance(before, Tensor) and before.dtype in (torch.float16, torch.bfloat16, torch.float32)
-            dtype = before.dtype if floating else torch.float32
+            dtype = torch.float32 if before is None else before.dtype
+            dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
             ones = torch.ones(self.in_features, dtype=dtype, device=self.weight.device)
             self.pre_quant_scale = None if before is None else ones
         mismatches = self.wrong_dtypes(state_dict, prefix)

@@ -158,7 +158,7 @@ def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:
     report = LayerReport(
         name,
         format,
-        mode_of(packed),
+        str(mode_of(packed)),
         (packed.out_features, packed.in_features),
         (float(values[0]), float(values[-1])) if len(used) else None,
         zero=int(both[ZERO]),
