@@ -170,8 +170,15 @@ def reciprocal(name: str, t: Tensor) -> Tensor:
     return result
 
 
-def one_scale(format_name: str, scale: Tensor) -> Tensor:
-    """A weight_global_scale that a format stores as one number."""
+def one_scale(format_name: str, packed: PackedLinear, pre_quant_scale: bool = False) -> Tensor:
+    """The weight_global_scale of a layer in a format that stores one number.
+
+    Args:
+        pre_quant_scale: whether the format has that one.
+    """
+    if packed.pre_quant_scale is not None and not pre_quant_scale:
+        raise _C.Error(f"pre_quant_scale: is there, but {format_name} cannot store it: write modelopt")
+    scale = packed.weight_global_scale
     if scale.ndim:
         raise _C.Error(
             f"weight_global_scale: shape is {list(scale.shape)}; {format_name} stores one scale for a layer: "

@@ -80,12 +80,10 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
     Raises:
         nvfp4.Error: the layer has one weight_global_scale for each row, or a pre_quant_scale.
     """
-    if packed.pre_quant_scale is not None:
-        raise _C.Error(f"pre_quant_scale: is there, which {NAME} cannot store: write modelopt")
     tensors = {
         "weight_packed": packed.weight,
         "weight_scale": packed.weight_scale,
-        "weight_global_scale": one_scale(NAME, packed.weight_global_scale),
+        "weight_global_scale": one_scale(NAME, packed),
         "input_global_scale": packed.input_global_scale,
         "bias": packed.bias,
     }

@@ -91,7 +91,7 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
     tensors = {
         "weight": packed.weight,
         "weight_scale": packed.weight_scale,
-        "weight_scale_2": one_scale(NAME, packed.weight_global_scale),
+        "weight_scale_2": one_scale(NAME, packed, pre_quant_scale=True),
         "input_scale": packed.input_global_scale,
         PRE_QUANT_SCALE: packed.pre_quant_scale,
         "bias": packed.bias,

@@ -16,6 +16,7 @@ from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt
 from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
 from nvfp4.checkpoints.names import Modules, Names
+from nvfp4.checkpoints.save import mode_of
 from nvfp4.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
@@ -183,10 +184,12 @@ def test_quantized_layers_name_a_container(where: str, tmp_path: Path, generator
         (tmp_path / where).write_text(json.dumps({"quantization": config}))
     checkpoint = nvfp4.load(folder)
     assert all(same(checkpoint.layers.pop(name), x) for name, x in experts.items()) and not checkpoint.layers
-    assert checkpoint.skipped == {
-        "layers.0.attn.wq": "is quantized in another way: FP8 by its tensors (float8_e4m3fn)",
-        "mtp.0.ffn.experts.0.w1": "is quantized in another way: MXFP4 by its tensors",
-    }
+    other = {"mtp.0.ffn.experts.0.w1": "is quantized in another way: MXFP4 by its tensors"}
+    if where.startswith("fp8"):  # which says how layers beside the experts are quantized
+        assert [mode_of(checkpoint.fp8.pop("layers.0.attn.wq")).mode] == ["FP8 W8A8 per block"]
+    else:
+        other["layers.0.attn.wq"] = "is quantized in another way: FP8 by its tensors (float8_e4m3fn)"
+    assert checkpoint.skipped == other and not checkpoint.fp8
     found = inspect(folder)
     assert not found.damaged and len(found.layers) == 6
     assert found.why["layers.0.ffn.experts.1.w2"] == (
@@ -330,18 +333,20 @@ def test_dense_tensors_are_named_with_their_bytes(
 
 
 def test_groups_that_overlap(tmp_path: Path, generator: torch.Generator) -> None:
-    """FP8 first: a layer whose tensors are NVFP4 is of the other group that has it as a target, or an error."""
+    """A layer whose tensors are NVFP4 or FP8 is of the group of that kind that has it as a target, or an error."""
     eight = {"num_bits": 8, "type": "float"}
     groups = {"fp8": {"targets": ["re:.*a.*"], "weights": eight, "input_activations": eight}}
     groups["four"] = {"targets": ["re:.*"], "weights": FOUR, "input_activations": FOUR}
     config = {"quant_method": "compressed-tensors", "config_groups": groups}
     layer = packed(generator)
-    tensors = named("a", compressed_tensors.write(layer)) | named("ab", fp8())
-    checkpoint = nvfp4.load(write(tmp_path, tensors, config))
-    assert same(checkpoint.layers["a"], layer)
-    assert checkpoint.skipped == {"ab": "is quantized in another way: 8-bit float"}
+    tensors = named("a", compressed_tensors.write(layer)) | named("ab", fp8() | {"input_scale": torch.ones(1)})
+    for order in (["fp8", "four"], ["four", "fp8"]):
+        config["config_groups"] = {name: groups[name] for name in order}
+        checkpoint = nvfp4.load(write(tmp_path, tensors, config))
+        assert same(checkpoint.layers["a"], layer) and set(checkpoint.fp8) == {"ab"} and checkpoint.skipped == {}
     del groups["four"]
-    fails("a: is 8-bit float by the configuration, but its tensors are NVFP4", write(tmp_path, tensors, config))
+    config["config_groups"] = groups
+    fails("a: is FP8 W8A8 by the configuration, but its tensors are NVFP4", write(tmp_path, tensors, config))
     groups["fp8"] |= {"weights": FOUR}
     skipped = nvfp4.load(write(tmp_path, tensors, config)).skipped
     assert skipped["a"] == "is quantized in another way: 4-bit float in groups of 16 with activations of 8-bit float"
