@@ -245,7 +245,7 @@ class Fp8Linear(FixedBuffers):
 
     def forward(self, x: Tensor) -> Tensor:
         x = layer_input(x, self.in_features)
-        rows, shape = x.reshape(-1, self.in_features), (*x.shape[:-1], self.out_features)
+        rows, shape = x.reshape(-1, self.in_features).contiguous(), (*x.shape[:-1], self.out_features)
         if rows.shape[0] == 0:
             return x.new_empty(shape)
         with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
