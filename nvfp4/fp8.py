@@ -328,11 +328,6 @@ def _rounded(x: Tensor) -> Tensor:
     return x.clamp(-LARGEST, LARGEST).to(FP8)
 
 
-def dequantize(weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """A weight in float32: value * scale, rounded once."""
-    return weight.float() * _expanded(weight_scale, *weight.shape)
-
-
 def _expanded(scale: Tensor, n: int, k: int) -> Tensor:
     """A weight's scale in a shape that its values can be multiplied by."""
     if scale.ndim < 2:

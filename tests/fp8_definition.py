@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+from bounds import U, gamma
 from torch import Tensor
 
 import nvfp4
 
 BLOCK = 128
+HALF = {torch.float32: U, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half a unit in the last place
 
 
 def scale_shape(scales: str, n: int, k: int) -> tuple[int, ...]:
@@ -73,3 +75,18 @@ def defined(layer: nvfp4.Fp8Linear, x: Tensor) -> Tensor:
     if layer.bias is not None:
         y = y + layer.bias.double()
     return y.reshape(*x.shape[:-1], -1)
+
+
+def bound_of(layer: nvfp4.Fp8Linear, x: Tensor) -> Tensor:
+    """How far a result may be off. Sums round K times in fp32, scales and bias 3 times; with blocks each operand rounds
+    in fp32 and to the dtype. The result rounds once to the dtype, whose least number counts in fp16."""
+    u, k = HALF[x.dtype], x.shape[-1]
+    blocks = layer.activations == "block" or layer.weight_scale.ndim == 2
+    operands = ((1 + U) * (1 + u)) ** 2 - 1 if blocks else 0.0
+    magnitude = values(layer, x).abs() @ weight_of(layer.weight, layer.weight_scale).abs().T
+    least = 2.0**-25 if x.dtype == torch.float16 else 0.0
+    if blocks and least:  # of operands: below 2^-14 they round by 2^-25
+        magnitude = magnitude + k * least / u
+    bias = torch.zeros(1) if layer.bias is None else layer.bias.double().abs()
+    sums = magnitude * (1 + operands) * gamma(k + 3) + magnitude * operands + bias * 3 * U
+    return sums * (1 + u) + defined(layer, x).abs() * u + least

@@ -167,8 +167,13 @@ def write(tensors: Fp8Tensors, format: str) -> dict[str, Tensor]:
     result = {"weight": tensors.weight}
     for name, t in given.items():
         if t is not None:
-            result |= as_stored(name, t, tensors.stored, format) or {name: t.expand(default[name]).contiguous()}
+            result |= as_stored(name, t, tensors.stored, format) or {name: shaped(t, default[name])}
     return result if tensors.bias is None else result | {"bias": tensors.bias}
+
+
+def shaped(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A scale in another shape; one of the whole weight for each part of it."""
+    return scale.reshape(shape) if scale.ndim else scale.expand(shape).contiguous()
 
 
 def as_stored(name: str, t: Tensor, stored: StoredScales | None, format: str) -> dict[str, Tensor]:
@@ -295,9 +300,13 @@ class StoredFp8(Fp8Linear):
         self.in_features, self.out_features = tensors.in_features, tensors.out_features
         self.activations, self.stored = tensors.activations, tensors.stored
         self.format, self.mode = format, mode_of(tensors).mode
-        for key, t in write(tensors, format).items():
-            dtype = old.bias.dtype if key == "bias" else t.dtype
-            self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
+        assert tensors.stored is not None
+        buffers = {"weight": (tuple(tensors.weight.shape), FP8)}
+        buffers |= {local: (shape, dtype) for local, shape, dtype in tensors.stored.scales.values()}
+        if tensors.bias is not None:
+            buffers["bias"] = (tuple(tensors.bias.shape), old.bias.dtype)
+        for key, (shape, dtype) in buffers.items():
+            self.register_buffer(key, torch.empty(shape, dtype=dtype, device="meta"))
 
     def finish(self, name: str) -> None:
         own = {key: t.detach() for key, t in self._buffers.items() if t is not None}

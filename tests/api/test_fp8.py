@@ -12,17 +12,16 @@ import pytest
 import torch
 from bounds import U, gamma
 from conftest import NO_GPU, gpu
-from fp8_definition import defined, quantized, scale_shape, values
+from fp8_definition import HALF, bound_of, defined, quantized, scale_shape, values, weight_of
 from torch import Tensor
 
 import nvfp4
-from nvfp4.fp8 import FP8, Fp8Tensors, StoredScales, dequantize, quantize
+from nvfp4.fp8 import FP8, Fp8Tensors, StoredScales, quantize
 
 N, K = 144, 320  # a second block of 128 of both, not whole
 ACTIVATIONS = ("tensor", "static", "token", "block", None)
 SCALES = ("tensor", "channel", "block")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HALF = {torch.float32: U, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half a unit in the last place
 
 
 def layer_of(
@@ -58,22 +57,6 @@ def test_exact_sums_have_the_bits_of_the_definition(
         y = layer(x)
     assert y.dtype == dtype and y.shape == (2, 3, N)
     assert torch.equal(y, defined(layer, x).to(dtype))
-
-
-def bound_of(layer: nvfp4.Fp8Linear, x: Tensor) -> Tensor:
-    """How far a result may be off. Sums round K times in fp32, scales and bias 3 times; with blocks each operand rounds
-    in fp32 and to the dtype. The result rounds once to the dtype, whose least number counts in fp16."""
-    u = HALF[x.dtype]
-    blocks = layer.activations == "block" or layer.weight_scale.ndim == 2
-    operands = ((1 + U) * (1 + u)) ** 2 - 1 if blocks else 0.0
-    magnitude = values(layer, x).abs() @ dequantize(layer.weight, layer.weight_scale).double().abs().T
-    magnitude *= 1 + 2 * U  # dequantize rounds once, and so may a dense input
-    least = 2.0**-25 if x.dtype == torch.float16 else 0.0
-    if blocks and least:  # of operands: below 2^-14 they round by 2^-25
-        magnitude = magnitude + K * least / u
-    bias = torch.zeros(1) if layer.bias is None else layer.bias.double().abs()
-    sums = magnitude * (1 + operands) * gamma(K + 3) + magnitude * operands + bias * 3 * U
-    return sums * (1 + u) + defined(layer, x).abs() * u + least
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,7 +116,7 @@ def test_the_gradient_of_the_input(scales: str, dtype: torch.dtype, generator: t
         y = layer(x)
     assert saved == [FP8, torch.float32]
     y.backward(dy)
-    w = layer.weight.double() * dequantized_scale(layer)
+    w = weight_of(layer.weight, layer.weight_scale)
     u = HALF[dtype]
     magnitude = dy.double().abs() @ w.abs()
     least = 2.0**-25 if dtype == torch.float16 else 0.0
@@ -146,10 +129,6 @@ def test_the_gradient_of_the_input(scales: str, dtype: torch.dtype, generator: t
             layer(x)
         with torch.no_grad():
             layer(x)
-
-
-def dequantized_scale(layer: nvfp4.Fp8Linear) -> Tensor:
-    return dequantize(torch.ones(N, K).to(FP8), layer.weight_scale).double()
 
 
 def test_shapes_and_autocast(generator: torch.Generator) -> None:
@@ -263,7 +242,7 @@ def test_on_a_gpu(activations: str | None, scales: str, dtype: torch.dtype, gene
     x = (torch.randn(5, K, generator=generator) * 2).to(dtype)
     bound = bound_of(layer, x)
     want = defined(layer, x)
-    magnitude = values(layer, x).abs() @ dequantize(layer.weight, layer.weight_scale).double().abs().T
+    magnitude = values(layer, x).abs() @ weight_of(layer.weight, layer.weight_scale).abs().T
     with torch.no_grad():
         moved = copy.deepcopy(layer).to("cuda")
         y = moved(x.to("cuda"))
