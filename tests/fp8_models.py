@@ -163,14 +163,19 @@ def four_bits(linear: nn.Linear, w4a4: bool, scale: Tensor | None = None) -> Pac
     return PackedLinear(packed.weight, packed.weight_scale, power, given, None, packed.activations, scale)
 
 
+def random_model(architecture: str, dtype: torch.dtype) -> Any:
+    config = CONFIGS[architecture](**SIZES)
+    config.architectures = [f"{architecture.capitalize()}ForCausalLM"]
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
 class Made:
     """A random model, its layers in both formats, and the folder of its checkpoint."""
 
     def __init__(self, folder: Path, kind: Kind, architecture: str = "llama", w4a4: bool = True) -> None:
         self.folder, self.kind, self.w4a4 = folder, kind, w4a4
-        self.config = CONFIGS[architecture](**SIZES)
-        self.config.architectures = [f"{architecture.capitalize()}ForCausalLM"]
-        self.base = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32).eval()
+        self.base = random_model(architecture, torch.float32)
+        self.config = self.base.config
         self.eight: dict[str, dict[str, Tensor]] = {}
         self.four: dict[str, PackedLinear] = {}
         for name, module in self.base.named_modules():

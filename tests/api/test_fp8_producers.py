@@ -16,10 +16,22 @@ from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.fp8 import FP8
 from nvfp4.packed import PackedLinear
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("safetensors.torch", reason="comes with transformers")
-from fp8_models import CONFIGS, IDS, SIZES, Plain, check_layers, generated, load, logits, plain, raw, scales_of, stored  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+from fp8_models import (  # noqa: E402
+    CONFIGS,
+    IDS,
+    Plain,
+    check_layers,
+    generated,
+    load,
+    logits,
+    plain,
+    random_model,
+    raw,
+    scales_of,
+    stored,
+)
 
 
 def read_back(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, PackedLinear]]:
@@ -65,7 +77,7 @@ def test_a_mixed_checkpoint_that_modelopt_exports(algorithm: str, architecture: 
     from modelopt.torch.quantization.qtensor import FP8QTensor
 
     torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_config(CONFIGS[architecture](**SIZES), dtype=torch.bfloat16).eval()
+    base = random_model(architecture, torch.bfloat16)
     four = {"num_bits": (2, 1), "block_sizes": {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}}
     weights = {"FP8_PER_CHANNEL_PER_TOKEN": {"axis": 0}, "FP8_PB_WO": {"axis": None, "block_sizes": {-1: 128, -2: 128}}}
     inputs = {"FP8_PER_CHANNEL_PER_TOKEN": {"type": "dynamic", "block_sizes": {-1: None}}}
@@ -104,7 +116,7 @@ def test_awq_that_modelopt_exports(scale: str, tmp_path: Path) -> None:
     from modelopt.torch.quantization.model_calib import apply_pre_quant_scale_and_smooth
 
     torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES), dtype=torch.bfloat16).eval()
+    base = random_model("llama", torch.bfloat16)
     with torch.no_grad():
         model = mtq.quantize(copy.deepcopy(base), copy.deepcopy(mtq.NVFP4_DEFAULT_CFG), lambda model: model(IDS))
         for name, module in model.named_modules():
@@ -143,7 +155,7 @@ def test_a_mixed_checkpoint_that_compressed_tensors_writes(preset: str, architec
     )
 
     torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_config(CONFIGS[architecture](**SIZES), dtype=torch.bfloat16).eval()
+    base = random_model(architecture, torch.bfloat16)
     model = copy.deepcopy(base)
     groups = {
         "group_0": QuantizationScheme(targets=["re:.*mlp.*"], **copy.deepcopy(quant_scheme.NVFP4)),
