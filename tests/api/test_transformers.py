@@ -664,7 +664,9 @@ def test_a_checkpoint_that_modelopt_exports(kind: str, source: Callable[..., Sou
     assert len(layers_of(model)) == 14 and len(model.hf_quantizer.skipped) == (4 if kind == "KV" else 0)
     assert torch.equal(logits(model), logits(expected)) and state(model) == state(expected)
     model.save_pretrained(tmp_path / "second")
-    assert state(load(tmp_path / "second")) == state(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the KV cache's scales, which are saved
+        assert state(load(tmp_path / "second")) == state(model)
 
 
 @pytest.mark.parametrize("kind", ["W4A4", "W4A16"])
