@@ -144,10 +144,9 @@ class Fp8Linear(FixedBuffers):
       fp32. Only the products with a float32 input that is not quantized round.
     - scales or activations "block": the weight and a quantized input are multiplied by their scales in fp32 and rounded
       to the dtype of the input, before they are multiplied.
-    - A GPU of compute capability 8.9 or more multiplies FP8 by FP8 by torch.nn.functional.scaled_mm, if neither has
-      blocks, N and K are multiples of 16, and input and bias are bfloat16 (or both float16, with scales and activations
-      "tensor"). Its sums are less exact than fp32: on an H200 they are off by up to 2^-15 of the sum of absolute
-      products.
+    - A GPU of compute capability 8.9 or more multiplies FP8 by FP8 (torch._scaled_mm), if neither has blocks, N and K
+      are multiples of 16, and input and bias are bfloat16 (or both float16, with scales and activations "tensor"). Its
+      sums are less exact than fp32: on an H200 they were off by up to 2^-13 of the sum of absolute products.
     - Any other product takes a temporary dense weight.
 
     With activations=None there is a gradient with respect to x. With other ones there is none, and an input that
@@ -273,7 +272,7 @@ class Fp8Linear(FixedBuffers):
         """Whether torch multiplies these tensors as FP8, with this input's dtype for bias and result."""
         if not rows.is_cuda or self.activations == "block" or self.weight_scale.ndim == 2:
             return False
-        if self.in_features % 16 or self.out_features % 16 or not hasattr(F, "scaled_mm"):
+        if self.in_features % 16 or self.out_features % 16 or not hasattr(torch, "_scaled_mm"):
             return False
         if rows.dtype not in (torch.bfloat16, torch.float16)[: 1 if self._by_rows() else 2]:
             return False
@@ -286,14 +285,12 @@ class Fp8Linear(FixedBuffers):
 
     def _scaled_mm(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """With one scale for each of both operands, or with one for each row of both."""
-        kinds = F.ScalingType
-        kind, theirs = kinds.TensorWise, self.weight_scale
+        theirs = self.weight_scale
         if self._by_rows():
-            kind = kinds.RowWise
             scale = scale.expand(values.shape[0], 1).contiguous()
             theirs = theirs.expand(self.out_features).contiguous().unsqueeze(0)
-        operands = (values, self.weight.t(), scale, kind, theirs, kind)
-        return F.scaled_mm(*operands, bias=self.bias, output_dtype=dtype)
+        # torch.nn.functional.scaled_mm, which is public, cannot be compiled with fullgraph=True (torch 2.11).
+        return torch._scaled_mm(values, self.weight.t(), scale, theirs, bias=self.bias, out_dtype=dtype)
 
 
 def check_activations(activations: str | None) -> None:
