@@ -334,7 +334,7 @@ def _expanded(scale: Tensor, n: int, k: int) -> Tensor:
 
 def _dense(values: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """FP8 values in `dtype`, exact, or times a scale and rounded to it once."""
-    return values.to(dtype) if scale is None else (values.float() * scale).to(dtype)
+    return values.to(dtype) if scale is None else values.float().mul_(scale).to(dtype)
 
 
 def _sums(x: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -38,7 +38,11 @@ SIZES = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
-CONFIGS = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
+CONFIGS = {  # the second has biases of q, k and v, the third norms of q and k
+    "llama": transformers.LlamaConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+}
 IDS = (torch.arange(24) * 37 % 128).view(2, 12)
 FOUR = {"num_bits": 4, "type": "float", "group_size": 16}
 EIGHT = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
@@ -84,7 +88,14 @@ KINDS = {
 class Plain(nn.Module):
     """An FP8 layer in plain torch, which multiplies dequantized values."""
 
-    def __init__(self, weight: Tensor, scale: Tensor, activations: str | None, given: Tensor | None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        scale: Tensor,
+        activations: str | None,
+        given: Tensor | None,
+        bias: Tensor | None = None,
+    ) -> None:
         super().__init__()
         n, k = weight.shape
         self.rows = scale.numel() in (1, n)
@@ -93,6 +104,7 @@ class Plain(nn.Module):
             each = each.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
         self.values = weight.float() if self.rows else weight.float() * each
         self.scale, self.activations = each, activations
+        self.bias = bias
         self.given = None if given is None else given.float().reshape(())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,6 +119,8 @@ class Plain(nn.Module):
         y = torch.mm(rows, self.values.t()) * scale
         if self.rows:
             y = y * self.scale.flatten()
+        if self.bias is not None:
+            y = y + self.bias.float()
         return y.reshape(*x.shape[:-1], -1).to(x.dtype)
 
 
@@ -181,6 +195,8 @@ class Made:
         for name, module in self.base.named_modules():
             if isinstance(module, nn.Linear) and "self_attn" in name:
                 self.eight[name] = eight_bits(module.weight.detach(), kind)
+                if module.bias is not None:
+                    self.eight[name]["bias"] = torch.randn(module.out_features)
             elif isinstance(module, nn.Linear) and "mlp" in name:
                 self.four[name] = four_bits(module, w4a4)
 
@@ -220,8 +236,8 @@ def plain(
 ) -> nn.Module:
     model = copy.deepcopy(base)
     for name, own in eight.items():
-        (scale,) = [t for key, t in own.items() if key.startswith("weight_scale")]
-        model.set_submodule(name, Plain(own["weight"], scale, activations, own.get("input_scale")))
+        (scale,) = (t for key, t in own.items() if key.startswith("weight_scale"))
+        model.set_submodule(name, Plain(own["weight"], scale, activations, own.get("input_scale"), own.get("bias")))
     for name, packed in four.items():
         scale = packed.pre_quant_scale
         layer: nn.Module = nvfp4.Linear.from_packed(PackedLinear(*list(vars(packed).values())[:6]))

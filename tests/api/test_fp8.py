@@ -232,8 +232,8 @@ def test_errors_name_argument_rule_and_value(generator: torch.Generator) -> None
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 def test_on_a_gpu(activations: str | None, scales: str, dtype: torch.dtype, generator: torch.Generator) -> None:
-    """The sums of torch._scaled_mm are less exact than fp32. In 32 products on an H200 they were off by up to 2^-13.9 of
-    the sum of absolute products; four times that is accepted."""
+    """The sums of torch._scaled_mm are less exact than fp32. In 32 products on an H200 they were off by up to 2^-13.9
+    of the sum of absolute products; four times that is accepted."""
     if not gpu():
         pytest.skip(NO_GPU)
     layer = layer_of(generator, activations, scales)

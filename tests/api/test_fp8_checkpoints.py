@@ -23,7 +23,6 @@ from nvfp4.packed import PackedLinear
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
 from fp8_models import (  # noqa: E402
-    CONFIGS,
     CT,
     EIGHT,
     KINDS,
@@ -55,7 +54,7 @@ def made(tmp_path: Path, generator: torch.Generator) -> Callable[..., Made]:
     return make
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_loads_runs_and_saves(kind: str, architecture: str, made: Callable[..., Made], tmp_path: Path) -> None:
     """Equal bits to the model in plain torch, so equal tokens. Saved again, every tensor has the same bytes."""

@@ -19,7 +19,6 @@ from nvfp4.packed import PackedLinear
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors.torch", reason="comes with transformers")
 from fp8_models import (  # noqa: E402
-    CONFIGS,
     IDS,
     Plain,
     check_layers,
@@ -69,7 +68,7 @@ def check_producer(folder: Path, base: nn.Module, activations: str | None, tmp_p
     assert torch.equal(logits(again), logits(want))
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("algorithm", ["FP8", "FP8 KV", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"])
 def test_a_mixed_checkpoint_that_modelopt_exports(algorithm: str, architecture: str, tmp_path: Path) -> None:
     mtq = pytest.importorskip("modelopt.torch.quantization")
@@ -141,7 +140,7 @@ def test_awq_that_modelopt_exports(scale: str, tmp_path: Path) -> None:
     assert raw({name: again[name] for name in named}) == raw({name: tensors[name] for name in named})
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("preset", ["FP8", "FP8_DYNAMIC", "FP8_BLOCK"])
 def test_a_mixed_checkpoint_that_compressed_tensors_writes(preset: str, architecture: str, tmp_path: Path) -> None:
     """With scales as llm-compressor's observers compute them."""
