@@ -272,7 +272,7 @@ def stored(folder: Path) -> dict[str, Tensor]:
 
 
 def raw(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    return {name: (t.dtype, t.shape, t.reshape(-1).view(torch.uint8).tolist()) for name, t in tensors.items()}
+    return {name: (t.dtype, t.shape, bytes(t.reshape(-1).view(torch.uint8).numpy())) for name, t in tensors.items()}
 
 
 def eights(model: nn.Module) -> dict[str, nvfp4.Fp8Linear]:

@@ -54,8 +54,9 @@ def made(tmp_path: Path, generator: torch.Generator) -> Callable[..., Made]:
     return make
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "architecture"), [*((kind, "llama") for kind in KINDS), ("modelopt FP8", "qwen2"), ("ct blocks", "qwen2")]
+)
 def test_loads_runs_and_saves(kind: str, architecture: str, made: Callable[..., Made], tmp_path: Path) -> None:
     """Equal bits to the model in plain torch, so equal tokens. Saved again, every tensor has the same bytes."""
     own = made(kind, architecture, architecture == "llama")
