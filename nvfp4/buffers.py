@@ -71,3 +71,16 @@ class FixedBuffers(torch.nn.Module):
         super().__setstate__(state)
         for name in self.e4m3:
             self._buffers[name] = self._buffers[name].view(torch.float8_e4m3fn)
+
+
+def loaded(module: torch.nn.Module, name: str) -> dict[str, Tensor]:
+    """The buffers of a layer that is loaded, by their names.
+
+    Args:
+        name: of the layer in its model, for the error message.
+    """
+    tensors = {key: t.detach() for key, t in module.named_buffers(recurse=False)}
+    for key, t in tensors.items():
+        if t.is_meta:
+            raise _C.Error(f"{name}.{key}: is not loaded; quantized layers cannot be offloaded")
+    return tensors

@@ -333,8 +333,10 @@ def _expanded(scale: Tensor, n: int, k: int) -> Tensor:
 
 
 def _dense(values: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """FP8 values in `dtype`, exact, or times a scale and rounded to it once."""
-    return values.to(dtype) if scale is None else values.float().mul_(scale).to(dtype)
+    """FP8 values, exact in any dtype, or times a scale and rounded to `dtype` once."""
+    if scale is None:
+        return values.to(dtype if values.is_cuda else torch.float32)  # which _mm makes of them on a CPU
+    return values.float().mul_(scale).to(dtype)
 
 
 def _sums(x: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:

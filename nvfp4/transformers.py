@@ -1,10 +1,10 @@
 """NVFP4 checkpoints in Hugging Face transformers: `import nvfp4.transformers`, then `from_pretrained` as usual.
 
 Importing registers a quantizer for `quant_method = "modelopt"`. The quantizer replaces the torch.nn.Linear modules that
-are NVFP4 in the checkpoint by modules that have the checkpoint's tensors, which transformers then loads like others
-(renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of them becomes an
-nvfp4.Linear, in place. transformers has a quantizer of its own for "compressed-tensors", which decompresses the weights
-to bf16; `load` reads these checkpoints with a quantizer of ours, under another name.
+are NVFP4 or FP8 in the checkpoint by modules that have the checkpoint's tensors, which transformers then loads like
+others (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of them becomes
+an nvfp4.Linear or nvfp4.Fp8Linear, in place. transformers has a quantizer of its own for "compressed-tensors", which
+decompresses the weights to bf16; `load` reads these checkpoints with a quantizer of ours, under another name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4.buffers import loaded
 from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
 from nvfp4.checkpoints.common import (
     AUTO,
@@ -352,10 +353,7 @@ class _Stored(Linear):
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
 
     def finish(self, name: str) -> None:
-        tensors = {key: t.detach() for key, t in self._buffers.items() if t is not None}
-        for key, t in tensors.items():
-            if t.is_meta:
-                raise _C.Error(f"{name}.{key}: is not loaded; NVFP4 layers cannot be offloaded")
+        tensors = loaded(self, name)
         # A model may keep modules in fp32, which holds e4m3 exactly.
         tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
         try:

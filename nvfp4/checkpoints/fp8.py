@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
+from nvfp4.buffers import loaded
 from nvfp4.checkpoints.options import check_off
 from nvfp4.fp8 import BLOCK, FP8, Fp8Linear, Fp8Tensors, StoredScales, blocks_of
 from nvfp4.packed import prefix_errors, short
@@ -309,10 +310,7 @@ class StoredFp8(Fp8Linear):
             self.register_buffer(key, torch.empty(shape, dtype=dtype, device="meta"))
 
     def finish(self, name: str) -> None:
-        own = {key: t.detach() for key, t in self._buffers.items() if t is not None}
-        for key, t in own.items():
-            if t.is_meta:
-                raise _C.Error(f"{name}.{key}: is not loaded; FP8 layers cannot be offloaded")
+        own = loaded(self, name)
         own["weight"] = own["weight"].to(FP8)  # a model may keep modules in fp32, which holds e4m3 exactly
         with prefix_errors(name):
             layer = Fp8Linear.from_packed(read(own, self.format, self.mode))

@@ -76,6 +76,10 @@ def save(
             "5GB".
             A file holds no more tensors than that, except a tensor that is larger by itself.
 
+    FP8 layers and the scales of a KV cache are stored as nvfp4.load read them, if it read them from this format.
+    ModelOpt has no FP8 layers with dynamic scales of the whole input or of blocks, and compressed-tensors no
+    pre_quant_scale.
+
     The function needs safetensors. Weights and block scales are stored byte for byte, [N, K/2] uint8 and [N, K/16]
     float8_e4m3fn in the linear layout. ModelOpt stores the global scales as they are. compressed-tensors stores their
     rounded reciprocals: a scale that nvfp4.load read from compressed-tensors survives, any other may change by 2^-23 of

@@ -123,6 +123,16 @@ def test_weights_alone(kind: str, made: Callable[..., Made], tmp_path: Path) -> 
         assert not (tmp_path / "third").exists()
 
 
+@pytest.mark.parametrize("kind", ["modelopt FP8", "modelopt blocks", "ct per token"])
+def test_quantized_activations_of_the_caller(kind: str, made: Callable[..., Made]) -> None:
+    """activations="nvfp4" is for NVFP4 layers: FP8 layers keep their mode."""
+    own = made(kind, "llama", False)
+    checkpoint = nvfp4.load(own.write(), activations="nvfp4")
+    assert {packed.activations for packed in checkpoint.layers.values()} == {"nvfp4"}
+    want = {"modelopt FP8": "tensor", "modelopt blocks": None, "ct per token": "token"}[kind]
+    assert {tensors.activations for tensors in checkpoint.fp8.values()} == {want}
+
+
 def four_bits_alone(packed: PackedLinear) -> PackedLinear:
     return PackedLinear(packed.weight, packed.weight_scale, packed.weight_global_scale, activations=None)
 
