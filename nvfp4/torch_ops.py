@@ -7,6 +7,9 @@ passes a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
+    grouped_gemm(a, b, scale_a, scale_b, ends, rows, row_scale, alpha, bias, alpha_value, scale_layout, backend, flags,
+                 out_dtype) -> Tensor
+    grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
@@ -18,7 +21,7 @@ passes a call of nvfp4's functions to an operator.
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
 
-A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c, residual or global_scale; backend "auto"
+A uint8 tensor of shape [0] stands for an absent scale_a, rows, row_scale, alpha, bias, c, residual or global_scale; backend "auto"
 chooses by rule.
 """
 

@@ -16,6 +16,7 @@ enum { OPERATION_MAX_TENSORS = 12, OPERATION_MAX_SIZES = 2, OPERATION_MAX_RESULT
 typedef union operation_args {
     nvfp4_call call;
     nvfp4_gemm_args gemm;
+    nvfp4_grouped_gemm_args grouped_gemm;
     nvfp4_quantize_args quantize;
     nvfp4_rms_norm_quantize_args rms_norm_quantize;
     nvfp4_amax_scale_args amax_scale;
@@ -148,8 +149,9 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
     return (nvfp4_tensor *)((char *)args + op->tensors[index].offset);
 }
 
-extern const operation operation_gemm, operation_quantize, operation_dequantize, operation_rms_norm_quantize,
-    operation_silu_mul_quantize, operation_amax_scale, operation_swizzle, operation_unswizzle;
+extern const operation operation_gemm, operation_grouped_gemm, operation_quantize, operation_dequantize,
+    operation_rms_norm_quantize, operation_silu_mul_quantize, operation_amax_scale, operation_swizzle,
+    operation_unswizzle;
 
 /* Checks a call by its table and its own rules. */
 nvfp4_status operation_check(const checked_call *c, prepared_call *call);
