@@ -21,10 +21,10 @@
  * Tails: past the end of K, A and the scales of B are zero, since stale data may be NaN; e2m1 values are finite for
  * every bit pattern. Stale rows of A and columns of B reach only results that are not stored. */
 #include "kernels/common/cp_async.cuh"
-#include "kernels/common/epilogue.cuh"
 #include "kernels/common/shared.cuh"
 #include "kernels/common/w4a16.cuh"
 #include "kernels/sm80/nn_config.h"
+#include "kernels/sm80/store_tile.cuh"
 
 template <int TYPE_, int WARPS_M_, int WARPS_N_, int MMAS_M_, int STAGES_> struct config {
     static constexpr int TYPE = TYPE_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, MMAS_M = MMAS_M_, STAGES = STAGES_;
@@ -212,7 +212,8 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm80_sched
                                          const float (&sums)[4][C::MMAS_M][4]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = lane % 16 * 4;
     const int64_t n = n0 + column;
-    const four_column_epilogue columns(p, n);
+    four_column_epilogue columns(p, n);
+    take_batch(columns, p, l);
     float *partials = s.partials + ((split_idx * p.l + l) * p.m) * p.n + n;
 #pragma unroll 1
     for (int j = 0; j < C::MMAS_M && m0 + j * 8 < p.m; j++) {
