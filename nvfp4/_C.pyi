@@ -59,6 +59,20 @@ def silu_mul_quantize(
 def amax_scale(x: Array, block_scale: str, /) -> Array: ...
 def swizzle(scale: Array, /) -> Array: ...
 def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
+def gated(
+    gate: Array,
+    up: AnyArray | None,
+    activation: str,
+    limit: float,
+    alpha: float,
+    out: Array | None,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
+def moe_route(ids: Array, expert_map: AnyArray | None, E: int, /) -> tuple[Array, Array, Array]: ...
+def moe_combine(
+    y: Array, places: AnyArray, weights: AnyArray | None, out: Array | None, out_dtype: DType | None, /
+) -> Array: ...
 
 # ---- end of operations ----
 
