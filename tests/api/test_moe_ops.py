@@ -351,7 +351,13 @@ def test_arrays_of_numpy(random: np.random.Generator) -> None:
 def test_arrays_of_dlpack(random: np.random.Generator) -> None:
     gate = random.standard_normal((3, 8), np.float32)
     got = nvfp4.gated(Array(gate), Array(gate), "silu")
-    assert np.array_equal(np.from_dlpack(got), nvfp4.gated(gate, gate))
+    assert type(got) is Array and np.array_equal(got.memory, nvfp4.gated(gate, gate))
+    ids = random.integers(-1, 4, (6, 2))
+    routed = nvfp4.moe_route(Array(ids), 4)
+    assert all(np.array_equal(a.memory, b) for a, b in zip(routed, nvfp4.moe_route(ids, 4), strict=True))
+    y = random.standard_normal((12, 8), np.float32)
+    got = nvfp4.moe_combine(Array(y), routed[2])
+    assert np.array_equal(got.memory, nvfp4.moe_combine(y, routed[2].memory))
 
 
 # --- rules --------------------------------------------------------------------------------------------------------
@@ -393,8 +399,8 @@ def rejected_calls() -> dict[str, Callable[[], Any]]:
         "ids: has 1 dimensions; must have 2, or 3 with a leading batch": lambda: route(ids[0], 4),
         "ids: is missing; must be a tensor": lambda: route(None, 4),
         "ids: stride of the last dimension is 2; must be 1 (dense rows)": lambda: route(ids.T, 4),
-        "ends: has E = 0 elements; E must be between 1 and 1024": lambda: route(ids, 0),
-        "ends: has E = 1025 elements; E must be between 1 and 1024": lambda: route(ids, 1025),
+        "E: is 0; must be between 1 and 1024": lambda: route(ids, 0),
+        "E: is 1025; must be between 1 and 1024": lambda: route(ids, 1025),
         "E: is of type float; must be an integer": lambda: route(ids, 4.0),
         "E: is -1; must be between 0 and 2147483647": lambda: route(ids, -1),
         "expert_map: dtype is int64; must be int32": lambda: route(ids, 4, ids[0]),
