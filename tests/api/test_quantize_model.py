@@ -70,7 +70,7 @@ def test_each_layer_is_that_of_from_linear(activations: str | None, real: tuple[
         assert row.shape == (384, 384)
         assert row.error == pytest.approx(relative(w.double(), linear.weight.double()), rel=1e-5)
         assert row.bytes_before == 384 * 384 * 4 + 384 * 4
-        assert row.bytes_after == 384 * 384 // 2 + 384 * 24 + 4 + 384 * 4
+        assert row.bytes_after == 384 * 384 // 2 + 384 * 24 + 4 + 4 + 384 * 4
     assert 0.05 < relative(model(x), real[0](x)) < 0.3
 
 
@@ -214,7 +214,10 @@ def test_skipped_layers_and_why() -> None:
     model.tied = model.lm_head
     report = nvfp4.quantize_model(model.eval())
     assert [row.name for row in report.layers] == ["layer"]
+    in_proj = "is a parameter 96x32 of a MultiheadAttention, no torch.nn.Linear; 12288 bytes stay dense"
     assert report.skipped == {
+        "attention.in_proj_weight": in_proj,
+        "encoder.self_attn.in_proj_weight": in_proj,
         "lm_head": "ignore has 'lm_head'",
         "odd": "in_features is 40, no positive multiple of 16",
         "attention.out_proj": "is a NonDynamicallyQuantizableLinear, which may have a forward of its own",
@@ -249,7 +252,7 @@ def test_what_stays_dense_is_named() -> None:
     assert report.dense == {"experts.gate_up_proj": 32768, "embed.weight": 1280}
     assert report.bytes_before == 64 * 33 * 4 + 32768 + 16 + 1280 + 12
     scales = 512  # one block of the 128x4 layout
-    assert report.bytes_after == 64 * (16 + 4) + scales + 4 + 32768 + 16 + 1280 + 12
+    assert report.bytes_after == 64 * (16 + 4) + scales + 4 + 4 + 32768 + 16 + 1280 + 12
     text = str(report)
     assert "dense: experts.gate_up_proj: 32768 bytes" in text and f"skipped: experts.gate_up_proj: {reason}" in text
     large = nn.ModuleDict({"up": nn.Linear(4096, 8192), "norm": nn.Embedding(32, 8192), "small": nn.Embedding(8, 8192)})
