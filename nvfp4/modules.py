@@ -142,6 +142,11 @@ class FusedPart(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         owner = self if self._owner[0] is None else self._owner[0]
+        if not isinstance(self.joined(), Linear):
+            raise _C.Error(
+                f"layer: is joined with others, and a {type(self.joined()).__name__} is in place of the joined layer; "
+                "must be an nvfp4.Linear (for adapters use fuse=False)"
+            )
         if self.split == (type(self.joined()) is Linear):
             raise _C.Error("layer: is joined with layers that a parallel plan splits; must be in the plan as they are")
         # Inference tensors and those of a traced program have no version.

@@ -58,7 +58,8 @@ class LoraLinear(DenseLoraLinear):
             dense = base.to_linear().requires_grad_(False)  # as PEFT leaves the layers of a dense model
             keep_hooks(base, dense)
             self.base_layer = dense
-            super().merge(safe_merge, adapter_names)
+        if merge:
+            self.merge(safe_merge, adapter_names)
         return self.get_base_layer()
 
 
