@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import io
 import math
 import pickle
@@ -819,3 +820,23 @@ def test_without_torch_the_error_names_what_needs_it(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == ("ModuleNotFoundError: nvfp4.Linear needs torch, which is not installed")
     with pytest.raises(AttributeError, match="^module 'nvfp4' has no attribute 'linears'$"):
         nvfp4.linears  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "needs"), [("transformers", "transformers"), ("peft", "peft"), ("parallel", "torch")]
+)
+def test_modules_for_hosts_are_imported_at_their_first_use(module: str, needs: str) -> None:
+    """And one whose host is missing says so. dir() leaves them out: help() imports what it lists."""
+    code = (
+        "import sys, nvfp4\n"
+        f"assert not {{'torch', 'transformers', 'peft', 'nvfp4.{module}'}} & {{*sys.modules}}\n"
+        f"assert {module!r} not in dir(nvfp4)\n"
+        f"nvfp4.{module}\n"
+        f"assert nvfp4.{module} is sys.modules['nvfp4.{module}']\n"
+    )
+    if importlib.util.find_spec(needs) is not None:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    hidden = f"import sys, nvfp4; sys.modules[{needs!r}] = None; nvfp4.{module}"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: nvfp4.{module} needs {needs}"), done.stderr
