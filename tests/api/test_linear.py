@@ -387,6 +387,22 @@ def test_transformed_w4a4_rejects_an_input_that_requires_grad(static: bool) -> N
         torch.func.jvp(layer, (x,), (x,))
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
+def test_distributed_data_parallel_without_broadcasting_buffers(tmp_path: Path) -> None:
+    """gloo cannot broadcast scales in float8, and need not: docs/checkpoints.md has the argument."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(8, K), nvfp4.Linear.from_linear(torch.nn.Linear(K, N), None))
+        with pytest.raises(RuntimeError, match="Invalid scalar type"):
+            torch.nn.parallel.DistributedDataParallel(model)
+        run = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+        run(torch.ones(2, 8)).sum().backward()
+        assert model[0].weight.grad is not None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # ---- torch.compile, CUDA graphs, autocast, inference mode ----
 
 

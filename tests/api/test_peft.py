@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 from torch import Tensor, nn
 
 import nvfp4
@@ -161,7 +162,7 @@ def test_the_trainer_of_transformers_lowers_the_loss(source: str, dora: bool, id
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_gradients_are_those_of_the_dense_layer(dora: bool, generator: torch.Generator) -> None:
-    """Of the adapters and of the input, within the roundings of both."""
+    """The gradients of the adapters and of the input agree within the roundings of both."""
     plain = nn.Sequential(nn.Linear(96, 64), nn.LayerNorm(64), nn.Linear(64, 48))  # PEFT wants a parameter
     nvfp4.quantize_model(plain, activations=None)
     model = adapted(plain, task_type=None, use_dora=dora)
@@ -359,6 +360,28 @@ def test_a_model_of_transformers_is_prepared_before_peft_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_example_of_the_page(ids: Tensor, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    example = page.split("## Adapters")[1].split("```python\n")[1].split("```")[0]
+    quantized("nvfp4", calibrate=lambda model: model(ids)).save_pretrained(tmp_path / "base")
+    scope: dict[str, Any] = {"folder": str(tmp_path / "base"), "adapter": str(tmp_path / "adapter"), "ids": ids}
+    exec(example, scope)
+    assert all(p.grad is not None for p in scope["model"].parameters() if p.requires_grad)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+    assert type(scope["merged"].model.layers[0].mlp.up_proj) is nn.Linear
+
+
+def test_peft_counts_no_packed_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page on checkpoints says so."""
+    model = adapted(quantized())
+    model.print_trainable_parameters()
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    dense = sum(p.numel() for p in model.parameters())
+    assert f"trainable params: {trainable:,} || all params: {dense:,} " in capsys.readouterr().out
+    packed = sum(m.in_features * m.out_features for m in model.modules() if type(m) is nvfp4.Linear)
+    assert packed and dense - trainable == quantized().num_parameters()
 
 
 def test_a_second_registration_replaces_the_first() -> None:
