@@ -36,7 +36,7 @@ from nvfp4.checkpoints.names import Modules
 from nvfp4.checkpoints.nibbles import order_of
 from nvfp4.checkpoints.parts import files_of, find_index, parts_of, unread_files, weight_map
 from nvfp4.linear import Linear
-from nvfp4.modules import large
+from nvfp4.modules import as_linear, is_plain, large
 from nvfp4.packed import PackedLinear
 
 # Names of scales beside a layer.
@@ -348,11 +348,13 @@ def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.
                 f"{name}: is one of the experts of a {kind} in the model, which cannot take NVFP4 layers yet"
             )
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
-    if type(old) is not torch.nn.Linear and type(old) is not Linear:
+    if not is_plain(old) and type(old) is not Linear:
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")
     if not name:
         raise _C.Error("model: is the layer itself; use nvfp4.Linear.from_packed")
-    ours, theirs = (packed.out_features, packed.in_features), (old.out_features, old.in_features)
+    dense = as_linear(old)
+    assert dense is not None
+    ours, theirs = (packed.out_features, packed.in_features), (dense.out_features, dense.in_features)
     if ours != theirs:
         raise _C.Error(f"{name}: is {ours[0]} x {ours[1]} (N x K); must be {theirs[0]} x {theirs[1]} for the model")
     if (packed.bias is None) != (old.bias is None):

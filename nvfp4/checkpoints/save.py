@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4 import _C
+from nvfp4 import _C, _text
 from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
@@ -49,6 +49,12 @@ class SaveReport:
     files: dict[str, int] = field(default_factory=dict)
     layers: list[str] = field(default_factory=list)
     rounded: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        rows = [(name, str(count)) for name, count in self.files.items()]
+        table = _text.plain(("file", "bytes"), rows, (True, False))
+        rounded = [f"rounded: {name}: relative error {error:.1e}" for name, error in self.rounded.items()]
+        return "\n".join([table, f"{self.format}: {len(self.layers)} NVFP4 layers", *rounded])
 
 
 def save(

@@ -121,6 +121,20 @@ def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool,
         assert state(layer) == state(loaded.layers[name])
 
 
+def test_the_report_is_a_table_of_files_and_names_rounded_scales(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(nvfp4.Linear(64, 32, activations=None))
+    model[0].weight_global_scale.fill_(1.0 / 3)
+    model[0].update_alpha()
+    report = nvfp4.save(model, tmp_path, "compressed-tensors")
+    rounded = [f"rounded: {name}: relative error {error:.1e}" for name, error in report.rounded.items()]
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["file", "bytes"] and lines[2].split() == [
+        "model.safetensors",
+        str(*report.files.values()),
+    ]
+    assert lines[3:] == ["compressed-tensors: 1 NVFP4 layers", *rounded]
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_each_layer_has_its_mode(format: str, tmp_path: Path) -> None:
     """Layers of several modes are named in the configuration."""
