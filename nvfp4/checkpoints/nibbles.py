@@ -67,7 +67,7 @@ class References:
                 self.names.setdefault((None, t.shape[-1]), []).append(name)
 
     def of(self, name: str, k: int) -> list[PairRanks]:
-        """Those of a layer's K input channels; no more than REFERENCES of a kind."""
+        """The ranks of a layer's K input channels; no more than REFERENCES of a kind."""
         names = [*self.names.get((block_of(name), k), [])[:REFERENCES], *self.names.get((None, k), [])[:REFERENCES]]
         for other in names:
             if other != name and other not in self.ranks:
