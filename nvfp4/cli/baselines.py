@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import gemm, swizzle
-from .machine import available_memory, has_bf16, kernel, last_level_cache, need_torch
+from .machine import free_memory, has_bf16, kernel, last_level_cache, need_torch
 from .shapes import Shape
 from .show import Failure
 from .timing import BACK_TO_BACK_CALLS, Implementation
@@ -250,11 +250,10 @@ def rotation(sizes: dict[str, int], device: torch.device, most: int = MAX_SETS) 
         wanted = {
             name: min(BACK_TO_BACK_CALLS, max(3, math.ceil(L2_MULTIPLE * l2 / size))) for name, size in sizes.items()
         }
-        free = cuda.mem_get_info(device)[0]
     else:
         cache = last_level_cache() or 64 * 2**20
         wanted = {name: 1 + math.ceil(cache / size) for name, size in sizes.items()}
-        free = available_memory()
+    free = free_memory(device)
     total = sum(wanted[name] * size for name, size in sizes.items())
     share = min(1.0, free / 2 / total)
     sets = {name: max(1, min(most, int(count * share))) for name, count in wanted.items()}

@@ -152,10 +152,20 @@ def run(args: argparse.Namespace) -> int:
     backends = args.backend or [None]
     device = pick_target(backends).device
     shapes = args.shapes or SETS[args.set or "ranked"](args.m)
+    check_memory(shapes, device)
     with machine.need_torch().cuda.device(device) if device.type == "cuda" else nullcontext():
         clock: timing.Clock = timing.DeviceClock(device) if device.type == "cuda" else timing.HostClock()
         deliver(measure(args, shapes, device, backends, clock), args)
     return 0
+
+
+def check_memory(shapes: list[Shape], device: torch.device) -> None:
+    """Rejects a shape that the device cannot hold even in NVFP4, before anything is timed."""
+    free = machine.free_memory(device)
+    for shape in shapes:
+        if shape.bytes > free:
+            least, have = show.si(shape.bytes, "B"), show.si(free, "B")
+            raise show.CommandError(f"{shape}: takes {least} at least, but {have} are free: name smaller sizes")
 
 
 def preparation(
@@ -220,7 +230,7 @@ def measure(
     with show.progress(len(shapes) + 1) as step:
         for shape in shapes:
             step(f"bench {shape}")
-            bench = prepare_shape(shape, run=run_id)
+            bench = prepared(prepare_shape, shape, run=run_id)
             rotates = rotates and bench.cold
             left_out |= {name: why for name, why in bench.left_out.items() if name not in left_out}
             budget = timing.BUDGET_S if on_gpu or args.repeat else CPU_S / len(shapes) / len(bench.implementations)
@@ -246,6 +256,21 @@ def measure(
         "host": host,
         "results": results,
     }
+
+
+def prepared(prepare_shape: Prepare, shape: Shape, **options: Any) -> Bench:
+    """The implementations of a shape; an error message if they do not fit into memory."""
+    torch = machine.need_torch()
+    try:
+        return prepare_shape(shape, **options)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        reason = error
+    except RuntimeError as error:
+        if "allocate" not in str(error):
+            raise
+        reason = error
+    text = str(reason).partition("\n")[0] or "out of memory"
+    raise show.CommandError(f"{shape}: does not fit into memory: {text}") from None
 
 
 def command(args: argparse.Namespace) -> str:

@@ -158,3 +158,8 @@ def available_memory() -> int:
     except OSError:
         pass
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU's or of the host's memory that are available."""
+    return int(need_torch().cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()

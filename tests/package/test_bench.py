@@ -158,6 +158,33 @@ def test_without_repeat_a_cpu_has_one_budget_for_all_shapes(monkeypatch: pytest.
             assert spreads["single_call"]["samples"] == samples and spreads["back_to_back"]["samples"] == 3
 
 
+def test_shapes_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line and status 2: before anything is timed, or where torch cannot allocate."""
+    assert main(["bench", "--set", "models", "--m", "99999999"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"nvfp4 bench: 99999999x6144x4096: takes 1\.\d\d TB at least, but .* are free: name smaller sizes", line
+    )
+    huge = ["bench", "--shapes", "2x64x64,99999999x64x64"]
+    monkeypatch.setattr(machine, "available_memory", lambda: 2**60)
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory.\nMore"),
+        RuntimeError("can't allocate memory"),
+        MemoryError(),
+    ):
+
+        def prepare(shape: Shape, error: BaseException = error, **options: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(bench, "prepare", prepare)
+        assert main(huge) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("nvfp4 bench: 2x64x64: does not fit into memory: ") and "More" not in line
+    monkeypatch.setattr(bench, "prepare", lambda shape, **options: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        main(huge)
+
+
 @pytest.mark.usefixtures("small_cache")
 def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "--backend", "cpu", "--shapes", "3x64x64", "--repeat", "3", "--against", "fp32"]
@@ -367,10 +394,10 @@ def test_back_to_back_calls_after_writes() -> None:
 
 def test_rotation_exceeds_the_cache_or_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "last_level_cache", lambda: 1000)
-    monkeypatch.setattr(baselines, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**6)
     assert baselines.rotation({"x": 300, "y": 2000}, CPU) == ({"x": 5, "y": 2}, True)
     assert baselines.rotation({"x": 300, "y": 2000}, CPU, most=3) == ({"x": 3, "y": 2}, False)
-    monkeypatch.setattr(baselines, "available_memory", lambda: 5000)
+    monkeypatch.setattr(machine, "available_memory", lambda: 5000)
     sets, cold = baselines.rotation({"x": 300, "y": 2000}, CPU)
     assert not cold and sets == {"x": 2, "y": 1}
 
