@@ -152,8 +152,8 @@ def aligned(t: Tensor, to: int = 8) -> Tensor:
     return t.clone() if not t.is_meta and t.data_ptr() % to else t
 
 
-def short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def short(of: torch.dtype | torch.layout) -> str:
+    return str(of).removeprefix("torch.")
 
 
 def round_up(x: int, multiple: int) -> int:

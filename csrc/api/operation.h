@@ -41,6 +41,9 @@ typedef enum tensor_holds {
     TENSOR_HOLDS
 } tensor_holds;
 
+/* Their names, for error messages: "float8_e4m3fn or uint8". */
+const char *dtypes_held(tensor_holds holds);
+
 typedef struct operation_tensor {
     const char *name; /* of the argument, in error messages too */
     size_t offset;    /* of the nvfp4_tensor among the arguments */

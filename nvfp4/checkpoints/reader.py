@@ -206,6 +206,8 @@ def read_recipe(folder: Path) -> Recipe | None:
     name = HF_QUANT if HF_QUANT in given else "config.json"
     if name not in given:
         return None
+    if given.get("config.json", {}).get("config_groups") and not describes(unwrapped(given[name])):
+        name = "config.json"
     try:
         method = modelopt.NAME if name == HF_QUANT else given[name].get("quant_method")
         if method == modelopt.FP8 and modelopt.has_nvfp4(given[name]):
@@ -215,6 +217,12 @@ def read_recipe(folder: Path) -> Recipe | None:
         return FORMATS[str(method)].recipe(given[name])
     except _C.Error as error:
         raise _C.Error(f"{folder / name}: {error}") from None
+
+
+def unwrapped(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of hf_quant_config.json that describes layers."""
+    own = config.get("quantization")
+    return own if isinstance(own, Mapping) else config
 
 
 def describes(config: Mapping[str, Any]) -> bool:
@@ -267,12 +275,7 @@ def sort(
             del own[local]
         verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
         mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
-        if (
-            mode is not None
-            and mode not in ACTIVATIONS
-            and ours
-            and compressed_tensors.contradicts(recipe.format, mode)
-        ):
+        if mode is not None and mode not in ACTIVATIONS and ours and compressed_tensors.contradicts(mode):
             mode = next((other for other in verdict.others if other in ACTIVATIONS), None)
             if mode is None:
                 with noted(module, errors):

@@ -138,7 +138,10 @@ def families() -> list[str]:
     """The backends of this GPU."""
     import nvfp4
 
-    capability = nvfp4.info()["devices"][0]["compute_capability"]
+    devices = nvfp4.info()["devices"]
+    if not devices:
+        sys.exit("this machine has no GPU that nvfp4 can use; `python -m nvfp4 info` says why")
+    capability = devices[0]["compute_capability"]
     ends = ((name, row["least_capability"], row["most_capability"] or capability) for name, row in rows().items())
     return [name for name, least, most in ends if least <= capability <= most]
 
