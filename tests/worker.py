@@ -80,8 +80,11 @@ class Workers:
         return answer
 
     def run(self, target: str, case: Any) -> str:
-        """The verdict on a problems.Gemm or Conversion: "" if it is right."""
-        return self.ask(target, f"run_{type(case).__name__.lower()}", case)
+        """The verdict on a problems.Gemm or Conversion, or a grouped.Grouped: "" if it is right."""
+        run = f"run_{type(case).__name__.lower()}"
+        if type(case).__module__ == "problems":
+            return self.ask(target, run, case)
+        return self.ask(target, f"{type(case).__module__}.{run}", target, case)
 
     def close(self) -> None:
         self.process.stdin.close()
