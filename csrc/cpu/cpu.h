@@ -29,7 +29,6 @@ const char *cpu_isa_name(cpu_isa isa);
 /* threads: 0 means all CPUs that the process may run on. */
 nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 nvfp4_status cpu_grouped_gemm(const grouped_problem *problem, cpu_isa isa, int threads, int batch_invariant);
-nvfp4_status cpu_grouped_gemm(const grouped_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 void cpu_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_dequantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_amax_scale(const amax_problem *problem, cpu_isa isa, int threads);
