@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import os
 import re
 import shlex
@@ -97,7 +98,31 @@ class BuildExt(build_ext):
         super().run()
         if not self.inplace:
             # `python -m nvfp4` in a checkout imports the nvfp4 folder it stands in, not the installed package.
+            why = why_it_stays()
+            if why:
+                print(f"nvfp4: {MODULE.relative_to(ROOT)} stays as it is in this checkout: {why}.")
+                return
             self.copy_extensions_to_source()
+        NOTE.write_text(f"{digest_of(MODULE)}{IN_PLACE * self.inplace}{GPU * nvfp4_cuda.wanted()}\n")
+
+
+# The checkout's own module, and a note of the build that put it there: the module's digest and these words.
+MODULE, NOTE = ROOT / "nvfp4" / "_C.abi3.so", ROOT / "build" / "module"
+IN_PLACE, GPU = " in-place", " gpu"
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def why_it_stays() -> str:
+    """Why an installation, into this environment or another one, must not replace the checkout's module; "": it may."""
+    note = NOTE.read_text() if NOTE.is_file() and MODULE.is_file() else ""
+    if not note.startswith(digest_of(MODULE) if note else " "):
+        return ""
+    if IN_PLACE in note:
+        return "it was built in place, for an editable installation"
+    return "it has GPU code, and this build has none" if GPU in note and not nvfp4_cuda.wanted() else ""
 
 
 setup(

@@ -28,22 +28,11 @@ class FixedBuffers(torch.nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FixedBuffers:
         """Gives fn the buffers of fixed dtype as integers, which casting functions leave alone. `type` casts them too:
         they are moved instead."""
-
-        def cast(t: Tensor) -> Tensor:
-            result = fn(t)
-            if result.dtype == t.dtype:
-                return result
-            if not t.is_floating_point():
-                return t.to(result.device)
-            if not result.is_floating_point():
-                raise _C.Error(f"dtype: is {short(result.dtype)}; must be a floating-point type")
-            return result
-
         before = {name: t for name in self.fixed if (t := self._buffers.get(name)) is not None}
         given = {name: t.view(_INTEGERS[t.itemsize]) for name, t in before.items()}
         self._buffers.update(given)
         try:
-            return super()._apply(cast, recurse)
+            return super()._apply(casting(fn), recurse)
         finally:
             for name, t in before.items():
                 moved = self._buffers[name]
@@ -71,6 +60,22 @@ class FixedBuffers(torch.nn.Module):
         super().__setstate__(state)
         for name in self.e4m3:
             self._buffers[name] = self._buffers[name].view(torch.float8_e4m3fn)
+
+
+def casting(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of torch.nn.Module._apply that moves integers and casts floating-point numbers alone."""
+
+    def cast(t: Tensor) -> Tensor:
+        result = fn(t)
+        if result.dtype == t.dtype:
+            return result
+        if not t.is_floating_point():
+            return t.to(result.device)
+        if not result.is_floating_point():
+            raise _C.Error(f"dtype: is {short(result.dtype)}; must be a floating-point type")
+        return result
+
+    return cast
 
 
 def loaded(module: torch.nn.Module, name: str) -> dict[str, Tensor]:

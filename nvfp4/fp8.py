@@ -161,7 +161,7 @@ class Fp8Linear(FixedBuffers):
     Example:
         >>> import nvfp4, torch
         >>> nvfp4.Fp8Linear(64, 32, activations="token", scales="channel")
-        Fp8Linear(in_features=64, out_features=32, bias=True, activations='token', scales='channel')
+        nvfp4.Fp8Linear(in_features=64, out_features=32, bias=True, activations='token', scales='channel')
     """
 
     weight: Tensor
@@ -218,6 +218,9 @@ class Fp8Linear(FixedBuffers):
     @property
     def scales(self) -> str:
         return SCALES[self.weight_scale.ndim]
+
+    def _get_name(self) -> str:
+        return f"nvfp4.{type(self).__name__}"
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -17,7 +17,7 @@ LARGEST = {"amax6": 6.0 * 448.0, "four_over_six": 6.0 * 256.0}  # by block_scale
 ACTIVATIONS = ("nvfp4", None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PackedLinear:
     """Holds the tensors of y = x . W^T + bias, where W = value * scale * weight_global_scale has N rows and K columns.
 
@@ -69,6 +69,10 @@ class PackedLinear:
             check_tensor("pre_quant_scale", self.pre_quant_scale, None, (k,))
             check_positive("pre_quant_scale", self.pre_quant_scale)
 
+    def __repr__(self) -> str:
+        """The dtypes and shapes of the tensors."""
+        return f"PackedLinear({', '.join(f'{name}={_described(value)}' for name, value in vars(self).items())})"
+
     @property
     def in_features(self) -> int:
         return self.weight.shape[1] * 2
@@ -80,6 +84,10 @@ class PackedLinear:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in vars(self).values() if isinstance(t, Tensor))
+
+
+def _described(value: Tensor | str | None) -> str:
+    return f"{short(value.dtype)} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple[int, ...]) -> None:
@@ -111,6 +119,11 @@ def layer_input(x: object, in_features: int) -> Tensor:
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     return x
+
+
+def check_dense_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
 
 
 def check_block_scale(block_scale: str) -> None:
@@ -156,8 +169,8 @@ def aligned(t: Tensor, to: int = 8) -> Tensor:
     return t.clone() if not t.is_meta and t.data_ptr() % to else t
 
 
-def short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def short(of: torch.dtype | torch.layout) -> str:
+    return str(of).removeprefix("torch.")
 
 
 def round_up(x: int, multiple: int) -> int:

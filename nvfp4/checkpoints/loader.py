@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._adapters import prepare_adapters
 from nvfp4._saving import prepare_saving
 from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
@@ -106,7 +107,7 @@ def load(
         >>> tensors = {f"0.{name}": t for name, t in modelopt.write(layer.packed()).items()}
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32))
         >>> nvfp4.load(tensors, model).format, model[0]
-        ('modelopt', Linear(in_features=64, out_features=32, bias=True, activations=None))
+        ('modelopt', nvfp4.Linear(in_features=64, out_features=32, bias=True, W4A16))
     """
     check_format(format)
     check_activations(activations)
@@ -239,7 +240,7 @@ def put(
     for name, packed in checkpoint.all_layers.items():
         old = modules[name]
         device = old.weight.device
-        layer = (parts[name] if name in parts else module_of(packed)).train(old.training)
+        layer = (parts[name] if name in parts else module_of(packed, old)).train(old.training)
         keep_hooks(old, layer)
         layers[id(old)] = layer if name in parts or device.type == "meta" else layer.to(device)
     for module in list(modules.values()):
@@ -255,10 +256,16 @@ def put(
     if checkpoint.kv_cache is not None:
         kv_cache.attach(model, checkpoint.kv_cache)
     prepare_saving(model)
+    prepare_adapters(model)
 
 
-def module_of(packed: PackedLinear | Fp8Tensors) -> Linear | Fp8Linear:
-    return Linear.from_packed(packed) if isinstance(packed, PackedLinear) else Fp8Linear.from_packed(packed)
+def module_of(packed: PackedLinear | Fp8Tensors, old: torch.nn.Module) -> Linear | Fp8Linear:
+    """The layer of these tensors in place of an old one, which says the dtype of the dense weight."""
+    if isinstance(packed, Fp8Tensors):
+        return Fp8Linear.from_packed(packed)
+    if isinstance(old, Fp8Linear):
+        return Linear.from_packed(packed)
+    return Linear.from_packed(packed, dtype=old.dtype if isinstance(old, Linear) else old.weight.dtype)
 
 
 def fill(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], modules: Mapping[str, torch.nn.Module]) -> None:

@@ -37,7 +37,7 @@ from nvfp4.checkpoints.nibbles import order_of
 from nvfp4.checkpoints.parts import files_of, find_index, parts_of, unread_files, weight_map
 from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.linear import Linear
-from nvfp4.modules import large
+from nvfp4.modules import as_linear, is_plain, large
 from nvfp4.packed import PackedLinear, prefix_errors
 
 HF_QUANT = "hf_quant_config.json"
@@ -194,6 +194,8 @@ def read_recipe(folder: Path) -> Recipe | None:
     name = HF_QUANT if HF_QUANT in given else "config.json"
     if name not in given:
         return None
+    if given.get("config.json", {}).get("config_groups") and not describes(unwrapped(given[name])):
+        name = "config.json"
     try:
         method = modelopt.NAME if name == HF_QUANT else given[name].get("quant_method")
         if method == modelopt.FP8 and modelopt.has_nvfp4(given[name]):
@@ -203,6 +205,12 @@ def read_recipe(folder: Path) -> Recipe | None:
         return FORMATS[str(method)].recipe(given[name])
     except _C.Error as error:
         raise _C.Error(f"{folder / name}: {error}") from None
+
+
+def unwrapped(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of hf_quant_config.json that describes layers."""
+    own = config.get("quantization")
+    return own if isinstance(own, Mapping) else config
 
 
 def describes(config: Mapping[str, Any]) -> bool:
@@ -262,12 +270,8 @@ def sort(
                 checkpoint.fp8[module] = fp8.read(own, recipe.format, eight, wanted is None)
             continue
         mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
-        if (
-            mode is not None
-            and mode not in ACTIVATIONS
-            and ours
-            and (mode in fp8.ACTIVATIONS or compressed_tensors.contradicts(recipe.format, mode))
-        ):
+        excluded = mode is not None and (mode in fp8.ACTIVATIONS or compressed_tensors.contradicts(mode))
+        if ours and excluded and mode not in ACTIVATIONS:
             mode = next((other for other in verdict.others if other in ACTIVATIONS), None)
             if mode is None:
                 with noted(module, errors):
@@ -345,12 +349,14 @@ def check_layer(name: str, packed: PackedLinear | Fp8Tensors, modules: Mapping[s
                 f"{name}: is one of the experts of a {kind} in the model, which cannot take quantized layers yet"
             )
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
-    if type(old) not in (torch.nn.Linear, Linear, Fp8Linear):
+    if not is_plain(old) and type(old) not in (Linear, Fp8Linear):
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")
     if not name:
         kind = "Linear" if isinstance(packed, PackedLinear) else "Fp8Linear"
         raise _C.Error(f"model: is the layer itself; use nvfp4.{kind}.from_packed")
-    ours, theirs = (packed.out_features, packed.in_features), (old.out_features, old.in_features)
+    dense = old if isinstance(old, Fp8Linear) else as_linear(old)
+    assert dense is not None
+    ours, theirs = (packed.out_features, packed.in_features), (dense.out_features, dense.in_features)
     if ours != theirs:
         raise _C.Error(f"{name}: is {ours[0]} x {ours[1]} (N x K); must be {theirs[0]} x {theirs[1]} for the model")
     if (packed.bias is None) != (old.bias is None):

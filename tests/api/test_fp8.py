@@ -170,7 +170,7 @@ def test_copies_and_casts(activations: str | None, scales: str, generator: torch
     inputs = {"tensor": ", input_scale=dynamic", "static": ", input_scale=static"}.get(str(activations), "")
     kind = "tensor" if activations == "static" else activations
     text = f"in_features={K}, out_features={N}, bias=True, activations={kind!r}{inputs}, scales={scales!r}"
-    assert repr(layer) == f"Fp8Linear({text})"
+    assert repr(layer) == f"nvfp4.Fp8Linear({text})"
 
 
 def test_compiled(generator: torch.Generator) -> None:

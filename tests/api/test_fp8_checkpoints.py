@@ -243,6 +243,9 @@ def test_a_layer_with_pre_quant_scale(generator: torch.Generator) -> None:
         inner = (x.detach() * scale.float()).requires_grad_()
         without(inner).sum().backward()
         assert torch.equal(x.grad, inner.grad * scale.float())
+        dense = layer.to_linear(torch.float32)
+        close = (dense(x) - want).abs() <= 2.0**-18 * (x.abs() @ dense.weight.abs().T)  # 64 products, 6 roundings each
+        assert close.all()
         fused = nvfp4.Linear.fuse([layer, layer])
         assert torch.equal(fused(x.detach()), torch.cat([want, want], -1))
         with pytest.raises(nvfp4.Error, match="^layers: pre_quant_scale of layer 1 differs from that of layer 0"):

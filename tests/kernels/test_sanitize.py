@@ -110,3 +110,10 @@ def test_calls_that_racecheck_stalls_have_a_process_of_their_own(monkeypatch: py
     monkeypatch.setattr(sanitize, "agrees", lambda call: call != other)
     with pytest.raises(SystemExit, match="on nvfp4_sm80_gemm_8x32, split 3, candidate 6: differs from the CPU"):
         sanitize.run(["sm90"], "racecheck")
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvfp4.info", lambda: {"devices": []})
+    monkeypatch.setattr(sys, "argv", ["sanitize.py"])
+    with pytest.raises(SystemExit, match=r"^this machine has no GPU that nvfp4 can use; `python -m nvfp4 info` says"):
+        sanitize.main()

@@ -25,9 +25,10 @@ import goals  # benchmarks/goals.py
 import pytest
 import torch
 from interpreter import python
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4.__main__ import main
-from nvfp4.cli import baselines, bench, machine, plot, report, shapes, show, timing
+from nvfp4.cli import baselines, bench, limits, machine, plot, report, shapes, show, timing
 from nvfp4.cli.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -41,10 +42,7 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "last_level_cache", lambda: 2**20)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 2**20)
     monkeypatch.setattr(timing, "PAUSE_S", 0)
-    rate = timing.matmul_rate
-    monkeypatch.setattr(
-        timing, "matmul_rate", lambda clock, device, dtype, size, repeat: rate(clock, device, dtype, 64, 3)
-    )
+    monkeypatch.setattr(limits, "LARGEST", 256)
 
 
 @pytest.fixture
@@ -69,9 +67,11 @@ def stored(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.usefixtures("small_cache")
 def test_ratios_and_times_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "--backend", "cpu", "--shapes", "2x384x1024,17x129x48", "--repeat", "5", "--json"]
-    assert main(arguments) == 0
+    assert main([*arguments, "--against", "bf16,fp32,dequant"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["command"].endswith("bench --shapes 2x384x1024,17x129x48 --backend cpu --repeat 5")
+    assert answer["command"].endswith(
+        "bench --shapes 2x384x1024,17x129x48 --backend cpu --against bf16,fp32,dequant --repeat 5"
+    )
     assert answer["set"] is None and answer["device"] == "cpu"
     assert all(word in answer["conditions"] for word in ("hardware", "software", "caches", "back-to-back", "clock"))
     assert [tuple(result["shape"].values()) for result in answer["results"]] == [(2, 384, 1024), (17, 129, 48)]
@@ -90,7 +90,99 @@ def test_ratios_and_times_of_one_run(capsys: pytest.CaptureFixture[str]) -> None
         "nvfp4 cpu",
         *(baselines.NAMES[kind] for kind in ("bf16", "fp32", "dequant")),
     }
-    assert answer["limits"]["bytes_per_s"] > 0 and "bf16" in answer["limits"]["flops_of"]
+    assert answer["limits"]["bytes_per_s"] > 0 and answer["limits"]["flops_per_s"] > 0
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_no_time_lies_below_the_floor_on_a_cpu(tmp_path: Path) -> None:
+    """This holds for any implementation and either figure, of one row, of many, and of data that a cache holds. A copy
+    alone is no bound, nor is one torch product: see limits.py."""
+    run = stored(tmp_path, "bench", "--shapes", "1x1024x512,64x256x256,96x512x512,1x16x64", "--repeat", "9")
+    for result in run["results"]:
+        floor = report.floor(run, report.shape_of(result))
+        for entry in result["implementations"]:
+            for mode in report.MODES:
+                assert floor <= entry["seconds"][mode]["p10"] * (1 + 1e-4), (entry, mode, run["limits"])
+    found = run["limits"]
+    rate = max(limits.square_rate(timing.HostClock(), name, make) for name, make in limits.products().items())
+    assert found["flops_per_s"] > rate[0] / 20 and found["bytes_per_s"] > timing.HostClock().copy_bandwidth(3) / 20
+
+
+def test_rates_are_rounded_up() -> None:
+    assert [limits.rounded_up(rate) for rate in (12340.0, 12341.0, 9999.5, 1.0, 2.5e11 + 1)] == [
+        *(12340.0, 12350.0, 10000.0, 1.0, 2.501e11)
+    ]
+
+
+class Types(TorchDispatchMode):
+    """Notes the types of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "mm" in func.__name__:
+            self.found.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_no_bf16_product_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither as a baseline, nor inside of one, nor behind the floor, unless it is asked for: it takes a hundred times
+    as long as that of fp32."""
+    monkeypatch.setattr(machine, "cpu_flags", lambda: {"avx2", "fma"})
+    arguments = ["bench", "--shapes", "3x64x64", "--repeat", "3"]
+    with Types() as types:
+        run = stored(tmp_path, *arguments)
+    assert types.found == {torch.float32}
+    assert report.names(run) == ["nvfp4", "torch fp32 matmul", "torch dequantize + matmul"]
+    assert run["left_out"] == {"torch bf16 matmul": "this CPU has no bf16 instructions; --against bf16 times it"}
+    with Types() as types:
+        run = stored(tmp_path, *arguments, "--against", "bf16")
+    assert torch.bfloat16 in types.found and not run["left_out"]
+    monkeypatch.setattr(machine, "cpu_flags", lambda: {"avx2", "avx512_bf16"})
+    with Types() as types:
+        run = stored(tmp_path, *arguments)
+    assert report.names(run)[1] == "torch bf16 matmul" and not run["left_out"] and torch.bfloat16 in types.found
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_without_repeat_a_cpu_has_one_budget_for_all_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench, "CPU_S", 0.0)
+    shapes = ["bench", "--shapes", "3x64x64,5x64x64", "--against", "none"]
+    for extra, samples in (([], 4), (["--repeat", "9"], 9)):
+        run = stored(tmp_path, *shapes, *extra)
+        for result in run["results"]:
+            spreads = result["implementations"][0]["seconds"]
+            assert spreads["single_call"]["samples"] == samples and spreads["back_to_back"]["samples"] == 3
+
+
+def test_shapes_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line and status 2: before anything is timed, or where torch cannot allocate."""
+    assert main(["bench", "--set", "models", "--m", "99999999"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"nvfp4 bench: 99999999x6144x4096: takes 1\.\d\d TB at least, but .* are free: name smaller sizes", line
+    )
+    huge = ["bench", "--shapes", "2x64x64,99999999x64x64"]
+    monkeypatch.setattr(machine, "available_memory", lambda: 2**60)
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory.\nMore"),
+        RuntimeError("can't allocate memory"),
+        MemoryError(),
+    ):
+
+        def prepare(shape: Shape, error: BaseException = error, **options: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(bench, "prepare", prepare)
+        assert main(huge) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("nvfp4 bench: 2x64x64: does not fit into memory: ") and "More" not in line
+    monkeypatch.setattr(bench, "prepare", lambda shape, **options: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        main(huge)
 
 
 @pytest.mark.usefixtures("small_cache")
@@ -232,7 +324,12 @@ def test_back_to_back_calls_continue_through_the_inputs() -> None:
     assert [inputs for name, inputs in log if name == "b"] == [list(range(50)), list(range(50, 100))]
     assert timing.ratio(b, a, "back_to_back") == timing.Spread(3.0, 3.0, 3.0, 2) and a.host == [1e-6] * 2
     a.estimate = 10.0
-    assert a.back_to_back_calls() == 3
+    assert a.back_to_back_calls() == 2
+    a.estimate, b.estimate = 0.5, 0.0
+    for budget, rounds in ((0.0, 3), (5.5, 5), (100.0, 9)):
+        del log[:]
+        timing.run_back_to_back_rounds([a, b], Clock(), 9, budget)
+        assert len(log) == 2 * rounds
 
 
 def test_no_ratio_of_two_runs() -> None:
@@ -297,10 +394,10 @@ def test_back_to_back_calls_after_writes() -> None:
 
 def test_rotation_exceeds_the_cache_or_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "last_level_cache", lambda: 1000)
-    monkeypatch.setattr(baselines, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**6)
     assert baselines.rotation({"x": 300, "y": 2000}, CPU) == ({"x": 5, "y": 2}, True)
     assert baselines.rotation({"x": 300, "y": 2000}, CPU, most=3) == ({"x": 3, "y": 2}, False)
-    monkeypatch.setattr(baselines, "available_memory", lambda: 5000)
+    monkeypatch.setattr(machine, "available_memory", lambda: 5000)
     sets, cold = baselines.rotation({"x": 300, "y": 2000}, CPU)
     assert not cold and sets == {"x": 2, "y": 1}
 
