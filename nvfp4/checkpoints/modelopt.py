@@ -220,6 +220,8 @@ def read_groups(config: Mapping[str, Any], groups: Groups, alone: bool) -> list[
             continue
         if alone or config.get("quant_algo") in MODES:  # else quantized_layers has each layer's options
             check_layer(where, group)
+        if alone and group.get("quant_algo") != AWQ:  # ModelOpt has it in groups of NVFP4_SVD alone
+            check_off(where, group, ("pre_quant_scale",), "a scale of the inputs before NVFP4")
         check_group(where, group, numbers)
         if mode == W4A4_DYNAMIC:
             dynamic += classes

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
@@ -243,13 +244,30 @@ def test_a_layer_with_pre_quant_scale(generator: torch.Generator) -> None:
         inner = (x.detach() * scale.float()).requires_grad_()
         without(inner).sum().backward()
         assert torch.equal(x.grad, inner.grad * scale.float())
-        dense = layer.to_linear(torch.float32)
-        close = (dense(x) - want).abs() <= 2.0**-18 * (x.abs() @ dense.weight.abs().T)  # 64 products, 6 roundings each
-        assert close.all()
         fused = nvfp4.Linear.fuse([layer, layer])
         assert torch.equal(fused(x.detach()), torch.cat([want, want], -1))
         with pytest.raises(nvfp4.Error, match="^layers: pre_quant_scale of layer 1 differs from that of layer 0"):
             nvfp4.Linear.fuse([layer, without])
+
+
+def test_dense_again(made: Callable[..., Made], generator: torch.Generator) -> None:
+    """A dense weight has the pre_quant_scale in its columns; of a model with FP8 layers nothing is made dense."""
+    scale = torch.rand(64, generator=generator) + 0.5
+    layer = nvfp4.Linear.from_packed(four_bits(nn.Linear(64, 32, bias=False), False, scale))
+    model = nn.Sequential(copy.deepcopy(layer))
+    (described,) = nvfp4.dequantize_model(model, torch.float32).layers
+    assert 0 < described.error <= 2 * U and type(model[0]) is nn.Linear  # two multiplications
+    assert torch.equal(model[0].weight, layer.dequantize(torch.float32))
+    x = torch.eye(64)
+    assert ((layer(x).T - model[0].weight).abs() <= 4 * U * model[0].weight.abs()).all()
+
+    own = made("modelopt FP8")
+    model = copy.deepcopy(own.base)
+    nvfp4.load(own.write(), model)
+    before = raw(model.state_dict())
+    with pytest.raises(nvfp4.Error, match=f"^{Q}: is an Fp8Linear, which dequantize_model cannot make dense$"):
+        nvfp4.dequantize_model(model)
+    assert raw(model.state_dict()) == before
 
 
 # ---- the KV cache, other formats ----

@@ -390,6 +390,7 @@ def test_groups_of_modelopt_without_quantized_layers(tmp_path: Path, generator: 
         ("config_groups.b.targets: 'x' matches no layer", {"targets": ["x"], "weights": FOUR}),
         ("a: is FP8 W8A16 by the configuration, but its tensors are NVFP4", {"targets": ["a"], "weights": EIGHT}),
         ("a: the configuration leaves it unquantized, but its", {"targets": ["re:(?!a).*|b"], "weights": FOUR}),
+        ("config_groups.b.pre_quant_scale: is True: a scale of", {"weights": FOUR, "pre_quant_scale": True}),
         ("config_groups.b.lora_rank: is 8: a product of low rank", {"weights": FOUR, "lora_rank": 8}),
         ("config_groups.b.weights.symmetric: is False; must", {"weights": FOUR | {"symmetric": False}}),
         ("a.input_scale: is missing; the configuration says W4A4", {"weights": FOUR, "input_activations": FOUR}),
