@@ -53,7 +53,9 @@ BAD: dict[str, Arguments] = {
     "a: has 3 dimensions; must have 2 ([R, K])": {"a": torch.zeros(1, R, K).half()},
     "a: has 3 dimensions; must have 2 ([R, N])": TURNED | {"a": torch.zeros(1, R, N).half()},
     "a: K is 40; must be a multiple of 16": {"a": torch.zeros(R, 40).half()},
-    "a: stride of the last dimension is 2; must be 1 (dense rows)": {"a": torch.zeros(R, 2 * K).half()[:, ::2]},
+    "a: stride of the last dimension is 2; must be 1 (dense rows): pass a copy, .contiguous()": {
+        "a": torch.zeros(R, 2 * K).half()[:, ::2]
+    },
     # b
     "b: K is 64 but a has K = 48": {"a": torch.zeros(R, 48).half()},
     "b: N is 7 but a has N = 6": TURNED | {"a": torch.zeros(R, 6).half()},
@@ -91,17 +93,17 @@ BAD: dict[str, Arguments] = {
     "ends: has length 2; must be a vector of length E = 3": {"ends": torch.zeros(2, dtype=INT32)},
     "ends: has 2 dimensions; must be a vector of length E": {"ends": torch.zeros(1, E, dtype=INT32)},
     "ends: has 0 dimensions; must be a vector of length E": {"ends": torch.tensor(3, dtype=INT32)},
-    "ends: stride is 2; must be 1": {"ends": torch.zeros(2 * E, dtype=INT32)[::2]},
+    "ends: stride is 2; must be 1: pass a copy, .contiguous()": {"ends": torch.zeros(2 * E, dtype=INT32)[::2]},
     "rows: is on no device but a is on the CPU": {"rows": torch.zeros(T, dtype=INT32, device="meta")},
     "rows: dtype is int64; must be int32": {"rows": torch.zeros(T, dtype=torch.int64)},
     "rows: has 2 dimensions; must be a vector of length T": {"rows": torch.zeros(1, T, dtype=INT32)},
-    "rows: stride is 2; must be 1": {"rows": torch.zeros(2 * T, dtype=INT32)[::2]},
+    "rows: stride is 2; must be 1: pass a copy, .contiguous()": {"rows": torch.zeros(2 * T, dtype=INT32)[::2]},
     "row_scale: is on no device but a is on the CPU": {"row_scale": torch.ones(T, device="meta")},
     "row_scale: dtype is float16; must be float32": {"row_scale": torch.ones(T).half()},
     "row_scale: has length 6; must be a vector of length T = 5": {"row_scale": torch.ones(T + 1)},
     "row_scale: has length 5; must be a vector of length T = 4": {"rows": None},
     "row_scale: has 2 dimensions; must be a vector of length T": {"row_scale": torch.ones(T, 1)},
-    "row_scale: stride is 2; must be 1": {"row_scale": torch.ones(2 * T)[::2]},
+    "row_scale: stride is 2; must be 1: pass a copy, .contiguous()": {"row_scale": torch.ones(2 * T)[::2]},
     # alpha and bias
     f"alpha: has 3 elements in 1 dimensions; {BY_MATRIX}": {"alpha": torch.ones(E)},
     f"alpha: has 7 elements in 1 dimensions; {BY_MATRIX}": {"alpha": torch.ones(N)},
