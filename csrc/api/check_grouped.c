@@ -53,8 +53,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
                       ("must be absent, its values have no scales"));
     if (args->a.ndim != 2)
         return REJECT("a", ("has %d dimensions", args->a.ndim), ("must have 2 (%s)", nn ? "[R, N]" : "[R, K]"));
-    if (args->b.ndim != 3)
-        return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3, or 4 with parts"));
+    if (args->b.ndim != 3) return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3, or 4 with parts"));
     nvfp4_status status = check_activations(c, &args->a, nn, &a);
     if (!status) status = check_values(c, &args->b, "[N, K/2]", "[E, N, K/2]", READ_ONLY, &b);
     if (status) return status;
