@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_driver import run
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
@@ -187,17 +185,3 @@ def test_one_alpha_has_any_shape(alpha: torch.Tensor) -> None:
         rows = int(some["ends"][-1])
         expected = nvfp4.grouped_gemm(**some, alpha=2.0)[:rows]
         assert torch.equal(nvfp4.grouped_gemm(**some, alpha=alpha)[:rows], expected) and expected.any()
-
-
-GPU_CALL = """
-    import numpy as np
-    a, b, ends = np.zeros((4, 64), np.float16), np.zeros((3, 7, 32), np.uint8), np.zeros(3, np.int32)
-    nvfp4.grouped_gemm(a, b, None, np.zeros(3 * 512, np.uint8), ends, backend=%r)
-"""
-
-
-@pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
-@pytest.mark.parametrize(("backend", "capability"), [("sm90", "90"), ("sm100", "100")])
-def test_families_without_such_a_kernel(backend: str, capability: str, fake_driver: Path) -> None:
-    said = run(GPU_CALL.strip() % backend, fake_driver, FAKE_CC=capability)
-    assert said == (f"backend: is one of the {backend} kernels, which do not take products of groups; must be sm80")
