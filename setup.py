@@ -3,7 +3,8 @@
 Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_ARCHS="sm_90 sm_120" compiles machine code for these GPUs
 alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings errors; NVFP4_NVCC_FLAGS are given to nvcc too
 (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 and NVFP4_WATCHDOG=1 add code for debugging
-(docs/debugging.md).
+(docs/debugging.md); NVFP4_SANITIZE=1 compiles the C code with AddressSanitizer and UBSan, whose libraries have to be
+loaded before Python (.ci/full).
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, wh
 
 DEBUG = [name for name in ("NVFP4_DUMP", "NVFP4_WATCHDOG") if os.environ.get(name, "0") == "1"]
 WERROR = os.environ.get("NVFP4_WERROR", "0") == "1"
-CFLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", "-g0"]
+SANITIZERS = ["-fsanitize=address,undefined"] if os.environ.get("NVFP4_SANITIZE", "0") == "1" else []
+CFLAGS = ["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", *SANITIZERS]
+# Python's own flags have -fwrapv, with which no signed overflow is undefined.
+CFLAGS += ["-O1", "-g1", "-fno-wrapv", "-fno-sanitize-recover=all"] if SANITIZERS else ["-O3", "-g0"]
 
 
 def version() -> str:
@@ -134,7 +138,7 @@ setup(
             include_dirs=["csrc"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")] + [(name, "1") for name in DEBUG],
             extra_compile_args=CFLAGS + ["-Werror"] * WERROR,
-            extra_link_args=["-Wl,-s"],
+            extra_link_args=SANITIZERS or ["-Wl,-s"],
             libraries=["m", "dl", "pthread"],
             py_limited_api=True,
         )

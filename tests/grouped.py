@@ -356,6 +356,18 @@ def run_grouped(target: str, case: Grouped) -> str:
     )
 
 
+def without(target: str, name: str, case: Grouped) -> str:
+    """A product one of whose tensors the kernel cannot read."""
+    prepare(target, case.backend, case.seed, case.threads)
+    args = make_grouped(case, "cpu")
+    tensors[name].forbid()
+    try:
+        nvfp4.grouped_gemm(**args, backend=case.backend)
+    except nvfp4.Error as error:
+        return explain(target, error)
+    return "no fault"
+
+
 if __name__ == "__main__":
     from paths import EMULATOR
 

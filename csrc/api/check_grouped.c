@@ -78,8 +78,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
                            ("is %s list but b is %s", args->scale_b_list ? "a" : "no", args->b_list ? "one" : "not"));
     if (args->a.ndim != 2)
         return REJECT("a", ("has %d dimensions", args->a.ndim), ("must have 2 (%s)", nn ? "[R, N]" : "[R, K]"));
-    if (args->b.ndim != 3)
-        return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3, or 4 with parts"));
+    if (args->b.ndim != 3) return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3, or 4 with parts"));
     nvfp4_status status = check_activations(c, &args->a, nn, &a);
     if (!status) status = check_values(c, &args->b, "[N, K/2]", "[E, N, K/2]", READ_ONLY, &b);
     if (status) return status;
@@ -133,7 +132,8 @@ static nvfp4_status check_numbers(const checked_call *c, const nvfp4_tensor *t, 
     if (length >= 0 && t->shape[0] != length)
         return REJECT(name, ("has length %lld", (long long)t->shape[0]),
                       ("must be a vector of length %s = %lld", size, (long long)length));
-    if (!is_contiguous(t)) return REJECT(name, ("stride is %lld", (long long)t->stride[0]), ("must be 1"));
+    if (!is_contiguous(t))
+        return REJECT(name, ("stride is %lld", (long long)t->stride[0]), ("must be 1: pass a copy, .contiguous()"));
     return check_alignment(c, t, 4);
 }
 

@@ -7,6 +7,7 @@ Shapes are a set (--set) or a list (--shapes). Sets:
   linear           the ranked (N, K) at M = 1 to 1024, as layers
   monotone         layers of four models at M = 1 to 512; benchmarks/monotone.py finds where fewer rows take longer
   models           all linear layers of one decoder block of four models, with their sums, as layers
+  experts          layers of experts of four models, whole; --m are tokens
 --m replaces the M of a set. "As layers" means that nvfp4.Linear with bf16 activations is timed instead of the product,
 against torch's bf16 layer: once in W4A4, where each call quantizes the activations with a static scale, and once in
 W4A16.
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from . import files, layers, limits, machine, plot, report, show, timing, tune
+from . import experts, files, layers, limits, machine, plot, report, show, timing, tune
 from .baselines import KINDS, L2_MULTIPLE, NAMES, Bench, default_kinds, prepare, unavailable
 from .shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
 
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"time this backend ({machine.backends()}) instead of the chosen one; repeat it for several in one run",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--set", choices=SETS, help="the shapes to time (default: ranked)")
+    which.add_argument("--set", choices=[*SETS, "experts"], help="the shapes to time (default: ranked)")
     which.add_argument("--shapes", type=shape_list, metavar="MxNxK,...", help="time these shapes instead")
     which.add_argument("--from", dest="stored", metavar="FILE", help="time nothing, and report a run that --json wrote")
     parser.add_argument("--m", type=size_list, metavar="M,...", help="rows of A, instead of those of the set")
@@ -135,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
         raise show.CommandError("--m goes with --set: --shapes has its own M")
     if args.tune:
         return run_tune(args)
+    if args.set == "experts":
+        return experts.run(args)
     for path in (args.json, args.csv, args.plot):
         if path not in (None, STDOUT) and not Path(path).parent.is_dir():
             raise show.CommandError(f"{path}: there is no folder {Path(path).parent}")

@@ -230,3 +230,36 @@ def test_numpy(generator: torch.Generator) -> None:
     arrays = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     got = nvfp4.grouped_gemm(**arrays | {"out_dtype": "float16"})
     assert torch.equal(torch.from_numpy(got), expected)
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_compiled(out: bool, generator: torch.Generator) -> None:
+    """For numbers of rows that are not known when the call is traced, with and without parts and the transposition."""
+    given = {name: x for name, x in arguments(generator).items() if name != "out_dtype"}
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def run(rows: torch.Tensor, into: torch.Tensor | None, **form: object) -> torch.Tensor:
+        return nvfp4.grouped_gemm(**given | form, rows=rows, out=into, alpha=0.5)
+
+    forms = ({"transpose_b": False}, {}, {name: given[name][:, None] for name in ("b", "scale_b")})
+    for form in forms[:1] if out else forms:
+        a = given["a"] if form.get("transpose_b", True) else given["a"][:, :3].contiguous()
+        columns = 3 if form.get("transpose_b", True) else 16
+        for t in (2, 7):
+            rows = torch.randint(0, 3, (t,), generator=generator).int()
+            into = torch.full((t, columns), torch.nan).half() if out else None
+            got = run(rows, into, a=a, **form)
+            expected = definition(given | form | {"a": a, "rows": rows, "alpha": 0.5, "out_dtype": torch.float16})
+            assert got.shape == (t, columns) and torch.equal(got[:2], expected)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out"])
+def test_every_tensor_is_guarded(name: str, target: str, workers: Workers) -> None:
+    """An access to a tensor is a fault that names it, also inside an emulated kernel."""
+    if target == "cuda":
+        pytest.skip("plain allocations have no guard")
+    backend = FAMILY if target in FAMILIES else None
+    case = Grouped(9, 40, 64, 2, rows="permuted", row_scale=True, alpha="matrix", bias="out", backend=backend)
+    verdict = workers.ask(target, "grouped.without", target, name, case)
+    assert "which it may not access, of " + name in verdict and ("a fault" in verdict or "not mapped" in verdict)

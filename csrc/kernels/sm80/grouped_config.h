@@ -9,9 +9,10 @@
 #include "kernels/sm80/nn_config.h"
 #include "kernels/sm80/w4a16_config.h"
 
-#define SM80_GROUPED_OCTETS 2
-#define SM80_GROUPED_CHUNKS 1
-#define SM80_GROUPED_WARPS  4
+#define SM80_GROUPED_OCTETS  2
+#define SM80_GROUPED_CHUNKS  1
+#define SM80_GROUPED_WARPS   4
+#define SM80_GROUPED_THREADS (32 * SM80_GROUPED_WARPS)
 
 /*    id, tile_m, stages, ctas_per_sm, bf16 (of A; else fp16) */
 #define SM80_GROUPED_CONFIGS(X)                                                                                        \

@@ -220,7 +220,7 @@ static const kernel_entry kernels[SM80_KERNELS] = {
 #define X(id, tile_m, stages, ...)                                                                                     \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
                      .fatbin = "sm80_grouped",                                                                         \
-                     .threads = 32 * SM80_GROUPED_WARPS,                                                               \
+                     .threads = SM80_GROUPED_THREADS,                                                                  \
                      .shared_bytes = SM80_GROUPED_SHARED_BYTES(tile_m, stages)},
                 SM80_GROUPED_CONFIGS(X)
 #undef X
