@@ -252,8 +252,6 @@ FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors; the t
 
 
 def is_e4m3(numbers: Mapping[str, Any]) -> bool:
-    if numbers.get("scale_dtype") is not None:  # MXFP8
-        return False
     right = numbers.get("num_bits") == 8 and numbers.get("type") == "float"
     return right and numbers.get("symmetric") is not False and numbers.get("actorder") is None
 

@@ -160,11 +160,11 @@ def unwanted_by(model: torch.nn.Module) -> Callable[[str], str | None]:
 
 def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str], str | None]) -> None:
     """Skips what the model's class leaves out, and renames the rest as transformers does."""
-    for name in [*checkpoint.all_layers, *checkpoint.experts]:
+    for name in [*checkpoint.layers, *checkpoint.experts]:
         if reason := unwanted(f"{name}.weight"):
             checkpoint.skipped[name] = reason
-            for kind in (checkpoint.layers, checkpoint.fp8, checkpoint.experts):
-                kind.pop(name, None)
+            checkpoint.layers.pop(name, None)
+            checkpoint.experts.pop(name, None)
     for name in [*checkpoint.tensors]:
         if reason := unwanted(name):
             del checkpoint.tensors[name]

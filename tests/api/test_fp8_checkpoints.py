@@ -15,7 +15,7 @@ from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.checkpoints import modelopt
+from nvfp4.checkpoints import kv_cache, modelopt
 from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
 from nvfp4.fp8 import FP8
@@ -286,7 +286,11 @@ def test_scales_of_the_kv_cache_are_written_again(kind: str, made: Callable[...,
     with pytest.warns(UserWarning, match="^skips 4 scales of the KV cache"):
         model = load(own.folder, dtype=torch.float32)
     by_load = copy.deepcopy(own.base)
-    assert {*nvfp4.load(own.folder, by_load).skipped} == {*cache}
+    checkpoint = nvfp4.load(own.folder, by_load)
+    assert {*checkpoint.skipped} == {*cache} and checkpoint.kv_cache is not None
+    kept = kv_cache.of(by_load)
+    assert kept is not None and kept.scales.keys() == cache.keys()
+    assert all(t.data_ptr() != checkpoint.kv_cache.scales[name].data_ptr() for name, t in kept.scales.items())
     assert torch.equal(logits(model), logits(own.plain()))
     copied = copy.deepcopy(by_load)
     (own.folder / "model.safetensors").unlink()  # the scales do not need the file
