@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     for name, reason in read.skipped.items():
         print(show.printable(f"left out: {name}: {reason}"))
     size = show.si(sum(wrote.files.values()), "B")
-    print(f"{read.format} to {wrote.format}: {len(wrote.layers)} layers, {size} in {len(wrote.files)} files")
+    layers = f"{len(wrote.layers)} layers" + (f", {len(wrote.fp8)} FP8 layers" if wrote.fp8 else "")
+    print(f"{read.format} to {wrote.format}: {layers}, {size} in {len(wrote.files)} files")
     if wrote.rounded:
         largest = max(wrote.rounded.values())
         print(f"global scales that changed: {len(wrote.rounded)}, by at most {largest:.2g} of their value")

@@ -15,6 +15,7 @@ from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
+from nvfp4.__main__ import main
 from nvfp4.checkpoints import kv_cache, modelopt
 from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
@@ -319,6 +320,26 @@ def test_conversion_and_back(kind: str, made: Callable[..., Made], tmp_path: Pat
     assert torch.equal(logits(model), logits(own.plain()))
     convert(tmp_path / "ct", tmp_path / "back", OPT)
     assert raw(stored(tmp_path / "back")) == raw(stored(folder)) and modes(tmp_path / "back") == modes(folder)
+
+
+def test_the_commands_name_fp8_layers(
+    made: Callable[..., Made], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = made("modelopt FP8")
+    folder = own.write()
+    assert main(["inspect", str(folder), "--why"]) == 0
+    out = capsys.readouterr().out
+    assert f"{folder}: 8 FP8 layers" in out and "0 of 14 layers are damaged" in out and " in FP8 layers, " in out
+    (row,) = [line.split() for line in out.splitlines() if line.startswith(f"{Q} ")]
+    scale, given = own.eight[Q]["weight_scale"], own.eight[Q]["input_scale"]
+    assert row[1:] == ["FP8", "W8A8", "256x256", "tensor", f"{scale:.3g}..{scale:.3g}", f"{given:.3g}"]
+    assert f"why: {Q}: quantized_layers has {Q!r} by name" in out
+    assert main(["convert", str(folder), str(tmp_path / "ct"), "--to", CT]) == 0
+    assert "modelopt to compressed-tensors: 6 layers, 8 FP8 layers, " in capsys.readouterr().out
+    own.eight[Q]["weight"].view(torch.uint8)[0, 0] = 0x7F
+    assert main(["inspect", str(own.write())]) == 1
+    out = capsys.readouterr().out
+    assert f"DAMAGE: {Q}: 1 of 65536 values of the weight are NaN" in out and "1 of 14 layers are damaged" in out
 
 
 def test_modelopt_has_no_dynamic_inputs(made: Callable[..., Made], tmp_path: Path) -> None:
