@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -286,6 +288,18 @@ def test_layers_that_are_nvfp4_already_are_named(fuse: bool) -> None:
     report = nvfp4.quantize_model(model)
     assert not report.layers and report.skipped == dict.fromkeys(made, "is NVFP4 already")
     assert all(torch.equal(raw(a), raw(b)) for a, b in zip(before, model.buffers()))
+
+
+def test_a_peft_that_does_not_work_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And quantizes all the same. nvfp4.peft registers what merges adapters."""
+    monkeypatch.delitem(sys.modules, "nvfp4.peft", raising=False)
+    fake = types.ModuleType("peft")
+    fake.__version__ = "0.0.1"
+    monkeypatch.setitem(sys.modules, "peft", fake)
+    model = nn.Sequential(nn.Linear(32, 32))
+    with pytest.warns(UserWarning, match="^peft: adapters of NVFP4 layers cannot be merged: peft: is version 0.0.1"):
+        nvfp4.quantize_model(model)
+    assert type(model[0]) is nvfp4.Linear
 
 
 def gpt2() -> nn.Module:
