@@ -78,7 +78,7 @@ def quantize_model(
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
         >>> report = nvfp4.quantize_model(model, calibrate=lambda m: m(torch.randn(4, 64)))
         >>> [layer.name for layer in report.layers], report.bytes_before, report.bytes_after
-        (['0', '2'], 37408, 6704)
+        (['0', '2'], 37408, 6712)
     """
     check_type("model", model, torch.nn.Module, "a torch.nn.Module")
     if activations not in ACTIVATIONS:
