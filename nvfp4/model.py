@@ -89,8 +89,10 @@ def quantize_model(
     if calibrate is not None and not callable(calibrate):
         raise _C.Error(f"calibrate: is of type {type(calibrate).__name__}; must be a function of the model")
     check_ignore(ignore)
+    if type(model) is torch.nn.Linear:
+        raise _C.Error("model: is a Linear; use nvfp4.Linear.from_linear")
     if is_plain(model):
-        raise _C.Error(f"model: is a {type(model).__name__}; use nvfp4.Linear.from_linear")
+        raise _C.Error(f"model: is a {type(model).__name__} itself; must be a module that has it as a child")
     linears, skipped = find_linears(model, ignore)
     for name, linear in linears.items():
         with prefix_errors(name):

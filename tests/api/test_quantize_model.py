@@ -317,6 +317,8 @@ def test_the_transposed_layers_of_gpt2(calibrated: bool, tmp_path: Path) -> None
     report = nvfp4.quantize_model(model, calibrate=(lambda own: own(ids)) if calibrated else None)
     assert {row.name: row.shape for row in report.layers} == {name: (m.nf, m.nx) for name, m in dense.items()}
     assert {*report.skipped} == {"lm_head"} and len(dense) == 8
+    with pytest.raises(nvfp4.Error, match="^model: is a Conv1D itself; must be a module that has it as a child$"):
+        nvfp4.quantize_model(next(iter(dense.values())))
     for row in report.layers:
         weight, layer = dense[row.name].weight.detach().t(), model.get_submodule(row.name)
         linear = nn.Linear(*reversed(row.shape))
