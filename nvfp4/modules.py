@@ -163,6 +163,9 @@ class FusedPart(torch.nn.Module):
         owner.kept = (x, version, {i: part for i, part in enumerate(parts) if i != self.index})
         return parts[self.index]
 
+    def _get_name(self) -> str:
+        return "nvfp4.FusedPart"  # as nvfp4.Linear's
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, index={self.index}"
 
