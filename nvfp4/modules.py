@@ -135,6 +135,7 @@ class FusedPart(torch.nn.Module):
             whole.input_global_scale,
             None if whole.bias is None else whole.bias[rows],
             whole.activations,
+            whole.pre_quant_scale,
         )
 
     def __getstate__(self) -> dict[str, Any]:
