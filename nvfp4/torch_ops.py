@@ -21,8 +21,8 @@ passes a call of nvfp4's functions to an operator.
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
 
-A uint8 tensor of shape [0] stands for an absent scale_a, rows, row_scale, alpha, bias, c, residual or global_scale; backend "auto"
-chooses by rule.
+A uint8 tensor of shape [0] stands for an absent scale_a, rows, row_scale, alpha, bias, c, residual or global_scale.
+backend "auto" chooses by rule.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ static int64_t draw(int64_t below) {
     return (int64_t)((state >> 33) % (uint64_t)below);
 }
 
-/* Of three kinds: any values, ends in order, and groups of just more rows than whole tiles. */
+/* There are three kinds: any values, ends in order, and groups of just more rows than whole tiles. */
 static void draw_ends(int32_t *ends, int32_t groups, int64_t m, int64_t tile_m) {
     const int kind = (int)draw(3);
     int64_t end = 0;
@@ -104,7 +104,7 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
     return check_product(NVFP4_BACKEND_SM80, g, &p->g, v, all, param_bytes, check, may_reject);
 }
 
-/* Of any order of additions there is one: each candidate serves batch-invariant products. */
+/* All candidates add in one order, so each serves batch-invariant products. */
 static void check_batch_invariant(const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM80, OP_GROUPED, p->g.a_type);

@@ -119,7 +119,7 @@ def test_calls_that_racecheck_stalls_have_a_process_of_their_own(monkeypatch: py
 
 @pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 def test_products_of_groups() -> None:
-    """Those that the tools run agree with the CPU's on an emulated GPU."""
+    """The calls that the tools run agree with the CPU's on an emulated GPU."""
     code = f"import sys; sys.path.append({str(Path(sanitize.__file__).parent)!r}); import sanitize\n"
     code += "print(sanitize.run_groups(sanitize.families()))"
     done = python("-c", code, env={**os.environ, **driver(), "EMULATE_DEVICE": "sm_90"})
