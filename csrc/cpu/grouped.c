@@ -9,7 +9,10 @@
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
 
-enum { TASK_ROWS = 64 /* of a matrix: more would leave threads idle where few groups have rows */ };
+enum {
+    TASK_ROWS = 64,             /* of a matrix: more would leave threads idle where few groups have rows */
+    PACKED_BY_ONE = 128 * 1024, /* values that one thread packs */
+};
 
 typedef struct group {
     int64_t first, rows; /* in the order of groups */
@@ -124,7 +127,9 @@ static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int th
     const size_t bytes = x->vector_bytes * (size_t)rows;
     x->packed = scratch(bytes);
     if (!x->packed) return fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no %zu bytes of scratch", bytes);
-    parallel_for(threads, count, pack, x);
+    /* Few rows are packed in less time than another thread takes to wake. */
+    const int64_t packers = 1 + rows * p->g.k / PACKED_BY_ONE;
+    parallel_for((int)least(threads, packers), count, pack, x);
     parallel_for(threads, count * p->parts * x->tasks, run_task, x);
     return NVFP4_OK;
 }
