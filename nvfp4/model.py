@@ -17,7 +17,16 @@ from nvfp4 import _C, _api, _text
 from nvfp4._saving import prepare_saving
 from nvfp4.linear import Linear
 from nvfp4.modules import FUSED, FusedPart, find_dense, keep_hooks, stacked
-from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, check_block_scale, check_tensor, check_type, prefix_errors
+from nvfp4.packed import (
+    ACTIVATIONS,
+    BLOCK,
+    LARGEST,
+    check_block_scale,
+    check_tensor,
+    check_type,
+    invertible,
+    prefix_errors,
+)
 
 ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
 
@@ -274,8 +283,8 @@ def input_scales(
     calibrate: Callable[[torch.nn.Module], Any],
     largest_value: float,
 ) -> dict[str, float]:
-    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs; nothing for a layer that reads
-    none or zeros alone."""
+    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs, as each format keeps it;
+    nothing for a layer that reads none or zeros alone."""
     amax: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -296,7 +305,7 @@ def input_scales(
             handle.remove()
     scales = {}
     for name, largest in amax.items():
-        scale = float(largest / largest_value)
+        scale = float(invertible(largest / largest_value))
         if not scale < float("inf"):
             raise _C.Error(f"{name}.input: amax is {float(largest):g} while calibrating; must be finite")
         if scale > 0:

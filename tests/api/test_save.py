@@ -83,8 +83,7 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool, tmp_path: Path) -> None:
-    """All bits, but the global scales that the report names: a divisor is a rounded reciprocal. Joined layers are those
-    that were joined."""
+    """All bits: quantize_model chooses global scales that a divisor stores. Joined layers are as before."""
     model, alone, folder = quantized(mode, fuse), quantized(mode), tmp_path / "new" / "folder"
     assert isinstance(model.attention.q_proj, FusedPart) == fuse
     if (format, mode) == ("modelopt", "W4A4 dynamic"):
@@ -95,28 +94,40 @@ def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool,
     report = nvfp4.save(model, folder, format)
     names = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "down"]
     assert report.layers == names and files(folder.parent) == {"folder"}
-    assert list(report.files) == ["model.safetensors"]
+    assert list(report.files) == ["model.safetensors"] and not report.rounded
     again = Model()
     loaded = nvfp4.load(folder, again)
     assert loaded.format == format and list(loaded.layers) == sorted(names) and not loaded.skipped
     assert list(loaded.tensors) == sorted(["embed.weight", "norm.weight", "norm.bias", "part", "steps"])
     assert again.lm_head.weight is again.embed.weight and again.down is again.again
-    scales = ("weight_global_scale", "input_global_scale")
-    changed = set()
     for name in names:
-        before, after = packed(alone, name), loaded.layers[name]
-        assert state(before, scales) == state(after, scales) == state(packed(again, name), scales)
-        for scale in scales:
+        assert state(packed(alone, name)) == state(loaded.layers[name]) == state(packed(again, name))
+    assert torch.equal(again.part, model.part) and torch.equal(again.norm.weight, model.norm.weight)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_global_scales_of_others(format: str, generator: torch.Generator, tmp_path: Path) -> None:
+    """A divisor is a rounded reciprocal, which changes some scales. The report names these and no others, and a
+    checkpoint that was read once is stored and read to the bit."""
+    model = nn.Sequential(*(nn.Linear(16, 4) for _ in range(40)))
+    nvfp4.quantize_model(model, calibrate=lambda model: [layer(torch.ones(1, 16)) for layer in model])
+    for layer in model:
+        for scale in (layer.weight_global_scale, layer.input_global_scale):
+            scale.copy_(torch.rand((), generator=generator) + 1e-3)
+        layer.update_alpha()
+    report, changed = nvfp4.save(model, tmp_path / "first", format), set()
+    loaded = nvfp4.load(tmp_path / "first")
+    for name, after in loaded.layers.items():
+        before = packed(model, name)
+        for scale in ("weight_global_scale", "input_global_scale"):
             ours, theirs = getattr(before, scale), getattr(after, scale)
-            if ours is not None and not torch.equal(ours, theirs):
+            if not torch.equal(ours, theirs):
                 changed.add(f"{name}.{scale}")
                 error = abs(float(theirs.double() / ours.double()) - 1)
                 assert report.rounded[f"{name}.{scale}"] == error <= 2 * U
-    assert changed == set(report.rounded) and (format == "compressed-tensors" or not changed)
-    assert torch.equal(again.part, model.part) and torch.equal(again.norm.weight, model.norm.weight)
-    # A checkpoint that was read once is stored and read to the bit, in either format.
-    second = nvfp4.save(again, tmp_path / "second", format)
-    assert not second.rounded and second.files == report.files
+    assert changed == set(report.rounded) and bool(changed) == (format == "compressed-tensors")
+    nvfp4.load(tmp_path / "first", model)
+    assert not nvfp4.save(model, tmp_path / "second", format).rounded
     for name, layer in nvfp4.load(tmp_path / "second").layers.items():
         assert state(layer) == state(loaded.layers[name])
 
