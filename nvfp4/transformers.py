@@ -1,10 +1,13 @@
 """NVFP4 checkpoints in Hugging Face transformers: `import nvfp4.transformers`, then `from_pretrained` as usual.
 
-Importing registers a quantizer for `quant_method = "modelopt"`. The quantizer replaces the torch.nn.Linear modules that
-are NVFP4 in the checkpoint by modules that have the checkpoint's tensors, which transformers then loads like others
-(renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of them becomes an
-nvfp4.Linear, in place. transformers has a quantizer of its own for "compressed-tensors", which decompresses the weights
-to bf16; `load` reads these checkpoints with a quantizer of ours, under another name.
+Importing registers quantizers for ModelOpt's and compressed-tensors' checkpoints. They replace the torch.nn.Linear
+modules that are NVFP4 in the checkpoint by modules that have the checkpoint's tensors, which transformers then loads
+like others (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of them
+becomes an nvfp4.Linear, in place.
+
+transformers knows "compressed-tensors", and decompresses the weights to bf16. Its registry of configurations has
+CompressedTensorsConfig of this module instead, whose from_dict makes one of transformers' own class where no layer is
+NVFP4. The registry of quantizers keeps that of transformers: ours has another name.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(message, name="transformers") from None
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import CompressedTensorsConfig as OriginalConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -71,7 +75,7 @@ except ImportError as error:
 
 __all__ = ["CompressedTensorsConfig", "CompressedTensorsQuantizer", "ModelOptConfig", "ModelOptQuantizer", "load"]
 
-# The name in transformers' registry, in which "compressed-tensors" is taken.
+# The name of the quantizer in transformers' registry, in which "compressed-tensors" is taken.
 COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
@@ -85,6 +89,9 @@ def load(
     **kwargs: Any,
 ) -> Any:
     """Loads an NVFP4 checkpoint of either format, by `auto_class.from_pretrained(path, **kwargs)`.
+
+    Plain from_pretrained does the same, but has no `activations`, does not read hf_quant_config.json, and leaves
+    configurations without NVFP4 layers to transformers.
 
     Args:
         path (str or PathLike): a folder or a name on the Hub.
@@ -187,10 +194,42 @@ class ModelOptConfig(QuantizationConfigMixin):
                 self.content[name] = None
 
 
-class CompressedTensorsConfig(ModelOptConfig):
-    """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json."""
+class CompressedTensorsConfig(ModelOptConfig, OriginalConfig):
+    """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json.
+
+    It has the name and the base class of transformers' own. from_pretrained then takes one of those beside it, and sets
+    the loading options of that one here.
+    """
 
     format = compressed_tensors
+
+    def __init__(self, **content: Any) -> None:
+        super().__init__(**content | {"quant_method": COMPRESSED_TENSORS})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Makes a configuration of this class if the method is ours or a group of layers is NVFP4, else one of
+        transformers' own class."""
+        ours = config_dict.get("quant_method") == COMPRESSED_TENSORS or compressed_tensors.has_nvfp4(config_dict)
+        make = super().from_dict if ours else OriginalConfig.from_dict
+        return make(config_dict, return_unused_kwargs, **kwargs)
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def dequantize(self) -> bool:
+        return False
+
+    @dequantize.setter
+    def dequantize(self, value: bool) -> None:
+        """Turns this object into one of transformers' own class, with its quantizer. from_pretrained sets the option
+        only if the caller passes a configuration of that class."""
+        original = OriginalConfig.from_dict(self.to_dict())
+        self.__class__, self.__dict__ = OriginalConfig, vars(original)
+        self.dequantize = value
+
+    to_diff_dict = ModelOptConfig.to_dict
 
 
 # ---- quantizers ----
@@ -324,7 +363,7 @@ class ModelOptQuantizer(HfQuantizer):
 
 
 class CompressedTensorsQuantizer(ModelOptQuantizer):
-    """Loads and saves compressed-tensors' `nvfp4-pack-quantized`. `load` chooses it."""
+    """Loads and saves compressed-tensors' `nvfp4-pack-quantized`."""
 
 
 class _Stored(Linear):
@@ -469,5 +508,13 @@ def _register(method: str, config: type[ModelOptConfig], quantizer: type[ModelOp
     register_quantizer(method)(quantizer)
 
 
+def _replace_original() -> None:
+    """Lets from_pretrained ask CompressedTensorsConfig first, unless another package has replaced transformers' own."""
+    current = AUTO_QUANTIZATION_CONFIG_MAPPING.get(compressed_tensors.NAME)
+    if current is OriginalConfig or getattr(current, "__module__", None) == __name__:
+        AUTO_QUANTIZATION_CONFIG_MAPPING[compressed_tensors.NAME] = CompressedTensorsConfig
+
+
 _register(modelopt.NAME, ModelOptConfig, ModelOptQuantizer)
 _register(COMPRESSED_TENSORS, CompressedTensorsConfig, CompressedTensorsQuantizer)
+_replace_original()

@@ -150,6 +150,18 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     return Recipe(NAME, look, (ignore, *(names for _, names, _, _ in groups)), marks, unknown_keys(config, KEYS))
 
 
+def has_nvfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration, which may be damaged, has NVFP4 layers as this format stores them. A group's `format`
+    comes before that of the whole."""
+    groups = config.get("config_groups")
+    found = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    for group in found:
+        format, weights = group.get("format") or config.get("format"), group.get("weights")
+        if format == FORMAT or (format is None and isinstance(weights, Mapping) and is_nvfp4(weights)):
+            return True
+    return not found and config.get("format") == FORMAT
+
+
 ORDER = ("name", "prefix", "joined name", "wildcard", "regular expression", "parent")  # specific ones first
 NOTHING = "no weights"  # a group of attention, with activations alone
 

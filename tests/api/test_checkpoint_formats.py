@@ -128,7 +128,7 @@ def test_global_scales_that_divisors_keep() -> None:
 
 
 def test_global_scales_made_of_data_survive_divisors(generator: torch.Generator) -> None:
-    """Of weights and of calibration, with amax anywhere."""
+    """Scales of weights and of calibration, with amax anywhere."""
     model = torch.nn.ModuleList(torch.nn.Linear(16, 1, bias=False) for _ in range(200))
     for layer in model:
         layer.weight.data = torch.randn(1, 16, generator=generator) * 10 ** (

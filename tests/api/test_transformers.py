@@ -131,13 +131,11 @@ def source() -> Callable[..., Source]:
     return make
 
 
-def load(folder: Path, format_name: str = "modelopt", **more: Any) -> Any:
+def load(folder: Path, **more: Any) -> Any:
     """Loads as a user does. Neither transformers nor nvfp4 may warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        if format_name == "modelopt":
-            return AutoModelForCausalLM.from_pretrained(folder, **more)
-        return nvfp4.transformers.load(folder, **more)
+        return AutoModelForCausalLM.from_pretrained(folder, **more)
 
 
 def logits(model: nn.Module, ids: Tensor = IDS) -> Tensor:
@@ -180,7 +178,7 @@ def test_equal_bits_to_layers_made_by_hand(
         assert want.dtype == dtype and want.isfinite().all()
         for format_name in FORMATS:
             folder = own.write(tmp_path / format_name, format_name)
-            model = load(folder, format_name, dtype=dtype)
+            model = load(folder, dtype=dtype)
             assert {*layers_of(model)} == {*own.layers} and type(model.lm_head) is nn.Linear
             assert not model.training and not any(module.training for module in model.modules())
             assert state(model) == state(expected)
@@ -222,7 +220,7 @@ def test_modules_that_a_model_keeps_in_fp32(
     own = source()
     monkeypatch.setattr(transformers.LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"up_proj", "norm"})
     for format_name in FORMATS:
-        model = load(own.write(tmp_path, format_name), format_name)
+        model = load(own.write(tmp_path, format_name))
         assert model.model.norm.weight.dtype == torch.float32
         for name, layer in layers_of(model).items():
             expected = nvfp4.Linear.from_packed(own.layers[name])
@@ -266,7 +264,7 @@ def test_names_that_transformers_changes(tmp_path: Path) -> None:
 def test_tied_weights_shards_and_a_round_trip(format_name: str, source: Callable[..., Source], tmp_path: Path) -> None:
     own = source("qwen2", tied=True)
     folder = own.write(tmp_path / "first", format_name)
-    model = load(folder, format_name)
+    model = load(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     model.save_pretrained(tmp_path / "second", max_shard_size="20KB")
     files = sorted((tmp_path / "second").glob("*.safetensors"))
@@ -277,14 +275,14 @@ def test_tied_weights_shards_and_a_round_trip(format_name: str, source: Callable
     assert described[0] == described[1]
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "second")]
     assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
-    again = load(tmp_path / "second", format_name)
+    again = load(tmp_path / "second")
     assert again.lm_head.weight is again.model.embed_tokens.weight
     assert state(again) == state(model) and torch.equal(logits(again), logits(model))
     expected = own.by_hand(torch.bfloat16)
     nvfp4.load(tmp_path / "second", expected)
     assert state(expected) == state(model)
     again.save_pretrained(tmp_path / "second", max_shard_size="20KB")  # over the files that it is mapped from
-    assert state(load(tmp_path / "second", format_name)) == state(model)
+    assert state(load(tmp_path / "second")) == state(model)
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -296,11 +294,11 @@ def test_an_output_layer_of_its_own_that_the_configuration_ties(
     folder = own.write(tmp_path / "first", format_name)
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
-    model = load(folder, format_name)
+    model = load(folder)
     assert torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
     model.tie_weights()
     model.save_pretrained(tmp_path / "second")
-    assert state(load(tmp_path / "second", format_name)) == state(model)
+    assert state(load(tmp_path / "second")) == state(model)
 
 
 def test_the_base_model_alone(source: Callable[..., Source], tmp_path: Path) -> None:
@@ -308,10 +306,7 @@ def test_the_base_model_alone(source: Callable[..., Source], tmp_path: Path) -> 
     own = source()
     for format_name in FORMATS:
         folder = own.write(tmp_path / format_name, format_name)
-        if format_name == "modelopt":
-            model = AutoModel.from_pretrained(folder)
-        else:
-            model = nvfp4.transformers.load(folder, auto_class=AutoModel)
+        model = AutoModel.from_pretrained(folder)
         assert len(layers_of(model)) == 14 and type(model).__name__ == "LlamaModel"
         with torch.no_grad():
             want = own.by_hand(torch.bfloat16).model(IDS).last_hidden_state
@@ -332,7 +327,7 @@ def test_scales_of_the_kv_cache_are_skipped_with_a_warning(source: Callable[...,
         assert torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
         model.save_pretrained(folder)
         assert json.loads((folder / "config.json").read_text())["quantization_config"]["kv_cache_scheme"] is None
-        load(folder, format_name)
+        load(folder)
 
 
 def test_hf_quant_config_alone(source: Callable[..., Source], tmp_path: Path) -> None:
@@ -356,14 +351,14 @@ def test_hf_quant_config_alone(source: Callable[..., Source], tmp_path: Path) ->
 def test_what_is_done_to_a_loaded_model(source: Callable[..., Source], tmp_path: Path) -> None:
     own = source()
     for format_name in FORMATS:
-        model = load(own.write(tmp_path, format_name), format_name)
+        model = load(own.write(tmp_path, format_name))
         want = logits(model)
         assert torch.equal(logits(copy.deepcopy(model)), want)
         assert torch.equal(logits(pickle.loads(pickle.dumps(model))), want)
         given = transformers.AutoConfig.from_pretrained(tmp_path)
         for config in (model.config, given):
             before = config.to_dict()
-            assert torch.equal(logits(load(tmp_path, format_name, config=config)), want)
+            assert torch.equal(logits(load(tmp_path, config=config)), want)
             assert config.to_dict() == before
         half = own.by_hand(torch.bfloat16).to(torch.float16)
         assert torch.equal(logits(model.to(torch.float16)), logits(half))
@@ -382,19 +377,19 @@ def test_saving_what_quantize_model_made(
         model.save_pretrained(tmp_path / "first")
         written = json.loads((tmp_path / "first" / "config.json").read_text())["quantization_config"]
         assert written["quant_method"] == format_name and written["ignore"] == ["lm_head"] * ("ignore" not in options)
-        again = load(tmp_path / "first", format_name)
+        again = load(tmp_path / "first")
         assert len(layers_of(again)) == 14 + ("ignore" in options)
-        if format_name == "modelopt":
-            assert torch.equal(logits(again), want)
-        else:
-            assert torch.allclose(logits(again).float(), want.float(), atol=1e-2)  # divisors are rounded
+        assert torch.equal(logits(again), want) and torch.equal(logits(model), want)
+        if "fuse" not in options:
+            assert state(again) == state(model)
         model.model.save_pretrained(tmp_path / "inner")
         inner = nvfp4.transformers.load(tmp_path / "inner", auto_class=AutoModel)
         assert len(layers_of(inner)) == 14
     other = copy.deepcopy(source("qwen2").base)
     nvfp4.load(tmp_path / "first", other)
+    assert torch.equal(logits(other), want)
     other.save_pretrained(tmp_path / "third")
-    assert state(load(tmp_path / "third", format_name)) == state(other)
+    assert state(load(tmp_path / "third")) == state(other)
     if format_name == "modelopt" and "ignore" not in options:
         nvfp4.quantize_model(again, ignore=(), activations=None)  # a layer more than the configuration has
         again.save_pretrained(tmp_path / "fourth")
@@ -448,11 +443,103 @@ def test_activations_of_the_caller(format_name: str, mode: str, source: Callable
                 model.save_pretrained(tmp_path / "second")
             continue
         model.save_pretrained(tmp_path / "second")
-        again = load(tmp_path / "second", format_name)
+        again = load(tmp_path / "second")
         assert state(again) == state(model) and torch.equal(logits(again), logits(model))
         assert [layer.activations for layer in layers_of(again).values()] == [wanted] * 14
     with pytest.raises(nvfp4.Error, match=r"^activations: is 4; must be 'auto', 'nvfp4' or None$"):
         nvfp4.transformers.load(folder, activations=4)
+
+
+# ---- transformers' own reader of compressed-tensors ----
+
+EIGHT = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+PACKED, NAIVE = "nvfp4-pack-quantized", "float-quantized"
+CONFIGURATIONS: list[tuple[bool, dict[str, Any]]] = [
+    (True, {"config_groups": {"a": {"weights": FOUR}}}),
+    (True, {"config_groups": {"a": {"weights": FOUR}}, "format": PACKED}),
+    (True, {"config_groups": {"a": {"weights": EIGHT}, "b": {"weights": FOUR}}}),
+    (True, {"config_groups": {"a": {"weights": EIGHT, "format": NAIVE}, "b": {"format": PACKED}}, "format": "mixed"}),
+    (True, {"config_groups": {"a": {"weights": EIGHT}}, "format": PACKED}),  # contradicts itself, and is reported
+    (True, {"config_groups": None, "format": PACKED}),
+    (False, {"config_groups": {"a": {"weights": EIGHT}}}),
+    (False, {"config_groups": {"a": {"weights": EIGHT}}, "format": NAIVE}),
+    (False, {"config_groups": {"a": {"weights": FOUR | {"group_size": 32}}}}),
+    (False, {"config_groups": {"a": {"weights": FOUR}}, "format": "dense"}),  # rounded, but not packed
+    (False, {"config_groups": {"a": {"weights": FOUR, "format": NAIVE}}, "format": PACKED}),
+    (False, {"config_groups": ["a"]}),
+    (False, {"config_groups": {"a": 4, "b": {"weights": 4}}}),
+    (False, {}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CONFIGURATIONS)))
+def test_which_configurations_are_nvfp4(case: int) -> None:
+    ours, config = CONFIGURATIONS[case]
+    assert compressed_tensors.has_nvfp4(config) == ours
+
+
+def test_other_checkpoints_of_compressed_tensors_stay_with_transformers(
+    source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An FP8 checkpoint: the model that transformers makes without nvfp4."""
+    pytest.importorskip("compressed_tensors")
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    base = source().base
+    tensors = {name: t.clone() for name, t in base.state_dict().items()}
+    for name in source().layers:
+        scale = tensors[f"{name}.weight"].abs().amax() / 448
+        tensors |= {f"{name}.weight": (tensors[f"{name}.weight"] / scale).to(torch.float8_e4m3fn)}
+        tensors |= {f"{name}.weight_scale": scale.reshape(1)}
+    scheme = EIGHT | {"symmetric": True, "dynamic": False}
+    groups = {"group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": None}}
+    more = {"config_groups": groups, "format": NAIVE, "quantization_status": "compressed"}
+    folder = source().write(tmp_path, "compressed-tensors", tensors, **more)
+    model = load(folder)
+    with monkeypatch.context() as patch:
+        patch.setitem(AUTO_QUANTIZATION_CONFIG_MAPPING, "compressed-tensors", transformers.CompressedTensorsConfig)
+        expected = load(folder)
+    assert type(model.hf_quantizer) is type(expected.hf_quantizer)
+    assert type(model.hf_quantizer).__module__.startswith("transformers.")
+    assert type(model.config.quantization_config) is transformers.CompressedTensorsConfig
+    assert not layers_of(model) and state(model) == state(expected)
+    assert torch.equal(logits(model), logits(expected))
+
+
+def test_a_configuration_of_transformers_own_turns_the_quantizer_off(
+    source: Callable[..., Source], tmp_path: Path
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    quantized, folder = copy.deepcopy(source().base), tmp_path
+    nvfp4.quantize_model(quantized)
+    quantized.save_pretrained(folder)
+    ours = load(folder)
+    for dequantize in (False, True):
+        given = transformers.CompressedTensorsConfig(dequantize=dequantize)
+        with pytest.warns(UserWarning, match="loading attributes"):
+            model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=given)
+        assert not layers_of(model) and type(model.model.layers[0].mlp.up_proj) is nn.Linear
+        if not dequantize:
+            assert type(model.config.quantization_config) is transformers.CompressedTensorsConfig
+        difference = (logits(model).float() - logits(ours).float()).norm() / logits(ours).float().norm()
+        assert 0 < difference < 0.5  # W4A4 quantizes inputs too
+    with pytest.warns(UserWarning, match="The `quantization_config` from the model will be used.$"):
+        model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=ours.config.quantization_config)
+    assert state(model) == state(ours)
+
+
+def test_another_packages_configuration_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    class Other(transformers.CompressedTensorsConfig):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setitem(AUTO_QUANTIZATION_CONFIG_MAPPING, "compressed-tensors", Other)
+    module = importlib.reload(nvfp4.transformers)
+    assert AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] is Other
+    monkeypatch.undo()
+    module = importlib.reload(nvfp4.transformers)
+    assert AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] is module.CompressedTensorsConfig
 
 
 # ---- errors ----
@@ -543,6 +630,35 @@ def test_damage_is_named(message: str, source: Callable[..., Source], tmp_path: 
     with pytest.raises(nvfp4.Error) as error:
         load(own.write(tmp_path, "modelopt", tensors, **config))
     assert str(error.value) == message
+
+
+def test_damage_of_compressed_tensors_is_named(source: Callable[..., Source], tmp_path: Path) -> None:
+    """By from_pretrained and by nvfp4.transformers.load alike."""
+    own = source()
+    changes: list[tuple[str, Callable[[Tensors], None], dict[str, Any]]] = [
+        (f"{UP}.weight_scale: shape is [96, 2]; must be [96, 4]", changed("weight_scale", lambda t: t[:, :2]), {}),
+        (f"{UP}.weight_global_scale: is 0; must be positive", changed("weight_global_scale", lambda t: t * 0), {}),
+        (
+            "quantization_config.transform_config",
+            without("none"),
+            {"transform_config": {"config_groups": {"a": {"apply": [{"location": "input"}]}}}},
+        ),
+        (
+            "quantization_config.config_groups.a.weights.symmetric: is False; must be true",
+            without("none"),
+            {"config_groups": {"a": {"targets": ["Linear"], "weights": FOUR | {"symmetric": False}}}},
+        ),
+    ]
+    for message, change, config in changes:
+        tensors = own.tensors("compressed-tensors")
+        change(tensors)
+        folder = own.write(tmp_path, "compressed-tensors", tensors, **config)
+        found = []
+        for read in (load, nvfp4.transformers.load):
+            with pytest.raises(nvfp4.Error) as error:
+                read(folder)
+            found.append(str(error.value))
+        assert found[0] == found[1] and found[0].startswith(message), found
 
 
 def test_experts_that_transformers_joins_are_rejected(source: Callable[..., Source], tmp_path: Path) -> None:
@@ -703,14 +819,14 @@ def test_on_a_gpu(format_name: str, mode: str, source: Callable[..., Source], tm
     folder = own.write(tmp_path / "first", format_name)
     for dtype in DTYPES:
         expected = own.by_hand(dtype).to("cuda")
-        model = load(folder, format_name, dtype=dtype).to("cuda")
+        model = load(folder, dtype=dtype).to("cuda")
         assert torch.equal(logits(model), logits(expected)) and state(model) == state(expected)
     pytest.importorskip("accelerate")
     tokens = generate(model)
     places = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu", "model.norm": 0}
     places |= {"model.rotary_emb": 0, "lm_head": 0}
     for device_map in ("cuda", "auto", {"": 0}, places):
-        model = load(folder, format_name, dtype=torch.float32, device_map=device_map)
+        model = load(folder, dtype=torch.float32, device_map=device_map)
         assert len(layers_of(model)) == 14
         assert all(layer.weight.is_cuda for layer in layers_of(model).values())
         assert torch.equal(logits(model), logits(expected))
@@ -718,4 +834,4 @@ def test_on_a_gpu(format_name: str, mode: str, source: Callable[..., Source], tm
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # transformers' of offloaded modules
             model.save_pretrained(tmp_path / "second")
-        assert torch.equal(logits(load(tmp_path / "second", format_name).to("cuda")), logits(expected))
+        assert torch.equal(logits(load(tmp_path / "second").to("cuda")), logits(expected))
