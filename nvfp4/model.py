@@ -163,9 +163,7 @@ def quantize_model(
         (['0', '2'], 37408, 6704)
     """
     check_type("model", model, torch.nn.Module, "a torch.nn.Module")
-    if activations not in ACTIVATIONS:
-        raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
-    check_block_scale(block_scale)
+    check_modes(activations, block_scale)
     if activations is None and calibrate is not None:
         raise _C.Error("calibrate: is given but activations is None; there are no input scales then")
     if calibrate is not None and not callable(calibrate):
@@ -190,21 +188,9 @@ def quantize_model(
     with steps as step, torch.no_grad():
         for name in names:
             step(name)
-            linear = linears.pop(name)
-            layer = Linear.from_linear(linear, activations, scales.get(name), block_scale).train(linear.training)
-            group = groups.get(name, ())
-            report.layers.append(
-                QuantizedLayer(
-                    name,
-                    (layer.out_features, layer.in_features),
-                    weight_error(linear.weight, layer),
-                    linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
-                    sum(t.nbytes for t in layer.state_dict().values()),
-                    scales.get(name),
-                    group,
-                )
-            )
-            keep_hooks(linear, layer)
+            linear, group = linears.pop(name), groups.get(name, ())
+            layer, row = quantize_layer(name, linear, activations, scales.get(name), block_scale, group)
+            report.layers.append(row)
             put(places[name], layer)
             if group:
                 made[name] = layer
@@ -217,6 +203,34 @@ def quantize_model(
             del linear, layer
     prepare_saving(model)
     return report
+
+
+def quantize_layer(
+    name: str,
+    linear: torch.nn.Linear,
+    activations: str | None,
+    input_scale: float | None,
+    block_scale: str,
+    fused: tuple[str, ...] = (),
+) -> tuple[Linear, QuantizedLayer]:
+    """Makes an NVFP4 layer of a linear layer, whose hooks it takes, and describes it."""
+    layer = Linear.from_linear(linear, activations, input_scale, block_scale).train(linear.training)
+    keep_hooks(linear, layer)
+    return layer, QuantizedLayer(
+        name,
+        (layer.out_features, layer.in_features),
+        weight_error(linear.weight, layer),
+        linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
+        sum(t.nbytes for t in layer.state_dict().values()),
+        input_scale,
+        fused,
+    )
+
+
+def check_modes(activations: str | None, block_scale: str) -> None:
+    if activations not in ACTIVATIONS:
+        raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+    check_block_scale(block_scale)
 
 
 def check_ignore(ignore: Sequence[str]) -> None:

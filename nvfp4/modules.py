@@ -43,11 +43,12 @@ def large(tensors: Mapping[str, Tensor], everything: int) -> dict[str, int]:
     return {name: t.nbytes for name, t in tensors.items() if t.nbytes > limit}
 
 
-def find_dense(model: torch.nn.Module, layers: Iterable[torch.nn.Module]) -> tuple[dict[str, int], int]:
+def find_dense(model: torch.nn.Module, layers: Iterable[torch.nn.Module], saved: int = 0) -> tuple[dict[str, int], int]:
     """The bytes of each large parameter that is not in one of these layers, and of all other parameters and buffers. A
-    tensor with several names counts once, under the first."""
+    tensor with several names counts once, under the first. `saved`: the bytes by which the model was larger before, of
+    which a large one is a part."""
     taken = {id(t) for layer in layers for t in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))}
-    everything = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    everything = sum(t.nbytes for t in (*model.parameters(), *model.buffers())) + saved
     others = {name: t for name, t in model.named_parameters() if id(t) not in taken}
     buffers = sum(t.nbytes for t in model.buffers() if id(t) not in taken)
     return large(others, everything), sum(t.nbytes for t in others.values()) + buffers

@@ -148,7 +148,7 @@ def unwanted_by(model: torch.nn.Module) -> Callable[[str], str | None]:
     """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
     if not is_pretrained(model):
         return left_out(model)
-    from nvfp4.transformers import renamer  # here: imports transformers' loader
+    from nvfp4._pretrained import renamer  # here: imports transformers' loader
 
     renamed = renamer(model)
     return left_out(model, lambda name: renamed(name)[0])
@@ -168,7 +168,7 @@ def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str]
     names = {name for name, _ in model.named_modules(remove_duplicate=False)}
     strange = any(name not in names for name in checkpoint.layers)
     if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
-        from nvfp4.transformers import rename
+        from nvfp4._pretrained import rename
 
         rename(model, checkpoint)
 

@@ -30,6 +30,7 @@ import transformers  # noqa: E402
 from transformers import AutoModel, AutoModelForCausalLM  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
+from nvfp4 import _pretrained  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -400,7 +401,7 @@ def test_a_version_that_cannot_save_says_so(
     source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = copy.deepcopy(source().base)
-    monkeypatch.setitem(sys.modules, "nvfp4.transformers", None)
+    monkeypatch.setitem(sys.modules, "nvfp4._pretrained", None)
     nvfp4.quantize_model(model)
     with pytest.raises(ValueError, match=r"is quantized with nvfp4, which .* cannot store \(call nvfp4.save\), and is"):
         model.save_pretrained(tmp_path / "first")
@@ -535,10 +536,10 @@ def test_another_packages_configuration_is_kept(monkeypatch: pytest.MonkeyPatch)
         pass
 
     monkeypatch.setitem(AUTO_QUANTIZATION_CONFIG_MAPPING, "compressed-tensors", Other)
-    module = importlib.reload(nvfp4.transformers)
+    module = importlib.reload(_pretrained)
     assert AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] is Other
     monkeypatch.undo()
-    module = importlib.reload(nvfp4.transformers)
+    module = importlib.reload(_pretrained)
     assert AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] is module.CompressedTensorsConfig
 
 
@@ -699,7 +700,7 @@ def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch
     """The name of a version alone is no error."""
     package = sys.modules["transformers"]  # its own code replaces it at times
     monkeypatch.setattr(package, "__version__", "6.1.0")
-    module = importlib.reload(nvfp4.transformers)
+    module = importlib.reload(_pretrained)
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
     assert AUTO_QUANTIZER_MAPPING["modelopt"] is module.ModelOptQuantizer
@@ -707,7 +708,7 @@ def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delattr(package.quantizers, "register_quantizer")
     message = r"^transformers: is version 4.57.1, which lacks .*register_quantizer.*; tested are 5.17.0 and 5.24.0$"
     with pytest.raises(ImportError, match=message):
-        importlib.reload(nvfp4.transformers)
+        importlib.reload(_pretrained)
 
 
 # ---- the page, and the producers' own files ----
