@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
+import itertools
 import re
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,7 +115,7 @@ def quantize_model(
     """Replaces each torch.nn.Linear of a model by an nvfp4.Linear, in place.
 
     The weights are quantized layer by layer, each on its own device, so that no more than one of them exists twice.
-    On a terminal a progress bar is drawn on standard error.
+    On a terminal and in a notebook a progress bar is drawn, while calibrating too.
 
     Args:
         model (torch.nn.Module): any module; its linear layers are found by type.
@@ -184,8 +183,7 @@ def quantize_model(
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
     made: dict[str, Linear] = {}
-    steps = _text.progress(len(names)) if sys.stderr.isatty() else contextlib.nullcontext(lambda name: None)
-    with steps as step, torch.no_grad():
+    with _text.watched(len(names)) as step, torch.no_grad():
         for name in names:
             step(name)
             linear, group = linears.pop(name), groups.get(name, ())
@@ -310,9 +308,11 @@ def input_scales(
 
         return record
 
+    calls = itertools.count(1)
     hooks = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in linears.items()]
     try:
-        with torch.no_grad():
+        with _text.watched(None) as step, torch.no_grad():
+            hooks.append(model.register_forward_pre_hook(lambda *given: step(f"calibrate: call {next(calls)}")))
             calibrate(model)
     finally:
         for handle in hooks:

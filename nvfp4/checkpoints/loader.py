@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._saving import prepare_saving
+from nvfp4._text import unwatched, watched
 from nvfp4.checkpoints import comfy_kitchen, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
@@ -123,12 +124,15 @@ def load(
     checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)
-    if plan is None:
-        check_scales(checkpoint)
+    checks = len(checkpoint.layers) + sum(map(len, checkpoint.experts.values())) if plan is None else 0
+    with watched(checks + (len(checkpoint.layers) if model is not None else 0)) as step:
+        if plan is None:
+            check_scales(checkpoint, step=step)
+        if model is not None:
+            put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan), step)
     if model is None:
         report_dense(checkpoint)
     else:
-        put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
         layers = [module for module in model.modules() if isinstance(module, Linear)]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
@@ -177,11 +181,13 @@ def put(
     checkpoint: Checkpoint,
     model: torch.nn.Module,
     split: tuple[DeviceMesh, Mapping[str, ParallelStyle]] | None = None,
+    step: Callable[[str], None] = unwatched,
 ) -> None:
     """Checks everything first, so that an error changes nothing.
 
     Args:
         split: load's mesh and plan.
+        step: is called with the name of each layer.
     """
     for name, experts in checkpoint.experts.items():
         raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
@@ -232,6 +238,7 @@ def put(
         check_scales(checkpoint, parts)
     layers: dict[int, Linear] = {}
     for name, packed in checkpoint.layers.items():
+        step(f"load {name}")
         old = modules[name]
         device = old.weight.device
         layer = (parts[name] if name in parts else Linear.from_packed(packed)).train(old.training)
