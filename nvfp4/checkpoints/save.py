@@ -272,7 +272,8 @@ def packed_tensors(name: str, packed: PackedLinear, report: SaveReport) -> dict[
 
 
 def split(tensors: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
-    """File names with the names of their tensors, in the order of the tensors."""
+    """File names with the names of their tensors, in the order of the tensors. huggingface_hub splits alike, but need
+    not be installed."""
     shards: list[list[str]] = []
     room = 0
     for name, t in tensors.items():

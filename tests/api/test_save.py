@@ -13,6 +13,7 @@ from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
+from nvfp4.checkpoints import save
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear
 
@@ -168,6 +169,35 @@ def test_shards(tmp_path: Path) -> None:
             assert f"model-00001-of-{len(report.files):05}.safetensors" in report.files
 
 
+def test_shards_are_those_of_huggingface_hub(generator: torch.Generator) -> None:
+    """The same files, with the same tensors. After a tensor that is larger than the limit, huggingface_hub goes on with
+    the file before it, and we with a new one. The limit holds there too, for all files but that tensor's."""
+    hub = pytest.importorskip("huggingface_hub", reason="comes with transformers")
+
+    def draw(most: int) -> int:
+        return int(torch.randint(1, most + 1, (), generator=generator))
+
+    for i in range(200):
+        sizes, limit = [draw(100) for _ in range(draw(20))], draw(300)
+        if i % 2:
+            limit = max(limit, *sizes)
+        tensors = {f"t{k}": torch.empty(size, dtype=torch.uint8) for k, size in enumerate(sizes)}
+        theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=limit).filename_to_tensors
+        ours = save.split(tensors, limit)
+        if limit >= max(sizes):
+            assert ours == theirs
+        else:
+            assert [name for names in ours.values() for name in names] == [*tensors]
+            for names in ours.values():
+                assert sum(tensors[name].nbytes for name in names) <= limit or len(names) == 1
+    for size in ("5GB", "20KB", "1.5MB", "0.001GB", 4000):
+        for more in (0, 1):  # than fits into one file
+            rows = (save.shard_bytes(size) - 1 + more, 1)
+            tensors = {str(k): torch.empty(n, dtype=torch.uint8, device="meta") for k, n in enumerate(rows)}
+            theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=size).filename_to_tensors
+            assert len(theirs) == 1 + more and save.split(tensors, save.shard_bytes(size)) == theirs
+
+
 def test_the_model_keeps_its_configuration(tmp_path: Path) -> None:
     class Config:
         def to_dict(self) -> dict[str, Any]:
@@ -260,8 +290,8 @@ def llama() -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_transformers_loads_compressed_tensors(mode: str, tmp_path: Path) -> None:
-    """from_pretrained, whose compressed-tensors decompresses the weights to bf16: its own scales are bf16, before and
-    after the division by a float32 divisor."""
+    """transformers' own reader, whose compressed-tensors decompresses the weights to bf16: its own scales are bf16,
+    before and after the division by a float32 divisor."""
     pytest.importorskip("compressed_tensors")
     transformers = pytest.importorskip("transformers")
     from compressed_tensors.quantization import QuantizationConfig
@@ -273,7 +303,9 @@ def test_transformers_loads_compressed_tensors(mode: str, tmp_path: Path) -> Non
     quantization = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     (group,) = QuantizationConfig.model_validate(quantization).config_groups.values()
     assert (group.input_activations is None) == (mode == "W4A16")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    given = {"quantization_config": transformers.CompressedTensorsConfig(), "dtype": torch.bfloat16}
+    with pytest.warns(UserWarning, match="The `quantization_config` from the model will be used"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **given)
     with torch.no_grad():
         model(ids)  # the first call decompresses
         for name, layer in base.named_modules():
