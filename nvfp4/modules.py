@@ -25,12 +25,17 @@ HOOKS = (
 
 def keep_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
     """Gives a module the forward and backward hooks of the one that it replaces. Their handles still remove them. Hooks
-    of torch.nn.utils (weight_norm, pruning) compute the weight, which is quantized, and are left out."""
+    of torch.nn.utils (weight_norm, pruning) compute the weight, which is quantized, and are left out. The hook of
+    accelerate, which a device_map needs, wraps the new module's forward."""
     for name in HOOKS:
         hooks = getattr(old, name)
         if isinstance(hooks, dict) and any(computes_weight(hook) for hook in hooks.values()):
             hooks = type(hooks)((key, hook) for key, hook in hooks.items() if not computes_weight(hook))
         setattr(new, name, hooks)
+    if (placed := getattr(old, "_hf_hook", None)) is not None:
+        from accelerate.hooks import add_hook_to_module  # here: only a model that accelerate dispatched has one
+
+        add_hook_to_module(new, placed)
 
 
 def computes_weight(hook: object) -> bool:
