@@ -1,8 +1,18 @@
 /* nvfp4: matrix products of NVFP4 data, C = alpha * (A . B^T) + beta * C + bias, or of 16-bit A without the
  * transposition, alpha * (A . B).
  *
- * The public C interface. It knows no Python and no torch. Compile the C files of this folder without bindings/ and
- * contest/, with this folder as include path, and link libm, libdl and libpthread.
+ * The public C interface. It knows no Python and no torch. A program is compiled with the C files of this folder but
+ * those of bindings/ and contest/. In a checkout, for the CPU alone:
+ *
+ *   gcc -std=c11 -O3 -Icsrc tests/c/example.c \
+ *       $(find csrc/api csrc/common csrc/cpu csrc/driver csrc/kernels csrc/plan -name '*.c') \
+ *       -lm -ldl -lpthread -o example
+ *
+ * With GPU code, which `pip install .` leaves in build/cuda and which becomes part of the program:
+ *
+ *   gcc -std=c11 -O3 -DNVFP4_CUDA -Icsrc -Ibuild/cuda tests/c/example.c \
+ *       $(find csrc/api csrc/common csrc/cpu csrc/driver csrc/kernels csrc/plan -name '*.c') \
+ *       -lm -ldl -lpthread -o example
  *
  * Format. A value is e2m1 (sign, 2 exponent bits, 1 mantissa bit: 0 .5 1 1.5 2 3 4 6); element 2i of a row is the
  * low nibble of byte i, element 2i+1 the high one. Every 16 values along K share one e4m3 scale; bit 7 of a scale
@@ -23,10 +33,12 @@
 #ifndef NVFP4_H
 #define NVFP4_H
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "common/activations.h"
 #include "common/format.h"
 
 #ifdef __cplusplus
@@ -93,8 +105,8 @@ const char *nvfp4_last_error(void);
 typedef struct nvfp4_error {
     nvfp4_status status;
     const char *argument; /* which one breaks a rule; "": the failure is of none. By its name in these structs, except
-                           * `gate_up` for x of silu_mul_quantize, and `scale` for the scales that swizzle and unswizzle
-                           * read */
+                           * `gate_up` for x of silu_mul_quantize, `scale` for the scales that swizzle and unswizzle
+                           * read, and `E` for the length of ends of moe_route */
     const char *value;    /* what it is: "K is 40" */
     const char *rule;     /* what it must be: "must be a multiple of 16"; "" where the value says it */
 } nvfp4_error;
@@ -125,8 +137,8 @@ typedef struct nvfp4_call {
  *   scale_a  e4m3 or uint8. NVFP4_LINEAR: [M, K/16] or [L, M, K/16]. NVFP4_128X4: any shape, contiguous, of
  *            L * ceil(M/128)*ceil(K/64)*512 bytes. scale_b the same for N.
  *   out      [M, N] or [L, M, N], fp16, bf16 or fp32; row-major. Overlaps none of the others but c.
- *   alpha    absent: alpha_value; else fp32 of 1 element or of N, on the device of a.
- *   bias     absent, or [N] in fp32 or in the dtype of out.
+ *   alpha    absent: alpha_value; else fp32 of 1 element or of N, on the device of a; of batches [L, 1] or [L, N].
+ *   bias     absent, or [N], of batches also [L, N], in fp32 or in the dtype of out.
  *   c, beta  absent, or as out (c may be out itself). beta = 0 means that c is not read, as in BLAS.
  *   flags    how the product is computed, and what the caller promises: a sum of nvfp4_flags.
  */
@@ -150,6 +162,52 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
     return args;
 }
 #define NVFP4_GEMM_ARGS nvfp4_gemm_defaults()
+
+/* Products of groups of rows, each group by a matrix of its own (the experts of a mixture): row i of the result is
+ * row_scale[i] * (alpha * (row rows[i] of a) . B[e]^T + bias[e]), where e is the group of i.
+ *
+ *   a        fp16 or bf16 [R, K], as of nvfp4_gemm_args. scale_a must be absent.
+ *   b        [E * parts, N, K/2] and scale_b, as of nvfp4_gemm_args with L = E * parts. The results of a group's parts
+ *            lie side by side: gate and up, each with its own blocks of scales, are two parts. E is at most
+ *            NVFP4_MAX_GROUPS.
+ *            On the CPU the matrices may instead lie anywhere: b_list and scale_b_list have E pointers each, those of a
+ *            group, groups is E, and b [parts, N, K/2] and scale_b describe one group's; their own data is not read.
+ *   ends     int32 [E]: group e has rows ends[e-1] .. ends[e] - 1, and group 0 begins with row 0. They are read where
+ *            the product runs, never by the host of a GPU. A running maximum of them counts, clamped to 0 .. T. Rows
+ *            past the last end are not written.
+ *   rows     absent (T = R, row i is row i of a), or int32 [T]. The result of an index outside of a is NaN.
+ *   row_scale absent, or fp32 [T]. Applied last, before rounding.
+ *   out      [T, parts * N], fp16, bf16 or fp32.
+ *   alpha    absent: alpha_value; else fp32 of 1 element, [E * parts] or [E * parts, N].
+ *   bias     absent, or [E * parts, N] in fp32 or the dtype of out.
+ *   flags    as of nvfp4_gemm_args. With NVFP4_NO_TRANSPOSE_B a is [R, N], out [T, K], bias [E, K], parts is 1, and
+ *            alpha has 1 element or E.
+ *
+ * The bits of a row depend on E, N, K, parts, types and at most the size of its group, with NVFP4_BATCH_INVARIANT not
+ * on that either. The number of launches does not depend on E. */
+#define NVFP4_MAX_GROUPS 1024
+typedef struct nvfp4_grouped_gemm_args {
+    nvfp4_call call;
+    nvfp4_tensor a, b, scale_a, scale_b, ends, rows, row_scale, out, alpha, bias;
+    const void *const *b_list, *const *scale_b_list; /* NULL: b and scale_b have all matrices */
+    float alpha_value;
+    int32_t parts, groups; /* groups: of b_list */
+    nvfp4_layout scale_layout;
+    nvfp4_backend backend;
+    uint32_t flags;
+} nvfp4_grouped_gemm_args;
+static inline void nvfp4_grouped_gemm_init(nvfp4_grouped_gemm_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+    args->alpha_value = 1.0f;
+    args->parts = 1;
+}
+static inline nvfp4_grouped_gemm_args nvfp4_grouped_gemm_defaults(void) {
+    nvfp4_grouped_gemm_args args;
+    nvfp4_grouped_gemm_init(&args);
+    return args;
+}
+#define NVFP4_GROUPED_GEMM_ARGS nvfp4_grouped_gemm_defaults()
 
 /* Describes how a product will be run. Strings are static. */
 typedef struct nvfp4_plan {
@@ -209,6 +267,10 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
 
 /* Runs the product. On a GPU it is enqueued on args->call.stream: no allocation, no synchronisation. */
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args);
+
+/* The same for products of groups. */
+nvfp4_status nvfp4_grouped_gemm_plan(nvfp4_context *context, const nvfp4_grouped_gemm_args *args, nvfp4_plan *plan);
+nvfp4_status nvfp4_grouped_gemm(nvfp4_context *context, const nvfp4_grouped_gemm_args *args);
 
 /* How a product of this shape would be run. */
 nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan);
@@ -270,7 +332,7 @@ static inline nvfp4_rms_norm_quantize_args nvfp4_rms_norm_quantize_defaults(void
 nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args);
 
 /* quantize of silu(gate) * up in fp32, in one pass: a row of args->x, [R, 2K] or [L, R, 2K], is K gates and K factors
- * `up`. silu is csrc/kernels/quantize/exponential.h's. block_scale must be NVFP4_AMAX6. */
+ * `up`. silu is csrc/kernels/common/exponential.h's. block_scale must be NVFP4_AMAX6. */
 nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 
 /* The global scale that gives x [R, K] or [L, R, K] (fp16, bf16, fp32; any K) the whole range of the block scales:
@@ -315,6 +377,87 @@ static inline nvfp4_swizzle_args nvfp4_swizzle_defaults(void) {
 #define NVFP4_SWIZZLE_ARGS nvfp4_swizzle_defaults()
 nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
 nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
+
+/* A gated activation, element by element in fp32, rounded once to out. csrc/kernels/common/activation.h defines its
+ * operations, the same on each backend. A NaN gives NaN.
+ *   NVFP4_SILU       silu(gate) * up. With a limit, min(gate, limit) and clamp(up, -limit, limit) stand for them.
+ *   NVFP4_GELU_TANH  gelu(gate) * up, gelu by tanh.
+ *   NVFP4_RELU2      relu(gate)^2; up is absent.
+ *   NVFP4_SWIGLU     gate * sigmoid(alpha * gate) * (up + 1), limited as SILU's.
+ * gate is [R, N] or [L, R, N], fp16, bf16 or fp32; up and out have its shape, up its dtype, out any of the three. Rows
+ * are dense inside and any distance apart, so that gate and up may be halves of one [R, 2N]. */
+typedef struct nvfp4_gated_args {
+    nvfp4_call call;
+    nvfp4_tensor gate, up, out; /* up: absent for relu2; for silu and gelu_tanh that means 1 */
+    nvfp4_activation activation;
+    float limit;       /* of silu and swiglu, positive; INFINITY: none */
+    float alpha;       /* of swiglu, from 2^-64 to 2^64; 1.702 for others */
+    uint32_t reserved; /* 0 */
+} nvfp4_gated_args;
+static inline void nvfp4_gated_init(nvfp4_gated_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+    args->limit = INFINITY;
+    args->alpha = 1.702f;
+}
+static inline nvfp4_gated_args nvfp4_gated_defaults(void) {
+    nvfp4_gated_args args;
+    nvfp4_gated_init(&args);
+    return args;
+}
+#define NVFP4_GATED_ARGS nvfp4_gated_defaults()
+nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args);
+
+/* Sorts the choices of a router by expert: S tokens, k experts each, E experts here. One launch on a GPU.
+ *   ids         [S, k], int32 or int64. Expert ids[t, j] is token t's j-th. Rows are dense inside.
+ *   expert_map  absent, or int32 [G]: the expert here of each id, or a number outside 0 .. E-1 where it is elsewhere.
+ *   ends        int32 [E], 1 <= E <= 1024: the choices of expert e are places ends[e-1] .. ends[e]-1 (from 0 for e = 0)
+ *               of the sorted order, in the order of t * k + j.
+ *   rows        int32 [S*k]: the token of each place; 0 from ends[E-1] on.
+ *   places      int32 [S, k]: the place of each choice; -1 for one of no expert here, which has no place: a negative
+ *               id, one of E (G) or more, or one that expert_map sends elsewhere.
+ * rows, ends and places are contiguous. */
+#define NVFP4_MOE_MOST_EXPERTS 1024
+typedef struct nvfp4_moe_route_args {
+    nvfp4_call call;
+    nvfp4_tensor ids, expert_map, rows, ends, places;
+    uint64_t reserved; /* 0 */
+} nvfp4_moe_route_args;
+static inline void nvfp4_moe_route_init(nvfp4_moe_route_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+}
+static inline nvfp4_moe_route_args nvfp4_moe_route_defaults(void) {
+    nvfp4_moe_route_args args;
+    nvfp4_moe_route_init(&args);
+    return args;
+}
+#define NVFP4_MOE_ROUTE_ARGS nvfp4_moe_route_defaults()
+nvfp4_status nvfp4_moe_route(nvfp4_context *context, const nvfp4_moe_route_args *args);
+
+/* Adds the rows of each token's experts: out[t] is the sum of weights[t, j] * y[places[t, j]], in fp32 by fma from +0,
+ * over j = 0 .. k-1 in that order, rounded once.
+ *   y        [R, N], fp16, bf16 or fp32.
+ *   places   int32 [S, k]. A negative place adds nothing. One of R or more adds NaN: nothing outside y is read.
+ *   weights  absent (1), or [S, k] in fp32, fp16 or bf16.
+ *   out      [S, N], fp16, bf16 or fp32.
+ * Rows of all four are dense inside and any distance apart. */
+typedef struct nvfp4_moe_combine_args {
+    nvfp4_call call;
+    nvfp4_tensor y, places, weights, out;
+    uint64_t reserved; /* 0 */
+} nvfp4_moe_combine_args;
+static inline void nvfp4_moe_combine_init(nvfp4_moe_combine_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+}
+static inline nvfp4_moe_combine_args nvfp4_moe_combine_defaults(void) {
+    nvfp4_moe_combine_args args;
+    nvfp4_moe_combine_init(&args);
+    return args;
+}
+#define NVFP4_MOE_COMBINE_ARGS nvfp4_moe_combine_defaults()
+nvfp4_status nvfp4_moe_combine(nvfp4_context *context, const nvfp4_moe_combine_args *args);
 
 typedef struct nvfp4_device {
     char name[256];

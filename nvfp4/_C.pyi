@@ -1,6 +1,7 @@
 """The C module. Operations take all their arguments, by position; the part between the two marks is written by
 tools/write_stubs.py from the table of operations."""
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from nvfp4._types import AnyArray, Array, DType
@@ -59,6 +60,37 @@ def silu_mul_quantize(
 def amax_scale(x: Array, block_scale: str, /) -> Array: ...
 def swizzle(scale: Array, /) -> Array: ...
 def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
+def grouped_gemm(
+    a: Array,
+    b: AnyArray | Sequence[AnyArray],
+    scale_a: AnyArray | None,
+    scale_b: AnyArray | Sequence[AnyArray],
+    ends: AnyArray,
+    rows: AnyArray | None,
+    row_scale: AnyArray | None,
+    alpha: float | AnyArray | None,
+    bias: AnyArray | None,
+    scale_layout: str,
+    backend: str | None,
+    flags: int,
+    out: Array | None,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
+def gated(
+    gate: Array,
+    up: AnyArray | None,
+    activation: str,
+    limit: float,
+    alpha: float,
+    out: Array | None,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
+def moe_route(ids: Array, expert_map: AnyArray | None, E: int, /) -> tuple[Array, Array, Array]: ...
+def moe_combine(
+    y: Array, places: AnyArray, weights: AnyArray | None, out: Array | None, out_dtype: DType | None, /
+) -> Array: ...
 
 # ---- end of operations ----
 

@@ -4,19 +4,23 @@ NVFP4 stores a value in 4 bits (e2m1: 0, .5, 1, 1.5, 2, 3, 4, 6 and their negati
 scale (e4m3) for every 16 values along K.
 
     gemm            C = alpha * (A . B^T) + beta * C + bias
+    grouped_gemm    the same for groups of rows, each by a matrix of its own (experts)
     custom_kernel   the same product for the views of GPU MODE's competition
     quantize        converts numbers to NVFP4;  dequantize converts them back
     rms_norm_quantize, silu_mul_quantize   quantize after an RMS norm, with or without a residual, or after SwiGLU
     amax_scale      computes the global scale for quantize, on the device
+    gated           computes an expert's activation: SwiGLU, gelu, relu^2 or that of gpt-oss
+    moe_route       sorts a router's choices by expert;  moe_combine adds the experts' rows for each token
     swizzle         rearranges scales from the linear to the tensor core's layout;  unswizzle reverses it
     info, init      tell what this machine can run and why; load the GPU code early
     use_tuning      overrides launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
     Linear          is torch.nn.Linear with NVFP4 weights (this and the next three need torch)
-    quantize_model  replaces a model's linear layers by NVFP4 ones, in place
+    quantize_model  replaces a model's linear layers by NVFP4 ones, in place;  dequantize_model by dense ones again
     load            reads an NVFP4 checkpoint, and puts it into a model
     save            writes a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
-    parallel        runs such layers on several devices, for torch's parallelize_module (a module to import)
-    transformers    loads such checkpoints in Hugging Face transformers (a module to import)
+    parallel        runs such layers on several devices, for torch's parallelize_module (a module)
+    transformers    loads such checkpoints in Hugging Face transformers (a module, which from_pretrained needs imported)
+    peft            merges adapters of PEFT into such layers (a module, imported with the layers where PEFT is)
     vllm            runs them in vLLM, which imports the module itself
     Error           is raised for every invalid call, with an error message
 
@@ -30,7 +34,11 @@ from nvfp4._api import (
     amax_scale,
     custom_kernel,
     dequantize,
+    gated,
     gemm,
+    grouped_gemm,
+    moe_combine,
+    moe_route,
     quantize,
     rms_norm_quantize,
     silu_mul_quantize,
@@ -48,9 +56,13 @@ __all__ = [
     "amax_scale",
     "custom_kernel",
     "dequantize",
+    "gated",
     "gemm",
+    "grouped_gemm",
     "info",
     "init",
+    "moe_combine",
+    "moe_route",
     "quantize",
     "rms_norm_quantize",
     "silu_mul_quantize",
@@ -64,8 +76,12 @@ __all__ = [
 # `from sys import modules`, in which they look torch up.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from nvfp4 import parallel as parallel
+    from nvfp4 import peft as peft
+    from nvfp4 import transformers as transformers
     from nvfp4.checkpoints.loader import load as load
     from nvfp4.checkpoints.save import save as save
+    from nvfp4.dense import dequantize_model as dequantize_model
     from nvfp4.linear import Linear as Linear
     from nvfp4.model import quantize_model as quantize_model
 
@@ -77,18 +93,21 @@ if "torch" in sys.modules:
 _LAZY = {
     "Linear": "nvfp4.linear",
     "quantize_model": "nvfp4.model",
+    "dequantize_model": "nvfp4.dense",
     "load": "nvfp4.checkpoints.loader",
     "save": "nvfp4.checkpoints.save",
 }
+# Modules that are imported at their first use too. dir() leaves them out, as help() would import what it lists.
+_MODULES = ("parallel", "peft", "transformers")
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'nvfp4' has no attribute {name!r}")
     from importlib import import_module  # here: a plain interpreter has not loaded it
 
     try:
-        value = getattr(import_module(_LAZY[name]), name)
+        value = import_module(f"nvfp4.{name}") if name in _MODULES else getattr(import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

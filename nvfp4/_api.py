@@ -13,6 +13,8 @@ from nvfp4._C import BATCH_INVARIANT, CONSTANT_B, NO_TRANSPOSE_B
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nvfp4._types import AnyArray, Array, DType
 
 
@@ -61,9 +63,10 @@ def gemm(
         alpha (float or Tensor, optional): the factor of A . B^T. Default: 1.
             A tensor is float32, on the device of a, and has one element or N.
             A vector of length N scales each column of C by its own factor.
+            [L, 1] or [L, N] has factors for each batch (CPU and sm80 kernels).
             Global scales go here, as multipliers.
         bias (Tensor, optional): a vector of length N that is added to every row. Default: None.
-            Its dtype is float32 or that of the result.
+            Its dtype is float32 or that of the result. [L, N] has a vector for each batch (CPU and sm80 kernels).
         c (Tensor, optional): a matrix with the shape and the dtype of the result. Default: None.
             It is read only if beta is not 0. It may be `out` itself.
         beta (float, optional): the factor of c. Default: 0.
@@ -143,6 +146,118 @@ def gemm(
     return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype)
 
 
+def grouped_gemm(
+    a: Array,
+    b: AnyArray | Sequence[AnyArray],
+    scale_a: AnyArray | None,
+    scale_b: AnyArray | Sequence[AnyArray],
+    ends: AnyArray,
+    *,
+    rows: AnyArray | None = None,
+    row_scale: AnyArray | None = None,
+    alpha: float | AnyArray | None = None,
+    bias: AnyArray | None = None,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+    scale_layout: str = "128x4",
+    transpose_b: bool = True,
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    constant_b: bool = False,
+) -> Array:
+    """Multiplies groups of rows, each group by a matrix of its own: the experts of a mixture.
+
+    Row i of the result is row_scale[i] * (alpha[e] * a[rows[i]] . B[e]^T + bias[e]), where e is the group of row i.
+    Rows lie in the order of their groups, and `ends` says where each group ends.
+
+    Tensors are as `gemm` takes them. On a GPU `ends`, `rows` and `row_scale` are read by the kernel alone, so one CUDA
+    graph serves every routing. The call is one launch for any number of groups.
+
+    Args:
+        a (Tensor): [R, K], float16 or bfloat16, as a 16-bit a of `gemm`.
+        b (Tensor): the matrices, [E, N, K/2], uint8 or float4_e2m1fn_x2; E is at most 1024.
+            [E, P, N, K/2] has P parts, whose results lie side by side: gate and up are two parts.
+            On a CPU, also a list of E torch tensors or NumPy arrays of equal layout, [N, K/2] or [P, N, K/2] each, such
+            as parts of mapped files: nothing is copied. scale_b is then a list too.
+        scale_a (None): a 16-bit a has no scales. An NVFP4 a is not supported yet.
+        scale_b (Tensor): the scales of b, in `scale_layout`. Each matrix has its own 128x4 blocks:
+            E * P * ceil(N/128) * ceil(K/64) * 512 bytes. "linear": [E, N, K/16] or [E, P, N, K/16].
+        ends (Tensor): int32 [E]. Group e has rows ends[e-1] .. ends[e] - 1 of the result; group 0 begins with row 0.
+            A running maximum of the ends counts, clamped to 0 .. T. So ends that decrease, are negative or exceed T
+            lead to empty groups, and never out of a tensor.
+        rows (Tensor, optional): int32 [T]. Row i of the result is computed from row rows[i] of a. Default: None.
+            None: T = R, and row i from row i. The result of an index outside of a is NaN.
+        row_scale (Tensor, optional): float32 [T], a factor for each row of the result, such as the weight of a router.
+            Default: None.
+        alpha (float or Tensor, optional): the factor of the products. Default: 1.
+            A tensor is float32 with one element, one a matrix ([E] or [E, P]), or one a column ([E, N] or [E, P, N]).
+        bias (Tensor, optional): [E, N] or [E, P, N], float32 or the dtype of the result. Default: None.
+        out (Tensor, optional): [T, N] or [T, P * N], which the result is written to. Default: a new tensor.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of a.
+        scale_layout (str, optional): "128x4" or "linear", as of `gemm`. Default: "128x4".
+        transpose_b (bool, optional): whether the matrices are transposed. Default: True.
+            False computes [T, K] from a of [R, N], the gradient with respect to a. b has no parts, alpha has one
+            element or [E], and bias is [E, K].
+        backend (str, optional): "cpu" or "sm80" (every GPU since Ampere), or None, which chooses by rule. Default:
+            None.
+        batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
+            Default: False.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+            Default: False.
+
+    Returns:
+        `out`, or a new tensor [T, N] or [T, P * N]. Rows at and past the last end are not written.
+
+    Products are exact and summed in fp32. alpha, bias and row_scale are applied in fp32 in this order, and the result
+    is rounded once. The bits of a row depend on E, N, K, P, the types and at most the size of its group: neither on the
+    other groups nor on the row's place.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> b, scale_b = nvfp4.quantize(np.stack([6 * np.eye(2, 16), 3 * np.eye(2, 16)]).astype(np.float32))
+        >>> a = np.float16(np.ones((3, 16)))
+        >>> nvfp4.grouped_gemm(a, b, None, scale_b, np.int32([1, 3]))
+        array([[6., 6.],
+               [3., 3.],
+               [3., 3.]], dtype=float16)
+    """
+    if type(batch_invariant) is not bool or type(constant_b) is not bool or type(transpose_b) is not bool:
+        reject_switch(batch_invariant=batch_invariant, constant_b=constant_b, transpose_b=transpose_b)
+    flags = BATCH_INVARIANT if batch_invariant else 0
+    if constant_b:
+        flags |= CONSTANT_B
+    if not transpose_b:
+        flags |= NO_TRANSPOSE_B
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call(
+            "grouped_gemm",
+            a,
+            b,
+            scale_a,
+            scale_b,
+            ends,
+            rows,
+            row_scale,
+            alpha,
+            bias,
+            scale_layout,
+            backend,
+            flags,
+            out,
+            out_dtype,
+        )
+    return _C.grouped_gemm(
+        a, b, scale_a, scale_b, ends, rows, row_scale, alpha, bias, scale_layout, backend, flags, out, out_dtype
+    )
+
+
 def reject_switch(**switches: object) -> None:
     """Raises an error that names the first value that is no bool: it would count as True, or have no truth value."""
     for name, value in switches.items():
@@ -184,6 +299,9 @@ def quantize(
     block_scale: str = "amax6",
 ) -> tuple[Array, Array]:
     """Quantizes numbers to NVFP4: x is approximated by value * scale * global_scale.
+
+    Pass global_scale=amax_scale(x). With the default of 1, small numbers lose accuracy and very small ones are lost:
+    normal weights of standard deviation 0.02 get an error of 10.3 % instead of 9.5 %, those of 0.001 become zeros.
 
     Args:
         x (Tensor): [R, K] or [L, R, K], float16, bfloat16 or float32. K is a multiple of 16.
@@ -331,7 +449,7 @@ def silu_mul_quantize(
         (data, scale), as quantize returns them for [.., R, K].
 
     Products are fp32 and are not rounded to the dtype of gate_up. The operations of silu are defined
-    (csrc/kernels/quantize/exponential.h): every backend gives the same bytes, within a few ulp of the exact value.
+    (csrc/kernels/common/exponential.h): every backend gives the same bytes, within a few ulp of the exact value.
 
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
@@ -433,3 +551,145 @@ def unswizzle(scale: Array, rows: int, columns: int) -> Array:
 
         return torch_ops.call("unswizzle", scale, rows, columns)
     return _C.unswizzle(scale, rows, columns)
+
+
+def gated(
+    gate: Array,
+    up: AnyArray | None = None,
+    activation: str = "silu",
+    *,
+    limit: float | None = None,
+    alpha: float | None = None,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+) -> Array:
+    """Computes a gated activation, as an expert does between its two products, in one pass over memory.
+
+    Args:
+        gate (Tensor): [R, N] or [L, R, N], float16, bfloat16 or float32.
+            Rows are contiguous and may lie any distance apart: gate and up may be halves of one [R, 2N].
+        up (Tensor, optional): the factors, with the shape and the dtype of gate. Default: None.
+            "swiglu" needs it, and "relu2" has none. None stands for 1 with "silu" and "gelu_tanh".
+        activation (str, optional): the function. Default: "silu".
+            "silu" is silu(gate) * up.
+            "gelu_tanh" is gelu(gate) * up, with the approximation of gelu by tanh.
+            "relu2" is relu(gate)^2.
+            "swiglu" is gate * sigmoid(alpha * gate) * (up + 1), the function of gpt-oss.
+        limit (float, optional): the limit of "silu" and "swiglu", a positive number. Default: None.
+            min(gate, limit) stands for gate, and up is clamped to -limit .. limit.
+        alpha (float, optional): the alpha of "swiglu", a number from 2^-64 to 2^64. Default: 1.702.
+        out (Tensor, optional): the tensor that the result is written to, with the shape of gate. Default: a new tensor.
+            It must not overlap gate or up.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of gate.
+
+    Returns:
+        `out`, or a new tensor with the shape of gate.
+
+    The arithmetic is fp32, and the result is rounded once. Its operations are defined
+    (csrc/kernels/common/activation.h): every backend gives the same bits, within a few ulp of the exact value. A NaN
+    gives NaN.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> gate_up = np.float32([[-3, 100, 2, 5]])
+        >>> nvfp4.gated(gate_up[:, :2], gate_up[:, 2:], limit=40.0)[:, 1]
+        array([200.], dtype=float32)
+        >>> nvfp4.gated(gate_up[:, 2:], activation="relu2")
+        array([[ 4., 25.]], dtype=float32)
+    """
+    limit = float("inf") if limit is None else limit
+    alpha = 1.702 if alpha is None else alpha
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("gated", gate, up, activation, limit, alpha, out, out_dtype)
+    return _C.gated(gate, up, activation, limit, alpha, out, out_dtype)
+
+
+def moe_route(ids: Array, E: int, expert_map: AnyArray | None = None) -> tuple[Array, Array, Array]:
+    """Sorts a router's choices by expert, for products whose rows are grouped by expert.
+
+    Args:
+        ids (Tensor): [S, k], int32 or int64: the k experts of each of S tokens.
+            Rows are contiguous and may lie any distance apart. An expert may occur in a row more than once.
+        E (int): the number of experts here, from 1 to 1024.
+        expert_map (Tensor, optional): int32 [G], contiguous: the expert here, 0 .. E-1, of each id. Default: None.
+            Any other number in it says that the expert is elsewhere.
+
+    Returns:
+        (rows, ends, places), int32, in the sorted order: by expert, and for one expert in the order of ids.
+        rows [S*k] is the token of each place, 0 for places that no choice has.
+        ends [E]: the choices of expert e have the places ends[e-1] .. ends[e]-1, from 0 for e = 0.
+        places [S, k] is the place of each choice, -1 for one of no expert here.
+
+    A choice is of no expert here if its id is negative, is E or more (with expert_map: G or more), or if expert_map
+    says so. On a GPU it is one launch, and the call waits for nothing. The result is the same every time.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> rows, ends, places = nvfp4.moe_route(np.int32([[2, 0], [0, -1], [2, 0]]), 3)
+        >>> rows, ends
+        (array([0, 1, 2, 0, 2, 0], dtype=int32), array([3, 3, 5], dtype=int32))
+        >>> places
+        array([[ 3,  0],
+               [ 1, -1],
+               [ 4,  2]], dtype=int32)
+    """
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("moe_route", ids, expert_map, E)
+    return _C.moe_route(ids, expert_map, E)
+
+
+def moe_combine(
+    y: Array,
+    places: AnyArray,
+    weights: AnyArray | None = None,
+    *,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+) -> Array:
+    """Adds the rows that experts made of each token: out[t] is the sum over j of weights[t, j] * y[places[t, j]].
+
+    Args:
+        y (Tensor): [R, N], float16, bfloat16 or float32: the experts' rows, in the order of moe_route.
+        places (Tensor): int32 [S, k], as moe_route returns it.
+            A negative place adds nothing. A place of R or more adds NaN.
+        weights (Tensor, optional): [S, k], float32, float16 or bfloat16. Default: 1 for each.
+        out (Tensor, optional): the tensor that the result is written to, [S, N]. Default: a new tensor.
+            It must not overlap the others.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of y.
+
+    Returns:
+        `out`, or a new tensor [S, N].
+
+    Rows of all tensors are contiguous and may lie any distance apart. Sums are fp32. They begin with 0, add by fma in
+    the order of j, and are rounded once, so every backend gives the same bits.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> y, places = np.float32([[1, 2], [10, 20], [100, 200]]), np.int32([[2, 0], [1, -1]])
+        >>> nvfp4.moe_combine(y, places, np.float32([[0.5, 2], [1, 7]]))
+        array([[ 52., 104.],
+               [ 10.,  20.]], dtype=float32)
+    """
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("moe_combine", y, places, weights, out, out_dtype)
+    return _C.moe_combine(y, places, weights, out, out_dtype)

@@ -19,21 +19,14 @@ from transformers.quantizers import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nvfp4 import _C
+from nvfp4._adapters import prepare_adapters
 from nvfp4._pretrained import check_dtype, register
 from nvfp4._saving import prepare_saving
 from nvfp4.linear import Linear
-from nvfp4.model import (
-    QuantizedLayer,
-    QuantizeReport,
-    check_ignore,
-    check_modes,
-    find_linears,
-    places_of,
-    put,
-    quantize_layer,
-)
-from nvfp4.modules import find_dense, stacked
+from nvfp4.model import check_ignore, check_modes, find_linears, quantize_layer
+from nvfp4.modules import find_dense, not_linear, places_of, put
 from nvfp4.packed import BLOCK, prefix_errors
+from nvfp4.report import QuantizedLayer, QuantizeReport
 
 METHOD = "nvfp4-on-load"  # in transformers' registry, in which "nvfp4" is taken
 
@@ -107,7 +100,7 @@ class NVFP4Quantizer(HfQuantizer):
         if self.pre_quantized:
             raise _C.Error(f"quant_method: is {METHOD!r} in config.json; must be given to from_pretrained alone")
         self.dtype: torch.dtype | None = None
-        self.linears: dict[str, torch.nn.Linear] = {}  # dense layers that will be NVFP4
+        self.linears: dict[str, Any] = {}  # dense layers that will be NVFP4: torch.nn.Linear and GPT-2's Conv1D
         self.names: dict[str, str] = {}  # all names of these, each with the one in `linears`
         self.places: dict[str, list[tuple[torch.nn.Module, str]]] = {}
         self.tied: set[str] = set()  # names of tied weights
@@ -132,7 +125,7 @@ class NVFP4Quantizer(HfQuantizer):
         if not self.linears:
             reasons = "; ".join(f"{name} {reason}" for name, reason in [*self.skipped.items()][:3])
             raise _C.Error(
-                f"quantization_config: {type(model).__name__} has no torch.nn.Linear that becomes NVFP4; must have 1 "
+                f"quantization_config: {type(model).__name__} has no linear layer that becomes NVFP4; must have 1 "
                 f"or more" + (f" (skipped: {reasons})" if reasons else "")
             )
         self.places = places_of(model, self.linears)
@@ -187,7 +180,8 @@ class NVFP4Quantizer(HfQuantizer):
     def replace(self, name: str) -> None:
         linear, config = self.linears[name], self.quantization_config
         layer, row = quantize_layer(name, linear, config.activations, None, config.block_scale)
-        layer._is_hf_initialized = True
+        for owner in (layer, *layer.buffers()):
+            owner._is_hf_initialized = True  # else transformers would draw random values
         self.rows[name] = row
         put(self.places[name], layer)
         del self.linears[name]
@@ -206,10 +200,11 @@ class NVFP4Quantizer(HfQuantizer):
         now = sum(t.nbytes for layer in layers for t in layer.buffers())
         dense, others = find_dense(model, layers, sum(row.bytes_before for row in self.rows.values()) - now)
         rows = [self.rows[name] for name, _ in model.named_modules() if name in self.rows]
-        report = QuantizeReport(rows, self.skipped | stacked(model, dense), dense, others)
+        report = QuantizeReport(rows, self.skipped | not_linear(model, dense), dense, others)
         model.hf_quantizer = None
         del model.config.quantization_config
         prepare_saving(model)
+        prepare_adapters(model)
         model.quantization_method = model.hf_quantizer.quantization_config.quant_method
         model.hf_quantizer.report = report
         return model

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._adapters import prepare_adapters
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import (
     AUTO,
@@ -41,8 +42,9 @@ from nvfp4.checkpoints.files import check_file, read_json
 from nvfp4.checkpoints.fit import is_head, left_out
 from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_tensors, sort
 from nvfp4.checkpoints.save import SaveReport, is_under, mode_of, packed_tensors, quantization_configs
+from nvfp4.dense import dequantize_model
 from nvfp4.linear import Linear
-from nvfp4.modules import FusedPart
+from nvfp4.modules import FusedPart, find_layers
 from nvfp4.packed import PackedLinear, short
 
 TESTED = "5.17.0 and 5.24.0"
@@ -320,12 +322,16 @@ class ModelOptQuantizer(HfQuantizer):
         for name, module in model.named_modules():
             if isinstance(module, _Stored):
                 module.finish(name)
+        prepare_adapters(model)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
         those that the configuration describes, it becomes theirs."""
-        layers, state = _layers(model), model.state_dict()
+        layers, state = find_layers(model), model.state_dict()
+        if not layers:  # PEFT has merged adapters into all of them
+            self.remove_quantization_config(model)
+            return state, {}
         state = {key: t for key, t in state.items() if not is_under(key, layers)}
         report, modes = SaveReport(self.quantization_config.format.NAME), {}
         for name, module in layers.items():
@@ -345,19 +351,23 @@ class ModelOptQuantizer(HfQuantizer):
             if name in modes:
                 (stored,) = _saved_names(model, name, module)
                 layers[stored] = modes[name]
-            elif isinstance(module, torch.nn.Linear):
+            elif isinstance(module, torch.nn.Linear) and not isinstance(module, Linear):  # not the one in a FusedPart
                 ignore += _saved_names(model, name, module)
         content, _ = quantization_configs(self.quantization_config.format.NAME, layers, ignore)
         self.quantization_config.content = content
         model.config.quantization_config = self.quantization_config
         self.modes = modes
 
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        dequantize_model(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)  # a configuration's text
+        return model
+
     def is_serializable(self) -> bool:
         return True
 
     @property
     def is_trainable(self) -> bool:
-        return self.attached
+        return True  # adapters train; the backward of a W4A4 layer raises an error that says what to do
 
     @property
     def is_qat_trainable(self) -> bool:
@@ -378,7 +388,7 @@ class _Stored(Linear):
     def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = packed.in_features, packed.out_features
-        self.activations, self.format = packed.activations, format
+        self.activations, self.format, self.dtype = packed.activations, format, old.weight.dtype
         for key, t in format.write(packed).items():
             dtype = old.bias.dtype if key == "bias" else t.dtype
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
@@ -394,7 +404,7 @@ class _Stored(Linear):
             packed = self.format.read(tensors, self.activations)
         except _C.Error as error:
             raise _C.Error(f"{name}.{error}") from None
-        layer = Linear.from_packed(packed)
+        layer = Linear.from_packed(packed, dtype=self.dtype)
         self.activations = layer.activations
         del self.format
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
@@ -466,19 +476,10 @@ def rename(model: Any, checkpoint: Checkpoint) -> None:
     checkpoint.kept = {tensors[name]: layer for name, layer in checkpoint.kept.items()}
 
 
-def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart]:
-    """The NVFP4 layers by name. A joined layer is listed by its parts."""
-    found: dict[str, Linear | FusedPart] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, (Linear, FusedPart)) and name.rpartition(".")[0] not in found:
-            found[name] = module
-    return found
-
-
 def attach(model: Any) -> None:
     """Gives a model that has NVFP4 layers, and was not loaded by one, a quantizer with which save_pretrained stores
     them: as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors."""
-    modules = [module.joined() if isinstance(module, FusedPart) else module for module in _layers(model).values()]
+    modules = [module.joined() if isinstance(module, FusedPart) else module for module in find_layers(model).values()]
     if not modules or getattr(model, "hf_quantizer", None) is not None:
         return
     dynamic = any(module.activations is not None and module.input_global_scale is None for module in modules)
@@ -494,7 +495,7 @@ def _saved_names(model: Any, name: str, module: Any) -> list[str]:
     """The names of a layer in a file that save_pretrained writes: several, if transformers splits its weight."""
     key, whole = f"{name}.weight", torch.empty(module.out_features, module.in_features, device="meta")
     saved = revert_weight_conversion(model, {key: whole})
-    if not isinstance(module, torch.nn.Linear) and [t is whole for t in saved.values()] != [True]:
+    if isinstance(module, (Linear, FusedPart)) and [t is whole for t in saved.values()] != [True]:
         raise _C.Error(
             f"{name}: is changed by transformers when it is saved, which NVFP4 layers cannot be; use nvfp4.save"
         )

@@ -7,15 +7,16 @@ from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from nvfp4 import _C, _api
+from nvfp4.gradient import WITH_GRADIENT, NoGradient, WeightOnly, check_no_tangent, is_transformed, weight_only
 from nvfp4.packed import (
     ACTIVATIONS,
     BLOCK,
     PackedLinear,
     aligned,
     check_block_scale,
+    check_dense_dtype,
     check_positive,
     check_tensor,
     check_type,
@@ -33,10 +34,14 @@ _FIXED = {
 }
 
 
-class Linear(torch.nn.Module):
+class Linear(torch.nn.Linear):
     """A torch.nn.Linear with NVFP4 weights: y = x . W^T + bias, where W is [out_features, in_features].
 
-    A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it.
+    A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it. `to_linear` gives a
+    dense torch.nn.Linear back.
+
+    The class is derived from torch.nn.Linear so that libraries which look for linear layers, such as PEFT, find these
+    too. It has no parameters: its tensors are buffers, and `weight` is packed.
 
     Args:
         in_features (int): K, a positive multiple of 16.
@@ -48,7 +53,8 @@ class Linear(torch.nn.Module):
                 input
             each call dequantizes the whole weight and calls torch.mm.
         device (torch.device, str or int, optional): the device of the buffers. Default: torch's default device.
-        dtype (torch.dtype, optional): the dtype of the bias. Default: torch.get_default_dtype().
+        dtype (torch.dtype, optional): the dtype of the bias, and of the weight that `to_linear` makes. Default:
+            torch.get_default_dtype().
         block_scale (str, optional): how nvfp4.quantize chooses the scales of the input, "amax6" or "four_over_six".
             Default: "amax6".
             It is not in the state dict, and it has no effect on the weight.
@@ -74,11 +80,12 @@ class Linear(torch.nn.Module):
 
     With activations=None there is a gradient with respect to x, by gemm(..., transpose_b=False) of the packed weight.
     (A float32 gradient, or one with an alpha of [N], enters as three bfloat16 parts: three times the work.) With
-    "nvfp4" there is no gradient, and an input that requires one is rejected while gradients are recorded. A tangent of
-    forward-mode differentiation is rejected too, except by activations=None with float32.
+    "nvfp4" there is no gradient: the output of an input that requires one has a `grad_fn` whose backward raises
+    nvfp4.Error. Compiled and traced code and torch.func reject such an input already. A tangent of forward-mode
+    differentiation is rejected too, except by activations=None with float32.
 
-    `.to(dtype)`, `.half()` and similar methods cast the bias alone. Call `update_alpha()` after changing a buffer by
-    hand.
+    `.to(dtype)`, `.half()` and similar methods cast the bias alone, and set `dtype`. Call `update_alpha()` after
+    changing a buffer by hand.
 
     `load_state_dict` rejects another dtype or shape of a buffer. A weight_scale in the linear layout has the same shape
     as the 128x4 one where N is a multiple of 128 and K of 64, so it cannot be rejected there: convert it with
@@ -101,7 +108,10 @@ class Linear(torch.nn.Module):
     input_global_scale: Tensor | None
     alpha: Tensor
     bias: Tensor | None
-    block_scale = "amax6"  # for pickles written without it, and for a module that becomes a layer
+    # For pickles written without these, and for a module that becomes a layer.
+    block_scale = "amax6"
+    dtype = torch.float32
+    _is_hf_initialized = True  # or transformers, which initializes each torch.nn.Linear, would write random numbers
 
     def __init__(
         self,
@@ -113,7 +123,7 @@ class Linear(torch.nn.Module):
         dtype: torch.dtype | None = None,
         block_scale: str = "amax6",
     ) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)  # torch.nn.Linear's would make dense parameters
         check_type("in_features", in_features, SupportsIndex, "an integer")
         check_type("out_features", out_features, SupportsIndex, "an integer")
         if in_features <= 0 or in_features % BLOCK:
@@ -124,12 +134,12 @@ class Linear(torch.nn.Module):
             raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
         check_block_scale(block_scale)
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+        check_dense_dtype(dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.activations = activations
         self.block_scale = block_scale
+        self.dtype = dtype
         scales = (round_up(out_features, 128), round_up(in_features // BLOCK, 4))
 
         def zeros(*shape: int, dtype: torch.dtype | None) -> Tensor:
@@ -175,7 +185,7 @@ class Linear(torch.nn.Module):
         check_tensor("weight", weight, None)
         if not weight.is_meta and not bool(weight.isfinite().all()):
             raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
-        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", torch.float32, block_scale)
+        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", weight.dtype, block_scale)
         weight = weight.contiguous()
         scale = invertible(_api.amax_scale(weight, block_scale=block_scale).reshape(()))
         data, weight_scale = _api.quantize(weight, global_scale=scale, block_scale=block_scale)
@@ -190,19 +200,23 @@ class Linear(torch.nn.Module):
         return layer._set(data, weight_scale, scale, input_global_scale, bias)
 
     @classmethod
-    def from_packed(cls, packed: PackedLinear, block_scale: str = "amax6") -> Linear:
+    def from_packed(cls, packed: PackedLinear, block_scale: str = "amax6", dtype: torch.dtype | None = None) -> Linear:
         """Makes a layer of the tensors that nvfp4.checkpoints reads.
 
         Args:
             packed (PackedLinear): the tensors. The weight and the bias are shared and not copied.
                 A weight that is not contiguous or not aligned to 8 bytes, as gemm needs it, is copied.
             block_scale (str, optional): how nvfp4.quantize chooses the scales of the input. Default: "amax6".
+            dtype (torch.dtype, optional): the dtype of the weight that `to_linear` makes. Default: that of the bias,
+                or torch.get_default_dtype() without one.
 
         Returns:
             The nvfp4.Linear.
         """
         weight, n, k = aligned(packed.weight), packed.out_features, packed.in_features
-        layer = cls(k, n, False, packed.activations, "meta", torch.float32, block_scale)
+        if dtype is None and packed.bias is not None:
+            dtype = packed.bias.dtype
+        layer = cls(k, n, False, packed.activations, "meta", dtype, block_scale)
         swizzled = _api.swizzle(packed.weight_scale.contiguous())
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
 
@@ -245,7 +259,46 @@ class Linear(torch.nn.Module):
         weight = torch.cat([part.weight for part in parts])
         blocks = torch.cat([part.weight_scale.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
         packed = PackedLinear(weight, blocks, scale, first.input_global_scale, bias, activations=first.activations)
-        return cls.from_packed(packed, first.block_scale)
+        return cls.from_packed(packed, first.block_scale, first.dtype)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns the dense weight W [N, K]: value * scale * weight_global_scale, computed in fp32.
+
+        Args:
+            dtype (torch.dtype, optional): float16, bfloat16 or float32. Default: the layer's `dtype`.
+
+        Returns:
+            A new tensor on the weight's device. It is exact where the fp32 product and `dtype` hold the value.
+        """
+        dtype = self.dtype if dtype is None else dtype
+        check_dense_dtype(dtype)
+        scale = self.weight_global_scale
+        if scale.ndim == 0:
+            return _api.dequantize(self.weight, self.weight_scale, global_scale=scale, out_dtype=dtype)
+        return (_api.dequantize(self.weight, self.weight_scale) * scale[:, None]).to(dtype)
+
+    def to_linear(self, dtype: torch.dtype | None = None) -> torch.nn.Linear:
+        """Returns a torch.nn.Linear with the dense weight and a copy of the bias. Both require a gradient.
+
+        Args:
+            dtype (torch.dtype, optional): float16, bfloat16 or float32. Default: the layer's `dtype`.
+        """
+        weight, bias = self.dequantize(dtype), self.bias
+        linear = torch.nn.Linear(self.in_features, self.out_features, bias is not None, "meta")
+        linear.weight = torch.nn.Parameter(weight)
+        if bias is not None:
+            linear.bias = torch.nn.Parameter(bias.to(weight.dtype, copy=True))
+        return linear.train(self.training)
+
+    @property
+    def W_q(self) -> Tensor:
+        """The packed weight. PEFT asks a layer that has this attribute, as HQQ's layers do, for `dequantize()` where it
+        needs the dense weight (DoRA)."""
+        return self.weight
+
+    def reset_parameters(self) -> None:
+        """Raises nvfp4.Error: there are no parameters that could be initialized."""
+        raise _C.Error("layer: has no parameters to reset; must be filled by from_linear, from_packed or a state dict")
 
     def _set(
         self,
@@ -283,6 +336,7 @@ class Linear(torch.nn.Module):
 
         before = {name: t for name in _FIXED if (t := self._buffers[name]) is not None}
         given = {name: t.view(_FIXED[name]) for name, t in before.items()}
+        self.dtype = cast(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
         self._buffers.update(given)
         try:
             return super()._apply(cast, recurse)
@@ -326,12 +380,16 @@ class Linear(torch.nn.Module):
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        text += f", activations={self.activations!r}"
-        if self.activations is not None:
-            text += f", input_global_scale={'dynamic' if self.input_global_scale is None else 'static'}"
+        if self.activations is None:
+            text += ", W4A16"
+        else:
+            text += f", W4A4, input_global_scale={'dynamic' if self.input_global_scale is None else 'static'}"
         if self.block_scale != "amax6":
             text += f", block_scale={self.block_scale!r}"
         return text + (", weight_global_scale=[N]" if self.weight_global_scale.ndim else "")
+
+    def _get_name(self) -> str:
+        return f"nvfp4.{type(self).__name__}"  # in the repr of a model, beside torch's Linear
 
     # ---- the product ----
 
@@ -364,7 +422,7 @@ class Linear(torch.nn.Module):
         return scale, self.alpha * scale
 
     def _dynamic_scale(self, rows: Tensor) -> Tensor:
-        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        rows = rows.detach() if rows.stride(-1) == 1 else rows.detach().contiguous()
         return _api.amax_scale(rows, block_scale=self.block_scale).reshape(())
 
     def _product(
@@ -372,11 +430,23 @@ class Linear(torch.nn.Module):
     ) -> Tensor:
         """alpha * sums + bias [rows, N], rounded once to dtype. Without alpha: the sums of values and block scales."""
         if self.activations is not None or rows.dtype != torch.float32:
-            _check_no_tangent(rows)
+            check_no_tangent(rows)
         if self.activations is None:
             if torch.is_grad_enabled() and rows.requires_grad:
-                return _WeightOnly.apply(rows, self.weight, self.weight_scale, alpha, bias, dtype)
-            return _weight_only(rows, self.weight, self.weight_scale, alpha, bias, dtype)
+                return WeightOnly.apply(rows, self.weight, self.weight_scale, alpha, bias, dtype)
+            return weight_only(rows, self.weight, self.weight_scale, alpha, bias, dtype)
+        if torch.is_grad_enabled() and rows.requires_grad:
+            if is_transformed():
+                raise _C.Error(
+                    "x: requires grad, which compiled, traced or transformed W4A4 code cannot take; use "
+                    f"torch.no_grad(), or {WITH_GRADIENT}"
+                )
+            return NoGradient.apply(rows, self._quantized_product, scale, alpha, bias, dtype)
+        return self._quantized_product(rows, scale, alpha, bias, dtype)
+
+    def _quantized_product(
+        self, rows: Tensor, scale: Tensor | None, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
         if bias is not None and bias.dtype != dtype:
@@ -384,7 +454,7 @@ class Linear(torch.nn.Module):
         a, scale_a = _api.quantize(rows, global_scale=scale, block_scale=self.block_scale)
         # quantize's kernel starts after all work before it and writes a and scale_a alone, so whatever wrote the weight
         # is complete when gemm's starts. Compiled code may put a kernel that computes a weight between the two, and in
-        # _weight_only no kernel of ours comes before gemm's.
+        # weight_only no kernel of ours comes before gemm's.
         return _api.gemm(
             a,
             self.weight,
@@ -397,85 +467,8 @@ class Linear(torch.nn.Module):
         )
 
 
-def _check_no_tangent(x: Tensor) -> None:
-    """Rejects forward-mode differentiation: the kernels would give a tangent of 0."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    if forward_ad.unpack_dual(x).tangent is not None:
-        raise _C.Error("x: has a tangent; nvfp4 has no forward-mode derivatives, except of W4A16 with float32")
-
-
 def _described(value: Any, name: str) -> Any:
     """The value by which an attribute of two layers is compared."""
     if not isinstance(value, Tensor):
         return value
     return short(value.dtype) if name == "bias" else float(value)
-
-
-def _as_gemm_takes_it(x: Tensor) -> Tensor:
-    """Dense rows on 16 bytes: x itself, if it has them. A traced tensor has no address and is taken to be aligned."""
-    if x.stride(-1) != 1 or (x.shape[0] > 1 and x.stride(0) != x.shape[1]):
-        return x.contiguous()
-    traced = torch.compiler.is_compiling() or type(x) is not Tensor
-    return x if traced or x.data_ptr() % 16 == 0 else x.clone()
-
-
-def _weight_only(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    if x.dtype != torch.float32:
-        if bias is not None and bias.dtype != dtype:
-            bias = bias.float()
-        return _api.gemm(_as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
-    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-        y = torch.mm(x, _api.dequantize(weight, weight_scale).t())
-    y = y if alpha is None else y * alpha
-    return y if bias is None else y + bias.float()
-
-
-class _WeightOnly(torch.autograd.Function):
-    """_weight_only, with a gradient with respect to x that multiplies by the packed weight."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        weight_scale: Tensor,
-        alpha: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        ctx.save_for_backward(weight, weight_scale, alpha)
-        return _weight_only(x, weight, weight_scale, alpha, bias, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _input_gradient(gradients[0], *ctx.saved_tensors), None, None, None, None, None
-
-
-def _input_gradient(dy: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None) -> Tensor:
-    """(alpha * dy) . W. One alpha is applied to the fp32 sums; one for each row of W lies along the sums."""
-    along_sums = alpha is not None and alpha.ndim > 0
-    if dy.dtype != torch.float32 and not along_sums:
-        dy = _as_gemm_takes_it(dy)
-        return _api.gemm(dy, weight, None, weight_scale, alpha=alpha, out_dtype=dy.dtype, transpose_b=False)
-    parts = _bf16_parts(dy.float() * alpha if along_sums else dy).reshape(-1, dy.shape[1])
-    sums = _api.gemm(parts, weight, None, weight_scale, out_dtype=torch.float32, transpose_b=False)
-    dx = sums.reshape(3, *dy.shape[:1], -1).sum(0)
-    return (dx if alpha is None or along_sums else dx * alpha).to(dy.dtype)
-
-
-def _bf16_parts(x: Tensor) -> Tensor:
-    """fp32 as three bf16 [3, ...], whose sum it is: each takes the upper 8 of the significant bits that are left. Bits
-    are masked, since a compiler may drop a rounding to bf16 and back."""
-
-    def upper(x: Tensor) -> Tensor:
-        return (x.contiguous().view(torch.int32) & -0x10000).view(torch.float32)
-
-    def rest(x: Tensor, part: Tensor) -> Tensor:
-        return torch.where(x.isinf(), 0.0, x - part)
-
-    first = upper(x)
-    second = upper(rest(x, first))
-    return torch.stack((first, second, rest(rest(x, first), second))).bfloat16()

@@ -6,16 +6,16 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api, _text
+from nvfp4._adapters import prepare_adapters
 from nvfp4._saving import prepare_saving
 from nvfp4.linear import Linear
-from nvfp4.modules import FUSED, FusedPart, find_dense, keep_hooks, stacked
+from nvfp4.modules import FUSED, FusedPart, as_linear, find_dense, is_plain, keep_hooks, not_linear, places_of, put
 from nvfp4.packed import (
     ACTIVATIONS,
     BLOCK,
@@ -26,82 +26,9 @@ from nvfp4.packed import (
     invertible,
     prefix_errors,
 )
+from nvfp4.report import QuantizedLayer, QuantizeReport
 
 ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
-
-
-@dataclass(frozen=True)
-class QuantizedLayer:
-    """Describes a layer that quantize_model has quantized.
-
-    Attributes:
-        name (str): the name of the module in the model.
-        shape (tuple of two ints): (N, K) of its weight.
-        error (float): |W - W_nvfp4| / |W| of the weight W, by Frobenius norms; 0 for a weight of zeros.
-        bytes_before (int): the bytes of weight and bias before.
-        bytes_after (int): the bytes of weight, scales and bias now.
-        input_global_scale (float or None): the scale that calibration found.
-            None: the scale is dynamic, or the activations are not quantized.
-        fused (tuple of str): the names of the layers that became one module with this one, itself included; () if none.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    error: float
-    bytes_before: int
-    bytes_after: int
-    input_global_scale: float | None = None
-    fused: tuple[str, ...] = ()
-
-
-@dataclass
-class QuantizeReport:
-    """Reports the work of quantize_model. `print(report)` prints it as a table.
-
-    Attributes:
-        layers (list of QuantizedLayer): the layers that are NVFP4 now, in the model's order.
-        skipped (dict of str): the names of the other linear layers, each with the reason.
-            Dense parameters with 3 dimensions or more (experts) are here too.
-        dense (dict of int): the bytes of each parameter that stays dense and has more than 1 MB, or more than 1 % of
-            the model.
-        other_bytes (int): the bytes of all parameters and buffers that are not in `layers`.
-    """
-
-    layers: list[QuantizedLayer] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    dense: dict[str, int] = field(default_factory=dict)
-    other_bytes: int = 0
-
-    @property
-    def bytes_before(self) -> int:
-        """The bytes of the whole model before."""
-        return sum(layer.bytes_before for layer in self.layers) + self.other_bytes
-
-    @property
-    def bytes_after(self) -> int:
-        """The bytes of the whole model now."""
-        return sum(layer.bytes_after for layer in self.layers) + self.other_bytes
-
-    def __str__(self) -> str:
-        rows = [
-            (
-                layer.name,
-                "x".join(map(str, layer.shape)),
-                f"{layer.error:.4f}",
-                str(layer.bytes_before),
-                str(layer.bytes_after),
-                "-" if layer.input_global_scale is None else f"{layer.input_global_scale:.3g}",
-                "+".join(name.rpartition(".")[2] for name in layer.fused),
-            )
-            for layer in self.layers
-        ]
-        if self.other_bytes:
-            rows.append(("all else", "", "", str(self.other_bytes), str(self.other_bytes), "", ""))
-        rows.append(("total", "", "", str(self.bytes_before), str(self.bytes_after), "", ""))
-        columns = ("layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused")
-        text = _text.plain(columns, rows, [True] + [False] * 5 + [True])
-        dense = [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
-        return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items()), *dense])
 
 
 def quantize_model(
@@ -112,7 +39,7 @@ def quantize_model(
     fuse: bool = False,
     block_scale: str = "amax6",
 ) -> QuantizeReport:
-    """Replaces each torch.nn.Linear of a model by an nvfp4.Linear, in place.
+    """Replaces each torch.nn.Linear of a model, and each Conv1D of transformers (GPT-2), by an nvfp4.Linear, in place.
 
     The weights are quantized layer by layer, each on its own device, so that no more than one of them exists twice.
     On a terminal and in a notebook a progress bar is drawn, while calibrating too.
@@ -145,7 +72,7 @@ def quantize_model(
             "four_over_six" is more exact and slower to quantize.
 
     Returns:
-        A QuantizeReport, which also names what stays dense, such as stacked experts.
+        A QuantizeReport, which also names what stays dense, such as stacked experts, and layers that are NVFP4 already.
 
     Hooks of the replaced layers are kept. `save_pretrained` of a model of transformers then writes ModelOpt's format,
     or compressed-tensors if a layer has a dynamic input scale. nvfp4.transformers.load loads both.
@@ -168,8 +95,8 @@ def quantize_model(
     if calibrate is not None and not callable(calibrate):
         raise _C.Error(f"calibrate: is of type {type(calibrate).__name__}; must be a function of the model")
     check_ignore(ignore)
-    if type(model) is torch.nn.Linear:
-        raise _C.Error("model: is a Linear; use nvfp4.Linear.from_linear")
+    if is_plain(model):
+        raise _C.Error(f"model: is a {type(model).__name__}; use nvfp4.Linear.from_linear")
     linears, skipped = find_linears(model, ignore)
     for name, linear in linears.items():
         with prefix_errors(name):
@@ -178,7 +105,7 @@ def quantize_model(
                 raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
     scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale])
     dense, other_bytes = find_dense(model, linears.values())
-    skipped |= stacked(model, dense)
+    skipped |= not_linear(model, dense)
     report, names = QuantizeReport(skipped=skipped, dense=dense, other_bytes=other_bytes), list(linears)
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
@@ -186,8 +113,8 @@ def quantize_model(
     with _text.watched(len(names)) as step, torch.no_grad():
         for name in names:
             step(name)
-            linear, group = linears.pop(name), groups.get(name, ())
-            layer, row = quantize_layer(name, linear, activations, scales.get(name), block_scale, group)
+            group = groups.get(name, ())
+            layer, row = quantize_layer(name, linears.pop(name), activations, scales.get(name), block_scale, group)
             report.layers.append(row)
             put(places[name], layer)
             if group:
@@ -198,28 +125,31 @@ def quantize_model(
                     keep_hooks(own, fused)
                     put(places[part], fused)
                 del layers, own
-            del linear, layer
+            del layer
     prepare_saving(model)
+    prepare_adapters(model)
     return report
 
 
 def quantize_layer(
     name: str,
-    linear: torch.nn.Linear,
+    old: torch.nn.Module,
     activations: str | None,
     input_scale: float | None,
     block_scale: str,
     fused: tuple[str, ...] = (),
 ) -> tuple[Linear, QuantizedLayer]:
     """Makes an NVFP4 layer of a linear layer, whose hooks it takes, and describes it."""
+    linear = as_linear(old)
+    assert linear is not None
     layer = Linear.from_linear(linear, activations, input_scale, block_scale).train(linear.training)
-    keep_hooks(linear, layer)
+    keep_hooks(old, layer)
     return layer, QuantizedLayer(
         name,
         (layer.out_features, layer.in_features),
         weight_error(linear.weight, layer),
         linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
-        sum(t.nbytes for t in layer.state_dict().values()),
+        sum(t.nbytes for t in layer.buffers()),
         input_scale,
         fused,
     )
@@ -245,9 +175,9 @@ def check_ignore(ignore: Sequence[str]) -> None:
                 raise _C.Error(f"ignore: {pattern!r} is no regular expression: {error}") from None
 
 
-def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Linear], dict[str, str]]:
+def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
     """The linear layers to quantize by name, and why others are skipped."""
-    linears: dict[str, torch.nn.Linear] = {}
+    linears: dict[str, torch.nn.Module] = {}
     skipped: dict[str, str] = {}
     unused = {pattern for pattern in ignore if pattern != "lm_head"}
     own: dict[str, str] = {}  # modules that read their layers' weights, with their type
@@ -258,18 +188,24 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
         unused -= {pattern for pattern in unused if matches(name, pattern)}
         if isinstance(module, torch.nn.TransformerEncoderLayer):
             own[f"{name}." if name else ""] = type(module).__name__
-        if not isinstance(module, torch.nn.Linear):
+        linear = as_linear(module)
+        if linear is None and not isinstance(module, FusedPart):
+            continue
+        above = name.rpartition(".")[0]
+        if isinstance(modules.get(above), FusedPart):  # the joined layer, which its parts stand for
             continue
         reader = next((kind for prefix, kind in own.items() if name.startswith(prefix)), None)
         if id(module) in ignored:
             pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
             skipped[name] = "is the same layer as an ignored one" if pattern is None else f"ignore has {pattern!r}"
-        elif type(module) is not torch.nn.Linear:
+        elif linear is None or isinstance(linear, Linear):
+            skipped[name] = "is NVFP4 already"
+        elif not is_plain(module):
             skipped[name] = f"is a {type(module).__name__}, which may have a forward of its own"
         elif reader is not None:
             skipped[name] = f"{reader} reads its weight itself"
-        elif module.in_features == 0 or module.in_features % BLOCK:
-            skipped[name] = f"in_features is {module.in_features}, no positive multiple of {BLOCK}"
+        elif linear.in_features == 0 or linear.in_features % BLOCK:
+            skipped[name] = f"in_features is {linear.in_features}, no positive multiple of {BLOCK}"
         elif id(module) not in found:
             linears[name] = module
             found.add(id(module))
@@ -291,7 +227,7 @@ def matches(name: str, pattern: str) -> bool:
 
 def input_scales(
     model: torch.nn.Module,
-    linears: dict[str, torch.nn.Linear],
+    linears: dict[str, torch.nn.Module],
     calibrate: Callable[[torch.nn.Module], Any],
     largest_value: float,
 ) -> dict[str, float]:
@@ -301,7 +237,7 @@ def input_scales(
 
     def hook(name: str) -> Callable[..., None]:
         def record(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            x = arguments[0] if arguments else keywords["input"]
+            x = arguments[0] if arguments else next(iter(keywords.values()))  # forward has one argument
             if x.numel():
                 largest = torch.stack(x.detach().aminmax()).abs().amax().float()
                 amax[name] = largest if name not in amax else torch.maximum(amax[name], largest)
@@ -342,26 +278,8 @@ def weight_error(weight: Tensor, layer: Linear) -> float:
     return (lost / total) ** 0.5 if total else 0.0
 
 
-def places_of(
-    model: torch.nn.Module, linears: dict[str, torch.nn.Linear]
-) -> dict[str, list[tuple[torch.nn.Module, str]]]:
-    """Maps each layer's name to the modules that have it as a child, with its name there."""
-    names = {id(layer): name for name, layer in linears.items()}
-    places: dict[str, list[tuple[torch.nn.Module, str]]] = {name: [] for name in linears}
-    for module in model.modules():
-        for attribute, child in module._modules.items():
-            if id(child) in names:
-                places[names[id(child)]].append((module, attribute))
-    return places
-
-
-def put(places: list[tuple[torch.nn.Module, str]], layer: torch.nn.Module) -> None:
-    for module, attribute in places:
-        setattr(module, attribute, layer)
-
-
 def fusible(
-    model: torch.nn.Module, linears: dict[str, torch.nn.Linear], scales: dict[str, float]
+    model: torch.nn.Module, linears: dict[str, torch.nn.Module], scales: dict[str, float]
 ) -> dict[str, tuple[str, ...]]:
     """Maps each layer that can be joined with its siblings to the names of all of them, in the model's order."""
     groups: dict[str, tuple[str, ...]] = {}
@@ -370,7 +288,7 @@ def fusible(
             names = [f"{parent}.{sibling}" if parent else sibling for sibling in siblings]
             if not all(name in linears for name in names):
                 continue
-            layers = [linears[name] for name in names]
+            layers = [layer for name in names if (layer := as_linear(linears[name])) is not None]
             if len({layer.in_features for layer in layers}) != 1 or len({scales.get(name) for name in names}) != 1:
                 continue
             if len({None if layer.bias is None else layer.bias.dtype for layer in layers}) != 1:

@@ -17,7 +17,7 @@ LARGEST = {"amax6": 6.0 * 448.0, "four_over_six": 6.0 * 256.0}  # by block_scale
 ACTIVATIONS = ("nvfp4", None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PackedLinear:
     """Holds the tensors of y = x . W^T + bias, where W = value * scale * weight_global_scale has N rows and K columns.
 
@@ -63,6 +63,10 @@ class PackedLinear:
         if self.bias is not None:
             check_tensor("bias", self.bias, None, (rows,))
 
+    def __repr__(self) -> str:
+        """The dtypes and shapes of the tensors."""
+        return f"PackedLinear({', '.join(f'{name}={_described(value)}' for name, value in vars(self).items())})"
+
     @property
     def in_features(self) -> int:
         return self.weight.shape[1] * 2
@@ -75,6 +79,10 @@ class PackedLinear:
     def nbytes(self) -> int:
         tensors = (self.weight, self.weight_scale, self.weight_global_scale, self.input_global_scale, self.bias)
         return sum(t.nbytes for t in tensors if t is not None)
+
+
+def _described(value: Tensor | str | None) -> str:
+    return f"{short(value.dtype)} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple[int, ...]) -> None:
@@ -94,6 +102,11 @@ def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple
 def check_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
     if not isinstance(value, kind):
         raise _C.Error(f"{name}: is of type {type(value).__name__}; must be {wanted}")
+
+
+def check_dense_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
 
 
 def check_block_scale(block_scale: str) -> None:
@@ -151,8 +164,8 @@ def aligned(t: Tensor, to: int = 8) -> Tensor:
     return t.clone() if not t.is_meta and t.data_ptr() % to else t
 
 
-def short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def short(of: torch.dtype | torch.layout) -> str:
+    return str(of).removeprefix("torch.")
 
 
 def round_up(x: int, multiple: int) -> int:

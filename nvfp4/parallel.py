@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -229,9 +229,15 @@ class PartLinear(Linear):
             return x
         return style._prepare_input_fn(style.input_layouts, wanted, self, (x,), self.mesh)
 
-    def packed(self) -> PackedLinear:
+    def packed(self) -> NoReturn:
         rank, size = place(self.mesh)
-        raise _C.Error(f"layer: is part {rank} of {size} of an nvfp4.Linear; only whole layers are stored or joined")
+        raise _C.Error(
+            f"layer: is part {rank} of {size} of an nvfp4.Linear; only whole layers are stored, joined, made "
+            "dense or given adapters"
+        )
+
+    def to_linear(self, dtype: torch.dtype | None = None) -> NoReturn:
+        self.packed()
 
     def extra_repr(self) -> str:
         rank, size = place(self.mesh)

@@ -351,7 +351,7 @@ def in_a_process(source: Path, place: Path) -> str:
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return said
+    return f"ended with status {os.WEXITSTATUS(status)}" if os.WEXITSTATUS(status) else said  # a sanitizer found it
 
 
 # ---- many ----

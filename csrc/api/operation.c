@@ -52,6 +52,10 @@ nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
     return operation_call(context, &operation_gemm, args);
 }
 
+nvfp4_status nvfp4_grouped_gemm(nvfp4_context *context, const nvfp4_grouped_gemm_args *args) {
+    return operation_call(context, &operation_grouped_gemm, args);
+}
+
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
     return operation_call(context, &operation_quantize, args);
 }
@@ -78,4 +82,16 @@ nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *arg
 
 nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args) {
     return operation_call(context, &operation_unswizzle, args);
+}
+
+nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args) {
+    return operation_call(context, &operation_gated, args);
+}
+
+nvfp4_status nvfp4_moe_route(nvfp4_context *context, const nvfp4_moe_route_args *args) {
+    return operation_call(context, &operation_moe_route, args);
+}
+
+nvfp4_status nvfp4_moe_combine(nvfp4_context *context, const nvfp4_moe_combine_args *args) {
+    return operation_call(context, &operation_moe_combine, args);
 }

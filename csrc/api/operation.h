@@ -10,16 +10,20 @@
 #include "api/call.h"
 #include "nvfp4.h"
 
-enum { OPERATION_MAX_TENSORS = 8, OPERATION_MAX_SIZES = 2 };
+enum { OPERATION_MAX_TENSORS = 12, OPERATION_MAX_SIZES = 2, OPERATION_MAX_RESULTS = 3, OPERATION_MAX_LISTS = 2 };
 
 /* The arguments of any operation. */
 typedef union operation_args {
     nvfp4_call call;
     nvfp4_gemm_args gemm;
+    nvfp4_grouped_gemm_args grouped_gemm;
     nvfp4_quantize_args quantize;
     nvfp4_rms_norm_quantize_args rms_norm_quantize;
     nvfp4_amax_scale_args amax_scale;
     nvfp4_swizzle_args swizzle;
+    nvfp4_gated_args gated;
+    nvfp4_moe_route_args moe_route;
+    nvfp4_moe_combine_args moe_combine;
 } operation_args;
 
 typedef enum tensor_role { INPUT, OUTPUT, IN_OUT } tensor_role;
@@ -31,9 +35,14 @@ typedef enum tensor_holds {
     HOLDS_SCALES,    /* float8_e4m3fn or uint8 */
     HOLDS_FLOATS,    /* float16, bfloat16 or float32 */
     HOLDS_FLOAT32,
-    HOLDS_ANY, /* the operation's check knows */
+    HOLDS_INT32,
+    HOLDS_INDICES, /* int32 or int64 */
+    HOLDS_ANY,     /* the operation's check knows */
     TENSOR_HOLDS
 } tensor_holds;
+
+/* Their names, for error messages: "float8_e4m3fn or uint8". */
+const char *dtypes_held(tensor_holds holds);
 
 typedef struct operation_tensor {
     const char *name; /* of the argument, in error messages too */
@@ -44,12 +53,21 @@ typedef struct operation_tensor {
     int32_t may_alias_output; /* 1: it may be the view that is written (C in place) */
 } operation_tensor;
 
+/* A tensor for which Python may give a list of equal tensors instead: their addresses go to the `const void *const *`
+ * at this offset among the arguments, their number to the int32 at count_offset, and the tensor is the first one, with
+ * a dimension of size 1 before its own. */
+typedef struct operation_list {
+    int32_t tensor;
+    size_t offset, count_offset;
+} operation_list;
+
 typedef enum scalar_kind {
     SCALAR_FLOAT,       /* float */
     SCALAR_LAYOUT,      /* nvfp4_layout, by name */
     SCALAR_BLOCK_SCALE, /* nvfp4_block_scale, by name */
     SCALAR_BACKEND,     /* nvfp4_backend, by name */
     SCALAR_FLAGS,       /* uint32_t */
+    SCALAR_ACTIVATION,  /* nvfp4_activation, by name */
     SCALAR_SIZE,        /* of a result; no argument of the C function: `offset` is its index in result_sizes */
     SCALAR_KINDS
 } scalar_kind;
@@ -65,9 +83,18 @@ typedef struct operation_scalar {
 
 /* One size of a result: (size of a tensor or scalar) * times / over, rounded up to a multiple of round_up. */
 typedef struct result_size {
-    enum { SIZE_ROWS, SIZE_COLUMNS, SIZE_SCALAR, SIZE_ONE } of;
+    enum {
+        SIZE_ROWS,
+        SIZE_COLUMNS,
+        SIZE_SCALAR,
+        SIZE_ONE,
+        SIZE_COUNT,   /* the elements of a tensor, of any shape */
+        SIZE_STACKED, /* the rows of a matrix of a stack, [E, rows, columns] or [E, P, rows, columns]: P * rows */
+        SIZE_STACK_COLUMNS,
+    } of;
     int32_t index; /* of the tensor among the operation's, or of the scalar in result_sizes */
     int32_t times, over, round_up;
+    int32_t or_rows; /* where the tensor is absent: the rows of tensor or_rows - 1 instead. 0: the tensor is required */
 } result_size;
 
 typedef struct result_shape {
@@ -115,6 +142,8 @@ struct operation {
     const operation_scalar *scalars;
     const operation_result *results;
     int32_t tensor_count, scalar_count, result_count;
+    operation_list lists[OPERATION_MAX_LISTS]; /* list_count of them */
+    int32_t list_count;
     results_given given;
     /* Turns tensors of another shape into those that the arguments of this type describe; NULL: nothing to do. */
     nvfp4_status (*adapt)(operation_args *args);
@@ -138,8 +167,9 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
     return (nvfp4_tensor *)((char *)args + op->tensors[index].offset);
 }
 
-extern const operation operation_gemm, operation_quantize, operation_dequantize, operation_rms_norm_quantize,
-    operation_silu_mul_quantize, operation_amax_scale, operation_swizzle, operation_unswizzle;
+extern const operation operation_gemm, operation_grouped_gemm, operation_quantize, operation_dequantize,
+    operation_rms_norm_quantize, operation_silu_mul_quantize, operation_amax_scale, operation_swizzle,
+    operation_unswizzle, operation_gated, operation_moe_route, operation_moe_combine;
 
 /* Checks a call by its table and its own rules. */
 nvfp4_status operation_check(const checked_call *c, prepared_call *call);

@@ -17,16 +17,19 @@ int64_t dtype_bytes(int32_t dtype) {
     case NVFP4_BF16:
         return 2;
     case NVFP4_FP32:
+    case NVFP4_INT32:
         return 4;
+    case NVFP4_INT64:
+        return 8;
     default:
         return 1;
     }
 }
 
 const char *nvfp4_dtype_name(nvfp4_dtype dtype) {
-    static const char *const names[] = {"none",    "uint8",    "float4_e2m1fn_x2", "float8_e4m3fn",
-                                        "float16", "bfloat16", "float32"};
-    return (uint32_t)dtype <= NVFP4_FP32 ? names[dtype] : "unknown";
+    static const char *const names[] = {
+        "none", "uint8", "float4_e2m1fn_x2", "float8_e4m3fn", "float16", "bfloat16", "float32", "int32", "int64"};
+    return (uint32_t)dtype <= NVFP4_INT64 ? names[dtype] : "unknown";
 }
 
 int64_t element_count(const nvfp4_tensor *t) {
@@ -60,23 +63,30 @@ const char *argument_name(const checked_call *c, const nvfp4_tensor *t) {
 
 /* ---- what the table says ---- */
 
-static nvfp4_status check_dtype(const checked_call *c, const nvfp4_tensor *t, tensor_holds holds) {
 #define BIT(dtype) (1u << NVFP4_##dtype)
-    static const struct {
-        uint32_t dtypes;
-        const char *names;
-    } rules[TENSOR_HOLDS] = {
-        [HOLDS_VALUES] = {BIT(UINT8) | BIT(E2M1X2), "uint8 or float4_e2m1fn_x2"},
-        [HOLDS_VALUES_16] = {BIT(UINT8) | BIT(E2M1X2) | BIT(FP16) | BIT(BF16),
-                             "uint8, float4_e2m1fn_x2, float16 or bfloat16"},
-        [HOLDS_SCALES] = {BIT(E4M3) | BIT(UINT8), "float8_e4m3fn or uint8"},
-        [HOLDS_FLOATS] = {BIT(FP16) | BIT(BF16) | BIT(FP32), "float16, bfloat16 or float32"},
-        [HOLDS_FLOAT32] = {BIT(FP32), "float32"},
-        [HOLDS_ANY] = {UINT32_MAX, "a known dtype"},
-    };
+static const struct {
+    uint32_t dtypes;
+    const char *names;
+} dtype_rules[TENSOR_HOLDS] = {
+    [HOLDS_VALUES] = {BIT(UINT8) | BIT(E2M1X2), "uint8 or float4_e2m1fn_x2"},
+    [HOLDS_VALUES_16] = {BIT(UINT8) | BIT(E2M1X2) | BIT(FP16) | BIT(BF16),
+                         "uint8, float4_e2m1fn_x2, float16 or bfloat16"},
+    [HOLDS_SCALES] = {BIT(E4M3) | BIT(UINT8), "float8_e4m3fn or uint8"},
+    [HOLDS_FLOATS] = {BIT(FP16) | BIT(BF16) | BIT(FP32), "float16, bfloat16 or float32"},
+    [HOLDS_FLOAT32] = {BIT(FP32), "float32"},
+    [HOLDS_INT32] = {BIT(INT32), "int32"},
+    [HOLDS_INDICES] = {BIT(INT32) | BIT(INT64), "int32 or int64"},
+    [HOLDS_ANY] = {UINT32_MAX, "float16, bfloat16 or float32"}, /* those that some call takes */
+};
 #undef BIT
-    if ((uint32_t)t->dtype < 32 && rules[holds].dtypes >> t->dtype & 1) return NVFP4_OK;
-    return REJECT(argument_name(c, t), ("dtype is %s", nvfp4_dtype_name(t->dtype)), ("must be %s", rules[holds].names));
+
+const char *dtypes_held(tensor_holds holds) {
+    return dtype_rules[holds].names;
+}
+
+static nvfp4_status check_dtype(const checked_call *c, const nvfp4_tensor *t, tensor_holds holds) {
+    if ((uint32_t)t->dtype < 32 && dtype_rules[holds].dtypes >> t->dtype & 1) return NVFP4_OK;
+    return REJECT(argument_name(c, t), ("dtype is %s", nvfp4_dtype_name(t->dtype)), ("must be %s", dtypes_held(holds)));
 }
 
 static const char *device_name(int32_t device, char buffer[24]) {
@@ -135,8 +145,7 @@ nvfp4_status check_arguments(const checked_call *c) {
     return status;
 }
 
-/* Bytes from the first to behind the last element. */
-static int64_t extent_bytes(const nvfp4_tensor *t) {
+int64_t bytes_to_end(const nvfp4_tensor *t) {
     int64_t last = 0;
     for (int i = 0; i < t->ndim; i++) {
         if (t->shape[i] == 0) return 0;
@@ -148,7 +157,7 @@ static int64_t extent_bytes(const nvfp4_tensor *t) {
 static int overlaps(const nvfp4_tensor *t, int64_t t_bytes, const nvfp4_tensor *other) {
     const uintptr_t x = (uintptr_t)t->data, y = (uintptr_t)other->data;
     if (absent(other) || !x || !y || t_bytes == 0) return 0;
-    const int64_t other_bytes = extent_bytes(other);
+    const int64_t other_bytes = bytes_to_end(other);
     return other_bytes != 0 && x + (uintptr_t)t_bytes > y && y + (uintptr_t)other_bytes > x;
 }
 
@@ -157,7 +166,7 @@ nvfp4_status check_overlap(const checked_call *c) {
     for (int32_t i = 0; i < op->tensor_count; i++) {
         const nvfp4_tensor *t = tensor_at(op, i, c->args);
         if (op->tensors[i].role == INPUT || absent(t) || !t->data) continue;
-        const int64_t bytes = extent_bytes(t);
+        const int64_t bytes = bytes_to_end(t);
         for (int32_t j = 0; j < op->tensor_count; j++) {
             const operation_tensor *row = &op->tensors[j];
             const nvfp4_tensor *other = tensor_at(op, j, c->args);
@@ -187,10 +196,9 @@ nvfp4_status check_alignment(const checked_call *c, const nvfp4_tensor *t, int64
                   ("must be aligned to %lld bytes", (long long)bytes));
 }
 
-/* Two or three dimensions, dense rows that lie their own length or a multiple of 16 bytes apart; an output's rows
- * must not overlap. */
-nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
-                          direction use, matrix *x) {
+/* `pitch_bytes`: what rows lie a multiple of apart, if not their own length. */
+static nvfp4_status check_rows(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                               direction use, int64_t pitch_bytes, matrix *x) {
     if (t->ndim != 2 && t->ndim != 3)
         return REJECT(argument_name(c, t), ("has %d dimensions", t->ndim),
                       ("must have 2 (%s) or 3 (%s)", shape2, shape3));
@@ -200,19 +208,21 @@ nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const ch
     x->rows = shape[0];
     x->columns = shape[1];
     const int empty = element_count(t) == 0;
+    const char *remedy =
+        use == WRITTEN ? "" : ": pass a copy, .contiguous()"; /* of what is written that is no remedy */
     if (!empty && x->columns > 1 && stride[1] != 1)
         return REJECT(argument_name(c, t), ("stride of the last dimension is %lld", (long long)stride[1]),
-                      ("must be 1 (dense rows)"));
+                      ("must be 1 (dense rows)%s", remedy));
     const int64_t dense = x->columns * bytes;
     /* One row or batch, or none, has no distance to another: the dense one serves, whatever the strides say. But one
      * row of a padded matrix must lie as the matrix does: a batch-invariant product takes its order of additions from
      * that. */
-    const int padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes && stride[0] * bytes % PITCH_BYTES == 0;
+    const int padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes && stride[0] * bytes % pitch_bytes == 0;
     x->pitch = !empty && (x->rows > 1 || padded) ? stride[0] * bytes : dense;
     x->batch = x->l > 1 && !empty ? t->stride[0] * bytes : x->rows * x->pitch;
-    if (x->pitch != dense && x->pitch % PITCH_BYTES != 0)
+    if (x->pitch != dense && x->pitch % pitch_bytes != 0)
         return REJECT(argument_name(c, t), ("rows are %lld bytes apart", (long long)x->pitch),
-                      ("must be %lld (dense) or a multiple of %d", (long long)dense, PITCH_BYTES));
+                      ("must be %lld (dense) or a multiple of %d%s", (long long)dense, (int)pitch_bytes, remedy));
     if (use == WRITTEN && x->l * x->rows * x->columns > 0) {
         const int64_t within = (x->rows - 1) * x->pitch + dense; /* one batch, where batches are outermost */
         const int64_t across = (x->l - 1) * x->batch + dense;    /* one row of all batches, where rows are outermost */
@@ -224,6 +234,16 @@ nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const ch
                           ("must not, it is written"));
     }
     return NVFP4_OK;
+}
+
+nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                          direction use, matrix *x) {
+    return check_rows(c, t, shape2, shape3, use, PITCH_BYTES, x);
+}
+
+nvfp4_status check_strided_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                                  direction use, matrix *x) {
+    return check_rows(c, t, shape2, shape3, use, 1, x);
 }
 
 nvfp4_status check_values(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
@@ -275,7 +295,8 @@ nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char siz
             argument_name(c, t), ("has %lld elements in %d dimensions", (long long)count, t->ndim),
             ("must be a vector of %slength %c = %lld", one_allowed ? "length 1 or of " : "", size, (long long)length));
     if (!is_contiguous(t))
-        return REJECT(argument_name(c, t), ("stride is %lld", (long long)t->stride[0]), ("must be 1"));
+        return REJECT(argument_name(c, t), ("stride is %lld", (long long)t->stride[0]),
+                      ("must be 1: pass a copy, .contiguous()"));
     return check_alignment(c, t, dtype_bytes(t->dtype));
 }
 

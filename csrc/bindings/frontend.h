@@ -16,7 +16,11 @@
     X(silu_mul_quantize)                                                                                               \
     X(amax_scale)                                                                                                      \
     X(swizzle)                                                                                                         \
-    X(unswizzle)
+    X(unswizzle)                                                                                                       \
+    X(grouped_gemm)                                                                                                    \
+    X(gated)                                                                                                           \
+    X(moe_route)                                                                                                       \
+    X(moe_combine)
 
 enum {
 #define X(name) FRONT_##name,
@@ -34,6 +38,7 @@ extern const error_words python_words;
 
 nvfp4_status layout_from_name(const char *name, int32_t *layout);                     /* "128x4", "linear" */
 nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale);           /* "amax6", "four_over_six" */
+nvfp4_status activation_from_name(const char *name, int32_t *activation);             /* "silu", ... */
 nvfp4_status backend_from_name(const char *name, int32_t *backend);                   /* "auto", "cpu", ... */
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype); /* of a result */
 /* The parser of a scalar that is given by name; NULL: of another kind. */
@@ -43,8 +48,9 @@ name_parser *parser_of(scalar_kind kind);
 /* The arguments of a call as a front end reads them. */
 typedef struct front_call {
     operation_args args;
-    int64_t sizes[OPERATION_MAX_SIZES]; /* scalars of SCALAR_SIZE */
-    int32_t out_dtype;                  /* nvfp4_dtype; NVFP4_NONE: the caller names none */
+    int64_t sizes[OPERATION_MAX_SIZES];      /* scalars of SCALAR_SIZE */
+    int32_t out_dtype;                       /* nvfp4_dtype; NVFP4_NONE: the caller names none */
+    const void **lists[OPERATION_MAX_LISTS]; /* addresses of tensors that a caller gave in lists, to be freed */
 } front_call;
 
 /* The address at which a scalar of a call is stored. */

@@ -3,7 +3,7 @@
 #define NVFP4_CPU_CPU_H
 
 #include "common/conversion_problem.h"
-#include "common/problem.h"
+#include "common/grouped_problem.h"
 #include "nvfp4.h"
 
 typedef enum cpu_isa {
@@ -20,12 +20,15 @@ void cpu_isa_read_environment(void);
 /* The fastest that this CPU runs; NVFP4_CPU=reference|portable|avx2|avx512vnni|amx in the environment forces one.
  * Fails when the variable names one that is unknown or that this CPU cannot run. */
 nvfp4_status cpu_isa_detect(cpu_isa *isa);
+/* 1 if NVFP4_CPU names it. */
+int cpu_isa_is_forced(void);
 /* 1 if this CPU runs it. */
 int cpu_isa_usable(cpu_isa isa);
 const char *cpu_isa_name(cpu_isa isa);
 
 /* threads: 0 means all CPUs that the process may run on. */
 nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads, int batch_invariant);
+nvfp4_status cpu_grouped_gemm(const grouped_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 void cpu_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_dequantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_amax_scale(const amax_problem *problem, cpu_isa isa, int threads);
@@ -33,5 +36,8 @@ void cpu_rms_norm_quantize(const norm_problem *problem, cpu_isa isa, int threads
 void cpu_silu_mul_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_swizzle(const swizzle_problem *problem, int threads);
 void cpu_unswizzle(const swizzle_problem *problem, int threads);
+void cpu_gated(const gated_problem *problem, int threads);
+void cpu_moe_route(const moe_route_problem *problem, int threads);
+void cpu_moe_combine(const moe_combine_problem *problem, int threads);
 
 #endif

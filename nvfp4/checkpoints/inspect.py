@@ -12,7 +12,6 @@ from torch import Tensor
 from nvfp4.checkpoints.common import Checkpoint
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.nibbles import References, nibble_order
-from nvfp4.checkpoints.nibbles import order as order
 from nvfp4.checkpoints.reader import read, report_dense
 from nvfp4.checkpoints.save import mode_of
 from nvfp4.modules import FUSED

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._adapters import prepare_adapters
 from nvfp4._saving import prepare_saving
 from nvfp4._text import unwatched, watched
 from nvfp4.checkpoints import comfy_kitchen, modelopt, others
@@ -104,7 +105,7 @@ def load(
         >>> tensors = {f"0.{name}": t for name, t in modelopt.write(layer.packed()).items()}
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32))
         >>> nvfp4.load(tensors, model).format, model[0]
-        ('modelopt', Linear(in_features=64, out_features=32, bias=True, activations=None))
+        ('modelopt', nvfp4.Linear(in_features=64, out_features=32, bias=True, W4A16))
     """
     check_format(format)
     check_activations(activations)
@@ -241,7 +242,8 @@ def put(
         step(f"load {name}")
         old = modules[name]
         device = old.weight.device
-        layer = (parts[name] if name in parts else Linear.from_packed(packed)).train(old.training)
+        dtype = old.dtype if isinstance(old, Linear) else old.weight.dtype
+        layer = (parts[name] if name in parts else Linear.from_packed(packed, dtype=dtype)).train(old.training)
         keep_hooks(old, layer)
         layers[id(old)] = layer if name in parts or device.type == "meta" else layer.to(device)
     for module in list(modules.values()):
@@ -255,6 +257,7 @@ def put(
 
         parallelize_module(model, split[0], styles, src_data_rank=None)
     prepare_saving(model)
+    prepare_adapters(model)
 
 
 def fill(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], modules: Mapping[str, torch.nn.Module]) -> None:

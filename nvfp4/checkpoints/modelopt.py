@@ -33,10 +33,19 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
-from nvfp4.checkpoints.compressed_tensors import LINEAR, is_class, is_nvfp4
+from nvfp4.checkpoints.compressed_tensors import (
+    LINEAR,
+    Groups,
+    check_group,
+    group_mode,
+    group_numbers,
+    is_class,
+    is_nvfp4,
+)
 from nvfp4.checkpoints.names import EXPERT, Names
-from nvfp4.checkpoints.options import ARGUMENTS, MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
 from nvfp4.checkpoints.options import MODELOPT as KEYS
+from nvfp4.checkpoints.options import MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
+from nvfp4.checkpoints.patterns import Work
 from nvfp4.packed import BLOCK, PackedLinear
 
 NAME = "modelopt"
@@ -91,8 +100,9 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     """Reads `quantization_config` of config.json or the content of hf_quant_config.json.
 
     Names to leave out are patterns of nvfp4.checkpoints.names, under `ignore` in the first file, `exclude_modules` in
-    the second. `quantized_layers` of MIXED_PRECISION names each layer's algorithm, or that of all layers in a module.
-    quant_method "fp8" with moe_quant_algo has FP8 layers, and experts of that algorithm.
+    the second. `quantized_layers` of MIXED_PRECISION names each layer's algorithm, or that of all layers in a module;
+    without it the groups of config_groups do, as those of compressed-tensors. quant_method "fp8" with moe_quant_algo
+    has FP8 layers, and experts of that algorithm.
 
     Raises:
         nvfp4.Error: quant_algo is none that has NVFP4 layers, or a layer has an option that is not known.
@@ -108,9 +118,10 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     ignored = (strings(config, "ignore") or strings(config, "exclude_modules")) + strings(
         config, "modules_to_not_convert"
     )
-    ignore = Names(ignored, "ignore")
-    dynamic = Names(check_groups(config), "config_groups")
-    layers = table(config, "quantized_layers")
+    layers, work = table(config, "quantized_layers"), Work()
+    ignore = Names(ignored, "ignore", work)
+    groups = Groups(work)
+    dynamic = Names(read_groups(config, groups, algorithm == MIXED and not layers), "config_groups", work)
     algorithms = {}
     for name in layers:
         own = table(layers, name, "quantized_layers.")
@@ -118,7 +129,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         check_keys(f"quantized_layers.{name}.", own, MODELOPT_LAYER)
         if algorithms[name] in MODES:
             check_layer(f"quantized_layers.{name}.", own, algorithms[name])
-    named = Names(layers, "quantized_layers")
+    named = Names(layers, "quantized_layers", work)
     by_pattern = {pattern: MODES.get(own, own) for pattern, own in algorithms.items()}
 
     def by_algorithm(name: str) -> Verdict:
@@ -134,8 +145,12 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
             return Verdict(by_pattern[match.pattern], f"quantized_layers has {match}")
         if experts in [*MODES] and EXPERT.search(f"{name}."):
             return Verdict(MODES[experts], f"moe_quant_algo is {experts}")
+        if groups.groups and (found := groups.look(name)).mode is not None:
+            return found
         if config.get("quant_method") == FP8:
             return Verdict(None, f"quant_method is {FP8}")
+        if groups.groups:
+            return found
         return Verdict(None, "quantized_layers does not have it")
 
     def look(name: str) -> Verdict:
@@ -144,7 +159,8 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
             return by_algorithm(name)
         return Verdict(None, f"ignore has {match}", (by_algorithm(name).mode or AUTO) if match.subtree else None)
 
-    return Recipe(NAME, look, (ignore, named), (named,), unknown_keys(config, KEYS))
+    names, marks = (ignore, dynamic, named, *groups.names), (named, *groups.marks)
+    return Recipe(NAME, look, names, marks, unknown_keys(config, KEYS))
 
 
 def has_nvfp4(config: Mapping[str, Any]) -> bool:
@@ -162,25 +178,31 @@ def check_layer(where: str, given: Mapping[str, Any], algorithm: str) -> None:
     check_off(where, given, ("lora_rank",), "a product of low rank beside the layer")
 
 
-def check_groups(config: Mapping[str, Any]) -> list[str]:
-    """Checks config_groups; the targets of groups whose input scales are dynamic, "*" for a class."""
-    groups = table(config, "config_groups")
+def read_groups(config: Mapping[str, Any], groups: Groups, alone: bool) -> list[str]:
+    """Checks config_groups; the targets of NVFP4 groups whose input scales are dynamic, "*" for a class.
+
+    Args:
+        groups: where the groups are put, if nothing else names the layers.
+        alone: whether that is so.
+    """
+    found = table(config, "config_groups")
     dynamic: list[str] = []
-    for key in groups:
+    for key in found:
         where = f"config_groups.{key}."
-        group = table(groups, key, "config_groups.")
+        group = table(found, key, "config_groups.")
         check_keys(where, group, (*SCHEME, *MODELOPT_LAYER))
-        numbers = {name: table(group, name, where) for name in ("weights", "input_activations", "output_activations")}
-        for name, given in numbers.items():
-            check_keys(f"{where}{name}.", given, ARGUMENTS)
+        numbers = group_numbers(where, group)
+        targets = strings(group, "targets", where) or [LINEAR]
+        mode = group_mode(numbers["weights"], numbers["input_activations"])
+        if alone:
+            own = group.get("quant_algo")
+            groups.add(key, targets, mode if own is None else MODES.get(str(own), str(own)))
         if not is_nvfp4(numbers["weights"]):
             continue
-        if config.get("quant_algo") in MODES:  # else quantized_layers has each layer's options
-            check_layer(where, group, str(config["quant_algo"]))
-        if numbers["output_activations"]:
-            raise _C.Error(f"{where}output_activations: are quantized, which nvfp4 does not do; must be null")
-        if numbers["input_activations"].get("dynamic") is True:
-            targets = strings(group, "targets", where) or [LINEAR]
+        if alone or config.get("quant_algo") in MODES:  # else quantized_layers has each layer's options
+            check_layer(where, group, "NVFP4")
+        check_group(where, group, numbers)
+        if mode == W4A4_DYNAMIC:
             dynamic += ["*" if is_class(target) else target for target in targets]
     return dynamic
 

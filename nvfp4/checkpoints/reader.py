@@ -36,7 +36,7 @@ from nvfp4.checkpoints.names import Modules
 from nvfp4.checkpoints.nibbles import order_of
 from nvfp4.checkpoints.parts import files_of, find_index, parts_of, unread_files, weight_map
 from nvfp4.linear import Linear
-from nvfp4.modules import large
+from nvfp4.modules import as_linear, is_plain, large
 from nvfp4.packed import PackedLinear
 
 # Names of scales beside a layer.
@@ -206,6 +206,8 @@ def read_recipe(folder: Path) -> Recipe | None:
     name = HF_QUANT if HF_QUANT in given else "config.json"
     if name not in given:
         return None
+    if given.get("config.json", {}).get("config_groups") and not describes(unwrapped(given[name])):
+        name = "config.json"
     try:
         method = modelopt.NAME if name == HF_QUANT else given[name].get("quant_method")
         if method == modelopt.FP8 and modelopt.has_nvfp4(given[name]):
@@ -215,6 +217,12 @@ def read_recipe(folder: Path) -> Recipe | None:
         return FORMATS[str(method)].recipe(given[name])
     except _C.Error as error:
         raise _C.Error(f"{folder / name}: {error}") from None
+
+
+def unwrapped(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of hf_quant_config.json that describes layers."""
+    own = config.get("quantization")
+    return own if isinstance(own, Mapping) else config
 
 
 def describes(config: Mapping[str, Any]) -> bool:
@@ -267,12 +275,7 @@ def sort(
             del own[local]
         verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
         mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
-        if (
-            mode is not None
-            and mode not in ACTIVATIONS
-            and ours
-            and compressed_tensors.contradicts(recipe.format, mode)
-        ):
+        if mode is not None and mode not in ACTIVATIONS and ours and compressed_tensors.contradicts(mode):
             mode = next((other for other in verdict.others if other in ACTIVATIONS), None)
             if mode is None:
                 with noted(module, errors):
@@ -348,11 +351,13 @@ def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.
                 f"{name}: is one of the experts of a {kind} in the model, which cannot take NVFP4 layers yet"
             )
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
-    if type(old) is not torch.nn.Linear and type(old) is not Linear:
+    if not is_plain(old) and type(old) is not Linear:
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")
     if not name:
         raise _C.Error("model: is the layer itself; use nvfp4.Linear.from_packed")
-    ours, theirs = (packed.out_features, packed.in_features), (old.out_features, old.in_features)
+    dense = as_linear(old)
+    assert dense is not None
+    ours, theirs = (packed.out_features, packed.in_features), (dense.out_features, dense.in_features)
     if ours != theirs:
         raise _C.Error(f"{name}: is {ours[0]} x {ours[1]} (N x K); must be {theirs[0]} x {theirs[1]} for the model")
     if (packed.bias is None) != (old.bias is None):

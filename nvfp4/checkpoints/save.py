@@ -9,7 +9,9 @@ Everything is checked first and written into a temporary folder, which is rename
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4 import _C
+from nvfp4 import _C, _text
 from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
@@ -28,7 +30,7 @@ from nvfp4.checkpoints.parts import INDEX
 from nvfp4.checkpoints.reader import FORMATS
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
-from nvfp4.packed import PackedLinear
+from nvfp4.packed import PackedLinear, short
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -43,12 +45,21 @@ class SaveReport:
         layers (list of str): the names of the NVFP4 layers.
         rounded (dict of float): the global scales that nvfp4.load does not give back to the bit, with their relative
             error, at most 2^-23. Only compressed-tensors has such scales: it stores a divisor, the rounded reciprocal.
+        expanded (dict of int): the tensors with fewer values in memory than in their shape (torch.Tensor.expand), with
+            their bytes in the file, which holds all values.
     """
 
     format: str
     files: dict[str, int] = field(default_factory=dict)
     layers: list[str] = field(default_factory=list)
     rounded: dict[str, float] = field(default_factory=dict)
+    expanded: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        rows = [(name, str(count)) for name, count in self.files.items()]
+        table = _text.plain(("file", "bytes"), rows, (True, False))
+        rounded = [f"rounded: {name}: relative error {error:.1e}" for name, error in self.rounded.items()]
+        return "\n".join([table, f"{self.format}: {len(self.layers)} NVFP4 layers", *rounded])
 
 
 def save(
@@ -61,7 +72,8 @@ def save(
             Layers that quantize_model joined are stored one by one.
             All other tensors of the state dict are stored as they are. A tensor with several names is stored once,
             under the first.
-            `model.config`, a dict or an object with `to_dict`, is written into config.json.
+            `model.config`, a dict or an object with `to_dict`, is written into config.json. NaN and infinities in it,
+            which JSON does not have, are written as transformers writes them: {"__float__": "NaN"}.
         path (str or PathLike): a folder that is new or empty.
         format (str, optional): "modelopt" or "compressed-tensors". Default: "modelopt".
             ModelOpt cannot store W4A4 without an input_global_scale. compressed-tensors stores it as `dynamic: true`.
@@ -79,7 +91,8 @@ def save(
 
     Raises:
         nvfp4.Error: an argument breaks a rule, the model has no NVFP4 layer or is one itself, a tensor is on the meta
-            device, or a layer cannot be stored: the message names it. Nothing is written then.
+            device or sparse or of a dtype that safetensors does not store, or a layer cannot be stored: the message
+            names it. Nothing is written then.
 
     Example:
         >>> import nvfp4, tempfile, torch
@@ -124,6 +137,8 @@ def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, 
             continue
         if not isinstance(t, Tensor):
             raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
+        if t.layout != torch.strided or t.is_nested:
+            raise _C.Error(f"{name}: layout is {'nested' if t.is_nested else short(t.layout)}; must be strided")
         key = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride()) if t.numel() and not t.is_meta else id(t)
         if key not in seen:
             seen.add(key)
@@ -221,6 +236,10 @@ def write(
     for name, t in stored.items():
         if t.is_meta:
             raise _C.Error(f"{name}: is on the meta device; must have values")
+        if t.is_quantized or not is_stored(t.dtype):
+            raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be one that safetensors stores")
+        if t.nbytes > t.untyped_storage().nbytes():
+            report.expanded[name] = t.nbytes
     quantization, other = quantization_configs(
         format, {name: mode_of(packed) for name, packed in layers.items()}, ignore
     )
@@ -233,7 +252,9 @@ def write(
         where = {key: name for name, keys in shards.items() for key in keys}
         texts[INDEX] = {"metadata": {"total_size": sum(report.files.values())}, "weight_map": where}
     try:
-        encoded = {name: json.dumps(content, indent=2) + "\n" for name, content in texts.items()}
+        encoded = {
+            name: json.dumps(finite(content), indent=2, allow_nan=False) + "\n" for name, content in texts.items()
+        }
     except (TypeError, ValueError) as error:
         raise _C.Error(f"model.config: cannot be written as JSON: {error}") from None
 
@@ -249,6 +270,27 @@ def write(
                 raise _C.Error(f"path: {path} cannot be written: {error}") from None
             (folder / name).chmod((folder / "config.json").stat().st_mode)  # safetensors 0.8 gives its files 0600
     return report
+
+
+@functools.cache
+def is_stored(dtype: torch.dtype) -> bool:
+    """Whether safetensors stores tensors of this dtype."""
+    import safetensors.torch
+
+    try:
+        safetensors.torch.save({"t": torch.empty(0, dtype=dtype)})
+    except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError):
+        return False
+    return True
+
+
+def finite(content: Any) -> Any:
+    """Content of JSON, with NaN and infinities as transformers' configurations write them."""
+    if isinstance(content, float) and not math.isfinite(content):
+        return {"__float__": "NaN" if math.isnan(content) else "Infinity" if content > 0 else "-Infinity"}
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    return [finite(value) for value in content] if isinstance(content, (list, tuple)) else content
 
 
 def packed_tensors(name: str, packed: PackedLinear, report: SaveReport) -> dict[str, Tensor]:

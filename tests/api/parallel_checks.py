@@ -292,6 +292,8 @@ def a_plan_splits_a_model(ranks: Ranks) -> None:
         kept = model.attn["q_proj"].linear.weight if fuse else model.attn["q_proj"].weight
         assert kept.shape[0] == (3 * width if fuse else width)
         error("layer: is part", lambda model=model: nvfp4.save(model, "never", "modelopt"))
+        error("layer: is part", model.attn["o_proj"].to_linear)
+        error("attn.q_proj: is a ColwiseLinear; must be", lambda model=model: nvfp4.dequantize_model(model))
         error("module: is split already", lambda model=model: parallelize(model, ranks.mesh, plan()))
         state = {name: t.clone() for name, t in model.attn.state_dict().items()}
         copy.deepcopy(model.attn).load_state_dict(state)
@@ -302,6 +304,19 @@ def a_plan_splits_a_model(ranks: Ranks) -> None:
     with torch.no_grad():
         model.attn["k_proj"](x)
         error("layer: is joined with layers that a parallel plan splits", lambda: model.attn["v_proj"](x))
+
+
+@check
+def recorded_w4a4_runs_and_its_backward_raises(ranks: Ranks) -> None:
+    for style in (ColwiseParallel, RowwiseParallel):
+        x = ranks.integers(3, K).to(ranks.device)
+        layer = parallelize(ranks.layer("nvfp4", True), ranks.mesh, style())
+        given = ranks.own(x) if style is RowwiseParallel else x
+        with torch.no_grad():
+            want = layer(given)
+        y = layer(given.clone().requires_grad_())
+        assert same(y.detach(), want)
+        error("activations: is 'nvfp4' (W4A4), which has no gradient", y.sum().backward)
 
 
 @check

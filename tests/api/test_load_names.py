@@ -347,6 +347,69 @@ def test_groups_that_overlap(tmp_path: Path, generator: torch.Generator) -> None
     assert skipped["a"] == "is quantized in another way: 4-bit float in groups of 16 with activations of 8-bit float"
 
 
+EIGHT = {"num_bits": 8, "type": "float"}
+
+
+def by_groups(**groups: Any) -> dict[str, Any]:
+    """MIXED_PRECISION whose layers no quantized_layers names."""
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "config_groups": groups, "ignore": ["no"]}
+
+
+def test_groups_of_modelopt_without_quantized_layers(tmp_path: Path, generator: torch.Generator) -> None:
+    """They say what quantized_layers else does; in hf_quant_config.json there is neither."""
+    layers = {"model.0.up": packed(generator), "model.0.down": packed(generator, False)}
+    tensors = {name: t for layer, own in layers.items() for name, t in named(layer, modelopt.write(own)).items()}
+    tensors |= named("model.0.eight", fp8()) | {"no.weight": torch.ones(2, 2)}
+    groups = {
+        "a": {"targets": ["model.0.eight"], "weights": EIGHT, "input_activations": EIGHT},
+        "b": {"targets": ["0.up"], "weights": FOUR, "input_activations": FOUR},
+        "c": {"targets": ["re:.*down"], "weights": FOUR},
+    }
+    folder = write(tmp_path, tensors, by_groups(**groups))
+    for alone in (True, False):
+        if not alone:
+            other = {"quantization": {"quant_algo": "MIXED_PRECISION", "exclude_modules": []}}
+            (folder / "hf_quant_config.json").write_text(json.dumps(other))
+        checkpoint = nvfp4.load(folder)
+        assert all(same(checkpoint.layers[name], own) for name, own in layers.items())
+        assert checkpoint.skipped == {"model.0.eight": "is quantized in another way: 8-bit float"}
+        assert checkpoint.why["model.0.up"] == "config_groups.b has the target '0.up' by prefix"
+    less = {name: t for name, t in tensors.items() if not name.startswith("model.0.eight")}
+    del groups["a"]
+    convert(write(tmp_path / "less", less, by_groups(**groups)), tmp_path / "out", "compressed-tensors")
+    assert same(nvfp4.load(tmp_path / "out").layers["model.0.down"], layers["model.0.down"])
+
+
+@pytest.mark.parametrize(
+    ("message", "group"),
+    [
+        ("config_groups.b.targets: 'x' matches no layer", {"targets": ["x"], "weights": FOUR}),
+        ("a: is 8-bit float by the configuration, but its tensors are NVFP4", {"targets": ["a"], "weights": EIGHT}),
+        ("a: the configuration leaves it unquantized, but its", {"targets": ["re:(?!a).*|b"], "weights": FOUR}),
+        ("config_groups.b.pre_quant_scale: is True: a scale of", {"weights": FOUR, "pre_quant_scale": True}),
+        ("config_groups.b.lora_rank: is 8: a product of low rank", {"weights": FOUR, "lora_rank": 8}),
+        ("config_groups.b.weights.symmetric: is False; must", {"weights": FOUR | {"symmetric": False}}),
+        ("a.input_scale: is missing; the configuration says W4A4", {"weights": FOUR, "input_activations": FOUR}),
+    ],
+)
+def test_wrong_groups_of_modelopt(
+    message: str, group: dict[str, Any], tmp_path: Path, generator: torch.Generator
+) -> None:
+    tensors = named("a", modelopt.write(packed(generator, False))) | {"b.weight": torch.ones(2, 2)}
+    fails(message, write(tmp_path, tensors, by_groups(b=group)))
+
+
+def test_algorithms_of_modelopt_groups(tmp_path: Path, generator: torch.Generator) -> None:
+    """An algorithm counts before the numbers; a dynamic input scale is taken from neither."""
+    tensors = named("a", modelopt.write(packed(generator)))
+    numbers = {"weights": FOUR, "input_activations": FOUR | {"dynamic": True}}
+    folder = write(tmp_path, tensors, by_groups(b=numbers))
+    assert nvfp4.load(folder).layers["a"].input_global_scale is None
+    assert nvfp4.load(write(tmp_path, tensors, by_groups(b={"quant_algo": "NVFP4"}))).layers["a"].activations == "nvfp4"
+    skipped = nvfp4.load(write(tmp_path, tensors, by_groups(b=numbers | {"quant_algo": "NVFP4_AWQ"}))).skipped
+    assert skipped == {"a": "is quantized in another way: NVFP4_AWQ"}
+
+
 def test_a_configuration_in_the_part_for_text(tmp_path: Path, generator: torch.Generator) -> None:
     write(tmp_path, named("a", modelopt.write(packed(generator))), None)
     content = {"text_config": {"quantization_config": mixed({"language_model.a": "NVFP4"})}}

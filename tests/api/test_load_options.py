@@ -273,6 +273,13 @@ def test_keys_of_modelopt() -> None:
         recipe = modelopt.recipe(whole)
         assert [recipe.mode(name) for name in "abcde"] == ["W4A4", "W4A16", "NVFP4_AWQ", "NVFP4_SVD", "FP8"]
         assert recipe.options == {}
+    groups = convert_config({"quantization": content})  # the same layers, named by groups alone
+    del groups["quantized_layers"]
+    with pytest.raises(nvfp4.Error, match=r"^config_groups.group_3.pre_quant_scale: is True: a scale of the inputs"):
+        modelopt.recipe(groups)
+    del groups["config_groups"]["group_3"]
+    by_groups = [modelopt.recipe(groups).mode(name) for name in "abcde"]
+    assert by_groups[:2] == ["W4A4", "W4A16"] and not {*by_groups[2:]} & {"W4A4", "W4A4 dynamic", "W4A16"}
     single = utils.process_layer_quant_config({"a.quantization": "nvfp4", "a.awq_block_size": 16})
     assert modelopt.recipe(convert_config({"quantization": single})).mode("a") == "W4A4"
 

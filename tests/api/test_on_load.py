@@ -258,6 +258,15 @@ def test_weights_that_transformers_splits(tmp_path: Path) -> None:
         assert len(split) >= 3 and state(model) == state(expected) and model.hf_quantizer.report == report
 
 
+def test_layers_of_gpt2(tmp_path: Path) -> None:
+    """Their weights are [K, N]."""
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 16}
+    config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "dense")
+    model, (expected, report) = load(tmp_path / "dense", NVFP4Config()), after(tmp_path / "dense", NVFP4Config())
+    assert len(layers_of(model)) == 8 and state(model) == state(expected) and model.hf_quantizer.report == report
+
+
 def test_experts_that_transformers_stacks_stay_dense(tmp_path: Path) -> None:
     folder = dense(tmp_path, transformers.MixtralConfig, num_local_experts=2)
     model, (expected, report) = load(folder, NVFP4Config()), after(folder, NVFP4Config())
@@ -408,13 +417,9 @@ def test_other_rejected_calls(tmp_path: Path) -> None:
     folder = dense(tmp_path / "dense")
     with pytest.raises(nvfp4.Error, match=r"^dtype: is float64; must be float16, bfloat16 or float32$"):
         load(folder, NVFP4Config(), dtype=torch.float64)
-    nothing = "^quantization_config: {} has no torch.nn.Linear that becomes NVFP4; must have 1 or more"
+    nothing = "^quantization_config: {} has no linear layer that becomes NVFP4; must have 1 or more"
     with pytest.raises(nvfp4.Error, match=nothing.format("Qwen2ForCausalLM") + r" \(skipped: .*q_proj ignore has '\*'"):
         load(folder, NVFP4Config(ignore=["*"]))
-    small = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64, n_positions=16)
-    AutoModelForCausalLM.from_config(small).save_pretrained(tmp_path / "gpt2")
-    with pytest.raises(nvfp4.Error, match=nothing.format("GPT2LMHeadModel")):  # its layers are Conv1D
-        load(tmp_path / "gpt2", NVFP4Config())
     load(folder, NVFP4Config(None)).save_pretrained(tmp_path / "packed")
     with pytest.raises(ValueError, match="quantized with ModelOptConfig but you are passing a NVFP4Config"):
         load(tmp_path / "packed", NVFP4Config())

@@ -133,6 +133,20 @@ def test_global_scales_of_others(format: str, generator: torch.Generator, tmp_pa
         assert state(layer) == state(loaded.layers[name])
 
 
+def test_the_report_is_a_table_of_files_and_names_rounded_scales(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(nvfp4.Linear(64, 32, activations=None))
+    model[0].weight_global_scale.fill_(1.0 / 3)
+    model[0].update_alpha()
+    report = nvfp4.save(model, tmp_path, "compressed-tensors")
+    rounded = [f"rounded: {name}: relative error {error:.1e}" for name, error in report.rounded.items()]
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["file", "bytes"] and lines[2].split() == [
+        "model.safetensors",
+        str(*report.files.values()),
+    ]
+    assert lines[3:] == ["compressed-tensors: 1 NVFP4 layers", *rounded]
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_each_layer_has_its_mode(format: str, tmp_path: Path) -> None:
     """Layers of several modes are named in the configuration."""
@@ -225,6 +239,12 @@ def with_config(config: Any) -> nn.Module:
     return model
 
 
+def with_buffer(buffer: Tensor) -> nn.Module:
+    model = with_config({})
+    model.register_buffer("b", buffer)
+    return model
+
+
 SIZE = "must be a positive number of bytes, or one with a unit: '5GB'"
 REJECTED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "format: is 'gguf'; must be 'compressed-tensors' or 'modelopt'": (Model, {"format": "gguf"}),
@@ -244,6 +264,20 @@ REJECTED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         lambda: nn.Sequential(nvfp4.Linear(32, 16, activations=None), nn.Linear(2, 2, device="meta")),
         {},
     ),
+    "b: layout is sparse_coo; must be strided": (lambda: with_buffer(torch.eye(3).to_sparse()), {}),
+    "b: layout is sparse_csr; must be strided": (lambda: with_buffer(torch.eye(3).to_sparse_csr()), {}),
+    "b: layout is nested; must be strided": (
+        lambda: with_buffer(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
+        {},
+    ),
+    "b: dtype is complex128; must be one that safetensors stores": (
+        lambda: with_buffer(torch.ones(3, dtype=torch.complex128)),
+        {},
+    ),
+    "b: dtype is quint8; must be one that safetensors stores": (
+        lambda: with_buffer(torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.quint8)),
+        {},
+    ),
     "model.config: cannot be written as JSON: Object of type set is not JSON serializable": (
         lambda: with_config({"a": {1}}),
         {},
@@ -257,6 +291,35 @@ def test_what_is_rejected_writes_nothing(message: str, tmp_path: Path) -> None:
     with pytest.raises(nvfp4.Error) as error:
         nvfp4.save(make(), tmp_path / "a" / "b", **given)
     assert str(error.value) == message and not files(tmp_path)
+
+
+def test_what_json_does_not_have_is_written_as_transformers_does(tmp_path: Path) -> None:
+    """Its configurations hold infinities: time_step_limit of Mamba2."""
+    given = {"a": [0.0, float("inf")], "b": {"c": (-float("inf"), float("nan"))}, "d": 1.5}
+    nvfp4.save(with_config(given), tmp_path)
+
+    def rejected(constant: str) -> None:
+        raise AssertionError(constant)
+
+    config = json.loads((tmp_path / "config.json").read_text(), parse_constant=rejected)
+    tagged = [{"__float__": name} for name in ("Infinity", "-Infinity", "NaN")]
+    assert config["a"] == [0.0, tagged[0]] and config["b"] == {"c": tagged[1:]} and config["d"] == 1.5
+    transformers = pytest.importorskip("transformers")
+    read = transformers.PretrainedConfig.from_pretrained(tmp_path)
+    assert read.a == given["a"] and str(read.b) == "{'c': [-inf, nan]}"
+
+
+def test_expanded_tensors_are_named(tmp_path: Path) -> None:
+    """All their values are written, which may be more than memory has."""
+    buffer = torch.randn(4, 1).expand(4, 1000)
+    model = with_buffer(buffer)
+    model.register_buffer("row", torch.arange(5).expand(1, -1))
+    model.register_buffer("one", torch.ones(1).expand(7))
+    report = nvfp4.save(model, tmp_path)
+    assert report.expanded == {"b": 16_000, "one": 28}
+    stored = safetensors.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(stored["b"], buffer) and torch.equal(stored["one"], torch.ones(7))
+    assert sum(report.files.values()) == sum(t.nbytes for t in stored.values())
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

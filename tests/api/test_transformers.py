@@ -314,6 +314,34 @@ def test_the_base_model_alone(source: Callable[..., Source], tmp_path: Path) -> 
             assert torch.equal(model(IDS).last_hidden_state, want)
 
 
+def test_the_memory_footprint_is_exact(source: Callable[..., Source], tmp_path: Path) -> None:
+    """It counts every buffer once, and a quantized model's is what the report says."""
+    own = source()
+    model = load(own.write(tmp_path, "modelopt"))
+    tensors = {(t.data_ptr(), t.nbytes) for t in (*model.parameters(), *model.buffers())}
+    assert model.get_memory_footprint() == sum(count for _, count in tensors)
+    packed = sum(layer.packed().nbytes for layer in layers_of(model).values())
+    assert packed < model.get_memory_footprint() < sum(t.nbytes for t in own.base.parameters())
+    quantized = copy.deepcopy(own.base)
+    assert nvfp4.quantize_model(quantized).bytes_after == quantized.get_memory_footprint()
+
+
+def test_packed_weights_are_no_parameters(source: Callable[..., Source], tmp_path: Path) -> None:
+    """num_parameters counts what is dense, as docs/checkpoints.md says, and what it leaves out follows from shapes."""
+    own = source()
+    model = load(own.write(tmp_path, "modelopt"))
+    left_out = sum(layer.in_features * layer.out_features for layer in layers_of(model).values())
+    assert model.num_parameters() + left_out == own.base.num_parameters()
+
+
+def test_initializing_weights_leaves_nvfp4_layers_alone(source: Callable[..., Source], tmp_path: Path) -> None:
+    for model in (load(source().write(tmp_path, "modelopt")), copy.deepcopy(source().base)):
+        nvfp4.quantize_model(model)
+        before = [raw(t) for layer in layers_of(model).values() for t in layer.buffers()]
+        model.apply(model._initialize_weights)
+        assert before == [raw(t) for layer in layers_of(model).values() for t in layer.buffers()]
+
+
 def test_scales_of_the_kv_cache_are_skipped_with_a_warning(source: Callable[..., Source], tmp_path: Path) -> None:
     own = source()
     scales = [f"model.layers.{i}.self_attn.{name}" for i in (0, 1) for name in ("k_proj.k_scale", "v_proj.v_scale")]

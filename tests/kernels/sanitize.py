@@ -138,7 +138,10 @@ def families() -> list[str]:
     """The backends of this GPU."""
     import nvfp4
 
-    capability = nvfp4.info()["devices"][0]["compute_capability"]
+    devices = nvfp4.info()["devices"]
+    if not devices:
+        sys.exit("this machine has no GPU that nvfp4 can use; `python -m nvfp4 info` says why")
+    capability = devices[0]["compute_capability"]
     ends = ((name, row["least_capability"], row["most_capability"] or capability) for name, row in rows().items())
     return [name for name, least, most in ends if least <= capability <= most]
 
@@ -272,6 +275,70 @@ def run_fused(x: torch.Tensor, layout: str) -> None:
             sys.exit(f"{name} {layout}: differs from the CPU backend")
 
 
+def run_steps() -> int:
+    """The steps around experts: choices of one warp and of several, ragged columns."""
+    import torch
+
+    import nvfp4
+
+    ids, x, weights = torch.randint(-1, 40, (70, 6)), torch.randn(420, 83), torch.randn(70, 6)
+
+    def calls(place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+        routed = nvfp4.moe_route(place(ids), 40)
+        y = nvfp4.gated(place(x), place(x), "swiglu", out_dtype="bfloat16")
+        few = nvfp4.moe_route(place(ids[:3]), 40)
+        return {
+            "moe_route": [*routed, *few],
+            "gated": [y],
+            "moe_combine": [nvfp4.moe_combine(y, routed[2], place(weights))],
+        }
+
+    expected, got = calls(lambda y: y), calls(gpu)
+    for name, results in expected.items():
+        if not all(torch.equal(p.cpu(), q) for p, q in zip(got[name], results)):
+            sys.exit(f"{name}: differs from the CPU backend")
+    return 4
+
+
+def run_groups(backends: list[str]) -> int:
+    """Returns the number of products of groups that agree with the CPU: by each plan for fp16 and bf16 A, or the
+    program exits. Groups have no, few and many rows, there are rows past the last end, and some are outside of A."""
+    import torch
+
+    import nvfp4
+    from nvfp4 import _C
+
+    calls, n, k = 0, 200, 144
+    for backend, (a_type, layout) in itertools.product(backends, (("float16", "128x4"), ("bfloat16", "linear"))):
+        if a_type not in rows()[backend]["operations"].get("grouped_gemm", []):
+            continue
+        scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (6, n, k // 16))]
+        scale = nvfp4.swizzle(scale) if layout == "128x4" else scale.view(3, 2, n, k // 16)
+        tensors = {
+            "a": (torch.randint(-12, 13, (33, k)) / 2).to(getattr(torch, a_type)),
+            "b": torch.randint(0, 256, (3, 2, n, k // 2), dtype=torch.uint8),
+            "scale_b": scale,
+            "ends": torch.tensor([70, 70, 79], dtype=torch.int32),
+            "rows": torch.randint(-1, 34, (90,), dtype=torch.int32),
+            "row_scale": torch.randn(90),
+            "alpha": torch.randn(3, 2),
+            "bias": torch.randn(3, 2, n),
+        }
+        expected = nvfp4.grouped_gemm(**tensors, scale_a=None, scale_layout=layout)[:79]
+        given = {name: gpu(x) for name, x in tensors.items()}
+        try:
+            for place in range(4):
+                under_way.say(f"{calls} products of groups done; {a_type}, {layout}, on {backend}, candidate {place}")
+                _C.set_candidate(place)
+                got = nvfp4.grouped_gemm(**given, scale_a=None, scale_layout=layout, backend=backend)[:79].cpu()
+                if not torch.equal(got.nan_to_num(nan=7.5), expected.nan_to_num(nan=7.5)):
+                    sys.exit(f"products of groups of {a_type} A, candidate {place}: differ from the CPU backend")
+                calls += 1
+        finally:
+            _C.set_candidate(0)
+    return calls
+
+
 def products(backends: list[str]) -> list[Call]:
     calls = [call for backend in backends for call in first_plans(backend)]
     own = [backend for backend in backends if rows()[backend]["most_capability"]]
@@ -285,7 +352,8 @@ def run_conversions(tool: str) -> int:
 
     import nvfp4
 
-    calls = 0
+    under_way.say("the steps around experts")
+    calls = run_steps()
     x = torch.randn(2, 129, 80)
     for layout in ("128x4", "linear"):
         under_way.say(f"quantize, swizzle, dequantize, {layout}")
@@ -312,7 +380,8 @@ def run(backends: list[str], tool: str) -> int:
     calls = products(backends)
     if tool == STALLED:
         return run_calls([call for call in calls if call.stalls])
-    return run_conversions(tool) + run_calls([call for call in calls if tool != "racecheck" or not call.stalls])
+    others = run_conversions(tool) + run_groups(backends)
+    return others + run_calls([call for call in calls if tool != "racecheck" or not call.stalls])
 
 
 def sanitize(of: str, backends: list[str], limit_s: float) -> tuple[bool, str]:

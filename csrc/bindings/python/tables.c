@@ -14,9 +14,12 @@ static PyObject *tensors_of(const operation *op) {
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list && i < op->tensor_count; i++) {
         const operation_tensor *t = &op->tensors[i];
+        int listed = 0;
+        for (int32_t j = 0; j < op->list_count; j++) listed |= op->lists[j].tensor == i;
         const int numbers = t->holds != HOLDS_VALUES && t->holds != HOLDS_SCALES;
-        PyObject *one = Py_BuildValue("{ss,ss,sN,sN}", "name", t->name, "role", roles[t->role], "optional",
-                                      PyBool_FromLong(t->optional), "numbers", PyBool_FromLong(numbers));
+        PyObject *one = Py_BuildValue("{ss,ss,sN,sN,sN}", "name", t->name, "role", roles[t->role], "optional",
+                                      PyBool_FromLong(t->optional), "numbers", PyBool_FromLong(numbers), "list",
+                                      PyBool_FromLong(listed));
         if (!append(list, one)) Py_CLEAR(list);
     }
     return list;
@@ -24,8 +27,13 @@ static PyObject *tensors_of(const operation *op) {
 
 static PyObject *scalars_of(const operation *op) {
     static const char *const kinds[SCALAR_KINDS] = {
-        [SCALAR_FLOAT] = "float",     [SCALAR_LAYOUT] = "layout", [SCALAR_BLOCK_SCALE] = "block_scale",
-        [SCALAR_BACKEND] = "backend", [SCALAR_FLAGS] = "flags",   [SCALAR_SIZE] = "size",
+        [SCALAR_FLOAT] = "float",
+        [SCALAR_LAYOUT] = "layout",
+        [SCALAR_BLOCK_SCALE] = "block_scale",
+        [SCALAR_ACTIVATION] = "activation",
+        [SCALAR_BACKEND] = "backend",
+        [SCALAR_FLAGS] = "flags",
+        [SCALAR_SIZE] = "size",
     };
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list && i < op->scalar_count; i++) {
@@ -38,11 +46,17 @@ static PyObject *scalars_of(const operation *op) {
     return list;
 }
 
-/* (of, index, times, over, round_up) */
+/* (of, index, times, over, round_up, or_rows: an index, -1 for none) */
 static PyObject *size_of(const result_size *size) {
-    static const char *const of[] = {
-        [SIZE_ROWS] = "rows", [SIZE_COLUMNS] = "columns", [SIZE_SCALAR] = "scalar", [SIZE_ONE] = "one"};
-    return Py_BuildValue("(siiii)", of[size->of], size->index, size->times, size->over, size->round_up);
+    static const char *const of[] = {[SIZE_ROWS] = "rows",
+                                     [SIZE_COLUMNS] = "columns",
+                                     [SIZE_SCALAR] = "scalar",
+                                     [SIZE_ONE] = "one",
+                                     [SIZE_COUNT] = "count",
+                                     [SIZE_STACKED] = "stacked",
+                                     [SIZE_STACK_COLUMNS] = "stack columns"};
+    return Py_BuildValue("(siiiii)", of[size->of], size->index, size->times, size->over, size->round_up,
+                         size->or_rows - 1);
 }
 
 static const char *dtype_name_of(const operation_result *r) {

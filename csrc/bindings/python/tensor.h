@@ -10,7 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "nvfp4.h"
+#include "api/operation.h"
 
 typedef enum reading {
     READ,          /* the tensor is filled; its memory belongs to the object */
@@ -26,7 +26,7 @@ typedef enum use {
 
 /* A call's tensors. The library of `leader` (out, else the first argument) makes results and workspace, and the call
  * runs on its current stream. DLPack exports keep memory alive until release_arrays. */
-enum { MOST_EXPORTS = 10 }; /* gemm's eight tensors, a result, a workspace */
+enum { MOST_EXPORTS = OPERATION_MAX_TENSORS + 2 }; /* an operation's tensors, a result, a workspace */
 typedef struct arrays {
     PyObject *leader;
     PyObject *exports[MOST_EXPORTS];
@@ -34,8 +34,8 @@ typedef struct arrays {
 } arrays;
 void release_arrays(arrays *call);
 
-/* None is an absent tensor. */
-reading read_tensor(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *tensor);
+/* Reads an argument that a row of the operation describes; None is an absent tensor. */
+reading read_tensor(arrays *call, PyObject *object, const operation_tensor *row, use use, nvfp4_tensor *tensor);
 
 /* 1 if read_tensor would take it for a tensor rather than a number. */
 int is_tensor(PyObject *object);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED: tuple[str, ...] = ()  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("grouped_promises",)  # tests/api/test_*.py, beside those of every family (test_emulated.py)
 NOTICE_COMMON: tuple[tuple[str, ...], ...] = ()  # tests that notice mutants of csrc/kernels/common
 
 

@@ -1,0 +1,193 @@
+/* The rules of products of groups. */
+#include "api/gemm.h"
+#include "api/rules.h"
+#include "common/error.h"
+
+static int is_nn(const nvfp4_grouped_gemm_args *args) {
+    return (args->flags & NVFP4_NO_TRANSPOSE_B) != 0;
+}
+
+/* ---- stacks with parts ---- */
+
+/* Joins the first two dimensions of a stack, [E, P, ..] to [E * P, ..]. b: the stack of the matrices. */
+static nvfp4_status join(const char *name, nvfp4_tensor *t, const nvfp4_tensor *b) {
+    if (t->shape[0] != b->shape[0] || t->shape[1] != b->shape[1])
+        return REJECT(name, ("begins with %lld x %lld", (long long)t->shape[0], (long long)t->shape[1]),
+                      ("must begin with E x P = %lld x %lld", (long long)b->shape[0], (long long)b->shape[1]));
+    if (t->shape[0] > 1 && t->shape[1] > 1 && element_count(t) && t->stride[0] != t->shape[1] * t->stride[1])
+        return REJECT(
+            name, ("parts are %lld elements apart and experts %lld", (long long)t->stride[1], (long long)t->stride[0]),
+            ("must lie one after the other: use .contiguous()"));
+    const int64_t step = t->shape[1] == 1 && t->shape[0] > 1 ? t->stride[0] : t->stride[1];
+    if (__builtin_mul_overflow(t->shape[0], t->shape[1], &t->shape[0])) t->shape[0] = INT64_MAX; /* no tensor has it */
+    t->stride[0] = step;
+    for (int i = 1; i + 1 < t->ndim; i++) t->shape[i] = t->shape[i + 1], t->stride[i] = t->stride[i + 1];
+    t->ndim--;
+    return NVFP4_OK;
+}
+
+nvfp4_status join_parts(operation_args *all) {
+    nvfp4_grouped_gemm_args *args = &all->grouped_gemm;
+    nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias, *scale_b = &args->scale_b;
+    if (args->b.ndim != 4) return NVFP4_OK;
+    args->parts = args->b.shape[1] > INT32_MAX ? INT32_MAX : (int32_t)args->b.shape[1];
+    const nvfp4_tensor b = args->b;
+    nvfp4_status status = join("b", &args->b, &b);
+    if (!status && args->scale_layout == NVFP4_LINEAR && scale_b->ndim == 4) status = join("scale_b", scale_b, &b);
+    if (!status && !absent(alpha) && alpha->ndim > 1 && element_count(alpha) != 1) status = join("alpha", alpha, &b);
+    if (!status && !absent(bias) && bias->ndim == 3) status = join("bias", bias, &b);
+    return status;
+}
+
+/* ---- rules ---- */
+
+/* Matrices at addresses of their own: each aligned, none in memory that is written. */
+static nvfp4_status check_lists(const nvfp4_grouped_gemm_args *args, int32_t *aligned16) {
+    const uintptr_t out = (uintptr_t)args->out.data, out_end = out + (uintptr_t)bytes_to_end(&args->out);
+    if (args->a.device != NVFP4_HOST)
+        return CONTRADICTS("b", ("is a list but a is on a GPU; must be one tensor there"));
+    for (int32_t e = 0; e < args->groups; e++) {
+        const uintptr_t b = (uintptr_t)args->b_list[e], scale = (uintptr_t)args->scale_b_list[e];
+        if (b % 8)
+            return REJECT("b", ("data of matrix %d is at address %p", e, args->b_list[e]),
+                          ("must be aligned to 8 bytes"));
+        if (args->scale_layout == NVFP4_128X4 && scale % 16)
+            return REJECT("scale_b", ("data of matrix %d is at address %p", e, args->scale_b_list[e]),
+                          ("must be aligned to 16 bytes"));
+        if (out && out < b + (uintptr_t)bytes_to_end(&args->b) && b < out_end)
+            return REJECT("out", ("shares memory with b, matrix %d", e), ("must not overlap it, it is written"));
+        if (out && out < scale + (uintptr_t)bytes_to_end(&args->scale_b) && scale < out_end)
+            return REJECT("out", ("shares memory with scale_b, matrix %d", e), ("must not overlap it, it is written"));
+        *aligned16 &= b % 16 == 0;
+    }
+    return NVFP4_OK;
+}
+
+static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
+    matrix a, b;
+    gemm_problem *g = &p->g;
+    const int nn = is_nn(args);
+    if (args->a.dtype != NVFP4_FP16 && args->a.dtype != NVFP4_BF16)
+        return REJECT("a", ("dtype is %s", nvfp4_dtype_name(args->a.dtype)),
+                      ("must be float16 or bfloat16: products of groups do not take an NVFP4 a yet"));
+    if (!absent(&args->scale_a))
+        return REJECT("scale_a", ("is given but a is %s", nvfp4_dtype_name(args->a.dtype)),
+                      ("must be absent, its values have no scales"));
+    if (!args->b_list != !args->scale_b_list)
+        return CONTRADICTS("scale_b",
+                           ("is %s list but b is %s", args->scale_b_list ? "a" : "no", args->b_list ? "one" : "not"));
+    if (args->a.ndim != 2)
+        return REJECT("a", ("has %d dimensions", args->a.ndim), ("must have 2 (%s)", nn ? "[R, N]" : "[R, K]"));
+    if (args->b.ndim != 3) return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3, or 4 with parts"));
+    nvfp4_status status = check_activations(c, &args->a, nn, &a);
+    if (!status) status = check_values(c, &args->b, "[N, K/2]", "[E, N, K/2]", READ_ONLY, &b);
+    if (status) return status;
+    const int64_t k = b.columns * 2, summed = nn ? b.rows : k;
+    if (a.columns != summed)
+        return CONTRADICTS("b", ("%c is %lld but a has %c = %lld", nn ? 'N' : 'K', (long long)summed, nn ? 'N' : 'K',
+                                 (long long)a.columns));
+    if (k > MAX_SIZE) return REJECT("b", ("K is %lld", (long long)k), ("must be at most %d", MAX_SIZE));
+    if (args->parts < 1 || b.l % args->parts || (nn && args->parts != 1) || (args->b_list && b.l != args->parts))
+        return REJECT("b", ("has %lld matrices in %d parts", (long long)b.l, args->parts),
+                      ("%s", nn ? "must have one part " WHERE_NOT_TRANSPOSED : "must have as many of each part"));
+    const int64_t groups = args->b_list ? args->groups : b.l / args->parts;
+    if (groups < 0) return REJECT("b", ("E is %lld", (long long)groups), ("must not be negative"));
+    if (groups > NVFP4_MAX_GROUPS)
+        return REJECT("b", ("E is %lld", (long long)groups), ("must be at most %d", NVFP4_MAX_GROUPS));
+    *g = (gemm_problem){
+        .m = a.rows,
+        .n = nn ? k : b.rows,
+        .k = summed,
+        .l = groups * args->parts,
+        .a = args->a.data,
+        .b = args->b.data,
+        .a_pitch = a.pitch,
+        .b_pitch = b.pitch,
+        .b_batch = b.batch,
+        .a_type = (int32_t)args->a.dtype,
+        .operation = nn ? OP_GROUPED_NN : OP_GROUPED,
+    };
+    p->a_rows = a.rows;
+    p->groups = (int32_t)groups;
+    p->parts = args->parts;
+    uintptr_t bits = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)(a.pitch | b.pitch);
+    if (b.l > 1) bits |= (uintptr_t)b.batch;
+    g->aligned16 = bits % 16 == 0;
+    status = check_layout(args->scale_layout);
+    if (!status)
+        status = check_scale(c, &args->scale_b, args->scale_layout, b.l, b.rows, k / 16, READ_ONLY, &g->sfb_pitch,
+                             &g->sfb_batch);
+    if (!status && args->b_list) status = check_lists(args, &g->aligned16);
+    p->b_list = args->b_list;
+    p->sfb_list = args->scale_b_list;
+    g->sfb = args->scale_b.data;
+    g->scale_layout = (int32_t)args->scale_layout;
+    return status;
+}
+
+/* A dense vector of numbers, one for each of `length` things; -1: of any length. */
+static nvfp4_status check_numbers(const checked_call *c, const nvfp4_tensor *t, const char *size, int64_t length) {
+    const char *name = argument_name(c, t);
+    if (t->ndim != 1) return REJECT(name, ("has %d dimensions", t->ndim), ("must be a vector of length %s", size));
+    if (length >= 0 && t->shape[0] != length)
+        return REJECT(name, ("has length %lld", (long long)t->shape[0]),
+                      ("must be a vector of length %s = %lld", size, (long long)length));
+    if (!is_contiguous(t))
+        return REJECT(name, ("stride is %lld", (long long)t->stride[0]), ("must be 1: pass a copy, .contiguous()"));
+    return check_alignment(c, t, 4);
+}
+
+static nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
+    const nvfp4_tensor *rows = &args->rows, *row_scale = &args->row_scale;
+    nvfp4_status status = check_numbers(c, &args->ends, "E", p->groups);
+    if (!status && !absent(rows)) {
+        status = check_numbers(c, rows, "T", -1);
+        p->g.m = rows->shape[0];
+    }
+    if (!status && !absent(row_scale)) status = check_numbers(c, row_scale, "T", p->g.m);
+    p->ends = args->ends.data;
+    p->rows = absent(rows) ? NULL : rows->data;
+    p->row_scale = absent(row_scale) ? NULL : row_scale->data;
+    return status;
+}
+
+static nvfp4_status check_result(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
+    const nvfp4_tensor *out = &args->out;
+    gemm_problem *g = &p->g;
+    matrix x;
+    int64_t columns;
+    if (out->ndim != 2) return REJECT("out", ("has %d dimensions", out->ndim), ("must have 2"));
+    nvfp4_status status = check_matrix(c, out, "[T, parts * N]", "", WRITTEN, &x);
+    if (status) return status;
+    if (__builtin_mul_overflow(g->n, (int64_t)p->parts, &columns)) columns = INT64_MAX; /* no tensor has it */
+    if (x.rows != g->m || x.columns != columns)
+        return REJECT("out", ("is %lld x %lld", (long long)x.rows, (long long)x.columns),
+                      ("must be T x %s = %lld x %lld", g->operation == OP_GROUPED_NN ? "K" : "parts * N",
+                       (long long)g->m, (long long)columns));
+    g->out = out->data;
+    g->out_type = (int32_t)out->dtype;
+    g->out_pitch = x.pitch;
+    g->out_batch = g->n * dtype_bytes(out->dtype);
+    return check_alignment(c, out, dtype_bytes(out->dtype));
+}
+
+nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call) {
+    const nvfp4_grouped_gemm_args *args = c->args;
+    grouped_problem *p = &call->problem.grouped;
+    nvfp4_status status = check_flags(args->flags);
+    if (!status) status = check_operands(c, args, p);
+    if (!status) status = check_groups(c, args, p);
+    if (!status) status = check_result(c, args, p);
+    if (status) return status;
+    p->g.alpha_value = args->alpha_value;
+    status = check_alpha(c, &args->alpha, &p->g);
+    if (!status) status = check_bias(c, &args->bias, args->out.dtype, &p->g);
+    p->g.constant_b = (args->flags & NVFP4_CONSTANT_B) != 0;
+    call->is_empty = p->g.m == 0 || p->g.n == 0 || p->groups == 0;
+    return status;
+}
+
+void bind_grouped_gemm(const checked_call *c, prepared_call *call) {
+    const nvfp4_grouped_gemm_args *args = c->args;
+    call->problem.grouped.g.out = args->out.data;
+}
