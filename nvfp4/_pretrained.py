@@ -1,9 +1,9 @@
 """The quantizers of nvfp4.transformers for NVFP4 checkpoints, which from_pretrained and save_pretrained call.
 
 Importing registers quantizers for ModelOpt's and compressed-tensors' checkpoints. They replace the torch.nn.Linear
-modules that are NVFP4 in the checkpoint by modules that have the checkpoint's tensors, which transformers then loads
-like others (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of them
-becomes an nvfp4.Linear, in place.
+modules that are NVFP4 or FP8 in the checkpoint by modules that have the checkpoint's tensors, which transformers then
+loads like others (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of
+them becomes an nvfp4.Linear or nvfp4.Fp8Linear, in place.
 
 transformers knows "compressed-tensors", and decompresses the weights to bf16. Its registry of configurations has
 CompressedTensorsConfig of this module instead, whose from_dict makes one of transformers' own class where no layer is
@@ -25,7 +25,8 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._adapters import prepare_adapters
-from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.buffers import loaded
+from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
@@ -40,9 +41,10 @@ from nvfp4.checkpoints.common import (
 )
 from nvfp4.checkpoints.files import check_file, read_json
 from nvfp4.checkpoints.fit import is_head, left_out
-from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_tensors, sort
-from nvfp4.checkpoints.save import SaveReport, is_under, mode_of, packed_tensors, quantization_configs
+from nvfp4.checkpoints.reader import FORMATS, check_layer, read_tensors, sort
+from nvfp4.checkpoints.save import Mode, SaveReport, is_under, mode_of, packed_tensors, quantization_configs
 from nvfp4.dense import dequantize_model
+from nvfp4.fp8 import Fp8Linear
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart, find_layers
 from nvfp4.packed import PackedLinear, short
@@ -78,6 +80,7 @@ except ImportError as error:
 # The name of the quantizer in transformers' registry, in which "compressed-tensors" is taken.
 COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+QUANTIZED = (W4A4, W4A4_DYNAMIC, W4A16, AUTO, *fp8.ACTIVATIONS)  # modes of layers that a checkpoint must have
 ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
 
 
@@ -107,8 +110,9 @@ def load(
     Returns:
         The model, in eval mode. Its layers that are NVFP4 in the checkpoint are nvfp4.Linear. On a CPU their weights
         [N, K/2] uint8 are the bytes of the mapped files, except those that a file does not align to 8 bytes.
+        FP8 layers are nvfp4.Fp8Linear.
         `model.hf_quantizer.skipped` has the names of the KV cache's scales, which are skipped with a warning.
-        `save_pretrained` writes the format that was read.
+        `save_pretrained` writes the format that was read, with these scales.
 
     Raises:
         nvfp4.Error: the checkpoint is damaged, is no NVFP4, or does not fit the model. The message names the tensor or
@@ -187,12 +191,6 @@ class ModelOptConfig(QuantizationConfigMixin):
     def to_dict(self) -> dict[str, Any]:
         return copy.deepcopy(self.content) | {"quant_method": self.format.NAME}
 
-    def drop_kv_cache(self) -> None:
-        """Removes the KV cache's schemes: other readers would miss the scales in a model that is saved."""
-        for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
-            if self.content.get(name) is not None:
-                self.content[name] = None
-
 
 class CompressedTensorsConfig(ModelOptConfig, OriginalConfig):
     """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json.
@@ -243,7 +241,7 @@ def check_dtype(dtype: torch.dtype) -> torch.dtype:
 
 class ModelOptQuantizer(HfQuantizer):
     """Loads ModelOpt's NVFP4 checkpoints, and saves them. Rejects other tensors of a quantized layer, and layers that
-    are quantized in another way (FP8) or that have no product yet (stacked experts)."""
+    are quantized in another way than NVFP4 and FP8, or that have no product yet (stacked experts)."""
 
     requires_calibration = True  # transformers' mark of a quantizer that quantizes no model while it loads one
 
@@ -251,7 +249,7 @@ class ModelOptQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.skipped: dict[str, str] = {}
         self.attached = False  # whether it belongs to a model that was not loaded with it
-        self.modes: dict[str, str] = {}  # the mode of each layer that the configuration describes, by its name here
+        self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return check_dtype(dtype)
@@ -269,23 +267,27 @@ class ModelOptQuantizer(HfQuantizer):
             raise _C.Error(f"{name}: cannot be put into the model: is a stack of {len(experts)} experts")
         names, given = _names(model, checkpoint)
         modules = dict(model.named_modules(remove_duplicate=False))
-        for name, packed in checkpoint.layers.items():
+        for name, packed in checkpoint.all_layers.items():
             check_layer(name, packed, {name: modules[names[name]]} if names[name] in modules else {})
         mode = self.quantization_config.recipe().mode
         for name, module in modules.items():  # transformers warns of missing tensors, and makes them up
             absent = f"{name}.weight" not in given and f"{name}.weight" not in model.all_tied_weights_keys
-            if type(module) is torch.nn.Linear and absent and mode(name) in (W4A4, W4A4_DYNAMIC, W4A16):
+            if type(module) is torch.nn.Linear and absent and mode(name) in QUANTIZED:
                 if not is_head(model, name, given):
-                    raise _C.Error(f"{name}: is NVFP4 by the configuration but not in the checkpoint")
+                    kind = "FP8" if mode(name) in fp8.ACTIVATIONS else "NVFP4"
+                    raise _C.Error(f"{name}: is {kind} by the configuration but not in the checkpoint")
                 warnings.warn(f"{name}: is not in the checkpoint and stays dense", stacklevel=2)
 
         activations = self.quantization_config.activations
-        stored: dict[int, _Stored] = {}
-        for name, packed in checkpoint.layers.items():
+        stored: dict[int, _Stored | fp8.StoredFp8] = {}
+        for name, packed in checkpoint.all_layers.items():
             old = modules[names[name]]
             if activations == AUTO:  # else the configuration describes other modes
                 self.modes[names[name]] = mode_of(packed)
-            stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
+            if isinstance(packed, PackedLinear):
+                stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
+            else:
+                stored[id(old)] = fp8.StoredFp8(packed, self.quantization_config.format.NAME, old)
             # The configuration ties this weight, but the checkpoint has one of its own, which can be no Parameter.
             if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
                 model.config.tie_word_embeddings = False
@@ -294,13 +296,14 @@ class ModelOptQuantizer(HfQuantizer):
                 if id(child) in stored:
                     setattr(module, key, stored[id(child)])
         self.skipped = checkpoint.skipped
-        cache = [name for name in self.skipped if name.rpartition(".")[2] in KV_CACHE]
+        cache = [name for name in self.skipped if name.rpartition(".")[2] in kv_cache.NAMES]
         for name in self.skipped.keys() - {*cache}:
             warnings.warn(f"{name}: {self.skipped[name]}", stacklevel=2)
         if cache:
             warnings.warn(f"skips {len(cache)} scales of the KV cache ({cache[0]}, ...)", stacklevel=2)
-            self.quantization_config.drop_kv_cache()
-        unused = rf"(^|\.)({'|'.join((*KV_CACHE, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
+        if checkpoint.kv_cache is not None:
+            kv_cache.attach(model, checkpoint.kv_cache.renamed(lambda name: renamed(name)[0]))
+        unused = rf"(^|\.)({'|'.join((*kv_cache.NAMES, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
         model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), unused}
 
     def _read(self, files: list[str] | None, unwanted: Callable[[str], str | None]) -> Checkpoint:
@@ -320,7 +323,7 @@ class ModelOptQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
-            if isinstance(module, _Stored):
+            if isinstance(module, (_Stored, fp8.StoredFp8)):
                 module.finish(name)
         prepare_adapters(model)
         return model
@@ -328,7 +331,7 @@ class ModelOptQuantizer(HfQuantizer):
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
         those that the configuration describes, it becomes theirs."""
-        layers, state = find_layers(model), model.state_dict()
+        layers, state = _layers(model), model.state_dict()
         if not layers:  # PEFT has merged adapters into all of them
             self.remove_quantization_config(model)
             return state, {}
@@ -338,13 +341,16 @@ class ModelOptQuantizer(HfQuantizer):
             packed = module.packed()
             modes[name] = mode_of(packed)
             state |= packed_tensors(name, packed, report)
+        cache = kv_cache.of(model)
+        if cache is not None and cache.format == report.format:
+            state |= cache.scales
         if modes != self.modes:
             self._describe(model, modes)
         if self.attached:
             model.config.quantization_config = self.quantization_config  # a submodel, if it was saved, left its own
         return state, {}
 
-    def _describe(self, model: Any, modes: dict[str, str]) -> None:
+    def _describe(self, model: Any, modes: dict[str, Mode]) -> None:
         """A configuration of these layers, with the names that save_pretrained writes."""
         layers, ignore = {}, []
         for name, module in model.named_modules(remove_duplicate=False):
@@ -353,7 +359,11 @@ class ModelOptQuantizer(HfQuantizer):
                 layers[stored] = modes[name]
             elif isinstance(module, torch.nn.Linear) and not isinstance(module, Linear):  # not the one in a FusedPart
                 ignore += _saved_names(model, name, module)
-        content, _ = quantization_configs(self.quantization_config.format.NAME, layers, ignore)
+        format = self.quantization_config.format.NAME
+        content, _ = quantization_configs(format, layers, ignore)
+        cache = kv_cache.of(model)
+        if cache is not None and cache.format == format:
+            content |= cache.configs()[0]
         self.quantization_config.content = content
         model.config.quantization_config = self.quantization_config
         self.modes = modes
@@ -394,10 +404,7 @@ class _Stored(Linear):
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
 
     def finish(self, name: str) -> None:
-        tensors = {key: t.detach() for key, t in self._buffers.items() if t is not None}
-        for key, t in tensors.items():
-            if t.is_meta:
-                raise _C.Error(f"{name}.{key}: is not loaded; NVFP4 layers cannot be offloaded")
+        tensors = loaded(self, name)
         # A model may keep modules in fp32, which holds e4m3 exactly.
         tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
         try:
@@ -441,10 +448,10 @@ def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]
     by_source = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     renamed = renamer(model)
     names, given = {}, set()
-    for name in checkpoint.layers:
+    for name in checkpoint.all_layers:
         key, source = renamed(f"{name}.weight")
         if source is not None:
-            raise _C.Error(f"{name}: is joined with other layers by transformers, which NVFP4 layers cannot be yet")
+            raise _C.Error(f"{name}: is joined with other layers by transformers, which quantized layers cannot be yet")
         names[name] = key.removesuffix(".weight")
         given.add(key)
     for name in checkpoint.tensors:
@@ -468,26 +475,45 @@ def rename(model: Any, checkpoint: Checkpoint) -> None:
             raise _C.Error(f"{name}: is joined or split by transformers while it loads; use nvfp4.transformers.load")
         return name if source is not None else key
 
-    names = {name: new(f"{name}.weight").removesuffix(".weight") for name in checkpoint.layers}
+    names = {name: new(f"{name}.weight").removesuffix(".weight") for name in checkpoint.all_layers}
     tensors = {name: new(name) for name in checkpoint.tensors}
     checkpoint.layers = {names[name]: packed for name, packed in checkpoint.layers.items()}
+    checkpoint.fp8 = {names[name]: packed for name, packed in checkpoint.fp8.items()}
+    if checkpoint.kv_cache is not None:
+        checkpoint.kv_cache = checkpoint.kv_cache.renamed(lambda name: renamed(name)[0])
     checkpoint.why |= {names[name]: checkpoint.why[name] for name in names if name in checkpoint.why}
     checkpoint.tensors = {tensors[name]: t for name, t in checkpoint.tensors.items()}
     checkpoint.kept = {tensors[name]: layer for name, layer in checkpoint.kept.items()}
 
 
+def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart | Fp8Linear]:
+    """The NVFP4 and FP8 layers by name. A joined layer is listed by its parts."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {**find_layers(model), **{name: module for name, module in modules if isinstance(module, Fp8Linear)}}
+
+
 def attach(model: Any) -> None:
     """Gives a model that has NVFP4 layers, and was not loaded by one, a quantizer with which save_pretrained stores
-    them: as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors."""
-    modules = [module.joined() if isinstance(module, FusedPart) else module for module in find_layers(model).values()]
+    them: as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors. Where FP8 layers or the
+    scales of a KV cache were read, in the format that has them."""
+    modules = [module.joined() if isinstance(module, FusedPart) else module for module in _layers(model).values()]
     if not modules or getattr(model, "hf_quantizer", None) is not None:
         return
-    dynamic = any(module.activations is not None and module.input_global_scale is None for module in modules)
-    format = compressed_tensors if dynamic else modelopt
-    method = COMPRESSED_TENSORS if dynamic else modelopt.NAME
+    eight = [module for module in modules if isinstance(module, Fp8Linear)]
+    formats = {module.stored.format for module in eight if module.stored is not None}
+    cache = kv_cache.of(model)
+    formats |= set() if cache is None else {cache.format}
+    dynamic = any(
+        module.activations is not None and module.input_global_scale is None
+        for module in modules
+        if isinstance(module, Linear)
+    )
+    theirs = dynamic or formats == {compressed_tensors.NAME}
+    format = compressed_tensors if theirs else modelopt
+    method = COMPRESSED_TENSORS if theirs else modelopt.NAME
     content, _ = quantization_configs(format.NAME, {}, [])
-    config = (CompressedTensorsConfig if dynamic else ModelOptConfig)(**content | {"quant_method": method})
-    quantizer = (CompressedTensorsQuantizer if dynamic else ModelOptQuantizer)(config, pre_quantized=True)
+    config = (CompressedTensorsConfig if theirs else ModelOptConfig)(**content | {"quant_method": method})
+    quantizer = (CompressedTensorsQuantizer if theirs else ModelOptQuantizer)(config, pre_quantized=True)
     quantizer.attached, model.hf_quantizer = True, quantizer
 
 

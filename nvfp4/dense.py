@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
+from nvfp4.fp8 import Fp8Linear
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart, find_dense, find_layers, keep_hooks, places_of, put
 from nvfp4.packed import check_dense_dtype, check_type
@@ -37,8 +38,8 @@ def dequantize_model(model: torch.nn.Module, dtype: torch.dtype | None = None) -
     checkpoint.
 
     Raises:
-        nvfp4.Error: an argument breaks a rule, the model has no NVFP4 layer, or a layer is split among ranks. The model
-            is unchanged.
+        nvfp4.Error: an argument breaks a rule, the model has no NVFP4 layer or has an FP8 layer, or a layer is split
+            among ranks. The model is unchanged.
 
     Example:
         >>> import nvfp4, torch
@@ -55,6 +56,9 @@ def dequantize_model(model: torch.nn.Module, dtype: torch.dtype | None = None) -
     layers = find_layers(model)
     if not layers:
         raise _C.Error("model: has no nvfp4.Linear; must have 1 or more")
+    for name, module in model.named_modules():
+        if isinstance(module, Fp8Linear):
+            raise _C.Error(f"{name}: is an Fp8Linear, which dequantize_model cannot make dense")
     if "" in layers:
         raise _C.Error("model: is the layer itself; use its to_linear")
     for name, layer in layers.items():
@@ -101,6 +105,8 @@ def rounding_error(weight: Tensor, layer: Linear) -> float:
         exact = _api.dequantize(layer.weight[rows], layer.weight_scale[rows]).double()  # value * scale fits in fp32
         scale = layer.weight_global_scale.double()
         exact = exact * (scale[rows, None] if scale.ndim else scale)
+        if layer.pre_quant_scale is not None:
+            exact = exact * layer.pre_quant_scale.double()
         lost += float((weight[rows].double() - exact).square().sum())
         total += float(exact.square().sum())
     return (lost / total) ** 0.5 if total else 0.0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
+from nvfp4.buffers import FixedBuffers, casting
 from nvfp4.gradient import WITH_GRADIENT, NoGradient, WeightOnly, check_no_tangent, is_transformed, weight_only
 from nvfp4.packed import (
     ACTIVATIONS,
@@ -21,20 +22,13 @@ from nvfp4.packed import (
     check_tensor,
     check_type,
     invertible,
+    layer_input,
     round_up,
     short,
 )
 
-# Floating-point buffers that keep their dtype, and the integers that stand for them while a module is cast.
-_FIXED = {
-    "weight_scale": torch.uint8,
-    "weight_global_scale": torch.int32,
-    "input_global_scale": torch.int32,
-    "alpha": torch.int32,
-}
 
-
-class Linear(torch.nn.Linear):
+class Linear(FixedBuffers, torch.nn.Linear):
     """A torch.nn.Linear with NVFP4 weights: y = x . W^T + bias, where W is [out_features, in_features].
 
     A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it. `to_linear` gives a
@@ -68,11 +62,14 @@ class Linear(torch.nn.Linear):
             the result of a row depends on the others. It is 1 for an input with a NaN or an infinity.
         alpha: float32 [] or [N]: weight_global_scale * input_global_scale, or the first alone if the second is None.
             It is not in the state dict.
+        pre_quant_scale: [K] float16, bfloat16 or float32, or None. The input is multiplied by it first (AWQ).
         bias: [N], or None.
 
     Shape:
         input: [..., K] in float16, bfloat16 or float32. Under autocast it is first cast to autocast's dtype.
         output: [..., N] in the same dtype.
+
+    pre_quant_scale is rounded to the dtype of the input, and so is their product.
 
     Products are exact and summed in fp32. alpha and bias are applied in fp32, and the result is rounded once. That
     holds for activations=None too: value * scale has at most 6 significant bits and is exact in 16 bits, so the global
@@ -108,6 +105,9 @@ class Linear(torch.nn.Linear):
     input_global_scale: Tensor | None
     alpha: Tensor
     bias: Tensor | None
+    pre_quant_scale: Tensor | None
+    fixed = ("weight", "weight_scale", "weight_global_scale", "input_global_scale", "pre_quant_scale", "alpha")
+    e4m3 = ("weight_scale",)
     # For pickles written without these, and for a module that becomes a layer.
     block_scale = "amax6"
     dtype = torch.float32
@@ -149,6 +149,7 @@ class Linear(torch.nn.Linear):
         self.register_buffer("weight_scale", zeros(*scales, dtype=torch.uint8).view(torch.float8_e4m3fn))
         self.register_buffer("weight_global_scale", torch.ones((), dtype=torch.float32, device=device))
         self.register_buffer("input_global_scale", None)
+        self.register_buffer("pre_quant_scale", None)
         self.register_buffer("bias", zeros(out_features, dtype=dtype) if bias else None)
         self.register_buffer("alpha", None, persistent=False)
         self.update_alpha()
@@ -218,13 +219,14 @@ class Linear(torch.nn.Linear):
             dtype = packed.bias.dtype
         layer = cls(k, n, False, packed.activations, "meta", dtype, block_scale)
         swizzled = _api.swizzle(packed.weight_scale.contiguous())
+        layer.pre_quant_scale = packed.pre_quant_scale
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
 
     def packed(self) -> PackedLinear:
         """Returns the layer's tensors as nvfp4.checkpoints writes them. The weight and the bias are shared."""
         scale = _api.unswizzle(self.weight_scale, self.out_features, self.in_features // BLOCK)
         scales = (scale, self.weight_global_scale, self.input_global_scale)
-        return PackedLinear(self.weight, *scales, self.bias, self.activations)
+        return PackedLinear(self.weight, *scales, self.bias, self.activations, self.pre_quant_scale)
 
     @classmethod
     def fuse(cls, layers: Sequence[Linear]) -> Linear:
@@ -238,8 +240,8 @@ class Linear(torch.nn.Linear):
             The nvfp4.Linear.
 
         Raises:
-            nvfp4.Error: the layers differ in in_features, activations, block_scale, input_global_scale or the dtype of
-                the bias.
+            nvfp4.Error: the layers differ in in_features, activations, block_scale, input_global_scale, pre_quant_scale
+                or the dtype of the bias.
         """
         if not layers:
             raise _C.Error("layers: has none; must have 1 or more")
@@ -249,6 +251,8 @@ class Linear(torch.nn.Linear):
                 ours, theirs = _described(getattr(first, name), name), _described(getattr(layer, name), name)
                 if ours != theirs:
                     raise _C.Error(f"layers: {name} of layer {i} is {theirs} but of layer 0 {ours}")
+            if not _same(first.pre_quant_scale, layer.pre_quant_scale):
+                raise _C.Error(f"layers: pre_quant_scale of layer {i} differs from that of layer 0; must be equal")
         parts = [layer.packed() for layer in layers]
         scales = [part.weight_global_scale for part in parts]
         if all(scale.ndim == 0 and torch.equal(scale, scales[0]) for scale in scales):
@@ -258,11 +262,14 @@ class Linear(torch.nn.Linear):
         bias = None if first.bias is None else torch.cat([part.bias for part in parts if part.bias is not None])
         weight = torch.cat([part.weight for part in parts])
         blocks = torch.cat([part.weight_scale.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
-        packed = PackedLinear(weight, blocks, scale, first.input_global_scale, bias, activations=first.activations)
+        packed = PackedLinear(
+            weight, blocks, scale, first.input_global_scale, bias, first.activations, first.pre_quant_scale
+        )
         return cls.from_packed(packed, first.block_scale, first.dtype)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Returns the dense weight W [N, K]: value * scale * weight_global_scale, computed in fp32.
+        """Returns the dense weight W [N, K]: value * scale * weight_global_scale, computed in fp32. Its columns are
+        multiplied by pre_quant_scale, if there is one: W takes the input as it is.
 
         Args:
             dtype (torch.dtype, optional): float16, bfloat16 or float32. Default: the layer's `dtype`.
@@ -272,10 +279,11 @@ class Linear(torch.nn.Linear):
         """
         dtype = self.dtype if dtype is None else dtype
         check_dense_dtype(dtype)
-        scale = self.weight_global_scale
-        if scale.ndim == 0:
+        scale, before = self.weight_global_scale, self.pre_quant_scale
+        if scale.ndim == 0 and before is None:
             return _api.dequantize(self.weight, self.weight_scale, global_scale=scale, out_dtype=dtype)
-        return (_api.dequantize(self.weight, self.weight_scale) * scale[:, None]).to(dtype)
+        weight = _api.dequantize(self.weight, self.weight_scale) * (scale[:, None] if scale.ndim else scale)
+        return (weight if before is None else weight * before.float()).to(dtype)
 
     def to_linear(self, dtype: torch.dtype | None = None) -> torch.nn.Linear:
         """Returns a torch.nn.Linear with the dense weight and a copy of the bias. Both require a gradient.
@@ -320,52 +328,25 @@ class Linear(torch.nn.Linear):
 
     # ---- what torch.nn.Module does with the buffers ----
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Gives fn the buffers of fixed dtype as integers, which casting functions leave alone. `type` casts them too:
-        they are moved instead."""
-
-        def cast(t: Tensor) -> Tensor:
-            result = fn(t)
-            if result.dtype == t.dtype:
-                return result
-            if not t.is_floating_point():
-                return t.to(result.device)
-            if not result.is_floating_point():
-                raise _C.Error(f"dtype: is {short(result.dtype)}; must be a floating-point type")
-            return result
-
-        before = {name: t for name in _FIXED if (t := self._buffers[name]) is not None}
-        given = {name: t.view(_FIXED[name]) for name, t in before.items()}
-        self.dtype = cast(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
-        self._buffers.update(given)
-        try:
-            return super()._apply(cast, recurse)
-        finally:
-            for name, t in before.items():
-                moved = self._buffers[name]
-                self._buffers[name] = t if moved is given[name] or moved is None else moved.view(t.dtype)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Gives pickle, which cannot read back a float8 tensor, the scales as bytes."""
-        state = dict(self.__dict__)
-        state["_buffers"] = self._buffers | {"weight_scale": self.weight_scale.view(torch.uint8)}
-        return state
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FixedBuffers:
+        """Also casts `dtype`."""
+        self.dtype = casting(fn)(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
+        return super()._apply(fn, recurse)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers["weight_scale"] = self.weight_scale.view(torch.float8_e4m3fn)
+        self._buffers.setdefault("pre_quant_scale", None)  # a pickle of 0.2 does not have it
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Also takes a state whose layer has one weight_global_scale for each row, or an input_global_scale, where
-        this layer has not, and the reverse. Another dtype than a buffer's is an error: torch would convert the values,
-        or with assign=True keep it."""
-        mismatches = []
-        for name in ("weight", *_FIXED):
-            t, own = state_dict.get(prefix + name), self._buffers[name]
-            dtype = torch.float32 if own is None else own.dtype
-            if isinstance(t, Tensor) and t.dtype != dtype:
-                wanted = short(dtype) if own is None else f"{short(dtype)} {list(own.shape)}"
-                mismatches.append(f"{prefix}{name}: is {short(t.dtype)} {list(t.shape)}; must be {wanted}")
+        this layer has not, and the reverse; a pre_quant_scale too, in any floating-point dtype."""
+        before = state_dict.get(prefix + "pre_quant_scale")
+        if prefix + "weight" in state_dict:
+            dtype = torch.float32 if before is None else before.dtype
+            dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
+            ones = torch.ones(self.in_features, dtype=dtype, device=self.weight.device)
+            self.pre_quant_scale = None if before is None else ones
+        mismatches = self.wrong_dtypes(state_dict, prefix)
         if mismatches:
             arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
             return
@@ -386,7 +367,8 @@ class Linear(torch.nn.Linear):
             text += f", W4A4, input_global_scale={'dynamic' if self.input_global_scale is None else 'static'}"
         if self.block_scale != "amax6":
             text += f", block_scale={self.block_scale!r}"
-        return text + (", weight_global_scale=[N]" if self.weight_global_scale.ndim else "")
+        text += ", weight_global_scale=[N]" if self.weight_global_scale.ndim else ""
+        return text + ("" if self.pre_quant_scale is None else ", pre_quant_scale=[K]")
 
     def _get_name(self) -> str:
         return f"nvfp4.{type(self).__name__}"  # in the repr of a model, beside torch's Linear
@@ -403,16 +385,9 @@ class Linear(torch.nn.Linear):
         return self._product(rows, scale, alpha, self.bias, x.dtype).reshape(shape)
 
     def _checked(self, x: Tensor) -> Tensor:
-        """The input in the dtype that the layer computes in."""
-        if not isinstance(x, Tensor):
-            raise _C.Error(f"x: is of type {type(x).__name__}; must be a torch.Tensor")
-        if x.ndim == 0 or x.shape[-1] != self.in_features:
-            raise _C.Error(f"x: shape is {list(x.shape)}; the last dimension must be in_features = {self.in_features}")
-        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            raise _C.Error(f"x: dtype is {short(x.dtype)}; must be float16, bfloat16 or float32")
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        return x
+        """The input in the dtype that the layer computes in, times pre_quant_scale."""
+        x = layer_input(x, self.in_features)
+        return x if self.pre_quant_scale is None else x * self.pre_quant_scale.to(x.dtype)
 
     def _scales(self, rows: Tensor) -> tuple[Tensor | None, Tensor]:
         """The global scale of an input [rows, K], or None if it is not quantized, and alpha with it."""
@@ -465,6 +440,10 @@ class Linear(torch.nn.Linear):
             out_dtype=dtype,
             constant_b=not (torch.compiler.is_compiling() or torch._C._is_tracing()),
         )
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
 
 
 def _described(value: Any, name: str) -> Any:

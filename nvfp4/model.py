@@ -86,7 +86,7 @@ def quantize_model(
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
         >>> report = nvfp4.quantize_model(model, calibrate=lambda m: m(torch.randn(4, 64)))
         >>> [layer.name for layer in report.layers], report.bytes_before, report.bytes_after
-        (['0', '2'], 37408, 6704)
+        (['0', '2'], 37408, 6712)
     """
     check_type("model", model, torch.nn.Module, "a torch.nn.Module")
     check_modes(activations, block_scale)
@@ -95,8 +95,10 @@ def quantize_model(
     if calibrate is not None and not callable(calibrate):
         raise _C.Error(f"calibrate: is of type {type(calibrate).__name__}; must be a function of the model")
     check_ignore(ignore)
+    if type(model) is torch.nn.Linear:
+        raise _C.Error("model: is a Linear; use nvfp4.Linear.from_linear")
     if is_plain(model):
-        raise _C.Error(f"model: is a {type(model).__name__}; use nvfp4.Linear.from_linear")
+        raise _C.Error(f"model: is a {type(model).__name__} itself; must be a module that has it as a child")
     linears, skipped = find_linears(model, ignore)
     for name, linear in linears.items():
         with prefix_errors(name):

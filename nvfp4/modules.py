@@ -141,6 +141,7 @@ class FusedPart(torch.nn.Module):
             whole.input_global_scale,
             None if whole.bias is None else whole.bias[rows],
             whole.activations,
+            whole.pre_quant_scale,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,6 +169,9 @@ class FusedPart(torch.nn.Module):
         parts = self.joined()(x).split(self.sizes, -1)
         owner.kept = (x, version, {i: part for i, part in enumerate(parts) if i != self.index})
         return parts[self.index]
+
+    def _get_name(self) -> str:
+        return "nvfp4.FusedPart"  # as nvfp4.Linear's
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, index={self.index}"

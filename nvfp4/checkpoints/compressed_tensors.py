@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
+from nvfp4.checkpoints import fp8, kv_cache
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
@@ -78,12 +79,12 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
     """Our tensors as the format's. The global scales become divisors, with one rounding.
 
     Raises:
-        nvfp4.Error: the layer has one weight_global_scale for each row.
+        nvfp4.Error: the layer has one weight_global_scale for each row, or a pre_quant_scale.
     """
     tensors = {
         "weight_packed": packed.weight,
         "weight_scale": packed.weight_scale,
-        "weight_global_scale": one_scale(NAME, packed.weight_global_scale),
+        "weight_global_scale": one_scale(NAME, packed),
         "input_global_scale": packed.input_global_scale,
         "bias": packed.bias,
     }
@@ -117,7 +118,8 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         where = f"config_groups.{key}."
         check_keys(where, group, SCHEME)
         numbers = group_numbers(where, group)
-        mode = group_mode(numbers["weights"], numbers["input_activations"])
+        eight = fp8.by_group(where, numbers["weights"], numbers["input_activations"], group)
+        mode = eight or group_mode(numbers["weights"], numbers["input_activations"])
         if mode in (W4A4, W4A4_DYNAMIC, W4A16):
             check_group(where, group, numbers)
         groups.add(key, strings(group, "targets", where), mode)
@@ -130,7 +132,8 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         subtree = mode if match is not None and match.subtree else None
         return Verdict(None, f"ignore has {match or repr(LINEAR)}", subtree)
 
-    return Recipe(NAME, look, (ignore, *groups.names), groups.marks, unknown_keys(config, KEYS))
+    names, options = (ignore, *groups.names), unknown_keys(config, KEYS)
+    return Recipe(NAME, look, names, groups.marks, options, kv_cache.described(config))
 
 
 class Groups:
@@ -259,31 +262,35 @@ def described(numbers: Mapping[str, Any]) -> str:
     return f"{numbers.get('num_bits')}{BITS} {numbers.get('type')}" + (f" in groups of {group}" if group else "")
 
 
-def config(targets: Mapping[str, Sequence[str]], ignore: Sequence[str]) -> dict[str, Any]:
+def config(targets: Mapping[str | fp8.Fp8Mode, Sequence[str]], ignore: Sequence[str]) -> dict[str, Any]:
     """`quantization_config` of config.json.
 
     Args:
-        targets: of each mode, "W4A4", "W4A4 dynamic" or "W4A16": names of layers, or "Linear".
+        targets: of each mode, "W4A4", "W4A4 dynamic", "W4A16" or of FP8 layers: names of layers, or "Linear".
         ignore: names of linear layers that are not quantized.
     """
-    four = {"group_size": 16, "num_bits": 4, "scale_dtype": "torch.float8_e4m3fn", "strategy": "tensor_group"}
-    four |= {"symmetric": True, "type": "float"}
-    dynamic = {W4A4: "local", W4A4_DYNAMIC: True}
-    groups = {
-        f"group_{i}": {
-            "format": FORMAT,
-            "input_activations": None if mode == W4A16 else {**four, "dynamic": dynamic[mode]},
-            "output_activations": None,
-            "targets": list(names),
-            "weights": {**four, "dynamic": False},
-        }
-        for i, (mode, names) in enumerate(targets.items())
-    }
+    groups = {f"group_{i}": group(mode) | {"targets": list(names)} for i, (mode, names) in enumerate(targets.items())}
+    formats = {group["format"] for group in groups.values()}
     return {
         "config_groups": groups,
-        "format": FORMAT,
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "ignore": list(ignore),
         "kv_cache_scheme": None,
         "quant_method": NAME,
         "quantization_status": "compressed",
+    }
+
+
+def group(mode: str | fp8.Fp8Mode) -> dict[str, Any]:
+    """A group of config_groups, without targets."""
+    if isinstance(mode, fp8.Fp8Mode):
+        return fp8.group(mode)
+    four = {"group_size": 16, "num_bits": 4, "scale_dtype": "torch.float8_e4m3fn", "strategy": "tensor_group"}
+    four |= {"symmetric": True, "type": "float"}
+    dynamic = {W4A4: "local", W4A4_DYNAMIC: True}
+    return {
+        "format": FORMAT,
+        "input_activations": None if mode == W4A16 else {**four, "dynamic": dynamic[mode]},
+        "output_activations": None,
+        "weights": {**four, "dynamic": False},
     }

@@ -16,21 +16,22 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C, _text
 from nvfp4._text import shown
-from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
+from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
+from nvfp4.checkpoints.common import W4A4, W4A4_AWQ, W4A4_DYNAMIC, W4A16, W4A16_AWQ
 from nvfp4.checkpoints.output import check_target, copy, target
 from nvfp4.checkpoints.parts import INDEX
 from nvfp4.checkpoints.reader import FORMATS
+from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
-from nvfp4.packed import PackedLinear, short
+from nvfp4.packed import PackedLinear, prefix_errors, short
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -43,8 +44,11 @@ class SaveReport:
         format (str): "modelopt" or "compressed-tensors".
         files (dict of int): the names of the *.safetensors files, each with its bytes of tensors.
         layers (list of str): the names of the NVFP4 layers.
+        fp8 (list of str): the names of the FP8 layers.
         rounded (dict of float): the global scales that nvfp4.load does not give back to the bit, with their relative
             error, at most 2^-23. Only compressed-tensors has such scales: it stores a divisor, the rounded reciprocal.
+        skipped (dict of str): the names of tensors that are not written, with the reason: scales of a KV cache that
+            were read from the other format.
         expanded (dict of int): the tensors with fewer values in memory than in their shape (torch.Tensor.expand), with
             their bytes in the file, which holds all values.
     """
@@ -52,14 +56,19 @@ class SaveReport:
     format: str
     files: dict[str, int] = field(default_factory=dict)
     layers: list[str] = field(default_factory=list)
+    fp8: list[str] = field(default_factory=list)
     rounded: dict[str, float] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     expanded: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [(name, str(count)) for name, count in self.files.items()]
         table = _text.plain(("file", "bytes"), rows, (True, False))
+        counts = f"{self.format}: {len(self.layers)} NVFP4 layers"
+        counts += f", {len(self.fp8)} FP8 layers" if self.fp8 else ""
         rounded = [f"rounded: {name}: relative error {error:.1e}" for name, error in self.rounded.items()]
-        return "\n".join([table, f"{self.format}: {len(self.layers)} NVFP4 layers", *rounded])
+        skipped = [f"skipped: {name}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join([table, counts, *rounded, *skipped])
 
 
 def save(
@@ -68,7 +77,8 @@ def save(
     """Writes a model with NVFP4 layers as a checkpoint, which nvfp4.load and the format's other readers read.
 
     Args:
-        model (torch.nn.Module): a model that has nvfp4.Linear layers, each of which is stored in the format.
+        model (torch.nn.Module): a model that has nvfp4.Linear layers, each of which is stored in the format, and so
+            are its nvfp4.Fp8Linear layers.
             Layers that quantize_model joined are stored one by one.
             All other tensors of the state dict are stored as they are. A tensor with several names is stored once,
             under the first.
@@ -80,6 +90,10 @@ def save(
         max_shard_size (int or str, optional): bytes, or a number with the unit KB, MB, GB, KiB, MiB or GiB. Default:
             "5GB".
             A file holds no more tensors than that, except a tensor that is larger by itself.
+
+    FP8 layers and the scales of a KV cache are stored as nvfp4.load read them, if it read them from this format.
+    ModelOpt has no FP8 layers with dynamic scales of the whole input or of blocks, and compressed-tensors no
+    pre_quant_scale.
 
     The function needs safetensors. Weights and block scales are stored byte for byte, [N, K/2] uint8 and [N, K/16]
     float8_e4m3fn in the linear layout. ModelOpt stores the global scales as they are. compressed-tensors stores their
@@ -105,20 +119,20 @@ def save(
     check_format(format)
     limit = shard_bytes(max_shard_size)
     layers, tensors, ignore = collect(model)
-    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit)
+    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit, cache=kv_cache.of(model))
 
 
 # ---- the model ----
 
 
-def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, Tensor], list[str]]:
-    """The NVFP4 layers, the other tensors of the state dict, and the names of the other linear layers."""
-    layers: dict[str, PackedLinear] = {}
+def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear | Fp8Tensors], dict[str, Tensor], list[str]]:
+    """The NVFP4 and FP8 layers, the other tensors of the state dict, and the names of the other linear layers."""
+    layers: dict[str, PackedLinear | Fp8Tensors] = {}
     inside: set[str] = set()
     ignore: list[str] = []
     stored: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, (Linear, FusedPart)):
+        if isinstance(module, (Linear, FusedPart, Fp8Linear)):
             if not name:
                 raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
             if not is_under(name, inside):  # not the layer inside a FusedPart
@@ -128,7 +142,7 @@ def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, 
                     stored.add(id(module))
         elif isinstance(module, torch.nn.Linear):
             ignore.append(name)
-    if not layers:
+    if not any(isinstance(packed, PackedLinear) for packed in layers.values()):
         raise _C.Error("model: has no nvfp4.Linear; must have 1 or more")
     tensors: dict[str, Tensor] = {}
     seen: set[Any] = set()
@@ -176,18 +190,25 @@ def check_format(format: str) -> None:
         raise _C.Error(f"format: is {format!r}; must be {' or '.join(map(repr, FORMATS))}")
 
 
-def mode_of(packed: PackedLinear) -> str:
+Mode: TypeAlias = "str | fp8.Fp8Mode"
+
+
+def mode_of(packed: PackedLinear | Fp8Tensors) -> Mode:
+    if isinstance(packed, Fp8Tensors):
+        return fp8.mode_of(packed)
     if packed.activations is None:
-        return W4A16
-    return W4A4_DYNAMIC if packed.input_global_scale is None else W4A4
+        return W4A16 if packed.pre_quant_scale is None else W4A16_AWQ
+    if packed.input_global_scale is None:
+        return W4A4_DYNAMIC
+    return W4A4 if packed.pre_quant_scale is None else W4A4_AWQ
 
 
 def quantization_configs(
-    format: str, layers: Mapping[str, str], ignore: Iterable[str]
+    format: str, layers: Mapping[str, Mode], ignore: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """`quantization_config` of config.json, and the content of hf_quant_config.json if the format has one; of layers
     with their modes."""
-    modes: dict[str, list[str]] = {}
+    modes: dict[Mode, list[str]] = {}
     for name, mode in layers.items():
         modes.setdefault(mode, []).append(name)
     # With one mode the class is the target, as the producers write it; else vLLM would take a group by its class
@@ -215,24 +236,31 @@ def shard_bytes(size: int | str) -> int:
 def write(
     path: Path,
     format: str,
-    layers: Mapping[str, PackedLinear],
+    layers: Mapping[str, PackedLinear | Fp8Tensors],
     tensors: Mapping[str, Tensor],
     ignore: Iterable[str],
     config: Mapping[str, Any],
     limit: int,
     files: Iterable[Path] = (),
+    cache: kv_cache.KvCache | None = None,
 ) -> SaveReport:
-    """Writes a checkpoint's folder, with copies of other files; see save."""
+    """Writes a checkpoint's folder, with copies of other files and the scales of a KV cache; see save."""
     try:
         import safetensors.torch
         from safetensors import SafetensorError
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.save needs safetensors: pip install safetensors", name="safetensors") from None
     check_target(path)
-    report = SaveReport(format, layers=list(layers))
+    report = SaveReport(format)
+    for name, packed in layers.items():
+        (report.layers if isinstance(packed, PackedLinear) else report.fp8).append(name)
     stored = dict(tensors)
     for name, packed in layers.items():
         stored |= packed_tensors(name, packed, report)
+    if cache is not None and cache.format == format:
+        stored |= cache.scales
+    elif cache is not None:
+        report.skipped |= dict.fromkeys(cache.scales, f"is a scale of the KV cache, as {cache.format} stores it")
     for name, t in stored.items():
         if t.is_meta:
             raise _C.Error(f"{name}: is on the meta device; must have values")
@@ -243,6 +271,11 @@ def write(
     quantization, other = quantization_configs(
         format, {name: mode_of(packed) for name, packed in layers.items()}, ignore
     )
+    if cache is not None and cache.format == format:
+        entries, more = cache.configs()
+        quantization |= entries
+        if other is not None:
+            other["quantization"] |= more
     texts = {"config.json": {**config, "quantization_config": quantization}}
     if other is not None:
         texts["hf_quant_config.json"] = other
@@ -293,8 +326,11 @@ def finite(content: Any) -> Any:
     return [finite(value) for value in content] if isinstance(content, (list, tuple)) else content
 
 
-def packed_tensors(name: str, packed: PackedLinear, report: SaveReport) -> dict[str, Tensor]:
+def packed_tensors(name: str, packed: PackedLinear | Fp8Tensors, report: SaveReport) -> dict[str, Tensor]:
     """A layer's tensors by their full names. Notes global scales that change."""
+    if isinstance(packed, Fp8Tensors):
+        with prefix_errors(name):
+            return {f"{name}.{key}": t for key, t in fp8.write(packed, report.format).items()}
     if report.format == modelopt.NAME and mode_of(packed) == W4A4_DYNAMIC:
         raise _C.Error(
             f"{name}: is W4A4 without an input_global_scale; {report.format} cannot store that: calibrate the layer, "

@@ -2,8 +2,8 @@
 
 Weights and block scales keep their bytes: nothing is decoded. The global scales of the two formats are reciprocals of
 each other, each rounded once; the command says how many of them nvfp4.load reads with other bits than before. Files
-without weights are copied. Scales of a KV cache are left out. A checkpoint with layers that are quantized in another
-way, such as FP8, is rejected.
+without weights are copied. Scales of a KV cache are left out. FP8 layers are converted too, if the other format has
+such layers. A checkpoint with layers that are quantized in another way is rejected.
 
 Exit status: 0 done, 2 the checkpoint cannot be read or converted: nothing is written.
 """

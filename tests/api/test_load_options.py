@@ -51,11 +51,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "sparsity_config.format: is 'sparse-24-bitmask'; must be 'dense'": groups()
     | {"sparsity_config": {"format": "sparse-24-bitmask"}},
     "quantized_layers.a.rotate: is True, an option that nvfp4 does not know": one(rotate=True),
-    "quantized_layers.a.pre_quant_scale: is True: a scale of the inputs before NVFP4": one(pre_quant_scale=True),
     "quantized_layers.a.has_zero_point: is True: a zero point": one(has_zero_point=True),
     "quantized_layers.a.group_size: is 32; must be 16": one(group_size=32),
     "quantized_layers.a.lora_rank: is 8: a product of low rank": one(lora_rank=8),
-    "json: pre_quant_scale: is True: a scale of the inputs": opt(pre_quant_scale=True),
     "config_groups.g.input_activations.rotate: is 1, an option": mixed_group(rotate=1),
     "config_groups.g.rotate: is True, an option": opt_group(rotate=True),
     "config_groups.g.input_activations.rotate: is True, an option": opt_group(
@@ -271,7 +269,7 @@ def test_keys_of_modelopt() -> None:
         assert set(own) <= set(options.MODELOPT_LAYER)
     for whole in ({"quantization": content}, convert_config({"quantization": content})):
         recipe = modelopt.recipe(whole)
-        assert [recipe.mode(name) for name in "abcde"] == ["W4A4", "W4A16", "NVFP4_AWQ", "NVFP4_SVD", "FP8"]
+        assert [recipe.mode(name) for name in "abcde"] == ["W4A4", "W4A16", "auto", "NVFP4_SVD", "FP8 W8A8"]
         assert recipe.options == {}
     groups = convert_config({"quantization": content})  # the same layers, named by groups alone
     del groups["quantized_layers"]

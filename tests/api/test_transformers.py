@@ -342,21 +342,29 @@ def test_initializing_weights_leaves_nvfp4_layers_alone(source: Callable[..., So
         assert before == [raw(t) for layer in layers_of(model).values() for t in layer.buffers()]
 
 
-def test_scales_of_the_kv_cache_are_skipped_with_a_warning(source: Callable[..., Source], tmp_path: Path) -> None:
+def test_scales_of_the_kv_cache_are_skipped_and_saved(source: Callable[..., Source], tmp_path: Path) -> None:
     own = source()
     scales = [f"model.layers.{i}.self_attn.{name}" for i in (0, 1) for name in ("k_proj.k_scale", "v_proj.v_scale")]
     scheme = {"num_bits": 8, "type": "float", "dynamic": False}
     for format_name in FORMATS:
-        tensors = own.tensors(format_name) | {name: torch.tensor(1.0) for name in scales}
+        values = {name: torch.rand(()) for name in scales}
+        tensors = own.tensors(format_name) | values
         folder = own.write(tmp_path / format_name, format_name, tensors, kv_cache_scheme=scheme)
         with pytest.warns(UserWarning, match=r"^skips 4 scales of the KV cache \(model.layers.0.self_attn.k_proj.k_"):
             model, report = nvfp4.transformers.load(folder, output_loading_info=True)
         assert {*model.hf_quantizer.skipped} == {*scales}
         assert all(not names for names in report.values())
         assert torch.equal(logits(model), logits(own.by_hand(torch.bfloat16)))
-        model.save_pretrained(folder)
-        assert json.loads((folder / "config.json").read_text())["quantization_config"]["kv_cache_scheme"] is None
-        load(folder)
+        model.save_pretrained(tmp_path / f"{format_name} again")
+        assert (
+            json.loads((tmp_path / f"{format_name} again/config.json").read_text())["quantization_config"][
+                "kv_cache_scheme"
+            ]
+            == scheme
+        )
+        again = nvfp4.load(tmp_path / f"{format_name} again")
+        assert {*again.skipped} == {*scales} and again.kv_cache is not None
+        assert all(torch.equal(again.kv_cache.scales[name], t) for name, t in values.items())
 
 
 def test_hf_quant_config_alone(source: Callable[..., Source], tmp_path: Path) -> None:
@@ -509,14 +517,15 @@ def others_dense(tensors: Tensors) -> None:
             tensors[name] = torch.zeros(t.shape[0], t.shape[1] * 2)
 
 
-def fp8(tensors: Tensors) -> None:
+def mxfp8(tensors: Tensors) -> None:
     without(UP)(tensors)
-    tensors |= {f"{UP}.weight": torch.zeros(96, 64).to(torch.float8_e4m3fn), f"{UP}.weight_scale": torch.tensor(1.0)}
+    scale = torch.full((96, 2), 127, dtype=torch.uint8)
+    tensors |= {f"{UP}.weight": torch.zeros(96, 64).to(torch.float8_e4m3fn), f"{UP}.weight_scale": scale}
 
 
-MIXED = {"quantized_layers": {UP: {"quant_algo": "FP8"}}, "quant_algo": "MIXED_PRECISION"}
+MIXED = {"quantized_layers": {UP: {"quant_algo": "MXFP8"}}, "quant_algo": "MIXED_PRECISION"}
 DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
-    "quantization_config.quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, MIXED_PRECISION": (
+    "quantization_config.quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MIXED_PRECISION": (
         without("none"),
         {"quant_algo": "FP8"},
     ),
@@ -540,13 +549,12 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
     ),
     f"{UP}.weight_scale_2: dtype is bfloat16; must be float32": (changed("weight_scale_2", Tensor.bfloat16), {}),
     f"{UP}.weight_scale_2: is inf; must be positive and finite": (changed("weight_scale_2", lambda t: t / 0), {}),
-    f"{UP}.pre_quant_scale: is no tensor of an NVFP4 layer of modelopt: "
-    "weight, weight_scale, weight_scale_2, input_scale, bias": (
-        lambda tensors: tensors.update({f"{UP}.pre_quant_scale": torch.ones(64)}),
+    f"{UP}.pre_quant_scale: shape is [32]; must be [64]": (
+        lambda tensors: tensors.update({f"{UP}.pre_quant_scale": torch.ones(32)}),
         {},
     ),
-    f"{UP}: cannot be put into the model: is quantized in another way: FP8": (
-        lambda tensors: (fp8(tensors), others_dense(tensors)),
+    f"{UP}: cannot be put into the model: is quantized in another way: MXFP8": (
+        lambda tensors: (mxfp8(tensors), others_dense(tensors)),
         MIXED,
     ),
     "model.layers.7.fc: is a layer of the checkpoint but no module of the model": (
@@ -607,7 +615,7 @@ def test_experts_that_transformers_joins_are_rejected(source: Callable[..., Sour
     own.write(tmp_path, "modelopt", tensors)
     config["quantization_config"] = quantization("modelopt", "W4A16", [])
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(nvfp4.Error, match=f"^{expert}: is joined with other layers by transformers, which NVFP4 "):
+    with pytest.raises(nvfp4.Error, match=f"^{expert}: is joined with other layers by transformers, which "):
         load(tmp_path)
 
 
@@ -709,7 +717,10 @@ def test_a_checkpoint_that_modelopt_exports(kind: str, source: Callable[..., Sou
     assert len(layers_of(model)) == 14 and len(model.hf_quantizer.skipped) == (4 if kind == "KV" else 0)
     assert torch.equal(logits(model), logits(expected)) and state(model) == state(expected)
     model.save_pretrained(tmp_path / "second")
-    assert state(load(tmp_path / "second")) == state(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the KV cache's scales, which are saved
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "second")
+    assert state(again) == state(model)
 
 
 @pytest.mark.parametrize("kind", ["W4A4", "W4A16"])
