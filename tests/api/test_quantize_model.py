@@ -389,6 +389,29 @@ def test_hooks_of_replaced_layers_are_kept(fuse: bool) -> None:
     assert isinstance(model["k_proj"], FusedPart) == fuse and not model["v_proj"]._forward_pre_hooks
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+def test_hooks_of_accelerate_are_kept(fuse: bool) -> None:
+    """They move a layer's input to its device, where a device_map has several."""
+    hooks = pytest.importorskip("accelerate.hooks", reason=".ci/full installs it")
+    calls = []
+
+    class Recorded(hooks.AlignDevicesHook):  # type: ignore[misc]
+        def pre_forward(self, module: nn.Module, *arguments: object, **keywords: object) -> object:
+            calls.append(module)
+            return super().pre_forward(module, *arguments, **keywords)
+
+    model = nn.ModuleDict({name: nn.Linear(32, 16) for name in ("q_proj", "k_proj", "v_proj")})
+    for layer in model.values():
+        hooks.add_hook_to_module(layer, Recorded(execution_device="cpu", io_same_device=True))
+    expected = {name: nvfp4.Linear.from_linear(layer) for name, layer in model.items()}
+    nvfp4.quantize_model(model, fuse=fuse)
+    x = torch.randint(-3, 4, (2, 32)).float()
+    for name, layer in model.items():
+        assert (type(layer) is FusedPart) == fuse and type(layer._hf_hook) is Recorded
+        torch.testing.assert_close(layer(x), expected[name](x), rtol=1e-6, atol=1e-6)
+    assert calls == [*model.values()]
+
+
 # ---- errors ----
 
 
