@@ -62,8 +62,13 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     g->l = p.parts;
     g->operation = g->operation == OP_GROUPED_NN ? OP_GEMM_NN : OP_GEMM;
     g->a += one->first * g->a_pitch;
-    g->b += matrix * g->b_batch;
-    g->sfb += matrix * g->sfb_batch;
+    if (p.b_list) {
+        g->b = p.b_list[one->index];
+        g->sfb = p.sfb_list[one->index];
+    } else {
+        g->b += matrix * g->b_batch;
+        g->sfb += matrix * g->sfb_batch;
+    }
     g->out = (char *)g->out + one->first * g->out_pitch;
     if (g->by_batch & ALPHA_BY_BATCH) g->alpha += matrix * (g->alpha_stride ? g->n : 1);
     if (g->by_batch & BIAS_BY_BATCH) g->bias = (const char *)g->bias + matrix * g->n * type_size(g->bias_type);
@@ -195,7 +200,7 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
         if (!m.gathered) status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %lld rows", (long long)most);
     }
     if (threads <= 0) threads = threads_available();
-    /* As for other products: a second thread is worth waking for some 20 us of work. */
+    /* A second thread is worth waking for some 20 us of work, as for other products. */
     const double products = (double)rows * (double)p->g.n * (double)p->g.k * p->parts;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     x.groups = m.few;

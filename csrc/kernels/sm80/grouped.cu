@@ -10,14 +10,13 @@
  * for an index outside of A, and [TILE_M] factors of their results. A row without an address is not loaded, and its
  * factor is NaN. Tails are those of w4a16.cu. */
 #include "kernels/common/group_tile.cuh"
-#include "kernels/sm80/grouped_config.h"
+#include "kernels/sm80/grouped_rows.cuh"
 #include "kernels/sm80/store_tile.cuh"
 #include "kernels/sm80/w4a16_tile.cuh"
 
 template <int TYPE_, int TILE_M_, int STAGES_>
 struct grouped_config : config<TYPE_, TILE_M_, SM80_GROUPED_OCTETS, SM80_GROUPED_CHUNKS, STAGES_, SM80_GROUPED_WARPS> {
     static constexpr int ROWS_OFFSET = SM80_GROUPED_TILE_BYTES(TILE_M_, STAGES_);
-    static constexpr int FACTORS_OFFSET = ROWS_OFFSET + TILE_M_ * 8;
 
     static_assert(ROWS_OFFSET % 8 == 0, "addresses are aligned");
     static_assert(TILE_M_ <= SM80_GROUPED_THREADS, "a thread finds one row");
@@ -77,11 +76,7 @@ __device__ __forceinline__ void store_rows(const grouped_problem &p, const float
     for (int row = first; row < rows; row += PASS_ROWS) {
         float v[4] = {};
         add_warps<C>(v, sums, row, column, w4a16<C::TYPE>::UNIT);
-        for (int i = 0; i < 4; i++) {
-            v[i] = __fmul_rn(columns.alpha[i], v[i]);
-            if (g.bias) v[i] = __fadd_rn(v[i], columns.bias[i]);
-            v[i] = __fmul_rn(v[i], factors[row]);
-        }
+        scale_row(columns, g, factors[row], v);
         store_floats(out + row * g.out_pitch, g.out_type, v, columns.count);
     }
 }
@@ -91,8 +86,6 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     const gemm_problem &g = p.g;
     const int warp = threadIdx.x / 32;
     const uint8_t *stages = shared + warp * C::WARP_STAGES_BYTES;
-    const uint8_t **addresses = (const uint8_t **)(shared + C::ROWS_OFFSET);
-    float *factors = (float *)(shared + C::FACTORS_OFFSET);
 
     const uint32_t index = blockIdx.x / (uint32_t)s.tiles_m, part = index / (uint32_t)s.tiles_n;
     const uint32_t tile_n = index % (uint32_t)s.tiles_n;
@@ -102,18 +95,13 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
         find_group_tile<C::THREADS>(p.ends, p.groups, (int)g.m, C::TILE_M, blockIdx.x % (uint32_t)s.tiles_m, scratch);
     if (tile.rows == 0) return;
 
-    if ((int)threadIdx.x < min(C::TILE_M, tile.rows)) {
-        const int64_t i = (int64_t)tile.row + threadIdx.x, row = p.rows ? p.rows[i] : i;
-        const bool exists = row >= 0 && row < p.a_rows;
-        addresses[threadIdx.x] = exists ? g.a + row * g.a_pitch : NULL;
-        factors[threadIdx.x] = !exists ? __int_as_float(0x7FFFFFFF) : p.row_scale ? p.row_scale[i] : 1.0f;
-    }
-    __syncthreads();
+    const tile_rows<C::TILE_M> rows(shared + C::ROWS_OFFSET);
+    rows.find(p, tile);
 
     const int64_t k = warp * C::STAGE_K;
     const int tiles = (int)((g.k + C::TILE_K - 1) / C::TILE_K);
     b_loader<C> load_b(g, (int64_t)tile.group * p.parts + part, n0, k, shared_address(stages));
-    gathering_loader<C> load_a(addresses, min(C::TILE_M, tile.rows), k, shared_address(stages));
+    gathering_loader<C> load_a(rows.addresses, min(C::TILE_M, tile.rows), k, shared_address(stages));
     const bool words = !load_b.linear || ((uintptr_t)g.sfb | g.sfb_batch | g.sfb_pitch) % 4 == 0;
     int full_tiles = g.aligned16 && words ? (int)(g.k / C::TILE_K) : 0;
     pin(full_tiles);
@@ -125,7 +113,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     __syncthreads();
     store_sums<C>(tiles_of_sums + warp * C::TILE_M * C::SUM_PITCH, threadIdx.x % 32 / 4, threadIdx.x % 4, sums);
     __syncthreads();
-    store_rows<C>(p, tiles_of_sums, factors, tile, part, n0);
+    store_rows<C>(p, tiles_of_sums, rows.factors, tile, part, n0);
 }
 
 #define KERNEL(id, tile_m, stages, ctas_per_sm, bf16)                                                                  \

@@ -224,9 +224,16 @@ static const kernel_entry kernels[SM80_KERNELS] = {
                      .shared_bytes = SM80_GROUPED_SHARED_BYTES(tile_m, stages)},
                 SM80_GROUPED_CONFIGS(X)
 #undef X
-                    [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
-                                                  .fatbin = "sm80_split_reduce",
-                                                  .threads = SM80_REDUCE_THREADS},
+#define X(id, warps_n, mmas_m, stages, ...)                                                                            \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm80_grouped_nn",                                                                      \
+                     .threads = SM80_NN_THREADS(1, warps_n),                                                           \
+                     .shared_bytes = SM80_GROUPED_NN_SHARED_BYTES(warps_n, mmas_m, stages)},
+                    SM80_GROUPED_NN_CONFIGS(X)
+#undef X
+                        [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
+                                                      .fatbin = "sm80_split_reduce",
+                                                      .threads = SM80_REDUCE_THREADS},
 };
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
@@ -246,6 +253,12 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     launch_step *reduce = add_step(out, KERNEL_SM80_SPLIT_REDUCE, tiling->reduce_grid, 0);
     reduce->params = step->params; /* the same two */
     memcpy(reduce->param_offset, step->param_offset, sizeof reduce->param_offset);
+}
+
+static void build_grouped(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                          launch_plan *out) {
+    (void)props, (void)workspace;
+    sm80_add_grouped(p, c, kernels[c->kernel].shared_bytes, out);
 }
 
 static const kernel_set set = {
@@ -269,11 +282,11 @@ static const gemm_planner grouped = {.a_types = TAKES_16_BIT,
                                      .candidates = sm80_grouped_candidates,
                                      .batch_invariant = sm80_grouped_candidates,
                                      .reject = reject,
-                                     .build = sm80_grouped_build};
+                                     .build = build_grouped};
 
 const gemm_family sm80_family = {
     FAMILY_ROW(sm80),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped},
+    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

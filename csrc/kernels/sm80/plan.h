@@ -10,7 +10,7 @@
 
 enum {
 #define X(id, ...) KERNEL_##id,
-    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X) SM80_NN_CONFIGS(X) SM80_GROUPED_CONFIGS(X)
+    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X) SM80_NN_CONFIGS(X) SM80_GROUPED_CONFIGS(X) SM80_GROUPED_NN_CONFIGS(X)
 #undef X
         KERNEL_SM80_SPLIT_REDUCE,
     SM80_KERNELS
@@ -62,10 +62,11 @@ int32_t sm80_tile(const gemm_traits *traits, int64_t tiles_m, int64_t tiles_n, i
 int32_t sm80_nn_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 int32_t sm80_nn_batch_invariant(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 
-/* The kernels of grouped.cu, for the gemm_planner of products of groups, batch-invariant or not. */
+/* The kernels of grouped.cu and grouped_nn.cu, for the gemm_planner of products of groups, batch-invariant or not; and
+ * the launch of one of them. */
 int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
-void sm80_grouped_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
-                        void *workspace, launch_plan *out);
+void sm80_add_grouped(const gemm_problem *problem, const gemm_candidate *candidate, int32_t shared_bytes,
+                      launch_plan *out);
 
 /* The candidates of the other kernels with their times under given constants. */
 int32_t sm80_candidates(const sm80_model *model, const device_props *props, const gemm_traits *traits,
