@@ -205,7 +205,7 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
         if (!m.gathered) status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %lld rows", (long long)most);
     }
     if (threads <= 0) threads = threads_available();
-    /* As for other products: a second thread is worth waking for some 20 us of work. */
+    /* A second thread is worth waking for some 20 us of work, as for other products. */
     const double products = (double)rows * (double)p->g.n * (double)p->g.k * p->parts;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     x.groups = m.few;
