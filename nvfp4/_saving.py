@@ -19,7 +19,7 @@ def prepare_saving(model: torch.nn.Module) -> None:
     if not models:
         return
     try:
-        from nvfp4.transformers import attach
+        from nvfp4._pretrained import attach
     except ImportError:
         for own in models:
             if getattr(own, "hf_quantizer", None) is None:

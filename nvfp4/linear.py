@@ -21,6 +21,7 @@ from nvfp4.packed import (
     check_positive,
     check_tensor,
     check_type,
+    invertible,
     layer_input,
     round_up,
     short,
@@ -161,7 +162,8 @@ class Linear(FixedBuffers, torch.nn.Linear):
         input_global_scale: float | Tensor | None = None,
         block_scale: str = "amax6",
     ) -> Linear:
-        """Quantizes a layer's weight. Its global scale is nvfp4.amax_scale of the weight.
+        """Quantizes a layer's weight. Its global scale is nvfp4.amax_scale of the weight, changed by at most
+        1 in the last place so that each format stores it without loss.
 
         Args:
             linear (torch.nn.Linear): a layer with a weight [N, K] in float16, bfloat16 or float32.
@@ -186,7 +188,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
             raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
         layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", weight.dtype, block_scale)
         weight = weight.contiguous()
-        scale = _api.amax_scale(weight, block_scale=block_scale).reshape(())
+        scale = invertible(_api.amax_scale(weight, block_scale=block_scale).reshape(()))
         data, weight_scale = _api.quantize(weight, global_scale=scale, block_scale=block_scale)
         if input_global_scale is not None:
             if activations is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
+import itertools
 import re
-import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -17,7 +16,16 @@ from nvfp4._adapters import prepare_adapters
 from nvfp4._saving import prepare_saving
 from nvfp4.linear import Linear
 from nvfp4.modules import FUSED, FusedPart, as_linear, find_dense, is_plain, keep_hooks, not_linear, places_of, put
-from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, check_block_scale, check_tensor, check_type, prefix_errors
+from nvfp4.packed import (
+    ACTIVATIONS,
+    BLOCK,
+    LARGEST,
+    check_block_scale,
+    check_tensor,
+    check_type,
+    invertible,
+    prefix_errors,
+)
 from nvfp4.report import QuantizedLayer, QuantizeReport
 
 ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
@@ -34,7 +42,7 @@ def quantize_model(
     """Replaces each torch.nn.Linear of a model, and each Conv1D of transformers (GPT-2), by an nvfp4.Linear, in place.
 
     The weights are quantized layer by layer, each on its own device, so that no more than one of them exists twice.
-    On a terminal a progress bar is drawn on standard error.
+    On a terminal and in a notebook a progress bar is drawn, while calibrating too.
 
     Args:
         model (torch.nn.Module): any module; its linear layers are found by type.
@@ -78,19 +86,19 @@ def quantize_model(
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
         >>> report = nvfp4.quantize_model(model, calibrate=lambda m: m(torch.randn(4, 64)))
         >>> [layer.name for layer in report.layers], report.bytes_before, report.bytes_after
-        (['0', '2'], 37408, 6704)
+        (['0', '2'], 37408, 6712)
     """
     check_type("model", model, torch.nn.Module, "a torch.nn.Module")
-    if activations not in ACTIVATIONS:
-        raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
-    check_block_scale(block_scale)
+    check_modes(activations, block_scale)
     if activations is None and calibrate is not None:
         raise _C.Error("calibrate: is given but activations is None; there are no input scales then")
     if calibrate is not None and not callable(calibrate):
         raise _C.Error(f"calibrate: is of type {type(calibrate).__name__}; must be a function of the model")
     check_ignore(ignore)
+    if type(model) is torch.nn.Linear:
+        raise _C.Error("model: is a Linear; use nvfp4.Linear.from_linear")
     if is_plain(model):
-        raise _C.Error(f"model: is a {type(model).__name__}; use nvfp4.Linear.from_linear")
+        raise _C.Error(f"model: is a {type(model).__name__} itself; must be a module that has it as a child")
     linears, skipped = find_linears(model, ignore)
     for name, linear in linears.items():
         with prefix_errors(name):
@@ -104,27 +112,12 @@ def quantize_model(
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
     made: dict[str, Linear] = {}
-    steps = _text.progress(len(names)) if sys.stderr.isatty() else contextlib.nullcontext(lambda name: None)
-    with steps as step, torch.no_grad():
+    with _text.watched(len(names)) as step, torch.no_grad():
         for name in names:
             step(name)
-            old = linears.pop(name)
-            linear = as_linear(old)
-            assert linear is not None
-            layer = Linear.from_linear(linear, activations, scales.get(name), block_scale).train(linear.training)
             group = groups.get(name, ())
-            report.layers.append(
-                QuantizedLayer(
-                    name,
-                    (layer.out_features, layer.in_features),
-                    weight_error(linear.weight, layer),
-                    linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
-                    sum(t.nbytes for t in layer.buffers()),
-                    scales.get(name),
-                    group,
-                )
-            )
-            keep_hooks(old, layer)
+            layer, row = quantize_layer(name, linears.pop(name), activations, scales.get(name), block_scale, group)
+            report.layers.append(row)
             put(places[name], layer)
             if group:
                 made[name] = layer
@@ -134,10 +127,40 @@ def quantize_model(
                     keep_hooks(own, fused)
                     put(places[part], fused)
                 del layers, own
-            del old, linear, layer
+            del layer
     prepare_saving(model)
     prepare_adapters(model)
     return report
+
+
+def quantize_layer(
+    name: str,
+    old: torch.nn.Module,
+    activations: str | None,
+    input_scale: float | None,
+    block_scale: str,
+    fused: tuple[str, ...] = (),
+) -> tuple[Linear, QuantizedLayer]:
+    """Makes an NVFP4 layer of a linear layer, whose hooks it takes, and describes it."""
+    linear = as_linear(old)
+    assert linear is not None
+    layer = Linear.from_linear(linear, activations, input_scale, block_scale).train(linear.training)
+    keep_hooks(old, layer)
+    return layer, QuantizedLayer(
+        name,
+        (layer.out_features, layer.in_features),
+        weight_error(linear.weight, layer),
+        linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
+        sum(t.nbytes for t in layer.buffers()),
+        input_scale,
+        fused,
+    )
+
+
+def check_modes(activations: str | None, block_scale: str) -> None:
+    if activations not in ACTIVATIONS:
+        raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+    check_block_scale(block_scale)
 
 
 def check_ignore(ignore: Sequence[str]) -> None:
@@ -210,8 +233,8 @@ def input_scales(
     calibrate: Callable[[torch.nn.Module], Any],
     largest_value: float,
 ) -> dict[str, float]:
-    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs; nothing for a layer that reads
-    none or zeros alone."""
+    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs, as each format keeps it;
+    nothing for a layer that reads none or zeros alone."""
     amax: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -223,16 +246,18 @@ def input_scales(
 
         return record
 
+    calls = itertools.count(1)
     hooks = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in linears.items()]
     try:
-        with torch.no_grad():
+        with _text.watched(None) as step, torch.no_grad():
+            hooks.append(model.register_forward_pre_hook(lambda *given: step(f"calibrate: call {next(calls)}")))
             calibrate(model)
     finally:
         for handle in hooks:
             handle.remove()
     scales = {}
     for name, largest in amax.items():
-        scale = float(largest / largest_value)
+        scale = float(invertible(largest / largest_value))
         if not scale < float("inf"):
             raise _C.Error(f"{name}.input: amax is {float(largest):g} while calibrating; must be finite")
         if scale > 0:

@@ -26,12 +26,17 @@ HOOKS = (
 
 def keep_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
     """Gives a module the forward and backward hooks of the one that it replaces. Their handles still remove them. Hooks
-    of torch.nn.utils (weight_norm, pruning) compute the weight, which is quantized, and are left out."""
+    of torch.nn.utils (weight_norm, pruning) compute the weight, which is quantized, and are left out. The hook of
+    accelerate, which a device_map needs, wraps the new module's forward."""
     for name in HOOKS:
         hooks = getattr(old, name)
         if isinstance(hooks, dict) and any(computes_weight(hook) for hook in hooks.values()):
             hooks = type(hooks)((key, hook) for key, hook in hooks.items() if not computes_weight(hook))
         setattr(new, name, hooks)
+    if (placed := getattr(old, "_hf_hook", None)) is not None:
+        from accelerate.hooks import add_hook_to_module  # here: only a model that accelerate dispatched has one
+
+        add_hook_to_module(new, placed)
 
 
 def computes_weight(hook: object) -> bool:
@@ -44,11 +49,12 @@ def large(tensors: Mapping[str, Tensor], everything: int) -> dict[str, int]:
     return {name: t.nbytes for name, t in tensors.items() if t.nbytes > limit}
 
 
-def find_dense(model: torch.nn.Module, layers: Iterable[torch.nn.Module]) -> tuple[dict[str, int], int]:
+def find_dense(model: torch.nn.Module, layers: Iterable[torch.nn.Module], saved: int = 0) -> tuple[dict[str, int], int]:
     """The bytes of each large parameter that is not in one of these layers, and of all other parameters and buffers. A
-    tensor with several names counts once, under the first."""
+    tensor with several names counts once, under the first. `saved`: the bytes by which the model was larger before, of
+    which a large one is a part."""
     taken = {id(t) for layer in layers for t in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))}
-    everything = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    everything = sum(t.nbytes for t in (*model.parameters(), *model.buffers())) + saved
     others = {name: t for name, t in model.named_parameters() if id(t) not in taken}
     buffers = sum(t.nbytes for t in model.buffers() if id(t) not in taken)
     return large(others, everything), sum(t.nbytes for t in others.values()) + buffers
@@ -163,6 +169,9 @@ class FusedPart(torch.nn.Module):
         parts = self.joined()(x).split(self.sizes, -1)
         owner.kept = (x, version, {i: part for i, part in enumerate(parts) if i != self.index})
         return parts[self.index]
+
+    def _get_name(self) -> str:
+        return "nvfp4.FusedPart"  # as nvfp4.Linear's
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, index={self.index}"

@@ -141,6 +141,18 @@ def check_positive(name: str, t: Tensor) -> None:
         raise _C.Error(f"{name}: is {value:g}; must be positive and finite")
 
 
+def invertible(scale: Tensor) -> Tensor:
+    """Global scales as numbers that are the reciprocal of their reciprocal, so that a format of divisors stores them
+    without loss. Each changes by at most 1 in the last place. One whose reciprocal is infinite stays as it is.
+
+    If the significand of d is at most sqrt(2), 1/(1/d) rounds to d. Rounding moves 1/d by at most half a unit in its
+    last place, which has half the size of d's, and the second reciprocal at most doubles that. One of d and 1/d has
+    such a significand, so further reciprocals keep the second reciprocal of any number.
+    """
+    result = scale.reciprocal().reciprocal()
+    return torch.where((result > 0) & result.isfinite(), result, scale)
+
+
 def check_block_scales(name: str, packed: PackedLinear) -> None:
     """Rejects block scales of damaged data: one that is NaN or below 0, or all 0 where values are not. Products take a
     scale below 0 as its absolute value (docs/format.md), and no producer writes one. `name` is of the scales' tensor.

@@ -20,20 +20,27 @@ from nvfp4 import _C
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart, keep_hooks
 
+TESTED = "0.18.0 and 0.21.2"
 try:
     import peft
 except ModuleNotFoundError as error:
     if error.name != "peft":
         raise
     raise ModuleNotFoundError("nvfp4.peft needs peft: pip install peft", name="peft") from None
-from peft import LoraConfig
-from peft.tuners.lora import LoraModel
-from peft.tuners.lora.layer import Linear as DenseLoraLinear
-from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
+try:
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraModel
+    from peft.tuners.lora.layer import Linear as DenseLoraLinear
+    from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
+
+    _own = LoraModel._create_new_module
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"peft: is version {peft.__version__}, which lacks what nvfp4.peft needs ({error}); tested are {TESTED}"
+    ) from None
 
 __all__ = ["LoraLinear", "dispatch_nvfp4"]
 
-TESTED = "0.18.0 and 0.21.2"
 # Initializations that do not read or change the weight.
 INITIALIZATIONS = (True, False, "gaussian", "eva", "orthogonal")
 
@@ -97,8 +104,7 @@ def dispatch_nvfp4(
 
 def register() -> None:
     """Has PEFT ask dispatch_nvfp4 first. A second import of this file (importlib.reload) replaces the first one's."""
-    own = LoraModel._create_new_module
-    asked: Callable[..., torch.nn.Module] = getattr(own, "before_nvfp4", own)
+    asked: Callable[..., torch.nn.Module] = getattr(_own, "before_nvfp4", _own)
 
     def create_new_module(
         lora_config: LoraConfig, adapter_name: str, target: torch.nn.Module, **kwargs: Any
@@ -110,6 +116,4 @@ def register() -> None:
     LoraModel._create_new_module = staticmethod(create_new_module)
 
 
-if not callable(getattr(LoraModel, "_create_new_module", None)):
-    raise ImportError(f"peft: is version {peft.__version__}, which lacks what nvfp4.peft needs; tested are {TESTED}")
 register()

@@ -256,7 +256,7 @@ def groups_of_rows(ends: torch.Tensor, t: int) -> torch.Tensor:
 
 
 def operands_of_rows(args: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row up to the last end: its group, the row of a (zeros for one outside), whether a has it; then all
+    """What each row up to the last end has: its group, its row of a (zeros for one outside), whether a has it. Then all
     matrices, [E, P, N, K], or [E, 1, K, N] where they are not transposed."""
     a, b, rows = args["a"], args["b"], args.get("rows")
     group = groups_of_rows(args["ends"], len(a) if rows is None else len(rows))
@@ -302,7 +302,7 @@ def definition(args: dict[str, Any]) -> torch.Tensor:
 
 
 def judge(target: str, args: dict[str, Any], result: torch.Tensor) -> str:
-    """Of rows up to the last end."""
+    """The verdict on the rows up to the last end."""
     group, x, inside, y = operands_of_rows(args)
     expected = definition(args)
     result = result[: len(expected)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4._text import shown
+from nvfp4._text import shown, unwatched
 from nvfp4.checkpoints.kv_cache import KvCache
 from nvfp4.checkpoints.names import Names
 from nvfp4.fp8 import Fp8Tensors
@@ -218,14 +218,17 @@ def chosen(
     return activations if wanted == AUTO else wanted
 
 
-def check_scales(checkpoint: Checkpoint, checked: Collection[str] = ()) -> None:
+def check_scales(
+    checkpoint: Checkpoint, checked: Collection[str] = (), step: Callable[[str], None] = unwatched
+) -> None:
     """Rejects damaged block scales of any layer or expert, by the name that their tensor has in the checkpoint, except
-    those of layers that are checked already."""
+    those of layers that are checked already. Reports each to `step`."""
     layers = {name: packed for name, packed in checkpoint.layers.items() if name not in checked}
     for name, experts in checkpoint.experts.items():
         layers |= {f"{name}[{i}]": packed for i, packed in enumerate(experts)}
     local = SCALES.get(checkpoint.format, "weight_scale")
     for name, packed in layers.items():
+        step(f"check {name}")
         check_block_scales(f"{name}.{local}" if name else local, packed)
 
 

@@ -182,6 +182,18 @@ class Groups:
         return Verdict(*found[0], others=tuple(mode for mode, _ in found[1:]))
 
 
+def has_nvfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration, which may be damaged, has NVFP4 layers as this format stores them. A group's `format`
+    comes before that of the whole."""
+    groups = config.get("config_groups")
+    found = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    for group in found:
+        format, weights = group.get("format") or config.get("format"), group.get("weights")
+        if format == FORMAT or (format is None and isinstance(weights, Mapping) and is_nvfp4(weights)):
+            return True
+    return not found and config.get("format") == FORMAT
+
+
 ORDER = ("name", "prefix", "joined name", "wildcard", "regular expression", "parent")  # specific ones first
 BITS = "-bit"  # in all modes of groups that are not NVFP4, but for NOTHING
 NOTHING = "no weights"  # a group of attention, with activations alone

@@ -14,6 +14,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._adapters import prepare_adapters
 from nvfp4._saving import prepare_saving
+from nvfp4._text import unwatched, watched
 from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
@@ -127,12 +128,15 @@ def load(
     checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)
-    if plan is None:
-        check_scales(checkpoint)
+    checks = len(checkpoint.layers) + sum(map(len, checkpoint.experts.values())) if plan is None else 0
+    with watched(checks + (len(checkpoint.all_layers) if model is not None else 0)) as step:
+        if plan is None:
+            check_scales(checkpoint, step=step)
+        if model is not None:
+            put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan), step)
     if model is None:
         report_dense(checkpoint)
     else:
-        put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
         layers = [module for module in model.modules() if isinstance(module, (Linear, Fp8Linear))]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
@@ -152,7 +156,7 @@ def unwanted_by(model: torch.nn.Module) -> Callable[[str], str | None]:
     """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
     if not is_pretrained(model):
         return left_out(model)
-    from nvfp4.transformers import renamer  # here: imports transformers' loader
+    from nvfp4._pretrained import renamer  # here: imports transformers' loader
 
     renamed = renamer(model)
     return left_out(model, lambda name: renamed(name)[0])
@@ -172,7 +176,7 @@ def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str]
     names = {name for name, _ in model.named_modules(remove_duplicate=False)}
     strange = any(name not in names for name in checkpoint.all_layers)
     if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
-        from nvfp4.transformers import rename
+        from nvfp4._pretrained import rename
 
         rename(model, checkpoint)
 
@@ -181,11 +185,13 @@ def put(
     checkpoint: Checkpoint,
     model: torch.nn.Module,
     split: tuple[DeviceMesh, Mapping[str, ParallelStyle]] | None = None,
+    step: Callable[[str], None] = unwatched,
 ) -> None:
     """Checks everything first, so that an error changes nothing.
 
     Args:
         split: load's mesh and plan.
+        step: is called with the name of each layer.
     """
     for name, experts in checkpoint.experts.items():
         raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
@@ -238,6 +244,7 @@ def put(
         check_scales(checkpoint, parts)
     layers: dict[int, torch.nn.Module] = {}
     for name, packed in checkpoint.all_layers.items():
+        step(f"load {name}")
         old = modules[name]
         device = old.weight.device
         layer = (parts[name] if name in parts else module_of(packed, old)).train(old.training)

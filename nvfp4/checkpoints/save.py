@@ -97,8 +97,8 @@ def save(
 
     The function needs safetensors. Weights and block scales are stored byte for byte, [N, K/2] uint8 and [N, K/16]
     float8_e4m3fn in the linear layout. ModelOpt stores the global scales as they are. compressed-tensors stores their
-    rounded reciprocals: a scale that nvfp4.load read from compressed-tensors survives, any other may change by 2^-23 of
-    its value.
+    rounded reciprocals: a scale that quantize_model made, or that nvfp4.load read from compressed-tensors, survives.
+    Any other may change by 2^-23 of its value.
 
     Returns:
         A SaveReport.
@@ -350,7 +350,8 @@ def packed_tensors(name: str, packed: PackedLinear | Fp8Tensors, report: SaveRep
 
 
 def split(tensors: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
-    """File names with the names of their tensors, in the order of the tensors."""
+    """File names with the names of their tensors, in the order of the tensors. huggingface_hub splits alike, but need
+    not be installed."""
     shards: list[list[str]] = []
     room = 0
     for name, t in tensors.items():

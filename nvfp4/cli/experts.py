@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option):
             raise show.CommandError(f"--set experts has its own baseline and table: --{option} does not go with it")
     torch = machine.need_torch()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     on_gpu = device.type == "cuda"
     tokens = args.m or (TOKENS if on_gpu else CPU_TOKENS)
     clock: timing.Clock = timing.DeviceClock(device) if on_gpu else timing.HostClock()

@@ -44,6 +44,7 @@ def output(program: str) -> str:
         ("_tuning", 2),
         ("linear", 3),
         ("model", 4),
+        ("dense", 4),
         ("parallel", 1),
         ("checkpoints.loader", 6),
         ("checkpoints.save", 4),

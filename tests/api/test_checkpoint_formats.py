@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 from bounds import U
+from conftest import FULL
 from torch import Tensor
 
 import nvfp4
 from nvfp4 import reference
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, gguf, modelopt, torchao
-from nvfp4.packed import PackedLinear
+from nvfp4.packed import PackedLinear, invertible
 
 FP8 = torch.float8_e4m3fn
 N, K = 40, 192
@@ -108,6 +109,37 @@ def test_divisors_round_trip_within_a_unit_in_the_last_place(packed: PackedLinea
             assert close(getattr(again, name), getattr(packed, name), 2)
     exact = PackedLinear(packed.weight, packed.weight_scale, torch.tensor(0.25), bias=packed.bias, activations=None)
     assert equal(compressed_tensors.read(compressed_tensors.write(exact)), exact)
+
+
+def test_global_scales_that_divisors_keep() -> None:
+    """Each significand and each power of two: the number or a neighbour is the reciprocal of its reciprocal. For some
+    numbers the change is needed."""
+    numbers = torch.arange(1 << 23, dtype=torch.int32)
+    for exponent in (-127, -126, -64, -11, 0, 1, 63, 118) if FULL else (-11,):
+        x = (numbers + ((exponent + 127) << 23)).view(torch.float32)
+        x = x[x.reciprocal().isfinite() & (x > 0)]
+        scale = invertible(x)
+        assert torch.equal(scale.reciprocal().reciprocal(), scale)
+        steps = (scale.view(torch.int32) - x.view(torch.int32)).abs()
+        assert int(steps.max()) <= 1 and (exponent < -125 or 0.1 < float((steps > 0).double().mean()) < 0.2)
+    powers = 2.0 ** torch.arange(-126, 118)
+    assert torch.equal(invertible(powers), powers)
+    tiny = torch.tensor([1e-45, 2e-39])  # an infinite reciprocal, which no format of divisors stores
+    assert torch.equal(invertible(tiny), tiny)
+
+
+def test_global_scales_made_of_data_survive_divisors(generator: torch.Generator) -> None:
+    """Scales of weights and of calibration, with amax anywhere."""
+    model = torch.nn.ModuleList(torch.nn.Linear(16, 1, bias=False) for _ in range(200))
+    for layer in model:
+        layer.weight.data = torch.randn(1, 16, generator=generator) * 10 ** (
+            20 * torch.rand((), generator=generator) - 10
+        )
+    inputs = torch.randn(200, 1, 16, generator=generator).exp()
+    nvfp4.quantize_model(model, calibrate=lambda model: [layer(x) for layer, x in zip(model, inputs)])
+    for layer in model:
+        packed = layer.packed()
+        assert equal(compressed_tensors.read(compressed_tensors.write(packed)), packed)
 
 
 def test_modes_follow_the_tensors_or_the_argument(packed: PackedLinear) -> None:

@@ -42,7 +42,7 @@ def launched(code: str, fake_driver: Path, log: Path, **variables: str) -> list[
 
 @pytest.mark.parametrize("capability", ["80", "90", "100", "120"])
 def test_one_launch(capability: str, fake_driver: Path, tmp_path: Path) -> None:
-    """Of any number of groups, parts and rows. Ends, rows and their factors are in memory that is not accessible."""
+    """There is one for any number of groups. Ends, rows and their factors are in memory that is not accessible."""
     code = "for e in (1, 8, 1024): [call(t, 200, 96, e, parts) for t in (1, 37, 2000) for parts in (1, 2)]"
     rows = launched(code, fake_driver, tmp_path / "log", FAKE_CC=capability)
     assert len(rows) == 18 and all(name.startswith("nvfp4_sm80_grouped_fp16_") for name, _ in rows)

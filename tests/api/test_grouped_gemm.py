@@ -12,7 +12,7 @@ import torch
 from conftest import FULL, one_in
 from family_table import device_of
 from grouped import ALPHAS, BIASES, ENDS, FAMILY, ROWS, Grouped, definition, groups_of_rows, judge, takes
-from problems import DTYPES, FAMILIES, At
+from problems import DTYPES, FAMILIES, At, up
 from worker import Workers
 
 import nvfp4
@@ -107,11 +107,18 @@ def test_enough_cases() -> None:
 
 
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
-    """With data of this session, as the target takes it."""
+    """With data of this session, as the target takes it. Rows of half of the matrices lie apart."""
     seed = int(torch.randint(2**20, (), generator=generator))
     edges = [("begin", "end")[seed >> i & 1] for i in range(10)]
     names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")
-    case = replace(case, seed=seed, at={name: At(edge=edge) for name, edge in zip(names, edges)})
+    item, width = DTYPES[case.out_dtype].itemsize, (case.parts or 1) * case.columns
+    row_bytes = {"a": case.sums * 2, "b": case.k // 2, "out": width * item}
+    if case.layout == "linear":
+        row_bytes["scale_b"] = case.k // 16
+    pitches = {name: up(row, 16) + 16 for i, (name, row) in enumerate(row_bytes.items(), 10) if seed >> i & 1}
+    slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
+    at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}
+    case = replace(case, seed=seed, at=at)
     return replace(case, backend=FAMILY, rank=seed % 4, threads=1) if target in FAMILIES else case
 
 

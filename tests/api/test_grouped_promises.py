@@ -138,6 +138,30 @@ def test_plans(given: Given, backend: Backend) -> None:
         _C.set_candidate(0)
 
 
+def test_without_the_transposition(given: Given, backend: Backend, generator: torch.Generator) -> None:
+    """Gradients promise the same: neither the plan nor, with batch_invariant, the size of a group counts."""
+    if "grouped_gemm_nn" not in ROWS[backend.name]["operations"]:
+        pytest.skip("has no such kernel")
+    n, k = given["b"].shape[2], given["a"].shape[1]
+    first = {name: given[name][:, 0].contiguous() for name in ("b", "scale_b", "alpha")}
+    drawn = {"a": torch.randn(T, n, generator=generator), "bias": torch.randn(E, k, generator=generator)}
+    drawn["a"] = drawn["a"].to(given["a"].dtype)
+    turned = given | first | {name: x.to(backend.device) for name, x in drawn.items()}
+    options = {"transpose_b": False, "batch_invariant": True}
+    whole = product(turned, backend, **options)
+    groups = by_group(SIZES)
+    try:
+        for rank in range(1 if backend.name == "cpu" else 2):
+            _C.set_candidate(rank)
+            kept = [x[torch.rand(len(x), generator=generator) < 0.5] for x in groups]
+            got = product(taking(turned, torch.cat(kept), [len(x) for x in kept]), backend, **options)
+            assert torch.equal(got, whole[torch.cat(kept)]), rank
+            if backend.name != "cpu":
+                assert torch.equal(product(turned, backend, transpose_b=False), whole), rank
+    finally:
+        _C.set_candidate(0)
+
+
 def test_repeated_calls(given: Given, backend: Backend) -> None:
     first = product(given, backend)
     for _ in range(2 if backend.emulated else 50):

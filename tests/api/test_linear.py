@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import nvfp4
 from nvfp4 import reference
 from nvfp4.gradient import bf16_parts
-from nvfp4.packed import PackedLinear
+from nvfp4.packed import PackedLinear, invertible
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 MODES = ["nvfp4", None]
@@ -216,7 +216,7 @@ def test_four_over_six_is_of_weights_and_inputs(static: bool, device: str, gener
     given = nvfp4.amax_scale(x, **how)
     layer = nvfp4.Linear.from_linear(linear, "nvfp4", given if static else None, **how)
     weight = linear.weight.detach()
-    scale = nvfp4.amax_scale(weight, **how).reshape(())
+    scale = invertible(nvfp4.amax_scale(weight, **how).reshape(()))
     data, blocks = nvfp4.quantize(weight, global_scale=scale, **how)
     assert same(layer.weight, data) and same(layer.weight_scale.view(torch.uint8), blocks.view(torch.uint8))
     assert same(layer.weight_global_scale, scale)

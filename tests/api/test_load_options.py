@@ -203,6 +203,61 @@ def test_keys_of_compressed_tensors() -> None:
         assert recipe.mode("a") == ("W4A4" if name == "NVFP4" else "W4A16")
 
 
+def test_targets_are_those_of_compressed_tensors(generator: torch.Generator) -> None:
+    """Random configurations of exact names, regular expressions and the class. Of two regular expressions in different
+    groups its alphabet decides, here and in vLLM the order of the groups: a layer has one at most here."""
+    match = pytest.importorskip("compressed_tensors.utils.match")
+    package = pytest.importorskip("compressed_tensors.quantization")
+    blocks = [
+        torch.nn.ModuleDict({"self_attn": layers("q_proj", "o_proj"), "mlp": layers("up_proj", "down_proj")})
+        for _ in range(3)
+    ]
+    model = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(blocks)})})
+    model["lm_head"] = torch.nn.Linear(16, 16)
+    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    regexes = [
+        r"re:.*mlp",
+        r"re:.*\.q_proj$",
+        r"re:model\.layers\.[01]\.",
+        "re:lm_head",
+        r"re:.*layers.2.*o_proj",
+        "re:proj",
+    ]
+    inputs = {"W4A4": {"dynamic": "local"}, "W4A4 dynamic": {"dynamic": True}, "W4A16": None}
+
+    def pick(given: list[str], share: float) -> list[str]:
+        return [item for item in given if float(torch.rand((), generator=generator)) < share]
+
+    compared = 0
+    for _ in range(300):
+        drawn = [(target, mode) for mode in inputs for target in pick([*linears, *regexes, "Linear"], 0.1)]
+        group_of = dict(drawn)
+        ignore = pick([*linears, *regexes, "Linear"], 0.05)
+        config_groups = {
+            mode: {
+                "targets": [target for target, own in group_of.items() if own == mode],
+                "weights": FOUR | {"strategy": "tensor_group"},
+                "input_activations": None if numbers is None else FOUR | numbers | {"strategy": "tensor_group"},
+            }
+            for mode, numbers in inputs.items()
+        }
+        config = {"config_groups": config_groups, "ignore": ignore, "format": "nvfp4-pack-quantized"}
+        package.QuantizationConfig.model_validate({**config, "quant_method": "compressed-tensors"})
+        recipe = compressed_tensors.recipe(config)
+        quantized = dict(match.match_named_modules(model, group_of, ignore))
+        for name in linears:
+            matched = match.match_targets(name, model.get_submodule(name), group_of) if name in quantized else []
+            if name not in matched and len({group_of[t] for t in matched if t.startswith("re:")}) > 1:
+                continue
+            assert recipe.mode(name) == (group_of[matched[0]] if matched else None), (name, config)
+            compared += bool(matched)
+    assert compared > 300
+
+
+def layers(*names: str) -> torch.nn.ModuleDict:
+    return torch.nn.ModuleDict({name: torch.nn.Linear(16, 16) for name in names})
+
+
 def test_keys_of_modelopt() -> None:
     utils = pytest.importorskip("modelopt.torch.export.quant_utils")
     convert_config = pytest.importorskip("modelopt.torch.export.convert_hf_config").convert_hf_quant_config_format

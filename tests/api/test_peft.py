@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import subprocess
 import sys
 import warnings
@@ -384,7 +385,13 @@ def test_peft_counts_no_packed_weights(capsys: pytest.CaptureFixture[str]) -> No
     assert packed and dense - trainable == quantized().num_parameters()
 
 
-def test_a_second_registration_replaces_the_first() -> None:
+def test_a_second_import_replaces_the_first() -> None:
     own = peft.tuners.lora.LoraModel._create_new_module.before_nvfp4
-    nvfp4.peft.register()
+    importlib.reload(nvfp4.peft)
     assert peft.tuners.lora.LoraModel._create_new_module.before_nvfp4 is own
+
+
+def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(peft.tuners.lora.LoraModel, "_create_new_module")
+    with pytest.raises(ImportError, match=f"^peft: is version {peft.__version__}, .*_create_new_module.*; tested are"):
+        importlib.reload(nvfp4.peft)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -288,6 +290,18 @@ def test_layers_that_are_nvfp4_already_are_named(fuse: bool) -> None:
     assert all(torch.equal(raw(a), raw(b)) for a, b in zip(before, model.buffers()))
 
 
+def test_a_peft_that_does_not_work_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And quantizes all the same. nvfp4.peft registers what merges adapters."""
+    monkeypatch.delitem(sys.modules, "nvfp4.peft", raising=False)
+    fake = types.ModuleType("peft")
+    fake.__version__ = "0.0.1"
+    monkeypatch.setitem(sys.modules, "peft", fake)
+    model = nn.Sequential(nn.Linear(32, 32))
+    with pytest.warns(UserWarning, match="^peft: adapters of NVFP4 layers cannot be merged: peft: is version 0.0.1"):
+        nvfp4.quantize_model(model)
+    assert type(model[0]) is nvfp4.Linear
+
+
 def gpt2() -> nn.Module:
     transformers = pytest.importorskip("transformers")
     tokens = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 1}
@@ -303,6 +317,8 @@ def test_the_transposed_layers_of_gpt2(calibrated: bool, tmp_path: Path) -> None
     report = nvfp4.quantize_model(model, calibrate=(lambda own: own(ids)) if calibrated else None)
     assert {row.name: row.shape for row in report.layers} == {name: (m.nf, m.nx) for name, m in dense.items()}
     assert {*report.skipped} == {"lm_head"} and len(dense) == 8
+    with pytest.raises(nvfp4.Error, match="^model: is a Conv1D itself; must be a module that has it as a child$"):
+        nvfp4.quantize_model(next(iter(dense.values())))
     for row in report.layers:
         weight, layer = dense[row.name].weight.detach().t(), model.get_submodule(row.name)
         linear = nn.Linear(*reversed(row.shape))
@@ -371,6 +387,29 @@ def test_hooks_of_replaced_layers_are_kept(fuse: bool) -> None:
         model["k_proj"](x)
     assert called == ["before", "after", "before"]
     assert isinstance(model["k_proj"], FusedPart) == fuse and not model["v_proj"]._forward_pre_hooks
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_hooks_of_accelerate_are_kept(fuse: bool) -> None:
+    """They move a layer's input to its device, where a device_map has several."""
+    hooks = pytest.importorskip("accelerate.hooks", reason=".ci/full installs it")
+    calls = []
+
+    class Recorded(hooks.AlignDevicesHook):  # type: ignore[misc]
+        def pre_forward(self, module: nn.Module, *arguments: object, **keywords: object) -> object:
+            calls.append(module)
+            return super().pre_forward(module, *arguments, **keywords)
+
+    model = nn.ModuleDict({name: nn.Linear(32, 16) for name in ("q_proj", "k_proj", "v_proj")})
+    for layer in model.values():
+        hooks.add_hook_to_module(layer, Recorded(execution_device="cpu", io_same_device=True))
+    expected = {name: nvfp4.Linear.from_linear(layer) for name, layer in model.items()}
+    nvfp4.quantize_model(model, fuse=fuse)
+    x = torch.randint(-3, 4, (2, 32)).float()
+    for name, layer in model.items():
+        assert (type(layer) is FusedPart) == fuse and type(layer._hf_hook) is Recorded
+        torch.testing.assert_close(layer(x), expected[name](x), rtol=1e-6, atol=1e-6)
+    assert calls == [*model.values()]
 
 
 # ---- errors ----

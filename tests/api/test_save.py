@@ -13,6 +13,7 @@ from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
+from nvfp4.checkpoints import save
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear
 
@@ -83,8 +84,7 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool, tmp_path: Path) -> None:
-    """All bits, but the global scales that the report names: a divisor is a rounded reciprocal. Joined layers are those
-    that were joined."""
+    """All bits: quantize_model chooses global scales that a divisor stores. Joined layers are as before."""
     model, alone, folder = quantized(mode, fuse), quantized(mode), tmp_path / "new" / "folder"
     assert isinstance(model.attention.q_proj, FusedPart) == fuse
     if (format, mode) == ("modelopt", "W4A4 dynamic"):
@@ -95,28 +95,40 @@ def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool,
     report = nvfp4.save(model, folder, format)
     names = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "down"]
     assert report.layers == names and files(folder.parent) == {"folder"}
-    assert list(report.files) == ["model.safetensors"]
+    assert list(report.files) == ["model.safetensors"] and not report.rounded
     again = Model()
     loaded = nvfp4.load(folder, again)
     assert loaded.format == format and list(loaded.layers) == sorted(names) and not loaded.skipped
     assert list(loaded.tensors) == sorted(["embed.weight", "norm.weight", "norm.bias", "part", "steps"])
     assert again.lm_head.weight is again.embed.weight and again.down is again.again
-    scales = ("weight_global_scale", "input_global_scale")
-    changed = set()
     for name in names:
-        before, after = packed(alone, name), loaded.layers[name]
-        assert state(before, scales) == state(after, scales) == state(packed(again, name), scales)
-        for scale in scales:
+        assert state(packed(alone, name)) == state(loaded.layers[name]) == state(packed(again, name))
+    assert torch.equal(again.part, model.part) and torch.equal(again.norm.weight, model.norm.weight)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_global_scales_of_others(format: str, generator: torch.Generator, tmp_path: Path) -> None:
+    """A divisor is a rounded reciprocal, which changes some scales. The report names these and no others, and a
+    checkpoint that was read once is stored and read to the bit."""
+    model = nn.Sequential(*(nn.Linear(16, 4) for _ in range(40)))
+    nvfp4.quantize_model(model, calibrate=lambda model: [layer(torch.ones(1, 16)) for layer in model])
+    for layer in model:
+        for scale in (layer.weight_global_scale, layer.input_global_scale):
+            scale.copy_(torch.rand((), generator=generator) + 1e-3)
+        layer.update_alpha()
+    report, changed = nvfp4.save(model, tmp_path / "first", format), set()
+    loaded = nvfp4.load(tmp_path / "first")
+    for name, after in loaded.layers.items():
+        before = packed(model, name)
+        for scale in ("weight_global_scale", "input_global_scale"):
             ours, theirs = getattr(before, scale), getattr(after, scale)
-            if ours is not None and not torch.equal(ours, theirs):
+            if not torch.equal(ours, theirs):
                 changed.add(f"{name}.{scale}")
                 error = abs(float(theirs.double() / ours.double()) - 1)
                 assert report.rounded[f"{name}.{scale}"] == error <= 2 * U
-    assert changed == set(report.rounded) and (format == "compressed-tensors" or not changed)
-    assert torch.equal(again.part, model.part) and torch.equal(again.norm.weight, model.norm.weight)
-    # A checkpoint that was read once is stored and read to the bit, in either format.
-    second = nvfp4.save(again, tmp_path / "second", format)
-    assert not second.rounded and second.files == report.files
+    assert changed == set(report.rounded) and bool(changed) == (format == "compressed-tensors")
+    nvfp4.load(tmp_path / "first", model)
+    assert not nvfp4.save(model, tmp_path / "second", format).rounded
     for name, layer in nvfp4.load(tmp_path / "second").layers.items():
         assert state(layer) == state(loaded.layers[name])
 
@@ -169,6 +181,35 @@ def test_shards(tmp_path: Path) -> None:
         if index.exists():
             assert json.loads(index.read_text())["metadata"]["total_size"] == whole
             assert f"model-00001-of-{len(report.files):05}.safetensors" in report.files
+
+
+def test_shards_are_those_of_huggingface_hub(generator: torch.Generator) -> None:
+    """The same files, with the same tensors. After a tensor that is larger than the limit, huggingface_hub goes on with
+    the file before it, and we with a new one. The limit holds there too, for all files but that tensor's."""
+    hub = pytest.importorskip("huggingface_hub", reason="comes with transformers")
+
+    def draw(most: int) -> int:
+        return int(torch.randint(1, most + 1, (), generator=generator))
+
+    for i in range(200):
+        sizes, limit = [draw(100) for _ in range(draw(20))], draw(300)
+        if i % 2:
+            limit = max(limit, *sizes)
+        tensors = {f"t{k}": torch.empty(size, dtype=torch.uint8) for k, size in enumerate(sizes)}
+        theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=limit).filename_to_tensors
+        ours = save.split(tensors, limit)
+        if limit >= max(sizes):
+            assert ours == theirs
+        else:
+            assert [name for names in ours.values() for name in names] == [*tensors]
+            for names in ours.values():
+                assert sum(tensors[name].nbytes for name in names) <= limit or len(names) == 1
+    for size in ("5GB", "20KB", "1.5MB", "0.001GB", 4000):
+        for more in (0, 1):  # than fits into one file
+            rows = (save.shard_bytes(size) - 1 + more, 1)
+            tensors = {str(k): torch.empty(n, dtype=torch.uint8, device="meta") for k, n in enumerate(rows)}
+            theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=size).filename_to_tensors
+            assert len(theirs) == 1 + more and save.split(tensors, save.shard_bytes(size)) == theirs
 
 
 def test_the_model_keeps_its_configuration(tmp_path: Path) -> None:
@@ -312,8 +353,8 @@ def llama() -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_transformers_loads_compressed_tensors(mode: str, tmp_path: Path) -> None:
-    """from_pretrained, whose compressed-tensors decompresses the weights to bf16: its own scales are bf16, before and
-    after the division by a float32 divisor."""
+    """transformers' own reader, whose compressed-tensors decompresses the weights to bf16: its own scales are bf16,
+    before and after the division by a float32 divisor."""
     pytest.importorskip("compressed_tensors")
     transformers = pytest.importorskip("transformers")
     from compressed_tensors.quantization import QuantizationConfig
@@ -325,7 +366,9 @@ def test_transformers_loads_compressed_tensors(mode: str, tmp_path: Path) -> Non
     quantization = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     (group,) = QuantizationConfig.model_validate(quantization).config_groups.values()
     assert (group.input_activations is None) == (mode == "W4A16")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    given = {"quantization_config": transformers.CompressedTensorsConfig(), "dtype": torch.bfloat16}
+    with pytest.warns(UserWarning, match="The `quantization_config` from the model will be used"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **given)
     with torch.no_grad():
         model(ids)  # the first call decompresses
         for name, layer in base.named_modules():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import mmap
 import os
 import re
@@ -309,33 +310,38 @@ def run_groups(backends: list[str]) -> int:
     from nvfp4 import _C
 
     calls, n, k = 0, 200, 144
-    for backend, (a_type, layout) in itertools.product(backends, (("float16", "128x4"), ("bfloat16", "linear"))):
-        if a_type not in rows()[backend]["operations"].get("grouped_gemm", []):
+    forms = itertools.product(backends, (True, False), (("float16", "128x4"), ("bfloat16", "linear")))
+    for backend, transpose_b, (a_type, layout) in forms:
+        operation = "grouped_gemm" if transpose_b else "grouped_gemm_nn"
+        if a_type not in rows()[backend]["operations"].get(operation, []):
             continue
-        scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (6, n, k // 16))]
-        scale = nvfp4.swizzle(scale) if layout == "128x4" else scale.view(3, 2, n, k // 16)
+        leading, columns = ((3, 2), n) if transpose_b else ((3,), k)
+        matrices = math.prod(leading)
+        scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (matrices, n, k // 16))]
         tensors = {
-            "a": (torch.randint(-12, 13, (33, k)) / 2).to(getattr(torch, a_type)),
-            "b": torch.randint(0, 256, (3, 2, n, k // 2), dtype=torch.uint8),
-            "scale_b": scale,
+            "a": (torch.randint(-12, 13, (33, k if transpose_b else n)) / 2).to(getattr(torch, a_type)),
+            "b": torch.randint(0, 256, (*leading, n, k // 2), dtype=torch.uint8),
+            "scale_b": nvfp4.swizzle(scale) if layout == "128x4" else scale.view(*leading, n, k // 16),
             "ends": torch.tensor([70, 70, 79], dtype=torch.int32),
             "rows": torch.randint(-1, 34, (90,), dtype=torch.int32),
             "row_scale": torch.randn(90),
-            "alpha": torch.randn(3, 2),
-            "bias": torch.randn(3, 2, n),
+            "alpha": torch.randn(leading),
+            "bias": torch.randn(*leading, columns),
         }
-        expected = nvfp4.grouped_gemm(**tensors, scale_a=None, scale_layout=layout)[:79]
+        options = {"scale_a": None, "scale_layout": layout, "transpose_b": transpose_b}
+        expected = nvfp4.grouped_gemm(**tensors, **options, backend="cpu")[:79]
         given = {name: gpu(x) for name, x in tensors.items()}
-        try:
-            for place in range(4):
-                under_way.say(f"{calls} products of groups done; {a_type}, {layout}, on {backend}, candidate {place}")
-                _C.set_candidate(place)
-                got = nvfp4.grouped_gemm(**given, scale_a=None, scale_layout=layout, backend=backend)[:79].cpu()
-                if not torch.equal(got.nan_to_num(nan=7.5), expected.nan_to_num(nan=7.5)):
-                    sys.exit(f"products of groups of {a_type} A, candidate {place}: differ from the CPU backend")
-                calls += 1
-        finally:
-            _C.set_candidate(0)
+        for place in range(4):
+            what = f"{operation} of {a_type} A, {layout}, on {backend}, candidate {place}"
+            under_way.say(f"{calls} products of groups done; {what}")
+            _C.set_candidate(place)
+            try:
+                got = nvfp4.grouped_gemm(**given, **options, backend=backend)[:79].cpu()
+            finally:
+                _C.set_candidate(0)
+            if not torch.equal(got.nan_to_num(nan=7.5), expected.nan_to_num(nan=7.5)):
+                sys.exit(f"{what}: differs from the CPU backend")
+            calls += 1
     return calls
 
 

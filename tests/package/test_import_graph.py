@@ -27,9 +27,11 @@ LAYERS = (
     ("checkpoints",),
     ("checkpoints.reader",),
     ("checkpoints.save",),
-    ("transformers", "vllm"),
+    ("_pretrained", "vllm"),
     ("_saving",),
     ("model", "checkpoints.loader"),
+    ("_on_load",),
+    ("transformers",),
     ("checkpoints.convert", "checkpoints.inspect"),
     ("",),  # nvfp4/__init__.py, the public face
     ("cli",),

@@ -17,6 +17,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
             ("kernels/sm80/*.cu", "kernels/sm80/*.cuh"),
             (
                 named,
+                ("api/test_grouped_gemm.py", "-k", "sm_80"),
                 suites.one_of_each_kind("sm80"),
                 suites.on("sm_80", "api/test_gemm_bounds.py", "-k", "sm80"),
                 suites.on("sm_120", "kernels/test_decode.py"),  # where e4m3 is converted by an instruction
