@@ -257,11 +257,7 @@ def generated(model: Any) -> Tensor:
 
 
 def load(folder: Path, **options: Any) -> Any:
-    """By from_pretrained, where transformers leaves the format to nvfp4."""
-    method = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
-    if method == OPT:
-        return AutoModelForCausalLM.from_pretrained(folder, **options)
-    return nvfp4.transformers.load(folder, **options)
+    return AutoModelForCausalLM.from_pretrained(folder, **options)
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
