@@ -159,6 +159,16 @@ def test_bad_arguments_without_out(message: str) -> None:
     assert str(error.value) == message
 
 
+def test_lists() -> None:
+    """A rule that holds for all matrices is checked where they are listed, too."""
+    given = operands()
+    lists = {"b": list(given["b"]), "scale_b": list(given["scale_b"].view(E, -1))}
+    assert torch.equal(nvfp4.grouped_gemm(**given | lists)[:4], nvfp4.grouped_gemm(**given)[:4])
+    short = [x[:512].clone() for x in lists["scale_b"]]
+    with pytest.raises(nvfp4.Error, match="^scale_b: has 512 bytes; "):
+        nvfp4.grouped_gemm(**given | lists | {"scale_b": short})
+
+
 def test_what_must_be_there() -> None:
     for name in ("a", "b", "scale_b", "ends"):
         with pytest.raises(nvfp4.Error, match=f"^{name}: is missing; must be a tensor$"):

@@ -118,7 +118,7 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     pitches = {name: up(row, 16) + 16 for i, (name, row) in enumerate(row_bytes.items(), 10) if seed >> i & 1}
     slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
     at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}
-    case = replace(case, seed=seed, at=at)
+    case = replace(case, seed=seed, at=at | case.at)
     return replace(case, backend=FAMILY, rank=seed % 4, threads=1) if target in FAMILIES else case
 
 
@@ -153,6 +153,7 @@ NAMED = {
     "the most groups": Grouped(40, 3, 48, 1024, rows="permuted"),
     "parts of one column": Grouped(20, 1, 48, 3, 2, alpha="column", bias="out"),
     "NaN scales": Grouped(20, 33, 80, 3, scales="nan", rows="repeated"),
+    "matrices on 8 bytes, their rows on 16": Grouped(9, 40, 64, 3, at={"b": At(batch=40 * 32 + 8, edge="begin")}),
     "the second quarter of a block": Grouped(9, 200, 144, 3, 2, layout="linear", out_dtype="float32", bias="float32"),
 }
 

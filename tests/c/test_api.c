@@ -81,7 +81,8 @@ static void check_groups(nvfp4_context *context) {
     static float out[T][PARTS * N], row_scale[T] = {1, 2, 3, 4}, alpha[E * PARTS] = {1, 2, 3, 4, 5, 6};
     nvfp4_grouped_gemm_args args = NVFP4_GROUPED_GEMM_ARGS;
     nvfp4_plan plan;
-    expect(args.parts == 1 && args.alpha_value == 1.0f && args.flags == 0 && args.reserved == 0, "arguments begin so");
+    expect(args.parts == 1 && args.alpha_value == 1.0f && args.flags == 0 && args.groups == 0 && !args.b_list,
+           "arguments begin so");
     for (int i = 0; i < R * K; i++) a[i / K][i % K] = half_one;
     memset(b, 0x22, sizeof b), memset(scale_b, 0x38, sizeof scale_b); /* each value is 1 */
     args.a = matrix(a, NVFP4_FP16, R, K), args.b = matrix(b, NVFP4_UINT8, E * PARTS * N, K / 2);
