@@ -24,7 +24,7 @@ typedef struct gemm_problem {
     int64_t a_pitch, b_pitch;     /* bytes between rows: a multiple of 16, or those of a row */
     int64_t a_batch, b_batch;     /* bytes between batches */
     const uint8_t *sfa, *sfb;     /* 16-bit a: sfa is NULL */
-    int64_t sfa_pitch, sfb_pitch; /* linear: bytes between rows; 128x4: between 128-row blocks */
+    int64_t sfa_pitch, sfb_pitch; /* bytes between rows; 128x4: between 128-row blocks */
     int64_t sfa_batch, sfb_batch;
     void *out;
     int64_t out_pitch, out_batch;
@@ -35,7 +35,7 @@ typedef struct gemm_problem {
     const void *bias;     /* NULL: none */
     float alpha_value, beta;
     int32_t scale_layout; /* nvfp4_layout */
-    int32_t out_type;     /* nvfp4_dtype : of out and c */
+    int32_t out_type;     /* nvfp4_dtype of out and c */
     int32_t bias_type;    /* nvfp4_dtype */
     int32_t aligned16;    /* 1: every row of a and b is on 16 bytes; 0: on 8 (a 16-bit a always on 16, under OP_GEMM_NN
                            * on 2) */
@@ -46,7 +46,7 @@ typedef struct gemm_problem {
     int32_t by_batch;     /* bits: common/grouped_problem.h */
 } gemm_problem;
 
-/* The epilogue of every backend, in fp32 and in this order, so that equal sums give equal bits:
+/* The epilogue of every backend, in fp32 and this order, so that equal sums give equal bits:
  *   v = alpha * sum;  if c: v = fma(beta, c, v);  if bias: v = v + bias;  one rounding to out_type. */
 
 #endif

@@ -15,7 +15,7 @@ typedef struct gemm_traits { /* compared as bytes: no padding */
     int64_t m, n, k, l;
     int32_t scale_layout;             /* nvfp4_layout */
     int32_t output_bytes;             /* of an element of C */
-    int32_t tma_values;               /* 1: tensor maps can describe the values of A and B */
+    int32_t tma_values;               /* 1: tensor maps can describe A and B */
     int32_t output_is_column;         /* 1: N = 1, no bias, elements of C (and c) are contiguous: the transposed product
                                                  writes them as one row */
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
@@ -24,8 +24,8 @@ typedef struct gemm_traits { /* compared as bytes: no padding */
     int32_t groups;                   /* or 0 */
 } gemm_traits;
 
-/* Whether TMA takes rows that lie so: base and strides are multiples of 16 bytes, strides below 2^40 (PTX ISA 9.0,
- * section 5.5.2). The stride of a dimension of size 1 does not matter. */
+/* Whether TMA takes rows that lie so: base and strides on 16 bytes, strides below 2^40 (PTX ISA 9.0, section
+ * 5.5.2). The stride of a dimension of size 1 does not matter. */
 static inline int tma_reaches(const gemm_problem *p, int64_t rows, int64_t pitch, int64_t batch) {
     const int rows_ok = rows == 1 || (pitch >= 0 && pitch < TENSOR_STRIDE_END && pitch % 16 == 0);
     const int batches_ok = p->l == 1 || (batch >= 0 && batch < TENSOR_STRIDE_END && batch % 16 == 0);
