@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nvfp4 import _C, _api
+from nvfp4.buffers import FIXED, FixedBuffers
 from nvfp4.packed import (
     ACTIVATIONS,
     BLOCK,
@@ -23,16 +24,7 @@ from nvfp4.packed import (
     short,
 )
 
-# Floating-point buffers that keep their dtype, and the integers that stand for them while a module is cast.
-_FIXED = {
-    "weight_scale": torch.uint8,
-    "weight_global_scale": torch.int32,
-    "input_global_scale": torch.int32,
-    "alpha": torch.int32,
-}
-
-
-class Linear(torch.nn.Module):
+class Linear(FixedBuffers):
     """A torch.nn.Linear with NVFP4 weights: y = x . W^T + bias, where W is [out_features, in_features].
 
     A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it.
@@ -265,46 +257,12 @@ class Linear(torch.nn.Module):
 
     # ---- what torch.nn.Module does with the buffers ----
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Gives fn the buffers of fixed dtype as integers, which casting functions leave alone. `type` casts them too:
-        they are moved instead."""
-
-        def cast(t: Tensor) -> Tensor:
-            result = fn(t)
-            if result.dtype == t.dtype:
-                return result
-            if not t.is_floating_point():
-                return t.to(result.device)
-            if not result.is_floating_point():
-                raise _C.Error(f"dtype: is {short(result.dtype)}; must be a floating-point type")
-            return result
-
-        before = {name: t for name in _FIXED if (t := self._buffers[name]) is not None}
-        given = {name: t.view(_FIXED[name]) for name, t in before.items()}
-        self._buffers.update(given)
-        try:
-            return super()._apply(cast, recurse)
-        finally:
-            for name, t in before.items():
-                moved = self._buffers[name]
-                self._buffers[name] = t if moved is given[name] or moved is None else moved.view(t.dtype)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Gives pickle, which cannot read back a float8 tensor, the scales as bytes."""
-        state = dict(self.__dict__)
-        state["_buffers"] = self._buffers | {"weight_scale": self.weight_scale.view(torch.uint8)}
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._buffers["weight_scale"] = self.weight_scale.view(torch.float8_e4m3fn)
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Also takes a state whose layer has one weight_global_scale for each row, or an input_global_scale, where
         this layer has not, and the reverse. Another dtype than a buffer's is an error: torch would convert the values,
         or with assign=True keep it."""
         mismatches = []
-        for name in ("weight", *_FIXED):
+        for name in ("weight", *FIXED):
             t, own = state_dict.get(prefix + name), self._buffers[name]
             dtype = torch.float32 if own is None else own.dtype
             if isinstance(t, Tensor) and t.dtype != dtype:
