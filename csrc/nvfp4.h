@@ -125,8 +125,8 @@ typedef struct nvfp4_call {
  *   scale_a  e4m3 or uint8. NVFP4_LINEAR: [M, K/16] or [L, M, K/16]. NVFP4_128X4: any shape, contiguous, of
  *            L * ceil(M/128)*ceil(K/64)*512 bytes. scale_b the same for N.
  *   out      [M, N] or [L, M, N], fp16, bf16 or fp32; row-major. Overlaps none of the others but c.
- *   alpha    absent: alpha_value; else fp32 of 1 element or of N, on the device of a.
- *   bias     absent, or [N] in fp32 or in the dtype of out.
+ *   alpha    absent: alpha_value; else fp32 of 1 element or of N, on the device of a; of batches [L, 1] or [L, N].
+ *   bias     absent, or [N], of batches also [L, N], in fp32 or in the dtype of out.
  *   c, beta  absent, or as out (c may be out itself). beta = 0 means that c is not read, as in BLAS.
  *   flags    how the product is computed, and what the caller promises: a sum of nvfp4_flags.
  */
@@ -150,6 +150,50 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
     return args;
 }
 #define NVFP4_GEMM_ARGS nvfp4_gemm_defaults()
+
+/* Products of groups of rows, each group by a matrix of its own (the experts of a mixture): row i of the result is
+ * row_scale[i] * (alpha * (row rows[i] of a) . B[e]^T + bias[e]), where e is the group of i.
+ *
+ *   a        fp16 or bf16 [R, K], as of nvfp4_gemm_args. scale_a must be absent.
+ *   b        [E * parts, N, K/2] and scale_b, as of nvfp4_gemm_args with L = E * parts. The results of a group's parts
+ *            lie side by side: gate and up, each with its own blocks of scales, are two parts. E is at most
+ *            NVFP4_MAX_GROUPS.
+ *   ends     int32 [E]: group e has rows ends[e-1] .. ends[e] - 1, and group 0 begins with row 0. They are read where
+ *            the product runs, never by the host of a GPU. A running maximum of them counts, clamped to 0 .. T. Rows
+ *            past the last end are not written.
+ *   rows     absent (T = R, row i is row i of a), or int32 [T]. The result of an index outside of a is NaN.
+ *   row_scale absent, or fp32 [T]. Applied last, before rounding.
+ *   out      [T, parts * N], fp16, bf16 or fp32.
+ *   alpha    absent: alpha_value; else fp32 of 1 element, [E * parts] or [E * parts, N].
+ *   bias     absent, or [E * parts, N] in fp32 or the dtype of out.
+ *   flags    as of nvfp4_gemm_args. With NVFP4_NO_TRANSPOSE_B a is [R, N], out [T, K], bias [E, K], parts is 1, and
+ *            alpha has 1 element or E.
+ *
+ * The bits of a row depend on E, N, K, parts, types and at most the size of its group, with NVFP4_BATCH_INVARIANT not
+ * on that either. The number of launches does not depend on E. */
+#define NVFP4_MAX_GROUPS 1024
+typedef struct nvfp4_grouped_gemm_args {
+    nvfp4_call call;
+    nvfp4_tensor a, b, scale_a, scale_b, ends, rows, row_scale, out, alpha, bias;
+    float alpha_value;
+    int32_t parts;
+    nvfp4_layout scale_layout;
+    nvfp4_backend backend;
+    uint32_t flags;
+    uint32_t reserved; /* 0 */
+} nvfp4_grouped_gemm_args;
+static inline void nvfp4_grouped_gemm_init(nvfp4_grouped_gemm_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+    args->alpha_value = 1.0f;
+    args->parts = 1;
+}
+static inline nvfp4_grouped_gemm_args nvfp4_grouped_gemm_defaults(void) {
+    nvfp4_grouped_gemm_args args;
+    nvfp4_grouped_gemm_init(&args);
+    return args;
+}
+#define NVFP4_GROUPED_GEMM_ARGS nvfp4_grouped_gemm_defaults()
 
 /* Describes how a product will be run. Strings are static. */
 typedef struct nvfp4_plan {
@@ -209,6 +253,10 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
 
 /* Runs the product. On a GPU it is enqueued on args->call.stream: no allocation, no synchronisation. */
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args);
+
+/* The same for products of groups. */
+nvfp4_status nvfp4_grouped_gemm_plan(nvfp4_context *context, const nvfp4_grouped_gemm_args *args, nvfp4_plan *plan);
+nvfp4_status nvfp4_grouped_gemm(nvfp4_context *context, const nvfp4_grouped_gemm_args *args);
 
 /* How a product of this shape would be run. */
 nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan);

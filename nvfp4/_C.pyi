@@ -59,6 +59,23 @@ def silu_mul_quantize(
 def amax_scale(x: Array, block_scale: str, /) -> Array: ...
 def swizzle(scale: Array, /) -> Array: ...
 def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
+def grouped_gemm(
+    a: Array,
+    b: AnyArray,
+    scale_a: AnyArray | None,
+    scale_b: AnyArray,
+    ends: AnyArray,
+    rows: AnyArray | None,
+    row_scale: AnyArray | None,
+    alpha: float | AnyArray | None,
+    bias: AnyArray | None,
+    scale_layout: str,
+    backend: str | None,
+    flags: int,
+    out: Array | None,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
 
 # ---- end of operations ----
 

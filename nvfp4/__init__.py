@@ -4,6 +4,7 @@ NVFP4 stores a value in 4 bits (e2m1: 0, .5, 1, 1.5, 2, 3, 4, 6 and their negati
 scale (e4m3) for every 16 values along K.
 
     gemm            C = alpha * (A . B^T) + beta * C + bias
+    grouped_gemm    the same for groups of rows, each by a matrix of its own (experts)
     custom_kernel   the same product for the views of GPU MODE's competition
     quantize        converts numbers to NVFP4;  dequantize converts them back
     rms_norm_quantize, silu_mul_quantize   quantize after an RMS norm, with or without a residual, or after SwiGLU
@@ -31,6 +32,7 @@ from nvfp4._api import (
     custom_kernel,
     dequantize,
     gemm,
+    grouped_gemm,
     quantize,
     rms_norm_quantize,
     silu_mul_quantize,
@@ -49,6 +51,7 @@ __all__ = [
     "custom_kernel",
     "dequantize",
     "gemm",
+    "grouped_gemm",
     "info",
     "init",
     "quantize",

@@ -61,9 +61,10 @@ def gemm(
         alpha (float or Tensor, optional): the factor of A . B^T. Default: 1.
             A tensor is float32, on the device of a, and has one element or N.
             A vector of length N scales each column of C by its own factor.
+            [L, 1] or [L, N] has factors for each batch (CPU and sm80 kernels).
             Global scales go here, as multipliers.
         bias (Tensor, optional): a vector of length N that is added to every row. Default: None.
-            Its dtype is float32 or that of the result.
+            Its dtype is float32 or that of the result. [L, N] has a vector for each batch (CPU and sm80 kernels).
         c (Tensor, optional): a matrix with the shape and the dtype of the result. Default: None.
             It is read only if beta is not 0. It may be `out` itself.
         beta (float, optional): the factor of c. Default: 0.
@@ -141,6 +142,116 @@ def gemm(
             "gemm", a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype
         )
     return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype)
+
+
+def grouped_gemm(
+    a: Array,
+    b: AnyArray,
+    scale_a: AnyArray | None,
+    scale_b: AnyArray,
+    ends: AnyArray,
+    *,
+    rows: AnyArray | None = None,
+    row_scale: AnyArray | None = None,
+    alpha: float | AnyArray | None = None,
+    bias: AnyArray | None = None,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+    scale_layout: str = "128x4",
+    transpose_b: bool = True,
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    constant_b: bool = False,
+) -> Array:
+    """Multiplies groups of rows, each group by a matrix of its own: the experts of a mixture.
+
+    Row i of the result is row_scale[i] * (alpha[e] * a[rows[i]] . B[e]^T + bias[e]), where e is the group of row i.
+    Rows lie in the order of their groups, and `ends` says where each group ends.
+
+    Tensors are as `gemm` takes them. On a GPU `ends`, `rows` and `row_scale` are read by the kernel alone, so one CUDA
+    graph serves every routing. The call is one launch for any number of groups.
+
+    Args:
+        a (Tensor): [R, K], float16 or bfloat16, as a 16-bit a of `gemm`.
+        b (Tensor): the matrices, [E, N, K/2], uint8 or float4_e2m1fn_x2; E is at most 1024.
+            [E, P, N, K/2] has P parts, whose results lie side by side: gate and up are two parts.
+        scale_a (None): a 16-bit a has no scales. An NVFP4 a is not supported yet.
+        scale_b (Tensor): the scales of b, in `scale_layout`. Each matrix has its own 128x4 blocks:
+            E * P * ceil(N/128) * ceil(K/64) * 512 bytes. "linear": [E, N, K/16] or [E, P, N, K/16].
+        ends (Tensor): int32 [E]. Group e has rows ends[e-1] .. ends[e] - 1 of the result; group 0 begins with row 0.
+            A running maximum of the ends counts, clamped to 0 .. T. So ends that decrease, are negative or exceed T
+            lead to empty groups, and never out of a tensor.
+        rows (Tensor, optional): int32 [T]. Row i of the result is computed from row rows[i] of a. Default: None.
+            None: T = R, and row i from row i. The result of an index outside of a is NaN.
+        row_scale (Tensor, optional): float32 [T], a factor for each row of the result, such as the weight of a router.
+            Default: None.
+        alpha (float or Tensor, optional): the factor of the products. Default: 1.
+            A tensor is float32 with one element, one a matrix ([E] or [E, P]), or one a column ([E, N] or [E, P, N]).
+        bias (Tensor, optional): [E, N] or [E, P, N], float32 or the dtype of the result. Default: None.
+        out (Tensor, optional): [T, N] or [T, P * N], which the result is written to. Default: a new tensor.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of a.
+        scale_layout (str, optional): "128x4" or "linear", as of `gemm`. Default: "128x4".
+        transpose_b (bool, optional): whether the matrices are transposed. Default: True.
+            False computes [T, K] from a of [R, N], the gradient with respect to a. b has no parts, alpha has one
+            element or [E], and bias is [E, K].
+        backend (str, optional): "cpu" or "sm80" (every GPU since Ampere), or None, which chooses by rule. Default:
+            None.
+        batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
+            Default: False.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+            Default: False.
+
+    Returns:
+        `out`, or a new tensor [T, N] or [T, P * N]. Rows at and past the last end are not written.
+
+    Products are exact and summed in fp32. alpha, bias and row_scale are applied in fp32 in this order, and the result
+    is rounded once. The bits of a row depend on E, N, K, P, the types and at most the size of its group: neither on the
+    other groups nor on the row's place.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> b, scale_b = nvfp4.quantize(np.stack([6 * np.eye(2, 16), 3 * np.eye(2, 16)]).astype(np.float32))
+        >>> a = np.float16(np.ones((3, 16)))
+        >>> nvfp4.grouped_gemm(a, b, None, scale_b, np.int32([1, 3]))
+        array([[6., 6.],
+               [3., 3.],
+               [3., 3.]], dtype=float16)
+    """
+    if type(batch_invariant) is not bool or type(constant_b) is not bool or type(transpose_b) is not bool:
+        reject_switch(batch_invariant=batch_invariant, constant_b=constant_b, transpose_b=transpose_b)
+    flags = BATCH_INVARIANT if batch_invariant else 0
+    if constant_b:
+        flags |= CONSTANT_B
+    if not transpose_b:
+        flags |= NO_TRANSPOSE_B
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call(
+            "grouped_gemm",
+            a,
+            b,
+            scale_a,
+            scale_b,
+            ends,
+            rows,
+            row_scale,
+            alpha,
+            bias,
+            scale_layout,
+            backend,
+            flags,
+            out,
+            out_dtype,
+        )
+    return _C.grouped_gemm(
+        a, b, scale_a, scale_b, ends, rows, row_scale, alpha, bias, scale_layout, backend, flags, out, out_dtype
+    )
 
 
 def reject_switch(**switches: object) -> None:

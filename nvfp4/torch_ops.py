@@ -7,6 +7,9 @@ passes a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
+    grouped_gemm(a, b, scale_a, scale_b, ends, rows, row_scale, alpha, bias, alpha_value, scale_layout, backend, flags,
+                 out_dtype) -> Tensor
+    grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
@@ -18,7 +21,7 @@ passes a call of nvfp4's functions to an operator.
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
 
-A uint8 tensor of shape [0] stands for an absent scale_a, alpha, bias, c, residual or global_scale; backend "auto"
+A uint8 tensor of shape [0] stands for an absent scale_a, rows, row_scale, alpha, bias, c, residual or global_scale; backend "auto"
 chooses by rule.
 """
 
@@ -98,11 +101,20 @@ class Operation:
                 return bool(bits & row["flags_mask"])
         return False
 
-    def size(self, size: tuple[str, int, int, int, int], inputs: list[Tensor], scalars: list[Any]) -> Any:
-        of, index, times, over, round_up = size
+    def size(self, size: tuple[str, int, int, int, int, int], inputs: list[Tensor], scalars: list[Any]) -> Any:
+        of, index, times, over, round_up, or_rows = size
         value: Any = 1
+        if or_rows >= 0 and _is_absent(inputs[index]):
+            of, index = "rows", or_rows
         if of == "scalar":
             value = [x for x, scalar in zip(scalars, self.scalars) if scalar["kind"] == "size"][index]
+        elif of == "count":
+            value = inputs[index].numel()
+        elif of == "stacked":
+            t = inputs[index]
+            if t.ndim not in (3, 4):
+                raise _error(self.tensors[index]["name"], f"has {t.ndim} dimensions", "must have 3, or 4 with parts")
+            value = t.shape[-2] * t.shape[1] if t.ndim == 4 else t.shape[-2]
         elif of != "one":
             self.check_rank(index, inputs[index])
             value = inputs[index].shape[-2 if of == "rows" else -1]
@@ -178,7 +190,8 @@ class Operation:
     def given_outputs(self, out: Any) -> tuple[Tensor, ...]:
         if len(self.outputs) > 1 and (not isinstance(out, tuple) or len(out) != len(self.outputs)):
             what = f"has {len(out)} elements" if isinstance(out, tuple) else f"is of type {type(out).__name__}"
-            raise _error("out", what, f"must be a tuple of {' and '.join(t['name'] for t in self.outputs)}")
+            names = [t["name"] for t in self.outputs]
+            raise _error("out", what, f"must be a tuple of {', '.join(names[:-1])} and {names[-1]}")
         outputs = out if len(self.outputs) > 1 else (out,)
         for row, t in zip(self.outputs, outputs):
             if not isinstance(t, Tensor):
@@ -196,9 +209,14 @@ def _error(argument: str, value: str, rule: str | None = None) -> _C.Error:
     return error
 
 
+def _is_absent(t: Tensor) -> bool:
+    """A uint8 tensor of shape [0] stands for an absent one."""
+    return t.dtype == torch.uint8 and t.shape == (0,)
+
+
 def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] | None:
     """dtype, device, shape and strides as _C takes them; None for an absent tensor."""
-    if t.dtype == torch.uint8 and t.shape == (0,):
+    if _is_absent(t):
         return None
     device = (t.device.index or 0) if t.device.type == "cuda" else -2 if t.device.type == "meta" else -1
     return str(t.dtype).removeprefix("torch."), device, tuple(t.shape), tuple(t.stride())

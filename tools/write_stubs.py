@@ -28,12 +28,18 @@ SCALARS = {
 }
 
 
+def returned(operation: dict[str, Any]) -> str:
+    """The type of the results, or of what is written where none is made."""
+    count = len(operation["results"])
+    return "Array" if count < 2 else f"tuple[{', '.join(['Array'] * count)}]"
+
+
 def parameters(operation: dict[str, Any]) -> list[str]:
     """The arguments of an operation in their order (csrc/api/operation.h)."""
     numbers = {scalar["stands_for"] for scalar in operation["scalars"]}
     given = operation["given"]
     read = [t for t in operation["tensors"] if t["role"] != "output" or given == "given"]
-    out = "Array" if len(operation["results"]) == 1 else "tuple[Array, Array]"
+    out = returned(operation)
     found = []
     for i, tensor in enumerate(read):
         made = i == 0 or tensor["role"] == "output"  # results are of its library
@@ -48,7 +54,7 @@ def parameters(operation: dict[str, Any]) -> list[str]:
 
 
 def stub(operation: dict[str, Any]) -> str:
-    result = "Array" if len(operation["results"]) < 2 else "tuple[Array, Array]"
+    result = returned(operation)
     arguments = [*parameters(operation), "/"]
     line = f"def {operation['name']}({', '.join(arguments)}) -> {result}: ..."
     if len(line) <= 120:

@@ -3,12 +3,14 @@
 #define NVFP4_API_CALL_H
 
 #include "api/context.h"
+#include "common/grouped_problem.h"
 #include "plan/conversion.h"
 #include "plan/launch_plan.h"
 
 /* A problem as its check leaves it: pointers, sizes and strides. */
 typedef union call_problem {
     gemm_problem gemm;
+    grouped_problem grouped; /* begins with a gemm_problem */
     conversion_problem conversion;
 } call_problem;
 

@@ -7,8 +7,7 @@ static int is_16_bit(nvfp4_dtype dtype) {
     return dtype == NVFP4_FP16 || dtype == NVFP4_BF16;
 }
 
-/* A 16-bit a, with aligned rows; without the transposition of b, rows of any length. */
-static nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor *t, int no_transpose_b, matrix *x) {
+nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor *t, int no_transpose_b, matrix *x) {
     nvfp4_status status = no_transpose_b ? check_matrix(c, t, "[M, N]", "[L, M, N]", READ_ONLY, x)
                                          : check_matrix(c, t, "[M, K]", "[L, M, K]", READ_ONLY, x);
     if (status) return status;
@@ -23,7 +22,7 @@ static nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor 
 
 /* The caller's name for the columns of the result. */
 static char column_size(const gemm_problem *p) {
-    return p->operation == OP_GEMM_NN ? 'K' : 'N';
+    return p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN ? 'K' : 'N';
 }
 
 static nvfp4_status check_result_shape(const checked_call *c, const nvfp4_tensor *t, const nvfp4_tensor *a,
@@ -137,27 +136,52 @@ static nvfp4_status check_results(const checked_call *call, const nvfp4_gemm_arg
     return NVFP4_OK;
 }
 
-static nvfp4_status check_alpha_and_bias(const checked_call *c, const nvfp4_gemm_args *args, gemm_problem *p) {
-    const nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias;
-    p->alpha_value = args->alpha_value;
-    if (!absent(alpha)) {
-        if (p->operation == OP_GEMM_NN && element_count(alpha) != 1)
-            return REJECT(argument_name(c, alpha), ("has %lld elements", (long long)element_count(alpha)),
-                          ("must have 1 " WHERE_NOT_TRANSPOSED ", since N is summed over"));
-        nvfp4_status status = check_vector(c, alpha, 'N', p->n, 1);
-        if (status) return status;
-        p->alpha = alpha->data;
-        p->alpha_stride = element_count(alpha) > 1;
-    }
-    if (!absent(bias)) {
-        if (bias->dtype != NVFP4_FP32 && bias->dtype != args->out.dtype)
-            return REJECT(argument_name(c, bias), ("dtype is %s", nvfp4_dtype_name(bias->dtype)),
-                          ("must be float32 or that of out, %s", nvfp4_dtype_name(args->out.dtype)));
-        nvfp4_status status = check_vector(c, bias, column_size(p), p->n, 0);
-        if (status) return status;
-        p->bias = bias->data;
-        p->bias_type = (int32_t)bias->dtype;
-    }
+/* A dense tensor with `columns` elements for each batch; or with one, in least_ndim dimensions or two. */
+static nvfp4_status check_by_batch(const checked_call *c, const nvfp4_tensor *t, int64_t l, int64_t columns,
+                                   int least_ndim) {
+    const char *name = argument_name(c, t);
+    const int one = t->ndim == 1 || (t->ndim == 2 && t->shape[1] == 1 && least_ndim > 0);
+    const int fits = (t->ndim == 2 || (t->ndim == 1 && least_ndim == 1)) && t->shape[0] == l;
+    if (!fits || !(one || t->shape[1] == columns))
+        return REJECT(name, ("has %lld elements in %d dimensions", (long long)element_count(t), t->ndim),
+                      ("must have %s%lld x %lld, a row for each batch",
+                       least_ndim == 1   ? "one element for each matrix of b, or "
+                       : least_ndim == 2 ? "L x 1 elements, or "
+                                         : "",
+                       (long long)l, (long long)columns));
+    if (!is_contiguous(t)) return REJECT(name, ("is not contiguous"), ("must be, with a row for each batch"));
+    return check_alignment(c, t, dtype_bytes(t->dtype));
+}
+
+nvfp4_status check_alpha(const checked_call *c, const nvfp4_tensor *alpha, gemm_problem *p) {
+    const int is_nn = p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN;
+    if (absent(alpha)) return NVFP4_OK;
+    const int is_grouped = p->operation == OP_GROUPED || p->operation == OP_GROUPED_NN;
+    const int by_batch = element_count(alpha) != 1 && (is_grouped || alpha->ndim == 2);
+    if (is_nn && (by_batch ? alpha->ndim == 2 && alpha->shape[1] != 1 : element_count(alpha) != 1))
+        return REJECT(argument_name(c, alpha), ("has %lld elements", (long long)element_count(alpha)),
+                      ("must have 1 %s" WHERE_NOT_TRANSPOSED ", since N is summed over", p->l > 1 ? "a batch " : ""));
+    nvfp4_status status =
+        by_batch ? check_by_batch(c, alpha, p->l, p->n, is_grouped ? 1 : 2) : check_vector(c, alpha, 'N', p->n, 1);
+    if (status) return status;
+    p->alpha = alpha->data;
+    p->alpha_stride = by_batch ? alpha->ndim == 2 && alpha->shape[1] > 1 : element_count(alpha) > 1;
+    if (by_batch) p->by_batch |= ALPHA_BY_BATCH;
+    return NVFP4_OK;
+}
+
+nvfp4_status check_bias(const checked_call *c, const nvfp4_tensor *bias, nvfp4_dtype out, gemm_problem *p) {
+    if (absent(bias)) return NVFP4_OK;
+    if (bias->dtype != NVFP4_FP32 && bias->dtype != out)
+        return REJECT(argument_name(c, bias), ("dtype is %s", nvfp4_dtype_name(bias->dtype)),
+                      ("must be float32 or that of out, %s", nvfp4_dtype_name(out)));
+    const int by_batch = bias->ndim == 2;
+    nvfp4_status status =
+        by_batch ? check_by_batch(c, bias, p->l, p->n, 0) : check_vector(c, bias, column_size(p), p->n, 0);
+    if (status) return status;
+    p->bias = bias->data;
+    p->bias_type = (int32_t)bias->dtype;
+    if (by_batch) p->by_batch |= BIAS_BY_BATCH;
     return NVFP4_OK;
 }
 
@@ -175,7 +199,9 @@ nvfp4_status check_gemm(const checked_call *c, prepared_call *call) {
     if (!status) status = check_operands(c, args, p);
     if (!status) status = check_scales(c, args, p);
     if (!status) status = check_results(c, args, p);
-    if (!status) status = check_alpha_and_bias(c, args, p);
+    p->alpha_value = args->alpha_value;
+    if (!status) status = check_alpha(c, &args->alpha, p);
+    if (!status) status = check_bias(c, &args->bias, args->out.dtype, p);
     if (status) return status;
     p->constant_b = (args->flags & NVFP4_CONSTANT_B) != 0;
     call->is_empty = p->m == 0 || p->n == 0 || p->l == 0;

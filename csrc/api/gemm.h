@@ -3,12 +3,24 @@
 #define NVFP4_API_GEMM_H
 
 #include "api/operation.h"
+#include "api/rules.h"
 
 nvfp4_status check_flags(uint32_t flags);
 nvfp4_status check_gemm(const checked_call *c, prepared_call *call);
 void bind_gemm(const checked_call *c, prepared_call *call);
 /* Finds where a checked call runs, and chooses its plan (plan.c). */
 nvfp4_status gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+/* The rules of alpha and bias of a product with `columns` columns, by the name that a caller gives to their number. */
+nvfp4_status check_alpha(const checked_call *c, const nvfp4_tensor *alpha, gemm_problem *p);
+nvfp4_status check_bias(const checked_call *c, const nvfp4_tensor *bias, nvfp4_dtype out, gemm_problem *p);
+/* A 16-bit a, with aligned rows; without the transposition of b, rows of any length. */
+nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor *t, int no_transpose_b, matrix *x);
 nvfp4_status gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
+
+/* Products of groups; they run as others do. join_parts makes stacks with parts, [E, P, N, ..], those of E * P. */
+nvfp4_status join_parts(operation_args *args);
+nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call);
+void bind_grouped_gemm(const checked_call *c, prepared_call *call);
+nvfp4_status grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
 
 #endif

@@ -10,12 +10,13 @@
 #include "api/call.h"
 #include "nvfp4.h"
 
-enum { OPERATION_MAX_TENSORS = 8, OPERATION_MAX_SIZES = 2 };
+enum { OPERATION_MAX_TENSORS = 12, OPERATION_MAX_SIZES = 2, OPERATION_MAX_RESULTS = 3 };
 
 /* The arguments of any operation. */
 typedef union operation_args {
     nvfp4_call call;
     nvfp4_gemm_args gemm;
+    nvfp4_grouped_gemm_args grouped_gemm;
     nvfp4_quantize_args quantize;
     nvfp4_rms_norm_quantize_args rms_norm_quantize;
     nvfp4_amax_scale_args amax_scale;
@@ -31,7 +32,9 @@ typedef enum tensor_holds {
     HOLDS_SCALES,    /* float8_e4m3fn or uint8 */
     HOLDS_FLOATS,    /* float16, bfloat16 or float32 */
     HOLDS_FLOAT32,
-    HOLDS_ANY, /* the operation's check knows */
+    HOLDS_INT32,
+    HOLDS_INDICES, /* int32 or int64 */
+    HOLDS_ANY,     /* the operation's check knows */
     TENSOR_HOLDS
 } tensor_holds;
 
@@ -65,9 +68,17 @@ typedef struct operation_scalar {
 
 /* One size of a result: (size of a tensor or scalar) * times / over, rounded up to a multiple of round_up. */
 typedef struct result_size {
-    enum { SIZE_ROWS, SIZE_COLUMNS, SIZE_SCALAR, SIZE_ONE } of;
+    enum {
+        SIZE_ROWS,
+        SIZE_COLUMNS,
+        SIZE_SCALAR,
+        SIZE_ONE,
+        SIZE_COUNT,   /* the elements of a tensor, of any shape */
+        SIZE_STACKED, /* the rows of a matrix of a stack, [E, rows, columns] or [E, P, rows, columns]: P * rows */
+    } of;
     int32_t index; /* of the tensor among the operation's, or of the scalar in result_sizes */
     int32_t times, over, round_up;
+    int32_t or_rows; /* where the tensor is absent: the rows of tensor or_rows - 1 instead. 0: the tensor is required */
 } result_size;
 
 typedef struct result_shape {
@@ -138,8 +149,9 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
     return (nvfp4_tensor *)((char *)args + op->tensors[index].offset);
 }
 
-extern const operation operation_gemm, operation_quantize, operation_dequantize, operation_rms_norm_quantize,
-    operation_silu_mul_quantize, operation_amax_scale, operation_swizzle, operation_unswizzle;
+extern const operation operation_gemm, operation_grouped_gemm, operation_quantize, operation_dequantize,
+    operation_rms_norm_quantize, operation_silu_mul_quantize, operation_amax_scale, operation_swizzle,
+    operation_unswizzle;
 
 /* Checks a call by its table and its own rules. */
 nvfp4_status operation_check(const checked_call *c, prepared_call *call);

@@ -61,6 +61,65 @@ const operation operation_gemm = {
     .run = gemm_run,
 };
 
+/* ---- grouped_gemm ---- */
+
+static void grouped_defaults(operation_args *args) {
+    nvfp4_grouped_gemm_init(&args->grouped_gemm);
+}
+
+enum { GROUPED_A, GROUPED_B, GROUPED_ROWS = 5, GROUPED_ALPHA = 7, GROUPED_OUT = 9 };
+
+#define AT(field) offsetof(nvfp4_grouped_gemm_args, field)
+static const operation_tensor grouped_tensors[] = {
+    [GROUPED_A] = {"a", AT(a), INPUT, HOLDS_VALUES_16, 0, 0},
+    [GROUPED_B] = {"b", AT(b), INPUT, HOLDS_VALUES, 0, 0},
+    {"scale_a", AT(scale_a), INPUT, HOLDS_SCALES, 1, 0},
+    {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
+    {"ends", AT(ends), INPUT, HOLDS_INT32, 0, 0},
+    [GROUPED_ROWS] = {"rows", AT(rows), INPUT, HOLDS_INT32, 1, 0},
+    {"row_scale", AT(row_scale), INPUT, HOLDS_FLOAT32, 1, 0},
+    [GROUPED_ALPHA] = {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
+    {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},
+    [GROUPED_OUT] = {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+static const operation_scalar grouped_scalars[] = {
+    {"alpha_value", SCALAR_FLOAT, AT(alpha_value), 1 + GROUPED_ALPHA, NULL},
+    {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), 0, NULL},
+    {"backend", SCALAR_BACKEND, AT(backend), 0, NULL},
+    {"flags", SCALAR_FLAGS, AT(flags), 0, NULL},
+};
+#define SORTED_ROWS {SIZE_COUNT, GROUPED_ROWS, 1, 1, 1, 1 + GROUPED_A}
+static const operation_result grouped_results[] = {{
+    .tensor = GROUPED_OUT,
+    .like = GROUPED_A,
+    .rank = RANK_MATRIX,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP16,
+    .shape = {SORTED_ROWS, {SIZE_STACKED, GROUPED_B, 1, 1, 1, 0}, 0},
+    .flag_shape = {SORTED_ROWS, {SIZE_COLUMNS, GROUPED_B, 2, 1, 1, 0}, 0},
+    .flags_offset = AT(flags),
+    .flags_mask = NVFP4_NO_TRANSPOSE_B,
+}};
+#undef AT
+const operation operation_grouped_gemm = {
+    .name = "grouped_gemm",
+    .args_bytes = sizeof(nvfp4_grouped_gemm_args),
+    .least_bytes = sizeof(nvfp4_grouped_gemm_args),
+    .defaults = grouped_defaults,
+    .tensors = grouped_tensors,
+    .tensor_count = COUNT(grouped_tensors),
+    .scalars = grouped_scalars,
+    .scalar_count = COUNT(grouped_scalars),
+    .results = grouped_results,
+    .result_count = COUNT(grouped_results),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .adapt = join_parts,
+    .check = check_grouped_gemm,
+    .plan = grouped_gemm_plan,
+    .bind = bind_grouped_gemm,
+    .run = gemm_run,
+};
+
 /* ---- data and scales of one matrix ---- */
 
 static void quantize_defaults(operation_args *args) {

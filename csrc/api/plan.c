@@ -21,8 +21,15 @@ static uint32_t taking_operation(uint32_t families, int32_t operation) {
 static uint32_t taking_product(uint32_t families, const gemm_problem *p) {
     uint32_t taking = 0;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (families >> f & 1 && planner_of(f, p->operation, p->a_type)) taking |= 1u << f;
+        if (families >> f & 1 && planner_taking(f, p->operation, p->a_type, p->by_batch)) taking |= 1u << f;
     return taking;
+}
+
+/* Whether a family takes the product but for its values by batch. */
+static int planner_of_any(uint32_t families, const gemm_problem *p) {
+    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
+        if (families >> f & 1 && planner_of(f, p->operation, p->a_type)) return 1;
+    return 0;
 }
 
 /* The types of A that some families take, as "x, y or z". */
@@ -45,13 +52,27 @@ static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t 
 static nvfp4_status reject_families(const nvfp4_context *context, const target *where, const gemm_problem *p) {
     static const struct {
         const char *is, *must_be_other;
-    } operations[GEMM_OPERATIONS] = {[OP_GEMM] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE},
-                                     [OP_GEMM_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE}};
+        int32_t other;
+    } operations[GEMM_OPERATIONS] = {
+        [OP_GEMM] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, OP_GEMM_NN},
+        [OP_GEMM_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, OP_GEMM},
+        [OP_GROUPED] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, OP_GROUPED_NN},
+        [OP_GROUPED_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, OP_GROUPED},
+    };
     char asked[NAMES_SIZE], others[NAMES_SIZE], types[NAMES_SIZE];
     uint32_t able = where->on_gpu ? taking_product(device_backends(context, where->device), p) : 0;
     if (!able) able = taking_product(ALL_BACKENDS, p);
     list_backends(asked, sizeof asked, where->families, "%s", " and ");
     list_backends(others, sizeof others, able, "%s", " or ");
+    if (p->operation >= OP_GROUPED && !taking_operation(where->families, p->operation) &&
+        !taking_operation(where->families, operations[p->operation].other))
+        return REJECT_AS(NVFP4_UNSUPPORTED, "backend",
+                         ("is one of the %s kernels, which do not take products of groups", asked),
+                         ("must be %s", others));
+    if (p->by_batch && planner_of_any(where->families, p))
+        return REJECT_AS(NVFP4_UNSUPPORTED, p->by_batch & ALPHA_BY_BATCH ? "alpha" : "bias",
+                         ("has values for each batch, which the %s kernels do not take", asked),
+                         ("must be that of all batches, or the backend %s", others));
     if (!taking_operation(where->families, p->operation))
         return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_TRANSPOSE,
                          ("%s, which the %s kernels do not take", operations[p->operation].is, asked),
@@ -88,7 +109,8 @@ static nvfp4_status reject_product(const plan_query *query) {
     int32_t families = 0;
     nvfp4_status status = NVFP4_OK;
     for (int32_t f = 0; f < GEMM_FAMILIES && length < sizeof reasons; f++) {
-        const gemm_planner *planner = planner_of(f, query->traits.operation, query->traits.a_type);
+        const gemm_traits *t = &query->traits;
+        const gemm_planner *planner = planner_taking(f, t->operation, t->a_type, t->by_batch);
         if (!planner || !(query->families >> f & 1)) continue;
         status = planner->reject(&query->props, &query->traits);
         families++;
@@ -104,6 +126,7 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     plan_query query;
     memset(&query, 0, sizeof query);
     query.traits = traits_of(&call->problem.gemm);
+    if (query.traits.operation >= OP_GROUPED) query.traits.groups = call->problem.grouped.groups;
     query.props = *where->props;
     query.families = where->families;
     query.override = *override;
@@ -147,6 +170,12 @@ static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call
     return choose_on_gpu(context, &override, context->rank, flags, call);
 }
 
+nvfp4_status grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    const nvfp4_grouped_gemm_args *args = c->args;
+    nvfp4_status status = find_target(context, args->backend, args->a.device, &call->where);
+    return status ? status : choose(context, args->flags, call);
+}
+
 nvfp4_status gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
     const nvfp4_gemm_args *args = c->args;
     nvfp4_status status = find_target(context, args->backend, args->a.device, &call->where);
@@ -177,14 +206,22 @@ static void describe(const prepared_call *call, nvfp4_plan *plan) {
     };
 }
 
-nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {
+static nvfp4_status plan_of(nvfp4_context *context, const operation *op, const void *args, nvfp4_plan *plan) {
     operation_args own;
     prepared_call call;
-    const checked_call c = {&operation_gemm, complete_args(&operation_gemm, args, &own)};
+    const checked_call c = {op, complete_args(op, args, &own)};
     if (!c.args) return NVFP4_INVALID;
     nvfp4_status status = operation_prepare(context, &c, &call);
     if (!status) describe(&call, plan);
     return status;
+}
+
+nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args, nvfp4_plan *plan) {
+    return plan_of(context, &operation_gemm, args, plan);
+}
+
+nvfp4_status nvfp4_grouped_gemm_plan(nvfp4_context *context, const nvfp4_grouped_gemm_args *args, nvfp4_plan *plan) {
+    return plan_of(context, &operation_grouped_gemm, args, plan);
 }
 
 /* The rules of a shape. */

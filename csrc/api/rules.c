@@ -17,16 +17,19 @@ int64_t dtype_bytes(int32_t dtype) {
     case NVFP4_BF16:
         return 2;
     case NVFP4_FP32:
+    case NVFP4_INT32:
         return 4;
+    case NVFP4_INT64:
+        return 8;
     default:
         return 1;
     }
 }
 
 const char *nvfp4_dtype_name(nvfp4_dtype dtype) {
-    static const char *const names[] = {"none",    "uint8",    "float4_e2m1fn_x2", "float8_e4m3fn",
-                                        "float16", "bfloat16", "float32"};
-    return (uint32_t)dtype <= NVFP4_FP32 ? names[dtype] : "unknown";
+    static const char *const names[] = {
+        "none", "uint8", "float4_e2m1fn_x2", "float8_e4m3fn", "float16", "bfloat16", "float32", "int32", "int64"};
+    return (uint32_t)dtype <= NVFP4_INT64 ? names[dtype] : "unknown";
 }
 
 int64_t element_count(const nvfp4_tensor *t) {
@@ -72,6 +75,8 @@ static nvfp4_status check_dtype(const checked_call *c, const nvfp4_tensor *t, te
         [HOLDS_SCALES] = {BIT(E4M3) | BIT(UINT8), "float8_e4m3fn or uint8"},
         [HOLDS_FLOATS] = {BIT(FP16) | BIT(BF16) | BIT(FP32), "float16, bfloat16 or float32"},
         [HOLDS_FLOAT32] = {BIT(FP32), "float32"},
+        [HOLDS_INT32] = {BIT(INT32), "int32"},
+        [HOLDS_INDICES] = {BIT(INT32) | BIT(INT64), "int32 or int64"},
         [HOLDS_ANY] = {UINT32_MAX, "a known dtype"},
     };
 #undef BIT

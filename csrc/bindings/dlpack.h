@@ -12,7 +12,14 @@ enum { DL_MAJOR = 1, DL_MINOR = 3 };
 
 enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_CUDA_MANAGED = 13 }; /* device types */
 
-enum { DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_FLOAT8_E4M3FN = 10, DL_FLOAT4_E2M1FN = 17 }; /* dtype codes */
+enum {
+    DL_INT = 0,
+    DL_UINT = 1,
+    DL_FLOAT = 2,
+    DL_BFLOAT = 4,
+    DL_FLOAT8_E4M3FN = 10,
+    DL_FLOAT4_E2M1FN = 17
+}; /* dtype codes */
 
 enum { DL_READ_ONLY = 1, DL_COPIED = 2, DL_PADDED = 4 }; /* flags; padded: one value of fewer than 8 bits a byte */
 

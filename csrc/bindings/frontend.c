@@ -94,19 +94,43 @@ static nvfp4_status check_rank(const char *name, const nvfp4_tensor *t) {
     return NVFP4_OK;
 }
 
+/* A stack has a size for what it stacks, and at least that of a matrix. */
+static nvfp4_status check_stack(const char *name, const nvfp4_tensor *t) {
+    if (absent(t)) return REJECT(name, ("is missing"), ("must be a tensor"));
+    if (t->ndim == 3 || t->ndim == 4) return NVFP4_OK;
+    return REJECT(name, ("has %d dimensions", t->ndim), ("must have 3, or 4 with parts"));
+}
+
+static nvfp4_status size_of_tensor(const operation *op, const front_call *call, const result_size *size,
+                                   int64_t *value) {
+    int32_t index = size->index, of = size->of;
+    if (size->or_rows && absent(tensor_at(op, index, &call->args))) index = size->or_rows - 1, of = SIZE_ROWS;
+    const nvfp4_tensor *t = tensor_at(op, index, &call->args);
+    const char *name = op->tensors[index].name;
+    if (of == SIZE_COUNT) {
+        *value = 1;
+        for (int i = 0; i < t->ndim; i++)
+            if (__builtin_mul_overflow(*value, t->shape[i], value)) *value = INT64_MAX;
+        return NVFP4_OK;
+    }
+    nvfp4_status status = of == SIZE_STACKED ? check_stack(name, t) : check_rank(name, t);
+    if (status) return status;
+    *value = t->shape[t->ndim - (of == SIZE_COLUMNS ? 1 : 2)];
+    if (of == SIZE_STACKED && t->ndim == 4 && __builtin_mul_overflow(*value, t->shape[1], value)) *value = INT64_MAX;
+    return NVFP4_OK;
+}
+
 static nvfp4_status find_size(const operation *op, const front_call *call, const result_size *size, int64_t *value) {
     int64_t of = 1;
     if (size->of == SIZE_SCALAR) of = call->sizes[size->index];
-    if (size->of == SIZE_ROWS || size->of == SIZE_COLUMNS) {
-        const nvfp4_tensor *t = tensor_at(op, size->index, &call->args);
-        nvfp4_status status = check_rank(op->tensors[size->index].name, t);
+    if (size->of != SIZE_SCALAR && size->of != SIZE_ONE) {
+        nvfp4_status status = size_of_tensor(op, call, size, &of);
         if (status) return status;
-        of = t->shape[t->ndim - (size->of == SIZE_ROWS ? 2 : 1)];
     }
-    of *= size->times;
+    if (__builtin_mul_overflow(of, (int64_t)size->times, &of)) of = INT64_MAX;
     if (size->over > 1) of /= size->over; /* a division takes longer than the rest of this function */
     *value = size->round_up > 1 ? ceil_div(of, size->round_up) * size->round_up : of;
-    if (*value <= INT32_MAX) return NVFP4_OK;
+    if (*value >= 0 && *value <= INT32_MAX) return NVFP4_OK;
     const char *name = size->of == SIZE_SCALAR ? op->name : op->tensors[size->index].name;
     return REJECT(name, ("gives a result with a dimension of %lld", (long long)*value),
                   ("must be at most %d", INT32_MAX));

@@ -16,7 +16,8 @@
     X(silu_mul_quantize)                                                                                               \
     X(amax_scale)                                                                                                      \
     X(swizzle)                                                                                                         \
-    X(unswizzle)
+    X(unswizzle)                                                                                                       \
+    X(grouped_gemm)
 
 enum {
 #define X(name) FRONT_##name,

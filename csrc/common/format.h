@@ -11,6 +11,8 @@ typedef enum nvfp4_dtype {
     NVFP4_FP16,
     NVFP4_BF16,
     NVFP4_FP32,
+    NVFP4_INT32,
+    NVFP4_INT64,
 } nvfp4_dtype;
 
 typedef enum nvfp4_layout {

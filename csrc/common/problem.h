@@ -13,6 +13,8 @@ enum { VALUES_E2M1 = NVFP4_NONE }; /* a_type of an A in the format, with scales;
 typedef enum gemm_operation {
     OP_GEMM = 0, /* A . B^T */
     OP_GEMM_NN,  /* A . B */
+    OP_GROUPED,  /* these of groups: common/grouped_problem.h */
+    OP_GROUPED_NN,
     GEMM_OPERATIONS
 } gemm_operation;
 
@@ -41,7 +43,7 @@ typedef struct gemm_problem {
     int32_t constant_b; /* 1: what may still run when the first kernel starts does not write b and sfb. For plans */
     int32_t operation;  /* gemm_operation. OP_GEMM: b is [l][n][k/2] bytes. OP_GEMM_NN: b is [l][k][n/2] bytes, and a
                          * scale belongs to 16 values along n; n is a multiple of 16, k any number */
-    int32_t padding_;
+    int32_t by_batch;   /* of alpha and bias: common/grouped_problem.h */
 } gemm_problem;
 
 /* The epilogue of every backend, in fp32 and in this order, so that equal sums give equal bits:

@@ -3,7 +3,7 @@
 #define NVFP4_CPU_CPU_H
 
 #include "common/conversion_problem.h"
-#include "common/problem.h"
+#include "common/grouped_problem.h"
 #include "nvfp4.h"
 
 typedef enum cpu_isa {
@@ -26,6 +26,8 @@ const char *cpu_isa_name(cpu_isa isa);
 
 /* threads: 0 means all CPUs that the process may run on. */
 nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads, int batch_invariant);
+nvfp4_status cpu_grouped_gemm(const grouped_problem *problem, cpu_isa isa, int threads, int batch_invariant);
+nvfp4_status cpu_grouped_gemm(const grouped_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 void cpu_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_dequantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_amax_scale(const amax_problem *problem, cpu_isa isa, int threads);

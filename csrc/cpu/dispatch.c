@@ -20,10 +20,10 @@ static const cpu_kernel *const w4a16_kernels[CPU_ISA_COUNT] = {
 #endif
 };
 
-static const cpu_kernel *kernel_for(const gemm_problem *p, cpu_isa isa) {
-    if (p->a_type == VALUES_E2M1) return kernels[isa];
+const cpu_kernel *cpu_kernel_for(int32_t a_type, int32_t is_nn, cpu_isa isa) {
+    if (a_type == VALUES_E2M1) return kernels[isa];
     /* amx.c has tiles of bf16 alone, and no product A . B */
-    if (isa == CPU_AMX && (p->a_type == NVFP4_FP16 || p->operation == OP_GEMM_NN)) isa = CPU_AVX512VNNI;
+    if (isa == CPU_AMX && (a_type == NVFP4_FP16 || is_nn)) isa = CPU_AVX512VNNI;
     return w4a16_kernels[isa];
 }
 
@@ -34,7 +34,7 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch
     /* A second thread is worth waking for some 20 us of work. */
     double products = (double)p->m * (double)p->n * (double)p->k * (double)p->l;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
-    const cpu_kernel *kernel = kernel_for(p, isa);
+    const cpu_kernel *kernel = cpu_kernel_for(p->a_type, p->operation == OP_GEMM_NN, isa);
     if (!kernel || p->k == 0) return reference_gemm(p, threads);
     nvfp4_status status;
     if (p->operation == OP_GEMM_NN)

@@ -3,7 +3,7 @@
 #ifndef NVFP4_CPU_EPILOGUE_H
 #define NVFP4_CPU_EPILOGUE_H
 
-#include "common/problem.h"
+#include "common/grouped_problem.h"
 #include "cpu/numbers.h"
 
 /* alpha * sum and the additions after it round one by one; gcc fuses them where it can unless told not to. */
@@ -44,6 +44,11 @@ typedef struct sums_tile {
 static inline void epilogue(const gemm_problem *p, int64_t batch, sums_tile t) {
     enum { CHUNK = 64 };
     float v[CHUNK], other[CHUNK];
+    const float *alpha = p->alpha, *row_scale = NULL;
+    const char *bias = p->bias;
+    if (p->by_batch & ALPHA_BY_BATCH) alpha += batch * (p->alpha_stride ? p->n : 1);
+    if (p->by_batch & BIAS_BY_BATCH) bias += batch * p->n * type_size(p->bias_type);
+    if (p->by_batch & HAS_ROW_SCALE) row_scale = ((const grouped_problem *)p)->row_scale;
     for (int64_t i = 0; i < t.rows; i++) {
         int64_t m = t.m0 + i;
         char *out = (char *)p->out + batch * p->out_batch + m * p->out_pitch;
@@ -51,19 +56,20 @@ static inline void epilogue(const gemm_problem *p, int64_t batch, sums_tile t) {
         for (int64_t j = 0; j < t.columns; j += CHUNK) {
             int64_t n = t.n0 + j, count = t.columns - j < CHUNK ? t.columns - j : CHUNK;
             const float *sums = t.sums + i * t.row_stride + j * t.column_stride;
-            if (p->alpha)
-                for (int64_t x = 0; x < count; x++)
-                    v[x] = p->alpha[(n + x) * p->alpha_stride] * sums[x * t.column_stride];
+            if (alpha)
+                for (int64_t x = 0; x < count; x++) v[x] = alpha[(n + x) * p->alpha_stride] * sums[x * t.column_stride];
             else
                 for (int64_t x = 0; x < count; x++) v[x] = p->alpha_value * sums[x * t.column_stride];
             if (c) {
                 load_floats(other, c + n * type_size(p->out_type), p->out_type, count);
                 for (int64_t x = 0; x < count; x++) v[x] = fmaf(p->beta, other[x], v[x]);
             }
-            if (p->bias) {
-                load_floats(other, (const char *)p->bias + n * type_size(p->bias_type), p->bias_type, count);
+            if (bias) {
+                load_floats(other, bias + n * type_size(p->bias_type), p->bias_type, count);
                 for (int64_t x = 0; x < count; x++) v[x] = v[x] + other[x];
             }
+            if (row_scale)
+                for (int64_t x = 0; x < count; x++) v[x] = v[x] * row_scale[m];
             store_floats(out + n * type_size(p->out_type), v, p->out_type, count);
         }
     }

@@ -7,7 +7,7 @@
  *                              rows, chunk_blocks blocks of K at a time
  *   else                       vectors.c: every long row is decoded in registers, once, against all short rows
  *
- * The product A . B, without the transposition, is nn.c's.
+ * The product A . B, without the transposition, is nn.c's. Products of groups are grouped.c's.
  */
 #ifndef NVFP4_CPU_GEMM_H
 #define NVFP4_CPU_GEMM_H
@@ -75,6 +75,9 @@ nvfp4_status reference_gemm(const gemm_problem *problem, int threads);
 nvfp4_status blocked_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
 nvfp4_status vectors_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
 nvfp4_status nn_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
+
+/* The kernel of a product on this CPU; NULL: reference_gemm. */
+const cpu_kernel *cpu_kernel_for(int32_t a_type, int32_t is_nn, cpu_isa isa);
 
 /* At least `bytes` bytes, aligned to 64, that are the calling thread's until it asks again; NULL: out of memory. */
 void *scratch(size_t bytes);

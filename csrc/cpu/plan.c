@@ -29,9 +29,20 @@ static nvfp4_status run_host(const gemm_problem *p, const gemm_candidate *c, int
     return cpu_gemm(p, (cpu_isa)c->kernel, threads, c->batch_invariant);
 }
 
-static const gemm_planner gemm = {
-    .a_types = TAKES_E2M1 | TAKES_16_BIT, .candidates = candidates, .reject = reject, .run_host = run_host};
-static const gemm_planner gemm_nn = {
-    .a_types = TAKES_16_BIT, .candidates = candidates, .reject = reject, .run_host = run_host};
+static nvfp4_status run_grouped(const gemm_problem *p, const gemm_candidate *c, int32_t threads) {
+    return cpu_grouped_gemm((const grouped_problem *)p, (cpu_isa)c->kernel, threads, c->batch_invariant);
+}
 
-const gemm_family cpu_family = {FAMILY_ROW(cpu), .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn}};
+static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
+                                  .takes_by_batch = 1,
+                                  .candidates = candidates,
+                                  .reject = reject,
+                                  .run_host = run_host};
+static const gemm_planner gemm_nn = {
+    .a_types = TAKES_16_BIT, .takes_by_batch = 1, .candidates = candidates, .reject = reject, .run_host = run_host};
+static const gemm_planner grouped = {
+    .a_types = TAKES_16_BIT, .takes_by_batch = 1, .candidates = candidates, .reject = reject, .run_host = run_grouped};
+
+const gemm_family cpu_family = {
+    FAMILY_ROW(cpu),
+    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped}};

@@ -3,7 +3,7 @@
 
 _Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) + sizeof(plan_settings) + 16,
                "no padding");
-_Static_assert(sizeof(gemm_traits) == 4 * 8 + 8 * 4 && sizeof(device_props) == 12 * 4 + 8, "no padding");
+_Static_assert(sizeof(gemm_traits) == 4 * 8 + 10 * 4 && sizeof(device_props) == 12 * 4 + 8, "no padding");
 
 int candidate_is(const gemm_candidate *c, const plan_settings *s) {
     return s->split_k > 0 && c->family == s->family && c->kernel == s->kernel && c->swap_ab == s->swap_ab &&
@@ -17,7 +17,9 @@ static int precedes(const gemm_candidate *x, const gemm_candidate *y, const plan
 
 /* NULL: the family may not run the product, or does not take it. */
 static const gemm_planner *planner_for(const plan_query *q, int32_t family) {
-    return q->families >> family & 1 ? planner_of(family, q->traits.operation, q->traits.a_type) : NULL;
+    return q->families >> family & 1
+               ? planner_taking(family, q->traits.operation, q->traits.a_type, q->traits.by_batch)
+               : NULL;
 }
 
 /* Takes the first candidate, or the first that follows `previous`. 0 if there is none: `taken` stays as it was. One

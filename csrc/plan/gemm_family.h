@@ -12,8 +12,9 @@
 
 /* The way in which a family runs one operation. A planner is asked only for products whose A it takes. */
 typedef struct gemm_planner {
-    uint32_t a_types;     /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
-    uint32_t tma_a_types; /* those of them for which scales must be 128x4, and tensor maps reach values of A and B */
+    uint32_t a_types;       /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
+    int32_t takes_by_batch; /* 1: alpha and bias may be those of a batch */
+    uint32_t tma_a_types;   /* those of them for which scales must be 128x4, and tensor maps reach values of A and B */
 
     /* Writes the candidates of a product, in any order, and returns how many; at most FAMILY_MAX_CANDIDATES. Depends on
      * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets NULL for props and traits,
@@ -75,6 +76,12 @@ extern const gemm_family *const gemm_families[GEMM_FAMILIES];
 static inline const gemm_planner *planner_of(int32_t family, int32_t operation, int32_t a_type) {
     const gemm_planner *planner = gemm_families[family] ? gemm_families[family]->planners[operation] : NULL;
     return planner && planner->a_types >> a_type & 1 ? planner : NULL;
+}
+
+/* The same for a product whose alpha or bias may be those of a batch. */
+static inline const gemm_planner *planner_taking(int32_t family, int32_t operation, int32_t a_type, int32_t by_batch) {
+    const gemm_planner *planner = planner_of(family, operation, a_type);
+    return planner && (planner->takes_by_batch || !by_batch) ? planner : NULL;
 }
 
 #endif

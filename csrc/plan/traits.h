@@ -21,7 +21,8 @@ typedef struct gemm_traits { /* compared as bytes: no padding */
                                  product writes them as one row */
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
     int32_t a_type;                   /* as of gemm_problem */
-    int32_t operation;                /* as of gemm_problem */
+    int32_t operation, by_batch;      /* as of gemm_problem */
+    int32_t groups;                   /* of OP_GROUPED; else 0 */
 } gemm_traits;
 
 /* Whether TMA takes rows that lie so: base and strides are multiples of 16 bytes, strides below 2^40 (PTX ISA 9.0,
@@ -45,6 +46,7 @@ static inline gemm_traits traits_of(const gemm_problem *p) {
     t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfb_batch == 0 ? BROADCAST_SCALES : 0);
     t.a_type = p->a_type;
     t.operation = p->operation;
+    t.by_batch = p->by_batch;
     return t;
 }
 

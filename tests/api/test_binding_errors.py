@@ -182,8 +182,8 @@ def test_errors_of_conversions() -> None:
         "x: is missing; must be a tensor": lambda: nvfp4.quantize(None),
         "x: K is 17; must be a multiple of 16": lambda: nvfp4.quantize(torch.zeros(2, 17)),
         "x: dtype is uint8; must be float16, bfloat16 or float32": lambda: nvfp4.quantize(scale),
-        "x: dtype is >f4; must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 or float32, as its role "
-        "asks": lambda: nvfp4.quantize(np.ones((2, 16), ">f4")),
+        "x: dtype is >f4; must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16, float32, int32 or "
+        "int64, as its role asks": lambda: nvfp4.quantize(np.ones((2, 16), ">f4")),
         "global_scale: has 2 elements; must have 1": lambda: nvfp4.quantize(
             torch.zeros(2, 16), global_scale=torch.ones(2)
         ),

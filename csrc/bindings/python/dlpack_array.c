@@ -91,6 +91,10 @@ static int32_t dtype_of_dlpack(dl_dtype d) {
         return NVFP4_BF16;
     case DL_FLOAT << 8 | 32:
         return NVFP4_FP32;
+    case DL_INT << 8 | 32:
+        return NVFP4_INT32;
+    case DL_INT << 8 | 64:
+        return NVFP4_INT64;
     default:
         return NVFP4_NONE;
     }
@@ -98,7 +102,8 @@ static int32_t dtype_of_dlpack(dl_dtype d) {
 
 reading reject_dtype(const char *name, const char *dtype) {
     REJECT(name, ("dtype is %s", dtype),
-           ("must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 or float32, as its role asks"));
+           ("must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16, float32, int32 or int64, as its role "
+            "asks"));
     return READ_FAILED;
 }
 
@@ -340,10 +345,8 @@ static void destroy_capsule(PyObject *capsule) {
 
 static dl_dtype dtype_to_dlpack(int32_t dtype) {
     static const dl_dtype words[] = {
-        [NVFP4_UINT8] = {DL_UINT, 8, 1},
-        [NVFP4_FP16] = {DL_FLOAT, 16, 1},
-        [NVFP4_BF16] = {DL_BFLOAT, 16, 1},
-        [NVFP4_FP32] = {DL_FLOAT, 32, 1},
+        [NVFP4_UINT8] = {DL_UINT, 8, 1},  [NVFP4_FP16] = {DL_FLOAT, 16, 1}, [NVFP4_BF16] = {DL_BFLOAT, 16, 1},
+        [NVFP4_FP32] = {DL_FLOAT, 32, 1}, [NVFP4_INT32] = {DL_INT, 32, 1},
     };
     return words[dtype];
 }

@@ -3,6 +3,7 @@
  * A function's arguments, by position: the tensors that it reads (a number or a tensor where a scalar may stand for the
  * tensor), the other scalars, `out` where results may be given (a tuple for several), out_dtype where the caller names
  * the dtype of a result. */
+#include <stdio.h>
 #include <string.h>
 
 #include "bindings/frontend.h"
@@ -88,13 +89,19 @@ static void release_results(results *r, int32_t count) {
 
 /* The tuple that `out` of several results has to be: "data and scale". */
 static int check_tuple(PyObject *out, const operation *op) {
-    char type[64];
-    const char *first = op->tensors[op->results[0].tensor].name, *second = op->tensors[op->results[1].tensor].name;
+    char type[64], names[96] = "";
+    size_t length = 0;
+    for (int32_t i = 0; i < op->result_count && length < sizeof names; i++)
+        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s",
+                                   i == 0                      ? ""
+                                   : i == op->result_count - 1 ? " and "
+                                                               : ", ",
+                                   op->tensors[op->results[i].tensor].name);
     if (!PyTuple_Check(out))
         REJECT("out", ("is of type %s", describe((PyObject *)Py_TYPE(out), "__name__", type, sizeof type)),
-               ("must be a tuple of %s and %s", first, second));
+               ("must be a tuple of %s", names));
     else if (PyTuple_Size(out) != op->result_count)
-        REJECT("out", ("has %zd elements", PyTuple_Size(out)), ("must be a tuple of %s and %s", first, second));
+        REJECT("out", ("has %zd elements", PyTuple_Size(out)), ("must be a tuple of %s", names));
     else
         return 1;
     return 0;
@@ -134,7 +141,9 @@ static PyObject *finish_results(arrays *tensors, const operation *op, results *r
     for (int32_t i = 0; i < op->result_count && r->made; i++)
         if (!finish_result(tensors, &r->object[i])) return NULL;
     if (op->result_count == 1) return Py_NewRef(r->object[0]);
-    return PyTuple_Pack(2, r->object[0], r->object[1]);
+    PyObject *tuple = PyTuple_New(op->result_count);
+    for (int32_t i = 0; tuple && i < op->result_count; i++) PyTuple_SetItem(tuple, i, Py_NewRef(r->object[i]));
+    return tuple;
 }
 
 /* ---- the call ---- */
@@ -239,10 +248,10 @@ static int read_described(PyObject *object, int index, nvfp4_tensor *t) {
     if (object == Py_None) return 1;
     if (!PyArg_ParseTuple(object, "siO!O!", &dtype, &t->device, &PyTuple_Type, &shape, &PyTuple_Type, &stride))
         return 0;
-    for (int32_t d = NVFP4_UINT8; d <= NVFP4_FP32; d++)
+    for (int32_t d = NVFP4_UINT8; d <= NVFP4_INT64; d++)
         if (strcmp(dtype, nvfp4_dtype_name((nvfp4_dtype)d)) == 0) t->dtype = (nvfp4_dtype)d;
     if (t->dtype == NVFP4_NONE)
-        t->dtype = (nvfp4_dtype)(NVFP4_FP32 + 1); /* present, and of no dtype that a rule allows */
+        t->dtype = (nvfp4_dtype)(NVFP4_INT64 + 1); /* present, and of no dtype that a rule allows */
     t->data = (void *)((uintptr_t)(index + 1) << 59);
     t->ndim = (int32_t)PyTuple_Size(shape);
     for (int i = 0; i < t->ndim && i < NVFP4_MAX_DIMS; i++) {

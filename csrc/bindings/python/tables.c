@@ -38,11 +38,12 @@ static PyObject *scalars_of(const operation *op) {
     return list;
 }
 
-/* (of, index, times, over, round_up) */
+/* (of, index, times, over, round_up, or_rows: an index, -1 for none) */
 static PyObject *size_of(const result_size *size) {
-    static const char *const of[] = {
-        [SIZE_ROWS] = "rows", [SIZE_COLUMNS] = "columns", [SIZE_SCALAR] = "scalar", [SIZE_ONE] = "one"};
-    return Py_BuildValue("(siiii)", of[size->of], size->index, size->times, size->over, size->round_up);
+    static const char *const of[] = {[SIZE_ROWS] = "rows", [SIZE_COLUMNS] = "columns", [SIZE_SCALAR] = "scalar",
+                                     [SIZE_ONE] = "one",   [SIZE_COUNT] = "count",     [SIZE_STACKED] = "stacked"};
+    return Py_BuildValue("(siiiii)", of[size->of], size->index, size->times, size->over, size->round_up,
+                         size->or_rows - 1);
 }
 
 static const char *dtype_name_of(const operation_result *r) {

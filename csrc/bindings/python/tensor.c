@@ -9,7 +9,7 @@
 #include "bindings/python/dlpack_array.h"
 #include "common/error.h"
 
-enum { DTYPE_COUNT = NVFP4_FP32 + 1 };
+enum { DTYPE_COUNT = NVFP4_INT64 + 1 };
 
 /* The parts of torch and NumPy that were found in sys.modules. They are kept for the life of the process, guarded by
  * the GIL. */
@@ -205,6 +205,8 @@ static int32_t dtype_of_array(PyObject *object, const char *typestr, int64_t *it
         {"|u1", NULL, NVFP4_UINT8, 1},
         {"<f2", NULL, NVFP4_FP16, 2},
         {"<f4", NULL, NVFP4_FP32, 4},
+        {"<i4", NULL, NVFP4_INT32, 4},
+        {"<i8", NULL, NVFP4_INT64, 8},
         /* ml_dtypes' types, which the interface calls opaque */
         {NULL, "bfloat16", NVFP4_BF16, 2},
         {NULL, "float8_e4m3fn", NVFP4_E4M3, 1},

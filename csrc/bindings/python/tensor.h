@@ -10,7 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "nvfp4.h"
+#include "api/operation.h"
 
 typedef enum reading {
     READ,          /* the tensor is filled; its memory belongs to the object */
@@ -26,7 +26,7 @@ typedef enum use {
 
 /* A call's tensors. The library of `leader` (out, else the first argument) makes results and workspace, and the call
  * runs on its current stream. DLPack exports keep memory alive until release_arrays. */
-enum { MOST_EXPORTS = 10 }; /* gemm's eight tensors, a result, a workspace */
+enum { MOST_EXPORTS = OPERATION_MAX_TENSORS + 2 }; /* an operation's tensors, a result, a workspace */
 typedef struct arrays {
     PyObject *leader;
     PyObject *exports[MOST_EXPORTS];

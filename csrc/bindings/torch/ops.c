@@ -23,15 +23,16 @@ static struct {
 } shim;
 
 static nvfp4_context *op_context;
-static int32_t dtype_codes[NVFP4_FP32 + 1]; /* nvfp4_dtype to those of torch; -1: torch has none */
+static int32_t dtype_codes[NVFP4_INT64 + 1]; /* nvfp4_dtype to those of torch; -1: torch has none */
 
 /* ---- arguments ---- */
 
 static nvfp4_status read_dtype(int32_t code, const char *name, int32_t *dtype) {
-    for (*dtype = NVFP4_UINT8; *dtype <= NVFP4_FP32; ++*dtype)
+    for (*dtype = NVFP4_UINT8; *dtype <= NVFP4_INT64; ++*dtype)
         if (dtype_codes[*dtype] == code) return NVFP4_OK;
-    return CONTRADICTS(name,
-                       ("dtype is none of uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16 and float32"));
+    return CONTRADICTS(
+        name, ("dtype is none of uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16, float32, int32 and "
+               "int64"));
 }
 
 static nvfp4_status read_tensor(torch_value value, const char *name, nvfp4_tensor *t) {
@@ -267,6 +268,8 @@ static void write_schema(const operation *op, const char *name, int results_are_
         [SCALAR_FLOAT] = "float", [SCALAR_LAYOUT] = "str", [SCALAR_BLOCK_SCALE] = "str",
         [SCALAR_BACKEND] = "str", [SCALAR_FLAGS] = "int",  [SCALAR_SIZE] = "SymInt",
     };
+    static const char *const returned[OPERATION_MAX_RESULTS + 1] = {
+        [1] = "Tensor", [2] = "(Tensor, Tensor)", [3] = "(Tensor, Tensor, Tensor)"};
     text t = {schema, schema + SCHEMA_BYTES};
     const char *separator = "";
     char alias = 'a';
@@ -280,7 +283,7 @@ static void write_schema(const operation *op, const char *name, int results_are_
     for (int32_t i = 0; i < op->result_count && results_are_given; i++)
         append_tensor(&t, &op->tensors[op->results[i].tensor], ", ", &alias);
     if (!results_are_given && takes_out_dtype(op)) append(&t, ", ScalarType out_dtype");
-    append(&t, ") -> %s", results_are_given ? "()" : op->result_count == 1 ? "Tensor" : "(Tensor, Tensor)");
+    append(&t, ") -> %s", results_are_given ? "()" : returned[op->result_count]);
 }
 
 static const struct {
@@ -346,6 +349,8 @@ static nvfp4_status open_shim(void) {
     dtype_codes[NVFP4_FP16] = shim.aoti_torch_dtype_float16();
     dtype_codes[NVFP4_BF16] = shim.aoti_torch_dtype_bfloat16();
     dtype_codes[NVFP4_FP32] = shim.aoti_torch_dtype_float32();
+    dtype_codes[NVFP4_INT32] = shim.aoti_torch_dtype_int32();
+    dtype_codes[NVFP4_INT64] = shim.aoti_torch_dtype_int64();
     return NVFP4_OK;
 }
 

@@ -48,6 +48,8 @@ typedef void torch_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs)
     X(int32_t, aoti_torch_dtype_float16, (void))                                                                       \
     X(int32_t, aoti_torch_dtype_bfloat16, (void))                                                                      \
     X(int32_t, aoti_torch_dtype_float32, (void))                                                                       \
+    X(int32_t, aoti_torch_dtype_int32, (void))                                                                         \
+    X(int32_t, aoti_torch_dtype_int64, (void))                                                                         \
     X(void, aoti_torch_check,                                                                                          \
       (bool condition, const char *function, const char *file, uint32_t line, const char *message))
 

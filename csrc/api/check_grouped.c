@@ -1,0 +1,160 @@
+/* The rules of products of groups. */
+#include "api/gemm.h"
+#include "api/rules.h"
+#include "common/error.h"
+
+static int is_nn(const nvfp4_grouped_gemm_args *args) {
+    return (args->flags & NVFP4_NO_TRANSPOSE_B) != 0;
+}
+
+/* ---- stacks with parts ---- */
+
+/* Joins the first two dimensions of a stack, [E, P, ..] to [E * P, ..]. */
+static nvfp4_status join(const char *name, nvfp4_tensor *t) {
+    if (t->shape[0] > 1 && t->shape[1] > 1 && element_count(t) && t->stride[0] != t->shape[1] * t->stride[1])
+        return REJECT(
+            name, ("parts are %lld elements apart and experts %lld", (long long)t->stride[1], (long long)t->stride[0]),
+            ("must lie one after the other: use .contiguous()"));
+    const int64_t step = t->shape[1] == 1 && t->shape[0] > 1 ? t->stride[0] : t->stride[1];
+    if (__builtin_mul_overflow(t->shape[0], t->shape[1], &t->shape[0])) t->shape[0] = INT64_MAX; /* no tensor has it */
+    t->stride[0] = step;
+    for (int i = 1; i + 1 < t->ndim; i++) t->shape[i] = t->shape[i + 1], t->stride[i] = t->stride[i + 1];
+    t->ndim--;
+    return NVFP4_OK;
+}
+
+nvfp4_status join_parts(operation_args *all) {
+    nvfp4_grouped_gemm_args *args = &all->grouped_gemm;
+    nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias, *scale_b = &args->scale_b;
+    if (args->b.ndim != 4) return NVFP4_OK;
+    args->parts = args->b.shape[1] > INT32_MAX ? INT32_MAX : (int32_t)args->b.shape[1];
+    nvfp4_status status = join("b", &args->b);
+    if (!status && args->scale_layout == NVFP4_LINEAR && scale_b->ndim == 4) status = join("scale_b", scale_b);
+    if (!status && !absent(alpha) && alpha->ndim > 1 && element_count(alpha) != 1) status = join("alpha", alpha);
+    if (!status && !absent(bias) && bias->ndim == 3) status = join("bias", bias);
+    return status;
+}
+
+/* ---- rules ---- */
+
+static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
+    matrix a, b;
+    gemm_problem *g = &p->g;
+    const int nn = is_nn(args);
+    if (args->a.dtype != NVFP4_FP16 && args->a.dtype != NVFP4_BF16)
+        return REJECT_AS(NVFP4_UNSUPPORTED, "a", ("dtype is %s", nvfp4_dtype_name(args->a.dtype)),
+                         ("must be float16 or bfloat16: products of groups do not take an NVFP4 a yet"));
+    if (!absent(&args->scale_a))
+        return REJECT("scale_a", ("is given but a is %s", nvfp4_dtype_name(args->a.dtype)),
+                      ("must be absent, its values have no scales"));
+    if (args->a.ndim != 2)
+        return REJECT("a", ("has %d dimensions", args->a.ndim), ("must have 2 (%s)", nn ? "[R, N]" : "[R, K]"));
+    if (args->b.ndim != 3)
+        return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3 ([E, N, K/2]), or 4 with parts"));
+    nvfp4_status status = check_activations(c, &args->a, nn, &a);
+    if (!status) status = check_values(c, &args->b, "[N, K/2]", "[E, N, K/2]", READ_ONLY, &b);
+    if (status) return status;
+    const int64_t k = b.columns * 2, summed = nn ? b.rows : k;
+    if (a.columns != summed)
+        return CONTRADICTS("b", ("%c is %lld but a has %c = %lld", nn ? 'N' : 'K', (long long)summed, nn ? 'N' : 'K',
+                                 (long long)a.columns));
+    if (k > MAX_SIZE) return REJECT("b", ("K is %lld", (long long)k), ("must be at most %d", MAX_SIZE));
+    if (args->parts < 1 || b.l % args->parts || (nn && args->parts != 1))
+        return REJECT("b", ("has %lld matrices in %d parts", (long long)b.l, args->parts),
+                      ("%s", nn ? "must have one part " WHERE_NOT_TRANSPOSED : "must have as many of each part"));
+    const int64_t groups = b.l / args->parts;
+    if (groups > NVFP4_MAX_GROUPS)
+        return REJECT("b", ("E is %lld", (long long)groups), ("must be at most %d", NVFP4_MAX_GROUPS));
+    *g = (gemm_problem){
+        .m = a.rows,
+        .n = nn ? k : b.rows,
+        .k = summed,
+        .l = b.l,
+        .a = args->a.data,
+        .b = args->b.data,
+        .a_pitch = a.pitch,
+        .b_pitch = b.pitch,
+        .b_batch = b.batch,
+        .a_type = (int32_t)args->a.dtype,
+        .operation = nn ? OP_GROUPED_NN : OP_GROUPED,
+    };
+    p->a_rows = a.rows;
+    p->groups = (int32_t)groups;
+    p->parts = args->parts;
+    uintptr_t bits = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)(a.pitch | b.pitch);
+    if (b.l > 1) bits |= (uintptr_t)b.batch;
+    g->aligned16 = bits % 16 == 0;
+    status = check_layout(args->scale_layout);
+    if (!status)
+        status = check_scale(c, &args->scale_b, args->scale_layout, g->l, b.rows, k / 16, READ_ONLY, &g->sfb_pitch,
+                             &g->sfb_batch);
+    g->sfb = args->scale_b.data;
+    g->scale_layout = (int32_t)args->scale_layout;
+    return status;
+}
+
+/* A dense vector of numbers, one for each of `length` things; -1: of any length. */
+static nvfp4_status check_numbers(const checked_call *c, const nvfp4_tensor *t, const char *size, int64_t length) {
+    const char *name = argument_name(c, t);
+    if (t->ndim != 1) return REJECT(name, ("has %d dimensions", t->ndim), ("must be a vector of length %s", size));
+    if (length >= 0 && t->shape[0] != length)
+        return REJECT(name, ("has length %lld", (long long)t->shape[0]),
+                      ("must be a vector of length %s = %lld", size, (long long)length));
+    if (!is_contiguous(t)) return REJECT(name, ("stride is %lld", (long long)t->stride[0]), ("must be 1"));
+    return check_alignment(c, t, 4);
+}
+
+static nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
+    const nvfp4_tensor *rows = &args->rows, *row_scale = &args->row_scale;
+    nvfp4_status status = check_numbers(c, &args->ends, "E", p->groups);
+    if (!status && !absent(rows)) {
+        status = check_numbers(c, rows, "T", -1);
+        p->g.m = rows->shape[0];
+    }
+    if (!status && !absent(row_scale)) status = check_numbers(c, row_scale, "T", p->g.m);
+    p->ends = args->ends.data;
+    p->rows = absent(rows) ? NULL : rows->data;
+    p->row_scale = absent(row_scale) ? NULL : row_scale->data;
+    return status;
+}
+
+static nvfp4_status check_result(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
+    const nvfp4_tensor *out = &args->out;
+    gemm_problem *g = &p->g;
+    matrix x;
+    int64_t columns;
+    if (out->ndim != 2) return REJECT("out", ("has %d dimensions", out->ndim), ("must have 2"));
+    nvfp4_status status = check_matrix(c, out, "[T, parts * N]", "", WRITTEN, &x);
+    if (status) return status;
+    if (__builtin_mul_overflow(g->n, (int64_t)p->parts, &columns)) columns = INT64_MAX; /* no tensor has it */
+    if (x.rows != g->m || x.columns != columns)
+        return REJECT("out", ("is %lld x %lld", (long long)x.rows, (long long)x.columns),
+                      ("must be T x %s = %lld x %lld", g->operation == OP_GROUPED_NN ? "K" : "parts * N",
+                       (long long)g->m, (long long)columns));
+    g->out = out->data;
+    g->out_type = (int32_t)out->dtype;
+    g->out_pitch = x.pitch;
+    g->out_batch = g->n * dtype_bytes(out->dtype);
+    return check_alignment(c, out, dtype_bytes(out->dtype));
+}
+
+nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call) {
+    const nvfp4_grouped_gemm_args *args = c->args;
+    grouped_problem *p = &call->problem.grouped;
+    nvfp4_status status = check_flags(args->flags);
+    if (!status) status = check_operands(c, args, p);
+    if (!status) status = check_groups(c, args, p);
+    if (!status) status = check_result(c, args, p);
+    if (status) return status;
+    p->g.alpha_value = args->alpha_value;
+    status = check_alpha(c, &args->alpha, &p->g);
+    if (!status) status = check_bias(c, &args->bias, args->out.dtype, &p->g);
+    p->g.constant_b = (args->flags & NVFP4_CONSTANT_B) != 0;
+    call->is_empty = p->g.m == 0 || p->g.n == 0 || p->groups == 0;
+    return status;
+}
+
+void bind_grouped_gemm(const checked_call *c, prepared_call *call) {
+    const nvfp4_grouped_gemm_args *args = c->args;
+    call->problem.grouped.g.out = args->out.data;
+}

@@ -1,0 +1,29 @@
+/* Products of groups of rows, each group by a matrix of its own, after checking; and what batches have of their own.
+ * C11 and device code.
+ *
+ * Rows 0 .. m-1 lie in the order of their groups: group e has rows ends[e-1] .. ends[e]-1. Ends are data of the device:
+ * a running maximum of them, clamped to 0 .. m, is what counts, so that no end can lead out of a tensor. */
+#ifndef NVFP4_COMMON_GROUPED_PROBLEM_H
+#define NVFP4_COMMON_GROUPED_PROBLEM_H
+
+#include "common/problem.h"
+
+/* Bits of gemm_problem.by_batch. */
+enum {
+    ALPHA_BY_BATCH = 1, /* alpha is [l], or with alpha_stride 1 [l][n] */
+    BIAS_BY_BATCH = 2,  /* bias is [l][n] */
+    HAS_ROW_SCALE = 4,  /* of a CPU's group, a grouped_problem: each row of the result has a factor */
+};
+
+/* b is [groups][parts][n][k/2] bytes, of OP_GROUPED_NN [groups][k][n/2] with one part; g.l is groups * parts. A row of
+ * out has the n results of each part side by side. The epilogue is gemm's and, before rounding, v = v * row_scale. */
+typedef struct grouped_problem {
+    gemm_problem g;      /* m: rows in the order of groups; g.a_batch is 0, g.out_batch the bytes of a part's results */
+    const int32_t *ends; /* [groups] */
+    const int32_t *rows; /* [m]: rows of a. NULL: row i is row i of a. The result of an index outside of a is NaN */
+    const float *row_scale; /* [m]; NULL: none */
+    int64_t a_rows;
+    int32_t groups, parts;
+} grouped_problem;
+
+#endif

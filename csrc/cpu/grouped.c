@@ -1,0 +1,207 @@
+/* Products of groups of rows, each group by its own matrices (common/grouped_problem.h).
+ *
+ * A group with few rows is bound by reading its matrices: all such groups are done at once, each task some rows of one
+ * matrix, as in vectors.c. A larger one is a product of its own, over its gathered rows (blocked.c; A . B: nn.c). Which
+ * of the two depends on the group's size alone, and a batch-invariant product takes the second for each. */
+#include <stdlib.h>
+
+#include "common/error.h"
+#include "cpu/gemm.h"
+#include "cpu/threads.h"
+
+enum { TASK_ROWS = 64 /* of a matrix: more would leave threads idle where few groups have rows */ };
+
+typedef struct group {
+    int64_t first, rows; /* in the order of groups */
+    int32_t index;
+} group;
+
+typedef struct grouped {
+    const grouped_problem *problem;
+    const cpu_kernel *kernel;
+    const group *groups;         /* with few rows */
+    const float *row_scale;      /* NaN for a row whose index is outside of a; NULL: none */
+    int64_t tasks;               /* of one matrix */
+    char *packed;                /* a vector for each row of a group with few, in the order of these groups */
+    const int64_t *packed_first; /* of each of these groups */
+    size_t vector_bytes;
+} grouped;
+
+/* Groups that have rows; returns how many. */
+static int find_groups(const grouped_problem *p, group *found) {
+    int64_t end = 0;
+    int count = 0;
+    for (int32_t e = 0; e < p->groups; e++) {
+        const int64_t first = end;
+        if (p->ends[e] > end) end = least(p->ends[e], p->g.m);
+        if (end > first) found[count++] = (group){first, end - first, e};
+    }
+    return count;
+}
+
+/* Row i of the order of groups as a row of a; -1: outside. */
+static int64_t row_of_a(const grouped_problem *p, int64_t i) {
+    const int64_t row = p->rows ? p->rows[i] : i;
+    return row >= 0 && row < p->a_rows ? row : -1;
+}
+
+static float *find_row_scale(const grouped_problem *p, float *scale) {
+    for (int64_t i = 0; i < p->g.m; i++) {
+        scale[i] = p->row_scale ? p->row_scale[i] : 1.0f;
+        if (row_of_a(p, i) < 0) scale[i] = NAN;
+    }
+    return scale;
+}
+
+/* The product of one group: its rows, and its matrices as batches. */
+static grouped_problem problem_of_group(const grouped *x, const group *one) {
+    grouped_problem p = *x->problem;
+    gemm_problem *g = &p.g;
+    const int64_t matrix = (int64_t)one->index * p.parts;
+    g->m = one->rows;
+    g->l = p.parts;
+    g->operation = g->operation == OP_GROUPED_NN ? OP_GEMM_NN : OP_GEMM;
+    g->a += one->first * g->a_pitch;
+    g->b += matrix * g->b_batch;
+    g->sfb += matrix * g->sfb_batch;
+    g->out = (char *)g->out + one->first * g->out_pitch;
+    if (g->by_batch & ALPHA_BY_BATCH) g->alpha += matrix * (g->alpha_stride ? g->n : 1);
+    if (g->by_batch & BIAS_BY_BATCH) g->bias = (const char *)g->bias + matrix * g->n * type_size(g->bias_type);
+    if (x->row_scale) {
+        p.row_scale = x->row_scale + one->first;
+        g->by_batch |= HAS_ROW_SCALE;
+    }
+    return p;
+}
+
+/* ---- groups with few rows ---- */
+
+static void pack(void *context, int64_t task, int thread) {
+    (void)thread;
+    const grouped *x = context;
+    const group *one = &x->groups[task];
+    const operand a = operand_a(&x->problem->g, 0);
+    for (int64_t i = 0; i < one->rows; i++) {
+        const int64_t row = row_of_a(x->problem, one->first + i);
+        char *vector = x->packed + (size_t)(x->packed_first[task] + i) * x->vector_bytes;
+        if (row < 0)
+            memset(vector, 0, x->vector_bytes);
+        else
+            x->kernel->pack_vector(vector, &a, row, x->problem->g.k / 16);
+    }
+}
+
+static void run_task(void *context, int64_t task, int thread) {
+    (void)thread;
+    const grouped *x = context;
+    const int64_t matrix = task / x->tasks, row0 = task % x->tasks * TASK_ROWS, parts = x->problem->parts;
+    const group *one = &x->groups[matrix / parts];
+    const grouped_problem p = problem_of_group(x, one);
+    const operand b = operand_b(&p.g, matrix % parts);
+    const int64_t rows = least(TASK_ROWS, p.g.n - row0);
+    float sums[TASK_ROWS * MAX_VECTORS];
+    x->kernel->dots(sums, &b, row0, rows, x->packed + (size_t)x->packed_first[matrix / parts] * x->vector_bytes,
+                    (int)one->rows, p.g.k / 16);
+    x->kernel->epilogue(&p.g, matrix % parts, (sums_tile){sums, 0, row0, one->rows, rows, 1, one->rows});
+}
+
+/* packed_first has room for each group. */
+static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int threads) {
+    const grouped_problem *p = x->problem;
+    int64_t rows = 0;
+    for (int i = 0; i < count; i++) {
+        packed_first[i] = rows;
+        rows += x->groups[i].rows;
+    }
+    x->packed_first = packed_first;
+    x->tasks = (p->g.n + TASK_ROWS - 1) / TASK_ROWS;
+    x->vector_bytes = x->kernel->vector_bytes(p->g.k / 16);
+    const size_t bytes = x->vector_bytes * (size_t)rows;
+    x->packed = scratch(bytes);
+    if (!x->packed) return fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no %zu bytes of scratch", bytes);
+    parallel_for(threads, count, pack, x);
+    parallel_for(threads, count * p->parts * x->tasks, run_task, x);
+    return NVFP4_OK;
+}
+
+/* ---- groups with many ---- */
+
+/* The rows of a group one after the other, those outside of a as zeros. */
+static void gather(const grouped_problem *p, const group *one, char *to, size_t bytes) {
+    for (int64_t i = 0; i < one->rows; i++, to += bytes) {
+        const int64_t row = row_of_a(p, one->first + i);
+        if (row < 0)
+            memset(to, 0, bytes);
+        else
+            memcpy(to, p->g.a + row * p->g.a_pitch, bytes);
+    }
+}
+
+static nvfp4_status run_many(const grouped *x, const group *one, char *gathered, int threads) {
+    grouped_problem p = problem_of_group(x, one);
+    if (gathered) {
+        const size_t bytes = (size_t)p.g.k * 2;
+        gather(x->problem, one, gathered, bytes);
+        p.g.a = (const uint8_t *)gathered;
+        p.g.a_pitch = (int64_t)bytes;
+    }
+    if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, threads);
+    return p.g.operation == OP_GEMM_NN ? nn_gemm(&p.g, x->kernel, threads) : blocked_gemm(&p.g, x->kernel, threads);
+}
+
+/* ---- the call ---- */
+
+/* Memory of a call beside scratch space, which the products of groups use. */
+typedef struct memory {
+    group *few, *many;
+    int64_t *packed_first;
+    float *row_scale;
+    char *gathered;
+} memory;
+
+static void release(memory *m) {
+    free(m->few), free(m->many), free(m->packed_first), free(m->row_scale), free(m->gathered);
+}
+
+nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads, int batch_invariant) {
+    grouped x = {.problem = p};
+    memory m = {.few = malloc((size_t)p->groups * sizeof(group)),
+                .many = malloc((size_t)p->groups * sizeof(group)),
+                .packed_first = malloc((size_t)p->groups * sizeof(int64_t))};
+    nvfp4_status status = NVFP4_OK;
+    int64_t rows = 0, most = 0;
+    int few = 0, many = 0;
+    if (p->row_scale || p->rows) m.row_scale = malloc((size_t)p->g.m * sizeof(float));
+    if (!m.few || !m.many || !m.packed_first || ((p->row_scale || p->rows) && !m.row_scale))
+        status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %d groups", p->groups);
+    if (!status) {
+        const int is_nn = p->g.operation == OP_GROUPED_NN, count = find_groups(p, m.few);
+        x.kernel = cpu_kernel_for(p->g.a_type, is_nn, isa);
+        x.row_scale = m.row_scale ? find_row_scale(p, m.row_scale) : NULL;
+        const int64_t few_rows = x.kernel && !is_nn && !batch_invariant && p->g.k ? x.kernel->max_vectors : 0;
+        for (int i = 0; i < count; i++) {
+            const group one = m.few[i];
+            rows += one.rows;
+            if (one.rows <= few_rows) {
+                m.few[few++] = one;
+                continue;
+            }
+            m.many[many++] = one;
+            if (one.rows > most) most = one.rows;
+        }
+    }
+    if (!status && p->rows && many) {
+        m.gathered = malloc((size_t)most * (size_t)p->g.k * 2 + 1); /* 1: k may be 0 */
+        if (!m.gathered) status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %lld rows", (long long)most);
+    }
+    if (threads <= 0) threads = threads_available();
+    /* As for other products: a second thread is worth waking for some 20 us of work. */
+    const double products = (double)rows * (double)p->g.n * (double)p->g.k * p->parts;
+    if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
+    x.groups = m.few;
+    if (!status && few) status = run_few(&x, few, m.packed_first, threads);
+    for (int i = 0; i < many && !status; i++) status = run_many(&x, &m.many[i], m.gathered, threads);
+    release(&m);
+    trim_scratch();
+    return status;
+}
