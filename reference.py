@@ -231,20 +231,25 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return h * (torch.ones_like(mean) / root) * weight.float()
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
-    """x * (1 / (1 + exp(-x))) of fp32 numbers, each operation rounded; see csrc/kernels/quantize/exponential.h."""
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x)) of fp32 numbers from -86, each operation rounded; see csrc/kernels/common/exponential.h."""
 
     def constant(value: str) -> torch.Tensor:
         return torch.full_like(x, float.fromhex(value))
 
-    x = torch.where(x < -86, -86.0, x)
     m, shift, over_ln_2 = torch.where(x < 87, x, 87.0), constant("0x1.8p23"), constant("-0x1.715476p0")
     n = fma(m, over_ln_2, shift) - shift
     r = fma(m, over_ln_2, -n)
     p = constant("0x1.5bb9fcp-10")
     for c in ("0x1.3cea9ep-7", "0x1.c6b754p-5", "0x1.ebf9bcp-3", "0x1.62e42ap-1", "0x1p0"):
         p = fma(p, r, constant(c))
-    return x * (1 / fma(p, torch.ldexp(torch.ones_like(n), n.int()), constant("0x1p0")))
+    return 1 / fma(p, torch.ldexp(torch.ones_like(n), n.int()), constant("0x1p0"))
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(x) of fp32 numbers; -86 stands for those below."""
+    x = torch.where(x < -86, -86.0, x)
+    return x * sigmoid(x)
 
 
 def rms_norm_quantize(
@@ -269,6 +274,73 @@ def silu_mul_quantize(
     """quantize(silu(gate) * up) of [(L,) rows, 2K], whose first K columns are the gates."""
     gate, up = gate_up.float().tensor_split(2, dim=-1)
     return quantize(silu(gate) * up, global_scale=global_scale, scale_layout=scale_layout)
+
+
+# --- the steps around experts -------------------------------------------------------------------------------------
+
+
+def gated(
+    gate: torch.Tensor,
+    up: torch.Tensor | None = None,
+    activation: str = "silu",
+    *,
+    limit: float | None = None,
+    alpha: float = 1.702,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """A gated activation of fp32 numbers, each operation rounded; see csrc/kernels/common/activation.h."""
+    g, u = gate.float(), torch.ones((), device=gate.device) if up is None else up.float()
+    if limit is not None:
+        most = as_fp32(limit, gate.device)
+        g, u = torch.where(g > most, most, g), u if up is None else u.clamp(-most, most)
+    if activation == "relu2":
+        g = torch.where(g < 0, 0.0, g)
+        y = g * g
+    elif activation == "gelu_tanh":
+        g = torch.where(g < as_fp32(-9.94, g.device), -9.94, g)
+        b, a = (torch.full_like(g, float.fromhex(x)) for x in ("0x1.2444f2p-4", "0x1.988454p0"))
+        y = g * sigmoid(g * fma(b, g * g, a)) * u
+    elif activation == "swiglu":
+        scale = as_fp32(alpha, g.device)
+        g = torch.maximum(g, as_fp32(-86.0, g.device) / scale)
+        y = g * sigmoid(scale * g) * (u + 1)
+    else:
+        y = silu(g) * u
+    return y.to(out_dtype or gate.dtype)
+
+
+def moe_route(
+    ids: torch.Tensor, E: int, expert_map: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The token of each place, the end of each expert's places, and the place of each choice; see nvfp4.moe_route."""
+    expert, here = ids.long().flatten(), torch.arange(E) if expert_map is None else expert_map.long()
+    known = (expert >= 0) & (expert < len(here))
+    expert = torch.where(known, here[expert.where(known, 0)] if len(here) else -1, -1)
+    expert = torch.where((expert >= 0) & (expert < E), expert, E)
+    order = expert.sort(stable=True).indices
+    ends = expert.bincount(minlength=E + 1)[:E].cumsum(0)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    rows = torch.where(torch.arange(len(order)) < ends[-1], order // max(ids.shape[1], 1), 0)
+    return rows.int(), ends.int(), place.where(expert < E, -1).int().view(ids.shape)
+
+
+def moe_combine(
+    y: torch.Tensor,
+    places: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The sums by fma over each token's choices, in their order, of fp32 numbers; see nvfp4.moe_combine."""
+    known = torch.cat([y.float(), torch.full((1, y.shape[1]), math.nan)])
+    sums = torch.zeros(len(places), y.shape[1])
+    for j in range(places.shape[1]):
+        place = places[:, j].long()
+        weight = torch.ones(len(places)) if weights is None else weights[:, j].float()
+        added = fma(weight[:, None], known[place.clamp(0, len(y))], sums)
+        sums = torch.where((place >= 0)[:, None], added, sums)
+    return sums.to(out_dtype or y.dtype)
 
 
 def as_fp32(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:

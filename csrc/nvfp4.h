@@ -23,10 +23,12 @@
 #ifndef NVFP4_H
 #define NVFP4_H
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "common/activations.h"
 #include "common/format.h"
 
 #ifdef __cplusplus
@@ -318,7 +320,7 @@ static inline nvfp4_rms_norm_quantize_args nvfp4_rms_norm_quantize_defaults(void
 nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args);
 
 /* quantize of silu(gate) * up in fp32, in one pass: a row of args->x, [R, 2K] or [L, R, 2K], is K gates and K factors
- * `up`. silu is csrc/kernels/quantize/exponential.h's. block_scale must be NVFP4_AMAX6. */
+ * `up`. silu is csrc/kernels/common/exponential.h's. block_scale must be NVFP4_AMAX6. */
 nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 
 /* The global scale that gives x [R, K] or [L, R, K] (fp16, bf16, fp32; any K) the whole range of the block scales:
@@ -363,6 +365,87 @@ static inline nvfp4_swizzle_args nvfp4_swizzle_defaults(void) {
 #define NVFP4_SWIZZLE_ARGS nvfp4_swizzle_defaults()
 nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
 nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
+
+/* A gated activation, element by element in fp32, rounded once to out. csrc/kernels/common/activation.h defines its
+ * operations, the same on each backend. A NaN gives NaN.
+ *   NVFP4_SILU       silu(gate) * up. With a limit, min(gate, limit) and clamp(up, -limit, limit) stand for them.
+ *   NVFP4_GELU_TANH  gelu(gate) * up, gelu by tanh.
+ *   NVFP4_RELU2      relu(gate)^2; up is absent.
+ *   NVFP4_SWIGLU     gate * sigmoid(alpha * gate) * (up + 1), limited as SILU's.
+ * gate is [R, N] or [L, R, N], fp16, bf16 or fp32; up and out have its shape, up its dtype, out any of the three. Rows
+ * are dense inside and any distance apart, so that gate and up may be halves of one [R, 2N]. */
+typedef struct nvfp4_gated_args {
+    nvfp4_call call;
+    nvfp4_tensor gate, up, out; /* up: absent for relu2; for silu and gelu_tanh that means 1 */
+    nvfp4_activation activation;
+    float limit;       /* of silu and swiglu, positive; INFINITY: none */
+    float alpha;       /* of swiglu, from 2^-64 to 2^64; 1.702 for others */
+    uint32_t reserved; /* 0 */
+} nvfp4_gated_args;
+static inline void nvfp4_gated_init(nvfp4_gated_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+    args->limit = INFINITY;
+    args->alpha = 1.702f;
+}
+static inline nvfp4_gated_args nvfp4_gated_defaults(void) {
+    nvfp4_gated_args args;
+    nvfp4_gated_init(&args);
+    return args;
+}
+#define NVFP4_GATED_ARGS nvfp4_gated_defaults()
+nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args);
+
+/* Sorts the choices of a router by expert: S tokens, k experts each, E experts here. One launch on a GPU.
+ *   ids         [S, k], int32 or int64. Expert ids[t, j] is token t's j-th. Rows are dense inside.
+ *   expert_map  absent, or int32 [G]: the expert here of each id, or a number outside 0 .. E-1 where it is elsewhere.
+ *   ends        int32 [E], 1 <= E <= 1024: the choices of expert e are places ends[e-1] .. ends[e]-1 (from 0 for e = 0)
+ *               of the sorted order, in the order of t * k + j.
+ *   rows        int32 [S*k]: the token of each place; 0 from ends[E-1] on.
+ *   places      int32 [S, k]: the place of each choice; -1 for one of no expert here, which has no place: a negative
+ *               id, one of E (G) or more, or one that expert_map sends elsewhere.
+ * rows, ends and places are contiguous. */
+#define NVFP4_MOE_MOST_EXPERTS 1024
+typedef struct nvfp4_moe_route_args {
+    nvfp4_call call;
+    nvfp4_tensor ids, expert_map, rows, ends, places;
+    uint64_t reserved; /* 0 */
+} nvfp4_moe_route_args;
+static inline void nvfp4_moe_route_init(nvfp4_moe_route_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+}
+static inline nvfp4_moe_route_args nvfp4_moe_route_defaults(void) {
+    nvfp4_moe_route_args args;
+    nvfp4_moe_route_init(&args);
+    return args;
+}
+#define NVFP4_MOE_ROUTE_ARGS nvfp4_moe_route_defaults()
+nvfp4_status nvfp4_moe_route(nvfp4_context *context, const nvfp4_moe_route_args *args);
+
+/* Adds the rows of each token's experts: out[t] is the sum of weights[t, j] * y[places[t, j]], in fp32 by fma from +0,
+ * over j = 0 .. k-1 in that order, rounded once.
+ *   y        [R, N], fp16, bf16 or fp32.
+ *   places   int32 [S, k]. A negative place adds nothing. One of R or more adds NaN: nothing outside y is read.
+ *   weights  absent (1), or [S, k] in fp32, fp16 or bf16.
+ *   out      [S, N], fp16, bf16 or fp32.
+ * Rows of all four are dense inside and any distance apart. */
+typedef struct nvfp4_moe_combine_args {
+    nvfp4_call call;
+    nvfp4_tensor y, places, weights, out;
+    uint64_t reserved; /* 0 */
+} nvfp4_moe_combine_args;
+static inline void nvfp4_moe_combine_init(nvfp4_moe_combine_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+}
+static inline nvfp4_moe_combine_args nvfp4_moe_combine_defaults(void) {
+    nvfp4_moe_combine_args args;
+    nvfp4_moe_combine_init(&args);
+    return args;
+}
+#define NVFP4_MOE_COMBINE_ARGS nvfp4_moe_combine_defaults()
+nvfp4_status nvfp4_moe_combine(nvfp4_context *context, const nvfp4_moe_combine_args *args);
 
 typedef struct nvfp4_device {
     char name[256];

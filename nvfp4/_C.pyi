@@ -76,6 +76,20 @@ def grouped_gemm(
     out_dtype: DType | None,
     /,
 ) -> Array: ...
+def gated(
+    gate: Array,
+    up: AnyArray | None,
+    activation: str,
+    limit: float,
+    alpha: float,
+    out: Array | None,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
+def moe_route(ids: Array, expert_map: AnyArray | None, E: int, /) -> tuple[Array, Array, Array]: ...
+def moe_combine(
+    y: Array, places: AnyArray, weights: AnyArray | None, out: Array | None, out_dtype: DType | None, /
+) -> Array: ...
 
 # ---- end of operations ----
 

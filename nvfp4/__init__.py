@@ -9,6 +9,8 @@ scale (e4m3) for every 16 values along K.
     quantize        converts numbers to NVFP4;  dequantize converts them back
     rms_norm_quantize, silu_mul_quantize   quantize after an RMS norm, with or without a residual, or after SwiGLU
     amax_scale      computes the global scale for quantize, on the device
+    gated           computes an expert's activation: SwiGLU, gelu, relu^2 or that of gpt-oss
+    moe_route       sorts a router's choices by expert;  moe_combine adds the experts' rows for each token
     swizzle         rearranges scales from the linear to the tensor core's layout;  unswizzle reverses it
     info, init      tell what this machine can run and why; load the GPU code early
     use_tuning      overrides launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
@@ -31,8 +33,11 @@ from nvfp4._api import (
     amax_scale,
     custom_kernel,
     dequantize,
+    gated,
     gemm,
     grouped_gemm,
+    moe_combine,
+    moe_route,
     quantize,
     rms_norm_quantize,
     silu_mul_quantize,
@@ -50,10 +55,13 @@ __all__ = [
     "amax_scale",
     "custom_kernel",
     "dequantize",
+    "gated",
     "gemm",
     "grouped_gemm",
     "info",
     "init",
+    "moe_combine",
+    "moe_route",
     "quantize",
     "rms_norm_quantize",
     "silu_mul_quantize",

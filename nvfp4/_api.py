@@ -442,7 +442,7 @@ def silu_mul_quantize(
         (data, scale), as quantize returns them for [.., R, K].
 
     Products are fp32 and are not rounded to the dtype of gate_up. The operations of silu are defined
-    (csrc/kernels/quantize/exponential.h): every backend gives the same bytes, within a few ulp of the exact value.
+    (csrc/kernels/common/exponential.h): every backend gives the same bytes, within a few ulp of the exact value.
 
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
@@ -544,3 +544,145 @@ def unswizzle(scale: Array, rows: int, columns: int) -> Array:
 
         return torch_ops.call("unswizzle", scale, rows, columns)
     return _C.unswizzle(scale, rows, columns)
+
+
+def gated(
+    gate: Array,
+    up: AnyArray | None = None,
+    activation: str = "silu",
+    *,
+    limit: float | None = None,
+    alpha: float | None = None,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+) -> Array:
+    """Computes a gated activation, as an expert does between its two products, in one pass over memory.
+
+    Args:
+        gate (Tensor): [R, N] or [L, R, N], float16, bfloat16 or float32.
+            Rows are contiguous and may lie any distance apart: gate and up may be halves of one [R, 2N].
+        up (Tensor, optional): the factors, with the shape and the dtype of gate. Default: None.
+            "swiglu" needs it, and "relu2" has none. None stands for 1 with "silu" and "gelu_tanh".
+        activation (str, optional): the function. Default: "silu".
+            "silu" is silu(gate) * up.
+            "gelu_tanh" is gelu(gate) * up, with the approximation of gelu by tanh.
+            "relu2" is relu(gate)^2.
+            "swiglu" is gate * sigmoid(alpha * gate) * (up + 1), the function of gpt-oss.
+        limit (float, optional): the limit of "silu" and "swiglu", a positive number. Default: None.
+            min(gate, limit) stands for gate, and up is clamped to -limit .. limit.
+        alpha (float, optional): the alpha of "swiglu", a number from 2^-64 to 2^64. Default: 1.702.
+        out (Tensor, optional): the tensor that the result is written to, with the shape of gate. Default: a new tensor.
+            It must not overlap gate or up.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of gate.
+
+    Returns:
+        `out`, or a new tensor with the shape of gate.
+
+    The arithmetic is fp32, and the result is rounded once. Its operations are defined
+    (csrc/kernels/common/activation.h): every backend gives the same bits, within a few ulp of the exact value. A NaN
+    gives NaN.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> gate_up = np.float32([[-3, 100, 2, 5]])
+        >>> nvfp4.gated(gate_up[:, :2], gate_up[:, 2:], limit=4.0)[:, 1]
+        array([15.712221], dtype=float32)
+        >>> nvfp4.gated(gate_up, activation="relu2")
+        array([[    0., 10000.,     4.,    25.]], dtype=float32)
+    """
+    limit = float("inf") if limit is None else limit
+    alpha = 1.702 if alpha is None else alpha
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("gated", gate, up, activation, limit, alpha, out, out_dtype)
+    return _C.gated(gate, up, activation, limit, alpha, out, out_dtype)
+
+
+def moe_route(ids: Array, E: int, expert_map: AnyArray | None = None) -> tuple[Array, Array, Array]:
+    """Sorts a router's choices by expert, for products whose rows are grouped by expert.
+
+    Args:
+        ids (Tensor): [S, k], int32 or int64: the k experts of each of S tokens.
+            Rows are contiguous and may lie any distance apart. An expert may occur in a row more than once.
+        E (int): the number of experts here, from 1 to 1024.
+        expert_map (Tensor, optional): int32 [G], contiguous: the expert here, 0 .. E-1, of each id. Default: None.
+            Any other number in it says that the expert is elsewhere.
+
+    Returns:
+        (rows, ends, places), int32, in the sorted order: by expert, and for one expert in the order of ids.
+        rows [S*k] is the token of each place, 0 for places that no choice has.
+        ends [E]: the choices of expert e have the places ends[e-1] .. ends[e]-1, from 0 for e = 0.
+        places [S, k] is the place of each choice, -1 for one of no expert here.
+
+    A choice is of no expert here if its id is negative, is E or more (with expert_map: G or more), or if expert_map
+    says so. On a GPU it is one launch, and the call waits for nothing. The result is the same every time.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> rows, ends, places = nvfp4.moe_route(np.int32([[2, 0], [0, -1], [2, 0]]), 3)
+        >>> rows, ends
+        (array([0, 1, 2, 0, 2, 0], dtype=int32), array([3, 3, 5], dtype=int32))
+        >>> places
+        array([[ 3,  0],
+               [ 1, -1],
+               [ 4,  2]], dtype=int32)
+    """
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("moe_route", ids, expert_map, E)
+    return _C.moe_route(ids, expert_map, E)
+
+
+def moe_combine(
+    y: Array,
+    places: AnyArray,
+    weights: AnyArray | None = None,
+    *,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+) -> Array:
+    """Adds the rows that experts made of each token: out[t] is the sum over j of weights[t, j] * y[places[t, j]].
+
+    Args:
+        y (Tensor): [R, N], float16, bfloat16 or float32: the experts' rows, in the order of moe_route.
+        places (Tensor): int32 [S, k], as moe_route returns it.
+            A negative place adds nothing. A place of R or more adds NaN.
+        weights (Tensor, optional): [S, k], float32, float16 or bfloat16. Default: 1 for each.
+        out (Tensor, optional): the tensor that the result is written to, [S, N]. Default: a new tensor.
+            It must not overlap the others.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of y.
+
+    Returns:
+        `out`, or a new tensor [S, N].
+
+    Rows of all tensors are contiguous and may lie any distance apart. Sums are fp32. They begin with 0, add by fma in
+    the order of j, and are rounded once, so every backend gives the same bits.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> y, places = np.float32([[1, 2], [10, 20], [100, 200]]), np.int32([[2, 0], [1, -1]])
+        >>> nvfp4.moe_combine(y, places, np.float32([[0.5, 2], [1, 7]]))
+        array([[ 52., 104.],
+               [ 10.,  20.]], dtype=float32)
+    """
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("moe_combine", y, places, weights, out, out_dtype)
+    return _C.moe_combine(y, places, weights, out, out_dtype)

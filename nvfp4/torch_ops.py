@@ -20,9 +20,14 @@ passes a call of nvfp4's functions to an operator.
     amax_scale(x, block_scale) -> Tensor
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
+    gated(gate, up, activation, limit, alpha, out_dtype) -> Tensor
+    gated_out(..., alpha, Tensor(a!) out) -> ()
+    moe_route(ids, expert_map, E) -> (Tensor, Tensor, Tensor)
+    moe_combine(y, places, weights, out_dtype) -> Tensor
+    moe_combine_out(..., weights, Tensor(a!) out) -> ()
 
-A uint8 tensor of shape [0] stands for an absent scale_a, rows, row_scale, alpha, bias, c, residual or global_scale; backend "auto"
-chooses by rule.
+A uint8 tensor of shape [0] stands for an absent scale_a, rows, row_scale, alpha, bias, c, residual, global_scale, up,
+expert_map or weights; backend "auto" chooses by rule. No limit of gated is infinity.
 """
 
 from __future__ import annotations

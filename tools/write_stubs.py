@@ -22,6 +22,7 @@ SCALARS = {
     "float": "float",
     "layout": "str",
     "block_scale": "str",
+    "activation": "str",
     "backend": "str | None",
     "flags": "int",
     "size": "int",

@@ -15,10 +15,10 @@
 #include "kernels/common/dump.h"
 #endif
 
-/* The kernels of every family, and the quantizers'. */
+/* The kernels of every family, and of the operations that are no products. */
 static driver *create_driver(void) {
-    const kernel_set *sets[GEMM_FAMILIES + 1] = {&quantize_kernels};
-    int32_t count = 1;
+    const kernel_set *sets[GEMM_FAMILIES + 2] = {&quantize_kernels, &moe_kernels};
+    int32_t count = 2;
     for (int32_t f = 0; f < GEMM_FAMILIES; f++)
         if (gemm_families[f] && gemm_families[f]->kernels) sets[count++] = gemm_families[f]->kernels;
     return driver_create(sets, count);

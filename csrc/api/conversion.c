@@ -1,4 +1,4 @@
-/* Quantization, its inverse, global scales, and changes of scale layout: where a call runs, and the launch. */
+/* The operations that are no products: where a call runs, and the launch. */
 #include "api/conversion.h"
 
 #include "api/launch.h"
@@ -32,6 +32,34 @@ void bind_swizzle(const checked_call *c, prepared_call *call) {
     const nvfp4_swizzle_args *args = c->args;
     call->problem.conversion.swizzle.linear = args->linear.data;
     call->problem.conversion.swizzle.swizzled = args->swizzled.data;
+}
+
+void bind_gated(const checked_call *c, prepared_call *call) {
+    const nvfp4_gated_args *args = c->args;
+    gated_problem *p = &call->problem.conversion.gated;
+    p->gate = args->gate.data;
+    p->up = args->up.dtype == NVFP4_NONE ? NULL : args->up.data;
+    p->out = args->out.data;
+}
+
+void bind_moe_route(const checked_call *c, prepared_call *call) {
+    const nvfp4_moe_route_args *args = c->args;
+    moe_route_problem *p = &call->problem.conversion.moe_route;
+    p->ids = args->ids.data;
+    p->expert_map = args->expert_map.data;
+    p->maps_ids = args->expert_map.dtype != NVFP4_NONE;
+    p->rows = args->rows.data;
+    p->ends = args->ends.data;
+    p->places = args->places.data;
+}
+
+void bind_moe_combine(const checked_call *c, prepared_call *call) {
+    const nvfp4_moe_combine_args *args = c->args;
+    moe_combine_problem *p = &call->problem.conversion.moe_combine;
+    p->y = args->y.data;
+    p->places = args->places.data;
+    p->weights = args->weights.dtype == NVFP4_NONE ? NULL : args->weights.data;
+    p->out = args->out.data;
 }
 
 nvfp4_status conversion_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {

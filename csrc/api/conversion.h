@@ -11,11 +11,17 @@ nvfp4_status check_silu_mul_quantize(const checked_call *c, prepared_call *call)
 nvfp4_status check_amax_scale(const checked_call *c, prepared_call *call);
 nvfp4_status check_swizzle(const checked_call *c, prepared_call *call);
 nvfp4_status check_unswizzle(const checked_call *c, prepared_call *call);
+nvfp4_status check_gated(const checked_call *c, prepared_call *call);
+nvfp4_status check_moe_route(const checked_call *c, prepared_call *call);
+nvfp4_status check_moe_combine(const checked_call *c, prepared_call *call);
 
 void bind_quantize(const checked_call *c, prepared_call *call);
 void bind_rms_norm_quantize(const checked_call *c, prepared_call *call);
 void bind_amax_scale(const checked_call *c, prepared_call *call);
 void bind_swizzle(const checked_call *c, prepared_call *call);
+void bind_gated(const checked_call *c, prepared_call *call);
+void bind_moe_route(const checked_call *c, prepared_call *call);
+void bind_moe_combine(const checked_call *c, prepared_call *call);
 
 nvfp4_status conversion_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
 nvfp4_status conversion_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);

@@ -83,3 +83,15 @@ nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *arg
 nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args) {
     return operation_call(context, &operation_unswizzle, args);
 }
+
+nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args) {
+    return operation_call(context, &operation_gated, args);
+}
+
+nvfp4_status nvfp4_moe_route(nvfp4_context *context, const nvfp4_moe_route_args *args) {
+    return operation_call(context, &operation_moe_route, args);
+}
+
+nvfp4_status nvfp4_moe_combine(nvfp4_context *context, const nvfp4_moe_combine_args *args) {
+    return operation_call(context, &operation_moe_combine, args);
+}

@@ -21,6 +21,9 @@ typedef union operation_args {
     nvfp4_rms_norm_quantize_args rms_norm_quantize;
     nvfp4_amax_scale_args amax_scale;
     nvfp4_swizzle_args swizzle;
+    nvfp4_gated_args gated;
+    nvfp4_moe_route_args moe_route;
+    nvfp4_moe_combine_args moe_combine;
 } operation_args;
 
 typedef enum tensor_role { INPUT, OUTPUT, IN_OUT } tensor_role;
@@ -53,6 +56,7 @@ typedef enum scalar_kind {
     SCALAR_BLOCK_SCALE, /* nvfp4_block_scale, by name */
     SCALAR_BACKEND,     /* nvfp4_backend, by name */
     SCALAR_FLAGS,       /* uint32_t */
+    SCALAR_ACTIVATION,  /* nvfp4_activation, by name */
     SCALAR_SIZE,        /* of a result; no argument of the C function: `offset` is its index in result_sizes */
     SCALAR_KINDS
 } scalar_kind;
@@ -151,7 +155,7 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
 
 extern const operation operation_gemm, operation_grouped_gemm, operation_quantize, operation_dequantize,
     operation_rms_norm_quantize, operation_silu_mul_quantize, operation_amax_scale, operation_swizzle,
-    operation_unswizzle;
+    operation_unswizzle, operation_gated, operation_moe_route, operation_moe_combine;
 
 /* Checks a call by its table and its own rules. */
 nvfp4_status operation_check(const checked_call *c, prepared_call *call);

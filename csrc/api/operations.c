@@ -376,3 +376,137 @@ const operation operation_unswizzle = {
     .bind = bind_swizzle,
     .run = conversion_run,
 };
+
+/* ---- the steps around experts ---- */
+
+static void gated_defaults(operation_args *args) {
+    nvfp4_gated_init(&args->gated);
+}
+
+#define AT(field) offsetof(nvfp4_gated_args, field)
+static const operation_tensor gated_tensors[] = {
+    {"gate", AT(gate), INPUT, HOLDS_FLOATS, 0, 0},
+    {"up", AT(up), INPUT, HOLDS_FLOATS, 1, 0},
+    {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+static const operation_scalar gated_scalars[] = {
+    {"activation", SCALAR_ACTIVATION, AT(activation), 0, NULL},
+    {"limit", SCALAR_FLOAT, AT(limit), 0, NULL},
+    {"alpha", SCALAR_FLOAT, AT(alpha), 0, NULL},
+};
+#undef AT
+static const operation_result gated_results[] = {{
+    .tensor = 2,
+    .like = 0,
+    .rank = RANK_MATRIX,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP32,
+    .shape = {{SIZE_ROWS, 0, 1, 1, 1, 0}, {SIZE_COLUMNS, 0, 1, 1, 1, 0}, 0},
+}};
+const operation operation_gated = {
+    .name = "gated",
+    .args_bytes = sizeof(nvfp4_gated_args),
+    .least_bytes = sizeof(nvfp4_gated_args),
+    .defaults = gated_defaults,
+    .tensors = gated_tensors,
+    .tensor_count = COUNT(gated_tensors),
+    .scalars = gated_scalars,
+    .scalar_count = COUNT(gated_scalars),
+    .results = gated_results,
+    .result_count = COUNT(gated_results),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .planners = PLANNERS(gated),
+    .check = check_gated,
+    .plan = conversion_plan,
+    .bind = bind_gated,
+    .run = conversion_run,
+};
+
+static void moe_route_defaults(operation_args *args) {
+    nvfp4_moe_route_init(&args->moe_route);
+}
+
+enum { ROUTE_IDS, ROUTE_MAP, ROUTE_ROWS, ROUTE_ENDS, ROUTE_PLACES };
+
+#define AT(field) offsetof(nvfp4_moe_route_args, field)
+static const operation_tensor moe_route_tensors[] = {
+    [ROUTE_IDS] = {"ids", AT(ids), INPUT, HOLDS_INDICES, 0, 0},
+    [ROUTE_MAP] = {"expert_map", AT(expert_map), INPUT, HOLDS_INT32, 1, 0},
+    [ROUTE_ROWS] = {"rows", AT(rows), OUTPUT, HOLDS_INT32, 0, 0},
+    [ROUTE_ENDS] = {"ends", AT(ends), OUTPUT, HOLDS_INT32, 0, 0},
+    [ROUTE_PLACES] = {"places", AT(places), OUTPUT, HOLDS_INT32, 0, 0},
+};
+#undef AT
+static const operation_scalar moe_route_scalars[] = {{"E", SCALAR_SIZE, 0, 0, NULL}};
+static const operation_result moe_route_results[] = {
+    {.tensor = ROUTE_ROWS,
+     .like = ROUTE_IDS,
+     .rank = RANK_VECTOR,
+     .dtype = NVFP4_INT32,
+     .shape = {.columns = {SIZE_COUNT, ROUTE_IDS, 1, 1, 1, 0}}},
+    {.tensor = ROUTE_ENDS,
+     .like = ROUTE_IDS,
+     .rank = RANK_VECTOR,
+     .dtype = NVFP4_INT32,
+     .shape = {.columns = {SIZE_SCALAR, 0, 1, 1, 1, 0}}},
+    {.tensor = ROUTE_PLACES,
+     .like = ROUTE_IDS,
+     .rank = RANK_MATRIX,
+     .dtype = NVFP4_INT32,
+     .shape = {{SIZE_ROWS, ROUTE_IDS, 1, 1, 1, 0}, {SIZE_COLUMNS, ROUTE_IDS, 1, 1, 1, 0}, 0}},
+};
+const operation operation_moe_route = {
+    .name = "moe_route",
+    .args_bytes = sizeof(nvfp4_moe_route_args),
+    .least_bytes = sizeof(nvfp4_moe_route_args),
+    .defaults = moe_route_defaults,
+    .tensors = moe_route_tensors,
+    .tensor_count = COUNT(moe_route_tensors),
+    .scalars = moe_route_scalars,
+    .scalar_count = COUNT(moe_route_scalars),
+    .results = moe_route_results,
+    .result_count = COUNT(moe_route_results),
+    .given = RESULTS_NEW,
+    .planners = PLANNERS(moe_route),
+    .check = check_moe_route,
+    .plan = conversion_plan,
+    .bind = bind_moe_route,
+    .run = conversion_run,
+};
+
+static void moe_combine_defaults(operation_args *args) {
+    nvfp4_moe_combine_init(&args->moe_combine);
+}
+
+#define AT(field) offsetof(nvfp4_moe_combine_args, field)
+static const operation_tensor moe_combine_tensors[] = {
+    {"y", AT(y), INPUT, HOLDS_FLOATS, 0, 0},
+    {"places", AT(places), INPUT, HOLDS_INT32, 0, 0},
+    {"weights", AT(weights), INPUT, HOLDS_FLOATS, 1, 0},
+    {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+#undef AT
+static const operation_result moe_combine_results[] = {{
+    .tensor = 3,
+    .like = 0,
+    .rank = RANK_MATRIX,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP32,
+    .shape = {{SIZE_ROWS, 1, 1, 1, 1, 0}, {SIZE_COLUMNS, 0, 1, 1, 1, 0}, 0},
+}};
+const operation operation_moe_combine = {
+    .name = "moe_combine",
+    .args_bytes = sizeof(nvfp4_moe_combine_args),
+    .least_bytes = sizeof(nvfp4_moe_combine_args),
+    .defaults = moe_combine_defaults,
+    .tensors = moe_combine_tensors,
+    .tensor_count = COUNT(moe_combine_tensors),
+    .results = moe_combine_results,
+    .result_count = COUNT(moe_combine_results),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .planners = PLANNERS(moe_combine),
+    .check = check_moe_combine,
+    .plan = conversion_plan,
+    .bind = bind_moe_combine,
+    .run = conversion_run,
+};

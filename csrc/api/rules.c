@@ -192,10 +192,9 @@ nvfp4_status check_alignment(const checked_call *c, const nvfp4_tensor *t, int64
                   ("must be aligned to %lld bytes", (long long)bytes));
 }
 
-/* Two or three dimensions, dense rows that lie their own length or a multiple of 16 bytes apart; an output's rows
- * must not overlap. */
-nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
-                          direction use, matrix *x) {
+/* `pitch_bytes`: what rows lie a multiple of apart, if not their own length. */
+static nvfp4_status check_rows(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                               direction use, int64_t pitch_bytes, matrix *x) {
     if (t->ndim != 2 && t->ndim != 3)
         return REJECT(argument_name(c, t), ("has %d dimensions", t->ndim),
                       ("must have 2 (%s) or 3 (%s)", shape2, shape3));
@@ -212,12 +211,12 @@ nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const ch
     /* One row or batch, or none, has no distance to another: the dense one serves, whatever the strides say. But one
      * row of a padded matrix must lie as the matrix does: a batch-invariant product takes its order of additions from
      * that. */
-    const int padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes && stride[0] * bytes % PITCH_BYTES == 0;
+    const int padded = stride[0] >= x->columns && stride[0] <= MAX_SIZE / bytes && stride[0] * bytes % pitch_bytes == 0;
     x->pitch = !empty && (x->rows > 1 || padded) ? stride[0] * bytes : dense;
     x->batch = x->l > 1 && !empty ? t->stride[0] * bytes : x->rows * x->pitch;
-    if (x->pitch != dense && x->pitch % PITCH_BYTES != 0)
+    if (x->pitch != dense && x->pitch % pitch_bytes != 0)
         return REJECT(argument_name(c, t), ("rows are %lld bytes apart", (long long)x->pitch),
-                      ("must be %lld (dense) or a multiple of %d", (long long)dense, PITCH_BYTES));
+                      ("must be %lld (dense) or a multiple of %d", (long long)dense, (int)pitch_bytes));
     if (use == WRITTEN && x->l * x->rows * x->columns > 0) {
         const int64_t within = (x->rows - 1) * x->pitch + dense; /* one batch, where batches are outermost */
         const int64_t across = (x->l - 1) * x->batch + dense;    /* one row of all batches, where rows are outermost */
@@ -229,6 +228,16 @@ nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const ch
                           ("must not, it is written"));
     }
     return NVFP4_OK;
+}
+
+nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                          direction use, matrix *x) {
+    return check_rows(c, t, shape2, shape3, use, PITCH_BYTES, x);
+}
+
+nvfp4_status check_strided_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                                  direction use, matrix *x) {
+    return check_rows(c, t, shape2, shape3, use, 1, x);
 }
 
 nvfp4_status check_values(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,

@@ -41,8 +41,13 @@ nvfp4_status check_overlap(const checked_call *c);
 nvfp4_status check_data_present(const checked_call *c);
 
 nvfp4_status check_alignment(const checked_call *c, const nvfp4_tensor *t, int64_t bytes);
+/* Two or three dimensions, dense rows that lie their own length or a multiple of 16 bytes apart; an output's rows must
+ * not overlap. */
 nvfp4_status check_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
                           direction use, matrix *x);
+/* The same with rows any distance apart. */
+nvfp4_status check_strided_matrix(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
+                                  direction use, matrix *x);
 /* Values of the format: 8-byte aligned rows whose length is a multiple of 16 values. */
 nvfp4_status check_values(const checked_call *c, const nvfp4_tensor *t, const char *shape2, const char *shape3,
                           direction use, matrix *x);

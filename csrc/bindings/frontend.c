@@ -47,6 +47,14 @@ nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale) {
     return NVFP4_OK;
 }
 
+nvfp4_status activation_from_name(const char *name, int32_t *activation) {
+    static const char *const names[] = {
+        [NVFP4_SILU] = "silu", [NVFP4_GELU_TANH] = "gelu_tanh", [NVFP4_RELU2] = "relu2", [NVFP4_SWIGLU] = "swiglu"};
+    for (*activation = NVFP4_SILU; *activation <= NVFP4_SWIGLU; ++*activation)
+        if (strcmp(name, names[*activation]) == 0) return NVFP4_OK;
+    return REJECT("activation", ("is '%.80s'", name), ("must be 'silu', 'gelu_tanh', 'relu2' or 'swiglu'"));
+}
+
 nvfp4_status backend_from_name(const char *name, int32_t *backend) {
     for (*backend = NVFP4_AUTO; *backend < GEMM_FAMILIES; ++*backend)
         if (strcmp(name, nvfp4_backend_name((nvfp4_backend)*backend)) == 0) return NVFP4_OK;
@@ -64,6 +72,7 @@ nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dt
 name_parser *parser_of(scalar_kind kind) {
     static name_parser *const parsers[SCALAR_KINDS] = {[SCALAR_LAYOUT] = layout_from_name,
                                                        [SCALAR_BLOCK_SCALE] = block_scale_from_name,
+                                                       [SCALAR_ACTIVATION] = activation_from_name,
                                                        [SCALAR_BACKEND] = backend_from_name};
     return parsers[kind];
 }

@@ -17,7 +17,10 @@
     X(amax_scale)                                                                                                      \
     X(swizzle)                                                                                                         \
     X(unswizzle)                                                                                                       \
-    X(grouped_gemm)
+    X(grouped_gemm)                                                                                                    \
+    X(gated)                                                                                                           \
+    X(moe_route)                                                                                                       \
+    X(moe_combine)
 
 enum {
 #define X(name) FRONT_##name,
@@ -35,6 +38,7 @@ extern const error_words python_words;
 
 nvfp4_status layout_from_name(const char *name, int32_t *layout);                     /* "128x4", "linear" */
 nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale);           /* "amax6", "four_over_six" */
+nvfp4_status activation_from_name(const char *name, int32_t *activation);             /* "silu", ... */
 nvfp4_status backend_from_name(const char *name, int32_t *backend);                   /* "auto", "cpu", ... */
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype); /* of a result */
 /* The parser of a scalar that is given by name; NULL: of another kind. */

@@ -1,4 +1,5 @@
-/* Quantizers, global scales and changes of scale layout after checking, as gemm_problem is a product. */
+/* Quantizers, global scales, changes of scale layout and the steps around experts after checking, as gemm_problem is a
+ * product. */
 #ifndef NVFP4_COMMON_CONVERSION_PROBLEM_H
 #define NVFP4_COMMON_CONVERSION_PROBLEM_H
 
@@ -58,5 +59,48 @@ typedef struct swizzle_problem {
     int64_t linear_pitch, linear_batch;
     uint8_t *swizzled; /* contiguous */
 } swizzle_problem;
+
+/* Gated activations: kernels/common/activation.h. Distances are in bytes. */
+typedef struct gated_problem {
+    int64_t rows, columns, l;
+    const void *gate, *up; /* up: NULL where it is absent */
+    void *out;
+    int64_t gate_pitch, gate_batch, up_pitch, up_batch, out_pitch, out_batch;
+    float limit, alpha;
+    int32_t activation;
+    int32_t type, out_type; /* nvfp4_dtype; type: of gate and up */
+    int32_t tile_log2;      /* GPU: a CTA has 2^tile_log2 threads in a row */
+} gated_problem;
+
+/* The choices of a router in the order of experts. `rows` and `places` are dense. */
+typedef struct moe_route_problem {
+    int64_t choices; /* tokens * per_token */
+    int64_t per_token;
+    const void *ids;
+    int64_t ids_pitch;
+    const int32_t *expert_map;
+    int64_t ids_end; /* an id of an expert is below: entries of expert_map, or experts */
+    int32_t *rows, *ends, *places;
+    int32_t experts;
+    int32_t ids_type; /* NVFP4_INT32 or NVFP4_INT64 */
+    int32_t maps_ids; /* 0: ids are experts */
+    int32_t segments; /* GPU: the parts of the choices that a warp sorts each */
+    int64_t segment;  /* and their choices */
+} moe_route_problem;
+
+/* The sums of each token's rows of y. */
+typedef struct moe_combine_problem {
+    int64_t tokens, columns, per_token;
+    const void *y;
+    int64_t y_rows, y_pitch;
+    const int32_t *places;
+    int64_t places_pitch;
+    const void *weights; /* NULL: 1 */
+    int64_t weights_pitch;
+    void *out;
+    int64_t out_pitch;
+    int32_t y_type, weights_type, out_type; /* nvfp4_dtype */
+    int32_t tile_log2;                      /* as in gated_problem */
+} moe_combine_problem;
 
 #endif

@@ -1,4 +1,4 @@
-/* The CPU's planners of quantizers and changes of scale layout. */
+/* The CPU's planners of the operations that are no products. */
 #include "cpu/cpu.h"
 #include "plan/conversion.h"
 
@@ -17,14 +17,15 @@ PLANNER(silu_mul_quantize, quantize)
 PLANNER(rms_norm_quantize, norm)
 PLANNER(amax_scale, amax)
 
-static nvfp4_status run_swizzle(const conversion_problem *p, int32_t threads) {
-    cpu_swizzle(&p->swizzle, threads);
-    return NVFP4_OK;
-}
-const conversion_planner cpu_swizzle_planner = {.run_host = run_swizzle};
-
-static nvfp4_status run_unswizzle(const conversion_problem *p, int32_t threads) {
-    cpu_unswizzle(&p->swizzle, threads);
-    return NVFP4_OK;
-}
-const conversion_planner cpu_unswizzle_planner = {.run_host = run_unswizzle};
+/* The planner of a function that has no instructions to choose. */
+#define PORTABLE_PLANNER(name, problem)                                                                                \
+    static nvfp4_status run_##name(const conversion_problem *p, int32_t threads) {                                     \
+        cpu_##name(&p->problem, threads);                                                                              \
+        return NVFP4_OK;                                                                                               \
+    }                                                                                                                  \
+    const conversion_planner cpu_##name##_planner = {.run_host = run_##name};
+PORTABLE_PLANNER(swizzle, swizzle)
+PORTABLE_PLANNER(unswizzle, swizzle)
+PORTABLE_PLANNER(gated, gated)
+PORTABLE_PLANNER(moe_route, moe_route)
+PORTABLE_PLANNER(moe_combine, moe_combine)

@@ -5,10 +5,10 @@
  *              s[j], j < 256: s = fma(h, h, s) over the values of blocks (of 16) j, j + 256, ... of the row, from 0
  *              s[j] = s[j] + s[j + n] for j < n; for n = 128, 64, ... 1
  *              y = (h * (1 / sqrt(s[0] / k + eps))) * weight
- *   silu_mul   y = silu(gate) * up, silu by kernels/quantize/exponential.h
+ *   silu_mul   y = silu(gate) * up, silu by kernels/common/exponential.h
  *   both       y to NVFP4 by cpu/quantize.h */
 #include "cpu/quantize.h"
-#include "kernels/quantize/exponential.h"
+#include "kernels/common/exponential.h"
 
 enum { PARTIALS = 256 };
 

@@ -23,7 +23,7 @@
 #include <float.h>
 
 #include "cpu/quantize.h"
-#include "kernels/quantize/exponential.h"
+#include "kernels/common/exponential.h"
 
 enum { GROUP = LANES * BLOCK, SPAN = 8, STEP = SPAN * LANES, PARTIALS = 256 };
 

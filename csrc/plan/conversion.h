@@ -1,5 +1,5 @@
-/* The operations that are no products: quantizers, their inverse, global scales and changes of scale layout. Each has a
- * planner for the CPU and one for GPUs; their results are the same bytes. */
+/* The operations that are no products: quantizers, their inverse, global scales, changes of scale layout, and the steps
+ * around experts. Each has a planner for the CPU and one for GPUs; their results are the same bytes. */
 #ifndef NVFP4_PLAN_CONVERSION_H
 #define NVFP4_PLAN_CONVERSION_H
 
@@ -14,6 +14,9 @@ typedef union conversion_problem {
     norm_problem norm;
     amax_problem amax;
     swizzle_problem swizzle; /* swizzle, unswizzle */
+    gated_problem gated;
+    moe_route_problem moe_route;
+    moe_combine_problem moe_combine;
 } conversion_problem;
 
 typedef struct conversion_planner {
@@ -30,11 +33,20 @@ typedef struct conversion_planner {
 enum { ON_HOST, ON_GPU, CONVERSION_TARGETS };
 
 #define CONVERSIONS(X)                                                                                                 \
-    X(quantize) X(dequantize) X(silu_mul_quantize) X(rms_norm_quantize) X(amax_scale) X(swizzle) X(unswizzle)
+    X(quantize)                                                                                                        \
+    X(dequantize)                                                                                                      \
+    X(silu_mul_quantize)                                                                                               \
+    X(rms_norm_quantize)                                                                                               \
+    X(amax_scale)                                                                                                      \
+    X(swizzle)                                                                                                         \
+    X(unswizzle)                                                                                                       \
+    X(gated)                                                                                                           \
+    X(moe_route)                                                                                                       \
+    X(moe_combine)
 #define X(name) extern const conversion_planner cpu_##name##_planner, gpu_##name##_planner;
 CONVERSIONS(X)
 #undef X
 
-extern const kernel_set quantize_kernels;
+extern const kernel_set quantize_kernels, moe_kernels;
 
 #endif

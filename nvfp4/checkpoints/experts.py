@@ -11,10 +11,9 @@ The stacks are filled expert by expert. Beside them exist one expert's tensors a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from nvfp4 import _C, _api
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, check_names, upright
 from nvfp4.experts import Experts, Stack
-from nvfp4.packed import BLOCK, PackedLinear, check_block_scales, check_tensor, short
+from nvfp4.packed import BLOCK, PackedLinear, check_block_scales, check_tensor, prefix_errors, short
 
 GATE, UP, DOWN, GATE_UP = "gate", "up", "down", "gate_up"
 ROLES = {"gate_proj": GATE, "w1": GATE, "fc1": GATE, "up_proj": UP, "w3": UP, "fc3": UP}
@@ -207,7 +206,7 @@ class Container:
             for key, dtype, width in ((weight_key, torch.uint8, half), (scale_key, torch.float8_e4m3fn, half * 2 // BLOCK)):
                 t = one[key]
                 if t.dtype != dtype or t.shape != (count * rows, width):
-                    with self._named(role, e):
+                    with prefix_errors(self._name(role, e)):
                         check_tensor(key, t, dtype, (count * rows, width))
             stack.weight[e, parts].copy_(divided(one[weight_key], count, interleaved))
             linear[e].copy_(divided(one[scale_key].view(torch.uint8), count, interleaved))
@@ -217,7 +216,7 @@ class Container:
                 has, has_not = ("checkpoint", "model") if "bias" in one else ("model", "checkpoint")
                 raise _C.Error(f"{self._name(role, e)}.bias: is in the {has} but not in the {has_not}")
             if stack.bias is not None:
-                with self._named(role, e):
+                with prefix_errors(self._name(role, e)):
                     check_tensor("bias", one["bias"], None, (count * rows,))
                 stack.bias[e, parts].copy_(divided(one["bias"], count, interleaved))
         if len(layers) > experts:
@@ -264,7 +263,7 @@ class Container:
             if t is None:
                 t = example.new_full((1,), float("nan"))
             elif t.dtype != torch.float32 or t.numel() not in (1, count):
-                with self._named(role, e):
+                with prefix_errors(self._name(role, e)):
                     wanted = "1 element" if count == 1 else f"1 or {count} elements"
                     rule = "must be float32" if t.dtype != torch.float32 else f"must have {wanted}"
                     raise _C.Error(f"{key}: is {short(t.dtype)} {list(t.shape)}; {rule}")
@@ -282,30 +281,13 @@ class Container:
         linear = stack.linear_scales()
         for e, p in suspect.nonzero().tolist():
             role = roles[p] if len(roles) > 1 else roles[0]
-            with self._named(role, e):
+            with prefix_errors(self._name(role, e)):
                 packed = PackedLinear(stack.weight[e, p], linear[e, p], stack.weight_global_scale[e, p], activations=None)
                 check_block_scales("weight_scale", packed)
 
     def _name(self, role: str, expert: int) -> str:
         local = self.locals[role]
         return f"{self.name}.{local.format(expert)}" + ("" if "{" in local else f"[{expert}]")
-
-    def _named(self, role: str, expert: int) -> Any:
-        return named(lambda: self._name(role, expert))
-
-
-class named:
-    """Puts a name, computed only then, in front of an error message."""
-
-    def __init__(self, name: Callable[[], str]) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, _C.Error):
-            raise _C.Error(f"{self.name()}.{error}") from None
 
 
 def place(stack: Stack, device: torch.device | None) -> None:
@@ -346,7 +328,6 @@ def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
             tensors = {weight_key: stack.weight[:, parts], scale_key: linear[:, parts]}
             if stack.bias is not None:
                 tensors["bias"] = stack.bias[:, parts]
-            tensors = {key: t for key, t in tensors.items()}
             if "{" not in naming.locals[role]:
                 result |= whole(naming, role, tensors, scales)
                 continue

@@ -1,8 +1,8 @@
-/* silu of kernels/quantize/exponential.h against fp64: at most 4 ulp off, and |x| / 3 more below -1. All floats are
+/* silu of kernels/common/exponential.h against fp64: at most 4 ulp off, and |x| / 3 more below -1. All floats are
  * tried with 100 or more for SHAPES, which takes two minutes, otherwise one in 1009.
  *
  * test_exponential [SEED [SHAPES]] */
-#include "kernels/quantize/exponential.h"
+#include "kernels/common/exponential.h"
 
 #include <stdio.h>
 #include <stdlib.h>

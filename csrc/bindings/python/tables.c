@@ -24,8 +24,13 @@ static PyObject *tensors_of(const operation *op) {
 
 static PyObject *scalars_of(const operation *op) {
     static const char *const kinds[SCALAR_KINDS] = {
-        [SCALAR_FLOAT] = "float",     [SCALAR_LAYOUT] = "layout", [SCALAR_BLOCK_SCALE] = "block_scale",
-        [SCALAR_BACKEND] = "backend", [SCALAR_FLAGS] = "flags",   [SCALAR_SIZE] = "size",
+        [SCALAR_FLOAT] = "float",
+        [SCALAR_LAYOUT] = "layout",
+        [SCALAR_BLOCK_SCALE] = "block_scale",
+        [SCALAR_ACTIVATION] = "activation",
+        [SCALAR_BACKEND] = "backend",
+        [SCALAR_FLAGS] = "flags",
+        [SCALAR_SIZE] = "size",
     };
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list && i < op->scalar_count; i++) {

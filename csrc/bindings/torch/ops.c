@@ -265,7 +265,7 @@ static void append_tensor(text *t, const operation_tensor *row, const char *sepa
 /* The schema of an operator: see read_call for the order. */
 static void write_schema(const operation *op, const char *name, int results_are_given, char schema[SCHEMA_BYTES]) {
     static const char *const types[SCALAR_KINDS] = {
-        [SCALAR_FLOAT] = "float", [SCALAR_LAYOUT] = "str", [SCALAR_BLOCK_SCALE] = "str",
+        [SCALAR_FLOAT] = "float", [SCALAR_LAYOUT] = "str", [SCALAR_BLOCK_SCALE] = "str", [SCALAR_ACTIVATION] = "str",
         [SCALAR_BACKEND] = "str", [SCALAR_FLAGS] = "int",  [SCALAR_SIZE] = "SymInt",
     };
     static const char *const returned[OPERATION_MAX_RESULTS + 1] = {

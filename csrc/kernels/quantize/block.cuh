@@ -7,7 +7,7 @@
 #include "common/conversion_problem.h"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
-#include "kernels/quantize/exponential.h"
+#include "kernels/common/exponential.h"
 #include "kernels/quantize/kernels.h"
 #include "kernels/quantize/quotient.h"
 

@@ -12,33 +12,20 @@
 #ifndef NVFP4_QUANTIZE_QUOTIENT_H
 #define NVFP4_QUANTIZE_QUOTIENT_H
 
-#ifdef __CUDACC__
-#define QUOTIENT static __device__ __forceinline__
-#else
-#include <math.h>
-#define QUOTIENT           static inline
-#define __fmaf_rn(a, b, c) fmaf(a, b, c)
-#define __fmul_rn(a, b)    ((a) * (b))
-#define __frcp_rn(a)       (1.0f / (a))
-static inline float __fmul_rz(float a, float b) {
-    double exact = (double)a * b;
-    float nearest = (float)exact;
-    return fabs(nearest) > fabs(exact) ? nextafterf(nearest, 0.0f) : nearest;
-}
-#endif
+#include "kernels/common/fp32.h"
 
 typedef struct reciprocal {
     float high, low;
 } reciprocal;
 
-QUOTIENT reciprocal reciprocal_of(float divisor) {
+HOST_DEVICE reciprocal reciprocal_of(float divisor) {
     reciprocal r;
     r.high = __frcp_rn(divisor);
     r.low = __fmul_rz(r.high, __fmaf_rn(-divisor, r.high, 1.0f));
     return r;
 }
 
-QUOTIENT float quotient(float x, reciprocal r) {
+HOST_DEVICE float quotient(float x, reciprocal r) {
     return __fmaf_rn(x, r.high, __fmul_rn(x, r.low));
 }
 

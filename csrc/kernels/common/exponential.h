@@ -7,20 +7,20 @@
  *
  * silu is at most 4 ulp off for x > -1, and 4 + |x| / 3 ulp down to -86: that much comes of a quarter of an ulp of x
  * (tests/c/test_exponential.c). Below -86 it is silu(-86) = -3.9e-36. */
-#ifndef NVFP4_QUANTIZE_EXPONENTIAL_H
-#define NVFP4_QUANTIZE_EXPONENTIAL_H
+#ifndef NVFP4_COMMON_EXPONENTIAL_H
+#define NVFP4_COMMON_EXPONENTIAL_H
 
-#include "kernels/quantize/quotient.h"
+#include "kernels/common/fp32.h"
 
 #ifdef __CUDACC__
-QUOTIENT float power_of_two(uint32_t shifted) {
+HOST_DEVICE float power_of_two(uint32_t shifted) {
     return __uint_as_float((shifted << 23) + 0x3F800000u);
 }
-QUOTIENT uint32_t float_as_bits(float value) {
+HOST_DEVICE uint32_t float_as_bits(float value) {
     return __float_as_uint(value);
 }
 /* 1 / d to nearest for 1 <= d < 2^126: __frcp_rn without the branch for other numbers. */
-QUOTIENT float reciprocal_from_1(float d) {
+HOST_DEVICE float reciprocal_from_1(float d) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
     return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
@@ -28,7 +28,6 @@ QUOTIENT float reciprocal_from_1(float d) {
 #else
 #include <stdint.h>
 #include <string.h>
-#define __fadd_rn(a, b)      ((a) + (b))
 #define reciprocal_from_1(d) (1.0f / (d))
 static inline float power_of_two(uint32_t shifted) {
     uint32_t bits = (shifted << 23) + 0x3F800000u;
@@ -44,11 +43,11 @@ static inline uint32_t float_as_bits(float value) {
 #endif
 
 /* silu(x) = c * sigmoid. */
-QUOTIENT float silu_limited(float x) {
+HOST_DEVICE float silu_limited(float x) {
     return x < -86.0f ? -86.0f : x;
 }
 
-QUOTIENT float sigmoid(float c) {
+HOST_DEVICE float sigmoid(float c) {
     const float shift = 0x1.8p23f; /* the last bit of a float near it is worth 1 */
     float m = c < 87.0f ? c : 87.0f;
     float shifted = __fmaf_rn(m, -0x1.715476p0f, shift), n = __fadd_rn(shifted, -shift);
@@ -61,7 +60,7 @@ QUOTIENT float sigmoid(float c) {
     return reciprocal_from_1(__fmaf_rn(p, power_of_two(float_as_bits(shifted)), 1.0f));
 }
 
-QUOTIENT float silu(float x) {
+HOST_DEVICE float silu(float x) {
     float c = silu_limited(x);
     return __fmul_rn(c, sigmoid(c));
 }

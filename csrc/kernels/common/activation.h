@@ -1,0 +1,74 @@
+/* Gated activations in fp32 by defined operations, for host and device code, so that both give the same bits.
+ *
+ *   SILU       silu(min(gate, limit)) * clamp(up, -limit, limit)      silu by exponential.h
+ *   GELU_TANH  gelu_tanh(gate) * up
+ *   RELU2      max(gate, 0)^2
+ *   SWIGLU     g * sigmoid(alpha * g) * (clamp(up, -limit, limit) + 1), g = min(gate, limit)
+ *
+ * gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) is x * sigmoid(t), since 1 + tanh(t / 2) is
+ * 2 sigmoid(t):
+ *
+ *   t = x * (A + B x^2)                   A = 2 sqrt(2 / pi), B = 0.044715 A, one fma, products rounded
+ *   gelu_tanh(x) = x * sigmoid(t)         x = -9.94 for less, where t = -85.9
+ *
+ * t has a relative error of 4 * 2^-24 at most: half an ulp each of A or B, of x^2, of the fma and of the product.
+ * gelu_tanh therefore is at most 5 ulp off for x > 0, and 5 + 4 |t| ulp down to -9.94
+ * (tests/c/test_exponential.c). Below -9.94 it is gelu_tanh(-9.94) = -4.7e-37.
+ *
+ * swiglu takes -86 / alpha for a gate below that, so that the sigmoid's argument stays where exponential.h defines it.
+ * A NaN passes every clamp. */
+#ifndef NVFP4_COMMON_ACTIVATION_H
+#define NVFP4_COMMON_ACTIVATION_H
+
+#include "common/activations.h"
+#include "kernels/common/exponential.h"
+
+/* The numbers of a gated activation. */
+typedef struct gating {
+    float limit;    /* INFINITY: none */
+    float up_limit; /* the same for up; INFINITY where up is absent and 1 stands for it */
+    float alpha;
+    float least; /* -86 / alpha */
+} gating;
+
+HOST_DEVICE gating gating_of(float limit, float alpha, int has_up) {
+    gating g;
+    g.limit = limit;
+    g.up_limit = has_up ? limit : INFINITY;
+    g.alpha = alpha;
+    g.least = __fdiv_rn(-86.0f, alpha);
+    return g;
+}
+
+HOST_DEVICE float at_most(float x, float limit) {
+    return x > limit ? limit : x;
+}
+
+HOST_DEVICE float at_least(float x, float limit) {
+    return x < limit ? limit : x;
+}
+
+HOST_DEVICE float gelu_tanh(float x) {
+    float c = at_least(x, -9.94f);
+    float t = __fmul_rn(c, __fmaf_rn(0x1.2444f2p-4f, __fmul_rn(c, c), 0x1.988454p0f));
+    return __fmul_rn(c, sigmoid(t));
+}
+
+HOST_DEVICE float swiglu(float gate, float up, gating g) {
+    float c = at_least(at_most(gate, g.limit), g.least);
+    float glu = __fmul_rn(c, sigmoid(__fmul_rn(g.alpha, c)));
+    return __fmul_rn(glu, __fadd_rn(at_least(at_most(up, g.up_limit), -g.up_limit), 1.0f));
+}
+
+/* `activation` is a constant wherever this is called. RELU2 does not depend on up. */
+HOST_DEVICE float gated(int activation, float gate, float up, gating g) {
+    if (activation == NVFP4_GELU_TANH) return __fmul_rn(gelu_tanh(gate), up);
+    if (activation == NVFP4_SWIGLU) return swiglu(gate, up, g);
+    if (activation == NVFP4_RELU2) {
+        float positive = at_least(gate, 0.0f);
+        return __fmul_rn(positive, positive);
+    }
+    return __fmul_rn(silu(at_most(gate, g.limit)), at_least(at_most(up, g.up_limit), -g.up_limit));
+}
+
+#endif
